@@ -1,0 +1,259 @@
+"""Named dimensions and shapes. No TensorFlow here."""
+
+from __future__ import annotations
+
+import collections
+import operator
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Union
+
+from mesh_tensorflow.errors import DimensionError, ShapeError
+
+Dimension = collections.namedtuple("Dimension", ["name", "size"])
+Dimension.__doc__ = """A named dimension: `Dimension("batch", 8)`.
+
+Equality, hash and order are those of the pair (name, size): two dimensions of
+equal name and different size are different dimensions.
+"""
+
+DimensionLike = Union[Dimension, tuple[str, int]]
+
+
+def convert_to_dimension(d: DimensionLike | None) -> Dimension | None:
+  """Turns a `Dimension` or a (name, size) pair into a `Dimension`.
+
+  Integers of other types (NumPy's) become Python integers.
+
+  Args:
+    d: a `Dimension`, a pair (str, int), or None.
+
+  Returns:
+    A `Dimension`, or None for None.
+
+  Raises:
+    TypeError: `d` is not iterable.
+    DimensionError: `d` is not a pair of a string and an integer.
+  """
+  if d is None:
+    return None
+  parts = tuple(d)
+  if len(parts) != 2:
+    raise DimensionError(f"expected a Dimension or a pair (name, size), got {d!r}")
+  name, size = parts
+  if not isinstance(name, str):
+    raise DimensionError(f"the name of a dimension must be a string, got {name!r} in {d!r}")
+  if not isinstance(size, int):
+    if isinstance(size, float):
+      raise DimensionError(f"the size of dimension {name!r} must be an integer, got {size!r}")
+    try:
+      size = operator.index(size)
+    except TypeError:
+      raise DimensionError(
+        f"the size of dimension {name!r} must be an integer, got {size!r}"
+      ) from None
+    return Dimension(name, size)
+  if isinstance(d, Dimension):
+    return d
+  return Dimension(name, size)
+
+
+def parse_pairs(text: str, what: str) -> list[tuple[str, str]]:
+  """Splits "a:b;c:d" (also with , . or blanks between pairs) into pairs of strings."""
+  pairs = []
+  for token in re.split(r"[,.;\s]+", text.strip()):
+    if not token:
+      continue
+    parts = token.split(":")
+    if len(parts) != 2 or not parts[0] or not parts[1]:
+      raise DimensionError(f"{what} {text!r}: expected name:value, got {token!r}")
+    pairs.append((parts[0], parts[1]))
+  return pairs
+
+
+class Shape:
+  """An ordered list of dimensions; treated as immutable.
+
+  Args:
+    dims: a list or tuple of `Dimension`s or (name, size) pairs, or a `Shape`.
+
+  Raises:
+    DimensionError: an element is no dimension, or a dimension stands twice.
+  """
+
+  def __init__(self, dims: Sequence[DimensionLike] | Shape):
+    if isinstance(dims, Dimension):
+      raise DimensionError(f"a Shape is made from a list of dimensions; write Shape([{dims!r}])")
+    len(dims)  # a generator has no length: TypeError
+    self._dims = [convert_to_dimension(d) for d in dims]
+    if any(d is None for d in self._dims):
+      raise DimensionError(f"None is not a dimension: {dims!r}")
+    if len(set(self._dims)) != len(self._dims):
+      twice = [d for d, n in collections.Counter(self._dims).items() if n > 1]
+      raise DimensionError(
+        f"dimension {twice[0].name}={twice[0].size} stands twice in "
+        f"[{_dims_to_string(self._dims)}]; rename one of the two (mtf.rename_dimension)"
+      )
+
+  @property
+  def dims(self) -> list[Dimension]:
+    return list(self._dims)
+
+  @property
+  def ndims(self) -> int:
+    return len(self._dims)
+
+  @property
+  def to_integer_list(self) -> list[int]:
+    return [d.size for d in self._dims]
+
+  @property
+  def size(self) -> int:
+    """Number of elements (1 for the shape of a scalar)."""
+    return list_product(self.to_integer_list)
+
+  @property
+  def dimension_names(self) -> list[str]:
+    return [d.name for d in self._dims]
+
+  @property
+  def to_string(self) -> str:
+    return f"Shape[{_dims_to_string(self._dims)}]"
+
+  @property
+  def cumprod(self) -> list[int]:
+    """Entry i is the product of the sizes of the dimensions before i."""
+    result, product = [], 1
+    for d in self._dims:
+      result.append(product)
+      product *= d.size
+    return result
+
+  def cumprod_to_tensor_axis(self, cumprod: int) -> int | None:
+    """The last axis i with `self.cumprod[i] == cumprod`, or None."""
+    positions = [i for i, c in enumerate(self.cumprod) if c == cumprod]
+    return positions[-1] if positions else None
+
+  def get_dim_by_name(self, name: str) -> Dimension:
+    for d in self._dims:
+      if d.name == name:
+        return d
+    raise DimensionError(f"there is no dimension {name!r} in {self}")
+
+  def rename_dimension(self, old_name: str, new_name: str) -> Shape:
+    old = self.get_dim_by_name(old_name)
+    return Shape([Dimension(new_name, d.size) if d == old else d for d in self._dims])
+
+  def resize_dimension(self, name: str, new_size: int) -> Shape:
+    old = self.get_dim_by_name(name)
+    return Shape([Dimension(name, new_size) if d == old else d for d in self._dims])
+
+  def __len__(self) -> int:
+    return len(self._dims)
+
+  def __getitem__(self, key):
+    return self._dims[key]
+
+  def __iter__(self) -> Iterator[Dimension]:
+    return iter(self._dims)
+
+  def __contains__(self, d: Any) -> bool:
+    return d in self._dims
+
+  def __eq__(self, other: Any) -> bool:
+    return isinstance(other, Shape) and self._dims == other._dims
+
+  def __ne__(self, other: Any) -> bool:
+    return not self == other
+
+  def __hash__(self) -> int:
+    return hash(tuple(self._dims))
+
+  def __add__(self, other: Shape | Dimension | list) -> Shape:
+    if isinstance(other, Shape):
+      other = other.dims
+    elif isinstance(other, Dimension):
+      other = [other]
+    return Shape(self._dims + other)
+
+  def __sub__(self, other: Shape | Dimension | Iterable[Dimension] | None) -> Shape:
+    if other is None:
+      return self
+    if isinstance(other, Dimension):
+      if other not in self._dims:
+        raise DimensionError(f"there is no dimension {other.name}={other.size} in {self}")
+      other = [other]
+    others = list(other)
+    return Shape([d for d in self._dims if d not in others])
+
+  def __repr__(self) -> str:
+    return self.to_string
+
+
+ShapeLike = Union[Shape, Sequence[DimensionLike], str, None]
+
+
+def _dims_to_string(dims: Iterable[Dimension]) -> str:
+  return ", ".join(f"{d.name}={d.size}" for d in dims)
+
+
+def convert_to_shape(x: ShapeLike) -> Shape | None:
+  """Turns a `Shape`, a list of dimensions, or text like "rows:2,cols:4" into a `Shape`."""
+  if x is None or isinstance(x, Shape):
+    return x
+  if isinstance(x, str):
+    pairs = []
+    for name, size in parse_pairs(x, "shape"):
+      try:
+        pairs.append((name, int(size)))
+      except ValueError:
+        raise DimensionError(
+          f"shape {x!r}: the size of {name!r} must be an integer, got {size!r}"
+        ) from None
+    return Shape(pairs)
+  return Shape(x)
+
+
+def list_product(values: Iterable[int]) -> int:
+  """Product of the values, 1 for none."""
+  product = 1
+  for v in values:
+    product *= v
+  return product
+
+
+def is_subsequence(short_seq: Sequence, long_seq: Sequence) -> bool:
+  """Whether `short_seq` occurs in `long_seq` in order, not necessarily in one piece."""
+  rest = iter(long_seq)
+  return all(any(s == x for x in rest) for s in short_seq)
+
+
+def verify_no_new_dims(input_shapes: Iterable[Shape], output_shape: Shape) -> None:
+  """Raises `ShapeError` if the output has a dimension that no input has."""
+  known = {d for s in input_shapes for d in s}
+  for d in output_shape:
+    if d not in known:
+      raise ShapeError(f"output dimension {d.name}={d.size} is in none of the inputs' shapes")
+
+
+def combined_dimension(dims: Sequence[Dimension], name: str | None = None) -> Dimension:
+  """A dimension as large as all of `dims` together, named as the first by default."""
+  if not dims:
+    raise DimensionError("combined_dimension needs at least one dimension")
+  return Dimension(dims[0].name if name is None else name, list_product(d.size for d in dims))
+
+
+def anonymous_shape(shape: ShapeLike) -> Shape:
+  """The shape with its dimensions renamed to `_anonymous_0`, `_anonymous_1`, ..."""
+  shape = convert_to_shape(shape)
+  return Shape([Dimension(f"_anonymous_{i}", d.size) for i, d in enumerate(shape)])
+
+
+def shape_union(shapes: Iterable[Shape]) -> Shape:
+  """All distinct dimensions of the shapes, in order of first appearance."""
+  dims: list[Dimension] = []
+  for shape in shapes:
+    for d in shape:
+      if d not in dims:
+        dims.append(d)
+  return Shape(dims)

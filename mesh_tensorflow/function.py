@@ -1,0 +1,181 @@
+"""`mtf.function`: a Python function on named tensors, as one TensorFlow function on a mesh."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.dimensions import ShapeLike, convert_to_shape
+from mesh_tensorflow.errors import DTypeError, GraphError, ShapeError
+from mesh_tensorflow.graph import Graph, Mesh, Tensor
+from mesh_tensorflow.lowering import Lowering
+from mesh_tensorflow.mesh_impl import MeshImpl
+from mesh_tensorflow.operations.constants import import_tf_tensor
+
+
+class TensorSpec:
+  """Dimensions and dtype of an argument of an `mtf.function`.
+
+  Args:
+    shape: a shape.
+    dtype: a dtype; float32 by default.
+    name: for messages.
+  """
+
+  def __init__(self, shape: ShapeLike, dtype: Any = tf.float32, name: str | None = None):
+    self.shape = convert_to_shape(shape)
+    self.dtype = tf.as_dtype(dtype)
+    self.name = name
+
+  def __repr__(self) -> str:
+    return f"TensorSpec({self.shape}, {self.dtype.name}, name={self.name!r})"
+
+
+class Function:
+  """A function on named tensors, bound to a mesh; see `function`."""
+
+  def __init__(
+    self,
+    fn: Callable[..., Any],
+    mesh_impl: MeshImpl,
+    input_signature: Sequence[Any] | None,
+    mesh_name: str,
+  ):
+    functools.update_wrapper(self, fn)
+    self._fn = fn
+    self.mesh_impl = mesh_impl
+    self.input_signature = None if input_signature is None else list(input_signature)
+    self._mesh_name = mesh_name
+    self._compiled = tf.function(self._trace, autograph=False)
+    self.graph: Graph | None = None
+
+  def __call__(self, *args: Any, seed: Any = None) -> Any:
+    """Runs the function.
+
+    Args:
+      *args: one tensor, array or number for each spec of the signature.
+      seed: what random operations depend on (an integer); see `Lowering`.
+
+    Returns:
+      The structure that the Python function returned, of tf.Tensors.
+
+    Raises:
+      ShapeError: an argument has not the shape of its spec.
+      DTypeError: an argument cannot be converted to the dtype of its spec.
+    """
+    specs = self._specs(args)
+    values = [self._convert(i, a, s) for i, (a, s) in enumerate(zip(args, specs))]
+    if seed is not None and not tf.is_tensor(seed):
+      seed = tf.constant(seed, tf.int64)
+    if not tf.inside_function() and not tf.config.functions_run_eagerly():
+      return self._compiled(values, seed)
+    return self._trace(values, seed)
+
+  def build_graph(self) -> tuple[Graph, Mesh, Any]:
+    """Builds the graph of named operations, without any layout and without running it.
+
+    Returns:
+      (graph, mesh, what the Python function returned).
+    """
+    if self.input_signature is None:
+      raise GraphError("this mtf.function has no input_signature; call it once instead")
+    graph = Graph()
+    mesh = Mesh(graph, self._mesh_name)
+    inputs = [
+      import_tf_tensor(mesh, tf.zeros(s.shape.to_integer_list, s.dtype), s.shape, name=s.name)
+      for s in self.input_signature
+    ]
+    return graph, mesh, self._fn(*inputs)
+
+  def _specs(self, args: Sequence[Any]) -> list[TensorSpec]:
+    if self.input_signature is None:
+      specs = []
+      for i, a in enumerate(args):
+        value = tf.convert_to_tensor(a)
+        if value.shape.rank:
+          raise GraphError(
+            f"argument {i} of {self.__name__} has shape {value.shape}: give "
+            "input_signature=[mtf.TensorSpec(...)] to name its dimensions"
+          )
+        specs.append(TensorSpec([], value.dtype))
+      return specs
+    if len(args) != len(self.input_signature):
+      raise GraphError(
+        f"{self.__name__} takes {len(self.input_signature)} arguments "
+        f"({self.input_signature}), got {len(args)}"
+      )
+    return self.input_signature
+
+  def _convert(self, index: int, arg: Any, spec: TensorSpec) -> tf.Tensor:
+    try:
+      value = tf.convert_to_tensor(arg, spec.dtype)
+    except (TypeError, ValueError) as e:
+      raise DTypeError(f"argument {index} of {self.__name__}: expected {spec}: {e}") from e
+    if not value.shape.is_compatible_with(spec.shape.to_integer_list):
+      raise ShapeError(
+        f"argument {index} of {self.__name__} has shape {value.shape}, expected {spec}"
+      )
+    return value
+
+  def _trace(self, values: list[tf.Tensor], seed: Any) -> Any:
+    """Builds and lowers the graph; called once per trace."""
+    impl = self.mesh_impl
+    specs = self._specs(values)
+    made: dict[str, Any] = {}
+
+    def program(values, seed):
+      graph = Graph()
+      mesh = Mesh(graph, self._mesh_name)
+      inputs = [
+        import_tf_tensor(mesh, v, s.shape, name=s.name) for v, s in zip(values, specs)
+      ]
+      result = self._fn(*inputs)
+      flat = tf.nest.flatten(result)
+      lowering = Lowering(graph, {mesh: impl}, seed=seed)
+      self.graph = graph
+      made["structure"], made["flat"] = result, flat
+      # Slices, not whole tensors: they are put together outside, where it costs least.
+      return [
+        lowering.tensors[t].to_laid_out_tensor().tensor_list
+        for t in flat
+        if isinstance(t, Tensor)
+      ]
+
+    results = impl.run_per_device(program, (values, seed))
+    per_tensor = zip(*results)
+    flat = [
+      impl.combine_local_slices([s for r in next(per_tensor) for s in r], t.shape)
+      if isinstance(t, Tensor)
+      else t
+      for t in made["flat"]
+    ]
+    return tf.nest.pack_sequence_as(made["structure"], flat)
+
+
+def function(
+  mesh_impl: MeshImpl,
+  input_signature: Sequence[Any] | None = None,
+  *,
+  mesh_name: str = "mesh",
+) -> Callable[[Callable[..., Any]], Function]:
+  """Decorator: a Python function of `mtf.Tensor`s becomes a TensorFlow function on a mesh.
+
+  The Python function gets one `mtf.Tensor` for each spec, and returns a structure of
+  `mtf.Tensor`s. It is called when the function is traced; calling the result runs the
+  lowered program, with the assignments that were made in the graph, and returns
+  tf.Tensors. It may be called inside another tf.function. With
+  `tf.config.run_functions_eagerly(True)` every operation runs at once, for debugging.
+
+  Args:
+    mesh_impl: a `MeshImpl`.
+    input_signature: `mtf.TensorSpec`s; may be left out if all arguments are scalars.
+    mesh_name: name of the mesh, for messages.
+
+  Returns:
+    A decorator that makes a `Function`.
+  """
+  return lambda fn: Function(fn, mesh_impl, input_signature, mesh_name)
+

@@ -1,0 +1,479 @@
+"""Graph, Mesh, Tensor and Operation: what a program is, before any layout.
+
+A `Graph` is a list of operations on named-dimension tensors. Nothing is computed
+here; `mtf.Lowering` does that for one layout and one mesh.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+from mesh_tensorflow import scope
+from mesh_tensorflow.dimensions import Dimension, Shape
+from mesh_tensorflow.errors import DTypeError, GraphError, LayoutError, ShapeError
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+
+class Graph:
+  """A list of operations, in the order of their creation."""
+
+  def __init__(self):
+    self._operations: list[Operation] = []
+    self._trainable_variables: list[Any] = []
+    self._all_variables: list[Any] = []
+    self._names_in_use: dict[str, int] = {}
+    self.name_to_variable: dict[str, Any] = {}
+    self.root_scope = scope.VariableScope("")
+    self.captured_variable_scope = scope.get_variable_scope()
+    # What random operations depend on, besides their names: an int, or a scalar Tensor
+    # (the step, say); None: each run draws new numbers.
+    self.random_seed: int | Tensor | None = None
+    # The training step, for optimizers and schedules: a scalar Tensor, or None.
+    self.global_step: Tensor | None = None
+
+  @property
+  def operations(self) -> list[Operation]:
+    """The live list of operations."""
+    return self._operations
+
+  @property
+  def trainable_variables(self) -> list[Any]:
+    return self._trainable_variables
+
+  @property
+  def all_variables(self) -> list[Any]:
+    return self._all_variables
+
+  @property
+  def to_string(self) -> str:
+    return "\n".join(op.to_string for op in self._operations)
+
+  def __repr__(self) -> str:
+    return self.to_string
+
+  def unique_name(self, name: str, mark_as_used: bool = True) -> str:
+    """A name not used in this graph: `name`, or `name_1`, `name_2`, ...
+
+    The open variable scope is put in front. Names that differ only in case count
+    as equal.
+    """
+    prefix = scope.current_scope_name()
+    if prefix:
+      name = f"{prefix}/{name}"
+    key = base = name.lower()
+    i = self._names_in_use.get(key, 0)
+    if mark_as_used:
+      self._names_in_use[key] = i + 1
+    if i > 0:
+      while key in self._names_in_use:
+        key = f"{base}_{i}"
+        i += 1
+      if mark_as_used:
+        self._names_in_use[key] = 1
+      name = f"{name}_{i - 1}"
+    return name
+
+  def register_variable(self, variable: Any) -> None:
+    """Enters a `Variable` operation into the lists of variables."""
+    self._all_variables.append(variable)
+    if variable.trainable:
+      self._trainable_variables.append(variable)
+    self.name_to_variable[variable.full_name] = variable
+
+  @gin.configurable(module="mesh_tensorflow.ops")
+  def rewrite_stack_variables(
+    self,
+    max_combined_variable_size: int = 2**29,
+    max_combined_slice_size: int = 2**27,
+    mesh_to_impl: Any = None,
+  ) -> None:
+    """Does nothing: it made TF1 graphs smaller and has no effect on values."""
+    del max_combined_variable_size, max_combined_slice_size, mesh_to_impl
+
+  def combine_assignments(self, assignments: Sequence[Operation]) -> list[Operation]:
+    """Joins `Assign` operations that have the same assign function into one each.
+
+    The given operations leave the graph and the joined ones are appended to it.
+
+    Args:
+      assignments: `Assign` operations of this graph.
+
+    Returns:
+      One `Assign` for each assign function, in order of first appearance.
+
+    Raises:
+      GraphError: an element is not an `Assign`.
+    """
+    from mesh_tensorflow.operations.variables import Assign  # operations import this module
+
+    groups: dict[Any, list[Assign]] = {}
+    for op in assignments:
+      if not isinstance(op, Assign):
+        raise GraphError(f"combine_assignments takes Assign operations, got {op!r}")
+      groups.setdefault(op.assign_fn, []).append(op)
+    given = set(assignments)
+    self._operations[:] = [op for op in self._operations if op not in given]
+    return [
+      Assign(
+        [v for op in ops for v in op.variables],
+        [x for op in ops for x in op.inputs],
+        assign_fn=assign_fn,
+      )
+      for assign_fn, ops in groups.items()
+    ]
+
+  def make_variables_untrainable(self, variables: Iterable[Any]) -> None:
+    """Takes `Variable` operations out of `trainable_variables`."""
+    variables = set(variables)
+    for v in variables:
+      v.make_untrainable()
+    self._trainable_variables[:] = [v for v in self._trainable_variables if v not in variables]
+
+  def clone_operations(
+    self, ops: Sequence[Operation], input_mapping: dict[Tensor, Tensor]
+  ) -> tuple[list[Operation], dict[Tensor, Tensor]]:
+    """Copies operations, replacing their inputs.
+
+    Variables and random operations are not copied, so a recomputation sees the
+    same weights and the same dropout masks.
+
+    Args:
+      ops: operations of this graph, in order.
+      input_mapping: tensor -> tensor to use in its place.
+
+    Returns:
+      The copies, and the mapping extended by old output -> new output.
+
+    Raises:
+      GraphError: an output of `ops` is already a key of the mapping.
+    """
+    mapping = dict(input_mapping)
+    clones = []
+    for op in ops:
+      if not op.is_cloneable:
+        continue
+      clone = copy.copy(op)
+      clone._inputs = [mapping.get(x, x) for x in op.inputs]
+      clone._outputs = []
+      for i, x in enumerate(op.outputs):
+        if x in mapping:
+          raise GraphError(f"{x} is an output of {op.name} and a key of input_mapping")
+        mapping[x] = Tensor(clone, x.shape, x.dtype, name=x.name, index=i)
+        clone._outputs.append(mapping[x])
+      self._operations.append(clone)
+      clones.append(clone)
+    return clones, mapping
+
+  def capture_operations(self, fn: Callable[[], Any]) -> tuple[Any, list[Operation]]:
+    """Calls `fn()`; returns its result and the operations it added to the graph."""
+    n = len(self._operations)
+    result = fn()
+    return result, self._operations[n:]
+
+
+class Mesh:
+  """A mesh of processors that a graph's tensors live on; its shape is given later.
+
+  Args:
+    graph: the `Graph`.
+    name: a name for messages.
+    variable_placer: kept for compatibility; slices live on their own devices.
+  """
+
+  def __init__(self, graph: Graph, name: str, variable_placer: Any = None):
+    self._graph = graph
+    self._name = name
+    self._variable_placer = variable_placer
+
+  @property
+  def graph(self) -> Graph:
+    return self._graph
+
+  @property
+  def variable_placer_fn(self) -> Any:
+    return "cpu:0" if self._variable_placer is None else self._variable_placer.device_function
+
+  def __repr__(self) -> str:
+    return f"Mesh({self._name!r})"
+
+
+class Tensor:
+  """A symbolic tensor with named dimensions.
+
+  Args:
+    operation: the `Operation` that makes it.
+    shape: a `Shape`.
+    dtype: a `tf.DType`.
+    name: for messages; `<operation.name>:<index>` by default.
+    index: position among the operation's outputs.
+  """
+
+  def __init__(
+    self,
+    operation: Operation,
+    shape: Shape,
+    dtype: tf.DType,
+    name: str | None = None,
+    index: int = 0,
+  ):
+    if not isinstance(shape, Shape):
+      raise ShapeError(f"{operation.name}: the shape of a Tensor must be a Shape, got {shape!r}")
+    if not isinstance(dtype, tf.DType):
+      raise DTypeError(f"{operation.name}: the dtype of a Tensor must be a tf.DType, got {dtype!r}")
+    self._mesh = operation.mesh
+    self._operation = operation
+    self._shape = shape
+    self._dtype = dtype
+    self._name = f"{operation.name}:{index}" if name is None else name
+    self.usable = True
+
+  @property
+  def shape(self) -> Shape:
+    return self._shape
+
+  @property
+  def size(self) -> int:
+    return self._shape.size
+
+  @property
+  def mesh(self) -> Mesh:
+    return self._mesh
+
+  @property
+  def graph(self) -> Graph:
+    return self._mesh.graph
+
+  @property
+  def operation(self) -> Operation:
+    return self._operation
+
+  @property
+  def dtype(self) -> tf.DType:
+    return self._dtype
+
+  @property
+  def name(self) -> str:
+    return self._name
+
+  @property
+  def to_string(self) -> str:
+    return f"Tensor[{self._name}, {self._shape.to_string}, {self._dtype!r}]"
+
+  def __repr__(self) -> str:
+    return self.to_string
+
+  # NumPy scalars on the left hand side shall ask us, not iterate over us.
+  __array_priority__ = 1000
+
+  def __add__(self, other):
+    return _ops().add(self, other)
+
+  __radd__ = __add__
+
+  def __sub__(self, other):
+    return _ops().sub(self, other)
+
+  def __rsub__(self, other):
+    return _ops().sub(other, self)
+
+  def __mul__(self, other):
+    return _ops().multiply(self, other)
+
+  __rmul__ = __mul__
+
+  def __neg__(self):
+    return _ops().negative(self)
+
+  def __truediv__(self, other):
+    return _ops().divide(self, other)
+
+  def __rtruediv__(self, other):
+    return _ops().divide(other, self)
+
+  def __floordiv__(self, other):
+    return _ops().floordiv(self, other)
+
+  def __rfloordiv__(self, other):
+    return _ops().floordiv(other, self)
+
+  def __mod__(self, other):
+    return _ops().mod(self, other)
+
+  def __rmod__(self, other):
+    return _ops().mod(other, self)
+
+
+def _ops():
+  from mesh_tensorflow import ops  # operations import this module
+
+  return ops
+
+
+class _OperationMeta(type):
+  """Enters an operation into its graph once its constructor has succeeded."""
+
+  def __call__(cls, *args, **kwargs):
+    op = super().__call__(*args, **kwargs)
+    op.graph._operations.append(op)
+    return op
+
+
+class Operation(metaclass=_OperationMeta):
+  """An operation on the tensors of a graph.
+
+  Subclasses set `self._outputs` (a list of `Tensor`s) in their constructor and
+  define `lower` and, unless they have no gradient, `gradient`.
+
+  Args:
+    inputs: a list of `Tensor`s.
+    mesh: the `Mesh`; the first input's by default.
+    name: made unique within the graph.
+
+  Raises:
+    GraphError: there is neither an input nor a mesh, or an input may not be used.
+  """
+
+  # Whether recomputation (`Graph.clone_operations`) may copy the operation.
+  is_cloneable = True
+
+  def __init__(self, inputs: list[Tensor], mesh: Mesh | None = None, name: str | None = None):
+    if mesh is None:
+      if not inputs:
+        raise GraphError(f"operation {name!r} has no inputs; give it a mesh")
+      mesh = inputs[0].mesh
+    assert name is not None, "an operation needs a name"
+    for x in inputs:
+      if not isinstance(x, Tensor):
+        raise GraphError(
+          f"operation {name!r}: inputs must be mtf.Tensors, got {type(x).__name__}; "
+          "use mtf.import_tf_tensor to bring a tf.Tensor into the graph"
+        )
+      if not x.usable:
+        raise GraphError(
+          f"operation {name!r} uses {x}, which is inside a custom_gradient or "
+          "recompute_grad function; return it from that function to use it"
+        )
+      if x.mesh.graph is not mesh.graph:
+        raise GraphError(f"operation {name!r}: {x} belongs to another graph")
+    self._inputs = list(inputs)
+    self._outputs: list[Tensor] = []
+    self._mesh = mesh
+    self._name = mesh.graph.unique_name(name)
+    self._splittable_dims, self._unsplittable_dims = (
+      self._initialize_splittable_and_unsplittable_dims("splittable")
+    )
+
+  @property
+  def graph(self) -> Graph:
+    return self._mesh.graph
+
+  @property
+  def mesh(self) -> Mesh:
+    return self._mesh
+
+  @property
+  def name(self) -> str:
+    return self._name
+
+  @property
+  def inputs(self) -> list[Tensor]:
+    return list(self._inputs)
+
+  @property
+  def outputs(self) -> list[Tensor]:
+    return list(self._outputs)
+
+  @property
+  def splittable_dims(self) -> frozenset[str]:
+    return self._splittable_dims
+
+  @property
+  def unsplittable_dims(self) -> frozenset[str]:
+    return self._unsplittable_dims
+
+  @property
+  def to_string(self) -> str:
+    ins = ", ".join(t.to_string for t in self._inputs)
+    outs = ", ".join(t.to_string for t in self._outputs)
+    return f"{type(self).__name__}[Inputs=({ins}) Outputs=({outs})]"
+
+  def __repr__(self) -> str:
+    return self.to_string
+
+  @property
+  def has_gradient(self) -> bool:
+    """Whether a gradient can flow: some input and some output is floating."""
+    return any(t.dtype.is_floating for t in self._inputs) and any(
+      t.dtype.is_floating for t in self._outputs
+    )
+
+  def gradient(self, grad_ys: list[Tensor | None]) -> list[Tensor | None]:
+    """Gradients of the inputs.
+
+    Args:
+      grad_ys: one gradient (or None) for each output.
+
+    Returns:
+      One gradient (or None) for each input, of the input's shape.
+    """
+    raise NotImplementedError(f"{type(self).__name__} ({self.name}) has no gradient")
+
+  def lower(self, lowering: Any) -> None:
+    """Computes the outputs: calls `lowering.set_tensor_lowering` for each."""
+    raise NotImplementedError(f"{type(self).__name__} ({self.name}) has no lowering")
+
+  def verify_layout(self, mesh_impl: Any) -> None:
+    """Checks, before anything is lowered, that the layout suits the operation.
+
+    Raises:
+      LayoutError: it does not; the message says why and what would.
+    """
+    for t in self._outputs:
+      mesh_impl.verify_layout(t.shape, f"{type(self).__name__} {self.name}: output {t.name}")
+
+  def _require_unsplit(self, mesh_impl: Any, dim: Dimension, why: str) -> None:
+    """Raises `LayoutError` if the layout splits `dim`."""
+    axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
+    if axis is None or mesh_impl.shape[axis].size == 1:
+      return
+    m = mesh_impl.shape[axis]
+    raise LayoutError(
+      f"{type(self).__name__} {self.name}: dimension {dim.name}:{dim.size} of "
+      f"{self._inputs[0] if self._inputs else self._outputs[0]} is split over mesh axis "
+      f"{m.name}:{m.size}, but {why}; rename it first (mtf.rename_dimension to a name without "
+      f"a rule), or drop the rule {dim.name}:{m.name}"
+    )
+
+  def _initialize_splittable_and_unsplittable_dims(
+    self, default_splittability: str, exception_dims_iterable: Iterable[str] | None = None
+  ) -> tuple[frozenset[str], frozenset[str]]:
+    """Sorts the dimension names of inputs and outputs into splittable and not.
+
+    Args:
+      default_splittability: "splittable" or "unsplittable".
+      exception_dims_iterable: names for which the opposite holds.
+
+    Returns:
+      (splittable names, unsplittable names).
+    """
+    exceptions = frozenset(exception_dims_iterable or ())
+    names = frozenset(n for t in self._inputs + self._outputs for n in t.shape.dimension_names)
+    if default_splittability == "splittable":
+      return names - exceptions, exceptions
+    if default_splittability == "unsplittable":
+      return exceptions, names - exceptions
+    raise GraphError(
+      f"default_splittability must be splittable or unsplittable, got {default_splittability!r}"
+    )
+
+  def _initialize_all_dimensions_as_splittable(self) -> None:
+    self._splittable_dims, self._unsplittable_dims = (
+      self._initialize_splittable_and_unsplittable_dims("splittable")
+    )

@@ -1,0 +1,526 @@
+"""The contract of a mesh implementation, and the laid-out tensors it works on.
+
+A `MeshImpl` runs per-device code (`slicewise`), moves slices between devices
+(the collectives), and holds variables. Everything that can be said in terms of
+`slicewise` and the processor number is written here once; an implementation
+adds `slicewise`, `laid_out_pnum`, `allreduce`, `allconcat`, `alltoall`,
+`receive`, `broadcast`, `import_tf_tensor`, `export_to_tf_tensor` and `run`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mesh_tensorflow import random_bits
+from mesh_tensorflow.dimensions import Dimension, Shape, ShapeLike, convert_to_shape, list_product
+from mesh_tensorflow.errors import LayoutError, ShapeError, UnsupportedError
+from mesh_tensorflow.layout import (
+  LayoutLike,
+  LayoutRules,
+  TensorLayout,
+  convert_to_layout_rules,
+  indivisible_message,
+)
+from mesh_tensorflow.processors import pnum_to_processor_coordinates
+from mesh_tensorflow.store import VariableStore
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+
+class LaidOutTensor:
+  """The slices of one tensor, one for each processor that this program runs.
+
+  A placement mesh holds one slice per processor; a SIMD mesh holds one, the
+  slice of the processor that runs the program.
+
+  Args:
+    tensor_list: the slices (tf.Tensors; Python numbers where they are static).
+  """
+
+  def __init__(self, tensor_list: Sequence[Any]):
+    self._tensor_list = list(tensor_list)
+
+  @classmethod
+  def from_tensor_list(cls, tensor_list: Sequence[Any]) -> LaidOutTensor:
+    return cls(tensor_list)
+
+  @property
+  def tensor_list(self) -> list[Any]:
+    return self._tensor_list
+
+  @property
+  def all_slices(self) -> list[Any]:
+    return self._tensor_list
+
+  @property
+  def one_slice(self) -> Any:
+    return self._tensor_list[0]
+
+  @property
+  def slice_shape(self) -> list[int]:
+    """Static shape of a slice."""
+    return list(np.shape(self._tensor_list[0]) if not tf.is_tensor(self._tensor_list[0])
+                else self._tensor_list[0].shape)
+
+  def to_laid_out_tensor(self) -> LaidOutTensor:
+    return self
+
+  def __repr__(self) -> str:
+    return f"LaidOutTensor({self._tensor_list!r})"
+
+
+class _Forced:
+  """Slices of something computed on demand; reading them computes it."""
+
+  def to_laid_out_tensor(self) -> LaidOutTensor:
+    raise NotImplementedError
+
+  @property
+  def tensor_list(self) -> list[Any]:
+    return self.to_laid_out_tensor().tensor_list
+
+  @property
+  def all_slices(self) -> list[Any]:
+    return self.to_laid_out_tensor().all_slices
+
+  @property
+  def one_slice(self) -> Any:
+    return self.to_laid_out_tensor().one_slice
+
+
+class LazyAllreduceSum(_Forced):
+  """A SUM allreduce that is not executed yet.
+
+  Sums of several such tensors are added before the one allreduce they need.
+
+  Args:
+    mesh_impl: a `MeshImpl`.
+    laid_out_input: the slices before the allreduce.
+    mesh_axes: mesh axes to reduce over.
+    add_counter_fn: called once, when the allreduce is executed.
+  """
+
+  def __init__(
+    self,
+    mesh_impl: MeshImpl,
+    laid_out_input: LaidOutTensor,
+    mesh_axes: Sequence[int],
+    add_counter_fn: Callable[[], None] | None = None,
+  ):
+    self.mesh_impl = mesh_impl
+    self.laid_out_input = laid_out_input
+    self.mesh_axes = list(mesh_axes)
+    self.add_counter_fn = add_counter_fn
+    self._reduced: LaidOutTensor | None = None
+
+  def to_laid_out_tensor(self) -> LaidOutTensor:
+    if self._reduced is None:
+      self._reduced = self.mesh_impl.allreduce(self.laid_out_input, self.mesh_axes, "SUM")
+      if self.add_counter_fn:
+        self.add_counter_fn()
+    return self._reduced
+
+  @property
+  def slice_shape(self) -> list[int]:
+    return self.laid_out_input.slice_shape
+
+
+class LazyLaidOutTensor(_Forced):
+  """Slices that a function computes, each time they are asked for."""
+
+  def __init__(self, to_laid_out_tensor_fn: Callable[[], LaidOutTensor], slice_shape: list[int]):
+    self._fn = to_laid_out_tensor_fn
+    self._slice_shape = slice_shape
+
+  def to_laid_out_tensor(self) -> LaidOutTensor:
+    return self._fn()
+
+  @property
+  def slice_shape(self) -> list[int]:
+    return self._slice_shape
+
+
+def compatible_lazy_allreduce_sums(xs: Sequence[Any]) -> bool:
+  """Whether all are pending sums of one mesh over the same mesh axes."""
+  if not xs or not all(isinstance(x, LazyAllreduceSum) for x in xs):
+    return False
+  return all(
+    x.mesh_impl is xs[0].mesh_impl and x.mesh_axes == xs[0].mesh_axes for x in xs
+  )
+
+
+def convert_args_to_laid_out_tensors(xs: Sequence[Any]) -> list[Any]:
+  """Forces every element that has `to_laid_out_tensor`; leaves the others."""
+  return [x.to_laid_out_tensor() if hasattr(x, "to_laid_out_tensor") else x for x in xs]
+
+
+class MeshImpl:
+  """Base class of mesh implementations.
+
+  Args:
+    shape: mesh shape; a `Shape`, a list of dimensions, or "rows:2,cols:4".
+    layout_rules: `LayoutRules`, or what `convert_to_layout_rules` takes.
+    variable_store: where variables live; a new `VariableStore` by default.
+  """
+
+  LaidOutTensor = LaidOutTensor
+
+  def __init__(
+    self,
+    shape: ShapeLike,
+    layout_rules: LayoutLike,
+    *,
+    variable_store: VariableStore | None = None,
+  ):
+    self._shape = convert_to_shape(shape)
+    self._layout_rules = convert_to_layout_rules(layout_rules)
+    self.variable_store = VariableStore() if variable_store is None else variable_store
+    self._layout_cache: dict[Shape, TensorLayout] = {}
+    unused = self._layout_rules.check_mesh(self._shape)
+    if unused:
+      _LOG.info(
+        "layout rules without effect on mesh %s: %s",
+        self._shape,
+        ", ".join(f"{t}:{m}" for t, m in unused),
+      )
+
+  # ------------------------------------------------------------------ shapes
+
+  @property
+  def shape(self) -> Shape:
+    return self._shape
+
+  @property
+  def ndims(self) -> int:
+    return len(self._shape)
+
+  @property
+  def size(self) -> int:
+    """Number of processors."""
+    return self._shape.size
+
+  @property
+  def layout_rules(self) -> LayoutRules:
+    return self._layout_rules
+
+  @property
+  def supports_control_dependencies(self) -> bool:
+    return True
+
+  def tensor_dimension_to_mesh_axis(self, tensor_dimension: Dimension) -> int | None:
+    """The mesh axis over which the dimension is split, or None."""
+    return self._layout_rules.tensor_dimension_to_mesh_axis(tensor_dimension, self._shape)
+
+  def tensor_layout(self, arg: Any) -> TensorLayout:
+    """`TensorLayout` of a `Tensor` or a `Shape`."""
+    shape = arg if isinstance(arg, Shape) else arg.shape
+    if shape not in self._layout_cache:
+      self._layout_cache[shape] = self._layout_rules.tensor_layout(shape, self._shape)
+    return self._layout_cache[shape]
+
+  def verify_layout(self, shape: Shape, what: str) -> None:
+    """Checks that a tensor of this shape can be laid out.
+
+    Raises:
+      LayoutError: two dimensions on one mesh axis, or an indivisible dimension.
+    """
+    if shape in self._layout_cache:
+      return
+    layout = self._layout_rules.tensor_layout(shape, self._shape, what)
+    for d, axis in zip(shape, layout):
+      if axis is not None and d.size % self._shape[axis].size:
+        raise LayoutError(indivisible_message(f" of {what}", d, self._shape[axis]))
+    self._layout_cache[shape] = layout
+
+  def mesh_axis_to_cumprod(self, tensor_shape: Shape) -> list[int | None]:
+    """For each mesh axis the product of the sizes before the axis split over it, or None."""
+    axes = self.tensor_layout(tensor_shape).mesh_axis_to_tensor_axis(self.ndims)
+    cumprod = tensor_shape.cumprod
+    return [None if a is None else cumprod[a] for a in axes]
+
+  def slice_shape(self, tensor_shape: Shape) -> list[int]:
+    """Sizes of the slice of one processor.
+
+    Raises:
+      LayoutError: a mesh dimension does not divide the tensor dimension split over it.
+    """
+    result = []
+    for d, axis in zip(tensor_shape, self.tensor_layout(tensor_shape)):
+      n = 1 if axis is None else self._shape[axis].size
+      if d.size % n:
+        raise LayoutError(indivisible_message(f" of {tensor_shape}", d, self._shape[axis]))
+      result.append(d.size // n)
+    return result
+
+  def slice_begin(self, tensor_shape: Shape, pnum: int) -> list[int]:
+    """Offsets of the slice of processor `pnum` in the whole tensor."""
+    coord = pnum_to_processor_coordinates(self._shape, pnum)
+    return [
+      0 if axis is None else d.size // self._shape[axis].size * coord[axis]
+      for d, axis in zip(tensor_shape, self.tensor_layout(tensor_shape))
+    ]
+
+  def slice_size(self, tensor_shape: Shape) -> int:
+    """Number of elements of a slice."""
+    return list_product(self.slice_shape(tensor_shape))
+
+  def laid_out_size(self, tensor_shape: Shape) -> int:
+    """Number of elements of all slices on all processors."""
+    return self.slice_size(tensor_shape) * self.size
+
+  # -------------------------------------------------- to be provided by subclasses
+
+  def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
+    """Calls `fn` on every processor's slices.
+
+    Args:
+      fn: takes one slice for each laid-out input, and other inputs as they are.
+      *inputs: laid-out tensors (anything with `to_laid_out_tensor`) and others.
+
+    Returns:
+      A `LaidOutTensor`, or a tuple of them if `fn` returns a tuple.
+    """
+    raise NotImplementedError
+
+  def laid_out_pnum(self) -> LaidOutTensor:
+    """The processor number: an int32 scalar per processor (Python ints if static)."""
+    raise NotImplementedError
+
+  def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> LaidOutTensor:
+    """Elementwise "SUM", "MAX" or "MIN" over the processors that differ along `mesh_axes`."""
+    raise NotImplementedError
+
+  def allconcat(self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False) -> LaidOutTensor:
+    """Concatenates the slices along a mesh axis, on every processor.
+
+    Args:
+      x: a laid-out tensor.
+      mesh_axis: the mesh axis along which the slices differ.
+      concat_axis: the tensor axis to concatenate (or, with `stack`, to insert).
+      stack: stack the slices instead of concatenating them.
+    """
+    raise NotImplementedError
+
+  def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> LaidOutTensor:
+    """Splits each slice along one tensor axis, exchanges, concatenates along another."""
+    raise NotImplementedError
+
+  def receive(self, x: Any, mesh_axis: int, source_pcoord: Sequence[int | None]) -> LaidOutTensor:
+    """The slice at coordinate k becomes that of `source_pcoord[k]`, or zeros for None."""
+    raise NotImplementedError
+
+  def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> LaidOutTensor:
+    """The slices of a whole tf.Tensor, laid out as `x` (a `Tensor` or `Shape`)."""
+    raise NotImplementedError
+
+  def export_to_tf_tensor(self, x: Any, laid_out_x: Any) -> tf.Tensor:
+    """The whole tensor of `x` (a `Tensor` or `Shape`) put together from its slices."""
+    raise NotImplementedError
+
+  def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    """Calls the per-device program `fn(*args, **kwargs)` on every processor.
+
+    Args:
+      fn: builds a graph and a `Lowering` on this mesh; returns a structure of tf.Tensors
+        that are equal on every processor (exported tensors are).
+      args: positional arguments; every processor gets them whole.
+      kwargs: keyword arguments, or None.
+
+    Returns:
+      What `fn` returned, on the first processor.
+    """
+    raise NotImplementedError
+
+  def run_per_device(
+    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None
+  ) -> list[Any]:
+    """As `run`, but returns the list of what every (local) processor's program returned.
+
+    Under a placement mesh, whose program runs once for all processors, the list has one element.
+    """
+    raise NotImplementedError
+
+  # ------------------------------------------------------------- common code
+
+  def laid_out_pcoord(self, mesh_axis: int) -> LaidOutTensor:
+    """The processor's coordinate along a mesh axis: an int32 scalar per processor."""
+    stride = list_product(self._shape.to_integer_list[mesh_axis + 1 :])
+    n = self._shape[mesh_axis].size
+    return self.slicewise(lambda pnum: pnum // stride % n, self.laid_out_pnum())
+
+  def laid_out_slice_begin(self, tensor_shape: Shape) -> list[Any]:
+    """Per tensor axis the offset of the processor's slice: 0, or an int32 scalar laid out."""
+    begins: list[Any] = []
+    for d, axis in zip(tensor_shape, self.tensor_layout(tensor_shape)):
+      if axis is None or self._shape[axis].size == 1:
+        begins.append(0)
+      else:
+        part = d.size // self._shape[axis].size
+        begins.append(self.slicewise(lambda c, part=part: c * part, self.laid_out_pcoord(axis)))
+    return begins
+
+  def laid_out_slice_num(self, tensor_shape: Shape) -> LaidOutTensor:
+    """A number per processor, equal for processors that hold the same slice."""
+    result = self.slicewise(lambda p: p * 0, self.laid_out_pnum())
+    for axis in self.tensor_layout(tensor_shape):
+      if axis is not None:
+        n = self._shape[axis].size
+        result = self.slicewise(
+          lambda r, c, n=n: r * n + c, result, self.laid_out_pcoord(axis)
+        )
+    return result
+
+  def slicewise_delay_allreduce(self, fn: Callable[..., Any], *inputs: Any) -> Any:
+    """`slicewise` of a linear function: sums that are pending stay pending."""
+    if compatible_lazy_allreduce_sums(inputs):
+      first = inputs[0]
+      return LazyAllreduceSum(
+        self,
+        self.slicewise(fn, *[x.laid_out_input for x in inputs]),
+        first.mesh_axes,
+        add_counter_fn=first.add_counter_fn,
+      )
+    return self.slicewise(fn, *inputs)
+
+  def allsplit(
+    self, x: Any, mesh_axis: int, split_axis: int, which: Any = None
+  ) -> LaidOutTensor:
+    """Every processor keeps its part of its slice; no communication.
+
+    Args:
+      x: a laid-out tensor.
+      mesh_axis: the processor's coordinate along it says which part.
+      split_axis: the tensor axis to cut.
+      which: a laid-out part number to use in place of the coordinate.
+    """
+    n = self._shape[mesh_axis].size
+    if n == 1:
+      return x.to_laid_out_tensor()
+
+    def keep(t, part):
+      size = t.shape[split_axis]
+      if size % n:
+        raise ShapeError(
+          f"allsplit: axis {split_axis} of size {size} cannot be split over mesh axis "
+          f"{self._shape[mesh_axis].name}:{n}"
+        )
+      begin = [0] * t.shape.ndims
+      begin[split_axis] = part * (size // n)
+      sizes = t.shape.as_list()
+      sizes[split_axis] = size // n
+      return tf.slice(t, begin, sizes)
+
+    return self.slicewise(keep, x, self.laid_out_pcoord(mesh_axis) if which is None else which)
+
+  def shift_by_n_processors(
+    self, x: Any, mesh_axis: int, offset: int, wrap: bool
+  ) -> LaidOutTensor:
+    """The processor at coordinate i receives the slice of i - offset (or zeros, or wrapped)."""
+    n = self._shape[mesh_axis].size
+    source: list[int | None] = []
+    for i in range(n):
+      c = i - offset
+      source.append(c % n if wrap else (c if 0 <= c < n else None))
+    return self.receive(x, mesh_axis, source)
+
+  def broadcast(self, x: Any, mesh_axis: int, source_pcoord: int = 0) -> LaidOutTensor:
+    """Every processor along the mesh axis gets the slice of the one at `source_pcoord`."""
+    return self.receive(x, mesh_axis, [source_pcoord] * self._shape[mesh_axis].size)
+
+  def broadcast_impl(self, old_slices: Any, old_shape: Shape, new_shape: Shape) -> LaidOutTensor:
+    """Slices of `old_shape` transposed and repeated to slices of `new_shape`."""
+    from mesh_tensorflow.slices import align  # slices needs no mesh
+
+    new_slice_shape = self.slice_shape(new_shape)
+    return self.slicewise(
+      lambda t: tf.broadcast_to(align(t, old_shape.dims, new_shape.dims), new_slice_shape),
+      old_slices,
+    )
+
+  def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
+    """Contracts slices on one processor; an override hook."""
+    return tf.einsum(equation, *slices)
+
+  def make_slices(self, tf_tensor: tf.Tensor, tensor_shape: Shape) -> list[tf.Tensor]:
+    """Cuts a whole tensor into one slice per processor; equal slices are one tensor."""
+    slice_shape = self.slice_shape(tensor_shape)
+    if slice_shape == tensor_shape.to_integer_list:
+      return [tf_tensor] * self.size
+    cut: dict[tuple[int, ...], tf.Tensor] = {}
+    result = []
+    for pnum in range(self.size):
+      begin = tuple(self.slice_begin(tensor_shape, pnum))
+      if begin not in cut:
+        cut[begin] = tf.slice(tf_tensor, begin, slice_shape)
+      result.append(cut[begin])
+    return result
+
+  def combine_slices(
+    self, slices: Sequence[tf.Tensor], tensor_shape: Shape, device: str | None = None
+  ) -> tf.Tensor:
+    """Puts a whole tensor together from one slice per processor."""
+    if tensor_shape.ndims == 0 or self.tensor_layout(tensor_shape).is_fully_replicated:
+      return slices[0]
+    slices = list(slices)
+    to_tensor_axis = self.tensor_layout(tensor_shape).mesh_axis_to_tensor_axis(self.ndims)
+
+    def combine():
+      parts = slices
+      for m, tensor_axis in zip(self._shape, to_tensor_axis):
+        # `parts` is ordered row-major over the mesh axes that are left; m is the first.
+        inner = len(parts) // m.size
+        if tensor_axis is None or m.size == 1:
+          parts = parts[:inner]
+        else:
+          parts = [tf.concat(parts[i::inner], tensor_axis) for i in range(inner)]
+      return parts[0]
+
+    if device is None:
+      return combine()
+    with tf.device(device):
+      return combine()
+
+  def combine_local_slices(self, slices: Sequence[tf.Tensor], tensor_shape: Shape) -> tf.Tensor:
+    """`combine_slices` of the slices that `run_per_device` gave for one tensor."""
+    return self.combine_slices(slices, tensor_shape)
+
+  def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:  # noqa: N802
+    """Prints slices of `data` whenever `x` is computed; returns x."""
+    del data, message, kwargs
+    _LOG.warning("%s does not print", type(self).__name__)
+    return x
+
+  def random(
+    self,
+    shape: Shape,
+    tf_fn: Callable[..., tf.Tensor],
+    kwargs: dict[str, Any],
+    key: Any = 0,
+  ) -> LaidOutTensor:
+    """Random slices of one logical tensor: values depend on key and global index only.
+
+    Args:
+      shape: a `Shape`.
+      tf_fn: `tf.random.uniform`, `tf.random.normal` or `tf.random.truncated_normal`.
+      kwargs: its keyword arguments (minval, maxval, mean, stddev, dtype).
+      key: a uint32 scalar, laid out, or a Python integer.
+
+    Raises:
+      UnsupportedError: another function.
+    """
+    draw = random_bits.DISTRIBUTIONS.get(getattr(tf_fn, "__name__", None))
+    if draw is None:
+      raise UnsupportedError(
+        f"random: {tf_fn!r} cannot be drawn slice by slice; use tf.random.uniform, "
+        "tf.random.normal or tf.random.truncated_normal"
+      )
+    slice_shape = self.slice_shape(shape)
+    begins = self.laid_out_slice_begin(shape)
+    return self.slicewise(
+      lambda k, *b: draw(k, shape.to_integer_list, b, slice_shape, **kwargs), key, *begins
+    )

@@ -1,0 +1,1 @@
+"""Operation families. Each file holds one: shape rule, gradient, lowering, split behaviour."""

@@ -1,0 +1,168 @@
+"""Constants, and tensors brought in from TensorFlow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mesh_tensorflow.dimensions import Shape, ShapeLike, anonymous_shape, convert_to_shape
+from mesh_tensorflow.errors import ShapeError
+from mesh_tensorflow.graph import Mesh, Operation, Tensor
+
+
+class Constant(Operation):
+  """A constant: a scalar fills the shape; an array of the shape's size is cut into slices."""
+
+  def __init__(
+    self, mesh: Mesh, value: Any, shape: Shape, dtype: tf.DType, name: str | None = None
+  ):
+    super().__init__([], mesh, name=name or "constant")
+    self._value = value
+    self._outputs = [Tensor(self, shape, dtype)]
+    self._initialize_all_dimensions_as_splittable()
+    if np.ndim(value) and np.size(value) != shape.size:
+      raise ShapeError(
+        f"{self.name}: {np.size(value)} values for {shape}, which has {shape.size} elements"
+      )
+
+  def lower(self, lowering):
+    impl = lowering.mesh_impl(self)
+    out = self.outputs[0]
+    if np.ndim(self._value) == 0:
+      sizes = impl.slice_shape(out.shape)
+      laid_out = impl.slicewise(
+        lambda: tf.constant(self._value, out.dtype, sizes)
+        if not tf.is_tensor(self._value)
+        else tf.fill(sizes, tf.cast(self._value, out.dtype))
+      )
+    else:
+      value = tf.constant(np.reshape(self._value, out.shape.to_integer_list), out.dtype)
+      laid_out = impl.import_tf_tensor(out, value)
+    lowering.set_tensor_lowering(out, laid_out)
+
+
+def constant(mesh: Mesh, value: Any, shape: ShapeLike = None, dtype: Any = tf.float32) -> Tensor:
+  """A tensor of a constant value.
+
+  Args:
+    mesh: a `Mesh`.
+    value: a scalar, which fills the shape, or as many values as the shape has elements.
+    shape: a shape; a scalar by default.
+    dtype: of the result.
+  """
+  shape = convert_to_shape(shape)
+  return Constant(mesh, value, Shape([]) if shape is None else shape, tf.as_dtype(dtype)).outputs[0]
+
+
+def zeros(mesh: Mesh, shape: ShapeLike, dtype: Any = tf.float32) -> Tensor:
+  """A tensor of zeros."""
+  return constant(mesh, 0, shape=shape, dtype=dtype)
+
+
+def zeros_like(t: Tensor) -> Tensor:
+  """Zeros of the shape and dtype of t."""
+  return zeros(t.mesh, t.shape, t.dtype)
+
+
+def ones(mesh: Mesh, shape: ShapeLike, dtype: Any = tf.float32) -> Tensor:
+  """A tensor of ones."""
+  return constant(mesh, 1, shape=shape, dtype=dtype)
+
+
+def ones_like(t: Tensor) -> Tensor:
+  """Ones of the shape and dtype of t."""
+  return ones(t.mesh, t.shape, t.dtype)
+
+
+class ImportOperation(Operation):
+  """A whole tf.Tensor as a tensor of the graph."""
+
+  def __init__(self, mesh: Mesh, tf_tensor: Any, shape: Shape, name: str | None = None):
+    super().__init__([], mesh=mesh, name=name or "import")
+    tf_tensor = tf.convert_to_tensor(tf_tensor)
+    if not tf_tensor.shape.is_compatible_with(shape.to_integer_list):
+      raise ShapeError(
+        f"{self.name}: a tf.Tensor of shape {tf_tensor.shape} cannot be imported as {shape}"
+      )
+    if not tf_tensor.shape.is_fully_defined():
+      tf_tensor = tf.ensure_shape(tf_tensor, shape.to_integer_list)
+    self._outputs = [Tensor(self, shape, tf_tensor.dtype)]
+    self._tf_tensor = tf_tensor
+    self._initialize_all_dimensions_as_splittable()
+
+  def lower(self, lowering):
+    out = self.outputs[0]
+    lowering.set_tensor_lowering(
+      out, lowering.mesh_impl(self).import_tf_tensor(out, self._tf_tensor)
+    )
+
+
+class ImportLaidOutTensorOperation(Operation):
+  """Ready slices as a tensor of the graph."""
+
+  def __init__(self, mesh: Mesh, laid_out_tensor: Any, shape: Shape, name: str | None = None):
+    super().__init__([], mesh=mesh, name=name or "import")
+    self._laid_out_tensor = laid_out_tensor
+    dtype = laid_out_tensor.tensor_list[0].dtype
+    self._outputs = [Tensor(self, shape, dtype)]
+    # The slices are what they are: the layout optimizer must not move them.
+    self._splittable_dims, self._unsplittable_dims = (
+      self._initialize_splittable_and_unsplittable_dims("unsplittable")
+    )
+
+  def lower(self, lowering):
+    lowering.set_tensor_lowering(self.outputs[0], self._laid_out_tensor)
+
+
+def import_tf_tensor(
+  mesh: Mesh, tf_tensor: Any, shape: ShapeLike = None, name: str | None = None
+) -> Tensor:
+  """Brings a tf.Tensor (or array, or number) into the graph.
+
+  Args:
+    mesh: a `Mesh`.
+    tf_tensor: anything `tf.convert_to_tensor` takes; its dtype is kept.
+    shape: a shape of the same sizes; may be left out for a scalar.
+    name: of the operation.
+
+  Raises:
+    ShapeError: the sizes differ, or there is no shape for what is not a scalar.
+  """
+  tf_tensor = tf.convert_to_tensor(tf_tensor)
+  shape = convert_to_shape(shape)
+  if shape is None:
+    if tf_tensor.shape.rank != 0:
+      raise ShapeError(
+        f"import_tf_tensor: give the dimensions of a tf.Tensor of shape {tf_tensor.shape} names"
+      )
+    shape = Shape([])
+  return ImportOperation(mesh, tf_tensor, shape, name=name).outputs[0]
+
+
+def import_laid_out_tensor(
+  mesh: Mesh, laid_out_tensor: Any, shape: ShapeLike, name: str | None = None
+) -> Tensor:
+  """Makes a tensor of the graph from its slices.
+
+  Args:
+    mesh: a `Mesh`.
+    laid_out_tensor: a `LaidOutTensor`: one slice per processor of this program.
+    shape: shape of the whole tensor.
+    name: of the operation.
+  """
+  return ImportLaidOutTensorOperation(
+    mesh, laid_out_tensor, convert_to_shape(shape), name=name
+  ).outputs[0]
+
+
+def import_fully_replicated(
+  mesh: Mesh, tf_tensor: Any, shape: ShapeLike, name: str | None = None
+) -> Tensor:
+  """Brings in a tf.Tensor that every processor has whole; slices are cut locally."""
+  from mesh_tensorflow.operations.reshape import reshape  # reshape imports this module
+
+  shape = convert_to_shape(shape)
+  whole = import_tf_tensor(mesh, tf_tensor, anonymous_shape(shape), name=name)
+  return reshape(whole, shape)

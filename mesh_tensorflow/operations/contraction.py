@@ -1,0 +1,172 @@
+"""Contraction of slices: how an einsum becomes few matrix multiplications.
+
+A contraction of two slices with named axes is one `tf.matmul` if their axes fall
+into the groups batch, rows, columns and contracted. The order within the groups
+is chosen so that the fewest elements are transposed; matrices are transposed by
+the flags of the multiplication, which costs nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from mesh_tensorflow.dimensions import Dimension, list_product
+from mesh_tensorflow.slices import align, transpose_to
+
+Dims = tuple[Dimension, ...]
+
+
+def contract(
+  tensors: Sequence[tf.Tensor], dims: Sequence[Sequence[Dimension]], output: Sequence[Dimension]
+) -> tf.Tensor:
+  """Product of tensors, summed over the dimensions that the output does not have.
+
+  Args:
+    tensors: slices.
+    dims: the dimensions of each, with the whole tensors' sizes or the slices'; only
+      their identity counts.
+    output: dimensions of the result, all of which are in some input.
+
+  Returns:
+    A tensor with the output's axes.
+  """
+  output = tuple(output)
+  terms = [(t, tuple(d)) for t, d in zip(tensors, dims)]
+  while len(terms) > 2:
+    i, j = _cheapest_pair(terms, output)
+    rest = [term for k, term in enumerate(terms) if k not in (i, j)]
+    needed = set(output).union(*(d for _, d in rest))
+    a, b = terms[i], terms[j]
+    kept = tuple(d for d in dict.fromkeys(a[1] + b[1]) if d in needed)
+    terms = [(_contract_two(a[0], a[1], b[0], b[1], kept), kept), *rest]
+  if len(terms) == 1:
+    return _reduce_to(*terms[0], output)
+  (a, a_dims), (b, b_dims) = terms
+  return _contract_two(a, a_dims, b, b_dims, output)
+
+
+def _cheapest_pair(terms, output) -> tuple[int, int]:
+  """The two terms whose product has the fewest elements."""
+
+  def cost(pair):
+    i, j = pair
+    needed = set(output).union(*(d for k, (_, d) in enumerate(terms) if k not in pair))
+    return list_product(d.size for d in set(terms[i][1] + terms[j][1]) if d in needed)
+
+  return min(itertools.combinations(range(len(terms)), 2), key=cost)
+
+
+def _reduce_to(x: tf.Tensor, dims: Dims, output: Dims) -> tf.Tensor:
+  """Sums the dimensions that the output does not have, and orders the others."""
+  axes = [i for i, d in enumerate(dims) if d not in output]
+  if axes:
+    x = tf.reduce_sum(x, axis=axes)
+  return transpose_to(x, [d for d in dims if d in output], output)
+
+
+def _contract_two(a: tf.Tensor, a_dims: Dims, b: tf.Tensor, b_dims: Dims, output: Dims) -> tf.Tensor:
+  # What only one operand has and the output has not is summed first.
+  kept_a = tuple(d for d in a_dims if d in b_dims or d in output)
+  kept_b = tuple(d for d in b_dims if d in a_dims or d in output)
+  a, b = _reduce_to(a, a_dims, kept_a), _reduce_to(b, b_dims, kept_b)
+  a_sizes = dict(zip(kept_a, a.shape.as_list()))
+  b_sizes = dict(zip(kept_b, b.shape.as_list()))
+  sizes = {**a_sizes, **b_sizes}
+  contracted = [d for d in kept_a if d in kept_b and d not in output]
+  rows = [d for d in kept_a if d not in kept_b]
+  columns = [d for d in kept_b if d not in kept_a]
+  if not contracted:
+    return align(a, kept_a, output) * align(b, kept_b, output)
+  if not rows or not columns or not _has_matmul(a.dtype):
+    # A matrix times a vector: reads each operand once, without a transpose.
+    full = kept_a if not columns else kept_b if not rows else tuple(dict.fromkeys(kept_a + kept_b))
+    return _reduce_to(align(a, kept_a, full) * align(b, kept_b, full), full, output)
+  plan = _plan(kept_a, kept_b, output, tuple(sizes.items()))
+  product = _matmul(a, kept_a, b, kept_b, plan, sizes)
+  return transpose_to(product, plan.result, output)
+
+
+def _has_matmul(dtype: tf.DType) -> bool:
+  return dtype.is_floating or dtype.is_complex or dtype in (tf.int32, tf.int64)
+
+
+class _Plan(NamedTuple):
+  """One matrix multiplication: groups of dimensions, and which operand is first."""
+
+  batch: Dims
+  rows: Dims
+  contracted: Dims
+  columns: Dims
+  swap: bool
+  result: Dims
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(a: Dims, b: Dims, output: Dims, sizes: tuple) -> _Plan:
+  """The plan that transposes the fewest elements."""
+  size_of = dict(sizes)
+  size = lambda dims: list_product(size_of[d] for d in dims)  # noqa: E731
+  both = [d for d in a if d in b]
+
+  def orders(group, *sources):
+    """The orders of the group's dimensions in the given operands, without repeats."""
+    return list(dict.fromkeys(tuple(d for d in s if d in group) for s in sources))
+
+  batch = {d for d in both if d in output}
+  contracted = {d for d in both if d not in output}
+  rows = {d for d in a if d not in b}
+  columns = {d for d in b if d not in a}
+  best, best_cost = None, None
+  for bo, ko, ro, co in itertools.product(
+    orders(batch, output, a, b),
+    orders(contracted, a, b),
+    orders(rows, output, a),
+    orders(columns, output, b),
+  ):
+    cost = 0
+    if a not in (bo + ro + ko, bo + ko + ro):
+      cost += size(a)
+    if b not in (bo + ko + co, bo + co + ko):
+      cost += size(b)
+    for swap, result in ((False, bo + ro + co), (True, bo + co + ro)):
+      total = cost + (0 if result == output else size(output))
+      if best is None or total < best_cost:
+        best, best_cost = _Plan(bo, ro, ko, co, swap, result), total
+  return best
+
+
+def _matmul(
+  a: tf.Tensor, a_dims: Dims, b: tf.Tensor, b_dims: Dims, plan: _Plan, sizes: dict[Dimension, int]
+) -> tf.Tensor:
+  """Multiplies as planned; the result has the axes `plan.result`."""
+  if plan.swap:
+    a, a_dims, b, b_dims = b, b_dims, a, a_dims
+    rows, columns = plan.columns, plan.rows
+  else:
+    rows, columns = plan.rows, plan.columns
+  a, transpose_a = _as_matrices(a, a_dims, plan.batch, rows, plan.contracted, sizes)
+  b, transpose_b = _as_matrices(b, b_dims, plan.batch, plan.contracted, columns, sizes)
+  product = tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+  shape = [sizes[d] for d in plan.result]
+  return product if product.shape.as_list() == shape else tf.reshape(product, shape)
+
+
+def _as_matrices(
+  x: tf.Tensor, dims: Dims, batch: Dims, first: Dims, second: Dims, sizes: dict[Dimension, int]
+) -> tuple[tf.Tensor, bool]:
+  """Axes [batch..., first, second], or the last two swapped and True."""
+  swapped = dims == batch + second + first and dims != batch + first + second
+  if swapped:
+    first, second = second, first
+  else:
+    x = transpose_to(x, dims, batch + first + second)
+  shape = [sizes[d] for d in batch]
+  shape += [list_product(sizes[d] for d in first), list_product(sizes[d] for d in second)]
+  if x.shape.as_list() != shape:
+    x = tf.reshape(x, shape)
+  return x, swapped

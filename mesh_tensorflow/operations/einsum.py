@@ -1,0 +1,177 @@
+"""Einsum: products of tensors, summed over dimensions; and transposition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mesh_tensorflow.dimensions import (
+  Dimension,
+  Shape,
+  ShapeLike,
+  convert_to_shape,
+  shape_union,
+)
+from mesh_tensorflow.errors import DimensionError, DTypeError, GraphError, ShapeError
+from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.mesh_impl import LazyAllreduceSum
+from mesh_tensorflow.operations.contraction import contract
+from mesh_tensorflow.operations.reduction import mesh_axes_of
+
+
+class EinsumOperation(Operation):
+  """Product of the inputs, summed over the dimensions that the output leaves out.
+
+  Dimensions of the output that no input has are new: the result is repeated along
+  them.
+
+  Args:
+    inputs: a list of `Tensor`s of one dtype.
+    output_shape: a `Shape`.
+    name: of the operation.
+  """
+
+  def __init__(self, inputs: list[Tensor], output_shape: Shape, name: str | None = None):
+    super().__init__(inputs, name=name or "einsum")
+    if not inputs:
+      raise GraphError("einsum needs at least one input")
+    for x in inputs[1:]:
+      if x.dtype != inputs[0].dtype:
+        raise DTypeError(
+          f"{self.name}: {inputs[0]} and {x} have different dtypes; cast one of them (mtf.cast)"
+        )
+    self._outputs = [Tensor(self, output_shape, inputs[0].dtype)]
+    self._union = shape_union([x.shape for x in inputs])
+
+  def gradient(self, grad_ys):
+    dy, xs = grad_ys[0], self.inputs
+    return [
+      einsum([dy] + [x for j, x in enumerate(xs) if j != i], output_shape=xs[i].shape)
+      if xs[i].dtype.is_floating
+      else None
+      for i in range(len(xs))
+    ]
+
+  def verify_layout(self, mesh_impl):
+    super().verify_layout(mesh_impl)
+    # The product, before it is summed, has all dimensions at once.
+    mesh_impl.verify_layout(
+      self._union, f"{type(self).__name__} {self.name}: the product of its inputs"
+    )
+
+  def lower(self, lowering):
+    impl = lowering.mesh_impl(self)
+    out = self.outputs[0]
+    present = Shape([d for d in out.shape if d in self._union])
+    dims = [x.shape.dims for x in self._inputs]
+
+    def product(*slices):
+      return contract(slices, dims, present.dims)
+
+    laid_out = impl.slicewise(product, *[lowering.tensors[x] for x in self._inputs])
+    reduced = [d for d in self._union if d not in out.shape]
+    mesh_axes = mesh_axes_of(impl, reduced)
+    if mesh_axes:
+      key, size = f"allreduce/{mesh_axes}/einsum_op", impl.laid_out_size(present)
+      laid_out = LazyAllreduceSum(
+        impl, laid_out, mesh_axes, lambda: lowering.add_counter(key, size)
+      )
+    if present != out.shape:
+      laid_out = impl.broadcast_impl(laid_out, present, out.shape)
+    lowering.set_tensor_lowering(out, laid_out)
+    lowering.add_counter("einsum", impl.laid_out_size(self._union))
+    lowering.add_counter("einsum_unique", self._union.size)
+
+
+def einsum(
+  xs: Sequence[Tensor],
+  output_shape: ShapeLike = None,
+  reduced_dims: Sequence[Dimension] | None = None,
+  name: str | None = None,
+) -> Tensor:
+  """Product of tensors, summed over dimensions.
+
+  Args:
+    xs: `Tensor`s of one dtype.
+    output_shape: dimensions of the result. Dimensions of the inputs that it leaves
+      out are summed; dimensions that no input has are broadcast.
+    reduced_dims: dimensions to sum. Without an output shape the default is those
+      that occur in more than one input, and the result has the others in order of
+      first appearance.
+    name: of the operation.
+
+  Returns:
+    A `Tensor`.
+
+  Raises:
+    DTypeError: the dtypes differ.
+    DimensionError: a reduced dimension is in no input.
+    ShapeError: `output_shape` and `reduced_dims` contradict each other.
+  """
+  xs = list(xs)
+  output_shape = convert_to_shape(output_shape)
+  if not xs:
+    raise GraphError("einsum needs at least one input")
+  counts: dict[Dimension, int] = {}
+  for x in xs:
+    for d in x.shape:
+      counts[d] = counts.get(d, 0) + 1
+  check_sizes(name or "einsum", xs, output_shape)
+  if reduced_dims is not None:
+    for d in reduced_dims:
+      if not isinstance(d, Dimension):
+        raise DimensionError(f"einsum: reduced_dims must be Dimensions, got {d!r}")
+      if d not in counts:
+        known = ", ".join(f"{k.name}={k.size}" for k in counts)
+        raise DimensionError(
+          f"einsum: reduced dimension {d.name}={d.size} is in no input; they have {known}"
+        )
+  if output_shape is None:
+    reduced = set(d for d, n in counts.items() if n > 1) if reduced_dims is None else reduced_dims
+    output_shape = Shape([d for d in counts if d not in reduced])
+  elif reduced_dims is not None:
+    summed = {d for d in counts if d not in output_shape}
+    if summed != set(reduced_dims):
+      raise ShapeError(
+        f"einsum: output_shape {output_shape} sums over "
+        f"{sorted(d.name for d in summed)}, reduced_dims says {[d.name for d in reduced_dims]}"
+      )
+  return EinsumOperation(xs, output_shape, name=name).outputs[0]
+
+
+def check_sizes(name: str, xs: Sequence[Tensor], output_shape: Shape | None = None) -> None:
+  """Raises `ShapeError` if two inputs have a dimension of one name and two sizes.
+
+  It is no mistake if one input holds both, or if the given output shape does (as
+  the gradient of a kernel from `d_model=8` to `d_model=32`).
+  """
+  seen: dict[str, tuple[Dimension, Tensor]] = {}
+  for x in xs:
+    for d in x.shape:
+      other, y = seen.setdefault(d.name, (d, x))
+      if other == d or y is x or d in y.shape or other in x.shape:
+        continue
+      if output_shape is not None and d in output_shape and other in output_shape:
+        continue
+      raise ShapeError(
+        f"{name}: dimension {d.name} has size {other.size} in {y} and size {d.size} in {x}; "
+        "make them equal, or rename one (mtf.rename_dimension)"
+      )
+
+
+def matmul(
+  a: Tensor,
+  b: Tensor,
+  output_shape: ShapeLike = None,
+  reduced_dims: Sequence[Dimension] | None = None,
+  name: str | None = None,
+) -> Tensor:
+  """`einsum` of two tensors."""
+  return einsum([a, b], output_shape=output_shape, reduced_dims=reduced_dims, name=name)
+
+
+def transpose(x: Tensor, new_shape: ShapeLike, name: str = "transpose") -> Tensor:
+  """x with its dimensions in another order."""
+  new_shape = convert_to_shape(new_shape)
+  if set(x.shape) != set(new_shape):
+    raise ShapeError(f"{name}: {x} cannot be transposed to {new_shape}: other dimensions")
+  return einsum([x], output_shape=new_shape, name=name)

@@ -1,0 +1,82 @@
+"""Reverse-mode differentiation of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mesh_tensorflow import scope
+from mesh_tensorflow.errors import GradientError, ShapeError
+from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.operations.binary import add
+from mesh_tensorflow.operations.constants import constant
+
+
+def gradients(
+  ys: Sequence[Tensor],
+  xs: Sequence[Tensor],
+  grad_ys: Sequence[Tensor | None] | None = None,
+  operations: Sequence[Operation] | None = None,
+) -> list[Tensor | None]:
+  """Gradients of the sum of `ys` with respect to `xs`, as new operations of the graph.
+
+  Args:
+    ys: `Tensor`s. One that stands twice counts twice.
+    xs: `Tensor`s (of a variable its value, which `get_variable` returned).
+    grad_ys: a gradient (or None) for each y; ones by default.
+    operations: the operations to go through; all of the graph by default.
+
+  Returns:
+    A `Tensor` for each x, or None if no y depends on it.
+
+  Raises:
+    GradientError: an operation on the way has no gradient.
+    ShapeError: a gradient has not the shape of its tensor.
+  """
+  ys, xs = list(ys), list(xs)
+  if not ys:
+    return [None] * len(xs)
+  graph = ys[0].graph
+  operations = list(graph.operations if operations is None else operations)
+  if grad_ys is None:
+    for y in ys:
+      if not y.dtype.is_floating:
+        raise GradientError(f"gradients: {y} is not floating; give grad_ys, or cast it")
+    grad_ys = [constant(y.mesh, 1.0, shape=y.shape, dtype=y.dtype) for y in ys]
+  found: dict[Tensor, Tensor] = {}
+  for y, g in zip(ys, grad_ys):
+    if g is not None:
+      found[y] = add(found[y], g) if y in found else g
+
+  downstream = set(xs)
+  for op in operations:
+    if op.has_gradient and any(x in downstream for x in op.inputs):
+      downstream.update(op.outputs)
+
+  with scope.outside_all_scopes(), scope.variable_scope(graph.captured_variable_scope):
+    for op in reversed(operations):
+      if not op.has_gradient or not any(y in found for y in op.outputs):
+        continue
+      if not any(x in downstream for x in op.inputs):
+        continue
+      with scope.variable_scope(f"{op.name}/gradients"):
+        _accumulate(op, found, downstream)
+  return [found.get(x) for x in xs]
+
+
+def _accumulate(op: Operation, found: dict[Tensor, Tensor], downstream: set[Tensor]) -> None:
+  """Adds the gradients of an operation's inputs to those found before."""
+  try:
+    grads: list[Any] = list(op.gradient([found.get(y) for y in op.outputs]))
+  except NotImplementedError as e:
+    raise GradientError(
+      f"gradients: {type(op).__name__} {op.name} has no gradient; stop it with mtf.stop_gradient"
+    ) from e
+  for x, g in zip(op.inputs, grads):
+    if g is None or x not in downstream:
+      continue
+    if set(g.shape) != set(x.shape):
+      raise ShapeError(
+        f"gradients: {type(op).__name__} {op.name} gave a gradient of {g.shape} for {x}"
+      )
+    found[x] = add(found[x], g, output_shape=x.shape) if x in found else g

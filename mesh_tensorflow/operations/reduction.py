@@ -1,0 +1,265 @@
+"""Broadcast and reductions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.dimensions import (
+  Dimension,
+  DimensionLike,
+  Shape,
+  ShapeLike,
+  convert_to_dimension,
+  convert_to_shape,
+)
+from mesh_tensorflow.errors import DimensionError, GradientError, ShapeError
+from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.mesh_impl import LazyAllreduceSum
+from mesh_tensorflow.operations.elementwise import ScalarMultiplyOperation, cast, to_float
+from mesh_tensorflow.slices import transpose_to
+
+_TF_REDUCTION = {"SUM": tf.reduce_sum, "MAX": tf.reduce_max, "MIN": tf.reduce_min}
+_TF_BINARY = {"SUM": tf.add, "MAX": tf.maximum, "MIN": tf.minimum}
+
+
+def reduction_fn(reduction_fn_string: str) -> Any:
+  """The TensorFlow reduction for "SUM", "MAX" or "MIN"."""
+  if reduction_fn_string not in _TF_REDUCTION:
+    raise ShapeError(f"{reduction_fn_string!r} is not SUM, MAX or MIN")
+  return _TF_REDUCTION[reduction_fn_string]
+
+
+def binary_reduction_fn(reduction_fn_string: str) -> Any:
+  """The elementwise TensorFlow function for "SUM", "MAX" or "MIN"."""
+  if reduction_fn_string not in _TF_BINARY:
+    raise ShapeError(f"{reduction_fn_string!r} is not SUM, MAX or MIN")
+  return _TF_BINARY[reduction_fn_string]
+
+
+class BroadcastOperation(Operation):
+  """x repeated along new dimensions."""
+
+  def __init__(self, x: Tensor, output_shape: Shape, name: str | None = None):
+    super().__init__([x], name=name or "broadcast")
+    for d in x.shape:
+      if d not in output_shape:
+        raise ShapeError(
+          f"{self.name}: dimension {d.name}={d.size} of {x} is not in the new shape {output_shape}"
+        )
+    self._outputs = [Tensor(self, output_shape, x.dtype)]
+    self._initialize_all_dimensions_as_splittable()
+
+  def gradient(self, grad_ys):
+    return [reduce_sum(grad_ys[0], output_shape=self.inputs[0].shape)]
+
+  def lower(self, lowering):
+    x, out = self.inputs[0], self.outputs[0]
+    lowering.set_tensor_lowering(
+      out, lowering.mesh_impl(self).broadcast_impl(lowering.tensors[x], x.shape, out.shape)
+    )
+
+
+def broadcast(x: Tensor, new_shape: ShapeLike) -> Tensor:
+  """x with more dimensions (and in another order); x itself if the shape is equal."""
+  new_shape = convert_to_shape(new_shape)
+  if x.shape == new_shape:
+    return x
+  return BroadcastOperation(x, new_shape).outputs[0]
+
+
+class ReduceOperation(Operation):
+  """Sum, maximum or minimum over the dimensions that the output leaves out.
+
+  Args:
+    x: a `Tensor`.
+    output_shape: a `Shape` of dimensions of x, in any order.
+    reduction_fn_string: "SUM", "MAX" or "MIN".
+    name: of the operation.
+  """
+
+  def __init__(
+    self, x: Tensor, output_shape: Shape, reduction_fn_string: str, name: str | None = None
+  ):
+    super().__init__([x], name=name or "reduce")
+    for d in output_shape:
+      if d not in x.shape:
+        raise ShapeError(f"{self.name}: output dimension {d.name}={d.size} is not in {x}")
+    self._outputs = [Tensor(self, output_shape, x.dtype)]
+    self._reduction_fn_string = reduction_fn_string
+
+  def gradient(self, grad_ys):
+    from mesh_tensorflow.operations.binary import equal, where  # binary imports this module
+
+    dy, x, y = grad_ys[0], self.inputs[0], self.outputs[0]
+    if self._reduction_fn_string == "SUM":
+      return [broadcast(dy, x.shape)]
+    if self._reduction_fn_string in ("MAX", "MIN"):
+      return [where(equal(x, y, output_shape=x.shape), dy, 0.0, output_shape=x.shape)]
+    raise GradientError(f"{self.name}: no gradient for {self._reduction_fn_string!r}")
+
+  def lower(self, lowering):
+    impl = lowering.mesh_impl(self)
+    x, out = self.inputs[0], self.outputs[0]
+    fn = reduction_fn(self._reduction_fn_string)
+    reduced = [d for d in x.shape if d not in out.shape]
+    axes = [i for i, d in enumerate(x.shape) if d not in out.shape]
+    kept = [d for d in x.shape if d in out.shape]
+
+    def reduce(t):
+      return transpose_to(fn(t, axis=axes) if axes else t, kept, out.shape.dims)
+
+    laid_out = impl.slicewise(reduce, lowering.tensors[x])
+    mesh_axes = mesh_axes_of(impl, reduced)
+    if mesh_axes:
+      key = f"allreduce/{mesh_axes}/reduce_op"
+      size = lowering.laid_out_size(out)
+      if self._reduction_fn_string == "SUM":
+        laid_out = LazyAllreduceSum(
+          impl, laid_out, mesh_axes, lambda: lowering.add_counter(key, size)
+        )
+      else:
+        laid_out = impl.allreduce(laid_out, mesh_axes, self._reduction_fn_string)
+        lowering.add_counter(key, size)
+    lowering.set_tensor_lowering(out, laid_out)
+
+
+def mesh_axes_of(mesh_impl: Any, dims: list[Dimension]) -> list[int]:
+  """The mesh axes over which some of the dimensions are split."""
+  axes = [mesh_impl.tensor_dimension_to_mesh_axis(d) for d in dims]
+  return [a for a in axes if a is not None]
+
+
+def reduction_output_shape(
+  x: Tensor, output_shape: Shape | None, reduced_dim: Dimension | None
+) -> Shape:
+  """The output shape of a reduction.
+
+  Raises:
+    DimensionError: x does not have `reduced_dim`.
+    ShapeError: both are given and contradict each other.
+  """
+  if reduced_dim is not None and reduced_dim not in x.shape:
+    raise DimensionError(
+      f"reduced_dim {reduced_dim.name}={reduced_dim.size} is not among the dimensions of {x}"
+    )
+  if output_shape is None:
+    return Shape([]) if reduced_dim is None else x.shape - reduced_dim
+  if reduced_dim is not None and set(x.shape) - set(output_shape) != {reduced_dim}:
+    raise ShapeError(
+      f"reduction of {x} to {output_shape} does not reduce exactly the dimension "
+      f"{reduced_dim.name}={reduced_dim.size}; give only one of output_shape and reduced_dim"
+    )
+  return output_shape
+
+
+def _reduce(
+  x: Tensor,
+  disable_positional_args: Any,
+  output_shape: ShapeLike,
+  reduced_dim: DimensionLike | None,
+  reduction: str,
+  name: str,
+) -> Tensor:
+  assert disable_positional_args is None, "give output_shape and reduced_dim as keywords"
+  shape = reduction_output_shape(
+    x, convert_to_shape(output_shape), convert_to_dimension(reduced_dim)
+  )
+  if shape == x.shape:
+    return x
+  return ReduceOperation(x, shape, reduction, name=name).outputs[0]
+
+
+def reduce_sum(
+  x: Tensor,
+  disable_positional_args: Any = None,
+  output_shape: ShapeLike = None,
+  reduced_dim: DimensionLike | None = None,
+  name: str | None = None,
+) -> Tensor:
+  """Sum over `reduced_dim`, or over the dimensions that `output_shape` leaves out, or all.
+
+  Args:
+    x: a `Tensor`.
+    disable_positional_args: must stay None; what follows is given by keyword.
+    output_shape: dimensions to keep, in any order.
+    reduced_dim: the one dimension to reduce.
+    name: of the operation.
+
+  Returns:
+    A `Tensor`; x itself if nothing is to be done.
+  """
+  return _reduce(x, disable_positional_args, output_shape, reduced_dim, "SUM", name or "reduce")
+
+
+def reduce_max(
+  x: Tensor,
+  disable_positional_args: Any = None,
+  output_shape: ShapeLike = None,
+  reduced_dim: DimensionLike | None = None,
+  name: str | None = None,
+) -> Tensor:
+  """Maximum; arguments as `reduce_sum`. Tied elements each get the whole gradient."""
+  return _reduce(
+    x, disable_positional_args, output_shape, reduced_dim, "MAX", name or "reduce_max"
+  )
+
+
+def reduce_min(
+  x: Tensor,
+  disable_positional_args: Any = None,
+  output_shape: ShapeLike = None,
+  reduced_dim: DimensionLike | None = None,
+  name: str | None = None,
+) -> Tensor:
+  """Minimum; arguments as `reduce_sum`. Tied elements each get the whole gradient."""
+  return _reduce(
+    x, disable_positional_args, output_shape, reduced_dim, "MIN", name or "reduce_min"
+  )
+
+
+def reduce_mean(
+  x: Tensor,
+  disable_positional_args: Any = None,
+  output_shape: ShapeLike = None,
+  reduced_dim: DimensionLike | None = None,
+  name: str | None = None,
+) -> Tensor:
+  """Mean of a floating tensor; arguments as `reduce_sum`."""
+  total = reduce_sum(
+    x, disable_positional_args, output_shape, reduced_dim, name=name or "reduce_mean"
+  )
+  return ScalarMultiplyOperation(total, total.size / x.size).outputs[0]
+
+
+def reduce_all(
+  x: Tensor,
+  disable_positional_args: Any = None,
+  output_shape: ShapeLike = None,
+  reduced_dim: DimensionLike | None = None,
+  name: str | None = None,
+) -> Tensor:
+  """Whether all are true; arguments as `reduce_sum`."""
+  return cast(
+    reduce_min(
+      to_float(x), disable_positional_args, output_shape, reduced_dim, name or "reduce_all"
+    ),
+    tf.bool,
+  )
+
+
+def reduce_any(
+  x: Tensor,
+  disable_positional_args: Any = None,
+  output_shape: ShapeLike = None,
+  reduced_dim: DimensionLike | None = None,
+  name: str | None = None,
+) -> Tensor:
+  """Whether any is true; arguments as `reduce_sum`."""
+  return cast(
+    reduce_max(
+      to_float(x), disable_positional_args, output_shape, reduced_dim, name or "reduce_any"
+    ),
+    tf.bool,
+  )

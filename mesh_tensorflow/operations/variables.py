@@ -1,0 +1,405 @@
+"""Variables, and the operations that read and assign them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow import scope
+from mesh_tensorflow.dimensions import Shape, ShapeLike, convert_to_shape
+from mesh_tensorflow.errors import DTypeError, GraphError, ShapeError, VariableError
+from mesh_tensorflow.graph import Mesh, Operation, Tensor
+from mesh_tensorflow.store import LaidOutVariable
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+
+class VariableDType:
+  """The three dtypes of a variable.
+
+  Args:
+    master_dtype: dtype in checkpoints.
+    slice_dtype: dtype in which it is kept and updated; the master's by default.
+    activation_dtype: dtype of the `Tensor` that computations see; the master's by default.
+  """
+
+  def __init__(
+    self,
+    master_dtype: Any = tf.float32,
+    slice_dtype: Any = None,
+    activation_dtype: Any = None,
+  ):
+    if master_dtype is None:
+      raise DTypeError("VariableDType needs a master_dtype")
+    self._master_dtype = tf.as_dtype(master_dtype)
+    self._slice_dtype = self._master_dtype if slice_dtype is None else tf.as_dtype(slice_dtype)
+    self._activation_dtype = (
+      self._master_dtype if activation_dtype is None else tf.as_dtype(activation_dtype)
+    )
+
+  @property
+  def master_dtype(self) -> tf.DType:
+    return self._master_dtype
+
+  @property
+  def slice_dtype(self) -> tf.DType:
+    return self._slice_dtype
+
+  @property
+  def activation_dtype(self) -> tf.DType:
+    return self._activation_dtype
+
+  def __eq__(self, other: Any) -> bool:
+    return isinstance(other, VariableDType) and self._key() == other._key()
+
+  def __hash__(self) -> int:
+    return hash(self._key())
+
+  def __repr__(self) -> str:
+    return "VariableDType(master=%s, slice=%s, activation=%s)" % tuple(
+      d.name for d in self._key()
+    )
+
+  def _key(self) -> tuple[tf.DType, tf.DType, tf.DType]:
+    return (self._master_dtype, self._slice_dtype, self._activation_dtype)
+
+
+class Variable(Operation):
+  """A variable; its output is its value where it stands in the graph.
+
+  Args:
+    mesh: a `Mesh`.
+    name: name within the open variable scope.
+    shape: a `Shape`.
+    dtype: a `VariableDType`.
+    initializer: see `initializers.convert_to_initializer`.
+    trainable: whether it is among `graph.trainable_variables`.
+    **kwargs: TF1's `collections`, `use_resource` and the like; they have no meaning here.
+  """
+
+  is_cloneable = False
+
+  def __init__(
+    self,
+    mesh: Mesh,
+    name: str,
+    shape: Shape,
+    dtype: VariableDType,
+    initializer: Any,
+    trainable: bool,
+    **kwargs: Any,
+  ):
+    del kwargs
+    if not isinstance(dtype, VariableDType):
+      raise DTypeError(f"variable {name}: dtype must be an mtf.VariableDType, got {dtype!r}")
+    self.full_name = scope.full_variable_name(name)
+    if self.full_name in mesh.graph.name_to_variable:
+      raise VariableError(f"variable {self.full_name} exists in this graph")
+    super().__init__([], mesh, name=name)
+    self._dtype = dtype
+    self._trainable = trainable
+    self._initializer = initializer
+    self._outputs = [Tensor(self, shape, dtype.activation_dtype, name=self.full_name + ":0")]
+    self._initialize_all_dimensions_as_splittable()
+    mesh.graph.register_variable(self)
+
+  @property
+  def value(self) -> Tensor:
+    return self._outputs[0]
+
+  @property
+  def shape(self) -> Shape:
+    return self.value.shape
+
+  @property
+  def size(self) -> int:
+    return self.shape.size
+
+  @property
+  def dtype(self) -> VariableDType:
+    return self._dtype
+
+  @property
+  def master_dtype(self) -> tf.DType:
+    return self._dtype.master_dtype
+
+  @property
+  def slice_dtype(self) -> tf.DType:
+    return self._dtype.slice_dtype
+
+  @property
+  def activation_dtype(self) -> tf.DType:
+    return self._dtype.activation_dtype
+
+  @property
+  def trainable(self) -> bool:
+    return self._trainable
+
+  @property
+  def initializer(self) -> Any:
+    return self._initializer
+
+  def make_untrainable(self) -> None:
+    self._trainable = False
+
+  @property
+  def has_gradient(self) -> bool:
+    return False
+
+  def __repr__(self) -> str:
+    return f"Variable({self.value})"
+
+  def lower(self, lowering):
+    impl = lowering.mesh_impl(self)
+    stored = impl.variable_store.get(
+      impl,
+      self.full_name,
+      self.shape,
+      master_dtype=self.master_dtype,
+      slice_dtype=self.slice_dtype,
+      initializer=self._initializer,
+      trainable=self._trainable,
+    )
+    lowering.variables[self] = LaidOutVariable(impl, stored, self)
+    kind = "trainable" if self._trainable else "untrainable"
+    lowering.add_counter(f"variables/{kind}", self.size)
+    _read(lowering, self, self.value)
+
+
+def _read(lowering: Any, variable: Variable, output: Tensor) -> None:
+  """Sets `output` to the current value of the variable, in its activation dtype."""
+  laid_out = lowering.variables[variable].laid_out_tensor
+  if variable.activation_dtype != variable.slice_dtype:
+    laid_out = lowering.mesh_impl(variable).slicewise(
+      lambda x: tf.cast(x, variable.activation_dtype), laid_out
+    )
+  lowering.set_tensor_lowering(output, laid_out)
+
+
+def get_variable(
+  mesh: Mesh,
+  name: str,
+  shape: ShapeLike,
+  dtype: Any = tf.float32,
+  master_dtype: Any = None,
+  slice_dtype: Any = None,
+  activation_dtype: Any = None,
+  initializer: Any = None,
+  trainable: bool = True,
+  **kwargs: Any,
+) -> Tensor:
+  """The value of a variable, which is created if the graph does not have it.
+
+  Args:
+    mesh: a `Mesh`.
+    name: name within the open variable scope (`mtf.variable_scope`).
+    shape: its shape. If the graph has a variable of that name, it is returned as it is.
+    dtype: a `VariableDType`, or a dtype that stands for all three, or None.
+    master_dtype: wins over `dtype`, unless that is a `VariableDType`.
+    slice_dtype: likewise.
+    activation_dtype: likewise.
+    initializer: an `mtf.initializers.Initializer`, one of TensorFlow's, a callable
+      `fn(shape, dtype)`, a number, or None (Glorot-uniform; zeros for integers).
+    trainable: whether it is among `graph.trainable_variables`.
+    **kwargs: TF1's `collections` and the like; they have no meaning here.
+
+  Returns:
+    A `Tensor` of the activation dtype.
+
+  Raises:
+    DTypeError: `dtype` is something else.
+  """
+  if dtype is None:
+    dtype = VariableDType(master_dtype, slice_dtype, activation_dtype)
+  elif isinstance(dtype, tf.DType):
+    dtype = VariableDType(
+      master_dtype or dtype, slice_dtype or dtype, activation_dtype or dtype
+    )
+  elif not isinstance(dtype, VariableDType):
+    raise DTypeError(
+      f"get_variable {name!r}: dtype must be a tf.DType or an mtf.VariableDType, got {dtype!r}"
+    )
+  full_name = scope.full_variable_name(name)
+  if full_name in mesh.graph.name_to_variable:
+    return mesh.graph.name_to_variable[full_name].outputs[0]
+  return Variable(
+    mesh, name, convert_to_shape(shape), dtype, initializer, trainable, **kwargs
+  ).outputs[0]
+
+
+class ReadVariable(Operation):
+  """The value of a variable at this place in the graph (after assignments before it)."""
+
+  is_cloneable = False
+
+  def __init__(self, var: Variable, name: str | None = None):
+    super().__init__(var.outputs, name=name or "read_variable")
+    self._var = var
+    self._outputs = [Tensor(self, var.shape, var.activation_dtype)]
+
+  def gradient(self, grad_ys):
+    return grad_ys
+
+  def lower(self, lowering):
+    _read(lowering, self._var, self.outputs[0])
+
+
+def read_variable(var: Variable) -> Tensor:
+  """Reads a `Variable` operation again."""
+  if not isinstance(var, Variable):
+    raise VariableError(
+      f"read_variable takes the Variable operation (tensor.operation), got {var!r}"
+    )
+  return ReadVariable(var).outputs[0]
+
+
+def assign_slice(variable: Variable, slice_var: tf.Variable, val: tf.Tensor) -> Any:
+  """Sets a slice to a value, cast to the slice dtype."""
+  return slice_var.assign(tf.cast(val, variable.slice_dtype), read_value=False)
+
+
+def assign_add_slice(variable: Variable, slice_var: tf.Variable, val: tf.Tensor) -> Any:
+  """Adds a value, cast to the slice dtype, to a slice."""
+  return slice_var.assign_add(tf.cast(val, variable.slice_dtype), read_value=False)
+
+
+def assign_sub_slice(variable: Variable, slice_var: tf.Variable, val: tf.Tensor) -> Any:
+  """Subtracts a value, cast to the slice dtype, from a slice."""
+  return slice_var.assign_sub(tf.cast(val, variable.slice_dtype), read_value=False)
+
+
+class Assign(Operation):
+  """Assigns values to variables, in order, where it stands in the graph.
+
+  Args:
+    variables: `Variable` operations.
+    new_values: one `Tensor` for each, of its shape.
+    assign_fn: `fn(mtf_variable, slice_tf_variable, tf_value)`.
+    name: of the operation.
+
+  Raises:
+    ShapeError: a value has other dimensions than its variable.
+  """
+
+  is_cloneable = False
+
+  def __init__(
+    self,
+    variables: Sequence[Variable],
+    new_values: Sequence[Tensor],
+    assign_fn: Callable[..., Any] = assign_slice,
+    name: str | None = None,
+  ):
+    super().__init__(list(new_values), variables[0].mesh, name=name or "assign")
+    self._variables = list(variables)
+    self._assign_fn = assign_fn
+    for v, x in zip(self._variables, new_values):
+      if v.shape != x.shape:
+        raise ShapeError(
+          f"{self.name}: the value for variable {v.full_name} has {x.shape}, the variable {v.shape}"
+        )
+
+  @property
+  def variables(self) -> list[Variable]:
+    return self._variables
+
+  @property
+  def assign_fn(self) -> Callable[..., Any]:
+    return self._assign_fn
+
+  @property
+  def has_gradient(self) -> bool:
+    return False
+
+  def lower(self, lowering):
+    done = []
+    # All values are read before anything is written.
+    values = [lowering.tensors[x].to_laid_out_tensor() for x in self._inputs]
+    for v, value in zip(self._variables, values):
+      done += lowering.variables[v].assign_to_slices(self._assign_fn, value)
+    lowering.operations[self] = grouped(done)
+
+
+def grouped(results: Sequence[Any]) -> Any:
+  """One tf.Operation that stands for all; None when executing eagerly."""
+  if tf.executing_eagerly():
+    return None
+  return tf.group([r for r in results if r is not None])
+
+
+def assign(
+  var: Any, new_val: Tensor, assign_fn: Callable[..., Any] = assign_slice, name: str | None = None
+) -> Assign:
+  """Assigns to a variable.
+
+  The assignment happens whenever the graph's lowering runs, where it stands in the
+  order of the graph's operations. Values read before it are not affected.
+
+  Args:
+    var: a `Variable`, or its value (also through a chain of operations of one input,
+      a cast for example).
+    new_val: a `Tensor` of the variable's shape.
+    assign_fn: see `Assign`.
+    name: of the operation.
+
+  Returns:
+    The `Assign` operation.
+
+  Raises:
+    VariableError: `var` leads to no variable.
+  """
+  op = var.operation if isinstance(var, Tensor) else var
+  while isinstance(op, Operation) and not isinstance(op, Variable):
+    if len(op.inputs) != 1:
+      break
+    op = op.inputs[0].operation
+  if not isinstance(op, Variable):
+    raise VariableError(f"assign: {var!r} is not a variable, nor the value of one")
+  return Assign([op], [new_val], assign_fn=assign_fn, name=name)
+
+
+def assign_add(var: Any, new_val: Tensor) -> Assign:
+  """Adds to a variable; see `assign`."""
+  return assign(var, new_val, assign_fn=assign_add_slice)
+
+
+def assign_sub(var: Any, new_val: Tensor) -> Assign:
+  """Subtracts from a variable; see `assign`."""
+  return assign(var, new_val, assign_fn=assign_sub_slice)
+
+
+class Depend(Operation):
+  """x, after the given operations and tensors.
+
+  Operations run in the order of the graph, so this only needs to exist.
+  """
+
+  def __init__(
+    self, x: Tensor, dependencies: Sequence[Operation | Tensor], name: str | None = None
+  ):
+    super().__init__([x], x.mesh, name=name or "depend")
+    for d in dependencies:
+      if not isinstance(d, (Operation, Tensor)):
+        raise GraphError(f"{self.name}: a dependency must be an Operation or a Tensor, got {d!r}")
+    self._dependencies = list(dependencies)
+    self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+  def gradient(self, grad_ys):
+    return grad_ys
+
+  def lower(self, lowering):
+    for d in self._dependencies:
+      if isinstance(d, Tensor):
+        lowering.tensors[d].to_laid_out_tensor()
+    lowering.set_tensor_lowering(
+      self.outputs[0],
+      lowering.mesh_impl(self).slicewise(tf.identity, lowering.tensors[self.inputs[0]]),
+    )
+
+
+def depend(x: Tensor, dependencies: Sequence[Operation | Tensor]) -> Tensor:
+  """Identity of x, ordered after the dependencies."""
+  return Depend(x, dependencies).outputs[0]

@@ -1,0 +1,238 @@
+"""Every operation and name of the language, flat: `mesh_tensorflow.ops`."""
+
+from mesh_tensorflow.dimensions import (
+  Dimension,
+  Shape,
+  anonymous_shape,
+  combined_dimension,
+  convert_to_dimension,
+  convert_to_shape,
+  is_subsequence,
+  list_product,
+  verify_no_new_dims,
+)
+from mesh_tensorflow.errors import *  # noqa: F403
+from mesh_tensorflow.graph import Graph, Mesh, Operation, Tensor
+from mesh_tensorflow.layout import (
+  LayoutRules,
+  TensorLayout,
+  convert_to_layout_rules,
+  tensor_dim_to_mesh_dim_size,
+  tensor_dim_to_size_per_split,
+)
+from mesh_tensorflow.lowering import Lowering
+from mesh_tensorflow.mesh_impl import (
+  LazyAllreduceSum,
+  LazyLaidOutTensor,
+  MeshImpl,
+  compatible_lazy_allreduce_sums,
+  convert_args_to_laid_out_tensors,
+)
+from mesh_tensorflow.operations.binary import (
+  AddOperation,
+  BinaryOpWithBroadcasting,
+  MinMaxOperation,
+  add,
+  add_n,
+  binary_arguments_to_tensors,
+  binary_op_with_broadcasting,
+  divide,
+  equal,
+  floordiv,
+  greater,
+  greater_equal,
+  less,
+  less_equal,
+  logical_and,
+  logical_or,
+  maximum,
+  minimum,
+  mod,
+  multiply,
+  not_equal,
+  sub,
+  where,
+)
+from mesh_tensorflow.operations.constants import (
+  Constant,
+  ImportLaidOutTensorOperation,
+  ImportOperation,
+  constant,
+  import_fully_replicated,
+  import_laid_out_tensor,
+  import_tf_tensor,
+  ones,
+  ones_like,
+  zeros,
+  zeros_like,
+)
+try:
+  from mesh_tensorflow.operations.control import (
+    PrintOperation,
+    Print,
+    ScalarSummaryOperation,
+    StopGradient,
+    scalar_summary,
+    stop_gradient,
+  )
+except ImportError: pass
+try:
+  from mesh_tensorflow.operations.custom_gradient import (
+    CustomGradientOperation,
+    custom_gradient,
+    recompute_grad,
+  )
+except ImportError: pass
+from mesh_tensorflow.operations.einsum import EinsumOperation, einsum, matmul, transpose
+from mesh_tensorflow.operations.elementwise import (
+  ScalarAddOperation,
+  ScalarMultiplyOperation,
+  cast,
+  cos,
+  elu,
+  exp,
+  gelu,
+  identity,
+  leaky_relu,
+  log,
+  logical_not,
+  mtf_abs,
+  mtf_pow,
+  negative,
+  reciprocal,
+  relu,
+  rsqrt,
+  selu,
+  sigmoid,
+  sign,
+  sin,
+  softplus,
+  sqrt,
+  square,
+  squared_relu,
+  swish,
+  tanh,
+  to_bfloat16,
+  to_float,
+  to_int32,
+)
+from mesh_tensorflow.operations.gradients import gradients
+try:
+  from mesh_tensorflow.operations.indexing import (
+    OneHotOperation,
+    RangeOperation,
+    cumsum,
+    gather,
+    mtf_range,
+    one_hot,
+    pool_tensor_1d,
+    reduce_first,
+    stride_tensor_1d,
+  )
+except ImportError: pass
+try:
+  from mesh_tensorflow.operations.loops import (
+    WhileLoopOperation,
+    serialize_training_step,
+    while_loop,
+  )
+except ImportError: pass
+try:
+  from mesh_tensorflow.operations.random import (
+    RandomOperation,
+    dropout,
+    random_normal,
+    random_uniform,
+    sample_with_temperature,
+  )
+except ImportError: pass
+from mesh_tensorflow.operations.reduction import (
+  BroadcastOperation,
+  ReduceOperation,
+  binary_reduction_fn,
+  broadcast,
+  reduce_all,
+  reduce_any,
+  reduce_max,
+  reduce_mean,
+  reduce_min,
+  reduce_sum,
+  reduction_fn,
+)
+from mesh_tensorflow.operations.reshape import (
+  ReshapeOperation,
+  anonymize,
+  rename_dimension,
+  replace_dimensions,
+  reshape,
+)
+try:
+  from mesh_tensorflow.operations.shift import (
+    ShiftOperation,
+    dynamic_shift,
+    halo_exchange,
+    left_halo_exchange,
+    shift,
+  )
+except ImportError: pass
+from mesh_tensorflow.operations.slicewise import (
+  GenericGradOperation,
+  SlicewiseOperation,
+  cwise,
+  slicewise,
+)
+try:
+  from mesh_tensorflow.operations.slicing import (
+    ConcatOperation,
+    PadOperation,
+    SliceOperation,
+    SplitOperation,
+    StackOperation,
+    UnstackOperation,
+    concat,
+    mtf_slice,
+    pad,
+    split,
+    stack,
+    unstack,
+  )
+except ImportError: pass
+from mesh_tensorflow.operations.softmax import log_softmax, reduce_logsumexp, softmax
+try:
+  from mesh_tensorflow.operations.top_k import (
+    TopKOperation,
+    argmax,
+    nth_largest_element,
+    nth_smallest_element,
+    top_1,
+    top_k,
+  )
+except ImportError: pass
+from mesh_tensorflow.operations.variables import (
+  Assign,
+  Depend,
+  ReadVariable,
+  Variable,
+  VariableDType,
+  assign,
+  assign_add,
+  assign_add_slice,
+  assign_slice,
+  assign_sub,
+  assign_sub_slice,
+  depend,
+  get_variable,
+  read_variable,
+)
+from mesh_tensorflow.processors import (
+  pnum_to_group,
+  pnum_to_processor_coordinates,
+  pnum_to_processor_coordinates_nd,
+  processor_coordinates_to_pnum,
+  processor_coordinates_to_pnum_map_nd,
+  processor_groups,
+)
+from mesh_tensorflow.report import log_variable_sizes, pretty_print_counters
+from mesh_tensorflow.scope import get_variable_scope, variable_scope
+
+__all__ = [name for name in dir() if not name.startswith("_")]

@@ -1,0 +1,249 @@
+"""The variable store: slices that live on their devices, found again by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow import initializers, random_bits
+from mesh_tensorflow.dimensions import Shape
+from mesh_tensorflow.errors import VariableError
+from mesh_tensorflow.layout import TensorLayout
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredVariable:
+  """One mtf variable: its slices on this process's devices, and where each belongs.
+
+  Attributes:
+    name: full name, as in checkpoints.
+    shape: a `Shape`.
+    master_dtype: dtype in checkpoints.
+    slice_dtype: dtype of the slices.
+    trainable: whether it is trained.
+    layout: which mesh axis splits which axis.
+    slices: one tf.Variable for each processor of this process.
+    begins: the offset of each slice in the whole variable.
+    slice_shape: sizes of a slice.
+  """
+
+  name: str
+  shape: Shape
+  master_dtype: tf.DType
+  slice_dtype: tf.DType
+  trainable: bool
+  layout: TensorLayout
+  slices: tuple[tf.Variable, ...]
+  begins: tuple[tuple[int, ...], ...]
+  slice_shape: tuple[int, ...]
+
+  def distinct(self) -> list[tuple[tuple[int, ...], tf.Variable]]:
+    """(offset, slice) of the slices without their replicas."""
+    seen: dict[tuple[int, ...], tf.Variable] = {}
+    for begin, v in zip(self.begins, self.slices):
+      seen.setdefault(begin, v)
+    return list(seen.items())
+
+  def numpy(self) -> Any:
+    """The whole value as an array (needs every slice in this process)."""
+    import numpy as np
+
+    whole = np.zeros(self.shape.to_integer_list, self.slice_dtype.as_numpy_dtype)
+    for begin, v in self.distinct():
+      whole[tuple(slice(b, b + n) for b, n in zip(begin, self.slice_shape))] = v.numpy()
+    return whole
+
+  def assign(self, value: Any) -> None:
+    """Sets every slice from a whole array (cast to the slice dtype)."""
+    value = tf.convert_to_tensor(value)
+    if value.shape.as_list() != self.shape.to_integer_list:
+      raise VariableError(
+        f"variable {self.name} has shape {self.shape}, the new value has {value.shape}"
+      )
+    for begin, v in zip(self.begins, self.slices):
+      v.assign(tf.cast(tf.slice(value, begin, self.slice_shape), self.slice_dtype))
+
+
+class VariableStore(tf.Module):
+  """Holds the variables of a mesh implementation.
+
+  The first lowering of a program creates the slices, each on its device and
+  without the rest of the variable; later lowerings find them by name.
+
+  Args:
+    seed: initial values are a function of it and of the variable's name.
+    name: name of the module.
+  """
+
+  def __init__(self, seed: int = 0, name: str | None = None):
+    super().__init__(name=name or "variable_store")
+    self.seed = int(seed)
+    self._slices: dict[str, tuple[tf.Variable, ...]] = {}
+    self._stored: dict[str, Any] = {}
+
+  def __contains__(self, name: str) -> bool:
+    return name in self._stored
+
+  def __getitem__(self, name: str) -> StoredVariable:
+    if name not in self._stored:
+      known = ", ".join(sorted(self._stored)[:20])
+      raise VariableError(f"there is no variable {name!r}; known: {known}")
+    return self._stored[name]
+
+  def __iter__(self) -> Iterator[StoredVariable]:
+    return iter(list(self._stored.values()))
+
+  def __len__(self) -> int:
+    return len(self._stored)
+
+  @property
+  def names(self) -> list[str]:
+    """Names in order of creation."""
+    return list(self._stored)
+
+  def get(
+    self,
+    mesh_impl: Any,
+    name: str,
+    shape: Shape,
+    *,
+    master_dtype: tf.DType,
+    slice_dtype: tf.DType,
+    initializer: Any = None,
+    trainable: bool = True,
+  ) -> StoredVariable:
+    """Finds a variable, or creates its slices.
+
+    Args:
+      mesh_impl: says where the slices are (`local_processors`, `processor_device`).
+      name: full name.
+      shape: a `Shape`.
+      master_dtype: dtype in checkpoints.
+      slice_dtype: dtype of the slices.
+      initializer: see `initializers.convert_to_initializer`.
+      trainable: whether it is trained.
+
+    Returns:
+      The `StoredVariable`.
+
+    Raises:
+      VariableError: it exists with another shape or dtype.
+    """
+    layout = mesh_impl.tensor_layout(shape)
+    if name in self._stored:
+      old = self._stored[name]
+      if old.shape.to_integer_list != shape.to_integer_list:
+        raise VariableError(
+          f"variable {name} exists with shape {old.shape} and is now asked for with {shape}; "
+          "use another name, or another variable store"
+        )
+      if (old.slice_dtype, old.master_dtype) != (slice_dtype, master_dtype):
+        raise VariableError(
+          f"variable {name} exists with dtypes master {old.master_dtype.name}, slice "
+          f"{old.slice_dtype.name} and is now asked for with master {master_dtype.name}, slice "
+          f"{slice_dtype.name}"
+        )
+      if old.layout != layout:
+        raise VariableError(
+          f"variable {name} exists as {old.shape}, {old.layout} and is now asked for as {shape}, "
+          f"{layout}: its dimensions are named differently, so it would be split differently"
+        )
+      return old
+    init = initializers.convert_to_initializer(initializer, slice_dtype)
+    key = random_bits.fold(random_bits.name_key(name), self.seed)
+    full, part = shape.to_integer_list, mesh_impl.slice_shape(shape)
+    slices, begins = [], []
+    with tf.init_scope():
+      values: dict[tuple[int, ...], tf.Tensor] = {}
+      for pnum in mesh_impl.local_processors:
+        begin = tuple(mesh_impl.slice_begin(shape, pnum))
+        with tf.device(mesh_impl.processor_device(pnum)):
+          if begin not in values:
+            values[begin] = tf.cast(
+              init.slice_values(key, full, list(begin), part, slice_dtype), slice_dtype
+            )
+          slices.append(
+            tf.Variable(
+              tf.identity(values[begin]),
+              trainable=trainable,
+              name=_variable_name(f"{name}_slice_{pnum}"),
+            )
+          )
+        begins.append(begin)
+    stored = StoredVariable(
+      name=name,
+      shape=shape,
+      master_dtype=master_dtype,
+      slice_dtype=slice_dtype,
+      trainable=trainable,
+      layout=layout,
+      slices=tuple(slices),
+      begins=tuple(begins),
+      slice_shape=tuple(part),
+    )
+    self._slices[name] = stored.slices
+    self._stored[name] = stored
+    return stored
+
+
+def _variable_name(name: str) -> str:
+  """tf.Variable refuses names with empty path components ("a//b")."""
+  return "/".join(p for p in name.split("/") if p)
+
+
+class LaidOutVariable:
+  """A stored variable as one lowering sees it.
+
+  Args:
+    mesh_impl: the `MeshImpl`.
+    stored: the `StoredVariable`.
+    variable: the mtf `Variable` operation.
+  """
+
+  def __init__(self, mesh_impl: Any, stored: StoredVariable, variable: Any):
+    self._mesh_impl = mesh_impl
+    self._variable = variable
+    self.stored = stored
+
+  @property
+  def slices(self) -> list[tf.Variable]:
+    """The tf.Variables of the processors that this program runs."""
+    return self._mesh_impl.program_slices(self.stored)
+
+  @property
+  def laid_out_tensor(self) -> Any:
+    """The current values (slice dtype)."""
+    return self._mesh_impl.slicewise(
+      lambda v: v.read_value(), self._mesh_impl.LaidOutTensor(self.slices)
+    )
+
+  def assign_to_slices(self, assign_fn: Any, values: Any) -> Any:
+    """Runs `assign_fn(mtf_variable, slice_tf_variable, tf_value)` on every slice.
+
+    Args:
+      assign_fn: as `mtf.assign_slice`.
+      values: a laid-out tensor.
+
+    Returns:
+      A list of what `assign_fn` returned.
+    """
+    results: list[Any] = []
+
+    def run(v, value):
+      results.append(assign_fn(self._variable, v, value))
+      return value
+
+    self._mesh_impl.slicewise(run, self._mesh_impl.LaidOutTensor(self.slices), values)
+    return results
+
+  def update(self, fn: Any, *values: Any) -> None:
+    """Runs `fn(slice_tf_variable, *slices)` for its effect on every processor."""
+
+    def run(v, *slices):
+      fn(v, *slices)
+      return 0
+
+    self._mesh_impl.slicewise(run, self._mesh_impl.LaidOutTensor(self.slices), *values)
