@@ -357,7 +357,7 @@ class Operation(metaclass=_OperationMeta):
         )
       if not x.usable:
         raise GraphError(
-          f"operation {name!r} uses {x}, which is inside a custom_gradient or "
+          f"operation {name!r} uses {x}, which is inside a loop, or a custom_gradient or "
           "recompute_grad function; return it from that function to use it"
         )
       if x.mesh.graph is not mesh.graph:

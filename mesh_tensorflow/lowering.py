@@ -56,6 +56,7 @@ class Lowering:
     self.tensors: dict[Tensor, Any] = {}
     self.operations: dict[Operation, Any] = {}
     self.variables: dict[Operation, LaidOutVariable] = {}
+    self.scalar_summaries: list[tuple[str, Any]] = []
     self._counters: list[tuple[str, int]] = []
     self._seed = seed
     self._base_keys: dict[MeshImpl, Any] = {}
@@ -140,7 +141,7 @@ class Lowering:
       loop_key: an integer scalar laid out (the iteration number), so that random
         operations draw anew in each iteration.
     """
-    result = object.__new__(Lowering)
+    result = object.__new__(type(self))
     result.__dict__.update(self.__dict__)
     result.tensors = dict(self.tensors)
     result._base_keys = dict(self._base_keys)

@@ -126,6 +126,11 @@ class LazyAllreduceSum(_Forced):
     return self._reduced
 
   @property
+  def is_reduced(self) -> bool:
+    """Whether the allreduce has been executed."""
+    return self._reduced is not None
+
+  @property
   def slice_shape(self) -> list[int]:
     return self.laid_out_input.slice_shape
 

@@ -66,23 +66,19 @@ from mesh_tensorflow.operations.constants import (
   zeros,
   zeros_like,
 )
-try:
-  from mesh_tensorflow.operations.control import (
-    PrintOperation,
-    Print,
-    ScalarSummaryOperation,
-    StopGradient,
-    scalar_summary,
-    stop_gradient,
-  )
-except ImportError: pass
-try:
-  from mesh_tensorflow.operations.custom_gradient import (
-    CustomGradientOperation,
-    custom_gradient,
-    recompute_grad,
-  )
-except ImportError: pass
+from mesh_tensorflow.operations.control import (
+  PrintOperation,
+  Print,
+  ScalarSummaryOperation,
+  StopGradient,
+  scalar_summary,
+  stop_gradient,
+)
+from mesh_tensorflow.operations.custom_gradient import (
+  CustomGradientOperation,
+  custom_gradient,
+  recompute_grad,
+)
 from mesh_tensorflow.operations.einsum import EinsumOperation, einsum, matmul, transpose
 from mesh_tensorflow.operations.elementwise import (
   ScalarAddOperation,
@@ -117,35 +113,27 @@ from mesh_tensorflow.operations.elementwise import (
   to_int32,
 )
 from mesh_tensorflow.operations.gradients import gradients
-try:
-  from mesh_tensorflow.operations.indexing import (
-    OneHotOperation,
-    RangeOperation,
-    cumsum,
-    gather,
-    mtf_range,
-    one_hot,
-    pool_tensor_1d,
-    reduce_first,
-    stride_tensor_1d,
-  )
-except ImportError: pass
-try:
-  from mesh_tensorflow.operations.loops import (
-    WhileLoopOperation,
-    serialize_training_step,
-    while_loop,
-  )
-except ImportError: pass
-try:
-  from mesh_tensorflow.operations.random import (
-    RandomOperation,
-    dropout,
-    random_normal,
-    random_uniform,
-    sample_with_temperature,
-  )
-except ImportError: pass
+from mesh_tensorflow.operations.indexing import (
+  OneHotOperation,
+  gather,
+  one_hot,
+  pool_tensor_1d,
+  reduce_first,
+  stride_tensor_1d,
+)
+from mesh_tensorflow.operations.loops import (
+  WhileLoopOperation,
+  serialize_training_step,
+  while_loop,
+)
+from mesh_tensorflow.operations.random import (
+  RandomOperation,
+  dropout,
+  random_normal,
+  random_uniform,
+  sample_with_temperature,
+)
+from mesh_tensorflow.operations.ranges import RangeOperation, cumsum, mtf_range
 from mesh_tensorflow.operations.reduction import (
   BroadcastOperation,
   ReduceOperation,
@@ -166,48 +154,42 @@ from mesh_tensorflow.operations.reshape import (
   replace_dimensions,
   reshape,
 )
-try:
-  from mesh_tensorflow.operations.shift import (
-    ShiftOperation,
-    dynamic_shift,
-    halo_exchange,
-    left_halo_exchange,
-    shift,
-  )
-except ImportError: pass
+from mesh_tensorflow.operations.shift import (
+  ShiftOperation,
+  dynamic_shift,
+  halo_exchange,
+  left_halo_exchange,
+  shift,
+)
 from mesh_tensorflow.operations.slicewise import (
   GenericGradOperation,
   SlicewiseOperation,
   cwise,
   slicewise,
 )
-try:
-  from mesh_tensorflow.operations.slicing import (
-    ConcatOperation,
-    PadOperation,
-    SliceOperation,
-    SplitOperation,
-    StackOperation,
-    UnstackOperation,
-    concat,
-    mtf_slice,
-    pad,
-    split,
-    stack,
-    unstack,
-  )
-except ImportError: pass
+from mesh_tensorflow.operations.slicing import (
+  ConcatOperation,
+  PadOperation,
+  SliceOperation,
+  SplitOperation,
+  StackOperation,
+  UnstackOperation,
+  concat,
+  mtf_slice,
+  pad,
+  split,
+  stack,
+  unstack,
+)
 from mesh_tensorflow.operations.softmax import log_softmax, reduce_logsumexp, softmax
-try:
-  from mesh_tensorflow.operations.top_k import (
-    TopKOperation,
-    argmax,
-    nth_largest_element,
-    nth_smallest_element,
-    top_1,
-    top_k,
-  )
-except ImportError: pass
+from mesh_tensorflow.operations.top_k import (
+  TopKOperation,
+  argmax,
+  nth_largest_element,
+  nth_smallest_element,
+  top_1,
+  top_k,
+)
 from mesh_tensorflow.operations.variables import (
   Assign,
   Depend,

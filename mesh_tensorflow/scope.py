@@ -9,8 +9,9 @@ is opened.
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mesh_tensorflow.errors import GraphError
@@ -109,6 +110,16 @@ def outside_all_scopes() -> Iterator[None]:
     yield
   finally:
     _STACK.frames = frames
+
+
+def snapshot() -> Callable[[], None]:
+  """A function that installs a copy of this thread's open scopes in the thread that calls it."""
+  frames, root = copy.deepcopy((_STACK.frames, _STACK.root))
+
+  def install() -> None:
+    _STACK.frames, _STACK.root = copy.deepcopy((frames, root))
+
+  return install
 
 
 def get_variable_scope() -> VariableScope:

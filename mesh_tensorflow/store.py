@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,6 +69,19 @@ class StoredVariable:
       v.assign(tf.cast(tf.slice(value, begin, self.slice_shape), self.slice_dtype))
 
 
+# The threads of an eager SIMD run ask for one variable at the same time.
+_CREATION = threading.RLock()
+
+
+def _one_thread_at_a_time(method: Any) -> Any:
+  @functools.wraps(method)
+  def locked(*args, **kwargs):
+    with _CREATION:
+      return method(*args, **kwargs)
+
+  return locked
+
+
 class VariableStore(tf.Module):
   """Holds the variables of a mesh implementation.
 
@@ -104,6 +119,7 @@ class VariableStore(tf.Module):
     """Names in order of creation."""
     return list(self._stored)
 
+  @_one_thread_at_a_time
   def get(
     self,
     mesh_impl: Any,

@@ -158,11 +158,7 @@ class DynamicShiftOperation(Operation):
       y = tf.gather(t, index, axis=len(batch), batch_dims=len(batch))
       if not self._wrap:
         valid = align(tf.equal(index, source), batch + [self._dim], order)
-        y = tf.where(
-          tf.reshape(valid, valid.shape.as_list() + [1] * (y.shape.ndims - len(batch) - 1)),
-          y,
-          tf.zeros([], y.dtype),
-        )
+        y = tf.where(valid, y, tf.zeros([], y.dtype))
       return transpose_to(y, order, x.shape.dims)
 
     lowering.set_tensor_lowering(

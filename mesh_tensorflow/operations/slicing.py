@@ -89,7 +89,7 @@ class ConcatOperation(_OneDimensionOperation):
     self._set_unsplittable(dim, "tensors are concatenated along it")
 
   def gradient(self, grad_ys):
-    return split(grad_ys[0], self._dim, self._sizes)
+    return split(grad_ys[0], grad_ys[0].shape[self._axis], self._sizes)
 
   def lower(self, lowering):
     self._lower_slicewise(lowering, lambda *ts: tf.concat(ts, self._axis))

@@ -1,0 +1,73 @@
+# Needs Python 3.10 or later and make, nothing else. `make` lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --quiet --disable-pip-version-check
+WORKERS ?= 2
+PYTEST_ARGS ?=
+
+TF_CPP_MIN_LOG_LEVEL ?= 3
+export TF_CPP_MIN_LOG_LEVEL
+
+.DEFAULT_GOAL := help
+.PHONY: help venv install test demo bench lint format wheel clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s  %s\n", $$1, $$2}' Makefile
+
+venv: $(VENV)/.created ## make the virtual environment .venv
+
+install: $(VENV)/.installed ## install the package into .venv (editable) with what the tests need
+
+test: install ## lint and run all tests (PYTEST_ARGS="-k word" selects, WORKERS=4 for 4 processes)
+	@lint=0; $(PY) -m ruff check . || lint=1; \
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS) && exit $$lint
+
+demo: install ## train a small model on 8 virtual CPU devices and write text with it
+	$(PY) examples/demo.py
+
+bench: install ## measure against plain TensorFlow and PyTorch, print one table
+	@test -f $(VENV)/.bench || { \
+	  echo "Installing what the benchmarks compare with (PyTorch) ..."; \
+	  if $(PIP) install -e '.[bench]'; then touch $(VENV)/.bench; \
+	  else echo "PyTorch could not be installed: the table goes without its rows."; fi; }
+	$(PY) -m benchmarks.run
+
+lint: install ## check style and formatting
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+format: install ## repair style and formatting where ruff can
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+wheel: install ## build a wheel into dist/
+	rm -rf build
+	$(PY) -m build --wheel --no-isolation
+	rm -rf build
+
+clean: ## remove everything that make, Python and the tools made here, .venv too
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "There is no '$(PYTHON)' here. Name a Python 3.10 or later: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "Mesh TensorFlow needs Python 3.10 or later; $(PYTHON) is $$($(PYTHON) -V 2>&1)." \
+	    "Name another: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 14))' || \
+	  echo "Note: TensorFlow 2.16 to 2.21 may have no build for $$($(PYTHON) -V 2>&1); 3.10 to 3.13 are safe."
+	@echo "Making the virtual environment $(VENV) ..."
+	@$(PYTHON) -m venv --clear $(VENV) || { \
+	  echo "$(PYTHON) cannot make virtual environments (Debian, Ubuntu: install python3-venv)."; \
+	  rm -rf $(VENV); exit 1; }
+	@touch $@
+
+# First a new pip: that of Python 3.10 takes more than ten minutes to choose the versions.
+$(VENV)/.installed: $(VENV)/.created setup.py pyproject.toml
+	@echo "Installing into $(VENV): the first time pip fetches TensorFlow (250 to 600 MB) ..."
+	@$(PIP) install --upgrade pip
+	@$(PIP) install -e '.[test]'
+	@touch $@

@@ -1,0 +1,316 @@
+"""Collectives of one per-device program: the interface, and TensorFlow's own collective operations.
+
+A backend exchanges tensors between the members of a group of processors. Three
+exist: `RuntimeCollectives` here (TensorFlow's collective operations, between any
+devices), `queue_collectives` (between the CPU devices of one process, several
+times cheaper) and `thread_collectives` (between the threads of eager execution).
+All take tensors of static shape, of any dtype that can be exchanged exactly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mesh_tensorflow.dimensions import Shape
+from mesh_tensorflow.errors import CollectiveError, ShapeError
+from mesh_tensorflow.processors import processor_groups
+
+# Reductions by the name the mesh contract gives them.
+REDUCTIONS = ("SUM", "MAX", "MIN")
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+  """The groups of processors that differ only along some mesh axes.
+
+  Attributes:
+    name: the axes, for messages: "rows" or "rows*cols".
+    axes: mesh axes, increasing.
+    members: the processor numbers of each group, in order of their coordinates.
+  """
+
+  name: str
+  axes: tuple[int, ...]
+  members: tuple[tuple[int, ...], ...]
+
+  @classmethod
+  def of(cls, mesh_shape: Shape, axes: Sequence[int]) -> Groups:
+    """The groups of `mesh_shape` along `axes`."""
+    axes = tuple(sorted(set(axes)))
+    return cls(
+      name="*".join(mesh_shape[a].name for a in axes),
+      axes=axes,
+      members=tuple(tuple(g) for g in processor_groups(mesh_shape, axes)),
+    )
+
+  @property
+  def size(self) -> int:
+    """Members of a group."""
+    return len(self.members[0])
+
+  def number(self, pnum: int) -> int:
+    """The number of the group of a processor."""
+    return next(i for i, g in enumerate(self.members) if pnum in g)
+
+  def group(self, pnum: int) -> tuple[int, ...]:
+    """The members of the group of a processor."""
+    return self.members[self.number(pnum)]
+
+  def rank(self, pnum: int) -> int:
+    """The place of a processor in its group."""
+    return self.group(pnum).index(pnum)
+
+  def table(self, fn: Any) -> list[Any]:
+    """`fn(pnum)` of every processor."""
+    return [fn(p) for p in range(len(self.members) * self.size)]
+
+
+class Collectives:
+  """What a per-device program calls; every member of a group calls the same in the same order.
+
+  Args:
+    pnum: the number of the processor that runs the program: an int32 scalar, or an int.
+  """
+
+  def __init__(self, pnum: Any):
+    self.pnum = pnum
+
+  def all_reduce(self, x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor:
+    """Elementwise sum, maximum or minimum; the same bits on every member."""
+    raise NotImplementedError
+
+  def all_gather(self, x: tf.Tensor, groups: Groups) -> list[tf.Tensor]:
+    """The tensors of all members, in order of rank."""
+    raise NotImplementedError
+
+  def all_to_all(self, parts: Sequence[tf.Tensor], groups: Groups) -> list[tf.Tensor]:
+    """Member k gets part k of every member, in order of rank; parts are of one shape."""
+    raise NotImplementedError
+
+  def permute(
+    self, x: tf.Tensor, groups: Groups, source: Sequence[int | None]
+  ) -> tf.Tensor:
+    """Member k gets the tensor of member `source[k]`, or zeros for None."""
+    raise NotImplementedError
+
+  def choose(self, table: Sequence[Any]) -> Any:
+    """The entry of this processor in a table of numbers or lists of numbers."""
+    if all(t == table[0] for t in table):
+      return tf.constant(table[0])
+    return tf.gather(tf.constant(table), self.pnum)
+
+  def zeros_where_none(
+    self, x: tf.Tensor, groups: Groups, source: Sequence[int | None]
+  ) -> tf.Tensor:
+    """x, or zeros on members whose source is None."""
+    if None not in source:
+      return x
+    present = self.choose(groups.table(lambda p: source[groups.rank(p)] is not None))
+    return tf.where(present, x, tf.zeros_like(x))
+
+
+def check_static(x: tf.Tensor, what: str) -> None:
+  """Raises `ShapeError` for a tensor whose shape is not known before it runs."""
+  if not x.shape.is_fully_defined():
+    raise ShapeError(f"{what}: the slice has shape {x.shape}; a collective needs a static shape")
+
+
+# How a dtype travels exactly where an operation does not take it.
+_WIDER = {
+  tf.bool: tf.int32,
+  tf.int8: tf.int32,
+  tf.uint8: tf.int32,
+  tf.int16: tf.int32,
+  tf.uint16: tf.int32,
+  tf.uint32: tf.int64,
+}
+
+
+def fold(parts: Sequence[tf.Tensor], reduction: str) -> tf.Tensor:
+  """Sum, maximum or minimum of tensors, in their order."""
+  parts = list(parts)
+  if reduction == "SUM":
+    if parts[0].dtype == tf.bool:
+      return fold(parts, "MAX")
+    return parts[0] + parts[1] if len(parts) == 2 else tf.add_n(parts)
+  if parts[0].dtype == tf.bool:
+    combine = tf.logical_or if reduction == "MAX" else tf.logical_and
+  else:
+    combine = tf.maximum if reduction == "MAX" else tf.minimum
+  result = parts[0]
+  for p in parts[1:]:
+    result = combine(result, p)
+  return result
+
+
+class KeyAllocator:
+  """Numbers for TensorFlow's collectives, which are named by integers in a process.
+
+  Group keys are the same whenever the same devices form the groups; instance
+  keys are never used twice.
+  """
+
+  def __init__(self) -> None:
+    self._groups: dict[Any, int] = {}
+    self._next_group = 70_000
+    self._instances = itertools.count(70_000)
+
+  def group_key(self, devices: Sequence[str], groups: Groups) -> int:
+    """The key of group 0; group k has the key k higher."""
+    key = (tuple(devices), groups.members)
+    if key not in self._groups:
+      self._groups[key] = self._next_group
+      self._next_group += len(groups.members)
+    return self._groups[key]
+
+  def instance_key(self) -> int:
+    return next(self._instances)
+
+
+KEYS = KeyAllocator()
+
+
+def device_order(name: str) -> tuple[Any, ...]:
+  """Sorts devices as TensorFlow ranks them in a group: by task, kind and number."""
+  return tuple(int(t) if t.isdigit() else t for t in re.split(r"(\d+)", name))
+
+
+class RuntimeCollectives(Collectives):
+  """TensorFlow's collective operations.
+
+  Args:
+    devices: full device name of every processor; no device twice.
+    pnum: the processor number, an int32 scalar.
+    token: a resource handle of this device; it orders the device's collectives.
+    timeout_seconds: after this long a collective fails for good.
+  """
+
+  def __init__(
+    self, devices: Sequence[str], pnum: Any, token: tf.Tensor, timeout_seconds: float
+  ):
+    super().__init__(pnum)
+    self._devices = tuple(devices)
+    self._token = token
+    self._timeout = float(timeout_seconds)
+
+  def _common(self, groups: Groups) -> dict[str, Any]:
+    first = KEYS.group_key(self._devices, groups)
+    numbers = groups.table(groups.number)
+    return dict(
+      group_size=groups.size,
+      group_key=first + self.choose(numbers),
+      instance_key=KEYS.instance_key(),
+      ordering_token=[self._token],
+      timeout_seconds=self._timeout,
+    )
+
+  def _device_rank(self, groups: Groups, pnum: int) -> list[int]:
+    """For each rank in the group of `pnum` the place that TensorFlow gives its device."""
+    group = groups.group(pnum)
+    ordered = sorted(group, key=lambda p: device_order(self._devices[p]))
+    return [ordered.index(p) for p in group]
+
+  def _by_rank(self, rows: tf.Tensor, groups: Groups, inverse: bool = False) -> tf.Tensor:
+    """Reorders rows from the order of the devices to that of the mesh, or back."""
+    orders = groups.table(lambda p: self._device_rank(groups, p))
+    if inverse:
+      orders = [np.argsort(o).tolist() for o in orders]
+    if all(o == list(range(groups.size)) for o in orders):
+      return rows
+    return tf.gather(rows, self.choose(orders))
+
+  def all_reduce(self, x, groups, reduction):
+    check_static(x, f"allreduce over {groups.name}")
+    dtype = x.dtype
+    if dtype in _WIDER:
+      # Sums wrap around when they are cast back, as they would have without the casts.
+      reduced = self.all_reduce(tf.cast(x, _WIDER[dtype]), groups, reduction)
+      return tf.cast(reduced, dtype)
+    if dtype.is_complex or dtype == tf.uint64:
+      return fold(self.all_gather(x, groups), reduction)
+    return tf.raw_ops.CollectiveReduceV2(
+      input=x,
+      merge_op={"SUM": "Add", "MAX": "Max", "MIN": "Min"}[reduction],
+      final_op="Id",
+      **self._common(groups),
+    )
+
+  def _rows(self, x: tf.Tensor, groups: Groups) -> tf.Tensor:
+    """The tensors of all members, stacked."""
+    y = tf.raw_ops.CollectiveGatherV2(input=tf.reshape(x, [-1]), **self._common(groups))
+    return self._by_rank(tf.reshape(y, [groups.size] + x.shape.as_list()), groups)
+
+  def all_gather(self, x, groups):
+    check_static(x, f"allconcat over {groups.name}")
+    carried, restore = _as_words(x)
+    return [restore(t) for t in tf.unstack(self._rows(carried, groups), groups.size)]
+
+  def all_to_all(self, parts, groups):
+    check_static(parts[0], f"alltoall over {groups.name}")
+    words = [_as_words(p) for p in parts]
+    rows = self._by_rank(tf.stack([w for w, _ in words]), groups, inverse=True)
+    rows = tf.raw_ops.CollectiveAllToAllV2(input=rows, **self._common(groups))
+    rows = self._by_rank(tf.reshape(rows, [groups.size] + words[0][0].shape.as_list()), groups)
+    return [words[0][1](t) for t in tf.unstack(rows, groups.size)]
+
+  def permute(self, x, groups, source):
+    check_static(x, f"receive along {groups.name}")
+    carried, restore = _as_words(x)
+    rows = self._rows(carried, groups)
+    result = rows[self.choose(groups.table(lambda p: source[groups.rank(p)] or 0))]
+    return restore(self.zeros_where_none(result, groups, source))
+
+
+def _as_words(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
+  """The tensor in a dtype that gathers take, and the function that turns it back."""
+  dtype = x.dtype
+  if dtype in _WIDER:
+    return tf.cast(x, _WIDER[dtype]), lambda t: tf.cast(t, dtype)
+  if dtype == tf.bfloat16:
+    return tf.cast(x, tf.float32), lambda t: tf.cast(t, dtype)
+  if dtype == tf.uint64:
+    return tf.bitcast(x, tf.int64), lambda t: tf.bitcast(t, dtype)
+  if dtype.is_complex:
+    part = tf.float32 if dtype == tf.complex64 else tf.float64
+    return tf.bitcast(x, part), lambda t: tf.bitcast(t, dtype)
+  return x, lambda t: t
+
+
+@contextlib.contextmanager
+def collective_errors() -> Iterator[None]:
+  """Turns TensorFlow's errors about a failed exchange into `CollectiveError`.
+
+  To be put around the call of a `tf.function` that runs a SIMD mesh: errors of a
+  running function are TensorFlow's, and reach only the caller of the function.
+
+  Raises:
+    CollectiveError: in place of such an error, which is its cause.
+  """
+  try:
+    yield
+  except tf.errors.OpError as e:
+    text = str(e)
+    for sign, meaning in _SIGNS:
+      if sign in text:
+        raise CollectiveError(f"{meaning}\n{text.strip()}") from e
+    raise
+
+
+_SIGNS = (
+  ("mtf_exchange", "a processor waited for another one that did not answer in time: the programs "
+   "of the processors took different paths, or one is stuck"),
+  ("mtf_run_failed", "an earlier run of this mesh failed midway, or another run is going on; call "
+   "mesh_impl.reset() before the next run"),
+  ("Collective ops is aborted", "an exchange between devices failed; TensorFlow's collectives do "
+   "not recover from that: start the program again"),
+  ("Collective has timed out", "a processor waited for another one that did not answer in time: "
+   "the programs of the processors took different paths, or one is stuck; start the program again"),
+)

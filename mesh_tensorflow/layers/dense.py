@@ -1,0 +1,266 @@
+"""Dense layers: a product with a kernel, a bias, an activation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow import initializers, scope
+from mesh_tensorflow.dimensions import Dimension, Shape
+from mesh_tensorflow.errors import ConfigError, ShapeError
+from mesh_tensorflow.graph import Tensor
+from mesh_tensorflow.layers.dense_initializers import DenseInitializer, VarianceScalingInitializer
+from mesh_tensorflow.layers.scaling import us_einsum
+from mesh_tensorflow.operations.elementwise import cast, relu
+from mesh_tensorflow.operations.random import dropout as dropout_fn
+from mesh_tensorflow.operations.reshape import rename_dimension
+from mesh_tensorflow.operations.variables import VariableDType, get_variable
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+
+def dense(
+  x: Tensor,
+  new_dims: Dimension | Sequence[Dimension],
+  reduced_dims: Sequence[Dimension] | None = None,
+  expert_dims: Sequence[Dimension] | None = None,
+  use_bias: bool = True,
+  activation: Callable[[Tensor], Tensor] | None = None,
+  master_dtype: tf.DType = tf.float32,
+  slice_dtype: tf.DType = tf.float32,
+  variable_dtype: VariableDType | None = None,
+  kernel_initializer: Any = None,
+  kernel_weights: Tensor | None = None,
+  name: str | None = None,
+) -> Tensor:
+  """activation(einsum(x, kernel) + bias).
+
+  Variables: `{name}/kernel` [expert_dims + reduced_dims + new_dims] and `{name}/bias`
+  [expert_dims + new_dims]. Without a name the two get scopes of their own, new in the
+  scope around (`dense/kernel` and `dense_1/bias`, then `dense_2/kernel`, ...):
+  existing checkpoints have those names.
+
+  Args:
+    x: a `Tensor`.
+    new_dims: dimensions of the output, last.
+    reduced_dims: dimensions of x to sum over. If one of them is also a new dimension,
+      it is called `_<name>` in the kernel. Its last one by default (deprecated).
+    expert_dims: dimensions of x along which each index has weights of its own.
+    use_bias: whether to add a bias.
+    activation: a function of a `Tensor`, or None.
+    master_dtype: of the variables, unless `variable_dtype` is given.
+    slice_dtype: likewise.
+    variable_dtype: dtypes of the variables; its activation dtype must be x's.
+    kernel_initializer: see `get_dense_kernel_weights`.
+    kernel_weights: used in place of a kernel variable.
+    name: of the scope.
+
+  Returns:
+    A `Tensor` of the dimensions of x without the reduced ones, then `new_dims`.
+
+  Raises:
+    ShapeError: a reduced or expert dimension is not in x.
+    DTypeError: the bias has another activation dtype than x.
+  """
+  new_dims = _as_list(new_dims)
+  expert_dims = _as_list(expert_dims)
+  if reduced_dims is None:
+    _LOG.warning("dense: give reduced_dims; the last dimension of %s is taken", x)
+    reduced_dims = x.shape.dims[-1:]
+  reduced_dims = _as_list(reduced_dims)
+  for what, dims in (("reduced", reduced_dims), ("expert", expert_dims)):
+    for d in dims:
+      if d not in x.shape:
+        raise ShapeError(
+          f"dense {name or ''}: {what} dimension {d.name}={d.size} is not in {x}"
+        )
+  if variable_dtype is None:
+    variable_dtype = VariableDType(master_dtype, slice_dtype, x.dtype)
+  for i, d in enumerate(reduced_dims):
+    if d in new_dims:
+      reduced_dims[i] = Dimension(f"_{d.name}", d.size)
+      x = rename_dimension(x, d.name, reduced_dims[i].name)
+  if kernel_weights is None:
+    kernel_weights = get_dense_kernel_weights(
+      x,
+      new_dims,
+      reduced_dims,
+      expert_dims,
+      kernel_initializer,
+      name=name,
+      variable_dtype=variable_dtype,
+    )
+  output_dims = [d for d in x.shape if d not in reduced_dims] + new_dims
+  # Entered a second time, also without a bias: the names of later unnamed layers depend on it.
+  with scope.variable_scope(name, default_name="dense", graph=x.graph):
+    y = us_einsum([x, kernel_weights], output_shape=Shape(output_dims))
+    if use_bias:
+      y += get_variable(
+        x.mesh,
+        "bias",
+        Shape(expert_dims + new_dims),
+        dtype=variable_dtype,
+        initializer=initializers.Zeros(),
+      )
+  return y if activation is None else activation(y)
+
+
+def get_dense_kernel_weights(
+  x: Tensor,
+  new_dims: Sequence[Dimension],
+  reduced_dims: Sequence[Dimension],
+  expert_dims: Sequence[Dimension],
+  kernel_initializer: Any,
+  name: str | None = None,
+  variable_dtype: VariableDType | None = None,
+  master_dtype: tf.DType = tf.float32,
+  slice_dtype: tf.DType = tf.float32,
+) -> Tensor:
+  """The variable `{name}/kernel` [expert_dims + reduced_dims + new_dims], in x's dtype.
+
+  Args:
+    x: the `Tensor` that it is to be multiplied with.
+    new_dims: list of the dimensions that the product makes.
+    reduced_dims: list of the dimensions that the product sums over.
+    expert_dims: list of the dimensions along which each index has weights of its own.
+    kernel_initializer: a `DenseInitializer`; anything that `mtf.get_variable` takes; or
+      None, for `VarianceScalingInitializer()`.
+    name: of the scope; `dense`, made unique, by default.
+    variable_dtype: dtypes of the variable; master_dtype, slice_dtype and x's by default.
+    master_dtype: see there.
+    slice_dtype: see there.
+  """
+  if variable_dtype is None:
+    variable_dtype = VariableDType(master_dtype, slice_dtype, x.dtype)
+  if kernel_initializer is None:
+    kernel_initializer = VarianceScalingInitializer()
+  if isinstance(kernel_initializer, DenseInitializer):
+    kernel_initializer = kernel_initializer(reduced_dims, new_dims)
+  with scope.variable_scope(name, default_name="dense", graph=x.graph):
+    kernel = get_variable(
+      x.mesh,
+      "kernel",
+      Shape(list(expert_dims) + list(reduced_dims) + list(new_dims)),
+      dtype=variable_dtype,
+      initializer=kernel_initializer,
+    )
+  return cast(kernel, x.dtype)
+
+
+def dense_product(
+  x: Tensor,
+  reduced_dims: Sequence[Dimension],
+  new_dims: Dimension | Sequence[Dimension],
+  activation_functions: Any = None,
+  name: str = "dense_product",
+  **kwargs: Any,
+) -> Tensor:
+  """The product of one dense layer for each activation function.
+
+  Args:
+    x: a `Tensor`.
+    reduced_dims: see `dense`.
+    new_dims: see `dense`.
+    activation_functions: a list, or one, of: a function of a `Tensor`; None or "linear" for
+      none; the name of an mtf function ("relu", "gelu", "swish", ...).
+    name: scope of the layer if there is one, else the scopes are `{name}_0`, `{name}_1`, ...
+    **kwargs: for `dense`.
+
+  Returns:
+    A `Tensor`.
+
+  Raises:
+    ConfigError: there is no mtf function of that name.
+  """
+  if not isinstance(activation_functions, (list, tuple)):
+    activation_functions = [activation_functions]
+  several = len(activation_functions) > 1
+  product = None
+  for i, activation in enumerate(activation_functions):
+    factor = dense(
+      x,
+      reduced_dims=reduced_dims,
+      new_dims=new_dims,
+      activation=_activation_function(activation),
+      name=f"{name}_{i}" if several else name,
+      **kwargs,
+    )
+    product = factor if product is None else product * factor
+  return product
+
+
+def _activation_function(activation: Any) -> Callable[[Tensor], Tensor] | None:
+  if activation is None or activation == "linear":
+    return None
+  if callable(activation):
+    return activation
+  from mesh_tensorflow import ops  # the whole namespace, to look a name up
+
+  if not callable(getattr(ops, str(activation), None)):
+    raise ConfigError(
+      f"activation function {activation!r}: there is no such mtf function; use a name like relu, "
+      "gelu, swish, sigmoid, linear, or a function of an mtf.Tensor"
+    )
+  return getattr(ops, activation)
+
+
+def dense_relu_dense(
+  x: Tensor,
+  hidden_channels: Dimension,
+  is_training: bool,
+  dropout: float = 0.0,
+  dropout_broadcast_dims: Sequence[Dimension] | None = None,
+  master_dtype: tf.DType = tf.float32,
+  slice_dtype: tf.DType = tf.float32,
+  name: str | None = None,
+) -> Tensor:
+  """Two dense layers without biases, relu and dropout between them.
+
+  Variables: `{name}/wi/kernel` [io, hidden] and `{name}/wo/kernel` [hidden, io].
+
+  Args:
+    x: a `Tensor` [..., io].
+    hidden_channels: the dimension between the layers.
+    is_training: whether dropout happens.
+    dropout: the rate.
+    dropout_broadcast_dims: dimensions along which the mask is repeated.
+    master_dtype: of the variables.
+    slice_dtype: of the variables.
+    name: of the scope; `dense_relu_dense`, made unique, by default.
+
+  Returns:
+    A `Tensor` of x's shape.
+  """
+  io_channels = x.shape.dims[-1]
+  with scope.variable_scope(name, default_name="dense_relu_dense", graph=x.graph):
+    h = dense(
+      x,
+      hidden_channels,
+      reduced_dims=[io_channels],
+      use_bias=False,
+      activation=relu,
+      master_dtype=master_dtype,
+      slice_dtype=slice_dtype,
+      name="wi",
+    )
+    h = dropout_fn(
+      h, is_training, keep_prob=1.0 - dropout, noise_shape=h.shape - dropout_broadcast_dims
+    )
+    return dense(
+      h,
+      io_channels,
+      reduced_dims=[hidden_channels],
+      use_bias=False,
+      master_dtype=master_dtype,
+      slice_dtype=slice_dtype,
+      name="wo",
+    )
+
+
+def _as_list(dims: Dimension | Sequence[Dimension] | None) -> list[Dimension]:
+  if dims is None:
+    return []
+  return [dims] if isinstance(dims, Dimension) else list(dims)

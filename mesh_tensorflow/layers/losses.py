@@ -1,0 +1,120 @@
+"""Losses and the weights of their positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.dimensions import DimensionLike, convert_to_dimension
+from mesh_tensorflow.errors import DimensionError, DTypeError, ShapeError
+from mesh_tensorflow.graph import Tensor
+from mesh_tensorflow.operations.cross_entropy import softmax_cross_entropy
+from mesh_tensorflow.operations.einsum import einsum
+from mesh_tensorflow.operations.elementwise import square
+from mesh_tensorflow.operations.slicewise import cwise
+from mesh_tensorflow.operations.softmax import reduce_logsumexp
+
+
+def softmax_cross_entropy_with_logits(
+  logits: Tensor,
+  targets: Tensor,
+  vocab_dim: DimensionLike,
+  z_loss: float = 0.0,
+  *,
+  on_value: float = 1.0,
+  off_value: float = 0.0,
+) -> Tensor:
+  """-sum(targets * log_softmax(logits)) + z_loss * logsumexp(logits) ** 2.
+
+  Args:
+    logits: a floating `Tensor`.
+    targets: integer ids, of the dimensions of `logits` but `vocab_dim` (an id out of range
+      costs nothing but the z-loss); or probabilities, of the dimensions of `logits`, taken
+      to sum to 1.
+    vocab_dim: dimension of the classes.
+    z_loss: keeps the log normalizer near 0.
+    on_value: for integer targets: weight of the target. Label smoothing by e is
+      on_value = 1 - e + e / V, off_value = e / V, with V the size of `vocab_dim`.
+    off_value: for integer targets: weight of every other class.
+
+  Returns:
+    A `Tensor` of the dimensions of `logits` but `vocab_dim`, in nats.
+
+  Raises:
+    DimensionError: `vocab_dim` is not in `logits`.
+    ShapeError: the dimensions of `targets` do not fit.
+    DTypeError: on_value or off_value is given with probabilities.
+  """
+  vocab_dim = convert_to_dimension(vocab_dim)
+  what = "softmax_cross_entropy_with_logits"
+  if targets.dtype.is_integer:
+    return softmax_cross_entropy(
+      logits, targets, vocab_dim, z_loss, on_value=on_value, off_value=off_value
+    )
+  if vocab_dim not in logits.shape:
+    raise DimensionError(
+      f"{what}: vocab_dim {vocab_dim.name}={vocab_dim.size} is not in the logits {logits}"
+    )
+  if set(targets.shape) != set(logits.shape):
+    raise ShapeError(
+      f"{what}: probabilities must have the dimensions of the logits {logits}, got {targets}; "
+      "class numbers must be integers"
+    )
+  if (on_value, off_value) != (1.0, 0.0):
+    raise DTypeError(f"{what}: on_value and off_value are for integer targets, got {targets}")
+  log_z = reduce_logsumexp(logits, vocab_dim)
+  loss = -einsum([targets, logits - log_z], output_shape=log_z.shape)
+  if z_loss:
+    loss += square(log_z) * z_loss
+  return loss
+
+
+def sigmoid_cross_entropy_with_logits(logits: Tensor, targets: Tensor) -> Tensor:
+  """Elementwise -z * log(sigmoid(x)) - (1 - z) * log(1 - sigmoid(x)).
+
+  Computed as relu(x) - x * z + log(1 + exp(-|x|)).
+
+  Args:
+    logits: x.
+    targets: z, probabilities, of the same shape and dtype.
+
+  Returns:
+    A `Tensor` of the same shape.
+
+  Raises:
+    ShapeError: the shapes differ.
+  """
+  if logits.shape != targets.shape:
+    raise ShapeError(
+      "sigmoid_cross_entropy_with_logits: logits and targets must have one shape, got "
+      f"{logits} and {targets}"
+    )
+  return cwise(
+    lambda x, z: tf.nn.sigmoid_cross_entropy_with_logits(labels=z, logits=x),
+    [logits, targets],
+    grad_function=lambda op, dy: [
+      cwise(lambda g, x, z: g * (tf.sigmoid(x) - z), [dy, *op.inputs]),
+      cwise(lambda g, x: -g * x, [dy, op.inputs[0]]),
+    ],
+    name="sigmoid_cross_entropy",
+  )
+
+
+def weights_nonzero(targets: Tensor, dtype: Any = tf.float32) -> Tensor:
+  """1 where targets are not 0 (negative ones included), else 0."""
+  dtype = tf.as_dtype(dtype)
+  return cwise(
+    lambda t: tf.cast(tf.not_equal(t, 0), dtype),
+    [targets],
+    output_dtype=dtype,
+    grad_function=0,
+    name="weights_nonzero",
+  )
+
+
+__all__ = [
+  "sigmoid_cross_entropy_with_logits",
+  "softmax_cross_entropy_with_logits",
+  "weights_nonzero",
+]

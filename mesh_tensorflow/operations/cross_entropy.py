@@ -1,0 +1,266 @@
+"""Cross entropy of logits and integer targets, without a one-hot tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.dimensions import Dimension, Shape, list_product
+from mesh_tensorflow.errors import DimensionError, DTypeError, ShapeError
+from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.slices import transpose_to
+
+
+class _Positions:
+  """Where the targets of one slice are among its logits, seen as a matrix.
+
+  Args:
+    targets: ids of one slice, any shape.
+    begin: the first id of the processor's part of the vocabulary.
+    part_size: the number of ids of that part.
+  """
+
+  def __init__(self, targets: tf.Tensor, begin: Any, part_size: int):
+    targets = tf.reshape(targets, [-1])
+    rows = targets.shape[0]
+    if not (isinstance(begin, int) and begin == 0):
+      targets -= tf.cast(begin, targets.dtype)
+    # As an unsigned number a negative one is large: one comparison for both bounds.
+    unsigned = tf.uint32 if targets.dtype == tf.int32 else tf.uint64
+    self.inside = tf.bitcast(targets, unsigned) < tf.constant(part_size, unsigned)
+    small = rows * part_size < 2**31
+    start = tf.range(rows, dtype=tf.int32 if small else tf.int64) * part_size
+    local = tf.where(self.inside, targets, tf.zeros([], targets.dtype))
+    self.flat = start + tf.cast(local, start.dtype)
+
+
+class SoftmaxCrossEntropyOperation(Operation):
+  """Cross entropy of the softmax of logits with smoothed one-hot targets.
+
+  With x the logits of one position, V their number, t the target, logZ = log sum exp x,
+  and soft_v = on_value where v = t, off_value elsewhere:
+
+    loss = logZ * sum_v soft_v - sum_v soft_v * x_v + z_loss * logZ ** 2
+
+  A target outside 0..V-1 is equal to no v. The vocabulary may be split: each processor
+  takes the softmax of its part, and two numbers a position are exchanged.
+
+  The second and third output are there for the gradient only: the softmax over the
+  processor's own part of the vocabulary, and for each position the factor that turns it
+  into the derivative of loss - (target terms). That factor differs between processors
+  that hold different parts of the vocabulary.
+
+  Args:
+    logits: a floating `Tensor`; the statistics are computed in float32 at least.
+    targets: integer ids, of the dimensions of `logits` but `vocab_dim`.
+    vocab_dim: dimension of the ids.
+    z_loss: factor of the squared log normalizer.
+    on_value: weight of the target.
+    off_value: weight of every other id.
+    name: of the operation.
+
+  Raises:
+    DimensionError: `vocab_dim` is not in `logits`.
+    ShapeError: `targets` has other dimensions.
+    DTypeError: `logits` are not floating, or `targets` no integers.
+  """
+
+  def __init__(
+    self,
+    logits: Tensor,
+    targets: Tensor,
+    vocab_dim: Dimension,
+    z_loss: float = 0.0,
+    *,
+    on_value: float = 1.0,
+    off_value: float = 0.0,
+    name: str | None = None,
+  ):
+    super().__init__([logits, targets], name=name or "softmax_cross_entropy")
+    if vocab_dim not in logits.shape:
+      raise DimensionError(
+        f"{self.name}: vocab_dim {vocab_dim.name}={vocab_dim.size} is not in the logits {logits}"
+      )
+    rest = logits.shape - vocab_dim
+    if set(targets.shape) != set(rest):
+      raise ShapeError(
+        f"{self.name}: integer targets must have the dimensions of the logits without "
+        f"{vocab_dim.name}={vocab_dim.size}, {rest}; got {targets}"
+      )
+    if not logits.dtype.is_floating or not targets.dtype.is_integer:
+      raise DTypeError(
+        f"{self.name}: logits must be floating and targets integers, got {logits} and {targets}"
+      )
+    self._vocab_dim = vocab_dim
+    self._z_loss = z_loss
+    self._on_value = on_value
+    self._off_value = off_value
+    matrix = rest + vocab_dim
+    self._outputs = [
+      Tensor(self, rest, logits.dtype, index=0),
+      Tensor(self, matrix, logits.dtype, index=1),
+      Tensor(self, rest, _statistics_dtype(logits.dtype), index=2),
+    ]
+
+  def gradient(self, grad_ys):
+    if grad_ys[0] is None:
+      return [None, None]
+    return [SoftmaxCrossEntropyGradOperation(self, grad_ys[0]).outputs[0], None]
+
+  def lower(self, lowering):
+    impl = lowering.mesh_impl(self)
+    logits, targets = (lowering.tensors[x] for x in self._inputs)
+    split_axis, begin, part_size = vocabulary_part(impl, self._vocab_dim)
+    dims = self._inputs[0].shape.dims
+    rest, matrix = self._outputs[0].shape, self._outputs[1].shape
+    target_dims = self._inputs[1].shape.dims
+    rest_sizes, matrix_sizes = impl.slice_shape(rest), impl.slice_shape(matrix)
+    dtype, exact = self._outputs[0].dtype, self._outputs[2].dtype
+    rows = list_product(rest_sizes)
+    on, off, z_loss = self._on_value, self._off_value, self._z_loss
+
+    def part(x, t, b):
+      """Of one part of the vocabulary: softmax, log normalizer, sum of soft * x, inside."""
+      x = tf.reshape(transpose_to(x, dims, matrix.dims), [rows, part_size])
+      x = tf.cast(x, exact)
+      p = tf.nn.softmax(x)
+      # Exact, and cheaper than exp and a sum: the largest element of p cannot underflow.
+      largest = tf.reduce_max(x, -1)
+      log_z = largest - tf.math.log(tf.reduce_max(p, -1))
+      at = _Positions(transpose_to(t, target_dims, rest.dims), b, part_size)
+      inside = tf.cast(at.inside, exact)
+      dot = tf.gather(tf.reshape(x, [-1]), at.flat) * ((on - off) * inside)
+      if off:
+        dot += off * tf.reduce_sum(x, -1)
+      if split_axis is not None:
+        # A part may hold nothing but -inf; its softmax is NaN then.
+        log_z = tf.where(tf.math.is_inf(largest), largest, log_z)
+      return tf.cast(tf.reshape(p, matrix_sizes), dtype), log_z, dot, inside
+
+    p, log_z, dot, inside = impl.slicewise(part, logits, targets, begin)
+
+    def total(log_z, part_log_z, dot, inside):
+      """Loss, and the factor of the softmax of the part in the gradient."""
+      weight = (on - off) * inside
+      if off:
+        weight += off * self._vocab_dim.size
+      loss = log_z * weight - dot
+      slope = weight
+      if z_loss:
+        loss += z_loss * tf.square(log_z)
+        slope += (2.0 * z_loss) * log_z
+      if part_log_z is not None:
+        slope *= tf.exp(part_log_z - log_z)
+      return tf.cast(tf.reshape(loss, rest_sizes), dtype), tf.reshape(slope, rest_sizes)
+
+    if split_axis is None:
+      loss, slope = impl.slicewise(total, log_z, None, dot, inside)
+    else:
+      stacked = impl.slicewise(lambda *s: tf.stack(s), log_z, dot, inside)
+      stacked = impl.allconcat(stacked, split_axis, 0, stack=True)
+      lowering.add_counter(f"allconcat/{split_axis}/cross_entropy", 3 * rows * impl.size)
+
+      def join(stacked, part_log_z):
+        parts = stacked[:, 0]
+        largest = tf.reduce_max(parts, 0)
+        log_z = largest + tf.math.log(tf.reduce_sum(tf.exp(parts - largest), 0))
+        dot, inside = tf.unstack(tf.reduce_sum(stacked[:, 1:], 0))
+        return total(log_z, part_log_z, dot, inside)
+
+      loss, slope = impl.slicewise(join, stacked, log_z)
+    for out, laid_out in zip(self._outputs, (loss, p, slope)):
+      lowering.set_tensor_lowering(out, laid_out)
+
+
+class SoftmaxCrossEntropyGradOperation(Operation):
+  """Gradient of a `SoftmaxCrossEntropyOperation` with respect to the logits.
+
+  Args:
+    forward_op: the operation.
+    dy: the gradient of its loss.
+    name: of the operation.
+  """
+
+  def __init__(self, forward_op: SoftmaxCrossEntropyOperation, dy: Tensor, name: str | None = None):
+    logits, targets = forward_op.inputs
+    _, p, slope = forward_op.outputs
+    super().__init__([dy, p, slope, targets], name=name or "softmax_cross_entropy_grad")
+    self._forward_op = forward_op
+    self._outputs = [Tensor(self, logits.shape, logits.dtype)]
+
+  def lower(self, lowering):
+    impl = lowering.mesh_impl(self)
+    forward = self._forward_op
+    split_axis, begin, part_size = vocabulary_part(impl, forward._vocab_dim)
+    dy, p, slope, targets = self._inputs
+    rest: Shape = slope.shape
+    rows = list_product(impl.slice_shape(rest))
+    matrix_sizes = impl.slice_shape(p.shape)
+    on, off = forward._on_value, forward._off_value
+    # Where a part of the vocabulary has no share at all its softmax may be NaN.
+    multiply = tf.multiply if split_axis is None else tf.math.multiply_no_nan
+
+    def gradient(dy_slice, p_slice, slope_slice, t, b):
+      dy_slice = tf.reshape(transpose_to(dy_slice, dy.shape.dims, rest.dims), [rows])
+      dy_slice = tf.cast(dy_slice, slope.dtype)
+      factor = dy_slice * tf.reshape(slope_slice, [rows])
+      p_slice = tf.reshape(p_slice, [rows, part_size])
+      dx = multiply(p_slice, tf.cast(factor, p.dtype)[:, tf.newaxis])
+      if off:
+        dx -= tf.cast(off * dy_slice, p.dtype)[:, tf.newaxis]
+      at = _Positions(transpose_to(t, targets.shape.dims, rest.dims), b, part_size)
+      at_target = (on - off) * dy_slice * tf.cast(at.inside, slope.dtype)
+      dx = tf.tensor_scatter_nd_sub(
+        tf.reshape(dx, [-1]), at.flat[:, tf.newaxis], tf.cast(at_target, p.dtype)
+      )
+      return transpose_to(
+        tf.reshape(dx, matrix_sizes), p.shape.dims, self._outputs[0].shape.dims
+      )
+
+    inputs = [lowering.tensors[x] for x in self._inputs]
+    lowering.set_tensor_lowering(self._outputs[0], impl.slicewise(gradient, *inputs, begin))
+
+
+def vocabulary_part(impl: Any, vocab_dim: Dimension) -> tuple[int | None, Any, int]:
+  """The processor's part of the vocabulary.
+
+  Args:
+    impl: a `MeshImpl`.
+    vocab_dim: dimension of the ids.
+
+  Returns:
+    The mesh axis that splits it (or None), its first id (0, or an integer laid out), and
+    its size.
+  """
+  shape = Shape([vocab_dim])
+  axis = impl.tensor_dimension_to_mesh_axis(vocab_dim)
+  if axis is not None and impl.shape[axis].size == 1:
+    axis = None
+  return axis, impl.laid_out_slice_begin(shape)[0], impl.slice_shape(shape)[0]
+
+
+def _statistics_dtype(dtype: tf.DType) -> tf.DType:
+  return dtype if dtype.size >= 4 else tf.float32
+
+
+def softmax_cross_entropy(
+  logits: Tensor,
+  targets: Tensor,
+  vocab_dim: Dimension,
+  z_loss: float = 0.0,
+  *,
+  on_value: float = 1.0,
+  off_value: float = 0.0,
+) -> Tensor:
+  """The loss of a `SoftmaxCrossEntropyOperation`: one number for each target."""
+  return SoftmaxCrossEntropyOperation(
+    logits, targets, vocab_dim, z_loss, on_value=on_value, off_value=off_value
+  ).outputs[0]
+
+
+__all__ = [
+  "SoftmaxCrossEntropyGradOperation",
+  "SoftmaxCrossEntropyOperation",
+  "softmax_cross_entropy",
+]

@@ -1,0 +1,223 @@
+"""Functions with a gradient of their own, and recomputation in the backward pass."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.errors import GradientError, GraphError
+from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.mesh_impl import LazyAllreduceSum
+from mesh_tensorflow.operations.gradients import gradients
+from mesh_tensorflow.operations.variables import Variable
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+
+class CustomGradientOperation(Operation):
+  """The outputs of a function, with a gradient of their own; see `custom_gradient`.
+
+  Args:
+    explicit_inputs: the arguments of the function.
+    all_inputs: these, and the other tensors that the function uses.
+    fn_outputs: its results.
+    grad_fn: see `custom_gradient`.
+    forward_operations: the operations that the function made.
+    name: of the operation.
+  """
+
+  def __init__(
+    self,
+    explicit_inputs: Sequence[Tensor],
+    all_inputs: Sequence[Tensor],
+    fn_outputs: Sequence[Tensor],
+    grad_fn: Callable[..., Any],
+    forward_operations: Sequence[Operation],
+    name: str | None = None,
+  ):
+    super().__init__(list(all_inputs) + list(fn_outputs), name=name or "custom_gradient")
+    self._num_explicit = len(explicit_inputs)
+    self._num_inputs = len(all_inputs)
+    self._grad_fn = grad_fn
+    self._forward_operations = list(forward_operations)
+    self._outputs = [
+      Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(fn_outputs)
+    ]
+
+  def gradient(self, grad_ys):
+    # From self._inputs, which a clone has in a version of its own.
+    all_inputs = self._inputs[: self._num_inputs]
+    num_variables = len(self.graph.all_variables)
+    grads = self._grad_fn(
+      explicit_inputs=all_inputs[: self._num_explicit],
+      all_inputs=all_inputs,
+      forward_operations=self._forward_operations,
+      outputs=self._inputs[self._num_inputs :],
+      output_grads=grad_ys,
+    )
+    new = self.graph.all_variables[num_variables:]
+    if new:
+      raise GraphError(
+        f"{self.name}: grad_fn must not create variables, but made "
+        + ", ".join(v.full_name for v in new)
+      )
+    grads = list(grads)
+    for x, g in zip(all_inputs, grads):
+      if g is None and x.dtype.is_floating:
+        _LOG.warning("%s: grad_fn gave no gradient for %s", self.name, x)
+    return grads + [None] * (len(self._inputs) - len(grads))
+
+  def lower(self, lowering):
+    # The slices of the function's results, as they are: pending sums stay pending.
+    for x, out in zip(self._inputs[self._num_inputs :], self._outputs):
+      lowering.set_tensor_lowering(out, lowering.tensors[x])
+
+
+def _external_inputs(
+  operations: Sequence[Operation], explicit_inputs: Sequence[Tensor]
+) -> list[Tensor]:
+  """Floating tensors that operations use and do not make, in the order of their first use.
+
+  Variables count as used, not made.
+  """
+  made = {x for op in operations if not isinstance(op, Variable) for x in op.outputs}
+  made.update(explicit_inputs)
+  found = {x: None for op in operations for x in op.inputs if x not in made}
+  return [x for x in found if x.dtype.is_floating]
+
+
+def custom_gradient(
+  fn: Callable[..., Any], grad_fn: Callable[..., Any], explicit_inputs: Sequence[Tensor]
+) -> Any:
+  """Calls `fn(*explicit_inputs)` and gives its results another gradient.
+
+  Args:
+    fn: takes `Tensor`s, returns a `Tensor` or a tuple of them. It may also use other
+      tensors and variables (external inputs).
+    grad_fn: called with the keywords `explicit_inputs`, `all_inputs` (these, and then the
+      floating external inputs in the order of their first use), `forward_operations`,
+      `outputs` and `output_grads`; returns a list with a gradient or None for each of
+      `all_inputs`. A shorter list stands for None at the end. It must not create variables.
+    explicit_inputs: a list of `Tensor`s.
+
+  Returns:
+    A `Tensor`, or a list of them if `fn` returned a tuple. The other tensors made by
+    `fn` cannot be used outside it.
+
+  Raises:
+    GraphError: there is no explicit input.
+  """
+  explicit_inputs = list(explicit_inputs)
+  if not explicit_inputs:
+    raise GraphError("custom_gradient and recompute_grad need at least one explicit input")
+  graph = explicit_inputs[0].graph
+  result, operations = graph.capture_operations(lambda: fn(*explicit_inputs))
+  several = isinstance(result, (tuple, list))
+  fn_outputs = list(result) if several else [result]
+  external = _external_inputs(operations, explicit_inputs)
+  op = CustomGradientOperation(
+    explicit_inputs, explicit_inputs + external, fn_outputs, grad_fn, operations
+  )
+  for inner in operations:
+    # What is not cloned (variables, random numbers) is used by the backward pass as it is.
+    if inner.is_cloneable:
+      for x in inner.outputs:
+        if x not in fn_outputs:
+          x.usable = False
+  return op.outputs if several else op.outputs[0]
+
+
+class _AfterOperation(Operation):
+  """The value of x, computed after a slice of another tensor is there."""
+
+  def __init__(self, x: Tensor, dependency: Tensor, name: str | None = None):
+    super().__init__([x, dependency], name=name or "after")
+    self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+  def gradient(self, grad_ys):
+    return [grad_ys[0], None]
+
+  def lower(self, lowering):
+    x, dependency = [lowering.tensors[t] for t in self._inputs]
+    if isinstance(dependency, LazyAllreduceSum):
+      # Its sum over the mesh need not be executed for this.
+      dependency = dependency.laid_out_input
+
+    def after(t, d):
+      with tf.control_dependencies([d]):
+        return tf.identity(t)
+
+    lowering.set_tensor_lowering(
+      self._outputs[0], lowering.mesh_impl(self).slicewise(after, x, dependency)
+    )
+
+
+def recompute_grad(
+  fn: Callable[..., Any], explicit_inputs: Sequence[Tensor], control_dependencies: bool = True
+) -> Any:
+  """Calls `fn(*explicit_inputs)`; the backward pass computes it again, to use less memory.
+
+  Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016. Variables and random
+  numbers are not computed again: the recomputation sees the same dropout masks.
+
+  Args:
+    fn: takes `Tensor`s, returns a `Tensor` or a tuple of them.
+    explicit_inputs: a list of `Tensor`s.
+    control_dependencies: whether the recomputation waits for the gradient of the first
+      output that has one. Otherwise TensorFlow may merge it with the forward computation.
+
+  Returns:
+    A `Tensor`, or a list of them if `fn` returned a tuple.
+
+  Raises:
+    GradientError: when differentiated, if a floating explicit input has no gradient.
+  """
+  first_inputs = list(explicit_inputs)
+  fn_outputs: list[Tensor] = []
+
+  def grad_fn(explicit_inputs, all_inputs, forward_operations, outputs, output_grads):
+    del outputs
+    # The forward operations were made with `first_inputs`; a clone of this operation (in a
+    # recomputation around this one) has other inputs in their place.
+    graph = all_inputs[0].graph
+    keys = first_inputs + _external_inputs(forward_operations, first_inputs)
+    mapping = dict(zip(keys, all_inputs))
+    dependency = next((g for g in output_grads if g is not None), None)
+    if control_dependencies and dependency is not None:
+      for key, x in zip(first_inputs, explicit_inputs):
+        if x.dtype.is_floating:
+          mapping[key] = _AfterOperation(x, dependency).outputs[0]
+    xs = [key for key in dict.fromkeys(keys) if key.dtype.is_floating]
+    new_inputs = [mapping[key] for key in xs]
+    clones, mapping = graph.clone_operations(forward_operations, mapping)
+    ys = [mapping.get(y, y) for y in fn_outputs]
+    pairs = [(y, g) for y, g in zip(ys, output_grads) if g is not None]
+    grads = dict(
+      zip(
+        xs,
+        gradients(
+          ys=[y for y, _ in pairs],
+          xs=new_inputs,
+          grad_ys=[g for _, g in pairs],
+          operations=clones,
+        ),
+      )
+    )
+    for key, x in zip(first_inputs, explicit_inputs):
+      if x.dtype.is_floating and grads[key] is None:
+        raise GradientError(
+          f"recompute_grad: no output of the function depends on its argument {x}; give it "
+          "only the arguments that it uses"
+        )
+    # A tensor that is an argument twice gets its gradient once.
+    return [grads.pop(key, None) for key in keys]
+
+  def remember(*args):
+    result = fn(*args)
+    fn_outputs.extend(result if isinstance(result, (tuple, list)) else [result])
+    return result
+
+  return custom_gradient(remember, grad_fn, first_inputs)

@@ -1,0 +1,413 @@
+"""While loops, and a training step run in microbatches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.dimensions import Dimension, DimensionLike, Shape, convert_to_dimension
+from mesh_tensorflow.errors import (
+  DimensionError,
+  DTypeError,
+  GradientError,
+  GraphError,
+  ShapeError,
+  UnsupportedError,
+)
+from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.mesh_impl import LaidOutTensor, LazyAllreduceSum
+from mesh_tensorflow.operations.binary import add, less
+from mesh_tensorflow.operations.constants import constant
+from mesh_tensorflow.operations.control import ScalarSummaryOperation
+from mesh_tensorflow.operations.gradients import gradients
+from mesh_tensorflow.operations.indexing import GatherOperation, ScatterAddOperation
+from mesh_tensorflow.operations.reshape import replace_dimensions
+from mesh_tensorflow.operations.variables import Variable, grouped
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+
+class WhileLoopOperation(Operation):
+  """Repeats a body while a condition holds; see `while_loop`.
+
+  The condition and the body are called once, here. Their operations are kept in this
+  one; the variables that they create go to the graph, in front of the loop.
+
+  Args:
+    cond_fn: see `while_loop`.
+    body_fn: see `while_loop`.
+    inputs: initial values of the loop variables.
+    tf_kwargs: keyword arguments of `tf.while_loop`.
+    has_accumulators: whether the body may return more than the loop variables.
+    name: of the operation.
+  """
+
+  def __init__(
+    self,
+    cond_fn: Callable[..., Tensor],
+    body_fn: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    tf_kwargs: dict[str, Any] | None = None,
+    has_accumulators: bool = False,
+    name: str = "while_loop",
+  ):
+    super().__init__(list(inputs), name=name)
+    self._tf_kwargs = {"parallel_iterations": 1, **(tf_kwargs or {})}
+    if self._tf_kwargs.pop("back_prop", False):
+      raise UnsupportedError(f"{self.name}: loops have no gradient; back_prop must be False")
+    self._cond_inputs = self._placeholders("cond_input")
+    cond, self._cond_operations = self._capture(cond_fn, self._cond_inputs)
+    if not isinstance(cond, Tensor) or cond.dtype != tf.bool or cond.shape.ndims:
+      raise GraphError(f"{self.name}: cond_fn must return a bool scalar, got {cond!r}")
+    self._cond_output = cond
+    self._body_inputs = self._placeholders("body_input")
+    outputs, self._body_operations = self._capture(body_fn, self._body_inputs)
+    self._body_outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    self._check_body_outputs(has_accumulators)
+    self._outputs = [
+      Tensor(self, x.shape, x.dtype, name=f"output:{i}", index=i)
+      for i, x in enumerate(self._body_outputs)
+    ]
+    self._captured = self._find_captured()
+    # Returned from inside the loop, a tensor has no meaning outside it.
+    for op in self.inner_operations:
+      for x in op.outputs:
+        x.usable = False
+    self._initialize_all_dimensions_as_splittable()
+
+  def _placeholders(self, name: str) -> list[Tensor]:
+    return [
+      Tensor(self, x.shape, x.dtype, name=f"{name}:{i}", index=i)
+      for i, x in enumerate(self._inputs)
+    ]
+
+  def _capture(
+    self, fn: Callable[..., Any], placeholders: list[Tensor]
+  ) -> tuple[Any, list[Operation]]:
+    """Calls `fn`, and takes the operations that it makes out of the graph."""
+    operations = self.graph.operations
+    n = len(operations)
+    try:
+      result = fn(*placeholders)
+    finally:
+      made = operations[n:]
+      operations[n:] = [op for op in made if isinstance(op, Variable)]
+    return result, [op for op in made if not isinstance(op, Variable)]
+
+  def _check_body_outputs(self, has_accumulators: bool) -> None:
+    n, outputs = len(self._inputs), self._body_outputs
+    for y in outputs:
+      if not isinstance(y, Tensor):
+        raise GraphError(f"{self.name}: body_fn must return mtf.Tensors, got {y!r}")
+    if len(outputs) < n or (len(outputs) > n and not has_accumulators):
+      raise GraphError(
+        f"{self.name}: body_fn returned {len(outputs)} tensors for {n} loop variables"
+        + ("" if len(outputs) < n else "; give has_accumulators=True to sum up the others")
+      )
+    for i, (x, y) in enumerate(zip(self._inputs, outputs)):
+      if x.shape != y.shape:
+        raise ShapeError(
+          f"{self.name}: loop variable {i} begins as {x}, but body_fn returned {y} for it"
+        )
+      if x.dtype != y.dtype:
+        raise DTypeError(
+          f"{self.name}: loop variable {i} begins as {x}, but body_fn returned {y} for it; "
+          "cast it (mtf.cast)"
+        )
+    for y in outputs[n:]:
+      if y.dtype == tf.bool:
+        raise DTypeError(f"{self.name}: the accumulator {y} is bool, which cannot be summed up")
+
+  def _find_captured(self) -> list[Tensor]:
+    """Tensors from outside, in the order of their first use."""
+    inside = set(self._cond_inputs + self._body_inputs)
+    captured: dict[Tensor, None] = {}
+    for op in self.inner_operations:
+      for x in op.inputs + list(getattr(op, "implicit_inputs", ())):
+        if x not in inside:
+          captured[x] = None
+      inside.update(op.outputs)
+    for x in [self._cond_output] + self._body_outputs:
+      if x not in inside:
+        captured[x] = None
+    return list(captured)
+
+  @property
+  def inner_operations(self) -> list[Operation]:
+    """The operations of the condition and of the body."""
+    return self._cond_operations + self._body_operations
+
+  @property
+  def implicit_inputs(self) -> list[Tensor]:
+    """Tensors from outside that the condition and the body use."""
+    return list(self._captured)
+
+  @property
+  def draws_random_numbers(self) -> bool:
+    return any(getattr(op, "draws_random_numbers", False) for op in self.inner_operations)
+
+  @property
+  def scalar_summaries(self) -> list[ScalarSummaryOperation]:
+    """Summaries made in the body, also in loops inside it; the last iteration's count."""
+    found = []
+    for op in self._body_operations:
+      if isinstance(op, ScalarSummaryOperation):
+        found.append(op)
+      elif isinstance(op, WhileLoopOperation):
+        found += op.scalar_summaries
+    return found
+
+  def gradient(self, grad_ys):
+    raise UnsupportedError(f"{self.name}: a while loop has no gradient; use mtf.stop_gradient")
+
+  def verify_layout(self, mesh_impl):
+    for op in self.inner_operations:
+      op.verify_layout(mesh_impl)
+    super().verify_layout(mesh_impl)
+
+  def lower(self, lowering):
+    _LoweredLoop(self, lowering).run()
+
+
+class _LoweredLoop:
+  """One lowering of a loop: `tf.while_loop` over a flat list of slices.
+
+  The list is: the iteration number (if random numbers are drawn), the slices of the
+  loop variables, those of the accumulators, and the scalar summaries.
+  """
+
+  def __init__(self, loop: WhileLoopOperation, lowering: Any):
+    self.loop, self.lowering = loop, lowering
+    self.impl = lowering.mesh_impl(loop)
+    for x in loop.implicit_inputs:
+      if x not in lowering.tensors:
+        raise GraphError(f"{loop.name} uses {x}, which is not computed before the loop")
+      lowering.tensors[x].to_laid_out_tensor()
+    lowering.prepare_random(loop.inner_operations)
+    self.outside = _without_pending_sums(lowering)
+    self.numbered = loop.draws_random_numbers
+    self.summaries = loop.scalar_summaries
+    # By accumulator: the sum that was pending in the body. Operations that were run in it.
+    self.pending: dict[int, LazyAllreduceSum] = {}
+    self.run_inside: dict[Operation, None] = {}
+
+  def run(self) -> None:
+    loop, lowering = self.loop, self.lowering
+    n = len(loop.inputs)
+    state = [lowering.tensors[x].to_laid_out_tensor() for x in loop.inputs]
+    state += [
+      self.impl.slicewise(lambda y=y: tf.zeros(self.impl.slice_shape(y.shape), y.dtype))
+      for y in loop.outputs[n:]
+    ]
+    self.width = len(state[0].tensor_list) if state else 0
+    summaries = [tf.zeros([], op.dtype) for op in self.summaries]
+    initial = self.flatten(tf.constant(0) if self.numbered else None, state, summaries)
+    results = tf.while_loop(self.cond, self.body, initial, **loop._tf_kwargs)
+    _, state, summaries = self.unflatten(list(results))
+    for i, (out, laid_out) in enumerate(zip(loop.outputs, state)):
+      pending = self.pending.get(i)
+      if pending is not None:
+        laid_out = LazyAllreduceSum(
+          self.impl, laid_out, pending.mesh_axes, add_counter_fn=pending.add_counter_fn
+        )
+      lowering.set_tensor_lowering(out, laid_out)
+    lowering.scalar_summaries += [(op.name, x) for op, x in zip(self.summaries, summaries)]
+    for op in self.run_inside:
+      lowering.operations[op] = grouped(results)
+
+  def flatten(self, number: Any, state: list[LaidOutTensor], summaries: list[Any]) -> list[Any]:
+    flat = [] if number is None else [number]
+    for laid_out in state:
+      flat += [tf.convert_to_tensor(t) for t in laid_out.tensor_list]
+    return flat + summaries
+
+  def unflatten(self, flat: list[Any]) -> tuple[Any, list[LaidOutTensor], list[Any]]:
+    number = flat.pop(0) if self.numbered else None
+    end = self.width * len(self.loop.outputs)
+    slices = [flat[i : i + self.width] for i in range(0, end, self.width or 1)]
+    return number, [self.impl.LaidOutTensor.from_tensor_list(s) for s in slices], flat[end:]
+
+  def cond(self, *flat: tf.Tensor) -> tf.Tensor:
+    loop = self.loop
+    number, state, _ = self.unflatten(list(flat))
+    inner = self.child(number, loop._cond_inputs, state)
+    inner.lower_operations(loop._cond_operations)
+    return inner.tensors[loop._cond_output].to_laid_out_tensor().one_slice
+
+  def body(self, *flat: tf.Tensor) -> list[tf.Tensor]:
+    loop = self.loop
+    number, state, _ = self.unflatten(list(flat))
+    inner = self.child(number, loop._body_inputs, state)
+    inner.lower_operations(loop._body_operations)
+    n = len(loop.inputs)
+    values = [inner.tensors[y] for y in loop._body_outputs]
+    # A loop variable is read as it is in the next iteration, so it must be reduced.
+    new_state = [v.to_laid_out_tensor() for v in values[:n]]
+    for i in range(n, len(values)):
+      value = values[i]
+      if isinstance(value, LazyAllreduceSum) and not value.is_reduced:
+        self.pending[i] = value
+        value = value.laid_out_input
+      new_state.append(self.impl.slicewise(tf.add, state[i], value))
+    self.run_inside.update(
+      (op, None) for op in inner.operations if op not in self.outside.operations
+    )
+    return self.flatten(
+      None if number is None else number + 1, new_state, [x for _, x in inner.scalar_summaries]
+    )
+
+  def child(self, number: Any, placeholders: list[Tensor], state: list[LaidOutTensor]) -> Any:
+    """A lowering for one iteration."""
+    inner = self.outside.child(loop_key=number)
+    inner.operations = dict(self.outside.operations)
+    inner.scalar_summaries = []
+    inner.tensors.update(zip(placeholders, state))
+    return inner
+
+
+def _without_pending_sums(lowering: Any) -> Any:
+  """A child lowering that shares no pending sum with its parent.
+
+  A sum that is executed inside a loop must not be remembered outside it.
+  """
+  result = lowering.child()
+  for x, value in result.tensors.items():
+    if isinstance(value, LazyAllreduceSum) and not value.is_reduced:
+      result.tensors[x] = LazyAllreduceSum(
+        value.mesh_impl, value.laid_out_input, value.mesh_axes, value.add_counter_fn
+      )
+  return result
+
+
+def while_loop(
+  cond_fn: Callable[..., Tensor],
+  body_fn: Callable[..., Sequence[Tensor]],
+  inputs: Sequence[Tensor],
+  num_loop_vars: int | None = None,
+  has_accumulators: bool = False,
+  **kwargs: Any,
+) -> list[Tensor]:
+  """Repeats a body while a condition holds.
+
+  Random operations draw anew in each iteration. There is no gradient.
+
+  Args:
+    cond_fn: takes a `Tensor` for each loop variable, returns a bool scalar.
+    body_fn: takes the same, returns a list of their new values (of the same shapes and
+      dtypes), and then, with `has_accumulators`, any other tensors.
+    inputs: initial values of the loop variables.
+    num_loop_vars: return only the first so many loop variables. (TF1 kept the others in
+      variables, because its loops could not have many; here all are loop variables.)
+    has_accumulators: the body's other outputs are summed up over the iterations, from
+      zero. Sums over the mesh that are pending in the body are executed once, after the loop.
+    **kwargs: `maximum_iterations`, `parallel_iterations`, `swap_memory` or `name` of
+      `tf.while_loop`; `back_prop` must not be true.
+
+  Returns:
+    A list: the last values of the loop variables, then the accumulators.
+
+  Raises:
+    GraphError: the condition is no bool scalar, or the body returned too few or too many.
+    ShapeError: the body changed the shape of a loop variable.
+    DTypeError: the body changed the dtype of a loop variable.
+  """
+  n = len(inputs)
+  if num_loop_vars is not None and not 0 < num_loop_vars:
+    raise GraphError(f"while_loop: num_loop_vars must be above 0, got {num_loop_vars}")
+  outputs = WhileLoopOperation(cond_fn, body_fn, inputs, kwargs, has_accumulators).outputs
+  return outputs if num_loop_vars is None else outputs[: min(num_loop_vars, n)] + outputs[n:]
+
+
+def serialize_training_step(
+  features: dict[str, Tensor],
+  model_fn: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+  batch_dim: DimensionLike,
+  num_splits: int,
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+  """Computes gradients in a loop over parts of the batch, to use less memory.
+
+  Microbatch i is made of the examples i, i + num_splits, i + 2 * num_splits, ..., so every
+  processor takes part in each. Gradients are exchanged once, after the loop.
+
+  Args:
+    features: `Tensor`s that have `batch_dim`.
+    model_fn: takes a dict of such tensors with a smaller `batch_dim`, returns a dict of
+      `Tensor`s, among them the scalar "loss".
+    batch_dim: the batch dimension.
+    num_splits: the number of microbatches; it must divide the batch.
+
+  Returns:
+    The gradients of the loss for `graph.trainable_variables`, and the outputs. Outputs
+    that have the batch dimension are those of the whole batch; all others, the loss
+    and means among them, are the sums over the microbatches, as the gradients are.
+
+  Raises:
+    ShapeError: `num_splits` does not divide the batch.
+    GradientError: the loss does not depend on a trainable variable.
+  """
+  batch_dim = convert_to_dimension(batch_dim)
+  if not features:
+    raise GraphError("serialize_training_step needs at least one feature")
+  for name, x in features.items():
+    if batch_dim not in x.shape:
+      raise DimensionError(
+        f"serialize_training_step: feature {name!r}, {x}, has no dimension "
+        f"{batch_dim.name}={batch_dim.size}"
+      )
+  if num_splits < 1 or batch_dim.size % num_splits:
+    raise ShapeError(
+      f"serialize_training_step: {batch_dim.name}={batch_dim.size} cannot be cut into "
+      f"{num_splits} microbatches, which does not divide it"
+    )
+  first = next(iter(features.values()))
+  graph, mesh = first.graph, first.mesh
+  smaller = Dimension(batch_dim.name, batch_dim.size // num_splits)
+  microbatch = Dimension("microbatch", num_splits)
+  cut = {k: replace_dimensions(x, batch_dim, [smaller, microbatch]) for k, x in features.items()}
+  output_keys: list[str] = []
+
+  def cond_fn(i):
+    return less(i, num_splits)
+
+  def body_fn(i):
+    outputs = model_fn(
+      {
+        k: GatherOperation(x, i, microbatch, in_range=True, name="microbatch").outputs[0]
+        for k, x in cut.items()
+      }
+    )
+    variables = graph.trainable_variables
+    grads = gradients([outputs["loss"]], [v.outputs[0] for v in variables])
+    without = [v for v, g in zip(variables, grads) if g is None]
+    for v in without:
+      _LOG.error("the loss does not depend on the trainable variable %s", v)
+    if without:
+      names = ", ".join(v.full_name for v in without)
+      raise GradientError(
+        f"serialize_training_step: the loss does not depend on the trainable variables {names}"
+      )
+    output_keys.extend(outputs)
+    parts = [_scatter_microbatch(outputs[k], i, smaller, microbatch) for k in output_keys]
+    return [add(i, 1)] + grads + parts
+
+  start = constant(mesh, 0, shape=[], dtype=tf.int32)
+  results = while_loop(cond_fn, body_fn, [start], has_accumulators=True)[1:]
+  n = len(results) - len(output_keys)
+  outputs = {
+    k: replace_dimensions(x, [smaller, microbatch], batch_dim) if microbatch in x.shape else x
+    for k, x in zip(output_keys, results[n:])
+  }
+  return results[:n], outputs
+
+
+def _scatter_microbatch(
+  x: Tensor, i: Tensor, smaller: Dimension, microbatch: Dimension
+) -> Tensor:
+  """An output of microbatch i at its place in the batch, zeros elsewhere."""
+  if smaller not in x.shape:
+    return x
+  shape: Shape = replace_dimensions(x.shape, smaller, [smaller, microbatch])
+  return ScatterAddOperation(x, i, shape, microbatch, in_range=True).outputs[0]

@@ -1,0 +1,108 @@
+"""Ranges, and running sums along a dimension."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.dimensions import Dimension, DimensionLike, Shape, convert_to_dimension
+from mesh_tensorflow.errors import DimensionError
+from mesh_tensorflow.graph import Mesh, Operation, Tensor
+
+
+class RangeOperation(Operation):
+  """The positions along a dimension; see `mtf_range`."""
+
+  def __init__(self, mesh: Mesh, dim: DimensionLike, dtype: Any, name: str | None = None):
+    super().__init__([], mesh, name=name or "range")
+    self._dim = convert_to_dimension(dim)
+    self._outputs = [Tensor(self, Shape([self._dim]), tf.as_dtype(dtype))]
+
+  def lower(self, lowering):
+    impl = lowering.mesh_impl(self)
+    out = self._outputs[0]
+    size = impl.slice_shape(out.shape)[0]
+
+    def positions(begin):
+      if isinstance(begin, int):
+        return tf.cast(tf.range(begin, begin + size), out.dtype)
+      return tf.cast(tf.range(size) + begin, out.dtype)
+
+    begin = impl.laid_out_slice_begin(out.shape)[0]
+    lowering.set_tensor_lowering(out, impl.slicewise(positions, begin))
+
+
+def mtf_range(mesh: Mesh, dim: DimensionLike, dtype: Any, name: str | None = None) -> Tensor:
+  """A one-dimensional tensor of the positions 0, 1, ..., dim.size - 1.
+
+  Args:
+    mesh: a `Mesh`.
+    dim: its dimension.
+    dtype: of the result.
+    name: of the operation.
+  """
+  return RangeOperation(mesh, dim, dtype, name=name).outputs[0]
+
+
+class CumsumOperation(Operation):
+  """Running sums along a dimension; see `cumsum`."""
+
+  def __init__(
+    self,
+    x: Tensor,
+    dim: Dimension,
+    exclusive: bool = False,
+    reverse: bool = False,
+    name: str | None = None,
+  ):
+    super().__init__([x], name=name or "cumsum")
+    if dim not in x.shape:
+      raise DimensionError(f"{self.name}: there is no dimension {dim.name}={dim.size} in {x}")
+    self._dim, self._axis = dim, x.shape.dims.index(dim)
+    self._exclusive, self._reverse = bool(exclusive), bool(reverse)
+    self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+  def gradient(self, grad_ys):
+    return CumsumOperation(
+      grad_ys[0], self._dim, self._exclusive, not self._reverse
+    ).outputs
+
+  def lower(self, lowering):
+    impl = lowering.mesh_impl(self)
+    x = lowering.tensors[self._inputs[0]].to_laid_out_tensor()
+    axis, reverse = self._axis, self._reverse
+
+    def run(t):
+      return tf.cumsum(t, axis, exclusive=self._exclusive, reverse=reverse)
+
+    mesh_axis = impl.tensor_dimension_to_mesh_axis(self._dim)
+    if mesh_axis is None or impl.shape[mesh_axis].size == 1:
+      laid_out = impl.slicewise(run, x)
+    else:
+      # Local running sums, plus the totals of the blocks before.
+      totals = impl.slicewise(lambda t: tf.reduce_sum(t, axis, keepdims=True), x)
+      totals = impl.allconcat(totals, mesh_axis, axis)
+
+      def add_blocks_before(t, total, coordinate):
+        before = tf.cumsum(total, axis, exclusive=True, reverse=reverse)
+        begin, size = [0] * t.shape.ndims, t.shape.as_list()
+        begin[axis], size[axis] = coordinate, 1
+        return run(t) + tf.slice(before, begin, size)
+
+      laid_out = impl.slicewise(add_blocks_before, x, totals, impl.laid_out_pcoord(mesh_axis))
+    lowering.set_tensor_lowering(self._outputs[0], laid_out)
+
+
+def cumsum(x: Tensor, dim: DimensionLike, exclusive: bool = False) -> Tensor:
+  """Running sums along a dimension: y[i] = x[0] + ... + x[i].
+
+  Args:
+    x: a `Tensor`.
+    dim: a dimension of x. If it is split, processors exchange the totals of their blocks.
+    exclusive: leave out x[i] itself.
+
+  Raises:
+    DimensionError: x has no such dimension.
+  """
+  return CumsumOperation(x, convert_to_dimension(dim), exclusive).outputs[0]

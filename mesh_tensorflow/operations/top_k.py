@@ -1,0 +1,234 @@
+"""The largest elements along a dimension, and where they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.dimensions import Dimension, DimensionLike, convert_to_dimension
+from mesh_tensorflow.errors import DimensionError, ShapeError
+from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.operations.constants import constant
+from mesh_tensorflow.operations.elementwise import negative
+from mesh_tensorflow.operations.indexing import GatherOperation, ScatterAddOperation
+from mesh_tensorflow.slices import transpose_to
+
+
+class _LargestOperation(Operation):
+  """Base class: values (the first output, if there is one) and positions (the last)."""
+
+  def __init__(self, x: Tensor, reduced_dim: DimensionLike, name: str):
+    super().__init__([x], name=name)
+    self._reduced_dim = convert_to_dimension(reduced_dim)
+    if self._reduced_dim not in x.shape:
+      raise DimensionError(
+        f"{self.name}: there is no dimension {self._reduced_dim.name}={self._reduced_dim.size} "
+        f"in {x}"
+      )
+    self._axis = x.shape.dims.index(self._reduced_dim)
+
+  def gradient(self, grad_ys):
+    if grad_ys[0] is None:
+      return [None]
+    return ScatterAddOperation(
+      grad_ys[0], self._outputs[1], self._inputs[0].shape, self._reduced_dim, in_range=True
+    ).outputs
+
+  def _mesh_axis(self, impl: Any) -> int | None:
+    """The mesh axis over which the reduced dimension is split, if any."""
+    axis = impl.tensor_dimension_to_mesh_axis(self._reduced_dim)
+    return None if axis is None or impl.shape[axis].size == 1 else axis
+
+  def _begin(self, impl: Any) -> Any:
+    return impl.laid_out_slice_begin(self._inputs[0].shape)[self._axis]
+
+
+class TopKOperation(_LargestOperation):
+  """The k largest elements in descending order; see `top_k`."""
+
+  def __init__(
+    self, x: Tensor, reduced_dim: DimensionLike, k_dim: DimensionLike, name: str | None = None
+  ):
+    super().__init__(x, reduced_dim, name or "top_k")
+    self._k_dim = convert_to_dimension(k_dim)
+    if not 1 <= self._k_dim.size <= self._reduced_dim.size:
+      raise ShapeError(
+        f"{self.name}: {self._k_dim.name}={self._k_dim.size} elements cannot be taken from "
+        f"{self._reduced_dim.name}={self._reduced_dim.size} of {x}"
+      )
+    shape = x.shape - self._reduced_dim + self._k_dim
+    self._outputs = [Tensor(self, shape, x.dtype), Tensor(self, shape, tf.int32, index=1)]
+    self._splittable_dims, self._unsplittable_dims = (
+      self._initialize_splittable_and_unsplittable_dims("splittable", [self._k_dim.name])
+    )
+
+  def verify_layout(self, mesh_impl):
+    self._require_unsplit(mesh_impl, self._k_dim, "its positions are ordered by value")
+    super().verify_layout(mesh_impl)
+
+  def lower(self, lowering):
+    impl = lowering.mesh_impl(self)
+    x = self._inputs[0].shape
+    order = (x - self._reduced_dim + self._reduced_dim).dims
+    block = impl.slice_shape(x)[self._axis]
+    k = min(self._k_dim.size, block)
+    mesh_axis = self._mesh_axis(impl)
+
+    def local(t, begin):
+      values, indices = tf.math.top_k(transpose_to(t, x.dims, order), k)
+      return values, indices if isinstance(begin, int) and begin == 0 else indices + begin
+
+    values, indices = impl.slicewise(
+      local, lowering.tensors[self._inputs[0]], self._begin(impl) if mesh_axis is not None else 0
+    )
+    if mesh_axis is not None:
+      # Candidates stand in the order of their blocks, so equal ones keep the order of positions.
+      last = x.ndims - 1
+      values, indices = impl.slicewise(
+        self._best_candidates,
+        impl.allconcat(values, mesh_axis, last),
+        impl.allconcat(indices, mesh_axis, last),
+      )
+    lowering.set_tensor_lowering(self._outputs[0], values)
+    lowering.set_tensor_lowering(self._outputs[1], indices)
+
+  def _best_candidates(self, values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    values, at = tf.math.top_k(values, self._k_dim.size)
+    return values, tf.gather(indices, at, axis=-1, batch_dims=indices.shape.ndims - 1)
+
+
+def top_k(
+  x: Tensor, reduced_dim: DimensionLike, k_dim: DimensionLike, name: str | None = None
+) -> tuple[Tensor, Tensor]:
+  """The largest elements along a dimension, in descending order; of equal ones the first first.
+
+  Args:
+    x: a `Tensor`.
+    reduced_dim: a dimension of x. If it is split, only the largest of each block are exchanged.
+    k_dim: the new, last dimension; must not be split.
+    name: of the operation.
+
+  Returns:
+    Values, and their int32 positions, of shape x.shape - reduced_dim + k_dim. A gradient
+    flows through the values.
+
+  Raises:
+    DimensionError: x has no such dimension.
+    ShapeError: k_dim is larger than the dimension.
+  """
+  values, indices = TopKOperation(x, reduced_dim, k_dim, name=name).outputs
+  return values, indices
+
+
+class ArgmaxOperation(_LargestOperation):
+  """The position of the largest element, the first of equal ones; see `argmax`."""
+
+  def __init__(self, x: Tensor, reduced_dim: DimensionLike, name: str | None = None):
+    super().__init__(x, reduced_dim, name or "argmax")
+    self._outputs = [Tensor(self, x.shape - self._reduced_dim, tf.int32)]
+
+  def lower(self, lowering):
+    impl = lowering.mesh_impl(self)
+    _, indices = _largest(self, impl, lowering.tensors[self._inputs[0]], with_values=False)
+    lowering.set_tensor_lowering(self._outputs[0], indices)
+
+
+class Top1Operation(_LargestOperation):
+  """The largest element and its position; see `top_1`."""
+
+  def __init__(self, x: Tensor, reduced_dim: DimensionLike, name: str | None = None):
+    super().__init__(x, reduced_dim, name or "top_1")
+    shape = x.shape - self._reduced_dim
+    self._outputs = [Tensor(self, shape, x.dtype), Tensor(self, shape, tf.int32, index=1)]
+
+  def lower(self, lowering):
+    impl = lowering.mesh_impl(self)
+    values, indices = _largest(self, impl, lowering.tensors[self._inputs[0]], with_values=True)
+    lowering.set_tensor_lowering(self._outputs[0], values)
+    lowering.set_tensor_lowering(self._outputs[1], indices)
+
+
+def _largest(op: _LargestOperation, impl: Any, x: Any, with_values: bool) -> tuple[Any, Any]:
+  """The largest values (None, unless asked for or needed on the way) and their positions."""
+  axis, mesh_axis = op._axis, op._mesh_axis(impl)
+
+  def local(t, begin):
+    indices = tf.argmax(t, axis, output_type=tf.int32)
+    return indices if isinstance(begin, int) and begin == 0 else indices + begin
+
+  indices = impl.slicewise(local, x, 0 if mesh_axis is None else op._begin(impl))
+  if mesh_axis is None and not with_values:
+    return None, indices
+  values = impl.slicewise(lambda t: tf.reduce_max(t, axis), x)
+  if mesh_axis is None:
+    return values, indices
+
+  def best_block(v, i):
+    block = tf.argmax(v, 0, output_type=tf.int32)
+    n = block.shape.ndims
+    # The blocks become the last axis, of which each position picks one.
+    i = tf.gather(tf.transpose(i, [*range(1, n + 1), 0]), block, axis=n, batch_dims=n)
+    return tf.reduce_max(v, 0), i
+
+  stacked = [impl.allconcat(t, mesh_axis, 0, stack=True) for t in (values, indices)]
+  return impl.slicewise(best_block, *stacked)
+
+
+def top_1(x: Tensor, reduced_dim: DimensionLike, name: str | None = None) -> tuple[Tensor, Tensor]:
+  """The largest element along a dimension and its int32 position, the first of equal ones.
+
+  Args:
+    x: a `Tensor`.
+    reduced_dim: a dimension of x, which the results do not have.
+    name: of the operation.
+  """
+  value, index = Top1Operation(x, reduced_dim, name=name).outputs
+  return value, index
+
+
+def argmax(x: Tensor, reduced_dim: DimensionLike, name: str | None = None) -> Tensor:
+  """The int32 position of the largest element along a dimension, the first of equal ones.
+
+  Args:
+    x: a `Tensor`.
+    reduced_dim: a dimension of x, which the result does not have.
+    name: of the operation.
+
+  Raises:
+    DimensionError: x has no such dimension.
+  """
+  return ArgmaxOperation(x, reduced_dim, name=name).outputs[0]
+
+
+def nth_largest_element(
+  x: Tensor, n: int, reduced_dim: DimensionLike, name: str | None = None
+) -> Tensor:
+  """The n-th largest element along a dimension; n = 0 is the largest.
+
+  Args:
+    x: a `Tensor`.
+    n: rank, from 0.
+    reduced_dim: a dimension of x, which the result does not have.
+    name: of the operation.
+
+  Raises:
+    ShapeError: n is not below the size of the dimension.
+  """
+  reduced_dim = convert_to_dimension(reduced_dim)
+  if not 0 <= n < reduced_dim.size:
+    raise ShapeError(
+      f"nth_largest_element of {x}: n = {n} is not in 0 to {reduced_dim.size - 1}, the positions "
+      f"of {reduced_dim.name}={reduced_dim.size}"
+    )
+  k_dim = Dimension("_top_k_", n + 1)
+  values = top_k(x, reduced_dim, k_dim, name=name)[0]
+  rank = constant(x.mesh, n, shape=[], dtype=tf.int32)
+  return GatherOperation(values, rank, k_dim, in_range=True).outputs[0]
+
+
+def nth_smallest_element(
+  x: Tensor, n: int, reduced_dim: DimensionLike, name: str | None = None
+) -> Tensor:
+  """The n-th smallest element along a dimension; n = 0 is the smallest."""
+  return negative(nth_largest_element(negative(x), n, reduced_dim, name=name))

@@ -1,0 +1,39 @@
+"""Decay rates of Adafactor's running averages, as functions of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+from mesh_tensorflow.optimize.scalars import function_of_step
+
+
+@gin.configurable(module="mesh_tensorflow.optimize")
+def adafactor_decay_rate_pow(exponent: float = 0.8, offset: int = 0) -> Callable[[Any], Any]:
+  """1 - (t - offset + 1) ** -exponent (Shazeer and Stern, 2018).
+
+  Args:
+    exponent: see above.
+    offset: a step; before it the result is not finite.
+
+  Returns:
+    A function of the step t (a number, a tf.Tensor or an mtf.Tensor).
+  """
+  return function_of_step(lambda t: 1.0 - tf.pow(t + float(1 - offset), -exponent))
+
+
+def adafactor_decay_rate_adam(beta2: float) -> Callable[[Any], Any]:
+  """Adam's running average with its bias correction: b (1 - b^(T - 1)) / (1 - b^T), T = t + 1.
+
+  Args:
+    beta2: b.
+
+  Returns:
+    A function of the step t (a number, a tf.Tensor or an mtf.Tensor).
+  """
+  return function_of_step(
+    lambda t: beta2 * (1.0 - tf.pow(beta2, t)) / (1.0 - tf.pow(beta2, t + 1.0))
+  )

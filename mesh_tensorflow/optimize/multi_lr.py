@@ -1,0 +1,150 @@
+"""Different learning rates for different variables."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import gin
+
+from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.graph import Tensor
+from mesh_tensorflow.operations.control import scalar_summary
+from mesh_tensorflow.operations.variables import Variable
+from mesh_tensorflow.optimize.adafactor import AdafactorOptimizer
+from mesh_tensorflow.optimize.adam import AdamWeightDecayOptimizer
+from mesh_tensorflow.optimize.scalars import ScalarLike
+
+
+@gin.configurable(module="mesh_tensorflow.optimize")
+def product_learning_rate(
+  step: Any, total_train_steps: int, factors: Sequence[Any] = gin.REQUIRED, offset: int = 0
+) -> Any:
+  """The product of factors.
+
+  Args:
+    step: the training step: a number, a tf.Tensor or an mtf.Tensor.
+    total_train_steps: length of the training.
+    factors: numbers, and functions that are called with (step - offset,
+      total_train_steps - offset).
+    offset: see there.
+
+  Returns:
+    A float if all factors are numbers; else a scalar of the kind that the functions return.
+  """
+  product: Any = 1.0
+  for factor in factors:
+    if callable(factor):
+      factor = factor(step - offset, total_train_steps - offset)
+    # An mtf.Tensor must be asked first: a tf.Tensor does not know how to multiply with it.
+    product = factor * product if isinstance(factor, Tensor) else product * factor
+  return product
+
+
+@gin.configurable(module="mesh_tensorflow.optimize")
+def compute_lr_for_step(
+  schedules: Sequence[Any], learning_rate: ScalarLike, train_steps: int = 524288
+) -> list[ScalarLike]:
+  """Turns schedules into learning rates.
+
+  Args:
+    schedules: for each rate None, for `learning_rate`, or a list of factors for
+      `product_learning_rate`.
+    learning_rate: the normal rate.
+    train_steps: `total_train_steps` of the product. It does not follow the length of the run:
+      bind it.
+
+  Returns:
+    A list of learning rates; those of factors are functions of the step, and their values
+    are reported as the scalar summary `alt_learning_rate`.
+  """
+  return [
+    learning_rate
+    if factors is None
+    else functools.partial(_reported_product, factors=list(factors), train_steps=train_steps)
+    for factors in schedules
+  ]
+
+
+def _reported_product(step: Any, factors: list[Any], train_steps: int) -> Any:
+  lr = product_learning_rate(step, train_steps, factors=factors)
+  if isinstance(lr, Tensor):
+    scalar_summary("alt_learning_rate", lr)
+  return lr
+
+
+class _LearningRates:
+  """Learning rates by regular expression: the first that is found in a name counts."""
+
+  def __init__(
+    self,
+    variable_search: Sequence[str] | None,
+    alt_lr_schedules: Sequence[Any] | None,
+    learning_rate: ScalarLike,
+  ):
+    self._patterns: list[str] = []
+    self._rates: list[ScalarLike] = []
+    if variable_search is None or alt_lr_schedules is None:
+      return
+    if len(variable_search) != len(alt_lr_schedules):
+      raise ConfigError(
+        f"variable_search has {len(variable_search)} regular expressions, alt_lr_schedules "
+        f"{len(alt_lr_schedules)} schedules; there must be one for each"
+      )
+    self._patterns = list(variable_search)
+    self._rates = compute_lr_for_step(alt_lr_schedules, learning_rate)
+
+  def find(self, var: Variable, default: ScalarLike) -> ScalarLike:
+    for pattern, rate in zip(self._patterns, self._rates):
+      if re.search(pattern, var.full_name):
+        return rate
+    return default
+
+
+@gin.configurable(module="mesh_tensorflow.optimize")
+class AdafactorWithMultiLRSchedule(AdafactorOptimizer):
+  """Adafactor with other learning rates for some variables.
+
+  Args:
+    variable_search: regular expressions. A variable uses the schedule of the first one that
+      is found in its name, and the normal rate if none is.
+    alt_lr_schedules: a schedule for each, see `compute_lr_for_step`.
+    **kwargs: for `AdafactorOptimizer`.
+  """
+
+  def __init__(
+    self,
+    variable_search: Sequence[str] | None = None,
+    alt_lr_schedules: Sequence[Any] | None = None,
+    **kwargs: Any,
+  ):
+    super().__init__(**kwargs)
+    self._rates = _LearningRates(variable_search, alt_lr_schedules, self._learning_rate)
+
+  def _learning_rate_for(self, var: Variable) -> ScalarLike:
+    return self._rates.find(var, self._learning_rate)
+
+
+@gin.configurable(module="mesh_tensorflow.optimize")
+class AdamWithMultiLRSchedule(AdamWeightDecayOptimizer):
+  """Adam with other learning rates for some variables.
+
+  Args:
+    variable_search: see `AdafactorWithMultiLRSchedule`.
+    alt_lr_schedules: see there.
+    **kwargs: for `AdamWeightDecayOptimizer`.
+  """
+
+  def __init__(
+    self,
+    variable_search: Sequence[str] | None = None,
+    alt_lr_schedules: Sequence[Any] | None = None,
+    **kwargs: Any,
+  ):
+    super().__init__(**kwargs)
+    self._rates = _LearningRates(variable_search, alt_lr_schedules, self.learning_rate)
+
+  def _learning_rate_for(self, var: Variable) -> ScalarLike:
+    return self._rates.find(var, self.learning_rate)

@@ -1,0 +1,98 @@
+"""Stochastic gradient descent, without and with momentum."""
+
+from __future__ import annotations
+
+import gin
+import tensorflow as tf
+
+from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.operations.variables import Variable
+from mesh_tensorflow.optimize.base import Optimizer, slot_variable
+from mesh_tensorflow.optimize.scalars import ScalarLike
+from mesh_tensorflow.optimize.update import UpdateOperation, is_float32, subtract
+
+_raw = tf.raw_ops
+
+
+class SgdUpdateOperation(UpdateOperation):
+  """w <- w - lr * g; tensors: g, scalars: lr."""
+
+  def update(self, w, g, lr):
+    g = tf.cast(g, tf.float32)
+    if is_float32(w):
+      return [_raw.ResourceApplyGradientDescent(var=w.handle, alpha=lr, delta=g)]
+    return [subtract(w, lr * g)]
+
+
+@gin.configurable(module="mesh_tensorflow.optimize")
+class SgdOptimizer(Optimizer):
+  """w <- w - lr * g.
+
+  Args:
+    learning_rate: lr, a `ScalarLike`.
+  """
+
+  def __init__(self, learning_rate: ScalarLike):
+    self._lr = learning_rate
+
+  @property
+  def lr(self) -> ScalarLike:
+    return self._lr
+
+  def apply_grad(self, grad: Tensor | None, var: Variable) -> list[Operation]:
+    if not self._has_gradient(grad, var):
+      return []
+    lr = self._scalar(self.lr, var.mesh, "learning_rate")
+    return [SgdUpdateOperation(var, [], [grad], [lr], name=f"{var.full_name}/sgd")]
+
+
+class MomentumUpdateOperation(UpdateOperation):
+  """v <- lr * g + momentum * v; w <- w - v. Slots: v; tensors: g; scalars: lr, momentum."""
+
+  def update(self, w, v, g, lr, momentum):
+    delta = lr * tf.cast(g, tf.float32)
+    if is_float32(w, v):
+      # With a rate of 1 and lr * g as the gradient, v is what the formula says.
+      return [
+        _raw.ResourceApplyMomentum(
+          var=w.handle, accum=v.handle, lr=1.0, grad=delta, momentum=momentum
+        )
+      ]
+    new_v = tf.cast(delta + momentum * tf.cast(v.read_value(), tf.float32), v.dtype)
+    return [v.assign(new_v, read_value=False), subtract(w, new_v)]
+
+
+@gin.configurable(module="mesh_tensorflow.optimize")
+class MomentumOptimizer(Optimizer):
+  """Heavy ball (Polyak, 1964): v <- lr * g + momentum * v; w <- w - v, with the new v.
+
+  Slot: `{weight}_momentum_v`, of the weight's shape and dtypes.
+
+  Args:
+    learning_rate: lr, a `ScalarLike`.
+    momentum: a `ScalarLike`.
+  """
+
+  def __init__(self, learning_rate: ScalarLike, momentum: ScalarLike):
+    self._lr = learning_rate
+    self._momentum = momentum
+
+  @property
+  def lr(self) -> ScalarLike:
+    return self._lr
+
+  @property
+  def momentum(self) -> ScalarLike:
+    return self._momentum
+
+  def apply_grad(self, grad: Tensor | None, var: Variable) -> list[Operation]:
+    if not self._has_gradient(grad, var):
+      return []
+    lr = self._scalar(self.lr, var.mesh, "learning_rate")
+    momentum = self._scalar(self.momentum, var.mesh, "momentum")
+    v = slot_variable(var, f"{var.full_name}_momentum_v", var.shape, var.dtype)
+    return [
+      MomentumUpdateOperation(
+        var, [v], [grad], [lr, momentum], name=f"{var.full_name}/sgd_momentum"
+      )
+    ]

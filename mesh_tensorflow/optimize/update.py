@@ -1,0 +1,90 @@
+"""The operation that updates a variable and its slots in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.operations.variables import Variable, grouped
+
+
+class UpdateOperation(Operation):
+  """Changes a variable, and slots of the same layout, where it stands in the graph.
+
+  A subclass defines `update(w, *slots, *tensors, *scalars)`, which runs on the slices of one
+  processor: w and slots are tf.Variables, tensors are tf.Tensors, scalars are tf.Tensors or
+  numbers. It returns a list of tf.Operations.
+
+  Args:
+    variable: the `Variable` operation.
+    slots: `Variable` operations of its shape.
+    tensors: `Tensor`s of its shape (the gradient, say).
+    scalars: scalar `Tensor`s or numbers.
+    name: of the operation.
+  """
+
+  is_cloneable = False
+
+  def __init__(
+    self,
+    variable: Variable,
+    slots: Sequence[Variable],
+    tensors: Sequence[Tensor],
+    scalars: Sequence[float | Tensor],
+    name: str,
+  ):
+    super().__init__(
+      [*tensors, *[s for s in scalars if isinstance(s, Tensor)]], variable.mesh, name=name
+    )
+    self._variable = variable
+    self._slots = list(slots)
+    self._tensors = list(tensors)
+    self._scalars = list(scalars)
+
+  @property
+  def variables(self) -> list[Variable]:
+    """The variables that it changes."""
+    return [self._variable, *self._slots]
+
+  @property
+  def has_gradient(self) -> bool:
+    return False
+
+  def update(self, w: tf.Variable, *args: Any) -> list[Any]:
+    raise NotImplementedError(f"{type(self).__name__} does not define update")
+
+  def lower(self, lowering):
+    done: list[Any] = []
+    lowering.variables[self._variable].update(
+      lambda *args: done.extend(self.update(*args)),
+      *[slices_of(lowering, s) for s in self._slots],
+      *[lowering.tensors[x] for x in self._tensors],
+      *[laid_out_scalar(lowering, s) for s in self._scalars],
+    )
+    lowering.operations[self] = grouped(done)
+
+
+def slices_of(lowering: Any, variable: Variable) -> Any:
+  """The tf.Variables of a variable, laid out."""
+  laid_out = lowering.variables[variable]
+  return lowering.mesh_impl(variable).LaidOutTensor(laid_out.slices)
+
+
+def laid_out_scalar(lowering: Any, scalar: float | Tensor) -> Any:
+  """A scalar `Tensor` laid out, or the number."""
+  return lowering.tensors[scalar] if isinstance(scalar, Tensor) else scalar
+
+
+def is_float32(*slices: tf.Variable | tf.Tensor) -> bool:
+  """Whether TensorFlow's fused update operations apply: they want one dtype throughout."""
+  return all(s.dtype == tf.float32 for s in slices)
+
+
+def subtract(w: tf.Variable, delta: tf.Tensor) -> Any:
+  """Subtracts delta in the dtype of the slice: the slice itself is never rounded."""
+  return w.assign_sub(tf.cast(delta, w.dtype), read_value=False)
+
+

@@ -1,0 +1,294 @@
+"""The same per-device program, traced for a mesh that is not there.
+
+A `PlanMeshImpl` runs lowerings of any mesh size on symbolic slices: every slice
+is a TensorFlow placeholder of the slice's shape, a collective is a record of what
+would be sent, and a variable is its description. Nothing is computed and nothing
+is allocated. It must be used inside a scratch TensorFlow graph (see `costs.trace`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.dimensions import Shape, ShapeLike
+from mesh_tensorflow.errors import GraphError, ShapeError
+from mesh_tensorflow.layout import LayoutLike
+from mesh_tensorflow.mesh_impl import LaidOutTensor, MeshImpl, convert_args_to_laid_out_tensors
+from mesh_tensorflow.store import StoredVariable, VariableStore
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+  """One exchange between processors.
+
+  Attributes:
+    kind: "allreduce", "allconcat", "alltoall" or "receive".
+    reduction: "SUM", "MAX" or "MIN" of an allreduce, else "".
+    mesh_axes: numbers of the mesh axes it goes over.
+    slice_bytes: bytes of the slice that one processor gives.
+    bytes_over: for each mesh axis the bytes that one processor sends along it.
+    source: the laid-out tensor that is exchanged.
+  """
+
+  kind: str
+  reduction: str
+  mesh_axes: tuple[int, ...]
+  slice_bytes: int
+  bytes_over: dict[int, int]
+  source: LaidOutTensor
+
+
+def allreduce_bytes(
+  slice_bytes: int, mesh_axes: Sequence[int], sizes: Sequence[int]
+) -> dict[int, int]:
+  """Bytes that a processor sends along each mesh axis in a bandwidth-optimal allreduce.
+
+  Over n processors a ring sends 2 (n - 1) / n of the slice (Patarasuk and Yuan, 2009):
+  a reduce-scatter and an all-gather. Over several axes it is done one axis after the
+  other, the last (fastest) first, each with the part that is left; the sum is that of
+  one ring over all of them.
+  """
+  left, result = float(slice_bytes), {}
+  for axis in sorted(mesh_axes, reverse=True):
+    result[axis] = round(2 * (sizes[axis] - 1) / sizes[axis] * left)
+    left /= sizes[axis]
+  return result
+
+
+class PlanMeshImpl(MeshImpl):
+  """A mesh of any size without devices: records what a program would exchange.
+
+  Args:
+    shape: mesh shape.
+    layout_rules: layout rules.
+
+  Attributes:
+    collectives: the `Collective`s so far, in order.
+    inputs: the slices that were brought in from outside.
+    variable_reads: the slices that were read from variables.
+  """
+
+  def __init__(self, shape: ShapeLike, layout_rules: LayoutLike):
+    super().__init__(shape, layout_rules, variable_store=_PlanStore())
+    self.collectives: list[Collective] = []
+    self.inputs: list[tf.Tensor] = []
+
+  @property
+  def variable_reads(self) -> list[tf.Tensor]:
+    return [r for s in self.variable_store for v in s.slices for r in v.reads]
+
+  # ------------------------------------------------------------ for the store
+
+  @property
+  def local_processors(self) -> range:
+    return range(1)
+
+  def processor_device(self, pnum: int) -> str | None:
+    del pnum
+    return None
+
+  def program_slices(self, stored: StoredVariable) -> list[Any]:
+    return list(stored.slices)
+
+  # ----------------------------------------------------------------- the contract
+
+  def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
+    inputs = convert_args_to_laid_out_tensors(inputs)
+    result = fn(*[x.one_slice if isinstance(x, LaidOutTensor) else x for x in inputs])
+    if isinstance(result, tuple):
+      return tuple(LaidOutTensor([r]) for r in result)
+    return LaidOutTensor([result])
+
+  def laid_out_pnum(self) -> LaidOutTensor:
+    return LaidOutTensor([_placeholder([], tf.int32)])
+
+  def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    if reduction_fn_string not in ("SUM", "MAX", "MIN"):
+      raise GraphError(f"allreduce: {reduction_fn_string!r} is not SUM, MAX or MIN")
+    axes = tuple(a for a in mesh_axes if self.shape[a].size > 1)
+    if not axes:
+      return x
+    value = _slice_of(x)
+    # Booleans travel as int32.
+    size = value.shape.num_elements() * (4 if value.dtype == tf.bool else value.dtype.size)
+    over = allreduce_bytes(size, axes, self.shape.to_integer_list)
+    return self._exchange("allreduce", x, axes, over, value.shape, reduction_fn_string, size)
+
+  def allconcat(
+    self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False
+  ) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    n = self.shape[mesh_axis].size
+    if n == 1 and not stack:
+      return x
+    value = _slice_of(x)
+    shape = value.shape.as_list()
+    if stack:
+      shape.insert(concat_axis + len(shape) + 1 if concat_axis < 0 else concat_axis, n)
+    else:
+      shape[concat_axis] *= n
+    over = {mesh_axis: (n - 1) * _bytes_of(value)}
+    return self._exchange("allconcat", x, (mesh_axis,), over, shape)
+
+  def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    n = self.shape[mesh_axis].size
+    if n == 1:
+      return x
+    value = _slice_of(x)
+    shape = value.shape.as_list()
+    if shape[split_axis] % n:
+      raise ShapeError(
+        f"alltoall: axis {split_axis} of size {shape[split_axis]} cannot be split over mesh axis "
+        f"{self.shape[mesh_axis].name}:{n}"
+      )
+    shape[split_axis] //= n
+    shape[concat_axis] *= n
+    over = {mesh_axis: round((n - 1) / n * _bytes_of(value))}
+    return self._exchange("alltoall", x, (mesh_axis,), over, shape)
+
+  def receive(self, x: Any, mesh_axis: int, source_pcoord: Sequence[int | None]) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    value = _slice_of(x)
+    if all(s is None or s == k for k, s in enumerate(source_pcoord)):
+      return LaidOutTensor([_placeholder(value.shape, value.dtype)])
+    over = {mesh_axis: _bytes_of(value)}
+    return self._exchange("receive", x, (mesh_axis,), over, value.shape)
+
+  def import_tf_tensor(self, x: Any, tf_x: Any) -> LaidOutTensor:
+    shape = x if isinstance(x, Shape) else x.shape
+    dtype = tf_x.dtype if tf.is_tensor(tf_x) else tf.convert_to_tensor(tf_x).dtype
+    self.inputs.append(_placeholder(self.slice_shape(shape), dtype))
+    return LaidOutTensor([self.inputs[-1]])
+
+  def export_to_tf_tensor(self, x: Any, laid_out_x: Any) -> tf.Tensor:
+    shape = x if isinstance(x, Shape) else x.shape
+    dtype = _slice_of(laid_out_x.to_laid_out_tensor()).dtype
+    return _placeholder(shape.to_integer_list, dtype)
+
+  def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    return fn(*args, **(kwargs or {}))
+
+  def run_per_device(
+    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None
+  ) -> list[Any]:
+    return [self.run(fn, args, kwargs)]
+
+  def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:  # noqa: N802
+    del data, message, kwargs
+    return x
+
+  def _exchange(
+    self,
+    kind: str,
+    x: LaidOutTensor,
+    mesh_axes: tuple[int, ...],
+    bytes_over: dict[int, int],
+    shape: Any,
+    reduction: str = "",
+    slice_bytes: int | None = None,
+  ) -> LaidOutTensor:
+    """Records an exchange; its result has the given slice shape."""
+    value = _slice_of(x)
+    size = _bytes_of(value) if slice_bytes is None else slice_bytes
+    self.collectives.append(Collective(kind, reduction, mesh_axes, size, bytes_over, x))
+    return LaidOutTensor([_placeholder(shape, value.dtype)])
+
+
+class PlannedVariable:
+  """Stands for the tf.Variable of a slice: has its shape and dtype, and holds nothing.
+
+  Reading makes a placeholder and assigning does nothing. What else is asked of it, a
+  symbolic tf.Variable of the scratch graph answers.
+  """
+
+  def __init__(self, name: str, shape: Sequence[int], dtype: tf.DType, trainable: bool):
+    self.name = name
+    self.shape = tf.TensorShape(shape)
+    self.dtype = dtype
+    self.trainable = trainable
+    self.reads: list[tf.Tensor] = []
+    self._symbolic: tf.Variable | None = None
+
+  def read_value(self) -> tf.Tensor:
+    self.reads.append(_placeholder(self.shape, self.dtype))
+    return self.reads[-1]
+
+  value = read_value
+
+  def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+    return tf.convert_to_tensor(self.read_value(), dtype, name=name)
+
+  def assign(self, value: Any, *args: Any, **kwargs: Any) -> None:
+    """Does nothing."""
+    del value, args, kwargs
+
+  assign_add = assign_sub = assign
+
+  def __getattr__(self, name: str) -> Any:
+    if name.startswith("__"):
+      raise AttributeError(name)
+    if self._symbolic is None:
+      with tf.init_scope():
+        self._symbolic = tf.Variable(
+          _placeholder(self.shape, self.dtype), trainable=self.trainable, name="planned"
+        )
+    return getattr(self._symbolic, name)
+
+
+def _on_value(operator: str) -> Callable[..., Any]:
+  return lambda self, *args: getattr(self.read_value(), operator)(*args)
+
+
+for _operator in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+  for _name in (f"__{_operator}__", f"__r{_operator}__"):
+    setattr(PlannedVariable, _name, _on_value(_name))
+for _name in ("__neg__", "__abs__", "__getitem__", "__lt__", "__le__", "__gt__", "__ge__"):
+  setattr(PlannedVariable, _name, _on_value(_name))
+
+
+class _PlanStore(VariableStore):
+  """A store whose variables hold nothing."""
+
+  def get(
+    self,
+    mesh_impl: Any,
+    name: str,
+    shape: Shape,
+    *,
+    master_dtype: tf.DType,
+    slice_dtype: tf.DType,
+    initializer: Any = None,
+    trainable: bool = True,
+  ) -> StoredVariable:
+    if name not in self._stored:
+      part = mesh_impl.slice_shape(shape)
+      self._stored[name] = StoredVariable(
+        name=name,
+        shape=shape,
+        master_dtype=master_dtype,
+        slice_dtype=slice_dtype,
+        trainable=trainable,
+        layout=mesh_impl.tensor_layout(shape),
+        slices=(PlannedVariable(name, part, slice_dtype, trainable),),
+        begins=((0,) * len(part),),
+        slice_shape=tuple(part),
+      )
+    return self._stored[name]
+
+
+def _placeholder(shape: Any, dtype: tf.DType) -> tf.Tensor:
+  return tf.raw_ops.Placeholder(dtype=dtype, shape=shape)
+
+
+def _slice_of(x: LaidOutTensor) -> tf.Tensor:
+  return tf.convert_to_tensor(x.one_slice)
+
+
+def _bytes_of(x: tf.Tensor) -> int:
+  return x.shape.num_elements() * x.dtype.size

@@ -1,0 +1,396 @@
+"""A mesh whose processors all run one per-device program (SPMD).
+
+The program, the function given to `SimdMeshImpl.run`, is traced once, whatever
+the number of processors, and sees the number of its processor as a tensor. Called
+eagerly, `run` executes it in one Python thread per processor instead: slow, but
+every lowered operation runs at once and can be looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+from mesh_tensorflow import scope
+from mesh_tensorflow.collectives import REDUCTIONS, Collectives, Groups, RuntimeCollectives
+from mesh_tensorflow.dimensions import Shape, ShapeLike
+from mesh_tensorflow.errors import ConfigError, GraphError, MeshShapeError, ShapeError
+from mesh_tensorflow.layout import LayoutLike
+from mesh_tensorflow.mesh_impl import LaidOutTensor, MeshImpl, convert_args_to_laid_out_tensors
+from mesh_tensorflow.placement_mesh_impl import suggest_mesh_shape
+from mesh_tensorflow.processors import pnum_to_processor_coordinates
+from mesh_tensorflow.queue_collectives import QueueCollectives, QueueNetwork
+from mesh_tensorflow.simd_program import ConcreteProgram, Program, TracedProgram, run_traced
+from mesh_tensorflow.store import StoredVariable, VariableStore
+from mesh_tensorflow.thread_collectives import run_in_threads
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+
+@gin.configurable(module="mesh_tensorflow.simd_mesh_impl")
+class SimdMeshImpl(MeshImpl):
+  """A mesh of devices that run one program, traced once.
+
+  Args:
+    shape: mesh shape.
+    layout: layout rules.
+    devices: one device name per processor. By default the first logical GPUs of this
+      process if there are enough, else its first logical CPUs.
+    device_assignment: TPU device assignment; kept for programs that ask for it.
+    logical_to_physical: a permutation: processor i, row-major in the mesh, runs on
+      device `logical_to_physical[i]`. By default the identity.
+    allreduce_in_bfloat16_max_group_size: bfloat16 sums over larger groups are computed
+      in float32.
+    variable_store: where variables live; a new one by default.
+    collectives: "queues" (CPU devices of one process), "runtime" (TensorFlow's collective
+      operations), or "auto": queues where all devices are CPUs.
+    timeout_seconds: how long a processor waits for another one before the run fails.
+
+  Raises:
+    MeshShapeError: there are fewer devices than processors, or another number was given.
+    ConfigError: an argument has no meaning.
+  """
+
+  def __init__(
+    self,
+    shape: ShapeLike,
+    layout: LayoutLike,
+    devices: Sequence[str] | None = None,
+    device_assignment: Any = None,
+    logical_to_physical: Sequence[int] | None = None,
+    allreduce_in_bfloat16_max_group_size: int = 8,
+    *,
+    variable_store: VariableStore | None = None,
+    collectives: str = "auto",
+    timeout_seconds: float = 600.0,
+  ):
+    super().__init__(shape, layout, variable_store=variable_store)
+    self._device_assignment = device_assignment
+    self._allreduce_in_bfloat16_max_group_size = allreduce_in_bfloat16_max_group_size
+    self._timeout_seconds = timeout_seconds
+    if logical_to_physical is None:
+      self._logical_to_physical = list(range(self.size))
+    else:
+      self._logical_to_physical = [int(p) for p in logical_to_physical]
+      if sorted(self._logical_to_physical) != list(range(self.size)):
+        raise MeshShapeError(
+          f"logical_to_physical must be a permutation of 0 to {self.size - 1} for mesh "
+          f"{self.shape}, got {list(logical_to_physical)}"
+        )
+    self._physical_to_logical = [0] * self.size
+    for logical, physical in enumerate(self._logical_to_physical):
+      self._physical_to_logical[physical] = logical
+    physical_devices = _choose_devices(self.shape, devices)
+    self._devices = [physical_devices[p] for p in self._logical_to_physical]
+    self._use_queues = self._choose_collectives(collectives)
+    self._network: QueueNetwork | None = None
+    self._tokens: list[tf.Variable] | None = None
+    self._groups: dict[tuple[int, ...], Groups] = {}
+    self._local = threading.local()
+
+  def _choose_collectives(self, collectives: str) -> bool:
+    on_cpu = all(":CPU:" in d.upper() for d in self._devices)
+    if collectives not in ("auto", "queues", "runtime"):
+      raise ConfigError(
+        f"SimdMeshImpl: collectives={collectives!r} is not 'auto', 'queues' or 'runtime'"
+      )
+    if collectives == "queues" and not on_cpu:
+      raise ConfigError(
+        f"SimdMeshImpl: collectives='queues' needs CPU devices, got {self._devices}; use 'runtime'"
+      )
+    use_queues = on_cpu and collectives != "runtime"
+    if not use_queues and len(set(self._devices)) < self.size:
+      raise MeshShapeError(
+        f"mesh {self.shape}: TensorFlow's collectives need a device of its own for every "
+        f"processor, got {self._devices}"
+      )
+    return use_queues
+
+  # -------------------------------------------------------- processors and devices
+
+  @property
+  def devices(self) -> list[str]:
+    """The device of every processor, in the order of processor numbers."""
+    return list(self._devices)
+
+  @property
+  def device_assignment(self) -> Any:
+    return self._device_assignment
+
+  @property
+  def allreduce_in_bfloat16_max_group_size(self) -> int:
+    return self._allreduce_in_bfloat16_max_group_size
+
+  @property
+  def logical_to_physical(self) -> list[int]:
+    return list(self._logical_to_physical)
+
+  def l2p(self, logical_pnum: int) -> int:
+    """Physical number of a processor."""
+    return self._logical_to_physical[logical_pnum]
+
+  def p2l(self, physical_pnum: int) -> int:
+    """Logical number of a processor."""
+    return self._physical_to_logical[physical_pnum]
+
+  @property
+  def local_processors(self) -> range:
+    return range(self.size)
+
+  def processor_device(self, pnum: int) -> str | None:
+    return self._devices[pnum]
+
+  def program_slices(self, stored: StoredVariable) -> list[tf.Variable]:
+    return [self._program.own(stored.slices)]
+
+  # ------------------------------------------------------------- running a program
+
+  @property
+  def _program(self) -> Program:
+    program = getattr(self._local, "program", None)
+    if program is None:
+      if self.size == 1:
+        return ConcreteProgram(0, [0] * self.ndims, 0)
+      raise GraphError(
+        f"SimdMeshImpl {self.shape}: this belongs into the per-device program: put the Lowering "
+        "and what follows into a function f and call mesh_impl.run(f), or use mtf.function"
+      )
+    return program
+
+  @contextlib.contextmanager
+  def _running(self, program: Program) -> Iterator[Program]:
+    self._local.program = program
+    try:
+      yield program
+    finally:
+      self._local.program = None
+
+  @tf.autograph.experimental.do_not_convert
+  def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    return self.run_per_device(fn, args, kwargs)[0]
+
+  @tf.autograph.experimental.do_not_convert
+  def run_per_device(
+    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None
+  ) -> list[Any]:
+    """Runs a per-device program on every processor.
+
+    Inside a `tf.function`, the program is traced once. It sees the tensors around it, and every
+    processor gets them whole; AutoGraph does not convert it. Eagerly, it is called once in each
+    of as many threads as there are processors.
+
+    Args:
+      fn: the program.
+      args: its positional arguments.
+      kwargs: its keyword arguments, or None.
+
+    Returns:
+      What the program returned, on each processor.
+
+    Raises:
+      GraphError: called inside a program.
+      CollectiveError: eagerly, if the programs take different paths. Inside a `tf.function`
+        such errors are TensorFlow's: see `collectives.collective_errors`.
+    """
+    if getattr(self._local, "program", None) is not None:
+      raise GraphError(f"SimdMeshImpl {self.shape}: run was called inside a per-device program")
+
+    def call():
+      return fn(*args, **(kwargs or {}))
+
+    if self.size == 1:
+      with self._running(self._program), tf.device(self._devices[0]):
+        return [call()]
+    if tf.executing_eagerly():
+      return self._run_eagerly(call)
+    processors = [(p, self._coordinates(p), self._devices[p]) for p in self.local_processors]
+    if not self._use_queues:
+      return run_traced(self._traced_program, call, processors)
+    if self._network is None or self._network.broken:
+      self._network = QueueNetwork(self._devices, self._timeout_seconds)
+    return run_traced(self._traced_program, call, processors, self._network.framed)
+
+  def reset(self) -> None:
+    """Makes the mesh usable after a run that failed midway (see `collectives`)."""
+    if self._network is not None and not self._network.broken:
+      self._network.reset()
+
+  def _coordinates(self, pnum: int) -> list[int]:
+    return pnum_to_processor_coordinates(self.shape, pnum)
+
+  def _traced_program(
+    self, pnum: tf.Tensor, coordinates: Sequence[tf.Tensor]
+  ) -> contextlib.AbstractContextManager[Program]:
+    program = TracedProgram(pnum, coordinates)
+    if self._use_queues:
+      program.collectives = QueueCollectives(self._network, pnum, program.own, program.graph)
+    else:
+      if self._tokens is None:
+        self._tokens = []
+        with tf.init_scope():
+          for p in self.local_processors:
+            with tf.device(self._devices[p]):
+              self._tokens.append(tf.Variable(0.0, trainable=False, name="mtf_collective_token"))
+      token = program.own([t.handle for t in self._tokens])
+      program.collectives = RuntimeCollectives(self._devices, pnum, token, self._timeout_seconds)
+    return self._running(program)
+
+  def _run_eagerly(self, call: Callable[[], Any]) -> list[Any]:
+    enter_scopes = scope.snapshot()
+    gin_scope = gin.current_scope()
+
+    def program(pnum: int, collectives: Collectives) -> Any:
+      enter_scopes()
+      current = ConcreteProgram(pnum, self._coordinates(pnum), pnum)
+      current.collectives = collectives
+      with self._running(current), tf.device(self._devices[pnum]), gin.config_scope(gin_scope):
+        return call()
+
+    return run_in_threads(program, list(self.local_processors), self._timeout_seconds)
+
+  # ------------------------------------------------------------------ the contract
+
+  def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
+    inputs = convert_args_to_laid_out_tensors(inputs)
+    result = fn(*[x.one_slice if isinstance(x, LaidOutTensor) else x for x in inputs])
+    if isinstance(result, tuple):
+      return tuple(LaidOutTensor([r]) for r in result)
+    return LaidOutTensor([result])
+
+  def laid_out_pnum(self) -> LaidOutTensor:
+    return LaidOutTensor([self._program.pnum])
+
+  @property
+  def pnum_tensor(self) -> Any:
+    """The number of the processor that runs the program."""
+    return self._program.pnum
+
+  def laid_out_pcoord(self, mesh_axis: int) -> LaidOutTensor:
+    return LaidOutTensor([self._program.coordinates[mesh_axis]])
+
+  def _groups_of(self, axes: Sequence[int]) -> Groups:
+    key = tuple(sorted(set(axes)))
+    if key not in self._groups:
+      self._groups[key] = Groups.of(self.shape, key)
+    return self._groups[key]
+
+  def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    if reduction_fn_string not in REDUCTIONS:
+      raise GraphError(f"allreduce: {reduction_fn_string!r} is not SUM, MAX or MIN")
+    axes = [a for a in mesh_axes if self.shape[a].size > 1]
+    if not axes:
+      return x
+    groups = self._groups_of(axes)
+    t = tf.convert_to_tensor(x.one_slice)
+    too_large = groups.size > self._allreduce_in_bfloat16_max_group_size
+    if t.dtype == tf.bfloat16 and reduction_fn_string == "SUM" and too_large:
+      total = self._program.collectives.all_reduce(tf.cast(t, tf.float32), groups, "SUM")
+      return LaidOutTensor([tf.cast(total, tf.bfloat16)])
+    return LaidOutTensor([self._program.collectives.all_reduce(t, groups, reduction_fn_string)])
+
+  def allconcat(self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    t = tf.convert_to_tensor(x.one_slice)
+    if self.shape[mesh_axis].size == 1:
+      return LaidOutTensor([tf.expand_dims(t, concat_axis)]) if stack else x
+    parts = self._program.collectives.all_gather(t, self._groups_of([mesh_axis]))
+    return LaidOutTensor([(tf.stack if stack else tf.concat)(parts, concat_axis)])
+
+  def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    n = self.shape[mesh_axis].size
+    if n == 1:
+      return x
+    size = x.slice_shape[split_axis]
+    if size % n:
+      raise ShapeError(
+        f"alltoall: axis {split_axis} of size {size} cannot be split over mesh axis "
+        f"{self.shape[mesh_axis].name}:{n}"
+      )
+    parts = tf.split(tf.convert_to_tensor(x.one_slice), n, split_axis)
+    received = self._program.collectives.all_to_all(parts, self._groups_of([mesh_axis]))
+    return LaidOutTensor([tf.concat(received, concat_axis)])
+
+  def receive(self, x: Any, mesh_axis: int, source_pcoord: Sequence[int | None]) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    t = tf.convert_to_tensor(x.one_slice)
+    source = list(source_pcoord)
+    n = self.shape[mesh_axis].size
+    if len(source) != n or any(s is not None and not 0 <= s < n for s in source):
+      raise ShapeError(
+        f"receive: source_pcoord {source} must have {n} entries, None or 0 to {n - 1}, for mesh "
+        f"axis {self.shape[mesh_axis].name}:{n}"
+      )
+    if all(s is None for s in source):
+      return LaidOutTensor([tf.zeros_like(t)])
+    if source == list(range(n)):
+      return x
+    groups = self._groups_of([mesh_axis])
+    return LaidOutTensor([self._program.collectives.permute(t, groups, source)])
+
+  def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> LaidOutTensor:
+    shape = x if isinstance(x, Shape) else x.shape
+    tf_x = tf.convert_to_tensor(tf_x)
+    part = self.slice_shape(shape)
+    if part == shape.to_integer_list:
+      return LaidOutTensor([tf_x])
+    begin = [b.one_slice if isinstance(b, LaidOutTensor) else b
+             for b in self.laid_out_slice_begin(shape)]
+    return LaidOutTensor([tf.slice(tf_x, begin, part)])
+
+  def export_to_tf_tensor(self, x: Any, laid_out_x: Any) -> tf.Tensor:
+    shape = x if isinstance(x, Shape) else x.shape
+    result = laid_out_x.to_laid_out_tensor()
+    for tensor_axis, mesh_axis in enumerate(self.tensor_layout(shape)):
+      if mesh_axis is not None:
+        result = self.allconcat(result, mesh_axis, tensor_axis)
+    return tf.convert_to_tensor(result.one_slice)
+
+  def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:  # noqa: N802
+    """Prints the slices of `data`, and the number of the processor that has them."""
+    parts = [d.to_laid_out_tensor().one_slice for d in data]
+    tf.print(message, "processor", self._program.pnum, *parts, summarize=kwargs.get("summarize", 3))
+    return x
+
+
+def _choose_devices(shape: Shape, devices: Sequence[str] | None) -> list[str]:
+  """The device of every physical processor, as full names."""
+  dims = " x ".join(f"{d.name}:{d.size}" for d in shape) or "(no dimensions)"
+  if devices is not None:
+    devices = [_full_name(d) for d in devices]
+    if len(devices) != shape.size:
+      raise MeshShapeError(
+        f"mesh shape {dims} has {shape.size} processors, but {len(devices)} device(s) were given; "
+        f"a mesh that fits: {suggest_mesh_shape(shape, len(devices))}; or give {shape.size} devices"
+      )
+    return devices
+  counts = []
+  for kind in ("GPU", "CPU"):
+    found = [d.name for d in tf.config.list_logical_devices(kind)]
+    if len(found) >= shape.size:
+      return [_full_name(d) for d in found[: shape.size]]
+    counts.append(f"{len(found)} logical {kind}s")
+  raise MeshShapeError(
+    f"mesh shape {dims} has {shape.size} processors, but this process has {' and '.join(counts)}; a "
+    f"mesh that fits: {suggest_mesh_shape(shape, len(found))}; or split the CPU before TensorFlow "
+    f"runs anything: tf.config.set_logical_device_configuration(cpu, "
+    f"[tf.config.LogicalDeviceConfiguration()] * {shape.size}); or give `devices`"
+  )
+
+
+def _full_name(device: str) -> str:
+  """The name as the runtime spells it; the default device is the first CPU."""
+  spec = tf.DeviceSpec.from_string(device or "/device:CPU:0")
+  if spec.job is None:
+    for d in tf.config.list_logical_devices(spec.device_type or "CPU"):
+      known = tf.DeviceSpec.from_string(d.name)
+      if known.device_index == (spec.device_index or 0):
+        return d.name
+  return device

@@ -1,0 +1,82 @@
+"""Builds and installs Mesh TensorFlow for TensorFlow 2.
+
+Three folders of the repository make one import package:
+
+    mesh_tensorflow/  ->  mesh_tensorflow
+    transformer/      ->  mesh_tensorflow.transformer
+    gin/              ->  mesh_tensorflow/transformer/gin   (data: *.gin, no Python)
+
+A wheel lays them out as on the right. An editable install leaves the files where they are and maps
+the names; `mesh_tensorflow.transformer.gin_paths.gin_dir()` finds the gin files in both cases.
+"""
+
+import pathlib
+
+from setuptools import find_packages, setup
+
+ROOT = pathlib.Path(__file__).resolve().parent
+
+
+def long_description() -> str:
+  readme = ROOT / "README.md"
+  return readme.read_text(encoding="utf-8") if readme.exists() else ""
+
+
+setup(
+  name="mesh-tensorflow",
+  version="1.0.0.dev0",
+  description="Named-dimension model parallelism for TensorFlow 2",
+  long_description=long_description(),
+  long_description_content_type="text/markdown",
+  license="Apache-2.0",
+  license_files=["LICENSE"],
+  python_requires=">=3.10",
+  packages=[
+    *find_packages(include=["mesh_tensorflow", "mesh_tensorflow.*"]),
+    "mesh_tensorflow.transformer",
+    *(f"mesh_tensorflow.transformer.{name}" for name in find_packages("transformer")),
+    "mesh_tensorflow.transformer.gin",
+  ],
+  package_dir={
+    "mesh_tensorflow": "mesh_tensorflow",
+    "mesh_tensorflow.transformer": "transformer",
+    "mesh_tensorflow.transformer.gin": "gin",
+  },
+  package_data={"mesh_tensorflow.transformer.gin": ["*.gin", "*/*.gin"]},
+  include_package_data=False,
+  zip_safe=False,
+  install_requires=[
+    "tensorflow>=2.16,<2.22",  # Brings absl-py, which flags and logging use.
+    "tensorflow-datasets",
+    "numpy",
+    "gin-config",
+    "tqdm",  # Progress bars of training. tensorflow-datasets needs it too, so it adds no download.
+  ],
+  extras_require={
+    "test": [
+      "build",
+      "hypothesis",
+      "pytest",
+      "pytest-timeout",
+      "pytest-xdist",
+      "ruff==0.17.*",  # Another version may format and lint in another way.
+      "setuptools>=77",  # test_packaging.py builds a wheel without build isolation.
+    ],
+    "bench": ["torch==2.13.0"],  # A CPU build (2.13.0+cpu) satisfies this, if installed beforehand.
+    "auto_mtf": ["ortools"],
+    "vocab": ["sentencepiece"],
+    "bleu": ["sacrebleu"],
+    "plot": ["matplotlib"],
+  },
+  entry_points={
+    "console_scripts": ["mesh-transformer=mesh_tensorflow.transformer.main:console_main"],
+  },
+  classifiers=[
+    "Development Status :: 4 - Beta",
+    "Intended Audience :: Science/Research",
+    "Programming Language :: Python :: 3",
+    "Programming Language :: Python :: 3 :: Only",
+    "Topic :: Scientific/Engineering :: Artificial Intelligence",
+  ],
+  keywords="tensorflow model-parallelism spmd named-tensors transformer",
+)

@@ -1,0 +1,181 @@
+"""Loops, custom gradients, recomputation, microbatches, operations for their side effect."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from tests.conformance.framework import T, op
+
+A, B, C = mtf.Dimension("a", 4), mtf.Dimension("b", 8), mtf.Dimension("c", 12)
+AB, ABC, BC = "a:4 b:8", "a:4 b:8 c:12", "b:8 c:12"
+
+
+def _counter(x):
+  return mtf.constant(x.mesh, 0, dtype=tf.int32)
+
+
+def _loop(body, times, **kwargs):
+  """Runs body(i, *state) -> state a number of times."""
+
+  def build(*state):
+    return mtf.while_loop(
+      lambda i, *s: mtf.less(i, times),
+      lambda i, *s: [i + 1, *body(i, *s)],
+      [_counter(state[0]), *state],
+      **kwargs,
+    )[1:]
+
+  return build
+
+
+def _repeat(fn, times):
+  def run(x):
+    for i in range(times):
+      x = fn(i, x)
+    return x
+
+  return run
+
+
+def _custom(x, y):
+  """x * y, with gradients that are wrong on purpose."""
+  return mtf.custom_gradient(
+    lambda x, y: x * y,
+    lambda explicit_inputs, all_inputs, forward_operations, outputs, output_grads: [
+      output_grads[0] * 10.0,
+      output_grads[0] * explicit_inputs[0],
+    ],
+    [x, y],
+  )
+
+
+def _microbatches(x):
+  """The outputs of two microbatches of a model without variables."""
+
+  def model(features):
+    y = mtf.square(features["x"])
+    return {"loss": mtf.reduce_sum(y), "y": y}
+
+  _, outputs = mtf.serialize_training_step({"x": x}, model, B, 2)
+  return [outputs["loss"], outputs["y"]]
+
+
+DESCRIPTORS = [
+  op(
+    "while_loop",
+    _loop(lambda i, x: [x * 0.5 + mtf.to_float(i)], 5),
+    _repeat(lambda i, x: x * 0.5 + i, 5),
+    AB,
+    differentiable=False,
+  ),
+  op(
+    "while_loop_never",
+    _loop(lambda i, x: [x * 2.0], 0),
+    lambda x: x,
+    AB,
+    differentiable=False,
+  ),
+  op(
+    "while_loop_pending_state",
+    lambda x, s: _loop(lambda i, s: [mtf.reduce_sum(x * s, reduced_dim=A)], 3)(s),
+    lambda x, s: _repeat(lambda i, s: (x * s).sum(0), 3)(s),
+    AB,
+    "b:8",
+    differentiable=False,
+  ),
+  op(
+    "while_loop_pending_input",
+    lambda x: _loop(lambda i, s: [s * 2.0], 2)(mtf.reduce_sum(x, reduced_dim=A)),
+    lambda x: 4 * x.sum(0),
+    AB,
+    differentiable=False,
+  ),
+  op(
+    "while_loop_accumulator",
+    lambda x: mtf.while_loop(
+      lambda i: mtf.less(i, 3),
+      lambda i: [i + 1, mtf.reduce_sum(x * (mtf.to_float(i) + 1.0), reduced_dim=A)],
+      [_counter(x)],
+      has_accumulators=True,
+    )[1],
+    lambda x: 6 * x.sum(0),
+    AB,
+    differentiable=False,
+  ),
+  op(
+    "while_loop_shift",
+    _loop(lambda i, x: [mtf.shift(x, 1, B, True)], 3),
+    lambda x: np.roll(x, 3, 1),
+    AB,
+    differentiable=False,
+  ),
+  op(
+    "while_loop_gather",
+    lambda x, w: _loop(lambda i, s: [s + mtf.gather(w, i, C)], 4)(x),
+    lambda x, w: x + w[:4].sum(0),
+    AB,
+    "c:12 b:8",
+    differentiable=False,
+    together="b:8 c:12",
+  ),
+  op(
+    "custom_gradient",
+    _custom,
+    lambda x, y: x * y,
+    AB,
+    AB,
+    gradient=lambda xs, dys: [10 * dys[0], xs[0] * dys[0]],
+  ),
+  op(
+    "recompute_grad",
+    lambda x: mtf.recompute_grad(lambda v: mtf.square(v) + v, [x]),
+    lambda x: x * x + x,
+    AB,
+  ),
+  op(
+    "recompute_grad_external",
+    lambda x, w: mtf.recompute_grad(lambda v: mtf.tanh(mtf.einsum([v, w], [A, C])), [x]),
+    lambda x, w: np.tanh(x @ w),
+    AB,
+    BC,
+    together=ABC,
+  ),
+  op(
+    "recompute_grad_twice",
+    lambda x: mtf.recompute_grad(
+      lambda v: mtf.recompute_grad(lambda u: mtf.sin(u) * u, [v]) * v, [x]
+    ),
+    lambda x: np.sin(x) * x * x,
+    AB,
+  ),
+  op(
+    "recompute_grad_pending",
+    lambda x: mtf.recompute_grad(lambda v: mtf.reduce_sum(mtf.square(v), reduced_dim=A), [x]),
+    lambda x: (x * x).sum(0),
+    AB,
+  ),
+  op("depend", lambda x, y: mtf.depend(x, [y]), lambda x, y: x, AB, AB),
+  op("print", lambda x: mtf.Print(x, [x * 0.0], "zeros", summarize=1), lambda x: x, "a:4"),
+  op(
+    "scalar_summary",
+    lambda x: mtf.scalar_summary("loss", mtf.reduce_mean(x)).outputs[0],
+    lambda x: x.mean(),
+    AB,
+  ),
+  op(
+    "microbatches",
+    _microbatches,
+    lambda x: [(x * x).sum(), x * x],
+    "b:8 c:12",
+    differentiable=False,
+    illegal=lambda layout: not layout.suits(mtf.convert_to_shape("b:4")),
+  ),
+  op(
+    "gradient_of_gradient",
+    lambda x: mtf.gradients([mtf.reduce_sum(mtf.square(x) * x)], [x])[0],
+    lambda x: 3 * x * x,
+    T(AB, 0.5, 2.0),
+  ),
+]

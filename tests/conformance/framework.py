@@ -1,0 +1,474 @@
+"""The conformance suite: what a descriptor is, how layouts are drawn, how a case is run.
+
+An operation is tested by one line in a `descriptors_<family>.py`:
+
+  op("square", mtf.square, np.square, "a:4 b:8"),
+
+All operations of a family that a drawn layout allows are put into one program, which runs on a
+placement and on a SIMD mesh, eagerly and inside `tf.function`. Values must equal the NumPy
+function's; gradients must equal finite differences of the NumPy function in float64. Operations
+that the layout does not allow must say so by a `LayoutError`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.errors import LayoutError
+
+MODES = ("placement_eager", "placement_function", "simd_eager", "simd_function")
+SEED = 7  # Of the random operations.
+
+_MESHES = (
+  "r:2", "r:4", "r:8", "r:3", "r:2,s:2", "r:2,s:4", "r:4,s:2", "r:1,s:4", "r:3,s:2",
+  "r:2,s:2,t:2", "r:2,s:1,t:4",
+)  # fmt: skip
+_CANDIDATES = 150
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+  """A named-dimension input, drawn uniformly from [low, high).
+
+  Attributes:
+    dims: "a:4 b:8".
+    low: smallest value.
+    high: bound above all values.
+    dtype: name of the dtype.
+    values: the values themselves, instead of drawn ones.
+  """
+
+  dims: str
+  low: float = -2.0
+  high: float = 2.0
+  dtype: str = "float32"
+  values: Any = None
+
+  @property
+  def shape(self) -> mtf.Shape:
+    return mtf.convert_to_shape(self.dims)
+
+  @property
+  def floating(self) -> bool:
+    return self.dtype in ("float32", "bfloat16")
+
+  def draw(self, rng: np.random.Generator) -> np.ndarray:
+    sizes = self.shape.to_integer_list
+    if self.values is not None:
+      drawn = np.reshape(np.asarray(self.values), sizes)
+    elif self.dtype == "bool":
+      drawn = rng.random(sizes) < 0.5
+    elif self.floating:
+      drawn = self.low + (self.high - self.low) * rng.random(sizes)
+    else:
+      drawn = rng.integers(int(self.low), int(self.high), sizes)
+    return np.asarray(drawn, tf.as_dtype(self.dtype).as_numpy_dtype)
+
+
+T = Input
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """A mesh shape and layout rules, as text."""
+
+  mesh: str
+  rules: str
+
+  @functools.cached_property
+  def _axes(self) -> dict[str, mtf.Dimension]:
+    mesh = mtf.convert_to_shape(self.mesh)
+    pairs = mtf.convert_to_layout_rules(self.rules).pairs
+    return {name: mesh.get_dim_by_name(axis) for name, axis in pairs}
+
+  def axis(self, name: str) -> mtf.Dimension | None:
+    """The mesh dimension over which dimensions of this name are split."""
+    return self._axes.get(name)
+
+  def splits(self, name: str) -> bool:
+    axis = self.axis(name)
+    return axis is not None and axis.size > 1
+
+  def suits(self, shape: mtf.Shape) -> bool:
+    """Whether a tensor of this shape can be laid out."""
+    split = [(d, self.axis(d.name)) for d in shape if self.axis(d.name)]
+    return len({axis for _, axis in split}) == len(split) and not any(
+      d.size % axis.size for d, axis in split
+    )
+
+  @property
+  def size(self) -> int:
+    return mtf.convert_to_shape(self.mesh).size
+
+  def __str__(self) -> str:
+    return f"mesh {self.mesh}, layout {self.rules or '(none)'}"
+
+
+# A reference that stands for: the value that one device computes (random operations).
+ONE_DEVICE = object()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Descriptor:
+  """One operation, and how to compute it another way.
+
+  Attributes:
+    name: unique in the suite.
+    build: mtf tensors -> an mtf tensor, or a list of them.
+    reference: arrays (floating ones as float64) -> an array, or a list of them.
+    inputs: the inputs.
+    differentiable: whether the gradients of all floating inputs are checked.
+    gradient: (arrays, cotangents) -> gradients of the floating inputs, where finite
+      differences of the reference are not what is promised (ties, cut gradients).
+    tolerance: relative to each value, and to the largest value of the tensor.
+    unsplit: names of dimensions that must not be split.
+    together: dimensions ("a:4 b:8") that meet inside the operation: no two on one mesh axis.
+    gradient_together: as `together`, but of the gradient alone.
+    illegal: further layouts that must be refused.
+  """
+
+  name: str
+  build: Callable[..., Any]
+  reference: Any
+  inputs: tuple[Input, ...]
+  differentiable: bool = True
+  gradient: Callable[..., Any] | None = None
+  tolerance: float = 1e-5
+  unsplit: tuple[str, ...] = ()
+  together: tuple[str, ...] = ()
+  gradient_together: tuple[str, ...] = ()
+  illegal: Callable[[Layout], bool] | None = None
+
+  @functools.cached_property
+  def arrays(self) -> list[np.ndarray]:
+    rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+    return [x.draw(rng) for x in self.inputs]
+
+  @functools.cached_property
+  def shapes(self) -> list[mtf.Shape]:
+    """The shapes that a layout must suit: of inputs, of outputs, and those of `together`."""
+    mesh = mtf.Mesh(mtf.Graph(), "shapes")
+    inputs = [mtf.import_tf_tensor(mesh, a, x.shape) for a, x in zip(self.arrays, self.inputs)]
+    try:
+      outputs = _call(self, mesh, inputs)
+    except Exception:  # noqa: BLE001: told, with its text, when the operation is run
+      outputs = []
+    return [t.shape for t in inputs + outputs] + [mtf.convert_to_shape(t) for t in self.together]
+
+  @property
+  def dimension_names(self) -> list[str]:
+    return sorted({n for shape in self.shapes for n in shape.dimension_names} | set(self.unsplit))
+
+  def is_illegal(self, layout: Layout) -> bool:
+    """Whether the layout must be refused."""
+    if any(layout.splits(name) for name in self.unsplit):
+      return True
+    if not all(layout.suits(shape) for shape in self.shapes):
+      return True
+    return self.illegal is not None and self.illegal(layout)
+
+  def has_gradient(self, layout: Layout) -> bool:
+    """Whether the gradient can be checked on a layout that is legal for the value."""
+    return self.differentiable and all(
+      layout.suits(mtf.convert_to_shape(dims)) for dims in self.gradient_together
+    )
+
+  def split_dimensions(self, layout: Layout) -> int:
+    """How many of its dimensions the layout splits."""
+    return sum(layout.splits(name) for name in self.dimension_names)
+
+  @functools.cached_property
+  def expected(self) -> list[np.ndarray]:
+    if self.reference is ONE_DEVICE:
+      return self._on_one_device(differentiable=False)["y"]
+    return _as_list(self.reference(*[_wide(a) for a in self.arrays]))
+
+  @functools.cached_property
+  def cotangents(self) -> list[np.ndarray]:
+    """For each output a random gradient, of the output's shape."""
+    rng = np.random.default_rng(zlib.crc32(f"{self.name} cotangent".encode()))
+    return [rng.uniform(-1.0, 1.0, np.shape(y)).astype(np.float32) for y in self.expected]
+
+  @functools.cached_property
+  def value_only(self) -> Descriptor:
+    return dataclasses.replace(self, differentiable=False) if self.differentiable else self
+
+  def _on_one_device(self, differentiable: bool) -> dict[str, list[np.ndarray]]:
+    single = self if differentiable else self.value_only
+    result = run_program(make_impl("placement", Layout("r:1", ""), [""]), [single])[self.name]
+    return {key: [t.numpy() for t in tensors] for key, tensors in result.items()}
+
+  @functools.cached_property
+  def expected_gradients(self) -> list[np.ndarray]:
+    if self.reference is ONE_DEVICE and self.gradient is None:
+      return self._on_one_device(differentiable=True)["dx"]
+    arrays = [_wide(a) for a in self.arrays]
+    cotangents = [c.astype(np.float64) for c in self.cotangents]
+    if self.gradient is not None:
+      return _as_list(self.gradient(arrays, cotangents))
+    return [
+      finite_differences(self.reference, arrays, i, cotangents)
+      for i, x in enumerate(self.inputs)
+      if x.floating
+    ]
+
+
+def op(
+  name: str, build: Callable[..., Any], reference: Any, *inputs: str | Input, **kwargs: Any
+) -> Descriptor:
+  """A `Descriptor`; an input given by its dimensions alone is float32 in [-2, 2)."""
+  made = tuple(Input(x) if isinstance(x, str) else x for x in inputs)
+  for key in ("unsplit", "together", "gradient_together"):
+    if isinstance(kwargs.get(key), str):
+      kwargs[key] = (kwargs[key],)
+  kwargs.setdefault("differentiable", any(x.floating for x in made))
+  return Descriptor(name, build, reference, made, **kwargs)
+
+
+def _as_list(x: Any) -> list[Any]:
+  return list(x) if isinstance(x, (list, tuple)) else [x]
+
+
+def _wide(a: np.ndarray) -> np.ndarray:
+  return a if a.dtype.kind in "iub" else np.asarray(a, np.float64)
+
+
+def _is_floating(a: Any) -> bool:
+  return tf.as_dtype(np.asarray(a).dtype).is_floating
+
+
+def finite_differences(
+  fn: Callable[..., Any],
+  arrays: Sequence[np.ndarray],
+  index: int,
+  cotangents: Sequence[np.ndarray],
+  step: float = 1e-5,
+) -> np.ndarray:
+  """Gradient of sum(cotangent * output) with respect to one array: central differences."""
+
+  def loss(x):
+    outputs = _as_list(fn(*arrays[:index], x, *arrays[index + 1 :]))
+    return sum(float(np.sum(c * y)) for c, y in zip(cotangents, outputs) if _is_floating(y))
+
+  gradient = np.zeros_like(arrays[index])
+  for position in np.ndindex(gradient.shape):
+    moved = arrays[index].copy()
+    moved[position] += step
+    above = loss(moved)
+    moved[position] -= 2 * step
+    gradient[position] = (above - loss(moved)) / (2 * step)
+  return gradient
+
+
+# ------------------------------------------------------------------------ layouts
+
+
+def _random_layout(rng: random.Random, mesh: str, names: Sequence[str]) -> Layout:
+  left = list(names)
+  rng.shuffle(left)
+  rules = []
+  for axis in mtf.convert_to_shape(mesh).dimension_names:
+    # Mostly one dimension on an axis, sometimes more: illegal for tensors that have both.
+    for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3))):
+      if left:
+        rules.append(f"{left.pop()}:{axis}")
+  return Layout(mesh, ",".join(sorted(rules)))
+
+
+def draw_layouts(family: str, descriptors: Sequence[Descriptor], count: int) -> list[Layout]:
+  """Draws layouts for a family, the same ones in every run.
+
+  Of many random candidates those are taken that are legal for, and split, the operations that
+  the ones before split least. Every second draw has a mesh of its own, so that sizes which
+  suit few operations have their turn.
+  """
+  rng = random.Random(zlib.crc32(family.encode()))
+  meshes = rng.sample(_MESHES, len(_MESHES))
+  names = sorted({n for d in descriptors for n in d.dimension_names})
+  times = dict.fromkeys(descriptors, 0)
+  layouts: list[Layout] = []
+  for i in range(count):
+    best: tuple[float, Layout, list[Descriptor]] | None = None
+    for _ in range(_CANDIDATES):
+      mesh = meshes[i // 2 % len(meshes)] if i % 2 else rng.choice(meshes)
+      layout = _random_layout(rng, mesh, names)
+      hit = [d for d in descriptors if d.split_dimensions(layout) and not d.is_illegal(layout)]
+      score = sum(d.split_dimensions(layout) * 4.0 ** -times[d] for d in hit)
+      if best is None or score > best[0]:
+        best = (score, layout, hit)
+    layouts.append(best[1])
+    for d in best[2]:
+      times[d] += 1
+  return layouts
+
+
+# ------------------------------------------------------------------------ running
+
+
+def make_impl(kind: str, layout: Layout, devices: Sequence[str]) -> Any:
+  """A mesh implementation, "placement" or "simd", on the first of the devices."""
+  devices = list(devices[: layout.size])
+  if kind == "simd":
+    return mtf.simd_mesh_impl.SimdMeshImpl(layout.mesh, layout.rules, devices)
+  return mtf.placement_mesh_impl.PlacementMeshImpl(layout.mesh, layout.rules, devices)
+
+
+def _call(descriptor: Descriptor, mesh: mtf.Mesh, inputs: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:
+  # The scope makes names, on which random numbers depend, independent of the batch.
+  with mtf.variable_scope(descriptor.name, graph=mesh.graph):
+    if not inputs:
+      return _as_list(descriptor.build(mesh))
+    return _as_list(descriptor.build(*inputs))
+
+
+def run_program(
+  impl: Any, descriptors: Sequence[Descriptor], traced: bool = False
+) -> dict[str, dict[str, list[tf.Tensor]]]:
+  """Runs all descriptors as one program.
+
+  Returns:
+    For each name the outputs "y" and, if differentiable, the gradients "dx" of the floating
+    inputs.
+  """
+
+  def program(arrays):
+    graph = mtf.Graph()
+    graph.random_seed = SEED
+    mesh = mtf.Mesh(graph, "conformance")
+    results: dict[str, dict[str, list[mtf.Tensor]]] = {}
+    for d in descriptors:
+      given = iter(arrays[d.name])
+      xs = [mtf.import_tf_tensor(mesh, next(given), x.shape) for x in d.inputs]
+      ys, operations = graph.capture_operations(lambda d=d, xs=xs: _call(d, mesh, xs))
+      results[d.name] = {"y": ys}
+      if d.differentiable:
+        floating = [y for y in ys if y.dtype.is_floating]
+        dys = [mtf.cast(mtf.import_tf_tensor(mesh, next(given), y.shape), y.dtype) for y in floating]
+        wanted = [x for x, described in zip(xs, d.inputs) if described.floating]
+        dxs = mtf.gradients(floating, wanted, dys, operations=operations)
+        results[d.name]["dx"] = [
+          mtf.zeros_like(x) if dx is None else dx for x, dx in zip(wanted, dxs)
+        ]
+    lowering = mtf.Lowering(graph, {mesh: impl})
+    return {
+      name: {key: [lowering.export_to_tf_tensor(t) for t in ts] for key, ts in parts.items()}
+      for name, parts in results.items()
+    }
+
+  arrays = {}
+  for d in descriptors:
+    arrays[d.name] = [tf.constant(a) for a in d.arrays]
+    if d.differentiable:
+      arrays[d.name] += [
+        tf.constant(c) for c, y in zip(d.cotangents, d.expected) if _is_floating(y)
+      ]
+  if traced:
+    return tf.function(lambda arrays: impl.run(program, [arrays]), autograph=False)(arrays)
+  return impl.run(program, [arrays])
+
+
+def mismatch(got: Any, want: Any, tolerance: float) -> str | None:
+  """What is wrong with an array, or None."""
+  got, want = np.asarray(got), np.asarray(want)
+  if got.shape != want.shape:
+    return f"shape {got.shape}, expected {want.shape}"
+  if not _is_floating(got):
+    if _is_floating(want):
+      return f"dtype {got.dtype}, expected floating"
+    wrong = got != want
+  else:
+    got = got.astype(np.float64)
+    want = np.asarray(want, np.float64)
+    finite = np.abs(want[np.isfinite(want)])
+    allowed = tolerance * (np.abs(want) + (finite.max() if finite.size else 0.0)) + 1e-30
+    with np.errstate(invalid="ignore"):
+      wrong = np.abs(got - want) > allowed
+    wrong = np.where(np.isfinite(want), wrong | ~np.isfinite(got), False)
+    wrong |= (np.isnan(want) != np.isnan(got)) | (np.isinf(want) & (got != want))
+  if not np.any(wrong):
+    return None
+  where = tuple(int(i) for i in np.argwhere(wrong)[0])
+  return (
+    f"{int(np.sum(wrong))} of {wrong.size} values wrong, the first at {where}: "
+    f"{got[where]!r}, expected {want[where]!r}"
+  )
+
+
+def compare(descriptor: Descriptor, result: dict[str, list[tf.Tensor]]) -> list[str]:
+  """What is wrong with the results of one descriptor."""
+  problems = []
+  if len(result["y"]) != len(descriptor.expected):
+    return [f"{len(result['y'])} outputs, expected {len(descriptor.expected)}"]
+  for i, (got, want) in enumerate(zip(result["y"], descriptor.expected)):
+    problem = mismatch(got, want, descriptor.tolerance)
+    if problem:
+      problems.append(f"output {i}: {problem}")
+  if "dx" in result:
+    for i, (got, want) in enumerate(zip(result["dx"], descriptor.expected_gradients)):
+      problem = mismatch(got, want, 2 * descriptor.tolerance)
+      if problem:
+        problems.append(f"gradient {i}: {problem}")
+  return problems
+
+
+def check_refused(impl: Any, descriptors: Sequence[Descriptor]) -> list[str]:
+  """Names of descriptors that the layout does not allow, but that are lowered all the same."""
+  accepted: set[str] = set()
+
+  def program():
+    for d in descriptors:
+      mesh = mtf.Mesh(mtf.Graph(), "conformance")
+      xs = [mtf.import_tf_tensor(mesh, a, x.shape) for a, x in zip(d.arrays, d.inputs)]
+      _call(d, mesh, xs)
+      try:
+        mtf.Lowering(mesh.graph, {mesh: impl})
+      except LayoutError:
+        continue
+      accepted.add(d.name)
+    return tf.constant(0)
+
+  impl.run(program)
+  return sorted(accepted)
+
+
+def check_family(
+  mode: str, layout: Layout, descriptors: Sequence[Descriptor], devices: Sequence[str]
+) -> tuple[int, list[str]]:
+  """Runs a family on one layout in one mode.
+
+  Returns:
+    The number of cases (values, gradients, refusals) and what is wrong.
+  """
+  kind, execution = mode.split("_")
+  traced = execution == "function"
+  refused = [d for d in descriptors if d.is_illegal(layout)]
+  allowed = [d for d in descriptors if not d.is_illegal(layout)]
+  allowed = [d if d.has_gradient(layout) else d.value_only for d in allowed]
+  cases = len(allowed) + sum(d.differentiable for d in allowed)
+  problems = []
+  if refused and not traced:
+    cases += len(refused)
+    for name in check_refused(make_impl(kind, layout, devices), refused):
+      problems.append(f"{name}: no LayoutError for a layout that is not legal")
+  results: dict[str, Any] = {}
+  if allowed:
+    try:
+      results = run_program(make_impl(kind, layout, devices), allowed, traced)
+    except Exception:  # noqa: BLE001: told below, by the operation whose fault it is
+      results = {}
+  for d in allowed:
+    try:
+      result = results.get(d.name) or run_program(make_impl(kind, layout, devices), [d], traced)[d.name]
+      problems += [f"{d.name}: {p}" for p in compare(d, result)]
+    except Exception as e:  # noqa: BLE001
+      problems.append(f"{d.name}: {type(e).__name__}: {str(e)[:300]}")
+  return cases, problems

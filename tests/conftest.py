@@ -1,0 +1,146 @@
+"""Set-up and fixtures of all tests: 8 virtual CPU devices, clean gin, subprocesses, data."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# The tests are about virtual CPUs; test processes would also fight over the memory of a GPU.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+import gin  # noqa: E402
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+NUM_CPU_DEVICES = 8
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Before any operation runs: afterwards TensorFlow refuses to split the CPU.
+tf.config.set_logical_device_configuration(
+  tf.config.list_physical_devices("CPU")[0],
+  [tf.config.LogicalDeviceConfiguration() for _ in range(NUM_CPU_DEVICES)],
+)
+
+_NOT_TOO_SLOW = [
+  hypothesis.HealthCheck.too_slow,
+  # Fixtures such as cpu_devices are constant, so sharing them between examples is harmless.
+  hypothesis.HealthCheck.function_scoped_fixture,
+]
+hypothesis.settings.register_profile(
+  "ci", max_examples=15, deadline=None, derandomize=True, suppress_health_check=_NOT_TOO_SLOW
+)
+hypothesis.settings.register_profile(
+  "long", max_examples=500, deadline=None, suppress_health_check=_NOT_TOO_SLOW
+)
+hypothesis.settings.load_profile(os.environ.get("MTF_HYPOTHESIS_PROFILE", "ci"))
+
+# Settings of the surrounding run that must not reach the programs under test.
+_NOT_INHERITED = ("TF_CONFIG", "XLA_FLAGS", "PYTHONPATH", "PYTHONSTARTUP")
+
+
+@pytest.fixture(scope="session")
+def cpu_devices() -> list[str]:
+  """The names of the 8 virtual CPU devices: "/device:CPU:0" to "/device:CPU:7"."""
+  return [device.name for device in tf.config.list_logical_devices("CPU")]
+
+
+@pytest.fixture(scope="session")
+def repository() -> pathlib.Path:
+  """The root folder of the repository."""
+  return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> pathlib.Path:
+  """The folder of text data sets, which the repository does not hold."""
+  named = os.environ.get("MTF_TEST_DATA")
+  folder = pathlib.Path(named) if named else ROOT.parent / "shared" / "data"
+  if not folder.is_dir():
+    pytest.skip(
+      f"no test data: MTF_TEST_DATA={named} is no folder"
+      if named
+      else "no test data: set MTF_TEST_DATA to a folder with tinyshakespeare/ and multi30k/"
+    )
+  return folder
+
+
+@pytest.fixture(autouse=True)
+def clean_gin() -> Iterator[None]:
+  """No binding passes from one test to another."""
+  gin.clear_config()
+  yield
+  gin.clear_config()
+
+
+@pytest.fixture(scope="session")
+def run_subprocess() -> Callable[..., subprocess.CompletedProcess[str]]:
+  """A function that runs Python in another process; see `_run_subprocess`."""
+  return _run_subprocess
+
+
+def _run_subprocess(
+  args: str | Sequence[str | os.PathLike[str]],
+  *,
+  timeout: float = 120,
+  env: Mapping[str, str] | None = None,
+  cwd: str | os.PathLike[str] | None = None,
+  check: bool = True,
+) -> subprocess.CompletedProcess[str]:
+  """Runs Python with `args`, and fails the test with its output if that goes wrong.
+
+  Args:
+    args: a program text for `python -c`, or the arguments after `python`.
+    timeout: seconds after which the process and its children are killed and the test fails.
+    env: environment variables to add to the inherited ones.
+    cwd: the folder it starts in; the root of the repository if not given.
+    check: whether an exit code other than 0 fails the test.
+
+  Returns:
+    The finished process, with `stdout`, `stderr` and `returncode`.
+  """
+  command = [sys.executable, *(["-c", args] if isinstance(args, str) else map(os.fspath, args))]
+  inherited = {
+    name: value
+    for name, value in os.environ.items()
+    if name not in _NOT_INHERITED and not name.startswith("PYTEST_")
+  }
+  process = subprocess.Popen(
+    command,
+    stdin=subprocess.DEVNULL,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    errors="replace",
+    env={**inherited, **(env or {})},
+    cwd=cwd or ROOT,
+    start_new_session=True,
+  )
+  problem = None
+  try:
+    stdout, stderr = process.communicate(timeout=timeout)
+    if check and process.returncode != 0:
+      problem = f"exit code {process.returncode}"
+  except subprocess.TimeoutExpired:
+    os.killpg(process.pid, signal.SIGKILL)
+    stdout, stderr = process.communicate()
+    problem = f"not finished after {timeout} s, killed"
+  finally:
+    # Also reached when the test itself is interrupted: leave no process behind.
+    if process.poll() is None:
+      os.killpg(process.pid, signal.SIGKILL)
+  if problem:
+    pytest.fail(
+      f"{problem}: {shlex.join(command)}\n"
+      f"in {cwd or ROOT}\n"
+      f"--- stdout (end) ---\n{stdout[-4000:]}\n"
+      f"--- stderr (end) ---\n{stderr[-8000:]}",
+      pytrace=False,
+    )
+  return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)

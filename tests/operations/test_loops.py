@@ -1,0 +1,318 @@
+"""While loops, and training steps in microbatches."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from tests.operations.comparing import placement, rand, run
+
+A, B = mtf.Dimension("a", 8), mtf.Dimension("b", 4)
+BOTH = pytest.mark.parametrize("in_function", [False, True])
+LAYOUTS = ["", "a:r", "b:c", "a:r,b:c"]
+
+
+def counter(m):
+  return mtf.constant(m, 0, [], tf.int32)
+
+
+@BOTH
+def test_loop_variables(in_function):
+  x = rand(8, 4)
+
+  def build(m):
+    t = mtf.import_tf_tensor(m, x, [A, B])
+    return mtf.while_loop(
+      lambda i, y: mtf.less(i, 3), lambda i, y: [i + 1, y * 2.0 + t], [counter(m), t])
+
+  for layout in LAYOUTS:
+    i, y = run(build, layout, in_function=in_function)
+    assert i == 3
+    np.testing.assert_allclose(y, 15 * x, rtol=1e-5)
+
+
+@BOTH
+def test_a_sum_over_the_mesh_is_reduced_before_the_next_iteration(in_function):
+  def build(m):
+    x = mtf.ones(m, [A])
+    return mtf.while_loop(
+      lambda i, s: mtf.less(i, 2),
+      lambda i, s: [i + 1, mtf.reduce_sum(x * s)],
+      [counter(m), mtf.ones(m, [])])
+
+  assert run(build, "a:r", in_function=in_function)[1] == 64
+
+
+@BOTH
+def test_accumulators_are_exchanged_once_after_the_loop(in_function):
+  x = np.arange(32, dtype=np.float32).reshape(8, 4)
+  counters = []
+
+  def program(layout, steps):
+    graph = mtf.Graph()
+    m = mtf.Mesh(graph, "m")
+    t = mtf.import_tf_tensor(m, x, [A, B])
+    outputs = mtf.while_loop(
+      lambda i: mtf.less(i, steps),
+      lambda i: [i + 1, mtf.reduce_sum(t, reduced_dim=A), t],
+      [counter(m)], has_accumulators=True)
+    lowering = mtf.Lowering(graph, {m: placement(layout)})
+    counters.append([k for k, _ in lowering.counters if k.startswith("allreduce")])
+    pending = isinstance(lowering.tensors[outputs[1]], mtf.LazyAllreduceSum)
+    assert pending == ("a:r" in layout and (steps > 0 or in_function))
+    values = [lowering.export_to_tf_tensor(y) for y in outputs]
+    counters.append([k for k, _ in lowering.counters if k.startswith("allreduce")])
+    return values
+
+  for steps in (3, 0):
+    for layout in LAYOUTS:
+      fn = tf.function(program, autograph=False) if in_function else program
+      _, total, all_of_them = fn(layout, steps)
+      np.testing.assert_allclose(total, steps * x.sum(0))
+      np.testing.assert_allclose(all_of_them, steps * x)
+      before, after = counters[-2:]
+      assert not before
+      if steps:
+        assert after == (["allreduce/[0]/reduce_op"] if "a:r" in layout else [])
+
+
+@BOTH
+def test_a_pending_sum_from_outside_is_usable_inside_and_after(in_function):
+  x = rand(8)
+
+  def build(m):
+    t = mtf.import_tf_tensor(m, x, [A])
+    total = mtf.reduce_sum(t)
+    later = mtf.reduce_sum(mtf.square(t))
+    _, y = mtf.while_loop(
+      lambda i, y: mtf.less(i, 2), lambda i, y: [i + 1, y + total], [counter(m), total])
+    return [y, total * 2.0, later]
+
+  y, twice, squares = run(build, "a:r", in_function=in_function)
+  np.testing.assert_allclose(y, 3 * x.sum(), rtol=1e-5)
+  np.testing.assert_allclose(twice, 2 * x.sum(), rtol=1e-5)
+  np.testing.assert_allclose(squares, (x * x).sum(), rtol=1e-5)
+
+
+@BOTH
+def test_random_operations_draw_anew_in_each_iteration(in_function):
+  def build(m):
+    def inner(j, x):
+      return [j + 1, x + mtf.random_uniform(m, [A, B])]
+
+    def body(i, x):
+      n = mtf.Dimension("n", 3)
+      row = mtf.random_uniform(m, [A, B]) * mtf.one_hot(i, n)
+      _, nested = mtf.while_loop(
+        lambda j, y: mtf.less(j, 2), inner, [counter(m), mtf.zeros(m, [A, B])])
+      return [i + 1, x + row, nested]
+
+    start = mtf.zeros(m, [("n", 3), A, B])
+    return mtf.while_loop(
+      lambda i, x: mtf.less(i, 3), body, [counter(m), start], has_accumulators=True)
+
+  expected = run(build, "", "", in_function=in_function)
+  rows = expected[1]
+  assert len({r.tobytes() for r in rows}) == 3 and len(np.unique(rows)) > 90
+  # Six draws of [0, 1): neither equal, nor few.
+  assert abs(expected[2].mean() - 3.0) < 0.5
+  for layout in LAYOUTS:
+    for value, want in zip(run(build, layout, in_function=not in_function), expected):
+      np.testing.assert_allclose(value, want, rtol=1e-6)
+
+
+@BOTH
+def test_assignments_in_the_body_run(in_function):
+  impl = placement("a:r")
+
+  def build(m):
+    def body(i):
+      v = mtf.get_variable(m, "v", [A], initializer=tf.ones_initializer())
+      mtf.assign_add(v, mtf.ones(m, [A]) * mtf.to_float(i))
+      return [i + 1]
+
+    final = mtf.while_loop(lambda i: mtf.less(i, 4), body, [counter(m)])
+    assert [v.full_name for v in m.graph.all_variables] == ["v"]
+    return final
+
+  run(build, impl=impl, in_function=in_function)
+  assert impl.variable_store["v"].numpy().tolist() == [7.0] * 8
+
+
+def test_lowered_operation_of_an_assignment_in_a_loop():
+  graph = mtf.Graph()
+  m = mtf.Mesh(graph, "m")
+  made = []
+
+  def body(i):
+    v = mtf.get_variable(m, "v", [A])
+    made.append(mtf.assign(v, mtf.zeros(m, [A])))
+    return [i + 1]
+
+  mtf.while_loop(lambda i: mtf.less(i, 1), body, [counter(m)])
+
+  impl = placement("")
+
+  @tf.function(autograph=False)
+  def program():
+    lowering = mtf.Lowering(graph, {m: impl})
+    assert isinstance(lowering.lowered_operation(made[0]), tf.Operation)
+    return tf.constant(0)
+
+  program()
+
+
+@BOTH
+def test_scalar_summaries_of_the_last_iteration(in_function):
+  graph = mtf.Graph()
+  m = mtf.Mesh(graph, "m")
+
+  def body(i):
+    mtf.scalar_summary("number", mtf.to_float(i))
+    return [i + 1]
+
+  mtf.while_loop(lambda i: mtf.less(i, 5), body, [counter(m)])
+  mtf.scalar_summary("outside", mtf.ones(m, [])) * 2.0
+
+  def program():
+    return dict(mtf.Lowering(graph, {m: placement("")}).scalar_summaries)
+
+  found = tf.function(program, autograph=False)() if in_function else program()
+  assert {k: float(v) for k, v in found.items()} == {"number": 4.0, "outside": 1.0}
+
+
+def test_num_loop_vars_returns_the_first_ones():
+  def build(m):
+    outputs = mtf.while_loop(
+      lambda i, s: mtf.less(i, 3), lambda i, s: [i + 1, s + 1.0], [counter(m), mtf.ones(m, [])],
+      num_loop_vars=1)
+    assert not m.graph.all_variables
+    return outputs
+
+  assert [int(v) for v in run(build)] == [3]
+
+
+@BOTH
+def test_keyword_arguments_of_tf_while_loop(in_function):
+  build = lambda m: mtf.while_loop(  # noqa: E731
+    lambda i: mtf.less(i, 100), lambda i: [i + 1], [counter(m)], maximum_iterations=7,
+    parallel_iterations=2, back_prop=False)
+  assert run(build, in_function=in_function) == [7]
+
+
+def test_wrong_use_is_told_when_the_graph_is_built():
+  graph = mtf.Graph()
+  m = mtf.Mesh(graph, "m")
+  i, x = counter(m), mtf.ones(m, [A])
+  more = lambda i, *_: mtf.less(i, 3)  # noqa: E731
+  with pytest.raises(mtf.GraphError, match="bool scalar"):
+    mtf.while_loop(lambda i: i, lambda i: [i], [i])
+  with pytest.raises(mtf.GraphError, match="returned 1 tensors for 2"):
+    mtf.while_loop(more, lambda i, x: [i], [i, x])
+  with pytest.raises(mtf.GraphError, match="has_accumulators"):
+    mtf.while_loop(more, lambda i: [i, i], [i])
+  with pytest.raises(mtf.ShapeError, match="loop variable 1"):
+    mtf.while_loop(more, lambda i, x: [i, mtf.reduce_sum(x)], [i, x])
+  with pytest.raises(mtf.DTypeError, match="loop variable 1"):
+    mtf.while_loop(more, lambda i, x: [i, mtf.to_int32(x)], [i, x])
+  with pytest.raises(mtf.GraphError, match="num_loop_vars"):
+    mtf.while_loop(more, lambda i: [i], [i], num_loop_vars=0)
+  with pytest.raises(mtf.UnsupportedError, match="back_prop"):
+    mtf.while_loop(more, lambda i: [i], [i], back_prop=True)
+  inner = []
+  _, y = mtf.while_loop(more, lambda i, x: [i + 1, inner.append(x * 2.0) or inner[-1]], [i, x])
+  with pytest.raises(mtf.GraphError, match="inside a loop"):
+    mtf.negative(inner[0])
+  with pytest.raises(mtf.GradientError, match="while_loop.* has no gradient"):
+    mtf.gradients([mtf.reduce_sum(y)], [x])
+
+
+def test_the_layout_of_the_body_is_verified_before_anything_runs():
+  def build(m):
+    x = mtf.ones(m, [A])
+    return mtf.while_loop(
+      lambda i: mtf.less(i, 3), lambda i: [i + 1, mtf.slice(x, 0, 3, "a")], [counter(m)],
+      has_accumulators=True)
+
+  with pytest.raises(mtf.LayoutError, match="a:8"):
+    run(build, "a:r")
+
+
+class TestSerializeTrainingStep:
+  @BOTH
+  @pytest.mark.parametrize("num_splits", [1, 2, 4])
+  def test_equals_the_whole_batch(self, num_splits, in_function):
+    x, w = rand(8, 4), rand(4, seed=1)
+
+    def model(features):
+      t = features["x"]
+      weights = mtf.get_variable(t.mesh, "w", [B], initializer=lambda s, dtype: tf.constant(w))
+      z = mtf.reduce_sum(t * weights, reduced_dim=B)
+      loss = mtf.reduce_sum(mtf.square(z))
+      return {"loss": loss, "z": z, "mean": mtf.reduce_mean(t), "rows": t, "id": features["id"]}
+
+    def build(m):
+      features = {
+        "x": mtf.import_tf_tensor(m, x, [A, B]),
+        "id": mtf.import_tf_tensor(m, np.arange(8), [A]),
+      }
+      (grad,), out = mtf.serialize_training_step(features, model, A, num_splits)
+      assert out["z"].shape == mtf.Shape([A]) and out["rows"].shape == mtf.Shape([A, B])
+      return [grad, out["loss"], out["z"], out["mean"], out["rows"], out["id"]]
+
+    for layout in ["", "a:r", "a:r,b:c"]:
+      grad, loss, z, mean, rows, ids = run(build, layout, in_function=in_function)
+      np.testing.assert_allclose(z, x @ w, rtol=1e-5)
+      np.testing.assert_allclose(loss, np.square(x @ w).sum(), rtol=1e-5)
+      np.testing.assert_allclose(grad, 2 * x.T @ (x @ w), rtol=1e-5)
+      np.testing.assert_allclose(mean, num_splits * x.mean(), rtol=1e-4)
+      np.testing.assert_array_equal(rows, x)
+      np.testing.assert_array_equal(ids, np.arange(8))
+
+  def test_microbatches_take_every_nth_example_without_communication(self):
+    seen = []
+
+    def model(features):
+      v = mtf.get_variable(features["x"].mesh, "v", [], initializer=1.0)
+      seen.append(features["x"].shape)
+      first = mtf.reduce_first(mtf.anonymize(features["x"]), ("_anonymous_0", 2))
+      return {"loss": v * mtf.reduce_sum(features["x"]), "first": first}
+
+    def build(m):
+      x = mtf.import_tf_tensor(m, np.arange(8, dtype=np.float32), [A])
+      _, out = mtf.serialize_training_step({"x": x}, model, A, 4)
+      return [out["loss"], out["first"]]
+
+    # Microbatch i begins with example i: 0 + 1 + 2 + 3.
+    assert [float(v) for v in run(build, "a:r")] == [28.0, 6.0]
+    assert seen == [mtf.Shape([("a", 2)])]
+
+  def test_gradients_are_exchanged_once(self):
+    graph = mtf.Graph()
+    m = mtf.Mesh(graph, "m")
+    x = mtf.import_tf_tensor(m, rand(8, 4), [A, B])
+
+    def model(features):
+      w = mtf.get_variable(m, "w", [B])
+      return {"loss": mtf.reduce_sum(features["x"] * w)}
+
+    (grad,), out = mtf.serialize_training_step({"x": x}, model, A, 2)
+    lowering = mtf.Lowering(graph, {m: placement("a:r")})
+    assert isinstance(lowering.tensors[grad], mtf.LazyAllreduceSum)
+    assert isinstance(lowering.tensors[out["loss"]], mtf.LazyAllreduceSum)
+    assert not [k for k, _ in lowering.counters if k.startswith(("allreduce", "all"))]
+
+  def test_wrong_use_is_told(self):
+    m = mtf.Mesh(mtf.Graph(), "m")
+    x = mtf.ones(m, [A])
+    with pytest.raises(mtf.ShapeError, match="a=8 cannot be cut into 3"):
+      mtf.serialize_training_step({"x": x}, lambda f: f, A, 3)
+    with pytest.raises(mtf.DimensionError, match="feature 'x'"):
+      mtf.serialize_training_step({"x": x}, lambda f: f, B, 2)
+
+    def model(features):
+      mtf.get_variable(m, "unused", [A])
+      return {"loss": mtf.reduce_sum(features["x"])}
+
+    with pytest.raises(mtf.GradientError, match="unused"):
+      mtf.serialize_training_step({"x": x}, model, A, 2)

@@ -1,0 +1,147 @@
+"""The three folders become one package, in a wheel as well as in an editable install."""
+
+from __future__ import annotations
+
+import email
+import importlib.metadata
+import importlib.util
+import json
+import pathlib
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable
+
+import pytest
+from packaging.requirements import Requirement
+
+from mesh_tensorflow import errors
+from mesh_tensorflow.transformer import gin_paths
+
+pytestmark = [pytest.mark.subprocess, pytest.mark.timeout(240)]
+
+# In the wheel <- in the repository.
+FOLDERS = {
+  "mesh_tensorflow/transformer/gin": "gin",
+  "mesh_tensorflow/transformer": "transformer",
+  "mesh_tensorflow": "mesh_tensorflow",
+}
+PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
+
+# Prints where things were found; runs wherever the package is installed.
+REPORT = """
+import json, os
+import gin
+import mesh_tensorflow
+import mesh_tensorflow.transformer
+from mesh_tensorflow.transformer import gin_paths
+folder = gin_paths.gin_dir()
+files = [name for _, _, names in os.walk(folder) for name in names if name.endswith(".gin")]
+print(json.dumps({
+  "package": mesh_tensorflow.__file__,
+  "transformer": mesh_tensorflow.transformer.__file__,
+  "gin_dir": folder,
+  "gin_files": len(files),
+  "gin_config": hasattr(gin, "parse_config_file"),
+}))
+"""
+
+Run = Callable[..., subprocess.CompletedProcess]
+
+
+@pytest.fixture(scope="module")
+def source(repository: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  """A copy of what goes into a wheel: building leaves files behind where it happens."""
+  copy = tmp_path_factory.mktemp("source")
+  for name in FOLDERS.values():
+    shutil.copytree(repository / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+  for name in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
+    if (repository / name).exists():
+      shutil.copy(repository / name, copy)
+  return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(source: pathlib.Path, run_subprocess: Run) -> pathlib.Path:
+  pytest.importorskip("setuptools", reason="building without isolation needs setuptools")
+  out = source / "dist"
+  build = ["wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", out, source]
+  run_subprocess([*PIP, *build], timeout=120, cwd=source)
+  (path,) = out.glob("*.whl")
+  return path
+
+
+def found_in(report: subprocess.CompletedProcess) -> dict:
+  return json.loads(report.stdout.splitlines()[-1])
+
+
+def gin_files(folder: pathlib.Path) -> int:
+  return len(list(folder.rglob("*.gin")))
+
+
+def test_wheel_holds_every_module_and_gin_file(source: pathlib.Path, wheel: pathlib.Path):
+  expected = {
+    f"{inside}/{path.relative_to(source / folder).as_posix()}"
+    for inside, folder in FOLDERS.items()
+    for path in (source / folder).rglob("*.gin" if folder == "gin" else "*.py")
+  }
+  with zipfile.ZipFile(wheel) as archive:
+    held = {name for name in archive.namelist() if name.endswith((".py", ".gin"))}
+  assert sorted(expected - held) == [], "not in the wheel: a folder without __init__.py?"
+  assert sorted(held - expected) == []
+
+
+def test_installed_wheel_works_from_any_folder(
+  source: pathlib.Path, wheel: pathlib.Path, run_subprocess: Run, tmp_path: pathlib.Path
+):
+  target = tmp_path / "target"
+  run_subprocess([*PIP, "install", "--no-index", "--no-deps", "--target", target, wheel])
+  inside = target / "mesh_tensorflow" / "transformer"
+  # In `inside` a folder named gin stands next to the program: it must not hide gin-config.
+  for cwd in (tmp_path, inside):
+    report = run_subprocess(REPORT, cwd=cwd, env={"PYTHONPATH": str(target)})
+    assert found_in(report) == {
+      "package": str(target / "mesh_tensorflow" / "__init__.py"),
+      "transformer": str(inside / "__init__.py"),
+      "gin_dir": str(inside / "gin"),
+      "gin_files": gin_files(source / "gin"),
+      "gin_config": True,
+    }
+
+
+def test_this_installation_works_from_any_folder(
+  repository: pathlib.Path, run_subprocess: Run, tmp_path: pathlib.Path
+):
+  for cwd in (tmp_path, repository, repository / "transformer"):
+    report = found_in(run_subprocess(REPORT, cwd=cwd))
+    assert report["gin_config"], cwd
+    assert report["gin_files"] == gin_files(repository / "gin"), cwd
+
+
+def test_gin_folder_is_data_only(repository: pathlib.Path):
+  others = [path for path in (repository / "gin").rglob("*") if path.is_file()]
+  assert [path for path in others if path.suffix != ".gin"] == []
+
+
+def test_missing_gin_files_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
+  monkeypatch.setattr(gin_paths, "_HERE", str(tmp_path / "transformer"))
+  with pytest.raises(errors.ConfigError) as error:
+    gin_paths.gin_dir()
+  assert str(tmp_path / "transformer" / "gin") in str(error.value)
+  assert str(tmp_path / "gin") in str(error.value)
+
+
+def test_runtime_dependencies(wheel: pathlib.Path):
+  with zipfile.ZipFile(wheel) as archive:
+    (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = email.message_from_bytes(archive.read(path))
+  required = [Requirement(line) for line in metadata.get_all("Requires-Dist")]
+  always = {requirement.name for requirement in required if requirement.marker is None}
+  assert always == {"tensorflow", "tensorflow-datasets", "numpy", "gin-config", "tqdm"}
+
+
+def test_console_script_exists():
+  (script,) = importlib.metadata.entry_points(group="console_scripts", name="mesh-transformer")
+  if importlib.util.find_spec(script.module) is None:
+    pytest.skip(f"{script.module} is not written yet")
+  assert callable(script.load())

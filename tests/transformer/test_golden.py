@@ -1,0 +1,70 @@
+"""Golden values of the TF1 library: losses, logits, gradients and decoded ids."""
+
+import numpy as np
+import pytest
+
+import mesh_tensorflow as mtf
+from tests.transformer import lm_program as lm
+
+# Name: (arguments of make_model, number of variables, train loss, eval loss, squared gradient,
+# logits[0, 0, :4], logits[1, 1, :4], decoded ids)
+CASES = {
+  "D": (
+    dict(label_smoothing=0.1, z_loss=0.01),
+    19,
+    (1.581156, 1.541405, 1.167193),
+    [0.72702, -0.56166, 0.33140, -0.06284],
+    [-0.05296, -0.27194, 0.56541, -0.79354],
+    [[5, 6, 2, 4, 2, 1], [3, 4, 2, 4, 2, 3]],
+  ),
+  "E": (
+    dict(
+      attention=dict(fold_scaling_into_initializer=False, num_memory_heads=1, shared_kv=True)
+    ),
+    17,
+    (1.360026, 1.359667, 0.311557),
+    [0.52269, -0.37201, 0.17834, 0.03594],
+    [-0.59037, 0.46828, -0.29206, 0.08210],
+    [[5, 6, 2, 6, 4, 8], [3, 4, 2, 6, 4, 8]],
+  ),
+}
+MESHES = {
+  "one device": ("all:1", ""),
+  "batch": ("rows:2", "batch:rows"),
+  "heads": ("cols:2", "heads:cols"),
+  "d_model": ("cols:2", "d_model:cols"),
+  "batch and heads": ("rows:2,cols:2", "batch:rows,heads:cols"),
+}
+
+
+def golden_model(case, mesh, cpu_devices):
+  """The model with the golden weights on a mesh."""
+  shape, layout = MESHES[mesh]
+  impl = mtf.PlacementMeshImpl(shape, layout, cpu_devices[: mtf.convert_to_shape(shape).size])
+  model = lm.make_model(**CASES[case][0])
+  lm.set_golden_weights(lm.initialize(impl, model))
+  return impl, model
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("case", CASES)
+def test_losses_logits_and_gradients(case, mesh, cpu_devices):
+  _, num_variables, (train, evaluation, squared), first, second, _ = CASES[case]
+  impl, model = golden_model(case, mesh, cpu_devices)
+  assert len([s for s in impl.variable_store if not s.name.startswith("_")]) == num_variables
+  loss, _, grad = lm.run(impl, lm.loss_program(model), lm.TARGETS)
+  np.testing.assert_allclose(loss, train, atol=2e-6)
+  np.testing.assert_allclose(grad, squared, rtol=1e-5)
+  loss, logits = lm.run(impl, lm.loss_program(model, "eval"), lm.TARGETS)
+  np.testing.assert_allclose(loss, evaluation, atol=2e-6)
+  np.testing.assert_allclose(logits[0, 0, :4], first, atol=1e-5)
+  np.testing.assert_allclose(logits[1, 1, :4], second, atol=1e-5)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("case", CASES)
+def test_decoded_ids(case, mesh, cpu_devices):
+  impl, model = golden_model(case, mesh, cpu_devices)
+  partial = np.array([[5, 6, 0, 0, 0, 0], [3, 4, 2, 0, 0, 0]], np.int32)
+  ids = lm.run(impl, model.sample_autoregressive, partial)
+  np.testing.assert_array_equal(ids, CASES[case][-1])

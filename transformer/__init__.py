@@ -1,0 +1,21 @@
+"""The gin-configured Transformer of Mesh TensorFlow."""
+
+from mesh_tensorflow.transformer import (
+  attention,
+  dataset,
+  learning_rate_schedules,
+  transformer,
+  transformer_layers,
+  utils,
+  vocabulary,
+)
+
+__all__ = [
+  "attention",
+  "dataset",
+  "learning_rate_schedules",
+  "transformer",
+  "transformer_layers",
+  "utils",
+  "vocabulary",
+]

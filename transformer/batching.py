@@ -1,0 +1,140 @@
+"""Arithmetic of meshes, batches, microbatches and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gin
+from absl import flags
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.errors import ConfigError
+
+_MODULE = "mesh_tensorflow.transformer.utils"
+
+
+@gin.configurable(module=_MODULE)
+def tpu_mesh_shape(
+  tpu_topology: str = gin.REQUIRED,
+  model_parallelism: Any = gin.REQUIRED,
+  ensemble_parallelism: int | None = None,
+) -> mtf.Shape:
+  """The mesh of a TPU slice: dimensions `ensemble`, `batch`, `model`, those of size 1 left out.
+
+  Args:
+    tpu_topology: "4x4" (chips, times `--logical_cores_per_chip` cores) or "v3-8" (cores).
+    model_parallelism: size of the dimension `model`; or a hierarchical tiling, a list of
+      (name, sizes).
+    ensemble_parallelism: size of the dimension `ensemble`, or None.
+
+  Raises:
+    ConfigError: the sizes do not divide the number of cores.
+  """
+  if tpu_topology.startswith("v"):
+    num_cores = int(tpu_topology.split("-")[-1])
+  else:
+    chips = 1
+    for part in tpu_topology.split("_")[0].split("x"):
+      chips *= int(part)
+    num_cores = chips * flags.FLAGS.logical_cores_per_chip
+  if isinstance(model_parallelism, list):
+    return mtf.simd_mesh_impl.HierarchicalTiling.spec_to_mesh_shape(model_parallelism, num_cores)
+  ensemble = ensemble_parallelism or 1
+  if num_cores % (model_parallelism * ensemble):
+    raise ConfigError(
+      f"tpu_mesh_shape: model_parallelism (={model_parallelism}) x ensemble_parallelism "
+      f"(={ensemble}) does not divide the {num_cores} cores of topology {tpu_topology!r}"
+    )
+  sizes = [
+    ("ensemble", ensemble),
+    ("batch", num_cores // (model_parallelism * ensemble)),
+    ("model", model_parallelism),
+  ]
+  return mtf.Shape([(name, size) for name, size in sizes if size > 1])
+
+
+def compute_batch_size(
+  sequence_length: dict[str, int],
+  mesh_shape: Any,
+  layout_rules: Any,
+  method_and_value: tuple[str, int],
+) -> int:
+  """Number of sequences in a batch.
+
+  Args:
+    sequence_length: dict from feature to number of tokens.
+    mesh_shape: mesh shape.
+    layout_rules: layout rules; "replica" counts the parts of dimensions `batch` and `outer_batch`.
+    method_and_value: ("sequences_per_batch" | "tokens_per_batch" | "sequences_per_replica" |
+      "tokens_per_replica", number).
+
+  Raises:
+    ConfigError: an unknown method, or tokens that are no multiple of the sequence length.
+  """
+  method, value = method_and_value
+  if method == "sequences_per_batch":
+    return value
+  replicas = mtf.tensor_dim_to_mesh_dim_size(
+    layout_rules, mesh_shape, mtf.Dimension("batch", 0)
+  ) * mtf.tensor_dim_to_mesh_dim_size(layout_rules, mesh_shape, mtf.Dimension("outer_batch", 0))
+  if method == "sequences_per_replica":
+    return value * replicas
+  if method not in ("tokens_per_batch", "tokens_per_replica"):
+    raise ConfigError(
+      f"batch_size: unknown method {method!r}; use sequences_per_batch, tokens_per_batch, "
+      "sequences_per_replica or tokens_per_replica"
+    )
+  length = max(sequence_length.values())
+  if value % length:
+    raise ConfigError(
+      f"batch_size: {value} tokens are no multiple of the sequence length {length}; use "
+      f"{max(1, value // length) * length}"
+    )
+  return value // length * (replicas if method == "tokens_per_replica" else 1)
+
+
+@gin.configurable(module=_MODULE)
+def serialize_num_microbatches(
+  batch_dim: mtf.Dimension,
+  sequence_length: dict[str, int],
+  mesh_shape: Any,
+  layout_rules: Any,
+  tokens_per_microbatch_per_replica: int | None = None,
+) -> int:
+  """Number of microbatches into which a batch is cut to save memory.
+
+  Args:
+    batch_dim: the batch dimension.
+    sequence_length: dict from feature to number of tokens.
+    mesh_shape: mesh shape.
+    layout_rules: layout rules.
+    tokens_per_microbatch_per_replica: about how many tokens a processor takes at once;
+      None or 0: all.
+
+  Raises:
+    LayoutError: the mesh does not divide the batch.
+  """
+  if not tokens_per_microbatch_per_replica:
+    return 1
+  per_replica = mtf.tensor_dim_to_size_per_split(layout_rules, mesh_shape, batch_dim)
+  length = max(sequence_length.values())
+  sequences = max(1, tokens_per_microbatch_per_replica // length)
+  while per_replica % sequences:
+    sequences -= 1
+  return per_replica // sequences
+
+
+@gin.configurable(module=_MODULE)
+def auto_train_steps(
+  batch_size: int, sequence_length: dict[str, int], train_tokens: int = 2**36
+) -> int:
+  """Number of steps in which the model sees so many tokens."""
+  return train_tokens // (batch_size * max(sequence_length.values()))
+
+
+def resolve_steps(train_steps: Any, batch_size: int, sequence_length: dict[str, int]) -> int:
+  """`train_steps` as an int; a function of batch size and sequence length is called."""
+  if isinstance(train_steps, Callable):
+    return int(train_steps(batch_size, sequence_length))
+  return int(train_steps)

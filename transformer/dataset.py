@@ -1,0 +1,570 @@
+"""Data sets for training and evaluation: readers, encoding, packing, padding.
+
+Conventions: id 0 is padding and id 1 ends a sequence (EOS); there is no begin-of-sequence id.
+Packed data has, next to a feature `f`, `f_segmentation` (the number of the sequence in its row,
+from 1; 0 for padding) and `f_position` (from 0 in each sequence).
+
+A reader meant for the trainer takes the keywords `sequence_length`, `vocabulary` and
+`dataset_split`; `batch_size` is accepted and has no effect. It yields single examples.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.transformer import packing, text_files
+from mesh_tensorflow.transformer.text_lm import text_lm_dataset
+from mesh_tensorflow.transformer.vocabulary import EOS_ID
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+# What one length for all features, or one for each, looks like.
+Length = int | Mapping[str, int]
+
+EvalDataset = collections.namedtuple(
+  "EvalDataset", ["name", "dataset_fn", "postprocess_fn", "metric_fns"]
+)
+EvalDataset.__doc__ = """A data set to evaluate on.
+
+Attributes:
+  name: string.
+  dataset_fn: function with an optional argument `sequence_length` that returns a tf.data.Dataset.
+  postprocess_fn: function(text, example=None, is_target=False) that makes what metrics take.
+  metric_fns: list of functions(targets, predictions) that return a dict of numbers.
+"""
+
+
+# ------------------------------------------------------------------ packing and padding
+
+
+@gin.configurable
+def pack_or_pad(
+  dataset: tf.data.Dataset,
+  length: Length,
+  pack: bool = True,
+  feature_keys: Collection[str] | None = None,
+  ensure_eos: bool | Collection[str] = False,
+) -> tf.data.Dataset:
+  """Makes every sequence as long as `length`, by packing or by padding.
+
+  Args:
+    dataset: yields dicts of sequences.
+    length: an int, or a dict from each feature key.
+    pack: several sequences share a row (`pack_dataset`, which drops other features).
+    feature_keys: features to work on; all by default.
+    ensure_eos: the last token becomes EOS unless it is padding: True for all `feature_keys`, or
+      the keys for which that holds.
+
+  Returns:
+    A data set of dicts with static shapes.
+  """
+  feature_keys = list(feature_keys or _element_spec(dataset))
+  if pack:
+    dataset = pack_dataset(dataset, length, keys=feature_keys)
+  dataset = trim_and_pad_dataset(dataset, length, feature_keys=feature_keys)
+  if ensure_eos:
+    dataset = ensure_dataset_eos(dataset, feature_keys if ensure_eos is True else ensure_eos)
+  return dataset
+
+
+@gin.configurable
+def pack_dataset(
+  dataset: tf.data.Dataset,
+  length: Length,
+  keys: Collection[str] | None = None,
+  use_custom_ops: bool = False,
+) -> tf.data.Dataset:
+  """Packs several examples into each row of fixed length.
+
+  Sequences are cut to their length. Groups of max(length) consecutive examples are packed by
+  themselves, in order: an example goes to the open row if all of its features fit there, and
+  otherwise opens the next. The length of a sequence is its number of non-zero ids.
+
+  Args:
+    dataset: yields dicts of integer sequences.
+    length: an int, or a dict from each key.
+    keys: features to pack, the others are dropped; all by default.
+    use_custom_ops: has no effect; there is one implementation, in TensorFlow operations.
+
+  Returns:
+    A data set of dicts of int32 [length of the key]: `key`, `key_segmentation` and
+    `key_position` for each key.
+
+  Raises:
+    DataError: a key is unknown, or a feature is not a sequence of integers.
+  """
+  del use_custom_ops
+  spec = _element_spec(dataset)
+  keys = _check_keys("pack_dataset", spec, keys)
+  for k in keys:
+    if spec[k].shape.rank != 1 or not spec[k].dtype.is_integer:
+      raise DataError(
+        f"pack_dataset: feature {k!r} must be a sequence of integers, and it is "
+        f"{spec[k].dtype.name} of shape {spec[k].shape}"
+      )
+  lengths = {k: _length_of("pack_dataset", length, k) for k in keys}
+
+  def cut(example):
+    return {k: tf.cast(example[k][: lengths[k]], tf.int32) for k in keys}
+
+  def pack(examples):
+    return packing.pack_group(examples, lengths)
+
+  dataset = dataset.map(cut, num_parallel_calls=tf.data.AUTOTUNE)
+  dataset = dataset.padded_batch(max(lengths.values()), {k: [None] for k in keys})
+  return dataset.map(pack, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+
+
+def trim_and_pad_dataset(
+  dataset: tf.data.Dataset, length: Length, feature_keys: Collection[str] | None = None
+) -> tf.data.Dataset:
+  """Cuts or zero-pads the first axis of features to `length`.
+
+  Args:
+    dataset: yields dicts of tensors of any dtype (strings are padded with "").
+    length: an int, or a dict from each key.
+    feature_keys: features to work on, the others pass untouched; all by default.
+
+  Returns:
+    A data set of dicts with static shapes.
+
+  Raises:
+    DataError: a key is unknown, has no length, or is a scalar.
+  """
+  spec = _element_spec(dataset)
+  keys = _check_keys("trim_and_pad_dataset", spec, feature_keys)
+  lengths = {k: _length_of("trim_and_pad_dataset", length, k) for k in keys}
+  for k in keys:
+    if spec[k].shape.rank == 0:
+      raise DataError(f"trim_and_pad_dataset: feature {k!r} is a scalar")
+
+  def fit(example):
+    return {k: _trim_and_pad(v, lengths[k]) if k in lengths else v for k, v in example.items()}
+
+  return dataset.map(fit, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _trim_and_pad(x: tf.Tensor, length: int) -> tf.Tensor:
+  inner = x.shape[1:]
+  x = x[:length]
+  missing = length - tf.shape(x)[0]
+  if x.dtype == tf.string:  # tf.pad has no kernel for strings.
+    padding = tf.fill(tf.concat([[missing], tf.shape(x)[1:]], 0), "")
+    x = tf.concat([x, padding], 0)
+  else:
+    x = tf.pad(x, [[0, missing]] + [[0, 0]] * inner.rank)
+  return tf.ensure_shape(x, [length, *inner])
+
+
+def ensure_dataset_eos(
+  dataset: tf.data.Dataset, feature_keys: Collection[str] | None = None
+) -> tf.data.Dataset:
+  """Makes the last id of each sequence EOS (1), unless it is padding (0).
+
+  Args:
+    dataset: yields dicts of integer sequences of fixed length.
+    feature_keys: features to work on; all by default.
+
+  Returns:
+    A data set: last ids above 1 become 1, negative ones 0.
+
+  Raises:
+    DataError: a key is unknown.
+  """
+  keys = set(_check_keys("ensure_dataset_eos", _element_spec(dataset), feature_keys))
+
+  def end(v):
+    return tf.concat([v[:-1], tf.clip_by_value(v[-1:], 0, EOS_ID)], 0)
+
+  return dataset.map(
+    lambda example: {k: end(v) if k in keys else v for k, v in example.items()},
+    num_parallel_calls=tf.data.AUTOTUNE,
+  )
+
+
+def pad_dataset_with_zeroed_out_examples(ds: tf.data.Dataset) -> tf.data.Dataset:
+  """The data set, followed by endless copies of its elements with all values zero (or "")."""
+  zeros = ds.map(lambda x: tf.nest.map_structure(tf.zeros_like, x))
+  return ds.concatenate(zeros.repeat())
+
+
+# ------------------------------------------------------------------------- encoding
+
+
+def encode_dataset(dataset: tf.data.Dataset, vocabulary: Any) -> tf.data.Dataset:
+  """Encodes every feature, a scalar string, to int32 ids; adds no EOS."""
+  return dataset.map(
+    lambda example: {k: vocabulary.encode_tf(v) for k, v in example.items()},
+    num_parallel_calls=tf.data.AUTOTUNE,
+  )
+
+
+def encode_all_features(dataset: tf.data.Dataset, vocabulary: Any) -> tf.data.Dataset:
+  """Encodes string features to int64 ids with EOS (1) at the end; drops the other features."""
+  spec = _element_spec(dataset)
+  strings = [k for k in spec if spec[k].dtype == tf.string]
+  if len(strings) < len(spec):
+    _LOG.info("features that are no strings are dropped: %s", sorted(set(spec) - set(strings)))
+
+  def encode(example):
+    return {k: _with_eos(vocabulary.encode_tf(example[k])) for k in strings}
+
+  return dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _with_eos(ids: tf.Tensor, eos_id: int = EOS_ID) -> tf.Tensor:
+  return tf.concat([tf.cast(ids, tf.int64), [eos_id]], 0)
+
+
+def supervised_to_dict(dataset: tf.data.Dataset, text2self: bool) -> tf.data.Dataset:
+  """Turns (inputs, targets) pairs into dicts: `targets`, and `inputs` unless `text2self`."""
+  if text2self:
+    return dataset.map(lambda inputs, targets: {"targets": targets})
+  return dataset.map(lambda inputs, targets: {"inputs": inputs, "targets": targets})
+
+
+# -------------------------------------------------------------------------- readers
+
+
+@gin.configurable
+def pretokenized_tfds_dataset(
+  dataset_name: str = gin.REQUIRED,
+  text2self: bool = gin.REQUIRED,
+  tfds_data_dir: str | None = gin.REQUIRED,
+  dataset_split: str = gin.REQUIRED,
+  batch_size: int | None = None,
+  sequence_length: Length = gin.REQUIRED,
+  vocabulary: Any = None,
+) -> tf.data.Dataset:
+  """A tokenized TensorFlow dataset, packed.
+
+  Args:
+    dataset_name: TFDS name, whose supervised pair consists of ids.
+    text2self: use the targets only (language model).
+    tfds_data_dir: where TensorFlow Datasets keeps its data; None for its default.
+    dataset_split: "train" repeats and shuffles.
+    batch_size: has no effect.
+    sequence_length: an int, or a dict from each feature.
+    vocabulary: has no effect; see `get_tfds_vocabulary`, whose ids these are.
+
+  Returns:
+    A data set of packed examples.
+  """
+  del batch_size, vocabulary
+  dataset = _load_tfds(dataset_name, dataset_split, tfds_data_dir, as_supervised=True)
+  dataset = supervised_to_dict(dataset, text2self)
+  # Ids move up by one, to make room for EOS.
+  dataset = dataset.map(
+    lambda example: {k: _with_eos(tf.cast(v, tf.int64) + 1) for k, v in example.items()},
+    num_parallel_calls=tf.data.AUTOTUNE,
+  )
+  return pack_or_pad(dataset, sequence_length)
+
+
+@gin.configurable
+def untokenized_tfds_dataset(
+  dataset_name: str = gin.REQUIRED,
+  text2self: bool = gin.REQUIRED,
+  tfds_data_dir: str | None = gin.REQUIRED,
+  dataset_split: str = gin.REQUIRED,
+  batch_size: int | None = None,
+  sequence_length: Length = gin.REQUIRED,
+  vocabulary: Any = gin.REQUIRED,
+  pack: bool = gin.REQUIRED,
+) -> tf.data.Dataset:
+  """A TensorFlow dataset of text, encoded while it is read.
+
+  Args:
+    dataset_name: TFDS name.
+    text2self: language model: the one text feature (or the one named "targets" or "text")
+      becomes `targets`. Otherwise the supervised pair becomes `inputs` and `targets`.
+    tfds_data_dir: where TensorFlow Datasets keeps its data; None for its default.
+    dataset_split: "train" repeats and shuffles.
+    batch_size: has no effect.
+    sequence_length: an int, or a dict from each feature.
+    vocabulary: one `Vocabulary` for all features.
+    pack: whether examples are packed, or padded.
+
+  Returns:
+    A data set of examples.
+
+  Raises:
+    DataError: it is unclear which feature is the text.
+  """
+  del batch_size
+  dataset = _load_tfds(dataset_name, dataset_split, tfds_data_dir, as_supervised=not text2self)
+  if text2self:
+    key = _text_feature(dataset_name, dataset.element_spec)
+    dataset = dataset.map(lambda example: {"targets": example[key]})
+  else:
+    dataset = supervised_to_dict(dataset, text2self)
+  dataset = encode_all_features(dataset, vocabulary)
+  return pack_or_pad(dataset, sequence_length, pack=pack)
+
+
+def _load_tfds(
+  name: str, split: str, data_dir: str | None, *, as_supervised: bool
+) -> tf.data.Dataset:
+  import tensorflow_datasets as tfds  # Slow to import, and most runs do not need it.
+
+  train = split == "train"
+  dataset = tfds.load(
+    name, split=split, as_supervised=as_supervised, data_dir=data_dir, shuffle_files=train
+  )
+  return dataset.repeat().shuffle(1000) if train else dataset
+
+
+def _text_feature(dataset_name: str, spec: Mapping[str, Any]) -> str:
+  strings = [
+    k for k, v in spec.items() if getattr(v, "dtype", None) == tf.string and v.shape.rank == 0
+  ]
+  for k in ("targets", "text"):
+    if k in strings:
+      return k
+  if len(strings) != 1:
+    raise DataError(
+      f"TFDS dataset {dataset_name!r}: text2self needs one text feature, or one named 'targets' or "
+      f"'text'; its text features are {strings}, of all features {list(spec)}"
+    )
+  return strings[0]
+
+
+def pretokenized_tfrecord_dataset(
+  filenames: str | Sequence[str],
+  text2self: bool,
+  eos_included: bool,
+  repeat: bool,
+  batch_size: int | None,
+  sequence_length: Length,
+  vocab_shift: int = 0,
+) -> tf.data.Dataset:
+  """Reads TFRecords of tf.Examples of ids, and packs them.
+
+  Args:
+    filenames: one or several files.
+    text2self: read `targets` only; otherwise `inputs` too.
+    eos_included: sequences end with EOS already.
+    repeat: endlessly.
+    batch_size: has no effect.
+    sequence_length: an int, or a dict from each feature.
+    vocab_shift: added to all ids.
+
+  Returns:
+    A data set of packed examples.
+  """
+  del batch_size
+  dataset = tf.data.TFRecordDataset(filenames, buffer_size=64 * 1024 * 1024)
+  if repeat:
+    dataset = dataset.repeat()
+  keys = ["targets"] if text2self else ["inputs", "targets"]
+  features = {k: tf.io.VarLenFeature(tf.int64) for k in keys}
+
+  def decode(record):
+    parsed = tf.io.parse_single_example(record, features)
+    ids = {k: parsed[k].values + vocab_shift for k in keys}
+    return ids if eos_included else {k: _with_eos(v) for k, v in ids.items()}
+
+  dataset = dataset.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
+  return pack_or_pad(dataset, sequence_length)
+
+
+@gin.configurable
+def pretokenized_t2t_dataset(
+  dataset_name: str = gin.REQUIRED,
+  text2self: bool = False,
+  data_dir: str = gin.REQUIRED,
+  dataset_split: str = "train",
+  batch_size: int | None = None,
+  sequence_length: Length = gin.REQUIRED,
+  vocabulary: Any = None,
+  eos_included: bool = True,
+  vocab_shift: int = 0,
+) -> tf.data.Dataset:
+  """Records as tensor2tensor writes them: `{data_dir}/{dataset_name}-{dataset_split}-*`.
+
+  Args:
+    dataset_name: first part of the file names.
+    text2self: read `targets` only; otherwise `inputs` too.
+    data_dir: folder.
+    dataset_split: "train" repeats, and shuffles the packed rows.
+    batch_size: has no effect.
+    sequence_length: an int, or a dict from each feature.
+    vocabulary: has no effect.
+    eos_included: sequences end with EOS already.
+    vocab_shift: added to all ids.
+
+  Returns:
+    A data set of packed examples.
+
+  Raises:
+    DataError: there is no such file.
+  """
+  del vocabulary
+  pattern = f"{data_dir}/{dataset_name}-{dataset_split}-*"
+  train = dataset_split == "train"
+  dataset = pretokenized_tfrecord_dataset(
+    filenames=text_files.find_files(pattern),
+    text2self=text2self,
+    eos_included=eos_included,
+    repeat=train,
+    batch_size=batch_size,
+    sequence_length=sequence_length,
+    vocab_shift=vocab_shift,
+  )
+  return dataset.shuffle(1000) if train else dataset
+
+
+@gin.configurable
+def sample_from_text_line_datasets(
+  glob_weight_list: Sequence[tuple[str, float]],
+  shuffle_buffer_size: int = 100000,
+  prefetch: int = 1000,
+) -> tf.data.Dataset:
+  """Endless shuffled lines of several sets of text files, mixed by weight.
+
+  Args:
+    glob_weight_list: (glob of text files, relative weight) of each set.
+    shuffle_buffer_size: in lines, for each set.
+    prefetch: in lines, for each set.
+
+  Returns:
+    A data set of scalar strings.
+
+  Raises:
+    DataError: a glob matches no file.
+  """
+  if not glob_weight_list:
+    raise ConfigError("sample_from_text_line_datasets: glob_weight_list is empty")
+  datasets = [
+    text_files.text_line_dataset(glob).repeat().shuffle(shuffle_buffer_size).prefetch(prefetch)
+    for glob, _ in glob_weight_list
+  ]
+  if len(datasets) == 1:
+    return datasets[0]
+  total = sum(weight for _, weight in glob_weight_list)
+  return tf.data.Dataset.sample_from_datasets(
+    datasets, weights=[weight / total for _, weight in glob_weight_list]
+  )
+
+
+@gin.configurable
+def make_text_line_dataset(glob: str = gin.REQUIRED) -> tf.data.Dataset:
+  """Endless shuffled lines of the text files that match a glob; see the function above."""
+  return sample_from_text_line_datasets([(glob, 1.0)])
+
+
+@gin.configurable
+def simple_text_line_dataset(
+  glob: str = gin.REQUIRED, shuffle_buffer_size: int = 100000
+) -> tf.data.Dataset:
+  """The lines of the text files that match a glob: shuffled, each once."""
+  return text_files.text_line_dataset(glob).shuffle(shuffle_buffer_size)
+
+
+@gin.configurable
+def packed_parallel_tsv_dataset(
+  dataset: tf.data.Dataset = gin.REQUIRED,
+  dataset_split: str = gin.REQUIRED,
+  batch_size: int | None = None,
+  sequence_length: Length = gin.REQUIRED,
+  vocabulary: Any = gin.REQUIRED,
+  append_eos: bool = True,
+  eos_id: int = EOS_ID,
+  max_encoded_len: int = 0,
+) -> tf.data.Dataset:
+  """Pairs of texts, from lines of two columns separated by a tab.
+
+  Args:
+    dataset: yields lines, scalar strings; quotes have no meaning.
+    dataset_split: has no effect.
+    batch_size: has no effect.
+    sequence_length: an int, or a dict from "inputs" and "targets".
+    vocabulary: a `Vocabulary`, or a tuple of one for inputs and one for targets.
+    append_eos: end sequences with `eos_id`.
+    eos_id: the id.
+    max_encoded_len: leave out pairs of which one side has more ids (EOS counts); 0 for no limit.
+
+  Returns:
+    A data set of examples, packed by default (see `pack_or_pad`).
+  """
+  del dataset_split, batch_size
+  pair = vocabulary if isinstance(vocabulary, tuple) else (vocabulary, vocabulary)
+  vocabularies = dict(zip(("inputs", "targets"), pair))
+
+  def encode(line):
+    columns = tf.io.decode_csv(line, ["", ""], field_delim="\t", use_quote_delim=False)
+    ids = {k: vocabularies[k].encode_tf(c) for k, c in zip(("inputs", "targets"), columns)}
+    return {k: _with_eos(v, eos_id) for k, v in ids.items()} if append_eos else ids
+
+  dataset = dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
+  if max_encoded_len:
+    dataset = dataset.filter(
+      lambda ex: tf.maximum(tf.size(ex["inputs"]), tf.size(ex["targets"])) <= max_encoded_len
+    )
+  return pack_or_pad(dataset, sequence_length)
+
+
+@gin.configurable
+def text_lm_eval_datasets(
+  sequence_length: Length,
+  vocabulary: Any,
+  dataset_split: str = "validation",
+  name: str = "text",
+) -> list[EvalDataset]:
+  """The held-out part of `text_lm_dataset`, as the trainer's `eval_dataset_fn`.
+
+  Args:
+    sequence_length: an int, or a dict with "targets".
+    vocabulary: a `Vocabulary`.
+    dataset_split: see `text_lm_dataset`.
+    name: of the data set, in summaries.
+
+  Returns:
+    A list of one `EvalDataset` without metrics (for the mode perplexity_eval).
+  """
+
+  def dataset_fn(sequence_length: Length = sequence_length) -> tf.data.Dataset:
+    return text_lm_dataset(
+      sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
+    )
+
+  def postprocess_fn(text: str, example: Any = None, is_target: bool = False) -> str:
+    del example, is_target
+    return text
+
+  return [EvalDataset(name, dataset_fn, postprocess_fn, [])]
+
+
+# -------------------------------------------------------------------------- helpers
+
+
+def _element_spec(dataset: tf.data.Dataset) -> Mapping[str, tf.TensorSpec]:
+  spec = dataset.element_spec
+  if not isinstance(spec, Mapping):
+    raise DataError(f"the data set must yield dicts of features, and it yields {spec}")
+  return spec
+
+
+def _check_keys(
+  what: str, spec: Mapping[str, tf.TensorSpec], keys: Collection[str] | None
+) -> list[str]:
+  keys = list(spec) if keys is None else list(keys)
+  unknown = [k for k in keys if k not in spec]
+  if unknown or not keys:
+    raise DataError(f"{what}: there is no feature {unknown}; the features are {list(spec)}")
+  return keys
+
+
+def _length_of(what: str, length: Length, key: str) -> int:
+  if not isinstance(length, Mapping):
+    return int(length)
+  if key not in length:
+    raise DataError(f"{what}: no length is given for feature {key!r}, only for {list(length)}")
+  return int(length[key])

@@ -1,0 +1,320 @@
+"""The programs of the trainer: one training step, one evaluation step, one round of sampling."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.transformer import batching, mesh_setup
+from mesh_tensorflow.transformer import transformer as transformer_lib
+
+_MODULE = "mesh_tensorflow.transformer.utils"
+
+MODEL_FEATURES = (
+  "inputs",
+  "inputs_position",
+  "inputs_segmentation",
+  "targets",
+  "targets_position",
+  "targets_segmentation",
+  "targets_subsegmentation",
+)
+
+
+@gin.configurable(module=_MODULE)
+def get_variable_dtype(
+  master_dtype: Any = tf.bfloat16,
+  slice_dtype: Any = tf.float32,
+  activation_dtype: Any = tf.float32,
+) -> mtf.VariableDType:
+  """The dtypes of the model's variables: in checkpoints, in training, in computations."""
+  return mtf.VariableDType(
+    tf.as_dtype(master_dtype), tf.as_dtype(slice_dtype), tf.as_dtype(activation_dtype)
+  )
+
+
+def build_model(
+  model_type: str = "bitransformer",
+  input_vocab_size: int = gin.REQUIRED,
+  output_vocab_size: int = gin.REQUIRED,
+  layout_rules: Any = None,
+  mesh_shape: Any = None,
+) -> Any:
+  """Builds the model that `model_type` names.
+
+  Args:
+    model_type: "lm": a language model of targets; "delimited_lm": of inputs and targets, joined;
+      "aligned": targets as long as inputs, not autoregressive.
+    input_vocab_size: number of input ids.
+    output_vocab_size: number of output ids.
+    layout_rules: layout rules.
+    mesh_shape: mesh shape.
+
+  Returns:
+    A `Unitransformer`.
+
+  Raises:
+    ConfigError: an unknown or unavailable model type.
+  """
+  if model_type in ("lm", "delimited_lm", "aligned"):
+    return transformer_lib.Unitransformer(
+      autoregressive=model_type != "aligned",
+      layer_stack=transformer_lib.make_layer_stack(),
+      input_vocab_size=input_vocab_size,
+      output_vocab_size=output_vocab_size,
+      mesh_shape=mesh_shape,
+      layout=layout_rules,
+    )
+  if model_type in ("bitransformer", "bi_student_teacher"):
+    raise ConfigError(
+      f"model_type {model_type!r} is not available in this version; use 'lm' (gin file "
+      "models/lm_base.gin), 'delimited_lm' or 'aligned'"
+    )
+  raise ConfigError(f"unknown model_type {model_type!r}; use 'lm', 'delimited_lm' or 'aligned'")
+
+
+class ModelSteps:
+  """The programs of one model on one mesh, built from the same Python code.
+
+  Args:
+    model: a `Unitransformer`.
+    mesh_impl: the mesh.
+    model_type: see `build_model`.
+    batch_size: sequences in a batch.
+    sequence_length: dict from feature to number of tokens.
+    outer_batch_size: size of an additional dimension `outer_batch`, which divides the batch.
+    variable_filter: which variables are trained: None for all, a regular expression, or a
+      function of the `mtf.Variable`.
+  """
+
+  def __init__(
+    self,
+    model: Any,
+    mesh_impl: mtf.MeshImpl,
+    model_type: str,
+    batch_size: int,
+    sequence_length: dict[str, int],
+    outer_batch_size: int = 1,
+    variable_filter: Any = None,
+  ):
+    self.model = model
+    self.mesh_impl = mesh_impl
+    self.model_type = model_type
+    self.batch_size = batch_size
+    self.sequence_length = sequence_length
+    self._variable_filter = variable_filter
+    self.variable_dtype = get_variable_dtype()
+    if outer_batch_size and batch_size % outer_batch_size:
+      raise ConfigError(
+        f"outer_batch_size (={outer_batch_size}) does not divide the batch size (={batch_size})"
+      )
+    self._outer = outer_batch_size or 1
+    self._batch_dim = mtf.Dimension("batch", batch_size // self._outer)
+
+  # --------------------------------------------------------------- training
+
+  def train_step(
+    self, feature_names: Sequence[str], optimizer: Callable[..., Any]
+  ) -> mtf.Function:
+    """One step: loss, gradients, updates; microbatches included.
+
+    Args:
+      feature_names: the features of the data, in the order of the step's arguments.
+      optimizer: called as `optimizer(learning_rate=...)`.
+
+    Returns:
+      An `mtf.function` of (*features, learning rate, step) that returns the loss, float32.
+    """
+    self.check_features(feature_names)
+    num_microbatches = batching.serialize_num_microbatches(
+      self._batch_dim,
+      self.sequence_length,
+      self.mesh_impl.shape,
+      self.mesh_impl.layout_rules,
+    )
+    signature = [self._feature_spec(n) for n in feature_names]
+    signature += [
+      mtf.TensorSpec([], tf.float32, "learning_rate"),
+      mtf.TensorSpec([], tf.int64, "step"),
+    ]
+
+    @mtf.function(self.mesh_impl, signature)
+    def train_step(*args):
+      *values, learning_rate, step = args
+      graph = step.graph
+      graph.random_seed = step
+      graph.global_step = step
+      features = dict(zip(feature_names, values))
+
+      def losses(features):
+        return {"loss": self._logits_and_loss(features, "train", num_microbatches)[1]}
+
+      if num_microbatches > 1:
+        grads, outputs = mtf.serialize_training_step(
+          features, losses, self._batch_dim, num_microbatches
+        )
+        loss = outputs["loss"]
+      else:
+        loss = losses(features)["loss"]
+        grads = mtf.gradients([loss], [v.outputs[0] for v in graph.trainable_variables])
+      trained = [
+        (g, v) for g, v in zip(grads, graph.trainable_variables) if self._is_trained(v)
+      ]
+      optimizer(learning_rate=learning_rate).apply_grads(
+        [g for g, _ in trained], [v for _, v in trained]
+      )
+      mesh_setup.check_tensor_names(self.mesh_impl, graph)
+      return mtf.cast(loss, tf.float32)
+
+    return train_step
+
+  # -------------------------------------------------------------- evaluation
+
+  def eval_step(self, feature_names: Sequence[str]) -> mtf.Function:
+    """Sums over one batch, teacher-forced.
+
+    Args:
+      feature_names: the features of the data, in the order of the step's arguments.
+
+    Returns:
+      An `mtf.function` of the features that returns a dict of float32 scalars: `loss` (sum of
+      nats), `tokens` (scored ones), `correct`, `sequences`, `correct_sequences`.
+    """
+    self.check_features(feature_names)
+
+    @mtf.function(self.mesh_impl, [self._feature_spec(n) for n in feature_names])
+    def eval_step(*args):
+      features = self._joined(dict(zip(feature_names, args)))
+      targets = features["targets"]
+      logits = mtf.to_float(self._logits_and_loss(features, "eval", 1, compute_loss=False)[0])
+      vocab_dim = self.model.output_vocab_dim
+      weights = mtf.to_float(mtf.greater(targets, 0))
+      if self.model_type == "delimited_lm":
+        weights *= mtf.to_float(
+          mtf.logical_not(transformer_lib.delimited_lm_inputs_mask(targets))
+        )
+      nats = mtf.layers.softmax_cross_entropy_with_logits(
+        logits, mtf.maximum(targets, 0), vocab_dim
+      )
+      right = mtf.to_float(mtf.equal(mtf.argmax(logits, vocab_dim), targets)) * weights
+      length_dim = targets.shape.dims[-1]
+      tokens = mtf.reduce_sum(weights, reduced_dim=length_dim)
+      wrong = tokens - mtf.reduce_sum(right, reduced_dim=length_dim)
+      used = mtf.to_float(mtf.greater(tokens, 0.0))
+      return {
+        "loss": mtf.reduce_sum(nats * weights),
+        "tokens": mtf.reduce_sum(tokens),
+        "correct": mtf.reduce_sum(right),
+        "sequences": mtf.reduce_sum(used),
+        "correct_sequences": mtf.reduce_sum(used * mtf.to_float(mtf.less(wrong, 0.5))),
+      }
+
+    return eval_step
+
+  # ---------------------------------------------------------------- sampling
+
+  def sample_step(self, length: int, rows: int, **options: Any) -> mtf.Function:
+    """Continues given tokens.
+
+    Args:
+      length: tokens of a row, the given ones included.
+      rows: rows at a time.
+      **options: of `Unitransformer.sample_autoregressive`.
+
+    Returns:
+      An `mtf.function` of (int32 [rows, length]) that returns the same shape.
+    """
+    if not getattr(self.model, "autoregressive", False):
+      raise ConfigError(f"model_type {self.model_type!r} does not generate text")
+    dims = [mtf.Dimension("batch", rows), mtf.Dimension("length", length)]
+
+    @mtf.function(self.mesh_impl, [mtf.TensorSpec(dims, tf.int32, "inputs")])
+    def sample_step(inputs):
+      return self.model.sample_autoregressive(
+        inputs, variable_dtype=self.variable_dtype, **options
+      )
+
+    return sample_step
+
+  # ----------------------------------------------------------------- helpers
+
+  def check_features(self, names: Sequence[str]) -> None:
+    """Raises `DataError` unless the data has the features that the model needs."""
+    wants_inputs = self.model_type != "lm"
+    if "targets" not in names:
+      raise DataError(f"the data has features {sorted(names)}, but the model needs 'targets'")
+    if wants_inputs and "inputs" not in names:
+      raise DataError(
+        f"the data has features {sorted(names)}, but model_type {self.model_type!r} needs "
+        "'inputs' too; for targets alone use model_type 'lm'"
+      )
+    if not wants_inputs and "inputs" in names:
+      raise DataError(
+        f"the data has features {sorted(names)}, but model_type 'lm' takes 'targets' only; "
+        "to join inputs and targets use model_type 'delimited_lm'"
+      )
+
+  def _feature_spec(self, name: str) -> mtf.TensorSpec:
+    key = name.split("_")[0]
+    if key not in self.sequence_length:
+      raise ConfigError(
+        f"run.sequence_length {self.sequence_length} has no entry {key!r} for feature {name!r}"
+      )
+    dims = [self._batch_dim, mtf.Dimension("length", self.sequence_length[key])]
+    if self._outer > 1:
+      dims = [mtf.Dimension("outer_batch", self._outer), *dims]
+    return mtf.TensorSpec(dims, tf.int32, name)
+
+  def feature_shape(self, name: str) -> list[int]:
+    """Sizes of a batch of the feature."""
+    return self._feature_spec(name).shape.to_integer_list
+
+  def _joined(self, features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
+    if self.model_type != "delimited_lm":
+      return features
+    return transformer_lib.dynamic_text2self(features)
+
+  def _logits_and_loss(
+    self,
+    features: dict[str, mtf.Tensor],
+    mode: str,
+    num_microbatches: int,
+    compute_loss: bool = True,
+  ) -> tuple[mtf.Tensor, Any]:
+    if mode == "train":
+      features = self._joined(features)
+    targets = features["targets"]
+    if self.model_type == "aligned":
+      inputs = features["inputs"]
+    else:
+      inputs = transformer_lib.autoregressive_inputs(
+        targets, sequence_id=features.get("targets_segmentation")
+      )
+    return self.model.call_simple(
+      inputs=inputs,
+      targets=targets,
+      compute_loss=compute_loss,
+      mode=mode,
+      variable_dtype=self.variable_dtype,
+      sequence_id=features.get("targets_segmentation"),
+      position=features.get("targets_position"),
+      num_microbatches=num_microbatches,
+    )
+
+  def _is_trained(self, variable: Any) -> bool:
+    chosen = self._variable_filter
+    if chosen is None:
+      return True
+    if isinstance(chosen, str):
+      return re.search(chosen, variable.full_name) is not None
+    if callable(chosen):
+      return bool(chosen(variable))
+    raise ConfigError(
+      f"variable_filter must be None, a regular expression or a function, got {chosen!r}"
+    )

@@ -1,0 +1,151 @@
+"""What a person sees of a long run: a progress bar, one line per report, TensorBoard scalars."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+
+import tensorflow as tf
+import tqdm
+
+
+class TrainingProgress:
+  """Reports a training run.
+
+  On a terminal a progress bar shows loss, speed and time left; every `report_every` steps
+  a line with the same facts stays on the screen. Elsewhere only the lines are written.
+
+  Args:
+    first_step: step at which the run starts.
+    last_step: step at which it ends.
+    tokens_per_step: positions in a batch.
+    report_every: steps between lines.
+    summary_dir: folder for TensorBoard files, or None.
+    quiet: writes nothing but the TensorBoard files.
+  """
+
+  def __init__(
+    self,
+    first_step: int,
+    last_step: int,
+    tokens_per_step: int,
+    report_every: int = 100,
+    summary_dir: str | None = None,
+    quiet: bool = False,
+  ):
+    self._first_step = self._step = first_step
+    self._last_step = last_step
+    self._tokens_per_step = tokens_per_step
+    self._report_every = report_every
+    self._quiet = quiet
+    self._writer = tf.summary.create_file_writer(summary_dir) if summary_dir else None
+    self._bar = tqdm.tqdm(
+      total=last_step,
+      initial=first_step,
+      unit="step",
+      dynamic_ncols=True,
+      disable=quiet or not sys.stderr.isatty(),
+      smoothing=0.1,
+    )
+    self._window: list[float] = []
+    self._started = self._window_started = time.perf_counter()
+    self._window_step = first_step
+    self._last_line_step = first_step
+
+  def update(self, step: int, losses: list[float], learning_rate: float | None = None) -> None:
+    """Takes note of the losses of the steps up to `step`.
+
+    Args:
+      step: number of steps done.
+      losses: the losses since the last call, in nats per position.
+      learning_rate: of the last step.
+    """
+    self._window += losses
+    first = step - len(losses) + 1
+    for i, loss in enumerate(losses):
+      self._scalars(first + i, {"loss": loss})
+    if learning_rate is not None:
+      self._scalars(step, {"learning_rate": learning_rate})
+    self._bar.update(step - self._step)
+    self._step = step
+    self._bar.set_postfix_str(f"loss {losses[-1]:.4f}", refresh=False)
+    if step // self._report_every > self._last_line_step // self._report_every or (
+      step >= self._last_step
+    ):
+      self._line(step)
+
+  def _line(self, step: int) -> None:
+    now = time.perf_counter()
+    # The first call traces the program; the speed before it says nothing.
+    seconds = max(now - self._window_started, 1e-9)
+    steps = max(step - self._window_step, 1)
+    rate = steps / seconds
+    tokens = rate * self._tokens_per_step
+    left = (self._last_step - step) / rate
+    loss = sum(self._window) / max(len(self._window), 1)
+    self.scalars(step, {"tokens_per_second": tokens})
+    self.line(
+      f"step {step:>7}/{self._last_step}  loss {loss:.4f}  {tokens:,.0f} tokens/s  "
+      f"{_duration(left)} left"
+    )
+    self._window = []
+    self._window_started, self._window_step = now, step
+    self._last_line_step = step
+
+  def restart_clock(self) -> None:
+    """Leaves the time until now out of the speed (tracing, evaluation, a checkpoint)."""
+    self._window_started, self._window_step = time.perf_counter(), self._step
+
+  def line(self, text: str) -> None:
+    """Writes a line that stays."""
+    if not self._quiet:
+      if self._bar.disable:
+        print(text, flush=True)
+      else:
+        self._bar.write(text)
+
+  def scalars(self, step: int, values: Mapping[str, float]) -> None:
+    """Writes TensorBoard scalars."""
+    self._scalars(step, values)
+    if self._writer is not None:
+      self._writer.flush()
+
+  def _scalars(self, step: int, values: Mapping[str, float]) -> None:
+    if self._writer is not None:
+      with self._writer.as_default():
+        _write(step, values)
+
+  def close(self) -> None:
+    self._bar.close()
+    if self._writer is not None:
+      self._writer.close()
+
+
+# SummaryMetadata {plugin_data {plugin_name: "scalars"} data_class: DATA_CLASS_SCALAR}. With it
+# `tf.summary.write` writes what `tf.summary.scalar` does, also where TensorBoard is not installed.
+_SCALAR_METADATA = b"\x0a\x09\x0a\x07scalars\x20\x01"
+
+
+def _write(step: int, values: Mapping[str, float]) -> None:
+  for name, value in values.items():
+    tf.summary.write(name, tf.constant(value, tf.float32), step=step, metadata=_SCALAR_METADATA)
+
+
+def write_scalars(folder: str, step: int, values: Mapping[str, float]) -> None:
+  """Writes TensorBoard scalars into a new event file in a folder."""
+  writer = tf.summary.create_file_writer(folder)
+  with writer.as_default():
+    _write(step, values)
+  writer.close()
+
+
+def _duration(seconds: float) -> str:
+  seconds = int(round(seconds))
+  if seconds < 100:
+    return f"{seconds} s"
+  minutes, seconds = divmod(seconds, 60)
+  if minutes < 100:
+    return f"{minutes} min {seconds} s"
+  hours, minutes = divmod(minutes, 60)
+  return f"{hours} h {minutes} min"

@@ -1,0 +1,194 @@
+"""Text in and out of a trained model: prompts from a file, samples to a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import gin
+import numpy as np
+import tensorflow as tf
+
+from mesh_tensorflow.errors import ConfigError, DataError
+
+_MODULE = "mesh_tensorflow.transformer.utils"
+
+
+def inputs_vocabulary(vocabulary: Any) -> Any:
+  """The vocabulary of inputs: the first of a tuple, else the vocabulary itself."""
+  return vocabulary[0] if isinstance(vocabulary, tuple) else vocabulary
+
+
+def targets_vocabulary(vocabulary: Any) -> Any:
+  """The vocabulary of targets: the second of a tuple, else the vocabulary itself."""
+  return vocabulary[1] if isinstance(vocabulary, tuple) else vocabulary
+
+
+@gin.configurable(module=_MODULE)
+def separate_vocabularies(inputs: Any = gin.REQUIRED, targets: Any = gin.REQUIRED) -> tuple:
+  """A pair of vocabularies, for `run.vocabulary`."""
+  return inputs, targets
+
+
+def get_inputs_from_file(input_filename: str, ignore_comments: bool = False) -> list[str]:
+  """Lines of a text file, without blanks at their ends; one empty last line is left out.
+
+  Args:
+    input_filename: a file.
+    ignore_comments: whether lines that begin with # are left out.
+
+  Raises:
+    DataError: the file does not exist.
+  """
+  try:
+    with tf.io.gfile.GFile(input_filename) as f:
+      lines = [line.rstrip() for line in f]
+  except tf.errors.OpError as e:
+    raise DataError(f"the input file {input_filename!r} cannot be read: {e.message}") from e
+  if lines and not lines[-1]:
+    lines.pop()
+  if ignore_comments:
+    lines = [line for line in lines if not line.startswith("#")]
+  return lines
+
+
+def encode_inputs(
+  inputs: Sequence[str],
+  vocabulary: Any,
+  model_type: str,
+  batch_size: int,
+  sequence_length: int,
+  eos_id: int = 1,
+  unscored_prefix: Sequence[str] | None = None,
+) -> np.ndarray:
+  """Ids of lines of text, for decoding.
+
+  Args:
+    inputs: lines.
+    vocabulary: a vocabulary or a pair; that of the inputs is used.
+    model_type: a language model ("lm") gets no end-of-sequence id.
+    batch_size: rows are filled up to a multiple of it, by copies of the first.
+    sequence_length: rows are cut or padded with zeros to it.
+    eos_id: the end-of-sequence id.
+    unscored_prefix: for each line a text whose negated ids come first.
+
+  Returns:
+    int32 [rows, sequence_length].
+
+  Raises:
+    DataError: there are no lines.
+  """
+  if not inputs:
+    raise DataError("there are no input lines to encode")
+  rows = np.zeros([-(-len(inputs) // batch_size) * batch_size, sequence_length], np.int32)
+  for i, line in enumerate(inputs):
+    ids = list(inputs_vocabulary(vocabulary).encode(line.strip()))
+    if unscored_prefix:
+      prefix = inputs_vocabulary(vocabulary).encode(unscored_prefix[i].strip())
+      ids = [-n for n in prefix] + ids
+    if model_type != "lm":
+      ids.append(eos_id)
+    ids = ids[:sequence_length]
+    rows[i, : len(ids)] = ids
+  rows[len(inputs) :] = rows[0]
+  return rows
+
+
+@gin.configurable(module=_MODULE)
+def clean_decodes(ids: Any, eos_id: int = 1, pad_id: int = 0, length_axis: int = -1) -> Any:
+  """Replaces what comes after the first end-of-sequence id by padding.
+
+  Args:
+    ids: an integer tf.Tensor.
+    eos_id: the end-of-sequence id, which is kept.
+    pad_id: the padding.
+    length_axis: the axis of positions.
+  """
+  ids = tf.convert_to_tensor(ids)
+  ended = tf.cumsum(tf.cast(tf.equal(ids, eos_id), tf.int32), axis=length_axis, exclusive=True)
+  return tf.where(tf.equal(ended, 0), ids, tf.cast(pad_id, ids.dtype))
+
+
+def write_lines_to_file(lines: Sequence[Any], filename: str) -> None:
+  """Writes one line for each element; newlines in it become blanks."""
+  folder = os.path.dirname(filename)
+  if folder:
+    tf.io.gfile.makedirs(folder)
+  with tf.io.gfile.GFile(filename, "w") as f:
+    for line in lines:
+      f.write(str(line).replace("\n", " ") + "\n")
+
+
+def strip_ids(row: Sequence[int], eos_id: int = 1) -> list[int]:
+  """Ids up to the first end-of-sequence or padding id, without it."""
+  result = []
+  for n in row:
+    if n in (0, eos_id):
+      break
+    result.append(int(n))
+  return result
+
+
+@gin.configurable(module=_MODULE)
+def decode_from_file(
+  estimator: Any,
+  vocabulary: Any,
+  model_type: str,
+  batch_size: int,
+  sequence_length: dict[str, int],
+  checkpoint_path: str | None = None,
+  input_filename: str = gin.REQUIRED,
+  output_filename: str = gin.REQUIRED,
+  eos_id: int = 1,
+  repeats: int = 1,
+) -> list[str]:
+  """Continues each line of a file and writes the results.
+
+  Args:
+    estimator: a `Trainer`, with variables restored.
+    vocabulary: a vocabulary or a pair.
+    model_type: "lm" keeps the given text in front of what is generated.
+    batch_size: rows at a time.
+    sequence_length: dict; a row has `sequence_length["targets"]` ids at most.
+    checkpoint_path: the checkpoint in use; its step goes into the output's name.
+    input_filename: a text file, one prompt per line.
+    output_filename: the results go to `<output_filename>-<step>`.
+    eos_id: the end-of-sequence id.
+    repeats: samples for each line.
+
+  Returns:
+    The lines written.
+
+  Raises:
+    ConfigError: this model type cannot be decoded from a file here.
+    DataError: the file is missing or empty, or a line is too long.
+  """
+  if model_type != "lm":
+    raise ConfigError(f"decode_from_file: model_type {model_type!r} is not available here")
+  prompts = [p for p in get_inputs_from_file(input_filename) for _ in range(repeats)]
+  if not prompts:
+    raise DataError(f"the input file {input_filename!r} is empty")
+  encode, decode = inputs_vocabulary(vocabulary).encode, targets_vocabulary(vocabulary).decode
+  rows = [list(encode(p)) for p in prompts]
+  results = estimator.sample(
+    rows, sequence_length.get("targets", max(sequence_length.values())), batch_size=batch_size
+  )
+  lines = [decode(strip_ids(r, eos_id)) for r in results]
+  step = estimator.global_step
+  write_lines_to_file(lines, f"{output_filename}-{step}")
+  return lines
+
+
+def get_step_from_checkpoint_path(path: str) -> int:
+  """The step in the name of a checkpoint: 5000 for ".../model.ckpt-5000.index".
+
+  Raises:
+    ConfigError: the name has no "model.ckpt-<step>".
+  """
+  tail = path.rpartition("model.ckpt-")[2] if "model.ckpt-" in path else ""
+  digits = tail.split(".")[0]
+  if not digits.isdigit():
+    raise ConfigError(f"{path!r} is not the name of a checkpoint (model.ckpt-<step>)")
+  return int(digits)
+

@@ -1,0 +1,69 @@
+"""The Transformer models, under one name: `mesh_tensorflow.transformer.transformer`."""
+
+from mesh_tensorflow.transformer.context import Context, TransformerLayer
+from mesh_tensorflow.transformer.layer_stack import LayerStack, make_layer_stack
+from mesh_tensorflow.transformer.sequence_utils import (
+  autoregressive_inputs,
+  delimited_lm_inputs_mask,
+  shift_targets,
+  sinusoid_positional_embedding_weights,
+)
+from mesh_tensorflow.transformer.sequence_utils import (
+  round_up_to_multiple as _round_up_to_multiple,
+)
+from mesh_tensorflow.transformer.sublayers import (
+  sublayer_annealed_dropout,
+  sublayer_call_layer,
+  sublayer_dropout,
+  sublayer_legacy_dropout,
+  sublayer_legacy_final_rms_norm,
+  sublayer_legacy_rms_norm,
+  sublayer_mask_padding,
+  sublayer_residual,
+  sublayer_rezero,
+  sublayer_rms_norm,
+  sublayer_rms_norm_subsampled,
+  sublayer_scale_norm,
+  sublayer_true_layer_norm,
+)
+from mesh_tensorflow.transformer.unitransformer import Unitransformer
+from mesh_tensorflow.transformer.vocab_embedding import (
+  VocabEmbedding,
+  get_vocab_embedding_cls,
+  reduce_ensemble_logits,
+  reduce_ensemble_logits_mean_logit,
+  reduce_ensemble_logits_mean_prob,
+  reduce_ensemble_logits_select,
+)
+
+__all__ = [
+  "Context",
+  "LayerStack",
+  "TransformerLayer",
+  "Unitransformer",
+  "VocabEmbedding",
+  "_round_up_to_multiple",
+  "autoregressive_inputs",
+  "delimited_lm_inputs_mask",
+  "get_vocab_embedding_cls",
+  "make_layer_stack",
+  "reduce_ensemble_logits",
+  "reduce_ensemble_logits_mean_logit",
+  "reduce_ensemble_logits_mean_prob",
+  "reduce_ensemble_logits_select",
+  "shift_targets",
+  "sinusoid_positional_embedding_weights",
+  "sublayer_annealed_dropout",
+  "sublayer_call_layer",
+  "sublayer_dropout",
+  "sublayer_legacy_dropout",
+  "sublayer_legacy_final_rms_norm",
+  "sublayer_legacy_rms_norm",
+  "sublayer_mask_padding",
+  "sublayer_residual",
+  "sublayer_rezero",
+  "sublayer_rms_norm",
+  "sublayer_rms_norm_subsampled",
+  "sublayer_scale_norm",
+  "sublayer_true_layer_norm",
+]
