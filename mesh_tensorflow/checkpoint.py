@@ -272,7 +272,11 @@ class Checkpointer:
         last case nothing has been restored.
     """
     self.wait()
-    path = resolve(path if path is not None else self._directory)
+    if path is None:
+      path = latest_checkpoint(self._directory)
+      if path is None:
+        raise CheckpointError(f"there is no checkpoint in {self._directory}")
+    path = resolve(path)
     found = describe(path)
     wanted = {}
     resumes = should_restore is None and name_in_checkpoint is None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 WIDTH = 100
@@ -41,9 +42,7 @@ def format_bytes(n: int) -> str:
   while value >= 1024 and len(units) > 1:
     value /= 1024
     units.pop(0)
-  return f"{int(value)} B" if units[0] == "B" else f"{value:.3g} {units[0]}" if (
-    value < 1000
-  ) else f"{value:.0f} {units[0]}"
+  return f"{value:.0f} {units[0]}" if value >= 1000 or units[0] == "B" else f"{value:.3g} {units[0]}"
 
 
 def format_flops(n: int) -> str:
@@ -116,8 +115,9 @@ def _rules(report: Any) -> str:
     f"mesh dimension {m} splits nothing: its devices repeat the same work"
     for m in report.idle_mesh_dimensions
   ]
-  lines += [textwrap.fill("! " + p, WIDTH, initial_indent="  ", subsequent_indent="    ")
-            for p in problems]
+  lines += [
+    textwrap.fill("! " + p, WIDTH, initial_indent="  ", subsequent_indent="    ") for p in problems
+  ]
   return "\n".join(lines) if len(lines) > 1 else "Layout rules: none"
 
 
@@ -146,19 +146,14 @@ def _work(report: Any, rows: int) -> str:
     f"Matrix products and convolutions: {format_flops(total)} on each device; "
     f"each part is computed {repeated:.3g} times"
   )
-  costly = sorted(
-    (op for op in report.operations if op.flops), key=lambda op: -op.flops * op.times
-  )
-  header = ["operation", "FLOP", "share", "repeated"]
+  flops = lambda op: op.flops * op.times  # noqa: E731
   lines = [
-    [
-      _name(op),
-      format_flops(op.flops * op.times),
-      f"{100 * op.flops * op.times / total:.1f}%",
-      str(op.repeated),
-    ]
-    for op in costly
+    [name, str(count), format_flops(flops(op)), f"{100 * cost / total:.1f}%", str(op.repeated)]
+    for name, count, op, cost in _grouped(
+      [op for op in report.operations if op.flops], flops, lambda op: (flops(op), op.repeated)
+    )
   ]
+  header = ["operation", "number", "each", "share", "repeated"]
   return text + "\n" + table(header, lines, rows)
 
 
@@ -168,16 +163,39 @@ def _communication(report: Any, rows: int) -> str:
     return "No bytes move between devices"
   axes = [m for m, n in moved.items() if n]
   sums = ", ".join(f"{m} {format_bytes(moved[m])}" for m in axes)
-  talking = [(op, report.bytes_moved(op)) for op in report.operations if op.collectives]
-  talking.sort(key=lambda item: -sum(item[1].values()))
-  header = ["operation", "collectives", *axes]
+  over = {op.name: report.bytes_moved(op) for op in report.operations if op.collectives}
+  groups = _grouped(
+    [op for op in report.operations if op.collectives],
+    lambda op: sum(over[op.name].values()),
+    lambda op: (_collectives(op), *over[op.name].values()),
+  )
   lines = [
-    [_name(op), _collectives(op), *(format_bytes(over[m]) if over[m] else "-" for m in axes)]
-    for op, over in talking
+    [name, str(count), _collectives(op)]
+    + [format_bytes(over[op.name][m] * count) if over[op.name][m] else "-" for m in axes]
+    for name, count, op, _ in groups
   ]
   return f"Bytes that one device sends over each mesh dimension: {sums}\n" + table(
-    header, lines, rows
+    ["operation", "number", "each does", *axes], lines, rows
   )
+
+
+def _grouped(
+  items: Sequence[Any], cost: Callable[[Any], int], alike: Callable[[Any], Any]
+) -> list[tuple[str, int, Any, int]]:
+  """Items whose names differ in numbers only (the layers of a model) and which are alike.
+
+  Returns:
+    (name, number of items, one of them, their cost), the costliest first. The name of several
+    has "*" in place of numbers.
+  """
+  groups: dict[Any, list[Any]] = {}
+  for item in items:
+    groups.setdefault((re.sub(r"\d+", "*", _name(item)), alike(item)), []).append(item)
+  result = [
+    (key[0] if len(group) > 1 else _name(group[0]), len(group), group[0], sum(map(cost, group)))
+    for key, group in groups.items()
+  ]
+  return sorted(result, key=lambda r: -r[3])
 
 
 def _collectives(op: Any) -> str:
@@ -185,21 +203,22 @@ def _collectives(op: Any) -> str:
   return ", ".join(kind if n == 1 else f"{n} {kind}" for kind, n in counts.items())
 
 
-def _name(op: Any) -> str:
-  if op.in_unbounded_loop:
-    return f"{op.name} (each iteration)"
-  return op.name if op.times == 1 else f"{op.name} (x {op.times})"
+def _name(item: Any) -> str:
+  if getattr(item, "in_unbounded_loop", False):
+    return f"{item.name} (each iteration)"
+  return item.name if getattr(item, "times", 1) == 1 else f"{item.name} (x {item.times})"
 
 
 def _placements(title: str, placements: Sequence[Any], rows: int) -> str:
   if not placements:
     return ""
+  size = lambda p: p.bytes_per_device  # noqa: E731
+  shape = lambda p: shape_text(p.shape, p.split)  # noqa: E731
   lines = [
-    [p.name, _shorten(shape_text(p.shape, p.split), 44), format_bytes(p.bytes_per_device),
-     str(p.copies)]
-    for p in placements
+    [name, str(count), _shorten(shape(p), 44), format_bytes(total), str(p.copies)]
+    for name, count, p, total in _grouped(placements, size, lambda p: (shape(p), size(p)))
   ]
-  total = format_bytes(sum(p.bytes_per_device for p in placements))
+  total = format_bytes(sum(map(size, placements)))
   return f"{title}: {len(placements)}, {total}\n" + table(
-    ["name", "dimensions", "bytes", "copies"], lines, rows
+    ["name", "number", "dimensions", "bytes", "copies"], lines, rows
   )

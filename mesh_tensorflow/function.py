@@ -90,6 +90,12 @@ class Function:
     ]
     return graph, mesh, self._fn(*inputs)
 
+  def plan(self) -> Any:
+    """What the layout matches and costs, without running: the `Report` of `mtf.describe`."""
+    from mesh_tensorflow.describe import describe  # describe imports this module
+
+    return describe(self)
+
   def _specs(self, args: Sequence[Any]) -> list[TensorSpec]:
     if self.input_signature is None:
       specs = []

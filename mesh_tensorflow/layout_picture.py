@@ -95,6 +95,9 @@ def _label(
   offsets: Sequence[tuple[int, ...]],
 ) -> None:
   """Writes index ranges along an axis, "0:64" for the first 64 of a dimension."""
+  if not dims:
+    (axes.set_xticks if which == "x" else axes.set_yticks)([])
+    return
   step = -(-len(offsets) // _MOST_TICKS)
   shown = list(range(0, len(offsets), step))
   texts = [

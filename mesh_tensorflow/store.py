@@ -66,7 +66,9 @@ class StoredVariable:
         f"variable {self.name} has shape {self.shape}, the new value has {value.shape}"
       )
     for begin, v in zip(self.begins, self.slices):
-      v.assign(tf.cast(tf.slice(value, begin, self.slice_shape), self.slice_dtype))
+      # Not for scalars: tf.slice takes an empty list for one of floats.
+      part = tf.slice(value, begin, self.slice_shape) if begin else value
+      v.assign(tf.cast(part, self.slice_dtype))
 
 
 # The threads of an eager SIMD run ask for one variable at the same time.

@@ -9,7 +9,7 @@ import re
 import gin
 from absl import flags
 
-from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.errors import ConfigError, MeshError
 from mesh_tensorflow.transformer.gin_paths import gin_dir
 
 FLAGS = flags.FLAGS
@@ -97,6 +97,8 @@ def with_context(parse):
   """Calls `parse()`, turning gin's errors into a `ConfigError` that suggests names."""
   try:
     return parse()
+  except MeshError:
+    raise
   except (ValueError, TypeError, SyntaxError, RuntimeError, OSError) as e:
     raise ConfigError(_explain(e)) from e
 

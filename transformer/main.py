@@ -1,6 +1,6 @@
-"""Trains, evaluates and samples from Transformers, as gin files say.
+r"""Trains, evaluates and samples from Transformers, as gin files say.
 
-  python -m mesh_tensorflow.transformer.main --model_dir=DIR \\
+  python -m mesh_tensorflow.transformer.main --model_dir=DIR \
     --gin_file=problems/tinyshakespeare.gin --gin_param="run.train_steps = 2000"
 
 defaults.gin is read first, then every --gin_file (from the working folder, or the package's own:
@@ -42,14 +42,12 @@ def main(argv: Sequence[str]) -> None:
   gin_config.parse_gin_defaults_and_flags()
   tf.io.gfile.makedirs(FLAGS.model_dir)
   write_command(FLAGS.model_dir, sys.argv)
-  gin_config.with_context(
-    lambda: utils.run(
-      tpu_job_name=FLAGS.tpu_job_name,
-      tpu=FLAGS.tpu,
-      gcp_project=FLAGS.gcp_project,
-      tpu_zone=FLAGS.tpu_zone,
-      model_dir=FLAGS.model_dir,
-    )
+  utils.run(
+    tpu_job_name=FLAGS.tpu_job_name,
+    tpu=FLAGS.tpu,
+    gcp_project=FLAGS.gcp_project,
+    tpu_zone=FLAGS.tpu_zone,
+    model_dir=FLAGS.model_dir,
   )
 
 
@@ -70,12 +68,19 @@ def _guarded(argv: Sequence[str]) -> int:
   except MeshError as e:
     if FLAGS.verbosity > 0:
       raise
-    print(f"{type(e).__name__}: {e}", file=sys.stderr)
+    # Gin adds a line for each configurable that the error passed through.
+    text = str(e).split("\n  In call to configurable")[0]
+    print(f"{_class_name(e)}: {text}", file=sys.stderr)
     return 1
   except KeyboardInterrupt:
     print("interrupted; the newest checkpoint is kept", file=sys.stderr)
     return 130
   return 0
+
+
+def _class_name(error: MeshError) -> str:
+  """The name of the error's class, without the proxy class that gin puts around it."""
+  return next(c.__name__ for c in type(error).__mro__ if c.__module__ == MeshError.__module__)
 
 
 def console_main() -> None:

@@ -165,7 +165,7 @@ class Trainer:
     _LOG.info("traced the training program in %.1f s", time.perf_counter() - started)
     if on_ready is not None:
       on_ready(self._train_graph())
-    if not self.restore_if_any() and self._init_checkpoint:
+    if not self.restore_if_any(for_training=True) and self._init_checkpoint:
       self.restore_if_any(self._init_checkpoint)
 
   def _train_graph(self) -> mtf.Graph:
@@ -237,8 +237,13 @@ class Trainer:
   def _resume_step(self) -> int:
     return self._last_saved_step()
 
-  def restore_if_any(self, path: str | None = None) -> int:
+  def restore_if_any(self, path: str | None = None, for_training: bool = False) -> int:
     """Restores a checkpoint (the newest by default); 0 if there is none.
+
+    Args:
+      path: a checkpoint, or None.
+      for_training: whether it must have exactly the model's variables; else it may have more
+        (those of the optimizer).
 
     Returns:
       The step of the checkpoint.
@@ -249,7 +254,7 @@ class Trainer:
     checkpointer = self.checkpointer or checkpoint_lib.Checkpointer(
       os.path.dirname(path), self.mesh_impl.variable_store
     )
-    checkpointer.restore(path)
+    checkpointer.restore(path, ignore_unexpected=not for_training)
     step = checkpoint_lib.get_step_from_path(path)
     self._say(f"restored {path}")
     return step

@@ -130,7 +130,10 @@ class SoftmaxCrossEntropyOperation(Operation):
       log_z = largest - tf.math.log(tf.reduce_max(p, -1))
       at = _Positions(transpose_to(t, target_dims, rest.dims), b, part_size)
       inside = tf.cast(at.inside, exact)
-      dot = tf.gather(tf.reshape(x, [-1]), at.flat) * ((on - off) * inside)
+      # Not a plain product: a target of another part stands at a logit that may be -inf.
+      dot = tf.math.multiply_no_nan(
+        tf.gather(tf.reshape(x, [-1]), at.flat), (on - off) * inside
+      )
       if off:
         dot += off * tf.reduce_sum(x, -1)
       if split_axis is not None:

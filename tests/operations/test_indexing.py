@@ -167,7 +167,8 @@ def test_pool_tensor_1d(reduce_fn, expected):
   x = rand(4, 8, 2)
   for layout in LAYOUTS:
     value, = run(
-      lambda m: [mtf.pool_tensor_1d(mtf.import_tf_tensor(m, x, [B, A, C]), A, reduce_fn, 4)], layout)
+      lambda m: [mtf.pool_tensor_1d(mtf.import_tf_tensor(m, x, [B, A, C]), A, reduce_fn, 4)],
+      layout)
     np.testing.assert_allclose(value, expected(x.reshape(4, 2, 4, 2), axis=2), rtol=1e-6)
 
 

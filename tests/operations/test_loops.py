@@ -5,19 +5,28 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from tests.operations.comparing import placement, rand, run
+from tests.operations.comparing import placement, rand, run, simd
 
 A, B = mtf.Dimension("a", 8), mtf.Dimension("b", 4)
-BOTH = pytest.mark.parametrize("in_function", [False, True])
+EVERY_MODE = pytest.mark.parametrize("mode", ["eager", "function", "simd", "simd eager"])
 LAYOUTS = ["", "a:r", "b:c", "a:r,b:c"]
+
+
+def mesh_impl(mode, layout):
+  return simd(layout) if mode.startswith("simd") else placement(layout)
+
+
+def run_in(mode, build, layout="", **kwargs):
+  impl = kwargs.pop("impl", None) or mesh_impl(mode, layout)
+  return run(build, impl=impl, in_function=mode in ("function", "simd"), **kwargs)
 
 
 def counter(m):
   return mtf.constant(m, 0, [], tf.int32)
 
 
-@BOTH
-def test_loop_variables(in_function):
+@EVERY_MODE
+def test_loop_variables(mode):
   x = rand(8, 4)
 
   def build(m):
@@ -26,13 +35,13 @@ def test_loop_variables(in_function):
       lambda i, y: mtf.less(i, 3), lambda i, y: [i + 1, y * 2.0 + t], [counter(m), t])
 
   for layout in LAYOUTS:
-    i, y = run(build, layout, in_function=in_function)
+    i, y = run_in(mode, build, layout)
     assert i == 3
     np.testing.assert_allclose(y, 15 * x, rtol=1e-5)
 
 
-@BOTH
-def test_a_sum_over_the_mesh_is_reduced_before_the_next_iteration(in_function):
+@EVERY_MODE
+def test_a_sum_over_the_mesh_is_reduced_before_the_next_iteration(mode):
   def build(m):
     x = mtf.ones(m, [A])
     return mtf.while_loop(
@@ -40,10 +49,10 @@ def test_a_sum_over_the_mesh_is_reduced_before_the_next_iteration(in_function):
       lambda i, s: [i + 1, mtf.reduce_sum(x * s)],
       [counter(m), mtf.ones(m, [])])
 
-  assert run(build, "a:r", in_function=in_function)[1] == 64
+  assert run_in(mode, build, "a:r")[1] == 64
 
 
-@BOTH
+@pytest.mark.parametrize("in_function", [False, True])
 def test_accumulators_are_exchanged_once_after_the_loop(in_function):
   x = np.arange(32, dtype=np.float32).reshape(8, 4)
   counters = []
@@ -76,8 +85,8 @@ def test_accumulators_are_exchanged_once_after_the_loop(in_function):
         assert after == (["allreduce/[0]/reduce_op"] if "a:r" in layout else [])
 
 
-@BOTH
-def test_a_pending_sum_from_outside_is_usable_inside_and_after(in_function):
+@EVERY_MODE
+def test_a_pending_sum_from_outside_is_usable_inside_and_after(mode):
   x = rand(8)
 
   def build(m):
@@ -88,14 +97,14 @@ def test_a_pending_sum_from_outside_is_usable_inside_and_after(in_function):
       lambda i, y: mtf.less(i, 2), lambda i, y: [i + 1, y + total], [counter(m), total])
     return [y, total * 2.0, later]
 
-  y, twice, squares = run(build, "a:r", in_function=in_function)
+  y, twice, squares = run_in(mode, build, "a:r")
   np.testing.assert_allclose(y, 3 * x.sum(), rtol=1e-5)
   np.testing.assert_allclose(twice, 2 * x.sum(), rtol=1e-5)
   np.testing.assert_allclose(squares, (x * x).sum(), rtol=1e-5)
 
 
-@BOTH
-def test_random_operations_draw_anew_in_each_iteration(in_function):
+@EVERY_MODE
+def test_random_operations_draw_anew_in_each_iteration(mode):
   def build(m):
     def inner(j, x):
       return [j + 1, x + mtf.random_uniform(m, [A, B])]
@@ -111,19 +120,19 @@ def test_random_operations_draw_anew_in_each_iteration(in_function):
     return mtf.while_loop(
       lambda i, x: mtf.less(i, 3), body, [counter(m), start], has_accumulators=True)
 
-  expected = run(build, "", "", in_function=in_function)
+  expected = run(build, "", "")
   rows = expected[1]
   assert len({r.tobytes() for r in rows}) == 3 and len(np.unique(rows)) > 90
   # Six draws of [0, 1): neither equal, nor few.
   assert abs(expected[2].mean() - 3.0) < 0.5
   for layout in LAYOUTS:
-    for value, want in zip(run(build, layout, in_function=not in_function), expected):
+    for value, want in zip(run_in(mode, build, layout), expected):
       np.testing.assert_allclose(value, want, rtol=1e-6)
 
 
-@BOTH
-def test_assignments_in_the_body_run(in_function):
-  impl = placement("a:r")
+@EVERY_MODE
+def test_assignments_in_the_body_run(mode):
+  impl = mesh_impl(mode, "a:r")
 
   def build(m):
     def body(i):
@@ -135,7 +144,7 @@ def test_assignments_in_the_body_run(in_function):
     assert [v.full_name for v in m.graph.all_variables] == ["v"]
     return final
 
-  run(build, impl=impl, in_function=in_function)
+  run_in(mode, build, impl=impl)
   assert impl.variable_store["v"].numpy().tolist() == [7.0] * 8
 
 
@@ -162,7 +171,7 @@ def test_lowered_operation_of_an_assignment_in_a_loop():
   program()
 
 
-@BOTH
+@pytest.mark.parametrize("in_function", [False, True])
 def test_scalar_summaries_of_the_last_iteration(in_function):
   graph = mtf.Graph()
   m = mtf.Mesh(graph, "m")
@@ -192,12 +201,12 @@ def test_num_loop_vars_returns_the_first_ones():
   assert [int(v) for v in run(build)] == [3]
 
 
-@BOTH
-def test_keyword_arguments_of_tf_while_loop(in_function):
+@EVERY_MODE
+def test_keyword_arguments_of_tf_while_loop(mode):
   build = lambda m: mtf.while_loop(  # noqa: E731
     lambda i: mtf.less(i, 100), lambda i: [i + 1], [counter(m)], maximum_iterations=7,
     parallel_iterations=2, back_prop=False)
-  assert run(build, in_function=in_function) == [7]
+  assert run_in(mode, build) == [7]
 
 
 def test_wrong_use_is_told_when_the_graph_is_built():
@@ -239,9 +248,9 @@ def test_the_layout_of_the_body_is_verified_before_anything_runs():
 
 
 class TestSerializeTrainingStep:
-  @BOTH
+  @EVERY_MODE
   @pytest.mark.parametrize("num_splits", [1, 2, 4])
-  def test_equals_the_whole_batch(self, num_splits, in_function):
+  def test_equals_the_whole_batch(self, num_splits, mode):
     x, w = rand(8, 4), rand(4, seed=1)
 
     def model(features):
@@ -261,7 +270,7 @@ class TestSerializeTrainingStep:
       return [grad, out["loss"], out["z"], out["mean"], out["rows"], out["id"]]
 
     for layout in ["", "a:r", "a:r,b:c"]:
-      grad, loss, z, mean, rows, ids = run(build, layout, in_function=in_function)
+      grad, loss, z, mean, rows, ids = run_in(mode, build, layout)
       np.testing.assert_allclose(z, x @ w, rtol=1e-5)
       np.testing.assert_allclose(loss, np.square(x @ w).sum(), rtol=1e-5)
       np.testing.assert_allclose(grad, 2 * x.T @ (x @ w), rtol=1e-5)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from tests.operations.comparing import placement, rand, run
+from tests.operations.comparing import placement, rand, run, simd
 
 A, B, C = mtf.Dimension("a", 8), mtf.Dimension("b", 16), mtf.Dimension("c", 4)
 SHAPE = mtf.Shape([A, B, C])
@@ -20,6 +20,10 @@ def everywhere(build, seed=3):
     for layout in LAYOUTS:
       for value, want in zip(run(build, layout, mesh, seed=seed), expected):
         np.testing.assert_array_equal(value, want, err_msg=f"{mesh} {layout}")
+  for in_function in (False, True):
+    values = run(build, impl=simd("a:r,b:s", "r:2,s:2"), seed=seed, in_function=in_function)
+    for value, want in zip(values, expected):
+      np.testing.assert_array_equal(value, want, err_msg=f"SIMD, {in_function}")
   return expected
 
 

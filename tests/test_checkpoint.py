@@ -1,0 +1,746 @@
+"""Checkpoints: any layout, TensorFlow's own readers, atomicity, background writing, errors."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import checkpoint, checkpoint_files, errors
+from mesh_tensorflow.dimensions import convert_to_shape
+from mesh_tensorflow.lowering import RUN_COUNTER
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
+from mesh_tensorflow.store import VariableStore
+
+VARIABLES = {
+  "transformer/embedding": ([("vocab", 16), ("d_model", 8)], tf.float32, tf.float32),
+  "transformer/layer/wi/kernel": ([("d_model", 8), ("d_ff", 8)], tf.bfloat16, tf.float32),
+  "transformer/layer/scale": ([("d_model", 8)], tf.float32, tf.float32),
+  "transformer/layer/scale_slot_v": ([("d_model", 8)], tf.float32, tf.float32),
+  "transformer/temperature": ([], tf.float32, tf.float32),
+  "transformer/steps": ([], tf.int32, tf.int32),
+}
+MESHES = {
+  "1": ("", "", 1),
+  "2x2": ("rows:2,cols:2", "vocab:rows,d_ff:cols", 4),
+  "2x2 other": ("rows:2,cols:2", "d_model:rows,d_ff:cols,vocab:cols", 4),
+  "2x4": ("rows:2,cols:4", "vocab:cols,d_ff:rows", 8),
+  "4": ("all:4", "d_model:all", 4),
+  "2x2x2": ("x:2,y:2,z:2", "vocab:x,d_model:y,d_ff:z", 8),
+}
+
+
+def make_store(devices, mesh="1", variables=None, seed=0):
+  """A store that holds `variables` laid out on a mesh."""
+  shape, layout, size = MESHES[mesh]
+  store = VariableStore(seed=seed)
+  impl = PlacementMeshImpl(shape, layout, devices[:size], variable_store=store)
+  for name, (dims, master, slices) in (variables or VARIABLES).items():
+    store.get(
+      impl,
+      name,
+      convert_to_shape(dims),
+      master_dtype=master,
+      slice_dtype=slices,
+      initializer=tf.keras.initializers.Zeros() if slices == tf.int32 else None,
+    )
+  return store
+
+
+def fill(store, seed):
+  """Random values that bfloat16 holds exactly; returns them by name."""
+  random = np.random.RandomState(seed)
+  values = {}
+  for stored in store:
+    values[stored.name] = random.randint(-100, 100, stored.shape.to_integer_list)
+    stored.assign(tf.cast(values[stored.name], stored.slice_dtype))
+  return values
+
+
+def values_of(store):
+  return {v.name: v.numpy() for v in store}
+
+
+def assert_holds(store, values):
+  assert set(store.names) == set(values)
+  for name, value in values.items():
+    np.testing.assert_array_equal(store[name].numpy(), value, err_msg=name)
+    for begin, v in zip(store[name].begins, store[name].slices):
+      part = tuple(slice(b, b + n) for b, n in zip(begin, store[name].slice_shape))
+      np.testing.assert_array_equal(v.numpy(), value[part], err_msg=name)
+
+
+# --------------------------------------------------------------------- any layout
+
+
+@pytest.fixture(scope="module")
+def saved_at_2x2(cpu_devices, tmp_path_factory):
+  directory = str(tmp_path_factory.mktemp("saved"))
+  store = make_store(cpu_devices, "2x2")
+  values = fill(store, 1)
+  path = checkpoint.Checkpointer(directory, store, asynchronous=False).save(7)
+  return path, values
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_restores_on_any_layout(saved_at_2x2, cpu_devices, mesh):
+  path, values = saved_at_2x2
+  store = make_store(cpu_devices, mesh, seed=3)
+  restored = checkpoint.Checkpointer("unused", store).restore(path)
+  assert (restored.path, restored.step, restored.extra) == (path, 7, {})
+  assert_holds(store, values)
+  for stored in store:
+    assert [v.device[-6:] for v in stored.slices] == [
+      d[-6:] for d in cpu_devices[: len(stored.slices)]
+    ]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_written_on_any_layout_restores_on_one_device(cpu_devices, tmp_path, mesh):
+  store = make_store(cpu_devices, mesh)
+  values = fill(store, 2)
+  with checkpoint.Checkpointer(str(tmp_path), store) as c:
+    c.save(3)
+  other = make_store(cpu_devices, "1", seed=3)
+  assert checkpoint.Checkpointer(str(tmp_path), other).restore().step == 3
+  assert_holds(other, values)
+
+
+def test_tensorflow_reads_whole_tensors(saved_at_2x2):
+  path, values = saved_at_2x2
+  directory = os.path.dirname(path)
+  assert tf.train.latest_checkpoint(directory) == path
+  reader = tf.train.load_checkpoint(directory)
+  shapes = reader.get_variable_to_shape_map()
+  assert shapes == {
+    "global_step": [],
+    **{name: [n for _, n in dims] for name, (dims, *_) in VARIABLES.items()},
+  }
+  dtypes = reader.get_variable_to_dtype_map()
+  for name, (_, master, _) in VARIABLES.items():
+    assert dtypes[name] == master
+    np.testing.assert_array_equal(reader.get_tensor(name).astype(np.float32), values[name])
+  assert dtypes["global_step"] == tf.int64
+  assert reader.get_tensor("global_step") == 7
+  state = tf.train.get_checkpoint_state(directory)
+  assert list(state.all_model_checkpoint_paths) == [path]
+
+
+def test_replicas_are_written_once(cpu_devices, tmp_path):
+  sizes = []
+  for mesh in ("1", "2x2x2"):
+    store = make_store(cpu_devices, mesh)
+    path = checkpoint.Checkpointer(str(tmp_path / mesh), store, asynchronous=False).save(1)
+    sizes.append(os.path.getsize(path + ".data-00000-of-00001"))
+  assert sizes[0] == sizes[1] == 4 * (16 * 8 + 8 + 8 + 1 + 1) + 2 * 64 + 8
+
+
+def test_reads_a_checkpoint_of_several_shards(cpu_devices, tmp_path):
+  values = fill(make_store(cpu_devices), 4)
+  prefix = str(tmp_path / "model.ckpt-12")
+  parts = []
+  for i, name in enumerate(values):
+    parts.append(f"{prefix}_part{i}")
+    tf.raw_ops.SaveV2(
+      prefix=parts[-1],
+      tensor_names=[name],
+      shape_and_slices=[""],
+      tensors=[tf.constant(values[name], tf.float64)],
+    )
+  tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=prefix)
+  store = make_store(cpu_devices, "2x4")
+  restored = checkpoint.Checkpointer(str(tmp_path), store).restore()
+  assert restored.step is None
+  assert_holds(store, values)
+  os.remove(prefix + ".data-00003-of-00006")
+  with pytest.raises(errors.CheckpointError, match="data-00003-of-00006 is missing"):
+    checkpoint.Checkpointer(str(tmp_path), store).restore()
+
+
+def test_reads_in_several_operations(saved_at_2x2, cpu_devices, monkeypatch):
+  monkeypatch.setattr(checkpoint, "_READ_AT_ONCE", 40)
+  path, values = saved_at_2x2
+  store = make_store(cpu_devices, "2x2 other")
+  checkpoint.Checkpointer("unused", store).restore(path)
+  assert_holds(store, values)
+
+
+@pytest.mark.parametrize(
+  "first, then",
+  [
+    ((PlacementMeshImpl, "2x2"), (PlacementMeshImpl, "2x4")),
+    ((SimdMeshImpl, "2x2"), (PlacementMeshImpl, "1")),
+    ((PlacementMeshImpl, "2x4"), (SimdMeshImpl, "4")),
+  ],
+)
+def test_a_program_trains_saves_and_resumes(cpu_devices, tmp_path, first, then):
+  def program(implementation, mesh):
+    shape, layout, size = MESHES[mesh]
+    impl = implementation(shape, layout, cpu_devices[:size])
+    spec = mtf.TensorSpec([mtf.Dimension("d_model", 8)], tf.float32)
+    return impl.variable_store, mtf.function(impl, input_signature=[spec])(noisy_step)
+
+  x = np.arange(8, dtype=np.float32)
+  store, step = program(*first)
+  losses = [float(step(x)) for _ in range(3)]
+  with checkpoint.Checkpointer(str(tmp_path), store) as c:
+    c.save(3)
+    losses += [float(step(x)) for _ in range(3)]
+  # Each step draws new noise, so the run's counter must continue too.
+  store, step = program(*then)
+  step(x)
+  assert RUN_COUNTER in store
+  checkpoint.Checkpointer(str(tmp_path), store).restore()
+  np.testing.assert_allclose([float(step(x)) for _ in range(3)], losses[3:], rtol=1e-5)
+  assert len(set(losses)) == 6
+
+
+def noisy_step(x):
+  dims = [mtf.Dimension("d_model", 8), mtf.Dimension("d_ff", 8)]
+  w = mtf.get_variable(x.mesh, "w", dims)
+  noise = mtf.random_uniform(x.mesh, dims)
+  mtf.assign_add(w, noise)
+  return mtf.reduce_sum(mtf.einsum([x, w + noise], output_shape=dims[1:]))
+
+
+# ------------------------------------------------------------------------- naming
+
+
+def test_names_and_steps(tmp_path):
+  assert checkpoint.get_step_from_path("/a/b/model.ckpt-120") == 120
+  assert checkpoint.get_step_from_path("model.ckpt-7.index") == 7
+  with pytest.raises(errors.CheckpointError, match="no step in 'dir/model.ckpt'"):
+    checkpoint.get_step_from_path("dir/model.ckpt")
+  assert checkpoint.latest_checkpoint(str(tmp_path / "nowhere")) is None
+  assert checkpoint.all_checkpoints(str(tmp_path / "nowhere")) == []
+  for n in (9, 10, 100):
+    (tmp_path / f"model.ckpt-{n}.index").write_text("")
+  (tmp_path / "model.ckpt-200.data-00000-of-00001").write_text("")
+  expected = [str(tmp_path / f"model.ckpt-{n}") for n in (9, 10, 100)]
+  assert checkpoint.all_checkpoints(str(tmp_path)) == expected
+  assert checkpoint.latest_checkpoint(str(tmp_path)) == expected[-1]
+
+
+def test_relative_folder_can_be_moved(cpu_devices, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  store = make_store(cpu_devices)
+  values = fill(store, 1)
+  c = checkpoint.Checkpointer("run", store, asynchronous=False)
+  assert c.save(1) == os.path.join("run", "model.ckpt-1")
+  assert checkpoint.latest_checkpoint("run") == os.path.join("run", "model.ckpt-1")
+  os.rename("run", "moved")
+  fill(store, 2)
+  checkpoint.Checkpointer("moved", store).restore()
+  assert_holds(store, values)
+  for path in ("moved", "moved/model.ckpt-1", "moved/model.ckpt-1.index"):
+    assert checkpoint.resolve(path) == "moved/model.ckpt-1"
+  monkeypatch.chdir("moved")
+  assert checkpoint.Checkpointer("..", store).restore("model.ckpt-1").step == 1
+
+
+def test_extra_values(cpu_devices, tmp_path):
+  store = make_store(cpu_devices)
+  c = checkpoint.Checkpointer(str(tmp_path), store, asynchronous=False)
+  c.save(5, extra={"examples": np.int64(2**40), "rate": tf.constant([0.5, 2.0]), "name": "abc"})
+  extra = c.restore().extra
+  assert sorted(extra) == ["examples", "name", "rate"]
+  assert extra["examples"] == 2**40 and extra["name"] == b"abc"
+  np.testing.assert_array_equal(extra["rate"], [0.5, 2.0])
+
+
+def test_old_ones_are_deleted(cpu_devices, tmp_path):
+  store = make_store(cpu_devices)
+  c = checkpoint.Checkpointer(str(tmp_path), store, max_to_keep=2)
+  for step in (1, 2, 3, 10):
+    c.save(step)
+  c.wait()
+  names = [os.path.basename(p) for p in checkpoint.all_checkpoints(str(tmp_path))]
+  assert names == ["model.ckpt-3", "model.ckpt-10"]
+  assert len(os.listdir(tmp_path)) == 5
+  # Also those of an earlier run, but never a file that is not listed.
+  (tmp_path / "model.ckpt-1.index").write_text("copied here by hand")
+  os.remove(tmp_path / "model.ckpt-3.index")
+  c = checkpoint.Checkpointer(str(tmp_path), store, max_to_keep=2, asynchronous=False)
+  c.save(11)
+  c.save(12)
+  names = [os.path.basename(p) for p in checkpoint.all_checkpoints(str(tmp_path))]
+  assert names == ["model.ckpt-1", "model.ckpt-11", "model.ckpt-12"]
+  state = tf.train.get_checkpoint_state(str(tmp_path))
+  assert [os.path.basename(p) for p in state.all_model_checkpoint_paths] == names[1:]
+  with pytest.raises(errors.CheckpointError, match="max_to_keep"):
+    checkpoint.Checkpointer(str(tmp_path), store, max_to_keep=0)
+
+
+def test_one_for_each_hours_is_kept(cpu_devices, tmp_path, monkeypatch):
+  now = [1000.0]
+  monkeypatch.setattr(checkpoint.time, "time", lambda: now[0])
+  store = make_store(cpu_devices)
+  for start in (0, 6):  # The second half is another run.
+    c = checkpoint.Checkpointer(
+      str(tmp_path), store, max_to_keep=1, keep_every_n_hours=2, asynchronous=False
+    )
+    for i in range(start, start + 6):
+      now[0] = 1000.0 + 3600 * i
+      c.save(i)
+  steps = [checkpoint.get_step_from_path(p) for p in checkpoint.all_checkpoints(str(tmp_path))]
+  assert steps == [2, 4, 6, 8, 10, 11]
+
+
+def test_going_back_to_an_older_step(cpu_devices, tmp_path):
+  store = make_store(cpu_devices)
+  c = checkpoint.Checkpointer(str(tmp_path), store, asynchronous=False)
+  first = fill(store, 1)
+  c.save(1)
+  c.save(2)
+  c.restore(str(tmp_path / "model.ckpt-1"))
+  values = fill(store, 2)
+  c.save(1)
+  assert checkpoint.latest_checkpoint(str(tmp_path)).endswith("-1")
+  state = tf.train.get_checkpoint_state(str(tmp_path))
+  assert [p[-1] for p in state.all_model_checkpoint_paths] == ["2", "1"]
+  c.restore()
+  assert_holds(store, values)
+  c.restore(str(tmp_path / "model.ckpt-2"))
+  assert_holds(store, first)
+
+
+def test_only_checkpoint_is_replaced(cpu_devices, tmp_path):
+  store = make_store(cpu_devices)
+  c = checkpoint.Checkpointer(str(tmp_path), store, asynchronous=False)
+  c.save(1)
+  values = fill(store, 2)
+  c.save(1)
+  fill(store, 3)
+  c.restore()
+  assert_holds(store, values)
+
+
+# --------------------------------------------------------------------- background
+
+
+def test_later_updates_do_not_reach_a_save_under_way(cpu_devices, tmp_path, monkeypatch):
+  store = make_store(cpu_devices, "2x2")
+  values = fill(store, 1)
+  go, save = threading.Event(), tf.raw_ops.SaveV2
+
+  def slow(**kwargs):
+    assert go.wait(60)
+    return save(**kwargs)
+
+  monkeypatch.setattr(tf.raw_ops, "SaveV2", slow)
+  c = checkpoint.Checkpointer(str(tmp_path), store)
+  c.save(1)
+  for stored in store:
+    for v in stored.slices:
+      v.assign_add(tf.ones_like(v))
+      tf.raw_ops.ResourceApplyGradientDescent(
+        var=v.handle, alpha=tf.ones([], v.dtype), delta=tf.ones_like(v)
+      ) if v.dtype == tf.float32 else None
+      if v.shape.rank:
+        v.scatter_nd_add([[0]], tf.ones_like(v)[:1])
+  assert checkpoint.latest_checkpoint(str(tmp_path)) is None
+  go.set()
+  c.restore()
+  assert_holds(store, values)
+
+
+def test_error_of_the_thread_is_raised_by_the_next_call(cpu_devices, tmp_path, monkeypatch):
+  store = make_store(cpu_devices)
+  c = checkpoint.Checkpointer(str(tmp_path), store)
+  c.save(1)
+  c.wait()
+  real = tf.raw_ops.SaveV2
+
+  def full(**kwargs):
+    real(**kwargs)
+    raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+  for next_call in (c.wait, lambda: c.save(4), c.restore):
+    monkeypatch.setattr(tf.raw_ops, "SaveV2", full)
+    c.save(2)
+    c._thread.join()
+    monkeypatch.setattr(tf.raw_ops, "SaveV2", real)
+    with pytest.raises(
+      errors.CheckpointError,
+      match=r"cannot write checkpoint model.ckpt-2 in .*: No space left .*earlier .* untouched",
+    ):
+      next_call()
+    assert sorted(os.listdir(tmp_path)) == [
+      "checkpoint",
+      "model.ckpt-1.data-00000-of-00001",
+      "model.ckpt-1.index",
+    ]
+  c.save(3)
+  c.wait()
+  assert c.restore().step == 3
+
+
+def test_synchronous_save_raises_at_once(cpu_devices, tmp_path):
+  (tmp_path / "file").write_text("")
+  c = checkpoint.Checkpointer(str(tmp_path / "file" / "run"), make_store(cpu_devices))
+  with pytest.raises(errors.CheckpointError, match="cannot write .* model.ckpt-1 in .*/run"):
+    c.save(1, asynchronous=False)
+  c.wait()
+
+
+@pytest.mark.subprocess
+def test_full_disk_leaves_earlier_checkpoints(run_subprocess, tmp_path):
+  # A limit on the size of files makes the file system itself fail in the middle of a write.
+  result = run_subprocess(
+    f"""
+import resource, signal
+import numpy as np
+import tensorflow as tf
+from mesh_tensorflow import checkpoint, errors
+from mesh_tensorflow.dimensions import convert_to_shape
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+impl = PlacementMeshImpl("", "", [""])
+store = impl.variable_store
+w = store.get(impl, "w", convert_to_shape([("n", 500000)]),
+              master_dtype=tf.float32, slice_dtype=tf.float32)
+w.assign(np.random.RandomState(0).randn(500000).astype(np.float32))
+c = checkpoint.Checkpointer({str(tmp_path)!r}, store)
+c.save(1)
+c.wait()
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000000, -1))
+c.save(2)
+try:
+  c.wait()
+except errors.CheckpointError as e:
+  print("told:", e)
+c.restore()
+print("step", c.restore().step)
+"""
+  )
+  assert "told: cannot write checkpoint model.ckpt-2" in result.stdout
+  assert "step 1" in result.stdout
+  assert len(os.listdir(tmp_path)) == 3
+
+
+# -------------------------------------------------------------------------- killed
+
+
+class Killed(BaseException):
+  """Stands for the end of the process: no handler of ours catches it."""
+
+
+def killed_after(monkeypatch, module, name, count):
+  """Ends the program after the `count`-th call of a function."""
+  real, calls = getattr(module, name), []
+
+  def wrapper(*args, **kwargs):
+    result = real(*args, **kwargs)
+    calls.append(1)
+    if len(calls) == count:
+      raise Killed
+    return result
+
+  monkeypatch.setattr(module, name, wrapper)
+
+
+@pytest.mark.parametrize(
+  "where, name, count, survives",
+  [
+    (tf.raw_ops, "SaveV2", 1, 1),
+    (tf.io.gfile, "rename", 1, 1),  # The data is in place, the index is not.
+    (tf.io.gfile, "rename", 2, 1),  # The checkpoint is whole; the state file lacks it.
+    (tf.io.gfile, "rename", 3, 2),
+  ],
+)
+def test_killed_in_the_middle(cpu_devices, tmp_path, monkeypatch, where, name, count, survives):
+  store = make_store(cpu_devices, "2x2")
+  values = {1: fill(store, 1)}
+  checkpoint.Checkpointer(str(tmp_path), store, max_to_keep=2, asynchronous=False).save(1)
+  values[2] = fill(store, 2)
+  c = checkpoint.Checkpointer(str(tmp_path), store, max_to_keep=2, asynchronous=False)
+  with monkeypatch.context() as m:
+    killed_after(m, where, name, count)
+    with pytest.raises(Killed):
+      c.save(2)
+  # The next process finds a whole checkpoint, with our functions and TensorFlow's.
+  assert tf.train.latest_checkpoint(str(tmp_path)).endswith(f"-{survives}")
+  store = make_store(cpu_devices, "2x4")
+  c = checkpoint.Checkpointer(str(tmp_path), store, max_to_keep=2, asynchronous=False)
+  assert c.restore().step == survives
+  assert_holds(store, values[survives])
+  # What is left behind goes with its first save.
+  c.save(3)
+  left = sorted(n for n in os.listdir(tmp_path) if not n.startswith(("model.ckpt-1", "checkpoint")))
+  whole = [n for n in left if "model.ckpt-2" not in n or count > 1 and name == "rename"]
+  assert left == whole and len(left) in (2, 4)
+  assert checkpoint.latest_checkpoint(str(tmp_path)).endswith("-3")
+
+
+@pytest.mark.subprocess
+def test_process_killed_while_writing(run_subprocess, tmp_path):
+  program = """
+import os, signal, sys
+import tensorflow as tf
+from mesh_tensorflow import checkpoint
+from mesh_tensorflow.dimensions import convert_to_shape
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+impl = PlacementMeshImpl("", "", [""])
+impl.variable_store.get(impl, "w", convert_to_shape([("n", 5)]), master_dtype=tf.float32,
+                        slice_dtype=tf.float32)
+c = checkpoint.Checkpointer(sys.argv[1], impl.variable_store)
+if sys.argv[2] == "kill":
+  c.save(1)
+  c.wait()
+  save = tf.raw_ops.SaveV2
+  def killed(**kwargs):
+    save(**kwargs)
+    os.kill(os.getpid(), signal.SIGKILL)
+  tf.raw_ops.SaveV2 = killed
+  c.save(2)
+  c.wait()
+print("step", c.restore().step)
+c.save(3)  # No wait(): a program that ends finishes its checkpoint.
+"""
+  result = run_subprocess(["-c", program, tmp_path, "kill"], check=False)
+  assert result.returncode == -9
+  assert any(n.startswith(".unfinished") for n in os.listdir(tmp_path))
+  result = run_subprocess(["-c", program, tmp_path, "go on"])
+  assert "step 1" in result.stdout
+  assert sorted(os.listdir(tmp_path)) == [
+    "checkpoint",
+    "model.ckpt-1.data-00000-of-00001",
+    "model.ckpt-1.index",
+    "model.ckpt-3.data-00000-of-00001",
+    "model.ckpt-3.index",
+  ]
+  assert tf.train.latest_checkpoint(str(tmp_path)).endswith("-3")
+
+
+# --------------------------------------------------------------------- strictness
+
+
+def test_one_message_with_everything_that_does_not_fit(saved_at_2x2, cpu_devices):
+  path, values = saved_at_2x2
+  changed = {
+    **{k: v for k, v in VARIABLES.items() if "layer/scale" not in k},
+    "transformer/embedding": ([("vocab", 16), ("d_model", 4)], tf.float32, tf.float32),
+    "transformer/steps": ([("n", 1)], tf.int32, tf.int32),
+    "transformer/new": ([("d_model", 4)], tf.float32, tf.float32),
+    "transformer/other": ([], tf.float32, tf.float32),
+  }
+  store = make_store(cpu_devices, "1", changed)
+  before = values_of(store)
+  c = checkpoint.Checkpointer("unused", store)
+  with pytest.raises(errors.CheckpointError) as e:
+    c.restore(path)
+  assert str(e.value) == "\n".join(
+    [
+      f"checkpoint {path} is not of this model:",
+      "  missing in the checkpoint (2):",
+      "    transformer/new [4]",
+      "    transformer/other []",
+      "  in the checkpoint but not in the model (2):",
+      "    transformer/layer/scale (8,)",
+      "    transformer/layer/scale_slot_v (8,)",
+      "  of another shape or kind (2):",
+      "    transformer/embedding: (16, 8) in the checkpoint, [vocab:16, d_model:4] in the model",
+      "    transformer/steps: () in the checkpoint, [n:1] in the model",
+    ]
+  )
+  assert_holds(store, before)
+  with pytest.raises(errors.CheckpointError) as e:
+    c.restore(path, ignore_missing=True, ignore_unexpected=True)
+  assert len(str(e.value).split("\n")) == 4
+
+
+def test_parts_can_be_ignored(saved_at_2x2, cpu_devices):
+  path, values = saved_at_2x2
+  fewer = {k: v for k, v in VARIABLES.items() if "slot" not in k}
+  store = make_store(cpu_devices, "2x2", {**fewer, "new": ([], tf.float32, tf.float32)})
+  store["new"].assign(5.0)
+  c = checkpoint.Checkpointer("unused", store)
+  with pytest.raises(errors.CheckpointError, match=r"new \[\]\n  in the.*\n    \S+v "):
+    c.restore(path)
+  c.restore(path, ignore_missing=True, ignore_unexpected=True)
+  assert_holds(store, {**{k: values[k] for k in fewer}, "new": np.float32(5)})
+
+
+def test_names_can_be_mapped_and_chosen(saved_at_2x2, cpu_devices):
+  path, values = saved_at_2x2
+  store = make_store(
+    cpu_devices,
+    "2x2",
+    {
+      "student/scale": VARIABLES["transformer/layer/scale"],
+      "student/kernel": VARIABLES["transformer/layer/scale"],
+    },
+  )
+  before = values_of(store)
+  c = checkpoint.Checkpointer("unused", store)
+  mapping = {"student/scale": "transformer/layer/scale", "student/kernel": "nowhere"}.__getitem__
+  with pytest.raises(errors.CheckpointError, match=r"student/kernel \(as nowhere\) \[8\]"):
+    c.restore(path, name_in_checkpoint=mapping, ignore_unexpected=True)
+  c.restore(
+    path,
+    name_in_checkpoint=mapping,
+    should_restore=lambda n: n.endswith("scale"),
+    ignore_unexpected=True,
+  )
+  np.testing.assert_array_equal(store["student/scale"].numpy(), values["transformer/layer/scale"])
+  np.testing.assert_array_equal(store["student/kernel"].numpy(), before["student/kernel"])
+  with pytest.raises(errors.CheckpointError, match="no variable to restore"):
+    c.restore(path, should_restore=lambda n: False)
+
+
+def test_run_counter_may_be_missing_or_unexpected(cpu_devices, tmp_path):
+  counter = {RUN_COUNTER: ([], tf.int32, tf.int32)}
+  with_counter = make_store(cpu_devices, "1", {**VARIABLES, **counter})
+  without = make_store(cpu_devices, "1")
+  with_counter[RUN_COUNTER].assign(5)
+  for i, (a, b) in enumerate([(with_counter, without), (without, with_counter)]):
+    checkpoint.Checkpointer(str(tmp_path / str(i)), a, asynchronous=False).save(1)
+    checkpoint.Checkpointer(str(tmp_path / str(i)), b).restore()
+  assert with_counter[RUN_COUNTER].numpy() == 5
+  with_counter[RUN_COUNTER].assign(9)
+  c = checkpoint.Checkpointer(str(tmp_path / "0"), with_counter)
+  # Weights for another run: its counter is its own.
+  c.restore(name_in_checkpoint=lambda n: n)
+  assert with_counter[RUN_COUNTER].numpy() == 9
+  c.restore()
+  assert with_counter[RUN_COUNTER].numpy() == 5
+
+
+def test_several_stores(cpu_devices, tmp_path):
+  counter = {RUN_COUNTER: ([], tf.int32, tf.int32)}
+  a = make_store(cpu_devices, "2x2", {"a": ([("d_ff", 8)], tf.float32, tf.float32), **counter})
+  b = make_store(cpu_devices, "1", {"b": ([("d_ff", 8)], tf.float32, tf.float32), **counter})
+  values = fill(a, 1), fill(b, 2)
+  c = checkpoint.Checkpointer(str(tmp_path), [a, b])
+  c.save(1)
+  fill(a, 3), fill(b, 4)
+  c.restore()
+  assert_holds(a, values[0])
+  assert_holds(b, values[1])
+  with pytest.raises(errors.CheckpointError, match="variable a is in two"):
+    checkpoint.Checkpointer(str(tmp_path), [a, a]).save(1)
+
+
+def test_global_step_variable(cpu_devices, tmp_path):
+  step = {"global_step": ([], tf.int64, tf.int64)}
+  store = make_store(cpu_devices, "2x2", {**VARIABLES, **step})
+  store["global_step"].assign(tf.constant(4, tf.int64))
+  c = checkpoint.Checkpointer(str(tmp_path), store)
+  with pytest.raises(errors.CheckpointError, match=r"save\(step=5\): .* global_step is 4"):
+    c.save(5)
+  c.save(4)
+  store["global_step"].assign(tf.constant(9, tf.int64))
+  assert c.restore().step == 4
+  assert store["global_step"].numpy() == 4
+
+
+def test_empty_store(saved_at_2x2, tmp_path):
+  c = checkpoint.Checkpointer(str(tmp_path), VariableStore())
+  with pytest.raises(errors.CheckpointError, match="lower the program"):
+    c.save(1)
+  with pytest.raises(errors.CheckpointError, match="lower the program"):
+    c.restore(saved_at_2x2[0])
+
+
+def test_text_in_place_of_numbers(cpu_devices, tmp_path):
+  store = make_store(cpu_devices, "1", {"a": ([], tf.float32, tf.float32)})
+  tf.raw_ops.SaveV2(
+    prefix=str(tmp_path / "model.ckpt-1"),
+    tensor_names=["a"],
+    shape_and_slices=[""],
+    tensors=[tf.constant("text")],
+  )
+  with pytest.raises(errors.CheckpointError, match="a: string in the checkpoint, float32 here"):
+    checkpoint.Checkpointer(str(tmp_path), store).restore()
+
+
+# ------------------------------------------------------------------- no or damaged
+
+
+def test_no_checkpoint(cpu_devices, tmp_path):
+  store = make_store(cpu_devices)
+  c = checkpoint.Checkpointer(str(tmp_path / "run"), store, asynchronous=False)
+  for path, message in [
+    (str(tmp_path), "there is no checkpoint in "),
+    (None, "there is no checkpoint in .*/run$"),
+    (str(tmp_path / "x" / "model.ckpt-1"), "there is no folder "),
+    (str(tmp_path / "model.ckpt-1"), "model.ckpt-1.index is missing; there is no other"),
+  ]:
+    with pytest.raises(errors.CheckpointError, match=message):
+      c.restore(path)
+  c.save(5)
+  with pytest.raises(errors.CheckpointError, match="others in that folder: model.ckpt-5; give"):
+    c.restore(str(tmp_path / "run" / "model.ckpt-4"))
+
+
+def damage(path, how):
+  with open(path, "rb") as f:
+    content = f.read()
+  os.remove(path)
+  if how == "missing":
+    return
+  content = bytearray(content)
+  if how == "flipped":
+    content[len(content) // 3] ^= 1
+  with open(path, "wb") as f:
+    f.write(content[:-1] if how == "truncated" else b"" if how == "empty" else content)
+
+
+@pytest.mark.parametrize("how", ["missing", "truncated", "empty", "flipped"])
+@pytest.mark.parametrize("suffix", [".index", ".data-00000-of-00001"])
+def test_damaged_newest_checkpoint(cpu_devices, tmp_path, suffix, how):
+  store = make_store(cpu_devices, "2x2")
+  values = fill(store, 1)
+  c = checkpoint.Checkpointer(str(tmp_path), store, asynchronous=False)
+  c.save(1)
+  c.save(2)
+  newest = str(tmp_path / "model.ckpt-2")
+  damage(newest + suffix, how)
+  with pytest.raises(errors.CheckpointError) as e:
+    c.restore()
+  message = str(e.value)
+  assert newest + suffix in message
+  assert "others in that folder: model.ckpt-1;" in message
+  # The advice works.
+  c.restore(str(tmp_path / "model.ckpt-1"))
+  assert_holds(store, values)
+  removed = re.search(r"delete (.*) to go on from model.ckpt-1$", message).group(1).split(" and ")
+  for pattern in removed:
+    for path in tf.io.gfile.glob(pattern):
+      os.remove(path)
+  assert c.restore().step == 1
+
+
+def test_damaged_state_file(cpu_devices, tmp_path):
+  c = checkpoint.Checkpointer(str(tmp_path), make_store(cpu_devices), asynchronous=False)
+  c.save(1)
+  (tmp_path / "checkpoint").write_text("model_checkpoint")
+  with pytest.raises(errors.CheckpointError, match="/checkpoint is damaged; others .*-1;"):
+    c.restore()
+  os.remove(tmp_path / "checkpoint")
+  assert c.restore().step == 1
+
+
+def test_describe(saved_at_2x2):
+  found = checkpoint.describe(os.path.dirname(saved_at_2x2[0]))
+  assert found["transformer/layer/wi/kernel"] == tf.TensorSpec(
+    [8, 8], tf.bfloat16, "transformer/layer/wi/kernel"
+  )
+  assert set(found) == {*VARIABLES, "global_step"}
+
+
+def test_remains_of_others_stay(tmp_path):
+  data = ".data-00000-of-00001"
+  keep = ["events.out", "model.ckpt-1.index", f"model.ckpt-1{data}", f"x{data}"]
+  for name in [*keep, f"model.ckpt-2{data}", ".unfinished-checkpoint"]:
+    (tmp_path / name).write_text("")
+  (tmp_path / ".unfinished-model.ckpt-3").mkdir()
+  (tmp_path / ".unfinished-model.ckpt-3" / "file").write_text("")
+  checkpoint_files.remove_remains(str(tmp_path))
+  assert sorted(os.listdir(tmp_path)) == sorted(keep)
