@@ -40,11 +40,11 @@ def _define_model() -> type:
       self.wi = nn.Linear(size.d_model, size.d_ff, bias=False)
       self.wo = nn.Linear(size.d_ff, size.d_model, bias=False)
 
-    def forward(self, x: "torch.Tensor") -> "torch.Tensor":
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
       x = x + self.attention(self.attention_norm(x))
       return x + self.wo(F.relu(self.wi(self.ffn_norm(x))))
 
-    def attention(self, x: "torch.Tensor") -> "torch.Tensor":
+    def attention(self, x: torch.Tensor) -> torch.Tensor:
       batch, length, _ = x.shape
       q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
       y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
@@ -61,7 +61,7 @@ def _define_model() -> type:
       self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
       self.final_norm = nn.RMSNorm(size.d_model, eps=sizes.NORM_EPSILON)
 
-    def forward(self, tokens: "torch.Tensor") -> "torch.Tensor":
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
       size = self.size
       inputs = F.pad(tokens[:, :-1], (1, 0))
       x = self.embedding(inputs) + self.positions
@@ -81,7 +81,7 @@ def _define_model() -> type:
     def set_values(self, values: dict[str, np.ndarray]) -> None:
       """Sets the weights; nn.Linear holds its matrix as [outputs, inputs]."""
 
-      def put(parameter: "torch.Tensor", value: np.ndarray) -> None:
+      def put(parameter: torch.Tensor, value: np.ndarray) -> None:
         parameter.copy_(torch.from_numpy(np.ascontiguousarray(value)))
 
       put(self.embedding.weight, values["embedding"])
@@ -99,7 +99,7 @@ def _define_model() -> type:
   return LanguageModel
 
 
-def make_step(size: Size, seed: int = 0, compile_step: bool = False) -> Callable[[np.ndarray], "torch.Tensor"]:
+def make_step(size: Size, seed: int = 0, compile_step: bool = False) -> Callable[[np.ndarray], torch.Tensor]:
   """Returns a function that runs one training step and returns the loss before the update.
 
   The Adam here is PyTorch's own, with its bias correction, which the other sides do not have; its cost is the same.
@@ -116,7 +116,7 @@ def make_step(size: Size, seed: int = 0, compile_step: bool = False) -> Callable
     ImportError: PyTorch is not installed.
   """
   if torch is None:
-    raise ImportError("benchmarks.torch_gpt needs PyTorch, which is not installed: pip install torch")
+    raise ImportError("benchmarks.torch_gpt needs PyTorch, which is not installed")
   torch.set_num_threads(NUM_THREADS)
   model = _define_model()(size)
   model.set_values(sizes.initial_values(size, seed))
@@ -129,7 +129,7 @@ def make_step(size: Size, seed: int = 0, compile_step: bool = False) -> Callable
   )
   loss_fn = torch.compile(model) if compile_step else model
 
-  def train_step(tokens: np.ndarray) -> "torch.Tensor":
+  def train_step(tokens: np.ndarray) -> torch.Tensor:
     optimizer.zero_grad(set_to_none=True)
     loss = loss_fn(torch.from_numpy(tokens).long())
     loss.backward()

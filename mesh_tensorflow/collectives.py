@@ -151,6 +151,16 @@ def fold(parts: Sequence[tf.Tensor], reduction: str) -> tf.Tensor:
   return result
 
 
+def unlifted_variable(value: Any, dtype: tf.DType, name: str) -> tf.Variable:
+  """A variable for internal use, which tf.function does not take for one that it created.
+
+  (It would trace its function a second time.) To be called in a `tf.init_scope`.
+  """
+  return tf.Variable(
+    value, trainable=False, dtype=dtype, name=name, experimental_enable_variable_lifting=False
+  )
+
+
 class KeyAllocator:
   """Numbers for TensorFlow's collectives, which are named by integers in a process.
 

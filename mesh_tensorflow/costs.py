@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -56,6 +56,13 @@ class OperationCost:
     return total
 
 
+class Held(NamedTuple):
+  """A tensor in memory, and the bytes of its slice."""
+
+  name: str
+  bytes: int
+
+
 @dataclasses.dataclass
 class Memory:
   """Bytes that one processor holds, if operations run in the order of the graph.
@@ -65,14 +72,14 @@ class Memory:
     inputs: slices of what is brought in from outside.
     activations: the most that outputs of operations take at any time.
     peak_operation: the operation at which that is.
-    largest: (tensor, bytes) of what is held then, largest first.
+    largest: what is held then, largest first.
   """
 
   variables: int = 0
   inputs: int = 0
   activations: int = 0
   peak_operation: str = ""
-  largest: list[tuple[str, int]] = dataclasses.field(default_factory=list)
+  largest: list[Held] = dataclasses.field(default_factory=list)
 
   @property
   def total(self) -> int:
@@ -300,8 +307,8 @@ class _Recorder:
       if held + self._inside.get(op, 0) > memory.activations:
         memory.activations, memory.peak_operation = held + self._inside.get(op, 0), op.name
         peak = i
-    live = [(name, size) for first, last, size, name in buffers.values() if first <= peak <= last]
-    memory.largest = sorted(live, key=lambda item: -item[1])
+    live = [Held(name, n) for first, last, n, name in buffers.values() if first <= peak <= last]
+    memory.largest = sorted(live, key=lambda held: -held.bytes)
     return memory
 
 

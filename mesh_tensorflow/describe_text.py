@@ -27,7 +27,7 @@ def report_text(report: Any, rows: int) -> str:
       subsequent_indent="  ",
     ),
     _rules(report),
-    _memory(report),
+    _memory(report, rows),
     _work(report, rows),
     _communication(report, rows),
     _placements("Variables, per device", report.variables, rows),
@@ -42,7 +42,8 @@ def format_bytes(n: int) -> str:
   while value >= 1024 and len(units) > 1:
     value /= 1024
     units.pop(0)
-  return f"{value:.0f} {units[0]}" if value >= 1000 or units[0] == "B" else f"{value:.3g} {units[0]}"
+  exact = value >= 1000 or units[0] == "B"
+  return f"{value:.0f} {units[0]}" if exact else f"{value:.3g} {units[0]}"
 
 
 def format_flops(n: int) -> str:
@@ -121,19 +122,22 @@ def _rules(report: Any) -> str:
   return "\n".join(lines) if len(lines) > 1 else "Layout rules: none"
 
 
-def _memory(report: Any) -> str:
+def _memory(report: Any, rows: int) -> str:
   m = report.memory
-  rows = [
+  sums = [
     ["variables", format_bytes(m.variables)],
     ["inputs", format_bytes(m.inputs)],
     ["activations, at most", format_bytes(m.activations)],
     ["total", format_bytes(m.total)],
   ]
-  text = "Memory of one device\n" + "\n".join(f"  {n:<22}{b:>12}" for n, b in rows)
+  text = "Memory of one device\n" + "\n".join(f"  {n:<22}{b:>12}" for n, b in sums)
   if m.largest:
-    text += f"\n  The peak is at {_shorten(m.peak_operation, 60)}; the largest then:"
-    for name, size in m.largest[:3]:
-      text += f"\n    {_shorten(name, 76):<78}{format_bytes(size):>12}"
+    text += f"\n  The peak is at {_shorten(m.peak_operation, 60)}; the largest then:\n"
+    lines = [
+      [name, str(count), format_bytes(total)]
+      for name, count, _, total in _grouped(m.largest, lambda h: h.bytes, lambda h: h.bytes)
+    ]
+    text += table(["tensor", "number", "bytes"], lines, min(rows, 5))
   return text
 
 
@@ -142,10 +146,10 @@ def _work(report: Any, rows: int) -> str:
   if not total:
     return ""
   repeated = total * report.mesh_shape.size / max(report.flops_needed, 1)
-  text = (
-    f"Matrix products and convolutions: {format_flops(total)} on each device; "
-    f"each part is computed {repeated:.3g} times"
-  )
+  alike = "no part is computed twice"
+  if repeated >= 1.005:
+    alike = f"each on {repeated:.3g} devices alike"
+  text = f"Matrix products and convolutions: {format_flops(total)} on each device; {alike}"
   flops = lambda op: op.flops * op.times  # noqa: E731
   lines = [
     [name, str(count), format_flops(flops(op)), f"{100 * cost / total:.1f}%", str(op.repeated)]

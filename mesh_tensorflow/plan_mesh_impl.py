@@ -221,6 +221,11 @@ class PlannedVariable:
 
   value = read_value
 
+  @property
+  def handle(self) -> tf.Tensor:
+    """A symbolic resource, for raw operations such as ResourceApplyAdam."""
+    return tf.raw_ops.VarHandleOp(dtype=self.dtype, shape=self.shape)
+
   def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
     return tf.convert_to_tensor(self.read_value(), dtype, name=name)
 

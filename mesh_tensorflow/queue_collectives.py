@@ -23,7 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.collectives import Collectives, Groups, check_static, fold
+from mesh_tensorflow.collectives import Collectives, Groups, check_static, fold, unlifted_variable
 from mesh_tensorflow.dimensions import list_product
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -53,7 +53,7 @@ class QueueNetwork:
     self.timeout_seconds = float(timeout_seconds)
     self.broken = False
     with tf.init_scope(), tf.device(self._devices[0]):
-      self.state = tf.Variable(0, trainable=False, dtype=tf.int64, name="mtf_run_state")
+      self.state = unlifted_variable(0, tf.int64, "mtf_run_state")
     weakref.finalize(self, _destroy, self._receivers).atexit = False
 
   def link(
@@ -100,7 +100,7 @@ class QueueNetwork:
       with tf.init_scope():
         for d in self._devices:
           with tf.device(d):
-            made.append(tf.Variable(0, trainable=False, dtype=tf.int64, name="mtf_progress"))
+            made.append(unlifted_variable(0, tf.int64, "mtf_progress"))
       self._progress = made
     return self._progress
 

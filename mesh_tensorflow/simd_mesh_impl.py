@@ -18,7 +18,13 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow import scope
-from mesh_tensorflow.collectives import REDUCTIONS, Collectives, Groups, RuntimeCollectives
+from mesh_tensorflow.collectives import (
+  REDUCTIONS,
+  Collectives,
+  Groups,
+  RuntimeCollectives,
+  unlifted_variable,
+)
 from mesh_tensorflow.dimensions import Shape, ShapeLike
 from mesh_tensorflow.errors import ConfigError, GraphError, MeshShapeError, ShapeError
 from mesh_tensorflow.layout import LayoutLike
@@ -236,7 +242,7 @@ class SimdMeshImpl(MeshImpl):
         with tf.init_scope():
           for p in self.local_processors:
             with tf.device(self._devices[p]):
-              self._tokens.append(tf.Variable(0.0, trainable=False, name="mtf_collective_token"))
+              self._tokens.append(unlifted_variable(0, tf.int32, "mtf_collective_token"))
       token = program.own([t.handle for t in self._tokens])
       program.collectives = RuntimeCollectives(self._devices, pnum, token, self._timeout_seconds)
     return self._running(program)

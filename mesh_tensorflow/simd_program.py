@@ -69,6 +69,8 @@ class TracedProgram(Program):
     return handles[index] if handles else None
 
 
+FUNCTION_OPTIONS = {}
+if __import__("os").environ.get("NOINLINE"): FUNCTION_OPTIONS={"experimental_attributes":{"_noinline": True}}
 def run_traced(
   make_program: Callable[[tf.Tensor, Sequence[tf.Tensor]], contextlib.AbstractContextManager],
   fn: Callable[[], Any],
@@ -101,7 +103,7 @@ def run_traced(
 
   scalar = tf.TensorSpec([], tf.int32)
   with tf.device(None):
-    concrete = tf.function(program, autograph=False).get_concrete_function(
+    concrete = tf.function(program, autograph=False, **FUNCTION_OPTIONS).get_concrete_function(
       scalar, *[scalar] * len(processors[0][1])
     )
   captures = concrete.captured_inputs

@@ -188,6 +188,8 @@ class VariableStore(tf.Module):
               tf.identity(values[begin]),
               trainable=trainable,
               name=_variable_name(f"{name}_slice_{pnum}"),
+              # tf.function would trace its function again for a variable that it lifted.
+              experimental_enable_variable_lifting=False,
             )
           )
         begins.append(begin)

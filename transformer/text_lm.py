@@ -309,10 +309,13 @@ def _documents(
   if not parts:
     raise DataError(f"{what} has no documents")
   tokens = np.concatenate(parts)
-  position_dtype = np.uint16 if length <= 2**16 else np.int32
-  position = np.concatenate([np.arange(n, dtype=position_dtype) for n in sizes])
+  stops = np.cumsum(sizes, dtype=np.int64)
+  # The difference of two large numbers is small: in int32 it is right even after an overflow.
+  position = np.arange(len(tokens), dtype=np.int64).astype(np.int32)
+  position -= np.repeat((stops - sizes).astype(np.int32), sizes)
+  position = position.astype(np.uint16 if length <= 2**16 else np.int32)
   ends = packing.choose_row_ends(sizes, length)
-  borders = np.concatenate([[0], np.cumsum(sizes)[ends - 1]])
+  borders = np.concatenate([[0], stops[ends - 1]])
   num_rows = len(ends)
   _LOG.info("%s: %d tokens in %d rows of %d", what, len(tokens), num_rows, length)
   with tf.device("CPU:0"):

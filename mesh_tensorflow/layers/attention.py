@@ -103,9 +103,7 @@ def multihead_attention(
     ShapeError: batch dimensions or channels of query and memory differ.
   """
   *batch_dims, query_length, io_channels = query_antecedent.shape.dims
-  with scope.variable_scope(
-    name, default_name="multihead_attention", graph=query_antecedent.graph
-  ):
+  with scope.variable_scope(name, default_name="multihead_attention", graph=query_antecedent.graph):
     wq, wk, wv, wo = multihead_attention_vars(
       query_antecedent.mesh,
       heads,

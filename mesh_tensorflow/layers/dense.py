@@ -74,9 +74,7 @@ def dense(
   for what, dims in (("reduced", reduced_dims), ("expert", expert_dims)):
     for d in dims:
       if d not in x.shape:
-        raise ShapeError(
-          f"dense {name or ''}: {what} dimension {d.name}={d.size} is not in {x}"
-        )
+        raise ShapeError(f"dense {name or ''}: {what} dimension {d.name}={d.size} is not in {x}")
   if variable_dtype is None:
     variable_dtype = VariableDType(master_dtype, slice_dtype, x.dtype)
   for i, d in enumerate(reduced_dims):

@@ -43,9 +43,7 @@ def multihead_self_attention_incremental(
   *batch_dims, io_channels = query_antecedent.shape.dims
   heads, memory_length, kv_channels = prev_k.shape.dims[-3:]
   dtype = query_antecedent.dtype
-  with scope.variable_scope(
-    name, default_name="multihead_attention", graph=query_antecedent.graph
-  ):
+  with scope.variable_scope(name, default_name="multihead_attention", graph=query_antecedent.graph):
     wq, wk, wv, wo = multihead_attention_vars(
       query_antecedent.mesh, heads, io_channels, kv_channels, master_dtype, slice_dtype, dtype
     )
@@ -57,9 +55,7 @@ def multihead_self_attention_incremental(
     k = prev_k + einsum([new_k, here], output_shape=prev_k.shape)
     v = prev_v + einsum([new_v, here], output_shape=prev_v.shape)
     mask = binary_op_with_broadcasting(
-      lambda pos, step: tf.where(
-        pos > step, tf.constant(MASKED, dtype), tf.constant(0.0, dtype)
-      ),
+      lambda pos, step: tf.where(pos > step, tf.constant(MASKED, dtype), tf.constant(0.0, dtype)),
       mtf_range(query_antecedent.mesh, memory_length, step_num.dtype),
       step_num,
       output_dtype=dtype,
@@ -93,9 +89,7 @@ def multihead_encdec_attention_incremental(
   """
   heads, _, kv_channels = wq.shape.dims
   query_dims = query_antecedent.shape.dims[:-1]
-  with scope.variable_scope(
-    name, default_name="multihead_attention", graph=query_antecedent.graph
-  ):
+  with scope.variable_scope(name, default_name="multihead_attention", graph=query_antecedent.graph):
     q = einsum([query_antecedent, wq], output_shape=Shape([*query_dims, heads, kv_channels]))
     o = dot_product_attention(q, k, v, mask, is_training=False)
     return einsum([o, wo], output_shape=query_antecedent.shape)

@@ -93,9 +93,7 @@ class StandardizeGradOperation(Operation):
       dx = tf.expand_dims(factor, axis) * (dy - mean_dy - y * mean_dy_y)
       return tf.cast(dx, out.dtype)
 
-    lowering.set_tensor_lowering(
-      out, impl.slicewise(gradient, dy, y, factor, mean_dy, mean_dy_y)
-    )
+    lowering.set_tensor_lowering(out, impl.slicewise(gradient, dy, y, factor, mean_dy, mean_dy_y))
 
 
 def standardize(x: Tensor, dim: Dimension, epsilon: float = 1e-6) -> Tensor:

@@ -131,9 +131,7 @@ class SoftmaxCrossEntropyOperation(Operation):
       at = _Positions(transpose_to(t, target_dims, rest.dims), b, part_size)
       inside = tf.cast(at.inside, exact)
       # Not a plain product: a target of another part stands at a logit that may be -inf.
-      dot = tf.math.multiply_no_nan(
-        tf.gather(tf.reshape(x, [-1]), at.flat), (on - off) * inside
-      )
+      dot = tf.math.multiply_no_nan(tf.gather(tf.reshape(x, [-1]), at.flat), (on - off) * inside)
       if off:
         dot += off * tf.reduce_sum(x, -1)
       if split_axis is not None:
@@ -217,9 +215,7 @@ class SoftmaxCrossEntropyGradOperation(Operation):
       dx = tf.tensor_scatter_nd_sub(
         tf.reshape(dx, [-1]), at.flat[:, tf.newaxis], tf.cast(at_target, p.dtype)
       )
-      return transpose_to(
-        tf.reshape(dx, matrix_sizes), p.shape.dims, self._outputs[0].shape.dims
-      )
+      return transpose_to(tf.reshape(dx, matrix_sizes), p.shape.dims, self._outputs[0].shape.dims)
 
     inputs = [lowering.tensors[x] for x in self._inputs]
     lowering.set_tensor_lowering(self._outputs[0], impl.slicewise(gradient, *inputs, begin))

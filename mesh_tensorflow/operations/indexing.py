@@ -141,7 +141,8 @@ class GatherOperation(Operation):
     super().__init__([weights, indices], name=name or "gather")
     _check_integer(self, indices)
     self._dim = convert_to_dimension(dim)
-    self._in_range = in_range
+    bound = getattr(indices, "index_bound", None)
+    self._in_range = in_range or (bound is not None and bound <= self._dim.size)
     default = _gather_shape(self.name, weights, indices, self._dim)
     if output_shape is not None and set(output_shape) != set(default):
       raise ShapeError(

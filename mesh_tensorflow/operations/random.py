@@ -6,7 +6,7 @@ the global index of the element: it does not depend on the layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -99,6 +99,39 @@ def random_normal(mesh: Mesh, shape: ShapeLike, **kwargs: Any) -> Tensor:
   return RandomOperation(mesh, convert_to_shape(shape), tf.random.normal, **kwargs).outputs[0]
 
 
+def half_words(
+  key: Any, full_shape: Sequence[int], begin: Sequence[Any], slice_shape: Sequence[int]
+) -> tf.Tensor:
+  """Random 16-bit words of a slice of a tensor, at a quarter of the cost of `random_bits.bits`.
+
+  Each row along the last axis has a random key; its words are hashes of the key and of
+  their number, and give two half words each.
+
+  Args:
+    key: Python int or uint32 scalar.
+    full_shape: sizes of the whole tensor; at least one.
+    begin: offset of the slice along each axis; Python ints or int32 scalars.
+    slice_shape: sizes of the slice.
+
+  Returns:
+    A uint16 tensor of `slice_shape`.
+  """
+  rows = random_bits.bits(key, full_shape[:-1], begin[:-1], slice_shape[:-1])
+  first, n = begin[-1], slice_shape[-1]
+  # The slice may begin, and end, in the middle of a word. It cannot if blocks are even.
+  even = n % 2 == 0 and (not isinstance(first, int) or first % 2 == 0)
+  count = n // 2 if even else n // 2 + 1
+  number = tf.cast(tf.range(count) + first // 2, tf.uint32)
+  number *= tf.constant(0x9E3779B9, tf.uint32)
+  words = random_bits.mix(tf.bitwise.bitwise_xor(rows[..., None], number))
+  halves = tf.reshape(tf.bitcast(words, tf.uint16), list(slice_shape[:-1]) + [2 * count])
+  if even:
+    return halves
+  offset = [0] * len(full_shape)
+  offset[-1] = first % 2
+  return tf.slice(halves, offset, slice_shape)
+
+
 class DropoutNoiseOperation(RandomOperation):
   """1 / keep_prob (1 for integers) with probability keep_prob, else 0."""
 
@@ -113,12 +146,16 @@ class DropoutNoiseOperation(RandomOperation):
     impl = lowering.mesh_impl(self)
     out = self._outputs[0]
     full, part = out.shape.to_integer_list, impl.slice_shape(out.shape)
-    # Random words are compared as they are: no floats between 0 and 1 are made of them.
-    threshold = min(round(self._keep_prob * 2**32), 2**32 - 1)
+    # Random words are compared as they are: no floats between 0 and 1 are made of them. Half
+    # a word is enough, unless it is about rare events.
+    rare = min(self._keep_prob, 1.0 - self._keep_prob) < 0.01
+    words = random_bits.bits if rare or not full else half_words
+    dtype = tf.uint16 if words is half_words else tf.uint32
+    threshold = min(round(self._keep_prob * (dtype.max + 1)), dtype.max)
 
     def draw(key, *begin):
-      words = random_bits.bits(key, full, begin, part)
-      keep = tf.cast(words < tf.constant(threshold, tf.uint32), out.dtype)
+      keep = words(key, full, begin, part) < tf.constant(threshold, dtype)
+      keep = tf.cast(keep, out.dtype)
       return keep * (1.0 / self._keep_prob) if out.dtype.is_floating else keep
 
     laid_out = impl.slicewise(

@@ -18,6 +18,8 @@ class RangeOperation(Operation):
     super().__init__([], mesh, name=name or "range")
     self._dim = convert_to_dimension(dim)
     self._outputs = [Tensor(self, Shape([self._dim]), tf.as_dtype(dtype))]
+    # Positions are below it: a gather along a dimension of this size needs no check.
+    self._outputs[0].index_bound = self._dim.size
 
   def lower(self, lowering):
     impl = lowering.mesh_impl(self)

@@ -28,6 +28,11 @@ class _LargestOperation(Operation):
       )
     self._axis = x.shape.dims.index(self._reduced_dim)
 
+  def _set_outputs(self, *outputs: Tensor) -> None:
+    self._outputs = list(outputs)
+    # Positions are below it: a gather along a dimension of this size needs no check.
+    self._outputs[-1].index_bound = self._reduced_dim.size
+
   def gradient(self, grad_ys):
     if grad_ys[0] is None:
       return [None]
@@ -58,7 +63,7 @@ class TopKOperation(_LargestOperation):
         f"{self._reduced_dim.name}={self._reduced_dim.size} of {x}"
       )
     shape = x.shape - self._reduced_dim + self._k_dim
-    self._outputs = [Tensor(self, shape, x.dtype), Tensor(self, shape, tf.int32, index=1)]
+    self._set_outputs(Tensor(self, shape, x.dtype), Tensor(self, shape, tf.int32, index=1))
     self._splittable_dims, self._unsplittable_dims = (
       self._initialize_splittable_and_unsplittable_dims("splittable", [self._k_dim.name])
     )
@@ -126,7 +131,7 @@ class ArgmaxOperation(_LargestOperation):
 
   def __init__(self, x: Tensor, reduced_dim: DimensionLike, name: str | None = None):
     super().__init__(x, reduced_dim, name or "argmax")
-    self._outputs = [Tensor(self, x.shape - self._reduced_dim, tf.int32)]
+    self._set_outputs(Tensor(self, x.shape - self._reduced_dim, tf.int32))
 
   def lower(self, lowering):
     impl = lowering.mesh_impl(self)
@@ -140,7 +145,7 @@ class Top1Operation(_LargestOperation):
   def __init__(self, x: Tensor, reduced_dim: DimensionLike, name: str | None = None):
     super().__init__(x, reduced_dim, name or "top_1")
     shape = x.shape - self._reduced_dim
-    self._outputs = [Tensor(self, shape, x.dtype), Tensor(self, shape, tf.int32, index=1)]
+    self._set_outputs(Tensor(self, shape, x.dtype), Tensor(self, shape, tf.int32, index=1))
 
   def lower(self, lowering):
     impl = lowering.mesh_impl(self)

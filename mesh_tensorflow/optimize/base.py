@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mesh_tensorflow import initializers
@@ -19,6 +21,28 @@ from mesh_tensorflow.optimize.scalars import ScalarLike, evaluate_scalar
 _LOG = logging.getLogger("mesh_tensorflow")
 
 
+class _Evaluated(threading.local):
+  """Scalars evaluated in the `apply_grads` that runs: one evaluation for all weights.
+
+  On a SIMD mesh that executes eagerly each device's program runs in a thread of its own, and
+  all use one optimizer.
+  """
+
+  scalars: dict[Any, Any] | None = None
+
+
+_EVALUATED = _Evaluated()
+
+
+@contextlib.contextmanager
+def _evaluated_once() -> Iterator[None]:
+  outer, _EVALUATED.scalars = _EVALUATED.scalars, {}
+  try:
+    yield
+  finally:
+    _EVALUATED.scalars = outer
+
+
 class Optimizer:
   """Base class of optimizers; a subclass defines `apply_grad`.
 
@@ -27,12 +51,7 @@ class Optimizer:
   called by the weight's full name and a suffix, within the open variable scope.
   """
 
-  # Scalars evaluated in the current apply_grads: a schedule is evaluated once for all weights.
-  _evaluated: dict[Any, Any] | None = None
-
-  def minimize(
-    self, loss: Tensor, variables: Sequence[Variable] | None = None
-  ) -> list[Operation]:
+  def minimize(self, loss: Tensor, variables: Sequence[Variable] | None = None) -> list[Operation]:
     """Updates variables along the gradient of a loss.
 
     Args:
@@ -64,11 +83,8 @@ class Optimizer:
     grads, variables = list(grads), list(variables)
     if len(grads) != len(variables):
       raise GraphError(f"apply_grads: {len(grads)} gradients for {len(variables)} variables")
-    self._evaluated = {}
-    try:
+    with _evaluated_once():
       ops = [op for g, v in zip(grads, variables) for op in self.apply_grad(g, v)]
-    finally:
-      self._evaluated = None
     assigns = [op for op in ops if isinstance(op, Assign)]
     others = [op for op in ops if not isinstance(op, Assign)]
     return others + (variables[0].graph.combine_assignments(assigns) if assigns else [])
@@ -87,13 +103,14 @@ class Optimizer:
 
   def _scalar(self, value: ScalarLike, mesh: Mesh, what: str) -> float | Tensor:
     """`evaluate_scalar`, once for each value within `apply_grads`."""
-    if self._evaluated is None:
+    found = _EVALUATED.scalars
+    if found is None:
       return evaluate_scalar(value, mesh, what)
     # The value is kept beside its result, so that its id stays its own.
     key = (id(value), mesh)
-    if key not in self._evaluated:
-      self._evaluated[key] = (value, evaluate_scalar(value, mesh, what))
-    return self._evaluated[key][1]
+    if key not in found:
+      found[key] = (value, evaluate_scalar(value, mesh, what))
+    return found[key][1]
 
   def _has_gradient(self, grad: Tensor | None, var: Variable) -> bool:
     """Whether there is something to do; warns if not.

@@ -86,5 +86,3 @@ def is_float32(*slices: tf.Variable | tf.Tensor) -> bool:
 def subtract(w: tf.Variable, delta: tf.Tensor) -> Any:
   """Subtracts delta in the dtype of the slice: the slice itself is never rounded."""
   return w.assign_sub(tf.cast(delta, w.dtype), read_value=False)
-
-

@@ -12,11 +12,12 @@ that the layout does not allow must say so by a `LayoutError`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -189,7 +190,7 @@ class Descriptor:
   @functools.cached_property
   def expected(self) -> list[np.ndarray]:
     if self.reference is ONE_DEVICE:
-      return self._on_one_device(differentiable=False)["y"]
+      return self._on_one_device(differentiable=False).y
     return _as_list(self.reference(*[_wide(a) for a in self.arrays]))
 
   @functools.cached_property
@@ -202,15 +203,14 @@ class Descriptor:
   def value_only(self) -> Descriptor:
     return dataclasses.replace(self, differentiable=False) if self.differentiable else self
 
-  def _on_one_device(self, differentiable: bool) -> dict[str, list[np.ndarray]]:
+  def _on_one_device(self, differentiable: bool) -> Values:
     single = self if differentiable else self.value_only
-    result = run_program(make_impl("placement", Layout("r:1", ""), [""]), [single])[self.name]
-    return {key: [t.numpy() for t in tensors] for key, tensors in result.items()}
+    return run_program(make_impl("placement", Layout("r:1", ""), [""]), [single])[self.name]
 
   @functools.cached_property
   def expected_gradients(self) -> list[np.ndarray]:
     if self.reference is ONE_DEVICE and self.gradient is None:
-      return self._on_one_device(differentiable=True)["dx"]
+      return self._on_one_device(differentiable=True).dx
     arrays = [_wide(a) for a in self.arrays]
     cotangents = [c.astype(np.float64) for c in self.cotangents]
     if self.gradient is not None:
@@ -330,39 +330,67 @@ def _call(descriptor: Descriptor, mesh: mtf.Mesh, inputs: Sequence[mtf.Tensor]) 
     return _as_list(descriptor.build(*inputs))
 
 
+@contextlib.contextmanager
+def graph_optimizer(enabled: bool) -> Iterator[None]:
+  """Switches off TensorFlow's graph optimizer, which takes most of the time of a short run."""
+  tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not enabled})
+  try:
+    yield
+  finally:
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
+@dataclasses.dataclass
+class Values:
+  """What a program computed for one descriptor.
+
+  Attributes:
+    y: the outputs.
+    dx: the gradients of the floating inputs; empty if they were not asked for.
+    disagreements: tensors whose slices, or exports on several processors, do not fit together.
+  """
+
+  y: list[np.ndarray]
+  dx: list[np.ndarray]
+  disagreements: list[str]
+
+
+def _build(
+  mesh: mtf.Mesh, descriptor: Descriptor, arrays: Sequence[tf.Tensor]
+) -> dict[str, list[mtf.Tensor]]:
+  """Adds a descriptor to a graph; returns its outputs "y" and gradients "dx"."""
+  given = iter(arrays)
+  xs = [mtf.import_tf_tensor(mesh, next(given), x.shape) for x in descriptor.inputs]
+  ys, operations = mesh.graph.capture_operations(lambda: _call(descriptor, mesh, xs))
+  if not descriptor.differentiable:
+    return {"y": ys, "dx": []}
+  floating = [y for y in ys if y.dtype.is_floating]
+  dys = [mtf.cast(mtf.import_tf_tensor(mesh, next(given), y.shape), y.dtype) for y in floating]
+  wanted = [x for x, described in zip(xs, descriptor.inputs) if described.floating]
+  dxs = mtf.gradients(floating, wanted, dys, operations=operations)
+  return {"y": ys, "dx": [mtf.zeros_like(x) if d is None else d for x, d in zip(wanted, dxs)]}
+
+
 def run_program(
   impl: Any, descriptors: Sequence[Descriptor], traced: bool = False
-) -> dict[str, dict[str, list[tf.Tensor]]]:
-  """Runs all descriptors as one program.
-
-  Returns:
-    For each name the outputs "y" and, if differentiable, the gradients "dx" of the floating
-    inputs.
-  """
+) -> dict[str, Values]:
+  """Runs all descriptors as one program; returns the values of each, by name."""
+  shapes: dict[tuple[str, str, int], mtf.Shape] = {}
 
   def program(arrays):
     graph = mtf.Graph()
     graph.random_seed = SEED
     mesh = mtf.Mesh(graph, "conformance")
-    results: dict[str, dict[str, list[mtf.Tensor]]] = {}
-    for d in descriptors:
-      given = iter(arrays[d.name])
-      xs = [mtf.import_tf_tensor(mesh, next(given), x.shape) for x in d.inputs]
-      ys, operations = graph.capture_operations(lambda d=d, xs=xs: _call(d, mesh, xs))
-      results[d.name] = {"y": ys}
-      if d.differentiable:
-        floating = [y for y in ys if y.dtype.is_floating]
-        dys = [mtf.cast(mtf.import_tf_tensor(mesh, next(given), y.shape), y.dtype) for y in floating]
-        wanted = [x for x, described in zip(xs, d.inputs) if described.floating]
-        dxs = mtf.gradients(floating, wanted, dys, operations=operations)
-        results[d.name]["dx"] = [
-          mtf.zeros_like(x) if dx is None else dx for x, dx in zip(wanted, dxs)
-        ]
+    built = {d.name: _build(mesh, d, arrays[d.name]) for d in descriptors}
     lowering = mtf.Lowering(graph, {mesh: impl})
-    return {
-      name: {key: [lowering.export_to_tf_tensor(t) for t in ts] for key, ts in parts.items()}
-      for name, parts in results.items()
-    }
+    results = []
+    for name, parts in built.items():
+      for key, tensors in parts.items():
+        for i, t in enumerate(tensors):
+          shapes[name, key, i] = t.shape
+          slices = lowering.tensors[t].to_laid_out_tensor().all_slices
+          results.append((lowering.export_to_tf_tensor(t), slices))
+    return results
 
   arrays = {}
   for d in descriptors:
@@ -371,9 +399,33 @@ def run_program(
       arrays[d.name] += [
         tf.constant(c) for c, y in zip(d.cotangents, d.expected) if _is_floating(y)
       ]
+  run = functools.partial(impl.run_per_device, program)
   if traced:
-    return tf.function(lambda arrays: impl.run(program, [arrays]), autograph=False)(arrays)
-  return impl.run(program, [arrays])
+    run = tf.function(run, autograph=False)
+  per_processor = run([arrays])
+  values = {d.name: Values([], [], []) for d in descriptors}
+  for place, *everywhere in zip(shapes, *per_processor):
+    name, key, i = place
+    exports = [np.asarray(export) for export, _ in everywhere]
+    slices = [np.asarray(s) for _, laid_out in everywhere for s in laid_out]
+    getattr(values[name], key).append(exports[0])
+    if not _agree(impl, shapes[place], exports, slices):
+      values[name].disagreements.append(f"{key} {i}: processors do not agree about {shapes[place]}")
+  return values
+
+
+def _agree(
+  impl: Any, shape: mtf.Shape, exports: Sequence[np.ndarray], slices: Sequence[np.ndarray]
+) -> bool:
+  """Whether all exports are equal, and every processor's slice is its part of them."""
+  whole = exports[0]
+  sizes = impl.slice_shape(shape)
+  parts = [
+    whole[tuple(slice(b, b + n) for b, n in zip(impl.slice_begin(shape, p), sizes))]
+    for p in range(impl.size)
+  ]
+  pairs = [*((whole, e) for e in exports), *zip(parts, slices)]
+  return len(slices) == impl.size and all(a.tobytes() == b.tobytes() for a, b in pairs)
 
 
 def mismatch(got: Any, want: Any, tolerance: float) -> str | None:
@@ -403,17 +455,17 @@ def mismatch(got: Any, want: Any, tolerance: float) -> str | None:
   )
 
 
-def compare(descriptor: Descriptor, result: dict[str, list[tf.Tensor]]) -> list[str]:
-  """What is wrong with the results of one descriptor."""
-  problems = []
-  if len(result["y"]) != len(descriptor.expected):
-    return [f"{len(result['y'])} outputs, expected {len(descriptor.expected)}"]
-  for i, (got, want) in enumerate(zip(result["y"], descriptor.expected)):
+def compare(descriptor: Descriptor, values: Values) -> list[str]:
+  """What is wrong with the values of one descriptor."""
+  if len(values.y) != len(descriptor.expected):
+    return [f"{len(values.y)} outputs, expected {len(descriptor.expected)}"]
+  problems = list(values.disagreements)
+  for i, (got, want) in enumerate(zip(values.y, descriptor.expected)):
     problem = mismatch(got, want, descriptor.tolerance)
     if problem:
       problems.append(f"output {i}: {problem}")
-  if "dx" in result:
-    for i, (got, want) in enumerate(zip(result["dx"], descriptor.expected_gradients)):
+  if descriptor.differentiable:
+    for i, (got, want) in enumerate(zip(values.dx, descriptor.expected_gradients)):
       problem = mismatch(got, want, 2 * descriptor.tolerance)
       if problem:
         problems.append(f"gradient {i}: {problem}")
@@ -459,16 +511,20 @@ def check_family(
     cases += len(refused)
     for name in check_refused(make_impl(kind, layout, devices), refused):
       problems.append(f"{name}: no LayoutError for a layout that is not legal")
-  results: dict[str, Any] = {}
-  if allowed:
-    try:
-      results = run_program(make_impl(kind, layout, devices), allowed, traced)
-    except Exception:  # noqa: BLE001: told below, by the operation whose fault it is
-      results = {}
+  results: dict[str, Values] = {}
+  failure = None
+  try:
+    results = run_program(make_impl(kind, layout, devices), allowed, traced)
+  except Exception as e:  # noqa: BLE001: told below, if possible by the operation whose fault it is
+    failure = f"all together: {type(e).__name__}: {str(e)[:300]}"
   for d in allowed:
     try:
-      result = results.get(d.name) or run_program(make_impl(kind, layout, devices), [d], traced)[d.name]
-      problems += [f"{d.name}: {p}" for p in compare(d, result)]
-    except Exception as e:  # noqa: BLE001
+      values = results.get(d.name)
+      if values is None:
+        values = run_program(make_impl(kind, layout, devices), [d], traced)[d.name]
+      problems += [f"{d.name}: {p}" for p in compare(d, values)]
+    except Exception as e:  # noqa: BLE001: whatever it is, it is told
       problems.append(f"{d.name}: {type(e).__name__}: {str(e)[:300]}")
+  if failure and not problems:
+    problems.append(failure)
   return cases, problems

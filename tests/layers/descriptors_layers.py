@@ -125,7 +125,8 @@ DESCRIPTORS = [
   op("mask_padding", lambda x: layers.attention_mask_ignore_padding(x),
      lambda x: np.where(x == 0, -1e9, 0.0), IDS),
   op("mask_autoregressive", lambda x: layers.attention_mask_autoregressive(x),
-     lambda x: np.where(x[:, :, None] < x[:, None, :], -1e9, 0.0), T("b:4 length:8", 0, 9, "int32")),
+     lambda x: np.where(x[:, :, None] < x[:, None, :], -1e9, 0.0),
+     T("b:4 length:8", 0, 9, "int32")),
   op("mask_segments", lambda x: layers.attention_mask_same_segment(x), segments, IDS),
   op("mask_two_segments",
      lambda x, y: layers.attention_mask_same_segment(x, y),
@@ -155,5 +156,4 @@ DESCRIPTORS = [
     lambda x, w: np.einsum("bed,edf->bef", x, w),
     "b:4 e:4 d:4", "e:4 d:4 f:8", together=("b:4 e:4 d:4 f:8",),
   ),
-  op("multiplicative_jitter_off", lambda x: layers.multiplicative_jitter(x, 0.0), lambda x: x, "b:4"),
 ]

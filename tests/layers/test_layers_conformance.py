@@ -7,7 +7,7 @@ import pytest
 from tests.conformance import framework
 from tests.layers.descriptors_layers import DESCRIPTORS
 
-DRAWS = 5
+DRAWS = 3
 LAYOUTS = framework.draw_layouts("layers", DESCRIPTORS, DRAWS)
 
 

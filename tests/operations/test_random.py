@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.operations.random import half_words
 from tests.operations.comparing import placement, rand, run, simd
 
 A, B, C = mtf.Dimension("a", 8), mtf.Dimension("b", 16), mtf.Dimension("c", 4)
@@ -158,3 +159,25 @@ def test_temperature_multiplies_the_noise():
 
   # logits + t * g is t * (logits / t + g): the softmax of logits / t.
   assert abs(run(build)[0].mean() - 1.0 / (1.0 + np.exp(2.0))) < 0.01
+
+
+def test_half_words_do_not_depend_on_how_rows_are_cut():
+  whole = half_words(5, [3, 13], [0, 0], [3, 13]).numpy()
+  for begin in range(13):
+    for size in range(1, 14 - begin):
+      part = half_words(5, [3, 13], [1, begin], [2, size])
+      np.testing.assert_array_equal(part, whole[1:, begin : begin + size])
+      if begin % size == 0:
+        # As a SIMD program asks for it: the offset of a block is a tensor.
+        part = half_words(tf.constant(5, tf.uint32), [3, 13], [1, tf.constant(begin)], [2, size])
+        np.testing.assert_array_equal(part, whole[1:, begin : begin + size])
+
+
+def test_half_words_are_uniform_and_independent():
+  words = half_words(1, [64, 4096], [0, 0], [64, 4096]).numpy()
+  assert len(np.unique(words)) > 64_000
+  for bit in range(16):
+    ones = words >> bit & 1
+    assert abs(ones.mean() - 0.5) < 0.005
+    for other in (words >> (bit + 1) % 16 & 1, np.roll(ones, 1, 1), np.roll(ones, 1, 0)):
+      assert abs((ones ^ other).mean() - 0.5) < 0.005

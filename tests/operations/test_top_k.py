@@ -118,3 +118,12 @@ def test_wrong_use_is_told():
     mtf.nth_largest_element(x, 8, A)
   with pytest.raises(mtf.LayoutError, match="k:2"):
     run(lambda m: mtf.top_k(mtf.import_tf_tensor(m, *NUMBERS), A, ("k", 2)), "k:r")
+
+
+def test_positions_are_gathered_without_a_check_and_values_with_one():
+  m = mtf.Mesh(mtf.Graph(), "m")
+  x = mtf.import_tf_tensor(m, *NUMBERS)
+  values, positions = mtf.top_k(x, A, mtf.Dimension("k", 2))
+  assert mtf.gather(x, positions, A).operation._in_range
+  assert not mtf.gather(x, values, A).operation._in_range
+  assert not mtf.gather(mtf.slice(x, 0, 7, "a"), positions, ("a", 7)).operation._in_range

@@ -12,6 +12,9 @@ class Sgd:
   def step(self, w, g):
     return w - self.lr * g
 
+  def slots(self):
+    return {}
+
 
 class Momentum:
   def __init__(self, lr, momentum):

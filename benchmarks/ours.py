@@ -1,0 +1,93 @@
+"""Our side of the benchmarks: the trainer's own training step of the Transformer package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import gin
+import numpy as np
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from benchmarks.sizes import Size, initial_values
+from mesh_tensorflow.transformer import mesh_setup, transformer, utils
+
+LAYOUT = "batch:batch,d_ff:model,heads:model,vocab:model"
+_LEARNING_RATE = 1e-3
+
+
+def make_step(
+  size: Size, seed: int = 0, mesh: str = "", implementation: str = "placement"
+) -> Callable[[np.ndarray], tf.Tensor]:
+  """One training step on a mesh of virtual CPU devices.
+
+  Args:
+    size: the model and the batch.
+    seed: of the initial weights.
+    mesh: mesh shape, such as "batch:2,model:2"; "" is one device.
+    implementation: "placement" or "simd".
+
+  Returns:
+    A function of int32 tokens [batch, length] that returns the loss.
+  """
+  devices = mesh_setup.find_devices(max(1, mtf.convert_to_shape(mesh).size))
+  gin.clear_config()
+  gin.parse_config(f"""
+    import mesh_tensorflow.transformer.transformer_layers
+    transformer.LayerStack.sublayers_initial = []
+    transformer.LayerStack.sublayers_per_layer = [
+      @transformer.sublayer_rms_norm, @transformer.sublayer_call_layer,
+      @transformer.sublayer_residual]
+    transformer.LayerStack.sublayers_final = [@transformer.sublayer_rms_norm]
+    transformer.make_layer_stack.layers = [
+      @transformer_layers.SelfAttention, @transformer_layers.DenseReluDense]
+    transformer.make_layer_stack.num_layers = {size.layers}
+    Unitransformer.d_model = {size.d_model}
+    Unitransformer.shared_embedding_and_softmax_weights = True
+    Unitransformer.max_length = {size.length}
+    DenseReluDense.hidden_size = {size.d_ff}
+    SelfAttention.num_heads = {size.heads}
+    SelfAttention.key_value_size = {size.d_kv}
+    get_variable_dtype.master_dtype = 'float32'
+  """)
+  model = transformer.Unitransformer(
+    layer_stack=transformer.make_layer_stack(),
+    input_vocab_size=size.vocab,
+    output_vocab_size=size.vocab,
+    autoregressive=True,
+  )
+  impl = mesh_setup.make_mesh_impl(
+    mesh, LAYOUT if mesh else "", devices, implementation=implementation, seed=seed
+  )
+  steps = utils.ModelSteps(model, impl, "lm", size.batch, {"targets": size.length})
+  train_step = steps.train_step(["targets"], mtf.optimize.AdamWeightDecayOptimizer)
+  learning_rate = tf.constant(_LEARNING_RATE)
+  step_number = tf.constant(0, tf.int64)
+  compiled = tf.function(
+    lambda tokens: train_step(tokens, learning_rate, step_number), autograph=False
+  )
+  # Tracing creates the variables; then they get the values that every side starts from.
+  compiled.get_concrete_function(tf.TensorSpec([size.batch, size.length], tf.int32))
+  for name, value in initial_values(size, seed).items():
+    impl.variable_store[_our_name(name)].assign(value)
+  return compiled
+
+
+def _our_name(name: str) -> str:
+  """The checkpoint name of a weight of `sizes.initial_values`."""
+  whole = {
+    "embedding": "transformer/embedding",
+    "positions": "transformer/positional_embedding",
+    "final_scale": "transformer/rms_norm/scale",
+  }
+  if name in whole:
+    return whole[name]
+  block, part = name.split("/")
+  prefix = f"transformer/block_{int(block.split('_')[1]):03d}"
+  inner = {
+    "attention_scale": "layer_000/rms_norm/scale",
+    "ffn_scale": "layer_001/rms_norm/scale",
+    "wi": "layer_001/DenseReluDense/wi/kernel",
+    "wo": "layer_001/DenseReluDense/wo/kernel",
+  }.get(part, f"layer_000/SelfAttention/{part}")
+  return f"{prefix}/{inner}"

@@ -1,0 +1,209 @@
+"""`make bench`: one table of ratios, all sides measured in turn in the same run.
+
+Every side is a process of its own. They are started one after the other, warmed up, and then
+take turns of a few steps each, so that a slow moment of the machine hits all of them. A ratio is
+the median over the rounds of (median step of ours) / (median step of theirs).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import tqdm
+
+from benchmarks import sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+  """What a worker process measures."""
+
+  side: str
+  size: str
+  mesh: str = ""
+  implementation: str = "placement"
+
+  def arguments(self) -> list[str]:
+    return [self.side, self.size, "--mesh", self.mesh, "--implementation", self.implementation]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """One line of the table: ours / theirs."""
+
+  label: str
+  ours: Side
+  theirs: Side
+  target: float
+
+
+MESH_2X2, MESH_2X4 = "batch:2,model:2", "batch:2,model:4"
+
+
+def rows(with_torch: bool) -> list[Row]:
+  """The comparisons, in the order of the table."""
+  result = []
+  for size in ("small", "bench"):
+    one = Side("ours", size)
+    result.append(Row(f"(a) {size}: one device / plain TensorFlow 2", one, Side("plain", size), 1.05))
+    if with_torch:
+      result.append(Row(f"(b) {size}: one device / PyTorch", one, Side("torch", size), 1.0))
+  one = Side("ours", "bench")
+  for mesh, label, implementation, target in (
+    (MESH_2X2, "2x2", "placement", 1.10),
+    (MESH_2X4, "2x4", "placement", 1.40),
+    (MESH_2X2, "2x2", "simd", 1.35),
+    (MESH_2X4, "2x4", "simd", float("nan")),
+  ):
+    ours = Side("ours", "bench", mesh, implementation)
+    result.append(Row(f"(c) bench: {label} {implementation} / one device", ours, one, target))
+  return result
+
+
+FIRST_STEP = [
+  Side("ours", "small", mesh, implementation)
+  for implementation in ("placement", "simd")
+  for mesh in ("batch:2", "batch:2,model:2", "batch:2,model:4")
+]
+
+
+class Worker:
+  """A running side."""
+
+  def __init__(self, side: Side):
+    self.side = side
+    self._process = subprocess.Popen(
+      [sys.executable, "-m", "benchmarks.worker", *side.arguments()],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+    )
+    ready = self._read()
+    self.first_step_seconds = ready["first_step_seconds"]
+    self.losses = ready["losses"]
+
+  def milliseconds(self, steps: int) -> list[float]:
+    """Runs some steps and returns the time of each."""
+    self._process.stdin.write(f"{steps}\n")
+    self._process.stdin.flush()
+    return self._read()["ms"]
+
+  def close(self) -> None:
+    self._process.stdin.close()
+    self._process.wait(timeout=60)
+
+  def _read(self) -> dict:
+    line = self._process.stdout.readline()
+    if not line:
+      raise RuntimeError(f"{self.side} ended with code {self._process.wait()}")
+    return json.loads(line)
+
+
+def measure(sides: Sequence[Side], rounds: int, steps: int) -> tuple[dict, dict]:
+  """Medians of every round for every side, and the first losses."""
+  workers = {}
+  try:
+    for side in tqdm.tqdm(sides, desc="starting", unit="side"):
+      workers[side] = Worker(side)
+    medians = {side: [] for side in sides}
+    for _ in tqdm.tqdm(range(rounds), desc="measuring", unit="round"):
+      for side, worker in workers.items():
+        medians[side].append(statistics.median(worker.milliseconds(steps)))
+    return medians, {side: w.losses for side, w in workers.items()}
+  finally:
+    for worker in workers.values():
+      worker.close()
+
+
+def main() -> None:
+  """Measures and prints."""
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("--rounds", type=int, default=15, help="turns of each side")
+  parser.add_argument("--steps", type=int, default=4, help="steps in a turn")
+  parser.add_argument("--only", default="", help="rows whose label has this text, such as (a)")
+  args = parser.parse_args()
+  with_torch = importlib.util.find_spec("torch") is not None
+  chosen = [r for r in rows(with_torch) if args.only in r.label]
+  lines = []
+  for size in ("small", "bench"):
+    group = [r for r in chosen if r.ours.size == size]
+    if group:
+      sides = list(dict.fromkeys(s for r in group for s in (r.ours, r.theirs)))
+      medians, losses = measure(sides, args.rounds, args.steps)
+      check_losses(losses)
+      lines += [table_line(r, medians) for r in group]
+  print(f"\nMeasured on {machine()}; {args.rounds} rounds of {args.steps} steps.\n")
+  print("| comparison | ours | other | ratio | wanted |\n|---|---|---|---|---|")
+  print("\n".join(lines))
+  if not with_torch:
+    print("\nPyTorch is not installed: (b) is left out.")
+  if not args.only or "(d)" in args.only:
+    print_first_steps()
+
+
+def table_line(row: Row, medians: dict) -> str:
+  """One line of the table."""
+  ours, theirs = medians[row.ours], medians[row.theirs]
+  ratio = statistics.median(a / b for a, b in zip(ours, theirs))
+  wanted = "" if row.target != row.target else f"at most {row.target:.2f}"
+  return (
+    f"| {row.label} | {statistics.median(ours):.1f} ms | {statistics.median(theirs):.1f} ms | "
+    f"**{ratio:.2f}** | {wanted} |"
+  )
+
+
+def check_losses(losses: dict) -> None:
+  """All sides start from the same weights: their first losses must agree."""
+  reference_side = next(iter(losses))
+  for side, values in losses.items():
+    difference = max(abs(a - b) / abs(b) for a, b in zip(values, losses[reference_side]))
+    if difference > 2e-3:
+      raise RuntimeError(
+        f"{side} computes other losses than {reference_side} (relative difference "
+        f"{difference:.1e}): they do not do the same work"
+      )
+
+
+def print_first_steps() -> None:
+  """(d): time from an empty program to the end of the first step."""
+  print("\n| (d) small: time to first step | 2 devices | 4 devices | 8 devices |\n|---|---|---|---|")
+  seconds = {}
+  for side in tqdm.tqdm(FIRST_STEP, desc="first steps", unit="side"):
+    worker = Worker(side)
+    seconds[side] = worker.first_step_seconds
+    worker.close()
+  for implementation in ("placement", "simd"):
+    values = [s for side, s in seconds.items() if side.implementation == implementation]
+    print(f"| {implementation} | " + " | ".join(f"{v:.1f} s" for v in values) + " |")
+
+
+def machine() -> str:
+  """What the figures were measured on."""
+  import os
+
+  import tensorflow as tf
+
+  versions = [f"TensorFlow {tf.__version__}"]
+  if importlib.util.find_spec("torch") is not None:
+    import torch
+
+    versions.append(f"PyTorch {torch.__version__}")
+  model = platform.processor() or platform.machine()
+  try:
+    with open("/proc/cpuinfo") as f:
+      model = next(line.split(":")[1].strip() for line in f if line.startswith("model name"))
+  except (OSError, StopIteration):
+    pass
+  return f"{os.cpu_count()} cores of {model}, {', '.join(versions)}"
+
+
+if __name__ == "__main__":
+  main()

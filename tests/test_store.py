@@ -1,0 +1,180 @@
+"""The variable store: slices on their devices, equal values on every layout, one of each name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import errors
+from mesh_tensorflow.dimensions import convert_to_shape
+from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
+from mesh_tensorflow.store import LaidOutVariable, VariableStore
+
+SHAPE = convert_to_shape([("a", 8), ("b", 4)])
+LAYOUTS = [
+  ("", "", 1),
+  ("rows:2,cols:2", "a:rows,b:cols", 4),
+  ("rows:2,cols:2", "a:cols", 4),
+  ("all:8", "a:all", 8),
+  ("x:2,y:2,z:2", "b:z,a:x", 8),
+]
+
+
+def make_impl(devices, layout=LAYOUTS[1], store=None, kind=PlacementMeshImpl):
+  shape, rules, size = layout
+  return kind(shape, rules, devices[:size], variable_store=store)
+
+
+def get(impl, name="w", shape=SHAPE, dtype=tf.float32, master=None, **kwargs):
+  return impl.variable_store.get(
+    impl, name, shape, master_dtype=master or dtype, slice_dtype=dtype, **kwargs
+  )
+
+
+def test_slices_are_on_their_devices_and_only_slices_exist(cpu_devices):
+  stored = get(make_impl(cpu_devices))
+  assert [v.shape.as_list() for v in stored.slices] == [[4, 2]] * 4
+  assert stored.slice_shape == (4, 2)
+  assert stored.begins == ((0, 0), (0, 2), (4, 0), (4, 2))
+  assert [v.device.endswith(d) for v, d in zip(stored.slices, cpu_devices)] == [True] * 4
+
+
+@pytest.mark.parametrize("kind", [PlacementMeshImpl, SimdMeshImpl])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+  "initializer",
+  [
+    None,
+    tf.random_normal_initializer(stddev=2.0),
+    tf.random_uniform_initializer(-3.0, 5.0),
+    tf.keras.initializers.TruncatedNormal(stddev=1.0),
+  ],
+)
+def test_initial_values_do_not_depend_on_the_layout(cpu_devices, layout, initializer, kind):
+  one = get(make_impl(cpu_devices, LAYOUTS[0]), initializer=initializer).numpy()
+  assert len(np.unique(one)) == one.size
+  other = get(make_impl(cpu_devices, layout, kind=kind), initializer=initializer)
+  # Up to the last bit: vectorized and scalar code round logarithms differently.
+  np.testing.assert_allclose(other.numpy(), one, rtol=3e-7)
+  whole = other.numpy()
+  for begin, v in zip(other.begins, other.slices):  # Replicas too.
+    part = tuple(slice(b, b + n) for b, n in zip(begin, other.slice_shape))
+    np.testing.assert_array_equal(v.numpy(), whole[part])
+
+
+def test_initial_values_depend_on_seed_and_name(cpu_devices):
+  def values(seed, name):
+    return get(make_impl(cpu_devices, store=VariableStore(seed=seed)), name).numpy()
+
+  assert np.array_equal(values(1, "w"), values(1, "w"))
+  assert not np.array_equal(values(1, "w"), values(2, "w"))
+  assert not np.array_equal(values(1, "w"), values(1, "v"))
+
+
+def test_found_again_by_name(cpu_devices):
+  impl = make_impl(cpu_devices)
+  w = get(impl, "scope/w")
+  assert get(impl, "scope/w") is w
+  assert get(make_impl(cpu_devices, store=impl.variable_store), "scope/w") is w
+  v = get(impl, "v", trainable=False)
+  store = impl.variable_store
+  assert (store.names, len(store), list(store)) == (["scope/w", "v"], 2, [w, v])
+  assert "v" in store and "x" not in store
+  assert store["v"] is v
+  with pytest.raises(errors.VariableError, match="no variable 'x'; known: scope/w, v"):
+    store["x"]
+  assert len(store.variables) == 8 and len(store.trainable_variables) == 4
+
+
+def test_another_shape_dtype_or_layout_is_refused(cpu_devices):
+  impl = make_impl(cpu_devices)
+  get(impl)
+  with pytest.raises(errors.VariableError, match=r"variable w exists with shape .*8.* a.*16"):
+    get(impl, shape=convert_to_shape([("a", 16), ("b", 4)]))
+  with pytest.raises(errors.VariableError, match="master float32, slice float32 .* bfloat16"):
+    get(impl, dtype=tf.bfloat16)
+  with pytest.raises(errors.VariableError, match="master bfloat16, slice float32"):
+    get(impl, master=tf.bfloat16)
+  with pytest.raises(errors.VariableError, match="dimensions are named differently"):
+    get(impl, shape=convert_to_shape([("c", 8), ("b", 4)]))
+  assert len(impl.variable_store) == 1
+
+
+def test_names_that_tensorflow_refuses(cpu_devices):
+  stored = get(make_impl(cpu_devices), "/a//b/")
+  assert stored.name == "/a//b/"
+  assert stored.slices[3].name.startswith("a/b/_slice_3")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_assign_and_read_whole_values(cpu_devices, layout):
+  impl = make_impl(cpu_devices, layout)
+  stored = get(impl)
+  value = np.random.RandomState(0).randn(8, 4)
+  stored.assign(value)
+  np.testing.assert_array_equal(stored.numpy(), value.astype(np.float32))
+  assert len(stored.distinct()) * np.prod(stored.slice_shape) == 32
+  scalar = get(impl, "scalar", shape=convert_to_shape([]))
+  scalar.assign(2.5)
+  assert scalar.numpy() == 2.5
+  with pytest.raises(errors.VariableError, match=r"w has shape .* the new value has \(4, 8\)"):
+    stored.assign(value.T)
+
+
+def test_slice_dtype(cpu_devices):
+  stored = get(make_impl(cpu_devices), dtype=tf.bfloat16, master=tf.float32)
+  assert {v.dtype for v in stored.slices} == {tf.bfloat16}
+  stored.assign(np.full([8, 4], 1.5))
+  assert stored.numpy().astype(np.float32).tolist() == [[1.5] * 4] * 8
+
+
+def test_created_inside_a_trace(cpu_devices):
+  impl = make_impl(cpu_devices)
+
+  @tf.function
+  def program():
+    return get(impl).slices[2].read_value()
+
+  np.testing.assert_array_equal(program(), impl.variable_store["w"].numpy()[4:, :2])
+  assert all(isinstance(v, tf.Variable) for v in impl.variable_store["w"].slices)
+
+
+@pytest.mark.parametrize("run", [lambda f: f, tf.function], ids=["eager", "function"])
+def test_laid_out_variable(cpu_devices, run):
+  impl = make_impl(cpu_devices)
+  stored = get(impl, initializer=tf.ones_initializer())
+  variable = LaidOutVariable(impl, stored, "the operation")
+  seen = []
+
+  @run
+  def program():
+    now = impl.export_to_tf_tensor(SHAPE, variable.laid_out_tensor)
+    twice = impl.slicewise(lambda t: 2.0 * t, variable.laid_out_tensor)
+
+    def assign(operation, v, value):
+      seen.append(operation)
+      return v.assign_add(value)
+
+    assert len(variable.assign_to_slices(assign, twice)) == 4
+    variable.update(lambda v, t: v.assign_sub(t), impl.slicewise(tf.ones_like, twice))
+    return now
+
+  assert (program().numpy() == 1).all()
+  assert (stored.numpy() == 2).all()
+  assert seen == ["the operation"] * 4
+
+
+def test_two_programs_share_a_store(cpu_devices):
+  store = VariableStore()
+  values = []
+  for layout in (LAYOUTS[1], LAYOUTS[1]):
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "m")
+    w = mtf.get_variable(mesh, "w", [mtf.Dimension("a", 8), mtf.Dimension("b", 4)])
+    lowering = mtf.Lowering(graph, {mesh: make_impl(cpu_devices, layout, store)})
+    values.append(lowering.export_to_tf_tensor(w).numpy())
+  np.testing.assert_array_equal(values[0], values[1])
+  assert store.names == ["w"]
