@@ -1,6 +1,7 @@
 """The benchmark model in plain TensorFlow 2: what one device should cost.
 
-Written as one would write it without this package: a tf.Module, a tf.GradientTape and one tf.function for the whole step.
+Written as one would write it without this package: a tf.Module, a tf.GradientTape and one
+tf.function for the whole step.
 
     python -m benchmarks.plain_tf [--jit_compile]
 """
@@ -8,7 +9,7 @@ Written as one would write it without this package: a tf.Module, a tf.GradientTa
 from __future__ import annotations
 
 import argparse
-from typing import Callable
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -33,7 +34,12 @@ class Block(tf.Module):
       setattr(self, weight, tf.Variable(values[f"{name}/{weight}"], name=weight))
 
   def __call__(self, x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """Maps x [batch * length, d_model] to the same shape; `mask` [length, length] is added to the attention logits."""
+    """Maps x [batch * length, d_model] to the same shape.
+
+    Args:
+      x: the activations.
+      mask: [length, length], added to the attention logits.
+    """
     x += self.attention(rms_norm(x, self.attention_scale), mask)
     h = tf.nn.relu(tf.matmul(rms_norm(x, self.ffn_scale), self.wi))
     return x + tf.matmul(h, self.wo)
@@ -64,7 +70,7 @@ class LanguageModel(tf.Module):
     self.final_scale = tf.Variable(values["final_scale"], name="final_scale")
 
   def loss(self, tokens: tf.Tensor) -> tf.Tensor:
-    """Returns the mean over positions of cross entropy and z-loss, zero where the target is padding.
+    """Returns the mean over positions of cross entropy and z-loss, zero for padding targets.
 
     Args:
       tokens: int32 [batch, length], the targets; the inputs are the targets shifted right by one.
@@ -91,27 +97,33 @@ class Adam(tf.Module):
   def __init__(self, variables: list[tf.Variable]):
     super().__init__(name="adam")
     self.variables_and_slots = [
-        (v, tf.Variable(tf.zeros_like(v), trainable=False), tf.Variable(tf.zeros_like(v), trainable=False))
-        for v in variables
+      (
+        v,
+        tf.Variable(tf.zeros_like(v), trainable=False),
+        tf.Variable(tf.zeros_like(v), trainable=False),
+      )
+      for v in variables
     ]
 
   def apply(self, grads: list[tf.Tensor]) -> None:
     for (variable, m, v), grad in zip(self.variables_and_slots, grads):
       tf.raw_ops.ResourceApplyAdam(
-          var=variable.handle,
-          m=m.handle,
-          v=v.handle,
-          beta1_power=0.0,  # zero powers switch the bias correction off
-          beta2_power=0.0,
-          lr=sizes.LEARNING_RATE,
-          beta1=sizes.BETA1,
-          beta2=sizes.BETA2,
-          epsilon=sizes.ADAM_EPSILON,
-          grad=tf.convert_to_tensor(grad),
+        var=variable.handle,
+        m=m.handle,
+        v=v.handle,
+        beta1_power=0.0,  # zero powers switch the bias correction off
+        beta2_power=0.0,
+        lr=sizes.LEARNING_RATE,
+        beta1=sizes.BETA1,
+        beta2=sizes.BETA2,
+        epsilon=sizes.ADAM_EPSILON,
+        grad=tf.convert_to_tensor(grad),
       )
 
 
-def make_step(size: Size, seed: int = 0, jit_compile: bool = False) -> Callable[[np.ndarray], tf.Tensor]:
+def make_step(
+  size: Size, seed: int = 0, jit_compile: bool = False
+) -> Callable[[np.ndarray], tf.Tensor]:
   """Returns a function that runs one training step and returns the loss before the update.
 
   Args:
@@ -127,7 +139,9 @@ def make_step(size: Size, seed: int = 0, jit_compile: bool = False) -> Callable[
   adam = Adam(variables)
 
   @tf.function(
-      input_signature=[tf.TensorSpec([size.batch, size.length], tf.int32)], autograph=False, jit_compile=jit_compile
+    input_signature=[tf.TensorSpec([size.batch, size.length], tf.int32)],
+    autograph=False,
+    jit_compile=jit_compile,
   )
   def train_step(tokens: tf.Tensor) -> tf.Tensor:
     with tf.GradientTape() as tape:

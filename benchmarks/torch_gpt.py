@@ -1,12 +1,12 @@
 """The benchmark model in PyTorch.
 
-    python -m benchmarks.torch_gpt [--compile]
+python -m benchmarks.torch_gpt [--compile]
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Callable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def _define_model() -> type:
       x = self.final_norm(x) * size.d_model**-0.5
       logits = F.linear(x, self.embedding.weight).view(-1, size.vocab)
       targets = tokens.reshape(-1)
-      # One pass over the logits for both losses: log Z is what log_softmax subtracted from any logit.
+      # One pass over the logits for both losses: log Z is what log_softmax subtracted.
       index = targets[:, None]
       log_prob = F.log_softmax(logits, -1).gather(-1, index)
       log_z = logits.gather(-1, index) - log_prob
@@ -99,10 +99,13 @@ def _define_model() -> type:
   return LanguageModel
 
 
-def make_step(size: Size, seed: int = 0, compile_step: bool = False) -> Callable[[np.ndarray], torch.Tensor]:
+def make_step(
+  size: Size, seed: int = 0, compile_step: bool = False
+) -> Callable[[np.ndarray], torch.Tensor]:
   """Returns a function that runs one training step and returns the loss before the update.
 
-  The Adam here is PyTorch's own, with its bias correction, which the other sides do not have; its cost is the same.
+  The Adam here is PyTorch's own, with its bias correction, which the other sides do not have;
+  its cost is the same.
 
   Args:
     size: the size of model and batch.
@@ -121,11 +124,11 @@ def make_step(size: Size, seed: int = 0, compile_step: bool = False) -> Callable
   model = _define_model()(size)
   model.set_values(sizes.initial_values(size, seed))
   optimizer = torch.optim.Adam(
-      model.parameters(),
-      lr=sizes.LEARNING_RATE,
-      betas=(sizes.BETA1, sizes.BETA2),
-      eps=sizes.ADAM_EPSILON,
-      fused=True,
+    model.parameters(),
+    lr=sizes.LEARNING_RATE,
+    betas=(sizes.BETA1, sizes.BETA2),
+    eps=sizes.ADAM_EPSILON,
+    fused=True,
   )
   loss_fn = torch.compile(model) if compile_step else model
 

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -151,16 +151,6 @@ def fold(parts: Sequence[tf.Tensor], reduction: str) -> tf.Tensor:
   return result
 
 
-def unlifted_variable(value: Any, dtype: tf.DType, name: str) -> tf.Variable:
-  """A variable for internal use, which tf.function does not take for one that it created.
-
-  (It would trace its function a second time.) To be called in a `tf.init_scope`.
-  """
-  return tf.Variable(
-    value, trainable=False, dtype=dtype, name=name, experimental_enable_variable_lifting=False
-  )
-
-
 class KeyAllocator:
   """Numbers for TensorFlow's collectives, which are named by integers in a process.
 
@@ -181,6 +171,11 @@ class KeyAllocator:
       self._next_group += len(groups.members)
     return self._groups[key]
 
+  def lone_group_key(self) -> int:
+    """The key of a group that nobody else joins."""
+    self._next_group += 1
+    return self._next_group - 1
+
   def instance_key(self) -> int:
     return next(self._instances)
 
@@ -200,27 +195,33 @@ class RuntimeCollectives(Collectives):
     devices: full device name of every processor; no device twice.
     pnum: the processor number, an int32 scalar.
     token: a resource handle of this device; it orders the device's collectives.
-    timeout_seconds: after this long a collective fails for good.
+    show_progress: called with the result of each collective.
   """
 
   def __init__(
-    self, devices: Sequence[str], pnum: Any, token: tf.Tensor, timeout_seconds: float
+    self,
+    devices: Sequence[str],
+    pnum: Any,
+    token: tf.Tensor,
+    show_progress: Callable[[tf.Tensor], None],
   ):
     super().__init__(pnum)
     self._devices = tuple(devices)
     self._token = token
-    self._timeout = float(timeout_seconds)
+    self._show_progress = show_progress
 
-  def _common(self, groups: Groups) -> dict[str, Any]:
+  def _run(self, op: Callable[..., tf.Tensor], groups: Groups, **kwargs: Any) -> tf.Tensor:
     first = KEYS.group_key(self._devices, groups)
-    numbers = groups.table(groups.number)
-    return dict(
+    # Without timeout_seconds: each call would keep a thread sleeping for that long.
+    result = op(
       group_size=groups.size,
-      group_key=first + self.choose(numbers),
+      group_key=first + self.choose(groups.table(groups.number)),
       instance_key=KEYS.instance_key(),
       ordering_token=[self._token],
-      timeout_seconds=self._timeout,
+      **kwargs,
     )
+    self._show_progress(result)
+    return result
 
   def _device_rank(self, groups: Groups, pnum: int) -> list[int]:
     """For each rank in the group of `pnum` the place that TensorFlow gives its device."""
@@ -246,16 +247,14 @@ class RuntimeCollectives(Collectives):
       return tf.cast(reduced, dtype)
     if dtype.is_complex or dtype == tf.uint64:
       return fold(self.all_gather(x, groups), reduction)
-    return tf.raw_ops.CollectiveReduceV2(
-      input=x,
-      merge_op={"SUM": "Add", "MAX": "Max", "MIN": "Min"}[reduction],
-      final_op="Id",
-      **self._common(groups),
+    merge_op = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}[reduction]
+    return self._run(
+      tf.raw_ops.CollectiveReduceV2, groups, input=x, merge_op=merge_op, final_op="Id"
     )
 
   def _rows(self, x: tf.Tensor, groups: Groups) -> tf.Tensor:
     """The tensors of all members, stacked."""
-    y = tf.raw_ops.CollectiveGatherV2(input=tf.reshape(x, [-1]), **self._common(groups))
+    y = self._run(tf.raw_ops.CollectiveGatherV2, groups, input=tf.reshape(x, [-1]))
     return self._by_rank(tf.reshape(y, [groups.size] + x.shape.as_list()), groups)
 
   def all_gather(self, x, groups):
@@ -267,7 +266,7 @@ class RuntimeCollectives(Collectives):
     check_static(parts[0], f"alltoall over {groups.name}")
     words = [_as_words(p) for p in parts]
     rows = self._by_rank(tf.stack([w for w, _ in words]), groups, inverse=True)
-    rows = tf.raw_ops.CollectiveAllToAllV2(input=rows, **self._common(groups))
+    rows = self._run(tf.raw_ops.CollectiveAllToAllV2, groups, input=rows)
     rows = self._by_rank(tf.reshape(rows, [groups.size] + words[0][0].shape.as_list()), groups)
     return [words[0][1](t) for t in tf.unstack(rows, groups.size)]
 
@@ -277,6 +276,25 @@ class RuntimeCollectives(Collectives):
     rows = self._rows(carried, groups)
     result = rows[self.choose(groups.table(lambda p: source[groups.rank(p)] or 0))]
     return restore(self.zeros_where_none(result, groups, source))
+
+
+def abort_collectives(device: str) -> None:
+  """Makes every collective of this process fail, now and in future."""
+  try:
+    with tf.device(device):
+      # Waits for a member that does not exist. TensorFlow then gives up all collectives.
+      tf.raw_ops.CollectiveReduceV2(
+        input=tf.zeros([]),
+        group_size=2,
+        group_key=KEYS.lone_group_key(),
+        instance_key=KEYS.instance_key(),
+        ordering_token=[],
+        merge_op="Add",
+        final_op="Id",
+        timeout_seconds=0.1,
+      )
+  except tf.errors.OpError:
+    pass
 
 
 def _as_words(x: tf.Tensor) -> tuple[tf.Tensor, Any]:

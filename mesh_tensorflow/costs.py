@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from mesh_tensorflow.flops import node_flops
 from mesh_tensorflow.graph import Graph, Operation, Tensor
 from mesh_tensorflow.layout import LayoutLike
+from mesh_tensorflow.liveness import (
+  Memory,
+  activation_memory,
+  needed_operations,
+  planned_slice,
+  probable_results,
+)
 from mesh_tensorflow.lowering import Lowering
 from mesh_tensorflow.mesh_impl import LazyAllreduceSum
 from mesh_tensorflow.plan_mesh_impl import Collective, PlanMeshImpl
-
-# Operations whose output is the buffer of their input.
-_ALIASES = ("Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "EnsureShape")
 
 
 @dataclasses.dataclass
@@ -56,36 +60,6 @@ class OperationCost:
     return total
 
 
-class Held(NamedTuple):
-  """A tensor in memory, and the bytes of its slice."""
-
-  name: str
-  bytes: int
-
-
-@dataclasses.dataclass
-class Memory:
-  """Bytes that one processor holds, if operations run in the order of the graph.
-
-  Attributes:
-    variables: slices of all variables.
-    inputs: slices of what is brought in from outside.
-    activations: the most that outputs of operations take at any time.
-    peak_operation: the operation at which that is.
-    largest: what is held then, largest first.
-  """
-
-  variables: int = 0
-  inputs: int = 0
-  activations: int = 0
-  peak_operation: str = ""
-  largest: list[Held] = dataclasses.field(default_factory=list)
-
-  @property
-  def total(self) -> int:
-    return self.variables + self.inputs + self.activations
-
-
 @dataclasses.dataclass
 class Trace:
   """A lowered program and what it costs.
@@ -109,13 +83,13 @@ class Trace:
 
 
 def trace(
-  program: Callable[[], tuple[Graph, Sequence[Tensor]]], mesh_shape: Any, layout: LayoutLike
+  program: Callable[[], tuple[Graph, Sequence[Tensor] | None]], mesh_shape: Any, layout: LayoutLike
 ) -> Trace:
   """Lowers a program symbolically; no tensor is computed or allocated.
 
   Args:
-    program: called in a scratch TensorFlow graph; returns a graph and its results. With
-      no results, those are taken that no operation reads.
+    program: called in a scratch TensorFlow graph; returns a graph and its results, or None
+      in their place for the tensors that no operation reads.
     mesh_shape: a shape, of any size.
     layout: layout rules.
 
@@ -178,7 +152,7 @@ class _Recorder:
     self._recorded = 0
     self._seen_nodes: set[Any] = set()
     self._stack: list[Operation] = []
-    # Of operations with a body: the memory it takes, and the outer tensors it reads.
+    # Of operations with a body: the bytes that it takes.
     self._inside: dict[Operation, int] = {}
 
   def begin(self, op: Operation) -> None:
@@ -193,7 +167,7 @@ class _Recorder:
   def end(self, op: Operation, lowering: Lowering) -> None:
     self._stack.pop()
     self._attribute(op)
-    roots = [_slice(lowering, x) for x in op.outputs if x in lowering.tensors]
+    roots = [planned_slice(lowering, x) for x in op.outputs if x in lowering.tensors]
     self.costs[op].flops += self._new_flops(roots)
     self._flops_of_vector_product(op)
 
@@ -208,11 +182,11 @@ class _Recorder:
           break
     self._pending[id(pending.laid_out_input)] = (pending.laid_out_input, origin)
 
-  def finish_results(self, lowering: Lowering, results: Sequence[Tensor]) -> None:
+  def finish_results(self, lowering: Lowering, results: Sequence[Tensor] | None) -> None:
     """Executes sums that are still pending in the results, as exporting them does."""
     operations = lowering.graph.operations
-    results = list(results) or _probable_results(operations)
-    needed = _needed(operations, results)
+    results = probable_results(operations) if results is None else list(results)
+    needed = needed_operations(operations, results)
     for op in operations:
       if op not in needed:
         del self.costs[op]
@@ -220,7 +194,7 @@ class _Recorder:
     for x in results:
       lowering.tensors[x].to_laid_out_tensor()
       self._attribute(x.operation)
-    self.memory = self._memory(lowering, operations, results)
+    self.memory = activation_memory(lowering, operations, results, self._inside)
     self.memory.variables = sum(
       v.shape.num_elements() * v.dtype.size for s in self.impl.variable_store for v in s.slices
     )
@@ -230,7 +204,7 @@ class _Recorder:
     """Notes the memory that the body of an operation takes."""
     if self._stack:
       outer = self._stack[-1]
-      inside = self._memory(lowering, operations, []).activations
+      inside = activation_memory(lowering, operations, [], self._inside).activations
       self._inside[outer] = max(inside, self._inside.get(outer, 0))
 
   def _repeated(self, op: Operation) -> int:
@@ -254,7 +228,7 @@ class _Recorder:
   def _new_flops(self, roots: Sequence[Any]) -> int:
     """FLOPs of the TensorFlow nodes that lead to the roots and were not counted yet."""
     flops = 0
-    waiting = [x.op for x in roots if tf.is_tensor(x)]
+    waiting = [x.op for x in roots if hasattr(x, "graph")]
     while waiting:
       node = waiting.pop()
       if node not in self._seen_nodes:
@@ -273,86 +247,3 @@ class _Recorder:
       for d in union:
         size *= d.size
       cost.flops = size * cost.repeated // self.impl.size
-
-  def _memory(
-    self, lowering: Lowering, operations: Sequence[Operation], results: Sequence[Tensor]
-  ) -> Memory:
-    """Most bytes of outputs held at one time; each is held from its making to its last use."""
-    held_elsewhere = {x.ref() for x in self.impl.inputs + self.impl.variable_reads}
-    buffers: dict[Any, list[Any]] = {}  # Key: first use, last use, bytes, tensor.
-    for i, op in enumerate(operations):
-      for x in _reads(op) + op.outputs:
-        if x not in lowering.tensors:
-          continue
-        buffer = _base(_slice(lowering, x))
-        if buffer.ref() in held_elsewhere:
-          continue
-        if x in op.outputs:
-          size = buffer.shape.num_elements() * buffer.dtype.size
-          buffers.setdefault(buffer.ref(), [i, i, size, x.name])
-        elif buffer.ref() in buffers:
-          buffers[buffer.ref()][1] = i
-    for x in results:
-      key = _base(_slice(lowering, x)).ref()
-      if key in buffers:
-        buffers[key][1] = len(operations) - 1
-    change = [0] * (len(operations) + 1)
-    for first, last, size, _ in buffers.values():
-      change[first] += size
-      change[last + 1] -= size
-    memory, held = Memory(), 0
-    peak = 0
-    for i, op in enumerate(operations):
-      held += change[i]
-      if held + self._inside.get(op, 0) > memory.activations:
-        memory.activations, memory.peak_operation = held + self._inside.get(op, 0), op.name
-        peak = i
-    live = [Held(name, n) for first, last, n, name in buffers.values() if first <= peak <= last]
-    memory.largest = sorted(live, key=lambda held: -held.bytes)
-    return memory
-
-
-def _probable_results(operations: Sequence[Operation]) -> list[Tensor]:
-  """Tensors that no operation reads.
-
-  If the program assigns variables, gradients that were not used are by-products.
-  """
-  read = {x for op in operations for x in _reads(op)}
-  assigns = any(not op.outputs for op in operations)
-  return [
-    x
-    for op in operations
-    if not (assigns and "/gradients/" in op.name)
-    for x in op.outputs
-    if x not in read
-  ]
-
-
-def _needed(operations: Sequence[Operation], results: Sequence[Tensor]) -> set[Operation]:
-  """Operations that lead to a result, or act without one: what a tf.function would run."""
-  wanted, needed = set(results), set()
-  for op in reversed(operations):
-    if not op.outputs or any(x in wanted for x in op.outputs):
-      needed.add(op)
-      wanted.update(_reads(op))
-  return needed
-
-
-def _reads(op: Operation) -> list[Tensor]:
-  """Tensors that an operation reads, those that its body captured too."""
-  return op.inputs + list(getattr(op, "implicit_inputs", ()))
-
-
-def _slice(lowering: Lowering, x: Tensor) -> tf.Tensor:
-  """The slice of a tensor, without executing a pending sum."""
-  laid_out = lowering.tensors[x]
-  if isinstance(laid_out, LazyAllreduceSum):
-    laid_out = laid_out.laid_out_input
-  return tf.convert_to_tensor(laid_out.to_laid_out_tensor().one_slice)
-
-
-def _base(x: tf.Tensor) -> tf.Tensor:
-  """The tensor whose buffer x uses."""
-  while x.op.type in _ALIASES:
-    x = x.op.inputs[0]
-  return x

@@ -327,7 +327,7 @@ def describe(
 
   def program():
     if not is_function:
-      return graph_or_function, results or []
+      return graph_or_function, results
     graph, _, returned = graph_or_function.build_graph()
     return graph, [t for t in tf.nest.flatten(returned) if isinstance(t, Tensor)]
 

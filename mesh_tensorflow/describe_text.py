@@ -20,9 +20,10 @@ def report_text(report: Any, rows: int) -> str:
   """
   mesh = " x ".join(f"{m.name}:{m.size}" for m in report.mesh_shape) or "(no dimensions)"
   layout = ", ".join(f"{t}:{m}" for t, m in report.layout.pairs) or "(no rules)"
+  devices = f"{report.mesh_shape.size} device{'' if report.mesh_shape.size == 1 else 's'}"
   parts = [
     textwrap.fill(
-      f"{report.title} on mesh {mesh} ({report.mesh_shape.size} devices), layout {layout}",
+      f"{report.title} on mesh {mesh} ({devices}), layout {layout}",
       WIDTH,
       subsequent_indent="  ",
     ),

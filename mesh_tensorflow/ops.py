@@ -1,5 +1,6 @@
 """Every operation and name of the language, flat: `mesh_tensorflow.ops`."""
 
+from mesh_tensorflow.devices import parallel, transpose_list_of_lists
 from mesh_tensorflow.dimensions import (
   Dimension,
   Shape,
@@ -121,11 +122,8 @@ from mesh_tensorflow.operations.indexing import (
   reduce_first,
   stride_tensor_1d,
 )
-from mesh_tensorflow.operations.loops import (
-  WhileLoopOperation,
-  serialize_training_step,
-  while_loop,
-)
+from mesh_tensorflow.operations.loops import WhileLoopOperation, while_loop
+from mesh_tensorflow.operations.microbatches import serialize_training_step
 from mesh_tensorflow.operations.random import (
   RandomOperation,
   dropout,

@@ -4,29 +4,19 @@ Each member of a group hands its tensor to another one through a queue, without 
 copy. This costs a fraction of TensorFlow's collective operations, which wake
 several threads for each message. A queue is a resource: the program, traced once,
 holds the queues of one processor, and each processor's call gets its own.
-
-Queues know no timeout and keep what a failed run left in them. So each run is
-framed by a state variable (odd while a run is going on): a run refuses to start
-after one that failed, and a watchdog closes the queues when a run stops moving.
 """
 
 from __future__ import annotations
 
-import atexit
 import itertools
-import logging
-import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.collectives import Collectives, Groups, check_static, fold, unlifted_variable
+from mesh_tensorflow.collectives import Collectives, Groups, check_static, fold
 from mesh_tensorflow.dimensions import list_product
-
-_LOG = logging.getLogger("mesh_tensorflow")
 
 _NETWORKS = itertools.count()
 
@@ -39,21 +29,13 @@ class QueueNetwork:
 
   Args:
     devices: device of every processor; may repeat.
-    timeout_seconds: a run (or one iteration of a loop in it) that takes longer
-      is broken off.
   """
 
-  def __init__(self, devices: Sequence[str], timeout_seconds: float):
+  def __init__(self, devices: Sequence[str]):
     self._devices = list(devices)
     self._name = f"mtf_exchange_{next(_NETWORKS)}"
     self._links: dict[Any, list[tf.Tensor]] = {}
     self._receivers: list[tuple[tf.Tensor, tf.DType]] = []
-    self._progress: list[tf.Variable] | None = None
-    self._watchdog: _Watchdog | None = None
-    self.timeout_seconds = float(timeout_seconds)
-    self.broken = False
-    with tf.init_scope(), tf.device(self._devices[0]):
-      self.state = unlifted_variable(0, tf.int64, "mtf_run_state")
     weakref.finalize(self, _destroy, self._receivers).atexit = False
 
   def link(
@@ -92,47 +74,14 @@ class QueueNetwork:
       self._links[key] = handles
     return self._links[key]
 
-  @property
-  def progress(self) -> list[tf.Variable]:
-    """A counter of every processor, advanced by each iteration of a loop that exchanges."""
-    if self._progress is None:
-      made = []
-      with tf.init_scope():
-        for d in self._devices:
-          with tf.device(d):
-            made.append(unlifted_variable(0, tf.int64, "mtf_progress"))
-      self._progress = made
-    return self._progress
-
-  def framed(self, calls: Callable[[], list[tf.Tensor]]) -> None:
-    """Marks the run that `calls` adds to the graph; it returns a tensor of each call."""
-    with tf.device(self._devices[0]):
-      idle = tf.equal(tf.bitwise.bitwise_and(self.state.read_value(), 1), 0)
-      check = tf.debugging.Assert(idle, ["mtf_run_failed: run state", self.state.read_value()])
-      with tf.control_dependencies([check]):
-        start = self.state.assign_add(1, read_value=False)
-    with tf.control_dependencies([start]):
-      done = calls()
-    with tf.control_dependencies(done), tf.device(self._devices[0]):
-      self.state.assign_add(1, read_value=False)
-    if self._watchdog is None:
-      self._watchdog = _Watchdog(self)
-
   def reset(self) -> None:
     """Empties the queues after a failed run."""
     for handle, dtype in self._receivers:
       for _ in range(int(tf.raw_ops.QueueSizeV2(handle=handle))):
         tf.raw_ops.QueueDequeueV2(handle=handle, component_types=[dtype])
-    self.state.assign(0)
-
-  def signs_of_life(self) -> tuple[int, ...]:
-    """Numbers that change as long as runs go on; the first is odd during a run."""
-    counters = [self.state] + (self._progress or [])
-    return tuple(int(v.numpy()) for v in counters)
 
   def close(self) -> None:
     """Makes every processor that waits fail, now and in future."""
-    self.broken = True
     for handle, _ in list(self._receivers):
       tf.raw_ops.QueueCloseV2(handle=handle, cancel_pending_enqueues=True)
 
@@ -144,44 +93,6 @@ def _destroy(receivers: Sequence[tuple[tf.Tensor, tf.DType]]) -> None:
         tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
 
-class _Watchdog:
-  """A thread that closes the queues of a network when a run does not move any more."""
-
-  def __init__(self, network: QueueNetwork):
-    self._network = weakref.ref(network)
-    self._stop = threading.Event()
-    self._thread = threading.Thread(target=self._watch, name="mtf-watchdog", daemon=True)
-    weakref.finalize(network, self._stop.set)
-    self._thread.start()
-    # TensorFlow must not be called while the interpreter shuts down.
-    atexit.register(_stop_thread, weakref.ref(self))
-
-  def _watch(self) -> None:
-    last, since = None, time.monotonic()
-    timeout = self._network().timeout_seconds
-    while not self._stop.wait(min(5.0, timeout / 4)):
-      network = self._network()
-      if network is None or network.broken:
-        return
-      now = network.signs_of_life()
-      if now != last or now[0] % 2 == 0:
-        last, since = now, time.monotonic()
-      elif time.monotonic() - since > timeout:
-        _LOG.error("no processor moved for %g s: the run is broken off", timeout)
-        network.close()
-        return
-      del network
-
-  def stop(self) -> None:
-    self._stop.set()
-    self._thread.join(10.0)
-
-
-def _stop_thread(watchdog: weakref.ref) -> None:
-  if watchdog() is not None:
-    watchdog().stop()
-
-
 class QueueCollectives(Collectives):
   """The collectives of a program that is traced once for all processors.
 
@@ -190,7 +101,7 @@ class QueueCollectives(Collectives):
     pnum: the processor number, an int32 scalar.
     own: `own(per_processor)` is the element of this program's processor in a list of
       resource handles, one for each processor.
-    program_graph: the graph of the program; exchanges in other graphs are inside loops.
+    show_progress: called with the result of each exchange.
   """
 
   def __init__(
@@ -198,12 +109,12 @@ class QueueCollectives(Collectives):
     network: QueueNetwork,
     pnum: Any,
     own: Callable[[Sequence[tf.Tensor]], tf.Tensor],
-    program_graph: Any,
+    show_progress: Callable[[tf.Tensor], None],
   ):
     super().__init__(pnum)
     self._network = network
     self._own = own
-    self._graphs_with_progress = {program_graph}
+    self._show_progress = show_progress
 
   def _send(self, relation: Any, slot: Any, x: tf.Tensor, peer: Callable[[int], int]) -> None:
     handles = self._network.link(relation, slot, x.dtype, peer, sending=True)
@@ -215,10 +126,7 @@ class QueueCollectives(Collectives):
     handles = self._network.link(relation, slot, like.dtype, peer, sending=False)
     y = tf.raw_ops.QueueDequeueV2(handle=self._own(handles), component_types=[like.dtype])[0]
     y.set_shape(like.shape)
-    if y.graph not in self._graphs_with_progress:
-      self._graphs_with_progress.add(y.graph)
-      counter = self._own([v.handle for v in self._network.progress])
-      tf.raw_ops.AssignAddVariableOp(resource=counter, value=tf.constant(1, tf.int64))
+    self._show_progress(y)
     return y
 
   def _exchange(self, parts: Sequence[tf.Tensor], groups: Groups) -> list[tf.Tensor]:
@@ -269,7 +177,8 @@ class QueueCollectives(Collectives):
       values = self.all_gather(x, groups)
       if len(set(source)) == 1:
         return values[source[0]]
-      y = tf.gather(tf.stack(values), self.choose(groups.table(lambda p: source[groups.rank(p)] or 0)))
+      wanted = groups.table(lambda p: source[groups.rank(p)] or 0)
+      y = tf.gather(tf.stack(values), self.choose(wanted))
     else:
       # Everyone sends once and receives once; who should get zeros drops what it gets.
       spare = (r for r in range(groups.size) if r not in named)

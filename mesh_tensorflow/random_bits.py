@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 _GOLDEN = 0x9E3779B9
@@ -105,9 +104,13 @@ def _unit(words: tf.Tensor) -> tf.Tensor:
 
 
 def _open_unit(words: tf.Tensor) -> tf.Tensor:
-  """float32 in (0, 1), symmetric about 1/2."""
-  half = tf.bitcast(tf.bitwise.right_shift(words, _constant(9)), tf.int32)
-  return (tf.cast(half, tf.float32) + 0.5) * (1.0 / 2**23)
+  """float64 in (0, 1), symmetric about 1/2.
+
+  In double precision, since TensorFlow's vectorized and scalar `ndtri` differ in the last
+  bit: an element's value would depend on its place in the slice. Rounding hides that.
+  """
+  half = tf.bitcast(tf.bitwise.right_shift(words, _constant(1)), tf.int32)
+  return (tf.cast(half, tf.float64) + 0.5) * (1.0 / 2**31)
 
 
 def uniform(
@@ -152,10 +155,18 @@ def normal(
   dtype: Any = tf.float32,
   name: str | None = None,
 ) -> tf.Tensor:
-  """A slice of a tensor of normal numbers, as `tf.random.normal`; |z| is below 5.3."""
+  """A slice of a tensor of normal numbers, as `tf.random.normal`; |z| is below 6.3."""
   del name
   z = tf.math.ndtri(_open_unit(bits(key, full_shape, begin, slice_shape)))
-  return tf.cast(z * stddev + mean, dtype)
+  return _scaled(z, mean, stddev, dtype)
+
+
+def _scaled(z: tf.Tensor, mean: Any, stddev: Any, dtype: Any) -> tf.Tensor:
+  """mean + stddev * z, computed in float64 so far as it is made of constants."""
+  if tf.is_tensor(mean) or tf.is_tensor(stddev):
+    z = tf.cast(z, tf.float32)
+    return tf.cast(z * tf.cast(stddev, tf.float32) + tf.cast(mean, tf.float32), dtype)
+  return tf.cast(z * float(stddev) + float(mean), dtype)
 
 
 _LOW_TAIL = 0.5 * (1.0 + math.erf(-2.0 / math.sqrt(2.0)))
@@ -174,8 +185,8 @@ def truncated_normal(
   """A slice of normal numbers cut at two standard deviations, by the inverse CDF."""
   del name
   u = _open_unit(bits(key, full_shape, begin, slice_shape))
-  z = tf.math.ndtri(u * np.float32(1.0 - 2.0 * _LOW_TAIL) + np.float32(_LOW_TAIL))
-  return tf.cast(tf.clip_by_value(z, -2.0, 2.0) * stddev + mean, dtype)
+  z = tf.math.ndtri(u * (1.0 - 2.0 * _LOW_TAIL) + _LOW_TAIL)
+  return _scaled(z, mean, stddev, dtype)
 
 
 # By the `__name__` of the TensorFlow function they stand for.

@@ -9,6 +9,7 @@ every lowered operation runs at once and can be looked at.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from mesh_tensorflow.collectives import (
   Collectives,
   Groups,
   RuntimeCollectives,
-  unlifted_variable,
+  abort_collectives,
 )
 from mesh_tensorflow.dimensions import Shape, ShapeLike
 from mesh_tensorflow.errors import ConfigError, GraphError, MeshShapeError, ShapeError
@@ -32,6 +33,7 @@ from mesh_tensorflow.mesh_impl import LaidOutTensor, MeshImpl, convert_args_to_l
 from mesh_tensorflow.placement_mesh_impl import suggest_mesh_shape
 from mesh_tensorflow.processors import pnum_to_processor_coordinates
 from mesh_tensorflow.queue_collectives import QueueCollectives, QueueNetwork
+from mesh_tensorflow.run_guard import RunGuard, unlifted_variable
 from mesh_tensorflow.simd_program import ConcreteProgram, Program, TracedProgram, run_traced
 from mesh_tensorflow.store import StoredVariable, VariableStore
 from mesh_tensorflow.thread_collectives import run_in_threads
@@ -95,6 +97,7 @@ class SimdMeshImpl(MeshImpl):
     physical_devices = _choose_devices(self.shape, devices)
     self._devices = [physical_devices[p] for p in self._logical_to_physical]
     self._use_queues = self._choose_collectives(collectives)
+    self._guard: RunGuard | None = None
     self._network: QueueNetwork | None = None
     self._tokens: list[tf.Variable] | None = None
     self._groups: dict[tuple[int, ...], Groups] = {}
@@ -216,16 +219,28 @@ class SimdMeshImpl(MeshImpl):
     if tf.executing_eagerly():
       return self._run_eagerly(call)
     processors = [(p, self._coordinates(p), self._devices[p]) for p in self.local_processors]
-    if not self._use_queues:
-      return run_traced(self._traced_program, call, processors)
-    if self._network is None or self._network.broken:
-      self._network = QueueNetwork(self._devices, self._timeout_seconds)
-    return run_traced(self._traced_program, call, processors, self._network.framed)
+    guard = self._guard_of_runs()
+    return run_traced(
+      self._traced_program, call, processors, guard.framed, inline=self._use_queues and not __import__('os').environ.get('NOINLINE')
+    )
+
+  def _guard_of_runs(self) -> RunGuard:
+    """The guard; with new queues if the old ones had to be closed."""
+    if self._guard is None or (self._guard.broken and self._use_queues):
+      if self._use_queues:
+        self._network = QueueNetwork(self._devices)
+        break_off = self._network.close
+      else:
+        break_off = functools.partial(abort_collectives, self._devices[0])
+      self._guard = RunGuard(self._devices, self._timeout_seconds, break_off)
+    return self._guard
 
   def reset(self) -> None:
     """Makes the mesh usable after a run that failed midway (see `collectives`)."""
-    if self._network is not None and not self._network.broken:
-      self._network.reset()
+    if self._guard is not None and not self._guard.broken:
+      if self._network is not None:
+        self._network.reset()
+      self._guard.reset()
 
   def _coordinates(self, pnum: int) -> list[int]:
     return pnum_to_processor_coordinates(self.shape, pnum)
@@ -234,18 +249,24 @@ class SimdMeshImpl(MeshImpl):
     self, pnum: tf.Tensor, coordinates: Sequence[tf.Tensor]
   ) -> contextlib.AbstractContextManager[Program]:
     program = TracedProgram(pnum, coordinates)
+    show = functools.partial(program.show_progress, lambda: self._guard.progress)
     if self._use_queues:
-      program.collectives = QueueCollectives(self._network, pnum, program.own, program.graph)
+      program.collectives = QueueCollectives(self._network, pnum, program.own, show)
     else:
-      if self._tokens is None:
-        self._tokens = []
-        with tf.init_scope():
-          for p in self.local_processors:
-            with tf.device(self._devices[p]):
-              self._tokens.append(unlifted_variable(0, tf.int32, "mtf_collective_token"))
-      token = program.own([t.handle for t in self._tokens])
-      program.collectives = RuntimeCollectives(self._devices, pnum, token, self._timeout_seconds)
+      token = program.own(self._collective_tokens()).handle
+      program.collectives = RuntimeCollectives(self._devices, pnum, token, show)
     return self._running(program)
+
+  def _collective_tokens(self) -> list[tf.Variable]:
+    """A resource of each device: what orders its collectives, and no other device's."""
+    if self._tokens is None:
+      tokens = []
+      with tf.init_scope():
+        for p in self.local_processors:
+          with tf.device(self._devices[p]):
+            tokens.append(unlifted_variable(0, tf.int32, "mtf_collective_token"))
+      self._tokens = tokens
+    return self._tokens
 
   def _run_eagerly(self, call: Callable[[], Any]) -> list[Any]:
     enter_scopes = scope.snapshot()
@@ -301,7 +322,9 @@ class SimdMeshImpl(MeshImpl):
       return LaidOutTensor([tf.cast(total, tf.bfloat16)])
     return LaidOutTensor([self._program.collectives.all_reduce(t, groups, reduction_fn_string)])
 
-  def allconcat(self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False) -> LaidOutTensor:
+  def allconcat(
+    self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False
+  ) -> LaidOutTensor:
     x = x.to_laid_out_tensor()
     t = tf.convert_to_tensor(x.one_slice)
     if self.shape[mesh_axis].size == 1:
@@ -384,9 +407,9 @@ def _choose_devices(shape: Shape, devices: Sequence[str] | None) -> list[str]:
       return [_full_name(d) for d in found[: shape.size]]
     counts.append(f"{len(found)} logical {kind}s")
   raise MeshShapeError(
-    f"mesh shape {dims} has {shape.size} processors, but this process has {' and '.join(counts)}; a "
-    f"mesh that fits: {suggest_mesh_shape(shape, len(found))}; or split the CPU before TensorFlow "
-    f"runs anything: tf.config.set_logical_device_configuration(cpu, "
+    f"mesh shape {dims} has {shape.size} processors, but this process has "
+    f"{' and '.join(counts)}; a mesh that fits: {suggest_mesh_shape(shape, len(found))}; or split "
+    f"the CPU before TensorFlow runs anything: tf.config.set_logical_device_configuration(cpu, "
     f"[tf.config.LogicalDeviceConfiguration()] * {shape.size}); or give `devices`"
   )
 

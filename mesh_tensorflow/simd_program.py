@@ -55,6 +55,7 @@ class TracedProgram(Program):
     super().__init__(pnum, coordinates)
     self.graph = pnum.graph
     self._per_processor: dict[int, list[tf.Tensor]] = {}
+    self._graphs_with_progress = {self.graph}
 
   def own(self, per_processor):
     first = per_processor[0]
@@ -63,19 +64,27 @@ class TracedProgram(Program):
     self._per_processor[id(handles[0])] = handles
     return first
 
+  def show_progress(self, counters: Callable[[], Sequence[tf.Variable]], x: tf.Tensor) -> None:
+    """Advances this processor's counter in each iteration of the loop that computes x.
+
+    A run as a whole is watched by the `RunGuard`; a loop in it may take long.
+    """
+    if x.graph not in self._graphs_with_progress:
+      self._graphs_with_progress.add(x.graph)
+      self.own(counters()).assign_add(1, read_value=False)
+
   def captured_by(self, captured: tf.Tensor, index: int) -> tf.Tensor | None:
     """What a processor's call gets for a tensor that the trace captured; None if not listed."""
     handles = self._per_processor.get(id(captured))
     return handles[index] if handles else None
 
 
-FUNCTION_OPTIONS = {}
-if __import__("os").environ.get("NOINLINE"): FUNCTION_OPTIONS={"experimental_attributes":{"_noinline": True}}
 def run_traced(
   make_program: Callable[[tf.Tensor, Sequence[tf.Tensor]], contextlib.AbstractContextManager],
   fn: Callable[[], Any],
   processors: Sequence[tuple[int, Sequence[int], str | None]],
-  frame: Callable[[Callable[[], list[tf.Tensor]]], None] | None = None,
+  frame: Callable[[Callable[[], list[tf.Tensor]]], None],
+  inline: bool,
 ) -> list[Any]:
   """Traces `fn` once and calls the trace once for each processor, all at the same time.
 
@@ -85,7 +94,9 @@ def run_traced(
     fn: the program; its arguments are bound.
     processors: (processor number, coordinates, device) of each processor.
     frame: called with a function that adds the calls to the graph and returns a tensor of
-      each; it may add what has to come before and after.
+      each; it adds what has to come before and after.
+    inline: whether TensorFlow may inline the calls. TensorFlow's collectives inside a loop
+      find each other only if not: the name of the loop is part of what they go by.
 
   Returns:
     The structure that `fn` returned, for each processor. tf.Tensors in it are those of the
@@ -103,9 +114,10 @@ def run_traced(
 
   scalar = tf.TensorSpec([], tf.int32)
   with tf.device(None):
-    concrete = tf.function(program, autograph=False, **FUNCTION_OPTIONS).get_concrete_function(
-      scalar, *[scalar] * len(processors[0][1])
+    function = tf.function(
+      program, autograph=False, experimental_attributes=None if inline else {"_noinline": True}
     )
+    concrete = function.get_concrete_function(scalar, *[scalar] * len(processors[0][1]))
   captures = concrete.captured_inputs
   shared = [
     c
@@ -138,10 +150,7 @@ def run_traced(
         tf.identity(c)  # Later uses of the resource come after the calls.
     return done
 
-  if frame is None:
-    calls()
-  else:
-    frame(calls)
+  frame(calls)
   return results
 
 

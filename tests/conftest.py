@@ -144,3 +144,12 @@ def _run_subprocess(
       pytrace=False,
     )
   return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+  """Tells how many cases the conformance suite checked: one test of it checks many."""
+  reports = [r for group in terminalreporter.stats.values() for r in group]
+  found = [p for r in reports if getattr(r, "when", "") == "call" for p in r.user_properties]
+  cases = sum(value for name, value in found if name == "conformance_cases")
+  if cases:
+    terminalreporter.write_line(f"conformance: {cases} values, gradients and refusals checked")

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import checkpoint, checkpoint_files, errors
+from mesh_tensorflow import checkpoint, checkpoint_files, checkpoint_reader, errors
 from mesh_tensorflow.dimensions import convert_to_shape
 from mesh_tensorflow.lowering import RUN_COUNTER
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
@@ -164,7 +164,7 @@ def test_reads_a_checkpoint_of_several_shards(cpu_devices, tmp_path):
 
 
 def test_reads_in_several_operations(saved_at_2x2, cpu_devices, monkeypatch):
-  monkeypatch.setattr(checkpoint, "_READ_AT_ONCE", 40)
+  monkeypatch.setattr(checkpoint_reader, "_READ_AT_ONCE", 40)
   path, values = saved_at_2x2
   store = make_store(cpu_devices, "2x2 other")
   checkpoint.Checkpointer("unused", store).restore(path)

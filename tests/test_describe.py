@@ -12,6 +12,10 @@ from mesh_tensorflow.errors import GraphError, LayoutError, ShapeError, Unsuppor
 from mesh_tensorflow.flops import node_flops
 from mesh_tensorflow.operations.loops import WhileLoopOperation
 from mesh_tensorflow.plan_mesh_impl import PlanMeshImpl, PlannedVariable, allreduce_bytes
+from mesh_tensorflow.transformer import transformer
+from tests.conformance import framework
+from tests.conformance.test_conformance import FAMILIES
+from tests.transformer.lm_program import make_model
 
 A, B, C = mtf.Dimension("a", 8), mtf.Dimension("b", 4), mtf.Dimension("c", 2)
 
@@ -229,6 +233,20 @@ def test_unneeded_gradients_are_not_counted():
   assert collectives(report) == [SUM_R, SUM_R]
 
 
+def test_a_function_that_returns_nothing():
+  impl = mtf.PlacementMeshImpl("r:2", "a:r", [""] * 2)
+
+  @mtf.function(impl, [mtf.TensorSpec([A, B])])
+  def step(x):
+    w = mtf.get_variable(x.mesh, "w", [B])
+    mtf.reduce_sum(x, reduced_dim=B, name="unused")
+    mtf.assign_add(w, mtf.reduce_sum(x, reduced_dim=A))
+
+  report = step.plan()
+  assert "unused" not in [op.name for op in report.operations]
+  assert collectives(report) == [SUM_R]
+
+
 class CountingMeshImpl(mtf.PlacementMeshImpl):
   """Counts the exchanges that really run."""
 
@@ -251,6 +269,12 @@ class CountingMeshImpl(mtf.PlacementMeshImpl):
   def alltoall(self, x, mesh_axis, split_axis, concat_axis):
     self._note("alltoall", [mesh_axis])
     return super().alltoall(x, mesh_axis, split_axis, concat_axis)
+
+
+  def receive(self, x, mesh_axis, source_pcoord):
+    if not all(s is None or s == k for k, s in enumerate(source_pcoord)):
+      self._note("receive", [mesh_axis])
+    return super().receive(x, mesh_axis, source_pcoord)
 
 
 def lm_step(mesh_impl, batch, layers, d_model, d_ff, heads, vocab, length=8):
@@ -302,6 +326,56 @@ def test_the_plan_exchanges_what_a_run_exchanges(cpu_devices):
   assert report.title == "step"
   held = sum(v.slices[0].shape.num_elements() * 4 for v in impl.variable_store)
   assert report.memory.variables == held
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_the_plan_of_every_operation_exchanges_what_a_run_exchanges(family):
+  descriptors = FAMILIES[family]
+  (layout,) = framework.draw_layouts(family, descriptors, 1)
+  for descriptor in descriptors:
+    if descriptor.is_illegal(layout):
+      continue
+    graph, mesh = new_mesh()
+    graph.random_seed = 1
+    inputs = [
+      mtf.import_tf_tensor(mesh, a, x.shape)
+      for a, x in zip(descriptor.arrays, descriptor.inputs)
+    ]
+    outputs = tf.nest.flatten(descriptor.build(*(inputs or [mesh])))
+    report = describe(graph, layout.rules, layout.mesh, results=outputs)
+    impl = CountingMeshImpl(layout.mesh, layout.rules, [""] * layout.size)
+
+    def lower(graph=graph, mesh=mesh, impl=impl, outputs=outputs):
+      lowering = mtf.Lowering(graph, {mesh: impl})
+      for x in outputs:
+        lowering.tensors[x].to_laid_out_tensor()
+
+    with tf.Graph().as_default():
+      tf.function(lower, autograph=False).get_concrete_function()
+    planned = [(kind, axes) for kind, _, axes in collectives(report)]
+    assert sorted(impl.log) == sorted(planned), f"{descriptor.name} on {layout}"
+
+
+def test_the_plan_of_a_transformer_exchanges_what_a_run_exchanges(cpu_devices):
+  model = make_model(num_layers=1, num_heads=4, d_ff=8, vocab_divisor=4)
+  layout = "batch:rows,heads:cols,d_ff:cols,vocab:cols"
+  impl = CountingMeshImpl("rows:2,cols:4", layout, cpu_devices)
+
+  @mtf.function(impl, [mtf.TensorSpec([("batch", 4), ("length", 6)], tf.int32)])
+  def step(targets):
+    inputs = transformer.autoregressive_inputs(targets)
+    _, loss = model.call_simple(inputs, targets, compute_loss=True, mode="train")
+    variables = loss.graph.trainable_variables
+    gradients = mtf.gradients([loss], [v.value for v in variables])
+    mtf.optimize.AdafactorOptimizer(learning_rate=0.1).apply_grads(gradients, variables)
+    return loss
+
+  report = step.plan()
+  step(np.ones([4, 6], np.int32))
+  assert len(impl.log) > 10
+  assert sorted(impl.log) == sorted((kind, axes) for kind, _, axes in collectives(report))
+  planned = {v.name: v.bytes for v in report.variables}
+  assert planned == {v.name: v.shape.size * v.slice_dtype.size for v in impl.variable_store}
 
 
 def test_a_large_model_on_512_cores_takes_no_memory(tmp_path):
@@ -399,7 +473,7 @@ def test_programs_with_random_numbers_eager_constants_and_own_assignment_functio
   graph, mesh = new_mesh()
   noise = mtf.random_uniform(mesh, [A, B])
   eager = tf.random.normal([100])
-  x = mtf.slicewise(lambda t: t * tf.reduce_sum(eager), [noise], noise.shape, splittable_dims=[A, B])
+  x = mtf.slicewise(lambda t: t * tf.reduce_sum(eager), [noise], splittable_dims=[A, B])
   w = mtf.get_variable(mesh, "w", [A, B])
 
   def decay(variable, slice_var, value):
@@ -408,6 +482,30 @@ def test_programs_with_random_numbers_eager_constants_and_own_assignment_functio
   mtf.assign(w, x, assign_fn=decay)
   report = describe(graph, "a:r", "r:2")
   assert [v.name for v in report.variables] == ["w"]
+
+
+def test_slices_that_are_imported_ready():
+  graph, mesh = new_mesh()
+  laid_out = PlanMeshImpl.LaidOutTensor([tf.ones([4, 4])] * 2)
+  x = mtf.import_laid_out_tensor(mesh, laid_out, [A, B])
+  mtf.reduce_sum(x)
+  report = describe(graph, "a:r", "r:2")
+  assert collectives(report) == [SUM_R]
+  assert report.memory.activations == 4 * 4 * 4 + 4
+
+
+def test_an_empty_graph_and_a_mesh_of_one_device(tmp_path):
+  report = describe(mtf.Graph(), "", "")
+  assert report.memory.total == 0 and report.rules == []
+  assert "1 devices" not in str(report)
+  with pytest.raises(GraphError, match="no tensor to draw"):
+    report.save_picture("x.svg")
+  graph, mesh = new_mesh()
+  mtf.reduce_sum(import_x(mesh), name="total")
+  report = describe(graph, "", "")
+  assert report.bytes_moved() == {}
+  pytest.importorskip("matplotlib")
+  report.save_picture(str(tmp_path / "scalar.svg"), "total")
 
 
 def test_describe_inside_a_tf_function():

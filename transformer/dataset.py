@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import collections
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gin
@@ -20,13 +20,17 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer import packing, text_files
+from mesh_tensorflow.transformer.packing import (
+  Length,
+  ensure_dataset_eos,
+  pack_dataset,
+  pack_or_pad,
+  trim_and_pad_dataset,
+)
 from mesh_tensorflow.transformer.text_lm import text_lm_dataset
 from mesh_tensorflow.transformer.vocabulary import EOS_ID
 
 _LOG = logging.getLogger("mesh_tensorflow")
-
-# What one length for all features, or one for each, looks like.
-Length = int | Mapping[str, int]
 
 EvalDataset = collections.namedtuple(
   "EvalDataset", ["name", "dataset_fn", "postprocess_fn", "metric_fns"]
@@ -39,154 +43,6 @@ Attributes:
   postprocess_fn: function(text, example=None, is_target=False) that makes what metrics take.
   metric_fns: list of functions(targets, predictions) that return a dict of numbers.
 """
-
-
-# ------------------------------------------------------------------ packing and padding
-
-
-@gin.configurable
-def pack_or_pad(
-  dataset: tf.data.Dataset,
-  length: Length,
-  pack: bool = True,
-  feature_keys: Collection[str] | None = None,
-  ensure_eos: bool | Collection[str] = False,
-) -> tf.data.Dataset:
-  """Makes every sequence as long as `length`, by packing or by padding.
-
-  Args:
-    dataset: yields dicts of sequences.
-    length: an int, or a dict from each feature key.
-    pack: several sequences share a row (`pack_dataset`, which drops other features).
-    feature_keys: features to work on; all by default.
-    ensure_eos: the last token becomes EOS unless it is padding: True for all `feature_keys`, or
-      the keys for which that holds.
-
-  Returns:
-    A data set of dicts with static shapes.
-  """
-  feature_keys = list(feature_keys or _element_spec(dataset))
-  if pack:
-    dataset = pack_dataset(dataset, length, keys=feature_keys)
-  dataset = trim_and_pad_dataset(dataset, length, feature_keys=feature_keys)
-  if ensure_eos:
-    dataset = ensure_dataset_eos(dataset, feature_keys if ensure_eos is True else ensure_eos)
-  return dataset
-
-
-@gin.configurable
-def pack_dataset(
-  dataset: tf.data.Dataset,
-  length: Length,
-  keys: Collection[str] | None = None,
-  use_custom_ops: bool = False,
-) -> tf.data.Dataset:
-  """Packs several examples into each row of fixed length.
-
-  Sequences are cut to their length. Groups of max(length) consecutive examples are packed by
-  themselves, in order: an example goes to the open row if all of its features fit there, and
-  otherwise opens the next. The length of a sequence is its number of non-zero ids.
-
-  Args:
-    dataset: yields dicts of integer sequences.
-    length: an int, or a dict from each key.
-    keys: features to pack, the others are dropped; all by default.
-    use_custom_ops: has no effect; there is one implementation, in TensorFlow operations.
-
-  Returns:
-    A data set of dicts of int32 [length of the key]: `key`, `key_segmentation` and
-    `key_position` for each key.
-
-  Raises:
-    DataError: a key is unknown, or a feature is not a sequence of integers.
-  """
-  del use_custom_ops
-  spec = _element_spec(dataset)
-  keys = _check_keys("pack_dataset", spec, keys)
-  for k in keys:
-    if spec[k].shape.rank != 1 or not spec[k].dtype.is_integer:
-      raise DataError(
-        f"pack_dataset: feature {k!r} must be a sequence of integers, and it is "
-        f"{spec[k].dtype.name} of shape {spec[k].shape}"
-      )
-  lengths = {k: _length_of("pack_dataset", length, k) for k in keys}
-
-  def cut(example):
-    return {k: tf.cast(example[k][: lengths[k]], tf.int32) for k in keys}
-
-  def pack(examples):
-    return packing.pack_group(examples, lengths)
-
-  dataset = dataset.map(cut, num_parallel_calls=tf.data.AUTOTUNE)
-  dataset = dataset.padded_batch(max(lengths.values()), {k: [None] for k in keys})
-  return dataset.map(pack, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
-
-
-def trim_and_pad_dataset(
-  dataset: tf.data.Dataset, length: Length, feature_keys: Collection[str] | None = None
-) -> tf.data.Dataset:
-  """Cuts or zero-pads the first axis of features to `length`.
-
-  Args:
-    dataset: yields dicts of tensors of any dtype (strings are padded with "").
-    length: an int, or a dict from each key.
-    feature_keys: features to work on, the others pass untouched; all by default.
-
-  Returns:
-    A data set of dicts with static shapes.
-
-  Raises:
-    DataError: a key is unknown, has no length, or is a scalar.
-  """
-  spec = _element_spec(dataset)
-  keys = _check_keys("trim_and_pad_dataset", spec, feature_keys)
-  lengths = {k: _length_of("trim_and_pad_dataset", length, k) for k in keys}
-  for k in keys:
-    if spec[k].shape.rank == 0:
-      raise DataError(f"trim_and_pad_dataset: feature {k!r} is a scalar")
-
-  def fit(example):
-    return {k: _trim_and_pad(v, lengths[k]) if k in lengths else v for k, v in example.items()}
-
-  return dataset.map(fit, num_parallel_calls=tf.data.AUTOTUNE)
-
-
-def _trim_and_pad(x: tf.Tensor, length: int) -> tf.Tensor:
-  inner = x.shape[1:]
-  x = x[:length]
-  missing = length - tf.shape(x)[0]
-  if x.dtype == tf.string:  # tf.pad has no kernel for strings.
-    padding = tf.fill(tf.concat([[missing], tf.shape(x)[1:]], 0), "")
-    x = tf.concat([x, padding], 0)
-  else:
-    x = tf.pad(x, [[0, missing]] + [[0, 0]] * inner.rank)
-  return tf.ensure_shape(x, [length, *inner])
-
-
-def ensure_dataset_eos(
-  dataset: tf.data.Dataset, feature_keys: Collection[str] | None = None
-) -> tf.data.Dataset:
-  """Makes the last id of each sequence EOS (1), unless it is padding (0).
-
-  Args:
-    dataset: yields dicts of integer sequences of fixed length.
-    feature_keys: features to work on; all by default.
-
-  Returns:
-    A data set: last ids above 1 become 1, negative ones 0.
-
-  Raises:
-    DataError: a key is unknown.
-  """
-  keys = set(_check_keys("ensure_dataset_eos", _element_spec(dataset), feature_keys))
-
-  def end(v):
-    return tf.concat([v[:-1], tf.clip_by_value(v[-1:], 0, EOS_ID)], 0)
-
-  return dataset.map(
-    lambda example: {k: end(v) if k in keys else v for k, v in example.items()},
-    num_parallel_calls=tf.data.AUTOTUNE,
-  )
 
 
 def pad_dataset_with_zeroed_out_examples(ds: tf.data.Dataset) -> tf.data.Dataset:
@@ -208,7 +64,7 @@ def encode_dataset(dataset: tf.data.Dataset, vocabulary: Any) -> tf.data.Dataset
 
 def encode_all_features(dataset: tf.data.Dataset, vocabulary: Any) -> tf.data.Dataset:
   """Encodes string features to int64 ids with EOS (1) at the end; drops the other features."""
-  spec = _element_spec(dataset)
+  spec = packing.element_spec(dataset)
   strings = [k for k in spec if spec[k].dtype == tf.string]
   if len(strings) < len(spec):
     _LOG.info("features that are no strings are dropped: %s", sorted(set(spec) - set(strings)))
@@ -542,29 +398,24 @@ def text_lm_eval_datasets(
   return [EvalDataset(name, dataset_fn, postprocess_fn, [])]
 
 
-# -------------------------------------------------------------------------- helpers
-
-
-def _element_spec(dataset: tf.data.Dataset) -> Mapping[str, tf.TensorSpec]:
-  spec = dataset.element_spec
-  if not isinstance(spec, Mapping):
-    raise DataError(f"the data set must yield dicts of features, and it yields {spec}")
-  return spec
-
-
-def _check_keys(
-  what: str, spec: Mapping[str, tf.TensorSpec], keys: Collection[str] | None
-) -> list[str]:
-  keys = list(spec) if keys is None else list(keys)
-  unknown = [k for k in keys if k not in spec]
-  if unknown or not keys:
-    raise DataError(f"{what}: there is no feature {unknown}; the features are {list(spec)}")
-  return keys
-
-
-def _length_of(what: str, length: Length, key: str) -> int:
-  if not isinstance(length, Mapping):
-    return int(length)
-  if key not in length:
-    raise DataError(f"{what}: no length is given for feature {key!r}, only for {list(length)}")
-  return int(length[key])
+__all__ = [
+  "EvalDataset",
+  "encode_all_features",
+  "encode_dataset",
+  "ensure_dataset_eos",
+  "make_text_line_dataset",
+  "pack_dataset",
+  "pack_or_pad",
+  "packed_parallel_tsv_dataset",
+  "pad_dataset_with_zeroed_out_examples",
+  "pretokenized_t2t_dataset",
+  "pretokenized_tfds_dataset",
+  "pretokenized_tfrecord_dataset",
+  "sample_from_text_line_datasets",
+  "simple_text_line_dataset",
+  "supervised_to_dict",
+  "text_lm_dataset",
+  "text_lm_eval_datasets",
+  "trim_and_pad_dataset",
+  "untokenized_tfds_dataset",
+]

@@ -47,6 +47,11 @@ class PrintOperation(Operation):
     self._message = f"{message} {self._data!r}"
     self._kwargs = kwargs
 
+  @property
+  def implicit_inputs(self) -> list[Tensor]:
+    """Tensors that it uses besides its inputs."""
+    return list(self._data)
+
   def gradient(self, grad_ys):
     return grad_ys
 

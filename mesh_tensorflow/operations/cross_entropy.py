@@ -121,7 +121,7 @@ class SoftmaxCrossEntropyOperation(Operation):
     on, off, z_loss = self._on_value, self._off_value, self._z_loss
 
     def part(x, t, b):
-      """Of one part of the vocabulary: softmax, log normalizer, sum of soft * x, inside."""
+      """Of one part: softmax, log normalizer, sum of soft * x, weight of the target."""
       x = tf.reshape(transpose_to(x, dims, matrix.dims), [rows, part_size])
       x = tf.cast(x, exact)
       p = tf.nn.softmax(x)
@@ -129,21 +129,20 @@ class SoftmaxCrossEntropyOperation(Operation):
       largest = tf.reduce_max(x, -1)
       log_z = largest - tf.math.log(tf.reduce_max(p, -1))
       at = _Positions(transpose_to(t, target_dims, rest.dims), b, part_size)
-      inside = tf.cast(at.inside, exact)
+      weight = _times(tf.cast(at.inside, exact), on - off)
       # Not a plain product: a target of another part stands at a logit that may be -inf.
-      dot = tf.math.multiply_no_nan(tf.gather(tf.reshape(x, [-1]), at.flat), (on - off) * inside)
+      dot = tf.math.multiply_no_nan(tf.gather(tf.reshape(x, [-1]), at.flat), weight)
       if off:
         dot += off * tf.reduce_sum(x, -1)
       if split_axis is not None:
         # A part may hold nothing but -inf; its softmax is NaN then.
         log_z = tf.where(tf.math.is_inf(largest), largest, log_z)
-      return tf.cast(tf.reshape(p, matrix_sizes), dtype), log_z, dot, inside
+      return tf.cast(tf.reshape(p, matrix_sizes), dtype), log_z, dot, weight
 
-    p, log_z, dot, inside = impl.slicewise(part, logits, targets, begin)
+    p, log_z, dot, weight = impl.slicewise(part, logits, targets, begin)
 
-    def total(log_z, part_log_z, dot, inside):
+    def total(log_z, part_log_z, dot, weight):
       """Loss, and the factor of the softmax of the part in the gradient."""
-      weight = (on - off) * inside
       if off:
         weight += off * self._vocab_dim.size
       loss = log_z * weight - dot
@@ -156,9 +155,9 @@ class SoftmaxCrossEntropyOperation(Operation):
       return tf.cast(tf.reshape(loss, rest_sizes), dtype), tf.reshape(slope, rest_sizes)
 
     if split_axis is None:
-      loss, slope = impl.slicewise(total, log_z, None, dot, inside)
+      loss, slope = impl.slicewise(total, log_z, None, dot, weight)
     else:
-      stacked = impl.slicewise(lambda *s: tf.stack(s), log_z, dot, inside)
+      stacked = impl.slicewise(lambda *s: tf.stack(s), log_z, dot, weight)
       stacked = impl.allconcat(stacked, split_axis, 0, stack=True)
       lowering.add_counter(f"allconcat/{split_axis}/cross_entropy", 3 * rows * impl.size)
 
@@ -166,8 +165,8 @@ class SoftmaxCrossEntropyOperation(Operation):
         parts = stacked[:, 0]
         largest = tf.reduce_max(parts, 0)
         log_z = largest + tf.math.log(tf.reduce_sum(tf.exp(parts - largest), 0))
-        dot, inside = tf.unstack(tf.reduce_sum(stacked[:, 1:], 0))
-        return total(log_z, part_log_z, dot, inside)
+        dot, weight = tf.unstack(tf.reduce_sum(stacked[:, 1:], 0))
+        return total(log_z, part_log_z, dot, weight)
 
       loss, slope = impl.slicewise(join, stacked, log_z)
     for out, laid_out in zip(self._outputs, (loss, p, slope)):
@@ -207,13 +206,13 @@ class SoftmaxCrossEntropyGradOperation(Operation):
       dy_slice = tf.cast(dy_slice, slope.dtype)
       factor = dy_slice * tf.reshape(slope_slice, [rows])
       p_slice = tf.reshape(p_slice, [rows, part_size])
-      dx = multiply(p_slice, tf.cast(factor, p.dtype)[:, tf.newaxis])
+      dx = multiply(p_slice, tf.reshape(tf.cast(factor, p.dtype), [rows, 1]))
       if off:
-        dx -= tf.cast(off * dy_slice, p.dtype)[:, tf.newaxis]
+        dx -= tf.reshape(tf.cast(off * dy_slice, p.dtype), [rows, 1])
       at = _Positions(transpose_to(t, targets.shape.dims, rest.dims), b, part_size)
-      at_target = (on - off) * dy_slice * tf.cast(at.inside, slope.dtype)
+      at_target = _times(dy_slice, on - off) * tf.cast(at.inside, slope.dtype)
       dx = tf.tensor_scatter_nd_sub(
-        tf.reshape(dx, [-1]), at.flat[:, tf.newaxis], tf.cast(at_target, p.dtype)
+        tf.reshape(dx, [-1]), tf.reshape(at.flat, [rows, 1]), tf.cast(at_target, p.dtype)
       )
       return transpose_to(tf.reshape(dx, matrix_sizes), p.shape.dims, self._outputs[0].shape.dims)
 
@@ -237,6 +236,10 @@ def vocabulary_part(impl: Any, vocab_dim: Dimension) -> tuple[int | None, Any, i
   if axis is not None and impl.shape[axis].size == 1:
     axis = None
   return axis, impl.laid_out_slice_begin(shape)[0], impl.slice_shape(shape)[0]
+
+
+def _times(x: tf.Tensor, factor: float) -> tf.Tensor:
+  return x if factor == 1.0 else factor * x
 
 
 def _statistics_dtype(dtype: tf.DType) -> tf.DType:

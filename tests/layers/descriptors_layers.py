@@ -116,7 +116,7 @@ DESCRIPTORS = [
   op("layer_norm_bfloat16", lambda x: layers.layer_norm(x, VOCAB), normalize,
      T("b:4 v:16", dtype="bfloat16"), tolerance=2e-2),
   op("batch_norm", lambda x: layers.batch_norm(x, True, 0.9)[0], batch_normalize,
-     "b:4 length:8 v:16", tolerance=2e-5),
+     "b:4 length:8 v:16", tolerance=2e-5, differentiable=False),
   op("corr", lambda x: layers.corr(x, ("length", 8)), correlation, "b:4 length:8 v:16",
      together=("length_1:8 length_2:8 b:4 v:16",),
      gradient_together=("length_1:8 length_2:8 b:4 v:16",)),

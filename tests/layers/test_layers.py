@@ -182,6 +182,23 @@ def test_batch_norm():
   )
 
 
+def test_batch_norm_gradient(mesh):
+  array = np.random.default_rng(0).normal(size=[2, 6, 5]).astype("f")
+  dy = np.random.default_rng(1).normal(size=[2, 6, 5]).astype("f")
+  x = tensor(mesh, array, [B, L, V])
+  y, _ = layers.batch_norm(x, True, 0.75)
+  (dx,) = mtf.gradients([y], [x], [tensor(mesh, dy, [B, L, V])])
+  impl = mtf.placement_mesh_impl.PlacementMeshImpl("r:2,s:3", "b:r,length:s", [""] * 6)
+  tf_x = tf.constant(array)
+  with tf.GradientTape() as tape:
+    tape.watch(tf_x)
+    mean, variance = tf.nn.moments(tf_x, [0, 1])
+    expected = (tf_x - mean) * tf.math.rsqrt(variance + 1e-9)
+  np.testing.assert_allclose(
+    values(mesh, dx, impl=impl)[0], tape.gradient(expected, tf_x, dy), rtol=1e-4, atol=1e-5
+  )
+
+
 def test_batch_norm_options(mesh):
   x = mtf.ones(mesh, [B, L, V])
   y, _ = layers.batch_norm(x, True, 0.9, dims_idx_start=1, dims_idx_end=None, init_zero=True)

@@ -311,6 +311,28 @@ class TestSerializeTrainingStep:
     assert isinstance(lowering.tensors[out["loss"]], mtf.LazyAllreduceSum)
     assert not [k for k, _ in lowering.counters if k.startswith(("allreduce", "all"))]
 
+  def test_with_recomputation_under_autograph(self):
+    x, w = rand(8, 4), rand(4, 6, seed=1)
+    h = mtf.Dimension("h", 6)
+    impl = placement("a:r,b:c")
+
+    @tf.function
+    def program():
+      m = mtf.Mesh(mtf.Graph(), "m")
+
+      def model(features):
+        weights = mtf.get_variable(m, "w", [B, h], initializer=lambda s, dtype: tf.constant(w))
+        y = mtf.recompute_grad(
+          lambda t: mtf.sin(mtf.einsum([t, weights], output_shape=[("a", 2), h])), [features["x"]])
+        return {"loss": mtf.reduce_sum(mtf.square(y))}
+
+      features = {"x": mtf.import_tf_tensor(m, x, [A, B])}
+      (grad,), _ = mtf.serialize_training_step(features, model, A, 4)
+      return mtf.Lowering(m.graph, {m: impl}).export_to_tf_tensor(grad)
+
+    y = x @ w
+    np.testing.assert_allclose(program(), x.T @ (2 * np.sin(y) * np.cos(y)), rtol=1e-4)
+
   def test_wrong_use_is_told(self):
     m = mtf.Mesh(mtf.Graph(), "m")
     x = mtf.ones(m, [A])
@@ -325,3 +347,31 @@ class TestSerializeTrainingStep:
 
     with pytest.raises(mtf.GradientError, match="unused"):
       mtf.serialize_training_step({"x": x}, model, A, 2)
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_on_devices_of_their_own(cpu_devices, in_function):
+  """The slices of variables, loop state and assignments stay on their devices."""
+  impl = mtf.PlacementMeshImpl("r:2,c:2", "a:r,b:c", cpu_devices[:4])
+  x = rand(8, 4)
+
+  def build(m):
+    t = mtf.import_tf_tensor(m, x, [A, B])
+
+    def body(i, y):
+      v = mtf.get_variable(m, "v", [A, B], initializer=tf.zeros_initializer())
+      mtf.assign_add(v, y)
+      again = mtf.read_variable(v.operation)
+      z = mtf.dropout(y + t, True, 0.5)
+      return [i + 1, mtf.shift(y, 1, A, True), mtf.reduce_sum(again, reduced_dim=A), z]
+
+    return mtf.while_loop(
+      lambda i, y: mtf.less(i, 3), body, [counter(m), t], has_accumulators=True)
+
+  i, y, total, z = run(build, impl=impl, in_function=in_function)
+  assert i == 3
+  np.testing.assert_array_equal(y, np.roll(x, 3, 0))
+  np.testing.assert_allclose(total, 6 * x.sum(0), rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(
+    impl.variable_store["v"].numpy(), x + np.roll(x, 1, 0) + np.roll(x, 2, 0), rtol=1e-5)
+  np.testing.assert_allclose(z, run(build, "", "")[3], rtol=1e-5)

@@ -36,7 +36,8 @@ VARIANTS = {
   "grouped heads": (dict(num_memory_heads=2), {}, POSITIONS | attention_names("q", "k", "v", "o"),
                     {"q": [4, 12], "k": [4, 6], "o": [12, 4]}),
   "grouped heads, separate dims": (
-    dict(num_memory_heads=2, combine_dims=False), {}, POSITIONS | attention_names("q", "k", "v", "o"),
+    dict(num_memory_heads=2, combine_dims=False), {},
+    POSITIONS | attention_names("q", "k", "v", "o"),
     {"q": [4, 2, 2, 3], "k": [4, 2, 3], "o": [2, 2, 3, 4]}),
   "shared keys and values": (dict(shared_kv=True), {}, POSITIONS | attention_names("q", "kv", "o"),
                              {"kv": [4, 12]}),
@@ -239,12 +240,28 @@ def test_ensemble_members_are_separate_models():
   np.testing.assert_allclose(logits, np.log(probs), atol=1e-4)
 
 
+def test_bfloat16_activations():
+  model = lm.make_model(dense=dict(activation=["gelu", "linear"], use_bias=True))
+  impl = lm.one_device()
+  lm.set_golden_weights(lm.initialize(impl, model))
+  exact = lm.run(impl, lm.loss_program(model), lm.TARGETS)
+  dtype = mtf.VariableDType(np.float32, np.float32, "bfloat16")
+  loss, logits, squared = lm.run(impl, lm.loss_program(model, variable_dtype=dtype), lm.TARGETS)
+  assert logits.dtype == "bfloat16" and loss.dtype == "bfloat16"
+  np.testing.assert_allclose(float(loss), exact[0], rtol=0.02)
+  np.testing.assert_allclose(float(squared), exact[2], rtol=0.1)
+  ids = lm.run(
+    impl, lambda p: model.sample_autoregressive(p, variable_dtype=dtype), lm.TARGETS
+  )
+  assert ids.shape == lm.TARGETS.shape
+
+
 def test_errors_say_what_is_wrong():
   with pytest.raises(errors.ConfigError, match="output_vocab_size"):
     lm.make_model(output_vocab_size=None)
   with pytest.raises(errors.ConfigError, match="input_full_attention"):
     lm.make_model(autoregressive=False, input_full_attention=True)
-  with pytest.raises(errors.ShapeError, match=r"length=20.*max_length=16.*Unitransformer\.max_length"):
+  with pytest.raises(errors.ShapeError, match=r"length=20.*max_length=16.*Unitransformer.max_len"):
     lm.initialize(lm.one_device(), lm.make_model(), TARGETS)
   with pytest.raises(errors.DimensionError, match=r"num_memory_heads \(=3\).*num_heads \(=4\)"):
     lm.initialize(lm.one_device(), lm.make_model(num_heads=4, attention=dict(num_memory_heads=3)))

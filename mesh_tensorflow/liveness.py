@@ -1,0 +1,143 @@
+"""Which operations a program needs, and how long it holds their outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.lowering import Lowering
+from mesh_tensorflow.mesh_impl import LazyAllreduceSum
+
+# Operations whose output is the buffer of their input.
+_ALIASES = ("Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "EnsureShape")
+
+
+class Held(NamedTuple):
+  """A tensor in memory, and the bytes of its slice."""
+
+  name: str
+  bytes: int
+
+
+@dataclasses.dataclass
+class Memory:
+  """Bytes that one processor holds, if operations run in the order of the graph.
+
+  Attributes:
+    variables: slices of all variables.
+    inputs: slices of what is brought in from outside.
+    activations: the most that outputs of operations take at any time.
+    peak_operation: the operation at which that is.
+    largest: what is held then, largest first.
+  """
+
+  variables: int = 0
+  inputs: int = 0
+  activations: int = 0
+  peak_operation: str = ""
+  largest: list[Held] = dataclasses.field(default_factory=list)
+
+  @property
+  def total(self) -> int:
+    return self.variables + self.inputs + self.activations
+
+
+def activation_memory(
+  lowering: Lowering,
+  operations: Sequence[Operation],
+  results: Sequence[Tensor],
+  inside: dict[Operation, int],
+) -> Memory:
+  """The most that outputs take at one time; each is held from its making to its last use.
+
+  Args:
+    lowering: a lowering of the operations onto a `PlanMeshImpl`.
+    operations: in the order in which they run.
+    results: tensors that are held to the end.
+    inside: bytes that operations with a body take while they run.
+  """
+  impls = set(lowering.mesh_to_impl.values())
+  held_elsewhere = {x.ref() for impl in impls for x in impl.inputs + impl.variable_reads}
+  buffers: dict[Any, list[Any]] = {}  # Key: first use, last use, bytes, tensor.
+  for i, op in enumerate(operations):
+    for x in reads(op) + op.outputs:
+      if x not in lowering.tensors:
+        continue
+      buffer = _base(planned_slice(lowering, x))
+      if buffer.ref() in held_elsewhere:
+        continue
+      if x in op.outputs:
+        size = buffer.shape.num_elements() * buffer.dtype.size
+        buffers.setdefault(buffer.ref(), [i, i, size, x.name])
+      elif buffer.ref() in buffers:
+        buffers[buffer.ref()][1] = i
+  for x in results:
+    key = _base(planned_slice(lowering, x)).ref()
+    if key in buffers:
+      buffers[key][1] = len(operations) - 1
+  change = [0] * (len(operations) + 1)
+  for first, last, size, _ in buffers.values():
+    change[first] += size
+    change[last + 1] -= size
+  memory, held = Memory(), 0
+  peak = 0
+  for i, op in enumerate(operations):
+    held += change[i]
+    now = held + inside.get(op, 0)
+    if now > memory.activations:
+      memory.activations, memory.peak_operation, peak = now, op.name, i
+  live = [Held(name, n) for first, last, n, name in buffers.values() if first <= peak <= last]
+  memory.largest = sorted(live, key=lambda held: -held.bytes)
+  return memory
+
+
+def probable_results(operations: Sequence[Operation]) -> list[Tensor]:
+  """Tensors that no operation reads.
+
+  If the program assigns variables, gradients that were not used are by-products.
+  """
+  read = {x for op in operations for x in reads(op)}
+  assigns = any(not op.outputs for op in operations)
+  return [
+    x
+    for op in operations
+    if not (assigns and "/gradients/" in op.name)
+    for x in op.outputs
+    if x not in read
+  ]
+
+
+def needed_operations(operations: Sequence[Operation], results: Sequence[Tensor]) -> set[Operation]:
+  """Operations that lead to a result, or act without one: what a tf.function would run."""
+  wanted, needed = set(results), set()
+  for op in reversed(operations):
+    if not op.outputs or any(x in wanted for x in op.outputs):
+      needed.add(op)
+      wanted.update(reads(op))
+  return needed
+
+
+def reads(op: Operation) -> list[Tensor]:
+  """Tensors that an operation reads, those that its body captured too."""
+  return op.inputs + list(getattr(op, "implicit_inputs", ()))
+
+
+def planned_slice(lowering: Lowering, x: Tensor) -> tf.Tensor:
+  """The slice of a tensor, without executing a pending sum."""
+  laid_out = lowering.tensors[x]
+  if isinstance(laid_out, LazyAllreduceSum):
+    laid_out = laid_out.laid_out_input
+  value = tf.convert_to_tensor(laid_out.to_laid_out_tensor().one_slice)
+  # Slices that were imported ready may be eager; in the scratch graph they have an operation.
+  return value if hasattr(value, "graph") else tf.identity(value)
+
+
+def _base(x: tf.Tensor) -> tf.Tensor:
+  """The tensor whose buffer x uses."""
+  while x.op.type in _ALIASES:
+    x = x.op.inputs[0]
+  return x

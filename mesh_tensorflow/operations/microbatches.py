@@ -1,0 +1,112 @@
+"""A training step run in microbatches: a loop over parts of the batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from mesh_tensorflow.dimensions import Dimension, DimensionLike, Shape, convert_to_dimension
+from mesh_tensorflow.errors import DimensionError, GradientError, GraphError, ShapeError
+from mesh_tensorflow.graph import Tensor
+from mesh_tensorflow.operations.binary import add, less
+from mesh_tensorflow.operations.constants import constant
+from mesh_tensorflow.operations.gradients import gradients
+from mesh_tensorflow.operations.indexing import GatherOperation, ScatterAddOperation
+from mesh_tensorflow.operations.loops import while_loop
+from mesh_tensorflow.operations.reshape import replace_dimensions
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+
+def serialize_training_step(
+  features: dict[str, Tensor],
+  model_fn: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+  batch_dim: DimensionLike,
+  num_splits: int,
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+  """Computes gradients in a loop over parts of the batch, to use less memory.
+
+  Microbatch i is made of the examples i, i + num_splits, i + 2 * num_splits, ..., so every
+  processor takes part in each. Gradients are exchanged once, after the loop.
+
+  Args:
+    features: `Tensor`s that have `batch_dim`.
+    model_fn: takes a dict of such tensors with a smaller `batch_dim`, returns a dict of
+      `Tensor`s, among them the scalar "loss".
+    batch_dim: the batch dimension.
+    num_splits: the number of microbatches; it must divide the batch.
+
+  Returns:
+    The gradients of the loss for `graph.trainable_variables`, and the outputs. Outputs
+    that have the batch dimension are those of the whole batch; all others, the loss
+    and means among them, are the sums over the microbatches, as the gradients are.
+
+  Raises:
+    ShapeError: `num_splits` does not divide the batch.
+    GradientError: the loss does not depend on a trainable variable.
+  """
+  batch_dim = convert_to_dimension(batch_dim)
+  if not features:
+    raise GraphError("serialize_training_step needs at least one feature")
+  for name, x in features.items():
+    if batch_dim not in x.shape:
+      raise DimensionError(
+        f"serialize_training_step: feature {name!r}, {x}, has no dimension "
+        f"{batch_dim.name}={batch_dim.size}"
+      )
+  if num_splits < 1 or batch_dim.size % num_splits:
+    raise ShapeError(
+      f"serialize_training_step: {batch_dim.name}={batch_dim.size} cannot be cut into "
+      f"{num_splits} microbatches, which does not divide it"
+    )
+  first = next(iter(features.values()))
+  graph, mesh = first.graph, first.mesh
+  smaller = Dimension(batch_dim.name, batch_dim.size // num_splits)
+  microbatch = Dimension("microbatch", num_splits)
+  cut = {k: replace_dimensions(x, batch_dim, [smaller, microbatch]) for k, x in features.items()}
+  output_keys: list[str] = []
+
+  def cond_fn(i):
+    return less(i, num_splits)
+
+  def body_fn(i):
+    outputs = model_fn(
+      {
+        k: GatherOperation(x, i, microbatch, in_range=True, name="microbatch").outputs[0]
+        for k, x in cut.items()
+      }
+    )
+    variables = graph.trainable_variables
+    grads = gradients([outputs["loss"]], [v.outputs[0] for v in variables])
+    without = [v for v, g in zip(variables, grads) if g is None]
+    for v in without:
+      _LOG.error("the loss does not depend on the trainable variable %s", v)
+    if without:
+      names = ", ".join(v.full_name for v in without)
+      raise GradientError(
+        f"serialize_training_step: the loss does not depend on the trainable variables {names}"
+      )
+    output_keys.extend(outputs)
+    parts = [_scatter_microbatch(outputs[k], i, smaller, microbatch) for k in output_keys]
+    return [add(i, 1)] + grads + parts
+
+  start = constant(mesh, 0, shape=[], dtype=tf.int32)
+  results = while_loop(cond_fn, body_fn, [start], has_accumulators=True)[1:]
+  n = len(results) - len(output_keys)
+  outputs = {
+    k: replace_dimensions(x, [smaller, microbatch], batch_dim) if microbatch in x.shape else x
+    for k, x in zip(output_keys, results[n:])
+  }
+  return results[:n], outputs
+
+
+def _scatter_microbatch(
+  x: Tensor, i: Tensor, smaller: Dimension, microbatch: Dimension
+) -> Tensor:
+  """An output of microbatch i at its place in the batch, zeros elsewhere."""
+  if smaller not in x.shape:
+    return x
+  shape: Shape = replace_dimensions(x.shape, smaller, [smaller, microbatch])
+  return ScatterAddOperation(x, i, shape, microbatch, in_range=True).outputs[0]

@@ -1,0 +1,174 @@
+"""The training loop: layouts, resuming, microbatches, evaluation, sampling."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import checkpoint, errors
+from tests.transformer import training_program as program
+
+STEPS = 50
+MESHES = ["batch:2,model:2", "batch:2,model:4"]
+
+
+@pytest.fixture(scope="module")
+def one_device_losses() -> list[float]:
+  return program.make_trainer().train(program.dataset, STEPS)
+
+
+@pytest.mark.parametrize("implementation", ["placement", "simd"])
+@pytest.mark.parametrize("mesh", MESHES)
+def test_loss_curve_does_not_depend_on_the_mesh(mesh, implementation, one_device_losses):
+  """50 seeded steps with dropout: equal to float32 rounding on every mesh."""
+  losses = program.make_trainer(mesh, implementation).train(program.dataset, STEPS)
+  assert len(losses) == STEPS
+  assert losses[-1] < losses[0] - 0.3
+  np.testing.assert_allclose(losses, one_device_losses, rtol=2e-4)
+
+
+def test_dropout_is_on_and_seeded(one_device_losses):
+  again = program.make_trainer().train(program.dataset, 5)
+  assert again == one_device_losses[:5]
+  without = program.make_trainer(dropout=False).train(program.dataset, 5)
+  assert max(abs(a - b) for a, b in zip(without, again)) > 1e-3
+  other_seed = program.make_trainer(seed=4).train(program.dataset, 5)
+  assert other_seed != again
+
+
+@pytest.mark.parametrize("implementation", ["placement", "simd"])
+def test_resumed_training_equals_uninterrupted_training(tmp_path, implementation):
+  """Stopped after 10 of 20 steps and resumed by a new trainer: the same losses and weights."""
+  mesh = "batch:2,model:2"
+  straight = program.make_trainer(mesh, implementation, str(tmp_path / "a"))
+  losses = straight.train(program.dataset, 20)
+  first = program.make_trainer(mesh, implementation, str(tmp_path / "b"))
+  before = first.train(program.dataset, 10)
+  second = program.make_trainer(mesh, implementation, str(tmp_path / "b"))
+  after = second.train(program.dataset, 20)
+  assert before + after == losses
+  for name, value in program.weights(straight).items():
+    np.testing.assert_array_equal(program.weights(second)[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("mesh", ["", "batch:4", "batch:2,model:4"])
+def test_checkpoint_of_2x2_goes_on_with_any_mesh(tmp_path, mesh):
+  folder = str(tmp_path)
+  program.make_trainer("batch:2,model:2", model_dir=folder).train(program.dataset, 5)
+  path = checkpoint.latest_checkpoint(folder)
+  whole = tf.train.load_checkpoint(path)
+  assert whole.get_tensor("transformer/embedding").shape == (64, 32)
+  assert whole.get_tensor("global_step") == 5
+  expected = program.make_trainer().train(program.dataset, 10)[5:]
+  resumed = program.make_trainer(mesh, model_dir=folder).train(program.dataset, 10)
+  np.testing.assert_allclose(resumed, expected, rtol=2e-4)
+
+
+def test_microbatches_give_the_loss_of_the_whole_batch():
+  whole = program.make_trainer(dropout=False).train(program.dataset, 5)
+  cut = program.make_trainer(dropout=False, microbatch_tokens=2 * program.LENGTH)
+  np.testing.assert_allclose(cut.train(program.dataset, 5), whole, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+  "optimizer",
+  [mtf.optimize.SgdOptimizer, mtf.optimize.AdafactorOptimizer, mtf.optimize.AdamWeightDecayOptimizer],
+)
+def test_optimizers_lower_the_loss(optimizer):
+  losses = program.make_trainer(dropout=False, optimizer=optimizer, learning_rate=3e-2).train(
+    program.dataset, 30
+  )
+  assert losses[-1] < losses[0] - 0.1
+
+
+def test_several_steps_per_call_are_the_same_as_one():
+  one = program.make_trainer(steps_per_call=1).train(program.dataset, 6)
+  three = program.make_trainer(steps_per_call=3).train(program.dataset, 6)
+  assert one == three
+
+
+def test_learning_rate_schedule_is_evaluated_in_each_step(tmp_path):
+  """With a rate of 0 after step 5 nothing changes any more."""
+  schedule = lambda step: tf.where(step < 5.0, 1e-2, 0.0)  # noqa: E731
+  trainer = program.make_trainer(dropout=False, learning_rate=schedule, model_dir=str(tmp_path))
+  trainer.train(program.dataset, 5)
+  before = program.weights(trainer)["transformer/embedding"]
+  resumed = program.make_trainer(dropout=False, learning_rate=schedule, model_dir=str(tmp_path))
+  resumed.train(program.dataset, 8)
+  np.testing.assert_array_equal(program.weights(resumed)["transformer/embedding"], before)
+
+
+def test_nan_loss_stops_and_keeps_what_was_saved(tmp_path):
+  schedule = lambda step: tf.where(step < 9.0, 1e-3, math.nan)  # noqa: E731
+  trainer = program.make_trainer(
+    learning_rate=schedule, model_dir=str(tmp_path), save_checkpoints_steps=5
+  )
+  with pytest.raises(errors.NonFiniteError, match=r"nan at step 11.*after step 5"):
+    trainer.train(program.dataset, 100)
+  assert [checkpoint.get_step_from_path(p) for p in checkpoint.all_checkpoints(str(tmp_path))] == [5]
+
+
+def test_empty_and_short_data_are_errors():
+  def empty(sequence_length, vocabulary, dataset_split):
+    return program.dataset(sequence_length).take(3)
+
+  with pytest.raises(errors.DataError, match="no complete batch of 8"):
+    program.make_trainer().train(empty, 10)
+
+  def short(sequence_length, vocabulary, dataset_split):
+    return program.dataset(sequence_length).take(3 * program.BATCH)
+
+  with pytest.raises(errors.DataError, match="ended after 3 of 10"):
+    program.make_trainer().train(short, 10)
+
+
+def test_data_of_the_wrong_shape_or_features_are_errors():
+  def long(sequence_length, vocabulary, dataset_split):
+    return program.dataset({"targets": program.LENGTH + 1})
+
+  with pytest.raises(errors.DataError, match=r"'targets'.*expected \[16\]"):
+    program.make_trainer().train(long, 10)
+
+  def pairs(sequence_length, vocabulary, dataset_split):
+    return program.dataset(sequence_length).map(lambda e: {**e, "inputs": e["targets"]})
+
+  with pytest.raises(errors.DataError, match="delimited_lm"):
+    program.make_trainer().train(pairs, 10)
+
+
+def test_checkpoint_of_another_model_names_every_difference(tmp_path):
+  folder = str(tmp_path)
+  program.make_trainer(model_dir=folder).train(program.dataset, 5)
+  other = program.make_trainer(model_dir=folder, optimizer=mtf.optimize.SgdOptimizer)
+  with pytest.raises(errors.CheckpointError) as e:
+    other.train(program.dataset, 10)
+  assert str(e.value).count("adam_m") == len(
+    [n for n, _ in tf.train.list_variables(folder) if n.endswith("adam_m")]
+  )
+
+
+def test_evaluation_sums_over_all_tokens():
+  trainer = program.make_trainer(dropout=False)
+  rows = program.dataset({"targets": program.LENGTH}).take(11)
+  untrained = trainer.evaluate(rows)
+  assert untrained["num_eval_tokens"] == 11 * program.LENGTH
+  trained = program.make_trainer(dropout=False, learning_rate=1e-2)
+  trained.train(program.dataset, 60)
+  after = trained.evaluate(rows)
+  assert after["loss"] < untrained["loss"] - 0.5
+  assert after["token_accuracy"] > untrained["token_accuracy"]
+  assert after["neg_log_perplexity"] == -after["loss"]
+
+
+def test_samples_continue_the_prompts():
+  trainer = program.make_trainer("batch:2,model:2", dropout=False, learning_rate=1e-2)
+  trainer.train(program.dataset, 40)
+  rows = trainer.sample([[3, 4, 5], [10, 12]], program.LENGTH, batch_size=2)
+  assert [r[:2] for r in rows] == [[3, 4], [10, 12]]
+  assert all(len(r) == program.LENGTH for r in rows)
+  with pytest.raises(errors.DataError, match="no room"):
+    trainer.sample([list(range(1, 17))], program.LENGTH)
