@@ -54,14 +54,16 @@ def attention(
     k = mtf.cast(k, tf.float32)
     q = mtf.cast(q, tf.float32)
   output_shape = q.shape - key_dim + value_dim
-  # As matrices [shared dims, rows, columns], forward and backward are batched matrix
-  # multiplications without further transpositions.
   shared = [d for d in q.shape if d in k.shape and d != key_dim]
   queries = [d for d in q.shape if d not in k.shape]
   memory = [d for d in k.shape if d not in q.shape]
-  q = _transposed(q, shared + queries + [key_dim])
-  k = _transposed(k, [d for d in shared if d in k.shape] + memory + [key_dim])
-  v = _transposed(v, [d for d in shared if d in v.shape] + memory + [value_dim])
+  if queries:
+    # As matrices [shared dims, rows, columns], forward and backward are batched matrix
+    # multiplications without further transpositions. One query is no matrix: in incremental
+    # decoding the cached keys and values are read as they are.
+    q = _transposed(q, shared + queries + [key_dim])
+    k = _transposed(k, shared + memory + [key_dim])
+    v = _transposed(v, [d for d in shared if d in v.shape] + memory + [value_dim])
   logits = us_einsum(
     [q, k], output_shape=mtf.Shape(shared + queries + memory), reduced_dims=[key_dim]
   )

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.slices import align
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.relative_position import relative_position_bucket
@@ -229,7 +230,7 @@ class SelfAttention(TransformerLayer):
     else:
       memory = [params.compute_k(m), params.compute_v(m)]
     if incremental:
-      here = mtf.one_hot(context.position, memory_length, dtype=context.activation_dtype)
+      here = mtf.one_hot(context.position, memory_length, dtype=tf.bool)
       memory = [
         _replace(old, new, here)
         for old, new in zip(context.get_states(len(memory)), memory)
@@ -459,5 +460,13 @@ def _sum_of(a: mtf.Tensor | None, b: mtf.Tensor) -> mtf.Tensor:
 
 
 def _replace(old: mtf.Tensor, new: mtf.Tensor, here: mtf.Tensor) -> mtf.Tensor:
-  """`old`, with `new` where `here` is 1."""
-  return old * (1.0 - here) + mtf.multiply(new, here, output_shape=old.shape)
+  """`old`, with `new` where `here`, a bool tensor, is true."""
+  dims = old.shape.dims
+
+  def select(old: tf.Tensor, new: tf.Tensor, here: tf.Tensor) -> tf.Tensor:
+    return tf.where(align(here, here_dims, dims), align(new, new_dims, dims), old)
+
+  new_dims, here_dims = new.shape.dims, here.shape.dims
+  return mtf.slicewise(
+    select, [old, new, here], splittable_dims=dims, grad_function=0, name="replace"
+  )

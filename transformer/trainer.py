@@ -108,7 +108,7 @@ class Trainer:
     start = self._resume_step()
     if start >= train_steps:
       self._say(f"step {start} is reached already (train_steps is {train_steps})")
-      self.global_step = start
+      self.build_for_inference()
       return []
     dataset, names = self._batches(dataset_fn, dataset_split, start)
     step_fn = self.steps.train_step(names, self._optimizer)
@@ -327,11 +327,7 @@ class Trainer:
       DataError: there is nothing to evaluate.
     """
     names = [n for n in MODEL_FEATURES if n in dataset.element_spec]
-    key = tuple(names)
-    if key not in self._eval_steps:
-      step = self.steps.eval_step(names)
-      self._eval_steps[key] = tf.function(lambda *xs: step(*xs), autograph=False)
-    step = self._eval_steps[key]
+    step = self._eval_step(names)
     self._check_lengths(dataset, names)
     dataset = dataset.map(lambda ex: tuple(tf.cast(ex[n], tf.int32) for n in names))
     dataset = dataset.batch(self.steps.batch_size).prefetch(tf.data.AUTOTUNE)
@@ -402,13 +398,16 @@ class Trainer:
 
   def build_for_inference(self) -> None:
     """Creates the model's variables without training, and restores the newest checkpoint."""
-    names = ["targets"]
-    self._eval_steps.setdefault(
-      tuple(names), tf.function(self.steps.eval_step(names), autograph=False)
-    )
     zeros = tf.zeros(self.steps.feature_shape("targets"), tf.int32)
-    self._eval_steps[tuple(names)].get_concrete_function(zeros)
+    self._eval_step(["targets"]).get_concrete_function(zeros)
     self.global_step = self.restore_if_any()
+
+  def _eval_step(self, names: Sequence[str]) -> Any:
+    """The compiled evaluation step for data of these features."""
+    key = tuple(names)
+    if key not in self._eval_steps:
+      self._eval_steps[key] = tf.function(self.steps.eval_step(names), autograph=False)
+    return self._eval_steps[key]
 
   def describe(self) -> str:
     """The layout of the training program, after it was built."""

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from tests.conformance.framework import T, op
+from tests.conformance.framework import ONE_DEVICE, T, op
 
 A, B, C = mtf.Dimension("a", 4), mtf.Dimension("b", 8), mtf.Dimension("c", 12)
 AB, ABC, BC = "a:4 b:8", "a:4 b:8 c:12", "b:8 c:12"
@@ -60,6 +60,65 @@ def _microbatches(x):
 
   _, outputs = mtf.serialize_training_step({"x": x}, model, B, 2)
   return [outputs["loss"], outputs["y"]]
+
+
+def _nested_loop(x):
+  """Adds i * j for j <= i < 3 (7 in all), by a loop in a loop."""
+
+  def outer(i, s):
+    start = mtf.constant(x.mesh, 0, dtype=tf.int32)
+    _, inner = mtf.while_loop(
+      lambda j, t: mtf.less_equal(j, i),
+      lambda j, t: [j + 1, t + mtf.to_float(i * j)],
+      [start, s],
+    )
+    return [inner]
+
+  return _loop(outer, 3)(x)
+
+
+def _halve_until_small(x):
+  """A condition that needs all processors."""
+  return mtf.while_loop(
+    lambda v: mtf.greater(mtf.reduce_sum(mtf.abs(v)), 1.0), lambda v: [v * 0.5], [x]
+  )
+
+
+def _halved_until_small(x):
+  while np.abs(x).sum() > 1:
+    x = x * 0.5
+  return x
+
+
+def _assign_in_loop(x):
+  v = mtf.get_variable(x.mesh, "v", x.shape, initializer=tf.zeros_initializer(), trainable=False)
+
+  def body(i, s):
+    mtf.assign_add(v, x)
+    return [s + mtf.read_variable(v.operation)]
+
+  y = _loop(body, 3)(mtf.zeros_like(x))
+  return [*y, mtf.read_variable(v.operation)]
+
+
+def _training_step(x):
+  """Gradients, loss and outputs of four microbatches of a linear model."""
+  graph = x.graph
+  graph.make_variables_untrainable(list(graph.trainable_variables))
+  w = mtf.get_variable(x.mesh, "w", [C], initializer=tf.constant_initializer(0.5))
+
+  def model(features):
+    y = mtf.einsum([features["x"], w], reduced_dims=[C])
+    return {"loss": mtf.reduce_sum(mtf.square(y)), "y": y, "mean": mtf.reduce_mean(y)}
+
+  grads, outputs = mtf.serialize_training_step({"x": x}, model, B, 4)
+  graph.make_variables_untrainable(list(graph.trainable_variables))
+  return [grads[0], outputs["loss"], outputs["y"], outputs["mean"]]
+
+
+def _expected_training_step(x):
+  y = 0.5 * x.sum(1)
+  return [2 * (y[:, None] * x).sum(0), (y * y).sum(), y, 4 * y.mean()]
 
 
 DESCRIPTORS = [
@@ -119,6 +178,77 @@ DESCRIPTORS = [
     "c:12 b:8",
     differentiable=False,
     together="b:8 c:12",
+  ),
+  op("while_loop_nested", _nested_loop, lambda x: x + 7, AB, differentiable=False),
+  op("while_loop_reduced_condition", _halve_until_small, _halved_until_small, AB,
+     differentiable=False),
+  op("while_loop_assigns", _assign_in_loop, lambda x: [6 * x, 3 * x], AB, differentiable=False),
+  op(
+    "while_loop_random",
+    lambda x: _loop(lambda i, s: [s * 2.0 + mtf.random_uniform(x.mesh, x.shape)], 3)(x),
+    ONE_DEVICE,
+    AB,
+    differentiable=False,
+  ),
+  op(
+    "while_loop_random_nested",
+    lambda x: _loop(
+      lambda i, s: _loop(lambda j, t: [t * 2.0 + mtf.random_uniform(x.mesh, x.shape)], 2)(s), 2
+    )(x),
+    ONE_DEVICE,
+    AB,
+    differentiable=False,
+  ),
+  op(
+    "while_loop_maximum_iterations",
+    lambda x: mtf.while_loop(
+      lambda v: mtf.greater(mtf.reduce_max(v), -1e9), lambda v: [v + 1.0], [x], maximum_iterations=4
+    ),
+    lambda x: x + 4,
+    AB,
+    differentiable=False,
+  ),
+  op(
+    "while_loop_num_loop_vars",
+    lambda x, y: mtf.while_loop(
+      lambda v, w: mtf.less(mtf.reduce_sum(w), -1e9), lambda v, w: [v, w], [x, y], num_loop_vars=1
+    ),
+    lambda x, y: [x],
+    AB,
+    AB,
+    differentiable=False,
+  ),
+  op(
+    "recompute_grad_dropout",
+    lambda x: mtf.recompute_grad(lambda v: mtf.dropout(v, True, rate=0.5) * v, [x]),
+    ONE_DEVICE,
+    AB,
+  ),
+  op(
+    "recompute_grad_variable",
+    lambda x: mtf.recompute_grad(
+      lambda v: mtf.einsum(
+        [
+          v,
+          mtf.get_variable(
+            x.mesh, "w", [B, C], initializer=tf.constant_initializer(0.25), trainable=False
+          ),
+        ],
+        [A, C],
+      ),
+      [x],
+    ),
+    lambda x: np.repeat(0.25 * x.sum(1)[:, None], 12, 1),
+    AB,
+    together=ABC,
+  ),
+  op(
+    "training_step",
+    _training_step,
+    _expected_training_step,
+    "b:8 c:12",
+    differentiable=False,
+    illegal=lambda layout: not layout.suits(mtf.convert_to_shape("b:2")),
   ),
   op(
     "custom_gradient",

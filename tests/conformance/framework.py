@@ -60,7 +60,7 @@ class Input:
 
   @property
   def floating(self) -> bool:
-    return self.dtype in ("float32", "bfloat16")
+    return tf.as_dtype(self.dtype).is_floating
 
   def draw(self, rng: np.random.Generator) -> np.ndarray:
     sizes = self.shape.to_integer_list

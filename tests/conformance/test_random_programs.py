@@ -45,6 +45,7 @@ def evaluate(build, layout):
 names_of_a_tensor = st.lists(st.sampled_from("abcde"), min_size=0, max_size=4, unique=True)
 
 
+@hypothesis.settings(max_examples=60)
 @hypothesis.given(
   st.lists(names_of_a_tensor, min_size=1, max_size=3),
   st.lists(st.sampled_from("abcde"), max_size=4, unique=True),
