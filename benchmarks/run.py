@@ -19,8 +19,6 @@ from collections.abc import Sequence
 
 import tqdm
 
-from benchmarks import sizes
-
 
 @dataclasses.dataclass(frozen=True)
 class Side:
@@ -53,7 +51,8 @@ def rows(with_torch: bool) -> list[Row]:
   result = []
   for size in ("small", "bench"):
     one = Side("ours", size)
-    result.append(Row(f"(a) {size}: one device / plain TensorFlow 2", one, Side("plain", size), 1.05))
+    plain = Side("plain", size)
+    result.append(Row(f"(a) {size}: one device / plain TensorFlow 2", one, plain, 1.05))
     if with_torch:
       result.append(Row(f"(b) {size}: one device / PyTorch", one, Side("torch", size), 1.0))
   one = Side("ours", "bench")
@@ -174,7 +173,8 @@ def check_losses(losses: dict) -> None:
 
 def print_first_steps() -> None:
   """(d): time from an empty program to the end of the first step."""
-  print("\n| (d) small: time to first step | 2 devices | 4 devices | 8 devices |\n|---|---|---|---|")
+  print("\n| (d) small: time to first step | 2 devices | 4 devices | 8 devices |")
+  print("|---|---|---|---|")
   seconds = {}
   for side in tqdm.tqdm(FIRST_STEP, desc="first steps", unit="side"):
     worker = Worker(side)

@@ -10,6 +10,7 @@ from mesh_tensorflow import (
   placement_mesh_impl,
   simd_mesh_impl,
 )
+from mesh_tensorflow.describe import Report, describe
 from mesh_tensorflow.function import Function, TensorSpec, function
 from mesh_tensorflow.ops_with_redefined_builtins import *  # noqa: F403
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl

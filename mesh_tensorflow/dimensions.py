@@ -6,7 +6,7 @@ import collections
 import operator
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 from mesh_tensorflow.errors import DimensionError, ShapeError
 
@@ -17,7 +17,7 @@ Equality, hash and order are those of the pair (name, size): two dimensions of
 equal name and different size are different dimensions.
 """
 
-DimensionLike = Union[Dimension, tuple[str, int]]
+DimensionLike: TypeAlias = Dimension | tuple[str, int]
 
 
 def convert_to_dimension(d: DimensionLike | None) -> Dimension | None:
@@ -190,7 +190,7 @@ class Shape:
     return self.to_string
 
 
-ShapeLike = Union[Shape, Sequence[DimensionLike], str, None]
+ShapeLike: TypeAlias = Shape | Sequence[DimensionLike] | str | None
 
 
 def _dims_to_string(dims: Iterable[Dimension]) -> str:

@@ -65,11 +65,15 @@ class Constant(Initializer):
 
 
 class Zeros(Constant):
+  """Zeros."""
+
   def __init__(self):
     super().__init__(0.0)
 
 
 class Ones(Constant):
+  """Ones."""
+
   def __init__(self):
     super().__init__(1.0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 from mesh_tensorflow.dimensions import (
   Dimension,
@@ -142,7 +142,7 @@ class LayoutRules:
     return f"LayoutRules{self._pairs}"
 
 
-LayoutLike = Union[LayoutRules, str, Iterable[tuple[str, str]], dict]
+LayoutLike: TypeAlias = LayoutRules | str | Iterable[tuple[str, str]] | dict
 
 
 def convert_to_layout_rules(x: LayoutLike) -> LayoutRules:

@@ -149,7 +149,7 @@ class Lowering:
       if self._loop_key is not None:
         impl = next(iter(self.mesh_to_impl.values()))
         loop_key = impl.slicewise(
-          lambda a, b: tf.cast(a, tf.uint32) * tf.constant(65537, tf.uint32) + tf.cast(b, tf.uint32),
+          lambda a, b: random_bits.fold(tf.cast(a, tf.uint32), b),
           self._loop_key,
           loop_key,
         )

@@ -300,7 +300,9 @@ class MeshImpl:
     """Elementwise "SUM", "MAX" or "MIN" over the processors that differ along `mesh_axes`."""
     raise NotImplementedError
 
-  def allconcat(self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False) -> LaidOutTensor:
+  def allconcat(
+    self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False
+  ) -> LaidOutTensor:
     """Concatenates the slices along a mesh axis, on every processor.
 
     Args:

@@ -68,8 +68,8 @@ from mesh_tensorflow.operations.constants import (
   zeros_like,
 )
 from mesh_tensorflow.operations.control import (
-  PrintOperation,
   Print,
+  PrintOperation,
   ScalarSummaryOperation,
   StopGradient,
   scalar_summary,

@@ -99,7 +99,9 @@ class PlacementMeshImpl(MeshImpl):
     axes = [a for a in mesh_axes if self.shape[a].size > 1]
     return self._exchange(x, axes, combine) if axes else x
 
-  def allconcat(self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False) -> LaidOutTensor:
+  def allconcat(
+    self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False
+  ) -> LaidOutTensor:
     x = x.to_laid_out_tensor()
     join = tf.stack if stack else tf.concat
     if not stack and self.shape[mesh_axis].size == 1:
@@ -190,7 +192,7 @@ def _sum(parts: list[tf.Tensor]) -> tf.Tensor:
   return parts[0] + parts[1] if len(parts) == 2 else tf.add_n(parts)
 
 
-def _fold(fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Callable[[list[tf.Tensor]], tf.Tensor]:
+def _fold(fn: Callable[..., tf.Tensor]) -> Callable[[list[tf.Tensor]], tf.Tensor]:
   def fold(parts):
     result = parts[0]
     for p in parts[1:]:

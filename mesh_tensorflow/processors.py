@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 from mesh_tensorflow.dimensions import Shape, list_product
 from mesh_tensorflow.errors import DimensionError
 
-MeshSizes = Union[Shape, Sequence[int]]
+MeshSizes: TypeAlias = Shape | Sequence[int]
 
 
 def _sizes(mesh_shape: MeshSizes) -> list[int]:

@@ -162,7 +162,7 @@ def normal(
 
 
 def _scaled(z: tf.Tensor, mean: Any, stddev: Any, dtype: Any) -> tf.Tensor:
-  """mean + stddev * z, computed in float64 so far as it is made of constants."""
+  """Mean + stddev * z, computed in float64 so far as it is made of constants."""
   if tf.is_tensor(mean) or tf.is_tensor(stddev):
     z = tf.cast(z, tf.float32)
     return tf.cast(z * tf.cast(stddev, tf.float32) + tf.cast(mean, tf.float32), dtype)

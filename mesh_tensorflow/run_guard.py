@@ -14,13 +14,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
 
-def unlifted_variable(value: int, dtype: tf.DType, name: str) -> tf.Variable:
+def unlifted_variable(value: Any, dtype: tf.DType, name: str) -> tf.Variable:
   """A variable for internal use, which tf.function does not take for one that it created.
 
   (It would trace its function a second time.) To be called in a `tf.init_scope`.

@@ -99,6 +99,7 @@ class SimdMeshImpl(MeshImpl):
     self._use_queues = self._choose_collectives(collectives)
     self._guard: RunGuard | None = None
     self._network: QueueNetwork | None = None
+    self._positions: list[tf.Variable] | None = None
     self._tokens: list[tf.Variable] | None = None
     self._groups: dict[tuple[int, ...], Groups] = {}
     self._local = threading.local()
@@ -218,11 +219,7 @@ class SimdMeshImpl(MeshImpl):
         return [call()]
     if tf.executing_eagerly():
       return self._run_eagerly(call)
-    processors = [(p, self._coordinates(p), self._devices[p]) for p in self.local_processors]
-    guard = self._guard_of_runs()
-    return run_traced(
-      self._traced_program, call, processors, guard.framed, inline=self._use_queues and not __import__('os').environ.get('NOINLINE')
-    )
+    return run_traced(self._traced_program, call, self._devices, self._guard_of_runs().framed)
 
   def _guard_of_runs(self) -> RunGuard:
     """The guard; with new queues if the old ones had to be closed."""
@@ -245,28 +242,39 @@ class SimdMeshImpl(MeshImpl):
   def _coordinates(self, pnum: int) -> list[int]:
     return pnum_to_processor_coordinates(self.shape, pnum)
 
-  def _traced_program(
-    self, pnum: tf.Tensor, coordinates: Sequence[tf.Tensor]
-  ) -> contextlib.AbstractContextManager[Program]:
-    program = TracedProgram(pnum, coordinates)
+  def _traced_program(self) -> contextlib.AbstractContextManager[Program]:
+    program = TracedProgram(self._position_variables())
     show = functools.partial(program.show_progress, lambda: self._guard.progress)
     if self._use_queues:
-      program.collectives = QueueCollectives(self._network, pnum, program.own, show)
+      program.collectives = QueueCollectives(self._network, program.pnum, program.own, show)
     else:
       token = program.own(self._collective_tokens()).handle
-      program.collectives = RuntimeCollectives(self._devices, pnum, token, show)
+      program.collectives = RuntimeCollectives(self._devices, program.pnum, token, show)
     return self._running(program)
+
+  def _position_variables(self) -> list[tf.Variable]:
+    """Number and coordinates of each processor."""
+    if self._positions is None:
+      self._positions = self._on_each_device(
+        lambda p: unlifted_variable([p, *self._coordinates(p)], tf.int32, "mtf_position")
+      )
+    return self._positions
 
   def _collective_tokens(self) -> list[tf.Variable]:
     """A resource of each device: what orders its collectives, and no other device's."""
     if self._tokens is None:
-      tokens = []
-      with tf.init_scope():
-        for p in self.local_processors:
-          with tf.device(self._devices[p]):
-            tokens.append(unlifted_variable(0, tf.int32, "mtf_collective_token"))
-      self._tokens = tokens
+      self._tokens = self._on_each_device(
+        lambda p: unlifted_variable(0, tf.int32, "mtf_collective_token")
+      )
     return self._tokens
+
+  def _on_each_device(self, make: Callable[[int], tf.Variable]) -> list[tf.Variable]:
+    made = []
+    with tf.init_scope():
+      for p in self.local_processors:
+        with tf.device(self._devices[p]):
+          made.append(make(p))
+    return made
 
   def _run_eagerly(self, call: Callable[[], Any]) -> list[Any]:
     enter_scopes = scope.snapshot()

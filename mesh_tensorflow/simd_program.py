@@ -10,6 +10,11 @@ import tensorflow as tf
 
 from mesh_tensorflow.collectives import Collectives
 
+# A serialized ConfigProto that turns off the graph optimizer (graph_options.rewrite_options.
+# disable_meta_optimizer) for the instance of the program on each device: the program has been
+# optimized before, as part of the function around it, once for all.
+_NO_OPTIMIZER = b"\x52\x05\x52\x03\x98\x01\x01"
+
 
 class Program:
   """What the code of a per-device program sees of the processor that runs it.
@@ -49,13 +54,17 @@ class TracedProgram(Program):
 
   The trace uses the resources (variables, queues) of the first processor. Each
   processor's call gets its own in their place.
+
+  Args:
+    positions: a variable on each processor, with its number and coordinates. (As
+      constants they would make TensorFlow optimize each processor's call by itself.)
   """
 
-  def __init__(self, pnum: tf.Tensor, coordinates: Sequence[tf.Tensor]):
-    super().__init__(pnum, coordinates)
-    self.graph = pnum.graph
+  def __init__(self, positions: Sequence[tf.Variable]):
     self._per_processor: dict[int, list[tf.Tensor]] = {}
-    self._graphs_with_progress = {self.graph}
+    pnum, *coordinates = tf.unstack(self.own(positions).read_value())
+    super().__init__(pnum, coordinates)
+    self._graphs_with_progress = {pnum.graph}
 
   def own(self, per_processor):
     first = per_processor[0]
@@ -80,23 +89,19 @@ class TracedProgram(Program):
 
 
 def run_traced(
-  make_program: Callable[[tf.Tensor, Sequence[tf.Tensor]], contextlib.AbstractContextManager],
+  make_program: Callable[[], contextlib.AbstractContextManager],
   fn: Callable[[], Any],
-  processors: Sequence[tuple[int, Sequence[int], str | None]],
+  devices: Sequence[str | None],
   frame: Callable[[Callable[[], list[tf.Tensor]]], None],
-  inline: bool,
 ) -> list[Any]:
   """Traces `fn` once and calls the trace once for each processor, all at the same time.
 
   Args:
-    make_program: a context manager that makes a `TracedProgram` of number and coordinates
-      current, and yields it.
+    make_program: makes a context manager that makes a `TracedProgram` current, and yields it.
     fn: the program; its arguments are bound.
-    processors: (processor number, coordinates, device) of each processor.
+    devices: the device of each processor of this process.
     frame: called with a function that adds the calls to the graph and returns a tensor of
       each; it adds what has to come before and after.
-    inline: whether TensorFlow may inline the calls. TensorFlow's collectives inside a loop
-      find each other only if not: the name of the loop is part of what they go by.
 
   Returns:
     The structure that `fn` returned, for each processor. tf.Tensors in it are those of the
@@ -104,20 +109,20 @@ def run_traced(
   """
   traced: dict[str, Any] = {}
 
-  def program(pnum, *coordinates):
-    with make_program(pnum, coordinates) as current:
+  def program():
+    with make_program() as current:
       traced["program"] = current
       traced["result"] = result = fn()
       leaves = tf.nest.flatten(result, expand_composites=True)
       traced["dynamic"] = [tf.is_tensor(x) or isinstance(x, tf.Variable) for x in leaves]
-      return [tf.convert_to_tensor(x) for x, d in zip(leaves, traced["dynamic"]) if d] + [pnum]
+      tensors = [tf.convert_to_tensor(x) for x, d in zip(leaves, traced["dynamic"]) if d]
+      return tensors + [current.pnum]
 
-  scalar = tf.TensorSpec([], tf.int32)
+  # Inlined, the calls would be compiled as one large graph. And TensorFlow's collectives inside
+  # a loop would not find each other: they go by the name of the loop, which inlining changes.
+  function = tf.function(program, autograph=False, experimental_attributes={"_noinline": True})
   with tf.device(None):
-    function = tf.function(
-      program, autograph=False, experimental_attributes=None if inline else {"_noinline": True}
-    )
-    concrete = function.get_concrete_function(scalar, *[scalar] * len(processors[0][1]))
+    concrete = function.get_concrete_function()
   captures = concrete.captured_inputs
   shared = [
     c
@@ -128,18 +133,21 @@ def run_traced(
 
   def calls() -> list[tf.Tensor]:
     done = []
-    for i, (pnum, coordinates, device) in enumerate(processors):
+    for i, device in enumerate(devices):
       with tf.device(device):
-        arguments = [tf.constant(v, tf.int32) for v in (pnum, *coordinates)]
+        arguments = []
         for c in captures:
           mine = traced["program"].captured_by(c, i)
           if mine is None:
             # A resource that all processors use (a user's variable, say). As one tensor it
             # would make automatic control dependencies run them one after another.
-            mine = tf.identity(c) if c.dtype == tf.resource else c
+            mine = tf.identity_n([c])[0] if c.dtype == tf.resource else c
           arguments.append(mine)
         outputs = tf.raw_ops.StatefulPartitionedCall(
-          args=arguments, Tout=[t.dtype for t in concrete.outputs], f=concrete
+          args=arguments,
+          Tout=[t.dtype for t in concrete.outputs],
+          f=concrete,
+          config_proto=_NO_OPTIMIZER,
         )
       for out, t in zip(outputs, concrete.outputs):
         out.set_shape(t.shape)

@@ -113,7 +113,9 @@ def test_variables_and_a_network(mesh, x):
   scale = mtf.get_variable(mesh, "scale", [C], initializer=tf.ones_initializer())
   h = mtf.gelu(mtf.einsum([x, w], [A, C]) * scale)
   y = mtf.einsum([h, w], [A, B])
-  loss = mtf.reduce_mean(mtf.square(y - x)) + mtf.reduce_logsumexp(mtf.reduce_sum(h, output_shape=[C]), C)
+  loss = mtf.reduce_mean(mtf.square(y - x)) + mtf.reduce_logsumexp(
+    mtf.reduce_sum(h, output_shape=[C]), C
+  )
   grads = mtf.gradients([loss], [v.outputs[0] for v in mesh.graph.trainable_variables])
   got = lower(mesh, loss, *grads, layout="a:r,c:s")
 

@@ -11,8 +11,11 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.slices import align
 from mesh_tensorflow.transformer import attention
+from mesh_tensorflow.transformer.attention_bias import (
+  length_to_memory_length,
+  self_attention_bias,
+)
 from mesh_tensorflow.transformer.context import Context, TransformerLayer
-from mesh_tensorflow.transformer.relative_position import relative_position_bucket
 
 
 def attention_params(
@@ -271,12 +274,7 @@ class SelfAttention(TransformerLayer):
 
   def rename_length_to_memory_length(self, x: mtf.Tensor, context: Context) -> mtf.Tensor:
     """Calls the length dimension of x `memory_length`."""
-    if context.length_dim not in x.shape.dims:
-      return x
-    return context.cached(
-      ("memory_length", x),
-      lambda: mtf.replace_dimensions(x, context.length_dim, self.memory_length(context)),
-    )
+    return length_to_memory_length(x, context, self.memory_length(context))
 
   def compute_bias(
     self,
@@ -306,157 +304,7 @@ class SelfAttention(TransformerLayer):
       ConfigError: an unknown relative_attention_type.
     """
     del x, use_prompt_kv
-    limits = (self.min_relative_position(context), self.max_relative_position(context))
-
-    def relative_position() -> mtf.Tensor:
-      key = ("relative_position", memory_position.shape, context.position)
-      return context.cached(key, lambda: _relative_position(memory_position, context.position))
-
-    def mask() -> mtf.Tensor | None:
-      key = ("self_attention_mask", limits, *_mask_sources(context))
-      return context.cached(
-        key, lambda: self._mask(context, relative_position, limits)
-      )
-
-    kind = self.relative_attention_type
-    if kind is None:
-      return mask()
-    if kind not in ("bias", "bias_shared", "contextual"):
-      raise errors.ConfigError(
-        f'{type(self).__name__}.relative_attention_type must be None, "bias", "bias_shared" or '
-        f'"contextual", got {kind!r}'
-      )
-
-    def bucket() -> mtf.Tensor:
-      bidirectional = not context.model.fully_autoregressive
-      buckets = self.relative_attention_num_buckets
-      position = relative_position()
-      return context.cached(
-        ("relative_position_bucket", position, bidirectional, buckets),
-        lambda: relative_position_bucket(
-          position, bidirectional=bidirectional, num_buckets=buckets
-        ),
-      )
-
-    def with_relative_bias() -> mtf.Tensor:
-      buckets_dim = mtf.Dimension("buckets", self.relative_attention_num_buckets)
-      values = self._relative_values(context, heads_dims, buckets_dim, q)
-      return _sum_of(mask(), _gather_bias(values, bucket(), buckets_dim))
-
-    if kind == "bias_shared":
-      # The first layer's variable serves all layers of the stack.
-      return context.cached(
-        ("self_attention_bias", *limits, tuple(heads_dims), *_mask_sources(context)),
-        with_relative_bias,
-      )
-    return with_relative_bias()
-
-  def _mask(
-    self, context: Context, relative_position: Any, limits: tuple[int | None, int | None]
-  ) -> mtf.Tensor | None:
-    """-1e9 where attention is not allowed; None if it is allowed everywhere."""
-    low, high = limits
-    visible = []
-    if low is not None:
-      visible.append(mtf.greater_equal(relative_position(), low))
-    if high is not None:
-      visible.append(mtf.less_equal(relative_position(), high))
-    if context.read_priority is not None:
-      write_priority = self.rename_length_to_memory_length(context.write_priority, context)
-      visible.append(
-        mtf.greater_equal(
-          context.read_priority,
-          write_priority,
-          output_shape=_joined(context.read_priority.shape, write_priority.shape),
-        )
-      )
-    sequence_id = _segments(context)
-    if sequence_id is not None and context.length_dim in sequence_id.shape:
-      memory_id = self.rename_length_to_memory_length(sequence_id, context)
-      visible.append(
-        mtf.equal(
-          sequence_id, memory_id, output_shape=_joined(sequence_id.shape, memory_id.shape)
-        )
-      )
-    if not visible:
-      return None
-    # The largest shape first, so that the result has its order of dims.
-    visible.sort(key=lambda v: -v.shape.ndims)
-    all_visible = visible[0]
-    for v in visible[1:]:
-      all_visible = mtf.logical_and(all_visible, v)
-    return attention.visibility_mask_to_attention_bias(all_visible, context.activation_dtype)
-
-  def _relative_values(
-    self,
-    context: Context,
-    heads_dims: list[mtf.Dimension],
-    buckets_dim: mtf.Dimension,
-    q: mtf.Tensor,
-  ) -> mtf.Tensor:
-    """The bias of each bucket: `[<heads_dims>, buckets]`, with the dims of q if contextual."""
-    leading = context.model.ensemble_dims + heads_dims
-    if self.relative_attention_type == "contextual":
-      return mtf.layers.dense(
-        q,
-        reduced_dims=[self.kv_dim],
-        new_dims=[buckets_dim],
-        expert_dims=leading,
-        use_bias=False,
-        variable_dtype=context.variable_dtype,
-        name="relative_attention_ak",
-      )
-    return mtf.get_variable(
-      context.mesh,
-      "relative_attention_bias",
-      mtf.Shape(leading + [buckets_dim]),
-      dtype=context.variable_dtype,
-    )
-
-
-def _segments(context: Context) -> mtf.Tensor | None:
-  """The ids that must be equal for a position to see another."""
-  for ids in (context.subsequence_id, context.sequence_id):
-    if isinstance(ids, mtf.Tensor):
-      return ids
-  return None
-
-
-def _mask_sources(context: Context) -> tuple[Any, ...]:
-  """What masks and relative positions are computed from."""
-  return (
-    context.length_dim,
-    context.position,
-    context.read_priority,
-    context.write_priority,
-    _segments(context),
-  )
-
-
-def _joined(query: mtf.Shape, memory: mtf.Shape) -> mtf.Shape:
-  """Dims of a comparison of queries with memory: those of the query first."""
-  return mtf.Shape(query.dims + [d for d in memory if d not in query])
-
-
-def _relative_position(memory_position: mtf.Tensor, position: mtf.Tensor) -> mtf.Tensor:
-  """Memory position minus query position."""
-  shape = _joined(position.shape, memory_position.shape)
-  return mtf.sub(memory_position, position, output_shape=shape)
-
-
-def _gather_bias(
-  values: mtf.Tensor, bucket: mtf.Tensor, buckets_dim: mtf.Dimension
-) -> mtf.Tensor:
-  """The values of the buckets, in the order of the products: batch, heads, lengths."""
-  dims = [d for d in bucket.shape if d not in values.shape]
-  dims += [d for d in values.shape if d != buckets_dim]
-  lengths = [d for name in ("length", "memory_length") for d in dims if d.name == name]
-  shape = mtf.Shape([d for d in dims if d not in lengths] + lengths)
-  return mtf.gather(values, bucket, buckets_dim, output_shape=shape)
-
-
-def _sum_of(a: mtf.Tensor | None, b: mtf.Tensor) -> mtf.Tensor:
-  return b if a is None else b + a
+    return self_attention_bias(self, context, memory_position, heads_dims, q)
 
 
 def _replace(old: mtf.Tensor, new: mtf.Tensor, here: mtf.Tensor) -> mtf.Tensor:

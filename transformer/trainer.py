@@ -227,7 +227,20 @@ class Trainer:
   # ------------------------------------------------------------- checkpoints
 
   def save(self) -> None:
-    """Writes a checkpoint of the current step."""
+    """Writes a checkpoint of the current step.
+
+    Raises:
+      NonFiniteError: a variable holds NaN or infinity. The loss shows that a step later only.
+    """
+    for stored in self.mesh_impl.variable_store:
+      if stored.slice_dtype.is_floating and not all(
+        tf.reduce_all(tf.math.is_finite(v)) for _, v in stored.distinct()
+      ):
+        raise NonFiniteError(
+          f"variable {stored.name} became NaN or infinite by step {self.global_step}; training "
+          f"stopped, and nothing was saved after step {self._last_saved_step()}. Lower the "
+          "learning rate, or look at the data of the last steps"
+        )
     self.checkpointer.save(self.global_step)
 
   def _last_saved_step(self) -> int:

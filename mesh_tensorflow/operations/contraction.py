@@ -69,7 +69,9 @@ def _reduce_to(x: tf.Tensor, dims: Dims, output: Dims) -> tf.Tensor:
   return transpose_to(x, [d for d in dims if d in output], output)
 
 
-def _contract_two(a: tf.Tensor, a_dims: Dims, b: tf.Tensor, b_dims: Dims, output: Dims) -> tf.Tensor:
+def _contract_two(
+  a: tf.Tensor, a_dims: Dims, b: tf.Tensor, b_dims: Dims, output: Dims
+) -> tf.Tensor:
   # What only one operand has and the output has not is summed first.
   kept_a = tuple(d for d in a_dims if d in b_dims or d in output)
   kept_b = tuple(d for d in b_dims if d in a_dims or d in output)

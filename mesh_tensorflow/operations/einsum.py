@@ -170,7 +170,7 @@ def matmul(
 
 
 def transpose(x: Tensor, new_shape: ShapeLike, name: str = "transpose") -> Tensor:
-  """x with its dimensions in another order."""
+  """X with its dimensions in another order."""
   new_shape = convert_to_shape(new_shape)
   if set(x.shape) != set(new_shape):
     raise ShapeError(f"{name}: {x} cannot be transposed to {new_shape}: other dimensions")

@@ -26,7 +26,7 @@ def _of_output(tf_grad: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Callable
 
 
 def identity(x: Tensor, name: str = "identity") -> Tensor:
-  """x."""
+  """X."""
   return cwise(tf.identity, [x], grad_function=lambda op, dy: [dy], name=name)
 
 
@@ -41,7 +41,7 @@ def cos(x: Tensor, name: str = "cos") -> Tensor:
 
 
 def square(x: Tensor, name: str = "square") -> Tensor:
-  """x ** 2, elementwise."""
+  """X ** 2, elementwise."""
   return cwise(
     tf.square, [x], name=name, grad_function=_of_input(lambda dy, v: dy * (v + v))
   )
@@ -70,7 +70,7 @@ def log(x: Tensor, name: str = "log") -> Tensor:
 
 
 def exp(x: Tensor, name: str = "exp") -> Tensor:
-  """e ** x, elementwise."""
+  """E ** x, elementwise."""
   return cwise(tf.exp, [x], name=name, grad_function=_of_output(lambda dy, y: dy * y))
 
 
@@ -117,7 +117,7 @@ def relu(x: Tensor, name: str = "relu") -> Tensor:
 
 
 def leaky_relu(x: Tensor, alpha: float = 0.2, name: str = "leaky_relu") -> Tensor:
-  """x where positive, else alpha * x."""
+  """X where positive, else alpha * x."""
   return cwise(
     lambda v: tf.nn.leaky_relu(v, alpha),
     [x],
@@ -154,7 +154,7 @@ def logical_not(x: Tensor, name: str = "logical_not") -> Tensor:
 
 
 def cast(x: Tensor, dtype: Any, name: str = "cast") -> Tensor:
-  """x as another dtype; x itself if it has the dtype. Gradients pass between floating dtypes."""
+  """X as another dtype; x itself if it has the dtype. Gradients pass between floating dtypes."""
   dtype = tf.as_dtype(dtype)
   if dtype == x.dtype:
     return x
@@ -168,17 +168,17 @@ def cast(x: Tensor, dtype: Any, name: str = "cast") -> Tensor:
 
 
 def to_float(x: Tensor, name: str = "to_float") -> Tensor:
-  """x as float32."""
+  """X as float32."""
   return cast(x, tf.float32, name=name)
 
 
 def to_bfloat16(x: Tensor, name: str = "to_bfloat16") -> Tensor:
-  """x as bfloat16."""
+  """X as bfloat16."""
   return cast(x, tf.bfloat16, name=name)
 
 
 def to_int32(x: Tensor, name: str = "to_int32") -> Tensor:
-  """x as int32."""
+  """X as int32."""
   return cast(x, tf.int32, name=name)
 
 
@@ -198,7 +198,7 @@ def mtf_abs(x: Tensor) -> Tensor:
 
 
 def swish(x: Tensor) -> Tensor:
-  """x * sigmoid(x)."""
+  """X * sigmoid(x)."""
   return cwise(tf.nn.silu, [x], name="swish", grad_function=_of_input(_swish_grad))
 
 

@@ -40,6 +40,8 @@ class WhileLoopOperation(Operation):
   ):
     super().__init__(list(inputs), name=name)
     self._tf_kwargs = {"parallel_iterations": 1, **(tf_kwargs or {})}
+    # How often the body runs at most, if that is known: what `describe` multiplies by.
+    self.maximum_iterations = self._tf_kwargs.get("maximum_iterations")
     if self._tf_kwargs.pop("back_prop", False):
       raise UnsupportedError(f"{self.name}: loops have no gradient; back_prop must be False")
     self._cond_inputs = self._placeholders("cond_input")

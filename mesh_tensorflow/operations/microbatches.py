@@ -93,7 +93,9 @@ def serialize_training_step(
     return [add(i, 1)] + grads + parts
 
   start = constant(mesh, 0, shape=[], dtype=tf.int32)
-  results = while_loop(cond_fn, body_fn, [start], has_accumulators=True)[1:]
+  results = while_loop(
+    cond_fn, body_fn, [start], has_accumulators=True, maximum_iterations=num_splits
+  )[1:]
   n = len(results) - len(output_keys)
   outputs = {
     k: replace_dimensions(x, [smaller, microbatch], batch_dim) if microbatch in x.shape else x

@@ -62,7 +62,7 @@ class BroadcastOperation(Operation):
 
 
 def broadcast(x: Tensor, new_shape: ShapeLike) -> Tensor:
-  """x with more dimensions (and in another order); x itself if the shape is equal."""
+  """X with more dimensions (and in another order); x itself if the shape is equal."""
   new_shape = convert_to_shape(new_shape)
   if x.shape == new_shape:
     return x

@@ -208,7 +208,7 @@ def reshape(x: Tensor, new_shape: ShapeLike, name: str = "reshape") -> Tensor:
 
 
 def rename_dimension(x: Tensor, old_name: str, new_name: str) -> Tensor:
-  """x with a dimension renamed, and laid out as the new name says."""
+  """X with a dimension renamed, and laid out as the new name says."""
   return reshape(x, x.shape.rename_dimension(old_name, new_name))
 
 
@@ -254,5 +254,5 @@ def _dims(x: Any) -> list[Dimension]:
 
 
 def anonymize(x: Tensor) -> Tensor:
-  """x with anonymous dimensions, so that no layout splits it."""
+  """X with anonymous dimensions, so that no layout splits it."""
   return reshape(x, anonymous_shape(x.shape))

@@ -9,7 +9,6 @@ import tensorflow as tf
 from mesh_tensorflow.dimensions import (
   Dimension,
   DimensionLike,
-
   convert_to_dimension,
 )
 from mesh_tensorflow.errors import DimensionError
@@ -177,7 +176,7 @@ def reduce_logsumexp(
 def log_softmax(
   x: Tensor, reduced_dim: DimensionLike, extra_logit: Any = None, name: str | None = None
 ) -> Tensor:
-  """x - `reduce_logsumexp`(x), of the shape of x."""
+  """X - `reduce_logsumexp`(x), of the shape of x."""
   op = LogSoftmaxOperation(x, convert_to_dimension(reduced_dim), _extra(x, extra_logit), name)
   return op.outputs[0]
 

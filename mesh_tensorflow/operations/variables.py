@@ -59,9 +59,8 @@ class VariableDType:
     return hash(self._key())
 
   def __repr__(self) -> str:
-    return "VariableDType(master=%s, slice=%s, activation=%s)" % tuple(
-      d.name for d in self._key()
-    )
+    master, slice_, activation = (d.name for d in self._key())
+    return f"VariableDType(master={master}, slice={slice_}, activation={activation})"
 
   def _key(self) -> tuple[tf.DType, tf.DType, tf.DType]:
     return (self._master_dtype, self._slice_dtype, self._activation_dtype)

@@ -122,7 +122,9 @@ DESCRIPTORS = [
   op("logical_or", mtf.logical_or, np.logical_or, BOOLS, BOOLS),
   op("logical_and_broadcast", mtf.logical_and, np.logical_and, BOOLS, BOOLS_B),
   op("where", mtf.where, np.where, BOOLS, AB, AB),
-  op("where_scalar", lambda c, x: mtf.where(c, x, 2.5), lambda c, x: np.where(c, x, 2.5), BOOLS, AB),
+  op(
+    "where_scalar", lambda c, x: mtf.where(c, x, 2.5), lambda c, x: np.where(c, x, 2.5), BOOLS, AB
+  ),
   op("where_int", mtf.where, np.where, BOOLS, INTEGERS, MULTIPLES),
   op("where_broadcast", mtf.where, lambda c, x, y: np.where(c, x, y), BOOLS_B, AB, "b:8"),
   op(

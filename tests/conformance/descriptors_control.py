@@ -180,8 +180,13 @@ DESCRIPTORS = [
     together="b:8 c:12",
   ),
   op("while_loop_nested", _nested_loop, lambda x: x + 7, AB, differentiable=False),
-  op("while_loop_reduced_condition", _halve_until_small, _halved_until_small, AB,
-     differentiable=False),
+  op(
+    "while_loop_reduced_condition",
+    _halve_until_small,
+    _halved_until_small,
+    AB,
+    differentiable=False,
+  ),
   op("while_loop_assigns", _assign_in_loop, lambda x: [6 * x, 3 * x], AB, differentiable=False),
   op(
     "while_loop_random",

@@ -53,8 +53,6 @@ DESCRIPTORS = [
   op("einsum_scalar_factor", lambda x, y: mtf.einsum([x, y], [A, B]), lambda x, y: x * y, AB, ""),
   op("einsum_int", lambda x, y: mtf.einsum([x, y], [A, C]), _einsum("ab,bc->ac"), INTEGERS,
      T(BC, -9, 10, "int32"), together=UNION),
-  op("einsum_bfloat16", lambda x, y: mtf.einsum([x, y], [A, C]), _einsum("ab,bc->ac"),
-     T(AB, dtype="bfloat16"), T(BC, dtype="bfloat16"), together=UNION, tolerance=2e-2),
   op("attention_logits", lambda q, k: mtf.einsum([q, k], "n:4 h:2 q:8 m:8"),
      _einsum("nqhd,nmhd->nhqm"), "n:4 q:8 h:2 d:4", "n:4 m:8 h:2 d:4",
      together="n:4 q:8 h:2 d:4 m:8"),

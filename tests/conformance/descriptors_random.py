@@ -11,7 +11,9 @@ B = mtf.Dimension("b", 8)
 AB, ABC = "a:4 b:8", "a:4 b:8 c:12"
 
 DESCRIPTORS = [
-  op("random_uniform", lambda mesh: mtf.random_uniform(mesh, mtf.convert_to_shape(ABC)), ONE_DEVICE),
+  op(
+    "random_uniform", lambda mesh: mtf.random_uniform(mesh, mtf.convert_to_shape(ABC)), ONE_DEVICE
+  ),
   op(
     "random_uniform_range",
     lambda mesh: mtf.random_uniform(mesh, mtf.convert_to_shape(AB), minval=-3.0, maxval=5.0),

@@ -43,8 +43,12 @@ DESCRIPTORS = [
   op("reduce_sum_int", lambda x: mtf.reduce_sum(x, reduced_dim=B), lambda x: x.sum(1), INTEGERS),
   op("reduce_mean", lambda x: mtf.reduce_mean(x), lambda x: x.mean(), ABC),
   op("reduce_mean_dim", lambda x: mtf.reduce_mean(x, reduced_dim=B), lambda x: x.mean(1), ABC),
-  op("reduce_mean_two", lambda x: mtf.reduce_mean(x, output_shape="c:12"),
-     lambda x: x.mean((0, 1)), ABC),
+  op(
+    "reduce_mean_two",
+    lambda x: mtf.reduce_mean(x, output_shape="c:12"),
+    lambda x: x.mean((0, 1)),
+    ABC,
+  ),
   op("reduce_max", lambda x: mtf.reduce_max(x), lambda x: x.max(), AB),
   op("reduce_max_dim", lambda x: mtf.reduce_max(x, reduced_dim=B), lambda x: x.max(1), ABC),
   op("reduce_min", lambda x: mtf.reduce_min(x, reduced_dim=A), lambda x: x.min(0), ABC),
@@ -114,7 +118,9 @@ DESCRIPTORS = [
   ),
   op(
     "pending_sum_stopped",
-    lambda x: mtf.stop_gradient(mtf.reduce_sum(x, reduced_dim=A)) * mtf.reduce_sum(x, reduced_dim=A),
+    lambda x: (
+      mtf.stop_gradient(mtf.reduce_sum(x, reduced_dim=A)) * mtf.reduce_sum(x, reduced_dim=A)
+    ),
     lambda x: x.sum(0) ** 2,
     AB,
     gradient=lambda xs, dys: [np.repeat((xs[0].sum(0) * dys[0])[None], 4, 0)],

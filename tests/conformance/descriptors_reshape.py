@@ -86,7 +86,7 @@ DESCRIPTORS = [
      lambda x: mtf.replace_dimensions(x, C, [mtf.Dimension("d", 2), mtf.Dimension("e", 6)]),
      lambda x: x.reshape(4, 8, 2, 6), ABC),
   op("anonymize", mtf.anonymize, lambda x: x, ABC),
-  op("import_fully_replicated", lambda x: mtf.reshape(mtf.anonymize(x), "d:4 e:8"), lambda x: x, AB),
+  op("reshape_anonymous", lambda x: mtf.reshape(mtf.anonymize(x), "d:4 e:8"), lambda x: x, AB),
 
   op("concat", lambda x, y: mtf.concat([x, y], "b"), lambda x, y: np.concatenate([x, y], 1),
      AB, "a:4 b:4", unsplit="b"),

@@ -284,12 +284,23 @@ def _random_layout(rng: random.Random, mesh: str, names: Sequence[str]) -> Layou
   return Layout(mesh, ",".join(sorted(rules)))
 
 
-def draw_layouts(family: str, descriptors: Sequence[Descriptor], count: int) -> list[Layout]:
+def draw_layouts(
+  family: str, descriptors: Sequence[Descriptor], count: int, wild: int = 0
+) -> list[Layout]:
   """Draws layouts for a family, the same ones in every run.
 
   Of many random candidates those are taken that are legal for, and split, the operations that
   the ones before split least. Every second draw has a mesh of its own, so that sizes which
   suit few operations have their turn.
+
+  Args:
+    family: name, from which the random numbers come.
+    descriptors: the operations.
+    count: how many layouts.
+    wild: how many more, taken as they come: many operations refuse them.
+
+  Returns:
+    A list of layouts, the wild ones last.
   """
   rng = random.Random(zlib.crc32(family.encode()))
   meshes = rng.sample(_MESHES, len(_MESHES))
@@ -302,13 +313,13 @@ def draw_layouts(family: str, descriptors: Sequence[Descriptor], count: int) -> 
       mesh = meshes[i // 2 % len(meshes)] if i % 2 else rng.choice(meshes)
       layout = _random_layout(rng, mesh, names)
       hit = [d for d in descriptors if d.split_dimensions(layout) and not d.is_illegal(layout)]
-      score = sum(d.split_dimensions(layout) * 4.0 ** -times[d] for d in hit)
+      score = sum(d.split_dimensions(layout) * 50.0 ** -times[d] for d in hit)
       if best is None or score > best[0]:
         best = (score, layout, hit)
     layouts.append(best[1])
     for d in best[2]:
       times[d] += 1
-  return layouts
+  return layouts + [_random_layout(rng, rng.choice(meshes), names) for _ in range(wild)]
 
 
 # ------------------------------------------------------------------------ running

@@ -352,7 +352,13 @@ def test_dtypes_differ(fn, mesh, x):
 
 @pytest.mark.parametrize(
   "fn",
-  [lambda i: i + 1.5, lambda i: i * 2.0, lambda i: i / 2, lambda i: mtf.reduce_mean(i), lambda i: i / i],
+  [
+    lambda i: i + 1.5,
+    lambda i: i * 2.0,
+    lambda i: i / 2,
+    lambda i: mtf.reduce_mean(i),
+    lambda i: i / i,
+  ],
 )
 def test_float_with_an_integer_tensor(fn, mesh):
   with pytest.raises(errors.DTypeError) as e:

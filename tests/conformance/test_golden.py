@@ -95,9 +95,7 @@ def test_cumsum(evaluate):
   [(False, [0, 1, 0, 7], [24, 29, 22, 0]), (True, [28, 1, 26, 7], [24, 29, 22, 3])],
 )
 def test_dynamic_shift(evaluate, wrap, first, last):
-  y = evaluate(
-    lambda x: mtf.dynamic_shift(x, _tensor(x, [1, 0, 2, -1], [B], tf.int32), A, wrap)
-  )
+  y = evaluate(lambda x: mtf.dynamic_shift(x, _tensor(x, [1, 0, 2, -1], [B], tf.int32), A, wrap))
   assert y[0].tolist() == first
   assert y[-1].tolist() == last
 

@@ -84,9 +84,7 @@ def test_two_axis_transitions_on_an_uneven_mesh(kind, cpu_devices, record_proper
 
 def _renamings(mesh_axes):
   """Layouts of [a, b, c] and of [p, q, s] on a mesh of three axes."""
-  return list(
-    itertools.product(_legal_layouts("abc", mesh_axes), _legal_layouts("pqs", mesh_axes))
-  )
+  return list(itertools.product(_legal_layouts("abc", mesh_axes), _legal_layouts("pqs", mesh_axes)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,7 +93,11 @@ def test_renaming_on_a_cube(kind, cpu_devices, record_property):
   transitions = _renamings("rtu")
   rotation = (("r", "t", "u"), ("t", "u", "r"))
   assert rotation in transitions
-  chosen = [rotation, (("r", "t", "u"), ("u", "r", "t")), *transitions[:: 9 if kind == "placement" else 60]]
+  chosen = [
+    rotation,
+    (("r", "t", "u"), ("u", "r", "t")),
+    *transitions[:: 9 if kind == "placement" else 60],
+  ]
   for old, new in chosen:
     rules = _rules("abc", old) + _rules("pqs", new)
     layout = Layout("r:2,t:2,u:2", ",".join(rules))

@@ -240,6 +240,55 @@ def test_ensemble_members_are_separate_models():
   np.testing.assert_allclose(logits, np.log(probs), atol=1e-4)
 
 
+@pytest.mark.parametrize("recompute_grads", [False, True])
+def test_z_loss_of_attention(recompute_grads):
+  """With keys of zeros, every logit is 0 and the denominator of row i has i + 1 summands."""
+  coefficient = 0.1
+  model = lm.make_model(
+    attention=dict(z_loss_coeff=coefficient),
+    stack=lm.SUBLAYERS | dict(recompute_grads=recompute_grads),
+  )
+  plain, impl = lm.make_model(), lm.one_device()
+  store = lm.initialize(impl, model)
+  for block in ("000", "001"):
+    k = store[A.format(block) + "k"]
+    k.assign(np.zeros(k.shape.to_integer_list, np.float32))
+  targets = TARGETS[:, :6]
+  ones = np.ones_like(targets)
+  with_z = lm.run(impl, lm.loss_program(model), targets, ones)[0]
+  without = lm.run(impl, lm.loss_program(plain), targets, ones)[0]
+  expected = 2 * coefficient * (np.log(np.arange(6) + 1) ** 2).mean()
+  np.testing.assert_allclose(with_z - without, expected, rtol=1e-4)
+  # Evaluation has no such loss.
+  evaluation = [
+    lm.run(impl, lm.loss_program(m, "eval"), targets, ones)[0] for m in (model, plain)
+  ]
+  assert evaluation[0] == evaluation[1]
+
+
+def test_token_dropout_zeroes_ids():
+  """At rate 0.5 about half of the inputs become 0; the others stay as they are."""
+  embedded = []
+
+  class Identity(lm.transformer.TransformerLayer):
+    def call(self, context, x):
+      embedded.append(x)
+      return x
+
+  model = lm.make_model(token_dropout_rate=0.5, positional_embedding=False)
+  model.layer_stack = Identity()
+  impl = lm.one_device()
+
+  def program(targets):
+    model.call_simple(targets, targets, compute_loss=False)
+    return embedded[-1], targets.graph.trainable_variables[0].outputs[0]
+
+  x, table = lm.run(impl, program, TARGETS, seed=1)
+  kept = (x == table[TARGETS]).all(-1)
+  dropped = (x == table[0]).all(-1)
+  assert (kept | dropped).all() and 0.3 < kept.mean() < 0.7
+
+
 def test_bfloat16_activations():
   model = lm.make_model(dense=dict(activation=["gelu", "linear"], use_bias=True))
   impl = lm.one_device()

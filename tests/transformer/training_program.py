@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer import mesh_setup, transformer, utils
+from mesh_tensorflow.transformer import mesh_setup, utils
 from mesh_tensorflow.transformer.trainer import Trainer
 
 LAYOUT = "batch:batch,d_ff:model,heads:model,vocab:model"
@@ -87,4 +87,3 @@ def weights(trainer: Trainer) -> dict[str, np.ndarray]:
   return {v.name: v.numpy() for v in trainer.mesh_impl.variable_store}
 
 
-__all__ = ["BATCH", "LAYOUT", "LENGTH", "VOCAB", "dataset", "make_trainer", "transformer", "weights"]
