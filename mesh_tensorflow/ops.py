@@ -1,5 +1,6 @@
 """Every operation and name of the language, flat: `mesh_tensorflow.ops`."""
 
+from mesh_tensorflow import autograph
 from mesh_tensorflow.devices import parallel, transpose_list_of_lists
 from mesh_tensorflow.dimensions import (
   Dimension,
@@ -214,5 +215,9 @@ from mesh_tensorflow.processors import (
 )
 from mesh_tensorflow.report import log_variable_sizes, pretty_print_counters
 from mesh_tensorflow.scope import get_variable_scope, variable_scope
+
+autograph.exempt(
+  globals(), left_alone=("assign_slice", "assign_add_slice", "assign_sub_slice")
+)
 
 __all__ = [name for name in dir() if not name.startswith("_")]

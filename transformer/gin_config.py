@@ -157,4 +157,5 @@ def _suffixes(selector: str) -> list[str]:
 
 def _selectors() -> list[str]:
   # Gin has no public list of what is configurable; without it there are no suggestions.
-  return list(getattr(gin.config, "_REGISTRY", ()))
+  registry = getattr(gin.config, "_REGISTRY", None)
+  return [] if registry is None else [selector for selector, _ in registry.items()]

@@ -11,8 +11,9 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer import batching, mesh_setup
+from mesh_tensorflow.transformer import batching, mesh_setup, sequence_utils
 from mesh_tensorflow.transformer import transformer as transformer_lib
+from mesh_tensorflow.transformer.text2self import dynamic_text2self
 
 _MODULE = "mesh_tensorflow.transformer.utils"
 
@@ -197,7 +198,7 @@ class ModelSteps:
       weights = mtf.to_float(mtf.greater(targets, 0))
       if self.model_type == "delimited_lm":
         weights *= mtf.to_float(
-          mtf.logical_not(transformer_lib.delimited_lm_inputs_mask(targets))
+          mtf.logical_not(sequence_utils.delimited_lm_inputs_mask(targets))
         )
       nats = mtf.layers.softmax_cross_entropy_with_logits(
         logits, mtf.maximum(targets, 0), vocab_dim
@@ -278,7 +279,7 @@ class ModelSteps:
   def _joined(self, features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
     if self.model_type != "delimited_lm":
       return features
-    return transformer_lib.dynamic_text2self(features)
+    return dynamic_text2self(features)
 
   def _logits_and_loss(
     self,
@@ -293,7 +294,7 @@ class ModelSteps:
     if self.model_type == "aligned":
       inputs = features["inputs"]
     else:
-      inputs = transformer_lib.autoregressive_inputs(
+      inputs = sequence_utils.autoregressive_inputs(
         targets, sequence_id=features.get("targets_segmentation")
       )
     return self.model.call_simple(

@@ -129,7 +129,7 @@ class Trainer:
         count = int(batches[0].shape[0])
         first = self.global_step == start
         if first:
-          self._prepare(compiled, batches, on_ready)
+          self._prepare(compiled, on_ready)
           progress.restart_clock()
         call_losses = compiled(batches, tf.constant(self.global_step, tf.int64)).numpy().tolist()
         self._check_finite(call_losses)
@@ -157,11 +157,10 @@ class Trainer:
     self.losses += losses
     return losses
 
-  def _prepare(self, compiled, batches, on_ready) -> None:
+  def _prepare(self, compiled: Any, on_ready: Callable[[mtf.Graph], None] | None) -> None:
     """Traces the program, which creates the variables, then restores them."""
-    spec = [tf.TensorSpec(b.shape, b.dtype) for b in batches]
     started = time.perf_counter()
-    compiled.get_concrete_function(spec, tf.TensorSpec([], tf.int64))
+    compiled.get_concrete_function()
     _LOG.info("traced the training program in %.1f s", time.perf_counter() - started)
     if on_ready is not None:
       on_ready(self._train_graph())
@@ -174,10 +173,12 @@ class Trainer:
   def _compile(self, step_fn: mtf.Function, names: Sequence[str]) -> Any:
     """Several steps as one TensorFlow function: (batches [n, batch, length], step) -> losses."""
     self._step_fn = step_fn
+    # Any number of steps: a shorter last call needs no program of its own.
+    spec = tuple(tf.TensorSpec([None, *self.steps.feature_shape(n)], tf.int32) for n in names)
 
-    @tf.function(autograph=False)
+    @tf.function(input_signature=[spec, tf.TensorSpec([], tf.int64)], autograph=False)
     def call(batches, first_step):
-      count = batches[0].shape[0]
+      count = tf.shape(batches[0])[0]
 
       def step(i, losses):
         at = first_step + tf.cast(i, tf.int64)
@@ -186,8 +187,6 @@ class Trainer:
         return i + 1, losses.write(i, loss)
 
       losses = tf.TensorArray(tf.float32, size=count, element_shape=[])
-      if count == 1:
-        return step(0, losses)[1].stack()
       _, losses = tf.while_loop(
         lambda i, _: i < count, step, [0, losses], parallel_iterations=1
       )

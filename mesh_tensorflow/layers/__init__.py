@@ -1,5 +1,6 @@
 """Layers: functions of `mtf.Tensor`s that own variables, losses, masks and norms."""
 
+from mesh_tensorflow import autograph
 from mesh_tensorflow.layers.attention import (
   dot_product_attention,
   multihead_attention,
@@ -41,6 +42,8 @@ from mesh_tensorflow.layers.norm import batch_norm, layer_norm
 from mesh_tensorflow.layers.scaling import unit_scaling_convention, us_einsum
 from mesh_tensorflow.layers.standardize import standardize
 from mesh_tensorflow.layers.statistics import compress_mean, corr
+
+autograph.exempt(globals())
 
 __all__ = [
   "DenseInitializer",

@@ -92,7 +92,7 @@ DESCRIPTORS = [
   op("bool_reshape", lambda x: mtf.reshape(x, "d:8 e:4"), lambda x: x.reshape(8, 4),
      T(AB, dtype="bool")),
   op("bool_concat", lambda x, y: mtf.concat([x, y], "b"), lambda x, y: np.concatenate([x, y], 1),
-     T(AB, dtype="bool"), T(AB, dtype="bool"), unsplit="b"),
+     T(ABC, dtype="bool"), T(ABC, dtype="bool"), unsplit="b"),
   op("bool_shift", lambda x: mtf.shift(x, 1, B, True), lambda x: np.roll(x, 1, 1),
      T(AB, dtype="bool")),
   op("bool_where", mtf.where, np.where, T(AB, dtype="bool"), T(AB, dtype="bool"),

@@ -49,9 +49,9 @@ def _dynamic_shift(wrap):
   return shift
 
 
-def _top_k_case(k, **kwargs):
+def _top_k_case(k):
   return op(f"top_{k}_of_b", lambda x: list(mtf.top_k(x, B, K[k])), _top_k(k, 1), ABC, unsplit="k",
-            **kwargs)  # fmt: skip
+            gradient_together=f"{ABC} k:{k}")  # fmt: skip
 
 
 DESCRIPTORS = [

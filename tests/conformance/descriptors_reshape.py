@@ -86,7 +86,8 @@ DESCRIPTORS = [
      lambda x: mtf.replace_dimensions(x, C, [mtf.Dimension("d", 2), mtf.Dimension("e", 6)]),
      lambda x: x.reshape(4, 8, 2, 6), ABC),
   op("anonymize", mtf.anonymize, lambda x: x, ABC),
-  op("reshape_anonymous", lambda x: mtf.reshape(mtf.anonymize(x), "d:4 e:8"), lambda x: x, AB),
+  op("reshape_anonymous", lambda x: mtf.reshape(mtf.anonymize(x), "d:4 e:8"), lambda x: x, AB,
+     together="_anonymous_0:4 _anonymous_1:8"),
 
   op("concat", lambda x, y: mtf.concat([x, y], "b"), lambda x, y: np.concatenate([x, y], 1),
      AB, "a:4 b:4", unsplit="b"),

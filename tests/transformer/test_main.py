@@ -108,7 +108,7 @@ def test_training_twice_goes_on_where_it_stopped(tmp_path, text_file, capsys):
   ("bindings", "error", "text"),
   [
     (["run.train_stepz = 3"], errors.ConfigError, "no parameter 'train_stepz'"),
-    (["rum.train_steps = 3"], errors.ConfigError, "did you mean run"),
+    (["rum.train_steps = 3"], errors.ConfigError, "did you mean.*run"),
     (["run.mode = 'trian'"], errors.ConfigError, "'trian'.*train, eval"),
     (["run.model_type = 'gpt'"], errors.ConfigError, "unknown model_type 'gpt'"),
     (["text_file = 'nowhere.txt'"], errors.DataError, "nowhere.txt"),
