@@ -313,32 +313,39 @@ def _as_words(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
 
 
 @contextlib.contextmanager
-def collective_errors() -> Iterator[None]:
+def collective_errors(mesh_impl: Any = None) -> Iterator[None]:
   """Turns TensorFlow's errors about a failed exchange into `CollectiveError`.
 
   To be put around the call of a `tf.function` that runs a SIMD mesh: errors of a
   running function are TensorFlow's, and reach only the caller of the function.
+
+  Args:
+    mesh_impl: a `SimdMeshImpl` to reset after any error, so that it can go on.
 
   Raises:
     CollectiveError: in place of such an error, which is its cause.
   """
   try:
     yield
-  except tf.errors.OpError as e:
-    text = str(e)
-    for sign, meaning in _SIGNS:
-      if sign in text:
-        raise CollectiveError(f"{meaning}\n{text.strip()}") from e
-    raise
+  except Exception as e:
+    if mesh_impl is not None:
+      mesh_impl.reset()
+    meaning = next((m for sign, m in _SIGNS if sign in str(e)), None)
+    if meaning is None or not isinstance(e, tf.errors.OpError):
+      raise
+    raise CollectiveError(f"{meaning}\n{str(e).strip()}") from e
 
 
+_VAIN = (
+  "a processor waited in vain for another one: their programs took different paths, or one is stuck"
+)
+
+# What TensorFlow's messages have in them: names of queues and checks of this package, and the
+# words of the collective executor, which gives up everything after one failure.
 _SIGNS = (
-  ("mtf_exchange", "a processor waited for another one that did not answer in time: the programs "
-   "of the processors took different paths, or one is stuck"),
+  ("mtf_exchange", f"{_VAIN}; make the tf.function anew before the next run"),
   ("mtf_run_failed", "an earlier run of this mesh failed midway, or another run is going on; call "
    "mesh_impl.reset() before the next run"),
-  ("Collective ops is aborted", "an exchange between devices failed; TensorFlow's collectives do "
-   "not recover from that: start the program again"),
-  ("Collective has timed out", "a processor waited for another one that did not answer in time: "
-   "the programs of the processors took different paths, or one is stuck; start the program again"),
+  ("Collective ops is aborted", f"{_VAIN}; or it failed. Start the program again: TensorFlow's "
+   "collectives do not recover"),
 )

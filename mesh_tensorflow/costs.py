@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.flops import node_flops
 from mesh_tensorflow.graph import Graph, Operation, Tensor
+from mesh_tensorflow.laid_out import LazyAllreduceSum
 from mesh_tensorflow.layout import LayoutLike
 from mesh_tensorflow.liveness import (
   Memory,
@@ -24,7 +25,6 @@ from mesh_tensorflow.liveness import (
   probable_results,
 )
 from mesh_tensorflow.lowering import Lowering
-from mesh_tensorflow.mesh_impl import LazyAllreduceSum
 from mesh_tensorflow.plan_mesh_impl import Collective, PlanMeshImpl
 
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.laid_out import LazyAllreduceSum
 from mesh_tensorflow.lowering import Lowering
-from mesh_tensorflow.mesh_impl import LazyAllreduceSum
 
 # Operations whose output is the buffer of their input.
 _ALIASES = ("Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "EnsureShape")

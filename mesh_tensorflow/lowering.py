@@ -13,7 +13,8 @@ from mesh_tensorflow import random_bits
 from mesh_tensorflow.dimensions import ShapeLike, convert_to_shape
 from mesh_tensorflow.errors import GraphError, LayoutError
 from mesh_tensorflow.graph import Graph, Mesh, Operation, Tensor
-from mesh_tensorflow.mesh_impl import LaidOutTensor, MeshImpl
+from mesh_tensorflow.laid_out import LaidOutTensor
+from mesh_tensorflow.mesh_impl import MeshImpl
 from mesh_tensorflow.report import log_variable_sizes, pretty_print_counters
 from mesh_tensorflow.store import LaidOutVariable
 

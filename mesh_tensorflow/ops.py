@@ -15,6 +15,12 @@ from mesh_tensorflow.dimensions import (
 )
 from mesh_tensorflow.errors import *  # noqa: F403
 from mesh_tensorflow.graph import Graph, Mesh, Operation, Tensor
+from mesh_tensorflow.laid_out import (
+  LazyAllreduceSum,
+  LazyLaidOutTensor,
+  compatible_lazy_allreduce_sums,
+  convert_args_to_laid_out_tensors,
+)
 from mesh_tensorflow.layout import (
   LayoutRules,
   TensorLayout,
@@ -23,13 +29,7 @@ from mesh_tensorflow.layout import (
   tensor_dim_to_size_per_split,
 )
 from mesh_tensorflow.lowering import Lowering
-from mesh_tensorflow.mesh_impl import (
-  LazyAllreduceSum,
-  LazyLaidOutTensor,
-  MeshImpl,
-  compatible_lazy_allreduce_sums,
-  convert_args_to_laid_out_tensors,
-)
+from mesh_tensorflow.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.binary import (
   AddOperation,
   BinaryOpWithBroadcasting,

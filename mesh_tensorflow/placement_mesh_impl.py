@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from mesh_tensorflow.dimensions import Shape, ShapeLike, list_product
 from mesh_tensorflow.errors import GraphError, MeshShapeError, ShapeError
+from mesh_tensorflow.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
 from mesh_tensorflow.layout import LayoutLike
-from mesh_tensorflow.mesh_impl import LaidOutTensor, MeshImpl, convert_args_to_laid_out_tensors
+from mesh_tensorflow.mesh_impl import MeshImpl
 from mesh_tensorflow.processors import pnum_to_processor_coordinates, processor_groups
 from mesh_tensorflow.store import StoredVariable, VariableStore
 

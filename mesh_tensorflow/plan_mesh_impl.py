@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from mesh_tensorflow.dimensions import Shape, ShapeLike
 from mesh_tensorflow.errors import GraphError, ShapeError
+from mesh_tensorflow.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
 from mesh_tensorflow.layout import LayoutLike
-from mesh_tensorflow.mesh_impl import LaidOutTensor, MeshImpl, convert_args_to_laid_out_tensors
+from mesh_tensorflow.mesh_impl import MeshImpl
 from mesh_tensorflow.store import StoredVariable, VariableStore
 
 

@@ -93,6 +93,7 @@ class RunGuard:
     """Ends what is going on, for good."""
     self.broken = True
     self._break_off()
+    self._state.assign(0)
 
 
 def _watch(guard: RunGuard) -> None:

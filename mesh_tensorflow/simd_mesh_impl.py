@@ -28,12 +28,13 @@ from mesh_tensorflow.collectives import (
 )
 from mesh_tensorflow.dimensions import Shape, ShapeLike
 from mesh_tensorflow.errors import ConfigError, GraphError, MeshShapeError, ShapeError
+from mesh_tensorflow.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
 from mesh_tensorflow.layout import LayoutLike
-from mesh_tensorflow.mesh_impl import LaidOutTensor, MeshImpl, convert_args_to_laid_out_tensors
-from mesh_tensorflow.placement_mesh_impl import suggest_mesh_shape
+from mesh_tensorflow.mesh_impl import MeshImpl
 from mesh_tensorflow.processors import pnum_to_processor_coordinates
 from mesh_tensorflow.queue_collectives import QueueCollectives, QueueNetwork
 from mesh_tensorflow.run_guard import RunGuard, unlifted_variable
+from mesh_tensorflow.simd_devices import choose_devices
 from mesh_tensorflow.simd_program import ConcreteProgram, Program, TracedProgram, run_traced
 from mesh_tensorflow.store import StoredVariable, VariableStore
 from mesh_tensorflow.thread_collectives import run_in_threads
@@ -49,7 +50,9 @@ class SimdMeshImpl(MeshImpl):
     shape: mesh shape.
     layout: layout rules.
     devices: one device name per processor. By default the first logical GPUs of this
-      process if there are enough, else its first logical CPUs.
+      process if there are enough, else its first logical CPUs. A CPU may stand for several
+      processors; then no messages between devices are needed, which makes it the fastest
+      form of a mesh within one CPU.
     device_assignment: TPU device assignment; kept for programs that ask for it.
     logical_to_physical: a permutation: processor i, row-major in the mesh, runs on
       device `logical_to_physical[i]`. By default the identity.
@@ -94,7 +97,7 @@ class SimdMeshImpl(MeshImpl):
     self._physical_to_logical = [0] * self.size
     for logical, physical in enumerate(self._logical_to_physical):
       self._physical_to_logical[physical] = logical
-    physical_devices = _choose_devices(self.shape, devices)
+    physical_devices = choose_devices(self.shape, devices)
     self._devices = [physical_devices[p] for p in self._logical_to_physical]
     self._use_queues = self._choose_collectives(collectives)
     self._guard: RunGuard | None = None
@@ -395,39 +398,3 @@ class SimdMeshImpl(MeshImpl):
     parts = [d.to_laid_out_tensor().one_slice for d in data]
     tf.print(message, "processor", self._program.pnum, *parts, summarize=kwargs.get("summarize", 3))
     return x
-
-
-def _choose_devices(shape: Shape, devices: Sequence[str] | None) -> list[str]:
-  """The device of every physical processor, as full names."""
-  dims = " x ".join(f"{d.name}:{d.size}" for d in shape) or "(no dimensions)"
-  if devices is not None:
-    devices = [_full_name(d) for d in devices]
-    if len(devices) != shape.size:
-      raise MeshShapeError(
-        f"mesh shape {dims} has {shape.size} processors, but {len(devices)} device(s) were given; "
-        f"a mesh that fits: {suggest_mesh_shape(shape, len(devices))}; or give {shape.size} devices"
-      )
-    return devices
-  counts = []
-  for kind in ("GPU", "CPU"):
-    found = [d.name for d in tf.config.list_logical_devices(kind)]
-    if len(found) >= shape.size:
-      return [_full_name(d) for d in found[: shape.size]]
-    counts.append(f"{len(found)} logical {kind}s")
-  raise MeshShapeError(
-    f"mesh shape {dims} has {shape.size} processors, but this process has "
-    f"{' and '.join(counts)}; a mesh that fits: {suggest_mesh_shape(shape, len(found))}; or split "
-    f"the CPU before TensorFlow runs anything: tf.config.set_logical_device_configuration(cpu, "
-    f"[tf.config.LogicalDeviceConfiguration()] * {shape.size}); or give `devices`"
-  )
-
-
-def _full_name(device: str) -> str:
-  """The name as the runtime spells it; the default device is the first CPU."""
-  spec = tf.DeviceSpec.from_string(device or "/device:CPU:0")
-  if spec.job is None:
-    for d in tf.config.list_logical_devices(spec.device_type or "CPU"):
-      known = tf.DeviceSpec.from_string(d.name)
-      if known.device_index == (spec.device_index or 0):
-        return d.name
-  return device

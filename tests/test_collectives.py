@@ -9,7 +9,7 @@ import tensorflow as tf
 from mesh_tensorflow.collectives import Groups, device_order, fold
 from mesh_tensorflow.dimensions import convert_to_shape
 from mesh_tensorflow.errors import GraphError, ShapeError
-from mesh_tensorflow.mesh_impl import LaidOutTensor
+from mesh_tensorflow.laid_out import LaidOutTensor
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.processors import pnum_to_processor_coordinates
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
@@ -39,23 +39,30 @@ class Mesh:
 
   def __call__(self, fn, slices, eager=False):
     """`fn(impl, laid_out)` on the slices (an array: processors first); all resulting slices."""
+    return self.all([(fn, slices)], eager)[0]
+
+  def all(self, calls, eager=False):
+    """The same for several (function, slices), in one trace."""
     impl = self.impl
 
-    def program(slices):
-      if isinstance(impl, PlacementMeshImpl):
-        laid_out = LaidOutTensor(tf.unstack(slices))
-      else:
-        pnum = impl.laid_out_pnum().one_slice
-        laid_out = LaidOutTensor([tf.gather(slices, pnum)])
-      return fn(impl, laid_out).to_laid_out_tensor().tensor_list
+    def program(arrays):
+      results = []
+      for (fn, _), slices in zip(calls, arrays):
+        if isinstance(impl, PlacementMeshImpl):
+          laid_out = LaidOutTensor(tf.unstack(slices))
+        else:
+          laid_out = LaidOutTensor([tf.gather(slices, impl.laid_out_pnum().one_slice)])
+        results.append(fn(impl, laid_out).to_laid_out_tensor().tensor_list)
+      return results
 
-    def run(slices):
-      return [s for r in impl.run_per_device(program, [slices]) for s in r]
+    def run(arrays):
+      per_program = impl.run_per_device(program, [arrays])
+      return [[s for r in rs for s in r] for rs in zip(*per_program)]
 
-    slices = tf.constant(slices)
+    arrays = [tf.constant(slices) for _, slices in calls]
     eager = eager or self.kind == "threads"
-    result = run(slices) if eager else tf.function(run)(slices)
-    return np.stack([r.numpy() for r in result])
+    results = run(arrays) if eager else tf.function(run)(arrays)
+    return [np.stack([r.numpy() for r in rs]) for rs in results]
 
 
 def all_axes(shape):
@@ -94,80 +101,79 @@ cases = pytest.mark.parametrize(
 def test_allreduce_over_any_axes(kind, shape, cpu_devices):
   x = slices_of(shape, [2, 3])
   mesh = Mesh(kind, shape, cpu_devices)
-  for axes in all_axes(shape):
-    for name, reduce in (("SUM", np.sum), ("MAX", np.max), ("MIN", np.min)):
-      if name == "MIN" and len(axes) != 1:
-        continue
-      actual = mesh(lambda impl, t, a=axes, n=name: impl.allreduce(t, a, n), x)
-      for pnum, y in enumerate(actual):
-        np.testing.assert_array_equal(y, reduce(x[group_of(shape, axes, pnum)], axis=0))
+  wanted = [
+    (axes, name, reduce)
+    for axes in all_axes(shape)
+    for name, reduce in (("SUM", np.sum), ("MAX", np.max), ("MIN", np.min))
+  ]
+  results = mesh.all(
+    [(lambda impl, t, a=a, n=n: impl.allreduce(t, a, n), x) for a, n, _ in wanted]
+  )
+  for actual, (axes, _, reduce) in zip(results, wanted):
+    for pnum, y in enumerate(actual):
+      np.testing.assert_array_equal(y, reduce(x[group_of(shape, axes, pnum)], axis=0))
 
 
 @cases
 def test_allconcat(kind, shape, cpu_devices):
   x = slices_of(shape, [2, 3])
   mesh = Mesh(kind, shape, cpu_devices)
-  for axis in range(mesh.impl.ndims):
-    for concat_axis, stack in ((0, False), (1, False), (1, True)):
-      actual = mesh(
-        lambda impl, t, a=axis, c=concat_axis, s=stack: impl.allconcat(t, a, c, stack=s), x
-      )
-      join = np.stack if stack else np.concatenate
-      for pnum, y in enumerate(actual):
-        np.testing.assert_array_equal(y, join(list(x[group_of(shape, [axis], pnum)]), concat_axis))
+  wanted = [
+    (axis, *how)
+    for axis in range(mesh.impl.ndims)
+    for how in ((0, False), (1, False), (1, True))
+  ]
+  results = mesh.all(
+    [(lambda impl, t, w=w: impl.allconcat(t, w[0], w[1], stack=w[2]), x) for w in wanted]
+  )
+  for actual, (axis, concat_axis, stack) in zip(results, wanted):
+    join = np.stack if stack else np.concatenate
+    for pnum, y in enumerate(actual):
+      np.testing.assert_array_equal(y, join(list(x[group_of(shape, [axis], pnum)]), concat_axis))
 
 
 @cases
-def test_alltoall(kind, shape, cpu_devices):
+def test_alltoall_and_allsplit(kind, shape, cpu_devices):
   mesh = Mesh(kind, shape, cpu_devices)
-  for axis in range(mesh.impl.ndims):
-    n = mesh.impl.shape[axis].size
-    x = slices_of(shape, [2 * n, 3])
-    actual = mesh(lambda impl, t, a=axis: impl.alltoall(t, a, 0, 1), x)
-    for pnum, y in enumerate(actual):
+  sizes = mesh.impl.shape.to_integer_list
+  tall = [slices_of(shape, [2 * n, 3]) for n in sizes]
+  wide = [slices_of(shape, [3, 2 * n]) for n in sizes]
+  results = mesh.all(
+    [(lambda impl, t, a=a: impl.alltoall(t, a, 0, 1), x) for a, x in enumerate(tall)]
+    + [(lambda impl, t, a=a: impl.allsplit(t, a, 1), x) for a, x in enumerate(wide)]
+  )
+  for axis, x in enumerate(tall):
+    for pnum, y in enumerate(results[axis]):
       group = group_of(shape, [axis], pnum)
       k = group.index(pnum)
       expected = np.concatenate([x[q][2 * k : 2 * k + 2] for q in group], 1)
       np.testing.assert_array_equal(y, expected)
+  for axis, x in enumerate(wide):
+    for pnum, y in enumerate(results[len(sizes) + axis]):
+      k = pnum_to_processor_coordinates(mesh.impl.shape, pnum)[axis]
+      np.testing.assert_array_equal(y, x[pnum][:, 2 * k : 2 * k + 2])
 
 
 @cases
 def test_receive_shift_and_broadcast(kind, shape, cpu_devices):
   x = slices_of(shape, [3]) + 1
   mesh = Mesh(kind, shape, cpu_devices)
-  for axis in range(mesh.impl.ndims):
-    n = mesh.impl.shape[axis].size
-    sources = {
-      "shift": [None, *range(n - 1)],
-      "wrap": [(i - 1) % n for i in range(n)],
-      "from_last": [n - 1] * n,
-      "mixed": [None] + [0] * (n - 1),
-      "nothing": [None] * n,
-    }
-    for name, source in sources.items():
-
-      def fn(impl, t, axis=axis, n=n, name=name, source=source):
-        if name in ("shift", "wrap"):
-          return impl.shift_by_n_processors(t, axis, 1, wrap=name == "wrap")
-        if name == "from_last":
-          return impl.broadcast(t, axis, n - 1)
-        return impl.receive(t, axis, source)
-
-      for pnum, y in enumerate(mesh(fn, x)):
-        group = group_of(shape, [axis], pnum)
-        s = source[group.index(pnum)]
-        np.testing.assert_array_equal(y, np.zeros(3) if s is None else x[group[s]], err_msg=name)
-
-
-@cases
-def test_allsplit(kind, shape, cpu_devices):
-  mesh = Mesh(kind, shape, cpu_devices)
-  for axis in range(mesh.impl.ndims):
-    n = mesh.impl.shape[axis].size
-    x = slices_of(shape, [3, 2 * n])
-    for pnum, y in enumerate(mesh(lambda impl, t, a=axis: impl.allsplit(t, a, 1), x)):
-      k = pnum_to_processor_coordinates(mesh.impl.shape, pnum)[axis]
-      np.testing.assert_array_equal(y, x[pnum][:, 2 * k : 2 * k + 2])
+  calls, wanted = [], []
+  for axis, n in enumerate(mesh.impl.shape.to_integer_list):
+    for wrap in (False, True):
+      calls.append(lambda impl, t, a=axis, w=wrap: impl.shift_by_n_processors(t, a, 1, w))
+      wanted.append((axis, [(i - 1) % n if wrap or i else None for i in range(n)]))
+    calls.append(lambda impl, t, a=axis, n=n: impl.broadcast(t, a, n - 1))
+    wanted.append((axis, [n - 1] * n))
+    for source in ([None] + [0] * (n - 1), [None] * n, [n - 1 - i for i in range(n)]):
+      calls.append(lambda impl, t, a=axis, s=source: impl.receive(t, a, s))
+      wanted.append((axis, source))
+  results = mesh.all([(fn, x) for fn in calls])
+  for actual, (axis, source) in zip(results, wanted):
+    for pnum, y in enumerate(actual):
+      group = group_of(shape, [axis], pnum)
+      s = source[group.index(pnum)]
+      np.testing.assert_array_equal(y, np.zeros(3) if s is None else x[group[s]])
 
 
 def test_the_examples_of_the_reference(cpu_devices):
@@ -257,7 +263,9 @@ def test_devices_in_any_order(kind, cpu_devices):
     mesh(lambda impl, t: impl.allconcat(t, 0, 0), x), np.tile(x.reshape(-1), (4, 1))
   )
   np.testing.assert_array_equal(mesh(lambda impl, t: impl.alltoall(t, 0, 0, 0), x), x.T)
-  np.testing.assert_array_equal(mesh(lambda impl, t: impl.receive(t, 0, [1, 2, 3, 0]), x), x[[1, 2, 3, 0]])
+  source = [1, 2, 3, 0]
+  actual = mesh(lambda impl, t: impl.receive(t, 0, source), x)
+  np.testing.assert_array_equal(actual, x[source])
 
 
 def test_one_device_for_all_processors(cpu_devices):

@@ -1,5 +1,6 @@
 import json
 import resource
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from mesh_tensorflow import describe_text
 from mesh_tensorflow.describe import describe
 from mesh_tensorflow.errors import GraphError, LayoutError, ShapeError, UnsupportedError
 from mesh_tensorflow.flops import node_flops
-from mesh_tensorflow.operations.loops import WhileLoopOperation
 from mesh_tensorflow.plan_mesh_impl import PlanMeshImpl, PlannedVariable, allreduce_bytes
 from mesh_tensorflow.transformer import transformer
 from tests.conformance import framework
@@ -428,8 +428,8 @@ def test_tables_have_so_many_rows():
   assert "... and 5 more" in text
 
 
-def test_a_loop_counts_its_iterations(monkeypatch):
-  def program():
+def test_a_loop_counts_its_iterations():
+  def program(maximum_iterations):
     graph, mesh = new_mesh()
     x = import_x(mesh)
     start = mtf.constant(mesh, 0, dtype=tf.int32)
@@ -437,20 +437,23 @@ def test_a_loop_counts_its_iterations(monkeypatch):
     def body(i, s):
       return [i + 1, s + mtf.reduce_sum(x, reduced_dim=A, name="inner_sum")]
 
-    mtf.while_loop(lambda i, s: mtf.less(i, 3), body, [start, mtf.zeros(mesh, [B])])
+    mtf.while_loop(
+      lambda i, s: mtf.less(i, 3),
+      body,
+      [start, mtf.zeros(mesh, [B])],
+      maximum_iterations=maximum_iterations,
+    )
     return describe(graph, "a:r", "r:2")
 
   def inner(report):
     (found,) = [op for op in report.operations if op.name.endswith("inner_sum")]
     return found
 
-  monkeypatch.setattr(WhileLoopOperation, "maximum_iterations", None, raising=False)
-  report = program()
+  report = program(None)
   assert inner(report).in_unbounded_loop
   assert inner(report).bytes_over() == {0: 16}
   assert "(each iteration)" in str(report)
-  monkeypatch.setattr(WhileLoopOperation, "maximum_iterations", 3, raising=False)
-  report = program()
+  report = program(3)
   assert not inner(report).in_unbounded_loop
   assert inner(report).bytes_over() == {0: 3 * 16}
   assert "(x 3)" in str(report)
@@ -629,7 +632,9 @@ def test_picture(tmp_path, name):
 
 def test_picture_names_the_devices_of_each_part(tmp_path, monkeypatch):
   drawn = []
-  monkeypatch.setattr("mesh_tensorflow.describe.draw_layout", lambda *args: drawn.append(args))
+  # `mtf.describe` is the function, so the module is reached by its name.
+  module = sys.modules["mesh_tensorflow.describe"]
+  monkeypatch.setattr(module, "draw_layout", lambda *args: drawn.append(args))
   graph, mesh = new_mesh()
   mtf.get_variable(mesh, "w", [A, B])
   report = describe(graph, "b:s", "r:2,s:2")

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import GradientError, GraphError
 from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.mesh_impl import LazyAllreduceSum
+from mesh_tensorflow.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.operations.variables import Variable
 

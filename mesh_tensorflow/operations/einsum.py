@@ -13,7 +13,7 @@ from mesh_tensorflow.dimensions import (
 )
 from mesh_tensorflow.errors import DimensionError, DTypeError, GraphError, ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.mesh_impl import LazyAllreduceSum
+from mesh_tensorflow.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations.contraction import contract
 from mesh_tensorflow.operations.reduction import mesh_axes_of
 

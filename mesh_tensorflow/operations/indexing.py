@@ -20,7 +20,7 @@ from mesh_tensorflow.dimensions import (
 )
 from mesh_tensorflow.errors import DimensionError, DTypeError, ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.mesh_impl import LazyAllreduceSum
+from mesh_tensorflow.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations.constants import constant
 from mesh_tensorflow.operations.reduction import broadcast, mesh_axes_of, reduce_mean
 from mesh_tensorflow.operations.reshape import replace_dimensions

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import DTypeError, GraphError, ShapeError, UnsupportedError
 from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.mesh_impl import LaidOutTensor, LazyAllreduceSum
+from mesh_tensorflow.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow.operations.control import ScalarSummaryOperation
 from mesh_tensorflow.operations.variables import Variable, grouped
 

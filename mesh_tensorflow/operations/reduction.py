@@ -16,7 +16,7 @@ from mesh_tensorflow.dimensions import (
 )
 from mesh_tensorflow.errors import DimensionError, GradientError, ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.mesh_impl import LazyAllreduceSum
+from mesh_tensorflow.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations.elementwise import ScalarMultiplyOperation, cast, to_float
 from mesh_tensorflow.slices import transpose_to
 

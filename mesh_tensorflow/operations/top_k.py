@@ -172,9 +172,9 @@ def _largest(op: _LargestOperation, impl: Any, x: Any, with_values: bool) -> tup
   def best_block(v, i):
     block = tf.argmax(v, 0, output_type=tf.int32)
     n = block.shape.ndims
-    # The blocks become the last axis, of which each position picks one.
-    i = tf.gather(tf.transpose(i, [*range(1, n + 1), 0]), block, axis=n, batch_dims=n)
-    return tf.reduce_max(v, 0), i
+    # A sum over one element each: a gather would need the blocks as the last axis.
+    numbers = tf.reshape(tf.range(v.shape[0]), [-1] + [1] * n)
+    return tf.reduce_max(v, 0), tf.reduce_sum(tf.where(tf.equal(numbers, block), i, 0), 0)
 
   stacked = [impl.allconcat(t, mesh_axis, 0, stack=True) for t in (values, indices)]
   return impl.slicewise(best_block, *stacked)

@@ -161,7 +161,7 @@ class Descriptor:
     inputs = [mtf.import_tf_tensor(mesh, a, x.shape) for a, x in zip(self.arrays, self.inputs)]
     try:
       outputs = _call(self, mesh, inputs)
-    except Exception:  # noqa: BLE001: told, with its text, when the operation is run
+    except Exception:  # It is told, with its text, when the operation is run.
       outputs = []
     return [t.shape for t in inputs + outputs] + [mtf.convert_to_shape(t) for t in self.together]
 
@@ -526,7 +526,7 @@ def check_family(
   failure = None
   try:
     results = run_program(make_impl(kind, layout, devices), allowed, traced)
-  except Exception as e:  # noqa: BLE001: told below, if possible by the operation whose fault it is
+  except Exception as e:  # Told below, if possible of the operation whose fault it is.
     failure = f"all together: {type(e).__name__}: {str(e)[:300]}"
   for d in allowed:
     try:
@@ -534,7 +534,7 @@ def check_family(
       if values is None:
         values = run_program(make_impl(kind, layout, devices), [d], traced)[d.name]
       problems += [f"{d.name}: {p}" for p in compare(d, values)]
-    except Exception as e:  # noqa: BLE001: whatever it is, it is told
+    except Exception as e:  # Whatever it is, it is told.
       problems.append(f"{d.name}: {type(e).__name__}: {str(e)[:300]}")
   if failure and not problems:
     problems.append(failure)

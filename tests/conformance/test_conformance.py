@@ -33,7 +33,7 @@ CASES = [
 
 @functools.cache
 def layouts(family: str) -> list[framework.Layout]:
-  """Layouts for all modes, and then twice as many wild ones, for the eager modes, which are fast."""
+  """Layouts for all modes; then twice as many wild ones for the eager modes, which are fast."""
   return framework.draw_layouts(family, FAMILIES[family], DRAWS, wild=2 * DRAWS)
 
 

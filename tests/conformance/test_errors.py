@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from tests.conformance.framework import Layout, make_impl
 
 A, B, C = mtf.Dimension("a", 4), mtf.Dimension("b", 8), mtf.Dimension("c", 12)
 
@@ -571,3 +572,55 @@ def test_function_without_names_for_dimensions():
   with pytest.raises(errors.GraphError) as e:
     double(np.ones([4]))
   _names(e, "double", "argument 0", "input_signature")
+
+
+@pytest.mark.parametrize("kind", ["placement", "simd"])
+def test_layout_of_a_function(kind, cpu_devices):
+  impl = make_impl(kind, Layout("rows:2", "a:rows,b:rows"), cpu_devices)
+
+  @mtf.function(impl, [mtf.TensorSpec([A, B], name="tokens")])
+  def double(x):
+    return x + x
+
+  with pytest.raises(errors.LayoutError) as e:
+    double(np.ones([4, 8], np.float32))
+  _names(e, "tokens", "a:4", "b:8", "rows:2")
+
+
+@pytest.mark.parametrize("kind", ["placement", "simd"])
+def test_layout_inside_a_tf_function(kind, cpu_devices):
+  """AutoGraph leaves the type of the error."""
+  impl = make_impl(kind, Layout("rows:3", "b:rows"), cpu_devices)
+
+  @tf.function
+  def run(value):
+    def program(value):
+      mesh = mtf.Mesh(mtf.Graph(), "errors")
+      x = mtf.import_tf_tensor(mesh, value, [A, B], name="x")
+      return mtf.Lowering(mesh.graph, {mesh: impl}).export_to_tf_tensor(x)
+
+    return impl.run(program, [value])
+
+  with pytest.raises(errors.LayoutError) as e:
+    run(tf.ones([4, 8]))
+  _names(e, "x", "b:8", "rows:3")
+
+
+def test_simd_lowering_outside_a_program(mesh, x, cpu_devices):
+  impl = make_impl("simd", Layout("rows:2", "a:rows"), cpu_devices)
+  with pytest.raises(errors.GraphError) as e:
+    mtf.Lowering(mesh.graph, {mesh: impl})
+  _names(e, "rows=2", "run")
+
+
+@pytest.mark.parametrize("kind", ["placement", "simd"])
+def test_error_in_an_eager_program_is_the_program_s(kind, cpu_devices):
+  impl = make_impl(kind, Layout("rows:2", "a:rows"), cpu_devices)
+
+  def program():
+    mesh = mtf.Mesh(mtf.Graph(), "errors")
+    return mtf.reshape(mtf.ones(mesh, [A]), [B])
+
+  with pytest.raises(errors.ShapeError) as e:
+    impl.run(program)
+  _names(e, "reshape", "a=4", "b=8")
