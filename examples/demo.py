@@ -56,13 +56,19 @@ What to try next
   )
 
 
-def _run(held_out: list[str], estimator, vocabulary, sequence_length, batch_size, dataset_fn, *rest,
-         **kwargs) -> None:
+def _run(
+  held_out: list[str],
+  estimator,
+  vocabulary,
+  sequence_length,
+  batch_size,
+  dataset_fn,
+  *rest,
+  **kwargs,
+) -> None:
   """Trains with `utils.train_model`, then shows what was learned."""
   started = time.perf_counter()
-  utils.train_model(
-    estimator, vocabulary, sequence_length, batch_size, dataset_fn, *rest, **kwargs
-  )
+  utils.train_model(estimator, vocabulary, sequence_length, batch_size, dataset_fn, *rest, **kwargs)
   print(f"trained in {time.perf_counter() - started:.0f} s, start-up included", flush=True)
   dataset = dataset_fn(
     sequence_length=sequence_length,

@@ -133,9 +133,7 @@ def read_state(directory: str) -> State | None:
     return None
   state = tf.train.get_checkpoint_state(directory)
   if state is None or not state.model_checkpoint_path:
-    raise CheckpointError(
-      f"{os.path.join(directory, _STATE)} is damaged; {advice(directory)}"
-    )
+    raise CheckpointError(f"{os.path.join(directory, _STATE)} is damaged; {advice(directory)}")
   newest = state.model_checkpoint_path
   paths = [p for p in state.all_model_checkpoint_paths if p != newest] + [newest]
   times = list(state.all_model_checkpoint_timestamps)

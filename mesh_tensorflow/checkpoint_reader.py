@@ -37,8 +37,7 @@ def resolve(path: str) -> str:
   if not tf.io.gfile.isdir(directory):
     raise CheckpointError(f"there is no checkpoint {path}: there is no folder {directory}")
   raise CheckpointError(
-    f"there is no checkpoint {path}: {path}.index is missing; "
-    f"{checkpoint_files.advice(directory)}"
+    f"there is no checkpoint {path}: {path}.index is missing; {checkpoint_files.advice(directory)}"
   )
 
 

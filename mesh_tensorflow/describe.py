@@ -102,10 +102,7 @@ class Report:
       if not isinstance(x.operation, Variable)
     ]
     self.variables = sorted(
-      (
-        self._place(v.name, v.shape, v.slice_dtype, v.trainable)
-        for v in impl.variable_store
-      ),
+      (self._place(v.name, v.shape, v.slice_dtype, v.trainable) for v in impl.variable_store),
       key=lambda v: -v.bytes_per_device,
     )
     self.rules = [self._match(t, m, traced.dimension_names) for t, m in self.layout.pairs]
@@ -230,9 +227,7 @@ class Report:
     return Placement(
       name=name,
       shape=[(d.name, d.size) for d in shape],
-      split=[
-        None if a is None or sizes[a] == 1 else self.mesh_shape[a].name for a in layout
-      ],
+      split=[None if a is None or sizes[a] == 1 else self.mesh_shape[a].name for a in layout],
       dtype=dtype.name,
       bytes=shape.size * dtype.size,
       bytes_per_device=part * dtype.size,

@@ -89,7 +89,7 @@ def _shorten(text: str, width: int) -> str:
   if len(text) <= width:
     return text
   left = (width - 2) // 3
-  return f"{text[:left]}..{text[len(text) - (width - 2 - left):]}"
+  return f"{text[:left]}..{text[len(text) - (width - 2 - left) :]}"
 
 
 def _rules(report: Any) -> str:

@@ -76,7 +76,9 @@ _COUNTS: dict[str, Callable[[Any], int]] = {
 }
 # In the gradients the maps on the output side are the incoming gradient, the third input.
 for _name, _version, _left in (
-  ("Conv2D", "", 1), ("Conv3D", "V2", 1), ("DepthwiseConv2dNative", "", 2)
+  ("Conv2D", "", 1),
+  ("Conv3D", "V2", 1),
+  ("DepthwiseConv2dNative", "", 2),
 ):
   _COUNTS[_name] = _convolution(_left, -1, 1)
   _COUNTS[f"{_name}BackpropInput{_version}"] = _convolution(_left, 2, 1)

@@ -135,9 +135,7 @@ class Function:
     def program(values, seed):
       graph = Graph()
       mesh = Mesh(graph, self._mesh_name)
-      inputs = [
-        import_tf_tensor(mesh, v, s.shape, name=s.name) for v, s in zip(values, specs)
-      ]
+      inputs = [import_tf_tensor(mesh, v, s.shape, name=s.name) for v, s in zip(values, specs)]
       result = self._fn(*inputs)
       flat = tf.nest.flatten(result)
       lowering = Lowering(graph, {mesh: impl}, seed=seed)
@@ -145,9 +143,7 @@ class Function:
       made["structure"], made["flat"] = result, flat
       # Slices, not whole tensors: they are put together outside, where it costs least.
       return [
-        lowering.tensors[t].to_laid_out_tensor().tensor_list
-        for t in flat
-        if isinstance(t, Tensor)
+        lowering.tensors[t].to_laid_out_tensor().tensor_list for t in flat if isinstance(t, Tensor)
       ]
 
     results = impl.run_per_device(program, (values, seed))
@@ -184,4 +180,3 @@ def function(
     A decorator that makes a `Function`.
   """
   return lambda fn: Function(fn, mesh_impl, input_signature, mesh_name)
-

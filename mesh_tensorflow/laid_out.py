@@ -44,8 +44,11 @@ class LaidOutTensor:
   @property
   def slice_shape(self) -> list[int]:
     """Static shape of a slice."""
-    return list(np.shape(self._tensor_list[0]) if not tf.is_tensor(self._tensor_list[0])
-                else self._tensor_list[0].shape)
+    return list(
+      np.shape(self._tensor_list[0])
+      if not tf.is_tensor(self._tensor_list[0])
+      else self._tensor_list[0].shape
+    )
 
   def to_laid_out_tensor(self) -> LaidOutTensor:
     return self
@@ -134,9 +137,7 @@ def compatible_lazy_allreduce_sums(xs: Sequence[Any]) -> bool:
   """Whether all are pending sums of one mesh over the same mesh axes."""
   if not xs or not all(isinstance(x, LazyAllreduceSum) for x in xs):
     return False
-  return all(
-    x.mesh_impl is xs[0].mesh_impl and x.mesh_axes == xs[0].mesh_axes for x in xs
-  )
+  return all(x.mesh_impl is xs[0].mesh_impl and x.mesh_axes == xs[0].mesh_axes for x in xs)
 
 
 def convert_args_to_laid_out_tensors(xs: Sequence[Any]) -> list[Any]:

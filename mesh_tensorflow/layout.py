@@ -36,9 +36,7 @@ class TensorLayout:
 
   def mesh_axis_to_tensor_axis(self, mesh_ndims: int) -> tuple[int | None, ...]:
     """For each mesh axis the tensor axis that is split over it, or None."""
-    return tuple(
-      self._axes.index(m) if m in self._axes else None for m in range(mesh_ndims)
-    )
+    return tuple(self._axes.index(m) if m in self._axes else None for m in range(mesh_ndims))
 
   def __len__(self) -> int:
     return len(self._axes)
@@ -90,9 +88,7 @@ class LayoutRules:
     Raises:
       LayoutError: two rules split the dimension over two axes of this mesh.
     """
-    axes = [
-      i for i, m in enumerate(mesh_shape) if (tensor_dimension.name, m.name) in self._pairs
-    ]
+    axes = [i for i, m in enumerate(mesh_shape) if (tensor_dimension.name, m.name) in self._pairs]
     if len(axes) > 1:
       names = " and ".join(mesh_shape[i].name for i in axes)
       raise LayoutError(

@@ -100,9 +100,7 @@ def _label(
     return
   step = -(-len(offsets) // _MOST_TICKS)
   shown = list(range(0, len(offsets), step))
-  texts = [
-    ", ".join(f"{b}:{b + slice_shape[i]}" for i, b in zip(dims, offsets[k])) for k in shown
-  ]
+  texts = [", ".join(f"{b}:{b + slice_shape[i]}" for i, b in zip(dims, offsets[k])) for k in shown]
   name = ", ".join(f"{shape[i].name}={shape[i].size}" for i in dims)
   if which == "x":
     axes.set_xticks([k + 0.5 for k in shown], texts, fontsize=7)

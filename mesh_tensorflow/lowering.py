@@ -114,9 +114,11 @@ class Lowering:
     base = self._base_key(impl)
     if isinstance(base, int) and self._loop_key is None:
       return random_bits.fold(base, key)
-    result = impl.slicewise(lambda b: random_bits.fold(key, b), base) if not isinstance(
-      base, int
-    ) else random_bits.fold(key, base)
+    result = (
+      impl.slicewise(lambda b: random_bits.fold(key, b), base)
+      if not isinstance(base, int)
+      else random_bits.fold(key, base)
+    )
     if self._loop_key is not None:
       result = impl.slicewise(random_bits.fold, result, self._loop_key)
     return result

@@ -245,9 +245,7 @@ class MeshImpl:
     for axis in self.tensor_layout(tensor_shape):
       if axis is not None:
         n = self._shape[axis].size
-        result = self.slicewise(
-          lambda r, c, n=n: r * n + c, result, self.laid_out_pcoord(axis)
-        )
+        result = self.slicewise(lambda r, c, n=n: r * n + c, result, self.laid_out_pcoord(axis))
     return result
 
   def slicewise_delay_allreduce(self, fn: Callable[..., Any], *inputs: Any) -> Any:
@@ -262,9 +260,7 @@ class MeshImpl:
       )
     return self.slicewise(fn, *inputs)
 
-  def allsplit(
-    self, x: Any, mesh_axis: int, split_axis: int, which: Any = None
-  ) -> LaidOutTensor:
+  def allsplit(self, x: Any, mesh_axis: int, split_axis: int, which: Any = None) -> LaidOutTensor:
     """Every processor keeps its part of its slice; no communication.
 
     Args:
@@ -292,9 +288,7 @@ class MeshImpl:
 
     return self.slicewise(keep, x, self.laid_out_pcoord(mesh_axis) if which is None else which)
 
-  def shift_by_n_processors(
-    self, x: Any, mesh_axis: int, offset: int, wrap: bool
-  ) -> LaidOutTensor:
+  def shift_by_n_processors(self, x: Any, mesh_axis: int, offset: int, wrap: bool) -> LaidOutTensor:
     """The processor at coordinate i receives the slice of i - offset (or zeros, or wrapped)."""
     n = self._shape[mesh_axis].size
     source: list[int | None] = []

@@ -216,8 +216,6 @@ from mesh_tensorflow.processors import (
 from mesh_tensorflow.report import log_variable_sizes, pretty_print_counters
 from mesh_tensorflow.scope import get_variable_scope, variable_scope
 
-autograph.exempt(
-  globals(), left_alone=("assign_slice", "assign_add_slice", "assign_sub_slice")
-)
+autograph.exempt(globals(), left_alone=("assign_slice", "assign_add_slice", "assign_sub_slice"))
 
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -68,9 +68,7 @@ class PlacementMeshImpl(MeshImpl):
 
   def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
     inputs = convert_args_to_laid_out_tensors(inputs)
-    per_input = [
-      x.tensor_list if isinstance(x, LaidOutTensor) else [x] * self.size for x in inputs
-    ]
+    per_input = [x.tensor_list if isinstance(x, LaidOutTensor) else [x] * self.size for x in inputs]
     results = []
     for i, device in enumerate(self._devices):
       args = [p[i] for p in per_input]

@@ -20,8 +20,8 @@ from mesh_tensorflow.dimensions import list_product
 
 _NETWORKS = itertools.count()
 
-# From this size of a tensor (bytes) on, a sum is cut into a part for each member.
-SHARD_BYTES = 1 << 18
+# From this size of a tensor (bytes) on, each member of a large group reduces a part for all.
+SHARD_BYTES = 1 << 20
 
 
 class QueueNetwork:
@@ -152,7 +152,7 @@ class QueueCollectives(Collectives):
     check_static(x, f"allreduce over {groups.name}")
     n = groups.size
     elements = list_product(x.shape.as_list())
-    if n > 2 and elements * x.dtype.size >= SHARD_BYTES and elements % n == 0:
+    if n > 4 and elements % n == 0 and elements * x.dtype.size >= SHARD_BYTES:
       parts = tf.split(tf.reshape(x, [-1]), n)
       part = fold(self.all_to_all(parts, groups), reduction)
       return tf.reshape(tf.concat(self.all_gather(part, groups), 0), x.shape)

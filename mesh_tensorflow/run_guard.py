@@ -41,9 +41,7 @@ class RunGuard:
     break_off: makes every processor that waits fail, now and in future.
   """
 
-  def __init__(
-    self, devices: Sequence[str], timeout_seconds: float, break_off: Callable[[], None]
-  ):
+  def __init__(self, devices: Sequence[str], timeout_seconds: float, break_off: Callable[[], None]):
     self._devices = list(devices)
     self._break_off = break_off
     self._progress: list[tf.Variable] | None = None
@@ -100,7 +98,9 @@ def _watch(guard: RunGuard) -> None:
   """Starts the watchdog thread, which ends with the guard or with the interpreter."""
   stop = threading.Event()
   thread = threading.Thread(
-    target=_watchdog, args=(weakref.ref(guard), guard.timeout_seconds, stop), daemon=True,
+    target=_watchdog,
+    args=(weakref.ref(guard), guard.timeout_seconds, stop),
+    daemon=True,
     name="mtf-watchdog",
   )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -36,10 +35,27 @@ from mesh_tensorflow.queue_collectives import QueueCollectives, QueueNetwork
 from mesh_tensorflow.run_guard import RunGuard, unlifted_variable
 from mesh_tensorflow.simd_devices import choose_devices
 from mesh_tensorflow.simd_program import ConcreteProgram, Program, TracedProgram, run_traced
-from mesh_tensorflow.store import StoredVariable, VariableStore
+from mesh_tensorflow.store import LaidOutVariable, StoredVariable, VariableStore
 from mesh_tensorflow.thread_collectives import run_in_threads
+from mesh_tensorflow.topology import (
+  HierarchicalTiling,
+  _logical_1d_to_physical_subspace_auto,
+  _logical_to_physical_v1,
+  _ring_2d,
+  auto_logical_to_physical_tpu,
+  physical_shape_3d_from_topology_proto_4d,
+)
 
-_LOG = logging.getLogger("mesh_tensorflow")
+# The helpers of `topology` are imported from here by existing programs.
+__all__ = [
+  "HierarchicalTiling",
+  "SimdMeshImpl",
+  "_logical_1d_to_physical_subspace_auto",
+  "_logical_to_physical_v1",
+  "_ring_2d",
+  "auto_logical_to_physical_tpu",
+  "physical_shape_3d_from_topology_proto_4d",
+]
 
 
 @gin.configurable(module="mesh_tensorflow.simd_mesh_impl")
@@ -67,6 +83,8 @@ class SimdMeshImpl(MeshImpl):
     MeshShapeError: there are fewer devices than processors, or another number was given.
     ConfigError: an argument has no meaning.
   """
+
+  LaidOutVariable = LaidOutVariable
 
   def __init__(
     self,
@@ -375,15 +393,20 @@ class SimdMeshImpl(MeshImpl):
     groups = self._groups_of([mesh_axis])
     return LaidOutTensor([self._program.collectives.permute(t, groups, source)])
 
+  def slice(self, tf_tensor: tf.Tensor, tensor_shape: Shape) -> tf.Tensor:
+    """This processor's slice of a whole tensor."""
+    part = self.slice_shape(tensor_shape)
+    if part == tensor_shape.to_integer_list:
+      return tf_tensor
+    begin = [
+      b.one_slice if isinstance(b, LaidOutTensor) else b
+      for b in self.laid_out_slice_begin(tensor_shape)
+    ]
+    return tf.slice(tf_tensor, begin, part)
+
   def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> LaidOutTensor:
     shape = x if isinstance(x, Shape) else x.shape
-    tf_x = tf.convert_to_tensor(tf_x)
-    part = self.slice_shape(shape)
-    if part == shape.to_integer_list:
-      return LaidOutTensor([tf_x])
-    begin = [b.one_slice if isinstance(b, LaidOutTensor) else b
-             for b in self.laid_out_slice_begin(shape)]
-    return LaidOutTensor([tf.slice(tf_x, begin, part)])
+    return LaidOutTensor([self.slice(tf.convert_to_tensor(tf_x), shape)])
 
   def export_to_tf_tensor(self, x: Any, laid_out_x: Any) -> tf.Tensor:
     shape = x if isinstance(x, Shape) else x.shape

@@ -242,10 +242,10 @@ def test_bfloat16_sums_of_large_groups_are_computed_in_float32(kind, cpu_devices
 
 
 @pytest.mark.parametrize("kind", ["queues", "runtime", "threads"])
-@pytest.mark.parametrize("shape", ["a:3", "a:4", "a:2,b:2"])
+@pytest.mark.parametrize("shape", ["a:3", "a:4", "a:2,b:2", "a:6"])
 def test_large_sums_are_equal_on_all_members_bit_by_bit(kind, shape, cpu_devices):
   size = convert_to_shape(shape).size
-  x = np.random.default_rng(1).normal(size=[size, 12 * 16384]).astype(np.float32)
+  x = np.random.default_rng(1).normal(size=[size, 12 * 32768]).astype(np.float32)
   mesh = Mesh(kind, shape, cpu_devices)
   actual = mesh(lambda impl, t: impl.allreduce(t, range(impl.ndims), "SUM"), x)
   for y in actual:

@@ -60,8 +60,9 @@ def _sum_a(x):
     (lambda x, y: mtf.add_n([_sum_a(x) for _ in range(4)]), [SUM_R]),
     (lambda x, y: mtf.rename_dimension(x, "a", "q"), [("allconcat", "", ("r",))]),
     (
-      lambda x, y: mtf.rename_dimension(_sum_a(x), "b", "bb")
-      + mtf.rename_dimension(_sum_a(x), "b", "bb"),
+      lambda x, y: (
+        mtf.rename_dimension(_sum_a(x), "b", "bb") + mtf.rename_dimension(_sum_a(x), "b", "bb")
+      ),
       [SUM_R],
     ),
     (lambda x, y: mtf.shift(x, -8, A, wrap=False), []),
@@ -270,7 +271,6 @@ class CountingMeshImpl(mtf.PlacementMeshImpl):
     self._note("alltoall", [mesh_axis])
     return super().alltoall(x, mesh_axis, split_axis, concat_axis)
 
-
   def receive(self, x, mesh_axis, source_pcoord):
     if not all(s is None or s == k for k, s in enumerate(source_pcoord)):
       self._note("receive", [mesh_axis])
@@ -338,8 +338,7 @@ def test_the_plan_of_every_operation_exchanges_what_a_run_exchanges(family):
     graph, mesh = new_mesh()
     graph.random_seed = 1
     inputs = [
-      mtf.import_tf_tensor(mesh, a, x.shape)
-      for a, x in zip(descriptor.arrays, descriptor.inputs)
+      mtf.import_tf_tensor(mesh, a, x.shape) for a, x in zip(descriptor.arrays, descriptor.inputs)
     ]
     outputs = tf.nest.flatten(descriptor.build(*(inputs or [mesh])))
     report = describe(graph, layout.rules, layout.mesh, results=outputs)
@@ -583,15 +582,21 @@ def test_the_plan_mesh_checks_its_collectives():
     (lambda z: tf.nn.conv2d(z(1, 8, 8, 3), z(3, 3, 3, 16), 1, "SAME"), 2 * 64 * 16 * 27),
     (
       lambda z: tf.raw_ops.Conv2DBackpropInput(
-        input_sizes=[1, 8, 8, 3], filter=z(3, 3, 3, 16), out_backprop=z(1, 4, 4, 16),
-        strides=[1, 2, 2, 1], padding="SAME",
+        input_sizes=[1, 8, 8, 3],
+        filter=z(3, 3, 3, 16),
+        out_backprop=z(1, 4, 4, 16),
+        strides=[1, 2, 2, 1],
+        padding="SAME",
       ),
       2 * 16 * 16 * 27,
     ),
     (
       lambda z: tf.raw_ops.Conv2DBackpropFilter(
-        input=z(1, 8, 8, 3), filter_sizes=[3, 3, 3, 16], out_backprop=z(1, 4, 4, 16),
-        strides=[1, 2, 2, 1], padding="SAME",
+        input=z(1, 8, 8, 3),
+        filter_sizes=[3, 3, 3, 16],
+        out_backprop=z(1, 4, 4, 16),
+        strides=[1, 2, 2, 1],
+        padding="SAME",
       ),
       2 * 16 * 16 * 27,
     ),

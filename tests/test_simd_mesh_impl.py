@@ -478,6 +478,35 @@ def test_a_processor_that_waits_in_vain_fails(collectives, run_subprocess):
     assert lines[2] == "again 6.0"
 
 
+FAILING = """
+import sys
+import tensorflow as tf
+from mesh_tensorflow.mesh_impl import LaidOutTensor
+from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
+
+tf.config.set_logical_device_configuration(
+  tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4)
+impl = SimdMeshImpl("a:2,b:2", "", collectives="runtime", timeout_seconds=20.0)
+
+@tf.function
+def f(x):
+  def program():
+    tf.debugging.Assert(impl.pnum_tensor != 1, ["wrong value"])
+    return impl.allreduce(LaidOutTensor([x]), [0, 1], "SUM").one_slice
+  return impl.run(program)
+
+try:
+  f(tf.constant(2.0))
+except tf.errors.OpError as e:
+  print("wrong value" in str(e) or "aborted" in str(e))
+"""
+
+
+@pytest.mark.subprocess
+def test_an_error_on_one_processor_ends_the_run_on_all(run_subprocess):
+  assert run_subprocess(FAILING, timeout=100).stdout == "True\n"
+
+
 def test_run_inside_a_program_is_refused():
   impl = simd("all:2")
   with pytest.raises(GraphError, match="run was called inside a per-device program"):

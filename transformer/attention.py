@@ -80,9 +80,7 @@ def attention(
       rate=dropout_rate,
       noise_shape=weights.shape - list(dropout_broadcast_dims or []),
     )
-  outputs = mtf.einsum(
-    [weights, v], output_shape=mtf.Shape(shared + queries + [value_dim])
-  )
+  outputs = mtf.einsum([weights, v], output_shape=mtf.Shape(shared + queries + [value_dim]))
   return _transposed(outputs, output_shape.dims)
 
 
@@ -287,9 +285,7 @@ class AttentionParams:
       ret = mtf.replace_dimensions(ret, ret.shape.dims[-1], dims)
     return ret
 
-  def compute_output(
-    self, o: mtf.Tensor, output_shape: mtf.Shape | None = None
-  ) -> mtf.Tensor:
+  def compute_output(self, o: mtf.Tensor, output_shape: mtf.Shape | None = None) -> mtf.Tensor:
     """The result of attention.
 
     Args:

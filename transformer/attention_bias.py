@@ -61,9 +61,7 @@ def self_attention_bias(
     position = relative_position()
     return context.cached(
       ("relative_position_bucket", position, bidirectional, buckets),
-      lambda: relative_position_bucket(
-        position, bidirectional=bidirectional, num_buckets=buckets
-      ),
+      lambda: relative_position_bucket(position, bidirectional=bidirectional, num_buckets=buckets),
     )
 
   def with_relative_bias() -> mtf.Tensor:
@@ -184,9 +182,7 @@ def _relative_position(memory_position: mtf.Tensor, position: mtf.Tensor) -> mtf
   return mtf.sub(memory_position, position, output_shape=shape)
 
 
-def _gather_bias(
-  values: mtf.Tensor, bucket: mtf.Tensor, buckets_dim: mtf.Dimension
-) -> mtf.Tensor:
+def _gather_bias(values: mtf.Tensor, bucket: mtf.Tensor, buckets_dim: mtf.Dimension) -> mtf.Tensor:
   """The values of the buckets, in the order of the products: batch, heads, lengths."""
   dims = [d for d in bucket.shape if d not in values.shape]
   dims += [d for d in values.shape if d != buckets_dim]

@@ -126,9 +126,7 @@ def sample_autoregressive(
     ids += new_token * mtf.one_hot(position, length_dim, dtype=tf.int32)
     return [position + 1, ids, *context.new_states]
 
-  _, outputs, *_ = mtf.while_loop(
-    cond_fn, body_fn, [initial_position, partial_sequences, *states]
-  )
+  _, outputs, *_ = mtf.while_loop(cond_fn, body_fn, [initial_position, partial_sequences, *states])
   if options.has_partial_sequences and options.remove_partial_sequences:
     outputs = mtf.dynamic_shift(outputs, -initial_position, length_dim, wrap=False)
   return outputs
@@ -145,9 +143,7 @@ def _done(
   length_dim = ids.shape.dims[-1]
   done = mtf.greater_equal(position, length_dim.size)
   if options.max_steps:
-    done = mtf.logical_or(
-      done, mtf.greater_equal(position - initial_position, options.max_steps)
-    )
+    done = mtf.logical_or(done, mtf.greater_equal(position - initial_position, options.max_steps))
   if options.stop_at_token is not None:
 
     def count(x: mtf.Tensor) -> mtf.Tensor:

@@ -50,9 +50,7 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
     context.encoder_inputs, encoder_length, context.encoder_sequence_id if packed else None
   )
   span = spans(context.inputs, length, context.sequence_id if packed else None)
-  before = mtf.less(
-    encoder_span, span, output_shape=mtf.Shape(span.shape.dims + [encoder_length])
-  )
+  before = mtf.less(encoder_span, span, output_shape=mtf.Shape(span.shape.dims + [encoder_length]))
   start = mtf.reduce_sum(mtf.to_int32(before), reduced_dim=encoder_length)
   return mtf.sub(
     start, encoder_position, output_shape=mtf.Shape(start.shape.dims + [encoder_length])
@@ -195,9 +193,7 @@ def enc_dec_attention(
     z_loss_coeff=z_loss_coeff,
     **layer.attention_kwargs_from_context(context),
   )
-  output = params.compute_output(
-    a, output_shape=layer.expected_attention_output_shape(x, params)
-  )
+  output = params.compute_output(a, output_shape=layer.expected_attention_output_shape(x, params))
   return layer.layer_output_from_attention_output(context, output, losses)
 
 

@@ -34,9 +34,7 @@ def _define_flags() -> None:
 _define_flags()
 
 
-def parse_gin_defaults_and_flags(
-  skip_unknown: bool = False, finalize_config: bool = True
-) -> None:
+def parse_gin_defaults_and_flags(skip_unknown: bool = False, finalize_config: bool = True) -> None:
   """Parses defaults.gin, then `--gin_file` in order, then `--gin_param`.
 
   Args:

@@ -43,9 +43,7 @@ def product_learning_rate(
 
 
 @gin.configurable(module=_MODULE)
-def linear_decay(
-  step: Step, total_train_steps: int, steps_or_fraction: float = 0.1
-) -> tf.Tensor:
+def linear_decay(step: Step, total_train_steps: int, steps_or_fraction: float = 0.1) -> tf.Tensor:
   """1, then linearly to 0 at the end.
 
   Args:

@@ -120,9 +120,7 @@ class ModelSteps:
 
   # --------------------------------------------------------------- training
 
-  def train_step(
-    self, feature_names: Sequence[str], optimizer: Callable[..., Any]
-  ) -> mtf.Function:
+  def train_step(self, feature_names: Sequence[str], optimizer: Callable[..., Any]) -> mtf.Function:
     """One step: loss, gradients, updates; microbatches included.
 
     Args:
@@ -164,9 +162,7 @@ class ModelSteps:
       else:
         loss = losses(features)["loss"]
         grads = mtf.gradients([loss], [v.outputs[0] for v in graph.trainable_variables])
-      trained = [
-        (g, v) for g, v in zip(grads, graph.trainable_variables) if self._is_trained(v)
-      ]
+      trained = [(g, v) for g, v in zip(grads, graph.trainable_variables) if self._is_trained(v)]
       optimizer(learning_rate=learning_rate).apply_grads(
         [g for g, _ in trained], [v for _, v in trained]
       )
@@ -197,9 +193,7 @@ class ModelSteps:
       vocab_dim = self.model.output_vocab_dim
       weights = mtf.to_float(mtf.greater(targets, 0))
       if self.model_type == "delimited_lm":
-        weights *= mtf.to_float(
-          mtf.logical_not(sequence_utils.delimited_lm_inputs_mask(targets))
-        )
+        weights *= mtf.to_float(mtf.logical_not(sequence_utils.delimited_lm_inputs_mask(targets)))
       nats = mtf.layers.softmax_cross_entropy_with_logits(
         logits, mtf.maximum(targets, 0), vocab_dim
       )
@@ -237,9 +231,7 @@ class ModelSteps:
 
     @mtf.function(self.mesh_impl, [mtf.TensorSpec(dims, tf.int32, "inputs")])
     def sample_step(inputs):
-      return self.model.sample_autoregressive(
-        inputs, variable_dtype=self.variable_dtype, **options
-      )
+      return self.model.sample_autoregressive(inputs, variable_dtype=self.variable_dtype, **options)
 
     return sample_step
 

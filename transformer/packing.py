@@ -193,9 +193,7 @@ def pack_group(
     column = tf.range(tf.shape(tokens)[1])
     index = tf.where(column < sizes[:, i, tf.newaxis])  # [tokens, 2]: example, column
     example, column = index[:, 0], tf.cast(index[:, 1], tf.int32)
-    target = tf.stack(
-      [tf.gather(rows, example), tf.gather(starts[:, i], example) + column], axis=1
-    )
+    target = tf.stack([tf.gather(rows, example), tf.gather(starts[:, i], example) + column], axis=1)
     both = tf.stack([tf.gather_nd(tokens, index), column], axis=1)
     both = tf.scatter_nd(target, both, tf.stack([num_rows, lengths[key], 2]))
     both = tf.ensure_shape(both, [None, lengths[key], 2])

@@ -48,6 +48,4 @@ def relative_position_bucket(
     large = exact + tf.cast(log_ratio * scale * float(buckets - exact), tf.int32)
     return offset + tf.where(n < exact, n, tf.minimum(large, buckets - 1))
 
-  return mtf.cwise(
-    bucket, [relative_position], grad_function=0, name="relative_position_bucket"
-  )
+  return mtf.cwise(bucket, [relative_position], grad_function=0, name="relative_position_bucket")

@@ -235,8 +235,7 @@ class SelfAttention(TransformerLayer):
     if incremental:
       here = mtf.one_hot(context.position, memory_length, dtype=tf.bool)
       memory = [
-        _replace(old, new, here)
-        for old, new in zip(context.get_states(len(memory)), memory)
+        _replace(old, new, here) for old, new in zip(context.get_states(len(memory)), memory)
       ]
     if incremental or context.mode == "first_part":
       context.record_new_states(memory)
@@ -256,9 +255,7 @@ class SelfAttention(TransformerLayer):
       z_loss_coeff=self.z_loss_coeff,
       **self.attention_kwargs_from_context(context),
     )
-    output = params.compute_output(
-      o, output_shape=self.expected_attention_output_shape(x, params)
-    )
+    output = params.compute_output(o, output_shape=self.expected_attention_output_shape(x, params))
     return self.layer_output_from_attention_output(context, output, losses)
 
   def _check_no_prompt(self) -> None:

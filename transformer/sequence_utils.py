@@ -36,9 +36,7 @@ def shift_targets(targets: mtf.Tensor, bos_id: int = 0, eos_id: int = 1) -> mtf.
   return shifted
 
 
-def autoregressive_inputs(
-  targets: mtf.Tensor, sequence_id: mtf.Tensor | None = None
-) -> mtf.Tensor:
+def autoregressive_inputs(targets: mtf.Tensor, sequence_id: mtf.Tensor | None = None) -> mtf.Tensor:
   """Targets shifted right by one: what the model sees when it is to predict them.
 
   Negative targets, which do not count in the loss, become positive inputs.

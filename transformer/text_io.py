@@ -191,4 +191,3 @@ def get_step_from_checkpoint_path(path: str) -> int:
   if not digits.isdigit():
     raise ConfigError(f"{path!r} is not the name of a checkpoint (model.ckpt-<step>)")
   return int(digits)
-

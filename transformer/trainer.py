@@ -187,9 +187,7 @@ class Trainer:
         return i + 1, losses.write(i, loss)
 
       losses = tf.TensorArray(tf.float32, size=count, element_shape=[])
-      _, losses = tf.while_loop(
-        lambda i, _: i < count, step, [0, losses], parallel_iterations=1
-      )
+      _, losses = tf.while_loop(lambda i, _: i < count, step, [0, losses], parallel_iterations=1)
       return losses.stack()
 
     return call
@@ -243,6 +241,8 @@ class Trainer:
     self.checkpointer.save(self.global_step)
 
   def _last_saved_step(self) -> int:
+    if self.checkpointer is not None:
+      self.checkpointer.wait()
     path = checkpoint_lib.latest_checkpoint(self.model_dir) if self.model_dir else None
     return checkpoint_lib.get_step_from_path(path) if path else 0
 

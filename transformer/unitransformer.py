@@ -109,9 +109,7 @@ class Unitransformer:
       positional_embedding = True
     self.positional_embedding = positional_embedding
     self.sinusoid_positional_embedding = sinusoid_positional_embedding
-    self.max_length_dim = (
-      mtf.Dimension("max_length", max_length) if positional_embedding else None
-    )
+    self.max_length_dim = mtf.Dimension("max_length", max_length) if positional_embedding else None
     self.shared_embedding_and_softmax_weights = shared_embedding_and_softmax_weights
     self.label_smoothing = label_smoothing
     self.z_loss = z_loss

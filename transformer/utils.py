@@ -445,9 +445,7 @@ def bound_schedule(schedule: Any, total_train_steps: int) -> Any:
     total_train_steps: number of training steps.
   """
   if isinstance(schedule, list):
-    schedule = functools.partial(
-      learning_rate_schedules.product_learning_rate, factors=schedule
-    )
+    schedule = functools.partial(learning_rate_schedules.product_learning_rate, factors=schedule)
   if callable(schedule):
     return functools.partial(schedule, total_train_steps=total_train_steps)
   return schedule

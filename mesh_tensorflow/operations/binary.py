@@ -58,24 +58,18 @@ def binary_arguments_to_tensors(x1: Any, x2: Any) -> tuple[Tensor, Tensor]:
 def _scalar_to_tensor(scalar: Any, like: Tensor) -> Tensor:
   if like.dtype != tf.bool:
     scalar = checked_scalar(scalar, like, "binary operation")
-  return import_tf_tensor(
-    like.mesh, tf.convert_to_tensor(scalar, dtype=like.dtype), Shape([])
-  )
+  return import_tf_tensor(like.mesh, tf.convert_to_tensor(scalar, dtype=like.dtype), Shape([]))
 
 
 def _check_operands(name: str, x1: Tensor, x2: Tensor, output_shape: Shape) -> None:
   """Raises a typed error if two tensors cannot be combined to the output shape."""
   if x1.dtype != x2.dtype:
-    raise DTypeError(
-      f"{name}: {x1} and {x2} have different dtypes; cast one of them (mtf.cast)"
-    )
+    raise DTypeError(f"{name}: {x1} and {x2} have different dtypes; cast one of them (mtf.cast)")
   for x in (x1, x2):
     for d in x.shape:
       if d not in output_shape:
         same_name = [o for o in output_shape if o.name == d.name]
-        hint = (
-          f"; {output_shape} has {same_name[0].name}={same_name[0].size}" if same_name else ""
-        )
+        hint = f"; {output_shape} has {same_name[0].name}={same_name[0].size}" if same_name else ""
         raise ShapeError(
           f"{name}: dimension {d.name}={d.size} of {x} is not in the output shape "
           f"{output_shape}{hint}"

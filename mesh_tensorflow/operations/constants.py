@@ -33,9 +33,11 @@ class Constant(Operation):
     if np.ndim(self._value) == 0:
       sizes = impl.slice_shape(out.shape)
       laid_out = impl.slicewise(
-        lambda: tf.constant(self._value, out.dtype, sizes)
-        if not tf.is_tensor(self._value)
-        else tf.fill(sizes, tf.cast(self._value, out.dtype))
+        lambda: (
+          tf.constant(self._value, out.dtype, sizes)
+          if not tf.is_tensor(self._value)
+          else tf.fill(sizes, tf.cast(self._value, out.dtype))
+        )
       )
     else:
       value = tf.constant(np.reshape(self._value, out.shape.to_integer_list), out.dtype)

@@ -43,9 +43,7 @@ class CustomGradientOperation(Operation):
     self._num_inputs = len(all_inputs)
     self._grad_fn = grad_fn
     self._forward_operations = list(forward_operations)
-    self._outputs = [
-      Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(fn_outputs)
-    ]
+    self._outputs = [Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(fn_outputs)]
 
   def gradient(self, grad_ys):
     # From self._inputs, which a clone has in a version of its own.

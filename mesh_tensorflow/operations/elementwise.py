@@ -42,9 +42,7 @@ def cos(x: Tensor, name: str = "cos") -> Tensor:
 
 def square(x: Tensor, name: str = "square") -> Tensor:
   """X ** 2, elementwise."""
-  return cwise(
-    tf.square, [x], name=name, grad_function=_of_input(lambda dy, v: dy * (v + v))
-  )
+  return cwise(tf.square, [x], name=name, grad_function=_of_input(lambda dy, v: dy * (v + v)))
 
 
 def sqrt(x: Tensor, name: str = "sqrt") -> Tensor:

@@ -87,9 +87,7 @@ class OneHotOperation(Operation):
       return tf.one_hot(t, depth, on_value, off_value, dtype=out.dtype)
 
     indices = lowering.tensors[self._inputs[0]]
-    lowering.set_tensor_lowering(
-      out, impl.slicewise(encode, indices, _begin_of(impl, self._dim))
-    )
+    lowering.set_tensor_lowering(out, impl.slicewise(encode, indices, _begin_of(impl, self._dim)))
 
 
 def one_hot(
@@ -304,9 +302,7 @@ class ScatterAddOperation(Operation):
         i = tf.cast(i, tf.int64)
       segment = i
       if rows > 1:
-        row = tf.reshape(
-          tf.range(rows, dtype=i.dtype) * size, batch_sizes + [1] * len(own)
-        )
+        row = tf.reshape(tf.range(rows, dtype=i.dtype) * size, batch_sizes + [1] * len(own))
         segment = i + row
       if split or not self._in_range:
         # Negative segments are dropped, too large ones are an error.
@@ -373,9 +369,7 @@ def reduce_first(tensor: Tensor, reduced_dim: DimensionLike) -> Tensor:
     reduced_dim: a dimension of it, which the result does not have.
   """
   zero = constant(tensor.mesh, 0, Shape([]), tf.int32)
-  return GatherOperation(
-    tensor, zero, reduced_dim, in_range=True, name="reduce_first"
-  ).outputs[0]
+  return GatherOperation(tensor, zero, reduced_dim, in_range=True, name="reduce_first").outputs[0]
 
 
 def pool_tensor_1d(

@@ -104,9 +104,7 @@ def serialize_training_step(
   return results[:n], outputs
 
 
-def _scatter_microbatch(
-  x: Tensor, i: Tensor, smaller: Dimension, microbatch: Dimension
-) -> Tensor:
+def _scatter_microbatch(x: Tensor, i: Tensor, smaller: Dimension, microbatch: Dimension) -> Tensor:
   """An output of microbatch i at its place in the batch, zeros elsewhere."""
   if smaller not in x.shape:
     return x

@@ -83,9 +83,7 @@ class RmsNormalizeGradOperation(Operation):
     mean = mean_along(impl, self._dim, axis, tf.multiply, dy, y)
     lowering.set_tensor_lowering(
       self._outputs[0],
-      impl.slicewise(
-        lambda dy, y, factor, mean: (dy - y * mean) * factor, dy, y, factor, mean
-      ),
+      impl.slicewise(lambda dy, y, factor, mean: (dy - y * mean) * factor, dy, y, factor, mean),
     )
 
 

@@ -158,9 +158,7 @@ class DropoutNoiseOperation(RandomOperation):
       keep = tf.cast(keep, out.dtype)
       return keep * (1.0 / self._keep_prob) if out.dtype.is_floating else keep
 
-    laid_out = impl.slicewise(
-      draw, self._key(lowering), *impl.laid_out_slice_begin(out.shape)
-    )
+    laid_out = impl.slicewise(draw, self._key(lowering), *impl.laid_out_slice_begin(out.shape))
     lowering.set_tensor_lowering(out, laid_out)
 
 

@@ -66,9 +66,7 @@ class CumsumOperation(Operation):
     self._outputs = [Tensor(self, x.shape, x.dtype)]
 
   def gradient(self, grad_ys):
-    return CumsumOperation(
-      grad_ys[0], self._dim, self._exclusive, not self._reverse
-    ).outputs
+    return CumsumOperation(grad_ys[0], self._dim, self._exclusive, not self._reverse).outputs
 
   def lower(self, lowering):
     impl = lowering.mesh_impl(self)

@@ -201,9 +201,7 @@ def reduce_max(
   name: str | None = None,
 ) -> Tensor:
   """Maximum; arguments as `reduce_sum`. Tied elements each get the whole gradient."""
-  return _reduce(
-    x, disable_positional_args, output_shape, reduced_dim, "MAX", name or "reduce_max"
-  )
+  return _reduce(x, disable_positional_args, output_shape, reduced_dim, "MAX", name or "reduce_max")
 
 
 def reduce_min(
@@ -214,9 +212,7 @@ def reduce_min(
   name: str | None = None,
 ) -> Tensor:
   """Minimum; arguments as `reduce_sum`. Tied elements each get the whole gradient."""
-  return _reduce(
-    x, disable_positional_args, output_shape, reduced_dim, "MIN", name or "reduce_min"
-  )
+  return _reduce(x, disable_positional_args, output_shape, reduced_dim, "MIN", name or "reduce_min")
 
 
 def reduce_mean(

@@ -135,9 +135,7 @@ class GenericGradOperation(Operation):
           unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
       )
-      return tuple(
-        next(found) if ok else tf.zeros_like(x) for x, ok in zip(xs, differentiable)
-      )
+      return tuple(next(found) if ok else tf.zeros_like(x) for x, ok in zip(xs, differentiable))
 
     # Inputs of this operation are forward inputs, forward outputs, gradients.
     sources = self._inputs[:n] + self._inputs[n + len(forward.outputs) :]

@@ -190,9 +190,7 @@ def split(
 class StackOperation(_OneDimensionOperation):
   """Joins tensors along a new dimension; see `stack`."""
 
-  def __init__(
-    self, xs: Sequence[Tensor], dim_name: str, axis: int = 0, name: str | None = None
-  ):
+  def __init__(self, xs: Sequence[Tensor], dim_name: str, axis: int = 0, name: str | None = None):
     if not xs:
       raise ShapeError(f"stack along a new {dim_name!r} needs at least one tensor")
     super().__init__(list(xs), name=name or "stack")

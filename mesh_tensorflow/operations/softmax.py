@@ -61,9 +61,7 @@ class _NormalizedExpOperation(Operation):
     if len(self.inputs) == 2:
       kept = [Dimension(d.name, d.size) for d in self.inputs[0].shape]
       dims = self.inputs[1].shape.dims
-      extra = impl.slicewise(
-        lambda e: align(e, dims, kept), lowering.tensors[self.inputs[1]]
-      )
+      extra = impl.slicewise(lambda e: align(e, dims, kept), lowering.tensors[self.inputs[1]])
       maximum = impl.slicewise(tf.maximum, maximum, extra)
     total = impl.slicewise(
       lambda x, m: tf.reduce_sum(tf.exp(x - m), axis, keepdims=True), laid_out, maximum

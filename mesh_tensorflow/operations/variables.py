@@ -214,9 +214,7 @@ def get_variable(
   if dtype is None:
     dtype = VariableDType(master_dtype, slice_dtype, activation_dtype)
   elif isinstance(dtype, tf.DType):
-    dtype = VariableDType(
-      master_dtype or dtype, slice_dtype or dtype, activation_dtype or dtype
-    )
+    dtype = VariableDType(master_dtype or dtype, slice_dtype or dtype, activation_dtype or dtype)
   elif not isinstance(dtype, VariableDType):
     raise DTypeError(
       f"get_variable {name!r}: dtype must be a tf.DType or an mtf.VariableDType, got {dtype!r}"

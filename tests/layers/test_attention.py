@@ -23,9 +23,7 @@ def mesh():
 
 def make_impl(store=None, shape="all:1", layout=""):
   n = mtf.convert_to_shape(shape).size
-  return mtf.placement_mesh_impl.PlacementMeshImpl(
-    shape, layout, [""] * n, variable_store=store
-  )
+  return mtf.placement_mesh_impl.PlacementMeshImpl(shape, layout, [""] * n, variable_store=store)
 
 
 def values(mesh, *tensors, impl=None):

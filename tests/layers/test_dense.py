@@ -109,9 +109,7 @@ def test_kernel_is_cast_to_the_dtype_of_x(mesh, x):
 
 
 def test_product_names_and_value(mesh, x):
-  y = layers.dense_product(
-    x, [D], F, ["linear", "relu", tf_like_square], name="wi", use_bias=False
-  )
+  y = layers.dense_product(x, [D], F, ["linear", "relu", tf_like_square], name="wi", use_bias=False)
   assert names(mesh) == ["wi_0/kernel", "wi_1/kernel", "wi_2/kernel"]
   (y, x), store = values(mesh, y, x)
   a, b, c = (x @ store[n].numpy() for n in store.names)

@@ -147,9 +147,7 @@ def test_batch_norm():
 
   def run(is_training):
     mesh = mtf.Mesh(mtf.Graph(), "m")
-    y, updates = layers.batch_norm(
-      tensor(mesh, array, [B, L, V]), is_training, 0.75, name="bn"
-    )
+    y, updates = layers.batch_norm(tensor(mesh, array, [B, L, V]), is_training, 0.75, name="bn")
     assert names(mesh) == [
       "bn/batch_norm_scale", "bn/batch_norm_bias", "bn/bn_moving_mean", "bn/bn_moving_variance",
     ]  # fmt: skip
@@ -174,9 +172,7 @@ def test_batch_norm():
   )
   y, updates = run(False)
   assert updates == []
-  moving_mean, moving_variance = (
-    store[f"bn/bn_moving_{n}"].numpy() for n in ("mean", "variance")
-  )
+  moving_mean, moving_variance = (store[f"bn/bn_moving_{n}"].numpy() for n in ("mean", "variance"))
   np.testing.assert_allclose(
     y, (array - moving_mean) / np.sqrt(moving_variance + 1e-9), rtol=1e-4, atol=1e-5
   )

@@ -175,7 +175,7 @@ def test_scalar_summary_is_an_operation_and_a_tensor():
   assert isinstance(summary, mtf.Operation) and isinstance(summary, mtf.Tensor)
   assert summary.outputs == [summary] and summary.name == "loss" and "loss" in repr(summary)
   twice = summary * 2.0
-  dx, = mtf.gradients([twice], [x])
+  (dx,) = mtf.gradients([twice], [x])
   lowering = mtf.Lowering(graph, {m: placement("a:r")})
   assert lowering.export_to_tf_tensor(twice) == 30.0
   assert lowering.export_to_tf_tensor(dx).numpy().tolist() == [2, 2]
@@ -186,13 +186,14 @@ def test_scalar_summary_is_an_operation_and_a_tensor():
 
 def test_recomputation_is_not_merged_with_the_forward_computation():
   """The second exponential waits for the gradient of the output."""
+
   @tf.function(autograph=False)
   def program(value):
     graph = mtf.Graph()
     m = mtf.Mesh(graph, "m")
     x = mtf.import_tf_tensor(m, value, [A])
     y = mtf.recompute_grad(lambda x: mtf.square(mtf.exp(x)), [x])
-    dx, = mtf.gradients([mtf.reduce_sum(mtf.sin(y))], [x])
+    (dx,) = mtf.gradients([mtf.reduce_sum(mtf.sin(y))], [x])
     return mtf.Lowering(graph, {m: placement("", "")}).export_to_tf_tensor(dx)
 
   nodes = program.get_concrete_function(tf.TensorSpec([2])).graph.as_graph_def().node

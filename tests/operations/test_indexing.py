@@ -51,15 +51,19 @@ def test_golden_values(layout):
 def test_one_hot_dtypes(dtype, index_dtype):
   indices = np.array([[0, 3], [5, 1]], index_dtype)
   for layout in ("", "d:r", "x:r,d:c"):
-    value, = run(
-      lambda m: [mtf.one_hot(mtf.import_tf_tensor(m, indices, "x:2,y:2"), D, dtype=dtype)], layout)
+    (value,) = run(
+      lambda m: [mtf.one_hot(mtf.import_tf_tensor(m, indices, "x:2,y:2"), D, dtype=dtype)], layout
+    )
     np.testing.assert_array_equal(value.astype(np.float32), np.eye(6)[indices])
 
 
 def test_gather_rows():
-  check(lambda w, i: mtf.gather(w, i, A), lambda w, i: tf.gather(w, i),
-        [(rand(8, 4), [A, B]), (ints(0, 8, 6, 2), [D, C])],
-        ["", "a:r", "b:r", "d:r", "c:c,d:r", "a:r,c:c", "a:r,b:c", "b:c,d:r"])
+  check(
+    lambda w, i: mtf.gather(w, i, A),
+    lambda w, i: tf.gather(w, i),
+    [(rand(8, 4), [A, B]), (ints(0, 8, 6, 2), [D, C])],
+    ["", "a:r", "b:r", "d:r", "c:c,d:r", "a:r,c:c", "a:r,b:c", "b:c,d:r"],
+  )
 
 
 def test_gather_along_a_later_dimension_in_any_order():
@@ -67,17 +71,22 @@ def test_gather_along_a_later_dimension_in_any_order():
     return mtf.gather(w, i, A, output_shape=[B, D, C])
 
   for mtf_fn, order in ((lambda w, i: mtf.gather(w, i, A), [1, 0, 2]), (transposed, [0, 1, 2])):
-    check(mtf_fn, lambda w, i, order=order: tf.transpose(tf.gather(w, i, axis=1), order),
-          [(rand(4, 8, 2), [B, A, C]), (ints(0, 8, 6), [D])],
-          ["", "a:r", "b:r,c:c", "d:c", "a:c,d:r"])
+    check(
+      mtf_fn,
+      lambda w, i, order=order: tf.transpose(tf.gather(w, i, axis=1), order),
+      [(rand(4, 8, 2), [B, A, C]), (ints(0, 8, 6), [D])],
+      ["", "a:r", "b:r,c:c", "d:c", "a:c,d:r"],
+    )
 
 
 def test_gather_with_aligned_dimensions():
   # weights [b, a, c], indices [d, b]: one set of indices for each position of b.
-  check(lambda w, i: mtf.gather(w, i, A),
-        lambda w, i: tf.transpose(tf.gather(w, tf.transpose(i), batch_dims=1), [1, 0, 2]),
-        [(rand(4, 8, 2), [B, A, C]), (ints(0, 8, 6, 4), [D, B])],
-        ["", "b:r", "a:r", "a:r,b:c", "c:r,d:c", "b:r,d:c"])
+  check(
+    lambda w, i: mtf.gather(w, i, A),
+    lambda w, i: tf.transpose(tf.gather(w, tf.transpose(i), batch_dims=1), [1, 0, 2]),
+    [(rand(4, 8, 2), [B, A, C]), (ints(0, 8, 6, 4), [D, B])],
+    ["", "b:r", "a:r", "a:r,b:c", "c:r,d:c", "b:r,d:c"],
+  )
 
 
 def test_gather_with_a_number():
@@ -87,10 +96,16 @@ def test_gather_with_a_number():
 def test_gather_out_of_range_gives_zeros_also_next_to_nan():
   weights = rand(8, 4)
   weights[[0, 7]] = [[np.nan] * 4, [np.inf] * 4]
-  indices = np.array([-1, 8, 3, 100, -2**31, 2**31 - 1], np.int32)
+  indices = np.array([-1, 8, 3, 100, -(2**31), 2**31 - 1], np.int32)
   for layout in LAYOUTS + ["d:r,a:c"]:
-    value, = run(lambda m: [mtf.gather(mtf.import_tf_tensor(m, weights, [A, B]),
-                                       mtf.import_tf_tensor(m, indices, [D]), A)], layout)
+    (value,) = run(
+      lambda m: [
+        mtf.gather(
+          mtf.import_tf_tensor(m, weights, [A, B]), mtf.import_tf_tensor(m, indices, [D]), A
+        )
+      ],
+      layout,
+    )
     expected = np.zeros([6, 4], np.float32)
     expected[2] = weights[3]
     np.testing.assert_array_equal(value, expected)
@@ -101,8 +116,12 @@ def test_gradient_of_gather_drops_what_is_out_of_range():
     inside = (i >= 0) & (i < 8)
     return tf.where(inside[..., None], tf.gather(w, tf.where(inside, i, 0)), 0.0)
 
-  check(lambda w, i: mtf.gather(w, i, A), expected,
-        [(rand(8, 4), [A, B]), (ints(-5, 12, 6, 2), [D, C])], ["", "a:r", "d:r", "a:c,d:r"])
+  check(
+    lambda w, i: mtf.gather(w, i, A),
+    expected,
+    [(rand(8, 4), [A, B]), (ints(-5, 12, 6, 2), [D, C])],
+    ["", "a:r", "d:r", "a:c,d:r"],
+  )
 
 
 @pytest.mark.parametrize("dtype", [tf.int32, tf.bool, tf.bfloat16])
@@ -110,12 +129,19 @@ def test_gather_of_other_dtypes(dtype):
   weights = tf.cast(ints(0, 2, 8, 4), dtype)
   indices = ints(-1, 9, 6)
   for layout in LAYOUTS:
-    value, = run(lambda m: [mtf.gather(mtf.import_tf_tensor(m, weights, [A, B]),
-                                       mtf.import_tf_tensor(m, indices, [D]), A)], layout)
+    (value,) = run(
+      lambda m: [
+        mtf.gather(
+          mtf.import_tf_tensor(m, weights, [A, B]), mtf.import_tf_tensor(m, indices, [D]), A
+        )
+      ],
+      layout,
+    )
     padded = np.concatenate([weights.numpy(), np.zeros([1, 4])]).astype(np.float32)
     assert value.dtype == dtype.as_numpy_dtype
     np.testing.assert_array_equal(
-      value.astype(np.float32), padded[np.where(indices < 0, 8, indices)])
+      value.astype(np.float32), padded[np.where(indices < 0, 8, indices)]
+    )
 
 
 def test_second_gradient_of_gather():
@@ -125,7 +151,7 @@ def test_second_gradient_of_gather():
     w = mtf.import_tf_tensor(m, weights, [A, B])
     dy = mtf.import_tf_tensor(m, cotangent, [D, B])
     y = mtf.gather(w, mtf.import_tf_tensor(m, indices, [D]), A)
-    dw, = mtf.gradients([y], [w], grad_ys=[dy])
+    (dw,) = mtf.gradients([y], [w], grad_ys=[dy])
     return mtf.gradients([mtf.reduce_sum(mtf.square(dw))], [dy])
 
   dense = np.zeros([8, 4])
@@ -139,7 +165,7 @@ def test_the_gradient_of_gather_waits_with_its_sum_over_the_mesh():
   m = mtf.Mesh(graph, "m")
   w = mtf.import_tf_tensor(m, rand(8, 4), [A, B])
   i = mtf.import_tf_tensor(m, ints(0, 8, 6), [D])
-  dw, = mtf.gradients([mtf.reduce_sum(mtf.gather(w, i, A))], [w])
+  (dw,) = mtf.gradients([mtf.reduce_sum(mtf.gather(w, i, A))], [w])
   lowering = mtf.Lowering(graph, {m: placement("d:r")})
   assert isinstance(lowering.tensors[dw], mtf.LazyAllreduceSum)
 
@@ -148,27 +174,33 @@ def test_the_gradient_of_gather_waits_with_its_sum_over_the_mesh():
 def test_cumsum(exclusive):
   for shape, axis in (([A, B], 0), ([B, A], 1)):
     x = rand(*[d.size for d in shape])
-    check(lambda x: mtf.cumsum(x, A, exclusive),
-          lambda x, axis=axis: tf.cumsum(x, axis, exclusive=exclusive),
-          [(x, shape)], ["", "a:r", "b:r", "a:r,b:s"], mesh="r:4,s:2")
+    check(
+      lambda x: mtf.cumsum(x, A, exclusive),
+      lambda x, axis=axis: tf.cumsum(x, axis, exclusive=exclusive),
+      [(x, shape)],
+      ["", "a:r", "b:r", "a:r,b:s"],
+      mesh="r:4,s:2",
+    )
 
 
 @pytest.mark.parametrize("dtype", [tf.int32, tf.float32, tf.bfloat16, tf.int64])
 def test_range(dtype):
   for layout in ("", "a:r"):
-    value, = run(lambda m: [mtf.range(m, ("a", 8), dtype)], layout)
+    (value,) = run(lambda m: [mtf.range(m, ("a", 8), dtype)], layout)
     assert value.dtype == dtype.as_numpy_dtype
     np.testing.assert_array_equal(value.astype(np.int64), np.arange(8))
 
 
-@pytest.mark.parametrize("reduce_fn, expected", [
-  (mtf.reduce_mean, np.mean), (mtf.reduce_max, np.max), (mtf.reduce_min, np.min)])
+@pytest.mark.parametrize(
+  "reduce_fn, expected",
+  [(mtf.reduce_mean, np.mean), (mtf.reduce_max, np.max), (mtf.reduce_min, np.min)],
+)
 def test_pool_tensor_1d(reduce_fn, expected):
   x = rand(4, 8, 2)
   for layout in LAYOUTS:
-    value, = run(
-      lambda m: [mtf.pool_tensor_1d(mtf.import_tf_tensor(m, x, [B, A, C]), A, reduce_fn, 4)],
-      layout)
+    (value,) = run(
+      lambda m: [mtf.pool_tensor_1d(mtf.import_tf_tensor(m, x, [B, A, C]), A, reduce_fn, 4)], layout
+    )
     np.testing.assert_allclose(value, expected(x.reshape(4, 2, 4, 2), axis=2), rtol=1e-6)
 
 
@@ -176,7 +208,7 @@ def test_reduce_first_selects_exactly():
   x = rand(8, 4)
   x[1:] = np.nan
   for layout in LAYOUTS:
-    value, = run(lambda m: [mtf.reduce_first(mtf.import_tf_tensor(m, x, [A, B]), A)], layout)
+    (value,) = run(lambda m: [mtf.reduce_first(mtf.import_tf_tensor(m, x, [A, B]), A)], layout)
     np.testing.assert_array_equal(value, x[0])
   check(lambda x: mtf.reduce_first(x, B), lambda x: x[:, 0], [(rand(8, 4), [A, B])], LAYOUTS)
 
@@ -211,6 +243,7 @@ def test_indices_and_weights_must_not_share_a_mesh_axis():
 
 
 def test_a_longer_output_shape_broadcasts():
-  value, = run(lambda m: [mtf.gather(mtf.import_tf_tensor(m, *NUMBERS), 1, A, output_shape=[C, B])],
-               "c:r")
+  (value,) = run(
+    lambda m: [mtf.gather(mtf.import_tf_tensor(m, *NUMBERS), 1, A, output_shape=[C, B])], "c:r"
+  )
   assert value.tolist() == [[4, 5, 6, 7]] * 2

@@ -32,7 +32,8 @@ def test_loop_variables(mode):
   def build(m):
     t = mtf.import_tf_tensor(m, x, [A, B])
     return mtf.while_loop(
-      lambda i, y: mtf.less(i, 3), lambda i, y: [i + 1, y * 2.0 + t], [counter(m), t])
+      lambda i, y: mtf.less(i, 3), lambda i, y: [i + 1, y * 2.0 + t], [counter(m), t]
+    )
 
   for layout in LAYOUTS:
     i, y = run_in(mode, build, layout)
@@ -47,7 +48,8 @@ def test_a_sum_over_the_mesh_is_reduced_before_the_next_iteration(mode):
     return mtf.while_loop(
       lambda i, s: mtf.less(i, 2),
       lambda i, s: [i + 1, mtf.reduce_sum(x * s)],
-      [counter(m), mtf.ones(m, [])])
+      [counter(m), mtf.ones(m, [])],
+    )
 
   assert run_in(mode, build, "a:r")[1] == 64
 
@@ -64,7 +66,9 @@ def test_accumulators_are_exchanged_once_after_the_loop(in_function):
     outputs = mtf.while_loop(
       lambda i: mtf.less(i, steps),
       lambda i: [i + 1, mtf.reduce_sum(t, reduced_dim=A), t],
-      [counter(m)], has_accumulators=True)
+      [counter(m)],
+      has_accumulators=True,
+    )
     lowering = mtf.Lowering(graph, {m: placement(layout)})
     counters.append([k for k, _ in lowering.counters if k.startswith("allreduce")])
     pending = isinstance(lowering.tensors[outputs[1]], mtf.LazyAllreduceSum)
@@ -94,7 +98,8 @@ def test_a_pending_sum_from_outside_is_usable_inside_and_after(mode):
     total = mtf.reduce_sum(t)
     later = mtf.reduce_sum(mtf.square(t))
     _, y = mtf.while_loop(
-      lambda i, y: mtf.less(i, 2), lambda i, y: [i + 1, y + total], [counter(m), total])
+      lambda i, y: mtf.less(i, 2), lambda i, y: [i + 1, y + total], [counter(m), total]
+    )
     return [y, total * 2.0, later]
 
   y, twice, squares = run_in(mode, build, "a:r")
@@ -113,12 +118,14 @@ def test_random_operations_draw_anew_in_each_iteration(mode):
       n = mtf.Dimension("n", 3)
       row = mtf.random_uniform(m, [A, B]) * mtf.one_hot(i, n)
       _, nested = mtf.while_loop(
-        lambda j, y: mtf.less(j, 2), inner, [counter(m), mtf.zeros(m, [A, B])])
+        lambda j, y: mtf.less(j, 2), inner, [counter(m), mtf.zeros(m, [A, B])]
+      )
       return [i + 1, x + row, nested]
 
     start = mtf.zeros(m, [("n", 3), A, B])
     return mtf.while_loop(
-      lambda i, x: mtf.less(i, 3), body, [counter(m), start], has_accumulators=True)
+      lambda i, x: mtf.less(i, 3), body, [counter(m), start], has_accumulators=True
+    )
 
   expected = run(build, "", "")
   rows = expected[1]
@@ -193,8 +200,11 @@ def test_scalar_summaries_of_the_last_iteration(in_function):
 def test_num_loop_vars_returns_the_first_ones():
   def build(m):
     outputs = mtf.while_loop(
-      lambda i, s: mtf.less(i, 3), lambda i, s: [i + 1, s + 1.0], [counter(m), mtf.ones(m, [])],
-      num_loop_vars=1)
+      lambda i, s: mtf.less(i, 3),
+      lambda i, s: [i + 1, s + 1.0],
+      [counter(m), mtf.ones(m, [])],
+      num_loop_vars=1,
+    )
     assert not m.graph.all_variables
     return outputs
 
@@ -204,8 +214,13 @@ def test_num_loop_vars_returns_the_first_ones():
 @EVERY_MODE
 def test_keyword_arguments_of_tf_while_loop(mode):
   build = lambda m: mtf.while_loop(  # noqa: E731
-    lambda i: mtf.less(i, 100), lambda i: [i + 1], [counter(m)], maximum_iterations=7,
-    parallel_iterations=2, back_prop=False)
+    lambda i: mtf.less(i, 100),
+    lambda i: [i + 1],
+    [counter(m)],
+    maximum_iterations=7,
+    parallel_iterations=2,
+    back_prop=False,
+  )
   assert run_in(mode, build) == [7]
 
 
@@ -240,8 +255,11 @@ def test_the_layout_of_the_body_is_verified_before_anything_runs():
   def build(m):
     x = mtf.ones(m, [A])
     return mtf.while_loop(
-      lambda i: mtf.less(i, 3), lambda i: [i + 1, mtf.slice(x, 0, 3, "a")], [counter(m)],
-      has_accumulators=True)
+      lambda i: mtf.less(i, 3),
+      lambda i: [i + 1, mtf.slice(x, 0, 3, "a")],
+      [counter(m)],
+      has_accumulators=True,
+    )
 
   with pytest.raises(mtf.LayoutError, match="a:8"):
     run(build, "a:r")
@@ -323,7 +341,8 @@ class TestSerializeTrainingStep:
       def model(features):
         weights = mtf.get_variable(m, "w", [B, h], initializer=lambda s, dtype: tf.constant(w))
         y = mtf.recompute_grad(
-          lambda t: mtf.sin(mtf.einsum([t, weights], output_shape=[("a", 2), h])), [features["x"]])
+          lambda t: mtf.sin(mtf.einsum([t, weights], output_shape=[("a", 2), h])), [features["x"]]
+        )
         return {"loss": mtf.reduce_sum(mtf.square(y))}
 
       features = {"x": mtf.import_tf_tensor(m, x, [A, B])}
@@ -365,13 +384,13 @@ def test_on_devices_of_their_own(cpu_devices, in_function):
       z = mtf.dropout(y + t, True, 0.5)
       return [i + 1, mtf.shift(y, 1, A, True), mtf.reduce_sum(again, reduced_dim=A), z]
 
-    return mtf.while_loop(
-      lambda i, y: mtf.less(i, 3), body, [counter(m), t], has_accumulators=True)
+    return mtf.while_loop(lambda i, y: mtf.less(i, 3), body, [counter(m), t], has_accumulators=True)
 
   i, y, total, z = run(build, impl=impl, in_function=in_function)
   assert i == 3
   np.testing.assert_array_equal(y, np.roll(x, 3, 0))
   np.testing.assert_allclose(total, 6 * x.sum(0), rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(
-    impl.variable_store["v"].numpy(), x + np.roll(x, 1, 0) + np.roll(x, 2, 0), rtol=1e-5)
+    impl.variable_store["v"].numpy(), x + np.roll(x, 1, 0) + np.roll(x, 2, 0), rtol=1e-5
+  )
   np.testing.assert_allclose(z, run(build, "", "")[3], rtol=1e-5)

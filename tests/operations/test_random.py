@@ -78,7 +78,7 @@ def test_a_seed_keyword_tells_operations_of_one_name_apart():
 @pytest.mark.parametrize("keep_prob", [0.1, 0.5, 0.9])
 def test_dropout_statistics(keep_prob):
   dims = [("n", 512), ("m", 512)]
-  value, = run(lambda m: [mtf.dropout(mtf.ones(m, dims), True, keep_prob)], "n:r,m:c")
+  (value,) = run(lambda m: [mtf.dropout(mtf.ones(m, dims), True, keep_prob)], "n:r,m:c")
   kept = value > 0
   n = kept.size
   assert abs(kept.mean() - keep_prob) < 5 * np.sqrt(keep_prob * (1 - keep_prob) / n)
@@ -116,7 +116,7 @@ def test_dropout_leaves_out_what_it_can():
 
 
 def test_dropout_of_integers_does_not_rescale():
-  value, = run(lambda m: [mtf.dropout(mtf.constant(m, 3, SHAPE, tf.int32), True, 0.5)])
+  (value,) = run(lambda m: [mtf.dropout(mtf.constant(m, 3, SHAPE, tf.int32), True, 0.5)])
   assert value.dtype == np.int32 and set(np.unique(value)) == {0, 3}
 
 

@@ -23,8 +23,13 @@ def _shifted(x, offset, wrap):
 @pytest.mark.parametrize("wrap", [False, True])
 @pytest.mark.parametrize("offset", [0, 1, 2, 3, 5, 8, 9, -1, -2, -7, -8, -20, 19])
 def test_shift(offset, wrap):
-  check(lambda x: mtf.shift(x, offset, A, wrap), lambda x: _shifted(x, offset, wrap), [X],
-        ["", "a:r"], mesh="r:4")
+  check(
+    lambda x: mtf.shift(x, offset, A, wrap),
+    lambda x: _shifted(x, offset, wrap),
+    [X],
+    ["", "a:r"],
+    mesh="r:4",
+  )
 
 
 def test_shift_exchanges_only_what_moves():
@@ -61,8 +66,11 @@ def test_dynamic_shift(wrap, offset_dims):
   x = rand(4, 8, 2)  # b, a, d
   offsets = np.random.RandomState(1).randint(-10, 11, shape.to_integer_list).astype(np.int32)
   letters = {"b": "b", "d": "d"}
-  whole = np.einsum("".join(letters[n] for n in shape.dimension_names) + ",bd->bd",
-                    offsets, np.ones([4, 2], np.int32))
+  whole = np.einsum(
+    "".join(letters[n] for n in shape.dimension_names) + ",bd->bd",
+    offsets,
+    np.ones([4, 2], np.int32),
+  )
   matrix = np.zeros([4, 2, 8, 8], np.float32)  # b, d, to, from
   for b in range(4):
     for d in range(2):
@@ -70,10 +78,12 @@ def test_dynamic_shift(wrap, offset_dims):
         source = to - whole[b, d]
         if wrap or 0 <= source < 8:
           matrix[b, d, to, source % 8] = 1.0
-  check(lambda x, o: mtf.dynamic_shift(x, o, A, wrap),
-        lambda x, o: tf.einsum("bafd,bfd->bad", np.transpose(matrix, [0, 2, 3, 1]), x),
-        [(x, [B, A, ("d", 2)]), (offsets, offset_dims)],
-        ["", "b:r", "d:r,b:c", "a:r", "a:r,b:c"])
+  check(
+    lambda x, o: mtf.dynamic_shift(x, o, A, wrap),
+    lambda x, o: tf.einsum("bafd,bfd->bad", np.transpose(matrix, [0, 2, 3, 1]), x),
+    [(x, [B, A, ("d", 2)]), (offsets, offset_dims)],
+    ["", "b:r", "d:r,b:c", "a:r", "a:r,b:c"],
+  )
 
 
 @pytest.mark.parametrize("wrap", [False, True])
@@ -94,8 +104,13 @@ def test_halo_exchange(halo, wrap, left_only):
     return tf.transpose(y, [1, 0, 2])
 
   exchange = mtf.left_halo_exchange if left_only else mtf.halo_exchange
-  check(lambda x: exchange(x, blocks, size, halo, wrap), expected,
-        [(x, [blocks, ("m", 3), size])], ["", "blocks:r"], mesh="r:4")
+  check(
+    lambda x: exchange(x, blocks, size, halo, wrap),
+    expected,
+    [(x, [blocks, ("m", 3), size])],
+    ["", "blocks:r"],
+    mesh="r:4",
+  )
 
 
 def test_wrong_use_is_told_when_the_graph_is_built():

@@ -14,8 +14,12 @@ X = (rand(4, 6), [A, B])
 
 def test_concat():
   other = (rand(4, 2, seed=1), [A, ("b", 2)])
-  check(lambda x, y: mtf.concat([x, y, x], "b"), lambda x, y: tf.concat([x, y, x], 1),
-        [X, other], LAYOUTS)
+  check(
+    lambda x, y: mtf.concat([x, y, x], "b"),
+    lambda x, y: tf.concat([x, y, x], 1),
+    [X, other],
+    LAYOUTS,
+  )
 
 
 def test_split_in_equal_parts():
@@ -24,8 +28,9 @@ def test_split_in_equal_parts():
 
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_split_by_sizes(kind):
-  check(lambda x: mtf.split(x, B, kind([1, 2, 3])), lambda x: tf.split(x, [1, 2, 3], 1),
-        [X], LAYOUTS)
+  check(
+    lambda x: mtf.split(x, B, kind([1, 2, 3])), lambda x: tf.split(x, [1, 2, 3], 1), [X], LAYOUTS
+  )
 
 
 @pytest.mark.parametrize("used", [[0], [1], [2], [0, 2]])
@@ -33,16 +38,24 @@ def test_gradient_of_unused_parts_is_zero(used):
   def pick(parts):
     return [parts[i] for i in used]
 
-  check(lambda x: pick(mtf.split(x, B, [1, 2, 3])), lambda x: pick(tf.split(x, [1, 2, 3], 1)),
-        [X], ["", "a:r"])
+  check(
+    lambda x: pick(mtf.split(x, B, [1, 2, 3])),
+    lambda x: pick(tf.split(x, [1, 2, 3], 1)),
+    [X],
+    ["", "a:r"],
+  )
   check(lambda x: pick(mtf.unstack(x, B)), lambda x: pick(tf.unstack(x, axis=1)), [X], ["", "a:r"])
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])
 def test_stack(axis):
   other = (rand(4, 6, seed=1), [A, B])
-  check(lambda x, y: mtf.stack([x, y], "n", axis), lambda x, y: tf.stack([x, y], axis),
-        [X, other], LAYOUTS)
+  check(
+    lambda x, y: mtf.stack([x, y], "n", axis),
+    lambda x, y: tf.stack([x, y], axis),
+    [X, other],
+    LAYOUTS,
+  )
 
 
 def test_unstack():
@@ -57,6 +70,7 @@ def test_slice_and_pad():
 def test_integers_and_bools():
   values = np.arange(24).reshape(4, 6)
   for array in (values, values % 2 == 0):
+
     def build(m, array=array):
       x = mtf.import_tf_tensor(m, array, [A, B])
       return [mtf.concat(mtf.split(x, B, 2), "b"), mtf.pad(mtf.slice(x, 2, 4, "b"), [2, 0], "b")]
@@ -83,7 +97,7 @@ def test_the_dimension_must_not_be_split(make):
 
 
 def test_a_mesh_axis_of_size_one_does_not_split():
-  value, = run(lambda m: [mtf.slice(mtf.import_tf_tensor(m, *X), 1, 2, "b")], "b:c", "c:1")
+  (value,) = run(lambda m: [mtf.slice(mtf.import_tf_tensor(m, *X), 1, 2, "b")], "b:c", "c:1")
   np.testing.assert_array_equal(value, X[0][:, 1:3])
 
 

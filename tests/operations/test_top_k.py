@@ -20,8 +20,12 @@ def test_top_k(k, first):
     x, shape, order = rand(8, 4), [A, B], [1, 0]
   else:
     x, shape, order = rand(4, 8), [B, A], [0, 1]
-  check(lambda x: mtf.top_k(x, A, k_dim), lambda x: tf.math.top_k(tf.transpose(x, order), k),
-        [(x, shape)], ["", "b:r", "a:r,b:c", "a:r"])
+  check(
+    lambda x: mtf.top_k(x, A, k_dim),
+    lambda x: tf.math.top_k(tf.transpose(x, order), k),
+    [(x, shape)],
+    ["", "b:r", "a:r,b:c", "a:r"],
+  )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -66,8 +70,12 @@ def test_argmax_and_top_1():
   shape = [B, A, ("c", 2)]
   for layout in LAYOUTS + ["c:r,a:c"]:
     arg, value, index = run(
-      lambda m: [mtf.argmax(mtf.import_tf_tensor(m, x, shape), A),
-                 *mtf.top_1(mtf.import_tf_tensor(m, x, shape), A)], layout)
+      lambda m: [
+        mtf.argmax(mtf.import_tf_tensor(m, x, shape), A),
+        *mtf.top_1(mtf.import_tf_tensor(m, x, shape), A),
+      ],
+      layout,
+    )
     np.testing.assert_array_equal(arg, x.argmax(1))
     np.testing.assert_array_equal(index, x.argmax(1))
     np.testing.assert_array_equal(value, x.max(1))
@@ -86,7 +94,7 @@ def test_the_gradient_of_top_1_goes_to_one_element():
 
 def test_the_first_of_many_equal_elements_is_found():
   n = 100_000
-  value, = run(lambda m: [mtf.argmax(mtf.ones(m, [("n", n)]), ("n", n))])
+  (value,) = run(lambda m: [mtf.argmax(mtf.ones(m, [("n", n)]), ("n", n))])
   assert value == 0
 
 
@@ -101,10 +109,18 @@ def test_dtypes(dtype):
 
 
 def test_gradient_of_nth_largest_element():
-  check(lambda x: mtf.nth_largest_element(x, 2, A), lambda x: tf.sort(x, 0)[5],
-        [(rand(8, 4), [A, B])], LAYOUTS)
-  check(lambda x: mtf.nth_smallest_element(x, 0, B), lambda x: tf.sort(x, 1)[:, 0],
-        [(rand(8, 4), [A, B])], LAYOUTS)
+  check(
+    lambda x: mtf.nth_largest_element(x, 2, A),
+    lambda x: tf.sort(x, 0)[5],
+    [(rand(8, 4), [A, B])],
+    LAYOUTS,
+  )
+  check(
+    lambda x: mtf.nth_smallest_element(x, 0, B),
+    lambda x: tf.sort(x, 1)[:, 0],
+    [(rand(8, 4), [A, B])],
+    LAYOUTS,
+  )
 
 
 def test_wrong_use_is_told():

@@ -87,6 +87,8 @@ class Adafactor:
     if self.factored is None:
       slots = {"_slot_v": self.v}
     else:
-      slots = {"_slot_vr": self.vr.squeeze(self.factored[0]),
-               "_slot_vc": self.vc.squeeze(self.factored[1])}
+      slots = {
+        "_slot_vr": self.vr.squeeze(self.factored[0]),
+        "_slot_vc": self.vc.squeeze(self.factored[1]),
+      }
     return {**slots, "_slot_m": self.m} if self.beta1 else slots

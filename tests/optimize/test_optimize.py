@@ -171,8 +171,9 @@ def test_bfloat16_activations_do_not_round_the_slices():
   for make in (
     lambda: optimize.SgdOptimizer(1.0),
     lambda: optimize.MomentumOptimizer(1.0, 0.0),
-    lambda: optimize.AdamWeightDecayOptimizer(2.0**-12, 2.0**-20, epsilon=1e-12, beta_1=0.0,
-                                              beta_2=0.0),
+    lambda: optimize.AdamWeightDecayOptimizer(
+      2.0**-12, 2.0**-20, epsilon=1e-12, beta_1=0.0, beta_2=0.0
+    ),
     lambda: optimize.AdafactorOptimizer(learning_rate=2.0**-12),
   ):
     mesh, _ = program()
@@ -235,9 +236,7 @@ def test_adafactor_decay_rate_adam():
 
 def test_default_learning_rate_of_adafactor():
   lr = optimize.AdafactorOptimizer()._learning_rate
-  np.testing.assert_allclose(
-    [lr(t) for t in (0, 9998, 20000)], [0.01, 0.01, 0.0070711], rtol=1e-4
-  )
+  np.testing.assert_allclose([lr(t) for t in (0, 9998, 20000)], [0.01, 0.01, 0.0070711], rtol=1e-4)
   unscaled = optimize.AdafactorOptimizer(multiply_by_parameter_scale=False)._learning_rate
   np.testing.assert_allclose(unscaled(0), 0.0005, rtol=1e-5)
   gin.bind_parameter("mesh_tensorflow.layers.unit_scaling_convention.value", True)
@@ -381,8 +380,15 @@ def test_compute_lr_for_step_binds_train_steps():
 
 def hparams(**kwargs):
   prefix = "optimizer_adafactor_"
-  values = dict(decay_type="pow", memory_exponent=0.8, multiply_by_parameter_scale=False,
-                beta1=0.5, clipping_threshold=2.0, factored=False, beta2=0.9)
+  values = dict(
+    decay_type="pow",
+    memory_exponent=0.8,
+    multiply_by_parameter_scale=False,
+    beta1=0.5,
+    clipping_threshold=2.0,
+    factored=False,
+    beta2=0.9,
+  )
   values.update(kwargs)
   return types.SimpleNamespace(
     optimizer=kwargs.get("optimizer", "Adafactor"), **{prefix + k: v for k, v in values.items()}

@@ -41,8 +41,9 @@ def adafactor(**kwargs):
 
 CASES = [
   Case("sgd", lambda: optimize.SgdOptimizer(0.1), lambda: reference.Sgd(0.1)),
-  Case("momentum", lambda: optimize.MomentumOptimizer(0.1, 0.9),
-       lambda: reference.Momentum(0.1, 0.9)),
+  Case(
+    "momentum", lambda: optimize.MomentumOptimizer(0.1, 0.9), lambda: reference.Momentum(0.1, 0.9)
+  ),
   Case("adam", lambda: optimize.AdamWeightDecayOptimizer(0.01), lambda: reference.Adam(0.01)),
   Case(
     "adam_decay",
@@ -51,10 +52,12 @@ CASES = [
   ),
   Case("adafactor", adafactor(), lambda: reference.Adafactor(factored=(1, 0))),
   Case("adafactor_tie", adafactor(), lambda: reference.Adafactor(factored=(0, 1)), "a:8 b:8"),
-  Case("adafactor_large_first", adafactor(), lambda: reference.Adafactor(factored=(0, 1)),
-       "b:16 a:8"),
-  Case("adafactor_rank_3", adafactor(), lambda: reference.Adafactor(factored=(2, 0)),
-       "a:8 c:4 b:16"),
+  Case(
+    "adafactor_large_first", adafactor(), lambda: reference.Adafactor(factored=(0, 1)), "b:16 a:8"
+  ),
+  Case(
+    "adafactor_rank_3", adafactor(), lambda: reference.Adafactor(factored=(2, 0)), "a:8 c:4 b:16"
+  ),
   Case("adafactor_vector", adafactor(), lambda: reference.Adafactor(), "b:16"),
   Case("adafactor_scalar", adafactor(), lambda: reference.Adafactor(), ""),
   Case("adafactor_not_factored", adafactor(factored=False), lambda: reference.Adafactor()),
@@ -69,8 +72,11 @@ CASES = [
     adafactor(multiply_by_parameter_scale=False, clipping_threshold=None, decay_rate=0.7),
     lambda: reference.Adafactor(factored=(1, 0), scale=False, threshold=None, decay=lambda t: 0.7),
   ),
-  Case("adafactor_momentum", adafactor(beta1=0.9, learning_rate=0.1),
-       lambda: reference.Adafactor(lambda t: 0.1, factored=(1, 0), beta1=0.9)),
+  Case(
+    "adafactor_momentum",
+    adafactor(beta1=0.9, learning_rate=0.1),
+    lambda: reference.Adafactor(lambda t: 0.1, factored=(1, 0), beta1=0.9),
+  ),
 ]
 
 

@@ -40,8 +40,10 @@ def make_model(
   """The language model of the golden values, with changes."""
   stack = SUBLAYERS if stack is None else stack
   layers = [
-    [transformer_layers.SelfAttention, dict(num_heads=num_heads, key_value_size=d_kv)
-     | (attention or {})],
+    [
+      transformer_layers.SelfAttention,
+      dict(num_heads=num_heads, key_value_size=d_kv) | (attention or {}),
+    ],
     [transformer_layers.DenseReluDense, dict(hidden_size=d_ff) | (dense or {})],
   ]
   options = dict(
@@ -87,9 +89,7 @@ def run(
     **kwargs: arguments of the call.
   """
   names = names or ("batch", "length")
-  signature = [
-    mtf.TensorSpec(list(zip(names, np.shape(a))), np.asarray(a).dtype) for a in arrays
-  ]
+  signature = [mtf.TensorSpec(list(zip(names, np.shape(a))), np.asarray(a).dtype) for a in arrays]
   result = mtf.function(impl, input_signature=signature)(program)(*arrays, **kwargs)
   return tf.nest.map_structure(lambda t: t.numpy() if tf.is_tensor(t) else t, result)
 
@@ -110,9 +110,7 @@ def loss_program(model: transformer.Unitransformer, mode: str = "train", **optio
       return loss, logits
     variables = targets.graph.trainable_variables
     grads = mtf.gradients([loss], [v.outputs[0] for v in variables])
-    assert all(g is not None for g in grads), [
-      v for v, g in zip(variables, grads) if g is None
-    ]
+    assert all(g is not None for g in grads), [v for v, g in zip(variables, grads) if g is None]
     squared = mtf.add_n([mtf.reduce_sum(mtf.square(g)) for g in grads])
     return loss, logits, squared
 

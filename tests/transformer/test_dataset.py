@@ -244,7 +244,6 @@ def test_supervised_to_dict():
   assert rows(ds.supervised_to_dict(dataset, True)) == [{"targets": b"b"}]
 
 
-
 # ---------------------------------------------------------------------------- readers
 
 
@@ -254,7 +253,9 @@ def write_records(path, examples):
       feature = {
         k: tf.train.Feature(int64_list=tf.train.Int64List(value=v)) for k, v in example.items()
       }
-      writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+      writer.write(
+        tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+      )
 
 
 def test_pretokenized_t2t_dataset(tmp_path):
@@ -293,9 +294,7 @@ def fake_tfds(monkeypatch):
 def test_pretokenized_tfds_dataset(fake_tfds):
   fake_tfds["dataset"] = make([{"inputs": [4, 5], "targets": [6]}, {"inputs": [7], "targets": [8]}])
   kwargs = dict(dataset_name="x", tfds_data_dir="dir", sequence_length=6)
-  (row,) = rows(
-    ds.pretokenized_tfds_dataset(text2self=False, dataset_split="validation", **kwargs)
-  )
+  (row,) = rows(ds.pretokenized_tfds_dataset(text2self=False, dataset_split="validation", **kwargs))
   assert row["inputs"] == [5, 6, 1, 8, 1, 0]
   assert row["targets"] == [7, 1, 9, 1, 0, 0]
   assert (fake_tfds["data_dir"], fake_tfds["shuffle_files"]) == ("dir", False)

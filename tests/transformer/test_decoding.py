@@ -23,9 +23,7 @@ def golden():
 
 def sample(golden, partial=PARTIAL, seed=None, **options):
   impl, model, _ = golden
-  return lm.run(
-    impl, lambda p: model.sample_autoregressive(p, **options), partial, seed=seed
-  )
+  return lm.run(impl, lambda p: model.sample_autoregressive(p, **options), partial, seed=seed)
 
 
 def greedy(golden, partial, choose=lambda logits: logits.argmax(-1), bos_id=0):
@@ -41,9 +39,7 @@ def greedy(golden, partial, choose=lambda logits: logits.argmax(-1), bos_id=0):
 
 
 def test_to_the_end_of_the_sequence(golden):
-  np.testing.assert_array_equal(
-    sample(golden, stop_at_token=None), greedy(golden, PARTIAL)
-  )
+  np.testing.assert_array_equal(sample(golden, stop_at_token=None), greedy(golden, PARTIAL))
 
 
 def test_stops_when_every_row_has_ended(golden):
@@ -116,9 +112,7 @@ def test_top_k_chooses_among_k(golden):
   partial[:, :2] = 5, 6
   logits = numpy_lm.logits(golden[2], np.array([[0, 5, 6]]), 2, OPTIONS)[0, 2]
   best = set(np.argsort(-logits)[:3])
-  ids = sample(
-    golden, partial, stop_at_token=None, temperature=20.0, sampling_keep_top_k=3, seed=2
-  )
+  ids = sample(golden, partial, stop_at_token=None, temperature=20.0, sampling_keep_top_k=3, seed=2)
   assert set(ids[:, 2]) == best
   # More than there are tokens: no restriction.
   ids = sample(

@@ -57,9 +57,7 @@ def run_layer(layer, with_ids, mode="eval", **kwargs):
 
 
 def expected(w, allowed=None, bias=0.0):
-  q, k, v = (
-    (t @ w[n]).reshape(2, -1, 2, 3) for n, t in (("q", X), ("k", MEMORY), ("v", MEMORY))
-  )
+  q, k, v = ((t @ w[n]).reshape(2, -1, 2, 3) for n, t in (("q", X), ("k", MEMORY), ("v", MEMORY)))
   logits = np.einsum("blhk,bmhk->bhlm", q, k) + bias
   if allowed is not None:
     logits = np.where(allowed[:, None], logits, -1e9)

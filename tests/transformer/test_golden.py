@@ -18,9 +18,7 @@ CASES = {
     [[5, 6, 2, 4, 2, 1], [3, 4, 2, 4, 2, 3]],
   ),
   "E": (
-    dict(
-      attention=dict(fold_scaling_into_initializer=False, num_memory_heads=1, shared_kv=True)
-    ),
+    dict(attention=dict(fold_scaling_into_initializer=False, num_memory_heads=1, shared_kv=True)),
     17,
     (1.360026, 1.359667, 0.311557),
     [0.52269, -0.37201, 0.17834, 0.03594],

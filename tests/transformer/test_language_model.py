@@ -16,8 +16,11 @@ COMMON = {
   "transformer/embedding",
   "transformer/rms_norm/scale",
   *(f"transformer/block_00{b}/layer_00{n}/rms_norm/scale" for b in (0, 1) for n in (0, 1)),
-  *(f"transformer/block_00{b}/layer_001/DenseReluDense/{w}/kernel" for b in (0, 1)
-    for w in ("wi", "wo")),
+  *(
+    f"transformer/block_00{b}/layer_001/DenseReluDense/{w}/kernel"
+    for b in (0, 1)
+    for w in ("wi", "wo")
+  ),
 }
 POSITIONS = {"transformer/positional_embedding"}
 
@@ -143,8 +146,12 @@ def test_subsequences_do_not_see_each_other():
 
   def program(targets, ids):
     return model.call_simple(
-      lm.transformer.autoregressive_inputs(targets), targets, compute_loss=False, mode="eval",
-      sequence_id=mtf.ones_like(ids), subsequence_id=ids,
+      lm.transformer.autoregressive_inputs(targets),
+      targets,
+      compute_loss=False,
+      mode="eval",
+      sequence_id=mtf.ones_like(ids),
+      subsequence_id=ids,
     )[0]
 
   logits = lm.run(impl, program, TARGETS, ids)
@@ -202,7 +209,9 @@ def test_sinusoid_positions_have_no_variable():
 
 def test_inputs_of_a_delimited_model_see_each_other():
   model = lm.make_model(
-    input_full_attention=True, loss_on_targets_only=True, positional_embedding=False,
+    input_full_attention=True,
+    loss_on_targets_only=True,
+    positional_embedding=False,
     attention=dict(relative_attention_type="bias_shared"),
   )
   impl = lm.one_device()
@@ -260,9 +269,7 @@ def test_z_loss_of_attention(recompute_grads):
   expected = 2 * coefficient * (np.log(np.arange(6) + 1) ** 2).mean()
   np.testing.assert_allclose(with_z - without, expected, rtol=1e-4)
   # Evaluation has no such loss.
-  evaluation = [
-    lm.run(impl, lm.loss_program(m, "eval"), targets, ones)[0] for m in (model, plain)
-  ]
+  evaluation = [lm.run(impl, lm.loss_program(m, "eval"), targets, ones)[0] for m in (model, plain)]
   assert evaluation[0] == evaluation[1]
 
 
@@ -299,9 +306,7 @@ def test_bfloat16_activations():
   assert logits.dtype == "bfloat16" and loss.dtype == "bfloat16"
   np.testing.assert_allclose(float(loss), exact[0], rtol=0.02)
   np.testing.assert_allclose(float(squared), exact[2], rtol=0.1)
-  ids = lm.run(
-    impl, lambda p: model.sample_autoregressive(p, variable_dtype=dtype), lm.TARGETS
-  )
+  ids = lm.run(impl, lambda p: model.sample_autoregressive(p, variable_dtype=dtype), lm.TARGETS)
   assert ids.shape == lm.TARGETS.shape
 
 
@@ -315,8 +320,6 @@ def test_errors_say_what_is_wrong():
   with pytest.raises(errors.DimensionError, match=r"num_memory_heads \(=3\).*num_heads \(=4\)"):
     lm.initialize(lm.one_device(), lm.make_model(num_heads=4, attention=dict(num_memory_heads=3)))
   with pytest.raises(errors.ConfigError, match="relative_attention_type"):
-    lm.initialize(
-      lm.one_device(), lm.make_model(attention=dict(relative_attention_type="no such"))
-    )
+    lm.initialize(lm.one_device(), lm.make_model(attention=dict(relative_attention_type="no such")))
   with pytest.raises(errors.ShapeError, match="combine_dims=False"):
     lm.initialize(lm.one_device(), lm.make_model(attention=dict(keep_query_heads_dims=True)))

@@ -44,9 +44,7 @@ def apply(fn, *arrays, seed=None):
   """Value of fn(x, ...) on one device, and the names of its variables."""
   impl = lm.one_device()
   dims = [("batch", 2), ("length", 3), ("d_model", D)]
-  signature = [
-    mtf.TensorSpec(dims[: np.ndim(a)], np.asarray(a).dtype) for a in arrays
-  ]
+  signature = [mtf.TensorSpec(dims[: np.ndim(a)], np.asarray(a).dtype) for a in arrays]
   result = mtf.function(impl, input_signature=signature)(fn)(*arrays, seed=seed)
   names = {s.name for s in impl.variable_store if not s.name.startswith("_")}
   return result.numpy(), names
@@ -57,9 +55,7 @@ def apply(fn, *arrays, seed=None):
 
 def sublayer(name, *args, mode="eval", seed=None, **kwargs):
   fn = getattr(transformer, "sublayer_" + name)
-  return apply(
-    lambda x: fn(x, None, make_context(x.mesh, mode), *args, **kwargs), X, seed=seed
-  )
+  return apply(lambda x: fn(x, None, make_context(x.mesh, mode), *args, **kwargs), X, seed=seed)
 
 
 def rms(x):
@@ -205,8 +201,9 @@ def test_layer_stack_errors():
     def call(self, context, x):
       return mtf.transpose(x, mtf.Shape(x.shape.dims[::-1]))
 
-  stack = transformer.LayerStack([Transposes()], **(lm.SUBLAYERS | dict(
-    sublayers_per_layer=[transformer.sublayer_call_layer])))
+  stack = transformer.LayerStack(
+    [Transposes()], **(lm.SUBLAYERS | dict(sublayers_per_layer=[transformer.sublayer_call_layer]))
+  )
   with pytest.raises(errors.ShapeError, match="Transposes"):
     call_stack(stack)
 

@@ -87,9 +87,7 @@ def test_wrong_binding_is_one_line_and_exit_code_1(tmp_path, text_file, run_subp
 def test_training_evaluation_and_summaries(tmp_path, text_file):
   losses = run(tmp_path / "m", text_file, "run.train_steps = 30")
   assert len(losses) == 30 and losses[-1] < losses[0]
-  metrics = run(
-    tmp_path / "m", text_file, "run.mode = 'eval'", "run.dataset_split = 'validation'"
-  )
+  metrics = run(tmp_path / "m", text_file, "run.mode = 'eval'", "run.dataset_split = 'validation'")
   assert 0 < metrics["validation"]["loss"] < losses[0]
   events = tf.io.gfile.glob(str(tmp_path / "m" / "validation_eval" / "events*"))
   # The names stand in the records as they are; no event parser is needed to find them.

@@ -69,9 +69,7 @@ def test_validation_windows_cover_the_rest_once(text):
 
 
 def test_context_tokens_are_negative_and_windows_overlap(text):
-  out = targets(
-    stream(text, dataset_split="validation", sequence_length=30, context_tokens=2)
-  )
+  out = targets(stream(text, dataset_split="validation", sequence_length=30, context_tokens=2))
   assert all(i < 0 for t in out for i in t[:2])
   scored = "".join(BYTES.decode(i for i in t if i > 0) for t in out)
   assert scored == TEXT[902:]

@@ -85,5 +85,3 @@ def make_trainer(
 def weights(trainer: Trainer) -> dict[str, np.ndarray]:
   """Every variable of the trainer, whole."""
   return {v.name: v.numpy() for v in trainer.mesh_impl.variable_store}
-
-
