@@ -24,7 +24,7 @@ test: install ## lint and run all tests (PYTEST_ARGS="-k word" selects, WORKERS=
 	@lint=0; $(PY) -m ruff check . || lint=1; \
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS) && exit $$lint
 
-demo: install ## train a small model on 8 virtual CPU devices and write text with it
+demo: install ## train a small model on a 2x2 mesh of virtual CPU devices and write text with it
 	$(PY) examples/demo.py
 
 bench: install ## measure against plain TensorFlow and PyTorch, print one table
@@ -69,5 +69,5 @@ $(VENV)/.created:
 $(VENV)/.installed: $(VENV)/.created setup.py pyproject.toml
 	@echo "Installing into $(VENV): the first time pip fetches TensorFlow (250 to 600 MB) ..."
 	@$(PIP) install --upgrade pip
-	@$(PIP) install -e '.[test]'
+	@$(PIP) install -e '.[test]' > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
 	@touch $@
