@@ -16,3 +16,4 @@ from mesh_tensorflow.ops_with_redefined_builtins import *  # noqa: F403
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 from mesh_tensorflow.store import StoredVariable, VariableStore
+from mesh_tensorflow.virtual_devices import virtual_cpu_devices

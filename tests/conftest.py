@@ -22,7 +22,9 @@ import tensorflow as tf  # noqa: E402
 NUM_CPU_DEVICES = 8
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Before any operation runs: afterwards TensorFlow refuses to split the CPU.
+# Before any operation runs: afterwards TensorFlow refuses to split the CPU. One thread for an
+# operation, as `mtf.virtual_cpu_devices` does: the devices and the test processes share the cores.
+tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.set_logical_device_configuration(
   tf.config.list_physical_devices("CPU")[0],
   [tf.config.LogicalDeviceConfiguration() for _ in range(NUM_CPU_DEVICES)],

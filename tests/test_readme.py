@@ -25,7 +25,7 @@ def test_every_kind_of_block_is_run_by_a_test(blocks):
 def test_python_blocks(blocks, run_subprocess):
   """The programs, in one process: the one that makes the devices comes first there."""
   python = [code for kind, code in blocks if kind == "python"]
-  devices = next(code for code in python if "set_logical_device_configuration" in code)
+  devices = next(code for code in python if "virtual_cpu_devices" in code)
   program = "\n".join([devices] + [code for code in python if code != devices])
   result = run_subprocess(program + "\nprint(mtf.describe(train_step))\n", timeout=280)
   losses = [float(x) for x in re.search(r"\[([\d., e-]+)\]", result.stdout).group(1).split(",")]

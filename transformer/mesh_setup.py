@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,8 +10,6 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError, LayoutError, MeshShapeError
-
-_LOG = logging.getLogger("mesh_tensorflow")
 
 IMPLEMENTATIONS = ("auto", "placement", "simd")
 
@@ -81,24 +78,12 @@ def find_devices(count: int) -> list[str]:
   gpus = tf.config.list_physical_devices("GPU")
   if len(gpus) >= count:
     return [d.name for d in tf.config.list_logical_devices("GPU")][:count]
-  cpu = tf.config.list_physical_devices("CPU")[0]
-  configured = tf.config.get_logical_device_configuration(cpu)
-  if count > 1 and (configured is None or len(configured) < count):
-    try:
-      tf.config.set_logical_device_configuration(
-        cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
-      )
-    except RuntimeError:
-      # TensorFlow has started; the count below tells whether it has enough devices.
-      _LOG.debug("the virtual CPU devices are fixed already")
-  names = [d.name for d in tf.config.list_logical_devices("CPU")]
-  if len(names) < count:
+  try:
+    return mtf.virtual_cpu_devices(count)
+  except MeshShapeError as e:
     raise MeshShapeError(
-      f"the mesh needs {count} devices; there are {len(gpus)} GPU(s) and {len(names)} virtual CPU "
-      f"device(s), and TensorFlow has started, so no more CPU devices can be made: use a mesh of "
-      f"at most {max(len(gpus), len(names))} processors, or configure the devices first"
-    )
-  return names[:count]
+      f"the mesh needs {count} devices; there are {len(gpus)} GPU(s), and {e}"
+    ) from e
 
 
 def check_mesh_names(mesh_shape: mtf.Shape, layout_rules: mtf.LayoutRules) -> None:
