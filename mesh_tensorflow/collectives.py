@@ -95,9 +95,7 @@ class Collectives:
     """Member k gets part k of every member, in order of rank; parts are of one shape."""
     raise NotImplementedError
 
-  def permute(
-    self, x: tf.Tensor, groups: Groups, source: Sequence[int | None]
-  ) -> tf.Tensor:
+  def permute(self, x: tf.Tensor, groups: Groups, source: Sequence[int | None]) -> tf.Tensor:
     """Member k gets the tensor of member `source[k]`, or zeros for None."""
     raise NotImplementedError
 
@@ -344,8 +342,13 @@ _VAIN = (
 # words of the collective executor, which gives up everything after one failure.
 _SIGNS = (
   ("mtf_exchange", f"{_VAIN}; make the tf.function anew before the next run"),
-  ("mtf_run_failed", "an earlier run of this mesh failed midway, or another run is going on; call "
-   "mesh_impl.reset() before the next run"),
-  ("Collective ops is aborted", f"{_VAIN}; or it failed. Start the program again: TensorFlow's "
-   "collectives do not recover"),
+  (
+    "mtf_run_failed",
+    "an earlier run of this mesh failed midway, or another run is going on; call "
+    "mesh_impl.reset() before the next run",
+  ),
+  (
+    "Collective ops is aborted",
+    f"{_VAIN}; or it failed. Start the program again: TensorFlow's collectives do not recover",
+  ),
 )

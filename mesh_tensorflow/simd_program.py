@@ -125,9 +125,7 @@ def run_traced(
     concrete = function.get_concrete_function()
   captures = concrete.captured_inputs
   shared = [
-    c
-    for c in captures
-    if c.dtype == tf.resource and traced["program"].captured_by(c, 0) is None
+    c for c in captures if c.dtype == tf.resource and traced["program"].captured_by(c, 0) is None
   ]
   results: list[Any] = []
 

@@ -185,7 +185,7 @@ class VariableStore(tf.Module):
             )
           slices.append(
             tf.Variable(
-              tf.identity(values[begin]),
+              values[begin],
               trainable=trainable,
               name=_variable_name(f"{name}_slice_{pnum}"),
               # tf.function would trace its function again for a variable that it lifted.

@@ -175,8 +175,7 @@ def run_in_threads(
       meeting.fail(pnum, e)
 
   threads = [
-    threading.Thread(target=work, args=(p,), name=f"mtf-processor-{p}", daemon=True)
-    for p in pnums
+    threading.Thread(target=work, args=(p,), name=f"mtf-processor-{p}", daemon=True) for p in pnums
   ]
   for t in threads:
     t.start()

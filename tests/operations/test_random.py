@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow import random_bits
 from mesh_tensorflow.operations.random import half_words
 from tests.operations.comparing import placement, rand, run, simd
 
@@ -181,3 +182,13 @@ def test_half_words_are_uniform_and_independent():
     assert abs(ones.mean() - 0.5) < 0.005
     for other in (words >> (bit + 1) % 16 & 1, np.roll(ones, 1, 1), np.roll(ones, 1, 0)):
       assert abs((ones ^ other).mean() - 0.5) < 0.005
+
+
+@pytest.mark.parametrize(
+  ("shape", "begin", "part"),
+  [([64, 37], [3, 5], [4, 11]), ([7], [2], [5]), ([], [], []), ([3, 4, 5], [0, 1, 2], [3, 2, 3])],
+)
+def test_eager_numpy_words_equal_those_of_tensorflow(shape, begin, part):
+  """Small slices are drawn in NumPy at the start of a program, others in TensorFlow."""
+  draw = lambda: random_bits.bits(123, shape, begin, part)  # noqa: E731
+  np.testing.assert_array_equal(draw().numpy(), tf.function(draw)().numpy())
