@@ -6,6 +6,7 @@ import os
 
 import tensorflow as tf
 
+from mesh_tensorflow import quiet
 from mesh_tensorflow.errors import MeshShapeError
 
 
@@ -26,7 +27,8 @@ def virtual_cpu_devices(count: int) -> list[str]:
   Raises:
     MeshShapeError: TensorFlow has started with fewer devices.
   """
-  cpu = tf.config.list_physical_devices("CPU")[0]
+  with quiet.held_back_notices():  # It looks for GPUs, too.
+    cpu = tf.config.list_physical_devices("CPU")[0]
   configured = tf.config.get_logical_device_configuration(cpu)
   started = None
   if count > 1 and (configured is None or len(configured) < count):
@@ -38,7 +40,8 @@ def virtual_cpu_devices(count: int) -> list[str]:
     except RuntimeError as e:
       # What exists counts, below; but let the reason be seen.
       started = e
-  names = [d.name for d in tf.config.list_logical_devices("CPU")]
+  with quiet.held_back_notices():
+    names = [d.name for d in tf.config.list_logical_devices("CPU")]
   if len(names) < count:
     raise MeshShapeError(
       f"{count} virtual CPU devices are needed, but TensorFlow has started with {len(names)}: make "

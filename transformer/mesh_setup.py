@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow import quiet
 from mesh_tensorflow.errors import ConfigError, LayoutError, MeshShapeError
 
 IMPLEMENTATIONS = ("auto", "placement", "simd")
@@ -75,7 +76,8 @@ def find_devices(count: int) -> list[str]:
   Raises:
     MeshShapeError: TensorFlow has started with fewer CPU devices, so no more can be made.
   """
-  gpus = tf.config.list_physical_devices("GPU")
+  with quiet.held_back_notices():
+    gpus = tf.config.list_physical_devices("GPU")
   if len(gpus) >= count:
     return [d.name for d in tf.config.list_logical_devices("GPU")][:count]
   try:
