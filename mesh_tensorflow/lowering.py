@@ -10,10 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow import random_bits
-from mesh_tensorflow.dimensions import ShapeLike, convert_to_shape
+from mesh_tensorflow.dimensions import Shape
 from mesh_tensorflow.errors import GraphError, LayoutError
 from mesh_tensorflow.graph import Graph, Mesh, Operation, Tensor
-from mesh_tensorflow.laid_out import LaidOutTensor
 from mesh_tensorflow.mesh_impl import MeshImpl
 from mesh_tensorflow.report import log_variable_sizes, pretty_print_counters
 from mesh_tensorflow.store import LaidOutVariable
@@ -223,17 +222,12 @@ class Lowering:
         f.write("\n".join(lines) + "\n")
 
 
-def export_all(lowering: Lowering, tensors: Sequence[Tensor]) -> list[tf.Tensor]:
-  """`export_to_tf_tensor` of several tensors."""
-  return [lowering.export_to_tf_tensor(t) for t in tensors]
-
-
 def _next_run(impl: MeshImpl) -> Any:
   """Reads and advances the store's run counter."""
   stored = impl.variable_store.get(
     impl,
     RUN_COUNTER,
-    convert_to_shape(_SCALAR),
+    Shape([]),
     master_dtype=tf.int32,
     slice_dtype=tf.int32,
     trainable=False,
@@ -245,12 +239,6 @@ def _next_run(impl: MeshImpl) -> Any:
   return now
 
 
-_SCALAR: ShapeLike = []
-
-
 def _scope_name(name: str) -> str:
   """A name that `tf.name_scope` accepts."""
   return re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name).lstrip("_/") or "op"
-
-
-__all__ = ["LaidOutTensor", "Lowering", "export_all"]
