@@ -152,6 +152,23 @@ def pytest_terminal_summary(terminalreporter) -> None:
   """Tells how many cases the conformance suite checked: one test of it checks many."""
   reports = [r for group in terminalreporter.stats.values() for r in group]
   found = [p for r in reports if getattr(r, "when", "") == "call" for p in r.user_properties]
-  cases = sum(value for name, value in found if name == "conformance_cases")
-  if cases:
-    terminalreporter.write_line(f"conformance: {cases} values, gradients and refusals checked")
+  families = [value for name, value in found if name == "conformance"]
+  others = sum(value for name, value in found if name == "conformance_cases")
+  if not families and not others:
+    return
+  kinds = ("values", "gradients", "refusals")
+  row = "{:<18} {:>11} {:>8} {:>9} {:>10} {:>9}".format
+  write = terminalreporter.write_line
+  write(row("conformance", "descriptors", "layouts", *kinds))
+  for family in sorted({f["family"] for f in families}):
+    of_family = [f for f in families if f["family"] == family]
+    by_mode = [{f["layout"] for f in of_family if f["mode"] == m} for m in _modes(of_family)]
+    sums = [sum(f[kind] for f in of_family) for kind in kinds]
+    write(row(family, of_family[0]["descriptors"], min(map(len, by_mode)), *sums))
+  checked = sum(f[kind] for f in families for kind in kinds) + others
+  write(f"conformance: {checked} values, gradients and refusals checked (in up to 4 modes; layouts:")
+  write("the number of different (mesh, layout) pairs of the mode that has fewest)")
+
+
+def _modes(families: Sequence[Mapping[str, str]]) -> set[str]:
+  return {f["mode"] for f in families}

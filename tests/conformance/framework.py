@@ -135,6 +135,13 @@ class Descriptor:
     together: dimensions ("a:4 b:8") that meet inside the operation: no two on one mesh axis.
     gradient_together: as `together`, but of the gradient alone.
     illegal: further layouts that must be refused.
+    variables: of a layer, name (below the scope it is built in) and what it is set to; they
+      come after the inputs in `reference`, and the gradients to them are checked too. The layer
+      must make these, of these shapes, and no others. None: it makes what it wants.
+    untrained: names among them that are not trainable; no gradient is asked for.
+    replica_tolerance: how much the processors' values of one slice may differ, relative to the
+      largest. 0 except where TensorFlow's graph optimizer rewrites the devices' equal subgraphs
+      differently.
   """
 
   name: str
@@ -148,11 +155,28 @@ class Descriptor:
   together: tuple[str, ...] = ()
   gradient_together: tuple[str, ...] = ()
   illegal: Callable[[Layout], bool] | None = None
+  variables: tuple[tuple[str, Input], ...] | None = None
+  untrained: tuple[str, ...] = ()
+  replica_tolerance: float = 0.0
+
+  @property
+  def sources(self) -> list[Input]:
+    """What the value is a function of: the inputs, then the variables."""
+    return [*self.inputs, *(x for _, x in self.variables or ())]
 
   @functools.cached_property
   def arrays(self) -> list[np.ndarray]:
+    """The values of `sources`."""
     rng = np.random.default_rng(zlib.crc32(self.name.encode()))
-    return [x.draw(rng) for x in self.inputs]
+    return [x.draw(rng) for x in self.sources]
+
+  @property
+  def with_gradient(self) -> list[int]:
+    """Which of the `sources` a gradient is taken of."""
+    names = [None] * len(self.inputs) + [name for name, _ in self.variables or ()]
+    return [
+      i for i, x in enumerate(self.sources) if x.floating and names[i] not in self.untrained
+    ]
 
   @functools.cached_property
   def shapes(self) -> list[mtf.Shape]:
@@ -163,7 +187,9 @@ class Descriptor:
       outputs = _call(self, mesh, inputs)
     except Exception:  # It is told, with its text, when the operation is run.
       outputs = []
-    return [t.shape for t in inputs + outputs] + [mtf.convert_to_shape(t) for t in self.together]
+    made = [v.shape for v in mesh.graph.all_variables]
+    met = [mtf.convert_to_shape(t) for t in self.together]
+    return [t.shape for t in inputs + outputs] + made + met
 
   @property
   def dimension_names(self) -> list[str]:
@@ -216,9 +242,7 @@ class Descriptor:
     if self.gradient is not None:
       return _as_list(self.gradient(arrays, cotangents))
     return [
-      finite_differences(self.reference, arrays, i, cotangents)
-      for i, x in enumerate(self.inputs)
-      if x.floating
+      finite_differences(self.reference, arrays, i, cotangents) for i in self.with_gradient
     ]
 
 
@@ -230,7 +254,11 @@ def op(
   for key in ("unsplit", "together", "gradient_together"):
     if isinstance(kwargs.get(key), str):
       kwargs[key] = (kwargs[key],)
-  kwargs.setdefault("differentiable", any(x.floating for x in made))
+  if kwargs.get("variables") is not None:
+    given = kwargs["variables"].items()
+    kwargs["variables"] = tuple((n, Input(x) if isinstance(x, str) else x) for n, x in given)
+  floating = any(x.floating for x in made) or bool(kwargs.get("variables"))
+  kwargs.setdefault("differentiable", floating)
   return Descriptor(name, build, reference, made, **kwargs)
 
 
@@ -309,13 +337,18 @@ def draw_layouts(
   layouts: list[Layout] = []
   for i in range(count):
     best: tuple[float, Layout, list[Descriptor]] | None = None
-    for _ in range(_CANDIDATES):
+    # The first ones see to it that each operation is split; later ones come more as they come.
+    for _ in range(_CANDIDATES if i < 6 else _CANDIDATES // 10):
       mesh = meshes[i // 2 % len(meshes)] if i % 2 else rng.choice(meshes)
       layout = _random_layout(rng, mesh, names)
+      if layout in layouts:
+        continue
       hit = [d for d in descriptors if d.split_dimensions(layout) and not d.is_illegal(layout)]
       score = sum(d.split_dimensions(layout) * 50.0 ** -times[d] for d in hit)
       if best is None or score > best[0]:
         best = (score, layout, hit)
+    if best is None:  # A family with few dimensions: all layouts of this mesh were drawn.
+      best = (0.0, _random_layout(rng, rng.choice(meshes), names), [])
     layouts.append(best[1])
     for d in best[2]:
       times[d] += 1
@@ -373,13 +406,50 @@ def _build(
   given = iter(arrays)
   xs = [mtf.import_tf_tensor(mesh, next(given), x.shape) for x in descriptor.inputs]
   ys, operations = mesh.graph.capture_operations(lambda: _call(descriptor, mesh, xs))
+  variables = _variables(mesh.graph, descriptor)
   if not descriptor.differentiable:
     return {"y": ys, "dx": []}
   floating = [y for y in ys if y.dtype.is_floating]
   dys = [mtf.cast(mtf.import_tf_tensor(mesh, next(given), y.shape), y.dtype) for y in floating]
-  wanted = [x for x, described in zip(xs, descriptor.inputs) if described.floating]
+  sources = [*xs, *(v.value for v in variables)]
+  wanted = [sources[i] for i in descriptor.with_gradient]
   dxs = mtf.gradients(floating, wanted, dys, operations=operations)
   return {"y": ys, "dx": [mtf.zeros_like(x) if d is None else d for x, d in zip(wanted, dxs)]}
+
+
+def _variables(graph: mtf.Graph, descriptor: Descriptor) -> list[mtf.Variable]:
+  """The variables that a descriptor made, in the order in which it declares them.
+
+  Raises:
+    AssertionError: they are not those that it declares, or their shapes are not.
+  """
+  if descriptor.variables is None:
+    return []
+  prefix = descriptor.name + "/"
+  made = {v.full_name.removeprefix(prefix): v for v in graph.all_variables}
+  made = {name: v for name, v in made.items() if prefix + name == v.full_name}
+  want = dict(descriptor.variables)
+  assert made.keys() == want.keys(), f"variables {sorted(made)}, expected {sorted(want)}"
+  for name, v in made.items():
+    assert v.shape == want[name].shape, f"{name} is {v.shape}, expected {want[name].shape}"
+    assert v.trainable == (name not in descriptor.untrained), f"{name}: trainable={v.trainable}"
+  return [made[name] for name in want]
+
+
+def _set_variables(impl: Any, graph: mtf.Graph, descriptors: Sequence[Descriptor]) -> None:
+  """Makes the declared variables with their values, before a lowering would initialize them."""
+  for d in descriptors:
+    values = d.arrays[len(d.inputs) :]
+    for v, value in zip(_variables(graph, d), values):
+      impl.variable_store.get(
+        impl,
+        v.full_name,
+        v.shape,
+        master_dtype=v.master_dtype,
+        slice_dtype=v.slice_dtype,
+        initializer=mtf.initializers.Constant(value),
+        trainable=v.trainable,
+      )
 
 
 def run_program(
@@ -393,6 +463,7 @@ def run_program(
     graph.random_seed = SEED
     mesh = mtf.Mesh(graph, "conformance")
     built = {d.name: _build(mesh, d, arrays[d.name]) for d in descriptors}
+    _set_variables(impl, graph, descriptors)
     lowering = mtf.Lowering(graph, {mesh: impl})
     results = []
     for name, parts in built.items():
@@ -405,7 +476,7 @@ def run_program(
 
   arrays = {}
   for d in descriptors:
-    arrays[d.name] = [tf.constant(a) for a in d.arrays]
+    arrays[d.name] = [tf.constant(a) for a in d.arrays[: len(d.inputs)]]
     if d.differentiable:
       arrays[d.name] += [
         tf.constant(c) for c, y in zip(d.cotangents, d.expected) if _is_floating(y)
@@ -415,18 +486,23 @@ def run_program(
     run = tf.function(run, autograph=False)
   per_processor = run([arrays])
   values = {d.name: Values([], [], []) for d in descriptors}
+  tolerances = {d.name: d.replica_tolerance for d in descriptors}
   for place, *everywhere in zip(shapes, *per_processor):
     name, key, i = place
     exports = [np.asarray(export) for export, _ in everywhere]
     slices = [np.asarray(s) for _, laid_out in everywhere for s in laid_out]
     getattr(values[name], key).append(exports[0])
-    if not _agree(impl, shapes[place], exports, slices):
+    if not _agree(impl, shapes[place], exports, slices, tolerances[name]):
       values[name].disagreements.append(f"{key} {i}: processors do not agree about {shapes[place]}")
   return values
 
 
 def _agree(
-  impl: Any, shape: mtf.Shape, exports: Sequence[np.ndarray], slices: Sequence[np.ndarray]
+  impl: Any,
+  shape: mtf.Shape,
+  exports: Sequence[np.ndarray],
+  slices: Sequence[np.ndarray],
+  tolerance: float,
 ) -> bool:
   """Whether all exports are equal, and every processor's slice is its part of them."""
   whole = exports[0]
@@ -436,7 +512,11 @@ def _agree(
     for p in range(impl.size)
   ]
   pairs = [*((whole, e) for e in exports), *zip(parts, slices)]
-  return len(slices) == impl.size and all(a.tobytes() == b.tobytes() for a, b in pairs)
+  if len(slices) != impl.size or any(a.shape != b.shape for a, b in pairs):
+    return False
+  if tolerance:
+    return not any(mismatch(a, b, tolerance) for a, b in pairs)
+  return all(a.tobytes() == b.tobytes() for a, b in pairs)
 
 
 def mismatch(got: Any, want: Any, tolerance: float) -> str | None:
@@ -483,7 +563,9 @@ def compare(descriptor: Descriptor, values: Values) -> list[str]:
   return problems
 
 
-def check_refused(impl: Any, descriptors: Sequence[Descriptor]) -> list[str]:
+def check_refused(
+  impl: Any, descriptors: Sequence[Descriptor], traced: bool = False
+) -> list[str]:
   """Names of descriptors that the layout does not allow, but that are lowered all the same."""
   accepted: set[str] = set()
 
@@ -499,28 +581,39 @@ def check_refused(impl: Any, descriptors: Sequence[Descriptor]) -> list[str]:
       accepted.add(d.name)
     return tf.constant(0)
 
-  impl.run(program)
+  run = functools.partial(impl.run, program)
+  if traced:
+    run = tf.function(run, autograph=False)
+  run()
   return sorted(accepted)
+
+
+@dataclasses.dataclass
+class Tally:
+  """How many cases were checked."""
+
+  values: int = 0
+  gradients: int = 0
+  refusals: int = 0
 
 
 def check_family(
   mode: str, layout: Layout, descriptors: Sequence[Descriptor], devices: Sequence[str]
-) -> tuple[int, list[str]]:
+) -> tuple[Tally, list[str]]:
   """Runs a family on one layout in one mode.
 
   Returns:
-    The number of cases (values, gradients, refusals) and what is wrong.
+    The number of cases, and what is wrong.
   """
   kind, execution = mode.split("_")
   traced = execution == "function"
   refused = [d for d in descriptors if d.is_illegal(layout)]
   allowed = [d for d in descriptors if not d.is_illegal(layout)]
   allowed = [d if d.has_gradient(layout) else d.value_only for d in allowed]
-  cases = len(allowed) + sum(d.differentiable for d in allowed)
+  tally = Tally(len(allowed), sum(d.differentiable for d in allowed), len(refused))
   problems = []
-  if refused and not traced:
-    cases += len(refused)
-    for name in check_refused(make_impl(kind, layout, devices), refused):
+  if refused:
+    for name in check_refused(make_impl(kind, layout, devices), refused, traced):
       problems.append(f"{name}: no LayoutError for a layout that is not legal")
   results: dict[str, Values] = {}
   failure = None
@@ -538,4 +631,4 @@ def check_family(
       problems.append(f"{d.name}: {type(e).__name__}: {str(e)[:300]}")
   if failure and not problems:
     problems.append(failure)
-  return cases, problems
+  return tally, problems
