@@ -174,9 +174,7 @@ class Descriptor:
   def with_gradient(self) -> list[int]:
     """Which of the `sources` a gradient is taken of."""
     names = [None] * len(self.inputs) + [name for name, _ in self.variables or ()]
-    return [
-      i for i, x in enumerate(self.sources) if x.floating and names[i] not in self.untrained
-    ]
+    return [i for i, x in enumerate(self.sources) if x.floating and names[i] not in self.untrained]
 
   @functools.cached_property
   def shapes(self) -> list[mtf.Shape]:
@@ -241,9 +239,7 @@ class Descriptor:
     cotangents = [c.astype(np.float64) for c in self.cotangents]
     if self.gradient is not None:
       return _as_list(self.gradient(arrays, cotangents))
-    return [
-      finite_differences(self.reference, arrays, i, cotangents) for i in self.with_gradient
-    ]
+    return [finite_differences(self.reference, arrays, i, cotangents) for i in self.with_gradient]
 
 
 def op(
@@ -563,9 +559,7 @@ def compare(descriptor: Descriptor, values: Values) -> list[str]:
   return problems
 
 
-def check_refused(
-  impl: Any, descriptors: Sequence[Descriptor], traced: bool = False
-) -> list[str]:
+def check_refused(impl: Any, descriptors: Sequence[Descriptor], traced: bool = False) -> list[str]:
   """Names of descriptors that the layout does not allow, but that are lowered all the same."""
   accepted: set[str] = set()
 
