@@ -90,6 +90,7 @@ class Checkpointer:
 
   @property
   def directory(self) -> str:
+    """The folder of the checkpoints."""
     return self._directory
 
   def __enter__(self) -> Checkpointer:

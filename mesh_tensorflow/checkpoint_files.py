@@ -25,6 +25,9 @@ _DATA = re.compile(r"(.*)\.data-(\d{5})-of-(\d{5})")
 def get_step_from_path(path: str) -> int:
   """The step in the name of a checkpoint ("dir/model.ckpt-20", also with a suffix).
 
+  Args:
+    path: a path of a checkpoint.
+
   Raises:
     CheckpointError: there is none.
   """

@@ -76,6 +76,10 @@ class Placement:
 class Report:
   """What a layout matched and costs; `str(report)` is a text of at most 100 columns.
 
+  Args:
+    traced: a program traced on a plan; see `describe`.
+    title: name of the program.
+
   Attributes:
     title: name of the program.
     mesh_shape: the mesh shape.

@@ -11,7 +11,10 @@ from mesh_tensorflow.errors import GraphError
 
 
 def transpose_list_of_lists(lol: Sequence[Sequence[Any]]) -> list[list[Any]]:
-  """[[1, 2], [3, 4]] -> [[1, 3], [2, 4]].
+  """Columns of a table of rows: [[1, 2], [3, 4]] -> [[1, 3], [2, 4]].
+
+  Args:
+    lol: a list of lists of equal length.
 
   Raises:
     GraphError: there is no list inside.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import collections
+import difflib
 import operator
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from mesh_tensorflow.errors import DimensionError, ShapeError
+from mesh_tensorflow.errors import DimensionError, DimensionTypeError, ShapeError
 
 Dimension = collections.namedtuple("Dimension", ["name", "size"])
 Dimension.__doc__ = """A named dimension: `Dimension("batch", 8)`.
@@ -32,12 +33,15 @@ def convert_to_dimension(d: DimensionLike | None) -> Dimension | None:
     A `Dimension`, or None for None.
 
   Raises:
-    TypeError: `d` is not iterable.
+    DimensionTypeError: `d` is not iterable; also a TypeError.
     DimensionError: `d` is not a pair of a string and an integer.
   """
   if d is None:
     return None
-  parts = tuple(d)
+  try:
+    parts = tuple(d)
+  except TypeError:
+    raise DimensionTypeError(f"expected a Dimension or a pair (name, size), got {d!r}") from None
   if len(parts) != 2:
     raise DimensionError(f"expected a Dimension or a pair (name, size), got {d!r}")
   name, size = parts
@@ -66,7 +70,10 @@ def parse_pairs(text: str, what: str) -> list[tuple[str, str]]:
       continue
     parts = token.split(":")
     if len(parts) != 2 or not parts[0] or not parts[1]:
-      raise DimensionError(f"{what} {text!r}: expected name:value, got {token!r}")
+      raise DimensionError(
+        f'{what} {text!r}: expected name:value, got {token!r}; write it as "batch:rows,d_ff:cols" '
+        'for a layout, "rows:2,cols:2" for a shape'
+      )
     pairs.append((parts[0], parts[1]))
   return pairs
 
@@ -79,12 +86,17 @@ class Shape:
 
   Raises:
     DimensionError: an element is no dimension, or a dimension stands twice.
+    DimensionTypeError: `dims` is no list (a generator, say); also a TypeError.
   """
 
   def __init__(self, dims: Sequence[DimensionLike] | Shape):
     if isinstance(dims, Dimension):
       raise DimensionError(f"a Shape is made from a list of dimensions; write Shape([{dims!r}])")
-    len(dims)  # a generator has no length: TypeError
+    if not hasattr(dims, "__len__"):
+      raise DimensionTypeError(
+        f"a Shape is made from a list of dimensions, got {type(dims).__name__} {dims!r}; "
+        "write Shape(list(...))"
+      )
     self._dims = [convert_to_dimension(d) for d in dims]
     if any(d is None for d in self._dims):
       raise DimensionError(f"None is not a dimension: {dims!r}")
@@ -97,14 +109,17 @@ class Shape:
 
   @property
   def dims(self) -> list[Dimension]:
+    """A copy of the list of dimensions."""
     return list(self._dims)
 
   @property
   def ndims(self) -> int:
+    """Number of dimensions."""
     return len(self._dims)
 
   @property
   def to_integer_list(self) -> list[int]:
+    """The sizes of the dimensions."""
     return [d.size for d in self._dims]
 
   @property
@@ -114,10 +129,12 @@ class Shape:
 
   @property
   def dimension_names(self) -> list[str]:
+    """The names of the dimensions."""
     return [d.name for d in self._dims]
 
   @property
   def to_string(self) -> str:
+    """Names and sizes as text."""
     return f"Shape[{_dims_to_string(self._dims)}]"
 
   @property
@@ -135,16 +152,19 @@ class Shape:
     return positions[-1] if positions else None
 
   def get_dim_by_name(self, name: str) -> Dimension:
+    """The dimension of that name; `DimensionError` if there is none."""
     for d in self._dims:
       if d.name == name:
         return d
-    raise DimensionError(f"there is no dimension {name!r} in {self}")
+    raise no_such_dimension("", name, self)
 
   def rename_dimension(self, old_name: str, new_name: str) -> Shape:
+    """The shape with a dimension renamed; `DimensionError` if it has none of the old name."""
     old = self.get_dim_by_name(old_name)
     return Shape([Dimension(new_name, d.size) if d == old else d for d in self._dims])
 
   def resize_dimension(self, name: str, new_size: int) -> Shape:
+    """The shape with another size of the dimension of that name."""
     old = self.get_dim_by_name(name)
     return Shape([Dimension(name, new_size) if d == old else d for d in self._dims])
 
@@ -174,6 +194,11 @@ class Shape:
       other = other.dims
     elif isinstance(other, Dimension):
       other = [other]
+    elif not isinstance(other, list):
+      raise DimensionTypeError(
+        f"{self} + {other!r}: add a Shape, a Dimension or a list of dimensions, not "
+        f"{type(other).__name__}"
+      )
     return Shape(self._dims + other)
 
   def __sub__(self, other: Shape | Dimension | Iterable[Dimension] | None) -> Shape:
@@ -181,13 +206,31 @@ class Shape:
       return self
     if isinstance(other, Dimension):
       if other not in self._dims:
-        raise DimensionError(f"there is no dimension {other.name}={other.size} in {self}")
+        raise no_such_dimension(f"{self} - {other.name}={other.size}", other, self)
       other = [other]
     others = list(other)
     return Shape([d for d in self._dims if d not in others])
 
   def __repr__(self) -> str:
     return self.to_string
+
+
+def no_such_dimension(what: str, dim: Dimension | str, owner: Any) -> DimensionError:
+  """The error, to be raised, about a dimension that is not there.
+
+  Args:
+    what: name of the operation or function, or "".
+    dim: the `Dimension`, or its name.
+    owner: the `Shape`, or the tensor, that does not have it.
+  """
+  shape = owner if isinstance(owner, Shape) else owner.shape
+  asked = repr(dim) if isinstance(dim, str) else f"{dim.name}={dim.size}"
+  name = dim if isinstance(dim, str) else dim.name
+  close = difflib.get_close_matches(name, shape.dimension_names, 1)
+  found = [f"{d.name}={d.size}" for d in shape if d.name in close]
+  hint = f"; did you mean {found[0]}?" if found else ""
+  prefix = f"{what}: " if what else ""
+  return DimensionError(f"{prefix}there is no dimension {asked} in {owner}{hint}")
 
 
 ShapeLike: TypeAlias = Shape | Sequence[DimensionLike] | str | None
@@ -198,7 +241,11 @@ def _dims_to_string(dims: Iterable[Dimension]) -> str:
 
 
 def convert_to_shape(x: ShapeLike) -> Shape | None:
-  """Turns a `Shape`, a list of dimensions, or text like "rows:2,cols:4" into a `Shape`."""
+  """Turns a `Shape`, a list of dimensions, or text like "rows:2,cols:4" into a `Shape`.
+
+  Args:
+    x: any of these; None stays None.
+  """
   if x is None or isinstance(x, Shape):
     return x
   if isinstance(x, str):
@@ -214,10 +261,10 @@ def convert_to_shape(x: ShapeLike) -> Shape | None:
   return Shape(x)
 
 
-def list_product(values: Iterable[int]) -> int:
-  """Product of the values, 1 for none."""
+def list_product(l: Iterable[int]) -> int:
+  """Product of the numbers in `l`, 1 for none."""
   product = 1
-  for v in values:
+  for v in l:
     product *= v
   return product
 
@@ -229,15 +276,30 @@ def is_subsequence(short_seq: Sequence, long_seq: Sequence) -> bool:
 
 
 def verify_no_new_dims(input_shapes: Iterable[Shape], output_shape: Shape) -> None:
-  """Raises `ShapeError` if the output has a dimension that no input has."""
+  """Raises `ShapeError` if the output has a dimension that no input has.
+
+  Args:
+    input_shapes: a list of `Shape`s.
+    output_shape: a `Shape`.
+  """
+  input_shapes = list(input_shapes)
   known = {d for s in input_shapes for d in s}
   for d in output_shape:
     if d not in known:
-      raise ShapeError(f"output dimension {d.name}={d.size} is in none of the inputs' shapes")
+      shapes = ", ".join(s.to_string for s in input_shapes)
+      raise ShapeError(
+        f"output dimension {d.name}={d.size} of {output_shape} is in none of the inputs' shapes: "
+        f"{shapes}"
+      )
 
 
 def combined_dimension(dims: Sequence[Dimension], name: str | None = None) -> Dimension:
-  """A dimension as large as all of `dims` together, named as the first by default."""
+  """A dimension as large as all of `dims` together, named as the first by default.
+
+  Args:
+    dims: a list of dimensions.
+    name: name of the result.
+  """
   if not dims:
     raise DimensionError("combined_dimension needs at least one dimension")
   return Dimension(dims[0].name if name is None else name, list_product(d.size for d in dims))

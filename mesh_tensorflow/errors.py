@@ -1,7 +1,8 @@
 """Typed errors: every error of the package derives from `MeshError`.
 
 Most kinds are also a `ValueError`, so code written for the TF1 library, which
-caught `ValueError`, goes on working.
+caught `ValueError`, goes on working; those in whose place it had a `TypeError`, an
+`AssertionError`, a `KeyError` or a `NotImplementedError` are such a one, too.
 """
 
 from __future__ import annotations
@@ -19,16 +20,28 @@ class DimensionError(MeshError, ValueError):
   """A dimension is malformed, missing, or given twice."""
 
 
+class DimensionTypeError(DimensionError, TypeError):
+  """Something that is no dimension at all, or no list of dimensions."""
+
+
 class ShapeError(MeshError, ValueError):
   """Shapes of the operands of an operation do not fit together."""
 
 
-class DTypeError(MeshError, ValueError):
+class SizeError(ShapeError, AssertionError):
+  """Sizes, counts or paddings that do not go with the dimension they are given for."""
+
+
+class DTypeError(MeshError, ValueError, TypeError):
   """The dtypes of the operands of an operation do not fit together."""
 
 
 class LayoutError(MeshError, ValueError):
   """A tensor cannot be laid out on the mesh as the layout rules say."""
+
+
+class LayoutTypeError(LayoutError, TypeError):
+  """Something that is no layout at all."""
 
 
 class MeshShapeError(MeshError, ValueError):
@@ -37,6 +50,17 @@ class MeshShapeError(MeshError, ValueError):
 
 class GraphError(MeshError, ValueError):
   """An operation is used in a way that the graph does not allow."""
+
+
+class ArgumentError(GraphError, TypeError, AssertionError):
+  """An argument is missing, is of another kind than asked for, or must not be given."""
+
+
+class NotLoweredError(GraphError, KeyError):
+  """What a lowering is asked for is not among what it lowered."""
+
+  # KeyError shows the quoted form of its message.
+  __str__ = Exception.__str__
 
 
 class VariableError(MeshError, ValueError):
@@ -69,3 +93,11 @@ class DataError(MeshError, ValueError):
 
 class NonFiniteError(MeshError, ArithmeticError):
   """The loss or a gradient became NaN or infinite."""
+
+
+class RemovedNameError(MeshError, AttributeError):
+  """A name of the TF1 library that has no meaning in TensorFlow 2; the text says what has."""
+
+
+class RemovedImportError(MeshError, ImportError):
+  """An import of a name of the TF1 library that has no meaning in TensorFlow 2."""

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.dimensions import ShapeLike, convert_to_shape
-from mesh_tensorflow.errors import DTypeError, GraphError, ShapeError
+from mesh_tensorflow.errors import CollectiveError, DTypeError, GraphError, ShapeError
 from mesh_tensorflow.graph import Graph, Mesh, Tensor
 from mesh_tensorflow.lowering import Lowering
 from mesh_tensorflow.mesh_impl import MeshImpl
@@ -35,7 +35,14 @@ class TensorSpec:
 
 
 class Function:
-  """A function on named tensors, bound to a mesh; see `function`."""
+  """A function on named tensors, bound to a mesh; see `function`.
+
+  Args:
+    fn: the Python function.
+    mesh_impl: a `MeshImpl`.
+    input_signature: `TensorSpec`s.
+    mesh_name: name of the mesh, for messages.
+  """
 
   def __init__(
     self,
@@ -49,7 +56,7 @@ class Function:
     self.mesh_impl = mesh_impl
     self.input_signature = None if input_signature is None else list(input_signature)
     self._mesh_name = mesh_name
-    self._compiled = tf.function(self._trace, autograph=False)
+    self._compiled = self._new_tf_function()
     self.graph: Graph | None = None
 
   def __call__(self, *args: Any, seed: Any = None) -> Any:
@@ -65,14 +72,24 @@ class Function:
     Raises:
       ShapeError: an argument has not the shape of its spec.
       DTypeError: an argument cannot be converted to the dtype of its spec.
+      CollectiveError: the processors of the mesh took different paths, or one failed; outside a
+        tf.function. (Inside one, its caller gets TensorFlow's error.)
     """
     specs = self._specs(args)
     values = [self._convert(i, a, s) for i, (a, s) in enumerate(zip(args, specs))]
     if seed is not None and not tf.is_tensor(seed):
       seed = tf.constant(seed, tf.int64)
     if not tf.inside_function() and not tf.config.functions_run_eagerly():
-      return self._compiled(values, seed)
+      try:
+        with self.mesh_impl.errors_of_runs(self.__name__):
+          return self._compiled(values, seed)
+      except CollectiveError:
+        self._compiled = self._new_tf_function()  # The queues of the old trace may be closed.
+        raise
     return self._trace(values, seed)
+
+  def _new_tf_function(self) -> Any:
+    return tf.function(self._trace, autograph=False)
 
   def build_graph(self) -> tuple[Graph, Mesh, Any]:
     """Builds the graph of named operations, without any layout and without running it.

@@ -5,8 +5,11 @@ from __future__ import annotations
 import tensorflow as tf
 
 from mesh_tensorflow import initializers, scope
-from mesh_tensorflow.graph import Mesh, Tensor
-from mesh_tensorflow.operations.variables import get_variable
+from mesh_tensorflow.graph import Graph, Mesh, Operation, Tensor
+from mesh_tensorflow.operations.constants import ones_like
+from mesh_tensorflow.operations.variables import Assign, assign_add, get_variable
+
+_NAME = "global_step"
 
 
 def get_global_step(mesh: Mesh) -> Tensor:
@@ -17,8 +20,8 @@ def get_global_step(mesh: Mesh) -> Tensor:
 
   Returns:
     `mesh.graph.global_step` if that is set; else the value of the untrainable int64
-    variable `global_step`, which starts at 0. Who trains counts it up
-    (`mtf.assign_add`).
+    variable `global_step`, which starts at 0. `Optimizer.minimize` counts it up; who calls
+    `apply_grads` does so with `count_global_step`.
   """
   step = mesh.graph.global_step
   if step is not None:
@@ -26,9 +29,27 @@ def get_global_step(mesh: Mesh) -> Tensor:
   with scope.outside_all_scopes():
     return get_variable(
       mesh,
-      "global_step",
+      _NAME,
       [],
       dtype=tf.int64,
       initializer=initializers.Zeros(),
       trainable=False,
     )
+
+
+def count_global_step(graph: Graph) -> list[Operation]:
+  """Adds 1 to the variable `global_step`, if the graph has it and does not count it yet.
+
+  Args:
+    graph: a `Graph`.
+
+  Returns:
+    The `Assign` operation in a list; [] where no schedule or decay rate reads the variable,
+    where `graph.global_step` stands in its place, or where the graph assigns to it already.
+  """
+  variable = graph.name_to_variable.get(_NAME)
+  if graph.global_step is not None or variable is None:
+    return []
+  if any(isinstance(op, Assign) and variable in op.variables for op in graph.operations):
+    return []
+  return [assign_add(variable, ones_like(variable.value))]

@@ -7,6 +7,7 @@ here; `mtf.Lowering` does that for one layout and one mesh.
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -16,7 +17,15 @@ import tensorflow as tf
 
 from mesh_tensorflow import scope
 from mesh_tensorflow.dimensions import Dimension, Shape
-from mesh_tensorflow.errors import DTypeError, GraphError, LayoutError, ShapeError
+from mesh_tensorflow.errors import (
+  ArgumentError,
+  DTypeError,
+  GraphError,
+  LayoutError,
+  ShapeError,
+  UnsupportedError,
+)
+from mesh_tensorflow.missing_operators import MissingOperators
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -45,14 +54,17 @@ class Graph:
 
   @property
   def trainable_variables(self) -> list[Any]:
+    """The live list of trainable `Variable` operations."""
     return self._trainable_variables
 
   @property
   def all_variables(self) -> list[Any]:
+    """The live list of all `Variable` operations."""
     return self._all_variables
 
   @property
   def to_string(self) -> str:
+    """One line of text for each operation."""
     return "\n".join(op.to_string for op in self._operations)
 
   def __repr__(self) -> str:
@@ -194,17 +206,19 @@ class Mesh:
 
   @property
   def graph(self) -> Graph:
+    """The `Graph` to which it belongs."""
     return self._graph
 
   @property
   def variable_placer_fn(self) -> Any:
+    """The function of the variable placer, or "cpu:0"; plays no part."""
     return "cpu:0" if self._variable_placer is None else self._variable_placer.device_function
 
   def __repr__(self) -> str:
     return f"Mesh({self._name!r})"
 
 
-class Tensor:
+class Tensor(MissingOperators):
   """A symbolic tensor with named dimensions.
 
   Args:
@@ -236,34 +250,42 @@ class Tensor:
 
   @property
   def shape(self) -> Shape:
+    """Its `Shape`: names and sizes of its dimensions."""
     return self._shape
 
   @property
   def size(self) -> int:
+    """Number of elements of the whole tensor."""
     return self._shape.size
 
   @property
   def mesh(self) -> Mesh:
+    """The `Mesh` on which it lives."""
     return self._mesh
 
   @property
   def graph(self) -> Graph:
+    """The `Graph` to which it belongs."""
     return self._mesh.graph
 
   @property
   def operation(self) -> Operation:
+    """The `Operation` that makes it."""
     return self._operation
 
   @property
   def dtype(self) -> tf.DType:
+    """Its tf.DType."""
     return self._dtype
 
   @property
   def name(self) -> str:
+    """Its name, for messages."""
     return self._name
 
   @property
   def to_string(self) -> str:
+    """Its name, shape and dtype as text."""
     return f"Tensor[{self._name}, {self._shape.to_string}, {self._dtype!r}]"
 
   def __repr__(self) -> str:
@@ -316,8 +338,28 @@ def _ops():
   return ops
 
 
+def check_tensors(what: str, xs: Iterable[Any]) -> None:
+  """Raises `ArgumentError` unless all are `Tensor`s; `what` is the operation, for the message."""
+  for x in xs:
+    if not isinstance(x, Tensor):
+      shape = f" of shape {x.shape}" if hasattr(x, "shape") else ""
+      raise ArgumentError(
+        f"{what}: inputs must be mtf.Tensors, got {type(x).__name__}{shape}; "
+        "use mtf.import_tf_tensor to bring a tf.Tensor or an array into the graph"
+      )
+
+
 class _OperationMeta(type):
   """Enters an operation into its graph once its constructor has succeeded."""
+
+  @property
+  def __signature__(cls) -> inspect.Signature:
+    """That of the constructor, for `inspect.signature`, `help` and editors."""
+    constructor = inspect.signature(cls.__init__)
+    return constructor.replace(
+      parameters=list(constructor.parameters.values())[1:],
+      return_annotation=inspect.Signature.empty,
+    )
 
   def __call__(cls, *args, **kwargs):
     op = super().__call__(*args, **kwargs)
@@ -342,26 +384,35 @@ class Operation(metaclass=_OperationMeta):
 
   # Whether recomputation (`Graph.clone_operations`) may copy the operation.
   is_cloneable = True
+  # Whether inputs may be on other meshes than the operation is.
+  may_mix_meshes = False
 
   def __init__(self, inputs: list[Tensor], mesh: Mesh | None = None, name: str | None = None):
     if mesh is None:
       if not inputs:
-        raise GraphError(f"operation {name!r} has no inputs; give it a mesh")
-      mesh = inputs[0].mesh
-    assert name is not None, "an operation needs a name"
-    for x in inputs:
-      if not isinstance(x, Tensor):
         raise GraphError(
-          f"operation {name!r}: inputs must be mtf.Tensors, got {type(x).__name__}; "
-          "use mtf.import_tf_tensor to bring a tf.Tensor into the graph"
+          f"{type(self).__name__} {name!r} has no inputs to take the mesh from; give it mesh=..."
         )
+      check_tensors(repr(name), inputs[:1])
+      mesh = inputs[0].mesh
+    if name is None:
+      raise ArgumentError(f"{type(self).__name__} of {list(inputs)} needs a name")
+    check_tensors(f"operation {name!r}", inputs)
+    for x in inputs:
       if not x.usable:
         raise GraphError(
           f"operation {name!r} uses {x}, which is inside a loop, or a custom_gradient or "
           "recompute_grad function; return it from that function to use it"
         )
       if x.mesh.graph is not mesh.graph:
-        raise GraphError(f"operation {name!r}: {x} belongs to another graph")
+        raise GraphError(
+          f"operation {name!r} on {mesh!r}: {x} on {x.mesh!r} belongs to another graph"
+        )
+      if x.mesh is not mesh and not self.may_mix_meshes:
+        raise GraphError(
+          f"operation {name!r} is on {mesh!r}, but its input {x} on {x.mesh!r}; make both on one "
+          "mesh, or export the tensor and import it there"
+        )
     self._inputs = list(inputs)
     self._outputs: list[Tensor] = []
     self._mesh = mesh
@@ -372,34 +423,42 @@ class Operation(metaclass=_OperationMeta):
 
   @property
   def graph(self) -> Graph:
+    """The `Graph` to which it belongs."""
     return self._mesh.graph
 
   @property
   def mesh(self) -> Mesh:
+    """The `Mesh` on which it runs."""
     return self._mesh
 
   @property
   def name(self) -> str:
+    """Its name, unique within the graph."""
     return self._name
 
   @property
   def inputs(self) -> list[Tensor]:
+    """A copy of the list of input `Tensor`s."""
     return list(self._inputs)
 
   @property
   def outputs(self) -> list[Tensor]:
+    """A copy of the list of output `Tensor`s."""
     return list(self._outputs)
 
   @property
   def splittable_dims(self) -> frozenset[str]:
+    """Names of the dimensions that a layout may split."""
     return self._splittable_dims
 
   @property
   def unsplittable_dims(self) -> frozenset[str]:
+    """Names of the dimensions that no layout may split."""
     return self._unsplittable_dims
 
   @property
   def to_string(self) -> str:
+    """Its class, inputs and outputs as text."""
     ins = ", ".join(t.to_string for t in self._inputs)
     outs = ", ".join(t.to_string for t in self._outputs)
     return f"{type(self).__name__}[Inputs=({ins}) Outputs=({outs})]"
@@ -423,11 +482,17 @@ class Operation(metaclass=_OperationMeta):
     Returns:
       One gradient (or None) for each input, of the input's shape.
     """
-    raise NotImplementedError(f"{type(self).__name__} ({self.name}) has no gradient")
+    raise UnsupportedError(
+      f"{type(self).__name__} {self.name} of {self._inputs} has no gradient: its class defines no "
+      "method gradient(grad_ys); stop the gradient before it with mtf.stop_gradient"
+    )
 
   def lower(self, lowering: Any) -> None:
     """Computes the outputs: calls `lowering.set_tensor_lowering` for each."""
-    raise NotImplementedError(f"{type(self).__name__} ({self.name}) has no lowering")
+    raise UnsupportedError(
+      f"{type(self).__name__} {self.name} of {self._inputs} cannot be lowered: its class defines "
+      "no method lower(lowering)"
+    )
 
   def verify_layout(self, mesh_impl: Any) -> None:
     """Checks, before anything is lowered, that the layout suits the operation.
@@ -470,7 +535,8 @@ class Operation(metaclass=_OperationMeta):
     if default_splittability == "unsplittable":
       return exceptions, names - exceptions
     raise GraphError(
-      f"default_splittability must be splittable or unsplittable, got {default_splittability!r}"
+      f"operation {self._name!r}: default_splittability must be 'splittable' or 'unsplittable', "
+      f"got {default_splittability!r}"
     )
 
   def _initialize_all_dimensions_as_splittable(self) -> None:

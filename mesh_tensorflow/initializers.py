@@ -50,7 +50,11 @@ class Initializer:
 
 
 class Constant(Initializer):
-  """Fills with a scalar, or takes the values of an array of the variable's shape."""
+  """Fills with a scalar, or takes the values of an array of the variable's shape.
+
+  Args:
+    value: a number, or an array.
+  """
 
   def __init__(self, value: Any = 0.0):
     self.value = value
@@ -65,14 +69,14 @@ class Constant(Initializer):
 
 
 class Zeros(Constant):
-  """Zeros."""
+  """Fills a variable with zeros."""
 
   def __init__(self):
     super().__init__(0.0)
 
 
 class Ones(Constant):
-  """Ones."""
+  """Fills a variable with ones."""
 
   def __init__(self):
     super().__init__(1.0)
@@ -99,7 +103,14 @@ class _Random(Initializer):
 
 
 class RandomNormal(_Random):
-  """Normal numbers."""
+  """Normally distributed numbers.
+
+  Args:
+    mean: their mean.
+    stddev: their standard deviation.
+    seed: makes the numbers others than those of another seed; None: as the variable store's seed
+      and the variable's name say.
+  """
 
   _draw = staticmethod(random_bits.normal)
 
@@ -108,7 +119,14 @@ class RandomNormal(_Random):
 
 
 class TruncatedNormal(_Random):
-  """Normal numbers cut at two standard deviations; the cut is not compensated."""
+  """Normal numbers cut at two standard deviations; the cut is not compensated.
+
+  Args:
+    mean: mean of the normal numbers.
+    stddev: their standard deviation, before the cut.
+    seed: makes the numbers others than those of another seed; None: as the variable store's seed
+      and the variable's name say.
+  """
 
   _draw = staticmethod(random_bits.truncated_normal)
 
@@ -117,7 +135,14 @@ class TruncatedNormal(_Random):
 
 
 class RandomUniform(_Random):
-  """Uniform numbers in [minval, maxval)."""
+  """Uniform numbers in [minval, maxval).
+
+  Args:
+    minval: the lower bound.
+    maxval: the upper bound.
+    seed: makes the numbers others than those of another seed; None: as the variable store's seed
+      and the variable's name say.
+  """
 
   _draw = staticmethod(random_bits.uniform)
 
@@ -135,6 +160,7 @@ class GlorotUniform(_Random):
   _draw = staticmethod(random_bits.uniform)
 
   def arguments(self, full_shape):
+    """The bounds for a variable of this shape."""
     if len(full_shape) < 1:
       fan_in = fan_out = 1
     elif len(full_shape) == 1:
@@ -160,7 +186,11 @@ class FromFunction(Initializer):
 
 
 def default_initializer(dtype: tf.DType) -> Initializer:
-  """What a variable without an initializer gets: Glorot-uniform, zeros for integers."""
+  """What a variable without an initializer gets: Glorot-uniform, zeros for integers.
+
+  Args:
+    dtype: dtype of the variable.
+  """
   return GlorotUniform() if dtype.is_floating else Zeros()
 
 
@@ -180,8 +210,16 @@ _BY_CLASS_NAME = {
 }
 
 
+# Besides tf.Tensors: constants.
+_VALUES = (int, float, bool, list, tuple, np.ndarray, np.generic)
+
+
 def convert_to_initializer(x: Any, dtype: tf.DType) -> Initializer:
   """An `Initializer` for: None, a number or array, one of TensorFlow's, or a callable.
+
+  Args:
+    x: any of these.
+    dtype: dtype of the variable.
 
   Raises:
     VariableError: `x` is none of these.
@@ -200,6 +238,35 @@ def convert_to_initializer(x: Any, dtype: tf.DType) -> Initializer:
       if isinstance(config.get("seed", None), (int, type(None))):
         return known(config)
     return FromFunction(x)
-  if isinstance(x, (int, float, bool, list, tuple, np.ndarray, np.generic)) or tf.is_tensor(x):
+  if isinstance(x, _VALUES) or tf.is_tensor(x):
     return Constant(x.numpy() if tf.is_tensor(x) else x)
-  raise VariableError(f"{x!r} is no initializer: give a callable fn(shape, dtype) or a number")
+  raise _no_initializer("an initial value", x)
+
+
+def check_initializer(x: Any, what: str, size: int) -> None:
+  """Checks what `convert_to_initializer` is to be given, when the variable is made.
+
+  Args:
+    x: the initializer.
+    what: the variable, for messages.
+    size: number of elements of the variable.
+
+  Raises:
+    VariableError: `x` is no initializer, or an array of another size.
+  """
+  if x is None or callable(x) or isinstance(x, Initializer):
+    return
+  if not (isinstance(x, _VALUES) or tf.is_tensor(x)):
+    raise _no_initializer(what, x)
+  shape = tuple(x.shape) if hasattr(x, "shape") else np.shape(x)
+  if shape and math.prod(n or 0 for n in shape) != size:
+    raise VariableError(
+      f"{what}: the initial value has the shape {shape}, the variable {size} elements"
+    )
+
+
+def _no_initializer(what: str, x: Any) -> VariableError:
+  return VariableError(
+    f"{what}: {x!r} is no initializer: give a callable fn(shape, dtype), a number, an array of the "
+    "variable's shape, or None for the default"
+  )

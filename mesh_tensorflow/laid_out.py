@@ -27,18 +27,22 @@ class LaidOutTensor:
 
   @classmethod
   def from_tensor_list(cls, tensor_list: Sequence[Any]) -> LaidOutTensor:
+    """A laid-out tensor of these slices."""
     return cls(tensor_list)
 
   @property
   def tensor_list(self) -> list[Any]:
+    """The slices that this program holds."""
     return self._tensor_list
 
   @property
   def all_slices(self) -> list[Any]:
+    """The slices that this program holds."""
     return self._tensor_list
 
   @property
   def one_slice(self) -> Any:
+    """The first of the slices that this program holds."""
     return self._tensor_list[0]
 
   @property
@@ -51,6 +55,7 @@ class LaidOutTensor:
     )
 
   def to_laid_out_tensor(self) -> LaidOutTensor:
+    """The laid-out tensor itself."""
     return self
 
   def __repr__(self) -> str:
@@ -102,6 +107,7 @@ class LazyAllreduceSum(_Forced):
     self._reduced: LaidOutTensor | None = None
 
   def to_laid_out_tensor(self) -> LaidOutTensor:
+    """The sum, as a laid-out tensor; communicates at the first call."""
     if self._reduced is None:
       self._reduced = self.mesh_impl.allreduce(self.laid_out_input, self.mesh_axes, "SUM")
       if self.add_counter_fn:
@@ -115,31 +121,47 @@ class LazyAllreduceSum(_Forced):
 
   @property
   def slice_shape(self) -> list[int]:
+    """Sizes of a slice."""
     return self.laid_out_input.slice_shape
 
 
 class LazyLaidOutTensor(_Forced):
-  """Slices that a function computes, each time they are asked for."""
+  """Slices that a function computes, each time they are asked for.
+
+  Args:
+    to_laid_out_tensor_fn: makes the laid-out tensor.
+    slice_shape: sizes of its slices.
+  """
 
   def __init__(self, to_laid_out_tensor_fn: Callable[[], LaidOutTensor], slice_shape: list[int]):
     self._fn = to_laid_out_tensor_fn
     self._slice_shape = slice_shape
 
   def to_laid_out_tensor(self) -> LaidOutTensor:
+    """What the function makes, anew at each call."""
     return self._fn()
 
   @property
   def slice_shape(self) -> list[int]:
+    """Sizes of a slice."""
     return self._slice_shape
 
 
 def compatible_lazy_allreduce_sums(xs: Sequence[Any]) -> bool:
-  """Whether all are pending sums of one mesh over the same mesh axes."""
+  """Whether all are pending sums of one mesh over the same mesh axes.
+
+  Args:
+    xs: a list of anything.
+  """
   if not xs or not all(isinstance(x, LazyAllreduceSum) for x in xs):
     return False
   return all(x.mesh_impl is xs[0].mesh_impl and x.mesh_axes == xs[0].mesh_axes for x in xs)
 
 
 def convert_args_to_laid_out_tensors(xs: Sequence[Any]) -> list[Any]:
-  """Forces every element that has `to_laid_out_tensor`; leaves the others."""
+  """Forces every element that has `to_laid_out_tensor`; leaves the others.
+
+  Args:
+    xs: a list of anything.
+  """
   return [x.to_laid_out_tensor() if hasattr(x, "to_laid_out_tensor") else x for x in xs]

@@ -13,7 +13,7 @@ from mesh_tensorflow.dimensions import (
   convert_to_shape,
   parse_pairs,
 )
-from mesh_tensorflow.errors import LayoutError
+from mesh_tensorflow.errors import LayoutError, LayoutTypeError
 
 
 class TensorLayout:
@@ -28,10 +28,12 @@ class TensorLayout:
 
   @property
   def tensor_axis_to_mesh_axis(self) -> tuple[int | None, ...]:
+    """For each tensor axis the mesh axis over which it is split, or None."""
     return self._axes
 
   @property
   def is_fully_replicated(self) -> bool:
+    """Whether no tensor axis is split."""
     return all(a is None for a in self._axes)
 
   def mesh_axis_to_tensor_axis(self, mesh_ndims: int) -> tuple[int | None, ...]:
@@ -73,6 +75,11 @@ class LayoutRules:
   def __init__(self, pairs: Iterable[tuple[str, str]]):
     if isinstance(pairs, dict):
       pairs = pairs.items()
+    if not isinstance(pairs, Iterable):
+      raise LayoutTypeError(
+        "a layout is text like 'batch:rows,d_ff:cols', a dict, or a list of pairs (tensor "
+        f"dimension name, mesh dimension name), got {pairs!r}; write {{}} or '' to split nothing"
+      )
     self._pairs = set(tuple(p) for p in pairs)
     for p in self._pairs:
       if len(p) != 2 or not all(isinstance(s, str) for s in p):
@@ -90,14 +97,16 @@ class LayoutRules:
     """
     axes = [i for i, m in enumerate(mesh_shape) if (tensor_dimension.name, m.name) in self._pairs]
     if len(axes) > 1:
-      names = " and ".join(mesh_shape[i].name for i in axes)
+      names = " and ".join(f"{mesh_shape[i].name}:{mesh_shape[i].size}" for i in axes)
       raise LayoutError(
-        f"tensor dimension {tensor_dimension.name!r} is split over two mesh dimensions, "
-        f"{names}; keep one of the two rules"
+        f"dimension {tensor_dimension.name}:{tensor_dimension.size} is split over {len(axes)} mesh "
+        f"axes, {names}; keep one of the rules"
       )
     return axes[0] if axes else None
 
-  def tensor_layout(self, tensor_shape: Shape, mesh_shape: Shape, what: str = "") -> TensorLayout:
+  def tensor_layout(
+    self, tensor_shape: Shape, mesh_shape: Shape, *, what: str = ""
+  ) -> TensorLayout:
     """The `TensorLayout` of a tensor of this shape.
 
     Raises:
@@ -142,7 +151,11 @@ LayoutLike: TypeAlias = LayoutRules | str | Iterable[tuple[str, str]] | dict
 
 
 def convert_to_layout_rules(x: LayoutLike) -> LayoutRules:
-  """Turns `LayoutRules`, "batch:rows,d_ff:cols", pairs, or a dict into `LayoutRules`."""
+  """Turns `LayoutRules`, "batch:rows,d_ff:cols", pairs, or a dict into `LayoutRules`.
+
+  Args:
+    x: any of these; "" and {} split nothing.
+  """
   if isinstance(x, LayoutRules):
     return x
   if isinstance(x, str):
@@ -153,7 +166,13 @@ def convert_to_layout_rules(x: LayoutLike) -> LayoutRules:
 def tensor_dim_to_mesh_dim_size(
   layout: LayoutLike, mesh_shape: ShapeLike, tensor_dim: Dimension
 ) -> int:
-  """Size of the mesh dimension over which the tensor dimension is split, or 1."""
+  """Size of the mesh dimension over which the tensor dimension is split, or 1.
+
+  Args:
+    layout: layout rules, as `convert_to_layout_rules` takes them.
+    mesh_shape: a mesh shape, as `convert_to_shape` takes it.
+    tensor_dim: a tensor dimension.
+  """
   mesh_shape = convert_to_shape(mesh_shape)
   tensor_dim = convert_to_dimension(tensor_dim)
   axis = convert_to_layout_rules(layout).tensor_dimension_to_mesh_axis(tensor_dim, mesh_shape)
@@ -164,6 +183,11 @@ def tensor_dim_to_size_per_split(
   layout: LayoutLike, mesh_shape: ShapeLike, tensor_dim: Dimension
 ) -> int:
   """Size of the part of the tensor dimension that one processor holds.
+
+  Args:
+    layout: layout rules, as `convert_to_layout_rules` takes them.
+    mesh_shape: a mesh shape, as `convert_to_shape` takes it.
+    tensor_dim: a tensor dimension.
 
   Raises:
     LayoutError: the mesh dimension does not divide the tensor dimension.

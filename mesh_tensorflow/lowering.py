@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import random_bits
 from mesh_tensorflow.dimensions import Shape
-from mesh_tensorflow.errors import GraphError, LayoutError
+from mesh_tensorflow.errors import ArgumentError, GraphError, LayoutError, NotLoweredError
 from mesh_tensorflow.graph import Graph, Mesh, Operation, Tensor
 from mesh_tensorflow.mesh_impl import MeshImpl
 from mesh_tensorflow.report import log_variable_sizes, pretty_print_counters
@@ -75,18 +75,20 @@ class Lowering:
     """The `MeshImpl` of a mesh, or of anything that has a `mesh`."""
     mesh = m if isinstance(m, Mesh) else m.mesh
     if mesh not in self.mesh_to_impl:
-      raise GraphError(f"Lowering was given no MeshImpl for {mesh!r}")
+      known = ", ".join(repr(k) for k in self.mesh_to_impl) or "no mesh at all"
+      what = f", the mesh of {m.name}" if isinstance(m, (Operation, Tensor)) else ""
+      raise GraphError(f"Lowering was given no MeshImpl for {mesh!r}{what}; it has {known}")
     return self.mesh_to_impl[mesh]
 
-  def set_tensor_lowering(self, tensor: Tensor, laid_out: Any) -> None:
+  def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: Any) -> None:
     """Stores the slices of a tensor, after checking their shape."""
-    self.verify_slice_shapes(tensor, laid_out)
-    self.tensors[tensor] = laid_out
+    self.verify_slice_shapes(tensor, laid_out_tensor)
+    self.tensors[tensor] = laid_out_tensor
 
-  def verify_slice_shapes(self, tensor: Tensor, laid_out: Any) -> None:
+  def verify_slice_shapes(self, tensor: Tensor, laid_out_tensor: Any) -> None:
     """Raises `LayoutError` if the slices have not the shape the layout asks for."""
     expected = self.mesh_impl(tensor).slice_shape(tensor.shape)
-    actual = laid_out.slice_shape
+    actual = laid_out_tensor.slice_shape
     if list(actual) != expected:
       raise LayoutError(
         f"{type(tensor.operation).__name__} {tensor.operation.name}: the slices of {tensor} have "
@@ -99,11 +101,13 @@ class Lowering:
 
   def add_counter(self, key: str, value: int) -> None:
     """Adds to a counter, for the report."""
-    assert isinstance(value, int)
+    if not isinstance(value, int):
+      raise ArgumentError(f"add_counter {key!r}: the value must be an int, got {value!r}")
     self._counters.append((key, value))
 
   @property
   def counters(self) -> list[tuple[str, int]]:
+    """The list of (key, value) that `add_counter` was given."""
     return self._counters
 
   def random_key(self, op: Operation) -> Any:
@@ -185,7 +189,7 @@ class Lowering:
   def export_to_tf_tensor(self, x: Tensor) -> tf.Tensor:
     """The whole value of a tensor of the graph, as a tf.Tensor."""
     if x not in self.tensors:
-      raise GraphError(
+      raise NotLoweredError(
         f"{x} was not lowered: it was added to the graph after this Lowering was made, or it is "
         "inside a loop"
       )
@@ -193,6 +197,12 @@ class Lowering:
 
   def lowered_operation(self, op: Operation) -> Any:
     """What an `Assign` became: a tf.Operation inside `tf.function`; None eagerly (it has run)."""
+    if op not in self.operations:
+      what = f"{type(op).__name__} {op.name}" if isinstance(op, Operation) else repr(op)
+      raise NotLoweredError(
+        f"lowered_operation: {what} is not among the {len(self.operations)} assignments of this "
+        "Lowering: it is of another kind, or was added to the graph afterwards"
+      )
     return self.operations[op]
 
   def copy_masters_to_slices(self) -> Any:

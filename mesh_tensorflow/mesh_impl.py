@@ -9,6 +9,8 @@ adds `slicewise`, `laid_out_pnum`, `allreduce`, `allconcat`, `alltoall`,
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,7 +28,10 @@ from mesh_tensorflow.layout import (
   convert_to_layout_rules,
   indivisible_message,
 )
-from mesh_tensorflow.processors import pnum_to_processor_coordinates
+from mesh_tensorflow.processors import (
+  pnum_to_processor_coordinates,
+  processor_coordinates_to_pnum,
+)
 from mesh_tensorflow.store import VariableStore
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -55,6 +60,13 @@ class MeshImpl:
     self.variable_store = VariableStore() if variable_store is None else variable_store
     self._layout_cache: dict[Shape, TensorLayout] = {}
     unused = self._layout_rules.check_mesh(self._shape)
+    for dim, axis in unused:
+      close = difflib.get_close_matches(axis, self._shape.dimension_names, 1, 0.75)
+      if close:
+        _LOG.warning(
+          "layout rule %s:%s has no effect: the mesh %s has no dimension %s; did you mean %s:%s?",
+          *(dim, axis, self._shape, axis, dim, close[0]),
+        )
     if unused:
       _LOG.info(
         "layout rules without effect on mesh %s: %s",
@@ -66,10 +78,12 @@ class MeshImpl:
 
   @property
   def shape(self) -> Shape:
+    """The mesh `Shape`."""
     return self._shape
 
   @property
   def ndims(self) -> int:
+    """Number of mesh dimensions."""
     return len(self._shape)
 
   @property
@@ -79,10 +93,12 @@ class MeshImpl:
 
   @property
   def layout_rules(self) -> LayoutRules:
+    """Which tensor dimension is split over which mesh dimension."""
     return self._layout_rules
 
   @property
   def supports_control_dependencies(self) -> bool:
+    """True: operations run in the order of the graph."""
     return True
 
   def tensor_dimension_to_mesh_axis(self, tensor_dimension: Dimension) -> int | None:
@@ -104,7 +120,7 @@ class MeshImpl:
     """
     if shape in self._layout_cache:
       return
-    layout = self._layout_rules.tensor_layout(shape, self._shape, what)
+    layout = self._layout_rules.tensor_layout(shape, self._shape, what=what)
     for d, axis in zip(shape, layout):
       if axis is not None and d.size % self._shape[axis].size:
         raise LayoutError(indivisible_message(f" of {what}", d, self._shape[axis]))
@@ -181,12 +197,38 @@ class MeshImpl:
     """
     raise NotImplementedError
 
-  def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> LaidOutTensor:
-    """Splits each slice along one tensor axis, exchanges, concatenates along another."""
+  def alltoall(
+    self, x: Any, mesh_axis: int | Sequence[int], split_axis: int, concat_axis: int
+  ) -> LaidOutTensor:
+    """Splits each slice along one tensor axis, exchanges, concatenates along another.
+
+    Args:
+      x: a laid-out tensor.
+      mesh_axis: the mesh axis along which processors exchange; or several, increasing: then the
+        parts go to, and come from, the processors in the row-major order of their coordinates.
+      split_axis: the tensor axis to split.
+      concat_axis: the tensor axis to concatenate.
+
+    Raises:
+      ShapeError: `split_axis` cannot be split into as many parts.
+    """
     raise NotImplementedError
 
-  def receive(self, x: Any, mesh_axis: int, source_pcoord: Sequence[int | None]) -> LaidOutTensor:
-    """The slice at coordinate k becomes that of `source_pcoord[k]`, or zeros for None."""
+  def receive(
+    self, x: Any, mesh_axis: int | Sequence[int], source_pcoord: Sequence[int | None]
+  ) -> LaidOutTensor:
+    """Every processor gets the slice of one other along the mesh axis: a permutation, or a copy.
+
+    Args:
+      x: a laid-out tensor.
+      mesh_axis: the mesh axis; or several, increasing, whose coordinates are then numbered
+        row-major.
+      source_pcoord: the slice at coordinate k becomes that of `source_pcoord[k]`, or zeros
+        for None.
+
+    Raises:
+      ShapeError: an entry is missing, or is no coordinate.
+    """
     raise NotImplementedError
 
   def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> LaidOutTensor:
@@ -220,6 +262,15 @@ class MeshImpl:
     """
     raise NotImplementedError
 
+  def errors_of_runs(self, what: str = "") -> contextlib.AbstractContextManager:
+    """To be put around the call of a tf.function that runs this mesh: makes its errors typed.
+
+    Args:
+      what: name of the function, for messages.
+    """
+    del what
+    return contextlib.nullcontext()
+
   # ------------------------------------------------------------- common code
 
   def laid_out_pcoord(self, mesh_axis: int) -> LaidOutTensor:
@@ -227,6 +278,65 @@ class MeshImpl:
     stride = list_product(self._shape.to_integer_list[mesh_axis + 1 :])
     n = self._shape[mesh_axis].size
     return self.slicewise(lambda pnum: pnum // stride % n, self.laid_out_pnum())
+
+  def group_axes(self, mesh_axis: int | Sequence[int]) -> list[int]:
+    """One mesh axis or several, as the list of those along which there are several processors."""
+    axes = [mesh_axis] if isinstance(mesh_axis, int) else mesh_axis
+    return [m for m in axes if self._shape[m].size > 1]
+
+  def group_size(self, mesh_axes: Sequence[int]) -> int:
+    """Number of processors that differ only along the mesh axes."""
+    return list_product(self._shape[m].size for m in mesh_axes)
+
+  def _split_parts(
+    self, what: str, slice_shape: list[int], split_axis: int, axes: list[int]
+  ) -> int:
+    """Into how many parts a collective along `axes` splits a slice."""
+    n = self.group_size(axes)
+    if slice_shape[split_axis] % n:
+      names = ",".join(f"{self._shape[m].name}:{self._shape[m].size}" for m in axes)
+      raise ShapeError(
+        f"{what}: axis {split_axis} of size {slice_shape[split_axis]} cannot be split over mesh "
+        f"ax{'is' if len(axes) == 1 else 'es'} {names}"
+      )
+    return n
+
+  def _check_sources(self, source: Sequence[int | None], axes: list[int]) -> None:
+    n = self.group_size(axes)
+    if len(source) != n or any(s is not None and not 0 <= s < n for s in source):
+      names = ",".join(f"{self._shape[m].name}:{self._shape[m].size}" for m in axes)
+      raise ShapeError(
+        f"receive: source_pcoord {list(source)} must have {n} entries, None or 0 to {n - 1}, for "
+        f"mesh ax{'is' if len(axes) == 1 else 'es'} {names}"
+      )
+
+  def laid_out_entry(self, mesh_axes: Sequence[int], table: Sequence[Any]) -> Any:
+    """Each processor's entry of a table.
+
+    Args:
+      mesh_axes: mesh axes, increasing.
+      table: an entry (a sequence of numbers) for every combination of coordinates along these
+        axes, row-major.
+
+    Returns:
+      The entry if all are equal. Else a laid-out tensor of int32 (lists if static).
+    """
+    # Lists: a tuple would be several outputs of `slicewise`.
+    table = [list(entry) for entry in table]
+    if all(entry == table[0] for entry in table):
+      return table[0]
+    sizes = self._shape.to_integer_list
+    entries = []
+    for pnum in range(self.size):
+      coord = pnum_to_processor_coordinates(self._shape, pnum)
+      rank = processor_coordinates_to_pnum(
+        [sizes[m] for m in mesh_axes], [coord[m] for m in mesh_axes]
+      )
+      entries.append(table[rank])
+    return self.slicewise(
+      lambda p: tf.gather(tf.constant(entries), p) if tf.is_tensor(p) else entries[p],
+      self.laid_out_pnum(),
+    )
 
   def laid_out_slice_begin(self, tensor_shape: Shape) -> list[Any]:
     """Per tensor axis the offset of the processor's slice: 0, or an int32 scalar laid out."""
@@ -287,6 +397,24 @@ class MeshImpl:
       return tf.slice(t, begin, sizes)
 
     return self.slicewise(keep, x, self.laid_out_pcoord(mesh_axis) if which is None else which)
+
+  def reduce_scatter(self, x: Any, mesh_axis: int, split_axis: int) -> LaidOutTensor:
+    """Sums along a mesh axis; every processor gets its part of the sum.
+
+    Args:
+      x: a laid-out tensor of numbers.
+      mesh_axis: the mesh axis to sum over; the coordinate along it says which part.
+      split_axis: the tensor axis that is cut into parts.
+
+    Raises:
+      ShapeError: `split_axis` cannot be split into as many parts.
+    """
+    if self._shape[mesh_axis].size == 1:
+      return x.to_laid_out_tensor()
+    stacked = self.alltoall(
+      self.slicewise(lambda t: t[tf.newaxis], x), mesh_axis, split_axis + 1, 0
+    )
+    return self.slicewise(lambda t: tf.reduce_sum(t, 0), stacked)
 
   def shift_by_n_processors(self, x: Any, mesh_axis: int, offset: int, wrap: bool) -> LaidOutTensor:
     """The processor at coordinate i receives the slice of i - offset (or zeros, or wrapped)."""

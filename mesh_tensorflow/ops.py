@@ -1,6 +1,6 @@
 """Every operation and name of the language, flat: `mesh_tensorflow.ops`."""
 
-from mesh_tensorflow import autograph
+from mesh_tensorflow import autograph, removed_names
 from mesh_tensorflow.devices import parallel, transpose_list_of_lists
 from mesh_tensorflow.dimensions import (
   Dimension,
@@ -15,6 +15,7 @@ from mesh_tensorflow.dimensions import (
 )
 from mesh_tensorflow.errors import *  # noqa: F403
 from mesh_tensorflow.graph import Graph, Mesh, Operation, Tensor
+from mesh_tensorflow.hooks import MtfCheckpointSaverListener, MtfRestoreHook
 from mesh_tensorflow.laid_out import (
   LazyAllreduceSum,
   LazyLaidOutTensor,
@@ -76,6 +77,24 @@ from mesh_tensorflow.operations.control import (
   scalar_summary,
   stop_gradient,
 )
+from mesh_tensorflow.operations.convolution import (
+  Conv2dOperation,
+  Conv2dTransposeOperation,
+  Conv3dOperation,
+  Conv3dTransposeOperation,
+)
+from mesh_tensorflow.operations.convolution_gradients import (
+  Conv2or3dBackpropFilterOperation,
+  Conv2or3dBackpropInputOperation,
+  conv2d_backprop_filter,
+  conv2d_backprop_input,
+  conv2d_transpose_backprop_filter,
+  conv2d_transpose_backprop_input,
+  conv3d_backprop_filter,
+  conv3d_backprop_input,
+  conv3d_transpose_backprop_filter,
+  conv3d_transpose_backprop_input,
+)
 from mesh_tensorflow.operations.custom_gradient import (
   CustomGradientOperation,
   custom_gradient,
@@ -125,6 +144,12 @@ from mesh_tensorflow.operations.indexing import (
 )
 from mesh_tensorflow.operations.loops import WhileLoopOperation, while_loop
 from mesh_tensorflow.operations.microbatches import serialize_training_step
+from mesh_tensorflow.operations.pooling import (
+  PoolBackPropOperation,
+  PoolOperation,
+  pool_backprop,
+  pool_fn,
+)
 from mesh_tensorflow.operations.random import (
   RandomOperation,
   dropout,
@@ -181,6 +206,7 @@ from mesh_tensorflow.operations.slicing import (
   unstack,
 )
 from mesh_tensorflow.operations.softmax import log_softmax, reduce_logsumexp, softmax
+from mesh_tensorflow.operations.stacked_variable import StackedVariable
 from mesh_tensorflow.operations.top_k import (
   TopKOperation,
   argmax,
@@ -218,4 +244,6 @@ from mesh_tensorflow.scope import get_variable_scope, variable_scope
 
 autograph.exempt(globals(), left_alone=("assign_slice", "assign_add_slice", "assign_sub_slice"))
 
-__all__ = [name for name in dir() if not name.startswith("_")]
+_MODULES = ("autograph", "removed_names")
+__all__ = [name for name in dir() if not name.startswith("_") and name not in _MODULES]
+__getattr__ = removed_names.attribute_hook(__name__)

@@ -12,13 +12,30 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import Shape, ShapeLike, list_product
-from mesh_tensorflow.errors import GraphError, MeshShapeError, ShapeError
+from mesh_tensorflow.dimensions import Shape, ShapeLike
+from mesh_tensorflow.errors import GraphError, MeshShapeError
 from mesh_tensorflow.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
 from mesh_tensorflow.layout import LayoutLike
 from mesh_tensorflow.mesh_impl import MeshImpl
-from mesh_tensorflow.processors import pnum_to_processor_coordinates, processor_groups
-from mesh_tensorflow.store import StoredVariable, VariableStore
+from mesh_tensorflow.placement_collectives import (
+  allconcat_ring,
+  allreduce_ring,
+  allreduce_ring_single_shard,
+  alltoall_pointtwise,
+  alltoall_ring,
+)
+from mesh_tensorflow.processors import processor_groups
+from mesh_tensorflow.store import LaidOutVariable, StoredVariable, VariableStore
+
+# The collectives of `placement_collectives` are imported from here by existing programs.
+__all__ = [
+  "PlacementMeshImpl",
+  "allconcat_ring",
+  "allreduce_ring",
+  "allreduce_ring_single_shard",
+  "alltoall_pointtwise",
+  "alltoall_ring",
+]
 
 
 class PlacementMeshImpl(MeshImpl):
@@ -35,6 +52,8 @@ class PlacementMeshImpl(MeshImpl):
     MeshShapeError: the number of devices is not the size of the mesh.
   """
 
+  LaidOutVariable = LaidOutVariable
+
   def __init__(
     self,
     shape: ShapeLike,
@@ -50,18 +69,22 @@ class PlacementMeshImpl(MeshImpl):
 
   @property
   def devices(self) -> list[str]:
+    """The device of every processor, in the order of processor numbers."""
     return self._devices
 
   # ------------------------------------------------------------ for the store
 
   @property
   def local_processors(self) -> range:
+    """Numbers of the processors of this process."""
     return range(self.size)
 
   def processor_device(self, pnum: int) -> str | None:
+    """The device of a processor, by its number."""
     return self._devices[pnum] or None
 
   def program_slices(self, stored: StoredVariable) -> list[tf.Variable]:
+    """The slices of a stored variable that the running program holds."""
     return list(stored.slices)
 
   # ----------------------------------------------------------------- the contract
@@ -107,37 +130,52 @@ class PlacementMeshImpl(MeshImpl):
       return x
     return self._exchange(x, [mesh_axis], lambda parts: join(parts, concat_axis))
 
-  def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> LaidOutTensor:
+  def alltoall(
+    self, x: Any, mesh_axis: int | Sequence[int], split_axis: int, concat_axis: int
+  ) -> LaidOutTensor:
     x = x.to_laid_out_tensor()
-    n = self.shape[mesh_axis].size
-    if n == 1:
+    axes = self.group_axes(mesh_axis)
+    if not axes:
       return x
-    size = x.slice_shape[split_axis]
-    if size % n:
-      raise ShapeError(
-        f"alltoall: axis {split_axis} of size {size} cannot be split over mesh axis "
-        f"{self.shape[mesh_axis].name}:{n}"
-      )
+    n = self._split_parts("alltoall", x.slice_shape, split_axis, axes)
     pieces = self.slicewise(lambda t: tuple(tf.split(t, n, split_axis)), x)
     result: list[Any] = [None] * self.size
-    for group in processor_groups(self.shape, [mesh_axis]):
+    for group in processor_groups(self.shape, axes):
       for k, pnum in enumerate(group):
         with tf.device(self.processor_device(pnum)):
           result[pnum] = tf.concat([pieces[k].tensor_list[q] for q in group], concat_axis)
     return LaidOutTensor(result)
 
-  def receive(self, x: Any, mesh_axis: int, source_pcoord: Sequence[int | None]) -> LaidOutTensor:
+  def reduce_scatter(self, x: Any, mesh_axis: int, split_axis: int) -> LaidOutTensor:
     x = x.to_laid_out_tensor()
-    result = []
-    for pnum in range(self.size):
-      coord = pnum_to_processor_coordinates(self.shape, pnum)
-      source = source_pcoord[coord[mesh_axis]]
-      with tf.device(self.processor_device(pnum)):
-        if source is None:
-          result.append(tf.zeros_like(x.tensor_list[pnum]))
-        else:
-          step = list_product(d.size for d in self.shape[mesh_axis + 1 :])
-          result.append(tf.identity(x.tensor_list[pnum + (source - coord[mesh_axis]) * step]))
+    axes = self.group_axes(mesh_axis)
+    if not axes:
+      return x
+    n = self._split_parts("reduce_scatter", x.slice_shape, split_axis, axes)
+    pieces = self.slicewise(lambda t: tuple(tf.split(t, n, split_axis)), x)
+    result: list[Any] = [None] * self.size
+    for group in processor_groups(self.shape, axes):
+      for k, pnum in enumerate(group):
+        with tf.device(self.processor_device(pnum)):
+          result[pnum] = _sum([pieces[k].tensor_list[q] for q in group])
+    return LaidOutTensor(result)
+
+  def receive(
+    self, x: Any, mesh_axis: int | Sequence[int], source_pcoord: Sequence[int | None]
+  ) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    axes = self.group_axes(mesh_axis)
+    self._check_sources(source_pcoord, axes)
+    result: list[Any] = [None] * self.size
+    for group in processor_groups(self.shape, axes):
+      for pnum, source in zip(group, source_pcoord):
+        with tf.device(self.processor_device(pnum)):
+          if source is None:
+            result[pnum] = tf.zeros_like(x.tensor_list[pnum])
+          elif group[source] == pnum:
+            result[pnum] = x.tensor_list[pnum]
+          else:
+            result[pnum] = tf.identity(x.tensor_list[group[source]])
     return LaidOutTensor(result)
 
   def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> LaidOutTensor:
@@ -202,7 +240,12 @@ def _fold(fn: Callable[..., tf.Tensor]) -> Callable[[list[tf.Tensor]], tf.Tensor
 
 
 def check_device_count(shape: Shape, count: int) -> None:
-  """Raises `MeshShapeError` unless the mesh has as many processors as there are devices."""
+  """Raises `MeshShapeError` unless the mesh has as many processors as there are devices.
+
+  Args:
+    shape: the mesh shape.
+    count: number of devices.
+  """
   if count == shape.size:
     return
   dims = " x ".join(f"{d.name}:{d.size}" for d in shape) or "(no dimensions)"

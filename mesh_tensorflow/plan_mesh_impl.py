@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.dimensions import Shape, ShapeLike
-from mesh_tensorflow.errors import GraphError, ShapeError
+from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
 from mesh_tensorflow.layout import LayoutLike
 from mesh_tensorflow.mesh_impl import MeshImpl
@@ -27,8 +27,8 @@ class Collective:
   """One exchange between processors.
 
   Attributes:
-    kind: "allreduce", "allconcat", "alltoall" or "receive".
-    reduction: "SUM", "MAX" or "MIN" of an allreduce, else "".
+    kind: "allreduce", "reduce_scatter", "allconcat", "alltoall" or "receive".
+    reduction: "SUM", "MAX" or "MIN" of an allreduce or reduce_scatter, else "".
     mesh_axes: numbers of the mesh axes it goes over.
     slice_bytes: bytes of the slice that one processor gives.
     bytes_over: for each mesh axis the bytes that one processor sends along it.
@@ -136,30 +136,51 @@ class PlanMeshImpl(MeshImpl):
     over = {mesh_axis: (n - 1) * _bytes_of(value)}
     return self._exchange("allconcat", x, (mesh_axis,), over, shape)
 
-  def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> LaidOutTensor:
+  def alltoall(
+    self, x: Any, mesh_axis: int | Sequence[int], split_axis: int, concat_axis: int
+  ) -> LaidOutTensor:
     x = x.to_laid_out_tensor()
-    n = self.shape[mesh_axis].size
-    if n == 1:
+    axes = self.group_axes(mesh_axis)
+    if not axes:
       return x
     value = _slice_of(x)
     shape = value.shape.as_list()
-    if shape[split_axis] % n:
-      raise ShapeError(
-        f"alltoall: axis {split_axis} of size {shape[split_axis]} cannot be split over mesh axis "
-        f"{self.shape[mesh_axis].name}:{n}"
-      )
+    n = self._split_parts("alltoall", shape, split_axis, axes)
     shape[split_axis] //= n
     shape[concat_axis] *= n
-    over = {mesh_axis: round((n - 1) / n * _bytes_of(value))}
-    return self._exchange("alltoall", x, (mesh_axis,), over, shape)
+    # As in a sum over several axes: the last axis first, then the others with the rest.
+    part, over = _bytes_of(value) // n, {}
+    for axis in axes:
+      size = self.shape[axis].size
+      over[axis] = (size - 1) * part
+      part *= size
+    return self._exchange("alltoall", x, tuple(axes), over, shape)
 
-  def receive(self, x: Any, mesh_axis: int, source_pcoord: Sequence[int | None]) -> LaidOutTensor:
+  def reduce_scatter(self, x: Any, mesh_axis: int, split_axis: int) -> LaidOutTensor:
     x = x.to_laid_out_tensor()
+    axes = self.group_axes(mesh_axis)
+    if not axes:
+      return x
+    value = _slice_of(x)
+    shape = value.shape.as_list()
+    n = self._split_parts("reduce_scatter", shape, split_axis, axes)
+    shape[split_axis] //= n
+    over = {mesh_axis: _bytes_of(value) // n * (n - 1)}
+    return self._exchange("reduce_scatter", x, (mesh_axis,), over, shape, "SUM")
+
+  def receive(
+    self, x: Any, mesh_axis: int | Sequence[int], source_pcoord: Sequence[int | None]
+  ) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    axes = self.group_axes(mesh_axis)
+    self._check_sources(source_pcoord, axes)
     value = _slice_of(x)
     if all(s is None or s == k for k, s in enumerate(source_pcoord)):
       return LaidOutTensor([_placeholder(value.shape, value.dtype)])
-    over = {mesh_axis: _bytes_of(value)}
-    return self._exchange("receive", x, (mesh_axis,), over, value.shape)
+    # A message across several axes counts once, in equal shares.
+    size, n = _bytes_of(value), len(axes)
+    over = {axis: size * (i + 1) // n - size * i // n for i, axis in enumerate(axes)}
+    return self._exchange("receive", x, tuple(axes), over, value.shape)
 
   def import_tf_tensor(self, x: Any, tf_x: Any) -> LaidOutTensor:
     shape = x if isinstance(x, Shape) else x.shape

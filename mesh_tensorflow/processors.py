@@ -20,7 +20,12 @@ def _sizes(mesh_shape: MeshSizes) -> list[int]:
 
 
 def pnum_to_processor_coordinates(mesh_shape: MeshSizes, pnum: int) -> list[int]:
-  """Coordinates of a processor, row-major (the last mesh axis runs fastest)."""
+  """Coordinates of a processor, row-major (the last mesh axis runs fastest).
+
+  Args:
+    mesh_shape: a mesh shape: a `Shape`, or a list of sizes.
+    pnum: a processor number.
+  """
   coordinates = []
   for size in reversed(_sizes(mesh_shape)):
     coordinates.append(pnum % size)
@@ -29,7 +34,12 @@ def pnum_to_processor_coordinates(mesh_shape: MeshSizes, pnum: int) -> list[int]
 
 
 def processor_coordinates_to_pnum(mesh_shape: MeshSizes, coord: Sequence[int]) -> int:
-  """Processor number of the coordinates; inverse of `pnum_to_processor_coordinates`."""
+  """Processor number of the coordinates; inverse of `pnum_to_processor_coordinates`.
+
+  Args:
+    mesh_shape: a mesh shape: a `Shape`, or a list of sizes.
+    coord: one coordinate for each mesh axis.
+  """
   pnum = 0
   for size, c in zip(_sizes(mesh_shape), coord):
     pnum = pnum * size + c
@@ -37,7 +47,13 @@ def processor_coordinates_to_pnum(mesh_shape: MeshSizes, coord: Sequence[int]) -
 
 
 def pnum_to_group(mesh_shape: MeshSizes, group_dims: Sequence[int], pnum: int) -> int:
-  """Number of the group of processors that differ only along `group_dims`."""
+  """Number of the group of processors that differ only along `group_dims`.
+
+  Args:
+    mesh_shape: a mesh shape: a `Shape`, or a list of sizes.
+    group_dims: mesh axes (integers) along which members of a group differ.
+    pnum: a processor number.
+  """
   coord = pnum_to_processor_coordinates(mesh_shape, pnum)
   rest = [i for i in range(len(coord)) if i not in group_dims]
   sizes = _sizes(mesh_shape)
@@ -45,7 +61,12 @@ def pnum_to_group(mesh_shape: MeshSizes, group_dims: Sequence[int], pnum: int) -
 
 
 def processor_groups(mesh_shape: MeshSizes, group_dims: Sequence[int]) -> list[list[int]]:
-  """Groups of processors that differ only along `group_dims`, each in increasing order."""
+  """Groups of processors that differ only along `group_dims`, each in increasing order.
+
+  Args:
+    mesh_shape: a mesh shape: a `Shape`, or a list of sizes.
+    group_dims: mesh axes (integers) along which members of a group differ.
+  """
   sizes = _sizes(mesh_shape)
   groups: dict[int, list[int]] = {}
   for pnum in range(list_product(sizes)):
@@ -54,7 +75,13 @@ def processor_groups(mesh_shape: MeshSizes, group_dims: Sequence[int]) -> list[l
 
 
 def pnum_to_processor_coordinates_nd(mesh_shape: Any, pnum: int, device_assignment: Any) -> Any:
-  """Hardware coordinates of a TPU core; `mesh_shape` plays no part."""
+  """Hardware coordinates of a TPU core; `mesh_shape` plays no part.
+
+  Args:
+    mesh_shape: plays no part.
+    pnum: number of the replica.
+    device_assignment: a TPU device assignment.
+  """
   del mesh_shape
   return device_assignment.coordinates(pnum, 0)
 
@@ -62,7 +89,13 @@ def pnum_to_processor_coordinates_nd(mesh_shape: Any, pnum: int, device_assignme
 def processor_coordinates_to_pnum_map_nd(
   mesh_shape: Sequence[int], logical_to_physical: Sequence[Sequence[int]], device_assignment: Any
 ) -> list[int]:
-  """Replica numbers of TPU chips given by their coordinates, in logical order."""
+  """Replica numbers of TPU chips given by their coordinates, in logical order.
+
+  Args:
+    mesh_shape: sizes of the physical mesh.
+    logical_to_physical: physical coordinates of each logical processor.
+    device_assignment: a TPU device assignment.
+  """
   hardware = [int(s) for s in device_assignment.topology.mesh_shape]
   replica_of = {}
   for replica in range(device_assignment.num_replicas):

@@ -20,6 +20,9 @@ from mesh_tensorflow.dimensions import list_product
 
 _NETWORKS = itertools.count()
 
+# Queues that are of no more use and still exist.
+_DISCARDED: list[tf.Tensor] = []
+
 # From this size of a tensor (bytes) on, each member of a large group reduces a part for all.
 SHARD_BYTES = 1 << 20
 
@@ -36,7 +39,9 @@ class QueueNetwork:
     self._name = f"mtf_exchange_{next(_NETWORKS)}"
     self._links: dict[Any, list[tf.Tensor]] = {}
     self._receivers: list[tuple[tf.Tensor, tf.DType]] = []
-    weakref.finalize(self, _destroy, self._receivers).atexit = False
+    # The garbage collector may come while a graph is built, where nothing can be run: what it
+    # discards is destroyed when the next network makes its queues.
+    weakref.finalize(self, _discard, self._receivers).atexit = False
 
   def link(
     self,
@@ -59,6 +64,7 @@ class QueueNetwork:
     if key not in self._links:
       handles = []
       with tf.init_scope():
+        _destroy_discarded()
         for pnum in range(len(self._devices)):
           a, b = (pnum, peer(pnum)) if sending else (peer(pnum), pnum)
           name = f"{self._name}/{relation}/{dtype.name}/{a}_to_{b}"
@@ -86,11 +92,15 @@ class QueueNetwork:
       tf.raw_ops.QueueCloseV2(handle=handle, cancel_pending_enqueues=True)
 
 
-def _destroy(receivers: Sequence[tuple[tf.Tensor, tf.DType]]) -> None:
-  with tf.init_scope():
-    for handle, _ in receivers:
-      with tf.device(handle.device):
-        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+def _discard(receivers: Sequence[tuple[tf.Tensor, tf.DType]]) -> None:
+  _DISCARDED.extend(handle for handle, _ in receivers)
+
+
+def _destroy_discarded() -> None:
+  while _DISCARDED and tf.executing_eagerly():
+    handle = _DISCARDED.pop()
+    with tf.device(handle.device):
+      tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
 
 class QueueCollectives(Collectives):
@@ -169,6 +179,31 @@ class QueueCollectives(Collectives):
       self._send(relation, 0, x, partner)
       x = fold([x, self._receive(relation, 0, x, partner)], reduction)
       step *= 2
+    return x
+
+  def reduce_scatter(self, x, groups, axis):
+    n = groups.size
+    if n <= 4 or n & (n - 1):
+      return super().reduce_scatter(x, groups, axis)
+    # Partners at distance n/2, n/4 ... 1 give each other the half that the other one needs.
+    step = n // 2
+    while step:
+      relation = ("swap", groups.axes, step)
+
+      def partner(p, step=step):
+        return groups.group(p)[groups.rank(p) ^ step]
+
+      size = x.shape.as_list()
+      size[axis] //= 2
+      begins = ([i == axis and size[axis] for i in range(len(size))], [0] * len(size))
+      upper = [groups.rank(p) & step > 0 for p in range(len(groups.members) * n)]
+      give, keep = (
+        self.choose([[int(b) for b in begins[u ^ k]] for u in upper]) for k in (False, True)
+      )
+      self._send(relation, 0, tf.slice(x, give, size), partner)
+      mine = tf.slice(x, keep, size)
+      x = mine + self._receive(relation, 0, mine, partner)
+      step //= 2
     return x
 
   def permute(self, x, groups, source):

@@ -9,6 +9,7 @@ axis costs work of the size of the slice.
 
 from __future__ import annotations
 
+import inspect
 import math
 import zlib
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.dimensions import list_product
+from mesh_tensorflow.errors import DTypeError
 
 _GOLDEN = 0x9E3779B9
 
@@ -162,7 +164,7 @@ def uniform(
   words = bits(key, full_shape, begin, slice_shape)
   if dtype.is_integer:
     if maxval is None:
-      raise ValueError("random_uniform of an integer dtype needs maxval")
+      raise DTypeError(f"random_uniform of dtype {dtype.name} needs maxval")
     span = tf.cast(maxval, tf.int64) - tf.cast(minval, tf.int64)
     return tf.cast(tf.cast(words, tf.int64) % span + tf.cast(minval, tf.int64), dtype)
   low = float(minval) if not tf.is_tensor(minval) else tf.cast(minval, tf.float32)
@@ -230,3 +232,9 @@ DISTRIBUTIONS = {
   "normal": normal,
   "truncated_normal": truncated_normal,
 }
+
+
+def arguments_of(distribution: str) -> list[str]:
+  """Names of the arguments of one of `DISTRIBUTIONS` that say what is drawn."""
+  parameters = inspect.signature(DISTRIBUTIONS[distribution]).parameters.values()
+  return [p.name for p in parameters if p.default is not inspect.Parameter.empty]

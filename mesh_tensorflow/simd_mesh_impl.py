@@ -24,9 +24,10 @@ from mesh_tensorflow.collectives import (
   Groups,
   RuntimeCollectives,
   abort_collectives,
+  collective_errors,
 )
 from mesh_tensorflow.dimensions import Shape, ShapeLike
-from mesh_tensorflow.errors import ConfigError, GraphError, MeshShapeError, ShapeError
+from mesh_tensorflow.errors import ConfigError, GraphError, MeshShapeError
 from mesh_tensorflow.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
 from mesh_tensorflow.layout import LayoutLike
 from mesh_tensorflow.mesh_impl import MeshImpl
@@ -152,14 +153,17 @@ class SimdMeshImpl(MeshImpl):
 
   @property
   def device_assignment(self) -> Any:
+    """The TPU device assignment that the constructor was given."""
     return self._device_assignment
 
   @property
   def allreduce_in_bfloat16_max_group_size(self) -> int:
+    """The largest group of which sums are computed in bfloat16."""
     return self._allreduce_in_bfloat16_max_group_size
 
   @property
   def logical_to_physical(self) -> list[int]:
+    """For each processor, by its number in the mesh, the number of its device."""
     return list(self._logical_to_physical)
 
   def l2p(self, logical_pnum: int) -> int:
@@ -172,12 +176,15 @@ class SimdMeshImpl(MeshImpl):
 
   @property
   def local_processors(self) -> range:
+    """Numbers of the processors of this process."""
     return range(self.size)
 
   def processor_device(self, pnum: int) -> str | None:
+    """The device of a processor, by its number."""
     return self._devices[pnum]
 
   def program_slices(self, stored: StoredVariable) -> list[tf.Variable]:
+    """The slices of a stored variable that the running program holds."""
     return [self._program.own(stored.slices)]
 
   # ------------------------------------------------------------- running a program
@@ -252,6 +259,9 @@ class SimdMeshImpl(MeshImpl):
         break_off = functools.partial(abort_collectives, self._devices[0])
       self._guard = RunGuard(self._devices, self._timeout_seconds, break_off)
     return self._guard
+
+  def errors_of_runs(self, what: str = "") -> contextlib.AbstractContextManager:
+    return collective_errors(self, what=what)
 
   def reset(self) -> None:
     """Makes the mesh usable after a run that failed midway (see `collectives`)."""
@@ -361,36 +371,44 @@ class SimdMeshImpl(MeshImpl):
     parts = self._program.collectives.all_gather(t, self._groups_of([mesh_axis]))
     return LaidOutTensor([(tf.stack if stack else tf.concat)(parts, concat_axis)])
 
-  def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> LaidOutTensor:
+  def alltoall(
+    self, x: Any, mesh_axis: int | Sequence[int], split_axis: int, concat_axis: int
+  ) -> LaidOutTensor:
     x = x.to_laid_out_tensor()
-    n = self.shape[mesh_axis].size
-    if n == 1:
+    axes = self.group_axes(mesh_axis)
+    if not axes:
       return x
-    size = x.slice_shape[split_axis]
-    if size % n:
-      raise ShapeError(
-        f"alltoall: axis {split_axis} of size {size} cannot be split over mesh axis "
-        f"{self.shape[mesh_axis].name}:{n}"
-      )
+    n = self._split_parts("alltoall", x.slice_shape, split_axis, axes)
     parts = tf.split(tf.convert_to_tensor(x.one_slice), n, split_axis)
-    received = self._program.collectives.all_to_all(parts, self._groups_of([mesh_axis]))
+    received = self._program.collectives.all_to_all(parts, self._groups_of(axes))
     return LaidOutTensor([tf.concat(received, concat_axis)])
 
-  def receive(self, x: Any, mesh_axis: int, source_pcoord: Sequence[int | None]) -> LaidOutTensor:
+  def reduce_scatter(self, x: Any, mesh_axis: int, split_axis: int) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    axes = self.group_axes(mesh_axis)
+    if not axes:
+      return x
+    n = self._split_parts("reduce_scatter", x.slice_shape, split_axis, axes)
+    t = tf.convert_to_tensor(x.one_slice)
+    collectives, groups = self._program.collectives, self._groups_of(axes)
+    if t.dtype == tf.bfloat16 and n > self._allreduce_in_bfloat16_max_group_size:
+      total = collectives.reduce_scatter(tf.cast(t, tf.float32), groups, split_axis)
+      return LaidOutTensor([tf.cast(total, tf.bfloat16)])
+    return LaidOutTensor([collectives.reduce_scatter(t, groups, split_axis)])
+
+  def receive(
+    self, x: Any, mesh_axis: int | Sequence[int], source_pcoord: Sequence[int | None]
+  ) -> LaidOutTensor:
     x = x.to_laid_out_tensor()
     t = tf.convert_to_tensor(x.one_slice)
     source = list(source_pcoord)
-    n = self.shape[mesh_axis].size
-    if len(source) != n or any(s is not None and not 0 <= s < n for s in source):
-      raise ShapeError(
-        f"receive: source_pcoord {source} must have {n} entries, None or 0 to {n - 1}, for mesh "
-        f"axis {self.shape[mesh_axis].name}:{n}"
-      )
+    axes = self.group_axes(mesh_axis)
+    self._check_sources(source, axes)
     if all(s is None for s in source):
       return LaidOutTensor([tf.zeros_like(t)])
-    if source == list(range(n)):
+    if source == list(range(len(source))):
       return x
-    groups = self._groups_of([mesh_axis])
+    groups = self._groups_of(axes)
     return LaidOutTensor([self._program.collectives.permute(t, groups, source)])
 
   def slice(self, tf_tensor: tf.Tensor, tensor_shape: Shape) -> tf.Tensor:

@@ -26,11 +26,24 @@ _LOG = logging.getLogger("mesh_tensorflow")
 # (size, stride) along each physical axis of the part that one logical axis walks through.
 SizesAndStrides = Sequence[tuple[int, int]]
 
+# The module that the flags belong to: they are listed under it by --help.
+_FLAGS_MODULE = "mesh_tensorflow.simd_mesh_impl"
+
 # Another copy of the package, or its predecessor, may have defined them in this process.
 if "logical_cores_per_chip" not in flags.FLAGS:
-  flags.DEFINE_integer("logical_cores_per_chip", 2, "Number of logical cores of a TPU chip.")
+  flags.DEFINE_integer(
+    "logical_cores_per_chip",
+    2,
+    "Number of logical cores of a TPU chip.",
+    module_name=_FLAGS_MODULE,
+  )
 if "fold_xy" not in flags.FLAGS:
-  flags.DEFINE_bool("fold_xy", False, "Fold axes x and y of a TPU topology, instead of y and z.")
+  flags.DEFINE_bool(
+    "fold_xy",
+    False,
+    "Fold axes x and y of a TPU topology, instead of y and z.",
+    module_name=_FLAGS_MODULE,
+  )
 
 
 def _flag(name: str) -> Any:
@@ -173,6 +186,7 @@ class HierarchicalTiling:
 
   @property
   def mesh_shape(self) -> Shape:
+    """The mesh `Shape`: each tile's name and number of repetitions."""
     return self._mesh_shape
 
   @classmethod

@@ -166,7 +166,9 @@ def pytest_terminal_summary(terminalreporter) -> None:
     sums = [sum(f[kind] for f in of_family) for kind in kinds]
     write(row(family, of_family[0]["descriptors"], min(map(len, by_mode)), *sums))
   checked = sum(f[kind] for f in families for kind in kinds) + others
-  write(f"conformance: {checked} values, gradients and refusals checked (in up to 4 modes; layouts:")
+  write(
+    f"conformance: {checked} values, gradients and refusals checked (in up to 4 modes; layouts:"
+  )
   write("the number of different (mesh, layout) pairs of the mode that has fewest)")
 
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mesh_tensorflow.collectives import Groups, device_order, fold
+from mesh_tensorflow.collectives import RELAY_BYTES, Groups, device_order, fold
 from mesh_tensorflow.dimensions import convert_to_shape
 from mesh_tensorflow.errors import GraphError, ShapeError
 from mesh_tensorflow.laid_out import LaidOutTensor
+from mesh_tensorflow.mesh_impl import MeshImpl
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.processors import pnum_to_processor_coordinates
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
@@ -155,6 +156,25 @@ def test_alltoall_and_allsplit(kind, shape, cpu_devices):
 
 
 @cases
+def test_reduce_scatter(kind, shape, cpu_devices):
+  """Against the sum over the group; and the way that an implementation without an own one goes."""
+  mesh = Mesh(kind, shape, cpu_devices)
+  calls, wanted = [], []
+  for axis, n in enumerate(mesh.impl.shape.to_integer_list):
+    for split_axis in (0, 1):
+      x = slices_of(shape, [2 * n, 3] if split_axis == 0 else [3, 2 * n])
+      for scatter in (type(mesh.impl).reduce_scatter, MeshImpl.reduce_scatter):
+        calls.append((lambda impl, t, a=axis, s=split_axis, f=scatter: f(impl, t, a, s), x))
+        wanted.append((axis, split_axis, x))
+  for actual, (axis, split_axis, x) in zip(mesh.all(calls), wanted):
+    for pnum, y in enumerate(actual):
+      group = group_of(shape, [axis], pnum)
+      k = group.index(pnum)
+      expected = np.take(x[group].sum(0), [2 * k, 2 * k + 1], split_axis)
+      np.testing.assert_array_equal(y, expected)
+
+
+@cases
 def test_receive_shift_and_broadcast(kind, shape, cpu_devices):
   x = slices_of(shape, [3]) + 1
   mesh = Mesh(kind, shape, cpu_devices)
@@ -174,6 +194,59 @@ def test_receive_shift_and_broadcast(kind, shape, cpu_devices):
       group = group_of(shape, [axis], pnum)
       s = source[group.index(pnum)]
       np.testing.assert_array_equal(y, np.zeros(3) if s is None else x[group[s]])
+
+
+@pytest.mark.parametrize(
+  ("kind", "shape"),
+  [(k, s) for k in KINDS for s in (FEW_MESHES if k == "runtime" else MESHES) if "," in s],
+)
+def test_receive_and_alltoall_over_several_axes(kind, shape, cpu_devices):
+  """A group along several axes is numbered row-major by its coordinates."""
+  mesh = Mesh(kind, shape, cpu_devices)
+  several = [axes for axes in all_axes(shape) if len(axes) > 1]
+  x = slices_of(shape, [3]) + 1
+  calls, wanted = [], []
+  for axes in several:
+    n = len(group_of(shape, axes, 0))
+    for source in (
+      [(5 * i + 1) % n if n % 5 else n - 1 - i for i in range(n)],
+      [None] + [0] * (n - 1),
+      list(range(n)),
+    ):
+      calls.append((lambda impl, t, a=axes, s=source: impl.receive(t, a, s), x))
+      wanted.append((axes, source))
+  tall = [slices_of(shape, [2 * len(group_of(shape, axes, 0)), 3]) for axes in several]
+  calls += [
+    (lambda impl, t, a=axes: impl.alltoall(t, a, 0, 1), y) for axes, y in zip(several, tall)
+  ]
+  results = mesh.all(calls)
+  for actual, (axes, source) in zip(results, wanted):
+    for pnum, y in enumerate(actual):
+      group = group_of(shape, axes, pnum)
+      s = source[group.index(pnum)]
+      np.testing.assert_array_equal(y, np.zeros(3) if s is None else x[group[s]])
+  for actual, axes, y in zip(results[len(wanted) :], several, tall):
+    for pnum, part in enumerate(actual):
+      group = group_of(shape, axes, pnum)
+      k = group.index(pnum)
+      expected = np.concatenate([y[q][2 * k : 2 * k + 2] for q in group], 1)
+      np.testing.assert_array_equal(part, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bool"])
+def test_large_permutations_through_relays(dtype, cpu_devices):
+  """TensorFlow's collectives have a way of their own for them."""
+  shape = "a:2,b:3"
+  x = slices_of(shape, [6, 1 << 18 if dtype == "float32" else 1 << 20], dtype)
+  assert x[0].nbytes >= RELAY_BYTES
+  mesh = Mesh("runtime", shape, cpu_devices)
+  sources = [[3, 5, 1, 0, 2, 4], [None, 0, 0, 5, 3, None]]
+  results = mesh.all(
+    [(lambda impl, t, s=source: impl.receive(t, [0, 1], s), x) for source in sources]
+  )
+  for actual, source in zip(results, sources):
+    for y, s in zip(actual, source):
+      np.testing.assert_array_equal(y, np.zeros_like(x[0]) if s is None else x[s])
 
 
 def test_the_examples_of_the_reference(cpu_devices):
@@ -236,6 +309,17 @@ def test_bfloat16_sums_of_large_groups_are_computed_in_float32(kind, cpu_devices
       ),
       values,
     )
+    scattered = mesh(
+      lambda impl, t: impl.slicewise(
+        lambda s: tf.cast(s, tf.float32),
+        impl.reduce_scatter(
+          impl.slicewise(lambda s: tf.cast(tf.tile(s, [8]), tf.bfloat16), t), 0, 0
+        ),
+      ),
+      values,
+    )
+    if exact:
+      np.testing.assert_array_equal(scattered, got)
     assert len(set(got.ravel())) == 1
     if exact:
       assert got[0, 0] == 264.0  # 263 rounded to bfloat16, once.
@@ -291,6 +375,14 @@ def test_wrong_use(kind, cpu_devices):
     mesh(lambda impl, t: impl.allreduce(t, [0], "MEAN"), x)
   with pytest.raises(ShapeError, match="alltoall: axis 0 of size 3 .* mesh axis b:2"):
     mesh(lambda impl, t: impl.alltoall(t, 1, 0, 0), x)
+  with pytest.raises(ShapeError, match="reduce_scatter: axis 0 of size 3 .* mesh axis b:2"):
+    mesh(lambda impl, t: impl.reduce_scatter(t, 1, 0), x)
+  with pytest.raises(ShapeError, match="alltoall: axis 0 of size 3 .* mesh axes a:2,b:2"):
+    mesh(lambda impl, t: impl.alltoall(t, [0, 1], 0, 0), x)
+  with pytest.raises(ShapeError, match=r"receive: source_pcoord \[0, 2\] .* 0 to 1, for mesh axis"):
+    mesh(lambda impl, t: impl.receive(t, 1, [0, 2]), x)
+  with pytest.raises(ShapeError, match="have 4 entries, None or 0 to 3, for mesh axes a:2,b:2"):
+    mesh(lambda impl, t: impl.receive(t, [0, 1], [0, 2]), x)
   with pytest.raises(ShapeError, match="allsplit: axis 0 of size 3 .* mesh axis a:2"):
     mesh(lambda impl, t: impl.allsplit(t, 0, 0), x)
 

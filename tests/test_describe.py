@@ -268,12 +268,16 @@ class CountingMeshImpl(mtf.PlacementMeshImpl):
     return super().allconcat(x, mesh_axis, concat_axis, stack)
 
   def alltoall(self, x, mesh_axis, split_axis, concat_axis):
-    self._note("alltoall", [mesh_axis])
+    self._note("alltoall", self.group_axes(mesh_axis))
     return super().alltoall(x, mesh_axis, split_axis, concat_axis)
+
+  def reduce_scatter(self, x, mesh_axis, split_axis):
+    self._note("reduce_scatter", [mesh_axis])
+    return super().reduce_scatter(x, mesh_axis, split_axis)
 
   def receive(self, x, mesh_axis, source_pcoord):
     if not all(s is None or s == k for k, s in enumerate(source_pcoord)):
-      self._note("receive", [mesh_axis])
+      self._note("receive", self.group_axes(mesh_axis))
     return super().receive(x, mesh_axis, source_pcoord)
 
 

@@ -60,3 +60,31 @@ def test_training_command(blocks, run_subprocess, tmp_path):
     arguments + [f"--gin_param={b}" for b in small], timeout=280, cwd=tmp_path
   )
   assert "step       4/4  loss" in result.stdout
+
+
+def test_example_commands(blocks, run_subprocess, tmp_path, repository):
+  """The examples' command lines, as they stand but for fewer steps and less data."""
+  lines = [c for kind, code in blocks if kind == "sh" for c in code.splitlines()]
+  commands = [shlex.split(c, comments=True) for c in lines if c.startswith("python examples/")]
+  small = {
+    "examples/toy_model.py": ["--train_steps", "200"],
+    "examples/mnist.py": [
+      *("--made_examples", "400", "--hidden_size", "16", "--train_epochs", "1"),
+      *("--model_dir", str(tmp_path / "model"), "--data_dir", str(tmp_path)),
+    ],
+  }
+  assert [c[1] for c in commands] == list(small)
+  for command in commands:
+    result = run_subprocess(command[1:] + small[command[1]], timeout=150, cwd=repository)
+    assert "loss" in result.stdout
+
+
+def test_layout_that_the_examples_section_names(blocks, run_subprocess, repository):
+  text = (repository / "README.md").read_text()
+  flags = shlex.split(re.search(r"`(--mesh_shape .*?)`", text).group(1))
+  result = run_subprocess(
+    ["examples/toy_model.py", *flags, "--train_steps", "20", "--iterations", "10"],
+    timeout=150,
+    cwd=repository,
+  )
+  assert "layout batch:rows,hidden_odd:cols" in result.stdout

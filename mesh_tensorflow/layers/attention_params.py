@@ -81,7 +81,17 @@ def multihead_attention_vars(
   slice_dtype: tf.DType,
   activation_dtype: tf.DType,
 ) -> list[Tensor]:
-  """`multihead_attention_params` in one variable (deprecated: call that with combine=True)."""
+  """`multihead_attention_params` in one variable (deprecated: call that with combine=True).
+
+  Args:
+    mesh: a `Mesh`.
+    heads: the dimension of the heads.
+    io_channels: the dimension of inputs and outputs.
+    kv_channels: the dimension of keys and values.
+    master_dtype: dtype in checkpoints.
+    slice_dtype: dtype of the slices.
+    activation_dtype: dtype of the results.
+  """
   return multihead_attention_params(
     mesh,
     heads,

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import DimensionLike, convert_to_dimension
-from mesh_tensorflow.errors import DimensionError, DTypeError, ShapeError
+from mesh_tensorflow.dimensions import DimensionLike, convert_to_dimension, no_such_dimension
+from mesh_tensorflow.errors import DTypeError, ShapeError
 from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.cross_entropy import softmax_cross_entropy
 from mesh_tensorflow.operations.einsum import einsum
@@ -53,9 +53,7 @@ def softmax_cross_entropy_with_logits(
       logits, targets, vocab_dim, z_loss, on_value=on_value, off_value=off_value
     )
   if vocab_dim not in logits.shape:
-    raise DimensionError(
-      f"{what}: vocab_dim {vocab_dim.name}={vocab_dim.size} is not in the logits {logits}"
-    )
+    raise no_such_dimension(f"{what}: vocab_dim", vocab_dim, logits)
   if set(targets.shape) != set(logits.shape):
     raise ShapeError(
       f"{what}: probabilities must have the dimensions of the logits {logits}, got {targets}; "
@@ -102,7 +100,12 @@ def sigmoid_cross_entropy_with_logits(logits: Tensor, targets: Tensor) -> Tensor
 
 
 def weights_nonzero(targets: Tensor, dtype: Any = tf.float32) -> Tensor:
-  """1 where targets are not 0 (negative ones included), else 0."""
+  """1 where targets are not 0 (negative ones included), else 0.
+
+  Args:
+    targets: a `Tensor` of numbers.
+    dtype: of the result.
+  """
   dtype = tf.as_dtype(dtype)
   return cwise(
     lambda t: tf.cast(tf.not_equal(t, 0), dtype),

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.dimensions import Dimension
+from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.graph import Mesh, Tensor
 from mesh_tensorflow.operations.binary import binary_op_with_broadcasting
 from mesh_tensorflow.operations.ranges import mtf_range
@@ -34,7 +35,13 @@ def _mask(
 def rename_length_to_memory_length(
   x: Tensor, length_name: str = "length", memory_length_name: str = "memory_length"
 ) -> Tensor:
-  """Renames the dimension `length_name` of x."""
+  """Renames the dimension `length_name` of x.
+
+  Args:
+    x: a `Tensor`.
+    length_name: name of the dimension.
+    memory_length_name: its new name.
+  """
   return rename_dimension(x, length_name, memory_length_name)
 
 
@@ -108,3 +115,48 @@ def attention_bias_local_block(
   """
   query_pos = mtf_range(mesh, block_length, dtype) + block_length.size
   return _mask(tf.less, query_pos, mtf_range(mesh, memory_length, dtype), tf.float32)
+
+
+def attention_bias_local_2d_block(
+  mesh: Mesh,
+  h_dim: Dimension,
+  w_dim: Dimension,
+  memory_h_dim: Dimension,
+  memory_w_dim: Dimension,
+  dtype: Any = tf.int32,
+) -> Tensor:
+  """Causal mask of a block that attends to the blocks above and left of it and to itself.
+
+  The block itself is the last part of the memory, of size [h_dim, w_dim]. All before it is
+  free; of itself a position sees what stands up to it, row by row.
+
+  Args:
+    mesh: a `Mesh`.
+    h_dim: rows of the queries.
+    w_dim: columns of the queries.
+    memory_h_dim: rows of the memory, usually twice as many.
+    memory_w_dim: columns of the memory, usually twice as many.
+    dtype: integer dtype to compute positions in.
+
+  Returns:
+    A float32 `Tensor` [h_dim, w_dim, memory_h_dim, memory_w_dim].
+
+  Raises:
+    ShapeError: the memory is smaller than the block.
+  """
+  for dim, memory_dim in ((h_dim, memory_h_dim), (w_dim, memory_w_dim)):
+    if memory_dim.size < dim.size:
+      raise ShapeError(
+        f"attention_bias_local_2d_block: the memory {memory_dim.name}={memory_dim.size} must "
+        f"be at least as large as the block, {dim.name}={dim.size}"
+      )
+  row = mtf_range(mesh, memory_h_dim, dtype) - (memory_h_dim.size - h_dim.size)
+  column = mtf_range(mesh, memory_w_dim, dtype) - (memory_w_dim.size - w_dim.size)
+  # Positions in the block are counted from 0; those before it stand as -1.
+  memory_pos = binary_op_with_broadcasting(
+    lambda r, c: tf.where(tf.minimum(r, c) < 0, tf.constant(-1, r.dtype), r * w_dim.size + c),
+    row,
+    column,
+  )
+  query_pos = mtf_range(mesh, h_dim, dtype) * w_dim.size + mtf_range(mesh, w_dim, dtype)
+  return _mask(tf.less, query_pos, memory_pos, tf.float32)

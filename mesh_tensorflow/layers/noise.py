@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import scope
 from mesh_tensorflow.dimensions import ShapeLike, convert_to_shape
-from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.errors import ArgumentError
 from mesh_tensorflow.global_step import get_global_step
 from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.binary import binary_op_with_broadcasting
@@ -60,7 +60,7 @@ def annealed_dropout(
     ConfigError: `init_rate` is missing.
   """
   if init_rate is None:
-    raise ConfigError(f"annealed_dropout of {x}: init_rate is required")
+    raise ArgumentError(f"{name or 'annealed_dropout'} of {x}: init_rate is required")
   if not is_training:
     return x
   noise_shape = x.shape if noise_shape is None else convert_to_shape(noise_shape)

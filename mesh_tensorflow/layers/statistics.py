@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from mesh_tensorflow.dimensions import Dimension, DimensionLike, Shape, convert_to_dimension
-from mesh_tensorflow.errors import DimensionError, ShapeError
+from mesh_tensorflow.dimensions import (
+  Dimension,
+  DimensionLike,
+  Shape,
+  convert_to_dimension,
+  no_such_dimension,
+)
+from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import reciprocal, sqrt, square
@@ -30,7 +36,7 @@ def corr(
   """
   dim = convert_to_dimension(dim)
   if dim not in x.shape:
-    raise DimensionError(f"corr: dimension {dim.name}={dim.size} is not in {x}")
+    raise no_such_dimension(f"corr {name}", dim, x)
   kept = Shape([dim])
   centered = x - reduce_mean(x, output_shape=kept)
   norm = sqrt(reduce_sum(square(centered), output_shape=kept)) + epsilon

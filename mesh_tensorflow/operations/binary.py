@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.dimensions import Shape, ShapeLike, convert_to_shape, is_subsequence
-from mesh_tensorflow.errors import DTypeError, GradientError, GraphError, ShapeError
+from mesh_tensorflow.errors import ArgumentError, DTypeError, GradientError, ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.constants import import_tf_tensor
 from mesh_tensorflow.operations.einsum import check_sizes, einsum
@@ -40,24 +40,37 @@ def infer_binary_broadcast_shape(
   return Shape(shape1.dims + [d for d in shape2 if d not in shape1])
 
 
-def binary_arguments_to_tensors(x1: Any, x2: Any) -> tuple[Tensor, Tensor]:
+def binary_arguments_to_tensors(
+  x1: Any, x2: Any, *, name: str = "binary operation"
+) -> tuple[Tensor, Tensor]:
   """Turns the one of two arguments that is a scalar into a `Tensor`.
+
+  Args:
+    x1: a `Tensor`, or a scalar.
+    x2: a `Tensor`, or a scalar; at least one of the two is a `Tensor`.
+    name: of the operation, for messages.
 
   Raises:
     GraphError: neither is a `Tensor`.
   """
   if not isinstance(x1, Tensor) and not isinstance(x2, Tensor):
-    raise GraphError(f"at least one of {x1!r} and {x2!r} must be an mtf.Tensor")
+    raise _no_tensor(name, x1, x2)
   if isinstance(x1, Tensor) and isinstance(x2, Tensor):
     return x1, x2
   if isinstance(x1, Tensor):
-    return x1, _scalar_to_tensor(x2, x1)
-  return _scalar_to_tensor(x1, x2), x2
+    return x1, _scalar_to_tensor(x2, x1, name)
+  return _scalar_to_tensor(x1, x2, name), x2
 
 
-def _scalar_to_tensor(scalar: Any, like: Tensor) -> Tensor:
+def _no_tensor(name: str, x1: Any, x2: Any) -> ArgumentError:
+  return ArgumentError(
+    f"{name}: at least one of {x1!r} and {x2!r} must be an mtf.Tensor; use mtf.import_tf_tensor"
+  )
+
+
+def _scalar_to_tensor(scalar: Any, like: Tensor, name: str) -> Tensor:
   if like.dtype != tf.bool:
-    scalar = checked_scalar(scalar, like, "binary operation")
+    scalar = checked_scalar(scalar, like, name)
   return import_tf_tensor(like.mesh, tf.convert_to_tensor(scalar, dtype=like.dtype), Shape([]))
 
 
@@ -113,7 +126,10 @@ class BinaryOpWithBroadcasting(Operation):
     self._initialize_all_dimensions_as_splittable()
 
   def gradient(self, grad_ys):
-    raise GradientError(f"{self.name}: this function has no gradient; use mtf.stop_gradient")
+    raise GradientError(
+      f"{self.name} of {self._inputs[0]} and {self._inputs[1]}: this function has no gradient; use "
+      "mtf.stop_gradient"
+    )
 
   def lower(self, lowering):
     x1, x2 = self._inputs
@@ -148,7 +164,14 @@ class _LinearOperation(BinaryOpWithBroadcasting):
 
 
 class AddOperation(_LinearOperation):
-  """x1 + x2."""
+  """The sum of two tensors, whose sums over the mesh may be pending.
+
+  Args:
+    x1: a `Tensor`.
+    x2: a `Tensor`.
+    output_shape: a `Shape`.
+    name: of the operation.
+  """
 
   def __init__(self, x1: Tensor, x2: Tensor, output_shape: Shape, name: str | None = None):
     super().__init__(tf.add, x1, x2, output_shape, x1.dtype, name=name or "add")
@@ -190,7 +213,15 @@ class DivideOperation(BinaryOpWithBroadcasting):
 
 
 class MinMaxOperation(BinaryOpWithBroadcasting):
-  """Elementwise minimum or maximum; at a tie both operands get the whole gradient."""
+  """Elementwise minimum or maximum; at a tie both operands get the whole gradient.
+
+  Args:
+    tf_fn: tf.minimum or tf.maximum.
+    x1: a `Tensor`.
+    x2: a `Tensor`.
+    output_shape: a `Shape`.
+    name: of the operation.
+  """
 
   def __init__(
     self,
@@ -281,7 +312,8 @@ def binary_op_with_broadcasting(
     output_shape: see `infer_binary_broadcast_shape`.
     output_dtype: x1's by default.
   """
-  x1, x2 = binary_arguments_to_tensors(x1, x2)
+  what = getattr(tf_fn, "__name__", "binary operation")
+  x1, x2 = binary_arguments_to_tensors(x1, x2, name=what)
   shape = infer_binary_broadcast_shape(x1.shape, x2.shape, output_shape)
   return BinaryOpWithBroadcasting(
     tf_fn, x1, x2, shape, x1.dtype if output_dtype is None else output_dtype
@@ -289,87 +321,185 @@ def binary_op_with_broadcasting(
 
 
 def less(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
-  """x1 < x2."""
+  """x1 < x2, elementwise, as a bool tensor.
+
+  Args:
+    x1: a `Tensor`, or a scalar.
+    x2: a `Tensor`, or a scalar; at least one of the two is a `Tensor`.
+    output_shape: dimensions of the result. By default those of the longer operand if it has all of
+      the other's in order, else x1's and then those that only x2 has.
+  """
   return binary_op_with_broadcasting(tf.less, x1, x2, output_shape, tf.bool)
 
 
 def greater(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
-  """x1 > x2."""
+  """x1 > x2, elementwise, as a bool tensor.
+
+  Args:
+    x1: a `Tensor`, or a scalar.
+    x2: a `Tensor`, or a scalar; at least one of the two is a `Tensor`.
+    output_shape: dimensions of the result. By default those of the longer operand if it has all of
+      the other's in order, else x1's and then those that only x2 has.
+  """
   return binary_op_with_broadcasting(tf.greater, x1, x2, output_shape, tf.bool)
 
 
 def less_equal(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
-  """x1 <= x2."""
+  """x1 <= x2, elementwise, as a bool tensor.
+
+  Args:
+    x1: a `Tensor`, or a scalar.
+    x2: a `Tensor`, or a scalar; at least one of the two is a `Tensor`.
+    output_shape: dimensions of the result. By default those of the longer operand if it has all of
+      the other's in order, else x1's and then those that only x2 has.
+  """
   return binary_op_with_broadcasting(tf.less_equal, x1, x2, output_shape, tf.bool)
 
 
 def greater_equal(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
-  """x1 >= x2."""
+  """x1 >= x2, elementwise, as a bool tensor.
+
+  Args:
+    x1: a `Tensor`, or a scalar.
+    x2: a `Tensor`, or a scalar; at least one of the two is a `Tensor`.
+    output_shape: dimensions of the result. By default those of the longer operand if it has all of
+      the other's in order, else x1's and then those that only x2 has.
+  """
   return binary_op_with_broadcasting(tf.greater_equal, x1, x2, output_shape, tf.bool)
 
 
 def equal(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
-  """x1 == x2, elementwise (the operator == compares identity)."""
+  """x1 == x2, elementwise (the operator == compares identity).
+
+  Args:
+    x1: a `Tensor`, or a scalar.
+    x2: a `Tensor`, or a scalar; at least one of the two is a `Tensor`.
+    output_shape: dimensions of the result. By default those of the longer operand if it has all of
+      the other's in order, else x1's and then those that only x2 has.
+  """
   return binary_op_with_broadcasting(tf.equal, x1, x2, output_shape, tf.bool)
 
 
 def not_equal(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
-  """x1 != x2, elementwise."""
+  """x1 != x2, elementwise.
+
+  Args:
+    x1: a `Tensor`, or a scalar.
+    x2: a `Tensor`, or a scalar; at least one of the two is a `Tensor`.
+    output_shape: dimensions of the result. By default those of the longer operand if it has all of
+      the other's in order, else x1's and then those that only x2 has.
+  """
   return binary_op_with_broadcasting(tf.not_equal, x1, x2, output_shape, tf.bool)
 
 
 def logical_and(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
-  """x1 and x2, elementwise."""
+  """x1 and x2, elementwise.
+
+  Args:
+    x1: a `Tensor`, or a scalar.
+    x2: a `Tensor`, or a scalar; at least one of the two is a `Tensor`.
+    output_shape: dimensions of the result. By default those of the longer operand if it has all of
+      the other's in order, else x1's and then those that only x2 has.
+  """
   return binary_op_with_broadcasting(tf.logical_and, x1, x2, output_shape, tf.bool)
 
 
 def logical_or(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
-  """x1 or x2, elementwise."""
+  """x1 or x2, elementwise.
+
+  Args:
+    x1: a `Tensor`, or a scalar.
+    x2: a `Tensor`, or a scalar; at least one of the two is a `Tensor`.
+    output_shape: dimensions of the result. By default those of the longer operand if it has all of
+      the other's in order, else x1's and then those that only x2 has.
+  """
   return binary_op_with_broadcasting(tf.logical_or, x1, x2, output_shape, tf.bool)
 
 
 def floordiv(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
-  """Quotient rounded down; no gradient."""
+  """Quotient rounded down; no gradient.
+
+  Args:
+    x1: a `Tensor`, or a scalar.
+    x2: a `Tensor`, or a scalar; at least one of the two is a `Tensor`.
+    output_shape: dimensions of the result. By default those of the longer operand if it has all of
+      the other's in order, else x1's and then those that only x2 has.
+  """
   return binary_op_with_broadcasting(tf.math.floordiv, x1, x2, output_shape)
 
 
 def mod(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
-  """Remainder with the sign of the divisor; no gradient."""
+  """Remainder with the sign of the divisor; no gradient.
+
+  Args:
+    x1: a `Tensor`, or a scalar.
+    x2: a `Tensor`, or a scalar; at least one of the two is a `Tensor`.
+    output_shape: dimensions of the result. By default those of the longer operand if it has all of
+      the other's in order, else x1's and then those that only x2 has.
+  """
   return binary_op_with_broadcasting(tf.math.floormod, x1, x2, output_shape)
 
 
 def minimum(x1: Any, x2: Any, output_shape: ShapeLike = None, name: str | None = None) -> Tensor:
-  """The smaller one, elementwise."""
-  x1, x2 = binary_arguments_to_tensors(x1, x2)
+  """The smaller one, elementwise.
+
+  Args:
+    x1: a `Tensor`, or a scalar.
+    x2: a `Tensor`, or a scalar; at least one of the two is a `Tensor`.
+    output_shape: dimensions of the result. By default those of the longer operand if it has all of
+      the other's in order, else x1's and then those that only x2 has.
+    name: of the operation.
+  """
+  x1, x2 = binary_arguments_to_tensors(x1, x2, name=name or "minimum")
   shape = infer_binary_broadcast_shape(x1.shape, x2.shape, output_shape)
   return MinMaxOperation(tf.minimum, x1, x2, shape, name=name).outputs[0]
 
 
 def maximum(x1: Any, x2: Any, output_shape: ShapeLike = None, name: str | None = None) -> Tensor:
-  """The larger one, elementwise."""
-  x1, x2 = binary_arguments_to_tensors(x1, x2)
+  """The larger one, elementwise.
+
+  Args:
+    x1: a `Tensor`, or a scalar.
+    x2: a `Tensor`, or a scalar; at least one of the two is a `Tensor`.
+    output_shape: dimensions of the result. By default those of the longer operand if it has all of
+      the other's in order, else x1's and then those that only x2 has.
+    name: of the operation.
+  """
+  x1, x2 = binary_arguments_to_tensors(x1, x2, name=name or "maximum")
   shape = infer_binary_broadcast_shape(x1.shape, x2.shape, output_shape)
   return MinMaxOperation(tf.maximum, x1, x2, shape, name=name).outputs[0]
 
 
 def add(x1: Any, x2: Any, output_shape: ShapeLike = None, name: str | None = None) -> Tensor:
-  """x1 + x2; one of them may be a scalar."""
+  """x1 + x2; one of them may be a scalar.
+
+  Args:
+    x1: a `Tensor`, or a scalar.
+    x2: a `Tensor`, or a scalar; at least one of the two is a `Tensor`.
+    output_shape: dimensions of the result. By default those of the longer operand if it has all of
+      the other's in order, else x1's and then those that only x2 has.
+    name: of the operation.
+  """
   if not isinstance(x2, Tensor):
-    return ScalarAddOperation(_tensor(x1, x2), x2, name=name).outputs[0]
+    return ScalarAddOperation(_tensor(name or "add", x1, x2), x2, name=name).outputs[0]
   if not isinstance(x1, Tensor):
     return ScalarAddOperation(x2, x1, name=name).outputs[0]
   shape = infer_binary_broadcast_shape(x1.shape, x2.shape, output_shape)
   return AddOperation(x1, x2, shape, name=name).outputs[0]
 
 
-def _tensor(x1: Any, x2: Any) -> Tensor:
+def _tensor(name: str, x1: Any, x2: Any) -> Tensor:
   if not isinstance(x1, Tensor):
-    raise GraphError(f"at least one of {x1!r} and {x2!r} must be an mtf.Tensor")
+    raise _no_tensor(name, x1, x2)
   return x1
 
 
 def add_n(xs: Sequence[Tensor]) -> Any:
-  """The sum of a list of tensors; 0 for none."""
+  """The sum of a list of tensors; 0 for none.
+
+  Args:
+    xs: a list of `Tensor`s.
+  """
   if not xs:
     return 0
   total = xs[0]
@@ -379,10 +509,18 @@ def add_n(xs: Sequence[Tensor]) -> Any:
 
 
 def sub(x1: Any, x2: Any, output_shape: ShapeLike = None, name: str | None = None) -> Tensor:
-  """x1 - x2; one of them may be a scalar."""
+  """x1 - x2; one of them may be a scalar.
+
+  Args:
+    x1: a `Tensor`, or a scalar.
+    x2: a `Tensor`, or a scalar; at least one of the two is a `Tensor`.
+    output_shape: dimensions of the result. By default those of the longer operand if it has all of
+      the other's in order, else x1's and then those that only x2 has.
+    name: of the operation.
+  """
   if not isinstance(x2, Tensor):
-    return ScalarAddOperation(_tensor(x1, x2), -x2, name=name).outputs[0]
-  x1, x2 = binary_arguments_to_tensors(x1, x2)
+    return ScalarAddOperation(_tensor(name or "sub", x1, x2), -x2, name=name).outputs[0]
+  x1, x2 = binary_arguments_to_tensors(x1, x2, name=name or "sub")
   shape = infer_binary_broadcast_shape(x1.shape, x2.shape, output_shape)
   return SubOperation(x1, x2, shape, name=name).outputs[0]
 
@@ -391,9 +529,16 @@ def multiply(x1: Any, x2: Any, output_shape: ShapeLike = None, name: str | None 
   """x1 * x2; one of them may be a scalar.
 
   An output shape may leave dimensions out (they are summed) or add some (broadcast).
+
+  Args:
+    x1: a `Tensor`, or a scalar.
+    x2: a `Tensor`, or a scalar; at least one of the two is a `Tensor`.
+    output_shape: dimensions of the result. By default those of the longer operand if it has all of
+      the other's in order, else x1's and then those that only x2 has.
+    name: of the operation.
   """
   if not isinstance(x2, Tensor):
-    return ScalarMultiplyOperation(_tensor(x1, x2), x2, name=name).outputs[0]
+    return ScalarMultiplyOperation(_tensor(name or "multiply", x1, x2), x2, name=name).outputs[0]
   if not isinstance(x1, Tensor):
     return ScalarMultiplyOperation(x2, x1, name=name).outputs[0]
   shape = infer_binary_broadcast_shape(x1.shape, x2.shape, output_shape)
@@ -402,10 +547,19 @@ def multiply(x1: Any, x2: Any, output_shape: ShapeLike = None, name: str | None 
 
 
 def divide(x1: Any, x2: Any, output_shape: ShapeLike = None, name: str | None = None) -> Tensor:
-  """x1 / x2 of floating tensors; one of them may be a scalar."""
+  """x1 / x2 of floating tensors; one of them may be a scalar.
+
+  Args:
+    x1: a `Tensor`, or a scalar.
+    x2: a `Tensor`, or a scalar; at least one of the two is a `Tensor`.
+    output_shape: dimensions of the result. By default those of the longer operand if it has all of
+      the other's in order, else x1's and then those that only x2 has.
+    name: of the operation.
+  """
   if not isinstance(x2, Tensor):
-    return ScalarMultiplyOperation(_tensor(x1, x2), 1.0 / x2, name=name).outputs[0]
-  x1, x2 = binary_arguments_to_tensors(x1, x2)
+    x1 = _tensor(name or "divide", x1, x2)
+    return ScalarMultiplyOperation(x1, 1.0 / x2, name=name).outputs[0]
+  x1, x2 = binary_arguments_to_tensors(x1, x2, name=name or "divide")
   shape = infer_binary_broadcast_shape(x1.shape, x2.shape, output_shape)
   return DivideOperation(x1, x2, shape, name=name).outputs[0]
 
@@ -423,7 +577,7 @@ def where(
     if_false: a `Tensor` or a scalar.
     output_shape: the broadcast of the three by default.
   """
-  if_true, if_false = binary_arguments_to_tensors(if_true, if_false)
+  if_true, if_false = binary_arguments_to_tensors(if_true, if_false, name="where")
   condition = cast(condition, tf.bool)
   shape = infer_binary_broadcast_shape(
     infer_binary_broadcast_shape(if_true.shape, condition.shape),

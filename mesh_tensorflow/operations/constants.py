@@ -8,12 +8,20 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.dimensions import Shape, ShapeLike, anonymous_shape, convert_to_shape
-from mesh_tensorflow.errors import ShapeError
+from mesh_tensorflow.errors import LayoutError, ShapeError, SizeError
 from mesh_tensorflow.graph import Mesh, Operation, Tensor
 
 
 class Constant(Operation):
-  """A constant: a scalar fills the shape; an array of the shape's size is cut into slices."""
+  """A constant: a scalar fills the shape; an array of the shape's size is cut into slices.
+
+  Args:
+    mesh: a `Mesh`.
+    value: a number, or an array.
+    shape: a `Shape`.
+    dtype: a tf.DType.
+    name: of the operation.
+  """
 
   def __init__(
     self, mesh: Mesh, value: Any, shape: Shape, dtype: tf.DType, name: str | None = None
@@ -59,7 +67,13 @@ def constant(mesh: Mesh, value: Any, shape: ShapeLike = None, dtype: Any = tf.fl
 
 
 def zeros(mesh: Mesh, shape: ShapeLike, dtype: Any = tf.float32) -> Tensor:
-  """A tensor of zeros."""
+  """A tensor of zeros.
+
+  Args:
+    mesh: a `Mesh`.
+    shape: a shape.
+    dtype: a tf.DType.
+  """
   return constant(mesh, 0, shape=shape, dtype=dtype)
 
 
@@ -69,7 +83,13 @@ def zeros_like(t: Tensor) -> Tensor:
 
 
 def ones(mesh: Mesh, shape: ShapeLike, dtype: Any = tf.float32) -> Tensor:
-  """A tensor of ones."""
+  """A tensor of ones.
+
+  Args:
+    mesh: a `Mesh`.
+    shape: a shape.
+    dtype: a tf.DType.
+  """
   return constant(mesh, 1, shape=shape, dtype=dtype)
 
 
@@ -79,7 +99,14 @@ def ones_like(t: Tensor) -> Tensor:
 
 
 class ImportOperation(Operation):
-  """A whole tf.Tensor as a tensor of the graph."""
+  """A whole tf.Tensor as a tensor of the graph.
+
+  Args:
+    mesh: a `Mesh`.
+    tf_tensor: a tf.Tensor or array.
+    shape: a `Shape`.
+    name: of the operation.
+  """
 
   def __init__(self, mesh: Mesh, tf_tensor: Any, shape: Shape, name: str | None = None):
     super().__init__([], mesh=mesh, name=name or "import")
@@ -102,7 +129,14 @@ class ImportOperation(Operation):
 
 
 class ImportLaidOutTensorOperation(Operation):
-  """Ready slices as a tensor of the graph."""
+  """Ready slices as a tensor of the graph.
+
+  Args:
+    mesh: a `Mesh`.
+    laid_out_tensor: a laid-out tensor.
+    shape: a `Shape`: that of the whole tensor.
+    name: of the operation.
+  """
 
   def __init__(self, mesh: Mesh, laid_out_tensor: Any, shape: Shape, name: str | None = None):
     super().__init__([], mesh=mesh, name=name or "import")
@@ -113,6 +147,17 @@ class ImportLaidOutTensorOperation(Operation):
     self._splittable_dims, self._unsplittable_dims = (
       self._initialize_splittable_and_unsplittable_dims("unsplittable")
     )
+
+  def verify_layout(self, mesh_impl):
+    super().verify_layout(mesh_impl)
+    expected = mesh_impl.slice_shape(self._outputs[0].shape)
+    given = list(self._laid_out_tensor.slice_shape)
+    if given != expected:
+      raise LayoutError(
+        f"{type(self).__name__} {self.name}: the given slices of {self._outputs[0]} have shape "
+        f"{given}, the layout {mesh_impl.layout_rules.pairs} on mesh {mesh_impl.shape} asks for "
+        f"{expected}"
+      )
 
   def lower(self, lowering):
     lowering.set_tensor_lowering(self.outputs[0], self._laid_out_tensor)
@@ -136,8 +181,9 @@ def import_tf_tensor(
   shape = convert_to_shape(shape)
   if shape is None:
     if tf_tensor.shape.rank != 0:
-      raise ShapeError(
-        f"import_tf_tensor: give the dimensions of a tf.Tensor of shape {tf_tensor.shape} names"
+      raise SizeError(
+        f"{name or 'import_tf_tensor'} on {mesh!r}: give the dimensions of a tf.Tensor of shape "
+        f"{tf_tensor.shape} names (shape=[...])"
       )
     shape = Shape([])
   return ImportOperation(mesh, tf_tensor, shape, name=name).outputs[0]
@@ -162,7 +208,14 @@ def import_laid_out_tensor(
 def import_fully_replicated(
   mesh: Mesh, tf_tensor: Any, shape: ShapeLike, name: str | None = None
 ) -> Tensor:
-  """Brings in a tf.Tensor that every processor has whole; slices are cut locally."""
+  """Brings in a tf.Tensor that every processor has whole; slices are cut locally.
+
+  Args:
+    mesh: a `Mesh`.
+    tf_tensor: a tf.Tensor or array.
+    shape: its dimensions.
+    name: of the operation.
+  """
   from mesh_tensorflow.operations.reshape import reshape  # reshape imports this module
 
   shape = convert_to_shape(shape)

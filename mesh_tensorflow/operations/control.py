@@ -10,7 +10,12 @@ from mesh_tensorflow.graph import Operation, Tensor
 
 
 class StopGradient(Operation):
-  """The value of x, through which no gradient flows; see `stop_gradient`."""
+  """The value of x, through which no gradient flows; see `stop_gradient`.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
 
   def __init__(self, x: Tensor, name: str | None = None):
     super().__init__([x], name=name or "stop_gradient")
@@ -31,7 +36,14 @@ def stop_gradient(x: Tensor) -> Tensor:
 
 
 class PrintOperation(Operation):
-  """The value of x; prints `data` when it is computed. See `Print`."""
+  """The value of x; prints `data` when it is computed. See `Print`.
+
+  Args:
+    x: a `Tensor`.
+    data: a list of `Tensor`s to print.
+    message: a text to put in front.
+    name: of the operation.
+  """
 
   def __init__(
     self,
@@ -95,6 +107,7 @@ class ScalarSummaryOperation(Operation, Tensor):
 
   @property
   def to_string(self) -> str:
+    """Its name and input as text."""
     return f"ScalarSummaryOperation[{self._name}, {self._inputs[0].to_string}]"
 
   def gradient(self, grad_ys):

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import Dimension, Shape, list_product
-from mesh_tensorflow.errors import DimensionError, DTypeError, ShapeError
+from mesh_tensorflow.dimensions import Dimension, Shape, list_product, no_such_dimension
+from mesh_tensorflow.errors import DTypeError, ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.slices import transpose_to
 
@@ -79,13 +79,11 @@ class SoftmaxCrossEntropyOperation(Operation):
   ):
     super().__init__([logits, targets], name=name or "softmax_cross_entropy")
     if vocab_dim not in logits.shape:
-      raise DimensionError(
-        f"{self.name}: vocab_dim {vocab_dim.name}={vocab_dim.size} is not in the logits {logits}"
-      )
+      raise no_such_dimension(f"{self.name}: vocab_dim", vocab_dim, logits)
     rest = logits.shape - vocab_dim
     if set(targets.shape) != set(rest):
       raise ShapeError(
-        f"{self.name}: integer targets must have the dimensions of the logits without "
+        f"{self.name}: integer targets must have the dimensions of the logits {logits} without "
         f"{vocab_dim.name}={vocab_dim.size}, {rest}; got {targets}"
       )
     if not logits.dtype.is_floating or not targets.dtype.is_integer:

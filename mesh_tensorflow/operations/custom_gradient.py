@@ -29,6 +29,8 @@ class CustomGradientOperation(Operation):
     name: of the operation.
   """
 
+  may_mix_meshes = True
+
   def __init__(
     self,
     explicit_inputs: Sequence[Tensor],
@@ -128,7 +130,7 @@ def custom_gradient(
   return op.outputs if several else op.outputs[0]
 
 
-class _AfterOperation(Operation):
+class AfterOperation(Operation):
   """The value of x, computed after a slice of another tensor is there."""
 
   def __init__(self, x: Tensor, dependency: Tensor, name: str | None = None):
@@ -187,7 +189,7 @@ def recompute_grad(
     if control_dependencies and dependency is not None:
       for key, x in zip(first_inputs, explicit_inputs):
         if x.dtype.is_floating:
-          mapping[key] = _AfterOperation(x, dependency).outputs[0]
+          mapping[key] = AfterOperation(x, dependency).outputs[0]
     xs = [key for key in dict.fromkeys(keys) if key.dtype.is_floating]
     new_inputs = [mapping[key] for key in xs]
     clones, mapping = graph.clone_operations(forward_operations, mapping)

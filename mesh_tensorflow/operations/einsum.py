@@ -9,10 +9,11 @@ from mesh_tensorflow.dimensions import (
   Shape,
   ShapeLike,
   convert_to_shape,
+  no_such_dimension,
   shape_union,
 )
-from mesh_tensorflow.errors import DimensionError, DTypeError, GraphError, ShapeError
-from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.errors import DimensionTypeError, DTypeError, GraphError, ShapeError
+from mesh_tensorflow.graph import Operation, Tensor, check_tensors
 from mesh_tensorflow.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations.contraction import contract
 from mesh_tensorflow.operations.reduction import mesh_axes_of
@@ -33,7 +34,7 @@ class EinsumOperation(Operation):
   def __init__(self, inputs: list[Tensor], output_shape: Shape, name: str | None = None):
     super().__init__(inputs, name=name or "einsum")
     if not inputs:
-      raise GraphError("einsum needs at least one input")
+      raise GraphError(f"{name or 'einsum'} to {output_shape} needs at least one input")
     for x in inputs[1:]:
       if x.dtype != inputs[0].dtype:
         raise DTypeError(
@@ -110,7 +111,8 @@ def einsum(
   xs = list(xs)
   output_shape = convert_to_shape(output_shape)
   if not xs:
-    raise GraphError("einsum needs at least one input")
+    raise GraphError(f"{name or 'einsum'} to {output_shape} needs at least one input")
+  check_tensors(name or "einsum", xs)
   counts: dict[Dimension, int] = {}
   for x in xs:
     for d in x.shape:
@@ -119,12 +121,11 @@ def einsum(
   if reduced_dims is not None:
     for d in reduced_dims:
       if not isinstance(d, Dimension):
-        raise DimensionError(f"einsum: reduced_dims must be Dimensions, got {d!r}")
-      if d not in counts:
-        known = ", ".join(f"{k.name}={k.size}" for k in counts)
-        raise DimensionError(
-          f"einsum: reduced dimension {d.name}={d.size} is in no input; they have {known}"
+        raise DimensionTypeError(
+          f"{name or 'einsum'} of {xs}: reduced_dims must be mtf.Dimensions, got {d!r}"
         )
+      if d not in counts:
+        raise no_such_dimension(f"{name or 'einsum'}: reduced_dims", d, Shape(list(counts)))
   if output_shape is None:
     reduced = set(d for d, n in counts.items() if n > 1) if reduced_dims is None else reduced_dims
     output_shape = Shape([d for d in counts if d not in reduced])
@@ -132,8 +133,8 @@ def einsum(
     summed = {d for d in counts if d not in output_shape}
     if summed != set(reduced_dims):
       raise ShapeError(
-        f"einsum: output_shape {output_shape} sums over "
-        f"{sorted(d.name for d in summed)}, reduced_dims says {[d.name for d in reduced_dims]}"
+        f"{name or 'einsum'} of {xs}: output_shape {output_shape} sums over "
+        f"{Shape(sorted(summed))}, reduced_dims says {Shape(list(reduced_dims))}; give only one"
       )
   return EinsumOperation(xs, output_shape, name=name).outputs[0]
 
@@ -165,13 +166,31 @@ def matmul(
   reduced_dims: Sequence[Dimension] | None = None,
   name: str | None = None,
 ) -> Tensor:
-  """`einsum` of two tensors."""
+  """`einsum` of two tensors.
+
+  Args:
+    a: a `Tensor`.
+    b: a `Tensor`.
+    output_shape: dimensions of the result; see `einsum`.
+    reduced_dims: dimensions to sum; see `einsum`.
+    name: of the operation.
+  """
   return einsum([a, b], output_shape=output_shape, reduced_dims=reduced_dims, name=name)
 
 
 def transpose(x: Tensor, new_shape: ShapeLike, name: str = "transpose") -> Tensor:
-  """X with its dimensions in another order."""
+  """X with its dimensions in another order.
+
+  Args:
+    x: a `Tensor`.
+    new_shape: the dimensions of x in the order wanted.
+    name: of the operation.
+  """
   new_shape = convert_to_shape(new_shape)
   if set(x.shape) != set(new_shape):
-    raise ShapeError(f"{name}: {x} cannot be transposed to {new_shape}: other dimensions")
+    differ = Shape(sorted(set(x.shape) ^ set(new_shape)))
+    raise ShapeError(
+      f"{name}: {x} cannot be transposed to {new_shape}: only one of the two has {differ}; to "
+      "rename use mtf.rename_dimension, to sum mtf.reduce_sum, to repeat mtf.broadcast"
+    )
   return einsum([x], output_shape=new_shape, name=name)

@@ -26,34 +26,64 @@ def _of_output(tf_grad: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Callable
 
 
 def identity(x: Tensor, name: str = "identity") -> Tensor:
-  """X."""
+  """x itself, as a new tensor.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
   return cwise(tf.identity, [x], grad_function=lambda op, dy: [dy], name=name)
 
 
 def sin(x: Tensor, name: str = "sin") -> Tensor:
-  """Sine, elementwise."""
+  """Sine of x (in radians), elementwise.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
   return cwise(tf.sin, [x], name=name)
 
 
 def cos(x: Tensor, name: str = "cos") -> Tensor:
-  """Cosine, elementwise."""
+  """Cosine of x (in radians), elementwise.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
   return cwise(tf.cos, [x], name=name)
 
 
 def square(x: Tensor, name: str = "square") -> Tensor:
-  """X ** 2, elementwise."""
+  """x ** 2, elementwise.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
   return cwise(tf.square, [x], name=name, grad_function=_of_input(lambda dy, v: dy * (v + v)))
 
 
 def sqrt(x: Tensor, name: str = "sqrt") -> Tensor:
-  """Square root, elementwise."""
+  """Square root, elementwise.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
   return cwise(
     tf.sqrt, [x], name=name, grad_function=_of_output(lambda dy, y: _raw.SqrtGrad(y=y, dy=dy))
   )
 
 
 def rsqrt(x: Tensor, name: str = "rsqrt") -> Tensor:
-  """1 / sqrt(x), elementwise."""
+  """1 / sqrt(x), elementwise.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
   return cwise(
     tf.math.rsqrt,
     [x],
@@ -63,17 +93,32 @@ def rsqrt(x: Tensor, name: str = "rsqrt") -> Tensor:
 
 
 def log(x: Tensor, name: str = "log") -> Tensor:
-  """Natural logarithm, elementwise."""
+  """Natural logarithm, elementwise.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
   return cwise(tf.math.log, [x], name=name, grad_function=_of_input(lambda dy, v: dy / v))
 
 
 def exp(x: Tensor, name: str = "exp") -> Tensor:
-  """E ** x, elementwise."""
+  """e ** x, elementwise.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
   return cwise(tf.exp, [x], name=name, grad_function=_of_output(lambda dy, y: dy * y))
 
 
 def sigmoid(x: Tensor, name: str = "sigmoid") -> Tensor:
-  """1 / (1 + exp(-x)), elementwise."""
+  """1 / (1 + exp(-x)), elementwise.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
   return cwise(
     tf.sigmoid,
     [x],
@@ -83,19 +128,34 @@ def sigmoid(x: Tensor, name: str = "sigmoid") -> Tensor:
 
 
 def tanh(x: Tensor, name: str = "tanh") -> Tensor:
-  """Hyperbolic tangent, elementwise."""
+  """Hyperbolic tangent, elementwise.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
   return cwise(
     tf.tanh, [x], name=name, grad_function=_of_output(lambda dy, y: _raw.TanhGrad(y=y, dy=dy))
   )
 
 
 def negative(x: Tensor, name: str = "negative") -> Tensor:
-  """-x, elementwise."""
+  """Minus x, elementwise.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
   return cwise(tf.negative, [x], name=name, grad_function=lambda op, dy: [negative(dy)])
 
 
 def reciprocal(x: Tensor, name: str = "reciprocal") -> Tensor:
-  """1 / x, elementwise."""
+  """1 / x, elementwise.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
   return cwise(
     tf.math.reciprocal,
     [x],
@@ -105,7 +165,12 @@ def reciprocal(x: Tensor, name: str = "reciprocal") -> Tensor:
 
 
 def relu(x: Tensor, name: str = "relu") -> Tensor:
-  """max(x, 0), elementwise; the gradient at 0 is 0."""
+  """max(x, 0), elementwise; the gradient at 0 is 0.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
   return cwise(
     tf.nn.relu,
     [x],
@@ -115,7 +180,13 @@ def relu(x: Tensor, name: str = "relu") -> Tensor:
 
 
 def leaky_relu(x: Tensor, alpha: float = 0.2, name: str = "leaky_relu") -> Tensor:
-  """X where positive, else alpha * x."""
+  """X where positive, else alpha * x.
+
+  Args:
+    x: a `Tensor`.
+    alpha: the slope where x is negative.
+    name: of the operation.
+  """
   return cwise(
     lambda v: tf.nn.leaky_relu(v, alpha),
     [x],
@@ -127,32 +198,60 @@ def leaky_relu(x: Tensor, alpha: float = 0.2, name: str = "leaky_relu") -> Tenso
 
 
 def elu(x: Tensor) -> Tensor:
-  """Exponential linear unit, as `tf.nn.elu`."""
+  """Exponential linear unit, as `tf.nn.elu`.
+
+  Args:
+    x: a `Tensor`.
+  """
   return cwise(tf.nn.elu, [x], name="elu")
 
 
 def selu(x: Tensor) -> Tensor:
-  """Scaled exponential linear unit, as `tf.nn.selu`."""
+  """Scaled exponential linear unit, as `tf.nn.selu`.
+
+  Args:
+    x: a `Tensor`.
+  """
   return cwise(tf.nn.selu, [x], name="selu")
 
 
 def softplus(x: Tensor) -> Tensor:
-  """log(1 + exp(x)), elementwise."""
+  """log(1 + exp(x)), elementwise.
+
+  Args:
+    x: a `Tensor`.
+  """
   return cwise(tf.math.softplus, [x], name="softplus")
 
 
 def sign(x: Tensor, name: str = "sign") -> Tensor:
-  """-1, 0 or 1; no gradient."""
+  """-1, 0 or 1; no gradient.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
   return cwise(tf.sign, [x], name=name, grad_function=0)
 
 
 def logical_not(x: Tensor, name: str = "logical_not") -> Tensor:
-  """Not, elementwise, of a bool tensor."""
+  """Not, elementwise, of a bool tensor.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
   return cwise(tf.logical_not, [x], name=name, grad_function=0)
 
 
 def cast(x: Tensor, dtype: Any, name: str = "cast") -> Tensor:
-  """X as another dtype; x itself if it has the dtype. Gradients pass between floating dtypes."""
+  """X as another dtype; x itself if it has the dtype. Gradients pass between floating dtypes.
+
+  Args:
+    x: a `Tensor`.
+    dtype: a tf.DType.
+    name: of the operation.
+  """
   dtype = tf.as_dtype(dtype)
   if dtype == x.dtype:
     return x
@@ -166,27 +265,51 @@ def cast(x: Tensor, dtype: Any, name: str = "cast") -> Tensor:
 
 
 def to_float(x: Tensor, name: str = "to_float") -> Tensor:
-  """X as float32."""
+  """X as float32.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
   return cast(x, tf.float32, name=name)
 
 
 def to_bfloat16(x: Tensor, name: str = "to_bfloat16") -> Tensor:
-  """X as bfloat16."""
+  """X as bfloat16.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
   return cast(x, tf.bfloat16, name=name)
 
 
 def to_int32(x: Tensor, name: str = "to_int32") -> Tensor:
-  """X as int32."""
+  """X as int32.
+
+  Args:
+    x: a `Tensor`.
+    name: of the operation.
+  """
   return cast(x, tf.int32, name=name)
 
 
 def mtf_pow(x: Tensor, y: Any) -> Tensor:
-  """exp(log(x) * y): NaN for negative x."""
+  """exp(log(x) * y): NaN for negative x.
+
+  Args:
+    x: a `Tensor`.
+    y: the exponent: a number or a `Tensor`.
+  """
   return exp(log(x) * y)
 
 
 def mtf_abs(x: Tensor) -> Tensor:
-  """|x|, elementwise; the gradient is dy * sign(x)."""
+  """|x|, elementwise; the gradient is dy * sign(x).
+
+  Args:
+    x: a `Tensor`.
+  """
   return cwise(
     tf.abs,
     [x],
@@ -196,7 +319,11 @@ def mtf_abs(x: Tensor) -> Tensor:
 
 
 def swish(x: Tensor) -> Tensor:
-  """X * sigmoid(x)."""
+  """X * sigmoid(x).
+
+  Args:
+    x: a `Tensor`.
+  """
   return cwise(tf.nn.silu, [x], name="swish", grad_function=_of_input(_swish_grad))
 
 
@@ -209,6 +336,9 @@ def gelu(x: Tensor) -> Tensor:
   """Gaussian error linear unit, tanh approximation.
 
   x * 0.5 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3))) (Hendrycks and Gimpel, 2016).
+
+  Args:
+    x: a `Tensor`.
   """
   return cwise(_gelu, [x], name="gelu", grad_function=_of_input(_gelu_grad))
 
@@ -229,12 +359,22 @@ def _gelu_grad(dy: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def squared_relu(x: Tensor) -> Tensor:
-  """max(x, 0) ** 2."""
+  """max(x, 0) ** 2.
+
+  Args:
+    x: a `Tensor`.
+  """
   return square(relu(x))
 
 
 class ScalarMultiplyOperation(Operation):
-  """x times a scalar (a Python or NumPy number, or a 0-d tf.Tensor of x's dtype)."""
+  """x times a scalar (a Python or NumPy number, or a 0-d tf.Tensor of x's dtype).
+
+  Args:
+    x: a `Tensor`.
+    scalar: the scalar.
+    name: of the operation.
+  """
 
   def __init__(self, x: Tensor, scalar: Any, name: str | None = None):
     super().__init__([x], name=name or "scalar_mul")
@@ -254,7 +394,13 @@ class ScalarMultiplyOperation(Operation):
 
 
 class ScalarAddOperation(Operation):
-  """x plus a scalar (a Python or NumPy number, or a 0-d tf.Tensor of x's dtype)."""
+  """x plus a scalar (a Python or NumPy number, or a 0-d tf.Tensor of x's dtype).
+
+  Args:
+    x: a `Tensor`.
+    scalar: the scalar.
+    name: of the operation.
+  """
 
   def __init__(self, x: Tensor, scalar: Any, name: str | None = None):
     super().__init__([x], name=name or "scalar_add")
@@ -293,8 +439,9 @@ def checked_scalar(scalar: Any, x: Tensor, what: str) -> Any:
       f"{what}: expected a scalar to go with {x}, got an array of shape {scalar.shape}; "
       "use mtf.import_tf_tensor to give its dimensions names"
     )
-  if isinstance(scalar, (bool, int, float)) or hasattr(scalar, "dtype"):
-    if not x.dtype.is_floating and not hasattr(scalar, "__index__"):
+  numbers = (bool, int, float, complex) if x.dtype.is_complex else (bool, int, float)
+  if isinstance(scalar, numbers) or hasattr(scalar, "dtype"):
+    if not (x.dtype.is_floating or x.dtype.is_complex) and not hasattr(scalar, "__index__"):
       raise DTypeError(
         f"{what}: the float {scalar!r} with the {x.dtype.name} tensor {x}; "
         "use mtf.to_float, or an integer"

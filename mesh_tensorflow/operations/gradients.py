@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mesh_tensorflow import scope
-from mesh_tensorflow.errors import GradientError, ShapeError
+from mesh_tensorflow.errors import DTypeError, GradientError, ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.binary import add
 from mesh_tensorflow.operations.constants import constant
@@ -43,6 +43,7 @@ def gradients(
       if not y.dtype.is_floating:
         raise GradientError(f"gradients: {y} is not floating; give grad_ys, or cast it")
     grad_ys = [constant(y.mesh, 1.0, shape=y.shape, dtype=y.dtype) for y in ys]
+  _check_given(ys, grad_ys)
   found: dict[Tensor, Tensor] = {}
   for y, g in zip(ys, grad_ys):
     if g is not None:
@@ -62,6 +63,18 @@ def gradients(
       with scope.variable_scope(f"{op.name}/gradients"):
         _accumulate(op, found, downstream)
   return [found.get(x) for x in xs]
+
+
+def _check_given(ys: list[Tensor], grad_ys: Sequence[Tensor | None]) -> None:
+  if len(grad_ys) != len(ys):
+    raise GradientError(f"gradients: {len(grad_ys)} grad_ys for {len(ys)} ys {ys}")
+  for y, g in zip(ys, grad_ys):
+    if g is None:
+      continue
+    if set(g.shape) != set(y.shape):
+      raise ShapeError(f"gradients: the given gradient {g} has not the dimensions of {y}")
+    if g.dtype != y.dtype:
+      raise DTypeError(f"gradients: the given gradient {g} has not the dtype of {y}; cast it")
 
 
 def _accumulate(op: Operation, found: dict[Tensor, Tensor], downstream: set[Tensor]) -> None:

@@ -16,9 +16,10 @@ from mesh_tensorflow.dimensions import (
   convert_to_dimension,
   convert_to_shape,
   list_product,
+  no_such_dimension,
   shape_union,
 )
-from mesh_tensorflow.errors import DimensionError, DTypeError, ShapeError
+from mesh_tensorflow.errors import ArgumentError, DTypeError, ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations.constants import constant
@@ -198,9 +199,7 @@ class GatherOperation(Operation):
 def _gather_shape(name: str, weights: Tensor, indices: Tensor, dim: Dimension) -> Shape:
   """The dimensions of the indices, then those of the weights without `dim`."""
   if dim not in weights.shape:
-    raise DimensionError(
-      f"{name}: there is no dimension {dim.name}={dim.size} in the weights {weights}"
-    )
+    raise no_such_dimension(f"{name}: weights", dim, weights)
   if dim in indices.shape:
     raise ShapeError(
       f"{name}: the indices {indices} have the dimension {dim.name}={dim.size} that is indexed; "
@@ -346,7 +345,13 @@ def gather(
   """
   dim = convert_to_dimension(dim)
   if not isinstance(indices, Tensor):
-    indices = constant(weights.mesh, operator.index(indices), Shape([]), tf.int32)
+    try:
+      indices = constant(weights.mesh, operator.index(indices), Shape([]), tf.int32)
+    except TypeError:
+      raise ArgumentError(
+        f"gather from {weights}: indices must be an integer mtf.Tensor or an integer, got "
+        f"{indices!r}"
+      ) from None
   output_shape = convert_to_shape(output_shape)
   if output_shape is None:
     return GatherOperation(weights, indices, dim).outputs[0]
@@ -401,5 +406,11 @@ def pool_tensor_1d(
 
 
 def stride_tensor_1d(tensor: Tensor, pool_dim: DimensionLike, pool_size: int = 2) -> Tensor:
-  """Every `pool_size`-th position along a dimension, from the first; see `pool_tensor_1d`."""
+  """Every `pool_size`-th position along a dimension, from the first; see `pool_tensor_1d`.
+
+  Args:
+    tensor: a `Tensor`.
+    pool_dim: a dimension of it.
+    pool_size: a divisor of its size.
+  """
   return pool_tensor_1d(tensor, pool_dim, reduce_fn=reduce_first, pool_size=pool_size)

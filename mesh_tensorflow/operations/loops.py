@@ -7,7 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.errors import DTypeError, GraphError, ShapeError, UnsupportedError
+from mesh_tensorflow.errors import (
+  ArgumentError,
+  DTypeError,
+  GraphError,
+  ShapeError,
+  UnsupportedError,
+)
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow.operations.control import ScalarSummaryOperation
@@ -29,6 +35,8 @@ class WhileLoopOperation(Operation):
     name: of the operation.
   """
 
+  may_mix_meshes = True
+
   def __init__(
     self,
     cond_fn: Callable[..., Tensor],
@@ -43,7 +51,9 @@ class WhileLoopOperation(Operation):
     # How often the body runs at most, if that is known: what `describe` multiplies by.
     self.maximum_iterations = self._tf_kwargs.get("maximum_iterations")
     if self._tf_kwargs.pop("back_prop", False):
-      raise UnsupportedError(f"{self.name}: loops have no gradient; back_prop must be False")
+      raise ArgumentError(
+        f"{self.name} of {self._inputs}: loops have no gradient; back_prop must be False"
+      )
     self._cond_inputs = self._placeholders("cond_input")
     cond, self._cond_operations = self._capture(cond_fn, self._cond_inputs)
     if not isinstance(cond, Tensor) or cond.dtype != tf.bool or cond.shape.ndims:
@@ -133,6 +143,7 @@ class WhileLoopOperation(Operation):
 
   @property
   def draws_random_numbers(self) -> bool:
+    """Whether an operation inside the loop does."""
     return any(getattr(op, "draws_random_numbers", False) for op in self.inner_operations)
 
   @property
@@ -302,6 +313,8 @@ def while_loop(
   """
   n = len(inputs)
   if num_loop_vars is not None and not 0 < num_loop_vars:
-    raise GraphError(f"while_loop: num_loop_vars must be above 0, got {num_loop_vars}")
+    raise ArgumentError(
+      f"while_loop of {n} inputs: num_loop_vars must be at least 1, got {num_loop_vars}"
+    )
   outputs = WhileLoopOperation(cond_fn, body_fn, inputs, kwargs, has_accumulators).outputs
   return outputs if num_loop_vars is None else outputs[: min(num_loop_vars, n)] + outputs[n:]

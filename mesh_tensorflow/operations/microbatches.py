@@ -7,8 +7,14 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import Dimension, DimensionLike, Shape, convert_to_dimension
-from mesh_tensorflow.errors import DimensionError, GradientError, GraphError, ShapeError
+from mesh_tensorflow.dimensions import (
+  Dimension,
+  DimensionLike,
+  Shape,
+  convert_to_dimension,
+  no_such_dimension,
+)
+from mesh_tensorflow.errors import GradientError, GraphError, ShapeError
 from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.binary import add, less
 from mesh_tensorflow.operations.constants import constant
@@ -52,10 +58,7 @@ def serialize_training_step(
     raise GraphError("serialize_training_step needs at least one feature")
   for name, x in features.items():
     if batch_dim not in x.shape:
-      raise DimensionError(
-        f"serialize_training_step: feature {name!r}, {x}, has no dimension "
-        f"{batch_dim.name}={batch_dim.size}"
-      )
+      raise no_such_dimension(f"serialize_training_step: feature {name!r}", batch_dim, x)
   if num_splits < 1 or batch_dim.size % num_splits:
     raise ShapeError(
       f"serialize_training_step: {batch_dim.name}={batch_dim.size} cannot be cut into "

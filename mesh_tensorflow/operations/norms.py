@@ -1,108 +1,175 @@
-"""Scaling to a root mean square of one along a dimension, with a fused gradient."""
+"""Normalization along a dimension, with a fused gradient: standardization and RMS."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import Dimension, Shape
-from mesh_tensorflow.errors import DimensionError
+from mesh_tensorflow.dimensions import Dimension, Shape, no_such_dimension
 from mesh_tensorflow.graph import Operation, Tensor
 
 _ONE = Dimension("_normalized", 1)
 
 
-class RmsNormalizeOperation(Operation):
-  """x / sqrt(mean(x ** 2) + epsilon) along one dimension.
+class NormalizeOperation(Operation):
+  """(x - mean) / sqrt(variance + epsilon), or x / sqrt(mean(x ** 2) + epsilon).
 
-  The second output is 1 / sqrt(mean(x ** 2) + epsilon), with a dimension of size 1 in place of
-  `dim`; only the gradient uses it. The gradient is that of the whole: it costs half of what the
-  gradients of square, mean, rsqrt and product cost one by one.
+  The second output is the factor 1 / sqrt(...), with a dimension of size 1 in place of `dim`;
+  only the gradient uses it. The gradient is that of the whole: it costs half of what the
+  gradients of square, mean, rsqrt and product cost one by one. The statistics of
+  half-precision tensors are computed in float32.
 
   Args:
     x: a floating `Tensor`.
     dim: the dimension.
-    epsilon: added to the mean square.
+    epsilon: added to the (population) variance, or to the mean square.
+    centered: whether the mean is subtracted.
     name: of the operation.
   """
 
-  def __init__(self, x: Tensor, dim: Dimension, epsilon: float, name: str | None = None):
-    super().__init__([x], name=name or "rms_normalize")
+  def __init__(
+    self, x: Tensor, dim: Dimension, epsilon: float, centered: bool, name: str | None = None
+  ):
+    super().__init__([x], name=name or ("standardize" if centered else "rms_normalize"))
     if dim not in x.shape:
-      raise DimensionError(f"{self.name}: dimension {dim.name}={dim.size} is not in {x}")
+      raise no_such_dimension(self.name, dim, x)
     self._dim = dim
     self._epsilon = epsilon
-    self._outputs = [
-      Tensor(self, x.shape, x.dtype, index=0),
-      Tensor(self, Shape([_ONE if d == dim else d for d in x.shape]), x.dtype, index=1),
-    ]
+    self._centered = centered
+    exact = x.dtype if x.dtype.size >= 4 else tf.float32
+    one = Shape([_ONE if d == dim else d for d in x.shape])
+    self._outputs = [Tensor(self, x.shape, x.dtype, index=0), Tensor(self, one, exact, index=1)]
 
   def gradient(self, grad_ys):
     if grad_ys[0] is None:
       return [None]
     y, factor = self._outputs
-    return [RmsNormalizeGradOperation(grad_ys[0], y, factor, self._dim).outputs[0]]
+    dx = NormalizeGradOperation(grad_ys[0], y, factor, self._dim, self._centered)
+    return dx.outputs
 
   def lower(self, lowering):
     impl = lowering.mesh_impl(self)
+    y, factor = self._outputs
+    axis = y.shape.dims.index(self._dim)
     x = lowering.tensors[self._inputs[0]].to_laid_out_tensor()
-    axis = self._inputs[0].shape.dims.index(self._dim)
-    mean = mean_along(impl, self._dim, axis, tf.square, x)
+    if y.dtype != factor.dtype:
+      x = impl.slicewise(lambda t: tf.cast(t, factor.dtype), x)
+    if self._centered:
+      x = impl.slicewise(tf.subtract, x, _means(impl, self._dim, axis, lambda t: [t], x))
+    variance = _means(impl, self._dim, axis, lambda t: [tf.square(t)], x)
 
-    def finish(x: tf.Tensor, mean: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-      factor = tf.math.rsqrt(mean + self._epsilon)
-      return x * factor, factor
+    def finish(x: tf.Tensor, variance: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+      f = tf.math.rsqrt(variance + self._epsilon)
+      return tf.cast(x * f, y.dtype), f
 
-    for out, laid_out in zip(self._outputs, impl.slicewise(finish, x, mean)):
+    for out, laid_out in zip(self._outputs, impl.slicewise(finish, x, variance)):
       lowering.set_tensor_lowering(out, laid_out)
 
 
-class RmsNormalizeGradOperation(Operation):
-  """Gradient of a `RmsNormalizeOperation`: factor * (dy - y * mean(dy * y)).
+class NormalizeGradOperation(Operation):
+  """Gradient of a `NormalizeOperation`: factor * (dy - mean(dy) - y * mean(dy * y)).
+
+  Without centering the term mean(dy) is not there.
 
   Args:
     dy: the gradient of its first output.
     y: its first output.
     factor: its second output.
     dim: the dimension.
+    centered: whether it subtracted the mean.
     name: of the operation.
   """
 
   def __init__(
-    self, dy: Tensor, y: Tensor, factor: Tensor, dim: Dimension, name: str | None = None
+    self,
+    dy: Tensor,
+    y: Tensor,
+    factor: Tensor,
+    dim: Dimension,
+    centered: bool,
+    name: str | None = None,
   ):
-    super().__init__([dy, y, factor], name=name or "rms_normalize_grad")
+    super().__init__([dy, y, factor], name=name or "normalize_grad")
     self._dim = dim
+    self._centered = centered
     self._outputs = [Tensor(self, y.shape, y.dtype)]
 
   def lower(self, lowering):
     impl = lowering.mesh_impl(self)
+    out = self._outputs[0]
+    axis = out.shape.dims.index(self._dim)
+    dtype = self._inputs[2].dtype
     dy, y, factor = (lowering.tensors[x].to_laid_out_tensor() for x in self._inputs)
-    axis = self._outputs[0].shape.dims.index(self._dim)
-    mean = mean_along(impl, self._dim, axis, tf.multiply, dy, y)
-    lowering.set_tensor_lowering(
-      self._outputs[0],
-      impl.slicewise(lambda dy, y, factor, mean: (dy - y * mean) * factor, dy, y, factor, mean),
-    )
+    if out.dtype != dtype:
+      dy, y = (impl.slicewise(lambda t: tf.cast(t, dtype), t) for t in (dy, y))
+
+    def means_of(dy: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+      return [dy * y, dy] if self._centered else [dy * y]
+
+    def gradient(dy: tf.Tensor, y: tf.Tensor, factor: tf.Tensor, *means: tf.Tensor) -> tf.Tensor:
+      dx = dy - y * means[0]
+      if self._centered:
+        dx -= means[1]
+      return tf.cast(dx * factor, out.dtype)
+
+    means = _means(impl, self._dim, axis, means_of, dy, y)
+    means = means if isinstance(means, tuple) else (means,)
+    lowering.set_tensor_lowering(out, impl.slicewise(gradient, dy, y, factor, *means))
 
 
-def mean_along(impl: Any, dim: Dimension, axis: int, fn: Any, *laid_out: Any) -> Any:
-  """Mean of `fn(slices)` along a dimension that may be split; its axis stays, with size 1.
+def _means(
+  impl: Any, dim: Dimension, axis: int, fn: Callable[..., list[tf.Tensor]], *laid_out: Any
+) -> Any:
+  """Means along a dimension that may be split; its axis stays, with size 1.
 
   Args:
     impl: a `MeshImpl`.
     dim: the dimension.
     axis: where it is among the slices' axes.
-    fn: takes one slice of each laid-out tensor; elementwise.
+    fn: takes one slice of each laid-out tensor; returns what the means are taken of.
     *laid_out: laid-out tensors.
+
+  Returns:
+    A laid-out tensor for each tensor that `fn` returns; not in a tuple if that is one.
   """
+
+  def each(reduce: Callable[..., tf.Tensor]) -> Callable[..., Any]:
+    def apply(*xs: tf.Tensor) -> Any:
+      reduced = [reduce(t, axis, keepdims=True) for t in fn(*xs)]
+      return tuple(reduced) if len(reduced) > 1 else reduced[0]
+
+    return apply
+
   mesh_axis = impl.tensor_dimension_to_mesh_axis(dim)
   if mesh_axis is None or impl.shape[mesh_axis].size == 1:
-    return impl.slicewise(lambda *xs: tf.reduce_mean(fn(*xs), axis, keepdims=True), *laid_out)
-  sums = impl.slicewise(lambda *xs: tf.reduce_sum(fn(*xs), axis, keepdims=True), *laid_out)
-  total = impl.allreduce(sums, [mesh_axis], "SUM")
-  return impl.slicewise(lambda s: s * (1.0 / dim.size), total)
+    return impl.slicewise(each(tf.reduce_mean), *laid_out)
+  sums = impl.slicewise(each(tf.reduce_sum), *laid_out)
+  if not isinstance(sums, tuple):
+    total = impl.allreduce(sums, [mesh_axis], "SUM")
+    return impl.slicewise(lambda s: s * (1.0 / dim.size), total)
+  # One exchange for all.
+  joined = impl.slicewise(lambda *xs: tf.concat(xs, axis), *sums)
+  total = impl.allreduce(joined, [mesh_axis], "SUM")
+  return impl.slicewise(lambda s: tuple(tf.split(s * (1.0 / dim.size), len(sums), axis)), total)
+
+
+def standardize(x: Tensor, dim: Dimension, epsilon: float = 1e-6) -> Tensor:
+  """(x - mean) / sqrt(variance + epsilon) along a dimension.
+
+  Args:
+    x: a floating `Tensor`.
+    dim: the dimension; may be split.
+    epsilon: added to the (population) variance.
+
+  Returns:
+    A `Tensor` of x's shape and dtype.
+
+  Raises:
+    DimensionError: `dim` is not in x.
+  """
+  return NormalizeOperation(x, dim, epsilon, centered=True).outputs[0]
 
 
 def rms_normalize(x: Tensor, dim: Dimension, epsilon: float = 1e-6) -> Tensor:
@@ -119,7 +186,7 @@ def rms_normalize(x: Tensor, dim: Dimension, epsilon: float = 1e-6) -> Tensor:
   Raises:
     DimensionError: `dim` is not in x.
   """
-  return RmsNormalizeOperation(x, dim, epsilon).outputs[0]
+  return NormalizeOperation(x, dim, epsilon, centered=False).outputs[0]
 
 
-__all__ = ["RmsNormalizeGradOperation", "RmsNormalizeOperation", "rms_normalize"]
+__all__ = ["NormalizeGradOperation", "NormalizeOperation", "rms_normalize", "standardize"]

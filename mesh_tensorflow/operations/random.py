@@ -13,7 +13,13 @@ import tensorflow as tf
 
 from mesh_tensorflow import random_bits, scope
 from mesh_tensorflow.dimensions import DimensionLike, Shape, ShapeLike, convert_to_shape
-from mesh_tensorflow.errors import DTypeError, GraphError, ShapeError, UnsupportedError
+from mesh_tensorflow.errors import (
+  ArgumentError,
+  DTypeError,
+  GraphError,
+  ShapeError,
+  UnsupportedError,
+)
 from mesh_tensorflow.graph import Mesh, Operation, Tensor
 from mesh_tensorflow.operations.elementwise import cast
 from mesh_tensorflow.operations.slicewise import cwise
@@ -48,6 +54,12 @@ class RandomOperation(Operation):
     if dtype.is_integer and kwargs.get("maxval") is None:
       raise DTypeError(f"{self.name}: random integers ({dtype.name}) need maxval")
     self._seed = kwargs.pop("seed", None)
+    known = random_bits.arguments_of(tf_fn.__name__)
+    for key in kwargs:
+      if key not in known:
+        raise ArgumentError(
+          f"{self.name} of {shape}: tf.random.{tf_fn.__name__} takes {known}, not {key!r}"
+        )
     self._tf_fn = tf_fn
     self._kwargs = kwargs
     self._outputs = [Tensor(self, shape, dtype)]

@@ -6,8 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import Dimension, DimensionLike, Shape, convert_to_dimension
-from mesh_tensorflow.errors import DimensionError
+from mesh_tensorflow.dimensions import (
+  Dimension,
+  DimensionLike,
+  Shape,
+  convert_to_dimension,
+  no_such_dimension,
+)
 from mesh_tensorflow.graph import Mesh, Operation, Tensor
 
 
@@ -60,7 +65,7 @@ class CumsumOperation(Operation):
   ):
     super().__init__([x], name=name or "cumsum")
     if dim not in x.shape:
-      raise DimensionError(f"{self.name}: there is no dimension {dim.name}={dim.size} in {x}")
+      raise no_such_dimension(self.name, dim, x)
     self._dim, self._axis = dim, x.shape.dims.index(dim)
     self._exclusive, self._reverse = bool(exclusive), bool(reverse)
     self._outputs = [Tensor(self, x.shape, x.dtype)]

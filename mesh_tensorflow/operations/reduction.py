@@ -13,8 +13,9 @@ from mesh_tensorflow.dimensions import (
   ShapeLike,
   convert_to_dimension,
   convert_to_shape,
+  no_such_dimension,
 )
-from mesh_tensorflow.errors import DimensionError, GradientError, ShapeError
+from mesh_tensorflow.errors import ArgumentError, GradientError, ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations.elementwise import ScalarMultiplyOperation, cast, to_float
@@ -25,21 +26,37 @@ _TF_BINARY = {"SUM": tf.add, "MAX": tf.maximum, "MIN": tf.minimum}
 
 
 def reduction_fn(reduction_fn_string: str) -> Any:
-  """The TensorFlow reduction for "SUM", "MAX" or "MIN"."""
+  """The TensorFlow reduction for "SUM", "MAX" or "MIN".
+
+  Args:
+    reduction_fn_string: "SUM", "MAX" or "MIN".
+  """
   if reduction_fn_string not in _TF_REDUCTION:
-    raise ShapeError(f"{reduction_fn_string!r} is not SUM, MAX or MIN")
+    raise ArgumentError(f"reduction_fn: {reduction_fn_string!r} is not 'SUM', 'MAX' or 'MIN'")
   return _TF_REDUCTION[reduction_fn_string]
 
 
 def binary_reduction_fn(reduction_fn_string: str) -> Any:
-  """The elementwise TensorFlow function for "SUM", "MAX" or "MIN"."""
+  """The elementwise TensorFlow function for "SUM", "MAX" or "MIN".
+
+  Args:
+    reduction_fn_string: "SUM", "MAX" or "MIN".
+  """
   if reduction_fn_string not in _TF_BINARY:
-    raise ShapeError(f"{reduction_fn_string!r} is not SUM, MAX or MIN")
+    raise ArgumentError(
+      f"binary_reduction_fn: {reduction_fn_string!r} is not 'SUM', 'MAX' or 'MIN'"
+    )
   return _TF_BINARY[reduction_fn_string]
 
 
 class BroadcastOperation(Operation):
-  """x repeated along new dimensions."""
+  """x repeated along new dimensions.
+
+  Args:
+    x: a `Tensor`.
+    output_shape: a `Shape` with all of x's dimensions.
+    name: of the operation.
+  """
 
   def __init__(self, x: Tensor, output_shape: Shape, name: str | None = None):
     super().__init__([x], name=name or "broadcast")
@@ -62,7 +79,12 @@ class BroadcastOperation(Operation):
 
 
 def broadcast(x: Tensor, new_shape: ShapeLike) -> Tensor:
-  """X with more dimensions (and in another order); x itself if the shape is equal."""
+  """X with more dimensions (and in another order); x itself if the shape is equal.
+
+  Args:
+    x: a `Tensor`.
+    new_shape: dimensions of the result; all of x's are among them.
+  """
   new_shape = convert_to_shape(new_shape)
   if x.shape == new_shape:
     return x
@@ -132,7 +154,7 @@ def mesh_axes_of(mesh_impl: Any, dims: list[Dimension]) -> list[int]:
 
 
 def reduction_output_shape(
-  x: Tensor, output_shape: Shape | None, reduced_dim: Dimension | None
+  x: Tensor, output_shape: Shape | None, reduced_dim: Dimension | None, *, name: str = "reduction"
 ) -> Shape:
   """The output shape of a reduction.
 
@@ -141,14 +163,12 @@ def reduction_output_shape(
     ShapeError: both are given and contradict each other.
   """
   if reduced_dim is not None and reduced_dim not in x.shape:
-    raise DimensionError(
-      f"reduced_dim {reduced_dim.name}={reduced_dim.size} is not among the dimensions of {x}"
-    )
+    raise no_such_dimension(f"{name}: reduced_dim", reduced_dim, x)
   if output_shape is None:
     return Shape([]) if reduced_dim is None else x.shape - reduced_dim
   if reduced_dim is not None and set(x.shape) - set(output_shape) != {reduced_dim}:
     raise ShapeError(
-      f"reduction of {x} to {output_shape} does not reduce exactly the dimension "
+      f"{name} of {x} to {output_shape} does not reduce exactly the dimension "
       f"{reduced_dim.name}={reduced_dim.size}; give only one of output_shape and reduced_dim"
     )
   return output_shape
@@ -162,9 +182,13 @@ def _reduce(
   reduction: str,
   name: str,
 ) -> Tensor:
-  assert disable_positional_args is None, "give output_shape and reduced_dim as keywords"
+  if disable_positional_args is not None:
+    raise ArgumentError(
+      f"{name} of {x}: give output_shape or reduced_dim as a keyword, not by position; got "
+      f"{disable_positional_args!r}"
+    )
   shape = reduction_output_shape(
-    x, convert_to_shape(output_shape), convert_to_dimension(reduced_dim)
+    x, convert_to_shape(output_shape), convert_to_dimension(reduced_dim), name=name
   )
   if shape == x.shape:
     return x
@@ -200,7 +224,15 @@ def reduce_max(
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:
-  """Maximum; arguments as `reduce_sum`. Tied elements each get the whole gradient."""
+  """Maximum over dimensions; tied elements each get the whole gradient.
+
+  Args:
+    x: a `Tensor`.
+    disable_positional_args: must stay None; what follows is given by keyword.
+    output_shape: dimensions to keep, in any order.
+    reduced_dim: the one dimension to reduce; all by default.
+    name: of the operation.
+  """
   return _reduce(x, disable_positional_args, output_shape, reduced_dim, "MAX", name or "reduce_max")
 
 
@@ -211,7 +243,15 @@ def reduce_min(
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:
-  """Minimum; arguments as `reduce_sum`. Tied elements each get the whole gradient."""
+  """Minimum over dimensions; tied elements each get the whole gradient.
+
+  Args:
+    x: a `Tensor`.
+    disable_positional_args: must stay None; what follows is given by keyword.
+    output_shape: dimensions to keep, in any order.
+    reduced_dim: the one dimension to reduce; all by default.
+    name: of the operation.
+  """
   return _reduce(x, disable_positional_args, output_shape, reduced_dim, "MIN", name or "reduce_min")
 
 
@@ -222,7 +262,15 @@ def reduce_mean(
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:
-  """Mean of a floating tensor; arguments as `reduce_sum`."""
+  """Mean over dimensions of a floating tensor.
+
+  Args:
+    x: a `Tensor`.
+    disable_positional_args: must stay None; what follows is given by keyword.
+    output_shape: dimensions to keep, in any order.
+    reduced_dim: the one dimension to reduce; all by default.
+    name: of the operation.
+  """
   total = reduce_sum(
     x, disable_positional_args, output_shape, reduced_dim, name=name or "reduce_mean"
   )
@@ -236,7 +284,15 @@ def reduce_all(
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:
-  """Whether all are true; arguments as `reduce_sum`."""
+  """Whether all elements along dimensions are true.
+
+  Args:
+    x: a bool `Tensor`.
+    disable_positional_args: must stay None; what follows is given by keyword.
+    output_shape: dimensions to keep, in any order.
+    reduced_dim: the one dimension to reduce; all by default.
+    name: of the operation.
+  """
   return cast(
     reduce_min(
       to_float(x), disable_positional_args, output_shape, reduced_dim, name or "reduce_all"
@@ -252,7 +308,15 @@ def reduce_any(
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:
-  """Whether any is true; arguments as `reduce_sum`."""
+  """Whether any element along dimensions is true.
+
+  Args:
+    x: a bool `Tensor`.
+    disable_positional_args: must stay None; what follows is given by keyword.
+    output_shape: dimensions to keep, in any order.
+    reduced_dim: the one dimension to reduce; all by default.
+    name: of the operation.
+  """
   return cast(
     reduce_max(
       to_float(x), disable_positional_args, output_shape, reduced_dim, name or "reduce_any"

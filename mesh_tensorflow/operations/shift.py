@@ -7,8 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import Dimension, DimensionLike, convert_to_dimension, list_product
-from mesh_tensorflow.errors import DimensionError, DTypeError, ShapeError
+from mesh_tensorflow.dimensions import (
+  Dimension,
+  DimensionLike,
+  convert_to_dimension,
+  list_product,
+  no_such_dimension,
+)
+from mesh_tensorflow.errors import DTypeError, ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.elementwise import negative
 from mesh_tensorflow.operations.slicing import concat, mtf_slice
@@ -24,9 +30,7 @@ class ShiftOperation(Operation):
     super().__init__([x], name=name or "shift")
     self._dim = convert_to_dimension(dim)
     if self._dim not in x.shape:
-      raise DimensionError(
-        f"{self.name}: there is no dimension {self._dim.name}={self._dim.size} in {x}"
-      )
+      raise no_such_dimension(self.name, self._dim, x)
     self._axis = x.shape.dims.index(self._dim)
     self._offset, self._wrap = operator.index(offset), bool(wrap)
     self._outputs = [Tensor(self, x.shape, x.dtype)]
@@ -117,11 +121,9 @@ class DynamicShiftOperation(Operation):
     self._dim = convert_to_dimension(dim)
     self._wrap = bool(wrap)
     if self._dim not in x.shape:
-      raise DimensionError(
-        f"{self.name}: there is no dimension {self._dim.name}={self._dim.size} in {x}"
-      )
+      raise no_such_dimension(self.name, self._dim, x)
     if not offset.dtype.is_integer:
-      raise DTypeError(f"{self.name}: offsets must be integers, got {offset}")
+      raise DTypeError(f"{self.name} of {x}: offsets must be integers, got {offset}")
     for d in offset.shape:
       if d == self._dim or d not in x.shape:
         legal = ", ".join(f"{d.name}={d.size}" for d in x.shape - self._dim)
@@ -215,7 +217,15 @@ def left_halo_exchange(
   halo_size: int,
   wrap: bool = False,
 ) -> Tensor:
-  """Gives each block the `halo_size` positions before it; arguments as `halo_exchange`."""
+  """Gives each block the `halo_size` positions before it; see `halo_exchange`.
+
+  Args:
+    x: a `Tensor`.
+    blocks_dim: the blocks; may be split over the mesh.
+    block_size_dim: the positions in a block; must not be split.
+    halo_size: positions to add.
+    wrap: whether the axis is a ring; else zeros lie beyond its ends.
+  """
   return _with_halos(x, blocks_dim, block_size_dim, halo_size, 0, wrap)
 
 
@@ -231,7 +241,7 @@ def _with_halos(
   block_size_dim = convert_to_dimension(block_size_dim)
   for d in (blocks_dim, block_size_dim):
     if d not in x.shape:
-      raise DimensionError(f"halo_exchange: there is no dimension {d.name}={d.size} in {x}")
+      raise no_such_dimension("halo_exchange", d, x)
   if left < 0 or right < 0:
     raise ShapeError(f"halo_exchange of {x}: the halo size must be at least 0, got {left}")
   if left == right == 0:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.dimensions import Dimension, Shape, ShapeLike, convert_to_shape
-from mesh_tensorflow.errors import GraphError
+from mesh_tensorflow.errors import ArgumentError, GraphError
 from mesh_tensorflow.graph import Operation, Tensor
 
 
@@ -53,6 +53,7 @@ class SlicewiseOperation(Operation):
 
   @property
   def tf_fn(self) -> Callable[..., Any]:
+    """The TensorFlow function of the slices."""
     return self._tf_fn
 
   @property
@@ -169,13 +170,13 @@ def slicewise(
     A `Tensor`, or a tuple of them if `output_dtype` is a list.
 
   Raises:
-    GraphError: `splittable_dims` is missing.
+    ArgumentError: `splittable_dims` is missing.
   """
   xs = list(xs)
   if splittable_dims is None:
-    raise GraphError(
-      "slicewise needs splittable_dims: the dimensions along which the function may be "
-      "run in parts ([] if there are none)"
+    raise ArgumentError(
+      f"{name or 'slicewise'} of {xs} needs splittable_dims: the dimensions along which the "
+      "function may be run in parts ([] if there are none)"
     )
   several = isinstance(output_dtype, list)
   dtypes = output_dtype if several else [output_dtype]
@@ -201,7 +202,15 @@ def cwise(
   grad_function: Any = None,
   name: str | None = None,
 ) -> Tensor:
-  """Runs an elementwise TensorFlow function; the result has the shape of `xs[0]`."""
+  """Runs an elementwise TensorFlow function; the result has the shape of `xs[0]`.
+
+  Args:
+    tf_fn: an elementwise function of one tf.Tensor for each input.
+    xs: a list of `Tensor`s.
+    output_dtype: that of the first input by default.
+    grad_function: see `SlicewiseOperation`; by default TensorFlow's gradient of `tf_fn`.
+    name: of the operation.
+  """
   return slicewise(
     tf_fn,
     xs,

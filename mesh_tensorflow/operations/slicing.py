@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import Dimension, Shape, convert_to_dimension
-from mesh_tensorflow.errors import DimensionError, DTypeError, ShapeError
+from mesh_tensorflow.dimensions import Dimension, Shape, convert_to_dimension, no_such_dimension
+from mesh_tensorflow.errors import ArgumentError, DTypeError, ShapeError, SizeError
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.constants import zeros_like
 
@@ -46,9 +46,19 @@ def _dim_and_axis(op: Operation, x: Tensor, name: str) -> tuple[Dimension, int]:
     DimensionError: there is none.
   """
   if name not in x.shape.dimension_names:
-    raise DimensionError(f"{op.name}: there is no dimension {name!r} in {x}")
+    raise no_such_dimension(op.name, name, x)
   axis = x.shape.dimension_names.index(name)
   return x.shape[axis], axis
+
+
+def _as_int(op: Operation, n: Any, what: str) -> int:
+  """A Python int; raises `ArgumentError` for what is none."""
+  try:
+    return operator.index(n)
+  except TypeError:
+    raise ArgumentError(
+      f"{op.name} of {op.inputs[0]}: {what} must be an integer, got {n!r}"
+    ) from None
 
 
 def _check_dtypes(op: Operation, xs: Sequence[Tensor]) -> None:
@@ -124,21 +134,22 @@ class SplitOperation(_OneDimensionOperation):
     super().__init__([x], name=name or "split")
     split_dim = convert_to_dimension(split_dim)
     if split_dim not in x.shape:
-      raise DimensionError(f"{self.name}: there is no dimension {split_dim} in {x}")
+      raise no_such_dimension(self.name, split_dim, x)
     self._axis = x.shape.dims.index(split_dim)
     if isinstance(num_or_size_splits, (list, tuple)):
-      self._sizes = [operator.index(n) for n in num_or_size_splits]
+      self._sizes = [_as_int(self, n, "a size") for n in num_or_size_splits]
       if sum(self._sizes) != split_dim.size or min(self._sizes, default=-1) < 0:
-        raise ShapeError(
+        raise SizeError(
           f"{self.name}: the sizes {self._sizes} do not add up to {split_dim.name}="
           f"{split_dim.size} of {x}"
         )
     else:
-      n = operator.index(num_or_size_splits)
+      n = _as_int(self, num_or_size_splits, "the number of parts")
       if n < 1 or split_dim.size % n:
-        raise ShapeError(
+        legal = [k for k in range(1, min(split_dim.size, 4096) + 1) if split_dim.size % k == 0]
+        raise SizeError(
           f"{self.name}: {split_dim.name}={split_dim.size} of {x} cannot be cut into {n} equal "
-          "parts; give a list of sizes"
+          f"parts; legal: {', '.join(map(str, legal[:12]))} parts, or a list of sizes"
         )
       self._sizes = [split_dim.size // n] * n
     self._outputs = [
@@ -201,7 +212,10 @@ class StackOperation(_OneDimensionOperation):
     ndims = xs[0].shape.ndims
     self._axis = axis + ndims + 1 if axis < 0 else axis
     if not 0 <= self._axis <= ndims:
-      raise ShapeError(f"{self.name}: axis {axis} is not in {-ndims - 1} to {ndims}")
+      raise ShapeError(
+        f"{self.name}: axis {axis} of the new dimension {dim_name}={len(xs)} is not in "
+        f"{-ndims - 1} to {ndims}, the places among the dimensions of {xs[0]}"
+      )
     dim = Dimension(dim_name, len(xs))
     dims = xs[0].shape.dims
     dims.insert(self._axis, dim)
@@ -237,7 +251,7 @@ class UnstackOperation(_OneDimensionOperation):
     super().__init__([x], name=name or "unstack")
     dim = convert_to_dimension(dim)
     if dim not in x.shape:
-      raise DimensionError(f"{self.name}: there is no dimension {dim} in {x}")
+      raise no_such_dimension(self.name, dim, x)
     self._axis = x.shape.dims.index(dim)
     shape = x.shape - dim
     self._outputs = [Tensor(self, shape, x.dtype, index=i) for i in range(dim.size)]
@@ -272,7 +286,8 @@ class SliceOperation(_OneDimensionOperation):
   ):
     super().__init__([x], name=name or "slice")
     dim, self._axis = _dim_and_axis(self, x, slice_dim_name)
-    self._begin, self._size = operator.index(begin), operator.index(size)
+    self._begin = _as_int(self, begin, "the first position")
+    self._size = _as_int(self, size, "the number of positions")
     if self._begin < 0 or self._size < 0 or self._begin + self._size > dim.size:
       raise ShapeError(
         f"{self.name}: positions {self._begin} to {self._begin + self._size} are not within "
@@ -311,18 +326,25 @@ def mtf_slice(
 
 
 class PadOperation(_OneDimensionOperation):
-  """Zeros before and after a dimension; see `pad`."""
+  """Zeros before and after a dimension; see `pad`.
+
+  Args:
+    x: a `Tensor`.
+    paddings: [number before, number after].
+    pad_dim_name: name of the dimension.
+    name: of the operation.
+  """
 
   def __init__(
     self, x: Tensor, paddings: Sequence[int], pad_dim_name: str, name: str | None = None
   ):
     super().__init__([x], name=name or "pad")
     dim, self._axis = _dim_and_axis(self, x, pad_dim_name)
-    self._paddings = [operator.index(n) for n in paddings]
+    self._paddings = [_as_int(self, n, "a padding") for n in paddings]
     if len(self._paddings) != 2 or min(self._paddings) < 0:
-      raise ShapeError(
-        f"{self.name}: paddings of {dim.name}={dim.size} must be [before, after], two numbers "
-        f"of at least 0, got {list(paddings)}"
+      raise SizeError(
+        f"{self.name}: paddings of {dim.name}={dim.size} of {x} must be [before, after], two "
+        f"numbers of at least 0, got {list(paddings)}"
       )
     shape = _resized(x.shape, self._axis, dim.size + sum(self._paddings))
     self._outputs = [Tensor(self, shape, x.dtype)]

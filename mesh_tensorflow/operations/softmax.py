@@ -10,8 +10,8 @@ from mesh_tensorflow.dimensions import (
   Dimension,
   DimensionLike,
   convert_to_dimension,
+  no_such_dimension,
 )
-from mesh_tensorflow.errors import DimensionError
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.binary import binary_arguments_to_tensors
 from mesh_tensorflow.operations.einsum import einsum
@@ -41,9 +41,7 @@ class _NormalizedExpOperation(Operation):
     inputs = [x] if extra_logit is None else [x, extra_logit]
     super().__init__(inputs, name=name)
     if reduced_dim not in x.shape:
-      raise DimensionError(
-        f"{self.name}: dimension {reduced_dim.name}={reduced_dim.size} is not in {x}"
-      )
+      raise no_such_dimension(self.name, reduced_dim, x)
     self._dim = reduced_dim
     self._axis = x.shape.dims.index(reduced_dim)
     self._reduced_shape = x.shape - reduced_dim
@@ -96,11 +94,20 @@ class SoftmaxOperation(_NormalizedExpOperation):
     impl = lowering.mesh_impl(self)
     x = lowering.tensors[self.inputs[0]]
     if self._is_local(lowering):
-      result = impl.slicewise(lambda t: tf.nn.softmax(t, self._axis), x)
+      result = impl.slicewise(lambda t: _local_softmax(t, self._axis), x)
     else:
       maximum, total = self._max_and_sum(lowering)
       result = impl.slicewise(lambda t, m, s: tf.exp(t - m) / s, x, maximum, total)
     lowering.set_tensor_lowering(self.outputs[0], result)
+
+
+def _local_softmax(t: tf.Tensor, axis: int) -> tf.Tensor:
+  if t.shape.ndims <= 5:
+    return tf.nn.softmax(t, axis)
+  # TensorFlow's CPU kernel (oneDNN) takes no more than five dimensions.
+  before, after = (part.num_elements() for part in (t.shape[:axis], t.shape[axis + 1 :]))
+  flat = tf.reshape(t, [before, t.shape[axis]] + ([after] if after != 1 else []))
+  return tf.reshape(tf.nn.softmax(flat, 1), t.shape)
 
 
 class LogSoftmaxOperation(_NormalizedExpOperation):
@@ -174,7 +181,15 @@ def reduce_logsumexp(
 def log_softmax(
   x: Tensor, reduced_dim: DimensionLike, extra_logit: Any = None, name: str | None = None
 ) -> Tensor:
-  """X - `reduce_logsumexp`(x), of the shape of x."""
+  """X - `reduce_logsumexp`(x), of the shape of x.
+
+  Args:
+    x: a floating `Tensor`.
+    reduced_dim: the dimension to sum over.
+    extra_logit: a number, or a `Tensor` of some of the other dimensions: one more summand. No
+      gradient flows to it.
+    name: of the operation.
+  """
   op = LogSoftmaxOperation(x, convert_to_dimension(reduced_dim), _extra(x, extra_logit), name)
   return op.outputs[0]
 
@@ -182,7 +197,15 @@ def log_softmax(
 def softmax(
   x: Tensor, reduced_dim: DimensionLike, extra_logit: Any = None, name: str | None = None
 ) -> Tensor:
-  """exp(x) / sum(exp(x)), of the shape of x; with an extra logit the sum stays below 1."""
+  """exp(x) / sum(exp(x)), of the shape of x; with an extra logit the sum stays below 1.
+
+  Args:
+    x: a floating `Tensor`.
+    reduced_dim: the dimension to sum over.
+    extra_logit: a number, or a `Tensor` of some of the other dimensions: one more summand. No
+      gradient flows to it.
+    name: of the operation.
+  """
   op = SoftmaxOperation(x, convert_to_dimension(reduced_dim), _extra(x, extra_logit), name)
   return op.outputs[0]
 

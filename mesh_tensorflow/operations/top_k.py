@@ -6,8 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import Dimension, DimensionLike, convert_to_dimension
-from mesh_tensorflow.errors import DimensionError, ShapeError
+from mesh_tensorflow.dimensions import (
+  Dimension,
+  DimensionLike,
+  convert_to_dimension,
+  no_such_dimension,
+)
+from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.constants import constant
 from mesh_tensorflow.operations.elementwise import negative
@@ -22,10 +27,7 @@ class _LargestOperation(Operation):
     super().__init__([x], name=name)
     self._reduced_dim = convert_to_dimension(reduced_dim)
     if self._reduced_dim not in x.shape:
-      raise DimensionError(
-        f"{self.name}: there is no dimension {self._reduced_dim.name}={self._reduced_dim.size} "
-        f"in {x}"
-      )
+      raise no_such_dimension(self.name, self._reduced_dim, x)
     self._axis = x.shape.dims.index(self._reduced_dim)
 
   def _set_outputs(self, *outputs: Tensor) -> None:
@@ -235,5 +237,12 @@ def nth_largest_element(
 def nth_smallest_element(
   x: Tensor, n: int, reduced_dim: DimensionLike, name: str | None = None
 ) -> Tensor:
-  """The n-th smallest element along a dimension; n = 0 is the smallest."""
+  """The n-th smallest element along a dimension; n = 0 is the smallest.
+
+  Args:
+    x: a `Tensor`.
+    n: which one, from 0.
+    reduced_dim: the dimension to look along.
+    name: of the operation.
+  """
   return negative(nth_largest_element(negative(x), n, reduced_dim, name=name))

@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import scope
+from mesh_tensorflow import initializers, scope
 from mesh_tensorflow.dimensions import Shape, ShapeLike, convert_to_shape
-from mesh_tensorflow.errors import DTypeError, GraphError, ShapeError, VariableError
+from mesh_tensorflow.errors import ArgumentError, DTypeError, GraphError, ShapeError, VariableError
 from mesh_tensorflow.graph import Mesh, Operation, Tensor
-from mesh_tensorflow.store import LaidOutVariable
+from mesh_tensorflow.store import LaidOutVariable, StoredVariable
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -42,14 +42,17 @@ class VariableDType:
 
   @property
   def master_dtype(self) -> tf.DType:
+    """The dtype in checkpoints."""
     return self._master_dtype
 
   @property
   def slice_dtype(self) -> tf.DType:
+    """The dtype in which it is kept and updated."""
     return self._slice_dtype
 
   @property
   def activation_dtype(self) -> tf.DType:
+    """The dtype of the `Tensor` that computations see."""
     return self._activation_dtype
 
   def __eq__(self, other: Any) -> bool:
@@ -96,53 +99,103 @@ class Variable(Operation):
       raise DTypeError(f"variable {name}: dtype must be an mtf.VariableDType, got {dtype!r}")
     self.full_name = scope.full_variable_name(name)
     if self.full_name in mesh.graph.name_to_variable:
-      raise VariableError(f"variable {self.full_name} exists in this graph")
+      raise VariableError(
+        f"variable {self.full_name} exists in this graph with {shape}; mtf.get_variable returns it"
+      )
+    initializers.check_initializer(initializer, f"variable {self.full_name} {shape}", shape.size)
     super().__init__([], mesh, name=name)
     self._dtype = dtype
     self._trainable = trainable
     self._initializer = initializer
+    self._stored: StoredVariable | None = None
     self._outputs = [Tensor(self, shape, dtype.activation_dtype, name=self.full_name + ":0")]
     self._initialize_all_dimensions_as_splittable()
     mesh.graph.register_variable(self)
 
   @property
   def value(self) -> Tensor:
+    """The `Tensor` of the value where the variable stands in the graph."""
     return self._outputs[0]
 
   @property
   def shape(self) -> Shape:
+    """Its `Shape`."""
     return self.value.shape
 
   @property
   def size(self) -> int:
+    """Number of its elements."""
     return self.shape.size
 
   @property
   def dtype(self) -> VariableDType:
+    """The `VariableDType`."""
     return self._dtype
 
   @property
   def master_dtype(self) -> tf.DType:
+    """Its dtype in checkpoints."""
     return self._dtype.master_dtype
 
   @property
   def slice_dtype(self) -> tf.DType:
+    """The dtype in which it is kept and updated."""
     return self._dtype.slice_dtype
 
   @property
   def activation_dtype(self) -> tf.DType:
+    """The dtype of the `Tensor` that computations see."""
     return self._dtype.activation_dtype
 
   @property
   def trainable(self) -> bool:
+    """Whether it is among `graph.trainable_variables`."""
     return self._trainable
 
   @property
   def initializer(self) -> Any:
+    """What it was given for its first value."""
     return self._initializer
 
   def make_untrainable(self) -> None:
+    """Marks it as not trained; see `Graph.make_variables_untrainable`."""
     self._trainable = False
+
+  @property
+  def master_device(self) -> str:
+    """The device of its first slice: there is no copy of the whole besides the slices.
+
+    Raises:
+      VariableError: no `Lowering` has been made of it yet, so it is nowhere.
+    """
+    return self.get_master().slices[0].device
+
+  def get_master(self) -> StoredVariable:
+    """The values behind the variable, as its last lowering found or made them.
+
+    Returns:
+      The `StoredVariable`: `.numpy()` is the whole value, `.slices` are the tf.Variables.
+
+    Raises:
+      VariableError: no `Lowering` has been made of it yet, so it has no value.
+    """
+    if self._stored is None:
+      raise VariableError(
+        f"variable {self.full_name} has no value before an mtf.Lowering of its graph is made: "
+        "only then is it known on which devices it is"
+      )
+    return self._stored
+
+  def assign_to_master(self, val: Any) -> None:
+    """Sets the whole value, on all devices.
+
+    Args:
+      val: an array or tf.Tensor of the variable's shape; cast to the slice dtype.
+
+    Raises:
+      VariableError: no `Lowering` has been made of it yet, or the shape differs.
+    """
+    self.get_master().assign(val)
 
   @property
   def has_gradient(self) -> bool:
@@ -162,13 +215,15 @@ class Variable(Operation):
       initializer=self._initializer,
       trainable=self._trainable,
     )
+    if isinstance(stored.slices[0], tf.Variable):  # a plan's slices hold nothing
+      self._stored = stored
     lowering.variables[self] = LaidOutVariable(impl, stored, self)
     kind = "trainable" if self._trainable else "untrainable"
     lowering.add_counter(f"variables/{kind}", self.size)
-    _read(lowering, self, self.value)
+    read_slices(lowering, self, self.value)
 
 
-def _read(lowering: Any, variable: Variable, output: Tensor) -> None:
+def read_slices(lowering: Any, variable: Variable, output: Tensor) -> None:
   """Sets `output` to the current value of the variable, in its activation dtype."""
   laid_out = lowering.variables[variable].laid_out_tensor
   if variable.activation_dtype != variable.slice_dtype:
@@ -212,6 +267,8 @@ def get_variable(
     DTypeError: `dtype` is something else.
   """
   if dtype is None:
+    if master_dtype is None:
+      raise DTypeError(f"get_variable {name!r}: give a dtype, or at least a master_dtype")
     dtype = VariableDType(master_dtype, slice_dtype, activation_dtype)
   elif isinstance(dtype, tf.DType):
     dtype = VariableDType(master_dtype or dtype, slice_dtype or dtype, activation_dtype or dtype)
@@ -228,7 +285,12 @@ def get_variable(
 
 
 class ReadVariable(Operation):
-  """The value of a variable at this place in the graph (after assignments before it)."""
+  """The value of a variable at this place in the graph (after assignments before it).
+
+  Args:
+    var: a `Variable` operation.
+    name: of the operation.
+  """
 
   is_cloneable = False
 
@@ -241,11 +303,15 @@ class ReadVariable(Operation):
     return grad_ys
 
   def lower(self, lowering):
-    _read(lowering, self._var, self.outputs[0])
+    read_slices(lowering, self._var, self.outputs[0])
 
 
 def read_variable(var: Variable) -> Tensor:
-  """Reads a `Variable` operation again."""
+  """Reads a `Variable` operation again.
+
+  Args:
+    var: a `Variable` operation.
+  """
   if not isinstance(var, Variable):
     raise VariableError(
       f"read_variable takes the Variable operation (tensor.operation), got {var!r}"
@@ -254,17 +320,35 @@ def read_variable(var: Variable) -> Tensor:
 
 
 def assign_slice(variable: Variable, slice_var: tf.Variable, val: tf.Tensor) -> Any:
-  """Sets a slice to a value, cast to the slice dtype."""
+  """Sets a slice to a value, cast to the slice dtype.
+
+  Args:
+    variable: the mtf `Variable`.
+    slice_var: one of its slices.
+    val: a tf.Tensor of the slice's shape.
+  """
   return slice_var.assign(tf.cast(val, variable.slice_dtype), read_value=False)
 
 
 def assign_add_slice(variable: Variable, slice_var: tf.Variable, val: tf.Tensor) -> Any:
-  """Adds a value, cast to the slice dtype, to a slice."""
+  """Adds a value, cast to the slice dtype, to a slice.
+
+  Args:
+    variable: the mtf `Variable`.
+    slice_var: one of its slices.
+    val: a tf.Tensor of the slice's shape.
+  """
   return slice_var.assign_add(tf.cast(val, variable.slice_dtype), read_value=False)
 
 
 def assign_sub_slice(variable: Variable, slice_var: tf.Variable, val: tf.Tensor) -> Any:
-  """Subtracts a value, cast to the slice dtype, from a slice."""
+  """Subtracts a value, cast to the slice dtype, from a slice.
+
+  Args:
+    variable: the mtf `Variable`.
+    slice_var: one of its slices.
+    val: a tf.Tensor of the slice's shape.
+  """
   return slice_var.assign_sub(tf.cast(val, variable.slice_dtype), read_value=False)
 
 
@@ -282,6 +366,7 @@ class Assign(Operation):
   """
 
   is_cloneable = False
+  may_mix_meshes = True
 
   def __init__(
     self,
@@ -290,8 +375,14 @@ class Assign(Operation):
     assign_fn: Callable[..., Any] = assign_slice,
     name: str | None = None,
   ):
-    super().__init__(list(new_values), variables[0].mesh, name=name or "assign")
-    self._variables = list(variables)
+    variables, new_values = list(variables), list(new_values)
+    if not variables or len(variables) != len(new_values):
+      raise ArgumentError(
+        f"{name or 'assign'}: one value for each variable is needed, got {len(new_values)} values "
+        f"for {len(variables)} variables {[v.full_name for v in variables]}"
+      )
+    super().__init__(new_values, variables[0].mesh, name=name or "assign")
+    self._variables = variables
     self._assign_fn = assign_fn
     for v, x in zip(self._variables, new_values):
       if v.shape != x.shape:
@@ -301,10 +392,12 @@ class Assign(Operation):
 
   @property
   def variables(self) -> list[Variable]:
+    """The `Variable` operations that are assigned to."""
     return self._variables
 
   @property
   def assign_fn(self) -> Callable[..., Any]:
+    """The function that writes a value into a slice."""
     return self._assign_fn
 
   @property
@@ -359,12 +452,22 @@ def assign(
 
 
 def assign_add(var: Any, new_val: Tensor) -> Assign:
-  """Adds to a variable; see `assign`."""
+  """Adds to a variable; see `assign`.
+
+  Args:
+    var: a `Variable`, or its value; see `assign`.
+    new_val: a `Tensor` of the variable's shape.
+  """
   return assign(var, new_val, assign_fn=assign_add_slice)
 
 
 def assign_sub(var: Any, new_val: Tensor) -> Assign:
-  """Subtracts from a variable; see `assign`."""
+  """Subtracts from a variable; see `assign`.
+
+  Args:
+    var: a `Variable`, or its value; see `assign`.
+    new_val: a `Tensor` of the variable's shape.
+  """
   return assign(var, new_val, assign_fn=assign_sub_slice)
 
 
@@ -372,6 +475,11 @@ class Depend(Operation):
   """x, after the given operations and tensors.
 
   Operations run in the order of the graph, so this only needs to exist.
+
+  Args:
+    x: a `Tensor`.
+    dependencies: a list of `Operation`s and `Tensor`s.
+    name: of the operation.
   """
 
   def __init__(
@@ -380,7 +488,9 @@ class Depend(Operation):
     super().__init__([x], x.mesh, name=name or "depend")
     for d in dependencies:
       if not isinstance(d, (Operation, Tensor)):
-        raise GraphError(f"{self.name}: a dependency must be an Operation or a Tensor, got {d!r}")
+        raise GraphError(
+          f"{self.name} of {x}: a dependency must be an Operation or a Tensor, got {d!r}"
+        )
     self._dependencies = list(dependencies)
     self._outputs = [Tensor(self, x.shape, x.dtype)]
 

@@ -2,7 +2,7 @@
 
 from mesh_tensorflow.optimize.adafactor import AdafactorOptimizer
 from mesh_tensorflow.optimize.adam import AdamWeightDecayOptimizer
-from mesh_tensorflow.optimize.base import Optimizer, get_global_step, reduce_rms
+from mesh_tensorflow.optimize.base import Optimizer, count_global_step, get_global_step, reduce_rms
 from mesh_tensorflow.optimize.decay_rates import (
   adafactor_decay_rate_adam,
   adafactor_decay_rate_pow,
@@ -28,6 +28,7 @@ __all__ = [
   "adafactor_decay_rate_pow",
   "adafactor_optimizer_from_hparams",
   "compute_lr_for_step",
+  "count_global_step",
   "get_global_step",
   "make_optimizer",
   "product_learning_rate",

@@ -1,4 +1,4 @@
-"""Adafactor."""
+"""The Adafactor optimizer."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mesh_tensorflow import initializers
 from mesh_tensorflow.errors import GraphError, ShapeError
-from mesh_tensorflow.global_step import get_global_step
+from mesh_tensorflow.global_step import count_global_step, get_global_step
 from mesh_tensorflow.graph import Mesh, Operation, Tensor
 from mesh_tensorflow.operations.elementwise import sqrt, square
 from mesh_tensorflow.operations.gradients import gradients
@@ -52,7 +52,9 @@ class Optimizer:
   """
 
   def minimize(self, loss: Tensor, variables: Sequence[Variable] | None = None) -> list[Operation]:
-    """Updates variables along the gradient of a loss.
+    """Updates variables along the gradient of a loss, and counts the global step.
+
+    The step is counted (`count_global_step`) if a schedule or a decay rate reads it.
 
     Args:
       loss: a scalar `Tensor`.
@@ -62,7 +64,8 @@ class Optimizer:
       The update operations.
     """
     variables = list(loss.graph.trainable_variables if variables is None else variables)
-    return self.apply_grads(gradients([loss], [v.outputs[0] for v in variables]), variables)
+    updates = self.apply_grads(gradients([loss], [v.outputs[0] for v in variables]), variables)
+    return updates + count_global_step(loss.graph)
 
   def apply_grads(
     self, grads: Sequence[Tensor | None], variables: Sequence[Variable]
@@ -99,7 +102,9 @@ class Optimizer:
     Returns:
       The update operations.
     """
-    raise GraphError(f"{type(self).__name__} does not define apply_grad")
+    raise GraphError(
+      f"{type(self).__name__} defines no method apply_grad, to update variable {var.full_name}"
+    )
 
   def _scalar(self, value: ScalarLike, mesh: Mesh, what: str) -> float | Tensor:
     """`evaluate_scalar`, once for each value within `apply_grads`."""
@@ -146,4 +151,4 @@ def reduce_rms(x: Tensor, **kwargs: Any) -> Tensor:
   return sqrt(reduce_mean(square(x), **kwargs))
 
 
-__all__ = ["Optimizer", "get_global_step", "reduce_rms", "slot_variable"]
+__all__ = ["Optimizer", "count_global_step", "get_global_step", "reduce_rms", "slot_variable"]

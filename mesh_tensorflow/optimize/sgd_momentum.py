@@ -37,6 +37,7 @@ class SgdOptimizer(Optimizer):
 
   @property
   def lr(self) -> ScalarLike:
+    """The learning rate."""
     return self._lr
 
   def apply_grad(self, grad: Tensor | None, var: Variable) -> list[Operation]:
@@ -79,10 +80,12 @@ class MomentumOptimizer(Optimizer):
 
   @property
   def lr(self) -> ScalarLike:
+    """The learning rate."""
     return self._lr
 
   @property
   def momentum(self) -> ScalarLike:
+    """The momentum, the share of the old step."""
     return self._momentum
 
   def apply_grad(self, grad: Tensor | None, var: Variable) -> list[Operation]:

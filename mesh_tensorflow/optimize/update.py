@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.variables import Variable, grouped
 
@@ -54,7 +55,10 @@ class UpdateOperation(Operation):
     return False
 
   def update(self, w: tf.Variable, *args: Any) -> list[Any]:
-    raise NotImplementedError(f"{type(self).__name__} does not define update")
+    raise UnsupportedError(
+      f"{type(self).__name__} {self.name} of variable {self._variable.full_name} defines no method "
+      "update"
+    )
 
   def lower(self, lowering):
     done: list[Any] = []

@@ -226,9 +226,7 @@ for _symbol, _fn, _instead in [
   ("iteration", lambda k: list(k.x), "mtf.unstack"),
   ("len", lambda k: len(k.x), "ndims"),
 ]:
-  row(f"operator {_symbol} {_instead}", e.ArgumentError, [_symbol, _instead, "a=4"], TypeError)(
-    _fn
-  )
+  row(f"operator {_symbol} {_instead}", e.ArgumentError, [_symbol, _instead, "a=4"], TypeError)(_fn)
 
 # ------------------------------------------------------------ slicewise, elementwise
 

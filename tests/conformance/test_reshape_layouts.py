@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.operations.reshape import plan_reshape
+from mesh_tensorflow.operations.redistribute import plan_reshape
 from tests.conformance import framework
 from tests.conformance.framework import Layout
 
@@ -254,6 +254,84 @@ def test_pending_sum_stays_pending_through_a_local_reshape(cpu_devices):
   np.testing.assert_array_equal(lowering.export_to_tf_tensor(renamed), np.full([4], 16.0))
   allreduces = [value for key, value in lowering.counters if key.startswith("allreduce")]
   assert allreduces == [8]
+
+
+# Mesh, layout of x:[a, b, c] and of the result [p, q] of x summed over a; the exchanges.
+SUMS = [
+  ("r:4", "a:r,p:r", ["reduce_scatter"]),
+  ("r:4", "a:r,q:r", ["reduce_scatter"]),
+  ("r:4", "a:r", ["allreduce"]),
+  ("r:2,s:4", "a:r,p:r,b:s,q:s", ["receive", "receive", "reduce_scatter"]),
+  ("r:2,s:4", "a:r,b:s,q:r,p:s", ["reduce_scatter"]),
+  ("r:2,s:4", "a:r,p:s", ["allreduce"]),
+  ("r:2,s:4", "a:r,c:s,p:r,q:s", ["reduce_scatter"]),
+]
+
+
+@pytest.mark.parametrize("kind", ["placement", "threads", "queues", "runtime"])
+@pytest.mark.parametrize(("mesh_shape", "rules", "exchanges"), SUMS)
+def test_only_the_needed_part_of_a_pending_sum(mesh_shape, rules, exchanges, kind, cpu_devices):
+  """A sum over a mesh axis along which it is then split is a reduce-scatter."""
+  if kind == "placement":
+    impl = framework.make_impl(kind, Layout(mesh_shape, rules), cpu_devices)
+  else:
+    impl = mtf.simd_mesh_impl.SimdMeshImpl(
+      mesh_shape,
+      rules,
+      cpu_devices[: mtf.convert_to_shape(mesh_shape).size],
+      collectives="auto" if kind == "threads" else kind,
+      timeout_seconds=60,
+    )
+  value = np.random.default_rng(0).integers(0, 50, [4, 8, 8]).astype(np.float32)
+  seen = {}
+
+  def program():
+    graph = mtf.Graph()
+    x = mtf.import_tf_tensor(mtf.Mesh(graph, "sum"), value, "a:4 b:8 c:8")
+    total = mtf.reduce_sum(x, reduced_dim=("a", 4))
+    y = mtf.reshape(total + total, [("p", 8), ("q", 8)])
+    lowering = mtf.Lowering(graph, {x.mesh: impl})
+    seen.update(graph=graph, counters=lowering.counters, y=y)
+    return lowering.export_to_tf_tensor(y)
+
+  run = functools.partial(impl.run, program)
+  if kind in ("queues", "runtime"):
+    run = tf.function(run, autograph=False)
+  np.testing.assert_array_equal(run(), 2 * value.sum(0))
+  counted = [key for key, _ in seen["counters"] if key == "allreduce/[0]/reduce_op"]
+  assert len(counted) == 1
+  report = mtf.describe(seen["graph"], rules, mesh_shape, results=[seen["y"]])
+  planned = [c.kind for op in report.operations for c in op.collectives]
+  assert sorted(planned) == exchanges
+
+
+def test_a_sum_over_two_mesh_axes_stays_pending_over_the_other(cpu_devices):
+  rules, value = "a:r,b:s,q:s", np.arange(4 * 4 * 8, dtype=np.float32).reshape(4, 4, 8)
+  impl = framework.make_impl("placement", Layout("r:2,s:4", rules), cpu_devices)
+  graph = mtf.Graph()
+  x = mtf.import_tf_tensor(mtf.Mesh(graph, "sum"), value, "a:4 b:4 c:8")
+  y = mtf.rename_dimension(mtf.reduce_sum(x, output_shape=[("c", 8)]), "c", "q")
+  lowering = mtf.Lowering(graph, {x.mesh: impl})
+  assert isinstance(lowering.tensors[y], mtf.LazyAllreduceSum)
+  assert lowering.tensors[y].mesh_axes == [0]
+  np.testing.assert_array_equal(lowering.export_to_tf_tensor(y), value.sum((0, 1)))
+  report = mtf.describe(graph, rules, "r:2,s:4", results=[y])
+  # A slice is 8 floats before, 2 afterwards.
+  assert report.bytes_moved() == {"r": 2 * 2 * 4 // 2, "s": 3 * 8 * 4 // 4}
+
+
+def test_a_sum_that_is_needed_whole_is_made_once(cpu_devices):
+  rules, value = "a:r,q:r", np.ones([8, 4], np.float32)
+  graph = mtf.Graph()
+  x = mtf.import_tf_tensor(mtf.Mesh(graph, "sum"), value, "a:8 b:4")
+  total = mtf.reduce_sum(x, reduced_dim=("a", 8))
+  part, whole = mtf.rename_dimension(total, "b", "q"), mtf.relu(total)
+  report = mtf.describe(graph, rules, "r:2", results=[part, whole])
+  assert [c.kind for op in report.operations for c in op.collectives] == ["allreduce"]
+  impl = framework.make_impl("placement", Layout("r:2", rules), cpu_devices)
+  lowering = mtf.Lowering(graph, {x.mesh: impl})
+  for y in (part, whole):
+    np.testing.assert_array_equal(lowering.export_to_tf_tensor(y), np.full([4], 8.0))
 
 
 def test_renaming_to_an_unsplit_name_is_one_allconcat(cpu_devices):

@@ -153,6 +153,19 @@ DESCRIPTORS = [
     lambda x: normalize(x, 0, 0.1),
     "b:4 v:16",
   ),
+  op(
+    "rms_normalize",
+    lambda x: layers.rms_normalize(x, VOCAB, 0.01),
+    lambda x: x / np.sqrt((x**2).mean(-1, keepdims=True) + 0.01),
+    "b:4 v:16",
+  ),
+  op(
+    "rms_normalize_bfloat16",
+    lambda x: layers.rms_normalize(x, VOCAB),
+    lambda x: x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6),
+    T("b:4 v:16", dtype="bfloat16"),
+    tolerance=2e-2,
+  ),
   op("layer_norm", lambda x: layers.layer_norm(x, VOCAB), normalize, "b:4 length:8 v:16"),
   op(
     "layer_norm_bfloat16",

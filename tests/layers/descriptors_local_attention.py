@@ -57,10 +57,11 @@ def windowed(name, size, block, **kwargs):
     lambda x, w: attention(x, w, window(16, size)),
     T("b:2 length:16 d:4", -1, 1),
     variables=WEIGHTS,
-    unsplit=("qkvo", "memory_block_length"),
+    # One block has no halo, and its memory may be split.
+    unsplit=("qkvo",) if blocks == 1 else ("qkvo", "memory_block_length"),
     together=(
       "b:2 length:16 d:4 heads:2 kv:2",
-      f"b:2 heads:2 length:{blocks} query_block_length:{block} kv:2",
+      f"b:2 heads:2 length:{blocks} query_block_length:{block} memory_block_length:{block} kv:2",
     ),
     **SCORES,
   )
@@ -151,7 +152,11 @@ def row_attention(name, mask_right, batch="b:2"):
     T(f"{batch} nw:4 w:2 d:4", -1, 1),
     variables=WEIGHTS,
     unsplit=("qkvo", "memory_w"),
-    together=(f"{batch} nw:4 w:2 d:4 heads:2 kv:2",),
+    together=(
+      f"{batch} nw:4 w:2 d:4 heads:2 kv:2",
+      f"{batch} nw:4 memory_w:2 d:4 heads:2 kv:2",
+      f"{batch} nw:4 w:2 memory_w:2 heads:2 kv:2",
+    ),
     **SCORES,
   )
 
@@ -176,7 +181,9 @@ def image_attention(name, mask_right):
     unsplit=("qkvo", "mh", "memory_w"),
     together=(
       "b:2 nh:2 nw:4 h:2 w:2 d:4 heads:2 kv:2",
+      "b:2 nh:2 nw:4 mh:2 memory_w:2 d:4 heads:2 kv:2",
       f"b:2 nh:2 nw:4 h:2 w:2 mh_memory_w:{memory} heads:2 kv:2",
+      "nh:2 nw:4 h:2 w:2 mh:2 memory_w:2" if mask_right else "",
     ),
     **SCORES,
   )
@@ -238,7 +245,6 @@ def block_2d_bias_reference():
 
 DESCRIPTORS = [
   windowed("local_small_window", 3, 4, length_per_split=4),
-  windowed("local_one_position", 1, 4, length_per_split=4),
   windowed("local_window_of_a_block", 4, 4, length_per_split=4),
   windowed("local_window_of_blocks", 7, 2, length_per_split=2),
   windowed("local_window_of_all", 100, 4, length_per_split=4),
@@ -252,13 +258,12 @@ DESCRIPTORS = [
     unsplit="memory_block_length",
     together=(
       "b:2 length:16 d:4 heads:2 kv:2",
-      "b:2 heads:2 length:8 query_block_length:2 kv:2",
+      "b:2 heads:2 length:8 query_block_length:2 memory_block_length:2 kv:2",
     ),
     variables={},
     **SCORES,
   ),
   stepwise("local_step_first", T("", dtype="int32", values=0)),
-  stepwise("local_step_half_full", T("", dtype="int32", values=2)),
   stepwise("local_step_around", T("", dtype="int32", values=9)),
   stepwise("local_steps_of_a_batch", T("b:4", dtype="int32", values=[0, 1, 3, 6])),
   row_attention("spatial_row", False),
@@ -287,7 +292,7 @@ DESCRIPTORS = [
       "nh:4 nw:2 h:2 w:3 d:2",
       unsplit=("h", "w"),
     )
-    for h_blocks, w_blocks in ((True, True), (False, True), (True, False))
+    for h_blocks, w_blocks in ((True, True), (False, True))
     for mask_right in (True, False)
   ],
   op(

@@ -221,9 +221,11 @@ DESCRIPTORS = [
   ),
   op(
     "multihead_attention_params",
-    lambda x: x
-    * mtf.add_n(
-      layers.multihead_attention_params(x.mesh, HEADS, mtf.Dimension("io", 4), KV, FLOATS)
+    lambda x: (
+      x
+      * mtf.add_n(
+        layers.multihead_attention_params(x.mesh, HEADS, mtf.Dimension("io", 4), KV, FLOATS)
+      )
     ),
     lambda x, q, k, v, o: (q + k + v + o) * x,
     "heads:4 io:4 kv:4",
@@ -256,9 +258,7 @@ DESCRIPTORS = [
   op(
     "multihead_attention_incremental",
     lambda x, k, v, step: list(
-      layers.multihead_self_attention_incremental(
-        x, k, v, step, tf.float32, tf.float32, name="att"
-      )
+      layers.multihead_self_attention_incremental(x, k, v, step, tf.float32, tf.float32, name="att")
     ),
     incremental,
     T("b:4 io:4", -1, 1),

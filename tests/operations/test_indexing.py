@@ -221,7 +221,7 @@ def test_wrong_use_is_told_when_the_graph_is_built():
     mtf.one_hot(mtf.to_float(i), A)
   with pytest.raises(mtf.DTypeError, match="must be integers"):
     mtf.gather(w, mtf.to_float(i), A)
-  with pytest.raises(mtf.DimensionError, match="no dimension d=6 in the weights"):
+  with pytest.raises(mtf.DimensionError, match="weights: there is no dimension d=6"):
     mtf.gather(w, i, D)
   with pytest.raises(mtf.ShapeError, match="leaves out c=2"):
     mtf.gather(w, i, A, output_shape=[B])

@@ -241,7 +241,7 @@ def test_wrong_use_is_told_when_the_graph_is_built():
     mtf.while_loop(more, lambda i, x: [i, mtf.to_int32(x)], [i, x])
   with pytest.raises(mtf.GraphError, match="num_loop_vars"):
     mtf.while_loop(more, lambda i: [i], [i], num_loop_vars=0)
-  with pytest.raises(mtf.UnsupportedError, match="back_prop"):
+  with pytest.raises(mtf.ArgumentError, match="back_prop"):
     mtf.while_loop(more, lambda i: [i], [i], back_prop=True)
   inner = []
   _, y = mtf.while_loop(more, lambda i, x: [i + 1, inner.append(x * 2.0) or inner[-1]], [i, x])

@@ -5,6 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 
+def rate(lr, t):
+  """A learning rate: a number, or a function of the step."""
+  return lr(t) if callable(lr) else lr
+
+
 class Sgd:
   def __init__(self, lr):
     self.lr = lr
@@ -19,9 +24,11 @@ class Sgd:
 class Momentum:
   def __init__(self, lr, momentum):
     self.lr, self.momentum, self.v = lr, momentum, 0.0
+    self.t = 0
 
   def step(self, w, g):
-    self.v = self.lr * g + self.momentum * self.v
+    self.v = rate(self.lr, self.t) * g + self.momentum * self.v
+    self.t += 1
     return w - self.v
 
   def slots(self):
@@ -33,11 +40,14 @@ class Adam:
     self.lr, self.weight_decay, self.epsilon = lr, weight_decay, epsilon
     self.beta_1, self.beta_2 = beta_1, beta_2
     self.m = self.v = 0.0
+    self.t = 0
 
   def step(self, w, g):
+    lr = rate(self.lr, self.t)
+    self.t += 1
     self.m = self.beta_1 * self.m + (1 - self.beta_1) * g
     self.v = self.beta_2 * self.v + (1 - self.beta_2) * g**2
-    return w - self.lr * (self.m / (np.sqrt(self.v) + self.epsilon) + self.weight_decay * w)
+    return w - lr * (self.m / (np.sqrt(self.v) + self.epsilon) + self.weight_decay * w)
 
   def slots(self):
     return {"/adam_m": self.m, "/adam_v": self.v}

@@ -1,0 +1,151 @@
+"""Convolutions and transposed convolutions in two and three dimensions.
+
+The functions that own filters are in `mesh_tensorflow.layers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mesh_tensorflow.dimensions import Dimension, Shape
+from mesh_tensorflow.graph import Tensor
+from mesh_tensorflow.operations.convolution_base import (
+  FEATURES,
+  FILTER,
+  IMAGE,
+  Convolution,
+  check_operands,
+)
+from mesh_tensorflow.operations.convolution_gradients import gradients_of
+
+
+class _Forward(Convolution):
+  """A convolution or a transposed one; the output has the names of the input's dimensions."""
+
+  def __init__(
+    self,
+    rank: int,
+    transposed: bool,
+    conv_input: Tensor,
+    conv_filter: Tensor,
+    strides: Sequence[int] | None,
+    padding: str,
+    name: str | None,
+  ):
+    family = f"conv{rank}d_transpose" if transposed else f"conv{rank}d"
+    name = name or family
+    roles = (FEATURES, FILTER, IMAGE) if transposed else (IMAGE, FILTER, FEATURES)
+    counters = f"{family}/forward", f"{family}_op"
+    super().__init__([conv_input, conv_filter], roles, rank, strides, padding, name, counters)
+    check_operands(self.name, rank, conv_input, conv_filter, transposed)
+    space = conv_input.shape[-rank - 1 : -1]
+    resize = self.window.image_sizes if transposed else self.window.feature_sizes
+    sizes = resize([d.size for d in space], [d.size for d in conv_filter.shape[:rank]])
+    made = conv_filter.shape[-2 if transposed else -1]
+    dims = [*(Dimension(d.name, n) for d, n in zip(space, sizes)), made]
+    self._finish(Shape(conv_input.shape[: -rank - 1] + dims), conv_input.dtype)
+    self._splittable_dims, self._unsplittable_dims = (
+      self._initialize_splittable_and_unsplittable_dims(
+        "splittable", [d.name for d in [*space, *conv_filter.shape[:rank]]]
+      )
+    )
+
+  def gradient(self, grad_ys):
+    return gradients_of(self, grad_ys[0])
+
+
+class Conv2dOperation(_Forward):
+  """Convolution [batch..., h, w, in] with [fh, fw, in, out] to [batch..., h, w, out].
+
+  The output's h and w have TensorFlow's sizes: divided by the stride and rounded up, after
+  `filter size - 1` is taken off for "VALID" padding. Batch dimensions and `out` may be split;
+  if `in` is split, the result is a pending sum over that mesh axis; h, w and the filter's
+  space must not be split.
+
+  Args:
+    conv_input: a `Tensor` with any number of batch dimensions.
+    conv_filter: a `Tensor` of the same dtype.
+    strides: [1, s_h, s_w, 1]; None for ones.
+    padding: "SAME" or "VALID".
+    name: of the operation.
+
+  Raises:
+    DimensionError: the filter's third dimension is not the input's last.
+    ShapeError: another number of dimensions, or nothing is left of the image.
+    DTypeError: the dtypes differ, or are not floating.
+  """
+
+  def __init__(
+    self,
+    conv_input: Tensor,
+    conv_filter: Tensor,
+    strides: Sequence[int] | None,
+    padding: str,
+    name: str | None = None,
+  ):
+    super().__init__(2, False, conv_input, conv_filter, strides, padding, name)
+
+
+class Conv3dOperation(_Forward):
+  """Convolution [batch..., d, h, w, in] with [fd, fh, fw, in, out] to [batch..., d, h, w, out].
+
+  Otherwise as `Conv2dOperation`; strides are [1, s_d, s_h, s_w, 1].
+  """
+
+  def __init__(
+    self,
+    conv_input: Tensor,
+    conv_filter: Tensor,
+    strides: Sequence[int] | None,
+    padding: str,
+    name: str | None = None,
+  ):
+    super().__init__(3, False, conv_input, conv_filter, strides, padding, name)
+
+
+class Conv2dTransposeOperation(_Forward):
+  """Transposed convolution [batch..., h, w, in] with [fh, fw, out, in] to [batch..., h, w, out].
+
+  It is the gradient of a convolution from the larger image to the smaller one. The output's
+  h and w are multiplied by the stride; with "VALID" padding, what a filter larger than the
+  stride reaches beyond that is added (as in Keras). Splitting is as for `Conv2dOperation`.
+
+  Args:
+    conv_input: a `Tensor` with any number of batch dimensions.
+    conv_filter: a `Tensor` of the same dtype.
+    strides: [1, s_h, s_w, 1]; None for ones.
+    padding: "SAME" or "VALID".
+    name: of the operation.
+
+  Raises:
+    DimensionError: the filter's last dimension is not the input's last.
+    ShapeError: another number of dimensions.
+    DTypeError: the dtypes differ, or are not floating.
+  """
+
+  def __init__(
+    self,
+    conv_input: Tensor,
+    conv_filter: Tensor,
+    strides: Sequence[int] | None,
+    padding: str,
+    name: str | None = None,
+  ):
+    super().__init__(2, True, conv_input, conv_filter, strides, padding, name)
+
+
+class Conv3dTransposeOperation(_Forward):
+  """Transposed convolution in three dimensions, with a filter [fd, fh, fw, out, in].
+
+  Otherwise as `Conv2dTransposeOperation`; strides are [1, s_d, s_h, s_w, 1].
+  """
+
+  def __init__(
+    self,
+    conv_input: Tensor,
+    conv_filter: Tensor,
+    strides: Sequence[int] | None,
+    padding: str,
+    name: str | None = None,
+  ):
+    super().__init__(3, True, conv_input, conv_filter, strides, padding, name)

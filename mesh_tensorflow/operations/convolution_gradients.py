@@ -1,0 +1,276 @@
+"""Gradients of the convolutions, which are convolutions themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mesh_tensorflow.dimensions import Shape, ShapeLike, convert_to_shape
+from mesh_tensorflow.errors import SizeError
+from mesh_tensorflow.graph import Tensor
+from mesh_tensorflow.operations.convolution_base import FEATURES, FILTER, IMAGE, Convolution
+
+
+def gradients_of(op: Convolution, dy: Tensor) -> list[Tensor]:
+  """Gradients of the two inputs: each a convolution of dy and the other input."""
+  grads = []
+  rank, strides, padding = op.window.rank, op.window.strides, op.window.padding
+  for i, role in enumerate(op.roles[:2]):
+    known = {op.roles[2]: dy, op.roles[1 - i]: op.inputs[1 - i]}
+    shape = op.inputs[i].shape
+    if role == FILTER:
+      # The input of a transposed convolution is the features.
+      transposed = op.roles[0] == FEATURES
+      first, second = (FEATURES, IMAGE) if transposed else (IMAGE, FEATURES)
+      x, given = known[first], known[second]
+      grad = Conv2or3dBackpropFilterOperation(rank, transposed, x, shape, given, strides, padding)
+    else:
+      transposed = role == FEATURES
+      kernel, given = known[FILTER], known[IMAGE if transposed else FEATURES]
+      grad = Conv2or3dBackpropInputOperation(
+        rank, transposed, shape, kernel, given, strides, padding
+      )
+    grads.append(grad.outputs[0])
+  return grads
+
+
+def _check_rank(name: str, conv_dimension: int) -> None:
+  if conv_dimension not in (2, 3):
+    raise SizeError(f"{name}: conv_dimension must be 2 or 3, got {conv_dimension!r}")
+
+
+class Conv2or3dBackpropInputOperation(Convolution):
+  """Gradient of the input of a convolution; see `conv2d_backprop_input`.
+
+  Args:
+    conv_dimension: number of spatial dimensions, 2 or 3.
+    is_transpose: whether the convolution is a transposed one.
+    input_shape: `Shape` of its input, and of the result.
+    conv_filter: its filter.
+    dy: gradient of its output.
+    strides: as given to it.
+    padding: as given to it.
+    name: of the operation.
+  """
+
+  def __init__(
+    self,
+    conv_dimension: int,
+    is_transpose: bool,
+    input_shape: Shape,
+    conv_filter: Tensor,
+    dy: Tensor,
+    strides: Sequence[int] | None,
+    padding: str,
+    name: str | None = None,
+  ):
+    family = f"conv{conv_dimension}d_trans" if is_transpose else f"conv{conv_dimension}d"
+    counters = f"{family}/backprop_input", f"{family}_op"
+    name = name or f"{family}_backprop"
+    _check_rank(name, conv_dimension)
+    roles = (IMAGE, FILTER, FEATURES) if is_transpose else (FEATURES, FILTER, IMAGE)
+    super().__init__([dy, conv_filter], roles, conv_dimension, strides, padding, name, counters)
+    self._finish(input_shape, dy.dtype)
+    self._initialize_all_dimensions_as_splittable()
+
+  def gradient(self, grad_ys):
+    return gradients_of(self, grad_ys[0])
+
+
+class Conv2or3dBackpropFilterOperation(Convolution):
+  """Gradient of the filter of a convolution; see `conv2d_backprop_filter`.
+
+  Args:
+    conv_dimension: number of spatial dimensions, 2 or 3.
+    is_transpose: whether the convolution is a transposed one.
+    conv_input: its input.
+    filter_shape: `Shape` of its filter, and of the result.
+    dy: gradient of its output.
+    strides: as given to it.
+    padding: as given to it.
+    name: of the operation.
+  """
+
+  def __init__(
+    self,
+    conv_dimension: int,
+    is_transpose: bool,
+    conv_input: Tensor,
+    filter_shape: Shape,
+    dy: Tensor,
+    strides: Sequence[int] | None,
+    padding: str,
+    name: str | None = None,
+  ):
+    family = f"conv{conv_dimension}d_trans" if is_transpose else f"conv{conv_dimension}d"
+    counters = f"{family}/backprop_filter", f"{family}_backprop_filter"
+    name = name or f"{family}_backprop_filter"
+    _check_rank(name, conv_dimension)
+    roles = (FEATURES, IMAGE, FILTER) if is_transpose else (IMAGE, FEATURES, FILTER)
+    super().__init__([conv_input, dy], roles, conv_dimension, strides, padding, name, counters)
+    self._finish(filter_shape, dy.dtype)
+    self._initialize_all_dimensions_as_splittable()
+
+  def gradient(self, grad_ys):
+    return gradients_of(self, grad_ys[0])
+
+
+def _backprop_input(rank, transposed, input_shape, conv_filter, dy, strides, padding, name):
+  op = Conv2or3dBackpropInputOperation(
+    rank, transposed, convert_to_shape(input_shape), conv_filter, dy, strides, padding, name
+  )
+  return op.outputs[0]
+
+
+def _backprop_filter(rank, transposed, conv_input, filter_shape, dy, strides, padding, name):
+  op = Conv2or3dBackpropFilterOperation(
+    rank, transposed, conv_input, convert_to_shape(filter_shape), dy, strides, padding, name
+  )
+  return op.outputs[0]
+
+
+def conv2d_backprop_input(
+  input_shape: ShapeLike,
+  conv_filter: Tensor,
+  dy: Tensor,
+  strides: Sequence[int] | None,
+  padding: str,
+  name: str | None = None,
+) -> Tensor:
+  """Gradient of the input of a convolution in two dimensions.
+
+  Args:
+    input_shape: shape of the input, [batch..., h, w, in].
+    conv_filter: the filter, [fh, fw, in, out].
+    dy: gradient of the output, [batch..., h, w, out]. If `out` is split, the result is a
+      pending sum over that mesh axis.
+    strides: as given to the convolution, [1, s_h, s_w, 1]; None for ones.
+    padding: as given to it, "SAME" or "VALID".
+    name: of the operation.
+
+  Returns:
+    A `Tensor` of the shape `input_shape`.
+
+  Raises:
+    ShapeError: the shapes do not fit together.
+    DTypeError: the filter and dy differ in dtype, or are not floating.
+  """
+  return _backprop_input(2, False, input_shape, conv_filter, dy, strides, padding, name)
+
+
+def conv2d_transpose_backprop_input(
+  input_shape: ShapeLike,
+  conv_filter: Tensor,
+  dy: Tensor,
+  strides: Sequence[int] | None,
+  padding: str,
+  name: str | None = None,
+) -> Tensor:
+  """Gradient of the input of a transposed convolution in two dimensions.
+
+  Arguments as `conv2d_backprop_input`; the filter is [fh, fw, out, in].
+  """
+  return _backprop_input(2, True, input_shape, conv_filter, dy, strides, padding, name)
+
+
+def conv3d_backprop_input(
+  input_shape: ShapeLike,
+  conv_filter: Tensor,
+  dy: Tensor,
+  strides: Sequence[int] | None,
+  padding: str,
+  name: str | None = None,
+) -> Tensor:
+  """Gradient of the input of a convolution in three dimensions.
+
+  Arguments as `conv2d_backprop_input`; the filter is [fd, fh, fw, in, out].
+  """
+  return _backprop_input(3, False, input_shape, conv_filter, dy, strides, padding, name)
+
+
+def conv3d_transpose_backprop_input(
+  input_shape: ShapeLike,
+  conv_filter: Tensor,
+  dy: Tensor,
+  strides: Sequence[int] | None,
+  padding: str,
+  name: str | None = None,
+) -> Tensor:
+  """Gradient of the input of a transposed convolution in three dimensions.
+
+  Arguments as `conv2d_backprop_input`; the filter is [fd, fh, fw, out, in].
+  """
+  return _backprop_input(3, True, input_shape, conv_filter, dy, strides, padding, name)
+
+
+def conv2d_backprop_filter(
+  conv_input: Tensor,
+  filter_shape: ShapeLike,
+  dy: Tensor,
+  strides: Sequence[int] | None,
+  padding: str,
+  name: str | None = None,
+) -> Tensor:
+  """Gradient of the filter of a convolution in two dimensions.
+
+  Args:
+    conv_input: the input, [batch..., h, w, in]. If batch dimensions are split, the result
+      is a pending sum over their mesh axes.
+    filter_shape: shape of the filter, [fh, fw, in, out].
+    dy: gradient of the output, [batch..., h, w, out].
+    strides: as given to the convolution, [1, s_h, s_w, 1]; None for ones.
+    padding: as given to it, "SAME" or "VALID".
+    name: of the operation.
+
+  Returns:
+    A `Tensor` of the shape `filter_shape`.
+
+  Raises:
+    ShapeError: the shapes do not fit together.
+    DTypeError: the input and dy differ in dtype, or are not floating.
+  """
+  return _backprop_filter(2, False, conv_input, filter_shape, dy, strides, padding, name)
+
+
+def conv2d_transpose_backprop_filter(
+  conv_input: Tensor,
+  filter_shape: ShapeLike,
+  dy: Tensor,
+  strides: Sequence[int] | None,
+  padding: str,
+  name: str | None = None,
+) -> Tensor:
+  """Gradient of the filter of a transposed convolution in two dimensions.
+
+  Arguments as `conv2d_backprop_filter`; the filter is [fh, fw, out, in].
+  """
+  return _backprop_filter(2, True, conv_input, filter_shape, dy, strides, padding, name)
+
+
+def conv3d_backprop_filter(
+  conv_input: Tensor,
+  filter_shape: ShapeLike,
+  dy: Tensor,
+  strides: Sequence[int] | None,
+  padding: str,
+  name: str | None = None,
+) -> Tensor:
+  """Gradient of the filter of a convolution in three dimensions.
+
+  Arguments as `conv2d_backprop_filter`; the filter is [fd, fh, fw, in, out].
+  """
+  return _backprop_filter(3, False, conv_input, filter_shape, dy, strides, padding, name)
+
+
+def conv3d_transpose_backprop_filter(
+  conv_input: Tensor,
+  filter_shape: ShapeLike,
+  dy: Tensor,
+  strides: Sequence[int] | None,
+  padding: str,
+  name: str | None = None,
+) -> Tensor:
+  """Gradient of the filter of a transposed convolution in three dimensions.
+
+  Arguments as `conv2d_backprop_filter`; the filter is [fd, fh, fw, out, in].
+  """
+  return _backprop_filter(3, True, conv_input, filter_shape, dy, strides, padding, name)

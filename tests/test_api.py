@@ -1,0 +1,90 @@
+"""The package beside the API of the TF1 library, name for name.
+
+The list of names is not part of the repository: these tests skip where it is absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import json
+import re
+import types
+
+import pytest
+
+MODULES = [
+  "mesh_tensorflow",
+  "mesh_tensorflow.beam_search",
+  "mesh_tensorflow.layers",
+  "mesh_tensorflow.ops",
+  "mesh_tensorflow.ops_with_redefined_builtins",
+  "mesh_tensorflow.optimize",
+  "mesh_tensorflow.placement_mesh_impl",
+  "mesh_tensorflow.simd_mesh_impl",
+  "mesh_tensorflow.test_utils",
+  "mesh_tensorflow.tpu_variables",
+  "mesh_tensorflow.utils",
+]
+
+
+@pytest.fixture(scope="module")
+def differences(shared_data, tmp_path_factory) -> list[tuple[str, str, str]]:
+  """(MISSING or CHANGED, kind, text) of everything in `MODULES`."""
+  reference = shared_data.parent / "reference" / "api.json"
+  tool = shared_data.parent / "tools" / "extract_api.py"
+  if not reference.is_file() or not tool.is_file():
+    pytest.skip(f"no list of the API: {reference}")
+  spec = importlib.util.spec_from_file_location("extract_api", tool)
+  extract_api = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(extract_api)
+  # All modules: a name may be defined in any of them and be re-exported.
+  entries = {}
+  for name in extract_api._list_modules("mesh_tensorflow"):
+    if not name.startswith("mesh_tensorflow.transformer"):
+      entries[name] = extract_api._module_entry(importlib.import_module(name), "mesh_tensorflow")
+      entries[name]["flags"] = extract_api._flags_of(name)
+  ours = {"modules": entries, "gin": extract_api._gin_entries("mesh_tensorflow")}
+  whole = json.loads(reference.read_text())
+  theirs = {
+    "modules": {name: whole["modules"][name] for name in MODULES},
+    "gin": {key: entry for key, entry in whole["gin"].items() if entry["module"] in MODULES},
+  }
+  assert len(theirs["gin"]) > 10
+  files = types.SimpleNamespace(names_only=False, ignore_dunders=False)
+  for name, content in [("reference", theirs), ("candidate", ours)]:
+    path = tmp_path_factory.mktemp("api") / f"{name}.json"
+    path.write_text(json.dumps(content))
+    setattr(files, name, path)
+  with contextlib.redirect_stdout(io.StringIO()) as printed:
+    extract_api.diff(files)
+  lines = printed.getvalue().splitlines()
+  assert re.fullmatch(r"missing \d+, changed \d+", lines.pop())
+  return [tuple(line.split(None, 2)) for line in lines if line]
+
+
+def test_no_name_is_missing(differences):
+  assert [d for d in differences if d[0] != "CHANGED"] == []
+
+
+def _arguments(signature: str) -> set[str]:
+  return set(re.findall(r"[(,] ?\*{0,2}([a-z]\w*)", signature))
+
+
+def test_the_porting_guide_explains_every_changed_signature(differences, repository):
+  guide = (repository / "docs" / "porting.md").read_text()
+  table = guide.split("\n## Changed signatures\n")[1].split("\n## ")[0]
+  rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*) \|$", table, re.MULTILINE))
+  changed = {}
+  for tag, _, text in differences:
+    if tag == "CHANGED":
+      name, signatures = text.split(" ", 1)
+      old, new = signatures.split(" -> ")
+      name = re.sub(r"^mesh_tensorflow\.(ops\.)?", "", name)
+      changed[name] = _arguments(new) - _arguments(old)
+  assert sorted(rows) == sorted(changed)
+  for name, new_arguments in changed.items():
+    for argument in new_arguments - {"self"}:
+      assert f"`{argument}`" in rows[name], f"{name}: the guide does not name {argument}"

@@ -1,0 +1,94 @@
+"""The code in docs/*.md runs.
+
+What a fenced block is told by the words after its fence:
+
+  ```python                 a part of the page's program: the parts of a page run in order, in one
+                            process and one namespace, from the root of the repository
+  ```python FILE            a quotation: stands in that file, which another test runs
+  ```python no-run, ```py   only has to be correct Python: a program for TensorFlow 1, say
+  ```text                   lines that the page's program prints
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+
+import pytest
+
+DOCS = pathlib.Path(__file__).parent.parent / "docs"
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+KINDS = ("python", "python no-run", "py", "text", "sh", "gin")
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+  """A fenced block: the words after the fence, its text, and the lines above it in the page."""
+
+  kind: str
+  text: str
+  lines_above: int
+
+
+def blocks_of(page: str) -> list[Block]:
+  text = (DOCS / page).read_text()
+  return [Block(m[1].strip(), m[2], text[: m.start(2)].count("\n")) for m in BLOCK.finditer(text)]
+
+
+def program_of(blocks: list[Block]) -> str:
+  """The runnable blocks as one program, on the lines that they have in the page."""
+  program = ""
+  for block in blocks:
+    if block.kind == "python":
+      program += "\n" * (block.lines_above - program.count("\n")) + block.text
+  return program
+
+
+def words(line: str) -> str:
+  return " ".join(line.split())
+
+
+def test_pages_are_found():
+  assert "own_operation.md" in PAGES
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_is_of_a_known_kind(page, repository):
+  for block in blocks_of(page):
+    quoted = block.kind.removeprefix("python ")
+    assert block.kind in KINDS or (repository / quoted).is_file(), (page, block.kind)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_quotations_and_programs_that_are_not_run(page, repository):
+  for block in blocks_of(page):
+    if block.kind in ("py", "python no-run"):
+      compile(block.text, page, "exec")
+    elif block.kind.startswith("python ") and block.kind not in KINDS:
+      name = block.kind.removeprefix("python ")
+      assert block.text in (repository / name).read_text(), f"{page}: not in {name}:\n{block.text}"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if program_of(blocks_of(p))])
+def test_program(page, run_subprocess, tmp_path):
+  """A traceback shows the lines of the page."""
+  blocks = blocks_of(page)
+  program = tmp_path / "program.py"
+  program.write_text(program_of(blocks))
+  run = (
+    f"exec(compile(open({str(program)!r}).read(), {str(DOCS / page)!r}, 'exec'),"
+    " {'__name__': '__main__'})"
+  )
+  result = run_subprocess(run, timeout=280)
+  printed = {words(line) for line in result.stdout.splitlines()}
+  told = {words(line) for b in blocks if b.kind == "text" for line in b.text.splitlines()}
+  assert told - {""} <= printed, f"{page} tells other lines than its program prints"
+
+
+def test_the_mechanism_itself():
+  page = "# T\n\n```python\nx = 1\n```\n\n```py\ny = 2\n```\n```python\nprint(x)\n```\n"
+  found = [Block(m[1].strip(), m[2], page[: m.start(2)].count("\n")) for m in BLOCK.finditer(page)]
+  assert [b.kind for b in found] == ["python", "py", "python"]
+  assert program_of(found).splitlines() == ["", "", "", "x = 1", "", "", "", "", "", "", "print(x)"]
