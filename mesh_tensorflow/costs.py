@@ -20,12 +20,12 @@ from mesh_tensorflow.layout import LayoutLike
 from mesh_tensorflow.liveness import (
   Memory,
   activation_memory,
-  needed_operations,
   planned_slice,
   probable_results,
 )
 from mesh_tensorflow.lowering import Lowering
 from mesh_tensorflow.plan_mesh_impl import Collective, PlanMeshImpl
+from mesh_tensorflow.reachability import needed_operations
 
 
 @dataclasses.dataclass

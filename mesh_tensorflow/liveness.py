@@ -11,6 +11,7 @@ import tensorflow as tf
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.laid_out import LazyAllreduceSum
 from mesh_tensorflow.lowering import Lowering
+from mesh_tensorflow.reachability import reads
 
 # Operations whose output is the buffer of their input.
 _ALIASES = ("Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "EnsureShape")
@@ -109,21 +110,6 @@ def probable_results(operations: Sequence[Operation]) -> list[Tensor]:
     for x in op.outputs
     if x not in read
   ]
-
-
-def needed_operations(operations: Sequence[Operation], results: Sequence[Tensor]) -> set[Operation]:
-  """Operations that lead to a result, or act without one: what a tf.function would run."""
-  wanted, needed = set(results), set()
-  for op in reversed(operations):
-    if not op.outputs or any(x in wanted for x in op.outputs):
-      needed.add(op)
-      wanted.update(reads(op))
-  return needed
-
-
-def reads(op: Operation) -> list[Tensor]:
-  """Tensors that an operation reads, those that its body captured too."""
-  return op.inputs + list(getattr(op, "implicit_inputs", ()))
 
 
 def planned_slice(lowering: Lowering, x: Tensor) -> tf.Tensor:

@@ -212,3 +212,12 @@ def test_maximum_of_a_broadcast_operand(mesh, x):
   dx = mtf.gradients([mtf.maximum(x, row)], [row])[0]
   assert dx.shape.dims == [B]
   np.testing.assert_allclose(lower(mesh, dx)[0], (VALUES[0] >= VALUES).sum(0))
+
+
+def test_gradients_that_nobody_asked_for_leave_no_operations(mesh):
+  x = mtf.import_tf_tensor(mesh, np.ones([4, 8], "f"), "a:4 b:8")
+  w = mtf.get_variable(mesh, "w", "b:8 c:2")
+  y = mtf.einsum([x, w], output_shape=[("a", 4), ("c", 2)])
+  (dw,), made = mesh.graph.capture_operations(lambda: mtf.gradients([y], [w]))
+  products = [op for op in made if isinstance(op, mtf.EinsumOperation)]
+  assert products == [dw.operation]

@@ -10,6 +10,8 @@ from mesh_tensorflow.errors import DTypeError, GradientError, ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.binary import add
 from mesh_tensorflow.operations.constants import constant
+from mesh_tensorflow.operations.variables import Variable
+from mesh_tensorflow.reachability import needed_operations
 
 
 def gradients(
@@ -79,12 +81,20 @@ def _check_given(ys: list[Tensor], grad_ys: Sequence[Tensor | None]) -> None:
 
 def _accumulate(op: Operation, found: dict[Tensor, Tensor], downstream: set[Tensor]) -> None:
   """Adds the gradients of an operation's inputs to those found before."""
+  operations = op.graph.operations
+  before = len(operations)
   try:
     grads: list[Any] = list(op.gradient([found.get(y) for y in op.outputs]))
   except NotImplementedError as e:
     raise GradientError(
       f"gradients: {type(op).__name__} {op.name} has no gradient; stop it with mtf.stop_gradient"
     ) from e
+  # An operation makes the gradients of all its inputs; those of images, say, nobody asked for.
+  kept = [g for x, g in zip(op.inputs, grads) if g is not None and x in downstream]
+  needed = needed_operations(operations[before:], kept)
+  operations[before:] = [
+    made for made in operations[before:] if made in needed or isinstance(made, Variable)
+  ]
   for x, g in zip(op.inputs, grads):
     if g is None or x not in downstream:
       continue

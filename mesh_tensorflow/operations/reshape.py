@@ -11,6 +11,7 @@ from mesh_tensorflow.dimensions import (
   anonymous_shape,
   convert_to_dimension,
   convert_to_shape,
+  no_such_dimension,
 )
 from mesh_tensorflow.errors import DimensionError, ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
@@ -73,7 +74,12 @@ def rename_dimension(x: Tensor, old_name: str, new_name: str) -> Tensor:
     x: a `Tensor`.
     old_name: name of a dimension of x.
     new_name: its new name.
+
+  Raises:
+    DimensionError: x has no dimension of the old name.
   """
+  if old_name not in x.shape.dimension_names:
+    raise no_such_dimension("rename_dimension", old_name, x)
   return reshape(x, x.shape.rename_dimension(old_name, new_name))
 
 
@@ -92,22 +98,29 @@ def replace_dimensions(
   Raises:
     DimensionError: the old dimensions do not stand one after the other in the shape.
   """
-  if isinstance(tensor_or_shape, Tensor):
-    return reshape(
-      tensor_or_shape, replace_dimensions(tensor_or_shape.shape, old_dim_or_dims, new_dim_or_dims)
-    )
-  if not isinstance(tensor_or_shape, Shape):
+  is_tensor = isinstance(tensor_or_shape, Tensor)
+  if not is_tensor and not isinstance(tensor_or_shape, Shape):
     raise DimensionError(
       f"replace_dimensions takes a Tensor or a Shape, got {type(tensor_or_shape).__name__}"
     )
   old, new = _dims(old_dim_or_dims), _dims(new_dim_or_dims)
-  dims = tensor_or_shape.dims
+  dims = tensor_or_shape.shape.dims if is_tensor else tensor_or_shape.dims
   if not old or not new:
-    raise DimensionError("replace_dimensions needs at least one old and one new dimension")
-  if old[0] not in dims or dims[dims.index(old[0]) :][: len(old)] != old:
-    raise DimensionError(f"replace_dimensions: {old} do not stand together in {tensor_or_shape}")
+    raise DimensionError(
+      f"replace_dimensions of {tensor_or_shape} needs at least one old and one new dimension, got "
+      f"{old} and {new}"
+    )
+  for d in old:
+    if d not in dims:
+      raise no_such_dimension("replace_dimensions", d, tensor_or_shape)
   i = dims.index(old[0])
-  return Shape(dims[:i] + new + dims[i + len(old) :])
+  if dims[i : i + len(old)] != old:
+    raise DimensionError(
+      f"replace_dimensions: {Shape(old)} do not stand together, in this order, in "
+      f"{tensor_or_shape}; transpose it first (mtf.transpose)"
+    )
+  replaced = Shape(dims[:i] + new + dims[i + len(old) :])
+  return reshape(tensor_or_shape, replaced) if is_tensor else replaced
 
 
 def _dims(x: Any) -> list[Dimension]:

@@ -339,17 +339,23 @@ row("transpose to other dimensions", e.ShapeError, "transpose x a=4 c=12")(
   lambda k: mtf.transpose(k.x, [B, C])
 )
 row("reshape to another size", e.ShapeError, "reshape x 32 48")(lambda k: mtf.reshape(k.x, [A, C]))
-row("rename of no dimension of a tensor", e.DimensionError, "'z' a=4 b=8")(
+row("rename of no dimension of a tensor", e.DimensionError, "rename_dimension 'z' x")(
   lambda k: mtf.rename_dimension(k.x, "z", "q")
 )
 row("replacement in something else", e.DimensionError, "replace_dimensions int")(
   lambda k: mtf.replace_dimensions(5, A, B)
 )
-row("replacement of scattered dimensions", e.DimensionError, "replace_dimensions 'b' 8 a=4 b=8")(
+row("replacement of scattered", e.DimensionError, "replace_dimensions b=8 a=4 x transpose")(
   lambda k: mtf.replace_dimensions(k.x, [B, A], mtf.Dimension("c", 32))
 )
-row("replacement of nothing", e.DimensionError, "replace_dimensions")(
-  lambda k: mtf.replace_dimensions(k.x, [], C)
+row("replacement of no dimension", e.DimensionError, "replace_dimensions c=12 x")(
+  lambda k: mtf.replace_dimensions(k.x, C, [("d", 3), ("e", 4)])
+)
+row("replacement by another size", e.ShapeError, "reshape x 32 48")(
+  lambda k: mtf.replace_dimensions(k.x, B, C)
+)
+row("replacement by nothing", e.DimensionError, "replace_dimensions x b 8 new")(
+  lambda k: mtf.replace_dimensions(k.x, B, [])
 )
 
 # -------------------------------------------------------- concat, split, slice, pad

@@ -179,7 +179,7 @@ LAYOUT_ROWS = [
 
 # ----------------------------------------------------------------- dense, norms, optimizers
 
-row("dense bias of another dtype", e.DTypeError, "dense x float32 bfloat16 cast")(
+row("dense bias of another dtype", e.DTypeError, "dense_1/add out=5 float32 bfloat16 cast")(
   lambda k: mtf.layers.dense(
     k.x, O, reduced_dims=[B], variable_dtype=mtf.VariableDType(activation_dtype=tf.bfloat16)
   )
@@ -209,7 +209,7 @@ class _HParams:
 row("optimizer of an unknown name", e.ConfigError, "hparams.optimizer 'Sgd' SGD Adafactor")(
   lambda k: mtf.optimize.make_optimizer(_HParams, 0.1)
 )
-row("decay of an unknown kind", e.ConfigError, "decay_type 'linear' Adam pow")(
+row("decay of an unknown kind", e.ConfigError, "optimizer_adafactor_decay_type 'linear' Adam pow")(
   lambda k: mtf.optimize.adafactor_optimizer_from_hparams(_HParams, 0.1)
 )
 row("learning rate as text", e.ConfigError, "learning_rate number 'fast'")(

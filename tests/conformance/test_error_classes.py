@@ -9,6 +9,7 @@ import inspect
 import pathlib
 
 import pytest
+import tensorflow as tf
 
 import mesh_tensorflow
 from mesh_tensorflow import errors
@@ -116,3 +117,17 @@ def test_every_error_class_derives_from_the_base():
 
 def test_text_of_a_key_error_is_not_quoted():
   assert str(errors.NotLoweredError("x was not lowered")) == "x was not lowered"
+
+
+@pytest.mark.parametrize(
+  "error", [c for _, c in inspect.getmembers(errors, inspect.isclass)], ids=lambda c: c.__name__
+)
+def test_autograph_keeps_the_class(error):
+  @tf.function
+  def program(x):
+    if x is not None:
+      raise error("one text")
+    return x
+
+  with pytest.raises(error, match="one text"):
+    program(1)

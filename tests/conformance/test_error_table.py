@@ -87,25 +87,31 @@ def test_layout_that_cannot_work(row, cpu_devices):
     assert len(impl.variable_store) == 0
 
 
-def test_a_failed_lowering_leaves_the_store_usable():
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@pytest.mark.parametrize("kind", ["placement", "simd"])
+def test_a_failed_lowering_leaves_the_store_usable(kind, mode, cpu_devices):
   """An operation that fails while it runs: variables made so far are found by the next lowering."""
-  impl = mtf.PlacementMeshImpl("rows:2", "a:rows", ["", ""])
+  impl = make_impl(kind, Layout("rows:2", "a:rows"), cpu_devices)
 
-  def program(fn):
-    world = World()
-    mtf.assign_add(world.v, world.x)
-    y = mtf.slicewise(fn, [world.x], splittable_dims=[mtf.Dimension("a", 4)])
-    z = mtf.get_variable(world.mesh, "z", [mtf.Dimension("a", 4)], initializer=2.0)
-    low = mtf.Lowering(world.graph, {world.mesh: impl})
-    return low.export_to_tf_tensor(y), low.export_to_tf_tensor(z)
+  def run(fn):
+    def program():
+      world = World()
+      mtf.assign_add(world.v, world.x)
+      y = mtf.slicewise(fn, [world.x], splittable_dims=[mtf.Dimension("a", 4)])
+      z = mtf.get_variable(world.mesh, "z", [mtf.Dimension("a", 4)], initializer=2.0)
+      low = mtf.Lowering(world.graph, {world.mesh: impl})
+      return low.export_to_tf_tensor(y), low.export_to_tf_tensor(z)
+
+    call = lambda: impl.run(program)  # noqa: E731
+    return call() if mode == "eager" else tf.function(call)()
 
   def broken(t):
     raise RuntimeError(f"no value for {t.shape}")
 
   with pytest.raises(RuntimeError, match="no value"):
-    program(broken)
+    run(broken)
   assert impl.variable_store.names == ["v"]
-  y, z = program(tf.square)
+  y, z = run(tf.square)
   np.testing.assert_array_equal(y, np.ones([4, 8]))
   np.testing.assert_array_equal(z, np.full([4], 2.0))
   assert impl.variable_store.names == ["v", "z"]
