@@ -384,6 +384,8 @@ class Operation(metaclass=_OperationMeta):
 
   # Whether recomputation (`Graph.clone_operations`) may copy the operation.
   is_cloneable = True
+  # Whether a recomputation takes the outputs, with gradients, from outside: those of variables.
+  is_external = False
   # Whether inputs may be on other meshes than the operation is.
   may_mix_meshes = False
 

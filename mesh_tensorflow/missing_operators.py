@@ -38,6 +38,11 @@ class MissingOperators:
   __iter__ = _missing("iteration over x", "mtf.unstack(x, dim)")
   __len__ = _missing("len(x)", "x.shape.ndims, or the size of a dimension of x.shape")
 
+  # TensorFlow calls it where a tf.Tensor is needed.
+  __tf_tensor__ = _missing(
+    "a TensorFlow function of x", "an mtf function, or lowering.export_to_tf_tensor(x)"
+  )
+
   def __bool__(self) -> bool:
     # As any object; without it Python would ask __len__.
     return True

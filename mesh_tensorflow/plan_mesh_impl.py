@@ -302,6 +302,7 @@ class _PlanStore(VariableStore):
         slice_dtype=slice_dtype,
         trainable=trainable,
         layout=mesh_impl.tensor_layout(shape),
+        mesh_shape=mesh_impl.shape,
         slices=(PlannedVariable(name, part, slice_dtype, trainable),),
         begins=((0,) * len(part),),
         slice_shape=tuple(part),

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import initializers, random_bits
@@ -27,6 +28,7 @@ class StoredVariable:
     slice_dtype: dtype of the slices.
     trainable: whether it is trained.
     layout: which mesh axis splits which axis.
+    mesh_shape: the mesh.
     slices: one tf.Variable for each processor of this process.
     begins: the offset of each slice in the whole variable.
     slice_shape: sizes of a slice.
@@ -38,6 +40,7 @@ class StoredVariable:
   slice_dtype: tf.DType
   trainable: bool
   layout: TensorLayout
+  mesh_shape: Shape
   slices: tuple[tf.Variable, ...]
   begins: tuple[tuple[int, ...], ...]
   slice_shape: tuple[int, ...]
@@ -51,8 +54,6 @@ class StoredVariable:
 
   def numpy(self) -> Any:
     """The whole value as an array (needs every slice in this process)."""
-    import numpy as np
-
     whole = np.zeros(self.shape.to_integer_list, self.slice_dtype.as_numpy_dtype)
     for begin, v in self.distinct():
       whole[tuple(slice(b, b + n) for b, n in zip(begin, self.slice_shape))] = v.numpy()
@@ -148,7 +149,7 @@ class VariableStore(tf.Module):
       The `StoredVariable`.
 
     Raises:
-      VariableError: it exists with another shape or dtype.
+      VariableError: it exists with another shape or dtype, or for another mesh.
     """
     layout = mesh_impl.tensor_layout(shape)
     if name in self._stored:
@@ -168,6 +169,12 @@ class VariableStore(tf.Module):
         raise VariableError(
           f"variable {name} exists as {old.shape}, {old.layout} and is now asked for as {shape}, "
           f"{layout}: its dimensions are named differently, so it would be split differently"
+        )
+      if old.mesh_shape.to_integer_list != mesh_impl.shape.to_integer_list:
+        raise VariableError(
+          f"variable {name} {shape} exists in slices for the mesh {old.mesh_shape} and is now asked "
+          f"for on the mesh {mesh_impl.shape}; give each mesh implementation a variable store of "
+          "its own, and move values with a checkpoint"
         )
       return old
     init = initializers.convert_to_initializer(initializer, slice_dtype)
@@ -200,6 +207,7 @@ class VariableStore(tf.Module):
       slice_dtype=slice_dtype,
       trainable=trainable,
       layout=layout,
+      mesh_shape=mesh_impl.shape,
       slices=tuple(slices),
       begins=tuple(begins),
       slice_shape=tuple(part),

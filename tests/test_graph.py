@@ -504,3 +504,20 @@ class TestExports:
   )
   def test_name(self, name):
     assert hasattr(mtf, name)
+
+
+def test_scalars_of_tensorflow_and_numpy_on_the_left(mesh):
+  x = mtf.ones(mesh, [mtf.Dimension("a", 4)])
+  assert not tf.is_tensor(x)
+  for scalar in (np.float32(2), tf.constant(2.0), tf.Variable(2.0), 2.0):
+    for y in (scalar * x, scalar + x, scalar - x, scalar / x):
+      assert isinstance(y, mtf.Tensor)
+      assert y.shape == x.shape
+
+
+def test_a_tensor_is_true_a_key_and_no_sequence_of_tf_nest(mesh):
+  x = mtf.ones(mesh, [mtf.Dimension("a", 4)])
+  assert x
+  assert {x: 1}[x] == 1
+  assert x in [x]
+  assert tf.nest.flatten({"x": [x]}) == [x]

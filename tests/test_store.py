@@ -51,6 +51,13 @@ def test_slices_are_on_their_devices_and_only_slices_exist(cpu_devices):
     tf.random_normal_initializer(stddev=2.0),
     tf.random_uniform_initializer(-3.0, 5.0),
     tf.keras.initializers.TruncatedNormal(stddev=1.0),
+    mtf.initializers.RandomNormal(1.0, 3.0),
+    mtf.initializers.TruncatedNormal(1.0, 3.0),
+    mtf.initializers.RandomUniform(-2.0, 2.0),
+    mtf.initializers.GlorotUniform(),
+    mtf.initializers.Constant(np.arange(32.0).reshape(8, 4)),
+    mtf.layers.VarianceScalingInitializer()([SHAPE[0]], [SHAPE[1]]),
+    mtf.layers.VarianceScalingInitializer(distribution="uniform")([SHAPE[0]], [SHAPE[1]]),
   ],
 )
 def test_initial_values_do_not_depend_on_the_layout(cpu_devices, layout, initializer, kind):
@@ -100,6 +107,11 @@ def test_another_shape_dtype_or_layout_is_refused(cpu_devices):
     get(impl, master=tf.bfloat16)
   with pytest.raises(errors.VariableError, match="dimensions are named differently"):
     get(impl, shape=convert_to_shape([("c", 8), ("b", 4)]))
+  wider = PlacementMeshImpl(
+    "rows:4,cols:2", LAYOUTS[1][1], cpu_devices, variable_store=impl.variable_store
+  )
+  with pytest.raises(errors.VariableError, match="slices for the mesh .* asked for on the mesh"):
+    get(wider)
   assert len(impl.variable_store) == 1
 
 

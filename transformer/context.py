@@ -141,6 +141,8 @@ class Context:
     self.next_constant_state = 0
     # What layers of one call share, such as attention masks; see `cached`.
     self.cache: dict[Hashable, Any] = {}
+    # Told what is cached, while the layer is one whose tensors are lost; see `recomputation`.
+    self.keep_cached: Callable[[Hashable, Any], None] | None = None
     self.input_embeddings: mtf.Tensor | None = None
     self.current_layer: TransformerLayer | None = None
     self.current_layer_input: mtf.Tensor | None = None
@@ -185,6 +187,8 @@ class Context:
     """
     if key not in self.cache:
       self.cache[key] = compute()
+      if self.keep_cached is not None:
+        self.keep_cached(key, self.cache[key])
     return self.cache[key]
 
   def get_position(self) -> mtf.Tensor:

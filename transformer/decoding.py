@@ -1,8 +1,9 @@
-"""Incremental decoding of a `Unitransformer`."""
+"""Incremental decoding of a `Unitransformer`: one position at a time, with cached states."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -14,6 +15,10 @@ from mesh_tensorflow.transformer.sequence_utils import autoregressive_inputs
 
 if TYPE_CHECKING:
   from mesh_tensorflow.transformer.unitransformer import Unitransformer
+
+# Entries of a context's cache that are made from the encoder alone, so that the loop need not
+# make them in each step.
+_ENCODER_KEYS = ("enc_dec_attention_mask",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +35,109 @@ class SamplingOptions:
   bos_id: int = 0
 
 
+class IncrementalModel:
+  """A model that has seen the given tokens, and goes on one position at a time.
+
+  Attributes:
+    states: the decoding states after the given tokens: cached keys and values, say.
+
+  Args:
+    model: an autoregressive `Unitransformer`.
+    given: int32 `[<batch_dims>, length]`: given tokens, then zeros.
+    initial_position: int32: how many tokens are given.
+    priority: int32 `[..., length]`: a position is seen by those of at least its priority.
+    variable_dtype: an `mtf.VariableDType`.
+    bos_id: the input at position 0.
+    encoder_sequence_id: int32 `[<batch_dims>, memory_length]`, or None.
+    **encoder_arguments: other arguments of `Context`.
+  """
+
+  def __init__(
+    self,
+    model: Unitransformer,
+    given: mtf.Tensor,
+    initial_position: mtf.Tensor,
+    priority: mtf.Tensor,
+    variable_dtype: mtf.VariableDType,
+    bos_id: int = 0,
+    encoder_sequence_id: mtf.Tensor | None = None,
+    **encoder_arguments: Any,
+  ):
+    self._model = model
+    self._length_dim = given.shape.dims[-1]
+    self._priority = priority
+    self._bos_id = bos_id
+    self._arguments = dict(
+      model=model,
+      mesh=given.mesh,
+      batch_dims=given.shape.dims[:-1],
+      length_dim=self._length_dim,
+      variable_dtype=variable_dtype,
+      sequence_id=None if encoder_sequence_id is None else 1,
+      encoder_sequence_id=encoder_sequence_id,
+      constant_states=[],
+      **encoder_arguments,
+    )
+    first_part = Context(
+      **self._arguments,
+      mode="first_part",
+      position=mtf.range(given.mesh, self._length_dim, dtype=tf.int32),
+      position_is_default=True,
+      new_states=[],
+      initial_position=initial_position,
+      read_priority=priority,
+      write_priority=priority,
+      inputs=given,
+    )
+    with mtf.variable_scope(model.name):
+      # The logits are not used: this fills the caches.
+      model._call_internal(first_part, autoregressive_inputs(given))
+    self.states = first_part.new_states
+    self._constants = {
+      key: value
+      for key, value in first_part.cache.items()
+      if isinstance(key, tuple) and key[0] in _ENCODER_KEYS
+    }
+
+  def step(
+    self, position: mtf.Tensor, ids: mtf.Tensor, states: Sequence[mtf.Tensor]
+  ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
+    """The logits of the token at a position.
+
+    Args:
+      position: int32, a scalar or one for each row.
+      ids: int32 `[<batch_dims>, length]`: the tokens before it.
+      states: the states after them.
+
+    Returns:
+      Logits `[<batch_dims>, vocab]`, and the states after this position.
+    """
+    # Before position 0 there is no token: the gather gives 0.
+    token = mtf.gather(ids, position - 1, self._length_dim)
+    if self._bos_id:
+      token += mtf.to_int32(mtf.equal(position, 0)) * self._bos_id
+    context = Context(
+      **self._arguments,
+      mode="incremental",
+      position=position,
+      states=list(states),
+      new_states=[],
+      initial_position=position,
+      read_priority=position,
+      write_priority=self._priority,
+      inputs=token,
+    )
+    context.cache.update(self._constants)
+    with mtf.variable_scope(self._model.name):
+      logits = self._model._call_internal(context, token)
+    return logits, context.new_states
+
+
 def sample_autoregressive(
   model: Unitransformer,
   partial_sequences: mtf.Tensor,
   options: SamplingOptions,
   variable_dtype: mtf.VariableDType,
-  encoder_sequence_id: mtf.Tensor | None = None,
   **encoder_arguments: Any,
 ) -> mtf.Tensor:
   """Continues sequences; see `Unitransformer.sample_autoregressive`.
@@ -45,8 +147,7 @@ def sample_autoregressive(
     partial_sequences: int32 `[<batch_dims>, length]`.
     options: `SamplingOptions`.
     variable_dtype: an `mtf.VariableDType`.
-    encoder_sequence_id: int32 `[<batch_dims>, memory_length]`.
-    **encoder_arguments: other arguments of both contexts.
+    **encoder_arguments: what `IncrementalModel` takes.
 
   Returns:
     int32 `[<batch_dims>, length]`.
@@ -59,42 +160,22 @@ def sample_autoregressive(
       f"sample_autoregressive: sampling_keep_top_k must be positive, or -1 for all tokens, got {k}"
     )
   length_dim = partial_sequences.shape.dims[-1]
-  mesh = partial_sequences.mesh
-  positions = mtf.range(mesh, length_dim, dtype=tf.int32)
+  priority = positions = mtf.range(partial_sequences.mesh, length_dim, dtype=tf.int32)
   given = mtf.not_equal(partial_sequences, 0)
   initial_position = mtf.reduce_sum(mtf.to_int32(given), reduced_dim=length_dim)
-  priority = positions
   if model.input_full_attention:
     # The given tokens, and the input that ends them, see each other.
     priority = positions * mtf.to_int32(mtf.greater(positions, initial_position))
-  constant_states: list[Any] = []
-  common = dict(
-    model=model,
-    mesh=mesh,
-    batch_dims=partial_sequences.shape.dims[:-1],
-    length_dim=length_dim,
-    variable_dtype=variable_dtype,
-    sequence_id=None if encoder_sequence_id is None else 1,
-    encoder_sequence_id=encoder_sequence_id,
-    constant_states=constant_states,
+  decoder = IncrementalModel(
+    model,
+    partial_sequences,
+    initial_position,
+    priority,
+    variable_dtype,
+    bos_id=options.bos_id,
     **encoder_arguments,
   )
-
-  first_part = Context(
-    **common,
-    mode="first_part",
-    position=positions,
-    position_is_default=True,
-    new_states=[],
-    initial_position=initial_position,
-    read_priority=priority,
-    write_priority=priority,
-    inputs=partial_sequences,
-  )
-  with mtf.variable_scope(model.name):
-    # The logits are not used: this fills the caches.
-    model._call_internal(first_part, autoregressive_inputs(partial_sequences))
-  states = first_part.new_states
+  states = decoder.states
   if not options.has_partial_sequences:
     states = [mtf.zeros_like(s) for s in states]
 
@@ -104,27 +185,11 @@ def sample_autoregressive(
     return mtf.logical_not(mtf.reduce_all(done))
 
   def body_fn(position: mtf.Tensor, ids: mtf.Tensor, *states: mtf.Tensor) -> list[mtf.Tensor]:
-    # Before position 0 there is no token: the gather gives 0.
-    token = mtf.gather(ids, position - 1, length_dim)
-    if options.bos_id:
-      token += mtf.to_int32(mtf.equal(position, 0)) * options.bos_id
-    context = Context(
-      **common,
-      mode="incremental",
-      position=position,
-      states=list(states),
-      new_states=[],
-      initial_position=position,
-      read_priority=position,
-      write_priority=priority,
-      inputs=token,
-    )
-    with mtf.variable_scope(model.name):
-      logits = model._call_internal(context, token)
+    logits, states = decoder.step(position, ids, states)
     new_token = _choose(logits, model.output_vocab_dim, options)
     # Beyond the end of the sequence the one-hot is zero.
     ids += new_token * mtf.one_hot(position, length_dim, dtype=tf.int32)
-    return [position + 1, ids, *context.new_states]
+    return [position + 1, ids, *states]
 
   _, outputs, *_ = mtf.while_loop(cond_fn, body_fn, [initial_position, partial_sequences, *states])
   if options.has_partial_sequences and options.remove_partial_sequences:

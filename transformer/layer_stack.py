@@ -12,6 +12,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import sublayers
 from mesh_tensorflow.transformer.context import Context, TransformerLayer
+from mesh_tensorflow.transformer.recomputation import recomputed_layer
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -138,17 +139,16 @@ class LayerStack(TransformerLayer):
     """As `_layer_fn`, without keeping activations for the backward pass."""
 
     def fn(x: mtf.Tensor) -> Any:
-      # Tensors made in here cannot be used outside: what the layer caches goes away, and its
-      # auxiliary losses leave as results.
-      cache, losses = context.cache, context.losses
-      context.cache = dict(cache)
+      # Tensors made in here cannot be used outside: auxiliary losses leave as results.
+      losses = context.losses
       if losses is not None:
         context.losses = []
       try:
-        y = self._layer_fn(x, layer, context)
+        with recomputed_layer(context, x):
+          y = self._layer_fn(x, layer, context)
         return (y, *(context.losses or []))
       finally:
-        context.cache, context.losses = cache, losses
+        context.losses = losses
 
     y, *new_losses = mtf.recompute_grad(fn, [x])
     if new_losses:

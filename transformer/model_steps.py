@@ -17,6 +17,9 @@ from mesh_tensorflow.transformer.text2self import dynamic_text2self
 
 _MODULE = "mesh_tensorflow.transformer.utils"
 
+# Model types of an encoder and a decoder.
+_PAIRED = ("bitransformer", "bi_student_teacher")
+
 MODEL_FEATURES = (
   "inputs",
   "inputs_position",
@@ -50,7 +53,8 @@ def build_model(
   """Builds the model that `model_type` names.
 
   Args:
-    model_type: "lm": a language model of targets; "delimited_lm": of inputs and targets, joined;
+    model_type: "bitransformer": an encoder-decoder; "bi_student_teacher": one that learns from
+      another; "lm": a language model of targets; "delimited_lm": of inputs and targets, joined;
       "aligned": targets as long as inputs, not autoregressive.
     input_vocab_size: number of input ids.
     output_vocab_size: number of output ids.
@@ -58,10 +62,10 @@ def build_model(
     mesh_shape: mesh shape.
 
   Returns:
-    A `Unitransformer`.
+    A `Unitransformer`, `Bitransformer` or `StudentTeacher`.
 
   Raises:
-    ConfigError: an unknown or unavailable model type.
+    ConfigError: an unknown model type.
   """
   if model_type in ("lm", "delimited_lm", "aligned"):
     return transformer_lib.Unitransformer(
@@ -72,19 +76,26 @@ def build_model(
       mesh_shape=mesh_shape,
       layout=layout_rules,
     )
-  if model_type in ("bitransformer", "bi_student_teacher"):
-    raise ConfigError(
-      f"model_type {model_type!r} is not available in this version; use 'lm' (gin file "
-      "models/lm_base.gin), 'delimited_lm' or 'aligned'"
-    )
-  raise ConfigError(f"unknown model_type {model_type!r}; use 'lm', 'delimited_lm' or 'aligned'")
+  makers = {
+    "bitransformer": transformer_lib.make_bitransformer,
+    "bi_student_teacher": transformer_lib.make_bi_student_teacher,
+  }
+  if model_type not in makers:
+    known = ", ".join(repr(t) for t in (*makers, "lm", "delimited_lm", "aligned"))
+    raise ConfigError(f"unknown model_type {model_type!r}; use one of {known}")
+  return makers[model_type](
+    input_vocab_size=input_vocab_size,
+    output_vocab_size=output_vocab_size,
+    mesh_shape=mesh_shape,
+    layout=layout_rules,
+  )
 
 
 class ModelSteps:
   """The programs of one model on one mesh, built from the same Python code.
 
   Args:
-    model: a `Unitransformer`.
+    model: a `Unitransformer`, `Bitransformer` or `StudentTeacher`.
     mesh_impl: the mesh.
     model_type: see `build_model`.
     batch_size: sequences in a batch.
@@ -215,31 +226,41 @@ class ModelSteps:
   # ---------------------------------------------------------------- sampling
 
   def sample_step(self, length: int, rows: int, **options: Any) -> mtf.Function:
-    """Continues given tokens.
+    """Continues given tokens; an encoder-decoder makes the targets of given inputs.
 
     Args:
       length: tokens of a row, the given ones included.
       rows: rows at a time.
-      **options: of `Unitransformer.sample_autoregressive`.
+      **options: of `Unitransformer.sample_autoregressive` or `Bitransformer.decode`.
 
     Returns:
-      An `mtf.function` of (int32 [rows, length]) that returns the same shape.
+      An `mtf.function` of (int32 [rows, length]) that returns the same shape (for an
+      encoder-decoder with `max_decode_length`, that length).
     """
-    if not getattr(self.model, "autoregressive", False):
+    if self.model_type in _PAIRED:
+      generate = self.model.decode
+    elif getattr(self.model, "autoregressive", False):
+      generate = self.model.sample_autoregressive
+    else:
       raise ConfigError(f"model_type {self.model_type!r} does not generate text")
     dims = [mtf.Dimension("batch", rows), mtf.Dimension("length", length)]
 
     @mtf.function(self.mesh_impl, [mtf.TensorSpec(dims, tf.int32, "inputs")])
     def sample_step(inputs):
-      return self.model.sample_autoregressive(inputs, variable_dtype=self.variable_dtype, **options)
+      return generate(inputs, variable_dtype=self.variable_dtype, **options)
 
     return sample_step
 
   # ----------------------------------------------------------------- helpers
 
+  @property
+  def required_features(self) -> tuple[str, ...]:
+    """The features that the data must have."""
+    return ("targets",) if self.model_type == "lm" else ("inputs", "targets")
+
   def check_features(self, names: Sequence[str]) -> None:
     """Raises `DataError` unless the data has the features that the model needs."""
-    wants_inputs = self.model_type != "lm"
+    wants_inputs = "inputs" in self.required_features
     if "targets" not in names:
       raise DataError(f"the data has features {sorted(names)}, but the model needs 'targets'")
     if wants_inputs and "inputs" not in names:
@@ -283,22 +304,33 @@ class ModelSteps:
     if mode == "train":
       features = self._joined(features)
     targets = features["targets"]
-    if self.model_type == "aligned":
+    if self.model_type in _PAIRED:
       inputs = features["inputs"]
-    else:
-      inputs = sequence_utils.autoregressive_inputs(
-        targets, sequence_id=features.get("targets_segmentation")
+      places = dict(
+        encoder_sequence_id=features.get("inputs_segmentation"),
+        decoder_sequence_id=features.get("targets_segmentation"),
+        decoder_subsequence_id=features.get("targets_subsegmentation"),
+        encoder_position=features.get("inputs_position"),
+        decoder_position=features.get("targets_position"),
       )
-    return self.model.call_simple(
+    else:
+      segmentation = features.get("targets_segmentation")
+      places = dict(sequence_id=segmentation, position=features.get("targets_position"))
+      if self.model_type == "aligned":
+        inputs = features["inputs"]
+      else:
+        inputs = sequence_utils.autoregressive_inputs(targets, sequence_id=segmentation)
+    result = self.model.call_simple(
       inputs=inputs,
       targets=targets,
       compute_loss=compute_loss,
       mode=mode,
       variable_dtype=self.variable_dtype,
-      sequence_id=features.get("targets_segmentation"),
-      position=features.get("targets_position"),
       num_microbatches=num_microbatches,
+      **places,
     )
+    # A StudentTeacher without loss returns the logits alone.
+    return result if isinstance(result, tuple) else (result, None)
 
   def _is_trained(self, variable: Any) -> bool:
     chosen = self._variable_filter

@@ -146,6 +146,15 @@ def sublayer_dropout(
 
 
 @gin.configurable(module=_MODULE)
+def sublayer_clip_activation_gradient(
+  x: mtf.Tensor, layer_stack: LayerStack, context: Context, rms_norm: float = 1.0
+) -> mtf.Tensor:
+  """x, whose gradient is scaled down to a root mean square of at most `rms_norm`; 0: as it is."""
+  del layer_stack, context
+  return mtf.layers.clip_activation_gradient(x, rms_norm)
+
+
+@gin.configurable(module=_MODULE)
 def sublayer_legacy_dropout(x: mtf.Tensor, layer_stack: LayerStack, context: Context) -> mtf.Tensor:
   """`sublayer_dropout` with the dropout rate of the layer stack."""
   return sublayer_dropout(x, layer_stack, context, dropout_rate=layer_stack.dropout_rate)

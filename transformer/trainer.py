@@ -164,8 +164,13 @@ class Trainer:
     _LOG.info("traced the training program in %.1f s", time.perf_counter() - started)
     if on_ready is not None:
       on_ready(self._train_graph())
-    if not self.restore_if_any(for_training=True) and self._init_checkpoint:
+    if self.restore_if_any(for_training=True):
+      return
+    if self._init_checkpoint:
       self.restore_if_any(self._init_checkpoint)
+    elif hasattr(self.steps.model, "initialize"):
+      # A model with a part that comes from a checkpoint of its own: a teacher.
+      self.steps.model.initialize()
 
   def _train_graph(self) -> mtf.Graph:
     return self._step_fn.graph
@@ -410,8 +415,9 @@ class Trainer:
 
   def build_for_inference(self) -> None:
     """Creates the model's variables without training, and restores the newest checkpoint."""
-    zeros = tf.zeros(self.steps.feature_shape("targets"), tf.int32)
-    self._eval_step(["targets"]).get_concrete_function(zeros)
+    names = self.steps.required_features
+    zeros = [tf.zeros(self.steps.feature_shape(n), tf.int32) for n in names]
+    self._eval_step(names).get_concrete_function(*zeros)
     self.global_step = self.restore_if_any()
 
   def _eval_step(self, names: Sequence[str]) -> Any:

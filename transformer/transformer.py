@@ -1,7 +1,9 @@
 """The Transformer models, under one name: `mesh_tensorflow.transformer.transformer`."""
 
+from mesh_tensorflow.transformer.bitransformer import Bitransformer, make_bitransformer
 from mesh_tensorflow.transformer.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.layer_stack import LayerStack, make_layer_stack
+from mesh_tensorflow.transformer.reversible_layer_stack import ReversibleLayerStack
 from mesh_tensorflow.transformer.sequence_utils import (
   autoregressive_inputs,
   delimited_lm_inputs_mask,
@@ -11,9 +13,11 @@ from mesh_tensorflow.transformer.sequence_utils import (
 from mesh_tensorflow.transformer.sequence_utils import (
   round_up_to_multiple as _round_up_to_multiple,
 )
+from mesh_tensorflow.transformer.student_teacher import StudentTeacher, make_bi_student_teacher
 from mesh_tensorflow.transformer.sublayers import (
   sublayer_annealed_dropout,
   sublayer_call_layer,
+  sublayer_clip_activation_gradient,
   sublayer_dropout,
   sublayer_legacy_dropout,
   sublayer_legacy_final_rms_norm,
@@ -37,8 +41,11 @@ from mesh_tensorflow.transformer.vocab_embedding import (
 )
 
 __all__ = [
+  "Bitransformer",
   "Context",
   "LayerStack",
+  "ReversibleLayerStack",
+  "StudentTeacher",
   "TransformerLayer",
   "Unitransformer",
   "VocabEmbedding",
@@ -46,6 +53,8 @@ __all__ = [
   "autoregressive_inputs",
   "delimited_lm_inputs_mask",
   "get_vocab_embedding_cls",
+  "make_bi_student_teacher",
+  "make_bitransformer",
   "make_layer_stack",
   "reduce_ensemble_logits",
   "reduce_ensemble_logits_mean_logit",
@@ -55,6 +64,7 @@ __all__ = [
   "sinusoid_positional_embedding_weights",
   "sublayer_annealed_dropout",
   "sublayer_call_layer",
+  "sublayer_clip_activation_gradient",
   "sublayer_dropout",
   "sublayer_legacy_dropout",
   "sublayer_legacy_final_rms_norm",

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer import decoding
+from mesh_tensorflow.transformer import beam_decoding, decoding
 from mesh_tensorflow.transformer.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.sequence_utils import (
   delimited_lm_inputs_mask,
@@ -417,6 +417,56 @@ class Unitransformer:
         bos_id=bos_id,
       ),
       variable_dtype=variable_dtype,
+      encoder_output=encoder_output,
+      encoder_sequence_id=encoder_sequence_id,
+      encoder_inputs=encoder_inputs,
+      shared_params=shared_params,
+      encoder_layer_outputs=encoder_layer_outputs,
+    )
+
+  def beam_search(
+    self,
+    inputs: mtf.Tensor,
+    decode_length: mtf.Tensor | int | None,
+    variable_dtype: mtf.VariableDType = _FLOAT32,
+    encoder_output: mtf.Tensor | None = None,
+    encoder_sequence_id: mtf.Tensor | None = None,
+    encoder_inputs: mtf.Tensor | None = None,
+    alpha: float = 0.6,
+    shared_params: dict[str, Any] | None = None,
+    encoder_layer_outputs: list[mtf.Tensor] | None = None,
+    bos_id: int = 0,
+  ) -> mtf.Tensor:
+    """The best sequences, found by `mtf.beam_search.beam_search`.
+
+    Args:
+      inputs: int32 zeros `[<batch_dims>, beam, length]`.
+      decode_length: number of tokens at most, if less than length: a number, or an int32 scalar
+        tensor; or None.
+      variable_dtype: an `mtf.VariableDType`.
+      encoder_output: `[<batch_dims>, memory_length, d_model]`.
+      encoder_sequence_id: int32 `[<batch_dims>, memory_length]`.
+      encoder_inputs: int32 `[<batch_dims>, memory_length]`.
+      alpha: exponent of the length penalty.
+      shared_params: dict from a parameter's name to a tensor or embedding.
+      encoder_layer_outputs: list of tensors.
+      bos_id: the input at position 0.
+
+    Returns:
+      int32 `[<batch_dims>, length]`; zeros after the end of the sequence.
+
+    Raises:
+      ConfigError: the model is not autoregressive.
+      UnsupportedError: the model has input_full_attention.
+      ShapeError: inputs have no beam dimension.
+    """
+    return beam_decoding.beam_search(
+      self,
+      inputs,
+      decode_length,
+      variable_dtype,
+      alpha,
+      bos_id=bos_id,
       encoder_output=encoder_output,
       encoder_sequence_id=encoder_sequence_id,
       encoder_inputs=encoder_inputs,

@@ -57,7 +57,7 @@ def annealed_dropout(
     A `Tensor` of x's shape.
 
   Raises:
-    ConfigError: `init_rate` is missing.
+    ArgumentError: `init_rate` is missing.
   """
   if init_rate is None:
     raise ArgumentError(f"{name or 'annealed_dropout'} of {x}: init_rate is required")

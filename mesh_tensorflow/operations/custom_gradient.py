@@ -12,7 +12,6 @@ from mesh_tensorflow.errors import GradientError, GraphError
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations.gradients import gradients
-from mesh_tensorflow.operations.variables import Variable
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -81,11 +80,12 @@ def _external_inputs(
 ) -> list[Tensor]:
   """Floating tensors that operations use and do not make, in the order of their first use.
 
-  Variables count as used, not made.
+  Variables, and what else is external, count as used, not made.
   """
-  made = {x for op in operations if not isinstance(op, Variable) for x in op.outputs}
+  own = [op for op in operations if not op.is_external]
+  made = {x for op in own for x in op.outputs}
   made.update(explicit_inputs)
-  found = {x: None for op in operations for x in op.inputs if x not in made}
+  found = {x: None for op in own for x in op.inputs if x not in made}
   return [x for x in found if x.dtype.is_floating]
 
 

@@ -14,7 +14,7 @@ from mesh_tensorflow.dimensions import (
   convert_to_dimension,
   no_such_dimension,
 )
-from mesh_tensorflow.errors import GradientError, GraphError, ShapeError
+from mesh_tensorflow.errors import ArgumentError, GradientError, GraphError, ShapeError
 from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.binary import add, less
 from mesh_tensorflow.operations.constants import constant
@@ -81,6 +81,11 @@ def serialize_training_step(
         for k, x in cut.items()
       }
     )
+    if not isinstance(outputs, dict) or "loss" not in outputs:
+      found = sorted(outputs) if isinstance(outputs, dict) else type(outputs).__name__
+      raise ArgumentError(
+        f"serialize_training_step: model_fn must return a dict with the key 'loss', got {found}"
+      )
     variables = graph.trainable_variables
     grads = gradients([outputs["loss"]], [v.outputs[0] for v in variables])
     without = [v for v, g in zip(variables, grads) if g is None]

@@ -46,7 +46,8 @@ class ReshapeOperation(Operation):
     slices = lowering.tensors[x]
 
     def used_elsewhere():
-      return any(x in op.inputs for op in lowering.graph.operations if op is not self)
+      operations = lowering.graph.operations
+      return any(y is x for op in operations if op is not self for y in op.inputs)
 
     lowering.set_tensor_lowering(
       out, redistribute(lowering, impl, slices, x.shape, out.shape, used_elsewhere)

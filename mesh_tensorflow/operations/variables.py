@@ -83,6 +83,7 @@ class Variable(Operation):
   """
 
   is_cloneable = False
+  is_external = True
 
   def __init__(
     self,

@@ -228,6 +228,16 @@ for _symbol, _fn, _instead in [
 ]:
   row(f"operator {_symbol} {_instead}", e.ArgumentError, [_symbol, _instead, "a=4"], TypeError)(_fn)
 
+row("TensorFlow function of a tensor", e.ArgumentError, "TensorFlow x export_to_tf_tensor")(
+  lambda k: tf.reduce_sum(k.x)
+)
+row("tf.Tensor with dimensions plus a tensor", e.ArgumentError, "TensorFlow x export_to_tf_tensor")(
+  lambda k: tf.ones([8]) + k.x
+)
+row("array plus a tensor", e.DTypeError, "scalar_add x (8,) import_tf_tensor")(
+  lambda k: np.ones([8]) + k.x
+)
+
 # ------------------------------------------------------------ slicewise, elementwise
 
 row("slicewise without splittable dims", e.ArgumentError, "slicewise x splittable_dims", TypeError)(
@@ -551,6 +561,11 @@ row("microbatches without the batch", e.DimensionError, "serialize_training_step
 row("microbatches without a gradient", e.GradientError, "serialize_training_step v loss")(
   lambda k: mtf.serialize_training_step(
     {"x": k.x}, lambda f: {"loss": mtf.reduce_mean(f["x"])}, B, 2
+  )
+)
+row("microbatches without a loss", e.ArgumentError, "serialize_training_step 'loss' ['mean']")(
+  lambda k: mtf.serialize_training_step(
+    {"x": k.x}, lambda f: {"mean": mtf.reduce_mean(f["x"])}, B, 2
   )
 )
 row("gradient of integers", e.GradientError, "gradients int32")(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gin
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
@@ -193,6 +194,11 @@ row("dense product with an unknown function", e.ConfigError, "activation 'gellu'
 row("initializer of an unknown distribution", e.ConfigError, "distribution cauchy normal uniform")(
   lambda k: mtf.layers.VarianceScalingInitializer(distribution="cauchy")([A], [B])
 )
+row("fan-out under unit scaling", e.ConfigError, "unit-scaling fan_in 'fan_out'")(
+  lambda k: _with_unit_scaling(
+    lambda: mtf.layers.VarianceScalingInitializer(mode="fan_out")([A], [B])
+  )
+)
 row("batch norm over nothing", e.DimensionError, ["batch_norm", "[2:1]", "x"])(
   lambda k: mtf.layers.batch_norm(k.x, True, 0.9, dims_idx_start=2, dims_idx_end=1)
 )
@@ -280,3 +286,9 @@ def _with_one_core(fn):
     return fn()
   finally:
     flags.FLAGS["logical_cores_per_chip"].value = old
+
+
+def _with_unit_scaling(fn):
+  """Calls `fn` under the unit-scaling convention."""
+  gin.bind_parameter("mesh_tensorflow.layers.unit_scaling_convention.value", True)
+  return fn()

@@ -117,6 +117,18 @@ def test_a_failed_lowering_leaves_the_store_usable(kind, mode, cpu_devices):
   assert impl.variable_store.names == ["v", "z"]
 
 
+def test_slices_of_another_shape_than_was_said():
+  """What only the run can tell: the function of a slicewise operation returns something else."""
+  world = World()
+  dims = world.x.shape.dims
+  mtf.slicewise(tf.transpose, [world.x], splittable_dims=dims, name="turned")
+  impl = mtf.PlacementMeshImpl("rows:2", "a:rows", ["", ""])
+  with pytest.raises(errors.LayoutError) as caught:
+    mtf.Lowering(world.graph, {world.mesh: impl})
+  for word in ("SlicewiseOperation", "turned", "a=4, b=8", "[8, 2]", "[2, 8]"):
+    assert word in str(caught.value)
+
+
 def test_an_unknown_mesh_dimension_is_named_with_the_nearest_one(caplog):
   with caplog.at_level("WARNING", logger="mesh_tensorflow"):
     mtf.PlacementMeshImpl("rows:2,cols:2", "a:row", [""] * 4)

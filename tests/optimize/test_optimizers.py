@@ -153,6 +153,8 @@ CASES = [
     lambda: optimize.AdamWeightDecayOptimizer(0.01, 0.1, exclude_from_weight_decay=["excl.d.d/w"]),
     lambda: reference.Adam(0.01),
   ),
+  # Sizes that three processors can share.
+  Case("adafactor_thirds", adafactor(), lambda: reference.Adafactor(factored=(0, 1)), "e:12 f:6"),
   Case(
     "momentum_schedule",
     lambda: optimize.MomentumOptimizer(rising, 0.5),
@@ -210,7 +212,7 @@ def train(impl, cases, traced):
 def test_equals_numpy(mode, layout, cpu_devices):
   kind, execution = mode.split("_")
   cases = [case for case in CASES if layout.suits(data(case)[0])]
-  assert len(cases) >= len(CASES) // 2
+  assert cases
   impl = make_impl(kind, layout, cpu_devices)
   with graph_optimizer(layout is LAYOUTS[1]):
     train(impl, cases, execution == "function")
@@ -242,8 +244,9 @@ def test_equals_numpy(mode, layout, cpu_devices):
   assert set(impl.variable_store.names) == expected_names
 
 
-def test_every_optimizer_is_split_somewhere():
+def test_every_optimizer_is_split_by_many_layouts():
+  """Layouts that do not suit a weight are left out; these must not be too many."""
   for case in CASES:
     shape = data(case)[0]
     split = [l for l in LAYOUTS if l.suits(shape) and any(l.splits(d.name) for d in shape)]
-    assert split or not shape.ndims, case.name
+    assert len(split) >= max(1, DRAWS // 3) or not shape.ndims, case.name

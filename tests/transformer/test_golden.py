@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 import mesh_tensorflow as mtf
+from tests.transformer import bi_program as bi
 from tests.transformer import lm_program as lm
 
-# Name: (arguments of make_model, number of variables, train loss, eval loss, squared gradient,
-# logits[0, 0, :4], logits[1, 1, :4], decoded ids)
+# Language models. Name: (arguments of make_model, number of variables, (train loss, eval loss,
+# squared gradient), logits[0, 0, :4], logits[1, 1, :4], decoded ids)
 CASES = {
   "D": (
     dict(label_smoothing=0.1, z_loss=0.01),
@@ -26,6 +27,36 @@ CASES = {
     [[5, 6, 2, 6, 4, 8], [3, 4, 2, 6, 4, 8]],
   ),
 }
+# Encoder-decoders. Name: (gin bindings, then as above, ids of beam search with a beam of 3)
+PAIRED_CASES = {
+  "A": (
+    "",
+    46,
+    (1.382394, 1.382006, 1.001580),
+    [0.84626, -0.69455, 0.46257, -0.17715],
+    [-0.64601, 0.73615, -0.74121, 0.66063],
+    [[9, 2, 0, 2, 2], [9, 2, 0, 4, 2]],
+    [[7, 1, 0, 0, 0], [7, 1, 0, 0, 0]],
+  ),
+  "B": (
+    bi.T5_1_0,
+    47,
+    (1.440910, 1.440556, 0.589479),
+    [0.40977, -0.32498, 0.20263, -0.05686],
+    [0.33699, -0.16754, -0.02127, 0.20763],
+    [[7, 7, 7, 5, 5], [9, 7, 7, 7, 7]],
+    [[7, 7, 7, 5, 5], [7, 5, 5, 5, 5]],
+  ),
+  "C": (
+    bi.T5_1_1,
+    52,
+    (1.531253, 1.530805, 1.888617),
+    [-0.93554, 0.13776, 1.14627, 1.61567],
+    [-1.35892, -0.35183, 0.82073, 1.60729],
+    [[3, 5, 4, 1, 0], [3, 5, 4, 1, 0]],
+    [[1, 0, 0, 0, 0], [1, 0, 0, 0, 0]],
+  ),
+}
 MESHES = {
   "one device": ("all:1", ""),
   "batch": ("rows:2", "batch:rows"),
@@ -33,12 +64,23 @@ MESHES = {
   "d_model": ("cols:2", "d_model:cols"),
   "batch and heads": ("rows:2,cols:2", "batch:rows,heads:cols"),
 }
+PAIRED_MESHES = [
+  ("placement", "one device"),
+  ("placement", "batch and heads"),
+  ("placement", "d_model"),
+  ("simd", "batch and heads"),
+]
+
+
+def mesh_impl(mesh, cpu_devices, kind="placement"):
+  shape, layout = MESHES[mesh]
+  cls = mtf.PlacementMeshImpl if kind == "placement" else mtf.SimdMeshImpl
+  return cls(shape, layout, cpu_devices[: mtf.convert_to_shape(shape).size])
 
 
 def golden_model(case, mesh, cpu_devices):
   """The model with the golden weights on a mesh."""
-  shape, layout = MESHES[mesh]
-  impl = mtf.PlacementMeshImpl(shape, layout, cpu_devices[: mtf.convert_to_shape(shape).size])
+  impl = mesh_impl(mesh, cpu_devices)
   model = lm.make_model(**CASES[case][0])
   lm.set_golden_weights(lm.initialize(impl, model))
   return impl, model
@@ -66,3 +108,28 @@ def test_decoded_ids(case, mesh, cpu_devices):
   partial = np.array([[5, 6, 0, 0, 0, 0], [3, 4, 2, 0, 0, 0]], np.int32)
   ids = lm.run(impl, model.sample_autoregressive, partial)
   np.testing.assert_array_equal(ids, CASES[case][-1])
+
+
+@pytest.mark.parametrize("kind,mesh", PAIRED_MESHES)
+@pytest.mark.parametrize("case", PAIRED_CASES)
+def test_encoder_decoders(case, kind, mesh, cpu_devices):
+  bindings, num_variables, (train, evaluation, squared), first, second, greedy, beam = PAIRED_CASES[
+    case
+  ]
+  impl = mesh_impl(mesh, cpu_devices, kind)
+  model = bi.make_model(bindings)
+  bi.golden(impl, model)
+  assert len(bi.names(impl)) == num_variables
+  loss, _, _, grad = lm.run(impl, bi.loss_program(model), bi.INPUTS, bi.TARGETS)
+  np.testing.assert_allclose(loss, train, atol=2e-6)
+  np.testing.assert_allclose(grad, squared, rtol=1e-5)
+  loss, logits = lm.run(impl, bi.loss_program(model, "eval"), bi.INPUTS, bi.TARGETS)
+  np.testing.assert_allclose(loss, evaluation, atol=2e-6)
+  np.testing.assert_allclose(logits[0, 0, :4], first, atol=1e-5)
+  np.testing.assert_allclose(logits[1, 1, :4], second, atol=1e-5)
+
+  def decode(**options):
+    return lm.run(impl, lambda x: model.decode(x, max_decode_length=5, **options), bi.INPUTS)
+
+  np.testing.assert_array_equal(decode(), greedy)
+  np.testing.assert_array_equal(decode(beam_size=3), beam)
