@@ -280,12 +280,20 @@ class MeshImpl:
     return self.slicewise(lambda pnum: pnum // stride % n, self.laid_out_pnum())
 
   def group_axes(self, mesh_axis: int | Sequence[int]) -> list[int]:
-    """One mesh axis or several, as the list of those along which there are several processors."""
+    """One mesh axis or several, as the list of those along which there are several processors.
+
+    Args:
+      mesh_axis: number of a mesh axis, or a sequence of numbers.
+    """
     axes = [mesh_axis] if isinstance(mesh_axis, int) else mesh_axis
     return [m for m in axes if self._shape[m].size > 1]
 
   def group_size(self, mesh_axes: Sequence[int]) -> int:
-    """Number of processors that differ only along the mesh axes."""
+    """Number of processors that differ only along the mesh axes.
+
+    Args:
+      mesh_axes: numbers of mesh axes.
+    """
     return list_product(self._shape[m].size for m in mesh_axes)
 
   def _split_parts(

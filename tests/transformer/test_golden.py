@@ -64,11 +64,14 @@ MESHES = {
   "d_model": ("cols:2", "d_model:cols"),
   "batch and heads": ("rows:2,cols:2", "batch:rows,heads:cols"),
 }
-PAIRED_MESHES = [
-  ("placement", "one device"),
-  ("placement", "batch and heads"),
-  ("placement", "d_model"),
-  ("simd", "batch and heads"),
+PAIRED_RUNS = [
+  ("A", "placement", "one device"),
+  ("A", "placement", "batch and heads"),
+  ("A", "simd", "batch and heads"),
+  ("B", "placement", "one device"),
+  ("B", "placement", "d_model"),
+  ("C", "placement", "one device"),
+  ("C", "simd", "heads"),
 ]
 
 
@@ -110,8 +113,7 @@ def test_decoded_ids(case, mesh, cpu_devices):
   np.testing.assert_array_equal(ids, CASES[case][-1])
 
 
-@pytest.mark.parametrize("kind,mesh", PAIRED_MESHES)
-@pytest.mark.parametrize("case", PAIRED_CASES)
+@pytest.mark.parametrize("case,kind,mesh", PAIRED_RUNS)
 def test_encoder_decoders(case, kind, mesh, cpu_devices):
   bindings, num_variables, (train, evaluation, squared), first, second, greedy, beam = PAIRED_CASES[
     case
