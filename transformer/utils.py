@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.transformer import learning_rate_schedules, mesh_setup, text_io
+from mesh_tensorflow.transformer import learning_rate_schedules, mesh_setup, plan, text_io
 from mesh_tensorflow.transformer.batching import (
   auto_train_steps,
   compute_batch_size,
@@ -37,7 +37,7 @@ from mesh_tensorflow.transformer.text_io import (
 )
 from mesh_tensorflow.transformer.trainer import Trainer
 
-MODES = ("train", "eval", "perplexity_eval", "infer")
+MODES = ("train", "eval", "perplexity_eval", "infer", "plan")
 
 
 @gin.configurable(denylist=["predict_fn"])
@@ -296,7 +296,7 @@ def run(
     export_checkpoint_step: not available in this version.
     export_path: not available in this version.
     mode: "train"; "eval" or "perplexity_eval" (teacher-forced); "infer" (continue the lines of
-      a file).
+      a file); "plan" (print what training needs on each processor, without doing it).
     iterations_per_loop: training steps in one call of the compiled program.
     save_checkpoints_steps: steps between checkpoints.
     keep_checkpoint_max: number of checkpoints to keep; None: all.
@@ -346,7 +346,7 @@ def run(
       "run.train_dataset_fn is not bound: give a problem file, such as "
       "--gin_file problems/tinyshakespeare.gin"
     )
-  if vocabulary is None:
+  if vocabulary is None and mode != "plan":
     raise ConfigError(
       "run.vocabulary is not bound: bind @vocabulary.get_byte_vocabulary(), or give a problem file"
     )
@@ -358,6 +358,10 @@ def run(
   layout_rules = mtf.convert_to_layout_rules(layout_rules)
   if not isinstance(batch_size, int):
     batch_size = compute_batch_size(sequence_length, mesh_shape, layout_rules, batch_size)
+  if mode == "plan":
+    return print_plan(
+      model_type, mesh_shape, layout_rules, batch_size, sequence_length, optimizer, vocabulary
+    )
   train_steps = resolve_steps(train_steps, batch_size, sequence_length)
   schedule = bound_schedule(learning_rate_schedule, total_run_steps or train_steps)
 
@@ -435,6 +439,46 @@ def run(
     eval_summary_dir,
     perplexity_eval_steps,
   )
+
+
+def print_plan(
+  model_type: str,
+  mesh_shape: mtf.Shape,
+  layout_rules: mtf.LayoutRules,
+  batch_size: int,
+  sequence_length: dict[str, int],
+  optimizer: Any,
+  vocabulary: Any,
+) -> mtf.Report:
+  """Prints what a training step needs on each processor; see `plan.plan`.
+
+  Args:
+    model_type: see `build_model`.
+    mesh_shape: mesh shape.
+    layout_rules: layout rules.
+    batch_size: sequences in a batch.
+    sequence_length: dict from feature to number of tokens.
+    optimizer: an optimizer class.
+    vocabulary: a vocabulary or a pair; None: `make_steps.vocab_size` of gin.
+
+  Returns:
+    The `mtf.Report`.
+  """
+  sizes = {}
+  if vocabulary is not None:
+    sizes["vocab_size"] = (
+      inputs_vocabulary(vocabulary).vocab_size,
+      targets_vocabulary(vocabulary).vocab_size,
+    )
+  if optimizer is None:
+    raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
+  steps = plan.make_steps(
+    model_type, mesh_shape, layout_rules, batch_size, sequence_length, **sizes
+  )
+  print(f"{plan.count_parameters(steps):,} parameters", flush=True)
+  report = plan.plan(steps, optimizer)
+  print(report, flush=True)
+  return report
 
 
 def bound_schedule(schedule: Any, total_train_steps: int) -> Any:
