@@ -60,6 +60,8 @@ setup(
       "pytest-timeout",
       "pytest-xdist",
       "ruff==0.17.*",  # Another version may format and lint in another way.
+      "sacrebleu",
+      "sentencepiece",
       "setuptools>=77",  # test_packaging.py builds a wheel without build isolation.
     ],
     "bench": ["torch==2.13.0"],  # A CPU build (2.13.0+cpu) satisfies this, if installed beforehand.

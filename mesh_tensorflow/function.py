@@ -52,6 +52,8 @@ class Function:
     mesh_name: str,
   ):
     functools.update_wrapper(self, fn)
+    if not hasattr(self, "__name__"):  # A functools.partial has none, nor has a callable object.
+      self.__name__ = getattr(getattr(fn, "func", None), "__name__", type(fn).__name__)
     self._fn = fn
     self.mesh_impl = mesh_impl
     self.input_signature = None if input_signature is None else list(input_signature)

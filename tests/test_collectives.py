@@ -16,7 +16,16 @@ from mesh_tensorflow.processors import pnum_to_processor_coordinates
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 
 MESHES = [
-  "all:1", "a:2", "a:3", "a:4", "a:8", "a:2,b:2", "a:2,b:3", "a:1,b:4", "a:4,b:2", "a:2,b:2,c:2",
+  "all:1",
+  "a:2",
+  "a:3",
+  "a:4",
+  "a:8",
+  "a:2,b:2",
+  "a:2,b:3",
+  "a:1,b:4",
+  "a:4,b:2",
+  "a:2,b:2,c:2",
   "a:2,b:1,c:3",
 ]
 # Cheap to trace, and between them every kind of mesh.
@@ -107,9 +116,7 @@ def test_allreduce_over_any_axes(kind, shape, cpu_devices):
     for axes in all_axes(shape)
     for name, reduce in (("SUM", np.sum), ("MAX", np.max), ("MIN", np.min))
   ]
-  results = mesh.all(
-    [(lambda impl, t, a=a, n=n: impl.allreduce(t, a, n), x) for a, n, _ in wanted]
-  )
+  results = mesh.all([(lambda impl, t, a=a, n=n: impl.allreduce(t, a, n), x) for a, n, _ in wanted])
   for actual, (axes, _, reduce) in zip(results, wanted):
     for pnum, y in enumerate(actual):
       np.testing.assert_array_equal(y, reduce(x[group_of(shape, axes, pnum)], axis=0))
@@ -120,9 +127,7 @@ def test_allconcat(kind, shape, cpu_devices):
   x = slices_of(shape, [2, 3])
   mesh = Mesh(kind, shape, cpu_devices)
   wanted = [
-    (axis, *how)
-    for axis in range(mesh.impl.ndims)
-    for how in ((0, False), (1, False), (1, True))
+    (axis, *how) for axis in range(mesh.impl.ndims) for how in ((0, False), (1, False), (1, True))
   ]
   results = mesh.all(
     [(lambda impl, t, w=w: impl.allconcat(t, w[0], w[1], stack=w[2]), x) for w in wanted]
@@ -266,8 +271,19 @@ def test_the_examples_of_the_reference(cpu_devices):
 
 
 DTYPES = [
-  "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16",
-  "float32", "float64", "complex64",
+  "bool",
+  "int8",
+  "uint8",
+  "int16",
+  "uint16",
+  "int32",
+  "uint32",
+  "int64",
+  "uint64",
+  "float16",
+  "float32",
+  "float64",
+  "complex64",
 ]
 
 
@@ -281,15 +297,21 @@ def test_dtypes_travel_exactly(kind, dtype, cpu_devices):
   mesh = Mesh(kind, shape, cpu_devices)
 
   def fn(impl, t):
-    parts = [impl.allreduce(t, [0], "SUM"), impl.receive(t, 0, [2, None, 0]),
-             impl.allconcat(t, 0, 0)]
+    parts = [
+      impl.allreduce(t, [0], "SUM"),
+      impl.receive(t, 0, [2, None, 0]),
+      impl.allconcat(t, 0, 0),
+    ]
     if dtype != "complex64":
       parts += [impl.allreduce(t, [0], "MAX"), impl.allreduce(t, [0], "MIN")]
     return impl.slicewise(lambda *p: tf.concat(p, 0), *parts)
 
   for pnum, y in enumerate(mesh(fn, x)):
-    parts = [x.any(0) if dtype == "bool" else x.sum(0, dtype=dtype),
-             [x[2], np.zeros_like(x[0]), x[0]][pnum], x.reshape(-1)]
+    parts = [
+      x.any(0) if dtype == "bool" else x.sum(0, dtype=dtype),
+      [x[2], np.zeros_like(x[0]), x[0]][pnum],
+      x.reshape(-1),
+    ]
     if dtype != "complex64":
       parts += [x.max(0), x.min(0)]
     np.testing.assert_array_equal(y, np.concatenate(parts))

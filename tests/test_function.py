@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -281,3 +283,13 @@ def test_batches_of_a_dataset(make_impl):
   losses, _ = _expected_losses(3)
   dataset = tf.data.Dataset.from_tensors(X).repeat(3)
   np.testing.assert_allclose([step(x).numpy() for x in dataset], losses, rtol=1e-5)
+
+
+def test_a_partial_function_has_the_name_of_its_function(cpu_devices):
+  def scale(factor, x):
+    return x * factor
+
+  impl = mtf.placement_mesh_impl.PlacementMeshImpl("r:2", "a:r", cpu_devices[:2])
+  double = mtf.function(impl, [mtf.TensorSpec([("a", 4)])])(functools.partial(scale, 2.0))
+  assert double.__name__ == "scale"
+  assert double(np.ones(4, "f")).numpy().tolist() == [2.0] * 4

@@ -36,9 +36,7 @@ def test_benchmark_sides_compute_the_same_losses(run_subprocess, repository, mes
   """What is compared is the same work: equal losses, until Adam has amplified the rounding."""
   losses = []
   for arguments in (["plain", "small"], ["ours", "small", *mesh]):
-    result = run_subprocess(
-      ["-m", "benchmarks.worker", *arguments], timeout=280, cwd=repository
-    )
+    result = run_subprocess(["-m", "benchmarks.worker", *arguments], timeout=280, cwd=repository)
     losses.append(json.loads(result.stdout.splitlines()[0])["losses"])
   assert losses[1][:3] == pytest.approx(losses[0][:3], rel=1e-4)
   assert losses[0][-1] < losses[0][0]

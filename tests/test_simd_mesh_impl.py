@@ -44,8 +44,9 @@ def network(traces=None):
     mesh = mtf.Mesh(graph, "m")
     x = mtf.import_tf_tensor(mesh, x, [BATCH, IO])
     w = mtf.get_variable(mesh, "w", [IO, HIDDEN], initializer=tf.constant_initializer(WEIGHTS))
-    y = mtf.reduce_sum(mtf.relu(mtf.einsum([x, w], output_shape=[BATCH, HIDDEN])),
-                       reduced_dim=HIDDEN)
+    y = mtf.reduce_sum(
+      mtf.relu(mtf.einsum([x, w], output_shape=[BATCH, HIDDEN])), reduced_dim=HIDDEN
+    )
     new_w = mtf.assign_add(w.operation, w * 0.5)
     lowering = mtf.Lowering(graph, {mesh: impl})
     lowering.lowered_operation(new_w)
@@ -383,15 +384,20 @@ def test_diverging_threads_are_told_apart():
       return impl.allreduce(x, [0], "SUM").one_slice
     return impl.allconcat(x, 0, 0).one_slice
 
-  with pytest.raises(CollectiveError, match="allreduce SUM of float32.*processor . is in allconcat|"
-                     "allconcat.*processor . is in allreduce"):
+  with pytest.raises(
+    CollectiveError,
+    match="allreduce SUM of float32.*processor . is in allconcat|"
+    "allconcat.*processor . is in allreduce",
+  ):
     impl.run(other_collective)
 
   def left_out():
     return impl.allreduce(x, [0], "SUM").one_slice if impl.pnum_tensor == 0 else None
 
-  with pytest.raises(CollectiveError, match="processor 0 waits in allreduce .* along all, but "
-                     "processor 1 finished without it"):
+  with pytest.raises(
+    CollectiveError,
+    match="processor 0 waits in allreduce .* along all, but processor 1 finished without it",
+  ):
     impl.run(left_out)
 
 
@@ -535,8 +541,11 @@ def test_an_error_while_tracing_leaves_the_mesh_usable():
 
 def test_default_devices(cpu_devices):
   assert simd("a:2,b:3").devices == cpu_devices[:6]
-  with pytest.raises(MeshShapeError, match=r"a:4 x b:4 has 16 processors, but this process has 0 "
-                     r"logical GPUs and 8 logical CPUs; a mesh that fits: a:2,b:4"):
+  with pytest.raises(
+    MeshShapeError,
+    match=r"a:4 x b:4 has 16 processors, but this process has 0 "
+    r"logical GPUs and 8 logical CPUs; a mesh that fits: a:2,b:4",
+  ):
     simd("a:4,b:4")
   with pytest.raises(MeshShapeError, match="4 processors, but 3 device.s. were given"):
     simd("a:4", devices=["/device:CPU:0"] * 3)
@@ -572,8 +581,9 @@ def test_print(capfd):
   @tf.function
   def f():
     return impl.run(
-      lambda: impl.Print(LaidOutTensor([0]), [LaidOutTensor([impl.pnum_tensor * 10])], "value:")
-      .one_slice
+      lambda: (
+        impl.Print(LaidOutTensor([0]), [LaidOutTensor([impl.pnum_tensor * 10])], "value:").one_slice
+      )
     )
 
   f()

@@ -127,9 +127,12 @@ def test_every_auto_order_is_a_permutation(logical, physical):
   coordinates = topology.auto_logical_to_physical_tpu(logical, physical, return_coordinates=True)
   assert len({tuple(c) for c in coordinates}) == size
   # A mesh takes it as it is.
-  assert simd_mesh_impl.SimdMeshImpl(
-    [("a", size)], "", ["/device:CPU:0"] * size, logical_to_physical=order
-  ).l2p(size - 1) == order[-1]
+  assert (
+    simd_mesh_impl.SimdMeshImpl(
+      [("a", size)], "", ["/device:CPU:0"] * size, logical_to_physical=order
+    ).l2p(size - 1)
+    == order[-1]
+  )
 
 
 def test_wrong_sizes():

@@ -20,6 +20,7 @@ def self_attention_bias(
   memory_position: mtf.Tensor,
   heads_dims: list[mtf.Dimension],
   q: mtf.Tensor,
+  num_prompts: int = 0,
 ) -> mtf.Tensor | None:
   """The bias of a `SelfAttention` layer; see its `compute_bias`.
 
@@ -29,6 +30,7 @@ def self_attention_bias(
     memory_position: int32 tensor with dimension `memory_length`.
     heads_dims: dims of query heads.
     q: the queries.
+    num_prompts: how many positions of memory, before the sequence's own, are prompts.
 
   Returns:
     A tensor whose dims are among those of the products, or None.
@@ -39,44 +41,79 @@ def self_attention_bias(
   limits = (layer.min_relative_position(context), layer.max_relative_position(context))
 
   def relative_position() -> mtf.Tensor:
-    key = ("relative_position", memory_position.shape, context.position)
-    return context.cached(key, lambda: _relative_position(memory_position, context.position))
+    key = ("relative_position", memory_position.shape, num_prompts, context.position)
+
+    def compute() -> mtf.Tensor:
+      position = memory_position - num_prompts if num_prompts else memory_position
+      return _relative_position(position, context.position)
+
+    return context.cached(key, compute)
 
   def mask() -> mtf.Tensor | None:
     key = ("self_attention_mask", limits, *_sources(context))
-    return context.cached(key, lambda: _mask(layer, context, relative_position, limits))
+    bias = context.cached(key, lambda: _mask(layer, context, relative_position, limits))
+    if bias is None or not num_prompts:
+      return bias
+    # All positions see the prompts.
+    return context.cached(
+      ("self_attention_mask_with_prompts", num_prompts, bias),
+      lambda: mtf.pad(bias, [num_prompts, 0], "memory_length"),
+    )
+
+  def with_relative_bias() -> mtf.Tensor:
+    relative_bias = relative_attention_bias(layer, context, relative_position(), heads_dims, q)
+    return relative_bias if mask() is None else relative_bias + mask()
 
   kind = layer.relative_attention_type
   if kind is None:
     return mask()
+  if kind == "bias_shared":
+    # The first layer's variable serves all layers of the stack.
+    return context.cached(
+      ("self_attention_bias", *limits, num_prompts, tuple(heads_dims), *_sources(context)),
+      with_relative_bias,
+    )
+  return with_relative_bias()
+
+
+def relative_attention_bias(
+  layer: Any,
+  context: Context,
+  relative_position: mtf.Tensor,
+  heads_dims: list[mtf.Dimension],
+  q: mtf.Tensor,
+) -> mtf.Tensor:
+  """The bias of relative positions, of a layer that has one.
+
+  Args:
+    layer: the layer; its relative_attention_type is not None.
+    context: a `Context`.
+    relative_position: int32: memory position minus query position.
+    heads_dims: dims of query heads.
+    q: the queries.
+
+  Returns:
+    A tensor whose dims are among those of the products.
+
+  Raises:
+    ConfigError: an unknown relative_attention_type.
+  """
+  kind = layer.relative_attention_type
   if kind not in ("bias", "bias_shared", "contextual"):
     raise errors.ConfigError(
       f'{type(layer).__name__}.relative_attention_type must be None, "bias", "bias_shared" or '
       f'"contextual", got {kind!r}'
     )
-
-  def bucket() -> mtf.Tensor:
-    bidirectional = not context.model.fully_autoregressive
-    buckets = layer.relative_attention_num_buckets
-    position = relative_position()
-    return context.cached(
-      ("relative_position_bucket", position, bidirectional, buckets),
-      lambda: relative_position_bucket(position, bidirectional=bidirectional, num_buckets=buckets),
-    )
-
-  def with_relative_bias() -> mtf.Tensor:
-    buckets_dim = mtf.Dimension("buckets", layer.relative_attention_num_buckets)
-    values = _relative_values(layer, context, heads_dims, buckets_dim, q)
-    relative_bias = _gather_bias(values, bucket(), buckets_dim)
-    return relative_bias if mask() is None else relative_bias + mask()
-
-  if kind == "bias_shared":
-    # The first layer's variable serves all layers of the stack.
-    return context.cached(
-      ("self_attention_bias", *limits, tuple(heads_dims), *_sources(context)),
-      with_relative_bias,
-    )
-  return with_relative_bias()
+  bidirectional = not context.model.fully_autoregressive
+  buckets_dim = mtf.Dimension("buckets", layer.relative_attention_num_buckets)
+  bucket = context.cached(
+    ("relative_position_bucket", relative_position, bidirectional, buckets_dim),
+    lambda: relative_position_bucket(
+      relative_position, bidirectional=bidirectional, num_buckets=buckets_dim.size
+    ),
+  )
+  values = _relative_values(layer, context, heads_dims, buckets_dim, q)
+  return _gather_bias(values, bucket, buckets_dim)
 
 
 def length_to_memory_length(

@@ -10,16 +10,26 @@ A reader meant for the trainer takes the keywords `sequence_length`, `vocabulary
 
 from __future__ import annotations
 
-import collections
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gin
 import tensorflow as tf
 
-from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer import packing, text_files
+from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.transformer import text_files
+from mesh_tensorflow.transformer.encoding import (
+  encode_all_features,
+  encode_dataset,
+  supervised_to_dict,
+  with_eos,
+)
+from mesh_tensorflow.transformer.eval_datasets import (
+  EvalDataset,
+  parallel_text_eval_datasets,
+  text_lm_eval_datasets,
+  tfds_eval_datasets,
+)
 from mesh_tensorflow.transformer.packing import (
   Length,
   ensure_dataset_eos,
@@ -27,22 +37,14 @@ from mesh_tensorflow.transformer.packing import (
   pack_or_pad,
   trim_and_pad_dataset,
 )
+from mesh_tensorflow.transformer.parallel_text import parallel_text_dataset
 from mesh_tensorflow.transformer.text_lm import text_lm_dataset
-from mesh_tensorflow.transformer.vocabulary import EOS_ID
-
-_LOG = logging.getLogger("mesh_tensorflow")
-
-EvalDataset = collections.namedtuple(
-  "EvalDataset", ["name", "dataset_fn", "postprocess_fn", "metric_fns"]
+from mesh_tensorflow.transformer.tfds_readers import (
+  pretokenized_tfds_dataset,
+  tfds_sentences,
+  untokenized_tfds_dataset,
 )
-EvalDataset.__doc__ = """A data set to evaluate on.
-
-Attributes:
-  name: string.
-  dataset_fn: function with an optional argument `sequence_length` that returns a tf.data.Dataset.
-  postprocess_fn: function(text, example=None, is_target=False) that makes what metrics take.
-  metric_fns: list of functions(targets, predictions) that return a dict of numbers.
-"""
+from mesh_tensorflow.transformer.vocabulary import EOS_ID
 
 
 def pad_dataset_with_zeroed_out_examples(ds: tf.data.Dataset) -> tf.data.Dataset:
@@ -51,145 +53,7 @@ def pad_dataset_with_zeroed_out_examples(ds: tf.data.Dataset) -> tf.data.Dataset
   return ds.concatenate(zeros.repeat())
 
 
-# ------------------------------------------------------------------------- encoding
-
-
-def encode_dataset(dataset: tf.data.Dataset, vocabulary: Any) -> tf.data.Dataset:
-  """Encodes every feature, a scalar string, to int32 ids; adds no EOS."""
-  return dataset.map(
-    lambda example: {k: vocabulary.encode_tf(v) for k, v in example.items()},
-    num_parallel_calls=tf.data.AUTOTUNE,
-  )
-
-
-def encode_all_features(dataset: tf.data.Dataset, vocabulary: Any) -> tf.data.Dataset:
-  """Encodes string features to int64 ids with EOS (1) at the end; drops the other features."""
-  spec = packing.element_spec(dataset)
-  strings = [k for k in spec if spec[k].dtype == tf.string]
-  if len(strings) < len(spec):
-    _LOG.info("features that are no strings are dropped: %s", sorted(set(spec) - set(strings)))
-
-  def encode(example):
-    return {k: _with_eos(vocabulary.encode_tf(example[k])) for k in strings}
-
-  return dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
-
-
-def _with_eos(ids: tf.Tensor, eos_id: int = EOS_ID) -> tf.Tensor:
-  return tf.concat([tf.cast(ids, tf.int64), [eos_id]], 0)
-
-
-def supervised_to_dict(dataset: tf.data.Dataset, text2self: bool) -> tf.data.Dataset:
-  """Turns (inputs, targets) pairs into dicts: `targets`, and `inputs` unless `text2self`."""
-  if text2self:
-    return dataset.map(lambda inputs, targets: {"targets": targets})
-  return dataset.map(lambda inputs, targets: {"inputs": inputs, "targets": targets})
-
-
 # -------------------------------------------------------------------------- readers
-
-
-@gin.configurable
-def pretokenized_tfds_dataset(
-  dataset_name: str = gin.REQUIRED,
-  text2self: bool = gin.REQUIRED,
-  tfds_data_dir: str | None = gin.REQUIRED,
-  dataset_split: str = gin.REQUIRED,
-  batch_size: int | None = None,
-  sequence_length: Length = gin.REQUIRED,
-  vocabulary: Any = None,
-) -> tf.data.Dataset:
-  """A tokenized TensorFlow dataset, packed.
-
-  Args:
-    dataset_name: TFDS name, whose supervised pair consists of ids.
-    text2self: use the targets only (language model).
-    tfds_data_dir: where TensorFlow Datasets keeps its data; None for its default.
-    dataset_split: "train" repeats and shuffles.
-    batch_size: has no effect.
-    sequence_length: an int, or a dict from each feature.
-    vocabulary: has no effect; see `get_tfds_vocabulary`, whose ids these are.
-
-  Returns:
-    A data set of packed examples.
-  """
-  del batch_size, vocabulary
-  dataset = _load_tfds(dataset_name, dataset_split, tfds_data_dir, as_supervised=True)
-  dataset = supervised_to_dict(dataset, text2self)
-  # Ids move up by one, to make room for EOS.
-  dataset = dataset.map(
-    lambda example: {k: _with_eos(tf.cast(v, tf.int64) + 1) for k, v in example.items()},
-    num_parallel_calls=tf.data.AUTOTUNE,
-  )
-  return pack_or_pad(dataset, sequence_length)
-
-
-@gin.configurable
-def untokenized_tfds_dataset(
-  dataset_name: str = gin.REQUIRED,
-  text2self: bool = gin.REQUIRED,
-  tfds_data_dir: str | None = gin.REQUIRED,
-  dataset_split: str = gin.REQUIRED,
-  batch_size: int | None = None,
-  sequence_length: Length = gin.REQUIRED,
-  vocabulary: Any = gin.REQUIRED,
-  pack: bool = gin.REQUIRED,
-) -> tf.data.Dataset:
-  """A TensorFlow dataset of text, encoded while it is read.
-
-  Args:
-    dataset_name: TFDS name.
-    text2self: language model: the one text feature (or the one named "targets" or "text")
-      becomes `targets`. Otherwise the supervised pair becomes `inputs` and `targets`.
-    tfds_data_dir: where TensorFlow Datasets keeps its data; None for its default.
-    dataset_split: "train" repeats and shuffles.
-    batch_size: has no effect.
-    sequence_length: an int, or a dict from each feature.
-    vocabulary: one `Vocabulary` for all features.
-    pack: whether examples are packed, or padded.
-
-  Returns:
-    A data set of examples.
-
-  Raises:
-    DataError: it is unclear which feature is the text.
-  """
-  del batch_size
-  dataset = _load_tfds(dataset_name, dataset_split, tfds_data_dir, as_supervised=not text2self)
-  if text2self:
-    key = _text_feature(dataset_name, dataset.element_spec)
-    dataset = dataset.map(lambda example: {"targets": example[key]})
-  else:
-    dataset = supervised_to_dict(dataset, text2self)
-  dataset = encode_all_features(dataset, vocabulary)
-  return pack_or_pad(dataset, sequence_length, pack=pack)
-
-
-def _load_tfds(
-  name: str, split: str, data_dir: str | None, *, as_supervised: bool
-) -> tf.data.Dataset:
-  import tensorflow_datasets as tfds  # Slow to import, and most runs do not need it.
-
-  train = split == "train"
-  dataset = tfds.load(
-    name, split=split, as_supervised=as_supervised, data_dir=data_dir, shuffle_files=train
-  )
-  return dataset.repeat().shuffle(1000) if train else dataset
-
-
-def _text_feature(dataset_name: str, spec: Mapping[str, Any]) -> str:
-  strings = [
-    k for k, v in spec.items() if getattr(v, "dtype", None) == tf.string and v.shape.rank == 0
-  ]
-  for k in ("targets", "text"):
-    if k in strings:
-      return k
-  if len(strings) != 1:
-    raise DataError(
-      f"TFDS dataset {dataset_name!r}: text2self needs one text feature, or one named 'targets' or "
-      f"'text'; its text features are {strings}, of all features {list(spec)}"
-    )
-  return strings[0]
 
 
 def pretokenized_tfrecord_dataset(
@@ -225,7 +89,7 @@ def pretokenized_tfrecord_dataset(
   def decode(record):
     parsed = tf.io.parse_single_example(record, features)
     ids = {k: parsed[k].values + vocab_shift for k in keys}
-    return ids if eos_included else {k: _with_eos(v) for k, v in ids.items()}
+    return ids if eos_included else {k: with_eos(v) for k, v in ids.items()}
 
   dataset = dataset.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
   return pack_or_pad(dataset, sequence_length)
@@ -357,7 +221,7 @@ def packed_parallel_tsv_dataset(
   def encode(line):
     columns = tf.io.decode_csv(line, ["", ""], field_delim="\t", use_quote_delim=False)
     ids = {k: vocabularies[k].encode_tf(c) for k, c in zip(("inputs", "targets"), columns)}
-    return {k: _with_eos(v, eos_id) for k, v in ids.items()} if append_eos else ids
+    return {k: with_eos(v, eos_id) for k, v in ids.items()} if append_eos else ids
 
   dataset = dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
   if max_encoded_len:
@@ -365,37 +229,6 @@ def packed_parallel_tsv_dataset(
       lambda ex: tf.maximum(tf.size(ex["inputs"]), tf.size(ex["targets"])) <= max_encoded_len
     )
   return pack_or_pad(dataset, sequence_length)
-
-
-@gin.configurable
-def text_lm_eval_datasets(
-  sequence_length: Length,
-  vocabulary: Any,
-  dataset_split: str = "validation",
-  name: str = "text",
-) -> list[EvalDataset]:
-  """The held-out part of `text_lm_dataset`, as the trainer's `eval_dataset_fn`.
-
-  Args:
-    sequence_length: an int, or a dict with "targets".
-    vocabulary: a `Vocabulary`.
-    dataset_split: see `text_lm_dataset`.
-    name: of the data set, in summaries.
-
-  Returns:
-    A list of one `EvalDataset` without metrics (for the mode perplexity_eval).
-  """
-
-  def dataset_fn(sequence_length: Length = sequence_length) -> tf.data.Dataset:
-    return text_lm_dataset(
-      sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
-    )
-
-  def postprocess_fn(text: str, example: Any = None, is_target: bool = False) -> str:
-    del example, is_target
-    return text
-
-  return [EvalDataset(name, dataset_fn, postprocess_fn, [])]
 
 
 __all__ = [
@@ -407,6 +240,8 @@ __all__ = [
   "pack_dataset",
   "pack_or_pad",
   "packed_parallel_tsv_dataset",
+  "parallel_text_dataset",
+  "parallel_text_eval_datasets",
   "pad_dataset_with_zeroed_out_examples",
   "pretokenized_t2t_dataset",
   "pretokenized_tfds_dataset",
@@ -416,6 +251,8 @@ __all__ = [
   "supervised_to_dict",
   "text_lm_dataset",
   "text_lm_eval_datasets",
+  "tfds_eval_datasets",
+  "tfds_sentences",
   "trim_and_pad_dataset",
   "untokenized_tfds_dataset",
 ]

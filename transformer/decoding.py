@@ -78,6 +78,7 @@ class IncrementalModel:
       constant_states=[],
       **encoder_arguments,
     )
+    inputs = autoregressive_inputs(given)
     first_part = Context(
       **self._arguments,
       mode="first_part",
@@ -87,11 +88,11 @@ class IncrementalModel:
       initial_position=initial_position,
       read_priority=priority,
       write_priority=priority,
-      inputs=given,
+      inputs=inputs,
     )
     with mtf.variable_scope(model.name):
       # The logits are not used: this fills the caches.
-      model._call_internal(first_part, autoregressive_inputs(given))
+      model._call_internal(first_part, inputs)
     self.states = first_part.new_states
     self._constants = {
       key: value

@@ -209,6 +209,10 @@ class EncDecAttention(SelfAttention):
   def __init__(self, relative_attention_type: str | None = None, **kwargs: Any):
     super().__init__(relative_attention_type=relative_attention_type, **kwargs)
 
+  @property
+  def attention_fn(self) -> Callable[..., mtf.Tensor]:
+    return attention.attention
+
   def _get_memory_antecedent(self, context: Context) -> mtf.Tensor:
     """What is attended to."""
     return context.encoder_output

@@ -11,6 +11,7 @@ from mesh_tensorflow.transformer import moe_gating
 from mesh_tensorflow.transformer.moe_groups import LayoutHints, slot_dims, token_dims
 from mesh_tensorflow.transformer.moe_hparams import hparam, hparam_of_mode
 from mesh_tensorflow.transformer.moe_router import RouterCall
+from mesh_tensorflow.transformer.moe_summaries import summarize_routing
 
 # Applies experts: `[outer_batch, experts, groups, slots, d_model]` -> tensors of the same
 # dimensions but the last.
@@ -87,6 +88,8 @@ def apply_experts(
       token_embeddings,
     )
   )
+  if train and hparam(hparams, "summaries"):
+    summarize_routing(f"{gating}_gating", routing, loss, importance)
   # The tensor changes hands here: from a part of the groups to a part of the experts.
   here = [outer, experts_unsplit, groups, capacity]
   there = [

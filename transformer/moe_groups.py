@@ -9,6 +9,7 @@ exchange slots by alltoall; where there are too few groups, processors hold part
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -78,7 +79,12 @@ class LayoutHints:
 
 
 def token_dims(
-  n_tokens: int, max_group_size: int, batch_dim: mtf.Dimension, group_name: str, hints: LayoutHints
+  n_tokens: int,
+  max_group_size: int,
+  batch_dim: mtf.Dimension,
+  group_name: str,
+  hints: LayoutHints,
+  divisor: int = 1,
 ) -> tuple[mtf.Dimension, mtf.Dimension]:
   """The dimensions of groups, and of the tokens of a group.
 
@@ -90,26 +96,33 @@ def token_dims(
     batch_dim: the batch dimension.
     group_name: name of the dimension of the tokens of a group.
     hints: if the layout is not known, any legal split of the batch is reckoned with.
+    divisor: divides the number of groups.
 
   Returns:
     (groups, tokens of a group).
   """
-  num_groups, size = split_into_groups(n_tokens, max_group_size, 1)
+  num_groups, size = split_into_groups(n_tokens, max_group_size, divisor)
   parts = hints.parts(batch_dim.name) if hints.known else batch_dim.size
   groups, group = mtf.Dimension(batch_dim.name, num_groups), mtf.Dimension(group_name, size)
   if num_groups % parts == 0:
     return groups, group
   if hints.known:
-    _LOG.warning(
-      "mixture of experts: %d group(s) of %d tokens cannot be split over %s:%d as %s is; each "
-      "processor holds parts of all groups and gets a copy of all slots. Groups of at most %d "
-      "tokens (group_size) would be exchanged by alltoall.",
-      *(num_groups, size, hints.axis(batch_dim.name), parts, batch_dim.name, n_tokens // parts),
-    )
+    _warn_of_few_groups(num_groups, size, batch_dim.name, hints.axis(batch_dim.name), parts)
   groups = mtf.Dimension(unsplit_name(batch_dim), num_groups)
   if size % parts == 0:
     group = mtf.Dimension(batch_dim.name, size)
   return groups, group
+
+
+@functools.cache
+def _warn_of_few_groups(num_groups: int, size: int, name: str, axis: str, parts: int) -> None:
+  """Says once that groups are too few for an alltoall."""
+  _LOG.warning(
+    "mixture of experts: %d group(s) of %d tokens cannot be split over %s:%d as %s is; each "
+    "processor holds parts of all groups and gets a copy of all slots. Groups of at most %d tokens "
+    "(group_size) would be exchanged by alltoall.",
+    *(num_groups, size, axis, parts, name, num_groups * size // parts),
+  )
 
 
 def unsplit_name(batch_dim: mtf.Dimension) -> str:

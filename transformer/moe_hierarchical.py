@@ -118,7 +118,8 @@ def transformer_moe_layer_v2(
 
   # The second level: what a row of experts got is divided into groups again.
   n_slots = outer.size * groups.size * capacity_x.size
-  groups_y, group_y = token_dims(n_slots, max_size, outer, "group_size_y", hints)
+  # None of them has slots of two outer batches, which may be on two processors.
+  groups_y, group_y = token_dims(n_slots, max_size, outer, "group_size_y", hints, outer.size)
   factor = hparam(hparams, "capacity_factor_second_level")
   capacity_y = capacity("expert_capacity_y", group_y.size, factor, size_y)
   tokens_y = [x_dim, groups_y, group_y]

@@ -34,6 +34,7 @@ _DEFAULTS = dict(
   moe_use_second_place_expert_prob=None,
   moe_use_second_place_expert_prob_temp=None,
   moe_top_n_num_experts_per_token=3,
+  moe_summaries=False,
 )
 
 

@@ -163,6 +163,7 @@ class MoE1D(ExpertsLayer):
     use_second_place_expert_prob_temp: then the expert is drawn at this temperature; None: it is
       the second best.
     top_n_num_experts_per_token: n of "top_n".
+    summaries: whether, in training, the use of experts is reported by `mtf.scalar_summary`.
   """
 
   def __init__(
@@ -195,6 +196,8 @@ class MoE1D(ExpertsLayer):
     use_second_place_expert_prob: float | None = None,
     use_second_place_expert_prob_temp: float | None = None,
     top_n_num_experts_per_token: int = 3,
+    *,
+    summaries: bool = False,
   ):
     self._hparams = HParams(
       moe_gating=moe_gating,
@@ -224,6 +227,7 @@ class MoE1D(ExpertsLayer):
       moe_use_second_place_expert_prob=use_second_place_expert_prob,
       moe_use_second_place_expert_prob_temp=use_second_place_expert_prob_temp,
       moe_top_n_num_experts_per_token=top_n_num_experts_per_token,
+      moe_summaries=summaries,
     )
     self._activation = activation
 

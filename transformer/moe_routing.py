@@ -63,7 +63,7 @@ class Routing:
       x: `[<token_dims>, <others>]`.
       slots_shape: `slot_dims` and the others, in any order.
     """
-    return mtf.gather(x, self._token_of_slot(), self.group_dim, output_shape=slots_shape)
+    return mtf.gather(x, self.token_of_slot(), self.group_dim, output_shape=slots_shape)
 
   def combine(self, y: mtf.Tensor, tokens_shape: mtf.Shape) -> mtf.Tensor:
     """Brings the contents of slots back to their tokens, times the gates, and adds them up.
@@ -90,7 +90,7 @@ class Routing:
     """
     raise NotImplementedError
 
-  def _token_of_slot(self) -> mtf.Tensor:
+  def token_of_slot(self) -> mtf.Tensor:
     """int32 `slot_dims`: position in its group of the token in a slot; -1 if there is none."""
     raise NotImplementedError
 
@@ -155,7 +155,7 @@ class TokenRouting(Routing):
       self._choice_of_slot = mtf.reshape(number - 1, mtf.Shape(self.slot_dims))
     return self._choice_of_slot
 
-  def _token_of_slot(self) -> mtf.Tensor:
+  def token_of_slot(self) -> mtf.Tensor:
     number = self._choices_of_slots()
     return number if self._choice.size == 1 else mtf.floordiv(number, self._choice.size)
 
@@ -210,7 +210,7 @@ class ExpertRouting(Routing):
     super().__init__(token_dims, experts_dim, capacity_dim)
     self._tokens, self._gates = tokens, gates
 
-  def _token_of_slot(self) -> mtf.Tensor:
+  def token_of_slot(self) -> mtf.Tensor:
     return self._tokens
 
   def combine(self, y: mtf.Tensor, tokens_shape: mtf.Shape) -> mtf.Tensor:

@@ -8,80 +8,14 @@ import gin
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import errors
-from mesh_tensorflow.slices import align
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.attention_bias import (
   length_to_memory_length,
   self_attention_bias,
 )
 from mesh_tensorflow.transformer.context import Context, TransformerLayer
-
-
-def attention_params(
-  context: Context,
-  kv_dim: mtf.Dimension,
-  num_heads: int,
-  num_memory_heads: int = 0,
-  shared_kv: bool = False,
-  no_query: bool = False,
-  combine_dims: bool = True,
-  keep_query_heads_dims: bool = False,
-  fold_scaling_into_initializer: bool = True,
-) -> attention.AttentionParams:
-  """The variables of attention between vectors of the model's size.
-
-  Args:
-    context: a `Context`.
-    kv_dim: dimension of keys and values.
-    num_heads: number of query heads.
-    num_memory_heads: number of heads of keys and values; 0: as many as queries have.
-    shared_kv: whether keys are the values.
-    no_query: whether there is no variable `q`.
-    combine_dims: whether the variables are matrices.
-    keep_query_heads_dims: whether the output keeps the heads apart.
-    fold_scaling_into_initializer: see `AttentionParams`.
-
-  Returns:
-    `AttentionParams`. One head has no dimension; the heads of queries are `heads`, or with fewer
-    memory heads `heads` and `query_heads`.
-
-  Raises:
-    DimensionError: num_memory_heads does not divide num_heads.
-  """
-  if num_heads == 1:
-    query_heads_dims = memory_heads_dims = []
-  elif num_memory_heads == 0:
-    query_heads_dims = memory_heads_dims = [mtf.Dimension("heads", num_heads)]
-  elif num_memory_heads == 1:
-    query_heads_dims, memory_heads_dims = [mtf.Dimension("heads", num_heads)], []
-  else:
-    if num_heads % num_memory_heads:
-      raise errors.DimensionError(
-        f"attention: num_memory_heads (={num_memory_heads}) must divide num_heads (={num_heads})"
-      )
-    memory_heads_dims = [mtf.Dimension("heads", num_memory_heads)]
-    query_heads_dims = memory_heads_dims + [
-      mtf.Dimension("query_heads", num_heads // num_memory_heads)
-    ]
-  model_dim = context.model.model_dim
-  return attention.AttentionParams(
-    context.mesh,
-    query_input_dim=model_dim,
-    memory_input_dim=model_dim,
-    output_dim=model_dim,
-    key_dim=kv_dim,
-    value_dim=kv_dim,
-    query_heads_dims=query_heads_dims,
-    memory_heads_dims=memory_heads_dims,
-    variable_dtype=context.variable_dtype,
-    shared_kv=shared_kv,
-    no_query=no_query,
-    combine_dims=combine_dims,
-    ensemble_dim=context.model.ensemble_dim,
-    keep_query_heads_dims=keep_query_heads_dims,
-    fold_scaling_into_initializer=fold_scaling_into_initializer,
-  )
+from mesh_tensorflow.transformer.decoding_states import overwrite
+from mesh_tensorflow.transformer.model_attention_params import attention_params
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
@@ -105,13 +39,14 @@ class SelfAttention(TransformerLayer):
     keep_query_heads_dims: whether the output keeps the heads apart.
     fold_scaling_into_initializer: see `attention.AttentionParams`.
     z_loss_coeff: see `attention.attention`.
-    use_hyperprompt: see `hyperprompt_hidden_dim`.
-    hyperprompt_mtlshare: see `hyperprompt_hidden_dim`.
-    hyperprompt_length_encoder: see `hyperprompt_hidden_dim`.
-    hyperprompt_length_decoder: see `hyperprompt_hidden_dim`.
-    hyperprompt_hidden_dim: trained prompts in front of keys and values, which this version does
-      not have: a call with a prompt length raises UnsupportedError.
-    hyperprompt_task_num: see `hyperprompt_hidden_dim`.
+    use_hyperprompt: whether the network that makes prompts is itself made, from embeddings of task
+      and layer; see `attention.make_params_hyperprompt`, else `attention.make_params_mtlprompt`.
+    hyperprompt_mtlshare: whether all tasks share that network.
+    hyperprompt_length_encoder: number of trained prompts in front of the keys and values of layers
+      in the scope `encoder`; None: none.
+    hyperprompt_length_decoder: likewise of layers in the scope `decoder`.
+    hyperprompt_hidden_dim: hidden size of the network that makes prompts.
+    hyperprompt_task_num: number of tasks.
   """
 
   def __init__(
@@ -209,11 +144,7 @@ class SelfAttention(TransformerLayer):
 
   @property
   def attention_fn(self) -> Any:
-    if self.attention_func == "hybrid":
-      raise errors.UnsupportedError(
-        'SelfAttention: attention_func="hybrid" is not available in this version'
-      )
-    return attention.attention
+    return attention.hybrid_attention if self.attention_func == "hybrid" else attention.attention
 
   # ---------------------------------------------------------------- the layer
 
@@ -222,7 +153,6 @@ class SelfAttention(TransformerLayer):
 
     The decoding states are keys and values `[<batch_dims>, memory_length, heads, d_kv]`.
     """
-    self._check_no_prompt()
     params = self.make_params(context)
     q = params.compute_q(x)
     incremental = context.mode == "incremental"
@@ -235,7 +165,7 @@ class SelfAttention(TransformerLayer):
     if incremental:
       here = mtf.one_hot(context.position, memory_length, dtype=tf.bool)
       memory = [
-        _replace(old, new, here) for old, new in zip(context.get_states(len(memory)), memory)
+        overwrite(old, new, here) for old, new in zip(context.get_states(len(memory)), memory)
       ]
     if incremental or context.mode == "first_part":
       context.record_new_states(memory)
@@ -243,6 +173,24 @@ class SelfAttention(TransformerLayer):
       memory_position = mtf.range(context.mesh, memory_length, tf.int32)
     else:
       memory_position = self.rename_length_to_memory_length(context.position, context)
+    num_prompts = self._num_prompts()
+    if num_prompts:
+      k, v, memory_position, memory_length = attention.concat_hyper_prompts_kv(
+        memory[0],
+        memory[-1],
+        _first_scope(),
+        self.use_hyperprompt,
+        memory_length,
+        self.hyperprompt_task_num,
+        mtf.Shape(params.memory_heads_dims).size,
+        self.hyperprompt_hidden_dim,
+        self.kv_dim,
+        context,
+        self.hyperprompt_mtlshare,
+        self.dropout_rate,
+        num_prompts,
+      )
+      memory = [k, v]
     o = self.attention_fn(
       q,
       memory[0],
@@ -251,19 +199,22 @@ class SelfAttention(TransformerLayer):
       memory_length_dim=memory_length,
       key_dim=self.kv_dim,
       value_dim=self.kv_dim,
-      bias=self.compute_bias(context, memory_position, x, params.query_heads_dims, q),
+      bias=self.compute_bias(
+        context, memory_position, x, params.query_heads_dims, q, use_prompt_kv=bool(num_prompts)
+      ),
       z_loss_coeff=self.z_loss_coeff,
       **self.attention_kwargs_from_context(context),
     )
     output = params.compute_output(o, output_shape=self.expected_attention_output_shape(x, params))
     return self.layer_output_from_attention_output(context, output, losses)
 
-  def _check_no_prompt(self) -> None:
-    if self.hyperprompt_length_encoder or self.hyperprompt_length_decoder:
-      raise errors.UnsupportedError(
-        "SelfAttention: prompts (hyperprompt_length_encoder, hyperprompt_length_decoder) are not "
-        "available in this version"
-      )
+  def _num_prompts(self) -> int:
+    """Number of prompts of a layer in the open variable scope."""
+    lengths = {
+      "encoder": self.hyperprompt_length_encoder,
+      "decoder": self.hyperprompt_length_decoder,
+    }
+    return lengths.get(_first_scope()) or 0
 
   def memory_length(self, context: Context) -> mtf.Dimension:
     """The dimension of what is attended to."""
@@ -292,7 +243,7 @@ class SelfAttention(TransformerLayer):
       x: the layer's input.
       heads_dims: dims of query heads.
       q: the queries.
-      use_prompt_kv: kept for compatibility.
+      use_prompt_kv: whether memory begins with prompts.
 
     Returns:
       A tensor whose dims are among those of the products, or None.
@@ -300,18 +251,11 @@ class SelfAttention(TransformerLayer):
     Raises:
       ConfigError: an unknown relative_attention_type.
     """
-    del x, use_prompt_kv
-    return self_attention_bias(self, context, memory_position, heads_dims, q)
+    del x
+    num_prompts = self._num_prompts() if use_prompt_kv else 0
+    return self_attention_bias(self, context, memory_position, heads_dims, q, num_prompts)
 
 
-def _replace(old: mtf.Tensor, new: mtf.Tensor, here: mtf.Tensor) -> mtf.Tensor:
-  """`old`, with `new` where `here`, a bool tensor, is true."""
-  dims = old.shape.dims
-
-  def select(old: tf.Tensor, new: tf.Tensor, here: tf.Tensor) -> tf.Tensor:
-    return tf.where(align(here, here_dims, dims), align(new, new_dims, dims), old)
-
-  new_dims, here_dims = new.shape.dims, here.shape.dims
-  return mtf.slicewise(
-    select, [old, new, here], splittable_dims=dims, grad_function=0, name="replace"
-  )
+def _first_scope() -> str:
+  """The first component of the open variable scope."""
+  return mtf.get_variable_scope().name.split("/")[0]

@@ -92,9 +92,7 @@ class StudentTeacher:
     """
     common = dict(variable_dtype=variable_dtype, num_microbatches=num_microbatches)
     with mtf.variable_scope("student"):
-      logits, hard_loss = self.student.call_simple(
-        inputs, targets, compute_loss, **common, **kargs
-      )
+      logits, hard_loss = self.student.call_simple(inputs, targets, compute_loss, **common, **kargs)
     if not compute_loss:
       return logits
     if self.fraction_soft == 0.0:
@@ -201,6 +199,10 @@ def make_bi_student_teacher(
   mesh_shape: Any = None,
 ) -> StudentTeacher:
   """Makes two `Bitransformer`s, in the gin scopes "student" and "teacher".
+
+  Their stacks are made in the scopes "student/encoder" and so on, in which gin does not look at
+  bindings of "encoder" and "decoder": bind `student/decoder/make_layer_stack.layers` (a decoder
+  with `EncDecAttention`) and `teacher/decoder/make_layer_stack.layers`.
 
   Args:
     input_vocab_size: number of input ids.

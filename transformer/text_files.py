@@ -67,6 +67,13 @@ def find_files(globs: str | Sequence[str]) -> list[str]:
   return sorted(found)
 
 
+def in_folder(folder: str, globs: str | Sequence[str]) -> str | list[str]:
+  """Globs that are relative to a folder; "~" is the home folder, and absolute ones stay."""
+  if not isinstance(globs, (str, os.PathLike)):
+    return [os.path.join(folder, os.fspath(g)) for g in globs]
+  return os.path.join(folder, os.fspath(globs))
+
+
 def read_text_files(
   globs: str | Sequence[str], *, encoding: str | None = "utf-8", skip_bad_files: bool = False
 ) -> list[TextFile]:

@@ -130,56 +130,6 @@ def strip_ids(row: Sequence[int], eos_id: int = 1) -> list[int]:
   return result
 
 
-@gin.configurable(module=_MODULE)
-def decode_from_file(
-  estimator: Any,
-  vocabulary: Any,
-  model_type: str,
-  batch_size: int,
-  sequence_length: dict[str, int],
-  checkpoint_path: str | None = None,
-  input_filename: str = gin.REQUIRED,
-  output_filename: str = gin.REQUIRED,
-  eos_id: int = 1,
-  repeats: int = 1,
-) -> list[str]:
-  """Continues each line of a file and writes the results.
-
-  Args:
-    estimator: a `Trainer`, with variables restored.
-    vocabulary: a vocabulary or a pair.
-    model_type: "lm" keeps the given text in front of what is generated.
-    batch_size: rows at a time.
-    sequence_length: dict; a row has `sequence_length["targets"]` ids at most.
-    checkpoint_path: the checkpoint in use; its step goes into the output's name.
-    input_filename: a text file, one prompt per line.
-    output_filename: the results go to `<output_filename>-<step>`.
-    eos_id: the end-of-sequence id.
-    repeats: samples for each line.
-
-  Returns:
-    The lines written.
-
-  Raises:
-    ConfigError: this model type cannot be decoded from a file here.
-    DataError: the file is missing or empty, or a line is too long.
-  """
-  if model_type != "lm":
-    raise ConfigError(f"decode_from_file: model_type {model_type!r} is not available here")
-  prompts = [p for p in get_inputs_from_file(input_filename) for _ in range(repeats)]
-  if not prompts:
-    raise DataError(f"the input file {input_filename!r} is empty")
-  encode, decode = inputs_vocabulary(vocabulary).encode, targets_vocabulary(vocabulary).decode
-  rows = [list(encode(p)) for p in prompts]
-  results = estimator.sample(
-    rows, sequence_length.get("targets", max(sequence_length.values())), batch_size=batch_size
-  )
-  lines = [decode(strip_ids(r, eos_id)) for r in results]
-  step = estimator.global_step
-  write_lines_to_file(lines, f"{output_filename}-{step}")
-  return lines
-
-
 def get_step_from_checkpoint_path(path: str) -> int:
   """The step in the name of a checkpoint: 5000 for ".../model.ckpt-5000.index".
 

@@ -383,33 +383,36 @@ class Trainer:
   def sample(
     self, rows: Sequence[Sequence[int]], length: int, batch_size: int | None = None, **options: Any
   ) -> list[list[int]]:
-    """Continues rows of ids.
+    """Continues rows of ids; an encoder-decoder makes targets of inputs.
 
     Args:
       rows: the given ids of each row; may be empty rows.
       length: ids of a row at most, the given ones included.
       batch_size: rows at a time; as many as in a training batch by default.
-      **options: of `Unitransformer.sample_autoregressive`.
+      **options: of `Unitransformer.sample_autoregressive` or `Bitransformer.decode`.
 
     Returns:
-      For each row its ids, the given ones included.
+      For each row its ids, the given ones included; or the ids of its targets.
     """
     size = batch_size or self.steps.batch_size
     key = (size, length, tuple(sorted(options.items())))
     if key not in self._samplers:
       self._samplers[key] = self.steps.sample_step(length, size, **options)
     sampler = self._samplers[key]
+    # An encoder-decoder puts nothing behind its inputs.
+    continues = 0 if hasattr(self.steps.model, "decode") else 1
     results: list[list[int]] = []
     for start in range(0, len(rows), size):
       ids = np.zeros([size, length], np.int32)
       part = rows[start : start + size]
       for i, row in enumerate(part):
-        if len(row) >= length:
+        if len(row) > length - continues:
           raise DataError(
             f"a prompt has {len(row)} ids, which leaves no room in sequences of {length}; "
             "shorten it, or bind a larger run.sequence_length (and Unitransformer.max_length)"
           )
         ids[i, : len(row)] = row
+      ids[len(part) :] = ids[0]  # Empty rows would go on to the full length.
       results += sampler(ids).numpy()[: len(part)].tolist()
     return results
 

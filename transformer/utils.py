@@ -26,7 +26,6 @@ from mesh_tensorflow.transformer.model_steps import ModelSteps, build_model, get
 from mesh_tensorflow.transformer.progress import write_scalars
 from mesh_tensorflow.transformer.text_io import (
   clean_decodes,
-  decode_from_file,
   encode_inputs,
   get_inputs_from_file,
   get_step_from_checkpoint_path,
@@ -36,6 +35,11 @@ from mesh_tensorflow.transformer.text_io import (
   write_lines_to_file,
 )
 from mesh_tensorflow.transformer.trainer import Trainer
+from mesh_tensorflow.transformer.translate import (
+  decode_from_file,
+  eval_model,
+  restored_checkpoints,
+)
 
 MODES = ("train", "eval", "perplexity_eval", "infer", "plan")
 
@@ -148,11 +152,11 @@ def infer_model(
     eval_checkpoint_step: see `get_checkpoint_iterator`.
     checkpoint_paths: paths to use in place of those.
     decode_fn: called for each checkpoint.
+
+  Raises:
+    ConfigError: there is no checkpoint.
   """
-  estimator.build_for_inference()
-  step = -1 if eval_checkpoint_step is None else eval_checkpoint_step
-  for path in checkpoint_paths or get_checkpoint_iterator(step, model_dir):
-    estimator.global_step = estimator.restore_if_any(path)
+  for path in restored_checkpoints(estimator, eval_checkpoint_step, model_dir, checkpoint_paths):
     decode_fn(
       estimator,
       vocabulary=vocabulary,
@@ -208,14 +212,8 @@ def perplexity_eval(
     datasets = {dataset_split: functools.partial(train_dataset_fn, **arguments)}
   else:
     raise ConfigError("bind run.eval_dataset_fn or run.train_dataset_fn to evaluate")
-  estimator.build_for_inference()
-  step = -1 if eval_checkpoint_step is None else eval_checkpoint_step
   results: dict[str, dict[str, float]] = {}
-  for path in get_checkpoint_iterator(step, model_dir):
-    if path is None:
-      raise ConfigError(f"there is no checkpoint in {model_dir} to evaluate; train first")
-    if get_step_from_checkpoint_path(path) != estimator.global_step:
-      estimator.global_step = estimator.restore_if_any(path)
+  for _ in restored_checkpoints(estimator, eval_checkpoint_step, model_dir):
     for name, make in datasets.items():
       metrics = estimator.evaluate(make(), max_batches, what=name)
       results[name] = metrics
@@ -289,18 +287,20 @@ def run(
     model_type: see `build_model`.
     vocabulary: a vocabulary, or an (inputs, targets) pair.
     train_dataset_fn: see `Trainer.train`.
-    eval_dataset_fn: see `perplexity_eval`.
+    eval_dataset_fn: see `eval_model` and `perplexity_eval`.
     dataset_split: "train" in training; the split to evaluate otherwise.
     autostack: has no effect.
     eval_checkpoint_step: see `get_checkpoint_iterator`.
     export_checkpoint_step: not available in this version.
     export_path: not available in this version.
-    mode: "train"; "eval" or "perplexity_eval" (teacher-forced); "infer" (continue the lines of
-      a file); "plan" (print what training needs on each processor, without doing it).
+    mode: "train"; "eval" (decode the data sets of `eval_dataset_fn` that have metrics, and score
+      the texts: see `eval_model`; without such a data set as the next); "perplexity_eval"
+      (teacher-forced); "infer" (decode the lines of a file); "plan" (print what training needs on
+      each processor, without doing it).
     iterations_per_loop: training steps in one call of the compiled program.
     save_checkpoints_steps: steps between checkpoints.
     keep_checkpoint_max: number of checkpoints to keep; None: all.
-    eval_summary_dir: see `perplexity_eval`.
+    eval_summary_dir: see `eval_model` and `perplexity_eval`.
     batch_size: number of sequences, or see `compute_batch_size`.
     train_steps: the absolute step at which training ends, or a function of batch size and
       sequence length.
@@ -320,7 +320,7 @@ def run(
     train_model_fn: what trains.
     skip_seen_data: see `train_model`.
     seen_data_init_step: see `train_model`.
-    output_eval_examples: has no effect in the modes of this version.
+    output_eval_examples: whether "eval" writes inputs, targets and predictions.
     checkpoint_input_pipeline: see `train_model`.
     eval_dir_suffix: added to the name of the folder of evaluation scalars.
     mesh_implementation: "auto", "placement" or "simd"; see `mesh_setup.make_mesh_impl`.
@@ -333,7 +333,7 @@ def run(
   Raises:
     ConfigError: settings that contradict each other.
   """
-  del tpu_job_name, gcp_project, tpu_zone, autostack, output_eval_examples
+  del tpu_job_name, gcp_project, tpu_zone, autostack
   del export_checkpoint_step, export_path
   if mode not in MODES:
     raise ConfigError(f"run.mode {mode!r} is unknown or not available; use {', '.join(MODES)}")
@@ -423,6 +423,22 @@ def run(
       eval_checkpoint_step,
     )
     return None
+  if mode == "eval" and eval_dataset_fn is not None:
+    results = eval_model(
+      estimator,
+      vocabulary,
+      sequence_length,
+      batch_size,
+      dataset_split,
+      model_dir,
+      eval_dataset_fn,
+      eval_summary_dir,
+      eval_checkpoint_step,
+      output_eval_examples=output_eval_examples,
+      eval_dir_suffix=eval_dir_suffix,
+    )
+    if results:
+      return results
   if eval_dir_suffix:
     eval_summary_dir = (
       eval_summary_dir or os.path.join(model_dir, f"{dataset_split}_eval")
@@ -515,6 +531,7 @@ __all__ = [
   "compute_batch_size",
   "decode_from_file",
   "encode_inputs",
+  "eval_model",
   "get_checkpoint_iterator",
   "get_inputs_from_file",
   "get_step_from_checkpoint_path",

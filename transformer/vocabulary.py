@@ -295,6 +295,20 @@ def get_character_vocabulary(filename: str | Sequence[str] = gin.REQUIRED) -> Ch
   return CharacterVocabulary.from_text_files(filename)
 
 
+def encode_in_python(vocabulary: Vocabulary, s: tf.Tensor) -> tf.Tensor:
+  """The ids of a scalar string tensor by `vocabulary.encode`: int32 [length].
+
+  A graph with it runs in this process only.
+  """
+
+  def encode(s: bytes | np.ndarray) -> np.ndarray:
+    # Eagerly it is an array without dimensions.
+    data = s.item() if isinstance(s, np.ndarray) else s
+    return np.array(vocabulary.encode(data.decode("utf-8", "replace")), np.int32)
+
+  return tf.ensure_shape(tf.numpy_function(encode, [s], tf.int32, stateful=False), [None])
+
+
 def _shift(ids: tf.Tensor, offset: int, count: int) -> tf.Tensor:
   """Subtracts `offset`; ids that are then not in 0..count-1 become `count`."""
   shifted = tf.cast(ids, tf.int32) - offset

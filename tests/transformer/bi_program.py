@@ -6,9 +6,10 @@ from typing import Any
 
 import gin
 import numpy as np
+import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer import utils
+from mesh_tensorflow.transformer import decoding, utils
 from mesh_tensorflow.transformer.gin_paths import gin_dir
 from tests.transformer import lm_program as lm
 
@@ -91,3 +92,47 @@ def names(impl: Any) -> list[str]:
   return sorted(s.name for s in impl.variable_store if not s.name.startswith("_"))
 
 
+def random_weights(store: mtf.VariableStore, seed: int = 0, scale: float = 0.6) -> None:
+  """Sets all of a model's variables to normal numbers, plus 1 in scales."""
+  rng = np.random.default_rng(seed)
+  for name in sorted(s.name for s in store if not s.name.startswith("_")):
+    sizes = store[name].shape.to_integer_list
+    value = scale * rng.normal(size=sizes) + (1.0 if name.endswith("scale") else 0.0)
+    store[name].assign(value.astype(np.float32))
+
+
+def stepwise_program(model: Any) -> Any:
+  """A program from inputs and targets to the logits of decoding one position after another."""
+
+  def program(inputs, targets):
+    variable_dtype = mtf.VariableDType(tf.float32)
+    shared = model._shared_params(inputs.mesh, variable_dtype)
+    encoded, _ = model._encode(
+      inputs,
+      mtf.minimum(inputs, 1),
+      False,
+      mode="infer",
+      variable_dtype=variable_dtype,
+      shared_params=shared,
+    )
+    length = targets.shape.dims[-1]
+    positions = mtf.range(inputs.mesh, length, tf.int32)
+    decoder = decoding.IncrementalModel(
+      model.decoder,
+      mtf.zeros_like(targets),
+      mtf.zeros(inputs.mesh, mtf.Shape([]), tf.int32),
+      positions,
+      variable_dtype,
+      shared_params=shared,
+      **encoded,
+    )
+    states, logits = [mtf.zeros_like(s) for s in decoder.states], []
+    for i in range(length.size):
+      position = mtf.constant(inputs.mesh, i, dtype=tf.int32)
+      # Only tokens before the position are there.
+      ids = targets * mtf.to_int32(mtf.less(positions, i))
+      step_logits, states = decoder.step(position, ids, states)
+      logits.append(step_logits)
+    return mtf.stack(logits, "length", axis=targets.shape.ndims - 1)
+
+  return program

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from mesh_tensorflow.transformer import moe, transformer, transformer_layers
@@ -14,6 +15,7 @@ def make_model(
   num_layers: int = 2,
   num_heads: int = 2,
   d_kv: int = 3,
+  recompute_grads: bool = False,
   **kwargs: Any,
 ) -> transformer.Unitransformer:
   """The language model of the golden values of mixtures of experts, with changes.
@@ -24,6 +26,7 @@ def make_model(
     num_layers: number of blocks.
     num_heads: of self-attention.
     d_kv: of self-attention.
+    recompute_grads: whether layers are computed again in the backward pass.
     **kwargs: arguments of the model.
   """
   layers = [
@@ -41,9 +44,8 @@ def make_model(
     layout="batch:batch",
     mesh_shape="batch:1",
   )
+  stack = functools.partial(transformer.LayerStack, recompute_grads=recompute_grads, **lm.SUBLAYERS)
   return transformer.Unitransformer(
-    transformer.make_layer_stack(
-      layers, lambda made: transformer.LayerStack(made, **lm.SUBLAYERS), num_layers=num_layers
-    ),
+    transformer.make_layer_stack(layers, stack, num_layers=num_layers),
     **(options | kwargs),
   )

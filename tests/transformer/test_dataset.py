@@ -324,6 +324,37 @@ def test_untokenized_tfds_dataset(fake_tfds):
     ds.untokenized_tfds_dataset(text2self=True, pack=True, **kwargs)
 
 
+def test_translation_of_a_tfds_dataset_in_the_other_direction(fake_tfds):
+  fake_tfds["dataset"] = tf.data.Dataset.from_tensors({"de": "ab", "en": "c"})
+  kwargs = dict(dataset_name="x", tfds_data_dir=None, dataset_split="test")
+  vocabularies = (CharacterVocabulary("c"), CharacterVocabulary("ab"))
+  read = dict(text2self=False, sequence_length=4, vocabulary=vocabularies, pack=False, **kwargs)
+  out = rows(ds.untokenized_tfds_dataset(inputs_feature="en", targets_feature="de", **read))
+  assert out == [{"inputs": [2, 1, 0, 0], "targets": [2, 3, 1, 0]}]
+  with pytest.raises(errors.ConfigError, match=r"no feature \['fr'\], only \['de', 'en'\]"):
+    ds.untokenized_tfds_dataset(inputs_feature="fr", targets_feature="de", **read)
+  with pytest.raises(errors.ConfigError, match="name both features or none"):
+    ds.untokenized_tfds_dataset(inputs_feature="en", **read)
+  (evaluated,) = ds.tfds_eval_datasets(
+    3, vocabularies, "test", "x", inputs_feature="en", targets_feature="de", metric_fns=[max]
+  )
+  assert (evaluated.name, evaluated.metric_fns) == ("test", [max])
+  assert rows(evaluated.dataset_fn()) == [
+    {
+      "inputs": [2, 1, 0],
+      "targets": [2, 3, 1],
+      "inputs_pretokenized": b"c",
+      "targets_pretokenized": b"ab",
+    }
+  ]
+  (row,) = rows(evaluated.dataset_fn(sequence_length={"inputs": 1, "targets": 2}))
+  assert (row["inputs"], row["targets"]) == ([1], [2, 1])
+  (row,) = rows(evaluated.dataset_fn(sequence_length=None))
+  assert row["targets"] == [2, 3, 1]
+  texts = ds.tfds_sentences("x", ("en", "de"))
+  assert list(texts) == [b"c", b"ab"]
+
+
 def test_text_line_readers(tmp_path):
   (tmp_path / "a1.txt").write_text("one\ntwo\n")
   (tmp_path / "a2.txt").write_text("three\n")
@@ -410,7 +441,7 @@ def test_gin_bindings_reach_the_readers(tmp_path):
     (
       "untokenized_tfds_dataset",
       "dataset_name, text2self, tfds_data_dir, dataset_split, batch_size, sequence_length, "
-      "vocabulary, pack",
+      "vocabulary, pack, inputs_feature, targets_feature",
     ),
     (
       "pretokenized_t2t_dataset",

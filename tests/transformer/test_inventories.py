@@ -248,7 +248,12 @@ def test_student_and_teacher():
   bindings = """
   StudentTeacher.temperature = 2.0
   StudentTeacher.fraction_soft = 0.5
-  teacher/make_layer_stack.num_layers = 2
+  student/decoder/make_layer_stack.layers = [
+    @transformer_layers.SelfAttention, @transformer_layers.EncDecAttention,
+    @transformer_layers.DenseReluDense]
+  teacher/decoder/make_layer_stack.layers = [
+    @transformer_layers.SelfAttention, @transformer_layers.EncDecAttention,
+    @transformer_layers.DenseReluDense]
   """
   graph = build("bi_student_teacher", bindings)
   names = {v.full_name for v in graph.all_variables}

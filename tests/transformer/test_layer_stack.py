@@ -108,6 +108,47 @@ def test_dropout_adds_no_operation_when_it_does_nothing():
   assert len(x.graph.operations) == 1
 
 
+@pytest.mark.parametrize("step,kept", [(0, 0.25), (2, 0.5), (4, 0.75), (6, 1.0), (9, 1.0)])
+def test_annealed_dropout_falls_with_the_step(step, kept):
+  x = np.ones([400, 2, D], np.float32)
+
+  def fn(x):
+    x.graph.global_step = mtf.constant(x.mesh, step, dtype=tf.int64)
+    batch, length = x.shape.dims[:2]
+    context = transformer.Context(Model(), x.mesh, [batch], length, mtf.VariableDType(tf.float32))
+    return transformer.sublayer_annealed_dropout(
+      x, None, context, init_dropout_rate=0.75, start_step=0, end_step=6
+    )
+
+  dims = ("batch", "length", "d_model")
+  y = lm.run(lm.one_device(), fn, x, names=dims, seed=1)
+  np.testing.assert_allclose((y != 0).mean(), kept, atol=0.05)
+  np.testing.assert_allclose(y[y != 0], 1 / kept, rtol=1e-5)
+  assert ((y != 0) == (y != 0)[:, :1]).all()
+
+
+def test_clipped_gradient():
+  """RMS of the whole gradient at most 0.1; the value is that of x."""
+
+  def fn(clip):
+    def program(x):
+      y = transformer.sublayer_clip_activation_gradient(x, None, make_context(x.mesh), clip)
+      return y, mtf.gradients([mtf.reduce_sum(mtf.square(y))], [x])[0]
+
+    return lm.run(lm.one_device(), program, X, names=("batch", "length", "d_model"))
+
+  gradient = 2 * X
+  root_mean_square = np.sqrt((gradient**2).mean())
+  for clip, expected in (
+    (0.1, gradient * 0.1 / root_mean_square),
+    (100.0, gradient),
+    (0, gradient),
+  ):
+    y, actual = fn(clip)
+    np.testing.assert_array_equal(y, X)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
 def test_annealed_dropout_needs_steps():
   with pytest.raises(errors.ConfigError, match="start_step"):
     sublayer("annealed_dropout", 0.5, mode="train")

@@ -1,0 +1,240 @@
+"""The parameters of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import errors
+from mesh_tensorflow.layers import unit_scaling_convention, us_einsum
+
+
+class AttentionParams:
+  """The variables of attention: `q`, `k` and `v` (or `kv`), and `o`.
+
+  With `combine_dims` the variables are matrices: `[query_input_dim, heads * key]` and so on, where
+  the combined dimension has the name of the first head dimension.
+
+  Args:
+    mesh: an `mtf.Mesh`.
+    query_input_dim: dimension of what queries are computed from.
+    memory_input_dim: dimension of what keys and values are computed from.
+    output_dim: dimension of the result.
+    key_dim: dimension of keys.
+    value_dim: dimension of values.
+    query_heads_dims: dimensions of heads of queries, or None.
+    memory_heads_dims: dimensions of heads of keys and values, or None; fewer than those of
+      queries for multi-query or grouped-query attention.
+    variable_dtype: an `mtf.VariableDType`.
+    shared_kv: whether keys are the values.
+    no_query: whether there is no variable `q`.
+    combine_dims: whether the variables are matrices.
+    ensemble_dim: leading dimension of all variables, or None.
+    keep_query_heads_dims: whether the output keeps the heads apart.
+    fold_scaling_into_initializer: whether the factor key_dim.size ** -0.5 is part of the initial
+      value of `q`; else `compute_q` multiplies by it.
+    make_attention_vars: whether there are variables besides `o`.
+
+  Raises:
+    ShapeError: shared_kv with different key_dim and value_dim.
+  """
+
+  def __init__(
+    self,
+    mesh: mtf.Mesh,
+    query_input_dim: mtf.Dimension,
+    memory_input_dim: mtf.Dimension,
+    output_dim: mtf.Dimension,
+    key_dim: mtf.Dimension,
+    value_dim: mtf.Dimension,
+    query_heads_dims: Sequence[mtf.Dimension] | None,
+    memory_heads_dims: Sequence[mtf.Dimension] | None,
+    variable_dtype: mtf.VariableDType,
+    shared_kv: bool = False,
+    no_query: bool = False,
+    combine_dims: bool = True,
+    ensemble_dim: mtf.Dimension | None = None,
+    keep_query_heads_dims: bool = False,
+    fold_scaling_into_initializer: bool = True,
+    make_attention_vars: bool = True,
+  ):
+    if shared_kv and key_dim != value_dim:
+      raise errors.ShapeError(
+        f"attention: shared_kv needs equal key_dim ({key_dim}) and value_dim ({value_dim})"
+      )
+    self.mesh = mesh
+    self.query_input_dim = query_input_dim
+    self.memory_input_dim = memory_input_dim
+    self.output_dim = output_dim
+    self.key_dim = key_dim
+    self.value_dim = value_dim
+    self.query_heads_dims = list(query_heads_dims or [])
+    self.memory_heads_dims = list(memory_heads_dims or [])
+    self.variable_dtype = variable_dtype
+    self.shared_kv = shared_kv
+    self.no_query = no_query
+    self.combine_dims = combine_dims
+    self.ensemble_dim = ensemble_dim
+    self.keep_query_heads_dims = keep_query_heads_dims
+    self.fold_scaling_into_initializer = fold_scaling_into_initializer
+    self.make_attention_vars = make_attention_vars
+
+    def combined(dims: list[mtf.Dimension]) -> list[mtf.Dimension]:
+      return [mtf.combined_dimension(dims)] if combine_dims else dims
+
+    leading = [ensemble_dim] if ensemble_dim else []
+    self.q_shape = leading + [query_input_dim] + combined(self.q_dims)
+    self.k_shape = leading + [memory_input_dim] + combined(self.k_dims)
+    self.v_shape = leading + [memory_input_dim] + combined(self.v_dims)
+    self.o_shape = leading + combined(self.o_dims) + [output_dim]
+    self.init_weights()
+
+  def init_weights(self) -> None:
+    """Creates the variables. Standard deviations keep the variance of what they multiply."""
+    unit = unit_scaling_convention()
+
+    def stddev(*sizes: int) -> float:
+      return 1.0 if unit else mtf.ops.list_product(sizes) ** -0.5
+
+    if self.make_attention_vars:
+      if not self.no_query:
+        fold = [self.key_dim.size] if self.fold_scaling_into_initializer else []
+        self.wq = self._variable("q", self.q_shape, stddev(self.query_input_dim.size, *fold))
+      memory_stddev = stddev(self.memory_input_dim.size)
+      if self.shared_kv:
+        self.wkv = self._variable("kv", self.k_shape, memory_stddev)
+      else:
+        self.wk = self._variable("k", self.k_shape, memory_stddev)
+        self.wv = self._variable("v", self.v_shape, memory_stddev)
+    heads = [d.size for d in self.query_heads_dims]
+    self.wo = self._variable("o", self.o_shape, stddev(*heads, self.value_dim.size))
+
+  def _variable(self, name: str, shape: Sequence[mtf.Dimension], stddev: float) -> mtf.Tensor:
+    return mtf.get_variable(
+      self.mesh,
+      name,
+      mtf.Shape(shape),
+      dtype=self.variable_dtype,
+      initializer=tf.random_normal_initializer(stddev=stddev),
+    )
+
+  @property
+  def q_dims(self) -> list[mtf.Dimension]:
+    return self.query_heads_dims + [self.key_dim]
+
+  @property
+  def k_dims(self) -> list[mtf.Dimension]:
+    return self.memory_heads_dims + [self.key_dim]
+
+  @property
+  def v_dims(self) -> list[mtf.Dimension]:
+    return self.memory_heads_dims + [self.value_dim]
+
+  @property
+  def o_dims(self) -> list[mtf.Dimension]:
+    return self.query_heads_dims + [self.value_dim]
+
+  def compute_q(self, query_antecedent: mtf.Tensor) -> mtf.Tensor:
+    """Queries.
+
+    Args:
+      query_antecedent: `[..., query_input_dim]`.
+
+    Returns:
+      `[..., <query_heads_dims>, key_dim]`.
+    """
+    ret = self._project(query_antecedent, self.wq, self.query_input_dim, self.q_dims)
+    if not self.fold_scaling_into_initializer:
+      ret *= self.key_dim.size**-0.5
+    return ret
+
+  def compute_kv(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
+    """Keys that are values too: `[..., <memory_heads_dims>, key_dim]`."""
+    if not self.shared_kv:
+      raise errors.GraphError("compute_kv: this attention has separate keys and values")
+    return self._project(memory_antecedent, self.wkv, self.memory_input_dim, self.k_dims)
+
+  def compute_k(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
+    """Keys: `[..., <memory_heads_dims>, key_dim]`."""
+    if self.shared_kv:
+      raise errors.GraphError("compute_k: keys and values are shared (shared_kv), use compute_kv")
+    return self._project(memory_antecedent, self.wk, self.memory_input_dim, self.k_dims)
+
+  def compute_v(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
+    """Values: `[..., <memory_heads_dims>, value_dim]`."""
+    if self.shared_kv:
+      raise errors.GraphError("compute_v: keys and values are shared (shared_kv), use compute_kv")
+    return self._project(memory_antecedent, self.wv, self.memory_input_dim, self.v_dims)
+
+  def _project(
+    self,
+    x: mtf.Tensor,
+    weights: mtf.Tensor,
+    input_dim: mtf.Dimension,
+    dims: list[mtf.Dimension],
+  ) -> mtf.Tensor:
+    ret = us_einsum([x, weights], reduced_dims=[input_dim])
+    if self.combine_dims and ret.shape.dims[-1:] != dims:
+      ret = mtf.replace_dimensions(ret, ret.shape.dims[-1], dims)
+    return ret
+
+  def compute_output(self, o: mtf.Tensor, output_shape: mtf.Shape | None = None) -> mtf.Tensor:
+    """The result of attention.
+
+    Args:
+      o: a tensor with dims `o_dims`, the output of `attention`.
+      output_shape: dims of the result, or None.
+
+    Returns:
+      A tensor with output_dim in place of `o_dims`; the heads stay with keep_query_heads_dims.
+
+    Raises:
+      ShapeError: keep_query_heads_dims with combine_dims.
+    """
+    if self.combine_dims:
+      if self.keep_query_heads_dims:
+        raise errors.ShapeError(
+          "attention: keep_query_heads_dims needs combine_dims=False: the heads are not apart in "
+          "the combined variable"
+        )
+      in_order = o.shape - self.o_dims + self.o_dims
+      if in_order != o.shape:
+        o = mtf.transpose(o, in_order)
+      combined = self.wo.shape.dims[-2]
+      if self.o_dims != [combined]:
+        o = mtf.replace_dimensions(o, self.o_dims, combined)
+      reduced_dims = [combined]
+    else:
+      reduced_dims = [self.value_dim] if self.keep_query_heads_dims else self.o_dims
+    return us_einsum([o, self.wo], output_shape=output_shape, reduced_dims=reduced_dims)
+
+
+def attention_params_simple(
+  mesh: mtf.Mesh,
+  io_dim: mtf.Dimension,
+  kv_dim: mtf.Dimension,
+  heads_dim: mtf.Dimension,
+  variable_dtype: mtf.VariableDType,
+) -> AttentionParams:
+  """`AttentionParams` with equal dimensions on all sides.
+
+  Args:
+    mesh: an `mtf.Mesh`.
+    io_dim: dimension of inputs and outputs.
+    kv_dim: dimension of keys and values.
+    heads_dim: dimension of heads.
+    variable_dtype: an `mtf.VariableDType`.
+  """
+  return AttentionParams(
+    mesh,
+    query_input_dim=io_dim,
+    memory_input_dim=io_dim,
+    output_dim=io_dim,
+    key_dim=kv_dim,
+    value_dim=kv_dim,
+    query_heads_dims=[heads_dim],
+    memory_heads_dims=[heads_dim],
+    variable_dtype=variable_dtype,
+  )

@@ -1,0 +1,55 @@
+"""The halting of adaptive computation time (Graves, 2016; arXiv:1603.08983)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import mesh_tensorflow as mtf
+
+
+@dataclasses.dataclass
+class HaltingState:
+  """How far each position has come; all tensors are `[<batch_dims>, length]`.
+
+  Attributes:
+    threshold: the sum of probabilities above which a position halts.
+    probability: that sum.
+    remainders: what was left to 1 when the position halted.
+    num_updates: number of steps of the position.
+  """
+
+  threshold: float
+  probability: mtf.Tensor
+  remainders: mtf.Tensor
+  num_updates: mtf.Tensor
+
+  @classmethod
+  def start(cls, x: mtf.Tensor, epsilon: float) -> HaltingState:
+    """The state before the first step, for x `[<batch_dims>, length, d_model]`."""
+    zeros = mtf.zeros(x.mesh, x.shape[:-1], x.dtype)
+    return cls(1.0 - epsilon, zeros, zeros, zeros)
+
+  def step(self, probability: mtf.Tensor) -> mtf.Tensor:
+    """Takes a step.
+
+    Args:
+      probability: of halting now.
+
+    Returns:
+      The weight of the state after this step: the probability; the remainder, if the position
+      halts in this step; 0 if it has halted.
+    """
+    dtype = probability.dtype
+
+    def condition(value: mtf.Tensor) -> mtf.Tensor:
+      return mtf.cast(value, dtype)
+
+    running = condition(mtf.less(self.probability, 1.0))
+    reached = self.probability + probability * running
+    halting = condition(mtf.greater(reached, self.threshold)) * running
+    running *= condition(mtf.less_equal(reached, self.threshold))
+    self.probability += probability * running
+    self.remainders += halting * (1.0 - self.probability)
+    self.probability += halting * self.remainders
+    self.num_updates += running + halting
+    return probability * running + halting * self.remainders
