@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.transformer.mesh_setup import STANDARD_TENSOR_NAMES
 
 # A dimension, and the two that replace it.
 Replacement = tuple[mtf.Dimension, list[mtf.Dimension]]
@@ -41,7 +42,10 @@ def split_for_unused_axis(
   tensors = [t for t in (q, k, v, bias) if t is not None]
   used = {layout.tensor_dimension_to_mesh_axis(d, mesh_shape) for t in tensors for d in t.shape}
   free = next((a for i, a in enumerate(mesh_shape) if i not in used and a.size > 1), None)
-  names = [name for name, axis in layout.pairs if free is not None and axis == free.name]
+  if free is None:
+    return None
+  # Only a usual name: the dimension would make a misspelled rule look as if it matched something.
+  names = [n for n, axis in layout.pairs if axis == free.name and n in STANDARD_TENSOR_NAMES]
   if not names:
     return None
   for d in q.shape:

@@ -15,7 +15,7 @@ from mesh_tensorflow.errors import ConfigError, LayoutError, MeshShapeError
 IMPLEMENTATIONS = ("auto", "placement", "simd")
 
 # Names that the shipped layouts use for parts which a model or mesh may not have.
-_STANDARD_TENSOR_NAMES = frozenset(
+STANDARD_TENSOR_NAMES = frozenset(
   "batch outer_batch ensemble length memory_length d_model d_ff d_kv heads query_heads vocab "
   "experts expert_x expert_y expert_hidden max_length microbatch beam buckets".split()
 )
@@ -105,7 +105,7 @@ def check_tensor_names(impl: mtf.MeshImpl, graph: mtf.Graph) -> None:
   present = dimension_names(graph)
   mesh_names = impl.shape.dimension_names
   for tensor_name, mesh_name in impl.layout_rules.pairs:
-    if mesh_name not in mesh_names or tensor_name in present | _STANDARD_TENSOR_NAMES:
+    if mesh_name not in mesh_names or tensor_name in present | STANDARD_TENSOR_NAMES:
       continue
     raise LayoutError(
       f"layout rule {tensor_name}:{mesh_name}: no tensor of the model has a dimension "
