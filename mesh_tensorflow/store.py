@@ -173,8 +173,8 @@ class VariableStore(tf.Module):
       if old.mesh_shape.to_integer_list != mesh_impl.shape.to_integer_list:
         raise VariableError(
           f"variable {name} {shape} exists in slices for the mesh {old.mesh_shape} and is now "
-          f"asked for on the mesh {mesh_impl.shape}; give each mesh implementation a variable store of "
-          "its own, and move values with a checkpoint"
+          f"asked for on the mesh {mesh_impl.shape}; give each mesh implementation a variable "
+          "store of its own, and move values with a checkpoint"
         )
       return old
     init = initializers.convert_to_initializer(initializer, slice_dtype)
