@@ -42,7 +42,7 @@ setup(
     "mesh_tensorflow.transformer": "transformer",
     "mesh_tensorflow.transformer.gin": "gin",
   },
-  package_data={"mesh_tensorflow.transformer.gin": ["*.gin", "*/*.gin"]},
+  package_data={"mesh_tensorflow.transformer.gin": ["*.gin", "*/*.gin", "*/*/*.gin"]},
   include_package_data=False,
   zip_safe=False,
   install_requires=[
