@@ -360,11 +360,3 @@ def test_the_packaged_defaults_parse_whole():
   gin.parse_config_files_and_bindings(["defaults.gin"], [])
   assert transformer_layers.EncDecAttention().num_heads == 8
   assert transformer_layers.TalkingHeadsSelfAttention().dropout_rate == 0.1
-
-
-@pytest.mark.parametrize("name", [
-  "LocalSelfAttention", "TalkingHeadsSelfAttention", "GeneralBilinearSelfAttention"])  # fmt: skip
-def test_layers_that_do_not_exist_yet_say_so(name):
-  layer = getattr(transformer_layers, name)()
-  with pytest.raises(errors.UnsupportedError, match=name):
-    layer.call(None, None)
