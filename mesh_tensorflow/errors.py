@@ -79,6 +79,10 @@ class CollectiveError(MeshError, RuntimeError):
   """A collective failed: a device took another path, died, or timed out."""
 
 
+class WorkerLostError(CollectiveError):
+  """A worker process of the cluster was killed, failed, or hangs."""
+
+
 class CheckpointError(MeshError, ValueError):
   """A checkpoint is missing, damaged, or of another model."""
 

@@ -13,7 +13,7 @@ from mesh_tensorflow.errors import CollectiveError, DTypeError, GraphError, Shap
 from mesh_tensorflow.graph import Graph, Mesh, Tensor
 from mesh_tensorflow.lowering import Lowering
 from mesh_tensorflow.mesh_impl import MeshImpl
-from mesh_tensorflow.operations.constants import import_tf_tensor
+from mesh_tensorflow.operations.constants import import_laid_out_tensor, import_tf_tensor
 
 
 class TensorSpec:
@@ -23,12 +23,22 @@ class TensorSpec:
     shape: a shape.
     dtype: a dtype; float32 by default.
     name: for messages.
+    local: whether each process of a mesh that spans several gives only its own part of the
+      argument, `mesh_impl.local_part(shape)`; otherwise every process gives the same whole one.
   """
 
-  def __init__(self, shape: ShapeLike, dtype: Any = tf.float32, name: str | None = None):
+  def __init__(
+    self,
+    shape: ShapeLike,
+    dtype: Any = tf.float32,
+    name: str | None = None,
+    *,
+    local: bool = False,
+  ):
     self.shape = convert_to_shape(shape)
     self.dtype = tf.as_dtype(dtype)
     self.name = name
+    self.local = local
 
   def __repr__(self) -> str:
     return f"TensorSpec({self.shape}, {self.dtype.name}, name={self.name!r})"
@@ -60,6 +70,7 @@ class Function:
     self._mesh_name = mesh_name
     self._compiled = self._new_tf_function()
     self.graph: Graph | None = None
+    self.log_file: str | None = None  # For the report of each lowering; see `Lowering`.
 
   def __call__(self, *args: Any, seed: Any = None) -> Any:
     """Runs the function.
@@ -139,9 +150,15 @@ class Function:
       value = tf.convert_to_tensor(arg, spec.dtype)
     except (TypeError, ValueError) as e:
       raise DTypeError(f"argument {index} of {self.__name__}: expected {spec}: {e}") from e
-    if not value.shape.is_compatible_with(spec.shape.to_integer_list):
+    expected = spec.shape.to_integer_list
+    if spec.local:
+      expected = self.mesh_impl.local_part(spec.shape)[1]
+    if not value.shape.is_compatible_with(expected):
+      part = (
+        "" if expected == spec.shape.to_integer_list else f", of which this worker's {expected}"
+      )
       raise ShapeError(
-        f"argument {index} of {self.__name__} has shape {value.shape}, expected {spec}"
+        f"argument {index} of {self.__name__} has shape {value.shape}, expected {spec}{part}"
       )
     return value
 
@@ -154,15 +171,15 @@ class Function:
     def program(values, seed):
       graph = Graph()
       mesh = Mesh(graph, self._mesh_name)
-      inputs = [import_tf_tensor(mesh, v, s.shape, name=s.name) for v, s in zip(values, specs)]
+      inputs = [self._import(mesh, v, s) for v, s in zip(values, specs)]
       result = self._fn(*inputs)
       flat = tf.nest.flatten(result)
-      lowering = Lowering(graph, {mesh: impl}, seed=seed)
+      lowering = Lowering(graph, {mesh: impl}, log_file=self.log_file, seed=seed)
       self.graph = graph
       made["structure"], made["flat"] = result, flat
       # Slices, not whole tensors: they are put together outside, where it costs least.
       return [
-        lowering.tensors[t].to_laid_out_tensor().tensor_list for t in flat if isinstance(t, Tensor)
+        impl.result_slices(lowering.tensors[t], t.shape) for t in flat if isinstance(t, Tensor)
       ]
 
     results = impl.run_per_device(program, (values, seed))
@@ -174,6 +191,12 @@ class Function:
       for t in made["flat"]
     ]
     return tf.nest.pack_sequence_as(made["structure"], flat)
+
+  def _import(self, mesh: Mesh, value: tf.Tensor, spec: TensorSpec) -> Tensor:
+    if spec.local and value.shape.as_list() != spec.shape.to_integer_list:
+      part = self.mesh_impl.import_local_part(spec.shape, value)
+      return import_laid_out_tensor(mesh, part, spec.shape, name=spec.name)
+    return import_tf_tensor(mesh, value, spec.shape, name=spec.name)
 
 
 def function(

@@ -490,6 +490,58 @@ class MeshImpl:
     with tf.device(device):
       return combine()
 
+  def create_slices(
+    self,
+    name: str,
+    begins: Sequence[tuple[int, ...]],
+    value: Callable[[tuple[int, ...]], tf.Tensor],
+    trainable: bool,
+  ) -> tuple[tf.Variable, ...]:
+    """Makes the slices of a variable, each on its device.
+
+    Args:
+      name: what the names of the slices begin with.
+      begins: for each processor of this process the offset of its slice.
+      value: the initial value of the slice at an offset.
+      trainable: whether the variable is trained.
+    """
+    made, values = [], {}
+    for pnum, begin in zip(self.local_processors, begins):
+      with tf.device(self.processor_device(pnum)):
+        if begin not in values:
+          values[begin] = value(begin)
+        made.append(
+          tf.Variable(
+            values[begin],
+            trainable=trainable,
+            name=f"{name}_{pnum}",
+            # tf.function would trace its function again for a variable that it lifted.
+            experimental_enable_variable_lifting=False,
+          )
+        )
+    return tuple(made)
+
+  def result_slices(self, x: Any, shape: Shape) -> list[tf.Tensor]:
+    """What a per-device program hands out of a result, for `combine_local_slices`.
+
+    Args:
+      x: the result, laid out.
+      shape: a `Shape`.
+    """
+    del shape
+    return x.to_laid_out_tensor().tensor_list
+
+  def local_part(self, shape: Shape) -> tuple[list[int], list[int]]:
+    """The smallest part of a tensor that has the slices of all processors of this process.
+
+    Args:
+      shape: a `Shape`.
+
+    Returns:
+      (begins, sizes): offset and size along each axis; all of the tensor in a single process.
+    """
+    return [0] * shape.ndims, shape.to_integer_list
+
   def combine_local_slices(self, slices: Sequence[tf.Tensor], tensor_shape: Shape) -> tf.Tensor:
     """`combine_slices` of the slices that `run_per_device` gave for one tensor."""
     return self.combine_slices(slices, tensor_shape)

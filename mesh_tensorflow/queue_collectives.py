@@ -32,10 +32,12 @@ class QueueNetwork:
 
   Args:
     devices: device of every processor; may repeat.
+    processors: the processors that have links, in this order; by default all.
   """
 
-  def __init__(self, devices: Sequence[str]):
+  def __init__(self, devices: Sequence[str], processors: Sequence[int] | None = None):
     self._devices = list(devices)
+    self._processors = range(len(self._devices)) if processors is None else list(processors)
     self._name = f"mtf_exchange_{next(_NETWORKS)}"
     self._links: dict[Any, list[tf.Tensor]] = {}
     self._receivers: list[tuple[tf.Tensor, tf.DType]] = []
@@ -51,7 +53,7 @@ class QueueNetwork:
     peer: Callable[[int], int],
     sending: bool,
   ) -> list[tf.Tensor]:
-    """For every processor its end of the queue to (or from) its peer: a resource handle.
+    """For each processor here its end of the queue to (or from) its peer: a resource handle.
 
     Args:
       relation: queues of different relations are different.
@@ -65,7 +67,7 @@ class QueueNetwork:
       handles = []
       with tf.init_scope():
         _destroy_discarded()
-        for pnum in range(len(self._devices)):
+        for pnum in self._processors:
           a, b = (pnum, peer(pnum)) if sending else (peer(pnum), pnum)
           name = f"{self._name}/{relation}/{dtype.name}/{a}_to_{b}"
           # The two ends are two tensors: automatic control dependencies follow tensors, and

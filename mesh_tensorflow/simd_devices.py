@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from mesh_tensorflow import workers
 from mesh_tensorflow.dimensions import Shape
 from mesh_tensorflow.errors import MeshShapeError
 from mesh_tensorflow.placement_mesh_impl import suggest_mesh_shape
@@ -17,7 +18,7 @@ def choose_devices(shape: Shape, devices: Sequence[str] | None) -> list[str]:
   Args:
     shape: mesh shape.
     devices: device names, or None for the first logical GPUs of this process if there are
-      enough, else its first logical CPUs.
+      enough, else its first logical CPUs; in a cluster, of all workers alike.
 
   Raises:
     MeshShapeError: there are too few, or another number was given.
@@ -31,26 +32,50 @@ def choose_devices(shape: Shape, devices: Sequence[str] | None) -> list[str]:
         f"a mesh that fits: {suggest_mesh_shape(shape, len(devices))}; or give {shape.size} devices"
       )
     return devices
+  cluster = workers.current()
   counts = []
   for kind in ("GPU", "CPU"):
-    found = [d.name for d in tf.config.list_logical_devices(kind)]
-    if len(found) >= shape.size:
-      return [_full_name(d) for d in found[: shape.size]]
+    found = local_devices(kind)
+    if len(found) * cluster.size >= shape.size:
+      return cluster.devices(shape.size, kind) if cluster.size > 1 else found[: shape.size]
     counts.append(f"{len(found)} logical {kind}s")
   raise MeshShapeError(
     f"mesh shape {dims} has {shape.size} processors, but this process has "
-    f"{' and '.join(counts)}; a mesh that fits: {suggest_mesh_shape(shape, len(found))}; or split "
+    f"{' and '.join(counts)}{_times(cluster.size)}; a mesh that fits: "
+    f"{suggest_mesh_shape(shape, len(found) * cluster.size)}; or split "
     f"the CPU before TensorFlow runs anything: tf.config.set_logical_device_configuration(cpu, "
     f"[tf.config.LogicalDeviceConfiguration()] * {shape.size}); or give `devices`"
   )
+
+
+def _times(count: int) -> str:
+  return f" (and so has each of the {count} workers)" if count > 1 else ""
+
+
+def local_devices(kind: str) -> list[str]:
+  """Full names of the logical devices of this process."""
+  names = [d.name for d in tf.config.list_logical_devices(kind)]
+  return [n for n in names if worker_of_device(n) == workers.current().index]
+
+
+def worker_of_device(device: str) -> int:
+  """The number of the worker that has a device."""
+  cluster = workers.current()
+  if cluster.size == 1:
+    return 0
+  spec = tf.DeviceSpec.from_string(device)
+  tasks = [(job, number) for job, number, _ in cluster.tasks]
+  if (spec.job, spec.task) not in tasks:
+    known = ", ".join(f"/job:{job}/task:{number}" for job, number in tasks)
+    raise MeshShapeError(f"device {device} is of none of the workers, which are {known}")
+  return tasks.index((spec.job, spec.task))
 
 
 def _full_name(device: str) -> str:
   """The name as the runtime spells it; the default device is the first CPU."""
   spec = tf.DeviceSpec.from_string(device or "/device:CPU:0")
   if spec.job is None:
-    for d in tf.config.list_logical_devices(spec.device_type or "CPU"):
-      known = tf.DeviceSpec.from_string(d.name)
-      if known.device_index == (spec.device_index or 0):
-        return d.name
+    for name in local_devices(spec.device_type or "CPU"):
+      if tf.DeviceSpec.from_string(name).device_index == (spec.device_index or 0):
+        return name
   return device

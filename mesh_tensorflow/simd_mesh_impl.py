@@ -17,7 +17,7 @@ from typing import Any
 import gin
 import tensorflow as tf
 
-from mesh_tensorflow import scope
+from mesh_tensorflow import scope, workers
 from mesh_tensorflow.collectives import (
   REDUCTIONS,
   Collectives,
@@ -27,14 +27,15 @@ from mesh_tensorflow.collectives import (
   collective_errors,
 )
 from mesh_tensorflow.dimensions import Shape, ShapeLike
-from mesh_tensorflow.errors import ConfigError, GraphError, MeshShapeError
+from mesh_tensorflow.errors import ConfigError, GraphError, MeshShapeError, UnsupportedError
 from mesh_tensorflow.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
 from mesh_tensorflow.layout import LayoutLike
 from mesh_tensorflow.mesh_impl import MeshImpl
+from mesh_tensorflow.mixed_collectives import MixedCollectives
 from mesh_tensorflow.processors import pnum_to_processor_coordinates
 from mesh_tensorflow.queue_collectives import QueueCollectives, QueueNetwork
 from mesh_tensorflow.run_guard import RunGuard, unlifted_variable
-from mesh_tensorflow.simd_devices import choose_devices
+from mesh_tensorflow.simd_devices import choose_devices, worker_of_device
 from mesh_tensorflow.simd_program import ConcreteProgram, Program, TracedProgram, run_traced
 from mesh_tensorflow.store import LaidOutVariable, StoredVariable, VariableStore
 from mesh_tensorflow.thread_collectives import run_in_threads
@@ -67,7 +68,8 @@ class SimdMeshImpl(MeshImpl):
     shape: mesh shape.
     layout: layout rules.
     devices: one device name per processor. By default the first logical GPUs of this
-      process if there are enough, else its first logical CPUs. A CPU may stand for several
+      process if there are enough, else its first logical CPUs; after `workers.join` those of
+      all workers, the same number of each. A CPU may stand for several
       processors; then no messages between devices are needed, which makes it the fastest
       form of a mesh within one CPU.
     device_assignment: TPU device assignment; kept for programs that ask for it.
@@ -77,7 +79,8 @@ class SimdMeshImpl(MeshImpl):
       in float32.
     variable_store: where variables live; a new one by default.
     collectives: "queues" (CPU devices of one process), "runtime" (TensorFlow's collective
-      operations), or "auto": queues where all devices are CPUs.
+      operations), or "auto": queues where all devices are CPUs; if they are of several workers,
+      queues inside a worker and TensorFlow's collective operations between workers.
     timeout_seconds: how long a processor waits for another one before the run fails.
 
   Raises:
@@ -118,6 +121,14 @@ class SimdMeshImpl(MeshImpl):
       self._physical_to_logical[physical] = logical
     physical_devices = choose_devices(self.shape, devices)
     self._devices = [physical_devices[p] for p in self._logical_to_physical]
+    self._worker_of = [worker_of_device(d) for d in self._devices]
+    here = workers.current().index
+    self._here = [p for p, w in enumerate(self._worker_of) if w == here]
+    if not self._here:
+      raise MeshShapeError(
+        f"mesh {self.shape}: none of its devices is of this {workers.current().name(here)}: "
+        f"{self._devices}; a mesh must have devices of every worker"
+      )
     self._use_queues = self._choose_collectives(collectives)
     self._guard: RunGuard | None = None
     self._network: QueueNetwork | None = None
@@ -136,7 +147,17 @@ class SimdMeshImpl(MeshImpl):
       raise ConfigError(
         f"SimdMeshImpl: collectives='queues' needs CPU devices, got {self._devices}; use 'runtime'"
       )
+    if collectives == "queues" and self.spans_workers:
+      raise ConfigError(
+        "SimdMeshImpl: collectives='queues' needs devices of one process, and these are of "
+        f"{len(set(self._worker_of))} workers; use 'auto' or 'runtime'"
+      )
     use_queues = on_cpu and collectives != "runtime"
+    if self.spans_workers and len(set(self._devices)) < self.size:
+      raise MeshShapeError(
+        f"mesh {self.shape}: over several workers every processor needs a device of its own, got "
+        f"{self._devices}"
+      )
     if not use_queues and len(set(self._devices)) < self.size:
       raise MeshShapeError(
         f"mesh {self.shape}: TensorFlow's collectives need a device of its own for every "
@@ -175,9 +196,18 @@ class SimdMeshImpl(MeshImpl):
     return self._physical_to_logical[physical_pnum]
 
   @property
-  def local_processors(self) -> range:
+  def local_processors(self) -> list[int]:
     """Numbers of the processors of this process."""
-    return range(self.size)
+    return list(self._here)
+
+  @property
+  def spans_workers(self) -> bool:
+    """Whether some processors are in other processes."""
+    return len(self._here) < self.size
+
+  @property
+  def _local_devices(self) -> list[str]:
+    return [self._devices[p] for p in self._here]
 
   def processor_device(self, pnum: int) -> str | None:
     """The device of a processor, by its number."""
@@ -247,21 +277,28 @@ class SimdMeshImpl(MeshImpl):
         return [call()]
     if tf.executing_eagerly():
       return self._run_eagerly(call)
-    return run_traced(self._traced_program, call, self._devices, self._guard_of_runs().framed)
+    return run_traced(self._traced_program, call, self._local_devices, self._guard_of_runs().framed)
 
   def _guard_of_runs(self) -> RunGuard:
     """The guard; with new queues if the old ones had to be closed."""
     if self._guard is None or (self._guard.broken and self._use_queues):
+      break_off = functools.partial(abort_collectives, self._local_devices[0])
       if self._use_queues:
-        self._network = QueueNetwork(self._devices)
-        break_off = self._network.close
-      else:
-        break_off = functools.partial(abort_collectives, self._devices[0])
-      self._guard = RunGuard(self._devices, self._timeout_seconds, break_off)
+        self._network = QueueNetwork(self._devices, self._here)
+        break_off = self._break_off if self.spans_workers else self._network.close
+      self._guard = RunGuard(self._local_devices, self._timeout_seconds, break_off)
     return self._guard
 
-  def errors_of_runs(self, what: str = "") -> contextlib.AbstractContextManager:
-    return collective_errors(self, what=what)
+  def _break_off(self) -> None:
+    """Ends all waiting of this worker, for queues and for other workers."""
+    if self._network is not None:
+      self._network.close()
+    abort_collectives(self._local_devices[0])
+
+  @contextlib.contextmanager
+  def errors_of_runs(self, what: str = "") -> Iterator[None]:
+    with workers.worker_errors(), collective_errors(self, what=what):
+      yield
 
   def reset(self) -> None:
     """Makes the mesh usable after a run that failed midway (see `collectives`)."""
@@ -276,11 +313,16 @@ class SimdMeshImpl(MeshImpl):
   def _traced_program(self) -> contextlib.AbstractContextManager[Program]:
     program = TracedProgram(self._position_variables())
     show = functools.partial(program.show_progress, lambda: self._guard.progress)
+    inside = across = None
     if self._use_queues:
-      program.collectives = QueueCollectives(self._network, program.pnum, program.own, show)
-    else:
+      inside = QueueCollectives(self._network, program.pnum, program.own, show)
+    if not self._use_queues or self.spans_workers:
       token = program.own(self._collective_tokens()).handle
-      program.collectives = RuntimeCollectives(self._devices, program.pnum, token, show)
+      across = RuntimeCollectives(self._devices, program.pnum, token, show)
+    if inside and across:
+      program.collectives = MixedCollectives(inside, across, self._worker_of)
+    else:
+      program.collectives = inside or across
     return self._running(program)
 
   def _position_variables(self) -> list[tf.Variable]:
@@ -310,6 +352,11 @@ class SimdMeshImpl(MeshImpl):
   def _run_eagerly(self, call: Callable[[], Any]) -> list[Any]:
     enter_scopes = scope.snapshot()
     gin_scope = gin.current_scope()
+    if self.spans_workers:
+      raise UnsupportedError(
+        f"SimdMeshImpl {self.shape}: eager runs need every processor in this process, and this "
+        "mesh spans several workers; call it in a tf.function, or debug with one worker"
+      )
 
     def program(pnum: int, collectives: Collectives) -> Any:
       enter_scopes()
@@ -433,6 +480,34 @@ class SimdMeshImpl(MeshImpl):
       if mesh_axis is not None:
         result = self.allconcat(result, mesh_axis, tensor_axis)
     return tf.convert_to_tensor(result.one_slice)
+
+  def local_part(self, shape: Shape) -> tuple[list[int], list[int]]:
+    begins = [self.slice_begin(shape, p) for p in self._here]
+    low = [min(b) for b in zip(*begins)]
+    high = [max(b) for b in zip(*begins)]
+    return low, [h - b + n for b, h, n in zip(low, high, self.slice_shape(shape))]
+
+  def import_local_part(self, shape: Shape, tf_x: tf.Tensor) -> LaidOutTensor:
+    """The slice of a tensor of which this process has its `local_part`."""
+    low, sizes = self.local_part(shape)
+    part = self.slice_shape(shape)
+    if part == sizes:
+      return LaidOutTensor([tf_x])
+    begins = [
+      b.one_slice - first if isinstance(b, LaidOutTensor) else b - first
+      for b, first in zip(self.laid_out_slice_begin(shape), low)
+    ]
+    return LaidOutTensor([tf.slice(tf_x, begins, part)])
+
+  def result_slices(self, x: Any, shape: Shape) -> list[tf.Tensor]:
+    if not self.spans_workers or self.tensor_layout(shape).is_fully_replicated:
+      return super().result_slices(x, shape)
+    return [self.export_to_tf_tensor(shape, x)]
+
+  def combine_local_slices(self, slices: Sequence[tf.Tensor], tensor_shape: Shape) -> tf.Tensor:
+    if self.spans_workers:
+      return slices[0]  # Whole already.
+    return super().combine_local_slices(slices, tensor_shape)
 
   def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:  # noqa: N802
     """Prints the slices of `data`, and the number of the processor that has them."""

@@ -27,19 +27,12 @@ def virtual_cpu_devices(count: int) -> list[str]:
   Raises:
     MeshShapeError: TensorFlow has started with fewer devices.
   """
-  with quiet.held_back_notices():  # It looks for GPUs, too.
-    cpu = tf.config.list_physical_devices("CPU")[0]
-  configured = tf.config.get_logical_device_configuration(cpu)
   started = None
-  if count > 1 and (configured is None or len(configured) < count):
-    try:
-      tf.config.set_logical_device_configuration(
-        cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
-      )
-      _share_threads(count)
-    except RuntimeError as e:
-      # What exists counts, below; but let the reason be seen.
-      started = e
+  try:
+    configure_virtual_cpu_devices(count)
+  except RuntimeError as e:
+    # What exists counts, below; but let the reason be seen.
+    started = e
   with quiet.held_back_notices():
     names = [d.name for d in tf.config.list_logical_devices("CPU")]
   if len(names) < count:
@@ -49,6 +42,25 @@ def virtual_cpu_devices(count: int) -> list[str]:
       f"most {len(names)} processors"
     ) from started
   return names[:count]
+
+
+def configure_virtual_cpu_devices(count: int) -> None:
+  """As `virtual_cpu_devices`, for a process that joins a cluster: TensorFlow is not started.
+
+  Args:
+    count: how many devices to make.
+
+  Raises:
+    RuntimeError: TensorFlow has started.
+  """
+  with quiet.held_back_notices():  # It looks for GPUs, too.
+    cpu = tf.config.list_physical_devices("CPU")[0]
+  configured = tf.config.get_logical_device_configuration(cpu)
+  if count > 1 and (configured is None or len(configured) < count):
+    tf.config.set_logical_device_configuration(
+      cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+    )
+    _share_threads(count)
 
 
 def _share_threads(count: int) -> None:
