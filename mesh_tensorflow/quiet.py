@@ -24,20 +24,24 @@ _NOTICES = re.compile(
 
 
 @contextlib.contextmanager
-def held_back_notices() -> Iterator[None]:
-  """Holds back the start-up notices that are written to stderr inside the block."""
+def held_back_notices() -> Iterator[int]:
+  """Holds back the start-up notices that are written to stderr inside the block.
+
+  Yields:
+    The descriptor of the real stderr: what is written to it is seen at once.
+  """
   if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
-    yield
+    yield 2
     return
   try:
     stderr = os.dup(2)
   except OSError:
-    yield  # There is no stderr to keep clean.
+    yield 2  # There is no stderr to keep clean.
     return
   with tempfile.TemporaryFile() as held_back:
     os.dup2(held_back.fileno(), 2)
     try:
-      yield
+      yield stderr
     finally:
       os.dup2(stderr, 2)
       os.close(stderr)

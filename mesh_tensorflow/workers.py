@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow import virtual_devices
+from mesh_tensorflow import quiet, virtual_devices
 from mesh_tensorflow.errors import (
   CollectiveError,
   ConfigError,
@@ -34,6 +34,9 @@ _LOG = logging.getLogger("mesh_tensorflow")
 
 # Exit code of a worker that ends because another one was lost.
 EXIT_WORKER_LOST = 75
+
+# After so long without heartbeats TensorFlow takes a worker for lost; some more to be sure.
+_HEARTBEAT_SECONDS = 15.0
 
 # TensorFlow knows groups of devices, and what they exchange, by numbers: those of a mesh are higher
 # (`collectives.KEYS`), those of a strategy lower.
@@ -273,33 +276,38 @@ def barrier() -> None:
 def worker_errors() -> Iterator[None]:
   """Turns errors that come from a lost worker into `WorkerLostError`, which names it.
 
-  TensorFlow's coordination service notices a worker that sends no heartbeat for about 10 seconds,
-  and ends all collectives of the others.
+  TensorFlow's coordination service, in worker 0, notices within about 10 s that a worker sends
+  no heartbeats, and ends all collectives of the others.
   """
   try:
     yield
   except (tf.errors.OpError, CollectiveError) as e:
-    lost = _lost_worker(str(e))
+    lost = _lost_workers(str(e))
     if lost is None:
       raise
-    raise WorkerLostError(lost) from e
+    cluster = current()
+    if 0 not in lost and not cluster.is_chief:
+      # This one goes on sending heartbeats, so that worker 0 misses those of the lost one alone.
+      time.sleep(_HEARTBEAT_SECONDS)
+    who = ", ".join(cluster.name(i) for i in lost) or "another worker"
+    raise WorkerLostError(
+      f"lost {who}: it was killed, failed (its log says why), or hangs. "
+      f"{cluster.name(cluster.index)} stops. Training goes on from the last checkpoint when all "
+      "workers are started again, or fewer of them with a smaller mesh"
+    ) from e
 
 
-def _lost_worker(message: str) -> str | None:
-  """What to tell a user of TensorFlow's words about a lost worker; None if they are of no such."""
+def _lost_workers(message: str) -> list[int] | None:
+  """The workers that TensorFlow's error says are lost; None if it is of another kind."""
   cluster = current()
   if cluster.size == 1 or not any(sign in message for sign in _SIGNS_OF_LOSS):
     return None
+  if "CoordinationService/Heartbeat" in message:
+    return [0]  # It does not answer to heartbeats.
   named = re.findall(r"/job:(\w+)(?:/replica:0)?/task:(\d+)", message)
   tasks = [(job, number) for job, number, _ in cluster.tasks]
   found = {tasks.index((j, int(n))) for j, n in named if (j, int(n)) in tasks} - {cluster.index}
-  gone = [i for i in sorted(found) if not listens(cluster, i)] or sorted(found)
-  who = ", ".join(cluster.name(i) for i in gone) or "a worker"
-  return (
-    f"lost {who}: it was killed, failed (its log says why), or hangs. "
-    f"{cluster.name(cluster.index)} stops. Training goes on from the last checkpoint when all "
-    f"workers are started again, or fewer of them with a smaller mesh"
-  )
+  return [i for i in sorted(found) if not listens(cluster, i)] or sorted(found)
 
 
 # Words of TensorFlow's errors when another worker is gone, or has given up.
@@ -311,6 +319,7 @@ _SIGNS_OF_LOSS = (
   "Socket closed",
   "Connection refused",
   "CoordinationServiceError",
+  "CoordinationService/Heartbeat",
   "RPC Request was cancelled",
 )
 
@@ -323,28 +332,30 @@ def _waiting_for_others(cluster: Cluster, timeout_seconds: float) -> Iterator[No
   """
   done = threading.Event()
 
-  def say() -> None:
+  def say(stderr: int) -> None:
+    def write(text: str) -> None:
+      os.write(stderr, f"{cluster.name(cluster.index)} {text}\n".encode())
+
     end = time.monotonic() + timeout_seconds
     while not done.wait(min(15.0, max(0.1, end - time.monotonic()))):
       missing = [cluster.name(i) for i in range(cluster.size) if not listens(cluster, i)]
       what = ", ".join(missing) or "the others, which are starting"
       if time.monotonic() >= end:
-        _LOG.error(
-          "%s waited %.0f s in vain for %s: look at its log, and whether its address is right",
-          cluster.name(cluster.index),
-          timeout_seconds,
-          what,
+        write(
+          f"waited {timeout_seconds:.0f} s in vain for {what}: look at its log, and whether its "
+          "address is right"
         )
         os._exit(EXIT_WORKER_LOST)
-      _LOG.warning("%s waits for %s", cluster.name(cluster.index), what)
+      write(f"waits for {what}")
 
-  thread = threading.Thread(target=say, daemon=True, name="mtf-join")
-  thread.start()
-  try:
-    yield
-  finally:
-    done.set()
-    thread.join()
+  with quiet.held_back_notices() as stderr:
+    thread = threading.Thread(target=say, args=(stderr,), daemon=True, name="mtf-join")
+    thread.start()
+    try:
+      yield
+    finally:
+      done.set()
+      thread.join()
 
 
 def listens(cluster: Cluster, worker: int) -> bool:
