@@ -27,9 +27,9 @@ test: install ## lint and run all tests (PYTEST_ARGS="-k word" selects, WORKERS=
 demo: install ## train a small model on a 2x2 mesh of virtual CPU devices and write text with it
 	$(PY) examples/demo.py
 
-bench: install ## measure against plain TensorFlow and PyTorch, print one table
-	@test -f $(VENV)/.bench || { \
-	  echo "Installing what the benchmarks compare with (PyTorch) ..."; \
+bench: install ## measure against plain TensorFlow, PyTorch and Hugging Face, print one table
+	@test $(VENV)/.bench -nt setup.py || { \
+	  echo "Installing what the benchmarks compare with (PyTorch, transformers) ..."; \
 	  if $(PIP) install -e '.[bench]'; then touch $(VENV)/.bench; \
 	  else echo "PyTorch could not be installed: the table goes without its rows."; fi; }
 	$(PY) -m benchmarks.run

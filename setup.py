@@ -64,7 +64,8 @@ setup(
       "sentencepiece",
       "setuptools>=77",  # test_packaging.py builds a wheel without build isolation.
     ],
-    "bench": ["torch==2.13.0"],  # A CPU build (2.13.0+cpu) satisfies this, if installed beforehand.
+    # A CPU build of PyTorch (2.13.0+cpu) satisfies this, if installed beforehand.
+    "bench": ["torch==2.13.0", "transformers>=5,<6"],
     "auto_mtf": ["ortools"],
     "vocab": ["sentencepiece"],
     "bleu": ["sacrebleu"],

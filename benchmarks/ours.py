@@ -12,7 +12,7 @@ import mesh_tensorflow as mtf
 from benchmarks.sizes import Size, initial_values
 from mesh_tensorflow.transformer import mesh_setup, transformer, utils
 
-LAYOUT = "batch:batch,d_ff:model,heads:model,vocab:model"
+LAYOUT = "batch:batch,d_ff:model,heads:model,vocab:model,experts:batch,expert_hidden:model"
 _LEARNING_RATE = 1e-3
 
 
@@ -31,21 +31,27 @@ def make_step(
     A function of int32 tokens [batch, length] that returns the loss.
   """
   devices = mesh_setup.find_devices(max(1, mtf.convert_to_shape(mesh).size))
+  layout = LAYOUT if mesh else ""
+  dense = "@transformer_layers.SelfAttention, @transformer_layers.DenseReluDense"
+  mixture = "@transformer_layers.SelfAttention, @moe.MoE1D"
   gin.clear_config()
   gin.parse_config(f"""
+    import mesh_tensorflow.transformer.moe
     import mesh_tensorflow.transformer.transformer_layers
     transformer.LayerStack.sublayers_initial = []
     transformer.LayerStack.sublayers_per_layer = [
       @transformer.sublayer_rms_norm, @transformer.sublayer_call_layer,
       @transformer.sublayer_residual]
     transformer.LayerStack.sublayers_final = [@transformer.sublayer_rms_norm]
-    transformer.make_layer_stack.layers = [
-      @transformer_layers.SelfAttention, @transformer_layers.DenseReluDense]
-    transformer.make_layer_stack.num_layers = {size.layers}
+    transformer.make_layer_stack.layers = [{f"{mixture}, {dense}" if size.experts else dense}]
+    transformer.make_layer_stack.num_layers = {size.layers // (2 if size.experts else 1)}
     Unitransformer.d_model = {size.d_model}
     Unitransformer.shared_embedding_and_softmax_weights = True
     Unitransformer.max_length = {size.length}
     DenseReluDense.hidden_size = {size.d_ff}
+    MoE1D.num_experts = {size.experts}
+    MoE1D.hidden_size = {size.d_ff}
+    MoE1D.group_size = {size.length}
     SelfAttention.num_heads = {size.heads}
     SelfAttention.key_value_size = {size.d_kv}
     get_variable_dtype.master_dtype = 'float32'
@@ -55,10 +61,10 @@ def make_step(
     input_vocab_size=size.vocab,
     output_vocab_size=size.vocab,
     autoregressive=True,
+    layout=layout,
+    mesh_shape=mesh,
   )
-  impl = mesh_setup.make_mesh_impl(
-    mesh, LAYOUT if mesh else "", devices, implementation=implementation, seed=seed
-  )
+  impl = mesh_setup.make_mesh_impl(mesh, layout, devices, implementation=implementation, seed=seed)
   steps = utils.ModelSteps(model, impl, "lm", size.batch, {"targets": size.length})
   train_step = steps.train_step(["targets"], mtf.optimize.AdamWeightDecayOptimizer)
   learning_rate = tf.constant(_LEARNING_RATE)
@@ -66,9 +72,11 @@ def make_step(
   compiled = tf.function(
     lambda tokens: train_step(tokens, learning_rate, step_number), autograph=False
   )
-  # Tracing creates the variables; then they get the values that every side starts from.
+  # Tracing creates the variables; then they get the values that every side starts from. With
+  # experts only our side is there, and its own first values do not depend on the mesh.
   compiled.get_concrete_function(tf.TensorSpec([size.batch, size.length], tf.int32))
-  for name, value in initial_values(size, seed).items():
+  values = {} if size.experts else initial_values(size, seed)
+  for name, value in values.items():
     impl.variable_store[_our_name(name)].assign(value)
   return compiled
 

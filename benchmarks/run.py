@@ -2,13 +2,15 @@
 
 Every side is a process of its own. They are started one after the other, warmed up, and then
 take turns of a few steps each, so that a slow moment of the machine hits all of them. A ratio is
-the median over the rounds of (median step of ours) / (median step of theirs).
+the median over the rounds of (median step of ours) / (median step of theirs); for decoding, of the
+tokens per second.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.metadata
 import importlib.util
 import json
 import platform
@@ -19,6 +21,9 @@ from collections.abc import Sequence
 
 import tqdm
 
+from benchmarks import checkpoint
+from benchmarks.t5_sizes import T5_SIZES
+
 
 @dataclasses.dataclass(frozen=True)
 class Side:
@@ -28,25 +33,44 @@ class Side:
   size: str
   mesh: str = ""
   implementation: str = "placement"
+  attention: str = "sdpa"
 
   def arguments(self) -> list[str]:
-    return [self.side, self.size, "--mesh", self.mesh, "--implementation", self.implementation]
+    options = ("mesh", "implementation", "attention")
+    given = [argument for name in options for argument in (f"--{name}", getattr(self, name))]
+    return [self.side, self.size, *given]
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """One line of the table: ours / theirs."""
+  """One line of the table: ours / theirs, in time, or of decoding in tokens per second."""
 
   label: str
   ours: Side
   theirs: Side
   target: float
 
+  @property
+  def tokens(self) -> int:
+    """Tokens that a step decodes; 0: it trains."""
+    size = T5_SIZES.get(self.ours.size)
+    return size.tokens if size else 0
 
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """Sides of one size, which are measured together; a round is a turn of each."""
+
+  size: str
+  rounds: int
+  steps: int
+
+
+GROUPS = (Group("small", 15, 4), Group("bench", 15, 4), Group("t5", 7, 1), Group("moe", 15, 4))
 MESH_2X2, MESH_2X4 = "batch:2,model:2", "batch:2,model:4"
 
 
-def rows(with_torch: bool) -> list[Row]:
+def rows(with_torch: bool, with_transformers: bool) -> list[Row]:
   """The comparisons, in the order of the table."""
   result = []
   for size in ("small", "bench"):
@@ -64,6 +88,17 @@ def rows(with_torch: bool) -> list[Row]:
   ):
     ours = Side("ours", "bench", mesh, implementation)
     result.append(Row(f"(c) bench: {label} {implementation} / one device", ours, one, target))
+  if with_transformers:
+    one = Side("ours_t5", "t5")
+    for attention in ("sdpa", "eager"):
+      theirs = Side("hf_t5", "t5", attention=attention)
+      label = f"(e) beam search, beam 4: one device / Hugging Face T5 ({attention})"
+      result.append(Row(label, one, theirs, 1.5))
+  one = Side("ours", "moe")
+  for implementation in ("placement", "simd"):
+    ours = Side("ours", "moe", MESH_2X4, implementation)
+    label = f"(f) 8 experts: 2x4 {implementation} / one device"
+    result.append(Row(label, ours, one, float("nan")))
   return result
 
 
@@ -125,42 +160,52 @@ def measure(sides: Sequence[Side], rounds: int, steps: int) -> tuple[dict, dict]
 def main() -> None:
   """Measures and prints."""
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--rounds", type=int, default=15, help="turns of each side")
-  parser.add_argument("--steps", type=int, default=4, help="steps in a turn")
+  parser.add_argument("--rounds", type=int, default=0, help="turns of each side; 0: as usual")
+  parser.add_argument("--steps", type=int, default=0, help="steps in a turn; 0: as usual")
   parser.add_argument("--only", default="", help="rows whose label has this text, such as (a)")
   args = parser.parse_args()
   with_torch = importlib.util.find_spec("torch") is not None
-  chosen = [r for r in rows(with_torch) if args.only in r.label]
+  with_transformers = with_torch and importlib.util.find_spec("transformers") is not None
+  chosen = [r for r in rows(with_torch, with_transformers) if args.only in r.label]
   lines = []
-  for size in ("small", "bench"):
-    group = [r for r in chosen if r.ours.size == size]
-    if group:
-      sides = list(dict.fromkeys(s for r in group for s in (r.ours, r.theirs)))
-      medians, losses = measure(sides, args.rounds, args.steps)
+  for group in GROUPS:
+    members = [r for r in chosen if r.ours.size == group.size]
+    if members:
+      sides = list(dict.fromkeys(s for r in members for s in (r.ours, r.theirs)))
+      medians, losses = measure(sides, args.rounds or group.rounds, args.steps or group.steps)
       check_losses(losses)
-      lines += [table_line(r, medians) for r in group]
-  print(f"\nMeasured on {machine()}; {args.rounds} rounds of {args.steps} steps.\n")
-  print("| comparison | ours | other | ratio | wanted |\n|---|---|---|---|---|")
-  print("\n".join(lines))
+      lines += [table_line(r, medians) for r in members]
+  print(f"\nMeasured on {machine()}.\n")
+  if lines:
+    print("| comparison | ours | other | ratio | wanted |\n|---|---|---|---|---|")
+    print("\n".join(lines))
   if not with_torch:
     print("\nPyTorch is not installed: (b) is left out.")
+  if not with_transformers:
+    print("\nPyTorch or transformers are not installed: (e) is left out.")
   if not args.only or "(d)" in args.only:
     print_first_steps()
+  if not args.only or "(g)" in args.only:
+    checkpoint.print_table()
 
 
 def table_line(row: Row, medians: dict) -> str:
   """One line of the table."""
   ours, theirs = medians[row.ours], medians[row.theirs]
-  ratio = statistics.median(a / b for a, b in zip(ours, theirs))
-  wanted = "" if row.target != row.target else f"at most {row.target:.2f}"
-  return (
-    f"| {row.label} | {statistics.median(ours):.1f} ms | {statistics.median(theirs):.1f} ms | "
-    f"**{ratio:.2f}** | {wanted} |"
-  )
+  if row.tokens:
+    # More is better.
+    ratio = statistics.median(b / a for a, b in zip(ours, theirs))
+    cells = [f"{row.tokens / statistics.median(x) * 1e3:.0f} tokens/s" for x in (ours, theirs)]
+    wanted = f"at least {row.target:.2f}"
+  else:
+    ratio = statistics.median(a / b for a, b in zip(ours, theirs))
+    cells = [f"{statistics.median(x):.1f} ms" for x in (ours, theirs)]
+    wanted = "" if row.target != row.target else f"at most {row.target:.2f}"
+  return f"| {row.label} | {cells[0]} | {cells[1]} | **{ratio:.2f}** | {wanted} |"
 
 
 def check_losses(losses: dict) -> None:
-  """All sides start from the same weights: their first losses must agree.
+  """All sides have the same weights: their first losses must agree, and what they decoded too.
 
   Adam without a warm-up amplifies rounding about tenfold a step, so only the first few do.
   """
@@ -169,10 +214,12 @@ def check_losses(losses: dict) -> None:
     pairs = list(zip(values, losses[reference_side]))[:3]
     # PyTorch's Adam has a bias correction: the same work, but other losses after a step.
     pairs = pairs[:1] if "torch" in (side.side, reference_side.side) else pairs
+    # Rounding moves tokens to other experts, too.
+    pairs = pairs[:2] if side.size == "moe" else pairs
     difference = max(abs(x - y) / abs(y) for x, y in pairs)
     if difference > 1e-4:
       raise RuntimeError(
-        f"{side} computes other losses than {reference_side} (relative difference "
+        f"{side} computes other values than {reference_side} (relative difference "
         f"{difference:.1e}): they do not do the same work"
       )
 
@@ -202,6 +249,8 @@ def machine() -> str:
     import torch
 
     versions.append(f"PyTorch {torch.__version__}")
+  if importlib.util.find_spec("transformers") is not None:
+    versions.append(f"transformers {importlib.metadata.version('transformers')}")
   model = platform.processor() or platform.machine()
   try:
     with open("/proc/cpuinfo") as f:

@@ -35,6 +35,8 @@ class Size:
   batch: int
   length: int
   vocab: int
+  # With experts, every second feed-forward layer is a mixture of so many, each of size d_ff.
+  experts: int = 0
 
   @property
   def positions(self) -> int:
@@ -48,7 +50,9 @@ SMALL = Size(
 BENCH = Size(
   "bench", d_model=256, d_ff=1024, heads=8, d_kv=32, layers=4, batch=8, length=128, vocab=8192
 )
-SIZES = {size.name: size for size in (SMALL, BENCH)}
+# Only our side has experts; its initial values are those of its own layers.
+MOE = dataclasses.replace(BENCH, name="moe", experts=8)
+SIZES = {size.name: size for size in (SMALL, BENCH, MOE)}
 
 
 def initial_values(size: Size, seed: int = 0) -> dict[str, np.ndarray]:

@@ -1,7 +1,8 @@
 """One side of a benchmark in a process of its own: runs steps when it is told to.
 
 Reads lines "<number of steps>" from standard input; answers each with the milliseconds of
-every step, and at first with the time to the first step and the first losses, as JSON.
+every step, and at first with the time to the first step and with what it computed, as JSON:
+the first losses of a training, or the mean log probability of what was decoded.
 """
 
 from __future__ import annotations
@@ -11,27 +12,44 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from benchmarks import sizes
+from benchmarks import sizes, t5_sizes
 
 _WARM_UP = 10
+_DECODING_WARM_UP = 2
 
 
 def main() -> None:
   """Builds the side, warms up, serves."""
   parser = argparse.ArgumentParser()
-  parser.add_argument("side", help="plain, torch, or ours")
-  parser.add_argument("size", choices=sorted(sizes.SIZES))
+  parser.add_argument("side", help="plain, torch, ours, ours_t5, or hf_t5")
+  parser.add_argument("size", choices=sorted([*sizes.SIZES, *t5_sizes.T5_SIZES]))
   parser.add_argument("--mesh", default="")
   parser.add_argument("--implementation", default="placement")
+  parser.add_argument("--attention", default="sdpa", help="of hf_t5: sdpa or eager")
   args = parser.parse_args()
-  size = sizes.SIZES[args.size]
   # Answers go where nothing else is written.
   answers = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)
 
+  step, first, values = (_decoding if args.size in t5_sizes.T5_SIZES else _training)(args)
+  _answer(answers, {"first_step_seconds": first, "losses": values})
+  for line in sys.stdin:
+    times = []
+    for _ in range(int(line)):
+      begin = time.perf_counter()
+      step()
+      times.append((time.perf_counter() - begin) * 1e3)
+    _answer(answers, {"ms": times})
+
+
+def _training(args: argparse.Namespace) -> tuple[Callable[[], Any], float, list[float]]:
+  """A training step, the seconds until the first was done, and the losses of the warm-up."""
+  size = sizes.SIZES[args.size]
   started = time.perf_counter()
   if args.side == "plain":
     from benchmarks import plain_tf
@@ -44,24 +62,45 @@ def main() -> None:
   else:
     from benchmarks import ours
 
-    imported = time.perf_counter()
+    started = time.perf_counter()
     step = ours.make_step(size, 0, args.mesh, args.implementation)
-    started = imported
   tokens = sizes.random_tokens(size)
-  losses = [float(step(tokens))]
+
+  def run() -> float:
+    return float(step(tokens))
+
+  losses = [run()]
   first = time.perf_counter() - started
-  losses += [float(step(tokens)) for _ in range(_WARM_UP - 1)]
-  _answer(answers, {"first_step_seconds": first, "losses": losses})
-  for line in sys.stdin:
-    times = []
-    for _ in range(int(line)):
-      begin = time.perf_counter()
-      float(step(tokens))
-      times.append((time.perf_counter() - begin) * 1e3)
-    _answer(answers, {"ms": times})
+  losses += [run() for _ in range(_WARM_UP - 1)]
+  return run, first, losses
 
 
-def _answer(stream, value) -> None:
+def _decoding(args: argparse.Namespace) -> tuple[Callable[[], Any], float, list[float]]:
+  """Decoding a batch, the seconds until the first was done, and its log probability."""
+  size = t5_sizes.T5_SIZES[args.size]
+  inputs = t5_sizes.random_inputs(size)
+  if args.side == "hf_t5":
+    from benchmarks import hf_t5
+
+    started = time.perf_counter()
+    decoder = hf_t5.Decoder(size, 0, args.attention)
+  else:
+    from benchmarks import ours_t5
+
+    started = time.perf_counter()
+    decoder = ours_t5.Decoder(size, 0, args.mesh, args.implementation)
+
+  def run() -> Any:
+    return decoder.decode(inputs)
+
+  outputs = run()
+  first = time.perf_counter() - started
+  for _ in range(_DECODING_WARM_UP - 1):
+    run()
+  return run, first, [decoder.mean_log_prob(inputs, outputs)]
+
+
+def _answer(stream: Any, value: Any) -> None:
   stream.write(json.dumps(value) + "\n")
   stream.flush()
 

@@ -20,6 +20,7 @@ from mesh_tensorflow.ops_with_redefined_builtins import *  # noqa: F403
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 from mesh_tensorflow.store import StoredVariable, VariableStore
+from mesh_tensorflow.tpu_mesh_impl import StrategyMeshImpl
 from mesh_tensorflow.virtual_devices import virtual_cpu_devices
 
 __getattr__ = removed_names.attribute_hook(__name__)

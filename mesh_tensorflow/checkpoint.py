@@ -4,13 +4,16 @@ Files are TensorFlow's own V2 format: each variable is one tensor under its mtf 
 master dtype, written as the slices that the devices hold. So no whole variable is ever put
 together, any layout restores what any other wrote, and `tf.train.load_checkpoint` reads it whole.
 Next to the variables there is `global_step`, an int64 scalar.
+
+When a mesh spans several workers, each has a `Checkpointer` of the same folder, which all must
+see, and calls its methods at the same places of its program.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,37 +21,27 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import checkpoint_files, checkpoint_reader
+from mesh_tensorflow import (
+  checkpoint_files,
+  checkpoint_reader,
+  checkpoint_restore,
+  checkpoint_workers,
+  checkpoint_writer,
+  workers,
+)
 from mesh_tensorflow.checkpoint_files import (
+  DamagedCheckpointError,
   all_checkpoints,
   get_step_from_path,
-  latest_checkpoint,
 )
-from mesh_tensorflow.checkpoint_reader import describe, resolve
-from mesh_tensorflow.errors import CheckpointError
+from mesh_tensorflow.checkpoint_restore import EXTRA, GLOBAL_STEP, Restored
+from mesh_tensorflow.checkpoint_verify import describe, latest_checkpoint, resolve, verify
+from mesh_tensorflow.checkpoint_writer import Job, Piece
+from mesh_tensorflow.errors import CheckpointError, WorkerLostError
 from mesh_tensorflow.lowering import RUN_COUNTER
 from mesh_tensorflow.store import StoredVariable, VariableStore
 
 _LOG = logging.getLogger("mesh_tensorflow")
-
-GLOBAL_STEP = "global_step"
-# Names of additional values in a checkpoint; no variable scope begins so.
-_EXTRA = "_extra/"
-
-
-@dataclasses.dataclass(frozen=True)
-class Restored:
-  """What `Checkpointer.restore` found besides the variables.
-
-  Attributes:
-    path: the checkpoint.
-    step: its `global_step`; None if it has none.
-    extra: the additional values, as numpy arrays by name.
-  """
-
-  path: str
-  step: int | None
-  extra: dict[str, Any]
 
 
 class Checkpointer:
@@ -58,13 +51,16 @@ class Checkpointer:
   given, is saved and restored too: a resumed run draws what an uninterrupted one would.
 
   Args:
-    directory: folder of the checkpoints; made by the first `save`. One process writes to it.
+    directory: folder of the checkpoints; made by the first `save`. One run writes to it.
     stores: a `VariableStore`, or several, whose variable names must differ.
     max_to_keep: older checkpoints than the newest so many are deleted; None keeps all. Only those
       that the folder's state file lists are counted and deleted.
     keep_every_n_hours: of those to delete, keep one for each so many hours.
     asynchronous: write in the background. A save then costs the caller a reference to the values
       (on CPUs; elsewhere a copy to the host): values that change meanwhile are copied.
+    max_extra_bytes: a save in the background returns when at most so many bytes of its values
+      remain to be written: so much memory it takes if they are changed then. None: any number.
+    worker_timeout_seconds: a save fails if another worker shows no sign for so long.
   """
 
   def __init__(
@@ -75,6 +71,8 @@ class Checkpointer:
     max_to_keep: int | None = None,
     keep_every_n_hours: float | None = None,
     asynchronous: bool = True,
+    max_extra_bytes: int | None = None,
+    worker_timeout_seconds: float = 90.0,
   ):
     if max_to_keep is not None and max_to_keep < 1:
       raise CheckpointError(f"max_to_keep (={max_to_keep}) must be at least 1, or None for all")
@@ -86,7 +84,12 @@ class Checkpointer:
     self._started = time.time()
     self._thread: threading.Thread | None = None
     self._error: Exception | None = None
-    self._is_clean = False
+    self._max_extra_bytes = max_extra_bytes
+    self._worker_timeout = worker_timeout_seconds
+    self._abandoned = threading.Event()
+    # Tells the saves of this run from what a killed one left; the same in all workers.
+    self._token = ""
+    self._saves = 0
 
   @property
   def directory(self) -> str:
@@ -96,50 +99,75 @@ class Checkpointer:
   def __enter__(self) -> Checkpointer:
     return self
 
-  def __exit__(self, *exc_info: Any) -> None:
+  def __exit__(self, kind: Any, *exc_info: Any) -> None:
+    if kind is not None and issubclass(kind, WorkerLostError):
+      self.abandon()
+      return
     self.wait()
 
   # --------------------------------------------------------------------- saving
 
   def save(
-    self, step: int, extra: Mapping[str, Any] | None = None, *, asynchronous: bool | None = None
+    self,
+    step: int,
+    extra: Mapping[str, Any] | None = None,
+    *,
+    asynchronous: bool | None = None,
+    attachments: Mapping[str, Callable[[str], None]] | None = None,
   ) -> str:
     """Writes the checkpoint `model.ckpt-<step>`.
 
     It becomes visible when it is whole; until then, and if writing fails, the earlier ones stay
-    as they are. A checkpoint of the same step is replaced.
+    as they are. A checkpoint of the same step is replaced. Each worker writes slices of its own.
 
     Args:
       step: number of training steps done; becomes `global_step`.
-      extra: additional scalars or arrays by name, which `restore` returns.
+      extra: additional scalars or arrays by name, which `restore` returns; worker 0's are saved.
       asynchronous: overrides the setting of the constructor for this call.
+      attachments: functions by name that write files of their own, each called at once with a
+        path with which the names of its files must begin. They become part of the checkpoint:
+        visible when it is whole, checked and deleted with it; each worker's its own. Their path
+        is `attachment(path, name)`.
 
     Returns:
       The path the checkpoint will have, without suffix.
 
     Raises:
-      CheckpointError: this save failed (synchronous), or the one before (asynchronous); or the
-        store is empty.
+      CheckpointError: this save failed (synchronous), or the one before (asynchronous), in any
+        worker; or the store is empty.
     """
     self.wait()
     step = int(step)
-    names, specs, tensors, dtypes = self._snapshot(step, extra or {})
-    write = lambda: self._write(step, names, specs, tensors, dtypes)  # noqa: E731
+    self._begin(step)
+    self._saves += 1
+    job = Job(
+      self._directory,
+      step,
+      self._snapshot(step, extra or {}),
+      self._update_state,
+      mark=f".{self._token}.{self._saves}",
+      timeout_seconds=self._worker_timeout,
+      abandoned=self._abandoned,
+    )
+    for name, write in (attachments or {}).items():
+      job.attach(_attachment_name(name, workers.current().index), write)
     if self._asynchronous if asynchronous is None else asynchronous:
       # Not a daemon: a program that ends finishes its last checkpoint first.
       self._thread = threading.Thread(
-        target=self._run, args=(write,), name=f"checkpoint-{step}", daemon=False
+        target=self._run, args=(job,), name=f"checkpoint-{step}", daemon=False
       )
       self._thread.start()
+      if self._max_extra_bytes is not None:
+        job.wait_until_holding(self._max_extra_bytes)
     else:
-      write()
+      job.run()
     return os.path.join(self._directory, f"{checkpoint_files.NAME}{step}")
 
   def wait(self) -> None:
     """Waits until the last checkpoint is written.
 
     Raises:
-      CheckpointError: writing it failed.
+      CheckpointError: writing it failed, in any worker.
     """
     if self._thread is not None:
       self._thread.join()
@@ -148,85 +176,74 @@ class Checkpointer:
     if error is not None:
       raise error
 
-  def _run(self, write: Callable[[], None]) -> None:
+  def abandon(self) -> None:
+    """Gives up a checkpoint for which other workers would have to write their parts.
+
+    To be called when one of them is lost; a program that ends would wait for them otherwise.
+    """
+    self._abandoned.set()
+    if self._thread is not None:
+      self._thread.join()
+
+  def _run(self, job: Job) -> None:
     try:
-      write()
+      job.run()
     except Exception as e:  # noqa: BLE001 - raised in the caller's thread, by wait().
       # Also logged: nobody may be left to call wait().
       _LOG.error("%s", e)
       self._error = e
 
-  def _snapshot(self, step: int, extra: Mapping[str, Any]) -> tuple[list[Any], ...]:
-    """Names, slice specs, values now (on the host), and the dtypes to write them in."""
-    names, specs, tensors, dtypes = [], [], [], []
+  def _begin(self, step: int) -> None:
+    """Before the first save: the workers agree on a token, and the chief clears the folder."""
+    if self._token:
+      return
+    error = None
+    token = checkpoint_workers.of_chief(f"{random.SystemRandom().getrandbits(32):08x}")
+    if workers.current().is_chief:
+      try:
+        tf.io.gfile.makedirs(self._directory)
+        checkpoint_files.remove_remains(self._directory)
+      except (tf.errors.OpError, OSError) as e:
+        problem = checkpoint_writer.reason(e)
+        error = checkpoint_writer.not_written(self._directory, step, problem)
+    checkpoint_workers.raise_together(f"cannot write in {self._directory}", error)
+    self._token = token
 
-    def add(name, spec, tensor, dtype):
-      names.append(name)
-      specs.append(spec)
-      tensors.append(tensor)
-      dtypes.append(dtype)
-
-    with tf.device("CPU:0"):
+  def _snapshot(self, step: int, extra: Mapping[str, Any]) -> list[Piece]:
+    """The values now, on the host, that this worker writes."""
+    pieces = []
+    cluster = workers.current()
+    with tf.device(checkpoint_reader.host_device()):
       for name, stored in self._variables().items():
         if name == GLOBAL_STEP:
           now = int(stored.slices[0].numpy())
           if now != step:
             raise CheckpointError(f"save(step={step}): the variable global_step is {now}")
           continue
-        for begin, v in stored.distinct():
+        for begin, v in stored.owned(cluster.index):
           # A read shares the buffer; a later update of the variable works on a copy.
-          now = tf.identity(v.read_value())
-          add(name, checkpoint_reader.slice_spec(stored, begin), now, stored.master_dtype)
-      add(GLOBAL_STEP, "", tf.constant(step, tf.int64), tf.int64)
-      for name, value in extra.items():
-        value = tf.constant(value.numpy() if tf.is_tensor(value) else value)
-        add(_EXTRA + name, "", value, value.dtype)
-    return names, specs, tensors, dtypes
-
-  def _write(
-    self,
-    step: int,
-    names: list[str],
-    specs: list[str],
-    tensors: list[tf.Tensor],
-    dtypes: list[tf.DType],
-  ) -> None:
-    folder = checkpoint_files.temporary_folder(self._directory, step)
-    try:
-      tf.io.gfile.makedirs(self._directory)
-      if not self._is_clean:
-        checkpoint_files.remove_remains(self._directory)
-        self._is_clean = True
-      with tf.device("CPU:0"):
-        tf.raw_ops.SaveV2(
-          prefix=os.path.join(folder, f"{checkpoint_files.NAME}{step}"),
-          tensor_names=names,
-          shape_and_slices=specs,
-          tensors=[t if t.dtype == d else tf.cast(t, d) for t, d in zip(tensors, dtypes)],
-        )
-      path = checkpoint_files.publish(folder, self._directory, step)
-      self._update_state(path)
-    except (tf.errors.OpError, OSError) as e:
-      try:
-        checkpoint_files.remove_remains(self._directory)
-      except (tf.errors.OpError, OSError):
-        pass  # The folder or its disk is gone; what matters is the first error.
-      reason = e.message if isinstance(e, tf.errors.OpError) else str(e)
-      raise CheckpointError(
-        f"cannot write checkpoint {checkpoint_files.NAME}{step} in {self._directory}: {reason} "
-        f"({type(e).__name__}); earlier checkpoints are untouched"
-      ) from e
+          spec = checkpoint_reader.slice_spec(stored, begin)
+          pieces.append(Piece(name, spec, tf.identity(v.read_value()), stored.master_dtype))
+      if cluster.is_chief:
+        pieces.append(Piece(GLOBAL_STEP, "", tf.constant(step, tf.int64), tf.int64))
+        for name, value in extra.items():
+          value = tf.constant(value.numpy() if tf.is_tensor(value) else value)
+          pieces.append(Piece(EXTRA + name, "", value, value.dtype))
+    return pieces
 
   def _update_state(self, path: str) -> None:
     """Puts a new checkpoint at the end of the state file, and deletes those that are too old."""
     state = checkpoint_files.read_state(self._directory)
     if state is None:
       state = checkpoint_files.State([], [], self._started)
+    now = time.time()
     if not state.last_preserved:
       state.last_preserved = self._started
+    # A clock that was set back must not stop the keeping for as long.
+    state.last_preserved = min(state.last_preserved, now)
     there = [tf.io.gfile.exists(p + ".index") for p in state.paths]  # Users delete, too.
     state.paths = [p for p, t in zip(state.paths, there) if t] + [path]
-    state.times = [s for s, t in zip(state.times, there) if t] + [time.time()]
+    state.times = [s for s, t in zip(state.times, there) if t] + [now]
     too_old = []
     while self._max_to_keep is not None and len(state.paths) > self._max_to_keep:
       old, written = state.paths.pop(0), state.times.pop(0)
@@ -249,10 +266,14 @@ class Checkpointer:
     ignore_unexpected: bool = False,
     name_in_checkpoint: Callable[[str], str] | None = None,
     should_restore: Callable[[str], bool] | None = None,
+    ignore_mismatched: bool = False,
+    check_content: bool = True,
   ) -> Restored:
     """Sets the variables of the stores, which must exist: lower the program first.
 
-    Each device reads its own slice. Values are cast from the dtype in the checkpoint.
+    Each device reads its own slice. Values are cast from the dtype in the checkpoint. Before, all
+    files are read and compared with what was written (several workers share that). If the newest
+    checkpoint of a folder is damaged, that is logged, and the newest good one is taken.
 
     Args:
       path: a checkpoint, or a folder for its newest one; the newest of this checkpointer's folder
@@ -262,22 +283,19 @@ class Checkpointer:
         optimizer).
       name_in_checkpoint: function from the name of a variable to its name in the checkpoint.
       should_restore: function from the name of a variable to whether it is restored.
+      ignore_mismatched: leave variables that have another shape there as they are.
+      check_content: whether to compare the files with what was written; else damage is noticed
+        only in what is restored.
 
     Returns:
-      A `Restored`.
+      A `Restored`, which also tells what was restored and what was not.
 
     Raises:
-      CheckpointError: there is no checkpoint; or it is damaged; or it is of another model: one
-        message has the names of all missing, unexpected, and differently shaped variables. In the
-        last case nothing has been restored.
+      DamagedCheckpointError: the checkpoint that was asked for, or each of the folder, is damaged.
+      CheckpointError: there is no checkpoint; or it is of another model: one message has the names
+        of all missing, unexpected, and differently shaped variables. Then nothing was restored.
     """
     self.wait()
-    if path is None:
-      path = latest_checkpoint(self._directory)
-      if path is None:
-        raise CheckpointError(f"there is no checkpoint in {self._directory}")
-    path = resolve(path)
-    found = describe(path)
     wanted = {}
     resumes = should_restore is None and name_in_checkpoint is None
     for name, stored in self._variables().items():
@@ -287,29 +305,30 @@ class Checkpointer:
         wanted[name] = (name_in_checkpoint(name) if name_in_checkpoint else name, stored)
     if not wanted:
       raise CheckpointError(
-        f"restore {path}: there is no variable to restore; lower the program (which creates its "
-        "variables) before restoring"
+        f"restore {path or self._directory}: there is no variable to restore; lower the program "
+        "(which creates its variables) before restoring"
       )
-    self._check(path, found, wanted, ignore_missing, ignore_unexpected)
-    requests = []
-    for name, stored in wanted.values():
-      if name in found:
-        by_begin: dict[tuple[int, ...], list[tf.Variable]] = {}
-        for begin, v in zip(stored.begins, stored.slices):
-          by_begin.setdefault(begin, []).append(v)
-        for begin, variables in by_begin.items():
-          spec = checkpoint_reader.slice_spec(stored, begin)
-          requests.append((name, spec, found[name].dtype, variables))
-    checkpoint_reader.read_slices(path, requests)
-    extra = {}
-    step = None
-    reader = tf.train.load_checkpoint(path)
-    for name in found:
-      if name.startswith(_EXTRA):
-        extra[name[len(_EXTRA) :]] = reader.get_tensor(name)
-      elif name == GLOBAL_STEP:
-        step = int(reader.get_tensor(name))
-    return Restored(path, step, extra)
+    return checkpoint_restore.restore(
+      self._directory if path is None else os.fspath(path),
+      wanted,
+      set(self._variables()),
+      is_folder=path is None,
+      ignore_missing=ignore_missing,
+      ignore_unexpected=ignore_unexpected,
+      ignore_mismatched=ignore_mismatched,
+      check_content=check_content,
+    )
+
+  def latest(self) -> str | None:
+    """The newest good checkpoint of this folder, as `latest_checkpoint` finds it.
+
+    Several workers share the reading, and get the same answer.
+
+    Raises:
+      CheckpointError: writing the last one failed; or all are damaged.
+    """
+    self.wait()
+    return checkpoint_restore.newest_good(self._directory)
 
   def _variables(self) -> dict[str, StoredVariable]:
     """The variables of all stores by name; each store's run counter has its own name."""
@@ -331,55 +350,31 @@ class Checkpointer:
       )
     return result
 
-  def _check(
-    self,
-    path: str,
-    found: Mapping[str, tf.TensorSpec],
-    wanted: Mapping[str, tuple[str, StoredVariable]],
-    ignore_missing: bool,
-    ignore_unexpected: bool,
-  ) -> None:
-    """Raises one error with everything that does not fit."""
-    missing, mismatched = [], []
-    for name, (there, stored) in wanted.items():
-      label = name if name == there else f"{name} (as {there})"
-      if there not in found:
-        # Programs that were given a seed, and other libraries, have no run counter.
-        if not ignore_missing and not name.startswith(RUN_COUNTER):
-          missing.append(f"{label} {stored.shape.to_integer_list}")
-      elif found[there].shape != stored.shape.to_integer_list:
-        dims = ", ".join(f"{d.name}:{d.size}" for d in stored.shape)
-        mismatched.append(f"{label}: {found[there].shape} in the checkpoint, [{dims}] in the model")
-      elif found[there].dtype == tf.string:
-        mismatched.append(f"{label}: string in the checkpoint, {stored.master_dtype.name} here")
-    unexpected = []
-    if not ignore_unexpected:
-      known = {there for there, _ in wanted.values()} | {GLOBAL_STEP} | set(self._variables())
-      unexpected = [
-        f"{n} {s.shape}"
-        for n, s in sorted(found.items())
-        if n not in known and not n.startswith((_EXTRA, RUN_COUNTER))
-      ]
-    if not (missing or unexpected or mismatched):
-      return
-    lines = [f"checkpoint {path} is not of this model:"]
-    for title, names in (
-      ("missing in the checkpoint", missing),
-      ("in the checkpoint but not in the model", unexpected),
-      ("of another shape or kind", mismatched),
-    ):
-      if names:
-        lines.append(f"  {title} ({len(names)}):")
-        lines += [f"    {n}" for n in names]
-    raise CheckpointError("\n".join(lines))
+
+def attachment(path: str, name: str) -> str:
+  """The path that the function of an attachment got, in the place where the checkpoint is now.
+
+  Args:
+    path: a checkpoint.
+    name: of the attachment; this worker's is meant.
+  """
+  return f"{path}{checkpoint_files.ATTACHED}{_attachment_name(name, workers.current().index)}"
+
+
+def _attachment_name(name: str, worker: int) -> str:
+  return f"{name}-{worker:05}"
 
 
 __all__ = [
   "Checkpointer",
+  "DamagedCheckpointError",
+  "GLOBAL_STEP",
   "Restored",
   "all_checkpoints",
+  "attachment",
   "describe",
   "get_step_from_path",
   "latest_checkpoint",
   "resolve",
+  "verify",
 ]

@@ -7,19 +7,39 @@ and removed first.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import re
+import zlib
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from mesh_tensorflow.errors import CheckpointError
 
+_LOG = logging.getLogger("mesh_tensorflow")
+
 NAME = "model.ckpt-"
+INDEX = ".index"
+MANIFEST = ".manifest"
+# What a program adds to a checkpoint: "model.ckpt-7.with-<name>", each from one worker.
+ATTACHED = ".with-"
 _STATE = "checkpoint"
 _TEMPORARY = ".unfinished-"
 _INDEX = re.compile(re.escape(NAME) + r"(\d+)\.index")
 _DATA = re.compile(r"(.*)\.data-(\d{5})-of-(\d{5})")
+# The first line of a state file that this package wrote; to TensorFlow it is a comment.
+_CHECKSUM = re.compile(rb"# crc32 ([0-9a-f]{8})\n")
+
+
+class DamagedCheckpointError(CheckpointError):
+  """Files of a checkpoint are missing, or are not what was written.
+
+  Attributes:
+    what: the damage, without advice.
+  """
+
+  what = ""
 
 
 def get_step_from_path(path: str) -> int:
@@ -43,27 +63,31 @@ def all_checkpoints(directory: str) -> list[str]:
   return [os.path.join(directory, f"{NAME}{n}") for n in sorted(steps)]
 
 
-def latest_checkpoint(directory: str) -> str | None:
-  """The newest checkpoint: the one the state file names, else the one of the largest step.
+def candidates(directory: str) -> list[str]:
+  """The checkpoints of a folder in the order in which to try them, the best first.
+
+  These are the ones that the state file lists, the newest first, then the others by descending
+  step. Of files that are missing or damaged only an index that is not there is noticed here.
 
   Args:
     directory: a folder; it need not exist.
 
-  Returns:
-    Its path without suffix; None if there is no checkpoint.
-
   Raises:
-    CheckpointError: the state file names a checkpoint that is not there.
+    DamagedCheckpointError: the state file names checkpoints, and there are none.
   """
   state = read_state(directory)
-  if state is None:
-    return (all_checkpoints(directory) or [None])[-1]
-  if not tf.io.gfile.exists(state.paths[-1] + ".index"):
-    raise CheckpointError(
-      f"{os.path.join(directory, _STATE)} names {state.paths[-1]} as the newest checkpoint, but "
-      f"{state.paths[-1]}.index is missing; {advice(directory)}"
+  listed = state.paths[::-1] if state else []
+  there = [p for p in listed if tf.io.gfile.exists(p + INDEX)]
+  result = there + [p for p in all_checkpoints(directory)[::-1] if p not in there]
+  if listed and listed[0] not in there:
+    problem = (
+      f"{os.path.join(directory, _STATE)} names {listed[0]} as the newest checkpoint, but "
+      f"{listed[0]}{INDEX} is missing; "
     )
-  return state.paths[-1]
+    if not result:
+      raise DamagedCheckpointError(problem + advice(directory))
+    _LOG.warning("%sthe next one is %s", problem, result[0])
+  return result
 
 
 def advice(directory: str, without: str | None = None) -> str:
@@ -78,11 +102,20 @@ def advice(directory: str, without: str | None = None) -> str:
   )
 
 
+def damaged(prefix: str, what: str) -> DamagedCheckpointError:
+  """The error for a damaged checkpoint."""
+  error = DamagedCheckpointError(
+    f"checkpoint {prefix} is damaged: {what}; {advice(os.path.dirname(prefix) or '.', prefix)}"
+  )
+  error.what = what
+  return error
+
+
 def data_files(prefix: str) -> list[str]:
   """The data files of a checkpoint.
 
   Raises:
-    CheckpointError: one or all are missing.
+    DamagedCheckpointError: one or all are missing.
   """
   directory = os.path.dirname(prefix) or "."
   found = {}
@@ -95,9 +128,7 @@ def data_files(prefix: str) -> list[str]:
   files = [f"{prefix}.data-{i:05}-of-{count:05}" for i in range(count)]
   for i, file in enumerate(files):
     if i not in found.get(count, ()):
-      raise CheckpointError(
-        f"checkpoint {prefix} is damaged: {file} is missing; {advice(directory, prefix)}"
-      )
+      raise damaged(prefix, f"{file} is missing")
   return files
 
 
@@ -105,11 +136,17 @@ def remove_checkpoint(prefix: str) -> None:
   """Deletes the files of a checkpoint, the index first."""
   directory, name = os.path.split(prefix)
   directory = directory or "."
-  own = [f for f in _list(directory) if f == name + ".meta" or _is_data_of(f, name)]
-  for file in [name + ".index", *own]:
+  own = [name + INDEX, name + MANIFEST, name + ".meta"]
+  for file in own + [f for f in _list(directory) if f not in own and belongs_to(f, name)]:
     path = os.path.join(directory, file)
     if tf.io.gfile.exists(path):
       tf.io.gfile.remove(path)
+
+
+def belongs_to(file: str, name: str) -> bool:
+  """Whether a file is one of those that hold the content of the checkpoint `name`."""
+  match = _DATA.fullmatch(file)
+  return file.startswith(name + ATTACHED) or bool(match) and match.group(1) == name
 
 
 # ------------------------------------------------------------------------ state file
@@ -131,18 +168,34 @@ class State:
 
 
 def read_state(directory: str) -> State | None:
-  """Reads the state file; None if there is none."""
-  if not tf.io.gfile.exists(os.path.join(directory, _STATE)):
+  """Reads the state file; None if there is none, or it is damaged, which is logged."""
+  path = os.path.join(directory, _STATE)
+  if not tf.io.gfile.exists(path):
     return None
-  state = tf.train.get_checkpoint_state(directory)
-  if state is None or not state.model_checkpoint_path:
-    raise CheckpointError(f"{os.path.join(directory, _STATE)} is damaged; {advice(directory)}")
-  newest = state.model_checkpoint_path
-  paths = [p for p in state.all_model_checkpoint_paths if p != newest] + [newest]
-  times = list(state.all_model_checkpoint_timestamps)
-  if len(times) != len(paths):
-    times = [0.0] * len(paths)
-  return State(paths, times, state.last_preserved_timestamp)
+  with tf.io.gfile.GFile(path, "rb") as f:
+    content = f.read()
+  if _is_as_written(content):
+    try:
+      state = tf.train.get_checkpoint_state(directory)
+    except (tf.errors.OpError, ValueError):
+      state = None
+    if state is not None and state.model_checkpoint_path:
+      newest = state.model_checkpoint_path
+      paths = [p for p in state.all_model_checkpoint_paths if p != newest] + [newest]
+      times = list(state.all_model_checkpoint_timestamps)
+      if len(times) != len(paths):
+        times = [0.0] * len(paths)
+      return State(paths, times, state.last_preserved_timestamp)
+  _LOG.warning("%s is damaged; it is ignored, and the files of the folder decide", path)
+  return None
+
+
+def _is_as_written(content: bytes) -> bool:
+  """Whether a state file has its checksum; those of TensorFlow have none, and no comment."""
+  match = _CHECKSUM.match(content)
+  if match:
+    return int(match.group(1), 16) == zlib.crc32(content[match.end() :])
+  return b"#" not in re.sub(rb'"[^"\n]*"', b"", content)
 
 
 def write_state(directory: str, state: State) -> None:
@@ -152,9 +205,10 @@ def write_state(directory: str, state: State) -> None:
   lines += [f'all_model_checkpoint_paths: "{n}"' for n in names]
   lines += [f"all_model_checkpoint_timestamps: {t!r}" for t in state.times]
   lines += [f"last_preserved_timestamp: {state.last_preserved!r}"]
+  content = ("\n".join(lines) + "\n").encode()
   temporary = os.path.join(directory, f"{_TEMPORARY}{_STATE}")
-  with tf.io.gfile.GFile(temporary, "w") as f:
-    f.write("\n".join(lines) + "\n")
+  with tf.io.gfile.GFile(temporary, "wb") as f:
+    f.write(b"# crc32 %08x\n" % zlib.crc32(content) + content)
   sync(temporary)
   tf.io.gfile.rename(temporary, os.path.join(directory, _STATE), overwrite=True)
 
@@ -162,20 +216,26 @@ def write_state(directory: str, state: State) -> None:
 # ------------------------------------------------------------------------- remains
 
 
-def temporary_folder(directory: str, step: int) -> str:
-  """Where a checkpoint is written before it becomes visible."""
-  return os.path.join(directory, f"{_TEMPORARY}{NAME}{step}")
+def temporary_folder(directory: str, step: int, mark: str = "") -> str:
+  """Where a checkpoint is written before it becomes visible; `mark` tells several runs apart."""
+  return os.path.join(directory, f"{_TEMPORARY}{NAME}{step}{mark}")
 
 
 def publish(folder: str, directory: str, step: int) -> str:
   """Moves a whole checkpoint from its temporary folder to its place, the index last.
 
+  Args:
+    folder: the temporary folder; files of other names stay there.
+    directory: folder of the checkpoints.
+    step: of the checkpoint.
+
   Returns:
     The path of the checkpoint.
   """
-  prefix = os.path.join(directory, f"{NAME}{step}")
-  if tf.io.gfile.exists(prefix + ".index"):
-    # Between the two renames below a reader would find data of one and index of the other.
+  name = f"{NAME}{step}"
+  prefix = os.path.join(directory, name)
+  if tf.io.gfile.exists(prefix + INDEX):
+    # Between the renames below a reader would find data of one and index of the other.
     state = read_state(directory)
     if state is not None and prefix in state.paths:
       i = state.paths.index(prefix)
@@ -185,23 +245,31 @@ def publish(folder: str, directory: str, step: int) -> str:
       else:
         tf.io.gfile.remove(os.path.join(directory, _STATE))
     remove_checkpoint(prefix)
-  names = sorted(_list(folder), key=lambda n: n.endswith(".index"))
-  for name in names:
-    sync(os.path.join(folder, name))
-    tf.io.gfile.rename(os.path.join(folder, name), os.path.join(directory, name), overwrite=True)
-  tf.io.gfile.rmtree(folder)
+  files = [f for f in _list(folder) if belongs_to(f, name)]
+  for file in [*files, name + MANIFEST, name + INDEX]:
+    tf.io.gfile.rename(os.path.join(folder, file), os.path.join(directory, file), overwrite=True)
+  sync(directory)
   return prefix
 
 
-def remove_remains(directory: str) -> None:
-  """Deletes what a killed run left: temporary files, and data files without an index."""
-  for name in _list(directory):
+def remove_remains(directory: str, keep: str | None = None) -> None:
+  """Deletes what a killed run left: temporary files, and data without an index.
+
+  Args:
+    directory: folder of the checkpoints.
+    keep: a temporary folder to leave alone.
+  """
+  names = _list(directory)
+  for name in names:
     path = os.path.join(directory, name)
-    data = _DATA.fullmatch(name)
     if name.startswith(_TEMPORARY):
-      remove_folder(path)
-    elif data and _INDEX.fullmatch(data.group(1) + ".index"):
-      if not tf.io.gfile.exists(os.path.join(directory, data.group(1) + ".index")):
+      if path != keep:
+        remove_folder(path)
+      continue
+    step = re.match(re.escape(NAME) + r"\d+", name)
+    owner = step.group() if step else ""
+    if owner and (name == owner + MANIFEST or belongs_to(name, owner)):
+      if owner + INDEX not in names:
         tf.io.gfile.remove(path)
 
 
@@ -219,11 +287,6 @@ def sync(path: str) -> None:
       os.fsync(descriptor)
     finally:
       os.close(descriptor)
-
-
-def _is_data_of(file: str, name: str) -> bool:
-  match = _DATA.fullmatch(file)
-  return bool(match) and match.group(1) == name
 
 
 def _list(directory: str) -> Sequence[str]:

@@ -1,79 +1,50 @@
-"""Reads checkpoints: what is in them, whether they are whole, and slices into variables."""
+"""Reads checkpoints: what is in them, and slices of it into variables."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow import checkpoint_files
-from mesh_tensorflow.checkpoint_files import latest_checkpoint
-from mesh_tensorflow.errors import CheckpointError
+from mesh_tensorflow import checkpoint_files, workers
+from mesh_tensorflow.checkpoint_files import damaged
 from mesh_tensorflow.store import StoredVariable
 
 # Bytes that one read operation brings into host memory.
-_READ_AT_ONCE = 128 * 2**20
+_READ_AT_ONCE = 64 * 2**20
 
 
-def resolve(path: str) -> str:
-  """The checkpoint that a path means: itself, its index file, or the newest one in a folder.
-
-  Raises:
-    CheckpointError: there is none.
-  """
-  path = os.fspath(path)
-  if path.endswith(".index"):
-    path = path[: -len(".index")]
-  if tf.io.gfile.exists(path + ".index"):
-    return path
-  if tf.io.gfile.isdir(path):
-    latest = latest_checkpoint(path)
-    if latest is None:
-      raise CheckpointError(f"there is no checkpoint in {path}")
-    return latest
-  directory = os.path.dirname(path) or "."
-  if not tf.io.gfile.isdir(directory):
-    raise CheckpointError(f"there is no checkpoint {path}: there is no folder {directory}")
-  raise CheckpointError(
-    f"there is no checkpoint {path}: {path}.index is missing; {checkpoint_files.advice(directory)}"
-  )
-
-
-def describe(path: str) -> dict[str, tf.TensorSpec]:
-  """Shape and dtype of every tensor in a checkpoint, by name; also checks that its files are whole.
+def contents(path: str) -> dict[str, tf.TensorSpec]:
+  """Shape and dtype of every tensor in a checkpoint, by name.
 
   Args:
-    path: as `resolve` takes it.
+    path: a checkpoint.
 
   Returns:
     A dict of tf.TensorSpec.
 
   Raises:
-    CheckpointError: there is no such checkpoint, or a file is missing, truncated, or damaged.
+    DamagedCheckpointError: the index cannot be read, or a data file is missing or too short.
   """
-  path = resolve(path)
-  directory = os.path.dirname(path) or "."
   try:
     reader = tf.train.load_checkpoint(path)
     dtypes = reader.get_variable_to_dtype_map()
     shapes = reader.get_variable_to_shape_map()
   except Exception as e:  # noqa: BLE001 - the reader raises errors of no documented type.
-    raise CheckpointError(
-      f"checkpoint {path} is damaged: cannot read {path}.index: {e}; "
-      f"{checkpoint_files.advice(directory, path)}"
-    ) from e
+    raise damaged(path, f"cannot read {path}.index: {e}") from e
   files = checkpoint_files.data_files(path)
   there = sum(tf.io.gfile.stat(f).length for f in files)
   # Strings have no fixed size, so this is a lower limit; a read finds other damage.
   needed = sum(_num_bytes(s, dtypes[n]) for n, s in shapes.items() if dtypes[n] != tf.string)
   if there < needed:
-    raise CheckpointError(
-      f"checkpoint {path} is damaged: {', '.join(files)} truncated, {there} bytes of {needed}; "
-      f"{checkpoint_files.advice(directory, path)}"
-    )
+    raise damaged(path, f"{', '.join(files)} truncated, {there} bytes of {needed}")
   return {n: tf.TensorSpec(shapes[n], dtypes[n], n) for n in sorted(shapes)}
+
+
+def host_device() -> str:
+  """Where checkpoints are read and written."""
+  return workers.host_device() if workers.current().size > 1 else "CPU:0"
 
 
 def slice_spec(stored: StoredVariable, begin: tuple[int, ...]) -> str:
@@ -94,16 +65,18 @@ def read_slices(path: str, requests: list[tuple[str, str, tf.DType, list[tf.Vari
       that hold it; the list is emptied.
 
   Raises:
-    CheckpointError: the checkpoint is damaged.
+    DamagedCheckpointError: a part of it cannot be read.
   """
   while requests:
     group, size = [], 0
-    while requests and (not group or size < _READ_AT_ONCE):
-      group.append(requests.pop(0))
-      *_, dtype, variables = group[-1]
+    while requests:
+      *_, dtype, variables = requests[0]
       size += _num_bytes(variables[0].shape, dtype)
+      if group and size > _READ_AT_ONCE:
+        break
+      group.append(requests.pop(0))
     try:
-      with tf.device("CPU:0"):
+      with tf.device(host_device()):
         values = tf.raw_ops.RestoreV2(
           prefix=path,
           tensor_names=[name for name, *_ in group],
@@ -112,10 +85,7 @@ def read_slices(path: str, requests: list[tuple[str, str, tf.DType, list[tf.Vari
         )
     except tf.errors.OpError as e:
       files = ", ".join(checkpoint_files.data_files(path))
-      raise CheckpointError(
-        f"checkpoint {path} is damaged: cannot read {files}: {e.message}; "
-        f"{checkpoint_files.advice(os.path.dirname(path) or '.', path)}"
-      ) from e
+      raise damaged(path, f"cannot read {files}: {e.message}") from e
     for (*_, variables), value in zip(group, values):
       for v in variables:
         with tf.device(v.device):

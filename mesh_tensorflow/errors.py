@@ -99,6 +99,10 @@ class NonFiniteError(MeshError, ArithmeticError):
   """The loss or a gradient became NaN or infinite."""
 
 
+class StoppedError(MeshError, RuntimeError):
+  """A signal asked the program to stop, and it saved what it had done."""
+
+
 class RemovedNameError(MeshError, AttributeError):
   """A name of the TF1 library that has no meaning in TensorFlow 2; the text says what has."""
 

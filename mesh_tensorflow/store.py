@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from mesh_tensorflow import initializers, random_bits
 from mesh_tensorflow.dimensions import Shape
 from mesh_tensorflow.errors import VariableError
 from mesh_tensorflow.layout import TensorLayout
+from mesh_tensorflow.processors import pnum_to_processor_coordinates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,7 @@ class StoredVariable:
     slices: one tf.Variable for each processor of this process.
     begins: the offset of each slice in the whole variable.
     slice_shape: sizes of a slice.
+    processors: the number of the processor of each slice.
   """
 
   name: str
@@ -44,6 +47,7 @@ class StoredVariable:
   slices: tuple[tf.Variable, ...]
   begins: tuple[tuple[int, ...], ...]
   slice_shape: tuple[int, ...]
+  processors: tuple[int, ...] = (0,)
 
   def distinct(self) -> list[tuple[tuple[int, ...], tf.Variable]]:
     """(offset, slice) of the slices without their replicas."""
@@ -52,10 +56,39 @@ class StoredVariable:
       seen.setdefault(begin, v)
     return list(seen.items())
 
+  def owned(self, worker: int = 0) -> list[tuple[tuple[int, ...], tf.Variable]]:
+    """(offset, slice) of the slices that this process writes when all workers write together.
+
+    Of the replicas of a slice, the one of the lowest processor number counts. A variable that
+    is whole in every worker, by a mesh of its own there, is worker 0's.
+
+    Args:
+      worker: the number of this worker.
+    """
+    if len(self.processors) == self.mesh_shape.size:
+      return self.distinct() if worker == 0 else []
+    free = [i for i in range(self.mesh_shape.ndims) if i not in self.layout]
+    return [
+      (begin, v)
+      for begin, v, p in zip(self.begins, self.slices, self.processors)
+      if not any(pnum_to_processor_coordinates(self.mesh_shape, p)[i] for i in free)
+    ]
+
   def numpy(self) -> Any:
-    """The whole value as an array (needs every slice in this process)."""
+    """The whole value as an array.
+
+    Raises:
+      VariableError: other workers hold slices that this process has not.
+    """
     whole = np.zeros(self.shape.to_integer_list, self.slice_dtype.as_numpy_dtype)
-    for begin, v in self.distinct():
+    distinct = self.distinct()
+    if len(distinct) * math.prod(self.slice_shape) != whole.size:
+      raise VariableError(
+        f"variable {self.name} {self.shape} is split over several workers, and this one has "
+        f"{len(distinct)} of its {whole.size // math.prod(self.slice_shape)} slices; save a "
+        "checkpoint and read the value from there, or look at `slices`"
+      )
+    for begin, v in distinct:
       whole[tuple(slice(b, b + n) for b, n in zip(begin, self.slice_shape))] = v.numpy()
     return whole
 
@@ -137,7 +170,7 @@ class VariableStore(tf.Module):
     """Finds a variable, or creates its slices.
 
     Args:
-      mesh_impl: says where the slices are (`local_processors`, `processor_device`).
+      mesh_impl: says where the slices are (`local_processors`), and makes them (`create_slices`).
       name: full name.
       shape: a `Shape`.
       master_dtype: dtype in checkpoints.
@@ -180,26 +213,13 @@ class VariableStore(tf.Module):
     init = initializers.convert_to_initializer(initializer, slice_dtype)
     key = random_bits.fold(random_bits.name_key(name), self.seed)
     full, part = shape.to_integer_list, mesh_impl.slice_shape(shape)
-    slices, begins = [], []
+    begins = [tuple(mesh_impl.slice_begin(shape, p)) for p in mesh_impl.local_processors]
+
+    def value(begin):
+      return tf.cast(init.slice_values(key, full, list(begin), part, slice_dtype), slice_dtype)
+
     with tf.init_scope():
-      values: dict[tuple[int, ...], tf.Tensor] = {}
-      for pnum in mesh_impl.local_processors:
-        begin = tuple(mesh_impl.slice_begin(shape, pnum))
-        with tf.device(mesh_impl.processor_device(pnum)):
-          if begin not in values:
-            values[begin] = tf.cast(
-              init.slice_values(key, full, list(begin), part, slice_dtype), slice_dtype
-            )
-          slices.append(
-            tf.Variable(
-              values[begin],
-              trainable=trainable,
-              name=_variable_name(f"{name}_slice_{pnum}"),
-              # tf.function would trace its function again for a variable that it lifted.
-              experimental_enable_variable_lifting=False,
-            )
-          )
-        begins.append(begin)
+      slices = mesh_impl.create_slices(_variable_name(f"{name}_slice"), begins, value, trainable)
     stored = StoredVariable(
       name=name,
       shape=shape,
@@ -208,11 +228,12 @@ class VariableStore(tf.Module):
       trainable=trainable,
       layout=layout,
       mesh_shape=mesh_impl.shape,
-      slices=tuple(slices),
+      slices=slices,
       begins=tuple(begins),
       slice_shape=tuple(part),
+      processors=tuple(mesh_impl.local_processors),
     )
-    self._slices[name] = stored.slices
+    self._slices[name] = tuple(stored.slices)
     self._stored[name] = stored
     return stored
 

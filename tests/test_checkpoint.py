@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 
 import numpy as np
@@ -11,70 +10,18 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import checkpoint, checkpoint_files, checkpoint_reader, errors
-from mesh_tensorflow.dimensions import convert_to_shape
+from mesh_tensorflow import (
+  checkpoint,
+  checkpoint_files,
+  checkpoint_reader,
+  checkpoint_writer,
+  errors,
+)
 from mesh_tensorflow.lowering import RUN_COUNTER
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 from mesh_tensorflow.store import VariableStore
-
-VARIABLES = {
-  "transformer/embedding": ([("vocab", 16), ("d_model", 8)], tf.float32, tf.float32),
-  "transformer/layer/wi/kernel": ([("d_model", 8), ("d_ff", 8)], tf.bfloat16, tf.float32),
-  "transformer/layer/scale": ([("d_model", 8)], tf.float32, tf.float32),
-  "transformer/layer/scale_slot_v": ([("d_model", 8)], tf.float32, tf.float32),
-  "transformer/temperature": ([], tf.float32, tf.float32),
-  "transformer/steps": ([], tf.int32, tf.int32),
-}
-MESHES = {
-  "1": ("", "", 1),
-  "2x2": ("rows:2,cols:2", "vocab:rows,d_ff:cols", 4),
-  "2x2 other": ("rows:2,cols:2", "d_model:rows,d_ff:cols,vocab:cols", 4),
-  "2x4": ("rows:2,cols:4", "vocab:cols,d_ff:rows", 8),
-  "4": ("all:4", "d_model:all", 4),
-  "2x2x2": ("x:2,y:2,z:2", "vocab:x,d_model:y,d_ff:z", 8),
-}
-
-
-def make_store(devices, mesh="1", variables=None, seed=0):
-  """A store that holds `variables` laid out on a mesh."""
-  shape, layout, size = MESHES[mesh]
-  store = VariableStore(seed=seed)
-  impl = PlacementMeshImpl(shape, layout, devices[:size], variable_store=store)
-  for name, (dims, master, slices) in (variables or VARIABLES).items():
-    store.get(
-      impl,
-      name,
-      convert_to_shape(dims),
-      master_dtype=master,
-      slice_dtype=slices,
-      initializer=tf.keras.initializers.Zeros() if slices == tf.int32 else None,
-    )
-  return store
-
-
-def fill(store, seed):
-  """Random values that bfloat16 holds exactly; returns them by name."""
-  random = np.random.RandomState(seed)
-  values = {}
-  for stored in store:
-    values[stored.name] = random.randint(-100, 100, stored.shape.to_integer_list)
-    stored.assign(tf.cast(values[stored.name], stored.slice_dtype))
-  return values
-
-
-def values_of(store):
-  return {v.name: v.numpy() for v in store}
-
-
-def assert_holds(store, values):
-  assert set(store.names) == set(values)
-  for name, value in values.items():
-    np.testing.assert_array_equal(store[name].numpy(), value, err_msg=name)
-    for begin, v in zip(store[name].begins, store[name].slices):
-      part = tuple(slice(b, b + n) for b, n in zip(begin, store[name].slice_shape))
-      np.testing.assert_array_equal(v.numpy(), value[part], err_msg=name)
-
+from tests.checkpoint_stores import MESHES, VARIABLES, assert_holds, fill, make_store, values_of
 
 # --------------------------------------------------------------------- any layout
 
@@ -220,7 +167,12 @@ def test_names_and_steps(tmp_path):
   assert checkpoint.latest_checkpoint(str(tmp_path / "nowhere")) is None
   assert checkpoint.all_checkpoints(str(tmp_path / "nowhere")) == []
   for n in (9, 10, 100):
-    (tmp_path / f"model.ckpt-{n}.index").write_text("")
+    tf.raw_ops.SaveV2(
+      prefix=str(tmp_path / f"model.ckpt-{n}"),
+      tensor_names=["a"],
+      shape_and_slices=[""],
+      tensors=[tf.constant(1)],
+    )
   (tmp_path / "model.ckpt-200.data-00000-of-00001").write_text("")
   expected = [str(tmp_path / f"model.ckpt-{n}") for n in (9, 10, 100)]
   assert checkpoint.all_checkpoints(str(tmp_path)) == expected
@@ -254,6 +206,34 @@ def test_extra_values(cpu_devices, tmp_path):
   np.testing.assert_array_equal(extra["rate"], [0.5, 2.0])
 
 
+def test_attachments(cpu_devices, tmp_path):
+  def write(prefix):
+    tf.train.Checkpoint(step=tf.Variable(3)).write(prefix)
+
+  store = make_store(cpu_devices)
+  c = checkpoint.Checkpointer(str(tmp_path), store, max_to_keep=1)
+  path = c.save(5, attachments={"input": write})
+  c.wait()
+  step = tf.Variable(0)
+  tf.train.Checkpoint(step=step).read(checkpoint.attachment(path, "input")).assert_consumed()
+  assert step.numpy() == 3
+  assert checkpoint.all_checkpoints(str(tmp_path)) == [path]
+  assert c.restore().step == 5
+  # They go with their checkpoint.
+  c.save(6)
+  c.wait()
+  assert not [n for n in os.listdir(tmp_path) if "-5" in n]
+
+  def disk_is_full(prefix):
+    write(prefix)
+    raise OSError("no space")
+
+  c.save(7, attachments={"input": disk_is_full})
+  with pytest.raises(errors.CheckpointError, match="model.ckpt-7 in .*: no space"):
+    c.wait()
+  assert not [n for n in os.listdir(tmp_path) if "-7" in n]
+
+
 def test_old_ones_are_deleted(cpu_devices, tmp_path):
   store = make_store(cpu_devices)
   c = checkpoint.Checkpointer(str(tmp_path), store, max_to_keep=2)
@@ -262,7 +242,7 @@ def test_old_ones_are_deleted(cpu_devices, tmp_path):
   c.wait()
   names = [os.path.basename(p) for p in checkpoint.all_checkpoints(str(tmp_path))]
   assert names == ["model.ckpt-3", "model.ckpt-10"]
-  assert len(os.listdir(tmp_path)) == 5
+  assert len(os.listdir(tmp_path)) == 7
   # Also those of an earlier run, but never a file that is not listed.
   (tmp_path / "model.ckpt-1.index").write_text("copied here by hand")
   os.remove(tmp_path / "model.ckpt-3.index")
@@ -290,6 +270,15 @@ def test_one_for_each_hours_is_kept(cpu_devices, tmp_path, monkeypatch):
       c.save(i)
   steps = [checkpoint.get_step_from_path(p) for p in checkpoint.all_checkpoints(str(tmp_path))]
   assert steps == [2, 4, 6, 8, 10, 11]
+  # The clock was a year ahead, and is set right.
+  now[0] += 365 * 86400
+  c.save(12)
+  now[0] -= 365 * 86400
+  for i in range(13, 21):
+    now[0] += 3600
+    c.save(i)
+  steps = [checkpoint.get_step_from_path(p) for p in checkpoint.all_checkpoints(str(tmp_path))]
+  assert steps[5:] == [12, 16, 18, 20]
 
 
 def test_going_back_to_an_older_step(cpu_devices, tmp_path):
@@ -350,6 +339,39 @@ def test_later_updates_do_not_reach_a_save_under_way(cpu_devices, tmp_path, monk
   assert_holds(store, values)
 
 
+def test_memory_of_a_save_is_released_group_by_group(cpu_devices, tmp_path, monkeypatch):
+  monkeypatch.setattr(checkpoint_writer, "_WRITE_AT_ONCE", 64)
+  store = make_store(cpu_devices, "2x2")
+  values = fill(store, 1)
+  saves, go, real = [], threading.Event(), tf.raw_ops.SaveV2
+
+  def save(**kwargs):
+    if len(saves) == 2:
+      assert go.wait(60)
+    saves.append(sum(t.shape.num_elements() * t.dtype.size for t in kwargs["tensors"]))
+    return real(**kwargs)
+
+  monkeypatch.setattr(tf.raw_ops, "SaveV2", save)
+  size = 4 * (16 * 8 + 8 * 8 + 8 + 8 + 1 + 1) + 8
+  c = checkpoint.Checkpointer(str(tmp_path), store, max_extra_bytes=size - 500)
+  c.save(1)  # Waits for two writes of 256 bytes each: more than 500.
+  assert saves == [256, 256]
+  go.set()
+  c.wait()
+  assert len(saves) > 5
+  path = checkpoint.latest_checkpoint(str(tmp_path))
+  assert len(tf.io.gfile.glob(path + ".data-*")) == len(saves)
+  fill(store, 2)
+  c.restore()
+  assert_holds(store, values)
+  # A save that fails does not make the next step wait.
+  monkeypatch.setattr(tf.raw_ops, "SaveV2", lambda **_: 1 / 0)
+  c = checkpoint.Checkpointer(str(tmp_path), store, max_extra_bytes=0)
+  c.save(2)
+  with pytest.raises(ZeroDivisionError):
+    c.wait()
+
+
 def test_error_of_the_thread_is_raised_by_the_next_call(cpu_devices, tmp_path, monkeypatch):
   store = make_store(cpu_devices)
   c = checkpoint.Checkpointer(str(tmp_path), store)
@@ -375,6 +397,7 @@ def test_error_of_the_thread_is_raised_by_the_next_call(cpu_devices, tmp_path, m
       "checkpoint",
       "model.ckpt-1.data-00000-of-00001",
       "model.ckpt-1.index",
+      "model.ckpt-1.manifest",
     ]
   c.save(3)
   c.wait()
@@ -387,135 +410,6 @@ def test_synchronous_save_raises_at_once(cpu_devices, tmp_path):
   with pytest.raises(errors.CheckpointError, match="cannot write .* model.ckpt-1 in .*/run"):
     c.save(1, asynchronous=False)
   c.wait()
-
-
-@pytest.mark.subprocess
-def test_full_disk_leaves_earlier_checkpoints(run_subprocess, tmp_path):
-  # A limit on the size of files makes the file system itself fail in the middle of a write.
-  result = run_subprocess(
-    f"""
-import resource, signal
-import numpy as np
-import tensorflow as tf
-from mesh_tensorflow import checkpoint, errors
-from mesh_tensorflow.dimensions import convert_to_shape
-from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
-impl = PlacementMeshImpl("", "", [""])
-store = impl.variable_store
-w = store.get(impl, "w", convert_to_shape([("n", 500000)]),
-              master_dtype=tf.float32, slice_dtype=tf.float32)
-w.assign(np.random.RandomState(0).randn(500000).astype(np.float32))
-c = checkpoint.Checkpointer({str(tmp_path)!r}, store)
-c.save(1)
-c.wait()
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000000, -1))
-c.save(2)
-try:
-  c.wait()
-except errors.CheckpointError as e:
-  print("told:", e)
-c.restore()
-print("step", c.restore().step)
-"""
-  )
-  assert "told: cannot write checkpoint model.ckpt-2" in result.stdout
-  assert "step 1" in result.stdout
-  assert len(os.listdir(tmp_path)) == 3
-
-
-# -------------------------------------------------------------------------- killed
-
-
-class Killed(BaseException):
-  """Stands for the end of the process: no handler of ours catches it."""
-
-
-def killed_after(monkeypatch, module, name, count):
-  """Ends the program after the `count`-th call of a function."""
-  real, calls = getattr(module, name), []
-
-  def wrapper(*args, **kwargs):
-    result = real(*args, **kwargs)
-    calls.append(1)
-    if len(calls) == count:
-      raise Killed
-    return result
-
-  monkeypatch.setattr(module, name, wrapper)
-
-
-@pytest.mark.parametrize(
-  "where, name, count, survives",
-  [
-    (tf.raw_ops, "SaveV2", 1, 1),
-    (tf.io.gfile, "rename", 1, 1),  # The data is in place, the index is not.
-    (tf.io.gfile, "rename", 2, 1),  # The checkpoint is whole; the state file lacks it.
-    (tf.io.gfile, "rename", 3, 2),
-  ],
-)
-def test_killed_in_the_middle(cpu_devices, tmp_path, monkeypatch, where, name, count, survives):
-  store = make_store(cpu_devices, "2x2")
-  values = {1: fill(store, 1)}
-  checkpoint.Checkpointer(str(tmp_path), store, max_to_keep=2, asynchronous=False).save(1)
-  values[2] = fill(store, 2)
-  c = checkpoint.Checkpointer(str(tmp_path), store, max_to_keep=2, asynchronous=False)
-  with monkeypatch.context() as m:
-    killed_after(m, where, name, count)
-    with pytest.raises(Killed):
-      c.save(2)
-  # The next process finds a whole checkpoint, with our functions and TensorFlow's.
-  assert tf.train.latest_checkpoint(str(tmp_path)).endswith(f"-{survives}")
-  store = make_store(cpu_devices, "2x4")
-  c = checkpoint.Checkpointer(str(tmp_path), store, max_to_keep=2, asynchronous=False)
-  assert c.restore().step == survives
-  assert_holds(store, values[survives])
-  # What is left behind goes with its first save.
-  c.save(3)
-  left = sorted(n for n in os.listdir(tmp_path) if not n.startswith(("model.ckpt-1", "checkpoint")))
-  whole = [n for n in left if "model.ckpt-2" not in n or count > 1 and name == "rename"]
-  assert left == whole and len(left) in (2, 4)
-  assert checkpoint.latest_checkpoint(str(tmp_path)).endswith("-3")
-
-
-@pytest.mark.subprocess
-def test_process_killed_while_writing(run_subprocess, tmp_path):
-  program = """
-import os, signal, sys
-import tensorflow as tf
-from mesh_tensorflow import checkpoint
-from mesh_tensorflow.dimensions import convert_to_shape
-from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
-impl = PlacementMeshImpl("", "", [""])
-impl.variable_store.get(impl, "w", convert_to_shape([("n", 5)]), master_dtype=tf.float32,
-                        slice_dtype=tf.float32)
-c = checkpoint.Checkpointer(sys.argv[1], impl.variable_store)
-if sys.argv[2] == "kill":
-  c.save(1)
-  c.wait()
-  save = tf.raw_ops.SaveV2
-  def killed(**kwargs):
-    save(**kwargs)
-    os.kill(os.getpid(), signal.SIGKILL)
-  tf.raw_ops.SaveV2 = killed
-  c.save(2)
-  c.wait()
-print("step", c.restore().step)
-c.save(3)  # No wait(): a program that ends finishes its checkpoint.
-"""
-  result = run_subprocess(["-c", program, tmp_path, "kill"], check=False)
-  assert result.returncode == -9
-  assert any(n.startswith(".unfinished") for n in os.listdir(tmp_path))
-  result = run_subprocess(["-c", program, tmp_path, "go on"])
-  assert "step 1" in result.stdout
-  assert sorted(os.listdir(tmp_path)) == [
-    "checkpoint",
-    "model.ckpt-1.data-00000-of-00001",
-    "model.ckpt-1.index",
-    "model.ckpt-3.data-00000-of-00001",
-    "model.ckpt-3.index",
-  ]
-  assert tf.train.latest_checkpoint(str(tmp_path)).endswith("-3")
 
 
 # --------------------------------------------------------------------- strictness
@@ -592,6 +486,52 @@ def test_names_can_be_mapped_and_chosen(saved_at_2x2, cpu_devices):
   np.testing.assert_array_equal(store["student/kernel"].numpy(), before["student/kernel"])
   with pytest.raises(errors.CheckpointError, match="no variable to restore"):
     c.restore(path, should_restore=lambda n: False)
+
+
+def test_report_of_what_matched(saved_at_2x2, cpu_devices):
+  path, values = saved_at_2x2
+  store = make_store(
+    cpu_devices,
+    "2x2",
+    {
+      "transformer/embedding": VARIABLES["transformer/embedding"],
+      "transformer/layer/scale": ([("d_model", 4)], tf.float32, tf.float32),
+      "student/scale": VARIABLES["transformer/layer/scale"],
+      "new": ([], tf.float32, tf.float32),
+    },
+  )
+  before = values_of(store)
+  c = checkpoint.Checkpointer("unused", store)
+  restored = c.restore(
+    path,
+    name_in_checkpoint=lambda n: n.replace("student/", "transformer/layer/"),
+    ignore_missing=True,
+    ignore_unexpected=True,
+    ignore_mismatched=True,
+  )
+  assert restored.report() == "\n".join(
+    [
+      f"{path}: 2 variables restored",
+      "  of these under another name (1):",
+      "    student/scale (as transformer/layer/scale)",
+      "  not in the checkpoint, unchanged (1):",
+      "    new",
+      "  of another shape or kind, unchanged (1):",
+      "    transformer/layer/scale: (8,) in the checkpoint, [d_model:4] in the model",
+      "  in the checkpoint, not used (4):",
+      "    transformer/layer/scale_slot_v",
+      "    transformer/layer/wi/kernel",
+      "    transformer/steps",
+      "    transformer/temperature",
+    ]
+  )
+  assert restored.matched == {
+    "transformer/embedding": "transformer/embedding",
+    "student/scale": "transformer/layer/scale",
+  }
+  before["transformer/embedding"] = values["transformer/embedding"]
+  before["student/scale"] = values["transformer/layer/scale"]
+  assert_holds(store, before)
 
 
 def test_run_counter_may_be_missing_or_unexpected(cpu_devices, tmp_path):
@@ -677,54 +617,6 @@ def test_no_checkpoint(cpu_devices, tmp_path):
   c.save(5)
   with pytest.raises(errors.CheckpointError, match="others in that folder: model.ckpt-5; give"):
     c.restore(str(tmp_path / "run" / "model.ckpt-4"))
-
-
-def damage(path, how):
-  with open(path, "rb") as f:
-    content = f.read()
-  os.remove(path)
-  if how == "missing":
-    return
-  content = bytearray(content)
-  if how == "flipped":
-    content[len(content) // 3] ^= 1
-  with open(path, "wb") as f:
-    f.write(content[:-1] if how == "truncated" else b"" if how == "empty" else content)
-
-
-@pytest.mark.parametrize("how", ["missing", "truncated", "empty", "flipped"])
-@pytest.mark.parametrize("suffix", [".index", ".data-00000-of-00001"])
-def test_damaged_newest_checkpoint(cpu_devices, tmp_path, suffix, how):
-  store = make_store(cpu_devices, "2x2")
-  values = fill(store, 1)
-  c = checkpoint.Checkpointer(str(tmp_path), store, asynchronous=False)
-  c.save(1)
-  c.save(2)
-  newest = str(tmp_path / "model.ckpt-2")
-  damage(newest + suffix, how)
-  with pytest.raises(errors.CheckpointError) as e:
-    c.restore()
-  message = str(e.value)
-  assert newest + suffix in message
-  assert "others in that folder: model.ckpt-1;" in message
-  # The advice works.
-  c.restore(str(tmp_path / "model.ckpt-1"))
-  assert_holds(store, values)
-  removed = re.search(r"delete (.*) to go on from model.ckpt-1$", message).group(1).split(" and ")
-  for pattern in removed:
-    for path in tf.io.gfile.glob(pattern):
-      os.remove(path)
-  assert c.restore().step == 1
-
-
-def test_damaged_state_file(cpu_devices, tmp_path):
-  c = checkpoint.Checkpointer(str(tmp_path), make_store(cpu_devices), asynchronous=False)
-  c.save(1)
-  (tmp_path / "checkpoint").write_text("model_checkpoint")
-  with pytest.raises(errors.CheckpointError, match="/checkpoint is damaged; others .*-1;"):
-    c.restore()
-  os.remove(tmp_path / "checkpoint")
-  assert c.restore().step == 1
 
 
 def test_describe(saved_at_2x2):

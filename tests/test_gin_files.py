@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import importlib
 import pathlib
+import pkgutil
 
 import gin
 import pytest
 from gin import config_parser
+
+import mesh_tensorflow
+import mesh_tensorflow.transformer
+from mesh_tensorflow.transformer import gin_config
 
 GIN = pathlib.Path(__file__).resolve().parent.parent / "gin"
 FILES = sorted(path.relative_to(GIN).as_posix() for path in GIN.rglob("*.gin"))
@@ -26,13 +31,85 @@ ORIGINAL_FILES = """
 """.split()
 
 
-def import_trainer() -> None:
-  try:
-    importlib.import_module("mesh_tensorflow.transformer.utils")
-  except ModuleNotFoundError as error:
-    if not (error.name or "").startswith("mesh_tensorflow"):
-      raise
-    pytest.skip(f"{error.name} is not written yet")
+# What the TF1 library registered: "module = names", with t: for mesh_tensorflow.transformer. and
+# m: for mesh_tensorflow.
+ORIGINAL_CONFIGURABLES = """
+  Bitransformer = decode
+  BitransformerFunnel = decode
+  Unitransformer = sample_autoregressive
+  m:beam_search = beam_search greedy_decode
+  m:layers = VarianceScalingInitializer clip_activation_gradient unit_scaling_convention
+  m:ops = rewrite_stack_variables
+  m:optimize = AdafactorOptimizer AdafactorWithMultiLRSchedule AdamWeightDecayOptimizer
+    AdamWithMultiLRSchedule MomentumOptimizer SgdOptimizer adafactor_decay_rate_pow
+    compute_lr_for_step product_learning_rate
+  m:simd_mesh_impl = SimdMeshImpl
+  t:adaptive_softmax = AdaptiveSoftmaxVocabEmbedding adaptive_softmax_loss_fn
+  t:dataset = make_text_line_dataset pack_dataset pack_or_pad packed_parallel_tsv_dataset
+    pretokenized_t2t_dataset pretokenized_tfds_dataset sample_from_text_line_datasets
+    simple_text_line_dataset untokenized_tfds_dataset
+  t:evolved_transformer = DecoderAttentionLayer DecoderConvolutionalLayer
+    EncoderConvolutionalLayer GatedLinearUnitLayer
+  t:fixup_layers = DenseReluDenseFixup EncDecAttentionFixup SelfAttentionFixup
+    sublayer_fixup_scale sublayer_fixup_shift
+  t:funnel_transformer = BitransformerFunnel FunnelTransformerLayerStack
+  t:heterogeneous_moe = HeterogeneousMoE1D
+  t:learning_rate_schedules = constant constant_learning_rate learning_rate_schedule_noam
+    linear_decay linear_decay_learning_rate linear_warmup product_learning_rate
+    slanted_triangular truncated_rsqrt
+  t:memory_layers = ProductKeyValueMemory
+  t:moe = MoE1D
+  t:t2t_vocabulary = get_t2t_vocabulary
+  t:transformer = Bitransformer LayerStack ReversibleLayerStack StudentTeacher Unitransformer
+    VocabEmbedding get_vocab_embedding_cls make_bi_student_teacher make_bitransformer
+    make_layer_stack reduce_ensemble_logits reduce_ensemble_logits_mean_logit
+    reduce_ensemble_logits_mean_prob reduce_ensemble_logits_select shift_targets
+    sublayer_annealed_dropout sublayer_call_layer sublayer_clip_activation_gradient
+    sublayer_dropout sublayer_legacy_dropout sublayer_legacy_final_rms_norm
+    sublayer_legacy_rms_norm sublayer_mask_padding sublayer_residual sublayer_rezero
+    sublayer_rms_norm sublayer_rms_norm_subsampled sublayer_scale_norm sublayer_true_layer_norm
+  t:transformer_layers = BranchedEncDecAttention BranchedSelfAttention Conv1DLayer
+    Conv1DLocalAttn DenseReluDense DynamicConv1DLocalAttn EncDecAttention ExpertsEncDecAttention
+    ExpertsSelfAttention GeneralBilinearEncDecAttention GeneralBilinearSelfAttention
+    LightweightConv1DLocalAttn LocalConvAttnBlock LocalSelfAttention ParallelLayer SelfAttention
+    SeparableConv1DLayer Synthesizer TalkingHeadsEncDecAttention TalkingHeadsSelfAttention
+    TransparentEncDecAttention enc_dec_attention enc_dec_attention_bias relative_position_spans
+  t:universal_transformer = UTLayerStack
+  t:utils = auto_train_steps clean_decodes compute_log_likelihoods decode decode_from_dataset
+    decode_from_file flexible_ckpt_init_mapping get_checkpoint_iterator get_variable_dtype
+    infer_model init_checkpoint_variable_mapping run save_scores save_scores_to_tfrecords
+    score_from_dataset score_from_strings score_with_estimator score_with_estimator_lazy
+    separate_vocabularies serialize_num_microbatches should_load_variable tpu_estimator_model_fn
+    tpu_mesh_shape variable_filter_max_size
+  t:vocab_embeddings = AdaptiveVocabEmbedding FactorizedVocabEmbedding Mixtape MixtureOfSoftmaxes
+  t:vocabulary = get_tfds_vocabulary
+"""
+
+# The short forms that gin files use: each must mean one configurable.
+SHORT_NAMES = """
+  run make_layer_stack transformer.make_layer_stack LayerStack transformer.LayerStack Unitransformer
+  DenseReluDense SelfAttention LocalSelfAttention TalkingHeadsSelfAttention MoE1D utils.run
+  GeneralBilinearSelfAttention TransparentEncDecAttention transformer.sublayer_dropout
+  transformer.sublayer_rms_norm transformer.sublayer_call_layer transformer.sublayer_residual
+  utils.serialize_num_microbatches utils.tpu_mesh_shape utils.get_variable_dtype
+  optimize.AdafactorOptimizer learning_rate_schedules.learning_rate_schedule_noam
+  learning_rate_schedules.constant_learning_rate learning_rate_schedules.slanted_triangular
+  learning_rate_schedules.product_learning_rate optimize.product_learning_rate
+  dataset.pack_dataset dataset.untokenized_tfds_dataset dataset.pretokenized_tfds_dataset
+  dataset.pretokenized_t2t_dataset t2t_vocabulary.get_t2t_vocabulary vocabulary.get_tfds_vocabulary
+""".split()
+
+
+def original_configurables() -> list[str]:
+  whole = {"t:": "mesh_tensorflow.transformer.", "m:": "mesh_tensorflow."}
+  found, module = [], ""
+  tokens = ORIGINAL_CONFIGURABLES.split()
+  for i, token in enumerate(tokens):
+    if tokens[i + 1 : i + 2] == ["="]:
+      module = whole.get(token[:2], "") + (token[2:] if token[:2] in whole else token)
+    elif token != "=":
+      found.append(f"{module}.{token}")
+  return found
 
 
 def parse(name: str) -> None:
@@ -65,7 +142,6 @@ def bindings(name: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_parses_on_top_of_defaults(name: str):
-  import_trainer()
   parse("defaults.gin")
   if name != "defaults.gin":
     parse(name)
@@ -104,3 +180,32 @@ def test_lm1b_binds_the_vocabulary_where_it_is_registered():
   bound = bindings("problems/lm1b.gin")
   assert bound["vocabulary.get_tfds_vocabulary.dataset_name"] == "%dataset_name"
   assert "dataset.get_tfds_vocabulary.dataset_name" not in bound
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_selector_exists_and_no_macro_is_misspelt(name: str, caplog):
+  """Read as the trainer reads it: with every name checked, alone on top of defaults.gin."""
+  gin_config.parse_gin([] if name == "defaults.gin" else [name], [])
+  assert not [r for r in caplog.records if r.name == "mesh_tensorflow"]
+  assert gin.config_is_locked()
+
+
+@pytest.fixture(scope="module")
+def all_modules() -> None:
+  for package in (mesh_tensorflow, mesh_tensorflow.transformer):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+      if not module.name.endswith(".main"):  # Defines flags.
+        importlib.import_module(module.name)
+
+
+def test_all_original_configurables_are_registered(all_modules):
+  names = original_configurables()
+  assert len(names) == len(set(names)) == 137
+  for name in names:
+    assert gin.config.ConfigurableReference(name, False).configurable.selector == name
+
+
+@pytest.mark.parametrize("name", SHORT_NAMES)
+def test_short_name_is_not_ambiguous(all_modules, name: str):
+  selector = gin.config.ConfigurableReference(name, False).configurable.selector
+  assert selector.startswith("mesh_tensorflow.") and selector.endswith(f".{name}")

@@ -70,7 +70,7 @@ def beam_search(
     logits_fn,
     inputs,
     alpha,
-    states=[mtf.zeros_like(s) for s in decoder.states],
+    states=[mtf.zeros_like(s) for s in decoder.loop_states()],
     decode_length=decode_length,
     layout=model.layout,
     mesh_shape=model.mesh_shape,

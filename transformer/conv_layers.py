@@ -227,7 +227,9 @@ class SeparableConv1DLayer(Conv1D):
   ) -> mtf.Tensor:
     """`mtf.layers.separable_conv1d` of the state, at its last position only."""
     window, channels = state.shape.dims[-2:]
-    inputs = mtf.unstack(state, window)
+    # Under a name of its own: the layout may split the length.
+    state = mtf.rename_dimension(state, window.name, "_window")
+    inputs = mtf.unstack(state, state.shape[-2])
     with mtf.variable_scope(None, default_name="separable_conv1d", graph=x.graph):
       with mtf.variable_scope(None, default_name="depthwise_conv_hack", graph=x.graph):
         scale = self._depthwise_filter_initializer_scale / self.filter_size

@@ -11,14 +11,15 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer.context import Context
+from mesh_tensorflow.transformer.decoding_states import in_reading_order
 from mesh_tensorflow.transformer.sequence_utils import autoregressive_inputs
 
 if TYPE_CHECKING:
   from mesh_tensorflow.transformer.unitransformer import Unitransformer
 
-# Entries of a context's cache that are made from the encoder alone, so that the loop need not
-# make them in each step.
-_ENCODER_KEYS = ("enc_dec_attention_mask",)
+# Entries of a context's cache that are made from the encoder or from variables alone, so that the
+# loop need not make them in each step.
+_CONSTANT_KEYS = ("enc_dec_attention_mask", "encoder_spans", "softmax_kernel")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +95,17 @@ class IncrementalModel:
       # The logits are not used: this fills the caches.
       model._call_internal(first_part, inputs)
     self.states = first_part.new_states
+    constants = self._arguments["constant_states"]
+    constants[:] = [in_reading_order(s) for s in constants]
     self._constants = {
       key: value
       for key, value in first_part.cache.items()
-      if isinstance(key, tuple) and key[0] in _ENCODER_KEYS
+      if isinstance(key, tuple) and key[0] in _CONSTANT_KEYS
     }
+
+  def loop_states(self) -> list[mtf.Tensor]:
+    """`states` with their dims in the order in which a loop over steps reads them fastest."""
+    return [in_reading_order(s) for s in self.states]
 
   def step(
     self, position: mtf.Tensor, ids: mtf.Tensor, states: Sequence[mtf.Tensor]
@@ -108,7 +115,7 @@ class IncrementalModel:
     Args:
       position: int32, a scalar or one for each row.
       ids: int32 `[<batch_dims>, length]`: the tokens before it.
-      states: the states after them.
+      states: the states after them; the order of their last dims is kept.
 
     Returns:
       Logits `[<batch_dims>, vocab]`, and the states after this position.
@@ -128,6 +135,7 @@ class IncrementalModel:
       write_priority=self._priority,
       inputs=token,
     )
+    context.decoded_ids = ids
     context.cache.update(self._constants)
     with mtf.variable_scope(self._model.name):
       logits = self._model._call_internal(context, token)
@@ -176,7 +184,7 @@ def sample_autoregressive(
     bos_id=options.bos_id,
     **encoder_arguments,
   )
-  states = decoder.states
+  states = decoder.loop_states()
   if not options.has_partial_sequences:
     states = [mtf.zeros_like(s) for s in states]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.slices import align
+from mesh_tensorflow import errors
+from mesh_tensorflow.slices import align, transpose_to
 
 
 def overwrite(old: mtf.Tensor, new: mtf.Tensor, here: mtf.Tensor) -> mtf.Tensor:
@@ -27,3 +30,105 @@ def overwrite(old: mtf.Tensor, new: mtf.Tensor, here: mtf.Tensor) -> mtf.Tensor:
   return mtf.slicewise(
     select, [old, new, here], splittable_dims=dims, grad_function=0, name="replace"
   )
+
+
+class WriteAtOperation(mtf.Operation):
+  """One position of a state, overwritten; see `write_at`."""
+
+  def __init__(self, old: mtf.Tensor, new: mtf.Tensor, position: mtf.Tensor, dim: mtf.Dimension):
+    super().__init__([old, new, position], name="write_at")
+    if dim not in old.shape or set(new.shape) != set(old.shape - dim):
+      raise errors.ShapeError(
+        f"{self.name}: {new} must have the dimensions of {old} without {dim.name}={dim.size}"
+      )
+    for d in position.shape:
+      if d not in new.shape:
+        raise errors.ShapeError(
+          f"{self.name}: dimension {d.name}={d.size} of the position {position} is not among "
+          f"those of {new}"
+        )
+    self._dim = dim
+    self._outputs = [mtf.Tensor(self, old.shape, old.dtype)]
+    self._initialize_all_dimensions_as_splittable()
+
+  @property
+  def has_gradient(self) -> bool:
+    return False
+
+  def lower(self, lowering: Any) -> None:
+    impl = lowering.mesh_impl(self)
+    old, new, position = self._inputs
+    dims = old.shape.dims
+    axis = dims.index(self._dim)
+    # Rows of these dims have a position of their own.
+    rows = dims[:axis] + [d for d in dims[axis + 1 :] if d in position.shape]
+    columns = [d for d in dims[axis + 1 :] if d not in rows]
+    order = [*rows, self._dim, *columns]
+    size = impl.slice_shape(mtf.Shape([self._dim]))[0]
+    row_sizes = impl.slice_shape(mtf.Shape(rows))
+    count = mtf.ops.list_product(row_sizes)
+
+    def write(old_slice, new_slice, at, begin):
+      matrix = transpose_to(old_slice, dims, order)
+      shape = matrix.shape
+      matrix = tf.reshape(matrix, [count * size, -1])
+      values = tf.reshape(transpose_to(new_slice, new.shape.dims, rows + columns), [count, -1])
+      if not isinstance(begin, int) or begin:
+        at -= begin
+      # Not found here (another processor has it, or it is beyond the end): the old values stay.
+      here = tf.clip_by_value(at, 0, size - 1)
+      found = tf.broadcast_to(align(tf.equal(here, at), position.shape.dims, rows), row_sizes)
+      first = tf.reshape(tf.range(count) * size, row_sizes)
+      index = tf.reshape(first + align(here, position.shape.dims, rows), [count, 1])
+      kept = tf.gather_nd(matrix, index)
+      values = tf.where(tf.reshape(found, [count, 1]), values, kept)
+      # In a loop this writes in place: nothing else holds the old values any more.
+      matrix = tf.tensor_scatter_nd_update(matrix, index, values)
+      return transpose_to(tf.reshape(matrix, shape), order, dims)
+
+    begin = impl.laid_out_slice_begin(mtf.Shape([self._dim]))[0]
+    inputs = [lowering.tensors[x] for x in self._inputs]
+    lowering.set_tensor_lowering(self._outputs[0], impl.slicewise(write, *inputs, begin))
+
+
+def write_at(
+  old: mtf.Tensor, new: mtf.Tensor, position: mtf.Tensor, dim: mtf.Dimension
+) -> mtf.Tensor:
+  """`old`, with `new` at a position along a dimension; only that position is touched.
+
+  Args:
+    old: a tensor.
+    new: its dims without `dim`, in any order.
+    position: int32, some dims of `new`: each of their rows has its own position. Nothing is
+      written where it is out of range.
+    dim: a dimension of `old`.
+
+  Returns:
+    A tensor of the shape of `old`.
+
+  Raises:
+    ShapeError: the dims are others.
+  """
+  return WriteAtOperation(old, new, position, dim).outputs[0]
+
+
+def in_reading_order(state: Any) -> Any:
+  """Keys and values as matrices `[..., memory_length, d_kv]`, which attention reads as they are.
+
+  Args:
+    state: what a layer keeps: a tensor, or a tuple of tensors and other things.
+
+  Returns:
+    The same; in tensors the dimension `memory_length` is moved to the last place but one.
+  """
+  if isinstance(state, tuple):
+    # Keys that are values too stay one tensor.
+    ordered = {id(x): in_reading_order(x) for x in state}
+    return tuple(ordered[id(x)] for x in state)
+  if not isinstance(state, mtf.Tensor):
+    return state
+  memory = [d for d in state.shape.dims[:-2] if d.name == "memory_length"]
+  if not memory:
+    return state
+  *others, last = (state.shape - memory[0]).dims
+  return mtf.transpose(state, mtf.Shape([*others, memory[0], last]))

@@ -26,7 +26,8 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
   taken to stand at the start of the encoder's span of the same number.
 
   Args:
-    context: a `Context` with `encoder_inputs` and `inputs`.
+    context: a `Context` with `encoder_inputs` and `inputs`; in incremental decoding also with
+      `decoded_ids`, without which the position stands at the encoder's start.
     num_sentinels: number of sentinel ids.
 
   Returns:
@@ -36,25 +37,46 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
   first_sentinel = context.model.input_vocab_size_unpadded - num_sentinels
   encoder_length, length = context.encoder_length_dim, context.length_dim
   encoder_position = mtf.range(context.mesh, encoder_length, tf.int32)
-  if length not in context.inputs.shape.dims:
-    return -encoder_position
-
-  def spans(ids: mtf.Tensor, dim: mtf.Dimension, sequence_id: Any) -> mtf.Tensor:
-    number = mtf.cumsum(mtf.to_int32(mtf.greater_equal(ids, first_sentinel)), dim)
-    if isinstance(sequence_id, mtf.Tensor):
-      number += sequence_id * max(encoder_length.size, length.size)
-    return number
-
   packed = context.encoder_sequence_id is not None
-  encoder_span = spans(
-    context.encoder_inputs, encoder_length, context.encoder_sequence_id if packed else None
+
+  def is_sentinel(ids: mtf.Tensor) -> mtf.Tensor:
+    return mtf.to_int32(mtf.greater_equal(ids, first_sentinel))
+
+  def spans(number: mtf.Tensor, sequence_id: Any) -> mtf.Tensor:
+    if not packed or sequence_id is None:
+      return number
+    return number + sequence_id * max(encoder_length.size, length.size)
+
+  def encoder_spans() -> mtf.Tensor:
+    number = mtf.cumsum(is_sentinel(context.encoder_inputs), encoder_length)
+    return spans(number, context.encoder_sequence_id)
+
+  if length in context.inputs.shape.dims:
+    number = mtf.cumsum(is_sentinel(context.inputs), length)
+  elif context.decoded_ids is not None:
+    number = _sentinels_before(context.position, is_sentinel(context.decoded_ids), length)
+  else:
+    # One position, and nothing is known of those before.
+    return -encoder_position
+  span = spans(number, context.sequence_id)
+  encoder_span = context.cached(
+    ("encoder_spans", context.encoder_inputs, context.encoder_sequence_id, num_sentinels),
+    encoder_spans,
   )
-  span = spans(context.inputs, length, context.sequence_id if packed else None)
   before = mtf.less(encoder_span, span, output_shape=mtf.Shape(span.shape.dims + [encoder_length]))
   start = mtf.reduce_sum(mtf.to_int32(before), reduced_dim=encoder_length)
   return mtf.sub(
     start, encoder_position, output_shape=mtf.Shape(start.shape.dims + [encoder_length])
   )
+
+
+def _sentinels_before(
+  position: mtf.Tensor, is_sentinel: mtf.Tensor, length: mtf.Dimension
+) -> mtf.Tensor:
+  """How many ids before a position are sentinels: the position's input is the id before it."""
+  positions = mtf.range(is_sentinel.mesh, length, tf.int32)
+  known = mtf.less(positions, position, output_shape=mtf.Shape([*position.shape.dims, length]))
+  return mtf.reduce_sum(is_sentinel * mtf.to_int32(known), reduced_dim=length)
 
 
 @gin.configurable(module=_MODULE)

@@ -1,30 +1,60 @@
-"""Gin files and flags: parsing, and errors that say what would be right."""
+"""Gin files and flags: what is read in which order, checked, and told in the operative config."""
 
 from __future__ import annotations
 
-import difflib
+import ast
+import logging
 import os
 import re
+from collections.abc import Callable
+from typing import Any
 
 import gin
+import tensorflow as tf
 from absl import flags
 
 from mesh_tensorflow.errors import ConfigError, MeshError
+from mesh_tensorflow.transformer import (
+  gin_contradictions,
+  gin_names,
+  gin_operative,
+  gin_reader,
+  gin_run_checks,
+)
 from mesh_tensorflow.transformer.gin_paths import gin_dir
+from mesh_tensorflow.transformer.gin_settings import Settings, parts_of
 
 FLAGS = flags.FLAGS
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+
+class _Read:
+  """What this process has read so far: gin's configuration is one for the process, too."""
+
+  settings = Settings()
+  paths: list[str] = []
 
 
 def _define_flags() -> None:
   try:
     flags.DEFINE_multi_string(
-      "gin_file", None, "Gin file, in the working folder or among the package's (repeatable)."
+      "gin_file",
+      None,
+      "Gin file: a path, or one of the package's (models/lm_base.gin, layouts/cpu_2x2.gin, ...). "
+      "Repeatable; a later file overrides an earlier one, and all override defaults.gin.",
     )
     flags.DEFINE_multi_string(
-      "gin_param", None, "One gin binding, such as 'run.train_steps = 100' (repeatable)."
+      "gin_param",
+      None,
+      "One gin binding, such as \"run.mode = 'eval'\" or 'd_model = 512' (repeatable). Overrides "
+      "the files.",
     )
     flags.DEFINE_list(
-      "gin_location_prefix", [], "Folders to look for gin files in, separated by commas."
+      "gin_location_prefix",
+      [],
+      "Folders to look for gin files in, separated by commas; after the working folder, before the "
+      "package's.",
     )
   except flags.DuplicateFlagError:
     # Another library of the same lineage has defined them, with the same meaning.
@@ -43,7 +73,7 @@ def parse_gin_defaults_and_flags(skip_unknown: bool = False, finalize_config: bo
     finalize_config: whether the configuration is locked afterwards.
 
   Raises:
-    ConfigError: a file is missing, or a binding is wrong.
+    ConfigError: a file is missing, a binding is wrong, or files contradict each other.
   """
   parse_gin(
     FLAGS.gin_file or [],
@@ -63,6 +93,8 @@ def parse_gin(
 ) -> None:
   """Parses defaults.gin, then files, then bindings; later ones win.
 
+  Everything is read and checked before gin binds the first value.
+
   Args:
     files: names of gin files; in the working folder, in a search path, or among those
       of the package ("models/lm_base.gin").
@@ -72,88 +104,130 @@ def parse_gin(
     finalize_config: likewise.
 
   Raises:
-    ConfigError: a file is missing, or a binding is wrong.
+    ConfigError: a file is missing, a binding is wrong, or files contradict each other; the text
+      names the file and line, and what would be legal.
   """
   folders = [*search_paths, gin_dir()]
   for folder in folders:
     gin.add_config_file_search_path(folder)
-  # Gin looks for a file too, but logs an error for each folder that does not have it.
-  files = [_find_file(name, ["", *folders]) for name in files]
-  with_context(
-    lambda: gin.parse_config_file(
-      os.path.join(gin_dir(), "defaults.gin"), skip_unknown=skip_unknown
-    )
-  )
-  with_context(
-    lambda: gin.parse_config_files_and_bindings(
-      files, bindings, skip_unknown=skip_unknown, finalize_config=finalize_config
-    )
-  )
+  reader = gin_reader.Reader(["", *folders], skip_unknown)
+  reader.read_file(os.path.join(gin_dir(), "defaults.gin"))
+  for name in files:
+    reader.read_file(name)
+  reader.read_bindings(bindings)
+  gin_contradictions.check_statements(reader.settings)
+  if finalize_config:
+    _check_macros(reader.settings)
+  _warn_of_macros(reader.settings)
+  if _was_cleared():
+    _Read.settings, _Read.paths = Settings(), []
+  for text in reader.texts:
+    _explained(lambda text=text: gin.parse_config(text, skip_unknown=skip_unknown))
+  for setting in reader.settings.all:
+    _Read.settings.add(setting)
+  _Read.paths = [*_Read.paths, *reader.paths]
+  if finalize_config:
+    _explained(gin.finalize)
 
 
-def with_context(parse):
-  """Calls `parse()`, turning gin's errors into a `ConfigError` that suggests names."""
+def check_run() -> None:
+  """Looks for contradictions among what is bound for `utils.run`, before any work is done.
+
+  Raises:
+    ConfigError: a required parameter is not bound, or a layer list is for another model type.
+    LayoutError: layout rules and mesh shape do not fit, or a size cannot be split.
+    ShapeError: sequences longer than the table of positions.
+  """
+  gin_run_checks.check_run(_Read.settings)
+
+
+def missing_binding(error: RuntimeError) -> ConfigError | None:
+  """The error of gin for a required parameter that nothing binds, as one of ours; else None."""
+  told = re.search(r"Required bindings for `([\w.]+)` not provided in config: (\[.*\])", str(error))
+  if told is None:
+    return None
+  name, parameters = told.group(1), ast.literal_eval(told.group(2))
+  bindings = " ".join(f'--gin_param="{name}.{p} = ..."' for p in parameters)
+  return ConfigError(f"gin: {name} needs {', '.join(parameters)}, which nothing binds: {bindings}")
+
+
+def operative_config_str() -> str:
+  """The operative configuration as a gin file that says of each value what set it.
+
+  Values are those of all configurables called so far. The text is valid gin: given back as a
+  `--gin_file`, it leads to the same run.
+  """
+  return gin_operative.operative_config_str(_Read.settings, _Read.paths)
+
+
+def write_operative_config(model_dir: str | None) -> None:
+  """Writes `operative_config_str()` beside the checkpoints, as `operative_config.gin`."""
+  if not model_dir:
+    return
+  tf.io.gfile.makedirs(model_dir)
+  path = os.path.join(model_dir, "operative_config.gin")
+  with tf.io.gfile.GFile(f"{path}.tmp", "w") as f:
+    f.write(operative_config_str())
+  tf.io.gfile.rename(f"{path}.tmp", path, overwrite=True)
+
+
+def warn_of_unused_scopes() -> None:
+  """Warns of bindings in scopes that nothing entered; to be called when the program is built."""
+  for s, scopes in gin_operative.bound_in_unused_scopes(_Read.settings):
+    _LOG.warning(
+      "gin: %s: %s has no effect: this run called it in %s, never in the scope %r%s",
+      s.place,
+      s.name,
+      ", ".join(repr(scope) if scope else "no scope" for scope in sorted(scopes)),
+      s.scope,
+      gin_names.did_you_mean(s.scope, scopes - {""}),
+    )
+
+
+def _was_cleared() -> bool:
+  """Whether `gin.clear_config()` was called after what was read."""
+  for setting in _Read.settings.all[:1]:
+    try:
+      gin.query_parameter(f"{setting.scope}/{setting.selector}.{setting.argument}".lstrip("/"))
+    except ValueError:
+      return True
+  return False
+
+
+def _check_macros(settings: Settings) -> None:
+  """Raises for a macro that a value uses and nothing binds."""
+  names = [key[0] for key in settings.keys() if key[1:] == gin_names.MACRO]
+  for key in settings.keys():
+    setting = settings.exact(key)
+    for macro in parts_of(setting.value, gin_names.Macro):
+      if macro.name in names or gin_names.is_constant(macro.name):
+        continue
+      raise ConfigError(
+        f"gin: {setting.place}: {setting.name} = {setting.value!r}: no macro {macro.name!r} is "
+        f"bound; write {macro.name} = ... in a file or --gin_param"
+        f"{gin_names.did_you_mean(macro.name, names)}"
+      )
+
+
+def _warn_of_macros(settings: Settings) -> None:
+  used = {m.name for s in settings.all for m in parts_of(s.value, gin_names.Macro)}
+  for s in gin_contradictions.unused_macros(settings):
+    _LOG.warning(
+      "gin: %s: no value uses the macro %s%s",
+      s.place,
+      s.scope,
+      gin_names.did_you_mean(s.scope, used),
+    )
+
+
+def _explained(parse: Callable[[], Any]) -> None:
+  """Calls gin, whose errors become `ConfigError`s of one line."""
   try:
-    return parse()
+    parse()
   except MeshError:
     raise
-  except (ValueError, TypeError, SyntaxError, RuntimeError, OSError) as e:
-    raise ConfigError(_explain(e)) from e
-
-
-def _find_file(name: str, folders: list[str]) -> str:
-  for folder in folders:
-    path = os.path.join(folder, name)
-    if os.path.isfile(path):
-      return path
-    if os.path.isdir(path):
-      raise ConfigError(f"--gin_file {name} is a folder; give one of the files in it")
-  known = sorted(
-    os.path.relpath(os.path.join(d, f), gin_dir())
-    for d, _, names in os.walk(gin_dir())
-    for f in names
-    if f.endswith(".gin")
-  )
-  close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-  hint = f"; did you mean {', '.join(close)}?" if close else ""
-  looked = ", ".join(f or "the working folder" for f in folders)
-  raise ConfigError(f"gin file {name!r} was not found in {looked}{hint}")
-
-
-def _explain(error: Exception) -> str:
-  """Gin's message in one line, with names that resemble an unknown one."""
-  text = " ".join(str(error).split())
-  unknown = re.search(r"No configurable matching (?:reference )?'@?([^']*)'", text)
-  if unknown:
-    name = unknown.group(1).split("/")[-1]
-    candidates = {}
-    for selector in _selectors():
-      for suffix in _suffixes(selector):
-        candidates.setdefault(suffix, selector)
-    close = difflib.get_close_matches(name, list(candidates), n=3, cutoff=0.6)
-    hint = f"; did you mean {', '.join(close)}?" if close else ""
-    return f"gin: nothing configurable is called {name!r}{hint} [{_where(text)}]"
-  no_argument = re.search(r"'([\w./]+)' doesn't have a parameter named '(\w+)'", text)
-  if no_argument:
-    return f"gin: {no_argument.group(1)} has no parameter {no_argument.group(2)!r} [{_where(text)}]"
-  return f"gin: {text}"
-
-
-def _where(text: str) -> str:
-  found = re.search(r"In file \"([^\"]*)\", line (\d+)", text) or re.search(
-    r"In bindings string line (\d+)", text
-  )
-  if not found:
-    return "in a binding"
-  return f"{found.group(1)}:{found.group(2)}" if found.lastindex == 2 else "--gin_param"
-
-
-def _suffixes(selector: str) -> list[str]:
-  parts = selector.split(".")
-  return [".".join(parts[-n:]) for n in (1, 2)]
-
-
-def _selectors() -> list[str]:
-  # Gin has no public list of what is configurable; without it there are no suggestions.
-  registry = getattr(gin.config, "_REGISTRY", None)
-  return [] if registry is None else [selector for selector, _ in registry.items()]
+  except (
+    *(ValueError, TypeError, SyntaxError, RuntimeError, OSError),
+    *(KeyError, NameError, AttributeError),  # Of names, with dynamic registration.
+  ) as e:
+    raise ConfigError(f"gin: {' '.join(str(e).split())}") from e

@@ -5,7 +5,8 @@ r"""Trains, evaluates and samples from Transformers, as gin files say.
 
 defaults.gin is read first, then every --gin_file (from the working folder, or the package's own:
 models/, layouts/, problems/, learning_rate_schedules/), then every --gin_param. The mode is
-run.mode: train (default), eval, perplexity_eval or infer.
+run.mode: train (default), eval, score_eval, perplexity_eval, infer, score_from_strings,
+score_from_dataset, export_infer, export_score or plan.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from mesh_tensorflow.transformer import gin_config, utils
 
 FLAGS = flags.FLAGS
 
+flags.adopt_module_key_flags(gin_config)
 flags.DEFINE_string("tpu_job_name", None, "Name of the TPU worker job.")
 flags.DEFINE_string("model_dir", "/tmp/transformer_standalone", "Folder for checkpoints.")
-flags.DEFINE_string("tpu", None, "TPU name; not available in this version.")
-flags.DEFINE_string("gcp_project", None, "TPU only.")
-flags.DEFINE_string("tpu_zone", None, "TPU only.")
+flags.DEFINE_string("tpu", None, "A TPU to run on: local, a name or an address.")
+flags.DEFINE_string("gcp_project", None, "Project of a TPU that is given by name.")
+flags.DEFINE_string("tpu_zone", None, "Zone of a TPU that is given by name.")
 flags.DEFINE_multi_string(
   "module_import", None, "Python module to import first, to register gin names (repeatable)."
 )
@@ -40,6 +42,7 @@ def main(argv: Sequence[str]) -> None:
   for module in FLAGS.module_import or []:
     importlib.import_module(module)
   gin_config.parse_gin_defaults_and_flags()
+  gin_config.check_run()
   tf.io.gfile.makedirs(FLAGS.model_dir)
   write_command(FLAGS.model_dir, sys.argv)
   utils.run(
@@ -71,6 +74,12 @@ def _guarded(argv: Sequence[str]) -> int:
     # Gin adds a line for each configurable that the error passed through.
     text = str(e).split("\n  In call to configurable")[0]
     print(f"{_class_name(e)}: {text}", file=sys.stderr)
+    return 1
+  except RuntimeError as e:
+    missing = gin_config.missing_binding(e)
+    if missing is None or FLAGS.verbosity > 0:
+      raise
+    print(f"{_class_name(missing)}: {missing}", file=sys.stderr)
     return 1
   except KeyboardInterrupt:
     print("interrupted; the newest checkpoint is kept", file=sys.stderr)

@@ -19,7 +19,7 @@ STANDARD_TENSOR_NAMES = frozenset(
   "batch outer_batch ensemble length memory_length d_model d_ff d_kv heads query_heads vocab "
   "experts expert_x expert_y expert_hidden max_length microbatch beam buckets".split()
 )
-_STANDARD_MESH_NAMES = frozenset("ensemble batch model all outer inner".split())
+STANDARD_MESH_NAMES = frozenset("ensemble batch model all outer inner".split())
 
 
 def make_mesh_impl(
@@ -91,7 +91,7 @@ def find_devices(count: int) -> list[str]:
 def check_mesh_names(mesh_shape: mtf.Shape, layout_rules: mtf.LayoutRules) -> None:
   """Raises `LayoutError` for a rule whose mesh dimension neither exists nor is a usual one."""
   for tensor_name, mesh_name in layout_rules.check_mesh(mesh_shape):
-    if mesh_name in _STANDARD_MESH_NAMES:
+    if mesh_name in STANDARD_MESH_NAMES:
       continue
     names = mesh_shape.dimension_names
     raise LayoutError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -103,6 +104,8 @@ class ModelSteps:
     outer_batch_size: size of an additional dimension `outer_batch`, which divides the batch.
     variable_filter: which variables are trained: None for all, a regular expression, or a
       function of the `mtf.Variable`.
+    ensemble_inputs: the members of an ensemble that see data of their own while they train;
+      None: all see the same.
   """
 
   def __init__(
@@ -114,6 +117,8 @@ class ModelSteps:
     sequence_length: dict[str, int],
     outer_batch_size: int = 1,
     variable_filter: Any = None,
+    *,
+    ensemble_inputs: int | None = None,
   ):
     self.model = model
     self.mesh_impl = mesh_impl
@@ -128,6 +133,7 @@ class ModelSteps:
       )
     self._outer = outer_batch_size or 1
     self._batch_dim = mtf.Dimension("batch", batch_size // self._outer)
+    self._ensemble = ensemble_inputs or 1
 
   # --------------------------------------------------------------- training
 
@@ -148,7 +154,7 @@ class ModelSteps:
       self.mesh_impl.shape,
       self.mesh_impl.layout_rules,
     )
-    signature = [self._feature_spec(n) for n in feature_names]
+    signature = [self._feature_spec(n, training=True) for n in feature_names]
     signature += [
       mtf.TensorSpec([], tf.float32, "learning_rate"),
       mtf.TensorSpec([], tf.int64, "step"),
@@ -163,7 +169,7 @@ class ModelSteps:
       features = dict(zip(feature_names, values))
 
       def losses(features):
-        return {"loss": self._logits_and_loss(features, "train", num_microbatches)[1]}
+        return {"loss": self.logits_and_loss(features, "train", num_microbatches)[1]}
 
       if num_microbatches > 1:
         grads, outputs = mtf.serialize_training_step(
@@ -192,19 +198,18 @@ class ModelSteps:
 
     Returns:
       An `mtf.function` of the features that returns a dict of float32 scalars: `loss` (sum of
-      nats), `tokens` (scored ones), `correct`, `sequences`, `correct_sequences`.
+      nats), `tokens` (scored ones), `correct`, `sequences`, `correct_sequences`, `labels` (sum of
+      target ids), and `longest`, the scored tokens of the row that has most.
     """
     self.check_features(feature_names)
 
     @mtf.function(self.mesh_impl, [self._feature_spec(n) for n in feature_names])
     def eval_step(*args):
-      features = self._joined(dict(zip(feature_names, args)))
+      features = self.joined(dict(zip(feature_names, args)))
       targets = features["targets"]
-      logits = mtf.to_float(self._logits_and_loss(features, "eval", 1, compute_loss=False)[0])
+      logits = mtf.to_float(self.logits_and_loss(features, "eval", 1, compute_loss=False)[0])
       vocab_dim = self.model.output_vocab_dim
-      weights = mtf.to_float(mtf.greater(targets, 0))
-      if self.model_type == "delimited_lm":
-        weights *= mtf.to_float(mtf.logical_not(sequence_utils.delimited_lm_inputs_mask(targets)))
+      weights = self.scored(targets)
       nats = mtf.layers.softmax_cross_entropy_with_logits(
         logits, mtf.maximum(targets, 0), vocab_dim
       )
@@ -219,9 +224,18 @@ class ModelSteps:
         "correct": mtf.reduce_sum(right),
         "sequences": mtf.reduce_sum(used),
         "correct_sequences": mtf.reduce_sum(used * mtf.to_float(mtf.less(wrong, 0.5))),
+        "labels": mtf.reduce_sum(mtf.to_float(targets) * weights),
+        "longest": mtf.reduce_max(tokens),
       }
 
     return eval_step
+
+  def scored(self, targets: mtf.Tensor) -> mtf.Tensor:
+    """1.0 for each target that counts, else 0.0: not padding, nor the inputs of a delimited_lm."""
+    weights = mtf.to_float(mtf.greater(targets, 0))
+    if self.model_type == "delimited_lm":
+      weights *= mtf.to_float(mtf.logical_not(sequence_utils.delimited_lm_inputs_mask(targets)))
+    return weights
 
   # ---------------------------------------------------------------- sampling
 
@@ -237,12 +251,7 @@ class ModelSteps:
       An `mtf.function` of (int32 [rows, length]) that returns the same shape (for an
       encoder-decoder with `max_decode_length`, that length).
     """
-    if self.model_type in _PAIRED:
-      generate = self.model.decode
-    elif getattr(self.model, "autoregressive", False):
-      generate = self.model.sample_autoregressive
-    else:
-      raise ConfigError(f"model_type {self.model_type!r} does not generate text")
+    generate = self.generator()
     dims = [mtf.Dimension("batch", rows), mtf.Dimension("length", length)]
 
     @mtf.function(self.mesh_impl, [mtf.TensorSpec(dims, tf.int32, "inputs")])
@@ -250,6 +259,24 @@ class ModelSteps:
       return generate(inputs, variable_dtype=self.variable_dtype, **options)
 
     return sample_step
+
+  def generator(self) -> Callable[..., mtf.Tensor]:
+    """The method of the model that makes tokens: `decode` or `sample_autoregressive`.
+
+    Raises:
+      ConfigError: the model does not generate text.
+    """
+    if self.model_type in _PAIRED:
+      return self.model.decode
+    if getattr(self.model, "autoregressive", False):
+      return self.model.sample_autoregressive
+    raise ConfigError(f"model_type {self.model_type!r} does not generate text")
+
+  def on_mesh(self, mesh_impl: mtf.MeshImpl) -> ModelSteps:
+    """The programs of the same model on another mesh, with variables of its own."""
+    result = copy.copy(self)
+    result.mesh_impl = mesh_impl
+    return result
 
   # ----------------------------------------------------------------- helpers
 
@@ -274,7 +301,17 @@ class ModelSteps:
         "to join inputs and targets use model_type 'delimited_lm'"
       )
 
-  def _feature_spec(self, name: str) -> mtf.TensorSpec:
+  @property
+  def examples_per_step(self) -> int:
+    """Number of examples that one training step takes."""
+    return self.batch_size * self._ensemble
+
+  def prediction_spec(self, name: str, batch_size: int) -> mtf.TensorSpec:
+    """A feature as programs that predict take it: `[batch, length]`."""
+    length = self._feature_spec(name).shape.dims[-1]
+    return mtf.TensorSpec([mtf.Dimension("batch", batch_size), length], tf.int32, name)
+
+  def _feature_spec(self, name: str, training: bool = False) -> mtf.TensorSpec:
     key = name.split("_")[0]
     if key not in self.sequence_length:
       raise ConfigError(
@@ -283,26 +320,40 @@ class ModelSteps:
     dims = [self._batch_dim, mtf.Dimension("length", self.sequence_length[key])]
     if self._outer > 1:
       dims = [mtf.Dimension("outer_batch", self._outer), *dims]
+    if training and self._ensemble > 1:
+      dims = [mtf.Dimension("ensemble", self._ensemble), *dims]
     return mtf.TensorSpec(dims, tf.int32, name)
 
-  def feature_shape(self, name: str) -> list[int]:
+  def feature_shape(self, name: str, training: bool = False) -> list[int]:
     """Sizes of a batch of the feature."""
-    return self._feature_spec(name).shape.to_integer_list
+    return self._feature_spec(name, training).shape.to_integer_list
 
-  def _joined(self, features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
+  def joined(self, features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
+    """The features that the model takes: those of a delimited_lm are made one sequence."""
     if self.model_type != "delimited_lm":
       return features
     return dynamic_text2self(features)
 
-  def _logits_and_loss(
+  def logits_and_loss(
     self,
     features: dict[str, mtf.Tensor],
     mode: str,
     num_microbatches: int,
     compute_loss: bool = True,
   ) -> tuple[mtf.Tensor, Any]:
+    """Applies the model to a batch.
+
+    Args:
+      features: as `joined` returns them; in the mode "train" as the data has them.
+      mode: "train", "eval" or "score".
+      num_microbatches: number of such batches in a training step.
+      compute_loss: whether to compute it.
+
+    Returns:
+      (logits, loss), or (logits, None) without `compute_loss`.
+    """
     if mode == "train":
-      features = self._joined(features)
+      features = self.joined(features)
     targets = features["targets"]
     if self.model_type in _PAIRED:
       inputs = features["inputs"]

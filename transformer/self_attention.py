@@ -14,7 +14,7 @@ from mesh_tensorflow.transformer.attention_bias import (
   self_attention_bias,
 )
 from mesh_tensorflow.transformer.context import Context, TransformerLayer
-from mesh_tensorflow.transformer.decoding_states import overwrite
+from mesh_tensorflow.transformer.decoding_states import write_at
 from mesh_tensorflow.transformer.model_attention_params import attention_params
 
 
@@ -151,7 +151,8 @@ class SelfAttention(TransformerLayer):
   def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
     """Attends; see `TransformerLayer.call`.
 
-    The decoding states are keys and values `[<batch_dims>, memory_length, heads, d_kv]`.
+    The decoding states are keys and values `[<batch_dims>, memory_length, heads, d_kv]`; the order
+    of the last dims that is given is kept.
     """
     params = self.make_params(context)
     q = params.compute_q(x)
@@ -163,9 +164,9 @@ class SelfAttention(TransformerLayer):
     else:
       memory = [params.compute_k(m), params.compute_v(m)]
     if incremental:
-      here = mtf.one_hot(context.position, memory_length, dtype=tf.bool)
       memory = [
-        overwrite(old, new, here) for old, new in zip(context.get_states(len(memory)), memory)
+        write_at(old, new, context.position, memory_length)
+        for old, new in zip(context.get_states(len(memory)), memory)
       ]
     if incremental or context.mode == "first_part":
       context.record_new_states(memory)

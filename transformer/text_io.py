@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
 
+_LOG = logging.getLogger("mesh_tensorflow")
 _MODULE = "mesh_tensorflow.transformer.utils"
 
 
@@ -79,9 +81,7 @@ def encode_inputs(
   Raises:
     DataError: there are no lines.
   """
-  if not inputs:
-    raise DataError("there are no input lines to encode")
-  rows = np.zeros([-(-len(inputs) // batch_size) * batch_size, sequence_length], np.int32)
+  rows = []
   for i, line in enumerate(inputs):
     ids = list(inputs_vocabulary(vocabulary).encode(line.strip()))
     if unscored_prefix:
@@ -89,10 +89,61 @@ def encode_inputs(
       ids = [-n for n in prefix] + ids
     if model_type != "lm":
       ids.append(eos_id)
-    ids = ids[:sequence_length]
-    rows[i, : len(ids)] = ids
-  rows[len(inputs) :] = rows[0]
-  return rows
+    rows.append(ids)
+  return _filled_rows(rows, batch_size, sequence_length)
+
+
+def encode_delimited_lm(
+  inputs: Sequence[str],
+  targets: Sequence[str],
+  vocabulary: Any,
+  batch_size: int,
+  sequence_length: int,
+  eos_id: int = 1,
+  include_final_eos: bool = True,
+) -> np.ndarray:
+  """Ids of "inputs EOS targets EOS", for a language model of inputs and targets.
+
+  Args:
+    inputs: lines.
+    targets: as many lines.
+    vocabulary: a vocabulary or a pair.
+    batch_size: rows are filled up to a multiple of it, by copies of the first.
+    sequence_length: rows are cut or padded with zeros to it.
+    eos_id: the end-of-sequence id.
+    include_final_eos: whether it also comes after the targets.
+
+  Returns:
+    int32 [rows, sequence_length].
+
+  Raises:
+    DataError: there are no lines, or not equally many.
+  """
+  if len(inputs) != len(targets):
+    raise DataError(f"encode_delimited_lm: {len(inputs)} inputs, but {len(targets)} targets")
+  rows = []
+  for a, b in zip(inputs, targets):
+    ids = [*inputs_vocabulary(vocabulary).encode(a.strip()), eos_id]
+    ids += targets_vocabulary(vocabulary).encode(b.strip())
+    rows.append([*ids, eos_id] if include_final_eos else ids)
+  return _filled_rows(rows, batch_size, sequence_length)
+
+
+def _filled_rows(rows: Sequence[Sequence[int]], batch_size: int, length: int) -> np.ndarray:
+  """Rows of ids cut or padded to a length; whole batches of them, by copies of the first."""
+  if not rows:
+    raise DataError("there are no input lines to encode")
+  result = np.zeros([-(-len(rows) // batch_size) * batch_size, length], np.int32)
+  for i, row in enumerate(rows):
+    ids = row[:length]
+    result[i, : len(ids)] = ids
+  result[len(rows) :] = result[0]
+  cut = sum(len(row) > length for row in rows)
+  if cut:
+    _LOG.warning(
+      "%d of %d lines are cut to %d tokens (run.sequence_length)", cut, len(rows), length
+    )
+  return result
 
 
 @gin.configurable(module=_MODULE)
@@ -116,6 +167,7 @@ def write_lines_to_file(lines: Sequence[Any], filename: str) -> None:
   if folder:
     tf.io.gfile.makedirs(folder)
   with tf.io.gfile.GFile(filename, "w") as f:
+    f.write("")  # Without any write a file that is there would stay.
     for line in lines:
       f.write(str(line).replace("\n", " ") + "\n")
 
@@ -130,12 +182,13 @@ def strip_ids(row: Sequence[int], eos_id: int = 1) -> list[int]:
   return result
 
 
-def get_step_from_checkpoint_path(path: str) -> int:
+def get_step_from_checkpoint_path(checkpoint_path: str) -> int:
   """The step in the name of a checkpoint: 5000 for ".../model.ckpt-5000.index".
 
   Raises:
     ConfigError: the name has no "model.ckpt-<step>".
   """
+  path = checkpoint_path
   tail = path.rpartition("model.ckpt-")[2] if "model.ckpt-" in path else ""
   digits = tail.split(".")[0]
   if not digits.isdigit():

@@ -1,8 +1,8 @@
-"""The training loop, evaluation and generation around the programs of `model_steps`."""
+"""The training loop around the programs of `model_steps`."""
 
 from __future__ import annotations
 
-import inspect
+import functools
 import logging
 import math
 import os
@@ -10,21 +10,25 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint as checkpoint_lib
-from mesh_tensorflow.errors import DataError, NonFiniteError
-from mesh_tensorflow.transformer import mesh_setup
-from mesh_tensorflow.transformer.model_steps import MODEL_FEATURES, ModelSteps
+from mesh_tensorflow.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from mesh_tensorflow.transformer import init_checkpoint as init_checkpoint_lib
+from mesh_tensorflow.transformer import mesh_setup, training_data
+from mesh_tensorflow.transformer.inference import Inference
+from mesh_tensorflow.transformer.model_steps import ModelSteps
 from mesh_tensorflow.transformer.progress import TrainingProgress
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
 
-class Trainer:
+class Trainer(Inference):
   """Trains, evaluates and samples from a model; resumes from its folder.
+
+  It stands where the TF1 library had an Estimator, and has its methods: `train`, `evaluate`,
+  `predict`, `export_saved_model`, `latest_checkpoint`, `get_variable_value`.
 
   Args:
     steps: a `ModelSteps`.
@@ -38,7 +42,13 @@ class Trainer:
     keep_checkpoint_max: number of checkpoints to keep; None: all.
     report_every: steps between lines of the report.
     quiet: writes no lines.
-    init_checkpoint: a checkpoint to start from if `model_dir` has none; the step starts at 0.
+    init_checkpoint: a checkpoint to start from if `model_dir` has none; see
+      `init_checkpoint.restore`. The step goes on from its `global_step`, if it has one.
+    init_variable_filter: regular expression; only variables of `init_checkpoint` in whose names it
+      is found are taken from there.
+    predict_fn: see `prediction.score_step` and `prediction.predict_step`.
+    score_in_predict_mode: `predict` scores given targets in place of making outputs.
+    model_info_file: a file for the sizes of variables and the counters of the training program.
   """
 
   def __init__(
@@ -54,6 +64,11 @@ class Trainer:
     report_every: int = 100,
     quiet: bool = False,
     init_checkpoint: str | None = None,
+    *,
+    init_variable_filter: str = "",
+    predict_fn: Any = None,
+    score_in_predict_mode: bool = False,
+    model_info_file: str | None = None,
   ):
     self.steps = steps
     self.vocabulary = vocabulary
@@ -65,8 +80,13 @@ class Trainer:
     self._report_every = report_every
     self._quiet = quiet
     self._init_checkpoint = init_checkpoint
-    self._eval_steps: dict[tuple[str, ...], Any] = {}
-    self._samplers: dict[Any, Any] = {}
+    self._init_variable_filter = init_variable_filter
+    self._model_info_file = model_info_file
+    self.predict_fn = predict_fn
+    self.score_in_predict_mode = score_in_predict_mode
+    self._programs: dict[Any, Any] = {}
+    self._restored: str | None = None
+    self._pipeline: training_data.SavedPipeline | None = None
     self.global_step = 0
     self.losses: list[float] = []
     self.checkpointer = None
@@ -76,18 +96,21 @@ class Trainer:
         model_dir, self.mesh_impl.variable_store, max_to_keep=keep_checkpoint_max
       )
 
-  @property
-  def mesh_impl(self) -> mtf.MeshImpl:
-    return self.steps.mesh_impl
-
   # ---------------------------------------------------------------- training
 
   def train(
     self,
-    dataset_fn: Callable[..., tf.data.Dataset],
-    train_steps: int,
+    dataset_fn: Callable[..., tf.data.Dataset] | None = None,
+    train_steps: int | None = None,
     dataset_split: str = "train",
     on_ready: Callable[[mtf.Graph], None] | None = None,
+    *,
+    seen_data_init_step: int | None = None,
+    checkpoint_input_pipeline: bool = False,
+    input_fn: Any = None,
+    steps: int | None = None,
+    max_steps: int | None = None,
+    hooks: Sequence[Any] = (),
   ) -> list[float]:
     """Trains until the global step is `train_steps`, from the newest checkpoint on.
 
@@ -97,40 +120,66 @@ class Trainer:
       train_steps: the absolute step at which to stop.
       dataset_split: for `dataset_fn`.
       on_ready: called with the graph when the program is built, before the first step.
+      seen_data_init_step: the step at which the data began: the examples of the steps after it,
+        up to the checkpoint's, are left out. By default the step of `init_checkpoint`, or 0.
+      checkpoint_input_pipeline: save where the data is with each checkpoint, and go on there: no
+        example is read twice to be skipped.
+      input_fn: in place of `dataset_fn`, an Estimator's: a function that returns batches of dicts.
+      steps: in place of `train_steps`, the number of steps to do.
+      max_steps: another name of `train_steps`, the Estimator's.
+      hooks: must be empty: these were for TF1 sessions.
 
     Returns:
       The losses of the steps done.
 
     Raises:
+      ConfigError: arguments that do not go together.
       DataError: the data set is empty or ends early, or has the wrong features.
       NonFiniteError: the loss is NaN or infinite. Nothing is saved after that.
     """
-    start = self._resume_step()
+    self._check_train_arguments(dataset_fn, input_fn, (train_steps, steps, max_steps), hooks)
+    start, first = self._start()
+    if steps is not None:
+      train_steps = start + steps
+    elif max_steps is not None:
+      train_steps = max_steps
+    if input_fn is not None:
+
+      def dataset_fn(**_):
+        return training_data.examples_of(input_fn, self.steps.examples_per_step)
+
     if start >= train_steps:
       self._say(f"step {start} is reached already (train_steps is {train_steps})")
       self.build_for_inference()
       return []
-    dataset, names = self._batches(dataset_fn, dataset_split, start)
+    first = first if seen_data_init_step is None else seen_data_init_step
+    if first > start:
+      raise ConfigError(
+        f"run.seen_data_init_step (={first}) is after the step {start} at which training goes on"
+      )
+    data = self._data(dataset_fn, dataset_split, start, first, checkpoint_input_pipeline)
+    names = data.names
     step_fn = self.steps.train_step(names, self._optimizer)
+    step_fn.log_file = self._model_info_file
     progress = TrainingProgress(
       start,
       train_steps,
-      self.steps.batch_size * max(self.steps.sequence_length.values()),
+      self.steps.examples_per_step * max(self.steps.sequence_length.values()),
       report_every=self._report_every,
       summary_dir=self.model_dir,
       quiet=self._quiet,
     )
     compiled = self._compile(step_fn, names)
     self.global_step = start
-    data = self._calls(dataset, names, start, train_steps)
+    size = training_data.steps_per_call(self._steps_per_call, self._save_every)
     losses: list[float] = []
     try:
-      for batches in data:
+      for batches in (self._pipeline or data).calls(train_steps - start, size):
         count = int(batches[0].shape[0])
-        first = self.global_step == start
-        if first:
+        if self.global_step == start:
           self._prepare(compiled, on_ready)
           progress.restart_clock()
+        self._restored = None
         call_losses = compiled(batches, tf.constant(self.global_step, tf.int64)).numpy().tolist()
         self._check_finite(call_losses)
         losses += call_losses
@@ -143,7 +192,7 @@ class Trainer:
       if self.global_step == start:
         raise DataError(
           "the training data set has no complete batch of "
-          f"{self.steps.batch_size} sequences; use a smaller batch size or more data"
+          f"{self.steps.examples_per_step} sequences; use a smaller batch size or more data"
         )
       if self.global_step < train_steps:
         raise DataError(
@@ -157,6 +206,57 @@ class Trainer:
     self.losses += losses
     return losses
 
+  def _check_train_arguments(
+    self, dataset_fn: Any, input_fn: Any, numbers: Sequence[int | None], hooks: Sequence[Any]
+  ) -> None:
+    if hooks:
+      raise ConfigError("Trainer.train: hooks are of TF1 sessions, and are not available")
+    if (dataset_fn is None) == (input_fn is None):
+      raise ConfigError("Trainer.train: give either dataset_fn or input_fn")
+    if sum(n is not None for n in numbers) != 1:
+      raise ConfigError("Trainer.train: give one of train_steps, max_steps and steps")
+    if self._optimizer is None:
+      raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
+
+  def _start(self) -> tuple[int, int]:
+    """The step at which training goes on, and the one at which this folder's training began."""
+    saved = self._last_saved_step()
+    if not self._init_checkpoint:
+      return saved, 0
+    try:
+      first = init_checkpoint_lib.step_of(self._init_checkpoint, self._init_variable_filter)
+    except CheckpointError:
+      if not saved:
+        raise
+      first = 0  # It is needed no more.
+    return (saved, min(first, saved)) if saved else (first, first)
+
+  def _data(
+    self,
+    dataset_fn: Callable[..., tf.data.Dataset],
+    split: str,
+    start: int,
+    first: int,
+    checkpoint_input_pipeline: bool,
+  ) -> training_data.TrainingData:
+    """The batches from step `start` on; sets `self._pipeline` if their position is to be saved."""
+    make = functools.partial(
+      training_data.TrainingData, self.steps, dataset_fn, self.vocabulary, split
+    )
+    self._pipeline = None
+    if checkpoint_input_pipeline and self.checkpointer is not None:
+      data = make()
+      pipeline = data.saved_with_checkpoints(self.model_dir)
+      if pipeline.has(start):
+        pipeline.restore(start)
+      elif start > first:
+        self._say(f"the position in the data was not saved at step {start}: examples are skipped")
+        data = make(start - first)
+        pipeline = data.saved_with_checkpoints(self.model_dir)
+      self._pipeline = pipeline
+      return data
+    return make(start - first)
+
   def _prepare(self, compiled: Any, on_ready: Callable[[mtf.Graph], None] | None) -> None:
     """Traces the program, which creates the variables, then restores them."""
     started = time.perf_counter()
@@ -167,7 +267,10 @@ class Trainer:
     if self.restore_if_any(for_training=True):
       return
     if self._init_checkpoint:
-      self.restore_if_any(self._init_checkpoint)
+      done = init_checkpoint_lib.restore(
+        self._init_checkpoint, self.mesh_impl.variable_store, self._init_variable_filter
+      )
+      self._say(done)
     elif hasattr(self.steps.model, "initialize"):
       # A model with a part that comes from a checkpoint of its own: a teacher.
       self.steps.model.initialize()
@@ -179,7 +282,8 @@ class Trainer:
     """Several steps as one TensorFlow function: (batches [n, batch, length], step) -> losses."""
     self._step_fn = step_fn
     # Any number of steps: a shorter last call needs no program of its own.
-    spec = tuple(tf.TensorSpec([None, *self.steps.feature_shape(n)], tf.int32) for n in names)
+    shapes = [self.steps.feature_shape(n, training=True) for n in names]
+    spec = tuple(tf.TensorSpec([None, *shape], tf.int32) for shape in shapes)
 
     @tf.function(input_signature=[spec, tf.TensorSpec([], tf.int64)], autograph=False)
     def call(batches, first_step):
@@ -244,15 +348,14 @@ class Trainer:
           "learning rate, or look at the data of the last steps"
         )
     self.checkpointer.save(self.global_step)
+    if self._pipeline is not None:
+      self._pipeline.save(self.global_step)
 
   def _last_saved_step(self) -> int:
     if self.checkpointer is not None:
       self.checkpointer.wait()
     path = checkpoint_lib.latest_checkpoint(self.model_dir) if self.model_dir else None
     return checkpoint_lib.get_step_from_path(path) if path else 0
-
-  def _resume_step(self) -> int:
-    return self._last_saved_step()
 
   def restore_if_any(self, path: str | None = None, for_training: bool = False) -> int:
     """Restores a checkpoint (the newest by default); 0 if there is none.
@@ -273,162 +376,9 @@ class Trainer:
     )
     checkpointer.restore(path, ignore_unexpected=not for_training)
     step = checkpoint_lib.get_step_from_path(path)
+    self._restored = path
     self._say(f"restored {path}")
     return step
-
-  # -------------------------------------------------------------------- data
-
-  def _batches(
-    self, dataset_fn: Callable[..., tf.data.Dataset], split: str, start: int
-  ) -> tuple[tf.data.Dataset, list[str]]:
-    """Batches of the model's features from step `start` on, and the features' names."""
-    seen = start * self.steps.batch_size
-    kwargs = dict(
-      sequence_length=self.steps.sequence_length,
-      vocabulary=self.vocabulary,
-      dataset_split=split,
-    )
-    skips = _takes_skip(dataset_fn)
-    if skips:
-      kwargs["skip"] = seen
-    dataset = dataset_fn(**kwargs)
-    if seen and not skips:
-      dataset = dataset.skip(seen)
-    names = [n for n in MODEL_FEATURES if n in dataset.element_spec]
-    self.steps.check_features(names)
-    self._check_lengths(dataset, names)
-    dataset = dataset.map(lambda ex: tuple(tf.cast(ex[n], tf.int32) for n in names))
-    return dataset.batch(self.steps.batch_size, drop_remainder=True), names
-
-  def _check_lengths(self, dataset: tf.data.Dataset, names: Sequence[str]) -> None:
-    for name in names:
-      expected = self.steps.sequence_length[name.split("_")[0]]
-      shape = dataset.element_spec[name].shape
-      if shape.rank != 1 or shape[0] not in (None, expected):
-        raise DataError(
-          f"feature {name!r} of the data has shape {shape}, expected [{expected}] "
-          "(run.sequence_length); pad or cut it with dataset.pack_or_pad"
-        )
-
-  def _calls(
-    self, dataset: tf.data.Dataset, names: Sequence[str], start: int, stop: int
-  ) -> tf.data.Dataset:
-    """Batches stacked for one call each: lists of [steps, batch, length]."""
-    shapes = [self.steps.feature_shape(n) for n in names]
-    size = _steps_per_call(self._steps_per_call, self._save_every)
-    return (
-      dataset.map(lambda *xs: tuple(tf.reshape(x, s) for x, s in zip(xs, shapes)))
-      .take(stop - start)
-      .batch(size)
-      .prefetch(tf.data.AUTOTUNE)
-    )
-
-  # -------------------------------------------------------------- evaluation
-
-  def evaluate(
-    self, dataset: tf.data.Dataset, max_batches: int | None = None, what: str = "eval"
-  ) -> dict[str, float]:
-    """Teacher-forced evaluation.
-
-    Args:
-      dataset: single examples; ends by itself, or `max_batches` ends it. The last batch is
-        filled up with padding, which is not scored.
-      max_batches: number of batches; None: all.
-      what: name of the data, for messages.
-
-    Returns:
-      `loss` (nats per scored token), `bits_per_token`, `token_accuracy`, `sequence_accuracy`,
-      `num_eval_tokens`, `neg_log_perplexity`, `total_nats`.
-
-    Raises:
-      DataError: there is nothing to evaluate.
-    """
-    names = [n for n in MODEL_FEATURES if n in dataset.element_spec]
-    step = self._eval_step(names)
-    self._check_lengths(dataset, names)
-    dataset = dataset.map(lambda ex: tuple(tf.cast(ex[n], tf.int32) for n in names))
-    dataset = dataset.batch(self.steps.batch_size).prefetch(tf.data.AUTOTUNE)
-    sums: dict[str, float] = {}
-    for i, batch in enumerate(dataset):
-      if max_batches is not None and i >= max_batches:
-        break
-      values = [self._filled(x, n) for x, n in zip(batch, names)]
-      if i == 0 and not self.global_step:
-        step.get_concrete_function(*values)
-        self.global_step = self.restore_if_any()
-      for name, value in step(*values).items():
-        sums[name] = sums.get(name, 0.0) + float(value)
-    if not sums.get("tokens"):
-      raise DataError(f"data set {what!r} has no tokens to evaluate")
-    loss = sums["loss"] / sums["tokens"]
-    return {
-      "loss": loss,
-      "bits_per_token": loss / math.log(2.0),
-      "neg_log_perplexity": -loss,
-      "token_accuracy": sums["correct"] / sums["tokens"],
-      "sequence_accuracy": sums["correct_sequences"] / max(sums["sequences"], 1.0),
-      "num_eval_tokens": sums["tokens"],
-      "total_nats": sums["loss"],
-    }
-
-  def _filled(self, x: tf.Tensor, name: str) -> tf.Tensor:
-    """A batch padded with rows of zeros to the full batch size."""
-    missing = self.steps.batch_size - int(x.shape[0])
-    if missing:
-      x = tf.pad(x, [[0, missing], [0, 0]])
-    return tf.reshape(x, self.steps.feature_shape(name))
-
-  # ------------------------------------------------------------- generation
-
-  def sample(
-    self, rows: Sequence[Sequence[int]], length: int, batch_size: int | None = None, **options: Any
-  ) -> list[list[int]]:
-    """Continues rows of ids; an encoder-decoder makes targets of inputs.
-
-    Args:
-      rows: the given ids of each row; may be empty rows.
-      length: ids of a row at most, the given ones included.
-      batch_size: rows at a time; as many as in a training batch by default.
-      **options: of `Unitransformer.sample_autoregressive` or `Bitransformer.decode`.
-
-    Returns:
-      For each row its ids, the given ones included; or the ids of its targets.
-    """
-    size = batch_size or self.steps.batch_size
-    key = (size, length, tuple(sorted(options.items())))
-    if key not in self._samplers:
-      self._samplers[key] = self.steps.sample_step(length, size, **options)
-    sampler = self._samplers[key]
-    # An encoder-decoder puts nothing behind its inputs.
-    continues = 0 if hasattr(self.steps.model, "decode") else 1
-    results: list[list[int]] = []
-    for start in range(0, len(rows), size):
-      ids = np.zeros([size, length], np.int32)
-      part = rows[start : start + size]
-      for i, row in enumerate(part):
-        if len(row) > length - continues:
-          raise DataError(
-            f"a prompt has {len(row)} ids, which leaves no room in sequences of {length}; "
-            "shorten it, or bind a larger run.sequence_length (and Unitransformer.max_length)"
-          )
-        ids[i, : len(row)] = row
-      ids[len(part) :] = ids[0]  # Empty rows would go on to the full length.
-      results += sampler(ids).numpy()[: len(part)].tolist()
-    return results
-
-  def build_for_inference(self) -> None:
-    """Creates the model's variables without training, and restores the newest checkpoint."""
-    names = self.steps.required_features
-    zeros = [tf.zeros(self.steps.feature_shape(n), tf.int32) for n in names]
-    self._eval_step(names).get_concrete_function(*zeros)
-    self.global_step = self.restore_if_any()
-
-  def _eval_step(self, names: Sequence[str]) -> Any:
-    """The compiled evaluation step for data of these features."""
-    key = tuple(names)
-    if key not in self._eval_steps:
-      self._eval_steps[key] = tf.function(self.steps.eval_step(names), autograph=False)
-    return self._eval_steps[key]
 
   def describe(self) -> str:
     """The layout of the training program, after it was built."""
@@ -437,17 +387,3 @@ class Trainer:
   def _say(self, text: str) -> None:
     if not self._quiet:
       print(text, flush=True)
-
-
-def _takes_skip(dataset_fn: Callable[..., Any]) -> bool:
-  try:
-    return "skip" in inspect.signature(dataset_fn).parameters
-  except (TypeError, ValueError):
-    return False
-
-
-def _steps_per_call(wanted: int, save_every: int) -> int:
-  """The largest number of steps up to `wanted` after which a checkpoint can be due."""
-  if not save_every:
-    return wanted
-  return max(n for n in range(1, min(wanted, save_every) + 1) if save_every % n == 0)

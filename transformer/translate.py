@@ -1,22 +1,18 @@
-"""Generates texts from texts, and scores them: the modes "eval" and "infer" of the trainer."""
+"""Generates texts from texts: the mode "infer" of the trainer."""
 
 from __future__ import annotations
 
-import inspect
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
-import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.transformer import prediction
 from mesh_tensorflow.transformer.checkpoints import get_checkpoint_iterator
-from mesh_tensorflow.transformer.eval_datasets import EvalDataset
-from mesh_tensorflow.transformer.progress import write_scalars
 from mesh_tensorflow.transformer.text_io import (
   get_inputs_from_file,
   inputs_vocabulary,
@@ -56,27 +52,14 @@ def generate(
   ordered = [rows[i] for i in order]
   longest = -(-max(map(len, rows)) // _ROUND_TO) * _ROUND_TO
   length = min(longest, sequence_length["inputs"])
-  options: dict[str, Any] = {}
-  decode = getattr(estimator.steps.model, "decode", None)
-  if decode is None:
+  options = prediction.decoding_options(estimator.steps.model, sequence_length["targets"])
+  if not hasattr(estimator.steps.model, "decode"):
     length += sequence_length["targets"]
-    options["remove_partial_sequences"] = True
-  elif "max_decode_length" in inspect.signature(decode).parameters and not _bound(
-    "Bitransformer.decode.max_decode_length"
-  ):
-    options["max_decode_length"] = sequence_length["targets"]
   outputs = estimator.sample(ordered, length, batch_size=batch_size, **options)
   results: list[list[int]] = [[]] * len(rows)
   for i, output in zip(order, outputs):
     results[i] = strip_ids(output, EOS_ID)
   return results
-
-
-def _bound(parameter: str) -> bool:
-  try:
-    return gin.query_parameter(parameter) is not None
-  except ValueError:
-    return False
 
 
 def encode_lines(
@@ -124,7 +107,8 @@ def decode_from_file(
     batch_size: rows at a time.
     sequence_length: dict: of "inputs" and "targets"; for "lm" a row has
       `sequence_length["targets"]` ids at most, those of the line included.
-    checkpoint_path: the checkpoint in use; its step goes into the output's name.
+    checkpoint_path: a checkpoint to restore; None: the variables as they are. The step goes into
+      the output's name.
     input_filename: a text file, one input per line.
     output_filename: the results go to `<output_filename>-<step>`.
     eos_id: the end-of-sequence id.
@@ -140,6 +124,8 @@ def decode_from_file(
   lines = [line for line in lines for _ in range(repeats)]
   if not lines:
     raise DataError(f"the input file {input_filename!r} is empty")
+  if checkpoint_path is not None:
+    estimator.restore_for_inference(checkpoint_path)
   started = time.perf_counter()
   if model_type == "lm":
     rows = [list(inputs_vocabulary(vocabulary).encode(line)) for line in lines]
@@ -186,132 +172,40 @@ def restored_checkpoints(
     yield path
 
 
-class _Texts:
-  """The examples of one data set: ids to decode, and texts to compare with."""
-
-  def __init__(self, dataset: EvalDataset, sequence_length: Any, vocabulary: Any):
-    self.dataset = dataset
-    self.rows: list[list[int]] = []
-    self.inputs: list[str] = []
-    self.targets: list[Any] = []
-    self.examples: list[dict[str, Any]] = []
-    for example in dataset.dataset_fn(sequence_length=sequence_length).as_numpy_iterator():
-      missing = [k for k in ("inputs", "targets") if k not in example]
-      if missing or "inputs_segmentation" in example:
-        raise DataError(
-          f"eval data set {dataset.name!r} has features {sorted(example)}: to score decoded texts "
-          "it must yield single (not packed) pairs with 'inputs' and 'targets'"
-        )
-      self.rows.append([int(i) for i in np.trim_zeros(example["inputs"], "b")])
-      self.inputs.append(_text(example, "inputs", inputs_vocabulary(vocabulary)))
-      target = _text(example, "targets", targets_vocabulary(vocabulary))
-      self.targets.append(dataset.postprocess_fn(target, example=example, is_target=True))
-      self.examples.append(example)
-    if not self.rows:
-      raise DataError(f"eval data set {dataset.name!r} is empty")
-    encode = inputs_vocabulary(vocabulary).encode
-    cut = sum(len(encode(t)) >= len(r) > 0 for t, r in zip(self.inputs, self.rows))
-    if cut:
-      _LOG.warning(
-        "eval data set %s: %d of %d inputs are cut to %d tokens (run.sequence_length)",
-        dataset.name, cut, len(self.rows), max(map(len, self.rows)),
-      )  # fmt: skip
-
-
-def _text(example: Mapping[str, Any], feature: str, vocabulary: Any) -> str:
-  """The text of a feature: as it was before it was encoded, if the example has that."""
-  given = example.get(f"{feature}_pretokenized")
-  if given is not None:
-    return given.decode("utf-8") if isinstance(given, bytes) else str(given)
-  return vocabulary.decode(strip_ids(example[feature], EOS_ID))
-
-
-def eval_model(
+@gin.configurable(module="mesh_tensorflow.transformer.utils")
+def infer_model(
   estimator: Any,
   vocabulary: Any,
   sequence_length: dict[str, int],
   batch_size: int,
-  dataset_split: str,
+  model_type: str,
   model_dir: str,
-  eval_dataset_fn: Callable[..., Sequence[EvalDataset]],
-  eval_summary_dir: str | None,
   eval_checkpoint_step: Any,
-  eval_with_score: bool = False,
-  output_eval_examples: bool = True,
-  eval_dir_suffix: str | None = None,
-  score_with_estimator_fn: Any = None,
-) -> dict[str, dict[str, float]]:
-  """Decodes data sets with each of the chosen checkpoints, and scores the texts.
-
-  Writes to the summary folder the scalars `eval/<data set>/<metric>` and, if
-  `output_eval_examples`, `<data set>_inputs`, `<data set>_targets` and
-  `<data set>_<step>_predictions`; prints one line for each data set and checkpoint.
+  checkpoint_paths: list[str] | None = None,
+  decode_fn: Callable[..., Any] = decode_from_file,
+) -> None:
+  """Decodes with each of the chosen checkpoints.
 
   Args:
-    estimator: the `Trainer`.
+    estimator: a `Trainer`.
     vocabulary: a vocabulary or a pair.
     sequence_length: dict from feature to number of tokens.
     batch_size: rows at a time.
-    dataset_split: name of the split.
+    model_type: see `build_model`.
     model_dir: folder of checkpoints.
-    eval_dataset_fn: called with sequence_length, vocabulary and dataset_split; those of its
-      `EvalDataset`s that have no metrics are left out.
-    eval_summary_dir: where files and scalars go; `model_dir/<split>_eval` by default.
-    eval_checkpoint_step: see `get_checkpoint_iterator`; None is the newest.
-    eval_with_score: must be False: scores in place of decoded texts are not available here.
-    output_eval_examples: whether texts are written.
-    eval_dir_suffix: added to the name of the folder, after "_".
-    score_with_estimator_fn: must be None, likewise.
-
-  Returns:
-    For each data set its metrics with the last checkpoint; empty if none has metrics.
+    eval_checkpoint_step: see `get_checkpoint_iterator`.
+    checkpoint_paths: paths to use in place of those.
+    decode_fn: called for each checkpoint.
 
   Raises:
-    ConfigError: there is no checkpoint, or something that is not available.
-    DataError: a data set is empty, or is not of single pairs.
+    ConfigError: there is no checkpoint.
   """
-  if eval_with_score or score_with_estimator_fn is not None:
-    raise ConfigError("eval_model: evaluation of scores is not available in this version")
-  datasets = eval_dataset_fn(
-    sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
-  )
-  datasets = [EvalDataset(*d) for d in datasets]
-  left_out = [d.name for d in datasets if not d.metric_fns]
-  if left_out:
-    _LOG.info("data sets without metrics are left out: %s", left_out)
-  if len(left_out) == len(datasets):
-    return {}
-  folder = eval_summary_dir or os.path.join(model_dir, f"{dataset_split}_eval")
-  if eval_dir_suffix:
-    folder += f"_{eval_dir_suffix}"
-  cached = [_Texts(d, sequence_length, vocabulary) for d in datasets if d.metric_fns]
-  if output_eval_examples:
-    for texts in cached:
-      write_lines_to_file(texts.inputs, os.path.join(folder, f"{texts.dataset.name}_inputs"))
-      write_lines_to_file(texts.targets, os.path.join(folder, f"{texts.dataset.name}_targets"))
-  results: dict[str, dict[str, float]] = {}
-  decode = targets_vocabulary(vocabulary).decode
-  for _ in restored_checkpoints(estimator, eval_checkpoint_step, model_dir):
-    step = estimator.global_step
-    for texts in cached:
-      name = texts.dataset.name
-      started = time.perf_counter()
-      outputs = generate(estimator, texts.rows, sequence_length, batch_size)
-      seconds = time.perf_counter() - started
-      predictions = [
-        texts.dataset.postprocess_fn(decode(ids), example=example)
-        for ids, example in zip(outputs, texts.examples)
-      ]
-      if output_eval_examples:
-        write_lines_to_file(predictions, os.path.join(folder, f"{name}_{step}_predictions"))
-      metrics: dict[str, float] = {}
-      for metric_fn in texts.dataset.metric_fns:
-        metrics.update({k: float(v) for k, v in metric_fn(texts.targets, predictions).items()})
-      results[name] = metrics
-      write_scalars(folder, step, {f"eval/{name}/{k}": v for k, v in metrics.items()})
-      scores = "  ".join(f"{k} {v:.2f}" for k, v in metrics.items())
-      print(
-        f"step {step}  {name}: {scores}  ({len(predictions):,} texts decoded in {seconds:.1f} s)",
-        flush=True,
-      )
-  return results
+  for path in restored_checkpoints(estimator, eval_checkpoint_step, model_dir, checkpoint_paths):
+    decode_fn(
+      estimator,
+      vocabulary=vocabulary,
+      model_type=model_type,
+      batch_size=batch_size,
+      sequence_length=sequence_length,
+      checkpoint_path=path,
+    )

@@ -9,10 +9,18 @@ from typing import Any
 
 import gin
 import tensorflow as tf
+from absl import flags
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow import tpu_mesh
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.transformer import learning_rate_schedules, mesh_setup, plan, text_io
+from mesh_tensorflow.transformer import (
+  learning_rate_schedules,
+  mesh_setup,
+  plan,
+  text_io,
+  training_data,
+)
 from mesh_tensorflow.transformer.batching import (
   auto_train_steps,
   compute_batch_size,
@@ -21,11 +29,44 @@ from mesh_tensorflow.transformer.batching import (
   tpu_mesh_shape,
 )
 from mesh_tensorflow.transformer.checkpoints import get_checkpoint_iterator
-from mesh_tensorflow.transformer.gin_config import parse_gin_defaults_and_flags
+from mesh_tensorflow.transformer.decode_datasets import decode, decode_from_dataset
+from mesh_tensorflow.transformer.estimator import (
+  get_estimator,
+  metric_max,
+  metric_sum,
+  tpu_estimator_model_fn,
+  train_model,
+)
+from mesh_tensorflow.transformer.evaluation import eval_model, perplexity_eval
+from mesh_tensorflow.transformer.export import export_model
+from mesh_tensorflow.transformer.gin_config import (
+  parse_gin_defaults_and_flags,
+  write_operative_config,
+)
+from mesh_tensorflow.transformer.init_checkpoint import (
+  flexible_ckpt_init_mapping,
+  init_checkpoint_variable_mapping,
+  should_load_variable,
+  variable_filter_max_size,
+)
+from mesh_tensorflow.transformer.input_fns import combined_dataset_input_fn, filter_features
 from mesh_tensorflow.transformer.model_steps import ModelSteps, build_model, get_variable_dtype
-from mesh_tensorflow.transformer.progress import write_scalars
+from mesh_tensorflow.transformer.score_files import (
+  add_pretokenized,
+  save_scores,
+  save_scores_to_tfrecords,
+)
+from mesh_tensorflow.transformer.scoring import (
+  compute_log_likelihoods,
+  score_from_dataset,
+  score_from_strings,
+  score_with_estimator,
+  score_with_estimator_lazy,
+)
+from mesh_tensorflow.transformer.text2self import dynamic_text2self
 from mesh_tensorflow.transformer.text_io import (
   clean_decodes,
+  encode_delimited_lm,
   encode_inputs,
   get_inputs_from_file,
   get_step_from_checkpoint_path,
@@ -35,199 +76,33 @@ from mesh_tensorflow.transformer.text_io import (
   write_lines_to_file,
 )
 from mesh_tensorflow.transformer.trainer import Trainer
-from mesh_tensorflow.transformer.translate import (
-  decode_from_file,
-  eval_model,
-  restored_checkpoints,
+from mesh_tensorflow.transformer.translate import decode_from_file, infer_model
+
+# A program that imports this module as a library finds the flags of gin here.
+for _flag in ("gin_file", "gin_param", "gin_location_prefix"):
+  flags.FLAGS.register_flag_by_module(__name__, flags.FLAGS[_flag])
+
+# Names of the TF1 library that other packages import, underscore or not.
+_filter_features = filter_features
+_dynamic_text2self = dynamic_text2self
+_maybe_add_pretokenized_features = add_pretokenized
+_get_combined_dataset_input_fn = combined_dataset_input_fn
+
+MODES = (
+  "train",
+  "eval",
+  "score_eval",
+  "perplexity_eval",
+  "infer",
+  "score_from_strings",
+  "score_from_dataset",
+  "export_infer",
+  "export_score",
+  "export",
+  "plan",
 )
-
-MODES = ("train", "eval", "perplexity_eval", "infer", "plan")
-
-
-@gin.configurable(denylist=["predict_fn"])
-def tpu_estimator_model_fn(
-  model_type: str,
-  transformer_model: Any,
-  mesh_impl: mtf.MeshImpl,
-  batch_size: int,
-  sequence_length: dict[str, int],
-  outer_batch_size: int = 1,
-  predict_fn: Any = None,
-  variable_filter: Any = None,
-) -> ModelSteps:
-  """The programs of a model (the TF1 library made an Estimator's model function here).
-
-  Args:
-    model_type: see `build_model`.
-    transformer_model: the model.
-    mesh_impl: the mesh.
-    batch_size: sequences in a batch.
-    sequence_length: dict from feature to number of tokens.
-    outer_batch_size: size of a dimension `outer_batch`, in which a batch may be split too.
-    predict_fn: must be None: it made TF1 tensors.
-    variable_filter: see `ModelSteps`.
-  """
-  if predict_fn is not None:
-    raise ConfigError("predict_fn is not available: it made TF1 tensors; use Trainer.sample")
-  return ModelSteps(
-    transformer_model,
-    mesh_impl,
-    model_type,
-    batch_size,
-    sequence_length,
-    outer_batch_size=outer_batch_size,
-    variable_filter=variable_filter,
-  )
-
-
-def train_model(
-  estimator: Trainer,
-  vocabulary: Any,
-  sequence_length: dict[str, int],
-  batch_size: int,
-  train_dataset_fn: Callable[..., tf.data.Dataset],
-  train_steps: int,
-  ensemble_inputs: int | None,
-  dataset_split: str = "train",
-  skip_seen_data: bool = False,
-  seen_data_init_step: int = 0,
-  checkpoint_input_pipeline: bool = False,
-) -> list[float]:
-  """Trains until the global step is `train_steps`; the default of `run.train_model_fn`.
-
-  Resumed training goes on with the examples that come after those seen, always.
-
-  Args:
-    estimator: the `Trainer`.
-    vocabulary: a vocabulary or a pair.
-    sequence_length: dict from feature to number of tokens.
-    batch_size: sequences in a batch.
-    train_dataset_fn: see `Trainer.train`.
-    train_steps: the absolute step at which to stop.
-    ensemble_inputs: must be None.
-    dataset_split: for the dataset function.
-    skip_seen_data: has no effect: seen data is skipped always.
-    seen_data_init_step: must be 0.
-    checkpoint_input_pipeline: has no effect, likewise.
-
-  Returns:
-    The losses.
-  """
-  del vocabulary, sequence_length, batch_size, skip_seen_data, checkpoint_input_pipeline
-  if ensemble_inputs:
-    raise ConfigError("run.ensemble_inputs is not available in this version")
-  if seen_data_init_step:
-    raise ConfigError("run.seen_data_init_step is not available in this version")
-  return estimator.train(
-    train_dataset_fn,
-    train_steps,
-    dataset_split=dataset_split,
-    on_ready=lambda graph: print(
-      mesh_setup.describe_layout(estimator.mesh_impl, graph), flush=True
-    ),
-  )
-
-
-@gin.configurable
-def infer_model(
-  estimator: Trainer,
-  vocabulary: Any,
-  sequence_length: dict[str, int],
-  batch_size: int,
-  model_type: str,
-  model_dir: str,
-  eval_checkpoint_step: Any,
-  checkpoint_paths: list[str] | None = None,
-  decode_fn: Callable[..., Any] = decode_from_file,
-) -> None:
-  """Decodes with each of the chosen checkpoints.
-
-  Args:
-    estimator: the `Trainer`.
-    vocabulary: a vocabulary or a pair.
-    sequence_length: dict from feature to number of tokens.
-    batch_size: rows at a time.
-    model_type: see `build_model`.
-    model_dir: folder of checkpoints.
-    eval_checkpoint_step: see `get_checkpoint_iterator`.
-    checkpoint_paths: paths to use in place of those.
-    decode_fn: called for each checkpoint.
-
-  Raises:
-    ConfigError: there is no checkpoint.
-  """
-  for path in restored_checkpoints(estimator, eval_checkpoint_step, model_dir, checkpoint_paths):
-    decode_fn(
-      estimator,
-      vocabulary=vocabulary,
-      model_type=model_type,
-      batch_size=batch_size,
-      sequence_length=sequence_length,
-      checkpoint_path=path,
-    )
-
-
-def perplexity_eval(
-  estimator: Trainer,
-  vocabulary: Any,
-  sequence_length: dict[str, int],
-  dataset_split: str,
-  model_dir: str,
-  eval_dataset_fn: Callable[..., Any] | None,
-  train_dataset_fn: Callable[..., tf.data.Dataset] | None,
-  eval_checkpoint_step: Any,
-  eval_summary_dir: str | None,
-  max_batches: int | None,
-) -> dict[str, dict[str, float]]:
-  """Teacher-forced evaluation of the chosen checkpoints; one line and TensorBoard scalars each.
-
-  Args:
-    estimator: the `Trainer`.
-    vocabulary: a vocabulary or a pair.
-    sequence_length: dict from feature to number of tokens.
-    dataset_split: name of the split.
-    model_dir: folder of checkpoints.
-    eval_dataset_fn: called with sequence_length, vocabulary and dataset_split; returns
-      `EvalDataset`s. None: the training data's function makes the split.
-    train_dataset_fn: see there.
-    eval_checkpoint_step: see `get_checkpoint_iterator`; None is the newest.
-    eval_summary_dir: where the scalars go; `model_dir/<split>_eval` by default.
-    max_batches: number of batches; None: all.
-
-  Returns:
-    For each data set the metrics with the last checkpoint.
-
-  Raises:
-    ConfigError: there is no data set function.
-  """
-  arguments = dict(
-    sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
-  )
-  if eval_dataset_fn is not None:
-    datasets = {
-      d.name: functools.partial(d.dataset_fn, sequence_length=sequence_length)
-      for d in eval_dataset_fn(**arguments)
-    }
-  elif train_dataset_fn is not None:
-    datasets = {dataset_split: functools.partial(train_dataset_fn, **arguments)}
-  else:
-    raise ConfigError("bind run.eval_dataset_fn or run.train_dataset_fn to evaluate")
-  results: dict[str, dict[str, float]] = {}
-  for _ in restored_checkpoints(estimator, eval_checkpoint_step, model_dir):
-    for name, make in datasets.items():
-      metrics = estimator.evaluate(make(), max_batches, what=name)
-      results[name] = metrics
-      folder = eval_summary_dir or os.path.join(model_dir, f"{dataset_split}_eval")
-      write_scalars(
-        folder, estimator.global_step, {f"eval/{name}/{k}": v for k, v in metrics.items()}
-      )
-      print(
-        f"step {estimator.global_step}  {name}: loss {metrics['loss']:.4f} nats  "
-        f"{metrics['bits_per_token']:.4f} bits/token  accuracy {metrics['token_accuracy']:.4f}  "
-        f"({metrics['num_eval_tokens']:,.0f} tokens)",
-        flush=True,
-      )
-  return results
+# Modes that can do without a sequence length: the examples have one.
+_EVAL_MODES = ("eval", "score_eval")
 
 
 @gin.configurable
@@ -279,10 +154,11 @@ def run(
   """Trains, evaluates or decodes, as gin says.
 
   Args:
-    tpu_job_name: TPU only.
-    tpu: TPU only.
-    gcp_project: TPU only.
-    tpu_zone: TPU only.
+    tpu_job_name: name of the job of the TPU workers; None: "worker".
+    tpu: a TPU to run on: "local", a name or an address; see `tpu_mesh.connect`. None: run on GPU or
+      CPU.
+    gcp_project: project of a TPU that is given by name.
+    tpu_zone: zone of a TPU that is given by name.
     model_dir: folder for checkpoints, summaries and the configuration.
     model_type: see `build_model`.
     vocabulary: a vocabulary, or an (inputs, targets) pair.
@@ -291,12 +167,16 @@ def run(
     dataset_split: "train" in training; the split to evaluate otherwise.
     autostack: has no effect.
     eval_checkpoint_step: see `get_checkpoint_iterator`.
-    export_checkpoint_step: not available in this version.
-    export_path: not available in this version.
-    mode: "train"; "eval" (decode the data sets of `eval_dataset_fn` that have metrics, and score
-      the texts: see `eval_model`; without such a data set as the next); "perplexity_eval"
-      (teacher-forced); "infer" (decode the lines of a file); "plan" (print what training needs on
-      each processor, without doing it).
+    export_checkpoint_step: the checkpoint to export, see `get_checkpoint_iterator`; None or 0: the
+      newest.
+    export_path: the SavedModel goes into a new folder in here.
+    mode: "train"; "eval" (decode the data sets of `eval_dataset_fn` that have metrics, and compare
+      the texts: see `eval_model`; without such a data set as "perplexity_eval"); "score_eval"
+      (likewise, with scores of the targets in place of texts); "perplexity_eval" (teacher-forced);
+      "infer" (decode the lines of a file: see `infer_model`); "score_from_strings",
+      "score_from_dataset" (see these functions); "export_infer", "export_score" (write a SavedModel
+      that makes outputs, or scores: see `export.save`; "export" is the old name of the first);
+      "plan" (print what training needs on each processor, without doing it).
     iterations_per_loop: training steps in one call of the compiled program.
     save_checkpoints_steps: steps between checkpoints.
     keep_checkpoint_max: number of checkpoints to keep; None: all.
@@ -305,18 +185,20 @@ def run(
     train_steps: the absolute step at which training ends, or a function of batch size and
       sequence length.
     total_run_steps: what schedules take for the length of training; `train_steps` by default.
-    sequence_length: number of tokens, or a dict from feature to that.
+    sequence_length: number of tokens, or a dict from feature to that; None, in modes "eval" and
+      "score_eval": that of the longest examples.
     mesh_shape: mesh shape.
     mesh_devices: names of devices; see `mesh_setup.make_mesh_impl`.
     layout_rules: layout rules.
     learning_rate_schedule: a function `(step, total_train_steps)`, a list of such and numbers
       (their product), or a number.
     optimizer: an optimizer class.
-    predict_fn: must be None.
+    predict_fn: see `tpu_estimator_model_fn`.
     variable_filter: which variables are trained; see `ModelSteps`.
     perplexity_eval_steps: number of batches to evaluate; None: all.
-    init_checkpoint: a checkpoint to start from when model_dir has none.
-    ensemble_inputs: not available in this version.
+    init_checkpoint: a checkpoint to start from when model_dir has none; see
+      `init_checkpoint.restore`.
+    ensemble_inputs: in training, the members of an ensemble that see data of their own.
     train_model_fn: what trains.
     skip_seen_data: see `train_model`.
     seen_data_init_step: see `train_model`.
@@ -328,17 +210,14 @@ def run(
     report_every: steps between lines of the report.
 
   Returns:
-    Losses (train), metrics (eval), or None.
+    Losses (train), metrics (eval), what the function of the mode returned (scores), the path of
+    the SavedModel (export), the report (plan), or None.
 
   Raises:
     ConfigError: settings that contradict each other.
   """
-  del tpu_job_name, gcp_project, tpu_zone, autostack
-  del export_checkpoint_step, export_path
   if mode not in MODES:
     raise ConfigError(f"run.mode {mode!r} is unknown or not available; use {', '.join(MODES)}")
-  if tpu:
-    raise ConfigError("--tpu is not available in this version; leave it out to use CPU or GPU")
   if mode == "train" and dataset_split != "train":
     raise ConfigError(f"run.mode is 'train' but run.dataset_split is {dataset_split!r}")
   if mode == "train" and train_dataset_fn is None:
@@ -350,80 +229,70 @@ def run(
     raise ConfigError(
       "run.vocabulary is not bound: bind @vocabulary.get_byte_vocabulary(), or give a problem file"
     )
-  if sequence_length is None:
+  training_data.check_data_options(skip_seen_data, checkpoint_input_pipeline)
+  if tpu and mode != "plan":
+    # Before TensorFlow runs anything.
+    tpu = tpu_mesh.connect(tpu, zone=tpu_zone, project=gcp_project, job_name=tpu_job_name)
+  if sequence_length is None and (mode not in _EVAL_MODES or eval_dataset_fn is None):
     raise ConfigError("run.sequence_length is not bound")
   if isinstance(sequence_length, int):
     sequence_length = {"inputs": sequence_length, "targets": sequence_length}
   mesh_shape = mtf.convert_to_shape(mesh_shape)
   layout_rules = mtf.convert_to_layout_rules(layout_rules)
   if not isinstance(batch_size, int):
+    if sequence_length is None and batch_size[0] != "sequences_per_batch":
+      raise ConfigError(
+        f"run.sequence_length is not bound, so run.batch_size must be a number, not {batch_size}"
+      )
     batch_size = compute_batch_size(sequence_length, mesh_shape, layout_rules, batch_size)
   if mode == "plan":
     return print_plan(
       model_type, mesh_shape, layout_rules, batch_size, sequence_length, optimizer, vocabulary
     )
-  train_steps = resolve_steps(train_steps, batch_size, sequence_length)
-  schedule = bound_schedule(learning_rate_schedule, total_run_steps or train_steps)
-
-  mesh_impl = mesh_setup.make_mesh_impl(
-    mesh_shape, layout_rules, mesh_devices, mesh_implementation, seed
-  )
-  model = build_model(
-    model_type=model_type,
-    input_vocab_size=inputs_vocabulary(vocabulary).vocab_size,
-    output_vocab_size=targets_vocabulary(vocabulary).vocab_size,
-    layout_rules=layout_rules,
-    mesh_shape=mesh_shape,
-  )
-  steps = tpu_estimator_model_fn(
-    model_type=model_type,
-    transformer_model=model,
-    mesh_impl=mesh_impl,
-    batch_size=batch_size,
-    sequence_length=sequence_length,
-    predict_fn=predict_fn,
-    variable_filter=variable_filter,
-  )
-  estimator = Trainer(
-    steps,
-    vocabulary,
-    model_dir,
-    optimizer=optimizer,
-    learning_rate_schedule=schedule,
-    steps_per_call=iterations_per_loop,
-    save_checkpoints_steps=save_checkpoints_steps,
-    keep_checkpoint_max=keep_checkpoint_max,
-    report_every=report_every,
-    init_checkpoint=init_checkpoint,
-  )
+  schedule = None
   if mode == "train":
     if optimizer is None:
       raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
-    write_operative_config(model_dir)
-    return train_model_fn(
-      estimator,
-      vocabulary,
-      sequence_length,
-      batch_size,
-      train_dataset_fn,
-      train_steps,
-      ensemble_inputs,
-      skip_seen_data=skip_seen_data,
-      seen_data_init_step=seen_data_init_step,
-      checkpoint_input_pipeline=checkpoint_input_pipeline,
+    train_steps = resolve_steps(train_steps, batch_size, sequence_length)
+    schedule = bound_schedule(learning_rate_schedule, total_run_steps or train_steps)
+
+  def make_estimator(lengths: dict[str, int]) -> Trainer:
+    return get_estimator(
+      model_type=model_type,
+      vocabulary=vocabulary,
+      mesh_shape=mesh_shape,
+      layout_rules=layout_rules,
+      model_dir=model_dir,
+      batch_size=batch_size,
+      sequence_length=lengths,
+      autostack=autostack,
+      learning_rate_schedule=schedule,
+      keep_checkpoint_max=keep_checkpoint_max,
+      save_checkpoints_steps=save_checkpoints_steps,
+      optimizer=optimizer,
+      predict_fn=predict_fn,
+      variable_filter=variable_filter,
+      ensemble_inputs=ensemble_inputs if mode == "train" else None,
+      use_tpu=tpu,
+      tpu_job_name=tpu_job_name,
+      iterations_per_loop=iterations_per_loop,
+      cluster=None,
+      init_checkpoint=init_checkpoint,
+      mesh_devices=mesh_devices,
+      score_in_predict_mode="score" in mode,
+      mesh_implementation=mesh_implementation,
+      seed=seed,
+      report_every=report_every,
     )
-  if mode == "infer":
-    infer_model(
-      estimator,
-      vocabulary,
-      sequence_length,
-      batch_size,
-      model_type,
-      model_dir,
-      eval_checkpoint_step,
-    )
-    return None
-  if mode == "eval" and eval_dataset_fn is not None:
+
+  # First of all the devices: when data is read they cannot be made any more.
+  if sequence_length is None:
+    if not mesh_devices:
+      mesh_setup.find_devices(mesh_shape.size)
+    estimator = make_estimator
+  else:
+    estimator = make_estimator(sequence_length)
+  if mode in _EVAL_MODES and (eval_dataset_fn is not None or mode == "score_eval"):
     results = eval_model(
       estimator,
       vocabulary,
@@ -434,18 +303,59 @@ def run(
       eval_dataset_fn,
       eval_summary_dir,
       eval_checkpoint_step,
+      eval_with_score=mode == "score_eval",
       output_eval_examples=output_eval_examples,
       eval_dir_suffix=eval_dir_suffix,
     )
-    if results:
+    if results or sequence_length is None or mode == "score_eval":
       return results
-  if eval_dir_suffix:
-    eval_summary_dir = (
-      eval_summary_dir or os.path.join(model_dir, f"{dataset_split}_eval")
-    ) + f"_{eval_dir_suffix}"
+  common = (estimator, vocabulary)
+  if mode == "train":
+    write_operative_config(model_dir)
+    return train_model_fn(
+      *common,
+      sequence_length,
+      batch_size,
+      train_dataset_fn,
+      train_steps,
+      ensemble_inputs,
+      skip_seen_data=skip_seen_data,
+      seen_data_init_step=seen_data_init_step,
+      checkpoint_input_pipeline=checkpoint_input_pipeline,
+    )
+  if mode == "infer":
+    return infer_model(
+      *common, sequence_length, batch_size, model_type, model_dir, eval_checkpoint_step
+    )
+  if mode == "score_from_strings":
+    return score_from_strings(
+      *common, model_type, batch_size, sequence_length, model_dir, eval_checkpoint_step
+    )
+  if mode == "score_from_dataset":
+    return score_from_dataset(
+      *common, batch_size, sequence_length, model_dir, eval_checkpoint_step, dataset_split
+    )
+  if mode.startswith("export"):
+    path = None
+    if export_checkpoint_step:
+      path = next(iter(get_checkpoint_iterator(export_checkpoint_step, model_dir)))
+    exported = export_model(
+      estimator,
+      export_path,
+      vocabulary,
+      sequence_length,
+      model_type,
+      eval_with_score=mode == "export_score",
+      batch_size=batch_size,
+      checkpoint_path=path,
+    )
+    print(f"step {estimator.global_step} exported: {exported}", flush=True)
+    return exported
+  if mode == "eval":
+    # The folder of evaluations, of one data set or several.
+    eval_summary_dir = eval_summary_dir or os.path.join(model_dir, f"{dataset_split}_eval")
   return perplexity_eval(
-    estimator,
-    vocabulary,
+    *common,
     sequence_length,
     dataset_split,
     model_dir,
@@ -454,6 +364,7 @@ def run(
     eval_checkpoint_step,
     eval_summary_dir,
     perplexity_eval_steps,
+    eval_dir_suffix,
   )
 
 
@@ -511,15 +422,6 @@ def bound_schedule(schedule: Any, total_train_steps: int) -> Any:
   return schedule
 
 
-def write_operative_config(model_dir: str | None) -> None:
-  """Writes the bindings in force beside the checkpoints, as `operative_config.gin`."""
-  if not model_dir:
-    return
-  tf.io.gfile.makedirs(model_dir)
-  with tf.io.gfile.GFile(os.path.join(model_dir, "operative_config.gin"), "w") as f:
-    f.write(gin.operative_config_str())
-
-
 __all__ = [
   "MODES",
   "ModelSteps",
@@ -529,25 +431,43 @@ __all__ = [
   "build_model",
   "clean_decodes",
   "compute_batch_size",
+  "compute_log_likelihoods",
+  "decode",
+  "decode_from_dataset",
   "decode_from_file",
+  "encode_delimited_lm",
   "encode_inputs",
   "eval_model",
+  "export_model",
+  "flexible_ckpt_init_mapping",
   "get_checkpoint_iterator",
+  "get_estimator",
   "get_inputs_from_file",
   "get_step_from_checkpoint_path",
   "get_variable_dtype",
   "infer_model",
+  "init_checkpoint_variable_mapping",
   "inputs_vocabulary",
+  "metric_max",
+  "metric_sum",
   "parse_gin_defaults_and_flags",
   "perplexity_eval",
   "run",
+  "save_scores",
+  "save_scores_to_tfrecords",
+  "score_from_dataset",
+  "score_from_strings",
+  "score_with_estimator",
+  "score_with_estimator_lazy",
   "separate_vocabularies",
   "serialize_num_microbatches",
+  "should_load_variable",
   "targets_vocabulary",
   "text_io",
   "tpu_estimator_model_fn",
   "tpu_mesh_shape",
   "train_model",
+  "variable_filter_max_size",
   "write_lines_to_file",
   "write_operative_config",
 ]

@@ -66,11 +66,17 @@ class VocabEmbedding:
 
   def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
     """Products with the rows of the table: the dims of `hidden`, vocab_dim for output_dim."""
-    del context
     if not self._scale_variable_like_classifier_weights:
       hidden *= self._output_dim.size**-0.5
+    weights = self._embedding_weights
+    key = ("softmax_kernel", weights)
+    if context.mode == "first_part" or key in context.cache:
+      # Decoding multiplies few rows by the table, again and again: transposed once, that takes
+      # half of the time.
+      order = weights.shape - self._vocab_dim + self._vocab_dim
+      weights = context.cached(key, lambda: mtf.transpose(weights, order))
     return mtf.einsum(
-      [hidden, self._embedding_weights],
+      [hidden, weights],
       reduced_dims=[self._output_dim],
       output_shape=hidden.shape - self._output_dim + self._vocab_dim,
     )

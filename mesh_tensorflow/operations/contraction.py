@@ -20,6 +20,9 @@ from mesh_tensorflow.slices import align, transpose_to
 
 Dims = tuple[Dimension, ...]
 
+# Below this a multiplication of a matrix by a vector costs less as a product and a sum.
+_MATRIX_SIDE = 16
+
 
 def contract(
   tensors: Sequence[tf.Tensor], dims: Sequence[Sequence[Dimension]], output: Sequence[Dimension]
@@ -84,6 +87,10 @@ def _contract_two(
   columns = [d for d in kept_b if d not in kept_a]
   if not contracted:
     return align(a, kept_a, output) * align(b, kept_b, output)
+  if bool(rows) != bool(columns) and _has_matmul(a.dtype):
+    product = _vector_product(a, kept_a, b, kept_b, output, sizes)
+    if product is not None:
+      return product
   if not rows or not columns or not _has_matmul(a.dtype):
     # A matrix times a vector: reads each operand once, without a transpose.
     full = kept_a if not columns else kept_b if not rows else tuple(dict.fromkeys(kept_a + kept_b))
@@ -91,6 +98,30 @@ def _contract_two(
   plan = _plan(kept_a, kept_b, output, tuple(sizes.items()))
   product = _matmul(a, kept_a, b, kept_b, plan, sizes)
   return transpose_to(product, plan.result, output)
+
+
+def _vector_product(
+  a: tf.Tensor, a_dims: Dims, b: tf.Tensor, b_dims: Dims, output: Dims, sizes: dict[Dimension, int]
+) -> tf.Tensor | None:
+  """Products of large matrices and vectors; None if the axes do not stand in the order for that."""
+  if len(a_dims) > len(b_dims):
+    a, a_dims, b, b_dims = b, b_dims, a, a_dims
+  batch = tuple(d for d in a_dims if d in output)
+  contracted = tuple(d for d in a_dims if d not in output)
+  others = tuple(d for d in b_dims if d not in a_dims)
+  size = lambda dims: list_product(sizes[d] for d in dims)  # noqa: E731
+  if a_dims != batch + contracted or b_dims not in (
+    batch + contracted + others,
+    batch + others + contracted,
+  ):
+    return None
+  if min(size(contracted), size(others)) < _MATRIX_SIDE:
+    return None
+  b, transpose_b = _as_matrices(b, b_dims, batch, contracted, others, sizes)
+  rows = [sizes[d] for d in batch]
+  product = tf.matmul(tf.reshape(a, [*rows, 1, size(contracted)]), b, transpose_b=transpose_b)
+  product = tf.reshape(product, [sizes[d] for d in batch + others])
+  return transpose_to(product, batch + others, output)
 
 
 def _has_matmul(dtype: tf.DType) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 
 from mesh_tensorflow.transformer import synthetic_attention, transformer_layers
@@ -124,6 +126,10 @@ def branched_together(memory):
 # ------------------------------------------------------------------- synthesizer
 
 
+# Processors build their graphs in threads.
+_FIXED_LENGTH = threading.Lock()
+
+
 def synthesizer(mode):
   """A Synthesizer whose tables are for 6 positions."""
   layer = transformer_layers.Synthesizer(
@@ -131,11 +137,12 @@ def synthesizer(mode):
   )
 
   def build(x):
-    fixed, synthetic_attention._FIXED_LENGTH = synthetic_attention._FIXED_LENGTH, 6
-    try:
-      return layer.call(make_context(x), x)
-    finally:
-      synthetic_attention._FIXED_LENGTH = fixed
+    with _FIXED_LENGTH:
+      fixed, synthetic_attention._FIXED_LENGTH = synthetic_attention._FIXED_LENGTH, 6
+      try:
+        return layer.call(make_context(x), x)
+      finally:
+        synthetic_attention._FIXED_LENGTH = fixed
 
   return build
 
@@ -167,8 +174,10 @@ R = weights("length:6 heads:2 memory_length:6")
 FACTOR = weights("tmp:3 heads:2 memory_length:6")
 PI = weights("d_kv:2 memory_length:6")
 KVO = {"kv": QKVO["v"], "o": QKVO["o"]}
-SYNTHETIC = SELF + ("length:6 heads:2 memory_length:6", "tmp:3 heads:2 memory_length:4")
+SYNTHETIC = SELF + ("length:6 heads:2 memory_length:6",)
 SYNTHETIC += ("batch:2 length:4 heads:2 d_kv:2 memory_length:6", "length:4 heads:2 memory_length:4")
+
+FACTORS = ("tmp:3 heads:2 memory_length:4",)
 
 SYNTHESIZER = [
   ("random", dict(R=R) | KVO, lambda x, r, kv, o: synthesized(x, table(r), kv, o)),
@@ -355,7 +364,7 @@ DESCRIPTORS = [
       mirror,
       X,
       variables=variables,
-      together=SYNTHETIC,
+      together=SYNTHETIC + FACTORS * (mode == "factorized"),
     )
     for mode, variables, mirror in SYNTHESIZER
   ),

@@ -229,6 +229,7 @@ DESCRIPTORS = [
     X,
     INPUTS,
     variables=DYNAMIC,
+    unsplit="_taps",
     together=MEETING,
   ),
   op(
@@ -241,6 +242,7 @@ DESCRIPTORS = [
     | dense("local_conv_inp_1")
     | DYNAMIC
     | dense("local_conv_attn_op_projection"),
+    unsplit="_taps",
     together=MEETING,
   ),
   op(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-import tensorflow as tf
 
-import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import (
   dense_relu_dense,
   evolved_transformer,
@@ -16,8 +14,8 @@ from mesh_tensorflow.transformer import (
   universal_transformer,
 )
 from tests.conformance.framework import T, op
-from tests.transformer import layer_program
 from tests.transformer import numpy_smaller as mirror
+from tests.transformer.layer_context import make_context
 
 X = T("batch:4 length:4 d_model:4", -1, 1)
 IDS = T(
@@ -28,18 +26,11 @@ QUARTER = T("d_model:4", 0.5, 1.5)
 
 
 def call(layer, x, *, mode="eval", **kwargs):
-  return layer.call(layer_program.context(x, mode=mode, **kwargs), x)
+  return layer.call(make_context(x, mode=mode, **kwargs), x)
 
 
 def attend(x):
-  position = mtf.range(x.mesh, x.shape[1], tf.int32)
-  return call(
-    fixup_layers.SelfAttentionFixup(num_blocks=2, num_heads=2, key_value_size=2),
-    x,
-    position=position,
-    read_priority=position,
-    write_priority=position,
-  )
+  return call(fixup_layers.SelfAttentionFixup(num_blocks=2, num_heads=2, key_value_size=2), x)
 
 
 def convolve(layer, x, ids):
@@ -107,7 +98,7 @@ def universal(x, ids=None, **kwargs):
   layer = dense_relu_dense.DenseReluDense(hidden_size=8)
   layer.set_name("layer")
   stack = universal_transformer.UTLayerStack([layer], **(UNIVERSAL | kwargs))
-  return stack.call(layer_program.context(x, sequence_id=ids), x)
+  return stack.call(make_context(x, mode="eval", sequence_id=ids), x)
 
 
 FEED_FORWARD = {
@@ -255,7 +246,7 @@ DESCRIPTORS = [
   op(
     "fixup_sublayers",
     lambda x: fixup_layers.sublayer_fixup_shift(
-      fixup_layers.sublayer_fixup_scale(x, None, layer_program.context(x)), None, None
+      fixup_layers.sublayer_fixup_scale(x, None, make_context(x)), None, None
     ),
     lambda x, scale, shift: x * scale + shift,
     X,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gin
@@ -76,21 +77,39 @@ def set_golden_weights(store: mtf.VariableStore) -> None:
     variable.assign(value.reshape(variable.shape.to_integer_list).astype(np.float32))
 
 
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+  """Runs each operation of an `mtf.function` at once: for a single call that is much faster."""
+  tf.config.run_functions_eagerly(True)
+  try:
+    yield
+  finally:
+    tf.config.run_functions_eagerly(False)
+
+
 def run(
-  impl: Any, program: Callable[..., Any], *arrays: np.ndarray, names: Sequence[str] = (), **kwargs
+  impl: Any,
+  program: Callable[..., Any],
+  *arrays: np.ndarray,
+  names: Sequence[str] = (),
+  traced: bool = False,
+  **kwargs: Any,
 ) -> Any:
-  """Runs `program(*tensors)` on a mesh, as a tf.function; returns NumPy arrays.
+  """Runs `program(*tensors)` on a mesh; returns NumPy arrays.
 
   Args:
     impl: the mesh implementation.
     program: takes mtf.Tensors `[batch, length]` and returns a structure of them.
     *arrays: int32 arrays.
     names: of the dimensions, if they are not batch and length.
+    traced: whether it becomes a tf.function.
     **kwargs: arguments of the call.
   """
   names = names or ("batch", "length")
   signature = [mtf.TensorSpec(list(zip(names, np.shape(a))), np.asarray(a).dtype) for a in arrays]
-  result = mtf.function(impl, input_signature=signature)(program)(*arrays, **kwargs)
+  function = mtf.function(impl, input_signature=signature)(program)
+  with contextlib.nullcontext() if traced else eagerly():
+    result = function(*arrays, **kwargs)
   return tf.nest.map_structure(lambda t: t.numpy() if tf.is_tensor(t) else t, result)
 
 

@@ -21,9 +21,11 @@ def golden():
   return impl, model, {s.name: s.numpy().astype(np.float64) for s in store}
 
 
-def sample(golden, partial=PARTIAL, seed=None, **options):
+def sample(golden, partial=PARTIAL, seed=None, traced=False, **options):
   impl, model, _ = golden
-  return lm.run(impl, lambda p: model.sample_autoregressive(p, **options), partial, seed=seed)
+  return lm.run(
+    impl, lambda p: model.sample_autoregressive(p, **options), partial, seed=seed, traced=traced
+  )
 
 
 def greedy(golden, partial, choose=lambda logits: logits.argmax(-1), bos_id=0):
@@ -49,7 +51,7 @@ def test_stops_when_every_row_has_ended(golden):
   stop = sorted(common)[0]
   new = [list(whole[0, 2:]), list(whole[1, 4:])]
   steps = max(row.index(stop) for row in new) + 1
-  ids = sample(golden, stop_at_token=int(stop))
+  ids = sample(golden, stop_at_token=int(stop), traced=True)
   for row, given in ((0, 2), (1, 4)):
     end = given + steps
     np.testing.assert_array_equal(ids[row, :end], whole[row, :end])

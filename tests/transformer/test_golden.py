@@ -1,9 +1,13 @@
 """Golden values of the TF1 library: losses, logits, gradients and decoded ids."""
 
+import functools
+from itertools import cycle, product
+
 import numpy as np
 import pytest
 
 import mesh_tensorflow as mtf
+from tests.conformance.framework import graph_optimizer
 from tests.transformer import bi_program as bi
 from tests.transformer import lm_program as lm
 
@@ -57,6 +61,7 @@ PAIRED_CASES = {
     [[1, 0, 0, 0, 0], [1, 0, 0, 0, 0]],
   ),
 }
+KINDS = {"placement": mtf.PlacementMeshImpl, "simd": mtf.SimdMeshImpl}
 MESHES = {
   "one device": ("all:1", ""),
   "batch": ("rows:2", "batch:rows"),
@@ -64,74 +69,71 @@ MESHES = {
   "d_model": ("cols:2", "d_model:cols"),
   "batch and heads": ("rows:2,cols:2", "batch:rows,heads:cols"),
 }
+# Case, mesh implementation, mesh, whether in a tf.function.
+RUNS = [
+  *((case, kind, mesh, False) for (case, mesh), kind in zip(product(CASES, MESHES), cycle(KINDS))),
+  ("D", "placement", "one device", True),
+  ("D", "simd", "heads", True),
+  ("E", "placement", "batch and heads", True),
+]
 PAIRED_RUNS = [
-  ("A", "placement", "one device"),
-  ("A", "placement", "batch and heads"),
-  ("A", "simd", "batch and heads"),
-  ("B", "placement", "one device"),
-  ("B", "placement", "d_model"),
-  ("C", "placement", "one device"),
-  ("C", "simd", "heads"),
+  *(
+    (case, kind, mesh, False)
+    for (case, mesh), kind in zip(product(PAIRED_CASES, MESHES), cycle(KINDS))
+  ),
+  ("A", "placement", "one device", True),
+  ("B", "placement", "d_model", True),
+  ("C", "simd", "heads", True),
 ]
 
 
-def mesh_impl(mesh, cpu_devices, kind="placement"):
+@pytest.fixture(autouse=True)
+def without_graph_optimizer():
+  with graph_optimizer(False):
+    yield
+
+
+def mesh_impl(kind, mesh, cpu_devices):
   shape, layout = MESHES[mesh]
-  cls = mtf.PlacementMeshImpl if kind == "placement" else mtf.SimdMeshImpl
-  return cls(shape, layout, cpu_devices[: mtf.convert_to_shape(shape).size])
+  return KINDS[kind](shape, layout, cpu_devices[: mtf.convert_to_shape(shape).size])
 
 
-def golden_model(case, mesh, cpu_devices):
-  """The model with the golden weights on a mesh."""
-  impl = mesh_impl(mesh, cpu_devices)
-  model = lm.make_model(**CASES[case][0])
+def check(found, case):
+  """Losses, squared gradient and logits."""
+  (loss, squared), (evaluation, logits) = found
+  expected, first, second = case[2:5]
+  np.testing.assert_allclose([loss, evaluation], expected[:2], atol=2e-6)
+  np.testing.assert_allclose(squared, expected[2], rtol=1e-5)
+  np.testing.assert_allclose(logits[0, 0, :4], first, atol=1e-5)
+  np.testing.assert_allclose(logits[1, 1, :4], second, atol=1e-5)
+
+
+@pytest.mark.parametrize("name,kind,mesh,traced", RUNS)
+def test_language_models(name, kind, mesh, traced, cpu_devices):
+  case, run = CASES[name], functools.partial(lm.run, traced=traced)
+  impl = mesh_impl(kind, mesh, cpu_devices)
+  model = lm.make_model(**case[0])
   lm.set_golden_weights(lm.initialize(impl, model))
-  return impl, model
-
-
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("case", CASES)
-def test_losses_logits_and_gradients(case, mesh, cpu_devices):
-  _, num_variables, (train, evaluation, squared), first, second, _ = CASES[case]
-  impl, model = golden_model(case, mesh, cpu_devices)
-  assert len([s for s in impl.variable_store if not s.name.startswith("_")]) == num_variables
-  loss, _, grad = lm.run(impl, lm.loss_program(model), lm.TARGETS)
-  np.testing.assert_allclose(loss, train, atol=2e-6)
-  np.testing.assert_allclose(grad, squared, rtol=1e-5)
-  loss, logits = lm.run(impl, lm.loss_program(model, "eval"), lm.TARGETS)
-  np.testing.assert_allclose(loss, evaluation, atol=2e-6)
-  np.testing.assert_allclose(logits[0, 0, :4], first, atol=1e-5)
-  np.testing.assert_allclose(logits[1, 1, :4], second, atol=1e-5)
-
-
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("case", CASES)
-def test_decoded_ids(case, mesh, cpu_devices):
-  impl, model = golden_model(case, mesh, cpu_devices)
+  assert len([s for s in impl.variable_store if not s.name.startswith("_")]) == case[1]
+  loss, _, squared = run(impl, lm.loss_program(model), lm.TARGETS)
+  check([(loss, squared), run(impl, lm.loss_program(model, "eval"), lm.TARGETS)], case)
   partial = np.array([[5, 6, 0, 0, 0, 0], [3, 4, 2, 0, 0, 0]], np.int32)
-  ids = lm.run(impl, model.sample_autoregressive, partial)
-  np.testing.assert_array_equal(ids, CASES[case][-1])
+  np.testing.assert_array_equal(run(impl, model.sample_autoregressive, partial), case[5])
 
 
-@pytest.mark.parametrize("case,kind,mesh", PAIRED_RUNS)
-def test_encoder_decoders(case, kind, mesh, cpu_devices):
-  bindings, num_variables, (train, evaluation, squared), first, second, greedy, beam = PAIRED_CASES[
-    case
-  ]
-  impl = mesh_impl(mesh, cpu_devices, kind)
-  model = bi.make_model(bindings)
+@pytest.mark.parametrize("name,kind,mesh,traced", PAIRED_RUNS)
+def test_encoder_decoders(name, kind, mesh, traced, cpu_devices):
+  case, run = PAIRED_CASES[name], functools.partial(lm.run, traced=traced)
+  impl = mesh_impl(kind, mesh, cpu_devices)
+  model = bi.make_model(case[0])
   bi.golden(impl, model)
-  assert len(bi.names(impl)) == num_variables
-  loss, _, _, grad = lm.run(impl, bi.loss_program(model), bi.INPUTS, bi.TARGETS)
-  np.testing.assert_allclose(loss, train, atol=2e-6)
-  np.testing.assert_allclose(grad, squared, rtol=1e-5)
-  loss, logits = lm.run(impl, bi.loss_program(model, "eval"), bi.INPUTS, bi.TARGETS)
-  np.testing.assert_allclose(loss, evaluation, atol=2e-6)
-  np.testing.assert_allclose(logits[0, 0, :4], first, atol=1e-5)
-  np.testing.assert_allclose(logits[1, 1, :4], second, atol=1e-5)
+  assert len(bi.names(impl)) == case[1]
+  loss, _, _, squared = run(impl, bi.loss_program(model), bi.INPUTS, bi.TARGETS)
+  evaluated = run(impl, bi.loss_program(model, "eval"), bi.INPUTS, bi.TARGETS)
+  check([(loss, squared), evaluated], case)
 
   def decode(**options):
-    return lm.run(impl, lambda x: model.decode(x, max_decode_length=5, **options), bi.INPUTS)
+    return run(impl, lambda x: model.decode(x, max_decode_length=5, **options), bi.INPUTS)
 
-  np.testing.assert_array_equal(decode(), greedy)
-  np.testing.assert_array_equal(decode(beam_size=3), beam)
+  np.testing.assert_array_equal(decode(), case[5])
+  np.testing.assert_array_equal(decode(beam_size=3), case[6])

@@ -36,14 +36,14 @@ Unitransformer.shared_embedding_and_softmax_weights = False
 """
 
 
-def build(model_type="bitransformer", bindings="", mode="train", config=SIZES):
+def build(model_type="bitransformer", bindings="", mode="train", config=SIZES, length=5):
   """The graph of a model of vocabulary 100, which is rounded up to 128."""
   gin.clear_config()
   gin.add_config_file_search_path(gin_dir())
   gin.parse_config_files_and_bindings(["defaults.gin"], [config, bindings])
   model = utils.build_model(model_type, 100, 100)
   mesh = mtf.Mesh(mtf.Graph(), "mesh")
-  ids = mtf.zeros(mesh, [("batch", 2), ("length", 5)], tf.int32)
+  ids = mtf.zeros(mesh, [("batch", 2), ("length", length)], tf.int32)
   model.call_simple(ids, ids, compute_loss=True, mode=mode)
   return mesh.graph
 

@@ -230,6 +230,11 @@ def test_inputs_of_a_delimited_model_see_each_other():
   log_p = np.log(numpy_lm.softmax(logits_a))
   expected = -sum(log_p[0, i, a[0, i]] for i in (4, 5, 6)) / 8
   np.testing.assert_allclose(loss_a, expected, rtol=1e-5)
+  # The buckets are those of both directions: the upper half is of later positions.
+  bias = store["transformer/block_000/layer_000/SelfAttention/relative_attention_bias"]
+  bias.assign(bias.numpy() + (np.arange(32) > 16).astype(np.float32))
+  logits_d = lm.run(impl, lm.loss_program(model, "eval"), a, ones)[1]
+  assert np.abs(logits_d - logits_a)[0, 0].max() > 1e-3
 
 
 def test_ensemble_members_are_separate_models():

@@ -1,15 +1,12 @@
-"""Layers step by step and all positions at once; one device and drawn layouts."""
+"""Layers in a decoder step by step, and all positions at once."""
 
 from __future__ import annotations
 
-import functools
-import random
-
+import gin
 import numpy as np
 import pytest
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import transformer_layers as t
 from tests.transformer import decode_program as program
 from tests.transformer import lm_program as lm
@@ -96,6 +93,8 @@ CASES = {
   "parallel": (parallel, {}, K_AND_V + ["batch:4 heads:2 window:2 d_kv:2"] * 2),
 }
 WITH_ENCODER = {
+  # Sentinels are among the tokens; the relative positions depend on those before.
+  "relative": (t.EncDecAttention, DIMS | SHARED_BIAS, []),
   "talking_heads": (
     t.TalkingHeadsEncDecAttention,
     dict(dynamic_projections=["x2l", "m2w"], **DYNAMIC),
@@ -119,60 +118,37 @@ WITH_ENCODER = {
 ALL = [(n, False) for n in CASES] + [(n, True) for n in WITH_ENCODER]
 
 
-def whole_program(name, with_encoder):
-  """All positions, loss and gradient; steps; and a list that gets the states."""
-  cls, kwargs, states = (WITH_ENCODER if with_encoder else CASES)[name]
-  model = program.make_model(cls, kwargs, num_layers=1)
-  forward, decode = program.forward(model, with_encoder), program.decode(model, with_encoder)
-
-  def both(*tensors):
-    logits, loss, squared = forward(*tensors)
-    steps, first = decode(*tensors)
-    assert [s.shape for s in first] == [mtf.convert_to_shape(s) for s in states]
-    return logits, loss, squared, steps
-
-  return both
+def values(program_):
+  """Those of a program with the golden weights."""
+  impl = lm.one_device()
+  function = mtf.function(impl, input_signature=program.SIGNATURE)(program_)
+  with lm.eagerly():
+    function(*program.ARGUMENTS)
+    lm.set_golden_weights(impl.variable_store)
+    return [v.numpy() for v in function(*program.ARGUMENTS)]
 
 
-def values(impl, name, with_encoder):
-  function = mtf.function(impl, input_signature=program.SIGNATURE)(
-    whole_program(name, with_encoder)
-  )
-  function(*program.ARGUMENTS)
-  lm.set_golden_weights(impl.variable_store)
-  return [v.numpy() for v in function(*program.ARGUMENTS)]
-
-
-@functools.cache
-def on_one_device(name, with_encoder):
-  return values(lm.one_device(), name, with_encoder)
-
-
-@pytest.mark.parametrize("name,with_encoder", ALL)
-def test_steps_are_positions_of_the_whole(name, with_encoder):
-  logits, _, squared, steps = on_one_device(name, with_encoder)
+def check_steps(program_):
+  """Logits of steps are those of the positions; the positions' depend on all variables."""
+  logits, squared, steps = values(program_)
   np.testing.assert_allclose(steps, program.expected_steps(logits), rtol=1e-4, atol=1e-5)
   assert squared > 1e-3
 
 
 @pytest.mark.parametrize("name,with_encoder", ALL)
-def test_layouts(name, with_encoder, cpu_devices):
-  rng = random.Random(f"{name} {with_encoder}")
-  dims = ["batch", "length", "memory_length", "heads", "d_model", "d_kv", "experts", "kh", "sh"]
-  kind = rng.choice([mtf.PlacementMeshImpl, mtf.SimdMeshImpl])
-  for _ in range(20):
-    mesh, axes = rng.choice([("r:2", "r"), ("r:2,s:2", "rs")])
-    rules = ",".join(f"{d}:{a}" for d, a in zip(rng.sample(dims, 2), axes))
-    impl = kind(mesh, rules, cpu_devices[: 2 ** len(axes)])
-    try:
-      got = values(impl, name, with_encoder)
-    except errors.LayoutError:
-      continue
-    want = on_one_device(name, with_encoder)
-    for g, w in zip(got, want):
-      np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-5, err_msg=f"{kind} {mesh} {rules}")
-    return
-  pytest.fail("no drawn layout is legal")
+def test_steps_are_positions_of_the_whole(name, with_encoder):
+  cls, kwargs, states = (WITH_ENCODER if with_encoder else CASES)[name]
+  gin.bind_parameter("relative_position_spans.num_sentinels", 5)
+  model = program.make_model(cls, kwargs, num_layers=1)
+  forward, decode = program.forward(model, with_encoder), program.decode(model, with_encoder)
+
+  def both(*tensors):
+    logits, _, squared = forward(*tensors)
+    steps, first = decode(*tensors)
+    assert [s.shape for s in first] == [mtf.convert_to_shape(s) for s in states]
+    return logits, squared, steps
+
+  check_steps(both)
 
 
 def test_prompts_while_decoding():
@@ -197,10 +173,4 @@ def test_prompts_while_decoding():
     assert [s.shape for s in first] == [mtf.convert_to_shape(s) for s in K_AND_V]
     return logits, squared, steps
 
-  impl = lm.one_device()
-  function = mtf.function(impl, input_signature=program.SIGNATURE)(both)
-  function(*program.ARGUMENTS)
-  lm.set_golden_weights(impl.variable_store)
-  logits, squared, steps = (v.numpy() for v in function(*program.ARGUMENTS))
-  np.testing.assert_allclose(steps, program.expected_steps(logits), rtol=1e-4, atol=1e-5)
-  assert squared > 1e-3
+  check_steps(both)

@@ -12,12 +12,28 @@ import pathlib
 
 import pytest
 
+import mesh_tensorflow as mtf
+from mesh_tensorflow.operations.random import DropoutNoiseOperation
+from mesh_tensorflow.transformer import (  # noqa: F401
+  evolved_transformer,
+  fixup_layers,
+  funnel_transformer,
+  heterogeneous_moe,
+  memory_layers,
+  transformer,
+  universal_transformer,
+)
 from tests.conformance import framework
 
 # How many layouts each family is run on in every mode.
 DRAWS = int(os.environ.get("MTF_CONFORMANCE_DRAWS", "2"))
-# Threads and tracing take long: in other modes than the fastest, a draw takes one layer in so many.
-PART = 1 if "MTF_CONFORMANCE_DRAWS" in os.environ else 5
+# Threads and tracing take long: in other modes than the fastest, a draw takes one layer in so many,
+# and traced one in so many of these.
+PART, TRACED_PART = 5, 2
+# Of steps of decoding, which are several calls of a layer, also in the fastest, and fewer.
+STEPS_PART = 3
+if "MTF_CONFORMANCE_DRAWS" in os.environ:
+  PART = TRACED_PART = STEPS_PART = 1
 # How many more, as they come, in one eager mode: many must be refused.
 WILD = max(3, DRAWS // 3)
 # Names (comma-separated) of the only layers to test.
@@ -51,12 +67,66 @@ def layouts(family: str) -> list[framework.Layout]:
 @pytest.mark.parametrize("family,draw,mode", CASES)
 def test_family(family, draw, mode, cpu_devices):
   layout, descriptors = layouts(family)[draw], FAMILIES[family]
+  part = STEPS_PART if family == "decoding" else 1
   if mode != "placement_eager":
-    # Other layers in each mode and draw.
-    descriptors = descriptors[(draw + 2 * framework.MODES.index(mode)) % PART :: PART]
+    part *= PART
+  if mode.endswith("function"):
+    part *= TRACED_PART
+  # Other layers in each mode and draw.
+  descriptors = descriptors[(draw + 2 * framework.MODES.index(mode)) % part :: part]
   with framework.graph_optimizer(False):
     _, problems = framework.check_family(mode, layout, descriptors, cpu_devices)
   assert not problems, f"{layout}, {mode}:\n  " + "\n  ".join(problems)
+
+
+def public_layers() -> set[type]:
+  """All layers of the package that are not base classes of others only."""
+  found, open_ = set(), [transformer.TransformerLayer]
+  while open_:
+    subclasses = open_.pop().__subclasses__()
+    open_ += subclasses
+    found.update(c for c in subclasses if c.__module__.startswith("mesh_tensorflow.transformer."))
+  abstract = {"Conv1D", "Conv1DLocalAttn", "ExpertsLayer", "UTPasses"}
+  return {c for c in found if not c.__name__.startswith("_") and c.__name__ not in abstract}
+
+
+def build(descriptor: framework.Descriptor) -> mtf.Graph:
+  """The graph of a descriptor."""
+  mesh = mtf.Mesh(mtf.Graph(), "mesh")
+  inputs = zip(descriptor.arrays, descriptor.inputs)
+  framework._call(descriptor, mesh, [mtf.import_tf_tensor(mesh, a, x.shape) for a, x in inputs])
+  return mesh.graph
+
+
+@pytest.mark.skipif(bool(ONLY), reason="not all descriptors are there")
+def test_no_layer_is_forgotten(monkeypatch):
+  """Each layer has a descriptor with gradients; and one while decoding, unless it looks ahead."""
+  called = {False: set(), True: set()}
+
+  def noted(call):
+    @functools.wraps(call)
+    def with_note(self, context, *args, **kwargs):
+      called[context.mode == "incremental"].add(type(self))
+      return call(self, context, *args, **kwargs)
+
+    return with_note
+
+  layers = public_layers()
+  for cls in {c for layer in layers for c in layer.__mro__ if "call" in vars(c)}:
+    monkeypatch.setattr(cls, "call", noted(cls.call))
+  for descriptors in FAMILIES.values():
+    for d in descriptors:
+      build(d)
+  assert len(layers) > 30 and not layers - called[False]
+  ahead = {"EncoderConvolutionalLayer", "FunnelTransformerLayerStack"}
+  assert {c.__name__ for c in layers - called[True]} == ahead
+
+
+@pytest.mark.parametrize("descriptor", FAMILIES.get("dropout", []), ids=lambda d: d.name)
+def test_positions_have_one_dropout_mask(descriptor):
+  graph = build(descriptor)
+  masks = [o.outputs[0].shape for o in graph.operations if isinstance(o, DropoutNoiseOperation)]
+  assert masks and not any("length" in mask.dimension_names for mask in masks), masks
 
 
 def test_names_are_unique():

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer import bitransformer, bleu, dataset, translate
+from mesh_tensorflow.transformer import bitransformer, bleu, dataset, evaluation, translate
 from mesh_tensorflow.transformer.vocabulary import CharacterVocabulary
 
 LETTERS = CharacterVocabulary("abcdefghij ")
@@ -116,7 +116,7 @@ def eval_datasets(folder, metric_fns):
 def evaluate(copier, folder, make, **kwargs):
   arguments = dict(eval_summary_dir=None, eval_checkpoint_step=None)
   arguments.update(kwargs)
-  return translate.eval_model(copier, LETTERS, LENGTH, 2, "test", str(folder), make, **arguments)
+  return evaluation.eval_model(copier, LETTERS, LENGTH, 2, "test", str(folder), make, **arguments)
 
 
 def exact(targets, predictions):
@@ -175,7 +175,7 @@ def test_eval_model_decodes_targets_that_have_no_text(tmp_path):
   packed["targets"] = [*LETTERS.encode("ce"), 1, 0]
   assert evaluate(Copier(tmp_path), tmp_path, make) == {"ids": {"n": 1.0}}
   packed["inputs_segmentation"] = [1, 1, 1, 0]
-  with pytest.raises(errors.DataError, match=r"single \(not packed\) pairs"):
+  with pytest.raises(errors.DataError, match=r"single \(not packed\) examples"):
     evaluate(Copier(tmp_path), tmp_path, make)
   del packed["inputs"], packed["inputs_segmentation"]
   with pytest.raises(errors.DataError, match="'ids' has features.*must yield"):
@@ -193,8 +193,6 @@ def test_no_checkpoint_is_an_error(tmp_path):
   (tmp_path / "pairs.tsv").write_text("abc\tabc\n")
   with pytest.raises(errors.ConfigError, match="there is no checkpoint in .*; train first"):
     evaluate(Copier(tmp_path, ()), tmp_path, eval_datasets(tmp_path, [exact]))
-  with pytest.raises(errors.ConfigError, match="not available"):
-    evaluate(Copier(tmp_path), tmp_path, eval_datasets(tmp_path, [exact]), eval_with_score=True)
 
 
 # --------------------------------------------------------------------------------- BLEU

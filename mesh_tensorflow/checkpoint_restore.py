@@ -1,0 +1,278 @@
+"""Restores variables: finds the checkpoint, looks whether it fits, and lets each device read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mesh_tensorflow import checkpoint_files, checkpoint_reader, checkpoint_verify, workers
+from mesh_tensorflow.checkpoint_files import INDEX, DamagedCheckpointError
+from mesh_tensorflow.checkpoint_verify import Damage
+from mesh_tensorflow.checkpoint_workers import of_chief, raise_together
+from mesh_tensorflow.errors import CheckpointError
+from mesh_tensorflow.lowering import RUN_COUNTER
+from mesh_tensorflow.store import StoredVariable
+
+GLOBAL_STEP = "global_step"
+# Names of additional values in a checkpoint; no variable scope begins so.
+EXTRA = "_extra/"
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+  """What `Checkpointer.restore` found, and what it did.
+
+  Attributes:
+    path: the checkpoint.
+    step: its `global_step`; None if it has none.
+    extra: the additional values, as numpy arrays by name.
+    matched: from each restored variable to its name in the checkpoint.
+    missing: variables that the checkpoint does not have; they are as they were.
+    mismatched: variables of another shape there, with both shapes; they are as they were.
+    unused: what else is in the checkpoint.
+  """
+
+  path: str
+  step: int | None
+  extra: dict[str, Any]
+  matched: dict[str, str] = dataclasses.field(default_factory=dict)
+  missing: tuple[str, ...] = ()
+  mismatched: tuple[str, ...] = ()
+  unused: tuple[str, ...] = ()
+
+  def report(self) -> str:
+    """Lines that tell what matched and what did not."""
+    lines = [f"{self.path}: {len(self.matched)} variables restored"]
+    renamed = [f"{n} (as {there})" for n, there in self.matched.items() if n != there]
+    return "\n".join(
+      lines
+      + _listed("of these under another name", renamed)
+      + _listed("not in the checkpoint, unchanged", self.missing)
+      + _listed("of another shape or kind, unchanged", self.mismatched)
+      + _listed("in the checkpoint, not used", self.unused)
+    )
+
+
+def _listed(title: str, names: Sequence[str]) -> list[str]:
+  return [f"  {title} ({len(names)}):", *(f"    {n}" for n in names)] if names else []
+
+
+# ------------------------------------------------------------------------- finding
+
+
+def newest_good(directory: str) -> str | None:
+  """`checkpoint_verify.latest_checkpoint`, with the reading shared by all workers."""
+  return _first_good(directory, lambda path: path, is_folder=True, check_content=True)
+
+
+def _first_good(
+  path: str, use: Callable[[str], Any], *, is_folder: bool, check_content: bool
+) -> Any:
+  """Calls `use` with the checkpoint of a path; with that of a folder that is the newest good one.
+
+  Args:
+    path: a checkpoint or a folder.
+    use: a function; `DamagedCheckpointError` of it counts as damage.
+    is_folder: whether the path is sure to mean a folder.
+    check_content: whether to read the files before.
+
+  Returns:
+    What it returned; None if the folder has no checkpoint.
+
+  Raises:
+    DamagedCheckpointError: the checkpoint is damaged; or all of the folder.
+  """
+  found, error = None, None
+  if workers.current().is_chief:
+    try:
+      found = _find(path, is_folder)
+    except CheckpointError as e:
+      error = e
+  raise_together(f"restore {path}", error)
+  is_folder, candidates = of_chief(found)
+  damaged: list[Any] = []
+  for candidate in candidates:
+    damages: list[Any] = _verify_together(candidate) if check_content else []
+    if not damages:
+      try:
+        return use(candidate)
+      except DamagedCheckpointError as e:
+        damages = [e.what or e]
+    if not is_folder:
+      raise checkpoint_files.damaged(candidate, "; ".join(map(str, damages)))
+    checkpoint_verify.warn(candidate, damages)
+    damaged += damages
+  if damaged:
+    raise checkpoint_verify.all_damaged(path, damaged)
+  return None
+
+
+def _find(path: str, is_folder: bool) -> tuple[bool, list[str]]:
+  """Whether it is a folder, and the checkpoints."""
+  if is_folder or tf.io.gfile.isdir(path) and not tf.io.gfile.exists(path + INDEX):
+    return True, checkpoint_files.candidates(path)
+  return False, [checkpoint_verify.resolve(path)]
+
+
+def _verify_together(path: str) -> list[Damage]:
+  """`checkpoint_verify.verify`, each worker reading a share of the files."""
+  cluster = workers.current()
+  if cluster.size == 1:
+    return checkpoint_verify.verify(path)
+  error = None
+  if not tf.io.gfile.exists(path + INDEX):
+    error = CheckpointError(
+      f"{cluster.name(cluster.index)} does not see {path}: all workers must see the same folder"
+    )
+  raise_together(f"restore {path}", error)
+  # What the chief finds in the manifest counts.
+  records, damages = checkpoint_verify.records_of(path) if cluster.is_chief else ([], [])
+  records, damages = of_chief(
+    [[dataclasses.astuple(r) for r in records], [dataclasses.astuple(d) for d in damages]]
+  )
+  if damages or not records:
+    return [Damage(*d) for d in damages]
+  records = [checkpoint_verify.FileRecord(*r) for r in records]
+  codes = checkpoint_verify.check_files(path, records, cluster.index, cluster.size)
+  codes = workers.gather(np.asarray(codes, np.int32)).max(axis=0)
+  return checkpoint_verify.damages_of(path, records, codes.tolist())
+
+
+# ------------------------------------------------------------------------- restoring
+
+
+def restore(
+  path: str,
+  wanted: Mapping[str, tuple[str, StoredVariable]],
+  model: Set[str],
+  *,
+  is_folder: bool,
+  ignore_missing: bool,
+  ignore_unexpected: bool,
+  ignore_mismatched: bool,
+  check_content: bool,
+) -> Restored:
+  """What `Checkpointer.restore` does.
+
+  Args:
+    path: a checkpoint or a folder.
+    wanted: by the name of each variable to restore its name in the checkpoint, and itself.
+    model: names of all variables.
+    is_folder: whether the path is sure to mean a folder, which need not exist.
+    ignore_missing: see there, as the following.
+    ignore_unexpected: see there.
+    ignore_mismatched: see there.
+    check_content: see there.
+  """
+
+  def use(checkpoint: str) -> Restored:
+    result, error = None, None
+    try:
+      found = checkpoint_reader.contents(checkpoint)
+      comparison = _compare(found, wanted)
+      strict = _compare_strictly(found, comparison, wanted, model)
+      allowed = (ignore_missing, ignore_unexpected, ignore_mismatched)
+      wrong = [lines for lines, ignored in zip(strict, allowed) if not ignored]
+      if any(wrong):
+        lines = [line for group in wrong for line in group]
+        raise CheckpointError("\n".join([f"checkpoint {checkpoint} is not of this model:", *lines]))
+      result = _read(checkpoint, found, comparison, wanted)
+    except CheckpointError as e:
+      error = e
+    raise_together(f"restore {checkpoint}", error)
+    return result
+
+  result = _first_good(path, use, is_folder=is_folder, check_content=check_content)
+  if result is None:
+    raise CheckpointError(f"there is no checkpoint in {path}")
+  return result
+
+
+@dataclasses.dataclass(frozen=True)
+class _Comparison:
+  """What of a checkpoint is of a model."""
+
+  matched: dict[str, str]
+  missing: list[str]
+  mismatched: dict[str, str]
+
+
+def _compare(
+  found: Mapping[str, tf.TensorSpec], wanted: Mapping[str, tuple[str, StoredVariable]]
+) -> _Comparison:
+  result = _Comparison({}, [], {})
+  for name, (there, stored) in wanted.items():
+    if there not in found:
+      # Programs that were given a seed, and other libraries, have no run counter.
+      if not name.startswith(RUN_COUNTER):
+        result.missing.append(name)
+    elif found[there].shape != stored.shape.to_integer_list:
+      dims = ", ".join(f"{d.name}:{d.size}" for d in stored.shape)
+      result.mismatched[name] = f"{found[there].shape} in the checkpoint, [{dims}] in the model"
+    elif found[there].dtype == tf.string:
+      result.mismatched[name] = f"string in the checkpoint, {stored.master_dtype.name} here"
+    else:
+      result.matched[name] = there
+  return result
+
+
+def _compare_strictly(
+  found: Mapping[str, tf.TensorSpec],
+  comparison: _Comparison,
+  wanted: Mapping[str, tuple[str, StoredVariable]],
+  model: Set[str],
+) -> tuple[list[str], list[str], list[str]]:
+  """Lines about what is missing, unexpected, and mismatched; each empty if nothing is."""
+
+  def label(name: str) -> str:
+    there = wanted[name][0]
+    return name if name == there else f"{name} (as {there})"
+
+  missing = [f"{label(n)} {wanted[n][1].shape.to_integer_list}" for n in comparison.missing]
+  known = {there for there, _ in wanted.values()} | model
+  unexpected = [f"{n} {found[n].shape}" for n in _own_names(found) if n not in known]
+  mismatched = [f"{label(n)}: {what}" for n, what in comparison.mismatched.items()]
+  return (
+    _listed("missing in the checkpoint", missing),
+    _listed("in the checkpoint but not in the model", unexpected),
+    _listed("of another shape or kind", mismatched),
+  )
+
+
+def _own_names(found: Mapping[str, tf.TensorSpec]) -> list[str]:
+  """The variables of a checkpoint, without what each run has."""
+  return sorted(n for n in found if n != GLOBAL_STEP and not n.startswith((EXTRA, RUN_COUNTER)))
+
+
+def _read(
+  path: str,
+  found: Mapping[str, tf.TensorSpec],
+  comparison: _Comparison,
+  wanted: Mapping[str, tuple[str, StoredVariable]],
+) -> Restored:
+  """Reads what matches."""
+  requests = []
+  for name, there in comparison.matched.items():
+    stored = wanted[name][1]
+    by_begin: dict[tuple[int, ...], list[tf.Variable]] = {}
+    for begin, v in zip(stored.begins, stored.slices):
+      by_begin.setdefault(begin, []).append(v)
+    for begin, variables in by_begin.items():
+      spec = checkpoint_reader.slice_spec(stored, begin)
+      requests.append((there, spec, found[there].dtype, variables))
+  checkpoint_reader.read_slices(path, requests)
+  reader = tf.train.load_checkpoint(path)
+  used = set(comparison.matched.values())
+  return Restored(
+    path,
+    int(reader.get_tensor(GLOBAL_STEP)) if GLOBAL_STEP in found else None,
+    {n[len(EXTRA) :]: reader.get_tensor(n) for n in found if n.startswith(EXTRA)},
+    comparison.matched,
+    tuple(comparison.missing),
+    tuple(f"{n}: {what}" for n, what in comparison.mismatched.items()),
+    tuple(n for n in _own_names(found) if n not in used),
+  )

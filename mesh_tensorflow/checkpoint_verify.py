@@ -1,0 +1,322 @@
+"""Whether a checkpoint is what was written: its manifest, the check, the newest good checkpoint.
+
+Beside the files of a checkpoint there is `model.ckpt-N.manifest` with the size and checksum of
+each. Checkpoints without one, of TensorFlow or of older versions, are checked by their index alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import logging
+import os
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow import checkpoint_files, checkpoint_reader
+from mesh_tensorflow.checkpoint_files import INDEX, MANIFEST, DamagedCheckpointError
+from mesh_tensorflow.errors import CheckpointError
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+_FORMAT = 1
+# Bytes that are in memory while a checksum is computed.
+_CHUNK = 4 * 2**20
+# File systems keep times in ticks: a file that changed so recently may change unnoticed.
+_SECONDS_OF_A_TICK = 2.0
+
+# What is known of a file after a look at it.
+GOOD, MISSING, TRUNCATED, TOO_LONG, CHANGED, UNREADABLE = range(6)
+_WORDS = {
+  MISSING: "is missing",
+  TRUNCATED: "is truncated (it is shorter than the {} bytes written)",
+  TOO_LONG: "is longer than the {} bytes written",
+  CHANGED: "has {} bytes as written, but other content",
+  UNREADABLE: "cannot be read",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class FileRecord:
+  """A line of a manifest.
+
+  Attributes:
+    suffix: name of the file after the checkpoint's ("model.ckpt-7" + suffix).
+    size: bytes.
+    crc32: checksum of the content.
+  """
+
+  suffix: str
+  size: int
+  crc32: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Damage:
+  """A file of a checkpoint that is not as it was written, and what is wrong with it."""
+
+  file: str
+  what: str
+
+  def __str__(self) -> str:
+    return f"{self.file} {self.what}"
+
+
+# ------------------------------------------------------------------------ manifest
+
+
+def measure(path: str, suffix: str) -> FileRecord:
+  """Size and checksum of a file, whose name in the checkpoint will end in `suffix`."""
+  size, crc = 0, 0
+  with _opened(path) as chunks:
+    for chunk in chunks:
+      size += len(chunk)
+      crc = zlib.crc32(chunk, crc)
+  return FileRecord(suffix, size, crc)
+
+
+def write_manifest(prefix: str, records: Sequence[FileRecord]) -> None:
+  """Writes the manifest of a checkpoint: a line of JSON about itself, then the list of files."""
+  files = [{"file": r.suffix, "bytes": r.size, "crc32": f"{r.crc32:08x}"} for r in records]
+  body = json.dumps({"files": files}, indent=1).encode() + b"\n"
+  with tf.io.gfile.GFile(prefix + MANIFEST, "wb") as f:
+    f.write(_head_of(body) + body)
+  checkpoint_files.sync(prefix + MANIFEST)
+
+
+def _head_of(body: bytes) -> bytes:
+  head = {"format": _FORMAT, "bytes": len(body), "crc32": f"{zlib.crc32(body):08x}"}
+  return json.dumps(head).encode() + b"\n"
+
+
+def read_manifest(prefix: str) -> tuple[list[FileRecord], Damage | None]:
+  """The files of a checkpoint, or what is wrong with its manifest.
+
+  Args:
+    prefix: path of the checkpoint; its manifest must be there.
+  """
+  path = prefix + MANIFEST
+  try:
+    with tf.io.gfile.GFile(path, "rb") as f:
+      content = f.read()
+  except tf.errors.OpError as e:
+    return [], Damage(path, f"cannot be read: {e.message}")
+  head, _, body = content.partition(b"\n")
+  if content != _head_of(body) + body:
+    try:
+      written = int(json.loads(head)["bytes"])
+    except (ValueError, TypeError, KeyError):
+      written = 0
+    short = len(body) < written or b"\n" not in content
+    return [], Damage(path, "is truncated" if short else "has other content than was written")
+  try:
+    files = json.loads(body)["files"]
+    return [FileRecord(f["file"], int(f["bytes"]), int(f["crc32"], 16)) for f in files], None
+  except (ValueError, TypeError, KeyError):
+    return [], Damage(path, "is of a format that this version does not know")
+
+
+# --------------------------------------------------------------------------- check
+
+
+def verify(path: str) -> list[Damage]:
+  """Compares every file of a checkpoint with what was written.
+
+  All files are read. A checkpoint without a manifest is checked as far as its index tells: that
+  can be read, and the data files are there and long enough.
+
+  Args:
+    path: as `resolve` takes it.
+
+  Returns:
+    What is wrong; empty if nothing is.
+
+  Raises:
+    CheckpointError: there is no such checkpoint.
+  """
+  path = resolve(path)
+  records, damages = records_of(path)
+  return damages or damages_of(path, records, check_files(path, records))
+
+
+def records_of(path: str) -> tuple[list[FileRecord], list[Damage]]:
+  """The files to check, and what is wrong already with the manifest, or without one."""
+  if tf.io.gfile.exists(path + MANIFEST):
+    records, damage = read_manifest(path)
+    return records, [damage] if damage else []
+  try:
+    checkpoint_reader.contents(path)
+  except DamagedCheckpointError as e:
+    return [], [Damage(path, f"is damaged: {e.what}")]
+  return [], []
+
+
+def check_files(path: str, records: Sequence[FileRecord], share: int = 0, of: int = 1) -> list[int]:
+  """Looks at one of `of` shares of the files.
+
+  Args:
+    path: a checkpoint.
+    records: its files.
+    share: which share: worker 1 of 3 does files 1, 4, 7, ...
+    of: how many there are.
+
+  Returns:
+    For each file one of `GOOD`, `MISSING` ...; `GOOD` for the files of other shares.
+  """
+  before = _signature(path, records)
+  codes = [GOOD] * len(records)
+  if before is None or _found_good.get((path, share, of)) != before:
+    for i in range(share, len(records), of):
+      codes[i] = _check_file(path, records[i])
+    if before is not None and not any(codes):
+      _found_good[path, share, of] = before
+  return codes
+
+
+# What was read once need not be read again while no file changes.
+_found_good: dict[tuple[str, int, int], Any] = {}
+
+
+def damages_of(path: str, records: Sequence[FileRecord], codes: Sequence[int]) -> list[Damage]:
+  """The codes of `check_files` in words."""
+  return [
+    Damage(path + r.suffix, _WORDS[code].format(r.size))
+    for r, code in zip(records, codes)
+    if code != GOOD
+  ]
+
+
+def _check_file(path: str, record: FileRecord) -> int:
+  file = path + record.suffix
+  try:
+    if not tf.io.gfile.exists(file):
+      return MISSING
+    size = tf.io.gfile.stat(file).length
+    if size != record.size:
+      return TRUNCATED if size < record.size else TOO_LONG
+    return GOOD if measure(file, record.suffix) == record else CHANGED
+  except (tf.errors.OpError, OSError):
+    return UNREADABLE
+
+
+def _signature(path: str, records: Sequence[FileRecord]) -> Any:
+  """Changes when a file does; None if that is not sure."""
+  try:
+    stats = [tf.io.gfile.stat(path + s) for s in (MANIFEST, *(r.suffix for r in records))]
+  except tf.errors.OpError:
+    return None
+  if not records or max(s.mtime_nsec for s in stats) / 1e9 > time.time() - _SECONDS_OF_A_TICK:
+    return None
+  return tuple((s.length, s.mtime_nsec) for s in stats), tuple(records)
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Iterator[Any]]:
+  """The content of a file in chunks."""
+  if "://" in path:
+    with tf.io.gfile.GFile(path, "rb") as f:
+      yield iter(lambda: f.read(_CHUNK), b"")
+    return
+  buffer = memoryview(bytearray(_CHUNK))
+  with io.FileIO(path) as f:
+
+    def chunks() -> Iterator[memoryview]:
+      while count := f.readinto(buffer):
+        yield buffer[:count]
+
+    yield chunks()
+
+
+# ------------------------------------------------------------------------- finding
+
+
+def latest_checkpoint(directory: str) -> str | None:
+  """The newest good checkpoint of a folder.
+
+  Damaged ones are skipped; a warning names what is wrong with them. Reads the files of the
+  checkpoint whole, unless this process did before.
+
+  Args:
+    directory: a folder; it need not exist.
+
+  Returns:
+    Its path without suffix; None if there is no checkpoint.
+
+  Raises:
+    DamagedCheckpointError: there are checkpoints, and all are damaged.
+  """
+  damaged: list[Damage] = []
+  for path in checkpoint_files.candidates(directory):
+    damages = verify(path)
+    if not damages:
+      return path
+    warn(path, damages)
+    damaged += damages
+  if damaged:
+    raise all_damaged(directory, damaged)
+  return None
+
+
+def warn(path: str, damages: Sequence[Any]) -> None:
+  """Says that a checkpoint is skipped, and why."""
+  _LOG.warning(
+    "checkpoint %s is damaged, an older one is used: %s", path, "; ".join(map(str, damages))
+  )
+
+
+def damaged_error(path: str, damages: Sequence[Any]) -> DamagedCheckpointError:
+  """The error for a checkpoint that was asked for by name."""
+  return checkpoint_files.damaged(path, "; ".join(map(str, damages)))
+
+
+def all_damaged(directory: str, damages: Sequence[Any]) -> DamagedCheckpointError:
+  """The error for a folder without a good checkpoint."""
+  return DamagedCheckpointError(
+    f"all checkpoints in {directory} are damaged: {'; '.join(map(str, damages))}; to begin anew, "
+    "use another folder, or delete these"
+  )
+
+
+def resolve(path: str) -> str:
+  """The checkpoint that a path means: itself, its index file, or the newest good one in a folder.
+
+  Raises:
+    CheckpointError: there is none.
+  """
+  path = os.fspath(path)
+  if path.endswith(INDEX):
+    path = path[: -len(INDEX)]
+  if tf.io.gfile.exists(path + INDEX):
+    return path
+  if tf.io.gfile.isdir(path):
+    latest = latest_checkpoint(path)
+    if latest is None:
+      raise CheckpointError(f"there is no checkpoint in {path}")
+    return latest
+  directory = os.path.dirname(path) or "."
+  if not tf.io.gfile.isdir(directory):
+    raise CheckpointError(f"there is no checkpoint {path}: there is no folder {directory}")
+  raise CheckpointError(
+    f"there is no checkpoint {path}: {path}{INDEX} is missing; {checkpoint_files.advice(directory)}"
+  )
+
+
+def describe(path: str) -> dict[str, tf.TensorSpec]:
+  """Shape and dtype of every tensor in a checkpoint, by name; also looks whether files are whole.
+
+  Args:
+    path: as `resolve` takes it.
+
+  Returns:
+    A dict of tf.TensorSpec.
+
+  Raises:
+    CheckpointError: there is no such checkpoint, or a file is missing, truncated, or damaged.
+  """
+  return checkpoint_reader.contents(resolve(path))

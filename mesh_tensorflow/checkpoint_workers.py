@@ -1,0 +1,253 @@
+"""How workers that write one checkpoint together wait for each other.
+
+Their writer threads tell each other by small files in the folder of the unfinished checkpoint,
+since the main threads run collectives of the training meanwhile: each file is put there by a
+rename, so whoever sees it sees all of it. The main threads agree by collectives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mesh_tensorflow import checkpoint_files, workers
+from mesh_tensorflow.errors import CheckpointError
+
+_POLL_SECONDS = (0.01, 0.25)
+_SECONDS_BETWEEN_CALLS = 2.0
+_PUBLISHED, _GIVEN_UP = "published", "given-up"
+
+
+class Meeting:
+  """The folder of one unfinished checkpoint, as its writer threads use it to meet.
+
+  Args:
+    folder: the folder.
+    cluster: the workers.
+    timeout_seconds: how long to wait while nothing in the folder changes.
+    abandoned: is set to stop waiting.
+  """
+
+  def __init__(
+    self,
+    folder: str,
+    cluster: workers.Cluster,
+    timeout_seconds: float,
+    abandoned: threading.Event,
+  ):
+    self.folder = folder
+    self._cluster = cluster
+    self._timeout = timeout_seconds
+    self._abandoned = abandoned
+
+  # ------------------------------------------------------------ a worker that is not the chief
+
+  def report(self, parts: Sequence[Any]) -> None:
+    """Says that the part of this worker is whole.
+
+    Args:
+      parts: what the chief needs to know of it; of JSON's kinds.
+    """
+    self._put(_done(self._cluster.index), {"parts": parts})
+
+  def show_progress(self, count: int) -> None:
+    """Says that this worker is at work: a disk may take its time while no file grows."""
+    if self._cluster.size > 1:
+      self._put(f"worker-{self._cluster.index:05}.progress", {"files": "x" * count})
+
+  def report_error(self, problem: str) -> None:
+    """Says that this worker cannot write its part, as far as the disk allows."""
+    self._put(_failed(self._cluster.index), {"problem": problem})
+
+  def wait_for_outcome(self) -> str | None:
+    """Waits until the chief has published the checkpoint, or has given it up.
+
+    Returns:
+      None, or what went wrong.
+    """
+    try:
+      outcome = self._wait_for(self._look_for_outcome)[0]
+    except CheckpointError as e:
+      return str(e)
+    try:
+      self._put(_seen(self._cluster.index), {})
+    except (tf.errors.OpError, OSError):
+      pass  # The chief waits for it no longer than for any sign.
+    return outcome["problem"]
+
+  def _look_for_outcome(self) -> dict[int, Any]:
+    if self._get(_PUBLISHED) is not None:
+      return {0: {"problem": None}}
+    given_up = self._get(_GIVEN_UP)
+    if given_up is None and not tf.io.gfile.isdir(self.folder):
+      given_up = {}
+    if given_up == {}:
+      given_up = {"problem": f"{self._cluster.name(0)}: it gave this checkpoint up; see its log"}
+    return {0: given_up}
+
+  # ---------------------------------------------------------------------------- the chief
+
+  def wait_for_parts(self) -> dict[int, Any]:
+    """Waits for all other workers' parts.
+
+    Returns:
+      What each reported.
+
+    Raises:
+      CheckpointError: one cannot write its part, is gone, or is silent for too long.
+    """
+    others = range(1, self._cluster.size)
+
+    def look() -> dict[int, Any]:
+      for worker in others:
+        failed = self._get(_failed(worker))
+        if failed is not None:
+          problem = failed.get("problem", "it could not write its part; its log says why")
+          raise CheckpointError(f"{self._cluster.name(worker)}: {problem}")
+      return {worker: self._get(_done(worker)) for worker in others}
+
+    return {worker: found["parts"] for worker, found in self._wait_for(look).items()}
+
+  def announce(self, problem: str | None) -> None:
+    """Tells all workers how it ended, waits until they know, and removes the folder."""
+    try:
+      self._put(_GIVEN_UP if problem else _PUBLISHED, {"problem": problem})
+    except (tf.errors.OpError, OSError):
+      pass  # A disk that is full still has an empty file of that name, which says enough.
+    others = range(1, self._cluster.size)
+    try:
+      # Also a worker that is still at its part sees the outcome before the folder goes.
+      self._wait_for(lambda: {w: self._get(_seen(w)) for w in others}, ignore_gone=True)
+    except CheckpointError:
+      pass  # It hangs, and nobody waits for it any more.
+    checkpoint_files.remove_folder(self.folder)
+
+  # ------------------------------------------------------------------------------ both
+
+  def _wait_for(
+    self, look: Callable[[], dict[int, Any]], ignore_gone: bool = False
+  ) -> dict[int, Any]:
+    """Calls `look` until it has something of each worker, or of each that is not gone."""
+    pause, longest = _POLL_SECONDS
+    last_change = last_call = time.monotonic()
+    seen = None
+    gone: list[int] = []
+    while True:
+      found = look()
+      missing = [w for w, value in found.items() if value is None and w not in gone]
+      if not missing:
+        return found
+      names = ", ".join(self._cluster.name(worker) for worker in missing)
+      if self._abandoned.is_set():
+        raise CheckpointError(f"{names}: waiting for it was given up")
+      now = time.monotonic()
+      sizes = self._sizes()
+      if sizes != seen:
+        seen, last_change = sizes, now
+      if now - last_change > self._timeout:
+        raise CheckpointError(
+          f"{names}: no sign of it for {self._timeout:.0f} s in {self.folder}; all workers must "
+          "see the same folder"
+        )
+      if now - last_call > _SECONDS_BETWEEN_CALLS:
+        lost = [worker for worker in missing if not workers.listens(self._cluster, worker)]
+        # What it wrote last may have come since.
+        if lost and not ignore_gone and any(look()[worker] is None for worker in lost):
+          names = ", ".join(self._cluster.name(worker) for worker in lost)
+          raise CheckpointError(f"{names}: it is gone; its log says why")
+        gone += lost
+        last_call = time.monotonic()
+      self._abandoned.wait(pause)
+      pause = min(1.3 * pause, longest)
+
+  def _sizes(self) -> Any:
+    try:
+      names = sorted(tf.io.gfile.listdir(self.folder))
+      return [(n, tf.io.gfile.stat(os.path.join(self.folder, n)).length) for n in names]
+    except tf.errors.OpError:
+      return None  # Not made yet, or a file has just got another name.
+
+  def _exists(self, name: str) -> bool:
+    return tf.io.gfile.exists(os.path.join(self.folder, name))
+
+  def _get(self, name: str) -> dict[str, Any] | None:
+    try:
+      with tf.io.gfile.GFile(os.path.join(self.folder, name)) as f:
+        content = f.read()
+    except tf.errors.NotFoundError:
+      return None
+    try:
+      return json.loads(content)
+    except ValueError:
+      return {}  # There was no space left for more than the name.
+
+  def _put(self, name: str, content: dict[str, Any]) -> None:
+    path = os.path.join(self.folder, name)
+    temporary = f"{path}.of-{self._cluster.index}"
+    tf.io.gfile.makedirs(self.folder)
+    try:
+      with tf.io.gfile.GFile(temporary, "w") as f:
+        f.write(json.dumps(content))
+    finally:
+      tf.io.gfile.rename(temporary, path, overwrite=True)
+
+
+def _done(worker: int) -> str:
+  return f"worker-{worker:05}.done"
+
+
+def _seen(worker: int) -> str:
+  return f"worker-{worker:05}.seen"
+
+
+def _failed(worker: int) -> str:
+  return f"worker-{worker:05}.failed"
+
+
+# ------------------------------------------------------------------- in the main thread
+
+
+def of_chief(value: Any) -> Any:
+  """The chief's value, in every worker; all call it at the same place of their programs.
+
+  Args:
+    value: of JSON's kinds; the others' is not looked at.
+  """
+  if workers.current().size == 1:
+    return value
+  text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+  length = int(workers.gather(np.int32(text.size))[0])
+  # A compiled gather serves one length: few different ones.
+  room = np.zeros(-(-length // 1024) * 1024, np.int32)
+  if workers.current().is_chief:
+    room[: text.size] = text
+  return json.loads(workers.gather(room)[0, :length].astype(np.uint8).tobytes())
+
+
+def raise_together(what: str, error: Exception | None) -> None:
+  """Raises an error in every worker if there is one in any.
+
+  Args:
+    what: what they did, for those that succeeded.
+    error: what went wrong in this worker.
+
+  Raises:
+    CheckpointError: naming the workers; in a worker that has an error, that one. It is a
+      `DamagedCheckpointError` in all of them if it is in one.
+  """
+  is_damage = isinstance(error, checkpoint_files.DamagedCheckpointError)
+  codes = workers.gather(np.int32(0 if error is None else 2 if is_damage else 1))
+  if error is not None:
+    raise error
+  if codes.any():
+    cluster = workers.current()
+    names = ", ".join(cluster.name(int(i)) for i in np.flatnonzero(codes))
+    kind = checkpoint_files.DamagedCheckpointError if codes.max() == 2 else CheckpointError
+    raise kind(f"{what}: {names} failed; its log says why")

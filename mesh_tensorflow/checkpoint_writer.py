@@ -1,0 +1,286 @@
+"""Writes one checkpoint: the slices in parts, which then become one checkpoint, in one step.
+
+Each worker writes the slices it owns, group by group, so that the memory of each group is free as
+soon as it is on the disk. The chief merges the parts (only their indices are rewritten), adds the
+manifest, and moves all to their place, the index last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import threading
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from mesh_tensorflow import checkpoint_files, checkpoint_reader, checkpoint_verify, workers
+from mesh_tensorflow.checkpoint_files import ATTACHED, INDEX, NAME
+from mesh_tensorflow.checkpoint_verify import FileRecord
+from mesh_tensorflow.checkpoint_workers import Meeting
+from mesh_tensorflow.errors import CheckpointError
+
+# Bytes that one write operation takes.
+_WRITE_AT_ONCE = 128 * 2**20
+
+
+@dataclasses.dataclass
+class Piece:
+  """A slice to write.
+
+  Attributes:
+    name: of the variable.
+    spec: the slice, as `checkpoint_reader.slice_spec` writes it.
+    tensor: the value; None when it is written.
+    dtype: the dtype to write it in.
+  """
+
+  name: str
+  spec: str
+  tensor: tf.Tensor | None
+  dtype: tf.DType
+
+  @property
+  def num_bytes(self) -> int:
+    """Bytes of the value in memory, strings not counted."""
+    if self.tensor is None or self.tensor.dtype == tf.string:
+      return 0
+    return self.tensor.shape.num_elements() * self.tensor.dtype.size
+
+
+class Job:
+  """One save.
+
+  Args:
+    directory: folder of the checkpoints.
+    step: of the checkpoint.
+    pieces: what this worker writes; their tensors are released one after the other.
+    on_published: called in the chief with the path of the checkpoint when it is whole.
+    mark: tells this save from all others that may have left a folder; the same in all workers.
+    timeout_seconds: how long to wait for another worker without a sign of it.
+    abandoned: is set to wait for other workers no more.
+  """
+
+  def __init__(
+    self,
+    directory: str,
+    step: int,
+    pieces: list[Piece],
+    on_published: Callable[[str], None],
+    *,
+    mark: str,
+    timeout_seconds: float,
+    abandoned: threading.Event,
+  ):
+    self._directory = directory
+    self._step = step
+    self._pieces = pieces
+    self._on_published = on_published
+    self._cluster = workers.current()
+    self.folder = checkpoint_files.temporary_folder(directory, step, mark)
+    self._meeting = Meeting(self.folder, self._cluster, timeout_seconds, abandoned)
+    self._attached: list[str] = []
+    self._attach_error: Exception | None = None
+    self._progress = threading.Condition()
+    self._bytes_held = sum(p.num_bytes for p in pieces)
+    self._is_done = False
+
+  def attach(self, name: str, write: Callable[[str], None]) -> None:
+    """Lets a function write files of its own, which become part of the checkpoint.
+
+    Args:
+      name: tells them from others, of other workers, too.
+      write: called with a path; it writes files whose names begin with it. A disk error in it
+        makes the save fail.
+    """
+    prefix = os.path.join(self.folder, f"{NAME}{self._step}{ATTACHED}{name}")
+    try:
+      tf.io.gfile.makedirs(self.folder)
+      write(prefix)
+      self._attached += tf.io.gfile.glob(prefix + "*")
+    except (tf.errors.OpError, OSError) as e:
+      self._attach_error = e  # Told by `run`, to all workers.
+
+  def wait_until_holding(self, num_bytes: int) -> None:
+    """Waits until at most so many bytes of values are still to be written, or it has failed."""
+    with self._progress:
+      self._progress.wait_for(lambda: self._is_done or self._bytes_held <= num_bytes)
+
+  def run(self) -> None:
+    """Writes the checkpoint.
+
+    Raises:
+      CheckpointError: in every worker, if any of them could not write its part.
+    """
+    try:
+      if self._cluster.size == 1:
+        self._run_alone()
+      elif self._cluster.is_chief:
+        self._run_as_chief()
+      else:
+        self._run_as_other()
+    finally:
+      self._pieces.clear()
+      with self._progress:
+        self._is_done = True
+        self._progress.notify_all()
+
+  def _run_alone(self) -> None:
+    try:
+      self._publish(self._write_parts())
+    except (tf.errors.OpError, OSError) as e:
+      self._clean()
+      raise not_written(self._directory, self._step, reason(e)) from e
+
+  def _run_as_chief(self) -> None:
+    problem, cause = None, None
+    try:
+      parts = self._write_parts()
+      for _, found in sorted(self._meeting.wait_for_parts().items()):
+        parts += [FileRecord(*record) for record in found]
+      self._publish(parts)
+    except CheckpointError as e:
+      problem, cause = str(e), e
+    except Exception as e:  # noqa: BLE001 - it is raised, but the others must not wait.
+      problem, cause = f"{self._cluster.name(0)}: {reason(e)}", e
+    if problem:
+      self._clean(keep=self.folder)
+    self._meeting.announce(problem)
+    if problem:
+      raise not_written(self._directory, self._step, problem) from cause
+
+  def _run_as_other(self) -> None:
+    own, cause = None, None
+    try:
+      self._meeting.report([dataclasses.astuple(r) for r in self._write_parts()])
+    except Exception as e:  # noqa: BLE001 - it is raised, but the others must not wait.
+      own, cause = reason(e), e
+      for file in _files(self.folder, self._part("")):
+        _remove_if_possible(file)  # So that there is space to tell of it.
+      try:
+        self._meeting.report_error(own)
+      except (tf.errors.OpError, OSError):
+        pass  # The chief will miss the part.
+      own = f"{self._cluster.name(self._cluster.index)}: {own}"
+    problem = self._meeting.wait_for_outcome()
+    if own or problem:
+      raise not_written(self._directory, self._step, own or problem) from cause
+
+  # --------------------------------------------------------------------- the writing
+
+  def _part(self, group: int | str) -> str:
+    """Where this worker writes a group; relative to the folder."""
+    text = group if isinstance(group, str) else f"{group:05}"
+    return f"part-{self._cluster.index:05}-{text}"
+
+  def _write_parts(self) -> list[FileRecord]:
+    """Writes the pieces of this worker; the records have whole names in place of suffixes."""
+    if self._attach_error:
+      raise self._attach_error
+    # To the file system first, which frees the values, and to the disk then, which takes longer.
+    names = [os.path.basename(f) for f in self._attached]
+    for i, group in enumerate(_groups(self._pieces)):
+      part = self._part(i)
+      held = sum(p.num_bytes for p in group)
+      with tf.device(checkpoint_reader.host_device()):
+        tf.raw_ops.SaveV2(
+          prefix=os.path.join(self.folder, part),
+          tensor_names=[p.name for p in group],
+          shape_and_slices=[p.spec for p in group],
+          tensors=[
+            p.tensor if p.tensor.dtype == p.dtype else tf.cast(p.tensor, p.dtype) for p in group
+          ],
+        )
+      for piece in group:
+        piece.tensor = None
+      with self._progress:
+        self._bytes_held -= held
+        self._progress.notify_all()
+      names.append(f"{part}.data-00000-of-00001")
+    records = []
+    for name in names:
+      records.append(self._measured(name))
+      self._meeting.show_progress(len(records))
+    return records
+
+  def _measured(self, name: str) -> FileRecord:
+    path = os.path.join(self.folder, name)
+    checkpoint_files.sync(path)
+    return checkpoint_verify.measure(path, name)
+
+  def _publish(self, written: Sequence[FileRecord]) -> None:
+    """Makes one checkpoint of the parts of all workers, and puts it in its place."""
+    name = f"{NAME}{self._step}"
+    prefix = os.path.join(self.folder, name)
+    attached = [r for r in written if r.suffix.startswith(name)]
+    parts = [r for r in written if not r.suffix.startswith(name)]
+    records = [dataclasses.replace(r, suffix=r.suffix[len(name) :]) for r in attached]
+    # It renames the data files in the order in which they are given.
+    tf.raw_ops.MergeV2Checkpoints(
+      checkpoint_prefixes=[
+        os.path.join(self.folder, r.suffix.removesuffix(".data-00000-of-00001")) for r in parts
+      ],
+      destination_prefix=prefix,
+      delete_old_dirs=False,
+    )
+    for i, part in enumerate(parts):
+      suffix = f".data-{i:05}-of-{len(parts):05}"
+      if tf.io.gfile.stat(prefix + suffix).length != part.size:
+        raise OSError(f"{prefix}{suffix} changed while the parts were merged")
+      records.append(dataclasses.replace(part, suffix=suffix))
+    checkpoint_files.sync(prefix + INDEX)
+    records.append(checkpoint_verify.measure(prefix + INDEX, INDEX))
+    checkpoint_verify.write_manifest(prefix, records)
+    path = checkpoint_files.publish(self.folder, self._directory, self._step)
+    if self._cluster.size == 1:
+      checkpoint_files.remove_folder(self.folder)
+    self._on_published(path)
+
+  def _clean(self, keep: str | None = None) -> None:
+    try:
+      checkpoint_files.remove_remains(self._directory, keep)
+    except (tf.errors.OpError, OSError):
+      pass  # The folder or its disk is gone; what matters is the first error.
+
+
+def not_written(directory: str, step: int, problem: str) -> CheckpointError:
+  """The error for a checkpoint that could not be written."""
+  return CheckpointError(
+    f"cannot write checkpoint {NAME}{step} in {directory}: {problem}; earlier checkpoints are "
+    "untouched"
+  )
+
+
+def _groups(pieces: Sequence[Piece]) -> list[list[Piece]]:
+  """Pieces to write at once; they are released by setting their tensors to None."""
+  groups: list[list[Piece]] = []
+  size = 0
+  for piece in pieces:
+    if not groups or size + piece.num_bytes > _WRITE_AT_ONCE:
+      groups.append([])
+      size = 0
+    groups[-1].append(piece)
+    size += piece.num_bytes
+  return groups
+
+
+def reason(error: Exception) -> str:
+  """An error of a disk in words."""
+  text = error.message if isinstance(error, tf.errors.OpError) else str(error)
+  text = re.sub(r"^\{\{\w+ \S+\}\} ", "", text)  # TensorFlow's name of an operation.
+  return f"{text} ({type(error).__name__})"
+
+
+def _files(folder: str, start: str) -> list[str]:
+  try:
+    return tf.io.gfile.glob(os.path.join(folder, start + "*"))
+  except tf.errors.OpError:
+    return []
+
+
+def _remove_if_possible(path: str) -> None:
+  try:
+    tf.io.gfile.remove(path)
+  except tf.errors.OpError:
+    pass

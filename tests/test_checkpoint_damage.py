@@ -1,0 +1,250 @@
+"""Damaged checkpoints: every file, every kind of damage is noticed, named, and stepped over."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mesh_tensorflow import checkpoint, checkpoint_verify, checkpoint_writer, errors
+from tests.checkpoint_stores import assert_holds, fill, make_store
+
+DATA = [f".data-0000{i}-of-00002" for i in range(2)]
+FILES = [".index", ".manifest", *DATA, ".with-input-00000.txt"]
+
+
+@pytest.fixture
+def two(cpu_devices, tmp_path, monkeypatch):
+  """A folder with two checkpoints of several files, its checkpointer, and the values by step."""
+  monkeypatch.setattr(checkpoint_writer, "_WRITE_AT_ONCE", 600)
+  store = make_store(cpu_devices, "2x2")
+  c = checkpoint.Checkpointer(str(tmp_path), store, asynchronous=False)
+  values = {}
+  for step in (1, 2):
+    values[step] = fill(store, step)
+    c.save(step, attachments={"input": lambda prefix: write(prefix + ".txt", b"position 12")})
+  return c, store, values
+
+
+def write(path, content):
+  with open(path, "wb") as f:
+    f.write(content)
+
+
+def content_of(folder):
+  return {n: open(os.path.join(folder, n), "rb").read() for n in sorted(os.listdir(folder))}
+
+
+def flipped(content, position, bit=0):
+  content = bytearray(content)
+  content[position] ^= 1 << bit
+  return bytes(content)
+
+
+def kinds_of_damage(content):
+  """(what is said of it, damaged content); None: the file is not there."""
+  last = len(content) - 1
+  for position in sorted({0, 1, last // 3, last // 2, last - 1, last}):
+    yield "has", flipped(content, position, position % 8)
+  for rest in (last, len(content) // 2, 1, 0):
+    yield "is truncated", content[:rest]
+  yield "is longer", content + b"\n"
+
+
+def test_every_file_and_kind_of_damage(two, caplog):
+  c, store, values = two
+  folder = c.directory
+  whole = content_of(folder)
+  assert sorted(whole) == sorted(
+    ["checkpoint"] + [f"model.ckpt-{n}{f}" for n in "12" for f in FILES]
+  )
+  for suffix in FILES:
+    name = f"model.ckpt-2{suffix}"
+    path = os.path.join(folder, name)
+    for what, damaged in kinds_of_damage(whole[name]):
+      write(path, damaged)
+      (damage,) = checkpoint.verify(os.path.join(folder, "model.ckpt-2"))
+      assert damage.file == path
+      # Of a manifest one cannot always tell what is wrong.
+      assert damage.what.startswith(what) or suffix == ".manifest", (name, damage.what)
+      caplog.clear()
+      fill(store, 9)
+      restored = c.restore()
+      assert (restored.path, restored.step) == (os.path.join(folder, "model.ckpt-1"), 1)
+      assert_holds(store, values[1])
+      (record,) = caplog.records
+      assert record.levelno == logging.WARNING and path in record.getMessage()
+      assert checkpoint.latest_checkpoint(folder) == c.latest() == restored.path
+      # Who asks for that one gets an error, and a folder means the same everywhere.
+      with pytest.raises(errors.CheckpointError, match=re.escape(f"damaged: {path} ")) as e:
+        c.restore(os.path.join(folder, "model.ckpt-2"))
+      assert isinstance(e.value, checkpoint.DamagedCheckpointError)
+      assert "others in that folder: model.ckpt-1;" in str(e.value)
+      assert checkpoint.resolve(folder) == restored.path
+      assert content_of(folder) == {**whole, name: damaged}
+    write(path, whole[name])
+  assert c.restore().step == 2
+  assert_holds(store, values[2])
+
+
+def test_every_single_byte(two):
+  c, _, _ = two
+  whole = content_of(c.directory)
+  checked = 0
+  for suffix in FILES:
+    name = f"model.ckpt-2{suffix}"
+    path = os.path.join(c.directory, name)
+    for position in range(len(whole[name])):
+      write(path, flipped(whole[name], position, position % 8))
+      (damage,) = checkpoint.verify(os.path.join(c.directory, "model.ckpt-2"))
+      assert damage.file == path
+      checked += 1
+    write(path, whole[name])
+  assert checked > 1200
+  assert not checkpoint.verify(c.directory)
+
+
+@pytest.mark.parametrize("suffix", FILES)
+def test_missing_file(two, suffix):
+  c, store, values = two
+  prefix = os.path.join(c.directory, "model.ckpt-2")
+  os.remove(prefix + suffix)
+  if suffix == ".manifest":
+    # As one that TensorFlow or an older version wrote.
+    assert c.restore().step == 2
+    return
+  assert c.restore().step == 1
+  assert_holds(store, values[1])
+  with pytest.raises(errors.CheckpointError, match=re.escape(f"{prefix}{suffix} is missing")):
+    c.restore(prefix)
+
+
+def test_damaged_state_file_loses_nothing(two):
+  c, store, values = two
+  path = os.path.join(c.directory, "checkpoint")
+  whole = content_of(c.directory)
+  state = whole["checkpoint"]
+  damaged = [flipped(state, i, i % 8) for i in range(len(state))]
+  damaged += [state[:n] for n in range(0, len(state), 7)] + [b"model_checkpoint", b"\0" * 64]
+  for content in damaged:
+    write(path, content)
+    assert checkpoint.latest_checkpoint(c.directory) == os.path.join(c.directory, "model.ckpt-2")
+  assert c.restore().step == 2
+  assert_holds(store, values[2])
+  assert content_of(c.directory) == {**whole, "checkpoint": damaged[-1]}
+  # The next save makes a new one, and deletes none that the old one may have listed.
+  again = checkpoint.Checkpointer(c.directory, store, max_to_keep=1, asynchronous=False)
+  again.save(3)
+  assert [p[-1] for p in checkpoint.all_checkpoints(c.directory)] == ["1", "2", "3"]
+  assert tf.train.latest_checkpoint(c.directory) == os.path.join(c.directory, "model.ckpt-3")
+
+
+def test_state_file_of_tensorflow(two):
+  c, _, _ = two
+  prefix = os.path.join(c.directory, "model.ckpt-1")
+  for paths in (["model.ckpt-2", "model.ckpt-1"], ["run#1/model.ckpt-7", prefix]):
+    lines = [f'model_checkpoint_path: "{paths[-1]}"']
+    lines += [f'all_model_checkpoint_paths: "{p}"' for p in paths]
+    write(os.path.join(c.directory, "checkpoint"), "\n".join(lines).encode())
+    assert checkpoint.latest_checkpoint(c.directory) == prefix
+
+
+def test_damage_of_all(two):
+  c, store, _ = two
+  before = {v.name: v.numpy() for v in store}
+  for n in "12":
+    path = os.path.join(c.directory, f"model.ckpt-{n}{DATA[1]}")
+    write(path, flipped(open(path, "rb").read(), n == "1" and 5))
+  with pytest.raises(errors.CheckpointError) as e:
+    c.restore()
+  for n in "12":
+    assert f"model.ckpt-{n}{DATA[1]} has " in str(e.value)
+  with pytest.raises(checkpoint.DamagedCheckpointError, match="all checkpoints in"):
+    checkpoint.latest_checkpoint(c.directory)
+  assert_holds(store, before)
+
+
+@pytest.mark.parametrize("suffix", [".index", *DATA])
+def test_damage_without_manifest(two, suffix):
+  # TensorFlow's checksums are for tensors; damage shows when these are read.
+  c, store, values = two
+  prefix = os.path.join(c.directory, "model.ckpt-2")
+  for n in "12":
+    os.remove(os.path.join(c.directory, f"model.ckpt-{n}.manifest"))
+  whole = open(prefix + suffix, "rb").read()
+  for damaged in (flipped(whole, len(whole) // 3), whole[:-1], b""):
+    write(prefix + suffix, damaged)
+    fill(store, 9)
+    assert c.restore().step == 1
+    assert_holds(store, values[1])
+    with pytest.raises(checkpoint.DamagedCheckpointError, match=re.escape(prefix + suffix[:5])):
+      c.restore(prefix)
+
+
+def test_state_file_names_what_is_not_there(two):
+  c, _, _ = two
+  for n, expected in ((2, "1"), (1, None)):
+    for suffix in FILES:
+      os.remove(os.path.join(c.directory, f"model.ckpt-{n}{suffix}"))
+    if expected:
+      assert checkpoint.latest_checkpoint(c.directory)[-1] == expected
+  with pytest.raises(checkpoint.DamagedCheckpointError, match="names .*-2 as the newest"):
+    checkpoint.latest_checkpoint(c.directory)
+
+
+def test_training_goes_on_after_damage(two, cpu_devices):
+  c, store, values = two
+  path = os.path.join(c.directory, f"model.ckpt-2{DATA[0]}")
+  write(path, open(path, "rb").read()[:-3])
+  c.restore()
+  new = fill(store, 5)
+  c.save(2)
+  assert not checkpoint.verify(os.path.join(c.directory, "model.ckpt-2"))
+  other = make_store(cpu_devices, "4")
+  assert checkpoint.Checkpointer(c.directory, other).restore().step == 2
+  assert_holds(other, new)
+
+
+def test_renamed_and_copied(two, tmp_path):
+  c, store, values = two
+  for suffix in FILES:
+    os.rename(os.path.join(c.directory, f"model.ckpt-2{suffix}"), tmp_path / f"best{suffix}")
+  best = str(tmp_path / "best")
+  assert not checkpoint.verify(best)
+  fill(store, 9)
+  assert c.restore(best).step == 2
+  assert_holds(store, values[2])
+  os.truncate(best + DATA[0], 10)
+  with pytest.raises(errors.CheckpointError, match=re.escape(best + DATA[0]) + " is truncated"):
+    c.restore(best)
+
+
+def test_files_are_not_read_again_while_they_do_not_change(two, monkeypatch):
+  c, _, _ = two
+  path = os.path.join(c.directory, "model.ckpt-2")
+  read = []
+  real = checkpoint_verify.measure
+  monkeypatch.setattr(checkpoint_verify, "measure", lambda p, s: read.append(s) or real(p, s))
+  for name in os.listdir(c.directory):
+    os.utime(os.path.join(c.directory, name), (1e9, 1e9))
+  for _ in range(3):
+    assert not checkpoint.verify(path)
+  assert sorted(read) == sorted(f for f in FILES if f != ".manifest")
+  content = open(path + DATA[1], "rb").read()
+  write(path + DATA[1], flipped(content, 3))
+  (damage,) = checkpoint.verify(path)
+  assert damage.file == path + DATA[1]
+
+
+def test_content_need_not_be_checked(two):
+  c, store, values = two
+  path = os.path.join(c.directory, "model.ckpt-2")
+  write(path + ".with-input-00000.txt", b"other")
+  fill(store, 9)
+  assert c.restore(path, check_content=False).step == 2
+  assert_holds(store, values[2])
+  np.testing.assert_array_equal(c.restore().step, 1)

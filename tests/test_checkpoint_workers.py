@@ -1,0 +1,269 @@
+"""Checkpoints that several workers write and read together."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mesh_tensorflow import checkpoint, checkpoint_workers, errors, workers
+from mesh_tensorflow.checkpoint_workers import Meeting
+from mesh_tensorflow.dimensions import convert_to_shape
+from mesh_tensorflow.layout import TensorLayout
+from mesh_tensorflow.processors import pnum_to_processor_coordinates
+from mesh_tensorflow.store import StoredVariable
+from tests import checkpoint_stores
+from tests.checkpoint_workers_program import SHAPES, values
+from tests.conftest import ROOT
+
+PROGRAM = "tests.checkpoint_workers_program"
+
+
+@pytest.fixture
+def run_workers():
+  """A function that runs the program in two processes; returns their exit codes and output."""
+  started = []
+
+  def run(*args, timeout=60):
+    sockets = [socket.socket() for _ in range(2)]
+    for s in sockets:
+      s.bind(("127.0.0.1", 0))
+    cluster = {"worker": [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]}
+    for s in sockets:
+      s.close()
+    for index in range(2):
+      config = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+      started.append(
+        subprocess.Popen(
+          [sys.executable, "-m", PROGRAM, *args],
+          env={**os.environ, "TF_CONFIG": json.dumps(config)},
+          cwd=ROOT,
+          stdout=subprocess.PIPE,
+          stderr=subprocess.STDOUT,
+          text=True,
+        )
+      )
+    end = time.monotonic() + timeout
+    outputs = [p.communicate(timeout=max(1, end - time.monotonic()))[0] for p in started]
+    return [p.returncode for p in started], outputs
+
+  yield run
+  for process in started:
+    if process.poll() is None:
+      process.send_signal(signal.SIGKILL)
+      process.wait()
+
+
+def make_store(devices, mesh, step=None):
+  """A store of the program's variables on a mesh of this process."""
+  variables = {name: (dims, tf.float32, tf.float32) for name, dims in SHAPES.items()}
+  store = checkpoint_stores.make_store(devices, mesh, variables)
+  for name, value in values(step).items() if step else ():
+    store[name].assign(value)
+  return store
+
+
+@pytest.mark.subprocess
+def test_two_workers(cpu_devices, tmp_path, run_workers, run_subprocess):
+  folder = str(tmp_path / "run")
+  first = make_store(cpu_devices, "2x4", 5)
+  other = checkpoint.Checkpointer(str(tmp_path), first, asynchronous=False).save(5)
+  # What is left of an earlier run looks as if worker 1 were ready.
+  remains = tmp_path / "run" / ".unfinished-model.ckpt-1.0123abcd.1"
+  remains.mkdir(parents=True)
+  (remains / "worker-00001.done").write_text('{"parts": []}')
+  (tmp_path / "run" / "model.ckpt-9.data-00000-of-00002").write_text("no index")
+  codes, outputs = run_workers("together", folder, other)
+  assert codes == [0, 0], "\n".join(outputs)
+  assert all(output.endswith("done\n") for output in outputs)
+  files = [f".data-0000{i}-of-00002" for i in range(2)] + [".index", ".manifest"]
+  attached = [f".with-input-0000{i}" for i in range(2)]
+  assert sorted(os.listdir(folder)) == sorted(
+    ["checkpoint"]
+    + [f"model.ckpt-{n}{f}" for n in "123" for f in files]
+    + [f"model.ckpt-1{f}" for f in attached]
+  )
+  # One process, of any mesh, goes on from there.
+  for mesh in ("1", "2x2 other"):
+    store = make_store(cpu_devices, mesh)
+    assert checkpoint.Checkpointer(folder, store).restore().step == 3
+    checkpoint_stores.assert_holds(store, values(3))
+  # TensorFlow reads it whole, without this package.
+  whole = run_subprocess(["-c", READ, folder], cwd=tmp_path, env={"TF_CPP_MIN_LOG_LEVEL": "3"})
+  read = json.loads(whole.stdout.splitlines()[-1])
+  assert read.pop("global_step") == 3
+  assert {n: np.float32(v).tolist() for n, v in read.items()} == {
+    n: v.tolist() for n, v in values(3).items()
+  }
+
+
+READ = """
+import json, sys
+import tensorflow as tf
+reader = tf.train.load_checkpoint(sys.argv[1])
+names = reader.get_variable_to_shape_map()
+assert "mesh_tensorflow" not in sys.modules
+print(json.dumps({name: reader.get_tensor(name).tolist() for name in names}))
+"""
+
+
+@pytest.mark.subprocess
+def test_a_worker_is_killed_while_all_write(cpu_devices, tmp_path, run_workers):
+  codes, outputs = run_workers("killed", str(tmp_path), "")
+  assert codes == [75, -signal.SIGKILL], "\n".join(outputs)
+  seconds = float(re.search(r"told after (\d+\.\d) s", outputs[0]).group(1))
+  assert seconds < 30
+  store = make_store(cpu_devices, "1")
+  c = checkpoint.Checkpointer(str(tmp_path), store, asynchronous=False)
+  assert c.restore().step == 1
+  checkpoint_stores.assert_holds(store, values(1))
+  c.save(3)
+  assert {n.split(".")[1] for n in os.listdir(tmp_path) if "." in n} == {"ckpt-1", "ckpt-3"}
+
+
+# ------------------------------------------------------------------- without processes
+
+
+def stored_on(processors, mesh, layout, begins):
+  return StoredVariable(
+    name="v",
+    shape=convert_to_shape([("x", 4), ("y", 6)]),
+    master_dtype=tf.float32,
+    slice_dtype=tf.float32,
+    trainable=True,
+    layout=TensorLayout(layout),
+    mesh_shape=convert_to_shape(mesh),
+    slices=tuple(tf.Variable(tf.zeros([2, 3])) for _ in processors),
+    begins=begins,
+    slice_shape=tuple(
+      n // (1 if a is None else convert_to_shape(mesh)[a].size) for n, a in zip((4, 6), layout)
+    ),
+    processors=processors,
+  )
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("layout", [(None, None), (0, None), (None, 1), (1, 0), (1, None)])
+def test_each_slice_is_owned_by_one_worker(layout, count):
+  mesh = convert_to_shape("rows:2,cols:2")
+  owned = []
+  for worker in range(count):
+    processors = tuple(range(4 * worker // count, 4 * (worker + 1) // count))
+    begins = []
+    for p in processors:
+      coordinates = pnum_to_processor_coordinates(mesh, p)
+      size = [n // (1 if a is None else 2) for n, a in zip((4, 6), layout)]
+      begins.append(tuple(0 if a is None else coordinates[a] * n for n, a in zip(size, layout)))
+    stored = stored_on(processors, "rows:2,cols:2", layout, tuple(begins))
+    owned += [(begin, worker) for begin, _ in stored.owned(worker)]
+  assert len(owned) == len({begin for begin, _ in owned}) == 2 ** sum(a is not None for a in layout)
+  # A replica of the lowest processor, so of the lowest worker that has one.
+  assert owned[0] == ((0, 0), 0)
+
+
+def test_a_variable_that_is_whole_everywhere_is_worker_0s():
+  stored = stored_on((0, 1), "all:2", (0, None), ((0, 0), (2, 0)))
+  assert len(stored.owned(0)) == 2
+  assert stored.owned(1) == []
+
+
+def test_the_whole_value_needs_all_slices():
+  stored = stored_on((2, 3), "rows:2,cols:2", (0, 1), ((2, 0), (2, 3)))
+  with pytest.raises(errors.VariableError, match="variable v .* has 2 of its 4 slices"):
+    stored.numpy()
+
+
+@pytest.fixture
+def meeting(tmp_path, monkeypatch):
+  """Two workers' views of one folder; `listens` says who is there."""
+  there = {0, 1}
+  monkeypatch.setattr(workers, "listens", lambda cluster, worker: worker in there)
+  monkeypatch.setattr(checkpoint_workers, "_SECONDS_BETWEEN_CALLS", 0.05)
+  tasks = (("worker", 0, "a:1"), ("worker", 1, "b:1"))
+  abandoned = threading.Event()
+  return (
+    [
+      Meeting(str(tmp_path / "folder"), workers.Cluster(tasks, i), 0.4, abandoned) for i in range(2)
+    ],
+    there,
+    abandoned,
+  )
+
+
+def test_meeting(meeting):
+  (chief, other), _, _ = meeting
+  other.report([["part", 3, 4]])
+  assert chief.wait_for_parts() == {1: [["part", 3, 4]]}
+  told = []
+  thread = threading.Thread(target=lambda: told.append(other.wait_for_outcome()))
+  thread.start()
+  chief.announce(None)
+  thread.join()
+  assert told == [None]
+  assert not os.path.exists(chief.folder)
+
+
+def test_a_worker_that_fails_tells_the_chief_who_tells_the_others(meeting):
+  (chief, other), _, _ = meeting
+  other.report_error("the disk is full")
+  with pytest.raises(errors.CheckpointError, match=r"^worker 1 \(b:1\): the disk is full$") as e:
+    chief.wait_for_parts()
+  told = []
+  thread = threading.Thread(target=lambda: told.append(other.wait_for_outcome()))
+  thread.start()
+  chief.announce(str(e.value))
+  thread.join()
+  assert told == ["worker 1 (b:1): the disk is full"]
+
+
+def test_a_mark_that_found_no_space_is_still_a_mark(meeting):
+  (chief, other), _, _ = meeting
+  os.makedirs(chief.folder)
+  open(os.path.join(chief.folder, "worker-00001.failed"), "w").close()
+  with pytest.raises(errors.CheckpointError, match="worker 1 .* its log says why"):
+    chief.wait_for_parts()
+
+
+def test_nobody_waits_for_a_silent_worker(meeting):
+  (chief, other), there, abandoned = meeting
+  os.makedirs(chief.folder)
+  started = time.monotonic()
+  with pytest.raises(errors.CheckpointError, match=r"worker 1 \(b:1\): no sign of it for 0 s"):
+    chief.wait_for_parts()
+  assert "worker 0 (a:1): no sign" in other.wait_for_outcome()
+  there.clear()
+  with pytest.raises(errors.CheckpointError, match=r"worker 1 \(b:1\): it is gone"):
+    chief.wait_for_parts()
+  abandoned.set()
+  with pytest.raises(errors.CheckpointError, match="waiting for it was given up"):
+    chief.wait_for_parts()
+  chief.announce("lost")
+  assert "gave this checkpoint up" in other.wait_for_outcome()
+  assert time.monotonic() - started < 10
+
+
+def test_a_worker_that_goes_on_writing_is_waited_for(meeting):
+  (chief, other), _, _ = meeting
+  os.makedirs(chief.folder)
+
+  def write():
+    for _ in range(8):
+      time.sleep(0.1)
+      with open(os.path.join(chief.folder, "part"), "a") as f:
+        f.write("more")
+    other.report([])
+
+  thread = threading.Thread(target=write)
+  thread.start()
+  assert chief.wait_for_parts() == {1: []}
+  thread.join()

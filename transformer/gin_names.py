@@ -1,0 +1,208 @@
+"""Names in gin files: what they stand for, and which ones resemble a wrong one."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import gin
+
+from mesh_tensorflow.errors import ConfigError
+
+# Gin keeps the macro `d_model = 512` as the argument `value` of gin.macro in the scope `d_model`.
+MACRO = ("gin.macro", "value")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """Where a statement stands: a file and a line, or `--gin_param` and its text."""
+
+  source: str
+  line: int | None = None
+  text: str = dataclasses.field(default="", compare=False)
+
+  def __str__(self) -> str:
+    if self.line is not None:
+      return f"{self.source}:{self.line}"
+    return f"{self.source} {self.text!r}" if self.text else self.source
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+  """`@scope/name` or `@scope/name()` in a value; equal if it means the same configurable."""
+
+  name: str = dataclasses.field(compare=False)
+  evaluate: bool
+  scope: str = ""
+  selector: str = ""
+
+  def __repr__(self) -> str:
+    return f"@{self.name}{'()' if self.evaluate else ''}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Macro:
+  """`%name` in a value."""
+
+  name: str
+
+  def __repr__(self) -> str:
+    return f"%{self.name}"
+
+
+class UnknownNameError(ConfigError):
+  """Nothing configurable has this name; `skip_unknown` may allow that."""
+
+
+def resolve_binding(scope: str, selector: str, argument: str, place: Place) -> str:
+  """The whole selector that is meant by a shortened one.
+
+  Args:
+    scope: the scope.
+    selector: the selector as written ("utils.run").
+    argument: the argument that is bound.
+    place: for the error.
+
+  Raises:
+    UnknownNameError: there is no such configurable.
+    ConfigError: several have this name, or it has no such parameter.
+  """
+  try:
+    return gin.config.ParsedBindingKey.parse((scope, selector, argument)).complete_selector
+  except (ValueError, KeyError) as e:
+    text = str(e)
+  if "doesn't have a parameter" in text:
+    legal = parameters(selector)
+    raise ConfigError(
+      f"gin: {place}: {selector} has no parameter {argument!r}{did_you_mean(argument, legal)}"
+      + (f" (it has {', '.join(legal)})" if len(legal) <= 12 else "")
+    )
+  if "allowlist" in text or "denylist" in text:
+    raise ConfigError(
+      f"gin: {place}: {selector}.{argument} cannot be bound: its caller always gives it"
+    )
+  raise _unresolved(text, selector, place)
+
+
+def resolve_reference(reference: Reference, place: Place) -> Reference:
+  """`reference` with its scope and whole selector; raises as `resolve_binding`."""
+  *scopes, selector = reference.name.split("/")
+  try:
+    configurable = gin.config.ConfigurableReference(selector, False).configurable
+  except (ValueError, KeyError) as e:
+    raise _unresolved(str(e), selector, place) from None
+  return dataclasses.replace(reference, scope="/".join(scopes), selector=configurable.selector)
+
+
+def _unresolved(text: str, selector: str, place: Place) -> ConfigError:
+  if "Ambiguous" in text:
+    legal = [_shortest(s) for s in _matches(text)]
+    return ConfigError(
+      f"gin: {place}: {selector!r} is ambiguous; write {' or '.join(sorted(legal))}"
+    )
+  if "without class name" in text:
+    legal = re.findall(r"'([^']*)'", text)
+    return ConfigError(f"gin: {place}: {selector!r} is a method; write {legal[-1]}.{legal[0]}")
+  return UnknownNameError(
+    f"gin: {place}: nothing configurable is called {selector!r}{_hint(similar_names(selector))}"
+  )
+
+
+def did_you_mean(name: str, legal: Iterable[str], cutoff: float = 0.6) -> str:
+  """The end of an error that names what resembles `name`; nothing if nothing does."""
+  return _hint(difflib.get_close_matches(name, sorted(set(legal)), n=3, cutoff=cutoff))
+
+
+def _hint(close: list[str]) -> str:
+  return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def parameters(selector: str) -> list[str]:
+  """The names of the parameters of a configurable that gin may bind."""
+  configurable = gin.config.ConfigurableReference(selector, False).configurable
+  names = inspect.signature(configurable.wrapped).parameters
+  return [n for n in names if n != "self" and n not in (configurable.denylist or ())]
+
+
+def required_parameters(selector: str) -> list[str]:
+  """The names of the parameters of a configurable that must be bound or given."""
+  wrapped = gin.config.ConfigurableReference(selector, False).configurable.wrapped
+  return [n for n, p in inspect.signature(wrapped).parameters.items() if p.default is gin.REQUIRED]
+
+
+def configurable_of(selector: str) -> Any:
+  """The function or class that a selector stands for."""
+  return gin.config.ConfigurableReference(selector, False).configurable.wrapped
+
+
+def is_constant(name: str) -> bool:
+  """Whether `%name` is a constant that Python code has made, such as `%gin.REQUIRED`."""
+  try:
+    gin.query_parameter(name)
+  except (ValueError, KeyError):
+    return False
+  return True
+
+
+def similar_names(selector: str) -> list[str]:
+  """Up to three names of configurables that resemble one which does not exist."""
+  *_, last = selector.split(".")
+  names = _registered_names()
+  close = difflib.get_close_matches(selector, names, n=3, cutoff=0.6)
+  close += difflib.get_close_matches(last, names, n=3, cutoff=0.6)
+  found: list[str] = []
+  for name in close:
+    for whole in whole_selectors(name):
+      # With the module, if the module is what was wrong.
+      short = ".".join(whole.split(".")[-2:]) if "." in selector else _shortest(whole)
+      if short not in found:
+        found.append(short)
+  return found[:3]
+
+
+def _registered_names() -> list[str]:
+  """Names of functions, classes and methods of the modules that use gin, registered or not.
+
+  Gin has no public list of what is registered, so `whole_selectors` asks it for the near ones.
+  """
+  names = set()
+  for module in list(sys.modules.values()):
+    content = getattr(module, "__dict__", {})
+    if content.get("gin") is not gin:
+      continue
+    for name, value in list(content.items()):
+      if callable(value) and not name.startswith("_"):
+        names.add(name)
+        if inspect.isclass(value):
+          names |= {f"{name}.{m}" for m, f in vars(value).items() if callable(f) and m[0] != "_"}
+  return sorted(names)
+
+
+def whole_selectors(name: str) -> list[str]:
+  """What a name may stand for: several whole selectors if it is ambiguous, none if unknown."""
+  try:
+    configurable = gin.config.ConfigurableReference(name, False).configurable
+  except KeyError as e:
+    return _matches(str(e))
+  except ValueError:
+    return []
+  return [configurable.selector]
+
+
+def _matches(text: str) -> list[str]:
+  """The selectors in gin's text "Ambiguous selector 'a', matches ['b.a', 'c.a']."."""
+  return re.findall(r"'([^']*)'", text[text.index("matches") :].replace('"', "'"))
+
+
+def _shortest(whole: str) -> str:
+  """The shortest form of a whole selector that is not ambiguous."""
+  parts = whole.split(".")
+  for n in range(1, len(parts)):
+    if whole_selectors(".".join(parts[-n:])) == [whole]:
+      return ".".join(parts[-n:])
+  return whole

@@ -1,0 +1,210 @@
+"""The operative configuration as a gin file in which every value says what set it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import gin
+from gin import config_parser
+
+from mesh_tensorflow.transformer import gin_names, gin_settings
+from mesh_tensorflow.transformer.gin_names import MACRO, Macro, Place, Reference
+from mesh_tensorflow.transformer.gin_reader import TextDelegate
+from mesh_tensorflow.transformer.gin_settings import Key, Setting, Settings, enclosing_scopes, short
+
+_WIDTH = 100
+_HEAD = """\
+# Every value of this run; after it, what set it: the file and line, --gin_param, or the default of
+# the function. Given back with --gin_file, it makes the same run.
+"""
+_NOT_USED = """\
+# Also bound: what a narrower scope above has taken over, and what this run has not used so far.
+# {rule}
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Statement:
+  """A binding in a text that gin has written, and its line, counted from 1."""
+
+  key: Key
+  value: Any
+  line: int
+
+
+def operative_config_str(settings: Settings, paths: list[str]) -> str:
+  """Gin's operative configuration, with the place of each value in a comment.
+
+  What is bound but was not used so far stands in a section at the end, but for what defaults.gin
+  binds: so the file can be given back for evaluation and decoding, too.
+
+  Args:
+    settings: all bindings that were read from files and `--gin_param`.
+    paths: the files that were read.
+  """
+  operative = gin.operative_config_str(max_line_length=_WIDTH)
+  bound = gin.config_str(max_line_length=_WIDTH)
+  used = _statements(operative)
+  in_config = {s.key: s for s in _statements(bound)}
+  writer = _Places(settings, in_config)
+  used_keys = {s.key for s in used}
+  rest = [s for s in in_config.values() if s.key not in used_keys and not writer.is_default(s)]
+  files = "".join(f"#   {path}\n" for path in dict.fromkeys(paths))
+  head = _HEAD + (f"# Read, in this order:\n{files}" if files else "")
+  text = head + "\n" + "\n".join(writer.annotated(operative, used)).rstrip() + "\n"
+  if rest:
+    lines = bound.split("\n")
+    text += "\n" + _NOT_USED.format(rule="=" * (_WIDTH - 2))
+    for s in rest:
+      text += "\n".join(writer.annotated("\n".join(lines[: _end(lines, s)]), [s])[s.line - 1 :])
+      text += "\n"
+  return text
+
+
+def bound_in_unused_scopes(settings: Settings) -> list[tuple[Setting, set[str]]]:
+  """Bindings of given files for something that was called, but not in their scope.
+
+  Such a binding has no effect; its scope is misspelt, or belongs to another model type.
+
+  Returns:
+    Settings, with the scopes in which what they are for was called ("" is none).
+  """
+  called: dict[str, set[str]] = {}
+  for s in _statements(gin.operative_config_str()):
+    scope, selector, _ = s.key
+    called.setdefault(selector, set()).update(enclosing_scopes(scope))
+  found = []
+  for key in settings.keys():
+    scope, selector, _ = key
+    s = settings.exact(key)
+    if not scope or s.is_macro or s.level == 0 or s.is_of_a_run:
+      continue
+    if selector in called and scope not in called[selector]:
+      found.append((s, called[selector]))
+  return found
+
+
+def _statements(text: str) -> list[_Statement]:
+  parser = config_parser.ConfigParser(text, TextDelegate())
+  found = []
+  for statement in parser:
+    if not isinstance(statement, config_parser.BindingStatement):
+      continue
+    scope, selector, argument = statement.scope, statement.selector, statement.arg_name
+    if not argument:
+      scope = f"{scope}/{selector}" if scope else selector
+      selector, argument = MACRO
+    at = statement.location.line_num
+    selector = _whole(selector)
+    value = gin_settings.mapped(statement.value, _resolved)
+    found.append(_Statement((scope, selector, argument), value, at))
+  return found
+
+
+def _resolved(value: Any) -> Any:
+  if not isinstance(value, Reference):
+    return value
+  *scopes, selector = value.name.split("/")
+  return dataclasses.replace(value, scope="/".join(scopes), selector=_whole(selector))
+
+
+def _whole(selector: str) -> str:
+  """The whole selector of a name that gin has written.
+
+  With dynamic registration that begins with the module, which need not be the registered one.
+  """
+  parts = selector.split(".")
+  for n in range(len(parts)):
+    found = gin_names.whole_selectors(".".join(parts[n:]))
+    if len(found) == 1:
+      return found[0]
+  return selector
+
+
+def _end(lines: list[str], statement: _Statement) -> int:
+  """The number of the last line of a statement: a long one stands, indented, below its name."""
+  at = statement.line
+  if lines[at - 1].endswith(" = \\"):
+    while at < len(lines) and lines[at].startswith(" "):
+      at += 1
+  return at
+
+
+class _Places:
+  """Writes the comments.
+
+  Args:
+    settings: all bindings that were read.
+    in_config: all bindings that gin has; Python code may have made some.
+  """
+
+  def __init__(self, settings: Settings, in_config: dict[Key, _Statement]):
+    self._settings = settings
+    self._in_config = in_config
+
+  def annotated(self, text: str, statements: list[_Statement]) -> list[str]:
+    """The lines of `text` with a comment behind each statement, or above one of several lines."""
+    lines = text.split("\n")
+    for s in reversed(statements):
+      comment = f"# {self._comment(s)}"
+      if lines[s.line - 1].endswith(" = \\"):
+        # In front of the first line, as one line with it: line numbers stay those of gin's text.
+        lines[s.line - 1] = f"{comment}\n{lines[s.line - 1]}"
+      else:
+        lines[s.line - 1] += f"  {comment}"
+    return lines
+
+  def is_default(self, s: _Statement) -> bool:
+    """Whether a binding is one that defaults.gin makes and nothing has changed."""
+    read = self._settings.exact(s.key)
+    return read is not None and read.level == 0 and read.value == s.value
+
+  def _comment(self, s: _Statement) -> str:
+    scope, selector, argument = s.key
+    parts = [self._origin(scope, selector, argument)]
+    for name in self._macros(s.value):
+      origin = self._origin(name, *MACRO)
+      bound = self._in_config.get((name, *MACRO))
+      if bound is not None:
+        parts.append(f"{name} = {short(self._literal(bound.value), 40)}: {origin}")
+    return "; ".join(parts)
+
+  def _origin(self, scope: str, selector: str, argument: str) -> str:
+    """What set the value that is in force in a scope."""
+    for around in reversed(enclosing_scopes(scope) if selector != MACRO[0] else [scope]):
+      key = (around, selector, argument)
+      bound, read = self._in_config.get(key), self._settings.exact(key)
+      if bound is None:
+        continue
+      if read is None or bound.value != read.value:
+        return "set by Python code"
+      before = self._settings.overridden(read)
+      return str(_plain(read)) + (f", overrides {_all(before)}" if before else "")
+    return "default"
+
+  def _macros(self, value: Any) -> list[str]:
+    """The names of the macros in a value, with those in their values."""
+    names: list[str] = []
+    for macro in gin_settings.parts_of(value, Macro):
+      bound = self._in_config.get((macro.name, *MACRO))
+      names.append(macro.name)
+      names += self._macros(bound.value) if bound is not None else []
+    return list(dict.fromkeys(names))
+
+  def _literal(self, value: Any) -> Any:
+    if isinstance(value, Macro):
+      bound = self._in_config.get((value.name, *MACRO))
+      return self._literal(bound.value) if bound is not None else value
+    if isinstance(value, (list, tuple, dict)):
+      return gin_settings.mapped(value, self._literal)
+    return value
+
+
+def _plain(setting: Setting) -> Place:
+  """The place without the text of a `--gin_param`, which is the line itself."""
+  return dataclasses.replace(setting.place, text="")
+
+
+def _all(settings: list[Setting]) -> str:
+  return ", ".join(str(_plain(s)) for s in settings)

@@ -1,0 +1,315 @@
+"""Reads gin files ahead of gin: finds them, notes what binds what, and checks every name."""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import difflib
+import importlib
+import io
+import logging
+import os
+import re
+import tokenize
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gin
+import tensorflow as tf
+from gin import config_parser
+
+from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.transformer import gin_names, gin_settings
+from mesh_tensorflow.transformer.gin_names import MACRO, Macro, Place, Reference, UnknownNameError
+from mesh_tensorflow.transformer.gin_paths import gin_dir
+from mesh_tensorflow.transformer.gin_settings import Setting, Settings
+
+PARAM = "--gin_param"
+
+
+class TextDelegate(config_parser.ParserDelegate):
+  """Reads references and macros as what they are called."""
+
+  def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+    return Reference(scoped_configurable_name, evaluate)
+
+  def macro(self, macro_name: str) -> Macro:
+    return Macro(macro_name)
+
+
+class NamedText(io.StringIO):
+  """Text that gin takes for the content of a file of this name."""
+
+  def __init__(self, text: str, name: str | None):
+    super().__init__(text)
+    self.name = name
+
+
+class Reader:
+  """Reads files and bindings in the order in which gin applies them.
+
+  After reading, `settings` holds all bindings and `texts` what gin is to parse, one after another:
+  the files, cut where they include others. So gin does not search for files itself.
+
+  Args:
+    folders: where to look for files; "" is the working folder.
+    skip_unknown: see `gin_config.parse_gin_defaults_and_flags`.
+  """
+
+  def __init__(self, folders: Sequence[str], skip_unknown: bool | Sequence[str] = False):
+    self.settings = Settings()
+    self.texts: list[NamedText] = []
+    self.paths: list[str] = []
+    self._folders = list(folders)
+    self._skip_unknown = skip_unknown
+    self._of_runs: set[str] = set()
+    self._level = -1
+
+  def read_file(self, name: str) -> None:
+    """Reads a file that was given, with those that it includes.
+
+    Raises:
+      ConfigError: it is missing, or something in it is wrong.
+    """
+    self._level += 1
+    self._read(self._find(name, "--gin_file"), ())
+
+  def read_bindings(self, bindings: Sequence[str]) -> None:
+    """Reads bindings as given by `--gin_param`, after all files."""
+    self._level += 1
+    text = "\n".join(bindings)
+    starts, line = [], 1
+    for binding in bindings:
+      starts.append(line)
+      line += binding.count("\n") + 1
+
+    def place(at: int) -> Place:
+      i = max(0, min(bisect.bisect_right(starts, at), len(bindings)) - 1)
+      return Place(PARAM, text=bindings[i].strip())
+
+    self._statements(text, PARAM, (PARAM,), place)
+
+  def _read(self, path: str, around: tuple[str, ...]) -> None:
+    shown = _shown(path)
+    if shown in around:
+      chain = " includes ".join((*around[around.index(shown) :], shown))
+      raise ConfigError(f"gin: {chain}: a file cannot include itself")
+    self.paths.append(path)
+    try:
+      with tf.io.gfile.GFile(path) as f:
+        text = f.read()
+    except (OSError, UnicodeError, tf.errors.OpError) as e:
+      raise ConfigError(f"gin file {path} cannot be read: {e}") from e
+    if _is_operative_config(shown, text):
+      self._of_runs.add(shown)
+    self._statements(text, shown, (*around, shown), lambda at: Place(shown, at))
+
+  def _statements(
+    self, text: str, shown: str, files: tuple[str, ...], place: Callable[[int], Place]
+  ) -> None:
+    """Goes through the statements of a file or of all `--gin_param`s."""
+    lines = list(io.StringIO(text))
+    given_to_gin = 0
+    dynamic = False
+    imports: set[int] = set()
+
+    def give_to_gin(until: int) -> None:
+      # Empty lines in front keep the line numbers. With dynamic registration names are those of
+      # the imports of the same text.
+      kept = imports if dynamic else ()
+      before = [line if i in kept else "\n" for i, line in enumerate(lines[:given_to_gin])]
+      part = "".join([*before, *lines[given_to_gin:until]])
+      if part.strip():
+        self.texts.append(NamedText(part, None if shown == PARAM else shown))
+
+    with _syntax_errors(place):
+      parser = config_parser.ConfigParser(NamedText(text, shown), TextDelegate())
+    while True:
+      with _syntax_errors(place):
+        statement = parser.parse_statement()
+      if statement is None:
+        break
+      at = statement.location.line_num
+      if isinstance(statement, config_parser.IncludeStatement):
+        give_to_gin(at - 1)
+        self._read(self._find(statement.filename, f"{place(at)} (include)"), files)
+        given_to_gin = max(at, parser.current_token.start[0] - 1)
+      elif isinstance(statement, config_parser.ImportStatement):
+        dynamic = dynamic or statement.module == "__gin__.dynamic_registration"
+        imports.add(at - 1)
+        self._import(statement, place(at))
+      elif isinstance(statement, config_parser.BlockDeclaration):
+        pass  # Its bindings follow, each with the name of the block.
+      else:
+        self._bind(statement, place(at), files, dynamic)
+    give_to_gin(len(lines))
+
+  def _bind(
+    self,
+    statement: config_parser.BindingStatement,
+    place: Place,
+    files: tuple[str, ...],
+    dynamic: bool,
+  ) -> None:
+    scope, selector, argument = statement.scope, statement.selector, statement.arg_name
+    name = ".".join(part for part in (selector, argument) if part)
+    name = f"{scope}/{name}" if scope else name
+    if not argument:
+      scope = f"{scope}/{selector}" if scope else selector
+      selector, argument = MACRO
+    try:
+      selector = gin_names.resolve_binding(scope, selector, argument, place)
+    except UnknownNameError as e:
+      # With dynamic registration a name is registered when gin itself meets it.
+      if dynamic or self._may_skip(selector):
+        return
+      raise ConfigError(str(e)) from None
+    value = gin_settings.mapped(statement.value, lambda v: self._resolved(v, place, dynamic))
+    of_a_run = not self._of_runs.isdisjoint(files)
+    self.settings.add(
+      Setting(scope, selector, argument, value, place, self._level, files, name, of_a_run)
+    )
+
+  def _resolved(self, value: Any, place: Place, dynamic: bool) -> Any:
+    if not isinstance(value, Reference):
+      return value
+    try:
+      return gin_names.resolve_reference(value, place)
+    except UnknownNameError as e:
+      if dynamic or self._may_skip(value.name.split("/")[-1]):
+        return value
+      raise ConfigError(str(e)) from None
+
+  def _may_skip(self, selector: str) -> bool:
+    if isinstance(self._skip_unknown, (list, tuple, set)):
+      return selector in self._skip_unknown
+    return bool(self._skip_unknown)
+
+  def _import(self, statement: config_parser.ImportStatement, place: Place) -> None:
+    if statement.module.startswith("__gin__."):
+      return
+    try:
+      importlib.import_module(statement.module)
+    except ModuleNotFoundError as e:
+      # The module itself is missing, or one that it needs.
+      if self._skip_unknown:
+        return
+      missing = e.name or statement.module
+      what = f"there is no module {missing!r}"
+      if missing != statement.module and not statement.module.startswith(f"{missing}."):
+        what = f"{statement.module} needs the module {missing!r}, which is not installed"
+      raise ConfigError(f"gin: {place}: {what}{_similar_modules(missing)}") from e
+    except ImportError as e:
+      if not self._skip_unknown:
+        raise ConfigError(f"gin: {place}: import of {statement.module} failed: {e}") from e
+
+  def _find(self, name: str, asked_by: str) -> str:
+    """The path of a file that is asked for by name."""
+    path = self._path(name, asked_by, self._folders)
+    if path is None:
+      # Another library may have told gin of folders of its own.
+      others = [f for f in _folders_of_gin() if f not in self._folders]
+      path = self._path(name, asked_by, others)
+      self._folders += others
+    if path is None:
+      raise self._not_found(name, asked_by)
+    return path
+
+  def _path(self, name: str, asked_by: str, folders: Sequence[str]) -> str | None:
+    for folder in folders:
+      path = os.path.join(folder, name)
+      if tf.io.gfile.isdir(path):
+        raise ConfigError(f"{asked_by} {name} is a folder; give one of the files in it")
+      if tf.io.gfile.exists(path):
+        return path
+      if os.path.isabs(name) or "://" in name:
+        return None
+    return None
+
+  def _not_found(self, name: str, asked_by: str) -> ConfigError:
+    known = sorted(
+      os.path.relpath(os.path.join(d, f), gin_dir()).replace(os.sep, "/")
+      for d, _, names in os.walk(gin_dir())
+      for f in names
+      if f.endswith(".gin")
+    )
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    close = [k for k in known if os.path.basename(k) == os.path.basename(name)] or close
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    looked = ", ".join(f or "the working folder" for f in dict.fromkeys(self._folders))
+    if os.path.isabs(name) or "://" in name:
+      looked = os.path.dirname(name)
+    return ConfigError(f"{asked_by}: gin file {name!r} was not found in {looked}{hint}")
+
+
+def _is_operative_config(name: str, text: str) -> bool:
+  """Whether gin has written a file, by its name or by the headings that gin gives it."""
+  return os.path.basename(name).startswith("operative_config") or (
+    "# Parameters for " in text and f"# {'=' * 40}" in text
+  )
+
+
+class _syntax_errors:
+  """Turns the parser's errors into `ConfigError`s with their place."""
+
+  def __init__(self, place: Callable[[int], Place]):
+    self._place = place
+
+  def __enter__(self) -> None:
+    return None
+
+  def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+    if isinstance(error, SyntaxError):
+      text, line, content = error.msg, error.lineno or 1, (error.text or "").strip()
+    elif isinstance(error, tokenize.TokenError):
+      text, (line, *_) = error.args
+      content = "a bracket or a string is not closed" if "EOF" in text else ""
+    else:
+      return False
+    # Gin's value parser names the token; a word alone is a string without its quotes, mostly.
+    token = re.search(r"Failed to parse token '(.*)'", text)
+    if token and token.group(1).isidentifier():
+      content += f" (a text is written in quotes: '{token.group(1)}')"
+    text = " ".join(text.split("\n")[-1].split()) if token else " ".join(text.split())
+    raise ConfigError(f"gin: {self._place(line)}: {text.rstrip('.')}: {content}") from error
+
+
+def _shown(path: str) -> str:
+  """How a path is shown: those of the package by their names in its folder."""
+  ours = os.path.join(gin_dir(), "")
+  if os.path.abspath(path).startswith(ours) and "://" not in path:
+    return os.path.relpath(path, ours).replace(os.sep, "/")
+  if not os.path.isabs(path) and os.path.exists(os.path.join(gin_dir(), path)):
+    return os.path.join(".", path)
+  return path
+
+
+def _folders_of_gin() -> list[str]:
+  """The folders that gin searches, which it tells when it does not find a file."""
+  root = logging.getLogger()
+  root.addFilter(_is_no_search_message)
+  try:
+    gin.parse_config_file("no such folder/no such file.gin")
+  except OSError as e:
+    told = re.search(r"Searched config paths: (\[.*\])", str(e))
+    return ast.literal_eval(told.group(1)) if told else []
+  finally:
+    root.removeFilter(_is_no_search_message)
+  return []
+
+
+def _is_no_search_message(record: logging.LogRecord) -> bool:
+  """Not one of those that gin logs as errors for every folder that does not hold a file."""
+  return not str(record.msg).startswith(("Path not found", "system_path_file_exists"))
+
+
+def _similar_modules(name: str) -> str:
+  """Modules beside a missing one whose names resemble it."""
+  folder, _, last = name.rpartition(".")
+  try:
+    paths = list(getattr(importlib.import_module(folder), "__path__", [])) if folder else []
+  except ImportError:
+    return ""
+  found = [f.removesuffix(".py") for p in paths if os.path.isdir(p) for f in os.listdir(p)]
+  hint = gin_names.did_you_mean(last, found)
+  return hint.replace("did you mean ", f"did you mean {folder}.") if hint else ""

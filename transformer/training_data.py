@@ -1,0 +1,210 @@
+"""What the trainer does to data: features checked, examples batched, batches stacked for a call."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow import checkpoint as checkpoint_lib
+from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.transformer.model_steps import MODEL_FEATURES, ModelSteps
+
+# Where the position in the data is kept, beside the checkpoint of the same step.
+_PIPELINE = "input_pipeline-"
+
+
+def model_features(dataset: tf.data.Dataset) -> list[str]:
+  """The names of those features of a data set that models take."""
+  spec = dataset.element_spec
+  if not isinstance(spec, dict):
+    raise DataError(f"the data set must yield dicts of features, and it yields {spec}")
+  return [n for n in MODEL_FEATURES if n in spec]
+
+
+def check_lengths(dataset: tf.data.Dataset, names: Sequence[str], steps: ModelSteps) -> None:
+  """Raises `DataError` for a feature of single examples that is not as long as the model says."""
+  for name in names:
+    expected = steps.feature_shape(name)[-1]
+    shape = dataset.element_spec[name].shape
+    if shape.rank != 1 or shape[0] not in (None, expected):
+      raise DataError(
+        f"feature {name!r} of the data has shape {shape}, expected [{expected}] "
+        "(run.sequence_length); pad or cut it with dataset.pack_or_pad"
+      )
+
+
+def call_input_fn(input_fn: Any, batch_size: int) -> tf.data.Dataset:
+  """The data set of an Estimator's input function, which yields batches.
+
+  Args:
+    input_fn: a data set, or a function; its argument `params`, if it has one, is
+      `{"batch_size": batch_size}`.
+    batch_size: number of examples in a batch.
+
+  Raises:
+    DataError: the function returns something else.
+  """
+  dataset = input_fn
+  if callable(input_fn):
+    parameters = inspect.signature(input_fn).parameters
+    kwargs = {"params": {"batch_size": batch_size}} if "params" in parameters else {}
+    dataset = input_fn(**kwargs)
+  if not isinstance(dataset, tf.data.Dataset):
+    raise DataError(f"an input_fn must return a tf.data.Dataset, not {type(dataset).__name__}")
+  return dataset
+
+
+def examples_of(input_fn: Any, batch_size: int) -> tf.data.Dataset:
+  """The single examples of an Estimator's input function, which yields batches of dicts."""
+  dataset = call_input_fn(input_fn, batch_size)
+  if isinstance(dataset.element_spec, tuple):  # (features, labels); the labels are features, too.
+    dataset = dataset.map(lambda features, *_: features)
+  return dataset.unbatch()
+
+
+class TrainingData:
+  """The batches of one training run.
+
+  Args:
+    steps: the programs of the model.
+    dataset_fn: called with `sequence_length`, `vocabulary` and `dataset_split`, and, if it takes
+      `skip`, with the number of examples seen before; returns single examples.
+    vocabulary: for `dataset_fn`.
+    split: for `dataset_fn`.
+    seen_steps: number of steps whose examples are left out.
+  """
+
+  def __init__(
+    self,
+    steps: ModelSteps,
+    dataset_fn: Callable[..., tf.data.Dataset],
+    vocabulary: Any,
+    split: str,
+    seen_steps: int = 0,
+  ):
+    self._steps = steps
+    seen = seen_steps * steps.examples_per_step
+    kwargs = dict(sequence_length=steps.sequence_length, vocabulary=vocabulary, dataset_split=split)
+    skips = _takes_skip(dataset_fn)
+    if skips:
+      kwargs["skip"] = seen
+    dataset = dataset_fn(**kwargs)
+    if seen and not skips:
+      dataset = dataset.skip(seen)
+    self.names = names = model_features(dataset)
+    steps.check_features(names)
+    check_lengths(dataset, names, steps)
+    shapes = [steps.feature_shape(n, training=True) for n in names]
+    dataset = dataset.map(lambda ex: tuple(tf.cast(ex[n], tf.int32) for n in names))
+    dataset = dataset.batch(steps.examples_per_step, drop_remainder=True)
+    self._dataset = dataset.map(lambda *xs: tuple(tf.reshape(x, s) for x, s in zip(xs, shapes)))
+
+  def calls(self, count: int, per_call: int) -> Iterable[tuple[tf.Tensor, ...]]:
+    """Batches stacked for one call each: tensors [steps, <shape of a batch>].
+
+    Args:
+      count: steps in all.
+      per_call: steps in a call, at most.
+    """
+    return self._dataset.take(count).batch(per_call).prefetch(tf.data.AUTOTUNE)
+
+  def saved_with_checkpoints(self, model_dir: str) -> SavedPipeline:
+    """The same batches, by an iterator whose position can be saved."""
+    return SavedPipeline(self._dataset.prefetch(tf.data.AUTOTUNE), model_dir)
+
+
+class SavedPipeline:
+  """Batches from an iterator whose position, shuffle buffers included, is saved in files.
+
+  Args:
+    dataset: batches, as tuples.
+    model_dir: folder of the checkpoints.
+  """
+
+  def __init__(self, dataset: tf.data.Dataset, model_dir: str):
+    self._iterator = iter(dataset)
+    self._checkpoint = tf.train.Checkpoint(iterator=self._iterator)
+    self._folder = model_dir
+
+  def calls(self, count: int, per_call: int) -> Iterator[tuple[tf.Tensor, ...]]:
+    """As `TrainingData.calls`; nothing is read ahead of what a call takes."""
+    while count > 0:
+      taken = []
+      for _ in range(min(count, per_call)):
+        batch = next(self._iterator, None)
+        if batch is None:
+          break
+        taken.append(batch)
+      if not taken:
+        return
+      count -= len(taken)
+      yield tuple(tf.stack(xs) for xs in zip(*taken))
+
+  def save(self, step: int) -> None:
+    """Saves the position for a checkpoint, and deletes those whose checkpoints are gone.
+
+    Raises:
+      DataError: the data set runs Python code, or holds something else that cannot be saved.
+    """
+    try:
+      self._checkpoint.write(self._path(step))
+    except (tf.errors.OpError, ValueError) as e:
+      raise DataError(
+        f"checkpoint_input_pipeline: the position in the training data cannot be saved: {e}; use "
+        "a data set of TensorFlow operations, or leave run.checkpoint_input_pipeline out"
+      ) from e
+    saved = checkpoint_lib.all_checkpoints(self._folder)
+    kept = {checkpoint_lib.get_step_from_path(p) for p in saved}
+    for name in tf.io.gfile.glob(os.path.join(self._folder, _PIPELINE + "*")):
+      number = os.path.basename(name)[len(_PIPELINE) :].split(".")[0]
+      # The newest checkpoint may still be on its way to the disk.
+      if number.isdigit() and int(number) < step and int(number) not in kept:
+        tf.io.gfile.remove(name)
+
+  def restore(self, step: int) -> None:
+    """Goes to where the data was at a checkpoint.
+
+    Raises:
+      DataError: there is no such position.
+    """
+    try:
+      self._checkpoint.read(self._path(step)).assert_consumed()
+    except (tf.errors.OpError, ValueError, AssertionError) as e:
+      raise DataError(
+        f"checkpoint_input_pipeline: {self._path(step)} cannot be read ({e}); leave "
+        "run.checkpoint_input_pipeline out to skip the examples seen before"
+      ) from e
+
+  def has(self, step: int) -> bool:
+    """Whether the position at a checkpoint was saved."""
+    return tf.io.gfile.exists(self._path(step) + ".index")
+
+  def _path(self, step: int) -> str:
+    return os.path.join(self._folder, f"{_PIPELINE}{step}")
+
+
+def check_data_options(skip_seen_data: bool, checkpoint_input_pipeline: bool) -> None:
+  """Raises `ConfigError` if both are asked for."""
+  if skip_seen_data and checkpoint_input_pipeline:
+    raise ConfigError(
+      "run.skip_seen_data and run.checkpoint_input_pipeline are two ways to go on with the data; "
+      "bind one of them"
+    )
+
+
+def steps_per_call(wanted: int, save_every: int) -> int:
+  """The largest number of steps up to `wanted` after which a checkpoint can be due."""
+  if not save_every:
+    return wanted
+  return max(n for n in range(1, min(wanted, save_every) + 1) if save_every % n == 0)
+
+
+def _takes_skip(dataset_fn: Callable[..., Any]) -> bool:
+  try:
+    return "skip" in inspect.signature(dataset_fn).parameters
+  except (TypeError, ValueError):
+    return False
