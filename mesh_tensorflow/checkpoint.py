@@ -11,6 +11,7 @@ see, and calls its methods at the same places of its program.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import random
@@ -222,8 +223,8 @@ class Checkpointer:
           continue
         for begin, v in stored.owned(cluster.index):
           # A read shares the buffer; a later update of the variable works on a copy.
-          spec = checkpoint_reader.slice_spec(stored, begin)
-          pieces.append(Piece(name, spec, tf.identity(v.read_value()), stored.master_dtype))
+          for piece in checkpoint_writer.pieces_of(stored, begin, tf.identity(v.read_value())):
+            pieces.append(dataclasses.replace(piece, name=name))
       if cluster.is_chief:
         pieces.append(Piece(GLOBAL_STEP, "", tf.constant(step, tf.int64), tf.int64))
         for name, value in extra.items():

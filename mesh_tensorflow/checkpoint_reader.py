@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint_files, workers
 from mesh_tensorflow.checkpoint_files import damaged
-from mesh_tensorflow.store import StoredVariable
+from mesh_tensorflow.store import StoredVariable, split_block
 
 # Bytes that one read operation brings into host memory.
 _READ_AT_ONCE = 64 * 2**20
@@ -47,22 +48,77 @@ def host_device() -> str:
   return workers.host_device() if workers.current().size > 1 else "CPU:0"
 
 
-def slice_spec(stored: StoredVariable, begin: tuple[int, ...]) -> str:
-  """The slice in the notation of SaveV2: "4 8 0,2:4,4"; "" for the whole variable."""
-  shape = stored.shape.to_integer_list
-  if list(stored.slice_shape) == shape:
+def slice_spec(shape: Sequence[int], begin: Sequence[int], size: Sequence[int]) -> str:
+  """A slice in the notation of SaveV2: "4 8 0,2:4,4"; "" for the whole variable."""
+  if list(size) == list(shape):
     return ""
-  ranges = ":".join(f"{b},{n}" for b, n in zip(begin, stored.slice_shape))
+  ranges = ":".join(f"{b},{n}" for b, n in zip(begin, size))
   return f"{' '.join(map(str, shape))} {ranges}"
 
 
-def read_slices(path: str, requests: list[tuple[str, str, tf.DType, list[tf.Variable]]]) -> None:
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """A slice to read.
+
+  Attributes:
+    name: in the checkpoint.
+    spec: as of `slice_spec`.
+    dtype: in the checkpoint.
+    variables: get the value.
+    offset: where in the variables; None: it is all of them.
+    size: shape of the value.
+  """
+
+  name: str
+  spec: str
+  dtype: tf.DType
+  variables: list[tf.Variable]
+  offset: list[int] | None
+  size: list[int]
+
+
+def requests_for(
+  name: str,
+  dtype: tf.DType,
+  stored: StoredVariable,
+  begin: tuple[int, ...],
+  variables: list[tf.Variable],
+  in_parts: bool,
+) -> list[Request]:
+  """What to read for one slice of a variable.
+
+  Args:
+    name: in the checkpoint.
+    dtype: in the checkpoint.
+    stored: the variable.
+    begin: offset of the slice.
+    variables: the replicas that hold it.
+    in_parts: whether a large one is read in several parts.
+  """
+  item_bytes = max(dtype.size, stored.slice_dtype.size)
+  parts = [([0] * len(begin), list(stored.slice_shape))]
+  if in_parts:
+    parts = split_block(stored.slice_shape, item_bytes, _READ_AT_ONCE)
+  whole = stored.shape.to_integer_list
+  return [
+    Request(
+      name,
+      slice_spec(whole, [b + o for b, o in zip(begin, offset)], size),
+      dtype,
+      variables,
+      offset if len(parts) > 1 else None,
+      size,
+    )
+    for offset, size in parts
+  ]
+
+
+def read_slices(path: str, requests: list[Request]) -> None:
   """Reads slices and assigns them to variables, cast to their dtypes.
 
   Args:
     path: a checkpoint.
-    requests: for each slice its name, slice spec, and dtype in the checkpoint, and the variables
-      that hold it; the list is emptied.
+    requests: the slices; the list is emptied.
 
   Raises:
     DamagedCheckpointError: a part of it cannot be read.
@@ -70,8 +126,7 @@ def read_slices(path: str, requests: list[tuple[str, str, tf.DType, list[tf.Vari
   while requests:
     group, size = [], 0
     while requests:
-      *_, dtype, variables = requests[0]
-      size += _num_bytes(variables[0].shape, dtype)
+      size += _num_bytes(requests[0].size, requests[0].dtype)
       if group and size > _READ_AT_ONCE:
         break
       group.append(requests.pop(0))
@@ -79,18 +134,29 @@ def read_slices(path: str, requests: list[tuple[str, str, tf.DType, list[tf.Vari
       with tf.device(host_device()):
         values = tf.raw_ops.RestoreV2(
           prefix=path,
-          tensor_names=[name for name, *_ in group],
-          shape_and_slices=[spec for _, spec, *_ in group],
-          dtypes=[dtype for _, _, dtype, _ in group],
+          tensor_names=[r.name for r in group],
+          shape_and_slices=[r.spec for r in group],
+          dtypes=[r.dtype for r in group],
         )
     except tf.errors.OpError as e:
       files = ", ".join(checkpoint_files.data_files(path))
       raise damaged(path, f"cannot read {files}: {e.message}") from e
-    for (*_, variables), value in zip(group, values):
-      for v in variables:
+    for request, value in zip(group, values):
+      for v in request.variables:
         with tf.device(v.device):
-          v.assign(tf.cast(value, v.dtype))
+          new = tf.cast(value, v.dtype)
+          if request.offset is None:
+            v.assign(new)
+          else:
+            # Not v[...].assign: that reads v, whose memory the assignment then could not reuse.
+            tf.raw_ops.ResourceStridedSliceAssign(
+              ref=v.handle,
+              begin=request.offset,
+              end=[o + n for o, n in zip(request.offset, request.size)],
+              strides=[1] * len(request.size),
+              value=new,
+            )
 
 
 def _num_bytes(shape: Iterable[int], dtype: tf.DType) -> int:
-  return int(np.prod(list(shape), dtype=np.int64)) * dtype.size
+  return math.prod(shape) * dtype.size

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint_files, checkpoint_reader, checkpoint_verify, workers
-from mesh_tensorflow.checkpoint_files import INDEX, DamagedCheckpointError
+from mesh_tensorflow.checkpoint_files import INDEX, MANIFEST, DamagedCheckpointError
 from mesh_tensorflow.checkpoint_verify import Damage
 from mesh_tensorflow.checkpoint_workers import of_chief, raise_together
 from mesh_tensorflow.errors import CheckpointError
@@ -256,14 +256,17 @@ def _read(
 ) -> Restored:
   """Reads what matches."""
   requests = []
+  # Of a checkpoint of ours no slice is large; of others a part could cost reading the whole.
+  in_parts = tf.io.gfile.exists(path + MANIFEST)
   for name, there in comparison.matched.items():
     stored = wanted[name][1]
     by_begin: dict[tuple[int, ...], list[tf.Variable]] = {}
     for begin, v in zip(stored.begins, stored.slices):
       by_begin.setdefault(begin, []).append(v)
     for begin, variables in by_begin.items():
-      spec = checkpoint_reader.slice_spec(stored, begin)
-      requests.append((there, spec, found[there].dtype, variables))
+      requests += checkpoint_reader.requests_for(
+        there, found[there].dtype, stored, begin, variables, in_parts
+      )
   checkpoint_reader.read_slices(path, requests)
   reader = tf.train.load_checkpoint(path)
   used = set(comparison.matched.values())

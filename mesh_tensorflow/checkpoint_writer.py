@@ -8,6 +8,7 @@ manifest, and moves all to their place, the index last.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import threading
@@ -20,33 +21,75 @@ from mesh_tensorflow.checkpoint_files import ATTACHED, INDEX, NAME
 from mesh_tensorflow.checkpoint_verify import FileRecord
 from mesh_tensorflow.checkpoint_workers import Meeting
 from mesh_tensorflow.errors import CheckpointError
+from mesh_tensorflow.store import StoredVariable, split_block
 
-# Bytes that one write operation takes.
+# Bytes that one write operation takes, and that a slice in a checkpoint has at most, so that nobody
+# has to read more at once. A larger slice of a device becomes several.
 _WRITE_AT_ONCE = 128 * 2**20
 
 
 @dataclasses.dataclass
 class Piece:
-  """A slice to write.
+  """What is written as one slice.
 
   Attributes:
     name: of the variable.
     spec: the slice, as `checkpoint_reader.slice_spec` writes it.
-    tensor: the value; None when it is written.
+    tensor: holds the value; None when it is written.
     dtype: the dtype to write it in.
+    part: (offset, size) in the tensor; None: all of it.
+    is_last: whether no other piece has its tensor afterwards.
   """
 
   name: str
   spec: str
   tensor: tf.Tensor | None
   dtype: tf.DType
+  part: tuple[list[int], list[int]] | None = None
+  is_last: bool = True
 
   @property
   def num_bytes(self) -> int:
-    """Bytes of the value in memory, strings not counted."""
+    """Bytes of the value, strings not counted."""
     if self.tensor is None or self.tensor.dtype == tf.string:
       return 0
+    shape = self.part[1] if self.part else self.tensor.shape.as_list()
+    return math.prod(shape) * self.tensor.dtype.size
+
+  @property
+  def bytes_to_free(self) -> int:
+    """Bytes of memory that are free when this is written."""
+    if self.tensor is None or self.tensor.dtype == tf.string or not self.is_last:
+      return 0
     return self.tensor.shape.num_elements() * self.tensor.dtype.size
+
+  def value(self) -> tf.Tensor:
+    """What to write."""
+    value = tf.slice(self.tensor, *self.part) if self.part else self.tensor
+    return value if value.dtype == self.dtype else tf.cast(value, self.dtype)
+
+
+def pieces_of(stored: StoredVariable, begin: tuple[int, ...], tensor: tf.Tensor) -> list[Piece]:
+  """The pieces of one slice of a variable.
+
+  Args:
+    stored: the variable.
+    begin: offset of the slice.
+    tensor: its value.
+  """
+  parts = split_block(stored.slice_shape, tensor.dtype.size, _WRITE_AT_ONCE)
+  whole = stored.shape.to_integer_list
+  return [
+    Piece(
+      stored.name,
+      checkpoint_reader.slice_spec(whole, [b + o for b, o in zip(begin, offset)], size),
+      tensor,
+      stored.master_dtype,
+      (offset, size) if len(parts) > 1 else None,
+      i == len(parts) - 1,
+    )
+    for i, (offset, size) in enumerate(parts)
+  ]
 
 
 class Job:
@@ -83,7 +126,7 @@ class Job:
     self._attached: list[str] = []
     self._attach_error: Exception | None = None
     self._progress = threading.Condition()
-    self._bytes_held = sum(p.num_bytes for p in pieces)
+    self._bytes_held = sum(p.bytes_to_free for p in pieces)
     self._is_done = False
 
   def attach(self, name: str, write: Callable[[str], None]) -> None:
@@ -182,20 +225,18 @@ class Job:
     names = [os.path.basename(f) for f in self._attached]
     for i, group in enumerate(_groups(self._pieces)):
       part = self._part(i)
-      held = sum(p.num_bytes for p in group)
+      freed = sum(p.bytes_to_free for p in group)
       with tf.device(checkpoint_reader.host_device()):
         tf.raw_ops.SaveV2(
           prefix=os.path.join(self.folder, part),
           tensor_names=[p.name for p in group],
           shape_and_slices=[p.spec for p in group],
-          tensors=[
-            p.tensor if p.tensor.dtype == p.dtype else tf.cast(p.tensor, p.dtype) for p in group
-          ],
+          tensors=[p.value() for p in group],
         )
       for piece in group:
         piece.tensor = None
       with self._progress:
-        self._bytes_held -= held
+        self._bytes_held -= freed
         self._progress.notify_all()
       names.append(f"{part}.data-00000-of-00001")
     records = []

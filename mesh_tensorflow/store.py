@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,9 @@ from mesh_tensorflow.dimensions import Shape
 from mesh_tensorflow.errors import VariableError
 from mesh_tensorflow.layout import TensorLayout
 from mesh_tensorflow.processors import pnum_to_processor_coordinates
+
+# Bytes of initial values that are computed at a time; computing them takes several times as much.
+_COMPUTED_AT_ONCE = 16 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +219,7 @@ class VariableStore(tf.Module):
     begins = [tuple(mesh_impl.slice_begin(shape, p)) for p in mesh_impl.local_processors]
 
     def value(begin):
-      return tf.cast(init.slice_values(key, full, list(begin), part, slice_dtype), slice_dtype)
+      return _computed_in_parts(init, key, full, begin, part, slice_dtype)
 
     with tf.init_scope():
       slices = mesh_impl.create_slices(_variable_name(f"{name}_slice"), begins, value, trainable)
@@ -236,6 +239,61 @@ class VariableStore(tf.Module):
     self._slices[name] = tuple(stored.slices)
     self._stored[name] = stored
     return stored
+
+
+def split_block(
+  size: Sequence[int], item_bytes: int, limit: int
+) -> list[tuple[list[int], list[int]]]:
+  """Cuts a block of values into parts of at most `limit` bytes each, or of one row.
+
+  Args:
+    size: shape of the block.
+    item_bytes: bytes of a value.
+    limit: bytes.
+
+  Returns:
+    (offset, size) of each part.
+  """
+  axis = next((i for i, n in enumerate(size) if n > 1), None)
+  total = math.prod(size) * item_bytes
+  if axis is None or total <= limit:
+    return [([0] * len(size), list(size))]
+  rows = max(1, limit * size[axis] // total)
+  parts = []
+  for start in range(0, size[axis], rows):
+    offset, part = [0] * len(size), list(size)
+    offset[axis], part[axis] = start, min(rows, size[axis] - start)
+    parts.append((offset, part))
+  return parts
+
+
+def _computed_in_parts(
+  init: initializers.Initializer,
+  key: int,
+  full: Sequence[int],
+  begin: tuple[int, ...],
+  part: Sequence[int],
+  dtype: tf.DType,
+) -> tf.Tensor:
+  """Initial values of a slice; what computing them takes besides is small, however large it is."""
+
+  def values(begin, size):
+    return tf.cast(init.slice_values(key, full, list(begin), list(size), dtype), dtype)
+
+  parts = split_block(part, dtype.size, _COMPUTED_AT_ONCE)
+  # The first computes the whole for each part; the second takes no more than its result.
+  if len(parts) == 1 or isinstance(init, (initializers.FromFunction, initializers.Constant)):
+    return values(begin, part)
+  result = tf.Variable(tf.zeros(part, dtype), trainable=False)
+  for offset, size in parts:
+    tf.raw_ops.ResourceStridedSliceAssign(
+      ref=result.handle,
+      begin=offset,
+      end=[o + n for o, n in zip(offset, size)],
+      strides=[1] * len(size),
+      value=values([b + o for b, o in zip(begin, offset)], size),
+    )
+  return result.read_value()  # The variable that gets it takes over the memory.
 
 
 def _variable_name(name: str) -> str:

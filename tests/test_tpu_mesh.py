@@ -2,12 +2,14 @@
 
 import itertools
 import math
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl import flags
 
+import mesh_tensorflow as mtf
 from mesh_tensorflow import tpu_mesh
 from mesh_tensorflow.errors import ConfigError, MeshShapeError
 from mesh_tensorflow.topology import auto_logical_to_physical_tpu
@@ -107,3 +109,82 @@ def test_no_tpu_here():
     tpu_mesh.make_mesh_impl("a:8", "")
   with pytest.raises(ConfigError, match="TPU 'no-such-tpu' cannot be used: .*gcloud"):
     tpu_mesh.connect("no-such-tpu", zone="nowhere", project="none")
+
+
+class Resolver:
+  """What `tf.distribute.TPUStrategy` asks a cluster resolver for."""
+
+  tpu_hardware_feature = None
+
+  def __init__(self, topology, cores):
+    names = [f"/job:localhost/replica:0/task:0/device:TPU:{i}" for i in range(cores)]
+    devices = [types.SimpleNamespace(name=n, device_type="TPU") for n in names]
+    self._metadata = tf.tpu.experimental.TPUSystemMetadata(
+      num_cores=cores,
+      num_hosts=1,
+      num_of_cores_per_host=cores,
+      topology=topology,
+      devices=devices,
+    )
+
+  def get_tpu_system_metadata(self):
+    return self._metadata
+
+  def cluster_spec(self):
+    return None
+
+
+def test_the_graph_that_a_tpu_gets(cpu_devices, monkeypatch):
+  """The TPUStrategy is TensorFlow's own; only its variables are elsewhere, on CPUs."""
+  real = tf.distribute.TPUStrategy
+
+  def strategy(*args, **kwargs):
+    result = real(*args, **kwargs)
+    # Where it would create variables.
+    result.extended._tpu_devices = np.array([[d] for d in cpu_devices[:4]], object)
+    return result
+
+  monkeypatch.setattr(tf.distribute, "TPUStrategy", strategy)
+  topology = make_topology([2, 1, 1, 2])
+  spec = [("rows", [1, 1, 2]), ("cols", [1, 2, 1])]
+  impl = tpu_mesh.make_mesh_impl(
+    "rows:2,cols:2",
+    "batch:rows,hidden:cols",
+    tpu_mesh.Tpu(Resolver(topology, 4), topology),
+    hierarchical_tiling_spec=spec,
+  )
+  monkeypatch.setattr(impl, "_on_tpu", True)
+  monkeypatch.setattr(impl, "_tpu_collectives", True)
+  batch, io, hidden = [mtf.Dimension(*d) for d in (("batch", 4), ("io", 6), ("hidden", 8))]
+
+  @mtf.function(impl, [mtf.TensorSpec([batch, io])])
+  def train_step(x):
+    h = mtf.layers.dense(x, hidden, reduced_dims=[io], activation=mtf.relu, name="up")
+    y = mtf.layers.dense(h, io, reduced_dims=[hidden], name="down")
+    loss = mtf.reduce_mean(mtf.square(y - x))
+    mtf.optimize.AdafactorOptimizer(learning_rate=0.05).minimize(loss)
+    return loss, y
+
+  @tf.function(input_signature=[tf.TensorSpec([4, 6])], autograph=False)
+  def step(x):
+    return train_step(x)
+
+  concrete = step.get_concrete_function()
+  operations = concrete.graph.get_operations()
+  [metadata] = [op for op in operations if op.type == "TPUReplicateMetadata"]
+  assert metadata.get_attr("num_replicas") == 4
+  # [x, y, z, core] of each replica.
+  assert list(metadata.get_attr("device_assignment")) == [
+    *(0, 0, 0, 0),
+    *(1, 0, 0, 0),
+    *(0, 0, 0, 1),
+    *(1, 0, 0, 1),
+  ]
+  [call] = [op for op in operations if op.type == "StatefulPartitionedCall"]
+  handles = [t.op for t in call.inputs if t.dtype == tf.resource]
+  assert {op.type for op in handles} == {"TPUReplicatedInput"}
+  assert len(handles) == len(impl.variable_store) > 4
+  loss, y = concrete.structured_outputs
+  assert (loss.shape, y.shape) == ([], [4, 6])
+  bodies = [f.node_def for f in concrete.graph.as_graph_def().library.function]
+  assert any(n.op == "CrossReplicaSum" for body in bodies for n in body)

@@ -173,6 +173,18 @@ def test_a_variable_of_the_caller_is_shared(strategy):
   assert float(run()) == 6.0
 
 
+def test_in_the_scope_of_the_strategy(strategy, reference):
+  with strategy.scope():
+    step = train_step(make_impl(strategy))
+    np.testing.assert_allclose([step(X)[0] for _ in range(3)], reference[0], rtol=1e-5)
+
+
+def test_not_in_a_replica(strategy):
+  impl = make_impl(strategy)
+  with pytest.raises(GraphError, match="calls strategy.run by itself"):
+    strategy.run(lambda: impl.run(lambda: tf.constant(1)))
+
+
 def test_one_replica():
   strategy = tf.distribute.OneDeviceStrategy("CPU:1")
   impl = StrategyMeshImpl("rows:1,cols:1", LAYOUT, strategy)
@@ -316,3 +328,38 @@ def test_xla_computes_what_tensorflow_does(make, data):
   np.testing.assert_allclose(results[1][0], results[0][0], rtol=1e-4)
   for name, value in results[0][1].items():
     np.testing.assert_allclose(results[1][1][name], value, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_xla_compiles_sampling():
+  """A loop, with its state of keys and values, whose every step makes one token of each row."""
+  prompts = np.array([[3, 4, 0, 0, 0, 0], [5, 0, 0, 0, 0, 0]], np.int32)
+  strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+  impl = StrategyMeshImpl("rows:1,cols:1", MODEL_LAYOUT, strategy, collectives="tpu")
+
+  def program():
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    dims = [mtf.Dimension("batch", 2), mtf.Dimension("length", 6)]
+    model = lm_program.make_model(d_ff=8, d_kv=4, output_vocab_size=12, input_vocab_size=12)
+    tokens = model.sample_autoregressive(
+      mtf.import_tf_tensor(mesh, tf.constant(prompts), dims), temperature=0.0
+    )
+    return mtf.Lowering(graph, {mesh: impl}).export_to_tf_tensor(tokens)
+
+  trace = impl.trace(program)
+  assert_static(trace.function.graph)
+  graph_def = trace.function.graph.as_graph_def()
+  samples = [
+    tpu_rewrite.compiled(trace, graph_def, jit_compile=j)(*tpu_rewrite.inputs_of(trace, 0))[0]
+    for j in (False, True)
+  ]
+  np.testing.assert_array_equal(*samples)
+  np.testing.assert_array_equal(samples[0][:, 0], [3, 5])
+
+
+def test_a_plan(strategy):
+  """What a layout costs is told for a mesh of a strategy as for any other."""
+  impl = make_impl(strategy)
+  text = str(mtf.function(impl, [mtf.TensorSpec([BATCH, IO])])(loss_of).plan())
+  assert text == str(mtf.function(placement(), [mtf.TensorSpec([BATCH, IO])])(loss_of).plan())
+  assert "up/kernel" in text

@@ -10,7 +10,7 @@ import gin
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import tpu_mesh
+from mesh_tensorflow import tpu_mesh, workers
 from mesh_tensorflow.transformer import mesh_setup, training_data
 from mesh_tensorflow.transformer.gin_config import warn_of_unused_scopes, write_operative_config
 from mesh_tensorflow.transformer.model_steps import ModelSteps, build_model
@@ -270,6 +270,8 @@ def train_model(
   training_data.check_data_options(skip_seen_data, checkpoint_input_pipeline)
 
   def on_ready(graph: mtf.Graph) -> None:
+    if not workers.current().is_chief:
+      return
     # Now everything that gin configures has been called once.
     write_operative_config(estimator.model_dir)
     warn_of_unused_scopes()

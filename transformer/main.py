@@ -7,20 +7,30 @@ defaults.gin is read first, then every --gin_file (from the working folder, or t
 models/, layouts/, problems/, learning_rate_schedules/), then every --gin_param. The mode is
 run.mode: train (default), eval, score_eval, perplexity_eval, infer, score_from_strings,
 score_from_dataset, export_infer, export_score or plan.
+
+With TF_CONFIG set, each process is one of several workers; see docs/distributed.md. Exit codes: 0;
+1 for an error; 74 after SIGTERM or SIGINT in training, when the steps done are saved; 75 if another
+worker was lost.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import logging as python_logging
 import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 from absl import app, flags, logging
 
-from mesh_tensorflow.errors import MeshError
+from mesh_tensorflow import workers
+from mesh_tensorflow.errors import ConfigError, MeshError, StoppedError, WorkerLostError
 from mesh_tensorflow.transformer import gin_config, utils
+from mesh_tensorflow.transformer.stopping import EXIT_STOPPED
+from mesh_tensorflow.transformer.trainer import make_folder
 
 FLAGS = flags.FLAGS
 
@@ -43,8 +53,9 @@ def main(argv: Sequence[str]) -> None:
     importlib.import_module(module)
   gin_config.parse_gin_defaults_and_flags()
   gin_config.check_run()
-  tf.io.gfile.makedirs(FLAGS.model_dir)
-  write_command(FLAGS.model_dir, sys.argv)
+  if workers.cluster_from_environment().is_chief:
+    make_folder(FLAGS.model_dir)
+    write_command(FLAGS.model_dir, sys.argv)
   utils.run(
     tpu_job_name=FLAGS.tpu_job_name,
     tpu=FLAGS.tpu,
@@ -55,17 +66,27 @@ def main(argv: Sequence[str]) -> None:
 
 
 def write_command(model_dir: str, argv: Sequence[str]) -> None:
-  """Keeps the command line in `model_dir/command`, `command.1`, ..."""
+  """Keeps the command line in `model_dir/command`, `command.1`, ...
+
+  Raises:
+    ConfigError: the folder cannot be written to.
+  """
   name, i = os.path.join(model_dir, "command"), 0
   while tf.io.gfile.exists(name):
     i += 1
     name = os.path.join(model_dir, f"command.{i}")
-  with tf.io.gfile.GFile(name, "w") as f:
-    f.write(" ".join(argv))
+  try:
+    with tf.io.gfile.GFile(name, "w") as f:
+      f.write(" ".join(argv))
+  except tf.errors.OpError as e:
+    raise ConfigError(
+      f"cannot write in the folder {model_dir} ({e.message}): give another --model_dir, the right "
+      "to write there, or space on its disk"
+    ) from e
 
 
-def _guarded(argv: Sequence[str]) -> int:
-  """`main`, with the package's own errors as one line and exit code 1."""
+def _guarded(argv: Sequence[str], prefix: str = "") -> int:
+  """`main`, with the package's own errors as one line and an exit code."""
   try:
     main(argv)
   except MeshError as e:
@@ -73,18 +94,65 @@ def _guarded(argv: Sequence[str]) -> int:
       raise
     # Gin adds a line for each configurable that the error passed through.
     text = str(e).split("\n  In call to configurable")[0]
-    print(f"{_class_name(e)}: {text}", file=sys.stderr)
-    return 1
+    print(f"{prefix}{_class_name(e)}: {text}", file=sys.stderr)
+    return _exit_code(e)
   except RuntimeError as e:
     missing = gin_config.missing_binding(e)
     if missing is None or FLAGS.verbosity > 0:
       raise
-    print(f"{_class_name(missing)}: {missing}", file=sys.stderr)
+    print(f"{prefix}{_class_name(missing)}: {missing}", file=sys.stderr)
     return 1
   except KeyboardInterrupt:
     print("interrupted; the newest checkpoint is kept", file=sys.stderr)
     return 130
   return 0
+
+
+def _exit_code(error: BaseException) -> int:
+  if isinstance(error, StoppedError):
+    return EXIT_STOPPED
+  return workers.EXIT_WORKER_LOST if isinstance(error, WorkerLostError) else 1
+
+
+def _as_worker(argv: Sequence[str]) -> int:
+  """`_guarded` in a process that may be one of several workers."""
+  try:
+    cluster = workers.cluster_from_environment()
+  except ConfigError as e:
+    print(f"{_class_name(e)}: {e}", file=sys.stderr)
+    return 1
+  if cluster.size == 1:
+    return _guarded(argv)
+  prefix = f"worker {cluster.index}/{cluster.size}: "
+  python_logging.setLogRecordFactory(_records_with(prefix, python_logging.getLogRecordFactory()))
+  with contextlib.ExitStack() as stack:
+    if not cluster.is_chief:
+      # The chief's reports are everybody's.
+      nowhere = stack.enter_context(open(os.devnull, "w"))  # noqa: PTH123
+      stack.enter_context(contextlib.redirect_stdout(nowhere))
+    try:
+      code = _guarded(argv, prefix)
+    except BaseException as e:  # noqa: BLE001 - the process ends, as below.
+      lines = traceback.format_exc().splitlines()
+      print("\n".join(prefix + line for line in lines), file=sys.stderr)
+      code = _exit_code(e)
+  if code:
+    # At its usual end a process of TensorFlow's would wait for the other workers.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+  return 0
+
+
+def _records_with(prefix: str, make: Callable[..., python_logging.LogRecord]) -> Callable:
+  """A factory of log records whose texts begin with a prefix."""
+
+  def make_record(*args, **kwargs):
+    record = make(*args, **kwargs)
+    record.msg = prefix + str(record.msg)
+    return record
+
+  return make_record
 
 
 def _class_name(error: MeshError) -> str:
@@ -95,7 +163,7 @@ def _class_name(error: MeshError) -> str:
 def console_main() -> None:
   """The command `mesh-transformer`."""
   logging.set_verbosity(logging.WARNING)
-  app.run(_guarded)
+  app.run(_as_worker)
 
 
 if __name__ == "__main__":

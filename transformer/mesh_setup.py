@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import quiet
+from mesh_tensorflow import quiet, workers
 from mesh_tensorflow.errors import ConfigError, LayoutError, MeshShapeError
 
 IMPLEMENTATIONS = ("auto", "placement", "simd")
@@ -37,11 +37,14 @@ def make_mesh_impl(
     devices: device names, one per processor; by default GPUs if there are enough, else
       virtual CPU devices, made as needed.
     implementation: "placement" (one program for all devices), "simd" (one program per device),
-      or "auto": placement for up to 8 CPU devices, simd otherwise.
+      or "auto": simd on several workers, placement for up to 8 CPU devices, simd otherwise.
     seed: initial weights are a function of it.
 
+  If TF_CONFIG names several workers, this one joins them (`workers.join`): TensorFlow must not have
+  run anything before. The devices are those of all workers, the same number of each.
+
   Raises:
-    ConfigError: an unknown implementation.
+    ConfigError: an unknown implementation; or one that cannot run on several workers.
     LayoutError: a layout rule names a mesh dimension that does not exist.
     MeshShapeError: there are too few devices.
   """
@@ -52,6 +55,7 @@ def make_mesh_impl(
     raise ConfigError(
       f"mesh_implementation {implementation!r} is unknown; use one of {', '.join(IMPLEMENTATIONS)}"
     )
+  cluster = join_workers(mesh_shape, implementation)
   if devices:
     devices = list(devices)
     if len(devices) != mesh_shape.size:
@@ -59,23 +63,65 @@ def make_mesh_impl(
         f"run.mesh_devices names {len(devices)} devices, run.mesh_shape "
         f"{mesh_shape.to_string} has {mesh_shape.size} processors"
       )
+    if cluster.size > 1 and not all("/job:" in d and "/task:" in d for d in devices):
+      raise ConfigError(
+        f"run.mesh_devices {devices}: with the {cluster.size} workers of TF_CONFIG each name must "
+        f"say whose device it is, such as {cluster.devices(cluster.size)[0]}; or leave it out"
+      )
   else:
     devices = find_devices(mesh_shape.size)
   on_cpu = all("GPU" not in d for d in devices)
   if implementation == "auto":
-    implementation = "placement" if on_cpu and mesh_shape.size <= 8 else "simd"
+    alone = cluster.size == 1
+    implementation = "placement" if alone and on_cpu and mesh_shape.size <= 8 else "simd"
   store = mtf.VariableStore(seed=seed)
   if implementation == "placement":
     return mtf.PlacementMeshImpl(mesh_shape, layout_rules, devices, variable_store=store)
   return mtf.SimdMeshImpl(mesh_shape, layout_rules, devices=devices, variable_store=store)
 
 
+def join_workers(mesh_shape: mtf.Shape, implementation: str = "auto") -> workers.Cluster:
+  """Joins the workers that TF_CONFIG names, if it names several, with devices for a mesh.
+
+  To be called before TensorFlow runs anything; once joined, it only returns the cluster.
+
+  Args:
+    mesh_shape: mesh shape.
+    implementation: see `make_mesh_impl`.
+
+  Returns:
+    The cluster.
+
+  Raises:
+    ConfigError: TF_CONFIG is malformed, or the implementation cannot run on several workers.
+    MeshShapeError: the number of workers does not divide that of the processors.
+  """
+  cluster = workers.cluster_from_environment()
+  if cluster.size == 1:
+    return cluster
+  if implementation == "placement":
+    raise ConfigError(
+      f"run.mesh_implementation is 'placement', which runs in one process, but TF_CONFIG names "
+      f"{cluster.size} workers: use 'simd' (or 'auto'), or unset TF_CONFIG"
+    )
+  cluster.devices(mesh_shape.size)  # Checks the number, before anybody waits for anybody.
+  return workers.join(cluster, virtual_cpu_devices=mesh_shape.size // cluster.size)
+
+
 def find_devices(count: int) -> list[str]:
   """Names of `count` devices: GPUs if there are enough, else virtual CPU devices.
+
+  After `workers.join`, devices of all workers, the same number of each.
 
   Raises:
     MeshShapeError: TensorFlow has started with fewer CPU devices, so no more can be made.
   """
+  cluster = workers.current()
+  if cluster.size > 1:
+    here = count // cluster.size
+    gpus = tf.config.list_physical_devices("GPU")
+    lacking = workers.any_worker(len(gpus) < here)
+    return cluster.devices(count, "CPU" if lacking else "GPU")
   with quiet.held_back_notices():
     gpus = tf.config.list_physical_devices("GPU")
   if len(gpus) >= count:

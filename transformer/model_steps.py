@@ -154,7 +154,8 @@ class ModelSteps:
       self.mesh_impl.shape,
       self.mesh_impl.layout_rules,
     )
-    signature = [self._feature_spec(n, training=True) for n in feature_names]
+    # A process of a mesh that spans several gives its own part of the batch.
+    signature = [self._feature_spec(n, training=True, local=True) for n in feature_names]
     signature += [
       mtf.TensorSpec([], tf.float32, "learning_rate"),
       mtf.TensorSpec([], tf.int64, "step"),
@@ -311,7 +312,7 @@ class ModelSteps:
     length = self._feature_spec(name).shape.dims[-1]
     return mtf.TensorSpec([mtf.Dimension("batch", batch_size), length], tf.int32, name)
 
-  def _feature_spec(self, name: str, training: bool = False) -> mtf.TensorSpec:
+  def _feature_spec(self, name: str, training: bool = False, local: bool = False) -> mtf.TensorSpec:
     key = name.split("_")[0]
     if key not in self.sequence_length:
       raise ConfigError(
@@ -322,7 +323,11 @@ class ModelSteps:
       dims = [mtf.Dimension("outer_batch", self._outer), *dims]
     if training and self._ensemble > 1:
       dims = [mtf.Dimension("ensemble", self._ensemble), *dims]
-    return mtf.TensorSpec(dims, tf.int32, name)
+    return mtf.TensorSpec(dims, tf.int32, name, local=local)
+
+  def local_part(self, name: str) -> tuple[list[int], list[int]]:
+    """(begins, sizes) of what this process needs of a training batch of the feature."""
+    return self.mesh_impl.local_part(self._feature_spec(name, training=True).shape)
 
   def feature_shape(self, name: str, training: bool = False) -> list[int]:
     """Sizes of a batch of the feature."""

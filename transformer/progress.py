@@ -9,6 +9,8 @@ from collections.abc import Mapping
 import tensorflow as tf
 import tqdm
 
+from mesh_tensorflow import workers
+
 
 class TrainingProgress:
   """Reports a training run.
@@ -133,7 +135,9 @@ def _write(step: int, values: Mapping[str, float]) -> None:
 
 
 def write_scalars(folder: str, step: int, values: Mapping[str, float]) -> None:
-  """Writes TensorBoard scalars into a new event file in a folder."""
+  """Writes TensorBoard scalars into a new event file in a folder. Of workers, only the chief."""
+  if not workers.current().is_chief:
+    return
   writer = tf.summary.create_file_writer(folder)
   with writer.as_default():
     _write(step, values)

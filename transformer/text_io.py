@@ -11,6 +11,7 @@ import gin
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ConfigError, DataError
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -162,7 +163,9 @@ def clean_decodes(ids: Any, eos_id: int = 1, pad_id: int = 0, length_axis: int =
 
 
 def write_lines_to_file(lines: Sequence[Any], filename: str) -> None:
-  """Writes one line for each element; newlines in it become blanks."""
+  """Writes one line for each element; newlines in it become blanks. Of workers, only the chief."""
+  if not workers.current().is_chief:
+    return
   folder = os.path.dirname(filename)
   if folder:
     tf.io.gfile.makedirs(folder)

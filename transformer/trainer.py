@@ -14,12 +14,21 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint as checkpoint_lib
-from mesh_tensorflow.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from mesh_tensorflow import workers
+from mesh_tensorflow.errors import (
+  CheckpointError,
+  ConfigError,
+  DataError,
+  NonFiniteError,
+  WorkerLostError,
+)
 from mesh_tensorflow.transformer import init_checkpoint as init_checkpoint_lib
 from mesh_tensorflow.transformer import mesh_setup, training_data
 from mesh_tensorflow.transformer.inference import Inference
 from mesh_tensorflow.transformer.model_steps import ModelSteps
 from mesh_tensorflow.transformer.progress import TrainingProgress
+from mesh_tensorflow.transformer.run_lock import training_lock
+from mesh_tensorflow.transformer.stopping import StopRequests
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -78,7 +87,8 @@ class Trainer(Inference):
     self._steps_per_call = max(1, steps_per_call)
     self._save_every = save_checkpoints_steps
     self._report_every = report_every
-    self._quiet = quiet
+    # Of several workers only the chief reports.
+    self._quiet = quiet or not workers.current().is_chief
     self._init_checkpoint = init_checkpoint
     self._init_variable_filter = init_variable_filter
     self._model_info_file = model_info_file
@@ -87,11 +97,13 @@ class Trainer(Inference):
     self._programs: dict[Any, Any] = {}
     self._restored: str | None = None
     self._pipeline: training_data.SavedPipeline | None = None
+    self._newest: str | None = None  # The checkpoint that training goes on from.
     self.global_step = 0
     self.losses: list[float] = []
     self.checkpointer = None
+    self._saved_step = 0
     if model_dir:
-      tf.io.gfile.makedirs(model_dir)
+      make_folder(model_dir)
       self.checkpointer = checkpoint_lib.Checkpointer(
         model_dir, self.mesh_impl.variable_store, max_to_keep=keep_checkpoint_max
       )
@@ -136,8 +148,47 @@ class Trainer(Inference):
       ConfigError: arguments that do not go together.
       DataError: the data set is empty or ends early, or has the wrong features.
       NonFiniteError: the loss is NaN or infinite. Nothing is saved after that.
+      StoppedError: SIGTERM or SIGINT came, in any worker. The steps done are saved.
+      WorkerLostError: another worker of the cluster is gone.
     """
     self._check_train_arguments(dataset_fn, input_fn, (train_steps, steps, max_steps), hooks)
+    is_chief = workers.current().is_chief
+    with training_lock(self.model_dir if is_chief else None), StopRequests() as stop:
+      try:
+        return self._train(
+          stop,
+          dataset_fn,
+          train_steps,
+          dataset_split,
+          on_ready,
+          seen_data_init_step=seen_data_init_step,
+          checkpoint_input_pipeline=checkpoint_input_pipeline,
+          input_fn=input_fn,
+          steps=steps,
+          max_steps=max_steps,
+        )
+      except WorkerLostError:
+        if self.checkpointer is not None:
+          self.checkpointer.abandon()
+        raise
+      finally:
+        if self.checkpointer is not None:
+          self.checkpointer.wait()
+
+  def _train(
+    self,
+    stop: StopRequests,
+    dataset_fn: Callable[..., tf.data.Dataset] | None,
+    train_steps: int | None,
+    dataset_split: str,
+    on_ready: Callable[[mtf.Graph], None] | None,
+    *,
+    seen_data_init_step: int | None,
+    checkpoint_input_pipeline: bool,
+    input_fn: Any,
+    steps: int | None,
+    max_steps: int | None,
+  ) -> list[float]:
     start, first = self._start()
     if steps is not None:
       train_steps = start + steps
@@ -166,7 +217,7 @@ class Trainer(Inference):
       train_steps,
       self.steps.examples_per_step * max(self.steps.sequence_length.values()),
       report_every=self._report_every,
-      summary_dir=self.model_dir,
+      summary_dir=self.model_dir if workers.current().is_chief else None,
       quiet=self._quiet,
     )
     compiled = self._compile(step_fn, names)
@@ -180,13 +231,17 @@ class Trainer(Inference):
           self._prepare(compiled, on_ready)
           progress.restart_clock()
         self._restored = None
-        call_losses = compiled(batches, tf.constant(self.global_step, tf.int64)).numpy().tolist()
+        with self.mesh_impl.errors_of_runs("train_step"):
+          result = compiled(batches, tf.constant(self.global_step, tf.int64))
+          call_losses = result.numpy().tolist()
         self._check_finite(call_losses)
         losses += call_losses
         self.global_step += count
         progress.update(
           self.global_step, call_losses, self._learning_rate_value(self.global_step - 1)
         )
+        if self.global_step < train_steps and workers.any_worker(stop.requested):
+          stop.stop(self._save_and_leave())
         if self._is_time_to_save(count, train_steps):
           self.save()
       if self.global_step == start:
@@ -201,8 +256,6 @@ class Trainer(Inference):
         )
     finally:
       progress.close()
-      if self.checkpointer is not None:
-        self.checkpointer.wait()
     self.losses += losses
     return losses
 
@@ -220,7 +273,9 @@ class Trainer(Inference):
 
   def _start(self) -> tuple[int, int]:
     """The step at which training goes on, and the one at which this folder's training began."""
-    saved = self._last_saved_step()
+    self._newest = self.checkpointer.latest() if self.checkpointer is not None else None
+    saved = checkpoint_lib.get_step_from_path(self._newest) if self._newest else 0
+    self._saved_step = saved
     if not self._init_checkpoint:
       return saved, 0
     try:
@@ -246,13 +301,13 @@ class Trainer(Inference):
     self._pipeline = None
     if checkpoint_input_pipeline and self.checkpointer is not None:
       data = make()
-      pipeline = data.saved_with_checkpoints(self.model_dir)
-      if pipeline.has(start):
-        pipeline.restore(start)
+      pipeline = data.saved_with_checkpoints()
+      if not workers.any_worker(not pipeline.is_in(self._newest)):
+        pipeline.restore(self._newest)
       elif start > first:
         self._say(f"the position in the data was not saved at step {start}: examples are skipped")
         data = make(start - first)
-        pipeline = data.saved_with_checkpoints(self.model_dir)
+        pipeline = data.saved_with_checkpoints()
       self._pipeline = pipeline
       return data
     return make(start - first)
@@ -264,7 +319,8 @@ class Trainer(Inference):
     _LOG.info("traced the training program in %.1f s", time.perf_counter() - started)
     if on_ready is not None:
       on_ready(self._train_graph())
-    if self.restore_if_any(for_training=True):
+    if self._newest is not None:
+      self.restore_if_any(self._newest, for_training=True)
       return
     if self._init_checkpoint:
       done = init_checkpoint_lib.restore(
@@ -316,7 +372,7 @@ class Trainer(Inference):
       if not math.isfinite(loss):
         raise NonFiniteError(
           f"the loss became {loss} at step {self.global_step + i + 1}; training stopped, and "
-          f"nothing was saved after step {self._last_saved_step()}. Lower the learning rate, or "
+          f"nothing was saved after step {self._saved_step}. Lower the learning rate, or "
           "look at the data of that step"
         )
 
@@ -332,30 +388,35 @@ class Trainer(Inference):
 
   # ------------------------------------------------------------- checkpoints
 
-  def save(self) -> None:
+  def save(self, *, asynchronous: bool = True) -> None:
     """Writes a checkpoint of the current step.
+
+    Args:
+      asynchronous: whether it may be written in the background.
 
     Raises:
       NonFiniteError: a variable holds NaN or infinity. The loss shows that a step later only.
+      CheckpointError: the checkpoint before this one (synchronous: this one) could not be written.
     """
-    for stored in self.mesh_impl.variable_store:
-      if stored.slice_dtype.is_floating and not all(
-        tf.reduce_all(tf.math.is_finite(v)) for _, v in stored.distinct()
-      ):
-        raise NonFiniteError(
-          f"variable {stored.name} became NaN or infinite by step {self.global_step}; training "
-          f"stopped, and nothing was saved after step {self._last_saved_step()}. Lower the "
-          "learning rate, or look at the data of the last steps"
-        )
-    self.checkpointer.save(self.global_step)
-    if self._pipeline is not None:
-      self._pipeline.save(self.global_step)
+    name = next((v.name for v in self.mesh_impl.variable_store if not _is_finite(v)), None)
+    if workers.any_worker(name is not None):
+      raise NonFiniteError(
+        f"variable {name or '(of which other workers have slices)'} became NaN or infinite by step "
+        f"{self.global_step}; training stopped, and nothing was saved after step "
+        f"{self._saved_step}. Lower the learning rate, or look at the data of the last steps"
+      )
+    attachments = self._pipeline.attachments() if self._pipeline is not None else None
+    self.checkpointer.save(self.global_step, asynchronous=asynchronous, attachments=attachments)
+    self._saved_step = self.global_step
 
-  def _last_saved_step(self) -> int:
-    if self.checkpointer is not None:
-      self.checkpointer.wait()
-    path = checkpoint_lib.latest_checkpoint(self.model_dir) if self.model_dir else None
-    return checkpoint_lib.get_step_from_path(path) if path else 0
+  def _save_and_leave(self) -> str:
+    """The last checkpoint of a training that was asked to stop; returns what was saved."""
+    if self.checkpointer is None:
+      return f"step {self.global_step} was done, and there is no model_dir to save it in"
+    if self._saved_step != self.global_step:
+      self.save(asynchronous=False)
+    self.checkpointer.wait()
+    return f"step {self.global_step} is saved in {self.model_dir}"
 
   def restore_if_any(self, path: str | None = None, for_training: bool = False) -> int:
     """Restores a checkpoint (the newest by default); 0 if there is none.
@@ -387,3 +448,25 @@ class Trainer(Inference):
   def _say(self, text: str) -> None:
     if not self._quiet:
       print(text, flush=True)
+
+
+def make_folder(path: str) -> None:
+  """Makes a folder, if it is not there.
+
+  Raises:
+    ConfigError: it cannot be made.
+  """
+  try:
+    tf.io.gfile.makedirs(path)
+  except tf.errors.OpError as e:
+    raise ConfigError(
+      f"cannot make the folder {path} ({e.message}): give another --model_dir, or the right to "
+      "write there"
+    ) from e
+
+
+def _is_finite(stored: Any) -> bool:
+  """Whether all numbers of a variable that this process has are finite."""
+  return not stored.slice_dtype.is_floating or all(
+    tf.reduce_all(tf.math.is_finite(v)) for _, v in stored.distinct()
+  )

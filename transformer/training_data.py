@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.model_steps import MODEL_FEATURES, ModelSteps
 
-# Where the position in the data is kept, beside the checkpoint of the same step.
-_PIPELINE = "input_pipeline-"
+# Name of the position in the data, as a part of a checkpoint.
+_PIPELINE = "input_pipeline"
+# Errors of data sets whose position cannot be saved; those of disks are others.
+_NOT_SAVED = (
+  tf.errors.FailedPreconditionError,
+  tf.errors.InvalidArgumentError,
+  tf.errors.UnimplementedError,
+  ValueError,
+)
 
 
 def model_features(dataset: tf.data.Dataset) -> list[str]:
@@ -67,7 +74,10 @@ def examples_of(input_fn: Any, batch_size: int) -> tf.data.Dataset:
 
 
 class TrainingData:
-  """The batches of one training run.
+  """The batches of one training run; on several workers, the part that this one needs of them.
+
+  Which examples are in which batch does not depend on the workers: each goes through all of them,
+  and keeps its own rows.
 
   Args:
     steps: the programs of the model.
@@ -98,10 +108,28 @@ class TrainingData:
     self.names = names = model_features(dataset)
     steps.check_features(names)
     check_lengths(dataset, names, steps)
-    shapes = [steps.feature_shape(n, training=True) for n in names]
-    dataset = dataset.map(lambda ex: tuple(tf.cast(ex[n], tf.int32) for n in names))
-    dataset = dataset.batch(steps.examples_per_step, drop_remainder=True)
-    self._dataset = dataset.map(lambda *xs: tuple(tf.reshape(x, s) for x, s in zip(xs, shapes)))
+    parts = [steps.local_part(n) for n in names]
+    rows = _rows(steps, names[0])
+    batch = steps.examples_per_step
+    here = int(rows.sum())
+    if here < batch:
+      # The last row of a batch is read by all: so they agree on how many whole batches there are.
+      read = tf.constant(rows | (np.arange(batch) == batch - 1))
+      dataset = dataset.enumerate().filter(lambda i, _: read[i % batch]).map(lambda _, ex: ex)
+      batch = here if rows[-1] else here + 1
+    dataset = dataset.map(
+      lambda ex: tuple(
+        tf.cast(ex[n][begins[-1] : begins[-1] + sizes[-1]], tf.int32)
+        for n, (begins, sizes) in zip(names, parts)
+      )
+    )
+    dataset = dataset.batch(batch, drop_remainder=True)
+    self._dataset = dataset.map(
+      lambda *xs: tuple(tf.reshape(x[:here], sizes) for x, (_, sizes) in zip(xs, parts))
+    )
+    # The position in the data is of use to a process that keeps the same rows.
+    numbers = [str(n) for begins, sizes in parts for n in (*begins, *sizes)]
+    self._name = _PIPELINE if here == len(rows) else "_".join([_PIPELINE, *numbers])
 
   def calls(self, count: int, per_call: int) -> Iterable[tuple[tf.Tensor, ...]]:
     """Batches stacked for one call each: tensors [steps, <shape of a batch>].
@@ -112,23 +140,31 @@ class TrainingData:
     """
     return self._dataset.take(count).batch(per_call).prefetch(tf.data.AUTOTUNE)
 
-  def saved_with_checkpoints(self, model_dir: str) -> SavedPipeline:
+  def saved_with_checkpoints(self) -> SavedPipeline:
     """The same batches, by an iterator whose position can be saved."""
-    return SavedPipeline(self._dataset.prefetch(tf.data.AUTOTUNE), model_dir)
+    return SavedPipeline(self._dataset.prefetch(tf.data.AUTOTUNE), self._name)
+
+
+def _rows(steps: ModelSteps, name: str) -> np.ndarray:
+  """Which examples of a batch this process needs, as a mask, in the order of the data."""
+  begins, sizes = steps.local_part(name)
+  mask = np.zeros(steps.feature_shape(name, training=True)[:-1], bool)
+  mask[tuple(slice(b, b + n) for b, n in zip(begins[:-1], sizes[:-1]))] = True
+  return mask.reshape(-1)
 
 
 class SavedPipeline:
-  """Batches from an iterator whose position, shuffle buffers included, is saved in files.
+  """Batches from an iterator whose position, shuffle buffers included, is a part of checkpoints.
 
   Args:
     dataset: batches, as tuples.
-    model_dir: folder of the checkpoints.
+    name: what its part of a checkpoint is called.
   """
 
-  def __init__(self, dataset: tf.data.Dataset, model_dir: str):
+  def __init__(self, dataset: tf.data.Dataset, name: str):
     self._iterator = iter(dataset)
     self._checkpoint = tf.train.Checkpoint(iterator=self._iterator)
-    self._folder = model_dir
+    self._name = name
 
   def calls(self, count: int, per_call: int) -> Iterator[tuple[tf.Tensor, ...]]:
     """As `TrainingData.calls`; nothing is read ahead of what a call takes."""
@@ -144,47 +180,38 @@ class SavedPipeline:
       count -= len(taken)
       yield tuple(tf.stack(xs) for xs in zip(*taken))
 
-  def save(self, step: int) -> None:
-    """Saves the position for a checkpoint, and deletes those whose checkpoints are gone.
+  def attachments(self) -> dict[str, Callable[[str], None]]:
+    """What writes the position, for `Checkpointer.save`."""
+    return {self._name: self._write}
 
-    Raises:
-      DataError: the data set runs Python code, or holds something else that cannot be saved.
-    """
+  def _write(self, path: str) -> None:
     try:
-      self._checkpoint.write(self._path(step))
-    except (tf.errors.OpError, ValueError) as e:
+      self._checkpoint.write(path)
+    except _NOT_SAVED as e:
       raise DataError(
         f"checkpoint_input_pipeline: the position in the training data cannot be saved: {e}; use "
         "a data set of TensorFlow operations, or leave run.checkpoint_input_pipeline out"
       ) from e
-    saved = checkpoint_lib.all_checkpoints(self._folder)
-    kept = {checkpoint_lib.get_step_from_path(p) for p in saved}
-    for name in tf.io.gfile.glob(os.path.join(self._folder, _PIPELINE + "*")):
-      number = os.path.basename(name)[len(_PIPELINE) :].split(".")[0]
-      # The newest checkpoint may still be on its way to the disk.
-      if number.isdigit() and int(number) < step and int(number) not in kept:
-        tf.io.gfile.remove(name)
 
-  def restore(self, step: int) -> None:
+  def restore(self, path: str) -> None:
     """Goes to where the data was at a checkpoint.
 
     Raises:
       DataError: there is no such position.
     """
     try:
-      self._checkpoint.read(self._path(step)).assert_consumed()
+      self._checkpoint.read(checkpoint_lib.attachment(path, self._name)).assert_consumed()
     except (tf.errors.OpError, ValueError, AssertionError) as e:
       raise DataError(
-        f"checkpoint_input_pipeline: {self._path(step)} cannot be read ({e}); leave "
-        "run.checkpoint_input_pipeline out to skip the examples seen before"
+        f"checkpoint_input_pipeline: the position in the training data at {path} cannot be read "
+        f"({e}); leave run.checkpoint_input_pipeline out to skip the examples seen before"
       ) from e
 
-  def has(self, step: int) -> bool:
-    """Whether the position at a checkpoint was saved."""
-    return tf.io.gfile.exists(self._path(step) + ".index")
-
-  def _path(self, step: int) -> str:
-    return os.path.join(self._folder, f"{_PIPELINE}{step}")
+  def is_in(self, path: str | None) -> bool:
+    """Whether a checkpoint has the position."""
+    return path is not None and tf.io.gfile.exists(
+      checkpoint_lib.attachment(path, self._name) + ".index"
+    )
 
 
 def check_data_options(skip_seen_data: bool, checkpoint_input_pipeline: bool) -> None:

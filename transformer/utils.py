@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import flags
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import tpu_mesh
+from mesh_tensorflow import tpu_mesh, workers
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer import (
   learning_rate_schedules,
@@ -249,8 +249,18 @@ def run(
     return print_plan(
       model_type, mesh_shape, layout_rules, batch_size, sequence_length, optimizer, vocabulary
     )
+  if not tpu:
+    cluster = mesh_setup.join_workers(mesh_shape, mesh_implementation)
+    if cluster.size > 1 and mode.startswith("export"):
+      raise ConfigError(
+        f"run.mode {mode!r} runs in one process, but TF_CONFIG names {cluster.size} workers: unset "
+        "it, and give a mesh of this machine; any mesh restores any checkpoint"
+      )
   schedule = None
   if mode == "train":
+    # Data sets that shuffle without a seed of their own have the same order in all workers, and
+    # when training goes on.
+    tf.random.set_seed(seed)
     if optimizer is None:
       raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
     train_steps = resolve_steps(train_steps, batch_size, sequence_length)
@@ -311,7 +321,8 @@ def run(
       return results
   common = (estimator, vocabulary)
   if mode == "train":
-    write_operative_config(model_dir)
+    if workers.current().is_chief:
+      write_operative_config(model_dir)
     return train_model_fn(
       *common,
       sequence_length,

@@ -70,7 +70,7 @@ class VocabEmbedding:
       hidden *= self._output_dim.size**-0.5
     weights = self._embedding_weights
     key = ("softmax_kernel", weights)
-    if context.mode == "first_part" or key in context.cache:
+    if context is not None and (context.mode == "first_part" or key in context.cache):
       # Decoding multiplies few rows by the table, again and again: transposed once, that takes
       # half of the time.
       order = weights.shape - self._vocab_dim + self._vocab_dim
