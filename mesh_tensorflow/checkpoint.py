@@ -31,14 +31,13 @@ from mesh_tensorflow import (
   workers,
 )
 from mesh_tensorflow.checkpoint_files import (
-  DamagedCheckpointError,
   all_checkpoints,
   get_step_from_path,
 )
 from mesh_tensorflow.checkpoint_restore import EXTRA, GLOBAL_STEP, Restored
 from mesh_tensorflow.checkpoint_verify import describe, latest_checkpoint, resolve, verify
 from mesh_tensorflow.checkpoint_writer import Job, Piece
-from mesh_tensorflow.errors import CheckpointError, WorkerLostError
+from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError, WorkerLostError
 from mesh_tensorflow.lowering import RUN_COUNTER
 from mesh_tensorflow.store import StoredVariable, VariableStore
 

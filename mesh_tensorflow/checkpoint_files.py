@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from mesh_tensorflow.errors import CheckpointError
+from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -30,16 +30,6 @@ _INDEX = re.compile(re.escape(NAME) + r"(\d+)\.index")
 _DATA = re.compile(r"(.*)\.data-(\d{5})-of-(\d{5})")
 # The first line of a state file that this package wrote; to TensorFlow it is a comment.
 _CHECKSUM = re.compile(rb"# crc32 ([0-9a-f]{8})\n")
-
-
-class DamagedCheckpointError(CheckpointError):
-  """Files of a checkpoint are missing, or are not what was written.
-
-  Attributes:
-    what: the damage, without advice.
-  """
-
-  what = ""
 
 
 def get_step_from_path(path: str) -> int:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import checkpoint_files, workers
 from mesh_tensorflow.checkpoint_files import damaged
-from mesh_tensorflow.store import StoredVariable, split_block
+from mesh_tensorflow.store import StoredVariable, assign_block, split_block
 
 # Bytes that one read operation brings into host memory.
 _READ_AT_ONCE = 64 * 2**20
@@ -148,14 +148,7 @@ def read_slices(path: str, requests: list[Request]) -> None:
           if request.offset is None:
             v.assign(new)
           else:
-            # Not v[...].assign: that reads v, whose memory the assignment then could not reuse.
-            tf.raw_ops.ResourceStridedSliceAssign(
-              ref=v.handle,
-              begin=request.offset,
-              end=[o + n for o, n in zip(request.offset, request.size)],
-              strides=[1] * len(request.size),
-              value=new,
-            )
+            assign_block(v, request.offset, new)
 
 
 def _num_bytes(shape: Iterable[int], dtype: tf.DType) -> int:

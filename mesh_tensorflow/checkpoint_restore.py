@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint_files, checkpoint_reader, checkpoint_verify, workers
-from mesh_tensorflow.checkpoint_files import INDEX, MANIFEST, DamagedCheckpointError
-from mesh_tensorflow.checkpoint_verify import Damage
+from mesh_tensorflow.checkpoint_files import INDEX, MANIFEST
+from mesh_tensorflow.checkpoint_verify import Damage, all_damaged, damaged_error
 from mesh_tensorflow.checkpoint_workers import of_chief, raise_together
-from mesh_tensorflow.errors import CheckpointError
+from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError
 from mesh_tensorflow.lowering import RUN_COUNTER
 from mesh_tensorflow.store import StoredVariable
 
@@ -103,11 +103,11 @@ def _first_good(
       except DamagedCheckpointError as e:
         damages = [e.what or e]
     if not is_folder:
-      raise checkpoint_files.damaged(candidate, "; ".join(map(str, damages)))
+      raise damaged_error(candidate, damages)
     checkpoint_verify.warn(candidate, damages)
     damaged += damages
   if damaged:
-    raise checkpoint_verify.all_damaged(path, damaged)
+    raise all_damaged(path, damaged)
   return None
 
 

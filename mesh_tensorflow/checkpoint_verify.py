@@ -20,8 +20,8 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint_files, checkpoint_reader
-from mesh_tensorflow.checkpoint_files import INDEX, MANIFEST, DamagedCheckpointError
-from mesh_tensorflow.errors import CheckpointError
+from mesh_tensorflow.checkpoint_files import INDEX, MANIFEST
+from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

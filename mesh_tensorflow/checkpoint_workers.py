@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint_files, workers
-from mesh_tensorflow.errors import CheckpointError
+from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError
 
 _POLL_SECONDS = (0.01, 0.25)
 _SECONDS_BETWEEN_CALLS = 2.0
@@ -242,12 +242,12 @@ def raise_together(what: str, error: Exception | None) -> None:
     CheckpointError: naming the workers; in a worker that has an error, that one. It is a
       `DamagedCheckpointError` in all of them if it is in one.
   """
-  is_damage = isinstance(error, checkpoint_files.DamagedCheckpointError)
+  is_damage = isinstance(error, DamagedCheckpointError)
   codes = workers.gather(np.int32(0 if error is None else 2 if is_damage else 1))
   if error is not None:
     raise error
   if codes.any():
     cluster = workers.current()
     names = ", ".join(cluster.name(int(i)) for i in np.flatnonzero(codes))
-    kind = checkpoint_files.DamagedCheckpointError if codes.max() == 2 else CheckpointError
-    raise kind(f"{what}: {names} failed; its log says why")
+    text = f"{what}: {names} failed; its log says why"
+    raise DamagedCheckpointError(text) if codes.max() == 2 else CheckpointError(text)

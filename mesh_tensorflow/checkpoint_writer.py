@@ -219,8 +219,9 @@ class Job:
 
   def _write_parts(self) -> list[FileRecord]:
     """Writes the pieces of this worker; the records have whole names in place of suffixes."""
-    if self._attach_error:
-      raise self._attach_error
+    error = self._attach_error
+    if error:
+      raise error
     # To the file system first, which frees the values, and to the disk then, which takes longer.
     names = [os.path.basename(f) for f in self._attached]
     for i, group in enumerate(_groups(self._pieces)):

@@ -87,6 +87,16 @@ class CheckpointError(MeshError, ValueError):
   """A checkpoint is missing, damaged, or of another model."""
 
 
+class DamagedCheckpointError(CheckpointError):
+  """Files of a checkpoint are missing, or are not what was written.
+
+  Attributes:
+    what: the damage, without advice.
+  """
+
+  what = ""
+
+
 class ConfigError(MeshError, ValueError):
   """A setting (gin binding, flag, file name) is wrong or contradicts another."""
 

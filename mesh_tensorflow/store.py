@@ -267,6 +267,26 @@ def split_block(
   return parts
 
 
+def assign_block(variable: tf.Variable, offset: Sequence[int], value: tf.Tensor) -> None:
+  """Sets a block of a variable, and takes no memory for it.
+
+  Args:
+    variable: the variable.
+    offset: of the block.
+    value: its values.
+  """
+  # Not variable[...].assign, which reads the variable: it would have to be copied then.
+  tf.raw_ops.ResourceStridedSliceAssign(
+    ref=variable.handle,
+    begin=offset,
+    end=[o + n for o, n in zip(offset, value.shape)],
+    strides=[1] * len(offset),
+    value=value,
+  )
+  # After a change of a part TensorFlow copies the variable at each read, until it is told this.
+  tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
+
+
 def _computed_in_parts(
   init: initializers.Initializer,
   key: int,
@@ -286,13 +306,7 @@ def _computed_in_parts(
     return values(begin, part)
   result = tf.Variable(tf.zeros(part, dtype), trainable=False)
   for offset, size in parts:
-    tf.raw_ops.ResourceStridedSliceAssign(
-      ref=result.handle,
-      begin=offset,
-      end=[o + n for o, n in zip(offset, size)],
-      strides=[1] * len(size),
-      value=values([b + o for b, o in zip(begin, offset)], size),
-    )
+    assign_block(result, offset, values([b + o for b, o in zip(begin, offset)], size))
   return result.read_value()  # The variable that gets it takes over the memory.
 
 

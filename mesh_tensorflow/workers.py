@@ -91,6 +91,14 @@ class Cluster:
     ]
 
 
+def _malformed(text: str, what: str) -> ConfigError:
+  return ConfigError(
+    f"TF_CONFIG {what}; it must look like "
+    '{"cluster": {"worker": ["host0:port", "host1:port"]}, '
+    f'"task": {{"type": "worker", "index": 0}}}}; it is {text}'
+  )
+
+
 def cluster_from_environment(environ: Mapping[str, str] | None = None) -> Cluster:
   """The cluster that TF_CONFIG describes; one worker if it is not set.
 
@@ -104,42 +112,39 @@ def cluster_from_environment(environ: Mapping[str, str] | None = None) -> Cluste
   if not text:
     return Cluster()
 
-  def wrong(what: str) -> ConfigError:
-    return ConfigError(
-      f"TF_CONFIG {what}; it must look like "
-      '{"cluster": {"worker": ["host0:port", "host1:port"]}, '
-      f'"task": {{"type": "worker", "index": 0}}}}; it is {text}'
-    )
-
   try:
     config = json.loads(text)
   except ValueError as e:
-    raise wrong(f"is no JSON ({e})") from e
+    raise _malformed(text, f"is no JSON ({e})") from e
   if not isinstance(config, dict) or not isinstance(config.get("cluster", {}), dict):
-    raise wrong("has no 'cluster'")
+    raise _malformed(text, "has no 'cluster'")
   jobs = config.get("cluster") or {}
   unknown = sorted(set(jobs) - {"chief", "worker", "evaluator"})
   if unknown:
-    raise wrong(f"has the job(s) {', '.join(unknown)}, and there are only 'chief' and 'worker'")
+    raise _malformed(
+      text, f"has the job(s) {', '.join(unknown)}, and there are only 'chief' and 'worker'"
+    )
   tasks = []
   for job in ("chief", "worker"):
     addresses = jobs.get(job, [])
     if not isinstance(addresses, list):
-      raise wrong(f"has no list of addresses for the job {job!r}")
+      raise _malformed(text, f"has no list of addresses for the job {job!r}")
     tasks += [(job, i, str(address)) for i, address in enumerate(addresses)]
   if not tasks:
     return Cluster()
   for _, _, address in tasks:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-      raise wrong(f"has the address {address!r}, which is not host:port")
+      raise _malformed(text, f"has the address {address!r}, which is not host:port")
   if len({a for _, _, a in tasks}) < len(tasks):
-    raise wrong("has one address twice")
+    raise _malformed(text, "has one address twice")
   task = config.get("task") or {}
   me = (task.get("type"), task.get("index"))
   known = [(job, i) for job, i, _ in tasks]
   if me not in known:
-    raise wrong(f"says that this process is {me[0]} {me[1]}, which is not in its cluster")
+    raise _malformed(
+      text, f"says that this process is {me[0]} {me[1]}, which is not in its cluster"
+    )
   return Cluster(tuple(tasks), known.index(me))
 
 

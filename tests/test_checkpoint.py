@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -343,9 +344,11 @@ def test_memory_of_a_save_is_released_group_by_group(cpu_devices, tmp_path, monk
   monkeypatch.setattr(checkpoint_writer, "_WRITE_AT_ONCE", 64)
   store = make_store(cpu_devices, "2x2")
   values = fill(store, 1)
-  saves, go, real = [], threading.Event(), tf.raw_ops.SaveV2
+  saves, written, go, real = [], [], threading.Event(), tf.raw_ops.SaveV2
 
   def save(**kwargs):
+    assert not [r for r in written if r() is not None], "what is written is still held"
+    written.extend(weakref.ref(t) for t in kwargs["tensors"])
     if len(saves) == 8:
       assert go.wait(60)
     saves.append(sum(t.shape.num_elements() * t.dtype.size for t in kwargs["tensors"]))

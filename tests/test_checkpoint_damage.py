@@ -143,6 +143,17 @@ def test_damaged_state_file_loses_nothing(two):
   assert tf.train.latest_checkpoint(c.directory) == os.path.join(c.directory, "model.ckpt-3")
 
 
+def test_state_file_that_names_another_checkpoint(two):
+  c, store, _ = two
+  c.save(3)
+  path = os.path.join(c.directory, "checkpoint")
+  state = open(path, "rb").read()
+  at = state.index(b"ckpt-3") + len(b"ckpt-")
+  write(path, flipped(state, at))  # Now it is a valid state file, for model.ckpt-2.
+  assert tf.train.latest_checkpoint(c.directory)[-1] == "2"
+  assert c.restore().step == 3
+
+
 def test_state_file_of_tensorflow(two):
   c, _, _ = two
   prefix = os.path.join(c.directory, "model.ckpt-1")

@@ -244,6 +244,7 @@ def test_nobody_waits_for_a_silent_worker(meeting):
   there.clear()
   with pytest.raises(errors.CheckpointError, match=r"worker 1 \(b:1\): it is gone"):
     chief.wait_for_parts()
+  assert "worker 0 (a:1): it is gone" in other.wait_for_outcome()
   abandoned.set()
   with pytest.raises(errors.CheckpointError, match="waiting for it was given up"):
     chief.wait_for_parts()

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow import store as store_lib
 from mesh_tensorflow.dimensions import convert_to_shape
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
@@ -190,3 +191,61 @@ def test_two_programs_share_a_store(cpu_devices):
     values.append(lowering.export_to_tf_tensor(w).numpy())
   np.testing.assert_array_equal(values[0], values[1])
   assert store.names == ["w"]
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+def test_large_slices_are_computed_in_parts(cpu_devices, monkeypatch, dtype):
+  def values():
+    impl = PlacementMeshImpl("all:2", "x:all", cpu_devices[:2])
+    stored = [
+      impl.variable_store.get(
+        impl,
+        name,
+        convert_to_shape([("one", 1), ("x", 12), ("y", 40)]),
+        master_dtype=dtype,
+        slice_dtype=dtype,
+        initializer=initializer,
+      )
+      for name, initializer in (
+        ("glorot", None),
+        ("normal", tf.keras.initializers.RandomNormal(seed=1)),
+        ("function", lambda shape, dtype: tf.ones(shape, dtype)),
+      )
+    ]
+    return [tf.cast(s.numpy(), tf.float32).numpy() for s in stored], stored[0].slices[1]
+
+  whole, _ = values()
+  monkeypatch.setattr(store_lib, "_COMPUTED_AT_ONCE", 500)
+  parts, v = values()
+  for a, b in zip(whole, parts):
+    np.testing.assert_allclose(a, b, rtol=1e-6)
+  assert np.unique(parts[0]).size > 100
+  # A part of it was set; a later change must not show in what was read before.
+  before = v.read_value()
+  store_lib.assign_block(v, [0, 2, 0], tf.zeros([1, 3, 40], dtype))
+  after = v.read_value()
+  # Also after that reading is no copying.
+  reads = [np.asarray(memoryview(x)) for x in (after, v.read_value()) if dtype == tf.float32]
+  assert len({x.ctypes.data for x in reads}) <= 1
+  v.assign_add(tf.ones_like(v))
+  assert np.any(before[0, 2].numpy() != 0) and np.all(after[0, 2:5].numpy() == 0)
+  assert np.all(after[0, 5].numpy() == before[0, 5].numpy())
+
+
+def test_blocks():
+  for size, limit in (
+    ([3, 5, 4], 70),
+    ([1, 7, 2], 16),
+    ([6], 4),
+    ([2, 100], 8),
+    ([], 1),
+    ([1, 1], 1),
+  ):
+    seen = np.zeros(size, np.int32)
+    parts = store_lib.split_block(size, 4, limit)
+    for offset, part in parts:
+      seen[tuple(slice(o, o + n) for o, n in zip(offset, part))] += 1
+      row = 4 * int(np.prod(size)) // max([n for n in size if n > 1][:1], default=1)
+      assert 4 * np.prod(part) <= max(limit, row)
+    assert np.all(seen == 1)
+    assert len({tuple(o) for o, _ in parts}) == len(parts)

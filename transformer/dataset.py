@@ -17,7 +17,7 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.transformer import text_files
+from mesh_tensorflow.transformer import records, text_files
 from mesh_tensorflow.transformer.encoding import (
   encode_all_features,
   encode_dataset,
@@ -64,6 +64,8 @@ def pretokenized_tfrecord_dataset(
   batch_size: int | None,
   sequence_length: Length,
   vocab_shift: int = 0,
+  *,
+  skip_damaged: bool = False,
 ) -> tf.data.Dataset:
   """Reads TFRecords of tf.Examples of ids, and packs them.
 
@@ -75,12 +77,13 @@ def pretokenized_tfrecord_dataset(
     batch_size: has no effect.
     sequence_length: an int, or a dict from each feature.
     vocab_shift: added to all ids.
+    skip_damaged: leave out the rest of a damaged file; see `records.tfrecord_dataset`.
 
   Returns:
     A data set of packed examples.
   """
   del batch_size
-  dataset = tf.data.TFRecordDataset(filenames, buffer_size=64 * 1024 * 1024)
+  dataset = records.tfrecord_dataset(filenames, skip_damaged=skip_damaged)
   if repeat:
     dataset = dataset.repeat()
   keys = ["targets"] if text2self else ["inputs", "targets"]

@@ -54,6 +54,7 @@ def tpu_estimator_model_fn(
   mesh_implementation: str = "auto",
   seed: int = 0,
   report_every: int = 100,
+  nonfinite: str = "stop",
 ) -> Trainer:
   """The `Trainer` of a model, with its programs on a mesh (in the TF1 library a model function).
 
@@ -92,6 +93,7 @@ def tpu_estimator_model_fn(
     mesh_implementation: see `mesh_setup.make_mesh_impl`.
     seed: of initial weights and of random operations.
     report_every: steps between lines of the report.
+    nonfinite: "stop" or "skip"; see `Trainer`.
 
   Raises:
     ConfigError: a TPU is asked for, and there is none.
@@ -137,6 +139,7 @@ def tpu_estimator_model_fn(
     predict_fn=predict_fn,
     score_in_predict_mode=score_in_predict_mode,
     model_info_file=model_info_file,
+    nonfinite=nonfinite,
   )
 
 
@@ -190,7 +193,7 @@ def get_estimator(
     init_checkpoint: see there.
     mesh_devices: see there.
     score_in_predict_mode: see there.
-    **options: `mesh_implementation`, `seed`, `report_every`; see there.
+    **options: `mesh_implementation`, `seed`, `report_every`, `nonfinite`; see there.
   """
   del tpu_job_name, cluster
   mesh_shape = mtf.convert_to_shape(mesh_shape)

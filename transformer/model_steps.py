@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer import batching, mesh_setup, sequence_utils
+from mesh_tensorflow.transformer import batching, mesh_setup, nonfinite, sequence_utils
 from mesh_tensorflow.transformer import transformer as transformer_lib
 from mesh_tensorflow.transformer.text2self import dynamic_text2self
 
@@ -137,57 +137,97 @@ class ModelSteps:
 
   # --------------------------------------------------------------- training
 
-  def train_step(self, feature_names: Sequence[str], optimizer: Callable[..., Any]) -> mtf.Function:
+  def train_step(
+    self,
+    feature_names: Sequence[str],
+    optimizer: Callable[..., Any],
+    *,
+    skip_nonfinite: bool = False,
+  ) -> mtf.Function:
     """One step: loss, gradients, updates; microbatches included.
 
     Args:
       feature_names: the features of the data, in the order of the step's arguments.
       optimizer: called as `optimizer(learning_rate=...)`.
+      skip_nonfinite: updates nothing if the loss or a gradient is NaN or infinite.
 
     Returns:
-      An `mtf.function` of (*features, learning rate, step) that returns the loss, float32.
+      An `mtf.function` of (*features, learning rate, step) that returns the loss, float32; with
+      `skip_nonfinite` a list of it and the number of elements that are not finite.
     """
+
+    @mtf.function(self.mesh_impl, self._train_signature(feature_names))
+    def train_step(*args):
+      *values, learning_rate, step = args
+      graph, loss, grads = self._loss_and_gradients(feature_names, values, step)
+      trained = [(g, v) for g, v in zip(grads, graph.trainable_variables) if self._is_trained(v)]
+      optimizer(learning_rate=learning_rate).apply_grads(
+        [g for g, _ in trained], [v for _, v in trained]
+      )
+      mesh_setup.check_tensor_names(self.mesh_impl, graph)
+      loss = mtf.cast(loss, tf.float32)
+      if not skip_nonfinite:
+        return loss
+      return [loss, nonfinite.skip_updates(graph, [loss, *[g for g, _ in trained]])]
+
+    return train_step
+
+  def watch_step(self, feature_names: Sequence[str]) -> tuple[list[str], mtf.Function]:
+    """A training step that updates nothing and looks for NaN and infinity.
+
+    Args:
+      feature_names: as of `train_step`.
+
+    Returns:
+      A list, which the first call of the function fills with what the tensors are; and an
+      `mtf.function` of (*features, learning rate, step) that returns for each tensor, in the order
+      in which they are computed, the number of elements that are not finite.
+    """
+    titles: list[str] = []
+
+    @mtf.function(self.mesh_impl, self._train_signature(feature_names))
+    def watch_step(*args):
+      *values, _, step = args
+      graph, _, grads = self._loss_and_gradients(feature_names, values, step)
+      titles[:], counts = nonfinite.watched(graph, grads, graph.trainable_variables)
+      return counts
+
+    return titles, watch_step
+
+  def _train_signature(self, feature_names: Sequence[str]) -> list[mtf.TensorSpec]:
     self.check_features(feature_names)
+    return [
+      # A process of a mesh that spans several gives its own part of the batch.
+      *[self._feature_spec(n, training=True, local=True) for n in feature_names],
+      mtf.TensorSpec([], tf.float32, "learning_rate"),
+      mtf.TensorSpec([], tf.int64, "step"),
+    ]
+
+  def _loss_and_gradients(
+    self, feature_names: Sequence[str], values: Sequence[mtf.Tensor], step: mtf.Tensor
+  ) -> tuple[mtf.Graph, mtf.Tensor, list[mtf.Tensor]]:
+    """The graph of a step, its loss, and the gradients of all trainable variables."""
     num_microbatches = batching.serialize_num_microbatches(
       self._batch_dim,
       self.sequence_length,
       self.mesh_impl.shape,
       self.mesh_impl.layout_rules,
     )
-    # A process of a mesh that spans several gives its own part of the batch.
-    signature = [self._feature_spec(n, training=True, local=True) for n in feature_names]
-    signature += [
-      mtf.TensorSpec([], tf.float32, "learning_rate"),
-      mtf.TensorSpec([], tf.int64, "step"),
-    ]
+    graph = step.graph
+    graph.random_seed = step
+    graph.global_step = step
+    features = dict(zip(feature_names, values))
 
-    @mtf.function(self.mesh_impl, signature)
-    def train_step(*args):
-      *values, learning_rate, step = args
-      graph = step.graph
-      graph.random_seed = step
-      graph.global_step = step
-      features = dict(zip(feature_names, values))
+    def losses(features):
+      return {"loss": self.logits_and_loss(features, "train", num_microbatches)[1]}
 
-      def losses(features):
-        return {"loss": self.logits_and_loss(features, "train", num_microbatches)[1]}
-
-      if num_microbatches > 1:
-        grads, outputs = mtf.serialize_training_step(
-          features, losses, self._batch_dim, num_microbatches
-        )
-        loss = outputs["loss"]
-      else:
-        loss = losses(features)["loss"]
-        grads = mtf.gradients([loss], [v.outputs[0] for v in graph.trainable_variables])
-      trained = [(g, v) for g, v in zip(grads, graph.trainable_variables) if self._is_trained(v)]
-      optimizer(learning_rate=learning_rate).apply_grads(
-        [g for g, _ in trained], [v for _, v in trained]
+    if num_microbatches > 1:
+      grads, outputs = mtf.serialize_training_step(
+        features, losses, self._batch_dim, num_microbatches
       )
-      mesh_setup.check_tensor_names(self.mesh_impl, graph)
-      return mtf.cast(loss, tf.float32)
-
-    return train_step
+      return graph, outputs["loss"], grads
+    loss = losses(features)["loss"]
+    return graph, loss, mtf.gradients([loss], [v.outputs[0] for v in graph.trainable_variables])
 
   # -------------------------------------------------------------- evaluation
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -51,19 +52,29 @@ class TrainingProgress:
       smoothing=0.1,
     )
     self._window: list[float] = []
+    self._skipped = 0
     self._started = self._window_started = time.perf_counter()
     self._window_step = first_step
     self._last_line_step = first_step
 
-  def update(self, step: int, losses: list[float], learning_rate: float | None = None) -> None:
+  def update(
+    self,
+    step: int,
+    losses: list[float],
+    learning_rate: float | None = None,
+    *,
+    skipped: int = 0,
+  ) -> None:
     """Takes note of the losses of the steps up to `step`.
 
     Args:
       step: number of steps done.
       losses: the losses since the last call, in nats per position.
       learning_rate: of the last step.
+      skipped: how many of the steps were skipped, because of NaN or infinity.
     """
-    self._window += losses
+    self._window += [x for x in losses if math.isfinite(x)]
+    self._skipped += skipped
     first = step - len(losses) + 1
     for i, loss in enumerate(losses):
       self._scalars(first + i, {"loss": loss})
@@ -85,11 +96,12 @@ class TrainingProgress:
     rate = steps / seconds
     tokens = rate * self._tokens_per_step
     left = (self._last_step - step) / rate
-    loss = sum(self._window) / max(len(self._window), 1)
+    loss = sum(self._window) / len(self._window) if self._window else math.nan
+    skipped = f"  {self._skipped} step(s) skipped" if self._skipped else ""
     self.scalars(step, {"tokens_per_second": tokens})
     self.line(
       f"step {step:>7}/{self._last_step}  loss {loss:.4f}  {tokens:,.0f} tokens/s  "
-      f"{_duration(left)} left"
+      f"{_duration(left)} left{skipped}"
     )
     self._window = []
     self._window_started, self._window_step = now, step

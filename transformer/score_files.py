@@ -9,6 +9,7 @@ import gin
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow import workers
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.encoding import vocabulary_of
 from mesh_tensorflow.transformer.text_io import write_lines_to_file
@@ -77,6 +78,8 @@ def save_scores_to_tfrecords(
     shard_idx: number of the file.
     save_ids_only: of `input`, only what is before the first blank: an identifier.
   """
+  if not workers.current().is_chief:
+    return
   path = f"{scores_filename}_{shard_idx}.tfrecord"
   folder = path.rpartition("/")[0]
   if folder:

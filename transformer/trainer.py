@@ -23,7 +23,8 @@ from mesh_tensorflow.errors import (
   WorkerLostError,
 )
 from mesh_tensorflow.transformer import init_checkpoint as init_checkpoint_lib
-from mesh_tensorflow.transformer import mesh_setup, training_data
+from mesh_tensorflow.transformer import mesh_setup, records, training_data
+from mesh_tensorflow.transformer import nonfinite as nonfinite_lib
 from mesh_tensorflow.transformer.inference import Inference
 from mesh_tensorflow.transformer.model_steps import ModelSteps
 from mesh_tensorflow.transformer.progress import TrainingProgress
@@ -58,6 +59,9 @@ class Trainer(Inference):
     predict_fn: see `prediction.score_step` and `prediction.predict_step`.
     score_in_predict_mode: `predict` scores given targets in place of making outputs.
     model_info_file: a file for the sizes of variables and the counters of the training program.
+    nonfinite: "stop": a NaN or infinite loss ends training with an error that names the step and
+      the tensor; "skip": a step whose loss or gradients are NaN or infinite updates nothing, and is
+      counted.
   """
 
   def __init__(
@@ -78,7 +82,9 @@ class Trainer(Inference):
     predict_fn: Any = None,
     score_in_predict_mode: bool = False,
     model_info_file: str | None = None,
+    nonfinite: str = "stop",
   ):
+    nonfinite_lib.check_choice(nonfinite)
     self.steps = steps
     self.vocabulary = vocabulary
     self.model_dir = model_dir
@@ -92,6 +98,8 @@ class Trainer(Inference):
     self._init_checkpoint = init_checkpoint
     self._init_variable_filter = init_variable_filter
     self._model_info_file = model_info_file
+    self._skips = nonfinite == "skip"
+    self.skipped_steps = self._skipped_in_a_row = 0
     self.predict_fn = predict_fn
     self.score_in_predict_mode = score_in_predict_mode
     self._programs: dict[Any, Any] = {}
@@ -208,10 +216,10 @@ class Trainer(Inference):
       raise ConfigError(
         f"run.seen_data_init_step (={first}) is after the step {start} at which training goes on"
       )
-    data = self._data(dataset_fn, dataset_split, start, first, checkpoint_input_pipeline)
-    names = data.names
-    step_fn = self.steps.train_step(names, self._optimizer)
-    step_fn.log_file = self._model_info_file
+    make_data = functools.partial(
+      Trainer._data, dataset_fn=dataset_fn, split=dataset_split, first=first
+    )
+    data = make_data(self, start=start, checkpoint_input_pipeline=checkpoint_input_pipeline)
     progress = TrainingProgress(
       start,
       train_steps,
@@ -220,25 +228,31 @@ class Trainer(Inference):
       summary_dir=self.model_dir if workers.current().is_chief else None,
       quiet=self._quiet,
     )
-    compiled = self._compile(step_fn, names)
+    compiled = self.compile_steps(data.names)
     self.global_step = start
     size = training_data.steps_per_call(self._steps_per_call, self._save_every)
     losses: list[float] = []
     try:
-      for batches in (self._pipeline or data).calls(train_steps - start, size):
+      for batches in records.reading((self._pipeline or data).calls(train_steps - start, size)):
         count = int(batches[0].shape[0])
         if self.global_step == start:
-          self._prepare(compiled, on_ready)
+          self.prepare(compiled, on_ready, checkpoint=self._newest)
           progress.restart_clock()
         self._restored = None
         with self.mesh_impl.errors_of_runs("train_step"):
           result = compiled(batches, tf.constant(self.global_step, tf.int64))
-          call_losses = result.numpy().tolist()
-        self._check_finite(call_losses)
+          call_losses, bad = result.numpy().tolist()
+        if self._skips:
+          self._check_skipped(bad)
+        else:
+          self._check_finite(call_losses, start, make_data)
         losses += call_losses
         self.global_step += count
         progress.update(
-          self.global_step, call_losses, self._learning_rate_value(self.global_step - 1)
+          self.global_step,
+          call_losses,
+          self._learning_rate_value(self.global_step - 1),
+          skipped=sum(n > 0 for n in bad),
         )
         if self.global_step < train_steps and workers.any_worker(stop.requested):
           stop.stop(self._save_and_leave())
@@ -292,9 +306,12 @@ class Trainer(Inference):
     split: str,
     start: int,
     first: int,
-    checkpoint_input_pipeline: bool,
+    checkpoint_input_pipeline: bool = False,
   ) -> training_data.TrainingData:
     """The batches from step `start` on; sets `self._pipeline` if their position is to be saved."""
+    # Data sets that shuffle without a seed of their own have the same order in all workers, and
+    # whenever training goes on.
+    tf.random.set_seed(self.mesh_impl.variable_store.seed)
     make = functools.partial(
       training_data.TrainingData, self.steps, dataset_fn, self.vocabulary, split
     )
@@ -312,15 +329,27 @@ class Trainer(Inference):
       return data
     return make(start - first)
 
-  def _prepare(self, compiled: Any, on_ready: Callable[[mtf.Graph], None] | None) -> None:
-    """Traces the program, which creates the variables, then restores them."""
+  def prepare(
+    self,
+    compiled: Any,
+    on_ready: Callable[[mtf.Graph], None] | None = None,
+    *,
+    checkpoint: str | None = None,
+  ) -> None:
+    """Traces the program, which creates the variables, then sets them to where training goes on.
+
+    Args:
+      compiled: see `compile_steps`.
+      on_ready: called with the graph.
+      checkpoint: of this model; None: `init_checkpoint`, or initial values.
+    """
     started = time.perf_counter()
     compiled.get_concrete_function()
     _LOG.info("traced the training program in %.1f s", time.perf_counter() - started)
     if on_ready is not None:
       on_ready(self._train_graph())
-    if self._newest is not None:
-      self.restore_if_any(self._newest, for_training=True)
+    if checkpoint is not None:
+      self.restore_if_any(checkpoint, for_training=True)
       return
     if self._init_checkpoint:
       done = init_checkpoint_lib.restore(
@@ -334,26 +363,39 @@ class Trainer(Inference):
   def _train_graph(self) -> mtf.Graph:
     return self._step_fn.graph
 
-  def _compile(self, step_fn: mtf.Function, names: Sequence[str]) -> Any:
-    """Several steps as one TensorFlow function: (batches [n, batch, length], step) -> losses."""
+  def compile_steps(self, names: Sequence[str]) -> Any:
+    """Several training steps as one TensorFlow function.
+
+    Args:
+      names: features of the data.
+
+    Returns:
+      A function of (batches [n, <shape of a batch>] for each feature, number of the first step). It
+      returns float32 [2, n]: the losses, and how many elements of loss and gradients were not
+      finite, where such steps are skipped.
+    """
+    step_fn = self.steps.train_step(names, self._optimizer, skip_nonfinite=self._skips)
+    step_fn.log_file = self._model_info_file
     self._step_fn = step_fn
     # Any number of steps: a shorter last call needs no program of its own.
-    shapes = [self.steps.feature_shape(n, training=True) for n in names]
+    shapes = [self.steps.local_part(n)[1] for n in names]
     spec = tuple(tf.TensorSpec([None, *shape], tf.int32) for shape in shapes)
 
     @tf.function(input_signature=[spec, tf.TensorSpec([], tf.int64)], autograph=False)
     def call(batches, first_step):
       count = tf.shape(batches[0])[0]
 
-      def step(i, losses):
+      def step(i, results):
         at = first_step + tf.cast(i, tf.int64)
         values = [b[i] for b in batches]
-        loss = step_fn(*values, self._learning_rate(at), at)
-        return i + 1, losses.write(i, loss)
+        result = step_fn(*values, self._learning_rate(at), at)
+        return i + 1, results.write(i, tf.stack(result) if self._skips else result)
 
-      losses = tf.TensorArray(tf.float32, size=count, element_shape=[])
-      _, losses = tf.while_loop(lambda i, _: i < count, step, [0, losses], parallel_iterations=1)
-      return losses.stack()
+      element = [2] if self._skips else []
+      results = tf.TensorArray(tf.float32, size=count, element_shape=element)
+      _, results = tf.while_loop(lambda i, _: i < count, step, [0, results], parallel_iterations=1)
+      results = results.stack()
+      return tf.transpose(results) if self._skips else tf.stack([results, tf.zeros_like(results)])
 
     return call
 
@@ -367,13 +409,34 @@ class Trainer(Inference):
       return None
     return float(self._learning_rate(tf.constant(step, tf.int64)))
 
-  def _check_finite(self, losses: list[float]) -> None:
-    for i, loss in enumerate(losses):
-      if not math.isfinite(loss):
+  def _check_finite(self, losses: list[float], start: int, make_data: Callable[..., Any]) -> None:
+    bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    if bad is None:
+      return
+    step = self.global_step + bad
+    saved, path = self._saved_step, None
+    if self.checkpointer is not None:
+      self.checkpointer.wait()
+    if saved:
+      path = os.path.join(self.model_dir, f"model.ckpt-{saved}")
+    self._say(f"the loss became {losses[bad]} at step {step + 1}: looking for where it comes from")
+    first = saved or start
+    found = nonfinite_lib.find(self, step, first, path, functools.partial(make_data, start=first))
+    raise NonFiniteError(
+      f"the loss became {losses[bad]} at step {step + 1}{f' ({found})' if found else ''}; training "
+      f"stopped, and nothing was saved after step {saved}. Lower the learning rate, or look at the "
+      "data of that step; run.nonfinite = 'skip' leaves such steps out"
+    )
+
+  def _check_skipped(self, bad: list[float]) -> None:
+    for i, n in enumerate(bad):
+      self._skipped_in_a_row = self._skipped_in_a_row + 1 if n else 0
+      self.skipped_steps += n > 0
+      if self._skipped_in_a_row >= nonfinite_lib.MAX_SKIPPED_IN_A_ROW:
         raise NonFiniteError(
-          f"the loss became {loss} at step {self.global_step + i + 1}; training stopped, and "
-          f"nothing was saved after step {self._saved_step}. Lower the learning rate, or "
-          "look at the data of that step"
+          f"the loss or gradients of the last {self._skipped_in_a_row} steps, up to "
+          f"{self.global_step + i + 1}, were NaN or infinite; all were skipped (run.nonfinite = "
+          f"'skip'), and training stopped. The last checkpoint is that of step {self._saved_step}"
         )
 
   def _is_time_to_save(self, count: int, train_steps: int) -> bool:

@@ -150,6 +150,7 @@ def run(
   mesh_implementation: str = "auto",
   seed: int = 0,
   report_every: int = 100,
+  nonfinite: str = "stop",
 ) -> Any:
   """Trains, evaluates or decodes, as gin says.
 
@@ -208,6 +209,7 @@ def run(
     mesh_implementation: "auto", "placement" or "simd"; see `mesh_setup.make_mesh_impl`.
     seed: of initial weights and of random operations.
     report_every: steps between lines of the report.
+    nonfinite: in training, what a NaN or infinite loss does: "stop" or "skip"; see `Trainer`.
 
   Returns:
     Losses (train), metrics (eval), what the function of the mode returned (scores), the path of
@@ -250,17 +252,15 @@ def run(
       model_type, mesh_shape, layout_rules, batch_size, sequence_length, optimizer, vocabulary
     )
   if not tpu:
-    cluster = mesh_setup.join_workers(mesh_shape, mesh_implementation)
-    if cluster.size > 1 and mode.startswith("export"):
+    count = workers.cluster_from_environment().size
+    if count > 1 and mode.startswith("export"):
       raise ConfigError(
-        f"run.mode {mode!r} runs in one process, but TF_CONFIG names {cluster.size} workers: unset "
-        "it, and give a mesh of this machine; any mesh restores any checkpoint"
+        f"run.mode {mode!r} runs in one process, but TF_CONFIG names {count} workers: unset it, "
+        "and give a mesh of this machine; any mesh restores any checkpoint"
       )
+    mesh_setup.join_workers(mesh_shape, mesh_implementation)
   schedule = None
   if mode == "train":
-    # Data sets that shuffle without a seed of their own have the same order in all workers, and
-    # when training goes on.
-    tf.random.set_seed(seed)
     if optimizer is None:
       raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
     train_steps = resolve_steps(train_steps, batch_size, sequence_length)
@@ -293,6 +293,7 @@ def run(
       mesh_implementation=mesh_implementation,
       seed=seed,
       report_every=report_every,
+      nonfinite=nonfinite,
     )
 
   # First of all the devices: when data is read they cannot be made any more.

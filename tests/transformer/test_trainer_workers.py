@@ -1,0 +1,99 @@
+"""The trainer on several workers trains as on one device; worker count and mesh may change."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+
+import gin
+import numpy as np
+import pytest
+
+from mesh_tensorflow import errors
+from mesh_tensorflow.transformer import gin_config, utils
+from tests.transformer import worker_processes as program
+
+STANDARD = "batch:batch,heads:model,d_ff:model,vocab:model"
+# (mesh, layout): what is split across workers is the first dimension of the mesh.
+LAYOUTS = [
+  ("batch:2,model:2", STANDARD),
+  ("model:2,batch:2", STANDARD),
+  ("all:4", "batch:all"),
+  ("all:4", "heads:all"),
+  ("all:4", "heads:all,d_ff:all"),
+  ("all:4", "heads:all,vocab:all"),
+  ("all:4", "heads:all,d_ff:all,vocab:all"),
+]
+CASES = list(itertools.product((2, 4, 1), LAYOUTS))
+
+
+def chosen() -> list:
+  """All of them if MTF_ALL_WORKERS is set; else one drawn with 2 workers and one with 4."""
+  if os.environ.get("MTF_ALL_WORKERS"):
+    return CASES
+  draw = random.Random(int(os.environ.get("MTF_WORKERS_DRAW", "1")))
+  return [(n, draw.choice(LAYOUTS)) for n in (2, 4)]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+  """The losses of one device."""
+  folder = tmp_path_factory.mktemp("one") / "model"
+  program.run(1, program.trainer_arguments(folder))
+  losses = program.losses(folder)
+  assert sorted(losses) == list(range(1, 9))
+  assert losses[8] < losses[1] - 0.3  # It learns.
+  return losses
+
+
+@pytest.mark.parametrize(("workers", "layout"), chosen())
+def test_same_losses_as_one_device(workers, layout, reference, tmp_path):
+  bindings = program.on_mesh(*layout)
+  out = program.run(workers, program.trainer_arguments(tmp_path / "model", *bindings))
+  losses = program.losses(tmp_path / "model")
+  np.testing.assert_allclose(list(losses.values()), list(reference.values()), rtol=2e-5)
+  # The chief alone reports.
+  assert out.count("step       8/8") == 1
+  assert "[worker" not in out, out
+  assert len(list((tmp_path / "model").glob("command*"))) == 1
+
+
+def test_another_number_of_workers_goes_on(reference, tmp_path):
+  """Four steps by 2 workers, two by one process, with the position in the data from files."""
+  folder = tmp_path / "model"
+  kept = "run.checkpoint_input_pipeline = True"
+  two = program.on_mesh("batch:2", "batch:batch")
+  program.run(2, program.trainer_arguments(folder, *two, kept, "run.train_steps = 4"))
+  assert len(list(folder.glob("model.ckpt-4.with-input_pipeline*.index"))) == 2
+  out = program.run(
+    1, program.trainer_arguments(folder, *program.on_mesh("model:4", STANDARD), kept)
+  )
+  # Its rows are others, so it skips what was seen.
+  assert "position in the data was not saved at step 4" in out
+  losses = program.losses(folder)
+  np.testing.assert_allclose(list(losses.values()), list(reference.values()), rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+  ("mesh_shape", "binding", "words"),
+  [
+    ("all:3", "run.seed = 0", "mesh of 3 processors .* by 2 workers"),
+    ("all:2", "run.mesh_implementation = 'placement'", "'placement', .* TF_CONFIG names 2 workers"),
+    ("all:2", "run.mode = 'export_infer'", "'export_infer' runs in one process"),
+  ],
+)
+def test_settings_that_do_not_go_with_workers(mesh_shape, binding, words, tmp_path, monkeypatch):
+  """They are told before anybody waits for anybody."""
+  task = {"type": "worker", "index": 1}
+  cluster = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
+  monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+  (tmp_path / "text.txt").write_text(program.TEXT)
+  gin.clear_config()
+  bindings = [*program.SMALL, *program.on_mesh(mesh_shape, ""), binding]
+  gin_config.parse_gin(
+    ["problems/tinyshakespeare.gin"], [f"text_file = '{tmp_path}/text.txt'", *bindings]
+  )
+  with pytest.raises(errors.MeshError, match=words):
+    utils.run(None, None, None, None, str(tmp_path / "model"))

@@ -1,0 +1,164 @@
+"""NaN and infinity in training: leaving out the updates of a step, and finding where they began."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.errors import ConfigError
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+CHOICES = ("stop", "skip")
+
+# A training whose steps are all skipped does not recover.
+MAX_SKIPPED_IN_A_ROW = 100
+
+# So many steps are repeated, at most, to find out where a NaN came from.
+_MAX_REPEATED = 1000
+
+
+def check_choice(choice: str) -> None:
+  """Raises `ConfigError` for an unknown value of `run.nonfinite`."""
+  if choice not in CHOICES:
+    raise ConfigError(f"run.nonfinite {choice!r} is unknown; use 'stop' or 'skip'")
+
+
+def count(x: mtf.Tensor) -> mtf.Tensor:
+  """How many elements of a tensor are NaN or infinite, a float32 scalar."""
+  return mtf.reduce_sum(
+    mtf.slicewise(
+      lambda s: tf.cast(tf.logical_not(tf.math.is_finite(s)), tf.float32),
+      [x],
+      output_dtype=tf.float32,
+      splittable_dims=x.shape.dims,
+    ),
+    output_shape=[],
+  )
+
+
+def skip_updates(graph: mtf.Graph, tensors: Sequence[mtf.Tensor]) -> mtf.Tensor:
+  """Makes all updates of variables in a graph depend on tensors: without NaN and infinity in them.
+
+  Args:
+    graph: a graph that has its updates.
+    tensors: the loss and the gradients.
+
+  Returns:
+    The number of elements that are not finite, a scalar: 0 if the updates are done.
+  """
+  bad = mtf.add_n([count(x) for x in tensors if x.dtype.is_floating])
+  updates = [op for op in graph.operations if not op.outputs and getattr(op, "variables", None)]
+  graph.operations[:] = [op for op in graph.operations if op not in updates]
+  _UpdatesIfFinite(bad, updates)
+  return bad
+
+
+class _UpdatesIfFinite(mtf.Operation):
+  """Runs operations that update variables if a count is 0."""
+
+  is_cloneable = False
+
+  def __init__(self, bad: mtf.Tensor, updates: Sequence[mtf.Operation]):
+    super().__init__([bad], name="updates_if_finite")
+    self._updates = list(updates)
+
+  @property
+  def variables(self) -> list[Any]:
+    """The variables that are updated."""
+    return [v for op in self._updates for v in op.variables]
+
+  @property
+  def has_gradient(self) -> bool:
+    return False
+
+  def verify_layout(self, mesh_impl):
+    for op in self._updates:
+      op.verify_layout(mesh_impl)
+
+  def lower(self, lowering):
+    bad = lowering.tensors[self.inputs[0]].to_laid_out_tensor().tensor_list[0]
+
+    def update():
+      lowering.lower_operations(self._updates)
+      return tf.constant(True)
+
+    tf.cond(tf.equal(bad, 0.0), update, lambda: tf.constant(False))
+    for op in self._updates:
+      lowering.operations[op] = None  # It is inside the condition.
+
+
+def watched(
+  graph: mtf.Graph, gradients: Sequence[mtf.Tensor], variables: Sequence[Any]
+) -> tuple[list[str], list[mtf.Tensor]]:
+  """For all tensors of a graph, in order, what they are, and how much of them is not finite.
+
+  Args:
+    graph: a graph with forward and backward pass.
+    gradients: the gradients of `variables`.
+    variables: `mtf.Variable`s.
+  """
+  titles = {g: f"the gradient of {v.full_name}" for g, v in zip(gradients, variables)}
+  titles |= {v.outputs[0]: f"variable {v.full_name}" for v in graph.all_variables}
+  tensors = [x for op in graph.operations for x in op.outputs if x.dtype.is_floating]
+  names = [titles.get(x, f"{x.operation.name} {x.shape}") for x in tensors]
+  return names, [count(x) for x in tensors]
+
+
+def find(
+  trainer: Any, step: int, first: int, checkpoint: str | None, make_data: Callable[[Any], Any]
+) -> str | None:
+  """Which tensor was NaN or infinite first, found by repeating steps from the last checkpoint.
+
+  Variables are made anew for this; those of the trainer are not touched.
+
+  Args:
+    trainer: the `Trainer`, which has gone on after that step.
+    step: number of the step (from 0) whose loss is not finite.
+    first: the step of the checkpoint, or at which training began.
+    checkpoint: the trainer's last one; None: it began with initial values.
+    make_data: called with a trainer, returns `TrainingData` from the step `first` on.
+
+  Returns:
+    Words for an error; None if it is not known.
+  """
+  if step - first > _MAX_REPEATED:
+    return None
+  try:
+    return _find(trainer, step, first, checkpoint, make_data)
+  except Exception as e:  # noqa: BLE001 - there is an error to report already.
+    _LOG.warning("where the loss became not finite was not found: %s: %s", type(e).__name__, e)
+    return None
+
+
+def _find(
+  trainer: Any, step: int, first: int, checkpoint: str | None, make_data: Callable[[Any], Any]
+) -> str | None:
+  again = copy.copy(trainer)
+  impl = copy.copy(trainer.mesh_impl)
+  impl.variable_store = mtf.VariableStore(seed=trainer.mesh_impl.variable_store.seed)
+  again.steps = trainer.steps.on_mesh(impl)
+  again.checkpointer = None  # It is for the trainer's variables.
+  data = make_data(again)
+  compiled = again.compile_steps(data.names)
+  again.prepare(compiled, checkpoint=checkpoint)
+  titles, watch = again.steps.watch_step(data.names)
+  usual: set[int] | None = None
+  for i, batches in enumerate(data.calls(step + 1 - first, 1)):
+    at = first + i
+    if at > step - 3:  # The gradients of the step before may have been the first.
+      counts = watch(*[b[0] for b in batches], 0.0, at)
+      bad = {n for n, c in enumerate(counts) if float(c)}
+      # A program may have infinities that are meant.
+      new = sorted(bad - (usual or set()))
+      if new and (usual is not None or at == step):
+        return f"{titles[new[0]]} was not finite first, in step {at + 1}"
+      usual = bad if usual is None else usual & bad
+    if at < step:
+      compiled(batches, tf.constant(at, tf.int64))
+  return None
