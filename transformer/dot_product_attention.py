@@ -108,9 +108,13 @@ def weights_dropout(
   if not rate:
     return weights
   shared = list(broadcast_dims or [])
-  if replacement is not None and replacement[0] in shared:
-    shared += replacement[1]
-  return mtf.dropout(weights, is_training=True, rate=rate, noise_shape=weights.shape - shared)
+  if replacement is None:
+    return mtf.dropout(weights, is_training=True, rate=rate, noise_shape=weights.shape - shared)
+  # Random numbers depend on the dims they are drawn for: as for the layouts that replace none.
+  whole, parts = replacement
+  dims = [whole if d == parts[0] else d for d in weights.shape if d != parts[1]]
+  ones = mtf.ones(weights.mesh, mtf.Shape(dims) - shared, weights.dtype)
+  return weights * replace_in(mtf.dropout(ones, is_training=True, rate=rate), replacement)
 
 
 def transposed(x: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Tensor:

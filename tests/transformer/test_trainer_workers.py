@@ -22,6 +22,8 @@ LAYOUTS = [
   ("model:2,batch:2", STANDARD),
   ("all:4", "batch:all"),
   ("all:4", "heads:all"),
+  ("all:4", "d_ff:all"),
+  ("all:4", "vocab:all"),
   ("all:4", "heads:all,d_ff:all"),
   ("all:4", "heads:all,vocab:all"),
   ("all:4", "heads:all,d_ff:all,vocab:all"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unittest.mock
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, errors
+from mesh_tensorflow.transformer import attention_sharding, dot_product_attention
 from tests.transformer import training_program as program
 
 STEPS = 50
@@ -32,6 +34,31 @@ def test_loss_curve_does_not_depend_on_the_mesh(mesh, implementation, one_device
   assert len(losses) == STEPS
   assert losses[-1] < losses[0] - 0.3
   np.testing.assert_allclose(losses, one_device_losses, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+  ("mesh", "layout"),
+  [
+    ("all:4", "d_ff:all"),
+    ("all:4", "vocab:all"),
+    ("data:2,all:2", "batch:data,d_ff:all"),
+    ("data:2,all:2", "heads:data,vocab:all"),
+  ],
+)
+def test_attention_on_axes_that_nothing_else_uses(mesh, layout, one_device_losses):
+  """Attention then divides another dimension over them; its dropout stays the same."""
+  trainer = program.make_trainer(mesh, learning_rate=RATE, layout=layout)
+  replaced = []
+  split = attention_sharding.split_for_unused_axis
+
+  def spied(*args):
+    replaced.append(split(*args))
+    return replaced[-1]
+
+  with unittest.mock.patch.object(dot_product_attention, "split_for_unused_axis", spied):
+    losses = trainer.train(program.dataset, 5)
+  assert replaced and all(replaced)
+  np.testing.assert_allclose(losses, one_device_losses[:5], rtol=1e-5)
 
 
 def test_dropout_is_on_and_seeded(one_device_losses):

@@ -63,6 +63,7 @@ def make_trainer(
   microbatch_tokens: int | None = None,
   batch: int = BATCH,
   seed: int = 3,
+  layout: str = LAYOUT,
   **options,
 ) -> Trainer:
   """A trainer of the small model on a mesh of virtual CPU devices."""
@@ -72,7 +73,7 @@ def make_trainer(
     "serialize_num_microbatches.tokens_per_microbatch_per_replica", microbatch_tokens
   )
   impl = mesh_setup.make_mesh_impl(
-    mesh, LAYOUT if mesh else "", implementation=implementation, seed=seed
+    mesh, layout if mesh else "", implementation=implementation, seed=seed
   )
   model = utils.build_model("lm", VOCAB, VOCAB, impl.layout_rules, impl.shape)
   steps = utils.ModelSteps(model, impl, "lm", batch, {"targets": LENGTH})
