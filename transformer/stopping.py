@@ -55,7 +55,9 @@ class StopRequests:
   def __enter__(self) -> StopRequests:
     # Python calls signal handlers in the main thread only, and lets only it set them.
     if threading.current_thread() is threading.main_thread():
-      self._before = {s: signal.signal(s, self._note) for s in self._signals}
+      # What a shell has set to be ignored (programs in the background) stays so.
+      wanted = [s for s in self._signals if signal.getsignal(s) is not signal.SIG_IGN]
+      self._before = {s: signal.signal(s, self._note) for s in wanted}
     return self
 
   def __exit__(self, *exc_info: Any) -> None:

@@ -450,7 +450,8 @@ def test_gin_bindings_reach_the_readers(tmp_path):
     ),
     (
       "pretokenized_tfrecord_dataset",
-      "filenames, text2self, eos_included, repeat, batch_size, sequence_length, vocab_shift",
+      "filenames, text2self, eos_included, repeat, batch_size, sequence_length, vocab_shift, "
+      "skip_damaged",
     ),
     ("sample_from_text_line_datasets", "glob_weight_list, shuffle_buffer_size, prefetch"),
     ("EvalDataset", "name, dataset_fn, postprocess_fn, metric_fns"),

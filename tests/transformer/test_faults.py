@@ -87,7 +87,25 @@ def test_the_launcher_starts_all_again(tmp_path):
 # ------------------------------------------------------------------- one process
 
 
-def test_a_stopped_training_goes_on_as_if_it_had_not_been(tmp_path, cpu_devices):
+@pytest.fixture
+def ctrl_c():
+  """SIGINT as in a terminal: tests that run in the background ignore it."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
+def test_an_ignored_signal_stays_ignored(ctrl_c):
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  with stopping.StopRequests() as stop:
+    os.kill(os.getpid(), signal.SIGINT)
+    assert not stop.requested
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.requested
+  assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_stopped_training_goes_on_as_if_it_had_not_been(tmp_path, cpu_devices, ctrl_c):
   """Ctrl-C in the middle; the weights in the end are the same, bit for bit."""
   options = dict(save_checkpoints_steps=100, steps_per_call=2)
 
