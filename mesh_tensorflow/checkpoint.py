@@ -11,10 +11,10 @@ see, and calls its methods at the same places of its program.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import random
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -26,6 +26,7 @@ from mesh_tensorflow import (
   checkpoint_files,
   checkpoint_reader,
   checkpoint_restore,
+  checkpoint_snapshot,
   checkpoint_workers,
   checkpoint_writer,
   workers,
@@ -35,8 +36,9 @@ from mesh_tensorflow.checkpoint_files import (
   get_step_from_path,
 )
 from mesh_tensorflow.checkpoint_restore import EXTRA, GLOBAL_STEP, Restored
+from mesh_tensorflow.checkpoint_snapshot import Piece, Spool, pieces_of, whole_piece
 from mesh_tensorflow.checkpoint_verify import describe, latest_checkpoint, resolve, verify
-from mesh_tensorflow.checkpoint_writer import Job, Piece
+from mesh_tensorflow.checkpoint_writer import Job
 from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError, WorkerLostError
 from mesh_tensorflow.lowering import RUN_COUNTER
 from mesh_tensorflow.store import StoredVariable, VariableStore
@@ -56,10 +58,13 @@ class Checkpointer:
     max_to_keep: older checkpoints than the newest so many are deleted; None keeps all. Only those
       that the folder's state file lists are counted and deleted.
     keep_every_n_hours: of those to delete, keep one for each so many hours.
-    asynchronous: write in the background. A save then costs the caller a reference to the values
-      (on CPUs; elsewhere a copy to the host): values that change meanwhile are copied.
-    max_extra_bytes: a save in the background returns when at most so many bytes of its values
-      remain to be written: so much memory it takes if they are changed then. None: any number.
+    asynchronous: write in the background. A save then costs the caller a copy of the values, into
+      a temporary file (if there is no room for it, that save is not in the background).
+    snapshot_in_memory: keep the values in memory instead. On CPUs that costs the caller nothing,
+      but each value that changes before it is written is copied then; elsewhere it is a copy to
+      the host's memory.
+    snapshot_directory: of the temporary files; a local folder. The folder of the checkpoints by
+      default, or the system's for such files if the checkpoints are in a remote store.
     worker_timeout_seconds: a save fails if another worker shows no sign for so long.
   """
 
@@ -71,7 +76,8 @@ class Checkpointer:
     max_to_keep: int | None = None,
     keep_every_n_hours: float | None = None,
     asynchronous: bool = True,
-    max_extra_bytes: int | None = None,
+    snapshot_in_memory: bool = False,
+    snapshot_directory: str | None = None,
     worker_timeout_seconds: float = 90.0,
   ):
     if max_to_keep is not None and max_to_keep < 1:
@@ -84,7 +90,8 @@ class Checkpointer:
     self._started = time.time()
     self._thread: threading.Thread | None = None
     self._error: Exception | None = None
-    self._max_extra_bytes = max_extra_bytes
+    self._snapshot_in_memory = snapshot_in_memory
+    self._snapshot_directory = snapshot_directory
     self._worker_timeout = worker_timeout_seconds
     self._abandoned = threading.Event()
     # Tells the saves of this run from what a killed one left; the same in all workers.
@@ -140,10 +147,13 @@ class Checkpointer:
     step = int(step)
     self._begin(step)
     self._saves += 1
+    in_background = self._asynchronous if asynchronous is None else asynchronous
+    pieces, spool, in_background = self._snapshot(step, extra or {}, in_background)
     job = Job(
       self._directory,
       step,
-      self._snapshot(step, extra or {}),
+      pieces,
+      spool,
       self._update_state,
       mark=f".{self._token}.{self._saves}",
       timeout_seconds=self._worker_timeout,
@@ -151,14 +161,12 @@ class Checkpointer:
     )
     for name, write in (attachments or {}).items():
       job.attach(_attachment_name(name, workers.current().index), write)
-    if self._asynchronous if asynchronous is None else asynchronous:
+    if in_background:
       # Not a daemon: a program that ends finishes its last checkpoint first.
       self._thread = threading.Thread(
         target=self._run, args=(job,), name=f"checkpoint-{step}", daemon=False
       )
       self._thread.start()
-      if self._max_extra_bytes is not None:
-        job.wait_until_holding(self._max_extra_bytes)
     else:
       job.run()
     return os.path.join(self._directory, f"{checkpoint_files.NAME}{step}")
@@ -209,26 +217,72 @@ class Checkpointer:
     checkpoint_workers.raise_together(f"cannot write in {self._directory}", error)
     self._token = token
 
-  def _snapshot(self, step: int, extra: Mapping[str, Any]) -> list[Piece]:
-    """The values now, on the host, that this worker writes."""
-    pieces = []
-    cluster = workers.current()
-    with tf.device(checkpoint_reader.host_device()):
-      for name, stored in self._variables().items():
-        if name == GLOBAL_STEP:
-          now = int(stored.slices[0].numpy())
-          if now != step:
-            raise CheckpointError(f"save(step={step}): the variable global_step is {now}")
-          continue
-        for begin, v in stored.owned(cluster.index):
-          # A read shares the buffer; a later update of the variable works on a copy.
-          for piece in checkpoint_writer.pieces_of(stored, begin, tf.identity(v.read_value())):
-            pieces.append(dataclasses.replace(piece, name=name))
-      if cluster.is_chief:
-        pieces.append(Piece(GLOBAL_STEP, "", tf.constant(step, tf.int64), tf.int64))
+  def _snapshot(
+    self, step: int, extra: Mapping[str, Any], in_background: bool
+  ) -> tuple[list[Piece], Spool | None, bool]:
+    """The values that this worker writes, what holds them, and whether they may change now."""
+    owned = self._owned(step)
+    size = sum(v.shape.num_elements() * v.dtype.size for *_, v in owned)
+    pieces, spool = [], None
+    if not in_background or self._snapshot_in_memory or size <= checkpoint_snapshot.TRANSFER_BUFFER:
+      pieces = self._pieces(owned, in_background, None)
+    else:
+      try:
+        spool = Spool(self._snapshot_folder(), size)
+        pieces = self._pieces(owned, in_background, spool)
+      except OSError as e:
+        _LOG.warning(
+          "no copy of the values of step %d can be made in %s: %s; the training waits until its "
+          "checkpoint is written",
+          step,
+          self._snapshot_folder(),
+          checkpoint_writer.reason(e),
+        )
+        if spool:
+          spool.close()
+        spool, in_background = None, False
+        pieces = self._pieces(owned, in_background, None)
+    if workers.current().is_chief:
+      with tf.device(checkpoint_reader.host_device()):
+        pieces.append(whole_piece(GLOBAL_STEP, tf.constant(step, tf.int64)))
         for name, value in extra.items():
           value = tf.constant(value.numpy() if tf.is_tensor(value) else value)
-          pieces.append(Piece(EXTRA + name, "", value, value.dtype))
+          pieces.append(whole_piece(EXTRA + name, value))
+    return pieces, spool, in_background
+
+  def _snapshot_folder(self) -> str:
+    """Where temporary copies of values go."""
+    if self._snapshot_directory:
+      return self._snapshot_directory
+    return tempfile.gettempdir() if "://" in self._directory else self._directory
+
+  def _owned(self, step: int) -> list[tuple[str, StoredVariable, tuple[int, ...], tf.Variable]]:
+    """The slices that this worker writes: name, variable, offset, and what has the value."""
+    owned = []
+    for name, stored in self._variables().items():
+      if name != GLOBAL_STEP:
+        owned += [(name, stored, begin, v) for begin, v in stored.owned(workers.current().index)]
+        continue
+      now = int(stored.slices[0].numpy())
+      if now != step:
+        raise CheckpointError(f"save(step={step}): the variable global_step is {now}")
+    return owned
+
+  def _pieces(
+    self,
+    owned: list[tuple[str, StoredVariable, tuple[int, ...], tf.Variable]],
+    in_background: bool,
+    spool: Spool | None,
+  ) -> list[Piece]:
+    """What is to be written of the slices of this worker."""
+    pieces = []
+    for name, stored, begin, variable in owned:
+      # On CPUs it shares the buffer; a later update of the variable works on a copy.
+      value = variable.read_value()
+      if in_background and spool is None:
+        with tf.device(checkpoint_reader.host_device()):
+          value = tf.identity(value)
+      pieces += pieces_of(name, stored, begin, value, spool)
     return pieces
 
   def _update_state(self, path: str) -> None:

@@ -8,7 +8,6 @@ manifest, and moves all to their place, the index last.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import re
 import threading
@@ -16,80 +15,18 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from mesh_tensorflow import checkpoint_files, checkpoint_reader, checkpoint_verify, workers
+from mesh_tensorflow import (
+  checkpoint_files,
+  checkpoint_reader,
+  checkpoint_snapshot,
+  checkpoint_verify,
+  workers,
+)
 from mesh_tensorflow.checkpoint_files import ATTACHED, INDEX, NAME
+from mesh_tensorflow.checkpoint_snapshot import Piece, Spool
 from mesh_tensorflow.checkpoint_verify import FileRecord
 from mesh_tensorflow.checkpoint_workers import Meeting
 from mesh_tensorflow.errors import CheckpointError
-from mesh_tensorflow.store import StoredVariable, split_block
-
-# Bytes that one write operation takes, and that a slice in a checkpoint has at most, so that nobody
-# has to read more at once. A larger slice of a device becomes several.
-_WRITE_AT_ONCE = 128 * 2**20
-
-
-@dataclasses.dataclass
-class Piece:
-  """What is written as one slice.
-
-  Attributes:
-    name: of the variable.
-    spec: the slice, as `checkpoint_reader.slice_spec` writes it.
-    tensor: holds the value; None when it is written.
-    dtype: the dtype to write it in.
-    part: (offset, size) in the tensor; None: all of it.
-    is_last: whether no other piece has its tensor afterwards.
-  """
-
-  name: str
-  spec: str
-  tensor: tf.Tensor | None
-  dtype: tf.DType
-  part: tuple[list[int], list[int]] | None = None
-  is_last: bool = True
-
-  @property
-  def num_bytes(self) -> int:
-    """Bytes of the value, strings not counted."""
-    if self.tensor is None or self.tensor.dtype == tf.string:
-      return 0
-    shape = self.part[1] if self.part else self.tensor.shape.as_list()
-    return math.prod(shape) * self.tensor.dtype.size
-
-  @property
-  def bytes_to_free(self) -> int:
-    """Bytes of memory that are free when this is written."""
-    if self.tensor is None or self.tensor.dtype == tf.string or not self.is_last:
-      return 0
-    return self.tensor.shape.num_elements() * self.tensor.dtype.size
-
-  def value(self) -> tf.Tensor:
-    """What to write."""
-    value = tf.slice(self.tensor, *self.part) if self.part else self.tensor
-    return value if value.dtype == self.dtype else tf.cast(value, self.dtype)
-
-
-def pieces_of(stored: StoredVariable, begin: tuple[int, ...], tensor: tf.Tensor) -> list[Piece]:
-  """The pieces of one slice of a variable.
-
-  Args:
-    stored: the variable.
-    begin: offset of the slice.
-    tensor: its value.
-  """
-  parts = split_block(stored.slice_shape, tensor.dtype.size, _WRITE_AT_ONCE)
-  whole = stored.shape.to_integer_list
-  return [
-    Piece(
-      stored.name,
-      checkpoint_reader.slice_spec(whole, [b + o for b, o in zip(begin, offset)], size),
-      tensor,
-      stored.master_dtype,
-      (offset, size) if len(parts) > 1 else None,
-      i == len(parts) - 1,
-    )
-    for i, (offset, size) in enumerate(parts)
-  ]
 
 
 class Job:
@@ -98,7 +35,8 @@ class Job:
   Args:
     directory: folder of the checkpoints.
     step: of the checkpoint.
-    pieces: what this worker writes; their tensors are released one after the other.
+    pieces: what this worker writes; they are released one after the other.
+    spool: what holds their values, to be closed; None: memory.
     on_published: called in the chief with the path of the checkpoint when it is whole.
     mark: tells this save from all others that may have left a folder; the same in all workers.
     timeout_seconds: how long to wait for another worker without a sign of it.
@@ -110,6 +48,7 @@ class Job:
     directory: str,
     step: int,
     pieces: list[Piece],
+    spool: Spool | None,
     on_published: Callable[[str], None],
     *,
     mark: str,
@@ -119,15 +58,13 @@ class Job:
     self._directory = directory
     self._step = step
     self._pieces = pieces
+    self._spool = spool
     self._on_published = on_published
     self._cluster = workers.current()
     self.folder = checkpoint_files.temporary_folder(directory, step, mark)
     self._meeting = Meeting(self.folder, self._cluster, timeout_seconds, abandoned)
     self._attached: list[str] = []
     self._attach_error: Exception | None = None
-    self._progress = threading.Condition()
-    self._bytes_held = sum(p.bytes_to_free for p in pieces)
-    self._is_done = False
 
   def attach(self, name: str, write: Callable[[str], None]) -> None:
     """Lets a function write files of its own, which become part of the checkpoint.
@@ -145,11 +82,6 @@ class Job:
     except (tf.errors.OpError, OSError) as e:
       self._attach_error = e  # Told by `run`, to all workers.
 
-  def wait_until_holding(self, num_bytes: int) -> None:
-    """Waits until at most so many bytes of values are still to be written, or it has failed."""
-    with self._progress:
-      self._progress.wait_for(lambda: self._is_done or self._bytes_held <= num_bytes)
-
   def run(self) -> None:
     """Writes the checkpoint.
 
@@ -165,9 +97,8 @@ class Job:
         self._run_as_other()
     finally:
       self._pieces.clear()
-      with self._progress:
-        self._is_done = True
-        self._progress.notify_all()
+      if self._spool:
+        self._spool.close()
 
   def _run_alone(self) -> None:
     try:
@@ -224,9 +155,8 @@ class Job:
       raise error
     # To the file system first, which frees the values, and to the disk then, which takes longer.
     names = [os.path.basename(f) for f in self._attached]
-    for i, group in enumerate(_groups(self._pieces)):
+    for i, group in enumerate(checkpoint_snapshot.groups(self._pieces)):
       part = self._part(i)
-      freed = sum(p.bytes_to_free for p in group)
       with tf.device(checkpoint_reader.host_device()):
         tf.raw_ops.SaveV2(
           prefix=os.path.join(self.folder, part),
@@ -235,10 +165,7 @@ class Job:
           tensors=[p.value() for p in group],
         )
       for piece in group:
-        piece.tensor = None
-      with self._progress:
-        self._bytes_held -= freed
-        self._progress.notify_all()
+        piece.release()
       names.append(f"{part}.data-00000-of-00001")
     records = []
     for name in names:
@@ -292,19 +219,6 @@ def not_written(directory: str, step: int, problem: str) -> CheckpointError:
     f"cannot write checkpoint {NAME}{step} in {directory}: {problem}; earlier checkpoints are "
     "untouched"
   )
-
-
-def _groups(pieces: Sequence[Piece]) -> list[list[Piece]]:
-  """Pieces to write at once; they are released by setting their tensors to None."""
-  groups: list[list[Piece]] = []
-  size = 0
-  for piece in pieces:
-    if not groups or size + piece.num_bytes > _WRITE_AT_ONCE:
-      groups.append([])
-      size = 0
-    groups[-1].append(piece)
-    size += piece.num_bytes
-  return groups
 
 
 def reason(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import weakref
@@ -15,7 +16,7 @@ from mesh_tensorflow import (
   checkpoint,
   checkpoint_files,
   checkpoint_reader,
-  checkpoint_writer,
+  checkpoint_snapshot,
   errors,
 )
 from mesh_tensorflow.lowering import RUN_COUNTER
@@ -314,8 +315,11 @@ def test_only_checkpoint_is_replaced(cpu_devices, tmp_path):
 # --------------------------------------------------------------------- background
 
 
-def test_later_updates_do_not_reach_a_save_under_way(cpu_devices, tmp_path, monkeypatch):
+@pytest.mark.parametrize("held", ["small", "in memory", "in a file"])
+def test_later_updates_do_not_reach_a_save_under_way(cpu_devices, tmp_path, monkeypatch, held):
   store = make_store(cpu_devices, "2x2")
+  if held != "small":
+    monkeypatch.setattr(checkpoint_snapshot, "TRANSFER_BUFFER", 64)
   values = fill(store, 1)
   go, save = threading.Event(), tf.raw_ops.SaveV2
 
@@ -324,8 +328,10 @@ def test_later_updates_do_not_reach_a_save_under_way(cpu_devices, tmp_path, monk
     return save(**kwargs)
 
   monkeypatch.setattr(tf.raw_ops, "SaveV2", slow)
-  c = checkpoint.Checkpointer(str(tmp_path), store)
+  c = checkpoint.Checkpointer(str(tmp_path), store, snapshot_in_memory=held == "in memory")
   c.save(1)
+  open_files = [os.readlink(f"/proc/self/fd/{fd}") for fd in _descriptors()]
+  assert any(f.startswith(str(tmp_path)) for f in open_files) == (held == "in a file")
   for stored in store:
     for v in stored.slices:
       v.assign_add(tf.ones_like(v))
@@ -340,26 +346,28 @@ def test_later_updates_do_not_reach_a_save_under_way(cpu_devices, tmp_path, monk
   assert_holds(store, values)
 
 
-def test_memory_of_a_save_is_released_group_by_group(cpu_devices, tmp_path, monkeypatch):
-  monkeypatch.setattr(checkpoint_writer, "_WRITE_AT_ONCE", 64)
+def _descriptors():
+  return [fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_save_is_written_and_released_group_by_group(
+  cpu_devices, tmp_path, monkeypatch, in_memory
+):
+  monkeypatch.setattr(checkpoint_snapshot, "TRANSFER_BUFFER", 64)
   store = make_store(cpu_devices, "2x2")
   values = fill(store, 1)
-  saves, written, go, real = [], [], threading.Event(), tf.raw_ops.SaveV2
+  saves, written, real = [], [], tf.raw_ops.SaveV2
 
   def save(**kwargs):
     assert not [r for r in written if r() is not None], "what is written is still held"
     written.extend(weakref.ref(t) for t in kwargs["tensors"])
-    if len(saves) == 8:
-      assert go.wait(60)
     saves.append(sum(t.shape.num_elements() * t.dtype.size for t in kwargs["tensors"]))
     return real(**kwargs)
 
   monkeypatch.setattr(tf.raw_ops, "SaveV2", save)
-  size = 4 * (16 * 8 + 8 * 8 + 8 + 8 + 1 + 1) + 8
-  c = checkpoint.Checkpointer(str(tmp_path), store, max_extra_bytes=size - 500)
-  c.save(1)  # Waits until two slices of 256 bytes are written, each in parts of 64.
-  assert saves == [64] * 8
-  go.set()
+  c = checkpoint.Checkpointer(str(tmp_path), store, snapshot_in_memory=in_memory)
+  c.save(1)
   c.wait()
   assert len(saves) > 10 and max(saves) <= 64
   path = checkpoint.latest_checkpoint(str(tmp_path))
@@ -370,12 +378,45 @@ def test_memory_of_a_save_is_released_group_by_group(cpu_devices, tmp_path, monk
   fill(store, 2)
   c.restore()
   assert_holds(store, values)
-  # A save that fails does not make the next step wait.
-  monkeypatch.setattr(tf.raw_ops, "SaveV2", lambda **_: 1 / 0)
-  c = checkpoint.Checkpointer(str(tmp_path), store, max_extra_bytes=0)
-  c.save(2)
-  with pytest.raises(ZeroDivisionError):
-    c.wait()
+
+
+def test_without_room_for_a_copy_the_save_is_not_in_the_background(
+  cpu_devices, tmp_path, monkeypatch, caplog
+):
+  """A folder that is not there stands for a full disk: both raise an OSError."""
+  monkeypatch.setattr(checkpoint_snapshot, "TRANSFER_BUFFER", 64)
+  store = make_store(cpu_devices, "2x2")
+  values = fill(store, 1)
+  nowhere = str(tmp_path / "nowhere")
+  c = checkpoint.Checkpointer(str(tmp_path), store, snapshot_directory=nowhere)
+  path = c.save(1)
+  assert checkpoint.verify(path) == []
+  assert f"no copy of the values of step 1 can be made in {nowhere}: " in caplog.text
+  fill(store, 2)
+  c.restore()
+  assert_holds(store, values)
+
+
+def test_a_disk_that_gets_full_while_the_copy_is_made(cpu_devices, tmp_path, monkeypatch, caplog):
+  monkeypatch.setattr(checkpoint_snapshot, "TRANSFER_BUFFER", 64)
+  store = make_store(cpu_devices, "2x2")
+  values = fill(store, 1)
+  append, spools = checkpoint_snapshot.Spool.append, []
+
+  def full(spool, array):
+    spools.append(spool)
+    if len(spools) > 3:
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return append(spool, array)
+
+  monkeypatch.setattr(checkpoint_snapshot.Spool, "append", full)
+  c = checkpoint.Checkpointer(str(tmp_path), store)
+  c.save(1)
+  assert c._thread is None and spools[0]._file.closed
+  assert "No space left on device" in caplog.text
+  fill(store, 2)
+  c.restore()
+  assert_holds(store, values)
 
 
 def test_error_of_the_thread_is_raised_by_the_next_call(cpu_devices, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mesh_tensorflow import checkpoint, checkpoint_verify, checkpoint_writer, errors
+from mesh_tensorflow import checkpoint, checkpoint_snapshot, checkpoint_verify, errors
 from tests.checkpoint_stores import assert_holds, fill, make_store
 
 DATA = [f".data-0000{i}-of-00002" for i in range(2)]
@@ -20,7 +20,7 @@ FILES = [".index", ".manifest", *DATA, ".with-input-00000.txt"]
 @pytest.fixture
 def two(cpu_devices, tmp_path, monkeypatch):
   """A folder with two checkpoints of several files, its checkpointer, and the values by step."""
-  monkeypatch.setattr(checkpoint_writer, "_WRITE_AT_ONCE", 600)
+  monkeypatch.setattr(checkpoint_snapshot, "TRANSFER_BUFFER", 600)
   store = make_store(cpu_devices, "2x2")
   c = checkpoint.Checkpointer(str(tmp_path), store, asynchronous=False)
   values = {}
