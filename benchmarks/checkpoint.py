@@ -198,7 +198,7 @@ def measure() -> dict[str, dict[str, Any]]:
 
 def print_table() -> None:
   """Measures and prints the group (g) of the benchmarks."""
-  from mesh_tensorflow.checkpoint_snapshot import TRANSFER_BUFFER
+  from mesh_tensorflow.checkpoint.snapshot import TRANSFER_BUFFER
 
   results = measure()
   slices = results["save"]["slices"] / _MB

@@ -20,7 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import checkpoint, checkpoint_snapshot
+from mesh_tensorflow import checkpoint
+from mesh_tensorflow.checkpoint import snapshot
 
 SAVE_EVERY = 4
 ROWS, COLUMNS = 512, 256
@@ -28,7 +29,7 @@ ROWS, COLUMNS = 512, 256
 
 def train(folder, log, steps):
   """Trains to the end; tells in a file what was done, so that a killed run has told it, too."""
-  checkpoint_snapshot.TRANSFER_BUFFER = 200_000
+  snapshot.TRANSFER_BUFFER = 200_000
   mtf.virtual_cpu_devices(2)
   impl = mtf.simd_mesh_impl.SimdMeshImpl("rows:2", "rows:rows")
   dims = [mtf.Dimension("rows", ROWS), mtf.Dimension("columns", COLUMNS)]

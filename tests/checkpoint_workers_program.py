@@ -17,7 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import checkpoint, checkpoint_writer, errors, workers
+from mesh_tensorflow import checkpoint, errors, workers
+from mesh_tensorflow.checkpoint import writer
 
 SHAPES = {"a": [("x", 8), ("y", 4)], "b": [("y", 4)], "c": [("x", 8), ("z", 6)]}
 MESH, LAYOUT = "rows:2,cols:2", "x:rows,y:cols"
@@ -145,8 +146,8 @@ def killed(folder, other_mesh, impl, train):
   c.wait()
   set_all(impl.variable_store, 2)
   if me == 1:
-    measured = checkpoint_writer.Job._measured
-    checkpoint_writer.Job._measured = lambda *a: measured(*a) and os.kill(os.getpid(), 9)
+    measured = writer.Job._measured
+    writer.Job._measured = lambda *a: measured(*a) and os.kill(os.getpid(), 9)
   c.save(2)
   started = time.monotonic()
   expect(errors.CheckpointError, "worker 1 (", c.wait)

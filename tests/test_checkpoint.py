@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -12,13 +13,8 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import (
-  checkpoint,
-  checkpoint_files,
-  checkpoint_reader,
-  checkpoint_snapshot,
-  errors,
-)
+from mesh_tensorflow import checkpoint, errors
+from mesh_tensorflow.checkpoint import files, reader, snapshot
 from mesh_tensorflow.lowering import RUN_COUNTER
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
@@ -113,7 +109,7 @@ def test_reads_a_checkpoint_of_several_shards(cpu_devices, tmp_path):
 
 
 def test_reads_in_several_operations(saved_at_2x2, cpu_devices, monkeypatch):
-  monkeypatch.setattr(checkpoint_reader, "_READ_AT_ONCE", 40)
+  monkeypatch.setattr(reader, "_READ_AT_ONCE", 40)
   path, values = saved_at_2x2
   store = make_store(cpu_devices, "2x2 other")
   checkpoint.Checkpointer("unused", store).restore(path)
@@ -261,7 +257,7 @@ def test_old_ones_are_deleted(cpu_devices, tmp_path):
 
 def test_one_for_each_hours_is_kept(cpu_devices, tmp_path, monkeypatch):
   now = [1000.0]
-  monkeypatch.setattr(checkpoint.time, "time", lambda: now[0])
+  monkeypatch.setattr(time, "time", lambda: now[0])
   store = make_store(cpu_devices)
   for start in (0, 6):  # The second half is another run.
     c = checkpoint.Checkpointer(
@@ -319,7 +315,7 @@ def test_only_checkpoint_is_replaced(cpu_devices, tmp_path):
 def test_later_updates_do_not_reach_a_save_under_way(cpu_devices, tmp_path, monkeypatch, held):
   store = make_store(cpu_devices, "2x2")
   if held != "small":
-    monkeypatch.setattr(checkpoint_snapshot, "TRANSFER_BUFFER", 64)
+    monkeypatch.setattr(snapshot, "TRANSFER_BUFFER", 64)
   values = fill(store, 1)
   go, save = threading.Event(), tf.raw_ops.SaveV2
 
@@ -354,7 +350,7 @@ def _descriptors():
 def test_a_save_is_written_and_released_group_by_group(
   cpu_devices, tmp_path, monkeypatch, in_memory
 ):
-  monkeypatch.setattr(checkpoint_snapshot, "TRANSFER_BUFFER", 64)
+  monkeypatch.setattr(snapshot, "TRANSFER_BUFFER", 64)
   store = make_store(cpu_devices, "2x2")
   values = fill(store, 1)
   saves, written, real = [], [], tf.raw_ops.SaveV2
@@ -384,7 +380,7 @@ def test_without_room_for_a_copy_the_save_is_not_in_the_background(
   cpu_devices, tmp_path, monkeypatch, caplog
 ):
   """A folder that is not there stands for a full disk: both raise an OSError."""
-  monkeypatch.setattr(checkpoint_snapshot, "TRANSFER_BUFFER", 64)
+  monkeypatch.setattr(snapshot, "TRANSFER_BUFFER", 64)
   store = make_store(cpu_devices, "2x2")
   values = fill(store, 1)
   nowhere = str(tmp_path / "nowhere")
@@ -398,10 +394,10 @@ def test_without_room_for_a_copy_the_save_is_not_in_the_background(
 
 
 def test_a_disk_that_gets_full_while_the_copy_is_made(cpu_devices, tmp_path, monkeypatch, caplog):
-  monkeypatch.setattr(checkpoint_snapshot, "TRANSFER_BUFFER", 64)
+  monkeypatch.setattr(snapshot, "TRANSFER_BUFFER", 64)
   store = make_store(cpu_devices, "2x2")
   values = fill(store, 1)
-  append, spools = checkpoint_snapshot.Spool.append, []
+  append, spools = snapshot.Spool.append, []
 
   def full(spool, array):
     spools.append(spool)
@@ -409,7 +405,7 @@ def test_a_disk_that_gets_full_while_the_copy_is_made(cpu_devices, tmp_path, mon
       raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return append(spool, array)
 
-  monkeypatch.setattr(checkpoint_snapshot.Spool, "append", full)
+  monkeypatch.setattr(snapshot.Spool, "append", full)
   c = checkpoint.Checkpointer(str(tmp_path), store)
   c.save(1)
   assert c._thread is None and spools[0]._file.closed
@@ -681,5 +677,5 @@ def test_remains_of_others_stay(tmp_path):
     (tmp_path / name).write_text("")
   (tmp_path / ".unfinished-model.ckpt-3").mkdir()
   (tmp_path / ".unfinished-model.ckpt-3" / "file").write_text("")
-  checkpoint_files.remove_remains(str(tmp_path))
+  files.remove_remains(str(tmp_path))
   assert sorted(os.listdir(tmp_path)) == sorted(keep)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mesh_tensorflow import checkpoint, checkpoint_snapshot, checkpoint_verify, errors
+from mesh_tensorflow import checkpoint, errors
+from mesh_tensorflow.checkpoint import snapshot, verification
 from tests.checkpoint_stores import assert_holds, fill, make_store
 
 DATA = [f".data-0000{i}-of-00002" for i in range(2)]
@@ -20,7 +21,7 @@ FILES = [".index", ".manifest", *DATA, ".with-input-00000.txt"]
 @pytest.fixture
 def two(cpu_devices, tmp_path, monkeypatch):
   """A folder with two checkpoints of several files, its checkpointer, and the values by step."""
-  monkeypatch.setattr(checkpoint_snapshot, "TRANSFER_BUFFER", 600)
+  monkeypatch.setattr(snapshot, "TRANSFER_BUFFER", 600)
   store = make_store(cpu_devices, "2x2")
   c = checkpoint.Checkpointer(str(tmp_path), store, asynchronous=False)
   values = {}
@@ -238,8 +239,8 @@ def test_files_are_not_read_again_while_they_do_not_change(two, monkeypatch):
   c, _, _ = two
   path = os.path.join(c.directory, "model.ckpt-2")
   read = []
-  real = checkpoint_verify.measure
-  monkeypatch.setattr(checkpoint_verify, "measure", lambda p, s: read.append(s) or real(p, s))
+  real = verification.measure
+  monkeypatch.setattr(verification, "measure", lambda p, s: read.append(s) or real(p, s))
   for name in os.listdir(c.directory):
     os.utime(os.path.join(c.directory, name), (1e9, 1e9))
   for _ in range(3):

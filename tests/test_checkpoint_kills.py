@@ -127,7 +127,7 @@ def test_full_disk_leaves_earlier_checkpoints(run_subprocess, tmp_path):
 import resource, signal
 import numpy as np
 import tensorflow as tf
-from mesh_tensorflow import checkpoint, errors
+from mesh_tensorflow import (checkpoint, errors)
 from mesh_tensorflow.dimensions import convert_to_shape
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 impl = PlacementMeshImpl("", "", [""])

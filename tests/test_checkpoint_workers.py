@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mesh_tensorflow import checkpoint, checkpoint_workers, errors, workers
-from mesh_tensorflow.checkpoint_workers import Meeting
+from mesh_tensorflow import checkpoint, errors, workers
+from mesh_tensorflow.checkpoint import meeting as meeting_module
+from mesh_tensorflow.checkpoint.meeting import Meeting
 from mesh_tensorflow.dimensions import convert_to_shape
 from mesh_tensorflow.layout import TensorLayout
 from mesh_tensorflow.processors import pnum_to_processor_coordinates
@@ -188,7 +189,7 @@ def meeting(tmp_path, monkeypatch):
   """Two workers' views of one folder; `listens` says who is there."""
   there = {0, 1}
   monkeypatch.setattr(workers, "listens", lambda cluster, worker: worker in there)
-  monkeypatch.setattr(checkpoint_workers, "_SECONDS_BETWEEN_CALLS", 0.05)
+  monkeypatch.setattr(meeting_module, "_SECONDS_BETWEEN_CALLS", 0.05)
   tasks = (("worker", 0, "a:1"), ("worker", 1, "b:1"))
   abandoned = threading.Event()
   return (

@@ -24,8 +24,8 @@ ALLOWED = {
   # Ends the other threads of a run in which one has failed; never leaves it.
   ("thread_collectives.py", "_Stopped"),
   # Becomes a CheckpointError in the writer, as what the file system raises does.
-  ("checkpoint_snapshot.py", "OSError"),
-  ("checkpoint_writer.py", "OSError"),
+  ("snapshot.py", "OSError"),
+  ("writer.py", "OSError"),
 }
 
 

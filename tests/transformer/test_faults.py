@@ -15,7 +15,8 @@ import pytest
 import tensorflow as tf
 
 from benchmarks import kill_runs
-from mesh_tensorflow import checkpoint, checkpoint_writer, errors, workers
+from mesh_tensorflow import checkpoint, errors, workers
+from mesh_tensorflow.checkpoint import writer
 from mesh_tensorflow.transformer import dataset, run_lock, stopping
 from tests.transformer import training_program
 from tests.transformer import worker_processes as program
@@ -154,14 +155,14 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 
 
 def test_a_full_disk_stops_training_and_leaves_what_was_saved(tmp_path, monkeypatch, cpu_devices):
-  write = checkpoint_writer.Job._write_parts
+  write = writer.Job._write_parts
 
   def full(job):
     if job._step > 4:
       raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return write(job)
 
-  monkeypatch.setattr(checkpoint_writer.Job, "_write_parts", full)
+  monkeypatch.setattr(writer.Job, "_write_parts", full)
   trainer = training_program.make_trainer(model_dir=str(tmp_path), save_checkpoints_steps=4)
   with pytest.raises(errors.CheckpointError, match=r"model.ckpt-8 in .*No space left on device"):
     trainer.train(training_program.dataset, 100)

@@ -58,7 +58,9 @@ def test_same_losses_as_one_device(workers, layout, reference, tmp_path):
   np.testing.assert_allclose(list(losses.values()), list(reference.values()), rtol=2e-5)
   # The chief alone reports.
   assert out.count("step       8/8") == 1
-  assert "[worker" not in out, out
+  # TensorFlow 2.16 notes of its connection what no setting silences.
+  lines = [line for line in out.splitlines() if "coordination_service_agent" not in line]
+  assert not [line for line in lines if "[worker" in line], out
   assert len(list((tmp_path / "model").glob("command*"))) == 1
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow import checkpoint_reader
+from mesh_tensorflow.checkpoint import reader
 from mesh_tensorflow.store import StoredVariable, split_block
 
 # Bytes that one write operation takes, and that a slice in a checkpoint has at most, so that nobody
@@ -78,7 +78,7 @@ class Piece:
 
   Attributes:
     name: of the variable.
-    spec: the slice, as `checkpoint_reader.slice_spec` writes it.
+    spec: the slice, as `reader.slice_spec` writes it.
     dtype: the dtype to write it in.
     held: the tensor that has it; or, if it is in a `Spool`, that and where; None once written.
     held_dtype: the dtype it is held in.
@@ -135,7 +135,7 @@ def pieces_of(
   pieces = []
   for offset, size in parts:
     at = [b + o for b, o in zip(begin, offset)]
-    spec = checkpoint_reader.slice_spec(whole, at, size)
+    spec = reader.slice_spec(whole, at, size)
     held = value if start is None else (spool, start)
     part = (offset, size) if len(parts) > 1 else None
     piece = Piece(name, spec, stored.master_dtype, held, value.dtype, part, size)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
-from mesh_tensorflow import checkpoint_files, workers
-from mesh_tensorflow.checkpoint_files import damaged
+from mesh_tensorflow import workers
+from mesh_tensorflow.checkpoint.files import damaged, data_files
 from mesh_tensorflow.store import StoredVariable, assign_block, split_block
 
 # Bytes that one read operation brings into host memory.
@@ -34,7 +34,7 @@ def contents(path: str) -> dict[str, tf.TensorSpec]:
     shapes = reader.get_variable_to_shape_map()
   except Exception as e:  # noqa: BLE001 - the reader raises errors of no documented type.
     raise damaged(path, f"cannot read {path}.index: {e}") from e
-  files = checkpoint_files.data_files(path)
+  files = data_files(path)
   there = sum(tf.io.gfile.stat(f).length for f in files)
   # Strings have no fixed size, so this is a lower limit; a read finds other damage.
   needed = sum(_num_bytes(s, dtypes[n]) for n, s in shapes.items() if dtypes[n] != tf.string)
@@ -139,7 +139,7 @@ def read_slices(path: str, requests: list[Request]) -> None:
           dtypes=[r.dtype for r in group],
         )
     except tf.errors.OpError as e:
-      files = ", ".join(checkpoint_files.data_files(path))
+      files = ", ".join(data_files(path))
       raise damaged(path, f"cannot read {files}: {e.message}") from e
     for request, value in zip(group, values):
       for v in request.variables:

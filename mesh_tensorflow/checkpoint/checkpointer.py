@@ -1,13 +1,4 @@
-"""Checkpoints of variable stores, slice by slice.
-
-Files are TensorFlow's own V2 format: each variable is one tensor under its mtf name, with the
-master dtype, written as the slices that the devices hold. So no whole variable is ever put
-together, any layout restores what any other wrote, and `tf.train.load_checkpoint` reads it whole.
-Next to the variables there is `global_step`, an int64 scalar.
-
-When a mesh spans several workers, each has a `Checkpointer` of the same folder, which all must
-see, and calls its methods at the same places of its program.
-"""
+"""Saves and restores the variables of stores, and keeps a folder of checkpoints in order."""
 
 from __future__ import annotations
 
@@ -22,24 +13,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import (
-  checkpoint_files,
-  checkpoint_reader,
-  checkpoint_restore,
-  checkpoint_snapshot,
-  checkpoint_workers,
-  checkpoint_writer,
-  workers,
-)
-from mesh_tensorflow.checkpoint_files import (
-  all_checkpoints,
-  get_step_from_path,
-)
-from mesh_tensorflow.checkpoint_restore import EXTRA, GLOBAL_STEP, Restored
-from mesh_tensorflow.checkpoint_snapshot import Piece, Spool, pieces_of, whole_piece
-from mesh_tensorflow.checkpoint_verify import describe, latest_checkpoint, resolve, verify
-from mesh_tensorflow.checkpoint_writer import Job
-from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError, WorkerLostError
+from mesh_tensorflow import workers
+from mesh_tensorflow.checkpoint import files, meeting, reader, restoring, snapshot, writer
+from mesh_tensorflow.checkpoint.restoring import EXTRA, GLOBAL_STEP, Restored
+from mesh_tensorflow.checkpoint.snapshot import Piece, Spool, pieces_of, whole_piece
+from mesh_tensorflow.checkpoint.writer import Job
+from mesh_tensorflow.errors import CheckpointError, WorkerLostError
 from mesh_tensorflow.lowering import RUN_COUNTER
 from mesh_tensorflow.store import StoredVariable, VariableStore
 
@@ -169,7 +148,7 @@ class Checkpointer:
       self._thread.start()
     else:
       job.run()
-    return os.path.join(self._directory, f"{checkpoint_files.NAME}{step}")
+    return os.path.join(self._directory, f"{files.NAME}{step}")
 
   def wait(self) -> None:
     """Waits until the last checkpoint is written.
@@ -206,15 +185,15 @@ class Checkpointer:
     if self._token:
       return
     error = None
-    token = checkpoint_workers.of_chief(f"{random.SystemRandom().getrandbits(32):08x}")
+    token = meeting.of_chief(f"{random.SystemRandom().getrandbits(32):08x}")
     if workers.current().is_chief:
       try:
         tf.io.gfile.makedirs(self._directory)
-        checkpoint_files.remove_remains(self._directory)
+        files.remove_remains(self._directory)
       except (tf.errors.OpError, OSError) as e:
-        problem = checkpoint_writer.reason(e)
-        error = checkpoint_writer.not_written(self._directory, step, problem)
-    checkpoint_workers.raise_together(f"cannot write in {self._directory}", error)
+        problem = writer.reason(e)
+        error = writer.not_written(self._directory, step, problem)
+    meeting.raise_together(f"cannot write in {self._directory}", error)
     self._token = token
 
   def _snapshot(
@@ -224,7 +203,7 @@ class Checkpointer:
     owned = self._owned(step)
     size = sum(v.shape.num_elements() * v.dtype.size for *_, v in owned)
     pieces, spool = [], None
-    if not in_background or self._snapshot_in_memory or size <= checkpoint_snapshot.TRANSFER_BUFFER:
+    if not in_background or self._snapshot_in_memory or size <= snapshot.TRANSFER_BUFFER:
       pieces = self._pieces(owned, in_background, None)
     else:
       try:
@@ -236,14 +215,14 @@ class Checkpointer:
           "checkpoint is written",
           step,
           self._snapshot_folder(),
-          checkpoint_writer.reason(e),
+          writer.reason(e),
         )
         if spool:
           spool.close()
         spool, in_background = None, False
         pieces = self._pieces(owned, in_background, None)
     if workers.current().is_chief:
-      with tf.device(checkpoint_reader.host_device()):
+      with tf.device(reader.host_device()):
         pieces.append(whole_piece(GLOBAL_STEP, tf.constant(step, tf.int64)))
         for name, value in extra.items():
           value = tf.constant(value.numpy() if tf.is_tensor(value) else value)
@@ -280,16 +259,16 @@ class Checkpointer:
       # On CPUs it shares the buffer; a later update of the variable works on a copy.
       value = variable.read_value()
       if in_background and spool is None:
-        with tf.device(checkpoint_reader.host_device()):
+        with tf.device(reader.host_device()):
           value = tf.identity(value)
       pieces += pieces_of(name, stored, begin, value, spool)
     return pieces
 
   def _update_state(self, path: str) -> None:
     """Puts a new checkpoint at the end of the state file, and deletes those that are too old."""
-    state = checkpoint_files.read_state(self._directory)
+    state = files.read_state(self._directory)
     if state is None:
-      state = checkpoint_files.State([], [], self._started)
+      state = files.State([], [], self._started)
     now = time.time()
     if not state.last_preserved:
       state.last_preserved = self._started
@@ -306,9 +285,9 @@ class Checkpointer:
       else:
         too_old.append(old)
     # In this order: the state file never lists a checkpoint that is not there.
-    checkpoint_files.write_state(self._directory, state)
+    files.write_state(self._directory, state)
     for old in too_old:
-      checkpoint_files.remove_checkpoint(old)
+      files.remove_checkpoint(old)
 
   # ------------------------------------------------------------------- restoring
 
@@ -362,7 +341,7 @@ class Checkpointer:
         f"restore {path or self._directory}: there is no variable to restore; lower the program "
         "(which creates its variables) before restoring"
       )
-    return checkpoint_restore.restore(
+    return restoring.restore(
       self._directory if path is None else os.fspath(path),
       wanted,
       set(self._variables()),
@@ -382,7 +361,7 @@ class Checkpointer:
       CheckpointError: writing the last one failed; or all are damaged.
     """
     self.wait()
-    return checkpoint_restore.newest_good(self._directory)
+    return restoring.newest_good(self._directory)
 
   def _variables(self) -> dict[str, StoredVariable]:
     """The variables of all stores by name; each store's run counter has its own name."""
@@ -412,23 +391,8 @@ def attachment(path: str, name: str) -> str:
     path: a checkpoint.
     name: of the attachment; this worker's is meant.
   """
-  return f"{path}{checkpoint_files.ATTACHED}{_attachment_name(name, workers.current().index)}"
+  return f"{path}{files.ATTACHED}{_attachment_name(name, workers.current().index)}"
 
 
 def _attachment_name(name: str, worker: int) -> str:
   return f"{name}-{worker:05}"
-
-
-__all__ = [
-  "Checkpointer",
-  "DamagedCheckpointError",
-  "GLOBAL_STEP",
-  "Restored",
-  "all_checkpoints",
-  "attachment",
-  "describe",
-  "get_step_from_path",
-  "latest_checkpoint",
-  "resolve",
-  "verify",
-]

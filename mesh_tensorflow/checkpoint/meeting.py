@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow import checkpoint_files, workers
+from mesh_tensorflow import workers
+from mesh_tensorflow.checkpoint import files
 from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError
 
 _POLL_SECONDS = (0.01, 0.25)
@@ -127,7 +128,7 @@ class Meeting:
       self._wait_for(lambda: {w: self._get(_seen(w)) for w in others}, ignore_gone=True)
     except CheckpointError:
       pass  # It hangs, and nobody waits for it any more.
-    checkpoint_files.remove_folder(self.folder)
+    files.remove_folder(self.folder)
 
   # ------------------------------------------------------------------------------ both
 

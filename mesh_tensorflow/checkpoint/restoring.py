@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow import checkpoint_files, checkpoint_reader, checkpoint_verify, workers
-from mesh_tensorflow.checkpoint_files import INDEX, MANIFEST
-from mesh_tensorflow.checkpoint_verify import Damage, all_damaged, damaged_error
-from mesh_tensorflow.checkpoint_workers import of_chief, raise_together
+from mesh_tensorflow import workers
+from mesh_tensorflow.checkpoint import files, reader, verification
+from mesh_tensorflow.checkpoint.files import INDEX, MANIFEST
+from mesh_tensorflow.checkpoint.meeting import of_chief, raise_together
+from mesh_tensorflow.checkpoint.verification import Damage, all_damaged, damaged_error
 from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError
 from mesh_tensorflow.lowering import RUN_COUNTER
 from mesh_tensorflow.store import StoredVariable
@@ -65,7 +66,7 @@ def _listed(title: str, names: Sequence[str]) -> list[str]:
 
 
 def newest_good(directory: str) -> str | None:
-  """`checkpoint_verify.latest_checkpoint`, with the reading shared by all workers."""
+  """`verification.latest_checkpoint`, with the reading shared by all workers."""
   return _first_good(directory, lambda path: path, is_folder=True, check_content=True)
 
 
@@ -104,7 +105,7 @@ def _first_good(
         damages = [e.what or e]
     if not is_folder:
       raise damaged_error(candidate, damages)
-    checkpoint_verify.warn(candidate, damages)
+    verification.warn(candidate, damages)
     damaged += damages
   if damaged:
     raise all_damaged(path, damaged)
@@ -114,15 +115,15 @@ def _first_good(
 def _find(path: str, is_folder: bool) -> tuple[bool, list[str]]:
   """Whether it is a folder, and the checkpoints."""
   if is_folder or tf.io.gfile.isdir(path) and not tf.io.gfile.exists(path + INDEX):
-    return True, checkpoint_files.candidates(path)
-  return False, [checkpoint_verify.resolve(path)]
+    return True, files.candidates(path)
+  return False, [verification.resolve(path)]
 
 
 def _verify_together(path: str) -> list[Damage]:
-  """`checkpoint_verify.verify`, each worker reading a share of the files."""
+  """`verification.verify`, each worker reading a share of the files."""
   cluster = workers.current()
   if cluster.size == 1:
-    return checkpoint_verify.verify(path)
+    return verification.verify(path)
   error = None
   if not tf.io.gfile.exists(path + INDEX):
     error = CheckpointError(
@@ -130,16 +131,16 @@ def _verify_together(path: str) -> list[Damage]:
     )
   raise_together(f"restore {path}", error)
   # What the chief finds in the manifest counts.
-  records, damages = checkpoint_verify.records_of(path) if cluster.is_chief else ([], [])
+  records, damages = verification.records_of(path) if cluster.is_chief else ([], [])
   records, damages = of_chief(
     [[dataclasses.astuple(r) for r in records], [dataclasses.astuple(d) for d in damages]]
   )
   if damages or not records:
     return [Damage(*d) for d in damages]
-  records = [checkpoint_verify.FileRecord(*r) for r in records]
-  codes = checkpoint_verify.check_files(path, records, cluster.index, cluster.size)
+  records = [verification.FileRecord(*r) for r in records]
+  codes = verification.check_files(path, records, cluster.index, cluster.size)
   codes = workers.gather(np.asarray(codes, np.int32)).max(axis=0)
-  return checkpoint_verify.damages_of(path, records, codes.tolist())
+  return verification.damages_of(path, records, codes.tolist())
 
 
 # ------------------------------------------------------------------------- restoring
@@ -172,7 +173,7 @@ def restore(
   def use(checkpoint: str) -> Restored:
     result, error = None, None
     try:
-      found = checkpoint_reader.contents(checkpoint)
+      found = reader.contents(checkpoint)
       comparison = _compare(found, wanted)
       strict = _compare_strictly(found, comparison, wanted, model)
       allowed = (ignore_missing, ignore_unexpected, ignore_mismatched)
@@ -264,16 +265,14 @@ def _read(
     for begin, v in zip(stored.begins, stored.slices):
       by_begin.setdefault(begin, []).append(v)
     for begin, variables in by_begin.items():
-      requests += checkpoint_reader.requests_for(
-        there, found[there].dtype, stored, begin, variables, in_parts
-      )
-  checkpoint_reader.read_slices(path, requests)
-  reader = tf.train.load_checkpoint(path)
+      requests += reader.requests_for(there, found[there].dtype, stored, begin, variables, in_parts)
+  reader.read_slices(path, requests)
+  whole = tf.train.load_checkpoint(path)
   used = set(comparison.matched.values())
   return Restored(
     path,
-    int(reader.get_tensor(GLOBAL_STEP)) if GLOBAL_STEP in found else None,
-    {n[len(EXTRA) :]: reader.get_tensor(n) for n in found if n.startswith(EXTRA)},
+    int(whole.get_tensor(GLOBAL_STEP)) if GLOBAL_STEP in found else None,
+    {n[len(EXTRA) :]: whole.get_tensor(n) for n in found if n.startswith(EXTRA)},
     comparison.matched,
     tuple(comparison.missing),
     tuple(f"{n}: {what}" for n, what in comparison.mismatched.items()),

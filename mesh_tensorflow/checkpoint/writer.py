@@ -15,17 +15,12 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from mesh_tensorflow import (
-  checkpoint_files,
-  checkpoint_reader,
-  checkpoint_snapshot,
-  checkpoint_verify,
-  workers,
-)
-from mesh_tensorflow.checkpoint_files import ATTACHED, INDEX, NAME
-from mesh_tensorflow.checkpoint_snapshot import Piece, Spool
-from mesh_tensorflow.checkpoint_verify import FileRecord
-from mesh_tensorflow.checkpoint_workers import Meeting
+from mesh_tensorflow import workers
+from mesh_tensorflow.checkpoint import files, reader, snapshot, verification
+from mesh_tensorflow.checkpoint.files import ATTACHED, INDEX, NAME
+from mesh_tensorflow.checkpoint.meeting import Meeting
+from mesh_tensorflow.checkpoint.snapshot import Piece, Spool
+from mesh_tensorflow.checkpoint.verification import FileRecord
 from mesh_tensorflow.errors import CheckpointError
 
 
@@ -61,7 +56,7 @@ class Job:
     self._spool = spool
     self._on_published = on_published
     self._cluster = workers.current()
-    self.folder = checkpoint_files.temporary_folder(directory, step, mark)
+    self.folder = files.temporary_folder(directory, step, mark)
     self._meeting = Meeting(self.folder, self._cluster, timeout_seconds, abandoned)
     self._attached: list[str] = []
     self._attach_error: Exception | None = None
@@ -155,9 +150,9 @@ class Job:
       raise error
     # To the file system first, which frees the values, and to the disk then, which takes longer.
     names = [os.path.basename(f) for f in self._attached]
-    for i, group in enumerate(checkpoint_snapshot.groups(self._pieces)):
+    for i, group in enumerate(snapshot.groups(self._pieces)):
       part = self._part(i)
-      with tf.device(checkpoint_reader.host_device()):
+      with tf.device(reader.host_device()):
         tf.raw_ops.SaveV2(
           prefix=os.path.join(self.folder, part),
           tensor_names=[p.name for p in group],
@@ -175,8 +170,8 @@ class Job:
 
   def _measured(self, name: str) -> FileRecord:
     path = os.path.join(self.folder, name)
-    checkpoint_files.sync(path)
-    return checkpoint_verify.measure(path, name)
+    files.sync(path)
+    return verification.measure(path, name)
 
   def _publish(self, written: Sequence[FileRecord]) -> None:
     """Makes one checkpoint of the parts of all workers, and puts it in its place."""
@@ -198,17 +193,17 @@ class Job:
       if tf.io.gfile.stat(prefix + suffix).length != part.size:
         raise OSError(f"{prefix}{suffix} changed while the parts were merged")
       records.append(dataclasses.replace(part, suffix=suffix))
-    checkpoint_files.sync(prefix + INDEX)
-    records.append(checkpoint_verify.measure(prefix + INDEX, INDEX))
-    checkpoint_verify.write_manifest(prefix, records)
-    path = checkpoint_files.publish(self.folder, self._directory, self._step)
+    files.sync(prefix + INDEX)
+    records.append(verification.measure(prefix + INDEX, INDEX))
+    verification.write_manifest(prefix, records)
+    path = files.publish(self.folder, self._directory, self._step)
     if self._cluster.size == 1:
-      checkpoint_files.remove_folder(self.folder)
+      files.remove_folder(self.folder)
     self._on_published(path)
 
   def _clean(self, keep: str | None = None) -> None:
     try:
-      checkpoint_files.remove_remains(self._directory, keep)
+      files.remove_remains(self._directory, keep)
     except (tf.errors.OpError, OSError):
       pass  # The folder or its disk is gone; what matters is the first error.
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import checkpoint_files, checkpoint_reader
-from mesh_tensorflow.checkpoint_files import INDEX, MANIFEST
+from mesh_tensorflow.checkpoint import files, reader
+from mesh_tensorflow.checkpoint.files import INDEX, MANIFEST
 from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -83,11 +83,11 @@ def measure(path: str, suffix: str) -> FileRecord:
 
 def write_manifest(prefix: str, records: Sequence[FileRecord]) -> None:
   """Writes the manifest of a checkpoint: a line of JSON about itself, then the list of files."""
-  files = [{"file": r.suffix, "bytes": r.size, "crc32": f"{r.crc32:08x}"} for r in records]
-  body = json.dumps({"files": files}, indent=1).encode() + b"\n"
+  listed = [{"file": r.suffix, "bytes": r.size, "crc32": f"{r.crc32:08x}"} for r in records]
+  body = json.dumps({"files": listed}, indent=1).encode() + b"\n"
   with tf.io.gfile.GFile(prefix + MANIFEST, "wb") as f:
     f.write(_head_of(body) + body)
-  checkpoint_files.sync(prefix + MANIFEST)
+  files.sync(prefix + MANIFEST)
 
 
 def _head_of(body: bytes) -> bytes:
@@ -116,8 +116,8 @@ def read_manifest(prefix: str) -> tuple[list[FileRecord], Damage | None]:
     short = len(body) < written or b"\n" not in content
     return [], Damage(path, "is truncated" if short else "has other content than was written")
   try:
-    files = json.loads(body)["files"]
-    return [FileRecord(f["file"], int(f["bytes"]), int(f["crc32"], 16)) for f in files], None
+    listed = json.loads(body)["files"]
+    return [FileRecord(f["file"], int(f["bytes"]), int(f["crc32"], 16)) for f in listed], None
   except (ValueError, TypeError, KeyError):
     return [], Damage(path, "is of a format that this version does not know")
 
@@ -151,7 +151,7 @@ def records_of(path: str) -> tuple[list[FileRecord], list[Damage]]:
     records, damage = read_manifest(path)
     return records, [damage] if damage else []
   try:
-    checkpoint_reader.contents(path)
+    reader.contents(path)
   except DamagedCheckpointError as e:
     return [], [Damage(path, f"is damaged: {e.what}")]
   return [], []
@@ -252,7 +252,7 @@ def latest_checkpoint(directory: str) -> str | None:
     DamagedCheckpointError: there are checkpoints, and all are damaged.
   """
   damaged: list[Damage] = []
-  for path in checkpoint_files.candidates(directory):
+  for path in files.candidates(directory):
     damages = verify(path)
     if not damages:
       return path
@@ -272,7 +272,7 @@ def warn(path: str, damages: Sequence[Any]) -> None:
 
 def damaged_error(path: str, damages: Sequence[Any]) -> DamagedCheckpointError:
   """The error for a checkpoint that was asked for by name."""
-  return checkpoint_files.damaged(path, "; ".join(map(str, damages)))
+  return files.damaged(path, "; ".join(map(str, damages)))
 
 
 def all_damaged(directory: str, damages: Sequence[Any]) -> DamagedCheckpointError:
@@ -303,7 +303,7 @@ def resolve(path: str) -> str:
   if not tf.io.gfile.isdir(directory):
     raise CheckpointError(f"there is no checkpoint {path}: there is no folder {directory}")
   raise CheckpointError(
-    f"there is no checkpoint {path}: {path}{INDEX} is missing; {checkpoint_files.advice(directory)}"
+    f"there is no checkpoint {path}: {path}{INDEX} is missing; {files.advice(directory)}"
   )
 
 
@@ -319,4 +319,4 @@ def describe(path: str) -> dict[str, tf.TensorSpec]:
   Raises:
     CheckpointError: there is no such checkpoint, or a file is missing, truncated, or damaged.
   """
-  return checkpoint_reader.contents(resolve(path))
+  return reader.contents(resolve(path))

@@ -1,0 +1,35 @@
+"""Checkpoints of variable stores, slice by slice.
+
+Files are TensorFlow's own V2 format: each variable is one tensor under its mtf name, with the
+master dtype, written as the slices that the devices hold. So no whole variable is ever put
+together, any layout restores what any other wrote, and `tf.train.load_checkpoint` reads it whole.
+Next to the variables there is `global_step`, an int64 scalar.
+
+When a mesh spans several workers, each has a `Checkpointer` of the same folder, which all must
+see, and calls its methods at the same places of its program.
+
+The rooms, each importing only from those after it: `checkpointer` (the face), `restoring` and
+`writer` (one restore, one save), `meeting` (what workers tell each other), `snapshot` (values until
+they are written), `verification` (whether the files are what was written), `reader` (what is in
+them), `files` (names, folders, the state file).
+"""
+
+from mesh_tensorflow.checkpoint.checkpointer import Checkpointer, attachment
+from mesh_tensorflow.checkpoint.files import all_checkpoints, get_step_from_path
+from mesh_tensorflow.checkpoint.restoring import GLOBAL_STEP, Restored
+from mesh_tensorflow.checkpoint.verification import describe, latest_checkpoint, resolve, verify
+from mesh_tensorflow.errors import DamagedCheckpointError
+
+__all__ = [
+  "Checkpointer",
+  "DamagedCheckpointError",
+  "GLOBAL_STEP",
+  "Restored",
+  "all_checkpoints",
+  "attachment",
+  "describe",
+  "get_step_from_path",
+  "latest_checkpoint",
+  "resolve",
+  "verify",
+]
