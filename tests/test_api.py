@@ -53,7 +53,7 @@ def differences(shared_data, tmp_path_factory) -> list[tuple[str, str, str]]:
   # All modules: a name may be defined in any of them and be re-exported. In a checkout the
   # Transformer package is not in the folder of the others.
   names = {n for n in extract_api._list_modules("mesh_tensorflow") if TRANSFORMER not in n}
-  names |= {f"{TRANSFORMER}.{m.name}" for m in pkgutil.iter_modules(transformer.__path__)}
+  names |= {m.name for m in pkgutil.walk_packages(transformer.__path__, f"{TRANSFORMER}.")}
   entries = {}
   for name in sorted(names | {TRANSFORMER}):
     entries[name] = extract_api._module_entry(importlib.import_module(name), "mesh_tensorflow")

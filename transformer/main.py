@@ -29,12 +29,13 @@ from absl import app, flags, logging
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ConfigError, MeshError, StoppedError, WorkerLostError
 from mesh_tensorflow.transformer import gin_config, utils
+from mesh_tensorflow.transformer.gin_config import parsing
 from mesh_tensorflow.transformer.stopping import EXIT_STOPPED
 from mesh_tensorflow.transformer.trainer import make_folder
 
 FLAGS = flags.FLAGS
 
-flags.adopt_module_key_flags(gin_config)
+flags.adopt_module_key_flags(parsing)
 flags.DEFINE_string("tpu_job_name", None, "Name of the TPU worker job.")
 flags.DEFINE_string("model_dir", "/tmp/transformer_standalone", "Folder for checkpoints.")
 flags.DEFINE_string("tpu", None, "A TPU to run on: local, a name or an address.")

@@ -16,9 +16,9 @@ A `--gin_param` for the parameter settles it.
 from __future__ import annotations
 
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.transformer.gin_names import Macro
-from mesh_tensorflow.transformer.gin_reader import PARAM
-from mesh_tensorflow.transformer.gin_settings import Key, Setting, Settings, parts_of, short
+from mesh_tensorflow.transformer.gin_config.names import Macro
+from mesh_tensorflow.transformer.gin_config.reader import PARAM
+from mesh_tensorflow.transformer.gin_config.settings import Key, Setting, Settings, parts_of, short
 
 _UTILS = "mesh_tensorflow.transformer.utils"
 RUN = f"{_UTILS}.run"

@@ -19,10 +19,17 @@ import tensorflow as tf
 from gin import config_parser
 
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.transformer import gin_names, gin_settings
-from mesh_tensorflow.transformer.gin_names import MACRO, Macro, Place, Reference, UnknownNameError
+from mesh_tensorflow.transformer.gin_config import names as gin_names
+from mesh_tensorflow.transformer.gin_config import settings as gin_settings
+from mesh_tensorflow.transformer.gin_config.names import (
+  MACRO,
+  Macro,
+  Place,
+  Reference,
+  UnknownNameError,
+)
+from mesh_tensorflow.transformer.gin_config.settings import Setting, Settings
 from mesh_tensorflow.transformer.gin_paths import gin_dir
-from mesh_tensorflow.transformer.gin_settings import Setting, Settings
 
 PARAM = "--gin_param"
 

@@ -8,10 +8,17 @@ from typing import Any
 import gin
 from gin import config_parser
 
-from mesh_tensorflow.transformer import gin_names, gin_settings
-from mesh_tensorflow.transformer.gin_names import MACRO, Macro, Place, Reference
-from mesh_tensorflow.transformer.gin_reader import TextDelegate
-from mesh_tensorflow.transformer.gin_settings import Key, Setting, Settings, enclosing_scopes, short
+from mesh_tensorflow.transformer.gin_config import names as gin_names
+from mesh_tensorflow.transformer.gin_config import settings as gin_settings
+from mesh_tensorflow.transformer.gin_config.names import MACRO, Macro, Place, Reference
+from mesh_tensorflow.transformer.gin_config.reader import TextDelegate
+from mesh_tensorflow.transformer.gin_config.settings import (
+  Key,
+  Setting,
+  Settings,
+  enclosing_scopes,
+  short,
+)
 
 _WIDTH = 100
 _HEAD = """\

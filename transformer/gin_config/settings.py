@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from mesh_tensorflow.transformer.gin_names import MACRO, Macro, Place, Reference
+from mesh_tensorflow.transformer.gin_config.names import MACRO, Macro, Place, Reference
 
 Key = tuple[str, str, str]
 

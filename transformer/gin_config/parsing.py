@@ -14,15 +14,13 @@ import tensorflow as tf
 from absl import flags
 
 from mesh_tensorflow.errors import ConfigError, MeshError
-from mesh_tensorflow.transformer import (
-  gin_contradictions,
-  gin_names,
-  gin_operative,
-  gin_reader,
-  gin_run_checks,
-)
+from mesh_tensorflow.transformer.gin_config import contradictions as gin_contradictions
+from mesh_tensorflow.transformer.gin_config import names as gin_names
+from mesh_tensorflow.transformer.gin_config import operative as gin_operative
+from mesh_tensorflow.transformer.gin_config import reader as gin_reader
+from mesh_tensorflow.transformer.gin_config import run_checks as gin_run_checks
+from mesh_tensorflow.transformer.gin_config.settings import Settings, parts_of
 from mesh_tensorflow.transformer.gin_paths import gin_dir
-from mesh_tensorflow.transformer.gin_settings import Settings, parts_of
 
 FLAGS = flags.FLAGS
 
