@@ -72,7 +72,10 @@ setup(
     "plot": ["matplotlib"],
   },
   entry_points={
-    "console_scripts": ["mesh-transformer=mesh_tensorflow.transformer.main:console_main"],
+    "console_scripts": [
+      "mesh-transformer=mesh_tensorflow.transformer.main:console_main",
+      "mesh-transformer-launch=mesh_tensorflow.transformer.launch:main",
+    ],
   },
   classifiers=[
     "Development Status :: 4 - Beta",

@@ -140,8 +140,7 @@ def test_runtime_dependencies(wheel: pathlib.Path):
   assert always == {"tensorflow", "tensorflow-datasets", "numpy", "gin-config", "tqdm"}
 
 
-def test_console_script_exists():
-  (script,) = importlib.metadata.entry_points(group="console_scripts", name="mesh-transformer")
-  if importlib.util.find_spec(script.module) is None:
-    pytest.skip(f"{script.module} is not written yet")
+@pytest.mark.parametrize("name", ["mesh-transformer", "mesh-transformer-launch"])
+def test_console_script_exists(name):
+  (script,) = importlib.metadata.entry_points(group="console_scripts", name=name)
   assert callable(script.load())
