@@ -27,7 +27,7 @@ from mesh_tensorflow.beam_search_state import (
 from mesh_tensorflow.dimensions import Dimension, DimensionLike, Shape, convert_to_dimension
 from mesh_tensorflow.errors import DTypeError, ShapeError
 from mesh_tensorflow.graph import Tensor
-from mesh_tensorflow.operations.binary import equal, less, logical_and, logical_or, not_equal, where
+from mesh_tensorflow.operations.comparison import equal, less, logical_and, logical_or, not_equal
 from mesh_tensorflow.operations.constants import constant, zeros
 from mesh_tensorflow.operations.einsum import transpose
 from mesh_tensorflow.operations.elementwise import cast, logical_not
@@ -38,6 +38,7 @@ from mesh_tensorflow.operations.ranges import mtf_range
 from mesh_tensorflow.operations.reduction import reduce_all
 from mesh_tensorflow.operations.reshape import reshape
 from mesh_tensorflow.operations.top_k import top_k
+from mesh_tensorflow.operations.where import where
 
 # Id of the token that ends a sequence.
 EOS_ID = 1

@@ -9,15 +9,8 @@ import tensorflow as tf
 from mesh_tensorflow.dimensions import Dimension, DimensionLike, Shape, convert_to_dimension
 from mesh_tensorflow.errors import DTypeError, GraphError, ShapeError
 from mesh_tensorflow.graph import Tensor
-from mesh_tensorflow.operations.binary import (
-  equal,
-  floordiv,
-  greater,
-  less,
-  logical_and,
-  minimum,
-  where,
-)
+from mesh_tensorflow.operations.binary import floordiv, minimum
+from mesh_tensorflow.operations.comparison import equal, greater, less, logical_and
 from mesh_tensorflow.operations.constants import constant, zeros
 from mesh_tensorflow.operations.einsum import transpose
 from mesh_tensorflow.operations.elementwise import cast, logical_not
@@ -30,6 +23,7 @@ from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.operations.slicing import concat
 from mesh_tensorflow.operations.softmax import reduce_logsumexp
 from mesh_tensorflow.operations.top_k import top_k
+from mesh_tensorflow.operations.where import where
 
 # A log probability of -INF marks an empty place of the beam.
 INF = 1e7

@@ -6,8 +6,9 @@ import tensorflow as tf
 
 from mesh_tensorflow import initializers, scope
 from mesh_tensorflow.graph import Graph, Mesh, Operation, Tensor
+from mesh_tensorflow.operations.assignments import Assign, assign_add
 from mesh_tensorflow.operations.constants import ones_like
-from mesh_tensorflow.operations.variables import Assign, assign_add, get_variable
+from mesh_tensorflow.operations.variables import get_variable
 
 _NAME = "global_step"
 

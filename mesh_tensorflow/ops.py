@@ -31,30 +31,44 @@ from mesh_tensorflow.layout import (
 )
 from mesh_tensorflow.lowering import Lowering
 from mesh_tensorflow.mesh_impl import MeshImpl
+from mesh_tensorflow.operations.assignments import (
+  Assign,
+  Depend,
+  assign,
+  assign_add,
+  assign_add_slice,
+  assign_slice,
+  assign_sub,
+  assign_sub_slice,
+  depend,
+)
 from mesh_tensorflow.operations.binary import (
   AddOperation,
-  BinaryOpWithBroadcasting,
   MinMaxOperation,
   add,
   add_n,
+  divide,
+  floordiv,
+  maximum,
+  minimum,
+  mod,
+  multiply,
+  sub,
+)
+from mesh_tensorflow.operations.broadcasting import (
+  BinaryOpWithBroadcasting,
   binary_arguments_to_tensors,
   binary_op_with_broadcasting,
-  divide,
+)
+from mesh_tensorflow.operations.comparison import (
   equal,
-  floordiv,
   greater,
   greater_equal,
   less,
   less_equal,
   logical_and,
   logical_or,
-  maximum,
-  minimum,
-  mod,
-  multiply,
   not_equal,
-  sub,
-  where,
 )
 from mesh_tensorflow.operations.constants import (
   Constant,
@@ -102,8 +116,6 @@ from mesh_tensorflow.operations.custom_gradient import (
 )
 from mesh_tensorflow.operations.einsum import EinsumOperation, einsum, matmul, transpose
 from mesh_tensorflow.operations.elementwise import (
-  ScalarAddOperation,
-  ScalarMultiplyOperation,
   cast,
   cos,
   elu,
@@ -178,6 +190,7 @@ from mesh_tensorflow.operations.reshape import (
   replace_dimensions,
   reshape,
 )
+from mesh_tensorflow.operations.scalar import ScalarAddOperation, ScalarMultiplyOperation
 from mesh_tensorflow.operations.shift import (
   ShiftOperation,
   dynamic_shift,
@@ -216,21 +229,13 @@ from mesh_tensorflow.operations.top_k import (
   top_k,
 )
 from mesh_tensorflow.operations.variables import (
-  Assign,
-  Depend,
   ReadVariable,
   Variable,
   VariableDType,
-  assign,
-  assign_add,
-  assign_add_slice,
-  assign_slice,
-  assign_sub,
-  assign_sub_slice,
-  depend,
   get_variable,
   read_variable,
 )
+from mesh_tensorflow.operations.where import where
 from mesh_tensorflow.processors import (
   pnum_to_group,
   pnum_to_processor_coordinates,

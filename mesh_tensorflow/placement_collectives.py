@@ -164,21 +164,7 @@ def alltoall_pointtwise(
 def alltoall_ring(
   xs: Sequence[tf.Tensor], devices: Sequence[str], split_axis: int, concat_axis: int
 ) -> list[tf.Tensor]:
-  """`alltoall_pointtwise`, with each part handed from neighbour to neighbour the shorter way.
-
-  Args:
-    xs: n tensors of equal shape.
-    devices: their n device names.
-    split_axis: the axis to split into n parts.
-    concat_axis: the axis along which the parts that a device gets are concatenated.
-
-  Returns:
-    n tensors; the k-th has part k of every tensor, in their order.
-
-  Raises:
-    MeshShapeError: there are not as many devices as tensors.
-    ShapeError: n does not divide the axis.
-  """
+  """As `alltoall_pointtwise`, with each part handed from neighbour to neighbour the shorter way."""
   xs, devices = _checked("alltoall_ring", xs, devices)
   parts = _parts("alltoall_ring", xs, devices, split_axis)
   n = len(xs)

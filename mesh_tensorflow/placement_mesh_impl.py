@@ -25,7 +25,7 @@ from mesh_tensorflow.placement_collectives import (
   alltoall_ring,
 )
 from mesh_tensorflow.processors import processor_groups
-from mesh_tensorflow.store import LaidOutVariable, StoredVariable, VariableStore
+from mesh_tensorflow.store import LaidOutVariable, VariableStore
 
 # The collectives of `placement_collectives` are imported from here by existing programs.
 __all__ = [
@@ -76,16 +76,10 @@ class PlacementMeshImpl(MeshImpl):
 
   @property
   def local_processors(self) -> range:
-    """Numbers of the processors of this process."""
     return range(self.size)
 
   def processor_device(self, pnum: int) -> str | None:
-    """The device of a processor, by its number."""
     return self._devices[pnum] or None
-
-  def program_slices(self, stored: StoredVariable) -> list[tf.Variable]:
-    """The slices of a stored variable that the running program holds."""
-    return list(stored.slices)
 
   # ----------------------------------------------------------------- the contract
 
@@ -133,32 +127,12 @@ class PlacementMeshImpl(MeshImpl):
   def alltoall(
     self, x: Any, mesh_axis: int | Sequence[int], split_axis: int, concat_axis: int
   ) -> LaidOutTensor:
-    x = x.to_laid_out_tensor()
-    axes = self.group_axes(mesh_axis)
-    if not axes:
-      return x
-    n = self._split_parts("alltoall", x.slice_shape, split_axis, axes)
-    pieces = self.slicewise(lambda t: tuple(tf.split(t, n, split_axis)), x)
-    result: list[Any] = [None] * self.size
-    for group in processor_groups(self.shape, axes):
-      for k, pnum in enumerate(group):
-        with tf.device(self.processor_device(pnum)):
-          result[pnum] = tf.concat([pieces[k].tensor_list[q] for q in group], concat_axis)
-    return LaidOutTensor(result)
+    return self._exchange_parts(
+      "alltoall", x, mesh_axis, split_axis, lambda parts: tf.concat(parts, concat_axis)
+    )
 
   def reduce_scatter(self, x: Any, mesh_axis: int, split_axis: int) -> LaidOutTensor:
-    x = x.to_laid_out_tensor()
-    axes = self.group_axes(mesh_axis)
-    if not axes:
-      return x
-    n = self._split_parts("reduce_scatter", x.slice_shape, split_axis, axes)
-    pieces = self.slicewise(lambda t: tuple(tf.split(t, n, split_axis)), x)
-    result: list[Any] = [None] * self.size
-    for group in processor_groups(self.shape, axes):
-      for k, pnum in enumerate(group):
-        with tf.device(self.processor_device(pnum)):
-          result[pnum] = _sum([pieces[k].tensor_list[q] for q in group])
-    return LaidOutTensor(result)
+    return self._exchange_parts("reduce_scatter", x, mesh_axis, split_axis, _sum)
 
   def receive(
     self, x: Any, mesh_axis: int | Sequence[int], source_pcoord: Sequence[int | None]
@@ -184,14 +158,6 @@ class PlacementMeshImpl(MeshImpl):
   def export_to_tf_tensor(self, x: Any, laid_out_x: Any) -> tf.Tensor:
     shape = x if isinstance(x, Shape) else x.shape
     return self.combine_slices(laid_out_x.to_laid_out_tensor().all_slices, shape)
-
-  def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-    return fn(*args, **(kwargs or {}))
-
-  def run_per_device(
-    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None
-  ) -> list[Any]:
-    return [self.run(fn, args, kwargs)]
 
   def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:  # noqa: N802
     """Prints all slices of `data`, once, on the first processor."""
@@ -222,6 +188,28 @@ class PlacementMeshImpl(MeshImpl):
       for pnum in group:
         result[pnum] = combined
     self._turn += 1
+    return LaidOutTensor(result)
+
+  def _exchange_parts(
+    self,
+    what: str,
+    x: Any,
+    mesh_axis: int | Sequence[int],
+    split_axis: int,
+    combine: Callable[[list[tf.Tensor]], tf.Tensor],
+  ) -> LaidOutTensor:
+    """Splits all slices; each processor combines the parts of its group that are for it."""
+    x = x.to_laid_out_tensor()
+    axes = self.group_axes(mesh_axis)
+    if not axes:
+      return x
+    n = self._split_parts(what, x.slice_shape, split_axis, axes)
+    pieces = self.slicewise(lambda t: tuple(tf.split(t, n, split_axis)), x)
+    result: list[Any] = [None] * self.size
+    for group in processor_groups(self.shape, axes):
+      for k, pnum in enumerate(group):
+        with tf.device(self.processor_device(pnum)):
+          result[pnum] = combine([pieces[k].tensor_list[q] for q in group])
     return LaidOutTensor(result)
 
 

@@ -19,7 +19,7 @@ from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
 from mesh_tensorflow.layout import LayoutLike
 from mesh_tensorflow.mesh_impl import MeshImpl
-from mesh_tensorflow.store import StoredVariable, VariableStore
+from mesh_tensorflow.planned_variables import PlanStore, placeholder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class PlanMeshImpl(MeshImpl):
   """
 
   def __init__(self, shape: ShapeLike, layout_rules: LayoutLike):
-    super().__init__(shape, layout_rules, variable_store=_PlanStore())
+    super().__init__(shape, layout_rules, variable_store=PlanStore())
     self.collectives: list[Collective] = []
     self.inputs: list[tf.Tensor] = []
 
@@ -92,9 +92,6 @@ class PlanMeshImpl(MeshImpl):
     del pnum
     return None
 
-  def program_slices(self, stored: StoredVariable) -> list[Any]:
-    return list(stored.slices)
-
   # ----------------------------------------------------------------- the contract
 
   def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
@@ -105,7 +102,7 @@ class PlanMeshImpl(MeshImpl):
     return LaidOutTensor([result])
 
   def laid_out_pnum(self) -> LaidOutTensor:
-    return LaidOutTensor([_placeholder([], tf.int32)])
+    return LaidOutTensor([placeholder([], tf.int32)])
 
   def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> LaidOutTensor:
     x = x.to_laid_out_tensor()
@@ -176,7 +173,7 @@ class PlanMeshImpl(MeshImpl):
     self._check_sources(source_pcoord, axes)
     value = _slice_of(x)
     if all(s is None or s == k for k, s in enumerate(source_pcoord)):
-      return LaidOutTensor([_placeholder(value.shape, value.dtype)])
+      return LaidOutTensor([placeholder(value.shape, value.dtype)])
     # A message across several axes counts once, in equal shares.
     size, n = _bytes_of(value), len(axes)
     over = {axis: size * (i + 1) // n - size * i // n for i, axis in enumerate(axes)}
@@ -185,21 +182,13 @@ class PlanMeshImpl(MeshImpl):
   def import_tf_tensor(self, x: Any, tf_x: Any) -> LaidOutTensor:
     shape = x if isinstance(x, Shape) else x.shape
     dtype = tf_x.dtype if tf.is_tensor(tf_x) else tf.convert_to_tensor(tf_x).dtype
-    self.inputs.append(_placeholder(self.slice_shape(shape), dtype))
+    self.inputs.append(placeholder(self.slice_shape(shape), dtype))
     return LaidOutTensor([self.inputs[-1]])
 
   def export_to_tf_tensor(self, x: Any, laid_out_x: Any) -> tf.Tensor:
     shape = x if isinstance(x, Shape) else x.shape
     dtype = _slice_of(laid_out_x.to_laid_out_tensor()).dtype
-    return _placeholder(shape.to_integer_list, dtype)
-
-  def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-    return fn(*args, **(kwargs or {}))
-
-  def run_per_device(
-    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None
-  ) -> list[Any]:
-    return [self.run(fn, args, kwargs)]
+    return placeholder(shape.to_integer_list, dtype)
 
   def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:  # noqa: N802
     del data, message, kwargs
@@ -219,99 +208,7 @@ class PlanMeshImpl(MeshImpl):
     value = _slice_of(x)
     size = _bytes_of(value) if slice_bytes is None else slice_bytes
     self.collectives.append(Collective(kind, reduction, mesh_axes, size, bytes_over, x))
-    return LaidOutTensor([_placeholder(shape, value.dtype)])
-
-
-class PlannedVariable:
-  """Stands for the tf.Variable of a slice: has its shape and dtype, and holds nothing.
-
-  Reading makes a placeholder and assigning does nothing. What else is asked of it, a
-  symbolic tf.Variable of the scratch graph answers.
-  """
-
-  def __init__(self, name: str, shape: Sequence[int], dtype: tf.DType, trainable: bool):
-    self.name = name
-    self.shape = tf.TensorShape(shape)
-    self.dtype = dtype
-    self.trainable = trainable
-    self.reads: list[tf.Tensor] = []
-    self._symbolic: tf.Variable | None = None
-
-  def read_value(self) -> tf.Tensor:
-    self.reads.append(_placeholder(self.shape, self.dtype))
-    return self.reads[-1]
-
-  value = read_value
-
-  @property
-  def handle(self) -> tf.Tensor:
-    """A symbolic resource, for raw operations such as ResourceApplyAdam."""
-    return tf.raw_ops.VarHandleOp(dtype=self.dtype, shape=self.shape)
-
-  def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-    return tf.convert_to_tensor(self.read_value(), dtype, name=name)
-
-  def assign(self, value: Any, *args: Any, **kwargs: Any) -> None:
-    """Does nothing."""
-    del value, args, kwargs
-
-  assign_add = assign_sub = assign
-
-  def __getattr__(self, name: str) -> Any:
-    if name.startswith("__"):
-      raise AttributeError(name)
-    if self._symbolic is None:
-      with tf.init_scope():
-        self._symbolic = tf.Variable(
-          _placeholder(self.shape, self.dtype), trainable=self.trainable, name="planned"
-        )
-    return getattr(self._symbolic, name)
-
-
-def _on_value(operator: str) -> Callable[..., Any]:
-  return lambda self, *args: getattr(self.read_value(), operator)(*args)
-
-
-for _operator in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
-  for _name in (f"__{_operator}__", f"__r{_operator}__"):
-    setattr(PlannedVariable, _name, _on_value(_name))
-for _name in ("__neg__", "__abs__", "__getitem__", "__lt__", "__le__", "__gt__", "__ge__"):
-  setattr(PlannedVariable, _name, _on_value(_name))
-
-
-class _PlanStore(VariableStore):
-  """A store whose variables hold nothing."""
-
-  def get(
-    self,
-    mesh_impl: Any,
-    name: str,
-    shape: Shape,
-    *,
-    master_dtype: tf.DType,
-    slice_dtype: tf.DType,
-    initializer: Any = None,
-    trainable: bool = True,
-  ) -> StoredVariable:
-    if name not in self._stored:
-      part = mesh_impl.slice_shape(shape)
-      self._stored[name] = StoredVariable(
-        name=name,
-        shape=shape,
-        master_dtype=master_dtype,
-        slice_dtype=slice_dtype,
-        trainable=trainable,
-        layout=mesh_impl.tensor_layout(shape),
-        mesh_shape=mesh_impl.shape,
-        slices=(PlannedVariable(name, part, slice_dtype, trainable),),
-        begins=((0,) * len(part),),
-        slice_shape=tuple(part),
-      )
-    return self._stored[name]
-
-
-def _placeholder(shape: Any, dtype: tf.DType) -> tf.Tensor:
-  return tf.raw_ops.Placeholder(dtype=dtype, shape=shape)
+    return LaidOutTensor([placeholder(shape, value.dtype)])
 
 
 def _slice_of(x: LaidOutTensor) -> tf.Tensor:

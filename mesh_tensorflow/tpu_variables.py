@@ -155,14 +155,7 @@ class ReplicatedVariable:
     name: str | None = None,
     read_value: bool = True,
   ) -> Any:
-    """Adds to this replica's variable; see `assign`.
-
-    Args:
-      delta: what to add.
-      use_locking: whether to hold the variable's lock.
-      name: of the operation.
-      read_value: return the variable, instead of the operation.
-    """
+    """Adds to this replica's variable; see `assign`."""
     return self.get().assign_add(delta, use_locking=use_locking, name=name, read_value=read_value)
 
   def assign_sub(
@@ -172,14 +165,7 @@ class ReplicatedVariable:
     name: str | None = None,
     read_value: bool = True,
   ) -> Any:
-    """Subtracts from this replica's variable; see `assign`.
-
-    Args:
-      delta: what to subtract.
-      use_locking: whether to hold the variable's lock.
-      name: of the operation.
-      read_value: return the variable, instead of the operation.
-    """
+    """Subtracts from this replica's variable; see `assign`."""
     return self.get().assign_sub(delta, use_locking=use_locking, name=name, read_value=read_value)
 
   def to_proto(self, export_scope: str | None = None) -> Any:

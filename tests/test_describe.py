@@ -11,7 +11,8 @@ from mesh_tensorflow import describe_text
 from mesh_tensorflow.describe import describe
 from mesh_tensorflow.errors import GraphError, LayoutError, ShapeError, UnsupportedError
 from mesh_tensorflow.flops import node_flops
-from mesh_tensorflow.plan_mesh_impl import PlanMeshImpl, PlannedVariable, allreduce_bytes
+from mesh_tensorflow.plan_mesh_impl import PlanMeshImpl, allreduce_bytes
+from mesh_tensorflow.planned_variables import PlannedVariable
 from mesh_tensorflow.transformer import transformer
 from tests.conformance import framework
 from tests.conformance.test_conformance import FAMILIES

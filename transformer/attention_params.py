@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -95,29 +96,38 @@ class AttentionParams:
     """Creates the variables. Standard deviations keep the variance of what they multiply."""
     unit = unit_scaling_convention()
 
-    def stddev(*sizes: int) -> float:
-      return 1.0 if unit else mtf.ops.list_product(sizes) ** -0.5
+    def normal(*sizes: int) -> Any:
+      return tf.random_normal_initializer(
+        stddev=1.0 if unit else mtf.ops.list_product(sizes) ** -0.5
+      )
+
+    fold = [self.key_dim.size] if self.fold_scaling_into_initializer else []
+    heads = [d.size for d in self.query_heads_dims]
+    self._make_variables(
+      normal(self.query_input_dim.size, *fold),
+      normal(self.memory_input_dim.size),
+      normal(*heads, self.value_dim.size),
+    )
+
+  def _make_variables(self, query: Any, memory: Any, output: Any, suffix: str = "") -> None:
+    """Creates the variables with these initializers of `q`, of `k` and `v`, and of `o`."""
+
+    def variable(name: str, shape: Sequence[mtf.Dimension], initializer: Any) -> mtf.Tensor:
+      return self._variable(name + suffix, shape, initializer)
 
     if self.make_attention_vars:
       if not self.no_query:
-        fold = [self.key_dim.size] if self.fold_scaling_into_initializer else []
-        self.wq = self._variable("q", self.q_shape, stddev(self.query_input_dim.size, *fold))
-      memory_stddev = stddev(self.memory_input_dim.size)
+        self.wq = variable("q", self.q_shape, query)
       if self.shared_kv:
-        self.wkv = self._variable("kv", self.k_shape, memory_stddev)
+        self.wkv = variable("kv", self.k_shape, memory)
       else:
-        self.wk = self._variable("k", self.k_shape, memory_stddev)
-        self.wv = self._variable("v", self.v_shape, memory_stddev)
-    heads = [d.size for d in self.query_heads_dims]
-    self.wo = self._variable("o", self.o_shape, stddev(*heads, self.value_dim.size))
+        self.wk = variable("k", self.k_shape, memory)
+        self.wv = variable("v", self.v_shape, memory)
+    self.wo = variable("o", self.o_shape, output)
 
-  def _variable(self, name: str, shape: Sequence[mtf.Dimension], stddev: float) -> mtf.Tensor:
+  def _variable(self, name: str, shape: Sequence[mtf.Dimension], initializer: Any) -> mtf.Tensor:
     return mtf.get_variable(
-      self.mesh,
-      name,
-      mtf.Shape(shape),
-      dtype=self.variable_dtype,
-      initializer=tf.random_normal_initializer(stddev=stddev),
+      self.mesh, name, mtf.Shape(shape), dtype=self.variable_dtype, initializer=initializer
     )
 
   @property

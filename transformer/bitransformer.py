@@ -11,12 +11,8 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer.layer_stack import make_layer_stack
-from mesh_tensorflow.transformer.sequence_utils import (
-  autoregressive_inputs,
-  sinusoid_positional_embedding_weights,
-)
+from mesh_tensorflow.transformer.sequence_utils import autoregressive_inputs
 from mesh_tensorflow.transformer.unitransformer import Unitransformer
-from mesh_tensorflow.transformer.vocab_embedding import get_vocab_embedding_cls
 
 _MODULE = "mesh_tensorflow.transformer.transformer"
 
@@ -70,32 +66,14 @@ class Bitransformer:
         )
     shared: dict[str, Any] = {}
     with mtf.variable_scope("shared"):
-      shared["embedding"] = get_vocab_embedding_cls()(
-        mesh,
-        encoder.input_vocab_dim,
-        encoder.model_dim,
-        variable_dtype,
-        name="embedding",
-        ensemble_dim=encoder.ensemble_dim,
-      )
+      shared["embedding"] = encoder.token_embedding(mesh, variable_dtype)
       if (
         encoder.positional_embedding
         and decoder.positional_embedding
         and encoder.max_length_dim == decoder.max_length_dim
+        and encoder.sinusoid_positional_embedding == decoder.sinusoid_positional_embedding
       ):
-        if encoder.sinusoid_positional_embedding and decoder.sinusoid_positional_embedding:
-          shared["positional_embedding"] = sinusoid_positional_embedding_weights(
-            mesh, encoder.max_length_dim, encoder.model_dim, variable_dtype.activation_dtype
-          )
-        elif not (encoder.sinusoid_positional_embedding or decoder.sinusoid_positional_embedding):
-          shared["positional_embedding"] = mtf.layers.embedding_weights(
-            mesh,
-            encoder.max_length_dim,
-            encoder.model_dim,
-            variable_dtype,
-            "positional_embedding",
-            ensemble_dim=encoder.ensemble_dim,
-          )
+        shared["positional_embedding"] = encoder.positional_table(mesh, variable_dtype)
     return shared
 
   def call_simple(

@@ -10,7 +10,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.context import Context
 from mesh_tensorflow.transformer.enc_dec_attention import enc_dec_attention
-from mesh_tensorflow.transformer.model_attention_params import attention_heads_dims
+from mesh_tensorflow.transformer.model_attention_params import params_of_model
 from mesh_tensorflow.transformer.moe_hparams import HParams
 from mesh_tensorflow.transformer.self_attention import SelfAttention
 
@@ -89,21 +89,10 @@ class ExpertsSelfAttention(SelfAttention):
 
   def make_params(self, context: Context) -> attention.ExpertsAttentionParams:
     """Creates the variables, or finds them."""
-    heads_dims, memory_heads_dims = attention_heads_dims(self.num_heads, self.num_memory_heads)
-    model_dim = context.model.model_dim
     return attention.ExpertsAttentionParams(
-      context.mesh,
-      query_input_dim=model_dim,
-      memory_input_dim=model_dim,
-      output_dim=model_dim,
-      key_dim=self.kv_dim,
-      value_dim=self.kv_dim,
-      query_heads_dims=heads_dims,
-      memory_heads_dims=memory_heads_dims,
-      variable_dtype=context.variable_dtype,
+      **params_of_model(context, self.kv_dim, self.num_heads, self.num_memory_heads),
       shared_kv=self.shared_kv,
       combine_dims=self.combine_dims,
-      ensemble_dim=context.model.ensemble_dim,
       keep_query_heads_dims=self.keep_query_heads_dims,
       fold_scaling_into_initializer=self.fold_scaling_into_initializer,
       context=context,

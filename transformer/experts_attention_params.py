@@ -6,6 +6,8 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.layers import unit_scaling_convention
@@ -112,9 +114,9 @@ class ExpertsAttentionParams(AttentionParams):
     self._memory_is_input = memory_is_input
     self._key_of_query: mtf.Tensor | None = None
     if expert_computation == "q":
-      self.wkv = self._variable("kv", self.k_shape, memory_input_dim.size**-0.5)
+      self.wkv = self._variable("kv", self.k_shape, _initializer(memory_input_dim))
     elif expert_computation == "kv":
-      self.wq = self._variable("q", self.q_shape, query_input_dim.size**-0.5)
+      self.wq = self._variable("q", self.q_shape, _initializer(query_input_dim))
     h = experts_hparams
     self.moe_layer = MoE1D(
       moe_gating=h.moe_gating,
@@ -193,3 +195,8 @@ class ExpertsAttentionParams(AttentionParams):
     ys = self.moe_layer.call(context or self.context, x)
     ys = ys if isinstance(ys, (list, tuple)) else [ys]
     return [mtf.replace_dimensions(y, y.shape[-1], self.q_dims) for y in ys]
+
+
+def _initializer(input_dim: mtf.Dimension) -> Any:
+  """Keeps the variance of what is multiplied."""
+  return tf.random_normal_initializer(stddev=input_dim.size**-0.5)

@@ -15,6 +15,7 @@ from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.context import Context
 from mesh_tensorflow.transformer.enc_dec_attention import EncDecAttention
 from mesh_tensorflow.transformer.fixup_initializers import fixup_initializer
+from mesh_tensorflow.transformer.model_attention_params import params_of_model
 from mesh_tensorflow.transformer.self_attention import SelfAttention
 
 _MODULE = "mesh_tensorflow.transformer.fixup_layers"
@@ -96,21 +97,7 @@ class AttentionParamsFixup(attention.AttentionParams):
     initializer = fixup_initializer(
       "Fixup attention", self.default_init, self.init_distribution, self.num_blocks ** (-1 / 3)
     )
-
-    def variable(name: str, shape: Sequence[mtf.Dimension], initializer: Any) -> mtf.Tensor:
-      return mtf.get_variable(
-        self.mesh, name, mtf.Shape(shape), dtype=self.variable_dtype, initializer=initializer
-      )
-
-    if self.make_attention_vars:
-      if not self.no_query:
-        self.wq = variable("q_fixup", self.q_shape, initializer)
-      if self.shared_kv:
-        self.wkv = variable("kv_fixup", self.k_shape, initializer)
-      else:
-        self.wk = variable("k_fixup", self.k_shape, initializer)
-        self.wv = variable("v_fixup", self.v_shape, initializer)
-    self.wo = variable("o_fixup", self.o_shape, tf.zeros_initializer())
+    self._make_variables(initializer, initializer, tf.zeros_initializer(), suffix="_fixup")
 
 
 @gin.configurable(module=_MODULE)
@@ -140,18 +127,8 @@ class SelfAttentionFixup(SelfAttention):
 
   def make_params(self, context: Context) -> AttentionParamsFixup:
     """Creates the variables, or finds them."""
-    model_dim = context.model.model_dim
-    query_heads_dims, memory_heads_dims = _heads_dims(self.num_heads, self.num_memory_heads)
     return AttentionParamsFixup(
-      context.mesh,
-      query_input_dim=model_dim,
-      memory_input_dim=model_dim,
-      output_dim=model_dim,
-      key_dim=self.kv_dim,
-      value_dim=self.kv_dim,
-      query_heads_dims=query_heads_dims,
-      memory_heads_dims=memory_heads_dims,
-      variable_dtype=context.variable_dtype,
+      **params_of_model(context, self.kv_dim, self.num_heads, self.num_memory_heads),
       shared_kv=self.shared_kv,
       fold_scaling_into_initializer=self.fold_scaling_into_initializer,
       num_blocks=self.num_blocks,
@@ -159,27 +136,7 @@ class SelfAttentionFixup(SelfAttention):
       init_distribution=self.init_distribution,
       combine_dims=self.combine_dims,
       keep_query_heads_dims=self.keep_query_heads_dims,
-      ensemble_dim=context.model.ensemble_dim,
     )
-
-
-def _heads_dims(
-  num_heads: int, num_memory_heads: int
-) -> tuple[list[mtf.Dimension], list[mtf.Dimension]]:
-  """Dimensions of heads of queries and of the memory, as of `attention_params`."""
-  heads = mtf.Dimension("heads", num_heads)
-  if num_heads == 1:
-    return [], []
-  if num_memory_heads == 0:
-    return [heads], [heads]
-  if num_memory_heads == 1:
-    return [heads], []
-  if num_heads % num_memory_heads:
-    raise errors.DimensionError(
-      f"attention: num_memory_heads (={num_memory_heads}) must divide num_heads (={num_heads})"
-    )
-  memory = mtf.Dimension("heads", num_memory_heads)
-  return [memory, mtf.Dimension("query_heads", num_heads // num_memory_heads)], [memory]
 
 
 @gin.configurable(module=_MODULE)

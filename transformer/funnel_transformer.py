@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gin
@@ -13,18 +13,18 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import sublayers
 from mesh_tensorflow.transformer.bitransformer import Bitransformer
 from mesh_tensorflow.transformer.context import Context, TransformerLayer
+from mesh_tensorflow.transformer.layer_stack import Sublayer, SublayerStack
+from mesh_tensorflow.transformer.sequence_utils import first_positions
 
 _MODULE = "mesh_tensorflow.transformer.funnel_transformer"
 
 _FLOAT32 = mtf.VariableDType(tf.float32)
 
-Sublayer = Callable[[mtf.Tensor, Any, Context], mtf.Tensor]
-
 _POOLING = {"mean": mtf.reduce_mean, "max": mtf.reduce_max, "min": mtf.reduce_min}
 
 
 @gin.configurable(module=_MODULE)
-class FunnelTransformerLayerStack(TransformerLayer):
+class FunnelTransformerLayerStack(SublayerStack):
   """A stack of blocks; at the start of each but the first, neighbouring positions are pooled.
 
   For encoders: later positions must be visible. A layer consists of `n_submodules` members of
@@ -83,25 +83,14 @@ class FunnelTransformerLayerStack(TransformerLayer):
       raise errors.ConfigError(
         f'{what}.pooling_type must be "mean", "max" or "min", got {pooling_type!r}'
       )
-    self._layers = layers
+    super().__init__(layers, sublayers_initial, sublayers_per_layer, sublayers_final)
     self.n_blocks = n_blocks
     self.block_param_size = block_param_size
     self.block_repeat_size = block_repeat_size
     self.pooling_size = pooling_size
     self.pooling_type = pooling_type
     self.n_submodules = n_submodules
-    self._sublayers_initial = sublayers_initial
-    self._sublayers_per_layer = sublayers_per_layer
-    self._sublayers_final = sublayers_final
     self._context: Context | None = None
-
-  @property
-  def layers(self) -> Sequence[TransformerLayer]:
-    return self._layers
-
-  @property
-  def num_layers(self) -> int:
-    return len(self._layers)
 
   @property
   def context(self) -> Context | None:
@@ -138,8 +127,8 @@ class FunnelTransformerLayerStack(TransformerLayer):
     if context.position is not None:
       if context.position_is_default:
         context.position = mtf.range(context.mesh, new, dtype=tf.int32)
-      else:
-        context.position = _first(context.position, old, new)
+      elif old in context.position.shape:
+        context.position = first_positions(context.position, old.name, new.size)
     context.length_dim = new
     # Masks and biases are of the old length.
     context.cache.clear()
@@ -197,39 +186,6 @@ class FunnelTransformerLayerStack(TransformerLayer):
           for submodule in range(self.n_submodules):
             yield block, param, repeat, submodule, self._layers[first + submodule]
         first += self.n_submodules
-
-  def _call_sublayers(self, which: str, x: mtf.Tensor, context: Context) -> mtf.Tensor:
-    functions = getattr(self, f"_sublayers_{which}")
-    if functions is None:
-      raise errors.ConfigError(
-        f"FunnelTransformerLayerStack: sublayers_{which} is not set; bind "
-        f"FunnelTransformerLayerStack.sublayers_{which} in gin"
-      )
-    for fn in functions:
-      x = fn(x, self, context)
-    return x
-
-  def _layer_fn(self, x: mtf.Tensor, layer: TransformerLayer, context: Context) -> mtf.Tensor:
-    """The sublayers of one submodule."""
-    context.current_layer = layer
-    context.current_layer_input = x
-    y = self._call_sublayers("per_layer", x, context)
-    if y.shape != x.shape:
-      raise errors.ShapeError(
-        f"layer {layer.name} ({type(layer).__name__}) maps {x.shape} to {y.shape}; a layer of a "
-        "stack must keep the dimensions and their order"
-      )
-    return y
-
-
-def _first(x: mtf.Tensor, old: mtf.Dimension, new: mtf.Dimension) -> mtf.Tensor:
-  """The first positions of x along a dimension; x itself if it does not have it."""
-  if old not in x.shape:
-    return x
-  # Under another name the dimension is not split over the mesh, and can be cut.
-  whole = mtf.rename_dimension(x, old.name, f"_{old.name}")
-  cut = mtf.slice(whole, 0, new.size, f"_{old.name}")
-  return mtf.rename_dimension(cut, f"_{old.name}", new.name)
 
 
 @gin.configurable(module=_MODULE)

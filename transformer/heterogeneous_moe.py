@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +18,8 @@ from mesh_tensorflow.transformer import sublayers
 from mesh_tensorflow.transformer.context import Context
 from mesh_tensorflow.transformer.moe_dispatch import apply_experts
 from mesh_tensorflow.transformer.moe_groups import LayoutHints
-from mesh_tensorflow.transformer.moe_hparams import HParams, hparam
-from mesh_tensorflow.transformer.moe_layer import ExpertsLayer
+from mesh_tensorflow.transformer.moe_hparams import hparam
+from mesh_tensorflow.transformer.moe_layer import OneLevelExpertsLayer
 
 
 def generate_heterogeneous_expert_masks(
@@ -93,19 +95,8 @@ def transformer_moe_layer_v1(
   Variables: `<gating>/kernel`; for layer i `expert_layer_<i>/wi/kernel` and
   `expert_layer_<i>/wo/kernel`; after the first `expert_layer_<i>/rms_norm/scale`.
 
-  Args:
-    inputs: see `moe.transformer_moe_layer_v1`, as all arguments up to token_embeddings.
-    output_dim: see there; with several layers, it must be the last dimension of inputs.
-    hparams: see there.
-    train: see there.
-    variable_dtype: see there.
-    layout: see there.
-    mesh_shape: see there.
-    nonpadding: see there.
-    activation: see there.
-    num_microbatches: see there.
-    token_embeddings: see there.
-    context: the `Context`, of which sublayers need the model and the mode.
+  Arguments are those of `moe.transformer_moe_layer_v1`, and the `Context`, of which sublayers need
+  the model and the mode. With several layers, output_dim must be the last dimension of inputs.
 
   Returns:
     (output, loss).
@@ -187,117 +178,25 @@ def _sublayer_dropout(y: mtf.Tensor, context: Context) -> mtf.Tensor:
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.heterogeneous_moe")
-class HeterogeneousMoE1D(ExpertsLayer):
+@dataclasses.dataclass(eq=False, repr=False)
+class HeterogeneousMoE1D(OneLevelExpertsLayer):
   """A mixture of experts of different depths and widths: see `transformer_moe_layer_v1`.
 
+  Other arguments are those of `MoE1D` but use_experts_attention and summaries.
+
   Args:
-    num_experts: see `MoE1D`, as all others but two.
-    loss_coef: see there.
-    hidden_size: see there.
-    group_size: see there.
-    capacity_factor_train: see there.
-    capacity_factor_eval: see there.
-    use_second_place_loss: see there.
-    second_policy_train: see there.
-    second_policy_eval: see there.
-    second_threshold_train: see there.
-    second_threshold_eval: see there.
-    dropout_rate: see there.
-    activation: see there.
-    moe_gating: see there.
-    min_expert_capacity: see there.
-    switch_policy_train: see there.
-    switch_policy_eval: see there.
-    switch_dropout: see there.
-    switch_temperature: see there.
-    switch_jitter: see there.
-    ntlb_top_k: see there.
-    output_dim: see there.
-    z_loss: see there.
-    word_embed_mode: see there.
-    use_second_place_expert_prob: see there.
-    use_second_place_expert_prob_temp: see there.
     moe_num_layers: number of feed-forward layers of each expert.
     heterogeneous_mask_info: kinds of experts; see `generate_heterogeneous_expert_masks`.
-    top_n_num_experts_per_token: see `MoE1D`.
   """
 
-  def __init__(
-    self,
-    num_experts: int = 16,
-    loss_coef: float = 1e-2,
-    hidden_size: int = 4096,
-    group_size: int = 1024,
-    capacity_factor_train: float = 1.25,
-    capacity_factor_eval: float = 2.0,
-    use_second_place_loss: bool = False,
-    second_policy_train: str = "random",
-    second_policy_eval: str = "random",
-    second_threshold_train: float = 0.2,
-    second_threshold_eval: float = 0.2,
-    dropout_rate: float = 0.0,
-    activation: Any = "relu",
-    moe_gating: str = "top_2",
-    min_expert_capacity: int = 4,
-    switch_policy_train: str = "input_jitter",
-    switch_policy_eval: str = "input_jitter",
-    switch_dropout: float = 0.1,
-    switch_temperature: float = 1.0,
-    switch_jitter: float = 1e-2,
-    ntlb_top_k: int = 4,
-    output_dim: mtf.Dimension | None = None,
-    z_loss: float | None = None,
-    word_embed_mode: str | None = None,
-    use_second_place_expert_prob: float | None = None,
-    use_second_place_expert_prob_temp: float | None = None,
-    moe_num_layers: int = 1,
-    heterogeneous_mask_info: Sequence[dict[str, float]] | None = None,
-    top_n_num_experts_per_token: int = 3,
-  ):
-    self._hparams = HParams(
-      moe_gating=moe_gating,
-      moe_num_experts=num_experts,
-      moe_loss_coef=loss_coef,
-      moe_hidden_size=hidden_size,
-      moe_group_size=group_size,
-      moe_min_expert_capacity=min_expert_capacity,
-      moe_capacity_factor_train=capacity_factor_train,
-      moe_capacity_factor_eval=capacity_factor_eval,
-      moe_use_second_place_loss=use_second_place_loss,
-      moe_second_policy_train=second_policy_train,
-      moe_second_policy_eval=second_policy_eval,
-      moe_second_threshold_train=second_threshold_train,
-      moe_second_threshold_eval=second_threshold_eval,
-      moe_dropout_rate=dropout_rate,
-      moe_switch_policy_train=switch_policy_train,
-      moe_switch_policy_eval=switch_policy_eval,
-      moe_switch_dropout=switch_dropout,
-      moe_switch_temperature=switch_temperature,
-      moe_switch_jitter=switch_jitter,
-      moe_output_dim=output_dim,
-      moe_ntlb_top_k=ntlb_top_k,
-      moe_z_loss=z_loss,
-      moe_word_embed_mode=word_embed_mode,
-      moe_use_second_place_expert_prob=use_second_place_expert_prob,
-      moe_use_second_place_expert_prob_temp=use_second_place_expert_prob_temp,
-      moe_num_layers=moe_num_layers,
-      moe_heterogeneous_mask_info=heterogeneous_mask_info,
-      moe_top_n_num_experts_per_token=top_n_num_experts_per_token,
-    )
-    self._activation = activation
+  z_loss: float | None = None
+  word_embed_mode: str | None = None
+  use_second_place_expert_prob: float | None = None
+  use_second_place_expert_prob_temp: float | None = None
+  moe_num_layers: int = 1
+  heterogeneous_mask_info: Sequence[dict[str, float]] | None = None
+  top_n_num_experts_per_token: int = 3
 
-  def _apply(self, context: Context, x: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
-    return transformer_moe_layer_v1(
-      x,
-      self._hparams.moe_output_dim or context.model.model_dim,
-      self._hparams,
-      context.train,
-      context.variable_dtype,
-      layout=context.model.layout,
-      mesh_shape=context.model.mesh_shape,
-      nonpadding=context.nonpadding,
-      activation=self._activation,
-      num_microbatches=context.num_microbatches,
-      token_embeddings=context.input_embeddings,
-      context=context,
-    )
+  def _apply(self, context: Context, x: mtf.Tensor) -> tuple[Any, mtf.Tensor]:
+    layer_fn = functools.partial(transformer_moe_layer_v1, context=context)
+    return self._call_experts(layer_fn, context, x)

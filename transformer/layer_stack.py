@@ -16,11 +16,65 @@ from mesh_tensorflow.transformer.recomputation import recomputed_layer
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
-Sublayer = Callable[[mtf.Tensor, "LayerStack", Context], mtf.Tensor]
+Sublayer = Callable[[mtf.Tensor, "SublayerStack", Context], mtf.Tensor]
+
+
+class SublayerStack(TransformerLayer):
+  """Base class of stacks of layers that have sublayers around them.
+
+  Args:
+    layers: a list of `TransformerLayer`s.
+    sublayers_initial: see `LayerStack`.
+    sublayers_per_layer: see `LayerStack`.
+    sublayers_final: see `LayerStack`.
+  """
+
+  def __init__(
+    self,
+    layers: Sequence[TransformerLayer],
+    sublayers_initial: Sequence[Sublayer] | None,
+    sublayers_per_layer: Sequence[Sublayer] | None,
+    sublayers_final: Sequence[Sublayer] | None,
+  ):
+    self._layers = layers
+    self._sublayers_initial = sublayers_initial
+    self._sublayers_per_layer = sublayers_per_layer
+    self._sublayers_final = sublayers_final
+
+  @property
+  def num_layers(self) -> int:
+    return len(self._layers)
+
+  @property
+  def layers(self) -> Sequence[TransformerLayer]:
+    return self._layers
+
+  def _call_sublayers(self, which: str, x: mtf.Tensor, context: Context) -> mtf.Tensor:
+    functions = getattr(self, f"_sublayers_{which}")
+    if functions is None:
+      raise errors.ConfigError(
+        f"{type(self).__name__}: sublayers_{which} is not set; bind "
+        f"{type(self).__name__}.sublayers_{which} in gin"
+      )
+    for fn in functions:
+      x = fn(x, self, context)
+    return x
+
+  def _layer_fn(self, x: mtf.Tensor, layer: TransformerLayer, context: Context) -> mtf.Tensor:
+    """The sublayers of one layer."""
+    context.current_layer = layer
+    context.current_layer_input = x
+    y = self._call_sublayers("per_layer", x, context)
+    if y.shape != x.shape:
+      raise errors.ShapeError(
+        f"layer {layer.name or ''} ({type(layer).__name__}) maps {x.shape} to {y.shape}; a layer "
+        "of a stack must keep the dimensions and their order"
+      )
+    return y
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
-class LayerStack(TransformerLayer):
+class LayerStack(SublayerStack):
   """A list of layers, each with the same sublayers (norm, dropout, residual, ...) around it.
 
   A sublayer is a function `f(x, layer_stack, context) -> y`.
@@ -51,11 +105,8 @@ class LayerStack(TransformerLayer):
     norm_epsilon: float | None = None,
     recompute_grads: bool = False,
   ):
-    self._layers = layers
+    super().__init__(layers, sublayers_initial, sublayers_per_layer, sublayers_final)
     self._recompute_grads = recompute_grads
-    self._sublayers_initial = sublayers_initial
-    self._sublayers_per_layer = sublayers_per_layer
-    self._sublayers_final = sublayers_final
     if (dropout_rate is None) != (norm_epsilon is None):
       raise errors.ConfigError(
         f"LayerStack: set both dropout_rate (={dropout_rate}) and norm_epsilon (={norm_epsilon}), "
@@ -110,29 +161,6 @@ class LayerStack(TransformerLayer):
     context.layer_outputs.append(x)
     return x
 
-  def _call_sublayers(self, which: str, x: mtf.Tensor, context: Context) -> mtf.Tensor:
-    functions = getattr(self, f"_sublayers_{which}")
-    if functions is None:
-      raise errors.ConfigError(
-        f"{type(self).__name__}: sublayers_{which} is not set; bind "
-        f"{type(self).__name__}.sublayers_{which} in gin (the packaged defaults.gin does)"
-      )
-    for fn in functions:
-      x = fn(x, self, context)
-    return x
-
-  def _layer_fn(self, x: mtf.Tensor, layer: TransformerLayer, context: Context) -> mtf.Tensor:
-    """The sublayers of one layer."""
-    context.current_layer = layer
-    context.current_layer_input = x
-    y = self._call_sublayers("per_layer", x, context)
-    if y.shape != x.shape:
-      raise errors.ShapeError(
-        f"layer {layer.name or ''} ({type(layer).__name__}) maps {x.shape} to {y.shape}; a layer "
-        "of a stack must keep the dimensions and their order"
-      )
-    return y
-
   def _recomputed_layer(
     self, x: mtf.Tensor, layer: TransformerLayer, context: Context
   ) -> mtf.Tensor:
@@ -154,14 +182,6 @@ class LayerStack(TransformerLayer):
     if new_losses:
       context.losses.extend(new_losses)
     return y
-
-  @property
-  def num_layers(self) -> int:
-    return len(self._layers)
-
-  @property
-  def layers(self) -> Sequence[TransformerLayer]:
-    return self._layers
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")

@@ -85,6 +85,13 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
     Returns:
       `[repeated_kernel_dim]`, after the dims of x but the last if they depend on it.
     """
+    del context, master_dtype, slice_dtype
+    return self._kernel_weights(x, repeated_kernel_dim, kernel_initializer, i, variable_dtype)
+
+  def _kernel_weights(
+    self, x: mtf.Tensor, dims: list[mtf.Dimension], initializer: Any, i: int, dtype: Any
+  ) -> mtf.Tensor:
+    """What `get_kernel_wt` returns."""
     raise NotImplementedError(f"{type(self).__name__} defines no get_kernel_wt")
 
   def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
@@ -117,27 +124,12 @@ class LightweightConv1DLocalAttn(Conv1DLocalAttn):
   [repeated_kernel_dim].
   """
 
-  def get_kernel_wt(
-    self,
-    x: mtf.Tensor,
-    repeated_kernel_dim: list[mtf.Dimension],
-    kernel_initializer: Any,
-    i: int,
-    context: Context,
-    variable_dtype: mtf.VariableDType,
-    master_dtype: tf.DType = tf.float32,
-    slice_dtype: tf.DType = tf.float32,
+  def _kernel_weights(
+    self, x: mtf.Tensor, dims: list[mtf.Dimension], initializer: Any, i: int, dtype: Any
   ) -> mtf.Tensor:
-    """The variable of one relative position; see `Conv1DLocalAttn.get_kernel_wt`."""
-    del context, master_dtype, slice_dtype
+    name = f"lightwt_depthwise_dense_{i}"
     return mtf.layers.get_dense_kernel_weights(
-      x,
-      [],
-      [],
-      repeated_kernel_dim,
-      kernel_initializer,
-      name=f"lightwt_depthwise_dense_{i}",
-      variable_dtype=variable_dtype,
+      x, [], [], dims, initializer, name=name, variable_dtype=dtype
     )
 
 
@@ -149,25 +141,15 @@ class DynamicConv1DLocalAttn(Conv1DLocalAttn):
   repeated_kernel_dim] and `.../bias` [repeated_kernel_dim].
   """
 
-  def get_kernel_wt(
-    self,
-    x: mtf.Tensor,
-    repeated_kernel_dim: list[mtf.Dimension],
-    kernel_initializer: Any,
-    i: int,
-    context: Context,
-    variable_dtype: mtf.VariableDType,
-    master_dtype: tf.DType = tf.float32,
-    slice_dtype: tf.DType = tf.float32,
+  def _kernel_weights(
+    self, x: mtf.Tensor, dims: list[mtf.Dimension], initializer: Any, i: int, dtype: Any
   ) -> mtf.Tensor:
-    """A dense layer of x; see `Conv1DLocalAttn.get_kernel_wt`."""
-    del context, master_dtype, slice_dtype
     return mtf.layers.dense(
       x,
-      repeated_kernel_dim,
+      dims,
       reduced_dims=x.shape.dims[-1:],
-      variable_dtype=variable_dtype,
-      kernel_initializer=kernel_initializer,
+      variable_dtype=dtype,
+      kernel_initializer=initializer,
       name=f"dyn_conv_depthwise_dense_{i}",
     )
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import gin
-import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer.context import Context
+from mesh_tensorflow.transformer.vocab_embedding import TokenVectors
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.vocab_embeddings")
-class Mixtape:
+class Mixtape(TokenVectors):
   """Logits that are mixed, with weights for each token, from four sets of logits.
 
   Yang, Luong, Salakhutdinov and Le, 2019: "Mixtape: Breaking the Softmax Bottleneck Efficiently".
@@ -69,45 +69,27 @@ class Mixtape:
       raise errors.ConfigError(
         f"Mixtape: extra_ids={extra_ids} must be 0 to {vocab_dim.name}={vocab_dim.size}"
       )
+    super().__init__(mesh, vocab_dim, output_dim, variable_dtype, name, ensemble_dim)
     self._extra_ids = extra_ids
     self._dropout_rate = dropout_rate
     self._noise_std_dev = noise_std_dev
-    self._vocab_dim = vocab_dim
-    self._output_dim = output_dim
     self._copy_dim = mtf.Dimension(f"_{output_dim.name}_copy", output_dim.size)
     self._gates_dim, self._logits_dim = mtf.Dimension("gates", 3), mtf.Dimension("gates", 4)
     self._gate_embedding_dim = mtf.Dimension("gate_embedding", gate_embedding_size)
     self._rare_size = vocab_dim.size - frequent
     frequent_dim = mtf.Dimension(vocab_dim.name, frequent)
-    leading = [ensemble_dim] if ensemble_dim else []
-
-    def variable(what: str, *dims: mtf.Dimension, zeros: bool = False) -> mtf.Tensor:
-      return mtf.get_variable(
-        mesh,
-        f"{name}_{what}",
-        mtf.Shape([*leading, *dims]),
-        dtype=variable_dtype,
-        initializer=tf.zeros_initializer() if zeros else tf.random_normal_initializer(stddev=1.0),
-      )
-
-    self._embedding_weights = variable("embedding_weights", vocab_dim, output_dim)
+    variable = self._variable
+    self._embedding_weights = variable("_embedding_weights", vocab_dim, output_dim)
     self._context_weights = variable(
-      "context_weights", self._logits_dim, self._copy_dim, output_dim
+      "_context_weights", self._logits_dim, self._copy_dim, output_dim
     )
-    self._context_bias = variable("context_weights_bias", self._logits_dim, output_dim, zeros=True)
+    self._context_bias = variable("_context_weights_bias", self._logits_dim, output_dim, stddev=0.0)
     gates, gate_embedding = self._gates_dim, self._gate_embedding_dim
-    self._prior_weights = variable("prior_weights", gates, gate_embedding, output_dim)
-    self._prior_weights_bias = variable("prior_weights_bias", gates, gate_embedding, zeros=True)
-    self._prior_vocab_vector = variable("prior_vocab_vector", frequent_dim, gate_embedding)
-    self._prior_gates_vector = variable("prior_gates_vector", gates, output_dim)
-    self._prior_bias = variable("prior_bias", frequent_dim, gates)
-
-  def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
-    """The vectors of the ids: the dims of `ids`, then output_dim; zeros for ids out of range."""
-    del context
-    return mtf.gather(
-      self._embedding_weights, ids, self._vocab_dim, output_shape=ids.shape + self._output_dim
-    )
+    self._prior_weights = variable("_prior_weights", gates, gate_embedding, output_dim)
+    self._prior_weights_bias = variable("_prior_weights_bias", gates, gate_embedding, stddev=0.0)
+    self._prior_vocab_vector = variable("_prior_vocab_vector", frequent_dim, gate_embedding)
+    self._prior_gates_vector = variable("_prior_gates_vector", gates, output_dim)
+    self._prior_bias = variable("_prior_bias", frequent_dim, gates)
 
   def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
     """Mixed logits: the dims of `hidden`, vocab_dim for output_dim."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer.attention_params import AttentionParams
@@ -39,10 +41,27 @@ def attention_params(
   Raises:
     DimensionError: num_memory_heads does not divide num_heads.
   """
-  query_heads_dims, memory_heads_dims = attention_heads_dims(num_heads, num_memory_heads)
-  model_dim = context.model.model_dim
   return AttentionParams(
-    context.mesh,
+    **params_of_model(context, kv_dim, num_heads, num_memory_heads),
+    shared_kv=shared_kv,
+    no_query=no_query,
+    combine_dims=combine_dims,
+    keep_query_heads_dims=keep_query_heads_dims,
+    fold_scaling_into_initializer=fold_scaling_into_initializer,
+  )
+
+
+def params_of_model(
+  context: Context, kv_dim: mtf.Dimension, num_heads: int, num_memory_heads: int
+) -> dict[str, Any]:
+  """The arguments of `AttentionParams` that say where and of which dimensions the variables are.
+
+  For its own arguments see `attention_params`.
+  """
+  model_dim = context.model.model_dim
+  query_heads_dims, memory_heads_dims = attention_heads_dims(num_heads, num_memory_heads)
+  return dict(
+    mesh=context.mesh,
     query_input_dim=model_dim,
     memory_input_dim=model_dim,
     output_dim=model_dim,
@@ -51,12 +70,7 @@ def attention_params(
     query_heads_dims=query_heads_dims,
     memory_heads_dims=memory_heads_dims,
     variable_dtype=context.variable_dtype,
-    shared_kv=shared_kv,
-    no_query=no_query,
-    combine_dims=combine_dims,
     ensemble_dim=context.model.ensemble_dim,
-    keep_query_heads_dims=keep_query_heads_dims,
-    fold_scaling_into_initializer=fold_scaling_into_initializer,
   )
 
 

@@ -73,21 +73,11 @@ def apply_experts(
     nonpadding = mtf.cast(nonpadding, inputs.dtype)
     importance = grouped(mtf.broadcast(nonpadding, mtf.Shape(leading)))
   gating = hparam(hparams, "gating")
-  routing, loss = moe_gating.router(gating)(
-    RouterCall(
-      x,
-      None,
-      experts_unsplit,
-      capacity,
-      hparams,
-      train,
-      variable_dtype,
-      importance,
-      f"{gating}_gating",
-      num_microbatches,
-      token_embeddings,
-    )
-  )
+  call = RouterCall(
+    x, None, experts_unsplit, capacity, hparams, train, variable_dtype, importance,
+    f"{gating}_gating", num_microbatches, token_embeddings,
+  )  # fmt: skip
+  routing, loss = moe_gating.router(gating)(call)
   if train and hparam(hparams, "summaries"):
     summarize_routing(f"{gating}_gating", routing, loss, importance)
   # The tensor changes hands here: from a part of the groups to a part of the experts.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer.moe_expert_choice import (
@@ -40,37 +42,12 @@ def router(gating: str) -> Callable[[RouterCall], tuple[Routing, mtf.Tensor]]:
   return ROUTERS[gating]
 
 
-def _dense(
-  routing_fn: Callable[..., tuple[Routing, mtf.Tensor]],
-  inputs: mtf.Tensor,
-  outer_expert_dims: Sequence[mtf.Dimension] | None,
-  experts_dim: mtf.Dimension,
-  expert_capacity_dim: mtf.Dimension,
-  hparams: Any,
-  train: bool,
-  variable_dtype: mtf.VariableDType,
-  importance: mtf.Tensor | None,
-  name: str,
-  num_microbatches: int | None,
-  token_embeddings: mtf.Tensor | None,
-  **kwargs: Any,
+def _as_tensors(
+  routed: tuple[Routing, mtf.Tensor], dtype: tf.DType
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-  """Calls a router; returns (dispatch, combine, loss) in the dtype of the inputs."""
-  call = RouterCall(
-    inputs,
-    outer_expert_dims,
-    experts_dim,
-    expert_capacity_dim,
-    hparams,
-    train,
-    variable_dtype,
-    importance,
-    name,
-    num_microbatches,
-    token_embeddings,
-  )
-  routing, loss = routing_fn(call, **kwargs)
-  return *routing.dispatch_and_combine(inputs.dtype), mtf.cast(loss, inputs.dtype)
+  """(dispatch, combine, loss) of what a router returned."""
+  routing, loss = routed
+  return *routing.dispatch_and_combine(dtype), mtf.cast(loss, dtype)
 
 
 def _gating(default_name: str) -> Callable[..., tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]]:
@@ -90,20 +67,11 @@ def _gating(default_name: str) -> Callable[..., tuple[mtf.Tensor, mtf.Tensor, mt
     num_microbatches: int | None = None,
     token_embeddings: mtf.Tensor | None = None,
   ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-    return _dense(
-      routing_fn,
-      inputs,
-      outer_expert_dims,
-      experts_dim,
-      expert_capacity_dim,
-      hparams,
-      train,
-      variable_dtype,
-      importance,
-      name,
-      num_microbatches,
-      token_embeddings,
-    )
+    call = RouterCall(
+      inputs, outer_expert_dims, experts_dim, expert_capacity_dim, hparams, train, variable_dtype,
+      importance, name, num_microbatches, token_embeddings,
+    )  # fmt: skip
+    return _as_tensors(routing_fn(call), inputs.dtype)
 
   gating.__name__ = f"_{default_name}"
   gating.__doc__ = f"""`{routing_fn.__name__}` as tensors.
@@ -150,18 +118,11 @@ def _expert_selection_gating(
     raise errors.ShapeError(
       f"{name}: group_size_dim {group_size_dim} is not the last but one dimension of {inputs}"
     )
-  return _dense(
-    expert_selection_routing,
-    inputs,
-    outer_expert_dims,
-    experts_dim,
-    expert_capacity_dim,
-    hparams,
-    train,
-    variable_dtype,
-    importance,
-    name,
-    num_microbatches,
-    token_embeddings,
-    normalize_by_num_experts_routed=normalize_by_num_experts_routed,
+  call = RouterCall(
+    inputs, outer_expert_dims, experts_dim, expert_capacity_dim, hparams, train, variable_dtype,
+    importance, name, num_microbatches, token_embeddings,
+  )  # fmt: skip
+  routed = expert_selection_routing(
+    call, normalize_by_num_experts_routed=normalize_by_num_experts_routed
   )
+  return _as_tensors(routed, inputs.dtype)

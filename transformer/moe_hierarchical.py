@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +12,7 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.transformer.context import Context
 from mesh_tensorflow.transformer.moe_dispatch import change_hands
 from mesh_tensorflow.transformer.moe_groups import LayoutHints, slot_dims, token_dims
-from mesh_tensorflow.transformer.moe_hparams import HParams, hparam, hparam_of_mode
+from mesh_tensorflow.transformer.moe_hparams import hparam, hparam_of_mode
 from mesh_tensorflow.transformer.moe_layer import ExpertsLayer
 from mesh_tensorflow.transformer.moe_router import RouterCall
 from mesh_tensorflow.transformer.moe_top_n import top_2_routing
@@ -81,21 +82,11 @@ def transformer_moe_layer_v2(
   work = [x_dim, y_dim, hidden, input_dim, output_dim]
 
   def routed(x, outer_expert_dims, experts, capacity, importance, name):
-    return top_2_routing(
-      RouterCall(
-        x,
-        outer_expert_dims,
-        experts,
-        capacity,
-        hparams,
-        train,
-        variable_dtype,
-        importance,
-        name,
-        num_microbatches,
-        None,
-      )
-    )
+    call = RouterCall(
+      x, outer_expert_dims, experts, capacity, hparams, train, variable_dtype, importance, name,
+      num_microbatches, None,
+    )  # fmt: skip
+    return top_2_routing(call)
 
   def capacity(name: str, tokens: int, factor: float, n: int) -> mtf.Dimension:
     slots = max(min(tokens, int(tokens * factor / n)), hparam(hparams, "min_expert_capacity"))
@@ -150,6 +141,7 @@ def transformer_moe_layer_v2(
   return mtf.reshape(h, mtf.Shape([*leading, output_dim])), loss
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class MoE2D(ExpertsLayer):
   """Two-level mixture of experts: see `transformer_moe_layer_v2`.
 
@@ -169,41 +161,19 @@ class MoE2D(ExpertsLayer):
     second_threshold_eval: see `MoE1D`.
   """
 
-  def __init__(
-    self,
-    expert_x: int = 8,
-    expert_y: int = 8,
-    loss_coef: float = 1e-2,
-    hidden_size: int = 4096,
-    group_size: int = 1024,
-    capacity_factor_train: float = 1.25,
-    capacity_factor_eval: float = 2.0,
-    capacity_factor_second_level: float = 1.0,
-    use_second_place_loss: bool = False,
-    second_policy_train: str = "random",
-    second_policy_eval: str = "random",
-    second_threshold_train: float = 0.2,
-    second_threshold_eval: float = 0.2,
-  ):
-    self._hparams = HParams(
-      moe_gating="top_2",
-      moe_expert_x=expert_x,
-      moe_expert_y=expert_y,
-      moe_loss_coef=loss_coef,
-      moe_hidden_size=hidden_size,
-      moe_group_size=group_size,
-      moe_min_expert_capacity=4,
-      moe_capacity_factor_train=capacity_factor_train,
-      moe_capacity_factor_eval=capacity_factor_eval,
-      moe_capacity_factor_second_level=capacity_factor_second_level,
-      moe_use_second_place_loss=use_second_place_loss,
-      moe_second_policy_train=second_policy_train,
-      moe_second_policy_eval=second_policy_eval,
-      moe_second_threshold_train=second_threshold_train,
-      moe_second_threshold_eval=second_threshold_eval,
-      moe_word_embed_mode=None,
-      moe_z_loss=None,
-    )
+  expert_x: int = 8
+  expert_y: int = 8
+  loss_coef: float = 1e-2
+  hidden_size: int = 4096
+  group_size: int = 1024
+  capacity_factor_train: float = 1.25
+  capacity_factor_eval: float = 2.0
+  capacity_factor_second_level: float = 1.0
+  use_second_place_loss: bool = False
+  second_policy_train: str = "random"
+  second_policy_eval: str = "random"
+  second_threshold_train: float = 0.2
+  second_threshold_eval: float = 0.2
 
   def _apply(self, context: Context, x: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
     # One position at a time, there is no dimension of positions.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import gin
@@ -125,9 +127,62 @@ class ExpertsLayer(TransformerLayer):
     """(output, loss)."""
     raise NotImplementedError
 
+  @property
+  def _hparams(self) -> HParams:
+    """The constructor's arguments, as the functions want them: called `moe_<name>`."""
+    names = [f.name for f in dataclasses.fields(self)]
+    return HParams(**{f"moe_{n.removeprefix('moe_')}": getattr(self, n) for n in names})
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class OneLevelExpertsLayer(ExpertsLayer):
+  """What `MoE1D` and `HeterogeneousMoE1D` have in common; see `MoE1D` for the arguments."""
+
+  num_experts: int = 16
+  loss_coef: float = 1e-2
+  hidden_size: int = 4096
+  group_size: int = 1024
+  capacity_factor_train: float = 1.25
+  capacity_factor_eval: float = 2.0
+  use_second_place_loss: bool = False
+  second_policy_train: str = "random"
+  second_policy_eval: str = "random"
+  second_threshold_train: float = 0.2
+  second_threshold_eval: float = 0.2
+  dropout_rate: float = 0.0
+  activation: Any = "relu"
+  moe_gating: str = "top_2"
+  min_expert_capacity: int = 4
+  switch_policy_train: str = "input_jitter"
+  switch_policy_eval: str = "input_jitter"
+  switch_dropout: float = 0.1
+  switch_temperature: float = 1.0
+  switch_jitter: float = 1e-2
+  ntlb_top_k: int = 4
+  output_dim: mtf.Dimension | None = None
+
+  def _call_experts(
+    self, layer_fn: Callable[..., Any], context: Context, x: mtf.Tensor
+  ) -> tuple[Any, mtf.Tensor]:
+    """(output, loss) of a function like `transformer_moe_layer_v1`."""
+    return layer_fn(
+      x,
+      self.output_dim or context.model.model_dim,
+      self._hparams,
+      context.train,
+      context.variable_dtype,
+      layout=context.model.layout,
+      mesh_shape=context.model.mesh_shape,
+      nonpadding=context.nonpadding,
+      activation=self.activation,
+      num_microbatches=context.num_microbatches,
+      token_embeddings=context.input_embeddings,
+    )
+
 
 @gin.configurable(module="mesh_tensorflow.transformer.moe")
-class MoE1D(ExpertsLayer):
+@dataclasses.dataclass(eq=False, repr=False)
+class MoE1D(OneLevelExpertsLayer):
   """A feed-forward layer of which each token uses a small part: see `transformer_moe_layer_v1`.
 
   Args:
@@ -166,82 +221,13 @@ class MoE1D(ExpertsLayer):
     summaries: whether, in training, the use of experts is reported by `mtf.scalar_summary`.
   """
 
-  def __init__(
-    self,
-    num_experts: int = 16,
-    loss_coef: float = 1e-2,
-    hidden_size: int = 4096,
-    group_size: int = 1024,
-    capacity_factor_train: float = 1.25,
-    capacity_factor_eval: float = 2.0,
-    use_second_place_loss: bool = False,
-    second_policy_train: str = "random",
-    second_policy_eval: str = "random",
-    second_threshold_train: float = 0.2,
-    second_threshold_eval: float = 0.2,
-    dropout_rate: float = 0.0,
-    activation: Any = "relu",
-    moe_gating: str = "top_2",
-    min_expert_capacity: int = 4,
-    switch_policy_train: str = "input_jitter",
-    switch_policy_eval: str = "input_jitter",
-    switch_dropout: float = 0.1,
-    switch_temperature: float = 1.0,
-    switch_jitter: float = 1e-2,
-    ntlb_top_k: int = 4,
-    output_dim: mtf.Dimension | None = None,
-    use_experts_attention: bool = False,
-    z_loss: float | None = None,
-    word_embed_mode: str | None = None,
-    use_second_place_expert_prob: float | None = None,
-    use_second_place_expert_prob_temp: float | None = None,
-    top_n_num_experts_per_token: int = 3,
-    *,
-    summaries: bool = False,
-  ):
-    self._hparams = HParams(
-      moe_gating=moe_gating,
-      moe_num_experts=num_experts,
-      moe_loss_coef=loss_coef,
-      moe_hidden_size=hidden_size,
-      moe_group_size=group_size,
-      moe_min_expert_capacity=min_expert_capacity,
-      moe_capacity_factor_train=capacity_factor_train,
-      moe_capacity_factor_eval=capacity_factor_eval,
-      moe_use_second_place_loss=use_second_place_loss,
-      moe_second_policy_train=second_policy_train,
-      moe_second_policy_eval=second_policy_eval,
-      moe_second_threshold_train=second_threshold_train,
-      moe_second_threshold_eval=second_threshold_eval,
-      moe_dropout_rate=dropout_rate,
-      moe_switch_policy_train=switch_policy_train,
-      moe_switch_policy_eval=switch_policy_eval,
-      moe_switch_dropout=switch_dropout,
-      moe_switch_temperature=switch_temperature,
-      moe_switch_jitter=switch_jitter,
-      moe_output_dim=output_dim,
-      moe_ntlb_top_k=ntlb_top_k,
-      moe_use_experts_attention=use_experts_attention,
-      moe_z_loss=z_loss,
-      moe_word_embed_mode=word_embed_mode,
-      moe_use_second_place_expert_prob=use_second_place_expert_prob,
-      moe_use_second_place_expert_prob_temp=use_second_place_expert_prob_temp,
-      moe_top_n_num_experts_per_token=top_n_num_experts_per_token,
-      moe_summaries=summaries,
-    )
-    self._activation = activation
+  use_experts_attention: bool = False
+  z_loss: float | None = None
+  word_embed_mode: str | None = None
+  use_second_place_expert_prob: float | None = None
+  use_second_place_expert_prob_temp: float | None = None
+  top_n_num_experts_per_token: int = 3
+  summaries: bool = dataclasses.field(default=False, kw_only=True)
 
   def _apply(self, context: Context, x: mtf.Tensor) -> tuple[Any, mtf.Tensor]:
-    return transformer_moe_layer_v1(
-      x,
-      self._hparams.moe_output_dim or context.model.model_dim,
-      self._hparams,
-      context.train,
-      context.variable_dtype,
-      layout=context.model.layout,
-      mesh_shape=context.model.mesh_shape,
-      nonpadding=context.nonpadding,
-      activation=self._activation,
-      num_microbatches=context.num_microbatches,
-      token_embeddings=context.input_embeddings,
-    )
+    return self._call_experts(transformer_moe_layer_v1, context, x)

@@ -123,3 +123,18 @@ def sinusoid_positional_embedding_weights(
     rows, [position, channel], output_dtype=tf.float32, grad_function=0, name="sinusoid"
   )
   return mtf.cast(table, dtype)
+
+
+def first_positions(x: mtf.Tensor, name: str, size: int) -> mtf.Tensor:
+  """The first positions along a dimension, which the layout may split.
+
+  Args:
+    x: a tensor.
+    name: of the dimension.
+    size: how many positions.
+  """
+  if x.shape.get_dim_by_name(name).size == size:
+    return x
+  # A slice needs all of the dimension on each processor: under this name it is nowhere split.
+  whole = mtf.rename_dimension(x, name, f"_{name}")
+  return mtf.rename_dimension(mtf.slice(whole, 0, size, f"_{name}"), f"_{name}", name)

@@ -11,6 +11,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.layers import us_einsum
 from mesh_tensorflow.transformer.dot_product_attention import weights_dropout
+from mesh_tensorflow.transformer.sequence_utils import first_positions
 
 MODES = (
   "random",
@@ -118,11 +119,11 @@ def _table(
   """The rows of the table `R` for the queries: `[<query dims>, heads, memory_length]`."""
   length = mtf.Dimension("length", table_length)
   dims = [length, *heads, mtf.Dimension("memory_length", table_length)]
-  table = _first(_variable(context, "R", dims), "memory_length", memory_length.size)
+  table = first_positions(_variable(context, "R", dims), "memory_length", memory_length.size)
   if context.mode == "incremental":
     return mtf.gather(table, context.position, length)
   (query_length,) = [d for d in q.shape if d == context.length_dim]
-  return _first(table, "length", query_length.size)
+  return first_positions(table, "length", query_length.size)
 
 
 def _product_of_tables(
@@ -132,7 +133,7 @@ def _product_of_tables(
   tmp = mtf.Dimension("tmp", factorized_dim)
   dims = [tmp, *heads, mtf.Dimension("memory_length", _FIXED_LENGTH)]
   factors = [
-    _first(_variable(context, name, dims), "memory_length", memory_length.size)
+    first_positions(_variable(context, name, dims), "memory_length", memory_length.size)
     for name in ("R1", "R2")
   ]
   return mtf.einsum(factors, output_shape=mtf.Shape([*heads, memory_length]))
@@ -144,7 +145,7 @@ def _dense(
   """A dense layer of relu(q): `[<dims of q but key_dim>, memory_length]`."""
   dims = [mtf.Dimension("memory_length", table_length)]
   kernel = mtf.layers.get_dense_kernel_weights(q, dims, [key_dim], [], None, name="pi")
-  kernel = _first(kernel, "memory_length", memory_length.size)
+  kernel = first_positions(kernel, "memory_length", memory_length.size)
   return us_einsum([mtf.relu(q), kernel], reduced_dims=[key_dim])
 
 
@@ -167,12 +168,3 @@ def _variable(
   return mtf.get_variable(
     context.mesh, name, mtf.Shape(dims), dtype=context.variable_dtype, initializer=initializer
   )
-
-
-def _first(x: mtf.Tensor, name: str, size: int) -> mtf.Tensor:
-  """The first positions along a dimension, which the layout may split."""
-  if x.shape.get_dim_by_name(name).size == size:
-    return x
-  # A slice needs all of the dimension on each processor: under this name it is nowhere split.
-  whole = mtf.rename_dimension(x, name, f"_{name}")
-  return mtf.rename_dimension(mtf.slice(whole, 0, size, f"_{name}"), f"_{name}", name)

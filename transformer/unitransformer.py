@@ -182,6 +182,32 @@ class Unitransformer:
 
   # ---------------------------------------------------------------- forward
 
+  def token_embedding(self, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType) -> Any:
+    """The embedding of input ids, whose variables are created or found in the open scope."""
+    return get_vocab_embedding_cls()(
+      mesh,
+      self.input_vocab_dim,
+      self.model_dim,
+      variable_dtype,
+      name="embedding",
+      ensemble_dim=self.ensemble_dim,
+    )
+
+  def positional_table(self, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType) -> mtf.Tensor:
+    """Vectors of positions, `[<ensemble_dim>, max_length, d_model]`: a variable, or sinusoids."""
+    if self.sinusoid_positional_embedding:
+      return sinusoid_positional_embedding_weights(
+        mesh, self.max_length_dim, self.model_dim, variable_dtype.activation_dtype
+      )
+    return mtf.layers.embedding_weights(
+      mesh,
+      self.max_length_dim,
+      self.model_dim,
+      variable_dtype,
+      "positional_embedding",
+      ensemble_dim=self.ensemble_dim,
+    )
+
   def _call_internal(
     self, context: Context, inputs: mtf.Tensor, targets: mtf.Tensor | None = None
   ) -> mtf.Tensor:
@@ -201,14 +227,7 @@ class Unitransformer:
         targets = mtf.broadcast(targets, [self.ensemble_dim] + targets.shape.dims)
     embedding = context.shared_params.get("embedding")
     if embedding is None:
-      embedding = get_vocab_embedding_cls()(
-        context.mesh,
-        self.input_vocab_dim,
-        self.model_dim,
-        context.variable_dtype,
-        name="embedding",
-        ensemble_dim=self.ensemble_dim,
-      )
+      embedding = self.token_embedding(context.mesh, context.variable_dtype)
     if self.token_dropout_rate and context.train:
       inputs = mtf.dropout(
         inputs, is_training=True, rate=self.token_dropout_rate, noise_shape=inputs.shape
@@ -239,24 +258,9 @@ class Unitransformer:
 
   def _positions(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
     """The vectors of the positions, of dims that broadcast to x."""
-    if self.sinusoid_positional_embedding:
-      table = sinusoid_positional_embedding_weights(
-        context.mesh,
-        self.max_length_dim,
-        self.model_dim,
-        context.variable_dtype.activation_dtype,
-      )
-    elif "positional_embedding" in context.shared_params:
-      table = context.shared_params["positional_embedding"]
-    else:
-      table = mtf.layers.embedding_weights(
-        context.mesh,
-        self.max_length_dim,
-        self.model_dim,
-        context.variable_dtype,
-        "positional_embedding",
-        ensemble_dim=self.ensemble_dim,
-      )
+    table = context.shared_params.get("positional_embedding")
+    if table is None or self.sinusoid_positional_embedding:
+      table = self.positional_table(context.mesh, context.variable_dtype)
     length, max_length = context.length_dim, self.max_length_dim
     if length.size > max_length.size:
       message = (

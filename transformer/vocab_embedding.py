@@ -14,8 +14,50 @@ from mesh_tensorflow.transformer.context import Context
 _MODULE = "mesh_tensorflow.transformer.transformer"
 
 
+class TokenVectors:
+  """Base class of embeddings: a vector for each token, the row of the table `_embedding_weights`.
+
+  For the arguments see `VocabEmbedding`.
+  """
+
+  _embedding_weights: mtf.Tensor
+
+  def __init__(
+    self,
+    mesh: mtf.Mesh,
+    vocab_dim: mtf.Dimension,
+    output_dim: mtf.Dimension,
+    variable_dtype: mtf.VariableDType,
+    name: str,
+    ensemble_dim: mtf.Dimension | None,
+  ):
+    self._mesh = mesh
+    self._vocab_dim = vocab_dim
+    self._output_dim = output_dim
+    self._variable_dtype = variable_dtype
+    self._name = name
+    self._ensemble_dims = [ensemble_dim] if ensemble_dim else []
+
+  def _variable(self, suffix: str, *dims: mtf.Dimension, stddev: float = 1.0) -> mtf.Tensor:
+    """The variable `<name><suffix>` [<ensemble_dim>, <dims>], which starts as random numbers."""
+    return mtf.get_variable(
+      self._mesh,
+      self._name + suffix,
+      mtf.Shape([*self._ensemble_dims, *dims]),
+      dtype=self._variable_dtype,
+      initializer=tf.random_normal_initializer(stddev=stddev) if stddev else tf.zeros_initializer(),
+    )
+
+  def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
+    """The vectors of the ids: the dims of `ids`, then output_dim; zeros for ids out of range."""
+    del context
+    return mtf.gather(
+      self._embedding_weights, ids, self._vocab_dim, output_shape=ids.shape + self._output_dim
+    )
+
+
 @gin.configurable(module=_MODULE)
-class VocabEmbedding:
+class VocabEmbedding(TokenVectors):
   """A table of one vector per token.
 
   Any class with these constructor arguments and these two methods may take its place; see
@@ -42,24 +84,14 @@ class VocabEmbedding:
     ensemble_dim: mtf.Dimension | None,
     scale_variable_like_classifier_weights: bool = False,
   ):
-    self._vocab_dim = vocab_dim
-    self._output_dim = output_dim
+    super().__init__(mesh, vocab_dim, output_dim, variable_dtype, name, ensemble_dim)
     self._scale_variable_like_classifier_weights = scale_variable_like_classifier_weights
     stddev = output_dim.size**-0.5 if scale_variable_like_classifier_weights else 1.0
-    self._embedding_weights = mtf.get_variable(
-      mesh,
-      name,
-      mtf.Shape(([ensemble_dim] if ensemble_dim else []) + [vocab_dim, output_dim]),
-      dtype=variable_dtype,
-      initializer=tf.random_normal_initializer(stddev=stddev),
-    )
+    self._embedding_weights = self._variable("", vocab_dim, output_dim, stddev=stddev)
 
   def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
     """The rows of the table: the dims of `ids`, then output_dim."""
-    del context
-    ret = mtf.gather(
-      self._embedding_weights, ids, self._vocab_dim, output_shape=ids.shape + self._output_dim
-    )
+    ret = super().ids_to_embedding(ids, context)
     if self._scale_variable_like_classifier_weights:
       ret *= self._output_dim.size**0.5
     return ret

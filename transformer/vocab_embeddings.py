@@ -12,19 +12,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gin
-import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer.context import Context
 from mesh_tensorflow.transformer.mixtape import Mixtape
-from mesh_tensorflow.transformer.vocab_embedding import VocabEmbedding
+from mesh_tensorflow.transformer.vocab_embedding import TokenVectors, VocabEmbedding
 
 _MODULE = "mesh_tensorflow.transformer.vocab_embeddings"
 
 
 @gin.configurable(module=_MODULE)
-class FactorizedVocabEmbedding:
+class FactorizedVocabEmbedding(TokenVectors):
   """A table of short vectors, and a matrix from those to vectors of the model's size.
 
   Lan et al., 2019 (arXiv:1909.11942). Variables: `<name>1` [vocab_dim, inner_vocab] and `<name>2`
@@ -50,21 +49,11 @@ class FactorizedVocabEmbedding:
     ensemble_dim: mtf.Dimension | None,
     inner_dimension_size: int = gin.REQUIRED,
   ):
-    self._vocab_dim = vocab_dim
-    self._output_dim = output_dim
+    super().__init__(mesh, vocab_dim, output_dim, variable_dtype, name, ensemble_dim)
     self._inner_dim = mtf.Dimension("inner_vocab", inner_dimension_size)
-    initializer = tf.random_normal_initializer(stddev=inner_dimension_size**-0.25)
-    leading = [ensemble_dim] if ensemble_dim else []
-    self._factor1, self._factor2 = (
-      mtf.get_variable(
-        mesh,
-        f"{name}{i}",
-        mtf.Shape([*leading, *dims]),
-        dtype=variable_dtype,
-        initializer=initializer,
-      )
-      for i, dims in ((1, [vocab_dim, self._inner_dim]), (2, [self._inner_dim, output_dim]))
-    )
+    stddev = inner_dimension_size**-0.25
+    self._factor1 = self._variable("1", vocab_dim, self._inner_dim, stddev=stddev)
+    self._factor2 = self._variable("2", self._inner_dim, output_dim, stddev=stddev)
 
   def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
     """The vectors of the ids: the dims of `ids`, then output_dim; zeros for ids out of range."""
@@ -213,7 +202,7 @@ def concat_vocab(parts: Sequence[mtf.Tensor], vocab_dim: mtf.Dimension) -> mtf.T
 
 
 @gin.configurable(module=_MODULE)
-class MixtureOfSoftmaxes:
+class MixtureOfSoftmaxes(TokenVectors):
   """A mixture of several softmaxes, whose logits are not of the rank of the model's size.
 
   Yang et al., 2017 (arXiv:1711.03953). Variables, with a leading ensemble_dim if there is one:
@@ -240,31 +229,14 @@ class MixtureOfSoftmaxes:
     ensemble_dim: mtf.Dimension | None,
     num_softmaxes: int = gin.REQUIRED,
   ):
-    self._vocab_dim = vocab_dim
-    self._output_dim = output_dim
+    super().__init__(mesh, vocab_dim, output_dim, variable_dtype, name, ensemble_dim)
     self._copy_dim = mtf.Dimension(f"_{output_dim.name}_copy", output_dim.size)
     self._components_dim = mtf.Dimension("softmax_components", num_softmaxes)
-    leading = [ensemble_dim] if ensemble_dim else []
-    initializer = tf.random_normal_initializer(stddev=1.0)
-
-    def variable(what: str, *dims: mtf.Dimension) -> mtf.Tensor:
-      return mtf.get_variable(
-        mesh,
-        f"{name}_{what}_weights",
-        mtf.Shape([*leading, *dims]),
-        dtype=variable_dtype,
-        initializer=initializer,
-      )
-
-    self._embedding_weights = variable("embedding", vocab_dim, output_dim)
-    self._mixture_weights = variable("mixture", self._components_dim, output_dim)
-    self._context_weights = variable("context", self._components_dim, self._copy_dim, output_dim)
-
-  def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
-    """The vectors of the ids: the dims of `ids`, then output_dim; zeros for ids out of range."""
-    del context
-    return mtf.gather(
-      self._embedding_weights, ids, self._vocab_dim, output_shape=ids.shape + self._output_dim
+    components = self._components_dim
+    self._embedding_weights = self._variable("_embedding_weights", vocab_dim, output_dim)
+    self._mixture_weights = self._variable("_mixture_weights", components, output_dim)
+    self._context_weights = self._variable(
+      "_context_weights", components, self._copy_dim, output_dim
     )
 
   def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:

@@ -18,7 +18,7 @@ from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.layers.attention_params import multihead_attention_vars
 from mesh_tensorflow.layers.masks import MASKED, rename_length_to_memory_length
 from mesh_tensorflow.layers.statistics import compress_mean
-from mesh_tensorflow.operations.binary import binary_op_with_broadcasting
+from mesh_tensorflow.operations.broadcasting import binary_op_with_broadcasting
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.random import dropout as dropout_fn
 from mesh_tensorflow.operations.ranges import mtf_range

@@ -10,7 +10,7 @@ from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.layers.attention import dot_product_attention
 from mesh_tensorflow.layers.attention_params import multihead_attention_vars
 from mesh_tensorflow.layers.masks import MASKED
-from mesh_tensorflow.operations.binary import binary_op_with_broadcasting
+from mesh_tensorflow.operations.broadcasting import binary_op_with_broadcasting
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.indexing import one_hot
 from mesh_tensorflow.operations.ranges import mtf_range

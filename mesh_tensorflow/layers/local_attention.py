@@ -13,11 +13,14 @@ from mesh_tensorflow.graph import Mesh, Tensor
 from mesh_tensorflow.layers.attention import dot_product_attention
 from mesh_tensorflow.layers.attention_params import multihead_attention_vars
 from mesh_tensorflow.layers.masks import MASKED
-from mesh_tensorflow.operations.binary import binary_op_with_broadcasting, equal, mod, where
+from mesh_tensorflow.operations.binary import mod
+from mesh_tensorflow.operations.broadcasting import binary_op_with_broadcasting
+from mesh_tensorflow.operations.comparison import equal
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.ranges import mtf_range
 from mesh_tensorflow.operations.reshape import replace_dimensions
 from mesh_tensorflow.operations.shift import left_halo_exchange
+from mesh_tensorflow.operations.where import where
 
 _SCOPE = "masked_local_attention_1d"
 # Blocks are not made smaller than this for the sake of a smaller window.

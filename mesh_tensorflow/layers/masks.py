@@ -10,7 +10,7 @@ import tensorflow as tf
 from mesh_tensorflow.dimensions import Dimension
 from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.graph import Mesh, Tensor
-from mesh_tensorflow.operations.binary import binary_op_with_broadcasting
+from mesh_tensorflow.operations.broadcasting import binary_op_with_broadcasting
 from mesh_tensorflow.operations.ranges import mtf_range
 from mesh_tensorflow.operations.reshape import rename_dimension
 from mesh_tensorflow.operations.slicewise import cwise

@@ -9,7 +9,7 @@ from mesh_tensorflow.dimensions import ShapeLike, convert_to_shape
 from mesh_tensorflow.errors import ArgumentError
 from mesh_tensorflow.global_step import get_global_step
 from mesh_tensorflow.graph import Tensor
-from mesh_tensorflow.operations.binary import binary_op_with_broadcasting
+from mesh_tensorflow.operations.broadcasting import binary_op_with_broadcasting
 from mesh_tensorflow.operations.elementwise import cast
 from mesh_tensorflow.operations.random import random_uniform
 from mesh_tensorflow.operations.slicewise import cwise

@@ -10,11 +10,12 @@ from mesh_tensorflow import initializers, scope
 from mesh_tensorflow.dimensions import Dimension, Shape
 from mesh_tensorflow.errors import DimensionError
 from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.operations.assignments import assign
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import cast, rsqrt, square
 from mesh_tensorflow.operations.norms import standardize
 from mesh_tensorflow.operations.reduction import reduce_mean
-from mesh_tensorflow.operations.variables import VariableDType, assign, get_variable
+from mesh_tensorflow.operations.variables import VariableDType, get_variable
 
 
 def layer_norm(

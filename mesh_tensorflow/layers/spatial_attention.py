@@ -15,7 +15,8 @@ from mesh_tensorflow.layers.masks import (
   attention_bias_local_2d_block,
   attention_bias_local_block,
 )
-from mesh_tensorflow.operations.binary import add, binary_op_with_broadcasting
+from mesh_tensorflow.operations.binary import add
+from mesh_tensorflow.operations.broadcasting import binary_op_with_broadcasting
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import cast
 from mesh_tensorflow.operations.ranges import mtf_range

@@ -22,16 +22,18 @@ from mesh_tensorflow.operations.convolution_gradients import gradients_of
 class _Forward(Convolution):
   """A convolution or a transposed one; the output has the names of the input's dimensions."""
 
+  _rank: int
+  _transposed = False
+
   def __init__(
     self,
-    rank: int,
-    transposed: bool,
     conv_input: Tensor,
     conv_filter: Tensor,
     strides: Sequence[int] | None,
     padding: str,
-    name: str | None,
+    name: str | None = None,
   ):
+    rank, transposed = self._rank, self._transposed
     family = f"conv{rank}d_transpose" if transposed else f"conv{rank}d"
     name = name or family
     roles = (FEATURES, FILTER, IMAGE) if transposed else (IMAGE, FILTER, FEATURES)
@@ -75,15 +77,7 @@ class Conv2dOperation(_Forward):
     DTypeError: the dtypes differ, or are not floating.
   """
 
-  def __init__(
-    self,
-    conv_input: Tensor,
-    conv_filter: Tensor,
-    strides: Sequence[int] | None,
-    padding: str,
-    name: str | None = None,
-  ):
-    super().__init__(2, False, conv_input, conv_filter, strides, padding, name)
+  _rank = 2
 
 
 class Conv3dOperation(_Forward):
@@ -92,15 +86,7 @@ class Conv3dOperation(_Forward):
   Otherwise as `Conv2dOperation`; strides are [1, s_d, s_h, s_w, 1].
   """
 
-  def __init__(
-    self,
-    conv_input: Tensor,
-    conv_filter: Tensor,
-    strides: Sequence[int] | None,
-    padding: str,
-    name: str | None = None,
-  ):
-    super().__init__(3, False, conv_input, conv_filter, strides, padding, name)
+  _rank = 3
 
 
 class Conv2dTransposeOperation(_Forward):
@@ -123,15 +109,7 @@ class Conv2dTransposeOperation(_Forward):
     DTypeError: the dtypes differ, or are not floating.
   """
 
-  def __init__(
-    self,
-    conv_input: Tensor,
-    conv_filter: Tensor,
-    strides: Sequence[int] | None,
-    padding: str,
-    name: str | None = None,
-  ):
-    super().__init__(2, True, conv_input, conv_filter, strides, padding, name)
+  _rank, _transposed = 2, True
 
 
 class Conv3dTransposeOperation(_Forward):
@@ -140,12 +118,4 @@ class Conv3dTransposeOperation(_Forward):
   Otherwise as `Conv2dTransposeOperation`; strides are [1, s_d, s_h, s_w, 1].
   """
 
-  def __init__(
-    self,
-    conv_input: Tensor,
-    conv_filter: Tensor,
-    strides: Sequence[int] | None,
-    padding: str,
-    name: str | None = None,
-  ):
-    super().__init__(3, True, conv_input, conv_filter, strides, padding, name)
+  _rank, _transposed = 3, True

@@ -13,10 +13,11 @@ from mesh_tensorflow.dimensions import (
   shape_union,
 )
 from mesh_tensorflow.errors import DimensionTypeError, DTypeError, GraphError, ShapeError
-from mesh_tensorflow.graph import Operation, Tensor, check_tensors
+from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations.contraction import contract
 from mesh_tensorflow.operations.reduction import mesh_axes_of
+from mesh_tensorflow.tensor import check_tensors
 
 
 class EinsumOperation(Operation):

@@ -1,4 +1,4 @@
-"""Unary elementwise functions, casts, and multiplication or addition of a scalar."""
+"""Unary elementwise functions and casts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.errors import DTypeError
-from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.slicewise import cwise
 
 _raw = tf.raw_ops
@@ -25,6 +24,11 @@ def _of_output(tf_grad: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Callable
   return lambda op, dy: [cwise(tf_grad, [dy, op.outputs[0]], name=f"{op.name}_grad")]
 
 
+def _by_kernel(raw_grad: Callable[..., tf.Tensor]) -> Callable[..., list[Tensor]]:
+  """A gradient that TensorFlow has an operation for, of (y, dy)."""
+  return _of_output(lambda dy, y: raw_grad(y=y, dy=dy))
+
+
 def identity(x: Tensor, name: str = "identity") -> Tensor:
   """x itself, as a new tensor.
 
@@ -36,141 +40,62 @@ def identity(x: Tensor, name: str = "identity") -> Tensor:
 
 
 def sin(x: Tensor, name: str = "sin") -> Tensor:
-  """Sine of x (in radians), elementwise.
-
-  Args:
-    x: a `Tensor`.
-    name: of the operation.
-  """
+  """Sine of x (in radians), elementwise; arguments as `identity`."""
   return cwise(tf.sin, [x], name=name)
 
 
 def cos(x: Tensor, name: str = "cos") -> Tensor:
-  """Cosine of x (in radians), elementwise.
-
-  Args:
-    x: a `Tensor`.
-    name: of the operation.
-  """
+  """Cosine of x (in radians), elementwise; arguments as `identity`."""
   return cwise(tf.cos, [x], name=name)
 
 
 def square(x: Tensor, name: str = "square") -> Tensor:
-  """x ** 2, elementwise.
-
-  Args:
-    x: a `Tensor`.
-    name: of the operation.
-  """
+  """x ** 2, elementwise; arguments as `identity`."""
   return cwise(tf.square, [x], name=name, grad_function=_of_input(lambda dy, v: dy * (v + v)))
 
 
 def sqrt(x: Tensor, name: str = "sqrt") -> Tensor:
-  """Square root, elementwise.
-
-  Args:
-    x: a `Tensor`.
-    name: of the operation.
-  """
-  return cwise(
-    tf.sqrt, [x], name=name, grad_function=_of_output(lambda dy, y: _raw.SqrtGrad(y=y, dy=dy))
-  )
+  """Square root, elementwise; arguments as `identity`."""
+  return cwise(tf.sqrt, [x], name=name, grad_function=_by_kernel(_raw.SqrtGrad))
 
 
 def rsqrt(x: Tensor, name: str = "rsqrt") -> Tensor:
-  """1 / sqrt(x), elementwise.
-
-  Args:
-    x: a `Tensor`.
-    name: of the operation.
-  """
-  return cwise(
-    tf.math.rsqrt,
-    [x],
-    name=name,
-    grad_function=_of_output(lambda dy, y: _raw.RsqrtGrad(y=y, dy=dy)),
-  )
+  """1 / sqrt(x), elementwise; arguments as `identity`."""
+  return cwise(tf.math.rsqrt, [x], name=name, grad_function=_by_kernel(_raw.RsqrtGrad))
 
 
 def log(x: Tensor, name: str = "log") -> Tensor:
-  """Natural logarithm, elementwise.
-
-  Args:
-    x: a `Tensor`.
-    name: of the operation.
-  """
+  """Natural logarithm, elementwise; arguments as `identity`."""
   return cwise(tf.math.log, [x], name=name, grad_function=_of_input(lambda dy, v: dy / v))
 
 
 def exp(x: Tensor, name: str = "exp") -> Tensor:
-  """e ** x, elementwise.
-
-  Args:
-    x: a `Tensor`.
-    name: of the operation.
-  """
+  """e ** x, elementwise; arguments as `identity`."""
   return cwise(tf.exp, [x], name=name, grad_function=_of_output(lambda dy, y: dy * y))
 
 
 def sigmoid(x: Tensor, name: str = "sigmoid") -> Tensor:
-  """1 / (1 + exp(-x)), elementwise.
-
-  Args:
-    x: a `Tensor`.
-    name: of the operation.
-  """
-  return cwise(
-    tf.sigmoid,
-    [x],
-    name=name,
-    grad_function=_of_output(lambda dy, y: _raw.SigmoidGrad(y=y, dy=dy)),
-  )
+  """1 / (1 + exp(-x)), elementwise; arguments as `identity`."""
+  return cwise(tf.sigmoid, [x], name=name, grad_function=_by_kernel(_raw.SigmoidGrad))
 
 
 def tanh(x: Tensor, name: str = "tanh") -> Tensor:
-  """Hyperbolic tangent, elementwise.
-
-  Args:
-    x: a `Tensor`.
-    name: of the operation.
-  """
-  return cwise(
-    tf.tanh, [x], name=name, grad_function=_of_output(lambda dy, y: _raw.TanhGrad(y=y, dy=dy))
-  )
+  """Hyperbolic tangent, elementwise; arguments as `identity`."""
+  return cwise(tf.tanh, [x], name=name, grad_function=_by_kernel(_raw.TanhGrad))
 
 
 def negative(x: Tensor, name: str = "negative") -> Tensor:
-  """Minus x, elementwise.
-
-  Args:
-    x: a `Tensor`.
-    name: of the operation.
-  """
+  """Minus x, elementwise; arguments as `identity`."""
   return cwise(tf.negative, [x], name=name, grad_function=lambda op, dy: [negative(dy)])
 
 
 def reciprocal(x: Tensor, name: str = "reciprocal") -> Tensor:
-  """1 / x, elementwise.
-
-  Args:
-    x: a `Tensor`.
-    name: of the operation.
-  """
-  return cwise(
-    tf.math.reciprocal,
-    [x],
-    name=name,
-    grad_function=_of_output(lambda dy, y: _raw.ReciprocalGrad(y=y, dy=dy)),
-  )
+  """1 / x, elementwise; arguments as `identity`."""
+  return cwise(tf.math.reciprocal, [x], name=name, grad_function=_by_kernel(_raw.ReciprocalGrad))
 
 
 def relu(x: Tensor, name: str = "relu") -> Tensor:
-  """max(x, 0), elementwise; the gradient at 0 is 0.
-
-  Args:
-    x: a `Tensor`.
-    name: of the operation.
-  """
+  """max(x, 0), elementwise; the gradient at 0 is 0; arguments as `identity`."""
   return cwise(
     tf.nn.relu,
     [x],
@@ -225,22 +150,12 @@ def softplus(x: Tensor) -> Tensor:
 
 
 def sign(x: Tensor, name: str = "sign") -> Tensor:
-  """-1, 0 or 1; no gradient.
-
-  Args:
-    x: a `Tensor`.
-    name: of the operation.
-  """
+  """-1, 0 or 1; no gradient; arguments as `identity`."""
   return cwise(tf.sign, [x], name=name, grad_function=0)
 
 
 def logical_not(x: Tensor, name: str = "logical_not") -> Tensor:
-  """Not, elementwise, of a bool tensor.
-
-  Args:
-    x: a `Tensor`.
-    name: of the operation.
-  """
+  """Not, elementwise, of a bool tensor; arguments as `identity`."""
   return cwise(tf.logical_not, [x], name=name, grad_function=0)
 
 
@@ -265,32 +180,17 @@ def cast(x: Tensor, dtype: Any, name: str = "cast") -> Tensor:
 
 
 def to_float(x: Tensor, name: str = "to_float") -> Tensor:
-  """X as float32.
-
-  Args:
-    x: a `Tensor`.
-    name: of the operation.
-  """
+  """X as float32; arguments as `identity`."""
   return cast(x, tf.float32, name=name)
 
 
 def to_bfloat16(x: Tensor, name: str = "to_bfloat16") -> Tensor:
-  """X as bfloat16.
-
-  Args:
-    x: a `Tensor`.
-    name: of the operation.
-  """
+  """X as bfloat16; arguments as `identity`."""
   return cast(x, tf.bfloat16, name=name)
 
 
 def to_int32(x: Tensor, name: str = "to_int32") -> Tensor:
-  """X as int32.
-
-  Args:
-    x: a `Tensor`.
-    name: of the operation.
-  """
+  """X as int32; arguments as `identity`."""
   return cast(x, tf.int32, name=name)
 
 
@@ -310,12 +210,7 @@ def mtf_abs(x: Tensor) -> Tensor:
   Args:
     x: a `Tensor`.
   """
-  return cwise(
-    tf.abs,
-    [x],
-    name="abs",
-    grad_function=_of_input(lambda dy, v: dy * tf.sign(v)),
-  )
+  return cwise(tf.abs, [x], name="abs", grad_function=_of_input(lambda dy, v: dy * tf.sign(v)))
 
 
 def swish(x: Tensor) -> Tensor:
@@ -365,86 +260,3 @@ def squared_relu(x: Tensor) -> Tensor:
     x: a `Tensor`.
   """
   return square(relu(x))
-
-
-class ScalarMultiplyOperation(Operation):
-  """x times a scalar (a Python or NumPy number, or a 0-d tf.Tensor of x's dtype).
-
-  Args:
-    x: a `Tensor`.
-    scalar: the scalar.
-    name: of the operation.
-  """
-
-  def __init__(self, x: Tensor, scalar: Any, name: str | None = None):
-    super().__init__([x], name=name or "scalar_mul")
-    self._scalar = checked_scalar(scalar, x, self.name)
-    self._outputs = [Tensor(self, x.shape, x.dtype)]
-
-  def gradient(self, grad_ys):
-    return [ScalarMultiplyOperation(grad_ys[0], self._scalar).outputs[0]]
-
-  def lower(self, lowering):
-    lowering.set_tensor_lowering(
-      self.outputs[0],
-      lowering.mesh_impl(self).slicewise_delay_allreduce(
-        lambda x: x * self._scalar, lowering.tensors[self.inputs[0]]
-      ),
-    )
-
-
-class ScalarAddOperation(Operation):
-  """x plus a scalar (a Python or NumPy number, or a 0-d tf.Tensor of x's dtype).
-
-  Args:
-    x: a `Tensor`.
-    scalar: the scalar.
-    name: of the operation.
-  """
-
-  def __init__(self, x: Tensor, scalar: Any, name: str | None = None):
-    super().__init__([x], name=name or "scalar_add")
-    self._scalar = checked_scalar(scalar, x, self.name)
-    self._outputs = [Tensor(self, x.shape, x.dtype)]
-
-  def gradient(self, grad_ys):
-    return grad_ys
-
-  def lower(self, lowering):
-    lowering.set_tensor_lowering(
-      self.outputs[0],
-      lowering.mesh_impl(self).slicewise(
-        lambda x: x + self._scalar, lowering.tensors[self.inputs[0]]
-      ),
-    )
-
-
-def checked_scalar(scalar: Any, x: Tensor, what: str) -> Any:
-  """The scalar, checked to fit x's dtype.
-
-  Raises:
-    DTypeError: a float with an integer tensor, or no scalar.
-  """
-  if tf.is_tensor(scalar) or isinstance(scalar, tf.Variable):
-    if scalar.shape.rank not in (0, None):
-      raise DTypeError(
-        f"{what}: expected a scalar to go with {x}, got a tf.Tensor of shape {scalar.shape}; "
-        "use mtf.import_tf_tensor to give its dimensions names"
-      )
-    if scalar.dtype != x.dtype:
-      raise DTypeError(f"{what}: scalar of dtype {scalar.dtype.name} with {x}; cast it first")
-    return scalar
-  if getattr(scalar, "ndim", 0):
-    raise DTypeError(
-      f"{what}: expected a scalar to go with {x}, got an array of shape {scalar.shape}; "
-      "use mtf.import_tf_tensor to give its dimensions names"
-    )
-  numbers = (bool, int, float, complex) if x.dtype.is_complex else (bool, int, float)
-  if isinstance(scalar, numbers) or hasattr(scalar, "dtype"):
-    if not (x.dtype.is_floating or x.dtype.is_complex) and not hasattr(scalar, "__index__"):
-      raise DTypeError(
-        f"{what}: the float {scalar!r} with the {x.dtype.name} tensor {x}; "
-        "use mtf.to_float, or an integer"
-      )
-    return scalar.item() if hasattr(scalar, "item") else scalar
-  raise DTypeError(f"{what}: {type(scalar).__name__} is neither an mtf.Tensor nor a scalar")

@@ -16,8 +16,9 @@ from mesh_tensorflow.errors import (
 )
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.laid_out import LaidOutTensor, LazyAllreduceSum
+from mesh_tensorflow.operations.assignments import grouped
 from mesh_tensorflow.operations.control import ScalarSummaryOperation
-from mesh_tensorflow.operations.variables import Variable, grouped
+from mesh_tensorflow.operations.variables import Variable
 
 
 class WhileLoopOperation(Operation):

@@ -16,7 +16,8 @@ from mesh_tensorflow.dimensions import (
 )
 from mesh_tensorflow.errors import ArgumentError, GradientError, GraphError, ShapeError
 from mesh_tensorflow.graph import Tensor
-from mesh_tensorflow.operations.binary import add, less
+from mesh_tensorflow.operations.binary import add
+from mesh_tensorflow.operations.comparison import less
 from mesh_tensorflow.operations.constants import constant
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.operations.indexing import GatherOperation, ScatterAddOperation

@@ -18,7 +18,8 @@ from mesh_tensorflow.dimensions import (
 from mesh_tensorflow.errors import ArgumentError, GradientError, ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.laid_out import LazyAllreduceSum
-from mesh_tensorflow.operations.elementwise import ScalarMultiplyOperation, cast, to_float
+from mesh_tensorflow.operations.elementwise import cast, to_float
+from mesh_tensorflow.operations.scalar import ScalarMultiplyOperation
 from mesh_tensorflow.slices import transpose_to
 
 _TF_REDUCTION = {"SUM": tf.reduce_sum, "MAX": tf.reduce_max, "MIN": tf.reduce_min}
@@ -112,7 +113,9 @@ class ReduceOperation(Operation):
     self._reduction_fn_string = reduction_fn_string
 
   def gradient(self, grad_ys):
-    from mesh_tensorflow.operations.binary import equal, where  # binary imports this module
+    # Both import this module.
+    from mesh_tensorflow.operations.comparison import equal
+    from mesh_tensorflow.operations.where import where
 
     dy, x, y = grad_ys[0], self.inputs[0], self.outputs[0]
     if self._reduction_fn_string == "SUM":
@@ -224,14 +227,9 @@ def reduce_max(
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:
-  """Maximum over dimensions; tied elements each get the whole gradient.
+  """Maximum over dimensions; arguments as `reduce_sum`.
 
-  Args:
-    x: a `Tensor`.
-    disable_positional_args: must stay None; what follows is given by keyword.
-    output_shape: dimensions to keep, in any order.
-    reduced_dim: the one dimension to reduce; all by default.
-    name: of the operation.
+  Tied elements each get the whole gradient.
   """
   return _reduce(x, disable_positional_args, output_shape, reduced_dim, "MAX", name or "reduce_max")
 
@@ -243,14 +241,9 @@ def reduce_min(
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:
-  """Minimum over dimensions; tied elements each get the whole gradient.
+  """Minimum over dimensions; arguments as `reduce_sum`.
 
-  Args:
-    x: a `Tensor`.
-    disable_positional_args: must stay None; what follows is given by keyword.
-    output_shape: dimensions to keep, in any order.
-    reduced_dim: the one dimension to reduce; all by default.
-    name: of the operation.
+  Tied elements each get the whole gradient.
   """
   return _reduce(x, disable_positional_args, output_shape, reduced_dim, "MIN", name or "reduce_min")
 
@@ -262,15 +255,7 @@ def reduce_mean(
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:
-  """Mean over dimensions of a floating tensor.
-
-  Args:
-    x: a `Tensor`.
-    disable_positional_args: must stay None; what follows is given by keyword.
-    output_shape: dimensions to keep, in any order.
-    reduced_dim: the one dimension to reduce; all by default.
-    name: of the operation.
-  """
+  """Mean over dimensions of a floating tensor; arguments as `reduce_sum`."""
   total = reduce_sum(
     x, disable_positional_args, output_shape, reduced_dim, name=name or "reduce_mean"
   )
@@ -284,15 +269,7 @@ def reduce_all(
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:
-  """Whether all elements along dimensions are true.
-
-  Args:
-    x: a bool `Tensor`.
-    disable_positional_args: must stay None; what follows is given by keyword.
-    output_shape: dimensions to keep, in any order.
-    reduced_dim: the one dimension to reduce; all by default.
-    name: of the operation.
-  """
+  """Whether all elements of a bool tensor along dimensions are true; arguments as `reduce_sum`."""
   return cast(
     reduce_min(
       to_float(x), disable_positional_args, output_shape, reduced_dim, name or "reduce_all"
@@ -308,15 +285,7 @@ def reduce_any(
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:
-  """Whether any element along dimensions is true.
-
-  Args:
-    x: a bool `Tensor`.
-    disable_positional_args: must stay None; what follows is given by keyword.
-    output_shape: dimensions to keep, in any order.
-    reduced_dim: the one dimension to reduce; all by default.
-    name: of the operation.
-  """
+  """Whether any element of a bool tensor along dimensions is true; arguments as `reduce_sum`."""
   return cast(
     reduce_max(
       to_float(x), disable_positional_args, output_shape, reduced_dim, name or "reduce_any"

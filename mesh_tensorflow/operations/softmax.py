@@ -13,7 +13,7 @@ from mesh_tensorflow.dimensions import (
   no_such_dimension,
 )
 from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.operations.binary import binary_arguments_to_tensors
+from mesh_tensorflow.operations.broadcasting import binary_arguments_to_tensors
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import exp
 from mesh_tensorflow.operations.reduction import reduce_sum
@@ -181,15 +181,7 @@ def reduce_logsumexp(
 def log_softmax(
   x: Tensor, reduced_dim: DimensionLike, extra_logit: Any = None, name: str | None = None
 ) -> Tensor:
-  """X - `reduce_logsumexp`(x), of the shape of x.
-
-  Args:
-    x: a floating `Tensor`.
-    reduced_dim: the dimension to sum over.
-    extra_logit: a number, or a `Tensor` of some of the other dimensions: one more summand. No
-      gradient flows to it.
-    name: of the operation.
-  """
+  """X - `reduce_logsumexp`(x), of the shape of x; arguments as `reduce_logsumexp`."""
   op = LogSoftmaxOperation(x, convert_to_dimension(reduced_dim), _extra(x, extra_logit), name)
   return op.outputs[0]
 
@@ -197,14 +189,9 @@ def log_softmax(
 def softmax(
   x: Tensor, reduced_dim: DimensionLike, extra_logit: Any = None, name: str | None = None
 ) -> Tensor:
-  """exp(x) / sum(exp(x)), of the shape of x; with an extra logit the sum stays below 1.
+  """exp(x) / sum(exp(x)), of the shape of x; arguments as `reduce_logsumexp`.
 
-  Args:
-    x: a floating `Tensor`.
-    reduced_dim: the dimension to sum over.
-    extra_logit: a number, or a `Tensor` of some of the other dimensions: one more summand. No
-      gradient flows to it.
-    name: of the operation.
+  With an extra logit the sum stays below 1.
   """
   op = SoftmaxOperation(x, convert_to_dimension(reduced_dim), _extra(x, extra_logit), name)
   return op.outputs[0]

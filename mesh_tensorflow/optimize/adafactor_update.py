@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from mesh_tensorflow.dimensions import Dimension
 from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.operations.variables import Variable, grouped
+from mesh_tensorflow.operations.assignments import grouped
+from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.update import laid_out_scalar, slices_of, subtract
 
 

@@ -12,10 +12,11 @@ from mesh_tensorflow import initializers
 from mesh_tensorflow.errors import GraphError, ShapeError
 from mesh_tensorflow.global_step import count_global_step, get_global_step
 from mesh_tensorflow.graph import Mesh, Operation, Tensor
+from mesh_tensorflow.operations.assignments import Assign
 from mesh_tensorflow.operations.elementwise import sqrt, square
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.operations.reduction import reduce_mean
-from mesh_tensorflow.operations.variables import Assign, Variable, get_variable
+from mesh_tensorflow.operations.variables import Variable, get_variable
 from mesh_tensorflow.optimize.scalars import ScalarLike, evaluate_scalar
 
 _LOG = logging.getLogger("mesh_tensorflow")

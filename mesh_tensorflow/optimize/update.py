@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.operations.variables import Variable, grouped
+from mesh_tensorflow.operations.assignments import grouped
+from mesh_tensorflow.operations.variables import Variable
 
 
 class UpdateOperation(Operation):

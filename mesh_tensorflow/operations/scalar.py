@@ -1,0 +1,98 @@
+"""Multiplication and addition of a tensor and a scalar."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.errors import DTypeError
+from mesh_tensorflow.graph import Operation, Tensor
+
+
+class _ScalarOperation(Operation):
+  """Base class of operations of a tensor and a scalar."""
+
+  _default_name: str
+
+  def __init__(self, x: Tensor, scalar: Any, name: str | None = None):
+    super().__init__([x], name=name or self._default_name)
+    self._scalar = checked_scalar(scalar, x, self.name)
+    self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+
+class ScalarMultiplyOperation(_ScalarOperation):
+  """x times a scalar (a Python or NumPy number, or a 0-d tf.Tensor of x's dtype).
+
+  Args:
+    x: a `Tensor`.
+    scalar: the scalar.
+    name: of the operation.
+  """
+
+  _default_name = "scalar_mul"
+
+  def gradient(self, grad_ys):
+    return [ScalarMultiplyOperation(grad_ys[0], self._scalar).outputs[0]]
+
+  def lower(self, lowering):
+    lowering.set_tensor_lowering(
+      self.outputs[0],
+      lowering.mesh_impl(self).slicewise_delay_allreduce(
+        lambda x: x * self._scalar, lowering.tensors[self.inputs[0]]
+      ),
+    )
+
+
+class ScalarAddOperation(_ScalarOperation):
+  """x plus a scalar (a Python or NumPy number, or a 0-d tf.Tensor of x's dtype).
+
+  Args:
+    x: a `Tensor`.
+    scalar: the scalar.
+    name: of the operation.
+  """
+
+  _default_name = "scalar_add"
+
+  def gradient(self, grad_ys):
+    return grad_ys
+
+  def lower(self, lowering):
+    lowering.set_tensor_lowering(
+      self.outputs[0],
+      lowering.mesh_impl(self).slicewise(
+        lambda x: x + self._scalar, lowering.tensors[self.inputs[0]]
+      ),
+    )
+
+
+def checked_scalar(scalar: Any, x: Tensor, what: str) -> Any:
+  """The scalar, checked to fit x's dtype.
+
+  Raises:
+    DTypeError: a float with an integer tensor, or no scalar.
+  """
+  if tf.is_tensor(scalar) or isinstance(scalar, tf.Variable):
+    if scalar.shape.rank not in (0, None):
+      raise DTypeError(
+        f"{what}: expected a scalar to go with {x}, got a tf.Tensor of shape {scalar.shape}; "
+        "use mtf.import_tf_tensor to give its dimensions names"
+      )
+    if scalar.dtype != x.dtype:
+      raise DTypeError(f"{what}: scalar of dtype {scalar.dtype.name} with {x}; cast it first")
+    return scalar
+  if getattr(scalar, "ndim", 0):
+    raise DTypeError(
+      f"{what}: expected a scalar to go with {x}, got an array of shape {scalar.shape}; "
+      "use mtf.import_tf_tensor to give its dimensions names"
+    )
+  numbers = (bool, int, float, complex) if x.dtype.is_complex else (bool, int, float)
+  if isinstance(scalar, numbers) or hasattr(scalar, "dtype"):
+    if not (x.dtype.is_floating or x.dtype.is_complex) and not hasattr(scalar, "__index__"):
+      raise DTypeError(
+        f"{what}: the float {scalar!r} with the {x.dtype.name} tensor {x}; "
+        "use mtf.to_float, or an integer"
+      )
+    return scalar.item() if hasattr(scalar, "item") else scalar
+  raise DTypeError(f"{what}: {type(scalar).__name__} is neither an mtf.Tensor nor a scalar")
