@@ -7,145 +7,58 @@ the devices of all workers, and each worker runs the processors that are on its 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import logging
 import os
 import re
-import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import gin
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow import quiet, virtual_devices
-from mesh_tensorflow.errors import (
-  CollectiveError,
-  ConfigError,
-  GraphError,
-  MeshShapeError,
-  WorkerLostError,
-)
+from mesh_tensorflow import joining, parent_watch, virtual_devices
+from mesh_tensorflow.cluster import Cluster, cluster_from_environment, listens
+from mesh_tensorflow.collectives import abort_collectives
+from mesh_tensorflow.errors import CollectiveError, ConfigError, GraphError, WorkerLostError
+from mesh_tensorflow.joining import EXIT_WORKER_LOST
+
+__all__ = [
+  "EXIT_WORKER_LOST",
+  "Cluster",
+  "any_worker",
+  "barrier",
+  "check",
+  "cluster_from_environment",
+  "current",
+  "gather",
+  "host_device",
+  "join",
+  "leave",
+  "listens",
+  "worker_errors",
+]
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
-# Exit code of a worker that ends because another one was lost.
-EXIT_WORKER_LOST = 75
-
 # After so long without heartbeats TensorFlow takes a worker for lost; some more to be sure.
 _HEARTBEAT_SECONDS = 15.0
+_PASS_ON_SECONDS = 5.0
 
 # TensorFlow knows groups of devices, and what they exchange, by numbers: those of a mesh are higher
 # (`collectives.KEYS`), those of a strategy lower.
 _GROUP_KEY = 50_000
 
+# A worker whose process lives, but whose program does not come to where the others are.
+_STUCK_SECONDS = 1800.0
 
-@dataclasses.dataclass(frozen=True)
-class Cluster:
-  """The workers, and which of them this process is.
+# How long the ports of a process that was killed stay open, at most.
+_CLOSING_SECONDS = 5.0
 
-  Attributes:
-    tasks: (job, number in the job, address "host:port") of every worker, by its number.
-    index: the number of this worker.
-  """
-
-  tasks: tuple[tuple[str, int, str], ...] = (("localhost", 0, ""),)
-  index: int = 0
-
-  @property
-  def size(self) -> int:
-    """How many workers there are."""
-    return len(self.tasks)
-
-  @property
-  def is_chief(self) -> bool:
-    """Whether this worker does what only one does: reports, and the last part of a checkpoint."""
-    return self.index == 0
-
-  def name(self, worker: int) -> str:
-    """A worker in messages: "worker 1 (host:port)"."""
-    return f"worker {worker} ({self.tasks[worker][2]})"
-
-  def devices(self, count: int, kind: str = "CPU") -> list[str]:
-    """Full names of the first `count` devices of a kind of all workers together.
-
-    Args:
-      count: a multiple of the number of workers.
-      kind: "CPU" or "GPU".
-
-    Raises:
-      MeshShapeError: the number of workers does not divide it.
-    """
-    if count % self.size:
-      raise MeshShapeError(
-        f"a mesh of {count} processors cannot be shared by {self.size} workers: each worker has "
-        f"the same number of devices; use a multiple of {self.size} processors"
-      )
-    return [
-      f"/job:{job}/replica:0/task:{task}/device:{kind}:{i}"
-      for job, task, _ in self.tasks
-      for i in range(count // self.size)
-    ]
-
-
-def _malformed(text: str, what: str) -> ConfigError:
-  return ConfigError(
-    f"TF_CONFIG {what}; it must look like "
-    '{"cluster": {"worker": ["host0:port", "host1:port"]}, '
-    f'"task": {{"type": "worker", "index": 0}}}}; it is {text}'
-  )
-
-
-def cluster_from_environment(environ: Mapping[str, str] | None = None) -> Cluster:
-  """The cluster that TF_CONFIG describes; one worker if it is not set.
-
-  Args:
-    environ: environment variables; `os.environ` by default.
-
-  Raises:
-    ConfigError: TF_CONFIG is malformed.
-  """
-  text = (os.environ if environ is None else environ).get("TF_CONFIG", "").strip()
-  if not text:
-    return Cluster()
-
-  try:
-    config = json.loads(text)
-  except ValueError as e:
-    raise _malformed(text, f"is no JSON ({e})") from e
-  if not isinstance(config, dict) or not isinstance(config.get("cluster", {}), dict):
-    raise _malformed(text, "has no 'cluster'")
-  jobs = config.get("cluster") or {}
-  unknown = sorted(set(jobs) - {"chief", "worker", "evaluator"})
-  if unknown:
-    raise _malformed(
-      text, f"has the job(s) {', '.join(unknown)}, and there are only 'chief' and 'worker'"
-    )
-  tasks = []
-  for job in ("chief", "worker"):
-    addresses = jobs.get(job, [])
-    if not isinstance(addresses, list):
-      raise _malformed(text, f"has no list of addresses for the job {job!r}")
-    tasks += [(job, i, str(address)) for i, address in enumerate(addresses)]
-  if not tasks:
-    return Cluster()
-  for _, _, address in tasks:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-      raise _malformed(text, f"has the address {address!r}, which is not host:port")
-  if len({a for _, _, a in tasks}) < len(tasks):
-    raise _malformed(text, "has one address twice")
-  task = config.get("task") or {}
-  me = (task.get("type"), task.get("index"))
-  known = [(job, i) for job, i, _ in tasks]
-  if me not in known:
-    raise _malformed(
-      text, f"says that this process is {me[0]} {me[1]}, which is not in its cluster"
-    )
-  return Cluster(tuple(tasks), known.index(me))
+# How long workers wait for each other when all have done their work.
+_LEAVE_SECONDS = 15.0
 
 
 class _Joined:
@@ -157,11 +70,43 @@ class _Joined:
 
   def __init__(self, cluster: Cluster):
     self.cluster = cluster
-    # TensorFlow's server, which also notices when heartbeats of a worker are missing.
-    self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    job, task, _ = cluster.tasks[cluster.index]
+    # TensorFlow's server, which also notices when heartbeats of a worker are missing. Of TF_CONFIG
+    # it is given what is understood here: no evaluator, and the index as a number.
+    self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
+      tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(_addresses_by_job(cluster)), task_type=job, task_id=task
+      )
+    )
     with tf.device(host_device(cluster)):
       self._token = tf.Variable(0, trainable=False, name="mtf_workers_token")
     self._gathers: dict[Any, Any] = {}
+
+  def gather(self, vector: np.ndarray) -> np.ndarray:
+    """The vectors of all workers, one after the other."""
+    function = self.gather_function(vector.dtype, vector.size)
+    # TensorFlow notices processes that are gone or stopped. One that lives, and is stuck in its
+    # Python program, is noticed here.
+    timer = threading.Timer(_STUCK_SECONDS, abort_collectives, [host_device(self.cluster)])
+    timer.daemon = True
+    timer.start()
+    try:
+      return function(tf.constant(vector)).numpy()
+    finally:
+      timer.cancel()
+
+  def probe(self) -> None:
+    """Runs a collective of this worker alone: when one worker is lost TensorFlow ends them all."""
+    with tf.device(host_device(self.cluster)):
+      tf.raw_ops.CollectiveReduceV2(
+        input=tf.zeros([]),
+        group_size=1,
+        group_key=_GROUP_KEY + 1 + self.cluster.index,
+        instance_key=_GROUP_KEY + 1,
+        ordering_token=[],
+        merge_op="Add",
+        final_op="Id",
+      )
 
   def gather_function(self, dtype: Any, elements: int) -> Any:
     """A compiled gather of vectors: a collective is known by its number, so each kind has one."""
@@ -184,6 +129,13 @@ class _Joined:
     return self._gathers[key]
 
 
+def _addresses_by_job(cluster: Cluster) -> dict[str, list[str]]:
+  jobs: dict[str, list[str]] = {}
+  for job, _, address in cluster.tasks:
+    jobs.setdefault(job, []).append(address)
+  return jobs
+
+
 _JOINED: _Joined | None = None
 
 
@@ -192,6 +144,7 @@ def current() -> Cluster:
   return _JOINED.cluster if _JOINED else Cluster()
 
 
+@gin.configurable(module="mesh_tensorflow.workers")
 def join(
   cluster: Cluster | None = None,
   virtual_cpu_devices: int | None = None,
@@ -202,18 +155,20 @@ def join(
   Args:
     cluster: the cluster; what TF_CONFIG says by default. One worker alone has nothing to join.
     virtual_cpu_devices: how many devices to make of the CPU of this worker.
-    timeout_seconds: how long to wait for the other workers. A process that waits longer ends,
-      with exit code `EXIT_WORKER_LOST`.
+    timeout_seconds: how long to wait for the other workers to come.
 
   Returns:
     The cluster.
 
   Raises:
-    ConfigError: TF_CONFIG is malformed, or this process has joined another cluster.
+    ConfigError: TF_CONFIG is malformed, this process has joined another cluster, or another process
+      of this machine has its port.
     GraphError: TensorFlow has run something before.
+    WorkerLostError: another worker did not come, or was there and is gone.
   """
   global _JOINED  # noqa: PLW0603 - a process is in one cluster.
   cluster = cluster_from_environment() if cluster is None else cluster
+  parent_watch.end_with_launcher()
   if cluster.size == 1:
     if virtual_cpu_devices:
       virtual_devices.virtual_cpu_devices(virtual_cpu_devices)
@@ -223,7 +178,8 @@ def join(
       raise ConfigError("this process has joined another cluster, and can be in one only")
     return cluster
   started = time.monotonic()
-  with _waiting_for_others(cluster, timeout_seconds):
+  joining.meet(cluster, timeout_seconds)
+  with joining.watched(cluster):
     try:
       if virtual_cpu_devices:
         virtual_devices.configure_virtual_cpu_devices(virtual_cpu_devices)
@@ -231,7 +187,11 @@ def join(
     except RuntimeError as e:
       raise GraphError(
         f"{cluster.name(cluster.index)} cannot join the cluster any more: TensorFlow has run "
-        "something before. Call workers.join() first"
+        f"something before. Call workers.join() first ({e})"
+      ) from e
+    except tf.errors.OpError as e:
+      raise WorkerLostError(
+        f"{cluster.name(cluster.index)} cannot join the other workers: {e.message}"
       ) from e
     barrier()
   seconds = time.monotonic() - started
@@ -263,7 +223,7 @@ def gather(value: Any) -> np.ndarray:
     return value[np.newaxis]
   flat = value.reshape([-1])
   with worker_errors():
-    rows = _JOINED.gather_function(flat.dtype, flat.size)(tf.constant(flat)).numpy()
+    rows = _JOINED.gather(flat)
   return rows.reshape((_JOINED.cluster.size, *value.shape))
 
 
@@ -272,9 +232,54 @@ def any_worker(condition: bool) -> bool:
   return bool(condition) if not _JOINED else bool(gather(np.int32(condition)).any())
 
 
+def check() -> None:
+  """Raises an error if another worker is gone; usable in any thread, and waits for nobody.
+
+  For loops that wait for something of another worker that is no collective. What is noticed is what
+  TensorFlow has noticed: processes that do not send heartbeats for about 10 s.
+
+  Raises:
+    WorkerLostError: naming it.
+  """
+  if _JOINED:
+    with worker_errors():
+      _JOINED.probe()
+
+
 def barrier() -> None:
   """Waits until every worker is here."""
   any_worker(False)
+
+
+def leave(finish: Callable[[], None] = lambda: None, exit_code: int = 0) -> None:
+  """Ends this process when every worker has done its work and calls it.
+
+  At its usual end a process of TensorFlow's waits for the others without a limit of time, and the
+  others take one that is gone for lost. Does nothing if this process has joined no cluster.
+
+  Args:
+    finish: called before the end, when all others are here, too.
+    exit_code: of this process.
+
+  Raises:
+    WorkerLostError: another worker is gone, and its work may not be done.
+  """
+  if not _JOINED:
+    return
+  barrier()
+  finish()
+  # Who is through the first meeting knows that all have done their work; who ended now could break
+  # the meeting for others, who are not through. The second one tells that they are, and is lost on
+  # nobody if it fails.
+  thread = threading.Thread(target=_meet_if_possible, daemon=True, name="mtf-leave")
+  thread.start()
+  thread.join(_LEAVE_SECONDS)
+  os._exit(exit_code)
+
+
+def _meet_if_possible() -> None:
+  with contextlib.suppress(Exception):
+    _JOINED.gather(np.zeros([1], np.int32))
 
 
 @contextlib.contextmanager
@@ -291,10 +296,12 @@ def worker_errors() -> Iterator[None]:
     if lost is None:
       raise
     cluster = current()
-    if 0 not in lost and not cluster.is_chief:
-      # This one goes on sending heartbeats, so that worker 0 misses those of the lost one alone.
-      time.sleep(_HEARTBEAT_SECONDS)
-    who = ", ".join(cluster.name(i) for i in lost) or "another worker"
+    if 0 not in lost:
+      # This one goes on sending heartbeats, so that worker 0 misses those of the lost one alone;
+      # and worker 0 stays a while, so that the others hear of the lost one and do not miss it.
+      time.sleep(_PASS_ON_SECONDS if cluster.is_chief else _HEARTBEAT_SECONDS)
+    others = [i for i in range(cluster.size) if i != cluster.index]
+    who = cluster.names(lost) or f"another worker (of {cluster.names(others)})"
     raise WorkerLostError(
       f"lost {who}: it was killed, failed (its log says why), or hangs. "
       f"{cluster.name(cluster.index)} stops. Training goes on from the last checkpoint when all "
@@ -307,12 +314,33 @@ def _lost_workers(message: str) -> list[int] | None:
   cluster = current()
   if cluster.size == 1 or not any(sign in message for sign in _SIGNS_OF_LOSS):
     return None
+  # Whose heartbeats are missing is said in so many words; others only passed the error on.
+  silent = re.search(
+    r"stopped sending heartbeats\):((?:\s+/job:\w+/replica:\d+/task:\d+)+)", message
+  )
+  if silent is not None:
+    found = _tasks_in(silent.group(1), cluster)
+    if found:
+      return found
   if "CoordinationService/Heartbeat" in message:
     return [0]  # It does not answer to heartbeats.
+  found = _tasks_in(message, cluster)
+  # Of several the one that is gone; others pass its error on. Its port may be open for a moment.
+  end = time.monotonic() + _CLOSING_SECONDS
+  while len(found) > 1 and time.monotonic() < end:
+    gone = [i for i in found if not listens(cluster, i)]
+    if gone:
+      return gone
+    time.sleep(0.2)
+  return found
+
+
+def _tasks_in(message: str, cluster: Cluster) -> list[int]:
+  """The other workers that are named in a message of TensorFlow's."""
   named = re.findall(r"/job:(\w+)(?:/replica:0)?/task:(\d+)", message)
   tasks = [(job, number) for job, number, _ in cluster.tasks]
-  found = {tasks.index((j, int(n))) for j, n in named if (j, int(n)) in tasks} - {cluster.index}
-  return [i for i in sorted(found) if not listens(cluster, i)] or sorted(found)
+  found = {tasks.index((j, int(n))) for j, n in named if (j, int(n)) in tasks}
+  return sorted(found - {cluster.index})
 
 
 # Words of TensorFlow's errors when another worker is gone, or has given up.
@@ -326,48 +354,5 @@ _SIGNS_OF_LOSS = (
   "CoordinationServiceError",
   "CoordinationService/Heartbeat",
   "RPC Request was cancelled",
+  "timed out waiting for other workers",
 )
-
-
-@contextlib.contextmanager
-def _waiting_for_others(cluster: Cluster, timeout_seconds: float) -> Iterator[None]:
-  """Says for which workers this one waits, and ends the process after some time.
-
-  TensorFlow waits inside a call that cannot be interrupted.
-  """
-  done = threading.Event()
-
-  def say(stderr: int) -> None:
-    def write(text: str) -> None:
-      os.write(stderr, f"{cluster.name(cluster.index)} {text}\n".encode())
-
-    end = time.monotonic() + timeout_seconds
-    while not done.wait(min(15.0, max(0.1, end - time.monotonic()))):
-      missing = [cluster.name(i) for i in range(cluster.size) if not listens(cluster, i)]
-      what = ", ".join(missing) or "the others, which are starting"
-      if time.monotonic() >= end:
-        write(
-          f"waited {timeout_seconds:.0f} s in vain for {what}: look at its log, and whether its "
-          "address is right"
-        )
-        os._exit(EXIT_WORKER_LOST)
-      write(f"waits for {what}")
-
-  with quiet.held_back_notices() as stderr:
-    thread = threading.Thread(target=say, args=(stderr,), daemon=True, name="mtf-join")
-    thread.start()
-    try:
-      yield
-    finally:
-      done.set()
-      thread.join()
-
-
-def listens(cluster: Cluster, worker: int) -> bool:
-  """Whether a worker's process is there, hanging or not; usable in any thread."""
-  host, _, port = cluster.tasks[worker][2].rpartition(":")
-  try:
-    with socket.create_connection((host.strip("[]"), int(port)), 2.0):
-      return True
-  except OSError:
-    return False

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import os
 import pathlib
+import re
+import socket
 import subprocess
 import sys
 
@@ -19,7 +23,8 @@ def config(cluster, kind="worker", index=0):
 
 
 def test_no_tf_config_is_one_worker():
-  for environ in ({}, {"TF_CONFIG": ""}, {"TF_CONFIG": "{}"}):
+  environs = [{"TF_CONFIG": text} for text in ("", " ", "{}", '{"cluster": {}}')]
+  for environ in ({}, *environs, config({}), config({"worker": ["a:1"]})):
     cluster = workers.cluster_from_environment(environ)
     assert (cluster.size, cluster.index, cluster.is_chief) == (1, 0, True)
 
@@ -38,6 +43,24 @@ def test_chief_comes_first():
   ]
 
 
+def test_an_evaluator_is_alone():
+  jobs = {"chief": ["a:1"], "worker": ["b:1"], "evaluator": ["c:1"]}
+  cluster = workers.cluster_from_environment(config(jobs, "evaluator"))
+  assert (cluster.size, cluster.is_chief, cluster.is_evaluator) == (1, True, True)
+  # Where it is not listed, too, as some cluster managers have it; and it is no worker to others.
+  del jobs["evaluator"]
+  assert workers.cluster_from_environment(config(jobs, "evaluator")) == cluster
+  jobs["evaluator"] = ["c:1"]
+  cluster = workers.cluster_from_environment(config(jobs, "worker"))
+  assert (cluster.size, cluster.index, cluster.is_evaluator) == (2, 1, False)
+
+
+def test_an_index_may_be_a_text():
+  jobs = {"worker": ["a:1", "[::1]:2"]}
+  cluster = workers.cluster_from_environment(config(jobs, index="1"))
+  assert (cluster.index, cluster.address(1)) == (1, ("::1", 2))
+
+
 def test_devices_are_shared_evenly():
   cluster = workers.cluster_from_environment(config({"worker": ["a:1", "b:1", "c:1"]}))
   with pytest.raises(errors.MeshShapeError, match="mesh of 4 processors .* by 3 workers"):
@@ -50,9 +73,19 @@ def test_devices_are_shared_evenly():
     ({"TF_CONFIG": "{"}, "is no JSON"),
     ({"TF_CONFIG": "[1]"}, "has no 'cluster'"),
     (config({"worker": ["a:1"], "ps": ["b:1"]}), r"has the job\(s\) ps"),
+    (config([["worker", "a:1"]]), "has no 'cluster'"),
+    (config({"chief": ["a:1", "b:1"]}, "chief"), "more than one 'chief'"),
     (config({"worker": "a:1"}), "no list of addresses for the job 'worker'"),
     (config({"worker": ["a"]}), "address 'a', which is not host:port"),
+    (config({"worker": ["a:0"]}), "address 'a:0', which is not host:port"),
+    (config({"worker": ["a:1", "b:66000"]}), "address 'b:66000', which is not host:port"),
+    (config({"worker": ["a:1", 7]}), "address 7, which is not host:port"),
     (config({"worker": ["a:1", "a:1"]}), "one address twice"),
+    (config({"chief": ["a:1"], "worker": ["a:1"]}), "one address twice"),
+    (config({"worker": ["a:1", "b:1"]}, index=-1), "this process is worker -1, which is not in"),
+    (config({"worker": ["a:1", "b:1"]}, index="x"), "this process is worker x, which is not in"),
+    ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "this process is None None, which is not"),
+    ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": [0]}'}, "'task' without 'type' and"),
     (config({"worker": ["a:1", "b:1"]}, index=2), "this process is worker 2, which is not in"),
     (config({"worker": ["a:1", "b:1"]}, "chief"), "this process is chief 0, which is not in"),
   ],
@@ -71,12 +104,155 @@ def test_one_process_agrees_with_itself():
   assert workers.gather([3, 4]).tolist() == [[3, 4]]
 
 
+def test_a_port_in_use():
+  with socket.socket() as s:
+    s.bind(("", 0))
+    s.listen()
+    jobs = {"worker": [f"127.0.0.1:{s.getsockname()[1]}", "127.0.0.1:1"]}
+    cluster = workers.cluster_from_environment(config(jobs))
+    with pytest.raises(
+      errors.ConfigError, match=r"worker 0 \(127.0.0.1:\d+\) cannot listen .* that port"
+    ):
+      workers.join(cluster)
+
+
+SAYS_WHAT_DIFFERS = """
+import os, sys
+from mesh_tensorflow import agreement, errors, workers
+cluster = workers.join()
+agreement.check_same(["run.seed = 1", *agreement.versions()])
+try:
+  agreement.check_same([f"run.seed = {cluster.index // 2}", "d_model = 8"] * 3)
+except errors.ConfigError as e:
+  print(cluster.index, e, flush=True)
+workers.leave(lambda: print(cluster.index, "leaves", flush=True))
+"""
+
+
+def test_workers_with_different_settings_are_told(tmp_path):
+  out = launched(3, [sys.executable, "-c", SAYS_WHAT_DIFFERS])
+  for i in range(3):
+    assert f"{i} the workers must run the same program with the same settings, but worker 0" in out
+    assert f"{i} leaves" in out
+  assert out.count("has run.seed = 0, but worker 2 (127.0.0.1:") == 3
+  assert out.count("has run.seed = 1. Start") == 3 and "d_model" not in out
+
+
+WAITS = """
+from mesh_tensorflow import joining, workers
+joining._AWAY_SECONDS = 2.0
+workers.join(timeout_seconds={timeout})
+"""
+
+
+@pytest.mark.parametrize(
+  ("timeout", "is_there", "code", "words"),
+  [
+    (
+      3,
+      False,
+      1,
+      r"LostError: worker 1 \(.*\) waited 3 s in vain for worker 0 \({address}\): look",
+    ),
+    # It is gone while TensorFlow joins the workers, where only another process can end this one.
+    (200, True, -9, r"worker 1 \(.*\) lost worker 0 \({address}\) while the workers joined"),
+  ],
+)
+def test_a_worker_that_does_not_come_is_named(timeout, is_there, code, words):
+  with socket.socket() as chief, socket.socket() as other:
+    chief.bind(("127.0.0.1", 0))
+    other.bind(("127.0.0.1", 0))
+    addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in (chief, other)]
+    other.close()
+    environ = {**os.environ, **config({"worker": addresses}, index=1)}
+    if is_there:
+      chief.listen()
+    with subprocess.Popen(
+      [sys.executable, "-c", WAITS.format(timeout=timeout)],
+      env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as run:  # fmt: skip
+      try:
+        if is_there:
+          chief.settimeout(60)
+          chief.accept()[0].close()  # Now it is seen; and then it is gone.
+          chief.close()
+        out = run.communicate(timeout=120)[0]
+      finally:
+        run.kill()
+  assert run.returncode == code, out
+  assert re.search(words.format(address=addresses[0]), out), out
+
+
+CHIEF_AND_WORKERS = """
+from mesh_tensorflow import workers
+cluster = workers.join()
+print(workers.gather(cluster.index).tolist(), cluster.tasks[cluster.index][:2], flush=True)
+workers.check()
+workers.leave()
+"""
+
+
+def test_a_cluster_with_chief_and_evaluator():
+  with contextlib.ExitStack() as stack:
+    sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+    for s in sockets:
+      s.bind(("127.0.0.1", 0))
+    a, b, c = (f"127.0.0.1:{s.getsockname()[1]}" for s in sockets)
+  jobs = {"evaluator": [a], "worker": [b], "chief": [c]}
+  runs = [
+    subprocess.Popen(
+      [sys.executable, "-c", CHIEF_AND_WORKERS],
+      env={**os.environ, **config(jobs, kind, "0")},
+      stdout=subprocess.PIPE, text=True,
+    )
+    for kind in jobs
+  ]  # fmt: skip
+  try:
+    outs = [run.communicate(timeout=120)[0] for run in runs]
+  finally:
+    for run in runs:
+      run.kill()
+  assert outs == ["[0] ('localhost', 0)\n", "[0, 1] ('worker', 0)\n", "[0, 1] ('chief', 0)\n"]
+
+
+STUCK = """
+import time
+from mesh_tensorflow import errors, workers
+workers._STUCK_SECONDS = 1.0
+cluster = workers.join()
+if cluster.index:
+  time.sleep(5.0)
+try:
+  workers.barrier()
+except errors.WorkerLostError as e:
+  print(cluster.index, e, flush=True)
+"""
+
+
+def test_a_worker_that_lives_and_does_not_come_is_given_up():
+  """TensorFlow notices nothing: heartbeats are sent by threads of its own."""
+  out = launched(2, [sys.executable, "-c", STUCK])
+  assert "0 lost another worker (of worker 1 (127.0.0.1:" in out, out
+
+
+def launched(count, command):
+  """What so many workers printed."""
+  run = subprocess.run(
+    [sys.executable, "-c", LAUNCH, str(count), *command],
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert run.returncode == 0, run.stdout + run.stderr
+  return run.stdout + run.stderr
+
+
 @functools.cache
 def train(count, mesh_shape, layout):
   """What worker 0 of so many workers printed."""
   program = pathlib.Path(__file__).with_name("workers_program.py")
   run = subprocess.run(
-    [sys.executable, "-c", LAUNCH, str(count), str(program), mesh_shape, layout],
+    [sys.executable, "-c", LAUNCH, str(count), sys.executable, str(program), mesh_shape, layout],
     capture_output=True,
     text=True,
     timeout=300,
@@ -88,7 +264,7 @@ def train(count, mesh_shape, layout):
 LAUNCH = """
 import sys
 from mesh_tensorflow.transformer.launch import launch
-sys.exit(launch([sys.executable, *sys.argv[2:]], int(sys.argv[1])))
+sys.exit(launch(sys.argv[2:], int(sys.argv[1])))
 """
 
 

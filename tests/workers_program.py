@@ -55,6 +55,7 @@ def main(mesh_shape: str, layout: str) -> None:
   if cluster.is_chief:
     result = {"losses": losses, "logits": logits.numpy().tolist(), "seen": seen.tolist()}
     print(json.dumps(result), flush=True)
+  workers.leave()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 import gin
 
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer.eval_datasets import EvalDataset
+from mesh_tensorflow.transformer.eval_datasets import EvalDataset, reset_seeds
 from mesh_tensorflow.transformer.input_fns import examples_input_fn
 from mesh_tensorflow.transformer.score_files import add_pretokenized, text_of
 from mesh_tensorflow.transformer.text_io import (
@@ -92,6 +92,7 @@ def decode_from_dataset(
   if path is None:
     raise ConfigError(f"there is no checkpoint in {estimator.model_dir}; train first")
   step = get_step_from_checkpoint_path(path)
+  reset_seeds()
   datasets = infer_dataset_fn(
     sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
   )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from mesh_tensorflow.transformer.tfds_readers import load_text_pairs
 from mesh_tensorflow.transformer.vocabulary import EOS_ID
 
 _MODULE = "mesh_tensorflow.transformer.dataset"
+_SEED = 12345
 
 EvalDataset = collections.namedtuple(
   "EvalDataset", ["name", "dataset_fn", "postprocess_fn", "metric_fns"]
@@ -170,3 +172,9 @@ def as_it_is(text: Any, example: Any = None, is_target: bool = False) -> Any:
   """The `postprocess_fn` that changes nothing."""
   del example, is_target
   return text
+
+
+def reset_seeds() -> None:
+  """Before data is read for an evaluation: what shuffles is the same each time, in all workers."""
+  random.seed(_SEED)
+  tf.random.set_seed(_SEED)

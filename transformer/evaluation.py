@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer.eval_datasets import EvalDataset
+from mesh_tensorflow.transformer.checkpoints import restored_checkpoints
+from mesh_tensorflow.transformer.eval_datasets import EvalDataset, reset_seeds
 from mesh_tensorflow.transformer.input_fns import examples_input_fn
 from mesh_tensorflow.transformer.progress import write_scalars
 from mesh_tensorflow.transformer.scoring import score_with_estimator
@@ -25,13 +25,10 @@ from mesh_tensorflow.transformer.text_io import (
   targets_vocabulary,
   write_lines_to_file,
 )
-from mesh_tensorflow.transformer.translate import generate, restored_checkpoints
+from mesh_tensorflow.transformer.translate import generate
 from mesh_tensorflow.transformer.vocabulary import EOS_ID
 
 _LOG = logging.getLogger("mesh_tensorflow")
-
-# Data sets that shuffle are the same in each evaluation.
-_SEED = 12345
 
 
 class _Texts:
@@ -131,6 +128,7 @@ def eval_model(
     raise ConfigError("run.eval_dataset_fn is not bound: there is no data set to evaluate on")
   if sequence_length is None and not callable(estimator):
     raise ConfigError("run.sequence_length is not bound")
+  reset_seeds()
   datasets = eval_dataset_fn(
     sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
   )
@@ -280,8 +278,7 @@ def perplexity_eval(
   results: dict[str, dict[str, float]] = {}
   for _ in restored_checkpoints(estimator, eval_checkpoint_step, model_dir):
     for name, make in datasets.items():
-      random.seed(_SEED)
-      tf.random.set_seed(_SEED)
+      reset_seeds()
       metrics = estimator.evaluate(make(), max_batches, what=name)
       results[name] = metrics
       count = "all" if max_batches is None else max_batches * estimator.steps.batch_size

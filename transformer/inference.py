@@ -23,6 +23,7 @@ class Inference:
     steps: the `ModelSteps`.
     vocabulary: a vocabulary, or an (inputs, targets) tuple.
     model_dir: folder of checkpoints, or None.
+    checkpointer: writes and reads them.
     global_step: the step of the variables.
     predict_fn: see `prediction`.
     score_in_predict_mode: whether `predict` scores given targets.
@@ -31,6 +32,7 @@ class Inference:
   steps: ModelSteps
   vocabulary: Any
   model_dir: str | None
+  checkpointer: checkpoint_lib.Checkpointer | None
   global_step: int
   predict_fn: Any
   score_in_predict_mode: bool
@@ -254,15 +256,18 @@ class Inference:
   # ------------------------------------------------- variables, checkpoints, export
 
   def latest_checkpoint(self) -> str | None:
-    """The newest checkpoint of `model_dir`; None if there is none."""
-    return checkpoint_lib.latest_checkpoint(self.model_dir) if self.model_dir else None
+    """The newest good checkpoint of `model_dir`; None if there is none.
+
+    One that is being written is waited for. Several workers must all call it, and get the same.
+
+    Raises:
+      DamagedCheckpointError: there are checkpoints, and all are damaged.
+    """
+    return self.checkpointer.latest() if self.checkpointer is not None else None
 
   def get_variable_names(self) -> list[str]:
     """The names of all variables in the newest checkpoint; without one, of the program."""
-    path = self.latest_checkpoint()
-    if path is not None:
-      return sorted(checkpoint_lib.describe(path))
-    return sorted(self.mesh_impl.variable_store.names)
+    return self._variable_names(self.latest_checkpoint())
 
   def get_variable_value(self, name: str) -> np.ndarray:
     """A variable in the newest checkpoint; without one, in the program.
@@ -273,14 +278,17 @@ class Inference:
     Raises:
       VariableError: there is no such variable.
     """
-    if name not in self.get_variable_names():
-      raise VariableError(
-        f"there is no variable {name!r}; there are {', '.join(self.get_variable_names()[:20])} ..."
-      )
     path = self.latest_checkpoint()
+    names = self._variable_names(path)
+    if name not in names:
+      raise VariableError(f"there is no variable {name!r}; there are {', '.join(names[:20])} ...")
     if path is not None:
       return tf.train.load_checkpoint(path).get_tensor(name)
     return self.mesh_impl.variable_store[name].numpy()
+
+  def _variable_names(self, path: str | None) -> list[str]:
+    """The names in a checkpoint; without one, of the program."""
+    return sorted(checkpoint_lib.describe(path) if path else self.mesh_impl.variable_store.names)
 
   def export_saved_model(
     self,

@@ -8,7 +8,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -21,6 +21,7 @@ from mesh_tensorflow.store import VariableStore
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _MODULE = "mesh_tensorflow.transformer.utils"
+_NAMES_SHOWN = 8  # Of each list in a report.
 
 # A layer in the name of a variable: "encoder/block_000/layer_001/...", or without the block.
 _LAYER = re.compile(r"(?:block_(\d{3})/)?layer_(\d{3})")
@@ -222,36 +223,76 @@ def restore(path: str, store: VariableStore, name_filter: str = "") -> str:
       are taken.
 
   Returns:
-    A line about what was done.
+    Lines that tell what matched and what did not. (The log, at level info, has all names.)
 
   Raises:
     CheckpointError: there is no such checkpoint; or nothing in it is of this model; or a variable
       has another shape.
   """
   path = checkpoint_lib.resolve(path)
-  found = {n for n in checkpoint_lib.describe(path) if re.search(name_filter, n)}
   names = [n for n in store.names if not n.startswith(RUN_COUNTER)]
   with names_of_model([*names, checkpoint_lib.GLOBAL_STEP]):
-    wanted = {n: init_checkpoint_variable_mapping(n) for n in names if should_load_variable(n)}
-  wanted = {n: there for n, there in wanted.items() if there in found}
-  if not wanted:
-    raise CheckpointError(
-      f"run.init_checkpoint {path}: none of the model's {len(names)} variables ({names[0]}, ...) "
-      f"is to be taken from its {len(found)}; look at should_load_variable, "
-      "init_checkpoint_variable_mapping and tpu_estimator_model_fn.init_variable_filter"
-    )
-  others = [n for n in names if n not in wanted]
-  unused = sorted(found - set(wanted.values()) - {checkpoint_lib.GLOBAL_STEP})
-  _LOG.info("variables that keep their initial values: %s", others)
-  _LOG.info("variables of %s that are not used: %s", path, unused)
-  checkpoint_lib.Checkpointer(os.path.dirname(path), store).restore(
+    mapped = {n: init_checkpoint_variable_mapping(n) for n in names if should_load_variable(n)}
+  wanted = {n: there for n, there in mapped.items() if re.search(name_filter, there)}
+  found = checkpoint_lib.describe(path)
+  if not any(there in found for there in wanted.values()):
+    raise CheckpointError(_nothing_matches(path, names, mapped, wanted, sorted(found)))
+  restored = checkpoint_lib.Checkpointer(os.path.dirname(path), store).restore(
     path,
     name_in_checkpoint=wanted.get,
     should_restore=wanted.__contains__,
+    ignore_missing=True,
     ignore_unexpected=True,
   )
-  return (
-    f"{len(wanted)} of {len(names)} variables were set from {path}"
-    + (f"; {len(others)} keep their initial values" if others else "")
-    + (f"; {len(unused)} of the checkpoint are not used" if unused else "")
+  left_out = [n for n in names if n not in wanted]
+  title = "  left out by should_load_variable or init_variable_filter, unchanged"
+  lines = [f"started from {restored.report()}"]
+  if left_out:
+    lines += [f"{title} ({len(left_out)}):", *(f"    {n}" for n in left_out)]
+  whole = "\n".join(lines)
+  _LOG.info("%s", whole)
+  return _shortened(whole)
+
+
+def _shortened(report: str) -> str:
+  """A report with the first names of each list: large models have thousands."""
+  lines: list[str] = []
+  count = 0
+  for line in [*report.split("\n"), ""]:
+    if line.startswith("    "):
+      count += 1
+      if count <= _NAMES_SHOWN:
+        lines.append(line)
+      continue
+    if count > _NAMES_SHOWN:
+      lines.append(f"    and {count - _NAMES_SHOWN} more")
+    lines.append(line)
+    count = 0
+  return "\n".join(lines[:-1])
+
+
+def _nothing_matches(
+  path: str,
+  names: Sequence[str],
+  mapped: Mapping[str, str],
+  wanted: Mapping[str, str],
+  found: Sequence[str],
+) -> str:
+  """The error for a checkpoint of which nothing is of the model."""
+  some = lambda ns: ", ".join(ns[:4]) + (", ..." if len(ns) > 4 else "")  # noqa: E731
+  text = (
+    f"run.init_checkpoint {path}: none of the model's {len(names)} variables is taken from it: "
+  )
+  if not mapped:
+    return text + "should_load_variable.filter_fn leaves all of them out"
+  if not wanted:
+    return text + (
+      "tpu_estimator_model_fn.init_variable_filter is found in none of the names that they have "
+      f"there: {some(sorted(mapped.values()))}"
+    )
+  return text + (
+    f"looked for were {some(sorted(wanted.values()))}; it has {some(found)}. If it is of a model "
+    "with other names, bind init_checkpoint_variable_mapping.mapping_fn, a function from the "
+    "model's names to its (@flexible_ckpt_init_mapping() if layers are numbered differently); "
+    "else give the checkpoint of a model of this run.model_type"
   )

@@ -23,11 +23,18 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
+import gin
 import tensorflow as tf
 from absl import app, flags, logging
 
-from mesh_tensorflow import workers
-from mesh_tensorflow.errors import ConfigError, MeshError, StoppedError, WorkerLostError
+from mesh_tensorflow import loss_watch, parent_watch, workers
+from mesh_tensorflow.errors import (
+  CheckpointError,
+  ConfigError,
+  MeshError,
+  StoppedError,
+  WorkerLostError,
+)
 from mesh_tensorflow.transformer import gin_config, utils
 from mesh_tensorflow.transformer.gin_config import parsing
 from mesh_tensorflow.transformer.stopping import EXIT_STOPPED
@@ -54,7 +61,13 @@ def main(argv: Sequence[str]) -> None:
     importlib.import_module(module)
   gin_config.parse_gin_defaults_and_flags()
   gin_config.check_run()
-  if workers.cluster_from_environment().is_chief:
+  cluster = workers.cluster_from_environment()
+  if cluster.is_evaluator and gin.get_bindings("run").get("mode", "train") == "train":
+    raise ConfigError(
+      "TF_CONFIG says that this process is the evaluator of the cluster, which does not train: "
+      "bind run.mode = 'perplexity_eval', 'eval' or 'score_eval' for it"
+    )
+  if cluster.is_chief:
     make_folder(FLAGS.model_dir)
     write_command(FLAGS.model_dir, sys.argv)
   utils.run(
@@ -96,6 +109,12 @@ def _guarded(argv: Sequence[str], prefix: str = "") -> int:
     # Gin adds a line for each configurable that the error passed through.
     text = str(e).split("\n  In call to configurable")[0]
     print(f"{prefix}{_class_name(e)}: {text}", file=sys.stderr)
+    if isinstance(e, CheckpointError):
+      try:
+        workers.check()  # A checkpoint may have failed because another worker was lost.
+      except WorkerLostError as lost:
+        print(f"{prefix}WorkerLostError: {lost}", file=sys.stderr)
+        return workers.EXIT_WORKER_LOST
     return _exit_code(e)
   except RuntimeError as e:
     missing = gin_config.missing_binding(e)
@@ -125,6 +144,7 @@ def _as_worker(argv: Sequence[str]) -> int:
   if cluster.size == 1:
     return _guarded(argv)
   prefix = f"worker {cluster.index}/{cluster.size}: "
+  loss_watch.start(workers.check, prefix)
   python_logging.setLogRecordFactory(_records_with(prefix, python_logging.getLogRecordFactory()))
   with contextlib.ExitStack() as stack:
     if not cluster.is_chief:
@@ -137,12 +157,25 @@ def _as_worker(argv: Sequence[str]) -> int:
       lines = traceback.format_exc().splitlines()
       print("\n".join(prefix + line for line in lines), file=sys.stderr)
       code = _exit_code(e)
+    if code in (0, EXIT_STOPPED):
+      try:
+        workers.leave(_flush, code)  # Ends the process, if it has joined others.
+      except WorkerLostError as e:
+        print(f"{prefix}WorkerLostError: {e}", file=sys.stderr)
+        code = code or workers.EXIT_WORKER_LOST
   if code:
     # At its usual end a process of TensorFlow's would wait for the other workers.
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     os._exit(code)
   return 0
+
+
+def _flush() -> None:
+  """What the end of a process does otherwise, and `os._exit` does not."""
+  python_logging.shutdown()
+  for stream in (sys.stdout, sys.stderr, sys.__stdout__):
+    with contextlib.suppress(OSError, ValueError):
+      stream.flush()
 
 
 def _records_with(prefix: str, make: Callable[..., python_logging.LogRecord]) -> Callable:
@@ -163,6 +196,7 @@ def _class_name(error: MeshError) -> str:
 
 def console_main() -> None:
   """The command `mesh-transformer`."""
+  parent_watch.end_with_launcher()
   logging.set_verbosity(logging.WARNING)
   app.run(_as_worker)
 

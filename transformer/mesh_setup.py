@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 from typing import Any
 
+import gin
 import tensorflow as tf
+from absl import flags
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import quiet, workers
+from mesh_tensorflow import agreement, quiet, workers
 from mesh_tensorflow.errors import ConfigError, LayoutError, MeshShapeError
 
 IMPLEMENTATIONS = ("auto", "placement", "simd")
@@ -93,7 +96,8 @@ def join_workers(mesh_shape: mtf.Shape, implementation: str = "auto") -> workers
     The cluster.
 
   Raises:
-    ConfigError: TF_CONFIG is malformed, or the implementation cannot run on several workers.
+    ConfigError: TF_CONFIG is malformed, the implementation cannot run on several workers, or they
+      have different settings or different code.
     MeshShapeError: the number of workers does not divide that of the processors.
   """
   cluster = workers.cluster_from_environment()
@@ -105,7 +109,20 @@ def join_workers(mesh_shape: mtf.Shape, implementation: str = "auto") -> workers
       f"{cluster.size} workers: use 'simd' (or 'auto'), or unset TF_CONFIG"
     )
   cluster.devices(mesh_shape.size)  # Checks the number, before anybody waits for anybody.
-  return workers.join(cluster, virtual_cpu_devices=mesh_shape.size // cluster.size)
+  if workers.current().size == 1:
+    workers.join(cluster, virtual_cpu_devices=mesh_shape.size // cluster.size)
+    agreement.check_same(_program_lines(mesh_shape))
+  return workers.join(cluster)
+
+
+def _program_lines(mesh_shape: mtf.Shape) -> list[str]:
+  """What must be the same in all workers."""
+  settings = gin.config_str(max_line_length=10**6).splitlines()
+  lines = [line for line in settings if line and not line.startswith("#")]
+  lines.append(f"mesh shape {mesh_shape.to_string}")
+  if flags.FLAGS.is_parsed() and "model_dir" in flags.FLAGS:
+    lines.append(f"--model_dir={flags.FLAGS.model_dir}")
+  return lines + agreement.versions(*mtf.__path__, os.path.dirname(__file__))
 
 
 def find_devices(count: int) -> list[str]:

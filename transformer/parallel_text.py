@@ -15,8 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer import text_files
+from mesh_tensorflow.transformer import input_shards, text_files
 from mesh_tensorflow.transformer.encoding import vocabulary_of
+from mesh_tensorflow.transformer.input_shards import BatchRows
 from mesh_tensorflow.transformer.packing import Length
 from mesh_tensorflow.transformer.vocabulary import EOS_ID
 
@@ -39,6 +40,8 @@ def parallel_text_dataset(
   seed: int = 0,
   skip: int = 0,
   batch_size: int | None = None,
+  *,
+  batch_rows: BatchRows | None = None,
 ) -> tf.data.Dataset:
   """Pairs of texts from files, for encoder-decoders and models of joined sequences.
 
@@ -60,6 +63,8 @@ def parallel_text_dataset(
     seed: of the order.
     skip: start at this row.
     batch_size: has no effect.
+    batch_rows: make only the rows that are needed of each batch, the first of which begins at
+      `skip`; None: all.
 
   Returns:
     A data set of dicts of int32 [sequence_length].
@@ -80,15 +85,17 @@ def parallel_text_dataset(
   texts = read_pairs(files, dataset_split, data_dir)
   pairs = _EncodedPairs(texts, vocabulary, lengths, too_long, f"the {dataset_split} split")
   train = dataset_split == "train"
+  of_batch = batch_rows or input_shards.current().rows() or BatchRows(1, (0,))
 
   def blocks() -> Iterator[dict[str, np.ndarray]]:
-    left = skip
+    begin = -skip  # Number of the first row of the epoch, if 0 is the first that is wanted.
     for order in pairs.epochs(seed) if train else [np.arange(pairs.count)]:
       # To find the row at which to start only the sizes of the pairs before it are needed.
       rows = pairs.pack(order) if pack else [[i] for i in order]
-      for first in range(left, len(rows), _BLOCK):
-        yield pairs.block(rows[first : first + _BLOCK], pack)
-      left = max(0, left - len(rows))
+      needed = [rows[i - begin] for i in of_batch.within(begin, begin + len(rows))]
+      for first in range(0, len(needed), _BLOCK):
+        yield pairs.block(needed[first : first + _BLOCK], pack)
+      begin += len(rows)
 
   suffixes = ("", "_segmentation", "_position") if pack else ("",)
   spec = {

@@ -10,6 +10,7 @@ import gin
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.model_steps import ModelSteps, build_model
+from mesh_tensorflow.transformer.text_io import inputs_vocabulary, targets_vocabulary
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.plan")
@@ -76,4 +77,42 @@ def count_parameters(steps: ModelSteps) -> int:
   return sum(v.size for v in graph.trainable_variables)
 
 
-__all__ = ["count_parameters", "make_steps", "plan"]
+def print_plan(
+  model_type: str,
+  mesh_shape: mtf.Shape,
+  layout_rules: mtf.LayoutRules,
+  batch_size: int,
+  sequence_length: dict[str, int],
+  optimizer: Any,
+  vocabulary: Any,
+) -> mtf.Report:
+  """Prints what a training step needs on each processor; see `plan`.
+
+  Args:
+    model_type: see `build_model`.
+    mesh_shape: mesh shape.
+    layout_rules: layout rules.
+    batch_size: sequences in a batch.
+    sequence_length: dict from feature to number of tokens.
+    optimizer: an optimizer class.
+    vocabulary: a vocabulary or a pair; None: `make_steps.vocab_size` of gin.
+
+  Returns:
+    The `mtf.Report`.
+  """
+  sizes = {}
+  if vocabulary is not None:
+    sizes["vocab_size"] = (
+      inputs_vocabulary(vocabulary).vocab_size,
+      targets_vocabulary(vocabulary).vocab_size,
+    )
+  if optimizer is None:
+    raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
+  steps = make_steps(model_type, mesh_shape, layout_rules, batch_size, sequence_length, **sizes)
+  print(f"{count_parameters(steps):,} parameters", flush=True)
+  report = plan(steps, optimizer)
+  print(report, flush=True)
+  return report
+
+
+__all__ = ["count_parameters", "make_steps", "plan", "print_plan"]

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DataError
+from mesh_tensorflow.transformer import input_shards
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _BUFFER = 64 * 1024 * 1024
@@ -22,12 +23,18 @@ def tfrecord_dataset(
 ) -> tf.data.Dataset:
   """The records of TFRecord files, in order.
 
+  Of a divided input those of this part; see `input_shards.current`.
+
   Args:
     filenames: one or several files.
     skip_damaged: reads all files once before, and leaves out the rest of a file from a damaged
       record on; a warning names them. (What is behind a damaged record cannot be told from it.)
   """
   files = [filenames] if isinstance(filenames, str) else list(filenames)
+  return input_shards.current().of_files(files, lambda part: _records(part, skip_damaged))
+
+
+def _records(files: list[str], skip_damaged: bool) -> tf.data.Dataset:
   _OPENED.update(dict.fromkeys(files))
   if skip_damaged:
     damaged = {f: n for f, n in ((f, first_damaged(f)) for f in files) if n is not None}

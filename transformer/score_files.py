@@ -98,7 +98,7 @@ def save_scores_to_tfrecords(
         ),
       }
       example = tf.train.Example(features=tf.train.Features(feature=features))
-      writer.write(example.SerializeToString())
+      writer.write(example.SerializeToString(deterministic=True))
 
 
 def add_pretokenized(examples: Any, vocabulary: Any) -> Any:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.checkpoints import get_checkpoint_iterator
-from mesh_tensorflow.transformer.eval_datasets import EvalDataset
+from mesh_tensorflow.transformer.eval_datasets import EvalDataset, reset_seeds
 from mesh_tensorflow.transformer.input_fns import combined_dataset_input_fn
 from mesh_tensorflow.transformer.score_files import save_scores, save_scores_to_tfrecords
 from mesh_tensorflow.transformer.text_io import (
@@ -146,6 +146,8 @@ def _results(
   """What the one chosen checkpoint predicts for the examples, without padding."""
   _check_scores(estimator, "score_with_estimator")
   step = -1 if checkpoint_step is None else checkpoint_step
+  if step == "new":
+    raise ConfigError("scores are of exactly one checkpoint, not of new ones as they appear")
   paths = list(get_checkpoint_iterator(step, model_dir))
   if len(paths) != 1 or paths[0] is None:
     found = f"there are {len(paths)} of {checkpoint_step!r}" if len(paths) > 1 else "there is none"
@@ -326,6 +328,7 @@ def score_from_dataset(
       "score_from_dataset.score_dataset_fn is not bound; bind a function that returns "
       "EvalDatasets, such as @dataset.parallel_text_eval_datasets"
     )
+  reset_seeds()
   datasets = score_dataset_fn(
     sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
   )

@@ -5,6 +5,7 @@ Schedulers and cloud machines send SIGTERM some time before they take a machine 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -21,8 +22,7 @@ EXIT_STOPPED = 74
 class StopRequests:
   """Takes note of signals that ask the program to stop, inside its block.
 
-  The first signal is only noted; `requested` says so. The second one ends the program as it would
-  have without this.
+  The first signal is only noted; `requested` says so. The second one ends the program at once.
 
   Args:
     signals: the signals.
@@ -61,9 +61,6 @@ class StopRequests:
     return self
 
   def __exit__(self, *exc_info: Any) -> None:
-    self._restore()
-
-  def _restore(self) -> None:
     for s, handler in self._before.items():
       signal.signal(s, handler)
     self._before = {}
@@ -71,9 +68,15 @@ class StopRequests:
   def _note(self, number: int, frame: Any) -> None:
     del frame
     self._name = signal.Signals(number).name
-    self._restore()
-    os.write(
-      sys.stderr.fileno() if hasattr(sys.stderr, "fileno") else 2,
-      f"\n{self._name}: a checkpoint is written when the steps that are going on are done; "
-      "once more ends the program at once\n".encode(),
-    )
+    for s, handler in self._before.items():
+      # Python raises KeyboardInterrupt when TensorFlow returns, which may take long. A notebook,
+      # though, shall live on.
+      is_program = handler is signal.default_int_handler and "ipykernel" not in sys.modules
+      signal.signal(s, signal.SIG_DFL if is_program else handler)
+    # Nobody may be left to read it.
+    with contextlib.suppress(OSError):
+      os.write(
+        2,
+        f"\n{self._name}: a checkpoint is written when the steps that are going on are done; "
+        "once more ends the program at once\n".encode(),
+      )

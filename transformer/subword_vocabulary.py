@@ -18,9 +18,17 @@ import gin
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer import text_files
-from mesh_tensorflow.transformer.vocabulary import EOS_ID, PAD_ID, Vocabulary, encode_in_python
+from mesh_tensorflow.transformer.by_chief import by_chief
+from mesh_tensorflow.transformer.vocabulary import (
+  EOS_ID,
+  PAD_ID,
+  Vocabulary,
+  encode_in_python,
+  write_whole_file,
+)
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -80,14 +88,12 @@ class SentencePieceVocabulary(Vocabulary):
       raise DataError(f"{filename}: {e}") from e
 
   def save(self, filename: str) -> None:
-    """Writes the model file, whole or not at all."""
-    folder = os.path.dirname(filename)
-    if folder:
-      tf.io.gfile.makedirs(folder)
-    temporary = f"{filename}.tmp{os.getpid()}"
-    with tf.io.gfile.GFile(temporary, "wb") as f:
-      f.write(self._model)
-    tf.io.gfile.rename(temporary, filename, overwrite=True)
+    """Writes the model file, whole or not at all.
+
+    Raises:
+      ConfigError: it cannot be written.
+    """
+    write_whole_file(filename, self._model)
 
   def __eq__(self, other: object) -> bool:
     return (
@@ -208,6 +214,8 @@ def get_subword_vocabulary(
 ) -> SentencePieceVocabulary:
   """A subword vocabulary from a file; if there is none yet, it is trained and the file written.
 
+  Of several workers the chief does that, and the others wait for it.
+
   Args:
     filename: the model file. Keep it with the checkpoints: they mean nothing without it.
     train_files: text files (plain or .gz; globs), whose lines to train on.
@@ -225,11 +233,15 @@ def get_subword_vocabulary(
     The vocabulary.
 
   Raises:
-    ConfigError: there is no file and nothing to train on; or the file has another size.
+    ConfigError: there is no file and nothing to train on; or the file has another size, or cannot
+      be written.
     DataError: a file is missing, empty or damaged.
   """
   filename = os.path.expanduser(filename)
-  if not tf.io.gfile.exists(filename):
+
+  def train() -> None:
+    if tf.io.gfile.exists(filename):
+      return
     if (train_files is None) == (sentences is None) or vocab_size is None:
       raise ConfigError(
         f"there is no vocabulary file {filename!r}; to train one, give vocab_size and either "
@@ -246,6 +258,15 @@ def get_subword_vocabulary(
       normalization=normalization,
       max_sentences=max_sentences,
     ).save(filename)
+
+  # Those who have a file of their own, on disks of several machines, do not need the chief's.
+  if workers.any_worker(not tf.io.gfile.exists(filename)):
+    by_chief(train)
+    if not tf.io.gfile.exists(filename):
+      raise ConfigError(
+        f"this worker does not see the vocabulary file {filename!r}, which the chief wrote: give a "
+        "filename in a folder that all workers see, or copy the file"
+      )
   result = SentencePieceVocabulary.load(filename, extra_ids)
   if vocab_size is not None and result.vocab_size != vocab_size + extra_ids:
     raise ConfigError(

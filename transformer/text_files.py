@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.transformer import input_shards
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -151,10 +152,15 @@ def read_text_file(path: str, encoding: str | None = "utf-8") -> TextFile:
 def text_line_dataset(globs: str | Sequence[str]) -> tf.data.Dataset:
   """The lines of all files that match (.gz ones uncompressed), as scalar strings.
 
+  Of a divided input those of this part; see `input_shards.current`.
+
   Raises:
     DataError: no file matches.
   """
-  files = find_files(globs)
+  return input_shards.current().of_files(find_files(globs), _lines_of_files)
+
+
+def _lines_of_files(files: list[str]) -> tf.data.Dataset:
   compressed = [f for f in files if f.endswith(".gz")]
   plain = [f for f in files if not f.endswith(".gz")]
   if not compressed:

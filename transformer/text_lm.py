@@ -18,7 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer import packing, text_files
+from mesh_tensorflow.transformer import input_shards, packing, text_files
+from mesh_tensorflow.transformer.input_shards import BatchRows
 from mesh_tensorflow.transformer.text_files import TextFile
 from mesh_tensorflow.transformer.vocabulary import EOS_ID
 
@@ -47,6 +48,8 @@ def text_lm_dataset(
   seed: int = 0,
   skip: int = 0,
   batch_size: int | None = None,
+  *,
+  batch_rows: BatchRows | None = None,
 ) -> tf.data.Dataset:
   """Examples for a language model from plain text files (UTF-8; .gz are uncompressed).
 
@@ -77,6 +80,8 @@ def text_lm_dataset(
     seed: of the random choices.
     skip: start at this example.
     batch_size: has no effect.
+    batch_rows: make only the examples that are needed of each batch, the first of which begins at
+      `skip`; None: all.
 
   Returns:
     A data set of dicts of int32 [sequence_length].
@@ -108,6 +113,7 @@ def text_lm_dataset(
   if isinstance(vocabulary, tuple):
     vocabulary = vocabulary[1]
   train = dataset_split == "train"
+  rows = batch_rows or input_shards.current().rows()
   files, fraction = _choose_files(
     train, train_files, validation_files, validation_fraction, validation_unit,
     encoding=encoding, skip_bad_files=skip_bad_files,
@@ -116,11 +122,11 @@ def text_lm_dataset(
   if mode == "stream":
     tokens = np.concatenate([_encode(vocabulary, f.text, f.path) for f in files])
     tokens = _part(tokens, fraction, train)
-    return _stream(tokens, length, context_tokens, train, seed, skip, what)
+    return _stream(tokens, length, context_tokens, train, seed, skip, rows, what)
   split = _SPLITTERS[document_unit]
   documents = [(f.path, d) for f in files for d in split(f.text)]
   documents = _part(documents, fraction, train)
-  return _documents(documents, vocabulary, length, too_long, train, seed, skip, what)
+  return _documents(documents, vocabulary, length, too_long, train, seed, skip, rows, what)
 
 
 # ------------------------------------------------------------------ files and splits
@@ -230,7 +236,14 @@ def _encode(vocabulary: Any, text: str | bytes, path: str) -> np.ndarray:
 
 
 def _stream(
-  tokens: np.ndarray, length: int, context: int, train: bool, seed: int, skip: int, what: str
+  tokens: np.ndarray,
+  length: int,
+  context: int,
+  train: bool,
+  seed: int,
+  skip: int,
+  rows: BatchRows | None,
+  what: str,
 ) -> tf.data.Dataset:
   """Windows of one long text."""
   if len(tokens) < length:
@@ -243,13 +256,21 @@ def _stream(
     memory = tf.constant(tokens)
   column = tf.range(length, dtype=tf.int64)
 
+  def draw(block):
+    return _random_integers(seed, block, len(tokens) - length + 1)
+
+  def begins(index):
+    if not train:
+      return index * stride
+    if rows is None:
+      return draw(index[0] // _BLOCK)
+    blocks, which = tf.unique(index // _BLOCK, out_idx=tf.int64)
+    drawn = tf.map_fn(draw, blocks)
+    return tf.gather_nd(drawn, tf.stack([which, index % _BLOCK], axis=1))
+
   def block(index):
-    """The windows of up to _BLOCK consecutive numbers."""
-    if train:
-      begin = _random_integers(seed, index[0] // _BLOCK, len(tokens) - length + 1)
-    else:
-      begin = index * stride
-    at = begin[:, tf.newaxis] + column
+    """The windows of up to _BLOCK numbers; for training, of whole blocks or of given rows."""
+    at = begins(index)[:, tf.newaxis] + column
     windows = tf.cast(tf.gather(memory, tf.minimum(at, len(tokens) - 1)), tf.int32)
     if not train:
       windows = tf.where(at < len(tokens), windows, 0)
@@ -257,13 +278,22 @@ def _stream(
       windows = tf.where(column < context, -windows, windows)
     return {"targets": tf.ensure_shape(windows, [None, length])}
 
-  # Training draws whole blocks, so it starts at the beginning of the block of `skip`.
-  first = skip - skip % _BLOCK if train else min(skip, num_windows)
-  dataset = tf.data.Dataset.range(first, num_windows).batch(_BLOCK)
+  first = min(skip, num_windows)
+  if rows is None and train:
+    first -= first % _BLOCK  # Whole blocks are drawn, so it starts at the beginning of one.
+  dataset = _numbers(first, num_windows, rows)
   dataset = dataset.map(block, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
   # Whole blocks are prefetched: handing single examples from thread to thread costs more.
   dataset = dataset.prefetch(tf.data.AUTOTUNE).unbatch()
   return dataset.skip(skip - first) if first < skip else dataset
+
+
+def _numbers(begin: int, end: int, rows: BatchRows | None) -> tf.data.Dataset:
+  """The numbers of those examples from `begin` to `end` that are needed, some at a time."""
+  if rows is None:
+    return tf.data.Dataset.range(begin, end).batch(_BLOCK)
+  dataset = tf.data.Dataset.range(rows.count(end - begin)).batch(_BLOCK)
+  return dataset.map(lambda k: begin + rows.numbers(k))
 
 
 def _random_integers(seed: int, block: tf.Tensor, limit: int) -> tf.Tensor:
@@ -288,6 +318,7 @@ def _documents(
   train: bool,
   seed: int,
   skip: int,
+  rows: BatchRows | None,
   what: str,
 ) -> tf.data.Dataset:
   """Rows of packed documents: the rows of `pack_dataset`, found once, by index."""
@@ -322,9 +353,9 @@ def _documents(
     memory, positions, borders = tf.constant(tokens), tf.constant(position), tf.constant(borders)
   column = tf.range(length, dtype=tf.int64)
 
-  def block(rows):
-    at = tf.gather(borders, rows)[:, tf.newaxis] + column
-    inside = at < tf.gather(borders, rows + 1)[:, tf.newaxis]
+  def block(index):
+    at = tf.gather(borders, index)[:, tf.newaxis] + column
+    inside = at < tf.gather(borders, index + 1)[:, tf.newaxis]
     at = tf.minimum(at, len(tokens) - 1)
     ids = tf.where(inside, tf.cast(tf.gather(memory, at), tf.int32), 0)
     place = tf.where(inside, tf.cast(tf.gather(positions, at), tf.int32), 0)
@@ -335,13 +366,22 @@ def _documents(
     }
     return {k: tf.ensure_shape(v, [None, length]) for k, v in result.items()}
 
+  def order(epoch):
+    """The rows of an epoch that are needed."""
+    order = _permutation(seed, epoch, num_rows)
+    if rows is None:
+      return order
+    number = epoch * num_rows + tf.range(num_rows, dtype=tf.int64) - skip
+    needed = tf.gather(tf.constant(rows.mask()), number % rows.batch)
+    return tf.boolean_mask(order, needed & (number >= 0))
+
   if train:
-    dataset = tf.data.Dataset.range(skip // num_rows, _ENDLESS)
-    dataset = dataset.map(lambda epoch: _permutation(seed, epoch, num_rows)).unbatch()
-    dataset = dataset.skip(skip % num_rows)
+    dataset = tf.data.Dataset.range(skip // num_rows, _ENDLESS).map(order).unbatch()
+    if rows is None:
+      dataset = dataset.skip(skip % num_rows)
+    dataset = dataset.batch(_BLOCK)
   else:
-    dataset = tf.data.Dataset.range(min(skip, num_rows), num_rows)
-  dataset = dataset.batch(_BLOCK)
+    dataset = _numbers(min(skip, num_rows), num_rows, rows)
   dataset = dataset.map(block, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
   return dataset.prefetch(tf.data.AUTOTUNE).unbatch()
 

@@ -9,6 +9,7 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.transformer import input_shards
 from mesh_tensorflow.transformer.encoding import (
   encode_all_features,
   supervised_to_dict,
@@ -142,13 +143,24 @@ def load_text_pairs(
 def load_tfds(
   name: str, split: str, data_dir: str | None, *, as_supervised: bool
 ) -> tf.data.Dataset:
-  """`tfds.load`; the split "train" repeats and is shuffled."""
+  """`tfds.load`; the split "train" repeats and is shuffled.
+
+  Of a divided input its part of the examples; see `input_shards.current`.
+  """
   import tensorflow_datasets as tfds  # Slow to import, and most runs do not need it.
 
   train = split == "train"
+  shard = input_shards.current()
+  # A part of the examples, not of the files, of which there may be few, or one more in one part.
+  part = split if shard.count == 1 else tfds.even_splits(split, n=shard.count)[shard.index]
+  # Files in random order are else read in a race: other workers, and a training that goes on,
+  # would see others in their place.
+  options = tf.data.Options()
+  options.deterministic = True
   dataset = tfds.load(
-    name, split=split, as_supervised=as_supervised, data_dir=data_dir, shuffle_files=train
-  )
+    name, split=part, as_supervised=as_supervised, data_dir=data_dir, shuffle_files=train,
+    read_config=tfds.ReadConfig(options=options),
+  )  # fmt: skip
   return dataset.repeat().shuffle(1000) if train else dataset
 
 

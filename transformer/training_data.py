@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+import gin
 import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.transformer import input_shards
+from mesh_tensorflow.transformer.input_shards import BatchRows, InputShard
 from mesh_tensorflow.transformer.model_steps import MODEL_FEATURES, ModelSteps
 
 # Name of the position in the data, as a part of a checkpoint.
@@ -73,19 +76,30 @@ def examples_of(input_fn: Any, batch_size: int) -> tf.data.Dataset:
   return dataset.unbatch()
 
 
+@gin.configurable(module="mesh_tensorflow.transformer.training_data", allowlist=["shard_input"])
 class TrainingData:
   """The batches of one training run; on several workers, the part that this one needs of them.
 
-  Which examples are in which batch does not depend on the workers: each goes through all of them,
-  and keeps its own rows.
+  Which examples are in which batch does not depend on the workers, unless `shard_input` is true.
+  A data set function that takes `batch_rows` makes only the examples that this worker needs; of
+  the others each worker goes through all examples, and keeps its own rows.
 
   Args:
     steps: the programs of the model.
-    dataset_fn: called with `sequence_length`, `vocabulary` and `dataset_split`, and, if it takes
-      `skip`, with the number of examples seen before; returns single examples.
+    dataset_fn: called with `sequence_length`, `vocabulary` and `dataset_split`; if it takes `skip`,
+      with the number of examples seen before; and if it takes `batch_rows`, with a `BatchRows`, or
+      with None if all are needed. Returns single examples.
     vocabulary: for `dataset_fn`.
     split: for `dataset_fn`.
     seen_steps: number of steps whose examples are left out.
+    shard_input: divides what is read: each worker reads and parses its shard of the records only,
+      and its rows of a batch are the next examples of that shard. Workers that need the same rows
+      have the same shard. Which examples a step sees then depends on how many shards there are, and
+      so on the number of workers. Files and TensorFlow datasets are divided by the readers of this
+      package, and by functions that ask for `input_shards.current()`; of other functions' data
+      sets each worker makes all examples, and takes each n-th. Training ends when the first shard
+      does; let the data set repeat. Functions that take `batch_rows` are divided already, and one
+      worker reads all: for these it has no effect.
   """
 
   def __init__(
@@ -95,41 +109,56 @@ class TrainingData:
     vocabulary: Any,
     split: str,
     seen_steps: int = 0,
+    *,
+    shard_input: bool = False,
   ):
     self._steps = steps
-    seen = seen_steps * steps.examples_per_step
     kwargs = dict(sequence_length=steps.sequence_length, vocabulary=vocabulary, dataset_split=split)
-    skips = _takes_skip(dataset_fn)
-    if skips:
-      kwargs["skip"] = seen
-    dataset = dataset_fn(**kwargs)
-    if seen and not skips:
-      dataset = dataset.skip(seen)
+    takes = _parameters(dataset_fn)
+    makes_rows = "batch_rows" in takes
+    shard, rows = InputShard(), _rows(steps)
+    if shard_input and not makes_rows:
+      shard, rows = input_shards.divide(rows)
+    batch, here = len(rows), np.flatnonzero(rows).tolist()
+    read = batch
+    if makes_rows:
+      kwargs["batch_rows"] = None
+    if makes_rows and len(here) < batch:
+      # The last row of a batch is made by all: so they agree on how many whole batches there are.
+      kwargs["batch_rows"] = BatchRows(batch, tuple(sorted({*here, batch - 1})))
+      read = len(kwargs["batch_rows"].needed)
+      here = list(range(len(here)))
+    # A function that skips examples of its own accord may not know of which shard.
+    skips = "skip" in takes and shard.count == 1
+    if "skip" in takes:
+      kwargs["skip"] = seen_steps * batch if skips else 0
+    dataset = input_shards.read_shard(shard, lambda: dataset_fn(**kwargs))
+    if seen_steps and not skips:
+      dataset = dataset.skip(seen_steps * read)
     self.names = names = model_features(dataset)
     steps.check_features(names)
     check_lengths(dataset, names, steps)
     parts = [steps.local_part(n) for n in names]
-    rows = _rows(steps, names[0])
-    batch = steps.examples_per_step
-    here = int(rows.sum())
-    if here < batch:
-      # The last row of a batch is read by all: so they agree on how many whole batches there are.
-      read = tf.constant(rows | (np.arange(batch) == batch - 1))
-      dataset = dataset.enumerate().filter(lambda i, _: read[i % batch]).map(lambda _, ex: ex)
-      batch = here if rows[-1] else here + 1
     dataset = dataset.map(
       lambda ex: tuple(
         tf.cast(ex[n][begins[-1] : begins[-1] + sizes[-1]], tf.int32)
         for n, (begins, sizes) in zip(names, parts)
       )
     )
-    dataset = dataset.batch(batch, drop_remainder=True)
+    dataset = dataset.batch(read, drop_remainder=True)
+    own = tf.identity if len(here) == read else lambda x: tf.gather(x, here)
     self._dataset = dataset.map(
-      lambda *xs: tuple(tf.reshape(x[:here], sizes) for x, (_, sizes) in zip(xs, parts))
+      lambda *xs: tuple(tf.reshape(own(x), sizes) for x, (_, sizes) in zip(xs, parts))
     )
-    # The position in the data is of use to a process that keeps the same rows.
-    numbers = [str(n) for begins, sizes in parts for n in (*begins, *sizes)]
-    self._name = _PIPELINE if here == len(rows) else "_".join([_PIPELINE, *numbers])
+    self._name = _PIPELINE
+    self._agree = shard.count > 1
+    if shard.count > 1 or len(here) < batch:
+      # The position in the data is of use to a process that reads the same.
+      how = ["rows" if makes_rows else "part"]
+      if shard.count > 1:
+        how = ["shard", shard.index, "of", shard.count]
+      numbers = [n for begins, sizes in parts for n in (*begins, *sizes)]
+      self._name = "_".join(map(str, [_PIPELINE, *how, *numbers]))
 
   def calls(self, count: int, per_call: int) -> Iterable[tuple[tf.Tensor, ...]]:
     """Batches stacked for one call each: tensors [steps, <shape of a batch>].
@@ -138,17 +167,18 @@ class TrainingData:
       count: steps in all.
       per_call: steps in a call, at most.
     """
-    return self._dataset.take(count).batch(per_call).prefetch(tf.data.AUTOTUNE)
+    calls = self._dataset.take(count).batch(per_call).prefetch(tf.data.AUTOTUNE)
+    return input_shards.agreed(calls, count, per_call) if self._agree else calls
 
   def saved_with_checkpoints(self) -> SavedPipeline:
     """The same batches, by an iterator whose position can be saved."""
-    return SavedPipeline(self._dataset.prefetch(tf.data.AUTOTUNE), self._name)
+    return SavedPipeline(self._dataset.prefetch(tf.data.AUTOTUNE), self._name, self._agree)
 
 
-def _rows(steps: ModelSteps, name: str) -> np.ndarray:
+def _rows(steps: ModelSteps) -> np.ndarray:
   """Which examples of a batch this process needs, as a mask, in the order of the data."""
-  begins, sizes = steps.local_part(name)
-  mask = np.zeros(steps.feature_shape(name, training=True)[:-1], bool)
+  begins, sizes = steps.local_part("targets")
+  mask = np.zeros(steps.feature_shape("targets", training=True)[:-1], bool)
   mask[tuple(slice(b, b + n) for b, n in zip(begins[:-1], sizes[:-1]))] = True
   return mask.reshape(-1)
 
@@ -159,15 +189,21 @@ class SavedPipeline:
   Args:
     dataset: batches, as tuples.
     name: what its part of a checkpoint is called.
+    agree: whether other workers may have fewer batches.
   """
 
-  def __init__(self, dataset: tf.data.Dataset, name: str):
+  def __init__(self, dataset: tf.data.Dataset, name: str, agree: bool = False):
     self._iterator = iter(dataset)
+    self._agree = agree
     self._checkpoint = tf.train.Checkpoint(iterator=self._iterator)
     self._name = name
 
   def calls(self, count: int, per_call: int) -> Iterator[tuple[tf.Tensor, ...]]:
     """As `TrainingData.calls`; nothing is read ahead of what a call takes."""
+    calls = self._calls(count, per_call)
+    return input_shards.agreed(calls, count, per_call) if self._agree else calls
+
+  def _calls(self, count: int, per_call: int) -> Iterator[tuple[tf.Tensor, ...]]:
     while count > 0:
       taken = []
       for _ in range(min(count, per_call)):
@@ -230,8 +266,8 @@ def steps_per_call(wanted: int, save_every: int) -> int:
   return max(n for n in range(1, min(wanted, save_every) + 1) if save_every % n == 0)
 
 
-def _takes_skip(dataset_fn: Callable[..., Any]) -> bool:
+def _parameters(dataset_fn: Callable[..., Any]) -> Collection[str]:
   try:
-    return "skip" in inspect.signature(dataset_fn).parameters
+    return inspect.signature(dataset_fn).parameters
   except (TypeError, ValueError):
-    return False
+    return ()

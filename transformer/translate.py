@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gin
-import tensorflow as tf
 
-from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer import prediction
-from mesh_tensorflow.transformer.checkpoints import get_checkpoint_iterator
+from mesh_tensorflow.transformer.checkpoints import restored_checkpoints
 from mesh_tensorflow.transformer.text_io import (
   get_inputs_from_file,
   inputs_vocabulary,
@@ -143,35 +142,6 @@ def decode_from_file(
   return results
 
 
-def restored_checkpoints(
-  estimator: Any, checkpoint_step: Any, model_dir: str, paths: Sequence[str] | None = None
-) -> Iterator[str]:
-  """Restores one checkpoint after the other.
-
-  Args:
-    estimator: a `Trainer`.
-    checkpoint_step: see `get_checkpoint_iterator`; None is the newest.
-    model_dir: folder of checkpoints.
-    paths: checkpoints to restore in place of those.
-
-  Yields:
-    The path of each, when `estimator` holds it.
-
-  Raises:
-    ConfigError: there is none.
-  """
-  newest = tf.train.latest_checkpoint(model_dir)
-  estimator.build_for_inference()
-  step = -1 if checkpoint_step is None else checkpoint_step
-  for i, path in enumerate(paths or get_checkpoint_iterator(step, model_dir)):
-    if path is None:
-      raise ConfigError(f"there is no checkpoint in {model_dir}; train first")
-    # To build the model restored the newest.
-    if i or path != newest:
-      estimator.global_step = estimator.restore_if_any(path)
-    yield path
-
-
 @gin.configurable(module="mesh_tensorflow.transformer.utils")
 def infer_model(
   estimator: Any,
@@ -199,6 +169,7 @@ def infer_model(
 
   Raises:
     ConfigError: there is no checkpoint.
+    DamagedCheckpointError: see `restored_checkpoints`.
   """
   for path in restored_checkpoints(estimator, eval_checkpoint_step, model_dir, checkpoint_paths):
     decode_fn(

@@ -8,6 +8,8 @@ stand in for a `Vocabulary`.
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -207,12 +209,13 @@ class CharacterVocabulary(Vocabulary):
     return result
 
   def save(self, filename: str) -> None:
-    """Writes the vocabulary as a text file that `load` and `get_character_vocabulary` read."""
+    """Writes the vocabulary as a text file that `load` and `get_character_vocabulary` read.
+
+    Raises:
+      errors.ConfigError: it cannot be written.
+    """
     lines = [self._HEADER, *(json.dumps(c) for c in self._characters)]
-    temporary = filename + ".tmp"
-    with tf.io.gfile.GFile(temporary, "w") as f:
-      f.write("\n".join(lines) + "\n")
-    tf.io.gfile.rename(temporary, filename, overwrite=True)
+    write_whole_file(filename, ("\n".join(lines) + "\n").encode())
 
   def __eq__(self, other: object) -> bool:
     return isinstance(other, CharacterVocabulary) and other._characters == self._characters
@@ -307,6 +310,35 @@ def encode_in_python(vocabulary: Vocabulary, s: tf.Tensor) -> tf.Tensor:
     return np.array(vocabulary.encode(data.decode("utf-8", "replace")), np.int32)
 
   return tf.ensure_shape(tf.numpy_function(encode, [s], tf.int32, stateful=False), [None])
+
+
+def write_whole_file(filename: str, content: bytes) -> None:
+  """Writes a file so that a reader sees all of it or nothing, whoever else writes it meanwhile.
+
+  Args:
+    filename: its path; its folder is made.
+    content: what becomes of it.
+
+  Raises:
+    errors.ConfigError: it cannot be written.
+  """
+  # Processes of several machines may have the same number.
+  temporary = f"{filename}.tmp-{socket.gethostname()}-{os.getpid()}"
+  try:
+    if os.path.dirname(filename):
+      tf.io.gfile.makedirs(os.path.dirname(filename))
+    try:
+      with tf.io.gfile.GFile(temporary, "wb") as f:
+        f.write(content)
+      tf.io.gfile.rename(temporary, filename, overwrite=True)
+    finally:
+      if tf.io.gfile.exists(temporary):
+        tf.io.gfile.remove(temporary)
+  except tf.errors.OpError as e:
+    raise errors.ConfigError(
+      f"cannot write the vocabulary file {filename} ({e.message}): give another filename, or the "
+      "right to write there"
+    ) from e
 
 
 def _shift(ids: tf.Tensor, offset: int, count: int) -> tf.Tensor:

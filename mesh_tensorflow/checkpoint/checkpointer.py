@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import gin
 import tensorflow as tf
 
 from mesh_tensorflow import workers
@@ -25,6 +26,16 @@ from mesh_tensorflow.store import StoredVariable, VariableStore
 _LOG = logging.getLogger("mesh_tensorflow")
 
 
+@gin.configurable(
+  module="mesh_tensorflow.checkpoint",
+  allowlist=[
+    "keep_every_n_hours",
+    "asynchronous",
+    "snapshot_in_memory",
+    "snapshot_directory",
+    "worker_timeout_seconds",
+  ],
+)
 class Checkpointer:
   """Saves and restores the variables of one or several stores.
 

@@ -282,12 +282,14 @@ def test_pretokenized_t2t_dataset(tmp_path):
 def fake_tfds(monkeypatch):
   loaded = {}
 
-  def load(name, split, as_supervised, data_dir, shuffle_files):
+  def load(name, split, as_supervised, data_dir, shuffle_files, read_config=None):
+    assert not shuffle_files or read_config.options.deterministic
     loaded.update(split=split, data_dir=data_dir, shuffle_files=shuffle_files)
     dataset = loaded["dataset"]
     return dataset.map(lambda ex: (ex["inputs"], ex["targets"])) if as_supervised else dataset
 
-  monkeypatch.setitem(sys.modules, "tensorflow_datasets", types.SimpleNamespace(load=load))
+  fake = types.SimpleNamespace(load=load, ReadConfig=types.SimpleNamespace)
+  monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
   return loaded
 
 

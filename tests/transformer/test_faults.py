@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import pathlib
 import re
+import resource
 import signal
 import subprocess
 import time
@@ -81,7 +83,7 @@ def test_the_launcher_starts_all_again(tmp_path):
     finally:
       launcher.kill()
   assert launcher.returncode == 0, out
-  assert "launch: a worker failed with exit code 137; all are started again (1 of 1)" in out
+  assert "all workers are started again in 1 s (1 of 1), since one failed with exit code 137" in out
   assert f"restored {folder}/model.ckpt-" in out and "step      60/60" in out
 
 
@@ -104,6 +106,16 @@ def test_an_ignored_signal_stays_ignored(ctrl_c):
     os.kill(os.getpid(), signal.SIGTERM)
     assert stop.requested
   assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_second_signal_ends_the_program(tmp_path, ctrl_c):
+  """At once, also while TensorFlow runs, where Python would not see it."""
+  with stopping.StopRequests() as stop:
+    os.kill(os.getpid(), signal.SIGINT)
+    assert stop.requested
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_stopped_training_goes_on_as_if_it_had_not_been(tmp_path, cpu_devices, ctrl_c):
@@ -148,6 +160,45 @@ def test_two_trainings_in_one_folder(tmp_path, cpu_devices):
   trainer.train(training_program.dataset, 4)
 
 
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES])
+def test_a_lock_that_another_machine_has(number, tmp_path, monkeypatch):
+  """Network file systems say so in one of two ways."""
+  (tmp_path / run_lock.NAME).write_text("process 7 on elsewhere since 2020-01-01 00:00:00")
+
+  def flock(*_):
+    raise OSError(number, os.strerror(number))
+
+  monkeypatch.setattr(fcntl, "flock", flock)
+  with pytest.raises(errors.ConfigError, match="another training uses .*process 7 on elsewhere"):
+    with run_lock.training_lock(str(tmp_path)):
+      pass
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch, caplog):
+  def flock(*_):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+  monkeypatch.setattr(fcntl, "flock", flock)
+  with run_lock.training_lock(str(tmp_path)):
+    pass
+  assert "training.lock cannot be locked (No locks available)" in caplog.text
+  assert "two would overwrite each other's checkpoints; the last one was none" in caplog.text
+  caplog.clear()
+  with run_lock.training_lock(str(tmp_path)):
+    assert f"the last one was process {os.getpid()} on " in caplog.text
+
+
+def test_a_lock_on_a_full_disk(tmp_path, monkeypatch):
+  def pwrite(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(os, "pwrite", pwrite)
+  with run_lock.training_lock(str(tmp_path)):
+    with pytest.raises(errors.ConfigError, match="another training uses"):
+      with run_lock.training_lock(str(tmp_path)):
+        pass
+
+
 def test_a_folder_that_cannot_be_made(tmp_path):
   (tmp_path / "file").write_text("")
   with pytest.raises(errors.ConfigError, match="cannot make the folder .*file/model .*--model_dir"):
@@ -174,12 +225,32 @@ def test_a_full_disk_stops_training_and_leaves_what_was_saved(tmp_path, monkeypa
   assert steps_saved(tmp_path) == [4, 8]
 
 
-def test_a_clock_that_is_set_back(tmp_path, monkeypatch, cpu_devices):
-  """An hour back after each checkpoint: everything is kept that a right clock would keep."""
+def test_a_file_that_cannot_grow(tmp_path):
+  """The operating system's own error, in the real program: a limit of the size of files."""
+  folder = tmp_path / "model"
+  arguments = program.trainer_arguments(folder)
+  run = subprocess.run(
+    program.command(1, arguments),
+    capture_output=True,
+    text=True,
+    timeout=240,
+    preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)),
+  )
+  assert run.returncode == 1, run.stdout + run.stderr
+  assert "CheckpointError: cannot write checkpoint model.ckpt-4" in run.stderr.splitlines()[-1]
+  assert "File too large" in run.stderr.splitlines()[-1]
+  assert not steps_saved(folder) and not list(folder.glob("*.data-*"))
+  program.run(1, arguments)  # With more space it goes well.
+  assert steps_saved(folder) == [4, 8]
+
+
+@pytest.mark.parametrize("hours", [-1, 100])
+def test_a_clock_that_jumps(hours, tmp_path, monkeypatch, cpu_devices):
+  """Back or forward after each look: everything is kept that a right clock would keep."""
   now = [1e9]
 
   def clock():
-    now[0] -= 3600
+    now[0] += 3600 * hours
     return now[0]
 
   monkeypatch.setattr(time, "time", clock)

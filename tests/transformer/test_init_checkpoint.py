@@ -126,9 +126,17 @@ def test_training_starts_from_the_checkpoint_and_its_step(first, tmp_path):
   assert len(trainer.train(program.dataset, 8)) == 3
   name = "transformer/embedding"
   np.testing.assert_array_equal(program.weights(trainer)[name], values[name])
-  # Afterwards the folder's own checkpoint counts, and the other is needed no more.
-  again = make_trainer(path + "0", tmp_path)
-  assert len(again.train(program.dataset, 9)) == 1
+  # Afterwards the folder's own checkpoint counts, and the other is needed no more: not to know
+  # either which examples were seen.
+  skipped = []
+
+  def data(sequence_length, vocabulary, dataset_split, skip=0):
+    skipped.append(skip)
+    return program.dataset(sequence_length, skip=skip)
+
+  for steps, other in ((9, path + "0"), (10, None)):
+    assert len(make_trainer(other, tmp_path).train(data, steps)) == 1
+  assert skipped == [3 * program.BATCH, 4 * program.BATCH]
 
 
 def test_data_starts_anew_with_another_checkpoint(first):
@@ -155,10 +163,51 @@ def test_filters_and_mappings_say_what_is_restored(first):
     if "rms_norm" not in name and "adam" not in name and name in values:
       same = np.array_equal(value, values[name])
       assert same == ("block_000/layer_001" in name), name
-  trainer = make_trainer(path)
+
+
+def test_nothing_to_restore_is_an_error_with_advice(first, tmp_path):
+  def train(path, text, **kwargs):
+    with pytest.raises(errors.CheckpointError, match=f"none of the model's .* variables .*{text}"):
+      make_trainer(path, **kwargs).train(program.dataset, 9)
+
+  train(first[0], "init_variable_filter is found in none .* transformer/", init_variable_filter="x")
+  gin.clear_config()
+  other = write_checkpoint(str(tmp_path / "model.ckpt-1"), ["decoder/w", "encoder/w"])
+  train(other, "it has decoder/w, encoder/w. .*init_checkpoint_variable_mapping.mapping_fn")
+  trainer = make_trainer(first[0])
   gin.bind_parameter("should_load_variable.filter_fn", lambda n: False)
-  with pytest.raises(errors.CheckpointError, match="none of the model's .* variables"):
+  with pytest.raises(errors.CheckpointError, match="filter_fn leaves all of them out"):
     trainer.train(program.dataset, 2)
+
+
+def test_report_of_what_matched(first, tmp_path, capsys, caplog):
+  path, values = first
+
+  def mapping(name):
+    return name if "layer_001" not in name else name.replace("layer_001", "layer_007")
+
+  trainer = make_trainer(path, init_variable_filter="^transformer/(block|embedding)")
+  trainer._quiet = False
+  gin.bind_parameter("init_checkpoint_variable_mapping.mapping_fn", mapping)
+  gin.bind_parameter("should_load_variable.filter_fn", lambda n: "/block_001/" not in n)
+  with caplog.at_level("INFO"):
+    trainer.train(program.dataset, 2)
+  printed = capsys.readouterr().out
+  lines = printed.split("\n")
+  start = lines.index(next(line for line in lines if line.startswith("started from")))
+  model = set(program.weights(trainer))
+  same = [n for n in model if n in values and "layer_001" not in n and "/block_001/" not in n]
+  same = [n for n in same if re.match("transformer/(block|embedding)", n)]
+  assert lines[start] == f"started from {path}: {len(same)} variables restored"
+  missing = [n for n in model if "/block_000/layer_001" in n]
+  at = lines.index(f"  not in the checkpoint, unchanged ({len(missing)}):")
+  assert sorted(lines[at + 1 : at + 1 + len(missing)]) == sorted(f"    {n}" for n in missing)
+  others = [n for n in values if n not in same]
+  at = lines.index(f"  in the checkpoint, not used ({len(others)}):")
+  assert lines[at + 9] == f"    and {len(others) - 8} more"
+  left_out = len(model) - len(same) - len(missing)
+  assert f"init_variable_filter, unchanged ({left_out}):" in printed
+  assert all(n in caplog.text for n in others)
 
 
 def test_a_mapping_bound_in_gin(first):

@@ -229,6 +229,8 @@ def test_exactly_one_checkpoint(scorer, folder, tmp_path):
     (tmp_path / f"model.ckpt-{step}.index").write_text("")
   with pytest.raises(errors.ConfigError, match="there are 2 of 'all'"):
     from_strings(scorer, str(tmp_path), None, ["a"], eval_checkpoint_step="all")
+  with pytest.raises(errors.ConfigError, match="not of new ones"):
+    from_strings(scorer, str(tmp_path), None, ["a"], eval_checkpoint_step="new")
   # None does not wait for a second one.
   assert from_strings(scorer, folder, None, ["a"], eval_checkpoint_step=None)[1] == ["a"]
 

@@ -199,12 +199,13 @@ def test_tfds_translation_with_a_vocabulary_of_its_own(tmp_path, monkeypatch):
   texts = [{"de": "ein Hund", "en": "a dog"}, {"de": "eine Katze", "en": "a cat"}] * 4
   loaded = []
 
-  def load(name, split, as_supervised, data_dir, shuffle_files):
+  def load(name, split, as_supervised, data_dir, shuffle_files, read_config=None):
     loaded.append((name, split, data_dir))
     columns = {k: [t[k] for t in texts] for k in ("de", "en")}
     return tf.data.Dataset.from_tensor_slices(columns)
 
-  monkeypatch.setitem(sys.modules, "tensorflow_datasets", types.SimpleNamespace(load=load))
+  fake = types.SimpleNamespace(load=load, ReadConfig=types.SimpleNamespace)
+  monkeypatch.setitem(sys.modules, "tensorflow_datasets", fake)
   more = [
     f"vocabulary_file = '{tmp_path}/pieces.model'",
     "get_subword_vocabulary.vocab_size = 300",

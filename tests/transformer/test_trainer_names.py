@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 
 import gin
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 from absl import flags
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import errors
-from mesh_tensorflow.transformer import utils
+from mesh_tensorflow import checkpoint, errors
+from mesh_tensorflow.transformer import checkpoints, utils
+from tests.transformer import small_checkpoints
 
 
 @pytest.mark.parametrize(
@@ -94,8 +96,7 @@ def test_steps_of_checkpoints():
 @pytest.fixture
 def folder(tmp_path):
   for step in (0, 10, 20, 30):
-    (tmp_path / f"model.ckpt-{step}.index").write_text("")
-  (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-30"\n')
+    small_checkpoints.write(tmp_path, step)
   return tmp_path
 
 
@@ -124,17 +125,96 @@ def test_get_checkpoint_iterator(folder, wanted, kwargs, expected):
 
 
 @pytest.mark.timeout(60)
-def test_new_checkpoints_are_waited_for(folder):
-  (folder / "model.ckpt-40.index").write_text("")
+@pytest.mark.parametrize("wanted", [None, "new"])
+def test_new_checkpoints_are_waited_for(wanted, folder, monkeypatch, caplog):
+  """A damaged one is left out, and named."""
+  monkeypatch.setattr(checkpoints, "_SECONDS_BETWEEN_LOOKS", 0.01)
 
   def write():
-    (folder / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-40"\n')
+    for step in (31, 32, 40):
+      path = small_checkpoints.write(tmp_path, step, newest=step != 32)
+      if step == 32:
+        named.append(small_checkpoints.damage(path))
+        (folder / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-32"\n')
+      time.sleep(0.5)
 
-  timer = threading.Timer(0.1, write)
+  tmp_path, named, seen = folder, [], []
+  paths = utils.get_checkpoint_iterator(wanted, str(folder), skip_until=10, stop_after=39)
+  assert step_of(next(iter(paths))) == 30
+  timer = threading.Thread(target=write)
   timer.start()
-  paths = utils.get_checkpoint_iterator(None, str(folder), stop_after=35)
-  assert [p.rpartition("-")[2] for p in itertools.islice(paths, 5)] == ["30"]
+  seen = [step_of(p) for p in itertools.islice(paths, 5)]
   timer.join()
+  assert seen == [31]
+  assert f"{named[0]} truncated" in caplog.text
+
+
+def step_of(path: str) -> int:
+  return int(path.rpartition("-")[2])
+
+
+class Restorer:
+  """Stands for a `Trainer`: restores what is not damaged."""
+
+  def __init__(self):
+    self.restored = []
+
+  def restore_for_inference(self, path):
+    damages = checkpoint.verify(path)
+    if damages:
+      raise checkpoint.DamagedCheckpointError("; ".join(map(str, damages)))
+    self.restored.append(step_of(path))
+
+
+def test_damaged_checkpoints_are_left_out_or_an_error(folder, caplog):
+  """Of all they are left out; one that was asked for is an error; the newest is the newest good."""
+  data = small_checkpoints.damage(str(folder / "model.ckpt-30"))
+
+  def restored(step, **kwargs):
+    restorer = Restorer()
+    list(checkpoints.restored_checkpoints(restorer, step, str(folder), **kwargs))
+    return restorer.restored
+
+  for newest in (None, -1):
+    caplog.clear()
+    assert restored(newest) == [20]
+    assert data in caplog.text
+  caplog.clear()
+  assert restored("all") == [10, 20]
+  assert data in caplog.text
+  for wanted in (30, [10, 30]):
+    with pytest.raises(checkpoint.DamagedCheckpointError, match=data):
+      restored(wanted)
+  with pytest.raises(checkpoint.DamagedCheckpointError, match=data):
+    restored("all", paths=[str(folder / "model.ckpt-30")])
+  for step in (0, 10, 20):
+    small_checkpoints.damage(str(folder / f"model.ckpt-{step}"))
+  for wanted in ("all", -1):
+    with pytest.raises(checkpoint.DamagedCheckpointError, match="data-00000"):
+      restored(wanted)
+
+
+def test_checkpoints_that_are_deleted_meanwhile(folder, caplog):
+  """Training deletes old ones while they are evaluated."""
+
+  class Slow(Restorer):
+    def restore_for_inference(self, path):
+      if step_of(path) == 20:
+        for file in folder.glob("model.ckpt-20.*"):
+          file.unlink()
+      checkpoint.resolve(path)
+      super().restore_for_inference(path)
+
+  restorer = Slow()
+  list(checkpoints.restored_checkpoints(restorer, "all", str(folder)))
+  assert restorer.restored == [10, 30]
+  assert "left out: there is no checkpoint" in caplog.text
+
+
+def test_unknown_checkpoint_steps(folder):
+  for wanted in ("latest", 2.5, ["all"]):
+    with pytest.raises(errors.ConfigError, match="is unknown: use a step"):
+      utils.get_checkpoint_iterator(wanted, str(folder))
 
 
 def test_no_checkpoint(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import unittest.mock
 
 import numpy as np
@@ -224,3 +225,19 @@ def test_inputs_and_targets_are_joined_for_a_delimited_lm():
   assert losses[-1] < losses[0] - 0.3
   whole = program.make_trainer(dropout=False, learning_rate=5e-3).train(program.dataset, 25)
   assert losses == pytest.approx(whole, rel=1e-3)
+
+
+def test_gin_reaches_the_checkpoints_of_a_training(tmp_path, monkeypatch, cpu_devices):
+  """Of checkpoints an hour apart every other one is kept besides the newest."""
+  now = [1e9]
+  monkeypatch.setattr(time, "time", lambda: now[0])
+  bindings = "\nCheckpointer.keep_every_n_hours = 2\nCheckpointer.asynchronous = False\n"
+  monkeypatch.setattr(program, "BINDINGS", program.BINDINGS + bindings)
+  trainer = program.make_trainer(
+    model_dir=str(tmp_path), save_checkpoints_steps=2, steps_per_call=2, keep_checkpoint_max=1
+  )
+  for step in range(2, 14, 2):
+    now[0] += 3600
+    trainer.train(program.dataset, step)
+  saved = checkpoint.all_checkpoints(str(tmp_path))
+  assert [checkpoint.get_step_from_path(p) for p in saved] == [4, 8, 12]

@@ -14,6 +14,7 @@ import tensorflow as tf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import bitransformer, bleu, dataset, evaluation, translate
 from mesh_tensorflow.transformer.vocabulary import CharacterVocabulary
+from tests.transformer import small_checkpoints
 
 LETTERS = CharacterVocabulary("abcdefghij ")
 LENGTH = {"inputs": 16, "targets": 12}
@@ -27,10 +28,7 @@ class Copier:
     self.calls = []
     self.global_step = 0
     for step in checkpoints:
-      (model_dir / f"model.ckpt-{step}.index").write_text("")
-      newest = f'model_checkpoint_path: "model.ckpt-{step}"\n'
-      (model_dir / "checkpoint").write_text(newest)
-    self.newest = max(checkpoints, default=0)
+      small_checkpoints.write(model_dir, step)
 
   def decode(self, inputs, max_decode_length=None):
     raise AssertionError("only its signature is looked at")
@@ -43,11 +41,8 @@ class Copier:
       result[i, : len(ids)] = ids
     return result.tolist()
 
-  def build_for_inference(self):
-    self.global_step = self.newest
-
-  def restore_if_any(self, path):
-    return int(path.split("-")[-1])
+  def restore_for_inference(self, path):
+    self.global_step = int(path.split("-")[-1])
 
 
 def encoded(*texts):

@@ -76,9 +76,18 @@ def run(
 
 
 class Processes:
-  """Workers, each a process of its own whose output goes to a file."""
+  """Workers, each a process of its own whose output goes to a file.
 
-  def __init__(self, folder: pathlib.Path, workers: int, arguments: Sequence[str]):
+  Args:
+    folder: for the files.
+    workers: how many.
+    arguments: of all.
+    more: of the last worker.
+  """
+
+  def __init__(
+    self, folder: pathlib.Path, workers: int, arguments: Sequence[str], more: Sequence[str] = ()
+  ):
     with contextlib.ExitStack() as stack:
       sockets = [stack.enter_context(socket.socket()) for _ in range(workers)]
       for s in sockets:
@@ -90,22 +99,30 @@ class Processes:
       task = {"type": "worker", "index": i}
       config = {"cluster": {"worker": addresses}, "task": task}
       environ = dict(os.environ, TF_CONFIG=json.dumps(config) if workers > 1 else "")
+      own = [*arguments, *(more if i == workers - 1 else ())]
       with output.open("w") as f:
         self.all.append(
-          subprocess.Popen(command(1, arguments), env=environ, stdout=f, stderr=subprocess.STDOUT)
+          subprocess.Popen(command(1, own), env=environ, stdout=f, stderr=subprocess.STDOUT)
         )
 
   def text(self, worker: int) -> str:
     return self.outputs[worker].read_text(errors="replace")
 
-  def wait_for(self, condition: Callable[[], bool], timeout: float = 180) -> None:
-    """Waits until something is so, while all processes run."""
+  def wait_for(
+    self, condition: Callable[[], bool], timeout: float = 180, *, may_end: bool = False
+  ) -> None:
+    """Waits until something is so, while all processes run, or some."""
     end = time.monotonic() + timeout
     while not condition():
       everything = "\n".join(self.text(i) for i in range(len(self.all)))
       assert time.monotonic() < end, everything
-      assert all(p.poll() is None for p in self.all), everything
+      running = [p.poll() is None for p in self.all]
+      assert any(running) if may_end else all(running), everything
       time.sleep(0.05)
+
+  def wait_of(self, worker: int, timeout: float) -> int:
+    """The exit code of one."""
+    return self.all[worker].wait(timeout)
 
   def wait(self, timeout: float = 120) -> list[int]:
     """Exit codes of all."""
@@ -114,9 +131,11 @@ class Processes:
 
 
 @contextlib.contextmanager
-def processes(folder: pathlib.Path, workers: int, arguments: Sequence[str]) -> Iterator[Processes]:
+def processes(
+  folder: pathlib.Path, workers: int, arguments: Sequence[str], more: Sequence[str] = ()
+) -> Iterator[Processes]:
   """Starts workers, and ends them with the block."""
-  group = Processes(folder, workers, arguments)
+  group = Processes(folder, workers, arguments, more)
   try:
     yield group
   finally:

@@ -1,0 +1,78 @@
+"""Workers that run different programs are told so, before they wait for each other in vain."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import pathlib
+import platform
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from mesh_tensorflow import workers
+from mesh_tensorflow.errors import ConfigError, WorkerLostError
+
+_MOST_TOLD = 8  # Lines, of each worker.
+_LONGEST_TOLD = 200  # Characters of a line.
+
+
+def check_same(lines: Sequence[str]) -> None:
+  """Compares what the program of each worker depends on; all call it at the same place.
+
+  Args:
+    lines: such as "run.seed = 1"; without order.
+
+  Raises:
+    ConfigError: in all workers, if they differ: it has the lines that do.
+  """
+  cluster = workers.current()
+  own = sorted(set(lines))
+  digest = hashlib.sha256(json.dumps(own).encode()).digest()
+  digests = workers.gather(np.frombuffer(digest, np.int32))
+  different = [i for i in range(cluster.size) if (digests[i] != digests[0]).any()]
+  if not different:
+    return
+  all_lines = [set(x) for x in _gather_lines(own)]
+  with contextlib.suppress(WorkerLostError):
+    # A worker that ended at once would break the exchange for others, which are not through.
+    workers.barrier()
+  common = set.intersection(*all_lines)
+  told = []
+  for worker in [0, *different]:
+    mine = sorted(all_lines[worker] - common)
+    shown = "; ".join(line[:_LONGEST_TOLD] for line in mine[:_MOST_TOLD]) or "none of that"
+    more = f"; and {len(mine) - _MOST_TOLD} more" if len(mine) > _MOST_TOLD else ""
+    told.append(f"{cluster.name(worker)} has {shown}{more}")
+  raise ConfigError(
+    f"the workers must run the same program with the same settings, but {', but '.join(told)}. "
+    "Start the same command, from the same files, on all machines"
+  )
+
+
+def _gather_lines(lines: Sequence[str]) -> list[list[str]]:
+  text = np.frombuffer(json.dumps(lines).encode(), np.uint8)
+  lengths = workers.gather(np.int32(text.size))
+  padded = np.zeros(int(lengths.max()), np.int32)
+  padded[: text.size] = text
+  rows = workers.gather(padded).astype(np.uint8)
+  return [json.loads(row[:n].tobytes()) for row, n in zip(rows, lengths)]
+
+
+def versions(*packages: str) -> list[str]:
+  """Lines for `check_same`: versions of what computes, and a digest of the code of packages.
+
+  Args:
+    packages: their folders.
+  """
+  code = hashlib.sha256()
+  for folder in packages:
+    for file in sorted(pathlib.Path(folder).rglob("*.py")):
+      code.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
+  return [
+    f"Python {platform.python_version()}",
+    f"TensorFlow {tf.__version__}",
+    f"code of mesh_tensorflow {code.hexdigest()[:12]}",
+  ]

@@ -1,0 +1,174 @@
+"""The launcher of several workers on one machine: exit codes, restarts, signals, its own death."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import mesh_tensorflow
+from mesh_tensorflow import joining
+from mesh_tensorflow.transformer import launch
+
+# What workers do here needs neither TensorFlow nor this package.
+HEAD = """
+import json, os, signal, sys, time
+config = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))
+index = config["task"]["index"]
+"""
+
+
+def worker(body: str) -> list[str]:
+  return [sys.executable, "-S", "-c", HEAD + body]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+  monkeypatch.setattr(launch, "_GRACE_SECONDS", 2.0)
+  monkeypatch.setattr(launch, "_FIRST_PAUSE_SECONDS", 0.1)
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c():
+  """SIGINT as in a terminal: tests that run in the background ignore it."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
+def test_every_worker_finds_the_others(capfd):
+  body = "print(index, json.dumps(config['cluster']['worker']), flush=True)"
+  assert launch.launch(worker(body), 3) == 0
+  out, err = capfd.readouterr()
+  lines = out.splitlines() + [line.partition("] ")[2] for line in err.splitlines()]
+  assert sorted(line[0] for line in lines) == ["0", "1", "2"]
+  assert len({line[2:] for line in lines}) == 1
+  assert len(set(json.loads(lines[0][2:]))) == 3
+  assert sorted(line[:10] for line in err.splitlines()) == ["[worker 1]", "[worker 2]"]
+
+
+def test_one_worker_has_no_tf_config(capfd, monkeypatch):
+  monkeypatch.setenv("TF_CONFIG", "{}")
+  assert launch.launch(worker("print('TF_CONFIG' in os.environ)"), 1) == 0
+  assert capfd.readouterr().out == "False\n"
+
+
+def test_the_one_that_failed_by_itself_is_told_from_those_that_lost_it(capfd):
+  body = f"time.sleep(0 if index == 0 else 0.5); sys.exit({joining.EXIT_WORKER_LOST} - 72 * index)"
+  assert launch.launch(worker(body), 2) == 3
+  assert "launch: worker 1 ended with exit code 3" in capfd.readouterr().err
+
+
+def test_a_worker_that_was_killed(capfd):
+  assert launch.launch(worker("index or os.kill(os.getpid(), signal.SIGKILL)"), 2) == 137
+  assert "launch: worker 0 was ended by SIGKILL" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_one_that_hangs_while_others_have_ended_is_killed(code, capfd):
+  started = time.monotonic()
+  body = f"time.sleep(60) if index else sys.exit({code})"
+  assert launch.launch(worker(body), 2) == (code or 137)
+  assert time.monotonic() - started < 20
+  assert "launch: worker 1 does not end, and is killed" in capfd.readouterr().err
+
+
+def test_a_run_that_always_fails_is_given_up_after_growing_pauses(tmp_path, capfd):
+  starts = tmp_path / "starts"
+  body = f"open({str(starts)!r}, 'a').write('x'); sys.exit(5)"
+  assert launch.launch(worker(body), 1, restarts=3) == 5
+  assert starts.read_text() == "x" * 4
+  err = capfd.readouterr().err
+  told = [
+    line.split(" in ")[1].split(" s ")[0] for line in err.splitlines() if " again in " in line
+  ]
+  assert told == ["0.1", "0.2", "0.4"]
+
+
+def test_all_are_started_again_until_it_succeeds(tmp_path):
+  starts = tmp_path / "starts"
+  body = f"""
+f = open({str(starts)!r} + str(index), "a+"); f.write("x"); f.seek(0)
+if len(f.read()) < 3: os.kill(os.getpid(), signal.SIGKILL)
+"""
+  assert launch.launch(worker(body), 2, restarts=5) == 0
+  assert [(tmp_path / f"starts{i}").read_text() for i in range(2)] == ["xxx", "xxx"]
+
+
+def interrupt_after(condition):
+  """Ctrl-C to this process, the launcher, as soon as something is so."""
+
+  def wait():
+    while not condition():
+      time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+  threading.Thread(target=wait, daemon=True).start()
+
+
+def test_ctrl_c_stops_all_and_starts_none_again(tmp_path, capfd):
+  body = f"""
+def stop(*_):
+  open({str(tmp_path / "stopped")!r}, "a").write("x")
+  sys.exit(74)
+signal.signal(signal.SIGINT, stop)
+open({str(tmp_path)!r} + f"/ready{{index}}", "w").close()
+time.sleep(60)
+"""
+  interrupt_after(lambda: len(list(tmp_path.glob("ready*"))) == 2)
+  assert launch.launch(worker(body), 2, restarts=5) == 74
+  assert (tmp_path / "stopped").read_text() == "xx"
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_between_two_attempts(tmp_path, monkeypatch):
+  monkeypatch.setattr(launch, "_FIRST_PAUSE_SECONDS", 60.0)
+  start = tmp_path / "start"
+  interrupt_after(lambda: start.exists() and not time.sleep(1.0))
+  body = f"open({str(start)!r}, 'a').write('x'); sys.exit(5)"
+  assert launch.launch(worker(body), 1, restarts=5) == 130
+  assert start.read_text() == "x"
+
+
+@pytest.mark.subprocess
+def test_workers_end_with_a_launcher_that_is_killed(tmp_path):
+  """By SIGKILL; the workers are asked to stop, and their output going nowhere is no error."""
+  watch = pathlib.Path(mesh_tensorflow.__file__).with_name("parent_watch.py")
+  body = (
+    HEAD
+    + f"""
+sys.path.insert(0, {str(watch.parent)!r})
+import parent_watch
+def stop(*_):
+  print("stops", flush=True)
+  open({str(tmp_path)!r} + f"/stopped{{index}}", "w").close()
+  sys.exit(74)
+signal.signal(signal.SIGTERM, stop)
+parent_watch.end_with_launcher()
+open({str(tmp_path)!r} + f"/{{os.getpid()}}.ready", "w").close()
+while True: time.sleep(0.1)
+"""
+  )
+  command = [sys.executable, "-c", body]
+  program = f"from mesh_tensorflow.transformer.launch import launch\nlaunch({command!r}, 2)"
+  with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL) as launcher:
+    ready = []
+    try:
+      end = time.monotonic() + 120
+      while len(ready) < 2 and time.monotonic() < end:
+        ready = list(tmp_path.glob("*.ready"))
+        time.sleep(0.05)
+    finally:
+      launcher.kill()
+  assert len(ready) == 2
+  end = time.monotonic() + 30
+  while any(pathlib.Path(f"/proc/{r.stem}").exists() for r in ready) and time.monotonic() < end:
+    time.sleep(0.05)
+  assert len(list(tmp_path.glob("stopped*"))) == 2
