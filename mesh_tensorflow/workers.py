@@ -125,7 +125,8 @@ class _Joined:
             ordering_token=[self._token.handle],
           )
 
-      self._gathers[key] = gather_vectors
+      # Its one trace: TensorFlow warns of functions that are traced often, of the same code.
+      self._gathers[key] = gather_vectors.get_concrete_function()
     return self._gathers[key]
 
 

@@ -248,11 +248,12 @@ def launched(count, command):
 
 
 @functools.cache
-def train(count, mesh_shape, layout):
+def train(count, mesh_shape, layout, collectives="auto"):
   """What worker 0 of so many workers printed."""
   program = pathlib.Path(__file__).with_name("workers_program.py")
+  command = [sys.executable, str(program), mesh_shape, layout, collectives]
   run = subprocess.run(
-    [sys.executable, "-c", LAUNCH, str(count), sys.executable, str(program), mesh_shape, layout],
+    [sys.executable, "-c", LAUNCH, str(count), *command],
     capture_output=True,
     text=True,
     timeout=300,
@@ -268,17 +269,24 @@ sys.exit(launch(sys.argv[2:], int(sys.argv[1])))
 """
 
 
+@pytest.fixture(scope="module")
+def one():
+  """What one process prints."""
+  return train(1, "", "")
+
+
 @pytest.mark.parametrize(
-  ("count", "mesh_shape", "layout", "seen"),
+  ("count", "mesh_shape", "layout", "collectives", "seen"),
   [
-    (2, "batch:2,model:2", "batch:batch,d_ff:model,vocab:model", [[16, 2], [16, 2]]),
-    (2, "model:2,batch:2", "batch:batch,d_ff:model,vocab:model", [[32, 2], [32, 2]]),
-    (3, "rows:3", "vocab:rows", [[32, 1]] * 3),
+    (2, "batch:2,model:2", "batch:batch,d_ff:model,vocab:model", "auto", [[16, 2], [16, 2]]),
+    (2, "model:2,batch:2", "batch:batch,d_ff:model,vocab:model", "auto", [[32, 2], [32, 2]]),
+    (3, "rows:3", "vocab:rows", "auto", [[32, 1]] * 3),
+    # As between GPUs.
+    (2, "batch:2,model:2", "batch:batch,d_ff:model,vocab:model", "runtime", [[16, 2], [16, 2]]),
   ],
 )
-def test_the_mesh_may_span_workers(count, mesh_shape, layout, seen):
-  one = train(1, "", "")
-  several = train(count, mesh_shape, layout)
+def test_the_mesh_may_span_workers(count, mesh_shape, layout, collectives, seen, one):
+  several = train(count, mesh_shape, layout, collectives)
   assert several["seen"] == seen  # Each worker is given the part of the batch that it needs.
   np.testing.assert_allclose(several["losses"], one["losses"], rtol=1e-5)
   np.testing.assert_allclose(several["logits"], one["logits"], rtol=1e-4, atol=1e-5)

@@ -1,7 +1,7 @@
 """A small training program on a mesh over all workers of the cluster; run by test_workers.py.
 
 Worker 0 prints one line of JSON: the losses, the result of the last step, and the final weights'
-checksums. Arguments: mesh shape, layout.
+checksums. Arguments: mesh shape, layout, kind of collectives.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ BATCH, LENGTH, VOCAB, MODEL, FF = 8, 4, 12, 8, 16
 FLOAT32 = mtf.VariableDType(tf.float32, tf.float32, tf.float32)
 
 
-def main(mesh_shape: str, layout: str) -> None:
+def main(mesh_shape: str, layout: str, collectives: str) -> None:
   shape = mtf.convert_to_shape(mesh_shape)
   cluster = workers.cluster_from_environment()
   workers.join(virtual_cpu_devices=shape.size // cluster.size)
-  impl = mtf.simd_mesh_impl.SimdMeshImpl(mesh_shape, layout)
+  impl = mtf.simd_mesh_impl.SimdMeshImpl(mesh_shape, layout, collectives=collectives)
   batch, length = mtf.Dimension("batch", BATCH), mtf.Dimension("length", LENGTH)
   vocab, model, ff = (mtf.Dimension(*d) for d in zip(("vocab", "d_model", "d_ff"), (12, 8, 16)))
 

@@ -182,6 +182,8 @@ class Checkpointer:
     self._abandoned.set()
     if self._thread is not None:
       self._thread.join()
+      self._thread = None
+    self._error = None  # That it was given up is no news.
 
   def _run(self, job: Job) -> None:
     try:

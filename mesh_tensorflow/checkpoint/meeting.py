@@ -7,6 +7,7 @@ rename, so whoever sees it sees all of it. The main threads agree by collectives
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -19,7 +20,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint import files
-from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError
+from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError, WorkerLostError
 
 _POLL_SECONDS = (0.01, 0.25)
 _SECONDS_BETWEEN_CALLS = 2.0
@@ -126,7 +127,7 @@ class Meeting:
     try:
       # Also a worker that is still at its part sees the outcome before the folder goes.
       self._wait_for(lambda: {w: self._get(_seen(w)) for w in others}, ignore_gone=True)
-    except CheckpointError:
+    except (CheckpointError, WorkerLostError):
       pass  # It hangs, and nobody waits for it any more.
     files.remove_folder(self.folder)
 
@@ -164,6 +165,7 @@ class Meeting:
           names = ", ".join(self._cluster.name(worker) for worker in lost)
           raise CheckpointError(f"{names}: it is gone; its log says why")
         gone += lost
+        workers.check()  # TensorFlow also notices one that hangs.
         last_call = time.monotonic()
       self._abandoned.wait(pause)
       pause = min(1.3 * pause, longest)
@@ -245,6 +247,9 @@ def raise_together(what: str, error: Exception | None) -> None:
   """
   is_damage = isinstance(error, DamagedCheckpointError)
   codes = workers.gather(np.int32(0 if error is None else 2 if is_damage else 1))
+  if codes.any():
+    with contextlib.suppress(WorkerLostError):
+      workers.barrier()  # Nobody leaves before all have heard of it.
   if error is not None:
     raise error
   if codes.any():

@@ -21,7 +21,7 @@ from mesh_tensorflow.checkpoint.files import ATTACHED, INDEX, NAME
 from mesh_tensorflow.checkpoint.meeting import Meeting
 from mesh_tensorflow.checkpoint.snapshot import Piece, Spool
 from mesh_tensorflow.checkpoint.verification import FileRecord
-from mesh_tensorflow.errors import CheckpointError
+from mesh_tensorflow.errors import CheckpointError, WorkerLostError
 
 
 class Job:
@@ -116,6 +116,8 @@ class Job:
     if problem:
       self._clean(keep=self.folder)
     self._meeting.announce(problem)
+    if isinstance(cause, WorkerLostError):
+      raise cause
     if problem:
       raise not_written(self._directory, self._step, problem) from cause
 
