@@ -11,6 +11,7 @@ every variable of the last checkpoint must equal that of the undisturbed trainin
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import random
 import subprocess
@@ -18,7 +19,9 @@ import sys
 import tempfile
 import time
 
-import tensorflow as tf
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import tensorflow as tf  # noqa: E402
 
 TEXT = "To be, or not to be, that is the question.\nWhether 'tis nobler in the mind\n" * 60
 STEPS, SAVE_EVERY = 60, 4

@@ -118,7 +118,8 @@ def test_a_port_in_use():
 
 SAYS_WHAT_DIFFERS = """
 import os, sys
-from mesh_tensorflow import agreement, errors, workers
+from mesh_tensorflow import errors, workers
+from mesh_tensorflow.workers import agreement
 cluster = workers.join()
 agreement.check_same(["run.seed = 1", *agreement.versions()])
 try:
@@ -139,7 +140,8 @@ def test_workers_with_different_settings_are_told(tmp_path):
 
 
 WAITS = """
-from mesh_tensorflow import joining, workers
+from mesh_tensorflow import workers
+from mesh_tensorflow.workers import joining
 joining._AWAY_SECONDS = 2.0
 workers.join(timeout_seconds={timeout})
 """
@@ -218,7 +220,8 @@ def test_a_cluster_with_chief_and_evaluator():
 STUCK = """
 import time
 from mesh_tensorflow import errors, workers
-workers._STUCK_SECONDS = 1.0
+from mesh_tensorflow.workers import membership
+membership._STUCK_SECONDS = 1.0
 cluster = workers.join()
 if cluster.index:
   time.sleep(5.0)

@@ -22,8 +22,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mesh_tensorflow import parent_watch
-from mesh_tensorflow.joining import EXIT_WORKER_LOST
+from mesh_tensorflow.workers import parent_watch
+from mesh_tensorflow.workers.joining import EXIT_WORKER_LOST
 
 # How long workers may take to notice that another one is gone, and to end.
 _GRACE_SECONDS = 60.0

@@ -27,7 +27,7 @@ import gin
 import tensorflow as tf
 from absl import app, flags, logging
 
-from mesh_tensorflow import loss_watch, parent_watch, workers
+from mesh_tensorflow import workers
 from mesh_tensorflow.errors import (
   CheckpointError,
   ConfigError,
@@ -39,6 +39,7 @@ from mesh_tensorflow.transformer import gin_config, utils
 from mesh_tensorflow.transformer.gin_config import parsing
 from mesh_tensorflow.transformer.stopping import EXIT_STOPPED
 from mesh_tensorflow.transformer.trainer import make_folder
+from mesh_tensorflow.workers import loss_watch, parent_watch
 
 FLAGS = flags.FLAGS
 

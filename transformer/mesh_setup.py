@@ -12,8 +12,9 @@ import tensorflow as tf
 from absl import flags
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import agreement, quiet, workers
+from mesh_tensorflow import quiet, workers
 from mesh_tensorflow.errors import ConfigError, LayoutError, MeshShapeError
+from mesh_tensorflow.workers import agreement
 
 IMPLEMENTATIONS = ("auto", "placement", "simd")
 

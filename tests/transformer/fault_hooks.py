@@ -10,11 +10,12 @@ import signal
 import sys
 import time
 
-from mesh_tensorflow import joining, workers
+from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint import writer
 from mesh_tensorflow.transformer import run_modes, utils
 from mesh_tensorflow.transformer.model_steps import ModelSteps
 from mesh_tensorflow.transformer.progress import TrainingProgress
+from mesh_tensorflow.workers import joining
 
 
 def _install(number: signal.Signals, place: str, step: int) -> None:

@@ -13,9 +13,8 @@ import time
 
 import pytest
 
-import mesh_tensorflow
-from mesh_tensorflow import joining
 from mesh_tensorflow.transformer import launch
+from mesh_tensorflow.workers import joining, parent_watch
 
 # What workers do here needs neither TensorFlow nor this package.
 HEAD = """
@@ -140,7 +139,7 @@ def test_ctrl_c_between_two_attempts(tmp_path, monkeypatch):
 @pytest.mark.subprocess
 def test_workers_end_with_a_launcher_that_is_killed(tmp_path):
   """By SIGKILL; the workers are asked to stop, and their output going nowhere is no error."""
-  watch = pathlib.Path(mesh_tensorflow.__file__).with_name("parent_watch.py")
+  watch = pathlib.Path(parent_watch.__file__)
   body = (
     HEAD
     + f"""

@@ -21,8 +21,8 @@ import time
 from collections.abc import Iterator
 
 from mesh_tensorflow import quiet
-from mesh_tensorflow.cluster import Cluster, listens
 from mesh_tensorflow.errors import ConfigError, WorkerLostError
+from mesh_tensorflow.workers.cluster import Cluster, listens
 
 # Exit code of a worker that ends because another one was lost.
 EXIT_WORKER_LOST = 75

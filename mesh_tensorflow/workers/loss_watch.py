@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from mesh_tensorflow.errors import WorkerLostError
-from mesh_tensorflow.joining import EXIT_WORKER_LOST
+from mesh_tensorflow.workers.joining import EXIT_WORKER_LOST
 
 _POLL_SECONDS = 2.0
 

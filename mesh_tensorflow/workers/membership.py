@@ -1,8 +1,4 @@
-"""The worker processes that a mesh spans, and joining them by TF_CONFIG.
-
-`join` is called first in every worker, before TensorFlow runs anything. A `SimdMeshImpl` then takes
-the devices of all workers, and each worker runs the processors that are on its own devices.
-"""
+"""This process among the workers: joining them, meeting them, noticing their loss, leaving."""
 
 from __future__ import annotations
 
@@ -19,27 +15,11 @@ import gin
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow import joining, parent_watch, virtual_devices
-from mesh_tensorflow.cluster import Cluster, cluster_from_environment, listens
+from mesh_tensorflow import virtual_devices
 from mesh_tensorflow.collectives import abort_collectives
 from mesh_tensorflow.errors import CollectiveError, ConfigError, GraphError, WorkerLostError
-from mesh_tensorflow.joining import EXIT_WORKER_LOST
-
-__all__ = [
-  "EXIT_WORKER_LOST",
-  "Cluster",
-  "any_worker",
-  "barrier",
-  "check",
-  "cluster_from_environment",
-  "current",
-  "gather",
-  "host_device",
-  "join",
-  "leave",
-  "listens",
-  "worker_errors",
-]
+from mesh_tensorflow.workers import joining, parent_watch
+from mesh_tensorflow.workers.cluster import Cluster, cluster_from_environment, listens
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

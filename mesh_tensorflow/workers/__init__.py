@@ -1,0 +1,39 @@
+"""The worker processes that a mesh spans, as TF_CONFIG names them.
+
+`join` is called first in every worker, before TensorFlow runs anything. A `SimdMeshImpl` then takes
+the devices of all workers, and each worker runs the processors that are on its own devices.
+
+The rooms: `membership` (this process among the others), `joining` and `joining_watch` (waiting for
+each other within bounds), `agreement` (that all run the same), `loss_watch` and `parent_watch` (a
+process ends when another worker, or its launcher, is gone), `cluster` (who there is).
+"""
+
+from mesh_tensorflow.workers.cluster import Cluster, cluster_from_environment, listens
+from mesh_tensorflow.workers.joining import EXIT_WORKER_LOST
+from mesh_tensorflow.workers.membership import (
+  any_worker,
+  barrier,
+  check,
+  current,
+  gather,
+  host_device,
+  join,
+  leave,
+  worker_errors,
+)
+
+__all__ = [
+  "EXIT_WORKER_LOST",
+  "Cluster",
+  "any_worker",
+  "barrier",
+  "check",
+  "cluster_from_environment",
+  "current",
+  "gather",
+  "host_device",
+  "join",
+  "leave",
+  "listens",
+  "worker_errors",
+]
