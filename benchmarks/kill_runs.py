@@ -6,6 +6,8 @@ The real program trains a small model, with dropout, Adam and data whose positio
 training is left alone. Each other one is killed: at a random moment, or, every second time, while a
 checkpoint is being written; then the same command goes on, which may be killed again. In the end
 every variable of the last checkpoint must equal that of the undisturbed training.
+
+With `--workers 2` it is several workers, of which one is killed: the others end by themselves.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,8 +30,8 @@ TEXT = "To be, or not to be, that is the question.\nWhether 'tis nobler in the m
 STEPS, SAVE_EVERY = 60, 4
 
 
-def arguments(model_dir: pathlib.Path) -> list[str]:
-  """The trainer's command line."""
+def arguments(model_dir: pathlib.Path, workers: int = 1) -> list[str]:
+  """The command line of the trainer, or of the launcher of several workers."""
   text = model_dir.parent / "text.txt"
   text.write_text(TEXT)
   bindings = [
@@ -39,8 +42,13 @@ def arguments(model_dir: pathlib.Path) -> list[str]:
     f"run.save_checkpoints_steps = {SAVE_EVERY}", f"run.train_steps = {STEPS}",
     "run.keep_checkpoint_max = 3", "run.checkpoint_input_pipeline = True",
   ]  # fmt: skip
+  program = ["main"]
+  if workers > 1:
+    program = ["launch", f"--workers={workers}", "--"]
+    bindings += [f"run.mesh_shape = 'batch:{workers}'", "run.layout_rules = 'batch:batch'"]
+  program[0] = f"mesh_tensorflow.transformer.{program[0]}"
   return [
-    sys.executable, "-m", "mesh_tensorflow.transformer.main", f"--model_dir={model_dir}",
+    sys.executable, "-m", *program, f"--model_dir={model_dir}",
     "--gin_file=problems/tinyshakespeare.gin", *[f"--gin_param={b}" for b in bindings],
   ]  # fmt: skip
 
@@ -66,20 +74,33 @@ def values(folder: pathlib.Path) -> dict[str, bytes]:
   return found
 
 
-def start(folder: pathlib.Path, log: pathlib.Path) -> subprocess.Popen:
-  """Starts the trainer."""
+def start(folder: pathlib.Path, log: pathlib.Path, workers: int) -> subprocess.Popen:
+  """Starts the training."""
   with log.open("a") as f:
-    return subprocess.Popen(arguments(folder), stdout=f, stderr=subprocess.STDOUT)
+    return subprocess.Popen(arguments(folder, workers), stdout=f, stderr=subprocess.STDOUT)
 
 
-def kill_and_resume(folder: pathlib.Path, draw: random.Random, kills: int) -> list[dict]:
+def kill(process: subprocess.Popen, workers: int, draw: random.Random) -> None:
+  """Kills the training, or one of its workers."""
+  if workers == 1:
+    process.kill()
+    return
+  found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+  pids = [int(line) for line in found.stdout.split()]
+  if pids:  # Else they have just ended.
+    os.kill(draw.choice(pids), signal.SIGKILL)
+
+
+def kill_and_resume(
+  folder: pathlib.Path, draw: random.Random, kills: int, workers: int
+) -> list[dict]:
   """Kills and resumes one training until its end; what was there at each kill."""
   log = folder.with_suffix(".log")
   told = []
   for _ in range(kills):
     in_write = draw.random() < 0.5
     wanted = draw.uniform(0.0, STEPS - 2 * SAVE_EVERY)
-    process = start(folder, log)
+    process = start(folder, log, workers)
     # Of the steps, not of the seconds: most of the time goes into starting.
     while process.poll() is None:
       done = last_saved(folder)
@@ -88,8 +109,8 @@ def kill_and_resume(folder: pathlib.Path, draw: random.Random, kills: int) -> li
       time.sleep(0.0005)
     time.sleep(draw.uniform(0.0, 0.003 if in_write else 0.05))
     writing = is_writing(folder)
-    process.kill()
-    code = process.wait()
+    kill(process, workers, draw)
+    code = process.wait(timeout=120)
     told.append(
       {
         "code": code,
@@ -97,7 +118,7 @@ def kill_and_resume(folder: pathlib.Path, draw: random.Random, kills: int) -> li
         "saved": last_saved(folder),
       }
     )
-  process = start(folder, log)
+  process = start(folder, log, workers)
   code = process.wait(timeout=600)
   told.append({"code": code})
   if code:
@@ -111,10 +132,10 @@ def resumed_at(log: pathlib.Path) -> list[int]:
   return [int(line.rpartition("-")[2]) for line in lines]
 
 
-def compare(folder: pathlib.Path, runs: int, kills: int, seed: int) -> int:
+def compare(folder: pathlib.Path, runs: int, kills: int, seed: int, workers: int = 1) -> int:
   """Does the runs and prints the table; returns how many of them differ."""
   whole = folder / "whole"
-  code = start(whole, folder / "whole.log").wait(timeout=600)
+  code = start(whole, folder / "whole.log", workers).wait(timeout=600)
   if code:
     raise SystemExit((folder / "whole.log").read_text())
   expected = values(whole)
@@ -126,7 +147,7 @@ def compare(folder: pathlib.Path, runs: int, kills: int, seed: int) -> int:
   failed = 0
   for i in range(runs):
     model_dir = folder / f"run-{i}"
-    told = kill_and_resume(model_dir, random.Random(seed * 1000 + i), kills)
+    told = kill_and_resume(model_dir, random.Random(seed * 1000 + i), kills, workers)
     at = ", ".join(f"{t['saved']}{'*' if t['writing'] else ''}" for t in told[:-1])
     again = resumed_at(model_dir.with_suffix(".log"))
     # No step is lost beyond the last checkpoint that was whole.
@@ -148,10 +169,11 @@ def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--runs", type=int, default=10)
   parser.add_argument("--kills", type=int, default=1, help="kills in each run")
+  parser.add_argument("--workers", type=int, default=1, help="processes of each training")
   parser.add_argument("--seed", type=int, default=0)
   args = parser.parse_args()
   with tempfile.TemporaryDirectory() as folder:
-    return min(1, compare(pathlib.Path(folder), args.runs, args.kills, args.seed))
+    return min(1, compare(pathlib.Path(folder), args.runs, args.kills, args.seed, args.workers))
 
 
 if __name__ == "__main__":
