@@ -40,10 +40,17 @@ def chosen() -> list:
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-  """The losses of one device."""
+def one_device(tmp_path_factory):
+  """The folder of a training on one device."""
   folder = tmp_path_factory.mktemp("one") / "model"
   program.run(1, program.trainer_arguments(folder))
+  return folder
+
+
+@pytest.fixture(scope="module")
+def reference(one_device):
+  """The losses of one device."""
+  folder = one_device
   losses = program.losses(folder)
   assert sorted(losses) == list(range(1, 9))
   assert losses[8] < losses[1] - 0.3  # It learns.
@@ -62,6 +69,33 @@ def test_same_losses_as_one_device(workers, layout, reference, tmp_path):
   lines = [line for line in out.splitlines() if "coordination_service_agent" not in line]
   assert not [line for line in lines if "[worker" in line], out
   assert len(list((tmp_path / "model").glob("command*"))) == 1
+
+
+READ = """
+import sys
+import numpy as np
+import tensorflow as tf
+reader = tf.train.load_checkpoint(sys.argv[1])
+names = reader.get_variable_to_shape_map()
+np.savez(sys.argv[2], **{name.replace("/", "|"): reader.get_tensor(name) for name in names})
+assert "mesh_tensorflow" not in sys.modules
+"""
+
+
+@pytest.mark.subprocess
+def test_tensorflow_alone_reads_what_four_workers_saved(one_device, tmp_path, run_subprocess):
+  mesh = program.on_mesh("model:4", STANDARD)  # Each worker writes a part.
+  program.run(4, program.trainer_arguments(tmp_path / "four", *mesh))
+  assert len(list((tmp_path / "four").glob("model.ckpt-8.data-*-of-00004"))) == 4
+  read = {}
+  for name, folder in (("four", tmp_path / "four"), ("one", one_device)):
+    run_subprocess(["-c", READ, str(folder), str(tmp_path / name)], cwd=tmp_path)
+    read[name] = np.load(tmp_path / f"{name}.npz")
+  assert len(read["four"].files) > 30 and set(read["four"].files) == set(read["one"].files)
+  for name in read["four"].files:
+    np.testing.assert_allclose(
+      read["four"][name], read["one"][name], rtol=1e-3, atol=1e-4, err_msg=name
+    )
 
 
 def test_another_number_of_workers_goes_on(reference, tmp_path):
