@@ -22,7 +22,9 @@ import sys
 import tempfile
 import time
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+from mesh_tensorflow import quiet
+
+quiet.import_tensorflow()
 
 import tensorflow as tf  # noqa: E402
 
