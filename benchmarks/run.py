@@ -17,6 +17,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 
 import tqdm
@@ -114,10 +115,13 @@ class Worker:
 
   def __init__(self, side: Side):
     self.side = side
+    # The start-up notices of libraries are nobody's business, unless it fails.
+    self._log = tempfile.TemporaryFile("w+")
     self._process = subprocess.Popen(
       [sys.executable, "-m", "benchmarks.worker", *side.arguments()],
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
+      stderr=self._log,
       text=True,
     )
     ready = self._read()
@@ -133,11 +137,14 @@ class Worker:
   def close(self) -> None:
     self._process.stdin.close()
     self._process.wait(timeout=60)
+    self._log.close()
 
   def _read(self) -> dict:
     line = self._process.stdout.readline()
     if not line:
-      raise RuntimeError(f"{self.side} ended with code {self._process.wait()}")
+      code = self._process.wait()
+      self._log.seek(0)
+      raise RuntimeError(f"{self.side} ended with code {code}:\n{self._log.read()}")
     return json.loads(line)
 
 

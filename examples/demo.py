@@ -23,6 +23,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--model_dir", help="folder for checkpoints (default: a new one)")
   parser.add_argument("--steps", type=int, help="training steps (default: those of the gin file)")
+  parser.add_argument("--eval_files", type=int, help="held-out files to evaluate on (default: all)")
   parser.add_argument("--layout", default="layouts/cpu_2x2.gin", help="gin file of mesh and layout")
   parser.add_argument("--implementation", default="auto", help="auto, placement or simd")
   args = parser.parse_args()
@@ -31,9 +32,11 @@ def main() -> None:
   bindings = ["run.report_every = 200", f"run.mesh_implementation = '{args.implementation}'"]
   if args.steps:
     bindings.append(f"run.train_steps = {args.steps}")
+  if args.eval_files:
+    bindings.append(f"held_out/dataset.python_stdlib_files.max_files = {args.eval_files}")
   gin_config.parse_gin(["problems/stdlib_lm.gin", args.layout], bindings)
 
-  held_out = stdlib_text.python_stdlib_files("validation")
+  held_out = stdlib_text.python_stdlib_files("validation", max_files=args.eval_files)
   train = stdlib_text.python_stdlib_files("train")
   size = sum(os.path.getsize(p) for p in train)
   print(

@@ -376,6 +376,24 @@ def test_a_save_is_written_and_released_group_by_group(
   assert_holds(store, values)
 
 
+def test_saves_that_follow_one_another_use_one_file(cpu_devices, tmp_path, monkeypatch):
+  monkeypatch.setattr(snapshot, "TRANSFER_BUFFER", 64)
+  store = make_store(cpu_devices, "2x2")
+  with checkpoint.Checkpointer(str(tmp_path), store) as c:
+    values, files = {}, set()
+    for step in (1, 2, 3):
+      values[step] = fill(store, step)
+      c.save(step)
+      files.add(id(c._spool))
+      os.posix_fallocate(c._spool._file.fileno(), 0, 10_000)
+    assert len(files) == 1
+    file = c._spool._file
+  assert file.closed
+  for step in (1, 2, 3):
+    c.restore(str(tmp_path / f"model.ckpt-{step}"))
+    assert_holds(store, values[step])
+
+
 def test_without_room_for_a_copy_the_save_is_not_in_the_background(
   cpu_devices, tmp_path, monkeypatch, caplog
 ):

@@ -9,11 +9,13 @@ import pytest
 
 @pytest.mark.slow
 def test_demo_trains_evaluates_and_writes(run_subprocess, repository, tmp_path):
+  program = str(repository / "examples" / "demo.py")
   result = run_subprocess(
-    [str(repository / "examples" / "demo.py"), "--model_dir", str(tmp_path), "--steps", "3"],
+    [program, f"--model_dir={tmp_path}", "--steps=3", "--eval_files=4"],
     timeout=290,
   )
   for text in (
+    " 4 more are held out",
     "heads        split over model",
     "step       3/3  loss",
     "bits per byte (gzip -9 needs",

@@ -18,7 +18,9 @@ _HELD_OUT_ONE_IN = 25
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.dataset")
-def python_stdlib_files(dataset_split: str = "train", max_bytes: int = 300_000) -> list[str]:
+def python_stdlib_files(
+  dataset_split: str = "train", max_bytes: int = 300_000, max_files: int | None = None
+) -> list[str]:
   """Source files of Python's standard library, split by file.
 
   Every 25th file, in the order of their names, is held out.
@@ -26,6 +28,7 @@ def python_stdlib_files(dataset_split: str = "train", max_bytes: int = 300_000) 
   Args:
     dataset_split: "train", or any other name for the held-out files.
     max_bytes: larger files (tables, mostly) are left out.
+    max_files: the first so many of them only; None: all.
 
   Returns:
     Sorted paths.
@@ -49,7 +52,7 @@ def python_stdlib_files(dataset_split: str = "train", max_bytes: int = 300_000) 
       "dataset.text_lm_dataset"
     )
   train = dataset_split == "train"
-  return [p for i, p in enumerate(paths) if (i % _HELD_OUT_ONE_IN != 7) == train]
+  return [p for i, p in enumerate(paths) if (i % _HELD_OUT_ONE_IN != 7) == train][:max_files]
 
 
 def gzip_bits_per_byte(paths: list[str]) -> float:

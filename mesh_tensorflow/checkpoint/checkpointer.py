@@ -79,6 +79,7 @@ class Checkpointer:
     self._asynchronous = asynchronous
     self._started = time.time()
     self._thread: threading.Thread | None = None
+    self._spool: Spool | None = None
     self._error: Exception | None = None
     self._snapshot_in_memory = snapshot_in_memory
     self._snapshot_directory = snapshot_directory
@@ -97,10 +98,13 @@ class Checkpointer:
     return self
 
   def __exit__(self, kind: Any, *exc_info: Any) -> None:
-    if kind is not None and issubclass(kind, WorkerLostError):
-      self.abandon()
-      return
-    self.wait()
+    try:
+      if kind is not None and issubclass(kind, WorkerLostError):
+        self.abandon()
+      else:
+        self.wait()
+    finally:
+      self._close_spool()
 
   # --------------------------------------------------------------------- saving
 
@@ -138,12 +142,11 @@ class Checkpointer:
     self._begin(step)
     self._saves += 1
     in_background = self._asynchronous if asynchronous is None else asynchronous
-    pieces, spool, in_background = self._snapshot(step, extra or {}, in_background)
+    pieces, in_background = self._snapshot(step, extra or {}, in_background)
     job = Job(
       self._directory,
       step,
       pieces,
-      spool,
       self._update_state,
       mark=f".{self._token}.{self._saves}",
       timeout_seconds=self._worker_timeout,
@@ -211,17 +214,17 @@ class Checkpointer:
 
   def _snapshot(
     self, step: int, extra: Mapping[str, Any], in_background: bool
-  ) -> tuple[list[Piece], Spool | None, bool]:
-    """The values that this worker writes, what holds them, and whether they may change now."""
+  ) -> tuple[list[Piece], bool]:
+    """What this worker writes, and whether the variables may change meanwhile."""
     owned = self._owned(step)
     size = sum(v.shape.num_elements() * v.dtype.size for *_, v in owned)
-    pieces, spool = [], None
     if not in_background or self._snapshot_in_memory or size <= snapshot.TRANSFER_BUFFER:
       pieces = self._pieces(owned, in_background, None)
     else:
       try:
-        spool = Spool(self._snapshot_folder(), size)
-        pieces = self._pieces(owned, in_background, spool)
+        self._spool = self._spool or Spool(self._snapshot_folder())
+        self._spool.begin(size)
+        pieces = self._pieces(owned, in_background, self._spool)
       except OSError as e:
         _LOG.warning(
           "no copy of the values of step %d can be made in %s: %s; the training waits until its "
@@ -230,9 +233,8 @@ class Checkpointer:
           self._snapshot_folder(),
           writer.reason(e),
         )
-        if spool:
-          spool.close()
-        spool, in_background = None, False
+        self._close_spool()
+        in_background = False
         pieces = self._pieces(owned, in_background, None)
     if workers.current().is_chief:
       with tf.device(reader.host_device()):
@@ -240,7 +242,12 @@ class Checkpointer:
         for name, value in extra.items():
           value = tf.constant(value.numpy() if tf.is_tensor(value) else value)
           pieces.append(whole_piece(EXTRA + name, value))
-    return pieces, spool, in_background
+    return pieces, in_background
+
+  def _close_spool(self) -> None:
+    if self._spool is not None:
+      self._spool.close()
+      self._spool = None
 
   def _snapshot_folder(self) -> str:
     """Where temporary copies of values go."""

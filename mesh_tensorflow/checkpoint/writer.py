@@ -19,7 +19,7 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint import files, reader, snapshot, verification
 from mesh_tensorflow.checkpoint.files import ATTACHED, INDEX, NAME
 from mesh_tensorflow.checkpoint.meeting import Meeting
-from mesh_tensorflow.checkpoint.snapshot import Piece, Spool
+from mesh_tensorflow.checkpoint.snapshot import Piece
 from mesh_tensorflow.checkpoint.verification import FileRecord
 from mesh_tensorflow.errors import CheckpointError, WorkerLostError
 
@@ -31,7 +31,6 @@ class Job:
     directory: folder of the checkpoints.
     step: of the checkpoint.
     pieces: what this worker writes; they are released one after the other.
-    spool: what holds their values, to be closed; None: memory.
     on_published: called in the chief with the path of the checkpoint when it is whole.
     mark: tells this save from all others that may have left a folder; the same in all workers.
     timeout_seconds: how long to wait for another worker without a sign of it.
@@ -43,7 +42,6 @@ class Job:
     directory: str,
     step: int,
     pieces: list[Piece],
-    spool: Spool | None,
     on_published: Callable[[str], None],
     *,
     mark: str,
@@ -53,7 +51,6 @@ class Job:
     self._directory = directory
     self._step = step
     self._pieces = pieces
-    self._spool = spool
     self._on_published = on_published
     self._cluster = workers.current()
     self.folder = files.temporary_folder(directory, step, mark)
@@ -92,8 +89,6 @@ class Job:
         self._run_as_other()
     finally:
       self._pieces.clear()
-      if self._spool:
-        self._spool.close()
 
   def _run_alone(self) -> None:
     try:

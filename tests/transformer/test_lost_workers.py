@@ -13,16 +13,16 @@ from tests.transformer import worker_processes as program
 
 # (what happens to which worker where, workers, bindings); of all a few are tried each time.
 FAULTS = [
+  ("SIGKILL 0 step/4", 3, []),
+  ("SIGSTOP 0 write/8", 3, []),
+  ("SIGKILL 1 trace", 2, []),
   ("SIGSTOP 1 write/8", 3, []),
   ("SIGSTOP 0 end", 2, []),
-  ("SIGKILL 1 trace", 2, []),
-  ("SIGSTOP 0 write/8", 3, []),
   ("SIGSTOP 2 end", 3, []),
   ("SIGKILL 1 end", 3, []),
   ("SIGKILL 1 write/4", 3, []),
   ("SIGSTOP 1 after join", 3, []),
   ("SIGSTOP 1 trace", 3, []),
-  ("SIGKILL 0 step/4", 3, []),
   ("SIGSTOP 0 step/4", 3, []),
   ("SIGSTOP 2 step/4", 3, []),
   ("SIGKILL 3 step/4", 4, []),

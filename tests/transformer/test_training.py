@@ -228,7 +228,7 @@ def test_inputs_and_targets_are_joined_for_a_delimited_lm():
 
 
 def test_gin_reaches_the_checkpoints_of_a_training(tmp_path, monkeypatch, cpu_devices):
-  """Of checkpoints an hour apart every other one is kept besides the newest."""
+  """Of checkpoints an hour apart every other one is kept, and the newest."""
   now = [1e9]
   monkeypatch.setattr(time, "time", lambda: now[0])
   bindings = "\nCheckpointer.keep_every_n_hours = 2\nCheckpointer.asynchronous = False\n"
@@ -236,8 +236,8 @@ def test_gin_reaches_the_checkpoints_of_a_training(tmp_path, monkeypatch, cpu_de
   trainer = program.make_trainer(
     model_dir=str(tmp_path), save_checkpoints_steps=2, steps_per_call=2, keep_checkpoint_max=1
   )
-  for step in range(2, 14, 2):
+  for step in (2, 4, 6):
     now[0] += 3600
     trainer.train(program.dataset, step)
   saved = checkpoint.all_checkpoints(str(tmp_path))
-  assert [checkpoint.get_step_from_path(p) for p in saved] == [4, 8, 12]
+  assert [checkpoint.get_step_from_path(p) for p in saved] == [4, 6]
