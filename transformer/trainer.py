@@ -138,7 +138,8 @@ class Trainer(Inference):
 
     Args:
       dataset_fn: called as `fn(sequence_length=, vocabulary=, dataset_split=)`; if it takes
-        `skip`, with the number of examples that were seen before. Returns single examples.
+        `skip`, with the number of examples that were seen before; if it takes `batch_rows`, with
+        those that this worker needs (see `TrainingData`). Returns single examples.
       train_steps: the absolute step at which to stop.
       dataset_split: for `dataset_fn`.
       on_ready: called with the graph when the program is built, before the first step.
