@@ -108,7 +108,7 @@ class StoredVariable:
       v.assign(tf.cast(part, self.slice_dtype))
 
 
-# The threads of an eager SIMD run ask for one variable at the same time.
+# Programs may lower in several threads, with one store.
 _CREATION = threading.RLock()
 
 

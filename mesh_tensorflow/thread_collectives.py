@@ -1,7 +1,10 @@
 """Eager execution of a per-device program: one Python thread per processor.
 
-The threads meet at each collective. Whatever goes wrong on one processor ends
-the run on all of them, and says which processor it was.
+The threads meet at each collective, and take turns between them: one runs until it waits for
+others. Eager TensorFlow (2.16 to 2.21) mixes up the inputs of operations that two threads run at
+once on one device other than the first CPU, such as the shapes of two `tf.fill`; and the thread
+that creates a variable works on the devices of all. Whatever goes wrong on one processor ends the
+run on all of them, and says which processor it was.
 """
 
 from __future__ import annotations
@@ -28,17 +31,18 @@ class _Stopped(Exception):
 
 
 class Meeting:
-  """Where the threads of one run exchange values.
+  """Where the threads of one run take turns, and exchange values.
 
   Args:
-    pnums: the processors that take part.
-    timeout_seconds: how long one waits for the others.
+    timeout_seconds: how long nothing may change while one waits for the others.
   """
 
-  def __init__(self, pnums: Sequence[int], timeout_seconds: float):
-    self._pnums = list(pnums)
+  def __init__(self, timeout_seconds: float):
     self._timeout = float(timeout_seconds)
     self._changed = threading.Condition()
+    # The processor that runs; the others wait for their turn, or for values.
+    self._running: int | None = None
+    self._changed_at = time.monotonic()
     # (axes, group number, how many exchanges before) -> {pnum: (what, value)}
     self._posted: dict[Any, dict[int, tuple[str, Any]]] = {}
     self._read: dict[Any, int] = {}
@@ -46,19 +50,47 @@ class Meeting:
     self.failure: tuple[int, BaseException] | None = None
     self.failed_at = 0.0
 
+  def begin(self, pnum: int) -> None:
+    """Waits for the first turn of a processor."""
+    with self._changed:
+      self._wait_for_turn(pnum)
+
   def fail(self, pnum: int, error: BaseException) -> None:
     """Ends the run on every processor."""
     with self._changed:
       if self.failure is None:
         self.failure = (pnum, error)
         self.failed_at = time.monotonic()
-      self._changed.notify_all()
+      self._end_turn(pnum)
 
   def finish(self, pnum: int) -> None:
     """Says that the program of a processor is done."""
     with self._changed:
       self._finished.add(pnum)
-      self._changed.notify_all()
+      self._end_turn(pnum)
+
+  def _end_turn(self, pnum: int) -> None:
+    if self._running == pnum:
+      self._running = None
+    self._tell()
+
+  def _tell(self) -> None:
+    self._changed_at = time.monotonic()
+    self._changed.notify_all()
+
+  def _wait_for_turn(self, pnum: int) -> None:
+    while self._running is not None and self.failure is None:
+      left = self._changed_at + self._timeout - time.monotonic()
+      if left <= 0:
+        raise CollectiveError(
+          f"processor {pnum} waits for its turn, but processor {self._running} did not come within "
+          f"{self._timeout:g} s to a collective or to its end"
+        )
+      self._changed.wait(left)
+    if self.failure:
+      raise _Stopped
+    self._running = pnum
+    self._changed_at = time.monotonic()
 
   def exchange(self, pnum: int, groups: Groups, turn: int, what: str, value: Any) -> list[Any]:
     """Posts a value; returns those of all members of the group, in order of rank.
@@ -68,27 +100,15 @@ class Meeting:
     """
     group = groups.group(pnum)
     key = (groups.axes, groups.number(pnum), turn)
-    deadline = time.monotonic() + self._timeout
     with self._changed:
       posted = self._posted.setdefault(key, {})
       posted[pnum] = (what, value)
-      self._changed.notify_all()
-      while len(posted) < len(group):
-        if self.failure:
-          raise _Stopped
-        missing = [p for p in group if p not in posted]
-        gone = [p for p in missing if p in self._finished]
-        left = deadline - time.monotonic()
-        if gone or left <= 0:
-          why = "finished without it" if gone else f"did not come within {self._timeout:g} s"
-          raise CollectiveError(
-            f"processor {pnum} waits in {what} for the other processors along {groups.name}, "
-            f"but {_list(gone or missing)} {why}; every processor must run the same collectives "
-            "in the same order"
-          )
-        self._changed.wait(left)
-      if self.failure:
-        raise _Stopped
+      if len(posted) < len(group):
+        self._end_turn(pnum)
+        self._wait_for_others(pnum, groups, what, posted)
+        self._wait_for_turn(pnum)
+      else:
+        self._tell()
       values = [posted[p] for p in group]
       self._read[key] = self._read.get(key, 0) + 1
       if self._read[key] == len(group):
@@ -100,6 +120,25 @@ class Meeting:
             "every processor must run the same collectives in the same order"
           )
     return [v for _, v in values]
+
+  def _wait_for_others(
+    self, pnum: int, groups: Groups, what: str, posted: dict[int, tuple[str, Any]]
+  ) -> None:
+    group = groups.group(pnum)
+    while len(posted) < len(group):
+      if self.failure:
+        raise _Stopped
+      missing = [p for p in group if p not in posted]
+      gone = [p for p in missing if p in self._finished]
+      left = self._changed_at + self._timeout - time.monotonic()
+      if gone or left <= 0:
+        why = "finished without it" if gone else f"did not come within {self._timeout:g} s"
+        raise CollectiveError(
+          f"processor {pnum} waits in {what} for the other processors along {groups.name}, "
+          f"but {_list(gone or missing)} {why}; every processor must run the same collectives "
+          "in the same order"
+        )
+      self._changed.wait(left)
 
 
 def _list(pnums: Sequence[int]) -> str:
@@ -153,7 +192,7 @@ def run_in_threads(
   Args:
     program: `program(pnum, collectives)`.
     pnums: the processors.
-    timeout_seconds: how long one processor waits for another.
+    timeout_seconds: how long a processor may run between two collectives.
 
   Returns:
     What the program returned, for each processor.
@@ -162,11 +201,12 @@ def run_in_threads(
     Exception: the first that the program raised on any processor, with a note that says
       on which.
   """
-  meeting = Meeting(pnums, timeout_seconds)
+  meeting = Meeting(timeout_seconds)
   results: dict[int, Any] = {}
 
   def work(pnum):
     try:
+      meeting.begin(pnum)
       results[pnum] = program(pnum, ThreadCollectives(meeting, pnum))
       meeting.finish(pnum)
     except _Stopped:
