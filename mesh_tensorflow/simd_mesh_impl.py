@@ -9,7 +9,6 @@ every lowered operation runs at once and can be looked at.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,19 +21,15 @@ from mesh_tensorflow.collectives import (
   REDUCTIONS,
   Collectives,
   Groups,
-  RuntimeCollectives,
-  abort_collectives,
   collective_errors,
 )
 from mesh_tensorflow.dimensions import Shape, ShapeLike
-from mesh_tensorflow.errors import ConfigError, GraphError, MeshShapeError, UnsupportedError
+from mesh_tensorflow.errors import GraphError, MeshShapeError, UnsupportedError
 from mesh_tensorflow.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
 from mesh_tensorflow.layout import LayoutLike
 from mesh_tensorflow.mesh_impl import MeshImpl
-from mesh_tensorflow.mixed_collectives import MixedCollectives
 from mesh_tensorflow.processors import pnum_to_processor_coordinates
-from mesh_tensorflow.queue_collectives import QueueCollectives, QueueNetwork
-from mesh_tensorflow.run_guard import RunGuard, unlifted_variable
+from mesh_tensorflow.simd_communication import Communication
 from mesh_tensorflow.simd_devices import choose_devices, worker_of_device
 from mesh_tensorflow.simd_program import ConcreteProgram, Program, TracedProgram, run_traced
 from mesh_tensorflow.store import LaidOutVariable, StoredVariable, VariableStore
@@ -121,49 +116,19 @@ class SimdMeshImpl(MeshImpl):
       self._physical_to_logical[physical] = logical
     physical_devices = choose_devices(self.shape, devices)
     self._devices = [physical_devices[p] for p in self._logical_to_physical]
-    self._worker_of = [worker_of_device(d) for d in self._devices]
+    worker_of = [worker_of_device(d) for d in self._devices]
     here = workers.current().index
-    self._here = [p for p, w in enumerate(self._worker_of) if w == here]
+    self._here = [p for p, w in enumerate(worker_of) if w == here]
     if not self._here:
       raise MeshShapeError(
         f"mesh {self.shape}: none of its devices is of this {workers.current().name(here)}: "
         f"{self._devices}; a mesh must have devices of every worker"
       )
-    self._use_queues = self._choose_collectives(collectives)
-    self._guard: RunGuard | None = None
-    self._network: QueueNetwork | None = None
-    self._positions: list[tf.Variable] | None = None
-    self._tokens: list[tf.Variable] | None = None
+    self._communication = Communication(
+      self.shape, self._devices, worker_of, self._here, collectives, timeout_seconds
+    )
     self._groups: dict[tuple[int, ...], Groups] = {}
     self._local = threading.local()
-
-  def _choose_collectives(self, collectives: str) -> bool:
-    on_cpu = all(":CPU:" in d.upper() for d in self._devices)
-    if collectives not in ("auto", "queues", "runtime"):
-      raise ConfigError(
-        f"SimdMeshImpl: collectives={collectives!r} is not 'auto', 'queues' or 'runtime'"
-      )
-    if collectives == "queues" and not on_cpu:
-      raise ConfigError(
-        f"SimdMeshImpl: collectives='queues' needs CPU devices, got {self._devices}; use 'runtime'"
-      )
-    if collectives == "queues" and self.spans_workers:
-      raise ConfigError(
-        "SimdMeshImpl: collectives='queues' needs devices of one process, and these are of "
-        f"{len(set(self._worker_of))} workers; use 'auto' or 'runtime'"
-      )
-    use_queues = on_cpu and collectives != "runtime"
-    if self.spans_workers and len(set(self._devices)) < self.size:
-      raise MeshShapeError(
-        f"mesh {self.shape}: over several workers every processor needs a device of its own, got "
-        f"{self._devices}"
-      )
-    if not use_queues and len(set(self._devices)) < self.size:
-      raise MeshShapeError(
-        f"mesh {self.shape}: TensorFlow's collectives need a device of its own for every "
-        f"processor, got {self._devices}"
-      )
-    return use_queues
 
   # -------------------------------------------------------- processors and devices
 
@@ -277,23 +242,9 @@ class SimdMeshImpl(MeshImpl):
         return [call()]
     if tf.executing_eagerly():
       return self._run_eagerly(call)
-    return run_traced(self._traced_program, call, self._local_devices, self._guard_of_runs().framed)
-
-  def _guard_of_runs(self) -> RunGuard:
-    """The guard; with new queues if the old ones had to be closed."""
-    if self._guard is None or (self._guard.broken and self._use_queues):
-      break_off = functools.partial(abort_collectives, self._local_devices[0])
-      if self._use_queues:
-        self._network = QueueNetwork(self._devices, self._here)
-        break_off = self._break_off if self.spans_workers else self._network.close
-      self._guard = RunGuard(self._local_devices, self._timeout_seconds, break_off)
-    return self._guard
-
-  def _break_off(self) -> None:
-    """Ends all waiting of this worker, for queues and for other workers."""
-    if self._network is not None:
-      self._network.close()
-    abort_collectives(self._local_devices[0])
+    return run_traced(
+      self._traced_program, call, self._local_devices, self._communication.guard().framed
+    )
 
   @contextlib.contextmanager
   def errors_of_runs(self, what: str = "") -> Iterator[None]:
@@ -302,52 +253,15 @@ class SimdMeshImpl(MeshImpl):
 
   def reset(self) -> None:
     """Makes the mesh usable after a run that failed midway (see `collectives`)."""
-    if self._guard is not None and not self._guard.broken:
-      if self._network is not None:
-        self._network.reset()
-      self._guard.reset()
+    self._communication.reset()
 
   def _coordinates(self, pnum: int) -> list[int]:
     return pnum_to_processor_coordinates(self.shape, pnum)
 
   def _traced_program(self) -> contextlib.AbstractContextManager[Program]:
-    program = TracedProgram(self._position_variables())
-    show = functools.partial(program.show_progress, lambda: self._guard.progress)
-    inside = across = None
-    if self._use_queues:
-      inside = QueueCollectives(self._network, program.pnum, program.own, show)
-    if not self._use_queues or self.spans_workers:
-      token = program.own(self._collective_tokens()).handle
-      across = RuntimeCollectives(self._devices, program.pnum, token, show)
-    if inside and across:
-      program.collectives = MixedCollectives(inside, across, self._worker_of)
-    else:
-      program.collectives = inside or across
+    program = TracedProgram(self._communication.position_variables())
+    program.collectives = self._communication.collectives_of(program)
     return self._running(program)
-
-  def _position_variables(self) -> list[tf.Variable]:
-    """Number and coordinates of each processor."""
-    if self._positions is None:
-      self._positions = self._on_each_device(
-        lambda p: unlifted_variable([p, *self._coordinates(p)], tf.int32, "mtf_position")
-      )
-    return self._positions
-
-  def _collective_tokens(self) -> list[tf.Variable]:
-    """A resource of each device: what orders its collectives, and no other device's."""
-    if self._tokens is None:
-      self._tokens = self._on_each_device(
-        lambda p: unlifted_variable(0, tf.int32, "mtf_collective_token")
-      )
-    return self._tokens
-
-  def _on_each_device(self, make: Callable[[int], tf.Variable]) -> list[tf.Variable]:
-    made = []
-    with tf.init_scope():
-      for p in self.local_processors:
-        with tf.device(self._devices[p]):
-          made.append(make(p))
-    return made
 
   def _run_eagerly(self, call: Callable[[], Any]) -> list[Any]:
     enter_scopes = scope.snapshot()

@@ -11,7 +11,6 @@ from typing import Any
 import gin
 import tensorflow as tf
 
-from mesh_tensorflow.collectives import RuntimeCollectives
 from mesh_tensorflow.dimensions import ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow.errors import (
   ConfigError,
@@ -22,7 +21,6 @@ from mesh_tensorflow.errors import (
 )
 from mesh_tensorflow.layout import LayoutLike
 from mesh_tensorflow.placement_mesh_impl import suggest_mesh_shape
-from mesh_tensorflow.queue_collectives import QueueCollectives
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 from mesh_tensorflow.store import StoredVariable, VariableStore
 from mesh_tensorflow.tpu_collectives import TpuCollectives
@@ -182,15 +180,10 @@ class StrategyMeshImpl(SimdMeshImpl):
       c = pnum // stride if stride > 1 else pnum
       coordinates.append(0 if n == 1 else c % n if stride * n < self.size else c)
     program = ReplicaProgram(pnum, coordinates)
-    show = functools.partial(program.show_progress, lambda: self._guard.progress)
     if self._tpu_collectives:
       program.collectives = TpuCollectives(pnum, self.logical_to_physical)
-    elif self._use_queues:
-      self._guard_of_runs()  # Makes the network.
-      program.collectives = QueueCollectives(self._network, pnum, program.own, show)
     else:
-      token = program.own(self._collective_tokens()).handle
-      program.collectives = RuntimeCollectives(self._devices, pnum, token, show)
+      program.collectives = self._communication.collectives_of(program)
     with self._running(program):
       yield program
 
@@ -254,7 +247,7 @@ class StrategyMeshImpl(SimdMeshImpl):
     if self._tpu_collectives:
       calls()
     else:
-      self._guard_of_runs().framed(calls)
+      self._communication.guard().framed(calls)
     return results
 
   @tf.autograph.experimental.do_not_convert
