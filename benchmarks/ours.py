@@ -10,7 +10,11 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from benchmarks.sizes import Size, initial_values
-from mesh_tensorflow.transformer import mesh_setup, transformer, utils
+from mesh_tensorflow.transformer import (
+  transformer,
+  utils,
+)
+from mesh_tensorflow.transformer.meshes import mesh_setup
 
 LAYOUT = "batch:batch,d_ff:model,heads:model,vocab:model,experts:batch,expert_hidden:model"
 _LEARNING_RATE = 1e-3

@@ -13,7 +13,11 @@ import tempfile
 import time
 
 from mesh_tensorflow.errors import MeshError
-from mesh_tensorflow.transformer import gin_config, stdlib_text, text_io, utils
+from mesh_tensorflow.transformer import (
+  gin_config,
+  utils,
+)
+from mesh_tensorflow.transformer.data import stdlib_text, text_io
 
 PROMPTS = ["def ", "class ", "    return ", "import "]
 

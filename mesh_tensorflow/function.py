@@ -122,7 +122,7 @@ class Function:
 
   def plan(self) -> Any:
     """What the layout matches and costs, without running: the `Report` of `mtf.describe`."""
-    from mesh_tensorflow.describe import describe  # describe imports this module
+    from mesh_tensorflow.planning.describe import describe  # describe imports this module
 
     return describe(self)
 

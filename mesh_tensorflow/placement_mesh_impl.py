@@ -12,22 +12,22 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import Shape, ShapeLike
-from mesh_tensorflow.errors import GraphError, MeshShapeError
-from mesh_tensorflow.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
-from mesh_tensorflow.layout import LayoutLike
-from mesh_tensorflow.mesh_impl import MeshImpl
-from mesh_tensorflow.placement_collectives import (
+from mesh_tensorflow.collectives.placement import (
   allconcat_ring,
   allreduce_ring,
   allreduce_ring_single_shard,
   alltoall_pointtwise,
   alltoall_ring,
 )
+from mesh_tensorflow.dimensions import Shape, ShapeLike
+from mesh_tensorflow.errors import GraphError, MeshShapeError
+from mesh_tensorflow.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
+from mesh_tensorflow.layout import LayoutLike
+from mesh_tensorflow.mesh_impl import MeshImpl
 from mesh_tensorflow.processors import processor_groups
 from mesh_tensorflow.store import LaidOutVariable, VariableStore
 
-# The collectives of `placement_collectives` are imported from here by existing programs.
+# What is in `collectives.placement` is imported from here by existing programs.
 __all__ = [
   "PlacementMeshImpl",
   "allconcat_ring",

@@ -17,24 +17,20 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow import scope, workers
-from mesh_tensorflow.collectives import (
-  REDUCTIONS,
-  Collectives,
-  Groups,
-  collective_errors,
-)
+from mesh_tensorflow.collectives.base import REDUCTIONS, Collectives, Groups
+from mesh_tensorflow.collectives.failures import collective_errors
+from mesh_tensorflow.collectives.threads import run_in_threads
 from mesh_tensorflow.dimensions import Shape, ShapeLike
 from mesh_tensorflow.errors import GraphError, MeshShapeError, UnsupportedError
 from mesh_tensorflow.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
 from mesh_tensorflow.layout import LayoutLike
 from mesh_tensorflow.mesh_impl import MeshImpl
 from mesh_tensorflow.processors import pnum_to_processor_coordinates
-from mesh_tensorflow.simd_communication import Communication
-from mesh_tensorflow.simd_devices import choose_devices, worker_of_device
-from mesh_tensorflow.simd_program import ConcreteProgram, Program, TracedProgram, run_traced
+from mesh_tensorflow.simd.communication import Communication
+from mesh_tensorflow.simd.devices import choose_devices, worker_of_device
+from mesh_tensorflow.simd.program import ConcreteProgram, Program, TracedProgram, run_traced
 from mesh_tensorflow.store import LaidOutVariable, StoredVariable, VariableStore
-from mesh_tensorflow.thread_collectives import run_in_threads
-from mesh_tensorflow.topology import (
+from mesh_tensorflow.tpu.topology import (
   HierarchicalTiling,
   _logical_1d_to_physical_subspace_auto,
   _logical_to_physical_v1,

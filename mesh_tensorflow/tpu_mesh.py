@@ -21,7 +21,7 @@ from mesh_tensorflow.errors import ConfigError, MeshShapeError
 from mesh_tensorflow.layout import LayoutLike
 from mesh_tensorflow.processors import pnum_to_processor_coordinates
 from mesh_tensorflow.store import VariableStore
-from mesh_tensorflow.topology import (
+from mesh_tensorflow.tpu.topology import (
   HierarchicalTiling,
   auto_logical_to_physical_tpu,
   physical_shape_3d_from_topology_proto_4d,

@@ -11,6 +11,7 @@ from typing import Any
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.collectives.tpu import TpuCollectives
 from mesh_tensorflow.dimensions import ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow.errors import (
   ConfigError,
@@ -23,8 +24,7 @@ from mesh_tensorflow.layout import LayoutLike
 from mesh_tensorflow.placement_mesh_impl import suggest_mesh_shape
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 from mesh_tensorflow.store import StoredVariable, VariableStore
-from mesh_tensorflow.tpu_collectives import TpuCollectives
-from mesh_tensorflow.tpu_program import ReplicaProgram, ReplicatedSlices, ReplicaTrace
+from mesh_tensorflow.tpu.program import ReplicaProgram, ReplicatedSlices, ReplicaTrace
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

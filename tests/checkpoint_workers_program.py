@@ -1,11 +1,12 @@
 """What each of two workers does in test_checkpoint_workers.py: saves, restores, fails together.
 
-Arguments: what to do ("together" or "killed"), the folder of the checkpoints, a checkpoint of
-another mesh to start from.
+Arguments: what to do ("together", "killed" or "apart"), the folder of the checkpoints, a checkpoint
+of another mesh to start from.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -18,7 +19,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, errors, workers
-from mesh_tensorflow.checkpoint import writer
+from mesh_tensorflow.checkpoint import shared_folder, writer
 
 SHAPES = {"a": [("x", 8), ("y", 4)], "b": [("y", 4)], "c": [("x", 8), ("z", 6)]}
 MESH, LAYOUT = "rows:2,cols:2", "x:rows,y:cols"
@@ -156,6 +157,74 @@ def killed(folder, other_mesh, impl, train):
   os._exit(75)
 
 
+def apart(folder, other_mesh, impl, train):
+  """Each worker has a folder of its own, until all have the same."""
+  del other_mesh, train
+  me = workers.current().index
+  set_all(impl.variable_store, 1)
+  c = checkpoint.Checkpointer(f"{folder}-{me}", impl.variable_store)
+  assert c.latest() is None  # Who only reads needs no place to write.
+  words = f"share the folder {folder}-{me}: worker 1 (127.0.0.1:"
+  assert shared_folder._PATIENCE_SECONDS < 10
+  shared_folder._PATIENCE_SECONDS = 0.5
+  started = time.monotonic()
+  for call in (c.check_folder, lambda: c.save(1), lambda: c.save(1, asynchronous=False)):
+    expect(errors.CheckpointError, words, call)
+  assert time.monotonic() - started < 6
+
+  # One that sees it and cannot write there.
+  c = checkpoint.Checkpointer(folder, impl.variable_store, worker_timeout_seconds=2.0)
+  with no_right_to_write(me == 1):
+    words = f"cannot write checkpoints in {folder}: worker 1 (127.0.0.1:"
+    expect(errors.CheckpointError, words, c.check_folder)
+    expect(errors.CheckpointError, "Permission denied", c.check_folder)
+  started = time.monotonic()
+  c.check_folder()
+  assert time.monotonic() - started < 1.0
+
+  # Or not any more. It can tell the others of it by no file, and all know it nevertheless.
+  c.save(1, asynchronous=False)
+  for denied in (1, 0):
+    with no_right_to_write(me == denied):
+      started = time.monotonic()
+      c.save(2)
+      try:
+        c.wait()
+      except errors.CheckpointError as e:
+        assert f"model.ckpt-2 in {folder}: worker {denied} (127.0.0.1:" in str(e), e
+        assert "Permission denied" in str(e), e
+        assert e.told_to_all
+      else:
+        raise AssertionError("nothing said that it could not be written")
+      assert time.monotonic() - started < 15.0
+    workers.barrier()
+  c.save(2, asynchronous=False)
+  assert [p[-1] for p in checkpoint.all_checkpoints(folder)] == ["1", "2"]
+  workers.barrier()
+
+
+@contextlib.contextmanager
+def no_right_to_write(denied):
+  """Lets what changes files fail in this process."""
+  real = {name: getattr(tf.io.gfile, name) for name in ("GFile", "rename", "remove", "rmtree")}
+
+  def failing(name):
+    def call(*args, **kwargs):
+      if name != "GFile" or "w" in (*args, "r")[1]:
+        raise tf.errors.PermissionDeniedError(None, None, "Permission denied")
+      return real[name](*args, **kwargs)
+
+    return call
+
+  for name in real if denied else ():
+    setattr(tf.io.gfile, name, failing(name))
+  try:
+    yield
+  finally:
+    for name, call in real.items():
+      setattr(tf.io.gfile, name, call)
+
+
 def content_of(folder):
   return {n: open(os.path.join(folder, n), "rb").read() for n in sorted(os.listdir(folder))}
 
@@ -205,7 +274,9 @@ def main(what, folder, other_mesh):
 
   x = np.ones([8], np.float32)
   step(x)
-  {"together": together, "killed": killed}[what](folder, other_mesh, impl, lambda: step(x))
+  {"together": together, "killed": killed, "apart": apart}[what](
+    folder, other_mesh, impl, lambda: step(x)
+  )
   print("done", flush=True)
 
 

@@ -90,7 +90,7 @@ def run_subprocess() -> Callable[..., subprocess.CompletedProcess[str]]:
 def _run_subprocess(
   args: str | Sequence[str | os.PathLike[str]],
   *,
-  timeout: float = 120,
+  timeout: float = 240,
   env: Mapping[str, str] | None = None,
   cwd: str | os.PathLike[str] | None = None,
   check: bool = True,
@@ -148,6 +148,16 @@ def _run_subprocess(
   return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+  """Tests that start processes come first: while they wait, the others have the cores."""
+  items.sort(key=lambda item: not _starts_processes(item))
+
+
+def _starts_processes(item: pytest.Item) -> bool:
+  fixtures = {"run_subprocess", "run_workers"}
+  return bool(item.get_closest_marker("subprocess") or fixtures.intersection(item.fixturenames))
+
+
 def pytest_terminal_summary(terminalreporter) -> None:
   """Tells how many cases the conformance suite checked: one test of it checks many."""
   reports = [r for group in terminalreporter.stats.values() for r in group]
@@ -166,10 +176,9 @@ def pytest_terminal_summary(terminalreporter) -> None:
     sums = [sum(f[kind] for f in of_family) for kind in kinds]
     write(row(family, of_family[0]["descriptors"], min(map(len, by_mode)), *sums))
   checked = sum(f[kind] for f in families for kind in kinds) + others
-  write(
-    f"conformance: {checked} values, gradients and refusals checked (in up to 4 modes; layouts:"
-  )
-  write("the number of different (mesh, layout) pairs of the mode that has fewest)")
+  write(f"conformance: {checked} values, gradients and refusals checked, in up to 4 modes.")
+  write("Layouts: the (mesh, layout) pairs of the mode that has fewest; traced, an operation runs")
+  write("on one of them, or on all if MTF_CONFORMANCE_DRAWS is set.")
 
 
 def _modes(families: Sequence[Mapping[str, str]]) -> set[str]:

@@ -109,7 +109,7 @@ def test_reads_a_checkpoint_of_several_shards(cpu_devices, tmp_path):
 
 
 def test_reads_in_several_operations(saved_at_2x2, cpu_devices, monkeypatch):
-  monkeypatch.setattr(reader, "_READ_AT_ONCE", 40)
+  monkeypatch.setattr(reader, "READ_AT_ONCE", 40)
   path, values = saved_at_2x2
   store = make_store(cpu_devices, "2x2 other")
   checkpoint.Checkpointer("unused", store).restore(path)
@@ -463,6 +463,30 @@ def test_error_of_the_thread_is_raised_by_the_next_call(cpu_devices, tmp_path, m
   c.save(3)
   c.wait()
   assert c.restore().step == 3
+
+
+def test_files_are_read_and_written_on_the_first_cpu(cpu_devices, tmp_path, monkeypatch):
+  """Where threads may run operations next to those of a mesh; see `workers.host_device`."""
+  used = []
+
+  def recording(op, name):
+    def call(**kwargs):
+      used.append((name, tf.constant(0).device[-5:]))
+      return op(**kwargs)
+
+    return call
+
+  for name in ("SaveV2", "MergeV2Checkpoints", "RestoreV2"):
+    monkeypatch.setattr(tf.raw_ops, name, recording(getattr(tf.raw_ops, name), name))
+  c = checkpoint.Checkpointer(str(tmp_path), make_store(cpu_devices, "2x2"))
+  with tf.device(cpu_devices[1]):
+    assert tf.constant(0).device.endswith("CPU:1")
+    path = c.save(1, asynchronous=False)
+    os.remove(path + ".manifest")
+    assert c.latest() == path
+    c.restore()
+  assert dict(used) == dict.fromkeys(["SaveV2", "MergeV2Checkpoints", "RestoreV2"], "CPU:0")
+  assert {device for _, device in used} == {"CPU:0"}
 
 
 def test_synchronous_save_raises_at_once(cpu_devices, tmp_path):

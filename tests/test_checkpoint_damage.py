@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint, errors
-from mesh_tensorflow.checkpoint import snapshot, verification
+from mesh_tensorflow.checkpoint import reader, snapshot, verification
 from tests.checkpoint_stores import assert_holds, fill, make_store
 
 DATA = [f".data-0000{i}-of-00002" for i in range(2)]
@@ -195,6 +195,73 @@ def test_damage_without_manifest(two, suffix):
     assert_holds(store, values[1])
     with pytest.raises(checkpoint.DamagedCheckpointError, match=re.escape(prefix + suffix[:5])):
       c.restore(prefix)
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_tensors_without_manifest_are_read_before_it_is_taken(data, two, monkeypatch, caplog):
+  """Damage of the newest is found by who looks for it, and no variable is set from it."""
+  c, store, values = two
+  prefix = os.path.join(c.directory, "model.ckpt-2")
+  for n in "12":
+    os.remove(os.path.join(c.directory, f"model.ckpt-{n}.manifest"))
+  assert c.latest() == checkpoint.latest_checkpoint(c.directory) == prefix
+  whole = open(prefix + data, "rb").read()
+  set_from = []
+  read_slices = reader.read_slices
+  monkeypatch.setattr(
+    reader,
+    "read_slices",
+    lambda path, requests: set_from.append(path) or read_slices(path, requests),
+  )
+  fill(store, 9)
+  # Every byte is of some tensor, and each has a checksum.
+  for position in range(0, len(whole), 7):
+    write(prefix + data, flipped(whole, position, position % 8))
+    (damage,) = checkpoint.verify(prefix)
+    assert f"cannot read {prefix}{data}: " in str(damage)
+  caplog.clear()
+  assert c.latest() == checkpoint.latest_checkpoint(c.directory) == prefix[:-1] + "1"
+  for record in caplog.records:
+    assert record.levelno == logging.WARNING and f"{prefix}{data}: " in record.getMessage()
+  assert len(caplog.records) == 2
+  assert c.restore().step == 1
+  assert set_from == [prefix[:-1] + "1"]
+  assert_holds(store, values[1])
+
+
+def test_tensors_are_read_within_a_buffer(cpu_devices, tmp_path, monkeypatch):
+  """Slices of ours, and whole tensors of TensorFlow's, of all kinds; once while nothing changes."""
+  monkeypatch.setattr(reader, "READ_AT_ONCE", 600)
+  values = {
+    "a": tf.ones([100], tf.float16),
+    "b/c": tf.constant(["x", "yz"]),
+    "d": tf.constant(True),
+    "e": tf.zeros([0, 3]),
+    "f": tf.range(150),
+    "\N{SNOWMAN}": tf.range(10),
+  }
+  names = [*values, *["rows"] * 3]
+  slices = [""] * len(values) + [f"300 2 {i},{n}:-" for i, n in ((0, 10), (10, 48), (58, 242))]
+  tensors = [*values.values(), *[tf.ones([n, 2]) for n in (10, 48, 242)]]
+  path = str(tmp_path / "model.ckpt-1")
+  tf.raw_ops.SaveV2(prefix=path, tensor_names=names, shape_and_slices=slices, tensors=tensors)
+  for name in os.listdir(tmp_path):
+    os.utime(tmp_path / name, (1e9, 1e9))
+  sizes = []
+  restore = tf.raw_ops.RestoreV2
+
+  def counting(**kwargs):
+    out = restore(**kwargs)
+    sizes.append(
+      [0 if x.dtype == tf.string else x.shape.num_elements() * x.dtype.size for x in out]
+    )
+    return out
+
+  monkeypatch.setattr(tf.raw_ops, "RestoreV2", counting)
+  for _ in range(2):
+    assert checkpoint.verify(path) == []
+  assert sorted(n for s in sizes for n in s) == [0, 0, 1, 40, 80, 200, 384, 600, 1936]
+  assert all(sum(s) <= 600 or len(s) == 1 for s in sizes) and len(sizes) > 3
 
 
 def test_state_file_names_what_is_not_there(two):

@@ -27,6 +27,7 @@ from tests import checkpoint_stores
 from tests.checkpoint_workers_program import SHAPES, values
 from tests.conftest import ROOT
 
+SUFFIXES = ("", ".index", ".manifest")
 PROGRAM = "tests.checkpoint_workers_program"
 
 
@@ -35,7 +36,7 @@ def run_workers():
   """A function that runs the program in two processes; returns their exit codes and output."""
   started = []
 
-  def run(*args, timeout=60):
+  def run(*args, timeout=240):
     sockets = [socket.socket() for _ in range(2)]
     for s in sockets:
       s.bind(("127.0.0.1", 0))
@@ -116,6 +117,16 @@ names = reader.get_variable_to_shape_map()
 assert "mesh_tensorflow" not in sys.modules
 print(json.dumps({name: reader.get_tensor(name).tolist() for name in names}))
 """
+
+
+@pytest.mark.subprocess
+def test_a_folder_that_is_not_shared(tmp_path, run_workers):
+  codes, outputs = run_workers("apart", str(tmp_path / "run"), "")
+  assert codes == [0, 0], "\n".join(outputs)
+  assert all(output.endswith("done\n") for output in outputs)
+  assert not [p for i in range(2) for p in (tmp_path / f"run-{i}").glob("*")]
+  names = {p.name.split(".data-")[0] for p in (tmp_path / "run").iterdir() if p.is_file()}
+  assert names == {"checkpoint", *(f"model.ckpt-{n}{s}" for n in "12" for s in SUFFIXES)}
 
 
 @pytest.mark.subprocess
@@ -227,6 +238,37 @@ def test_a_worker_that_fails_tells_the_chief_who_tells_the_others(meeting):
   assert told == ["worker 1 (b:1): the disk is full"]
 
 
+def test_who_hears_of_a_failure_waits_until_all_have(tmp_path):
+  """A worker may end with the error, and would be lost to one that still writes its part."""
+  tasks = tuple(("worker", i, f"localhost:{i + 1}") for i in range(3))
+  folder = str(tmp_path / "folder")
+  chief, failed, slow = (
+    Meeting(folder, workers.Cluster(tasks, i), 10.0, threading.Event()) for i in range(3)
+  )
+  problem = "worker 1 (localhost:2): the disk is full"
+  failed.report_error("the disk is full")
+  told = {}
+
+  def hear(meeting, name):
+    told[name] = meeting.wait_for_outcome()
+
+  threads = [threading.Thread(target=chief.announce, args=[problem])]
+  threads.append(threading.Thread(target=hear, args=[failed, "failed"]))
+  for thread in threads:
+    thread.start()
+  end = time.monotonic() + 5
+  while not os.path.exists(os.path.join(folder, "worker-00001.seen")):
+    assert time.monotonic() < end
+    time.sleep(0.01)
+  time.sleep(0.5)
+  assert not told and all(thread.is_alive() for thread in threads)
+  hear(slow, "slow")
+  for thread in threads:
+    thread.join(5)
+  assert told == {"failed": problem, "slow": problem}
+  assert not os.path.exists(folder)
+
+
 def test_a_mark_that_found_no_space_is_still_a_mark(meeting):
   (chief, other), _, _ = meeting
   os.makedirs(chief.folder)
@@ -251,7 +293,7 @@ def test_nobody_waits_for_a_silent_worker(meeting):
     chief.wait_for_parts()
   chief.announce("lost")
   assert "gave this checkpoint up" in other.wait_for_outcome()
-  assert time.monotonic() - started < 10
+  assert time.monotonic() - started < 60
 
 
 def test_a_worker_that_goes_on_writing_is_waited_for(meeting):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mesh_tensorflow.collectives import RELAY_BYTES, Groups, device_order, fold
+from mesh_tensorflow.collectives.base import Groups, fold
+from mesh_tensorflow.collectives.runtime import RELAY_BYTES, device_order
 from mesh_tensorflow.dimensions import convert_to_shape
 from mesh_tensorflow.errors import GraphError, ShapeError
 from mesh_tensorflow.laid_out import LaidOutTensor

@@ -7,12 +7,12 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import describe_text
-from mesh_tensorflow.describe import describe
 from mesh_tensorflow.errors import GraphError, LayoutError, ShapeError, UnsupportedError
-from mesh_tensorflow.flops import node_flops
-from mesh_tensorflow.plan_mesh_impl import PlanMeshImpl, allreduce_bytes
-from mesh_tensorflow.planned_variables import PlannedVariable
+from mesh_tensorflow.planning import text as describe_text
+from mesh_tensorflow.planning.describe import describe
+from mesh_tensorflow.planning.flops import node_flops
+from mesh_tensorflow.planning.mesh_impl import PlanMeshImpl, allreduce_bytes
+from mesh_tensorflow.planning.variables import PlannedVariable
 from mesh_tensorflow.transformer import transformer
 from tests.conformance import framework
 from tests.conformance.test_conformance import FAMILIES
@@ -643,7 +643,7 @@ def test_picture(tmp_path, name):
 def test_picture_names_the_devices_of_each_part(tmp_path, monkeypatch):
   drawn = []
   # `mtf.describe` is the function, so the module is reached by its name.
-  module = sys.modules["mesh_tensorflow.describe"]
+  module = sys.modules["mesh_tensorflow.planning.describe"]
   monkeypatch.setattr(module, "draw_layout", lambda *args: drawn.append(args))
   graph, mesh = new_mesh()
   mtf.get_variable(mesh, "w", [A, B])
@@ -669,7 +669,7 @@ def test_picture_errors(monkeypatch):
 
 
 def test_device_text():
-  from mesh_tensorflow.layout_picture import device_text
+  from mesh_tensorflow.planning.picture import device_text
 
   assert device_text([3]) == "device 3"
   assert device_text(range(8)) == "devices 0-7"

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import scope
-from mesh_tensorflow.collectives import collective_errors
+from mesh_tensorflow.collectives.failures import collective_errors
 from mesh_tensorflow.errors import CollectiveError, ConfigError, GraphError, MeshShapeError
 from mesh_tensorflow.laid_out import LaidOutTensor
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
@@ -440,7 +440,7 @@ def test_a_failed_run_is_noticed_and_the_mesh_can_be_reset():
 HANGING = """
 import sys, time
 import tensorflow as tf
-from mesh_tensorflow.collectives import collective_errors
+from mesh_tensorflow.collectives.failures import collective_errors
 from mesh_tensorflow.errors import CollectiveError
 from mesh_tensorflow.laid_out import LaidOutTensor
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl

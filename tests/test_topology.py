@@ -7,9 +7,10 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from mesh_tensorflow import simd_mesh_impl, topology
+from mesh_tensorflow import simd_mesh_impl
 from mesh_tensorflow.dimensions import convert_to_shape
 from mesh_tensorflow.errors import MeshShapeError
+from mesh_tensorflow.tpu import topology
 
 
 def test_folding_of_a_topology():

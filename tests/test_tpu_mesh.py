@@ -12,7 +12,7 @@ from absl import flags
 import mesh_tensorflow as mtf
 from mesh_tensorflow import tpu_mesh
 from mesh_tensorflow.errors import ConfigError, MeshShapeError
-from mesh_tensorflow.topology import auto_logical_to_physical_tpu
+from mesh_tensorflow.tpu.topology import auto_logical_to_physical_tpu
 
 
 @pytest.fixture

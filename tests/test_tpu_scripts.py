@@ -29,7 +29,7 @@ def run_script(tmp_path):
       env={**os.environ, "PATH": f"{fake.parent}:{os.environ['PATH']}"},
       capture_output=True,
       text=True,
-      timeout=60,
+      timeout=120,
       cwd=tmp_path,
     )
     calls = log.read_text().split("END\0")[:-1] if log.exists() else []
@@ -47,7 +47,7 @@ def test_each_script(name, run_script):
   text = (SCRIPTS / name).read_text()
   assert "\nset -euo pipefail\n" in text
   assert os.access(SCRIPTS / name, os.X_OK)
-  assert subprocess.run(["bash", "-n", str(SCRIPTS / name)], timeout=20).returncode == 0
+  assert subprocess.run(["bash", "-n", str(SCRIPTS / name)], timeout=120).returncode == 0
   done, calls = run_script(name, "--help")
   assert done.returncode == 0 and done.stdout.startswith(name) and not calls
   for option in re.findall(r"--[a-z][a-z_-]+", text.split("usage() {")[1].split("\nTEXT")[0]):
@@ -96,7 +96,7 @@ def test_install(run_script):
   assert not os.path.exists(copy[4]), "the archive is removed"
   program = ssh[ssh.index("--command") + 1]
   assert "'tensorflow-tpu==2.19.1'" in program and "--no-deps ~/mesh_tensorflow" in program
-  assert subprocess.run(["bash", "-n", "-c", program], timeout=20).returncode == 0
+  assert subprocess.run(["bash", "-n", "-c", program], timeout=120).returncode == 0
   done, _ = run_script("install.sh", *VM, "--tensorflow", "2.18; rm -rf /")
   assert done.returncode == 2
 
@@ -126,7 +126,7 @@ def test_train(run_script, tmp_path):
     cwd=tmp_path / "home",
     capture_output=True,
     text=True,
-    timeout=20,
+    timeout=120,
   )
   assert vm.returncode == 0, vm.stderr
   expected = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -130,6 +131,7 @@ workers.leave(lambda: print(cluster.index, "leaves", flush=True))
 """
 
 
+@pytest.mark.subprocess
 def test_workers_with_different_settings_are_told(tmp_path):
   out = launched(3, [sys.executable, "-c", SAYS_WHAT_DIFFERS])
   for i in range(3):
@@ -147,6 +149,7 @@ workers.join(timeout_seconds={timeout})
 """
 
 
+@pytest.mark.subprocess
 @pytest.mark.parametrize(
   ("timeout", "is_there", "code", "words"),
   [
@@ -194,6 +197,7 @@ workers.leave()
 """
 
 
+@pytest.mark.subprocess
 def test_a_cluster_with_chief_and_evaluator():
   with contextlib.ExitStack() as stack:
     sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
@@ -232,6 +236,7 @@ except errors.WorkerLostError as e:
 """
 
 
+@pytest.mark.subprocess
 def test_a_worker_that_lives_and_does_not_come_is_given_up():
   """TensorFlow notices nothing: heartbeats are sent by threads of its own."""
   out = launched(2, [sys.executable, "-c", STUCK])
@@ -251,10 +256,10 @@ def launched(count, command):
 
 
 @functools.cache
-def train(count, mesh_shape, layout, collectives="auto"):
-  """What worker 0 of so many workers printed."""
+def train(count, devices, *meshes):
+  """What worker 0 of so many workers, of so many devices each, printed of each mesh."""
   program = pathlib.Path(__file__).with_name("workers_program.py")
-  command = [sys.executable, str(program), mesh_shape, layout, collectives]
+  command = [sys.executable, str(program), str(devices), *itertools.chain(*meshes)]
   run = subprocess.run(
     [sys.executable, "-c", LAUNCH, str(count), *command],
     capture_output=True,
@@ -262,7 +267,7 @@ def train(count, mesh_shape, layout, collectives="auto"):
     timeout=300,
   )
   assert run.returncode == 0, run.stdout + run.stderr
-  return json.loads(run.stdout.splitlines()[-1])
+  return [json.loads(line) for line in run.stdout.splitlines()[-len(meshes) :]]
 
 
 LAUNCH = """
@@ -275,21 +280,31 @@ sys.exit(launch(sys.argv[2:], int(sys.argv[1])))
 @pytest.fixture(scope="module")
 def one():
   """What one process prints."""
-  return train(1, "", "")
+  return train(1, 1, ("", "", "auto"))[0]
 
 
+STANDARD = "batch:batch,d_ff:model,vocab:model"
+# Of 2 workers, one run; "runtime" as between GPUs.
+TWO = [
+  ("batch:2,model:2", STANDARD, "auto"),
+  ("model:2,batch:2", STANDARD, "auto"),
+  ("batch:2,model:2", STANDARD, "runtime"),
+]
+THREE = [("rows:3", "vocab:rows", "auto")]
+
+
+@pytest.mark.subprocess
 @pytest.mark.parametrize(
-  ("count", "mesh_shape", "layout", "collectives", "seen"),
+  ("count", "devices", "meshes", "which", "seen"),
   [
-    (2, "batch:2,model:2", "batch:batch,d_ff:model,vocab:model", "auto", [[16, 2], [16, 2]]),
-    (2, "model:2,batch:2", "batch:batch,d_ff:model,vocab:model", "auto", [[32, 2], [32, 2]]),
-    (3, "rows:3", "vocab:rows", "auto", [[32, 1]] * 3),
-    # As between GPUs.
-    (2, "batch:2,model:2", "batch:batch,d_ff:model,vocab:model", "runtime", [[16, 2], [16, 2]]),
+    (2, 2, TWO, 0, [[16, 2], [16, 2]]),
+    (2, 2, TWO, 1, [[32, 2], [32, 2]]),
+    (2, 2, TWO, 2, [[16, 2], [16, 2]]),
+    (3, 1, THREE, 0, [[32, 1]] * 3),
   ],
 )
-def test_the_mesh_may_span_workers(count, mesh_shape, layout, collectives, seen, one):
-  several = train(count, mesh_shape, layout, collectives)
+def test_the_mesh_may_span_workers(count, devices, meshes, which, seen, one):
+  several = train(count, devices, *meshes)[which]
   assert several["seen"] == seen  # Each worker is given the part of the batch that it needs.
   np.testing.assert_allclose(several["losses"], one["losses"], rtol=1e-5)
   np.testing.assert_allclose(several["logits"], one["logits"], rtol=1e-4, atol=1e-5)

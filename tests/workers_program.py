@@ -1,7 +1,8 @@
-"""A small training program on a mesh over all workers of the cluster; run by test_workers.py.
+"""A small training program on meshes over all workers of the cluster; run by test_workers.py.
 
-Worker 0 prints one line of JSON: the losses, the result of the last step, and the final weights'
-checksums. Arguments: mesh shape, layout, kind of collectives.
+Worker 0 prints one line of JSON for each mesh: the losses and the result of the last step, and what
+each worker is given of a batch. Arguments: devices of a worker; then of each mesh its shape, the
+layout, and the kind of collectives.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ BATCH, LENGTH, VOCAB, MODEL, FF = 8, 4, 12, 8, 16
 FLOAT32 = mtf.VariableDType(tf.float32, tf.float32, tf.float32)
 
 
-def main(mesh_shape: str, layout: str, collectives: str) -> None:
-  shape = mtf.convert_to_shape(mesh_shape)
-  cluster = workers.cluster_from_environment()
-  workers.join(virtual_cpu_devices=shape.size // cluster.size)
+def main(devices: str, *meshes: str) -> None:
+  workers.join(virtual_cpu_devices=int(devices))
+  for i in range(0, len(meshes), 3):
+    train(*meshes[i : i + 3])
+  workers.leave()
+
+
+def train(mesh_shape: str, layout: str, collectives: str) -> None:
   impl = mtf.simd_mesh_impl.SimdMeshImpl(mesh_shape, layout, collectives=collectives)
   batch, length = mtf.Dimension("batch", BATCH), mtf.Dimension("length", LENGTH)
   vocab, model, ff = (mtf.Dimension(*d) for d in zip(("vocab", "d_model", "d_ff"), (12, 8, 16)))
@@ -52,10 +57,9 @@ def main(mesh_shape: str, layout: str, collectives: str) -> None:
     loss, logits = step(ids[row : row + rows, column : column + columns], i)
     losses.append(float(loss))
   seen = workers.gather(np.array([rows * columns, len(impl.local_processors)]))
-  if cluster.is_chief:
+  if workers.current().is_chief:
     result = {"losses": losses, "logits": logits.numpy().tolist(), "seen": seen.tolist()}
     print(json.dumps(result), flush=True)
-  workers.leave()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import gin
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.operations.indexing import ScatterAddOperation
-from mesh_tensorflow.transformer.context import Context
+from mesh_tensorflow.transformer.models.context import Context
 from mesh_tensorflow.transformer.vocab_embeddings import (
   check_token_counts,
   cluster_embedding,

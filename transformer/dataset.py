@@ -19,34 +19,34 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.transformer import records, text_files
-from mesh_tensorflow.transformer.encoding import (
+from mesh_tensorflow.transformer.data.encoding import (
   encode_all_features,
   encode_dataset,
   supervised_to_dict,
   with_eos,
 )
-from mesh_tensorflow.transformer.eval_datasets import (
+from mesh_tensorflow.transformer.data.eval_datasets import (
   EvalDataset,
   parallel_text_eval_datasets,
   text_lm_eval_datasets,
   tfds_eval_datasets,
 )
-from mesh_tensorflow.transformer.packing import (
+from mesh_tensorflow.transformer.data.packing import (
   Length,
   ensure_dataset_eos,
   pack_dataset,
   pack_or_pad,
   trim_and_pad_dataset,
 )
-from mesh_tensorflow.transformer.parallel_text import parallel_text_dataset
-from mesh_tensorflow.transformer.text_lm import text_lm_dataset
-from mesh_tensorflow.transformer.tfds_readers import (
+from mesh_tensorflow.transformer.data.parallel_text import parallel_text_dataset
+from mesh_tensorflow.transformer.data.text_lm import text_lm_dataset
+from mesh_tensorflow.transformer.data.tfds_readers import (
   pretokenized_tfds_dataset,
   tfds_sentences,
   untokenized_tfds_dataset,
 )
-from mesh_tensorflow.transformer.vocabulary import EOS_ID
+from mesh_tensorflow.transformer.files import records, text_files
+from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
 
 def pad_dataset_with_zeroed_out_examples(ds: tf.data.Dataset) -> tf.data.Dataset:

@@ -9,7 +9,7 @@ import gin
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import transformer_layers
-from mesh_tensorflow.transformer.context import Context, TransformerLayer
+from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
 
 _MODULE = "mesh_tensorflow.transformer.evolved_transformer"
 

@@ -10,11 +10,11 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer import sublayers
-from mesh_tensorflow.transformer.bitransformer import Bitransformer
-from mesh_tensorflow.transformer.context import Context, TransformerLayer
-from mesh_tensorflow.transformer.layer_stack import Sublayer, SublayerStack
-from mesh_tensorflow.transformer.sequence_utils import first_positions
+from mesh_tensorflow.transformer.models import sublayers
+from mesh_tensorflow.transformer.models.bitransformer import Bitransformer
+from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
+from mesh_tensorflow.transformer.models.layer_stack import Sublayer, SublayerStack
+from mesh_tensorflow.transformer.models.sequence_utils import first_positions
 
 _MODULE = "mesh_tensorflow.transformer.funnel_transformer"
 

@@ -14,12 +14,12 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer import sublayers
-from mesh_tensorflow.transformer.context import Context
-from mesh_tensorflow.transformer.moe_dispatch import apply_experts
-from mesh_tensorflow.transformer.moe_groups import LayoutHints
-from mesh_tensorflow.transformer.moe_hparams import hparam
-from mesh_tensorflow.transformer.moe_layer import OneLevelExpertsLayer
+from mesh_tensorflow.transformer.models import sublayers
+from mesh_tensorflow.transformer.models.context import Context
+from mesh_tensorflow.transformer.moe.dispatch import apply_experts
+from mesh_tensorflow.transformer.moe.groups import LayoutHints
+from mesh_tensorflow.transformer.moe.hparams import hparam
+from mesh_tensorflow.transformer.moe.layer import OneLevelExpertsLayer
 
 
 def generate_heterogeneous_expert_masks(

@@ -37,8 +37,8 @@ from mesh_tensorflow.errors import (
 )
 from mesh_tensorflow.transformer import gin_config, utils
 from mesh_tensorflow.transformer.gin_config import parsing
-from mesh_tensorflow.transformer.stopping import EXIT_STOPPED
-from mesh_tensorflow.transformer.trainer import make_folder
+from mesh_tensorflow.transformer.training.stopping import EXIT_STOPPED
+from mesh_tensorflow.transformer.training.trainer import make_folder
 from mesh_tensorflow.workers import loss_watch, parent_watch
 
 FLAGS = flags.FLAGS
@@ -110,7 +110,7 @@ def _guarded(argv: Sequence[str], prefix: str = "") -> int:
     # Gin adds a line for each configurable that the error passed through.
     text = str(e).split("\n  In call to configurable")[0]
     print(f"{prefix}{_class_name(e)}: {text}", file=sys.stderr)
-    if isinstance(e, CheckpointError):
+    if isinstance(e, CheckpointError) and not getattr(e, "told_to_all", False):
       try:
         workers.check()  # A checkpoint may have failed because another worker was lost.
       except WorkerLostError as lost:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer.context import Context, TransformerLayer
+from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.memory_layers")

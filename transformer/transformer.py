@@ -1,20 +1,23 @@
 """The Transformer models, under one name: `mesh_tensorflow.transformer.transformer`."""
 
-from mesh_tensorflow.transformer.bitransformer import Bitransformer, make_bitransformer
-from mesh_tensorflow.transformer.context import Context, TransformerLayer
-from mesh_tensorflow.transformer.layer_stack import LayerStack, make_layer_stack
-from mesh_tensorflow.transformer.reversible_layer_stack import ReversibleLayerStack
-from mesh_tensorflow.transformer.sequence_utils import (
+from mesh_tensorflow.transformer.models.bitransformer import Bitransformer, make_bitransformer
+from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
+from mesh_tensorflow.transformer.models.layer_stack import LayerStack, make_layer_stack
+from mesh_tensorflow.transformer.models.reversible_layer_stack import ReversibleLayerStack
+from mesh_tensorflow.transformer.models.sequence_utils import (
   autoregressive_inputs,
   delimited_lm_inputs_mask,
   shift_targets,
   sinusoid_positional_embedding_weights,
 )
-from mesh_tensorflow.transformer.sequence_utils import (
+from mesh_tensorflow.transformer.models.sequence_utils import (
   round_up_to_multiple as _round_up_to_multiple,
 )
-from mesh_tensorflow.transformer.student_teacher import StudentTeacher, make_bi_student_teacher
-from mesh_tensorflow.transformer.sublayers import (
+from mesh_tensorflow.transformer.models.student_teacher import (
+  StudentTeacher,
+  make_bi_student_teacher,
+)
+from mesh_tensorflow.transformer.models.sublayers import (
   sublayer_annealed_dropout,
   sublayer_call_layer,
   sublayer_clip_activation_gradient,
@@ -30,8 +33,8 @@ from mesh_tensorflow.transformer.sublayers import (
   sublayer_scale_norm,
   sublayer_true_layer_norm,
 )
-from mesh_tensorflow.transformer.unitransformer import Unitransformer
-from mesh_tensorflow.transformer.vocab_embedding import (
+from mesh_tensorflow.transformer.models.unitransformer import Unitransformer
+from mesh_tensorflow.transformer.models.vocab_embedding import (
   VocabEmbedding,
   get_vocab_embedding_cls,
   reduce_ensemble_logits,

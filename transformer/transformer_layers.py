@@ -1,44 +1,44 @@
 """The layers of a Transformer, under one name: `mesh_tensorflow.transformer.transformer_layers`."""
 
-from mesh_tensorflow.transformer.branched_attention import (
+from mesh_tensorflow.transformer.layers.branched_attention import (
   BranchedEncDecAttention,
   BranchedSelfAttention,
 )
-from mesh_tensorflow.transformer.conv_layers import Conv1D, Conv1DLayer, SeparableConv1DLayer
-from mesh_tensorflow.transformer.dense_relu_dense import DenseReluDense
-from mesh_tensorflow.transformer.enc_dec_attention import (
+from mesh_tensorflow.transformer.layers.conv_layers import Conv1D, Conv1DLayer, SeparableConv1DLayer
+from mesh_tensorflow.transformer.layers.dense_relu_dense import DenseReluDense
+from mesh_tensorflow.transformer.layers.enc_dec_attention import (
   EncDecAttention,
   enc_dec_attention,
   enc_dec_attention_bias,
   relative_position_spans,
 )
-from mesh_tensorflow.transformer.experts_attention import (
+from mesh_tensorflow.transformer.layers.experts_attention import (
   ExpertsEncDecAttention,
   ExpertsSelfAttention,
 )
-from mesh_tensorflow.transformer.general_bilinear import (
+from mesh_tensorflow.transformer.layers.general_bilinear import (
   GeneralBilinearEncDecAttention,
   GeneralBilinearSelfAttention,
 )
-from mesh_tensorflow.transformer.local_conv_attention import (
+from mesh_tensorflow.transformer.layers.local_conv_attention import (
   Conv1DLocalAttn,
   DynamicConv1DLocalAttn,
   LightweightConv1DLocalAttn,
   LocalConvAttnBlock,
 )
-from mesh_tensorflow.transformer.local_self_attention import LocalSelfAttention
-from mesh_tensorflow.transformer.model_attention_params import attention_params
-from mesh_tensorflow.transformer.parallel_layer import ParallelLayer
-from mesh_tensorflow.transformer.relative_position import (
+from mesh_tensorflow.transformer.layers.local_self_attention import LocalSelfAttention
+from mesh_tensorflow.transformer.layers.model_attention_params import attention_params
+from mesh_tensorflow.transformer.layers.parallel_layer import ParallelLayer
+from mesh_tensorflow.transformer.layers.relative_position import (
   relative_position_bucket as _relative_position_bucket,
 )
-from mesh_tensorflow.transformer.self_attention import SelfAttention
-from mesh_tensorflow.transformer.synthesizer import Synthesizer
-from mesh_tensorflow.transformer.talking_heads import (
+from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
+from mesh_tensorflow.transformer.layers.synthesizer import Synthesizer
+from mesh_tensorflow.transformer.layers.talking_heads import (
   TalkingHeadsEncDecAttention,
   TalkingHeadsSelfAttention,
 )
-from mesh_tensorflow.transformer.transparent_attention import TransparentEncDecAttention
+from mesh_tensorflow.transformer.layers.transparent_attention import TransparentEncDecAttention
 
 __all__ = [
   "BranchedEncDecAttention",

@@ -4,53 +4,9 @@ from __future__ import annotations
 
 from absl import flags
 
-from mesh_tensorflow.transformer import (
-  text_io,
-)
-from mesh_tensorflow.transformer.batching import (
-  auto_train_steps,
-  compute_batch_size,
-  serialize_num_microbatches,
-  tpu_mesh_shape,
-)
-from mesh_tensorflow.transformer.checkpoints import get_checkpoint_iterator
-from mesh_tensorflow.transformer.decode_datasets import decode, decode_from_dataset
-from mesh_tensorflow.transformer.estimator import (
-  get_estimator,
-  metric_max,
-  metric_sum,
-  tpu_estimator_model_fn,
-  train_model,
-)
-from mesh_tensorflow.transformer.evaluation import eval_model, perplexity_eval
-from mesh_tensorflow.transformer.export import export_model
-from mesh_tensorflow.transformer.gin_config import (
-  parse_gin_defaults_and_flags,
-  write_operative_config,
-)
-from mesh_tensorflow.transformer.init_checkpoint import (
-  flexible_ckpt_init_mapping,
-  init_checkpoint_variable_mapping,
-  should_load_variable,
-  variable_filter_max_size,
-)
-from mesh_tensorflow.transformer.input_fns import combined_dataset_input_fn, filter_features
-from mesh_tensorflow.transformer.model_steps import ModelSteps, build_model, get_variable_dtype
-from mesh_tensorflow.transformer.run_modes import MODES, bound_schedule, run
-from mesh_tensorflow.transformer.score_files import (
-  add_pretokenized,
-  save_scores,
-  save_scores_to_tfrecords,
-)
-from mesh_tensorflow.transformer.scoring import (
-  compute_log_likelihoods,
-  score_from_dataset,
-  score_from_strings,
-  score_with_estimator,
-  score_with_estimator_lazy,
-)
-from mesh_tensorflow.transformer.text2self import dynamic_text2self
-from mesh_tensorflow.transformer.text_io import (
+from mesh_tensorflow.transformer.data import text_io
+from mesh_tensorflow.transformer.data.text2self import dynamic_text2self
+from mesh_tensorflow.transformer.data.text_io import (
   clean_decodes,
   encode_delimited_lm,
   encode_inputs,
@@ -61,8 +17,51 @@ from mesh_tensorflow.transformer.text_io import (
   targets_vocabulary,
   write_lines_to_file,
 )
-from mesh_tensorflow.transformer.trainer import Trainer
-from mesh_tensorflow.transformer.translate import decode_from_file, infer_model
+from mesh_tensorflow.transformer.gin_config import (
+  parse_gin_defaults_and_flags,
+  write_operative_config,
+)
+from mesh_tensorflow.transformer.meshes.batching import (
+  auto_train_steps,
+  compute_batch_size,
+  serialize_num_microbatches,
+  tpu_mesh_shape,
+)
+from mesh_tensorflow.transformer.modes.checkpoints import get_checkpoint_iterator
+from mesh_tensorflow.transformer.modes.decode_datasets import decode, decode_from_dataset
+from mesh_tensorflow.transformer.modes.estimator import (
+  get_estimator,
+  metric_max,
+  metric_sum,
+  tpu_estimator_model_fn,
+  train_model,
+)
+from mesh_tensorflow.transformer.modes.evaluation import eval_model, perplexity_eval
+from mesh_tensorflow.transformer.modes.input_fns import combined_dataset_input_fn, filter_features
+from mesh_tensorflow.transformer.modes.run_modes import MODES, bound_schedule, run
+from mesh_tensorflow.transformer.modes.score_files import (
+  add_pretokenized,
+  save_scores,
+  save_scores_to_tfrecords,
+)
+from mesh_tensorflow.transformer.modes.scoring import (
+  compute_log_likelihoods,
+  score_from_dataset,
+  score_from_strings,
+  score_with_estimator,
+  score_with_estimator_lazy,
+)
+from mesh_tensorflow.transformer.modes.translate import decode_from_file, infer_model
+from mesh_tensorflow.transformer.programs.export import export_model
+from mesh_tensorflow.transformer.programs.model_building import build_model, get_variable_dtype
+from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+from mesh_tensorflow.transformer.training.init_checkpoint import (
+  flexible_ckpt_init_mapping,
+  init_checkpoint_variable_mapping,
+  should_load_variable,
+  variable_filter_max_size,
+)
+from mesh_tensorflow.transformer.training.trainer import Trainer
 
 # A program that imports this module as a library finds the flags of gin here.
 for _flag in ("gin_file", "gin_param", "gin_location_prefix"):

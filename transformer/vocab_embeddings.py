@@ -15,9 +15,9 @@ import gin
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer.context import Context
-from mesh_tensorflow.transformer.mixtape import Mixtape
-from mesh_tensorflow.transformer.vocab_embedding import TokenVectors, VocabEmbedding
+from mesh_tensorflow.transformer.models.context import Context
+from mesh_tensorflow.transformer.models.mixtape import Mixtape
+from mesh_tensorflow.transformer.models.vocab_embedding import TokenVectors, VocabEmbedding
 
 _MODULE = "mesh_tensorflow.transformer.vocab_embeddings"
 

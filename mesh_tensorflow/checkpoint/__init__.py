@@ -8,10 +8,11 @@ Next to the variables there is `global_step`, an int64 scalar.
 When a mesh spans several workers, each has a `Checkpointer` of the same folder, which all must
 see, and calls its methods at the same places of its program.
 
-The rooms, each importing only from those after it: `checkpointer` (the face), `restoring` and
-`writer` (one restore, one save), `meeting` (what workers tell each other), `snapshot` (values until
-they are written), `verification` (whether the files are what was written), `reader` (what is in
-them), `files` (names, folders, the state file).
+The rooms, each importing only from those after it: `checkpointer` (the face), `shared_folder`
+(whether all workers see it), `restoring` and `writer` (one restore, one save), `meeting` (what
+workers tell each other), `snapshot` (values until they are written), `verification` (whether the
+files are what was written), `stored` and `reader` (what is in them), `files` (names, folders, the
+state file).
 """
 
 from mesh_tensorflow.checkpoint.checkpointer import Checkpointer, attachment

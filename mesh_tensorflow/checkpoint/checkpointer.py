@@ -15,13 +15,22 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow import workers
-from mesh_tensorflow.checkpoint import files, meeting, reader, restoring, snapshot, writer
+from mesh_tensorflow.checkpoint import (
+  files,
+  meeting,
+  reader,
+  restoring,
+  shared_folder,
+  snapshot,
+  writer,
+)
 from mesh_tensorflow.checkpoint.restoring import EXTRA, GLOBAL_STEP, Restored
 from mesh_tensorflow.checkpoint.snapshot import Piece, Spool, pieces_of, whole_piece
 from mesh_tensorflow.checkpoint.writer import Job
 from mesh_tensorflow.errors import CheckpointError, WorkerLostError
 from mesh_tensorflow.lowering import RUN_COUNTER
 from mesh_tensorflow.store import StoredVariable, VariableStore
+from mesh_tensorflow.workers import texts
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -80,13 +89,15 @@ class Checkpointer:
     self._started = time.time()
     self._thread: threading.Thread | None = None
     self._spool: Spool | None = None
-    self._error: Exception | None = None
+    # What became of the last save, if it failed.
+    self._failure: tuple[Exception, Job] | None = None
     self._snapshot_in_memory = snapshot_in_memory
     self._snapshot_directory = snapshot_directory
     self._worker_timeout = worker_timeout_seconds
     self._abandoned = threading.Event()
     # Tells the saves of this run from what a killed one left; the same in all workers.
     self._token = ""
+    self._is_shared = False
     self._saves = 0
 
   @property
@@ -141,8 +152,8 @@ class Checkpointer:
     step = int(step)
     self._begin(step)
     self._saves += 1
-    in_background = self._asynchronous if asynchronous is None else asynchronous
-    pieces, in_background = self._snapshot(step, extra or {}, in_background)
+    asynchronous = self._asynchronous if asynchronous is None else asynchronous
+    pieces, in_background = self._snapshot(step, extra or {}, asynchronous)
     job = Job(
       self._directory,
       step,
@@ -157,11 +168,13 @@ class Checkpointer:
     if in_background:
       # Not a daemon: a program that ends finishes its last checkpoint first.
       self._thread = threading.Thread(
-        target=self._run, args=(job,), name=f"checkpoint-{step}", daemon=False
+        target=self._run, args=(job, True), name=f"checkpoint-{step}", daemon=False
       )
       self._thread.start()
     else:
-      job.run()
+      self._run(job, asynchronous)
+      if not asynchronous:  # Else others may write in the background, and hear of an error later.
+        self.wait()
     return os.path.join(self._directory, f"{files.NAME}{step}")
 
   def wait(self) -> None:
@@ -173,9 +186,9 @@ class Checkpointer:
     if self._thread is not None:
       self._thread.join()
       self._thread = None
-    error, self._error = self._error, None
-    if error is not None:
-      raise error
+    failure, self._failure = self._failure, None
+    if failure is not None:
+      raise _told_to_all(*failure)
 
   def abandon(self) -> None:
     """Gives up a checkpoint for which other workers would have to write their parts.
@@ -186,20 +199,34 @@ class Checkpointer:
     if self._thread is not None:
       self._thread.join()
       self._thread = None
-    self._error = None  # That it was given up is no news.
+    self._failure = None  # That it was given up is no news.
 
-  def _run(self, job: Job) -> None:
+  def check_folder(self) -> None:
+    """Looks whether all workers see the folder, and can write there; the first `save` does so, too.
+
+    For the start of a run that will save, so that it does not fail at its first checkpoint. All
+    workers call it at the same place of their programs. Does nothing for one worker.
+
+    Raises:
+      CheckpointError: in all workers: some do not see the folder, or cannot write there.
+    """
+    if not self._is_shared:
+      shared_folder.check(self._directory)
+      self._is_shared = True
+
+  def _run(self, job: Job, logs: bool) -> None:
     try:
       job.run()
     except Exception as e:  # noqa: BLE001 - raised in the caller's thread, by wait().
-      # Also logged: nobody may be left to call wait().
-      _LOG.error("%s", e)
-      self._error = e
+      if logs:  # Nobody may be left to call wait().
+        _LOG.error("%s", e)
+      self._failure = e, job
 
   def _begin(self, step: int) -> None:
     """Before the first save: the workers agree on a token, and the chief clears the folder."""
     if self._token:
       return
+    self.check_folder()
     error = None
     token = meeting.of_chief(f"{random.SystemRandom().getrandbits(32):08x}")
     if workers.current().is_chief:
@@ -402,6 +429,23 @@ class Checkpointer:
         "saving or restoring"
       )
     return result
+
+
+def _told_to_all(error: Exception, job: Job) -> Exception:
+  """The error of a save, when all workers have heard of it.
+
+  Each of them has it, and may end with it.
+  """
+  if workers.current().size == 1 or isinstance(error, WorkerLostError):
+    return error
+  said = texts.last_words(job.own_problem or "")
+  if not said:
+    return error
+  problem = next(filter(None, said), None)
+  if problem and not job.own_problem:
+    # A disk may have let nobody say more than that.
+    error = job.not_written(problem)
+  return meeting.told_to_all(error)
 
 
 def attachment(path: str, name: str) -> str:

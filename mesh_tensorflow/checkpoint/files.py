@@ -211,6 +211,11 @@ def temporary_folder(directory: str, step: int, mark: str = "") -> str:
   return os.path.join(directory, f"{_TEMPORARY}{NAME}{step}{mark}")
 
 
+def token_file(directory: str, mark: str) -> str:
+  """A file by which workers look whether they see the same folder."""
+  return os.path.join(directory, f"{_TEMPORARY}test-{mark}")
+
+
 def publish(folder: str, directory: str, step: int) -> str:
   """Moves a whole checkpoint from its temporary folder to its place, the index last.
 
@@ -267,6 +272,14 @@ def remove_folder(path: str) -> None:
   """Deletes a file or folder, if it is there."""
   if tf.io.gfile.exists(path):
     (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
+
+
+def remove_if_possible(path: str) -> None:
+  """Deletes a file, unless the file system does not let it."""
+  try:
+    tf.io.gfile.remove(path)
+  except tf.errors.OpError:
+    pass
 
 
 def sync(path: str) -> None:

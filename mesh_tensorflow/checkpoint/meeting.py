@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint import files
 from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError, WorkerLostError
+from mesh_tensorflow.workers import texts
 
 _POLL_SECONDS = (0.01, 0.25)
 _SECONDS_BETWEEN_CALLS = 2.0
@@ -48,6 +48,7 @@ class Meeting:
     self._cluster = cluster
     self._timeout = timeout_seconds
     self._abandoned = abandoned
+    self._silent: set[int] = set()
 
   # ------------------------------------------------------------ a worker that is not the chief
 
@@ -69,7 +70,7 @@ class Meeting:
     self._put(_failed(self._cluster.index), {"problem": problem})
 
   def wait_for_outcome(self) -> str | None:
-    """Waits until the chief has published the checkpoint, or has given it up.
+    """Waits until the chief has published the checkpoint, or has given it up and all know.
 
     Returns:
       None, or what went wrong.
@@ -82,6 +83,10 @@ class Meeting:
       self._put(_seen(self._cluster.index), {})
     except (tf.errors.OpError, OSError):
       pass  # The chief waits for it no longer than for any sign.
+    if outcome["problem"]:
+      # The program may end with the error, and would be lost to workers that still write.
+      with contextlib.suppress(CheckpointError, WorkerLostError):
+        self._wait_for(lambda: {0: None if tf.io.gfile.isdir(self.folder) else {}})
     return outcome["problem"]
 
   def _look_for_outcome(self) -> dict[int, Any]:
@@ -123,13 +128,14 @@ class Meeting:
       self._put(_GIVEN_UP if problem else _PUBLISHED, {"problem": problem})
     except (tf.errors.OpError, OSError):
       pass  # A disk that is full still has an empty file of that name, which says enough.
-    others = range(1, self._cluster.size)
+    others = [w for w in range(1, self._cluster.size) if w not in self._silent]
     try:
       # Also a worker that is still at its part sees the outcome before the folder goes.
       self._wait_for(lambda: {w: self._get(_seen(w)) for w in others}, ignore_gone=True)
     except (CheckpointError, WorkerLostError):
       pass  # It hangs, and nobody waits for it any more.
-    files.remove_folder(self.folder)
+    with contextlib.suppress(tf.errors.OpError):
+      files.remove_folder(self.folder)
 
   # ------------------------------------------------------------------------------ both
 
@@ -154,6 +160,7 @@ class Meeting:
       if sizes != seen:
         seen, last_change = sizes, now
       if now - last_change > self._timeout:
+        self._silent.update(missing)
         raise CheckpointError(
           f"{names}: no sign of it for {self._timeout:.0f} s in {self.folder}; all workers must "
           "see the same folder"
@@ -198,8 +205,11 @@ class Meeting:
     try:
       with tf.io.gfile.GFile(temporary, "w") as f:
         f.write(json.dumps(content))
-    finally:
-      tf.io.gfile.rename(temporary, path, overwrite=True)
+    except tf.errors.OpError:
+      with contextlib.suppress(tf.errors.OpError):  # An empty one says that there is no space.
+        tf.io.gfile.rename(temporary, path, overwrite=True)
+      raise
+    tf.io.gfile.rename(temporary, path, overwrite=True)
 
 
 def _done(worker: int) -> str:
@@ -225,13 +235,8 @@ def of_chief(value: Any) -> Any:
   """
   if workers.current().size == 1:
     return value
-  text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-  length = int(workers.gather(np.int32(text.size))[0])
-  # A compiled gather serves one length: few different ones.
-  room = np.zeros(-(-length // 1024) * 1024, np.int32)
-  if workers.current().is_chief:
-    room[: text.size] = text
-  return json.loads(workers.gather(room)[0, :length].astype(np.uint8).tobytes())
+  own = json.dumps(value) if workers.current().is_chief else ""
+  return json.loads(texts.gather_texts(own)[0])
 
 
 def raise_together(what: str, error: Exception | None) -> None:
@@ -242,18 +247,29 @@ def raise_together(what: str, error: Exception | None) -> None:
     error: what went wrong in this worker.
 
   Raises:
-    CheckpointError: naming the workers; in a worker that has an error, that one. It is a
+    CheckpointError: naming the worker; in a worker that has an error, that one. It is a
       `DamagedCheckpointError` in all of them if it is in one.
   """
   is_damage = isinstance(error, DamagedCheckpointError)
-  codes = workers.gather(np.int32(0 if error is None else 2 if is_damage else 1))
-  if codes.any():
-    with contextlib.suppress(WorkerLostError):
-      workers.barrier()  # Nobody leaves before all have heard of it.
-  if error is not None:
-    raise error
-  if codes.any():
+  said = texts.gather_texts(json.dumps([is_damage, str(error)]) if error is not None else "")
+  failed = [i for i, text in enumerate(said) if text]
+  if not failed:
+    return
+  with contextlib.suppress(WorkerLostError):
+    workers.barrier()  # Nobody leaves before all have heard of it.
+  if error is None:
     cluster = workers.current()
-    names = ", ".join(cluster.name(int(i)) for i in np.flatnonzero(codes))
-    text = f"{what}: {names} failed; its log says why"
-    raise DamagedCheckpointError(text) if codes.max() == 2 else CheckpointError(text)
+    damages, problems = zip(*(json.loads(said[i]) for i in failed))
+    text = f"{what}: {cluster.names(failed)} failed: {problems[0]}"
+    error = DamagedCheckpointError(text) if any(damages) else CheckpointError(text)
+  raise told_to_all(error)
+
+
+def told_to_all(error: Exception) -> Exception:
+  """Marks an error that every worker has, so that none is missed by others when it ends with it.
+
+  Args:
+    error: gets an attribute `told_to_all`.
+  """
+  error.told_to_all = True
+  return error

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -13,7 +15,7 @@ from mesh_tensorflow.checkpoint.files import damaged, data_files
 from mesh_tensorflow.store import StoredVariable, assign_block, split_block
 
 # Bytes that one read operation brings into host memory.
-_READ_AT_ONCE = 64 * 2**20
+READ_AT_ONCE = 64 * 2**20
 
 
 def contents(path: str) -> dict[str, tf.TensorSpec]:
@@ -98,7 +100,7 @@ def requests_for(
   item_bytes = max(dtype.size, stored.slice_dtype.size)
   parts = [([0] * len(begin), list(stored.slice_shape))]
   if in_parts:
-    parts = split_block(stored.slice_shape, item_bytes, _READ_AT_ONCE)
+    parts = split_block(stored.slice_shape, item_bytes, READ_AT_ONCE)
   whole = stored.shape.to_integer_list
   return [
     Request(
@@ -118,29 +120,13 @@ def read_slices(path: str, requests: list[Request]) -> None:
 
   Args:
     path: a checkpoint.
-    requests: the slices; the list is emptied.
+    requests: the slices.
 
   Raises:
     DamagedCheckpointError: a part of it cannot be read.
   """
-  while requests:
-    group, size = [], 0
-    while requests:
-      size += _num_bytes(requests[0].size, requests[0].dtype)
-      if group and size > _READ_AT_ONCE:
-        break
-      group.append(requests.pop(0))
-    try:
-      with tf.device(host_device()):
-        values = tf.raw_ops.RestoreV2(
-          prefix=path,
-          tensor_names=[r.name for r in group],
-          shape_and_slices=[r.spec for r in group],
-          dtypes=[r.dtype for r in group],
-        )
-    except tf.errors.OpError as e:
-      files = ", ".join(data_files(path))
-      raise damaged(path, f"cannot read {files}: {e.message}") from e
+  for group in groups(requests, lambda r: _num_bytes(r.size, r.dtype)):
+    values = restore_v2(path, [(r.name, r.spec, r.dtype) for r in group])
     for request, value in zip(group, values):
       for v in request.variables:
         with tf.device(v.device):
@@ -149,6 +135,44 @@ def read_slices(path: str, requests: list[Request]) -> None:
             v.assign(new)
           else:
             assign_block(v, request.offset, new)
+
+
+def groups(items: Sequence[Any], num_bytes: Callable[[Any], int]) -> Iterator[list[Any]]:
+  """The items in groups to read at once, each of at most `READ_AT_ONCE` bytes if it has several."""
+  group: list[Any] = []
+  size = 0
+  for item in items:
+    size += num_bytes(item)
+    if group and size > READ_AT_ONCE:
+      yield group
+      group, size = [], num_bytes(item)
+    group.append(item)
+  if group:
+    yield group
+
+
+def restore_v2(path: str, wanted: Sequence[tuple[str | bytes, str, tf.DType]]) -> list[tf.Tensor]:
+  """Reads tensors.
+
+  Args:
+    path: a checkpoint.
+    wanted: of each its name, slice (see `slice_spec`) and dtype.
+
+  Raises:
+    DamagedCheckpointError: one cannot be read; it names the file, if TensorFlow tells which.
+  """
+  names, specs, dtypes = zip(*wanted)
+  try:
+    with tf.device(host_device()):
+      return tf.raw_ops.RestoreV2(
+        prefix=path, tensor_names=names, shape_and_slices=specs, dtypes=dtypes
+      )
+  except tf.errors.OpError as e:
+    files = data_files(path)
+    shard = re.search(r"TensorBundle at .* shard (\d+) \(", e.message, re.DOTALL)
+    if shard and int(shard.group(1)) < len(files):
+      files = [files[int(shard.group(1))]]
+    raise damaged(path, f"cannot read {', '.join(files)}: {e.message}") from e
 
 
 def _num_bytes(shape: Iterable[int], dtype: tf.DType) -> int:

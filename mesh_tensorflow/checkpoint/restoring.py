@@ -17,6 +17,7 @@ from mesh_tensorflow.checkpoint.verification import Damage, all_damaged, damaged
 from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError
 from mesh_tensorflow.lowering import RUN_COUNTER
 from mesh_tensorflow.store import StoredVariable
+from mesh_tensorflow.workers.texts import gather_texts
 
 GLOBAL_STEP = "global_step"
 # Names of additional values in a checkpoint; no variable scope begins so.
@@ -97,7 +98,8 @@ def _first_good(
   is_folder, candidates = of_chief(found)
   damaged: list[Any] = []
   for candidate in candidates:
-    damages: list[Any] = _verify_together(candidate) if check_content else []
+    # Reading another's checkpoint twice is worth it where there is an older one to fall back to.
+    damages: list[Any] = _verify_together(candidate, is_folder) if check_content else []
     if not damages:
       try:
         return use(candidate)
@@ -119,13 +121,18 @@ def _find(path: str, is_folder: bool) -> tuple[bool, list[str]]:
   return False, [verification.resolve(path)]
 
 
-def _verify_together(path: str) -> list[Damage]:
-  """`verification.verify`, each worker reading a share of the files."""
+def _verify_together(path: str, reads_tensors: bool) -> list[Damage]:
+  """`verification.verify`, each worker reading a share of the files.
+
+  Args:
+    path: a checkpoint.
+    reads_tensors: whether to read those of a checkpoint without a manifest.
+  """
   cluster = workers.current()
-  if cluster.size == 1:
-    return verification.verify(path)
   error = None
-  if not tf.io.gfile.exists(path + INDEX):
+  if cluster.size == 1:
+    path = verification.resolve(path)
+  elif not tf.io.gfile.exists(path + INDEX):
     error = CheckpointError(
       f"{cluster.name(cluster.index)} does not see {path}: all workers must see the same folder"
     )
@@ -135,8 +142,14 @@ def _verify_together(path: str) -> list[Damage]:
   records, damages = of_chief(
     [[dataclasses.astuple(r) for r in records], [dataclasses.astuple(d) for d in damages]]
   )
-  if damages or not records:
+  if damages:
     return [Damage(*d) for d in damages]
+  if not records and not reads_tensors:
+    return []
+  if not records:
+    own = verification.check_tensors(path, cluster.index, cluster.size)
+    said = gather_texts(own[0].what if own else "")
+    return [Damage(path, text) for text in said if text]
   records = [verification.FileRecord(*r) for r in records]
   codes = verification.check_files(path, records, cluster.index, cluster.size)
   codes = workers.gather(np.asarray(codes, np.int32)).max(axis=0)

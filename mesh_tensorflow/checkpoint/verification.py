@@ -1,7 +1,7 @@
 """Whether a checkpoint is what was written: its manifest, the check, the newest good checkpoint.
 
 Beside the files of a checkpoint there is `model.ckpt-N.manifest` with the size and checksum of
-each. Checkpoints without one, of TensorFlow or of older versions, are checked by their index alone.
+each. Of checkpoints without one, of TensorFlow or of older versions, all tensors are read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.checkpoint import files, reader
+from mesh_tensorflow.checkpoint import files, reader, stored
 from mesh_tensorflow.checkpoint.files import INDEX, MANIFEST
 from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError
 
@@ -128,8 +128,8 @@ def read_manifest(prefix: str) -> tuple[list[FileRecord], Damage | None]:
 def verify(path: str) -> list[Damage]:
   """Compares every file of a checkpoint with what was written.
 
-  All files are read. A checkpoint without a manifest is checked as far as its index tells: that
-  can be read, and the data files are there and long enough.
+  All files are read. Of a checkpoint without a manifest all tensors are read, each of which has a
+  checksum of TensorFlow's.
 
   Args:
     path: as `resolve` takes it.
@@ -142,11 +142,16 @@ def verify(path: str) -> list[Damage]:
   """
   path = resolve(path)
   records, damages = records_of(path)
-  return damages or damages_of(path, records, check_files(path, records))
+  if damages or records:
+    return damages or damages_of(path, records, check_files(path, records))
+  return check_tensors(path)
 
 
 def records_of(path: str) -> tuple[list[FileRecord], list[Damage]]:
-  """The files to check, and what is wrong already with the manifest, or without one."""
+  """The files to check, and what is wrong already with the manifest.
+
+  Without a manifest there are none, and the index and the sizes of files are looked at.
+  """
   if tf.io.gfile.exists(path + MANIFEST):
     records, damage = read_manifest(path)
     return records, [damage] if damage else []
@@ -169,7 +174,8 @@ def check_files(path: str, records: Sequence[FileRecord], share: int = 0, of: in
   Returns:
     For each file one of `GOOD`, `MISSING` ...; `GOOD` for the files of other shares.
   """
-  before = _signature(path, records)
+  suffixes = [MANIFEST, *(r.suffix for r in records)] if records else []
+  before = _signature([path + s for s in suffixes], records)
   codes = [GOOD] * len(records)
   if before is None or _found_good.get((path, share, of)) != before:
     for i in range(share, len(records), of):
@@ -177,6 +183,28 @@ def check_files(path: str, records: Sequence[FileRecord], share: int = 0, of: in
     if before is not None and not any(codes):
       _found_good[path, share, of] = before
   return codes
+
+
+def check_tensors(path: str, share: int = 0, of: int = 1) -> list[Damage]:
+  """Reads one of `of` shares of the tensors of a checkpoint: for one without a manifest.
+
+  Args:
+    path: a checkpoint.
+    share: which share.
+    of: how many there are.
+
+  Returns:
+    What is wrong with it; the first thing that is found.
+  """
+  try:
+    before = _signature([path + INDEX, *files.data_files(path)])
+    if before is None or _found_good.get((path, share, of)) != before:
+      stored.check(path, stored.stored_in(path)[share::of])
+      if before is not None:
+        _found_good[path, share, of] = before
+  except DamagedCheckpointError as e:
+    return [Damage(path, f"is damaged: {e.what}")]
+  return []
 
 
 # What was read once need not be read again while no file changes.
@@ -205,13 +233,13 @@ def _check_file(path: str, record: FileRecord) -> int:
     return UNREADABLE
 
 
-def _signature(path: str, records: Sequence[FileRecord]) -> Any:
+def _signature(paths: Sequence[str], records: Sequence[FileRecord] = ()) -> Any:
   """Changes when a file does; None if that is not sure."""
   try:
-    stats = [tf.io.gfile.stat(path + s) for s in (MANIFEST, *(r.suffix for r in records))]
+    stats = [tf.io.gfile.stat(p) for p in paths]
   except tf.errors.OpError:
     return None
-  if not records or max(s.mtime_nsec for s in stats) / 1e9 > time.time() - _SECONDS_OF_A_TICK:
+  if not stats or max(s.mtime_nsec for s in stats) / 1e9 > time.time() - _SECONDS_OF_A_TICK:
     return None
   return tuple((s.length, s.mtime_nsec) for s in stats), tuple(records)
 

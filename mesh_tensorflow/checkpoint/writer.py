@@ -35,6 +35,9 @@ class Job:
     mark: tells this save from all others that may have left a folder; the same in all workers.
     timeout_seconds: how long to wait for another worker without a sign of it.
     abandoned: is set to wait for other workers no more.
+
+  Attributes:
+    own_problem: what made `run` fail, if it was in this worker; begins with its name.
   """
 
   def __init__(
@@ -57,6 +60,7 @@ class Job:
     self._meeting = Meeting(self.folder, self._cluster, timeout_seconds, abandoned)
     self._attached: list[str] = []
     self._attach_error: Exception | None = None
+    self.own_problem: str | None = None
 
   def attach(self, name: str, write: Callable[[str], None]) -> None:
     """Lets a function write files of its own, which become part of the checkpoint.
@@ -95,7 +99,7 @@ class Job:
       self._publish(self._write_parts())
     except (tf.errors.OpError, OSError) as e:
       self._clean()
-      raise not_written(self._directory, self._step, reason(e)) from e
+      raise self.not_written(reason(e)) from e
 
   def _run_as_chief(self) -> None:
     problem, cause = None, None
@@ -108,30 +112,35 @@ class Job:
       problem, cause = str(e), e
     except Exception as e:  # noqa: BLE001 - it is raised, but the others must not wait.
       problem, cause = f"{self._cluster.name(0)}: {reason(e)}", e
+      self.own_problem = problem
     if problem:
       self._clean(keep=self.folder)
     self._meeting.announce(problem)
     if isinstance(cause, WorkerLostError):
       raise cause
     if problem:
-      raise not_written(self._directory, self._step, problem) from cause
+      raise self.not_written(problem) from cause
 
   def _run_as_other(self) -> None:
-    own, cause = None, None
+    cause = None
     try:
       self._meeting.report([dataclasses.astuple(r) for r in self._write_parts()])
     except Exception as e:  # noqa: BLE001 - it is raised, but the others must not wait.
-      own, cause = reason(e), e
+      cause = e
+      self.own_problem = f"{self._cluster.name(self._cluster.index)}: {reason(e)}"
       for file in _files(self.folder, self._part("")):
-        _remove_if_possible(file)  # So that there is space to tell of it.
+        files.remove_if_possible(file)  # So that there is space to tell of it.
       try:
-        self._meeting.report_error(own)
+        self._meeting.report_error(reason(e))
       except (tf.errors.OpError, OSError):
         pass  # The chief will miss the part.
-      own = f"{self._cluster.name(self._cluster.index)}: {own}"
     problem = self._meeting.wait_for_outcome()
-    if own or problem:
-      raise not_written(self._directory, self._step, own or problem) from cause
+    if self.own_problem or problem:
+      raise self.not_written(self.own_problem or problem) from cause
+
+  def not_written(self, problem: str) -> CheckpointError:
+    """The error for this checkpoint."""
+    return not_written(self._directory, self._step, problem)
 
   # --------------------------------------------------------------------- the writing
 
@@ -177,14 +186,15 @@ class Job:
     attached = [r for r in written if r.suffix.startswith(name)]
     parts = [r for r in written if not r.suffix.startswith(name)]
     records = [dataclasses.replace(r, suffix=r.suffix[len(name) :]) for r in attached]
-    # It renames the data files in the order in which they are given.
-    tf.raw_ops.MergeV2Checkpoints(
-      checkpoint_prefixes=[
-        os.path.join(self.folder, r.suffix.removesuffix(".data-00000-of-00001")) for r in parts
-      ],
-      destination_prefix=prefix,
-      delete_old_dirs=False,
-    )
+    with tf.device(reader.host_device()):
+      # It renames the data files in the order in which they are given.
+      tf.raw_ops.MergeV2Checkpoints(
+        checkpoint_prefixes=[
+          os.path.join(self.folder, r.suffix.removesuffix(".data-00000-of-00001")) for r in parts
+        ],
+        destination_prefix=prefix,
+        delete_old_dirs=False,
+      )
     for i, part in enumerate(parts):
       suffix = f".data-{i:05}-of-{len(parts):05}"
       if tf.io.gfile.stat(prefix + suffix).length != part.size:
@@ -225,10 +235,3 @@ def _files(folder: str, start: str) -> list[str]:
     return tf.io.gfile.glob(os.path.join(folder, start + "*"))
   except tf.errors.OpError:
     return []
-
-
-def _remove_if_possible(path: str) -> None:
-  try:
-    tf.io.gfile.remove(path)
-  except tf.errors.OpError:
-    pass

@@ -4,8 +4,9 @@
 the devices of all workers, and each worker runs the processors that are on its own devices.
 
 The rooms: `membership` (this process among the others), `joining` and `joining_watch` (waiting for
-each other within bounds), `agreement` (that all run the same), `loss_watch` and `parent_watch` (a
-process ends when another worker, or its launcher, is gone), `cluster` (who there is).
+each other within bounds), `texts` (what they tell each other), `agreement` (that all run the same),
+`loss_watch` and `parent_watch` (a process ends when another worker, or its launcher, is gone),
+`cluster` (who there is).
 """
 
 from mesh_tensorflow.workers.cluster import Cluster, cluster_from_environment, listens

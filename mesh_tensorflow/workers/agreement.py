@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ConfigError, WorkerLostError
+from mesh_tensorflow.workers import texts
 
 _MOST_TOLD = 8  # Lines, of each worker.
 _LONGEST_TOLD = 200  # Characters of a line.
@@ -35,7 +36,7 @@ def check_same(lines: Sequence[str]) -> None:
   different = [i for i in range(cluster.size) if (digests[i] != digests[0]).any()]
   if not different:
     return
-  all_lines = [set(x) for x in _gather_lines(own)]
+  all_lines = [set(json.loads(x)) for x in texts.gather_texts(json.dumps(own))]
   with contextlib.suppress(WorkerLostError):
     # A worker that ended at once would break the exchange for others, which are not through.
     workers.barrier()
@@ -50,15 +51,6 @@ def check_same(lines: Sequence[str]) -> None:
     f"the workers must run the same program with the same settings, but {', but '.join(told)}. "
     "Start the same command, from the same files, on all machines"
   )
-
-
-def _gather_lines(lines: Sequence[str]) -> list[list[str]]:
-  text = np.frombuffer(json.dumps(lines).encode(), np.uint8)
-  lengths = workers.gather(np.int32(text.size))
-  padded = np.zeros(int(lengths.max()), np.int32)
-  padded[: text.size] = text
-  rows = workers.gather(padded).astype(np.uint8)
-  return [json.loads(row[:n].tobytes()) for row, n in zip(rows, lengths)]
 
 
 def versions(*packages: str) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import virtual_devices
-from mesh_tensorflow.collectives import abort_collectives
+from mesh_tensorflow.collectives.runtime import abort_collectives
 from mesh_tensorflow.errors import CollectiveError, ConfigError, GraphError, WorkerLostError
 from mesh_tensorflow.workers import joining, parent_watch
 from mesh_tensorflow.workers.cluster import Cluster, cluster_from_environment, listens
@@ -61,6 +61,7 @@ class _Joined:
     with tf.device(host_device(cluster)):
       self._token = tf.Variable(0, trainable=False, name="mtf_workers_token")
     self._gathers: dict[Any, Any] = {}
+    self._noticed_loss: float | None = None
 
   def gather(self, vector: np.ndarray) -> np.ndarray:
     """The vectors of all workers, one after the other."""
@@ -71,7 +72,9 @@ class _Joined:
     timer.daemon = True
     timer.start()
     try:
-      return function(tf.constant(vector)).numpy()
+      # Also threads beside the main one come here: see `host_device`.
+      with tf.device(host_device(self.cluster)):
+        return function(tf.constant(vector)).numpy()
     finally:
       timer.cancel()
 
@@ -87,6 +90,12 @@ class _Joined:
         merge_op="Add",
         final_op="Id",
       )
+
+  def stay(self, seconds: float) -> None:
+    """Waits until this process has known for so long that another worker is lost."""
+    now = time.monotonic()
+    self._noticed_loss = self._noticed_loss or now
+    time.sleep(max(0.0, self._noticed_loss + seconds - now))
 
   def gather_function(self, dtype: Any, elements: int) -> Any:
     """A compiled gather of vectors: a collective is known by its number, so each kind has one."""
@@ -181,7 +190,14 @@ def join(
 
 
 def host_device(cluster: Cluster | None = None) -> str:
-  """The first CPU of this worker."""
+  """The first CPU of this worker: where threads beside the main one may run operations.
+
+  TensorFlow (2.16 to 2.21) mixes up the inputs of eager operations that two Python threads run at
+  once on one device, if a kernel takes some in the host's memory (Fill, Reshape, Slice ...); only
+  on a process's first CPU it does not. Devices of a mesh belong to the main thread and the ones of
+  a `SimdMeshImpl`, which take turns. So whatever else runs beside them, as writers of checkpoints
+  and watchers of workers do, names this device for its operations.
+  """
   cluster = current() if cluster is None else cluster
   job, task, _ = cluster.tasks[cluster.index]
   return f"/job:{job}/replica:0/task:{task}/device:CPU:0"
@@ -280,7 +296,7 @@ def worker_errors() -> Iterator[None]:
     if 0 not in lost:
       # This one goes on sending heartbeats, so that worker 0 misses those of the lost one alone;
       # and worker 0 stays a while, so that the others hear of the lost one and do not miss it.
-      time.sleep(_PASS_ON_SECONDS if cluster.is_chief else _HEARTBEAT_SECONDS)
+      _JOINED.stay(_PASS_ON_SECONDS if cluster.is_chief else _HEARTBEAT_SECONDS)
     others = [i for i in range(cluster.size) if i != cluster.index]
     who = cluster.names(lost) or f"another worker (of {cluster.names(others)})"
     raise WorkerLostError(

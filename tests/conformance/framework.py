@@ -27,6 +27,8 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import LayoutError
 
 MODES = ("placement_eager", "placement_function", "simd_eager", "simd_function")
+# For a test of several layouts, which take turns: of each both kinds, and one execution of each.
+MODE_PAIRS = (("placement_function", "simd_eager"), ("placement_eager", "simd_function"))
 SEED = 7  # Of the random operations.
 
 _MESHES = (

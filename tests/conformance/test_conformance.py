@@ -1,6 +1,7 @@
 """Every operation and layer, on drawn layouts, placement and SIMD, eager and in tf.function.
 
-A long run: `MTF_CONFORMANCE_DRAWS=30 pytest -n 2 tests/conformance/test_conformance.py`.
+A long run: `MTF_CONFORMANCE_DRAWS=30 pytest -n 2 tests/conformance/test_conformance.py`. With this
+variable, also with 3, what its default is, every operation is traced on every layout, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from tests.conformance import framework
 
 # How many layouts each family is run on in every mode.
 DRAWS = int(os.environ.get("MTF_CONFORMANCE_DRAWS", "3"))
+# Tracing takes longest: if no number is given, an operation is traced on one of the layouts that
+# are legal for it, on another one in each mode.
+ALL_TRACED = "MTF_CONFORMANCE_DRAWS" in os.environ
 # How many more, as they come, in the eager modes: they are fast, and many must be refused.
 WILD = max(6, DRAWS // 3)
 # Names (comma-separated) of the only operations to test.
@@ -50,15 +54,37 @@ def layouts(family: str) -> list[framework.Layout]:
   return framework.draw_layouts(family, FAMILIES[family], DRAWS, WILD)
 
 
+def chosen(family: str, draw: int, mode: str) -> list[framework.Descriptor]:
+  """What is run on a layout: all; in traced modes what refuses it, and that whose turn it is."""
+  if ALL_TRACED or not mode.endswith("function"):
+    return FAMILIES[family]
+  result = []
+  for i, descriptor in enumerate(FAMILIES[family], framework.MODES.index(mode) // 2):
+    legal = [n for n in range(DRAWS) if not descriptor.is_illegal(layouts(family)[n])]
+    if draw not in legal or draw == legal[i % len(legal)]:
+      result.append(descriptor)
+  return result
+
+
 @pytest.mark.parametrize("family,draw,mode", CASES)
 def test_family(family, draw, mode, cpu_devices, record_property):
-  layout = layouts(family)[draw]
+  layout, descriptors = layouts(family)[draw], chosen(family, draw, mode)
   # TensorFlow's graph optimizer takes most of the time; smaller families are tested with it.
   with framework.graph_optimizer(draw == 0 and len(FAMILIES[family]) < 40):
-    tally, problems = framework.check_family(mode, layout, FAMILIES[family], cpu_devices)
+    tally, problems = framework.check_family(mode, layout, descriptors, cpu_devices)
   counts = {"family": family, "descriptors": len(FAMILIES[family]), "mode": mode}
   record_property("conformance", {**counts, "layout": str(layout), **dataclasses.asdict(tally)})
   assert not problems, f"{layout}, {mode}:\n  " + "\n  ".join(problems)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_operation_runs_in_every_mode(family):
+  """On a layout that is legal for it, if one of those drawn is."""
+  for mode in framework.MODES:
+    runs = [chosen(family, n, mode) for n in range(DRAWS)]
+    for d in FAMILIES[family]:
+      legal = [n for n in range(DRAWS) if not d.is_illegal(layouts(family)[n])]
+      assert not legal or any(d in runs[n] for n in legal), (mode, d.name)
 
 
 def test_names_are_unique():

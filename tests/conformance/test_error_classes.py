@@ -22,7 +22,7 @@ FILES = sorted(
 # What may be raised besides: (file, class) and why.
 ALLOWED = {
   # Ends the other threads of a run in which one has failed; never leaves it.
-  ("thread_collectives.py", "_Stopped"),
+  ("threads.py", "_Stopped"),
   # Becomes a CheckpointError in the writer, as what the file system raises does.
   ("snapshot.py", "OSError"),
   ("writer.py", "OSError"),

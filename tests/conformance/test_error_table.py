@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.plan_mesh_impl import PlanMeshImpl
+from mesh_tensorflow.planning.mesh_impl import PlanMeshImpl
 from tests.conformance import error_layout_rows, error_rows_layers
 from tests.conformance.error_rows import ROWS, World
 from tests.conformance.framework import Layout, make_impl

@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.describe import describe
 from mesh_tensorflow.errors import (
   DimensionError,
   DTypeError,
@@ -17,6 +16,7 @@ from mesh_tensorflow.errors import (
   SizeError,
 )
 from mesh_tensorflow.operations.convolution_slices import Window
+from mesh_tensorflow.planning.describe import describe
 from tests.operations.comparing import placement, rand, run
 
 X2, W2, T2 = "b:2 h:5 w:6 i:2", "fh:3 fw:2 i:2 o:4", "fh:3 fw:2 o:4 i:2"

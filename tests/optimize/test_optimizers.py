@@ -18,6 +18,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import optimize
 from tests.conformance.framework import (
+  MODE_PAIRS,
   MODES,
   Layout,
   draw_layouts,
@@ -207,14 +208,23 @@ def train(impl, cases, traced):
     run({case.name: tf.constant(data(case)[2][i]) for case in cases}, tf.constant(i, tf.int64))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("mode", MODES)
-def test_equals_numpy(mode, layout, cpu_devices):
+# With TensorFlow's graph optimizer in all modes, or if a number of layouts is given; else in turns.
+GRAPH_OPTIMIZER = LAYOUTS[1]
+RUNS = [
+  (layout, mode)
+  for i, layout in enumerate(LAYOUTS)
+  for mode in MODES
+  if layout is GRAPH_OPTIMIZER or "MTF_CONFORMANCE_DRAWS" in os.environ or mode in MODE_PAIRS[i % 2]
+]
+
+
+@pytest.mark.parametrize(("layout", "mode"), RUNS, ids=str)
+def test_equals_numpy(layout, mode, cpu_devices):
   kind, execution = mode.split("_")
   cases = [case for case in CASES if layout.suits(data(case)[0])]
   assert cases
   impl = make_impl(kind, layout, cpu_devices)
-  with graph_optimizer(layout is LAYOUTS[1]):
+  with graph_optimizer(layout is GRAPH_OPTIMIZER):
     train(impl, cases, execution == "function")
   expected_names = set()
   for case in cases:

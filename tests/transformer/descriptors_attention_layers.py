@@ -6,7 +6,8 @@ import threading
 
 import numpy as np
 
-from mesh_tensorflow.transformer import synthetic_attention, transformer_layers
+from mesh_tensorflow.transformer import transformer_layers
+from mesh_tensorflow.transformer.attention import synthetic
 from tests.conformance.framework import T, op
 from tests.transformer import numpy_attention as na
 from tests.transformer.layer_context import make_context
@@ -138,11 +139,11 @@ def synthesizer(mode):
 
   def build(x):
     with _FIXED_LENGTH:
-      fixed, synthetic_attention._FIXED_LENGTH = synthetic_attention._FIXED_LENGTH, 6
+      fixed, synthetic._FIXED_LENGTH = synthetic._FIXED_LENGTH, 6
       try:
         return layer.call(make_context(x), x)
       finally:
-        synthetic_attention._FIXED_LENGTH = fixed
+        synthetic._FIXED_LENGTH = fixed
 
   return build
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer import prompt_attention, transformer_layers
+from mesh_tensorflow.transformer import transformer_layers
+from mesh_tensorflow.transformer.attention.prompts import concat_hyper_prompts_kv
 from tests.conformance.framework import T, op
 from tests.transformer import numpy_attention as na
 from tests.transformer.layer_context import make_context
@@ -122,9 +123,9 @@ def prompted(k, v, prompts, task, *parameters, share=True, **kwargs):
   context.cache["task-id"] = task
   arguments = (k, v, scope, bool(parameters), k.shape[1], 3, 2, 3, D_KV, context, share, 0.0, 2)
   if not parameters:
-    return prompt_attention.concat_hyper_prompts_kv(*arguments)[:3]
+    return concat_hyper_prompts_kv(*arguments)[:3]
   with mtf.variable_scope("block_001"):
-    return prompt_attention.concat_hyper_prompts_kv(*arguments)[:3]
+    return concat_hyper_prompts_kv(*arguments)[:3]
 
 
 def normalized(x, scale, bias):

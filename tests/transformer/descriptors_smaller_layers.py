@@ -7,12 +7,12 @@ import functools
 import numpy as np
 
 from mesh_tensorflow.transformer import (
-  dense_relu_dense,
   evolved_transformer,
   fixup_layers,
   memory_layers,
   universal_transformer,
 )
+from mesh_tensorflow.transformer.layers import dense_relu_dense
 from tests.conformance.framework import T, op
 from tests.transformer import numpy_smaller as mirror
 from tests.transformer.layer_context import make_context

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer import decoding_states
+from mesh_tensorflow.transformer.models import decoding_states
 from tests.conformance.framework import T, op
 
 MEMORY = mtf.Dimension("memory_length", 4)

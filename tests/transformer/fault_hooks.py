@@ -12,9 +12,10 @@ import time
 
 from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint import writer
-from mesh_tensorflow.transformer import run_modes, utils
-from mesh_tensorflow.transformer.model_steps import ModelSteps
-from mesh_tensorflow.transformer.progress import TrainingProgress
+from mesh_tensorflow.transformer import utils
+from mesh_tensorflow.transformer.modes import run_modes
+from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+from mesh_tensorflow.transformer.training.progress import TrainingProgress
 from mesh_tensorflow.workers import joining
 
 

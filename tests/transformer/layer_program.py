@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer import decoding, transformer
+from mesh_tensorflow.transformer import transformer
+from mesh_tensorflow.transformer.models import decoding
 from tests.conformance import framework
 from tests.transformer import bi_program
 from tests.transformer import lm_program as lm

@@ -18,7 +18,11 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow import virtual_devices, workers
-from mesh_tensorflow.transformer import eval_datasets, gin_config, utils
+from mesh_tensorflow.transformer import (
+  gin_config,
+  utils,
+)
+from mesh_tensorflow.transformer.data import eval_datasets
 from tests.transformer import test_modes
 
 STEPS = 6

@@ -108,6 +108,17 @@ def test_training_goes_on_from_the_one_before(
   assert checkpoint.verify(str(six / "model.ckpt-6")) == []
 
 
+def test_without_manifests_the_tensors_are_read(undisturbed, six, caplog, capsys):
+  """As in a folder of an earlier version: its newest checkpoint is found to be damaged in time."""
+  for manifest in six.glob("*.manifest"):
+    manifest.unlink()
+  data = damage(six / FILES[1], "flip")
+  run(six, "run.train_steps = 9")
+  assert f"restored {six}/model.ckpt-3\n" in capsys.readouterr().out
+  assert f"cannot read {data}: " in caplog.text
+  assert program.checkpoint_values(six, 9) == undisturbed[0]
+
+
 EVAL = ["run.mode = 'perplexity_eval'", "run.dataset_split = 'validation'"]
 EVAL.append("run.perplexity_eval_steps = 2")
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import dataset as ds
-from mesh_tensorflow.transformer import packing
+from mesh_tensorflow.transformer.data import packing
 from mesh_tensorflow.transformer.vocabulary import ByteVocabulary, CharacterVocabulary
 
 

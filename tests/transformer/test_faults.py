@@ -19,7 +19,8 @@ import tensorflow as tf
 from benchmarks import kill_runs
 from mesh_tensorflow import checkpoint, errors, workers
 from mesh_tensorflow.checkpoint import writer
-from mesh_tensorflow.transformer import dataset, run_lock, stopping
+from mesh_tensorflow.transformer import dataset
+from mesh_tensorflow.transformer.training import run_lock, stopping
 from tests.transformer import training_program
 from tests.transformer import worker_processes as program
 
@@ -31,6 +32,7 @@ def steps_saved(folder: pathlib.Path) -> list[int]:
   return [checkpoint.get_step_from_path(p) for p in checkpoint.all_checkpoints(str(folder))]
 
 
+@pytest.mark.subprocess
 def test_a_signal_to_one_worker_saves_and_stops_all(tmp_path):
   folder = tmp_path / "model"
   bindings = [*program.on_mesh("batch:2", "batch:batch"), ENDLESS, "run.save_checkpoints_steps = 0"]
@@ -48,6 +50,7 @@ def test_a_signal_to_one_worker_saves_and_stops_all(tmp_path):
   assert list(program.losses(folder)) == list(range(1, int(stopped.group(1)) + 1))
 
 
+@pytest.mark.subprocess
 def test_a_killed_worker_is_named_and_fewer_go_on(tmp_path):
   folder = tmp_path / "model"
   bindings = [*program.on_mesh("batch:3", "batch:batch"), ENDLESS, FEW_CHECKPOINTS]
@@ -67,6 +70,7 @@ def test_a_killed_worker_is_named_and_fewer_go_on(tmp_path):
   assert steps_saved(folder)[-1] == last + 4
 
 
+@pytest.mark.subprocess
 def test_the_launcher_starts_all_again(tmp_path):
   folder = tmp_path / "model"
   bindings = [*program.on_mesh("batch:2", "batch:batch"), "run.train_steps = 60"]
@@ -225,6 +229,7 @@ def test_a_full_disk_stops_training_and_leaves_what_was_saved(tmp_path, monkeypa
   assert steps_saved(tmp_path) == [4, 8]
 
 
+@pytest.mark.subprocess
 def test_a_file_that_cannot_grow(tmp_path):
   """The operating system's own error, in the real program: a limit of the size of files."""
   folder = tmp_path / "model"
@@ -303,6 +308,7 @@ def test_the_rest_of_a_damaged_file_may_be_left_out(records, caplog):
   assert f"1 of 2 files are damaged, and left out from there on: {records[1]}: " in caplog.text
 
 
+@pytest.mark.subprocess
 def test_a_training_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path):
   """Of `benchmarks/kill_runs.py`; MTF_KILL_RUNS=50 does so many."""
   runs = int(os.environ.get("MTF_KILL_RUNS", "1"))

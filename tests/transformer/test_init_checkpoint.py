@@ -11,7 +11,8 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer import init_checkpoint, utils
+from mesh_tensorflow.transformer import utils
+from mesh_tensorflow.transformer.training import init_checkpoint
 from tests.transformer import training_program as program
 
 

@@ -19,9 +19,11 @@ import tensorflow as tf
 
 from mesh_tensorflow import errors, workers
 from mesh_tensorflow.transformer import dataset as ds
-from mesh_tensorflow.transformer import input_shards, parallel_text, records, training_data
-from mesh_tensorflow.transformer.input_shards import BatchRows, InputShard
-from mesh_tensorflow.transformer.training_data import TrainingData
+from mesh_tensorflow.transformer.data import parallel_text
+from mesh_tensorflow.transformer.files import input_shards, records
+from mesh_tensorflow.transformer.files.input_shards import BatchRows, InputShard
+from mesh_tensorflow.transformer.programs import training_data
+from mesh_tensorflow.transformer.programs.training_data import TrainingData
 from mesh_tensorflow.transformer.vocabulary import ByteVocabulary
 from tests.transformer import training_program
 from tests.transformer import worker_processes as program
@@ -41,7 +43,7 @@ class Meeting:
 
   def __init__(self, size: int, monkeypatch: pytest.MonkeyPatch):
     self.size = size
-    self.barrier = threading.Barrier(size, timeout=30)
+    self.barrier = threading.Barrier(size, timeout=120)
     self.values: dict[int, np.ndarray] = {}
     self.here = threading.local()
     monkeypatch.setattr(workers, "gather", self.gather)
@@ -522,6 +524,7 @@ def sharded(folder, *bindings):
   return program.trainer_arguments(folder, *mesh, "TrainingData.shard_input = True", *bindings)
 
 
+@pytest.mark.subprocess
 def test_two_workers_train_on_shards_and_go_on(tmp_path):
   """Records that repeat, shuffled; stopped and gone on with, by skipping and by position."""
   generator = np.random.default_rng(0)
@@ -550,6 +553,7 @@ def test_two_workers_train_on_shards_and_go_on(tmp_path):
     assert program.checkpoint_values(folder, 8) == program.checkpoint_values(whole, 8)
 
 
+@pytest.mark.subprocess
 def test_two_workers_end_with_the_data(tmp_path):
   """One shard has data for a step more than the other: both end, and say so."""
   lines = ["to be or\tnot to be"] * 30

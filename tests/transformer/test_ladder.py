@@ -6,7 +6,11 @@ import gin
 import pytest
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer import gin_paths, plan, utils
+from mesh_tensorflow.transformer import (
+  gin_paths,
+  utils,
+)
+from mesh_tensorflow.transformer.modes import plan
 
 # Billions of parameters, heads, d_ff.
 LADDER = {

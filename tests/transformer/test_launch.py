@@ -75,7 +75,7 @@ def test_one_that_hangs_while_others_have_ended_is_killed(code, capfd):
   started = time.monotonic()
   body = f"time.sleep(60) if index else sys.exit({code})"
   assert launch.launch(worker(body), 2) == (code or 137)
-  assert time.monotonic() - started < 20
+  assert time.monotonic() - started < 50
   assert "launch: worker 1 does not end, and is killed" in capfd.readouterr().err
 
 

@@ -35,7 +35,7 @@ STEPS_PART = 3
 if "MTF_CONFORMANCE_DRAWS" in os.environ:
   PART = TRACED_PART = STEPS_PART = 1
 # How many more, as they come, in one eager mode: many must be refused.
-WILD = max(3, DRAWS // 3)
+WILD = max(2, DRAWS // 3)
 # Names (comma-separated) of the only layers to test.
 ONLY = [name for name in os.environ.get("MTF_CONFORMANCE_ONLY", "").split(",") if name]
 

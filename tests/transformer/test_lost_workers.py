@@ -60,6 +60,7 @@ def test_the_others_end_and_name_it(fault, count, bindings, tmp_path, monkeypatc
     assert time.monotonic() - happened < 60
 
 
+@pytest.mark.subprocess
 def test_a_worker_with_other_settings_is_told(tmp_path):
   arguments = program.trainer_arguments(
     tmp_path / "model", *program.on_mesh("batch:2", "batch:batch")

@@ -43,7 +43,12 @@ BINDINGS = """
   score_from_dataset.score_postprocess_fn = @save_scores
   score_from_dataset.score_dataset_fn = @dataset.parallel_text_eval_datasets
 """
-MODULES = ["optimize", "transformer.dataset", "transformer.vocabulary", "transformer.parallel_text"]
+MODULES = [
+  "optimize",
+  "transformer.dataset",
+  "transformer.vocabulary",
+  "transformer.data.parallel_text",
+]
 INPUTS, TARGETS = zip(*(p.split("\t") for p in PAIRS))
 
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from mesh_tensorflow import workers
-from mesh_tensorflow.transformer import run_lock
+from mesh_tensorflow.transformer.training import run_lock
 from tests.transformer import modes_program as program
 from tests.transformer import test_modes, worker_processes
 

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer import moe, moe_groups
+from mesh_tensorflow.transformer import moe
+from mesh_tensorflow.transformer.moe import groups as moe_groups
 from tests.conformance.framework import graph_optimizer
 from tests.transformer import lm_program as lm
 from tests.transformer import moe_program, numpy_moe

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer import moe, moe_gating
+from mesh_tensorflow.transformer import moe
+from mesh_tensorflow.transformer.moe import gating as moe_gating
 from tests.conformance.framework import graph_optimizer
 
 D = mtf.Dimension("d_model", 4)

@@ -10,8 +10,12 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer import model_steps, moe, transformer
+from mesh_tensorflow.transformer import (
+  moe,
+  transformer,
+)
 from mesh_tensorflow.transformer.gin_paths import gin_dir
+from mesh_tensorflow.transformer.programs import model_building
 from tests.conformance.framework import graph_optimizer
 from tests.transformer import lm_program as lm
 from tests.transformer import moe_program
@@ -125,7 +129,7 @@ def model_of_files(files, model_type, bindings="", layout="", mesh="all:1"):
   gin.clear_config()
   gin.add_config_file_search_path(gin_dir())
   gin.parse_config_files_and_bindings(["defaults.gin", *files], [bindings], skip_unknown=False)
-  return model_steps.build_model(model_type, 16, 16, layout, mesh)
+  return model_building.build_model(model_type, 16, 16, layout, mesh)
 
 
 def test_gin_file_of_the_language_model(cpu_devices):

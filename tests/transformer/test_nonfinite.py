@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer import nonfinite
-from mesh_tensorflow.transformer.model_steps import ModelSteps
+from mesh_tensorflow.transformer.programs import nonfinite
+from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from tests.transformer import training_program as program
 
 BAD_STEP = 7

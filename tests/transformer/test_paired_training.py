@@ -9,9 +9,10 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, errors
-from mesh_tensorflow.transformer import mesh_setup, utils
+from mesh_tensorflow.transformer import utils
 from mesh_tensorflow.transformer.gin_paths import gin_dir
-from mesh_tensorflow.transformer.trainer import Trainer
+from mesh_tensorflow.transformer.meshes import mesh_setup
+from mesh_tensorflow.transformer.training.trainer import Trainer
 
 VOCAB, LENGTHS, BATCH, STEPS = 16, {"inputs": 6, "targets": 8}, 8, 4000
 LEARNING_RATE = lambda step: 3e-3 * (1.0 - step / STEPS)  # noqa: E731

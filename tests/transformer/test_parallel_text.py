@@ -12,7 +12,7 @@ import pytest
 
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import dataset as ds
-from mesh_tensorflow.transformer import parallel_text
+from mesh_tensorflow.transformer.data import parallel_text
 from mesh_tensorflow.transformer.vocabulary import ByteVocabulary, CharacterVocabulary
 
 LETTERS = CharacterVocabulary("abcdefghij ")

@@ -9,7 +9,11 @@ import pytest
 import tensorflow as tf
 
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer import dataset, input_fns, utils
+from mesh_tensorflow.transformer import (
+  dataset,
+  utils,
+)
+from mesh_tensorflow.transformer.modes import input_fns
 from mesh_tensorflow.transformer.vocabulary import CharacterVocabulary
 from tests.transformer import numpy_lm
 from tests.transformer import training_program as program

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer.text2self import dynamic_text2self
+from mesh_tensorflow.transformer.data.text2self import dynamic_text2self
 
 
 def join(features, mesh="", layout=""):

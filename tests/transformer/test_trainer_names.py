@@ -13,7 +13,8 @@ from absl import flags
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, errors
-from mesh_tensorflow.transformer import checkpoints, utils
+from mesh_tensorflow.transformer import utils
+from mesh_tensorflow.transformer.modes import checkpoints
 from tests.transformer import small_checkpoints
 
 
@@ -124,7 +125,6 @@ def test_get_checkpoint_iterator(folder, wanted, kwargs, expected):
   assert list(paths) == [str(folder / f"model.ckpt-{step}") for step in expected]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("wanted", [None, "new"])
 def test_new_checkpoints_are_waited_for(wanted, folder, monkeypatch, caplog):
   """A damaged one is left out, and named."""

@@ -57,6 +57,7 @@ def reference(one_device):
   return losses
 
 
+@pytest.mark.subprocess
 @pytest.mark.parametrize(("workers", "layout"), chosen())
 def test_same_losses_as_one_device(workers, layout, reference, tmp_path):
   bindings = program.on_mesh(*layout)
@@ -98,6 +99,7 @@ def test_tensorflow_alone_reads_what_four_workers_saved(one_device, tmp_path, ru
     )
 
 
+@pytest.mark.subprocess
 def test_another_number_of_workers_goes_on(reference, tmp_path):
   """Four steps by 2 workers, two by one process, with the position in the data from files."""
   folder = tmp_path / "model"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 import unittest.mock
 
@@ -12,22 +13,40 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, errors
-from mesh_tensorflow.transformer import attention_sharding, dot_product_attention
+from mesh_tensorflow.transformer.attention import dot_product, sharding
 from tests.transformer import training_program as program
 
 STEPS = 50
 # Adam divides by the root of a small number at first, which amplifies rounding: not too fast.
 RATE = 1e-3
-MESHES = ["batch:2,model:2", "batch:2,model:4"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_block():
+  """A model of one block of layers; test_init_checkpoint.py trains one of two."""
+  with pytest.MonkeyPatch.context() as patch:
+    bindings = program.BINDINGS.replace("num_layers = 2", "num_layers = 1")
+    patch.setattr(program, "BINDINGS", bindings)
+    yield
 
 
 @pytest.fixture(scope="module")
-def one_device_losses() -> list[float]:
+def one_device_losses(one_block) -> list[float]:
   return program.make_trainer(learning_rate=RATE).train(program.dataset, STEPS)
 
 
-@pytest.mark.parametrize("implementation", ["placement", "simd"])
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.fixture(scope="module")
+def trained_2x2(one_block, tmp_path_factory) -> str:
+  """The folder of a model that a mesh of 2x2 has trained for 5 steps."""
+  folder = str(tmp_path_factory.mktemp("2x2") / "model")
+  trainer = program.make_trainer("batch:2,model:2", model_dir=folder, learning_rate=RATE)
+  trainer.train(program.dataset, 5)
+  return folder
+
+
+@pytest.mark.parametrize(
+  ("mesh", "implementation"), [("batch:2,model:2", "placement"), ("batch:2,model:4", "simd")]
+)
 def test_loss_curve_does_not_depend_on_the_mesh(mesh, implementation, one_device_losses):
   """50 seeded steps with dropout: equal to float32 rounding on every mesh."""
   trainer = program.make_trainer(mesh, implementation, learning_rate=RATE)
@@ -50,13 +69,13 @@ def test_attention_on_axes_that_nothing_else_uses(mesh, layout, one_device_losse
   """Attention then divides another dimension over them; its dropout stays the same."""
   trainer = program.make_trainer(mesh, learning_rate=RATE, layout=layout)
   replaced = []
-  split = attention_sharding.split_for_unused_axis
+  split = sharding.split_for_unused_axis
 
   def spied(*args):
     replaced.append(split(*args))
     return replaced[-1]
 
-  with unittest.mock.patch.object(dot_product_attention, "split_for_unused_axis", spied):
+  with unittest.mock.patch.object(dot_product, "split_for_unused_axis", spied):
     losses = trainer.train(program.dataset, 5)
   assert replaced and all(replaced)
   np.testing.assert_allclose(losses, one_device_losses[:5], rtol=1e-5)
@@ -87,16 +106,15 @@ def test_resumed_training_equals_uninterrupted_training(tmp_path, implementation
 
 
 @pytest.mark.parametrize("mesh", ["", "batch:4", "batch:2,model:4"])
-def test_checkpoint_of_2x2_goes_on_with_any_mesh(tmp_path, mesh):
-  folder = str(tmp_path)
-  program.make_trainer("batch:2,model:2", model_dir=folder).train(program.dataset, 5)
+def test_checkpoint_of_2x2_goes_on_with_any_mesh(tmp_path, mesh, trained_2x2, one_device_losses):
+  folder = shutil.copytree(trained_2x2, str(tmp_path / "model"))
   path = checkpoint.latest_checkpoint(folder)
   whole = tf.train.load_checkpoint(path)
   assert whole.get_tensor("transformer/embedding").shape == (64, 32)
   assert whole.get_tensor("global_step") == 5
-  expected = program.make_trainer().train(program.dataset, 10)[5:]
-  resumed = program.make_trainer(mesh, model_dir=folder).train(program.dataset, 10)
-  np.testing.assert_allclose(resumed, expected, rtol=2e-4)
+  trainer = program.make_trainer(mesh, model_dir=folder, learning_rate=RATE)
+  resumed = trainer.train(program.dataset, 10)
+  np.testing.assert_allclose(resumed, one_device_losses[5:10], rtol=2e-4)
 
 
 def test_microbatches_give_the_loss_of_the_whole_batch():

@@ -12,7 +12,12 @@ import pytest
 import tensorflow as tf
 
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer import bitransformer, bleu, dataset, evaluation, translate
+from mesh_tensorflow.transformer import (
+  bleu,
+  dataset,
+)
+from mesh_tensorflow.transformer.models import bitransformer
+from mesh_tensorflow.transformer.modes import evaluation, translate
 from mesh_tensorflow.transformer.vocabulary import CharacterVocabulary
 from tests.transformer import small_checkpoints
 

@@ -7,7 +7,11 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer import transformer_layers, universal_transformer, ut_timing
+from mesh_tensorflow.transformer import (
+  transformer_layers,
+  universal_transformer,
+)
+from mesh_tensorflow.transformer.universal_transformer import timing
 from tests.transformer import bi_program, layer_program
 from tests.transformer import lm_program as lm
 from tests.transformer.descriptors_smaller_layers import UNIVERSAL
@@ -138,7 +142,7 @@ def test_timing_signals():
     return (
       stack.get_timing_signal_1d(context, x.shape[1], d_model, start_index=2),
       stack.add_position_timing_signal_func(context, zeros, 0),
-      ut_timing.learned_layer_timing_signal(context, d_model, 7, 2),
+      timing.learned_layer_timing_signal(context, d_model, 7, 2),
     )
 
   signal, added, beyond = lm.run(lm.one_device(), program, lm.TARGETS)

@@ -8,7 +8,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import transformer, vocab_embeddings
-from mesh_tensorflow.transformer.self_attention import SelfAttention
+from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
 from tests.transformer import layer_program
 from tests.transformer import lm_program as lm
 from tests.transformer.layer_program import without_graph_optimizer  # noqa: F401

@@ -7,8 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer import mesh_setup, utils
-from mesh_tensorflow.transformer.trainer import Trainer
+from mesh_tensorflow.transformer import utils
+from mesh_tensorflow.transformer.meshes import mesh_setup
+from mesh_tensorflow.transformer.training.trainer import Trainer
 
 LAYOUT = "batch:batch,d_ff:model,heads:model,vocab:model"
 BATCH, LENGTH, VOCAB = 8, 16, 64

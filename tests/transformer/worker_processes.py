@@ -124,7 +124,7 @@ class Processes:
     """The exit code of one."""
     return self.all[worker].wait(timeout)
 
-  def wait(self, timeout: float = 120) -> list[int]:
+  def wait(self, timeout: float = 240) -> list[int]:
     """Exit codes of all."""
     end = time.monotonic() + timeout
     return [p.wait(max(0.1, end - time.monotonic())) for p in self.all]

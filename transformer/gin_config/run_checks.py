@@ -10,11 +10,11 @@ import gin
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError, LayoutError, MeshError, ShapeError
-from mesh_tensorflow.transformer import mesh_setup
 from mesh_tensorflow.transformer.gin_config import names as gin_names
 from mesh_tensorflow.transformer.gin_config.contradictions import RUN
 from mesh_tensorflow.transformer.gin_config.names import Reference, did_you_mean
 from mesh_tensorflow.transformer.gin_config.settings import Setting, Settings, parts_of, short
+from mesh_tensorflow.transformer.meshes import mesh_setup
 
 _TRANSFORMER = "mesh_tensorflow.transformer.transformer"
 _LAYERS = "mesh_tensorflow.transformer.transformer_layers"

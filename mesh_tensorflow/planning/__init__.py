@@ -1,0 +1,1 @@
+"""What a layout matches and costs, found out without running: behind `mtf.describe`."""

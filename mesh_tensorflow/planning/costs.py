@@ -1,0 +1,249 @@
+"""What a program costs on a mesh, found by lowering it onto a `PlanMeshImpl`.
+
+`trace` lowers a graph in a scratch TensorFlow graph and measures every operation:
+the bytes it exchanges, the FLOPs of the matrix products and convolutions that its
+lowering made, and how long its outputs are needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.graph import Graph, Operation, Tensor
+from mesh_tensorflow.laid_out import LazyAllreduceSum
+from mesh_tensorflow.layout import LayoutLike
+from mesh_tensorflow.lowering import Lowering
+from mesh_tensorflow.planning.flops import node_flops
+from mesh_tensorflow.planning.liveness import (
+  Memory,
+  activation_memory,
+  planned_slice,
+  probable_results,
+)
+from mesh_tensorflow.planning.mesh_impl import Collective, PlanMeshImpl
+from mesh_tensorflow.reachability import needed_operations
+
+
+@dataclasses.dataclass
+class OperationCost:
+  """What one operation costs one processor.
+
+  Attributes:
+    name: of the operation.
+    type: name of its class.
+    flops: two for each multiply-add of its matrix products and convolutions.
+    repeated: on how many processors each part of its work is done.
+    collectives: its exchanges. That of a pending sum belongs to the operation that made the sum.
+    times: how often it runs: the product of the maximum numbers of iterations of the loops
+      around it. All else is for one run.
+    in_unbounded_loop: whether a loop around it has no such number (counted as one iteration).
+  """
+
+  name: str
+  type: str
+  flops: int = 0
+  repeated: int = 1
+  collectives: list[Collective] = dataclasses.field(default_factory=list)
+  times: int = 1
+  in_unbounded_loop: bool = False
+
+  def bytes_over(self) -> dict[int, int]:
+    """For each mesh axis the bytes that one processor sends along it, in all runs."""
+    total: dict[int, int] = {}
+    for c in self.collectives:
+      for axis, n in c.bytes_over.items():
+        total[axis] = total.get(axis, 0) + n * self.times
+    return total
+
+
+@dataclasses.dataclass
+class Trace:
+  """A lowered program and what it costs.
+
+  Attributes:
+    graph: the `Graph`.
+    mesh_impl: the `PlanMeshImpl`.
+    operations: one `OperationCost` for each operation that a result or an assignment needs
+      (a tf.function leaves the others out), and for those inside loops.
+    memory: of one processor.
+    tensors: the outputs of those operations, in order.
+    dimension_names: names of the dimensions of all tensors, needed or not.
+  """
+
+  graph: Graph
+  mesh_impl: PlanMeshImpl
+  operations: list[OperationCost]
+  memory: Memory
+  tensors: list[Tensor]
+  dimension_names: set[str]
+
+
+def trace(
+  program: Callable[[], tuple[Graph, Sequence[Tensor] | None]], mesh_shape: Any, layout: LayoutLike
+) -> Trace:
+  """Lowers a program symbolically; no tensor is computed or allocated.
+
+  Args:
+    program: called in a scratch TensorFlow graph; returns a graph and its results, or None
+      in their place for the tensors that no operation reads.
+    mesh_shape: a shape, of any size.
+    layout: layout rules.
+
+  Raises:
+    LayoutError: the layout does not suit the program.
+  """
+  made: list[Trace] = []
+
+  def run():
+    graph, results = program()
+    impl = PlanMeshImpl(mesh_shape, layout)
+    recorder = _Recorder(impl)
+    seed = tf.raw_ops.Placeholder(dtype=tf.int64, shape=[])
+    meshes = {op.mesh: impl for op in graph.operations}
+    lowering = _PlanLowering(graph, meshes, recorder, seed)
+    names = {d.name for op in recorder.costs for x in op.outputs for d in x.shape}
+    recorder.finish_results(lowering, results)
+    tensors = [x for op in recorder.costs for x in op.outputs]
+    costs = list(recorder.costs.values())
+    made.append(Trace(graph, impl, costs, recorder.memory, tensors, names))
+
+  # The function inside captures eager tensors that the program holds; the graph around it
+  # is where it would create variables, so that these are symbolic as well.
+  with tf.Graph().as_default():
+    tf.function(run, autograph=False).get_concrete_function()
+  return made[0]
+
+
+class _PlanLowering(Lowering):
+  """A lowering that tells a recorder about every operation."""
+
+  def __init__(self, graph: Graph, mesh_to_impl: dict, recorder: _Recorder, seed: Any):
+    self._recorder = recorder
+    super().__init__(graph, mesh_to_impl, seed=seed)
+
+  def lower_operations(self, operations: Iterable[Operation]) -> None:
+    operations = list(operations)
+    for op in operations:
+      self._recorder.begin(op)
+      super().lower_operations([op])
+      self._recorder.end(op, self)
+    self._recorder.end_block(operations, self)
+
+  def set_tensor_lowering(self, tensor: Tensor, laid_out: Any) -> None:
+    super().set_tensor_lowering(tensor, laid_out)
+    if isinstance(laid_out, LazyAllreduceSum):
+      self._recorder.add_pending(tensor.operation, laid_out, self)
+
+
+class _Recorder:
+  """Attributes exchanges, TensorFlow nodes and memory to operations."""
+
+  def __init__(self, impl: PlanMeshImpl):
+    self.impl = impl
+    self.costs: dict[Operation, OperationCost] = {}
+    self.memory = Memory()
+    # By identity of the slices that wait for their sum: the slices, and whose sum it is.
+    self._pending: dict[int, tuple[Any, Operation]] = {}
+    self._executed: set[int] = set()
+    self._recorded = 0
+    self._seen_nodes: set[Any] = set()
+    self._stack: list[Operation] = []
+    # Of operations with a body: the bytes that it takes.
+    self._inside: dict[Operation, int] = {}
+
+  def begin(self, op: Operation) -> None:
+    bounds = [getattr(outer, "maximum_iterations", None) for outer in self._stack]
+    cost = OperationCost(op.name, type(op).__name__, repeated=self._repeated(op))
+    for bound in bounds:
+      cost.times *= bound if isinstance(bound, int) else 1
+    cost.in_unbounded_loop = any(not isinstance(b, int) for b in bounds)
+    self.costs.setdefault(op, cost)
+    self._stack.append(op)
+
+  def end(self, op: Operation, lowering: Lowering) -> None:
+    self._stack.pop()
+    self._attribute(op)
+    roots = [planned_slice(lowering, x) for x in op.outputs if x in lowering.tensors]
+    self.costs[op].flops += self._new_flops(roots)
+    self._flops_of_vector_product(op)
+
+  def add_pending(self, op: Operation, pending: LazyAllreduceSum, lowering: Lowering) -> None:
+    """Notes whose sum is pending: the operation that made it, also through local operations."""
+    origin = op
+    for x in op.inputs:
+      source = lowering.tensors.get(x)
+      if isinstance(source, LazyAllreduceSum) and id(source.laid_out_input) in self._pending:
+        if id(source.laid_out_input) not in self._executed:
+          origin = self._pending[id(source.laid_out_input)][1]
+          break
+    self._pending[id(pending.laid_out_input)] = (pending.laid_out_input, origin)
+
+  def finish_results(self, lowering: Lowering, results: Sequence[Tensor] | None) -> None:
+    """Executes sums that are still pending in the results, as exporting them does."""
+    operations = lowering.graph.operations
+    results = probable_results(operations) if results is None else list(results)
+    needed = needed_operations(operations, results)
+    for op in operations:
+      if op not in needed:
+        del self.costs[op]
+    operations = [op for op in operations if op in needed]
+    for x in results:
+      lowering.tensors[x].to_laid_out_tensor()
+      self._attribute(x.operation)
+    self.memory = activation_memory(lowering, operations, results, self._inside)
+    self.memory.variables = sum(
+      v.shape.num_elements() * v.dtype.size for s in self.impl.variable_store for v in s.slices
+    )
+    self.memory.inputs = sum(x.shape.num_elements() * x.dtype.size for x in self.impl.inputs)
+
+  def end_block(self, operations: Sequence[Operation], lowering: Lowering) -> None:
+    """Notes the memory that the body of an operation takes."""
+    if self._stack:
+      outer = self._stack[-1]
+      inside = activation_memory(lowering, operations, [], self._inside).activations
+      self._inside[outer] = max(inside, self._inside.get(outer, 0))
+
+  def _repeated(self, op: Operation) -> int:
+    """Processors that differ only along mesh axes that split nothing of the operation."""
+    dims = {d for x in op.inputs + op.outputs for d in x.shape}
+    axes = {self.impl.tensor_dimension_to_mesh_axis(d) for d in dims} - {None}
+    parts = 1
+    for axis in axes:
+      parts *= self.impl.shape[axis].size
+    return self.impl.size // parts
+
+  def _attribute(self, op: Operation) -> None:
+    new = self.impl.collectives[self._recorded :]
+    self._recorded = len(self.impl.collectives)
+    for c in new:
+      self._executed.add(id(c.source))
+      _, owner = self._pending.get(id(c.source), (None, op))
+      self.costs[owner].collectives.append(c)
+      self.costs[owner].flops += self._new_flops([c.source.one_slice])
+
+  def _new_flops(self, roots: Sequence[Any]) -> int:
+    """FLOPs of the TensorFlow nodes that lead to the roots and were not counted yet."""
+    flops = 0
+    waiting = [x.op for x in roots if hasattr(x, "graph")]
+    while waiting:
+      node = waiting.pop()
+      if node not in self._seen_nodes:
+        self._seen_nodes.add(node)
+        flops += node_flops(node)
+        waiting += [x.op for x in node.inputs]
+    return flops
+
+  def _flops_of_vector_product(self, op: Operation) -> None:
+    """A matrix times a vector is lowered to a multiplication and a sum."""
+    cost = self.costs[op]
+    reduced = {d for x in op.inputs for d in x.shape} - {d for x in op.outputs for d in x.shape}
+    if cost.flops == 0 and reduced and cost.type == "EinsumOperation" and len(op.inputs) > 1:
+      union = {d for x in op.inputs for d in x.shape}
+      size = 2
+      for d in union:
+        size *= d.size
+      cost.flops = size * cost.repeated // self.impl.size

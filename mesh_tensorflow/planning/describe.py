@@ -1,0 +1,349 @@
+"""`mtf.describe`: what a layout does to a program, and what it costs, before a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.dimensions import Shape, ShapeLike, convert_to_shape
+from mesh_tensorflow.errors import GraphError
+from mesh_tensorflow.function import Function
+from mesh_tensorflow.graph import Graph, Tensor
+from mesh_tensorflow.layout import LayoutLike
+from mesh_tensorflow.mesh_impl import MeshImpl
+from mesh_tensorflow.operations.variables import Variable
+from mesh_tensorflow.planning import text
+from mesh_tensorflow.planning.costs import OperationCost, Trace, trace
+from mesh_tensorflow.planning.picture import draw_layout
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleMatch:
+  """What a layout rule matched.
+
+  Attributes:
+    tensor_dimension: name of the tensor dimension.
+    mesh_dimension: name of the mesh dimension.
+    mesh_size: size of the mesh dimension, None if the mesh has none of that name.
+    sizes: sizes of the tensor dimensions of that name.
+    variables: how many variables it splits.
+    tensors: how many other tensors it splits.
+    problem: why it has no effect, or "".
+  """
+
+  tensor_dimension: str
+  mesh_dimension: str
+  mesh_size: int | None
+  sizes: list[int]
+  variables: int
+  tensors: int
+  problem: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+  """How a tensor or variable lies on the mesh.
+
+  Attributes:
+    name: of the tensor, or full name of the variable.
+    shape: (dimension name, size) pairs.
+    split: for each dimension the name of the mesh dimension that splits it, or None.
+    dtype: name of the dtype of the slices.
+    bytes: size of the whole.
+    bytes_per_device: size of a slice.
+    copies: how many devices hold the same slice.
+    trainable: of a variable; None for tensors.
+  """
+
+  name: str
+  shape: list[tuple[str, int]]
+  split: list[str | None]
+  dtype: str
+  bytes: int
+  bytes_per_device: int
+  copies: int
+  trainable: bool | None = None
+
+  @property
+  def is_replicated(self) -> bool:
+    """Whether every device holds all of it."""
+    return all(m is None for m in self.split)
+
+
+class Report:
+  """What a layout matched and costs; `str(report)` is a text of at most 100 columns.
+
+  Args:
+    traced: a program traced on a plan; see `describe`.
+    title: name of the program.
+
+  Attributes:
+    title: name of the program.
+    mesh_shape: the mesh shape.
+    layout: the `LayoutRules`.
+    rules: a `RuleMatch` for each rule.
+    idle_mesh_dimensions: names of the mesh dimensions (of more than one device) that split nothing.
+    variables: a `Placement` for each variable, those with the largest slices first.
+    tensors: a `Placement` for each other tensor, in the order of the program.
+    operations: an `OperationCost` for each operation, in the order of the program.
+    memory: a `costs.Memory`: bytes of one device.
+  """
+
+  def __init__(self, traced: Trace, title: str):
+    impl = traced.mesh_impl
+    self.title = title
+    self.mesh_shape: Shape = impl.shape
+    self.layout = impl.layout_rules
+    self._impl = impl
+    self.operations = traced.operations
+    self.memory = traced.memory
+    self.tensors = [
+      self._place(x.name, x.shape, x.dtype)
+      for x in traced.tensors
+      if not isinstance(x.operation, Variable)
+    ]
+    self.variables = sorted(
+      (self._place(v.name, v.shape, v.slice_dtype, v.trainable) for v in impl.variable_store),
+      key=lambda v: -v.bytes_per_device,
+    )
+    self.rules = [self._match(t, m, traced.dimension_names) for t, m in self.layout.pairs]
+    used = {r.mesh_dimension for r in self.rules if not r.problem}
+    self.idle_mesh_dimensions = [
+      m.name for m in self.mesh_shape if m.size > 1 and m.name not in used
+    ]
+
+  @property
+  def replicated_tensors(self) -> list[Placement]:
+    """Tensors that every device holds whole, largest first."""
+    return sorted((t for t in self.tensors if t.is_replicated), key=lambda t: -t.bytes)
+
+  @property
+  def replicated_variables(self) -> list[Placement]:
+    """Variables that every device holds whole, largest first."""
+    return [v for v in self.variables if v.is_replicated]
+
+  @property
+  def flops_per_device(self) -> int:
+    """FLOPs of one device: matrix products and convolutions, two a multiply-add."""
+    return sum(op.flops * op.times for op in self.operations)
+
+  @property
+  def flops_needed(self) -> int:
+    """FLOPs of all devices, without what several of them compute alike."""
+    devices = self.mesh_shape.size
+    return sum(op.flops * op.times * devices // op.repeated for op in self.operations)
+
+  def bytes_moved(self, operation: OperationCost | None = None) -> dict[str, int]:
+    """Bytes that one device sends over each mesh dimension.
+
+    Args:
+      operation: one of `self.operations`; all of them by default.
+    """
+    total = {m.name: 0 for m in self.mesh_shape}
+    for op in self.operations if operation is None else [operation]:
+      for axis, n in op.bytes_over().items():
+        total[self.mesh_shape[axis].name] += n
+    return total
+
+  def to_dict(self) -> dict[str, Any]:
+    """The report as a dict of numbers, strings, lists and dicts (as JSON has them)."""
+    memory = self.memory
+    return {
+      "title": self.title,
+      "mesh_shape": {m.name: m.size for m in self.mesh_shape},
+      "devices": self.mesh_shape.size,
+      "layout": [list(p) for p in self.layout.pairs],
+      "rules": [dataclasses.asdict(r) for r in self.rules],
+      "idle_mesh_dimensions": self.idle_mesh_dimensions,
+      "memory_per_device": {
+        "variables": memory.variables,
+        "inputs": memory.inputs,
+        "activations": memory.activations,
+        "total": memory.total,
+        "peak_operation": memory.peak_operation,
+        "largest_at_peak": [{"tensor": n, "bytes": b} for n, b in memory.largest[:20]],
+      },
+      "flops_per_device": self.flops_per_device,
+      "flops_needed": self.flops_needed,
+      "bytes_moved": self.bytes_moved(),
+      "operations": [self._operation_dict(op) for op in self.operations],
+      "variables": [_placement_dict(v) for v in self.variables],
+      "replicated_tensors": [_placement_dict(t) for t in self.replicated_tensors],
+    }
+
+  def to_text(self, rows: int = 10) -> str:
+    """The report as text; tables have at most `rows` rows, the costliest first."""
+    return text.report_text(self, rows)
+
+  def __str__(self) -> str:
+    return self.to_text()
+
+  def save_picture(self, path: str, tensor: Any = None) -> None:
+    """Draws which device holds which part of a tensor (needs matplotlib).
+
+    Args:
+      path: a file name; its end says the format: .svg, .png or .pdf.
+      tensor: an `mtf.Tensor` or `mtf.Variable`, or the name of one; by default the
+        variable with the largest slices that is split (or tensor, if there is none).
+
+    Raises:
+      GraphError: the program has no such tensor.
+      UnsupportedError: matplotlib is not installed, or cannot write this format.
+    """
+    placement = self._find(tensor)
+    shape = convert_to_shape(placement.shape)
+    parts: dict[tuple[int, ...], list[int]] = {}
+    for pnum in range(self.mesh_shape.size):
+      parts.setdefault(tuple(self._impl.slice_begin(shape, pnum)), []).append(pnum)
+    mesh = ",".join(f"{m.name}:{m.size}" for m in self.mesh_shape) or "1 device"
+    split = text.shape_text(placement.shape, placement.split)
+    title = f"{placement.name} [{split}] on mesh {mesh}"
+    draw_layout(path, shape, self._impl.slice_shape(shape), parts, title)
+
+  def _find(self, tensor: Any) -> Placement:
+    known = self.variables + self.tensors
+    if tensor is None:
+      splits = [p for p in self.variables if not p.is_replicated]
+      splits = splits or sorted(
+        (t for t in self.tensors if not t.is_replicated), key=lambda t: -t.bytes_per_device
+      )
+      if not (splits or known):
+        raise GraphError("the program has no tensor to draw")
+      return (splits or known)[0]
+    if isinstance(tensor, Variable):
+      tensor = tensor.value
+    if isinstance(tensor, Tensor):
+      return self._place(tensor.name, tensor.shape, tensor.dtype)
+    for p in known:
+      if tensor in (p.name, p.name.rsplit(":", 1)[0]):
+        return p
+    raise GraphError(
+      f"the program has no tensor {tensor!r}{_did_you_mean(str(tensor), [p.name for p in known])}"
+    )
+
+  def _place(self, name: str, shape: Shape, dtype: Any, trainable: Any = None) -> Placement:
+    layout, part = self._impl.tensor_layout(shape), self._impl.slice_size(shape)
+    # A mesh dimension of size 1 splits nothing.
+    sizes = self.mesh_shape.to_integer_list
+    return Placement(
+      name=name,
+      shape=[(d.name, d.size) for d in shape],
+      split=[None if a is None or sizes[a] == 1 else self.mesh_shape[a].name for a in layout],
+      dtype=dtype.name,
+      bytes=shape.size * dtype.size,
+      bytes_per_device=part * dtype.size,
+      copies=part * self.mesh_shape.size // max(shape.size, 1),
+      trainable=trainable,
+    )
+
+  def _match(self, tensor_dim: str, mesh_dim: str, names: set[str]) -> RuleMatch:
+    mesh = {m.name: m.size for m in self.mesh_shape}
+    having = lambda places: [p for p in places if tensor_dim in dict(p.shape)]  # noqa: E731
+    variables, tensors = having(self.variables), having(self.tensors)
+    sizes = {size for p in variables + tensors for name, size in p.shape if name == tensor_dim}
+    problem = ""
+    if mesh_dim not in mesh:
+      problem = f"the mesh has no dimension {mesh_dim!r}{_did_you_mean(mesh_dim, mesh)}"
+    elif tensor_dim not in names:
+      problem = f"the program has no dimension {tensor_dim!r}{_did_you_mean(tensor_dim, names)}"
+    elif mesh[mesh_dim] == 1:
+      problem = "a mesh dimension of size 1 splits nothing"
+    return RuleMatch(
+      tensor_dim,
+      mesh_dim,
+      mesh.get(mesh_dim),
+      sorted(sizes),
+      0 if problem else len(variables),
+      0 if problem else len(tensors),
+      problem,
+    )
+
+  def _operation_dict(self, op: OperationCost) -> dict[str, Any]:
+    return {
+      "name": op.name,
+      "type": op.type,
+      "flops": op.flops,
+      "repeated": op.repeated,
+      "times": op.times,
+      "in_unbounded_loop": op.in_unbounded_loop,
+      "bytes_moved": {m: n for m, n in self.bytes_moved(op).items() if n},
+      "collectives": [
+        {
+          "kind": c.kind,
+          "reduction": c.reduction,
+          "mesh_dimensions": [self.mesh_shape[a].name for a in c.mesh_axes],
+          "slice_bytes": c.slice_bytes,
+          "bytes_moved": {self.mesh_shape[a].name: n for a, n in c.bytes_over.items()},
+        }
+        for c in op.collectives
+      ],
+    }
+
+
+def describe(
+  graph_or_function: Graph | Function,
+  layout: LayoutLike | None = None,
+  mesh_shape: ShapeLike = None,
+  *,
+  mesh_impl: MeshImpl | None = None,
+  results: list[Tensor] | None = None,
+) -> Report:
+  """What a layout matches, what it leaves whole on every device, and what it costs.
+
+  The program is lowered for the mesh on symbolic slices: nothing is computed or
+  allocated, so neither the size of the mesh nor that of the model matters.
+
+  Args:
+    graph_or_function: an `mtf.Graph`, or an `mtf.function`.
+    layout: layout rules; those of `mesh_impl` (or of the function's) by default.
+    mesh_shape: mesh shape; likewise.
+    mesh_impl: a `MeshImpl` to take layout and mesh shape from.
+    results: `Tensor`s of a graph that will be exported; by default those that no operation
+      reads (but no unused gradients, if the graph has assignments). What no result and no
+      assignment needs is not counted. A function's results are what it returns.
+
+  Returns:
+    A `Report`: as text `str(report)`, `report.to_dict()`, `report.save_picture(path, tensor)`.
+
+  Raises:
+    GraphError: layout or mesh shape is missing, or the function has no input signature.
+    LayoutError: the layout does not suit the program.
+  """
+  is_function = isinstance(graph_or_function, Function)
+  if not is_function and not isinstance(graph_or_function, Graph):
+    raise GraphError(f"describe takes an mtf.Graph or an mtf.function, got {graph_or_function!r}")
+  if mesh_impl is None and is_function:
+    mesh_impl = graph_or_function.mesh_impl
+  if mesh_impl is not None:
+    layout = mesh_impl.layout_rules if layout is None else layout
+    mesh_shape = mesh_impl.shape if mesh_shape is None else mesh_shape
+  if layout is None or mesh_shape is None:
+    missing = "layout" if layout is None else "mesh_shape"
+    raise GraphError(f"describe of a graph needs a layout and a mesh_shape; {missing} is missing")
+
+  def program():
+    if not is_function:
+      return graph_or_function, results
+    graph, _, returned = graph_or_function.build_graph()
+    return graph, [t for t in tf.nest.flatten(returned) if isinstance(t, Tensor)]
+
+  title = graph_or_function.__name__ if is_function else "graph"
+  return Report(trace(program, mesh_shape, layout), title)
+
+
+def _placement_dict(p: Placement) -> dict[str, Any]:
+  result = dataclasses.asdict(p)
+  result["shape"] = [list(d) for d in p.shape]
+  return result
+
+
+def _did_you_mean(name: str, known: Any) -> str:
+  """'; did you mean ...?', or what there is if nothing is close."""
+  close = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
+  if close:
+    return f"; did you mean {' or '.join(map(repr, close))}?"
+  some = sorted(known)[:12]
+  return f"; there are {', '.join(some)}{', ...' if len(known) > len(some) else ''}" if some else ""

@@ -1,0 +1,219 @@
+"""The same per-device program, traced for a mesh that is not there.
+
+A `PlanMeshImpl` runs lowerings of any mesh size on symbolic slices: every slice
+is a TensorFlow placeholder of the slice's shape, a collective is a record of what
+would be sent, and a variable is its description. Nothing is computed and nothing
+is allocated. It must be used inside a scratch TensorFlow graph (see `costs.trace`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.dimensions import Shape, ShapeLike
+from mesh_tensorflow.errors import GraphError
+from mesh_tensorflow.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
+from mesh_tensorflow.layout import LayoutLike
+from mesh_tensorflow.mesh_impl import MeshImpl
+from mesh_tensorflow.planning.variables import PlanStore, placeholder
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+  """One exchange between processors.
+
+  Attributes:
+    kind: "allreduce", "reduce_scatter", "allconcat", "alltoall" or "receive".
+    reduction: "SUM", "MAX" or "MIN" of an allreduce or reduce_scatter, else "".
+    mesh_axes: numbers of the mesh axes it goes over.
+    slice_bytes: bytes of the slice that one processor gives.
+    bytes_over: for each mesh axis the bytes that one processor sends along it.
+    source: the laid-out tensor that is exchanged.
+  """
+
+  kind: str
+  reduction: str
+  mesh_axes: tuple[int, ...]
+  slice_bytes: int
+  bytes_over: dict[int, int]
+  source: LaidOutTensor
+
+
+def allreduce_bytes(
+  slice_bytes: int, mesh_axes: Sequence[int], sizes: Sequence[int]
+) -> dict[int, int]:
+  """Bytes that a processor sends along each mesh axis in a bandwidth-optimal allreduce.
+
+  Over n processors a ring sends 2 (n - 1) / n of the slice (Patarasuk and Yuan, 2009):
+  a reduce-scatter and an all-gather. Over several axes it is done one axis after the
+  other, the last (fastest) first, each with the part that is left; the sum is that of
+  one ring over all of them.
+  """
+  left, result = float(slice_bytes), {}
+  for axis in sorted(mesh_axes, reverse=True):
+    result[axis] = round(2 * (sizes[axis] - 1) / sizes[axis] * left)
+    left /= sizes[axis]
+  return result
+
+
+class PlanMeshImpl(MeshImpl):
+  """A mesh of any size without devices: records what a program would exchange.
+
+  Args:
+    shape: mesh shape.
+    layout_rules: layout rules.
+
+  Attributes:
+    collectives: the `Collective`s so far, in order.
+    inputs: the slices that were brought in from outside.
+    variable_reads: the slices that were read from variables.
+  """
+
+  def __init__(self, shape: ShapeLike, layout_rules: LayoutLike):
+    super().__init__(shape, layout_rules, variable_store=PlanStore())
+    self.collectives: list[Collective] = []
+    self.inputs: list[tf.Tensor] = []
+
+  @property
+  def variable_reads(self) -> list[tf.Tensor]:
+    return [r for s in self.variable_store for v in s.slices for r in v.reads]
+
+  # ------------------------------------------------------------ for the store
+
+  @property
+  def local_processors(self) -> range:
+    return range(1)
+
+  def processor_device(self, pnum: int) -> str | None:
+    del pnum
+    return None
+
+  # ----------------------------------------------------------------- the contract
+
+  def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
+    inputs = convert_args_to_laid_out_tensors(inputs)
+    result = fn(*[x.one_slice if isinstance(x, LaidOutTensor) else x for x in inputs])
+    if isinstance(result, tuple):
+      return tuple(LaidOutTensor([r]) for r in result)
+    return LaidOutTensor([result])
+
+  def laid_out_pnum(self) -> LaidOutTensor:
+    return LaidOutTensor([placeholder([], tf.int32)])
+
+  def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    if reduction_fn_string not in ("SUM", "MAX", "MIN"):
+      raise GraphError(f"allreduce: {reduction_fn_string!r} is not SUM, MAX or MIN")
+    axes = tuple(a for a in mesh_axes if self.shape[a].size > 1)
+    if not axes:
+      return x
+    value = _slice_of(x)
+    # Booleans travel as int32.
+    size = value.shape.num_elements() * (4 if value.dtype == tf.bool else value.dtype.size)
+    over = allreduce_bytes(size, axes, self.shape.to_integer_list)
+    return self._exchange("allreduce", x, axes, over, value.shape, reduction_fn_string, size)
+
+  def allconcat(
+    self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False
+  ) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    n = self.shape[mesh_axis].size
+    if n == 1 and not stack:
+      return x
+    value = _slice_of(x)
+    shape = value.shape.as_list()
+    if stack:
+      shape.insert(concat_axis + len(shape) + 1 if concat_axis < 0 else concat_axis, n)
+    else:
+      shape[concat_axis] *= n
+    over = {mesh_axis: (n - 1) * _bytes_of(value)}
+    return self._exchange("allconcat", x, (mesh_axis,), over, shape)
+
+  def alltoall(
+    self, x: Any, mesh_axis: int | Sequence[int], split_axis: int, concat_axis: int
+  ) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    axes = self.group_axes(mesh_axis)
+    if not axes:
+      return x
+    value = _slice_of(x)
+    shape = value.shape.as_list()
+    n = self._split_parts("alltoall", shape, split_axis, axes)
+    shape[split_axis] //= n
+    shape[concat_axis] *= n
+    # As in a sum over several axes: the last axis first, then the others with the rest.
+    part, over = _bytes_of(value) // n, {}
+    for axis in axes:
+      size = self.shape[axis].size
+      over[axis] = (size - 1) * part
+      part *= size
+    return self._exchange("alltoall", x, tuple(axes), over, shape)
+
+  def reduce_scatter(self, x: Any, mesh_axis: int, split_axis: int) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    axes = self.group_axes(mesh_axis)
+    if not axes:
+      return x
+    value = _slice_of(x)
+    shape = value.shape.as_list()
+    n = self._split_parts("reduce_scatter", shape, split_axis, axes)
+    shape[split_axis] //= n
+    over = {mesh_axis: _bytes_of(value) // n * (n - 1)}
+    return self._exchange("reduce_scatter", x, (mesh_axis,), over, shape, "SUM")
+
+  def receive(
+    self, x: Any, mesh_axis: int | Sequence[int], source_pcoord: Sequence[int | None]
+  ) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    axes = self.group_axes(mesh_axis)
+    self._check_sources(source_pcoord, axes)
+    value = _slice_of(x)
+    if all(s is None or s == k for k, s in enumerate(source_pcoord)):
+      return LaidOutTensor([placeholder(value.shape, value.dtype)])
+    # A message across several axes counts once, in equal shares.
+    size, n = _bytes_of(value), len(axes)
+    over = {axis: size * (i + 1) // n - size * i // n for i, axis in enumerate(axes)}
+    return self._exchange("receive", x, tuple(axes), over, value.shape)
+
+  def import_tf_tensor(self, x: Any, tf_x: Any) -> LaidOutTensor:
+    shape = x if isinstance(x, Shape) else x.shape
+    dtype = tf_x.dtype if tf.is_tensor(tf_x) else tf.convert_to_tensor(tf_x).dtype
+    self.inputs.append(placeholder(self.slice_shape(shape), dtype))
+    return LaidOutTensor([self.inputs[-1]])
+
+  def export_to_tf_tensor(self, x: Any, laid_out_x: Any) -> tf.Tensor:
+    shape = x if isinstance(x, Shape) else x.shape
+    dtype = _slice_of(laid_out_x.to_laid_out_tensor()).dtype
+    return placeholder(shape.to_integer_list, dtype)
+
+  def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:  # noqa: N802
+    del data, message, kwargs
+    return x
+
+  def _exchange(
+    self,
+    kind: str,
+    x: LaidOutTensor,
+    mesh_axes: tuple[int, ...],
+    bytes_over: dict[int, int],
+    shape: Any,
+    reduction: str = "",
+    slice_bytes: int | None = None,
+  ) -> LaidOutTensor:
+    """Records an exchange; its result has the given slice shape."""
+    value = _slice_of(x)
+    size = _bytes_of(value) if slice_bytes is None else slice_bytes
+    self.collectives.append(Collective(kind, reduction, mesh_axes, size, bytes_over, x))
+    return LaidOutTensor([placeholder(shape, value.dtype)])
+
+
+def _slice_of(x: LaidOutTensor) -> tf.Tensor:
+  return tf.convert_to_tensor(x.one_slice)
+
+
+def _bytes_of(x: tf.Tensor) -> int:
+  return x.shape.num_elements() * x.dtype.size

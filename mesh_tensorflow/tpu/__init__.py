@@ -1,0 +1,1 @@
+"""Behind `StrategyMeshImpl` and `tpu_mesh`: topologies, and programs that run on each core."""

@@ -1,0 +1,34 @@
+"""Attention functions and their parameters: `mesh_tensorflow.transformer.attention`."""
+
+from mesh_tensorflow.transformer.attention.dot_product import (
+  attention,
+  visibility_mask_to_attention_bias,
+)
+from mesh_tensorflow.transformer.attention.experts_params import ExpertsAttentionParams
+from mesh_tensorflow.transformer.attention.hybrid import hybrid_attention
+from mesh_tensorflow.transformer.attention.local import local_attention_1d
+from mesh_tensorflow.transformer.attention.params import AttentionParams, attention_params_simple
+from mesh_tensorflow.transformer.attention.prompts import (
+  concat_hyper_prompts_kv,
+  make_params_hyperprompt,
+  make_params_mtlprompt,
+)
+from mesh_tensorflow.transformer.attention.sharding import (
+  maybe_reshape_attention_input_for_2d_sharding,
+)
+from mesh_tensorflow.transformer.attention.synthetic import synthetic_attention
+
+__all__ = [
+  "AttentionParams",
+  "ExpertsAttentionParams",
+  "attention",
+  "attention_params_simple",
+  "concat_hyper_prompts_kv",
+  "hybrid_attention",
+  "local_attention_1d",
+  "make_params_hyperprompt",
+  "make_params_mtlprompt",
+  "maybe_reshape_attention_input_for_2d_sharding",
+  "synthetic_attention",
+  "visibility_mask_to_attention_bias",
+]

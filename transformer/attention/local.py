@@ -1,0 +1,161 @@
+"""Attention of each position to a window, in blocks: memory grows with length times window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import errors
+from mesh_tensorflow.transformer.attention.dot_product import (
+  attention,
+  visibility_mask_to_attention_bias,
+)
+
+# Blocks are not made smaller than this for the sake of a smaller window.
+_MIN_BLOCK = 128
+
+
+def local_attention_1d(
+  q: mtf.Tensor,
+  k: mtf.Tensor,
+  v: mtf.Tensor | None,
+  length_dim: mtf.Dimension,
+  key_dim: mtf.Dimension,
+  value_dim: mtf.Dimension,
+  fully_autoregressive: bool = True,
+  length_dim_num_splits: int = 1,
+  radius: int = 128,
+  sequence_id: Any = 1,
+  write_priority: mtf.Tensor | None = None,
+  read_priority: mtf.Tensor | None = None,
+  attention_kwargs: dict[str, Any] | None = None,
+  *,
+  relative_bias_fn: Callable[[mtf.Tensor, mtf.Tensor], mtf.Tensor] | None = None,
+) -> mtf.Tensor:
+  """Attention of position p to (p - radius, p], or (p - radius, p + radius] with later ones.
+
+  The sequence is cut into blocks; each gets its neighbours' ends by a halo exchange. The size of
+  the blocks does not change values.
+
+  Args:
+    q: `[<batch dims>, length_dim, <heads>, key_dim]`.
+    k: `[<batch dims>, length_dim, <heads>, key_dim]`; its dims are among those of q.
+    v: as k, with value_dim; None: k.
+    length_dim: the dimension of positions.
+    key_dim: the dimension of products.
+    value_dim: the dimension of values.
+    fully_autoregressive: whether no position sees a later one.
+    length_dim_num_splits: over how many processors the layout splits length_dim: a block lies on
+      one processor.
+    radius: how far a position sees.
+    sequence_id: int32 tensor of some dims of q: a position sees those of its own sequence. A number
+      or None: all are of one sequence.
+    write_priority: int32 tensor: a position is seen by those of at least its priority.
+    read_priority: int32 tensor.
+    attention_kwargs: dict of further arguments of `attention`.
+    relative_bias_fn: from relative positions (memory minus query, int32 `[query_block_length,
+      memory_block_length]`) and the queries in blocks to what is added to the products.
+
+  Returns:
+    The dims of q without key_dim, then value_dim.
+
+  Raises:
+    ShapeError: the radius is not positive, or length_dim_num_splits does not divide the length.
+  """
+  if radius < 1 or length_dim_num_splits < 1 or length_dim.size % length_dim_num_splits:
+    raise errors.ShapeError(
+      f"local_attention_1d of {q}: radius (={radius}) must be at least 1, and "
+      f"length_dim_num_splits (={length_dim_num_splits}) a divisor of {length_dim.name}="
+      f"{length_dim.size}"
+    )
+  per_split = length_dim.size // length_dim_num_splits
+  block_length = min(max(radius, _MIN_BLOCK), per_split)
+  block_length = next(n for n in range(block_length, 0, -1) if per_split % n == 0)
+  blocks = mtf.Dimension(length_dim.name, length_dim.size // block_length)
+  query_block = mtf.Dimension("query_block_length", block_length)
+  memory_block = mtf.Dimension("memory_block_length", block_length)
+  # What one block can see is in the window and in the sequence.
+  halo = min(radius if not fully_autoregressive else radius - 1, length_dim.size - block_length)
+  exchange = mtf.left_halo_exchange if fully_autoregressive else mtf.halo_exchange
+
+  def queries(x: mtf.Tensor) -> mtf.Tensor:
+    if length_dim not in x.shape:
+      return x
+    return mtf.replace_dimensions(x, length_dim, [blocks, query_block])
+
+  def memory(x: mtf.Tensor) -> mtf.Tensor:
+    if length_dim not in x.shape:
+      return x
+    x = mtf.replace_dimensions(x, length_dim, [blocks, memory_block])
+    return exchange(x, blocks, memory_block, halo)
+
+  memory_length = mtf.Dimension(
+    memory_block.name, block_length + halo * (1 if fully_autoregressive else 2)
+  )
+  mesh = q.mesh
+  position = mtf.range(mesh, memory_length, tf.int32) - halo
+  relative_position = mtf.sub(
+    position,
+    mtf.range(mesh, query_block, tf.int32),
+    output_shape=mtf.Shape([query_block, memory_length]),
+  )
+  visible = [
+    mtf.cwise(
+      lambda r: (r > -radius) & (r <= (0 if fully_autoregressive else radius)),
+      [relative_position],
+      output_dtype=tf.bool,
+    ),
+    _inside(position, blocks, block_length, length_dim.size),
+  ]
+  if isinstance(sequence_id, mtf.Tensor) and length_dim in sequence_id.shape:
+    visible.append(_compared(mtf.equal, queries(sequence_id), memory(sequence_id)))
+  if read_priority is not None and write_priority is not None:
+    visible.append(_compared(mtf.greater_equal, queries(read_priority), memory(write_priority)))
+  bias = visibility_mask_to_attention_bias(_all(visible), q.dtype)
+  q_blocks, k_blocks = queries(q), memory(k)
+  if relative_bias_fn is not None:
+    relative_bias = relative_bias_fn(relative_position, q_blocks)
+    dims = [d for d in q_blocks.shape if d != query_block] + [query_block, memory_length]
+    dims = [d for d in dims if d in bias.shape or d in relative_bias.shape]
+    bias = mtf.add(bias, relative_bias, output_shape=mtf.Shape(dims))
+  a = attention(
+    q_blocks,
+    k_blocks,
+    k_blocks if v is None or v is k else memory(v),
+    memory_length,
+    key_dim,
+    value_dim,
+    bias,
+    **(attention_kwargs or {}),
+  )
+  return mtf.replace_dimensions(a, [blocks, query_block], length_dim)
+
+
+def _inside(
+  position: mtf.Tensor, blocks: mtf.Dimension, block_length: int, length: int
+) -> mtf.Tensor:
+  """Whether a position of a block's memory is in the sequence: `[blocks, memory]`."""
+  begin = mtf.range(position.mesh, blocks, tf.int32) * block_length
+  absolute = mtf.add(begin, position, output_shape=mtf.Shape([blocks, *position.shape.dims]))
+  return mtf.cwise(lambda p: (p >= 0) & (p < length), [absolute], output_dtype=tf.bool)
+
+
+def _compared(
+  compare: Callable[..., mtf.Tensor], query: mtf.Tensor, memory: mtf.Tensor
+) -> mtf.Tensor:
+  dims = query.shape.dims + [d for d in memory.shape if d not in query.shape]
+  return compare(query, memory, output_shape=mtf.Shape(dims))
+
+
+def _all(masks: list[mtf.Tensor]) -> mtf.Tensor:
+  """The conjunction; the dims of the first mask, of one block, stand last."""
+  block = masks[0].shape.dims
+  result, *others = sorted(masks, key=lambda mask: -mask.shape.ndims)
+  for mask in others:
+    dims = dict.fromkeys([*result.shape, *mask.shape])
+    shape = [d for d in dims if d not in block] + [d for d in block if d in dims]
+    result = mtf.logical_and(result, mask, output_shape=mtf.Shape(shape))
+  return result

@@ -1,0 +1,1 @@
+"""Examples from texts: read, encoded, packed; `dataset.py` has the public names."""

@@ -1,0 +1,61 @@
+"""Text to ids, in data sets."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.transformer.data import packing
+from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+
+def encode_dataset(dataset: tf.data.Dataset, vocabulary: Any) -> tf.data.Dataset:
+  """Encodes every feature, a scalar string, to int32 ids; adds no EOS."""
+  return dataset.map(
+    lambda example: {k: vocabulary.encode_tf(v) for k, v in example.items()},
+    num_parallel_calls=tf.data.AUTOTUNE,
+  )
+
+
+def encode_all_features(dataset: tf.data.Dataset, vocabulary: Any) -> tf.data.Dataset:
+  """Encodes string features to int64 ids with EOS (1) at the end; drops the other features.
+
+  Args:
+    dataset: yields dicts.
+    vocabulary: a `Vocabulary`, or a tuple of one for `inputs` and one for all other features.
+
+  Returns:
+    A data set of dicts.
+  """
+  spec = packing.element_spec(dataset)
+  strings = [k for k in spec if spec[k].dtype == tf.string]
+  if len(strings) < len(spec):
+    _LOG.info("features that are no strings are dropped: %s", sorted(set(spec) - set(strings)))
+
+  def encode(example):
+    return {k: with_eos(vocabulary_of(k, vocabulary).encode_tf(example[k])) for k in strings}
+
+  return dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def vocabulary_of(feature: str, vocabulary: Any) -> Any:
+  """The vocabulary of a feature: of an (inputs, targets) tuple the one for it."""
+  if not isinstance(vocabulary, tuple):
+    return vocabulary
+  return vocabulary[0] if feature == "inputs" else vocabulary[1]
+
+
+def with_eos(ids: tf.Tensor, eos_id: int = EOS_ID) -> tf.Tensor:
+  """Ids [length] as int64, with EOS at the end."""
+  return tf.concat([tf.cast(ids, tf.int64), [eos_id]], 0)
+
+
+def supervised_to_dict(dataset: tf.data.Dataset, text2self: bool) -> tf.data.Dataset:
+  """Turns (inputs, targets) pairs into dicts: `targets`, and `inputs` unless `text2self`."""
+  if text2self:
+    return dataset.map(lambda inputs, targets: {"targets": targets})
+  return dataset.map(lambda inputs, targets: {"inputs": inputs, "targets": targets})

@@ -1,0 +1,156 @@
+"""The feed-forward layer and the sublayers of Fixup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import gin
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.transformer.fixup_layers.initializers import fixup_initializer
+from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
+
+if TYPE_CHECKING:
+  from mesh_tensorflow.transformer.models.layer_stack import LayerStack
+
+_MODULE = "mesh_tensorflow.transformer.fixup_layers"
+
+
+def get_single_scalar_bias(x: mtf.Tensor, name: str) -> mtf.Tensor:
+  """A variable of one number that starts as 0: `[single_bias=1]`, of the dtype of x."""
+  return mtf.get_variable(
+    x.mesh,
+    name,
+    mtf.Shape([mtf.Dimension("single_bias", 1)]),
+    dtype=x.dtype,
+    initializer=tf.zeros_initializer(),
+  )
+
+
+def _scalar(x: mtf.Tensor) -> mtf.Tensor:
+  """The one number of a tensor."""
+  return mtf.reshape(x, mtf.Shape([]))
+
+
+def dense_product_fixup(
+  x: mtf.Tensor,
+  reduced_dims: Sequence[mtf.Dimension],
+  new_dims: mtf.Dimension | Sequence[mtf.Dimension],
+  kernel_initializer: Any,
+  activation_functions: Any = None,
+  name: str = "dense_product",
+  **kwargs: Any,
+) -> mtf.Tensor:
+  """`mtf.layers.dense_product` with a given initializer of the kernels.
+
+  Args:
+    x: a tensor.
+    reduced_dims: see `mtf.layers.dense`.
+    new_dims: see `mtf.layers.dense`.
+    kernel_initializer: see `mtf.layers.dense`.
+    activation_functions: see `mtf.layers.dense_product`.
+    name: see `mtf.layers.dense_product`.
+    **kwargs: further arguments of `mtf.layers.dense`.
+  """
+  return mtf.layers.dense_product(
+    x,
+    reduced_dims=reduced_dims,
+    new_dims=new_dims,
+    activation_functions=activation_functions,
+    name=name,
+    kernel_initializer=kernel_initializer,
+    **kwargs,
+  )
+
+
+@gin.configurable(module=_MODULE)
+class DenseReluDenseFixup(TransformerLayer):
+  """`DenseReluDense` whose output starts as 0, with a number added to the hidden values.
+
+  Variables: as of `DenseReluDense`, and `shift` [single_bias=1].
+
+  Args:
+    hidden_size: see `DenseReluDense`.
+    dropout_rate: see `DenseReluDense`.
+    activation: see `DenseReluDense`.
+    use_bias: see `DenseReluDense`.
+    default_init: "glorot" or "he": how the first kernel starts.
+    init_distribution: "uniform", "truncated_normal" or "untruncated_normal".
+    num_blocks: number of blocks of the stack, by which the variance is divided.
+  """
+
+  def __init__(
+    self,
+    hidden_size: int = 4096,
+    dropout_rate: float = 0.0,
+    activation: str | Callable[..., mtf.Tensor] | Sequence[Any] = "relu",
+    use_bias: bool = False,
+    default_init: str = "he",
+    init_distribution: str = "uniform",
+    num_blocks: int = gin.REQUIRED,
+  ):
+    self.hidden_size = hidden_size
+    self.dropout_rate = dropout_rate
+    self.activation = activation
+    self.use_bias = use_bias
+    self.default_init = default_init
+    self.init_distribution = init_distribution
+    self.num_blocks = num_blocks
+
+  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+    """Applies the layer; see `TransformerLayer.call`."""
+    del losses
+    io_dim = x.shape[-1]
+    hidden_dim = mtf.Dimension("d_ff", self.hidden_size)
+    options = dict(
+      use_bias=self.use_bias,
+      variable_dtype=context.variable_dtype,
+      expert_dims=context.model.ensemble_dims,
+    )
+    h = dense_product_fixup(
+      x,
+      [io_dim],
+      [hidden_dim],
+      fixup_initializer(
+        "DenseReluDenseFixup", self.default_init, self.init_distribution, 1.0 / self.num_blocks
+      ),
+      self.activation,
+      name="wi",
+      **options,
+    )
+    if context.train and self.dropout_rate != 0.0:
+      h = mtf.dropout(
+        h, is_training=True, rate=self.dropout_rate, noise_shape=h.shape - context.length_dim
+      )
+    h += _scalar(get_single_scalar_bias(h, "shift"))
+    return mtf.layers.dense(
+      h,
+      reduced_dims=[hidden_dim],
+      new_dims=io_dim,
+      kernel_initializer=tf.zeros_initializer(),
+      name="wo",
+      **options,
+    )
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_fixup_scale(x: mtf.Tensor, layer_stack: LayerStack, context: Context) -> mtf.Tensor:
+  """Multiplies by one trained number; variable `fixup_scale_weight` [single_scale=1]."""
+  del layer_stack
+  weight = mtf.get_variable(
+    x.mesh,
+    "fixup_scale_weight",
+    mtf.Shape([mtf.Dimension("single_scale", 1)]),
+    dtype=context.variable_dtype,
+    initializer=tf.ones_initializer(),
+  )
+  return x * _scalar(weight)
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_fixup_shift(x: mtf.Tensor, layer_stack: LayerStack, context: Context) -> mtf.Tensor:
+  """Adds one trained number; variable `fixup_bias` [single_bias=1]."""
+  del layer_stack, context
+  return x + _scalar(get_single_scalar_bias(x, "fixup_bias"))

@@ -1,0 +1,1 @@
+"""The layers of a Transformer; `transformer_layers.py` has the public names."""

@@ -1,0 +1,66 @@
+"""The feed-forward layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gin
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+class DenseReluDense(TransformerLayer):
+  """A dense layer to `d_ff`, an activation, and a dense layer back.
+
+  Args:
+    hidden_size: size of `d_ff`.
+    dropout_rate: rate at which hidden values become 0 in training; all positions of a sequence
+      have one mask.
+    activation: a name ("relu", "gelu", "linear", ...), a function, or a list of several: then the
+      hidden layer is the product of as many dense layers, each with its activation (Shazeer,
+      2020: "GLU variants improve Transformer").
+    use_bias: whether the dense layers have biases.
+  """
+
+  def __init__(
+    self,
+    hidden_size: int = 4096,
+    dropout_rate: float = 0.0,
+    activation: str | Callable[..., mtf.Tensor] | Sequence[Any] = "relu",
+    use_bias: bool = False,
+  ):
+    self.hidden_size = hidden_size
+    self.dropout_rate = dropout_rate
+    self.activation = activation
+    self.use_bias = use_bias
+
+  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+    """Applies the layer; see `TransformerLayer.call`."""
+    del losses
+    io_dim = x.shape.dims[-1]
+    options = dict(
+      use_bias=self.use_bias,
+      variable_dtype=context.variable_dtype,
+      expert_dims=context.model.ensemble_dims,
+    )
+    h = mtf.layers.dense_product(
+      x,
+      reduced_dims=[io_dim],
+      new_dims=[mtf.Dimension("d_ff", self.hidden_size)],
+      activation_functions=self.activation,
+      name="wi",
+      **options,
+    )
+    if context.train and self.dropout_rate != 0.0:
+      h = mtf.dropout(
+        h,
+        is_training=True,
+        rate=self.dropout_rate,
+        noise_shape=h.shape - context.length_dim,
+      )
+    return mtf.layers.dense(
+      h, reduced_dims=h.shape.dims[-1:], new_dims=io_dim, name="wo", **options
+    )

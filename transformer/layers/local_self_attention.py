@@ -1,0 +1,246 @@
+"""Self-attention to a window of positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.transformer import attention
+from mesh_tensorflow.transformer.layers.attention_bias import relative_attention_bias
+from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
+from mesh_tensorflow.transformer.models.context import Context
+from mesh_tensorflow.transformer.models.decoding_states import overwrite
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+class LocalSelfAttention(SelfAttention):
+  """Self-attention to the last `radius` positions (to both sides, if not autoregressive).
+
+  Position p sees (p - radius, p], or (p - radius, p + radius] in a model that is not fully
+  autoregressive. The decoding states are keys and values `[<batch_dims>, heads, window, d_kv]`:
+  position p is in slot p mod radius.
+
+  Args:
+    radius: how far a position sees.
+    num_heads: see `SelfAttention`.
+    num_memory_heads: see `SelfAttention`.
+    key_value_size: see `SelfAttention`.
+    shared_kv: see `SelfAttention`.
+    dropout_rate: see `SelfAttention`.
+    attention_kwargs: see `SelfAttention`.
+  """
+
+  def __init__(
+    self,
+    radius: int = 128,
+    num_heads: int = 8,
+    num_memory_heads: int = 0,
+    key_value_size: int = 128,
+    shared_kv: bool = False,
+    dropout_rate: float = 0.0,
+    attention_kwargs: dict[str, Any] | None = None,
+  ):
+    super().__init__(
+      num_heads, num_memory_heads, key_value_size, shared_kv, dropout_rate, attention_kwargs
+    )
+    self.radius = radius
+
+  @property
+  def window_dim(self) -> mtf.Dimension:
+    return mtf.Dimension("window", self.radius)
+
+  def min_relative_position(self, context: Context) -> int | None:
+    """The relative position of the leftmost memory that is seen."""
+    return 1 - self.radius
+
+  def max_relative_position(self, context: Context) -> int | None:
+    """The relative position of the rightmost memory that is seen; None: masks say it."""
+    return None if context.model.fully_autoregressive else self.radius
+
+  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+    """Attends; see `TransformerLayer.call`."""
+    params = self.make_params(context)
+    q = params.compute_q(x)
+    if self.shared_kv:
+      memory = [params.compute_kv(x)]
+    else:
+      memory = [params.compute_k(x), params.compute_v(x)]
+    heads_dims = params.query_heads_dims
+    if context.mode == "incremental":
+      o = self._attend_incrementally(context, q, memory, heads_dims)
+    else:
+      if context.mode == "first_part":
+        context.record_new_states([self._window_state(context, t) for t in memory])
+      if context.length_dim.size <= max(256, 4 * self.radius):
+        o = self._attend_to_all(context, x, q, memory, heads_dims)
+      else:
+        o = self._attend_in_blocks(context, q, memory, heads_dims)
+    output = params.compute_output(o, output_shape=self.expected_attention_output_shape(x, params))
+    return self.layer_output_from_attention_output(context, output, losses)
+
+  def _attention_arguments(self, context: Context) -> dict[str, Any]:
+    return dict(
+      context=context, z_loss_coeff=self.z_loss_coeff, **self.attention_kwargs_from_context(context)
+    )
+
+  def _attend_to_all(
+    self,
+    context: Context,
+    x: mtf.Tensor,
+    q: mtf.Tensor,
+    memory: list[mtf.Tensor],
+    heads_dims: list[mtf.Dimension],
+  ) -> mtf.Tensor:
+    """For short sequences: all products, with a mask."""
+    memory = [self.rename_length_to_memory_length(t, context) for t in memory]
+    position = self.rename_length_to_memory_length(context.position, context)
+    return self.attention_fn(
+      q,
+      memory[0],
+      memory[-1],
+      memory_length_dim=self.memory_length(context),
+      key_dim=self.kv_dim,
+      value_dim=self.kv_dim,
+      bias=self.compute_bias(context, position, x, heads_dims, q),
+      **self._attention_arguments(context),
+    )
+
+  def _attend_in_blocks(
+    self,
+    context: Context,
+    q: mtf.Tensor,
+    memory: list[mtf.Tensor],
+    heads_dims: list[mtf.Dimension],
+  ) -> mtf.Tensor:
+    """For long sequences."""
+    model = context.model
+    num_splits = 1
+    if model.layout is not None and model.mesh_shape is not None:
+      num_splits = mtf.tensor_dim_to_mesh_dim_size(
+        model.layout, model.mesh_shape, context.length_dim
+      )
+    sequence_id = context.sequence_id
+    if isinstance(context.subsequence_id, mtf.Tensor):
+      sequence_id = context.subsequence_id
+
+    def relative_bias(relative_position: mtf.Tensor, q_blocks: mtf.Tensor) -> mtf.Tensor:
+      return self._relative_bias(
+        context,
+        ("blocks", relative_position.shape),
+        lambda: relative_position,
+        heads_dims,
+        q_blocks,
+      )
+
+    return attention.local_attention_1d(
+      q,
+      memory[0],
+      memory[-1],
+      context.length_dim,
+      self.kv_dim,
+      self.kv_dim,
+      fully_autoregressive=model.fully_autoregressive,
+      length_dim_num_splits=num_splits,
+      radius=self.radius,
+      sequence_id=sequence_id,
+      write_priority=context.write_priority,
+      read_priority=context.read_priority,
+      attention_kwargs=self._attention_arguments(context),
+      relative_bias_fn=relative_bias if self.relative_attention_type else None,
+    )
+
+  def _attend_incrementally(
+    self,
+    context: Context,
+    q: mtf.Tensor,
+    memory: list[mtf.Tensor],
+    heads_dims: list[mtf.Dimension],
+  ) -> mtf.Tensor:
+    """One query, over the slots of the window."""
+    window = self.window_dim
+    position = context.position
+
+    def relative_position() -> mtf.Tensor:
+      """Of the position in each slot: in (-radius, 0]."""
+      slots = mtf.range(q.mesh, window, tf.int32)
+      return mtf.binary_op_with_broadcasting(
+        lambda here, slot: -((here - slot) % self.radius),
+        position,
+        slots,
+        output_shape=mtf.Shape([*position.shape.dims, window]),
+      )
+
+    def mask() -> mtf.Tensor:
+      """Hides the slots that no position has been written to."""
+      slots = mtf.range(q.mesh, window, tf.int32)
+      written = mtf.greater_equal(
+        position, slots, output_shape=mtf.Shape([*position.shape.dims, window])
+      )
+      return attention.visibility_mask_to_attention_bias(written, context.activation_dtype)
+
+    here = context.cached(
+      ("window_slot", window, position),
+      lambda: mtf.one_hot(mtf.mod(position, self.radius), window, dtype=tf.bool),
+    )
+    states = [
+      overwrite(old, new, here) for old, new in zip(context.get_states(len(memory)), memory)
+    ]
+    context.record_new_states(states)
+    bias = context.cached(("window_mask", window, position), mask)
+    if self.relative_attention_type:
+      relative = self._relative_bias(
+        context, ("window", window, position), relative_position, heads_dims, q
+      )
+      bias = mtf.add(relative, bias, output_shape=relative.shape)
+    return self.attention_fn(
+      q,
+      states[0],
+      states[-1],
+      memory_length_dim=window,
+      key_dim=self.kv_dim,
+      value_dim=self.kv_dim,
+      bias=bias,
+      **self._attention_arguments(context),
+    )
+
+  def _relative_bias(
+    self,
+    context: Context,
+    key: tuple[Any, ...],
+    relative_position: Any,
+    heads_dims: list[mtf.Dimension],
+    q: mtf.Tensor,
+  ) -> mtf.Tensor:
+    """The relative bias; that of the first such layer, if it is shared."""
+    position = context.cached(("relative_position", *key), relative_position)
+
+    def compute() -> mtf.Tensor:
+      return relative_attention_bias(self, context, position, heads_dims, q)
+
+    if self.relative_attention_type != "bias_shared":
+      return compute()
+    limits = (self.min_relative_position(context), self.max_relative_position(context))
+    key = ("self_attention_bias", *limits, *key, tuple(heads_dims))
+    return context.cached(key, compute)
+
+  def _window_state(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
+    """The last positions before `context.initial_position`, each in its slot."""
+    window, length = self.window_dim, context.length_dim
+    end = context.initial_position
+    # The largest position before the end that belongs into the slot; none if it is negative.
+    position = context.cached(
+      ("window_positions", window, end),
+      lambda: mtf.binary_op_with_broadcasting(
+        lambda end, slot: end - 1 - (end - 1 - slot) % self.radius,
+        end,
+        mtf.range(x.mesh, window, tf.int32),
+        output_shape=mtf.Shape([*end.shape.dims, window]),
+      ),
+    )
+    i = x.shape.dims.index(length)
+    batch, (*heads, kv_dim) = x.shape.dims[:i], x.shape.dims[i + 1 :]
+    shape = mtf.Shape([*batch, *heads, window, kv_dim])
+    return mtf.gather(x, position, length, output_shape=shape)

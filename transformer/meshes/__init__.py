@@ -1,0 +1,1 @@
+"""The mesh of a model: its devices and layout, and the arithmetic of batches on it."""

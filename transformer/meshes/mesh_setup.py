@@ -1,0 +1,214 @@
+"""From mesh shape, layout and devices to a mesh implementation, with early errors."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import gin
+import tensorflow as tf
+from absl import flags
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import quiet, workers
+from mesh_tensorflow.errors import ConfigError, LayoutError, MeshShapeError
+from mesh_tensorflow.workers import agreement
+
+IMPLEMENTATIONS = ("auto", "placement", "simd")
+
+# Names that the shipped layouts use for parts which a model or mesh may not have.
+STANDARD_TENSOR_NAMES = frozenset(
+  "batch outer_batch ensemble length memory_length d_model d_ff d_kv heads query_heads vocab "
+  "experts expert_x expert_y expert_hidden max_length microbatch beam buckets".split()
+)
+STANDARD_MESH_NAMES = frozenset("ensemble batch model all outer inner".split())
+
+
+def make_mesh_impl(
+  mesh_shape: Any,
+  layout_rules: Any,
+  devices: list[str] | None = None,
+  implementation: str = "auto",
+  seed: int = 0,
+) -> mtf.MeshImpl:
+  """Builds the mesh that a model runs on.
+
+  Args:
+    mesh_shape: mesh shape ("batch:2,model:2"); "" is one device.
+    layout_rules: layout rules.
+    devices: device names, one per processor; by default GPUs if there are enough, else
+      virtual CPU devices, made as needed.
+    implementation: "placement" (one program for all devices), "simd" (one program per device),
+      or "auto": simd on several workers, placement for up to 8 CPU devices, simd otherwise.
+    seed: initial weights are a function of it.
+
+  If TF_CONFIG names several workers, this one joins them (`workers.join`): TensorFlow must not have
+  run anything before. The devices are those of all workers, the same number of each.
+
+  Raises:
+    ConfigError: an unknown implementation; or one that cannot run on several workers.
+    LayoutError: a layout rule names a mesh dimension that does not exist.
+    MeshShapeError: there are too few devices.
+  """
+  mesh_shape = mtf.convert_to_shape(mesh_shape)
+  layout_rules = mtf.convert_to_layout_rules(layout_rules)
+  check_mesh_names(mesh_shape, layout_rules)
+  if implementation not in IMPLEMENTATIONS:
+    raise ConfigError(
+      f"mesh_implementation {implementation!r} is unknown; use one of {', '.join(IMPLEMENTATIONS)}"
+    )
+  cluster = join_workers(mesh_shape, implementation)
+  if devices:
+    devices = list(devices)
+    if len(devices) != mesh_shape.size:
+      raise MeshShapeError(
+        f"run.mesh_devices names {len(devices)} devices, run.mesh_shape "
+        f"{mesh_shape.to_string} has {mesh_shape.size} processors"
+      )
+    if cluster.size > 1 and not all("/job:" in d and "/task:" in d for d in devices):
+      raise ConfigError(
+        f"run.mesh_devices {devices}: with the {cluster.size} workers of TF_CONFIG each name must "
+        f"say whose device it is, such as {cluster.devices(cluster.size)[0]}; or leave it out"
+      )
+  else:
+    devices = find_devices(mesh_shape.size)
+  on_cpu = all("GPU" not in d for d in devices)
+  if implementation == "auto":
+    alone = cluster.size == 1
+    implementation = "placement" if alone and on_cpu and mesh_shape.size <= 8 else "simd"
+  store = mtf.VariableStore(seed=seed)
+  if implementation == "placement":
+    return mtf.PlacementMeshImpl(mesh_shape, layout_rules, devices, variable_store=store)
+  return mtf.SimdMeshImpl(mesh_shape, layout_rules, devices=devices, variable_store=store)
+
+
+def join_workers(mesh_shape: mtf.Shape, implementation: str = "auto") -> workers.Cluster:
+  """Joins the workers that TF_CONFIG names, if it names several, with devices for a mesh.
+
+  To be called before TensorFlow runs anything; once joined, it only returns the cluster.
+
+  Args:
+    mesh_shape: mesh shape.
+    implementation: see `make_mesh_impl`.
+
+  Returns:
+    The cluster.
+
+  Raises:
+    ConfigError: TF_CONFIG is malformed, the implementation cannot run on several workers, or they
+      have different settings or different code.
+    MeshShapeError: the number of workers does not divide that of the processors.
+  """
+  cluster = workers.cluster_from_environment()
+  if cluster.size == 1:
+    return cluster
+  if implementation == "placement":
+    raise ConfigError(
+      f"run.mesh_implementation is 'placement', which runs in one process, but TF_CONFIG names "
+      f"{cluster.size} workers: use 'simd' (or 'auto'), or unset TF_CONFIG"
+    )
+  cluster.devices(mesh_shape.size)  # Checks the number, before anybody waits for anybody.
+  if workers.current().size == 1:
+    workers.join(cluster, virtual_cpu_devices=mesh_shape.size // cluster.size)
+    agreement.check_same(_program_lines(mesh_shape))
+  return workers.join(cluster)
+
+
+def _program_lines(mesh_shape: mtf.Shape) -> list[str]:
+  """What must be the same in all workers."""
+  settings = gin.config_str(max_line_length=10**6).splitlines()
+  lines = [line for line in settings if line and not line.startswith("#")]
+  lines.append(f"mesh shape {mesh_shape.to_string}")
+  if flags.FLAGS.is_parsed() and "model_dir" in flags.FLAGS:
+    lines.append(f"--model_dir={flags.FLAGS.model_dir}")
+  return lines + agreement.versions(*mtf.__path__, os.path.dirname(os.path.dirname(__file__)))
+
+
+def find_devices(count: int) -> list[str]:
+  """Names of `count` devices: GPUs if there are enough, else virtual CPU devices.
+
+  After `workers.join`, devices of all workers, the same number of each.
+
+  Raises:
+    MeshShapeError: TensorFlow has started with fewer CPU devices, so no more can be made.
+  """
+  cluster = workers.current()
+  if cluster.size > 1:
+    here = count // cluster.size
+    gpus = tf.config.list_physical_devices("GPU")
+    lacking = workers.any_worker(len(gpus) < here)
+    return cluster.devices(count, "CPU" if lacking else "GPU")
+  with quiet.held_back_notices():
+    gpus = tf.config.list_physical_devices("GPU")
+  if len(gpus) >= count:
+    return [d.name for d in tf.config.list_logical_devices("GPU")][:count]
+  try:
+    return mtf.virtual_cpu_devices(count)
+  except MeshShapeError as e:
+    raise MeshShapeError(
+      f"the mesh needs {count} devices; there are {len(gpus)} GPU(s), and {e}"
+    ) from e
+
+
+def check_mesh_names(mesh_shape: mtf.Shape, layout_rules: mtf.LayoutRules) -> None:
+  """Raises `LayoutError` for a rule whose mesh dimension neither exists nor is a usual one."""
+  for tensor_name, mesh_name in layout_rules.check_mesh(mesh_shape):
+    if mesh_name in STANDARD_MESH_NAMES:
+      continue
+    names = mesh_shape.dimension_names
+    raise LayoutError(
+      f"layout rule {tensor_name}:{mesh_name}: the mesh has no dimension {mesh_name!r}; it has "
+      f"{', '.join(names) or 'none'}{_did_you_mean(mesh_name, names)}"
+    )
+
+
+def check_tensor_names(impl: mtf.MeshImpl, graph: mtf.Graph) -> None:
+  """Raises `LayoutError` for a rule whose tensor dimension neither occurs nor is a usual one."""
+  present = dimension_names(graph)
+  mesh_names = impl.shape.dimension_names
+  for tensor_name, mesh_name in impl.layout_rules.pairs:
+    if mesh_name not in mesh_names or tensor_name in present | STANDARD_TENSOR_NAMES:
+      continue
+    raise LayoutError(
+      f"layout rule {tensor_name}:{mesh_name}: no tensor of the model has a dimension "
+      f"{tensor_name!r}{_did_you_mean(tensor_name, sorted(present))}; the dimensions are "
+      f"{', '.join(sorted(n for n in present if not n.startswith('_')))}"
+    )
+
+
+def dimension_names(graph: mtf.Graph) -> set[str]:
+  """Names of the dimensions of all tensors of a graph."""
+  return {n for op in graph.operations for t in op.outputs for n in t.shape.dimension_names}
+
+
+def _did_you_mean(name: str, candidates: Iterable[str]) -> str:
+  close = difflib.get_close_matches(name, list(candidates), n=2, cutoff=0.5)
+  return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def describe_layout(impl: mtf.MeshImpl, graph: mtf.Graph) -> str:
+  """Which variables each rule splits, as a few lines of text."""
+  shape = " x ".join(f"{d.name}:{d.size}" for d in impl.shape) or "one device"
+  lines = [f"mesh {shape}, {type(impl).__name__}"]
+  total = slices = 0
+  split: dict[tuple[str, str], int] = {}
+  for v in graph.all_variables:
+    total += v.size
+    slices += impl.slice_size(v.shape)
+    for d, axis in zip(v.shape, impl.tensor_layout(v.shape)):
+      if axis is not None:
+        key = (d.name, impl.shape[axis].name)
+        split[key] = split.get(key, 0) + 1
+  present = dimension_names(graph)
+  for tensor_name, mesh_name in impl.layout_rules.pairs:
+    if mesh_name in impl.shape.dimension_names and tensor_name in present:
+      n = split.get((tensor_name, mesh_name), 0)
+      what = f"{n} variables" if n else "activations"
+      lines.append(f"  {tensor_name:<12} split over {mesh_name:<8} ({what})")
+  lines.append(
+    f"  {sum(v.size for v in graph.trainable_variables):,} parameters; with optimizer state "
+    f"{total:,} numbers, {slices:,} on each device"
+  )
+  return "\n".join(lines)

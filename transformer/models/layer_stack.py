@@ -1,0 +1,242 @@
+"""Stacks of layers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gin
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import errors
+from mesh_tensorflow.transformer.models import sublayers
+from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
+from mesh_tensorflow.transformer.models.recomputation import recomputed_layer
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+Sublayer = Callable[[mtf.Tensor, "SublayerStack", Context], mtf.Tensor]
+
+
+class SublayerStack(TransformerLayer):
+  """Base class of stacks of layers that have sublayers around them.
+
+  Args:
+    layers: a list of `TransformerLayer`s.
+    sublayers_initial: see `LayerStack`.
+    sublayers_per_layer: see `LayerStack`.
+    sublayers_final: see `LayerStack`.
+  """
+
+  def __init__(
+    self,
+    layers: Sequence[TransformerLayer],
+    sublayers_initial: Sequence[Sublayer] | None,
+    sublayers_per_layer: Sequence[Sublayer] | None,
+    sublayers_final: Sequence[Sublayer] | None,
+  ):
+    self._layers = layers
+    self._sublayers_initial = sublayers_initial
+    self._sublayers_per_layer = sublayers_per_layer
+    self._sublayers_final = sublayers_final
+
+  @property
+  def num_layers(self) -> int:
+    return len(self._layers)
+
+  @property
+  def layers(self) -> Sequence[TransformerLayer]:
+    return self._layers
+
+  def _call_sublayers(self, which: str, x: mtf.Tensor, context: Context) -> mtf.Tensor:
+    functions = getattr(self, f"_sublayers_{which}")
+    if functions is None:
+      raise errors.ConfigError(
+        f"{type(self).__name__}: sublayers_{which} is not set; bind "
+        f"{type(self).__name__}.sublayers_{which} in gin"
+      )
+    for fn in functions:
+      x = fn(x, self, context)
+    return x
+
+  def _layer_fn(self, x: mtf.Tensor, layer: TransformerLayer, context: Context) -> mtf.Tensor:
+    """The sublayers of one layer."""
+    context.current_layer = layer
+    context.current_layer_input = x
+    y = self._call_sublayers("per_layer", x, context)
+    if y.shape != x.shape:
+      raise errors.ShapeError(
+        f"layer {layer.name or ''} ({type(layer).__name__}) maps {x.shape} to {y.shape}; a layer "
+        "of a stack must keep the dimensions and their order"
+      )
+    return y
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer")
+class LayerStack(SublayerStack):
+  """A list of layers, each with the same sublayers (norm, dropout, residual, ...) around it.
+
+  A sublayer is a function `f(x, layer_stack, context) -> y`.
+
+  Args:
+    layers: a list of `TransformerLayer`s.
+    sublayers_initial: sublayers before the first layer.
+    sublayers_per_layer: sublayers of each layer; `sublayer_call_layer` calls the layer itself.
+    sublayers_final: sublayers after the last layer.
+    dropout_rate: together with `norm_epsilon`, selects the older fixed lists of sublayers, whose
+      norms are called `layer_norm` and `final_layer_norm`.
+    norm_epsilon: see `dropout_rate`. Its value has no effect: the epsilon is that of
+      `sublayer_rms_norm`.
+    recompute_grads: whether training computes each layer again in the backward pass instead of
+      keeping its activations.
+
+  Raises:
+    ConfigError: one of dropout_rate and norm_epsilon is None and the other is not.
+  """
+
+  def __init__(
+    self,
+    layers: Sequence[TransformerLayer],
+    sublayers_initial: Sequence[Sublayer] | None = None,
+    sublayers_per_layer: Sequence[Sublayer] | None = None,
+    sublayers_final: Sequence[Sublayer] | None = None,
+    dropout_rate: float | None = None,
+    norm_epsilon: float | None = None,
+    recompute_grads: bool = False,
+  ):
+    super().__init__(layers, sublayers_initial, sublayers_per_layer, sublayers_final)
+    self._recompute_grads = recompute_grads
+    if (dropout_rate is None) != (norm_epsilon is None):
+      raise errors.ConfigError(
+        f"LayerStack: set both dropout_rate (={dropout_rate}) and norm_epsilon (={norm_epsilon}), "
+        "which selects the older sublayers, or neither"
+      )
+    if dropout_rate is not None:
+      self._legacy_init(dropout_rate, norm_epsilon)
+
+  def _legacy_init(self, dropout_rate: float, norm_epsilon: float) -> None:
+    self.dropout_rate = dropout_rate
+    self.norm_epsilon = norm_epsilon
+    if self._sublayers_initial or self._sublayers_per_layer or self._sublayers_final:
+      _LOG.warning(
+        "LayerStack: dropout_rate and norm_epsilon are set, so the given lists of sublayers are "
+        "ignored; set both to None to use the lists"
+      )
+    self._sublayers_initial = [sublayers.sublayer_legacy_dropout]
+    self._sublayers_per_layer = [
+      sublayers.sublayer_legacy_rms_norm,
+      sublayers.sublayer_call_layer,
+      sublayers.sublayer_legacy_dropout,
+      sublayers.sublayer_residual,
+    ]
+    self._sublayers_final = [
+      sublayers.sublayer_legacy_final_rms_norm,
+      sublayers.sublayer_legacy_dropout,
+    ]
+
+  def call(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
+    """Calls the layers in order.
+
+    Appends to `context.layer_outputs`: x after the initial sublayers, the output of each layer
+    but the last, and the result. Advances `context.layer_index`.
+
+    Raises:
+      ConfigError: a list of sublayers is missing.
+      ShapeError: the sublayers of a layer change the dimensions of x.
+    """
+    x = self._call_sublayers("initial", x, context)
+    context.layer_outputs.append(x)
+    for i, layer in enumerate(self._layers):
+      with mtf.variable_scope(layer.name or ""):
+        if self._recompute_grads and context.train:
+          x = self._recomputed_layer(x, layer, context)
+        else:
+          x = self._layer_fn(x, layer, context)
+      if i != len(self._layers) - 1:
+        context.layer_outputs.append(x)
+      context.layer_index += 1
+    x = self._call_sublayers("final", x, context)
+    x = sublayers.sublayer_mask_padding(x, self, context)
+    context.layer_outputs.append(x)
+    return x
+
+  def _recomputed_layer(
+    self, x: mtf.Tensor, layer: TransformerLayer, context: Context
+  ) -> mtf.Tensor:
+    """As `_layer_fn`, without keeping activations for the backward pass."""
+
+    def fn(x: mtf.Tensor) -> Any:
+      # Tensors made in here cannot be used outside: auxiliary losses leave as results.
+      losses = context.losses
+      if losses is not None:
+        context.losses = []
+      try:
+        with recomputed_layer(context, x):
+          y = self._layer_fn(x, layer, context)
+        return (y, *(context.losses or []))
+      finally:
+        context.losses = losses
+
+    y, *new_losses = mtf.recompute_grad(fn, [x])
+    if new_losses:
+      context.losses.extend(new_losses)
+    return y
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer")
+def make_layer_stack(
+  layers: Sequence[Any] = gin.REQUIRED,
+  layer_stack_cls: Callable[[list[TransformerLayer]], LayerStack] = LayerStack,
+  num_layers: int = 6,
+  block_scope: bool = True,
+) -> LayerStack:
+  """Makes a stack of `num_layers` equal blocks of layers.
+
+  Args:
+    layers: the layers of one block. Each is a class (or callable), or a list or tuple of a class,
+      optionally a name and optionally a dict of constructor arguments, in any order.
+    layer_stack_cls: called with the list of layers.
+    num_layers: number of blocks.
+    block_scope: whether layers are called `block_000/layer_000`; else `layer_000`, counted over
+      the whole stack. A layer that is given a name has it in place of `layer_000`; without block
+      scope, the layers of that name share their weights.
+
+  Returns:
+    A `LayerStack`.
+
+  Raises:
+    ConfigError: an item of `layers` is malformed.
+  """
+  layer_list = []
+  for block in range(num_layers):
+    for n, item in enumerate(layers):
+      cls, name, kwargs = _parse_layer(item)
+      if block_scope:
+        name = f"block_{block:03d}/{name or f'layer_{n:03d}'}"
+      else:
+        name = name or f"layer_{len(layer_list):03d}"
+      layer = cls(**kwargs)
+      layer.set_name(name)
+      layer_list.append(layer)
+  return layer_stack_cls(layer_list)
+
+
+def _parse_layer(item: Any) -> tuple[Callable[..., TransformerLayer], str | None, dict[str, Any]]:
+  """The class, name and constructor arguments of an item of `make_layer_stack.layers`."""
+  cls, name, kwargs = None, None, {}
+  for part in item if isinstance(item, (list, tuple)) else [item]:
+    if isinstance(part, str):
+      name = part
+    elif isinstance(part, dict):
+      kwargs = part
+    elif callable(part):
+      cls = part
+    else:
+      raise errors.ConfigError(
+        f"make_layer_stack.layers: {part!r} in {item!r} is neither a layer class, a name (str) "
+        "nor a dict of arguments"
+      )
+  if cls is None:
+    raise errors.ConfigError(f"make_layer_stack.layers: there is no layer class in {item!r}")
+  return cls, name, kwargs

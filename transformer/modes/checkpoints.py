@@ -1,0 +1,162 @@
+"""Which checkpoints of a folder a mode works on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+from mesh_tensorflow import checkpoint as checkpoint_lib
+from mesh_tensorflow.checkpoint import restoring, verification
+from mesh_tensorflow.errors import CheckpointError, ConfigError, DamagedCheckpointError
+from mesh_tensorflow.transformer.files.by_chief import by_chief
+
+_LOG = logging.getLogger("mesh_tensorflow")
+_SECONDS_BETWEEN_LOOKS = 1.0
+
+# Steps that do not name a checkpoint, but stand for what is in the folder now, or will be.
+_ALL, _NEW = "all", "new"
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.utils")
+def get_checkpoint_iterator(
+  checkpoint_step: Any,
+  model_dir: str,
+  skip_until: int = 0,
+  stop_after: int | None = None,
+  find_closest: bool = True,
+) -> Iterable[str | None]:
+  """Paths of checkpoints; several workers must all call it, and get the same.
+
+  Args:
+    checkpoint_step: "all": every one; -1: the newest good one; "new" or None: new good ones as they
+      appear, endlessly; a step, or a list of steps.
+    model_dir: the folder.
+    skip_until: for "all" and "new": only checkpoints after this step.
+    stop_after: for "new": end after the first checkpoint of at least this step.
+    find_closest: whether a step without checkpoint stands for the closest one.
+
+  Raises:
+    CheckpointError: there is no such checkpoint.
+    ConfigError: a `checkpoint_step` that is none of these.
+    DamagedCheckpointError: for -1: all checkpoints are damaged. (Those of "all" and of steps are
+      looked at when they are restored.)
+  """
+  if checkpoint_step is None or checkpoint_step == _NEW:
+    return _watch(model_dir, skip_until, stop_after)
+  if checkpoint_step == -1:
+    return [restoring.newest_good(model_dir)]
+  steps = by_chief(lambda: _steps_in(model_dir))
+  path = lambda step: os.path.join(model_dir, f"model.ckpt-{step}")  # noqa: E731
+  if checkpoint_step == _ALL:
+    return [path(s) for s in steps if s > skip_until]
+  wanted = checkpoint_step if isinstance(checkpoint_step, (list, tuple)) else [checkpoint_step]
+  if not all(isinstance(w, int) for w in wanted):
+    raise ConfigError(
+      f"checkpoint step {checkpoint_step!r} is unknown: use a step, a list of steps, -1 (the "
+      "newest), 'all' or 'new' (as they appear)"
+    )
+  if find_closest:
+    if not steps:
+      raise CheckpointError(f"there is no checkpoint (model.ckpt-<step>) in {model_dir}")
+    found = sorted({min(steps, key=lambda s: (abs(s - w), s)) for w in wanted})
+  else:
+    found = [w for w in wanted if w in steps]
+    if not found:
+      raise CheckpointError(
+        f"there is no checkpoint of step {checkpoint_step} in {model_dir}; there are {steps}"
+      )
+  return [path(s) for s in found]
+
+
+def _steps_in(model_dir: str) -> list[int]:
+  return [checkpoint_lib.get_step_from_path(p) for p in checkpoint_lib.all_checkpoints(model_dir)]
+
+
+def _watch(model_dir: str, skip_until: int, stop_after: int | None) -> Iterator[str]:
+  content = None
+  while True:
+    content = by_chief(lambda before=content: _wait_for_change(model_dir, before))
+    try:
+      path = restoring.newest_good(model_dir)
+    except DamagedCheckpointError as e:
+      _LOG.warning("waiting for the next checkpoint: %s", e)
+      continue
+    step = checkpoint_lib.get_step_from_path(path) if path else skip_until
+    if step <= skip_until:
+      continue
+    skip_until = step
+    if stop_after is None or step <= stop_after:
+      yield path
+    if stop_after is not None and step >= stop_after:
+      return
+
+
+def _wait_for_change(model_dir: str, before: list[str] | None) -> list[str]:
+  while (content := _content(model_dir)) == before:
+    time.sleep(_SECONDS_BETWEEN_LOOKS)
+  return content
+
+
+def _content(model_dir: str) -> list[str]:
+  """What changes when a checkpoint is added, without reading the files of any."""
+  names = checkpoint_lib.all_checkpoints(model_dir)
+  state = os.path.join(model_dir, "checkpoint")
+  try:
+    stat = tf.io.gfile.stat(state)
+  except tf.errors.OpError:
+    return names
+  return [*names, f"{stat.length} {stat.mtime_nsec}"]
+
+
+def restored_checkpoints(
+  estimator: Any, checkpoint_step: Any, model_dir: str, paths: Iterable[str] | None = None
+) -> Iterator[str]:
+  """Restores one checkpoint after the other.
+
+  Of all, or of those to come, the ones that are damaged, or are deleted by then, are left out; a
+  warning names them.
+
+  Args:
+    estimator: a `Trainer`.
+    checkpoint_step: see `get_checkpoint_iterator`; None is the newest.
+    model_dir: folder of checkpoints.
+    paths: checkpoints to restore in place of those.
+
+  Yields:
+    The path of each, when `estimator` holds it.
+
+  Raises:
+    ConfigError: there is none.
+    DamagedCheckpointError: one that was asked for by its step or path is damaged; or all are.
+  """
+  step = -1 if checkpoint_step is None else checkpoint_step
+  may_skip = not paths and step in (_ALL, _NEW)
+  restored, left_out = 0, []
+  for path in paths or get_checkpoint_iterator(step, model_dir):
+    if path is None:
+      break
+    try:
+      estimator.restore_for_inference(path)
+    except CheckpointError as e:
+      is_damaged = isinstance(e, DamagedCheckpointError)
+      if not may_skip or not (is_damaged or _is_gone(path)):
+        raise
+      _LOG.warning("left out: %s", e)
+      left_out += [e.what or e] if is_damaged else []
+    else:
+      restored += 1
+      yield path
+  if not restored and left_out:
+    raise verification.all_damaged(model_dir, left_out)
+  if not restored and step != _NEW:
+    raise ConfigError(f"there is no checkpoint in {model_dir}; train first")
+
+
+def _is_gone(path: str) -> bool:
+  return by_chief(lambda: not tf.io.gfile.exists(path + ".index"))

@@ -1,0 +1,337 @@
+"""The trainer made from settings, under the names that the TF1 library's Estimator had."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import tpu_mesh, workers
+from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
+from mesh_tensorflow.transformer.gin_config import warn_of_unused_scopes, write_operative_config
+from mesh_tensorflow.transformer.meshes import mesh_setup
+from mesh_tensorflow.transformer.programs import training_data
+from mesh_tensorflow.transformer.programs.model_building import build_model
+from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+from mesh_tensorflow.transformer.training.trainer import Trainer
+
+# The accumulators of metrics in traced functions, by their graphs.
+_ACCUMULATORS: weakref.WeakKeyDictionary[Any, list[tf.Variable]] = weakref.WeakKeyDictionary()
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.utils", denylist=["predict_fn"])
+def tpu_estimator_model_fn(
+  model_type: str,
+  transformer_model: Any,
+  vocabulary: Any,
+  model_dir: str | None,
+  use_tpu: Any,
+  mesh_shape: Any,
+  layout_rules: Any,
+  batch_size: int,
+  sequence_length: dict[str, int],
+  autostack: bool,
+  keep_checkpoint_max: int | None,
+  save_checkpoints_steps: int,
+  learning_rate_schedule: Any = None,
+  optimizer: Callable[..., Any] | None = None,
+  outer_batch_size: int = 1,
+  tpu_summaries: bool = False,
+  predict_fn: Callable[..., Any] | None = None,
+  score_in_predict_mode: bool = False,
+  variable_filter: Any = None,
+  init_checkpoint: str | None = None,
+  init_variable_filter: str = "",
+  ensemble_inputs: int | None = None,
+  mesh_devices: list[str] | None = None,
+  model_info_file: str | None = None,
+  hierarchical_tiling_spec: Any = None,
+  weight_decay_checkpoint: str | None = None,
+  *,
+  iterations_per_loop: int = 100,
+  mesh_implementation: str = "auto",
+  seed: int = 0,
+  report_every: int = 100,
+  nonfinite: str = "stop",
+) -> Trainer:
+  """The `Trainer` of a model, with its programs on a mesh (in the TF1 library a model function).
+
+  Args:
+    model_type: see `build_model`.
+    transformer_model: the model.
+    vocabulary: a vocabulary, or an (inputs, targets) tuple.
+    model_dir: folder for checkpoints and summaries.
+    use_tpu: what runs it: a `tpu_mesh.Tpu`, or the name of one, or True for that of this machine;
+      else GPU or CPU.
+    mesh_shape: mesh shape.
+    layout_rules: layout rules.
+    batch_size: sequences in a batch.
+    sequence_length: dict from feature to number of tokens.
+    autostack: has no effect.
+    keep_checkpoint_max: number of checkpoints to keep; None: all.
+    save_checkpoints_steps: steps between checkpoints.
+    learning_rate_schedule: see `Trainer`.
+    optimizer: an optimizer class.
+    outer_batch_size: size of a dimension `outer_batch`, in which a batch may be split too.
+    tpu_summaries: has no effect: summaries are written everywhere.
+    predict_fn: called with `model`, `features` and `variable_dtype`, mtf tensors, for outputs or
+      scores, in place of the model.
+    score_in_predict_mode: `predict` scores given targets in place of making outputs.
+    variable_filter: which variables are trained; see `ModelSteps`.
+    init_checkpoint: a checkpoint to start from when model_dir has none; see
+      `init_checkpoint.restore`.
+    init_variable_filter: regular expression: which variables of `init_checkpoint` are taken.
+    ensemble_inputs: the members of an ensemble that see data of their own; see `ModelSteps`.
+    mesh_devices: names of devices; see `mesh_setup.make_mesh_impl`.
+    model_info_file: a file for the sizes of variables and the counters of the training program.
+    hierarchical_tiling_spec: which core of a TPU is which processor; see
+      `tpu_mesh.physical_coordinates`. Elsewhere it has no effect.
+    weight_decay_checkpoint: has no effect, and had none.
+    iterations_per_loop: training steps in one call of the compiled program.
+    mesh_implementation: see `mesh_setup.make_mesh_impl`.
+    seed: of initial weights and of random operations.
+    report_every: steps between lines of the report.
+    nonfinite: "stop" or "skip"; see `Trainer`.
+
+  Raises:
+    ConfigError: a TPU is asked for, and there is none.
+  """
+  del autostack, tpu_summaries, weight_decay_checkpoint
+  if use_tpu:
+    mesh_shape = mtf.convert_to_shape(mesh_shape)
+    layout_rules = mtf.convert_to_layout_rules(layout_rules)
+    mesh_setup.check_mesh_names(mesh_shape, layout_rules)
+    mesh_impl = tpu_mesh.make_mesh_impl(
+      mesh_shape,
+      layout_rules,
+      use_tpu,
+      hierarchical_tiling_spec=hierarchical_tiling_spec,
+      variable_store=mtf.VariableStore(seed=seed),
+    )
+  else:
+    mesh_impl = mesh_setup.make_mesh_impl(
+      mesh_shape, layout_rules, mesh_devices, mesh_implementation, seed
+    )
+  steps = ModelSteps(
+    transformer_model,
+    mesh_impl,
+    model_type,
+    batch_size,
+    sequence_length,
+    outer_batch_size=outer_batch_size,
+    variable_filter=variable_filter,
+    ensemble_inputs=ensemble_inputs,
+  )
+  return Trainer(
+    steps,
+    vocabulary,
+    model_dir,
+    optimizer=optimizer,
+    learning_rate_schedule=learning_rate_schedule,
+    steps_per_call=iterations_per_loop,
+    save_checkpoints_steps=save_checkpoints_steps,
+    keep_checkpoint_max=keep_checkpoint_max,
+    report_every=report_every,
+    init_checkpoint=init_checkpoint,
+    init_variable_filter=init_variable_filter,
+    predict_fn=predict_fn,
+    score_in_predict_mode=score_in_predict_mode,
+    model_info_file=model_info_file,
+    nonfinite=nonfinite,
+  )
+
+
+def get_estimator(
+  model_type: str,
+  vocabulary: Any,
+  mesh_shape: Any,
+  layout_rules: Any,
+  model_dir: str | None,
+  batch_size: int,
+  sequence_length: dict[str, int],
+  autostack: bool,
+  learning_rate_schedule: Any,
+  keep_checkpoint_max: int | None,
+  save_checkpoints_steps: int,
+  optimizer: Callable[..., Any] | None,
+  predict_fn: Callable[..., Any] | None,
+  variable_filter: Any,
+  ensemble_inputs: int | None,
+  use_tpu: Any,
+  tpu_job_name: str | None,
+  iterations_per_loop: int,
+  cluster: Any,
+  init_checkpoint: str | None = None,
+  mesh_devices: list[str] | None = None,
+  score_in_predict_mode: bool = False,
+  **options: Any,
+) -> Trainer:
+  """Builds the model that gin describes, and its `Trainer`.
+
+  Args:
+    model_type: see `build_model`.
+    vocabulary: a vocabulary, or an (inputs, targets) tuple; the model gets their sizes.
+    mesh_shape: see `tpu_estimator_model_fn`, as for all that is not mentioned here.
+    layout_rules: see there.
+    model_dir: see there.
+    batch_size: see there.
+    sequence_length: see there.
+    autostack: see there.
+    learning_rate_schedule: see there.
+    keep_checkpoint_max: see there.
+    save_checkpoints_steps: see there.
+    optimizer: see there.
+    predict_fn: see there.
+    variable_filter: see there.
+    ensemble_inputs: see there.
+    use_tpu: see there.
+    tpu_job_name: TPU only.
+    iterations_per_loop: see there.
+    cluster: TPU only.
+    init_checkpoint: see there.
+    mesh_devices: see there.
+    score_in_predict_mode: see there.
+    **options: `mesh_implementation`, `seed`, `report_every`, `nonfinite`; see there.
+  """
+  del tpu_job_name, cluster
+  mesh_shape = mtf.convert_to_shape(mesh_shape)
+  layout_rules = mtf.convert_to_layout_rules(layout_rules)
+  model = build_model(
+    model_type=model_type,
+    input_vocab_size=inputs_vocabulary(vocabulary).vocab_size,
+    output_vocab_size=targets_vocabulary(vocabulary).vocab_size,
+    layout_rules=layout_rules,
+    mesh_shape=mesh_shape,
+  )
+  return tpu_estimator_model_fn(
+    model_type=model_type,
+    transformer_model=model,
+    vocabulary=vocabulary,
+    model_dir=model_dir,
+    use_tpu=use_tpu,
+    mesh_shape=mesh_shape,
+    layout_rules=layout_rules,
+    batch_size=batch_size,
+    sequence_length=sequence_length,
+    autostack=autostack,
+    keep_checkpoint_max=keep_checkpoint_max,
+    save_checkpoints_steps=save_checkpoints_steps,
+    learning_rate_schedule=learning_rate_schedule,
+    optimizer=optimizer,
+    predict_fn=predict_fn,
+    score_in_predict_mode=score_in_predict_mode,
+    variable_filter=variable_filter,
+    init_checkpoint=init_checkpoint,
+    ensemble_inputs=ensemble_inputs,
+    mesh_devices=mesh_devices,
+    iterations_per_loop=iterations_per_loop,
+    **options,
+  )
+
+
+def train_model(
+  estimator: Trainer,
+  vocabulary: Any,
+  sequence_length: dict[str, int],
+  batch_size: int,
+  train_dataset_fn: Callable[..., tf.data.Dataset],
+  train_steps: int,
+  ensemble_inputs: int | None,
+  dataset_split: str = "train",
+  skip_seen_data: bool = False,
+  seen_data_init_step: int = 0,
+  checkpoint_input_pipeline: bool = False,
+) -> list[float]:
+  """Trains until the global step is `train_steps`; the default of `run.train_model_fn`.
+
+  Resumed training goes on with the examples that come after those seen, always.
+
+  Args:
+    estimator: the `Trainer`, which knows the next three and `ensemble_inputs`.
+    vocabulary: a vocabulary or a pair.
+    sequence_length: dict from feature to number of tokens.
+    batch_size: sequences in a batch.
+    train_dataset_fn: see `Trainer.train`.
+    train_steps: the absolute step at which to stop.
+    ensemble_inputs: see `ModelSteps`.
+    dataset_split: for the dataset function.
+    skip_seen_data: seen data is counted from `seen_data_init_step`, in place of the step of
+      `init_checkpoint`.
+    seen_data_init_step: the step at which training on this data began.
+    checkpoint_input_pipeline: go on with the data where a saved iterator was, without reading what
+      came before; shuffled data continues exactly.
+
+  Returns:
+    The losses.
+
+  Raises:
+    ConfigError: both `skip_seen_data` and `checkpoint_input_pipeline`.
+  """
+  del vocabulary, sequence_length, batch_size, ensemble_inputs
+  training_data.check_data_options(skip_seen_data, checkpoint_input_pipeline)
+
+  def on_ready(graph: mtf.Graph) -> None:
+    if not workers.current().is_chief:
+      return
+    # Now everything that gin configures has been called once.
+    write_operative_config(estimator.model_dir)
+    warn_of_unused_scopes()
+    print(mesh_setup.describe_layout(estimator.mesh_impl, graph), flush=True)
+
+  return estimator.train(
+    train_dataset_fn,
+    train_steps,
+    dataset_split=dataset_split,
+    on_ready=on_ready,
+    seen_data_init_step=seen_data_init_step if skip_seen_data else None,
+    checkpoint_input_pipeline=checkpoint_input_pipeline,
+  )
+
+
+def metric_sum(values: Any, name: str | None = None, **kwargs: Any) -> tuple[tf.Variable, Any]:
+  """A sum over several batches.
+
+  Args:
+    values: a number or tensor.
+    name: of the accumulator.
+    **kwargs: have no effect.
+
+  Returns:
+    (accumulator, its new value): a float32 variable that starts at 0, and, in a `tf.function`, a
+    tensor that adds the sum of `values` to it in each call.
+  """
+  del kwargs
+  return _accumulated(values, name or "metric_sum", 0.0, tf.reduce_sum, tf.add)
+
+
+def metric_max(values: Any, name: str | None = None, **kwargs: Any) -> tuple[tf.Variable, Any]:
+  """A maximum over several batches.
+
+  Args:
+    values: a number or tensor.
+    name: of the accumulator.
+    **kwargs: have no effect.
+
+  Returns:
+    (accumulator, its new value), as `metric_sum`; it starts at -infinity.
+  """
+  del kwargs
+  return _accumulated(values, name or "metric_max", float("-inf"), tf.reduce_max, tf.maximum)
+
+
+def _accumulated(
+  values: Any, name: str, start: float, reduce: Any, join: Any
+) -> tuple[tf.Variable, tf.Tensor]:
+  values = tf.cast(values, tf.float32)
+  with tf.init_scope():
+    accumulator = tf.Variable(
+      start, False, dtype=tf.float32, name=name, experimental_enable_variable_lifting=False
+    )
+  if tf.inside_function():
+    # A tf.function creates it when it is traced, and does not keep it.
+    _ACCUMULATORS.setdefault(values.graph, []).append(accumulator)
+  return accumulator, accumulator.assign(join(accumulator, reduce(values)))

@@ -1,0 +1,297 @@
+"""Evaluation of checkpoints on data sets: texts decoded, targets scored, or perplexity."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.transformer.data.eval_datasets import EvalDataset, reset_seeds
+from mesh_tensorflow.transformer.data.text_io import (
+  get_step_from_checkpoint_path,
+  inputs_vocabulary,
+  strip_ids,
+  targets_vocabulary,
+  write_lines_to_file,
+)
+from mesh_tensorflow.transformer.modes.checkpoints import restored_checkpoints
+from mesh_tensorflow.transformer.modes.input_fns import examples_input_fn
+from mesh_tensorflow.transformer.modes.scoring import score_with_estimator
+from mesh_tensorflow.transformer.modes.translate import generate
+from mesh_tensorflow.transformer.training.progress import write_scalars
+from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+
+class _Texts:
+  """The examples of one data set: ids to decode or score, and texts to compare with."""
+
+  def __init__(
+    self, dataset: EvalDataset, sequence_length: Any, vocabulary: Any, needed: Sequence[str]
+  ):
+    self.dataset = dataset
+    self.rows: list[list[int]] = []
+    self.inputs: list[str] = []
+    self.targets: list[Any] = []
+    self.examples: list[dict[str, Any]] = []
+    for example in dataset.dataset_fn(sequence_length=sequence_length).as_numpy_iterator():
+      missing = [k for k in needed if k not in example]
+      if missing or "inputs_segmentation" in example:
+        raise DataError(
+          f"eval data set {dataset.name!r} has features {sorted(example)}: to evaluate texts it "
+          f"must yield single (not packed) examples with {' and '.join(map(repr, needed))}"
+        )
+      if "inputs" in example:
+        self.rows.append([int(i) for i in np.trim_zeros(example["inputs"], "b")])
+        self.inputs.append(_text(example, "inputs", inputs_vocabulary(vocabulary)))
+      target = _text(example, "targets", targets_vocabulary(vocabulary))
+      self.targets.append(dataset.postprocess_fn(target, example=example, is_target=True))
+      self.examples.append(example)
+    if not self.examples:
+      raise DataError(f"eval data set {dataset.name!r} is empty")
+    encode = inputs_vocabulary(vocabulary).encode
+    cut = sum(len(encode(t)) >= len(r) > 0 for t, r in zip(self.inputs, self.rows))
+    if cut:
+      _LOG.warning(
+        "eval data set %s: %d of %d inputs are cut to %d tokens (run.sequence_length)",
+        dataset.name, cut, len(self.rows), max(map(len, self.rows)),
+      )  # fmt: skip
+
+  def longest(self, feature: str) -> int:
+    """The largest number of ids of a feature; 0 if the examples do not have it."""
+    return max(len(np.trim_zeros(e.get(feature, ()), "b")) for e in self.examples)
+
+
+def _text(example: Mapping[str, Any], feature: str, vocabulary: Any) -> str:
+  """The text of a feature: as it was before it was encoded, if the example has that."""
+  given = example.get(f"{feature}_pretokenized")
+  if given is not None:
+    return given.decode("utf-8") if isinstance(given, bytes) else str(given)
+  return vocabulary.decode(strip_ids(example[feature], EOS_ID))
+
+
+def eval_model(
+  estimator: Any,
+  vocabulary: Any,
+  sequence_length: dict[str, int] | None,
+  batch_size: int,
+  dataset_split: str,
+  model_dir: str,
+  eval_dataset_fn: Callable[..., Sequence[EvalDataset]],
+  eval_summary_dir: str | None,
+  eval_checkpoint_step: Any,
+  eval_with_score: bool = False,
+  output_eval_examples: bool = True,
+  eval_dir_suffix: str | None = None,
+  score_with_estimator_fn: Callable[..., Any] = score_with_estimator,
+) -> dict[str, dict[str, float]]:
+  """Decodes data sets, or scores their targets, with each of the chosen checkpoints.
+
+  Writes to the summary folder the scalars `eval/<data set>/<metric>` and, if
+  `output_eval_examples`, `<data set>_inputs`, `<data set>_targets` and
+  `<data set>_<step>_predictions`; prints one line for each data set and checkpoint.
+
+  Args:
+    estimator: the `Trainer`, or a function of the sequence length that makes it.
+    vocabulary: a vocabulary or a pair.
+    sequence_length: dict from feature to number of tokens; None, if `estimator` is a function: as
+      long as the longest examples.
+    batch_size: rows at a time.
+    dataset_split: name of the split.
+    model_dir: folder of checkpoints.
+    eval_dataset_fn: called with sequence_length, vocabulary and dataset_split; those of its
+      `EvalDataset`s that have no metrics are left out.
+    eval_summary_dir: where files and scalars go; `model_dir/<split>_eval` by default.
+    eval_checkpoint_step: see `get_checkpoint_iterator`; None is the newest.
+    eval_with_score: metrics get, in place of texts, the log-likelihoods of the targets.
+    output_eval_examples: whether texts are written.
+    eval_dir_suffix: added to the name of the folder, after "_".
+    score_with_estimator_fn: what scores: called as `score_with_estimator` is; it returns the
+      scores, or a tuple with them first.
+
+  Returns:
+    For each data set its metrics with the last checkpoint; empty if none has metrics.
+
+  Raises:
+    ConfigError: there is no data set function, no sequence length, or no checkpoint.
+    DataError: a data set is empty, or is not of single examples.
+  """
+  if eval_dataset_fn is None:
+    raise ConfigError("run.eval_dataset_fn is not bound: there is no data set to evaluate on")
+  if sequence_length is None and not callable(estimator):
+    raise ConfigError("run.sequence_length is not bound")
+  reset_seeds()
+  datasets = eval_dataset_fn(
+    sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
+  )
+  datasets = [EvalDataset(*d) for d in datasets]
+  left_out = [d.name for d in datasets if not d.metric_fns]
+  if left_out:
+    _LOG.info("data sets without metrics are left out: %s", left_out)
+  if len(left_out) == len(datasets):
+    return {}
+  folder = eval_summary_dir or os.path.join(model_dir, f"{dataset_split}_eval")
+  if eval_dir_suffix:
+    folder += f"_{eval_dir_suffix}"
+  needed = ("targets",) if eval_with_score else ("inputs", "targets")
+  cached = [_Texts(d, sequence_length, vocabulary, needed) for d in datasets if d.metric_fns]
+  if output_eval_examples:
+    for texts in cached:
+      base = os.path.join(folder, texts.dataset.name)
+      if texts.inputs:
+        write_lines_to_file(texts.inputs, f"{base}_inputs")
+      write_lines_to_file(texts.targets, f"{base}_targets")
+  longest = {k: max(t.longest(k) for t in cached) for k in ("inputs", "targets")}
+  if sequence_length is None:
+    sequence_length = {k: max(n, 1) for k, n in longest.items()}
+  if callable(estimator):
+    estimator = estimator(sequence_length)
+  results: dict[str, dict[str, float]] = {}
+  for path in restored_checkpoints(estimator, eval_checkpoint_step, model_dir):
+    step = estimator.global_step
+    for texts in cached:
+      name = texts.dataset.name
+      started = time.perf_counter()
+      if eval_with_score:
+        outputs = _scores(estimator, texts, batch_size, path, vocabulary, score_with_estimator_fn)
+      else:
+        outputs = _decodes(estimator, texts, sequence_length, batch_size, vocabulary)
+      seconds = time.perf_counter() - started
+      predictions = [
+        texts.dataset.postprocess_fn(output, example=example)
+        for output, example in zip(outputs, texts.examples)
+      ]
+      if output_eval_examples:
+        write_lines_to_file(predictions, os.path.join(folder, f"{name}_{step}_predictions"))
+      metrics: dict[str, float] = {}
+      for metric_fn in texts.dataset.metric_fns:
+        metrics.update(_as_dict(metric_fn(texts.targets, predictions)))
+      results[name] = metrics
+      write_scalars(folder, step, {f"eval/{name}/{k}": v for k, v in metrics.items()})
+      numbers = "  ".join(f"{k} {v:.2f}" for k, v in metrics.items())
+      done = "scored" if eval_with_score else "decoded"
+      print(
+        f"step {step}  {name}: {numbers}  ({len(predictions):,} texts {done} in {seconds:.1f} s)",
+        flush=True,
+      )
+  return results
+
+
+def _decodes(
+  estimator: Any, texts: _Texts, sequence_length: Any, batch_size: int, vocabulary: Any
+) -> list[str]:
+  decode = targets_vocabulary(vocabulary).decode
+  return [decode(ids) for ids in generate(estimator, texts.rows, sequence_length, batch_size)]
+
+
+def _scores(
+  estimator: Any,
+  texts: _Texts,
+  batch_size: int,
+  path: str,
+  vocabulary: Any,
+  score_with_estimator_fn: Callable[..., Any],
+) -> list[float]:
+  scores = score_with_estimator_fn(
+    estimator,
+    examples_input_fn(texts.examples, batch_size),
+    get_step_from_checkpoint_path(path),
+    os.path.dirname(path),
+    vocabulary,
+    num_examples=len(texts.examples),
+  )
+  # With the texts of targets, and perhaps inputs, behind them; or alone.
+  scores = scores[0] if isinstance(scores, tuple) else scores
+  if scores is None or len(scores) != len(texts.examples):
+    raise ConfigError(
+      f"eval_model: score_with_estimator_fn returned "
+      f"{'nothing' if scores is None else f'{len(scores)} scores'} for {len(texts.examples)} "
+      "examples; use score_with_estimator with save_scores"
+    )
+  return list(scores)
+
+
+def _as_dict(metrics: Any) -> dict[str, float]:
+  """What a metric function returned: a dict, or a tf.Summary protocol buffer of scalars."""
+  if not isinstance(metrics, Mapping):
+    metrics = {v.tag: v.simple_value for v in metrics.value}
+  return {k: float(v) for k, v in metrics.items()}
+
+
+def perplexity_eval(
+  estimator: Any,
+  vocabulary: Any,
+  sequence_length: dict[str, int],
+  dataset_split: str,
+  model_dir: str,
+  eval_dataset_fn: Callable[..., Any] | None,
+  train_dataset_fn: Callable[..., tf.data.Dataset] | None,
+  eval_checkpoint_step: Any,
+  eval_summary_dir: str | None,
+  max_batches: int | None,
+  eval_dir_suffix: str | None = None,
+) -> dict[str, dict[str, float]]:
+  """Teacher-forced evaluation of the chosen checkpoints; one line and TensorBoard scalars each.
+
+  Args:
+    estimator: the `Trainer`.
+    vocabulary: a vocabulary or a pair.
+    sequence_length: dict from feature to number of tokens.
+    dataset_split: name of the split.
+    model_dir: folder of checkpoints.
+    eval_dataset_fn: called with sequence_length, vocabulary and dataset_split; returns
+      `EvalDataset`s. None: the training data's function makes the split.
+    train_dataset_fn: see there.
+    eval_checkpoint_step: see `get_checkpoint_iterator`; None is the newest.
+    eval_summary_dir: where the scalars go; by default, for each data set,
+      `model_dir/eval_<data set>_<split>_<number of examples>`, where the number is "all" without
+      `max_batches`.
+    max_batches: number of batches; None: all.
+    eval_dir_suffix: added to the name of the folder, after "_".
+
+  Returns:
+    For each data set the metrics with the last checkpoint.
+
+  Raises:
+    ConfigError: there is no data set function.
+  """
+  arguments = dict(
+    sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
+  )
+  if eval_dataset_fn is not None:
+    datasets = {
+      d.name: functools.partial(d.dataset_fn, sequence_length=sequence_length)
+      for d in eval_dataset_fn(**arguments)
+    }
+  elif train_dataset_fn is not None:
+    datasets = {dataset_split: functools.partial(train_dataset_fn, **arguments)}
+  else:
+    raise ConfigError("bind run.eval_dataset_fn or run.train_dataset_fn to evaluate")
+  results: dict[str, dict[str, float]] = {}
+  for _ in restored_checkpoints(estimator, eval_checkpoint_step, model_dir):
+    for name, make in datasets.items():
+      reset_seeds()
+      metrics = estimator.evaluate(make(), max_batches, what=name)
+      results[name] = metrics
+      count = "all" if max_batches is None else max_batches * estimator.steps.batch_size
+      folder = eval_summary_dir or os.path.join(model_dir, f"eval_{name}_{dataset_split}_{count}")
+      if eval_dir_suffix:
+        folder += f"_{eval_dir_suffix}"
+      write_scalars(
+        folder, estimator.global_step, {f"eval/{name}/{k}": v for k, v in metrics.items()}
+      )
+      print(
+        f"step {estimator.global_step}  {name}: loss {metrics['loss']:.4f} nats  "
+        f"{metrics['bits_per_token']:.4f} bits/token  accuracy {metrics['token_accuracy']:.4f}  "
+        f"({metrics['num_eval_tokens']:,.0f} tokens)",
+        flush=True,
+      )
+  return results

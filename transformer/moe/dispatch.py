@@ -1,0 +1,128 @@
+"""Tokens to experts and back: groups, routing, and the exchange between processors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.transformer.moe.gating import router
+from mesh_tensorflow.transformer.moe.groups import LayoutHints, slot_dims, token_dims
+from mesh_tensorflow.transformer.moe.hparams import hparam, hparam_of_mode
+from mesh_tensorflow.transformer.moe.router import RouterCall
+from mesh_tensorflow.transformer.moe.summaries import summarize_routing
+
+# Applies experts: `[outer_batch, experts, groups, slots, d_model]` -> tensors of the same
+# dimensions but the last.
+ExpertsFn = Callable[[mtf.Tensor, mtf.Dimension], Sequence[mtf.Tensor]]
+
+
+def apply_experts(
+  inputs: mtf.Tensor,
+  output_dim: mtf.Dimension,
+  hparams: Any,
+  train: bool,
+  variable_dtype: mtf.VariableDType,
+  experts_fn: ExpertsFn,
+  hints: LayoutHints,
+  nonpadding: mtf.Tensor | None = None,
+  num_microbatches: int | None = None,
+  token_embeddings: mtf.Tensor | None = None,
+) -> tuple[list[mtf.Tensor], mtf.Tensor]:
+  """Routes tokens to experts and back; see `transformer_moe_layer_v1`.
+
+  Args:
+    inputs: see there, as all others.
+    output_dim: the last dimension of the results of `experts_fn`.
+    hparams: see there.
+    train: see there.
+    variable_dtype: see there.
+    experts_fn: the experts.
+    hints: what is known about the layout.
+    nonpadding: see there.
+    num_microbatches: see there.
+    token_embeddings: see there.
+
+  Returns:
+    (outputs, loss), an output for each result of `experts_fn`.
+  """
+  leading, input_dim = inputs.shape.dims[:-1], inputs.shape.dims[-1]
+  if leading[0].name == "outer_batch" and len(leading) > 1:
+    outer, batch = leading[:2]
+  else:
+    outer, batch = mtf.Dimension("outer_batch_unsplit", 1), leading[0]
+  n_tokens = math.prod(d.size for d in leading) // outer.size
+  groups, group = token_dims(n_tokens, hparam(hparams, "group_size"), batch, "group", hints)
+  n = hparam(hparams, "num_experts")
+  experts, experts_unsplit = mtf.Dimension("experts", n), mtf.Dimension("expert_unsplit", n)
+  capacity = mtf.Dimension("expert_capacity", expert_capacity(group.size, n, hparams, train))
+  hidden = mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size"))
+
+  def grouped(x: mtf.Tensor) -> mtf.Tensor:
+    last = x.shape.dims[len(leading) :]
+    return mtf.reshape(x, mtf.Shape([outer, groups, group, *last]))
+
+  x = grouped(inputs)
+  if hparam(hparams, "word_embed_mode") is None or token_embeddings is None:
+    token_embeddings = None
+  else:
+    token_embeddings = grouped(mtf.cast(token_embeddings, inputs.dtype))
+  importance = None
+  if isinstance(nonpadding, mtf.Tensor):
+    nonpadding = mtf.cast(nonpadding, inputs.dtype)
+    importance = grouped(mtf.broadcast(nonpadding, mtf.Shape(leading)))
+  gating = hparam(hparams, "gating")
+  call = RouterCall(
+    x, None, experts_unsplit, capacity, hparams, train, variable_dtype, importance,
+    f"{gating}_gating", num_microbatches, token_embeddings,
+  )  # fmt: skip
+  routing, loss = router(gating)(call)
+  if train and hparam(hparams, "summaries"):
+    summarize_routing(f"{gating}_gating", routing, loss, importance)
+  # The tensor changes hands here: from a part of the groups to a part of the experts.
+  here = [outer, experts_unsplit, groups, capacity]
+  there = [
+    outer,
+    experts,
+    *slot_dims(groups, capacity, batch, [experts, hidden, input_dim, output_dim], hints),
+  ]
+  slots = routing.dispatch(x, mtf.Shape([*here, input_dim]))
+  slots = change_hands(slots, there, hints)
+  outputs = []
+  for y in experts_fn(slots, experts):
+    last = y.shape.dims[-1]
+    y = change_hands(y, here, hints)
+    y = routing.combine(y, mtf.Shape([outer, groups, group, last]))
+    outputs.append(mtf.reshape(y, mtf.Shape([*leading, last])))
+  return outputs, mtf.cast(loss, inputs.dtype) * hparam(hparams, "loss_coef")
+
+
+def expert_capacity(group_size: int, num_experts: int, hparams: Any, train: bool) -> int:
+  """The number of slots that an expert has for a group.
+
+  Args:
+    group_size: tokens of a group.
+    num_experts: number of experts.
+    hparams: an object with `moe_` attributes.
+    train: whether the layer is being trained.
+  """
+  factor = hparam_of_mode(hparams, "capacity_factor", train)
+  slots = min(group_size, int(group_size * factor / num_experts))
+  return max(slots, hparam(hparams, "min_expert_capacity"))
+
+
+def change_hands(x: mtf.Tensor, dims: Sequence[mtf.Dimension], hints: LayoutHints) -> mtf.Tensor:
+  """x with its dimensions but the last renamed, and so laid out in another way.
+
+  If the layout splits "d_model_split", processors along that mesh axis divide the exchange.
+
+  Args:
+    x: a tensor.
+    dims: new dimensions, of the sizes of those of x but the last.
+    hints: what is known about the layout.
+  """
+  last = x.shape.dims[-1]
+  if hints.axis("d_model_split") is not None:
+    x = mtf.reshape(x, mtf.Shape([*dims, mtf.Dimension("d_model_split", last.size)]))
+  return mtf.reshape(x, mtf.Shape([*dims, last]))

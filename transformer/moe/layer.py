@@ -1,0 +1,233 @@
+"""A mixture of experts (Shazeer et al., 2017) of one level of experts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import gin
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import errors
+from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
+from mesh_tensorflow.transformer.moe.dispatch import apply_experts
+from mesh_tensorflow.transformer.moe.groups import LayoutHints
+from mesh_tensorflow.transformer.moe.hparams import HParams, hparam
+
+
+def transformer_moe_layer_v1(
+  inputs: mtf.Tensor,
+  output_dim: mtf.Dimension,
+  hparams: Any,
+  train: bool,
+  variable_dtype: mtf.VariableDType,
+  layout: Any = None,
+  mesh_shape: Any = None,
+  nonpadding: mtf.Tensor | None = None,
+  activation: Any = mtf.relu,
+  num_microbatches: int | None = None,
+  token_embeddings: mtf.Tensor | None = None,
+) -> tuple[Any, mtf.Tensor]:
+  """Sends each token to a few of many two-layer networks, and adds up what they return.
+
+  Tokens are routed within groups of about `moe_group_size`. Where the layout splits "experts",
+  expert weights and work are divided; over the mesh axis of the batch, tokens are exchanged by
+  alltoall. Tokens that find no slot, and padding, get zeros.
+
+  Variables: `<gating>/kernel` [d_model, expert_unsplit]; `wi/kernel` (`wi_0/kernel`, ... for
+  several activations) [experts, d_model, expert_hidden]; `wo/kernel` [experts, expert_hidden,
+  output_dim] (`q_wo/kernel` and `k_wo/kernel` for `moe_use_experts_attention`).
+
+  Args:
+    inputs: `[(outer_batch,) batch, ..., d_model]`.
+    output_dim: the last dimension of the result.
+    hparams: an object with `moe_` attributes, see `MoE1D`; missing ones have their defaults.
+    train: whether the layer is being trained.
+    variable_dtype: an `mtf.VariableDType`.
+    layout: the layout rules that the program will have; None if they are not known.
+    mesh_shape: the mesh shape that it will have; None if it is not known.
+    nonpadding: 1 for tokens, 0 for padding: some of the leading dims of inputs; None: no padding.
+    activation: see `mtf.layers.dense_product`.
+    num_microbatches: how many of such calls make a training step; None: 1.
+    token_embeddings: of the dims of inputs, for `moe_word_embed_mode`.
+
+  Returns:
+    (output, loss): `[<leading dims of inputs>, output_dim]`, or with `moe_use_experts_attention` a
+    list of two; the auxiliary loss times `moe_loss_coef`.
+
+  Raises:
+    ConfigError: a hyperparameter has a value that is not known.
+  """
+  dropout_rate = hparam(hparams, "dropout_rate")
+
+  def experts_fn(x: mtf.Tensor, experts_dim: mtf.Dimension) -> list[mtf.Tensor]:
+    options = dict(expert_dims=[experts_dim], use_bias=False, variable_dtype=variable_dtype)
+    h = mtf.layers.dense_product(
+      x,
+      reduced_dims=x.shape.dims[-1:],
+      new_dims=mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size")),
+      activation_functions=activation,
+      name="wi",
+      **options,
+    )
+    if dropout_rate:
+      h = mtf.dropout(h, train, rate=dropout_rate)
+    names = ["q_wo", "k_wo"] if hparam(hparams, "use_experts_attention") else ["wo"]
+    return [
+      mtf.layers.dense(h, output_dim, reduced_dims=h.shape.dims[-1:], name=name, **options)
+      for name in names
+    ]
+
+  outputs, loss = apply_experts(
+    inputs,
+    output_dim,
+    hparams,
+    train,
+    variable_dtype,
+    experts_fn,
+    LayoutHints(layout, mesh_shape),
+    nonpadding,
+    num_microbatches,
+    token_embeddings,
+  )
+  return (outputs if len(outputs) > 1 else outputs[0]), loss
+
+
+class ExpertsLayer(TransformerLayer):
+  """Base class of layers that call a mixture of experts with the context."""
+
+  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> Any:
+    """Applies the layer; appends the auxiliary loss to `context.losses`.
+
+    Args:
+      context: a `Context`.
+      x: see `TransformerLayer.call`.
+      losses: not used.
+
+    Returns:
+      A tensor of the dimensions of x but the last, which is `output_dim`.
+
+    Raises:
+      UnsupportedError: the model is an ensemble.
+    """
+    del losses
+    model = context.model
+    if getattr(model, "ensemble_dim", None):
+      raise errors.UnsupportedError(
+        f"layer {self.name or ''} ({type(self).__name__}): experts cannot be used in an ensemble "
+        f"({model.ensemble_dim.name}:{model.ensemble_dim.size}); set Unitransformer.ensemble = None"
+      )
+    y, loss = self._apply(context, x)
+    if context.losses is not None:
+      context.losses.append(loss)
+    return y
+
+  def _apply(self, context: Context, x: mtf.Tensor) -> tuple[Any, mtf.Tensor]:
+    """(output, loss)."""
+    raise NotImplementedError
+
+  @property
+  def _hparams(self) -> HParams:
+    """The constructor's arguments, as the functions want them: called `moe_<name>`."""
+    names = [f.name for f in dataclasses.fields(self)]
+    return HParams(**{f"moe_{n.removeprefix('moe_')}": getattr(self, n) for n in names})
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class OneLevelExpertsLayer(ExpertsLayer):
+  """What `MoE1D` and `HeterogeneousMoE1D` have in common; see `MoE1D` for the arguments."""
+
+  num_experts: int = 16
+  loss_coef: float = 1e-2
+  hidden_size: int = 4096
+  group_size: int = 1024
+  capacity_factor_train: float = 1.25
+  capacity_factor_eval: float = 2.0
+  use_second_place_loss: bool = False
+  second_policy_train: str = "random"
+  second_policy_eval: str = "random"
+  second_threshold_train: float = 0.2
+  second_threshold_eval: float = 0.2
+  dropout_rate: float = 0.0
+  activation: Any = "relu"
+  moe_gating: str = "top_2"
+  min_expert_capacity: int = 4
+  switch_policy_train: str = "input_jitter"
+  switch_policy_eval: str = "input_jitter"
+  switch_dropout: float = 0.1
+  switch_temperature: float = 1.0
+  switch_jitter: float = 1e-2
+  ntlb_top_k: int = 4
+  output_dim: mtf.Dimension | None = None
+
+  def _call_experts(
+    self, layer_fn: Callable[..., Any], context: Context, x: mtf.Tensor
+  ) -> tuple[Any, mtf.Tensor]:
+    """(output, loss) of a function like `transformer_moe_layer_v1`."""
+    return layer_fn(
+      x,
+      self.output_dim or context.model.model_dim,
+      self._hparams,
+      context.train,
+      context.variable_dtype,
+      layout=context.model.layout,
+      mesh_shape=context.model.mesh_shape,
+      nonpadding=context.nonpadding,
+      activation=self.activation,
+      num_microbatches=context.num_microbatches,
+      token_embeddings=context.input_embeddings,
+    )
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.moe")
+@dataclasses.dataclass(eq=False, repr=False)
+class MoE1D(OneLevelExpertsLayer):
+  """A feed-forward layer of which each token uses a small part: see `transformer_moe_layer_v1`.
+
+  Args:
+    num_experts: number of experts.
+    loss_coef: coefficient of the auxiliary losses.
+    hidden_size: size of the experts' hidden layer.
+    group_size: tokens that are routed together.
+    capacity_factor_train: slots of all experts per token of a group, in training.
+    capacity_factor_eval: otherwise.
+    use_second_place_loss: whether second choices too shall be balanced (top_2, top_n).
+    second_policy_train: which second choices are kept: "all", "none", "threshold" (those with a
+      gate above `second_threshold`), or "random" (with probability gate / second_threshold).
+    second_policy_eval: likewise when not training; "random" is random then, too.
+    second_threshold_train: see there.
+    second_threshold_eval: see there.
+    dropout_rate: rate at which hidden values become 0 in training.
+    activation: of the hidden layer; see `mtf.layers.dense_product`.
+    moe_gating: "top_2", "top_n", "switch", "ntlb", "switch_max" or "expert_selection".
+    min_expert_capacity: each expert has at least so many slots.
+    switch_policy_train: "argmax", "input_dropout", "input_jitter" or "sample" (switch family).
+    switch_policy_eval: likewise when not training.
+    switch_dropout: rate of "input_dropout".
+    switch_temperature: of "sample".
+    switch_jitter: "input_jitter" multiplies inputs by up to 1 plus or minus this.
+    ntlb_top_k: how many experts a token tries ("ntlb").
+    output_dim: the last dimension of the result; the model's by default.
+    use_experts_attention: whether there are two outputs, for queries and keys.
+    z_loss: coefficient of the router's z-loss in training; None: none.
+    word_embed_mode: how token embeddings enter the router: None, "concat", "concat_stop_grad",
+      "add", "add_stop_grad" or "embed_only".
+    use_second_place_expert_prob: probability, in training, to avoid a token's best expert (switch,
+      switch_max, ntlb); None: never.
+    use_second_place_expert_prob_temp: then the expert is drawn at this temperature; None: it is
+      the second best.
+    top_n_num_experts_per_token: n of "top_n".
+    summaries: whether, in training, the use of experts is reported by `mtf.scalar_summary`.
+  """
+
+  use_experts_attention: bool = False
+  z_loss: float | None = None
+  word_embed_mode: str | None = None
+  use_second_place_expert_prob: float | None = None
+  use_second_place_expert_prob_temp: float | None = None
+  top_n_num_experts_per_token: int = 3
+  summaries: bool = dataclasses.field(default=False, kw_only=True)
+
+  def _apply(self, context: Context, x: mtf.Tensor) -> tuple[Any, mtf.Tensor]:
+    return self._call_experts(transformer_moe_layer_v1, context, x)

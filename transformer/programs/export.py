@@ -1,0 +1,215 @@
+"""SavedModels of trained models: strings in, strings or scores out, without this package."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.lowering import RUN_COUNTER
+from mesh_tensorflow.transformer.data.encoding import vocabulary_of, with_eos
+from mesh_tensorflow.transformer.programs import prediction
+from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+# Operations that call Python, which a SavedModel does not hold.
+_PYTHON_OPS = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc"))
+
+
+def save(
+  steps: ModelSteps,
+  folder: str,
+  vocabulary: Any,
+  batch_size: int = 1,
+  score: bool = False,
+  predict_fn: Any = None,
+) -> str:
+  """Writes a SavedModel with the signature `serving_default`.
+
+  It takes strings [n], any number of them: `inputs`, or to score `targets` (model type "lm") or
+  both. Each gets an EOS, and is cut or padded to its `sequence_length`. It returns `inputs` and
+  `outputs`; or `scores`, float32 [n], and `targets`. What is text is strings [n] if the vocabulary
+  has a `decode_tf` that is made of TensorFlow operations, with the ids, int32 [n, length], as
+  `inputs_ids` and so on; else these names are of the ids themselves. If the vocabulary encodes in
+  Python, the signature takes ids, int32 [n, any length], as they are; a warning says so.
+
+  The model is for one device, whatever the mesh it was trained on.
+
+  Args:
+    steps: the programs of the model; its variables hold what is to be exported.
+    folder: the SavedModel goes into a new folder in here, named by the time in seconds.
+    vocabulary: a vocabulary, or an (inputs, targets) tuple.
+    batch_size: rows that the model takes at a time.
+    score: whether given targets are scored.
+    predict_fn: see `prediction`.
+
+  Returns:
+    The path of the SavedModel.
+
+  Raises:
+    ConfigError: there is no folder, or the model does not generate text.
+  """
+  if not folder:
+    raise ConfigError("run.export_path is not bound: where should the SavedModel go?")
+  names = ["inputs"]
+  if score:
+    names = ["targets"] if steps.model_type == "lm" else ["inputs", "targets"]
+  # A mesh of one device: a program with collectives runs only in the process that has the mesh.
+  mesh_impl = mtf.PlacementMeshImpl("", "", [""], variable_store=mtf.VariableStore())
+  program = prediction.predictor(steps.on_mesh(mesh_impl), names, score, predict_fn, batch_size)
+  lengths = {n: steps.feature_shape(n)[-1] for n in names}
+  one_batch = tf.function(program, autograph=False)
+  # Makes the variables.
+  traced = one_batch.get_concrete_function(
+    *(tf.TensorSpec([batch_size, lengths[n]], tf.int32) for n in names)
+  )
+  for stored in mesh_impl.variable_store:
+    # The counter of runs that draw random numbers begins anew.
+    if not stored.name.startswith(RUN_COUNTER):
+      stored.assign(steps.mesh_impl.variable_store[stored.name].numpy())
+  shapes = {k: tf.TensorSpec(v.shape, v.dtype) for k, v in traced.structured_outputs.items()}
+  encoders = {n: _encoder(n, vocabulary, lengths[n]) for n in names}
+  decoders = {n: _decoder(n, vocabulary) for n in shapes if n != "scores"}
+
+  def serve(**features: tf.Tensor) -> dict[str, tf.Tensor]:
+    count = tf.shape(features[names[0]])[0]
+    ids = tuple(_batches(encoders[n](features[n]), batch_size) for n in names)
+    results = tf.map_fn(lambda xs: one_batch(*xs), ids, fn_output_signature=shapes)
+    results = {k: tf.reshape(v, [-1, *shapes[k].shape[1:]])[:count] for k, v in results.items()}
+    for name, decode in decoders.items():
+      if decode is not None:
+        results[f"{name}_ids"] = results[name]
+        results[name] = decode(results[name])
+    return results
+
+  module = tf.Module()
+  module.model_variables = [v for stored in mesh_impl.variable_store for v in stored.slices]
+  module.serve = tf.function(serve, autograph=False)
+  specs = {n: _input_spec(n, vocabulary) for n in names}
+  path = _new_folder(folder)
+  try:
+    tf.io.gfile.makedirs(path)
+  except tf.errors.OpError as e:
+    raise ConfigError(f"run.export_path {folder!r} cannot be written to: {e.message}") from e
+  tf.saved_model.save(module, path, signatures=module.serve.get_concrete_function(**specs))
+  return path
+
+
+def _batches(ids: tf.Tensor, batch_size: int) -> tf.Tensor:
+  """Rows [n, length] as [batches, batch_size, length]; the last batch ends with zeros."""
+  missing = -tf.shape(ids)[0] % batch_size
+  return tf.reshape(tf.pad(ids, [[0, missing], [0, 0]]), [-1, batch_size, ids.shape[1]])
+
+
+def _input_spec(name: str, vocabulary: Any) -> tf.TensorSpec:
+  if _encodes_in_tensorflow(vocabulary_of(name, vocabulary)):
+    return tf.TensorSpec([None], tf.string, name)
+  return tf.TensorSpec([None, None], tf.int32, name)
+
+
+def _encoder(name: str, vocabulary: Any, length: int) -> Callable[[tf.Tensor], tf.Tensor]:
+  """A function from what the signature takes to ids [n, length]."""
+  vocabulary = vocabulary_of(name, vocabulary)
+
+  def fit(ids):
+    ids = tf.cast(ids, tf.int32)[..., :length]
+    missing = length - tf.shape(ids)[-1]
+    return tf.pad(ids, [[0, 0]] * (ids.shape.rank - 1) + [[0, missing]])
+
+  if not _encodes_in_tensorflow(vocabulary):
+    _LOG.warning(
+      "export: %s encodes in Python, which a SavedModel cannot; its signature takes ids "
+      "[n, length] for %s", type(vocabulary).__name__, name,
+    )  # fmt: skip
+    return lambda ids: tf.ensure_shape(fit(ids), [None, length])
+  return lambda texts: tf.map_fn(
+    lambda text: fit(with_eos(vocabulary.encode_tf(text))),
+    texts,
+    fn_output_signature=tf.TensorSpec([length], tf.int32),
+  )
+
+
+def _encodes_in_tensorflow(vocabulary: Any) -> bool:
+  return _is_tensorflow(vocabulary.encode_tf, tf.TensorSpec([], tf.string))
+
+
+def _decoder(name: str, vocabulary: Any) -> Callable[[tf.Tensor], tf.Tensor] | None:
+  """The `decode_tf` of a feature's vocabulary, if it has one that a SavedModel can hold."""
+  decode = getattr(vocabulary_of(name, vocabulary), "decode_tf", None)
+  if decode is None or not _is_tensorflow(decode, tf.TensorSpec([None, 8], tf.int32)):
+    return None
+  return decode
+
+
+def _is_tensorflow(function: Callable[..., tf.Tensor], spec: tf.TensorSpec) -> bool:
+  """Whether a function is there, and calls no Python while it runs."""
+  try:
+    traced = tf.function(function, autograph=False).get_concrete_function(spec)
+  except NotImplementedError:
+    return False
+  definition = traced.graph.as_graph_def()
+  nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+  return not any(n.op in _PYTHON_OPS for n in nodes)
+
+
+def _new_folder(base: str) -> str:
+  """A folder in `base` that is not there yet, named by the time in seconds."""
+  number = int(time.time())
+  while tf.io.gfile.exists(os.path.join(base, str(number))):
+    number += 1
+  return os.path.join(base, str(number))
+
+
+def export_model(
+  estimator: Any,
+  export_dir: str,
+  vocabulary: Any,
+  sequence_length: Any,
+  model_type: str,
+  eval_with_score: bool = False,
+  batch_size: int = 1,
+  checkpoint_path: str | None = None,
+) -> str:
+  """Writes a SavedModel of a trained model; see `save`.
+
+  Args:
+    estimator: a `Trainer`.
+    export_dir: the SavedModel goes into a new folder in here, named by the time in seconds.
+    vocabulary: a vocabulary, or an (inputs, targets) tuple.
+    sequence_length: must be that of the estimator.
+    model_type: must be that of the estimator.
+    eval_with_score: whether it scores given targets.
+    batch_size: rows that the model takes at a time.
+    checkpoint_path: a checkpoint to export; None: the newest.
+
+  Returns:
+    The path of the SavedModel.
+
+  Raises:
+    ConfigError: there is no checkpoint; or an argument is not what the estimator was made with.
+  """
+  steps = estimator.steps
+  made_with = {"model_type": steps.model_type, "sequence_length": dict(steps.sequence_length)}
+  given = {"model_type": model_type, "sequence_length": _as_dict(sequence_length)}
+  for what, value in given.items():
+    if value != made_with[what]:
+      raise ConfigError(
+        f"export_model: {what} is {value}, but the estimator was made with {made_with[what]}"
+      )
+  if checkpoint_path is None and estimator.latest_checkpoint() is None:
+    raise ConfigError(f"there is no checkpoint in {estimator.model_dir}; train first")
+  estimator.restore_for_inference(checkpoint_path)
+  return save(steps, export_dir, vocabulary, batch_size, eval_with_score, estimator.predict_fn)
+
+
+def _as_dict(sequence_length: Any) -> dict[str, int]:
+  if isinstance(sequence_length, int):
+    return {"inputs": sequence_length, "targets": sequence_length}
+  return dict(sequence_length)

@@ -1,0 +1,75 @@
+"""From settings to a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.transformer import transformer as transformer_lib
+
+# Model types of an encoder and a decoder.
+PAIRED = ("bitransformer", "bi_student_teacher")
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.utils")
+def get_variable_dtype(
+  master_dtype: Any = tf.bfloat16,
+  slice_dtype: Any = tf.float32,
+  activation_dtype: Any = tf.float32,
+) -> mtf.VariableDType:
+  """The dtypes of the model's variables: in checkpoints, in training, in computations."""
+  return mtf.VariableDType(
+    tf.as_dtype(master_dtype), tf.as_dtype(slice_dtype), tf.as_dtype(activation_dtype)
+  )
+
+
+def build_model(
+  model_type: str = "bitransformer",
+  input_vocab_size: int = gin.REQUIRED,
+  output_vocab_size: int = gin.REQUIRED,
+  layout_rules: Any = None,
+  mesh_shape: Any = None,
+) -> Any:
+  """Builds the model that `model_type` names.
+
+  Args:
+    model_type: "bitransformer": an encoder-decoder; "bi_student_teacher": one that learns from
+      another; "lm": a language model of targets; "delimited_lm": of inputs and targets, joined;
+      "aligned": targets as long as inputs, not autoregressive.
+    input_vocab_size: number of input ids.
+    output_vocab_size: number of output ids.
+    layout_rules: layout rules.
+    mesh_shape: mesh shape.
+
+  Returns:
+    A `Unitransformer`, `Bitransformer` or `StudentTeacher`.
+
+  Raises:
+    ConfigError: an unknown model type.
+  """
+  if model_type in ("lm", "delimited_lm", "aligned"):
+    return transformer_lib.Unitransformer(
+      autoregressive=model_type != "aligned",
+      layer_stack=transformer_lib.make_layer_stack(),
+      input_vocab_size=input_vocab_size,
+      output_vocab_size=output_vocab_size,
+      mesh_shape=mesh_shape,
+      layout=layout_rules,
+    )
+  makers = {
+    "bitransformer": transformer_lib.make_bitransformer,
+    "bi_student_teacher": transformer_lib.make_bi_student_teacher,
+  }
+  if model_type not in makers:
+    known = ", ".join(repr(t) for t in (*makers, "lm", "delimited_lm", "aligned"))
+    raise ConfigError(f"unknown model_type {model_type!r}; use one of {known}")
+  return makers[model_type](
+    input_vocab_size=input_vocab_size,
+    output_vocab_size=output_vocab_size,
+    mesh_shape=mesh_shape,
+    layout=layout_rules,
+  )

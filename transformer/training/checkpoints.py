@@ -1,0 +1,114 @@
+"""The checkpoints that a training writes: when, and what must hold before."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow import checkpoint as checkpoint_lib
+from mesh_tensorflow import workers
+from mesh_tensorflow.checkpoint.restoring import EXTRA
+from mesh_tensorflow.errors import NonFiniteError
+from mesh_tensorflow.store import StoredVariable, VariableStore
+from mesh_tensorflow.transformer.programs.training_data import SavedPipeline
+
+_BEGAN = "began_at_step"
+
+
+class TrainingCheckpoints:
+  """The checkpoints of one model in its folder.
+
+  Args:
+    checkpointer: writes them; None: nothing is saved.
+    store: the variables.
+    save_every: steps between checkpoints; 0: only the last step is saved.
+
+  Attributes:
+    newest: the checkpoint that training goes on from; None at the beginning.
+    saved_step: the step of the last checkpoint; 0 if there is none.
+    began: the step at which training in this folder began, if it did not begin with initial values;
+      it is a part of the checkpoints.
+    pipeline: the iterator of the data, if its position is a part of checkpoints.
+  """
+
+  def __init__(
+    self, checkpointer: checkpoint_lib.Checkpointer | None, store: VariableStore, save_every: int
+  ):
+    self._checkpointer = checkpointer
+    self._store = store
+    self._save_every = save_every
+    self.newest: str | None = None
+    self.saved_step = 0
+    self.began: int | None = None
+    self.pipeline: SavedPipeline | None = None
+
+  def find_newest(self) -> None:
+    """Looks for the newest good checkpoint, to go on from."""
+    self.newest = self._checkpointer.latest() if self._checkpointer is not None else None
+    self.saved_step = checkpoint_lib.get_step_from_path(self.newest) if self.newest else 0
+    self.began = None
+    if self.newest:
+      reader = tf.train.load_checkpoint(self.newest)
+      if reader.has_tensor(EXTRA + _BEGAN):
+        self.began = int(reader.get_tensor(EXTRA + _BEGAN))
+
+  def is_due(self, before: int, step: int, last: int) -> bool:
+    """Whether to save now.
+
+    Args:
+      before: the step before the last call of the program.
+      step: the step now.
+      last: the step at which training ends.
+    """
+    if self._checkpointer is None:
+      return False
+    if step >= last:
+      return True
+    every = self._save_every
+    return bool(every) and step // every > before // every
+
+  def save(self, step: int, asynchronous: bool = True) -> None:
+    """Writes a checkpoint; see `Trainer.save`.
+
+    Args:
+      step: number of steps done.
+      asynchronous: whether it may be written in the background.
+    """
+    name = next((v.name for v in self._store if not _is_finite(v)), None)
+    if workers.any_worker(name is not None):
+      raise NonFiniteError(
+        f"variable {name or '(of which other workers have slices)'} became NaN or infinite by step "
+        f"{step}; training stopped, and nothing was saved after step {self.saved_step}. Lower the "
+        "learning rate, or look at the data of the last steps"
+      )
+    attachments = self.pipeline.attachments() if self.pipeline is not None else None
+    extra = None if self.began is None else {_BEGAN: self.began}
+    self._checkpointer.save(step, extra, asynchronous=asynchronous, attachments=attachments)
+    self.saved_step = step
+
+  def save_before_leaving(self, step: int) -> str:
+    """The last checkpoint of a training that was asked to stop; returns what was saved."""
+    if self._checkpointer is None:
+      return f"step {step} was done, and there is no model_dir to save it in"
+    if self.saved_step != step:
+      self.save(step, asynchronous=False)
+    self._checkpointer.wait()
+    return f"step {step} is saved in {self._checkpointer.directory}"
+
+  def last_written(self) -> str | None:
+    """The path of the last checkpoint, when it is whole; None if there is none."""
+    if self._checkpointer is None:
+      return None
+    self._checkpointer.wait()
+    name = f"model.ckpt-{self.saved_step}"
+    return os.path.join(self._checkpointer.directory, name) if self.saved_step else None
+
+
+def _is_finite(stored: StoredVariable) -> bool:
+  """Whether all numbers of a variable that this process has are finite."""
+  values: Any = stored.distinct()
+  return not stored.slice_dtype.is_floating or all(
+    tf.reduce_all(tf.math.is_finite(v)) for _, v in values
+  )

@@ -1,0 +1,326 @@
+"""Evaluation, prediction and export: the part of the trainer that uses a model as it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import checkpoint as checkpoint_lib
+from mesh_tensorflow.errors import ConfigError, DataError, VariableError
+from mesh_tensorflow.transformer.programs import export, prediction, training_data
+from mesh_tensorflow.transformer.programs.model_features import MODEL_FEATURES
+from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+
+
+class Inference:
+  """Base class of `Trainer`: what it does besides training.
+
+  Attributes:
+    steps: the `ModelSteps`.
+    vocabulary: a vocabulary, or an (inputs, targets) tuple.
+    model_dir: folder of checkpoints, or None.
+    checkpointer: writes and reads them.
+    global_step: the step of the variables.
+    predict_fn: see `prediction`.
+    score_in_predict_mode: whether `predict` scores given targets.
+  """
+
+  steps: ModelSteps
+  vocabulary: Any
+  model_dir: str | None
+  checkpointer: checkpoint_lib.Checkpointer | None
+  global_step: int
+  predict_fn: Any
+  score_in_predict_mode: bool
+  _programs: dict[Any, Any]
+  _restored: str | None  # The checkpoint that the variables hold.
+
+  @property
+  def mesh_impl(self) -> mtf.MeshImpl:
+    return self.steps.mesh_impl
+
+  # -------------------------------------------------------------- evaluation
+
+  def evaluate(
+    self,
+    dataset: Any = None,
+    max_batches: int | None = None,
+    what: str = "eval",
+    *,
+    input_fn: Any = None,
+    steps: int | None = None,
+    checkpoint_path: str | None = None,
+    name: str | None = None,
+  ) -> dict[str, float]:
+    """Teacher-forced evaluation.
+
+    Args:
+      dataset: single examples; ends by itself, or `max_batches` ends it. The last batch is
+        filled up with padding, which is not scored.
+      max_batches: number of batches; None: all.
+      what: name of the data, for messages.
+      input_fn: in place of `dataset`, an Estimator's: a function that returns batches of dicts.
+      steps: another name of `max_batches`, the Estimator's.
+      checkpoint_path: a checkpoint to restore first.
+      name: another name of `what`.
+
+    Returns:
+      `loss` (nats per scored token), `bits_per_token`, `token_accuracy`, `sequence_accuracy`,
+      `num_eval_tokens`, `neg_log_perplexity`, `total_nats`, `mean_label` (of the target ids: tells
+      whether two evaluations saw the same data), `max_targets_length` (in tokens).
+
+    Raises:
+      ConfigError: neither `dataset` nor `input_fn` is given, or both.
+      DataError: there is nothing to evaluate.
+    """
+    if (dataset is None) == (input_fn is None):
+      raise ConfigError("Trainer.evaluate: give either dataset or input_fn")
+    if input_fn is not None:
+      dataset = training_data.examples_of(input_fn, self.steps.batch_size)
+    max_batches = steps if max_batches is None else max_batches
+    names = training_data.model_features(dataset)
+    step = self._eval_step(names)
+    training_data.check_lengths(dataset, names, self.steps)
+    dataset = dataset.map(lambda ex: tuple(tf.cast(ex[n], tf.int32) for n in names))
+    dataset = dataset.batch(self.steps.batch_size).prefetch(tf.data.AUTOTUNE)
+    if checkpoint_path is not None:
+      self.restore_for_inference(checkpoint_path)
+    sums: dict[str, float] = {}
+    longest = 0.0
+    for i, batch in enumerate(dataset):
+      if max_batches is not None and i >= max_batches:
+        break
+      values = [self._filled(x, n) for x, n in zip(batch, names)]
+      if i == 0 and not self.global_step and checkpoint_path is None:
+        step.get_concrete_function(*values)
+        self.global_step = self.restore_if_any()
+      result = {k: float(v) for k, v in step(*values).items()}
+      longest = max(longest, result.pop("longest"))
+      sums = {k: sums.get(k, 0.0) + v for k, v in result.items()}
+    if not sums.get("tokens"):
+      raise DataError(f"data set {name or what!r} has no tokens to evaluate")
+    loss = sums["loss"] / sums["tokens"]
+    return {
+      "loss": loss,
+      "bits_per_token": loss / math.log(2.0),
+      "neg_log_perplexity": -loss,
+      "token_accuracy": sums["correct"] / sums["tokens"],
+      "sequence_accuracy": sums["correct_sequences"] / max(sums["sequences"], 1.0),
+      "num_eval_tokens": sums["tokens"],
+      "total_nats": sums["loss"],
+      "mean_label": sums["labels"] / sums["tokens"],
+      "max_targets_length": longest,
+    }
+
+  def _filled(self, x: tf.Tensor, name: str) -> tf.Tensor:
+    """A batch padded with rows of zeros to the full batch size."""
+    missing = self.steps.batch_size - int(x.shape[0])
+    if missing:
+      x = tf.pad(x, [[0, missing], [0, 0]])
+    return tf.reshape(x, self.steps.feature_shape(name))
+
+  def build_for_inference(self) -> None:
+    """Creates the model's variables without training, and restores the newest checkpoint."""
+    self._build()
+    self.global_step = self.restore_if_any()
+
+  def restore_for_inference(self, checkpoint_path: str | None = None) -> None:
+    """Creates the model's variables if they are not there, and restores a checkpoint.
+
+    Args:
+      checkpoint_path: a checkpoint; None: the newest. If there is none at all, the variables stay
+        as they are.
+    """
+    self._build()
+    path = checkpoint_path or self.latest_checkpoint()
+    if path is not None and path != self._restored:
+      self.global_step = self.restore_if_any(path)
+
+  def _build(self) -> None:
+    names = self.steps.required_features
+    zeros = [tf.zeros(self.steps.feature_shape(n), tf.int32) for n in names]
+    self._eval_step(names).get_concrete_function(*zeros)
+
+  def _eval_step(self, names: Sequence[str]) -> Any:
+    """The compiled evaluation step for data of these features."""
+    key = ("eval", *names)
+    if key not in self._programs:
+      self._programs[key] = tf.function(self.steps.eval_step(names), autograph=False)
+    return self._programs[key]
+
+  # -------------------------------------------------------------- prediction
+
+  def sample(
+    self, rows: Sequence[Sequence[int]], length: int, batch_size: int | None = None, **options: Any
+  ) -> list[list[int]]:
+    """Continues rows of ids; an encoder-decoder makes targets of inputs.
+
+    Args:
+      rows: the given ids of each row; may be empty rows.
+      length: ids of a row at most, the given ones included.
+      batch_size: rows at a time; as many as in a training batch by default.
+      **options: of `Unitransformer.sample_autoregressive` or `Bitransformer.decode`.
+
+    Returns:
+      For each row its ids, the given ones included; or the ids of its targets.
+    """
+    size = batch_size or self.steps.batch_size
+    key = (size, length, tuple(sorted(options.items())))
+    if key not in self._programs:
+      self._programs[key] = self.steps.sample_step(length, size, **options)
+    sampler = self._programs[key]
+    # An encoder-decoder puts nothing behind its inputs.
+    continues = 0 if hasattr(self.steps.model, "decode") else 1
+    results: list[list[int]] = []
+    for start in range(0, len(rows), size):
+      ids = np.zeros([size, length], np.int32)
+      part = rows[start : start + size]
+      for i, row in enumerate(part):
+        if len(row) > length - continues:
+          raise DataError(
+            f"a prompt has {len(row)} ids, which leaves no room in sequences of {length}; "
+            "shorten it, or bind a larger run.sequence_length (and Unitransformer.max_length)"
+          )
+        ids[i, : len(row)] = row
+      ids[len(part) :] = ids[0]  # Empty rows would go on to the full length.
+      results += sampler(ids).numpy()[: len(part)].tolist()
+    return results
+
+  def predict(
+    self, input_fn: Any, checkpoint_path: str | None = None
+  ) -> Iterator[dict[str, np.ndarray]]:
+    """Outputs for inputs; or, with `score_in_predict_mode`, the log-likelihoods of targets.
+
+    Args:
+      input_fn: a data set of batches of dicts of ids, or a function that returns one (see
+        `training_data.call_input_fn`). Features that models do not take are ignored, but for
+        `predict_batch_size`: how many rows of each batch count.
+      checkpoint_path: a checkpoint to restore first; None: the newest in `model_dir`.
+
+    Yields:
+      For each row a dict: `inputs` and `outputs`, int32 [length], zeros after the first end of
+      sequence; or `targets`, likewise, and `scores`, a float32 scalar. The targets of a
+      "delimited_lm" are inputs and targets joined, both whole.
+
+    Raises:
+      DataError: a feature is missing or too long.
+    """
+    self.restore_for_inference(checkpoint_path)
+    size = self.steps.batch_size
+    for batch in training_data.call_input_fn(input_fn, size).as_numpy_iterator():
+      batch = batch[0] if isinstance(batch, tuple) else batch
+      if not isinstance(batch, Mapping):
+        raise DataError(f"predict: the data must be dicts of features, not {type(batch).__name__}")
+      names = [n for n in MODEL_FEATURES if n in batch]
+      names = prediction.predicting_features(self.steps, names, self.score_in_predict_mode)
+      rows = len(batch[names[0]])
+      if "predict_batch_size" in batch:
+        rows = min(rows, int(np.max(batch["predict_batch_size"])))
+      program = self._predictor(tuple(names))
+      for start in range(0, rows, size):
+        stop = min(start + size, rows)
+        values = [self._padded(batch[n][start:stop], n) for n in names]
+        outputs = {k: v.numpy()[: stop - start] for k, v in program(*values).items()}
+        for i in range(stop - start):
+          yield {k: v[i] for k, v in outputs.items()}
+
+  def _padded(self, x: Any, name: str) -> np.ndarray:
+    """Rows of ids, padded to the shape that programs that predict take."""
+    x = np.asarray(x)
+    length = self.steps.feature_shape(name)[-1]
+    if x.ndim != 2 or x.shape[1] > length:
+      raise DataError(
+        f"predict: feature {name!r} of the data has shape {list(x.shape)}, expected "
+        f"[rows, {length}] (run.sequence_length); pad or cut it with dataset.trim_and_pad_dataset"
+      )
+    result = np.zeros([self.steps.batch_size, length], np.int32)
+    result[: x.shape[0], : x.shape[1]] = x
+    # Empty rows would go on to the full length.
+    result[x.shape[0] :] = result[0]
+    return result
+
+  def _predictor(self, names: tuple[str, ...]) -> Any:
+    """The compiled program that predicts: a function of features that returns a dict."""
+    key = ("predict", self.score_in_predict_mode, *names)
+    if key not in self._programs:
+      self._programs[key] = tf.function(
+        prediction.predictor(self.steps, names, self.score_in_predict_mode, self.predict_fn),
+        autograph=False,
+      )
+    return self._programs[key]
+
+  # ------------------------------------------------- variables, checkpoints, export
+
+  def latest_checkpoint(self) -> str | None:
+    """The newest good checkpoint of `model_dir`; None if there is none.
+
+    One that is being written is waited for. Several workers must all call it, and get the same.
+
+    Raises:
+      DamagedCheckpointError: there are checkpoints, and all are damaged.
+    """
+    return self.checkpointer.latest() if self.checkpointer is not None else None
+
+  def get_variable_names(self) -> list[str]:
+    """The names of all variables in the newest checkpoint; without one, of the program."""
+    return self._variable_names(self.latest_checkpoint())
+
+  def get_variable_value(self, name: str) -> np.ndarray:
+    """A variable in the newest checkpoint; without one, in the program.
+
+    Args:
+      name: its full name.
+
+    Raises:
+      VariableError: there is no such variable.
+    """
+    path = self.latest_checkpoint()
+    names = self._variable_names(path)
+    if name not in names:
+      raise VariableError(f"there is no variable {name!r}; there are {', '.join(names[:20])} ...")
+    if path is not None:
+      return tf.train.load_checkpoint(path).get_tensor(name)
+    return self.mesh_impl.variable_store[name].numpy()
+
+  def _variable_names(self, path: str | None) -> list[str]:
+    """The names in a checkpoint; without one, of the program."""
+    return sorted(checkpoint_lib.describe(path) if path else self.mesh_impl.variable_store.names)
+
+  def export_saved_model(
+    self,
+    export_dir_base: str,
+    serving_input_receiver_fn: Any = None,
+    checkpoint_path: str | None = None,
+    *,
+    batch_size: int = 1,
+  ) -> str:
+    """Writes a SavedModel that predicts, or scores, from strings; see `export.save`.
+
+    Args:
+      export_dir_base: the SavedModel goes into a new folder in here, named by the time.
+      serving_input_receiver_fn: must be None: it made TF1 placeholders.
+      checkpoint_path: a checkpoint to export; None: the newest.
+      batch_size: rows at a time. Requests may have any number.
+
+    Returns:
+      The path of the SavedModel.
+    """
+    if serving_input_receiver_fn is not None:
+      raise ConfigError(
+        "export_saved_model: serving_input_receiver_fn made TF1 placeholders; leave it out, "
+        "the signature takes strings"
+      )
+    self.restore_for_inference(checkpoint_path)
+    return export.save(
+      self.steps,
+      export_dir_base,
+      self.vocabulary,
+      batch_size,
+      score=self.score_in_predict_mode,
+      predict_fn=self.predict_fn,
+    )

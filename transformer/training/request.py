@@ -1,0 +1,98 @@
+"""What one call of `Trainer.train` is asked to do."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.transformer.programs import training_data
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainRequest:
+  """The arguments of `Trainer.train`, checked; see there.
+
+  Attributes:
+    dataset_fn: makes the data set of single examples.
+    dataset_split: for it.
+    train_steps: the absolute step at which to stop; None if `steps` is given.
+    steps: the number of steps to do.
+    on_ready: called with the graph.
+    seen_data_init_step: the step at which the data began, if it is given.
+    checkpoint_input_pipeline: whether the position in the data is saved.
+  """
+
+  dataset_fn: Callable[..., tf.data.Dataset]
+  dataset_split: str
+  train_steps: int | None
+  steps: int | None
+  on_ready: Callable[[mtf.Graph], None] | None
+  seen_data_init_step: int | None
+  checkpoint_input_pipeline: bool
+
+  def last_step(self, start: int) -> int:
+    """The step at which to stop, if training goes on at the step `start`."""
+    return self.train_steps if self.steps is None else start + self.steps
+
+  def first_step_of_data(self, began: int, start: int) -> int:
+    """The step at which the data began.
+
+    Args:
+      began: the step at which training in this folder began.
+      start: the step at which it goes on.
+
+    Raises:
+      ConfigError: that is later than `start`.
+    """
+    first = began if self.seen_data_init_step is None else self.seen_data_init_step
+    if first > start:
+      raise ConfigError(
+        f"run.seen_data_init_step (={first}) is after the step {start} at which training goes on"
+      )
+    return first
+
+
+def train_request(
+  dataset_fn: Callable[..., tf.data.Dataset] | None,
+  input_fn: Any,
+  examples_per_step: int,
+  *,
+  train_steps: int | None,
+  max_steps: int | None,
+  steps: int | None,
+  hooks: Sequence[Any],
+  **others: Any,
+) -> TrainRequest:
+  """Checks arguments of `Trainer.train`, of which several stand for the same.
+
+  Args:
+    dataset_fn: see there.
+    input_fn: see there.
+    examples_per_step: examples in a batch.
+    train_steps: see there.
+    max_steps: see there.
+    steps: see there.
+    hooks: see there.
+    **others: of `TrainRequest`, as they are.
+
+  Raises:
+    ConfigError: arguments that do not go together.
+  """
+  if hooks:
+    raise ConfigError("Trainer.train: hooks are of TF1 sessions, and are not available")
+  if (dataset_fn is None) == (input_fn is None):
+    raise ConfigError("Trainer.train: give either dataset_fn or input_fn")
+  if sum(n is not None for n in (train_steps, max_steps, steps)) != 1:
+    raise ConfigError("Trainer.train: give one of train_steps, max_steps and steps")
+  if input_fn is not None:
+
+    def dataset_fn(**_):
+      return training_data.examples_of(input_fn, examples_per_step)
+
+  last = train_steps if max_steps is None else max_steps
+  return TrainRequest(dataset_fn, train_steps=last, steps=steps, **others)

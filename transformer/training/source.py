@@ -1,0 +1,61 @@
+"""The data of one training: its batches from any step on, and the position that is saved."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow import workers
+from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+from mesh_tensorflow.transformer.programs.training_data import SavedPipeline, TrainingData
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingSource:
+  """Where the batches of a training come from.
+
+  Attributes:
+    dataset_fn: makes the data set of single examples; see `Trainer.train`.
+    vocabulary: a vocabulary, or an (inputs, targets) tuple.
+    split: name of the split.
+    first: the step whose batch is the first of the data set.
+  """
+
+  dataset_fn: Callable[..., tf.data.Dataset]
+  vocabulary: Any
+  split: str
+  first: int
+
+  def batches_from(self, steps: ModelSteps, start: int) -> TrainingData:
+    """The batches of the step `start` and of those after it; `steps` says what is in a batch."""
+    # Data sets that shuffle without a seed of their own have the same order in all workers, and
+    # whenever training goes on.
+    tf.random.set_seed(steps.mesh_impl.variable_store.seed)
+    return TrainingData(steps, self.dataset_fn, self.vocabulary, self.split, start - self.first)
+
+  def saved_batches_from(
+    self, steps: ModelSteps, start: int, checkpoint: str | None, say: Callable[[str], None]
+  ) -> tuple[TrainingData, SavedPipeline]:
+    """As `batches_from`, by an iterator whose position is saved with checkpoints.
+
+    Args:
+      steps: the programs of the model.
+      start: the step.
+      checkpoint: that of the step `start`, which may have the position; None at the beginning.
+      say: gets a line if it has not.
+
+    Returns:
+      The data, and the iterator.
+    """
+    data = self.batches_from(steps, self.first)
+    pipeline = data.saved_with_checkpoints()
+    if not workers.any_worker(not pipeline.is_in(checkpoint)):
+      pipeline.restore(checkpoint)
+    elif start > self.first:
+      say(f"the position in the data was not saved at step {start}: examples are skipped")
+      data = self.batches_from(steps, start)
+      pipeline = data.saved_with_checkpoints()
+    return data, pipeline

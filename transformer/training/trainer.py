@@ -1,0 +1,422 @@
+"""The training loop around the programs of `model_steps`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import checkpoint as checkpoint_lib
+from mesh_tensorflow import workers
+from mesh_tensorflow.errors import CheckpointError, ConfigError, DataError, WorkerLostError
+from mesh_tensorflow.transformer.files import records
+from mesh_tensorflow.transformer.files.by_chief import by_chief
+from mesh_tensorflow.transformer.meshes import mesh_setup
+from mesh_tensorflow.transformer.programs import nonfinite as nonfinite_lib
+from mesh_tensorflow.transformer.programs import several_steps, training_data
+from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+from mesh_tensorflow.transformer.training import init_checkpoint as init_checkpoint_lib
+from mesh_tensorflow.transformer.training.checkpoints import TrainingCheckpoints
+from mesh_tensorflow.transformer.training.inference import Inference
+from mesh_tensorflow.transformer.training.loss_check import LossCheck
+from mesh_tensorflow.transformer.training.progress import TrainingProgress
+from mesh_tensorflow.transformer.training.request import TrainRequest, train_request
+from mesh_tensorflow.transformer.training.run_lock import training_lock
+from mesh_tensorflow.transformer.training.source import TrainingSource
+from mesh_tensorflow.transformer.training.stopping import StopRequests
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+
+class Trainer(Inference):
+  """Trains, evaluates and samples from a model; resumes from its folder.
+
+  It stands where the TF1 library had an Estimator, and has its methods: `train`, `evaluate`,
+  `predict`, `export_saved_model`, `latest_checkpoint`, `get_variable_value`.
+
+  Args:
+    steps: a `ModelSteps`.
+    vocabulary: a vocabulary, or an (inputs, targets) tuple.
+    model_dir: folder for checkpoints and summaries; None keeps nothing.
+    optimizer: an optimizer class or factory, called with `learning_rate`.
+    learning_rate_schedule: a function of `step` (a float32 scalar tf.Tensor), a number, or
+      None (the optimizer gets None).
+    steps_per_call: training steps in one call of the compiled program.
+    save_checkpoints_steps: steps between checkpoints.
+    keep_checkpoint_max: number of checkpoints to keep; None: all.
+    report_every: steps between lines of the report.
+    quiet: writes no lines.
+    init_checkpoint: a checkpoint to start from if `model_dir` has none; see
+      `init_checkpoint.restore`. The step goes on from its `global_step`, if it has one.
+    init_variable_filter: regular expression; only variables of `init_checkpoint` in whose names it
+      is found are taken from there.
+    predict_fn: see `prediction.score_step` and `prediction.predict_step`.
+    score_in_predict_mode: `predict` scores given targets in place of making outputs.
+    model_info_file: a file for the sizes of variables and the counters of the training program.
+    nonfinite: "stop": a NaN or infinite loss ends training with an error that names the step and
+      the tensor; "skip": a step whose loss or gradients are NaN or infinite updates nothing, and is
+      counted.
+  """
+
+  def __init__(
+    self,
+    steps: ModelSteps,
+    vocabulary: Any,
+    model_dir: str | None,
+    optimizer: Callable[..., Any] | None = None,
+    learning_rate_schedule: Any = None,
+    steps_per_call: int = 100,
+    save_checkpoints_steps: int = 5000,
+    keep_checkpoint_max: int | None = None,
+    report_every: int = 100,
+    quiet: bool = False,
+    init_checkpoint: str | None = None,
+    *,
+    init_variable_filter: str = "",
+    predict_fn: Any = None,
+    score_in_predict_mode: bool = False,
+    model_info_file: str | None = None,
+    nonfinite: str = "stop",
+  ):
+    self._loss_check = LossCheck(nonfinite)
+    self.steps = steps
+    self.vocabulary = vocabulary
+    self.model_dir = model_dir
+    self._optimizer = optimizer
+    self._schedule = learning_rate_schedule
+    self._steps_per_call = training_data.steps_per_call(
+      max(1, steps_per_call), save_checkpoints_steps
+    )
+    self._report_every = report_every
+    # Of several workers only the chief reports.
+    self._quiet = quiet or not workers.current().is_chief
+    self._init_checkpoint = init_checkpoint
+    self._init_variable_filter = init_variable_filter
+    self._model_info_file = model_info_file
+    self.predict_fn = predict_fn
+    self.score_in_predict_mode = score_in_predict_mode
+    self._programs: dict[Any, Any] = {}
+    self._restored: str | None = None
+    self.global_step = 0
+    self.losses: list[float] = []
+    self.checkpointer = None
+    store = self.mesh_impl.variable_store
+    if model_dir:
+      make_folder(model_dir)
+      self.checkpointer = checkpoint_lib.Checkpointer(
+        model_dir, store, max_to_keep=keep_checkpoint_max
+      )
+    self._checkpoints = TrainingCheckpoints(self.checkpointer, store, save_checkpoints_steps)
+
+  @property
+  def skipped_steps(self) -> int:
+    """How many steps were skipped because of NaN or infinity."""
+    return self._loss_check.skipped_steps
+
+  # ---------------------------------------------------------------- training
+
+  def train(
+    self,
+    dataset_fn: Callable[..., tf.data.Dataset] | None = None,
+    train_steps: int | None = None,
+    dataset_split: str = "train",
+    on_ready: Callable[[mtf.Graph], None] | None = None,
+    *,
+    seen_data_init_step: int | None = None,
+    checkpoint_input_pipeline: bool = False,
+    input_fn: Any = None,
+    steps: int | None = None,
+    max_steps: int | None = None,
+    hooks: Sequence[Any] = (),
+  ) -> list[float]:
+    """Trains until the global step is `train_steps`, from the newest checkpoint on.
+
+    Args:
+      dataset_fn: called as `fn(sequence_length=, vocabulary=, dataset_split=)`; if it takes
+        `skip`, with the number of examples that were seen before; if it takes `batch_rows`, with
+        those that this worker needs (see `TrainingData`). Returns single examples.
+      train_steps: the absolute step at which to stop.
+      dataset_split: for `dataset_fn`.
+      on_ready: called with the graph when the program is built, before the first step.
+      seen_data_init_step: the step at which the data began: the examples of the steps after it,
+        up to the checkpoint's, are left out. By default the step of `init_checkpoint`, or 0.
+      checkpoint_input_pipeline: save where the data is with each checkpoint, and go on there: no
+        example is read twice to be skipped.
+      input_fn: in place of `dataset_fn`, an Estimator's: a function that returns batches of dicts.
+      steps: in place of `train_steps`, the number of steps to do.
+      max_steps: another name of `train_steps`, the Estimator's.
+      hooks: must be empty: these were for TF1 sessions.
+
+    Returns:
+      The losses of the steps done.
+
+    Raises:
+      ConfigError: arguments that do not go together.
+      DataError: the data set is empty or ends early, or has the wrong features.
+      NonFiniteError: the loss is NaN or infinite. Nothing is saved after that.
+      StoppedError: SIGTERM or SIGINT came, in any worker. The steps done are saved.
+      WorkerLostError: another worker of the cluster is gone.
+    """
+    request = train_request(
+      dataset_fn,
+      input_fn,
+      self.steps.examples_per_step,
+      train_steps=train_steps,
+      max_steps=max_steps,
+      steps=steps,
+      hooks=hooks,
+      dataset_split=dataset_split,
+      on_ready=on_ready,
+      seen_data_init_step=seen_data_init_step,
+      checkpoint_input_pipeline=checkpoint_input_pipeline,
+    )
+    if self._optimizer is None:
+      raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
+    with contextlib.ExitStack() as stack:
+      by_chief(lambda: stack.enter_context(training_lock(self.model_dir)))
+      stop = stack.enter_context(StopRequests())
+      try:
+        return self._train(request, stop)
+      except WorkerLostError:
+        if self.checkpointer is not None:
+          self.checkpointer.abandon()
+        raise
+      finally:
+        if self.checkpointer is not None:
+          self.checkpointer.wait()
+
+  def _train(self, request: TrainRequest, stop: StopRequests) -> list[float]:
+    start, began = self._start()
+    last = request.last_step(start)
+    if start >= last:
+      self._say(f"step {start} is reached already (train_steps is {last})")
+      self.build_for_inference()
+      return []
+    first = request.first_step_of_data(began, start)
+    source = TrainingSource(request.dataset_fn, self.vocabulary, request.dataset_split, first)
+    data, batches = self._open(source, start, request.checkpoint_input_pipeline)
+    progress = TrainingProgress(
+      start,
+      last,
+      self.steps.examples_per_step * max(self.steps.sequence_length.values()),
+      report_every=self._report_every,
+      summary_dir=self.model_dir if workers.current().is_chief else None,
+      quiet=self._quiet,
+    )
+    compiled = self.compile_steps(data.names)
+    find = functools.partial(self._find_nonfinite, source, start)
+    self.global_step = start
+    losses: list[float] = []
+    try:
+      for values in records.reading(batches.calls(last - start, self._steps_per_call)):
+        before = self.global_step
+        if before == start:
+          self.prepare(compiled, request.on_ready, checkpoint=self._checkpoints.newest)
+          progress.restart_clock()
+        of_call, bad = self._call(compiled, values)
+        self._loss_check.take(before, of_call, bad, self._checkpoints.saved_step, find)
+        losses += of_call
+        self.global_step += len(of_call)
+        rate = self._learning_rate_value(self.global_step - 1)
+        progress.update(self.global_step, of_call, rate, skipped=sum(n > 0 for n in bad))
+        if self.global_step < last and workers.any_worker(stop.requested):
+          stop.stop(self._checkpoints.save_before_leaving(self.global_step))
+        if self._checkpoints.is_due(before, self.global_step, last):
+          self.save()
+    finally:
+      progress.close()
+    self._check_all_done(start, last)
+    self.losses += losses
+    return losses
+
+  def _open(
+    self, source: TrainingSource, start: int, saves_position: bool
+  ) -> tuple[training_data.TrainingData, Any]:
+    """The data from step `start` on, and what yields its batches."""
+    self._checkpoints.pipeline = None
+    if not saves_position or self.checkpointer is None:
+      data = source.batches_from(self.steps, start)
+      return data, data
+    data, pipeline = source.saved_batches_from(
+      self.steps, start, self._checkpoints.newest, self._say
+    )
+    self._checkpoints.pipeline = pipeline
+    return data, pipeline
+
+  def _call(self, compiled: Any, batches: Any) -> tuple[list[float], list[float]]:
+    """Does some steps: their losses, and the numbers of elements that were not finite."""
+    self._restored = None
+    with self.mesh_impl.errors_of_runs("train_step"):
+      losses, bad = compiled(batches, tf.constant(self.global_step, tf.int64)).numpy().tolist()
+    return losses, bad
+
+  def _find_nonfinite(
+    self, source: TrainingSource, start: int, step: int, loss: float
+  ) -> str | None:
+    """Words about where a loss came from that is not finite; see `nonfinite.find`."""
+    path = self._checkpoints.last_written()
+    self._say(f"the loss became {loss} at step {step + 1}: looking for where it comes from")
+    first = self._checkpoints.saved_step or start
+    return nonfinite_lib.find(
+      self, step, first, path, lambda again: source.batches_from(again.steps, first)
+    )
+
+  def _check_all_done(self, start: int, last: int) -> None:
+    if self.global_step == start:
+      raise DataError(
+        "the training data set has no complete batch of "
+        f"{self.steps.examples_per_step} sequences; use a smaller batch size or more data"
+      )
+    if self.global_step < last:
+      raise DataError(
+        f"the training data ended after {self.global_step - start} of {last - start} steps; let "
+        "the data set repeat, or bind a smaller run.train_steps"
+      )
+
+  def _start(self) -> tuple[int, int]:
+    """The step at which training goes on, and the one at which this folder's training began."""
+    if self.checkpointer is not None:
+      self.checkpointer.check_folder()
+    self._checkpoints.find_newest()
+    saved, began = self._checkpoints.saved_step, self._checkpoints.began
+    if began is None and self._init_checkpoint:
+      try:
+        began = init_checkpoint_lib.step_of(self._init_path, self._init_variable_filter)
+      except CheckpointError:
+        if not saved:
+          raise
+      if not saved:
+        self._checkpoints.began = saved = began
+    return saved, min(began or 0, saved)
+
+  @functools.cached_property
+  def _init_path(self) -> str:
+    """The checkpoint to start from: `init_checkpoint`, which may be a folder."""
+    return by_chief(lambda: checkpoint_lib.resolve(self._init_checkpoint))
+
+  def prepare(
+    self,
+    compiled: Any,
+    on_ready: Callable[[mtf.Graph], None] | None = None,
+    *,
+    checkpoint: str | None = None,
+  ) -> None:
+    """Traces the program, which creates the variables, then sets them to where training goes on.
+
+    Args:
+      compiled: see `compile_steps`.
+      on_ready: called with the graph.
+      checkpoint: of this model; None: `init_checkpoint`, or initial values.
+    """
+    started = time.perf_counter()
+    compiled.get_concrete_function()
+    _LOG.info("traced the training program in %.1f s", time.perf_counter() - started)
+    if on_ready is not None:
+      on_ready(self._train_graph())
+    if checkpoint is not None:
+      self.restore_if_any(checkpoint, for_training=True)
+      return
+    if self._init_checkpoint:
+      done = init_checkpoint_lib.restore(
+        self._init_path, self.mesh_impl.variable_store, self._init_variable_filter
+      )
+      self._say(done)
+    elif hasattr(self.steps.model, "initialize"):
+      # A model with a part that comes from a checkpoint of its own: a teacher.
+      self.steps.model.initialize()
+
+  def _train_graph(self) -> mtf.Graph:
+    return self._step_fn.graph
+
+  def compile_steps(self, names: Sequence[str]) -> Any:
+    """Several training steps as one TensorFlow function; see `several_steps.compile_steps`.
+
+    Args:
+      names: features of the data.
+    """
+    skips = self._loss_check.skips
+    step_fn = self.steps.train_step(names, self._optimizer, skip_nonfinite=skips)
+    step_fn.log_file = self._model_info_file
+    self._step_fn = step_fn
+    shapes = [self.steps.local_part(n)[1] for n in names]
+    return several_steps.compile_steps(step_fn, shapes, self._learning_rate, skips)
+
+  def _learning_rate(self, step: tf.Tensor) -> tf.Tensor:
+    if callable(self._schedule):
+      return tf.cast(self._schedule(step=tf.cast(step, tf.float32)), tf.float32)
+    return tf.constant(0.0 if self._schedule is None else float(self._schedule), tf.float32)
+
+  def _learning_rate_value(self, step: int) -> float | None:
+    if self._schedule is None:
+      return None
+    return float(self._learning_rate(tf.constant(step, tf.int64)))
+
+  # ------------------------------------------------------------- checkpoints
+
+  def save(self, *, asynchronous: bool = True) -> None:
+    """Writes a checkpoint of the current step.
+
+    Args:
+      asynchronous: whether it may be written in the background.
+
+    Raises:
+      NonFiniteError: a variable holds NaN or infinity. The loss shows that a step later only.
+      CheckpointError: the checkpoint before this one (synchronous: this one) could not be written.
+    """
+    self._checkpoints.save(self.global_step, asynchronous)
+
+  def restore_if_any(self, path: str | None = None, for_training: bool = False) -> int:
+    """Restores a checkpoint (the newest good one by default); 0 if there is none.
+
+    Args:
+      path: a checkpoint, or a folder for its newest good one; None: that of `model_dir`.
+      for_training: whether it must have exactly the model's variables; else it may have more
+        (those of the optimizer).
+
+    Returns:
+      The step of the checkpoint.
+    """
+    path = path or self.latest_checkpoint()
+    if path is None:
+      return 0
+    checkpointer = self.checkpointer or checkpoint_lib.Checkpointer(
+      os.path.dirname(path), self.mesh_impl.variable_store
+    )
+    self._restored = None  # A checkpoint that fails to be read may have changed some variables.
+    restored = checkpointer.restore(path, ignore_unexpected=not for_training)
+    self._restored = restored.path
+    self._say(f"restored {restored.path}")
+    try:
+      return checkpoint_lib.get_step_from_path(restored.path)
+    except CheckpointError:  # It has another name.
+      return restored.step or 0
+
+  def describe(self) -> str:
+    """The layout of the training program, after it was built."""
+    return mesh_setup.describe_layout(self.mesh_impl, self._train_graph())
+
+  def _say(self, text: str) -> None:
+    if not self._quiet:
+      print(text, flush=True)
+
+
+def make_folder(path: str) -> None:
+  """Makes a folder, if it is not there.
+
+  Raises:
+    ConfigError: it cannot be made.
+  """
+  try:
+    tf.io.gfile.makedirs(path)
+  except tf.errors.OpError as e:
+    raise ConfigError(
+      f"cannot make the folder {path} ({e.message}): give another --model_dir, or the right to "
+      "write there"
+    ) from e

@@ -1,0 +1,1 @@
+"""Vocabularies; `vocabulary`, `subword_vocabulary` and `t2t_vocabulary` have the public names."""

@@ -1,0 +1,293 @@
+"""Subword vocabularies by SentencePiece (Kudo and Richardson, 2018): trained, stored, used.
+
+Needs the package sentencepiece: `pip install mesh-tensorflow[vocab]`.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+import gin
+import numpy as np
+import tensorflow as tf
+
+from mesh_tensorflow import workers
+from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.transformer.files import text_files
+from mesh_tensorflow.transformer.files.by_chief import by_chief
+from mesh_tensorflow.transformer.vocabularies.base import (
+  EOS_ID,
+  PAD_ID,
+  Vocabulary,
+  encode_in_python,
+)
+from mesh_tensorflow.transformer.vocabularies.vocabulary_files import write_whole_file
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+UNK_ID = 2
+_FIRST_ID = 2  # The first id that stands for text, if only for an unknown character.
+_LONGEST_SENTENCE = 1 << 16  # Bytes; SentencePiece leaves longer ones out when it trains.
+
+
+class SentencePieceVocabulary(Vocabulary):
+  """A SentencePiece model.
+
+  Id 0 is padding, 1 EOS and 2 unknown; `extra_ids` more (sentinels) follow the model's pieces and
+  decode to nothing. `encode` adds no EOS.
+
+  Args:
+    model: the content of a SentencePiece model file with these ids.
+    extra_ids: number of ids after the pieces.
+
+  Raises:
+    ConfigError: sentencepiece is not installed, or the model numbers padding or EOS differently.
+    DataError: the content is no SentencePiece model.
+  """
+
+  def __init__(self, model: bytes, extra_ids: int = 0):
+    if extra_ids < 0:
+      raise ConfigError(f"SentencePieceVocabulary: extra_ids (={extra_ids}) must not be negative")
+    try:
+      self._processor = sentencepiece_module().SentencePieceProcessor(model_proto=bytes(model))
+    except RuntimeError as e:
+      raise DataError(f"this is not a SentencePiece model: {e}") from e
+    found = (self._processor.pad_id(), self._processor.eos_id())
+    if found != (PAD_ID, EOS_ID):
+      raise ConfigError(
+        f"this SentencePiece model numbers padding and EOS {found}, and it must be "
+        f"{(PAD_ID, EOS_ID)}: train it with pad_id=0, eos_id=1, unk_id=2, bos_id=-1, as "
+        "train_subword_vocabulary does"
+      )
+    self._model = bytes(model)
+    self._extra_ids = int(extra_ids)
+    self._pieces = self._processor.get_piece_size()
+
+  @classmethod
+  def load(cls, filename: str, extra_ids: int = 0) -> SentencePieceVocabulary:
+    """Reads a SentencePiece model file.
+
+    Args:
+      filename: its path.
+      extra_ids: number of ids after the pieces.
+
+    Raises:
+      DataError: the file is missing or damaged.
+    """
+    model = text_files.read_text_file(os.path.expanduser(filename), encoding=None).text
+    try:
+      return cls(model, extra_ids)
+    except DataError as e:
+      raise DataError(f"{filename}: {e}") from e
+
+  def save(self, filename: str) -> None:
+    """Writes the model file, whole or not at all.
+
+    Raises:
+      ConfigError: it cannot be written.
+    """
+    write_whole_file(filename, self._model)
+
+  def __eq__(self, other: object) -> bool:
+    return (
+      isinstance(other, SentencePieceVocabulary)
+      and other._model == self._model
+      and other._extra_ids == self._extra_ids
+    )
+
+  def __hash__(self) -> int:
+    return hash((self._model, self._extra_ids))
+
+  @property
+  def vocab_size(self) -> int:
+    return self._pieces + self._extra_ids
+
+  def encode(self, s: str | bytes) -> list[int]:
+    return self._processor.encode(s if isinstance(s, str) else s.decode("utf-8", "replace"))
+
+  def encode_array(self, s: str | bytes) -> np.ndarray:
+    """As `encode`, but int32 [length]."""
+    return np.array(self.encode(s), np.int32)
+
+  def decode(self, ids: Iterable[int]) -> str:
+    return self._processor.decode([int(i) for i in ids if _FIRST_ID <= i < self._pieces])
+
+  def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+    """As `encode`; it calls Python, so a graph with it runs in this process only."""
+    return encode_in_python(self, s)
+
+  def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+    """As `decode`, for each row; it calls Python."""
+
+    def decode(rows):
+      flat = [self.decode(row).encode() for row in rows.reshape([-1, rows.shape[-1]])]
+      return np.array(flat, object).reshape(rows.shape[:-1])
+
+    ids = tf.convert_to_tensor(ids)
+    text = tf.numpy_function(decode, [ids], tf.string, stateful=False)
+    return tf.ensure_shape(text, ids.shape[:-1])
+
+
+def train_subword_vocabulary(
+  sentences: Iterable[str | bytes],
+  vocab_size: int,
+  *,
+  model_type: str = "unigram",
+  character_coverage: float = 1.0,
+  byte_fallback: bool = False,
+  normalization: str = "identity",
+  max_sentences: int = 10_000_000,
+) -> SentencePieceVocabulary:
+  """Trains a SentencePiece model; the result is a function of the arguments.
+
+  Args:
+    sentences: lines of text (UTF-8, if bytes).
+    vocab_size: number of ids, padding, EOS and unknown included.
+    model_type: "unigram", "bpe", "char" or "word".
+    character_coverage: the part of all characters that get a piece; the rest are unknown.
+    byte_fallback: encode characters without a piece as bytes (256 of the ids), rather than as
+      unknown.
+    normalization: of characters: "identity", "nfkc", "nmt_nfkc", "nfkc_cf" or "nmt_nfkc_cf".
+    max_sentences: take so many at most.
+
+  Returns:
+    The vocabulary.
+
+  Raises:
+    ConfigError: sentencepiece is not installed, or the settings do not fit the text.
+    DataError: there is no text.
+  """
+  sentencepiece = sentencepiece_module()
+  lines = (s if isinstance(s, bytes) else s.encode() for s in sentences)
+  lines = itertools.islice((s for s in lines if s.strip()), max_sentences)
+  first = next(lines, None)
+  if first is None:
+    raise DataError("train_subword_vocabulary: there is no text to train a vocabulary from")
+  model = io.BytesIO()
+  started = time.perf_counter()
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=itertools.chain([first], lines),
+      model_writer=model,
+      vocab_size=vocab_size,
+      model_type=model_type,
+      character_coverage=character_coverage,
+      byte_fallback=byte_fallback,
+      normalization_rule_name=normalization,
+      max_sentence_length=_LONGEST_SENTENCE,
+      pad_id=PAD_ID,
+      eos_id=EOS_ID,
+      unk_id=UNK_ID,
+      bos_id=-1,
+      num_threads=1,  # Sums of several threads come in any order, and their last bits differ.
+      minloglevel=2,
+    )
+  except (RuntimeError, OSError) as e:
+    raise ConfigError(
+      f"train_subword_vocabulary: SentencePiece cannot make a {model_type!r} vocabulary of "
+      f"vocab_size {vocab_size} from this text: {e}"
+    ) from e
+  _LOG.info("trained a subword vocabulary in %.1f s", time.perf_counter() - started)
+  return SentencePieceVocabulary(model.getvalue())
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.vocabulary")
+def get_subword_vocabulary(
+  filename: str = gin.REQUIRED,
+  train_files: str | Sequence[str] | None = None,
+  sentences: Callable[[], Iterable[str | bytes]] | None = None,
+  vocab_size: int | None = None,
+  data_dir: str = "",
+  model_type: str = "unigram",
+  character_coverage: float = 1.0,
+  byte_fallback: bool = False,
+  normalization: str = "identity",
+  max_sentences: int = 10_000_000,
+  extra_ids: int = 0,
+) -> SentencePieceVocabulary:
+  """A subword vocabulary from a file; if there is none yet, it is trained and the file written.
+
+  Of several workers the chief does that, and the others wait for it.
+
+  Args:
+    filename: the model file. Keep it with the checkpoints: they mean nothing without it.
+    train_files: text files (plain or .gz; globs), whose lines to train on.
+    sentences: in place of files: called for an iterable of lines.
+    vocab_size: number of ids, `extra_ids` not counted. A file with another number is refused.
+    data_dir: folder of `train_files`, if these are relative.
+    model_type: see `train_subword_vocabulary`, as for the next four.
+    character_coverage: see there.
+    byte_fallback: see there.
+    normalization: see there.
+    max_sentences: see there.
+    extra_ids: number of ids after the pieces.
+
+  Returns:
+    The vocabulary.
+
+  Raises:
+    ConfigError: there is no file and nothing to train on; or the file has another size, or cannot
+      be written.
+    DataError: a file is missing, empty or damaged.
+  """
+  filename = os.path.expanduser(filename)
+
+  def train() -> None:
+    if tf.io.gfile.exists(filename):
+      return
+    if (train_files is None) == (sentences is None) or vocab_size is None:
+      raise ConfigError(
+        f"there is no vocabulary file {filename!r}; to train one, give vocab_size and either "
+        "train_files or sentences (get_subword_vocabulary)"
+      )
+    lines = _lines_of(text_files.in_folder(data_dir, train_files)) if sentences is None else None
+    print(f"training a subword vocabulary of {vocab_size:,} pieces: {filename}", flush=True)
+    train_subword_vocabulary(
+      sentences() if lines is None else lines,
+      vocab_size,
+      model_type=model_type,
+      character_coverage=character_coverage,
+      byte_fallback=byte_fallback,
+      normalization=normalization,
+      max_sentences=max_sentences,
+    ).save(filename)
+
+  # Those who have a file of their own, on disks of several machines, do not need the chief's.
+  if workers.any_worker(not tf.io.gfile.exists(filename)):
+    by_chief(train)
+    if not tf.io.gfile.exists(filename):
+      raise ConfigError(
+        f"this worker does not see the vocabulary file {filename!r}, which the chief wrote: give a "
+        "filename in a folder that all workers see, or copy the file"
+      )
+  result = SentencePieceVocabulary.load(filename, extra_ids)
+  if vocab_size is not None and result.vocab_size != vocab_size + extra_ids:
+    raise ConfigError(
+      f"the vocabulary file {filename!r} has {result.vocab_size - extra_ids} pieces, and "
+      f"vocab_size is {vocab_size}; bind another filename to train another one"
+    )
+  return result
+
+
+def _lines_of(globs: Any) -> Iterable[str]:
+  for file in text_files.read_text_files(globs):
+    yield from file.text.split("\n")
+
+
+def sentencepiece_module() -> ModuleType:
+  """The package sentencepiece; `ConfigError` if it is not installed."""
+  try:
+    import sentencepiece
+  except ImportError as e:
+    raise ConfigError(
+      "subword vocabularies need the package sentencepiece: pip install mesh-tensorflow[vocab]; "
+      "get_byte_vocabulary() needs nothing"
+    ) from e
+  return sentencepiece
