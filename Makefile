@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
-WORKERS ?= 3
+WORKERS ?= 2
 PYTEST_ARGS ?=
 
 TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -20,7 +20,7 @@ venv: $(VENV)/.created ## make the virtual environment .venv
 
 install: $(VENV)/.installed ## install the package into .venv (editable) with what the tests need
 
-test: install ## lint and run all tests (PYTEST_ARGS="-k word" selects, WORKERS=2 for 2 processes)
+test: install ## lint and run all tests (PYTEST_ARGS="-k word" selects, WORKERS=4 for 4 processes)
 	@lint=0; $(PY) -m ruff check . || lint=1; \
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS) && exit $$lint
 

@@ -188,7 +188,8 @@ class Checkpointer:
       self._thread = None
     failure, self._failure = self._failure, None
     if failure is not None:
-      raise _told_to_all(*failure)
+      error = _told_to_all(*failure)
+      raise error
 
   def abandon(self) -> None:
     """Gives up a checkpoint for which other workers would have to write their parts.

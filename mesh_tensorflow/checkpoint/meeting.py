@@ -19,7 +19,12 @@ import tensorflow as tf
 
 from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint import files
-from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError, WorkerLostError
+from mesh_tensorflow.errors import (
+  CheckpointError,
+  DamagedCheckpointError,
+  MeshError,
+  WorkerLostError,
+)
 from mesh_tensorflow.workers import texts
 
 _POLL_SECONDS = (0.01, 0.25)
@@ -265,7 +270,7 @@ def raise_together(what: str, error: Exception | None) -> None:
   raise told_to_all(error)
 
 
-def told_to_all(error: Exception) -> Exception:
+def told_to_all(error: MeshError) -> MeshError:
   """Marks an error that every worker has, so that none is missed by others when it ends with it.
 
   Args:
