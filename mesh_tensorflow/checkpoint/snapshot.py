@@ -19,9 +19,12 @@ import tensorflow as tf
 from mesh_tensorflow.checkpoint import reader
 from mesh_tensorflow.store import StoredVariable, split_block
 
-# Bytes that one write operation takes, and that a slice in a checkpoint has at most, so that nobody
-# has to read more at once. A larger slice of a device becomes several.
+# Bytes that one write operation takes.
 TRANSFER_BUFFER = 64 * 2**20
+
+# A slice in a checkpoint has at most this part of a buffer, so that nobody has to read more at once;
+# and one is in memory twice when TensorFlow gets it. A larger slice of a device becomes several.
+_PIECES_OF_A_BUFFER = 4
 
 
 class Spool:
@@ -134,7 +137,8 @@ def pieces_of(
   # A tensor's values lie row after row, and so does each part of it.
   start = None if spool is None else spool.append(np.asarray(value))
   whole = stored.shape.to_integer_list
-  parts = split_block(stored.slice_shape, value.dtype.size, TRANSFER_BUFFER)
+  limit = TRANSFER_BUFFER // _PIECES_OF_A_BUFFER
+  parts = split_block(stored.slice_shape, value.dtype.size, limit)
   pieces = []
   for offset, size in parts:
     at = [b + o for b, o in zip(begin, offset)]
