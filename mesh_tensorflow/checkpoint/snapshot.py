@@ -22,8 +22,8 @@ from mesh_tensorflow.store import StoredVariable, split_block
 # Bytes that one write operation takes.
 TRANSFER_BUFFER = 64 * 2**20
 
-# A slice in a checkpoint has at most this part of a buffer, so that nobody has to read more at once;
-# and one is in memory twice when TensorFlow gets it. A larger slice of a device becomes several.
+# A slice in a checkpoint has at most this part of a buffer: nobody has to read more at once, and it
+# is in memory twice when TensorFlow gets it. A larger slice of a device becomes several.
 _PIECES_OF_A_BUFFER = 4
 
 
