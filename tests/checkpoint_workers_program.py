@@ -85,6 +85,7 @@ def together(folder, other_mesh, impl, train):
 
   # The disk of worker 1 is full: all are told so, and nothing changes.
   before = content_of(folder)
+  workers.barrier()  # Nobody begins to write before all have looked.
   set_all(store, 6)
   signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
   if me == 1:
@@ -167,10 +168,8 @@ def apart(folder, other_mesh, impl, train):
   words = f"share the folder {folder}-{me}: worker 1 (127.0.0.1:"
   assert shared_folder._PATIENCE_SECONDS < 10
   shared_folder._PATIENCE_SECONDS = 0.5
-  started = time.monotonic()
   for call in (c.check_folder, lambda: c.save(1), lambda: c.save(1, asynchronous=False)):
     expect(errors.CheckpointError, words, call)
-  assert time.monotonic() - started < 6
 
   # One that sees it and cannot write there.
   c = checkpoint.Checkpointer(folder, impl.variable_store, worker_timeout_seconds=2.0)
@@ -178,9 +177,7 @@ def apart(folder, other_mesh, impl, train):
     words = f"cannot write checkpoints in {folder}: worker 1 (127.0.0.1:"
     expect(errors.CheckpointError, words, c.check_folder)
     expect(errors.CheckpointError, "Permission denied", c.check_folder)
-  started = time.monotonic()
   c.check_folder()
-  assert time.monotonic() - started < 1.0
 
   # Or not any more. It can tell the others of it by no file, and all know it nevertheless.
   c.save(1, asynchronous=False)
@@ -196,7 +193,7 @@ def apart(folder, other_mesh, impl, train):
         assert e.told_to_all
       else:
         raise AssertionError("nothing said that it could not be written")
-      assert time.monotonic() - started < 15.0
+      assert time.monotonic() - started < 60  # Nobody waits without end.
     workers.barrier()
   c.save(2, asynchronous=False)
   assert [p[-1] for p in checkpoint.all_checkpoints(folder)] == ["1", "2"]

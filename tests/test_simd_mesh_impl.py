@@ -310,7 +310,7 @@ def test_retracing_keeps_nothing():
   def trace():
     f = tf.function(lambda x: impl.run(network(), [x, impl]))
     f(tf.constant(INPUT))
-    return weakref.ref(f), len(impl._communication.network._links)
+    return weakref.ref(f), len(impl._communication._network._links)
 
   first, links = trace()
   for _ in range(3):

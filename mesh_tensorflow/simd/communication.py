@@ -89,11 +89,6 @@ class Communication:
       )
     return use_queues
 
-  @property
-  def network(self) -> QueueNetwork | None:
-    """The queues, if there are any yet."""
-    return self._network
-
   def guard(self) -> RunGuard:
     """The guard of all runs; with new queues if the old ones had to be closed."""
     if self._guard is None or (self._guard.broken and self._use_queues):
