@@ -97,8 +97,20 @@ class DamagedCheckpointError(CheckpointError):
   what = ""
 
 
+class StorageError(CheckpointError):
+  """A file cannot be written or read: a full disk, a missing right, a file system that fails."""
+
+
+class OutOfMemoryError(MeshError, MemoryError):
+  """A program needs more memory than the devices or the machine have."""
+
+
 class ConfigError(MeshError, ValueError):
   """A setting (gin binding, flag, file name) is wrong or contradicts another."""
+
+
+class LockedError(ConfigError):
+  """Another process trains in the same folder."""
 
 
 class DataError(MeshError, ValueError):
