@@ -22,7 +22,7 @@ from mesh_tensorflow.dimensions import Shape, ShapeLike, list_product
 from mesh_tensorflow.errors import ShapeError, UnsupportedError
 from mesh_tensorflow.laid_out import LaidOutTensor, LazyAllreduceSum, compatible_lazy_allreduce_sums
 from mesh_tensorflow.layout import LayoutLike
-from mesh_tensorflow.mesh_layout import MeshLayout
+from mesh_tensorflow.mesh_layout import MeshLayout, shape_of
 from mesh_tensorflow.processors import (
   pnum_to_processor_coordinates,
   processor_coordinates_to_pnum,
@@ -309,8 +309,11 @@ class MeshImpl(MeshLayout):
     """Every processor along the mesh axis gets the slice of the one at `source_pcoord`."""
     return self.receive(x, mesh_axis, [source_pcoord] * self._shape[mesh_axis].size)
 
-  def broadcast_impl(self, old_slices: Any, old_shape: Shape, new_shape: Shape) -> LaidOutTensor:
+  def broadcast_impl(
+    self, old_slices: Any, old_shape: ShapeLike, new_shape: ShapeLike
+  ) -> LaidOutTensor:
     """Slices of `old_shape` transposed and repeated to slices of `new_shape`."""
+    old_shape, new_shape = shape_of(old_shape), shape_of(new_shape)
     from mesh_tensorflow.slices import align  # slices needs no mesh
 
     new_slice_shape = self.slice_shape(new_shape)
@@ -323,8 +326,9 @@ class MeshImpl(MeshLayout):
     """Contracts slices on one processor; an override hook."""
     return tf.einsum(equation, *slices)
 
-  def make_slices(self, tf_tensor: tf.Tensor, tensor_shape: Shape) -> list[tf.Tensor]:
+  def make_slices(self, tf_tensor: tf.Tensor, tensor_shape: ShapeLike) -> list[tf.Tensor]:
     """Cuts a whole tensor into one slice per processor; equal slices are one tensor."""
+    tensor_shape = shape_of(tensor_shape)
     slice_shape = self.slice_shape(tensor_shape)
     if slice_shape == tensor_shape.to_integer_list:
       return [tf_tensor] * self.size
@@ -338,9 +342,10 @@ class MeshImpl(MeshLayout):
     return result
 
   def combine_slices(
-    self, slices: Sequence[tf.Tensor], tensor_shape: Shape, device: str | None = None
+    self, slices: Sequence[tf.Tensor], tensor_shape: ShapeLike, device: str | None = None
   ) -> tf.Tensor:
     """Puts a whole tensor together from one slice per processor."""
+    tensor_shape = shape_of(tensor_shape)
     if tensor_shape.ndims == 0 or self.tensor_layout(tensor_shape).is_fully_replicated:
       return slices[0]
     slices = list(slices)
@@ -448,6 +453,7 @@ class MeshImpl(MeshLayout):
         f"random: {tf_fn!r} cannot be drawn slice by slice; use tf.random.uniform, "
         "tf.random.normal or tf.random.truncated_normal"
       )
+    shape = shape_of(shape)
     slice_shape = self.slice_shape(shape)
     begins = self.laid_out_slice_begin(shape)
     return self.slicewise(

@@ -73,18 +73,19 @@ class MeshLayout:
     return self._layout_rules.tensor_dimension_to_mesh_axis(tensor_dimension, self._shape)
 
   def tensor_layout(self, arg: Any) -> TensorLayout:
-    """`TensorLayout` of a `Tensor` or a `Shape`."""
-    shape = arg if isinstance(arg, Shape) else arg.shape
+    """`TensorLayout` of a `Tensor`, a `Shape`, or what `convert_to_shape` takes."""
+    shape = shape_of(arg)
     if shape not in self._layout_cache:
       self._layout_cache[shape] = self._layout_rules.tensor_layout(shape, self._shape)
     return self._layout_cache[shape]
 
-  def verify_layout(self, shape: Shape, what: str) -> None:
+  def verify_layout(self, shape: ShapeLike, what: str) -> None:
     """Checks that a tensor of this shape can be laid out.
 
     Raises:
       LayoutError: two dimensions on one mesh axis, or an indivisible dimension.
     """
+    shape = shape_of(shape)
     if shape in self._layout_cache:
       return
     layout = self._layout_rules.tensor_layout(shape, self._shape, what=what)
@@ -93,18 +94,23 @@ class MeshLayout:
         raise LayoutError(indivisible_message(f" of {what}", d, self._shape[axis]))
     self._layout_cache[shape] = layout
 
-  def mesh_axis_to_cumprod(self, tensor_shape: Shape) -> list[int | None]:
+  def mesh_axis_to_cumprod(self, tensor_shape: ShapeLike) -> list[int | None]:
     """For each mesh axis the product of the sizes before the axis split over it, or None."""
+    tensor_shape = shape_of(tensor_shape)
     axes = self.tensor_layout(tensor_shape).mesh_axis_to_tensor_axis(self.ndims)
     cumprod = tensor_shape.cumprod
     return [None if a is None else cumprod[a] for a in axes]
 
-  def slice_shape(self, tensor_shape: Shape) -> list[int]:
+  def slice_shape(self, tensor_shape: ShapeLike) -> list[int]:
     """Sizes of the slice of one processor.
+
+    Args:
+      tensor_shape: a `Shape`, or a list of dimensions such as `x.shape[:-1]`.
 
     Raises:
       LayoutError: a mesh dimension does not divide the tensor dimension split over it.
     """
+    tensor_shape = shape_of(tensor_shape)
     result = []
     for d, axis in zip(tensor_shape, self.tensor_layout(tensor_shape)):
       n = 1 if axis is None else self._shape[axis].size
@@ -113,19 +119,20 @@ class MeshLayout:
       result.append(d.size // n)
     return result
 
-  def slice_begin(self, tensor_shape: Shape, pnum: int) -> list[int]:
+  def slice_begin(self, tensor_shape: ShapeLike, pnum: int) -> list[int]:
     """Offsets of the slice of processor `pnum` in the whole tensor."""
+    tensor_shape = shape_of(tensor_shape)
     coord = pnum_to_processor_coordinates(self._shape, pnum)
     return [
       0 if axis is None else d.size // self._shape[axis].size * coord[axis]
       for d, axis in zip(tensor_shape, self.tensor_layout(tensor_shape))
     ]
 
-  def slice_size(self, tensor_shape: Shape) -> int:
+  def slice_size(self, tensor_shape: ShapeLike) -> int:
     """Number of elements of a slice."""
     return list_product(self.slice_shape(tensor_shape))
 
-  def laid_out_size(self, tensor_shape: Shape) -> int:
+  def laid_out_size(self, tensor_shape: ShapeLike) -> int:
     """Number of elements of all slices on all processors."""
     return self.slice_size(tensor_shape) * self.size
 
@@ -167,3 +174,15 @@ class MeshLayout:
         f"receive: source_pcoord {list(source)} must have {n} entries, None or 0 to {n - 1}, for "
         f"mesh ax{'is' if len(axes) == 1 else 'es'} {names}"
       )
+
+
+def shape_of(arg: Any) -> Shape:
+  """The `Shape` of a `Tensor`, or what a shape may be written as."""
+  if isinstance(arg, Shape):
+    return arg
+  shape = getattr(arg, "shape", None)
+  if not isinstance(shape, Shape):
+    shape = convert_to_shape(arg)
+  if shape is None:
+    raise ShapeError("a layout needs a Tensor, a Shape or a list of dimensions, got None")
+  return shape

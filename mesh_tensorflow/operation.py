@@ -206,7 +206,13 @@ class Operation(metaclass=_OperationMeta):
       f"got {default_splittability!r}"
     )
 
-  def _initialize_all_dimensions_as_splittable(self) -> None:
-    self._splittable_dims, self._unsplittable_dims = (
-      self._initialize_splittable_and_unsplittable_dims("splittable")
-    )
+  def _initialize_all_dimensions_as_splittable(self) -> tuple[frozenset[str], frozenset[str]]:
+    """Lets a layout split every dimension; call it when the outputs are made.
+
+    Returns:
+      (splittable names, no names), which operations written for the TF1 library assign to
+      `_splittable_dims` and `_unsplittable_dims` themselves.
+    """
+    dims = self._initialize_splittable_and_unsplittable_dims("splittable")
+    self._splittable_dims, self._unsplittable_dims = dims
+    return dims

@@ -224,6 +224,30 @@ class RowSum(mtf.Operation):
     lowering.set_tensor_lowering(self.outputs[0], y)
 
 
+class RowsCounted(mtf.Operation):
+  """An operation as programs of the TF1 library write it: lists of dimensions for shapes."""
+
+  def __init__(self, x):
+    super().__init__([x], name="rows_counted")
+    self._outputs = [mtf.Tensor(self, mtf.Shape(x.shape[:-1]), x.dtype)]
+    self._splittable_dims, self._unsplittable_dims = self._initialize_all_dimensions_as_splittable()
+
+  def lower(self, lowering):
+    mesh_impl = lowering.mesh_impl(self)
+    x = self.inputs[0]
+    sizes = mesh_impl.slice_shape(x.shape[:-1])
+    assert list(mesh_impl.tensor_layout(x.shape[:-1])) == list(
+      mesh_impl.tensor_layout(self.outputs[0])
+    )
+    for pnum in range(mesh_impl.size):
+      assert mesh_impl.slice_begin(x.shape[:-1], pnum) == mesh_impl.slice_begin(x.shape, pnum)[:-1]
+    assert mesh_impl.slice_size(x.shape[:-1]) == np.prod(sizes)
+    y = mesh_impl.slicewise(
+      lambda t: tf.fill(sizes, tf.cast(tf.shape(t)[-1], t.dtype)), lowering.tensors[x]
+    )
+    lowering.set_tensor_lowering(self.outputs[0], y)
+
+
 class WrongSlices(mtf.Operation):
   """An operation that breaks its promise."""
 
@@ -243,6 +267,34 @@ class TestOperation:
     lowering = mtf.Lowering(graph, {mesh: impl()})
     np.testing.assert_array_equal(lowering.export_to_tf_tensor(y)[1, 0], 16)
     np.testing.assert_array_equal(lowering.export_to_tf_tensor(dx), np.full([4, 8], 2))
+
+  @pytest.mark.parametrize("kind", ["placement", "simd"])
+  def test_as_the_tf1_library_has_them(self, kind, cpu_devices):
+    implementation = mtf.SimdMeshImpl if kind == "simd" else mtf.PlacementMeshImpl
+    mesh_impl = implementation("rows:2", "a:rows", cpu_devices[:2])
+
+    def program():
+      graph = mtf.Graph()
+      x = mtf.ones(mtf.Mesh(graph, "mesh"), mtf.Shape([A, B]))
+      operation = RowsCounted(x)
+      assert operation.splittable_dims == {"a", "b"}
+      assert operation.unsplittable_dims == frozenset()
+      return mtf.Lowering(graph, {x.mesh: mesh_impl}).export_to_tf_tensor(operation.outputs[0])
+
+    for value in mesh_impl.run_per_device(program, []):
+      np.testing.assert_array_equal(value, [8.0] * 4)
+
+  def test_lists_of_dimensions_are_shapes_of_a_mesh_implementation(self, cpu_devices):
+    mesh_impl = mtf.PlacementMeshImpl("rows:2", "a:rows", cpu_devices[:2])
+    value = np.arange(32.0).reshape(4, 8)
+    slices = mesh_impl.make_slices(tf.constant(value), [A, B])
+    assert [s.shape.as_list() for s in slices] == [[2, 8], [2, 8]]
+    np.testing.assert_array_equal(mesh_impl.combine_slices(slices, [A, B]), value)
+    laid_out = mesh_impl.LaidOutTensor.from_tensor_list(slices)
+    wide = mesh_impl.broadcast_impl(laid_out, [A, B], [mtf.Dimension("c", 3), A, B])
+    assert wide.slice_shape == [3, 2, 8]
+    with pytest.raises(ShapeError, match="None"):
+      mesh_impl.slice_shape(None)
 
   def test_with_a_pending_sum(self, graph, mesh, x):
     y = RowSum(x, A).outputs[0]

@@ -22,7 +22,8 @@ class ProductKeyValueMemory(TransformerLayer):
   `query/kernel` and `query/bias`, and those of the layer norm of queries.
 
   Args:
-    key_size: size of a key, even.
+    key_size: size of a key, at least 2. A half key has half of it, rounded down: an odd size
+      makes the variables of the even one below it, as in the TF1 library.
     n_keys: number of half keys of each half.
     n_heads: number of queries for each position; all read the same values.
     knn: how many values a query reads; at most n_keys.
@@ -38,9 +39,9 @@ class ProductKeyValueMemory(TransformerLayer):
     n_heads: int = gin.REQUIRED,
     knn: int = gin.REQUIRED,
   ):
-    if key_size % 2 or key_size < 2:
+    if key_size < 2:
       raise errors.ConfigError(
-        f"ProductKeyValueMemory.key_size must be even, for two half keys; got {key_size}"
+        f"ProductKeyValueMemory.key_size must be at least 2, for two half keys; got {key_size}"
       )
     if not 1 <= knn <= n_keys:
       raise errors.ConfigError(

@@ -121,11 +121,19 @@ def test_a_memory_learns():
 
 @pytest.mark.parametrize(
   "changes,message",
-  [(dict(key_size=5), "even"), (dict(knn=5), "1 to n_keys"), (dict(knn=0), "1 to n_keys")],
+  [(dict(key_size=1), "at least 2"), (dict(knn=5), "1 to n_keys"), (dict(knn=0), "1 to n_keys")],
 )
 def test_errors(changes, message):
   with pytest.raises(errors.ConfigError, match=message):
     memory_layers.ProductKeyValueMemory(**(SIZES | changes))
+
+
+def test_an_odd_key_size_is_rounded_down():
+  impl = lm.one_device()
+  layer = [memory_layers.ProductKeyValueMemory, SIZES | dict(key_size=5)]
+  lm.initialize(impl, layer_program.make_lm([layer]))
+  keys = [v.shape for v in impl.variable_store if v.name.endswith("/keys")]
+  assert [shape.to_integer_list for shape in keys] == [[2, 2, 4, 2]]
 
 
 def test_halves_cannot_be_split(cpu_devices):
