@@ -1,16 +1,20 @@
 """Builds and installs Mesh TensorFlow for TensorFlow 2.
 
-Three folders of the repository make one import package:
+Four folders of the repository make one import package:
 
     mesh_tensorflow/  ->  mesh_tensorflow
     transformer/      ->  mesh_tensorflow.transformer
     gin/              ->  mesh_tensorflow/transformer/gin   (data: *.gin, no Python)
+    examples/         ->  mesh_tensorflow.examples
 
 A wheel lays them out as on the right. An editable install leaves the files where they are and maps
-the names; `mesh_tensorflow.transformer.gin_paths.gin_dir()` finds the gin files in both cases.
+the names; so does the package itself where a clone is imported as it lies, installed or not
+(`mesh_tensorflow/source_tree.py`). `mesh_tensorflow.transformer.gin_paths.gin_dir()` finds the gin
+files in all cases.
 """
 
 import pathlib
+import re
 
 from setuptools import find_packages, setup
 
@@ -22,9 +26,14 @@ def long_description() -> str:
   return readme.read_text(encoding="utf-8") if readme.exists() else ""
 
 
+def version() -> str:
+  text = (ROOT / "mesh_tensorflow" / "version.py").read_text(encoding="utf-8")
+  return re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)[1]
+
+
 setup(
   name="mesh-tensorflow",
-  version="1.0.0.dev0",
+  version=version(),
   description="Named-dimension model parallelism for TensorFlow 2",
   long_description=long_description(),
   long_description_content_type="text/markdown",
@@ -36,17 +45,21 @@ setup(
     "mesh_tensorflow.transformer",
     *(f"mesh_tensorflow.transformer.{name}" for name in find_packages("transformer")),
     "mesh_tensorflow.transformer.gin",
+    "mesh_tensorflow.examples",
   ],
   package_dir={
     "mesh_tensorflow": "mesh_tensorflow",
     "mesh_tensorflow.transformer": "transformer",
     "mesh_tensorflow.transformer.gin": "gin",
+    "mesh_tensorflow.examples": "examples",
   },
   package_data={"mesh_tensorflow.transformer.gin": ["*.gin", "*/*.gin", "*/*/*.gin"]},
   include_package_data=False,
   zip_safe=False,
   install_requires=[
-    "tensorflow>=2.16,<2.22",  # Brings absl-py, which flags and logging use.
+    # Brings absl-py, which flags and logging use. Where tensorflow-cpu or tensorflow-tpu takes its
+    # place, which no requirement can say: --no-deps, see README.md.
+    "tensorflow>=2.16,<2.22",
     "tensorflow-datasets",
     "numpy",
     "gin-config",
@@ -70,6 +83,8 @@ setup(
     "vocab": ["sentencepiece"],
     "bleu": ["sacrebleu"],
     "plot": ["matplotlib"],
+    # An extra of the archived package that others ask for; what it brought is in install_requires.
+    "transformer": [],
   },
   entry_points={
     "console_scripts": [

@@ -13,10 +13,7 @@ import tempfile
 import time
 
 from mesh_tensorflow.errors import MeshError
-from mesh_tensorflow.transformer import (
-  gin_config,
-  utils,
-)
+from mesh_tensorflow.transformer import gin_config, gin_paths, utils
 from mesh_tensorflow.transformer.data import stdlib_text, text_io
 
 PROMPTS = ["def ", "class ", "    return ", "import "]
@@ -57,9 +54,10 @@ What to try next
   tensorboard --logdir {model_dir}
   mesh-transformer --model_dir=DIR --gin_file=problems/stdlib_lm.gin \\
       --gin_file=layouts/cpu_2x4.gin                 the same model on 8 virtual devices
-  python examples/demo.py --model_dir {model_dir} --steps 4000
+  python -m mesh_tensorflow.examples.demo --model_dir {model_dir} --steps 4000
                                                      goes on from the checkpoint
-  gin/problems/stdlib_lm.gin                         every setting of this run"""
+  {os.path.join(gin_paths.gin_dir(), "problems", "stdlib_lm.gin")}
+                                                     every setting of this run"""
   )
 
 

@@ -1,7 +1,7 @@
 """A Fourier transform over three dimensions of which the mesh splits two.
 
 It shows how a program adds an operation to the language: docs/own_operation.md explains it step
-by step. Run it with `python examples/distributed_fft.py`.
+by step. Run it with `python -m mesh_tensorflow.examples.distributed_fft`.
 """
 
 from __future__ import annotations

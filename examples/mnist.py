@@ -3,8 +3,8 @@
 Each image is cut into 4 x 4 blocks, and the layout gives each of four (virtual CPU) devices a
 quarter of them; before a convolution the devices exchange the margins of their blocks.
 
-  python examples/mnist.py --train_epochs 2
-  python examples/mnist.py --data_dir DIR      a folder with the four MNIST files
+  python -m mesh_tensorflow.examples.mnist --train_epochs 2
+  python -m mesh_tensorflow.examples.mnist --data_dir DIR      a folder with the four MNIST files
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 import mesh_tensorflow as mtf  # isort: skip - before TensorFlow, whose start-up notices it mutes
 
-import mnist_dataset
 import numpy as np
 import tensorflow as tf
 import tqdm
 
 from mesh_tensorflow import checkpoint
+from mesh_tensorflow.examples import mnist_dataset
 
 CLASSES = mtf.Dimension("classes", 10)
 
@@ -42,8 +42,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
   training = parser.add_argument_group("training")
   training.add_argument(
     "--model_dir",
-    default="/tmp/mnist_model",
-    help="folder of checkpoints, which a new run goes on from; '' for none",
+    default="",
+    help="folder of checkpoints, which a new run goes on from (none)",
   )
   training.add_argument("--batch_size", type=int, default=200, help="images in a batch")
   training.add_argument("--hidden_size", type=int, default=512, help="size of both dense layers")
@@ -212,6 +212,8 @@ def main(argv: list[str] | None = None) -> None:
       restored = saver.restore()
       step = restored.step
       print(f"Going on from {restored.path}", flush=True)
+  else:
+    print("No checkpoints are written: no --model_dir was given", flush=True)
   data = mnist_dataset.dataset(train_images, train_labels)
   accuracy = None
   for epoch in range(step // steps_per_epoch, args.train_epochs):

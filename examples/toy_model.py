@@ -3,9 +3,10 @@
 The smallest whole program in the style of the TF1 library: a graph, layers, gradients, an
 optimizer, a Lowering; training and evaluation in turn; checkpoints, from which it goes on.
 
-  python examples/toy_model.py
-  python examples/toy_model.py --mesh_shape "rows:2,cols:2" --layout "batch:rows,hidden_odd:cols" \
-      --implementation simd --optimizer Adafactor --lr 0.01 --model_dir /tmp/toy
+  python -m mesh_tensorflow.examples.toy_model
+  python -m mesh_tensorflow.examples.toy_model --mesh_shape "rows:2,cols:2" \
+      --layout "batch:rows,hidden_odd:cols" --implementation simd --optimizer Adafactor --lr 0.01 \
+      --model_dir toy
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ What a program needs is right here, as `mtf.einsum`, `mtf.Lowering` or `mtf.func
     transformer                      a gin-configured Transformer, on top of all this
 """
 
-from mesh_tensorflow import quiet  # noqa: F401, I001 - before anything imports TensorFlow
+from mesh_tensorflow import start  # noqa: F401, I001 - before anything imports TensorFlow
 
 from mesh_tensorflow import (
   beam_search,
@@ -34,6 +34,7 @@ from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 from mesh_tensorflow.store import StoredVariable, VariableStore
 from mesh_tensorflow.tpu_mesh_impl import StrategyMeshImpl
+from mesh_tensorflow.version import __version__
 from mesh_tensorflow.virtual_devices import virtual_cpu_devices
 
 __getattr__ = removed_names.attribute_hook(__name__)

@@ -131,3 +131,7 @@ class RemovedNameError(MeshError, AttributeError):
 
 class RemovedImportError(MeshError, ImportError):
   """An import of a name of the TF1 library that has no meaning in TensorFlow 2."""
+
+
+class InstallationError(MeshError, ImportError):
+  """This Python, or what is installed in it, cannot run the package."""

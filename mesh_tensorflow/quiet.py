@@ -2,25 +2,34 @@
 
 TensorFlow's C++ code writes a few lines to stderr while it is imported and when it looks for
 GPUs, of which there may be none, whatever the log level is. They are held back; everything else
-that is written meanwhile, and any error, comes through. Setting TF_CPP_MIN_LOG_LEVEL to 0 brings
-the notices back.
+that is written meanwhile, and any error, comes through, when TensorFlow is there. Setting
+TF_CPP_MIN_LOG_LEVEL to 0 brings the notices back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from types import ModuleType
+from typing import BinaryIO
 
+# A line of TensorFlow's log begins with "I0000 00:00:12.3" or "2026-01-31 00:00:12.3: I".
+_LOGGED = rb"(?:[IWE]\d{4} |\d{4}-\d\d-\d\d [\d:.]+: [IWE] )"
 _NOTICES = re.compile(
-  rb"^(WARNING: All log messages before absl::InitializeLog|"
-  rb"[IW]\d{4} .*(oneDNN custom operations|cpu_feature_guard|computation_placer|cuda_drivers|"
-  rb"cudart_stub|port\.cc|Unable to register cu)|To enable the following instructions|"
-  rb"E\d{4} .*failed call to cuInit)"
+  rb"WARNING: All log messages before absl::InitializeLog|To enable the following instructions|"
+  + _LOGGED
+  + rb".*(?:oneDNN custom operations|cpu_feature_guard|computation_placer|cuda_drivers|cudart_stub|"
+  rb"Could not find (?:cuda drivers|TensorRT)|Unable to register cu)"
 )
+_NO_DRIVER = re.compile(_LOGGED + rb".*failed call to cuInit")
+
+# What the drivers of NVIDIA put there; the last is that of WSL.
+_GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 
 
 @contextlib.contextmanager
@@ -38,27 +47,86 @@ def held_back_notices() -> Iterator[int]:
   except OSError:
     yield 2  # There is no stderr to keep clean.
     return
-  with tempfile.TemporaryFile() as held_back:
+  try:
+    file = _hidden_file()
+  except OSError:
+    os.close(stderr)
+    yield 2  # There is no place to write to.
+    return
+  with file as held_back:
     os.dup2(held_back.fileno(), 2)
     try:
-      yield stderr
+      with _crashes_told(stderr):
+        yield stderr
     finally:
       os.dup2(stderr, 2)
       os.close(stderr)
       held_back.seek(0)
       for line in held_back:
-        if not _NOTICES.match(line):
+        if not _is_notice(line):
           os.write(2, line)
 
 
-def import_tensorflow() -> None:
-  """Imports TensorFlow; does nothing if it is imported."""
-  if "tensorflow" in sys.modules:
+def _hidden_file() -> BinaryIO:
+  """A file without a name; in memory where there are such, since folders may not be writable."""
+  if hasattr(os, "memfd_create"):
+    return open(os.memfd_create("held back"), "w+b")
+  return tempfile.TemporaryFile()
+
+
+@contextlib.contextmanager
+def _crashes_told(stderr: int) -> Iterator[None]:
+  """Has a crash inside the block show on the real stderr where it happened.
+
+  What C++ said before it stays held back: TF_CPP_MIN_LOG_LEVEL=0 shows it.
+  """
+  if faulthandler.is_enabled():
+    yield  # As the user wants it.
     return
-  # Later informational messages (of devices, say) are not for users either.
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+  faulthandler.enable(stderr)
+  try:
+    yield
+  finally:
+    faulthandler.disable()
+
+
+def _is_notice(line: bytes) -> bool:
+  # With a driver, a failed call to it is an error.
+  return bool(_NOTICES.match(line) or (_NO_DRIVER.match(line) and not _has_gpu_driver()))
+
+
+def _has_gpu_driver() -> bool:
+  return any(map(os.path.exists, _GPU_DRIVERS))
+
+
+def import_tensorflow() -> str | None:
+  """Imports TensorFlow, if it is not imported yet.
+
+  Returns:
+    Its version; None if there is no TensorFlow.
+  """
+  if "tensorflow" not in sys.modules:
+    # Later informational messages (of devices, say) are not for users either.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
   with held_back_notices():
-    import tensorflow  # noqa: F401
+    try:
+      import tensorflow as tf
+    except ModuleNotFoundError as e:
+      if e.name != "tensorflow":
+        raise
+      return None
+    _look_for_gpus(tf)
+  return getattr(tf, "__version__", None)
 
 
-import_tensorflow()
+def _look_for_gpus(tf: ModuleType) -> None:
+  """Has TensorFlow look for GPUs where there are none, which it does once, with an error line.
+
+  Its build for GPUs writes "failed call to cuInit" on a machine without a driver, and would do so
+  amid the output of the first program that runs anything. Where there is a driver it is left to
+  look when it needs to: until then the program can choose what it shall see.
+  """
+  if not sys.platform.startswith("linux") or _has_gpu_driver():
+    return
+  if tf.test.is_built_with_cuda():
+    tf.config.list_physical_devices("GPU")

@@ -14,10 +14,9 @@ import mesh_tensorflow as mtf
 
 
 @pytest.fixture
-def example(repository, monkeypatch):
+def example():
   """Imports a module of the folder `examples`."""
-  monkeypatch.syspath_prepend(str(repository / "examples"))
-  return importlib.import_module
+  return lambda name: importlib.import_module(f"mesh_tensorflow.examples.{name}")
 
 
 def _run(run_subprocess, repository, name: str, *flags: str, **kwargs):
