@@ -22,8 +22,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from mesh_tensorflow import exit_codes
 from mesh_tensorflow.workers import parent_watch
-from mesh_tensorflow.workers.joining import EXIT_WORKER_LOST
 
 # How long workers may take to notice that another one is gone, and to end.
 _GRACE_SECONDS = 60.0
@@ -41,7 +41,8 @@ def launch(command: Sequence[str], workers: int, restarts: int = 0) -> int:
   Args:
     command: program and arguments.
     workers: how many processes.
-    restarts: how often all of them are started again after one failed, after a pause.
+    restarts: how often all of them are started again after one failed, after a pause; not where
+      that cures nothing, see `exit_codes.TABLE`.
 
   Returns:
     0, or the exit code of the worker that failed first by itself; 128 + n for signal n.
@@ -52,7 +53,11 @@ def launch(command: Sequence[str], workers: int, restarts: int = 0) -> int:
       started = time.monotonic()
       with _Workers(command, workers, signals) as group:
         code = group.wait()
-      if code == 0 or signals.stopped.is_set() or attempt == restarts:
+      if code == exit_codes.DONE or signals.stopped.is_set() or attempt == restarts:
+        return code
+      why_not = exit_codes.why_not_again(code)
+      if why_not is not None:
+        _say(f"no worker is started again after exit code {code}: {why_not}")
         return code
       # What failed at once is likely to do so again.
       soon = time.monotonic() - started < 2 * _LONGEST_PAUSE_SECONDS
@@ -62,7 +67,7 @@ def launch(command: Sequence[str], workers: int, restarts: int = 0) -> int:
         f"failed with exit code {code}"
       )
       if signals.stopped.wait(pause):
-        return 128 + signals.number
+        return exit_codes.of_signal(signals.number)
   return code
 
 
@@ -179,9 +184,9 @@ class _Workers:
       time.sleep(0.05)
     failed = [c for c in codes.values() if c]
     # Those that only lost another worker are not to blame.
-    own = [c for c in failed if c != EXIT_WORKER_LOST]
-    code = (own or failed or [0])[0]
-    return 128 - code if code < 0 else code
+    own = [c for c in failed if c != exit_codes.WORKER_LOST]
+    code = (own or failed or [exit_codes.DONE])[0]
+    return exit_codes.of_signal(-code) if code < 0 else code
 
 
 def _ending(code: int) -> str:
@@ -219,7 +224,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
   )
   parser.add_argument("--workers", type=int, required=True, help="number of worker processes")
   parser.add_argument(
-    "--restarts", type=int, default=0, help="start all again so often when one fails"
+    "--restarts",
+    type=int,
+    default=0,
+    help="start all again so often when one fails, where that can help: after a lost worker or a "
+    "crash, not after an error of the settings, the numbers, the disk or the data",
   )
   parser.add_argument("trainer", nargs="*", help="arguments of every worker's trainer, after --")
   args = parser.parse_args(arguments)

@@ -1,22 +1,21 @@
 r"""Trains, evaluates and samples from Transformers, as gin files say.
 
-  python -m mesh_tensorflow.transformer.main --model_dir=DIR \
-    --gin_file=problems/tinyshakespeare.gin --gin_param="run.train_steps = 2000"
+  mesh-transformer --model_dir=my_model --gin_file=problems/stdlib_lm.gin \
+    --gin_param="run.train_steps = 2000"
 
 defaults.gin is read first, then every --gin_file (from the working folder, or the package's own:
 models/, layouts/, problems/, learning_rate_schedules/), then every --gin_param. The mode is
 run.mode: train (default), eval, score_eval, perplexity_eval, infer, score_from_strings,
 score_from_dataset, export_infer, export_score or plan.
 
-With TF_CONFIG set, each process is one of several workers; see docs/distributed.md. Exit codes: 0;
-1 for an error; 74 after SIGTERM or SIGINT in training, when the steps done are saved; 75 if another
-worker was lost.
+With TF_CONFIG set, each process is one of several workers; see docs/distributed.md. Exit codes: see
+`mesh_tensorflow.exit_codes` and docs/operating.md.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
+import copy
 import logging as python_logging
 import os
 import sys
@@ -27,17 +26,10 @@ import gin
 import tensorflow as tf
 from absl import app, flags, logging
 
-from mesh_tensorflow import workers
-from mesh_tensorflow.errors import (
-  CheckpointError,
-  ConfigError,
-  MeshError,
-  StoppedError,
-  WorkerLostError,
-)
-from mesh_tensorflow.transformer import gin_config, utils
+from mesh_tensorflow import exit_codes, workers
+from mesh_tensorflow.errors import CheckpointError, ConfigError, MeshError, WorkerLostError
+from mesh_tensorflow.transformer import command_line, gin_config, utils
 from mesh_tensorflow.transformer.gin_config import parsing
-from mesh_tensorflow.transformer.training.stopping import EXIT_STOPPED
 from mesh_tensorflow.transformer.training.trainer import make_folder
 from mesh_tensorflow.workers import loss_watch, parent_watch
 
@@ -45,10 +37,20 @@ FLAGS = flags.FLAGS
 
 flags.adopt_module_key_flags(parsing)
 flags.DEFINE_string("tpu_job_name", None, "Name of the TPU worker job.")
-flags.DEFINE_string("model_dir", "/tmp/transformer_standalone", "Folder for checkpoints.")
+flags.DEFINE_string(
+  "model_dir",
+  None,
+  "Folder for checkpoints, summaries and the configuration. Needed by every mode but plan.",
+)
 flags.DEFINE_string("tpu", None, "A TPU to run on: local, a name or an address.")
 flags.DEFINE_string("gcp_project", None, "Project of a TPU that is given by name.")
 flags.DEFINE_string("tpu_zone", None, "Zone of a TPU that is given by name.")
+flags.DEFINE_bool(
+  "allow_config_change",
+  False,
+  "Go on with checkpoints of another model or vocabulary than that of the gin files; without it "
+  "they are refused. Also as run.allow_config_change.",
+)
 flags.DEFINE_multi_string(
   "module_import", None, "Python module to import first, to register gin names (repeatable)."
 )
@@ -57,18 +59,24 @@ flags.DEFINE_multi_string(
 def main(argv: Sequence[str]) -> None:
   """Runs what the flags and gin files say."""
   if len(argv) > 1:
-    raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
+    raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}", exit_codes.CONFIGURATION)
   for module in FLAGS.module_import or []:
-    importlib.import_module(module)
+    command_line.import_module(module)
   gin_config.parse_gin_defaults_and_flags()
   gin_config.check_run()
   cluster = workers.cluster_from_environment()
-  if cluster.is_evaluator and gin.get_bindings("run").get("mode", "train") == "train":
+  # Without the values of references: the vocabulary may be made only when it is known where it is.
+  # A copy of a macro is its value.
+  mode = copy.deepcopy(gin.get_bindings("run", resolve_references=False).get("mode", "train"))
+  if cluster.is_evaluator and mode == "train":
     raise ConfigError(
       "TF_CONFIG says that this process is the evaluator of the cluster, which does not train: "
       "bind run.mode = 'perplexity_eval', 'eval' or 'score_eval' for it"
     )
-  if cluster.is_chief:
+  model_dir = FLAGS.model_dir
+  if mode != "plan":
+    model_dir = command_line.checked_model_dir(model_dir)
+  if cluster.is_chief and model_dir:
     make_folder(FLAGS.model_dir)
     write_command(FLAGS.model_dir, sys.argv)
   utils.run(
@@ -76,7 +84,8 @@ def main(argv: Sequence[str]) -> None:
     tpu=FLAGS.tpu,
     gcp_project=FLAGS.gcp_project,
     tpu_zone=FLAGS.tpu_zone,
-    model_dir=FLAGS.model_dir,
+    model_dir=model_dir,
+    **({"allow_config_change": True} if FLAGS.allow_config_change else {}),
   )
 
 
@@ -115,24 +124,18 @@ def _guarded(argv: Sequence[str], prefix: str = "") -> int:
         workers.check()  # A checkpoint may have failed because another worker was lost.
       except WorkerLostError as lost:
         print(f"{prefix}WorkerLostError: {lost}", file=sys.stderr)
-        return workers.EXIT_WORKER_LOST
-    return _exit_code(e)
+        return exit_codes.WORKER_LOST
+    return exit_codes.of_error(e)
   except RuntimeError as e:
     missing = gin_config.missing_binding(e)
     if missing is None or FLAGS.verbosity > 0:
       raise
     print(f"{prefix}{_class_name(missing)}: {missing}", file=sys.stderr)
-    return 1
-  except KeyboardInterrupt:
+    return exit_codes.of_error(missing)
+  except KeyboardInterrupt as e:
     print("interrupted; the newest checkpoint is kept", file=sys.stderr)
-    return 130
-  return 0
-
-
-def _exit_code(error: BaseException) -> int:
-  if isinstance(error, StoppedError):
-    return EXIT_STOPPED
-  return workers.EXIT_WORKER_LOST if isinstance(error, WorkerLostError) else 1
+    return exit_codes.of_error(e)
+  return exit_codes.DONE
 
 
 def _as_worker(argv: Sequence[str]) -> int:
@@ -141,7 +144,7 @@ def _as_worker(argv: Sequence[str]) -> int:
     cluster = workers.cluster_from_environment()
   except ConfigError as e:
     print(f"{_class_name(e)}: {e}", file=sys.stderr)
-    return 1
+    return exit_codes.of_error(e)
   if cluster.size == 1:
     return _guarded(argv)
   prefix = f"worker {cluster.index}/{cluster.size}: "
@@ -157,13 +160,13 @@ def _as_worker(argv: Sequence[str]) -> int:
     except BaseException as e:  # noqa: BLE001 - the process ends, as below.
       lines = traceback.format_exc().splitlines()
       print("\n".join(prefix + line for line in lines), file=sys.stderr)
-      code = _exit_code(e)
-    if code in (0, EXIT_STOPPED):
+      code = exit_codes.of_error(e)
+    if code in (exit_codes.DONE, exit_codes.STOPPED):
       try:
         workers.leave(_flush, code)  # Ends the process, if it has joined others.
       except WorkerLostError as e:
         print(f"{prefix}WorkerLostError: {e}", file=sys.stderr)
-        code = code or workers.EXIT_WORKER_LOST
+        code = code or exit_codes.WORKER_LOST
   if code:
     # At its usual end a process of TensorFlow's would wait for the other workers.
     _flush()
@@ -199,7 +202,8 @@ def console_main() -> None:
   """The command `mesh-transformer`."""
   parent_watch.end_with_launcher()
   logging.set_verbosity(logging.WARNING)
-  app.run(_as_worker)
+  command_line.find_modules_here()
+  app.run(_as_worker, flags_parser=lambda argv: command_line.parse_flags(argv, __doc__ or ""))
 
 
 if __name__ == "__main__":

@@ -22,10 +22,8 @@ from collections.abc import Iterator
 
 from mesh_tensorflow import quiet
 from mesh_tensorflow.errors import ConfigError, WorkerLostError
+from mesh_tensorflow.exit_codes import WORKER_LOST as EXIT_WORKER_LOST  # noqa: F401 - its old name.
 from mesh_tensorflow.workers.cluster import Cluster, listens
-
-# Exit code of a worker that ends because another one was lost.
-EXIT_WORKER_LOST = 75
 
 _POLL_SECONDS = 0.5
 _SECONDS_BETWEEN_LINES = 15.0

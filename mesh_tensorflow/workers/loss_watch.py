@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from mesh_tensorflow.errors import WorkerLostError
-from mesh_tensorflow.workers.joining import EXIT_WORKER_LOST
+from mesh_tensorflow.exit_codes import WORKER_LOST
 
 _POLL_SECONDS = 2.0
 
@@ -36,7 +36,7 @@ def start(check: Callable[[], None], prefix: str) -> None:
       except WorkerLostError as e:
         if not stop.wait(_GRACE_SECONDS):
           os.write(2, f"{prefix}WorkerLostError: {e}\n".encode())
-          os._exit(EXIT_WORKER_LOST)
+          os._exit(WORKER_LOST)
       except Exception:  # noqa: BLE001 - what else there may be the program itself meets.
         continue
 

@@ -301,8 +301,8 @@ def worker_errors() -> Iterator[None]:
     who = cluster.names(lost) or f"another worker (of {cluster.names(others)})"
     raise WorkerLostError(
       f"lost {who}: it was killed, failed (its log says why), or hangs. "
-      f"{cluster.name(cluster.index)} stops. Training goes on from the last checkpoint when all "
-      "workers are started again, or fewer of them with a smaller mesh"
+      f"{cluster.name(cluster.index)} stops. Started again, training goes on from the last "
+      "checkpoint, with any number of workers that divides the mesh, and on any mesh"
     ) from e
 
 

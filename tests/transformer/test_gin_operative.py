@@ -195,7 +195,7 @@ def test_program_refuses_a_contradiction_before_it_does_anything(tmp_path, run_s
     timeout=120,
     check=False,
   )
-  assert result.returncode == 1 and not (tmp_path / "m").exists()
+  assert result.returncode == 2 and not (tmp_path / "m").exists()
   (line,) = result.stderr.strip().splitlines()
   assert line.startswith("ShapeError: gin: run.sequence_length has targets of length=128")
   assert "problems/tinyshakespeare.gin:29" in line

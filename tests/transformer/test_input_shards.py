@@ -567,7 +567,7 @@ def test_two_workers_end_with_the_data(tmp_path):
     "pack_or_pad.pack = False",
     "Unitransformer.max_length = 32",
   ]
-  out = program.run(2, sharded(tmp_path / "model", *bindings), code=1)
+  out = program.run(2, sharded(tmp_path / "model", *bindings), code=2)
   assert "the training data ended after 2 of 8 steps" in out
   assert "worker_lost" not in out.lower() and "lost worker" not in out
   assert sorted(program.losses(tmp_path / "model")) == [1, 2]

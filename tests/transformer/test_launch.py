@@ -13,8 +13,9 @@ import time
 
 import pytest
 
+from mesh_tensorflow import exit_codes
 from mesh_tensorflow.transformer import launch
-from mesh_tensorflow.workers import joining, parent_watch
+from mesh_tensorflow.workers import parent_watch
 
 # What workers do here needs neither TensorFlow nor this package.
 HEAD = """
@@ -60,7 +61,7 @@ def test_one_worker_has_no_tf_config(capfd, monkeypatch):
 
 
 def test_the_one_that_failed_by_itself_is_told_from_those_that_lost_it(capfd):
-  body = f"time.sleep(0 if index == 0 else 0.5); sys.exit({joining.EXIT_WORKER_LOST} - 72 * index)"
+  body = f"time.sleep(0 if index == 0 else 0.5); sys.exit({exit_codes.WORKER_LOST} - 72 * index)"
   assert launch.launch(worker(body), 2) == 3
   assert "launch: worker 1 ended with exit code 3" in capfd.readouterr().err
 
@@ -81,14 +82,35 @@ def test_one_that_hangs_while_others_have_ended_is_killed(code, capfd):
 
 def test_a_run_that_always_fails_is_given_up_after_growing_pauses(tmp_path, capfd):
   starts = tmp_path / "starts"
-  body = f"open({str(starts)!r}, 'a').write('x'); sys.exit(5)"
-  assert launch.launch(worker(body), 1, restarts=3) == 5
+  body = f"open({str(starts)!r}, 'a').write('x'); sys.exit(75)"
+  assert launch.launch(worker(body), 1, restarts=3) == 75
   assert starts.read_text() == "x" * 4
   err = capfd.readouterr().err
   told = [
     line.split(" in ")[1].split(" s ")[0] for line in err.splitlines() if " again in " in line
   ]
   assert told == ["0.1", "0.2", "0.4"]
+
+
+def test_what_a_restart_does_not_cure_is_not_started_again(tmp_path, capfd):
+  for row in exit_codes.TABLE:
+    starts = tmp_path / f"starts{row.code}"
+    body = f"open({str(starts)!r}, 'a').write('x'); sys.exit({row.code})"
+    assert launch.launch(worker(body), 1, restarts=1) == row.code
+    err = capfd.readouterr().err
+    assert starts.read_text() == ("xx" if row.restart_cures else "x")
+    if row.code and not row.restart_cures:
+      assert err == f"launch: no worker is started again after exit code {row.code}: {row.why}\n"
+    elif row.code:
+      assert (
+        f"are started again in 0.1 s (1 of 1), since one failed with exit code {row.code}" in err
+      )
+
+
+def test_a_worker_that_somebody_stopped_is_not_started_again(capfd):
+  body = "os.kill(os.getpid(), signal.SIGTERM)"
+  assert launch.launch(worker(body), 1, restarts=3) == 143
+  assert "after exit code 143: it was asked to stop" in capfd.readouterr().err
 
 
 def test_all_are_started_again_until_it_succeeds(tmp_path):
@@ -131,7 +153,7 @@ def test_ctrl_c_between_two_attempts(tmp_path, monkeypatch):
   monkeypatch.setattr(launch, "_FIRST_PAUSE_SECONDS", 60.0)
   start = tmp_path / "start"
   interrupt_after(lambda: start.exists() and not time.sleep(1.0))
-  body = f"open({str(start)!r}, 'a').write('x'); sys.exit(5)"
+  body = f"open({str(start)!r}, 'a').write('x'); sys.exit(75)"
   assert launch.launch(worker(body), 1, restarts=5) == 130
   assert start.read_text() == "x"
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from mesh_tensorflow import workers
+from mesh_tensorflow import exit_codes, workers
 from tests.transformer import worker_processes as program
 
 # (what happens to which worker where, workers, bindings); of all a few are tried each time.
@@ -67,7 +67,7 @@ def test_a_worker_with_other_settings_is_told(tmp_path):
   )
   more = ["--gin_param=run.seed = 5"]
   with program.processes(tmp_path, 2, arguments, more) as group:
-    assert group.wait() == [1, 1]
+    assert group.wait() == [exit_codes.CONFIGURATION] * 2
     for i in range(2):
       last = group.text(i).splitlines()[-1]
       assert f"worker {i}/2: ConfigError: the workers must run the same program" in last

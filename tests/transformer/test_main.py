@@ -71,7 +71,7 @@ def test_train_evaluate_infer_as_a_program(tmp_path, text_file, run_subprocess):
   assert len(lines) == 2 and lines[0].startswith("To be") and lines[1].startswith("Whether")
 
 
-def test_wrong_binding_is_one_line_and_exit_code_1(tmp_path, text_file, run_subprocess):
+def test_wrong_binding_is_one_line_and_exit_code_2(tmp_path, text_file, run_subprocess):
   result = run_subprocess(
     [
       "-m", "mesh_tensorflow.transformer.main", f"--model_dir={tmp_path}/model",
@@ -79,7 +79,7 @@ def test_wrong_binding_is_one_line_and_exit_code_1(tmp_path, text_file, run_subp
     ],
     timeout=120, check=False,
   )  # fmt: skip
-  assert result.returncode == 1
+  assert result.returncode == 2
   assert result.stderr.strip().splitlines()[-1].startswith("ConfigError: gin: ")
   assert "train_stepz" in result.stderr and "Traceback" not in result.stderr
 

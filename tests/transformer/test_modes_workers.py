@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from mesh_tensorflow import workers
+from mesh_tensorflow import exit_codes
 from mesh_tensorflow.transformer.training import run_lock
 from tests.transformer import modes_program as program
 from tests.transformer import test_modes, worker_processes
@@ -22,7 +22,7 @@ sys.exit(launch.launch([sys.executable, "-m", "tests.transformer.modes_program",
 """
 
 # Of workers that fail for the same reason the last may find that the others are gone.
-FAILED = {1, workers.EXIT_WORKER_LOST}
+FAILED = {exit_codes.CONFIGURATION, exit_codes.LOCK, exit_codes.WORKER_LOST}
 
 
 @pytest.fixture

@@ -159,14 +159,14 @@ def divide(rows: np.ndarray) -> tuple[InputShard, np.ndarray]:
 
 
 def agreed(
-  calls: Iterable[tuple[tf.Tensor, ...]], count: int, per_call: int
+  calls: Iterable[tuple[tf.Tensor, ...]], count: int, asked: Callable[[], int]
 ) -> Iterator[tuple[tf.Tensor, ...]]:
   """The steps for which all workers have data; every worker goes through it.
 
   Args:
-    calls: what this worker has read: tensors [steps, ...], `per_call` steps but for the last.
+    calls: what this worker has read: tensors [steps, ...], `asked()` steps but for the last.
     count: steps in all.
-    per_call: steps in a call, at most.
+    asked: how many steps the call was to have that was read last, in all workers.
 
   Raises:
     DataError: another worker cannot read its data.
@@ -182,7 +182,7 @@ def agreed(
     steps = _steps_of_all(here, failure)
     if steps:
       yield batches if steps == here else tuple(x[:steps] for x in batches)
-    if steps < min(count, per_call):
+    if steps < min(count, asked()):
       return
     count -= steps
 

@@ -2,10 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from mesh_tensorflow import workers
+
+
+class StopFlag:
+  """A flag that the loop of steps looks at before each step; any thread may put it up or down."""
+
+  def __init__(self):
+    # Of the host's devices this is the one where threads beside the main one may run operations.
+    with tf.init_scope(), tf.device(workers.host_device()):
+      self._variable = tf.Variable(False, trainable=False, name="mtf_stop_steps")
+
+  def put(self, up: bool) -> None:
+    """Puts it up, or down."""
+    with tf.device(workers.host_device()):
+      self._variable.assign(up)
+
+  def is_up(self) -> tf.Tensor:
+    """Whether it is up, as a bool scalar; each run of the operation looks again."""
+    with tf.device(workers.host_device()):
+      return self._variable.read_value()
+
+
+class CallLengths:
+  """How many steps a call may have, so that it lasts at most some seconds, as the last one did.
+
+  Args:
+    seconds: how long a call may last.
+
+  Attributes:
+    most: how many steps; 1 until a call was measured.
+  """
+
+  def __init__(self, seconds: float):
+    self._seconds = seconds
+    self.most = 1
+
+  def measured(self, steps: int, seconds: float) -> None:
+    """Takes note of how long a call of so many steps took."""
+    self.most = int(min(max(1.0, self._seconds * steps / max(seconds, 1e-6)), 1e9))
+
+
+def in_parts(
+  calls: Iterable[tuple[tf.Tensor, ...]], most: Callable[[], int]
+) -> Iterator[tuple[tf.Tensor, ...]]:
+  """The batches of each call, in several calls where it has more steps than one may have now.
+
+  Args:
+    calls: tensors [steps, ...], all of the same number of steps.
+    most: returns how many steps the next call may have.
+  """
+  for batches in calls:
+    steps, at = int(batches[0].shape[0]), 0
+    while at < steps:
+      n = min(most(), steps - at)
+      yield batches if n == steps else tuple(b[at : at + n] for b in batches)
+      at += n
 
 
 def compile_steps(
@@ -13,6 +70,7 @@ def compile_steps(
   batch_shapes: Sequence[Sequence[int]],
   learning_rate: Callable[[tf.Tensor], tf.Tensor],
   counts_bad: bool,
+  stop: StopFlag | None = None,
 ) -> Any:
   """Compiles a loop over training steps.
 
@@ -21,11 +79,13 @@ def compile_steps(
     batch_shapes: of each feature.
     learning_rate: a function of the number of the step, an int64 scalar.
     counts_bad: whether `step` returns, beside the loss, how many elements were not finite.
+    stop: while it is up the loop ends after the step that is going on.
 
   Returns:
     A function of (int32 batches [n, <shape of a batch>] for each feature, number of the first
-    step). It returns float32 [2, n]: the losses, and how many elements of loss and gradients were
-    not finite, if that is counted. Any n: a shorter last call needs no program of its own.
+    step). It returns float32 [2, m]: the losses, and how many elements of loss and gradients were
+    not finite, if that is counted; of n steps, or of fewer, one at least, if it was stopped. Any n:
+    a shorter last call needs no program of its own.
   """
   spec = tuple(tf.TensorSpec([None, *shape], tf.int32) for shape in batch_shapes)
 
@@ -38,9 +98,14 @@ def compile_steps(
       result = step(*[b[i] for b in batches], learning_rate(at), at)
       return i + 1, results.write(i, tf.stack(result) if counts_bad else result)
 
+    def goes_on(i, _):
+      more = i < count
+      # One step is done in any case: a call without results would need cases of its own.
+      return more if stop is None else more & ~((i > 0) & stop.is_up())
+
     results = tf.TensorArray(tf.float32, size=count, element_shape=[2] if counts_bad else [])
-    _, results = tf.while_loop(lambda i, _: i < count, one, [0, results], parallel_iterations=1)
-    results = results.stack()
+    done, results = tf.while_loop(goes_on, one, [0, results], parallel_iterations=1)
+    results = results.stack()[:done]
     return tf.transpose(results) if counts_bad else tf.stack([results, tf.zeros_like(results)])
 
   return call

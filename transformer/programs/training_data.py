@@ -14,6 +14,7 @@ from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import input_shards
 from mesh_tensorflow.transformer.files.input_shards import BatchRows, InputShard
+from mesh_tensorflow.transformer.programs import several_steps
 from mesh_tensorflow.transformer.programs.model_features import MODEL_FEATURES
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 
@@ -161,15 +162,20 @@ class TrainingData:
       numbers = [n for begins, sizes in parts for n in (*begins, *sizes)]
       self._name = "_".join(map(str, [_PIPELINE, *how, *numbers]))
 
-  def calls(self, count: int, per_call: int) -> Iterable[tuple[tf.Tensor, ...]]:
+  def calls(
+    self, count: int, per_call: int, most: Callable[[], int] | None = None
+  ) -> Iterable[tuple[tf.Tensor, ...]]:
     """Batches stacked for one call each: tensors [steps, <shape of a batch>].
 
     Args:
       count: steps in all.
-      per_call: steps in a call, at most.
+      per_call: steps in a call, at most; where a call has fewer, the next ends where it would have.
+      most: returns how many steps the next call may have, the same in all workers.
     """
     calls = self._dataset.take(count).batch(per_call).prefetch(tf.data.AUTOTUNE)
-    return input_shards.agreed(calls, count, per_call) if self._agree else calls
+    if self._agree:
+      calls = input_shards.agreed(calls, count, lambda: per_call)
+    return calls if most is None else several_steps.in_parts(calls, most)
 
   def saved_with_checkpoints(self) -> SavedPipeline:
     """The same batches, by an iterator whose position can be saved."""
@@ -199,15 +205,22 @@ class SavedPipeline:
     self._checkpoint = tf.train.Checkpoint(iterator=self._iterator)
     self._name = name
 
-  def calls(self, count: int, per_call: int) -> Iterator[tuple[tf.Tensor, ...]]:
+  def calls(
+    self, count: int, per_call: int, most: Callable[[], int] | None = None
+  ) -> Iterator[tuple[tf.Tensor, ...]]:
     """As `TrainingData.calls`; nothing is read ahead of what a call takes."""
-    calls = self._calls(count, per_call)
-    return input_shards.agreed(calls, count, per_call) if self._agree else calls
+    asked = [per_call]
+    calls = self._calls(count, per_call, most or (lambda: per_call), asked)
+    return input_shards.agreed(calls, count, lambda: asked[0]) if self._agree else calls
 
-  def _calls(self, count: int, per_call: int) -> Iterator[tuple[tf.Tensor, ...]]:
+  def _calls(
+    self, count: int, per_call: int, most: Callable[[], int], asked: list[int]
+  ) -> Iterator[tuple[tf.Tensor, ...]]:
+    done = 0
     while count > 0:
+      asked[0] = min(count, per_call - done % per_call, most())
       taken = []
-      for _ in range(min(count, per_call)):
+      for _ in range(asked[0]):
         batch = next(self._iterator, None)
         if batch is None:
           break
@@ -215,6 +228,7 @@ class SavedPipeline:
       if not taken:
         return
       count -= len(taken)
+      done += len(taken)
       yield tuple(tf.stack(xs) for xs in zip(*taken))
 
   def attachments(self) -> dict[str, Callable[[str], None]]:

@@ -6,10 +6,11 @@ import contextlib
 import logging
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 
-from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.errors import LockedError, StorageError
 
 try:
   import fcntl
@@ -32,25 +33,32 @@ def training_lock(model_dir: str | None) -> Iterator[None]:
     model_dir: the folder; None, or one that is not local: nothing is done.
 
   Raises:
-    ConfigError: another process trains in that folder.
+    LockedError: another process trains in that folder.
+    StorageError: the file of the lock cannot be made; or its name is one of several of a file, or
+      a link, and what is written into it would be written elsewhere.
   """
   if not model_dir or "://" in model_dir or fcntl is None:
     yield
     return
   path = os.path.join(model_dir, NAME)
+  if os.path.islink(path):
+    raise _not_a_lock(path, f"is a link to {os.readlink(path)!r}")
   try:
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
   except OSError as e:
-    raise ConfigError(
+    raise StorageError(
       f"cannot write in the folder {model_dir} ({e.strerror}): give another --model_dir, or the "
       "right to write there"
     ) from e
   try:
+    found = os.fstat(lock)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+      raise _not_a_lock(path, "is no file of its own")
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as e:  # The latter on some network file systems.
       holder = os.read(lock, 200).decode(errors="replace").strip()
-      raise ConfigError(
+      raise LockedError(
         f"another training uses {model_dir} ({holder or 'it has just started'}): two would "
         "overwrite each other's checkpoints. Give another --model_dir, or end that one first"
       ) from e
@@ -68,3 +76,10 @@ def training_lock(model_dir: str | None) -> Iterator[None]:
     yield
   finally:
     os.close(lock)
+
+
+def _not_a_lock(path: str, what: str) -> StorageError:
+  return StorageError(
+    f"{path} {what}: the lock of a training would be written elsewhere. Delete it, if no training "
+    "uses that folder"
+  )

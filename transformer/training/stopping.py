@@ -7,76 +7,227 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mesh_tensorflow.errors import StoppedError
+import gin
 
-# Exit code of a training that was asked to stop, and whose last step is saved.
-EXIT_STOPPED = 74
+from mesh_tensorflow import exit_codes, workers
+from mesh_tensorflow.errors import ConfigError, StoppedError
+from mesh_tensorflow.transformer.programs.several_steps import StopFlag
+
+# A signal that comes again so soon is the same one: `timeout`, containers and launchers send it to
+# a process and to its group.
+_SAME_SECONDS = 1.0
 
 
+@gin.configurable(module="mesh_tensorflow.transformer.stopping", allowlist=["save_within_seconds"])
 class StopRequests:
   """Takes note of signals that ask the program to stop, inside its block.
 
-  The first signal is only noted; `requested` says so. The second one ends the program at once.
+  The first signal is noted, `requested` says so, and the loop of steps ends after the step that is
+  going on. Before the first step, where nothing can be lost, it ends the block with a
+  `StoppedError`. The second signal ends the program at once; so does the time, if no checkpoint is
+  begun within it. Both say what is lost.
+
+  Python calls handlers of signals only when TensorFlow returns to it, so a thread of its own reads
+  the numbers of the signals that come.
 
   Args:
+    flag: is set when a signal comes; None: there is no loop to be ended.
     signals: the signals.
+    save_within_seconds: how long after the first signal a checkpoint must have begun. On several
+      workers, and where the position in the data is saved, calls of the compiled program last at
+      most a third of it, as measured.
   """
 
-  def __init__(self, signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)):
+  def __init__(
+    self,
+    flag: StopFlag | None = None,
+    signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
+    *,
+    save_within_seconds: float = 15.0,
+  ):
+    is_number = isinstance(save_within_seconds, (int, float)) and save_within_seconds is not True
+    if not is_number or not save_within_seconds > 0:
+      raise ConfigError(
+        f"StopRequests.save_within_seconds = {save_within_seconds!r}: it must be a number above 0"
+      )
+    self.save_within_seconds = float(save_within_seconds)
+    self._flag = flag
     self._signals = signals
     self._before: dict[signal.Signals, Any] = {}
-    self._name = ""
+    self._number = 0
+    self._steps: tuple[int, int] | None = None  # Done, and saved; None: nothing can be lost.
+    self._saving = False
+    self._thread: threading.Thread | None = None
 
   @property
   def requested(self) -> bool:
     """Whether a signal came."""
-    return bool(self._name)
+    return bool(self._number)
 
-  def stop(self, what_was_saved: str) -> None:
+  def running(self, done: int, saved: int) -> None:
+    """To be called before steps are done, which would be lost if the program ended.
+
+    Args:
+      done: number of steps done.
+      saved: the step of the last checkpoint.
+    """
+    self._steps = done, saved
+
+  @contextlib.contextmanager
+  def saving(self) -> Iterator[None]:
+    """To be put around the writing of a checkpoint, which may take longer than the time for it."""
+    self._saving = True
+    try:
+      yield
+    finally:
+      self._saving = False
+
+  def stop(self, what_was_saved: str, *, goes_on: bool = True) -> None:
     """Raises the error that ends the program.
 
     Args:
       what_was_saved: for its text.
+      goes_on: whether the same command goes on from there.
 
     Raises:
       StoppedError: always.
     """
-    raise StoppedError(
-      f"stopped by {self._name or 'a signal to another worker'}; {what_was_saved}. The same "
-      "command goes on from there"
-    )
+    advice = ". The same command goes on from there" if goes_on else ""
+    name = signal.Signals(self._number).name if self._number else "a signal to another worker"
+    raise StoppedError(f"stopped by {name}; {what_was_saved}{advice}")
+
+  # ------------------------------------------------------------------ the signals
 
   def __enter__(self) -> StopRequests:
     # Python calls signal handlers in the main thread only, and lets only it set them.
     if threading.current_thread() is threading.main_thread():
+      self._reader, self._writer = os.pipe()
+      os.set_blocking(self._writer, False)
+      self._old_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
       # What a shell has set to be ignored (programs in the background) stays so.
       wanted = [s for s in self._signals if signal.getsignal(s) is not signal.SIG_IGN]
-      self._before = {s: signal.signal(s, self._note) for s in wanted}
+      self._before = {s: signal.signal(s, self._handle) for s in wanted}
+      self._thread = threading.Thread(target=self._watch, daemon=True, name="mtf-stop-requests")
+      self._thread.start()
+      _entered.append(self)
     return self
 
   def __exit__(self, *exc_info: Any) -> None:
+    if self._thread is None:
+      return
+    _entered.remove(self)
+    self.restore_handlers()
+    os.close(self._writer)  # Ends the thread.
+    self._thread.join()
+    os.close(self._reader)
+    self._thread = None
+
+  def restore_handlers(self) -> None:
+    """Puts back what handled the signals before the block."""
+    signal.set_wakeup_fd(self._old_wakeup)
     for s, handler in self._before.items():
       signal.signal(s, handler)
     self._before = {}
 
-  def _note(self, number: int, frame: Any) -> None:
-    del frame
-    self._name = signal.Signals(number).name
-    for s, handler in self._before.items():
-      # Python raises KeyboardInterrupt when TensorFlow returns, which may take long. A notebook,
-      # though, shall live on.
-      is_program = handler is signal.default_int_handler and "ipykernel" not in sys.modules
-      signal.signal(s, signal.SIG_DFL if is_program else handler)
-    # Nobody may be left to read it.
-    with contextlib.suppress(OSError):
-      os.write(
-        2,
-        f"\n{self._name}: a checkpoint is written when the steps that are going on are done; "
-        "once more ends the program at once\n".encode(),
+  def _handle(self, number: int, frame: Any) -> None:
+    """Python's handler, in the main thread, as soon as it runs Python."""
+    again = self.requested and time.monotonic() - self._came > _SAME_SECONDS
+    self._note(number)
+    if again and not _is_program() and callable(self._before[signal.Signals(number)]):
+      self._before[signal.Signals(number)](number, frame)
+    if self._steps is None and workers.current().size == 1:
+      self.stop("no step was done since the last checkpoint")
+
+  def _note(self, number: int) -> None:
+    if not self._number:
+      self._came = time.monotonic()
+      self._number = number
+
+  def _watch(self) -> None:
+    """The thread: reads the numbers of signals, and looks at the time."""
+    told = False
+    while True:
+      wait = max(0.0, self._came + self.save_within_seconds - time.monotonic()) if told else None
+      if not select.select([self._reader], [], [], 1.0 if wait == 0.0 else wait)[0]:
+        if not self._saving:
+          self._end(f"no checkpoint was begun within {self.save_within_seconds:g} s")
+        continue
+      data = os.read(self._reader, 256)
+      if not data:
+        return
+      if self._old_wakeup >= 0:
+        with contextlib.suppress(OSError):
+          os.write(self._old_wakeup, data)
+      for number in data:
+        if number not in self._before:
+          continue
+        if not told:
+          told = True
+          self._note(number)
+          self._tell()
+          if self._flag is not None:
+            self._flag.put(True)
+        elif time.monotonic() - self._came > _SAME_SECONDS:
+          self._end("a second signal came", number)
+
+  def _tell(self) -> None:
+    bound = f"{self.save_within_seconds:g} s" if _is_program() else "some time"
+    _say(
+      f"\n{self._name}: a checkpoint is written when the step that is going on is done, within "
+      f"{bound} (StopRequests.save_within_seconds); once more ends the program at once"
+    )
+
+  @property
+  def _name(self) -> str:
+    return signal.Signals(self._number).name
+
+  def _end(self, why: str, number: int | None = None) -> None:
+    """Ends the program, where it is one, from the thread: TensorFlow may not return for long."""
+    if not _is_program():
+      return
+    if self._steps is None:
+      lost, code = "nothing is lost: no step was done since the last checkpoint", exit_codes.STOPPED
+    else:
+      done, saved = self._steps
+      lost = (
+        f"the steps after the last whole checkpoint (step {saved}) are lost; step {done} was "
+        "reached, or more"
       )
+      code = exit_codes.of_signal(number or self._number)
+    _say(f"{self._name}: {why}; the program ends. {lost[0].upper()}{lost[1:]}")
+    with contextlib.suppress(OSError, ValueError):
+      sys.stdout.flush()
+    os._exit(code)
+
+
+# Those whose blocks are entered, for processes that this one forks.
+_entered: list[StopRequests] = []
+
+
+def _after_fork() -> None:
+  """A forked process is somebody else's: signals to it do what they did before."""
+  while _entered:
+    with contextlib.suppress(ValueError, OSError):
+      _entered.pop().restore_handlers()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _is_program() -> bool:
+  """Whether this is a program, which may be ended, and no notebook or prompt, which live on."""
+  return "ipykernel" not in sys.modules and not hasattr(sys, "ps1") and not sys.flags.interactive
+
+
+def _say(text: str) -> None:
+  # Nobody may be left to read it.
+  with contextlib.suppress(OSError):
+    os.write(2, f"{text}\n".encode())

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
@@ -18,10 +19,12 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.errors import CheckpointError, ConfigError, DataError, WorkerLostError
 from mesh_tensorflow.transformer.files import records
 from mesh_tensorflow.transformer.files.by_chief import by_chief
+from mesh_tensorflow.transformer.gin_config import model_config
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.programs import nonfinite as nonfinite_lib
 from mesh_tensorflow.transformer.programs import several_steps, training_data
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+from mesh_tensorflow.transformer.programs.several_steps import CallLengths, StopFlag
 from mesh_tensorflow.transformer.training import init_checkpoint as init_checkpoint_lib
 from mesh_tensorflow.transformer.training.checkpoints import TrainingCheckpoints
 from mesh_tensorflow.transformer.training.inference import Inference
@@ -63,6 +66,8 @@ class Trainer(Inference):
     nonfinite: "stop": a NaN or infinite loss ends training with an error that names the step and
       the tensor; "skip": a step whose loss or gradients are NaN or infinite updates nothing, and is
       counted.
+    allow_config_change: whether checkpoints of `model_dir` may be of another model than this one,
+      as their configurations say (see `gin_config.model_config`): then that is told, else refused.
   """
 
   def __init__(
@@ -84,6 +89,7 @@ class Trainer(Inference):
     score_in_predict_mode: bool = False,
     model_info_file: str | None = None,
     nonfinite: str = "stop",
+    allow_config_change: bool = False,
   ):
     self._loss_check = LossCheck(nonfinite)
     self.steps = steps
@@ -100,9 +106,12 @@ class Trainer(Inference):
     self._init_checkpoint = init_checkpoint
     self._init_variable_filter = init_variable_filter
     self._model_info_file = model_info_file
+    self._allow_config_change = allow_config_change
     self.predict_fn = predict_fn
     self.score_in_predict_mode = score_in_predict_mode
+    self._stop_flag = StopFlag()
     self._programs: dict[Any, Any] = {}
+    self._compared: set[str] = set()  # Checkpoints whose configurations were looked at.
     self._restored: str | None = None
     self.global_step = 0
     self.losses: list[float] = []
@@ -181,7 +190,8 @@ class Trainer(Inference):
       raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
     with contextlib.ExitStack() as stack:
       by_chief(lambda: stack.enter_context(training_lock(self.model_dir)))
-      stop = stack.enter_context(StopRequests())
+      self._stop_flag.put(False)
+      stop = stack.enter_context(StopRequests(self._stop_flag))
       try:
         return self._train(request, stop)
       except WorkerLostError:
@@ -190,7 +200,8 @@ class Trainer(Inference):
         raise
       finally:
         if self.checkpointer is not None:
-          self.checkpointer.wait()
+          with stop.saving():
+            self.checkpointer.wait()
 
   def _train(self, request: TrainRequest, stop: StopRequests) -> list[float]:
     start, began = self._start()
@@ -210,31 +221,50 @@ class Trainer(Inference):
       summary_dir=self.model_dir if workers.current().is_chief else None,
       quiet=self._quiet,
     )
-    compiled = self.compile_steps(data.names)
+    # A flag ends the calls of one process. Workers stop at one step, and a saved position in the
+    # data is that of the step: their calls are short instead.
+    alone = workers.current().size == 1 and self._checkpoints.pipeline is None
+    lengths = CallLengths(stop.save_within_seconds / 3)
+    most = None if alone else lambda: lengths.most
+    compiled = self.compile_steps(data.names, self._stop_flag if alone else None)
     find = functools.partial(self._find_nonfinite, source, start)
     self.global_step = start
     losses: list[float] = []
     try:
-      for values in records.reading(batches.calls(last - start, self._steps_per_call)):
+      for values in records.reading(batches.calls(last - start, self._steps_per_call, most)):
         before = self.global_step
         if before == start:
           self.prepare(compiled, request.on_ready, checkpoint=self._checkpoints.newest)
           progress.restart_clock()
+        stop.running(before, self._checkpoints.saved_step)
+        called = time.perf_counter()
         of_call, bad = self._call(compiled, values)
+        lengths.measured(len(of_call), time.perf_counter() - called)
         self._loss_check.take(before, of_call, bad, self._checkpoints.saved_step, find)
         losses += of_call
         self.global_step += len(of_call)
         rate = self._learning_rate_value(self.global_step - 1)
         progress.update(self.global_step, of_call, rate, skipped=sum(n > 0 for n in bad))
-        if self.global_step < last and workers.any_worker(stop.requested):
-          stop.stop(self._checkpoints.save_before_leaving(self.global_step))
+        # The first worker's measure is that of all.
+        asked = workers.gather(np.int32([stop.requested, lengths.most]))
+        lengths.most = int(asked[0, 1])
+        if self.global_step < last and asked[:, 0].any():
+          self._save_and_stop(stop, last)
         if self._checkpoints.is_due(before, self.global_step, last):
-          self.save()
+          with stop.saving():
+            self.save()
     finally:
       progress.close()
     self._check_all_done(start, last)
     self.losses += losses
     return losses
+
+  def _save_and_stop(self, stop: StopRequests, last: int) -> None:
+    """Ends a training that was asked to stop."""
+    with stop.saving():
+      saved = self._checkpoints.save_before_leaving(self.global_step)
+    left = f"{last - self.global_step} of {last} steps remain"
+    stop.stop(f"{saved}; {left}", goes_on=self.checkpointer is not None)
 
   def _open(
     self, source: TrainingSource, start: int, saves_position: bool
@@ -318,6 +348,10 @@ class Trainer(Inference):
     started = time.perf_counter()
     compiled.get_concrete_function()
     _LOG.info("traced the training program in %.1f s", time.perf_counter() - started)
+    if workers.current().is_chief and self.checkpointer is not None:
+      self._checkpoints.config = self._model_config
+    if checkpoint is not None:
+      self._check_config(checkpoint)  # Before anything is told or written of this model.
     if on_ready is not None:
       on_ready(self._train_graph())
     if checkpoint is not None:
@@ -328,6 +362,9 @@ class Trainer(Inference):
         self._init_path, self.mesh_impl.variable_store, self._init_variable_filter
       )
       self._say(done)
+      path = self._init_path
+      for line in by_chief(lambda: model_config.compare_with_initial(path, self._model_config)):
+        self._say(line)
     elif hasattr(self.steps.model, "initialize"):
       # A model with a part that comes from a checkpoint of its own: a teacher.
       self.steps.model.initialize()
@@ -335,18 +372,19 @@ class Trainer(Inference):
   def _train_graph(self) -> mtf.Graph:
     return self._step_fn.graph
 
-  def compile_steps(self, names: Sequence[str]) -> Any:
+  def compile_steps(self, names: Sequence[str], stop: StopFlag | None = None) -> Any:
     """Several training steps as one TensorFlow function; see `several_steps.compile_steps`.
 
     Args:
       names: features of the data.
+      stop: ends a call early.
     """
     skips = self._loss_check.skips
     step_fn = self.steps.train_step(names, self._optimizer, skip_nonfinite=skips)
     step_fn.log_file = self._model_info_file
     self._step_fn = step_fn
     shapes = [self.steps.local_part(n)[1] for n in names]
-    return several_steps.compile_steps(step_fn, shapes, self._learning_rate, skips)
+    return several_steps.compile_steps(step_fn, shapes, self._learning_rate, skips, stop)
 
   def _learning_rate(self, step: tf.Tensor) -> tf.Tensor:
     if callable(self._schedule):
@@ -386,6 +424,7 @@ class Trainer(Inference):
     path = path or self.latest_checkpoint()
     if path is None:
       return 0
+    self._check_config(path)
     checkpointer = self.checkpointer or checkpoint_lib.Checkpointer(
       os.path.dirname(path), self.mesh_impl.variable_store
     )
@@ -397,6 +436,24 @@ class Trainer(Inference):
       return checkpoint_lib.get_step_from_path(restored.path)
     except CheckpointError:  # It has another name.
       return restored.step or 0
+
+  @functools.cached_property
+  def _model_config(self) -> model_config.ModelConfig:
+    """What decides the model; to be asked for when its program has just been built."""
+    return model_config.capture(self.steps.model_type, self.vocabulary, self.steps.variable_dtype)
+
+  def _check_config(self, path: str) -> None:
+    """Refuses a checkpoint of another model, or tells of it; once."""
+    if path in self._compared:
+      return
+
+    def compare() -> list[str]:
+      resolved = checkpoint_lib.resolve(path)
+      return model_config.compare(resolved, self._model_config, self._allow_config_change)
+
+    for line in by_chief(compare):
+      self._say(line)
+    self._compared.add(path)
 
   def describe(self) -> str:
     """The layout of the training program, after it was built."""

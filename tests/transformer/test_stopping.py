@@ -1,0 +1,239 @@
+"""Signals in training: the loop of steps ends early, saves, and leaves; or the time is over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import gin
+import numpy as np
+import pytest
+
+from mesh_tensorflow import checkpoint, errors, exit_codes
+from mesh_tensorflow.transformer.programs import several_steps
+from mesh_tensorflow.transformer.training import stopping
+from tests.transformer import training_program as program
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c():
+  """SIGINT as in a terminal: tests that run in the background ignore it."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
+def send(number: int, after: float = 0.0) -> None:
+  """A signal to this process, from another thread."""
+  threading.Timer(after, lambda: os.kill(os.getpid(), number)).start()
+
+
+def signal_in_call(monkeypatch, number: int, at: int) -> None:
+  """Sends a signal while TensorFlow does the steps of the call that begins at a step, or later."""
+  running = stopping.StopRequests.running
+
+  def watched(self, done, saved):
+    running(self, done, saved)
+    if done >= at and not self.requested:
+      send(number, 0.3)
+
+  monkeypatch.setattr(stopping.StopRequests, "running", watched)
+
+
+# -------------------------------------------------------------- the loop of steps
+
+
+@pytest.mark.parametrize(("mesh", "implementation"), [("", "placement"), ("batch:2", "simd")])
+def test_a_long_call_ends_early_and_is_saved(
+  mesh, implementation, tmp_path, monkeypatch, cpu_devices
+):
+  """One call would do all 2,000 steps; those done are in the checkpoint, and go on from there."""
+  folder = str(tmp_path / "m")
+  signal_in_call(monkeypatch, signal.SIGTERM, at=0)
+  trainer = program.make_trainer(
+    mesh, implementation, model_dir=folder, steps_per_call=2000, save_checkpoints_steps=0
+  )
+  with pytest.raises(
+    errors.StoppedError,
+    match=r"stopped by SIGTERM; step \d+ is saved in .*; \d+ of 2000 steps remain. The same",
+  ) as e:
+    trainer.train(program.dataset, 2000)
+  done = trainer.global_step
+  assert 0 < done < 2000
+  assert f"step {done} is saved" in str(e.value) and f"{2000 - done} of 2000" in str(e.value)
+  assert checkpoint.latest_checkpoint(folder).endswith(f"-{done}")
+  monkeypatch.undo()
+  if not mesh:
+    whole = program.make_trainer(mesh, implementation, steps_per_call=2000)
+    whole.train(program.dataset, done)
+    for name, value in program.weights(trainer).items():
+      np.testing.assert_array_equal(value, program.weights(whole)[name], err_msg=name)
+  # The flag is down again.
+  assert len(trainer.train(program.dataset, done + 3)) == 3
+
+
+def test_a_saved_position_in_the_data_is_that_of_the_step(tmp_path, monkeypatch, cpu_devices):
+  """Calls are short there, so that none need end early."""
+  folder = str(tmp_path / "m")
+  signal_in_call(monkeypatch, signal.SIGTERM, at=1)
+  options = dict(steps_per_call=500, save_checkpoints_steps=0)
+  trainer = program.make_trainer(model_dir=folder, **options)
+  gin.bind_parameter("StopRequests.save_within_seconds", 0.6)
+  monkeypatch.setattr(stopping.StopRequests, "_end", lambda *_: None)  # This machine may be slow.
+  with pytest.raises(errors.StoppedError):
+    trainer.train(program.dataset, 500, checkpoint_input_pipeline=True)
+  done = trainer.global_step
+  assert 1 < done < 500
+  monkeypatch.undo()
+  resumed = program.make_trainer(model_dir=folder, **options)
+  losses = resumed.train(program.dataset, done + 3, checkpoint_input_pipeline=True)
+  whole = program.make_trainer(steps_per_call=500).train(program.dataset, done + 3)
+  assert losses == whole[done:]
+
+
+def test_calls_last_as_long_as_they_may():
+  lengths = several_steps.CallLengths(5.0)
+  assert lengths.most == 1
+  lengths.measured(1, 20.0)
+  assert lengths.most == 1
+  lengths.measured(1, 1.0)
+  assert lengths.most == 5
+  lengths.measured(5, 0.01)
+  assert lengths.most == 2500
+  lengths.measured(1, 0.0)
+  assert 2500 < lengths.most < 2**31
+
+
+def test_calls_are_cut_and_end_where_they_would_have():
+  calls = [(np.arange(a, b), np.arange(a, b) + 7) for a, b in [(0, 5), (5, 10), (10, 12)]]
+  most = iter([1, 2, 9, 9, 1, 1])
+  parts = list(several_steps.in_parts(calls, lambda: next(most)))
+  assert [x.tolist() for x, _ in parts] == [[0], [1, 2], [3, 4], [5, 6, 7, 8, 9], [10], [11]]
+  assert all((y == x + 7).all() for x, y in parts)
+
+
+# ------------------------------------------------------------------------ requests
+
+
+def test_an_ignored_signal_stays_ignored():
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  with stopping.StopRequests() as stop:
+    stop.running(1, 0)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert not stop.requested
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.requested
+  assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_before_the_first_step_a_signal_ends_the_block_at_once():
+  with pytest.raises(errors.StoppedError, match="stopped by SIGTERM; no step was done since"):
+    with stopping.StopRequests():
+      os.kill(os.getpid(), signal.SIGTERM)
+      time.sleep(30)
+  assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "15", None, True, float("nan")])
+def test_a_time_that_is_none(seconds):
+  gin.bind_parameter("StopRequests.save_within_seconds", seconds)
+  with pytest.raises(errors.ConfigError, match="save_within_seconds"):
+    stopping.StopRequests()
+
+
+def ends(body, capfd) -> tuple[int, str]:
+  """Exit code and stderr of a fork of this process that runs `body(stop)`, and then waits."""
+  child = os.fork()
+  if not child:
+    try:
+      with stopping.StopRequests() as stop:
+        body(stop)
+        time.sleep(30)
+    except errors.StoppedError as e:
+      os._exit(exit_codes.of_error(e))
+    finally:
+      os._exit(99)
+  return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), capfd.readouterr().err
+
+
+def test_a_second_signal_ends_the_program_and_says_what_is_lost(monkeypatch, capfd):
+  monkeypatch.setattr(stopping, "_SAME_SECONDS", 0.2)
+
+  def body(stop):
+    stop.running(37, 30)
+    send(signal.SIGTERM)
+    send(signal.SIGINT, 0.6)
+
+  code, err = ends(body, capfd)
+  assert code == exit_codes.of_signal(signal.SIGINT) == exit_codes.INTERRUPTED
+  first, second = err.strip().splitlines()
+  assert first.startswith("SIGTERM: a checkpoint is written when the step that is going on is done")
+  assert second == (
+    "SIGTERM: a second signal came; the program ends. The steps after the last whole checkpoint "
+    "(step 30) are lost; step 37 was reached, or more"
+  )
+
+
+def test_one_signal_that_comes_twice_is_one(monkeypatch, capfd):
+  """`timeout` sends it to a process, and then to its group."""
+
+  def body(stop):
+    stop.running(37, 30)
+    for _ in range(3):
+      os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.5)
+    os._exit(9)
+
+  assert ends(body, capfd)[0] == 9
+
+
+def test_the_time_is_over(capfd):
+  gin.bind_parameter("StopRequests.save_within_seconds", 0.3)
+
+  def body(stop):
+    stop.running(37, 30)
+    send(signal.SIGTERM)
+
+  code, err = ends(body, capfd)
+  assert code == 128 + signal.SIGTERM
+  assert "SIGTERM: no checkpoint was begun within 0.3 s; the program ends" in err
+  assert "(step 30) are lost; step 37 was reached" in err
+
+
+def test_a_checkpoint_that_is_being_written_has_all_the_time(capfd):
+  gin.bind_parameter("StopRequests.save_within_seconds", 0.2)
+
+  def body(stop):
+    stop.running(37, 30)
+    with stop.saving():
+      send(signal.SIGTERM)
+      time.sleep(0.8)
+      os._exit(9)
+
+  assert ends(body, capfd)[0] == 9
+
+
+def test_where_nothing_is_lost_the_code_says_so(monkeypatch, capfd):
+  """Python cannot be reached: it reads data, or restores."""
+  gin.bind_parameter("StopRequests.save_within_seconds", 0.3)
+  monkeypatch.setattr(stopping.StopRequests, "_handle", lambda *_: None)
+  code, err = ends(lambda stop: send(signal.SIGTERM), capfd)
+  assert code == exit_codes.STOPPED
+  assert "The program ends" not in err and "Nothing is lost" in err
+
+
+def test_a_forked_process_is_not_this_one():
+  """A pool of a data set of one's own ends its processes by SIGTERM; training goes on."""
+  with stopping.StopRequests() as stop:
+    stop.running(1, 0)
+    child = os.fork()
+    if not child:
+      time.sleep(30)
+      os._exit(9)
+    time.sleep(0.2)
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    time.sleep(0.2)
+    assert not stop.requested
