@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint, errors
+from mesh_tensorflow.checkpoint import keeping
 from tests.checkpoint_stores import assert_holds, fill, make_store
 
 
@@ -36,10 +37,11 @@ def killed_after(monkeypatch, module, name, count):
   [
     (tf.raw_ops, "SaveV2", 1, 1),
     (tf.raw_ops, "MergeV2Checkpoints", 1, 1),
-    (tf.io.gfile, "rename", 1, 1),  # The data is in place, manifest and index are not.
-    (tf.io.gfile, "rename", 2, 1),
-    (tf.io.gfile, "rename", 3, 1),  # The checkpoint is whole; the state file lacks it.
-    (tf.io.gfile, "rename", 4, 2),
+    (tf.io.gfile, "rename", 1, 1),  # The manifest is written.
+    (tf.io.gfile, "rename", 2, 1),  # The data is in place, manifest and index are not.
+    (tf.io.gfile, "rename", 3, 1),
+    (tf.io.gfile, "rename", 4, 1),  # The checkpoint is whole; the state file lacks it.
+    (tf.io.gfile, "rename", 5, 2),
   ],
 )
 def test_killed_in_the_middle(cpu_devices, tmp_path, monkeypatch, where, name, count, survives):
@@ -168,7 +170,7 @@ def small_disk(tmp_path):
   subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_full_disk_and_read_only_disk(small_disk, cpu_devices):
+def test_full_disk_and_read_only_disk(small_disk, cpu_devices, monkeypatch):
   variables = {"w": ([("n", 400_000)], tf.float32, tf.float32)}
   store = make_store(cpu_devices, "1", variables)
   values = fill(store, 1)
@@ -178,17 +180,25 @@ def test_full_disk_and_read_only_disk(small_disk, cpu_devices):
   c.wait()
   before = sorted(os.listdir(folder))
   fill(store, 2)
+  words = r"model.ckpt-{} .* needs 1.6 MB, and the disk has 1.\d MB free; .*keep_checkpoint_max"
+  for step in (2, 3):
+    with pytest.raises(errors.StorageError, match=words.format(step)):
+      c.save(step)
+    assert sorted(os.listdir(folder)) == before
+  # As on a disk that somebody else fills meanwhile.
+  monkeypatch.setattr(keeping, "free_bytes", lambda directory: None)
   for step in (2, 3):
     c.save(step)
-    with pytest.raises(
-      errors.CheckpointError, match=f"cannot write checkpoint model.ckpt-{step} .* No space left"
-    ):
+    with pytest.raises(errors.StorageError) as e:
       c.wait()
+    said = str(e.value)
+    assert f"cannot write checkpoint model.ckpt-{step} " in said and "No space left" in said
+    assert said.count("run.keep_checkpoint_max") == 1
     assert sorted(os.listdir(folder)) == before
   subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
   for checkpointer in (c, checkpoint.Checkpointer(folder, store)):
     checkpointer.save(4)
-    with pytest.raises(errors.CheckpointError, match="model.ckpt-4 .* Read-only file system"):
+    with pytest.raises(errors.StorageError, match="model.ckpt-4 .* Read-only file system"):
       checkpointer.wait()
     assert checkpointer.restore().step == 1
     assert_holds(store, values)

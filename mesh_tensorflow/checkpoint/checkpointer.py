@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import logging
 import os
 import random
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -17,6 +20,7 @@ import tensorflow as tf
 from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint import (
   files,
+  keeping,
   meeting,
   reader,
   restoring,
@@ -24,10 +28,11 @@ from mesh_tensorflow.checkpoint import (
   snapshot,
   writer,
 )
+from mesh_tensorflow.checkpoint.keeping import Keeping
 from mesh_tensorflow.checkpoint.restoring import EXTRA, GLOBAL_STEP, Restored
 from mesh_tensorflow.checkpoint.snapshot import Piece, Spool, pieces_of, whole_piece
 from mesh_tensorflow.checkpoint.writer import Job
-from mesh_tensorflow.errors import CheckpointError, WorkerLostError
+from mesh_tensorflow.errors import CheckpointError, StorageError, WorkerLostError
 from mesh_tensorflow.lowering import RUN_COUNTER
 from mesh_tensorflow.store import StoredVariable, VariableStore
 from mesh_tensorflow.workers import texts
@@ -81,16 +86,17 @@ class Checkpointer:
   ):
     if max_to_keep is not None and max_to_keep < 1:
       raise CheckpointError(f"max_to_keep (={max_to_keep}) must be at least 1, or None for all")
-    self._directory = os.fspath(directory)
+    self._directory = os.fspath(directory) or "."
     self._stores = [stores] if isinstance(stores, VariableStore) else list(stores)
-    self._max_to_keep = max_to_keep
-    self._keep_every = None if keep_every_n_hours is None else keep_every_n_hours * 3600
+    every = None if keep_every_n_hours is None else keep_every_n_hours * 3600
+    self._keeping = Keeping(max_to_keep, every, time.time())
     self._asynchronous = asynchronous
-    self._started = time.time()
     self._thread: threading.Thread | None = None
     self._spool: Spool | None = None
-    # What became of the last save, if it failed.
+    # What became of the last save, if it failed; and its words, until somebody has heard them.
     self._failure: tuple[Exception, Job] | None = None
+    self._unheard: list[str] = []
+    weakref.finalize(self, _log_unheard, self._unheard)
     self._snapshot_in_memory = snapshot_in_memory
     self._snapshot_directory = snapshot_directory
     self._worker_timeout = worker_timeout_seconds
@@ -139,18 +145,24 @@ class Checkpointer:
       attachments: functions by name that write files of their own, each called at once with a
         path with which the names of its files must begin. They become part of the checkpoint:
         visible when it is whole, checked and deleted with it; each worker's its own. Their path
-        is `attachment(path, name)`.
+        is `attachment(path, name)`. A name is part of a file's name: it has no "/".
 
     Returns:
       The path the checkpoint will have, without suffix.
 
     Raises:
-      CheckpointError: this save failed (synchronous), or the one before (asynchronous), in any
-        worker; or the store is empty.
+      StorageError: the disk has no room for it, also when the checkpoints that would go after it
+        are gone; or this save (synchronous), or the one before (asynchronous), could not be
+        written, in any worker.
+      CheckpointError: another worker failed; or the store is empty, or the name of an attachment
+        is none that a file can have.
     """
     self.wait()
     step = int(step)
+    for name in attachments or {}:
+      _check_name(name)
     self._begin(step)
+    self._make_room(step)
     self._saves += 1
     asynchronous = self._asynchronous if asynchronous is None else asynchronous
     pieces, in_background = self._snapshot(step, extra or {}, asynchronous)
@@ -158,10 +170,11 @@ class Checkpointer:
       self._directory,
       step,
       pieces,
-      self._update_state,
+      functools.partial(self._keeping.publish, self._directory),
       mark=f".{self._token}.{self._saves}",
       timeout_seconds=self._worker_timeout,
       abandoned=self._abandoned,
+      advice=keeping.advice(self._keeping.max_to_keep),
     )
     for name, write in (attachments or {}).items():
       job.attach(_attachment_name(name, workers.current().index), write)
@@ -187,6 +200,7 @@ class Checkpointer:
       self._thread.join()
       self._thread = None
     failure, self._failure = self._failure, None
+    self._unheard.clear()
     if failure is not None:
       error = _told_to_all(*failure)
       raise error
@@ -201,6 +215,7 @@ class Checkpointer:
       self._thread.join()
       self._thread = None
     self._failure = None  # That it was given up is no news.
+    self._unheard.clear()
 
   def check_folder(self) -> None:
     """Looks whether all workers see the folder, and can write there; the first `save` does so, too.
@@ -215,12 +230,12 @@ class Checkpointer:
       shared_folder.check(self._directory)
       self._is_shared = True
 
-  def _run(self, job: Job, logs: bool) -> None:
+  def _run(self, job: Job, in_background: bool) -> None:
     try:
       job.run()
     except Exception as e:  # noqa: BLE001 - raised in the caller's thread, by wait().
-      if logs:  # Nobody may be left to call wait().
-        _LOG.error("%s", e)
+      if in_background:  # Nobody may be left to call wait().
+        self._unheard.append(str(e))
       self._failure = e, job
 
   def _begin(self, step: int) -> None:
@@ -234,11 +249,29 @@ class Checkpointer:
       try:
         tf.io.gfile.makedirs(self._directory)
         files.remove_remains(self._directory)
-      except (tf.errors.OpError, OSError) as e:
+      except (tf.errors.OpError, OSError, StorageError) as e:
         problem = writer.reason(e)
         error = writer.not_written(self._directory, step, problem)
     meeting.raise_together(f"cannot write in {self._directory}", error)
     self._token = token
+
+  def _make_room(self, step: int) -> None:
+    """Looks whether the disk has room for a checkpoint, and makes some if there is none."""
+    error = None
+    if workers.current().is_chief:
+      path = os.path.join(self._directory, f"{files.NAME}{step}")
+      needed = self._needed_bytes()
+      try:
+        problem = keeping.make_room(self._directory, path, needed, self._keeping, self._close_spool)
+      except (tf.errors.OpError, OSError) as e:
+        problem = writer.reason(e)
+      if problem:
+        advice = keeping.advice(self._keeping.max_to_keep)
+        error = writer.not_written(self._directory, step, f"{problem}; {advice}")
+    meeting.raise_together(f"save step {step} in {self._directory}", error)
+
+  def _needed_bytes(self) -> int:
+    return keeping.needed_bytes(self._variables().values())
 
   def _snapshot(
     self, step: int, extra: Mapping[str, Any], in_background: bool
@@ -250,7 +283,7 @@ class Checkpointer:
       pieces = self._pieces(owned, in_background, None)
     else:
       try:
-        self._spool = self._spool or Spool(self._snapshot_folder())
+        self._spool = self._spool or self._new_spool(size)
         self._spool.begin(size)
         pieces = self._pieces(owned, in_background, self._spool)
       except OSError as e:
@@ -271,6 +304,20 @@ class Checkpointer:
           value = tf.constant(value.numpy() if tf.is_tensor(value) else value)
           pieces.append(whole_piece(EXTRA + name, value))
     return pieces, in_background
+
+  def _new_spool(self, size: int) -> Spool:
+    """A temporary file that leaves enough room for the checkpoint.
+
+    Raises:
+      OSError: there is no room for both.
+    """
+    place = self._snapshot_folder()
+    free = keeping.free_bytes(place)
+    if free is not None and "://" not in self._directory:
+      is_beside = os.stat(place).st_dev == os.stat(self._directory).st_dev
+      if is_beside and free < size + self._needed_bytes():
+        raise OSError(errno.ENOSPC, "there is no room for it beside the checkpoint")
+    return Spool(place)
 
   def _close_spool(self) -> None:
     if self._spool is not None:
@@ -311,31 +358,6 @@ class Checkpointer:
           value = tf.identity(value)
       pieces += pieces_of(name, stored, begin, value, spool)
     return pieces
-
-  def _update_state(self, path: str) -> None:
-    """Puts a new checkpoint at the end of the state file, and deletes those that are too old."""
-    state = files.read_state(self._directory)
-    if state is None:
-      state = files.State([], [], self._started)
-    now = time.time()
-    if not state.last_preserved:
-      state.last_preserved = self._started
-    # A clock that was set back must not stop the keeping for as long.
-    state.last_preserved = min(state.last_preserved, now)
-    there = [tf.io.gfile.exists(p + ".index") for p in state.paths]  # Users delete, too.
-    state.paths = [p for p, t in zip(state.paths, there) if t] + [path]
-    state.times = [s for s, t in zip(state.times, there) if t] + [now]
-    too_old = []
-    while self._max_to_keep is not None and len(state.paths) > self._max_to_keep:
-      old, written = state.paths.pop(0), state.times.pop(0)
-      if self._keep_every is not None and written - state.last_preserved >= self._keep_every:
-        state.last_preserved = written
-      else:
-        too_old.append(old)
-    # In this order: the state file never lists a checkpoint that is not there.
-    files.write_state(self._directory, state)
-    for old in too_old:
-      files.remove_checkpoint(old)
 
   # ------------------------------------------------------------------- restoring
 
@@ -432,6 +454,12 @@ class Checkpointer:
     return result
 
 
+def _log_unheard(errors: list[str]) -> None:
+  """At the end of a program, or of a checkpointer, that has not asked what became of a save."""
+  for text in errors:
+    _LOG.error("%s", text)
+
+
 def _told_to_all(error: Exception, job: Job) -> Exception:
   """The error of a save, when all workers have heard of it.
 
@@ -455,8 +483,20 @@ def attachment(path: str, name: str) -> str:
   Args:
     path: a checkpoint.
     name: of the attachment; this worker's is meant.
+
+  Raises:
+    CheckpointError: no attachment can have this name.
   """
+  _check_name(name)
   return f"{path}{files.ATTACHED}{_attachment_name(name, workers.current().index)}"
+
+
+def _check_name(name: str) -> None:
+  """Raises an error for a name of an attachment that would lead out of the folder."""
+  if not name or "/" in name or "\0" in name:
+    raise CheckpointError(
+      f"an attachment cannot have the name {name!r}: it is part of a file's name, and has no '/'"
+    )
 
 
 def _attachment_name(name: str, worker: int) -> str:

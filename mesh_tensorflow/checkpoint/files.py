@@ -1,7 +1,8 @@
 """The files of a folder of checkpoints: names, order, the `checkpoint` state file, remains.
 
 A checkpoint `model.ckpt-N` is whole as soon as its index file is there: that one is written last
-and removed first.
+and removed first. What a state file names outside of its folder is refused: it is not read, and
+nothing is changed there (see `folder`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from mesh_tensorflow.checkpoint import folder as folder_lib
 from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -25,11 +27,17 @@ MANIFEST = ".manifest"
 # What a program adds to a checkpoint: "model.ckpt-7.with-<name>", each from one worker.
 ATTACHED = ".with-"
 _STATE = "checkpoint"
-_TEMPORARY = ".unfinished-"
-_INDEX = re.compile(re.escape(NAME) + r"(\d+)\.index")
-_DATA = re.compile(r"(.*)\.data-(\d{5})-of-(\d{5})")
+_TEMPORARY = folder_lib.TEMPORARY
+_INDEX = re.compile(re.escape(NAME) + r"(0|[1-9][0-9]*)\.index")
+_DATA = re.compile(r"(.*)\.data-([0-9]{5})-of-([0-9]{5})")
 # The first line of a state file that this package wrote; to TensorFlow it is a comment.
 _CHECKSUM = re.compile(rb"# crc32 ([0-9a-f]{8})\n")
+# A text in a state file, as protocol buffers are written as text.
+_QUOTED = re.compile(rb'"(?:[^"\\\n]|\\.)*"')
+_SHOWN = 3  # Of a list of names in a message.
+
+# What was refused already, so that it is said once: (state file, its entries).
+_refused: set[tuple[str, ...]] = set()
 
 
 def get_step_from_path(path: str) -> int:
@@ -41,7 +49,7 @@ def get_step_from_path(path: str) -> int:
   Raises:
     CheckpointError: there is none.
   """
-  match = re.search(re.escape(NAME) + r"(\d+)", os.path.basename(path))
+  match = re.search(re.escape(NAME) + r"([0-9]+)", os.path.basename(path))
   if not match:
     raise CheckpointError(f"there is no step in {path!r}: its name must contain '{NAME}<number>'")
   return int(match.group(1))
@@ -63,12 +71,16 @@ def candidates(directory: str) -> list[str]:
     directory: a folder; it need not exist.
 
   Raises:
-    DamagedCheckpointError: the state file names checkpoints, and there are none.
+    DamagedCheckpointError: the state file names checkpoints, and there are none in the folder.
   """
   state = read_state(directory)
   listed = state.paths[::-1] if state else []
   there = [p for p in listed if tf.io.gfile.exists(p + INDEX)]
   result = there + [p for p in all_checkpoints(directory)[::-1] if p not in there]
+  if state is not None and state.outside and not result:
+    raise DamagedCheckpointError(
+      f"there is no checkpoint in {directory}; {_of_elsewhere(directory, state.outside)}"
+    )
   if listed and listed[0] not in there:
     problem = (
       f"{os.path.join(directory, _STATE)} names {listed[0]} as the newest checkpoint, but "
@@ -122,21 +134,27 @@ def data_files(prefix: str) -> list[str]:
   return files
 
 
-def remove_checkpoint(prefix: str) -> None:
-  """Deletes the files of a checkpoint, the index first."""
-  directory, name = os.path.split(prefix)
-  directory = directory or "."
+def remove_checkpoint(directory: str, prefix: str) -> None:
+  """Deletes the files of a checkpoint, the index first.
+
+  Args:
+    directory: folder of the checkpoints.
+    prefix: path of the checkpoint.
+
+  Raises:
+    StorageError: it is not inside the folder.
+  """
+  parent, name = os.path.split(prefix)
   own = [name + INDEX, name + MANIFEST, name + ".meta"]
-  for file in own + [f for f in _list(directory) if f not in own and belongs_to(f, name)]:
-    path = os.path.join(directory, file)
-    if tf.io.gfile.exists(path):
-      tf.io.gfile.remove(path)
+  for file in own + [f for f in _list(parent) if f not in own and belongs_to(f, name)]:
+    folder_lib.remove(directory, os.path.join(parent, file))
 
 
 def belongs_to(file: str, name: str) -> bool:
   """Whether a file is one of those that hold the content of the checkpoint `name`."""
   match = _DATA.fullmatch(file)
-  return file.startswith(name + ATTACHED) or bool(match) and match.group(1) == name
+  is_attached = file.startswith(name + ATTACHED) and "/" not in file
+  return is_attached or bool(match) and match.group(1) == name
 
 
 # ------------------------------------------------------------------------ state file
@@ -147,18 +165,24 @@ class State:
   """What the file `checkpoint` says.
 
   Attributes:
-    paths: checkpoints, the newest last; with the folder.
+    paths: checkpoints, the newest last; with the folder, in which they are.
     times: when each was written, seconds.
     last_preserved: when the newest of the checkpoints that are kept forever was written.
+    outside: checkpoints that it names outside of the folder; nothing is done with them.
   """
 
   paths: list[str]
   times: list[float]
   last_preserved: float
+  outside: tuple[str, ...] = ()
 
 
 def read_state(directory: str) -> State | None:
-  """Reads the state file; None if there is none, or it is damaged, which is logged."""
+  """Reads the state file; None if there is none, or it is damaged, which is logged.
+
+  Checkpoints that it names outside of the folder are logged, too.
+  """
+  directory = directory or "."
   path = os.path.join(directory, _STATE)
   if not tf.io.gfile.exists(path):
     return None
@@ -175,7 +199,7 @@ def read_state(directory: str) -> State | None:
       times = list(state.all_model_checkpoint_timestamps)
       if len(times) != len(paths):
         times = [0.0] * len(paths)
-      return State(paths, times, state.last_preserved_timestamp)
+      return _inside(directory, paths, times, state.last_preserved_timestamp)
   _LOG.warning("%s is damaged; it is ignored, and the files of the folder decide", path)
   return None
 
@@ -185,22 +209,62 @@ def _is_as_written(content: bytes) -> bool:
   match = _CHECKSUM.match(content)
   if match:
     return int(match.group(1), 16) == zlib.crc32(content[match.end() :])
-  return b"#" not in re.sub(rb'"[^"\n]*"', b"", content)
+  return b"#" not in _QUOTED.sub(b"", content)
+
+
+def _inside(directory: str, paths: list[str], times: list[float], preserved: float) -> State:
+  """The state of the checkpoints in a folder, each under one name; logs what is elsewhere."""
+  listed: dict[str, float] = {}
+  outside = []
+  for path, written in zip(paths, times):
+    if "://" in directory and "://" in path[len(directory) :]:
+      path = path[len(directory) :].lstrip("/")  # TensorFlow takes it for a relative one.
+    name = folder_lib.relative(directory, path)
+    if name is None:
+      outside.append(path)
+      continue
+    inner = os.path.join(directory, name)
+    listed.pop(inner, None)  # The last mention counts: that is the newest.
+    listed[inner] = written
+  key = (os.path.join(directory, _STATE), *outside)
+  if outside and key not in _refused:
+    _refused.add(key)
+    _LOG.warning("%s", _of_elsewhere(directory, outside))
+  return State(list(listed), list(listed.values()), preserved, tuple(outside))
+
+
+def _of_elsewhere(directory: str, outside: Sequence[str]) -> str:
+  """Words about checkpoints that a state file names outside of its folder."""
+  names = ", ".join(repr(p) for p in outside[-_SHOWN:])
+  more = f" and {len(outside) - _SHOWN} more" if len(outside) > _SHOWN else ""
+  return (
+    f"{os.path.join(directory, _STATE)} names {names}{more}, outside of {directory}: nothing is "
+    "read, written or deleted there. To use such a checkpoint give its path (to restore, or as "
+    "run.init_checkpoint), or copy its files here; a state file without it ends this message"
+  )
+
+
+def _quoted(text: str) -> str:
+  """A text as protocol buffers are written as text."""
+  return '"' + re.sub(r'[\\"\x00-\x1f\x7f]', lambda c: f"\\{ord(c.group()):03o}", text) + '"'
 
 
 def write_state(directory: str, state: State) -> None:
   """Replaces the state file in one step; TensorFlow's own functions read it."""
-  names = [os.path.relpath(p, directory) for p in state.paths]
-  lines = [f'model_checkpoint_path: "{names[-1]}"'] if names else []
-  lines += [f'all_model_checkpoint_paths: "{n}"' for n in names]
+  names = [_quoted(_name_in(directory, p)) for p in state.paths]
+  lines = [f"model_checkpoint_path: {names[-1]}"] if names else []
+  lines += [f"all_model_checkpoint_paths: {n}" for n in names]
   lines += [f"all_model_checkpoint_timestamps: {t!r}" for t in state.times]
   lines += [f"last_preserved_timestamp: {state.last_preserved!r}"]
   content = ("\n".join(lines) + "\n").encode()
-  temporary = os.path.join(directory, f"{_TEMPORARY}{_STATE}")
-  with tf.io.gfile.GFile(temporary, "wb") as f:
-    f.write(b"# crc32 %08x\n" % zlib.crc32(content) + content)
-  sync(temporary)
-  tf.io.gfile.rename(temporary, os.path.join(directory, _STATE), overwrite=True)
+  checksum = b"# crc32 %08x\n" % zlib.crc32(content)
+  folder_lib.write(directory, os.path.join(directory, _STATE), checksum + content)
+
+
+def _name_in(directory: str, path: str) -> str:
+  name = folder_lib.relative(directory, path)
+  assert name is not None, path  # `read_state` and `publish` give no others.
+  return name
 
 
 # ------------------------------------------------------------------------- remains
@@ -238,12 +302,12 @@ def publish(folder: str, directory: str, step: int) -> str:
       if state.paths:
         write_state(directory, state)
       else:
-        tf.io.gfile.remove(os.path.join(directory, _STATE))
-    remove_checkpoint(prefix)
+        folder_lib.remove(directory, os.path.join(directory, _STATE))
+    remove_checkpoint(directory, prefix)
   files = [f for f in _list(folder) if belongs_to(f, name)]
   for file in [*files, name + MANIFEST, name + INDEX]:
-    tf.io.gfile.rename(os.path.join(folder, file), os.path.join(directory, file), overwrite=True)
-  sync(directory)
+    folder_lib.rename(directory, os.path.join(folder, file), os.path.join(directory, file))
+  folder_lib.sync(directory)
   return prefix
 
 
@@ -259,37 +323,13 @@ def remove_remains(directory: str, keep: str | None = None) -> None:
     path = os.path.join(directory, name)
     if name.startswith(_TEMPORARY):
       if path != keep:
-        remove_folder(path)
+        folder_lib.remove_tree(directory, path)
       continue
-    step = re.match(re.escape(NAME) + r"\d+", name)
+    step = re.match(re.escape(NAME) + r"[0-9]+", name)
     owner = step.group() if step else ""
     if owner and (name == owner + MANIFEST or belongs_to(name, owner)):
       if owner + INDEX not in names:
-        tf.io.gfile.remove(path)
-
-
-def remove_folder(path: str) -> None:
-  """Deletes a file or folder, if it is there."""
-  if tf.io.gfile.exists(path):
-    (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
-
-
-def remove_if_possible(path: str) -> None:
-  """Deletes a file, unless the file system does not let it."""
-  try:
-    tf.io.gfile.remove(path)
-  except tf.errors.OpError:
-    pass
-
-
-def sync(path: str) -> None:
-  """Makes sure that the content of a local file survives a loss of power."""
-  if "://" not in path:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-      os.fsync(descriptor)
-    finally:
-      os.close(descriptor)
+        folder_lib.remove(directory, path)
 
 
 def _list(directory: str) -> Sequence[str]:

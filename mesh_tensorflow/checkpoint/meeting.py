@@ -18,11 +18,12 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow import workers
-from mesh_tensorflow.checkpoint import files
+from mesh_tensorflow.checkpoint import folder as folder_lib
 from mesh_tensorflow.errors import (
   CheckpointError,
   DamagedCheckpointError,
   MeshError,
+  StorageError,
   WorkerLostError,
 )
 from mesh_tensorflow.workers import texts
@@ -30,6 +31,8 @@ from mesh_tensorflow.workers import texts
 _POLL_SECONDS = (0.01, 0.25)
 _SECONDS_BETWEEN_CALLS = 2.0
 _PUBLISHED, _GIVEN_UP = "published", "given-up"
+# Errors that are of the same kind in all workers.
+_KINDS = (DamagedCheckpointError, StorageError)
 
 
 class Meeting:
@@ -71,19 +74,22 @@ class Meeting:
       self._put(f"worker-{self._cluster.index:05}.progress", {"files": "x" * count})
 
   def report_error(self, problem: str) -> None:
-    """Says that this worker cannot write its part, as far as the disk allows."""
+    """Says that this worker cannot write its part, as far as the disk allows.
+
+    The others get it as a `StorageError`.
+    """
     self._put(_failed(self._cluster.index), {"problem": problem})
 
-  def wait_for_outcome(self) -> str | None:
+  def wait_for_outcome(self) -> CheckpointError | None:
     """Waits until the chief has published the checkpoint, or has given it up and all know.
 
     Returns:
-      None, or what went wrong.
+      None, or what went wrong, as an error of its kind.
     """
     try:
       outcome = self._wait_for(self._look_for_outcome)[0]
     except CheckpointError as e:
-      return str(e)
+      return e
     try:
       self._put(_seen(self._cluster.index), {})
     except (tf.errors.OpError, OSError):
@@ -92,7 +98,8 @@ class Meeting:
       # The program may end with the error, and would be lost to workers that still write.
       with contextlib.suppress(CheckpointError, WorkerLostError):
         self._wait_for(lambda: {0: None if tf.io.gfile.isdir(self.folder) else {}})
-    return outcome["problem"]
+    kind = StorageError if outcome.get("of_storage", True) else CheckpointError
+    return kind(outcome["problem"]) if outcome["problem"] else None
 
   def _look_for_outcome(self) -> dict[int, Any]:
     if self._get(_PUBLISHED) is not None:
@@ -122,15 +129,16 @@ class Meeting:
         failed = self._get(_failed(worker))
         if failed is not None:
           problem = failed.get("problem", "it could not write its part; its log says why")
-          raise CheckpointError(f"{self._cluster.name(worker)}: {problem}")
+          raise StorageError(f"{self._cluster.name(worker)}: {problem}")
       return {worker: self._get(_done(worker)) for worker in others}
 
     return {worker: found["parts"] for worker, found in self._wait_for(look).items()}
 
-  def announce(self, problem: str | None) -> None:
+  def announce(self, problem: str | None, of_storage: bool = True) -> None:
     """Tells all workers how it ended, waits until they know, and removes the folder."""
     try:
-      self._put(_GIVEN_UP if problem else _PUBLISHED, {"problem": problem})
+      outcome = {"problem": problem, "of_storage": of_storage}
+      self._put(_GIVEN_UP if problem else _PUBLISHED, outcome)
     except (tf.errors.OpError, OSError):
       pass  # A disk that is full still has an empty file of that name, which says enough.
     others = [w for w in range(1, self._cluster.size) if w not in self._silent]
@@ -139,8 +147,8 @@ class Meeting:
       self._wait_for(lambda: {w: self._get(_seen(w)) for w in others}, ignore_gone=True)
     except (CheckpointError, WorkerLostError):
       pass  # It hangs, and nobody waits for it any more.
-    with contextlib.suppress(tf.errors.OpError):
-      files.remove_folder(self.folder)
+    with contextlib.suppress(tf.errors.OpError, OSError):
+      folder_lib.remove_tree(os.path.dirname(self.folder), self.folder)
 
   # ------------------------------------------------------------------------------ both
 
@@ -206,15 +214,15 @@ class Meeting:
   def _put(self, name: str, content: dict[str, Any]) -> None:
     path = os.path.join(self.folder, name)
     temporary = f"{path}.of-{self._cluster.index}"
-    tf.io.gfile.makedirs(self.folder)
+    folder_lib.make(os.path.dirname(self.folder), self.folder)
     try:
       with tf.io.gfile.GFile(temporary, "w") as f:
         f.write(json.dumps(content))
     except tf.errors.OpError:
       with contextlib.suppress(tf.errors.OpError):  # An empty one says that there is no space.
-        tf.io.gfile.rename(temporary, path, overwrite=True)
+        folder_lib.rename(self.folder, temporary, path)
       raise
-    tf.io.gfile.rename(temporary, path, overwrite=True)
+    folder_lib.rename(self.folder, temporary, path)
 
 
 def _done(worker: int) -> str:
@@ -253,10 +261,10 @@ def raise_together(what: str, error: Exception | None) -> None:
 
   Raises:
     CheckpointError: naming the worker; in a worker that has an error, that one. It is a
-      `DamagedCheckpointError` in all of them if it is in one.
+      `DamagedCheckpointError` or `StorageError` in all of them if it is in one.
   """
-  is_damage = isinstance(error, DamagedCheckpointError)
-  said = texts.gather_texts(json.dumps([is_damage, str(error)]) if error is not None else "")
+  own = next((kind.__name__ for kind in _KINDS if isinstance(error, kind)), "")
+  said = texts.gather_texts(json.dumps([own, str(error)]) if error is not None else "")
   failed = [i for i, text in enumerate(said) if text]
   if not failed:
     return
@@ -264,9 +272,9 @@ def raise_together(what: str, error: Exception | None) -> None:
     workers.barrier()  # Nobody leaves before all have heard of it.
   if error is None:
     cluster = workers.current()
-    damages, problems = zip(*(json.loads(said[i]) for i in failed))
+    kinds, problems = zip(*(json.loads(said[i]) for i in failed))
     text = f"{what}: {cluster.names(failed)} failed: {problems[0]}"
-    error = DamagedCheckpointError(text) if any(damages) else CheckpointError(text)
+    error = next((k for k in _KINDS if k.__name__ in kinds), CheckpointError)(text)
   raise told_to_all(error)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from mesh_tensorflow import workers
-from mesh_tensorflow.checkpoint import files, writer
+from mesh_tensorflow.checkpoint import files, folder, writer
 from mesh_tensorflow.checkpoint.meeting import of_chief, told_to_all
 from mesh_tensorflow.errors import CheckpointError
 from mesh_tensorflow.workers.texts import gather_texts
@@ -43,21 +42,19 @@ def check(directory: str) -> None:
   own = paths[cluster.index]
   try:
     if cluster.is_chief:
-      _agree(directory, _problem_of(lambda: _write(own)))
+      _agree(directory, _problem_of(lambda: _write(directory, own)))
       _agree(directory, "")
       _agree(directory, _problem_of(lambda: _wait_for(paths)))
     else:
       _agree(directory, "")
-      _agree(directory, _problem_of(lambda: _wait_for(paths[:1]) or _write(own)))
+      _agree(directory, _problem_of(lambda: _wait_for(paths[:1]) or _write(directory, own)))
       _agree(directory, "")
   finally:
-    files.remove_if_possible(own)
+    folder.remove_if_possible(directory, own)
 
 
-def _write(path: str) -> None:
-  tf.io.gfile.makedirs(os.path.dirname(path))
-  with tf.io.gfile.GFile(path, "w") as f:
-    f.write("A worker looks whether others see this file.")
+def _write(directory: str, path: str) -> None:
+  folder.write(directory, path, b"A worker looks whether others see this file.")
 
 
 def _wait_for(paths: list[str]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.checkpoint import files, reader, stored
+from mesh_tensorflow.checkpoint import files, folder, reader, stored
 from mesh_tensorflow.checkpoint.files import INDEX, MANIFEST
 from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError
 
@@ -85,9 +85,8 @@ def write_manifest(prefix: str, records: Sequence[FileRecord]) -> None:
   """Writes the manifest of a checkpoint: a line of JSON about itself, then the list of files."""
   listed = [{"file": r.suffix, "bytes": r.size, "crc32": f"{r.crc32:08x}"} for r in records]
   body = json.dumps({"files": listed}, indent=1).encode() + b"\n"
-  with tf.io.gfile.GFile(prefix + MANIFEST, "wb") as f:
-    f.write(_head_of(body) + body)
-  files.sync(prefix + MANIFEST)
+  path = prefix + MANIFEST
+  folder.write(os.path.dirname(path), path, _head_of(body) + body)
 
 
 def _head_of(body: bytes) -> bytes:
@@ -117,9 +116,14 @@ def read_manifest(prefix: str) -> tuple[list[FileRecord], Damage | None]:
     return [], Damage(path, "is truncated" if short else "has other content than was written")
   try:
     listed = json.loads(body)["files"]
-    return [FileRecord(f["file"], int(f["bytes"]), int(f["crc32"], 16)) for f in listed], None
+    records = [FileRecord(f["file"], int(f["bytes"]), int(f["crc32"], 16)) for f in listed]
   except (ValueError, TypeError, KeyError):
     return [], Damage(path, "is of a format that this version does not know")
+  name = os.path.basename(prefix)
+  for record in records:
+    if record.suffix != INDEX and not files.belongs_to(name + record.suffix, name):
+      return [], Damage(path, f"lists {name + record.suffix!r}, which is no file of the checkpoint")
+  return records, None
 
 
 # --------------------------------------------------------------------------- check

@@ -16,12 +16,15 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from mesh_tensorflow import workers
-from mesh_tensorflow.checkpoint import files, reader, snapshot, verification
+from mesh_tensorflow.checkpoint import files, folder, keeping, reader, snapshot, verification
 from mesh_tensorflow.checkpoint.files import ATTACHED, INDEX, NAME
 from mesh_tensorflow.checkpoint.meeting import Meeting
 from mesh_tensorflow.checkpoint.snapshot import Piece
 from mesh_tensorflow.checkpoint.verification import FileRecord
-from mesh_tensorflow.errors import CheckpointError, WorkerLostError
+from mesh_tensorflow.errors import CheckpointError, StorageError, WorkerLostError
+
+# What a disk says, and what is refused because a link leads to another folder.
+_OF_STORAGE = (tf.errors.OpError, OSError, StorageError)
 
 
 class Job:
@@ -35,6 +38,7 @@ class Job:
     mark: tells this save from all others that may have left a folder; the same in all workers.
     timeout_seconds: how long to wait for another worker without a sign of it.
     abandoned: is set to wait for other workers no more.
+    advice: what to do where the disk is full; see `keeping.advice`.
 
   Attributes:
     own_problem: what made `run` fail, if it was in this worker; begins with its name.
@@ -50,8 +54,10 @@ class Job:
     mark: str,
     timeout_seconds: float,
     abandoned: threading.Event,
+    advice: str = "",
   ):
     self._directory = directory
+    self._advice = advice
     self._step = step
     self._pieces = pieces
     self._on_published = on_published
@@ -72,10 +78,10 @@ class Job:
     """
     prefix = os.path.join(self.folder, f"{NAME}{self._step}{ATTACHED}{name}")
     try:
-      tf.io.gfile.makedirs(self.folder)
+      folder.make(self._directory, self.folder)
       write(prefix)
-      self._attached += tf.io.gfile.glob(prefix + "*")
-    except (tf.errors.OpError, OSError) as e:
+      self._attached += _files(prefix)
+    except _OF_STORAGE as e:
       self._attach_error = e  # Told by `run`, to all workers.
 
   def run(self) -> None:
@@ -97,50 +103,58 @@ class Job:
   def _run_alone(self) -> None:
     try:
       self._publish(self._write_parts())
-    except (tf.errors.OpError, OSError) as e:
+    except _OF_STORAGE as e:
       self._clean()
-      raise self.not_written(reason(e)) from e
+      raise self.not_written(self._reason(e)) from e
 
   def _run_as_chief(self) -> None:
-    problem, cause = None, None
+    problem, cause, of_storage = None, None, True
     try:
       parts = self._write_parts()
       for _, found in sorted(self._meeting.wait_for_parts().items()):
         parts += [FileRecord(*record) for record in found]
       self._publish(parts)
     except CheckpointError as e:
-      problem, cause = str(e), e
+      problem, cause, of_storage = str(e), e, isinstance(e, StorageError)
     except Exception as e:  # noqa: BLE001 - it is raised, but the others must not wait.
-      problem, cause = f"{self._cluster.name(0)}: {reason(e)}", e
+      problem, cause = f"{self._cluster.name(0)}: {self._reason(e)}", e
+      of_storage = isinstance(e, _OF_STORAGE)
       self.own_problem = problem
     if problem:
       self._clean(keep=self.folder)
-    self._meeting.announce(problem)
+    self._meeting.announce(problem, of_storage)
     if isinstance(cause, WorkerLostError):
       raise cause
     if problem:
-      raise self.not_written(problem) from cause
+      raise self.not_written(problem, of_storage) from cause
 
   def _run_as_other(self) -> None:
-    cause = None
+    cause: Exception | None = None
     try:
       self._meeting.report([dataclasses.astuple(r) for r in self._write_parts()])
     except Exception as e:  # noqa: BLE001 - it is raised, but the others must not wait.
       cause = e
-      self.own_problem = f"{self._cluster.name(self._cluster.index)}: {reason(e)}"
-      for file in _files(self.folder, self._part("")):
-        files.remove_if_possible(file)  # So that there is space to tell of it.
+      self.own_problem = f"{self._cluster.name(self._cluster.index)}: {self._reason(e)}"
+      for file in _files(os.path.join(self.folder, self._part(""))):
+        folder.remove_if_possible(self.folder, file)  # So that there is space to tell of it.
       try:
-        self._meeting.report_error(reason(e))
-      except (tf.errors.OpError, OSError):
+        self._meeting.report_error(self._reason(e))
+      except _OF_STORAGE:
         pass  # The chief will miss the part.
-    problem = self._meeting.wait_for_outcome()
-    if self.own_problem or problem:
-      raise self.not_written(self.own_problem or problem) from cause
+    told = self._meeting.wait_for_outcome()
+    if self.own_problem:
+      raise self.not_written(self.own_problem, isinstance(cause, _OF_STORAGE)) from cause
+    if told is not None:
+      raise self.not_written(str(told), isinstance(told, StorageError))
 
-  def not_written(self, problem: str) -> CheckpointError:
+  def not_written(self, problem: str, of_storage: bool = True) -> CheckpointError:
     """The error for this checkpoint."""
-    return not_written(self._directory, self._step, problem)
+    return not_written(self._directory, self._step, problem, of_storage)
+
+  def _reason(self, error: Exception) -> str:
+    """An error in words; with what to do, where the disk is full."""
+    advice = f"; {self._advice}" if self._advice and keeping.is_full(error) else ""
+    return reason(error) + advice
 
   # --------------------------------------------------------------------- the writing
 
@@ -156,6 +170,7 @@ class Job:
       raise error
     # To the file system first, which frees the values, and to the disk then, which takes longer.
     names = [os.path.basename(f) for f in self._attached]
+    folder.make(self._directory, self.folder)
     for i, group in enumerate(snapshot.groups(self._pieces)):
       part = self._part(i)
       with tf.device(reader.host_device()):
@@ -176,7 +191,7 @@ class Job:
 
   def _measured(self, name: str) -> FileRecord:
     path = os.path.join(self.folder, name)
-    files.sync(path)
+    folder.sync(path)
     return verification.measure(path, name)
 
   def _publish(self, written: Sequence[FileRecord]) -> None:
@@ -200,24 +215,34 @@ class Job:
       if tf.io.gfile.stat(prefix + suffix).length != part.size:
         raise OSError(f"{prefix}{suffix} changed while the parts were merged")
       records.append(dataclasses.replace(part, suffix=suffix))
-    files.sync(prefix + INDEX)
+    folder.sync(prefix + INDEX)
     records.append(verification.measure(prefix + INDEX, INDEX))
     verification.write_manifest(prefix, records)
     path = files.publish(self.folder, self._directory, self._step)
     if self._cluster.size == 1:
-      files.remove_folder(self.folder)
+      folder.remove_tree(self._directory, self.folder)
     self._on_published(path)
 
   def _clean(self, keep: str | None = None) -> None:
     try:
       files.remove_remains(self._directory, keep)
-    except (tf.errors.OpError, OSError):
+    except _OF_STORAGE:
       pass  # The folder or its disk is gone; what matters is the first error.
 
 
-def not_written(directory: str, step: int, problem: str) -> CheckpointError:
-  """The error for a checkpoint that could not be written."""
-  return CheckpointError(
+def not_written(
+  directory: str, step: int, problem: str, of_storage: bool = True
+) -> CheckpointError:
+  """The error for a checkpoint that could not be written.
+
+  Args:
+    directory: folder of the checkpoints.
+    step: of the checkpoint.
+    problem: why.
+    of_storage: whether it is a `StorageError`: what failed is the disk, not another worker.
+  """
+  kind = StorageError if of_storage else CheckpointError
+  return kind(
     f"cannot write checkpoint {NAME}{step} in {directory}: {problem}; earlier checkpoints are "
     "untouched"
   )
@@ -225,13 +250,17 @@ def not_written(directory: str, step: int, problem: str) -> CheckpointError:
 
 def reason(error: Exception) -> str:
   """An error of a disk in words."""
+  if isinstance(error, StorageError):
+    return str(error)
   text = error.message if isinstance(error, tf.errors.OpError) else str(error)
   text = re.sub(r"^\{\{\w+ \S+\}\} ", "", text)  # TensorFlow's name of an operation.
   return f"{text} ({type(error).__name__})"
 
 
-def _files(folder: str, start: str) -> list[str]:
+def _files(start: str) -> list[str]:
+  """The files whose paths begin with a text, whatever characters are in it."""
+  parent, name = os.path.split(start)
   try:
-    return tf.io.gfile.glob(os.path.join(folder, start + "*"))
+    return [os.path.join(parent, n) for n in tf.io.gfile.listdir(parent) if n.startswith(name)]
   except tf.errors.OpError:
     return []

@@ -123,10 +123,10 @@ def test_wrong_input(pieces, tmp_path):
   with pytest.raises(errors.DataError, match="there is no text"):
     sv.train_subword_vocabulary(["", " \n"], 50)
   (tmp_path / "file").write_text("")
-  with pytest.raises(errors.ConfigError, match="cannot write the vocabulary file .*file/v.model"):
+  with pytest.raises(errors.StorageError, match="cannot write the vocabulary file .*file/v.model"):
     pieces.save(str(tmp_path / "file" / "v.model"))
   (tmp_path / "folder.model").mkdir()
-  with pytest.raises(errors.ConfigError, match="cannot write the vocabulary file"):
+  with pytest.raises(errors.StorageError, match="cannot write the vocabulary file"):
     pieces.save(str(tmp_path / "folder.model"))
   assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder.model"]
   damaged = tmp_path / "damaged.model"

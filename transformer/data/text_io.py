@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.transformer.files import model_files
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _MODULE = "mesh_tensorflow.transformer.utils"
@@ -162,17 +163,32 @@ def clean_decodes(ids: Any, eos_id: int = 1, pad_id: int = 0, length_axis: int =
   return tf.where(tf.equal(ended, 0), ids, tf.cast(pad_id, ids.dtype))
 
 
-def write_lines_to_file(lines: Sequence[Any], filename: str) -> None:
-  """Writes one line for each element; newlines in it become blanks. Of workers, only the chief."""
+def write_lines_to_file(lines: Sequence[Any], filename: str, *, inside: str | None = None) -> None:
+  """Writes one line for each element; newlines in it become blanks. Of workers, only the chief.
+
+  Args:
+    lines: the elements.
+    filename: of the file; its folder is made.
+    inside: a folder in which the file must be, whatever links are in it: for names that no user
+      gave.
+
+  Raises:
+    StorageError: it cannot be written.
+  """
   if not workers.current().is_chief:
     return
+  texts = [str(line).replace("\n", " ") + "\n" for line in lines]
+  if inside is not None:
+    model_files.write(inside, filename, "".join(texts).encode())
+    return
   folder = os.path.dirname(filename)
-  if folder:
-    tf.io.gfile.makedirs(folder)
-  with tf.io.gfile.GFile(filename, "w") as f:
-    f.write("")  # Without any write a file that is there would stay.
-    for line in lines:
-      f.write(str(line).replace("\n", " ") + "\n")
+  with model_files.errors_of_writing(folder or ".", os.path.basename(filename)):
+    if folder:
+      tf.io.gfile.makedirs(folder)
+    with tf.io.gfile.GFile(filename, "w") as f:
+      f.write("")  # Without any write a file that is there would stay.
+      for text in texts:
+        f.write(text)
 
 
 def strip_ids(row: Sequence[int], eos_id: int = 1) -> list[int]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 
 import tensorflow as tf
 
 from mesh_tensorflow import errors
+from mesh_tensorflow.checkpoint import folder, writer
 
 
 def write_whole_file(filename: str, content: bytes) -> None:
@@ -18,22 +18,12 @@ def write_whole_file(filename: str, content: bytes) -> None:
     content: what becomes of it.
 
   Raises:
-    errors.ConfigError: it cannot be written.
+    errors.StorageError: it cannot be written.
   """
-  # Processes of several machines may have the same number.
-  temporary = f"{filename}.tmp-{socket.gethostname()}-{os.getpid()}"
   try:
-    if os.path.dirname(filename):
-      tf.io.gfile.makedirs(os.path.dirname(filename))
-    try:
-      with tf.io.gfile.GFile(temporary, "wb") as f:
-        f.write(content)
-      tf.io.gfile.rename(temporary, filename, overwrite=True)
-    finally:
-      if tf.io.gfile.exists(temporary):
-        tf.io.gfile.remove(temporary)
-  except tf.errors.OpError as e:
-    raise errors.ConfigError(
-      f"cannot write the vocabulary file {filename} ({e.message}): give another filename, or the "
-      "right to write there"
+    folder.write(os.path.dirname(filename), filename, content)
+  except (tf.errors.OpError, OSError) as e:
+    raise errors.StorageError(
+      f"cannot write the vocabulary file {filename} ({writer.reason(e)}): give another filename, "
+      "or the right to write there"
     ) from e

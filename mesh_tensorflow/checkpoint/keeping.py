@@ -1,0 +1,187 @@
+"""Which checkpoints of a folder stay, and room on the disk for the next one."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import errno
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable
+
+import tensorflow as tf
+
+from mesh_tensorflow.checkpoint import files, verification
+from mesh_tensorflow.checkpoint import folder as folder_lib
+from mesh_tensorflow.errors import CheckpointError
+from mesh_tensorflow.store import StoredVariable
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+# Bytes of an index for a slice, beside its name; and of small files, which take a block each.
+_INDEX_BYTES, _SMALL_FILES_BYTES = 64, 4 * 4096
+
+
+@dataclasses.dataclass
+class Keeping:
+  """Which checkpoints are kept.
+
+  Attributes:
+    max_to_keep: the newest so many; None: all.
+    every: of the others, one for each so many seconds; None: none.
+    since: when this began, in seconds.
+  """
+
+  max_to_keep: int | None
+  every: float | None
+  since: float
+
+  def add(self, state: files.State | None, path: str) -> tuple[files.State, list[str]]:
+    """The state of a folder when a checkpoint is written, and those that are too old then.
+
+    Args:
+      state: before; it stays as it is.
+      path: the new checkpoint.
+
+    Returns:
+      The state after it, in which the new one is the newest; and paths, the oldest first.
+    """
+    state = files.State([], [], self.since) if state is None else copy.deepcopy(state)
+    now = time.time()
+    # A clock that was set back must not stop the keeping for as long.
+    state.last_preserved = min(state.last_preserved or self.since, now)
+    # Users delete, too; and the new one may be there already.
+    there = [p != path and tf.io.gfile.exists(p + files.INDEX) for p in state.paths]
+    state.paths = [p for p, t in zip(state.paths, there) if t] + [path]
+    state.times = [s for s, t in zip(state.times, there) if t] + [now]
+    too_old = []
+    while self.max_to_keep is not None and len(state.paths) > self.max_to_keep:
+      old, written = state.paths.pop(0), state.times.pop(0)
+      if self.every is not None and written - state.last_preserved >= self.every:
+        state.last_preserved = written
+      else:
+        too_old.append(old)
+    return state, too_old
+
+  def publish(self, directory: str, path: str) -> None:
+    """Puts a new checkpoint at the end of the state file, and deletes those that are too old."""
+    state, too_old = self.add(files.read_state(directory), path)
+    if len(too_old) > 1:
+      _LOG.warning(
+        "%d checkpoints in %s are deleted, %s to %s: the newest %s stay (run.keep_checkpoint_max, "
+        "Checkpointer's max_to_keep; None keeps all)",
+        *(len(too_old), directory, os.path.basename(too_old[0]), os.path.basename(too_old[-1])),
+        self.max_to_keep,
+      )
+    # In this order: the state file never lists a checkpoint that is not there.
+    files.write_state(directory, state)
+    for old in too_old:
+      files.remove_checkpoint(directory, old)
+
+
+# ----------------------------------------------------------------------------- room
+
+
+def needed_bytes(variables: Iterable[StoredVariable]) -> int:
+  """About how large the checkpoint of some variables will be, without attachments.
+
+  Args:
+    variables: all of them, also what other workers write.
+  """
+  total = _SMALL_FILES_BYTES
+  for v in variables:
+    total += v.shape.size * v.master_dtype.size
+    total += len(set(v.begins)) * (len(v.name) + _INDEX_BYTES)
+  return total
+
+
+def free_bytes(directory: str) -> int | None:
+  """Free bytes on the disk of a local folder, which need not exist yet; None: nobody knows."""
+  path = folder_lib.local_path(os.path.abspath(directory) if "://" not in directory else directory)
+  while path and not os.path.isdir(path) and os.path.dirname(path) != path:
+    path = os.path.dirname(path)
+  try:
+    usage = shutil.disk_usage(path) if path else None
+  except OSError:
+    return None
+  return usage.free if usage and usage.total else None
+
+
+def make_room(
+  directory: str, path: str, needed: int, keeping: Keeping, release: Callable[[], None]
+) -> str | None:
+  """Makes room for a checkpoint, if there is none, by deleting those that would go after it.
+
+  The last good one stays, whatever `keeping` says.
+
+  Args:
+    directory: the folder.
+    path: the checkpoint that will be written.
+    needed: its size in bytes.
+    keeping: which checkpoints are kept.
+    release: called first: gives up disk space that the program can do without.
+
+  Returns:
+    What is wrong if there is still not enough room; None if there is.
+  """
+  if _fits(directory, needed):
+    return None
+  release()
+  state = files.read_state(directory)
+  too_old = keeping.add(state, path)[1] if state else []
+  left = [] if state is None else list(state.paths)
+  for old in too_old:
+    if _fits(directory, needed):
+      break
+    left.remove(old)
+    if not any(map(_is_good, left[::-1])):
+      break
+    _LOG.warning(
+      "%s is deleted before %s is saved: the disk has no room for both",
+      old, os.path.basename(path),
+    )  # fmt: skip
+    files.remove_checkpoint(directory, old)
+  if _fits(directory, needed):
+    return None
+  free = in_words(free_bytes(directory) or 0)
+  return f"it needs {in_words(needed)}, and the disk has {free} free"
+
+
+def _fits(directory: str, needed: int) -> bool:
+  free = free_bytes(directory)
+  return free is None or free >= needed
+
+
+def _is_good(path: str) -> bool:
+  try:
+    return not verification.verify(path)
+  except CheckpointError:
+    return False
+
+
+def is_full(error: BaseException) -> bool:
+  """Whether an error says that a disk is full, or a quota is used up."""
+  if isinstance(error, tf.errors.ResourceExhaustedError):
+    return True
+  return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def advice(max_to_keep: int | None) -> str:
+  """What can be done where a disk is full."""
+  kept = "all are kept" if max_to_keep is None else f"{max_to_keep} are kept"
+  return (
+    f"free some space, keep fewer checkpoints (run.keep_checkpoint_max, Checkpointer's "
+    f"max_to_keep: now {kept}), or use a folder on another disk"
+  )
+
+
+def in_words(num_bytes: int) -> str:
+  """A size for people: "1.5 MB"."""
+  size = float(num_bytes)
+  for unit in ("bytes", "kB", "MB", "GB"):
+    if size < 999.5:
+      return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+    size /= 1000
+  return f"{size:.1f} TB"
