@@ -7,9 +7,11 @@ import os
 import tensorflow as tf
 
 from mesh_tensorflow import quiet
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.errors import MeshShapeError
 
 
+@checked
 def virtual_cpu_devices(count: int) -> list[str]:
   """Splits the CPU into virtual devices; call it before TensorFlow runs anything.
 
@@ -38,8 +40,8 @@ def virtual_cpu_devices(count: int) -> list[str]:
   if len(names) < count:
     raise MeshShapeError(
       f"{count} virtual CPU devices are needed, but TensorFlow has started with {len(names)}: make "
-      f"them first (mtf.virtual_cpu_devices({count}), before any operation), or use a mesh of at "
-      f"most {len(names)} processors"
+      f"them first (mtf.virtual_cpu_devices({count}), before any operation, in a new process or "
+      f"notebook kernel), or use a mesh of at most {len(names)} processors"
     ) from started
   return names[:count]
 

@@ -1,6 +1,6 @@
 """BLEU by sacrebleu (Post, 2018), as a metric of evaluation.
 
-Needs the package sacrebleu: `pip install mesh-tensorflow[bleu]`.
+Needs the package sacrebleu: `pip install sacrebleu`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def bleu(
   try:
     import sacrebleu
   except ImportError as e:
-    raise ConfigError("BLEU needs the package sacrebleu: pip install mesh-tensorflow[bleu]") from e
+    raise ConfigError("BLEU needs the package sacrebleu: pip install sacrebleu") from e
   references = [[t] if isinstance(t, str) else list(t) for t in targets]
   counts = {len(r) for r in references}
   if len(references) != len(predictions) or len(counts) != 1 or not min(counts):

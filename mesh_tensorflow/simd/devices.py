@@ -35,17 +35,32 @@ def choose_devices(shape: Shape, devices: Sequence[str] | None) -> list[str]:
   cluster = workers.current()
   counts = []
   for kind in ("GPU", "CPU"):
-    found = local_devices(kind)
-    if len(found) * cluster.size >= shape.size:
-      return cluster.devices(shape.size, kind) if cluster.size > 1 else found[: shape.size]
-    counts.append(f"{len(found)} logical {kind}s")
+    count = _count(kind)
+    if count * cluster.size >= shape.size:
+      if cluster.size > 1:
+        return cluster.devices(shape.size, kind)
+      return local_devices(kind)[: shape.size]
+    counts.append(f"{count} logical {kind}s")
   raise MeshShapeError(
     f"mesh shape {dims} has {shape.size} processors, but this process has "
     f"{' and '.join(counts)}{_times(cluster.size)}; a mesh that fits: "
-    f"{suggest_mesh_shape(shape, len(found) * cluster.size)}; or split "
-    f"the CPU before TensorFlow runs anything: tf.config.set_logical_device_configuration(cpu, "
-    f"[tf.config.LogicalDeviceConfiguration()] * {shape.size}); or give `devices`"
+    f"{suggest_mesh_shape(shape, count * cluster.size)}; or make virtual CPU devices, before "
+    f"TensorFlow runs anything: mtf.virtual_cpu_devices({shape.size}); or give `devices`"
   )
+
+
+def _count(kind: str) -> int:
+  """The number of logical devices of this process.
+
+  Asked for without starting TensorFlow's runtime where that can be: with too few of them the
+  program, or the reader at the prompt, can still make more.
+  """
+  if workers.current().size > 1:
+    return len(local_devices(kind))
+  parts = [
+    tf.config.get_logical_device_configuration(d) for d in tf.config.get_visible_devices(kind)
+  ]
+  return sum(len(p) if p else 1 for p in parts)
 
 
 def _times(count: int) -> str:

@@ -1,0 +1,152 @@
+"""The command line of the trainer: its help, its version, and what is wrong with it.
+
+Python's `argparse` ends with 0 after --help and with 2 after a wrong flag, and so does the trainer;
+absl, which the flags are of, would end with 1 after both.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import NoReturn
+
+import tensorflow as tf
+from absl import flags
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import exit_codes
+from mesh_tensorflow.errors import ConfigError
+
+_HELP = ("--help", "-help", "-h", "-?", "--helpshort", "-helpshort")
+_FULL_HELP = ("--helpfull", "-helpfull")
+_VERSION = ("--version", "-version")
+
+# What every run needs stands first in the help.
+_FIRST = ("model_dir", "gin_file", "gin_param")
+
+
+def parse_flags(argv: Sequence[str], description: str) -> list[str]:
+  """Parses the command line, as `flags_parser` of `absl.app.run`.
+
+  Ends the process, after the help or the version with 0, after a wrong command line with 2.
+
+  Args:
+    argv: the program and its arguments.
+    description: what the program does, for --help.
+
+  Returns:
+    The program alone.
+  """
+  options = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
+  if any(option in _HELP for option in options):
+    _show(f"{description}\n{_usage(argv[0])}\n\n{_own_flags()}")
+  if any(option in _FULL_HELP for option in options):
+    _show(f"{description}\n{_usage(argv[0])}\n{flags.FLAGS.get_help()}")
+  if any(option in _VERSION for option in options):
+    _show(version())
+  if len(argv) == 1:
+    _refuse(argv[0], "no flags are given; a run needs a folder and gin files")
+  try:
+    rest = flags.FLAGS(list(argv))
+  except flags.Error as e:
+    _refuse(argv[0], str(e))
+  if len(rest) > 1:
+    _refuse(
+      argv[0],
+      f"unknown arguments: {' '.join(rest[1:])}; a binding with blanks stands in quotes: "
+      '--gin_param="run.train_steps = 100"',
+    )
+  return rest
+
+
+def version() -> str:
+  """The version and where it was imported from, and the versions of what it runs on."""
+  return (
+    f"mesh-tensorflow {mtf.__version__} from {os.path.dirname(mtf.__file__)}\n"
+    f"TensorFlow {tf.__version__}, Python {platform.python_version()}"
+  )
+
+
+def import_module(name: str) -> None:
+  """Imports a module of --module_import.
+
+  Raises:
+    ConfigError: there is no such module.
+  """
+  try:
+    importlib.import_module(name)
+  except ModuleNotFoundError as e:
+    if e.name is None or not f"{name}.".startswith(f"{e.name}."):
+      raise  # One that the module needs.
+    raise ConfigError(
+      f"--module_import={name}: there is no module {e.name!r} in the folder {os.getcwd()} or "
+      "elsewhere where Python looks (PYTHONPATH adds a folder)"
+    ) from e
+
+
+def find_modules_here() -> None:
+  """Has modules of the working folder found, as `python -m` does and a command does not."""
+  here = os.getcwd()
+  safe = getattr(sys.flags, "safe_path", False)  # Of Python 3.11 and later.
+  if not safe and here not in sys.path and "" not in sys.path:
+    sys.path.insert(0, here)
+
+
+def checked_model_dir(model_dir: str | None) -> str:
+  """`--model_dir`.
+
+  Raises:
+    ConfigError: there is none. A default would be a folder in which trainings meet.
+  """
+  if not model_dir:
+    raise ConfigError(
+      "no folder is given for the checkpoints: add --model_dir=DIR, a folder of its own for each "
+      "training; a run that finds checkpoints there goes on from the newest"
+    )
+  return model_dir
+
+
+def _usage(program: str) -> str:
+  name = os.path.basename(program)
+  if name == "main.py":
+    name = "python -m mesh_tensorflow.transformer.main"
+  return (
+    f'usage: {name} --model_dir=DIR --gin_file=FILE ... [--gin_param="NAME = VALUE" ...]\n'
+    f"for example: {name} --model_dir=my_model --gin_file=problems/stdlib_lm.gin"
+  )
+
+
+def _own_flags() -> str:
+  """The flags that modules of this package define, with what they mean."""
+  modules = flags.FLAGS.flags_by_module_dict()
+  own = {
+    flag.name: flag
+    for module, found in modules.items()
+    if module.startswith("mesh_tensorflow.") or module == sys.argv[0]
+    for flag in found
+  }
+  names = [n for n in _FIRST if n in own] + sorted(n for n in own if n not in _FIRST)
+  lines = []
+  for name in names:
+    default = own[name].default
+    lines.append(f"  --{name}" + (f" (default: {default})" if default else ""))
+    # absl says of a flag that may be repeated that it may; so do the texts.
+    text = own[name].help.split(";\n    repeat this option")[0]
+    lines += textwrap.wrap(text, 96, initial_indent=" " * 6, subsequent_indent=" " * 6)
+  lines += ["  --version", "      The version, where it was imported from, that of TensorFlow."]
+  lines += ["  --helpfull", "      Also the flags of absl and other libraries."]
+  return "\n".join(["flags:", *lines])
+
+
+def _show(text: str) -> NoReturn:
+  print(text)
+  sys.exit(exit_codes.DONE)
+
+
+def _refuse(program: str, reason: str) -> NoReturn:
+  print(f"{reason}\n{_usage(program)}\n--help lists the flags.", file=sys.stderr)
+  sys.exit(exit_codes.CONFIGURATION)
