@@ -60,13 +60,42 @@ def features_of(
 ) -> tf.Tensor:
   """The convolution: features of the shape `sizes`."""
   convolve = tf.raw_ops.Conv2D if window.rank == 2 else tf.raw_ops.Conv3D
-  y = convolve(
-    input=_one_batch_axis(window, image),
-    filter=kernel,
-    strides=window.strides,
-    padding=window.padding,
-  )
+  image = _one_batch_axis(window, image)
+  strides, padding = window.strides, window.padding
+  if image.shape[-1] == 1:
+    image, strides, padding = _without_idle_strides(window, image, kernel.shape.as_list())
+  y = convolve(input=image, filter=kernel, strides=strides, padding=padding)
   return _reshape(y, sizes)
+
+
+def _without_idle_strides(
+  window: Window, image: tf.Tensor, kernel: Sequence[int]
+) -> tuple[tf.Tensor, list[int], str]:
+  """The same convolution, with stride 1 along axes where the window has one place only.
+
+  TensorFlow's Conv2D and Conv3D for CPUs (oneDNN, seen in 2.21) read beyond the end of an image
+  that has one channel if a stride above 1 leads to one place along the last axis: the values are
+  garbage, other ones each time. An image that is as long as the filter there needs no stride.
+
+  Returns:
+    (image, strides, padding): as given, if no stride is idle.
+  """
+  image_sizes, steps = image.shape.as_list()[1:-1], window.spatial_strides
+  places = window.feature_sizes(image_sizes, kernel)
+  idle = [n == 1 and s > 1 for n, s in zip(places, steps)]
+  if not any(idle):
+    return image, window.strides, window.padding
+  before, after = [0] * window.rank, [0] * window.rank
+  if window.padding == "SAME":
+    for i, (n, k, s) in enumerate(zip(image_sizes, kernel, steps)):
+      around = max((places[i] - 1) * s + k - n, 0)
+      before[i], after[i] = around // 2, around - around // 2
+  if any(before + after):
+    image = tf.pad(image, [(0, 0), *zip(before, after), (0, 0)])
+  kept = [k if one else n for one, k, n in zip(idle, kernel, image.shape.as_list()[1:-1])]
+  if kept != image.shape.as_list()[1:-1]:
+    image = tf.slice(image, [0] * (window.rank + 2), [-1, *kept, -1])
+  return image, [1, *(1 if one else s for one, s in zip(idle, steps)), 1], "VALID"
 
 
 def image_of(
@@ -93,11 +122,17 @@ def filter_of(
   convolve = (
     tf.raw_ops.Conv2DBackpropFilter if window.rank == 2 else tf.raw_ops.Conv3DBackpropFilterV2
   )
+  image, strides = _one_batch_axis(window, image), window.strides
+  if list_product(sizes[: window.rank]) == 1 and max(strides) > 1:
+    # TensorFlow's Conv2DBackpropFilter for CPUs (oneDNN, seen in 2.21) writes beyond the end of a
+    # filter of one pixel if a stride is above 1, and the process may die at any later time. The
+    # pixels that such a filter skips have no part in its gradient.
+    image, strides = tf.strided_slice(image, [0] * len(strides), image.shape, strides), None
   return convolve(
-    input=_one_batch_axis(window, image),
+    input=image,
     filter_sizes=list(sizes),
     out_backprop=_one_batch_axis(window, features),
-    strides=window.strides,
+    strides=strides or [1] * (window.rank + 2),
     padding=window.padding,
   )
 
