@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow import random_bits
+from mesh_tensorflow import kernels, random_bits
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.dimensions import list_product
 from mesh_tensorflow.errors import VariableError
 
@@ -114,6 +115,7 @@ class RandomNormal(_Random):
 
   _draw = staticmethod(random_bits.normal)
 
+  @checked
   def __init__(self, mean: float = 0.0, stddev: float = 1.0, seed: int | None = None):
     super().__init__(seed, mean=mean, stddev=stddev)
 
@@ -130,6 +132,7 @@ class TruncatedNormal(_Random):
 
   _draw = staticmethod(random_bits.truncated_normal)
 
+  @checked
   def __init__(self, mean: float = 0.0, stddev: float = 1.0, seed: int | None = None):
     super().__init__(seed, mean=mean, stddev=stddev)
 
@@ -146,6 +149,7 @@ class RandomUniform(_Random):
 
   _draw = staticmethod(random_bits.uniform)
 
+  @checked
   def __init__(self, minval: float = -0.05, maxval: float = 0.05, seed: int | None = None):
     super().__init__(seed, minval=minval, maxval=maxval)
 
@@ -175,6 +179,7 @@ class GlorotUniform(_Random):
 class FromFunction(Initializer):
   """Cuts slices out of what `fn(shape, dtype)` returns; computes the whole each time."""
 
+  @checked
   def __init__(self, fn: Callable[..., Any]):
     self._fn = fn
 
@@ -182,9 +187,10 @@ class FromFunction(Initializer):
     del key
     values = self._fn(list(full_shape), dtype)
     values = tf.cast(tf.convert_to_tensor(values), dtype)
-    return tf.slice(tf.reshape(values, full_shape), begin, slice_shape)
+    return kernels.cut(tf.reshape(values, full_shape), begin, slice_shape)
 
 
+@checked
 def default_initializer(dtype: tf.DType) -> Initializer:
   """What a variable without an initializer gets: Glorot-uniform, zeros for integers.
 
@@ -214,6 +220,7 @@ _BY_CLASS_NAME = {
 _VALUES = (int, float, bool, list, tuple, np.ndarray, np.generic)
 
 
+@checked
 def convert_to_initializer(x: Any, dtype: tf.DType) -> Initializer:
   """An `Initializer` for: None, a number or array, one of TensorFlow's, or a callable.
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import random_bits
+from mesh_tensorflow import kernels, random_bits
 from mesh_tensorflow.dimensions import Shape, ShapeLike, list_product
 from mesh_tensorflow.errors import ShapeError, UnsupportedError
 from mesh_tensorflow.laid_out import LaidOutTensor, LazyAllreduceSum, compatible_lazy_allreduce_sums
@@ -270,11 +270,7 @@ class MeshImpl(MeshLayout):
           f"allsplit: axis {split_axis} of size {size} cannot be split over mesh axis "
           f"{self._shape[mesh_axis].name}:{n}"
         )
-      begin = [0] * t.shape.ndims
-      begin[split_axis] = part * (size // n)
-      sizes = t.shape.as_list()
-      sizes[split_axis] = size // n
-      return tf.slice(t, begin, sizes)
+      return kernels.cut_axis(t, split_axis, part * (size // n), size // n)
 
     return self.slicewise(keep, x, self.laid_out_pcoord(mesh_axis) if which is None else which)
 
@@ -318,7 +314,7 @@ class MeshImpl(MeshLayout):
 
     new_slice_shape = self.slice_shape(new_shape)
     return self.slicewise(
-      lambda t: tf.broadcast_to(align(t, old_shape.dims, new_shape.dims), new_slice_shape),
+      lambda t: kernels.broadcast_to(align(t, old_shape.dims, new_shape.dims), new_slice_shape),
       old_slices,
     )
 
@@ -337,7 +333,7 @@ class MeshImpl(MeshLayout):
     for pnum in range(self.size):
       begin = tuple(self.slice_begin(tensor_shape, pnum))
       if begin not in cut:
-        cut[begin] = tf.slice(tf_tensor, begin, slice_shape)
+        cut[begin] = kernels.cut(tf_tensor, begin, slice_shape)
       result.append(cut[begin])
     return result
 

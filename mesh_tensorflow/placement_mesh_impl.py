@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow import kernels
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.collectives.placement import (
   allconcat_ring,
   allreduce_ring,
@@ -54,6 +56,7 @@ class PlacementMeshImpl(MeshImpl):
 
   LaidOutVariable = LaidOutVariable
 
+  @checked
   def __init__(
     self,
     shape: ShapeLike,
@@ -119,7 +122,7 @@ class PlacementMeshImpl(MeshImpl):
     self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False
   ) -> LaidOutTensor:
     x = x.to_laid_out_tensor()
-    join = tf.stack if stack else tf.concat
+    join = kernels.stack if stack else tf.concat
     if not stack and self.shape[mesh_axis].size == 1:
       return x
     return self._exchange(x, [mesh_axis], lambda parts: join(parts, concat_axis))

@@ -16,7 +16,8 @@ from typing import Any
 import gin
 import tensorflow as tf
 
-from mesh_tensorflow import scope, workers
+from mesh_tensorflow import kernels, scope, workers
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.collectives.base import REDUCTIONS, Collectives, Groups
 from mesh_tensorflow.collectives.failures import collective_errors
 from mesh_tensorflow.collectives.threads import run_in_threads
@@ -81,6 +82,7 @@ class SimdMeshImpl(MeshImpl):
 
   LaidOutVariable = LaidOutVariable
 
+  @checked
   def __init__(
     self,
     shape: ShapeLike,
@@ -326,7 +328,7 @@ class SimdMeshImpl(MeshImpl):
     if self.shape[mesh_axis].size == 1:
       return LaidOutTensor([tf.expand_dims(t, concat_axis)]) if stack else x
     parts = self._program.collectives.all_gather(t, self._groups_of([mesh_axis]))
-    return LaidOutTensor([(tf.stack if stack else tf.concat)(parts, concat_axis)])
+    return LaidOutTensor([(kernels.stack if stack else tf.concat)(parts, concat_axis)])
 
   def alltoall(
     self, x: Any, mesh_axis: int | Sequence[int], split_axis: int, concat_axis: int
@@ -377,7 +379,7 @@ class SimdMeshImpl(MeshImpl):
       b.one_slice if isinstance(b, LaidOutTensor) else b
       for b in self.laid_out_slice_begin(tensor_shape)
     ]
-    return tf.slice(tf_tensor, begin, part)
+    return kernels.cut(tf_tensor, begin, part)
 
   def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> LaidOutTensor:
     shape = x if isinstance(x, Shape) else x.shape
@@ -407,7 +409,7 @@ class SimdMeshImpl(MeshImpl):
       b.one_slice - first if isinstance(b, LaidOutTensor) else b - first
       for b, first in zip(self.laid_out_slice_begin(shape), low)
     ]
-    return LaidOutTensor([tf.slice(tf_x, begins, part)])
+    return LaidOutTensor([kernels.cut(tf_x, begins, part)])
 
   def result_slices(self, x: Any, shape: Shape) -> list[tf.Tensor]:
     if not self.spans_workers or self.tensor_layout(shape).is_fully_replicated:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow import initializers, random_bits
+from mesh_tensorflow import initializers, kernels, random_bits
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.dimensions import Shape
 from mesh_tensorflow.errors import VariableError
 from mesh_tensorflow.layout import TensorLayout
@@ -104,7 +105,7 @@ class StoredVariable:
       )
     for begin, v in zip(self.begins, self.slices):
       # Not for scalars: tf.slice takes an empty list for one of floats.
-      part = tf.slice(value, begin, self.slice_shape) if begin else value
+      part = kernels.cut(value, begin, self.slice_shape) if begin else value
       v.assign(tf.cast(part, self.slice_dtype))
 
 
@@ -132,6 +133,7 @@ class VariableStore(tf.Module):
     name: name of the module.
   """
 
+  @checked
   def __init__(self, seed: int = 0, name: str | None = None):
     super().__init__(name=name or "variable_store")
     self.seed = int(seed)

@@ -67,7 +67,7 @@ def allreduce_ring(
   results = []
   for parts, device in zip(reduced, devices):
     with tf.device(device):
-      results.append(tf.reshape(tf.stack(parts), xs[0].shape))
+      results.append(tf.reshape(tf.concat(parts, 0), xs[0].shape))
   return results
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow import kernels
 from mesh_tensorflow.collectives.base import Collectives, Groups, check_static, fold
 from mesh_tensorflow.dimensions import list_product
 
@@ -202,8 +203,8 @@ class QueueCollectives(Collectives):
       give, keep = (
         self.choose([[int(b) for b in begins[u ^ k]] for u in upper]) for k in (False, True)
       )
-      self._send(relation, 0, tf.slice(x, give, size), partner)
-      mine = tf.slice(x, keep, size)
+      self._send(relation, 0, kernels.cut(x, give, size), partner)
+      mine = kernels.cut(x, keep, size)
       x = mine + self._receive(relation, 0, mine, partner)
       step //= 2
     return x
@@ -215,7 +216,7 @@ class QueueCollectives(Collectives):
       if len(set(source)) == 1:
         return values[source[0]]
       wanted = groups.table(lambda p: source[groups.rank(p)] or 0)
-      y = tf.gather(tf.stack(values), self.choose(wanted))
+      y = tf.gather(kernels.stack(values), self.choose(wanted))
     else:
       # Everyone sends once and receives once; who should get zeros drops what it gets.
       spare = (r for r in range(groups.size) if r not in named)

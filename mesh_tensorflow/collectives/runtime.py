@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow import kernels
 from mesh_tensorflow.collectives.base import Collectives, Groups, check_static, fold
 from mesh_tensorflow.dimensions import list_product
 
@@ -143,7 +144,7 @@ class RuntimeCollectives(Collectives):
   def all_to_all(self, parts, groups):
     check_static(parts[0], f"alltoall over {groups.name}")
     words = [_as_words(p) for p in parts]
-    rows = self._by_rank(tf.stack([w for w, _ in words]), groups, inverse=True)
+    rows = self._by_rank(kernels.stack([w for w, _ in words]), groups, inverse=True)
     rows = self._run(tf.raw_ops.CollectiveAllToAllV2, groups, input=rows)
     rows = self._by_rank(tf.reshape(rows, [groups.size] + words[0][0].shape.as_list()), groups)
     return [words[0][1](t) for t in tf.unstack(rows, groups.size)]

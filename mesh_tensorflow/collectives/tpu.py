@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow import kernels
 from mesh_tensorflow.collectives.base import Collectives, Groups, check_static, fold
 from mesh_tensorflow.dimensions import list_product
 from mesh_tensorflow.errors import DTypeError
@@ -74,7 +75,7 @@ class TpuCollectives(Collectives):
       return self._sum_of_int64(x, groups)
     if dtype.is_complex:
       # One exchange for both parts.
-      parts = self._cross_replica_sum(tf.stack([tf.math.real(x), tf.math.imag(x)]), groups)
+      parts = self._cross_replica_sum(kernels.stack([tf.math.real(x), tf.math.imag(x)]), groups)
       return tf.complex(parts[0], parts[1])
     raise DTypeError(f"allreduce over {groups.name}: a TPU cannot add tensors of {dtype.name}")
 
@@ -89,7 +90,7 @@ class TpuCollectives(Collectives):
       )
       for k in range(_PIECES)
     ]
-    sums = tf.unstack(self._cross_replica_sum(tf.stack(pieces), groups))
+    sums = tf.unstack(self._cross_replica_sum(kernels.stack(pieces), groups))
     total = tf.cast(sums[0], tf.int64)
     for k, s in enumerate(sums[1:], 1):
       total += tf.bitwise.left_shift(tf.cast(s, tf.int64), _shift(k * _PIECE_BITS))
@@ -128,7 +129,7 @@ class TpuCollectives(Collectives):
 
   def all_to_all(self, parts, groups):
     check_static(parts[0], f"alltoall over {groups.name}")
-    return tf.unstack(self._all_to_all(tf.stack(list(parts)), groups), groups.size)
+    return tf.unstack(self._all_to_all(kernels.stack(list(parts)), groups), groups.size)
 
   def permute(self, x, groups, source):
     check_static(x, f"receive along {groups.name}")

@@ -7,9 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow.argument_kinds import TensorOrScalar
 from mesh_tensorflow.dimensions import Shape, ShapeLike, convert_to_shape, is_subsequence
 from mesh_tensorflow.errors import ArgumentError, DTypeError, GradientError, ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.kernels import elementwise
 from mesh_tensorflow.operations.constants import import_tf_tensor
 from mesh_tensorflow.operations.einsum import check_sizes
 from mesh_tensorflow.operations.scalar import checked_scalar
@@ -34,7 +36,7 @@ def infer_binary_broadcast_shape(
 
 
 def binary_arguments_to_tensors(
-  x1: Any, x2: Any, *, name: str = "binary operation"
+  x1: TensorOrScalar, x2: TensorOrScalar, *, name: str = "binary operation"
 ) -> tuple[Tensor, Tensor]:
   """Turns the one of two arguments that is a scalar into a `Tensor`.
 
@@ -55,7 +57,7 @@ def binary_arguments_to_tensors(
   return _scalar_to_tensor(x1, x2, name), x2
 
 
-def no_tensor(name: str, x1: Any, x2: Any) -> ArgumentError:
+def no_tensor(name: str, x1: TensorOrScalar, x2: TensorOrScalar) -> ArgumentError:
   """The error of an operation of which no operand is a `Tensor`."""
   return ArgumentError(
     f"{name}: at least one of {x1!r} and {x2!r} must be an mtf.Tensor; use mtf.import_tf_tensor"
@@ -131,8 +133,10 @@ class BinaryOpWithBroadcasting(Operation):
     lowering.set_tensor_lowering(
       out,
       lowering.mesh_impl(self).slicewise(
-        lambda a, b: self._tf_fn(
-          align(a, x1.shape.dims, out.shape.dims), align(b, x2.shape.dims, out.shape.dims)
+        lambda a, b: elementwise(
+          self._tf_fn,
+          align(a, x1.shape.dims, out.shape.dims),
+          align(b, x2.shape.dims, out.shape.dims),
         ),
         lowering.tensors[x1],
         lowering.tensors[x2],
@@ -142,8 +146,8 @@ class BinaryOpWithBroadcasting(Operation):
 
 def binary_op_with_broadcasting(
   tf_fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
-  x1: Any,
-  x2: Any,
+  x1: TensorOrScalar,
+  x2: TensorOrScalar,
   output_shape: ShapeLike = None,
   output_dtype: Any = None,
 ) -> Tensor:

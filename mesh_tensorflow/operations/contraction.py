@@ -16,6 +16,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from mesh_tensorflow.dimensions import Dimension, list_product
+from mesh_tensorflow.kernels import elementwise
 from mesh_tensorflow.slices import align, transpose_to
 
 Dims = tuple[Dimension, ...]
@@ -86,7 +87,7 @@ def _contract_two(
   rows = [d for d in kept_a if d not in kept_b]
   columns = [d for d in kept_b if d not in kept_a]
   if not contracted:
-    return align(a, kept_a, output) * align(b, kept_b, output)
+    return elementwise(tf.multiply, align(a, kept_a, output), align(b, kept_b, output))
   if bool(rows) != bool(columns) and _has_matmul(a.dtype):
     product = _vector_product(a, kept_a, b, kept_b, output, sizes)
     if product is not None:
@@ -94,7 +95,8 @@ def _contract_two(
   if not rows or not columns or not _has_matmul(a.dtype):
     # A matrix times a vector: reads each operand once, without a transpose.
     full = kept_a if not columns else kept_b if not rows else tuple(dict.fromkeys(kept_a + kept_b))
-    return _reduce_to(align(a, kept_a, full) * align(b, kept_b, full), full, output)
+    product = elementwise(tf.multiply, align(a, kept_a, full), align(b, kept_b, full))
+    return _reduce_to(product, full, output)
   plan = _plan(kept_a, kept_b, output, tuple(sizes.items()))
   product = _matmul(a, kept_a, b, kept_b, plan, sizes)
   return transpose_to(product, plan.result, output)

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow.argument_kinds import DTypeLike, Scalar
 from mesh_tensorflow.dimensions import (
   Dimension,
   DimensionLike,
@@ -21,6 +22,7 @@ from mesh_tensorflow.dimensions import (
 )
 from mesh_tensorflow.errors import ArgumentError, DTypeError, ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.kernels import elementwise, where
 from mesh_tensorflow.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations.constants import constant
 from mesh_tensorflow.operations.reduction import broadcast, mesh_axes_of, reduce_mean
@@ -57,9 +59,9 @@ class OneHotOperation(Operation):
     self,
     indices: Tensor,
     output_dim: DimensionLike,
-    on_value: Any,
-    off_value: Any,
-    dtype: Any,
+    on_value: Scalar,
+    off_value: Scalar,
+    dtype: DTypeLike,
     name: str | None = None,
   ):
     super().__init__([indices], name=name or "one_hot")
@@ -94,9 +96,9 @@ class OneHotOperation(Operation):
 def one_hot(
   indices: Tensor,
   output_dim: DimensionLike,
-  on_value: Any = 1.0,
-  off_value: Any = 0.0,
-  dtype: Any = tf.float32,
+  on_value: Scalar = 1.0,
+  off_value: Scalar = 0.0,
+  dtype: DTypeLike = tf.float32,
   name: str | None = None,
 ) -> Tensor:
   """A new last dimension that is `on_value` at the index and `off_value` elsewhere.
@@ -167,7 +169,7 @@ class GatherOperation(Operation):
     size = impl.slice_shape(Shape([self._dim]))[0]
     split = _is_split(impl, self._dim)
     # Dimensions of both are batch dimensions; the indices' own replace `dim`.
-    batch = [d for d in weights.shape if d in indices.shape]
+    batch = [d for d in weights.shape - self._dim if d in indices.shape]
     own = [d for d in indices.shape if d not in batch]
     if batch:
       w_order = batch + [self._dim] + [d for d in weights.shape - self._dim if d not in batch]
@@ -200,11 +202,6 @@ def _gather_shape(name: str, weights: Tensor, indices: Tensor, dim: Dimension) -
   """The dimensions of the indices, then those of the weights without `dim`."""
   if dim not in weights.shape:
     raise no_such_dimension(f"{name}: weights", dim, weights)
-  if dim in indices.shape:
-    raise ShapeError(
-      f"{name}: the indices {indices} have the dimension {dim.name}={dim.size} that is indexed; "
-      "rename it (mtf.rename_dimension)"
-    )
   return shape_union([indices.shape, weights.shape - dim])
 
 
@@ -219,9 +216,9 @@ def _verify_positions(op: Operation, mesh_impl: Any, shape: Shape, dim: Dimensio
 def _keep(y: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
   """The values where the mask is true, else zero, also in place of NaN and infinity."""
   if y.dtype == tf.bool:
-    return tf.logical_and(y, mask)
+    return elementwise(tf.logical_and, y, mask)
   mask = tf.cast(mask, y.dtype)
-  return tf.math.multiply_no_nan(y, mask) if y.dtype.is_floating else y * mask
+  return elementwise(tf.math.multiply_no_nan if y.dtype.is_floating else tf.multiply, y, mask)
 
 
 def _pending_sum(
@@ -284,7 +281,9 @@ class ScatterAddOperation(Operation):
     out = self._outputs[0].shape
     size = impl.slice_shape(Shape([self._dim]))[0]
     split = _is_split(impl, self._dim)
-    batch = [d for d in out if d in indices.shape]
+    # The indices may have a dimension of the name and size of the indexed one (`top_k`): of theirs
+    # each position is added up, of the output it is the one that is indexed.
+    batch = [d for d in out - self._dim if d in indices.shape]
     own = [d for d in indices.shape if d not in batch]
     rest = [d for d in out - self._dim if d not in batch]
     batch_sizes, rest_sizes = impl.slice_shape(Shape(batch)), impl.slice_shape(Shape(rest))
@@ -306,7 +305,7 @@ class ScatterAddOperation(Operation):
       if split or not self._in_range:
         # Negative segments are dropped, too large ones are an error.
         valid = i < size if rows == 1 else tf.logical_and(i >= 0, i < size)
-        segment = tf.where(valid, segment, tf.constant(-1, i.dtype))
+        segment = where(valid, segment, tf.constant(-1, i.dtype))
       t = tf.math.unsorted_segment_sum(t, segment, rows * size)
       t = tf.cast(tf.reshape(t, batch_sizes + [size] + rest_sizes), y.dtype)
       return transpose_to(t, batch + [self._dim] + rest, out.dims)
@@ -352,6 +351,12 @@ def gather(
         f"gather from {weights}: indices must be an integer mtf.Tensor or an integer, got "
         f"{indices!r}"
       ) from None
+  if dim in weights.shape and dim in indices.shape:
+    # The operation would take it for a new dimension; who writes this may as well mean an old one.
+    raise ShapeError(
+      f"gather: the indices {indices} have the dimension {dim.name}={dim.size} that is indexed; "
+      "rename it (mtf.rename_dimension)"
+    )
   output_shape = convert_to_shape(output_shape)
   if output_shape is None:
     return GatherOperation(weights, indices, dim).outputs[0]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from mesh_tensorflow import kernels
 from mesh_tensorflow.dimensions import Dimension, Shape, list_product
 from mesh_tensorflow.errors import DTypeError, GraphError, LayoutError, ShapeError, SizeError
 from mesh_tensorflow.graph import Operation, Tensor
@@ -213,11 +214,13 @@ class PoolBackPropOperation(_Pooling):
     sizes, pooled = x.shape.as_list(), y.shape.as_list()
     used = self._used(sizes, pooled)
     if used != sizes:
-      x = tf.slice(x, [0] * len(sizes), used)
-    is_max = tf.equal(
-      tf.reshape(x, self._windows(pooled, self._ksize)), tf.reshape(y, self._per_window(pooled))
+      x = kernels.cut(x, [0] * len(sizes), used)
+    is_max = kernels.elementwise(
+      tf.equal,
+      tf.reshape(x, self._windows(pooled, self._ksize)),
+      tf.reshape(y, self._per_window(pooled)),
     )
-    dx = tf.where(is_max, tf.reshape(dy, self._per_window(pooled)), tf.zeros([], dy.dtype))
+    dx = kernels.where(is_max, tf.reshape(dy, self._per_window(pooled)), tf.zeros([], dy.dtype))
     return self._whole(dx, used, sizes)
 
   def _avg_gradient(self, dy: tf.Tensor, sizes: list[int]) -> tf.Tensor:
@@ -233,7 +236,7 @@ class PoolBackPropOperation(_Pooling):
       dx = spread(orig_input_shape=flat, grad=dy, ksize=window, strides=window, padding="VALID")
       return dx if first == 1 else tf.reshape(dx, sizes)
     share = dy * tf.constant(1.0 / list_product(self._ksize), dy.dtype)
-    dx = tf.broadcast_to(
+    dx = kernels.broadcast_to(
       tf.reshape(share, self._per_window(pooled)), self._windows(pooled, self._ksize)
     )
     return self._whole(dx, self._used(sizes, pooled), sizes)

@@ -11,7 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import random_bits, scope
+from mesh_tensorflow import kernels, random_bits, scope
+from mesh_tensorflow.argument_kinds import FloatTensor, NumberTensor
 from mesh_tensorflow.dimensions import DimensionLike, Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.errors import (
   ArgumentError,
@@ -141,7 +142,7 @@ def half_words(
     return halves
   offset = [0] * len(full_shape)
   offset[-1] = first % 2
-  return tf.slice(halves, offset, slice_shape)
+  return kernels.cut(halves, offset, slice_shape)
 
 
 class DropoutNoiseOperation(RandomOperation):
@@ -187,7 +188,7 @@ class DropoutOperation(Operation):
   def lower(self, lowering):
     x, noise = self._inputs
     laid_out = lowering.mesh_impl(self).slicewise(
-      lambda t, n: t * align(n, noise.shape.dims, x.shape.dims),
+      lambda t, n: kernels.elementwise(tf.multiply, t, align(n, noise.shape.dims, x.shape.dims)),
       lowering.tensors[x],
       lowering.tensors[noise],
     )
@@ -195,7 +196,7 @@ class DropoutOperation(Operation):
 
 
 def dropout(
-  x: Tensor,
+  x: NumberTensor,
   is_training: bool,
   keep_prob: float | None = None,
   rate: float | None = None,
@@ -244,7 +245,7 @@ def dropout(
 
 
 def sample_with_temperature(
-  logits: Tensor, dim: DimensionLike, temperature: float = 1.0, name: str | None = None
+  logits: FloatTensor, dim: DimensionLike, temperature: float = 1.0, name: str | None = None
 ) -> Tensor:
   """Samples positions along a dimension; the Gumbel-max method (Gumbel, 1954).
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
+from mesh_tensorflow import kernels
+from mesh_tensorflow.argument_kinds import DTypeLike, NumberTensor
 from mesh_tensorflow.dimensions import (
   Dimension,
   DimensionLike,
@@ -19,7 +19,7 @@ from mesh_tensorflow.graph import Mesh, Operation, Tensor
 class RangeOperation(Operation):
   """The positions along a dimension; see `mtf_range`."""
 
-  def __init__(self, mesh: Mesh, dim: DimensionLike, dtype: Any, name: str | None = None):
+  def __init__(self, mesh: Mesh, dim: DimensionLike, dtype: DTypeLike, name: str | None = None):
     super().__init__([], mesh, name=name or "range")
     self._dim = convert_to_dimension(dim)
     self._outputs = [Tensor(self, Shape([self._dim]), tf.as_dtype(dtype))]
@@ -40,7 +40,7 @@ class RangeOperation(Operation):
     lowering.set_tensor_lowering(out, impl.slicewise(positions, begin))
 
 
-def mtf_range(mesh: Mesh, dim: DimensionLike, dtype: Any, name: str | None = None) -> Tensor:
+def mtf_range(mesh: Mesh, dim: DimensionLike, dtype: DTypeLike, name: str | None = None) -> Tensor:
   """A one-dimensional tensor of the positions 0, 1, ..., dim.size - 1.
 
   Args:
@@ -91,15 +91,13 @@ class CumsumOperation(Operation):
 
       def add_blocks_before(t, total, coordinate):
         before = tf.cumsum(total, axis, exclusive=True, reverse=reverse)
-        begin, size = [0] * t.shape.ndims, t.shape.as_list()
-        begin[axis], size[axis] = coordinate, 1
-        return run(t) + tf.slice(before, begin, size)
+        return run(t) + kernels.cut_axis(before, axis, coordinate, 1)
 
       laid_out = impl.slicewise(add_blocks_before, x, totals, impl.laid_out_pcoord(mesh_axis))
     lowering.set_tensor_lowering(self._outputs[0], laid_out)
 
 
-def cumsum(x: Tensor, dim: DimensionLike, exclusive: bool = False) -> Tensor:
+def cumsum(x: NumberTensor, dim: DimensionLike, exclusive: bool = False) -> Tensor:
   """Running sums along a dimension: y[i] = x[0] + ... + x[i].
 
   Args:

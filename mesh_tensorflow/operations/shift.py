@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow import kernels
 from mesh_tensorflow.dimensions import (
   Dimension,
   DimensionLike,
@@ -57,15 +58,12 @@ class ShiftOperation(Operation):
     n, offset = self._dim.size, self._offset
     if abs(offset) >= n:
       return tf.zeros_like(t)
-    paddings = [[0, 0] for _ in t.shape]
-    paddings[self._axis] = [max(offset, 0), max(-offset, 0)]
-    return tf.pad(self._part(t, max(-offset, 0), n - abs(offset)), paddings)
+    kept = self._part(t, max(-offset, 0), n - abs(offset))
+    return kernels.pad(kept, self._axis, max(offset, 0), max(-offset, 0))
 
   def _part(self, t: tf.Tensor, begin: int, size: int) -> tf.Tensor:
     """Positions `begin` to `begin + size` of a slice."""
-    begins, sizes = [0] * t.shape.ndims, [-1] * t.shape.ndims
-    begins[self._axis], sizes[self._axis] = begin, size
-    return tf.slice(t, begins, sizes)
+    return kernels.cut_axis(t, self._axis, begin, size)
 
   def _exchange(self, lowering: Any, impl: Any, x: Any, mesh_axis: int) -> Any:
     """Each processor gets the two parts that make up its block, from two others."""
@@ -160,7 +158,7 @@ class DynamicShiftOperation(Operation):
       y = tf.gather(t, index, axis=len(batch), batch_dims=len(batch))
       if not self._wrap:
         valid = align(tf.equal(index, source), batch + [self._dim], order)
-        y = tf.where(valid, y, tf.zeros([], y.dtype))
+        y = kernels.where(valid, y, tf.zeros([], y.dtype))
       return transpose_to(y, order, x.shape.dims)
 
     lowering.set_tensor_lowering(

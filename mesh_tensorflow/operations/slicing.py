@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow import kernels
 from mesh_tensorflow.dimensions import Dimension, Shape, convert_to_dimension, no_such_dimension
 from mesh_tensorflow.errors import ArgumentError, DTypeError, ShapeError, SizeError
 from mesh_tensorflow.graph import Operation, Tensor
@@ -127,7 +128,7 @@ class SplitOperation(_OneDimensionOperation):
   def __init__(
     self,
     x: Tensor,
-    split_dim: Any,
+    split_dim: DimensionLike,
     num_or_size_splits: int | Sequence[int],
     name: str | None = None,
   ):
@@ -178,7 +179,10 @@ def _with_zeros(grad_ys: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> 
 
 
 def split(
-  x: Tensor, split_dim: Any, num_or_size_splits: int | Sequence[int], name: str | None = None
+  x: Tensor,
+  split_dim: DimensionLike,
+  num_or_size_splits: int | Sequence[int],
+  name: str | None = None,
 ) -> list[Tensor]:
   """Cuts a tensor along a dimension.
 
@@ -226,7 +230,7 @@ class StackOperation(_OneDimensionOperation):
     return unstack(grad_ys[0], self._dim)
 
   def lower(self, lowering):
-    self._lower_slicewise(lowering, lambda *ts: tf.stack(ts, self._axis))
+    self._lower_slicewise(lowering, lambda *ts: kernels.stack(ts, self._axis))
 
 
 def stack(xs: Sequence[Tensor], dim_name: str, axis: int = 0, name: str | None = None) -> Tensor:
@@ -247,7 +251,7 @@ def stack(xs: Sequence[Tensor], dim_name: str, axis: int = 0, name: str | None =
 class UnstackOperation(_OneDimensionOperation):
   """One tensor for each position along a dimension; see `unstack`."""
 
-  def __init__(self, x: Tensor, dim: Any, name: str | None = None):
+  def __init__(self, x: Tensor, dim: DimensionLike, name: str | None = None):
     super().__init__([x], name=name or "unstack")
     dim = convert_to_dimension(dim)
     if dim not in x.shape:
@@ -264,7 +268,7 @@ class UnstackOperation(_OneDimensionOperation):
     self._lower_slicewise(lowering, lambda t: tuple(tf.unstack(t, axis=self._axis)))
 
 
-def unstack(x: Tensor, dim: Any, name: str | None = None) -> list[Tensor]:
+def unstack(x: Tensor, dim: DimensionLike, name: str | None = None) -> list[Tensor]:
   """The `dim.size` tensors of shape x.shape - dim that x is a stack of.
 
   Args:
@@ -301,9 +305,9 @@ class SliceOperation(_OneDimensionOperation):
     return [pad(grad_ys[0], [self._begin, after], self._dim.name)]
 
   def lower(self, lowering):
-    begin, size = [0] * self._inputs[0].shape.ndims, [-1] * self._inputs[0].shape.ndims
-    begin[self._axis], size[self._axis] = self._begin, self._size
-    self._lower_slicewise(lowering, lambda t: tf.slice(t, begin, size))
+    self._lower_slicewise(
+      lowering, lambda t: kernels.cut_axis(t, self._axis, self._begin, self._size)
+    )
 
 
 def mtf_slice(
@@ -354,9 +358,7 @@ class PadOperation(_OneDimensionOperation):
     return [mtf_slice(grad_ys[0], self._paddings[0], self._dim.size, self._dim.name)]
 
   def lower(self, lowering):
-    paddings = [[0, 0] for _ in self._inputs[0].shape]
-    paddings[self._axis] = self._paddings
-    self._lower_slicewise(lowering, lambda t: tf.pad(t, paddings))
+    self._lower_slicewise(lowering, lambda t: kernels.pad(t, self._axis, *self._paddings))
 
 
 def pad(x: Tensor, paddings: Sequence[int], dim_name: str, name: str | None = None) -> Tensor:

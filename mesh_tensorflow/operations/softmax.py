@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow import kernels
+from mesh_tensorflow.argument_kinds import FloatTensor, TensorOrScalar
 from mesh_tensorflow.dimensions import (
   Dimension,
   DimensionLike,
@@ -60,13 +62,15 @@ class _NormalizedExpOperation(Operation):
       kept = [Dimension(d.name, d.size) for d in self.inputs[0].shape]
       dims = self.inputs[1].shape.dims
       extra = impl.slicewise(lambda e: align(e, dims, kept), lowering.tensors[self.inputs[1]])
-      maximum = impl.slicewise(tf.maximum, maximum, extra)
+      maximum = impl.slicewise(lambda m, e: kernels.elementwise(tf.maximum, m, e), maximum, extra)
     total = impl.slicewise(
       lambda x, m: tf.reduce_sum(tf.exp(x - m), axis, keepdims=True), laid_out, maximum
     )
     total = impl.allreduce(total, mesh_axes, "SUM")
     if extra is not None:
-      total = impl.slicewise(lambda s, e, m: s + tf.exp(e - m), total, extra, maximum)
+      total = impl.slicewise(
+        lambda s, e, m: s + tf.exp(kernels.elementwise(tf.subtract, e, m)), total, extra, maximum
+      )
     return maximum, total
 
   def _is_local(self, lowering: Any) -> bool:
@@ -94,20 +98,11 @@ class SoftmaxOperation(_NormalizedExpOperation):
     impl = lowering.mesh_impl(self)
     x = lowering.tensors[self.inputs[0]]
     if self._is_local(lowering):
-      result = impl.slicewise(lambda t: _local_softmax(t, self._axis), x)
+      result = impl.slicewise(lambda t: kernels.softmax(t, self._axis), x)
     else:
       maximum, total = self._max_and_sum(lowering)
       result = impl.slicewise(lambda t, m, s: tf.exp(t - m) / s, x, maximum, total)
     lowering.set_tensor_lowering(self.outputs[0], result)
-
-
-def _local_softmax(t: tf.Tensor, axis: int) -> tf.Tensor:
-  if t.shape.ndims <= 5:
-    return tf.nn.softmax(t, axis)
-  # TensorFlow's CPU kernel (oneDNN) takes no more than five dimensions.
-  before, after = (part.num_elements() for part in (t.shape[:axis], t.shape[axis + 1 :]))
-  flat = tf.reshape(t, [before, t.shape[axis]] + ([after] if after != 1 else []))
-  return tf.reshape(tf.nn.softmax(flat, 1), t.shape)
 
 
 class LogSoftmaxOperation(_NormalizedExpOperation):
@@ -160,7 +155,10 @@ def _extra(x: Tensor, extra_logit: Any) -> Tensor | None:
 
 
 def reduce_logsumexp(
-  x: Tensor, reduced_dim: DimensionLike, extra_logit: Any = None, name: str | None = None
+  x: FloatTensor,
+  reduced_dim: DimensionLike,
+  extra_logit: TensorOrScalar = None,
+  name: str | None = None,
 ) -> Tensor:
   """log(sum(exp(x))) over a dimension, without overflow.
 
@@ -179,7 +177,10 @@ def reduce_logsumexp(
 
 
 def log_softmax(
-  x: Tensor, reduced_dim: DimensionLike, extra_logit: Any = None, name: str | None = None
+  x: FloatTensor,
+  reduced_dim: DimensionLike,
+  extra_logit: TensorOrScalar = None,
+  name: str | None = None,
 ) -> Tensor:
   """X - `reduce_logsumexp`(x), of the shape of x; arguments as `reduce_logsumexp`."""
   op = LogSoftmaxOperation(x, convert_to_dimension(reduced_dim), _extra(x, extra_logit), name)
@@ -187,7 +188,10 @@ def log_softmax(
 
 
 def softmax(
-  x: Tensor, reduced_dim: DimensionLike, extra_logit: Any = None, name: str | None = None
+  x: FloatTensor,
+  reduced_dim: DimensionLike,
+  extra_logit: TensorOrScalar = None,
+  name: str | None = None,
 ) -> Tensor:
   """exp(x) / sum(exp(x)), of the shape of x; arguments as `reduce_logsumexp`.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow import kernels
 from mesh_tensorflow.dimensions import Dimension, Shape
 from mesh_tensorflow.errors import VariableError
 from mesh_tensorflow.graph import Operation, Tensor
@@ -103,7 +104,7 @@ class _StackedSlices:
   @property
   def laid_out_tensor(self) -> Any:
     return self._mesh_impl.slicewise(
-      lambda *xs: tf.stack(xs), *[m.laid_out_tensor for m in self._members]
+      lambda *xs: kernels.stack(xs), *[m.laid_out_tensor for m in self._members]
     )
 
   def assign_to_slices(self, assign_fn: Any, values: Any) -> list[Any]:

@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow import kernels
+from mesh_tensorflow.argument_kinds import RealTensor
 from mesh_tensorflow.dimensions import (
   Dimension,
   DimensionLike,
@@ -106,7 +108,7 @@ class TopKOperation(_LargestOperation):
 
 
 def top_k(
-  x: Tensor, reduced_dim: DimensionLike, k_dim: DimensionLike, name: str | None = None
+  x: RealTensor, reduced_dim: DimensionLike, k_dim: DimensionLike, name: str | None = None
 ) -> tuple[Tensor, Tensor]:
   """The largest elements along a dimension, in descending order; of equal ones the first first.
 
@@ -161,7 +163,7 @@ def _largest(op: _LargestOperation, impl: Any, x: Any, with_values: bool) -> tup
   axis, mesh_axis = op._axis, op._mesh_axis(impl)
 
   def local(t, begin):
-    indices = tf.argmax(t, axis, output_type=tf.int32)
+    indices = kernels.argmax(t, axis)
     return indices if isinstance(begin, int) and begin == 0 else indices + begin
 
   indices = impl.slicewise(local, x, 0 if mesh_axis is None else op._begin(impl))
@@ -172,17 +174,20 @@ def _largest(op: _LargestOperation, impl: Any, x: Any, with_values: bool) -> tup
     return values, indices
 
   def best_block(v, i):
-    block = tf.argmax(v, 0, output_type=tf.int32)
+    block = kernels.argmax(v, 0)
     n = block.shape.ndims
     # A sum over one element each: a gather would need the blocks as the last axis.
     numbers = tf.reshape(tf.range(v.shape[0]), [-1] + [1] * n)
-    return tf.reduce_max(v, 0), tf.reduce_sum(tf.where(tf.equal(numbers, block), i, 0), 0)
+    chosen = kernels.where(tf.equal(numbers, block), i, tf.zeros([], i.dtype))
+    return tf.reduce_max(v, 0), tf.reduce_sum(chosen, 0)
 
   stacked = [impl.allconcat(t, mesh_axis, 0, stack=True) for t in (values, indices)]
   return impl.slicewise(best_block, *stacked)
 
 
-def top_1(x: Tensor, reduced_dim: DimensionLike, name: str | None = None) -> tuple[Tensor, Tensor]:
+def top_1(
+  x: RealTensor, reduced_dim: DimensionLike, name: str | None = None
+) -> tuple[Tensor, Tensor]:
   """The largest element along a dimension and its int32 position, the first of equal ones.
 
   Args:
@@ -194,7 +199,7 @@ def top_1(x: Tensor, reduced_dim: DimensionLike, name: str | None = None) -> tup
   return value, index
 
 
-def argmax(x: Tensor, reduced_dim: DimensionLike, name: str | None = None) -> Tensor:
+def argmax(x: RealTensor, reduced_dim: DimensionLike, name: str | None = None) -> Tensor:
   """The int32 position of the largest element along a dimension, the first of equal ones.
 
   Args:
@@ -209,7 +214,7 @@ def argmax(x: Tensor, reduced_dim: DimensionLike, name: str | None = None) -> Te
 
 
 def nth_largest_element(
-  x: Tensor, n: int, reduced_dim: DimensionLike, name: str | None = None
+  x: RealTensor, n: int, reduced_dim: DimensionLike, name: str | None = None
 ) -> Tensor:
   """The n-th largest element along a dimension; n = 0 is the largest.
 
@@ -235,7 +240,7 @@ def nth_largest_element(
 
 
 def nth_smallest_element(
-  x: Tensor, n: int, reduced_dim: DimensionLike, name: str | None = None
+  x: RealTensor, n: int, reduced_dim: DimensionLike, name: str | None = None
 ) -> Tensor:
   """The n-th smallest element along a dimension; n = 0 is the smallest.
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
+from mesh_tensorflow import kernels
+from mesh_tensorflow.argument_kinds import CastableTensor, TensorOrScalar
 from mesh_tensorflow.dimensions import Shape, ShapeLike
 from mesh_tensorflow.errors import DTypeError, ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
@@ -65,9 +65,9 @@ class WhereOperation(Operation):
 
     def select(*slices):
       aligned = [align(t, dims, out.shape.dims) for t, dims in zip(slices, shapes)]
-      result = tf.where(*aligned)
+      result = kernels.where(*aligned)
       # Three operands may broadcast to less than the output shape only if it was given.
-      return result if result.shape == sizes else tf.broadcast_to(result, sizes)
+      return result if result.shape == sizes else kernels.broadcast_to(result, sizes)
 
     lowering.set_tensor_lowering(
       out, impl.slicewise(select, *[lowering.tensors[x] for x in self._inputs])
@@ -75,7 +75,10 @@ class WhereOperation(Operation):
 
 
 def where(
-  condition: Tensor, if_true: Tensor, if_false: Any, output_shape: ShapeLike = None
+  condition: CastableTensor,
+  if_true: TensorOrScalar,
+  if_false: TensorOrScalar,
+  output_shape: ShapeLike = None,
 ) -> Tensor:
   """if_true where the condition holds, else if_false.
 

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import errors
+from mesh_tensorflow import errors, kernels
 from mesh_tensorflow.slices import align, transpose_to
 
 
@@ -25,7 +25,7 @@ def overwrite(old: mtf.Tensor, new: mtf.Tensor, here: mtf.Tensor) -> mtf.Tensor:
   dims, new_dims, here_dims = old.shape.dims, new.shape.dims, here.shape.dims
 
   def select(old: tf.Tensor, new: tf.Tensor, here: tf.Tensor) -> tf.Tensor:
-    return tf.where(align(here, here_dims, dims), align(new, new_dims, dims), old)
+    return kernels.where(align(here, here_dims, dims), align(new, new_dims, dims), old)
 
   return mtf.slicewise(
     select, [old, new, here], splittable_dims=dims, grad_function=0, name="replace"
@@ -77,9 +77,11 @@ class WriteAtOperation(mtf.Operation):
         at -= begin
       # Not found here (another processor has it, or it is beyond the end): the old values stay.
       here = tf.clip_by_value(at, 0, size - 1)
-      found = tf.broadcast_to(align(tf.equal(here, at), position.shape.dims, rows), row_sizes)
+      found = align(tf.equal(here, at), position.shape.dims, rows)
+      found = kernels.broadcast_to(found, row_sizes)
       first = tf.reshape(tf.range(count) * size, row_sizes)
-      index = tf.reshape(first + align(here, position.shape.dims, rows), [count, 1])
+      here = align(here, position.shape.dims, rows)
+      index = tf.reshape(kernels.elementwise(tf.add, first, here), [count, 1])
       kept = tf.gather_nd(matrix, index)
       values = tf.where(tf.reshape(found, [count, 1]), values, kept)
       # In a loop this writes in place: nothing else holds the old values any more.
