@@ -257,13 +257,13 @@ class FreshEnvironment:
 
 
 # Lines of TensorFlow's start-up, and of Python where something went wrong, at the prompt, too.
-_NOISE = ("oneDNN", "cuInit", "cpu_feature_guard", "computation_placer", "absl::InitializeLog")
+NOISE = ("oneDNN", "cuInit", "cpu_feature_guard", "computation_placer", "absl::InitializeLog")
 _WRONG = ("Traceback (most recent call last)", "SyntaxError", "IndentationError")
 
 
 def _verdict(trial: Trial, code: int, output: str) -> str:
   problems = [f"exit code {code}, not {trial.code}"] if code != trial.code else []
-  problems += [f"says {text!r}" for text in (*_NOISE, *_WRONG) if text in output]
+  problems += [f"says {text!r}" for text in (*NOISE, *_WRONG) if text in output]
   problems += [f"does not say {text!r}" for text in trial.says if text not in output]
   return "; ".join(problems) + "\n" + output[-3000:] if problems else ""
 

@@ -1,12 +1,14 @@
-"""The three folders become one package, in a wheel as well as in an editable install."""
+"""The four folders become one package, in a wheel as well as in an editable install."""
 
 from __future__ import annotations
 
 import email
+import email.message
 import importlib.metadata
 import importlib.util
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import zipfile
@@ -15,7 +17,7 @@ from collections.abc import Callable
 import pytest
 from packaging.requirements import Requirement
 
-from mesh_tensorflow import errors
+from mesh_tensorflow import errors, installation, version
 from mesh_tensorflow.transformer import gin_paths
 
 pytestmark = pytest.mark.subprocess
@@ -24,6 +26,7 @@ pytestmark = pytest.mark.subprocess
 FOLDERS = {
   "mesh_tensorflow/transformer/gin": "gin",
   "mesh_tensorflow/transformer": "transformer",
+  "mesh_tensorflow/examples": "examples",
   "mesh_tensorflow": "mesh_tensorflow",
 }
 PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
@@ -34,6 +37,7 @@ import json, os
 import gin
 import mesh_tensorflow
 import mesh_tensorflow.transformer
+import mesh_tensorflow.examples.mnist
 from mesh_tensorflow.transformer import gin_paths
 folder = gin_paths.gin_dir()
 files = [name for _, _, names in os.walk(folder) for name in names if name.endswith(".gin")]
@@ -73,6 +77,12 @@ def wheel(source: pathlib.Path, run_subprocess: Run) -> pathlib.Path:
 
 def found_in(report: subprocess.CompletedProcess) -> dict:
   return json.loads(report.stdout.splitlines()[-1])
+
+
+def metadata_of(wheel: pathlib.Path) -> email.message.Message:
+  with zipfile.ZipFile(wheel) as archive:
+    (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    return email.message_from_bytes(archive.read(path))
 
 
 def gin_files(folder: pathlib.Path) -> int:
@@ -132,12 +142,32 @@ def test_missing_gin_files_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: p
 
 
 def test_runtime_dependencies(wheel: pathlib.Path):
-  with zipfile.ZipFile(wheel) as archive:
-    (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-    metadata = email.message_from_bytes(archive.read(path))
-  required = [Requirement(line) for line in metadata.get_all("Requires-Dist")]
+  required = [Requirement(line) for line in metadata_of(wheel).get_all("Requires-Dist")]
   always = {requirement.name for requirement in required if requirement.marker is None}
   assert always == {"tensorflow", "tensorflow-datasets", "numpy", "gin-config", "tqdm"}
+  (tensorflow,) = (r for r in required if r.name == "tensorflow")
+  assert tensorflow == Requirement(installation.TENSORFLOW)
+
+
+def test_what_asks_for_the_archived_package_finds_this_one(run_subprocess: Run, tmp_path):
+  """t5 asks for `mesh-tensorflow[transformer]>=0.1.13`: pip fetches nothing."""
+  asks = "install_requires=['mesh-tensorflow[transformer]>=0.1.13']"
+  (tmp_path / "setup.py").write_text(f"import setuptools\nsetuptools.setup(name='t', {asks})\n")
+  dry_run = ["install", "--no-index", "--no-build-isolation", "--dry-run", tmp_path]
+  told = run_subprocess(["-m", "pip", *dry_run], cwd=tmp_path).stdout
+  assert re.search(r"already satisfied: mesh-tensorflow(\[transformer\])?>=0\.1\.13", told)
+  assert told.splitlines()[-1] == "Would install t-0.0.0"
+
+
+def test_readme_lists_the_extras(repository: pathlib.Path, wheel: pathlib.Path):
+  extras = set(metadata_of(wheel).get_all("Provides-Extra"))
+  item = (repository / "README.md").read_text().split("- Extras, as in ")[1].split("\n- ")[0]
+  assert {name.replace("_", "-") for name in re.findall(r"`(\w+)`", item)} == extras
+  assert "transformer" in extras
+
+
+def test_wheel_has_the_version_of_the_source(wheel: pathlib.Path):
+  assert metadata_of(wheel)["Version"] == version.__version__
 
 
 @pytest.mark.parametrize("name", ["mesh-transformer", "mesh-transformer-launch"])

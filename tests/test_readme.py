@@ -1,4 +1,7 @@
-"""Every block of the README does what it says."""
+"""Every block of the README does what it says: by itself, and all of them in their order.
+
+Here in this installation; `tests/fresh_install.py` runs them in a new one, of a wheel.
+"""
 
 from __future__ import annotations
 
@@ -8,83 +11,95 @@ import shlex
 
 import pytest
 
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+from tests import fresh_install
+
+pytestmark = pytest.mark.subprocess
+
+README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
+BLOCKS = fresh_install.blocks_of_readme()
+PROGRAMS = [b for b in BLOCKS if b.kind == "python"]
+COMMANDS = [
+  command
+  for block in BLOCKS
+  if block.kind == "sh"
+  for command in block.smaller.replace("\\\n", " ").splitlines()
+]
 
 
-@pytest.fixture(scope="module")
-def blocks() -> list[tuple[str, str]]:
-  text = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
-  return BLOCK.findall(text)
+def test_every_kind_of_block_is_run_by_a_test():
+  assert {kind for kind, _ in fresh_install.BLOCK.findall(README)} == {"python", "sh", "text"}
+  assert {b.kind for b in BLOCKS} == {"python", "sh"} and len(PROGRAMS) == 2
 
 
-def test_every_kind_of_block_is_run_by_a_test(blocks):
-  assert {kind for kind, _ in blocks} == {"python", "sh", "text"}
-  assert sum(kind == "python" for kind, _ in blocks) == 3
+def check_program(text: str, output: str) -> None:
+  """That losses fall, and that shapes are what the comment says."""
+  assert "train_step" in text or "Lowering" in text
+  if "train_step" in text:
+    losses = [float(x) for x in re.search(r"\[([\d., e-]+)\]", output).group(1).split(",")]
+    assert len(losses) == 5 and losses[-1] < losses[0]
+  if "Lowering" in text:
+    assert "(8, 16)" in output
 
 
-def test_python_blocks(blocks, run_subprocess):
-  """The programs, in one process: the one that makes the devices comes first there."""
-  python = [code for kind, code in blocks if kind == "python"]
-  devices = next(code for code in python if "virtual_cpu_devices" in code)
-  program = "\n".join([devices] + [code for code in python if code != devices])
-  result = run_subprocess(program + "\nprint(mtf.describe(train_step))\n", timeout=280)
-  losses = [float(x) for x in re.search(r"\[([\d., e-]+)\]", result.stdout).group(1).split(",")]
-  assert losses[-1] < losses[0]
-  assert "(8, 16)" in result.stdout
-  assert "batch:rows" in result.stdout or "batch" in result.stdout
+@pytest.mark.parametrize("block", PROGRAMS, ids=lambda b: str(b.number))
+def test_program_alone(block, run_subprocess, tmp_path):
+  result = run_subprocess(block.text, timeout=280, cwd=tmp_path)
+  check_program(block.text, result.stdout)
+  assert result.stderr == ""
 
 
-def test_make_targets_exist(blocks, repository):
+def test_programs_in_their_order(run_subprocess, tmp_path):
+  """In one process, as in a notebook; then what the README says of `describe`."""
+  program = "\n".join(b.text for b in PROGRAMS)
+  described = re.search(r"`(print\(mtf\.describe\(.*?\)\))`", README).group(1)
+  result = run_subprocess(f"{program}\n{described}\n", timeout=280, cwd=tmp_path)
+  check_program(program, result.stdout)
+  assert "batch:rows" in result.stdout and "hidden:cols" in result.stdout
+  assert result.stderr == ""
+
+
+def test_make_targets_exist(repository):
   makefile = (repository / "Makefile").read_text()
-  commands = [c for kind, code in blocks if kind == "sh" for c in code.splitlines()]
-  targets = [c.split()[1] for c in commands if c.startswith("make ")]
+  targets = [c.split()[2] for c in COMMANDS if c.startswith("make -n ")]
   assert targets == ["demo", "test"]
   for target in targets:
     assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
-def test_training_command(blocks, run_subprocess, tmp_path):
-  """The trainer's command line, as it stands but for the folder, the text and the steps."""
-  code = next(c for kind, c in blocks if kind == "sh" and "transformer.main" in c)
-  command = shlex.split(code.replace("\\\n", " "))
-  assert command[0] == "python"
-  text = tmp_path / "input.txt"
-  text.write_text("All the world's a stage, and all the men and women merely players. " * 40)
-  small = ["num_layers = 1", "d_model = 32", "d_ff = 32", "run.report_every = 1"]
-  small += ["run.train_steps = 4", "run.iterations_per_loop = 2"]
-  arguments = [
-    a.replace("/tmp/shakespeare", str(tmp_path / "m")).replace("input.txt", str(text))
-    for a in command[1:]
-  ]
-  result = run_subprocess(
-    arguments + [f"--gin_param={b}" for b in small], timeout=280, cwd=tmp_path
-  )
-  assert "step       4/4  loss" in result.stdout
+@pytest.mark.parametrize(
+  ("program", "says"),
+  [
+    ("mesh_tensorflow.transformer.main", "step       4/4  loss"),
+    ("mesh_tensorflow.examples.toy_model", "eval loss"),
+    ("mesh_tensorflow.examples.mnist", "accuracy on"),
+  ],
+)
+def test_command(program, says, run_subprocess, tmp_path):
+  """As it stands, but for `fresh_install.SMALLER`, and in an empty folder."""
+  (command,) = (c for c in COMMANDS if program in c)
+  words = shlex.split(command, comments=True)
+  assert words[:3] == ["python", "-m", program]
+  result = run_subprocess(words[1:], timeout=280, cwd=tmp_path)
+  assert says in result.stdout
+  assert not any(text in result.stderr for text in fresh_install.NOISE)
 
 
-def test_example_commands(blocks, run_subprocess, tmp_path, repository):
-  """The examples' command lines, as they stand but for fewer steps and less data."""
-  lines = [c for kind, code in blocks if kind == "sh" for c in code.splitlines()]
-  commands = [shlex.split(c, comments=True) for c in lines if c.startswith("python examples/")]
-  small = {
-    "examples/toy_model.py": ["--train_steps", "200"],
-    "examples/mnist.py": [
-      *("--made_examples", "400", "--hidden_size", "16", "--train_epochs", "1"),
-      *("--model_dir", str(tmp_path / "model"), "--data_dir", str(tmp_path)),
-    ],
-  }
-  assert [c[1] for c in commands] == list(small)
-  for command in commands:
-    result = run_subprocess(command[1:] + small[command[1]], timeout=150, cwd=repository)
-    assert "loss" in result.stdout
+def test_every_python_command_is_run():
+  assert len([c for c in COMMANDS if c.startswith("python ")]) == 3
 
 
-def test_layout_that_the_examples_section_names(blocks, run_subprocess, repository):
-  text = (repository / "README.md").read_text()
-  flags = shlex.split(re.search(r"`(--mesh_shape .*?)`", text).group(1))
+def test_layout_that_the_examples_section_names(run_subprocess, repository):
+  flags = shlex.split(re.search(r"`(--mesh_shape .*?)`", README).group(1))
   result = run_subprocess(
     ["examples/toy_model.py", *flags, "--train_steps", "20", "--iterations", "10"],
     timeout=150,
     cwd=repository,
   )
   assert "layout batch:rows,hidden_odd:cols" in result.stdout
+
+
+def test_gin_files_that_the_readme_names(repository):
+  named = re.findall(r"--gin_file=([\w/]+\.gin)", README)
+  assert len(named) >= 3
+  for name in named:
+    assert (repository / "gin" / name).is_file(), name
