@@ -67,6 +67,10 @@ class VariableError(MeshError, ValueError):
   """A variable is asked for with another shape or dtype, or does not exist."""
 
 
+class DivisionError(MeshError, ValueError, ZeroDivisionError):
+  """A division by the number zero."""
+
+
 class GradientError(MeshError, ValueError):
   """A gradient was asked for that does not exist."""
 
@@ -84,7 +88,13 @@ class WorkerLostError(CollectiveError):
 
 
 class CheckpointError(MeshError, ValueError):
-  """A checkpoint is missing, damaged, or of another model."""
+  """A checkpoint is missing, damaged, or of another model.
+
+  Attributes:
+    details: all names, where the text has the first ones of many.
+  """
+
+  details = ""
 
 
 class DamagedCheckpointError(CheckpointError):

@@ -32,11 +32,13 @@ class Keeping:
     max_to_keep: the newest so many; None: all.
     every: of the others, one for each so many seconds; None: none.
     since: when this began, in seconds.
+    told: whether a warning said that the disk has no room for one more than are kept.
   """
 
   max_to_keep: int | None
   every: float | None
   since: float
+  told: bool = False
 
   def add(self, state: files.State | None, path: str) -> tuple[files.State, list[str]]:
     """The state of a folder when a checkpoint is written, and those that are too old then.
@@ -138,10 +140,12 @@ def make_room(
     left.remove(old)
     if not any(map(_is_good, left[::-1])):
       break
-    _LOG.warning(
-      "%s is deleted before %s is saved: the disk has no room for both",
+    _LOG.log(
+      logging.INFO if keeping.told else logging.WARNING,
+      "%s is deleted before %s is saved, not after: the disk has no room for both",
       old, os.path.basename(path),
     )  # fmt: skip
+    keeping.told = True
     files.remove_checkpoint(directory, old)
   if _fits(directory, needed):
     return None
@@ -170,7 +174,7 @@ def is_full(error: BaseException) -> bool:
 
 def advice(max_to_keep: int | None) -> str:
   """What can be done where a disk is full."""
-  kept = "all are kept" if max_to_keep is None else f"{max_to_keep} are kept"
+  kept = "all" if max_to_keep is None else max_to_keep
   return (
     f"free some space, keep fewer checkpoints (run.keep_checkpoint_max, Checkpointer's "
     f"max_to_keep: now {kept}), or use a folder on another disk"

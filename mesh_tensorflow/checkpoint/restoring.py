@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import workers
-from mesh_tensorflow.checkpoint import files, reader, verification
+from mesh_tensorflow.checkpoint import files, mismatch, reader, verification
 from mesh_tensorflow.checkpoint.files import INDEX, MANIFEST
 from mesh_tensorflow.checkpoint.meeting import of_chief, raise_together
 from mesh_tensorflow.checkpoint.verification import Damage, all_damaged, damaged_error
@@ -52,15 +52,11 @@ class Restored:
     renamed = [f"{n} (as {there})" for n, there in self.matched.items() if n != there]
     return "\n".join(
       lines
-      + _listed("of these under another name", renamed)
-      + _listed("not in the checkpoint, unchanged", self.missing)
-      + _listed("of another shape or kind, unchanged", self.mismatched)
-      + _listed("in the checkpoint, not used", self.unused)
+      + mismatch.listed("of these under another name", renamed)
+      + mismatch.listed("not in the checkpoint, unchanged", self.missing)
+      + mismatch.listed("of another shape or kind, unchanged", self.mismatched)
+      + mismatch.listed("in the checkpoint, not used", self.unused)
     )
-
-
-def _listed(title: str, names: Sequence[str]) -> list[str]:
-  return [f"  {title} ({len(names)}):", *(f"    {n}" for n in names)] if names else []
 
 
 # ------------------------------------------------------------------------- finding
@@ -190,10 +186,10 @@ def restore(
       comparison = _compare(found, wanted)
       strict = _compare_strictly(found, comparison, wanted, model)
       allowed = (ignore_missing, ignore_unexpected, ignore_mismatched)
-      wrong = [lines for lines, ignored in zip(strict, allowed) if not ignored]
+      wrong = [[] if ignored else names for names, ignored in zip(strict, allowed)]
       if any(wrong):
-        lines = [line for group in wrong for line in group]
-        raise CheckpointError("\n".join([f"checkpoint {checkpoint} is not of this model:", *lines]))
+        changes = [_changes(found, *wanted[n]) for n in comparison.mismatched]
+        raise mismatch.error(checkpoint, *wrong, changes if wrong[2] else [])
       result = _read(checkpoint, found, comparison, wanted)
     except CheckpointError as e:
       error = e
@@ -240,7 +236,7 @@ def _compare_strictly(
   wanted: Mapping[str, tuple[str, StoredVariable]],
   model: Set[str],
 ) -> tuple[list[str], list[str], list[str]]:
-  """Lines about what is missing, unexpected, and mismatched; each empty if nothing is."""
+  """What is missing, unexpected, and mismatched, with shapes."""
 
   def label(name: str) -> str:
     there = wanted[name][0]
@@ -250,11 +246,17 @@ def _compare_strictly(
   known = {there for there, _ in wanted.values()} | model
   unexpected = [f"{n} {found[n].shape}" for n in _own_names(found) if n not in known]
   mismatched = [f"{label(n)}: {what}" for n, what in comparison.mismatched.items()]
-  return (
-    _listed("missing in the checkpoint", missing),
-    _listed("in the checkpoint but not in the model", unexpected),
-    _listed("of another shape or kind", mismatched),
-  )
+  return missing, unexpected, mismatched
+
+
+def _changes(
+  found: Mapping[str, tf.TensorSpec], there: str, stored: StoredVariable
+) -> list[mismatch.Change] | None:
+  """The dimensions of a variable that have another size in a checkpoint; None if it is not that."""
+  old = found[there].shape.as_list()
+  if len(old) != len(stored.shape.dims) or found[there].dtype == tf.string:
+    return None
+  return [(d.name, n, d.size) for d, n in zip(stored.shape.dims, old) if d.size != n]
 
 
 def _own_names(found: Mapping[str, tf.TensorSpec]) -> list[str]:
