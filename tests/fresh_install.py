@@ -22,6 +22,7 @@ import importlib.metadata
 import os
 import pathlib
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -145,18 +146,21 @@ def _commands(place: str) -> list[Trial]:
   own = {"mymod.py": "import gin\n\n\n@gin.configurable\ndef my_thing(x=1):\n  return x\n"}
   module = ["--module_import=mymod", "--gin_param=my_thing.x = 3"]
   version = _version()
-  made = [
-    Trial("--version", place, ["mesh-transformer", "--version"], says=[version, "TensorFlow"]),
-    Trial("launch --help", place, ["mesh-transformer-launch", "--help"], says=["--workers"]),
-    Trial("no flags", place, ["mesh-transformer"], code=2, says=["usage: mesh-transformer"]),
-    Trial("no --model_dir", place, ["mesh-transformer", *_STEPS], code=2, says=["--model_dir"]),
-  ]
-  for name, program in [
-    ("mesh-transformer", ["mesh-transformer"]),
-    ("python -m", ["python", "-m", "mesh_tensorflow.transformer.main"]),
-  ]:
-    told = ["--model_dir", "--gin_file", "--module_import"]
-    made.append(Trial(f"{name} --help", place, [*program, "--help"], says=told))
+  ways = {
+    "mesh-transformer": ["mesh-transformer"],
+    "python -m": ["python", "-m", "mesh_tensorflow.transformer.main"],
+  }
+  made = []
+  if place == "folder":
+    help_says = ["--model_dir", "--gin_file", "--module_import"]
+    made = [
+      Trial("--version", place, ["mesh-transformer", "--version"], says=[version, "TensorFlow"]),
+      *(Trial(f"{n} --help", place, [*way, "--help"], says=help_says) for n, way in ways.items()),
+      Trial("launch --help", place, ["mesh-transformer-launch", "--help"], says=["--workers"]),
+      Trial("no flags", place, ["mesh-transformer"], code=2, says=["usage: mesh-transformer"]),
+      Trial("no --model_dir", place, ["mesh-transformer", *_STEPS], code=2, says=["--model_dir"]),
+    ]
+  for name, program in ways.items():
     arguments = [*program, f"--model_dir=m_{name.split()[0]}", *_STEPS, *module]
     made.append(Trial(f"{name}, a module", place, arguments, files=own, says=["step       1/1"]))
   root = "clone" if place == "clone" else "site-packages"
@@ -357,7 +361,11 @@ def main() -> int:
         failed.append((trial, problem))
   for trial, problem in failed:
     print(f"\n{trial.name}, {trial.place}: {problem}")
-  print(f"fresh install: {len(chosen) - len(failed)} of {len(chosen)} ok")
+  used = resource.getrusage(resource.RUSAGE_CHILDREN)
+  print(
+    f"fresh install: {len(chosen) - len(failed)} of {len(chosen)} ok, "
+    f"{used.ru_utime + used.ru_stime:.0f} s of processor time"
+  )
   return 1 if failed or not chosen else 0
 
 

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mesh_tensorflow import exit_codes
+from mesh_tensorflow.transformer import command_line
 from mesh_tensorflow.workers import parent_watch
 
 # How long workers may take to notice that another one is gone, and to end.
@@ -219,9 +220,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser = argparse.ArgumentParser(
     prog="mesh-transformer-launch",
     description="Starts several workers of the Transformer trainer on this machine.",
-    epilog="Example: %(prog)s --workers=2 -- --model_dir=/tmp/m --gin_file=problems/stdlib_lm.gin "
+    epilog="Example: %(prog)s --workers=2 -- --model_dir=DIR --gin_file=problems/stdlib_lm.gin "
     "--gin_param=\"run.mesh_shape='batch:2,model:2'\"",
   )
+  parser.add_argument("--version", action="version", version=command_line.version())
   parser.add_argument("--workers", type=int, required=True, help="number of worker processes")
   parser.add_argument(
     "--restarts",
