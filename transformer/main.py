@@ -29,6 +29,7 @@ from absl import app, flags, logging
 from mesh_tensorflow import exit_codes, workers
 from mesh_tensorflow.errors import CheckpointError, ConfigError, MeshError, WorkerLostError
 from mesh_tensorflow.transformer import command_line, gin_config, utils
+from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.gin_config import parsing
 from mesh_tensorflow.transformer.training.trainer import make_folder
 from mesh_tensorflow.workers import loss_watch, parent_watch
@@ -76,9 +77,11 @@ def main(argv: Sequence[str]) -> None:
   model_dir = FLAGS.model_dir
   if mode != "plan":
     model_dir = command_line.checked_model_dir(model_dir)
-  if cluster.is_chief and model_dir:
-    make_folder(FLAGS.model_dir)
-    write_command(FLAGS.model_dir, sys.argv)
+  if cluster.is_chief and model_dir and mode == "train":
+    make_folder(model_dir)
+    write_command(model_dir, sys.argv)
+  elif cluster.is_chief and model_dir and mode != "plan" and tf.io.gfile.isdir(model_dir):
+    model_files.optional(model_dir, "command", lambda: write_command(model_dir, sys.argv))
   utils.run(
     tpu_job_name=FLAGS.tpu_job_name,
     tpu=FLAGS.tpu,
@@ -93,20 +96,13 @@ def write_command(model_dir: str, argv: Sequence[str]) -> None:
   """Keeps the command line in `model_dir/command`, `command.1`, ...
 
   Raises:
-    ConfigError: the folder cannot be written to.
+    StorageError: the folder cannot be written to.
   """
   name, i = os.path.join(model_dir, "command"), 0
   while tf.io.gfile.exists(name):
     i += 1
     name = os.path.join(model_dir, f"command.{i}")
-  try:
-    with tf.io.gfile.GFile(name, "w") as f:
-      f.write(" ".join(argv))
-  except tf.errors.OpError as e:
-    raise ConfigError(
-      f"cannot write in the folder {model_dir} ({e.message}): give another --model_dir, the right "
-      "to write there, or space on its disk"
-    ) from e
+  model_files.write(model_dir, name, " ".join(argv).encode())
 
 
 def _guarded(argv: Sequence[str], prefix: str = "") -> int:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint import files, folder, writer
 from mesh_tensorflow.checkpoint.meeting import of_chief, told_to_all
-from mesh_tensorflow.errors import CheckpointError
+from mesh_tensorflow.errors import CheckpointError, StorageError
 from mesh_tensorflow.workers.texts import gather_texts
 
 # Network file systems may answer from what they remember of a folder for so long.
@@ -32,7 +32,8 @@ def check(directory: str) -> None:
     directory: the folder.
 
   Raises:
-    CheckpointError: in all workers, naming those that do not see it, or cannot write there.
+    StorageError: in all workers, naming those that cannot write there.
+    CheckpointError: in all workers, naming those that do not see it.
   """
   cluster = workers.current()
   if cluster.size == 1:
@@ -70,7 +71,7 @@ def _wait_for(paths: list[str]) -> str:
 def _problem_of(attempt: Callable[[], str | None]) -> str:
   try:
     return attempt() or ""
-  except (tf.errors.OpError, OSError) as e:
+  except (tf.errors.OpError, OSError, StorageError) as e:
     return writer.reason(e)
 
 
@@ -86,7 +87,7 @@ def _agree(directory: str, problem: str) -> None:
     return
   workers.barrier()  # Nobody leaves before all have heard of it.
   if others:
-    raise told_to_all(CheckpointError(f"cannot write checkpoints in {directory}: {others[0]}"))
+    raise told_to_all(StorageError(f"cannot write checkpoints in {directory}: {others[0]}"))
   missed = "the others write" if unseeing == [0] else f"{cluster.name(0)} writes"
   raise told_to_all(
     CheckpointError(

@@ -253,7 +253,8 @@ def reason(error: Exception) -> str:
   if isinstance(error, StorageError):
     return str(error)
   text = error.message if isinstance(error, tf.errors.OpError) else str(error)
-  text = re.sub(r"^\{\{\w+ \S+\}\} ", "", text)  # TensorFlow's name of an operation.
+  # TensorFlow's name of an operation, before and behind.
+  text = re.sub(r"^\{\{\w+ \S+\}\} | \[Op:\w+\].*$", "", text)
   return f"{text} ({type(error).__name__})"
 
 

@@ -30,7 +30,7 @@ def test_a_failed_checkpoint_is_every_workers_error(tmp_path, monkeypatch):
     assert group.wait() == [1, 1, 1], "\n".join(group.text(i) for i in range(3))
     for i in range(3):
       assert re.search(
-        rf"worker {i}/3: CheckpointError: cannot write checkpoint model.ckpt-4 in {folder}: "
+        rf"worker {i}/3: StorageError: cannot write checkpoint model.ckpt-4 in {folder}: "
         r"worker 1 \(127.0.0.1:\d+\): .*No space left on device",
         last_line(group, i),
       ), group.text(i)

@@ -182,7 +182,7 @@ def write_lines_to_file(lines: Sequence[Any], filename: str, *, inside: str | No
     model_files.write(inside, filename, "".join(texts).encode())
     return
   folder = os.path.dirname(filename)
-  with model_files.errors_of_writing(folder or ".", os.path.basename(filename)):
+  with model_files.errors_of_writing(folder or ".", os.path.basename(filename), "file name"):
     if folder:
       tf.io.gfile.makedirs(folder)
     with tf.io.gfile.GFile(filename, "w") as f:

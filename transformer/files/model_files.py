@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
@@ -37,51 +37,75 @@ def write(model_dir: str, path: str, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def errors_of_writing(model_dir: str, what: str) -> Iterator[None]:
+def errors_of_writing(place: str, what: str, setting: str = "--model_dir") -> Iterator[None]:
   """Inside it, what a disk says becomes a `StorageError` that names the folder.
 
   Args:
-    model_dir: the folder.
+    place: the folder.
     what: is written, for the message.
+    setting: what names the folder.
   """
   try:
     yield
   except (tf.errors.OpError, OSError) as e:
     raise StorageError(
-      f"cannot write {what} in the folder {model_dir} ({writer.reason(e)}): give another "
-      "--model_dir, the right to write there, or space on its disk"
+      f"cannot write {what} in the folder {place} ({writer.reason(e)}): give another "
+      f"{setting}, the right to write there, or space on its disk"
     ) from e
 
 
-@contextlib.contextmanager
-def optional(model_dir: str, what: str) -> Iterator[None]:
-  """Inside it, files are written that a run can do without: evaluation scalars, its command line.
+def optional(model_dir: str, what: str, write_it: Callable[[], None]) -> bool:
+  """Writes what a run can do without: scalars, texts that were evaluated, the command line.
 
-  If they cannot be, the block ends, and the first time a warning says so.
+  If it cannot be written, a warning says so, once for a folder, and the run goes on.
 
   Args:
     model_dir: the folder.
     what: is written, for the warning.
+    write_it: writes it.
+
+  Returns:
+    Whether it is written.
   """
   try:
     with errors_of_writing(model_dir, what):
-      yield
+      write_it()
   except StorageError as e:
     if model_dir not in _warned:
       _warned.add(model_dir)
-      _LOG.warning("%s. The run goes on without this and other notes in that folder", e)
+      _LOG.warning("%s. The run goes on without it, and without others of its notes there", e)
+    return False
+  return True
 
 
-def inside(model_dir: str | None, path: str) -> str:
-  """A folder for files of a run; if it is inside the model's, no link in that leads out of it.
+def notes(model_dir: str, place: str, what: str, write_it: Callable[[str | None], None]) -> None:
+  """Writes notes of an evaluation into a folder.
+
+  Those in the folder of the model are optional, and a link in it that leads elsewhere is refused,
+  as a disk that cannot be written to is; another folder was named by a user, who gets an error.
 
   Args:
-    model_dir: the folder of the model, or None.
-    path: the folder in it that a run chose; one that a user chose may be anywhere.
+    model_dir: the folder of the model.
+    place: where they go.
+    what: they are, for messages.
+    write_it: writes them; called with the folder in which all must be, or None.
 
   Raises:
-    StorageError: a link leads out.
+    StorageError: they cannot be written into a folder of a user's.
   """
-  if model_dir:
-    folder.inside(model_dir, os.path.join(path, "any"))
-  return path
+  if not _is_own(model_dir, place):
+    with errors_of_writing(place, what, "folder"):
+      write_it(None)
+    return
+
+  def write_inside() -> None:
+    folder.inside(model_dir, os.path.join(place, "any"))
+    write_it(model_dir)
+
+  optional(model_dir, what, write_inside)
+
+
+def _is_own(model_dir: str, place: str) -> bool:
+  """Whether a folder is that of the model, or one in it by its name."""
+  own, other = (p if "://" in p else os.path.abspath(p) for p in (model_dir, place))
+  return f"{other.rstrip('/')}/".startswith(f"{own.rstrip('/')}/")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import gin
@@ -22,8 +22,12 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 # Steps that do not name a checkpoint, but stand for what is in the folder now, or will be.
 _ALL, _NEW = "all", "new"
 
+_MODULE = "mesh_tensorflow.transformer.utils"
+_ITERATOR = f"{_MODULE}.get_checkpoint_iterator"
+_STEPS_SHOWN = 20  # In an error.
 
-@gin.configurable(module="mesh_tensorflow.transformer.utils")
+
+@gin.configurable(module=_MODULE)
 def get_checkpoint_iterator(
   checkpoint_step: Any,
   model_dir: str,
@@ -39,7 +43,8 @@ def get_checkpoint_iterator(
     model_dir: the folder.
     skip_until: for "all" and "new": only checkpoints after this step.
     stop_after: for "new": end after the first checkpoint of at least this step.
-    find_closest: whether a step without checkpoint stands for the closest one.
+    find_closest: whether a step without checkpoint stands for the closest one. (The modes of
+      `run` say False, unless gin binds it.)
 
   Raises:
     CheckpointError: there is no such checkpoint.
@@ -68,10 +73,51 @@ def get_checkpoint_iterator(
   else:
     found = [w for w in wanted if w in steps]
     if not found:
-      raise CheckpointError(
-        f"there is no checkpoint of step {checkpoint_step} in {model_dir}; there are {steps}"
-      )
+      raise _missing(wanted, steps, model_dir)
   return [path(s) for s in found]
+
+
+def _missing(wanted: Sequence[int], steps: Sequence[int], model_dir: str) -> CheckpointError:
+  """The error for steps of which a folder has no checkpoint."""
+  if not steps:
+    return CheckpointError(f"there is no checkpoint (model.ckpt-<step>) in {model_dir}")
+  what = f"step {wanted[0]}" if len(wanted) == 1 else f"steps {', '.join(map(str, wanted))}"
+  return CheckpointError(
+    f"there is no checkpoint of {what} in {model_dir}; there are those of {_listed(steps)}. Give "
+    "one of these, or None for the newest"
+  )
+
+
+def _listed(steps: Sequence[int]) -> str:
+  """Steps, those in the middle left out if there are many."""
+  half = _STEPS_SHOWN // 2
+  if len(steps) <= _STEPS_SHOWN:
+    return ", ".join(map(str, steps))
+  ends = [", ".join(map(str, part)) for part in (steps[:half], steps[-half:])]
+  return f"{ends[0]}, ... {ends[1]} ({len(steps)} of them)"
+
+
+def named_checkpoints(checkpoint_step: Any, model_dir: str) -> Iterable[str | None]:
+  """`get_checkpoint_iterator` of steps that a user named: all must be there.
+
+  Unless gin binds `find_closest`.
+
+  Args:
+    checkpoint_step: see `get_checkpoint_iterator`.
+    model_dir: the folder.
+
+  Raises:
+    CheckpointError: there is none of a step; the error lists those that are there.
+  """
+  if "find_closest" in gin.get_bindings(_ITERATOR, resolve_references=False):
+    return get_checkpoint_iterator(checkpoint_step, model_dir)
+  named = checkpoint_step if isinstance(checkpoint_step, (list, tuple)) else [checkpoint_step]
+  if checkpoint_step != -1 and all(isinstance(n, int) for n in named):
+    steps = by_chief(lambda: _steps_in(model_dir))
+    missing = [n for n in named if n not in steps]
+    if missing:
+      raise _missing(missing, steps, model_dir)
+  return get_checkpoint_iterator(checkpoint_step, model_dir, find_closest=False)
 
 
 def _steps_in(model_dir: str) -> list[int]:
@@ -133,12 +179,13 @@ def restored_checkpoints(
 
   Raises:
     ConfigError: there is none.
+    CheckpointError: there is none of a step that was asked for; the error lists those that are.
     DamagedCheckpointError: one that was asked for by its step or path is damaged; or all are.
   """
   step = -1 if checkpoint_step is None else checkpoint_step
   may_skip = not paths and step in (_ALL, _NEW)
   restored, left_out = 0, []
-  for path in paths or get_checkpoint_iterator(step, model_dir):
+  for path in paths or named_checkpoints(step, model_dir):
     if path is None:
       break
     try:

@@ -21,6 +21,7 @@ from mesh_tensorflow.transformer.data.text_io import (
   targets_vocabulary,
   write_lines_to_file,
 )
+from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.modes.checkpoints import restored_checkpoints
 from mesh_tensorflow.transformer.modes.input_fns import examples_input_fn
 from mesh_tensorflow.transformer.modes.scoring import score_with_estimator
@@ -147,8 +148,8 @@ def eval_model(
     for texts in cached:
       base = os.path.join(folder, texts.dataset.name)
       if texts.inputs:
-        write_lines_to_file(texts.inputs, f"{base}_inputs")
-      write_lines_to_file(texts.targets, f"{base}_targets")
+        _note_lines(model_dir, texts.inputs, f"{base}_inputs")
+      _note_lines(model_dir, texts.targets, f"{base}_targets")
   longest = {k: max(t.longest(k) for t in cached) for k in ("inputs", "targets")}
   if sequence_length is None:
     sequence_length = {k: max(n, 1) for k, n in longest.items()}
@@ -170,19 +171,30 @@ def eval_model(
         for output, example in zip(outputs, texts.examples)
       ]
       if output_eval_examples:
-        write_lines_to_file(predictions, os.path.join(folder, f"{name}_{step}_predictions"))
+        _note_lines(model_dir, predictions, os.path.join(folder, f"{name}_{step}_predictions"))
       metrics: dict[str, float] = {}
       for metric_fn in texts.dataset.metric_fns:
         metrics.update(_as_dict(metric_fn(texts.targets, predictions)))
       results[name] = metrics
-      write_scalars(folder, step, {f"eval/{name}/{k}": v for k, v in metrics.items()})
       numbers = "  ".join(f"{k} {v:.2f}" for k, v in metrics.items())
       done = "scored" if eval_with_score else "decoded"
       print(
         f"step {step}  {name}: {numbers}  ({len(predictions):,} texts {done} in {seconds:.1f} s)",
         flush=True,
       )
+      scalars = {f"eval/{name}/{k}": v for k, v in metrics.items()}
+      write_scalars(folder, step, scalars, model_dir=model_dir)
   return results
+
+
+def _note_lines(model_dir: str, lines: Sequence[Any], filename: str) -> None:
+  """Writes texts that were evaluated, one a line; see `model_files.notes`."""
+  model_files.notes(
+    model_dir,
+    os.path.dirname(filename),
+    os.path.basename(filename),
+    lambda inside: write_lines_to_file(lines, filename, inside=inside),
+  )
 
 
 def _decodes(
@@ -285,13 +297,12 @@ def perplexity_eval(
       folder = eval_summary_dir or os.path.join(model_dir, f"eval_{name}_{dataset_split}_{count}")
       if eval_dir_suffix:
         folder += f"_{eval_dir_suffix}"
-      write_scalars(
-        folder, estimator.global_step, {f"eval/{name}/{k}": v for k, v in metrics.items()}
-      )
       print(
         f"step {estimator.global_step}  {name}: loss {metrics['loss']:.4f} nats  "
         f"{metrics['bits_per_token']:.4f} bits/token  accuracy {metrics['token_accuracy']:.4f}  "
         f"({metrics['num_eval_tokens']:,.0f} tokens)",
         flush=True,
       )
+      scalars = {f"eval/{name}/{k}": v for k, v in metrics.items()}
+      write_scalars(folder, estimator.global_step, scalars, model_dir=model_dir)
   return results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data.encoding import vocabulary_of
 from mesh_tensorflow.transformer.data.text_io import write_lines_to_file
+from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
 _MODULE = "mesh_tensorflow.transformer.utils"
@@ -77,14 +79,18 @@ def save_scores_to_tfrecords(
     scores_filename: first part of the file's name.
     shard_idx: number of the file.
     save_ids_only: of `input`, only what is before the first blank: an identifier.
+
+  Raises:
+    StorageError: the file cannot be written.
   """
   if not workers.current().is_chief:
     return
   path = f"{scores_filename}_{shard_idx}.tfrecord"
   folder = path.rpartition("/")[0]
-  if folder:
-    tf.io.gfile.makedirs(folder)
-  with tf.io.TFRecordWriter(path) as writer:
+  with (
+    model_files.errors_of_writing(folder or ".", os.path.basename(path), "scores_filename"),
+    _record_writer(path, folder) as writer,
+  ):
     for result in results:
       texts = add_pretokenized(dict(result), vocabulary)
       given = texts.get("targets_neg_pretokenized", texts.get("inputs_pretokenized", ""))
@@ -99,6 +105,12 @@ def save_scores_to_tfrecords(
       }
       example = tf.train.Example(features=tf.train.Features(feature=features))
       writer.write(example.SerializeToString(deterministic=True))
+
+
+def _record_writer(path: str, folder: str) -> tf.io.TFRecordWriter:
+  if folder:
+    tf.io.gfile.makedirs(folder)
+  return tf.io.TFRecordWriter(path)
 
 
 def add_pretokenized(examples: Any, vocabulary: Any) -> Any:

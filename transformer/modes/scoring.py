@@ -18,7 +18,7 @@ from mesh_tensorflow.transformer.data.text_io import (
   get_inputs_from_file,
   targets_vocabulary,
 )
-from mesh_tensorflow.transformer.modes.checkpoints import get_checkpoint_iterator
+from mesh_tensorflow.transformer.modes.checkpoints import named_checkpoints
 from mesh_tensorflow.transformer.modes.input_fns import combined_dataset_input_fn
 from mesh_tensorflow.transformer.modes.score_files import save_scores, save_scores_to_tfrecords
 
@@ -148,7 +148,7 @@ def _results(
   step = -1 if checkpoint_step is None else checkpoint_step
   if step == "new":
     raise ConfigError("scores are of exactly one checkpoint, not of new ones as they appear")
-  paths = list(get_checkpoint_iterator(step, model_dir))
+  paths = list(named_checkpoints(step, model_dir))
   if len(paths) != 1 or paths[0] is None:
     found = f"there are {len(paths)} of {checkpoint_step!r}" if len(paths) > 1 else "there is none"
     raise ConfigError(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tqdm
 
 from mesh_tensorflow import workers
+from mesh_tensorflow.transformer.files import model_files
 
 
 class TrainingProgress:
@@ -42,7 +45,10 @@ class TrainingProgress:
     self._tokens_per_step = tokens_per_step
     self._report_every = report_every
     self._quiet = quiet
-    self._writer = tf.summary.create_file_writer(summary_dir) if summary_dir else None
+    self._summary_dir = summary_dir or ""
+    self._writer: Any = None
+    if summary_dir:
+      self._try_summaries(self._open_writer)
     self._bar = tqdm.tqdm(
       total=last_step,
       initial=first_step,
@@ -123,17 +129,25 @@ class TrainingProgress:
     """Writes TensorBoard scalars."""
     self._scalars(step, values)
     if self._writer is not None:
-      self._writer.flush()
+      self._try_summaries(self._writer.flush)
 
   def _scalars(self, step: int, values: Mapping[str, float]) -> None:
     if self._writer is not None:
       with self._writer.as_default():
-        _write(step, values)
+        self._try_summaries(lambda: _write(step, values))
 
   def close(self) -> None:
     self._bar.close()
     if self._writer is not None:
-      self._writer.close()
+      self._try_summaries(self._writer.close)
+
+  def _open_writer(self) -> None:
+    self._writer = tf.summary.create_file_writer(self._summary_dir)
+
+  def _try_summaries(self, write: Callable[[], None]) -> None:
+    """Training goes on where scalars cannot be written; a checkpoint will say what is wrong."""
+    if not model_files.optional(self._summary_dir, "summaries", write):
+      self._writer = None
 
 
 # SummaryMetadata {plugin_data {plugin_name: "scalars"} data_class: DATA_CLASS_SCALAR}. With it
@@ -142,18 +156,39 @@ _SCALAR_METADATA = b"\x0a\x09\x0a\x07scalars\x20\x01"
 
 
 def _write(step: int, values: Mapping[str, float]) -> None:
+  # TensorFlow keeps the tensor of every Python number that it was given, for ever; of arrays not.
+  at = tf.constant(np.array(step, np.int64))
   for name, value in values.items():
-    tf.summary.write(name, tf.constant(value, tf.float32), step=step, metadata=_SCALAR_METADATA)
+    tf.summary.write(name, np.array(value, np.float32), step=at, metadata=_SCALAR_METADATA)
 
 
-def write_scalars(folder: str, step: int, values: Mapping[str, float]) -> None:
-  """Writes TensorBoard scalars into a new event file in a folder. Of workers, only the chief."""
+def write_scalars(
+  folder: str, step: int, values: Mapping[str, float], *, model_dir: str | None = None
+) -> None:
+  """Writes TensorBoard scalars into a new event file in a folder. Of workers, only the chief.
+
+  Args:
+    folder: where to.
+    step: of the values.
+    values: by name.
+    model_dir: the folder of the model; see `model_files.notes`.
+
+  Raises:
+    StorageError: they cannot be written, and are not optional.
+  """
   if not workers.current().is_chief:
     return
-  writer = tf.summary.create_file_writer(folder)
-  with writer.as_default():
-    _write(step, values)
-  writer.close()
+
+  def write(_: str | None) -> None:
+    writer = tf.summary.create_file_writer(folder)
+    with writer.as_default():
+      _write(step, values)
+    writer.close()
+
+  if model_dir is None:
+    write(None)
+  else:
+    model_files.notes(model_dir, folder, "summaries", write)
 
 
 def _duration(seconds: float) -> str:
