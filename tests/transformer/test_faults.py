@@ -186,8 +186,10 @@ def test_a_lock_on_a_full_disk(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_made(tmp_path):
   (tmp_path / "file").write_text("")
-  with pytest.raises(errors.ConfigError, match="cannot make the folder .*file/model .*--model_dir"):
-    training_program.make_trainer(model_dir=str(tmp_path / "file" / "model"))
+  trainer = training_program.make_trainer(model_dir=str(tmp_path / "file" / "model"))
+  words = "cannot make the folder .*file/model .*--model_dir"
+  with pytest.raises(errors.StorageError, match=words):
+    trainer.train(training_program.dataset, 4)
 
 
 def test_a_full_disk_stops_training_and_leaves_what_was_saved(tmp_path, monkeypatch, cpu_devices):
@@ -200,7 +202,7 @@ def test_a_full_disk_stops_training_and_leaves_what_was_saved(tmp_path, monkeypa
 
   monkeypatch.setattr(writer.Job, "_write_parts", full)
   trainer = training_program.make_trainer(model_dir=str(tmp_path), save_checkpoints_steps=4)
-  with pytest.raises(errors.CheckpointError, match=r"model.ckpt-8 in .*No space left on device"):
+  with pytest.raises(errors.StorageError, match=r"model.ckpt-8 in .*No space left on device"):
     trainer.train(training_program.dataset, 100)
   assert steps_saved(tmp_path) == [4]
   assert checkpoint.verify(str(tmp_path / "model.ckpt-4")) == []
@@ -223,7 +225,7 @@ def test_a_file_that_cannot_grow(tmp_path):
     preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)),
   )
   assert run.returncode == exit_codes.STORAGE, run.stdout + run.stderr
-  assert "CheckpointError: cannot write checkpoint model.ckpt-4" in run.stderr.splitlines()[-1]
+  assert "StorageError: cannot write checkpoint model.ckpt-4" in run.stderr.splitlines()[-1]
   assert "File too large" in run.stderr.splitlines()[-1]
   assert not steps_saved(folder) and not list(folder.glob("*.data-*"))
   program.run(1, arguments)  # With more space it goes well.

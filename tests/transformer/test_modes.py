@@ -240,8 +240,8 @@ def test_decode_from_dataset(folder, tmp_path):
   ("more", "error", "text"),
   [
     (["run.mode = 'export'"], errors.ConfigError, "export_path is not bound"),
-    (["run.mode = 'export'", "run.export_path = '{folder}/pairs.tsv'"], errors.ConfigError,
-     "pairs.tsv' cannot be written to"),
+    (["run.mode = 'export'", "run.export_path = '{folder}/pairs.tsv'"], errors.StorageError,
+     "cannot write a SavedModel in the folder .*pairs.tsv .*another run.export_path"),
     (["run.mode = 'score_from_dataset'", "score_from_dataset.score_postprocess_fn = None"],
      errors.ConfigError, "score_postprocess_fn is None; bind .*@save_scores"),
     (["run.mode = 'score'"], errors.ConfigError, "'score'.*score_from_strings"),

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import gin
-import tensorflow as tf
 from absl import flags
 
 from mesh_tensorflow.errors import ConfigError, MeshError
+from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.gin_config import contradictions as gin_contradictions
 from mesh_tensorflow.transformer.gin_config import names as gin_names
 from mesh_tensorflow.transformer.gin_config import operative as gin_operative
@@ -162,11 +162,8 @@ def write_operative_config(model_dir: str | None) -> None:
   """Writes `operative_config_str()` beside the checkpoints, as `operative_config.gin`."""
   if not model_dir:
     return
-  tf.io.gfile.makedirs(model_dir)
   path = os.path.join(model_dir, "operative_config.gin")
-  with tf.io.gfile.GFile(f"{path}.tmp", "w") as f:
-    f.write(operative_config_str())
-  tf.io.gfile.rename(f"{path}.tmp", path, overwrite=True)
+  model_files.write(model_dir, path, operative_config_str().encode())
 
 
 def warn_of_unused_scopes() -> None:

@@ -24,7 +24,7 @@ from mesh_tensorflow.transformer.meshes.batching import (
   resolve_steps,
 )
 from mesh_tensorflow.transformer.modes import plan
-from mesh_tensorflow.transformer.modes.checkpoints import get_checkpoint_iterator
+from mesh_tensorflow.transformer.modes.checkpoints import named_checkpoints
 from mesh_tensorflow.transformer.modes.estimator import get_estimator, train_model
 from mesh_tensorflow.transformer.modes.evaluation import eval_model, perplexity_eval
 from mesh_tensorflow.transformer.modes.scoring import score_from_dataset, score_from_strings
@@ -110,7 +110,7 @@ def run(
   mode: str = "train",
   iterations_per_loop: int = 100,
   save_checkpoints_steps: int = 5000,
-  keep_checkpoint_max: int | None = None,
+  keep_checkpoint_max: int | None = 5,
   eval_summary_dir: str | None = None,
   batch_size: Any = ("tokens_per_replica", 2048),
   train_steps: Any = auto_train_steps,
@@ -168,7 +168,7 @@ def run(
       "plan" (print what training needs on each processor, without doing it).
     iterations_per_loop: training steps in one call of the compiled program.
     save_checkpoints_steps: steps between checkpoints.
-    keep_checkpoint_max: number of checkpoints to keep; None: all.
+    keep_checkpoint_max: number of checkpoints to keep, the newest; None: all.
     eval_summary_dir: see `eval_model` and `perplexity_eval`.
     batch_size: number of sequences, or see `compute_batch_size`.
     train_steps: the absolute step at which training ends, or a function of batch size and
@@ -313,7 +313,7 @@ def run(
   if mode.startswith("export"):
     path = None
     if export_checkpoint_step:
-      path = next(iter(get_checkpoint_iterator(export_checkpoint_step, model_dir)))
+      path = next(iter(named_checkpoints(export_checkpoint_step, model_dir)))
     exported = export_model(
       estimator,
       export_path,

@@ -14,6 +14,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.lowering import RUN_COUNTER
 from mesh_tensorflow.transformer.data.encoding import vocabulary_of, with_eos
+from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.programs import prediction
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 
@@ -94,11 +95,10 @@ def save(
   module.serve = tf.function(serve, autograph=False)
   specs = {n: _input_spec(n, vocabulary) for n in names}
   path = _new_folder(folder)
-  try:
+  signature = module.serve.get_concrete_function(**specs)
+  with model_files.errors_of_writing(folder, "a SavedModel", "run.export_path"):
     tf.io.gfile.makedirs(path)
-  except tf.errors.OpError as e:
-    raise ConfigError(f"run.export_path {folder!r} cannot be written to: {e.message}") from e
-  tf.saved_model.save(module, path, signatures=module.serve.get_concrete_function(**specs))
+    tf.saved_model.save(module, path, signatures=signature)
   return path
 
 

@@ -16,7 +16,13 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import workers
-from mesh_tensorflow.errors import CheckpointError, ConfigError, DataError, WorkerLostError
+from mesh_tensorflow.errors import (
+  CheckpointError,
+  ConfigError,
+  DataError,
+  StorageError,
+  WorkerLostError,
+)
 from mesh_tensorflow.transformer.files import records
 from mesh_tensorflow.transformer.files.by_chief import by_chief
 from mesh_tensorflow.transformer.gin_config import model_config
@@ -118,7 +124,6 @@ class Trainer(Inference):
     self.checkpointer = None
     store = self.mesh_impl.variable_store
     if model_dir:
-      make_folder(model_dir)
       self.checkpointer = checkpoint_lib.Checkpointer(
         model_dir, store, max_to_keep=keep_checkpoint_max
       )
@@ -188,6 +193,8 @@ class Trainer(Inference):
     )
     if self._optimizer is None:
       raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
+    if self.model_dir:
+      make_folder(self.model_dir)
     with contextlib.ExitStack() as stack:
       by_chief(lambda: stack.enter_context(training_lock(self.model_dir)))
       self._stop_flag.put(False)
@@ -468,12 +475,12 @@ def make_folder(path: str) -> None:
   """Makes a folder, if it is not there.
 
   Raises:
-    ConfigError: it cannot be made.
+    StorageError: it cannot be made.
   """
   try:
     tf.io.gfile.makedirs(path)
   except tf.errors.OpError as e:
-    raise ConfigError(
+    raise StorageError(
       f"cannot make the folder {path} ({e.message}): give another --model_dir, or the right to "
       "write there"
     ) from e
