@@ -92,7 +92,7 @@ def _arguments(signature: str) -> set[str]:
 def test_the_porting_guide_explains_every_changed_signature(differences, repository):
   guide = (repository / "docs" / "porting.md").read_text()
   table = guide.split("\n## Changed signatures\n")[1].split("\n## ")[0]
-  rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*) \|$", table, re.MULTILINE))
+  rows = dict(re.findall(r"^\| `([\w.-]+)` \| (.*) \|$", table, re.MULTILINE))
   changed = {}
   for tag, _, text in differences:
     if tag == "CHANGED":
