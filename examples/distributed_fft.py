@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 
+import mesh_tensorflow as mtf  # isort: skip - before TensorFlow, whose start-up notices it mutes
+
 import numpy as np
 import tensorflow as tf
-
-import mesh_tensorflow as mtf
 
 
 class SquaredMagnitude(mtf.Operation):
