@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # The tests are about virtual CPUs; test processes would also fight over the memory of a GPU.
@@ -164,6 +165,7 @@ def pytest_terminal_summary(terminalreporter) -> None:
   found = [p for r in reports if getattr(r, "when", "") == "call" for p in r.user_properties]
   families = [value for name, value in found if name == "conformance"]
   others = sum(value for name, value in found if name == "conformance_cases")
+  _tell_further_ways(terminalreporter, [v for name, v in found if name == "conformance_way"])
   if not families and not others:
     return
   kinds = ("values", "gradients", "refusals")
@@ -179,6 +181,14 @@ def pytest_terminal_summary(terminalreporter) -> None:
   write(f"conformance: {checked} values, gradients and refusals checked, in up to 4 modes.")
   write("Layouts: the (mesh, layout) pairs of the mode that has fewest; traced, an operation runs")
   write("on one of them, or on all if MTF_CONFORMANCE_DRAWS is set.")
+
+
+def _tell_further_ways(terminalreporter, ran: Sequence[Mapping[str, Any]]) -> None:
+  """The further ways to run a descriptor: how many cases of each."""
+  for way in sorted({r["way"] for r in ran}):
+    cases = {r["family"]: r["cases"] for r in ran if r["way"] == way}
+    each = ", ".join(f"{family} {n}" for family, n in sorted(cases.items()) if n)
+    terminalreporter.write_line(f"conformance, {way}: {sum(cases.values())} cases ({each})")
 
 
 def _modes(families: Sequence[Mapping[str, str]]) -> set[str]:

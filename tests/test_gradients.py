@@ -221,3 +221,101 @@ def test_gradients_that_nobody_asked_for_leave_no_operations(mesh):
   (dw,), made = mesh.graph.capture_operations(lambda: mtf.gradients([y], [w]))
   products = [op for op in made if isinstance(op, mtf.EinsumOperation)]
   assert products == [dw.operation]
+
+
+@pytest.mark.parametrize(
+  "fn",
+  [
+    lambda x: mtf.cwise(lambda p, q: p * q, [x, x]),
+    lambda x: mtf.slicewise(lambda p, q: p * q, [x, x], splittable_dims=x.shape.dims),
+  ],
+)
+def test_a_function_that_is_given_one_tensor_twice(mesh, x, fn):
+  """A tape gives one tf.Tensor that stands for both the gradient of both, twice."""
+  dx = mtf.gradients([fn(x)], [x])[0]
+  np.testing.assert_allclose(lower(mesh, dx)[0], 2 * VALUES, rtol=1e-6)
+
+
+def test_a_function_that_uses_the_imported_tensor_besides(mesh):
+  outside = tf.constant(VALUES)
+  x = mtf.import_tf_tensor(mesh, outside, [A, B])
+  dx = mtf.gradients([mtf.cwise(lambda t: t * outside, [x])], [x])[0]
+  np.testing.assert_allclose(lower(mesh, dx, layout="", shape="r:1")[0], VALUES, rtol=1e-6)
+
+
+def test_a_replicated_input_of_a_function_of_split_slices(mesh, x):
+  """Each processor has the part of the gradient that its slices of the result make."""
+  row = mtf.import_tf_tensor(mesh, VALUES[0], [B])
+  y = mtf.slicewise(
+    lambda s, t: s * t, [x, row], output_shape=x.shape, splittable_dims=x.shape.dims
+  )
+  dx = mtf.gradients([y], [row])[0]
+  np.testing.assert_allclose(lower(mesh, dx)[0], VALUES.sum(0), rtol=1e-6)
+
+
+SMOOTH = {
+  "tanh": tf.tanh, "sigmoid": tf.sigmoid, "rsqrt": tf.math.rsqrt, "sqrt": tf.sqrt, "sin": tf.sin,
+  "cos": tf.cos, "exp": tf.exp, "log": tf.math.log, "reciprocal": tf.math.reciprocal,
+  "square": tf.square, "softplus": tf.math.softplus, "swish": tf.nn.silu, "elu": tf.nn.elu,
+  "selu": tf.nn.selu, "relu": tf.nn.relu, "gelu": lambda v: tf.nn.gelu(v, approximate=True),
+  "leaky_relu": tf.nn.leaky_relu,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_third_derivatives_through_the_value_itself(mesh, name):
+  """z = y dy/dx with the value y itself as grad_ys, and two derivatives more."""
+  values = VALUES if name in ("rsqrt", "sqrt", "log", "reciprocal") else VALUES - 1.2
+  x = mtf.import_tf_tensor(mesh, values, [A, B])
+  y = getattr(mtf, name)(x)
+  found = [mtf.gradients([y], [x], grad_ys=[y])[0]]
+  for _ in range(2):
+    found += mtf.gradients([found[-1]], [x])
+  t = tf.constant(values, tf.float64)
+
+  def derivative(fn):
+    def of(v):
+      with tf.GradientTape() as tape:
+        tape.watch(v)
+        value = fn(v)
+      return tape.gradient(value, v, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+    return of
+
+  square = derivative(lambda v: tf.square(SMOOTH[name](v)) * 0.5)
+  wanted = [square(t), derivative(square)(t), derivative(derivative(square))(t)]
+  for got, want in zip(
+    lower(mesh, *[mtf.zeros_like(x) if f is None else f for f in found]), wanted
+  ):
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
+
+
+def test_a_function_that_cannot_be_differentiated_twice(mesh):
+  x = mtf.ones(mesh, [("n", 1), ("h", 2), ("w", 2), ("c", 4)])
+  y = mtf.slicewise(tf.nn.local_response_normalization, [x], splittable_dims=[], name="lrn")
+  z = mtf.gradients(mtf.gradients([y], [x]), [x])[0]
+  with pytest.raises(
+    GradientError, match=r"lrn.*TensorFlow has no gradient.*LRNGrad.*grad_function"
+  ):
+    lower(mesh, z, layout="", shape="r:1")
+
+
+def test_a_gradient_of_microbatches_that_are_given_one_tensor_twice(mesh, x):
+  graph = x.graph
+  w = mtf.get_variable(mesh, "w", [B], initializer=tf.constant_initializer(0.5))
+
+  def model(features):
+    y = mtf.reduce_sum(mtf.square(features["p"] * features["q"] * w))
+    return {"loss": y}
+
+  (dw,), _ = mtf.serialize_training_step({"p": x, "q": x}, model, A, 2)
+  graph.make_variables_untrainable(list(graph.trainable_variables))
+  np.testing.assert_allclose(lower(mesh, dw, layout="b:s")[0], (VALUES**4).sum(0), rtol=1e-5)
+
+
+def test_stacked_variables_of_one_variable_twice(mesh):
+  w = mtf.get_variable(mesh, "w", [B], initializer=tf.constant_initializer(0.5))
+  both = mtf.StackedVariable([w.operation, w.operation]).outputs[0]
+  weights = mtf.import_tf_tensor(mesh, [1.0, 10.0], [("stacked", 2)])
+  dw = mtf.gradients([mtf.square(both) * weights], [w])[0]
+  np.testing.assert_allclose(lower(mesh, dw, layout="b:s")[0], np.full([8], 11.0))

@@ -122,11 +122,15 @@ class _HalfResidual:
     mapping[self._x2] = x2
     clones, mapping = x2.graph.clone_operations(self._operations, mapping)
     fx2 = mapping.get(self._fx2, self._fx2)
-    dx2, extra = d_out1, [None] * (len(all_inputs) - 4)
+    dx1, dx2, extra = d_out2, d_out1, [None] * (len(all_inputs) - 4)
     if d_out2 is not None:
-      through_f, *extra = gradients([fx2], [x2, *all_inputs[4:]], [d_out2], operations=clones)
+      # x1, too, may be among what f uses besides.
+      sources = [x2, all_inputs[0], *all_inputs[4:]]
+      through_f, besides, *extra = gradients([fx2], sources, [d_out2], operations=clones)
       if through_f is not None:
         dx2 = through_f if dx2 is None else add(dx2, through_f)
+      if besides is not None:
+        dx1 = add(dx1, besides)
     x1_again = sub(out2, fx2) if self._wanted[0] else None
     x2_again = out1 if self._wanted[1] else None
-    return [d_out2, x1_again, dx2, x2_again, *extra]
+    return [dx1, x1_again, dx2, x2_again, *extra]

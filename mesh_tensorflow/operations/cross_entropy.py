@@ -6,9 +6,17 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow import kernels
 from mesh_tensorflow.dimensions import Dimension, Shape, list_product, no_such_dimension
 from mesh_tensorflow.errors import DTypeError, ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.operations.binary import add, multiply
+from mesh_tensorflow.operations.comparison import greater_equal, less, logical_and
+from mesh_tensorflow.operations.constants import ones_like
+from mesh_tensorflow.operations.einsum import einsum
+from mesh_tensorflow.operations.elementwise import cast
+from mesh_tensorflow.operations.reduction import broadcast
+from mesh_tensorflow.operations.softmax import reduce_logsumexp, softmax
 from mesh_tensorflow.slices import transpose_to
 
 
@@ -102,9 +110,12 @@ class SoftmaxCrossEntropyOperation(Operation):
     ]
 
   def gradient(self, grad_ys):
-    if grad_ys[0] is None:
-      return [None, None]
-    return [SoftmaxCrossEntropyGradOperation(self, grad_ys[0]).outputs[0], None]
+    dy, again, _ = grad_ys
+    dx = None if dy is None else SoftmaxCrossEntropyGradOperation(self, dy).outputs[0]
+    if again is not None:  # What the gradient operation says of the logits.
+      again = broadcast(again, self._inputs[0].shape)  # Its dimensions in their order.
+      dx = again if dx is None else add(dx, again)
+    return [dx, None]
 
   def lower(self, lowering):
     impl = lowering.mesh_impl(self)
@@ -155,7 +166,7 @@ class SoftmaxCrossEntropyOperation(Operation):
     if split_axis is None:
       loss, slope = impl.slicewise(total, log_z, None, dot, weight)
     else:
-      stacked = impl.slicewise(lambda *s: tf.stack(s), log_z, dot, weight)
+      stacked = impl.slicewise(lambda *s: kernels.stack(s), log_z, dot, weight)
       stacked = impl.allconcat(stacked, split_axis, 0, stack=True)
       lowering.add_counter(f"allconcat/{split_axis}/cross_entropy", 3 * rows * impl.size)
 
@@ -186,6 +197,31 @@ class SoftmaxCrossEntropyGradOperation(Operation):
     super().__init__([dy, p, slope, targets], name=name or "softmax_cross_entropy_grad")
     self._forward_op = forward_op
     self._outputs = [Tensor(self, logits.shape, logits.dtype)]
+
+  def gradient(self, grad_ys):
+    dy, p, slope, targets = self._inputs
+    forward = p.operation  # A clone of this operation has that of its inputs.
+    logits = forward.inputs[0]
+    unscaled = SoftmaxCrossEntropyGradOperation(forward, ones_like(dy)).outputs[0]
+    # The second output is of one part of the vocabulary. In its gradient's place goes that of
+    # the logits, which the forward operation passes on:
+    #   dy p ((weight + 2 z_loss log_z) (g - <p, g>) + 2 z_loss <p, g>).
+    vocab_dim, exact = forward._vocab_dim, slope.dtype
+    x, g = cast(logits, exact), cast(grad_ys[0], exact)
+    soft = softmax(x, vocab_dim)
+    mean = einsum([soft, g], output_shape=slope.shape)
+    inside = logical_and(greater_equal(targets, 0), less(targets, vocab_dim.size))
+    factor = cast(inside, exact) * (forward._on_value - forward._off_value)
+    factor += forward._off_value * vocab_dim.size
+    to_x = g - mean
+    if forward._z_loss:
+      factor += reduce_logsumexp(x, vocab_dim) * (2.0 * forward._z_loss)
+    to_x = multiply(to_x, factor)
+    if forward._z_loss:
+      to_x += mean * (2.0 * forward._z_loss)
+    to_x = multiply(multiply(to_x, soft), cast(dy, exact), output_shape=p.shape)
+    to_dy = einsum([grad_ys[0], unscaled], output_shape=dy.shape)
+    return [to_dy, cast(to_x, p.dtype), None, None]
 
   def lower(self, lowering):
     impl = lowering.mesh_impl(self)

@@ -54,7 +54,8 @@ class CustomGradientOperation(Operation):
       explicit_inputs=all_inputs[: self._num_explicit],
       all_inputs=all_inputs,
       forward_operations=self._forward_operations,
-      outputs=self._inputs[self._num_inputs :],
+      # Not the function's results: a gradient of this gradient shall go through here again.
+      outputs=self.outputs,
       output_grads=grad_ys,
     )
     new = self.graph.all_variables[num_variables:]

@@ -9,6 +9,10 @@ import tensorflow as tf
 
 from mesh_tensorflow.dimensions import Dimension, Shape, no_such_dimension
 from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.operations.binary import add, multiply
+from mesh_tensorflow.operations.einsum import einsum
+from mesh_tensorflow.operations.elementwise import cast, negative, square
+from mesh_tensorflow.operations.reduction import broadcast, reduce_mean
 
 _ONE = Dimension("_normalized", 1)
 
@@ -43,11 +47,16 @@ class NormalizeOperation(Operation):
     self._outputs = [Tensor(self, x.shape, x.dtype, index=0), Tensor(self, one, exact, index=1)]
 
   def gradient(self, grad_ys):
-    if grad_ys[0] is None:
-      return [None]
     y, factor = self._outputs
-    dx = NormalizeGradOperation(grad_ys[0], y, factor, self._dim, self._centered)
-    return dx.outputs
+    dy, d_factor = grad_ys
+    dx = None
+    if dy is not None:
+      dx = NormalizeGradOperation(dy, y, factor, self._dim, self._centered).outputs[0]
+    if d_factor is not None:  # Of a second derivative.
+      slope = multiply(d_factor, square(factor)) * (-1.0 / self._dim.size)
+      through = cast(einsum([cast(y, factor.dtype), slope], output_shape=y.shape), y.dtype)
+      dx = through if dx is None else add(dx, through)
+    return [dx]
 
   def lower(self, lowering):
     impl = lowering.mesh_impl(self)
@@ -95,6 +104,21 @@ class NormalizeGradOperation(Operation):
     self._dim = dim
     self._centered = centered
     self._outputs = [Tensor(self, y.shape, y.dtype)]
+
+  def gradient(self, grad_ys):
+    # Linear in dy, by a symmetric matrix.
+    to_dy = NormalizeGradOperation(grad_ys[0], *self._inputs[1:], self._dim, self._centered)
+    factor = self._inputs[2]
+    g, dy, y = (cast(t, factor.dtype) for t in (grad_ys[0], *self._inputs[:2]))
+    rest = y.shape - self._dim
+    g_y, dy_y = (einsum([t, y], output_shape=rest) * (1.0 / self._dim.size) for t in (g, dy))
+    to_y = negative(add(multiply(g, dy_y), multiply(dy, g_y)))
+    bracket = dy - multiply(y, dy_y)
+    if self._centered:
+      bracket = bracket - reduce_mean(dy, output_shape=rest)
+    to_factor = broadcast(einsum([g, bracket], output_shape=rest), factor.shape)
+    to_y = einsum([to_y, factor], output_shape=y.shape)
+    return [to_dy.outputs[0], cast(to_y, self._inputs[1].dtype), to_factor]
 
   def lower(self, lowering):
     impl = lowering.mesh_impl(self)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from mesh_tensorflow.dimensions import Dimension, Shape, ShapeLike, convert_to_shape
-from mesh_tensorflow.errors import ArgumentError, GraphError
+from mesh_tensorflow.errors import ArgumentError, GradientError, GraphError
 from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.laid_out import LazyAllreduceSum
 
 
 class SlicewiseOperation(Operation):
@@ -50,6 +51,12 @@ class SlicewiseOperation(Operation):
       )
     )
     self._grad_function = grad_function
+    self._reach = [frozenset(y.shape) for y in self._outputs]
+
+  @property
+  def reach(self) -> list[frozenset[Dimension]]:
+    """For each output the dimensions whose parts the processors compute its slices from."""
+    return list(self._reach)
 
   @property
   def tf_fn(self) -> Callable[..., Any]:
@@ -63,7 +70,7 @@ class SlicewiseOperation(Operation):
   def gradient(self, grad_ys):
     if self._grad_function is not None:
       return self._grad_function(self, *grad_ys)
-    return GenericGradOperation(self, grad_ys).outputs
+    return _generic_gradients(self, grad_ys)
 
   def verify_layout(self, mesh_impl):
     super().verify_layout(mesh_impl)
@@ -88,8 +95,10 @@ class SlicewiseOperation(Operation):
       lowering.set_tensor_lowering(out, laid_out)
 
 
-class GenericGradOperation(Operation):
+class GenericGradOperation(SlicewiseOperation):
   """Gradient of a `SlicewiseOperation`: TensorFlow's, slice by slice.
+
+  It is a function of slices itself, so it has a gradient in the same way, and so on.
 
   Args:
     forward_op: the operation.
@@ -103,46 +112,97 @@ class GenericGradOperation(Operation):
     grad_ys: Sequence[Tensor | None],
     name: str | None = None,
   ):
-    self._given = [g is not None for g in grad_ys]
+    xs = forward_op.inputs
+    splittable = forward_op.splittable_dims
+    given = [i for i, g in enumerate(grad_ys) if g is not None]
     super().__init__(
-      forward_op.inputs + forward_op.outputs + [g for g in grad_ys if g is not None],
+      _TensorFlowGradient(forward_op, given),
+      xs + [grad_ys[i] for i in given],
+      [x.shape for x in xs],
+      [x.dtype for x in xs],
+      [d for t in xs + forward_op.outputs for d in t.shape if d.name in splittable],
       name=name or "generic_grad",
     )
-    self._forward_op = forward_op
-    self._outputs = [
-      Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(forward_op.inputs)
-    ]
+    reached = frozenset[Dimension]().union(*[forward_op.reach[i] for i in given])
+    self._reach = [frozenset(x.shape) | reached for x in xs]
 
   def lower(self, lowering):
-    forward = self._forward_op
-    n = len(forward.inputs)
-    given = self._given
-    differentiable = [x.dtype.is_floating for x in forward.inputs]
-
-    def grad(*slices):
-      xs = list(slices[:n])
-      grad_ys = iter(slices[n:])
-      with tf.GradientTape(watch_accessed_variables=False) as tape:
-        watched = [x for x, ok in zip(xs, differentiable) if ok]
-        tape.watch(watched)
-        ys = forward.tf_fn(*xs)
-      ys = ys if isinstance(ys, tuple) else (ys,)
-      pairs = [(y, next(grad_ys)) for y, g in zip(ys, given) if g]
-      found = iter(
-        tape.gradient(
-          [y for y, _ in pairs],
-          watched,
-          [g for _, g in pairs],
-          unconnected_gradients=tf.UnconnectedGradients.ZERO,
+    super().lower(lowering)
+    impl = lowering.mesh_impl(self)
+    for out, reach in zip(self._outputs, self._reach):
+      # What a processor computed is the part that its slices of the outputs have in it.
+      axes = sorted(_mesh_axes(impl, reach) - _mesh_axes(impl, out.shape))
+      if axes and out.dtype.is_floating:
+        key, size = f"allreduce/{axes}/generic_grad", lowering.laid_out_size(out)
+        lowering.tensors[out] = LazyAllreduceSum(
+          impl, lowering.tensors[out], axes, lambda k=key, n=size: lowering.add_counter(k, n)
         )
-      )
-      return tuple(next(found) if ok else tf.zeros_like(x) for x, ok in zip(xs, differentiable))
 
-    # Inputs of this operation are forward inputs, forward outputs, gradients.
-    sources = self._inputs[:n] + self._inputs[n + len(forward.outputs) :]
-    results = lowering.mesh_impl(self).slicewise(grad, *[lowering.tensors[x] for x in sources])
-    for out, laid_out in zip(self._outputs, results):
-      lowering.set_tensor_lowering(out, laid_out)
+
+def _mesh_axes(impl: Any, dims: Iterable[Dimension]) -> set[int]:
+  """The mesh axes over which some of the dimensions are split."""
+  axes = {impl.tensor_dimension_to_mesh_axis(d) for d in dims}
+  return {a for a in axes if a is not None and impl.shape[a].size > 1}
+
+
+class _TensorFlowGradient:
+  """The gradients of a function of slices, as such a function: of its inputs and output gradients.
+
+  Args:
+    op: the operation that runs the function.
+    given: numbers of the outputs that have a gradient.
+  """
+
+  def __init__(self, op: SlicewiseOperation, given: Sequence[int]):
+    self._op = op
+    self._given = list(given)
+
+  def __call__(self, *slices: tf.Tensor) -> Any:
+    op = self._op
+    floating = [x.dtype.is_floating for x in op.inputs]
+    # A tape knows tensors by identity: it would give one that stands for two inputs, or that the
+    # function uses besides, the gradients of all its places. So each input is a tensor of its own.
+    xs = [tf.identity(x) if ok else x for x, ok in zip(slices, floating)]
+    watched = [x for x, ok in zip(xs, floating) if ok]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+      tape.watch(watched)
+      ys = op.tf_fn(*xs)
+    ys = ys if isinstance(ys, tuple) else (ys,)
+    try:
+      found = tape.gradient(
+        [ys[i] for i in self._given],
+        watched,
+        list(slices[len(xs) :]),
+        unconnected_gradients=tf.UnconnectedGradients.ZERO,
+      )
+    except (LookupError, NotImplementedError) as e:
+      raise GradientError(
+        f"{op.name} of {op.inputs}: TensorFlow has no gradient of its function ({e}); give a "
+        "grad_function, or stop the gradient before it with mtf.stop_gradient"
+      ) from e
+    gradients = iter(found)
+    results = [next(gradients) if ok else tf.zeros_like(x) for x, ok in zip(xs, floating)]
+    return tuple(tf.convert_to_tensor(r) for r in results)
+
+
+def _generic_gradients(
+  op: SlicewiseOperation, grad_ys: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+  """One gradient for each floating input, through all outputs that have a gradient."""
+  from mesh_tensorflow.operations.binary import add  # It imports this module.
+
+  # Outputs that are split differently: their parts of a gradient are summed differently, too.
+  alike: dict[frozenset[Dimension], list[int]] = {}
+  for i, g in enumerate(grad_ys):
+    if g is not None:
+      alike.setdefault(op.reach[i], []).append(i)
+  total: list[Tensor | None] = [None] * len(op.inputs)
+  for places in alike.values():
+    parts = GenericGradOperation(op, [g if i in places else None for i, g in enumerate(grad_ys)])
+    for i, (x, part) in enumerate(zip(op.inputs, parts.outputs)):
+      if x.dtype.is_floating:
+        total[i] = part if total[i] is None else add(total[i], part)
+  return total
 
 
 def slicewise(

@@ -146,7 +146,7 @@ def test_memory_does_not_grow_with_the_number_of_layers():
     return (activations(13, recompute) - activations(3, recompute)) / X.nbytes / 10
 
   assert growth(recompute=True) == 0.0
-  assert growth(recompute=False) >= 2.0
+  assert growth(recompute=False) >= 1.0  # Of tanh; the gradient of sin needs no output.
 
 
 def test_recomputation_waits_for_the_gradient_of_the_layer_above():
