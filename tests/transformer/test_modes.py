@@ -122,7 +122,7 @@ def test_score_and_export_as_a_program(folder, scores, run_subprocess):
   # The same as the trainer makes of the file, with rows at a time that divide their number or not.
   assert result["outputs"] == decoded(folder)
   assert result["inputs"] == list(INPUTS)
-  assert result["nothing"] == [0, 20] and result["cut"] == "abcdefghijklmnop"
+  assert result["nothing"] == [0, 20] and result["cut"] == "abcdefghijklmno"
 
 
 LOADER = """

@@ -150,9 +150,7 @@ def _choose_files(
   if fraction is not None and validation_files is not None:
     raise ConfigError("text_lm_dataset: give validation_files or validation_fraction, not both")
   if validation_files is not None:
-    both = {os.path.realpath(p) for p in text_files.find_files(train_files)} & {
-      os.path.realpath(p) for p in text_files.find_files(validation_files)
-    }
+    both = _real_paths(train_files, not train) & _real_paths(validation_files, False)
     if both:
       raise DataError(
         f"text_lm_dataset: {len(both)} file(s) are in train_files and in validation_files, "
@@ -176,6 +174,16 @@ def _choose_files(
       f"{'training' if train else 'validation'}; use validation_unit 'text'"
     )
   return chosen, 0.0
+
+
+def _real_paths(globs: str | Sequence[str], may_be_gone: bool) -> set[str]:
+  """The files that match, without links; to evaluate, those of training need not be there."""
+  try:
+    return {os.path.realpath(p) for p in text_files.find_files(globs)}
+  except DataError:
+    if not may_be_gone:
+      raise
+    return set()
 
 
 def _part(items: Any, fraction: float, train: bool) -> Any:

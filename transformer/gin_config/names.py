@@ -101,7 +101,7 @@ def resolve_reference(reference: Reference, place: Place) -> Reference:
 
 def _unresolved(text: str, selector: str, place: Place) -> ConfigError:
   if "Ambiguous" in text:
-    legal = [_shortest(s) for s in _matches(text)]
+    legal = [shortest(s) for s in _matches(text)]
     return ConfigError(
       f"gin: {place}: {selector!r} is ambiguous; write {' or '.join(sorted(legal))}"
     )
@@ -159,7 +159,7 @@ def similar_names(selector: str) -> list[str]:
   for name in close:
     for whole in whole_selectors(name):
       # With the module, if the module is what was wrong.
-      short = ".".join(whole.split(".")[-2:]) if "." in selector else _shortest(whole)
+      short = ".".join(whole.split(".")[-2:]) if "." in selector else shortest(whole)
       if short not in found:
         found.append(short)
   return found[:3]
@@ -199,7 +199,7 @@ def _matches(text: str) -> list[str]:
   return re.findall(r"'([^']*)'", text[text.index("matches") :].replace('"', "'"))
 
 
-def _shortest(whole: str) -> str:
+def shortest(whole: str) -> str:
   """The shortest form of a whole selector that is not ambiguous."""
   parts = whole.split(".")
   for n in range(1, len(parts)):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import gin
@@ -25,6 +27,8 @@ _HEAD = """\
 # Every value of this run; after it, what set it: the file and line, --gin_param, or the default of
 # the function. Given back with --gin_file, it makes the same run.
 """
+# Gin's heading of what a configurable was called with.
+_CALLED = re.compile(r"^# Parameters for (\S+):$", re.MULTILINE)
 _NOT_USED = """\
 # Also bound: what a narrower scope above has taken over, and what this run has not used so far.
 # {rule}
@@ -67,6 +71,42 @@ def operative_config_str(settings: Settings, paths: list[str]) -> str:
       text += "\n".join(writer.annotated("\n".join(lines[: _end(lines, s)]), [s])[s.line - 1 :])
       text += "\n"
   return text
+
+
+def operative_values() -> tuple[dict[Key, Any], list[tuple[str, str]]]:
+  """What configurables were called with so far, as gin gave it.
+
+  Returns:
+    The values, defaults included, without macros: a macro that stands for a value is replaced by
+    it. And the (scope, whole selector) of all that was called, also of what has no such values.
+  """
+  text = gin.operative_config_str(max_line_length=_WIDTH)
+  statements = {s.key: s.value for s in _statements(text)}
+  bound = Settings()
+  for key, value in [
+    *((s.key, s.value) for s in _statements(gin.config_str())),
+    *statements.items(),
+  ]:
+    bound.add(Setting(*key, value, Place("gin"), 0, (), key[2]))
+  values = {k: bound.literal(v) for k, v in statements.items() if k[1:] != MACRO}
+  called = []
+  for scoped in _CALLED.findall(text):
+    scope, _, selector = scoped.rpartition("/")
+    called.append((scope, _whole(selector)))
+  return values, called
+
+
+def places_of(settings: Settings, keys: Iterable[Key]) -> dict[Key, str]:
+  """For some operative values: what set each, in words.
+
+  Args:
+    settings: all bindings that were read.
+    keys: of values that are in the operative configuration, or defaults that it does not show.
+  """
+  used = {s.key: s for s in _statements(gin.operative_config_str())}
+  writer = _Places(settings, {s.key: s for s in _statements(gin.config_str())})
+  other = "default, or given by the program"
+  return {k: writer.place(used[k], history=False) if k in used else other for k in keys}
 
 
 def bound_in_unused_scopes(settings: Settings) -> list[tuple[Setting, set[str]]]:
@@ -154,7 +194,7 @@ class _Places:
     """The lines of `text` with a comment behind each statement, or above one of several lines."""
     lines = text.split("\n")
     for s in reversed(statements):
-      comment = f"# {self._comment(s)}"
+      comment = f"# {self.place(s)}"
       if lines[s.line - 1].endswith(" = \\"):
         # In front of the first line, as one line with it: line numbers stay those of gin's text.
         lines[s.line - 1] = f"{comment}\n{lines[s.line - 1]}"
@@ -167,17 +207,18 @@ class _Places:
     read = self._settings.exact(s.key)
     return read is not None and read.level == 0 and read.value == s.value
 
-  def _comment(self, s: _Statement) -> str:
+  def place(self, s: _Statement, history: bool = True) -> str:
+    """What set a value, and the macros in it; with what that took over, for `history`."""
     scope, selector, argument = s.key
-    parts = [self._origin(scope, selector, argument)]
+    parts = [self._origin(scope, selector, argument, history)]
     for name in self._macros(s.value):
-      origin = self._origin(name, *MACRO)
+      origin = self._origin(name, *MACRO, history)
       bound = self._in_config.get((name, *MACRO))
       if bound is not None:
         parts.append(f"{name} = {short(self._literal(bound.value), 40)}: {origin}")
     return "; ".join(parts)
 
-  def _origin(self, scope: str, selector: str, argument: str) -> str:
+  def _origin(self, scope: str, selector: str, argument: str, history: bool) -> str:
     """What set the value that is in force in a scope."""
     for around in reversed(enclosing_scopes(scope) if selector != MACRO[0] else [scope]):
       key = (around, selector, argument)
@@ -186,7 +227,7 @@ class _Places:
         continue
       if read is None or bound.value != read.value:
         return "set by Python code"
-      before = self._settings.overridden(read)
+      before = self._settings.overridden(read) if history else []
       return str(_plain(read)) + (f", overrides {_all(before)}" if before else "")
     return "default"
 

@@ -19,7 +19,7 @@ from mesh_tensorflow.transformer.gin_config import names as gin_names
 from mesh_tensorflow.transformer.gin_config import operative as gin_operative
 from mesh_tensorflow.transformer.gin_config import reader as gin_reader
 from mesh_tensorflow.transformer.gin_config import run_checks as gin_run_checks
-from mesh_tensorflow.transformer.gin_config.settings import Settings, parts_of
+from mesh_tensorflow.transformer.gin_config.settings import Key, Settings, parts_of
 from mesh_tensorflow.transformer.gin_paths import gin_dir
 
 FLAGS = flags.FLAGS
@@ -156,6 +156,11 @@ def operative_config_str() -> str:
   `--gin_file`, it leads to the same run.
   """
   return gin_operative.operative_config_str(_Read.settings, _Read.paths)
+
+
+def places_of(keys: list[Key]) -> dict[Key, str]:
+  """For parameters of what was called so far, what set the value of each, in words."""
+  return gin_operative.places_of(_Read.settings, keys)
 
 
 def write_operative_config(model_dir: str | None) -> None:

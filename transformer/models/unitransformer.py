@@ -265,8 +265,9 @@ class Unitransformer(Generation):
     if length.size > max_length.size:
       message = (
         f"model {self.name}: dimension {length.name}={length.size} is longer than the positional "
-        f"embedding, {max_length.name}={max_length.size}; bind Unitransformer.max_length = "
-        f"{length.size}, or shorten the sequences"
+        f"embedding, {max_length.name}={max_length.size}; shorten the sequences "
+        "(run.sequence_length), or, before training (it is a size of the weights), bind "
+        f"Unitransformer.max_length = {length.size}"
       )
       if context.position_is_default:
         raise errors.ShapeError(message)

@@ -57,6 +57,7 @@ def tpu_estimator_model_fn(
   seed: int = 0,
   report_every: int = 100,
   nonfinite: str = "stop",
+  allow_config_change: bool = False,
 ) -> Trainer:
   """The `Trainer` of a model, with its programs on a mesh (in the TF1 library a model function).
 
@@ -96,6 +97,7 @@ def tpu_estimator_model_fn(
     seed: of initial weights and of random operations.
     report_every: steps between lines of the report.
     nonfinite: "stop" or "skip"; see `Trainer`.
+    allow_config_change: whether checkpoints may be of another model; see `Trainer`.
 
   Raises:
     ConfigError: a TPU is asked for, and there is none.
@@ -142,6 +144,7 @@ def tpu_estimator_model_fn(
     score_in_predict_mode=score_in_predict_mode,
     model_info_file=model_info_file,
     nonfinite=nonfinite,
+    allow_config_change=allow_config_change,
   )
 
 
@@ -195,7 +198,8 @@ def get_estimator(
     init_checkpoint: see there.
     mesh_devices: see there.
     score_in_predict_mode: see there.
-    **options: `mesh_implementation`, `seed`, `report_every`, `nonfinite`; see there.
+    **options: `mesh_implementation`, `seed`, `report_every`, `nonfinite`,
+      `allow_config_change`; see there.
   """
   del tpu_job_name, cluster
   mesh_shape = mtf.convert_to_shape(mesh_shape)

@@ -13,6 +13,7 @@ import gin
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import tpu_mesh, workers
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer import learning_rate_schedules
@@ -31,6 +32,7 @@ from mesh_tensorflow.transformer.modes.scoring import score_from_dataset, score_
 from mesh_tensorflow.transformer.modes.translate import infer_model
 from mesh_tensorflow.transformer.programs import training_data
 from mesh_tensorflow.transformer.programs.export import export_model
+from mesh_tensorflow.transformer.vocabularies.kept import kept_in
 
 _MODULE = "mesh_tensorflow.transformer.utils"
 
@@ -49,10 +51,11 @@ MODES = (
 )
 # Modes that can do without a sequence length: the examples have one.
 _EVAL_MODES = ("eval", "score_eval")
+    given = _as_bound(inspect.signature(configured).bind_partial(*args, **kwargs).arguments)
 
 
-def _workers_first(configured: Callable[..., Any]) -> Callable[..., Any]:
-  """Joins the workers before gin makes the arguments of `run`.
+def _before_arguments(configured: Callable[..., Any]) -> Callable[..., Any]:
+  """What must be done before gin makes the arguments of `run`.
 
   What gin calls for them may run TensorFlow, after which no worker can join; and workers that have
   joined can leave it to one of them to write a vocabulary.
@@ -61,18 +64,27 @@ def _workers_first(configured: Callable[..., Any]) -> Callable[..., Any]:
   @functools.wraps(configured)
   def run(*args, **kwargs):
     if workers.cluster_from_environment().size > 1:
-      _join_as_bound(inspect.signature(configured).bind_partial(*args, **kwargs).arguments)
-    return configured(*args, **kwargs)
+      _join_as_bound(given)
+    with kept_in(
+      given.get("model_dir"),
+      may_write=given.get("mode", "train") == "train",
+      allow_change=bool(given.get("allow_config_change")),
+    ):
+      return configured(*args, **kwargs)
 
   return run
 
 
-def _join_as_bound(arguments: dict[str, Any]) -> None:
-  """Joins the workers with the devices that `run` will need, by its arguments and bindings."""
+def _as_bound(arguments: dict[str, Any]) -> dict[str, Any]:
+  """Some arguments of `run`: those given, else what gin binds."""
   bound = gin.get_bindings(f"{_MODULE}.run", resolve_references=False)
   # A copy of what refers to a configurable or macro is its value; all at once would be too much.
-  names = ("mode", "mesh_shape", "mesh_implementation")
-  given = {n: copy.deepcopy(bound[n]) for n in names if n in bound} | arguments
+  names = ("model_dir", "mode", "mesh_shape", "mesh_implementation", "allow_config_change")
+  return {n: copy.deepcopy(bound[n]) for n in names if n in bound} | arguments
+
+
+def _join_as_bound(given: dict[str, Any]) -> None:
+  """Joins the workers with the devices that `run` will need, by its arguments and bindings."""
   mode = given.get("mode", "train")
   if given.get("tpu") or mode not in MODES or mode == "plan" or "mesh_shape" not in given:
     return  # `run` has no use for workers, or something to complain about.
@@ -90,7 +102,7 @@ def _join(mode: str, mesh_shape: Any, mesh_implementation: str) -> None:
   mesh_setup.join_workers(mtf.convert_to_shape(mesh_shape), mesh_implementation)
 
 
-@_workers_first
+@_before_arguments
 @gin.configurable(module=_MODULE)
 def run(
   tpu_job_name: str | None,
@@ -126,6 +138,7 @@ def run(
   perplexity_eval_steps: int | None = 100,
   init_checkpoint: str | None = None,
   ensemble_inputs: int | None = None,
+  allow_config_change: bool = False,
   train_model_fn: Callable[..., Any] = train_model,
   skip_seen_data: bool = False,
   seen_data_init_step: int = 0,
@@ -187,6 +200,8 @@ def run(
     perplexity_eval_steps: number of batches to evaluate; None: all.
     init_checkpoint: a checkpoint to start from when model_dir has none; see
       `init_checkpoint.restore`.
+    allow_config_change: whether the checkpoints may be of another model or vocabulary than this
+      one: that is then told, else refused; see `gin_config.model_config`.
     ensemble_inputs: in training, the members of an ensemble that see data of their own.
     train_model_fn: what trains.
     skip_seen_data: see `train_model`.
@@ -249,6 +264,7 @@ def run(
     ensemble_inputs=ensemble_inputs if mode == "train" else None,
     use_tpu=tpu,
     tpu_job_name=tpu_job_name,
+    allow_config_change=allow_config_change,
     iterations_per_loop=iterations_per_loop,
     cluster=None,
     init_checkpoint=init_checkpoint,
@@ -285,7 +301,8 @@ def run(
       return results
   common = (estimator, vocabulary)
   if mode == "train":
-    if workers.current().is_chief:
+    if workers.current().is_chief and not checkpoint_lib.all_checkpoints(model_dir or ""):
+      # Of a model that has checkpoints it is written when they are known to be of this one.
       write_operative_config(model_dir)
     return train_model_fn(
       *common,

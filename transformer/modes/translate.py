@@ -128,7 +128,7 @@ def decode_from_file(
   started = time.perf_counter()
   if model_type == "lm":
     rows = [list(inputs_vocabulary(vocabulary).encode(line)) for line in lines]
-    length = sequence_length.get("targets", max(sequence_length.values()))
+    length = prediction.row_length(sequence_length)
     outputs = estimator.sample(rows, length, batch_size=batch_size)
     outputs = [strip_ids(ids, eos_id) for ids in outputs]
   else:

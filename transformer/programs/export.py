@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,15 +12,9 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.lowering import RUN_COUNTER
-from mesh_tensorflow.transformer.data.encoding import vocabulary_of, with_eos
 from mesh_tensorflow.transformer.files import model_files
-from mesh_tensorflow.transformer.programs import prediction
+from mesh_tensorflow.transformer.programs import export_texts, prediction
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
-
-_LOG = logging.getLogger("mesh_tensorflow")
-
-# Operations that call Python, which a SavedModel does not hold.
-_PYTHON_OPS = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc"))
 
 
 def save(
@@ -35,11 +28,16 @@ def save(
   """Writes a SavedModel with the signature `serving_default`.
 
   It takes strings [n], any number of them: `inputs`, or to score `targets` (model type "lm") or
-  both. Each gets an EOS, and is cut or padded to its `sequence_length`. It returns `inputs` and
-  `outputs`; or `scores`, float32 [n], and `targets`. What is text is strings [n] if the vocabulary
-  has a `decode_tf` that is made of TensorFlow operations, with the ids, int32 [n, length], as
-  `inputs_ids` and so on; else these names are of the ids themselves. If the vocabulary encodes in
-  Python, the signature takes ids, int32 [n, any length], as they are; a warning says so.
+  both, and returns `inputs` and `outputs`; or `scores`, float32 [n], and `targets`. What it makes
+  of a text is what the modes "infer" and "score_from_strings" make of that line of a file: a model
+  of type "lm" continues it, and `outputs` begin with it; else `outputs` are what is made of it. As
+  there, blanks at the ends do not count; too long inputs are cut, and a prompt of an "lm" that
+  leaves no room is a tf.errors.InvalidArgumentError when it is run.
+
+  What is text is strings [n] if the vocabulary has a `decode_tf` that is made of TensorFlow
+  operations, with the ids, int32 [n, length], as `inputs_ids` and so on; else these names are of
+  the ids themselves. If the vocabulary encodes in Python, the signature takes ids, int32 [n, any
+  length], with or without an end of sequence; a warning says so.
 
   The model is for one device, whatever the mesh it was trained on.
 
@@ -64,8 +62,12 @@ def save(
     names = ["targets"] if steps.model_type == "lm" else ["inputs", "targets"]
   # A mesh of one device: a program with collectives runs only in the process that has the mesh.
   mesh_impl = mtf.PlacementMeshImpl("", "", [""], variable_store=mtf.VariableStore())
-  program = prediction.predictor(steps.on_mesh(mesh_impl), names, score, predict_fn, batch_size)
-  lengths = {n: steps.feature_shape(n)[-1] for n in names}
+  lengths, kinds = _rows(steps, names, score, predict_fn)
+  steps_here = steps.on_mesh(mesh_impl)
+  if kinds.get("inputs") == "prompt":
+    program = prediction.continuation(steps_here, lengths["inputs"], batch_size)
+  else:
+    program = prediction.predictor(steps_here, names, score, predict_fn, batch_size)
   one_batch = tf.function(program, autograph=False)
   # Makes the variables.
   traced = one_batch.get_concrete_function(
@@ -76,8 +78,10 @@ def save(
     if not stored.name.startswith(RUN_COUNTER):
       stored.assign(steps.mesh_impl.variable_store[stored.name].numpy())
   shapes = {k: tf.TensorSpec(v.shape, v.dtype) for k, v in traced.structured_outputs.items()}
-  encoders = {n: _encoder(n, vocabulary, lengths[n]) for n in names}
-  decoders = {n: _decoder(n, vocabulary) for n in shapes if n != "scores"}
+  encoders = {n: export_texts.TextEncoder(n, vocabulary, lengths[n], kinds[n]) for n in names}
+  decoders = {
+    n: export_texts.decoder(n, vocabulary, to_end=not score) for n in shapes if n != "scores"
+  }
 
   def serve(**features: tf.Tensor) -> dict[str, tf.Tensor]:
     count = tf.shape(features[names[0]])[0]
@@ -93,7 +97,7 @@ def save(
   module = tf.Module()
   module.model_variables = [v for stored in mesh_impl.variable_store for v in stored.slices]
   module.serve = tf.function(serve, autograph=False)
-  specs = {n: _input_spec(n, vocabulary) for n in names}
+  specs = {n: encoders[n].spec for n in names}
   path = _new_folder(folder)
   signature = module.serve.get_concrete_function(**specs)
   with model_files.errors_of_writing(folder, "a SavedModel", "run.export_path"):
@@ -102,61 +106,25 @@ def save(
   return path
 
 
+def _rows(
+  steps: ModelSteps, names: Sequence[str], score: bool, predict_fn: Any
+) -> tuple[dict[str, int], dict[str, str]]:
+  """How long the rows of each feature are, and what they are; see `TextEncoder`."""
+  if steps.model_type == "lm" and not score and predict_fn is None:
+    return {"inputs": prediction.row_length(steps.sequence_length)}, {"inputs": "prompt"}
+  lengths = {n: steps.feature_shape(n)[-1] for n in names}
+  if not score:
+    return lengths, dict.fromkeys(names, "input")
+  return lengths, dict.fromkeys(names, "text" if steps.model_type == "lm" else "target")
+
+
 def _batches(ids: tf.Tensor, batch_size: int) -> tf.Tensor:
-  """Rows [n, length] as [batches, batch_size, length]; the last batch ends with zeros."""
-  missing = -tf.shape(ids)[0] % batch_size
-  return tf.reshape(tf.pad(ids, [[0, missing], [0, 0]]), [-1, batch_size, ids.shape[1]])
-
-
-def _input_spec(name: str, vocabulary: Any) -> tf.TensorSpec:
-  if _encodes_in_tensorflow(vocabulary_of(name, vocabulary)):
-    return tf.TensorSpec([None], tf.string, name)
-  return tf.TensorSpec([None, None], tf.int32, name)
-
-
-def _encoder(name: str, vocabulary: Any, length: int) -> Callable[[tf.Tensor], tf.Tensor]:
-  """A function from what the signature takes to ids [n, length]."""
-  vocabulary = vocabulary_of(name, vocabulary)
-
-  def fit(ids):
-    ids = tf.cast(ids, tf.int32)[..., :length]
-    missing = length - tf.shape(ids)[-1]
-    return tf.pad(ids, [[0, 0]] * (ids.shape.rank - 1) + [[0, missing]])
-
-  if not _encodes_in_tensorflow(vocabulary):
-    _LOG.warning(
-      "export: %s encodes in Python, which a SavedModel cannot; its signature takes ids "
-      "[n, length] for %s", type(vocabulary).__name__, name,
-    )  # fmt: skip
-    return lambda ids: tf.ensure_shape(fit(ids), [None, length])
-  return lambda texts: tf.map_fn(
-    lambda text: fit(with_eos(vocabulary.encode_tf(text))),
-    texts,
-    fn_output_signature=tf.TensorSpec([length], tf.int32),
-  )
-
-
-def _encodes_in_tensorflow(vocabulary: Any) -> bool:
-  return _is_tensorflow(vocabulary.encode_tf, tf.TensorSpec([], tf.string))
-
-
-def _decoder(name: str, vocabulary: Any) -> Callable[[tf.Tensor], tf.Tensor] | None:
-  """The `decode_tf` of a feature's vocabulary, if it has one that a SavedModel can hold."""
-  decode = getattr(vocabulary_of(name, vocabulary), "decode_tf", None)
-  if decode is None or not _is_tensorflow(decode, tf.TensorSpec([None, 8], tf.int32)):
-    return None
-  return decode
-
-
-def _is_tensorflow(function: Callable[..., tf.Tensor], spec: tf.TensorSpec) -> bool:
-  """Whether a function is there, and calls no Python while it runs."""
-  try:
-    traced = tf.function(function, autograph=False).get_concrete_function(spec)
-  except NotImplementedError:
-    return False
-  definition = traced.graph.as_graph_def()
-  nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
-  return not any(n.op in _PYTHON_OPS for n in nodes)
+  """Rows [n, length] as [batches, batch_size, length]; the last is filled up with the first row."""
+  count = tf.shape(ids)[0]
+  row = tf.range(count + -count % batch_size)
+  # Empty rows would go on to the full length.
+  filled = tf.gather(ids, tf.where(row < count, row, 0))
+  return tf.reshape(filled, [-1, batch_size, ids.shape[1]])
 
 
 def _new_folder(base: str) -> str:

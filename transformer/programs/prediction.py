@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -166,10 +166,47 @@ def predict_step(
     length = steps.sequence_length["targets"]
     options = decoding_options(steps.model, length)
     if not hasattr(steps.model, "decode"):
+      longest = longest_sequence(steps.model)
+      if longest is not None:
+        # Inputs and outputs of a language model share its positions.
+        length = max(0, min(length, longest - inputs.shape.dims[-1].size))
       inputs = mtf.pad(inputs, [0, length], "length")
     return steps.generator()(inputs, variable_dtype=steps.variable_dtype, **options)
 
   return predict
+
+
+def continuation(
+  steps: ModelSteps, length: int, batch_size: int
+) -> Callable[..., dict[str, tf.Tensor]]:
+  """What the mode "infer" makes of prompts with a model of type "lm", as `predictor` returns it.
+
+  Args:
+    steps: the programs of the model.
+    length: ids of a row, those of the prompt included; see `row_length`.
+    batch_size: rows at a time.
+
+  Returns:
+    A function of int32 [batch, length] that returns a dict of `inputs` and `outputs`, the latter
+    with the given ids in front.
+  """
+  sample = steps.sample_step(length, batch_size)
+  return lambda inputs: {"inputs": inputs, "outputs": text_io.clean_decodes(sample(inputs))}
+
+
+def row_length(sequence_length: Mapping[str, int]) -> int:
+  """The number of ids in a row of a language model, prompt and continuation together."""
+  return sequence_length.get("targets", max(sequence_length.values()))
+
+
+def longest_sequence(model: Any) -> int | None:
+  """The length of the longest sequence that a model can take, if its positions are a table.
+
+  Args:
+    model: a `Unitransformer`; or an encoder-decoder, of which the encoder counts.
+  """
+  table = getattr(getattr(model, "encoder", model), "max_length_dim", None)
+  return None if table is None else table.size
 
 
 def decoding_options(model: Any, length: int) -> dict[str, Any]:

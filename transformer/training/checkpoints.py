@@ -12,7 +12,8 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint.restoring import EXTRA
 from mesh_tensorflow.errors import NonFiniteError
 from mesh_tensorflow.store import StoredVariable, VariableStore
-from mesh_tensorflow.transformer.programs.training_data import SavedPipeline
+from mesh_tensorflow.transformer.gin_config.model_config import ATTACHMENT, ModelConfig
+from mesh_tensorflow.transformer.programs.training_data import SavedPipeline, TrainingData
 
 _BEGAN = "began_at_step"
 
@@ -37,6 +38,7 @@ class TrainingCheckpoints:
     self, checkpointer: checkpoint_lib.Checkpointer | None, store: VariableStore, save_every: int
   ):
     self._checkpointer = checkpointer
+    config: what decides the model, in the worker that writes it; a part of checkpoints, too.
     self._store = store
     self._save_every = save_every
     self.newest: str | None = None
@@ -52,6 +54,7 @@ class TrainingCheckpoints:
     if self.newest:
       reader = tf.train.load_checkpoint(self.newest)
       if reader.has_tensor(EXTRA + _BEGAN):
+    self.config: ModelConfig | None = None
         self.began = int(reader.get_tensor(EXTRA + _BEGAN))
 
   def is_due(self, before: int, step: int, last: int) -> bool:
@@ -83,8 +86,11 @@ class TrainingCheckpoints:
         f"{step}; training stopped, and nothing was saved after step {self.saved_step}. Lower the "
         "learning rate, or look at the data of the last steps"
       )
-    attachments = self.pipeline.attachments() if self.pipeline is not None else None
-    extra = None if self.began is None else {_BEGAN: self.began}
+    attachments = self.pipeline.attachments() if self.pipeline is not None else {}
+    if self.config is not None:
+      attachments[ATTACHMENT] = self.config.write
+    known = {_BEGAN: self.began, _EPOCH: self.data and self.data.examples_in_epoch}
+    extra = {name: value for name, value in known.items() if value is not None}
     self._checkpointer.save(step, extra, asynchronous=asynchronous, attachments=attachments)
     self.saved_step = step
 

@@ -182,9 +182,12 @@ class Inference:
       part = rows[start : start + size]
       for i, row in enumerate(part):
         if len(row) > length - continues:
+          longest = prediction.longest_sequence(self.steps.model)
+          limit = "" if longest is None else f" of at most {longest}, the model's positions"
+          larger = f", or bind a larger run.sequence_length{limit}"
           raise DataError(
             f"a prompt has {len(row)} ids, which leaves no room in sequences of {length}; "
-            "shorten it, or bind a larger run.sequence_length (and Unitransformer.max_length)"
+            f"shorten it{larger if longest is None or longest > length else ''}"
           )
         ids[i, : len(row)] = row
       ids[len(part) :] = ids[0]  # Empty rows would go on to the full length.

@@ -22,6 +22,10 @@ class Vocabulary:
     """Number of ids, padding (0) and EOS (1) included."""
     raise NotImplementedError
 
+  def content(self) -> bytes:
+    """What decides the ids of texts: two vocabularies of one class with the same are the same."""
+    raise NotImplementedError
+
   def encode(self, s: str) -> list[int]:
     """The ids of a string, without EOS."""
     raise NotImplementedError

@@ -34,6 +34,9 @@ class ByteVocabulary(Vocabulary):
   def vocab_size(self) -> int:
     return self._OFFSET + 256 + self._extra_ids
 
+  def content(self) -> bytes:
+    return str(self._extra_ids).encode()
+
   def encode_array(self, s: str | bytes) -> np.ndarray:
     """As `encode`, but int32 [length]."""
     data = s if isinstance(s, bytes) else s.encode("utf-8")

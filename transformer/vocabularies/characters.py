@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
+import sys
 from collections.abc import Iterable, Sequence
 
 import gin
@@ -12,26 +15,39 @@ import tensorflow as tf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer.files import text_files
 from mesh_tensorflow.transformer.vocabularies.base import Vocabulary, shifted
+from mesh_tensorflow.transformer.vocabularies.kept import kept
 from mesh_tensorflow.transformer.vocabularies.vocabulary_files import write_whole_file
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+# A text of at least so many characters with a larger part of unknown ones is refused.
+_LONG, _MOST_UNKNOWN = 1000, 0.1
 
 
 class CharacterVocabulary(Vocabulary):
   """The distinct characters of a text, sorted by code point.
 
-  Id 0 is padding, 1 EOS, and the characters follow from 2. There is no unknown character: text
-  with another character is refused. Ids that are no characters decode to nothing.
+  Id 0 is padding, 1 EOS, and the characters follow from 2. There is no id for an unknown
+  character. Ids that are no characters decode to nothing.
 
   Args:
     characters: the characters, each a string of length one; order and repetitions do not matter.
+    unknown: what becomes of other characters in a text: "error": the text is refused; "skip": they
+      are left out, with a warning that counts and shows them.
 
   Raises:
     errors.DataError: there are none, or one is not a single character.
+    errors.ConfigError: another `unknown`.
   """
 
   _OFFSET = 2
   _HEADER = "# mesh_tensorflow character vocabulary: one JSON string a line, the first has id 2"
 
-  def __init__(self, characters: Iterable[str]):
+  def __init__(self, characters: Iterable[str], *, unknown: str = "error"):
+    if unknown not in ("error", "skip"):
+      raise errors.ConfigError(
+        f"CharacterVocabulary: unknown (={unknown!r}) must be 'error' or 'skip'"
+      )
     distinct = sorted(set(characters))
     if not distinct:
       raise errors.DataError("CharacterVocabulary: there are no characters")
@@ -40,10 +56,18 @@ class CharacterVocabulary(Vocabulary):
         raise errors.DataError(f"CharacterVocabulary: {c!r} is not a single character")
     self._characters = distinct
     self._codes = np.array([ord(c) for c in distinct], np.int32)
+    self._skips = unknown == "skip"
+    self._told: set[str] = set()
 
   @classmethod
-  def from_text_files(cls, files: str | Sequence[str]) -> CharacterVocabulary:
+  def from_text_files(
+    cls, files: str | Sequence[str], *, unknown: str = "error"
+  ) -> CharacterVocabulary:
     """The characters of the UTF-8 text files (plain, or .gz) that match one or several globs.
+
+    Args:
+      files: a glob, or several.
+      unknown: see the class.
 
     Raises:
       errors.DataError: no file matches, or a file is empty or not UTF-8.
@@ -51,11 +75,15 @@ class CharacterVocabulary(Vocabulary):
     characters: set[str] = set()
     for file in text_files.read_text_files(files):
       characters.update(file.text)
-    return cls(characters)
+    return cls(characters, unknown=unknown)
 
   @classmethod
-  def load(cls, filename: str) -> CharacterVocabulary:
+  def load(cls, filename: str, *, unknown: str = "error") -> CharacterVocabulary:
     """Reads what `save` wrote.
+
+    Args:
+      filename: its path.
+      unknown: see the class.
 
     Raises:
       errors.DataError: the file is missing or damaged.
@@ -65,7 +93,7 @@ class CharacterVocabulary(Vocabulary):
     try:
       if header != cls._HEADER or lines.pop() != "":
         raise ValueError("wrong first or last line")
-      result = cls([json.loads(line) for line in lines])
+      result = cls([json.loads(line) for line in lines], unknown=unknown)
     except ValueError as e:
       raise errors.DataError(f"{filename} is not a whole character vocabulary file: {e}") from e
     if len(result._characters) != len(lines):
@@ -96,23 +124,40 @@ class CharacterVocabulary(Vocabulary):
   def vocab_size(self) -> int:
     return self._OFFSET + len(self._characters)
 
+  def content(self) -> bytes:
+    return self.characters.encode("utf-8", "surrogatepass")
+
   def encode_array(self, s: str) -> np.ndarray:
     """As `encode`, but int32 [length].
 
     Raises:
-      errors.DataError: a character is not in the vocabulary.
+      errors.DataError: a character is not in the vocabulary, and not left out; or of a long text
+        more than a tenth would be left out: it is in another alphabet.
     """
     codes = np.frombuffer(s.encode("utf-32-le", errors="surrogatepass"), np.uint32).astype(np.int32)
     index = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
     bad = self._codes[index] != codes
     if bad.any():
-      unknown = sorted({chr(c) for c in np.unique(codes[bad])})
-      raise errors.DataError(
-        f"{len(unknown)} character(s) of the text are not among the {len(self._codes)} of the "
-        f"vocabulary: {''.join(unknown[:20])!r}, the first at character {int(bad.argmax())}; "
-        "build the vocabulary from all texts, or use get_byte_vocabulary(), which encodes any text"
-      )
+      self._tell_of_unknown(codes, bad)
+      index = index[~bad]
     return index.astype(np.int32) + self._OFFSET
+
+  def _tell_of_unknown(self, codes: np.ndarray, bad: np.ndarray) -> None:
+    """Raises, or warns, of the characters `codes[bad]` of a text, which are to be left out."""
+    unknown = sorted({chr(c) for c in np.unique(codes[bad])})
+    text = (
+      f"{len(unknown)} character(s) of the text are not among the {len(self._codes)} of the "
+      f"vocabulary: {''.join(unknown[:20])!r}, the first at character {int(bad.argmax())}"
+    )
+    count = int(bad.sum())
+    if not self._skips or (len(codes) >= _LONG and count > _MOST_UNKNOWN * len(codes)):
+      raise errors.DataError(
+        f"{text} ({count:,} of {len(codes):,} characters); build the vocabulary from all texts, or "
+        "use get_byte_vocabulary(), which encodes any text (a trained model keeps its vocabulary)"
+      )
+    if not self._told.issuperset(unknown):
+      self._told.update(unknown)
+      _LOG.warning("%s; they are left out, %d time(s) in this text", text, count)
 
   def encode(self, s: str) -> list[int]:
     return self.encode_array(s).tolist()
@@ -122,10 +167,20 @@ class CharacterVocabulary(Vocabulary):
     return "".join(self._characters[i] for i in shifted if 0 <= i < len(self._characters))
 
   def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-    """As `encode`; an unknown character is a tf.errors.InvalidArgumentError when it runs."""
+    """As `encode`; a refused character is a tf.errors.InvalidArgumentError when it runs."""
     codes = tf.strings.unicode_decode(s, "UTF-8", errors="strict")
     known = tf.constant(self._codes)
     index = tf.minimum(tf.searchsorted(known, codes), len(self._codes) - 1)
+    if self._skips:
+      is_known = tf.equal(tf.gather(known, index), codes)
+      left_out = tf.boolean_mask(codes, tf.logical_not(is_known))
+      warned = tf.cond(
+        tf.size(left_out) > 0,
+        lambda: _printed(tf.strings.unicode_encode(left_out, "UTF-8"), s),
+        lambda: True,
+      )
+      with tf.control_dependencies([warned]):
+        return tf.boolean_mask(index, is_known) + self._OFFSET
     check = tf.debugging.Assert(
       tf.reduce_all(tf.equal(tf.gather(known, index), codes)),
       ["a character of this text is not in the vocabulary:", s],
@@ -139,24 +194,62 @@ class CharacterVocabulary(Vocabulary):
     return tf.strings.reduce_join(tf.gather(table, index), axis=-1)
 
 
+def _printed(characters: tf.Tensor, text: tf.Tensor) -> bool:
+  """Prints which characters of a text are left out, when it runs."""
+  start = tf.strings.substr(text, 0, 60)
+  tf.print(
+    *("characters that are not in the vocabulary are left out:", characters, "of", start),
+    output_stream=sys.stderr,
+  )
+  return True
+
+
 @gin.configurable(module="mesh_tensorflow.transformer.vocabulary")
-def get_character_vocabulary(filename: str | Sequence[str] = gin.REQUIRED) -> CharacterVocabulary:
+def get_character_vocabulary(
+  filename: str | Sequence[str] = gin.REQUIRED, *, unknown: str = "skip"
+) -> CharacterVocabulary:
   """A `CharacterVocabulary` from text, or from a file that its `save` wrote.
+
+  The trainer keeps it with the checkpoints, and takes that one as soon as there are any: the text
+  may change then, or be gone.
 
   Args:
     filename: a text file (plain UTF-8, or .gz), a glob, a list of them; or a vocabulary file.
+    unknown: what becomes of characters that are not in the vocabulary; see `CharacterVocabulary`.
 
   Returns:
     The vocabulary.
 
   Raises:
+    errors.ConfigError: the vocabulary file is not the one that checkpoints were trained with.
     errors.DataError: no file matches, or a file is empty, not UTF-8, or damaged.
   """
-  if isinstance(filename, str):
-    files = text_files.find_files(filename)
-    if len(files) == 1 and not files[0].endswith(".gz"):
-      with tf.io.gfile.GFile(files[0], "rb") as f:
-        start = f.read(len(CharacterVocabulary._HEADER))
-      if start == CharacterVocabulary._HEADER.encode():
-        return CharacterVocabulary.load(files[0])
-  return CharacterVocabulary.from_text_files(filename)
+  load = functools.partial(CharacterVocabulary.load, unknown=unknown)
+
+  def make() -> CharacterVocabulary:
+    file = _vocabulary_file(text_files.find_files(filename))
+    return load(file) if file else CharacterVocabulary.from_text_files(filename, unknown=unknown)
+
+  def source() -> str | None:
+    try:
+      return _vocabulary_file(text_files.find_files(filename))
+    except errors.DataError:
+      return None  # It is gone.
+
+  return kept(
+    "characters",
+    {"filename": filename},
+    make=make,
+    load=load,
+    save=CharacterVocabulary.save,
+    source=source,
+  )
+
+
+def _vocabulary_file(files: Sequence[str]) -> str | None:
+  """The one file, if it is a vocabulary file and no text."""
+  if len(files) != 1 or files[0].endswith(".gz"):
+    return None
+  with tf.io.gfile.GFile(files[0], "rb") as f:
+    start = f.read(len(CharacterVocabulary._HEADER))
+  return files[0] if start == CharacterVocabulary._HEADER.encode() else None

@@ -1,10 +1,11 @@
 """Subword vocabularies by SentencePiece (Kudo and Richardson, 2018): trained, stored, used.
 
-Needs the package sentencepiece: `pip install mesh-tensorflow[vocab]`.
+Needs the package sentencepiece: `pip install sentencepiece`.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import logging
@@ -22,6 +23,7 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import text_files
 from mesh_tensorflow.transformer.files.by_chief import by_chief
+from mesh_tensorflow.transformer.vocabularies import kept as kept_lib
 from mesh_tensorflow.transformer.vocabularies.base import (
   EOS_ID,
   PAD_ID,
@@ -104,6 +106,9 @@ class SentencePieceVocabulary(Vocabulary):
 
   def __hash__(self) -> int:
     return hash((self._model, self._extra_ids))
+
+  def content(self) -> bytes:
+    return b"%d\n%s" % (self._extra_ids, self._model)
 
   @property
   def vocab_size(self) -> int:
@@ -217,7 +222,7 @@ def get_subword_vocabulary(
   Of several workers the chief does that, and the others wait for it.
 
   Args:
-    filename: the model file. Keep it with the checkpoints: they mean nothing without it.
+    filename: the model file. The trainer keeps a copy with the checkpoints, and takes that.
     train_files: text files (plain or .gz; globs), whose lines to train on.
     sentences: in place of files: called for an iterable of lines.
     vocab_size: number of ids, `extra_ids` not counted. A file with another number is refused.
@@ -238,6 +243,7 @@ def get_subword_vocabulary(
     DataError: a file is missing, empty or damaged.
   """
   filename = os.path.expanduser(filename)
+  load = functools.partial(SentencePieceVocabulary.load, extra_ids=extra_ids)
 
   def train() -> None:
     if tf.io.gfile.exists(filename):
@@ -259,19 +265,30 @@ def get_subword_vocabulary(
       max_sentences=max_sentences,
     ).save(filename)
 
-  # Those who have a file of their own, on disks of several machines, do not need the chief's.
-  if workers.any_worker(not tf.io.gfile.exists(filename)):
-    by_chief(train)
-    if not tf.io.gfile.exists(filename):
-      raise ConfigError(
-        f"this worker does not see the vocabulary file {filename!r}, which the chief wrote: give a "
-        "filename in a folder that all workers see, or copy the file"
-      )
-  result = SentencePieceVocabulary.load(filename, extra_ids)
+  def make() -> SentencePieceVocabulary:
+    # Those who have a file of their own, on disks of several machines, do not need the chief's.
+    if workers.any_worker(not tf.io.gfile.exists(filename)):
+      by_chief(train)
+      if not tf.io.gfile.exists(filename):
+        raise ConfigError(
+          f"this worker does not see the vocabulary file {filename!r}, which the chief wrote: give "
+          "a filename in a folder that all workers see, or copy the file"
+        )
+    return load(filename)
+
+  result = kept_lib.kept(
+    "subwords",
+    {"filename": filename},
+    make=make,
+    load=load,
+    save=SentencePieceVocabulary.save,
+    source=lambda: filename if tf.io.gfile.exists(filename) else None,
+  )
   if vocab_size is not None and result.vocab_size != vocab_size + extra_ids:
     raise ConfigError(
       f"the vocabulary file {filename!r} has {result.vocab_size - extra_ids} pieces, and "
-      f"vocab_size is {vocab_size}; bind another filename to train another one"
+      f"vocab_size is {vocab_size}; bind another filename (and another model_dir, if it has "
+      "checkpoints) to train another one"
     )
   return result
 
@@ -287,7 +304,7 @@ def sentencepiece_module() -> ModuleType:
     import sentencepiece
   except ImportError as e:
     raise ConfigError(
-      "subword vocabularies need the package sentencepiece: pip install mesh-tensorflow[vocab]; "
+      "subword vocabularies need the package sentencepiece: pip install sentencepiece; "
       "get_byte_vocabulary() needs nothing"
     ) from e
   return sentencepiece

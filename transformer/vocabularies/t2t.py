@@ -9,6 +9,7 @@ escaped), is made of the longest subtokens from left to right.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import unicodedata
@@ -20,6 +21,8 @@ import tensorflow as tf
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.files import text_files
 from mesh_tensorflow.transformer.vocabularies.base import Vocabulary, encode_in_python
+from mesh_tensorflow.transformer.vocabularies.kept import kept
+from mesh_tensorflow.transformer.vocabularies.vocabulary_files import write_whole_file
 
 _ESCAPE_CHARACTERS = frozenset("\\_u;0123456789")
 _ESCAPED = re.compile(r"\\u|\\\\|\\([0-9]+);")
@@ -38,6 +41,7 @@ class T2tVocabulary(Vocabulary):
 
   def __init__(self, filepath: str):
     text = text_files.read_text_file(filepath).text
+    self._text = text
     lines = [line.rstrip() for line in text.split("\n")]
     if lines and not lines[-1]:
       lines.pop()
@@ -53,6 +57,17 @@ class T2tVocabulary(Vocabulary):
         f"{' '.join(missing)}, which every such vocabulary has"
       )
     self._token_ids = functools.lru_cache(maxsize=1 << 16)(self._encode_token)
+
+  def content(self) -> bytes:
+    return json.dumps(self._subtokens).encode()
+
+  def save(self, filename: str) -> None:
+    """Writes the vocabulary file, whole or not at all.
+
+    Raises:
+      ConfigError: it cannot be written.
+    """
+    write_whole_file(filename, self._text.encode())
 
   @property
   def vocab_size(self) -> int:
@@ -104,7 +119,15 @@ def get_t2t_vocabulary(
   Raises:
     DataError: the file is missing or empty, or no such vocabulary.
   """
-  return T2tVocabulary(os.path.join(os.path.expanduser(data_dir), vocabulary_filename))
+  path = os.path.join(os.path.expanduser(data_dir), vocabulary_filename)
+  return kept(
+    "t2t",
+    {"path": path},
+    make=lambda: T2tVocabulary(path),
+    load=T2tVocabulary,
+    save=T2tVocabulary.save,
+    source=lambda: path if tf.io.gfile.exists(path) else None,
+  )
 
 
 def _unquoted(line: str) -> str:

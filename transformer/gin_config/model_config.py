@@ -1,0 +1,359 @@
+"""What decides the model: kept with each checkpoint, and compared when one is read.
+
+Weights say little of the model that they belong to: 8 heads of 16 and 4 of 32, relu and gelu have
+the same shapes. So a checkpoint has a record of all that its program was built from: gin's
+operative configuration, defaults included, and the vocabulary. It is JSON, in the file
+`model.ckpt-<step>.with-config-00000.json`:
+
+    model       decides what is computed from the weights in evaluation; a difference is refused
+    precision   dtypes, and how an ensemble is read: a difference is told
+    training    dropout, initial values, losses, optimizer, schedules, data
+    other       all else: layout, mode, files, decoding
+    vocabulary  class, size and SHA-256 of each
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+from mesh_tensorflow import checkpoint as checkpoint_lib
+from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.transformer.gin_config import names as gin_names
+from mesh_tensorflow.transformer.gin_config import operative, parsing
+from mesh_tensorflow.transformer.gin_config.contradictions import MODEL_TYPE
+from mesh_tensorflow.transformer.gin_config.names import Macro, Reference
+from mesh_tensorflow.transformer.gin_config.settings import Key, parts_of, short
+from mesh_tensorflow.transformer.vocabularies import kept
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+ATTACHMENT = "config"
+_FORMAT = 1
+_PACKAGE = "mesh_tensorflow."
+_T = f"{_PACKAGE}transformer."
+_SHOWN = 6  # Differences in one message.
+
+# What in this package is no part of a model; all else in it is, also what will be added.
+_TRAINING = (
+  *(f"{_PACKAGE}optimize.", f"{_PACKAGE}layers.VarianceScalingInitializer"),
+  *(f"{_T}learning_rate_schedules.", f"{_T}dataset.", f"{_T}training_data."),
+  *(f"{_T}transformer.StudentTeacher", f"{_T}transformer.make_bi_student_teacher"),
+)
+_OTHER = (
+  *(f"{_PACKAGE}{n}." for n in ("beam_search", "checkpoint", "workers", "ops", "stopping")),
+  *(f"{_PACKAGE}simd_mesh_impl.", f"{_PACKAGE}tpu_mesh_impl."),
+  *(f"{_T}{n}." for n in ("utils", "plan", "stopping", "vocabulary", "t2t_vocabulary", "bleu")),
+)
+_PRECISION = (f"{_T}transformer.reduce_ensemble_logits",)
+# Sublayers that do nothing in evaluation; lists with and without them are the same model.
+_OF_TRAINING = re.compile(r"dropout|clip_activation_gradient")
+# Arguments of layers and models that evaluation does not see.
+_TRAINING_ARGUMENT = re.compile(
+  r"dropout|label_smoothing|z_loss|^loss_|_loss$|_train$|^switch_jitter$|^recompute_grads$"
+  r"|initializer_scale$|^initial_value$|_init$|^init_|_init_scale$|^noise_std_dev$"
+)
+_OTHER_ARGUMENT = re.compile(r"^(layout|mesh|mesh_shape|summaries)$")
+# Sizes of tables that a model has only if another argument is true.
+_ONLY_WITH = {"max_length": "positional_embedding"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """What the program of a model was built from, in this process.
+
+  Attributes:
+    record: what is kept with a checkpoint; see the module.
+    keys: for the names in the record, what they are to gin.
+  """
+
+  record: dict[str, Any]
+  keys: dict[str, Key]
+
+  def write(self, path: str) -> None:
+    """Writes the record, for `Checkpointer.save(attachments={ATTACHMENT: ...})`."""
+    with tf.io.gfile.GFile(f"{path}.json", "w") as f:
+      f.write(json.dumps(self.record, indent=1, sort_keys=True) + "\n")
+
+
+def capture(model_type: str, vocabulary: Any, variable_dtype: Any) -> ModelConfig:
+  """The configuration of the model whose program was built last.
+
+  Args:
+    model_type: see `build_model`.
+    vocabulary: a vocabulary, an (inputs, targets) tuple, or None.
+    variable_dtype: an `mtf.VariableDType`.
+  """
+  values, called = operative.operative_values()
+  values = {**_defaults(called, values), **values}
+  of_model = _of_model(values)
+  vocabularies = vocabulary if isinstance(vocabulary, tuple) else (vocabulary,)
+  record: dict[str, Any] = {
+    "format": _FORMAT,
+    "model": {_name(MODEL_TYPE): model_type},
+    "precision": {
+      kind: tf.as_dtype(getattr(variable_dtype, kind)).name
+      for kind in ("master_dtype", "slice_dtype", "activation_dtype")
+    },
+    "training": {},
+    "other": {},
+    "vocabulary": [kept.describe(v) for v in vocabularies if v is not None],
+  }
+  keys = {_name(MODEL_TYPE): MODEL_TYPE}
+  for key, value in values.items():
+    name = _name(key)
+    if name in keys:
+      continue
+    record[_kind(key, values, of_model)][name] = _plain(value)
+    keys[name] = key
+  return ModelConfig(record, keys)
+
+
+def compare(path: str, now: ModelConfig, allow: bool = False) -> list[str]:
+  """Compares a checkpoint's configuration with that of the model that is to read it.
+
+  Args:
+    path: a checkpoint.
+    now: of the model.
+    allow: whether another model is allowed.
+
+  Returns:
+    Lines to say: what differs in precision, and what was not compared. Of what is allowed a warning
+    tells.
+
+  Raises:
+    ConfigError: the checkpoint is of another model, in something that its variables' shapes need
+      not show.
+  """
+  name = os.path.basename(path)
+  then = _read(path)
+  if then is None:
+    return [f"{name} has no record of its configuration (an older one?): it is not compared"]
+  told = [
+    f"{what} was {short(old)}, now {short(new)}"
+    for what, old, new in _changes(then["precision"], now.record["precision"])
+  ]
+  lines = [f"{name}: {'; '.join(told)}"] if told else []
+  differences = _differences(then, now)
+  if not differences:
+    return lines
+  text = f"{path} is of another model: {_joined(differences)}"
+  if not allow:
+    raise ConfigError(
+      f"{text}. Bind the old values; or, to go on with the new ones, give --allow_config_change "
+      "(in programs: run.allow_config_change = True)"
+    )
+  _LOG.warning("%s (allow_config_change)", text)
+  return lines
+
+
+def compare_with_initial(path: str, now: ModelConfig) -> list[str]:
+  """As `compare`, of a checkpoint to start from, whose model may be another one by design."""
+  then = _read(path)
+  differences = _differences(then, now) if then is not None else []
+  return [f"{path} is of another model: {_joined(differences)}"] if differences else []
+
+
+# ------------------------------------------------------------------- what decides the model
+
+
+def _of_model(values: Mapping[Key, Any]) -> set[str]:
+  """The selectors that are a part of the model: of this package, and what these refer to."""
+  found = {s for _, s, _ in values if s.startswith(_PACKAGE) and _group(s) == "model"}
+  new = found
+  while new:
+    references = {
+      r.selector
+      for (_, selector, argument), value in values.items()
+      if selector in new and not _TRAINING_ARGUMENT.search(argument)
+      for r in parts_of(value, Reference)
+    }
+    new = {s for s in references - found if not s.startswith(_PACKAGE)}
+    found |= new
+  return found
+
+
+def _group(selector: str) -> str:
+  """In which part of the record a configurable of this package stands."""
+  for kind, prefixes in (("training", _TRAINING), ("other", _OTHER), ("precision", _PRECISION)):
+    if selector.startswith(prefixes):
+      return kind
+  return "training" if _OF_TRAINING.search(selector) else "model"
+
+
+def _kind(key: Key, values: Mapping[Key, Any], of_model: set[str]) -> str:
+  scope, selector, argument = key
+  group = _group(selector) if selector.startswith(_PACKAGE) else "other"
+  if selector not in of_model:
+    return group
+  if _TRAINING_ARGUMENT.search(argument):
+    return "training"
+  condition = _ONLY_WITH.get(argument)
+  if condition and not values.get((scope, selector, condition), True):
+    return "other"
+  return "other" if _OTHER_ARGUMENT.search(argument) else "model"
+
+
+def _defaults(called: Iterable[tuple[str, str]], values: Mapping[Key, Any]) -> dict[Key, Any]:
+  """Defaults that are classes or functions, which gin's operative configuration leaves out."""
+  found = {}
+  for scope, selector in called:
+    if not gin_names.whole_selectors(selector):
+      continue
+    for p in inspect.signature(gin_names.configurable_of(selector)).parameters.values():
+      value = None if p.default is inspect.Parameter.empty else _as_bound(p.default)
+      if (scope, selector, p.name) not in values and any(parts_of(value, Reference)):
+        found[scope, selector, p.name] = value
+  return found
+
+
+def _as_bound(default: Any) -> Any:
+  """A default; classes and functions in it as what a binding of them would be."""
+  if isinstance(default, (list, tuple)):
+    return [_as_bound(d) for d in default]
+  if not inspect.isclass(default) and not inspect.isroutine(default):
+    return default
+  name = default.__name__
+  for selector in gin_names.whole_selectors(name):
+    found = gin_names.configurable_of(selector)
+    if found is default or found is getattr(default, "__wrapped__", None):
+      return Reference(name, False, "", selector)
+  return Reference(name, False, "", f"{default.__module__}.{name}")
+
+
+# -------------------------------------------------------------------------- as plain values
+
+
+def _name(key: Key) -> str:
+  """The name of a parameter in a record, the same wherever it was bound."""
+  scope, selector, argument = key
+  return f"{scope}/{_selector(selector)}.{argument}".lstrip("/")
+
+
+def _selector(selector: str) -> str:
+  # The module of a user's class is another one where it is the main program.
+  return selector if selector.startswith(_PACKAGE) else selector.rpartition(".")[2]
+
+
+def _plain(value: Any) -> Any:
+  """A value of gin as JSON's kinds."""
+  if isinstance(value, Reference):
+    name = "/".join(p for p in (value.scope, _selector(value.selector or value.name)) if p)
+    return f"@{name}{'()' if value.evaluate else ''}"
+  if isinstance(value, Macro):
+    return f"%{value.name}"
+  if isinstance(value, dict):
+    pairs = [[_plain(k), _plain(v)] for k, v in value.items() if not _is_of_training(k)]
+    return {"dict": sorted(pairs, key=repr)}
+  if isinstance(value, (list, tuple)):
+    return [_plain(v) for v in value if not _is_of_training(v)]
+  return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
+
+
+def _is_of_training(value: Any) -> bool:
+  """Whether a sublayer in a list, or an argument's name in a dict, is for training only."""
+  if isinstance(value, Reference):
+    return bool(_OF_TRAINING.search(value.selector))
+  return isinstance(value, str) and bool(_TRAINING_ARGUMENT.search(value))
+
+
+# ------------------------------------------------------------------------------- comparison
+
+
+def _read(path: str) -> dict[str, Any] | None:
+  """The record of a checkpoint; None if there is none that can be read."""
+  file = f"{checkpoint_lib.attachment(path, ATTACHMENT)}.json"
+  try:
+    with tf.io.gfile.GFile(file) as f:
+      record = json.loads(f.read())
+  except (tf.errors.OpError, ValueError):
+    return None
+  known = isinstance(record, dict) and record.get("format") == _FORMAT
+  return record if known else None
+
+
+def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+  """What both have, with other values."""
+  return [(k, then[k], now[k]) for k in now if k in then and then[k] != now[k]]
+
+
+def _differences(then: Mapping[str, Any], now: ModelConfig) -> list[str]:
+  """In words, each difference in what decides the model.
+
+  What was called in one program only does not count: another value is the reason for that, or the
+  mode. Nor does a parameter that only one version of a function has, unless it is bound.
+  """
+  old, new = then["model"], now.record["model"]
+  changes = [(k, _text(was)) for k, was, _ in _changes(old, new)]
+  called = {_owner(k) for k in old}
+  added = [k for k in new if _owner(k) in called and not any(k in then[p] for p in _PARTS)]
+  changes += [(k, "its default") for k in added if _is_bound(now.keys[k], new[k])]
+  places = parsing.places_of([now.keys[k] for k, _ in changes])
+  found = [
+    f"{_shown(now.keys[k])} was {was}, now {_text(new[k])} ({places[now.keys[k]]})"
+    for k, was in changes
+  ]
+  return found + _vocabulary_differences(then["vocabulary"], now.record["vocabulary"])
+
+
+_PARTS = ("model", "precision", "training", "other")
+
+
+def _owner(name: str) -> str:
+  return name.rpartition(".")[0]
+
+
+def _is_bound(key: Key, value: Any) -> bool:
+  """Whether a value is not the default of its parameter."""
+  _, selector, argument = key
+  parameter = inspect.signature(gin_names.configurable_of(selector)).parameters.get(argument)
+  if parameter is None or parameter.default in (gin.REQUIRED, inspect.Parameter.empty):
+    return False
+  return _plain(_as_bound(parameter.default)) != value
+
+
+def _vocabulary_differences(then: list[Any], now: list[Any]) -> list[str]:
+  if len(then) != len(now):
+    return [f"there were {len(then)} vocabularies, now there are {len(now)}"] if then else []
+  sides = ("",) if len(then) == 1 else (" of inputs", " of targets")
+  found = []
+  for side, was, is_now in zip(sides, then, now):
+    known = was["digest"] and is_now["digest"]
+    same_class = was["class"] == is_now["class"]
+    if was["size"] != is_now["size"] or (
+      known and same_class and was["digest"] != is_now["digest"]
+    ):
+      found.append(
+        f"the vocabulary{side} was {_vocabulary_text(was)}, now {_vocabulary_text(is_now)}"
+      )
+  return found
+
+
+def _vocabulary_text(described: Mapping[str, Any]) -> str:
+  digest = f", SHA-256 {described['digest'][:8]}" if described["digest"] else ""
+  return f"{described['class']} of {described['size']:,} ids{digest}"
+
+
+def _shown(key: Key) -> str:
+  """A parameter as gin files name it."""
+  scope, selector, argument = key
+  return f"{scope}/{gin_names.shortest(selector)}.{argument}".lstrip("/")
+
+
+def _text(value: Any) -> str:
+  """A value of a record, for an error."""
+  return short(json.loads(json.dumps(value).replace(_T, "").replace(_PACKAGE, "")))
+
+
+def _joined(differences: list[str]) -> str:
+  more = len(differences) - _SHOWN
+  return "; ".join(differences[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
