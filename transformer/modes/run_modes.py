@@ -51,18 +51,19 @@ MODES = (
 )
 # Modes that can do without a sequence length: the examples have one.
 _EVAL_MODES = ("eval", "score_eval")
-    given = _as_bound(inspect.signature(configured).bind_partial(*args, **kwargs).arguments)
 
 
 def _before_arguments(configured: Callable[..., Any]) -> Callable[..., Any]:
   """What must be done before gin makes the arguments of `run`.
 
-  What gin calls for them may run TensorFlow, after which no worker can join; and workers that have
-  joined can leave it to one of them to write a vocabulary.
+  The workers join: what gin calls may run TensorFlow, after which no worker can join; and workers
+  that have joined can leave it to one of them to write a vocabulary. And vocabularies come from the
+  folder of the model's checkpoints.
   """
 
   @functools.wraps(configured)
   def run(*args, **kwargs):
+    given = _as_bound(inspect.signature(configured).bind_partial(*args, **kwargs).arguments)
     if workers.cluster_from_environment().size > 1:
       _join_as_bound(given)
     with kept_in(
@@ -138,7 +139,6 @@ def run(
   perplexity_eval_steps: int | None = 100,
   init_checkpoint: str | None = None,
   ensemble_inputs: int | None = None,
-  allow_config_change: bool = False,
   train_model_fn: Callable[..., Any] = train_model,
   skip_seen_data: bool = False,
   seen_data_init_step: int = 0,
@@ -150,6 +150,7 @@ def run(
   seed: int = 0,
   report_every: int = 100,
   nonfinite: str = "stop",
+  allow_config_change: bool = False,
 ) -> Any:
   """Trains, evaluates or decodes, as gin says.
 
@@ -200,8 +201,6 @@ def run(
     perplexity_eval_steps: number of batches to evaluate; None: all.
     init_checkpoint: a checkpoint to start from when model_dir has none; see
       `init_checkpoint.restore`.
-    allow_config_change: whether the checkpoints may be of another model or vocabulary than this
-      one: that is then told, else refused; see `gin_config.model_config`.
     ensemble_inputs: in training, the members of an ensemble that see data of their own.
     train_model_fn: what trains.
     skip_seen_data: see `train_model`.
@@ -213,6 +212,8 @@ def run(
     seed: of initial weights and of random operations.
     report_every: steps between lines of the report.
     nonfinite: in training, what a NaN or infinite loss does: "stop" or "skip"; see `Trainer`.
+    allow_config_change: whether the checkpoints may be of another model or vocabulary than this
+      one: that is then told, else refused; see `gin_config.model_config`.
 
   Returns:
     Losses (train), metrics (eval), what the function of the mode returned (scores), the path of
@@ -264,7 +265,6 @@ def run(
     ensemble_inputs=ensemble_inputs if mode == "train" else None,
     use_tpu=tpu,
     tpu_job_name=tpu_job_name,
-    allow_config_change=allow_config_change,
     iterations_per_loop=iterations_per_loop,
     cluster=None,
     init_checkpoint=init_checkpoint,
@@ -274,6 +274,7 @@ def run(
     seed=seed,
     report_every=report_every,
     nonfinite=nonfinite,
+    allow_config_change=allow_config_change,
   )
   # First of all the devices: when data is read they cannot be made any more.
   if sequence_length is None:

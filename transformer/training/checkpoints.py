@@ -13,7 +13,7 @@ from mesh_tensorflow.checkpoint.restoring import EXTRA
 from mesh_tensorflow.errors import NonFiniteError
 from mesh_tensorflow.store import StoredVariable, VariableStore
 from mesh_tensorflow.transformer.gin_config.model_config import ATTACHMENT, ModelConfig
-from mesh_tensorflow.transformer.programs.training_data import SavedPipeline, TrainingData
+from mesh_tensorflow.transformer.programs.training_data import SavedPipeline
 
 _BEGAN = "began_at_step"
 
@@ -32,19 +32,20 @@ class TrainingCheckpoints:
     began: the step at which training in this folder began, if it did not begin with initial values;
       it is a part of the checkpoints.
     pipeline: the iterator of the data, if its position is a part of checkpoints.
+    config: what decides the model, in the worker that writes it; a part of checkpoints, too.
   """
 
   def __init__(
     self, checkpointer: checkpoint_lib.Checkpointer | None, store: VariableStore, save_every: int
   ):
     self._checkpointer = checkpointer
-    config: what decides the model, in the worker that writes it; a part of checkpoints, too.
     self._store = store
     self._save_every = save_every
     self.newest: str | None = None
     self.saved_step = 0
     self.began: int | None = None
     self.pipeline: SavedPipeline | None = None
+    self.config: ModelConfig | None = None
 
   def find_newest(self) -> None:
     """Looks for the newest good checkpoint, to go on from."""
@@ -54,7 +55,6 @@ class TrainingCheckpoints:
     if self.newest:
       reader = tf.train.load_checkpoint(self.newest)
       if reader.has_tensor(EXTRA + _BEGAN):
-    self.config: ModelConfig | None = None
         self.began = int(reader.get_tensor(EXTRA + _BEGAN))
 
   def is_due(self, before: int, step: int, last: int) -> bool:
@@ -89,8 +89,7 @@ class TrainingCheckpoints:
     attachments = self.pipeline.attachments() if self.pipeline is not None else {}
     if self.config is not None:
       attachments[ATTACHMENT] = self.config.write
-    known = {_BEGAN: self.began, _EPOCH: self.data and self.data.examples_in_epoch}
-    extra = {name: value for name, value in known.items() if value is not None}
+    extra = None if self.began is None else {_BEGAN: self.began}
     self._checkpointer.save(step, extra, asynchronous=asynchronous, attachments=attachments)
     self.saved_step = step
 
