@@ -20,7 +20,7 @@ from benchmarks import kill_runs
 from mesh_tensorflow import checkpoint, errors, exit_codes, workers
 from mesh_tensorflow.checkpoint import writer
 from mesh_tensorflow.transformer import dataset
-from mesh_tensorflow.transformer.training import run_lock
+from mesh_tensorflow.transformer.training import run_lock, stopping
 from tests.transformer import training_program
 from tests.transformer import worker_processes as program
 
@@ -103,28 +103,23 @@ def ctrl_c():
   signal.signal(signal.SIGINT, before)
 
 
-def test_a_stopped_training_goes_on_as_if_it_had_not_been(tmp_path, cpu_devices, ctrl_c):
+def test_a_stopped_training_goes_on_as_if_it_had_not_been(
+  tmp_path, cpu_devices, ctrl_c, monkeypatch
+):
   """Ctrl-C in the middle; the weights in the end are the same, bit for bit."""
   options = dict(save_checkpoints_steps=100, steps_per_call=2)
+  running = stopping.StopRequests.running
 
-  def interrupted(sequence_length, vocabulary=None, dataset_split="train", skip=0):
-    def look(n, row):
-      if n == 5 * training_program.BATCH:
-        os.kill(os.getpid(), signal.SIGINT)
-      return row
-
-    rows = training_program.dataset(sequence_length, skip=skip).enumerate(skip)
-    length = sequence_length["targets"]
-
-    def checked(n, row):
-      targets = tf.numpy_function(look, [n, row["targets"]], tf.int32)
-      return {"targets": tf.ensure_shape(targets, [length])}
-
-    return rows.map(checked)
+  def interrupted(self, done, saved):
+    running(self, done, saved)
+    if done == 4:
+      os.kill(os.getpid(), signal.SIGINT)
 
   trainer = training_program.make_trainer(model_dir=str(tmp_path / "a"), **options)
+  monkeypatch.setattr(stopping.StopRequests, "running", interrupted)
   with pytest.raises(errors.StoppedError, match=r"stopped by SIGINT; step \d+ is saved in"):
-    trainer.train(interrupted, 12)
+    trainer.train(training_program.dataset, 12)
+  monkeypatch.undo()
   assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
   assert 0 < trainer.global_step < 12
   resumed = training_program.make_trainer(model_dir=str(tmp_path / "a"), **options)

@@ -11,6 +11,7 @@ import gin
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError, LayoutError, MeshError, ShapeError
 from mesh_tensorflow.transformer.gin_config import names as gin_names
+from mesh_tensorflow.transformer.gin_config import value_checks
 from mesh_tensorflow.transformer.gin_config.contradictions import RUN
 from mesh_tensorflow.transformer.gin_config.names import Reference, did_you_mean
 from mesh_tensorflow.transformer.gin_config.settings import Setting, Settings, parts_of, short
@@ -50,10 +51,12 @@ def check_run(settings: Settings) -> None:
     settings: all bindings.
 
   Raises:
-    ConfigError: a required parameter is not bound, or a layer list is for another model type.
+    ConfigError: a value that its parameter cannot have, a required parameter is not bound, or a
+      layer list is for another model type.
     LayoutError: layout rules and mesh shape do not fit, or a size cannot be split.
     ShapeError: sequences longer than the table of positions.
   """
+  value_checks.check_settings(settings)
   run = _Run(settings)
   run.check_required()
   run.check_layer_lists()
@@ -79,13 +82,7 @@ class _Run:
     return self._settings.literal(bound.value), self._place(bound)
 
   def _place(self, setting: Setting) -> str:
-    """The place of a setting and of the macros that make its value."""
-    places = [str(setting.place)]
-    for macro in parts_of(setting.value, gin_names.Macro):
-      bound = self._settings.macro(macro.name)
-      if bound is not None:
-        places.append(f"{macro!r} of {bound.place}")
-    return ", ".join(places)
+    return value_checks.place_of(self._settings, setting)
 
   # ------------------------------------------------------- required parameters
 

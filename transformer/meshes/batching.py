@@ -13,6 +13,11 @@ from mesh_tensorflow.errors import ConfigError
 
 _MODULE = "mesh_tensorflow.transformer.utils"
 
+# What a size of a batch may be a number of.
+BATCH_METHODS = (
+  "sequences_per_batch", "tokens_per_batch", "sequences_per_replica", "tokens_per_replica"
+)  # fmt: skip
+
 
 @gin.configurable(module=_MODULE)
 def tpu_mesh_shape(
@@ -73,6 +78,8 @@ def compute_batch_size(
     ConfigError: an unknown method, or tokens that are no multiple of the sequence length.
   """
   method, value = method_and_value
+  if method not in BATCH_METHODS:
+    raise ConfigError(f"batch_size: unknown method {method!r}; use {', '.join(BATCH_METHODS)}")
   if method == "sequences_per_batch":
     return value
   replicas = mtf.tensor_dim_to_mesh_dim_size(
@@ -80,11 +87,6 @@ def compute_batch_size(
   ) * mtf.tensor_dim_to_mesh_dim_size(layout_rules, mesh_shape, mtf.Dimension("outer_batch", 0))
   if method == "sequences_per_replica":
     return value * replicas
-  if method not in ("tokens_per_batch", "tokens_per_replica"):
-    raise ConfigError(
-      f"batch_size: unknown method {method!r}; use sequences_per_batch, tokens_per_batch, "
-      "sequences_per_replica or tokens_per_replica"
-    )
   length = max(sequence_length.values())
   if value % length:
     raise ConfigError(

@@ -17,7 +17,7 @@ from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import tpu_mesh, workers
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer import learning_rate_schedules
-from mesh_tensorflow.transformer.gin_config import write_operative_config
+from mesh_tensorflow.transformer.gin_config import value_checks, write_operative_config
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.meshes.batching import (
   auto_train_steps,
@@ -36,19 +36,7 @@ from mesh_tensorflow.transformer.vocabularies.kept import kept_in
 
 _MODULE = "mesh_tensorflow.transformer.utils"
 
-MODES = (
-  "train",
-  "eval",
-  "score_eval",
-  "perplexity_eval",
-  "infer",
-  "score_from_strings",
-  "score_from_dataset",
-  "export_infer",
-  "export_score",
-  "export",
-  "plan",
-)
+MODES = value_checks.MODES
 # Modes that can do without a sequence length: the examples have one.
 _EVAL_MODES = ("eval", "score_eval")
 
@@ -222,6 +210,8 @@ def run(
   Raises:
     ConfigError: settings that contradict each other.
   """
+  value_checks.check_arguments("run", run, locals())
+  value_checks.check_mesh_shape(mesh_shape)
   _check_bindings(mode, dataset_split, train_dataset_fn, vocabulary)
   training_data.check_data_options(skip_seen_data, checkpoint_input_pipeline)
   if tpu and mode != "plan":

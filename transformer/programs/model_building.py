@@ -13,6 +13,7 @@ from mesh_tensorflow.transformer import transformer as transformer_lib
 
 # Model types of an encoder and a decoder.
 PAIRED = ("bitransformer", "bi_student_teacher")
+MODEL_TYPES = (*PAIRED, "lm", "delimited_lm", "aligned")
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.utils")
@@ -60,13 +61,13 @@ def build_model(
       mesh_shape=mesh_shape,
       layout=layout_rules,
     )
+  if model_type not in MODEL_TYPES:
+    known = ", ".join(map(repr, MODEL_TYPES))
+    raise ConfigError(f"unknown model_type {model_type!r}; use one of {known}")
   makers = {
     "bitransformer": transformer_lib.make_bitransformer,
     "bi_student_teacher": transformer_lib.make_bi_student_teacher,
   }
-  if model_type not in makers:
-    known = ", ".join(repr(t) for t in (*makers, "lm", "delimited_lm", "aligned"))
-    raise ConfigError(f"unknown model_type {model_type!r}; use one of {known}")
   return makers[model_type](
     input_vocab_size=input_vocab_size,
     output_vocab_size=output_vocab_size,

@@ -172,7 +172,8 @@ class StopRequests:
         if not told:
           told = True
           self._note(number)
-          self._tell()
+          if self._steps is not None:
+            self._tell()
           if self._flag is not None:
             self._flag.put(True)
         elif time.monotonic() - self._came > _SAME_SECONDS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import functools
 import logging
@@ -25,7 +26,7 @@ from mesh_tensorflow.errors import (
 )
 from mesh_tensorflow.transformer.files import records
 from mesh_tensorflow.transformer.files.by_chief import by_chief
-from mesh_tensorflow.transformer.gin_config import model_config
+from mesh_tensorflow.transformer.gin_config import model_config, value_checks
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.programs import nonfinite as nonfinite_lib
 from mesh_tensorflow.transformer.programs import several_steps, training_data
@@ -97,15 +98,14 @@ class Trainer(Inference):
     nonfinite: str = "stop",
     allow_config_change: bool = False,
   ):
+    value_checks.check_arguments("Trainer", Trainer.__init__, locals())
     self._loss_check = LossCheck(nonfinite)
     self.steps = steps
     self.vocabulary = vocabulary
     self.model_dir = model_dir
     self._optimizer = optimizer
     self._schedule = learning_rate_schedule
-    self._steps_per_call = training_data.steps_per_call(
-      max(1, steps_per_call), save_checkpoints_steps
-    )
+    self._steps_per_call = training_data.steps_per_call(steps_per_call, save_checkpoints_steps)
     self._report_every = report_every
     # Of several workers only the chief reports.
     self._quiet = quiet or not workers.current().is_chief
@@ -160,7 +160,8 @@ class Trainer(Inference):
       dataset_split: for `dataset_fn`.
       on_ready: called with the graph when the program is built, before the first step.
       seen_data_init_step: the step at which the data began: the examples of the steps after it,
-        up to the checkpoint's, are left out. By default the step of `init_checkpoint`, or 0.
+        up to the checkpoint's, are left out. By default the step of `init_checkpoint`, or of the
+        checkpoint of another program that was in `model_dir` when training began; or 0.
       checkpoint_input_pipeline: save where the data is with each checkpoint, and go on there: no
         example is read twice to be skipped.
       input_fn: in place of `dataset_fn`, an Estimator's: a function that returns batches of dicts.
@@ -173,7 +174,8 @@ class Trainer(Inference):
 
     Raises:
       ConfigError: arguments that do not go together.
-      DataError: the data set is empty or ends early, or has the wrong features.
+      DataError: the data set has no whole batch, or gives nothing when it is gone through again
+        (data that ends is repeated); or it has the wrong features.
       NonFiniteError: the loss is NaN or infinite. Nothing is saved after that.
       StoppedError: SIGTERM or SIGINT came, in any worker. The steps done are saved.
       WorkerLostError: another worker of the cluster is gone.
@@ -218,7 +220,13 @@ class Trainer(Inference):
       self.build_for_inference()
       return []
     first = request.first_step_of_data(began, start)
-    source = TrainingSource(request.dataset_fn, self.vocabulary, request.dataset_split, first)
+    source = TrainingSource(
+      request.dataset_fn,
+      self.vocabulary,
+      request.dataset_split,
+      first,
+      self._checkpoints.examples_in_epoch,
+    )
     data, batches = self._open(source, start, request.checkpoint_input_pipeline)
     progress = TrainingProgress(
       start,
@@ -236,19 +244,25 @@ class Trainer(Inference):
     compiled = self.compile_steps(data.names, self._stop_flag if alone else None)
     find = functools.partial(self._find_nonfinite, source, start)
     self.global_step = start
-    losses: list[float] = []
+    losses = array.array("f")  # Objects of Python's would take eight times the memory.
+    prepare = functools.partial(
+      self.prepare, compiled, request.on_ready, checkpoint=self._checkpoints.newest
+    )
     try:
+      if start > first:
+        prepare()  # Before the data, in which it may take a while to get behind what was seen.
       for values in records.reading(batches.calls(last - start, self._steps_per_call, most)):
         before = self.global_step
         if before == start:
-          self.prepare(compiled, request.on_ready, checkpoint=self._checkpoints.newest)
+          if start == first:
+            prepare()
           progress.restart_clock()
         stop.running(before, self._checkpoints.saved_step)
         called = time.perf_counter()
         of_call, bad = self._call(compiled, values)
         lengths.measured(len(of_call), time.perf_counter() - called)
         self._loss_check.take(before, of_call, bad, self._checkpoints.saved_step, find)
-        losses += of_call
+        losses.extend(of_call)
         self.global_step += len(of_call)
         rate = self._learning_rate_value(self.global_step - 1)
         progress.update(self.global_step, of_call, rate, skipped=sum(n > 0 for n in bad))
@@ -264,7 +278,7 @@ class Trainer(Inference):
       progress.close()
     self._check_all_done(start, last)
     self.losses += losses
-    return losses
+    return losses.tolist()
 
   def _save_and_stop(self, stop: StopRequests, last: int) -> None:
     """Ends a training that was asked to stop."""
@@ -279,19 +293,22 @@ class Trainer(Inference):
     """The data from step `start` on, and what yields its batches."""
     self._checkpoints.pipeline = None
     if not saves_position or self.checkpointer is None:
-      data = source.batches_from(self.steps, start)
-      return data, data
-    data, pipeline = source.saved_batches_from(
-      self.steps, start, self._checkpoints.newest, self._say
-    )
-    self._checkpoints.pipeline = pipeline
+      data = pipeline = source.batches_from(self.steps, start, self._say)
+    else:
+      data, pipeline = source.saved_batches_from(
+        self.steps, start, self._checkpoints.newest, self._say
+      )
+      self._checkpoints.pipeline = pipeline
+    self._checkpoints.data = data
     return data, pipeline
 
   def _call(self, compiled: Any, batches: Any) -> tuple[list[float], list[float]]:
     """Does some steps: their losses, and the numbers of elements that were not finite."""
     self._restored = None
     with self.mesh_impl.errors_of_runs("train_step"):
-      losses, bad = compiled(batches, tf.constant(self.global_step, tf.int64)).numpy().tolist()
+      # Not of a Python number: TensorFlow keeps the tensors of these, for ever.
+      step = tf.constant(np.array(self.global_step, np.int64))
+      losses, bad = compiled(batches, step).numpy().tolist()
     return losses, bad
 
   def _find_nonfinite(
@@ -313,8 +330,9 @@ class Trainer(Inference):
       )
     if self.global_step < last:
       raise DataError(
-        f"the training data ended after {self.global_step - start} of {last - start} steps; let "
-        "the data set repeat, or bind a smaller run.train_steps"
+        f"the training data ended after {self.global_step - start} of {last - start} steps, and "
+        "gave nothing when it was gone through again: run.train_dataset_fn must return a data set "
+        "that can be read several times, or endless; or bind a smaller run.train_steps"
       )
 
   def _start(self) -> tuple[int, int]:
@@ -323,6 +341,12 @@ class Trainer(Inference):
       self.checkpointer.check_folder()
     self._checkpoints.find_newest()
     saved, began = self._checkpoints.saved_step, self._checkpoints.began
+    if self._checkpoints.is_foreign:
+      self._say(
+        f"{self._checkpoints.newest} was written by another program: the training data begins with "
+        "its first example (to leave out examples seen before, bind run.skip_seen_data = True and "
+        "run.seen_data_init_step, the step at which this data began)"
+      )
     if began is None and self._init_checkpoint:
       try:
         began = init_checkpoint_lib.step_of(self._init_path, self._init_variable_filter)
@@ -401,7 +425,7 @@ class Trainer(Inference):
   def _learning_rate_value(self, step: int) -> float | None:
     if self._schedule is None:
       return None
-    return float(self._learning_rate(tf.constant(step, tf.int64)))
+    return float(self._learning_rate(tf.constant(np.array(step, np.int64))))
 
   # ------------------------------------------------------------- checkpoints
 

@@ -1,0 +1,323 @@
+"""What settings may be: kinds by the annotations of parameters, ranges by one table."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import numbers
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.errors import ConfigError, MeshError
+from mesh_tensorflow.transformer.gin_config import names as gin_names
+from mesh_tensorflow.transformer.gin_config.contradictions import RUN
+from mesh_tensorflow.transformer.gin_config.names import MACRO, Macro, Reference, did_you_mean
+from mesh_tensorflow.transformer.gin_config.settings import Setting, Settings, parts_of, short
+from mesh_tensorflow.transformer.meshes import mesh_setup
+from mesh_tensorflow.transformer.meshes.batching import BATCH_METHODS
+from mesh_tensorflow.transformer.programs import nonfinite
+from mesh_tensorflow.transformer.programs.model_building import MODEL_TYPES
+
+_OURS = "mesh_tensorflow."
+
+MODES = (
+  "train",
+  "eval",
+  "score_eval",
+  "perplexity_eval",
+  "infer",
+  "score_from_strings",
+  "score_from_dataset",
+  "export_infer",
+  "export_score",
+  "export",
+  "plan",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+  """What a setting may be.
+
+  Attributes:
+    legal: in words, after "it must be".
+    is_legal: whether a value is.
+    choices: the legal texts, if there are few.
+  """
+
+  legal: str
+  is_legal: Callable[[Any], bool]
+  choices: tuple[str, ...] = ()
+
+  def or_none(self) -> Rule:
+    """The same rule, which allows None, too."""
+    is_legal = lambda x: x is None or self.is_legal(x)  # noqa: E731
+    return Rule(f"{self.legal}, or None", is_legal, self.choices)
+
+
+def _is_whole(x: Any) -> bool:
+  return isinstance(x, numbers.Integral) and not isinstance(x, bool)
+
+
+def _is_number(x: Any) -> bool:
+  return isinstance(x, numbers.Real) and not isinstance(x, bool)
+
+
+def at_least(least: int) -> Rule:
+  """A whole number from `least` on."""
+  return Rule(f"a whole number of at least {least}", lambda x: _is_whole(x) and x >= least)
+
+
+def one_of(*choices: str) -> Rule:
+  """One of a few texts."""
+  return Rule(
+    f"one of {', '.join(map(repr, choices))}",
+    lambda x: isinstance(x, str) and x in choices,
+    choices,
+  )
+
+
+WHOLE = Rule("a whole number", _is_whole)
+NUMBER = Rule("a number", _is_number)
+ABOVE_ZERO = Rule("a number above 0", lambda x: _is_number(x) and x > 0)
+NOT_BELOW_ZERO = Rule("a number of at least 0", lambda x: _is_number(x) and x >= 0)
+FRACTION = Rule("a number from 0 to 1", lambda x: _is_number(x) and 0 <= x <= 1)
+BELOW_ONE = Rule("a number from 0 to below 1", lambda x: _is_number(x) and 0 <= x < 1)
+YES_OR_NO = Rule("True or False", lambda x: isinstance(x, bool) or (_is_whole(x) and x in (0, 1)))
+TEXT = Rule("a text in quotes", lambda x: not isinstance(x, (numbers.Number, Mapping)))
+
+
+def _is_batch_size(x: Any) -> bool:
+  if isinstance(x, (list, tuple)):
+    return len(x) == 2 and isinstance(x[0], str) and x[0] in BATCH_METHODS and _one(x[1])
+  return _one(x)
+
+
+def _one(x: Any) -> bool:
+  return _is_whole(x) and x >= 1
+
+
+def _are_lengths(x: Any) -> bool:
+  if isinstance(x, Mapping):
+    return bool(x) and all(isinstance(k, str) and _one(v) for k, v in x.items())
+  return x is None or _one(x)
+
+
+def _is_checkpoint_step(x: Any) -> bool:
+  if isinstance(x, (list, tuple)):
+    return bool(x) and all(_is_whole(n) and n >= 0 for n in x)
+  return x in (None, "all", "new") or (_is_whole(x) and x >= -1)
+
+
+def _are_rates(x: Any) -> bool:
+  return isinstance(x, (list, tuple)) and all(callable(f) or _is_number(f) for f in x)
+
+
+_CHECKPOINT_STEP = Rule(
+  "a step, a list of steps, -1 (the newest), 'all', 'new' (each as it appears) or None",
+  _is_checkpoint_step,
+)
+_STEPS = Rule(
+  "a whole number of at least 0, or a function of batch size and sequence length",
+  lambda x: callable(x) or (_is_whole(x) and x >= 0),
+)
+_RATES = Rule(
+  "a schedule, a number of at least 0, or a list of such",
+  lambda x: x is None or callable(x) or _are_rates(x) or NOT_BELOW_ZERO.is_legal(x),
+)
+
+
+# Of parameters of this name, wherever they are, unless `_OF_OWNERS` says something else.
+_OF_NAMES: dict[str, Rule] = {
+  **dict.fromkeys(
+    "d_model num_layers num_heads key_value_size hidden_size max_length vocab_divisor num_experts "
+    "group_size filter_size output_size batch_size radius relative_attention_num_buckets key_size "
+    "value_size ntlb_top_k outer_batch_size beam_size num_examples_per_shard repeats train_tokens "
+    "shuffle_buffer_size layers_per_encoder_module layers_per_decoder_module num_sentinels "
+    "encoder_num_modules decoder_num_modules num_unique_depth_filters max_examples report_every "
+    "iterations_per_loop steps_per_call vocab_size".split(),
+    at_least(1),
+  ),
+  **dict.fromkeys(
+    "num_memory_heads save_checkpoints_steps seen_data_init_step skip_until warmup_steps "
+    "max_encoded_len context_tokens extra_ids skip tokens_per_microbatch_per_replica "
+    "distill_start_step prefetch train_steps max_steps steps".split(),
+    at_least(0),
+  ),
+  **dict.fromkeys(
+    "perplexity_eval_steps total_run_steps ensemble_inputs ensemble keep_checkpoint_max "
+    "max_to_keep num_examples virtual_cpu_devices".split(),
+    at_least(1).or_none(),
+  ),
+  **dict.fromkeys(
+    "timeout_seconds worker_timeout_seconds save_within_seconds keep_every_n_hours "
+    "switch_temperature capacity_factor_train capacity_factor_eval".split(),
+    ABOVE_ZERO,
+  ),
+  **dict.fromkeys(
+    "temperature alpha epsilon epsilon1 epsilon2 initial_lr max_learning_rate".split(),
+    NOT_BELOW_ZERO,
+  ),
+  **dict.fromkeys(
+    "dropout_rate init_dropout_rate switch_dropout label_smoothing beta1 beta_1 beta_2".split(),
+    BELOW_ONE,
+  ),
+  **dict.fromkeys(
+    "validation_fraction fraction_soft linear_decay_fraction cut_fraction".split(), FRACTION
+  ),
+}
+
+_OF_OWNERS: dict[str, dict[str, Rule]] = {
+  "run": {
+    "mode": one_of(*MODES),
+    "model_type": one_of(*MODEL_TYPES),
+    "mesh_implementation": one_of(*mesh_setup.IMPLEMENTATIONS),
+    "nonfinite": one_of(*nonfinite.CHOICES),
+    "batch_size": Rule(
+      "a whole number of sequences of at least 1, or a pair such as ('tokens_per_batch', 4096), of "
+      f"one of {', '.join(BATCH_METHODS)} and such a number",
+      _is_batch_size,
+    ),
+    "sequence_length": Rule(
+      "a whole number of tokens of at least 1, or a dict such as {'inputs': 64, 'targets': 64}",
+      _are_lengths,
+    ),
+    "train_steps": _STEPS,
+    "eval_checkpoint_step": _CHECKPOINT_STEP,
+    "export_checkpoint_step": _CHECKPOINT_STEP,
+    "learning_rate_schedule": _RATES,
+    "mesh_devices": Rule(
+      "a list of names of devices, or None",
+      lambda x: x is None or (isinstance(x, (list, tuple)) and all(isinstance(d, str) for d in x)),
+    ),
+  },
+  "Trainer": {"nonfinite": one_of(*nonfinite.CHOICES)},
+}
+
+# What the texts of annotations ask for.
+_OF_KINDS = {"int": WHOLE, "float": NUMBER, "bool": YES_OR_NO, "str": TEXT}
+
+
+def rule_of(owner: str, parameter: inspect.Parameter) -> Rule | None:
+  """What a parameter may be, so far as its name and its annotation say it.
+
+  Args:
+    owner: the last part of the name of the configurable.
+    parameter: of its signature.
+  """
+  own = _OF_OWNERS.get(owner, {}).get(parameter.name)
+  if own is not None:
+    return own
+  kinds = _kinds(parameter.annotation)
+  found = [_OF_KINDS[k] for k in kinds if k in _OF_KINDS]
+  if not kinds or len(found) + ("None" in kinds) < len(kinds):
+    return None
+  rule = found[0] if len(found) == 1 else None
+  if rule in (WHOLE, NUMBER):
+    rule = _OF_NAMES.get(parameter.name, rule)
+  may_be_none = "None" in kinds or parameter.default is None or rule is TEXT
+  return rule.or_none() if rule and may_be_none and not rule.is_legal(None) else rule
+
+
+def _kinds(annotation: Any) -> list[str]:
+  """The parts of "int | None" and the like."""
+  if isinstance(annotation, type):
+    return [annotation.__name__] if annotation is not inspect.Parameter.empty else []
+  return [part.strip() for part in annotation.split("|")] if isinstance(annotation, str) else []
+
+
+def check_settings(settings: Settings) -> None:
+  """Raises an error for the first setting whose value its parameter cannot have.
+
+  Args:
+    settings: all bindings.
+
+  Raises:
+    ConfigError: it names the setting, its value, its place, and what is legal.
+  """
+  for key in settings.keys():
+    if key[1:] == MACRO or not key[1].startswith(_OURS):
+      continue
+    setting = settings.exact(key)
+    value = settings.literal(setting.value)
+    if any(True for kind in (Reference, Macro) for _ in parts_of(value, kind)):
+      continue  # What gin makes of it is known later.
+    parameter = _parameter(key[1], key[2])
+    if parameter is None:
+      continue
+    owner = key[1].rsplit(".", 1)[-1]
+    place = f"gin: {place_of(settings, setting)}: "
+    _check(owner if key[1] == RUN or owner != "run" else "", parameter, value, place, setting.name)
+    if key[1:] == (RUN, "mesh_shape"):
+      check_mesh_shape(value, place)
+
+
+def check_arguments(owner: str, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+  """Raises an error for the first argument of a call that its parameter cannot have.
+
+  Args:
+    owner: name of the function, for the table and the error.
+    function: for its signature.
+    given: arguments by name; others than the function's are left out.
+
+  Raises:
+    ConfigError: it names the argument, its value, and what is legal.
+  """
+  for parameter in inspect.signature(function).parameters.values():
+    if parameter.name in given:
+      _check(owner, parameter, given[parameter.name], "", f"{owner}.{parameter.name}")
+
+
+def check_mesh_shape(value: Any, place: str = "") -> None:
+  """Raises an error for a mesh dimension without processors."""
+  try:
+    shape = mtf.convert_to_shape(value) if isinstance(value, (str, mtf.Shape)) else None
+  except MeshError:
+    return  # Told with the others of its kind; see `run_checks`.
+  for dim in shape or []:
+    if dim.size < 1:
+      raise ConfigError(
+        f"{place}run.mesh_shape = {str(value)!r}: the mesh dimension {dim.name}:{dim.size} has no "
+        "processors; its size must be a whole number of at least 1"
+      )
+
+
+def place_of(settings: Settings, setting: Setting) -> str:
+  """The place of a setting and of the macros that make its value."""
+  places = [str(setting.place)]
+  for macro in parts_of(setting.value, Macro):
+    bound = settings.macro(macro.name)
+    if bound is not None:
+      places.append(f"{macro!r} of {bound.place}")
+  return ", ".join(places)
+
+
+def _check(owner: str, parameter: inspect.Parameter, value: Any, place: str, name: str) -> None:
+  rule = rule_of(owner, parameter)
+  if rule is None or value is parameter.default or rule.is_legal(value):
+    return
+  # Sizes and times are often written as 1e5.
+  if isinstance(value, float) and value.is_integer() and rule.is_legal(int(value)):
+    if owner != "run":
+      return
+    hint = f"; write {int(value)}"
+  else:
+    hint = did_you_mean(value, rule.choices) if isinstance(value, str) else ""
+  raise ConfigError(f"{place}{name} = {short(value)}: it must be {rule.legal}{hint}")
+
+
+def _parameter(selector: str, argument: str) -> inspect.Parameter | None:
+  """The parameter of a configurable; of a class that passes arguments on, that of a base class."""
+  try:
+    configurable = gin_names.configurable_of(selector)
+  except ValueError:
+    return None
+  for owner in inspect.getmro(configurable) if inspect.isclass(configurable) else [configurable]:
+    try:
+      found = inspect.signature(owner).parameters.get(argument)
+    except (TypeError, ValueError):
+      continue
+    if found is not None:
+      return found
+  return None
