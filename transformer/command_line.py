@@ -60,6 +60,9 @@ def parse_flags(argv: Sequence[str], description: str) -> list[str]:
       f"unknown arguments: {' '.join(rest[1:])}; a binding with blanks stands in quotes: "
       '--gin_param="run.train_steps = 100"',
     )
+  own = flags.FLAGS["module_import"].value if "module_import" in flags.FLAGS else None
+  if not (flags.FLAGS.gin_file or flags.FLAGS.gin_param or own):
+    _refuse(argv[0], "no --gin_file is given, which says what to train, on which text and mesh")
   return rest
 
 

@@ -220,8 +220,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser = argparse.ArgumentParser(
     prog="mesh-transformer-launch",
     description="Starts several workers of the Transformer trainer on this machine.",
-    epilog="Example: %(prog)s --workers=2 -- --model_dir=DIR --gin_file=problems/stdlib_lm.gin "
-    "--gin_param=\"run.mesh_shape='batch:2,model:2'\"",
+    epilog="for example: %(prog)s --workers=2 -- --model_dir=my_model \\\n"
+    "    --gin_file=problems/stdlib_lm.gin --gin_file=layouts/cpu_2x2.gin",
+    # The texts, that of --version among them, keep their lines.
+    formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument("--version", action="version", version=command_line.version())
   parser.add_argument("--workers", type=int, required=True, help="number of worker processes")

@@ -79,6 +79,7 @@ def test_version_of_the_launcher(capsys):
     (["--gin_param=run.train_steps", "=", "3"], ["unknown arguments: = 3", "quotes"]),
     (["--logical_cores_per_chip=many"], ["logical_cores_per_chip", "many"]),
     (["--", "--help"], ["unknown arguments: --help"]),
+    (["--model_dir=x"], ["no --gin_file is given"]),
   ],
 )
 def test_wrong_command_lines_end_with_2(capsys, arguments, says):
@@ -98,6 +99,12 @@ def test_right_command_line():
   arguments = [PROGRAM, "--model_dir=here", "--gin_param", "a.b = '--help me'"]
   assert command_line.parse_flags(arguments, "") == [PROGRAM]
   assert flags.FLAGS.model_dir == "here" and flags.FLAGS.gin_param == ["a.b = '--help me'"]
+
+
+def test_a_module_may_say_it_all():
+  """Without a gin file: a module that is imported may bind what it wants."""
+  arguments = [PROGRAM, "--model_dir=here", "--module_import=mine"]
+  assert command_line.parse_flags(arguments, "") == [PROGRAM]
 
 
 @pytest.mark.parametrize("given", [None, ""])
