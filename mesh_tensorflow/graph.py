@@ -16,6 +16,7 @@ from mesh_tensorflow import scope
 from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.operation import Operation
 from mesh_tensorflow.tensor import Tensor
+from mesh_tensorflow.tf_scopes import ScopesOfVariables
 
 __all__ = ["Graph", "Mesh", "Operation", "Tensor"]
 
@@ -31,6 +32,7 @@ class Graph:
     self.name_to_variable: dict[str, Any] = {}
     self.root_scope = scope.VariableScope("")
     self.captured_variable_scope = scope.get_variable_scope()
+    self.tf_scopes = ScopesOfVariables()
     # What random operations depend on, besides their names: an int, or a scalar Tensor
     # (the step, say); None: each run draws new numbers.
     self.random_seed: int | Tensor | None = None
@@ -88,6 +90,7 @@ class Graph:
     if variable.trainable:
       self._trainable_variables.append(variable)
     self.name_to_variable[variable.full_name] = variable
+    self.tf_scopes.made(variable.full_name)
 
   @gin.configurable(module="mesh_tensorflow.ops")
   def rewrite_stack_variables(

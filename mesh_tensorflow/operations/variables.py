@@ -9,7 +9,7 @@ import tensorflow as tf
 from mesh_tensorflow import initializers, scope
 from mesh_tensorflow.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.errors import DTypeError, VariableError
-from mesh_tensorflow.graph import Mesh, Operation, Tensor
+from mesh_tensorflow.graph import Graph, Mesh, Operation, Tensor
 from mesh_tensorflow.store import LaidOutVariable, StoredVariable
 
 
@@ -262,6 +262,8 @@ def get_variable(
 
   Raises:
     DTypeError: `dtype` is something else.
+    VariableError: the open scope's `reuse` forbids it; or the variable was made in another of
+      TensorFlow's scopes.
   """
   if dtype is None:
     if master_dtype is None:
@@ -274,11 +276,36 @@ def get_variable(
       f"get_variable {name!r}: dtype must be a tf.DType or an mtf.VariableDType, got {dtype!r}"
     )
   full_name = scope.full_variable_name(name)
-  if full_name in mesh.graph.name_to_variable:
+  if _is_shared(mesh.graph, full_name):
     return mesh.graph.name_to_variable[full_name].outputs[0]
   return Variable(
     mesh, name, convert_to_shape(shape), dtype, initializer, trainable, **kwargs
   ).outputs[0]
+
+
+def _is_shared(graph: Graph, full_name: str) -> bool:
+  """Whether a variable that the graph has is meant; if not, it is to be made.
+
+  Raises:
+    VariableError: the open variable scope, or one of TensorFlow's, says otherwise.
+  """
+  reuse = scope.current_reuse()
+  if full_name not in graph.name_to_variable:
+    if reuse is True:
+      known = ", ".join(sorted(graph.name_to_variable)[:20]) or "none"
+      raise VariableError(
+        f"variable {full_name} does not exist, but its scope says reuse=True; make it first, or "
+        f'say reuse="AUTO_REUSE"; this graph has: {known}'
+      )
+    return False
+  if reuse is False:
+    raise VariableError(
+      f"variable {full_name} exists already, but its scope says reuse=False; take another name, or "
+      "say reuse=True to share it"
+    )
+  if reuse is None:
+    graph.tf_scopes.found(full_name)
+  return True
 
 
 class ReadVariable(Operation):

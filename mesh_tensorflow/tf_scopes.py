@@ -1,0 +1,84 @@
+"""TensorFlow's name scopes around variables: they name no mtf variable, as ported code may think.
+
+A `tf.compat.v1.variable_scope` that was left in a program opens a name scope, as `tf.name_scope`
+does; TensorFlow tells no more. So two layers whose variables it kept apart would share one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import tensorflow as tf
+
+from mesh_tensorflow.errors import VariableError
+
+_LOG = logging.getLogger("mesh_tensorflow")
+_LOCK = threading.Lock()
+_told: set[str] = set()
+
+
+class ScopesOfVariables:
+  """The name scopes in which the variables of one graph are made.
+
+  What counts are scopes opened since the graph was made: those around it belong to a Keras layer,
+  to a strategy's replica or to a loop of TensorFlow that the whole program is in.
+  """
+
+  def __init__(self):
+    self._around = tf.get_current_name_scope()
+    self._made_in: dict[str, str] = {}
+
+  def _inside(self) -> str:
+    """The name scope, without the one around the graph; "" if there is none."""
+    scope = tf.get_current_name_scope()
+    if scope == self._around:
+      return ""
+    return scope.removeprefix(self._around + "/") if self._around else scope
+
+  def made(self, name: str) -> None:
+    """Remembers where a variable is made; the first one inside a scope gets a warning.
+
+    Args:
+      name: its full name.
+    """
+    self._made_in[name] = scope = self._inside()
+    if scope and _first_time("made in a scope"):
+      _LOG.warning(
+        "variable %s is made inside TensorFlow's scope %r (tf.compat.v1.variable_scope or "
+        "tf.name_scope), which gives mtf variables no names; where names shall have it, write: "
+        "with mtf.variable_scope(%r):",
+        name,
+        scope,
+        scope,
+      )
+
+  def found(self, name: str) -> None:
+    """Checks that a variable is not asked for in another scope than it was made in.
+
+    Args:
+      name: its full name.
+
+    Raises:
+      VariableError: it is; in TensorFlow 1 it might have been another variable.
+    """
+    first, now = self._made_in.get(name, ""), self._inside()
+    if first != now:
+      raise VariableError(
+        f"variable {name} was made {_where(first)} and is asked for {_where(now)}: TensorFlow's "
+        "scopes (tf.compat.v1.variable_scope, tf.name_scope) give mtf variables no names, so both "
+        f'would be one. Write in their place: with mtf.variable_scope("{now or first}"): or, to '
+        "share it: with mtf.variable_scope(mtf.get_variable_scope(), reuse=True):"
+      )
+
+
+def _where(scope: str) -> str:
+  return f"inside TensorFlow's scope {scope!r}" if scope else "outside TensorFlow's scopes"
+
+
+def _first_time(what: str) -> bool:
+  with _LOCK:
+    if what in _told:
+      return False
+    _told.add(what)
+    return True
