@@ -15,8 +15,10 @@ files in all cases.
 
 import pathlib
 import re
+import shutil
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 ROOT = pathlib.Path(__file__).resolve().parent
 
@@ -24,6 +26,15 @@ ROOT = pathlib.Path(__file__).resolve().parent
 def long_description() -> str:
   readme = ROOT / "README.md"
   return readme.read_text(encoding="utf-8") if readme.exists() else ""
+
+
+class BuildAnew(build_py):
+  """Copies into an empty folder: that of an earlier build may hold modules that are gone since."""
+
+  def run(self):
+    if not self.editable_mode:
+      shutil.rmtree(self.build_lib, ignore_errors=True)
+    super().run()
 
 
 def version() -> str:
@@ -55,6 +66,7 @@ setup(
   },
   package_data={"mesh_tensorflow.transformer.gin": ["*.gin", "*/*.gin", "*/*/*.gin"]},
   include_package_data=False,
+  cmdclass={"build_py": BuildAnew},
   zip_safe=False,
   install_requires=[
     # Brings absl-py, which flags and logging use. Where tensorflow-cpu or tensorflow-tpu takes its

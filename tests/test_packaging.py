@@ -69,6 +69,10 @@ def source(repository: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -
 def wheel(source: pathlib.Path, run_subprocess: Run) -> pathlib.Path:
   pytest.importorskip("setuptools", reason="building without isolation needs setuptools")
   out = source / "dist"
+  # What `pip install .` of an earlier state left behind.
+  stale = source / "build" / "lib" / "mesh_tensorflow" / "layers"
+  stale.mkdir(parents=True)
+  (stale / "gone_since.py").write_text("")
   build = ["wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", out, source]
   run_subprocess([*PIP, *build], cwd=source)
   (path,) = out.glob("*.whl")
