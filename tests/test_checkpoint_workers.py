@@ -235,7 +235,9 @@ def test_a_worker_that_fails_tells_the_chief_who_tells_the_others(meeting):
   thread.start()
   chief.announce(str(e.value))
   thread.join()
-  assert told == ["worker 1 (b:1): the disk is full"]
+  assert [(type(e), str(e)) for e in told] == [
+    (errors.StorageError, "worker 1 (b:1): the disk is full")
+  ]
 
 
 def test_who_hears_of_a_failure_waits_until_all_have(tmp_path):
@@ -250,7 +252,7 @@ def test_who_hears_of_a_failure_waits_until_all_have(tmp_path):
   told = {}
 
   def hear(meeting, name):
-    told[name] = meeting.wait_for_outcome()
+    told[name] = str(meeting.wait_for_outcome())
 
   threads = [threading.Thread(target=chief.announce, args=[problem])]
   threads.append(threading.Thread(target=hear, args=[failed, "failed"]))
@@ -283,16 +285,16 @@ def test_nobody_waits_for_a_silent_worker(meeting):
   started = time.monotonic()
   with pytest.raises(errors.CheckpointError, match=r"worker 1 \(b:1\): no sign of it for 0 s"):
     chief.wait_for_parts()
-  assert "worker 0 (a:1): no sign" in other.wait_for_outcome()
+  assert "worker 0 (a:1): no sign" in str(other.wait_for_outcome())
   there.clear()
   with pytest.raises(errors.CheckpointError, match=r"worker 1 \(b:1\): it is gone"):
     chief.wait_for_parts()
-  assert "worker 0 (a:1): it is gone" in other.wait_for_outcome()
+  assert "worker 0 (a:1): it is gone" in str(other.wait_for_outcome())
   abandoned.set()
   with pytest.raises(errors.CheckpointError, match="waiting for it was given up"):
     chief.wait_for_parts()
   chief.announce("lost")
-  assert "gave this checkpoint up" in other.wait_for_outcome()
+  assert "gave this checkpoint up" in str(other.wait_for_outcome())
   assert time.monotonic() - started < 60
 
 

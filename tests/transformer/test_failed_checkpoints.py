@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from mesh_tensorflow import checkpoint
+from mesh_tensorflow import checkpoint, exit_codes
 from tests.conftest import ROOT
 from tests.transformer import worker_processes as program
 
@@ -27,7 +27,7 @@ def test_a_failed_checkpoint_is_every_workers_error(tmp_path, monkeypatch):
   monkeypatch.setenv("MTF_WRITES", "fails")
   arguments = program.trainer_arguments(folder, *program.on_mesh("batch:3", "batch:batch"))
   with program.processes(tmp_path, 3, [*arguments, HOOKS]) as group:
-    assert group.wait() == [1, 1, 1], "\n".join(group.text(i) for i in range(3))
+    assert group.wait() == [exit_codes.STORAGE] * 3, "\n".join(group.text(i) for i in range(3))
     for i in range(3):
       assert re.search(
         rf"worker {i}/3: StorageError: cannot write checkpoint model.ckpt-4 in {folder}: "
@@ -48,7 +48,9 @@ def test_a_folder_that_is_not_shared_is_noticed_before_the_first_step(tmp_path, 
   arguments[0] = "--model_dir=model"
   monkeypatch.chdir(tmp_path)
   with program.processes(tmp_path, 2, [*arguments, HOOKS]) as group:
-    assert group.wait() == [1, 1], "\n".join(group.text(i) for i in range(2))
+    assert group.wait() == [exit_codes.CONFIGURATION] * 2, "\n".join(
+      group.text(i) for i in range(2)
+    )
     for i in range(2):
       assert re.search(
         rf"worker {i}/2: CheckpointError: the workers do not share the folder model: worker 1 "
