@@ -53,8 +53,9 @@ def parallel_text_dataset(
     vocabulary: a `Vocabulary`, or a tuple of one for inputs and one for targets.
     dataset_split: a key of `files`.
     files: for each split the pair (file of inputs, file of targets) of equally many lines, or one
-      file with two columns on each line, separated by a tab; plain UTF-8 or .gz. In place of a
-      file: a glob or a list, whose files are taken sorted by name.
+      file with two columns on each line, separated by a tab; plain or .gz, in the encoding that
+      `text_encoding` says. In place of a file: a glob or a list, whose files are taken sorted by
+      name.
     data_dir: folder of the files, if their names are relative.
     pack: several pairs share a row, and the features `<f>_segmentation` and `<f>_position` tell
       them apart; otherwise a row is a pair, padded.
@@ -71,8 +72,8 @@ def parallel_text_dataset(
 
   Raises:
     ConfigError: a setting is wrong.
-    DataError: a file is missing, empty or not UTF-8; parallel files differ in their number of
-      lines; a line has not two columns; a pair is too long; or nothing is left.
+    DataError: a file is missing, empty or not of its encoding; parallel files differ in their
+      number of lines; a line has not two columns; a pair is too long; or nothing is left.
   """
   del batch_size
   lengths = _lengths(sequence_length)
@@ -105,7 +106,9 @@ def parallel_text_dataset(
   }
   dataset = tf.data.Dataset.from_generator(blocks, output_signature=spec)
   # Whole blocks are prefetched: handing single examples from thread to thread costs more.
-  return dataset.prefetch(4).unbatch()
+  dataset = dataset.prefetch(4).unbatch()
+  endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+  return dataset.apply(endless) if train else dataset
 
 
 def _lengths(sequence_length: Length) -> dict[str, int]:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer.files import model_files
+from mesh_tensorflow.transformer.files import model_files, text_files
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _MODULE = "mesh_tensorflow.transformer.utils"
@@ -43,13 +43,13 @@ def get_inputs_from_file(input_filename: str, ignore_comments: bool = False) -> 
     ignore_comments: whether lines that begin with # are left out.
 
   Raises:
-    DataError: the file does not exist.
+    DataError: the file does not exist, is empty, or is not of its encoding (see `text_encoding`).
   """
   try:
-    with tf.io.gfile.GFile(input_filename) as f:
-      lines = [line.rstrip() for line in f]
-  except tf.errors.OpError as e:
-    raise DataError(f"the input file {input_filename!r} cannot be read: {e.message}") from e
+    text = text_files.read_text_file(input_filename).text
+  except DataError as e:
+    raise DataError(f"the input file {input_filename!r} cannot be read: {e}") from e
+  lines = [line.rstrip() for line in text.removesuffix("\n").split("\n")]
   if lines and not lines[-1]:
     lines.pop()
   if ignore_comments:

@@ -44,7 +44,7 @@ def text_lm_dataset(
   document_unit: str = "file",
   too_long: str = "split",
   context_tokens: int = 0,
-  encoding: str | None = "utf-8",
+  encoding: str | None = text_files.AS_BOUND,
   skip_bad_files: bool = False,
   seed: int = 0,
   skip: int = 0,
@@ -76,7 +76,7 @@ def text_lm_dataset(
       sequences, cut off ("truncate"), or refused ("error").
     context_tokens: stream mode: the first so many ids of a window are negated: the model sees
       them, and they are not scored; consecutive windows overlap by as much.
-    encoding: of the files; None passes bytes to the vocabulary.
+    encoding: of the files; by default that of `text_encoding`; None passes bytes to the vocabulary.
     skip_bad_files: leave out empty and undecodable files, with a warning.
     seed: of the random choices.
     skip: start at this example.
@@ -294,7 +294,13 @@ def _stream(
   dataset = dataset.map(block, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
   # Whole blocks are prefetched: handing single examples from thread to thread costs more.
   dataset = dataset.prefetch(tf.data.AUTOTUNE).unbatch()
-  return dataset.skip(skip - first) if first < skip else dataset
+  dataset = dataset.skip(skip - first) if first < skip else dataset
+  return _known_as_endless(dataset) if train else dataset
+
+
+def _known_as_endless(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """TensorFlow does not know it of data that is unbatched."""
+  return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
 def _numbers(begin: int, end: int, rows: BatchRows | None) -> tf.data.Dataset:
@@ -392,7 +398,8 @@ def _documents(
   else:
     dataset = _numbers(min(skip, num_rows), num_rows, rows)
   dataset = dataset.map(block, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-  return dataset.prefetch(tf.data.AUTOTUNE).unbatch()
+  dataset = dataset.prefetch(tf.data.AUTOTUNE).unbatch()
+  return _known_as_endless(dataset) if train else dataset
 
 
 def _permutation(seed: int, epoch: tf.Tensor, n: int) -> tf.Tensor:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DataError
-from mesh_tensorflow.transformer.files import input_shards
+from mesh_tensorflow.transformer.files import input_shards, text_files
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _BUFFER = 64 * 1024 * 1024
@@ -65,7 +66,7 @@ def reading(batches: Iterable[Any]) -> Iterator[Any]:
   """The elements of a data set; its errors of damaged files name the file.
 
   Raises:
-    DataError: a TFRecord file is damaged.
+    DataError: a TFRecord file is damaged, or a text file is not of its encoding.
   """
   iterator = iter(batches)
   while True:
@@ -80,6 +81,13 @@ def reading(batches: Iterable[Any]) -> Iterator[Any]:
         f"the training data is damaged: {where or e.message}. Get the file again; or bind "
         "pretokenized_tfrecord_dataset.skip_damaged = True, which leaves out the rest of it"
       ) from e
+    except (tf.errors.InvalidArgumentError, tf.errors.UnknownError) as e:
+      if "Invalid formatting on input string" in e.message:
+        text_files.check_opened()
+      told = re.search(r"(?:DataError|ConfigError): (.*)", e.message)
+      if told is not None:  # Of a generator, in whose place TensorFlow has its own error.
+        raise DataError(told.group(1)) from e
+      raise
     yield batch
 
 

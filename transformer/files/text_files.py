@@ -1,21 +1,58 @@
-"""Finds and reads text files, and says clearly what is wrong with them."""
+"""Finds and reads text files, and says clearly what is wrong with them.
+
+All text of files, whatever it is for, is in the encoding that `text_encoding` says, if its reader
+is not given another one.
+"""
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
+import difflib
+import encodings.aliases
 import glob as python_glob
 import gzip
 import logging
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import gin
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import input_shards
 
 _LOG = logging.getLogger("mesh_tensorflow")
+
+# In place of the name of an encoding: that of `text_encoding`.
+AS_BOUND = ""
+
+# TensorFlow's error for bytes that are no UTF-8 does not say of which file: these were opened.
+_OPENED: dict[str, None] = {}
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.text_files")
+def text_encoding(encoding: str = "utf-8") -> str:
+  """The encoding of all text files whose readers are not given another one.
+
+  Training, validation and parallel texts, inputs to be decoded and scored, and the texts that
+  vocabularies are made of. What the package writes is UTF-8.
+
+  Args:
+    encoding: a name that Python knows: "utf-8", "latin-1", "cp1252", "utf-16", "shift_jis" ...
+
+  Raises:
+    ConfigError: an unknown name.
+  """
+  try:
+    codecs.lookup(encoding)
+  except (LookupError, TypeError) as e:
+    known = [n.replace("_", "-") for n in {*encodings.aliases.aliases.values(), "latin-1", "utf-8"}]
+    close = difflib.get_close_matches(str(encoding).lower().replace("_", "-"), known, n=3)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    raise ConfigError(f"unknown text encoding {encoding!r}{hint}") from e
+  return encoding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,13 +113,13 @@ def in_folder(folder: str, globs: str | Sequence[str]) -> str | list[str]:
 
 
 def read_text_files(
-  globs: str | Sequence[str], *, encoding: str | None = "utf-8", skip_bad_files: bool = False
+  globs: str | Sequence[str], *, encoding: str | None = AS_BOUND, skip_bad_files: bool = False
 ) -> list[TextFile]:
   """Reads all files that match; see `find_files` and `read_text_file`.
 
   Args:
     globs: see `find_files`.
-    encoding: of the text; None gives bytes.
+    encoding: of the text; by default that of `text_encoding`; None gives bytes.
     skip_bad_files: leave out files that are empty or undecodable, with a warning.
 
   Returns:
@@ -112,12 +149,12 @@ def read_text_files(
   return result
 
 
-def read_text_file(path: str, encoding: str | None = "utf-8") -> TextFile:
+def read_text_file(path: str, encoding: str | None = AS_BOUND) -> TextFile:
   """Reads one file, uncompressing it if its name ends in ".gz".
 
   Args:
     path: its path.
-    encoding: of the text; None gives bytes.
+    encoding: of the text; by default that of `text_encoding`; None gives bytes.
 
   Returns:
     The text; line ends are kept as they are.
@@ -138,29 +175,56 @@ def read_text_file(path: str, encoding: str | None = "utf-8") -> TextFile:
     raise DataError(f"{path} is empty")
   if encoding is None:
     return TextFile(path, data)
+  encoding = text_encoding() if encoding == AS_BOUND else text_encoding(encoding)
   try:
     return TextFile(path, data.decode(encoding))
-  except UnicodeDecodeError as e:
+  except UnicodeError as e:
+    where = e.reason if isinstance(e, UnicodeDecodeError) else str(e)
+    at = getattr(e, "start", 0)
     raise DataError(
-      f"{path} is not {encoding} text: byte 0x{data[e.start]:02x} at offset {e.start} "
-      f"({e.reason}); give its encoding, convert it, or leave it out"
+      f"{path} is not {encoding} text: byte 0x{data[at]:02x} at offset {at} ({where}); give its "
+      "encoding, such as --gin_param=\"text_encoding.encoding = 'latin-1'\", convert it, or leave "
+      "it out"
     ) from e
-  except LookupError as e:
-    raise ConfigError(f"unknown text encoding {encoding!r}") from e
 
 
 def text_line_dataset(globs: str | Sequence[str]) -> tf.data.Dataset:
-  """The lines of all files that match (.gz ones uncompressed), as scalar strings.
+  """The lines of all files that match (.gz ones uncompressed), as scalar strings of UTF-8.
 
-  Of a divided input those of this part; see `input_shards.current`.
+  Of a divided input those of this part; see `input_shards.current`. Files of another encoding than
+  UTF-8 (see `text_encoding`) are read by Python, which a saved position in the data does not cover.
 
   Raises:
-    DataError: no file matches.
+    DataError: no file matches. While the lines are read, by `records.reading`: one is not text.
   """
   return input_shards.current().of_files(find_files(globs), _lines_of_files)
 
 
 def _lines_of_files(files: list[str]) -> tf.data.Dataset:
+  encoding = text_encoding()
+  if codecs.lookup(encoding).name != "utf-8":
+
+    def lines() -> Iterator[bytes]:
+      for path in files:
+        text = read_text_file(path, encoding).text
+        for line in text.removesuffix("\n").split("\n"):
+          yield line.removesuffix("\r").encode()
+
+    return tf.data.Dataset.from_generator(lines, output_signature=tf.TensorSpec([], tf.string))
+  _OPENED.update(dict.fromkeys(files))
+  return _raw_lines(files).map(
+    lambda line: tf.strings.unicode_transcode(line, "UTF-8", "UTF-8", errors="strict")
+  )
+
+
+def check_opened() -> None:
+  """Raises `DataError` for the first file whose lines were read and which is not text."""
+  for path in _OPENED:
+    if tf.io.gfile.exists(path):
+      read_text_file(path, "utf-8")
+
+
+def _raw_lines(files: list[str]) -> tf.data.Dataset:
   compressed = [f for f in files if f.endswith(".gz")]
   plain = [f for f in files if not f.endswith(".gz")]
   if not compressed:

@@ -63,14 +63,15 @@ class CharacterVocabulary(Vocabulary):
   def from_text_files(
     cls, files: str | Sequence[str], *, unknown: str = "error"
   ) -> CharacterVocabulary:
-    """The characters of the UTF-8 text files (plain, or .gz) that match one or several globs.
+    """The characters of the text files (plain, or .gz) that match one or several globs.
 
     Args:
       files: a glob, or several.
       unknown: see the class.
 
     Raises:
-      errors.DataError: no file matches, or a file is empty or not UTF-8.
+      errors.DataError: no file matches, or a file is empty or not of its encoding (see
+          `text_files.text_encoding`).
     """
     characters: set[str] = set()
     for file in text_files.read_text_files(files):
@@ -88,7 +89,7 @@ class CharacterVocabulary(Vocabulary):
     Raises:
       errors.DataError: the file is missing or damaged.
     """
-    text = text_files.read_text_files(filename)[0].text
+    text = text_files.read_text_files(filename, encoding="utf-8")[0].text
     header, *lines = text.split("\n")
     try:
       if header != cls._HEADER or lines.pop() != "":

@@ -40,7 +40,7 @@ class T2tVocabulary(Vocabulary):
   """
 
   def __init__(self, filepath: str):
-    text = text_files.read_text_file(filepath).text
+    text = text_files.read_text_file(filepath, "utf-8").text
     self._text = text
     lines = [line.rstrip() for line in text.split("\n")]
     if lines and not lines[-1]:

@@ -1,0 +1,105 @@
+"""Text that is not UTF-8: one setting for all who read text, and errors that name file and byte."""
+
+from __future__ import annotations
+
+import gin
+import pytest
+
+from mesh_tensorflow import errors
+from mesh_tensorflow.transformer import dataset, vocabulary
+from mesh_tensorflow.transformer.data import parallel_text, text_io
+from mesh_tensorflow.transformer.files import records, text_files
+from mesh_tensorflow.transformer.vocabularies import subwords
+
+PAIRS = [("Der Bär", "the bear"), ("grün und süß", "green and sweet"), ("Öl", "oil")]
+BYTES = vocabulary.ByteVocabulary()
+
+
+@pytest.fixture(params=["latin-1", "cp1252", "utf-16"])
+def files(request, tmp_path):
+  """A text of lines, and pairs in columns, in an encoding that is bound."""
+  gin.parse_config(f"text_encoding.encoding = '{request.param}'")
+  (tmp_path / "text").write_text("".join(f"{a}\n" for a, _ in PAIRS), encoding=request.param)
+  columns = "".join(f"{a}\t{b}\n" for a, b in PAIRS)
+  (tmp_path / "pairs.tsv").write_text(columns, encoding=request.param)
+  return tmp_path
+
+
+def read_lm(path, **options):
+  options = dict(mode="documents", document_unit="line") | options
+  rows = dataset.text_lm_dataset(
+    {"targets": 40},
+    BYTES,
+    "validation",
+    train_files=f"{path}.none",
+    validation_files=path,
+    **options,
+  )
+  return "".join(BYTES.decode(row["targets"].numpy().tolist()) for row in rows)
+
+
+def read_parallel(path):
+  return parallel_text.read_pairs({"train": path}, "train")
+
+
+def read_lines(path):
+  return sorted(line.numpy().decode() for line in dataset.simple_text_line_dataset(path))
+
+
+def test_every_reader_takes_the_encoding_that_is_bound(files):
+  text, pairs = str(files / "text"), str(files / "pairs.tsv")
+  sides = [a for a, _ in PAIRS]
+  assert all(a in read_lm(text) for a in sides)
+  assert read_parallel(pairs) == PAIRS
+  assert read_lines(text) == sorted(sides)
+  assert text_io.get_inputs_from_file(text) == sides
+  characters = vocabulary.CharacterVocabulary.from_text_files(text)
+  assert characters.decode(characters.encode("Bär")) == "Bär"
+  assert "grün und süß" in list(subwords._lines_of(text))
+
+
+def test_a_reader_may_be_given_another(files):
+  (files / "other").write_text("naïf\n", encoding="utf-8")
+  assert "naïf" in read_lm(str(files / "other"), encoding="utf-8")
+
+
+def test_files_of_the_package_are_utf8_whatever_is_bound(files, tmp_path):
+  made = vocabulary.CharacterVocabulary("aä")
+  made.save(str(tmp_path / "vocabulary"))
+  loaded = vocabulary.CharacterVocabulary.load(str(tmp_path / "vocabulary"))
+  assert loaded.encode("aä") == made.encode("aä")
+
+
+def through_trainer(path):
+  return list(records.reading(dataset.simple_text_line_dataset(path).batch(2)))
+
+
+@pytest.mark.parametrize(
+  "read",
+  [
+    read_lm,
+    read_parallel,
+    text_io.get_inputs_from_file,
+    vocabulary.CharacterVocabulary.from_text_files,
+    lambda path: list(subwords._lines_of(path)),
+    through_trainer,
+  ],
+)
+@pytest.mark.parametrize("bound", ["utf-8", "ascii", "shift_jis"])
+def test_what_is_no_text_is_told_with_file_and_byte(read, bound, tmp_path):
+  gin.parse_config(f"text_encoding.encoding = '{bound}'")
+  path = tmp_path / "mixed"
+  path.write_bytes(b"plain\tpair\nB\xfc\xffr\tx\n" * 3)
+  with pytest.raises(errors.DataError) as e:
+    read(str(path))
+  assert f"{path} is not {bound} text: byte 0xf" in str(e.value)
+  assert "at offset 12" in str(e.value) or "at offset 13" in str(e.value)
+  (line,) = str(e.value).split("\n  In call to configurable")[0].splitlines()
+  assert "text_encoding.encoding" in line
+
+
+def test_an_unknown_encoding(tmp_path):
+  gin.parse_config("text_encoding.encoding = 'latin1-1'")
+  (tmp_path / "text").write_text("a")
+  with pytest.raises(errors.ConfigError, match="unknown text encoding 'latin1-1'; did you mean"):
+    text_files.read_text_file(str(tmp_path / "text"))
