@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow import kernels
 from mesh_tensorflow.dimensions import Shape
 from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.processors import processor_groups
@@ -105,7 +106,7 @@ class Collectives:
     if None not in source:
       return x
     present = self.choose(groups.table(lambda p: source[groups.rank(p)] is not None))
-    return tf.where(present, x, tf.zeros_like(x))
+    return kernels.where(present, x, tf.zeros_like(x))
 
 
 def check_static(x: tf.Tensor, what: str) -> None:

@@ -87,6 +87,8 @@ class _Pooling(Operation):
         f"{self.name}: {pool_fn_string} needs batch dimensions, {self._rank} spatial dimensions "
         f"and a channel dimension, got {x}"
       )
+    if x.dtype in (tf.bool, tf.string) or x.dtype.is_complex:
+      raise DTypeError(f"{self.name}: windows are of real numbers, got {x}; cast it (mtf.cast)")
     if self._kind == "AVG" and not x.dtype.is_floating:
       raise DTypeError(f"{self.name}: averages need a floating dtype, got {x}; cast it (mtf.cast)")
     self._space = x.shape[-self._rank - 1 : -1]
@@ -185,6 +187,8 @@ class PoolBackPropOperation(_Pooling):
         f"{self.name}: {x} pooled by {self._ksize} has the shape {want}, not that of {y} or of "
         f"its gradient {dy}"
       )
+    if self._kind == "MAX" and x.dtype != y.dtype:
+      raise DTypeError(f"{self.name}: {y} is not of the dtype of {x}, of which it is the maximum")
     self._outputs = [Tensor(self, x.shape, dy.dtype)]
     self._initialize_all_dimensions_as_splittable()
 
@@ -257,8 +261,12 @@ class PoolBackPropOperation(_Pooling):
     return [*sizes[:first], *space, sizes[-1]]
 
   def _whole(self, dx: tf.Tensor, used: list[int], sizes: list[int]) -> tf.Tensor:
-    dx = tf.reshape(dx, used)
-    return dx if used == sizes else tf.pad(dx, [[0, n - u] for n, u in zip(sizes, used)])
+    if used == sizes:
+      return tf.reshape(dx, sizes)
+    first = len(sizes) - self._rank - 1
+    paddings = [[0, 0], *([0, n - u] for n, u in zip(sizes[first:], used[first:]))]
+    dx = tf.pad(tf.reshape(dx, [list_product(sizes[:first]), *used[first:]]), paddings)
+    return dx if first == 1 else tf.reshape(dx, sizes)
 
 
 def pool_backprop(

@@ -18,7 +18,7 @@ from mesh_tensorflow.dimensions import (
 from mesh_tensorflow.errors import DTypeError, ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.elementwise import negative
-from mesh_tensorflow.operations.slicing import concat, mtf_slice
+from mesh_tensorflow.operations.slicing import ConcatOperation, SliceOperation
 from mesh_tensorflow.slices import align, transpose_to
 
 
@@ -244,17 +244,18 @@ def _with_halos(
     raise ShapeError(f"halo_exchange of {x}: the halo size must be at least 0, got {left}")
   if left == right == 0:
     return x
-  size, name = block_size_dim.size, block_size_dim.name
+  size, axis = block_size_dim.size, x.shape.dims.index(block_size_dim)
   parts = [x]
   whole, rest = divmod(left, size)
   for i in range(1, whole + 1):
     parts.insert(0, shift(x, i, blocks_dim, wrap))
   if rest:
-    margin = mtf_slice(x, size - rest, rest, name)
+    margin = SliceOperation(x, size - rest, rest, block_size_dim).outputs[0]
     parts.insert(0, shift(margin, whole + 1, blocks_dim, wrap))
   whole, rest = divmod(right, size)
   for i in range(1, whole + 1):
     parts.append(shift(x, -i, blocks_dim, wrap))
   if rest:
-    parts.append(shift(mtf_slice(x, 0, rest, name), -whole - 1, blocks_dim, wrap))
-  return concat(parts, name)
+    margin = SliceOperation(x, 0, rest, block_size_dim).outputs[0]
+    parts.append(shift(margin, -whole - 1, blocks_dim, wrap))
+  return ConcatOperation(parts, parts[0].shape[axis]).outputs[0]

@@ -9,7 +9,13 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow import kernels
-from mesh_tensorflow.dimensions import Dimension, Shape, convert_to_dimension, no_such_dimension
+from mesh_tensorflow.dimensions import (
+  Dimension,
+  DimensionLike,
+  Shape,
+  convert_to_dimension,
+  no_such_dimension,
+)
 from mesh_tensorflow.errors import ArgumentError, DTypeError, ShapeError, SizeError
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.constants import zeros_like
@@ -40,15 +46,21 @@ class _OneDimensionOperation(Operation):
       lowering.set_tensor_lowering(out, laid_out)
 
 
-def _dim_and_axis(op: Operation, x: Tensor, name: str) -> tuple[Dimension, int]:
-  """The dimension of x called `name`, and its axis.
+def _dim_and_axis(op: Operation, x: Tensor, dim: str | Dimension) -> tuple[Dimension, int]:
+  """A dimension of x, and its axis.
+
+  Args:
+    op: the operation, for the message.
+    x: a `Tensor`.
+    dim: its name; or the dimension itself, as x may have another of the name.
 
   Raises:
     DimensionError: there is none.
   """
-  if name not in x.shape.dimension_names:
-    raise no_such_dimension(op.name, name, x)
-  axis = x.shape.dimension_names.index(name)
+  dims = x.shape.dims if isinstance(dim, Dimension) else x.shape.dimension_names
+  if dim not in dims:
+    raise no_such_dimension(op.name, dim, x)
+  axis = dims.index(dim)
   return x.shape[axis], axis
 
 
@@ -80,7 +92,9 @@ def _resized(shape: Shape, axis: int, size: int) -> Shape:
 class ConcatOperation(_OneDimensionOperation):
   """Joins tensors along a dimension; see `concat`."""
 
-  def __init__(self, xs: Sequence[Tensor], concat_dim_name: str, name: str | None = None):
+  def __init__(
+    self, xs: Sequence[Tensor], concat_dim_name: str | Dimension, name: str | None = None
+  ):
     if not xs:
       raise ShapeError(f"concat along {concat_dim_name!r} needs at least one tensor")
     super().__init__(list(xs), name=name or "concat")
@@ -164,8 +178,10 @@ class SplitOperation(_OneDimensionOperation):
     if len(given) == 1:
       before = sum(self._sizes[: given[0]])
       after = sum(self._sizes[given[0] + 1 :])
-      return [pad(grad_ys[given[0]], [before, after], self._dim.name)]
-    return [concat(_with_zeros(grad_ys, self._outputs), self._dim.name)]
+      dy = grad_ys[given[0]]
+      return PadOperation(dy, [before, after], dy.shape[self._axis]).outputs
+    parts = _with_zeros(grad_ys, self._outputs)
+    return ConcatOperation(parts, parts[0].shape[self._axis]).outputs
 
   def lower(self, lowering):
     equal = len(set(self._sizes)) == 1
@@ -286,7 +302,12 @@ class SliceOperation(_OneDimensionOperation):
   """A range of positions along a dimension; see `mtf_slice`."""
 
   def __init__(
-    self, x: Tensor, begin: int, size: int, slice_dim_name: str, name: str | None = None
+    self,
+    x: Tensor,
+    begin: int,
+    size: int,
+    slice_dim_name: str | Dimension,
+    name: str | None = None,
   ):
     super().__init__([x], name=name or "slice")
     dim, self._axis = _dim_and_axis(self, x, slice_dim_name)
@@ -302,7 +323,7 @@ class SliceOperation(_OneDimensionOperation):
 
   def gradient(self, grad_ys):
     after = self._dim.size - self._size - self._begin
-    return [pad(grad_ys[0], [self._begin, after], self._dim.name)]
+    return PadOperation(grad_ys[0], [self._begin, after], grad_ys[0].shape[self._axis]).outputs
 
   def lower(self, lowering):
     self._lower_slicewise(
@@ -335,12 +356,16 @@ class PadOperation(_OneDimensionOperation):
   Args:
     x: a `Tensor`.
     paddings: [number before, number after].
-    pad_dim_name: name of the dimension.
+    pad_dim_name: the dimension, or its name.
     name: of the operation.
   """
 
   def __init__(
-    self, x: Tensor, paddings: Sequence[int], pad_dim_name: str, name: str | None = None
+    self,
+    x: Tensor,
+    paddings: Sequence[int],
+    pad_dim_name: str | Dimension,
+    name: str | None = None,
   ):
     super().__init__([x], name=name or "pad")
     dim, self._axis = _dim_and_axis(self, x, pad_dim_name)
@@ -355,7 +380,8 @@ class PadOperation(_OneDimensionOperation):
     self._set_unsplittable(dim, "the tensor is padded along it")
 
   def gradient(self, grad_ys):
-    return [mtf_slice(grad_ys[0], self._paddings[0], self._dim.size, self._dim.name)]
+    dy = grad_ys[0]
+    return SliceOperation(dy, self._paddings[0], self._dim.size, dy.shape[self._axis]).outputs
 
   def lower(self, lowering):
     self._lower_slicewise(lowering, lambda t: kernels.pad(t, self._axis, *self._paddings))

@@ -17,7 +17,7 @@ def _pool(kind, ksize):
   return lambda x: mtf.PoolOperation(x, ksize, ksize, f"{kind}_{len(ksize)}D").outputs[0]
 
 
-def _cuts(x, ksize):
+def cuts(x, ksize):
   """Whether a layout splits a spatial dimension of x through its windows."""
   shape = mtf.convert_to_shape(x if isinstance(x, str) else x.dims)
   windows = list(zip(shape[-len(ksize) - 1 : -1], ksize))
@@ -30,12 +30,12 @@ def _cuts(x, ksize):
 
 def _max(name, x, ksize, **kwargs):
   fn = lambda a: max_pool(a, ksize)  # noqa: E731
-  return op(name, _pool("MAX", ksize), fn, x, illegal=_cuts(x, ksize), **kwargs)
+  return op(name, _pool("MAX", ksize), fn, x, illegal=cuts(x, ksize), **kwargs)
 
 
 def _avg(name, x, ksize, **kwargs):
   fn = lambda a: avg_pool(a, ksize)  # noqa: E731
-  return op(name, _pool("AVG", ksize), fn, x, illegal=_cuts(x, ksize), **kwargs)
+  return op(name, _pool("AVG", ksize), fn, x, illegal=cuts(x, ksize), **kwargs)
 
 
 def spread(y, ksize, sizes):
@@ -81,7 +81,7 @@ def _backprop(name, kind, gradient, x, dy, ksize, **kwargs):
     given,
     dy,
     gradient=transposed,
-    illegal=_cuts(given, ksize),
+    illegal=cuts(given, ksize),
     **kwargs,
   )
 
