@@ -68,14 +68,18 @@ def warn_of_conflicts(package_path: Iterable[str]) -> None:
         "install this one again",
         stacklevel=_AT_IMPORT,
       )
-  builds = [(name, *found) for name in _BUILDS for found in _installed(name)]
-  if len({(version, folder) for _, version, folder in builds}) > 1:
-    names = " and ".join(f"{name} {version}" for name, version, _ in builds)
-    warnings.warn(
-      f"{names} are installed; they write the same files. Remove them with `python -m pip "
-      "uninstall -y ...`, and install one again",
-      stacklevel=_AT_IMPORT,
-    )
+  builds: dict[str, dict[str, str]] = {}  # Folder -> name -> version.
+  for name in _BUILDS:
+    for version, folder in _installed(name):
+      builds.setdefault(folder, {})[name] = version
+  for folder, versions in builds.items():
+    if len(set(versions.values())) > 1:
+      names = [f"{name} {version}" for name, version in versions.items()]
+      warnings.warn(
+        f"{' and '.join(names)} are both installed in {folder} and write the same files. "
+        f"Remove them with `pip uninstall -y {' '.join(versions)}`, and install one again",
+        stacklevel=_AT_IMPORT,
+      )
 
 
 def _installed(name: str) -> list[_Found]:

@@ -57,15 +57,17 @@ def test_two_builds_of_tensorflow(only_path, tmp_path):
   install(tmp_path / "site", "tensorflow-cpu", "2.20.0")
   only_path("site")
   (text,) = told(tmp_path / "site" / "mesh_tensorflow")
-  assert "tensorflow 2.21.0 and tensorflow-cpu 2.20.0" in text and "pip uninstall" in text
+  assert "tensorflow 2.21.0 and tensorflow-cpu 2.20.0 are both installed in" in text
+  assert "pip uninstall -y tensorflow tensorflow-cpu" in text
 
 
 def test_usual_environments_are_silent(only_path, tmp_path):
   install(tmp_path / "site", "mesh-tensorflow", "1.0.0.dev0")
   install(tmp_path / "site", "tensorflow-cpu", "2.21.0")
+  install(tmp_path / "system", "tensorflow", "2.16.1")  # Another folder: the first one counts.
   install(tmp_path / "clone", "mesh-tensorflow", "1.0.0.dev0")
   (tmp_path / "site" / "mesh_tensorflow-0.0.dist-info").mkdir()  # What pip left when it was killed.
-  only_path("site", "clone")
+  only_path("site", "clone", "system")
   assert told(tmp_path / "clone" / "mesh_tensorflow") == []
 
 
