@@ -1,8 +1,11 @@
-"""What the package can tell of the environment that it is installed in."""
+"""What the package can tell of the environment that it is installed in.
+
+An older Python, too, can read this file, and those that `start` imports: one that says what is
+wrong must not be wrong itself.
+"""
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import warnings
 from collections.abc import Iterable, Sequence
@@ -16,8 +19,6 @@ _BUILDS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
 
 # Of warn_of_conflicts, called in start.py, which __init__.py imports: the user's import of it.
 _AT_IMPORT = 4
-
-_Found = tuple[str, str]  # Version and folder of an installed distribution.
 
 
 def check_python(version: Sequence[int]) -> None:
@@ -82,9 +83,11 @@ def warn_of_conflicts(package_path: Iterable[str]) -> None:
       )
 
 
-def _installed(name: str) -> list[_Found]:
+def _installed(name: str) -> list[tuple[str, str]]:
   """Versions and folders of the distributions of a name, in the order of `sys.path`."""
-  found: list[_Found] = []
+  import importlib.metadata  # Not before Python's version is checked: it came with 3.8.
+
+  found: list[tuple[str, str]] = []
   for distribution in importlib.metadata.distributions(name=name):
     # What an interrupted installation left behind has no version.
     version = distribution.metadata["Version"] or ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import importlib.metadata
 import sys
 import warnings
@@ -76,6 +78,20 @@ def test_old_python(version):
   with pytest.raises(errors.InstallationError, match=r"3\.10 or later; this is (3|2)\.\d+\.\d+"):
     installation.check_python(version)
   assert issubclass(errors.InstallationError, (ImportError, errors.MeshError))
+
+
+@pytest.mark.parametrize(
+  "name", ["__init__", "start", "installation", "quiet", "source_tree", "errors", "version"]
+)
+def test_old_python_gets_as_far_as_the_check(repository, name):
+  """Its syntax, and no generic types (list[str]) outside annotations, which it does not know."""
+  text = (repository / "mesh_tensorflow" / f"{name}.py").read_text()
+  tree = ast.parse(text, feature_version=(3, 7))
+  lines = [node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))]
+  subscripted = [n for line in lines for n in ast.walk(line.value) if isinstance(n, ast.Subscript)]
+  generic = [n for n in subscripted if getattr(n.value, "id", "") in dir(builtins)]
+  assert generic == []
+  assert name in ("__init__", "version") or "from __future__ import annotations" in text
 
 
 def test_python_that_will_do():
