@@ -18,6 +18,7 @@ from mesh_tensorflow.dimensions import Shape
 from mesh_tensorflow.errors import VariableError
 from mesh_tensorflow.layout import TensorLayout
 from mesh_tensorflow.processors import pnum_to_processor_coordinates
+from mesh_tensorflow.remade_stores import Life
 
 # Bytes of initial values that are computed at a time; computing them takes several times as much.
 _COMPUTED_AT_ONCE = 16 * 2**20
@@ -134,22 +135,31 @@ class VariableStore(tf.Module):
   """
 
   @checked
-  def __init__(self, seed: int = 0, name: str | None = None):
+  def __init__(self, seed: float = 0, name: str | None = None):
     super().__init__(name=name or "variable_store")
     self.seed = int(seed)
     self._slices: dict[str, tuple[tf.Variable, ...]] = {}
     self._stored: dict[str, Any] = {}
+    # Of a store that a mesh implementation made for itself.
+    self.life: Life | None = None
+
+  def _looked_at(self) -> None:
+    if self.life is not None:
+      self.life.looked_at()
 
   def __contains__(self, name: str) -> bool:
+    self._looked_at()
     return name in self._stored
 
   def __getitem__(self, name: str) -> StoredVariable:
+    self._looked_at()
     if name not in self._stored:
       known = ", ".join(sorted(self._stored)[:20])
       raise VariableError(f"there is no variable {name!r}; known: {known}")
     return self._stored[name]
 
   def __iter__(self) -> Iterator[StoredVariable]:
+    self._looked_at()
     return iter(list(self._stored.values()))
 
   def __len__(self) -> int:
@@ -158,6 +168,7 @@ class VariableStore(tf.Module):
   @property
   def names(self) -> list[str]:
     """Names in order of creation."""
+    self._looked_at()
     return list(self._stored)
 
   @_one_thread_at_a_time
@@ -214,6 +225,8 @@ class VariableStore(tf.Module):
           f"asked for on the mesh {mesh_impl.shape}; give each mesh implementation a variable "
           "store of its own, and move values with a checkpoint"
         )
+      if self.life is not None:
+        self.life.asked_for(name)
       return old
     init = initializers.convert_to_initializer(initializer, slice_dtype)
     key = random_bits.fold(random_bits.name_key(name), self.seed)
@@ -240,7 +253,13 @@ class VariableStore(tf.Module):
     )
     self._slices[name] = tuple(stored.slices)
     self._stored[name] = stored
+    if self.life is not None:
+      self.life.made(stored, mesh_impl.lowerings_per_run)
     return stored
+
+
+# Of TensorFlow's ResourceStridedSliceAssign.
+_MOST_AXES_OF_A_BLOCK = 8
 
 
 def split_block(
@@ -251,14 +270,14 @@ def split_block(
   Args:
     size: shape of the block.
     item_bytes: bytes of a value.
-    limit: bytes.
+    limit: bytes. What TensorFlow sets no part of (more than eight axes) is one part.
 
   Returns:
     (offset, size) of each part.
   """
   axis = next((i for i, n in enumerate(size) if n > 1), None)
   total = math.prod(size) * item_bytes
-  if axis is None or total <= limit:
+  if axis is None or total <= limit or len(size) > _MOST_AXES_OF_A_BLOCK:
     return [([0] * len(size), list(size))]
   rows = max(1, limit * size[axis] // total)
   parts = []
@@ -277,6 +296,9 @@ def assign_block(variable: tf.Variable, offset: Sequence[int], value: tf.Tensor)
     offset: of the block.
     value: its values.
   """
+  if value.shape.ndims > _MOST_AXES_OF_A_BLOCK:  # It is the whole.
+    variable.assign(value)
+    return
   # Not variable[...].assign, which reads the variable: it would have to be copied then.
   tf.raw_ops.ResourceStridedSliceAssign(
     ref=variable.handle,
@@ -354,6 +376,7 @@ class LaidOutVariable:
       A list of what `assign_fn` returned.
     """
     results: list[Any] = []
+    self._is_changed()
 
     def run(v, value):
       results.append(assign_fn(self._variable, v, value))
@@ -364,9 +387,15 @@ class LaidOutVariable:
 
   def update(self, fn: Any, *values: Any) -> None:
     """Runs `fn(slice_tf_variable, *slices)` for its effect on every processor."""
+    self._is_changed()
 
     def run(v, *slices):
       fn(v, *slices)
       return 0
 
     self._mesh_impl.slicewise(run, self._mesh_impl.LaidOutTensor(self.slices), *values)
+
+  def _is_changed(self) -> None:
+    life = self._mesh_impl.variable_store.life
+    if life is not None:
+      life.changed(self.stored)

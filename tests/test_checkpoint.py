@@ -721,3 +721,32 @@ def test_remains_of_others_stay(tmp_path):
   (tmp_path / ".unfinished-model.ckpt-3" / "file").write_text("")
   files.remove_remains(str(tmp_path))
   assert sorted(os.listdir(tmp_path)) == sorted(keep)
+
+
+def _many_dims(count):
+  inner = [(f"x{i}", 2) for i in range(count - 2)]
+  return {"v": ([("d_model", 8), *inner, ("d_ff", 8)], tf.float32, tf.float32)}
+
+
+@pytest.mark.parametrize(
+  "count,old,new", [(8, "2x2", "2x2 other"), (8, "1", "2x2x2"), (9, "1", "1")]
+)
+def test_variables_of_many_dimensions(cpu_devices, tmp_path, count, old, new):
+  store = make_store(cpu_devices, old, _many_dims(count))
+  values = fill(store, 1)
+  checkpoint.Checkpointer(str(tmp_path), store, asynchronous=False).save(1)
+  other = make_store(cpu_devices, new, _many_dims(count), seed=3)
+  checkpoint.Checkpointer(str(tmp_path), other).restore()
+  assert_holds(other, values)
+
+
+def test_slices_of_nine_dimensions_are_refused(cpu_devices, tmp_path):
+  """TensorFlow would abort the process."""
+  variables = _many_dims(9)
+  whole = make_store(cpu_devices, "1", variables)
+  checkpoint.Checkpointer(str(tmp_path), whole, asynchronous=False).save(1)
+  split = make_store(cpu_devices, "2x2", variables)
+  with pytest.raises(errors.CheckpointError, match="variable v .* at most 8 dimensions"):
+    checkpoint.Checkpointer(str(tmp_path), split).restore()
+  with pytest.raises(errors.CheckpointError, match="variable v .* at most 8 dimensions"):
+    checkpoint.Checkpointer(str(tmp_path / "other"), split, asynchronous=False).save(1)

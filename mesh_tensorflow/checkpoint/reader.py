@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint.files import damaged, data_files
+from mesh_tensorflow.errors import CheckpointError
 from mesh_tensorflow.store import StoredVariable, assign_block, split_block
 
 # Bytes that one read operation brings into host memory.
@@ -50,10 +51,23 @@ def host_device() -> str:
   return workers.host_device() if workers.current().size > 1 else "CPU:0"
 
 
-def slice_spec(shape: Sequence[int], begin: Sequence[int], size: Sequence[int]) -> str:
-  """A slice in the notation of SaveV2: "4 8 0,2:4,4"; "" for the whole variable."""
+_MOST_DIMS_OF_A_SLICE = 8
+
+
+def slice_spec(name: str, shape: Sequence[int], begin: Sequence[int], size: Sequence[int]) -> str:
+  """A slice of a variable in the notation of SaveV2: "4 8 0,2:4,4"; "" for all of it.
+
+  Raises:
+    CheckpointError: it is a slice of more than eight dimensions.
+  """
   if list(size) == list(shape):
     return ""
+  if len(shape) > _MOST_DIMS_OF_A_SLICE:  # TensorFlow would abort the process.
+    raise CheckpointError(
+      f"variable {name} of shape {list(shape)}: checkpoints of TensorFlow hold slices of at most "
+      f"{_MOST_DIMS_OF_A_SLICE} dimensions; do not split it, or give it fewer dimensions (and "
+      "mtf.reshape what mtf.get_variable returns)"
+    )
   ranges = ":".join(f"{b},{n}" for b, n in zip(begin, size))
   return f"{' '.join(map(str, shape))} {ranges}"
 
@@ -105,7 +119,7 @@ def requests_for(
   return [
     Request(
       name,
-      slice_spec(whole, [b + o for b, o in zip(begin, offset)], size),
+      slice_spec(stored.name, whole, [b + o for b, o in zip(begin, offset)], size),
       dtype,
       variables,
       offset if len(parts) > 1 else None,

@@ -142,7 +142,7 @@ def pieces_of(
   pieces = []
   for offset, size in parts:
     at = [b + o for b, o in zip(begin, offset)]
-    spec = reader.slice_spec(whole, at, size)
+    spec = reader.slice_spec(name, whole, at, size)
     held = value if start is None else (spool, start)
     part = (offset, size) if len(parts) > 1 else None
     piece = Piece(name, spec, stored.master_dtype, held, value.dtype, part, size)
