@@ -111,6 +111,11 @@ class Checkpointer:
     """The folder of the checkpoints."""
     return self._directory
 
+  @property
+  def has_failed(self) -> bool:
+    """Whether the last save failed in the background; `wait` raises why. Does not wait."""
+    return self._failure is not None
+
   def __enter__(self) -> Checkpointer:
     return self
 
@@ -260,8 +265,8 @@ class Checkpointer:
     error = None
     if workers.current().is_chief:
       path = os.path.join(self._directory, f"{files.NAME}{step}")
-      needed = self._needed_bytes()
       try:
+        needed = self._needed_bytes()
         problem = keeping.make_room(self._directory, path, needed, self._keeping, self._close_spool)
       except (tf.errors.OpError, OSError) as e:
         problem = writer.reason(e)

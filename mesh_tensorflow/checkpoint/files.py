@@ -150,6 +150,13 @@ def remove_checkpoint(directory: str, prefix: str) -> None:
     folder_lib.remove(directory, os.path.join(parent, file))
 
 
+def attached_sizes(prefix: str) -> list[int]:
+  """The sizes of the files that programs added to a checkpoint."""
+  parent, name = os.path.split(prefix)
+  added = [os.path.join(parent, f) for f in _list(parent) if f.startswith(name + ATTACHED)]
+  return [tf.io.gfile.stat(f).length for f in added if tf.io.gfile.exists(f)]
+
+
 def belongs_to(file: str, name: str) -> bool:
   """Whether a file is one of those that hold the content of the checkpoint `name`."""
   match = _DATA.fullmatch(file)

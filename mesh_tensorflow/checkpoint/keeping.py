@@ -99,6 +99,12 @@ def needed_bytes(variables: Iterable[StoredVariable]) -> int:
   return total
 
 
+def _attached_bytes(directory: str) -> int:
+  """The size of the files that programs added to the newest checkpoint: likely that of the next."""
+  newest = next(reversed(files.all_checkpoints(directory)), None)
+  return sum(files.attached_sizes(newest)) if newest else 0
+
+
 def free_bytes(directory: str) -> int | None:
   """Free bytes on the disk of a local folder, which need not exist yet; None: nobody knows."""
   path = folder_lib.local_path(os.path.abspath(directory) if "://" not in directory else directory)
@@ -121,13 +127,16 @@ def make_room(
   Args:
     directory: the folder.
     path: the checkpoint that will be written.
-    needed: its size in bytes.
+    needed: its size in bytes, without attachments: these are taken for as large as the newest's.
     keeping: which checkpoints are kept.
     release: called first: gives up disk space that the program can do without.
 
   Returns:
     What is wrong if there is still not enough room; None if there is.
   """
+  if free_bytes(directory) is None:
+    return None
+  needed += _attached_bytes(directory)
   if _fits(directory, needed):
     return None
   release()

@@ -11,6 +11,7 @@ import dataclasses
 import io
 import json
 import logging
+import mmap
 import os
 import time
 import zlib
@@ -255,7 +256,8 @@ def _opened(path: str) -> Iterator[Iterator[Any]]:
     with tf.io.gfile.GFile(path, "rb") as f:
       yield iter(lambda: f.read(_CHUNK), b"")
     return
-  buffer = memoryview(bytearray(_CHUNK))
+  # Memory of the system's own: what malloc had from a thread of each checkpoint would stay with it.
+  buffer = memoryview(mmap.mmap(-1, _CHUNK))
   with io.FileIO(path) as f:
 
     def chunks() -> Iterator[memoryview]:

@@ -253,8 +253,9 @@ def reason(error: Exception) -> str:
   if isinstance(error, StorageError):
     return str(error)
   text = error.message if isinstance(error, tf.errors.OpError) else str(error)
-  # TensorFlow's name of an operation, before and behind.
+  # TensorFlow's name of an operation, before and behind; and the name of what was not yet there.
   text = re.sub(r"^\{\{\w+ \S+\}\} | \[Op:\w+\].*$", "", text)
+  text = re.sub(rf"^\S*/{re.escape(folder.TEMPORARY)}[^\s;]*; ", "", text)
   return f"{text} ({type(error).__name__})"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import shutil
@@ -13,10 +14,11 @@ import pytest
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint, errors
+from mesh_tensorflow.checkpoint import writer
 from mesh_tensorflow.transformer import main
 from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.modes import checkpoints
-from mesh_tensorflow.transformer.training import run_lock
+from mesh_tensorflow.transformer.training import progress, run_lock
 from tests.transformer import small_checkpoints, small_lm, training_program
 
 INFER = ("run.mode = 'infer'", "decode_from_file.input_filename = 'FOLDER/prompts'")
@@ -27,6 +29,7 @@ PERPLEXITY += ("run.perplexity_eval_steps = 1",)
 @pytest.fixture(autouse=True)
 def nothing_said():
   model_files._warned.clear()
+  model_files._denied.clear()
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +158,7 @@ def test_modes_of_a_folder_that_cannot_be_written_to(folder, tmp_path, caplog, c
     for mode, bindings in modes.items():
       caplog.clear()
       model_files._warned.clear()
+      model_files._denied.clear()
       small_lm.run(folder, *bindings)
       said = [r.getMessage() for r in caplog.records if "cannot write" in r.getMessage()]
       assert len(said) == (1 if "eval" in mode else 0), (mode, said)
@@ -201,6 +205,34 @@ def test_training_goes_on_without_summaries(tmp_path, monkeypatch, caplog):
   (said,) = [r.getMessage() for r in caplog.records if "No space left" in r.getMessage()]
   assert f"cannot write summaries in the folder {tmp_path}" in said
   assert len(checkpoint.all_checkpoints(str(tmp_path / "model"))) == 1
+
+
+def test_a_checkpoint_that_failed_in_the_background_ends_the_training(tmp_path, monkeypatch):
+  """Soon, and not when the next one is due."""
+
+  def full(_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  save, steps = checkpoint.Checkpointer.save, []
+
+  def and_wait(self, step, *args, **kwargs):
+    save(self, step, *args, **kwargs)
+    steps.append(step)
+    self._thread.join()
+
+  monkeypatch.setattr(writer.Job, "_write_parts", full)
+  monkeypatch.setattr(checkpoint.Checkpointer, "save", and_wait)
+  done = []
+  update = progress.TrainingProgress.update
+  monkeypatch.setattr(
+    progress.TrainingProgress,
+    "update",
+    lambda self, step, *args, **kwargs: done.append(step) or update(self, step, *args, **kwargs),
+  )
+  settings = ("run.train_steps = 40", "run.save_checkpoints_steps = 20")
+  with pytest.raises(errors.StorageError, match="model.ckpt-20 .*No space left"):
+    small_lm.run(tmp_path, *settings, "run.iterations_per_loop = 1", text=small_lm.TEXT)
+  assert steps == [20] and done[-1] == 21
 
 
 def test_a_folder_without_a_model_is_not_made_by_who_looks(tmp_path):

@@ -17,8 +17,10 @@ from mesh_tensorflow.errors import StorageError
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
-# Folders in which something could not be written, and a warning said so.
+# Folders in which something could not be written, and a warning said so; and those of them that
+# nobody may write to.
 _warned: set[str] = set()
+_denied: set[str] = set()
 
 
 def write(model_dir: str, path: str, content: bytes) -> None:
@@ -67,10 +69,14 @@ def optional(model_dir: str, what: str, write_it: Callable[[], None]) -> bool:
   Returns:
     Whether it is written.
   """
+  if model_dir in _denied:
+    return False
   try:
     with errors_of_writing(model_dir, what):
       write_it()
   except StorageError as e:
+    if isinstance(e.__cause__, (tf.errors.PermissionDeniedError, PermissionError)):
+      _denied.add(model_dir)
     if model_dir not in _warned:
       _warned.add(model_dir)
       _LOG.warning("%s. The run goes on without it, and without others of its notes there", e)
