@@ -47,6 +47,11 @@ class TrainingCheckpoints:
     self.pipeline: SavedPipeline | None = None
     self.config: ModelConfig | None = None
 
+  @property
+  def has_failed(self) -> bool:
+    """Whether the last checkpoint could not be written in the background, and nobody knows yet."""
+    return self._checkpointer is not None and self._checkpointer.has_failed
+
   def find_newest(self) -> None:
     """Looks for the newest good checkpoint, to go on from."""
     self.newest = self._checkpointer.latest() if self._checkpointer is not None else None

@@ -267,8 +267,11 @@ class Trainer(Inference):
         rate = self._learning_rate_value(self.global_step - 1)
         progress.update(self.global_step, of_call, rate, skipped=sum(n > 0 for n in bad))
         # The first worker's measure is that of all.
-        asked = workers.gather(np.int32([stop.requested, lengths.most]))
+        failed = self._checkpoints.has_failed
+        asked = workers.gather(np.int32([stop.requested, lengths.most, failed]))
         lengths.most = int(asked[0, 1])
+        if asked[:, 2].any():
+          self.checkpointer.wait()  # Raises what a checkpoint in the background met.
         if self.global_step < last and asked[:, 0].any():
           self._save_and_stop(stop, last)
         if self._checkpoints.is_due(before, self.global_step, last):
