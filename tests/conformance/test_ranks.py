@@ -151,6 +151,22 @@ def _gather(name, draw):
   )
 
 
+def _reshape(name, draw):
+  """To other names, that is another layout; some neighbours become one dimension."""
+  names = list(draw.names)
+  draw.random.shuffle(names)
+  sizes = []
+  for n in draw.names:
+    if sizes and draw.random.random() < 0.3:
+      sizes[-1] *= draw.sizes[n]
+    else:
+      sizes.append(draw.sizes[n])
+  shape = mtf.Shape([mtf.Dimension(n, size) for n, size in zip(names, sizes)])
+  return op(
+    name, lambda x: mtf.reshape(x, shape), lambda x: x.reshape(sizes), draw.text(draw.names)
+  )
+
+
 _KINDS = {
   "add": lambda name, draw: _binary(name, draw, (mtf.add, np.add)),
   "sub": lambda name, draw: _binary(name, draw, (mtf.sub, np.subtract)),
@@ -165,6 +181,7 @@ _KINDS = {
   "broadcast": _broadcast,
   "softmax": _softmax,
   "gather": _gather,
+  "reshape": _reshape,
 }
 
 
