@@ -13,6 +13,7 @@ from mesh_tensorflow.transformer import gin_config, utils, vocabulary
 from mesh_tensorflow.transformer.gin_config import model_config
 from mesh_tensorflow.transformer.gin_config import names as gin_names
 from tests.transformer import small_lm
+from tests.transformer import worker_processes as program
 from tests.transformer.small_lm import EVAL, TEXT, run
 
 
@@ -227,6 +228,23 @@ def test_another_vocabulary_is_refused_in_programs_too(trained):
   other = vocabulary.CharacterVocabulary(known.characters.replace("T", "Z"))
   with pytest.raises(errors.ConfigError, match="the vocabulary was CharacterVocabulary of .* ids"):
     estimator(other).restore_for_inference()
+
+
+@pytest.mark.subprocess
+def test_all_workers_hear_of_it(tmp_path):
+  """Of two, the one that reads the record and the other; the text of their training is gone."""
+  model = tmp_path / "model"
+  trained = program.trainer_arguments(model, "run.train_steps = 2")
+  bindings = [a.removeprefix("--gin_param=") for a in trained if a.startswith("--gin_param=")]
+  gin_config.parse_gin(["problems/tinyshakespeare.gin"], bindings)
+  utils.run(None, None, None, None, str(model))
+  (tmp_path / "text.txt").write_text(program.TEXT[:-1] + "#!\n")
+  other = ("DenseReluDense.activation = 'gelu'", *program.on_mesh("batch:2", "batch:batch"))
+  with program.processes(tmp_path, 2, program.trainer_arguments(model, *other)) as group:
+    assert group.wait() == [2, 2], group.text(0) + group.text(1)
+  for worker in range(2):
+    assert "DenseReluDense.activation was 'relu', now 'gelu'" in group.text(worker)
+    assert "2 character(s) of the text are not among" in group.text(worker)
 
 
 @gin.configurable(module="my_layers")

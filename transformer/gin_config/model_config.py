@@ -52,11 +52,18 @@ _TRAINING = (
 _OTHER = (
   *(f"{_PACKAGE}{n}." for n in ("beam_search", "checkpoint", "workers", "ops", "stopping")),
   *(f"{_PACKAGE}simd_mesh_impl.", f"{_PACKAGE}tpu_mesh_impl."),
-  *(f"{_T}{n}." for n in ("utils", "plan", "stopping", "vocabulary", "t2t_vocabulary", "bleu")),
+  *(f"{_T}{n}." for n in ("vocabulary", "t2t_vocabulary", "text_files")),
+  *(f"{_T}{n}." for n in ("utils", "plan", "stopping", "memory_check", "bleu")),
 )
 _PRECISION = (f"{_T}transformer.reduce_ensemble_logits",)
-# Sublayers that do nothing in evaluation; lists with and without them are the same model.
-_OF_TRAINING = re.compile(r"dropout|clip_activation_gradient")
+# What does nothing in evaluation; lists of sublayers with and without it are the same model.
+_OF_TRAINING = (
+  *(f"{_T}transformer.sublayer_{n}dropout" for n in ("", "annealed_", "legacy_")),
+  *(
+    f"{_T}transformer.sublayer_clip_activation_gradient",
+    f"{_PACKAGE}layers.clip_activation_gradient",
+  ),
+)
 # Arguments of layers and models that evaluation does not see.
 _TRAINING_ARGUMENT = re.compile(
   r"dropout|label_smoothing|z_loss|^loss_|_loss$|_train$|^switch_jitter$|^recompute_grads$"
@@ -187,7 +194,7 @@ def _group(selector: str) -> str:
   for kind, prefixes in (("training", _TRAINING), ("other", _OTHER), ("precision", _PRECISION)):
     if selector.startswith(prefixes):
       return kind
-  return "training" if _OF_TRAINING.search(selector) else "model"
+  return "training" if selector in _OF_TRAINING else "model"
 
 
 def _kind(key: Key, values: Mapping[Key, Any], of_model: set[str]) -> str:
@@ -252,18 +259,12 @@ def _plain(value: Any) -> Any:
   if isinstance(value, Macro):
     return f"%{value.name}"
   if isinstance(value, dict):
-    pairs = [[_plain(k), _plain(v)] for k, v in value.items() if not _is_of_training(k)]
-    return {"dict": sorted(pairs, key=repr)}
+    # Arguments for a function, mostly.
+    kept_keys = [k for k in value if not _TRAINING_ARGUMENT.search(str(k))]
+    return {"dict": sorted(([_plain(k), _plain(value[k])] for k in kept_keys), key=repr)}
   if isinstance(value, (list, tuple)):
-    return [_plain(v) for v in value if not _is_of_training(v)]
+    return [_plain(v) for v in value if getattr(v, "selector", None) not in _OF_TRAINING]
   return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
-
-
-def _is_of_training(value: Any) -> bool:
-  """Whether a sublayer in a list, or an argument's name in a dict, is for training only."""
-  if isinstance(value, Reference):
-    return bool(_OF_TRAINING.search(value.selector))
-  return isinstance(value, str) and bool(_TRAINING_ARGUMENT.search(value))
 
 
 # ------------------------------------------------------------------------------- comparison

@@ -236,7 +236,8 @@ class _Run:
         raise ShapeError(
           f"gin: run.sequence_length has {feature} of length={length} ({place}), more than the "
           f"learned positions of Unitransformer.max_length={longest} ({self._place(table)}); bind "
-          f"Unitransformer.max_length = {length} or a smaller run.sequence_length"
+          "a smaller run.sequence_length or, before training (it is a size of the weights), "
+          f"Unitransformer.max_length = {length}"
         )
 
   def check_sizes(self) -> None:
