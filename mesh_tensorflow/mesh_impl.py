@@ -27,6 +27,7 @@ from mesh_tensorflow.processors import (
   pnum_to_processor_coordinates,
   processor_coordinates_to_pnum,
 )
+from mesh_tensorflow.remade_stores import Life
 from mesh_tensorflow.store import StoredVariable, VariableStore
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -51,7 +52,10 @@ class MeshImpl(MeshLayout):
     variable_store: VariableStore | None = None,
   ):
     super().__init__(shape, layout_rules)
-    self.variable_store = VariableStore() if variable_store is None else variable_store
+    if variable_store is None:
+      variable_store = VariableStore()
+      variable_store.life = Life(self, variable_store)
+    self.variable_store = variable_store
 
   @property
   def supports_control_dependencies(self) -> bool:
@@ -64,6 +68,11 @@ class MeshImpl(MeshLayout):
   def local_processors(self) -> Sequence[int]:
     """Numbers of the processors of this process."""
     raise NotImplementedError
+
+  @property
+  def lowerings_per_run(self) -> int:
+    """How many lowerings one run of a program makes in this process: one for all processors."""
+    return 1
 
   def processor_device(self, pnum: int) -> str | None:
     """The device of a processor, by its number."""

@@ -164,6 +164,11 @@ class SimdMeshImpl(MeshImpl):
     return list(self._here)
 
   @property
+  def lowerings_per_run(self) -> int:
+    """How many lowerings one run makes in this process: one for each processor."""
+    return len(self._here)
+
+  @property
   def spans_workers(self) -> bool:
     """Whether some processors are in other processes."""
     return len(self._here) < self.size

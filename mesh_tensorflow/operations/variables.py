@@ -10,6 +10,7 @@ from mesh_tensorflow import initializers, scope
 from mesh_tensorflow.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.errors import DTypeError, VariableError
 from mesh_tensorflow.graph import Graph, Mesh, Operation, Tensor
+from mesh_tensorflow.remade_stores import Life
 from mesh_tensorflow.store import LaidOutVariable, StoredVariable
 
 
@@ -105,6 +106,7 @@ class Variable(Operation):
     self._trainable = trainable
     self._initializer = initializer
     self._stored: StoredVariable | None = None
+    self._life: Life | None = None
     self._outputs = [Tensor(self, shape, dtype.activation_dtype, name=self.full_name + ":0")]
     self._initialize_all_dimensions_as_splittable()
     mesh.graph.register_variable(self)
@@ -181,6 +183,8 @@ class Variable(Operation):
         f"variable {self.full_name} has no value before an mtf.Lowering of its graph is made: "
         "only then is it known on which devices it is"
       )
+    if self._life is not None:
+      self._life.looked_at()
     return self._stored
 
   def assign_to_master(self, val: Any) -> None:
@@ -213,7 +217,7 @@ class Variable(Operation):
       trainable=self._trainable,
     )
     if isinstance(stored.slices[0], tf.Variable):  # a plan's slices hold nothing
-      self._stored = stored
+      self._stored, self._life = stored, impl.variable_store.life
     lowering.variables[self] = LaidOutVariable(impl, stored, self)
     kind = "trainable" if self._trainable else "untrainable"
     lowering.add_counter(f"variables/{kind}", self.size)
