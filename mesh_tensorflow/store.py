@@ -135,7 +135,7 @@ class VariableStore(tf.Module):
   """
 
   @checked
-  def __init__(self, seed: int = 0, name: str | None = None):
+  def __init__(self, seed: float = 0, name: str | None = None):
     super().__init__(name=name or "variable_store")
     self.seed = int(seed)
     self._slices: dict[str, tuple[tf.Variable, ...]] = {}
