@@ -21,7 +21,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint
-from mesh_tensorflow.checkpoint import snapshot
+from mesh_tensorflow.checkpoint import keeping, snapshot
 
 SAVE_EVERY = 4
 ROWS, COLUMNS = 512, 256
@@ -43,16 +43,17 @@ def train(folder, log, steps):
     mtf.optimize.AdamWeightDecayOptimizer(learning_rate=0.01).minimize(mtf.reduce_sum(y * y))
     return mtf.reduce_sum(total)
 
-  class Told(checkpoint.Checkpointer):
-    def _update_state(self, path):
-      super()._update_state(path)
+  class Told(keeping.Keeping):
+    def publish(self, directory, path):
+      super().publish(directory, path)
       tell(f"saved {checkpoint.get_step_from_path(path)}")
 
   def tell(text):
     os.write(descriptor, f"{text}\n".encode())
 
   descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-  c = Told(folder, impl.variable_store, max_to_keep=3)
+  c = checkpoint.Checkpointer(folder, impl.variable_store, max_to_keep=3)
+  c._keeping = Told(**vars(c._keeping))
   start = 0
   inputs = np.random.default_rng(0).standard_normal([steps, COLUMNS]).astype(np.float32)
   if c.latest():
