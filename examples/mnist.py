@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
-from mesh_tensorflow import checkpoint
+from mesh_tensorflow import checkpoint, layout_names
 from mesh_tensorflow.examples import mnist_dataset
 
 CLASSES = mtf.Dimension("classes", 10)
@@ -154,6 +154,7 @@ def make_step(mesh_impl: mtf.MeshImpl, args: argparse.Namespace, mode: str) -> C
       outputs = [mtf.reduce_sum(loss), mtf.reduce_sum(mtf.to_int32(is_right))]
     else:
       outputs = [mtf.argmax(logits, CLASSES)]
+    layout_names.check_names(mesh_impl, graph)
     lowering = mtf.Lowering(graph, {mesh: mesh_impl})
     with tf.control_dependencies([lowering.lowered_operation(op) for op in updates]):
       return [tf.identity(lowering.export_to_tf_tensor(x)) for x in outputs]

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
-from mesh_tensorflow import checkpoint
+from mesh_tensorflow import checkpoint, layout_names
 
 ROWS = 10000
 
@@ -108,6 +108,14 @@ def toy_model(x: mtf.Tensor, args: argparse.Namespace) -> tuple[mtf.Tensor, mtf.
     y = mtf.layers.dense(y, dim, reduced_dims=y.shape.dims[-1:], **kernel)
   loss = mtf.reduce_mean(mtf.square(mtf.to_float(y) - mtf.to_float(x)))
   return y, loss
+
+
+def check_layout(mesh_impl: mtf.MeshImpl, args: argparse.Namespace) -> None:
+  """Raises `mtf.LayoutError` for a layout rule that names what nothing has: it would do nothing."""
+  graph = mtf.Graph()
+  shape = mtf.Shape([("batch", args.batch_size), ("io", args.io_size)])
+  toy_model(mtf.zeros(mtf.Mesh(graph, "toy"), shape), args)
+  layout_names.check_names(mesh_impl, graph)
 
 
 def make_step(
@@ -198,6 +206,7 @@ def main(argv: list[str] | None = None) -> None:
   """Trains and evaluates in turn."""
   args = parse_args(argv)
   mesh_impl = make_mesh_impl(args)
+  check_layout(mesh_impl, args)
   print(f"Mesh {args.mesh_shape} ({args.implementation}), layout {args.layout}", flush=True)
   trainer = ToyTrainer(mesh_impl, args)
   step, saver = 0, None

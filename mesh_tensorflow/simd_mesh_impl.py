@@ -16,7 +16,7 @@ from typing import Any
 import gin
 import tensorflow as tf
 
-from mesh_tensorflow import kernels, scope, workers
+from mesh_tensorflow import kernels, memory, scope, workers
 from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.collectives.base import REDUCTIONS, Collectives, Groups
 from mesh_tensorflow.collectives.failures import collective_errors
@@ -90,7 +90,7 @@ class SimdMeshImpl(MeshImpl):
     devices: Sequence[str] | None = None,
     device_assignment: Any = None,
     logical_to_physical: Sequence[int] | None = None,
-    allreduce_in_bfloat16_max_group_size: int = 8,
+    allreduce_in_bfloat16_max_group_size: float = 8,
     *,
     variable_store: VariableStore | None = None,
     collectives: str = "auto",
@@ -251,7 +251,7 @@ class SimdMeshImpl(MeshImpl):
 
   @contextlib.contextmanager
   def errors_of_runs(self, what: str = "") -> Iterator[None]:
-    with workers.worker_errors(), collective_errors(self, what=what):
+    with memory.errors(what), workers.worker_errors(), collective_errors(self, what=what):
       yield
 
   def reset(self) -> None:

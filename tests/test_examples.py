@@ -262,6 +262,30 @@ def test_toy_model_is_the_same_on_every_mesh(example, cpu_devices, kind, shape, 
   np.testing.assert_allclose(_toy_run(toy, impl, *flags), one, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+  ("name", "flags", "words"),
+  [
+    (
+      "toy_model",
+      ["--layout", "hiden_odd:all"],
+      "no tensor of the model has a dimension 'hiden_odd'",
+    ),
+    ("toy_model", ["--layout", "hidden_odd:al"], "the mesh has no dimension 'al'; it has all; did"),
+    ("mnist", ["--layout", "row_blocs:b1", *SMALL], "did you mean row_blocks"),
+    (
+      "mnist",
+      ["--layout", "row_blocks:b3", *SMALL],
+      "the mesh has no dimension 'b3'; it has b1, b2",
+    ),
+  ],
+)
+def test_a_layout_name_that_nothing_has(example, name, flags, words, tmp_path):
+  """A typing error would train, silently, as if the rule were not there."""
+  data = ["--data_dir", str(tmp_path)] if name == "mnist" else []
+  with pytest.raises(mtf.LayoutError, match=words):
+    example(name).main([*flags, *data])
+
+
 def test_toy_model_dtypes(example):
   toy = example("toy_model")
   impl = mtf.PlacementMeshImpl([], {}, [""])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable
 from typing import Any
 
 import gin
@@ -12,8 +10,8 @@ import tensorflow as tf
 from absl import flags
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import quiet, workers
-from mesh_tensorflow.errors import ConfigError, LayoutError, MeshShapeError
+from mesh_tensorflow import layout_names, quiet, workers
+from mesh_tensorflow.errors import ConfigError, MeshShapeError
 from mesh_tensorflow.workers import agreement
 
 IMPLEMENTATIONS = ("auto", "placement", "simd")
@@ -154,38 +152,12 @@ def find_devices(count: int) -> list[str]:
 
 def check_mesh_names(mesh_shape: mtf.Shape, layout_rules: mtf.LayoutRules) -> None:
   """Raises `LayoutError` for a rule whose mesh dimension neither exists nor is a usual one."""
-  for tensor_name, mesh_name in layout_rules.check_mesh(mesh_shape):
-    if mesh_name in STANDARD_MESH_NAMES:
-      continue
-    names = mesh_shape.dimension_names
-    raise LayoutError(
-      f"layout rule {tensor_name}:{mesh_name}: the mesh has no dimension {mesh_name!r}; it has "
-      f"{', '.join(names) or 'none'}{_did_you_mean(mesh_name, names)}"
-    )
+  layout_names.check_mesh_names(mesh_shape, layout_rules, STANDARD_MESH_NAMES)
 
 
 def check_tensor_names(impl: mtf.MeshImpl, graph: mtf.Graph) -> None:
   """Raises `LayoutError` for a rule whose tensor dimension neither occurs nor is a usual one."""
-  present = dimension_names(graph)
-  mesh_names = impl.shape.dimension_names
-  for tensor_name, mesh_name in impl.layout_rules.pairs:
-    if mesh_name not in mesh_names or tensor_name in present | STANDARD_TENSOR_NAMES:
-      continue
-    raise LayoutError(
-      f"layout rule {tensor_name}:{mesh_name}: no tensor of the model has a dimension "
-      f"{tensor_name!r}{_did_you_mean(tensor_name, sorted(present))}; the dimensions are "
-      f"{', '.join(sorted(n for n in present if not n.startswith('_')))}"
-    )
-
-
-def dimension_names(graph: mtf.Graph) -> set[str]:
-  """Names of the dimensions of all tensors of a graph."""
-  return {n for op in graph.operations for t in op.outputs for n in t.shape.dimension_names}
-
-
-def _did_you_mean(name: str, candidates: Iterable[str]) -> str:
-  close = difflib.get_close_matches(name, list(candidates), n=2, cutoff=0.5)
-  return f"; did you mean {' or '.join(close)}?" if close else ""
+  layout_names.check_tensor_names(impl, graph, STANDARD_TENSOR_NAMES)
 
 
 def describe_layout(impl: mtf.MeshImpl, graph: mtf.Graph) -> str:
@@ -201,7 +173,7 @@ def describe_layout(impl: mtf.MeshImpl, graph: mtf.Graph) -> str:
       if axis is not None:
         key = (d.name, impl.shape[axis].name)
         split[key] = split.get(key, 0) + 1
-  present = dimension_names(graph)
+  present = layout_names.dimension_names(graph)
   for tensor_name, mesh_name in impl.layout_rules.pairs:
     if mesh_name in impl.shape.dimension_names and tensor_name in present:
       n = split.get((tensor_name, mesh_name), 0)

@@ -61,6 +61,7 @@ class ModelSteps(ModelFeatures):
     optimizer: Callable[..., Any],
     *,
     skip_nonfinite: bool = False,
+    look: Callable[[mtf.Graph], None] | None = None,
   ) -> mtf.Function:
     """One step: loss, gradients, updates; microbatches included.
 
@@ -68,6 +69,7 @@ class ModelSteps(ModelFeatures):
       feature_names: the features of the data, in the order of the step's arguments.
       optimizer: called as `optimizer(learning_rate=...)`.
       skip_nonfinite: updates nothing if the loss or a gradient is NaN or infinite.
+      look: called with the graph when it is complete, before it is lowered.
 
     Returns:
       An `mtf.function` of (*features, learning rate, step) that returns the loss, float32; with
@@ -83,6 +85,8 @@ class ModelSteps(ModelFeatures):
         [g for g, _ in trained], [v for _, v in trained]
       )
       mesh_setup.check_tensor_names(self.mesh_impl, graph)
+      if look is not None:
+        look(graph)
       loss = mtf.cast(loss, tf.float32)
       if not skip_nonfinite:
         return loss

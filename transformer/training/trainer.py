@@ -30,6 +30,7 @@ from mesh_tensorflow.transformer.gin_config import model_config, value_checks
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.programs import nonfinite as nonfinite_lib
 from mesh_tensorflow.transformer.programs import several_steps, training_data
+from mesh_tensorflow.transformer.programs.memory_check import MemoryCheck
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.programs.several_steps import CallLengths, StopFlag
 from mesh_tensorflow.transformer.training import init_checkpoint as init_checkpoint_lib
@@ -380,7 +381,7 @@ class Trainer(Inference):
       checkpoint: of this model; None: `init_checkpoint`, or initial values.
     """
     started = time.perf_counter()
-    compiled.get_concrete_function()
+    self._memory.trace(compiled.get_concrete_function, self._step_fn)
     _LOG.info("traced the training program in %.1f s", time.perf_counter() - started)
     if workers.current().is_chief and self.checkpointer is not None:
       self._checkpoints.config = self._model_config
@@ -414,7 +415,10 @@ class Trainer(Inference):
       stop: ends a call early.
     """
     skips = self._loss_check.skips
-    step_fn = self.steps.train_step(names, self._optimizer, skip_nonfinite=skips)
+    self._memory = MemoryCheck(self.mesh_impl)
+    step_fn = self.steps.train_step(
+      names, self._optimizer, skip_nonfinite=skips, look=self._memory.look
+    )
     step_fn.log_file = self._model_info_file
     self._step_fn = step_fn
     shapes = [self.steps.local_part(n)[1] for n in names]
@@ -483,7 +487,12 @@ class Trainer(Inference):
 
     def compare() -> list[str]:
       resolved = checkpoint_lib.resolve(path)
-      return model_config.compare(resolved, self._model_config, self._allow_config_change)
+      return model_config.compare(
+        resolved,
+        self._model_config,
+        self._allow_config_change,
+        fits=lambda: init_checkpoint_lib.has_variables(resolved, self.mesh_impl.variable_store),
+      )
 
     for line in by_chief(compare):
       self._say(line)

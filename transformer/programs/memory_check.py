@@ -1,0 +1,116 @@
+"""Whether a training fits into memory, before TensorFlow tries: a process that does not is killed.
+
+While a training step is built, its variables (with the optimizer's) and all its tensors are
+counted, which costs nothing. Only if these could be too much the program is planned
+(`mtf.describe`), which says how much is held at one time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import gin
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import memory
+from mesh_tensorflow.errors import OutOfMemoryError
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+# A plan counts what is held in one order of the operations; TensorFlow may do with less, or take
+# more. Beyond this part of the memory a training is warned of, beyond that one refused.
+_WARNED, _REFUSED = 0.8, 2.0
+
+
+class MayNotFitError(Exception):
+  """A training step that is being built could need more memory than there is."""
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.memory_check", allowlist=["refuse"])
+class MemoryCheck:
+  """Looks at training steps on CPU devices; of others TensorFlow does not tell the memory.
+
+  Args:
+    mesh_impl: the mesh.
+    refuse: whether a training that does not fit is refused; else only a warning says it.
+  """
+
+  def __init__(self, mesh_impl: mtf.MeshImpl, *, refuse: bool = True):
+    self._impl = mesh_impl
+    self._refuse = refuse
+    self._done = False
+
+  def look(self, graph: mtf.Graph) -> None:
+    """Counts what a graph could need at most.
+
+    Args:
+      graph: of a training step, complete.
+
+    Raises:
+      MayNotFitError: that is more than there is.
+    """
+    available = None if self._done else self._available()
+    if available is None:
+      return
+    impl = self._impl
+    size = sum(
+      impl.slice_size(x.shape) * x.dtype.size for op in graph.operations for x in op.outputs
+    )
+    size += sum(impl.slice_size(v.shape) * v.dtype.slice_dtype.size for v in graph.all_variables)
+    if size * self._processors() > _WARNED * available:
+      raise MayNotFitError
+
+  def trace(self, trace: Callable[[], Any], step: mtf.Function) -> None:
+    """Calls what traces the training step.
+
+    Args:
+      trace: builds and lowers the step, with a call of `look` between.
+      step: the step.
+
+    Raises:
+      OutOfMemoryError: the step does not fit, or TensorFlow has no memory for the variables.
+    """
+    with memory.errors("the training program"):
+      try:
+        trace()
+      except MayNotFitError:
+        self._done = True
+        self._judge(mtf.describe(step).memory)
+        trace()
+
+  def _judge(self, needed: Any) -> None:
+    """Raises or warns for what one processor needs, a `costs.Memory`."""
+    available, count = self._available(), self._processors()
+    total, variables = needed.total * count, needed.variables * count
+    if available is None or total <= _WARNED * available:
+      return
+    text = (
+      f"the training program needs about {memory.text(total)} on this machine (run.mode = 'plan': "
+      f"{count} processor(s), each {memory.text(needed.variables)} of variables, with the "
+      f"optimizer's, and {memory.text(needed.inputs + needed.activations)} of activations), which "
+      f"has {memory.text(available)} free"
+    )
+    if self._refuse and (variables > available or total > _REFUSED * available):
+      raise OutOfMemoryError(
+        f"{text}. Use a smaller model or batch, microbatches "
+        "(serialize_num_microbatches.tokens_per_microbatch_per_replica), recomputation, or a mesh "
+        "of more machines; MemoryCheck.refuse = False tries it all the same"
+      )
+    _LOG.warning("%s: the system may end this process (exit code 137)", text)
+
+  def _processors(self) -> int:
+    """How many of this process are on CPU devices, which share the memory of the machine."""
+    devices = (self._impl.processor_device(p) or "CPU" for p in self._impl.local_processors)
+    return sum("CPU" in d.upper() for d in devices)
+
+  def _available(self) -> int | None:
+    """What the variables that are there and all that is to come may have together."""
+    free = memory.available_bytes() if self._processors() else None
+    if free is None:
+      return None
+    there = sum(
+      self._impl.slice_size(v.shape) * v.slice_dtype.size for v in self._impl.variable_store
+    )
+    return free + there * self._processors()
