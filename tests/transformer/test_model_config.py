@@ -75,6 +75,13 @@ def test_another_model_of_the_same_shapes_is_refused(trained, name):
     run(trained, *mode, *bindings)
 
 
+def test_where_shapes_differ_too_it_is_no_use_to_allow_it(trained):
+  with pytest.raises(
+    errors.ConfigError, match="d_model was 16, now 32 .*; or, use another model_d"
+  ):
+    run(trained, *EVAL, "d_model = 32")
+
+
 def _in_mode(folder, mode):
   return {
     "infer": ("decode_from_file.input_filename = '{}'", "decode_from_file.output_filename = 'o'"),

@@ -20,7 +20,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gin
@@ -41,7 +41,7 @@ ATTACHMENT = "config"
 _FORMAT = 1
 _PACKAGE = "mesh_tensorflow."
 _T = f"{_PACKAGE}transformer."
-_SHOWN = 6  # Differences in one message.
+_SHOWN, _LONGEST = 6, 120  # Differences in one message, and characters of a value.
 
 # What in this package is no part of a model; all else in it is, also what will be added.
 _TRAINING = (
@@ -125,13 +125,17 @@ def capture(model_type: str, vocabulary: Any, variable_dtype: Any) -> ModelConfi
   return ModelConfig(record, keys)
 
 
-def compare(path: str, now: ModelConfig, allow: bool = False) -> list[str]:
+def compare(
+  path: str, now: ModelConfig, allow: bool = False, *, fits: Callable[[], bool] = lambda: True
+) -> list[str]:
   """Compares a checkpoint's configuration with that of the model that is to read it.
 
   Args:
     path: a checkpoint.
     now: of the model.
     allow: whether another model is allowed.
+    fits: tells whether the model has the variables of the checkpoint, of their shapes; for the
+      advice of the error.
 
   Returns:
     Lines to say: what differs in precision, and what was not compared. Of what is allowed a warning
@@ -155,10 +159,13 @@ def compare(path: str, now: ModelConfig, allow: bool = False) -> list[str]:
     return lines
   text = f"{path} is of another model: {_joined(differences)}"
   if not allow:
-    raise ConfigError(
-      f"{text}. Bind the old values; or, to go on with the new ones, give --allow_config_change "
-      "(in programs: run.allow_config_change = True)"
-    )
+    otherwise = "use another model_dir: the weights have other names or shapes"
+    if fits():
+      otherwise = (
+        "to go on with the new ones, give --allow_config_change (in programs: "
+        "run.allow_config_change = True)"
+      )
+    raise ConfigError(f"{text}. Give the old values; or, {otherwise}")
   _LOG.warning("%s (allow_config_change)", text)
   return lines
 
@@ -352,7 +359,7 @@ def _shown(key: Key) -> str:
 
 def _text(value: Any) -> str:
   """A value of a record, for an error."""
-  return short(json.loads(json.dumps(value).replace(_T, "").replace(_PACKAGE, "")))
+  return short(json.loads(json.dumps(value).replace(_T, "").replace(_PACKAGE, "")), _LONGEST)
 
 
 def _joined(differences: list[str]) -> str:

@@ -254,6 +254,21 @@ def restore(path: str, store: VariableStore, name_filter: str = "") -> str:
   return _shortened(whole)
 
 
+def has_variables(path: str, store: VariableStore) -> bool:
+  """Whether a checkpoint has all variables of a store, in their shapes.
+
+  Args:
+    path: a checkpoint.
+    store: the variables.
+  """
+  found = checkpoint_lib.describe(path)
+  return all(
+    stored.name in found and found[stored.name].shape == stored.shape.to_integer_list
+    for stored in store
+    if not stored.name.startswith(RUN_COUNTER)
+  )
+
+
 def _shortened(report: str) -> str:
   """A report with the first names of each list: large models have thousands."""
   lines: list[str] = []

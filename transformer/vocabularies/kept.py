@@ -31,7 +31,7 @@ _LOG = logging.getLogger("mesh_tensorflow")
 
 FOLDER = "vocabularies"
 _INDEX = "index.json"
-_CHANGE = "or --allow_config_change to take today's file"
+_CHANGE = "or give --allow_config_change to take today's"
 # The ids of another library's vocabulary are compared one by one, if they are not too many.
 _MOST_IDS = 1 << 17
 
