@@ -15,7 +15,8 @@ from typing import Any
 import gin
 import tensorflow as tf
 
-from mesh_tensorflow import autograph
+from mesh_tensorflow import arguments, autograph
+from mesh_tensorflow.argument_kinds import DTypeLike, TensorOrScalar
 from mesh_tensorflow.beam_search_state import (
   INF,
   BeamSearch,
@@ -95,14 +96,14 @@ def beam_search(
   initial_ids: Tensor,
   alpha: float,
   states: Sequence[Tensor] | None = None,
-  eos_id: int = EOS_ID,
+  eos_id: float = EOS_ID,
   stop_early: bool = True,
-  decode_length: Tensor | int | None = None,
+  decode_length: TensorOrScalar | None = None,
   use_tpu: bool = True,
-  dtype: Any = tf.float32,
+  dtype: DTypeLike = tf.float32,
   layout: Any = None,
   mesh_shape: Any = None,
-  num_prefilter: int | None = 2,
+  num_prefilter: float | None = 2,
 ) -> tuple[Tensor, Tensor]:
   """The most probable sequences that a model makes, found by beam search.
 
@@ -228,6 +229,7 @@ def greedy_decode(
   return while_loop(cond, body, start, maximum_iterations=length.size)[2]
 
 
+arguments.check_functions(globals())
 autograph.exempt(globals())
 
 __all__ = ["EOS_ID", "INF", "beam_search", "compute_topk_scores_and_seq", "greedy_decode"]

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.errors import DimensionError, DimensionTypeError, ShapeError
 
 Dimension = collections.namedtuple("Dimension", ["name", "size"])
@@ -56,10 +57,10 @@ def convert_to_dimension(d: DimensionLike | None) -> Dimension | None:
       raise DimensionError(
         f"the size of dimension {name!r} must be an integer, got {size!r}"
       ) from None
-    return Dimension(name, size)
-  if isinstance(d, Dimension):
-    return d
-  return Dimension(name, size)
+    d = Dimension(name, size)
+  if size < 0:
+    raise DimensionError(f"the size of dimension {name!r} must not be negative, got {size}")
+  return d if isinstance(d, Dimension) else Dimension(name, size)
 
 
 def parse_pairs(text: str, what: str) -> list[tuple[str, str]]:
@@ -146,11 +147,13 @@ class Shape:
       product *= d.size
     return result
 
-  def cumprod_to_tensor_axis(self, cumprod: int) -> int | None:
+  @checked
+  def cumprod_to_tensor_axis(self, cumprod: float) -> int | None:
     """The last axis i with `self.cumprod[i] == cumprod`, or None."""
     positions = [i for i, c in enumerate(self.cumprod) if c == cumprod]
     return positions[-1] if positions else None
 
+  @checked
   def get_dim_by_name(self, name: str) -> Dimension:
     """The dimension of that name; `DimensionError` if there is none."""
     for d in self._dims:
@@ -158,11 +161,13 @@ class Shape:
         return d
     raise no_such_dimension("", name, self)
 
+  @checked
   def rename_dimension(self, old_name: str, new_name: str) -> Shape:
     """The shape with a dimension renamed; `DimensionError` if it has none of the old name."""
     old = self.get_dim_by_name(old_name)
     return Shape([Dimension(new_name, d.size) if d == old else d for d in self._dims])
 
+  @checked
   def resize_dimension(self, name: str, new_size: int) -> Shape:
     """The shape with another size of the dimension of that name."""
     old = self.get_dim_by_name(name)
@@ -204,6 +209,11 @@ class Shape:
   def __sub__(self, other: Shape | Dimension | Iterable[Dimension] | None) -> Shape:
     if other is None:
       return self
+    if not isinstance(other, Iterable) or hasattr(other, "dtype"):
+      raise DimensionTypeError(
+        f"{self} - {other!r}: subtract a Shape, a Dimension or a list of dimensions, not "
+        f"{type(other).__name__}"
+      )
     if isinstance(other, Dimension):
       if other not in self._dims:
         raise no_such_dimension(f"{self} - {other.name}={other.size}", other, self)
@@ -240,7 +250,7 @@ def _dims_to_string(dims: Iterable[Dimension]) -> str:
   return ", ".join(f"{d.name}={d.size}" for d in dims)
 
 
-def convert_to_shape(x: ShapeLike) -> Shape | None:
+def convert_to_shape(x: ShapeLike | None) -> Shape | None:
   """Turns a `Shape`, a list of dimensions, or text like "rows:2,cols:4" into a `Shape`.
 
   Args:
@@ -261,7 +271,7 @@ def convert_to_shape(x: ShapeLike) -> Shape | None:
   return Shape(x)
 
 
-def list_product(l: Iterable[int]) -> int:
+def list_product(l: Iterable[float]) -> int:
   """Product of the numbers in `l`, 1 for none."""
   product = 1
   for v in l:
@@ -275,7 +285,9 @@ def is_subsequence(short_seq: Sequence, long_seq: Sequence) -> bool:
   return all(any(s == x for x in rest) for s in short_seq)
 
 
-def verify_no_new_dims(input_shapes: Iterable[Shape], output_shape: Shape) -> None:
+def verify_no_new_dims(
+  input_shapes: Iterable[Shape], output_shape: Shape | Sequence[DimensionLike]
+) -> None:
   """Raises `ShapeError` if the output has a dimension that no input has.
 
   Args:

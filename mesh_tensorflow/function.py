@@ -8,10 +8,18 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow.argument_kinds import DTypeLike
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.dimensions import ShapeLike, convert_to_shape
-from mesh_tensorflow.errors import CollectiveError, DTypeError, GraphError, ShapeError
+from mesh_tensorflow.errors import (
+  CollectiveError,
+  DivisionError,
+  DTypeError,
+  GraphError,
+  ShapeError,
+)
 from mesh_tensorflow.graph import Graph, Mesh, Tensor
-from mesh_tensorflow.lowering import Lowering
+from mesh_tensorflow.lowering import Lowering, is_division_by_zero
 from mesh_tensorflow.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.constants import import_laid_out_tensor, import_tf_tensor
 
@@ -27,10 +35,11 @@ class TensorSpec:
       argument, `mesh_impl.local_part(shape)`; otherwise every process gives the same whole one.
   """
 
+  @checked
   def __init__(
     self,
     shape: ShapeLike,
-    dtype: Any = tf.float32,
+    dtype: DTypeLike = tf.float32,
     name: str | None = None,
     *,
     local: bool = False,
@@ -54,6 +63,7 @@ class Function:
     mesh_name: name of the mesh, for messages.
   """
 
+  @checked
   def __init__(
     self,
     fn: Callable[..., Any],
@@ -85,6 +95,7 @@ class Function:
     Raises:
       ShapeError: an argument has not the shape of its spec.
       DTypeError: an argument cannot be converted to the dtype of its spec.
+      DivisionError: integers are divided by a tensor that has a zero.
       CollectiveError: the processors of the mesh took different paths, or one failed; outside a
         tf.function. (Inside one, its caller gets TensorFlow's error.)
     """
@@ -98,6 +109,10 @@ class Function:
           return self._compiled(values, seed)
       except CollectiveError:
         self._compiled = self._new_tf_function()  # The queues of the old trace may be closed.
+        raise
+      except tf.errors.InvalidArgumentError as e:
+        if is_division_by_zero(e):
+          raise DivisionError(f"{self.__name__} divides an integer by zero") from e
         raise
     return self._trace(values, seed)
 
@@ -199,6 +214,7 @@ class Function:
     return import_tf_tensor(mesh, value, spec.shape, name=spec.name)
 
 
+@checked
 def function(
   mesh_impl: MeshImpl,
   input_signature: Sequence[Any] | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from mesh_tensorflow import initializers, scope
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.graph import Graph, Mesh, Operation, Tensor
 from mesh_tensorflow.operations.assignments import Assign, assign_add
 from mesh_tensorflow.operations.constants import ones_like
@@ -13,6 +14,7 @@ from mesh_tensorflow.operations.variables import get_variable
 _NAME = "global_step"
 
 
+@checked
 def get_global_step(mesh: Mesh) -> Tensor:
   """The number of training steps done so far.
 
@@ -38,6 +40,7 @@ def get_global_step(mesh: Mesh) -> Tensor:
     )
 
 
+@checked
 def count_global_step(graph: Graph) -> list[Operation]:
   """Adds 1 to the variable `global_step`, if the graph has it and does not count it yet.
 

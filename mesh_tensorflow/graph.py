@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gin
 
 from mesh_tensorflow import scope
-from mesh_tensorflow.errors import GraphError
+from mesh_tensorflow.arguments import checked
+from mesh_tensorflow.errors import ArgumentError, GraphError
 from mesh_tensorflow.operation import Operation
 from mesh_tensorflow.tensor import Tensor
 from mesh_tensorflow.tf_scopes import ScopesOfVariables
+
+if TYPE_CHECKING:  # It imports this module.
+  from mesh_tensorflow.operations.variables import Variable
 
 __all__ = ["Graph", "Mesh", "Operation", "Tensor"]
 
@@ -68,6 +72,10 @@ class Graph:
     The open variable scope is put in front. Names that differ only in case count
     as equal.
     """
+    if not isinstance(name, str) or not isinstance(mark_as_used, int):
+      raise ArgumentError(
+        f"unique_name takes a string, and True or False, got {name!r} and {mark_as_used!r}"
+      )
     prefix = scope.current_scope_name()
     if prefix:
       name = f"{prefix}/{name}"
@@ -102,6 +110,7 @@ class Graph:
     """Does nothing: it made TF1 graphs smaller and has no effect on values."""
     del max_combined_variable_size, max_combined_slice_size, mesh_to_impl
 
+  @checked
   def combine_assignments(self, assignments: Sequence[Operation]) -> list[Operation]:
     """Joins `Assign` operations that have the same assign function into one each.
 
@@ -134,13 +143,15 @@ class Graph:
       for assign_fn, ops in groups.items()
     ]
 
-  def make_variables_untrainable(self, variables: Iterable[Any]) -> None:
+  @checked
+  def make_variables_untrainable(self, variables: Iterable[Variable]) -> None:
     """Takes `Variable` operations out of `trainable_variables`."""
     variables = set(variables)
     for v in variables:
       v.make_untrainable()
     self._trainable_variables[:] = [v for v in self._trainable_variables if v not in variables]
 
+  @checked
   def clone_operations(
     self, ops: Sequence[Operation], input_mapping: dict[Tensor, Tensor]
   ) -> tuple[list[Operation], dict[Tensor, Tensor]]:
@@ -176,6 +187,7 @@ class Graph:
       clones.append(clone)
     return clones, mapping
 
+  @checked
   def capture_operations(self, fn: Callable[[], Any]) -> tuple[Any, list[Operation]]:
     """Calls `fn()`; returns its result and the operations it added to the graph."""
     n = len(self._operations)
@@ -192,6 +204,7 @@ class Mesh:
     variable_placer: kept for compatibility; slices live on their own devices.
   """
 
+  @checked
   def __init__(self, graph: Graph, name: str, variable_placer: Any = None):
     self._graph = graph
     self._name = name

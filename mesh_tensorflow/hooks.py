@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.lowering import Lowering
 
@@ -35,6 +36,7 @@ class MtfRestoreHook:
     GraphError: `lowering` is none.
   """
 
+  @checked
   def __init__(self, lowering: Lowering):
     self._lowering = _checked(lowering, "MtfRestoreHook")
 
@@ -65,6 +67,7 @@ class MtfCheckpointSaverListener:
     GraphError: `lowering` is none.
   """
 
+  @checked
   def __init__(self, lowering: Lowering):
     self._lowering = _checked(lowering, "MtfCheckpointSaverListener")
 

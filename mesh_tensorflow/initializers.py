@@ -88,7 +88,7 @@ class _Random(Initializer):
 
   _draw: Callable[..., tf.Tensor]
 
-  def __init__(self, seed: int | None = None, **kwargs: Any):
+  def __init__(self, seed: float | None = None, **kwargs: Any):
     self._seed = seed
     self._kwargs = kwargs
 
@@ -116,7 +116,7 @@ class RandomNormal(_Random):
   _draw = staticmethod(random_bits.normal)
 
   @checked
-  def __init__(self, mean: float = 0.0, stddev: float = 1.0, seed: int | None = None):
+  def __init__(self, mean: float = 0.0, stddev: float = 1.0, seed: float | None = None):
     super().__init__(seed, mean=mean, stddev=stddev)
 
 
@@ -133,7 +133,7 @@ class TruncatedNormal(_Random):
   _draw = staticmethod(random_bits.truncated_normal)
 
   @checked
-  def __init__(self, mean: float = 0.0, stddev: float = 1.0, seed: int | None = None):
+  def __init__(self, mean: float = 0.0, stddev: float = 1.0, seed: float | None = None):
     super().__init__(seed, mean=mean, stddev=stddev)
 
 
@@ -150,7 +150,7 @@ class RandomUniform(_Random):
   _draw = staticmethod(random_bits.uniform)
 
   @checked
-  def __init__(self, minval: float = -0.05, maxval: float = 0.05, seed: int | None = None):
+  def __init__(self, minval: float = -0.05, maxval: float = 0.05, seed: float | None = None):
     super().__init__(seed, minval=minval, maxval=maxval)
 
 
@@ -197,7 +197,7 @@ def default_initializer(dtype: tf.DType) -> Initializer:
   Args:
     dtype: dtype of the variable.
   """
-  return GlorotUniform() if dtype.is_floating else Zeros()
+  return GlorotUniform() if tf.as_dtype(dtype).is_floating else Zeros()
 
 
 _BY_CLASS_NAME = {

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.dimensions import (
   Dimension,
+  DimensionLike,
   Shape,
   ShapeLike,
   convert_to_dimension,
@@ -23,6 +25,7 @@ class TensorLayout:
     tensor_axis_to_mesh_axis: one integer or None per tensor axis.
   """
 
+  @checked
   def __init__(self, tensor_axis_to_mesh_axis: Iterable[int | None]):
     self._axes = tuple(tensor_axis_to_mesh_axis)
 
@@ -36,6 +39,7 @@ class TensorLayout:
     """Whether no tensor axis is split."""
     return all(a is None for a in self._axes)
 
+  @checked
   def mesh_axis_to_tensor_axis(self, mesh_ndims: int) -> tuple[int | None, ...]:
     """For each mesh axis the tensor axis that is split over it, or None."""
     return tuple(self._axes.index(m) if m in self._axes else None for m in range(mesh_ndims))
@@ -75,18 +79,20 @@ class LayoutRules:
   def __init__(self, pairs: Iterable[tuple[str, str]]):
     if isinstance(pairs, dict):
       pairs = pairs.items()
-    if not isinstance(pairs, Iterable):
+    if not isinstance(pairs, Iterable) or hasattr(pairs, "dtype"):
       raise LayoutTypeError(
         "a layout is text like 'batch:rows,d_ff:cols', a dict, or a list of pairs (tensor "
         f"dimension name, mesh dimension name), got {pairs!r}; write {{}} or '' to split nothing"
       )
-    self._pairs = set(tuple(p) for p in pairs)
-    for p in self._pairs:
-      if len(p) != 2 or not all(isinstance(s, str) for s in p):
+    pairs = [tuple(p) if isinstance(p, (list, tuple)) else p for p in pairs]
+    for p in pairs:
+      if not isinstance(p, tuple) or len(p) != 2 or not all(isinstance(s, str) for s in p):
         raise LayoutError(
           f"a layout rule is a pair (tensor dimension name, mesh dimension name), got {p!r}"
         )
+    self._pairs = set(pairs)
 
+  @checked
   def tensor_dimension_to_mesh_axis(
     self, tensor_dimension: Dimension, mesh_shape: Shape
   ) -> int | None:
@@ -104,6 +110,7 @@ class LayoutRules:
       )
     return axes[0] if axes else None
 
+  @checked
   def tensor_layout(
     self, tensor_shape: Shape, mesh_shape: Shape, *, what: str = ""
   ) -> TensorLayout:
@@ -129,6 +136,7 @@ class LayoutRules:
       used[axis] = i
     return TensorLayout(axes)
 
+  @checked
   def mesh_dimension_name_to_tensor_dimension_names(self, mesh_dimension_name: str) -> list[str]:
     """Names of the tensor dimensions that are split over the mesh dimension, sorted."""
     return sorted(t for t, m in self._pairs if m == mesh_dimension_name)
@@ -138,6 +146,7 @@ class LayoutRules:
     """The rules, sorted."""
     return sorted(self._pairs)
 
+  @checked
   def check_mesh(self, mesh_shape: Shape) -> list[tuple[str, str]]:
     """Rules whose mesh dimension this mesh does not have (they have no effect)."""
     names = mesh_shape.dimension_names
@@ -164,7 +173,7 @@ def convert_to_layout_rules(x: LayoutLike) -> LayoutRules:
 
 
 def tensor_dim_to_mesh_dim_size(
-  layout: LayoutLike, mesh_shape: ShapeLike, tensor_dim: Dimension
+  layout: LayoutLike, mesh_shape: ShapeLike, tensor_dim: DimensionLike
 ) -> int:
   """Size of the mesh dimension over which the tensor dimension is split, or 1.
 
@@ -180,7 +189,7 @@ def tensor_dim_to_mesh_dim_size(
 
 
 def tensor_dim_to_size_per_split(
-  layout: LayoutLike, mesh_shape: ShapeLike, tensor_dim: Dimension
+  layout: LayoutLike, mesh_shape: ShapeLike, tensor_dim: DimensionLike
 ) -> int:
   """Size of the part of the tensor dimension that one processor holds.
 

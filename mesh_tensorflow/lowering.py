@@ -10,8 +10,15 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow import random_bits
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.dimensions import Shape
-from mesh_tensorflow.errors import ArgumentError, GraphError, LayoutError, NotLoweredError
+from mesh_tensorflow.errors import (
+  ArgumentError,
+  DivisionError,
+  GraphError,
+  LayoutError,
+  NotLoweredError,
+)
 from mesh_tensorflow.graph import Graph, Mesh, Operation, Tensor
 from mesh_tensorflow.mesh_impl import MeshImpl
 from mesh_tensorflow.report import log_variable_sizes, pretty_print_counters
@@ -42,6 +49,7 @@ class Lowering:
     LayoutError: the layout does not suit the program; nothing has been lowered.
   """
 
+  @checked
   def __init__(
     self,
     graph: Graph,
@@ -71,23 +79,30 @@ class Lowering:
 
   # ------------------------------------------------------- used by operations
 
+  @checked
   def mesh_impl(self, m: Mesh | Any) -> MeshImpl:
     """The `MeshImpl` of a mesh, or of anything that has a `mesh`."""
-    mesh = m if isinstance(m, Mesh) else m.mesh
+    mesh = m if isinstance(m, Mesh) else getattr(m, "mesh", None)
+    if mesh is None:
+      raise ArgumentError(f"mesh_impl: {m!r} is no mtf.Mesh, and nothing that has one")
     if mesh not in self.mesh_to_impl:
       known = ", ".join(repr(k) for k in self.mesh_to_impl) or "no mesh at all"
       what = f", the mesh of {m.name}" if isinstance(m, (Operation, Tensor)) else ""
       raise GraphError(f"Lowering was given no MeshImpl for {mesh!r}{what}; it has {known}")
     return self.mesh_to_impl[mesh]
 
+  @checked
   def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: Any) -> None:
     """Stores the slices of a tensor, after checking their shape."""
     self.verify_slice_shapes(tensor, laid_out_tensor)
     self.tensors[tensor] = laid_out_tensor
 
+  @checked
   def verify_slice_shapes(self, tensor: Tensor, laid_out_tensor: Any) -> None:
     """Raises `LayoutError` if the slices have not the shape the layout asks for."""
     expected = self.mesh_impl(tensor).slice_shape(tensor.shape)
+    if not hasattr(laid_out_tensor, "slice_shape"):
+      raise ArgumentError(f"{tensor} is to have the slices {laid_out_tensor!r}: no laid-out tensor")
     actual = laid_out_tensor.slice_shape
     if list(actual) != expected:
       raise LayoutError(
@@ -95,6 +110,7 @@ class Lowering:
         f"shape {list(actual)}, the layout asks for {expected}"
       )
 
+  @checked
   def laid_out_size(self, tensor: Tensor) -> int:
     """Number of elements of all slices of the tensor."""
     return self.mesh_impl(tensor).laid_out_size(tensor.shape)
@@ -133,6 +149,8 @@ class Lowering:
         try:
           op.lower(self)
         except (tf.errors.OpError, TypeError, ValueError) as e:
+          if is_division_by_zero(e):
+            raise DivisionError(f"{op.to_string} divides an integer by zero") from e
           if hasattr(e, "add_note"):
             e.add_note(f"while lowering {op.to_string}")
           raise
@@ -186,6 +204,7 @@ class Lowering:
 
   # ----------------------------------------------------------- used by programs
 
+  @checked
   def export_to_tf_tensor(self, x: Tensor) -> tf.Tensor:
     """The whole value of a tensor of the graph, as a tf.Tensor."""
     if x not in self.tensors:
@@ -195,6 +214,7 @@ class Lowering:
       )
     return self.mesh_impl(x).export_to_tf_tensor(x, self.tensors[x])
 
+  @checked
   def lowered_operation(self, op: Operation) -> Any:
     """What an `Assign` became: a tf.Operation inside `tf.function`; None eagerly (it has run)."""
     if op not in self.operations:
@@ -230,6 +250,11 @@ class Lowering:
     if log_file is not None:
       with tf.io.gfile.GFile(log_file, "w") as f:
         f.write("\n".join(lines) + "\n")
+
+
+def is_division_by_zero(error: Exception) -> bool:
+  """Whether an error of TensorFlow's is that of an integer division by zero."""
+  return isinstance(error, tf.errors.InvalidArgumentError) and "division by zero" in str(error)
 
 
 def _next_run(impl: MeshImpl) -> Any:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.dimensions import Dimension, Shape, ShapeLike, convert_to_shape, list_product
 from mesh_tensorflow.errors import LayoutError, ShapeError
 from mesh_tensorflow.layout import (
@@ -29,6 +30,7 @@ class MeshLayout:
     layout_rules: `LayoutRules`, or what `convert_to_layout_rules` takes.
   """
 
+  @checked
   def __init__(self, shape: ShapeLike, layout_rules: LayoutLike):
     self._shape = convert_to_shape(shape)
     self._layout_rules = convert_to_layout_rules(layout_rules)
@@ -68,6 +70,7 @@ class MeshLayout:
     """Which tensor dimension is split over which mesh dimension."""
     return self._layout_rules
 
+  @checked
   def tensor_dimension_to_mesh_axis(self, tensor_dimension: Dimension) -> int | None:
     """The mesh axis over which the dimension is split, or None."""
     return self._layout_rules.tensor_dimension_to_mesh_axis(tensor_dimension, self._shape)

@@ -6,8 +6,15 @@ import inspect
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from mesh_tensorflow import arguments
 from mesh_tensorflow.dimensions import Dimension
-from mesh_tensorflow.errors import ArgumentError, GraphError, LayoutError, UnsupportedError
+from mesh_tensorflow.errors import (
+  ArgumentError,
+  GraphError,
+  LayoutError,
+  MeshError,
+  UnsupportedError,
+)
 from mesh_tensorflow.tensor import Tensor, check_tensors
 
 if TYPE_CHECKING:  # It imports this module.
@@ -27,7 +34,19 @@ class _OperationMeta(type):
     )
 
   def __call__(cls, *args, **kwargs):
-    op = super().__call__(*args, **kwargs)
+    signature = arguments.signature_to_check_first(cls)
+    if signature is not None:
+      signature.check_object(cls, args, kwargs)
+    try:
+      op = super().__call__(*args, **kwargs)
+    except MeshError:
+      raise
+    except Exception:
+      # Checked only now, since most operations are made by functions that checked it all.
+      signature = arguments.signature_of_class(cls)
+      if signature is not None:
+        signature.check((cls, *args), kwargs)
+      raise
     op.graph._operations.append(op)
     return op
 
@@ -60,18 +79,22 @@ class Operation(metaclass=_OperationMeta):
         raise GraphError(
           f"{type(self).__name__} {name!r} has no inputs to take the mesh from; give it mesh=..."
         )
-      check_tensors(repr(name), inputs[:1])
+      if not isinstance(inputs[0], Tensor):
+        check_tensors(repr(name), inputs[:1])
       mesh = inputs[0].mesh
+    elif isinstance(mesh, Tensor):
+      raise ArgumentError(f"operation {name!r}: mesh must be an mtf.Mesh, got {mesh}; write x.mesh")
     if name is None:
       raise ArgumentError(f"{type(self).__name__} of {list(inputs)} needs a name")
-    check_tensors(f"operation {name!r}", inputs)
     for x in inputs:
+      if not isinstance(x, Tensor):
+        check_tensors(f"operation {name!r}", inputs)
       if not x.usable:
         raise GraphError(
           f"operation {name!r} uses {x}, which is inside a loop, or a custom_gradient or "
           "recompute_grad function; return it from that function to use it"
         )
-      if x.mesh.graph is not mesh.graph:
+      if x.mesh is not mesh and x.mesh.graph is not mesh.graph:
         raise GraphError(
           f"operation {name!r} on {mesh!r}: {x} on {x.mesh!r} belongs to another graph"
         )

@@ -1,6 +1,6 @@
 """Every operation and name of the language, flat: `mesh_tensorflow.ops`."""
 
-from mesh_tensorflow import autograph, removed_names
+from mesh_tensorflow import arguments, autograph, removed_names
 from mesh_tensorflow.devices import parallel, transpose_list_of_lists
 from mesh_tensorflow.dimensions import (
   Dimension,
@@ -247,8 +247,10 @@ from mesh_tensorflow.processors import (
 from mesh_tensorflow.report import log_variable_sizes, pretty_print_counters
 from mesh_tensorflow.scope import get_variable_scope, variable_scope
 
-autograph.exempt(globals(), left_alone=("assign_slice", "assign_add_slice", "assign_sub_slice"))
+_OF_SLICES = ("assign_slice", "assign_add_slice", "assign_sub_slice")
+arguments.check_functions(globals(), left_alone=_OF_SLICES)
+autograph.exempt(globals(), left_alone=_OF_SLICES)
 
-_MODULES = ("autograph", "removed_names")
+_MODULES = ("arguments", "autograph", "removed_names")
 __all__ = [name for name in dir() if not name.startswith("_") and name not in _MODULES]
 __getattr__ = removed_names.attribute_hook(__name__)

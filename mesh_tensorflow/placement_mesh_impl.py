@@ -26,6 +26,7 @@ from mesh_tensorflow.errors import GraphError, MeshShapeError
 from mesh_tensorflow.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
 from mesh_tensorflow.layout import LayoutLike
 from mesh_tensorflow.mesh_impl import MeshImpl
+from mesh_tensorflow.mesh_layout import shape_of
 from mesh_tensorflow.processors import processor_groups
 from mesh_tensorflow.store import LaidOutVariable, VariableStore
 
@@ -156,7 +157,7 @@ class PlacementMeshImpl(MeshImpl):
     return LaidOutTensor(result)
 
   def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> LaidOutTensor:
-    return LaidOutTensor(self.make_slices(tf_x, x if isinstance(x, Shape) else x.shape))
+    return LaidOutTensor(self.make_slices(tf_x, shape_of(x)))
 
   def export_to_tf_tensor(self, x: Any, laid_out_x: Any) -> tf.Tensor:
     shape = x if isinstance(x, Shape) else x.shape

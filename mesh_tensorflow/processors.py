@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from mesh_tensorflow.argument_kinds import ArrayOrScalar
 from mesh_tensorflow.dimensions import Shape, list_product
 from mesh_tensorflow.errors import DimensionError
 
@@ -19,7 +20,7 @@ def _sizes(mesh_shape: MeshSizes) -> list[int]:
   raise DimensionError(f"expected a mesh Shape or a list of integers, got {mesh_shape!r}")
 
 
-def pnum_to_processor_coordinates(mesh_shape: MeshSizes, pnum: int) -> list[int]:
+def pnum_to_processor_coordinates(mesh_shape: MeshSizes, pnum: ArrayOrScalar) -> list[int]:
   """Coordinates of a processor, row-major (the last mesh axis runs fastest).
 
   Args:
@@ -33,7 +34,7 @@ def pnum_to_processor_coordinates(mesh_shape: MeshSizes, pnum: int) -> list[int]
   return coordinates[::-1]
 
 
-def processor_coordinates_to_pnum(mesh_shape: MeshSizes, coord: Sequence[int]) -> int:
+def processor_coordinates_to_pnum(mesh_shape: MeshSizes, coord: Sequence[ArrayOrScalar]) -> int:
   """Processor number of the coordinates; inverse of `pnum_to_processor_coordinates`.
 
   Args:
@@ -46,7 +47,7 @@ def processor_coordinates_to_pnum(mesh_shape: MeshSizes, coord: Sequence[int]) -
   return pnum
 
 
-def pnum_to_group(mesh_shape: MeshSizes, group_dims: Sequence[int], pnum: int) -> int:
+def pnum_to_group(mesh_shape: MeshSizes, group_dims: Sequence[int], pnum: ArrayOrScalar) -> int:
   """Number of the group of processors that differ only along `group_dims`.
 
   Args:
@@ -74,7 +75,9 @@ def processor_groups(mesh_shape: MeshSizes, group_dims: Sequence[int]) -> list[l
   return [groups[g] for g in sorted(groups)]
 
 
-def pnum_to_processor_coordinates_nd(mesh_shape: Any, pnum: int, device_assignment: Any) -> Any:
+def pnum_to_processor_coordinates_nd(
+  mesh_shape: Any, pnum: ArrayOrScalar, device_assignment: Any
+) -> Any:
   """Hardware coordinates of a TPU core; `mesh_shape` plays no part.
 
   Args:

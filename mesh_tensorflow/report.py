@@ -5,7 +5,14 @@ from __future__ import annotations
 import collections
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from mesh_tensorflow.errors import ArgumentError
+
+if TYPE_CHECKING:  # They import this module.
+  from mesh_tensorflow.graph import Mesh
+  from mesh_tensorflow.mesh_impl import MeshImpl
+  from mesh_tensorflow.operations.variables import Variable
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -28,10 +35,10 @@ def pretty_print_counters(counters: Sequence[tuple[str, float]]) -> str:
 
 
 def log_variable_sizes(
-  var_list: Sequence[Any],
+  var_list: Sequence[Variable],
   tag: str,
   verbose: bool = True,
-  mesh_to_impl: Any = None,
+  mesh_to_impl: dict[Mesh, MeshImpl] | None = None,
   log_file: Any = None,
 ) -> list[str]:
   """Logs names, sizes, slice sizes and shapes of variables, and their totals.
@@ -46,6 +53,8 @@ def log_variable_sizes(
   Returns:
     The lines.
   """
+  if log_file is not None and not hasattr(log_file, "write"):
+    raise ArgumentError(f"log_variable_sizes: log_file must be an open file, got {log_file!r}")
   if not var_list:
     return []
   lines, total, total_slices = [], 0, 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from mesh_tensorflow.dimensions import Shape
-from mesh_tensorflow.errors import ArgumentError, DTypeError, ShapeError
+from mesh_tensorflow.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from mesh_tensorflow.missing_operators import MissingOperators
 
 if TYPE_CHECKING:  # These import this module.
@@ -35,6 +35,8 @@ class Tensor(MissingOperators):
     name: str | None = None,
     index: int = 0,
   ):
+    if not hasattr(operation, "mesh"):
+      raise ArgumentError(f"a Tensor is made by an mtf.Operation, got {operation!r}")
     if not isinstance(shape, Shape):
       raise ShapeError(f"{operation.name}: the shape of a Tensor must be a Shape, got {shape!r}")
     if not isinstance(dtype, tf.DType):
@@ -144,4 +146,14 @@ def check_tensors(what: str, xs: Iterable[Any]) -> None:
       raise ArgumentError(
         f"{what}: inputs must be mtf.Tensors, got {type(x).__name__}{shape}; "
         "use mtf.import_tf_tensor to bring a tf.Tensor or an array into the graph"
+      )
+
+
+def check_one_graph(what: str, x: Tensor, others: Iterable[Any]) -> None:
+  """Raises `GraphError` unless the others, which have a graph, too, are in that of x."""
+  for other in others:
+    if other.graph is not x.graph:
+      raise GraphError(
+        f"{what} of {x}: {other} belongs to another graph; make both in one graph, or export the "
+        "one (lowering.export_to_tf_tensor) and import it here"
       )

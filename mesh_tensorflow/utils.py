@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.dimensions import list_product
 from mesh_tensorflow.errors import ArgumentError, GraphError, MeshShapeError, UnsupportedError
 from mesh_tensorflow.lowering import Lowering
@@ -41,6 +42,7 @@ class BalancedVariablePlacer:
     ArgumentError: `init_usage` has another length than `devices`.
   """
 
+  @checked
   def __init__(self, devices: Sequence[str], init_usage: Sequence[int] | None = None):
     devices = list(devices)
     usage = [0] * len(devices) if init_usage is None else list(init_usage)
@@ -75,6 +77,7 @@ class BalancedVariablePlacer:
     return device
 
 
+@checked
 def create_host_call(
   model_dir: str, *, lowering: Lowering | None = None, step: Any = None
 ) -> tuple[Callable[..., None], list[tf.Tensor]] | None:

@@ -166,6 +166,7 @@ def pytest_terminal_summary(terminalreporter) -> None:
   families = [value for name, value in found if name == "conformance"]
   others = sum(value for name, value in found if name == "conformance_cases")
   _tell_further_ways(terminalreporter, [v for name, v in found if name == "conformance_way"])
+  _tell_wrong_arguments(terminalreporter, [v for name, v in found if name == "wrong_arguments"])
   if not families and not others:
     return
   kinds = ("values", "gradients", "refusals")
@@ -189,6 +190,16 @@ def _tell_further_ways(terminalreporter, ran: Sequence[Mapping[str, Any]]) -> No
     cases = {r["family"]: r["cases"] for r in ran if r["way"] == way}
     each = ", ".join(f"{family} {n}" for family, n in sorted(cases.items()) if n)
     terminalreporter.write_line(f"conformance, {way}: {sum(cases.values())} cases ({each})")
+
+
+def _tell_wrong_arguments(terminalreporter, ran: Sequence[Mapping[str, int]]) -> None:
+  """What came of calls with wrong arguments."""
+  for counts in ran:
+    terminalreporter.write_line(
+      "wrong arguments: {functions} functions, {arguments} arguments, {values} wrong values: "
+      "{typed} refused when the graph is built, {late} when it is lowered, {accepted} accepted, "
+      "{untyped} answered by another error".format(**counts)
+    )
 
 
 def _modes(families: Sequence[Mapping[str, str]]) -> set[str]:

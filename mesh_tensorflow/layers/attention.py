@@ -7,11 +7,11 @@ the initial values of the weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from mesh_tensorflow import scope
+from mesh_tensorflow.argument_kinds import FloatTensor, TensorOrScalar
 from mesh_tensorflow.dimensions import Dimension, Shape
 from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.graph import Tensor
@@ -27,14 +27,14 @@ from mesh_tensorflow.operations.softmax import softmax
 
 
 def dot_product_attention(
-  q: Tensor,
+  q: FloatTensor,
   k: Tensor,
   v: Tensor,
-  mask: Tensor | None,
+  mask: TensorOrScalar | None,
   is_training: bool,
-  dropout: float = 0.0,
+  dropout: float | None = 0.0,
   dropout_broadcast_dims: Sequence[Dimension] | None = None,
-  extra_logit: Any = None,
+  extra_logit: TensorOrScalar = None,
 ) -> Tensor:
   """softmax(q . k + mask) . v, without a scale.
 
@@ -68,16 +68,16 @@ def dot_product_attention(
 
 
 def multihead_attention(
-  query_antecedent: Tensor,
+  query_antecedent: FloatTensor,
   memory_antecedent: Tensor | None,
-  mask: Tensor | None,
+  mask: TensorOrScalar | None,
   kv_channels: Dimension,
   heads: Dimension,
   is_training: bool,
-  dropout: float = 0.0,
+  dropout: float | None = 0.0,
   dropout_broadcast_dims: Sequence[Dimension] | None = None,
   master_dtype: tf.DType = tf.float32,
-  slice_dtype: tf.DType = tf.float32,
+  slice_dtype: tf.DType | None = tf.float32,
   name: str | None = "multihead_attention",
 ) -> Tensor:
   """Multihead attention with its four projections; variable `{name}/qkvo`.
@@ -136,16 +136,16 @@ def multihead_attention(
 
 
 def multihead_self_attention_memory_compressed(
-  x: Tensor,
+  x: FloatTensor,
   mask_right: bool,
   compression_factor: int,
   kv_channels: Dimension,
   heads: Dimension,
   is_training: bool,
-  dropout: float = 0.0,
+  dropout: float | None = 0.0,
   dropout_broadcast_dims: Sequence[Dimension] | None = None,
   master_dtype: tf.DType = tf.float32,
-  slice_dtype: tf.DType = tf.float32,
+  slice_dtype: tf.DType | None = tf.float32,
   name: str | None = "multihead_attention",
 ) -> Tensor:
   """Self-attention whose memory is the means of groups of neighbouring positions.

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import initializers
 from mesh_tensorflow.dimensions import Dimension, Shape
+from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.graph import Mesh, Tensor
 from mesh_tensorflow.operations.slicing import unstack
 from mesh_tensorflow.operations.variables import VariableDType, get_variable
@@ -53,6 +54,9 @@ def multihead_attention_params(
   Returns:
     [wq, wk, wv, wo], each [heads, io_channels, kv_channels].
   """
+  for d in (heads, io_channels, kv_channels):
+    if not d.size:
+      raise ShapeError(f"multihead_attention_params: dimension {d.name}=0 must not be empty")
   qk_stddev = io_channels.size**-0.5 * kv_channels.size**-0.25
   v_stddev = io_channels.size**-0.5
   o_stddev = (io_channels.size * heads.size) ** -0.5
@@ -78,8 +82,8 @@ def multihead_attention_vars(
   io_channels: Dimension,
   kv_channels: Dimension,
   master_dtype: tf.DType,
-  slice_dtype: tf.DType,
-  activation_dtype: tf.DType,
+  slice_dtype: tf.DType | None,
+  activation_dtype: tf.DType | None,
 ) -> list[Tensor]:
   """`multihead_attention_params` in one variable (deprecated: call that with combine=True).
 
@@ -100,3 +104,21 @@ def multihead_attention_vars(
     VariableDType(master_dtype, slice_dtype, activation_dtype),
     combine=True,
   )
+
+
+def cached_dims(what: str, keys: Tensor) -> tuple[Dimension, Dimension, Dimension]:
+  """The last three dimensions of cached keys [..., heads, memory_length, kv_channels].
+
+  Args:
+    what: the function, for messages.
+    keys: the keys.
+
+  Raises:
+    ShapeError: there are fewer.
+  """
+  if keys.shape.ndims < 3:
+    raise ShapeError(
+      f"{what}: prev_k must be [batch..., heads, memory_length, kv_channels], got {keys}"
+    )
+  heads, length, kv_channels = keys.shape.dims[-3:]
+  return heads, length, kv_channels

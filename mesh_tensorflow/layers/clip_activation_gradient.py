@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import gin
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import Dimension, Shape
+from mesh_tensorflow.dimensions import DimensionLike, Shape
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.control import ScalarSummaryOperation, scalar_summary
 from mesh_tensorflow.operations.einsum import einsum
@@ -61,7 +61,7 @@ def clip_activation_gradient(
 
 
 def summary_for_clip_activation_gradient(
-  t: Tensor, name: str | None = None, batch_dims: Sequence[Dimension] | None = None
+  t: Tensor, name: str | None = None, batch_dims: Sequence[DimensionLike] | None = None
 ) -> list[ScalarSummaryOperation]:
   """Reports statistics of a tensor through `mtf.scalar_summary`.
 

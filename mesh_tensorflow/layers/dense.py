@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow import initializers, scope
+from mesh_tensorflow.argument_kinds import NumberTensor
 from mesh_tensorflow.dimensions import Dimension, Shape
 from mesh_tensorflow.errors import ConfigError, ShapeError
 from mesh_tensorflow.graph import Tensor
@@ -23,14 +24,14 @@ _LOG = logging.getLogger("mesh_tensorflow")
 
 
 def dense(
-  x: Tensor,
+  x: NumberTensor,
   new_dims: Dimension | Sequence[Dimension],
   reduced_dims: Sequence[Dimension] | None = None,
   expert_dims: Sequence[Dimension] | None = None,
   use_bias: bool = True,
   activation: Callable[[Tensor], Tensor] | None = None,
   master_dtype: tf.DType = tf.float32,
-  slice_dtype: tf.DType = tf.float32,
+  slice_dtype: tf.DType | None = tf.float32,
   variable_dtype: VariableDType | None = None,
   kernel_initializer: Any = None,
   kernel_weights: Tensor | None = None,
@@ -107,7 +108,7 @@ def dense(
 
 
 def get_dense_kernel_weights(
-  x: Tensor,
+  x: NumberTensor,
   new_dims: Sequence[Dimension],
   reduced_dims: Sequence[Dimension],
   expert_dims: Sequence[Dimension],
@@ -115,7 +116,7 @@ def get_dense_kernel_weights(
   name: str | None = None,
   variable_dtype: VariableDType | None = None,
   master_dtype: tf.DType = tf.float32,
-  slice_dtype: tf.DType = tf.float32,
+  slice_dtype: tf.DType | None = tf.float32,
 ) -> Tensor:
   """The variable `{name}/kernel` [expert_dims + reduced_dims + new_dims], in x's dtype.
 
@@ -149,10 +150,10 @@ def get_dense_kernel_weights(
 
 
 def dense_product(
-  x: Tensor,
-  reduced_dims: Sequence[Dimension],
+  x: NumberTensor,
+  reduced_dims: Sequence[Dimension] | None,
   new_dims: Dimension | Sequence[Dimension],
-  activation_functions: Any = None,
+  activation_functions: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
   name: str = "dense_product",
   **kwargs: Any,
 ) -> Tensor:
@@ -206,13 +207,13 @@ def _activation_function(activation: Any) -> Callable[[Tensor], Tensor] | None:
 
 
 def dense_relu_dense(
-  x: Tensor,
+  x: NumberTensor,
   hidden_channels: Dimension,
   is_training: bool,
   dropout: float = 0.0,
   dropout_broadcast_dims: Sequence[Dimension] | None = None,
   master_dtype: tf.DType = tf.float32,
-  slice_dtype: tf.DType = tf.float32,
+  slice_dtype: tf.DType | None = tf.float32,
   name: str | None = None,
 ) -> Tensor:
   """Two dense layers without biases, relu and dropout between them.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import gin
 
 from mesh_tensorflow import initializers
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.dimensions import Dimension, list_product
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.layers.scaling import unit_scaling_convention
@@ -44,7 +45,10 @@ class VarianceScalingInitializer(DenseInitializer):
     distribution: "normal" (cut at two standard deviations) or "uniform".
   """
 
+  @checked
   def __init__(self, scale: float = 1.0, mode: str = "fan_in", distribution: str = "normal"):
+    if scale < 0:
+      raise ConfigError(f"VarianceScalingInitializer: scale must not be negative, got {scale}")
     self.scale = scale
     self.mode = mode.lower()
     self.distribution = distribution.lower()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mesh_tensorflow import initializers
-from mesh_tensorflow.dimensions import Dimension, Shape
+from mesh_tensorflow.dimensions import Dimension, DimensionLike, Shape
 from mesh_tensorflow.graph import Mesh, Tensor
 from mesh_tensorflow.operations.indexing import gather
 from mesh_tensorflow.operations.variables import get_variable
@@ -14,10 +14,10 @@ from mesh_tensorflow.operations.variables import get_variable
 def embedding_weights(
   mesh: Mesh,
   vocab_dim: Dimension,
-  output_dim: Dimension,
+  output_dim: DimensionLike,
   variable_dtype: Any,
   name: str = "embedding",
-  ensemble_dim: Dimension | None = None,
+  ensemble_dim: DimensionLike | None = None,
   initializer: Any = None,
 ) -> Tensor:
   """The variable `{name}` [vocab_dim, output_dim].
@@ -44,7 +44,7 @@ def embedding_weights(
 def embedding(
   indices: Tensor,
   vocab_dim: Dimension,
-  output_dim: Dimension,
+  output_dim: DimensionLike,
   variable_dtype: Any,
   name: str = "embedding",
 ) -> Tensor:

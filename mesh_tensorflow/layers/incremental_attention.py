@@ -5,10 +5,12 @@ from __future__ import annotations
 import tensorflow as tf
 
 from mesh_tensorflow import scope
+from mesh_tensorflow.argument_kinds import FloatTensor, TensorOrScalar
 from mesh_tensorflow.dimensions import Shape
+from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.layers.attention import dot_product_attention
-from mesh_tensorflow.layers.attention_params import multihead_attention_vars
+from mesh_tensorflow.layers.attention_params import cached_dims, multihead_attention_vars
 from mesh_tensorflow.layers.masks import MASKED
 from mesh_tensorflow.operations.broadcasting import binary_op_with_broadcasting
 from mesh_tensorflow.operations.einsum import einsum
@@ -17,12 +19,12 @@ from mesh_tensorflow.operations.ranges import mtf_range
 
 
 def multihead_self_attention_incremental(
-  query_antecedent: Tensor,
+  query_antecedent: FloatTensor,
   prev_k: Tensor,
   prev_v: Tensor,
   step_num: Tensor,
   master_dtype: tf.DType,
-  slice_dtype: tf.DType,
+  slice_dtype: tf.DType | None,
   name: str | None = "multihead_attention",
 ) -> tuple[Tensor, Tensor, Tensor]:
   """One step of causal self-attention; variable `{name}/qkvo` as `multihead_attention`.
@@ -41,7 +43,7 @@ def multihead_self_attention_incremental(
     position's.
   """
   *batch_dims, io_channels = query_antecedent.shape.dims
-  heads, memory_length, kv_channels = prev_k.shape.dims[-3:]
+  heads, memory_length, kv_channels = cached_dims("multihead_self_attention_incremental", prev_k)
   dtype = query_antecedent.dtype
   with scope.variable_scope(name, default_name="multihead_attention", graph=query_antecedent.graph):
     wq, wk, wv, wo = multihead_attention_vars(
@@ -65,12 +67,12 @@ def multihead_self_attention_incremental(
 
 
 def multihead_encdec_attention_incremental(
-  query_antecedent: Tensor,
+  query_antecedent: FloatTensor,
   wq: Tensor,
   wo: Tensor,
   k: Tensor,
   v: Tensor,
-  mask: Tensor | None,
+  mask: TensorOrScalar | None,
   name: str | None = "multihead_attention",
 ) -> Tensor:
   """One step of attention to ready keys and values; makes no variables.
@@ -87,6 +89,11 @@ def multihead_encdec_attention_incremental(
   Returns:
     A `Tensor` of the shape of `query_antecedent`.
   """
+  if wq.shape.ndims != 3:
+    raise ShapeError(
+      f"multihead_encdec_attention_incremental: wq must be [heads, io_channels, kv_channels], "
+      f"got {wq}"
+    )
   heads, _, kv_channels = wq.shape.dims
   query_dims = query_antecedent.shape.dims[:-1]
   with scope.variable_scope(name, default_name="multihead_attention", graph=query_antecedent.graph):

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from mesh_tensorflow import scope
+from mesh_tensorflow.argument_kinds import FloatTensor
 from mesh_tensorflow.dimensions import Dimension, Shape
 from mesh_tensorflow.errors import DTypeError, ShapeError
 from mesh_tensorflow.graph import Mesh, Tensor
 from mesh_tensorflow.layers.attention import dot_product_attention
-from mesh_tensorflow.layers.attention_params import multihead_attention_vars
+from mesh_tensorflow.layers.attention_params import cached_dims, multihead_attention_vars
 from mesh_tensorflow.layers.masks import MASKED
 from mesh_tensorflow.operations.binary import mod
 from mesh_tensorflow.operations.broadcasting import binary_op_with_broadcasting
@@ -28,13 +29,13 @@ _MIN_BLOCK = 128
 
 
 def masked_local_attention_1d(
-  x: Tensor,
+  x: FloatTensor,
   kv_channels: Dimension,
   heads: Dimension,
   is_training: bool,
   window_size: int = 128,
   master_dtype: tf.DType = tf.float32,
-  slice_dtype: tf.DType = tf.float32,
+  slice_dtype: tf.DType | None = tf.float32,
   length_per_split: int | None = None,
   return_kv: list[Tensor] | None = None,
   params: Sequence[Tensor] | None = None,
@@ -77,7 +78,7 @@ def masked_local_attention_1d(
       params = multihead_attention_vars(
         x.mesh, heads, io_channels, kv_channels, master_dtype, slice_dtype, x.dtype
       )
-    wq, wk, wv, wo = params
+    wq, wk, wv, wo = _checked_params(x, params)
     whole = Shape([*batch_dims, heads, length, kv_channels])
     q, k, v = (einsum([x, w], output_shape=whole) for w in (wq, wk, wv))
     if return_kv is not None:
@@ -99,6 +100,12 @@ def masked_local_attention_1d(
     o = dot_product_attention(q, k, v, mask, is_training=False)
     o = replace_dimensions(o, [blocks, query_block], length)
     return einsum([o, wo], output_shape=x.shape)
+
+
+def _checked_params(x: Tensor, params: Sequence[Tensor]) -> Sequence[Tensor]:
+  if len(params) != 4:
+    raise ShapeError(f"{_SCOPE} of {x}: params must be (wq, wk, wv, wo), got {len(params)}")
+  return params
 
 
 def _block_size(
@@ -145,7 +152,7 @@ def _window_mask(
 
 
 def masked_local_attention_1d_incremental(
-  x: Tensor,
+  x: FloatTensor,
   prev_k: Tensor,
   prev_v: Tensor,
   step_num: Tensor,
@@ -179,7 +186,7 @@ def masked_local_attention_1d_incremental(
   if not step_num.dtype.is_integer:
     raise DTypeError(f"{_SCOPE}_incremental: step_num must be an integer, got {step_num}")
   *batch_dims, io_channels = x.shape.dims
-  heads, window, kv_channels = prev_k.shape.dims[-3:]
+  heads, window, kv_channels = cached_dims(f"{_SCOPE}_incremental", prev_k)
   with scope.variable_scope(name, default_name=_SCOPE, graph=x.graph):
     if params is None:
       master_dtype = tf.float32 if master_dtype is None else master_dtype
@@ -187,7 +194,7 @@ def masked_local_attention_1d_incremental(
       params = multihead_attention_vars(
         x.mesh, heads, io_channels, kv_channels, master_dtype, slice_dtype, x.dtype
       )
-    wq, wk, wv, wo = params
+    wq, wk, wv, wo = _checked_params(x, params)
     one_position = Shape([*batch_dims, heads, kv_channels])
     q, new_k, new_v = (einsum([x, w], output_shape=one_position) for w in (wq, wk, wv))
     slots = mtf_range(x.mesh, window, step_num.dtype)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
+from mesh_tensorflow.argument_kinds import DTypeLike, FloatTensor, NumberTensor
 from mesh_tensorflow.dimensions import DimensionLike, convert_to_dimension, no_such_dimension
 from mesh_tensorflow.errors import DTypeError, ShapeError
 from mesh_tensorflow.graph import Tensor
@@ -20,7 +19,7 @@ def softmax_cross_entropy_with_logits(
   logits: Tensor,
   targets: Tensor,
   vocab_dim: DimensionLike,
-  z_loss: float = 0.0,
+  z_loss: float | Tensor | None = 0.0,
   *,
   on_value: float = 1.0,
   off_value: float = 0.0,
@@ -68,7 +67,7 @@ def softmax_cross_entropy_with_logits(
   return loss
 
 
-def sigmoid_cross_entropy_with_logits(logits: Tensor, targets: Tensor) -> Tensor:
+def sigmoid_cross_entropy_with_logits(logits: FloatTensor, targets: FloatTensor) -> Tensor:
   """Elementwise -z * log(sigmoid(x)) - (1 - z) * log(1 - sigmoid(x)).
 
   Computed as relu(x) - x * z + log(1 + exp(-|x|)).
@@ -88,6 +87,11 @@ def sigmoid_cross_entropy_with_logits(logits: Tensor, targets: Tensor) -> Tensor
       "sigmoid_cross_entropy_with_logits: logits and targets must have one shape, got "
       f"{logits} and {targets}"
     )
+  if logits.dtype != targets.dtype:
+    raise DTypeError(
+      "sigmoid_cross_entropy_with_logits: logits and targets must have one dtype, got "
+      f"{logits} and {targets}; cast one of them (mtf.cast)"
+    )
   return cwise(
     lambda x, z: tf.nn.sigmoid_cross_entropy_with_logits(labels=z, logits=x),
     [logits, targets],
@@ -99,7 +103,7 @@ def sigmoid_cross_entropy_with_logits(logits: Tensor, targets: Tensor) -> Tensor
   )
 
 
-def weights_nonzero(targets: Tensor, dtype: Any = tf.float32) -> Tensor:
+def weights_nonzero(targets: NumberTensor, dtype: DTypeLike = tf.float32) -> Tensor:
   """1 where targets are not 0 (negative ones included), else 0.
 
   Args:

@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import Dimension
+from mesh_tensorflow.argument_kinds import DTypeLike, FloatDTypeLike, NumberTensor, RealTensor
+from mesh_tensorflow.dimensions import Dimension, DimensionLike
 from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.graph import Mesh, Tensor
 from mesh_tensorflow.operations.broadcasting import binary_op_with_broadcasting
@@ -23,7 +24,7 @@ def _additive(condition: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def _mask(
-  hidden: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], x1: Tensor, x2: Any, dtype: Any
+  hidden: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], x1: Tensor, x2: Any, dtype: DTypeLike
 ) -> Tensor:
   """MASKED where `hidden(x1, x2)`, else 0."""
   dtype = tf.as_dtype(dtype)
@@ -45,7 +46,9 @@ def rename_length_to_memory_length(
   return rename_dimension(x, length_name, memory_length_name)
 
 
-def attention_mask_ignore_padding(inputs: Tensor, dtype: Any = tf.float32) -> Tensor:
+def attention_mask_ignore_padding(
+  inputs: NumberTensor, dtype: FloatDTypeLike = tf.float32
+) -> Tensor:
   """Hides memory positions whose id is 0.
 
   Args:
@@ -65,7 +68,9 @@ def attention_mask_ignore_padding(inputs: Tensor, dtype: Any = tf.float32) -> Te
   )
 
 
-def attention_mask_autoregressive(query_pos: Tensor, dtype: Any = tf.float32) -> Tensor:
+def attention_mask_autoregressive(
+  query_pos: RealTensor, dtype: FloatDTypeLike = tf.float32
+) -> Tensor:
   """Hides memory positions after the query's.
 
   Args:
@@ -79,7 +84,7 @@ def attention_mask_autoregressive(query_pos: Tensor, dtype: Any = tf.float32) ->
 
 
 def attention_mask_same_segment(
-  query_segment: Tensor, memory_segment: Tensor | None = None, dtype: Any = tf.float32
+  query_segment: Tensor, memory_segment: Tensor | None = None, dtype: FloatDTypeLike = tf.float32
 ) -> Tensor:
   """Hides memory positions of other segments than the query's.
 
@@ -100,7 +105,7 @@ def attention_mask_same_segment(
 
 
 def attention_bias_local_block(
-  mesh: Mesh, block_length: Dimension, memory_length: Dimension, dtype: Any = tf.int32
+  mesh: Mesh, block_length: Dimension, memory_length: DimensionLike, dtype: DTypeLike = tf.int32
 ) -> Tensor:
   """Causal mask of a block that attends to the block before it and to itself.
 
@@ -123,7 +128,7 @@ def attention_bias_local_2d_block(
   w_dim: Dimension,
   memory_h_dim: Dimension,
   memory_w_dim: Dimension,
-  dtype: Any = tf.int32,
+  dtype: DTypeLike = tf.int32,
 ) -> Tensor:
   """Causal mask of a block that attends to the blocks above and left of it and to itself.
 

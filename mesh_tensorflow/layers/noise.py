@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from mesh_tensorflow import scope
+from mesh_tensorflow.argument_kinds import NumberTensor
 from mesh_tensorflow.dimensions import ShapeLike, convert_to_shape
 from mesh_tensorflow.errors import ArgumentError
 from mesh_tensorflow.global_step import get_global_step
@@ -15,7 +16,7 @@ from mesh_tensorflow.operations.random import random_uniform
 from mesh_tensorflow.operations.slicewise import cwise
 
 
-def multiplicative_jitter(x: Tensor, epsilon: float = 1e-2) -> Tensor:
+def multiplicative_jitter(x: NumberTensor, epsilon: float | None = 1e-2) -> Tensor:
   """Multiplies by random numbers from 1 - epsilon to 1 + epsilon (also when not training).
 
   Args:
@@ -30,7 +31,7 @@ def multiplicative_jitter(x: Tensor, epsilon: float = 1e-2) -> Tensor:
 
 
 def annealed_dropout(
-  x: Tensor,
+  x: NumberTensor,
   is_training: bool,
   start_step: float,
   end_step: float,

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow import initializers, scope
+from mesh_tensorflow.argument_kinds import FloatTensor
 from mesh_tensorflow.dimensions import Dimension, Shape
 from mesh_tensorflow.errors import DimensionError
 from mesh_tensorflow.graph import Operation, Tensor
@@ -19,7 +20,7 @@ from mesh_tensorflow.operations.variables import VariableDType, get_variable
 
 
 def layer_norm(
-  x: Tensor, dim: Dimension, epsilon: float = 1e-6, name: str = "layer_prepostprocess"
+  x: FloatTensor, dim: Dimension, epsilon: float = 1e-6, name: str = "layer_prepostprocess"
 ) -> Tensor:
   """(x - mean) / sqrt(variance + epsilon) * scale + bias, over one dimension.
 
@@ -53,7 +54,7 @@ def batch_norm(
   x: Tensor,
   is_training: bool,
   momentum: float,
-  epsilon: float = 1e-9,
+  epsilon: float | Tensor = 1e-9,
   dims_idx_start: int | None = 0,
   dims_idx_end: int | None = -1,
   init_zero: bool = False,

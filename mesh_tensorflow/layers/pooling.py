@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mesh_tensorflow.argument_kinds import RealTensor
 from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.pooling import PoolOperation
 
 
-def max_pool2d(x: Tensor, ksize: Sequence[int] = (2, 2), name: str = "max_pool2d") -> Tensor:
+def max_pool2d(x: RealTensor, ksize: Sequence[int] = (2, 2), name: str = "max_pool2d") -> Tensor:
   """Maximum of each window of an image.
 
   Where several positions of a window equal its maximum, each gets the whole gradient.
@@ -30,22 +31,22 @@ def max_pool2d(x: Tensor, ksize: Sequence[int] = (2, 2), name: str = "max_pool2d
   return _pool(x, ksize, "MAX_2D", name)
 
 
-def max_pool3d(x: Tensor, ksize: Sequence[int] = (2, 2, 2), name: str = "max_pool3d") -> Tensor:
+def max_pool3d(x: RealTensor, ksize: Sequence[int] = (2, 2, 2), name: str = "max_pool3d") -> Tensor:
   """Maximum of each window of [batch..., d, h, w, channels]; otherwise as `max_pool2d`."""
   return _pool(x, ksize, "MAX_3D", name)
 
 
-def avg_pool2d(x: Tensor, ksize: Sequence[int] = (2, 2), name: str = "avg_pool2d") -> Tensor:
+def avg_pool2d(x: RealTensor, ksize: Sequence[int] = (2, 2), name: str = "avg_pool2d") -> Tensor:
   """Average of each window of [batch..., h, w, channels]; otherwise as `max_pool2d`."""
   return _pool(x, ksize, "AVG_2D", name)
 
 
-def avg_pool3d(x: Tensor, ksize: Sequence[int] = (2, 2, 2), name: str = "avg_pool3d") -> Tensor:
+def avg_pool3d(x: RealTensor, ksize: Sequence[int] = (2, 2, 2), name: str = "avg_pool3d") -> Tensor:
   """Average of each window of [batch..., d, h, w, channels]; otherwise as `max_pool2d`."""
   return _pool(x, ksize, "AVG_3D", name)
 
 
-def _pool(x: Tensor, ksize: Sequence[int], kind: str, name: str) -> Tensor:
+def _pool(x: RealTensor, ksize: Sequence[int], kind: str, name: str) -> Tensor:
   if all(k == 1 for k in ksize):
     return x
   return PoolOperation(x, ksize, ksize, kind, name=name).outputs[0]

@@ -7,6 +7,7 @@ from typing import Any
 
 import gin
 
+from mesh_tensorflow.argument_kinds import NumberTensor
 from mesh_tensorflow.dimensions import list_product
 from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.einsum import einsum
@@ -25,7 +26,7 @@ def unit_scaling_convention(value: bool = False) -> bool:
   return value
 
 
-def us_einsum(xs: Sequence[Tensor], *args: Any, **kwargs: Any) -> Tensor:
+def us_einsum(xs: Sequence[NumberTensor], *args: Any, **kwargs: Any) -> Tensor:
   """`mtf.einsum`, scaled if the unit-scaling convention is on.
 
   The factor is n ** -0.5, where n is the product of the sizes of the summed

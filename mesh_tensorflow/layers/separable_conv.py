@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mesh_tensorflow import scope
+from mesh_tensorflow.argument_kinds import NumberTensor
 from mesh_tensorflow.dimensions import Dimension, DimensionLike, convert_to_dimension
 from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.graph import Tensor
@@ -15,7 +16,7 @@ from mesh_tensorflow.operations.shift import shift
 
 
 def separable_conv1d(
-  x: Tensor,
+  x: NumberTensor,
   output_dim: DimensionLike,
   min_relative_pos: int = -1,
   max_relative_pos: int = 1,

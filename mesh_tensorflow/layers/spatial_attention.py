@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from mesh_tensorflow import scope
+from mesh_tensorflow.argument_kinds import FloatTensor
 from mesh_tensorflow.dimensions import Dimension, Shape
 from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.graph import Mesh, Tensor
@@ -26,14 +27,14 @@ from mesh_tensorflow.operations.slicing import pad
 
 
 def local_self_attention_spatial_blocks(
-  query_antecedent: Tensor,
+  query_antecedent: FloatTensor,
   kv_channels: Dimension,
   heads: Dimension,
   is_training: bool,
   memory_w_dim: Dimension | None = None,
   mask_right: bool = False,
   master_dtype: tf.DType = tf.float32,
-  slice_dtype: tf.DType = tf.float32,
+  slice_dtype: tf.DType | None = tf.float32,
   name: str | None = None,
 ) -> Tensor:
   """Multihead self-attention within a block and to the block on either side.
@@ -89,7 +90,7 @@ def local_self_attention_spatial_blocks(
 
 
 def local_2d_self_attention_spatial_blocks(
-  query_antecedent: Tensor,
+  query_antecedent: FloatTensor,
   kv_channels: Dimension,
   heads: Dimension,
   is_training: bool,
@@ -97,7 +98,7 @@ def local_2d_self_attention_spatial_blocks(
   memory_w_dim: Dimension | None = None,
   mask_right: bool = False,
   master_dtype: tf.DType = tf.float32,
-  slice_dtype: tf.DType = tf.float32,
+  slice_dtype: tf.DType | None = tf.float32,
   name: str | None = None,
 ) -> Tensor:
   """Multihead self-attention within a block and to the eight blocks around it.

@@ -18,7 +18,7 @@ from mesh_tensorflow.operations.reshape import rename_dimension, replace_dimensi
 
 
 def corr(
-  x: Tensor, dim: DimensionLike, epsilon: float = 1e-20, name: str = "pearson_correlation"
+  x: Tensor, dim: DimensionLike, epsilon: float | Tensor = 1e-20, name: str = "pearson_correlation"
 ) -> Tensor:
   """Pearson correlation of the indices of a dimension, over all other dimensions.
 
@@ -61,7 +61,7 @@ def compress_mean(x: Tensor, dim: DimensionLike, compression_factor: int) -> Ten
     ShapeError: the factor does not divide the size.
   """
   dim = convert_to_dimension(dim)
-  if dim.size % compression_factor:
+  if compression_factor < 1 or dim.size % compression_factor:
     raise ShapeError(
       f"compress_mean: dimension {dim.name}={dim.size} of {x} is not divisible by the "
       f"compression factor {compression_factor}"

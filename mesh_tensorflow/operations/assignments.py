@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.errors import ArgumentError, GraphError, ShapeError, VariableError
+from mesh_tensorflow.errors import ArgumentError, DTypeError, GraphError, ShapeError, VariableError
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.variables import Variable
+from mesh_tensorflow.tensor import check_one_graph
 
 
 def assign_slice(variable: Variable, slice_var: tf.Variable, val: tf.Tensor) -> Any:
@@ -69,6 +70,10 @@ class Assign(Operation):
       if v.shape != x.shape:
         raise ShapeError(
           f"{self.name}: the value for variable {v.full_name} has {x.shape}, the variable {v.shape}"
+        )
+      if (x.dtype == tf.string) != (v.slice_dtype == tf.string):
+        raise DTypeError(
+          f"{self.name}: the value for variable {v.full_name} of dtype {v.slice_dtype.name} is {x}"
         )
 
   @property
@@ -162,6 +167,7 @@ class Depend(Operation):
         raise GraphError(
           f"{self.name} of {x}: a dependency must be an Operation or a Tensor, got {d!r}"
         )
+    check_one_graph(self.name, x, dependencies)
     self._dependencies = list(dependencies)
     self._outputs = [Tensor(self, x.shape, x.dtype)]
 

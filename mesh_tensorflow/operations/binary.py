@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.argument_kinds import (
+  NumberOrScalar,
+  NumberOrTextTensor,
+  NumberTensor,
+  RealOrScalar,
+  RealTensor,
+  Scalar,
+)
 from mesh_tensorflow.dimensions import Shape, ShapeLike, convert_to_shape
-from mesh_tensorflow.errors import DTypeError
+from mesh_tensorflow.errors import DivisionError, DTypeError
 from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.broadcasting import (
   BinaryOpWithBroadcasting,
@@ -52,7 +61,9 @@ class AddOperation(_LinearOperation):
     name: of the operation.
   """
 
-  def __init__(self, x1: Tensor, x2: Tensor, output_shape: Shape, name: str | None = None):
+  def __init__(
+    self, x1: NumberOrTextTensor, x2: Tensor, output_shape: Shape, name: str | None = None
+  ):
     super().__init__(tf.add, x1, x2, output_shape, x1.dtype, name=name or "add")
 
   def gradient(self, grad_ys):
@@ -63,7 +74,7 @@ class AddOperation(_LinearOperation):
 class SubOperation(_LinearOperation):
   """x1 - x2."""
 
-  def __init__(self, x1: Tensor, x2: Tensor, output_shape: Shape, name: str | None = None):
+  def __init__(self, x1: NumberTensor, x2: Tensor, output_shape: Shape, name: str | None = None):
     super().__init__(tf.subtract, x1, x2, output_shape, x1.dtype, name=name or "sub")
 
   def gradient(self, grad_ys):
@@ -105,7 +116,7 @@ class MinMaxOperation(BinaryOpWithBroadcasting):
   def __init__(
     self,
     tf_fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
-    x1: Tensor,
+    x1: RealTensor,
     x2: Tensor,
     output_shape: Shape,
     name: str | None = None,
@@ -120,31 +131,44 @@ class MinMaxOperation(BinaryOpWithBroadcasting):
     ]
 
 
-def floordiv(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
+def floordiv(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None) -> Tensor:
   """Quotient rounded down; no gradient; arguments as `add`."""
+  if isinstance(x1, Tensor) and x1.dtype.is_integer:
+    _check_divisor("floordiv", x1, x2)
   return binary_op_with_broadcasting(tf.math.floordiv, x1, x2, output_shape)
 
 
-def mod(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
+def mod(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None) -> Tensor:
   """Remainder with the sign of the divisor; no gradient; arguments as `add`."""
+  if isinstance(x1, Tensor) and x1.dtype.is_integer:
+    _check_divisor("mod", x1, x2)
   return binary_op_with_broadcasting(tf.math.floormod, x1, x2, output_shape)
 
 
-def minimum(x1: Any, x2: Any, output_shape: ShapeLike = None, name: str | None = None) -> Tensor:
+def minimum(
+  x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None, name: str | None = None
+) -> Tensor:
   """The smaller one, elementwise; arguments as `add`."""
   x1, x2 = binary_arguments_to_tensors(x1, x2, name=name or "minimum")
   shape = infer_binary_broadcast_shape(x1.shape, x2.shape, output_shape)
   return MinMaxOperation(tf.minimum, x1, x2, shape, name=name).outputs[0]
 
 
-def maximum(x1: Any, x2: Any, output_shape: ShapeLike = None, name: str | None = None) -> Tensor:
+def maximum(
+  x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None, name: str | None = None
+) -> Tensor:
   """The larger one, elementwise; arguments as `add`."""
   x1, x2 = binary_arguments_to_tensors(x1, x2, name=name or "maximum")
   shape = infer_binary_broadcast_shape(x1.shape, x2.shape, output_shape)
   return MinMaxOperation(tf.maximum, x1, x2, shape, name=name).outputs[0]
 
 
-def add(x1: Any, x2: Any, output_shape: ShapeLike = None, name: str | None = None) -> Tensor:
+def add(
+  x1: NumberOrTextTensor | Scalar,
+  x2: NumberOrTextTensor | Scalar,
+  output_shape: ShapeLike = None,
+  name: str | None = None,
+) -> Tensor:
   """x1 + x2; one of them may be a scalar.
 
   Args:
@@ -162,13 +186,19 @@ def add(x1: Any, x2: Any, output_shape: ShapeLike = None, name: str | None = Non
   return AddOperation(x1, x2, shape, name=name).outputs[0]
 
 
+def _check_divisor(name: str, x1: Any, x2: Any) -> None:
+  """Raises `DivisionError` if the number x2 is zero; of a symbolic tf.Tensor nothing is known."""
+  if isinstance(x2, (int, float, np.generic, np.ndarray)) and np.ndim(x2) == 0 and x2 == 0:
+    raise DivisionError(f"{name}: {x1} divided by the number {x2!r}")
+
+
 def _tensor(name: str, x1: Any, x2: Any) -> Tensor:
   if not isinstance(x1, Tensor):
     raise no_tensor(name, x1, x2)
   return x1
 
 
-def add_n(xs: Sequence[Tensor]) -> Any:
+def add_n(xs: Sequence[NumberOrTextTensor | Scalar]) -> Any:
   """The sum of a list of tensors; 0 for none.
 
   Args:
@@ -182,7 +212,9 @@ def add_n(xs: Sequence[Tensor]) -> Any:
   return total
 
 
-def sub(x1: Any, x2: Any, output_shape: ShapeLike = None, name: str | None = None) -> Tensor:
+def sub(
+  x1: NumberOrScalar, x2: NumberOrScalar, output_shape: ShapeLike = None, name: str | None = None
+) -> Tensor:
   """x1 - x2; one of them may be a scalar; arguments as `add`."""
   if not isinstance(x2, Tensor):
     return ScalarAddOperation(_tensor(name or "sub", x1, x2), -x2, name=name).outputs[0]
@@ -191,7 +223,9 @@ def sub(x1: Any, x2: Any, output_shape: ShapeLike = None, name: str | None = Non
   return SubOperation(x1, x2, shape, name=name).outputs[0]
 
 
-def multiply(x1: Any, x2: Any, output_shape: ShapeLike = None, name: str | None = None) -> Tensor:
+def multiply(
+  x1: NumberOrScalar, x2: NumberOrScalar, output_shape: ShapeLike = None, name: str | None = None
+) -> Tensor:
   """x1 * x2; one of them may be a scalar; arguments as `add`.
 
   An output shape may leave dimensions out (they are summed) or add some (broadcast).
@@ -205,10 +239,13 @@ def multiply(x1: Any, x2: Any, output_shape: ShapeLike = None, name: str | None 
   return einsum([x1, x2], output_shape=shape, name=name or "multiply")
 
 
-def divide(x1: Any, x2: Any, output_shape: ShapeLike = None, name: str | None = None) -> Tensor:
+def divide(
+  x1: NumberOrScalar, x2: NumberOrScalar, output_shape: ShapeLike = None, name: str | None = None
+) -> Tensor:
   """x1 / x2 of floating tensors; one of them may be a scalar; arguments as `add`."""
   if not isinstance(x2, Tensor):
     x1 = _tensor(name or "divide", x1, x2)
+    _check_divisor(name or "divide", x1, x2)
     return ScalarMultiplyOperation(x1, 1.0 / x2, name=name).outputs[0]
   x1, x2 = binary_arguments_to_tensors(x1, x2, name=name or "divide")
   shape = infer_binary_broadcast_shape(x1.shape, x2.shape, output_shape)

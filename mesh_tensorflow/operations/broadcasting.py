@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.argument_kinds import TensorOrScalar
@@ -67,6 +68,8 @@ def no_tensor(name: str, x1: TensorOrScalar, x2: TensorOrScalar) -> ArgumentErro
 def _scalar_to_tensor(scalar: Any, like: Tensor, name: str) -> Tensor:
   if like.dtype != tf.bool:
     scalar = checked_scalar(scalar, like, name)
+  elif not isinstance(scalar, (bool, np.bool_)) and getattr(scalar, "dtype", None) != tf.bool:
+    raise DTypeError(f"{name}: {scalar!r} with the bool tensor {like}; use True or False")
   return import_tf_tensor(like.mesh, tf.convert_to_tensor(scalar, dtype=like.dtype), Shape([]))
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
+from mesh_tensorflow.argument_kinds import RealOrScalar, TensorOrScalar
 from mesh_tensorflow.dimensions import ShapeLike
 from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.broadcasting import binary_op_with_broadcasting
 
 
-def less(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
+def less(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None) -> Tensor:
   """x1 < x2, elementwise, as a bool tensor.
 
   Args:
@@ -23,36 +22,36 @@ def less(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
   return binary_op_with_broadcasting(tf.less, x1, x2, output_shape, tf.bool)
 
 
-def greater(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
+def greater(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None) -> Tensor:
   """x1 > x2, elementwise, as a bool tensor; arguments as `less`."""
   return binary_op_with_broadcasting(tf.greater, x1, x2, output_shape, tf.bool)
 
 
-def less_equal(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
+def less_equal(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None) -> Tensor:
   """x1 <= x2, elementwise, as a bool tensor; arguments as `less`."""
   return binary_op_with_broadcasting(tf.less_equal, x1, x2, output_shape, tf.bool)
 
 
-def greater_equal(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
+def greater_equal(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None) -> Tensor:
   """x1 >= x2, elementwise, as a bool tensor; arguments as `less`."""
   return binary_op_with_broadcasting(tf.greater_equal, x1, x2, output_shape, tf.bool)
 
 
-def equal(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
+def equal(x1: TensorOrScalar, x2: TensorOrScalar, output_shape: ShapeLike = None) -> Tensor:
   """x1 == x2, elementwise (the operator == compares identity); arguments as `less`."""
   return binary_op_with_broadcasting(tf.equal, x1, x2, output_shape, tf.bool)
 
 
-def not_equal(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
+def not_equal(x1: TensorOrScalar, x2: TensorOrScalar, output_shape: ShapeLike = None) -> Tensor:
   """x1 != x2, elementwise; arguments as `less`."""
   return binary_op_with_broadcasting(tf.not_equal, x1, x2, output_shape, tf.bool)
 
 
-def logical_and(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
+def logical_and(x1: TensorOrScalar, x2: TensorOrScalar, output_shape: ShapeLike = None) -> Tensor:
   """x1 and x2, elementwise; arguments as `less`."""
   return binary_op_with_broadcasting(tf.logical_and, x1, x2, output_shape, tf.bool)
 
 
-def logical_or(x1: Any, x2: Any, output_shape: ShapeLike = None) -> Tensor:
+def logical_or(x1: TensorOrScalar, x2: TensorOrScalar, output_shape: ShapeLike = None) -> Tensor:
   """x1 or x2, elementwise; arguments as `less`."""
   return binary_op_with_broadcasting(tf.logical_or, x1, x2, output_shape, tf.bool)

@@ -7,8 +7,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.argument_kinds import DTypeLike, shown
 from mesh_tensorflow.dimensions import Shape, ShapeLike, anonymous_shape, convert_to_shape
-from mesh_tensorflow.errors import LayoutError, ShapeError, SizeError
+from mesh_tensorflow.errors import (
+  ArgumentError,
+  DTypeError,
+  LayoutError,
+  MeshError,
+  ShapeError,
+  SizeError,
+)
 from mesh_tensorflow.graph import Mesh, Operation, Tensor
 
 
@@ -27,7 +35,8 @@ class Constant(Operation):
     self, mesh: Mesh, value: Any, shape: Shape, dtype: tf.DType, name: str | None = None
   ):
     super().__init__([], mesh, name=name or "constant")
-    self._value = value
+    dtype = tf.as_dtype(dtype)
+    self._value = value = _checked_value(self.name, value, dtype)
     self._outputs = [Tensor(self, shape, dtype)]
     self._initialize_all_dimensions_as_splittable()
     if np.ndim(value) and np.size(value) != shape.size:
@@ -53,7 +62,31 @@ class Constant(Operation):
     lowering.set_tensor_lowering(out, laid_out)
 
 
-def constant(mesh: Mesh, value: Any, shape: ShapeLike = None, dtype: Any = tf.float32) -> Tensor:
+def _checked_value(name: str, value: Any, dtype: tf.DType) -> Any:
+  """A constant's value, as TensorFlow's `constant` takes it for the dtype.
+
+  Raises:
+    DTypeError: it has none.
+  """
+  if tf.is_tensor(value):
+    if tf.string in (value.dtype, dtype) and value.dtype != dtype:
+      raise DTypeError(f"{name}: the value has dtype {value.dtype.name}, not {dtype.name}")
+    return value
+  try:
+    array = np.asarray(value)
+    if dtype == tf.bool and array.dtype.kind in "iuf":
+      return array.astype(bool)
+    # Of many values the first tells.
+    tf.constant(value if not array.ndim else array.flat[0] if array.size else 0, dtype)
+  except (TypeError, ValueError) as e:
+    text = str(e).split("\n")[0]
+    raise DTypeError(f"{name}: the value {value!r} is not of dtype {dtype.name}: {text}") from None
+  return value
+
+
+def constant(
+  mesh: Mesh, value: Any, shape: ShapeLike = None, dtype: DTypeLike = tf.float32
+) -> Tensor:
   """A tensor of a constant value.
 
   Args:
@@ -66,7 +99,7 @@ def constant(mesh: Mesh, value: Any, shape: ShapeLike = None, dtype: Any = tf.fl
   return Constant(mesh, value, Shape([]) if shape is None else shape, tf.as_dtype(dtype)).outputs[0]
 
 
-def zeros(mesh: Mesh, shape: ShapeLike, dtype: Any = tf.float32) -> Tensor:
+def zeros(mesh: Mesh, shape: ShapeLike, dtype: DTypeLike = tf.float32) -> Tensor:
   """A tensor of zeros.
 
   Args:
@@ -82,7 +115,7 @@ def zeros_like(t: Tensor) -> Tensor:
   return zeros(t.mesh, t.shape, t.dtype)
 
 
-def ones(mesh: Mesh, shape: ShapeLike, dtype: Any = tf.float32) -> Tensor:
+def ones(mesh: Mesh, shape: ShapeLike, dtype: DTypeLike = tf.float32) -> Tensor:
   """A tensor of ones.
 
   Args:
@@ -110,7 +143,7 @@ class ImportOperation(Operation):
 
   def __init__(self, mesh: Mesh, tf_tensor: Any, shape: Shape, name: str | None = None):
     super().__init__([], mesh=mesh, name=name or "import")
-    tf_tensor = tf.convert_to_tensor(tf_tensor)
+    tf_tensor = _converted(self.name, tf_tensor)
     if not tf_tensor.shape.is_compatible_with(shape.to_integer_list):
       raise ShapeError(
         f"{self.name}: a tf.Tensor of shape {tf_tensor.shape} cannot be imported as {shape}"
@@ -128,6 +161,18 @@ class ImportOperation(Operation):
     )
 
 
+def _converted(name: str, value: Any) -> tf.Tensor:
+  """`tf.convert_to_tensor`, with a typed error."""
+  try:
+    return tf.convert_to_tensor(value)
+  except (TypeError, ValueError) as e:
+    if isinstance(e, MeshError):
+      raise
+    raise ArgumentError(
+      f"{name}: tf_tensor must be a tf.Tensor, an array or a number, got {shown(value)}"
+    ) from None
+
+
 class ImportLaidOutTensorOperation(Operation):
   """Ready slices as a tensor of the graph.
 
@@ -140,6 +185,11 @@ class ImportLaidOutTensorOperation(Operation):
 
   def __init__(self, mesh: Mesh, laid_out_tensor: Any, shape: Shape, name: str | None = None):
     super().__init__([], mesh=mesh, name=name or "import")
+    if not hasattr(laid_out_tensor, "tensor_list"):
+      raise ArgumentError(
+        f"{self.name}: laid_out_tensor must be a laid-out tensor, got {shown(laid_out_tensor)}; "
+        "use mtf.import_tf_tensor for a whole one"
+      )
     self._laid_out_tensor = laid_out_tensor
     dtype = laid_out_tensor.tensor_list[0].dtype
     self._outputs = [Tensor(self, shape, dtype)]
@@ -177,7 +227,7 @@ def import_tf_tensor(
   Raises:
     ShapeError: the sizes differ, or there is no shape for what is not a scalar.
   """
-  tf_tensor = tf.convert_to_tensor(tf_tensor)
+  tf_tensor = _converted(name or "import_tf_tensor", tf_tensor)
   shape = convert_to_shape(shape)
   if shape is None:
     if tf_tensor.shape.rank != 0:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.tensor import check_one_graph, check_tensors
 
 
 class StopGradient(Operation):
@@ -56,6 +57,8 @@ class PrintOperation(Operation):
     super().__init__([x], name=name or "Print")
     self._outputs = [Tensor(self, x.shape, x.dtype)]
     self._data = list(data)
+    check_tensors(self.name, self._data)
+    check_one_graph(self.name, x, self._data)
     self._message = f"{message} {self._data!r}"
     self._kwargs = kwargs
 

@@ -79,6 +79,8 @@ class Convolution(Operation):
         f"features {features}; they must be [batch..., {rank} of space, i], "
         f"[{rank} of space, i, o] and [batch..., {rank} of space, o]"
       )
+    if not kernel.size and image.size:
+      raise ShapeError(f"{self.name}: the filter {kernel} has no elements")
     sizes = [d.size for d in _spatial(self.window, image)]
     kernel_sizes = [d.size for d in kernel[:rank]]
     want = self.window.feature_sizes(sizes, kernel_sizes)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import tensorflow as tf
+
+from mesh_tensorflow.argument_kinds import NumberTensor
 from mesh_tensorflow.dimensions import (
   Dimension,
   Shape,
@@ -17,7 +20,6 @@ from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations.contraction import contract
 from mesh_tensorflow.operations.reduction import mesh_axes_of
-from mesh_tensorflow.tensor import check_tensors
 
 
 class EinsumOperation(Operation):
@@ -36,6 +38,8 @@ class EinsumOperation(Operation):
     super().__init__(inputs, name=name or "einsum")
     if not inputs:
       raise GraphError(f"{name or 'einsum'} to {output_shape} needs at least one input")
+    if inputs[0].dtype in (tf.bool, tf.string):
+      raise DTypeError(f"{self.name}: {inputs[0]} has no products; cast it: mtf.to_float(x)")
     for x in inputs[1:]:
       if x.dtype != inputs[0].dtype:
         raise DTypeError(
@@ -85,7 +89,7 @@ class EinsumOperation(Operation):
 
 
 def einsum(
-  xs: Sequence[Tensor],
+  xs: Sequence[NumberTensor],
   output_shape: ShapeLike = None,
   reduced_dims: Sequence[Dimension] | None = None,
   name: str | None = None,
@@ -113,7 +117,6 @@ def einsum(
   output_shape = convert_to_shape(output_shape)
   if not xs:
     raise GraphError(f"{name or 'einsum'} to {output_shape} needs at least one input")
-  check_tensors(name or "einsum", xs)
   counts: dict[Dimension, int] = {}
   for x in xs:
     for d in x.shape:
@@ -161,8 +164,8 @@ def check_sizes(name: str, xs: Sequence[Tensor], output_shape: Shape | None = No
 
 
 def matmul(
-  a: Tensor,
-  b: Tensor,
+  a: NumberTensor,
+  b: NumberTensor,
   output_shape: ShapeLike = None,
   reduced_dims: Sequence[Dimension] | None = None,
   name: str | None = None,

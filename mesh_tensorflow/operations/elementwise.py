@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow.argument_kinds import (
+  BoolTensor,
+  CastableTensor,
+  DTypeLike,
+  FloatOrComplexTensor,
+  FloatTensor,
+  NumberTensor,
+  RealTensor,
+  TensorOrScalar,
+)
+from mesh_tensorflow.errors import DTypeError
 from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.slicewise import cwise
 
@@ -39,62 +49,62 @@ def identity(x: Tensor, name: str = "identity") -> Tensor:
   return cwise(tf.identity, [x], grad_function=lambda op, dy: [dy], name=name)
 
 
-def sin(x: Tensor, name: str = "sin") -> Tensor:
+def sin(x: FloatOrComplexTensor, name: str = "sin") -> Tensor:
   """Sine of x (in radians), elementwise; arguments as `identity`."""
   return cwise(tf.sin, [x], name=name)
 
 
-def cos(x: Tensor, name: str = "cos") -> Tensor:
+def cos(x: FloatOrComplexTensor, name: str = "cos") -> Tensor:
   """Cosine of x (in radians), elementwise; arguments as `identity`."""
   return cwise(tf.cos, [x], name=name)
 
 
-def square(x: Tensor, name: str = "square") -> Tensor:
+def square(x: NumberTensor, name: str = "square") -> Tensor:
   """x ** 2, elementwise; arguments as `identity`."""
   return cwise(tf.square, [x], name=name, grad_function=_of_input(lambda dy, v: dy * (v + v)))
 
 
-def sqrt(x: Tensor, name: str = "sqrt") -> Tensor:
+def sqrt(x: FloatOrComplexTensor, name: str = "sqrt") -> Tensor:
   """Square root, elementwise; arguments as `identity`."""
   return cwise(tf.sqrt, [x], name=name, grad_function=_by_kernel(_raw.SqrtGrad))
 
 
-def rsqrt(x: Tensor, name: str = "rsqrt") -> Tensor:
+def rsqrt(x: FloatOrComplexTensor, name: str = "rsqrt") -> Tensor:
   """1 / sqrt(x), elementwise; arguments as `identity`."""
   return cwise(tf.math.rsqrt, [x], name=name, grad_function=_by_kernel(_raw.RsqrtGrad))
 
 
-def log(x: Tensor, name: str = "log") -> Tensor:
+def log(x: FloatOrComplexTensor, name: str = "log") -> Tensor:
   """Natural logarithm, elementwise; arguments as `identity`."""
   return cwise(tf.math.log, [x], name=name, grad_function=_of_input(lambda dy, v: dy / v))
 
 
-def exp(x: Tensor, name: str = "exp") -> Tensor:
+def exp(x: FloatOrComplexTensor, name: str = "exp") -> Tensor:
   """e ** x, elementwise; arguments as `identity`."""
   return cwise(tf.exp, [x], name=name, grad_function=_of_output(lambda dy, y: dy * y))
 
 
-def sigmoid(x: Tensor, name: str = "sigmoid") -> Tensor:
+def sigmoid(x: FloatOrComplexTensor, name: str = "sigmoid") -> Tensor:
   """1 / (1 + exp(-x)), elementwise; arguments as `identity`."""
   return cwise(tf.sigmoid, [x], name=name, grad_function=_by_kernel(_raw.SigmoidGrad))
 
 
-def tanh(x: Tensor, name: str = "tanh") -> Tensor:
+def tanh(x: FloatOrComplexTensor, name: str = "tanh") -> Tensor:
   """Hyperbolic tangent, elementwise; arguments as `identity`."""
   return cwise(tf.tanh, [x], name=name, grad_function=_by_kernel(_raw.TanhGrad))
 
 
-def negative(x: Tensor, name: str = "negative") -> Tensor:
+def negative(x: NumberTensor, name: str = "negative") -> Tensor:
   """Minus x, elementwise; arguments as `identity`."""
   return cwise(tf.negative, [x], name=name, grad_function=lambda op, dy: [negative(dy)])
 
 
-def reciprocal(x: Tensor, name: str = "reciprocal") -> Tensor:
+def reciprocal(x: FloatOrComplexTensor, name: str = "reciprocal") -> Tensor:
   """1 / x, elementwise; arguments as `identity`."""
   return cwise(tf.math.reciprocal, [x], name=name, grad_function=_by_kernel(_raw.ReciprocalGrad))
 
 
-def relu(x: Tensor, name: str = "relu") -> Tensor:
+def relu(x: RealTensor, name: str = "relu") -> Tensor:
   """max(x, 0), elementwise; the gradient at 0 is 0; arguments as `identity`."""
   return cwise(
     tf.nn.relu,
@@ -104,7 +114,7 @@ def relu(x: Tensor, name: str = "relu") -> Tensor:
   )
 
 
-def leaky_relu(x: Tensor, alpha: float = 0.2, name: str = "leaky_relu") -> Tensor:
+def leaky_relu(x: FloatTensor, alpha: float = 0.2, name: str = "leaky_relu") -> Tensor:
   """X where positive, else alpha * x.
 
   Args:
@@ -122,7 +132,7 @@ def leaky_relu(x: Tensor, alpha: float = 0.2, name: str = "leaky_relu") -> Tenso
   )
 
 
-def elu(x: Tensor) -> Tensor:
+def elu(x: FloatTensor) -> Tensor:
   """Exponential linear unit, as `tf.nn.elu`.
 
   Args:
@@ -131,7 +141,7 @@ def elu(x: Tensor) -> Tensor:
   return cwise(tf.nn.elu, [x], name="elu")
 
 
-def selu(x: Tensor) -> Tensor:
+def selu(x: FloatTensor) -> Tensor:
   """Scaled exponential linear unit, as `tf.nn.selu`.
 
   Args:
@@ -140,7 +150,7 @@ def selu(x: Tensor) -> Tensor:
   return cwise(tf.nn.selu, [x], name="selu")
 
 
-def softplus(x: Tensor) -> Tensor:
+def softplus(x: FloatTensor) -> Tensor:
   """log(1 + exp(x)), elementwise.
 
   Args:
@@ -149,17 +159,17 @@ def softplus(x: Tensor) -> Tensor:
   return cwise(tf.math.softplus, [x], name="softplus")
 
 
-def sign(x: Tensor, name: str = "sign") -> Tensor:
+def sign(x: NumberTensor, name: str = "sign") -> Tensor:
   """-1, 0 or 1; no gradient; arguments as `identity`."""
   return cwise(tf.sign, [x], name=name, grad_function=0)
 
 
-def logical_not(x: Tensor, name: str = "logical_not") -> Tensor:
+def logical_not(x: BoolTensor, name: str = "logical_not") -> Tensor:
   """Not, elementwise, of a bool tensor; arguments as `identity`."""
   return cwise(tf.logical_not, [x], name=name, grad_function=0)
 
 
-def cast(x: Tensor, dtype: Any, name: str = "cast") -> Tensor:
+def cast(x: Tensor, dtype: DTypeLike, name: str = "cast") -> Tensor:
   """X as another dtype; x itself if it has the dtype. Gradients pass between floating dtypes.
 
   Args:
@@ -170,6 +180,8 @@ def cast(x: Tensor, dtype: Any, name: str = "cast") -> Tensor:
   dtype = tf.as_dtype(dtype)
   if dtype == x.dtype:
     return x
+  if tf.string in (dtype, x.dtype):
+    raise DTypeError(f"{name}: {x} cannot be cast to {dtype.name}: text has no value as a number")
   return cwise(
     lambda v: tf.cast(v, dtype),
     [x],
@@ -179,22 +191,22 @@ def cast(x: Tensor, dtype: Any, name: str = "cast") -> Tensor:
   )
 
 
-def to_float(x: Tensor, name: str = "to_float") -> Tensor:
+def to_float(x: CastableTensor, name: str = "to_float") -> Tensor:
   """X as float32; arguments as `identity`."""
   return cast(x, tf.float32, name=name)
 
 
-def to_bfloat16(x: Tensor, name: str = "to_bfloat16") -> Tensor:
+def to_bfloat16(x: CastableTensor, name: str = "to_bfloat16") -> Tensor:
   """X as bfloat16; arguments as `identity`."""
   return cast(x, tf.bfloat16, name=name)
 
 
-def to_int32(x: Tensor, name: str = "to_int32") -> Tensor:
+def to_int32(x: CastableTensor, name: str = "to_int32") -> Tensor:
   """X as int32; arguments as `identity`."""
   return cast(x, tf.int32, name=name)
 
 
-def mtf_pow(x: Tensor, y: Any) -> Tensor:
+def mtf_pow(x: FloatTensor, y: TensorOrScalar) -> Tensor:
   """exp(log(x) * y): NaN for negative x.
 
   Args:
@@ -204,7 +216,7 @@ def mtf_pow(x: Tensor, y: Any) -> Tensor:
   return exp(log(x) * y)
 
 
-def mtf_abs(x: Tensor) -> Tensor:
+def mtf_abs(x: NumberTensor) -> Tensor:
   """|x|, elementwise; the gradient is dy * sign(x).
 
   Args:
@@ -213,7 +225,7 @@ def mtf_abs(x: Tensor) -> Tensor:
   return cwise(tf.abs, [x], name="abs", grad_function=_of_input(lambda dy, v: dy * tf.sign(v)))
 
 
-def swish(x: Tensor) -> Tensor:
+def swish(x: FloatOrComplexTensor) -> Tensor:
   """X * sigmoid(x).
 
   Args:
@@ -227,7 +239,7 @@ def _swish_grad(dy: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   return dy * (s * (1.0 + x * (1.0 - s)))
 
 
-def gelu(x: Tensor) -> Tensor:
+def gelu(x: FloatTensor) -> Tensor:
   """Gaussian error linear unit, tanh approximation.
 
   x * 0.5 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3))) (Hendrycks and Gimpel, 2016).
@@ -253,7 +265,7 @@ def _gelu_grad(dy: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   return dy * (0.5 * (1.0 + t) + (0.5 * x) * (1.0 - tf.square(t)) * slope)
 
 
-def squared_relu(x: Tensor) -> Tensor:
+def squared_relu(x: RealTensor) -> Tensor:
   """max(x, 0) ** 2.
 
   Args:

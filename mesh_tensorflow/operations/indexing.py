@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.argument_kinds import DTypeLike, Scalar
+from mesh_tensorflow.argument_kinds import CastableTensor, DTypeLike, Scalar
 from mesh_tensorflow.dimensions import (
   Dimension,
   DimensionLike,
@@ -145,6 +145,8 @@ class GatherOperation(Operation):
     bound = getattr(indices, "index_bound", None)
     self._in_range = in_range or (bound is not None and bound <= self._dim.size)
     default = _gather_shape(self.name, weights, indices, self._dim)
+    if not self._dim.size and indices.size:
+      raise ShapeError(f"{self.name}: {weights} has no position along {self._dim.name}=0")
     if output_shape is not None and set(output_shape) != set(default):
       raise ShapeError(
         f"{self.name}: the output shape {output_shape} has not the dimensions of {default}"
@@ -319,7 +321,7 @@ class ScatterAddOperation(Operation):
 
 
 def gather(
-  weights: Tensor, indices: Tensor | int, dim: DimensionLike, output_shape: ShapeLike = None
+  weights: CastableTensor, indices: Tensor | int, dim: DimensionLike, output_shape: ShapeLike = None
 ) -> Tensor:
   """Values of `weights` at positions along a dimension.
 
@@ -400,7 +402,7 @@ def pool_tensor_1d(
     ShapeError: `pool_size` does not divide the dimension.
   """
   pool_dim = convert_to_dimension(pool_dim)
-  if pool_dim.size % pool_size:
+  if pool_size < 1 or pool_dim.size % pool_size:
     raise ShapeError(
       f"pool_tensor_1d: {pool_dim.name}={pool_dim.size} of {tensor} cannot be pooled by "
       f"{pool_size}, which does not divide it"

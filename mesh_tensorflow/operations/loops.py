@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,32 @@ from mesh_tensorflow.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow.operations.assignments import grouped
 from mesh_tensorflow.operations.control import ScalarSummaryOperation
 from mesh_tensorflow.operations.variables import Variable
+
+_TF_KWARGS = frozenset(
+  [
+    "parallel_iterations",
+    "maximum_iterations",
+    "swap_memory",
+    "back_prop",
+    "shape_invariants",
+    "name",
+  ]
+)
+
+
+def _check_count(name: str, fn: Callable[..., Any], count: int) -> None:
+  """Raises `ArgumentError` if a function does not take so many tensors."""
+  try:
+    signature = inspect.signature(fn)
+  except (TypeError, ValueError):  # Of a builtin nothing is known.
+    return
+  try:
+    signature.bind(*[None] * count)
+  except TypeError:
+    raise ArgumentError(
+      f"{name} of {count} loop variables: {getattr(fn, '__name__', fn)}{signature} must take one "
+      "tensor for each"
+    ) from None
 
 
 class WhileLoopOperation(Operation):
@@ -49,6 +76,12 @@ class WhileLoopOperation(Operation):
   ):
     super().__init__(list(inputs), name=name)
     self._tf_kwargs = {"parallel_iterations": 1, **(tf_kwargs or {})}
+    unknown = sorted(set(self._tf_kwargs) - _TF_KWARGS)
+    if unknown:
+      raise ArgumentError(
+        f"{self.name}: {', '.join(unknown)} is no option of a loop; there are "
+        f"{', '.join(sorted(_TF_KWARGS))}"
+      )
     # How often the body runs at most, if that is known: what `describe` multiplies by.
     self.maximum_iterations = self._tf_kwargs.get("maximum_iterations")
     if self._tf_kwargs.pop("back_prop", False):
@@ -87,6 +120,7 @@ class WhileLoopOperation(Operation):
     """Calls `fn`, and takes the operations that it makes out of the graph."""
     operations = self.graph.operations
     n = len(operations)
+    _check_count(self.name, fn, len(placeholders))
     try:
       result = fn(*placeholders)
     finally:

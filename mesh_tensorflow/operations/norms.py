@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow.argument_kinds import FloatTensor
 from mesh_tensorflow.dimensions import Dimension, Shape, no_such_dimension
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.binary import add, multiply
@@ -179,7 +180,7 @@ def _means(
   return impl.slicewise(lambda s: tuple(tf.split(s * (1.0 / dim.size), len(sums), axis)), total)
 
 
-def standardize(x: Tensor, dim: Dimension, epsilon: float = 1e-6) -> Tensor:
+def standardize(x: FloatTensor, dim: Dimension, epsilon: float = 1e-6) -> Tensor:
   """(x - mean) / sqrt(variance + epsilon) along a dimension.
 
   Args:
@@ -196,7 +197,7 @@ def standardize(x: Tensor, dim: Dimension, epsilon: float = 1e-6) -> Tensor:
   return NormalizeOperation(x, dim, epsilon, centered=True).outputs[0]
 
 
-def rms_normalize(x: Tensor, dim: Dimension, epsilon: float = 1e-6) -> Tensor:
+def rms_normalize(x: FloatTensor, dim: Dimension, epsilon: float = 1e-6) -> Tensor:
   """Normalizes: x / sqrt(mean(x ** 2) + epsilon) along a dimension (Zhang and Sennrich, 2019).
 
   Args:

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow import kernels, random_bits, scope
-from mesh_tensorflow.argument_kinds import FloatTensor, NumberTensor
+from mesh_tensorflow.argument_kinds import CastableTensor, NumberTensor
 from mesh_tensorflow.dimensions import DimensionLike, Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.errors import (
   ArgumentError,
@@ -245,7 +245,7 @@ def dropout(
 
 
 def sample_with_temperature(
-  logits: FloatTensor, dim: DimensionLike, temperature: float = 1.0, name: str | None = None
+  logits: CastableTensor, dim: DimensionLike, temperature: float = 1.0, name: str | None = None
 ) -> Tensor:
   """Samples positions along a dimension; the Gumbel-max method (Gumbel, 1954).
 

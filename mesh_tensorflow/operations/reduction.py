@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow.argument_kinds import CastableTensor, NumberTensor, RealTensor
 from mesh_tensorflow.dimensions import (
   Dimension,
   DimensionLike,
@@ -103,7 +104,7 @@ class ReduceOperation(Operation):
   """
 
   def __init__(
-    self, x: Tensor, output_shape: Shape, reduction_fn_string: str, name: str | None = None
+    self, x: NumberTensor, output_shape: Shape, reduction_fn_string: str, name: str | None = None
   ):
     super().__init__([x], name=name or "reduce")
     for d in output_shape:
@@ -199,7 +200,7 @@ def _reduce(
 
 
 def reduce_sum(
-  x: Tensor,
+  x: NumberTensor,
   disable_positional_args: Any = None,
   output_shape: ShapeLike = None,
   reduced_dim: DimensionLike | None = None,
@@ -221,7 +222,7 @@ def reduce_sum(
 
 
 def reduce_max(
-  x: Tensor,
+  x: RealTensor,
   disable_positional_args: Any = None,
   output_shape: ShapeLike = None,
   reduced_dim: DimensionLike | None = None,
@@ -235,7 +236,7 @@ def reduce_max(
 
 
 def reduce_min(
-  x: Tensor,
+  x: RealTensor,
   disable_positional_args: Any = None,
   output_shape: ShapeLike = None,
   reduced_dim: DimensionLike | None = None,
@@ -249,7 +250,7 @@ def reduce_min(
 
 
 def reduce_mean(
-  x: Tensor,
+  x: NumberTensor,
   disable_positional_args: Any = None,
   output_shape: ShapeLike = None,
   reduced_dim: DimensionLike | None = None,
@@ -263,7 +264,7 @@ def reduce_mean(
 
 
 def reduce_all(
-  x: Tensor,
+  x: CastableTensor,
   disable_positional_args: Any = None,
   output_shape: ShapeLike = None,
   reduced_dim: DimensionLike | None = None,
@@ -279,7 +280,7 @@ def reduce_all(
 
 
 def reduce_any(
-  x: Tensor,
+  x: CastableTensor,
   disable_positional_args: Any = None,
   output_shape: ShapeLike = None,
   reduced_dim: DimensionLike | None = None,

@@ -82,6 +82,10 @@ def checked_scalar(scalar: Any, x: Tensor, what: str) -> Any:
     if scalar.dtype != x.dtype:
       raise DTypeError(f"{what}: scalar of dtype {scalar.dtype.name} with {x}; cast it first")
     return scalar
+  if isinstance(scalar, Tensor):
+    raise DTypeError(f"{what}: expected a scalar to go with {x}, got {scalar}; use the operators")
+  if x.dtype == tf.string:
+    raise DTypeError(f"{what}: {scalar!r} with {x}, which is text")
   if getattr(scalar, "ndim", 0):
     raise DTypeError(
       f"{what}: expected a scalar to go with {x}, got an array of shape {scalar.shape}; "

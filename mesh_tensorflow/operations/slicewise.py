@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow.argument_kinds import DTypeLike
 from mesh_tensorflow.dimensions import Dimension, Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.errors import ArgumentError, GradientError, GraphError
 from mesh_tensorflow.graph import Operation, Tensor
@@ -84,7 +85,7 @@ class SlicewiseOperation(Operation):
   def lower(self, lowering):
     impl = lowering.mesh_impl(self)
     results = impl.slicewise(self._tf_fn, *[lowering.tensors[x] for x in self._inputs])
-    if len(self._outputs) == 1 and not isinstance(results, tuple):
+    if not isinstance(results, tuple):
       results = (results,)
     if len(results) != len(self._outputs):
       raise GraphError(
@@ -209,7 +210,7 @@ def slicewise(
   tf_fn: Callable[..., Any],
   xs: Sequence[Tensor],
   output_shape: Any = None,
-  output_dtype: Any = None,
+  output_dtype: DTypeLike | Sequence[DTypeLike] = None,
   splittable_dims: Sequence[Dimension] | None = None,
   grad_function: Any = None,
   name: str | None = None,
@@ -258,7 +259,7 @@ def slicewise(
 def cwise(
   tf_fn: Callable[..., tf.Tensor],
   xs: Sequence[Tensor],
-  output_dtype: Any = None,
+  output_dtype: DTypeLike = None,
   grad_function: Any = None,
   name: str | None = None,
 ) -> Tensor:

@@ -14,6 +14,7 @@ from mesh_tensorflow.dimensions import (
   convert_to_dimension,
   no_such_dimension,
 )
+from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.broadcasting import binary_arguments_to_tensors
 from mesh_tensorflow.operations.einsum import einsum
@@ -47,6 +48,13 @@ class _NormalizedExpOperation(Operation):
     self._dim = reduced_dim
     self._axis = x.shape.dims.index(reduced_dim)
     self._reduced_shape = x.shape - reduced_dim
+    if extra_logit is not None:
+      for d in extra_logit.shape:
+        if d not in self._reduced_shape:
+          raise ShapeError(
+            f"{self.name}: dimension {d.name}={d.size} of the extra logit {extra_logit} is not "
+            f"among the others of {x}, {self._reduced_shape}"
+          )
 
   def _max_and_sum(self, lowering: Any) -> tuple[Any, Any]:
     """Per slice with the reduced axis kept at size 1: the maximum, and sum exp(x - max)."""

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow import kernels
-from mesh_tensorflow.argument_kinds import RealTensor
+from mesh_tensorflow.argument_kinds import CastableTensor, RealTensor
 from mesh_tensorflow.dimensions import (
   Dimension,
   DimensionLike,
@@ -57,7 +57,7 @@ class TopKOperation(_LargestOperation):
   """The k largest elements in descending order; see `top_k`."""
 
   def __init__(
-    self, x: Tensor, reduced_dim: DimensionLike, k_dim: DimensionLike, name: str | None = None
+    self, x: RealTensor, reduced_dim: DimensionLike, k_dim: DimensionLike, name: str | None = None
   ):
     super().__init__(x, reduced_dim, name or "top_k")
     self._k_dim = convert_to_dimension(k_dim)
@@ -199,7 +199,7 @@ def top_1(
   return value, index
 
 
-def argmax(x: RealTensor, reduced_dim: DimensionLike, name: str | None = None) -> Tensor:
+def argmax(x: CastableTensor, reduced_dim: DimensionLike, name: str | None = None) -> Tensor:
   """The int32 position of the largest element along a dimension, the first of equal ones.
 
   Args:

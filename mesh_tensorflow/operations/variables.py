@@ -7,6 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow import initializers, scope
+from mesh_tensorflow.argument_kinds import DTypeLike
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.errors import DTypeError, VariableError
 from mesh_tensorflow.graph import Graph, Mesh, Operation, Tensor
@@ -23,11 +25,12 @@ class VariableDType:
     activation_dtype: dtype of the `Tensor` that computations see; the master's by default.
   """
 
+  @checked
   def __init__(
     self,
-    master_dtype: Any = tf.float32,
-    slice_dtype: Any = None,
-    activation_dtype: Any = None,
+    master_dtype: DTypeLike = tf.float32,
+    slice_dtype: DTypeLike = None,
+    activation_dtype: DTypeLike = None,
   ):
     if master_dtype is None:
       raise DTypeError("VariableDType needs a master_dtype")
@@ -238,10 +241,10 @@ def get_variable(
   mesh: Mesh,
   name: str,
   shape: ShapeLike,
-  dtype: Any = tf.float32,
-  master_dtype: Any = None,
-  slice_dtype: Any = None,
-  activation_dtype: Any = None,
+  dtype: VariableDType | DTypeLike | None = tf.float32,
+  master_dtype: DTypeLike = None,
+  slice_dtype: DTypeLike = None,
+  activation_dtype: DTypeLike = None,
   initializer: Any = None,
   trainable: bool = True,
   **kwargs: Any,

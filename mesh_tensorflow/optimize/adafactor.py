@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.argument_kinds import CastableTensor
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.dimensions import Dimension, Shape
-from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.graph import Operation
 from mesh_tensorflow.layers.scaling import unit_scaling_convention
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.adafactor_update import AdafactorUpdateOperation
@@ -55,6 +57,7 @@ class AdafactorOptimizer(Optimizer):
       updated with scale = lr.
   """
 
+  @checked
   def __init__(
     self,
     multiply_by_parameter_scale: bool = True,
@@ -65,7 +68,7 @@ class AdafactorOptimizer(Optimizer):
     factored: bool = True,
     epsilon1: float = 1e-30,
     epsilon2: float = 1e-3,
-    min_dim_size_to_factor: int = 128,
+    min_dim_size_to_factor: float = 128,
     stacked_dim_names: Sequence[str] | None = None,
     exclude_from_parameter_scale: Sequence[str] | None = None,
   ):
@@ -83,7 +86,8 @@ class AdafactorOptimizer(Optimizer):
     self._stacked_dim_names = list(stacked_dim_names or ())
     self._exclude_from_parameter_scale = list(exclude_from_parameter_scale or ())
 
-  def apply_grad(self, grad: Tensor | None, var: Variable) -> list[Operation]:
+  @checked
+  def apply_grad(self, grad: CastableTensor | None, var: Variable) -> list[Operation]:
     if not self._has_gradient(grad, var):
       return []
     factored_dims = self._factored_dims(var.shape)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.argument_kinds import CastableTensor
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.base import Optimizer, slot_variable
@@ -95,6 +97,7 @@ class AdamWeightDecayOptimizer(Optimizer):
       found (`re.search`) does not decay.
   """
 
+  @checked
   def __init__(
     self,
     learning_rate: ScalarLike,
@@ -111,7 +114,8 @@ class AdamWeightDecayOptimizer(Optimizer):
     self.epsilon = epsilon
     self.exclude_from_weight_decay = exclude_from_weight_decay
 
-  def apply_grad(self, grad: Tensor | None, var: Variable) -> list[Operation]:
+  @checked
+  def apply_grad(self, grad: CastableTensor | None, var: Variable) -> list[Operation]:
     if not self._has_gradient(grad, var):
       return []
     slots = [

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mesh_tensorflow import initializers
+from mesh_tensorflow.argument_kinds import CastableTensor
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.errors import GraphError, ShapeError
 from mesh_tensorflow.global_step import count_global_step, get_global_step
 from mesh_tensorflow.graph import Mesh, Operation, Tensor
@@ -52,6 +54,7 @@ class Optimizer:
   called by the weight's full name and a suffix, within the open variable scope.
   """
 
+  @checked
   def minimize(self, loss: Tensor, variables: Sequence[Variable] | None = None) -> list[Operation]:
     """Updates variables along the gradient of a loss, and counts the global step.
 
@@ -68,8 +71,9 @@ class Optimizer:
     updates = self.apply_grads(gradients([loss], [v.outputs[0] for v in variables]), variables)
     return updates + count_global_step(loss.graph)
 
+  @checked
   def apply_grads(
-    self, grads: Sequence[Tensor | None], variables: Sequence[Variable]
+    self, grads: Sequence[CastableTensor | None], variables: Sequence[Variable]
   ) -> list[Operation]:
     """Updates variables by their gradients.
 
@@ -93,7 +97,7 @@ class Optimizer:
     others = [op for op in ops if not isinstance(op, Assign)]
     return others + (variables[0].graph.combine_assignments(assigns) if assigns else [])
 
-  def apply_grad(self, grad: Tensor | None, var: Variable) -> list[Operation]:
+  def apply_grad(self, grad: CastableTensor | None, var: Variable) -> list[Operation]:
     """Updates one variable.
 
     Args:
@@ -118,7 +122,7 @@ class Optimizer:
       found[key] = (value, evaluate_scalar(value, mesh, what))
     return found[key][1]
 
-  def _has_gradient(self, grad: Tensor | None, var: Variable) -> bool:
+  def _has_gradient(self, grad: CastableTensor | None, var: Variable) -> bool:
     """Whether there is something to do; warns if not.
 
     Raises:
@@ -142,6 +146,7 @@ def slot_variable(var: Variable, name: str, shape: Any, dtype: Any) -> Variable:
   ).operation
 
 
+@checked
 def reduce_rms(x: Tensor, **kwargs: Any) -> Tensor:
   """sqrt(mean(x ** 2)).
 

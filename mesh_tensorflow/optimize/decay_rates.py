@@ -8,11 +8,13 @@ from typing import Any
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.optimize.scalars import function_of_step
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
-def adafactor_decay_rate_pow(exponent: float = 0.8, offset: int = 0) -> Callable[[Any], Any]:
+@checked
+def adafactor_decay_rate_pow(exponent: float = 0.8, offset: float = 0) -> Callable[[Any], Any]:
   """1 - (t - offset + 1) ** -exponent (Shazeer and Stern, 2018).
 
   Args:
@@ -25,6 +27,7 @@ def adafactor_decay_rate_pow(exponent: float = 0.8, offset: int = 0) -> Callable
   return function_of_step(lambda t: 1.0 - tf.pow(t + float(1 - offset), -exponent))
 
 
+@checked
 def adafactor_decay_rate_adam(beta2: float) -> Callable[[Any], Any]:
   """Adam's running average with its bias correction: b (1 - b^(T - 1)) / (1 - b^T), T = t + 1.
 

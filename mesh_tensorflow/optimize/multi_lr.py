@@ -9,6 +9,7 @@ from typing import Any
 
 import gin
 
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.control import scalar_summary
@@ -19,8 +20,12 @@ from mesh_tensorflow.optimize.scalars import ScalarLike
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
+@checked
 def product_learning_rate(
-  step: Any, total_train_steps: int, factors: Sequence[Any] = gin.REQUIRED, offset: int = 0
+  step: Any,
+  total_train_steps: float,
+  factors: Sequence[ScalarLike] = gin.REQUIRED,
+  offset: float = 0,
 ) -> Any:
   """The product of factors.
 
@@ -44,8 +49,11 @@ def product_learning_rate(
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
+@checked
 def compute_lr_for_step(
-  schedules: Sequence[Any], learning_rate: ScalarLike, train_steps: int = 524288
+  schedules: Sequence[Sequence[ScalarLike] | None],
+  learning_rate: ScalarLike,
+  train_steps: float = 524288,
 ) -> list[ScalarLike]:
   """Turns schedules into learning rates.
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gin
 import tensorflow as tf
 
-from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.argument_kinds import CastableTensor
+from mesh_tensorflow.arguments import checked
+from mesh_tensorflow.graph import Operation
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.base import Optimizer, slot_variable
 from mesh_tensorflow.optimize.scalars import ScalarLike
@@ -32,6 +34,7 @@ class SgdOptimizer(Optimizer):
     learning_rate: lr, a `ScalarLike`.
   """
 
+  @checked
   def __init__(self, learning_rate: ScalarLike):
     self._lr = learning_rate
 
@@ -40,7 +43,8 @@ class SgdOptimizer(Optimizer):
     """The learning rate."""
     return self._lr
 
-  def apply_grad(self, grad: Tensor | None, var: Variable) -> list[Operation]:
+  @checked
+  def apply_grad(self, grad: CastableTensor | None, var: Variable) -> list[Operation]:
     if not self._has_gradient(grad, var):
       return []
     lr = self._scalar(self.lr, var.mesh, "learning_rate")
@@ -74,6 +78,7 @@ class MomentumOptimizer(Optimizer):
     momentum: a `ScalarLike`.
   """
 
+  @checked
   def __init__(self, learning_rate: ScalarLike, momentum: ScalarLike):
     self._lr = learning_rate
     self._momentum = momentum
@@ -88,7 +93,8 @@ class MomentumOptimizer(Optimizer):
     """The momentum, the share of the old step."""
     return self._momentum
 
-  def apply_grad(self, grad: Tensor | None, var: Variable) -> list[Operation]:
+  @checked
+  def apply_grad(self, grad: CastableTensor | None, var: Variable) -> list[Operation]:
     if not self._has_gradient(grad, var):
       return []
     lr = self._scalar(self.lr, var.mesh, "learning_rate")

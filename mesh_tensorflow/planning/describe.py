@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow.arguments import checked
 from mesh_tensorflow.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.function import Function
@@ -283,6 +284,7 @@ class Report:
     }
 
 
+@checked
 def describe(
   graph_or_function: Graph | Function,
   layout: LayoutLike | None = None,
@@ -315,6 +317,9 @@ def describe(
   is_function = isinstance(graph_or_function, Function)
   if not is_function and not isinstance(graph_or_function, Graph):
     raise GraphError(f"describe takes an mtf.Graph or an mtf.function, got {graph_or_function!r}")
+  for x in results or ():
+    if not is_function and x.graph is not graph_or_function:
+      raise GraphError(f"describe: the result {x} belongs to another graph")
   if mesh_impl is None and is_function:
     mesh_impl = graph_or_function.mesh_impl
   if mesh_impl is not None:

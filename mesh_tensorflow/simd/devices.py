@@ -88,7 +88,10 @@ def worker_of_device(device: str) -> int:
 
 def _full_name(device: str) -> str:
   """The name as the runtime spells it; the default device is the first CPU."""
-  spec = tf.DeviceSpec.from_string(device or "/device:CPU:0")
+  try:
+    spec = tf.DeviceSpec.from_string(device or "/device:CPU:0")
+  except ValueError as e:
+    raise MeshShapeError(f"device {device!r}: {e}; write it as '/device:CPU:0'") from None
   if spec.job is None:
     for name in local_devices(spec.device_type or "CPU"):
       if tf.DeviceSpec.from_string(name).device_index == (spec.device_index or 0):

@@ -149,7 +149,7 @@ row("slice shape of an indivisible dimension", e.LayoutError, "b:8 rows:3 a=4 9"
 
 # ------------------------------------------------------------ processors, devices
 
-row("mesh shape of another kind", e.DimensionError, "'two'")(
+row("mesh shape of another kind", e.DimensionTypeError, "'two'")(
   lambda k: mtf.pnum_to_processor_coordinates("two", 0)
 )
 row("transpose of nothing", e.GraphError, "empty list")(lambda k: mtf.transpose_list_of_lists([]))
@@ -204,7 +204,7 @@ row(
   "Operation op x lower",
   NotImplementedError,
 )(lambda k: mtf.Operation([k.x], name="op").lower(None))
-row("tensors of two graphs", e.GraphError, "'add' constant b=8 c=12 another graph 'world' 'ones'")(
+row("tensors of two graphs", e.GraphError, "AddOperation b=8 c=12 another graph 'world' 'ones'")(
   lambda k: k.y + mtf.ones(mtf.Mesh(mtf.Graph(), "ones"), [B, C])
 )
 row("tensors of two meshes", e.GraphError, "'add' 'world' 'moon' import")(
@@ -234,7 +234,7 @@ row("TensorFlow function of a tensor", e.ArgumentError, "TensorFlow x export_to_
 row("tf.Tensor with dimensions plus a tensor", e.ArgumentError, "TensorFlow x export_to_tf_tensor")(
   lambda k: tf.ones([8]) + k.x
 )
-row("array plus a tensor", e.DTypeError, "scalar_add x (8,) import_tf_tensor")(
+row("array plus a tensor", e.DTypeError, "add x (8,) import_tf_tensor")(
   lambda k: np.ones([8]) + k.x
 )
 
@@ -250,14 +250,12 @@ row("float plus integers", e.DTypeError, "scalar_add 2.0 int32 i", TypeError)(la
 row("integers divided by a number", e.DTypeError, "scalar_mul int32 i a=4", TypeError)(
   lambda k: k.i / 2
 )
-row("array as a scalar", e.DTypeError, "scalar_add x (8,) import_tf_tensor")(
-  lambda k: k.x + np.ones([8])
-)
-row("text as a scalar", e.DTypeError, "scalar_mul str")(lambda k: k.x * "2")
+row("array as a scalar", e.DTypeError, "add x (8,) import_tf_tensor")(lambda k: k.x + np.ones([8]))
+row("text as a scalar", e.DTypeError, "multiply str x")(lambda k: k.x * "2")
 row("scalar tensor of another dtype", e.DTypeError, "scalar_mul int64 x cast")(
   lambda k: k.x * tf.constant(2, tf.int64)
 )
-row("plain tensor in a unary function", e.ArgumentError, ["'relu'", "(4, 8)"])(
+row("plain tensor in a unary function", e.ArgumentError, ["relu", "(4, 8)", "import_tf_tensor"])(
   lambda k: mtf.relu(k.plain)
 )
 
@@ -352,7 +350,7 @@ row("reshape to another size", e.ShapeError, "reshape x 32 48")(lambda k: mtf.re
 row("rename of no dimension of a tensor", e.DimensionError, "rename_dimension 'z' x")(
   lambda k: mtf.rename_dimension(k.x, "z", "q")
 )
-row("replacement in something else", e.DimensionError, "replace_dimensions int")(
+row("replacement in something else", e.DimensionTypeError, "replace_dimensions int")(
   lambda k: mtf.replace_dimensions(5, A, B)
 )
 row("replacement of scattered", e.DimensionError, "replace_dimensions b=8 a=4 x transpose")(
@@ -494,7 +492,7 @@ row("assign to what is no variable", e.VariableError, "assign x")(lambda k: mtf.
 row("assign of too few values", e.ArgumentError, "assign 1 2 'v'")(
   lambda k: mtf.Assign([k.v.operation] * 2, [k.x])
 )
-row("dependency on a number", e.GraphError, "depend x 5")(lambda k: mtf.depend(k.x, [5]))
+row("dependency on a number", e.ArgumentError, "depend x 5")(lambda k: mtf.depend(k.x, [5]))
 row("summary of a matrix", e.ShapeError, "'loss' x scalar")(
   lambda k: mtf.scalar_summary("loss", k.x)
 )
@@ -534,7 +532,7 @@ row("gradient of a loop", e.GradientError, "while_loop stop_gradient")(
   lambda k: mtf.gradients([_loop(k, lambda v: [v * 2.0])[0]], [k.x])
 )
 row("custom gradient of nothing", e.GraphError, "custom_gradient input")(
-  lambda k: mtf.custom_gradient(lambda: k.x, None, [])
+  lambda k: mtf.custom_gradient(lambda: k.x, lambda *xs: [], [])
 )
 row("variable in a gradient function", e.GraphError, "custom_gradient w grad_fn")(
   lambda k: mtf.gradients(

@@ -124,10 +124,10 @@ row("reversible layer of another shape", e.ShapeError, "reversible x y")(
   lambda k: mtf.layers.reversible_half_residual_and_swap(k.x, None, k.x, None, lambda t: k.y)
 )
 row("greedy decoding of floats", e.DTypeError, "greedy_decode x float32")(
-  lambda k: mtf.beam_search.greedy_decode(None, k.x)
+  lambda k: mtf.beam_search.greedy_decode(lambda *xs: None, k.x)
 )
 row("beam search of a vector", e.ShapeError, "beam_search i batch beam length")(
-  lambda k: mtf.beam_search.beam_search(None, k.i, 0.6)
+  lambda k: mtf.beam_search.beam_search(lambda *xs: None, k.i, 0.6)
 )
 
 # ------------------------------------------------------------------------- helpers

@@ -1,0 +1,107 @@
+"""Wrong arguments of everything public are told by a `MeshError`, when the graph is built.
+
+What is accepted all the same stands in accepted_arguments.txt: a number for a tensor of
+`mtf.add`, say. After a change that is meant: `MTF_WRITE_ACCEPTED=1 pytest` of this file.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import difflib
+import os
+import pathlib
+
+import pytest
+
+import mesh_tensorflow as mtf
+from tests.conformance import wrong_arguments
+from tests.conformance.argument_calls import CALLS, NOT_CALLED
+
+ACCEPTED = pathlib.Path(__file__).parent / "accepted_arguments.txt"
+
+
+def test_everything_public_is_called():
+  """A new function needs a line in argument_calls.py."""
+  excused = {name for names in NOT_CALLED for name in names.split()}
+  public = wrong_arguments.public_names()
+  assert sorted(set(public) - set(CALLS) - excused) == []
+  assert sorted(name for name in CALLS if "." not in name and name not in public) == []
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+  """Of all calls; what they print is kept out of the way."""
+  log = tmp_path_factory.mktemp("printed") / "stderr"
+  with log.open("w") as f, contextlib.redirect_stderr(f), contextlib.redirect_stdout(f):
+    valid = [wrong_arguments.outcome(name, "", "", None) for name in CALLS]
+    wrong = [
+      wrong_arguments.outcome(name, argument, what, make)
+      for name in CALLS
+      for argument, what, make in wrong_arguments.cases(name)
+    ]
+  return valid, wrong
+
+
+def test_valid_calls_are_valid(outcomes):
+  assert [str(o) for o in outcomes[0] if o.error is not None] == []
+
+
+def test_wrong_arguments_are_told_by_typed_errors(outcomes, record_property):
+  counts = collections.Counter(o.kind for o in outcomes[1])
+  record_property(
+    "wrong_arguments",
+    {
+      "functions": len(CALLS),
+      "arguments": len({(o.name, o.argument) for o in outcomes[1]}),
+      "values": len(outcomes[1]),
+      **{kind: counts[kind] for kind in ("typed", "late", "accepted", "untyped")},
+    },
+  )
+  untyped = [str(o) for o in outcomes[1] if o.kind == "untyped"]
+  assert not untyped, "\n".join(untyped[:40])
+  assert counts["typed"] > 20_000
+
+
+def test_errors_name_function_and_argument(outcomes):
+  """Of those that the check of arguments raises; the others are about values."""
+  for o in outcomes[1]:
+    text = str(o.error)
+    if o.kind == "typed" and " must be " in text and "(got" not in text:
+      assert len(text.split("\nIn call to")[0]) < 700, text
+
+
+def test_only_what_is_listed_is_accepted(outcomes):
+  text = wrong_arguments.accepted(outcomes[1])
+  if os.environ.get("MTF_WRITE_ACCEPTED"):
+    ACCEPTED.write_text(text)
+  changes = list(
+    difflib.unified_diff(
+      ACCEPTED.read_text().splitlines(), text.splitlines(), "listed", "accepted", lineterm="", n=1
+    )
+  )
+  assert not changes, "\n".join(changes)
+
+
+def test_signatures_are_those_of_the_functions():
+  for name in ("softmax", "einsum", "layers.dense", "get_variable", "Shape.rename_dimension"):
+    function = wrong_arguments.resolve(name)
+    assert function.__doc__ and function.__name__ == name.split(".")[-1]
+    assert "name" in str(wrong_arguments.inspect.signature(function))
+
+
+def test_first_error_is_the_one_of_the_call():
+  """No second error, in whose handling it was raised, and no frame of the function itself."""
+  k = wrong_arguments.World()
+  with pytest.raises(mtf.MeshError) as caught:
+    mtf.softmax(k.x, None)
+  assert caught.value.__cause__ is None and caught.value.__context__ is None
+  assert str(caught.value).startswith(
+    "softmax of Tensor[x:0, Shape[a=4, b=8], tf.float32]: reduced_dim must be a dimension, got None"
+  )
+  assert {frame.name for frame in caught.traceback} <= {
+    "test_first_error_is_the_one_of_the_call",
+    "call",
+    "check",
+    "wrapper",
+  }
