@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mesh_tensorflow.dimensions import (
   Dimension,
+  DimensionLike,
   Shape,
   ShapeLike,
   anonymous_shape,
@@ -86,8 +88,8 @@ def rename_dimension(x: Tensor, old_name: str, new_name: str) -> Tensor:
 
 def replace_dimensions(
   tensor_or_shape: Tensor | Shape,
-  old_dim_or_dims: Dimension | list[Dimension],
-  new_dim_or_dims: Dimension | list[Dimension],
+  old_dim_or_dims: DimensionLike | Sequence[DimensionLike],
+  new_dim_or_dims: DimensionLike | Sequence[DimensionLike],
 ) -> Tensor | Shape:
   """Replaces consecutive dimensions by others of the same product.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import tensorflow as tf
 
@@ -17,7 +17,7 @@ from mesh_tensorflow.operations.slicewise import cwise
 
 # A number, a scalar tf.Tensor, a scalar mtf.Tensor, or a function of the global step (an
 # mtf.Tensor) that returns one of these.
-ScalarLike = float | tf.Tensor | Tensor | Callable[[Any], Any]
+ScalarLike = Annotated[float | tf.Tensor | Tensor | Callable[[Any], Any], ConfigError]
 
 
 def evaluate_scalar(value: ScalarLike, mesh: Mesh, what: str = "scalar") -> float | Tensor:
