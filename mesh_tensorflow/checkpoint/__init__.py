@@ -10,9 +10,10 @@ see, and calls its methods at the same places of its program.
 
 The rooms, each importing only from those after it: `checkpointer` (the face), `shared_folder`
 (whether all workers see it), `restoring` and `writer` (one restore, one save), `meeting` (what
-workers tell each other), `snapshot` (values until they are written), `verification` (whether the
-files are what was written), `stored` and `reader` (what is in them), `files` (names, folders, the
-state file).
+workers tell each other), `mismatch` (words for a checkpoint of another model), `snapshot` (values
+until they are written), `keeping` (which ones stay, and room on the disk), `verification` (whether
+the files are what was written), `stored` and `reader` (what is in them), `files` (names, folders,
+the state file), `folder` (what is inside of a folder: all changes of files go through it).
 """
 
 from mesh_tensorflow.checkpoint.checkpointer import Checkpointer, attachment

@@ -80,6 +80,15 @@ def test_files_of_a_run_are_not_written_through_links(kind, folder, tmp_path):
   assert "run.train_steps = 3" in (model / "operative_config.gin").read_text()
 
 
+def test_vocabularies_that_would_be_kept_elsewhere(tmp_path):
+  (tmp_path / "victim").mkdir()
+  (tmp_path / "model").mkdir()
+  (tmp_path / "model" / "vocabularies").symlink_to(tmp_path / "victim")
+  with pytest.raises(errors.StorageError, match="vocabularies/any.* is not inside"):
+    small_lm.run(tmp_path, text=small_lm.TEXT)
+  assert not any((tmp_path / "victim").iterdir())
+
+
 @pytest.mark.parametrize("kind", ["symbolic", "hard", "dangling", "pipe"])
 def test_a_lock_that_is_a_link(kind, tmp_path):
   model, victim = tmp_path / "model", tmp_path / "victim"

@@ -22,7 +22,9 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
+from mesh_tensorflow.checkpoint import folder
 from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.files.by_chief import by_chief
 from mesh_tensorflow.transformer.vocabularies.base import Vocabulary
 from mesh_tensorflow.transformer.vocabularies.vocabulary_files import write_whole_file
@@ -167,6 +169,9 @@ class _Folder:
     before: _Entry | None = None,
   ) -> None:
     """Writes a vocabulary, then the index, in which it takes the place of `before`."""
+    model_dir = os.path.dirname(self.path)
+    with model_files.errors_of_writing(model_dir, FOLDER):
+      folder.make(model_dir, self.path)  # A link that leads out of it is refused.
     self._entries = [e for e in self._entries if e is not before]
     base = re.sub(r"[^\w.-]", "-", f"{scope}-{kind}".strip("-"))
     names = {e.file for e in self._entries}
