@@ -166,18 +166,25 @@ def test_nan_loss_stops_and_keeps_what_was_saved(tmp_path):
   assert [checkpoint.get_step_from_path(p) for p in saved] == [5]
 
 
-def test_empty_and_short_data_are_errors():
+def test_empty_data_is_an_error():
   def empty(sequence_length, vocabulary, dataset_split):
     return program.dataset(sequence_length).take(3)
 
   with pytest.raises(errors.DataError, match="no complete batch of 8"):
     program.make_trainer().train(empty, 10)
 
+
+def test_data_that_ends_is_repeated():
+  """As if its function had made it endless."""
+
   def short(sequence_length, vocabulary, dataset_split):
     return program.dataset(sequence_length).take(3 * program.BATCH)
 
-  with pytest.raises(errors.DataError, match="ended after 3 of 10"):
-    program.make_trainer().train(short, 10)
+  def endless(**kwargs):
+    return short(**kwargs).repeat()
+
+  losses = program.make_trainer(dropout=False).train(short, 10)
+  assert losses == program.make_trainer(dropout=False).train(endless, 10)
 
 
 def test_data_of_the_wrong_shape_or_features_are_errors():

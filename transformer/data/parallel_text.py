@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer.data.encoding import vocabulary_of
+from mesh_tensorflow.transformer.data.encoding import check_known, vocabulary_of
 from mesh_tensorflow.transformer.data.packing import Length
 from mesh_tensorflow.transformer.files import input_shards, text_files
 from mesh_tensorflow.transformer.files.input_shards import BatchRows
@@ -254,6 +254,8 @@ class _EncodedPairs:
     self._sizes = {k: np.array([len(p) for p in parts[k]], np.int64) for k in _KEYS}
     self._starts = {k: np.cumsum(self._sizes[k]) - self._sizes[k] for k in _KEYS}
     self._ids = {k: np.concatenate(parts[k]).astype(np.int32) for k in _KEYS}
+    for k in _KEYS:
+      check_known(self._ids[k], vocabulary_of(k, vocabulary), f"{what}, {k}")
     tokens = {k: len(v) for k, v in self._ids.items()}
     _LOG.info("%s: %d pairs, tokens %s", what, self.count, tokens)
 

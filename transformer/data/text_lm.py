@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.transformer.data import encoding as encoding_lib
 from mesh_tensorflow.transformer.data import packing
 from mesh_tensorflow.transformer.files import input_shards, text_files
 from mesh_tensorflow.transformer.files.input_shards import BatchRows
@@ -122,6 +123,7 @@ def text_lm_dataset(
   what = f"the {dataset_split} split of {train_files if files is None else _name_of(files)}"
   if mode == "stream":
     tokens = np.concatenate([_encode(vocabulary, f.text, f.path) for f in files])
+    encoding_lib.check_known(tokens, vocabulary, what)
     tokens = _part(tokens, fraction, train)
     return _stream(tokens, length, context_tokens, train, seed, skip, rows, what)
   split = _SPLITTERS[document_unit]
@@ -355,6 +357,7 @@ def _documents(
   if not parts:
     raise DataError(f"{what} has no documents")
   tokens = np.concatenate(parts)
+  encoding_lib.check_known(tokens, vocabulary, what)
   stops = np.cumsum(sizes, dtype=np.int64)
   # The difference of two large numbers is small: in int32 it is right even after an overflow.
   position = np.arange(len(tokens), dtype=np.int64).astype(np.int32)

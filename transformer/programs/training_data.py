@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -15,11 +16,16 @@ from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import input_shards
 from mesh_tensorflow.transformer.files.input_shards import BatchRows, InputShard
 from mesh_tensorflow.transformer.programs import several_steps
+from mesh_tensorflow.transformer.programs.batch_stream import BatchStream
+from mesh_tensorflow.transformer.programs.epochs import Epochs, Place
 from mesh_tensorflow.transformer.programs.model_features import MODEL_FEATURES
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 
 # Name of the position in the data, as a part of a checkpoint.
 _PIPELINE = "input_pipeline"
+# In that part: where its iterator began, which has to begin there again to go on.
+_PLACE = "place/.ATTRIBUTES/VARIABLE_VALUE"
+_AUTOTUNE = tf.data.AUTOTUNE
 # Errors of data sets whose position cannot be saved; those of disks are others.
 _NOT_SAVED = (
   tf.errors.FailedPreconditionError,
@@ -82,6 +88,11 @@ def examples_of(input_fn: Any, batch_size: int) -> tf.data.Dataset:
 class TrainingData:
   """The batches of one training run; on several workers, the part that this one needs of them.
 
+  Data that ends is repeated, and what it shuffles is in another order each time (see `Epochs`). So
+  is that of a function which takes `skip` or `batch_rows`, but for what is left at its end after
+  the last whole batch. Data without a whole batch is not: then there is none. A function that
+  takes `one_epoch` is asked not to repeat what it would repeat otherwise.
+
   Which examples are in which batch does not depend on the workers, unless `shard_input` is true.
   A data set function that takes `batch_rows` makes only the examples that this worker needs; of
   the others each worker goes through all examples, and keeps its own rows.
@@ -99,9 +110,12 @@ class TrainingData:
       have the same shard. Which examples a step sees then depends on how many shards there are, and
       so on the number of workers. Files and TensorFlow datasets are divided by the readers of this
       package, and by functions that ask for `input_shards.current()`; of other functions' data
-      sets each worker makes all examples, and takes each n-th. Training ends when the first shard
-      does; let the data set repeat. Functions that take `batch_rows` are divided already, and one
-      worker reads all: for these it has no effect.
+      sets each worker makes all examples, and takes each n-th. Each shard is repeated when it ends.
+      Functions that take `batch_rows` are divided already, and one worker reads all: for these it
+      has no effect.
+    say: gets lines about the data: that an epoch begins anew, that seen examples are read.
+    examples_in_epoch: how many there were when it was counted last; None: not known. It is of use
+      where examples are left out, and need not be right.
   """
 
   def __init__(
@@ -113,6 +127,8 @@ class TrainingData:
     seen_steps: int = 0,
     *,
     shard_input: bool = False,
+    say: Callable[[str], None] | None = None,
+    examples_in_epoch: int | None = None,
   ):
     self._steps = steps
     kwargs = dict(sequence_length=steps.sequence_length, vocabulary=vocabulary, dataset_split=split)
@@ -132,26 +148,45 @@ class TrainingData:
       here = list(range(len(here)))
     # A function that skips examples of its own accord may not know of which shard.
     skips = "skip" in takes and shard.count == 1
-    if "skip" in takes:
-      kwargs["skip"] = seen_steps * batch if skips else 0
-    dataset = input_shards.read_shard(shard, lambda: dataset_fn(**kwargs))
-    if seen_steps and not skips:
-      dataset = dataset.skip(seen_steps * read)
+    if "one_epoch" in takes:
+      kwargs["one_epoch"] = True
+
+    def make(batches: int) -> tf.data.Dataset:
+      if "skip" in takes:
+        kwargs["skip"] = batches * batch
+      return input_shards.read_shard(shard, lambda: dataset_fn(**kwargs))
+
+    self._epochs = Epochs(
+      make, read, seen_steps, steps.mesh_impl.variable_store.seed,
+      skips=skips, whole_batches=makes_rows,
+    )  # fmt: skip
+    if examples_in_epoch and self._epochs.size is None and shard.count == 1:
+      self._epochs.size = examples_in_epoch * read // batch
+    self._seen = seen_steps
+    self._say = say
+    self._examples = batch
+    dataset = self._epochs
     self.names = names = model_features(dataset)
     steps.check_features(names)
     check_lengths(dataset, names, steps)
     parts = [steps.local_part(n) for n in names]
-    dataset = dataset.map(
-      lambda ex: tuple(
-        tf.cast(ex[n][begins[-1] : begins[-1] + sizes[-1]], tf.int32)
-        for n, (begins, sizes) in zip(names, parts)
-      )
-    )
-    dataset = dataset.batch(read, drop_remainder=True)
     own = tf.identity if len(here) == read else lambda x: tf.gather(x, here)
-    self._dataset = dataset.map(
-      lambda *xs: tuple(tf.reshape(own(x), sizes) for x, (_, sizes) in zip(xs, parts))
-    )
+
+    def batches(rows: tf.data.Dataset) -> tf.data.Dataset:
+      rows = rows.map(
+        lambda number, ex: (
+          *(
+            tf.cast(ex[n][begins[-1] : begins[-1] + sizes[-1]], tf.int32)
+            for n, (begins, sizes) in zip(names, parts)
+          ),
+          number,
+        )
+      )
+      return rows.batch(read, drop_remainder=True).map(
+        lambda *xs: (*(tf.reshape(own(x), sizes) for x, (_, sizes) in zip(xs, parts)), xs[-1])
+      )
+
+    self._batches = batches
     self._name = _PIPELINE
     self._agree = shard.count > 1
     if shard.count > 1 or len(here) < batch:
@@ -172,14 +207,37 @@ class TrainingData:
       per_call: steps in a call, at most; where a call has fewer, the next ends where it would have.
       most: returns how many steps the next call may have, the same in all workers.
     """
-    calls = self._dataset.take(count).batch(per_call).prefetch(tf.data.AUTOTUNE)
+    stream = self._stream(lambda rows: self._batches(rows).batch(per_call).prefetch(_AUTOTUNE))
+    calls = _behind(self._seen, stream, lambda: stream.calls(count, lambda _: per_call))
     if self._agree:
       calls = input_shards.agreed(calls, count, lambda: per_call)
     return calls if most is None else several_steps.in_parts(calls, most)
 
   def saved_with_checkpoints(self) -> SavedPipeline:
-    """The same batches, by an iterator whose position can be saved."""
-    return SavedPipeline(self._dataset.prefetch(tf.data.AUTOTUNE), self._name, self._agree)
+    """The same batches, by an iterator whose position can be saved.
+
+    Data that ends is repeated in whole batches: what is left at the end of an epoch is left out.
+    """
+    self._epochs.one_by_one()
+    stream = self._stream(lambda rows: self._batches(rows).prefetch(_AUTOTUNE).batch(1))
+    return SavedPipeline(stream, self._name, self._agree, seen=self._seen)
+
+  @property
+  def examples_in_epoch(self) -> int | None:
+    """How many examples of the training data are gone through before it begins anew, if known."""
+    size = self._epochs.size
+    return size * self._examples // self._epochs.rows if size and not self._agree else None
+
+  def _stream(self, batches: Callable[[tf.data.Dataset], tf.data.Dataset]) -> BatchStream:
+    return BatchStream(self._epochs, batches, self._examples, self._say)
+
+
+def _behind(
+  seen: int, stream: BatchStream, calls: Callable[[], Iterable[Any]]
+) -> Iterator[tuple[tf.Tensor, ...]]:
+  """Leaves out what was seen when the first call is asked for, not before."""
+  stream.skip(seen)
+  yield from calls()
 
 
 def _rows(steps: ModelSteps) -> np.ndarray:
@@ -194,50 +252,48 @@ class SavedPipeline:
   """Batches from an iterator whose position, shuffle buffers included, is a part of checkpoints.
 
   Args:
-    dataset: batches, as tuples.
+    stream: the batches, one at a time.
     name: what its part of a checkpoint is called.
     agree: whether other workers may have fewer batches.
+    seen: number of batches that were seen before; none if a position is restored.
   """
 
-  def __init__(self, dataset: tf.data.Dataset, name: str, agree: bool = False):
-    self._iterator = iter(dataset)
+  def __init__(self, stream: BatchStream, name: str, agree: bool = False, *, seen: int = 0):
+    self._stream = stream
     self._agree = agree
-    self._checkpoint = tf.train.Checkpoint(iterator=self._iterator)
     self._name = name
+    self._seen: int | None = seen
 
   def calls(
     self, count: int, per_call: int, most: Callable[[], int] | None = None
   ) -> Iterator[tuple[tf.Tensor, ...]]:
     """As `TrainingData.calls`; nothing is read ahead of what a call takes."""
     asked = [per_call]
-    calls = self._calls(count, per_call, most or (lambda: per_call), asked)
+
+    def wanted(done: int) -> int:
+      asked[0] = min(count - done, per_call - done % per_call, most() if most else per_call)
+      return asked[0]
+
+    calls = self._calls(count, wanted)
     return input_shards.agreed(calls, count, lambda: asked[0]) if self._agree else calls
 
-  def _calls(
-    self, count: int, per_call: int, most: Callable[[], int], asked: list[int]
-  ) -> Iterator[tuple[tf.Tensor, ...]]:
-    done = 0
-    while count > 0:
-      asked[0] = min(count, per_call - done % per_call, most())
-      taken = []
-      for _ in range(asked[0]):
-        batch = next(self._iterator, None)
-        if batch is None:
-          break
-        taken.append(batch)
-      if not taken:
-        return
-      count -= len(taken)
-      done += len(taken)
-      yield tuple(tf.stack(xs) for xs in zip(*taken))
+  def _calls(self, count: int, wanted: Callable[[int], int]) -> Iterator[tuple[tf.Tensor, ...]]:
+    self._begin()
+    yield from self._stream.calls(count, wanted)
+
+  def _begin(self) -> None:
+    seen, self._seen = self._seen, None
+    if seen is not None:
+      self._stream.skip(seen)
 
   def attachments(self) -> dict[str, Callable[[str], None]]:
     """What writes the position, for `Checkpointer.save`."""
     return {self._name: self._write}
 
   def _write(self, path: str) -> None:
+    self._begin()
     try:
-      self._checkpoint.write(path)
+      self._checkpoint().write(path)
     except _NOT_SAVED as e:
       raise DataError(
         f"checkpoint_input_pipeline: the position in the training data cannot be saved: {e}; use "
@@ -250,13 +306,24 @@ class SavedPipeline:
     Raises:
       DataError: there is no such position.
     """
+    position = checkpoint_lib.attachment(path, self._name)
     try:
-      self._checkpoint.read(checkpoint_lib.attachment(path, self._name)).assert_consumed()
+      place = tf.train.load_checkpoint(position).get_tensor(_PLACE)
+      *place, last_row = place.tolist()
+      self._stream.begin(Place(*place), last_row)
+      self._checkpoint().read(position).assert_consumed()
+      self._seen = None
     except (tf.errors.OpError, ValueError, AssertionError) as e:
       raise DataError(
         f"checkpoint_input_pipeline: the position in the training data at {path} cannot be read "
         f"({e}); leave run.checkpoint_input_pipeline out to skip the examples seen before"
       ) from e
+
+  def _checkpoint(self) -> tf.train.Checkpoint:
+    place = (*dataclasses.astuple(self._stream.place), self._stream.last_row)
+    return tf.train.Checkpoint(
+      iterator=self._stream.iterator, place=tf.Variable(place, trainable=False, dtype=tf.int64)
+    )
 
   def is_in(self, path: str | None) -> bool:
     """Whether a checkpoint has the position."""

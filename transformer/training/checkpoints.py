@@ -9,13 +9,16 @@ import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import workers
+from mesh_tensorflow.checkpoint.files import MANIFEST
 from mesh_tensorflow.checkpoint.restoring import EXTRA
 from mesh_tensorflow.errors import NonFiniteError
+from mesh_tensorflow.lowering import RUN_COUNTER
 from mesh_tensorflow.store import StoredVariable, VariableStore
 from mesh_tensorflow.transformer.gin_config.model_config import ATTACHMENT, ModelConfig
-from mesh_tensorflow.transformer.programs.training_data import SavedPipeline
+from mesh_tensorflow.transformer.programs.training_data import SavedPipeline, TrainingData
 
 _BEGAN = "began_at_step"
+_EPOCH = "examples_in_epoch"
 
 
 class TrainingCheckpoints:
@@ -31,6 +34,9 @@ class TrainingCheckpoints:
     saved_step: the step of the last checkpoint; 0 if there is none.
     began: the step at which training in this folder began, if it did not begin with initial values;
       it is a part of the checkpoints.
+    is_foreign: whether `newest` was written by another program: then training began there.
+    examples_in_epoch: how many examples the training data had when `newest` was written, if known.
+    data: the training data.
     pipeline: the iterator of the data, if its position is a part of checkpoints.
     config: what decides the model, in the worker that writes it; a part of checkpoints, too.
   """
@@ -44,6 +50,9 @@ class TrainingCheckpoints:
     self.newest: str | None = None
     self.saved_step = 0
     self.began: int | None = None
+    self.is_foreign = False
+    self.examples_in_epoch: int | None = None
+    self.data: TrainingData | None = None
     self.pipeline: SavedPipeline | None = None
     self.config: ModelConfig | None = None
 
@@ -56,11 +65,19 @@ class TrainingCheckpoints:
     """Looks for the newest good checkpoint, to go on from."""
     self.newest = self._checkpointer.latest() if self._checkpointer is not None else None
     self.saved_step = checkpoint_lib.get_step_from_path(self.newest) if self.newest else 0
-    self.began = None
+    self.began = self.examples_in_epoch = None
+    self.is_foreign = False
     if self.newest:
       reader = tf.train.load_checkpoint(self.newest)
+      if reader.has_tensor(EXTRA + _EPOCH):
+        self.examples_in_epoch = int(reader.get_tensor(EXTRA + _EPOCH))
       if reader.has_tensor(EXTRA + _BEGAN):
         self.began = int(reader.get_tensor(EXTRA + _BEGAN))
+      elif not tf.io.gfile.exists(self.newest + MANIFEST):
+        # Its data was other data, or in another order.
+        own = (EXTRA, RUN_COUNTER)
+        self.is_foreign = not any(n.startswith(own) for n in reader.get_variable_to_shape_map())
+        self.began = self.saved_step if self.is_foreign else None
 
   def is_due(self, before: int, step: int, last: int) -> bool:
     """Whether to save now.
@@ -94,7 +111,8 @@ class TrainingCheckpoints:
     attachments = self.pipeline.attachments() if self.pipeline is not None else {}
     if self.config is not None:
       attachments[ATTACHMENT] = self.config.write
-    extra = None if self.began is None else {_BEGAN: self.began}
+    known = {_BEGAN: self.began, _EPOCH: self.data and self.data.examples_in_epoch}
+    extra = {name: value for name, value in known.items() if value is not None}
     self._checkpointer.save(step, extra, asynchronous=asynchronous, attachments=attachments)
     self.saved_step = step
 

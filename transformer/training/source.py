@@ -22,19 +22,34 @@ class TrainingSource:
     vocabulary: a vocabulary, or an (inputs, targets) tuple.
     split: name of the split.
     first: the step whose batch is the first of the data set.
+    examples_in_epoch: how many it had when they were counted last, if they were.
   """
 
   dataset_fn: Callable[..., tf.data.Dataset]
   vocabulary: Any
   split: str
   first: int
+  examples_in_epoch: int | None = None
 
-  def batches_from(self, steps: ModelSteps, start: int) -> TrainingData:
-    """The batches of the step `start` and of those after it; `steps` says what is in a batch."""
-    # Data sets that shuffle without a seed of their own have the same order in all workers, and
-    # whenever training goes on.
-    tf.random.set_seed(steps.mesh_impl.variable_store.seed)
-    return TrainingData(steps, self.dataset_fn, self.vocabulary, self.split, start - self.first)
+  def batches_from(
+    self, steps: ModelSteps, start: int, say: Callable[[str], None] | None = None
+  ) -> TrainingData:
+    """The batches of the step `start` and of those after it.
+
+    Args:
+      steps: the programs of the model, which say what is in a batch.
+      start: the step.
+      say: gets lines about the data.
+    """
+    return TrainingData(
+      steps,
+      self.dataset_fn,
+      self.vocabulary,
+      self.split,
+      start - self.first,
+      say=say,
+      examples_in_epoch=self.examples_in_epoch,
+    )
 
   def saved_batches_from(
     self, steps: ModelSteps, start: int, checkpoint: str | None, say: Callable[[str], None]
@@ -50,12 +65,10 @@ class TrainingSource:
     Returns:
       The data, and the iterator.
     """
-    data = self.batches_from(steps, self.first)
+    data = self.batches_from(steps, start, say)
     pipeline = data.saved_with_checkpoints()
     if not workers.any_worker(not pipeline.is_in(checkpoint)):
       pipeline.restore(checkpoint)
     elif start > self.first:
       say(f"the position in the data was not saved at step {start}: examples are skipped")
-      data = self.batches_from(steps, start)
-      pipeline = data.saved_with_checkpoints()
     return data, pipeline

@@ -1,0 +1,182 @@
+"""Training data that ends is repeated, and what was seen is left out by arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mesh_tensorflow import errors
+from mesh_tensorflow.transformer.files.input_shards import BatchRows
+from mesh_tensorflow.transformer.programs import epochs, training_data
+from mesh_tensorflow.transformer.programs.training_data import TrainingData
+from tests.transformer import training_program as program
+
+BATCH = program.BATCH
+ROWS = 20
+OF_AN_ERA = ROWS * epochs.EPOCHS_OF_AN_ERA // BATCH
+
+
+@pytest.fixture(scope="module")
+def steps(cpu_devices):
+  return program.make_trainer().steps
+
+
+def row(n):
+  return {"targets": tf.fill([program.LENGTH], n + 1)}
+
+
+def shuffled(sequence_length, vocabulary, dataset_split):
+  """Shuffled twice, also by files; its size is known."""
+  files = tf.data.Dataset.range(4).shuffle(4, seed=2)
+  rows = files.interleave(lambda f: tf.data.Dataset.range(f * 5, f * 5 + 5), cycle_length=2)
+  return rows.shuffle(7).apply(tf.data.experimental.assert_cardinality(ROWS)).map(row)
+
+
+def uncounted(sequence_length, vocabulary, dataset_split):
+  """Of a size that TensorFlow does not know; 20 rows of 25."""
+  return tf.data.Dataset.range(25).shuffle(9).filter(lambda n: n % 5 > 0).map(row)
+
+
+def numbered(sequence_length, vocabulary, dataset_split, skip=0):
+  return tf.data.Dataset.range(skip, ROWS).map(row)
+
+
+def numbered_uncounted(sequence_length, vocabulary, dataset_split, skip=0):
+  return tf.data.Dataset.range(skip, ROWS).filter(lambda n: True).map(row)
+
+
+def of_rows(sequence_length, vocabulary, dataset_split, batch_rows=None):
+  assert batch_rows is None or isinstance(batch_rows, BatchRows)
+  return tf.data.Dataset.range(ROWS).shuffle(9).map(row)
+
+
+def endless(sequence_length, vocabulary, dataset_split):
+  return tf.data.Dataset.range(ROWS).shuffle(9).repeat().map(row)
+
+
+def batches(data, count, per_call=7):
+  """The numbers of the rows, [steps, batch]."""
+  calls = [call[0].numpy() for call in data.calls(count, per_call)]
+  assert all(len(x) == per_call for x in calls[:-1])
+  return np.concatenate(calls).reshape(-1, BATCH, program.LENGTH)[..., 0] - 1
+
+
+FUNCTIONS = [shuffled, uncounted, numbered, numbered_uncounted, of_rows, endless]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_batch_n_is_the_same_wherever_training_goes_on(function, steps):
+  whole = batches(TrainingData(steps, function, None, "train"), OF_AN_ERA + 20)
+  assert whole.shape == (OF_AN_ERA + 20, BATCH)
+  for seen in (1, 2, 133, OF_AN_ERA - 1, OF_AN_ERA, OF_AN_ERA + 9):
+    rest = batches(TrainingData(steps, function, None, "train", seen), 11)
+    np.testing.assert_array_equal(rest, whole[seen : seen + 11], err_msg=f"{seen}")
+
+
+def test_the_order_is_that_of_the_data_set_repeated(steps):
+  whole = batches(TrainingData(steps, shuffled, None, "train"), OF_AN_ERA)
+  tf.random.set_seed(steps.mesh_impl.variable_store.seed)
+  plain = shuffled({}, None, "train").repeat().batch(BATCH).take(OF_AN_ERA)
+  expected = np.stack([x["targets"][:, 0] - 1 for x in plain])
+  np.testing.assert_array_equal(whole, expected)
+  by_epoch = whole.reshape(-1, ROWS)
+  assert (np.sort(by_epoch, 1) == np.arange(ROWS)).all()
+  assert len({tuple(order) for order in by_epoch.tolist()}) > 90
+  more = batches(TrainingData(steps, shuffled, None, "train", OF_AN_ERA), OF_AN_ERA)
+  assert (more != whole).any()  # Another era has another order.
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_saved_positions_go_on_over_epochs(function, steps, tmp_path):
+  def make(seen):
+    return TrainingData(steps, function, None, "train", seen).saved_with_checkpoints()
+
+  whole = batches(make(0), 40)
+  pipeline = make(0)
+  found = []
+  for i, n in enumerate((1, 2, 3, 5, 2, 7, 20)):
+    found.append(batches(pipeline, n))
+    (write,) = pipeline.attachments().values()
+    write(training_data.checkpoint_lib.attachment(f"{tmp_path}/model.ckpt-{i}", "input_pipeline"))
+    pipeline = make(1000)
+    pipeline.restore(f"{tmp_path}/model.ckpt-{i}")
+  np.testing.assert_array_equal(np.concatenate(found), whole)
+  np.testing.assert_array_equal(batches(make(9), 11), whole[9:20])  # Without a position.
+
+
+def test_it_is_said_once_how_many_examples_an_epoch_has(steps):
+  said = []
+  data = TrainingData(steps, uncounted, None, "train", say=said.append)
+  assert data.examples_in_epoch is None
+  batches(data, 40)
+  assert data.examples_in_epoch == ROWS
+  assert len(said) == 1 and "epoch of 20 examples begins anew" in said[0]
+
+
+def test_seen_examples_are_not_read_one_by_one(steps, tmp_path):
+  """A million steps of ten files: an epoch is read to count it, and never again."""
+  for i in range(10):
+    lines = (f"{i * 370 + j}\n" for j in range(370 + i))
+    (tmp_path / f"{i}.tsv").write_text("".join(lines))
+  rows = sum(370 + i for i in range(10))
+  read = []
+
+  def count(line):
+    read.append(line)
+    return line
+
+  def files(sequence_length, vocabulary, dataset_split):
+    lines = tf.data.TextLineDataset([str(tmp_path / f"{i}.tsv") for i in range(10)])
+    lines = lines.map(lambda x: tf.ensure_shape(tf.numpy_function(count, [x], tf.string), []))
+    return lines.map(lambda x: row(tf.strings.to_number(x, tf.int32)))
+
+  # An era of 100 epochs has whole batches only.
+  first = 1_000_000 % (rows * epochs.EPOCHS_OF_AN_ERA // BATCH) * BATCH
+  values = np.array([i * 370 + j for i in range(10) for j in range(370 + i)])
+  values = values[[j % rows for j in range(first, first + 3 * BATCH)]]
+  ahead = 100 * BATCH  # A call, and what is prefetched.
+  said = []
+  data = TrainingData(steps, files, None, "train", 1_000_000, say=said.append)
+  np.testing.assert_array_equal(batches(data, 3, 3).reshape(-1), values)
+  assert len(read) <= 2 * rows + ahead
+  assert "examples seen before" in said[0]
+  assert data.examples_in_epoch == rows
+  # Counted before, as a checkpoint tells; and also where that is not right any more.
+  for told, most in ((rows, rows), (rows - 7, rows), (3 * rows, 2 * rows), (10**9, 2 * rows)):
+    read.clear()
+    data = TrainingData(steps, files, None, "train", 1_000_000, examples_in_epoch=told)
+    assert batches(data, 3, 3).shape == (3, BATCH)
+    assert len(read) <= most + ahead, told
+
+
+@pytest.mark.parametrize("count", [0, 1, BATCH - 1])
+@pytest.mark.parametrize("seen", [0, 5])
+def test_data_without_a_whole_batch_ends_at_once(count, seen, steps):
+  def known(sequence_length, vocabulary, dataset_split):
+    return tf.data.Dataset.range(count).map(row)
+
+  def unknown(sequence_length, vocabulary, dataset_split):
+    return tf.data.Dataset.range(count).filter(lambda n: True).map(row)
+
+  def skipping(sequence_length, vocabulary, dataset_split, skip):
+    return tf.data.Dataset.range(min(skip, count), count).map(row)
+
+  def by_rows(sequence_length, vocabulary, dataset_split, batch_rows):
+    return tf.data.Dataset.range(count).map(row)
+
+  for function in (known, unknown, skipping, by_rows):
+    assert not list(TrainingData(steps, function, None, "train", seen).calls(5, 2))
+    with pytest.raises(errors.DataError, match="no complete batch of 8 sequences"):
+      program.make_trainer().train(function, 3)
+
+
+def test_data_that_can_be_read_once_only(steps):
+  once = iter(range(ROWS))
+
+  def function(sequence_length, vocabulary, dataset_split):
+    numbers = tf.data.Dataset.from_generator(lambda: once, output_types=tf.int32, output_shapes=[])
+    return numbers.map(row)
+
+  with pytest.raises(errors.DataError, match="ended after 2 of 10 steps.*read several times"):
+    program.make_trainer().train(function, 10)

@@ -1,0 +1,177 @@
+"""The batches of a training by number: what was seen is left out, epochs follow each other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import tensorflow as tf
+import tqdm
+
+from mesh_tensorflow.transformer.programs.epochs import Epochs, Place
+
+# How often what an epoch has may turn out to be something else, while seen batches are left out.
+_TRIES = 3
+
+
+class BatchStream:
+  """Reads batches, over the ends of epochs.
+
+  Args:
+    epochs: where the rows come from.
+    batches: makes of the data set of pairs (number of a row, row) one of some batches at a time:
+      tuples of tensors [batches, ...], the last of which are the numbers, int64 [batches, rows].
+    examples: how many examples of the training data are in a batch.
+    say: gets lines about the data; None: nothing is said.
+
+  Attributes:
+    place: where the iterator began.
+    iterator: of what `batches` returned.
+    last_row: number of the last row that it returned; -1: none.
+  """
+
+  def __init__(
+    self,
+    epochs: Epochs,
+    batches: Callable[[tf.data.Dataset], tf.data.Dataset],
+    examples: int,
+    say: Callable[[str], None] | None = None,
+  ):
+    self._epochs = epochs
+    self._batches = batches
+    self._examples = examples
+    self._say = say
+    self._told = False
+    self.place = Place()
+    self.iterator: Iterator[tuple[tf.Tensor, ...]] | None = None
+    self._held: tuple[tf.Tensor, ...] | None = None
+    self.last_row = -1
+
+  def begin(self, place: Place, last_row: int = -1) -> None:
+    """Goes to a place.
+
+    Args:
+      place: the place.
+      last_row: number of the last row of an iterator from there whose position is restored next.
+    """
+    self.place = place
+    # Kept: with a data set goes the order of its shuffles, also for an iterator that is restored.
+    self._dataset = self._epochs.rows_from(place)
+    self.iterator = iter(self._batches(self._dataset))
+    self._held = None
+    self.last_row = last_row
+
+  def skip(self, seen: int) -> None:
+    """Goes to a batch: by arithmetic if the size of an epoch is known, else by reading one.
+
+    Args:
+      seen: how many batches there are before it.
+    """
+    for _ in range(_TRIES):
+      size = self._epochs.size
+      place, left = self._epochs.place_of(seen)
+      self.begin(place)
+      if self._epochs.skips and place.skip:
+        self._held = self._part(sys.maxsize)
+        if self._held is None:  # It is behind the end of the epoch, and where is that?
+          self._epochs.size = size = None
+          self.begin(Place())
+          left = seen
+      if not left or self._pass_over(left, size):
+        return
+
+  def _pass_over(self, left: int, size: int | None) -> bool:
+    """Reads batches that were seen; False if the size of an epoch is found to be another one."""
+    examples = left * self._examples
+    if self._say is not None:
+      self._say(f"the training data goes on behind examples seen before: {examples:,} are read")
+    shows = self._say is not None and sys.stderr.isatty()
+    with tqdm.tqdm(
+      total=examples, unit="example", desc="seen before", dynamic_ncols=True, disable=not shows
+    ) as bar:
+      while left:
+        # Python is back after each call, and hears signals.
+        part = self._part(left)
+        if part is None or self._epochs.size != size:
+          return self._epochs.size == size
+        count = int(part[0].shape[0])
+        left -= count
+        bar.update(count * self._examples)
+    return True
+
+  def calls(self, count: int, wanted: Callable[[int], int]) -> Iterator[tuple[tf.Tensor, ...]]:
+    """Batches stacked for one call each; fewer where the data ends.
+
+    Args:
+      count: batches in all.
+      wanted: called with the number of batches that were returned, returns how many are wanted
+        next; nothing is read ahead of that but by the data set.
+    """
+    done = 0
+    while done < count:
+      missing = n = min(wanted(done), count - done)
+      parts = []
+      while missing:
+        part = self._part(missing)
+        if part is None:
+          break
+        parts.append(part)
+        missing -= int(part[0].shape[0])
+      if parts:
+        yield parts[0] if len(parts) == 1 else tuple(tf.concat(xs, 0) for xs in zip(*parts))
+      if missing:
+        return
+      done += n
+
+  def _part(self, most: int) -> tuple[tf.Tensor, ...] | None:
+    """The next batches, up to `most` of them; None at the end of data that cannot be repeated."""
+    part, self._held = self._held, None
+    while part is None:
+      part = next(self.iterator, None)
+      if part is not None:
+        part = self._without_numbers(part)
+        if part is None:
+          return None
+      elif not self._next_era():
+        return None
+    count = int(part[0].shape[0])
+    if count > most:
+      self._held = tuple(x[most:] for x in part)
+      part = tuple(x[:most] for x in part)
+    return part
+
+  def _next_era(self) -> bool:
+    """Begins it, if there is one: False if the data is at an end for good."""
+    if self.last_row < 0:
+      return False  # The era had no batch.
+    if self._epochs.ends_with_epoch(self.place):
+      self._ends_at(self.last_row)
+    self.begin(Place(self.place.era + 1))
+    return True
+
+  def _without_numbers(self, part: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...] | None:
+    """Looks at the numbers for the end of an epoch; None if an epoch has no whole batch."""
+    *features, numbers = part
+    if not self._told or self._epochs.size is None:
+      rows = numbers.numpy().reshape(-1)
+      before = np.concatenate([[self.last_row], rows[:-1]])
+      for last in before[(rows == 0) & (before >= 0)][:1].tolist():
+        self._ends_at(last)
+        if last + 1 < self._epochs.rows:
+          return None
+    self.last_row = int(numbers[-1, -1])
+    return tuple(features)
+
+  def _ends_at(self, row: int) -> None:
+    """An epoch ended with this row."""
+    self._epochs.size = size = row + 1
+    if self._told or size < self._epochs.rows:
+      return
+    self._told = True
+    if self._say is not None:
+      examples = size * self._examples // self._epochs.rows
+      self._say(
+        f"the training data has ended: an epoch of {examples:,} examples begins anew (the next "
+        "ones do without a word)"
+      )
