@@ -16,6 +16,7 @@ import tensorflow as tf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import subword_vocabulary as sv
 from mesh_tensorflow.transformer import t2t_vocabulary
+from mesh_tensorflow.transformer.data import parallel_text, text_lm
 
 TEXT = [
   "the quick brown fox jumps over the lazy dog",
@@ -37,6 +38,24 @@ def test_conventions(pieces):
   assert pieces.encode("中") != [] and 2 in pieces.encode("中")
   assert pieces.decode([*ids, 1, 0, 0, 77]) == "the lazy dog"
   assert pieces.encode("") == []
+
+
+def test_unknown_parts_of_texts_are_told_and_texts_of_them_refused(pieces, tmp_path, caplog):
+  vocabulary = sv.SentencePieceVocabulary(pieces.content().partition(b"\n")[2])
+  for _ in range(2):
+    vocabulary.encode("the 中 dog")
+  assert caplog.text.count("become the unknown id 2: '中' in 'the 中 dog'") == 1
+  for i in range(0x4E00, 0x4E00 + 50):
+    vocabulary.encode(chr(i))
+  assert len(caplog.records) == 20 and "no more of them are told" in caplog.text
+  (tmp_path / "text").write_text("中 文\n" * 1000)
+  settings = dict(train_files=str(tmp_path / "text"), document_unit="line")
+  for mode in ("documents", "stream"):
+    with pytest.raises(errors.DataError, match="% of .* tokens are unknown to the vocabulary"):
+      text_lm.text_lm_dataset(8, vocabulary, mode=mode, **settings)
+  (tmp_path / "pairs").write_text("the dog\t中 文\n" * 1000)
+  with pytest.raises(errors.DataError, match="train split, targets: .*unknown to the vocabulary"):
+    parallel_text.parallel_text_dataset(8, vocabulary, files={"train": str(tmp_path / "pairs")})
 
 
 def test_round_trip_in_python_and_tensorflow(pieces):

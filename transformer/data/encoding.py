@@ -5,12 +5,41 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data import packing
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
 _LOG = logging.getLogger("mesh_tensorflow")
+
+
+# A text of at least so many ids of which a larger part is unknown is refused. (Where no letter is
+# known, the blanks are: half of the ids.)
+_LONG, _MOST_UNKNOWN = 1000, 0.3
+
+
+def check_known(ids: np.ndarray, vocabulary: Any, what: str) -> None:
+  """Refuses a text of which the vocabulary knows next to nothing: about blanks only.
+
+  Args:
+    ids: of the text.
+    vocabulary: its vocabulary; if it has an unknown id, that is its `unk_id`.
+    what: the text, for the error.
+
+  Raises:
+    DataError: the words of a long text are unknown, mostly.
+  """
+  unknown = getattr(vocabulary, "unk_id", None)
+  if unknown is None or ids.size < _LONG:
+    return
+  share = np.count_nonzero(ids == unknown) / ids.size
+  if share > _MOST_UNKNOWN:
+    raise DataError(
+      f"{what}: {share:.0%} of {ids.size:,} tokens are unknown to the vocabulary: is it that of "
+      "another language? A model keeps the vocabulary that it was trained with"
+    )
 
 
 def encode_dataset(dataset: tf.data.Dataset, vocabulary: Any) -> tf.data.Dataset:

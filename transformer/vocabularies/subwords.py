@@ -36,6 +36,7 @@ _LOG = logging.getLogger("mesh_tensorflow")
 
 UNK_ID = 2
 _FIRST_ID = 2  # The first id that stands for text, if only for an unknown character.
+_TOLD = 20  # Warnings name so many unknown parts of texts.
 _LONGEST_SENTENCE = 1 << 16  # Bytes; SentencePiece leaves longer ones out when it trains.
 
 
@@ -71,6 +72,7 @@ class SentencePieceVocabulary(Vocabulary):
     self._model = bytes(model)
     self._extra_ids = int(extra_ids)
     self._pieces = self._processor.get_piece_size()
+    self._told: set[str] = set()
 
   @classmethod
   def load(cls, filename: str, extra_ids: int = 0) -> SentencePieceVocabulary:
@@ -114,8 +116,31 @@ class SentencePieceVocabulary(Vocabulary):
   def vocab_size(self) -> int:
     return self._pieces + self._extra_ids
 
+  @property
+  def unk_id(self) -> int:
+    """The id of what has no piece."""
+    return UNK_ID
+
   def encode(self, s: str | bytes) -> list[int]:
-    return self._processor.encode(s if isinstance(s, str) else s.decode("utf-8", "replace"))
+    text = s if isinstance(s, str) else s.decode("utf-8", "replace")
+    ids = self._processor.encode(text)
+    if UNK_ID in ids and len(self._told) < _TOLD:
+      self._tell_of_unknown(text, ids)
+    return ids
+
+  def _tell_of_unknown(self, text: str, ids: Sequence[int]) -> None:
+    """Warns of the parts of a text that have no piece, of each once."""
+    pieces = self._processor.encode(text, out_type=str)
+    new = {p for p, i in zip(pieces, ids) if i == UNK_ID} - self._told
+    if not new:
+      return
+    self._told |= new
+    more = "; no more of them are told" if len(self._told) >= _TOLD else ""
+    _LOG.warning(
+      "%d part(s) of the text are not in the subword vocabulary, and become the unknown id %d: "
+      "%r in %r%s",
+      *(len(new), UNK_ID, " ".join(sorted(new))[:60], text[:60], more),
+    )
 
   def encode_array(self, s: str | bytes) -> np.ndarray:
     """As `encode`, but int32 [length]."""
