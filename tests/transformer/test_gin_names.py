@@ -175,3 +175,38 @@ def test_suggestions_need_no_private_list():
 def _whole(name: str) -> str:
   reference = gin_names.Reference(name, False)
   return gin_names.resolve_reference(reference, gin_names.Place("")).selector
+
+
+@pytest.mark.parametrize(
+  ("binding", "hint"),
+  [
+    ("rnu.train_steps = 1", "did you mean run?"),
+    ("run.trainsteps = 1", "did you mean train_steps"),
+    ("run.lr = 1", "or learning_rate_schedule?"),
+    ("run.optimizer = @Adam", "did you mean AdamWeightDecayOptimizer?"),
+    ("run.optimizer = @optimize.Adam", "optimize.AdamWeightDecayOptimizer"),
+    ("selfattention.num_heads = 4", "did you mean SelfAttention"),
+    ("SELF_ATTENTION.num_heads = 4", "did you mean"),
+    ("SelfAttention.n_heads = 4", "did you mean num_heads"),
+    ("Unitransformer.dmodel = 4", "did you mean d_model?"),
+    (
+      "run.vocabulary = @vocabulary.get_byte_vocab()",
+      "did you mean vocabulary.get_byte_vocabulary",
+    ),
+    ("run.model_type = 'bitransfomer'", "did you mean bitransformer?"),
+    ("run.mode = 'evaluate'", "did you mean eval"),
+    ("run.layout_rules = 'batch:bacth'", "did you mean batch?"),
+  ],
+)
+def test_every_wrong_name_has_a_hint(binding, hint):
+  with pytest.raises(errors.MeshError) as e:
+    gin_config.parse_gin(["problems/stdlib_lm.gin"], ["run.mesh_shape = 'batch:2'", binding])
+    gin_config.check_run()
+  assert hint in str(e.value)
+
+
+def test_a_mesh_dimension_that_no_rule_names_has_a_hint(caplog):
+  bindings = ["run.mesh_shape = 'bacth:2'", "run.layout_rules = 'batch:batch'"]
+  gin_config.parse_gin(["problems/stdlib_lm.gin"], bindings)
+  gin_config.check_run()
+  assert "splits nothing" in caplog.text and "did you mean batch?" in caplog.text

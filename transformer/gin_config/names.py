@@ -115,7 +115,29 @@ def _unresolved(text: str, selector: str, place: Place) -> ConfigError:
 
 def did_you_mean(name: str, legal: Iterable[str], cutoff: float = 0.6) -> str:
   """The end of an error that names what resembles `name`; nothing if nothing does."""
-  return _hint(difflib.get_close_matches(name, sorted(set(legal)), n=3, cutoff=cutoff))
+  return _hint(similar(name, legal, cutoff))
+
+
+def similar(name: str, legal: Iterable[str], cutoff: float = 0.6) -> list[str]:
+  """Up to three names that resemble one: by their letters, or it is a part or initials of them."""
+  names = sorted(set(legal))
+  plain = _plain(name)
+  close = difflib.get_close_matches(name, names, n=3, cutoff=cutoff)
+  # In another case: "self_attention".
+  close = [n for n in names if _plain(n) == plain] + close
+  if not close and len(plain) > 1:
+    # "adam" of AdamWeightDecayOptimizer, and "lr" of learning_rate_schedule.
+    close = [n for n in names if len(plain) > 2 and plain in _plain(n)]
+    close = close or [n for n in names if _initials(n).startswith(plain)]
+  return list(dict.fromkeys(close))[:3]
+
+
+def _plain(name: str) -> str:
+  return name.lower().replace("_", "")
+
+
+def _initials(name: str) -> str:
+  return "".join(part[0] for part in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+", name)).lower()
 
 
 def _hint(close: list[str]) -> str:
@@ -153,8 +175,7 @@ def similar_names(selector: str) -> list[str]:
   """Up to three names of configurables that resemble one which does not exist."""
   *_, last = selector.split(".")
   names = _registered_names()
-  close = difflib.get_close_matches(selector, names, n=3, cutoff=0.6)
-  close += difflib.get_close_matches(last, names, n=3, cutoff=0.6)
+  close = similar(selector, names) + similar(last, names)
   found: list[str] = []
   for name in close:
     for whole in whole_selectors(name):

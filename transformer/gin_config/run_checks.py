@@ -179,8 +179,9 @@ class _Run:
       if dim.size > 1 and dim.name not in [mesh_name for _, mesh_name in rules.pairs]:
         _LOG.warning(
           "gin: mesh dimension %s:%d (%s) splits nothing, as no layout rule names it (%s): the "
-          "processors along it do the same work",
+          "processors along it do the same work%s",
           *(dim.name, dim.size, shape_place, rules_place),
+          did_you_mean(dim.name, [m for _, m in rules.check_mesh(shape)]),
         )
     outer = self._settings.find("", _MODEL_FN, "outer_batch_size")
     size = self._settings.literal(outer.value) if outer else 1
