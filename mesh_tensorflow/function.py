@@ -22,6 +22,7 @@ from mesh_tensorflow.graph import Graph, Mesh, Tensor
 from mesh_tensorflow.lowering import Lowering, is_division_by_zero
 from mesh_tensorflow.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.constants import import_laid_out_tensor, import_tf_tensor
+from mesh_tensorflow.tensorflow_mode import check_tensorflow2
 
 
 class TensorSpec:
@@ -99,6 +100,7 @@ class Function:
       CollectiveError: the processors of the mesh took different paths, or one failed; outside a
         tf.function. (Inside one, its caller gets TensorFlow's error.)
     """
+    check_tensorflow2()
     specs = self._specs(args)
     values = [self._convert(i, a, s) for i, (a, s) in enumerate(zip(args, specs))]
     if seed is not None and not tf.is_tensor(seed):

@@ -23,6 +23,7 @@ from mesh_tensorflow.graph import Graph, Mesh, Operation, Tensor
 from mesh_tensorflow.mesh_impl import MeshImpl
 from mesh_tensorflow.report import log_variable_sizes, pretty_print_counters
 from mesh_tensorflow.store import LaidOutVariable
+from mesh_tensorflow.tensorflow_mode import check_tensorflow2
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -59,6 +60,7 @@ class Lowering:
     *,
     seed: Any = None,
   ):
+    check_tensorflow2()
     self.graph = graph
     self.mesh_to_impl = mesh_to_impl
     self.tensors: dict[Tensor, Any] = {}

@@ -16,6 +16,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import tpu_mesh, workers
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.tensorflow_mode import check_tensorflow2
 from mesh_tensorflow.transformer import learning_rate_schedules
 from mesh_tensorflow.transformer.gin_config import value_checks, write_operative_config
 from mesh_tensorflow.transformer.meshes import mesh_setup
@@ -51,6 +52,7 @@ def _before_arguments(configured: Callable[..., Any]) -> Callable[..., Any]:
 
   @functools.wraps(configured)
   def run(*args, **kwargs):
+    check_tensorflow2()
     given = _as_bound(inspect.signature(configured).bind_partial(*args, **kwargs).arguments)
     if workers.cluster_from_environment().size > 1:
       _join_as_bound(given)

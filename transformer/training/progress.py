@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -150,6 +152,9 @@ class TrainingProgress:
       self._writer = None
 
 
+# Numbers of the event files of this process.
+_FILES = itertools.count()
+
 # SummaryMetadata {plugin_data {plugin_name: "scalars"} data_class: DATA_CLASS_SCALAR}. With it
 # `tf.summary.write` writes what `tf.summary.scalar` does, also where TensorBoard is not installed.
 _SCALAR_METADATA = b"\x0a\x09\x0a\x07scalars\x20\x01"
@@ -160,6 +165,34 @@ def _write(step: int, values: Mapping[str, float]) -> None:
   at = tf.constant(np.array(step, np.int64))
   for name, value in values.items():
     tf.summary.write(name, np.array(value, np.float32), step=at, metadata=_SCALAR_METADATA)
+
+
+def _write_simple_values(folder: str, step: int, values: Mapping[str, float]) -> None:
+  """Writes scalars as the TF1 library did, as `simple_value`.
+
+  TensorBoard reads both kinds; programs of T5 read only this one. `tf.summary` writes tensors.
+  """
+  number = next(_FILES)
+  writer = tf.raw_ops.SummaryWriter(shared_name=f"mtf_scalars_{number}", container="")
+  tf.raw_ops.CreateSummaryFileWriter(
+    writer=writer,
+    logdir=folder,
+    max_queue=10,
+    flush_millis=120_000,
+    # Within a second and a machine, what makes the name of a file one of its own.
+    filename_suffix=f".{os.getpid()}.{number}.scalars",
+  )
+  try:
+    for name, value in values.items():
+      tf.raw_ops.WriteScalarSummary(
+        writer=writer,
+        step=np.array(step, np.int64),
+        tag=np.array(name, object),
+        value=np.array(value, np.float32),
+      )
+    tf.raw_ops.FlushSummaryWriter(writer=writer)
+  finally:
+    tf.raw_ops.CloseSummaryWriter(writer=writer)
 
 
 def write_scalars(
@@ -180,10 +213,7 @@ def write_scalars(
     return
 
   def write(_: str | None) -> None:
-    writer = tf.summary.create_file_writer(folder)
-    with writer.as_default():
-      _write(step, values)
-    writer.close()
+    _write_simple_values(folder, step, values)
 
   if model_dir is None:
     write(None)
