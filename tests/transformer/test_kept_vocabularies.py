@@ -210,6 +210,19 @@ def test_damage_is_told(model_dir, tmp_path, file, text):
       _characters(tmp_path / "text")
 
 
+def test_an_index_that_leads_out_of_the_folder_is_refused(model_dir, tmp_path):
+  vocabulary.CharacterVocabulary("abc").save(str(tmp_path / "v"))
+  with kept.kept_in(str(model_dir)):
+    _characters(tmp_path / "v")
+  index = model_dir / kept.FOLDER / "index.json"
+  index.write_text(index.read_text().replace('"characters",\n  "digest', '"../../v",\n  "digest'))
+  assert "../../v" in index.read_text()
+  vocabulary.CharacterVocabulary("xyz").save(str(tmp_path / "v"))
+  with pytest.raises(errors.DataError, match="index.json.*'../../v' is not the name of a file"):
+    with kept.kept_in(str(model_dir), allow_change=True):
+      _characters(tmp_path / "v")
+
+
 class Foreign:
   """A vocabulary of another library."""
 

@@ -56,6 +56,10 @@ class _Entry:
   file: str
   digest: str
 
+  def __post_init__(self):
+    if os.path.basename(self.file) != self.file or self.file in ("", ".", ".."):
+      raise ValueError(f"{self.file!r} is not the name of a file in this folder")
+
 
 class _Folder:
   """The kept vocabularies of one model_dir.
@@ -172,7 +176,6 @@ class _Folder:
     model_dir = os.path.dirname(self.path)
     with model_files.errors_of_writing(model_dir, FOLDER):
       folder.make(model_dir, self.path)  # A link that leads out of it is refused.
-    self._entries = [e for e in self._entries if e is not before]
     base = re.sub(r"[^\w.-]", "-", f"{scope}-{kind}".strip("-"))
     names = {e.file for e in self._entries}
     file = next(n for i in range(len(names) + 1) if (n := f"{base}{i or ''}") not in names)
@@ -180,9 +183,12 @@ class _Folder:
     save(vocabulary, path)
     with tf.io.gfile.GFile(path, "rb") as f:
       digest = hashlib.sha256(f.read()).hexdigest()
+    self._entries = [e for e in self._entries if e is not before]
     self._entries.append(_Entry(kind, scope, arguments, file, digest))
     content = json.dumps([dataclasses.asdict(e) for e in self._entries], indent=1)
     write_whole_file(os.path.join(self.path, _INDEX), content.encode())
+    if before is not None:
+      tf.io.gfile.remove(os.path.join(self.path, before.file))
 
 
 _CURRENT: list[_Folder] = []
