@@ -291,6 +291,37 @@ def test_a_folder_of_tensorflows_manager(tmp_path, cpu_devices):
   assert not os.path.exists(theirs[1] + ".index")
 
 
+def test_names_of_any_length_and_a_state_that_is_no_file(saved, tmp_path, caplog):
+  original, store, _ = saved
+  run = tmp_path / "run"
+  shutil.copytree(original, run)
+  c = checkpoint.Checkpointer(str(run), store, asynchronous=False)
+  write_state(run, ["../" * 3000 + "x", "x" * 5000])
+  assert c.latest() == str(run / "model.ckpt-2")
+  assert len(caplog.records) == 2 and all(len(r.getMessage()) < 1500 for r in caplog.records)
+  caplog.clear()
+  (run / "checkpoint").unlink()
+  (run / "checkpoint").mkdir()
+  assert c.latest() == str(run / "model.ckpt-2")
+  assert "checkpoint cannot be read" in caplog.text and "Is a directory" in caplog.text
+
+
+def test_an_old_one_that_cannot_be_deleted(saved, tmp_path, monkeypatch, caplog):
+  """The new one is written all the same."""
+  original, store, _ = saved
+  run = tmp_path / "run"
+  shutil.copytree(original, run)
+
+  def denied(path):
+    raise tf.errors.PermissionDeniedError(None, None, "Operation not permitted")
+
+  c = checkpoint.Checkpointer(str(run), store, max_to_keep=2, asynchronous=False)
+  monkeypatch.setattr(tf.io.gfile, "remove", denied)
+  c.save(3)
+  assert "the old checkpoint" in caplog.text and "not permitted" in caplog.text
+  assert c.restore().step == 3
+
+
 def test_one_checkpoint_under_several_names(saved, tmp_path):
   """An alias of the newest is not an older one that goes."""
   original, store, _ = saved

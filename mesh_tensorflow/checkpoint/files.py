@@ -34,7 +34,7 @@ _DATA = re.compile(r"(.*)\.data-([0-9]{5})-of-([0-9]{5})")
 _CHECKSUM = re.compile(rb"# crc32 ([0-9a-f]{8})\n")
 # A text in a state file, as protocol buffers are written as text.
 _QUOTED = re.compile(rb'"(?:[^"\\\n]|\\.)*"')
-_SHOWN = 3  # Of a list of names in a message.
+_SHOWN, _CHARACTERS_SHOWN = 3, 400  # Of a list of names in a message, and of each.
 
 # What was refused already, so that it is said once: (state file, its entries).
 _refused: set[tuple[str, ...]] = set()
@@ -83,8 +83,8 @@ def candidates(directory: str) -> list[str]:
     )
   if listed and listed[0] not in there:
     problem = (
-      f"{os.path.join(directory, _STATE)} names {listed[0]} as the newest checkpoint, but "
-      f"{listed[0]}{INDEX} is missing; "
+      f"{os.path.join(directory, _STATE)} names {_shortened(listed[0])} as the newest checkpoint, "
+      f"but {_shortened(listed[0] + INDEX)} is missing; "
     )
     if not result:
       raise DamagedCheckpointError(problem + advice(directory))
@@ -193,8 +193,12 @@ def read_state(directory: str) -> State | None:
   path = os.path.join(directory, _STATE)
   if not tf.io.gfile.exists(path):
     return None
-  with tf.io.gfile.GFile(path, "rb") as f:
-    content = f.read()
+  try:
+    with tf.io.gfile.GFile(path, "rb") as f:
+      content = f.read()
+  except tf.errors.OpError as e:
+    _LOG.warning("%s cannot be read (%s); the files of the folder decide", path, e.message)
+    return None
   if _is_as_written(content):
     try:
       state = tf.train.get_checkpoint_state(directory)
@@ -242,13 +246,19 @@ def _inside(directory: str, paths: list[str], times: list[float], preserved: flo
 
 def _of_elsewhere(directory: str, outside: Sequence[str]) -> str:
   """Words about checkpoints that a state file names outside of its folder."""
-  names = ", ".join(repr(p) for p in outside[-_SHOWN:])
+  names = ", ".join(repr(_shortened(p)) for p in outside[-_SHOWN:])
   more = f" and {len(outside) - _SHOWN} more" if len(outside) > _SHOWN else ""
   return (
     f"{os.path.join(directory, _STATE)} names {names}{more}, outside of {directory}: nothing is "
     "read, written or deleted there. To use such a checkpoint give its path (to restore, or as "
     "run.init_checkpoint), or copy its files here; a state file without it ends this message"
   )
+
+
+def _shortened(path: str) -> str:
+  """A path for a message: a damaged file may have one of any length."""
+  half = _CHARACTERS_SHOWN // 2
+  return path if len(path) <= _CHARACTERS_SHOWN else f"{path[:half]}...{path[-half:]}"
 
 
 def _quoted(text: str) -> str:

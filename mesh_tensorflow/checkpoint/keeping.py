@@ -80,7 +80,10 @@ class Keeping:
     # In this order: the state file never lists a checkpoint that is not there.
     files.write_state(directory, state)
     for old in too_old:
-      files.remove_checkpoint(directory, old)
+      try:
+        files.remove_checkpoint(directory, old)
+      except (tf.errors.OpError, OSError) as e:  # The new one is there, and counts.
+        _LOG.warning("the old checkpoint %s cannot be deleted: %s", old, e)
 
 
 # ----------------------------------------------------------------------------- room
