@@ -188,7 +188,7 @@ class _Folder:
     content = json.dumps([dataclasses.asdict(e) for e in self._entries], indent=1)
     write_whole_file(os.path.join(self.path, _INDEX), content.encode())
     if before is not None:
-      tf.io.gfile.remove(os.path.join(self.path, before.file))
+      folder.remove(self.path, os.path.join(self.path, before.file))
 
 
 _CURRENT: list[_Folder] = []
