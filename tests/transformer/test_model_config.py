@@ -60,7 +60,7 @@ _OTHER_MODELS = {
     "make_layer_stack.layer_stack_cls was '@transformer.LayerStack'",
   ),
   "input attention": (["Unitransformer.input_full_attention = True"], "was False, now True"),
-  "model type": (["run.model_type = 'delimited_lm'"], "model_type was 'lm', now 'delimited_lm'"),
+  "model type": (["run.model_type = 'aligned'"], "model_type was 'lm', now 'aligned'"),
 }
 
 

@@ -70,6 +70,8 @@ _TRAINING_ARGUMENT = re.compile(
   r"|initializer_scale$|^initial_value$|_init$|^init_|_init_scale$|^noise_std_dev$"
 )
 _OTHER_ARGUMENT = re.compile(r"^(layout|mesh|mesh_shape|summaries)$")
+# Only the sequences are others.
+_SAME_MODEL = {"delimited_lm": "lm"}
 # Sizes of tables that a model has only if another argument is true.
 _ONLY_WITH = {"max_length": "positional_embedding"}
 
@@ -106,7 +108,7 @@ def capture(model_type: str, vocabulary: Any, variable_dtype: Any) -> ModelConfi
   vocabularies = vocabulary if isinstance(vocabulary, tuple) else (vocabulary,)
   record: dict[str, Any] = {
     "format": _FORMAT,
-    "model": {_name(MODEL_TYPE): model_type},
+    "model": {_name(MODEL_TYPE): _SAME_MODEL.get(model_type, model_type)},
     "precision": {
       kind: tf.as_dtype(getattr(variable_dtype, kind)).name
       for kind in ("master_dtype", "slice_dtype", "activation_dtype")
