@@ -197,6 +197,32 @@ def test_score_eval(folder, scores, capsys, length):
   assert (written / "validation_targets").read_text() == (folder / "targets.txt").read_text()
 
 
+def test_score_eval_with_a_metric_of_texts(folder, scores, caplog):
+  """It cannot take scores: it is left out by name, and the mean is given."""
+  results = run(
+    folder, "run.mode = 'score_eval'", "run.dataset_split = 'validation'",
+    "import mesh_tensorflow.transformer.bleu",
+    "dataset.parallel_text_eval_datasets.metric_fns = [@bleu.bleu, @test_modes.mean_score]",
+  )  # fmt: skip
+  mean = pytest.approx(np.mean(scores), rel=1e-4)
+  assert results == {"validation": {"mean": mean, "mean_score": mean}}
+  assert "metric bleu is left out" in caplog.text and "mode 'eval'" in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["strings", "dataset"])
+def test_scores_without_a_file_are_shown(folder, scores, mode, capsys, tmp_path):
+  if mode == "strings":
+    more = of_strings(folder)
+  else:
+    more = ("run.mode = 'score_from_dataset'", "run.dataset_split = 'validation'")
+  run(folder, *more)
+  shown = capsys.readouterr().out
+  assert f"5 scores (log-likelihoods in nats), mean {np.mean(scores):g}" in shown
+  assert "bind save_scores.scores_filename" in shown and repr(TARGETS[0]) in shown
+  run(folder, *more, f"save_scores.scores_filename = '{tmp_path}/out'")
+  assert "bind save_scores" not in capsys.readouterr().out
+
+
 def test_perplexity_eval(folder, scores):
   mode = ("run.mode = 'perplexity_eval'", "run.dataset_split = 'validation'")
   results = run(folder, *mode, "run.perplexity_eval_steps = 9", "run.eval_dir_suffix = 'x'")
@@ -232,8 +258,10 @@ def test_decode_from_dataset(folder, tmp_path):
   assert (out / "validation_inputs").read_text() == (folder / "inputs.txt").read_text()
   assert (out / "validation_targets").read_text() == (folder / "targets.txt").read_text()
   assert (out / "validation_1_predictions").read_text().count("\n") == len(PAIRS)
-  with pytest.raises(errors.ConfigError, match="model_type 'lm', not 'bitransformer'"):
-    run(folder, *names)
+  # An encoder-decoder makes of them what mode "infer" makes of the lines of a file.
+  run(folder, *names)
+  made = (out / "validation_30_predictions").read_text().splitlines()
+  assert made == decoded(folder)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
+import numpy as np
 
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data.eval_datasets import EvalDataset, reset_seeds
@@ -19,6 +20,7 @@ from mesh_tensorflow.transformer.data.text_io import (
 )
 from mesh_tensorflow.transformer.modes.input_fns import examples_input_fn
 from mesh_tensorflow.transformer.modes.score_files import add_pretokenized, text_of
+from mesh_tensorflow.transformer.modes.translate import generate
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _MODULE = "mesh_tensorflow.transformer.utils"
@@ -66,16 +68,17 @@ def decode_from_dataset(
   dataset_split: str = "validation",
   decode_output_dir: str = gin.REQUIRED,
 ) -> None:
-  """Continues the inputs of data sets with a language model; for `infer_model.decode_fn`.
+  """What a model makes of the inputs of data sets; for `infer_model.decode_fn`.
 
   Writes, for each data set, `<name>_<step>_predictions`, `<name>_targets` and `<name>_inputs`.
 
   Args:
     estimator: a `Trainer`.
     vocabulary: a vocabulary, or an (inputs, targets) tuple.
-    model_type: must be "lm".
+    model_type: "lm" continues the inputs, which stay in front of what is generated; others write
+      what they make of them, as mode "eval" does.
     batch_size: rows at a time.
-    sequence_length: dict of "inputs" and "targets"; the model takes as many tokens as both.
+    sequence_length: dict of "inputs" and "targets"; an "lm" takes as many tokens as both.
     checkpoint_path: a checkpoint; None: the newest.
     infer_dataset_fn: called with sequence_length, vocabulary and dataset_split; returns
       `EvalDataset`s of `inputs` and `targets`.
@@ -83,11 +86,9 @@ def decode_from_dataset(
     decode_output_dir: a folder.
 
   Raises:
-    ConfigError: the model is of another type, or there is no checkpoint.
+    ConfigError: there is no checkpoint.
     DataError: a data set is empty, or has other features.
   """
-  if model_type != "lm":
-    raise ConfigError(f"decode_from_dataset is for model_type 'lm', not {model_type!r}")
   path = checkpoint_path or estimator.latest_checkpoint()
   if path is None:
     raise ConfigError(f"there is no checkpoint in {estimator.model_dir}; train first")
@@ -103,8 +104,15 @@ def decode_from_dataset(
   ]
   for dataset, own in zip(datasets, examples):
     _check(dataset.name, own)
-  input_fn = examples_input_fn([e for own in examples for e in own], batch_size)
-  outputs = decode(estimator, input_fn, vocabulary, checkpoint_path=path)
+  every = [e for own in examples for e in own]
+  if model_type == "lm":
+    input_fn = examples_input_fn(every, batch_size)
+    outputs = decode(estimator, input_fn, vocabulary, checkpoint_path=path)
+  else:
+    estimator.restore_for_inference(path)
+    rows = [[int(i) for i in np.trim_zeros(e["inputs"], "b")] for e in every]
+    made = generate(estimator, rows, sequence_length, batch_size)
+    outputs = iter([targets_vocabulary(vocabulary).decode(ids) for ids in made])
   for dataset, own in zip(datasets, examples):
     add_pretokenized(own, vocabulary)
     targets = [

@@ -112,7 +112,9 @@ def eval_model(
       `EvalDataset`s that have no metrics are left out.
     eval_summary_dir: where files and scalars go; `model_dir/<split>_eval` by default.
     eval_checkpoint_step: see `get_checkpoint_iterator`; None is the newest.
-    eval_with_score: metrics get, in place of texts, the log-likelihoods of the targets.
+    eval_with_score: metrics get, in place of texts, the log-likelihoods of the targets. Metrics of
+      texts are left out with a warning, and the mean of the log-likelihoods is given as
+      "mean_score".
     output_eval_examples: whether texts are written.
     eval_dir_suffix: added to the name of the folder, after "_".
     score_with_estimator_fn: what scores: called as `score_with_estimator` is; it returns the
@@ -172,9 +174,7 @@ def eval_model(
       ]
       if output_eval_examples:
         _note_lines(model_dir, predictions, os.path.join(folder, f"{name}_{step}_predictions"))
-      metrics: dict[str, float] = {}
-      for metric_fn in texts.dataset.metric_fns:
-        metrics.update(_as_dict(metric_fn(texts.targets, predictions)))
+      metrics = _metrics(texts, predictions, eval_with_score)
       results[name] = metrics
       numbers = "  ".join(f"{k} {v:.2f}" for k, v in metrics.items())
       done = "scored" if eval_with_score else "decoded"
@@ -229,6 +229,25 @@ def _scores(
       "examples; use score_with_estimator with save_scores"
     )
   return list(scores)
+
+
+def _metrics(texts: _Texts, predictions: Sequence[Any], are_scores: bool) -> dict[str, float]:
+  """What the metric functions of a data set say; of scores, those that do not take texts."""
+  metrics: dict[str, float] = {}
+  for metric_fn in texts.dataset.metric_fns:
+    try:
+      metrics.update(_as_dict(metric_fn(texts.targets, predictions)))
+    except (TypeError, AttributeError) as e:
+      if not are_scores:
+        raise
+      name = getattr(metric_fn, "__name__", repr(metric_fn))
+      _LOG.warning(
+        "eval data set %s: the metric %s is left out, because it cannot take scores (%s): in mode "
+        "'score_eval' metrics get the log-likelihoods of the targets in place of texts; mean_score "
+        "is their mean. Texts are compared in mode 'eval'", texts.dataset.name, name, e,
+      )  # fmt: skip
+      metrics["mean_score"] = float(np.mean(predictions))
+  return metrics
 
 
 def _as_dict(metrics: Any) -> dict[str, float]:

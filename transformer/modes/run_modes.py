@@ -29,6 +29,7 @@ from mesh_tensorflow.transformer.modes import plan
 from mesh_tensorflow.transformer.modes.checkpoints import named_checkpoints
 from mesh_tensorflow.transformer.modes.estimator import get_estimator, train_model
 from mesh_tensorflow.transformer.modes.evaluation import eval_model, perplexity_eval
+from mesh_tensorflow.transformer.modes.score_files import show_scores
 from mesh_tensorflow.transformer.modes.scoring import score_from_dataset, score_from_strings
 from mesh_tensorflow.transformer.modes.translate import infer_model
 from mesh_tensorflow.transformer.programs import training_data
@@ -313,13 +314,17 @@ def run(
       *common, sequence_length, batch_size, model_type, model_dir, eval_checkpoint_step
     )
   if mode == "score_from_strings":
-    return score_from_strings(
+    result = score_from_strings(
       *common, model_type, batch_size, sequence_length, model_dir, eval_checkpoint_step
     )
+    show_scores(result)
+    return result
   if mode == "score_from_dataset":
-    return score_from_dataset(
+    result = score_from_dataset(
       *common, batch_size, sequence_length, model_dir, eval_checkpoint_step, dataset_split
     )
+    show_scores(result)
+    return result
   if mode.startswith("export"):
     path = None
     if export_checkpoint_step:

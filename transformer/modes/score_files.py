@@ -18,6 +18,7 @@ from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
 _MODULE = "mesh_tensorflow.transformer.utils"
+_SHOWN = 10  # Scores that are printed.
 
 
 @gin.configurable(module=_MODULE)
@@ -58,6 +59,29 @@ def save_scores(
     lengths = [_length(r["targets"], vocabulary_of("targets", vocabulary)) for r in results]
     write_lines_to_file(lengths, f"{scores_filename}.lengths")
   return (scores, *(texts[f] for f in features))
+
+
+def show_scores(result: Any) -> None:
+  """Prints the first scores and their mean, if no file is bound for them.
+
+  Args:
+    result: what `save_scores` returned; nothing is shown of what other functions return.
+  """
+  bound = gin.get_bindings(f"{_MODULE}.save_scores", resolve_references=False)
+  if bound.get("scores_filename") is not None:
+    return
+  scores, *texts = result if isinstance(result, tuple) else (result,)
+  if not isinstance(scores, list) or not scores:
+    return
+  for i, score in enumerate(scores[:_SHOWN]):
+    print(f"{score:g}", *(repr(column[i]) for column in texts), sep="  ")
+  if len(scores) > _SHOWN:
+    print(f"... and {len(scores) - _SHOWN:,} more")
+  print(
+    f"{len(scores):,} scores (log-likelihoods in nats), mean {np.mean(scores):g}; nothing is "
+    "written: bind save_scores.scores_filename for files of all scores and texts",
+    flush=True,
+  )
 
 
 @gin.configurable(module=_MODULE)
