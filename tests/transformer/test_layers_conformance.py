@@ -10,6 +10,7 @@ import importlib
 import os
 import pathlib
 
+import gin
 import pytest
 
 import mesh_tensorflow as mtf
@@ -23,7 +24,7 @@ from mesh_tensorflow.transformer import (  # noqa: F401
   transformer,
   universal_transformer,
 )
-from tests.conformance import framework
+from tests.conformance import framework, further_ways
 
 # How many layouts each family is run on in every mode.
 DRAWS = int(os.environ.get("MTF_CONFORMANCE_DRAWS", "2"))
@@ -133,3 +134,23 @@ def test_positions_have_one_dropout_mask(descriptor):
 def test_names_are_unique():
   names = [d.name for descriptors in FAMILIES.values() for d in descriptors]
   assert len(names) == len(set(names))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+  "family", [name for name in FAMILIES if name not in ("decoding", "states")]
+)
+def test_gradients_of_gradients(family, record_property):
+  """Whole, on one device: that layouts do not matter is tested of what layers are made of."""
+  problems, cases = [], [d for d in FAMILIES[family] if d.differentiable]
+  for descriptor in cases:
+    again = further_ways.differentiated_again(descriptor)
+    problems += further_ways.run(
+      [(again.descriptor, again.check)], "placement_eager", framework.Layout("r:1", ""), [""]
+    )
+    gin.clear_config()
+  record_property(
+    "conformance_way",
+    {"family": family, "way": "gradients differentiated again, layers", "cases": len(cases)},
+  )
+  assert not problems, problems
