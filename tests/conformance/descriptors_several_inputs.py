@@ -148,7 +148,7 @@ DESCRIPTORS = [
   ),
   op("dot", lambda x, y: mtf.einsum([x, y], [A]), lambda x, y: (x * y).sum(1), AB, AB),
   op(
-    "einsum_three",
+    "einsum_three_in_one_dim",
     lambda x, y, z: mtf.einsum([x, y, z], [B]),
     lambda x, y, z: (x * y * z).sum(0),
     AB,
