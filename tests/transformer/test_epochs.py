@@ -150,6 +150,31 @@ def test_seen_examples_are_not_read_one_by_one(steps, tmp_path):
     assert len(read) <= most + ahead, told
 
 
+def test_a_checkpoint_of_a_million_steps(tmp_path):
+  """It knows what an epoch has: of the data less than one is read before the first new step."""
+  read = []
+
+  def count(n):
+    read.append(n)
+    return n
+
+  def counted(sequence_length, vocabulary, dataset_split):
+    numbers = tf.data.Dataset.range(3000).filter(lambda n: True)
+    seen = numbers.map(lambda n: tf.ensure_shape(tf.numpy_function(count, [n], n.dtype), []))
+    return seen.map(lambda n: row(n % 9))
+
+  options = dict(model_dir=str(tmp_path), dropout=False, steps_per_call=50)
+  trainer = program.make_trainer(**options)
+  trainer.train(counted, 376)
+  trainer.global_step = 1_000_000
+  trainer.save(asynchronous=False)
+  read.clear()
+  again = program.make_trainer(**options)
+  again.train(counted, 1_000_002)
+  assert len(again.losses) == 2
+  assert 0 < len(read) <= 3000 + 100 * BATCH
+
+
 @pytest.mark.parametrize("count", [0, 1, BATCH - 1])
 @pytest.mark.parametrize("seen", [0, 5])
 def test_data_without_a_whole_batch_ends_at_once(count, seen, steps):

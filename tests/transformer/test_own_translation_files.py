@@ -6,7 +6,7 @@ import re
 
 import gin
 
-from mesh_tensorflow.transformer import dataset, gin_config, vocabulary
+from mesh_tensorflow.transformer import dataset, gin_config, subword_vocabulary
 
 
 def test_files_of_ones_own(tmp_path, repository, monkeypatch):
@@ -22,7 +22,7 @@ def test_files_of_ones_own(tmp_path, repository, monkeypatch):
   gin_config.parse_gin(
     ["problems/multi30k.gin", "mine.gin"], ["vocabulary.get_subword_vocabulary.vocab_size = 60"]
   )
-  pieces = vocabulary.get_subword_vocabulary()
+  pieces = subword_vocabulary.get_subword_vocabulary()
   assert (tmp_path / "mine" / "pieces.model").exists()
   lengths = {"inputs": 56, "targets": 64}
   row = next(iter(dataset.parallel_text_dataset(sequence_length=lengths, vocabulary=pieces)))
