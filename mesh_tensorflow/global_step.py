@@ -29,7 +29,8 @@ def get_global_step(mesh: Mesh) -> Tensor:
   step = mesh.graph.global_step
   if step is not None:
     return step
-  with scope.outside_all_scopes():
+  # One for all, whoever asks for it inside whatever scope.
+  with scope.outside_all_scopes(), scope.variable_scope("", reuse=scope.AUTO_REUSE):
     return get_variable(
       mesh,
       _NAME,

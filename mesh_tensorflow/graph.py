@@ -98,7 +98,7 @@ class Graph:
     if variable.trainable:
       self._trainable_variables.append(variable)
     self.name_to_variable[variable.full_name] = variable
-    self.tf_scopes.made(variable.full_name)
+    self.tf_scopes.made(variable.full_name, variable.trainable)
 
   @gin.configurable(module="mesh_tensorflow.ops")
   def rewrite_stack_variables(

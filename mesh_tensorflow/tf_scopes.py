@@ -36,14 +36,15 @@ class ScopesOfVariables:
       return ""
     return scope.removeprefix(self._around + "/") if self._around else scope
 
-  def made(self, name: str) -> None:
+  def made(self, name: str, trainable: bool) -> None:
     """Remembers where a variable is made; the first one inside a scope gets a warning.
 
     Args:
       name: its full name.
+      trainable: whether it is trained; the others have their names from these, as slots have.
     """
     self._made_in[name] = scope = self._inside()
-    if scope and _first_time("made in a scope"):
+    if scope and trainable and _first_time("made in a scope"):
       _LOG.warning(
         "variable %s is made inside TensorFlow's scope %r (tf.compat.v1.variable_scope or "
         "tf.name_scope), which gives mtf variables no names; where names shall have it, write: "

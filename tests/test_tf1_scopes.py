@@ -90,6 +90,21 @@ def test_what_is_shared_on_purpose(mesh):
     assert get(mesh) is w
 
 
+def test_the_step_and_slots_of_optimizers_are_in_any_scope(mesh, caplog):
+  w = get(mesh)
+  with tf.name_scope("schedule"):
+    step = mtf.optimize.get_global_step(mesh)
+  with (
+    caplog.at_level(logging.WARNING, "mesh_tensorflow"),
+    tf.name_scope("train"),
+    mtf.variable_scope("net", reuse=False),
+  ):
+    assert mtf.optimize.get_global_step(mesh) is step
+    mtf.optimize.MomentumOptimizer(0.1, 0.9).minimize(mtf.reduce_sum(w))
+  assert not caplog.records
+  assert step.operation.full_name == "global_step"
+
+
 def test_a_warning_once(mesh, caplog):
   with caplog.at_level(logging.WARNING, "mesh_tensorflow"), v1_scope("net"):
     get(mesh)
