@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import errno
 import functools
 import logging
@@ -38,6 +39,17 @@ from mesh_tensorflow.store import StoredVariable, VariableStore
 from mesh_tensorflow.workers import texts
 
 _LOG = logging.getLogger("mesh_tensorflow")
+
+
+class _InBackground:
+  """A checkpoint that another thread writes."""
+
+  def __init__(self, future: concurrent.futures.Future):
+    self._future = future
+
+  def join(self) -> None:
+    """Waits until it is written, or could not be."""
+    concurrent.futures.wait([self._future])
 
 
 @gin.configurable(
@@ -91,7 +103,10 @@ class Checkpointer:
     every = None if keep_every_n_hours is None else keep_every_n_hours * 3600
     self._keeping = Keeping(max_to_keep, every, time.time())
     self._asynchronous = asynchronous
-    self._thread: threading.Thread | None = None
+    self._thread: _InBackground | None = None
+    # One thread for all checkpoints: each new one could have a pool of memory of its own, which
+    # stays with the process.
+    self._executor = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
     self._spool: Spool | None = None
     # What became of the last save, if it failed; and its words, until somebody has heard them.
     self._failure: tuple[Exception, Job] | None = None
@@ -184,11 +199,8 @@ class Checkpointer:
     for name, write in (attachments or {}).items():
       job.attach(_attachment_name(name, workers.current().index), write)
     if in_background:
-      # Not a daemon: a program that ends finishes its last checkpoint first.
-      self._thread = threading.Thread(
-        target=self._run, args=(job, True), name=f"checkpoint-{step}", daemon=False
-      )
-      self._thread.start()
+      # A program that ends finishes its last checkpoint first.
+      self._thread = _InBackground(self._executor.submit(self._run, job, True))
     else:
       self._run(job, asynchronous)
       if not asynchronous:  # Else others may write in the background, and hear of an error later.

@@ -73,6 +73,13 @@ WRONG = [
   ("AdamWeightDecayOptimizer.beta_1", "1", "a number from 0 to below 1"),
   ("text_lm_dataset.validation_fraction", "2", "a number from 0 to 1"),
   ("decode_from_file.repeats", "0", "a whole number of at least 1"),
+  ("get_variable_dtype.slice_dtype", "'float23'", "one of 'float32', .*; did you mean float32"),
+  ("run.optimizer", "3", "an optimizer class such as @optimize.AdafactorOptimizer"),
+  ("run.vocabulary", "'bytes'", "a vocabulary, a pair of them"),
+  ("run.train_dataset_fn", "'text'", "a function or class of Python or gin"),
+  ("run.train_model_fn", "5", "a function or class of Python or gin"),
+  ("run.mesh_shape", "None", "a mesh shape such as 'batch:2,model:2'"),
+  ("run.layout_rules", "7", "layout rules such as"),
 ]
 
 

@@ -8,6 +8,8 @@ import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import tensorflow as tf
+
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError, MeshError
 from mesh_tensorflow.transformer.gin_config import names as gin_names
@@ -84,6 +86,7 @@ ABOVE_ZERO = Rule("a number above 0", lambda x: _is_number(x) and x > 0)
 NOT_BELOW_ZERO = Rule("a number of at least 0", lambda x: _is_number(x) and x >= 0)
 FRACTION = Rule("a number from 0 to 1", lambda x: _is_number(x) and 0 <= x <= 1)
 BELOW_ONE = Rule("a number from 0 to below 1", lambda x: _is_number(x) and 0 <= x < 1)
+CALLABLE = Rule("a function or class of Python or gin (@name)", callable)
 YES_OR_NO = Rule("True or False", lambda x: isinstance(x, bool) or (_is_whole(x) and x in (0, 1)))
 TEXT = Rule("a text in quotes", lambda x: not isinstance(x, (numbers.Number, Mapping)))
 
@@ -114,6 +117,15 @@ def _are_rates(x: Any) -> bool:
   return isinstance(x, (list, tuple)) and all(callable(f) or _is_number(f) for f in x)
 
 
+def _is_dtype(x: Any) -> bool:
+  try:
+    return tf.as_dtype(x).is_floating
+  except TypeError:
+    return False
+
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+_DTYPE = Rule(f"one of {', '.join(map(repr, _DTYPES))}, or such a tf.DType", _is_dtype, _DTYPES)
 _CHECKPOINT_STEP = Rule(
   "a step, a list of steps, -1 (the newest), 'all', 'new' (each as it appears) or None",
   _is_checkpoint_step,
@@ -191,7 +203,24 @@ _OF_OWNERS: dict[str, dict[str, Rule]] = {
       "a list of names of devices, or None",
       lambda x: x is None or (isinstance(x, (list, tuple)) and all(isinstance(d, str) for d in x)),
     ),
+    "vocabulary": Rule(
+      "a vocabulary, a pair of them, or None, such as @vocabulary.get_byte_vocabulary()",
+      lambda x: not isinstance(x, (str, numbers.Number)),
+    ),
+    "optimizer": Rule(
+      "an optimizer class such as @optimize.AdafactorOptimizer, or None",
+      lambda x: x is None or callable(x),
+    ),
+    "mesh_shape": Rule(
+      "a mesh shape such as 'batch:2,model:2' ('' is one device)",
+      lambda x: x is not None and not isinstance(x, numbers.Number),
+    ),
+    "layout_rules": Rule(
+      "layout rules such as 'batch:batch,d_ff:model' ('' splits nothing)",
+      lambda x: x is not None and not isinstance(x, numbers.Number),
+    ),
   },
+  "get_variable_dtype": dict.fromkeys(("master_dtype", "slice_dtype", "activation_dtype"), _DTYPE),
   "Trainer": {"nonfinite": one_of(*nonfinite.CHOICES)},
 }
 
@@ -209,6 +238,8 @@ def rule_of(owner: str, parameter: inspect.Parameter) -> Rule | None:
   own = _OF_OWNERS.get(owner, {}).get(parameter.name)
   if own is not None:
     return own
+  if str(parameter.annotation).startswith("Callable["):
+    return CALLABLE if parameter.default is not None else CALLABLE.or_none()
   kinds = _kinds(parameter.annotation)
   found = [_OF_KINDS[k] for k in kinds if k in _OF_KINDS]
   if not kinds or len(found) + ("None" in kinds) < len(kinds):
