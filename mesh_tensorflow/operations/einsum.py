@@ -38,7 +38,8 @@ class EinsumOperation(Operation):
     super().__init__(inputs, name=name or "einsum")
     if not inputs:
       raise GraphError(f"{name or 'einsum'} to {output_shape} needs at least one input")
-    if inputs[0].dtype in (tf.bool, tf.string):
+    computes = len(inputs) > 1 or any(d not in output_shape for d in inputs[0].shape)
+    if computes and inputs[0].dtype in (tf.bool, tf.string):
       raise DTypeError(f"{self.name}: {inputs[0]} has no products; cast it: mtf.to_float(x)")
     for x in inputs[1:]:
       if x.dtype != inputs[0].dtype:
