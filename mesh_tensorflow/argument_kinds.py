@@ -376,7 +376,23 @@ class _Sequence(Kind):
       return False
 
   def quick(self, name: str, bind: Callable[[Any], str]) -> str:
-    return f"{bind(self.accepts)}({name})"
+    if self.element is None:
+      return f"{bind(self.accepts)}({name})"
+    # As `accepts`, of lists and tuples; with the element's expression in its place.
+    bound: dict[str, Any] = {}
+
+    def bind_inside(value: Any) -> str:
+      bound[f"_{len(bound)}"] = value
+      return f"_{len(bound) - 1}"
+
+    test = self.element.quick("v", bind_inside)
+    exec(  # noqa: S102 - made of the line above
+      "def all_right(value):\n"
+      "  if type(value) is not list and type(value) is not tuple:\n    return False\n"
+      f"  for v in value:\n    if not ({test}):\n      return False\n  return True\n",
+      bound,
+    )
+    return f"{bind(bound['all_right'])}({name})"
 
   def refuse(self, function: str, name: str, value: Any) -> MeshError:
     if isinstance(value, (list, tuple)) and not isinstance(value, Dimension):

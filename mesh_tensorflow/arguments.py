@@ -23,9 +23,12 @@ class Signature:
   Args:
     function: a function of the package.
     name: for messages; by default the function's.
+    only_lowering: whether `is_plainly_right` looks only at what would come out in the lowering.
   """
 
-  def __init__(self, function: Callable[..., Any], name: str | None = None):
+  def __init__(
+    self, function: Callable[..., Any], name: str | None = None, *, only_lowering: bool = False
+  ):
     # They import this module.
     from mesh_tensorflow import argument_kinds
     from mesh_tensorflow.graph import Mesh
@@ -56,12 +59,14 @@ class Signature:
       if p.kind is not p.KEYWORD_ONLY:
         self._positional.append(entry)
       self._by_name[p.name] = entry
-    self.is_about_lowering = any(
-      k is not None and k.is_about_lowering for _, k, _ in self._by_name.values()
-    )
-    self.is_plainly_right = self._compiled(parameters)
+    kinds = {name: kind for name, (_, kind, _) in self._by_name.items() if kind is not None}
+    about_lowering = {name: k for name, k in kinds.items() if k.is_about_lowering}
+    self.is_about_lowering = bool(about_lowering)
+    self.is_plainly_right = self._compiled(parameters, about_lowering if only_lowering else kinds)
 
-  def _compiled(self, parameters: Sequence[inspect.Parameter]) -> Callable[..., bool]:
+  def _compiled(
+    self, parameters: Sequence[inspect.Parameter], kinds: Mapping[str, Any]
+  ) -> Callable[..., bool]:
     """A function of the same parameters: whether all arguments are plainly right.
 
     What `check` does takes longer than many operations take to be built. So, as `dataclasses` do
@@ -79,7 +84,7 @@ class Signature:
     for p in parameters:
       default = p.empty if p.default is p.empty else bind(p.default)
       declared.append(p.replace(annotation=p.empty, default=p.empty))
-      kind = self._by_name[p.name][1] if p.name in self._by_name else None
+      kind = kinds.get(p.name)
       if default is not p.empty:
         declared[-1] = p.replace(annotation=p.empty, default=_Source(default))
       if kind is None:
@@ -189,16 +194,19 @@ class _Names(dict):
 def checked(function: _Function) -> _Function:
   """Decorator: the arguments are checked by the annotations before the function is called."""
   signature: Signature | None = None
-  plain: Callable[..., bool] | None = None
+
+  def first(*args: Any, **kwargs: Any) -> bool:
+    nonlocal signature, is_plainly_right
+    signature = Signature(function, _name_of(function))
+    is_plainly_right = signature.is_plainly_right
+    return is_plainly_right(*args, **kwargs)
+
+  is_plainly_right: Callable[..., bool] = first
 
   @functools.wraps(function)
   def call(*args: Any, **kwargs: Any) -> Any:
-    nonlocal signature, plain
-    if signature is None:
-      signature = Signature(function, _name_of(function))
-      plain = signature.is_plainly_right
     try:
-      right = plain(*args, **kwargs)
+      right = is_plainly_right(*args, **kwargs)
     except (TypeError, AttributeError):  # Too few (gin may know the others), or another kind.
       right = False
     if not right:
@@ -234,16 +242,16 @@ def check_functions(namespace: dict[str, Any], left_alone: Collection[str] = ())
 
 
 @functools.cache
-def signature_of_class(cls: type) -> Signature | None:
+def signature_of_class(cls: type, only_lowering: bool = False) -> Signature | None:
   """What the constructor of a class accepts; None of a class that is not the package's own."""
   owner = next(c for c in cls.__mro__ if "__init__" in vars(c))
   if not owner.__module__.startswith("mesh_tensorflow."):
     return None
-  return Signature(owner.__init__, cls.__name__)
+  return Signature(owner.__init__, cls.__name__, only_lowering=only_lowering)
 
 
 @functools.cache
 def signature_to_check_first(cls: type) -> Signature | None:
   """`signature_of_class`, if the constructor itself does not come to grief over what is wrong."""
-  signature = signature_of_class(cls)
+  signature = signature_of_class(cls, only_lowering=True)
   return signature if signature is not None and signature.is_about_lowering else None

@@ -111,6 +111,7 @@ class ReduceOperation(Operation):
       if d not in x.shape:
         raise ShapeError(f"{self.name}: output dimension {d.name}={d.size} is not in {x}")
     self._outputs = [Tensor(self, output_shape, x.dtype)]
+    reduction_fn(reduction_fn_string)  # Tells at once that there is none.
     self._reduction_fn_string = reduction_fn_string
 
   def gradient(self, grad_ys):

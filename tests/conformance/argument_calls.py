@@ -7,7 +7,6 @@ A name of the package that is neither here nor in `NOT_CALLED` makes the test fa
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -671,7 +670,7 @@ call("Function", fn=lambda x: x, mesh_impl=ONE_DEVICE, input_signature=None, mes
 call("describe", graph_or_function=k_(lambda k: k.x.graph), layout="a:all", mesh_shape="all:2")
 call("MtfRestoreHook MtfCheckpointSaverListener", lowering=LOWERING)
 call("virtual_cpu_devices", count=8)
-call("utils.create_host_call", model_dir=tempfile.gettempdir(), lowering=LOWERING)
+call("utils.create_host_call", model_dir="logs", lowering=LOWERING)
 call("utils.BalancedVariablePlacer", devices=["/device:CPU:0"])
 
 # What no valid call is given for, and why.

@@ -31,9 +31,14 @@ def test_everything_public_is_called():
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-  """Of all calls; what they print is kept out of the way."""
-  log = tmp_path_factory.mktemp("printed") / "stderr"
-  with log.open("w") as f, contextlib.redirect_stderr(f), contextlib.redirect_stdout(f):
+  """Of all calls; what they print, and the files that they write, are kept out of the way."""
+  folder = tmp_path_factory.mktemp("written")
+  with contextlib.ExitStack() as stack:
+    stack.callback(os.chdir, os.getcwd())
+    os.chdir(folder)
+    f = stack.enter_context((folder / "printed").open("w"))
+    stack.enter_context(contextlib.redirect_stderr(f))
+    stack.enter_context(contextlib.redirect_stdout(f))
     valid = [wrong_arguments.outcome(name, "", "", None) for name in CALLS]
     wrong = [
       wrong_arguments.outcome(name, argument, what, make)
