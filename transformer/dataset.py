@@ -111,6 +111,8 @@ def pretokenized_t2t_dataset(
   vocabulary: Any = None,
   eos_included: bool = True,
   vocab_shift: int = 0,
+  *,
+  one_epoch: bool = False,
 ) -> tf.data.Dataset:
   """Records as tensor2tensor writes them: `{data_dir}/{dataset_name}-{dataset_split}-*`.
 
@@ -124,6 +126,7 @@ def pretokenized_t2t_dataset(
     vocabulary: has no effect.
     eos_included: sequences end with EOS already.
     vocab_shift: added to all ids.
+    one_epoch: do not repeat: the trainer asks for it, and repeats by itself.
 
   Returns:
     A data set of packed examples.
@@ -138,7 +141,7 @@ def pretokenized_t2t_dataset(
     filenames=text_files.find_files(pattern),
     text2self=text2self,
     eos_included=eos_included,
-    repeat=train,
+    repeat=train and not one_epoch,
     batch_size=batch_size,
     sequence_length=sequence_length,
     vocab_shift=vocab_shift,

@@ -438,17 +438,17 @@ def test_gin_bindings_reach_the_readers(tmp_path):
     (
       "pretokenized_tfds_dataset",
       "dataset_name, text2self, tfds_data_dir, dataset_split, batch_size, sequence_length, "
-      "vocabulary",
+      "vocabulary, one_epoch",
     ),
     (
       "untokenized_tfds_dataset",
       "dataset_name, text2self, tfds_data_dir, dataset_split, batch_size, sequence_length, "
-      "vocabulary, pack, inputs_feature, targets_feature",
+      "vocabulary, pack, inputs_feature, targets_feature, one_epoch",
     ),
     (
       "pretokenized_t2t_dataset",
       "dataset_name, text2self, data_dir, dataset_split, batch_size, sequence_length, vocabulary, "
-      "eos_included, vocab_shift",
+      "eos_included, vocab_shift, one_epoch",
     ),
     (
       "pretokenized_tfrecord_dataset",

@@ -114,6 +114,16 @@ def test_it_is_said_once_how_many_examples_an_epoch_has(steps):
   assert len(said) == 1 and "epoch of 20 examples begins anew" in said[0]
 
 
+def test_readers_that_repeat_are_asked_for_one_epoch(steps):
+  def reader(sequence_length, vocabulary, dataset_split, one_epoch=False):
+    dataset = shuffled(sequence_length, vocabulary, dataset_split)
+    return dataset if one_epoch else dataset.repeat()
+
+  data = TrainingData(steps, reader, None, "train", 1_000_000)
+  assert data.examples_in_epoch == ROWS
+  assert batches(data, 3).shape == (3, BATCH)
+
+
 def test_seen_examples_are_not_read_one_by_one(steps, tmp_path):
   """A million steps of ten files: an epoch is read to count it, and never again."""
   for i in range(10):

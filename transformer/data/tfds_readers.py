@@ -29,6 +29,8 @@ def pretokenized_tfds_dataset(
   batch_size: int | None = None,
   sequence_length: Length = gin.REQUIRED,
   vocabulary: Any = None,
+  *,
+  one_epoch: bool = False,
 ) -> tf.data.Dataset:
   """A tokenized TensorFlow dataset, packed.
 
@@ -40,12 +42,15 @@ def pretokenized_tfds_dataset(
     batch_size: has no effect.
     sequence_length: an int, or a dict from each feature.
     vocabulary: has no effect; see `get_tfds_vocabulary`, whose ids these are.
+    one_epoch: do not repeat: the trainer asks for it, and repeats by itself.
 
   Returns:
     A data set of packed examples.
   """
   del batch_size, vocabulary
-  dataset = load_tfds(dataset_name, dataset_split, tfds_data_dir, as_supervised=True)
+  dataset = load_tfds(
+    dataset_name, dataset_split, tfds_data_dir, as_supervised=True, one_epoch=one_epoch
+  )
   dataset = supervised_to_dict(dataset, text2self)
   # Ids move up by one, to make room for EOS.
   dataset = dataset.map(
@@ -68,6 +73,7 @@ def untokenized_tfds_dataset(
   *,
   inputs_feature: str | None = None,
   targets_feature: str | None = None,
+  one_epoch: bool = False,
 ) -> tf.data.Dataset:
   """A TensorFlow dataset of text, encoded while it is read.
 
@@ -84,6 +90,7 @@ def untokenized_tfds_dataset(
     inputs_feature: the feature that becomes `inputs`, in place of the first of the supervised
       pair: "en", say, for a translation data set that is listed the other way round.
     targets_feature: the feature that becomes `targets`.
+    one_epoch: do not repeat: the trainer asks for it, and repeats by itself.
 
   Returns:
     A data set of examples.
@@ -97,11 +104,15 @@ def untokenized_tfds_dataset(
   if text2self:
     if inputs_feature:
       raise ConfigError("untokenized_tfds_dataset: text2self has no inputs, leave inputs_feature")
-    dataset = load_tfds(dataset_name, dataset_split, tfds_data_dir, as_supervised=False)
+    dataset = load_tfds(
+      dataset_name, dataset_split, tfds_data_dir, as_supervised=False, one_epoch=one_epoch
+    )
     names = {"targets": targets_feature or _text_feature(dataset_name, dataset.element_spec)}
     dataset = _renamed(dataset, dataset_name, names)
   else:
-    dataset = load_text_pairs(dataset_name, dataset_split, tfds_data_dir, **names)
+    dataset = load_text_pairs(
+      dataset_name, dataset_split, tfds_data_dir, **names, one_epoch=one_epoch
+    )
   dataset = encode_all_features(dataset, vocabulary)
   return pack_or_pad(dataset, sequence_length, pack=pack)
 
@@ -112,6 +123,8 @@ def load_text_pairs(
   tfds_data_dir: str | None,
   inputs: str | None = None,
   targets: str | None = None,
+  *,
+  one_epoch: bool = False,
 ) -> tf.data.Dataset:
   """Pairs of texts of a TensorFlow dataset.
 
@@ -121,6 +134,7 @@ def load_text_pairs(
     tfds_data_dir: where TensorFlow Datasets keeps its data; None for its default.
     inputs: the feature that becomes `inputs`; None: the first of the supervised pair.
     targets: the feature that becomes `targets`; None: the second.
+    one_epoch: do not repeat: the trainer asks for it, and repeats by itself.
 
   Returns:
     A data set of dicts of scalar strings `inputs` and `targets`.
@@ -134,16 +148,18 @@ def load_text_pairs(
       f"and targets_feature {targets!r}"
     )
   supervised = inputs is None
-  dataset = load_tfds(dataset_name, dataset_split, tfds_data_dir, as_supervised=supervised)
+  dataset = load_tfds(
+    dataset_name, dataset_split, tfds_data_dir, as_supervised=supervised, one_epoch=one_epoch
+  )
   if supervised:
     return supervised_to_dict(dataset, text2self=False)
   return _renamed(dataset, dataset_name, {"inputs": inputs, "targets": targets})
 
 
 def load_tfds(
-  name: str, split: str, data_dir: str | None, *, as_supervised: bool
+  name: str, split: str, data_dir: str | None, *, as_supervised: bool, one_epoch: bool = False
 ) -> tf.data.Dataset:
-  """`tfds.load`; the split "train" repeats and is shuffled.
+  """`tfds.load`; the split "train" is shuffled, and repeats if not `one_epoch`.
 
   Of a divided input its part of the examples; see `input_shards.current`.
   """
@@ -161,7 +177,9 @@ def load_tfds(
     name, split=part, as_supervised=as_supervised, data_dir=data_dir, shuffle_files=train,
     read_config=tfds.ReadConfig(options=options),
   )  # fmt: skip
-  return dataset.repeat().shuffle(1000) if train else dataset
+  if not train:
+    return dataset
+  return (dataset if one_epoch else dataset.repeat()).shuffle(1000)
 
 
 @gin.configurable(module=_MODULE)
