@@ -461,6 +461,7 @@ def plural(words: str) -> str:
   if first not in ("a", "an") or not rest:
     return words
   noun, *more = rest[0].split(" or ", 1)
+  noun += "e" if noun.endswith(("h", "s")) else ""
   return " or ".join([f"{noun}s", *(plural(m) for m in more)])
 
 
@@ -541,6 +542,10 @@ FloatOrComplexTensor: TypeAlias = Annotated[
 ]
 NumberTensor: TypeAlias = Annotated[
   Tensor, _tensor_of("a tensor of numbers", _is_number, _CAST + " or mtf.to_int32({name})")
+]
+SignedTensor: TypeAlias = Annotated[
+  Tensor,
+  _tensor_of("a tensor of signed numbers", lambda d: _is_number(d) and not d.is_unsigned, _CAST),
 ]
 RealTensor: TypeAlias = Annotated[
   Tensor,

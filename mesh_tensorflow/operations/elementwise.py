@@ -15,6 +15,7 @@ from mesh_tensorflow.argument_kinds import (
   FloatTensor,
   NumberTensor,
   RealTensor,
+  SignedTensor,
   TensorOrScalar,
 )
 from mesh_tensorflow.errors import DTypeError
@@ -94,7 +95,7 @@ def tanh(x: FloatOrComplexTensor, name: str = "tanh") -> Tensor:
   return cwise(tf.tanh, [x], name=name, grad_function=_by_kernel(_raw.TanhGrad))
 
 
-def negative(x: NumberTensor, name: str = "negative") -> Tensor:
+def negative(x: SignedTensor, name: str = "negative") -> Tensor:
   """Minus x, elementwise; arguments as `identity`."""
   return cwise(tf.negative, [x], name=name, grad_function=lambda op, dy: [negative(dy)])
 
@@ -159,7 +160,7 @@ def softplus(x: FloatTensor) -> Tensor:
   return cwise(tf.math.softplus, [x], name="softplus")
 
 
-def sign(x: NumberTensor, name: str = "sign") -> Tensor:
+def sign(x: SignedTensor, name: str = "sign") -> Tensor:
   """-1, 0 or 1; no gradient; arguments as `identity`."""
   return cwise(tf.sign, [x], name=name, grad_function=0)
 
@@ -216,7 +217,7 @@ def mtf_pow(x: FloatTensor, y: TensorOrScalar) -> Tensor:
   return exp(log(x) * y)
 
 
-def mtf_abs(x: NumberTensor) -> Tensor:
+def mtf_abs(x: SignedTensor) -> Tensor:
   """|x|, elementwise; the gradient is dy * sign(x).
 
   Args:
