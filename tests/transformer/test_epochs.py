@@ -145,7 +145,7 @@ def test_seen_examples_are_not_read_one_by_one(steps, tmp_path):
   first = 1_000_000 % (rows * epochs.EPOCHS_OF_AN_ERA // BATCH) * BATCH
   values = np.array([i * 370 + j for i in range(10) for j in range(370 + i)])
   values = values[[j % rows for j in range(first, first + 3 * BATCH)]]
-  ahead = 100 * BATCH  # A call, and what is prefetched.
+  ahead = 200 * BATCH  # A call, and what is prefetched.
   said = []
   data = TrainingData(steps, files, None, "train", 1_000_000, say=said.append)
   np.testing.assert_array_equal(batches(data, 3, 3).reshape(-1), values)
@@ -179,7 +179,7 @@ def test_a_checkpoint_of_a_million_steps(tmp_path):
   trainer.global_step = 1_000_000
   trainer.save(asynchronous=False)
   read.clear()
-  again = program.make_trainer(**options)
+  again = program.make_trainer(**{**options, "steps_per_call": 2})
   again.train(counted, 1_000_002)
   assert len(again.losses) == 2
   assert 0 < len(read) <= 3000 + 100 * BATCH
