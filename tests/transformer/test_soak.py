@@ -19,7 +19,7 @@ def test_memory_does_not_grow(tmp_path, run_subprocess):
   run = run_subprocess(
     ["-m", "tests.transformer.soak_program", str(tmp_path / "m"), str(STEPS), str(EVERY)],
     timeout=7000,
-    # Large buffers go back to the system at once; else malloc may keep one of a checkpoint's (8 MB).
+    # Large buffers go back to the system at once; malloc may keep one of a checkpoint's (8 MB).
     env={"MALLOC_MMAP_THRESHOLD_": "131072"},
   )
   told = json.loads(run.stdout.splitlines()[-1])
