@@ -11,7 +11,7 @@ TF_CPP_MIN_LOG_LEVEL ?= 3
 export TF_CPP_MIN_LOG_LEVEL
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install test long fresh demo bench lint format wheel clean
+.PHONY: help venv install test long fresh demo bench docs lint format wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s  %s\n", $$1, $$2}' Makefile
@@ -40,6 +40,11 @@ bench: install ## measure against plain TensorFlow, PyTorch and Hugging Face, pr
 	  else echo "PyTorch could not be installed: the table goes without its rows."; fi; }
 	$(PY) -m benchmarks.run
 
+docs: install ## build the documentation site into site/ (guides, API reference, pictures)
+	@test $(VENV)/.docs -nt setup.py || { $(PIP) install -e '.[docs]' && touch $(VENV)/.docs; }
+	$(PY) -m mkdocs build --strict --quiet
+	@echo "The site: site/index.html"
+
 lint: install ## check style and formatting
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -54,7 +59,7 @@ wheel: install ## build a wheel into dist/
 	rm -rf build
 
 clean: ## remove everything that make, Python and the tools made here, .venv too
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.created:

@@ -95,6 +95,7 @@ setup(
     "vocab": ["sentencepiece"],
     "bleu": ["sacrebleu"],
     "plot": ["matplotlib"],
+    "docs": ["mkdocs-material>=9.6,<10"],  # The site of `make docs`.
     # An extra of the archived package that others ask for; what it brought is in install_requires.
     "transformer": [],
   },
