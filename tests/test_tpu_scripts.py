@@ -1,11 +1,15 @@
-"""The scripts for TPU VMs, with a `gcloud` that notes its arguments; and the notebook, on CPU."""
+"""The scripts for TPU VMs, with a `gcloud` that notes its arguments; and the notebooks, on CPU."""
 
+import importlib.machinery
+import importlib.metadata
 import json
 import os
 import pathlib
 import re
 import shlex
 import subprocess
+import sys
+import types
 
 import pytest
 
@@ -139,28 +143,100 @@ def test_train(run_script, tmp_path):
   assert done.returncode == 2 and "give at least one gin file" in done.stderr
 
 
-def test_the_notebook_on_cpu(run_subprocess, tmp_path):
-  notebook = json.loads((SCRIPTS / "mesh_tensorflow_tpu.ipynb").read_text())
-  assert (notebook["nbformat"], notebook["metadata"]["accelerator"]) == (4, "TPU")
+def code_cells(name):
+  """The sources of the cells that run, after a look at the form of the notebook."""
+  notebook = json.loads((SCRIPTS / name).read_text())
+  assert notebook["nbformat"] == 4
+  assert notebook["metadata"].get("accelerator") == ("TPU" if "_tpu" in name else None)
   ids = [c["id"] for c in notebook["cells"]]
   assert len(set(ids)) == len(ids)
-  sources = []
-  for cell in notebook["cells"]:
-    if cell["cell_type"] != "code":
-      continue
+  cells = [c for c in notebook["cells"] if c["cell_type"] == "code"]
+  for cell in cells:
     assert cell["outputs"] == [] and cell["execution_count"] is None
-    source = "".join(cell["source"])
-    compile(source, cell["id"], "exec")
-    if "install" in cell["metadata"].get("tags", ()):
-      pinned = re.findall(r'"([a-z-]+)(==)?[\d.]*"', source)
-      assert ("tensorflow-tpu", "==") in pinned and ("gin-config", "==") in pinned
-    sources.append(source)
-  assert "STEPS = 300\n" in sources[4]
-  sources[4] = sources[4].replace("STEPS = 300\n", "STEPS = 12\n")
-  (tmp_path / "notebook.py").write_text("\n".join(sources))
-  done = run_subprocess([tmp_path / "notebook.py"], cwd=tmp_path)
-  assert "no TPU was found on this machine" in done.stdout
-  assert "Going on with 4 virtual devices of the CPU" in done.stdout
-  losses = [float(x) for x in re.findall(r"loss ([\d.]+)", done.stdout)]
+    compile("".join(cell["source"]), cell["id"], "exec")
+  assert cells[0]["metadata"]["tags"] == ["install"]
+  return ["".join(cell["source"]) for cell in cells]
+
+
+def run_notebook(name, steps, run_subprocess, folder):
+  """Runs the cells as one program, with fewer steps; what it prints."""
+  program = "\n".join(code_cells(name))
+  assert program.count("\nSTEPS = 300\n") == 1
+  (folder / "notebook.py").write_text(program.replace("STEPS = 300\n", f"STEPS = {steps}\n"))
+  return run_subprocess([folder / "notebook.py"], cwd=folder).stdout
+
+
+def test_the_tpu_notebook_on_cpu(run_subprocess, tmp_path):
+  printed = run_notebook("mesh_tensorflow_tpu.ipynb", 12, run_subprocess, tmp_path)
+  assert "no TPU was found on this machine" in printed
+  assert "Going on with 4 virtual devices of the CPU" in printed
+  losses = [float(x) for x in re.findall(r"loss ([\d.]+)", printed)]
   assert len(losses) == 7 and losses[-1] < losses[0] - 0.5
   assert (tmp_path / "mesh_tpu_checkpoints" / "checkpoint").exists()
+
+
+def test_the_cpu_notebook(run_subprocess, tmp_path):
+  printed = run_notebook("mesh_tensorflow_cpu.ipynb", 6, run_subprocess, tmp_path)
+  assert "batch:rows" in printed and "Bytes that one device sends" in printed
+  rows = re.findall(
+    r"^(?:batch|hidden|one device)\S* +((?:\d\.\d{5} ?){5})$", printed, re.MULTILINE
+  )
+  assert len(rows) == 4
+  first, *others = [[float(x) for x in row.split()] for row in rows]
+  assert first[-1] < first[0]
+  assert all(abs(a - b) < 2e-5 for other in others for a, b in zip(first, other))
+  assert "step       6/6  loss" in printed and "2 lines decoded" in printed
+  assert (tmp_path / "texts.txt-6").read_text(errors="replace").startswith("def main")
+
+
+@pytest.fixture
+def install_cell(monkeypatch, tmp_path):
+  """Runs the cell that installs, with other versions installed; returns what pip is given."""
+
+  def run(versions):
+    def version(package):
+      if package in versions:
+        return versions[package]
+      raise importlib.metadata.PackageNotFoundError(package)
+
+    calls = []
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(subprocess, "run", lambda command, check: calls.append(command[5:]))
+    monkeypatch.chdir(tmp_path)
+    exec(code_cells("mesh_tensorflow_cpu.ipynb")[0], {})
+    return calls
+
+  return run
+
+
+def test_both_notebooks_install_alike():
+  tpu, cpu = (code_cells(f"mesh_tensorflow_{kind}.ipynb")[0] for kind in ("tpu", "cpu"))
+  assert tpu == cpu
+  pinned = re.findall(r'"([a-z-]+)(==)?[\d.]*"', cpu)
+  assert ("tensorflow-tpu", "==") in pinned and ("gin-config", "==") in pinned
+
+
+def test_the_notebooks_install_nothing_where_the_package_is(install_cell):
+  assert install_cell({"mesh-tensorflow": "1.0.0.dev0"}) == []
+
+
+def test_the_notebooks_take_the_wheel_beside_them(install_cell, tmp_path):
+  (tmp_path / "mesh_tensorflow-1.0-py3-none-any.whl").write_text("")
+  wheel = ["--no-deps", "mesh_tensorflow-1.0-py3-none-any.whl"]
+  old, others, last = install_cell({"mesh-tensorflow": "0.1.21", "tensorflow": "1.15.0"})
+  assert old == ["tensorflow==2.18.0"] and last == wheel
+  assert "gin-config==0.5.0" in others
+  # A TensorFlow that suits stays.
+  assert install_cell({"tensorflow": "2.19.1"}) == [others, wheel]
+
+
+def test_the_notebooks_ask_for_a_wheel_on_colab(install_cell, monkeypatch):
+  with pytest.raises(RuntimeError, match="set SOURCE above"):
+    install_cell({"tensorflow": "2.19.1"})
+  colab, google = types.ModuleType("google.colab"), types.ModuleType("google")
+  colab.files = types.SimpleNamespace(upload=lambda: {"chosen.whl": b""})
+  for module in (google, colab):
+    module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+  google.colab = colab
+  assert install_cell({"tensorflow": "2.19.1"})[-1] == ["--no-deps", "chosen.whl"]
