@@ -246,10 +246,11 @@ def _converts(convert: Callable[[Any], Any], value: Any) -> bool:
 
 
 class _Number(Kind):
-  """An int or a float; or an array or tf.Tensor of no dimensions."""
+  """An int or a float, or a complex; or an array or tf.Tensor of no dimensions."""
 
-  def __init__(self, whole: bool, error: type[MeshError] = ArgumentError):
+  def __init__(self, whole: bool, error: type[MeshError] = ArgumentError, real: bool = True):
     self.whole = whole
+    self.real = real
     self.error = error
     self.is_about_lowering = not whole
     self.words = "an integer" if whole else "a number"
@@ -260,6 +261,8 @@ class _Number(Kind):
       return _converts(operator.index, value)
     if getattr(value, "shape", None) is not None and hasattr(value, "dtype"):
       return not isinstance(value, Tensor) and len(value.shape) == 0
+    if isinstance(value, complex):
+      return not self.real
     return hasattr(value, "__float__") and not isinstance(value, (str, bytes))
 
 
@@ -565,7 +568,7 @@ IntTensor: TypeAlias = Annotated[
 DTypeLike: TypeAlias = Annotated[Any, _DType()]
 FloatDTypeLike: TypeAlias = Annotated[Any, _FloatDType()]
 # A number, or an array or tf.Tensor of no dimensions.
-Scalar: TypeAlias = Annotated[Any, _Number(whole=False, error=DTypeError)]
+Scalar: TypeAlias = Annotated[Any, _Number(whole=False, error=DTypeError, real=False)]
 TensorOrScalar: TypeAlias = Tensor | Scalar
 NumberOrScalar: TypeAlias = NumberTensor | Scalar
 RealOrScalar: TypeAlias = RealTensor | Scalar

@@ -166,7 +166,9 @@ class TestHooks:
 
   @pytest.mark.parametrize("hook", [mtf.MtfRestoreHook, mtf.MtfCheckpointSaverListener])
   def test_needs_a_lowering(self, hook):
-    with pytest.raises(mtf.GraphError, match=f"{hook.__name__} takes the mtf.Lowering"):
+    with pytest.raises(
+      mtf.GraphError, match=f"{hook.__name__}: lowering must be an mtf.Lowering, got None"
+    ):
       hook(None)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import errno
 import functools
 import logging
 import os
@@ -303,7 +302,7 @@ class Checkpointer:
         self._spool = self._spool or self._new_spool(size)
         self._spool.begin(size)
         pieces = self._pieces(owned, in_background, self._spool)
-      except OSError as e:
+      except (OSError, StorageError) as e:
         _LOG.warning(
           "no copy of the values of step %d can be made in %s: %s; the training waits until its "
           "checkpoint is written",
@@ -326,14 +325,14 @@ class Checkpointer:
     """A temporary file that leaves enough room for the checkpoint.
 
     Raises:
-      OSError: there is no room for both.
+      StorageError: there is no room for both.
     """
     place = self._snapshot_folder()
     free = keeping.free_bytes(place)
     if free is not None and "://" not in self._directory:
       is_beside = os.stat(place).st_dev == os.stat(self._directory).st_dev
       if is_beside and free < size + self._needed_bytes():
-        raise OSError(errno.ENOSPC, "there is no room for it beside the checkpoint")
+        raise StorageError("there is no room for it beside the checkpoint")
     return Spool(place)
 
   def _close_spool(self) -> None:

@@ -279,9 +279,8 @@ def write_state(directory: str, state: State) -> None:
 
 
 def _name_in(directory: str, path: str) -> str:
-  name = folder_lib.relative(directory, path)
-  assert name is not None, path  # `read_state` and `publish` give no others.
-  return name
+  folder_lib.inside(directory, path)  # `read_state` and `publish` give no others.
+  return folder_lib.relative(directory, path) or ""
 
 
 # ------------------------------------------------------------------------- remains

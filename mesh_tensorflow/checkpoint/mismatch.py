@@ -17,7 +17,7 @@ _CAUSES = 3  # More dimensions than these explain nothing.
 Change = tuple[str, int, int]
 
 
-def error(
+def not_of_this_model(
   path: str,
   missing: Sequence[str],
   unexpected: Sequence[str],

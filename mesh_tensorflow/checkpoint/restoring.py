@@ -13,6 +13,7 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint import files, mismatch, reader, verification
 from mesh_tensorflow.checkpoint.files import INDEX, MANIFEST
 from mesh_tensorflow.checkpoint.meeting import of_chief, raise_together
+from mesh_tensorflow.checkpoint.mismatch import not_of_this_model
 from mesh_tensorflow.checkpoint.verification import Damage, all_damaged, damaged_error
 from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError
 from mesh_tensorflow.lowering import RUN_COUNTER
@@ -189,7 +190,7 @@ def restore(
       wrong = [[] if ignored else names for names, ignored in zip(strict, allowed)]
       if any(wrong):
         changes = [_changes(found, *wanted[n]) for n in comparison.mismatched]
-        raise mismatch.error(checkpoint, *wrong, changes if wrong[2] else [])
+        raise not_of_this_model(checkpoint, *wrong, changes if wrong[2] else [])
       result = _read(checkpoint, found, comparison, wanted)
     except CheckpointError as e:
       error = e

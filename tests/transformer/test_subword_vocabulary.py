@@ -168,7 +168,7 @@ def test_models_with_other_ids_are_refused():
 
 def test_without_sentencepiece(monkeypatch):
   monkeypatch.setitem(sys.modules, "sentencepiece", None)
-  with pytest.raises(errors.ConfigError, match=r"pip install mesh-tensorflow\[vocab\].*byte"):
+  with pytest.raises(errors.ConfigError, match="pip install sentencepiece.*byte"):
     sv.train_subword_vocabulary(TEXT, 44)
 
 

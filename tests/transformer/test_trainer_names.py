@@ -233,7 +233,8 @@ def test_vocabularies_and_lines(tmp_path):
   assert utils.get_inputs_from_file(path) == ["a b", "3", "# c", "", "d"]
   assert utils.get_inputs_from_file(path, ignore_comments=True) == ["a b", "3", "", "d"]
   utils.write_lines_to_file([], path)
-  assert utils.get_inputs_from_file(path) == []
+  with pytest.raises(errors.DataError, match="is empty"):
+    utils.get_inputs_from_file(path)
 
 
 def test_names_that_other_packages_import():
