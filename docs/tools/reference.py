@@ -255,12 +255,12 @@ def _members(cls: type) -> Iterator[tuple[str, Any]]:
 def _index(places: dict[str, str], paths: list[str]) -> str:
   lines = ["# API reference", ""]
   lines += ["Everything that programs may use, from its docstring. `mtf` is `mesh_tensorflow`.", ""]
-  titles = {_slug(title): intro for title, intro, *_ in [*LANGUAGE, OTHER]}
+  titles = {_slug(title): (title, intro) for title, intro, *_ in [*LANGUAGE, OTHER]}
   for path in paths:
     name = path.removeprefix("reference/").removesuffix(".md")
-    module = f"{PACKAGE}.{name}"
-    about = titles.get(name) or docstrings.summary(getattr(sys.modules.get(module), "__doc__", ""))
-    lines.append(f"- [{name}]({name}.md): {docstrings.escaped(about)}")
+    doc = docstrings.summary(getattr(sys.modules.get(f"{PACKAGE}.{name}"), "__doc__", ""))
+    title, about = titles.get(name, (name, doc))
+    lines.append(f"- [{title}]({name}.md): {docstrings.escaped(about)}")
   lines += ["- [gin](gin.md): what gin files can bind.", "", "## All names", ""]
   for anchor, path in sorted(places.items(), key=lambda p: p[0].rpartition(".")[2].lower()):
     module, _, name = anchor.rpartition(".")
