@@ -138,7 +138,11 @@ def main(argv: list[str]) -> None:
   parser.add_argument("--steps", type=int, default=1, help="steps in the profile")
   parser.add_argument("--rows", type=int, default=15, help="rows of each table")
   flags = parser.parse_args(argv)
-  by_name, by_type = read(find_profile(flags.path))
+  path = find_profile(flags.path)
+  try:
+    by_name, by_type = read(path)
+  except (AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
+    raise SystemExit(f"{path} is no profile of TensorFlow's (an .xplane.pb file), or is cut") from e
   print(table("operations", by_name, flags.steps, flags.rows))
   print()
   print(table("types of operations", by_type, flags.steps, flags.rows))

@@ -69,6 +69,11 @@ def test_the_table_is_of_one_step(tmp_path, capsys):
   assert second.startswith("types") and kind.split()[-1] == "MatMul"
 
 
-def test_a_folder_without_a_profile(tmp_path):
+def test_a_folder_without_a_profile_and_files_that_are_none(tmp_path):
   with pytest.raises(SystemExit, match="no profile"):
     read_profile.main([str(tmp_path)])
+  whole = profile(EVENTS)
+  for content in (b"# A text, and no profile.\n", whole[: len(whole) // 2], b"\x0a"):
+    (tmp_path / "other").write_bytes(content)
+    with pytest.raises(SystemExit, match="is no profile"):
+      read_profile.main([str(tmp_path / "other")])

@@ -89,7 +89,10 @@ def _meanings(c: reference.Configurable) -> dict[str, str]:
     see = re.match(r"see `([\w.]+)`", meaning)
     there = _found(see[1]) if see else there
     if there is not None and (see or meaning == "see there."):
-      meaning = docstrings.arguments(there).get(parameter, "") or meaning
+      said = docstrings.arguments(there)
+      # `run.train_dataset_fn` is the `dataset_fn` of what it is given to.
+      name = next((n for n in (parameter, parameter.partition("_")[2]) if n in said), None)
+      meaning = said[name] if name else meaning
     elif meaning == "see above.":
       meaning = f"see `{c.name}` in the reference."
     found[parameter] = meaning or docstrings.summary(inspect.getdoc(c.value))
