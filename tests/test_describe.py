@@ -551,7 +551,7 @@ def test_wrong_arguments():
   graph, _ = new_mesh()
   with pytest.raises(GraphError, match="mesh_shape is missing"):
     describe(graph, "a:r")
-  with pytest.raises(GraphError, match=r"mtf\.Graph or an mtf\.function"):
+  with pytest.raises(GraphError, match=r"must be an mtf\.Graph or an mtf\.Function"):
     describe("graph", "a:r", "r:2")
 
 

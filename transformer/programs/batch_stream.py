@@ -158,7 +158,7 @@ class BatchStream:
       before = np.concatenate([[self.last_row], rows[:-1]])
       for last in before[(rows == 0) & (before >= 0)][:1].tolist():
         self._ends_at(last)
-        if last + 1 < self._epochs.rows:
+        if last + 1 < self._epochs.rows and not self._epochs.may_be_short:
           return None
     self.last_row = int(numbers[-1, -1])
     return tuple(features)

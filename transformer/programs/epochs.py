@@ -42,6 +42,8 @@ class Epochs:
     skips: whether `make` leaves out batches.
     whole_batches: whether each epoch begins with a new batch: what is left at the end of one is
       left out. So it is for data sets that skip.
+    may_be_short: whether an epoch may have fewer rows than a batch, which then goes over its end.
+      So it is for data sets that would repeat by themselves.
 
   Attributes:
     size: rows in an epoch, with `whole_batches` a multiple of `rows`; None: not known yet. It may
@@ -57,12 +59,14 @@ class Epochs:
     *,
     skips: bool = False,
     whole_batches: bool = False,
+    may_be_short: bool = False,
   ):
     self._make = make
     self.rows = rows
     self._seed = seed
     self.skips = skips
     self.whole_batches = whole_batches or skips
+    self.may_be_short = may_be_short
     self._of_an_era = EPOCHS_OF_AN_ERA
     self.size: int | None = None
     begin = seen if skips else 0

@@ -91,7 +91,8 @@ class TrainingData:
   Data that ends is repeated, and what it shuffles is in another order each time (see `Epochs`). So
   is that of a function which takes `skip` or `batch_rows`, but for what is left at its end after
   the last whole batch. Data without a whole batch is not: then there is none. A function that
-  takes `one_epoch` is asked not to repeat what it would repeat otherwise.
+  takes `one_epoch` is asked not to repeat what it would repeat otherwise; its epochs may be shorter
+  than a batch.
 
   Which examples are in which batch does not depend on the workers, unless `shard_input` is true.
   A data set function that takes `batch_rows` makes only the examples that this worker needs; of
@@ -158,7 +159,7 @@ class TrainingData:
 
     self._epochs = Epochs(
       make, read, seen_steps, steps.mesh_impl.variable_store.seed,
-      skips=skips, whole_batches=makes_rows,
+      skips=skips, whole_batches=makes_rows, may_be_short="one_epoch" in takes,
     )  # fmt: skip
     if examples_in_epoch and self._epochs.size is None and shard.count == 1:
       self._epochs.size = examples_in_epoch * read // batch
