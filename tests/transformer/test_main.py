@@ -107,7 +107,7 @@ def test_training_twice_goes_on_where_it_stopped(tmp_path, text_file, capsys):
   [
     (["run.train_stepz = 3"], errors.ConfigError, "no parameter 'train_stepz'"),
     (["rum.train_steps = 3"], errors.ConfigError, "did you mean.*run"),
-    (["run.mode = 'trian'"], errors.ConfigError, "run.mode = 'trian'.*'train', 'eval'.*did you mean train"),
+    (["run.mode = 'trian'"], errors.ConfigError, "run.mode = 'trian'.*'train'.*did you mean train"),
     (["run.model_type = 'gpt'"], errors.ConfigError, "run.model_type = 'gpt'.*'bitransformer'"),
     (["text_file = 'nowhere.txt'"], errors.DataError, "nowhere.txt"),
     (["text_file = '{empty}'"], errors.DataError, "empty"),
