@@ -223,7 +223,8 @@ def _entry(same: list[Name]) -> list[str]:
   """Heading, signature, docstring, and the methods of a class."""
   name = same[0]
   anchors = "".join(f'<a id="{n.anchor}"></a>' for n in same[1:])
-  heading = ", ".join(n.shown for n in same)
+  # The page says the module.
+  heading = ", ".join(n.shown if n.module == PACKAGE else n.name for n in same)
   lines = [f"### {heading} {{#{name.anchor}}}", "", *([anchors, ""] if anchors else [])]
   value = name.value
   if not callable(value):
