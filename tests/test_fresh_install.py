@@ -72,6 +72,10 @@ def test_verdicts(code, output, problem):
 def test_ci_runs_all_trials(repository: pathlib.Path):
   assert "make fresh" in (repository / ".ci" / "run").read_text()
   recipe = subprocess.run(
-    ["make", "-n", "fresh"], cwd=repository, capture_output=True, text=True, check=True
+    ["make", "--no-print-directory", "-n", "fresh"],
+    cwd=repository,
+    capture_output=True,
+    text=True,
+    check=True,
   )
   assert recipe.stdout.strip().endswith("tests/fresh_install.py")

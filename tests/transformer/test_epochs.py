@@ -215,3 +215,18 @@ def test_data_that_can_be_read_once_only(steps):
 
   with pytest.raises(errors.DataError, match="ended after 2 of 10 steps.*read several times"):
     program.make_trainer().train(function, 10)
+
+
+@pytest.mark.parametrize("lengths", [[5] * 4 * BATCH, [program.LENGTH, 5] * BATCH])
+def test_examples_of_other_lengths_than_the_models(lengths, steps):
+  """Where the data set does not say how long they are; all of them, or some."""
+
+  def ragged(sequence_length, vocabulary, dataset_split):
+    spec = {"targets": tf.TensorSpec([None], tf.int32)}
+    rows = lambda: ({"targets": [1] * n} for n in lengths)  # noqa: E731
+    return tf.data.Dataset.from_generator(rows, output_signature=spec)
+
+  told = r"run.sequence_length says; .* dataset.pack_or_pad .*\[.*5"
+  with pytest.raises(errors.DataError, match=told) as caught:
+    batches(TrainingData(steps, ragged, None, "train"), 2)
+  assert len(str(caught.value).splitlines()) == 1

@@ -541,13 +541,14 @@ def test_two_workers_train_on_shards_and_go_on(tmp_path):
     "dataset.pretokenized_t2t_dataset.text2self = True",
     f"dataset.pretokenized_t2t_dataset.data_dir = '{tmp_path}'",
   ]
-  whole = tmp_path / "whole"
-  saved = "run.checkpoint_input_pipeline = True"
-  program.run(2, sharded(whole, *records, saved))
-  assert sorted(program.losses(whole)) == list(range(1, 9))
-  for i in range(2):
-    assert len(list(whole.glob(f"*-8.with-input_pipeline_shard_{i}_of_2_*-0000{i}.index"))) == 1
-  for folder, more in ((tmp_path / "skipped", []), (tmp_path / "saved", [saved])):
+  # Where the position is saved, batches do not go over the end of an epoch: another order.
+  for more in ([], ["run.checkpoint_input_pipeline = True"]):
+    whole, folder = tmp_path / f"whole{len(more)}", tmp_path / f"gone_on{len(more)}"
+    program.run(2, sharded(whole, *records, *more))
+    assert sorted(program.losses(whole)) == list(range(1, 9))
+    for i in range(2):
+      positions = list(whole.glob(f"*-8.with-input_pipeline_shard_{i}_of_2_*-0000{i}.index"))
+      assert len(positions) == len(more)
     shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("*-8.*", "events*"))
     program.run(2, sharded(folder, *records, *more))
     assert sorted(program.losses(folder)) == list(range(5, 9))

@@ -452,7 +452,8 @@ def test_embeddings(cls, kwargs, variables):
   gin.bind_parameter("get_vocab_embedding_cls.cls", cls)
   for key, value in kwargs.items():
     gin.bind_parameter(f"{cls.__name__}.{key}", value)
-  made = inventory([[t.DenseReluDense, dict(hidden_size=5)]], loss_fn=lambda *args: None)
+  mean = lambda _, __, logits, *more: mtf.reduce_mean(logits)  # noqa: E731
+  made = inventory([[t.DenseReluDense, dict(hidden_size=5)]], loss_fn=mean)
   found = {n: s for n, s in made.items() if n.startswith("transformer/embedding")}
   assert found == shapes({f"transformer/embedding{n}": d for n, d in variables.items()})
 

@@ -106,5 +106,5 @@ def test_a_training_whose_steps_are_all_skipped_stops(monkeypatch, cpu_devices):
 
 
 def test_unknown_choice():
-  with pytest.raises(errors.ConfigError, match="run.nonfinite 'ignore' is unknown"):
+  with pytest.raises(errors.ConfigError, match="nonfinite = 'ignore'.*'stop', 'skip'"):
     program.make_trainer(nonfinite="ignore")

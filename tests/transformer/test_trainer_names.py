@@ -136,6 +136,9 @@ def test_new_checkpoints_are_waited_for(wanted, folder, monkeypatch, caplog):
       if step == 32:
         named.append(small_checkpoints.damage(path))
         (folder / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-32"\n')
+        told_by = time.monotonic() + 60
+        while "truncated" not in caplog.text and time.monotonic() < told_by:
+          time.sleep(0.05)
       time.sleep(0.5)
 
   tmp_path, named, seen = folder, [], []

@@ -7,7 +7,7 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gin
@@ -121,15 +121,23 @@ def did_you_mean(name: str, legal: Iterable[str], cutoff: float = 0.6) -> str:
 def similar(name: str, legal: Iterable[str], cutoff: float = 0.6) -> list[str]:
   """Up to three names that resemble one: by their letters, or it is a part or initials of them."""
   names = sorted(set(legal))
+  return (_by_letters(name, names, cutoff, 3) or _by_parts(name, names))[:3]
+
+
+def _by_letters(name: str, names: Sequence[str], cutoff: float, most: int) -> list[str]:
+  """Names that resemble one by their letters; first those in another case: "self_attention"."""
+  plain = [n for n in names if _plain(n) == _plain(name)]
+  close = difflib.get_close_matches(name, names, n=most, cutoff=cutoff)
+  return list(dict.fromkeys(plain + close))
+
+
+def _by_parts(name: str, names: Sequence[str]) -> list[str]:
+  """Names with a part or initials: "adam" of AdamWeightDecayOptimizer, "lr" of learning_rate."""
   plain = _plain(name)
-  close = difflib.get_close_matches(name, names, n=3, cutoff=cutoff)
-  # In another case: "self_attention".
-  close = [n for n in names if _plain(n) == plain] + close
-  if not close and len(plain) > 1:
-    # "adam" of AdamWeightDecayOptimizer, and "lr" of learning_rate_schedule.
-    close = [n for n in names if len(plain) > 2 and plain in _plain(n)]
-    close = close or [n for n in names if _initials(n).startswith(plain)]
-  return list(dict.fromkeys(close))[:3]
+  if len(plain) < 2:
+    return []
+  found = [n for n in names if len(plain) > 2 and plain in _plain(n)]
+  return found or [n for n in names if _initials(n).startswith(plain)]
 
 
 def _plain(name: str) -> str:
@@ -173,17 +181,19 @@ def is_constant(name: str) -> bool:
 
 def similar_names(selector: str) -> list[str]:
   """Up to three names of configurables that resemble one which does not exist."""
-  *_, last = selector.split(".")
+  last = selector.rpartition(".")[2]
   names = _registered_names()
-  close = similar(selector, names) + similar(last, names)
-  found: list[str] = []
-  for name in close:
-    for whole in whole_selectors(name):
-      # With the module, if the module is what was wrong.
-      short = ".".join(whole.split(".")[-2:]) if "." in selector else shortest(whole)
-      if short not in found:
-        found.append(short)
+  # Many names: some of them are of functions and classes that gin does not know.
+  close = [n for x in (selector, last) for n in _by_letters(x, names, 0.6, 50)]
+  found = _known(close, selector) or _known(_by_parts(last, names), selector)
   return found[:3]
+
+
+def _known(names: Iterable[str], selector: str) -> list[str]:
+  """What gin knows of some names; with the module, if the module is what was wrong."""
+  wholes = [whole for name in names for whole in whole_selectors(name)]
+  short = [".".join(w.split(".")[-2:]) if "." in selector else shortest(w) for w in wholes]
+  return list(dict.fromkeys(short))
 
 
 def _registered_names() -> list[str]:

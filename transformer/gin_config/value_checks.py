@@ -238,8 +238,10 @@ def rule_of(owner: str, parameter: inspect.Parameter) -> Rule | None:
   own = _OF_OWNERS.get(owner, {}).get(parameter.name)
   if own is not None:
     return own
-  if str(parameter.annotation).startswith("Callable["):
-    return CALLABLE if parameter.default is not None else CALLABLE.or_none()
+  annotation = str(parameter.annotation)
+  if annotation.startswith("Callable["):
+    may_be_none = parameter.default is None or annotation.endswith("| None")
+    return CALLABLE.or_none() if may_be_none else CALLABLE
   kinds = _kinds(parameter.annotation)
   found = [_OF_KINDS[k] for k in kinds if k in _OF_KINDS]
   if not kinds or len(found) + ("None" in kinds) < len(kinds):

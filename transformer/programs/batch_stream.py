@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 
@@ -9,10 +10,16 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
+from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.programs.epochs import Epochs, Place
 
 # How often what an epoch has may turn out to be something else, while seen batches are left out.
 _TRIES = 3
+
+# What TensorFlow says where the data set itself does not know how long its examples are.
+_OTHER_LENGTHS = re.compile(
+  r"(Incompatible shapes at component|Cannot (batch|add) tensor)[^\n]*?(?= \[Op:|\n|$)"
+)
 
 
 class BatchStream:
@@ -128,7 +135,7 @@ class BatchStream:
     """The next batches, up to `most` of them; None at the end of data that cannot be repeated."""
     part, self._held = self._held, None
     while part is None:
-      part = next(self.iterator, None)
+      part = self._next()
       if part is not None:
         part = self._without_numbers(part)
         if part is None:
@@ -140,6 +147,19 @@ class BatchStream:
       self._held = tuple(x[most:] for x in part)
       part = tuple(x[:most] for x in part)
     return part
+
+  def _next(self) -> tuple[tf.Tensor, ...] | None:
+    """What the iterator gives; examples of other lengths than the model's are a `DataError`."""
+    try:
+      return next(self.iterator, None)
+    except tf.errors.InvalidArgumentError as e:
+      wrong = _OTHER_LENGTHS.search(str(e))
+      if wrong is None:
+        raise
+      raise DataError(
+        "examples of the training data have not the length that run.sequence_length says; pad or "
+        f"cut them with dataset.pack_or_pad (TensorFlow: {wrong[0]})"
+      ) from e
 
   def _next_era(self) -> bool:
     """Begins it, if there is one: False if the data is at an end for good."""

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import workers
-from mesh_tensorflow.checkpoint.files import MANIFEST
+from mesh_tensorflow.checkpoint.files import MANIFEST, attached_sizes
 from mesh_tensorflow.checkpoint.restoring import EXTRA
 from mesh_tensorflow.errors import NonFiniteError
 from mesh_tensorflow.lowering import RUN_COUNTER
@@ -75,8 +75,8 @@ class TrainingCheckpoints:
         self.began = int(reader.get_tensor(EXTRA + _BEGAN))
       elif not tf.io.gfile.exists(self.newest + MANIFEST):
         # Its data was other data, or in another order.
-        own = (EXTRA, RUN_COUNTER)
-        self.is_foreign = not any(n.startswith(own) for n in reader.get_variable_to_shape_map())
+        own = any(n.startswith((EXTRA, RUN_COUNTER)) for n in reader.get_variable_to_shape_map())
+        self.is_foreign = not own and not attached_sizes(self.newest)
         self.began = self.saved_step if self.is_foreign else None
 
   def is_due(self, before: int, step: int, last: int) -> bool:
