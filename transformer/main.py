@@ -199,7 +199,15 @@ def console_main() -> None:
   parent_watch.end_with_launcher()
   logging.set_verbosity(logging.WARNING)
   command_line.find_modules_here()
-  app.run(_as_worker, flags_parser=lambda argv: command_line.parse_flags(argv, __doc__ or ""))
+  try:
+    app.run(_as_worker, flags_parser=lambda argv: command_line.parse_flags(argv, __doc__ or ""))
+  except SystemExit as e:
+    if isinstance(e.code, int) and e.code:
+      # An error leaves iterators of data sets behind. Python's end may wait for ever for the thread
+      # of one that calls Python (`tf.data.Dataset.from_generator`).
+      _flush()
+      os._exit(e.code)
+    raise
 
 
 if __name__ == "__main__":

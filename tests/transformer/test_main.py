@@ -151,3 +151,34 @@ def test_too_long_text_is_an_error_when_asked(tmp_path, text_file):
   ]
   with pytest.raises(errors.DataError, match="32"):
     run(tmp_path, text_file, "run.train_steps = 5", *bindings)
+
+
+_GENERATOR = """
+import gin
+import tensorflow as tf
+
+
+@gin.configurable
+def endless(sequence_length, vocabulary, dataset_split):
+  def rows():
+    while True:
+      yield {"targets": [1, 2, 3]}
+
+  spec = {"targets": tf.TensorSpec([None], tf.int32)}
+  return tf.data.Dataset.from_generator(rows, output_signature=spec)
+"""
+
+
+@pytest.mark.subprocess
+def test_an_error_ends_a_program_whose_data_calls_python(tmp_path, run_subprocess):
+  """Python waits for the threads of such data sets when it ends, and they may wait for Python."""
+  (tmp_path / "mymod.py").write_text(_GENERATOR)
+  bindings = ["run.train_dataset_fn = @endless", "run.mesh_shape = ''", "run.layout_rules = ''"]
+  sizes = ["d_model = 8", "num_layers = 1", "run.train_steps = 5"]
+  done = run_subprocess(
+    ["-m", "mesh_tensorflow.transformer.main", "--model_dir=m", "--module_import=mymod",
+     "--gin_file=problems/stdlib_lm.gin", *(f"--gin_param={b}" for b in [*bindings, *sizes])],
+    cwd=tmp_path, check=False, timeout=120,
+  )  # fmt: skip
+  assert done.returncode == 2, done.stderr
+  assert done.stderr.splitlines()[-1].startswith("DataError: examples of the training data")

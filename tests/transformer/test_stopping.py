@@ -33,10 +33,12 @@ def send(number: int, after: float = 0.0) -> None:
 def signal_in_call(monkeypatch, number: int, at: int) -> None:
   """Sends a signal while TensorFlow does the steps of the call that begins at a step, or later."""
   running = stopping.StopRequests.running
+  sent = []
 
   def watched(self, done, saved):
     running(self, done, saved)
-    if done >= at and not self.requested:
+    if done >= at and not sent:
+      sent.append(done)
       send(number, 0.3)
 
   monkeypatch.setattr(stopping.StopRequests, "running", watched)
