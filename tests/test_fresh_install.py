@@ -19,6 +19,7 @@ def environment(tmp_path_factory) -> fresh_install.FreshEnvironment:
   return fresh_install.FreshEnvironment(tmp_path_factory.mktemp("fresh"))
 
 
+@pytest.mark.long  # `.ci/run` runs all trials, by `make fresh`.
 @pytest.mark.parametrize(
   "name",
   [
@@ -32,6 +33,7 @@ def test_trial(environment, name):
   assert not problem
 
 
+@pytest.mark.long
 def test_environment_has_what_the_wheel_asks_for_and_no_more(environment):
   names = {path.name.lower() for path in environment.site.iterdir()}
   assert {"mesh_tensorflow", "tensorflow", "gin", "tqdm"} <= names

@@ -87,7 +87,11 @@ def test_the_order_is_that_of_the_data_set_repeated(steps):
   assert (more != whole).any()  # Another era has another order.
 
 
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+  "function",
+  [FUNCTIONS[0], *(pytest.param(f, marks=pytest.mark.long) for f in FUNCTIONS[1:])],
+  ids=lambda f: f.__name__,
+)
 def test_saved_positions_go_on_over_epochs(function, steps, tmp_path):
   def make(seen):
     return TrainingData(steps, function, None, "train", seen).saved_with_checkpoints()

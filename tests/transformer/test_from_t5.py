@@ -126,6 +126,7 @@ def test_the_recipe(folder, pretrained, run_subprocess, tmp_path):
   assert (tmp_path / f"my_task_{STEP + 12}_predictions").read_text() == predictions
 
 
+@pytest.mark.long
 def test_a_new_folder_with_init_checkpoint(folder, pretrained, capsys):
   path = folder / pretrained / f"model.ckpt-{STEP}"
   init = f"utils.run.init_checkpoint = '{path}'"

@@ -526,7 +526,14 @@ def sharded(folder, *bindings):
 
 
 @pytest.mark.subprocess
-def test_two_workers_train_on_shards_and_go_on(tmp_path):
+@pytest.mark.parametrize(
+  "more",
+  [
+    pytest.param([], id="skipped", marks=pytest.mark.long),
+    pytest.param(["run.checkpoint_input_pipeline = True"], id="saved"),
+  ],
+)
+def test_two_workers_train_on_shards_and_go_on(tmp_path, more):
   """Records that repeat, shuffled; stopped and gone on with, by skipping and by position."""
   generator = np.random.default_rng(0)
   for i in range(3):
@@ -542,17 +549,16 @@ def test_two_workers_train_on_shards_and_go_on(tmp_path):
     f"dataset.pretokenized_t2t_dataset.data_dir = '{tmp_path}'",
   ]
   # Where the position is saved, batches do not go over the end of an epoch: another order.
-  for more in ([], ["run.checkpoint_input_pipeline = True"]):
-    whole, folder = tmp_path / f"whole{len(more)}", tmp_path / f"gone_on{len(more)}"
-    program.run(2, sharded(whole, *records, *more))
-    assert sorted(program.losses(whole)) == list(range(1, 9))
-    for i in range(2):
-      positions = list(whole.glob(f"*-8.with-input_pipeline_shard_{i}_of_2_*-0000{i}.index"))
-      assert len(positions) == len(more)
-    shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("*-8.*", "events*"))
-    program.run(2, sharded(folder, *records, *more))
-    assert sorted(program.losses(folder)) == list(range(5, 9))
-    assert program.checkpoint_values(folder, 8) == program.checkpoint_values(whole, 8)
+  whole, folder = tmp_path / "whole", tmp_path / "gone_on"
+  program.run(2, sharded(whole, *records, *more))
+  assert sorted(program.losses(whole)) == list(range(1, 9))
+  for i in range(2):
+    positions = list(whole.glob(f"*-8.with-input_pipeline_shard_{i}_of_2_*-0000{i}.index"))
+    assert len(positions) == len(more)
+  shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("*-8.*", "events*"))
+  program.run(2, sharded(folder, *records, *more))
+  assert sorted(program.losses(folder)) == list(range(5, 9))
+  assert program.checkpoint_values(folder, 8) == program.checkpoint_values(whole, 8)
 
 
 @pytest.mark.subprocess

@@ -63,6 +63,7 @@ def test_what_fits_is_not_planned_and_not_counted_twice(plan, monkeypatch, caplo
   assert check._available() == memory.available_bytes() + 2 * plan.variables
 
 
+@pytest.mark.long
 def test_a_refusal_may_be_turned_off(plan, monkeypatch, caplog):
   assert len(train(monkeypatch, 0.3 * 2 * plan.total, MemoryCheck__refuse=False)[1]()) == 1
   assert "needs about" in caplog.text

@@ -237,6 +237,7 @@ def test_another_vocabulary_is_refused_in_programs_too(trained):
     estimator(other).restore_for_inference()
 
 
+@pytest.mark.long
 @pytest.mark.subprocess
 def test_all_workers_hear_of_it(tmp_path):
   """Of two, the one that reads the record and the other; the text of their training is gone."""

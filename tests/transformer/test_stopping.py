@@ -47,7 +47,10 @@ def signal_in_call(monkeypatch, number: int, at: int) -> None:
 # -------------------------------------------------------------- the loop of steps
 
 
-@pytest.mark.parametrize(("mesh", "implementation"), [("", "placement"), ("batch:2", "simd")])
+@pytest.mark.parametrize(
+  ("mesh", "implementation"),
+  [("", "placement"), pytest.param("batch:2", "simd", marks=pytest.mark.long)],
+)
 def test_a_long_call_ends_early_and_is_saved(
   mesh, implementation, tmp_path, monkeypatch, cpu_devices
 ):
