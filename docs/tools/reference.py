@@ -284,13 +284,16 @@ def configurables() -> list[Configurable]:
   """All configurables of the package. A parameter without a default has `inspect._empty`."""
   import gin
 
-  for module in public_modules():
+  # The last is imported by the gin file that uses it.
+  for module in (*public_modules(), f"{TRANSFORMER}.data.stdlib_text"):
     importlib.import_module(module)
   found = []
   # Gin has no public way to list what is registered.
   for selector, entry in gin.config._REGISTRY.items():
     value = entry.wrapped
-    if _defined_in(value).split(".")[0] != PACKAGE:
+    home = _defined_in(value)
+    # Gin may register anything, where a file asks for it.
+    if home.split(".")[0] != PACKAGE or ".gin_config." in home:
       continue
     signature = signatures.signature_of(value)
     parameters = {

@@ -183,10 +183,12 @@ def similar_names(selector: str) -> list[str]:
   """Up to three names of configurables that resemble one which does not exist."""
   last = selector.rpartition(".")[2]
   names = _registered_names()
-  # Many names: some of them are of functions and classes that gin does not know.
-  close = [n for x in (selector, last) for n in _by_letters(x, names, 0.6, 50)]
-  found = _known(close, selector) or _known(_by_parts(last, names), selector)
-  return found[:3]
+  for most in (3, 50):  # Many, if the nearest are of functions and classes that gin does not know.
+    close = [n for x in (selector, last) for n in _by_letters(x, names, 0.6, most)]
+    found = _known(close, selector)
+    if found:
+      return found[:3]
+  return _known(_by_parts(last, names), selector)[:3]
 
 
 def _known(names: Iterable[str], selector: str) -> list[str]:
