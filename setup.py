@@ -9,8 +9,8 @@ Four folders of the repository make one import package:
 
 A wheel lays them out as on the right. An editable install leaves the files where they are and maps
 the names; so does the package itself where a clone is imported as it lies, installed or not
-(`mesh_tensorflow/source_tree.py`). `mesh_tensorflow.transformer.gin_paths.gin_dir()` finds the gin
-files in all cases.
+(`mesh_tensorflow/environment/source_tree.py`). In all cases `gin_dir()` of
+`mesh_tensorflow.transformer.gin_paths` finds the gin files.
 """
 
 import pathlib

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 
-from mesh_tensorflow import quiet
+from mesh_tensorflow.environment import quiet
 
 quiet.import_tensorflow()
 

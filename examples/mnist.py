@@ -20,8 +20,9 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
-from mesh_tensorflow import checkpoint, layout_names
+from mesh_tensorflow import checkpoint
 from mesh_tensorflow.examples import mnist_dataset
+from mesh_tensorflow.meshes import layout_names
 
 CLASSES = mtf.Dimension("classes", 10)
 

@@ -23,7 +23,8 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
-from mesh_tensorflow import checkpoint, layout_names
+from mesh_tensorflow import checkpoint
+from mesh_tensorflow.meshes import layout_names
 
 ROWS = 10000
 

@@ -1,36 +1,33 @@
 """Every operation and name of the language, flat: `mesh_tensorflow.ops`."""
 
-from mesh_tensorflow import arguments, autograph, removed_names
-from mesh_tensorflow.devices import parallel, transpose_list_of_lists
-from mesh_tensorflow.dimensions import (
-  Dimension,
-  Shape,
-  anonymous_shape,
-  combined_dimension,
-  convert_to_dimension,
-  convert_to_shape,
-  is_subsequence,
-  list_product,
-  verify_no_new_dims,
-)
+from mesh_tensorflow import removed_names
+from mesh_tensorflow.arguments import checking
+from mesh_tensorflow.environment import autograph
 from mesh_tensorflow.errors import *  # noqa: F403
-from mesh_tensorflow.graph import Graph, Mesh, Operation, Tensor
-from mesh_tensorflow.hooks import MtfCheckpointSaverListener, MtfRestoreHook
-from mesh_tensorflow.laid_out import (
+from mesh_tensorflow.meshes.devices import parallel, transpose_list_of_lists
+from mesh_tensorflow.meshes.laid_out import (
   LazyAllreduceSum,
   LazyLaidOutTensor,
   compatible_lazy_allreduce_sums,
   convert_args_to_laid_out_tensors,
 )
-from mesh_tensorflow.layout import (
+from mesh_tensorflow.meshes.layout import (
   LayoutRules,
   TensorLayout,
   convert_to_layout_rules,
   tensor_dim_to_mesh_dim_size,
   tensor_dim_to_size_per_split,
 )
-from mesh_tensorflow.lowering import Lowering
-from mesh_tensorflow.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.processors import (
+  pnum_to_group,
+  pnum_to_processor_coordinates,
+  pnum_to_processor_coordinates_nd,
+  processor_coordinates_to_pnum,
+  processor_coordinates_to_pnum_map_nd,
+  processor_groups,
+)
+from mesh_tensorflow.operations import extremes  # noqa: F401 - it adds gradients
 from mesh_tensorflow.operations.assignments import (
   Assign,
   Depend,
@@ -75,7 +72,6 @@ from mesh_tensorflow.operations.constants import (
   ImportLaidOutTensorOperation,
   ImportOperation,
   constant,
-  import_fully_replicated,
   import_laid_out_tensor,
   import_tf_tensor,
   ones,
@@ -186,6 +182,7 @@ from mesh_tensorflow.operations.reduction import (
 from mesh_tensorflow.operations.reshape import (
   ReshapeOperation,
   anonymize,
+  import_fully_replicated,
   rename_dimension,
   replace_dimensions,
   reshape,
@@ -236,21 +233,27 @@ from mesh_tensorflow.operations.variables import (
   read_variable,
 )
 from mesh_tensorflow.operations.where import where
-from mesh_tensorflow.processors import (
-  pnum_to_group,
-  pnum_to_processor_coordinates,
-  pnum_to_processor_coordinates_nd,
-  processor_coordinates_to_pnum,
-  processor_coordinates_to_pnum_map_nd,
-  processor_groups,
+from mesh_tensorflow.program.dimensions import (
+  Dimension,
+  Shape,
+  anonymous_shape,
+  combined_dimension,
+  convert_to_dimension,
+  convert_to_shape,
+  is_subsequence,
+  list_product,
+  verify_no_new_dims,
 )
-from mesh_tensorflow.report import log_variable_sizes, pretty_print_counters
-from mesh_tensorflow.scope import get_variable_scope, variable_scope
+from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor
+from mesh_tensorflow.program.scope import get_variable_scope, variable_scope
+from mesh_tensorflow.running.hooks import MtfCheckpointSaverListener, MtfRestoreHook
+from mesh_tensorflow.running.lowering import Lowering
+from mesh_tensorflow.running.report import log_variable_sizes, pretty_print_counters
 
 _OF_SLICES = ("assign_slice", "assign_add_slice", "assign_sub_slice")
-arguments.check_functions(globals(), left_alone=_OF_SLICES)
+checking.check_functions(globals(), left_alone=_OF_SLICES)
 autograph.exempt(globals(), left_alone=_OF_SLICES)
 
-_MODULES = ("arguments", "autograph", "removed_names")
+_MODULES = ("checking", "extremes", "autograph", "removed_names")
 __all__ = [name for name in dir() if not name.startswith("_") and name not in _MODULES]
 __getattr__ = removed_names.attribute_hook(__name__)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import convert_to_shape
+from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
-from mesh_tensorflow.store import VariableStore
+from mesh_tensorflow.program.dimensions import convert_to_shape
 
 VARIABLES = {
   "transformer/embedding": ([("vocab", 16), ("d_model", 8)], tf.float32, tf.float32),

@@ -15,10 +15,10 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, errors
 from mesh_tensorflow.checkpoint import files, reader, snapshot
-from mesh_tensorflow.lowering import RUN_COUNTER
+from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.running.lowering import RUN_COUNTER
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
-from mesh_tensorflow.store import VariableStore
 from tests.checkpoint_stores import MESHES, VARIABLES, assert_holds, fill, make_store, values_of
 
 # --------------------------------------------------------------------- any layout

@@ -74,7 +74,7 @@ def test_process_killed_while_writing(run_subprocess, tmp_path):
 import os, signal, sys
 import tensorflow as tf
 from mesh_tensorflow import checkpoint
-from mesh_tensorflow.dimensions import convert_to_shape
+from mesh_tensorflow.program.dimensions import convert_to_shape
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 impl = PlacementMeshImpl("", "", [""])
 impl.variable_store.get(impl, "w", convert_to_shape([("n", 5)]), master_dtype=tf.float32,
@@ -130,7 +130,7 @@ import resource, signal
 import numpy as np
 import tensorflow as tf
 from mesh_tensorflow import (checkpoint, errors)
-from mesh_tensorflow.dimensions import convert_to_shape
+from mesh_tensorflow.program.dimensions import convert_to_shape
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 impl = PlacementMeshImpl("", "", [""])
 store = impl.variable_store

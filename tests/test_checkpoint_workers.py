@@ -19,10 +19,10 @@ import tensorflow as tf
 from mesh_tensorflow import checkpoint, errors, workers
 from mesh_tensorflow.checkpoint import meeting as meeting_module
 from mesh_tensorflow.checkpoint.meeting import Meeting
-from mesh_tensorflow.dimensions import convert_to_shape
-from mesh_tensorflow.layout import TensorLayout
-from mesh_tensorflow.processors import pnum_to_processor_coordinates
-from mesh_tensorflow.store import StoredVariable
+from mesh_tensorflow.meshes.layout import TensorLayout
+from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
+from mesh_tensorflow.meshes.store import StoredVariable
+from mesh_tensorflow.program.dimensions import convert_to_shape
 from tests import checkpoint_stores
 from tests.checkpoint_workers_program import SHAPES, values
 from tests.conftest import ROOT

@@ -8,12 +8,12 @@ import tensorflow as tf
 
 from mesh_tensorflow.collectives.base import Groups, fold
 from mesh_tensorflow.collectives.runtime import RELAY_BYTES, device_order
-from mesh_tensorflow.dimensions import convert_to_shape
 from mesh_tensorflow.errors import GraphError, ShapeError
-from mesh_tensorflow.laid_out import LaidOutTensor
-from mesh_tensorflow.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.laid_out import LaidOutTensor
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
-from mesh_tensorflow.processors import pnum_to_processor_coordinates
+from mesh_tensorflow.program.dimensions import convert_to_shape
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 
 MESHES = [

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import CollectiveError
-from mesh_tensorflow.laid_out import LaidOutTensor
+from mesh_tensorflow.meshes.laid_out import LaidOutTensor
 
 
 @contextlib.contextmanager

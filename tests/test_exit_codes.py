@@ -8,7 +8,8 @@ import signal
 
 import pytest
 
-from mesh_tensorflow import errors, exit_codes, workers
+from mesh_tensorflow import errors, workers
+from mesh_tensorflow.environment import exit_codes
 
 
 def test_the_codes_are_fixed():

@@ -11,7 +11,8 @@ import warnings
 import pytest
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import errors, installation, quiet
+from mesh_tensorflow import errors
+from mesh_tensorflow.environment import installation, quiet
 
 
 def install(folder, name: str, version: str) -> None:
@@ -81,7 +82,13 @@ def test_old_python(version):
 
 
 @pytest.mark.parametrize(
-  "name", ["__init__", "start", "installation", "quiet", "source_tree", "errors", "version"]
+  "name",
+  [
+    "__init__",
+    "errors",
+    "version",
+    *[f"environment/{n}" for n in ("__init__", "start", "installation", "quiet", "source_tree")],
+  ],
 )
 def test_old_python_gets_as_far_as_the_check(repository, name):
   """Its syntax, and no generic types (list[str]) outside annotations, which it does not know."""
@@ -176,7 +183,7 @@ def test_import_and_first_operation_say_nothing(run_subprocess):
     "import tensorflow as tf\n"
     "tf.ones([2]); tf.config.list_physical_devices()\n"
     "sys.stderr.write('end')\n"
-    "from mesh_tensorflow import quiet\n"
+    "from mesh_tensorflow.environment import quiet\n"
     "with quiet.held_back_notices():\n"
     "  os.abort()\n"
   )

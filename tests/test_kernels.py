@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import kernels
+from mesh_tensorflow.numerics import kernels
 
 PACKAGE = pathlib.Path(mtf.__file__).parent
 
@@ -213,4 +213,4 @@ def test_operations_call_limited_kernels_through_one_file():
     if calls and path.name not in ("kernels.py", "missing_operators.py"):
       found[path.relative_to(PACKAGE).as_posix()] = calls
   more = {name: n for name, n in found.items() if n > _FEW_AXES.get(name, 0)}
-  assert not more, f"call these through mesh_tensorflow/kernels.py: {more}"
+  assert not more, f"call these through mesh_tensorflow/numerics/kernels.py: {more}"

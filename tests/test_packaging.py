@@ -17,7 +17,8 @@ from collections.abc import Callable
 import pytest
 from packaging.requirements import Requirement
 
-from mesh_tensorflow import errors, installation, version
+from mesh_tensorflow import errors, version
+from mesh_tensorflow.environment import installation
 from mesh_tensorflow.transformer import gin_paths
 
 pytestmark = pytest.mark.subprocess

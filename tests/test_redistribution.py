@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mesh_tensorflow import redistribution
-from mesh_tensorflow.exchange import Exchange
-from mesh_tensorflow.redistribution import plan
+from mesh_tensorflow.meshes import redistribution
+from mesh_tensorflow.meshes.exchange import Exchange
+from mesh_tensorflow.meshes.redistribution import plan
 
 # ------------------------------------------------------------------ layouts and slices
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import remade_stores
+from mesh_tensorflow.meshes import remade_stores
 
 X = np.random.default_rng(0).normal(size=[4, 8]).astype(np.float32)
 

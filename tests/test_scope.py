@@ -7,8 +7,8 @@ import threading
 import pytest
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import scope
 from mesh_tensorflow.errors import GraphError
+from mesh_tensorflow.program import scope
 
 
 @pytest.fixture

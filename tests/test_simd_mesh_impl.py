@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import scope
 from mesh_tensorflow.collectives.failures import collective_errors
 from mesh_tensorflow.errors import CollectiveError, ConfigError, GraphError, MeshShapeError
-from mesh_tensorflow.laid_out import LaidOutTensor
+from mesh_tensorflow.meshes.laid_out import LaidOutTensor
+from mesh_tensorflow.program import scope
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 
 # (mesh shape, layout) of 1 to 8 devices for a program with dimensions batch, io and hidden.
@@ -442,7 +442,7 @@ import sys, time
 import tensorflow as tf
 from mesh_tensorflow.collectives.failures import collective_errors
 from mesh_tensorflow.errors import CollectiveError
-from mesh_tensorflow.laid_out import LaidOutTensor
+from mesh_tensorflow.meshes.laid_out import LaidOutTensor
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 
 tf.config.set_logical_device_configuration(
@@ -487,7 +487,7 @@ def test_a_processor_that_waits_in_vain_fails(collectives, run_subprocess):
 FAILING = """
 import sys
 import tensorflow as tf
-from mesh_tensorflow.mesh_impl import LaidOutTensor
+from mesh_tensorflow.meshes.mesh_impl import LaidOutTensor
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 
 tf.config.set_logical_device_configuration(

@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 import mesh_tensorflow
-from mesh_tensorflow import source_tree
+from mesh_tensorflow.environment import source_tree
 
 # The real package starts TensorFlow; what is to be seen here is how its parts find each other.
 _INIT = "from {name} import source_tree\nsource_tree.find_parts_beside(__path__)\n"

@@ -8,11 +8,11 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow import store as store_lib
-from mesh_tensorflow.dimensions import convert_to_shape
+from mesh_tensorflow.meshes import store as store_lib
+from mesh_tensorflow.meshes.store import LaidOutVariable, VariableStore
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.program.dimensions import convert_to_shape
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
-from mesh_tensorflow.store import LaidOutVariable, VariableStore
 
 SHAPE = convert_to_shape([("a", 8), ("b", 4)])
 LAYOUTS = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from mesh_tensorflow.tensorflow_mode import check_tensorflow2
+from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2
 
 # Each kind of program in a process: what is switched off cannot be switched on again.
 PROGRAM = """

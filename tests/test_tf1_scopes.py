@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import tf_scopes
 from mesh_tensorflow.errors import ArgumentError, VariableError
+from mesh_tensorflow.program import tf_scopes
 
 v1_scope = tf.compat.v1.variable_scope
 

@@ -8,9 +8,9 @@ from absl import flags
 from absl.testing import flagsaver
 
 from mesh_tensorflow import simd_mesh_impl
-from mesh_tensorflow.dimensions import convert_to_shape
 from mesh_tensorflow.errors import MeshShapeError
-from mesh_tensorflow.tpu import topology
+from mesh_tensorflow.meshes import topology
+from mesh_tensorflow.program.dimensions import convert_to_shape
 
 
 def test_folding_of_a_topology():

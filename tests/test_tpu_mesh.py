@@ -10,9 +10,9 @@ import tensorflow as tf
 from absl import flags
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import tpu_mesh
 from mesh_tensorflow.errors import ConfigError, MeshShapeError
-from mesh_tensorflow.tpu.topology import auto_logical_to_physical_tpu
+from mesh_tensorflow.meshes.topology import auto_logical_to_physical_tpu
+from mesh_tensorflow.tpu import mesh as tpu_mesh
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from mesh_tensorflow.errors import (
   UnsupportedError,
   VariableError,
 )
-from mesh_tensorflow.tpu_mesh_impl import StrategyMeshImpl
+from mesh_tensorflow.tpu.mesh_impl import StrategyMeshImpl
 from tests import tpu_rewrite
 from tests.transformer import lm_program
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mesh_tensorflow import tpu_mesh
 from mesh_tensorflow.errors import ConfigError, LayoutError
+from mesh_tensorflow.tpu import mesh as tpu_mesh
 from mesh_tensorflow.transformer import gin_config, utils
 
 BINDINGS = """

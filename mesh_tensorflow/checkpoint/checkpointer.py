@@ -33,8 +33,8 @@ from mesh_tensorflow.checkpoint.restoring import EXTRA, GLOBAL_STEP, Restored
 from mesh_tensorflow.checkpoint.snapshot import Piece, Spool, pieces_of, whole_piece
 from mesh_tensorflow.checkpoint.writer import Job
 from mesh_tensorflow.errors import CheckpointError, StorageError, WorkerLostError
-from mesh_tensorflow.lowering import RUN_COUNTER
-from mesh_tensorflow.store import StoredVariable, VariableStore
+from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
+from mesh_tensorflow.running.lowering import RUN_COUNTER
 from mesh_tensorflow.workers import texts
 
 _LOG = logging.getLogger("mesh_tensorflow")

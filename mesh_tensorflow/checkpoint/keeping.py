@@ -16,7 +16,7 @@ import tensorflow as tf
 from mesh_tensorflow.checkpoint import files, verification
 from mesh_tensorflow.checkpoint import folder as folder_lib
 from mesh_tensorflow.errors import CheckpointError
-from mesh_tensorflow.store import StoredVariable
+from mesh_tensorflow.meshes.store import StoredVariable
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

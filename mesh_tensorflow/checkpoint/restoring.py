@@ -16,8 +16,8 @@ from mesh_tensorflow.checkpoint.meeting import of_chief, raise_together
 from mesh_tensorflow.checkpoint.mismatch import not_of_this_model
 from mesh_tensorflow.checkpoint.verification import Damage, all_damaged, damaged_error
 from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError
-from mesh_tensorflow.lowering import RUN_COUNTER
-from mesh_tensorflow.store import StoredVariable
+from mesh_tensorflow.meshes.store import StoredVariable
+from mesh_tensorflow.running.lowering import RUN_COUNTER
 from mesh_tensorflow.workers.texts import gather_texts
 
 GLOBAL_STEP = "global_step"

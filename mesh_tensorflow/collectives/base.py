@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import kernels
-from mesh_tensorflow.dimensions import Shape
 from mesh_tensorflow.errors import ShapeError
-from mesh_tensorflow.processors import processor_groups
+from mesh_tensorflow.meshes.processors import processor_groups
+from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.program.dimensions import Shape
 
 # Reductions by the name the mesh contract gives them.
 REDUCTIONS = ("SUM", "MAX", "MIN")

@@ -15,9 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import kernels
 from mesh_tensorflow.collectives.base import Collectives, Groups, check_static, fold
-from mesh_tensorflow.dimensions import list_product
+from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.program.dimensions import list_product
 
 _NETWORKS = itertools.count()
 

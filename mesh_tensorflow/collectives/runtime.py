@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow import kernels
 from mesh_tensorflow.collectives.base import Collectives, Groups, check_static, fold
-from mesh_tensorflow.dimensions import list_product
+from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.program.dimensions import list_product
 
 # From this size of a tensor (bytes) on, TensorFlow's collectives permute it through relays in
 # groups of more than 4. (Measured on 8 CPUs of one host: 42 ms against 58 ms for 4 MB, and slower

@@ -1,6 +1,7 @@
 """Layers: functions of `mtf.Tensor`s that own variables, losses, masks and norms."""
 
-from mesh_tensorflow import arguments, autograph
+from mesh_tensorflow.arguments import checking
+from mesh_tensorflow.environment import autograph
 from mesh_tensorflow.layers.attention import (
   dot_product_attention,
   multihead_attention,
@@ -77,7 +78,7 @@ from mesh_tensorflow.layers.spatial_convolution import (
 from mesh_tensorflow.layers.statistics import compress_mean, corr
 from mesh_tensorflow.operations.norms import rms_normalize, standardize
 
-arguments.check_functions(globals())
+checking.check_functions(globals())
 autograph.exempt(globals())
 
 __all__ = [

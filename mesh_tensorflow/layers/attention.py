@@ -10,11 +10,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from mesh_tensorflow import scope
-from mesh_tensorflow.argument_kinds import FloatTensor, TensorOrScalar
-from mesh_tensorflow.dimensions import Dimension, Shape
 from mesh_tensorflow.errors import ShapeError
-from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.layers.attention_params import multihead_attention_vars
 from mesh_tensorflow.layers.masks import MASKED, rename_length_to_memory_length
 from mesh_tensorflow.layers.statistics import compress_mean
@@ -24,6 +20,10 @@ from mesh_tensorflow.operations.random import dropout as dropout_fn
 from mesh_tensorflow.operations.ranges import mtf_range
 from mesh_tensorflow.operations.reshape import rename_dimension
 from mesh_tensorflow.operations.softmax import softmax
+from mesh_tensorflow.program import scope
+from mesh_tensorflow.program.argument_kinds import FloatTensor, TensorOrScalar
+from mesh_tensorflow.program.dimensions import Dimension, Shape
+from mesh_tensorflow.program.graph import Tensor
 
 
 def dot_product_attention(

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import gin
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import DimensionLike, Shape
-from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.control import ScalarSummaryOperation, scalar_summary
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import cast, sqrt, square
 from mesh_tensorflow.operations.reduction import reduce_max, reduce_mean
 from mesh_tensorflow.operations.slicewise import cwise
+from mesh_tensorflow.program.dimensions import DimensionLike, Shape
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 class ClipGradientOperation(Operation):

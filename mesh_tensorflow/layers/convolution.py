@@ -8,10 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import scope
-from mesh_tensorflow.dimensions import Dimension, DimensionLike, Shape, convert_to_dimension
 from mesh_tensorflow.errors import DimensionError, ShapeError
-from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.convolution import (
   Conv2dOperation,
   Conv2dTransposeOperation,
@@ -20,6 +17,9 @@ from mesh_tensorflow.operations.convolution import (
 )
 from mesh_tensorflow.operations.reshape import reshape
 from mesh_tensorflow.operations.variables import VariableDType, get_variable
+from mesh_tensorflow.program import scope
+from mesh_tensorflow.program.dimensions import Dimension, DimensionLike, Shape, convert_to_dimension
+from mesh_tensorflow.program.graph import Tensor
 
 
 def conv1d(

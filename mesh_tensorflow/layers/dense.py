@@ -8,17 +8,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import initializers, scope
-from mesh_tensorflow.argument_kinds import NumberTensor
-from mesh_tensorflow.dimensions import Dimension, Shape
+from mesh_tensorflow import ops
 from mesh_tensorflow.errors import ConfigError, ShapeError
-from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.layers.dense_initializers import DenseInitializer, VarianceScalingInitializer
 from mesh_tensorflow.layers.scaling import us_einsum
+from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.operations.elementwise import cast, relu
 from mesh_tensorflow.operations.random import dropout as dropout_fn
 from mesh_tensorflow.operations.reshape import rename_dimension
 from mesh_tensorflow.operations.variables import VariableDType, get_variable
+from mesh_tensorflow.program import scope
+from mesh_tensorflow.program.argument_kinds import NumberTensor
+from mesh_tensorflow.program.dimensions import Dimension, Shape
+from mesh_tensorflow.program.graph import Tensor
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -196,8 +198,6 @@ def _activation_function(activation: Any) -> Callable[[Tensor], Tensor] | None:
     return None
   if callable(activation):
     return activation
-  from mesh_tensorflow import ops  # the whole namespace, to look a name up
-
   if not callable(getattr(ops, str(activation), None)):
     raise ConfigError(
       f"activation function {activation!r}: there is no such mtf function; use a name like relu, "

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import gin
 
-from mesh_tensorflow import initializers
-from mesh_tensorflow.arguments import checked
-from mesh_tensorflow.dimensions import Dimension, list_product
+from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.layers.scaling import unit_scaling_convention
+from mesh_tensorflow.numerics import initializers
+from mesh_tensorflow.program.dimensions import Dimension, list_product
 
 
 class DenseInitializer:

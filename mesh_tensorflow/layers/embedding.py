@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from mesh_tensorflow import initializers
-from mesh_tensorflow.dimensions import Dimension, DimensionLike, Shape
-from mesh_tensorflow.graph import Mesh, Tensor
+from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.operations.indexing import gather
 from mesh_tensorflow.operations.variables import get_variable
+from mesh_tensorflow.program.dimensions import Dimension, DimensionLike, Shape
+from mesh_tensorflow.program.graph import Mesh, Tensor
 
 
 def embedding_weights(

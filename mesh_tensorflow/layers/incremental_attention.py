@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from mesh_tensorflow import scope
-from mesh_tensorflow.argument_kinds import FloatTensor, TensorOrScalar
-from mesh_tensorflow.dimensions import Shape
 from mesh_tensorflow.errors import ShapeError
-from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.layers.attention import dot_product_attention
 from mesh_tensorflow.layers.attention_params import cached_dims, multihead_attention_vars
 from mesh_tensorflow.layers.masks import MASKED
@@ -16,6 +12,10 @@ from mesh_tensorflow.operations.broadcasting import binary_op_with_broadcasting
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.indexing import one_hot
 from mesh_tensorflow.operations.ranges import mtf_range
+from mesh_tensorflow.program import scope
+from mesh_tensorflow.program.argument_kinds import FloatTensor, TensorOrScalar
+from mesh_tensorflow.program.dimensions import Shape
+from mesh_tensorflow.program.graph import Tensor
 
 
 def multihead_self_attention_incremental(

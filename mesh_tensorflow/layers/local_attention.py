@@ -6,11 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from mesh_tensorflow import scope
-from mesh_tensorflow.argument_kinds import FloatTensor
-from mesh_tensorflow.dimensions import Dimension, Shape
 from mesh_tensorflow.errors import DTypeError, ShapeError
-from mesh_tensorflow.graph import Mesh, Tensor
 from mesh_tensorflow.layers.attention import dot_product_attention
 from mesh_tensorflow.layers.attention_params import cached_dims, multihead_attention_vars
 from mesh_tensorflow.layers.masks import MASKED
@@ -22,6 +18,10 @@ from mesh_tensorflow.operations.ranges import mtf_range
 from mesh_tensorflow.operations.reshape import replace_dimensions
 from mesh_tensorflow.operations.shift import left_halo_exchange
 from mesh_tensorflow.operations.where import where
+from mesh_tensorflow.program import scope
+from mesh_tensorflow.program.argument_kinds import FloatTensor
+from mesh_tensorflow.program.dimensions import Dimension, Shape
+from mesh_tensorflow.program.graph import Mesh, Tensor
 
 _SCOPE = "masked_local_attention_1d"
 # Blocks are not made smaller than this for the sake of a smaller window.

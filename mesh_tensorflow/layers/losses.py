@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from mesh_tensorflow.argument_kinds import DTypeLike, FloatTensor, NumberTensor
-from mesh_tensorflow.dimensions import DimensionLike, convert_to_dimension, no_such_dimension
+from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import DTypeError, ShapeError
-from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.cross_entropy import softmax_cross_entropy
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import square
 from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.operations.softmax import reduce_logsumexp
+from mesh_tensorflow.program.argument_kinds import FloatTensor, NumberTensor
+from mesh_tensorflow.program.dimensions import (
+  DimensionLike,
+  convert_to_dimension,
+  no_such_dimension,
+)
+from mesh_tensorflow.program.graph import Tensor
 
 
 def softmax_cross_entropy_with_logits(

@@ -7,14 +7,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.argument_kinds import DTypeLike, FloatDTypeLike, NumberTensor, RealTensor
-from mesh_tensorflow.dimensions import Dimension, DimensionLike
+from mesh_tensorflow.arguments.kinds import DTypeLike, FloatDTypeLike
 from mesh_tensorflow.errors import ShapeError
-from mesh_tensorflow.graph import Mesh, Tensor
 from mesh_tensorflow.operations.broadcasting import binary_op_with_broadcasting
 from mesh_tensorflow.operations.ranges import mtf_range
 from mesh_tensorflow.operations.reshape import rename_dimension
 from mesh_tensorflow.operations.slicewise import cwise
+from mesh_tensorflow.program.argument_kinds import NumberTensor, RealTensor
+from mesh_tensorflow.program.dimensions import Dimension, DimensionLike
+from mesh_tensorflow.program.graph import Mesh, Tensor
 
 MASKED = -1e9
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from mesh_tensorflow import scope
-from mesh_tensorflow.argument_kinds import NumberTensor
-from mesh_tensorflow.dimensions import ShapeLike, convert_to_shape
 from mesh_tensorflow.errors import ArgumentError
-from mesh_tensorflow.global_step import get_global_step
-from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.broadcasting import binary_op_with_broadcasting
 from mesh_tensorflow.operations.elementwise import cast
+from mesh_tensorflow.operations.global_step import get_global_step
 from mesh_tensorflow.operations.random import random_uniform
 from mesh_tensorflow.operations.slicewise import cwise
+from mesh_tensorflow.program import scope
+from mesh_tensorflow.program.argument_kinds import NumberTensor
+from mesh_tensorflow.program.dimensions import ShapeLike, convert_to_shape
+from mesh_tensorflow.program.graph import Tensor
 
 
 def multiplicative_jitter(x: NumberTensor, epsilon: float | None = 1e-2) -> Tensor:

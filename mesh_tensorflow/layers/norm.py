@@ -6,17 +6,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import initializers, scope
-from mesh_tensorflow.argument_kinds import FloatTensor
-from mesh_tensorflow.dimensions import Dimension, Shape
 from mesh_tensorflow.errors import DimensionError
-from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.operations.assignments import assign
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import cast, rsqrt, square
 from mesh_tensorflow.operations.norms import standardize
 from mesh_tensorflow.operations.reduction import reduce_mean
 from mesh_tensorflow.operations.variables import VariableDType, get_variable
+from mesh_tensorflow.program import scope
+from mesh_tensorflow.program.argument_kinds import FloatTensor
+from mesh_tensorflow.program.dimensions import Dimension, Shape
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 def layer_norm(

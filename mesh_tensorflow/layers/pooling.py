@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mesh_tensorflow.argument_kinds import RealTensor
-from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.pooling import PoolOperation
+from mesh_tensorflow.program.argument_kinds import RealTensor
+from mesh_tensorflow.program.graph import Tensor
 
 
 def max_pool2d(x: RealTensor, ksize: Sequence[int] = (2, 2), name: str = "max_pool2d") -> Tensor:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from mesh_tensorflow.errors import ArgumentError, ShapeError
-from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.binary import add, sub
 from mesh_tensorflow.operations.constants import zeros_like
 from mesh_tensorflow.operations.custom_gradient import AfterOperation, custom_gradient
 from mesh_tensorflow.operations.gradients import gradients
+from mesh_tensorflow.program.graph import Tensor
 
 
 def reversible_half_residual_and_swap(

@@ -7,10 +7,10 @@ from typing import Any
 
 import gin
 
-from mesh_tensorflow.argument_kinds import NumberTensor
-from mesh_tensorflow.dimensions import list_product
-from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.einsum import einsum
+from mesh_tensorflow.program.argument_kinds import NumberTensor
+from mesh_tensorflow.program.dimensions import list_product
+from mesh_tensorflow.program.graph import Tensor
 
 
 @gin.configurable(module="mesh_tensorflow.layers")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mesh_tensorflow import scope
-from mesh_tensorflow.argument_kinds import NumberTensor
-from mesh_tensorflow.dimensions import Dimension, DimensionLike, convert_to_dimension
 from mesh_tensorflow.errors import ShapeError
-from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.layers.dense import dense
 from mesh_tensorflow.layers.dense_initializers import VarianceScalingInitializer
 from mesh_tensorflow.operations.binary import add_n
 from mesh_tensorflow.operations.shift import shift
+from mesh_tensorflow.program import scope
+from mesh_tensorflow.program.argument_kinds import NumberTensor
+from mesh_tensorflow.program.dimensions import Dimension, DimensionLike, convert_to_dimension
+from mesh_tensorflow.program.graph import Tensor
 
 
 def separable_conv1d(

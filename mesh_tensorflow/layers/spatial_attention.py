@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from mesh_tensorflow import scope
-from mesh_tensorflow.argument_kinds import FloatTensor
-from mesh_tensorflow.dimensions import Dimension, Shape
 from mesh_tensorflow.errors import ShapeError
-from mesh_tensorflow.graph import Mesh, Tensor
 from mesh_tensorflow.layers.attention import dot_product_attention
 from mesh_tensorflow.layers.attention_params import multihead_attention_vars
 from mesh_tensorflow.layers.masks import (
@@ -24,6 +20,10 @@ from mesh_tensorflow.operations.ranges import mtf_range
 from mesh_tensorflow.operations.reshape import rename_dimension, replace_dimensions
 from mesh_tensorflow.operations.shift import halo_exchange, left_halo_exchange
 from mesh_tensorflow.operations.slicing import pad
+from mesh_tensorflow.program import scope
+from mesh_tensorflow.program.argument_kinds import FloatTensor
+from mesh_tensorflow.program.dimensions import Dimension, Shape
+from mesh_tensorflow.program.graph import Mesh, Tensor
 
 
 def local_self_attention_spatial_blocks(

@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mesh_tensorflow.dimensions import Dimension, DimensionLike, convert_to_dimension
 from mesh_tensorflow.errors import ShapeError, SizeError, UnsupportedError
-from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.layers.convolution import (
   conv2d,
   conv2d_transpose,
@@ -24,6 +22,8 @@ from mesh_tensorflow.layers.convolution import (
 from mesh_tensorflow.operations.shift import halo_exchange
 from mesh_tensorflow.operations.slicing import mtf_slice, pad
 from mesh_tensorflow.operations.variables import VariableDType
+from mesh_tensorflow.program.dimensions import Dimension, DimensionLike, convert_to_dimension
+from mesh_tensorflow.program.graph import Tensor
 
 
 def conv2d_with_blocks(

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from mesh_tensorflow.dimensions import (
+from mesh_tensorflow.errors import ShapeError
+from mesh_tensorflow.operations.einsum import einsum
+from mesh_tensorflow.operations.elementwise import reciprocal, sqrt, square
+from mesh_tensorflow.operations.reduction import reduce_mean, reduce_sum
+from mesh_tensorflow.operations.reshape import rename_dimension, replace_dimensions
+from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
   Shape,
   convert_to_dimension,
   no_such_dimension,
 )
-from mesh_tensorflow.errors import ShapeError
-from mesh_tensorflow.graph import Tensor
-from mesh_tensorflow.operations.einsum import einsum
-from mesh_tensorflow.operations.elementwise import reciprocal, sqrt, square
-from mesh_tensorflow.operations.reduction import reduce_mean, reduce_sum
-from mesh_tensorflow.operations.reshape import rename_dimension, replace_dimensions
+from mesh_tensorflow.program.graph import Tensor
 
 
 def corr(

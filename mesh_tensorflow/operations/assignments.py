@@ -8,9 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ArgumentError, DTypeError, GraphError, ShapeError, VariableError
-from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.variables import Variable
-from mesh_tensorflow.tensor import check_one_graph
+from mesh_tensorflow.program.graph import Graph, Operation, Tensor, check_one_graph, provide
 
 
 def assign_slice(variable: Variable, slice_var: tf.Variable, val: tf.Tensor) -> Any:
@@ -187,3 +186,25 @@ class Depend(Operation):
 def depend(x: Tensor, dependencies: Sequence[Operation | Tensor]) -> Tensor:
   """Identity of x, ordered after the dependencies."""
   return Depend(x, dependencies).outputs[0]
+
+
+def _combine_assignments(graph: Graph, assignments: Sequence[Operation]) -> list[Operation]:
+  """Behind `Graph.combine_assignments`."""
+  groups: dict[Any, list[Assign]] = {}
+  for op in assignments:
+    if not isinstance(op, Assign):
+      raise GraphError(f"combine_assignments takes Assign operations, got {op!r}")
+    groups.setdefault(op.assign_fn, []).append(op)
+  given = set(assignments)
+  graph.operations[:] = [op for op in graph.operations if op not in given]
+  return [
+    Assign(
+      [v for op in ops for v in op.variables],
+      [x for op in ops for x in op.inputs],
+      assign_fn=assign_fn,
+    )
+    for assign_fn, ops in groups.items()
+  ]
+
+
+provide(combine_assignments=_combine_assignments)

@@ -8,17 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow.argument_kinds import (
-  NumberOrScalar,
-  NumberOrTextTensor,
-  NumberTensor,
-  RealOrScalar,
-  RealTensor,
-  Scalar,
-)
-from mesh_tensorflow.dimensions import Shape, ShapeLike, convert_to_shape
+from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.arguments.kinds import Scalar
 from mesh_tensorflow.errors import DivisionError, DTypeError
-from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.broadcasting import (
   BinaryOpWithBroadcasting,
   binary_arguments_to_tensors,
@@ -32,6 +24,15 @@ from mesh_tensorflow.operations.elementwise import negative
 from mesh_tensorflow.operations.reduction import reduce_sum
 from mesh_tensorflow.operations.scalar import ScalarAddOperation, ScalarMultiplyOperation
 from mesh_tensorflow.operations.where import where
+from mesh_tensorflow.program.argument_kinds import (
+  NumberOrScalar,
+  NumberOrTextTensor,
+  NumberTensor,
+  RealOrScalar,
+  RealTensor,
+)
+from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
+from mesh_tensorflow.program.graph import Tensor, provide
 
 
 class _LinearOperation(BinaryOpWithBroadcasting):
@@ -250,3 +251,13 @@ def divide(
   x1, x2 = binary_arguments_to_tensors(x1, x2, name=name or "divide")
   shape = infer_binary_broadcast_shape(x1.shape, x2.shape, output_shape)
   return DivideOperation(x1, x2, shape, name=name).outputs[0]
+
+
+provide(
+  add=checked(add),
+  sub=checked(sub),
+  multiply=checked(multiply),
+  divide=checked(divide),
+  floordiv=checked(floordiv),
+  mod=checked(mod),
+)

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow.argument_kinds import TensorOrScalar
-from mesh_tensorflow.dimensions import Shape, ShapeLike, convert_to_shape, is_subsequence
 from mesh_tensorflow.errors import ArgumentError, DTypeError, GradientError, ShapeError
-from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.kernels import elementwise
+from mesh_tensorflow.meshes.slices import align
+from mesh_tensorflow.numerics.kernels import elementwise
 from mesh_tensorflow.operations.constants import import_tf_tensor
 from mesh_tensorflow.operations.einsum import check_sizes
 from mesh_tensorflow.operations.scalar import checked_scalar
-from mesh_tensorflow.slices import align
+from mesh_tensorflow.program.argument_kinds import TensorOrScalar
+from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape, is_subsequence
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 def infer_binary_broadcast_shape(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from mesh_tensorflow.argument_kinds import RealOrScalar, TensorOrScalar
-from mesh_tensorflow.dimensions import ShapeLike
-from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.broadcasting import binary_op_with_broadcasting
+from mesh_tensorflow.program.argument_kinds import RealOrScalar, TensorOrScalar
+from mesh_tensorflow.program.dimensions import ShapeLike
+from mesh_tensorflow.program.graph import Tensor
 
 
 def less(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None) -> Tensor:

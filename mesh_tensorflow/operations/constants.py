@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow.argument_kinds import DTypeLike, shown
-from mesh_tensorflow.dimensions import Shape, ShapeLike, anonymous_shape, convert_to_shape
+from mesh_tensorflow.arguments.kinds import DTypeLike, shown
 from mesh_tensorflow.errors import (
   ArgumentError,
   DTypeError,
@@ -17,7 +16,8 @@ from mesh_tensorflow.errors import (
   ShapeError,
   SizeError,
 )
-from mesh_tensorflow.graph import Mesh, Operation, Tensor
+from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
+from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
 
 class Constant(Operation):
@@ -253,21 +253,3 @@ def import_laid_out_tensor(
   return ImportLaidOutTensorOperation(
     mesh, laid_out_tensor, convert_to_shape(shape), name=name
   ).outputs[0]
-
-
-def import_fully_replicated(
-  mesh: Mesh, tf_tensor: Any, shape: ShapeLike, name: str | None = None
-) -> Tensor:
-  """Brings in a tf.Tensor that every processor has whole; slices are cut locally.
-
-  Args:
-    mesh: a `Mesh`.
-    tf_tensor: a tf.Tensor or array.
-    shape: its dimensions.
-    name: of the operation.
-  """
-  from mesh_tensorflow.operations.reshape import reshape  # reshape imports this module
-
-  shape = convert_to_shape(shape)
-  whole = import_tf_tensor(mesh, tf_tensor, anonymous_shape(shape), name=name)
-  return reshape(whole, shape)

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import Dimension, list_product
-from mesh_tensorflow.kernels import elementwise
-from mesh_tensorflow.slices import align, transpose_to
+from mesh_tensorflow.meshes.slices import align, transpose_to
+from mesh_tensorflow.numerics.kernels import elementwise
+from mesh_tensorflow.program.dimensions import Dimension, list_product
 
 Dims = tuple[Dimension, ...]
 

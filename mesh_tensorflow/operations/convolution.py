@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mesh_tensorflow.dimensions import Dimension, Shape
-from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.convolution_base import (
   FEATURES,
   FILTER,
@@ -17,6 +15,8 @@ from mesh_tensorflow.operations.convolution_base import (
   check_operands,
 )
 from mesh_tensorflow.operations.convolution_gradients import gradients_of
+from mesh_tensorflow.program.dimensions import Dimension, Shape
+from mesh_tensorflow.program.graph import Tensor
 
 
 class _Forward(Convolution):

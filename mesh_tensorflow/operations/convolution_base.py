@@ -7,13 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import Dimension, Shape, shape_union
 from mesh_tensorflow.errors import DimensionError, DTypeError, LayoutError, ShapeError
-from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.laid_out import LazyAllreduceSum
+from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations import convolution_slices
 from mesh_tensorflow.operations.convolution_slices import Window
 from mesh_tensorflow.operations.reduction import mesh_axes_of
+from mesh_tensorflow.program.dimensions import Dimension, Shape, shape_union
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 IMAGE, FILTER, FEATURES = "image", "filter", "features"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mesh_tensorflow.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.errors import SizeError
-from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.convolution_base import FEATURES, FILTER, IMAGE, Convolution
+from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
+from mesh_tensorflow.program.graph import Tensor
 
 
 def gradients_of(op: Convolution, dy: Tensor) -> list[Tensor]:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import list_product
 from mesh_tensorflow.errors import ShapeError
+from mesh_tensorflow.program.dimensions import list_product
 
 
 class Window:

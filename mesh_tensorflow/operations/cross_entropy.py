@@ -6,10 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import kernels
-from mesh_tensorflow.dimensions import Dimension, Shape, list_product, no_such_dimension
 from mesh_tensorflow.errors import DTypeError, ShapeError
-from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.meshes.slices import transpose_to
+from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.binary import add, multiply
 from mesh_tensorflow.operations.comparison import greater_equal, less, logical_and
 from mesh_tensorflow.operations.constants import ones_like
@@ -17,7 +16,8 @@ from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import cast
 from mesh_tensorflow.operations.reduction import broadcast
 from mesh_tensorflow.operations.softmax import reduce_logsumexp, softmax
-from mesh_tensorflow.slices import transpose_to
+from mesh_tensorflow.program.dimensions import Dimension, Shape, list_product, no_such_dimension
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 class _Positions:

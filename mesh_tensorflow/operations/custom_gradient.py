@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import GradientError, GraphError
-from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.laid_out import LazyAllreduceSum
+from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations.gradients import gradients
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

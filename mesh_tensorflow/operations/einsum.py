@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from mesh_tensorflow.argument_kinds import NumberTensor
-from mesh_tensorflow.dimensions import (
+from mesh_tensorflow.errors import DimensionTypeError, DTypeError, GraphError, ShapeError
+from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.operations.contraction import contract
+from mesh_tensorflow.operations.reduction import mesh_axes_of
+from mesh_tensorflow.program.argument_kinds import NumberTensor
+from mesh_tensorflow.program.dimensions import (
   Dimension,
   Shape,
   ShapeLike,
@@ -15,11 +19,7 @@ from mesh_tensorflow.dimensions import (
   no_such_dimension,
   shape_union,
 )
-from mesh_tensorflow.errors import DimensionTypeError, DTypeError, GraphError, ShapeError
-from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.laid_out import LazyAllreduceSum
-from mesh_tensorflow.operations.contraction import contract
-from mesh_tensorflow.operations.reduction import mesh_axes_of
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 class EinsumOperation(Operation):

@@ -7,10 +7,13 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from mesh_tensorflow.argument_kinds import (
+from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.arguments.kinds import DTypeLike
+from mesh_tensorflow.errors import DTypeError
+from mesh_tensorflow.operations.slicewise import cwise
+from mesh_tensorflow.program.argument_kinds import (
   BoolTensor,
   CastableTensor,
-  DTypeLike,
   FloatOrComplexTensor,
   FloatTensor,
   NumberTensor,
@@ -18,9 +21,7 @@ from mesh_tensorflow.argument_kinds import (
   SignedTensor,
   TensorOrScalar,
 )
-from mesh_tensorflow.errors import DTypeError
-from mesh_tensorflow.graph import Tensor
-from mesh_tensorflow.operations.slicewise import cwise
+from mesh_tensorflow.program.graph import Tensor, provide
 
 _raw = tf.raw_ops
 
@@ -273,3 +274,6 @@ def squared_relu(x: RealTensor) -> Tensor:
     x: a `Tensor`.
   """
   return square(relu(x))
+
+
+provide(negative=checked(negative))

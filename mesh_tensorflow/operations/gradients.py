@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mesh_tensorflow import scope
 from mesh_tensorflow.errors import DTypeError, GradientError, ShapeError
-from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.binary import add
 from mesh_tensorflow.operations.constants import constant
 from mesh_tensorflow.operations.variables import Variable
-from mesh_tensorflow.reachability import needed_operations
+from mesh_tensorflow.program import scope
+from mesh_tensorflow.program.graph import Operation, Tensor
+from mesh_tensorflow.program.reachability import needed_operations
 
 
 def gradients(

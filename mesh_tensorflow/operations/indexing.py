@@ -8,8 +8,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.argument_kinds import CastableTensor, DTypeLike, Scalar
-from mesh_tensorflow.dimensions import (
+from mesh_tensorflow.arguments.kinds import DTypeLike, Scalar
+from mesh_tensorflow.errors import ArgumentError, DTypeError, ShapeError
+from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.meshes.slices import align, transpose_to
+from mesh_tensorflow.numerics.kernels import elementwise, where
+from mesh_tensorflow.operations.constants import constant
+from mesh_tensorflow.operations.reduction import broadcast, mesh_axes_of, reduce_mean
+from mesh_tensorflow.operations.reshape import replace_dimensions
+from mesh_tensorflow.program.argument_kinds import CastableTensor
+from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
   Shape,
@@ -20,14 +28,7 @@ from mesh_tensorflow.dimensions import (
   no_such_dimension,
   shape_union,
 )
-from mesh_tensorflow.errors import ArgumentError, DTypeError, ShapeError
-from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.kernels import elementwise, where
-from mesh_tensorflow.laid_out import LazyAllreduceSum
-from mesh_tensorflow.operations.constants import constant
-from mesh_tensorflow.operations.reduction import broadcast, mesh_axes_of, reduce_mean
-from mesh_tensorflow.operations.reshape import replace_dimensions
-from mesh_tensorflow.slices import align, transpose_to
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 # Index dtypes of tf.gather and tf.one_hot; others are cast to int32.
 _INDEX_DTYPES = (tf.int32, tf.int64)

@@ -15,11 +15,11 @@ from mesh_tensorflow.errors import (
   ShapeError,
   UnsupportedError,
 )
-from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.laid_out import LaidOutTensor, LazyAllreduceSum
+from mesh_tensorflow.meshes.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow.operations.assignments import grouped
 from mesh_tensorflow.operations.control import ScalarSummaryOperation
 from mesh_tensorflow.operations.variables import Variable
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 _TF_KWARGS = frozenset(
   [

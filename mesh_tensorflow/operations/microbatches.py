@@ -7,15 +7,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import (
-  Dimension,
-  DimensionLike,
-  Shape,
-  convert_to_dimension,
-  no_such_dimension,
-)
 from mesh_tensorflow.errors import ArgumentError, GradientError, GraphError, ShapeError
-from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.binary import add
 from mesh_tensorflow.operations.comparison import less
 from mesh_tensorflow.operations.constants import constant
@@ -23,6 +15,14 @@ from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.operations.indexing import GatherOperation, ScatterAddOperation
 from mesh_tensorflow.operations.loops import while_loop
 from mesh_tensorflow.operations.reshape import replace_dimensions
+from mesh_tensorflow.program.dimensions import (
+  Dimension,
+  DimensionLike,
+  Shape,
+  convert_to_dimension,
+  no_such_dimension,
+)
+from mesh_tensorflow.program.graph import Tensor
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.argument_kinds import FloatTensor
-from mesh_tensorflow.dimensions import Dimension, Shape, no_such_dimension
-from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.binary import add, multiply
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import cast, negative, square
 from mesh_tensorflow.operations.reduction import broadcast, reduce_mean
+from mesh_tensorflow.program.argument_kinds import FloatTensor
+from mesh_tensorflow.program.dimensions import Dimension, Shape, no_such_dimension
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 _ONE = Dimension("_normalized", 1)
 

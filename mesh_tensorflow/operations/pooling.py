@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from mesh_tensorflow import kernels
-from mesh_tensorflow.dimensions import Dimension, Shape, list_product
 from mesh_tensorflow.errors import DTypeError, GraphError, LayoutError, ShapeError, SizeError
-from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.binary import multiply
 from mesh_tensorflow.operations.constants import ones_like
+from mesh_tensorflow.program.dimensions import Dimension, Shape, list_product
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 _KINDS = {"MAX_2D": ("MAX", 2), "AVG_2D": ("AVG", 2), "MAX_3D": ("MAX", 3), "AVG_3D": ("AVG", 3)}
 # The dtypes for which TensorFlow pools in three dimensions on every kind of device.

@@ -11,9 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import kernels, random_bits, scope
-from mesh_tensorflow.argument_kinds import CastableTensor, NumberTensor
-from mesh_tensorflow.dimensions import DimensionLike, Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.errors import (
   ArgumentError,
   DTypeError,
@@ -21,11 +18,15 @@ from mesh_tensorflow.errors import (
   ShapeError,
   UnsupportedError,
 )
-from mesh_tensorflow.graph import Mesh, Operation, Tensor
+from mesh_tensorflow.meshes.slices import align
+from mesh_tensorflow.numerics import kernels, random_bits
 from mesh_tensorflow.operations.elementwise import cast
 from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.operations.top_k import argmax
-from mesh_tensorflow.slices import align
+from mesh_tensorflow.program import scope
+from mesh_tensorflow.program.argument_kinds import CastableTensor, NumberTensor
+from mesh_tensorflow.program.dimensions import DimensionLike, Shape, ShapeLike, convert_to_shape
+from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
 
 class RandomOperation(Operation):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from mesh_tensorflow import kernels
-from mesh_tensorflow.argument_kinds import DTypeLike, NumberTensor
-from mesh_tensorflow.dimensions import (
+from mesh_tensorflow.arguments.kinds import DTypeLike
+from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.program.argument_kinds import NumberTensor
+from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
   Shape,
   convert_to_dimension,
   no_such_dimension,
 )
-from mesh_tensorflow.graph import Mesh, Operation, Tensor
+from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
 
 class RangeOperation(Operation):

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import Shape, list_product
-from mesh_tensorflow.exchange import Exchange
-from mesh_tensorflow.laid_out import LazyAllreduceSum
-from mesh_tensorflow.redistribution import Move, Places, Plan, is_layout, plan
+from mesh_tensorflow.meshes.exchange import Exchange
+from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.meshes.redistribution import Move, Places, Plan, is_layout, plan
+from mesh_tensorflow.program.dimensions import Shape, list_product
 
 
 def plan_reshape(impl: Any, old: Shape, new: Shape) -> Plan:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.argument_kinds import CastableTensor, NumberTensor, RealTensor
-from mesh_tensorflow.dimensions import (
+from mesh_tensorflow.errors import ArgumentError, GradientError, ShapeError
+from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.meshes.slices import transpose_to
+from mesh_tensorflow.operations.elementwise import cast, to_float
+from mesh_tensorflow.operations.scalar import ScalarMultiplyOperation
+from mesh_tensorflow.program.argument_kinds import CastableTensor, NumberTensor, RealTensor
+from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
   Shape,
@@ -16,12 +22,7 @@ from mesh_tensorflow.dimensions import (
   convert_to_shape,
   no_such_dimension,
 )
-from mesh_tensorflow.errors import ArgumentError, GradientError, ShapeError
-from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.laid_out import LazyAllreduceSum
-from mesh_tensorflow.operations.elementwise import cast, to_float
-from mesh_tensorflow.operations.scalar import ScalarMultiplyOperation
-from mesh_tensorflow.slices import transpose_to
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 _TF_REDUCTION = {"SUM": tf.reduce_sum, "MAX": tf.reduce_max, "MIN": tf.reduce_min}
 _TF_BINARY = {"SUM": tf.add, "MAX": tf.maximum, "MIN": tf.minimum}
@@ -93,6 +94,23 @@ def broadcast(x: Tensor, new_shape: ShapeLike) -> Tensor:
   return BroadcastOperation(x, new_shape).outputs[0]
 
 
+# Kind of reduction -> the gradient of x, from those of the output, x, and the output. Those of
+# maximum and minimum are made of operations that themselves reduce: `extremes` adds them.
+_gradients: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+  "SUM": lambda dy, x, y: broadcast(dy, x.shape)
+}
+
+
+def add_gradient(reduction: str, gradient: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+  """Says what the gradient of a kind of reduction is.
+
+  Args:
+    reduction: "MAX", say.
+    gradient: `fn(dy, x, y)`, a tensor of the shape of x.
+  """
+  _gradients[reduction] = gradient
+
+
 class ReduceOperation(Operation):
   """Sum, maximum or minimum over the dimensions that the output leaves out.
 
@@ -115,16 +133,9 @@ class ReduceOperation(Operation):
     self._reduction_fn_string = reduction_fn_string
 
   def gradient(self, grad_ys):
-    # Both import this module.
-    from mesh_tensorflow.operations.comparison import equal
-    from mesh_tensorflow.operations.where import where
-
-    dy, x, y = grad_ys[0], self.inputs[0], self.outputs[0]
-    if self._reduction_fn_string == "SUM":
-      return [broadcast(dy, x.shape)]
-    if self._reduction_fn_string in ("MAX", "MIN"):
-      return [where(equal(x, y, output_shape=x.shape), dy, 0.0, output_shape=x.shape)]
-    raise GradientError(f"{self.name}: no gradient for {self._reduction_fn_string!r}")
+    if self._reduction_fn_string not in _gradients:
+      raise GradientError(f"{self.name}: no gradient for {self._reduction_fn_string!r}")
+    return [_gradients[self._reduction_fn_string](grad_ys[0], self.inputs[0], self.outputs[0])]
 
   def lower(self, lowering):
     impl = lowering.mesh_impl(self)

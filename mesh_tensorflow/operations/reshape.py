@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mesh_tensorflow.dimensions import (
+from mesh_tensorflow.errors import DimensionError, ShapeError
+from mesh_tensorflow.operations.constants import import_tf_tensor
+from mesh_tensorflow.operations.redistribute import redistribute
+from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
   Shape,
@@ -15,9 +18,7 @@ from mesh_tensorflow.dimensions import (
   convert_to_shape,
   no_such_dimension,
 )
-from mesh_tensorflow.errors import DimensionError, ShapeError
-from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.operations.redistribute import redistribute
+from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
 
 class ReshapeOperation(Operation):
@@ -141,3 +142,19 @@ def anonymize(x: Tensor) -> Tensor:
     x: a `Tensor`.
   """
   return reshape(x, anonymous_shape(x.shape))
+
+
+def import_fully_replicated(
+  mesh: Mesh, tf_tensor: Any, shape: ShapeLike, name: str | None = None
+) -> Tensor:
+  """Brings in a tf.Tensor that every processor has whole; slices are cut locally.
+
+  Args:
+    mesh: a `Mesh`.
+    tf_tensor: a tf.Tensor or array.
+    shape: its dimensions.
+    name: of the operation.
+  """
+  shape = convert_to_shape(shape)
+  whole = import_tf_tensor(mesh, tf_tensor, anonymous_shape(shape), name=name)
+  return reshape(whole, shape)

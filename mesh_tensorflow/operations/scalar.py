@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DTypeError
-from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 class _ScalarOperation(Operation):

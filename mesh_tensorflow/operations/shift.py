@@ -7,19 +7,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import kernels
-from mesh_tensorflow.dimensions import (
+from mesh_tensorflow.errors import DTypeError, ShapeError
+from mesh_tensorflow.meshes.slices import align, transpose_to
+from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.operations.elementwise import negative
+from mesh_tensorflow.operations.slicing import ConcatOperation, SliceOperation
+from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
   convert_to_dimension,
   list_product,
   no_such_dimension,
 )
-from mesh_tensorflow.errors import DTypeError, ShapeError
-from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.operations.elementwise import negative
-from mesh_tensorflow.operations.slicing import ConcatOperation, SliceOperation
-from mesh_tensorflow.slices import align, transpose_to
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 class ShiftOperation(Operation):

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.argument_kinds import DTypeLike
-from mesh_tensorflow.dimensions import Dimension, Shape, ShapeLike, convert_to_shape
+from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import ArgumentError, GradientError, GraphError
-from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.laid_out import LazyAllreduceSum
+from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.program.dimensions import Dimension, Shape, ShapeLike, convert_to_shape
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 class SlicewiseOperation(Operation):
@@ -190,8 +190,6 @@ def _generic_gradients(
   op: SlicewiseOperation, grad_ys: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
   """One gradient for each floating input, through all outputs that have a gradient."""
-  from mesh_tensorflow.operations.binary import add  # It imports this module.
-
   # Outputs that are split differently: their parts of a gradient are summed differently, too.
   alike: dict[frozenset[Dimension], list[int]] = {}
   for i, g in enumerate(grad_ys):
@@ -202,7 +200,7 @@ def _generic_gradients(
     parts = GenericGradOperation(op, [g if i in places else None for i, g in enumerate(grad_ys)])
     for i, (x, part) in enumerate(zip(op.inputs, parts.outputs)):
       if x.dtype.is_floating:
-        total[i] = part if total[i] is None else add(total[i], part)
+        total[i] = part if total[i] is None else total[i] + part
   return total
 
 

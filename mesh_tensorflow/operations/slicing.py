@@ -8,17 +8,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import kernels
-from mesh_tensorflow.dimensions import (
+from mesh_tensorflow.errors import ArgumentError, DTypeError, ShapeError, SizeError
+from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.operations.constants import zeros_like
+from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
   Shape,
   convert_to_dimension,
   no_such_dimension,
 )
-from mesh_tensorflow.errors import ArgumentError, DTypeError, ShapeError, SizeError
-from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.operations.constants import zeros_like
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 class _OneDimensionOperation(Operation):

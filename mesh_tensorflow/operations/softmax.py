@@ -6,21 +6,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import kernels
-from mesh_tensorflow.argument_kinds import FloatTensor, TensorOrScalar
-from mesh_tensorflow.dimensions import (
+from mesh_tensorflow.errors import ShapeError
+from mesh_tensorflow.meshes.slices import align
+from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.operations.broadcasting import binary_arguments_to_tensors
+from mesh_tensorflow.operations.einsum import einsum
+from mesh_tensorflow.operations.elementwise import exp
+from mesh_tensorflow.operations.reduction import reduce_sum
+from mesh_tensorflow.program.argument_kinds import FloatTensor, TensorOrScalar
+from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
   convert_to_dimension,
   no_such_dimension,
 )
-from mesh_tensorflow.errors import ShapeError
-from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.operations.broadcasting import binary_arguments_to_tensors
-from mesh_tensorflow.operations.einsum import einsum
-from mesh_tensorflow.operations.elementwise import exp
-from mesh_tensorflow.operations.reduction import reduce_sum
-from mesh_tensorflow.slices import align
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 class _NormalizedExpOperation(Operation):

@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import kernels
-from mesh_tensorflow.dimensions import Dimension, Shape
 from mesh_tensorflow.errors import VariableError
-from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.slicing import unstack
 from mesh_tensorflow.operations.variables import Variable, read_slices
+from mesh_tensorflow.program.dimensions import Dimension, Shape
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 class StackedVariable(Variable):

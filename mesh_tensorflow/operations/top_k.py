@@ -6,20 +6,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import kernels
-from mesh_tensorflow.argument_kinds import CastableTensor, RealTensor
-from mesh_tensorflow.dimensions import (
+from mesh_tensorflow.errors import ShapeError
+from mesh_tensorflow.meshes.slices import transpose_to
+from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.operations.constants import constant
+from mesh_tensorflow.operations.elementwise import negative
+from mesh_tensorflow.operations.indexing import GatherOperation, ScatterAddOperation
+from mesh_tensorflow.program.argument_kinds import CastableTensor, RealTensor
+from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
   convert_to_dimension,
   no_such_dimension,
 )
-from mesh_tensorflow.errors import ShapeError
-from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.operations.constants import constant
-from mesh_tensorflow.operations.elementwise import negative
-from mesh_tensorflow.operations.indexing import GatherOperation, ScatterAddOperation
-from mesh_tensorflow.slices import transpose_to
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 class _LargestOperation(Operation):

@@ -6,14 +6,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow import initializers, scope
-from mesh_tensorflow.argument_kinds import DTypeLike
-from mesh_tensorflow.arguments import checked
-from mesh_tensorflow.dimensions import Shape, ShapeLike, convert_to_shape
+from mesh_tensorflow.arguments import kinds
+from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import DTypeError, VariableError
-from mesh_tensorflow.graph import Graph, Mesh, Operation, Tensor
-from mesh_tensorflow.remade_stores import Life
-from mesh_tensorflow.store import LaidOutVariable, StoredVariable
+from mesh_tensorflow.meshes.remade_stores import Life
+from mesh_tensorflow.meshes.store import LaidOutVariable, StoredVariable
+from mesh_tensorflow.numerics import initializers
+from mesh_tensorflow.program import scope
+from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
+from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor
 
 
 class VariableDType:
@@ -348,3 +350,7 @@ def read_variable(var: Variable) -> Tensor:
       f"read_variable takes the Variable operation (tensor.operation), got {var!r}"
     )
   return ReadVariable(var).outputs[0]
+
+
+kinds.register_class(Variable, VariableError)
+kinds.register_class(VariableDType, DTypeError)

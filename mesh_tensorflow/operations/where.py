@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from mesh_tensorflow import kernels
-from mesh_tensorflow.argument_kinds import CastableTensor, TensorOrScalar
-from mesh_tensorflow.dimensions import Shape, ShapeLike
 from mesh_tensorflow.errors import DTypeError, ShapeError
-from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.meshes.slices import align
+from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.broadcasting import (
   binary_arguments_to_tensors,
   infer_binary_broadcast_shape,
@@ -16,7 +14,9 @@ from mesh_tensorflow.operations.broadcasting import (
 from mesh_tensorflow.operations.constants import import_tf_tensor
 from mesh_tensorflow.operations.elementwise import cast
 from mesh_tensorflow.operations.reduction import reduce_sum
-from mesh_tensorflow.slices import align
+from mesh_tensorflow.program.argument_kinds import CastableTensor, TensorOrScalar
+from mesh_tensorflow.program.dimensions import Shape, ShapeLike
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 class WhereOperation(Operation):

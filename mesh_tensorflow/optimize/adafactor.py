@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import gin
 import tensorflow as tf
 
-from mesh_tensorflow.argument_kinds import CastableTensor
-from mesh_tensorflow.arguments import checked
-from mesh_tensorflow.dimensions import Dimension, Shape
-from mesh_tensorflow.graph import Operation
+from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.layers.scaling import unit_scaling_convention
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.adafactor_update import AdafactorUpdateOperation
 from mesh_tensorflow.optimize.base import Optimizer, slot_variable
 from mesh_tensorflow.optimize.decay_rates import adafactor_decay_rate_pow
 from mesh_tensorflow.optimize.scalars import ScalarLike, function_of_step
+from mesh_tensorflow.program.argument_kinds import CastableTensor
+from mesh_tensorflow.program.dimensions import Dimension, Shape
+from mesh_tensorflow.program.graph import Operation
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import Dimension
-from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.assignments import grouped
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.update import laid_out_scalar, slices_of, subtract
+from mesh_tensorflow.program.dimensions import Dimension
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 class AdafactorUpdateOperation(Operation):

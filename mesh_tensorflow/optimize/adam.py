@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import gin
 import tensorflow as tf
 
-from mesh_tensorflow.argument_kinds import CastableTensor
-from mesh_tensorflow.arguments import checked
-from mesh_tensorflow.graph import Operation, Tensor
+from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.base import Optimizer, slot_variable
 from mesh_tensorflow.optimize.scalars import ScalarLike
 from mesh_tensorflow.optimize.update import UpdateOperation, is_float32, subtract
+from mesh_tensorflow.program.argument_kinds import CastableTensor
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 class AdamUpdateOperation(UpdateOperation):

@@ -8,18 +8,18 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mesh_tensorflow import initializers
-from mesh_tensorflow.argument_kinds import CastableTensor
-from mesh_tensorflow.arguments import checked
+from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import GraphError, ShapeError
-from mesh_tensorflow.global_step import count_global_step, get_global_step
-from mesh_tensorflow.graph import Mesh, Operation, Tensor
+from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.operations.assignments import Assign
 from mesh_tensorflow.operations.elementwise import sqrt, square
+from mesh_tensorflow.operations.global_step import count_global_step, get_global_step
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.operations.reduction import reduce_mean
 from mesh_tensorflow.operations.variables import Variable, get_variable
 from mesh_tensorflow.optimize.scalars import ScalarLike, evaluate_scalar
+from mesh_tensorflow.program.argument_kinds import CastableTensor
+from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

@@ -8,7 +8,7 @@ from typing import Any
 import gin
 import tensorflow as tf
 
-from mesh_tensorflow.arguments import checked
+from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.optimize.scalars import function_of_step
 
 

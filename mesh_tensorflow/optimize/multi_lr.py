@@ -9,14 +9,14 @@ from typing import Any
 
 import gin
 
-from mesh_tensorflow.arguments import checked
+from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.graph import Tensor
 from mesh_tensorflow.operations.control import scalar_summary
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.adafactor import AdafactorOptimizer
 from mesh_tensorflow.optimize.adam import AdamWeightDecayOptimizer
 from mesh_tensorflow.optimize.scalars import ScalarLike
+from mesh_tensorflow.program.graph import Tensor
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")

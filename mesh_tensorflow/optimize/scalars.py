@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import Shape
 from mesh_tensorflow.errors import ConfigError, ShapeError
-from mesh_tensorflow.global_step import get_global_step
-from mesh_tensorflow.graph import Mesh, Tensor
 from mesh_tensorflow.operations.constants import import_tf_tensor
 from mesh_tensorflow.operations.elementwise import cast
+from mesh_tensorflow.operations.global_step import get_global_step
 from mesh_tensorflow.operations.slicewise import cwise
+from mesh_tensorflow.program.dimensions import Shape
+from mesh_tensorflow.program.graph import Mesh, Tensor
 
 # A number, a scalar tf.Tensor, a scalar mtf.Tensor, or a function of the global step (an
 # mtf.Tensor) that returns one of these.

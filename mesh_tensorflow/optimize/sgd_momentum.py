@@ -5,13 +5,13 @@ from __future__ import annotations
 import gin
 import tensorflow as tf
 
-from mesh_tensorflow.argument_kinds import CastableTensor
-from mesh_tensorflow.arguments import checked
-from mesh_tensorflow.graph import Operation
+from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.base import Optimizer, slot_variable
 from mesh_tensorflow.optimize.scalars import ScalarLike
 from mesh_tensorflow.optimize.update import UpdateOperation, is_float32, subtract
+from mesh_tensorflow.program.argument_kinds import CastableTensor
+from mesh_tensorflow.program.graph import Operation
 
 _raw = tf.raw_ops
 

@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import UnsupportedError
-from mesh_tensorflow.graph import Operation, Tensor
 from mesh_tensorflow.operations.assignments import grouped
 from mesh_tensorflow.operations.variables import Variable
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 class UpdateOperation(Operation):

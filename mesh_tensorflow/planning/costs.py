@@ -13,10 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.graph import Graph, Operation, Tensor
-from mesh_tensorflow.laid_out import LazyAllreduceSum
-from mesh_tensorflow.layout import LayoutLike
-from mesh_tensorflow.lowering import Lowering
+from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.planning.flops import node_flops
 from mesh_tensorflow.planning.liveness import (
   Memory,
@@ -25,7 +23,9 @@ from mesh_tensorflow.planning.liveness import (
   probable_results,
 )
 from mesh_tensorflow.planning.mesh_impl import Collective, PlanMeshImpl
-from mesh_tensorflow.reachability import needed_operations
+from mesh_tensorflow.program.graph import Graph, Operation, Tensor
+from mesh_tensorflow.program.reachability import needed_operations
+from mesh_tensorflow.running.lowering import Lowering
 
 
 @dataclasses.dataclass

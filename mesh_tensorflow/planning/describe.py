@@ -8,17 +8,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.arguments import checked
-from mesh_tensorflow.dimensions import Shape, ShapeLike, convert_to_shape
+from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import GraphError
-from mesh_tensorflow.function import Function
-from mesh_tensorflow.graph import Graph, Tensor
-from mesh_tensorflow.layout import LayoutLike
-from mesh_tensorflow.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.layout import LayoutLike
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.planning import text
 from mesh_tensorflow.planning.costs import OperationCost, Trace, trace
 from mesh_tensorflow.planning.picture import draw_layout
+from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
+from mesh_tensorflow.program.graph import Graph, Tensor
+from mesh_tensorflow.running.function import Function, attach_planner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,3 +352,6 @@ def _did_you_mean(name: str, known: Any) -> str:
     return f"; did you mean {' or '.join(map(repr, close))}?"
   some = sorted(known)[:12]
   return f"; there are {', '.join(some)}{', ...' if len(known) > len(some) else ''}" if some else ""
+
+
+attach_planner(describe)

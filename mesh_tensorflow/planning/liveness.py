@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from mesh_tensorflow.graph import Operation, Tensor
-from mesh_tensorflow.laid_out import LazyAllreduceSum
-from mesh_tensorflow.lowering import Lowering
-from mesh_tensorflow.reachability import reads
+from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.program.graph import Operation, Tensor
+from mesh_tensorflow.program.reachability import reads
+from mesh_tensorflow.running.lowering import Lowering
 
 # Operations whose output is the buffer of their input.
 _ALIASES = ("Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "EnsureShape")

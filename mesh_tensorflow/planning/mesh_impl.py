@@ -14,12 +14,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import Shape, ShapeLike
 from mesh_tensorflow.errors import GraphError
-from mesh_tensorflow.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
-from mesh_tensorflow.layout import LayoutLike
-from mesh_tensorflow.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
+from mesh_tensorflow.meshes.layout import LayoutLike
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.planning.variables import PlanStore, placeholder
+from mesh_tensorflow.program.dimensions import Shape, ShapeLike
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from mesh_tensorflow.dimensions import Shape
 from mesh_tensorflow.errors import UnsupportedError
+from mesh_tensorflow.program.dimensions import Shape
 
 _FORMATS = (".svg", ".png", ".pdf")
 _MOST_LABELS = 1100

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.dimensions import Shape
-from mesh_tensorflow.store import StoredVariable, VariableStore
+from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
+from mesh_tensorflow.program.dimensions import Shape
 
 
 def placeholder(shape: Any, dtype: tf.DType) -> tf.Tensor:

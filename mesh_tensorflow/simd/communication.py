@@ -16,9 +16,9 @@ from mesh_tensorflow.collectives.mixed import MixedCollectives
 from mesh_tensorflow.collectives.queues import QueueCollectives, QueueNetwork
 from mesh_tensorflow.collectives.run_guard import RunGuard, unlifted_variable
 from mesh_tensorflow.collectives.runtime import RuntimeCollectives, abort_collectives
-from mesh_tensorflow.dimensions import Shape
 from mesh_tensorflow.errors import ConfigError, MeshShapeError
-from mesh_tensorflow.processors import pnum_to_processor_coordinates
+from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
+from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.simd.program import Program
 
 

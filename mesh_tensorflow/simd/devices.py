@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from mesh_tensorflow import workers
-from mesh_tensorflow.dimensions import Shape
 from mesh_tensorflow.errors import MeshShapeError
-from mesh_tensorflow.placement_mesh_impl import suggest_mesh_shape
+from mesh_tensorflow.placement.mesh_impl import suggest_mesh_shape
+from mesh_tensorflow.program.dimensions import Shape
 
 
 def choose_devices(shape: Shape, devices: Sequence[str] | None) -> list[str]:

@@ -15,8 +15,8 @@ import gin
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow import virtual_devices
 from mesh_tensorflow.collectives.runtime import abort_collectives
+from mesh_tensorflow.environment import virtual_devices
 from mesh_tensorflow.errors import CollectiveError, ConfigError, GraphError, WorkerLostError
 from mesh_tensorflow.workers import joining, parent_watch
 from mesh_tensorflow.workers.cluster import Cluster, cluster_from_environment, listens

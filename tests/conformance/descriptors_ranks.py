@@ -1,6 +1,6 @@
 """Operations on six to eight dimensions, of which operands have every other one.
 
-TensorFlow's kernels take five to eight axes; see `mesh_tensorflow/kernels.py`.
+TensorFlow's kernels take five to eight axes; see `mesh_tensorflow/numerics/kernels.py`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ ALLOWED = {
   ("snapshot.py", "OSError"),
   ("writer.py", "OSError"),
   # How a dict says that it has no such name, to the evaluation of an annotation.
-  ("arguments.py", "KeyError"),
+  ("kinds.py", "KeyError"),
 }
 
 
@@ -109,7 +109,7 @@ def test_a_bare_raise_is_found():
   source = "def f(x):\n  def g():\n    if x:\n      raise ValueError('x')\n  return g\n"
   ((function, node),) = _raises(ast.parse(source))
   assert function.name == "g"
-  assert _problem(PACKAGE / "graph.py", mesh_tensorflow, function, node) is not None
+  assert _problem(PACKAGE / "program" / "graph.py", mesh_tensorflow, function, node) is not None
 
 
 def test_every_error_class_derives_from_the_base():

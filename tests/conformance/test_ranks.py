@@ -1,6 +1,6 @@
 """Drawn operations on up to ten dimensions, of which each operand has a drawn part.
 
-TensorFlow's kernels take five to eight axes; see `mesh_tensorflow/kernels.py`.
+TensorFlow's kernels take five to eight axes; see `mesh_tensorflow/numerics/kernels.py`.
 """
 
 from __future__ import annotations

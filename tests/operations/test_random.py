@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import random_bits
+from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.operations.random import half_words
 from tests.operations.comparing import placement, rand, run, simd
 

@@ -17,7 +17,8 @@ import time
 import gin
 import tensorflow as tf
 
-from mesh_tensorflow import virtual_devices, workers
+from mesh_tensorflow import workers
+from mesh_tensorflow.environment import virtual_devices
 from mesh_tensorflow.transformer import (
   gin_config,
   utils,

@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import errors, initializers
+from mesh_tensorflow import errors
+from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.transformer import utils
 from mesh_tensorflow.transformer.gin_paths import gin_dir
 

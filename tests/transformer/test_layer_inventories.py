@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import initializers
+from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.transformer import (
   adaptive_softmax,
   evolved_transformer,

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import errors, memory
+from mesh_tensorflow import errors
+from mesh_tensorflow.meshes import memory
 from mesh_tensorflow.transformer.programs import memory_check
 from tests.transformer import training_program as program
 

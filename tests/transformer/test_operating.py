@@ -11,7 +11,8 @@ import sys
 
 import pytest
 
-from mesh_tensorflow import checkpoint, exit_codes
+from mesh_tensorflow import checkpoint
+from mesh_tensorflow.environment import exit_codes
 from tests.transformer import worker_processes as program
 
 # Python modules that a user names with --module_import.
@@ -39,7 +40,7 @@ def lost(*args, **kwargs):
 utils.run = lost
 """,
   "no_memory": """
-from mesh_tensorflow import memory
+from mesh_tensorflow.meshes import memory
 memory.available_bytes = lambda: 10_000
 """,
 }

@@ -10,8 +10,10 @@ import tensorflow as tf
 from absl import flags
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import layout_names, quiet, workers
+from mesh_tensorflow import workers
+from mesh_tensorflow.environment import quiet
 from mesh_tensorflow.errors import ConfigError, MeshShapeError
+from mesh_tensorflow.meshes import layout_names
 from mesh_tensorflow.workers import agreement
 
 IMPLEMENTATIONS = ("auto", "placement", "simd")

@@ -7,8 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import errors, kernels
-from mesh_tensorflow.slices import align, transpose_to
+from mesh_tensorflow import errors
+from mesh_tensorflow.meshes.slices import align, transpose_to
+from mesh_tensorflow.numerics import kernels
 
 
 def overwrite(old: mtf.Tensor, new: mtf.Tensor, here: mtf.Tensor) -> mtf.Tensor:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, errors
-from mesh_tensorflow.global_step import get_global_step
+from mesh_tensorflow.operations.global_step import get_global_step
 from mesh_tensorflow.transformer.models.bitransformer import Bitransformer, make_bitransformer
 from mesh_tensorflow.transformer.models.unitransformer import Unitransformer
 

@@ -10,7 +10,8 @@ import gin
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import tpu_mesh, workers
+from mesh_tensorflow import workers
+from mesh_tensorflow.tpu import mesh as tpu_mesh
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
 from mesh_tensorflow.transformer.gin_config import warn_of_unused_scopes, write_operative_config
 from mesh_tensorflow.transformer.meshes import mesh_setup

@@ -14,9 +14,10 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint as checkpoint_lib
-from mesh_tensorflow import tpu_mesh, workers
+from mesh_tensorflow import workers
+from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.tensorflow_mode import check_tensorflow2
+from mesh_tensorflow.tpu import mesh as tpu_mesh
 from mesh_tensorflow.transformer import learning_rate_schedules
 from mesh_tensorflow.transformer.gin_config import value_checks, write_operative_config
 from mesh_tensorflow.transformer.meshes import mesh_setup

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.lowering import RUN_COUNTER
+from mesh_tensorflow.running.lowering import RUN_COUNTER
 from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.programs import export_texts, prediction
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps

@@ -14,8 +14,8 @@ from typing import Any
 import gin
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import memory
 from mesh_tensorflow.errors import OutOfMemoryError
+from mesh_tensorflow.meshes import memory
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

@@ -12,8 +12,8 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint.files import MANIFEST, attached_sizes
 from mesh_tensorflow.checkpoint.restoring import EXTRA
 from mesh_tensorflow.errors import NonFiniteError
-from mesh_tensorflow.lowering import RUN_COUNTER
-from mesh_tensorflow.store import StoredVariable, VariableStore
+from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
+from mesh_tensorflow.running.lowering import RUN_COUNTER
 from mesh_tensorflow.transformer.gin_config.model_config import ATTACHMENT, ModelConfig
 from mesh_tensorflow.transformer.programs.training_data import SavedPipeline, TrainingData
 

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.errors import CheckpointError, ConfigError
-from mesh_tensorflow.lowering import RUN_COUNTER
-from mesh_tensorflow.store import VariableStore
+from mesh_tensorflow.meshes.store import VariableStore
+from mesh_tensorflow.running.lowering import RUN_COUNTER
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _MODULE = "mesh_tensorflow.transformer.utils"

@@ -1,0 +1,1 @@
+"""What functions accept: checks of arguments by the annotations of the function called."""

@@ -1,0 +1,246 @@
+"""Checks of arguments, by the annotations of the function that is called.
+
+Every public function and method goes through `checked`, so that a wrong argument is told
+when the graph is built, with the names of function and argument, and not by what comes to
+grief over it later. What an annotation accepts: `kinds`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+from mesh_tensorflow.arguments import kinds
+from mesh_tensorflow.errors import GraphError
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Signature:
+  """The parameters of a function, and what each accepts.
+
+  Args:
+    function: a function of the package.
+    name: for messages; by default the function's.
+    only_lowering: whether `is_plainly_right` looks only at what would come out in the lowering.
+  """
+
+  def __init__(
+    self, function: Callable[..., Any], name: str | None = None, *, only_lowering: bool = False
+  ):
+    self._name = name or function.__name__.removeprefix("mtf_")
+    namespace = vars(inspect.getmodule(inspect.unwrap(function)))
+    self._positional: list[tuple[frozenset[type], Any, str]] = []
+    self._by_name: dict[str, tuple[frozenset[type], Any, str]] = {}
+    parameters = list(inspect.signature(function).parameters.values())
+    self._first = 1 if parameters and parameters[0].name == "self" else 0
+    self._optional: set[str] = set()
+    for p in parameters[self._first :]:
+      if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
+        continue
+      kind = kinds.kind_of(_evaluated(p.annotation, namespace))
+      entry = (frozenset(), None, p.name)
+      if kind is not None:
+        # The name of an operation may always be left to the operation.
+        optional = p.default is None or p.name == "name" and p.default is not p.empty
+        # `ShapeLike` has None in it, which is accepted only if the annotation says so once more.
+        optional = optional or str(p.annotation).endswith("| None")
+        entry = (kind.types | {type(None)} if optional else kind.types, kind, p.name)
+        if optional:
+          self._optional.add(p.name)
+      if p.kind is not p.KEYWORD_ONLY:
+        self._positional.append(entry)
+      self._by_name[p.name] = entry
+    found = {name: kind for name, (_, kind, _) in self._by_name.items() if kind is not None}
+    about_lowering = {name: k for name, k in found.items() if k.is_about_lowering}
+    self.is_about_lowering = bool(about_lowering)
+    self.is_plainly_right = self._compiled(parameters, about_lowering if only_lowering else found)
+
+  def _compiled(
+    self, parameters: Sequence[inspect.Parameter], kinds: Mapping[str, Any]
+  ) -> Callable[..., bool]:
+    """A function of the same parameters: whether all arguments are plainly right.
+
+    What `check` does takes longer than many operations take to be built. So, as `dataclasses` do
+    it, a function is made of source text, which costs a fraction of a microsecond.
+    """
+    bound: dict[str, Any] = {}
+
+    def bind(value: Any) -> str:
+      name = f"_{len(bound)}"
+      bound[name] = value
+      return name
+
+    tests, tensors = [], []
+    declared = []
+    for p in parameters:
+      default = p.empty if p.default is p.empty else bind(p.default)
+      declared.append(p.replace(annotation=p.empty, default=p.empty))
+      kind = kinds.get(p.name)
+      if default is not p.empty:
+        declared[-1] = p.replace(annotation=p.empty, default=_Source(default))
+      if kind is None:
+        continue
+      test = kind.quick(p.name, bind)
+      if p.name in self._optional:
+        test = f"{p.name} is None or {test}"
+      elif default is not p.empty:
+        test = f"{p.name} is {default} or {test}"
+      elif test.startswith("type(") and kind.words.endswith("ensor"):
+        tensors.append(p.name)
+      tests.append(f"({test})")
+    # Tensors of one mesh are of one graph.
+    tests += [f"{tensors[0]}._mesh is {x}._mesh" for x in tensors[1:]]
+    source = f"lambda {str(inspect.Signature(declared))[1:-1]}: {' and '.join(tests) or True}"
+    return eval(source, bound)  # noqa: S307 - made above
+
+  def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises the typed error of the first argument that is not of the kind asked for.
+
+    Args:
+      args: as the function gets them; of a method with the object in front.
+      kwargs: likewise.
+
+    Raises:
+      GraphError: tensors of two graphs are given.
+    """
+    pairs = list(zip(self._positional, args[self._first :]))
+    if kwargs:
+      pairs += [(self._by_name[k], v) for k, v in kwargs.items() if k in self._by_name]
+    graph = first = None
+    for (types, kind, name), value in pairs:
+      if kind is not None and type(value) not in types and not kind.accepts(value):
+        error = kind.refuse(self._label(pairs, value), name, value)
+        raise error
+      for v in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(v, kinds.GraphMember):
+          if graph is None:
+            graph, first = v.graph, v
+          elif v.graph is not graph:
+            raise GraphError(
+              f"{self._label(pairs, v, first)}: {_described(v)} belongs to another graph than "
+              f"{_described(first)}; make both in one graph, or export the one "
+              "(lowering.export_to_tf_tensor) and import it here"
+            )
+
+  def check_object(self, cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """`check` of the arguments of a constructor, if they are not plainly right."""
+    try:
+      right = self.is_plainly_right(cls, *args, **kwargs)
+    except (TypeError, AttributeError):
+      right = False
+    if not right:
+      self.check((cls, *args), kwargs)
+
+  def _label(self, pairs: Sequence[Any], *others: Any) -> str:
+    """The function, the name given to its result, and the first tensor that it is called with."""
+    label = self._name
+    for (_, _, name), value in pairs:
+      if name == "name" and isinstance(value, str):
+        label += f" {value!r}"
+    for _, value in pairs:
+      for v in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(v, kinds.SymbolicTensor) and not any(v is o for o in others):
+          return f"{label} of {v!r}"
+    return label
+
+
+def _described(x: Any) -> str:
+  """A tensor with its mesh, or a mesh or operation."""
+  mesh = getattr(x, "mesh", None)
+  return repr(x) if mesh is None else f"{x!r} on {mesh!r}"
+
+
+class _Source:
+  """Source text in place of a default, in the text of a signature."""
+
+  def __init__(self, text: str):
+    self._text = text
+
+  def __repr__(self) -> str:
+    return self._text
+
+
+def _evaluated(annotation: Any, namespace: Mapping[str, Any]) -> Any:
+  """What an annotation says; Any if it names what is not imported when programs run."""
+  if not isinstance(annotation, str):
+    return annotation
+  try:
+    return eval(annotation, {}, _Names(namespace))  # noqa: S307 - the package's own source
+  except NameError:
+    return Any
+
+
+class _Names(dict):
+  """The names of a module, and those of rooms above it, which only its annotations name."""
+
+  def __missing__(self, name: str) -> Any:
+    return kinds.class_named(name)
+
+
+def checked(function: _Function) -> _Function:
+  """Decorator: the arguments are checked by the annotations before the function is called."""
+  signature: Signature | None = None
+
+  def first(*args: Any, **kwargs: Any) -> bool:
+    nonlocal signature, is_plainly_right
+    signature = Signature(function, _name_of(function))
+    is_plainly_right = signature.is_plainly_right
+    return is_plainly_right(*args, **kwargs)
+
+  is_plainly_right: Callable[..., bool] = first
+
+  @functools.wraps(function)
+  def call(*args: Any, **kwargs: Any) -> Any:
+    try:
+      right = is_plainly_right(*args, **kwargs)
+    except (TypeError, AttributeError):  # Too few (gin may know the others), or another kind.
+      right = False
+    if not right:
+      signature.check(args, kwargs)
+    return function(*args, **kwargs)
+
+  # For `inspect.getfullargspec`, which gin asks and which does not look behind a wrapper.
+  call.__signature__ = inspect.signature(function)
+  return call
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+  """The name that users know it by: of a constructor, that of the class."""
+  name = getattr(function, "__qualname__", function.__name__).rsplit("<locals>.", 1)[-1]
+  return name.removesuffix(".__init__").removeprefix("mtf_")
+
+
+def check_functions(namespace: dict[str, Any], left_alone: Collection[str] = ()) -> None:
+  """Wraps the functions of a module's namespace in `checked`.
+
+  Args:
+    namespace: `globals()` of a module that users import from.
+    left_alone: names of functions that take slices of tensors, or are compared by identity.
+  """
+  for name, value in list(namespace.items()):
+    if (
+      inspect.isfunction(value)
+      and value.__module__.startswith("mesh_tensorflow")
+      and name not in left_alone
+      and not name.startswith("_")
+    ):
+      namespace[name] = checked(value)
+
+
+@functools.cache
+def signature_of_class(cls: type, only_lowering: bool = False) -> Signature | None:
+  """What the constructor of a class accepts; None of a class that is not the package's own."""
+  owner = next(c for c in cls.__mro__ if "__init__" in vars(c))
+  if not owner.__module__.startswith("mesh_tensorflow."):
+    return None
+  return Signature(owner.__init__, cls.__name__, only_lowering=only_lowering)
+
+
+@functools.cache
+def signature_to_check_first(cls: type) -> Signature | None:
+  """`signature_of_class`, if the constructor itself does not come to grief over what is wrong."""
+  signature = signature_of_class(cls, only_lowering=True)
+  return signature if signature is not None and signature.is_about_lowering else None

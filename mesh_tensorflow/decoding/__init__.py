@@ -1,0 +1,1 @@
+"""Decoding on a mesh: beam search, greedy decoding and sampling."""

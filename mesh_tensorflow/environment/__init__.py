@@ -1,0 +1,1 @@
+"""Python, TensorFlow and the process that the package is in: start, quiet, devices, exit codes."""

@@ -1,0 +1,172 @@
+"""Laid-out tensors: the slices of one tensor, there already or computed on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+
+class _Summing(Protocol):
+  """What of a `MeshImpl` a pending sum needs."""
+
+  def allreduce(
+    self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str
+  ) -> LaidOutTensor: ...
+
+
+class LaidOutTensor:
+  """The slices of one tensor, one for each processor that this program runs.
+
+  A placement mesh holds one slice per processor; a SIMD mesh holds one, the
+  slice of the processor that runs the program.
+
+  Args:
+    tensor_list: the slices (tf.Tensors; Python numbers where they are static).
+  """
+
+  def __init__(self, tensor_list: Sequence[Any]):
+    self._tensor_list = list(tensor_list)
+
+  @classmethod
+  def from_tensor_list(cls, tensor_list: Sequence[Any]) -> LaidOutTensor:
+    """A laid-out tensor of these slices."""
+    return cls(tensor_list)
+
+  @property
+  def tensor_list(self) -> list[Any]:
+    """The slices that this program holds."""
+    return self._tensor_list
+
+  @property
+  def all_slices(self) -> list[Any]:
+    """The slices that this program holds."""
+    return self._tensor_list
+
+  @property
+  def one_slice(self) -> Any:
+    """The first of the slices that this program holds."""
+    return self._tensor_list[0]
+
+  @property
+  def slice_shape(self) -> list[int]:
+    """Static shape of a slice."""
+    return list(
+      np.shape(self._tensor_list[0])
+      if not tf.is_tensor(self._tensor_list[0])
+      else self._tensor_list[0].shape
+    )
+
+  def to_laid_out_tensor(self) -> LaidOutTensor:
+    """The laid-out tensor itself."""
+    return self
+
+  def __repr__(self) -> str:
+    return f"LaidOutTensor({self._tensor_list!r})"
+
+
+class _Forced:
+  """Slices of something computed on demand; reading them computes it."""
+
+  def to_laid_out_tensor(self) -> LaidOutTensor:
+    raise NotImplementedError
+
+  @property
+  def tensor_list(self) -> list[Any]:
+    return self.to_laid_out_tensor().tensor_list
+
+  @property
+  def all_slices(self) -> list[Any]:
+    return self.to_laid_out_tensor().all_slices
+
+  @property
+  def one_slice(self) -> Any:
+    return self.to_laid_out_tensor().one_slice
+
+
+class LazyAllreduceSum(_Forced):
+  """A SUM allreduce that is not executed yet.
+
+  Sums of several such tensors are added before the one allreduce they need.
+
+  Args:
+    mesh_impl: a `MeshImpl`.
+    laid_out_input: the slices before the allreduce.
+    mesh_axes: mesh axes to reduce over.
+    add_counter_fn: called once, when the allreduce is executed.
+  """
+
+  def __init__(
+    self,
+    mesh_impl: _Summing,
+    laid_out_input: LaidOutTensor,
+    mesh_axes: Sequence[int],
+    add_counter_fn: Callable[[], None] | None = None,
+  ):
+    self.mesh_impl = mesh_impl
+    self.laid_out_input = laid_out_input
+    self.mesh_axes = list(mesh_axes)
+    self.add_counter_fn = add_counter_fn
+    self._reduced: LaidOutTensor | None = None
+
+  def to_laid_out_tensor(self) -> LaidOutTensor:
+    """The sum, as a laid-out tensor; communicates at the first call."""
+    if self._reduced is None:
+      self._reduced = self.mesh_impl.allreduce(self.laid_out_input, self.mesh_axes, "SUM")
+      if self.add_counter_fn:
+        self.add_counter_fn()
+    return self._reduced
+
+  @property
+  def is_reduced(self) -> bool:
+    """Whether the allreduce has been executed."""
+    return self._reduced is not None
+
+  @property
+  def slice_shape(self) -> list[int]:
+    """Sizes of a slice."""
+    return self.laid_out_input.slice_shape
+
+
+class LazyLaidOutTensor(_Forced):
+  """Slices that a function computes, each time they are asked for.
+
+  Args:
+    to_laid_out_tensor_fn: makes the laid-out tensor.
+    slice_shape: sizes of its slices.
+  """
+
+  def __init__(self, to_laid_out_tensor_fn: Callable[[], LaidOutTensor], slice_shape: list[int]):
+    self._fn = to_laid_out_tensor_fn
+    self._slice_shape = slice_shape
+
+  def to_laid_out_tensor(self) -> LaidOutTensor:
+    """What the function makes, anew at each call."""
+    return self._fn()
+
+  @property
+  def slice_shape(self) -> list[int]:
+    """Sizes of a slice."""
+    return self._slice_shape
+
+
+def compatible_lazy_allreduce_sums(xs: Sequence[Any]) -> bool:
+  """Whether all are pending sums of one mesh over the same mesh axes.
+
+  Args:
+    xs: a list of anything.
+  """
+  if not xs or not all(isinstance(x, LazyAllreduceSum) for x in xs):
+    return False
+  return all(x.mesh_impl is xs[0].mesh_impl and x.mesh_axes == xs[0].mesh_axes for x in xs)
+
+
+def convert_args_to_laid_out_tensors(xs: Sequence[Any]) -> list[Any]:
+  """Forces every element that has `to_laid_out_tensor`; leaves the others.
+
+  Args:
+    xs: a list of anything.
+  """
+  return [x.to_laid_out_tensor() if hasattr(x, "to_laid_out_tensor") else x for x in xs]

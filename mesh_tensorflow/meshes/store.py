@@ -1,0 +1,401 @@
+"""The variable store: slices that live on their devices, found again by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.errors import VariableError
+from mesh_tensorflow.meshes.layout import TensorLayout
+from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
+from mesh_tensorflow.meshes.remade_stores import Life
+from mesh_tensorflow.numerics import initializers, kernels, random_bits
+from mesh_tensorflow.program.dimensions import Shape
+
+# Bytes of initial values that are computed at a time; computing them takes several times as much.
+_COMPUTED_AT_ONCE = 16 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredVariable:
+  """One mtf variable: its slices on this process's devices, and where each belongs.
+
+  Attributes:
+    name: full name, as in checkpoints.
+    shape: a `Shape`.
+    master_dtype: dtype in checkpoints.
+    slice_dtype: dtype of the slices.
+    trainable: whether it is trained.
+    layout: which mesh axis splits which axis.
+    mesh_shape: the mesh.
+    slices: one tf.Variable for each processor of this process.
+    begins: the offset of each slice in the whole variable.
+    slice_shape: sizes of a slice.
+    processors: the number of the processor of each slice.
+  """
+
+  name: str
+  shape: Shape
+  master_dtype: tf.DType
+  slice_dtype: tf.DType
+  trainable: bool
+  layout: TensorLayout
+  mesh_shape: Shape
+  slices: tuple[tf.Variable, ...]
+  begins: tuple[tuple[int, ...], ...]
+  slice_shape: tuple[int, ...]
+  processors: tuple[int, ...] = (0,)
+
+  def distinct(self) -> list[tuple[tuple[int, ...], tf.Variable]]:
+    """(offset, slice) of the slices without their replicas."""
+    seen: dict[tuple[int, ...], tf.Variable] = {}
+    for begin, v in zip(self.begins, self.slices):
+      seen.setdefault(begin, v)
+    return list(seen.items())
+
+  def owned(self, worker: int = 0) -> list[tuple[tuple[int, ...], tf.Variable]]:
+    """(offset, slice) of the slices that this process writes when all workers write together.
+
+    Of the replicas of a slice, the one of the lowest processor number counts. A variable that
+    is whole in every worker, by a mesh of its own there, is worker 0's.
+
+    Args:
+      worker: the number of this worker.
+    """
+    if len(self.processors) == self.mesh_shape.size:
+      return self.distinct() if worker == 0 else []
+    free = [i for i in range(self.mesh_shape.ndims) if i not in self.layout]
+    return [
+      (begin, v)
+      for begin, v, p in zip(self.begins, self.slices, self.processors)
+      if not any(pnum_to_processor_coordinates(self.mesh_shape, p)[i] for i in free)
+    ]
+
+  def numpy(self) -> Any:
+    """The whole value as an array.
+
+    Raises:
+      VariableError: other workers hold slices that this process has not.
+    """
+    whole = np.zeros(self.shape.to_integer_list, self.slice_dtype.as_numpy_dtype)
+    distinct = self.distinct()
+    if len(distinct) * math.prod(self.slice_shape) != whole.size:
+      raise VariableError(
+        f"variable {self.name} {self.shape} is split over several workers, and this one has "
+        f"{len(distinct)} of its {whole.size // math.prod(self.slice_shape)} slices; save a "
+        "checkpoint and read the value from there, or look at `slices`"
+      )
+    for begin, v in distinct:
+      whole[tuple(slice(b, b + n) for b, n in zip(begin, self.slice_shape))] = v.numpy()
+    return whole
+
+  def assign(self, value: Any) -> None:
+    """Sets every slice from a whole array (cast to the slice dtype)."""
+    value = tf.convert_to_tensor(value)
+    if value.shape.as_list() != self.shape.to_integer_list:
+      raise VariableError(
+        f"variable {self.name} has shape {self.shape}, the new value has {value.shape}"
+      )
+    for begin, v in zip(self.begins, self.slices):
+      # Not for scalars: tf.slice takes an empty list for one of floats.
+      part = kernels.cut(value, begin, self.slice_shape) if begin else value
+      v.assign(tf.cast(part, self.slice_dtype))
+
+
+# Programs may lower in several threads, with one store.
+_CREATION = threading.RLock()
+
+
+def _one_thread_at_a_time(method: Any) -> Any:
+  @functools.wraps(method)
+  def locked(*args, **kwargs):
+    with _CREATION:
+      return method(*args, **kwargs)
+
+  return locked
+
+
+class VariableStore(tf.Module):
+  """Holds the variables of a mesh implementation.
+
+  The first lowering of a program creates the slices, each on its device and
+  without the rest of the variable; later lowerings find them by name.
+
+  Args:
+    seed: initial values are a function of it and of the variable's name.
+    name: name of the module.
+  """
+
+  @checked
+  def __init__(self, seed: float = 0, name: str | None = None):
+    super().__init__(name=name or "variable_store")
+    self.seed = int(seed)
+    self._slices: dict[str, tuple[tf.Variable, ...]] = {}
+    self._stored: dict[str, Any] = {}
+    # Of a store that a mesh implementation made for itself.
+    self.life: Life | None = None
+
+  def _looked_at(self) -> None:
+    if self.life is not None:
+      self.life.looked_at()
+
+  def __contains__(self, name: str) -> bool:
+    self._looked_at()
+    return name in self._stored
+
+  def __getitem__(self, name: str) -> StoredVariable:
+    self._looked_at()
+    if name not in self._stored:
+      known = ", ".join(sorted(self._stored)[:20])
+      raise VariableError(f"there is no variable {name!r}; known: {known}")
+    return self._stored[name]
+
+  def __iter__(self) -> Iterator[StoredVariable]:
+    self._looked_at()
+    return iter(list(self._stored.values()))
+
+  def __len__(self) -> int:
+    return len(self._stored)
+
+  @property
+  def names(self) -> list[str]:
+    """Names in order of creation."""
+    self._looked_at()
+    return list(self._stored)
+
+  @_one_thread_at_a_time
+  def get(
+    self,
+    mesh_impl: Any,
+    name: str,
+    shape: Shape,
+    *,
+    master_dtype: tf.DType,
+    slice_dtype: tf.DType,
+    initializer: Any = None,
+    trainable: bool = True,
+  ) -> StoredVariable:
+    """Finds a variable, or creates its slices.
+
+    Args:
+      mesh_impl: says where the slices are (`local_processors`), and makes them (`create_slices`).
+      name: full name.
+      shape: a `Shape`.
+      master_dtype: dtype in checkpoints.
+      slice_dtype: dtype of the slices.
+      initializer: see `initializers.convert_to_initializer`.
+      trainable: whether it is trained.
+
+    Returns:
+      The `StoredVariable`.
+
+    Raises:
+      VariableError: it exists with another shape or dtype, or for another mesh.
+    """
+    layout = mesh_impl.tensor_layout(shape)
+    if name in self._stored:
+      old = self._stored[name]
+      if old.shape.to_integer_list != shape.to_integer_list:
+        raise VariableError(
+          f"variable {name} exists with shape {old.shape} and is now asked for with {shape}; "
+          "use another name, or another variable store"
+        )
+      if (old.slice_dtype, old.master_dtype) != (slice_dtype, master_dtype):
+        raise VariableError(
+          f"variable {name} exists with dtypes master {old.master_dtype.name}, slice "
+          f"{old.slice_dtype.name} and is now asked for with master {master_dtype.name}, slice "
+          f"{slice_dtype.name}"
+        )
+      if old.layout != layout:
+        raise VariableError(
+          f"variable {name} exists as {old.shape}, {old.layout} and is now asked for as {shape}, "
+          f"{layout}: its dimensions are named differently, so it would be split differently"
+        )
+      if old.mesh_shape.to_integer_list != mesh_impl.shape.to_integer_list:
+        raise VariableError(
+          f"variable {name} {shape} exists in slices for the mesh {old.mesh_shape} and is now "
+          f"asked for on the mesh {mesh_impl.shape}; give each mesh implementation a variable "
+          "store of its own, and move values with a checkpoint"
+        )
+      if self.life is not None:
+        self.life.asked_for(name)
+      return old
+    init = initializers.convert_to_initializer(initializer, slice_dtype)
+    key = random_bits.fold(random_bits.name_key(name), self.seed)
+    full, part = shape.to_integer_list, mesh_impl.slice_shape(shape)
+    begins = [tuple(mesh_impl.slice_begin(shape, p)) for p in mesh_impl.local_processors]
+
+    def value(begin):
+      return _computed_in_parts(init, key, full, begin, part, slice_dtype)
+
+    with tf.init_scope():
+      slices = mesh_impl.create_slices(_variable_name(f"{name}_slice"), begins, value, trainable)
+    stored = StoredVariable(
+      name=name,
+      shape=shape,
+      master_dtype=master_dtype,
+      slice_dtype=slice_dtype,
+      trainable=trainable,
+      layout=layout,
+      mesh_shape=mesh_impl.shape,
+      slices=slices,
+      begins=tuple(begins),
+      slice_shape=tuple(part),
+      processors=tuple(mesh_impl.local_processors),
+    )
+    self._slices[name] = tuple(stored.slices)
+    self._stored[name] = stored
+    if self.life is not None:
+      self.life.made(stored, mesh_impl.lowerings_per_run)
+    return stored
+
+
+# Of TensorFlow's ResourceStridedSliceAssign.
+_MOST_AXES_OF_A_BLOCK = 8
+
+
+def split_block(
+  size: Sequence[int], item_bytes: int, limit: int
+) -> list[tuple[list[int], list[int]]]:
+  """Cuts a block of values into parts of at most `limit` bytes each, or of one row.
+
+  Args:
+    size: shape of the block.
+    item_bytes: bytes of a value.
+    limit: bytes. What TensorFlow sets no part of (more than eight axes) is one part.
+
+  Returns:
+    (offset, size) of each part.
+  """
+  axis = next((i for i, n in enumerate(size) if n > 1), None)
+  total = math.prod(size) * item_bytes
+  if axis is None or total <= limit or len(size) > _MOST_AXES_OF_A_BLOCK:
+    return [([0] * len(size), list(size))]
+  rows = max(1, limit * size[axis] // total)
+  parts = []
+  for start in range(0, size[axis], rows):
+    offset, part = [0] * len(size), list(size)
+    offset[axis], part[axis] = start, min(rows, size[axis] - start)
+    parts.append((offset, part))
+  return parts
+
+
+def assign_block(variable: tf.Variable, offset: Sequence[int], value: tf.Tensor) -> None:
+  """Sets a block of a variable, and takes no memory for it.
+
+  Args:
+    variable: the variable.
+    offset: of the block.
+    value: its values.
+  """
+  if value.shape.ndims > _MOST_AXES_OF_A_BLOCK:  # It is the whole.
+    variable.assign(value)
+    return
+  # Not variable[...].assign, which reads the variable: it would have to be copied then.
+  tf.raw_ops.ResourceStridedSliceAssign(
+    ref=variable.handle,
+    begin=offset,
+    end=[o + n for o, n in zip(offset, value.shape)],
+    strides=[1] * len(offset),
+    value=value,
+  )
+  # After a change of a part TensorFlow copies the variable at each read, until it is told this.
+  tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
+
+
+def _computed_in_parts(
+  init: initializers.Initializer,
+  key: int,
+  full: Sequence[int],
+  begin: tuple[int, ...],
+  part: Sequence[int],
+  dtype: tf.DType,
+) -> tf.Tensor:
+  """Initial values of a slice; what computing them takes besides is small, however large it is."""
+
+  def values(begin, size):
+    return tf.cast(init.slice_values(key, full, list(begin), list(size), dtype), dtype)
+
+  parts = split_block(part, dtype.size, _COMPUTED_AT_ONCE)
+  # The first computes the whole for each part; the second takes no more than its result.
+  if len(parts) == 1 or isinstance(init, (initializers.FromFunction, initializers.Constant)):
+    return values(begin, part)
+  result = tf.Variable(tf.zeros(part, dtype), trainable=False)
+  for offset, size in parts:
+    assign_block(result, offset, values([b + o for b, o in zip(begin, offset)], size))
+  return result.read_value()  # The variable that gets it takes over the memory.
+
+
+def _variable_name(name: str) -> str:
+  """tf.Variable refuses names with empty path components ("a//b")."""
+  return "/".join(p for p in name.split("/") if p)
+
+
+class LaidOutVariable:
+  """A stored variable as one lowering sees it.
+
+  Args:
+    mesh_impl: the `MeshImpl`.
+    stored: the `StoredVariable`.
+    variable: the mtf `Variable` operation.
+  """
+
+  def __init__(self, mesh_impl: Any, stored: StoredVariable, variable: Any):
+    self._mesh_impl = mesh_impl
+    self._variable = variable
+    self.stored = stored
+
+  @property
+  def slices(self) -> list[tf.Variable]:
+    """The tf.Variables of the processors that this program runs."""
+    return self._mesh_impl.program_slices(self.stored)
+
+  @property
+  def laid_out_tensor(self) -> Any:
+    """The current values (slice dtype)."""
+    return self._mesh_impl.slicewise(
+      lambda v: v.read_value(), self._mesh_impl.LaidOutTensor(self.slices)
+    )
+
+  def assign_to_slices(self, assign_fn: Any, values: Any) -> Any:
+    """Runs `assign_fn(mtf_variable, slice_tf_variable, tf_value)` on every slice.
+
+    Args:
+      assign_fn: as `mtf.assign_slice`.
+      values: a laid-out tensor.
+
+    Returns:
+      A list of what `assign_fn` returned.
+    """
+    results: list[Any] = []
+    self._is_changed()
+
+    def run(v, value):
+      results.append(assign_fn(self._variable, v, value))
+      return value
+
+    self._mesh_impl.slicewise(run, self._mesh_impl.LaidOutTensor(self.slices), values)
+    return results
+
+  def update(self, fn: Any, *values: Any) -> None:
+    """Runs `fn(slice_tf_variable, *slices)` for its effect on every processor."""
+    self._is_changed()
+
+    def run(v, *slices):
+      fn(v, *slices)
+      return 0
+
+    self._mesh_impl.slicewise(run, self._mesh_impl.LaidOutTensor(self.slices), *values)
+
+  def _is_changed(self) -> None:
+    life = self._mesh_impl.variable_store.life
+    if life is not None:
+      life.changed(self.stored)

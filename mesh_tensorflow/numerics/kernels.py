@@ -1,0 +1,274 @@
+"""TensorFlow operations on one slice with any number of axes. No mesh here.
+
+TensorFlow's kernels take a limited number of axes (measured: TensorFlow 2.21, CPU; those for GPUs
+are made of the same code):
+
+  functions of two tensors, BroadcastTo    5, when neighbours that broadcast alike count as one
+  SelectV2, Slice, Pad along one axis      8
+  ArgMax, ArgMin                           7
+  Softmax (oneDNN)                         5
+
+Reduce, Transpose, Reshape, Concat, Split, Gather, MatMul, Cumsum, TopK, OneHot, the segment sums,
+and functions of one tensor take any number. So each of the first goes through a function of this
+file. Below the limit that is the operation itself. Above it, neighbouring axes are
+merged by reshapes, which move nothing; and where they alternate too often for that, an operand is
+repeated along a few axes first.
+
+`stack` is here for another reason: TensorFlow's optimizer of graphs computes something else than
+`tf.stack` says.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from mesh_tensorflow.program.dimensions import list_product
+
+_BROADCAST, _SELECT, _SLICE, _PAD, _ARGMAX, _SOFTMAX = 5, 8, 8, 8, 7, 5
+
+
+class _Run(NamedTuple):
+  """Neighbouring axes, seen as one.
+
+  Attributes:
+    size: their number of positions, more or less than 1.
+    present: for each operand whether it has them (else they are of size 1).
+  """
+
+  size: int
+  present: tuple[bool, ...]
+
+
+def _merged(runs: Iterable[_Run]) -> list[_Run]:
+  """Without the axes of size 1, and with neighbours as one that the same operands have."""
+  merged: list[_Run] = []
+  for run in runs:
+    if run.size == 1:
+      continue
+    if merged and merged[-1].present == run.present:
+      run = _Run(merged.pop().size * run.size, run.present)
+    merged.append(run)
+  return merged
+
+
+def _sizes_in(runs: Sequence[_Run], operand: int) -> list[int]:
+  return [run.size if run.present[operand] else 1 for run in runs]
+
+
+class _Plan(NamedTuple):
+  """How operands are made to broadcast in few axes.
+
+  Attributes:
+    views: for each operand its sizes with merged axes.
+    repeated: for each operand its sizes after it is repeated.
+    operands: for each operand the sizes in which it is handed to the function.
+    output: sizes of the result.
+  """
+
+  views: list[list[int]]
+  repeated: list[list[int]]
+  operands: list[list[int]]
+  output: list[int]
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(shapes: tuple[tuple[int, ...], ...], most_axes: int, most_runs: int) -> _Plan | None:
+  """The plan for operands of these shapes; None where they may be handed over as they are."""
+  rank = max(len(s) for s in shapes)
+  aligned = [(1,) * (rank - len(s)) + s for s in shapes]
+  output = [next((n for n in sizes if n != 1), 1) for sizes in zip(*aligned)]
+  runs = _merged(_Run(n, tuple(s == n for s in sizes)) for n, *sizes in zip(output, *aligned))
+  if rank <= most_axes and len(runs) <= most_runs:
+    return None
+  first, last = (0, 0) if len(runs) <= most_runs else _cheapest_stretch(runs, most_runs)
+  filled = _filled(runs, first, last)
+  operands = range(len(shapes))
+  return _Plan(
+    views=[_sizes_in(runs, k) for k in operands],
+    repeated=[_sizes_in(filled, k) for k in operands],
+    operands=[_sizes_in(_merged(filled), k) for k in operands],
+    output=output,
+  )
+
+
+def _filled(runs: Sequence[_Run], first: int, last: int) -> list[_Run]:
+  """The runs after all operands are repeated along those from `first` to before `last`."""
+  everywhere = (True,) * len(runs[0].present) if runs else ()
+  return [_Run(run.size, everywhere) if first <= i < last else run for i, run in enumerate(runs)]
+
+
+def _cheapest_stretch(runs: Sequence[_Run], most: int) -> tuple[int, int]:
+  """The stretch of runs that, filled in all operands, leaves few enough; of the least cost.
+
+  The cost is the number of elements of what is repeated. It is below that of the result for each
+  operand: it would be that, were everything filled.
+  """
+
+  def cost(filled: Sequence[_Run]) -> int:
+    pairs = [(_sizes_in(runs, k), _sizes_in(filled, k)) for k in range(len(runs[0].present))]
+    return sum(list_product(after) for before, after in pairs if before != after)
+
+  choices = []
+  for first in range(len(runs)):
+    for last in range(first + 1, len(runs) + 1):
+      filled = _filled(runs, first, last)
+      if len(_merged(filled)) <= most:
+        choices.append((cost(filled), first, last))
+        break
+  return min(choices)[1:]
+
+
+def _reshaped(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+  return x if x.shape.as_list() == list(sizes) else tf.reshape(x, sizes)
+
+
+def elementwise(fn: Callable[..., tf.Tensor], *xs: tf.Tensor) -> tf.Tensor:
+  """`fn(*xs)` of an element-wise function that broadcasts, as `tf.add`.
+
+  Args:
+    fn: takes as many tensors as `xs`.
+    *xs: tensors whose shapes broadcast together.
+  """
+  return _broadcasting(fn, xs, _SELECT, _BROADCAST)
+
+
+def where(condition: tf.Tensor, if_true: tf.Tensor, if_false: tf.Tensor) -> tf.Tensor:
+  """`tf.where` of three tensors whose shapes broadcast together."""
+  return _broadcasting(tf.where, (condition, if_true, if_false), _SELECT, _SELECT)
+
+
+def _broadcasting(
+  fn: Callable[..., tf.Tensor], xs: Sequence[tf.Tensor], most_axes: int, most_runs: int
+) -> tf.Tensor:
+  if max(x.shape.ndims for x in xs) <= min(most_axes, most_runs):
+    return fn(*xs)
+  plan = _plan(tuple(tuple(x.shape.as_list()) for x in xs), most_axes, most_runs)
+  if plan is None:
+    return fn(*xs)
+  operands = []
+  for x, view, repeated, sizes in zip(xs, plan.views, plan.repeated, plan.operands):
+    if view != repeated:
+      x = broadcast_to(tf.reshape(x, view), repeated)
+    operands.append(_reshaped(x, sizes))
+  return tf.reshape(fn(*operands), plan.output)
+
+
+def broadcast_to(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+  """`tf.broadcast_to`.
+
+  Where axes that x has and has not alternate more often than the kernel allows, x is repeated in
+  steps: first along that which makes it the least larger.
+
+  Args:
+    x: a tensor.
+    sizes: static sizes of the result.
+  """
+  if len(sizes) <= _BROADCAST:
+    return tf.broadcast_to(x, sizes)
+  own = [1] * (len(sizes) - x.shape.ndims) + x.shape.as_list()
+  runs = _merged(_Run(n, (n == o,)) for n, o in zip(sizes, own))
+  if len(runs) <= _BROADCAST:
+    return tf.broadcast_to(x, sizes)
+  while len(runs) > _BROADCAST:
+    i = min((i for i, run in enumerate(runs) if not run.present[0]), key=lambda i: runs[i].size)
+    before, after = (list_product(_sizes_in(part, 0)) for part in (runs[:i], runs[i + 1 :]))
+    x = tf.broadcast_to(tf.reshape(x, [before, 1, after]), [before, runs[i].size, after])
+    runs = _merged(_filled(runs, i, i + 1))
+  x = tf.reshape(x, _sizes_in(runs, 0))
+  return tf.reshape(tf.broadcast_to(x, [run.size for run in runs]), sizes)
+
+
+def _along(
+  fn: Callable[[tf.Tensor, int], tf.Tensor], x: tf.Tensor, axis: int, most_axes: int
+) -> tf.Tensor:
+  """`fn(x, axis)` of a function of one axis; the others are merged if they are too many.
+
+  Args:
+    fn: leaves the other axes as they are; may change the size of its own, or remove it.
+    x: a tensor.
+    axis: at least 0.
+    most_axes: with up to so many axes x goes to the function as it is.
+  """
+  sizes = x.shape.as_list()
+  if len(sizes) <= most_axes:
+    return fn(x, axis)
+  before, after = list_product(sizes[:axis]), list_product(sizes[axis + 1 :])
+  # An axis that is the last stays it.
+  behind = [after] if after != 1 else []
+  y = fn(tf.reshape(x, [before, sizes[axis], *behind]), 1)
+  own = y.shape.as_list()[1 : y.shape.ndims - len(behind)]
+  return tf.reshape(y, [*sizes[:axis], *own, *sizes[axis + 1 :]])
+
+
+def softmax(x: tf.Tensor, axis: int) -> tf.Tensor:
+  """`tf.nn.softmax`; the axis is at least 0."""
+  return _along(tf.nn.softmax, x, axis, _SOFTMAX)
+
+
+def argmax(x: tf.Tensor, axis: int) -> tf.Tensor:
+  """`tf.argmax`, of dtype int32; the axis is at least 0."""
+  return _along(lambda t, i: tf.argmax(t, i, output_type=tf.int32), x, axis, _ARGMAX)
+
+
+def pad(x: tf.Tensor, axis: int, before: int, after: int) -> tf.Tensor:
+  """`tf.pad` along one axis (at least 0)."""
+
+  def padded(t: tf.Tensor, i: int) -> tf.Tensor:
+    paddings = [[0, 0] for _ in t.shape]
+    paddings[i] = [before, after]
+    return tf.pad(t, paddings)
+
+  return _along(padded, x, axis, _PAD)
+
+
+def cut(x: tf.Tensor, begin: Sequence[Any], sizes: Sequence[int]) -> tf.Tensor:
+  """`tf.slice`.
+
+  Args:
+    x: a tensor.
+    begin: for each axis the first position: ints or int32 scalars, or an int32 vector.
+    sizes: for each axis the number of positions; -1 for all from the first one on, which is 0.
+  """
+  if len(sizes) <= _SLICE:
+    return tf.slice(x, begin, sizes)
+  whole = x.shape.as_list()
+  wanted = [n if size == -1 else size for n, size in zip(whole, sizes)]
+  for axis, n in enumerate(wanted):
+    if n != whole[axis]:
+      x = cut_axis(x, axis, begin[axis], n)
+  return x
+
+
+def _cut_along(x: tf.Tensor, axis: int, begin: Any, size: int) -> tf.Tensor:
+  begins, sizes = [0] * x.shape.ndims, [-1] * x.shape.ndims
+  begins[axis], sizes[axis] = begin, size
+  return tf.slice(x, begins, sizes)
+
+
+def cut_axis(x: tf.Tensor, axis: int, begin: Any, size: int) -> tf.Tensor:
+  """Positions `begin` (an int, or an int32 scalar) to `begin + size` along one axis."""
+  return _along(functools.partial(_cut_along, begin=begin, size=size), x, axis, _SLICE)
+
+
+def stack(xs: Sequence[tf.Tensor], axis: int = 0) -> tf.Tensor:
+  """`tf.stack` of tensors of one shape.
+
+  Not the operation itself: where its inputs are one tensor, TensorFlow's optimizer of graphs makes
+  a Tile of the first output of the operation that made it. For the second part of a tf.unstack,
+  tf.split or tf.math.top_k that is another tensor, without a word if it has the same shape. What
+  seems to be different tensors may become one before: by common subexpressions, or identities.
+
+  Args:
+    xs: tensors.
+    axis: where the new axis goes, at least 0.
+  """
+  if tf.executing_eagerly() or len(xs) == 1:
+    return tf.stack(xs, axis)
+  sizes = xs[0].shape.as_list()
+  if axis == len(sizes):
+    return tf.concat([tf.expand_dims(x, axis) for x in xs], axis)
+  return tf.reshape(tf.concat(xs, axis), [*sizes[:axis], len(xs), *sizes[axis:]])

@@ -1,0 +1,1 @@
+"""A mesh of devices that one program places operations on, behind `PlacementMeshImpl`."""

@@ -1,0 +1,244 @@
+"""A mesh of devices of one process, with explicit exchanges between them.
+
+One program holds the slices of every processor; each per-device operation is
+placed on its device, and a collective is a few TensorFlow operations that read
+the slices of the other devices. The graph grows with the number of devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.errors import GraphError, MeshShapeError
+from mesh_tensorflow.meshes.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
+from mesh_tensorflow.meshes.layout import LayoutLike
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.mesh_layout import shape_of
+from mesh_tensorflow.meshes.processors import processor_groups
+from mesh_tensorflow.meshes.store import LaidOutVariable, VariableStore
+from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.program.dimensions import Shape, ShapeLike
+
+
+# What is in `collectives.placement` is imported from here by existing programs.
+class PlacementMeshImpl(MeshImpl):
+  """A mesh over a list of devices.
+
+  Args:
+    shape: mesh shape.
+    layout: layout rules.
+    devices: one device name per processor, row-major over the mesh; "" (the
+      default device) is allowed, also repeatedly.
+    variable_store: where variables live; a new one by default.
+
+  Raises:
+    MeshShapeError: the number of devices is not the size of the mesh.
+  """
+
+  LaidOutVariable = LaidOutVariable
+
+  @checked
+  def __init__(
+    self,
+    shape: ShapeLike,
+    layout: LayoutLike,
+    devices: Sequence[str],
+    *,
+    variable_store: VariableStore | None = None,
+  ):
+    super().__init__(shape, layout, variable_store=variable_store)
+    self._devices = list(devices)
+    self._turn = 0
+    check_device_count(self.shape, len(self._devices))
+
+  @property
+  def devices(self) -> list[str]:
+    """The device of every processor, in the order of processor numbers."""
+    return self._devices
+
+  # ------------------------------------------------------------ for the store
+
+  @property
+  def local_processors(self) -> range:
+    return range(self.size)
+
+  def processor_device(self, pnum: int) -> str | None:
+    return self._devices[pnum] or None
+
+  # ----------------------------------------------------------------- the contract
+
+  def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
+    inputs = convert_args_to_laid_out_tensors(inputs)
+    per_input = [x.tensor_list if isinstance(x, LaidOutTensor) else [x] * self.size for x in inputs]
+    results = []
+    for i, device in enumerate(self._devices):
+      args = [p[i] for p in per_input]
+      if device:
+        with tf.device(device):
+          results.append(fn(*args))
+      else:
+        results.append(fn(*args))
+    if isinstance(results[0], tuple):
+      return tuple(LaidOutTensor(r) for r in zip(*results))
+    return LaidOutTensor(results)
+
+  def laid_out_pnum(self) -> LaidOutTensor:
+    return LaidOutTensor(range(self.size))
+
+  def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    combine = {"SUM": _sum, "MAX": _fold(tf.maximum), "MIN": _fold(tf.minimum)}.get(
+      reduction_fn_string
+    )
+    if combine is None:
+      raise GraphError(f"allreduce: {reduction_fn_string!r} is not SUM, MAX or MIN")
+    if x.tensor_list[0].dtype == tf.bool:
+      as_int = self.slicewise(lambda t: tf.cast(t, tf.int32), x)
+      reduced = self.allreduce(as_int, mesh_axes, reduction_fn_string)
+      return self.slicewise(lambda t: tf.cast(t, tf.bool), reduced)
+    axes = [a for a in mesh_axes if self.shape[a].size > 1]
+    return self._exchange(x, axes, combine) if axes else x
+
+  def allconcat(
+    self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False
+  ) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    join = kernels.stack if stack else tf.concat
+    if not stack and self.shape[mesh_axis].size == 1:
+      return x
+    return self._exchange(x, [mesh_axis], lambda parts: join(parts, concat_axis))
+
+  def alltoall(
+    self, x: Any, mesh_axis: int | Sequence[int], split_axis: int, concat_axis: int
+  ) -> LaidOutTensor:
+    return self._exchange_parts(
+      "alltoall", x, mesh_axis, split_axis, lambda parts: tf.concat(parts, concat_axis)
+    )
+
+  def reduce_scatter(self, x: Any, mesh_axis: int, split_axis: int) -> LaidOutTensor:
+    return self._exchange_parts("reduce_scatter", x, mesh_axis, split_axis, _sum)
+
+  def receive(
+    self, x: Any, mesh_axis: int | Sequence[int], source_pcoord: Sequence[int | None]
+  ) -> LaidOutTensor:
+    x = x.to_laid_out_tensor()
+    axes = self.group_axes(mesh_axis)
+    self._check_sources(source_pcoord, axes)
+    result: list[Any] = [None] * self.size
+    for group in processor_groups(self.shape, axes):
+      for pnum, source in zip(group, source_pcoord):
+        with tf.device(self.processor_device(pnum)):
+          if source is None:
+            result[pnum] = tf.zeros_like(x.tensor_list[pnum])
+          elif group[source] == pnum:
+            result[pnum] = x.tensor_list[pnum]
+          else:
+            result[pnum] = tf.identity(x.tensor_list[group[source]])
+    return LaidOutTensor(result)
+
+  def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> LaidOutTensor:
+    return LaidOutTensor(self.make_slices(tf_x, shape_of(x)))
+
+  def export_to_tf_tensor(self, x: Any, laid_out_x: Any) -> tf.Tensor:
+    shape = x if isinstance(x, Shape) else x.shape
+    return self.combine_slices(laid_out_x.to_laid_out_tensor().all_slices, shape)
+
+  def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:  # noqa: N802
+    """Prints all slices of `data`, once, on the first processor."""
+    parts = [t for d in data for t in d.to_laid_out_tensor().all_slices]
+    with tf.device(self.processor_device(0)):
+      tf.print(message, *parts, summarize=kwargs.get("summarize", 3))
+    return x
+
+  # -------------------------------------------------------------------- helpers
+
+  def _exchange(
+    self,
+    x: LaidOutTensor,
+    mesh_axes: Sequence[int],
+    combine: Callable[[list[tf.Tensor]], tf.Tensor],
+  ) -> LaidOutTensor:
+    """Combines, in each group of processors, the slices of all its members.
+
+    One member combines and hands the result on: between the devices of one host
+    that costs no copy, and the arithmetic is done once. Successive exchanges take
+    turns, so that the work spreads over the devices.
+    """
+    result: list[Any] = [None] * self.size
+    for group in processor_groups(self.shape, mesh_axes):
+      worker = group[self._turn % len(group)]
+      with tf.device(self.processor_device(worker)):
+        combined = combine([x.tensor_list[p] for p in group])
+      for pnum in group:
+        result[pnum] = combined
+    self._turn += 1
+    return LaidOutTensor(result)
+
+  def _exchange_parts(
+    self,
+    what: str,
+    x: Any,
+    mesh_axis: int | Sequence[int],
+    split_axis: int,
+    combine: Callable[[list[tf.Tensor]], tf.Tensor],
+  ) -> LaidOutTensor:
+    """Splits all slices; each processor combines the parts of its group that are for it."""
+    x = x.to_laid_out_tensor()
+    axes = self.group_axes(mesh_axis)
+    if not axes:
+      return x
+    n = self._split_parts(what, x.slice_shape, split_axis, axes)
+    pieces = self.slicewise(lambda t: tuple(tf.split(t, n, split_axis)), x)
+    result: list[Any] = [None] * self.size
+    for group in processor_groups(self.shape, axes):
+      for k, pnum in enumerate(group):
+        with tf.device(self.processor_device(pnum)):
+          result[pnum] = combine([pieces[k].tensor_list[q] for q in group])
+    return LaidOutTensor(result)
+
+
+def _sum(parts: list[tf.Tensor]) -> tf.Tensor:
+  return parts[0] + parts[1] if len(parts) == 2 else tf.add_n(parts)
+
+
+def _fold(fn: Callable[..., tf.Tensor]) -> Callable[[list[tf.Tensor]], tf.Tensor]:
+  def fold(parts):
+    result = parts[0]
+    for p in parts[1:]:
+      result = fn(result, p)
+    return result
+
+  return fold
+
+
+def check_device_count(shape: Shape, count: int) -> None:
+  """Raises `MeshShapeError` unless the mesh has as many processors as there are devices.
+
+  Args:
+    shape: the mesh shape.
+    count: number of devices.
+  """
+  if count == shape.size:
+    return
+  dims = " x ".join(f"{d.name}:{d.size}" for d in shape) or "(no dimensions)"
+  fit = suggest_mesh_shape(shape, count)
+  raise MeshShapeError(
+    f"mesh shape {dims} has {shape.size} processors, but {count} device(s) were given; "
+    f"a mesh that fits: {fit}; or give {shape.size} devices"
+  )
+
+
+def suggest_mesh_shape(shape: Shape, count: int) -> str:
+  """A mesh shape with the same dimension names for `count` devices, as text."""
+  if not len(shape):
+    return f"all:{count}"
+  sizes, left = [], count
+  for d in list(shape)[1:]:
+    n = max(k for k in range(1, min(d.size, left) + 1) if left % k == 0)
+    sizes.append(n)
+    left //= n
+  return ",".join(f"{d.name}:{n}" for d, n in zip(shape, [left] + sizes))

@@ -1,0 +1,334 @@
+"""Named dimensions and shapes. No TensorFlow here."""
+
+from __future__ import annotations
+
+import collections
+import difflib
+import operator
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from mesh_tensorflow.arguments import kinds
+from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.errors import DimensionError, DimensionTypeError, ShapeError
+
+Dimension = collections.namedtuple("Dimension", ["name", "size"])
+Dimension.__doc__ = """A named dimension: `Dimension("batch", 8)`.
+
+Equality, hash and order are those of the pair (name, size): two dimensions of
+equal name and different size are different dimensions.
+"""
+
+DimensionLike: TypeAlias = Dimension | tuple[str, int]
+
+
+def convert_to_dimension(d: DimensionLike | None) -> Dimension | None:
+  """Turns a `Dimension` or a (name, size) pair into a `Dimension`.
+
+  Integers of other types (NumPy's) become Python integers.
+
+  Args:
+    d: a `Dimension`, a pair (str, int), or None.
+
+  Returns:
+    A `Dimension`, or None for None.
+
+  Raises:
+    DimensionTypeError: `d` is not iterable; also a TypeError.
+    DimensionError: `d` is not a pair of a string and an integer.
+  """
+  if d is None:
+    return None
+  try:
+    parts = tuple(d)
+  except TypeError:
+    raise DimensionTypeError(f"expected a Dimension or a pair (name, size), got {d!r}") from None
+  if len(parts) != 2:
+    raise DimensionError(f"expected a Dimension or a pair (name, size), got {d!r}")
+  name, size = parts
+  if not isinstance(name, str):
+    raise DimensionError(f"the name of a dimension must be a string, got {name!r} in {d!r}")
+  if not isinstance(size, int):
+    if isinstance(size, float):
+      raise DimensionError(f"the size of dimension {name!r} must be an integer, got {size!r}")
+    try:
+      size = operator.index(size)
+    except TypeError:
+      raise DimensionError(
+        f"the size of dimension {name!r} must be an integer, got {size!r}"
+      ) from None
+    d = Dimension(name, size)
+  if size < 0:
+    raise DimensionError(f"the size of dimension {name!r} must not be negative, got {size}")
+  return d if isinstance(d, Dimension) else Dimension(name, size)
+
+
+def parse_pairs(text: str, what: str) -> list[tuple[str, str]]:
+  """Splits "a:b;c:d" (also with , . or blanks between pairs) into pairs of strings."""
+  pairs = []
+  for token in re.split(r"[,.;\s]+", text.strip()):
+    if not token:
+      continue
+    parts = token.split(":")
+    if len(parts) != 2 or not parts[0] or not parts[1]:
+      raise DimensionError(
+        f'{what} {text!r}: expected name:value, got {token!r}; write it as "batch:rows,d_ff:cols" '
+        'for a layout, "rows:2,cols:2" for a shape'
+      )
+    pairs.append((parts[0], parts[1]))
+  return pairs
+
+
+class Shape(kinds.ShownWhole):
+  """An ordered list of dimensions; treated as immutable.
+
+  Args:
+    dims: a list or tuple of `Dimension`s or (name, size) pairs, or a `Shape`.
+
+  Raises:
+    DimensionError: an element is no dimension, or a dimension stands twice.
+    DimensionTypeError: `dims` is no list (a generator, say); also a TypeError.
+  """
+
+  def __init__(self, dims: Sequence[DimensionLike] | Shape):
+    if isinstance(dims, Dimension):
+      raise DimensionError(f"a Shape is made from a list of dimensions; write Shape([{dims!r}])")
+    if not hasattr(dims, "__len__"):
+      raise DimensionTypeError(
+        f"a Shape is made from a list of dimensions, got {type(dims).__name__} {dims!r}; "
+        "write Shape(list(...))"
+      )
+    self._dims = [convert_to_dimension(d) for d in dims]
+    if any(d is None for d in self._dims):
+      raise DimensionError(f"None is not a dimension: {dims!r}")
+    if len(set(self._dims)) != len(self._dims):
+      twice = [d for d, n in collections.Counter(self._dims).items() if n > 1]
+      raise DimensionError(
+        f"dimension {twice[0].name}={twice[0].size} stands twice in "
+        f"[{_dims_to_string(self._dims)}]; rename one of the two (mtf.rename_dimension)"
+      )
+
+  @property
+  def dims(self) -> list[Dimension]:
+    """A copy of the list of dimensions."""
+    return list(self._dims)
+
+  @property
+  def ndims(self) -> int:
+    """Number of dimensions."""
+    return len(self._dims)
+
+  @property
+  def to_integer_list(self) -> list[int]:
+    """The sizes of the dimensions."""
+    return [d.size for d in self._dims]
+
+  @property
+  def size(self) -> int:
+    """Number of elements (1 for the shape of a scalar)."""
+    return list_product(self.to_integer_list)
+
+  @property
+  def dimension_names(self) -> list[str]:
+    """The names of the dimensions."""
+    return [d.name for d in self._dims]
+
+  @property
+  def to_string(self) -> str:
+    """Names and sizes as text."""
+    return f"Shape[{_dims_to_string(self._dims)}]"
+
+  @property
+  def cumprod(self) -> list[int]:
+    """Entry i is the product of the sizes of the dimensions before i."""
+    result, product = [], 1
+    for d in self._dims:
+      result.append(product)
+      product *= d.size
+    return result
+
+  @checked
+  def cumprod_to_tensor_axis(self, cumprod: float) -> int | None:
+    """The last axis i with `self.cumprod[i] == cumprod`, or None."""
+    positions = [i for i, c in enumerate(self.cumprod) if c == cumprod]
+    return positions[-1] if positions else None
+
+  @checked
+  def get_dim_by_name(self, name: str) -> Dimension:
+    """The dimension of that name; `DimensionError` if there is none."""
+    for d in self._dims:
+      if d.name == name:
+        return d
+    raise no_such_dimension("", name, self)
+
+  @checked
+  def rename_dimension(self, old_name: str, new_name: str) -> Shape:
+    """The shape with a dimension renamed; `DimensionError` if it has none of the old name."""
+    old = self.get_dim_by_name(old_name)
+    return Shape([Dimension(new_name, d.size) if d == old else d for d in self._dims])
+
+  @checked
+  def resize_dimension(self, name: str, new_size: int) -> Shape:
+    """The shape with another size of the dimension of that name."""
+    old = self.get_dim_by_name(name)
+    return Shape([Dimension(name, new_size) if d == old else d for d in self._dims])
+
+  def __len__(self) -> int:
+    return len(self._dims)
+
+  def __getitem__(self, key):
+    return self._dims[key]
+
+  def __iter__(self) -> Iterator[Dimension]:
+    return iter(self._dims)
+
+  def __contains__(self, d: Any) -> bool:
+    return d in self._dims
+
+  def __eq__(self, other: Any) -> bool:
+    return isinstance(other, Shape) and self._dims == other._dims
+
+  def __ne__(self, other: Any) -> bool:
+    return not self == other
+
+  def __hash__(self) -> int:
+    return hash(tuple(self._dims))
+
+  def __add__(self, other: Shape | Dimension | list) -> Shape:
+    if isinstance(other, Shape):
+      other = other.dims
+    elif isinstance(other, Dimension):
+      other = [other]
+    elif not isinstance(other, list):
+      raise DimensionTypeError(
+        f"{self} + {other!r}: add a Shape, a Dimension or a list of dimensions, not "
+        f"{type(other).__name__}"
+      )
+    return Shape(self._dims + other)
+
+  def __sub__(self, other: Shape | Dimension | Iterable[Dimension] | None) -> Shape:
+    if other is None:
+      return self
+    if not isinstance(other, Iterable) or hasattr(other, "dtype"):
+      raise DimensionTypeError(
+        f"{self} - {other!r}: subtract a Shape, a Dimension or a list of dimensions, not "
+        f"{type(other).__name__}"
+      )
+    if isinstance(other, Dimension):
+      if other not in self._dims:
+        raise no_such_dimension(f"{self} - {other.name}={other.size}", other, self)
+      other = [other]
+    others = list(other)
+    return Shape([d for d in self._dims if d not in others])
+
+  def __repr__(self) -> str:
+    return self.to_string
+
+
+def no_such_dimension(what: str, dim: Dimension | str, owner: Any) -> DimensionError:
+  """The error, to be raised, about a dimension that is not there.
+
+  Args:
+    what: name of the operation or function, or "".
+    dim: the `Dimension`, or its name.
+    owner: the `Shape`, or the tensor, that does not have it.
+  """
+  shape = owner if isinstance(owner, Shape) else owner.shape
+  asked = repr(dim) if isinstance(dim, str) else f"{dim.name}={dim.size}"
+  name = dim if isinstance(dim, str) else dim.name
+  close = difflib.get_close_matches(name, shape.dimension_names, 1)
+  found = [f"{d.name}={d.size}" for d in shape if d.name in close]
+  hint = f"; did you mean {found[0]}?" if found else ""
+  prefix = f"{what}: " if what else ""
+  return DimensionError(f"{prefix}there is no dimension {asked} in {owner}{hint}")
+
+
+ShapeLike: TypeAlias = Shape | Sequence[DimensionLike] | str | None
+
+
+def _dims_to_string(dims: Iterable[Dimension]) -> str:
+  return ", ".join(f"{d.name}={d.size}" for d in dims)
+
+
+def convert_to_shape(x: ShapeLike | None) -> Shape | None:
+  """Turns a `Shape`, a list of dimensions, or text like "rows:2,cols:4" into a `Shape`.
+
+  Args:
+    x: any of these; None stays None.
+  """
+  if x is None or isinstance(x, Shape):
+    return x
+  if isinstance(x, str):
+    pairs = []
+    for name, size in parse_pairs(x, "shape"):
+      try:
+        pairs.append((name, int(size)))
+      except ValueError:
+        raise DimensionError(
+          f"shape {x!r}: the size of {name!r} must be an integer, got {size!r}"
+        ) from None
+    return Shape(pairs)
+  return Shape(x)
+
+
+def list_product(l: Iterable[float]) -> int:
+  """Product of the numbers in `l`, 1 for none."""
+  product = 1
+  for v in l:
+    product *= v
+  return product
+
+
+def is_subsequence(short_seq: Sequence, long_seq: Sequence) -> bool:
+  """Whether `short_seq` occurs in `long_seq` in order, not necessarily in one piece."""
+  rest = iter(long_seq)
+  return all(any(s == x for x in rest) for s in short_seq)
+
+
+def verify_no_new_dims(
+  input_shapes: Iterable[Shape], output_shape: Shape | Sequence[DimensionLike]
+) -> None:
+  """Raises `ShapeError` if the output has a dimension that no input has.
+
+  Args:
+    input_shapes: a list of `Shape`s.
+    output_shape: a `Shape`.
+  """
+  input_shapes = list(input_shapes)
+  known = {d for s in input_shapes for d in s}
+  for d in output_shape:
+    if d not in known:
+      shapes = ", ".join(s.to_string for s in input_shapes)
+      raise ShapeError(
+        f"output dimension {d.name}={d.size} of {output_shape} is in none of the inputs' shapes: "
+        f"{shapes}"
+      )
+
+
+def combined_dimension(dims: Sequence[Dimension], name: str | None = None) -> Dimension:
+  """A dimension as large as all of `dims` together, named as the first by default.
+
+  Args:
+    dims: a list of dimensions.
+    name: name of the result.
+  """
+  if not dims:
+    raise DimensionError("combined_dimension needs at least one dimension")
+  return Dimension(dims[0].name if name is None else name, list_product(d.size for d in dims))
+
+
+def anonymous_shape(shape: ShapeLike) -> Shape:
+  """The shape with its dimensions renamed to `_anonymous_0`, `_anonymous_1`, ..."""
+  shape = convert_to_shape(shape)
+  return Shape([Dimension(f"_anonymous_{i}", d.size) for i, d in enumerate(shape)])
+
+
+def shape_union(shapes: Iterable[Shape]) -> Shape:
+  """All distinct dimensions of the shapes, in order of first appearance."""
+  dims: list[Dimension] = []
+  for shape in shapes:
+    for d in shape:
+      if d not in dims:
+        dims.append(d)
+  return Shape(dims)

@@ -1,0 +1,610 @@
+"""Graph, Mesh, Operation and Tensor: a program, before any layout.
+
+A `Graph` is a list of operations on named-dimension tensors. Nothing is computed
+here; `mtf.Lowering` does that for one layout and one mesh. The four classes are in one
+file because each names the others: a tensor its operation, an operation its mesh, a mesh its graph.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import gin
+import tensorflow as tf
+
+from mesh_tensorflow.arguments import checking, kinds
+from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.errors import (
+  ArgumentError,
+  DTypeError,
+  GraphError,
+  LayoutError,
+  MeshError,
+  ShapeError,
+  UnsupportedError,
+  VariableError,
+)
+from mesh_tensorflow.program import scope
+from mesh_tensorflow.program.dimensions import Dimension, Shape
+from mesh_tensorflow.program.missing_operators import MissingOperators
+from mesh_tensorflow.program.tf_scopes import ScopesOfVariables
+
+__all__ = ["Graph", "Mesh", "Operation", "Tensor", "check_one_graph", "check_tensors", "provide"]
+
+
+# Functions of rooms above that methods below call, by name; see `provide`.
+_provided: dict[str, Callable[..., Any]] = {}
+
+
+def provide(**functions: Callable[..., Any]) -> None:
+  """Hands in what operators and methods of this file compute with.
+
+  `x + y` makes an operation, and operations are made of what is here; so the files that define
+  them hand in their functions when they are imported.
+
+  Args:
+    **functions: by the name that is looked up here: add, sub, multiply, ...
+  """
+  _provided.update(functions)
+
+
+@runtime_checkable
+class _Trained(Protocol):
+  """What of a `Variable` operation a graph knows."""
+
+  def make_untrainable(self) -> None: ...
+
+
+class Graph:
+  """A list of operations, in the order of their creation."""
+
+  def __init__(self):
+    self._operations: list[Operation] = []
+    self._trainable_variables: list[Any] = []
+    self._all_variables: list[Any] = []
+    self._names_in_use: dict[str, int] = {}
+    self.name_to_variable: dict[str, Any] = {}
+    self.root_scope = scope.VariableScope("")
+    self.captured_variable_scope = scope.get_variable_scope()
+    self.tf_scopes = ScopesOfVariables()
+    # What random operations depend on, besides their names: an int, or a scalar Tensor
+    # (the step, say); None: each run draws new numbers.
+    self.random_seed: int | Tensor | None = None
+    # The training step, for optimizers and schedules: a scalar Tensor, or None.
+    self.global_step: Tensor | None = None
+
+  @property
+  def operations(self) -> list[Operation]:
+    """The live list of operations."""
+    return self._operations
+
+  @property
+  def trainable_variables(self) -> list[Any]:
+    """The live list of trainable `Variable` operations."""
+    return self._trainable_variables
+
+  @property
+  def all_variables(self) -> list[Any]:
+    """The live list of all `Variable` operations."""
+    return self._all_variables
+
+  @property
+  def to_string(self) -> str:
+    """One line of text for each operation."""
+    return "\n".join(op.to_string for op in self._operations)
+
+  def __repr__(self) -> str:
+    return self.to_string
+
+  def unique_name(self, name: str, mark_as_used: bool = True) -> str:
+    """A name not used in this graph: `name`, or `name_1`, `name_2`, ...
+
+    The open variable scope is put in front. Names that differ only in case count
+    as equal.
+    """
+    if not isinstance(name, str) or not isinstance(mark_as_used, int):
+      raise ArgumentError(
+        f"unique_name takes a string, and True or False, got {name!r} and {mark_as_used!r}"
+      )
+    prefix = scope.current_scope_name()
+    if prefix:
+      name = f"{prefix}/{name}"
+    key = base = name.lower()
+    i = self._names_in_use.get(key, 0)
+    if mark_as_used:
+      self._names_in_use[key] = i + 1
+    if i > 0:
+      while key in self._names_in_use:
+        key = f"{base}_{i}"
+        i += 1
+      if mark_as_used:
+        self._names_in_use[key] = 1
+      name = f"{name}_{i - 1}"
+    return name
+
+  def register_variable(self, variable: Any) -> None:
+    """Enters a `Variable` operation into the lists of variables."""
+    self._all_variables.append(variable)
+    if variable.trainable:
+      self._trainable_variables.append(variable)
+    self.name_to_variable[variable.full_name] = variable
+    self.tf_scopes.made(variable.full_name, variable.trainable)
+
+  @gin.configurable(module="mesh_tensorflow.ops")
+  def rewrite_stack_variables(
+    self,
+    max_combined_variable_size: int = 2**29,
+    max_combined_slice_size: int = 2**27,
+    mesh_to_impl: Any = None,
+  ) -> None:
+    """Does nothing: it made TF1 graphs smaller and has no effect on values."""
+    del max_combined_variable_size, max_combined_slice_size, mesh_to_impl
+
+  @checked
+  def combine_assignments(self, assignments: Sequence[Operation]) -> list[Operation]:
+    """Joins `Assign` operations that have the same assign function into one each.
+
+    The given operations leave the graph and the joined ones are appended to it.
+
+    Args:
+      assignments: `Assign` operations of this graph.
+
+    Returns:
+      One `Assign` for each assign function, in order of first appearance.
+
+    Raises:
+      GraphError: an element is not an `Assign`.
+    """
+    joined: list[Operation] = _provided["combine_assignments"](self, assignments)
+    return joined
+
+  @checked
+  def make_variables_untrainable(self, variables: Iterable[Operation]) -> None:
+    """Takes `Variable` operations out of `trainable_variables`."""
+    variables = set(variables)
+    for v in variables:
+      if not isinstance(v, _Trained):
+        raise VariableError(f"make_variables_untrainable takes mtf Variables, got {v!r}")
+      v.make_untrainable()
+    self._trainable_variables[:] = [v for v in self._trainable_variables if v not in variables]
+
+  @checked
+  def clone_operations(
+    self, ops: Sequence[Operation], input_mapping: dict[Tensor, Tensor]
+  ) -> tuple[list[Operation], dict[Tensor, Tensor]]:
+    """Copies operations, replacing their inputs.
+
+    Variables and random operations are not copied, so a recomputation sees the
+    same weights and the same dropout masks.
+
+    Args:
+      ops: operations of this graph, in order.
+      input_mapping: tensor -> tensor to use in its place.
+
+    Returns:
+      The copies, and the mapping extended by old output -> new output.
+
+    Raises:
+      GraphError: an output of `ops` is already a key of the mapping.
+    """
+    mapping = dict(input_mapping)
+    clones = []
+    for op in ops:
+      if not op.is_cloneable:
+        continue
+      clone = copy.copy(op)
+      clone._inputs = [mapping.get(x, x) for x in op.inputs]
+      clone._outputs = []
+      for i, x in enumerate(op.outputs):
+        if x in mapping:
+          raise GraphError(f"{x} is an output of {op.name} and a key of input_mapping")
+        mapping[x] = Tensor(clone, x.shape, x.dtype, name=x.name, index=i)
+        clone._outputs.append(mapping[x])
+      self._operations.append(clone)
+      clones.append(clone)
+    return clones, mapping
+
+  @checked
+  def capture_operations(self, fn: Callable[[], Any]) -> tuple[Any, list[Operation]]:
+    """Calls `fn()`; returns its result and the operations it added to the graph."""
+    n = len(self._operations)
+    result = fn()
+    return result, self._operations[n:]
+
+
+class Mesh(kinds.GraphMember):
+  """A mesh of processors that a graph's tensors live on; its shape is given later.
+
+  Args:
+    graph: the `Graph`.
+    name: a name for messages.
+    variable_placer: kept for compatibility; slices live on their own devices.
+  """
+
+  @checked
+  def __init__(self, graph: Graph, name: str, variable_placer: Any = None):
+    self._graph = graph
+    self._name = name
+    self._variable_placer = variable_placer
+
+  @property
+  def graph(self) -> Graph:
+    """The `Graph` to which it belongs."""
+    return self._graph
+
+  @property
+  def variable_placer_fn(self) -> Any:
+    """The function of the variable placer, or "cpu:0"; plays no part."""
+    return "cpu:0" if self._variable_placer is None else self._variable_placer.device_function
+
+  def __repr__(self) -> str:
+    return f"Mesh({self._name!r})"
+
+
+class Tensor(MissingOperators, kinds.SymbolicTensor):
+  """A symbolic tensor with named dimensions.
+
+  Args:
+    operation: the `Operation` that makes it.
+    shape: a `Shape`.
+    dtype: a `tf.DType`.
+    name: for messages; `<operation.name>:<index>` by default.
+    index: position among the operation's outputs.
+  """
+
+  def __init__(
+    self,
+    operation: Operation,
+    shape: Shape,
+    dtype: tf.DType,
+    name: str | None = None,
+    index: int = 0,
+  ):
+    if not hasattr(operation, "mesh"):
+      raise ArgumentError(f"a Tensor is made by an mtf.Operation, got {operation!r}")
+    if not isinstance(shape, Shape):
+      raise ShapeError(f"{operation.name}: the shape of a Tensor must be a Shape, got {shape!r}")
+    if not isinstance(dtype, tf.DType):
+      raise DTypeError(f"{operation.name}: the dtype of a Tensor must be a tf.DType, got {dtype!r}")
+    self._mesh = operation.mesh
+    self._operation = operation
+    self._shape = shape
+    self._dtype = dtype
+    self._name = f"{operation.name}:{index}" if name is None else name
+    self.usable = True
+
+  @property
+  def shape(self) -> Shape:
+    """Its `Shape`: names and sizes of its dimensions."""
+    return self._shape
+
+  @property
+  def size(self) -> int:
+    """Number of elements of the whole tensor."""
+    return self._shape.size
+
+  @property
+  def mesh(self) -> Mesh:
+    """The `Mesh` on which it lives."""
+    return self._mesh
+
+  @property
+  def graph(self) -> Graph:
+    """The `Graph` to which it belongs."""
+    return self._mesh.graph
+
+  @property
+  def operation(self) -> Operation:
+    """The `Operation` that makes it."""
+    return self._operation
+
+  @property
+  def dtype(self) -> tf.DType:
+    """Its tf.DType."""
+    return self._dtype
+
+  @property
+  def name(self) -> str:
+    """Its name, for messages."""
+    return self._name
+
+  @property
+  def to_string(self) -> str:
+    """Its name, shape and dtype as text."""
+    return f"Tensor[{self._name}, {self._shape.to_string}, {self._dtype!r}]"
+
+  def __repr__(self) -> str:
+    return self.to_string
+
+  # NumPy scalars on the left hand side shall ask us, not iterate over us.
+  __array_priority__ = 1000
+
+  def __add__(self, other: Any) -> Tensor:
+    return _operator("add", self, other)
+
+  __radd__ = __add__
+
+  def __sub__(self, other: Any) -> Tensor:
+    return _operator("sub", self, other)
+
+  def __rsub__(self, other: Any) -> Tensor:
+    return _operator("sub", other, self)
+
+  def __mul__(self, other: Any) -> Tensor:
+    return _operator("multiply", self, other)
+
+  __rmul__ = __mul__
+
+  def __neg__(self) -> Tensor:
+    return _operator("negative", self)
+
+  def __truediv__(self, other: Any) -> Tensor:
+    return _operator("divide", self, other)
+
+  def __rtruediv__(self, other: Any) -> Tensor:
+    return _operator("divide", other, self)
+
+  def __floordiv__(self, other: Any) -> Tensor:
+    return _operator("floordiv", self, other)
+
+  def __rfloordiv__(self, other: Any) -> Tensor:
+    return _operator("floordiv", other, self)
+
+  def __mod__(self, other: Any) -> Tensor:
+    return _operator("mod", self, other)
+
+  def __rmod__(self, other: Any) -> Tensor:
+    return _operator("mod", other, self)
+
+
+def _operator(name: str, *operands: Any) -> Tensor:
+  result: Tensor = _provided[name](*operands)
+  return result
+
+
+def check_tensors(what: str, xs: Iterable[Any]) -> None:
+  """Raises `ArgumentError` unless all are `Tensor`s; `what` is the operation, for the message."""
+  for x in xs:
+    if not isinstance(x, Tensor):
+      shape = f" of shape {x.shape}" if hasattr(x, "shape") else ""
+      raise ArgumentError(
+        f"{what}: inputs must be mtf.Tensors, got {type(x).__name__}{shape}; "
+        "use mtf.import_tf_tensor to bring a tf.Tensor or an array into the graph"
+      )
+
+
+def check_one_graph(what: str, x: Tensor, others: Iterable[Any]) -> None:
+  """Raises `GraphError` unless the others, which have a graph, too, are in that of x."""
+  for other in others:
+    if other.graph is not x.graph:
+      raise GraphError(
+        f"{what} of {x}: {other} belongs to another graph; make both in one graph, or export the "
+        "one (lowering.export_to_tf_tensor) and import it here"
+      )
+
+
+class _OperationMeta(type):
+  """Enters an operation into its graph once its constructor has succeeded."""
+
+  @property
+  def __signature__(cls) -> inspect.Signature:
+    """That of the constructor, for `inspect.signature`, `help` and editors."""
+    constructor = inspect.signature(cls.__init__)
+    return constructor.replace(
+      parameters=list(constructor.parameters.values())[1:],
+      return_annotation=inspect.Signature.empty,
+    )
+
+  def __call__(cls, *args, **kwargs):
+    signature = checking.signature_to_check_first(cls)
+    if signature is not None:
+      signature.check_object(cls, args, kwargs)
+    try:
+      op = super().__call__(*args, **kwargs)
+    except MeshError:
+      raise
+    except Exception:
+      # Checked only now, since most operations are made by functions that checked it all.
+      signature = checking.signature_of_class(cls)
+      if signature is not None:
+        signature.check((cls, *args), kwargs)
+      raise
+    op.graph._operations.append(op)
+    return op
+
+
+class Operation(kinds.GraphMember, metaclass=_OperationMeta):
+  """An operation on the tensors of a graph.
+
+  Subclasses set `self._outputs` (a list of `Tensor`s) in their constructor and
+  define `lower` and, unless they have no gradient, `gradient`.
+
+  Args:
+    inputs: a list of `Tensor`s.
+    mesh: the `Mesh`; the first input's by default.
+    name: made unique within the graph.
+
+  Raises:
+    GraphError: there is neither an input nor a mesh, or an input may not be used.
+  """
+
+  # Whether recomputation (`Graph.clone_operations`) may copy the operation.
+  is_cloneable = True
+  # Whether a recomputation takes the outputs, with gradients, from outside: those of variables.
+  is_external = False
+  # Whether inputs may be on other meshes than the operation is.
+  may_mix_meshes = False
+
+  def __init__(self, inputs: list[Tensor], mesh: Mesh | None = None, name: str | None = None):
+    if mesh is None:
+      if not inputs:
+        raise GraphError(
+          f"{type(self).__name__} {name!r} has no inputs to take the mesh from; give it mesh=..."
+        )
+      if not isinstance(inputs[0], Tensor):
+        check_tensors(repr(name), inputs[:1])
+      mesh = inputs[0].mesh
+    elif isinstance(mesh, Tensor):
+      raise ArgumentError(f"operation {name!r}: mesh must be an mtf.Mesh, got {mesh}; write x.mesh")
+    if name is None:
+      raise ArgumentError(f"{type(self).__name__} of {list(inputs)} needs a name")
+    for x in inputs:
+      if not isinstance(x, Tensor):
+        check_tensors(f"operation {name!r}", inputs)
+      if not x.usable:
+        raise GraphError(
+          f"operation {name!r} uses {x}, which is inside a loop, or a custom_gradient or "
+          "recompute_grad function; return it from that function to use it"
+        )
+      if x.mesh is not mesh and x.mesh.graph is not mesh.graph:
+        raise GraphError(
+          f"operation {name!r} on {mesh!r}: {x} on {x.mesh!r} belongs to another graph"
+        )
+      if x.mesh is not mesh and not self.may_mix_meshes:
+        raise GraphError(
+          f"operation {name!r} is on {mesh!r}, but its input {x} on {x.mesh!r}; make both on one "
+          "mesh, or export the tensor and import it there"
+        )
+    self._inputs = list(inputs)
+    self._outputs: list[Tensor] = []
+    self._mesh = mesh
+    self._name = mesh.graph.unique_name(name)
+    self._splittable_dims, self._unsplittable_dims = (
+      self._initialize_splittable_and_unsplittable_dims("splittable")
+    )
+
+  @property
+  def graph(self) -> Graph:
+    """The `Graph` to which it belongs."""
+    return self._mesh.graph
+
+  @property
+  def mesh(self) -> Mesh:
+    """The `Mesh` on which it runs."""
+    return self._mesh
+
+  @property
+  def name(self) -> str:
+    """Its name, unique within the graph."""
+    return self._name
+
+  @property
+  def inputs(self) -> list[Tensor]:
+    """A copy of the list of input `Tensor`s."""
+    return list(self._inputs)
+
+  @property
+  def outputs(self) -> list[Tensor]:
+    """A copy of the list of output `Tensor`s."""
+    return list(self._outputs)
+
+  @property
+  def splittable_dims(self) -> frozenset[str]:
+    """Names of the dimensions that a layout may split."""
+    return self._splittable_dims
+
+  @property
+  def unsplittable_dims(self) -> frozenset[str]:
+    """Names of the dimensions that no layout may split."""
+    return self._unsplittable_dims
+
+  @property
+  def to_string(self) -> str:
+    """Its class, inputs and outputs as text."""
+    ins = ", ".join(t.to_string for t in self._inputs)
+    outs = ", ".join(t.to_string for t in self._outputs)
+    return f"{type(self).__name__}[Inputs=({ins}) Outputs=({outs})]"
+
+  def __repr__(self) -> str:
+    return self.to_string
+
+  @property
+  def has_gradient(self) -> bool:
+    """Whether a gradient can flow: some input and some output is floating."""
+    return any(t.dtype.is_floating for t in self._inputs) and any(
+      t.dtype.is_floating for t in self._outputs
+    )
+
+  def gradient(self, grad_ys: list[Tensor | None]) -> list[Tensor | None]:
+    """Gradients of the inputs.
+
+    Args:
+      grad_ys: one gradient (or None) for each output.
+
+    Returns:
+      One gradient (or None) for each input, of the input's shape.
+    """
+    raise UnsupportedError(
+      f"{type(self).__name__} {self.name} of {self._inputs} has no gradient: its class defines no "
+      "method gradient(grad_ys); stop the gradient before it with mtf.stop_gradient"
+    )
+
+  def lower(self, lowering: Any) -> None:
+    """Computes the outputs: calls `lowering.set_tensor_lowering` for each."""
+    raise UnsupportedError(
+      f"{type(self).__name__} {self.name} of {self._inputs} cannot be lowered: its class defines "
+      "no method lower(lowering)"
+    )
+
+  def verify_layout(self, mesh_impl: Any) -> None:
+    """Checks, before anything is lowered, that the layout suits the operation.
+
+    Raises:
+      LayoutError: it does not; the message says why and what would.
+    """
+    for t in self._outputs:
+      mesh_impl.verify_layout(t.shape, f"{type(self).__name__} {self.name}: output {t.name}")
+
+  def _require_unsplit(self, mesh_impl: Any, dim: Dimension, why: str) -> None:
+    """Raises `LayoutError` if the layout splits `dim`."""
+    axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
+    if axis is None or mesh_impl.shape[axis].size == 1:
+      return
+    m = mesh_impl.shape[axis]
+    raise LayoutError(
+      f"{type(self).__name__} {self.name}: dimension {dim.name}:{dim.size} of "
+      f"{self._inputs[0] if self._inputs else self._outputs[0]} is split over mesh axis "
+      f"{m.name}:{m.size}, but {why}; rename it first (mtf.rename_dimension to a name without "
+      f"a rule), or drop the rule {dim.name}:{m.name}"
+    )
+
+  def _initialize_splittable_and_unsplittable_dims(
+    self, default_splittability: str, exception_dims_iterable: Iterable[str] | None = None
+  ) -> tuple[frozenset[str], frozenset[str]]:
+    """Sorts the dimension names of inputs and outputs into splittable and not.
+
+    Args:
+      default_splittability: "splittable" or "unsplittable".
+      exception_dims_iterable: names for which the opposite holds.
+
+    Returns:
+      (splittable names, unsplittable names).
+    """
+    exceptions = frozenset(exception_dims_iterable or ())
+    names = frozenset(n for t in self._inputs + self._outputs for n in t.shape.dimension_names)
+    if default_splittability == "splittable":
+      return names - exceptions, exceptions
+    if default_splittability == "unsplittable":
+      return exceptions, names - exceptions
+    raise GraphError(
+      f"operation {self._name!r}: default_splittability must be 'splittable' or 'unsplittable', "
+      f"got {default_splittability!r}"
+    )
+
+  def _initialize_all_dimensions_as_splittable(self) -> tuple[frozenset[str], frozenset[str]]:
+    """Lets a layout split every dimension; call it when the outputs are made.
+
+    Returns:
+      (splittable names, no names), which operations written for the TF1 library assign to
+      `_splittable_dims` and `_unsplittable_dims` themselves.
+    """
+    dims = self._initialize_splittable_and_unsplittable_dims("splittable")
+    self._splittable_dims, self._unsplittable_dims = dims
+    return dims
+
+
+for _cls in (Graph, Mesh, Operation, Tensor):
+  kinds.register_class(_cls)

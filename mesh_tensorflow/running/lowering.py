@@ -1,0 +1,281 @@
+"""Lowering: a graph becomes TensorFlow operations on laid-out tensors."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2
+from mesh_tensorflow.errors import (
+  ArgumentError,
+  DivisionError,
+  GraphError,
+  LayoutError,
+  NotLoweredError,
+)
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.store import LaidOutVariable
+from mesh_tensorflow.numerics import random_bits
+from mesh_tensorflow.program.dimensions import Shape
+from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor
+from mesh_tensorflow.running.report import log_variable_sizes, pretty_print_counters
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+# Name of the counter, in each variable store, of the programs that drew random numbers.
+RUN_COUNTER = "_random_run_counter"
+
+
+class Lowering:
+  """Lowers every operation of a graph, in order.
+
+  Called eagerly, each operation runs at once. Called inside `tf.function`, the
+  operations become part of the traced function.
+
+  Args:
+    graph: a `Graph`.
+    mesh_to_impl: dict from each `Mesh` of the graph to a `MeshImpl`.
+    autostack: kept for compatibility; has no effect on values.
+    log_file: a file to write variable sizes and counters to.
+    seed: what random operations depend on, besides their names: a Python int, or
+      an integer scalar tf.Tensor (the step number, say). By default `graph.random_seed`,
+      and if that is None a counter in the variable store: each run draws new numbers.
+
+  Raises:
+    LayoutError: the layout does not suit the program; nothing has been lowered.
+  """
+
+  @checked
+  def __init__(
+    self,
+    graph: Graph,
+    mesh_to_impl: dict[Mesh, MeshImpl],
+    autostack: bool = True,
+    log_file: str | None = None,
+    *,
+    seed: Any = None,
+  ):
+    check_tensorflow2()
+    self.graph = graph
+    self.mesh_to_impl = mesh_to_impl
+    self.tensors: dict[Tensor, Any] = {}
+    self.operations: dict[Operation, Any] = {}
+    self.variables: dict[Operation, LaidOutVariable] = {}
+    self.scalar_summaries: list[tuple[str, Any]] = []
+    self._counters: list[tuple[str, int]] = []
+    self._seed = seed
+    self._base_keys: dict[MeshImpl, Any] = {}
+    self._loop_key: Any = None
+    if autostack:
+      self.autostack()
+    for op in graph.operations:
+      op.verify_layout(self.mesh_impl(op))
+    self.lower_operations(graph.operations)
+    if log_file is not None or _LOG.isEnabledFor(logging.INFO):
+      self._report(log_file)
+
+  # ------------------------------------------------------- used by operations
+
+  @checked
+  def mesh_impl(self, m: Mesh | Any) -> MeshImpl:
+    """The `MeshImpl` of a mesh, or of anything that has a `mesh`."""
+    mesh = m if isinstance(m, Mesh) else getattr(m, "mesh", None)
+    if mesh is None:
+      raise ArgumentError(f"mesh_impl: {m!r} is no mtf.Mesh, and nothing that has one")
+    if mesh not in self.mesh_to_impl:
+      known = ", ".join(repr(k) for k in self.mesh_to_impl) or "no mesh at all"
+      what = f", the mesh of {m.name}" if isinstance(m, (Operation, Tensor)) else ""
+      raise GraphError(f"Lowering was given no MeshImpl for {mesh!r}{what}; it has {known}")
+    return self.mesh_to_impl[mesh]
+
+  @checked
+  def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: Any) -> None:
+    """Stores the slices of a tensor, after checking their shape."""
+    self.verify_slice_shapes(tensor, laid_out_tensor)
+    self.tensors[tensor] = laid_out_tensor
+
+  @checked
+  def verify_slice_shapes(self, tensor: Tensor, laid_out_tensor: Any) -> None:
+    """Raises `LayoutError` if the slices have not the shape the layout asks for."""
+    expected = self.mesh_impl(tensor).slice_shape(tensor.shape)
+    if not hasattr(laid_out_tensor, "slice_shape"):
+      raise ArgumentError(f"{tensor} is to have the slices {laid_out_tensor!r}: no laid-out tensor")
+    actual = laid_out_tensor.slice_shape
+    if list(actual) != expected:
+      raise LayoutError(
+        f"{type(tensor.operation).__name__} {tensor.operation.name}: the slices of {tensor} have "
+        f"shape {list(actual)}, the layout asks for {expected}"
+      )
+
+  @checked
+  def laid_out_size(self, tensor: Tensor) -> int:
+    """Number of elements of all slices of the tensor."""
+    return self.mesh_impl(tensor).laid_out_size(tensor.shape)
+
+  def add_counter(self, key: str, value: int) -> None:
+    """Adds to a counter, for the report."""
+    if not isinstance(value, int):
+      raise ArgumentError(f"add_counter {key!r}: the value must be an int, got {value!r}")
+    self._counters.append((key, value))
+
+  @property
+  def counters(self) -> list[tuple[str, int]]:
+    """The list of (key, value) that `add_counter` was given."""
+    return self._counters
+
+  def random_key(self, op: Operation) -> Any:
+    """The key of a random operation in this run: a Python int, or uint32 scalars laid out."""
+    impl = self.mesh_impl(op)
+    key = random_bits.name_key(op.name)
+    base = self._base_key(impl)
+    if isinstance(base, int) and self._loop_key is None:
+      return random_bits.fold(base, key)
+    result = (
+      impl.slicewise(lambda b: random_bits.fold(key, b), base)
+      if not isinstance(base, int)
+      else random_bits.fold(key, base)
+    )
+    if self._loop_key is not None:
+      result = impl.slicewise(random_bits.fold, result, self._loop_key)
+    return result
+
+  def lower_operations(self, operations: Iterable[Operation]) -> None:
+    """Lowers operations in order."""
+    for op in operations:
+      with tf.name_scope(_scope_name(op.name)):
+        try:
+          op.lower(self)
+        except (tf.errors.OpError, TypeError, ValueError) as e:
+          if is_division_by_zero(e):
+            raise DivisionError(f"{op.to_string} divides an integer by zero") from e
+          if hasattr(e, "add_note"):
+            e.add_note(f"while lowering {op.to_string}")
+          raise
+      for out in op.outputs:
+        self.add_counter(f"output/{type(op).__name__}", self.laid_out_size(out))
+        self.add_counter(f"output_unique/{type(op).__name__}", out.size)
+
+  def child(self, loop_key: Any = None) -> Lowering:
+    """A lowering for the body of a loop or branch: sees this one's tensors, keeps its own.
+
+    Args:
+      loop_key: an integer scalar laid out (the iteration number), so that random
+        operations draw anew in each iteration.
+    """
+    result = object.__new__(type(self))
+    result.__dict__.update(self.__dict__)
+    result.tensors = dict(self.tensors)
+    result._base_keys = dict(self._base_keys)
+    if loop_key is not None:
+      if self._loop_key is not None:
+        impl = next(iter(self.mesh_to_impl.values()))
+        loop_key = impl.slicewise(
+          lambda a, b: random_bits.fold(tf.cast(a, tf.uint32), b),
+          self._loop_key,
+          loop_key,
+        )
+      result._loop_key = loop_key
+    return result
+
+  def prepare_random(self, operations: Sequence[Operation]) -> None:
+    """Reads the seed now, if an operation draws: inside a loop it would be read anew."""
+    for op in operations:
+      if getattr(op, "draws_random_numbers", False):
+        self._base_key(self.mesh_impl(op))
+
+  def _base_key(self, impl: MeshImpl) -> Any:
+    if impl not in self._base_keys:
+      seed = self.graph.random_seed if self._seed is None else self._seed
+      if isinstance(seed, Tensor):
+        if seed not in self.tensors:
+          raise GraphError(f"graph.random_seed {seed} is made after the first random operation")
+        seed = self.tensors[seed].to_laid_out_tensor()
+      if seed is None:
+        seed = _next_run(impl)
+      if isinstance(seed, int):
+        self._base_keys[impl] = random_bits.fold(impl.variable_store.seed, seed)
+      else:
+        start = impl.variable_store.seed
+        self._base_keys[impl] = impl.slicewise(lambda s: random_bits.fold(start, s), seed)
+    return self._base_keys[impl]
+
+  # ----------------------------------------------------------- used by programs
+
+  @checked
+  def export_to_tf_tensor(self, x: Tensor) -> tf.Tensor:
+    """The whole value of a tensor of the graph, as a tf.Tensor."""
+    if x not in self.tensors:
+      raise NotLoweredError(
+        f"{x} was not lowered: it was added to the graph after this Lowering was made, or it is "
+        "inside a loop"
+      )
+    return self.mesh_impl(x).export_to_tf_tensor(x, self.tensors[x])
+
+  @checked
+  def lowered_operation(self, op: Operation) -> Any:
+    """What an `Assign` became: a tf.Operation inside `tf.function`; None eagerly (it has run)."""
+    if op not in self.operations:
+      what = f"{type(op).__name__} {op.name}" if isinstance(op, Operation) else repr(op)
+      raise NotLoweredError(
+        f"lowered_operation: {what} is not among the {len(self.operations)} assignments of this "
+        "Lowering: it is of another kind, or was added to the graph afterwards"
+      )
+    return self.operations[op]
+
+  def copy_masters_to_slices(self) -> Any:
+    """Nothing to do: slices are the only copy."""
+    return tf.no_op()
+
+  def copy_slices_to_masters(self) -> Any:
+    """Nothing to do: slices are the only copy."""
+    return tf.no_op()
+
+  def autostack(self) -> None:
+    """Calls `graph.rewrite_stack_variables`, which has no effect on values."""
+    self.graph.rewrite_stack_variables(mesh_to_impl=self.mesh_to_impl)
+
+  def _report(self, log_file: str | None) -> None:
+    lines: list[str] = []
+    lines += log_variable_sizes(
+      self.graph.trainable_variables, "Trainable Variables", mesh_to_impl=self.mesh_to_impl
+    )
+    lines += log_variable_sizes(
+      self.graph.all_variables, "All Variables", verbose=False, mesh_to_impl=self.mesh_to_impl
+    )
+    lines.append("Counters:")
+    lines.append(pretty_print_counters(self._counters))
+    if log_file is not None:
+      with tf.io.gfile.GFile(log_file, "w") as f:
+        f.write("\n".join(lines) + "\n")
+
+
+def is_division_by_zero(error: Exception) -> bool:
+  """Whether an error of TensorFlow's is that of an integer division by zero."""
+  return isinstance(error, tf.errors.InvalidArgumentError) and "division by zero" in str(error)
+
+
+def _next_run(impl: MeshImpl) -> Any:
+  """Reads and advances the store's run counter."""
+  stored = impl.variable_store.get(
+    impl,
+    RUN_COUNTER,
+    Shape([]),
+    master_dtype=tf.int32,
+    slice_dtype=tf.int32,
+    trainable=False,
+  )
+  counter = LaidOutVariable(impl, stored, None)
+  now = counter.laid_out_tensor
+  now = impl.slicewise(tf.identity, now)
+  counter.update(lambda v: v.assign_add(1))
+  return now
+
+
+def _scope_name(name: str) -> str:
+  """A name that `tf.name_scope` accepts."""
+  return re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name).lstrip("_/") or "op"
