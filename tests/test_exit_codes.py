@@ -8,8 +8,7 @@ import signal
 
 import pytest
 
-from mesh_tensorflow import errors, workers
-from mesh_tensorflow.environment import exit_codes
+from mesh_tensorflow import errors, exit_codes, workers
 
 
 def test_the_codes_are_fixed():

@@ -18,7 +18,7 @@ import tensorflow as tf
 from absl import flags
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.environment import exit_codes
+from mesh_tensorflow import exit_codes
 from mesh_tensorflow.errors import ConfigError
 
 _HELP = ("--help", "-help", "-h", "-?", "--helpshort", "-helpshort")

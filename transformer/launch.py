@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mesh_tensorflow.environment import exit_codes
+from mesh_tensorflow import exit_codes
 from mesh_tensorflow.transformer import command_line
 from mesh_tensorflow.workers import parent_watch
 

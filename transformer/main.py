@@ -9,7 +9,7 @@ run.mode: train (default), eval, score_eval, perplexity_eval, infer, score_from_
 score_from_dataset, export_infer, export_score or plan.
 
 With TF_CONFIG set, each process is one of several workers; see docs/distributed.md. Exit codes: see
-`mesh_tensorflow.environment.exit_codes` and docs/operating.md.
+`mesh_tensorflow.exit_codes` and docs/operating.md.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ import gin
 import tensorflow as tf
 from absl import app, flags, logging
 
-from mesh_tensorflow import workers
-from mesh_tensorflow.environment import exit_codes
+from mesh_tensorflow import exit_codes, workers
 from mesh_tensorflow.errors import CheckpointError, ConfigError, MeshError, WorkerLostError
 from mesh_tensorflow.transformer import command_line, gin_config, utils
 from mesh_tensorflow.transformer.files import model_files

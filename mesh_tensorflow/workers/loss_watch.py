@@ -7,8 +7,8 @@ import os
 import threading
 from collections.abc import Callable
 
-from mesh_tensorflow.environment.exit_codes import WORKER_LOST
 from mesh_tensorflow.errors import WorkerLostError
+from mesh_tensorflow.exit_codes import WORKER_LOST
 
 _POLL_SECONDS = 2.0
 

@@ -8,8 +8,7 @@ import re
 
 import pytest
 
-from mesh_tensorflow import checkpoint
-from mesh_tensorflow.environment import exit_codes
+from mesh_tensorflow import checkpoint, exit_codes
 from tests.conftest import ROOT
 from tests.transformer import worker_processes as program
 

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from mesh_tensorflow.environment import exit_codes
+from mesh_tensorflow import exit_codes
 from mesh_tensorflow.transformer import launch
 from mesh_tensorflow.workers import parent_watch
 

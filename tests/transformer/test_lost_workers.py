@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from mesh_tensorflow import workers
-from mesh_tensorflow.environment import exit_codes
+from mesh_tensorflow import exit_codes, workers
 from tests.transformer import worker_processes as program
 
 # (what happens to which worker where, workers, bindings); of all a few are tried each time.

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from mesh_tensorflow.environment import exit_codes
+from mesh_tensorflow import exit_codes
 from mesh_tensorflow.transformer.training import run_lock
 from tests.transformer import modes_program as program
 from tests.transformer import test_modes, worker_processes

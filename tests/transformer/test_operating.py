@@ -11,8 +11,7 @@ import sys
 
 import pytest
 
-from mesh_tensorflow import checkpoint
-from mesh_tensorflow.environment import exit_codes
+from mesh_tensorflow import checkpoint, exit_codes
 from tests.transformer import worker_processes as program
 
 # Python modules that a user names with --module_import.

@@ -11,8 +11,7 @@ import gin
 import numpy as np
 import pytest
 
-from mesh_tensorflow import checkpoint, errors
-from mesh_tensorflow.environment import exit_codes
+from mesh_tensorflow import checkpoint, errors, exit_codes
 from mesh_tensorflow.transformer.programs import several_steps
 from mesh_tensorflow.transformer.training import stopping
 from tests.transformer import training_program as program

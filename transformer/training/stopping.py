@@ -17,8 +17,7 @@ from typing import Any
 
 import gin
 
-from mesh_tensorflow import workers
-from mesh_tensorflow.environment import exit_codes
+from mesh_tensorflow import exit_codes, workers
 from mesh_tensorflow.errors import ConfigError, StoppedError
 from mesh_tensorflow.transformer.programs.several_steps import StopFlag
 
