@@ -11,7 +11,7 @@ TF_CPP_MIN_LOG_LEVEL ?= 3
 export TF_CPP_MIN_LOG_LEVEL
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install test long fresh demo bench docs lint format wheel clean
+.PHONY: help venv install test long fresh demo bench docs types lint format wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s  %s\n", $$1, $$2}' Makefile
@@ -44,6 +44,9 @@ docs: install ## build the documentation site into site/ (guides, API reference,
 	@test $(VENV)/.docs -nt setup.py || { $(PIP) install -e '.[docs]' && touch $(VENV)/.docs; }
 	$(PY) -m mkdocs build --strict --quiet
 	@echo "The site: site/index.html"
+
+types: install ## check the types with mypy, strictly
+	$(PY) tests/check_types.py
 
 lint: install ## check style and formatting
 	$(PY) -m ruff check .

@@ -64,7 +64,10 @@ setup(
     "mesh_tensorflow.transformer.gin": "gin",
     "mesh_tensorflow.examples": "examples",
   },
-  package_data={"mesh_tensorflow.transformer.gin": ["*.gin", "*/*.gin", "*/*/*.gin"]},
+  package_data={
+    "mesh_tensorflow": ["py.typed"],
+    "mesh_tensorflow.transformer.gin": ["*.gin", "*/*.gin", "*/*/*.gin"],
+  },
   include_package_data=False,
   cmdclass={"build_py": BuildAnew},
   zip_safe=False,
@@ -81,6 +84,7 @@ setup(
     "test": [
       "build",
       "hypothesis",
+      "mypy==2.4.*",  # Another version may find other faults.
       "pytest",
       "pytest-timeout",
       "pytest-xdist",
