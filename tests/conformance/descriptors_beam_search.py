@@ -6,8 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from tests import numpy_beam_search
 from tests.conformance.framework import ONE_DEVICE, T, op
+from tests.decoding import numpy_beam_search
 
 BEAM, LENGTH = mtf.Dimension("beam", 4), mtf.Dimension("length", 4)
 TABLE, START = T("u:12 v:12"), T("batch:4 v:12")

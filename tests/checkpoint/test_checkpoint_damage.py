@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import checkpoint, errors
 from mesh_tensorflow.checkpoint import reader, snapshot, verification
-from tests.checkpoint_stores import assert_holds, fill, make_store
+from tests.checkpoint.checkpoint_stores import assert_holds, fill, make_store
 
 DATA = [f".data-0000{i}-of-00002" for i in range(2)]
 FILES = [".index", ".manifest", *DATA, ".with-input-00000.txt"]

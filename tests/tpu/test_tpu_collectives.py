@@ -11,7 +11,7 @@ from mesh_tensorflow.meshes.laid_out import LaidOutTensor
 from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
 from mesh_tensorflow.program.dimensions import convert_to_shape
 from mesh_tensorflow.tpu.mesh_impl import StrategyMeshImpl
-from tests import tpu_rewrite
+from tests.tpu import tpu_rewrite
 
 MESHES = ["a:3", "a:2,b:3", "a:1,b:4", "a:2,b:2,c:2"]
 

@@ -23,12 +23,12 @@ from mesh_tensorflow.meshes.layout import TensorLayout
 from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
 from mesh_tensorflow.meshes.store import StoredVariable
 from mesh_tensorflow.program.dimensions import convert_to_shape
-from tests import checkpoint_stores
-from tests.checkpoint_workers_program import SHAPES, values
+from tests.checkpoint import checkpoint_stores
+from tests.checkpoint.checkpoint_workers_program import SHAPES, values
 from tests.conftest import ROOT
 
 SUFFIXES = ("", ".index", ".manifest")
-PROGRAM = "tests.checkpoint_workers_program"
+PROGRAM = "tests.checkpoint.checkpoint_workers_program"
 
 
 @pytest.fixture

@@ -19,7 +19,14 @@ from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.running.lowering import RUN_COUNTER
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
-from tests.checkpoint_stores import MESHES, VARIABLES, assert_holds, fill, make_store, values_of
+from tests.checkpoint.checkpoint_stores import (
+  MESHES,
+  VARIABLES,
+  assert_holds,
+  fill,
+  make_store,
+  values_of,
+)
 
 # --------------------------------------------------------------------- any layout
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import checkpoint, errors
 from mesh_tensorflow.checkpoint import keeping
-from tests.checkpoint_stores import assert_holds, fill, make_store
+from tests.checkpoint.checkpoint_stores import assert_holds, fill, make_store
 
 
 class Killed(BaseException):
@@ -112,7 +112,7 @@ c.save(3)  # No wait(): a program that ends finishes its checkpoint.
 
 @pytest.mark.subprocess
 def test_killed_at_random_moments(run_subprocess, tmp_path):
-  program = ["-m", "tests.checkpoint_kill_program"]
+  program = ["-m", "tests.checkpoint.checkpoint_kill_program"]
   result = run_subprocess([*program, tmp_path / "runs", "4", "3", "160"])
   told = re.search(r"4 kills, (\d) in the middle of a write; same final values", result.stdout)
   assert told and int(told.group(1)) > 0, result.stdout

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from mesh_tensorflow import checkpoint, errors
 from mesh_tensorflow.checkpoint import files, folder, verification
-from tests.checkpoint_stores import assert_holds, fill, make_store
+from tests.checkpoint.checkpoint_stores import assert_holds, fill, make_store
 
 SMALL = {"w": ([("n", 3)], tf.float32, tf.float32)}
 SUFFIXES = [

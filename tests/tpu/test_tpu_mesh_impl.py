@@ -14,7 +14,7 @@ from mesh_tensorflow.errors import (
   VariableError,
 )
 from mesh_tensorflow.tpu.mesh_impl import StrategyMeshImpl
-from tests import tpu_rewrite
+from tests.tpu import tpu_rewrite
 from tests.transformer import lm_program
 
 LAYOUT = "batch:rows,hidden:cols"

@@ -14,9 +14,9 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import beam_search as bs
 from mesh_tensorflow.errors import DTypeError, GraphError, ShapeError
-from tests import numpy_beam_search
 from tests.conformance.framework import MODE_PAIRS, Layout, make_impl
-from tests.numpy_beam_search import padded, penalty
+from tests.decoding import numpy_beam_search
+from tests.decoding.numpy_beam_search import padded, penalty
 
 ONE = Layout("r:1", "")
 

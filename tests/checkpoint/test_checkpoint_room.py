@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import checkpoint, errors
 from mesh_tensorflow.checkpoint import keeping, snapshot, writer
-from tests.checkpoint_stores import MESHES, VARIABLES, assert_holds, fill, make_store
+from tests.checkpoint.checkpoint_stores import MESHES, VARIABLES, assert_holds, fill, make_store
 
 # 400 kB, beside which the other files are small.
 LARGE = {"w": ([("n", 100_000)], tf.float32, tf.float32)}
