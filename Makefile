@@ -28,7 +28,7 @@ long: install ## run the long tests, one after the other: soaks, kills, large dr
 	$(PY) -m pytest -q -m long -n 0 $(PYTEST_ARGS)
 
 fresh: install ## install a wheel into a fresh environment, run the README's blocks there (minutes)
-	$(PY) tests/fresh_install.py
+	$(PY) tests/packaging/fresh_install.py
 
 demo: install ## train a small model on a 2x2 mesh of virtual CPU devices and write text with it
 	$(PY) examples/demo.py

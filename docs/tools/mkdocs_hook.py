@@ -51,7 +51,7 @@ def as_page(text: str) -> str:
 def from_docs(text: str) -> str:
   """A page of docs/ whose links to the root folder lead to its pages here.
 
-  What tests are told after a fence (tests/test_docs.py) goes, but for the name of a file.
+  What tests are told after a fence (tests/docs/test_docs.py) goes, but for the name of a file.
   """
 
   def replaced(link: re.Match[str]) -> str:

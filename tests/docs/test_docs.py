@@ -12,12 +12,13 @@ What a fenced block is told by the words after its fence:
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import re
 
 import pytest
 
-DOCS = pathlib.Path(__file__).parent.parent / "docs"
+from tests.conftest import ROOT
+
+DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 KINDS = ("python", "python no-run", "py", "text", "sh", "gin")

@@ -1,8 +1,8 @@
 """Installs a wheel into a fresh environment, and runs what the README says there, as a newcomer.
 
-  .venv/bin/python tests/fresh_install.py            everything, some minutes; .ci/run does it
-  .venv/bin/python tests/fresh_install.py --list
-  .venv/bin/python tests/fresh_install.py --only "trainer, clone"
+  .venv/bin/python tests/packaging/fresh_install.py           everything; .ci/run does it
+  .venv/bin/python tests/packaging/fresh_install.py --list
+  .venv/bin/python tests/packaging/fresh_install.py --only "trainer, clone"
 
 The environment is a new one: the wheel is built from the files that git knows of, as they are now,
 and pip installs it with its requirements, which are not fetched again but linked from the
@@ -33,7 +33,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from packaging.requirements import Requirement
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TIMEOUT = 300.0
 

@@ -4,7 +4,6 @@ import importlib.machinery
 import importlib.metadata
 import json
 import os
-import pathlib
 import re
 import shlex
 import subprocess
@@ -13,7 +12,9 @@ import types
 
 import pytest
 
-SCRIPTS = pathlib.Path(__file__).parent.parent / "tpu_scripts"
+from tests.conftest import ROOT
+
+SCRIPTS = ROOT / "tpu_scripts"
 NAMES = sorted(p.name for p in SCRIPTS.glob("*.sh"))
 VM = ["--name", "vm 1", "--zone", "us-central1-b"]
 

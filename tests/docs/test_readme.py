@@ -1,21 +1,21 @@
 """Every block of the README does what it says: by itself, and all of them in their order.
 
-Here in this installation; `tests/fresh_install.py` runs them in a new one, of a wheel.
+Here in this installation; `tests/packaging/fresh_install.py` runs them in a new one, of a wheel.
 """
 
 from __future__ import annotations
 
-import pathlib
 import re
 import shlex
 
 import pytest
 
-from tests import fresh_install
+from tests.conftest import ROOT
+from tests.packaging import fresh_install
 
 pytestmark = pytest.mark.subprocess
 
-README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
+README = (ROOT / "README.md").read_text()
 BLOCKS = fresh_install.blocks_of_readme()
 PROGRAMS = [b for b in BLOCKS if b.kind == "python"]
 COMMANDS = [

@@ -15,8 +15,9 @@ import pytest
 import mesh_tensorflow as mtf
 from docs.tools import docstrings, mkdocs_hook, pictures, reference, settings, signatures
 from mesh_tensorflow import transformer
+from tests.conftest import ROOT
 
-DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
+DOCS = ROOT / "docs"
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#\s]+)(?:#([^)\s]+))?\)")
 
 

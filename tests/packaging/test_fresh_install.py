@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests import fresh_install
+from tests.packaging import fresh_install
 
 pytestmark = pytest.mark.subprocess
 
@@ -80,4 +80,4 @@ def test_ci_runs_all_trials(repository: pathlib.Path):
     text=True,
     check=True,
   )
-  assert recipe.stdout.strip().endswith("tests/fresh_install.py")
+  assert recipe.stdout.strip().endswith("tests/packaging/fresh_install.py")
