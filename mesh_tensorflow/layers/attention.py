@@ -25,6 +25,12 @@ from mesh_tensorflow.program.argument_kinds import FloatTensor, TensorOrScalar
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Tensor
 
+__all__ = [
+  "dot_product_attention",
+  "multihead_attention",
+  "multihead_self_attention_memory_compressed",
+]
+
 
 def dot_product_attention(
   q: FloatTensor,

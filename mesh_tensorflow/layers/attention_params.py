@@ -14,6 +14,8 @@ from mesh_tensorflow.operations.variables import VariableDType, get_variable
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Mesh, Tensor
 
+__all__ = ["multihead_attention_params", "multihead_attention_vars"]
+
 
 class _NormalRows(initializers.RandomNormal):
   """Normal numbers with a standard deviation for each index of the first axis."""

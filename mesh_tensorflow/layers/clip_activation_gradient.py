@@ -15,6 +15,8 @@ from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.program.dimensions import DimensionLike, Shape
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = ["clip_activation_gradient", "summary_for_clip_activation_gradient"]
+
 
 class ClipGradientOperation(Operation):
   """The value of x; its gradient is scaled down to an RMS of at most `clip_rms_norm`."""

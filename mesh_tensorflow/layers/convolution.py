@@ -21,6 +21,8 @@ from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import Dimension, DimensionLike, Shape, convert_to_dimension
 from mesh_tensorflow.program.graph import Tensor
 
+__all__ = ["conv1d", "conv2d", "conv2d_transpose", "conv3d", "conv3d_transpose"]
+
 
 def conv1d(
   x: Tensor,

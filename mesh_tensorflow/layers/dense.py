@@ -22,6 +22,8 @@ from mesh_tensorflow.program.argument_kinds import NumberTensor
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Tensor
 
+__all__ = ["dense", "dense_product", "dense_relu_dense", "get_dense_kernel_weights"]
+
 _LOG = logging.getLogger("mesh_tensorflow")
 
 

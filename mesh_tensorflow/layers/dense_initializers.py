@@ -13,6 +13,8 @@ from mesh_tensorflow.layers.scaling import unit_scaling_convention
 from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.program.dimensions import Dimension, list_product
 
+__all__ = ["DenseInitializer", "VarianceScalingInitializer"]
+
 
 class DenseInitializer:
   """Makes the initializer of a dense kernel."""

@@ -10,6 +10,8 @@ from mesh_tensorflow.operations.variables import get_variable
 from mesh_tensorflow.program.dimensions import Dimension, DimensionLike, Shape
 from mesh_tensorflow.program.graph import Mesh, Tensor
 
+__all__ = ["embedding", "embedding_weights"]
+
 
 def embedding_weights(
   mesh: Mesh,

@@ -17,6 +17,8 @@ from mesh_tensorflow.program.argument_kinds import FloatTensor, TensorOrScalar
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.program.graph import Tensor
 
+__all__ = ["multihead_encdec_attention_incremental", "multihead_self_attention_incremental"]
+
 
 def multihead_self_attention_incremental(
   query_antecedent: FloatTensor,

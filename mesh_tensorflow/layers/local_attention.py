@@ -23,6 +23,8 @@ from mesh_tensorflow.program.argument_kinds import FloatTensor
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Mesh, Tensor
 
+__all__ = ["masked_local_attention_1d", "masked_local_attention_1d_incremental"]
+
 _SCOPE = "masked_local_attention_1d"
 # Blocks are not made smaller than this for the sake of a smaller window.
 _MIN_BLOCK = 128

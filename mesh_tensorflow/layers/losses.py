@@ -19,6 +19,12 @@ from mesh_tensorflow.program.dimensions import (
 )
 from mesh_tensorflow.program.graph import Tensor
 
+__all__ = [
+  "sigmoid_cross_entropy_with_logits",
+  "softmax_cross_entropy_with_logits",
+  "weights_nonzero",
+]
+
 
 def softmax_cross_entropy_with_logits(
   logits: Tensor,
@@ -123,10 +129,3 @@ def weights_nonzero(targets: NumberTensor, dtype: DTypeLike = tf.float32) -> Ten
     grad_function=0,
     name="weights_nonzero",
   )
-
-
-__all__ = [
-  "sigmoid_cross_entropy_with_logits",
-  "softmax_cross_entropy_with_logits",
-  "weights_nonzero",
-]

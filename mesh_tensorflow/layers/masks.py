@@ -17,6 +17,15 @@ from mesh_tensorflow.program.argument_kinds import NumberTensor, RealTensor
 from mesh_tensorflow.program.dimensions import Dimension, DimensionLike
 from mesh_tensorflow.program.graph import Mesh, Tensor
 
+__all__ = [
+  "attention_bias_local_2d_block",
+  "attention_bias_local_block",
+  "attention_mask_autoregressive",
+  "attention_mask_ignore_padding",
+  "attention_mask_same_segment",
+  "rename_length_to_memory_length",
+]
+
 MASKED = -1e9
 
 

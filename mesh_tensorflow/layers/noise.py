@@ -15,6 +15,8 @@ from mesh_tensorflow.program.argument_kinds import NumberTensor
 from mesh_tensorflow.program.dimensions import ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Tensor
 
+__all__ = ["annealed_dropout", "multiplicative_jitter"]
+
 
 def multiplicative_jitter(x: NumberTensor, epsilon: float | None = 1e-2) -> Tensor:
   """Multiplies by random numbers from 1 - epsilon to 1 + epsilon (also when not training).
@@ -36,7 +38,7 @@ def annealed_dropout(
   start_step: float,
   end_step: float,
   init_rate: float | None = None,
-  noise_shape: ShapeLike = None,
+  noise_shape: ShapeLike | None = None,
   name: str | None = None,
 ) -> Tensor:
   """Dropout whose rate falls linearly from `init_rate` at start_step to 0 at end_step.

@@ -19,6 +19,8 @@ from mesh_tensorflow.program.argument_kinds import FloatTensor
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = ["batch_norm", "layer_norm"]
+
 
 def layer_norm(
   x: FloatTensor, dim: Dimension, epsilon: float = 1e-6, name: str = "layer_prepostprocess"

@@ -8,6 +8,8 @@ from mesh_tensorflow.operations.pooling import PoolOperation
 from mesh_tensorflow.program.argument_kinds import RealTensor
 from mesh_tensorflow.program.graph import Tensor
 
+__all__ = ["avg_pool2d", "avg_pool3d", "max_pool2d", "max_pool3d"]
+
 
 def max_pool2d(x: RealTensor, ksize: Sequence[int] = (2, 2), name: str = "max_pool2d") -> Tensor:
   """Maximum of each window of an image.

@@ -12,6 +12,8 @@ from mesh_tensorflow.operations.custom_gradient import AfterOperation, custom_gr
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.program.graph import Tensor
 
+__all__ = ["reversible_half_residual_and_swap"]
+
 
 def reversible_half_residual_and_swap(
   x1: Tensor,

@@ -12,6 +12,8 @@ from mesh_tensorflow.program.argument_kinds import NumberTensor
 from mesh_tensorflow.program.dimensions import list_product
 from mesh_tensorflow.program.graph import Tensor
 
+__all__ = ["unit_scaling_convention", "us_einsum"]
+
 
 @gin.configurable(module="mesh_tensorflow.layers")
 def unit_scaling_convention(value: bool = False) -> bool:

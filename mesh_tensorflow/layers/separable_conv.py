@@ -14,6 +14,8 @@ from mesh_tensorflow.program.argument_kinds import NumberTensor
 from mesh_tensorflow.program.dimensions import Dimension, DimensionLike, convert_to_dimension
 from mesh_tensorflow.program.graph import Tensor
 
+__all__ = ["separable_conv1d"]
+
 
 def separable_conv1d(
   x: NumberTensor,

@@ -25,6 +25,13 @@ from mesh_tensorflow.program.argument_kinds import FloatTensor
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Mesh, Tensor
 
+__all__ = [
+  "local_1d_halo_exchange",
+  "local_2d_halo_exchange",
+  "local_2d_self_attention_spatial_blocks",
+  "local_self_attention_spatial_blocks",
+]
+
 
 def local_self_attention_spatial_blocks(
   query_antecedent: FloatTensor,

@@ -25,6 +25,13 @@ from mesh_tensorflow.operations.variables import VariableDType
 from mesh_tensorflow.program.dimensions import Dimension, DimensionLike, convert_to_dimension
 from mesh_tensorflow.program.graph import Tensor
 
+__all__ = [
+  "conv2d_transpose_with_blocks",
+  "conv2d_with_blocks",
+  "conv3d_transpose_with_blocks",
+  "conv3d_with_blocks",
+]
+
 
 def conv2d_with_blocks(
   x: Tensor,

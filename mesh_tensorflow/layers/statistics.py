@@ -16,6 +16,8 @@ from mesh_tensorflow.program.dimensions import (
 )
 from mesh_tensorflow.program.graph import Tensor
 
+__all__ = ["compress_mean", "corr"]
+
 
 def corr(
   x: Tensor, dim: DimensionLike, epsilon: float | Tensor = 1e-20, name: str = "pearson_correlation"

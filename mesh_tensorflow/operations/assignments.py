@@ -11,6 +11,18 @@ from mesh_tensorflow.errors import ArgumentError, DTypeError, GraphError, ShapeE
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program.graph import Graph, Operation, Tensor, check_one_graph, provide
 
+__all__ = [
+  "Assign",
+  "Depend",
+  "assign",
+  "assign_add",
+  "assign_add_slice",
+  "assign_slice",
+  "assign_sub",
+  "assign_sub_slice",
+  "depend",
+]
+
 
 def assign_slice(variable: Variable, slice_var: tf.Variable, val: tf.Tensor) -> Any:
   """Sets a slice to a value, cast to the slice dtype.

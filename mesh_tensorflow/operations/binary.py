@@ -34,6 +34,20 @@ from mesh_tensorflow.program.argument_kinds import (
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Tensor, provide
 
+__all__ = [
+  "AddOperation",
+  "MinMaxOperation",
+  "add",
+  "add_n",
+  "divide",
+  "floordiv",
+  "maximum",
+  "minimum",
+  "mod",
+  "multiply",
+  "sub",
+]
+
 
 class _LinearOperation(BinaryOpWithBroadcasting):
   """x1 + x2 or x1 - x2: sums that are pending stay pending."""
@@ -132,14 +146,14 @@ class MinMaxOperation(BinaryOpWithBroadcasting):
     ]
 
 
-def floordiv(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None) -> Tensor:
+def floordiv(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike | None = None) -> Tensor:
   """Quotient rounded down; no gradient; arguments as `add`."""
   if isinstance(x1, Tensor) and x1.dtype.is_integer:
     _check_divisor("floordiv", x1, x2)
   return binary_op_with_broadcasting(tf.math.floordiv, x1, x2, output_shape)
 
 
-def mod(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None) -> Tensor:
+def mod(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike | None = None) -> Tensor:
   """Remainder with the sign of the divisor; no gradient; arguments as `add`."""
   if isinstance(x1, Tensor) and x1.dtype.is_integer:
     _check_divisor("mod", x1, x2)
@@ -147,7 +161,7 @@ def mod(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None) -> T
 
 
 def minimum(
-  x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None, name: str | None = None
+  x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike | None = None, name: str | None = None
 ) -> Tensor:
   """The smaller one, elementwise; arguments as `add`."""
   x1, x2 = binary_arguments_to_tensors(x1, x2, name=name or "minimum")
@@ -156,7 +170,7 @@ def minimum(
 
 
 def maximum(
-  x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None, name: str | None = None
+  x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike | None = None, name: str | None = None
 ) -> Tensor:
   """The larger one, elementwise; arguments as `add`."""
   x1, x2 = binary_arguments_to_tensors(x1, x2, name=name or "maximum")
@@ -167,7 +181,7 @@ def maximum(
 def add(
   x1: NumberOrTextTensor | Scalar,
   x2: NumberOrTextTensor | Scalar,
-  output_shape: ShapeLike = None,
+  output_shape: ShapeLike | None = None,
   name: str | None = None,
 ) -> Tensor:
   """x1 + x2; one of them may be a scalar.
@@ -214,7 +228,10 @@ def add_n(xs: Sequence[NumberOrTextTensor | Scalar]) -> Any:
 
 
 def sub(
-  x1: NumberOrScalar, x2: NumberOrScalar, output_shape: ShapeLike = None, name: str | None = None
+  x1: NumberOrScalar,
+  x2: NumberOrScalar,
+  output_shape: ShapeLike | None = None,
+  name: str | None = None,
 ) -> Tensor:
   """x1 - x2; one of them may be a scalar; arguments as `add`."""
   if not isinstance(x2, Tensor):
@@ -225,7 +242,10 @@ def sub(
 
 
 def multiply(
-  x1: NumberOrScalar, x2: NumberOrScalar, output_shape: ShapeLike = None, name: str | None = None
+  x1: NumberOrScalar,
+  x2: NumberOrScalar,
+  output_shape: ShapeLike | None = None,
+  name: str | None = None,
 ) -> Tensor:
   """x1 * x2; one of them may be a scalar; arguments as `add`.
 
@@ -241,7 +261,10 @@ def multiply(
 
 
 def divide(
-  x1: NumberOrScalar, x2: NumberOrScalar, output_shape: ShapeLike = None, name: str | None = None
+  x1: NumberOrScalar,
+  x2: NumberOrScalar,
+  output_shape: ShapeLike | None = None,
+  name: str | None = None,
 ) -> Tensor:
   """x1 / x2 of floating tensors; one of them may be a scalar; arguments as `add`."""
   if not isinstance(x2, Tensor):

@@ -18,9 +18,15 @@ from mesh_tensorflow.program.argument_kinds import TensorOrScalar
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape, is_subsequence
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = [
+  "BinaryOpWithBroadcasting",
+  "binary_arguments_to_tensors",
+  "binary_op_with_broadcasting",
+]
+
 
 def infer_binary_broadcast_shape(
-  shape1: Shape, shape2: Shape, given_output_shape: ShapeLike = None
+  shape1: Shape, shape2: Shape, given_output_shape: ShapeLike | None = None
 ) -> Shape:
   """The output shape of a binary operation.
 
@@ -151,7 +157,7 @@ def binary_op_with_broadcasting(
   tf_fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
   x1: TensorOrScalar,
   x2: TensorOrScalar,
-  output_shape: ShapeLike = None,
+  output_shape: ShapeLike | None = None,
   output_dtype: Any = None,
 ) -> Tensor:
   """An elementwise function of two tensors, one of which may be a scalar.

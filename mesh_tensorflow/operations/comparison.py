@@ -9,8 +9,19 @@ from mesh_tensorflow.program.argument_kinds import RealOrScalar, TensorOrScalar
 from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.program.graph import Tensor
 
+__all__ = [
+  "equal",
+  "greater",
+  "greater_equal",
+  "less",
+  "less_equal",
+  "logical_and",
+  "logical_or",
+  "not_equal",
+]
 
-def less(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None) -> Tensor:
+
+def less(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike | None = None) -> Tensor:
   """x1 < x2, elementwise, as a bool tensor.
 
   Args:
@@ -22,36 +33,44 @@ def less(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None) -> 
   return binary_op_with_broadcasting(tf.less, x1, x2, output_shape, tf.bool)
 
 
-def greater(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None) -> Tensor:
+def greater(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike | None = None) -> Tensor:
   """x1 > x2, elementwise, as a bool tensor; arguments as `less`."""
   return binary_op_with_broadcasting(tf.greater, x1, x2, output_shape, tf.bool)
 
 
-def less_equal(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None) -> Tensor:
+def less_equal(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike | None = None) -> Tensor:
   """x1 <= x2, elementwise, as a bool tensor; arguments as `less`."""
   return binary_op_with_broadcasting(tf.less_equal, x1, x2, output_shape, tf.bool)
 
 
-def greater_equal(x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike = None) -> Tensor:
+def greater_equal(
+  x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike | None = None
+) -> Tensor:
   """x1 >= x2, elementwise, as a bool tensor; arguments as `less`."""
   return binary_op_with_broadcasting(tf.greater_equal, x1, x2, output_shape, tf.bool)
 
 
-def equal(x1: TensorOrScalar, x2: TensorOrScalar, output_shape: ShapeLike = None) -> Tensor:
+def equal(x1: TensorOrScalar, x2: TensorOrScalar, output_shape: ShapeLike | None = None) -> Tensor:
   """x1 == x2, elementwise (the operator == compares identity); arguments as `less`."""
   return binary_op_with_broadcasting(tf.equal, x1, x2, output_shape, tf.bool)
 
 
-def not_equal(x1: TensorOrScalar, x2: TensorOrScalar, output_shape: ShapeLike = None) -> Tensor:
+def not_equal(
+  x1: TensorOrScalar, x2: TensorOrScalar, output_shape: ShapeLike | None = None
+) -> Tensor:
   """x1 != x2, elementwise; arguments as `less`."""
   return binary_op_with_broadcasting(tf.not_equal, x1, x2, output_shape, tf.bool)
 
 
-def logical_and(x1: TensorOrScalar, x2: TensorOrScalar, output_shape: ShapeLike = None) -> Tensor:
+def logical_and(
+  x1: TensorOrScalar, x2: TensorOrScalar, output_shape: ShapeLike | None = None
+) -> Tensor:
   """x1 and x2, elementwise; arguments as `less`."""
   return binary_op_with_broadcasting(tf.logical_and, x1, x2, output_shape, tf.bool)
 
 
-def logical_or(x1: TensorOrScalar, x2: TensorOrScalar, output_shape: ShapeLike = None) -> Tensor:
+def logical_or(
+  x1: TensorOrScalar, x2: TensorOrScalar, output_shape: ShapeLike | None = None
+) -> Tensor:
   """x1 or x2, elementwise; arguments as `less`."""
   return binary_op_with_broadcasting(tf.logical_or, x1, x2, output_shape, tf.bool)

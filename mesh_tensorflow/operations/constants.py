@@ -19,6 +19,19 @@ from mesh_tensorflow.errors import (
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
+__all__ = [
+  "Constant",
+  "ImportLaidOutTensorOperation",
+  "ImportOperation",
+  "constant",
+  "import_laid_out_tensor",
+  "import_tf_tensor",
+  "ones",
+  "ones_like",
+  "zeros",
+  "zeros_like",
+]
+
 
 class Constant(Operation):
   """A constant: a scalar fills the shape; an array of the shape's size is cut into slices.
@@ -85,7 +98,7 @@ def _checked_value(name: str, value: Any, dtype: tf.DType) -> Any:
 
 
 def constant(
-  mesh: Mesh, value: Any, shape: ShapeLike = None, dtype: DTypeLike = tf.float32
+  mesh: Mesh, value: Any, shape: ShapeLike | None = None, dtype: DTypeLike = tf.float32
 ) -> Tensor:
   """A tensor of a constant value.
 
@@ -214,7 +227,7 @@ class ImportLaidOutTensorOperation(Operation):
 
 
 def import_tf_tensor(
-  mesh: Mesh, tf_tensor: Any, shape: ShapeLike = None, name: str | None = None
+  mesh: Mesh, tf_tensor: Any, shape: ShapeLike | None = None, name: str | None = None
 ) -> Tensor:
   """Brings a tf.Tensor (or array, or number) into the graph.
 

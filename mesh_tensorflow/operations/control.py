@@ -8,6 +8,15 @@ from typing import Any
 from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.program.graph import Operation, Tensor, check_one_graph, check_tensors
 
+__all__ = [
+  "Print",
+  "PrintOperation",
+  "ScalarSummaryOperation",
+  "StopGradient",
+  "scalar_summary",
+  "stop_gradient",
+]
+
 
 class StopGradient(Operation):
   """The value of x, through which no gradient flows; see `stop_gradient`.

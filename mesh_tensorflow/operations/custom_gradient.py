@@ -13,6 +13,8 @@ from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = ["CustomGradientOperation", "custom_gradient", "recompute_grad"]
+
 _LOG = logging.getLogger("mesh_tensorflow")
 
 

@@ -21,6 +21,8 @@ from mesh_tensorflow.program.dimensions import (
 )
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = ["EinsumOperation", "einsum", "matmul", "transpose"]
+
 
 class EinsumOperation(Operation):
   """Product of the inputs, summed over the dimensions that the output leaves out.
@@ -91,7 +93,7 @@ class EinsumOperation(Operation):
 
 def einsum(
   xs: Sequence[NumberTensor],
-  output_shape: ShapeLike = None,
+  output_shape: ShapeLike | None = None,
   reduced_dims: Sequence[Dimension] | None = None,
   name: str | None = None,
 ) -> Tensor:
@@ -167,7 +169,7 @@ def check_sizes(name: str, xs: Sequence[Tensor], output_shape: Shape | None = No
 def matmul(
   a: NumberTensor,
   b: NumberTensor,
-  output_shape: ShapeLike = None,
+  output_shape: ShapeLike | None = None,
   reduced_dims: Sequence[Dimension] | None = None,
   name: str | None = None,
 ) -> Tensor:

@@ -23,6 +23,37 @@ from mesh_tensorflow.program.argument_kinds import (
 )
 from mesh_tensorflow.program.graph import Tensor, provide
 
+__all__ = [
+  "cast",
+  "cos",
+  "elu",
+  "exp",
+  "gelu",
+  "identity",
+  "leaky_relu",
+  "log",
+  "logical_not",
+  "mtf_abs",
+  "mtf_pow",
+  "negative",
+  "reciprocal",
+  "relu",
+  "rsqrt",
+  "selu",
+  "sigmoid",
+  "sign",
+  "sin",
+  "softplus",
+  "sqrt",
+  "square",
+  "squared_relu",
+  "swish",
+  "tanh",
+  "to_bfloat16",
+  "to_float",
+  "to_int32",
+]
+
 _raw = tf.raw_ops
 
 

@@ -13,6 +13,8 @@ from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.graph import Operation, Tensor
 from mesh_tensorflow.program.reachability import needed_operations
 
+__all__ = ["gradients"]
+
 
 def gradients(
   ys: Sequence[Tensor],

@@ -30,6 +30,15 @@ from mesh_tensorflow.program.dimensions import (
 )
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = [
+  "OneHotOperation",
+  "gather",
+  "one_hot",
+  "pool_tensor_1d",
+  "reduce_first",
+  "stride_tensor_1d",
+]
+
 # Index dtypes of tf.gather and tf.one_hot; others are cast to int32.
 _INDEX_DTYPES = (tf.int32, tf.int64)
 
@@ -322,7 +331,10 @@ class ScatterAddOperation(Operation):
 
 
 def gather(
-  weights: CastableTensor, indices: Tensor | int, dim: DimensionLike, output_shape: ShapeLike = None
+  weights: CastableTensor,
+  indices: Tensor | int,
+  dim: DimensionLike,
+  output_shape: ShapeLike | None = None,
 ) -> Tensor:
   """Values of `weights` at positions along a dimension.
 

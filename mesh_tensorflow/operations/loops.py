@@ -21,6 +21,8 @@ from mesh_tensorflow.operations.control import ScalarSummaryOperation
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = ["WhileLoopOperation", "while_loop"]
+
 _TF_KWARGS = frozenset(
   [
     "parallel_iterations",

@@ -24,6 +24,8 @@ from mesh_tensorflow.program.dimensions import (
 )
 from mesh_tensorflow.program.graph import Tensor
 
+__all__ = ["serialize_training_step"]
+
 _LOG = logging.getLogger("mesh_tensorflow")
 
 

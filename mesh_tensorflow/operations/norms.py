@@ -15,6 +15,8 @@ from mesh_tensorflow.program.argument_kinds import FloatTensor
 from mesh_tensorflow.program.dimensions import Dimension, Shape, no_such_dimension
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = ["rms_normalize", "standardize"]
+
 _ONE = Dimension("_normalized", 1)
 
 
@@ -212,6 +214,3 @@ def rms_normalize(x: FloatTensor, dim: Dimension, epsilon: float = 1e-6) -> Tens
     DimensionError: `dim` is not in x.
   """
   return NormalizeOperation(x, dim, epsilon, centered=False).outputs[0]
-
-
-__all__ = ["NormalizeGradOperation", "NormalizeOperation", "rms_normalize", "standardize"]

@@ -13,6 +13,8 @@ from mesh_tensorflow.operations.constants import ones_like
 from mesh_tensorflow.program.dimensions import Dimension, Shape, list_product
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = ["PoolBackPropOperation", "PoolOperation", "pool_backprop", "pool_fn"]
+
 _KINDS = {"MAX_2D": ("MAX", 2), "AVG_2D": ("AVG", 2), "MAX_3D": ("MAX", 3), "AVG_3D": ("AVG", 3)}
 # The dtypes for which TensorFlow pools in three dimensions on every kind of device.
 _POOL_3D_DTYPES = (tf.float32, tf.bfloat16)

@@ -28,6 +28,14 @@ from mesh_tensorflow.program.argument_kinds import CastableTensor, NumberTensor
 from mesh_tensorflow.program.dimensions import DimensionLike, Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
+__all__ = [
+  "RandomOperation",
+  "dropout",
+  "random_normal",
+  "random_uniform",
+  "sample_with_temperature",
+]
+
 
 class RandomOperation(Operation):
   """A random tensor; see `random_uniform`.
@@ -201,7 +209,7 @@ def dropout(
   is_training: bool,
   keep_prob: float | None = None,
   rate: float | None = None,
-  noise_shape: ShapeLike = None,
+  noise_shape: ShapeLike | None = None,
   name: str | None = None,
 ) -> Tensor:
   """Sets random elements to zero and divides the others by `keep_prob`.

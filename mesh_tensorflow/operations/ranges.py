@@ -16,6 +16,8 @@ from mesh_tensorflow.program.dimensions import (
 )
 from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
+__all__ = ["RangeOperation", "cumsum", "mtf_range"]
+
 
 class RangeOperation(Operation):
   """The positions along a dimension; see `mtf_range`."""

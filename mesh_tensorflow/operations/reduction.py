@@ -24,6 +24,20 @@ from mesh_tensorflow.program.dimensions import (
 )
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = [
+  "BroadcastOperation",
+  "ReduceOperation",
+  "binary_reduction_fn",
+  "broadcast",
+  "reduce_all",
+  "reduce_any",
+  "reduce_max",
+  "reduce_mean",
+  "reduce_min",
+  "reduce_sum",
+  "reduction_fn",
+]
+
 _TF_REDUCTION = {"SUM": tf.reduce_sum, "MAX": tf.reduce_max, "MIN": tf.reduce_min}
 _TF_BINARY = {"SUM": tf.add, "MAX": tf.maximum, "MIN": tf.minimum}
 
@@ -214,7 +228,7 @@ def _reduce(
 def reduce_sum(
   x: NumberTensor,
   disable_positional_args: Any = None,
-  output_shape: ShapeLike = None,
+  output_shape: ShapeLike | None = None,
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:
@@ -236,7 +250,7 @@ def reduce_sum(
 def reduce_max(
   x: RealTensor,
   disable_positional_args: Any = None,
-  output_shape: ShapeLike = None,
+  output_shape: ShapeLike | None = None,
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:
@@ -250,7 +264,7 @@ def reduce_max(
 def reduce_min(
   x: RealTensor,
   disable_positional_args: Any = None,
-  output_shape: ShapeLike = None,
+  output_shape: ShapeLike | None = None,
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:
@@ -264,7 +278,7 @@ def reduce_min(
 def reduce_mean(
   x: NumberTensor,
   disable_positional_args: Any = None,
-  output_shape: ShapeLike = None,
+  output_shape: ShapeLike | None = None,
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:
@@ -278,7 +292,7 @@ def reduce_mean(
 def reduce_all(
   x: CastableTensor,
   disable_positional_args: Any = None,
-  output_shape: ShapeLike = None,
+  output_shape: ShapeLike | None = None,
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:
@@ -294,7 +308,7 @@ def reduce_all(
 def reduce_any(
   x: CastableTensor,
   disable_positional_args: Any = None,
-  output_shape: ShapeLike = None,
+  output_shape: ShapeLike | None = None,
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:

@@ -20,6 +20,15 @@ from mesh_tensorflow.program.dimensions import (
 )
 from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
+__all__ = [
+  "ReshapeOperation",
+  "anonymize",
+  "import_fully_replicated",
+  "rename_dimension",
+  "replace_dimensions",
+  "reshape",
+]
+
 
 class ReshapeOperation(Operation):
   """Row-major reinterpretation of a tensor; its layout changes with its names.

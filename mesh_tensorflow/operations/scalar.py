@@ -9,6 +9,8 @@ import tensorflow as tf
 from mesh_tensorflow.errors import DTypeError
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = ["ScalarAddOperation", "ScalarMultiplyOperation"]
+
 
 class _ScalarOperation(Operation):
   """Base class of operations of a tensor and a scalar."""

@@ -21,6 +21,8 @@ from mesh_tensorflow.program.dimensions import (
 )
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = ["ShiftOperation", "dynamic_shift", "halo_exchange", "left_halo_exchange", "shift"]
+
 
 class ShiftOperation(Operation):
   """y[i] = x[i - offset] along a dimension; see `shift`."""

@@ -13,6 +13,8 @@ from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.program.dimensions import Dimension, Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = ["GenericGradOperation", "SlicewiseOperation", "cwise", "slicewise"]
+
 
 class SlicewiseOperation(Operation):
   """Runs `tf_fn` on the slices of the inputs.

@@ -20,6 +20,21 @@ from mesh_tensorflow.program.dimensions import (
 )
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = [
+  "ConcatOperation",
+  "PadOperation",
+  "SliceOperation",
+  "SplitOperation",
+  "StackOperation",
+  "UnstackOperation",
+  "concat",
+  "mtf_slice",
+  "pad",
+  "split",
+  "stack",
+  "unstack",
+]
+
 
 class _OneDimensionOperation(Operation):
   """Base class: an operation along one dimension, local if that is not split."""

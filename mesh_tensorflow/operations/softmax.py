@@ -22,6 +22,8 @@ from mesh_tensorflow.program.dimensions import (
 )
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = ["log_softmax", "reduce_logsumexp", "softmax"]
+
 
 class _NormalizedExpOperation(Operation):
   """Common part: finds the dimension; an extra logit takes part in the denominator only.
@@ -207,13 +209,3 @@ def softmax(
   """
   op = SoftmaxOperation(x, convert_to_dimension(reduced_dim), _extra(x, extra_logit), name)
   return op.outputs[0]
-
-
-__all__ = [
-  "LogSoftmaxOperation",
-  "LogSumExpOperation",
-  "SoftmaxOperation",
-  "log_softmax",
-  "reduce_logsumexp",
-  "softmax",
-]

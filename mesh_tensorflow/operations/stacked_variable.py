@@ -14,6 +14,8 @@ from mesh_tensorflow.operations.variables import Variable, read_slices
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = ["StackedVariable"]
+
 
 class StackedVariable(Variable):
   """A view of several variables as one with a new first dimension `stacked`.

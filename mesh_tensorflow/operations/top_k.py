@@ -21,6 +21,15 @@ from mesh_tensorflow.program.dimensions import (
 )
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = [
+  "TopKOperation",
+  "argmax",
+  "nth_largest_element",
+  "nth_smallest_element",
+  "top_1",
+  "top_k",
+]
+
 
 class _LargestOperation(Operation):
   """Base class: values (the first output, if there is one) and positions (the last)."""

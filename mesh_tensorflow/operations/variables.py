@@ -17,6 +17,8 @@ from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor
 
+__all__ = ["ReadVariable", "Variable", "VariableDType", "get_variable", "read_variable"]
+
 
 class VariableDType:
   """The three dtypes of a variable.

@@ -18,6 +18,8 @@ from mesh_tensorflow.program.argument_kinds import CastableTensor, TensorOrScala
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = ["where"]
+
 
 class WhereOperation(Operation):
   """condition ? if_true : if_false, elementwise, aligned by dimension name."""
@@ -78,7 +80,7 @@ def where(
   condition: CastableTensor,
   if_true: TensorOrScalar,
   if_false: TensorOrScalar,
-  output_shape: ShapeLike = None,
+  output_shape: ShapeLike | None = None,
 ) -> Tensor:
   """if_true where the condition holds, else if_false.
 

@@ -18,6 +18,8 @@ from mesh_tensorflow.program.argument_kinds import CastableTensor
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Operation
 
+__all__ = ["AdafactorOptimizer"]
+
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 class AdafactorOptimizer(Optimizer):

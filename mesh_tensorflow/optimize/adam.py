@@ -16,6 +16,8 @@ from mesh_tensorflow.optimize.update import UpdateOperation, is_float32, subtrac
 from mesh_tensorflow.program.argument_kinds import CastableTensor
 from mesh_tensorflow.program.graph import Operation, Tensor
 
+__all__ = ["AdamWeightDecayOptimizer"]
+
 
 class AdamUpdateOperation(UpdateOperation):
   """The update of `AdamWeightDecayOptimizer`.

@@ -21,6 +21,8 @@ from mesh_tensorflow.optimize.scalars import ScalarLike, evaluate_scalar
 from mesh_tensorflow.program.argument_kinds import CastableTensor
 from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
+__all__ = ["Optimizer", "count_global_step", "get_global_step", "reduce_rms"]
+
 _LOG = logging.getLogger("mesh_tensorflow")
 
 
@@ -155,6 +157,3 @@ def reduce_rms(x: Tensor, **kwargs: Any) -> Tensor:
     **kwargs: as `mtf.reduce_mean`.
   """
   return sqrt(reduce_mean(square(x), **kwargs))
-
-
-__all__ = ["Optimizer", "count_global_step", "get_global_step", "reduce_rms", "slot_variable"]

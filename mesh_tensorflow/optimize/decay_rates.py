@@ -11,6 +11,8 @@ import tensorflow as tf
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.optimize.scalars import function_of_step
 
+__all__ = ["adafactor_decay_rate_adam", "adafactor_decay_rate_pow"]
+
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 @checked

@@ -14,6 +14,8 @@ from mesh_tensorflow.optimize.decay_rates import (
 from mesh_tensorflow.optimize.scalars import ScalarLike
 from mesh_tensorflow.optimize.sgd_momentum import SgdOptimizer
 
+__all__ = ["adafactor_optimizer_from_hparams", "make_optimizer"]
+
 
 def make_optimizer(hparams: Any, lr: ScalarLike) -> Optimizer:
   """The optimizer that `hparams.optimizer` names: "SGD" or "Adafactor".

@@ -18,6 +18,13 @@ from mesh_tensorflow.optimize.adam import AdamWeightDecayOptimizer
 from mesh_tensorflow.optimize.scalars import ScalarLike
 from mesh_tensorflow.program.graph import Tensor
 
+__all__ = [
+  "AdafactorWithMultiLRSchedule",
+  "AdamWithMultiLRSchedule",
+  "compute_lr_for_step",
+  "product_learning_rate",
+]
+
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 @checked

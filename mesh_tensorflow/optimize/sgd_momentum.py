@@ -13,6 +13,8 @@ from mesh_tensorflow.optimize.update import UpdateOperation, is_float32, subtrac
 from mesh_tensorflow.program.argument_kinds import CastableTensor
 from mesh_tensorflow.program.graph import Operation
 
+__all__ = ["MomentumOptimizer", "SgdOptimizer"]
+
 _raw = tf.raw_ops
 
 
