@@ -7,13 +7,17 @@ caught `ValueError`, goes on working; those in whose place it had a `TypeError`,
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 
 class MeshError(Exception):
   """Base class of every error that the package raises on purpose."""
 
   # AutoGraph raises an error of the same class, with the place in the user's code added,
-  # only for classes whose constructor is this one.
-  __init__ = Exception.__init__
+  # only for classes whose constructor is this one. A type checker would take it for one that
+  # returns anything.
+  if not TYPE_CHECKING:
+    __init__ = Exception.__init__
 
 
 class DimensionError(MeshError, ValueError):

@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from mesh_tensorflow.arguments import kinds
 from mesh_tensorflow.errors import GraphError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+# Of a parameter: the exact types that are accepted at once, its kind, its name.
+_Entry: TypeAlias = tuple[frozenset[type], kinds.Kind | None, str]
 
 
 class Signature:
@@ -32,8 +34,8 @@ class Signature:
   ):
     self._name = name or function.__name__.removeprefix("mtf_")
     namespace = vars(inspect.getmodule(inspect.unwrap(function)))
-    self._positional: list[tuple[frozenset[type], Any, str]] = []
-    self._by_name: dict[str, tuple[frozenset[type], Any, str]] = {}
+    self._positional: list[_Entry] = []
+    self._by_name: dict[str, _Entry] = {}
     parameters = list(inspect.signature(function).parameters.values())
     self._first = 1 if parameters and parameters[0].name == "self" else 0
     self._optional: set[str] = set()
@@ -41,11 +43,11 @@ class Signature:
       if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
         continue
       kind = kinds.kind_of(_evaluated(p.annotation, namespace))
-      entry = (frozenset(), None, p.name)
+      entry: _Entry = (frozenset(), None, p.name)
       if kind is not None:
         # The name of an operation may always be left to the operation.
         optional = p.default is None or p.name == "name" and p.default is not p.empty
-        # `ShapeLike` has None in it, which is accepted only if the annotation says so once more.
+        # `ShapeLike | None` is one flat union, of which `ShapeLike` is looked up as a whole.
         optional = optional or str(p.annotation).endswith("| None")
         entry = (kind.types | {type(None)} if optional else kind.types, kind, p.name)
         if optional:
@@ -59,7 +61,7 @@ class Signature:
     self.is_plainly_right = self._compiled(parameters, about_lowering if only_lowering else found)
 
   def _compiled(
-    self, parameters: Sequence[inspect.Parameter], kinds: Mapping[str, Any]
+    self, parameters: Sequence[inspect.Parameter], looked_at: Mapping[str, kinds.Kind]
   ) -> Callable[..., bool]:
     """A function of the same parameters: whether all arguments are plainly right.
 
@@ -76,17 +78,17 @@ class Signature:
     tests, tensors = [], []
     declared = []
     for p in parameters:
-      default = p.empty if p.default is p.empty else bind(p.default)
+      default = None if p.default is p.empty else bind(p.default)
       declared.append(p.replace(annotation=p.empty, default=p.empty))
-      kind = kinds.get(p.name)
-      if default is not p.empty:
+      kind = looked_at.get(p.name)
+      if default is not None:
         declared[-1] = p.replace(annotation=p.empty, default=_Source(default))
       if kind is None:
         continue
       test = kind.quick(p.name, bind)
       if p.name in self._optional:
         test = f"{p.name} is None or {test}"
-      elif default is not p.empty:
+      elif default is not None:
         test = f"{p.name} is {default} or {test}"
       elif test.startswith("type(") and kind.words.endswith("ensor"):
         tensors.append(p.name)
@@ -94,7 +96,8 @@ class Signature:
     # Tensors of one mesh are of one graph.
     tests += [f"{tensors[0]}._mesh is {x}._mesh" for x in tensors[1:]]
     source = f"lambda {str(inspect.Signature(declared))[1:-1]}: {' and '.join(tests) or True}"
-    return eval(source, bound)  # noqa: S307 - made above
+    right: Callable[..., bool] = eval(source, bound)  # noqa: S307 - made above
+    return right
 
   def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raises the typed error of the first argument that is not of the kind asked for.
@@ -173,7 +176,7 @@ def _evaluated(annotation: Any, namespace: Mapping[str, Any]) -> Any:
     return Any
 
 
-class _Names(dict):
+class _Names(dict[str, Any]):
   """The names of a module, and those of rooms above it, which only its annotations name."""
 
   def __missing__(self, name: str) -> Any:
@@ -183,6 +186,7 @@ class _Names(dict):
 def checked(function: _Function) -> _Function:
   """Decorator: the arguments are checked by the annotations before the function is called."""
   signature: Signature | None = None
+  is_plainly_right: Callable[..., bool]
 
   def first(*args: Any, **kwargs: Any) -> bool:
     nonlocal signature, is_plainly_right
@@ -190,7 +194,8 @@ def checked(function: _Function) -> _Function:
     is_plainly_right = signature.is_plainly_right
     return is_plainly_right(*args, **kwargs)
 
-  is_plainly_right: Callable[..., bool] = first
+  # Made at the first call: the classes that annotations name may be defined after the function.
+  is_plainly_right = first
 
   @functools.wraps(function)
   def call(*args: Any, **kwargs: Any) -> Any:
@@ -199,12 +204,13 @@ def checked(function: _Function) -> _Function:
     except (TypeError, AttributeError):  # Too few (gin may know the others), or another kind.
       right = False
     if not right:
+      assert signature is not None  # `first` made it.
       signature.check(args, kwargs)
     return function(*args, **kwargs)
 
   # For `inspect.getfullargspec`, which gin asks and which does not look behind a wrapper.
-  call.__signature__ = inspect.signature(function)
-  return call
+  vars(call)["__signature__"] = inspect.signature(function)
+  return cast(_Function, call)
 
 
 def _name_of(function: Callable[..., Any]) -> str:
@@ -230,13 +236,19 @@ def check_functions(namespace: dict[str, Any], left_alone: Collection[str] = ())
       namespace[name] = checked(value)
 
 
+def constructor_of(cls: type) -> tuple[type, Callable[..., None]]:
+  """The class, of a class and its bases, that defines `__init__`; and that function."""
+  owner = next(c for c in cls.__mro__ if "__init__" in vars(c))
+  return owner, vars(owner)["__init__"]
+
+
 @functools.cache
 def signature_of_class(cls: type, only_lowering: bool = False) -> Signature | None:
   """What the constructor of a class accepts; None of a class that is not the package's own."""
-  owner = next(c for c in cls.__mro__ if "__init__" in vars(c))
+  owner, constructor = constructor_of(cls)
   if not owner.__module__.startswith("mesh_tensorflow."):
     return None
-  return Signature(owner.__init__, cls.__name__, only_lowering=only_lowering)
+  return Signature(constructor, cls.__name__, only_lowering=only_lowering)
 
 
 @functools.cache

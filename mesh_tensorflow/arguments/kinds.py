@@ -28,6 +28,11 @@ _Class = TypeVar("_Class", bound=type)
 class GraphMember:
   """Base class of what belongs to one graph, `graph`: arguments of one call must share it."""
 
+  @property
+  def graph(self) -> object:
+    """The graph, which is compared by identity."""
+    raise NotImplementedError
+
 
 class SymbolicTensor(GraphMember):
   """Base class of tensors without a value: no number, array or list, though it may look like it."""
@@ -394,7 +399,8 @@ def kind_of(annotation: Any) -> Kind | None:
         return a
     # Another error than that of the type alone.
     kind = copy.copy(kind_of(args[0]))
-    kind.error = args[1]
+    if kind is not None:
+      kind.error = args[1]
     return kind
   if origin in _UNIONS:
     return _kind_of_union(args)
@@ -403,22 +409,24 @@ def kind_of(annotation: Any) -> Kind | None:
   if isinstance(origin, type) and issubclass(origin, collections.abc.Mapping):
     return _Mapping(*(kind_of(a) for a in args))
   if isinstance(origin, type) and issubclass(origin, collections.abc.Iterable):
-    args = [a for a in args if a is not Ellipsis]
-    return _Sequence(kind_of(args[0]) if len(args) == 1 else None)
+    elements = [a for a in args if a is not Ellipsis]
+    return _Sequence(kind_of(elements[0]) if len(elements) == 1 else None)
   return _Instance(annotation) if isinstance(annotation, type) else None
 
 
 def _kind_of_union(given: Sequence[Any]) -> Kind | None:
   members = [m for m in given if m is not type(None)]
-  kinds: list[Kind | None] = []
+  kinds: list[Kind] = []
   rest = list(members)
   for together, make in _TOGETHER:
     if together <= set(rest):
       kinds.append(make())
       rest = [m for m in rest if m not in together]
-  kinds += map(kind_of, rest)
-  if any(k is None for k in kinds):
-    return None
+  for m in rest:
+    kind_of_member = kind_of(m)
+    if kind_of_member is None:
+      return None
+    kinds.append(kind_of_member)
   kind = kinds[0] if len(kinds) == 1 else _Union(kinds)
   if len(members) < len(given):
     kind = copy.copy(kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, cast
 
 import numpy as np
 import tensorflow as tf
@@ -68,9 +68,9 @@ class _Tensor(Kind):
     return isinstance(value, Tensor)
 
   def refuse(self, function: str, name: str, value: Any) -> MeshError:
-    if not isinstance(value, Tensor):
-      return super().refuse(function, name, value)
     d = self.dtypes
+    if not isinstance(value, Tensor) or d is None:
+      return super().refuse(function, name, value)
     return DTypeError(
       f"{function}: {name} must be {d.words}, got {value}; {d.advice.format(name=name)}"
     )
@@ -105,7 +105,7 @@ class _Dimension(Kind):
   def refuse(self, function: str, name: str, value: Any) -> MeshError:
     if isinstance(value, (tuple, list)) and (self.pairs or isinstance(value, Dimension)):
       try:
-        convert_to_dimension(value)
+        convert_to_dimension(cast(DimensionLike, value))  # It says what is wrong with others.
       except MeshError as e:
         return type(e)(f"{function}: {name}: {e}")
     return super().refuse(function, name, value)
@@ -164,7 +164,7 @@ def _tensor_of(words: str, legal: Callable[[tf.DType], bool], advice: str) -> Ki
 
 
 def _is_number(d: tf.DType) -> bool:
-  return d.is_floating or d.is_complex or d.is_integer
+  return bool(d.is_floating or d.is_complex or d.is_integer)
 
 
 _CAST = "cast it: mtf.to_float({name})"

@@ -7,20 +7,31 @@ import difflib
 import operator
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeAlias, overload
 
 from mesh_tensorflow.arguments import kinds
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import DimensionError, DimensionTypeError, ShapeError
 
-Dimension = collections.namedtuple("Dimension", ["name", "size"])
-Dimension.__doc__ = """A named dimension: `Dimension("batch", 8)`.
 
-Equality, hash and order are those of the pair (name, size): two dimensions of
-equal name and different size are different dimensions.
-"""
+class Dimension(NamedTuple):
+  """A named dimension: `Dimension("batch", 8)`.
+
+  Equality, hash and order are those of the pair (name, size): two dimensions of
+  equal name and different size are different dimensions.
+  """
+
+  name: str
+  size: int
+
 
 DimensionLike: TypeAlias = Dimension | tuple[str, int]
+
+
+@overload
+def convert_to_dimension(d: None) -> None: ...
+@overload
+def convert_to_dimension(d: DimensionLike) -> Dimension: ...
 
 
 def convert_to_dimension(d: DimensionLike | None) -> Dimension | None:
@@ -41,7 +52,7 @@ def convert_to_dimension(d: DimensionLike | None) -> Dimension | None:
   if d is None:
     return None
   try:
-    parts = tuple(d)
+    parts: tuple[Any, ...] = tuple(d)
   except TypeError:
     raise DimensionTypeError(f"expected a Dimension or a pair (name, size), got {d!r}") from None
   if len(parts) != 2:
@@ -100,7 +111,7 @@ class Shape(kinds.ShownWhole):
         "write Shape(list(...))"
       )
     self._dims = [convert_to_dimension(d) for d in dims]
-    if any(d is None for d in self._dims):
+    if None in self._dims:
       raise DimensionError(f"None is not a dimension: {dims!r}")
     if len(set(self._dims)) != len(self._dims):
       twice = [d for d, n in collections.Counter(self._dims).items() if n > 1]
@@ -177,7 +188,12 @@ class Shape(kinds.ShownWhole):
   def __len__(self) -> int:
     return len(self._dims)
 
-  def __getitem__(self, key):
+  @overload
+  def __getitem__(self, key: SupportsIndex) -> Dimension: ...
+  @overload
+  def __getitem__(self, key: slice) -> list[Dimension]: ...
+
+  def __getitem__(self, key: SupportsIndex | slice) -> Dimension | list[Dimension]:
     return self._dims[key]
 
   def __iter__(self) -> Iterator[Dimension]:
@@ -195,7 +211,7 @@ class Shape(kinds.ShownWhole):
   def __hash__(self) -> int:
     return hash(tuple(self._dims))
 
-  def __add__(self, other: Shape | Dimension | list) -> Shape:
+  def __add__(self, other: Shape | Dimension | list[Dimension]) -> Shape:
     if isinstance(other, Shape):
       other = other.dims
     elif isinstance(other, Dimension):
@@ -226,7 +242,14 @@ class Shape(kinds.ShownWhole):
     return self.to_string
 
 
-def no_such_dimension(what: str, dim: Dimension | str, owner: Any) -> DimensionError:
+class _HasShape(Protocol):
+  """A tensor, of a room above."""
+
+  @property
+  def shape(self) -> Shape: ...
+
+
+def no_such_dimension(what: str, dim: Dimension | str, owner: Shape | _HasShape) -> DimensionError:
   """The error, to be raised, about a dimension that is not there.
 
   Args:
@@ -244,11 +267,17 @@ def no_such_dimension(what: str, dim: Dimension | str, owner: Any) -> DimensionE
   return DimensionError(f"{prefix}there is no dimension {asked} in {owner}{hint}")
 
 
-ShapeLike: TypeAlias = Shape | Sequence[DimensionLike] | str | None
+ShapeLike: TypeAlias = Shape | Sequence[DimensionLike] | str
 
 
 def _dims_to_string(dims: Iterable[Dimension]) -> str:
   return ", ".join(f"{d.name}={d.size}" for d in dims)
+
+
+@overload
+def convert_to_shape(x: None) -> None: ...
+@overload
+def convert_to_shape(x: ShapeLike) -> Shape: ...
 
 
 def convert_to_shape(x: ShapeLike | None) -> Shape | None:
@@ -272,15 +301,21 @@ def convert_to_shape(x: ShapeLike | None) -> Shape | None:
   return Shape(x)
 
 
-def list_product(l: Iterable[float]) -> int:
+@overload
+def list_product(l: Iterable[int]) -> int: ...
+@overload
+def list_product(l: Iterable[float]) -> float: ...
+
+
+def list_product(l: Iterable[float]) -> float:
   """Product of the numbers in `l`, 1 for none."""
-  product = 1
+  product: float = 1
   for v in l:
     product *= v
   return product
 
 
-def is_subsequence(short_seq: Sequence, long_seq: Sequence) -> bool:
+def is_subsequence(short_seq: Sequence[Any], long_seq: Sequence[Any]) -> bool:
   """Whether `short_seq` occurs in `long_seq` in order, not necessarily in one piece."""
   rest = iter(long_seq)
   return all(any(s == x for x in rest) for s in short_seq)
@@ -299,6 +334,7 @@ def verify_no_new_dims(
   known = {d for s in input_shapes for d in s}
   for d in output_shape:
     if d not in known:
+      d = convert_to_dimension(d)
       shapes = ", ".join(s.to_string for s in input_shapes)
       raise ShapeError(
         f"output dimension {d.name}={d.size} of {output_shape} is in none of the inputs' shapes: "

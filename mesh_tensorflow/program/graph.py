@@ -61,7 +61,7 @@ class _Trained(Protocol):
 class Graph:
   """A list of operations, in the order of their creation."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     self._operations: list[Operation] = []
     self._trainable_variables: list[Any] = []
     self._all_variables: list[Any] = []
@@ -392,13 +392,13 @@ class _OperationMeta(type):
   @property
   def __signature__(cls) -> inspect.Signature:
     """That of the constructor, for `inspect.signature`, `help` and editors."""
-    constructor = inspect.signature(cls.__init__)
+    constructor = inspect.signature(checking.constructor_of(cls)[1])
     return constructor.replace(
       parameters=list(constructor.parameters.values())[1:],
       return_annotation=inspect.Signature.empty,
     )
 
-  def __call__(cls, *args, **kwargs):
+  def __call__(cls, *args: Any, **kwargs: Any) -> Any:
     signature = checking.signature_to_check_first(cls)
     if signature is not None:
       signature.check_object(cls, args, kwargs)

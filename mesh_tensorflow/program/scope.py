@@ -59,7 +59,7 @@ class _Graph(Protocol):
 
 
 class _Stack(threading.local):
-  def __init__(self):
+  def __init__(self) -> None:
     self.frames: list[VariableScope] = []
     self.root = VariableScope("")
 

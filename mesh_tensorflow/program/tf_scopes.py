@@ -25,13 +25,13 @@ class ScopesOfVariables:
   to a strategy's replica or to a loop of TensorFlow that the whole program is in.
   """
 
-  def __init__(self):
-    self._around = tf.get_current_name_scope()
+  def __init__(self) -> None:
+    self._around: str = tf.get_current_name_scope()
     self._made_in: dict[str, str] = {}
 
   def _inside(self) -> str:
     """The name scope, without the one around the graph; "" if there is none."""
-    scope = tf.get_current_name_scope()
+    scope: str = tf.get_current_name_scope()
     if scope == self._around:
       return ""
     return scope.removeprefix(self._around + "/") if self._around else scope
