@@ -24,7 +24,7 @@ from mesh_tensorflow.transformer import (
   utils,
 )
 from mesh_tensorflow.transformer.data import eval_datasets
-from tests.transformer import test_modes
+from tests.transformer.modes import test_modes
 
 STEPS = 6
 MODES = (

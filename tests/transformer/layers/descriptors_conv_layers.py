@@ -8,8 +8,8 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import transformer_layers
 from mesh_tensorflow.transformer.attention.prompts import concat_hyper_prompts_kv
 from tests.conformance.framework import T, op
-from tests.transformer import numpy_attention as na
 from tests.transformer.layer_context import make_context
+from tests.transformer.layers import numpy_attention as na
 
 X = T("batch:2 length:4 d_model:4", -1, 1)
 INPUTS = T("batch:2 length:4", dtype="int32", values=[[0, 5, 3, 2], [4, 1, 0, 0]])

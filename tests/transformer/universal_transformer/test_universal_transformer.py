@@ -14,8 +14,8 @@ from mesh_tensorflow.transformer import (
 from mesh_tensorflow.transformer.universal_transformer import timing
 from tests.transformer import bi_program, layer_program
 from tests.transformer import lm_program as lm
-from tests.transformer.descriptors_smaller_layers import UNIVERSAL
 from tests.transformer.layer_program import without_graph_optimizer  # noqa: F401
+from tests.transformer.layers.descriptors_smaller_layers import UNIVERSAL
 
 LAYERS = [
   [transformer_layers.SelfAttention, dict(num_heads=2, key_value_size=3)],

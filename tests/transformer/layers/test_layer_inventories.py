@@ -21,7 +21,10 @@ from mesh_tensorflow.transformer import (
   vocab_embeddings,
 )
 from mesh_tensorflow.transformer import transformer_layers as t
-from tests.transformer import lm_program, test_inventories
+from tests.transformer import lm_program
+
+# Two heads of three: `heads` is their product where matrices are combined.
+from tests.transformer.models import test_inventories
 
 # Two heads of three: `heads` is their product where matrices are combined.
 DIMS = dict(num_heads=2, key_value_size=3)

@@ -9,8 +9,8 @@ import numpy as np
 from mesh_tensorflow.transformer import transformer_layers
 from mesh_tensorflow.transformer.attention import synthetic
 from tests.conformance.framework import T, op
-from tests.transformer import numpy_attention as na
 from tests.transformer.layer_context import make_context
+from tests.transformer.layers import numpy_attention as na
 
 X, M = T("batch:2 length:4 d_model:4", -1, 1), T("batch:2 memory_length:2 d_model:4", -1, 1)
 L = 4

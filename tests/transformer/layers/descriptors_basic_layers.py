@@ -13,10 +13,17 @@ from mesh_tensorflow.transformer import (
   transformer_layers,
 )
 from tests.conformance.framework import T, op
-from tests.transformer import numpy_attention as na
 from tests.transformer import numpy_lm, numpy_moe
-from tests.transformer.descriptors_attention_layers import CROSS, DIMS, QKVO, SELF, L, weights
 from tests.transformer.layer_context import make_context
+from tests.transformer.layers import numpy_attention as na
+from tests.transformer.layers.descriptors_attention_layers import (
+  CROSS,
+  DIMS,
+  QKVO,
+  SELF,
+  L,
+  weights,
+)
 
 X, M = T("batch:2 length:4 d_model:4", -1, 1), T("batch:2 memory_length:4 d_model:4", -1, 1)
 IDS = T("batch:2 length:4", dtype="int32", values=[[1, 1, 2, 2], [1, 1, 1, 0]])

@@ -11,9 +11,9 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import funnel_transformer, transformer, transformer_layers
 from tests.conformance.framework import ONE_DEVICE, T, op
 from tests.transformer import lm_program
-from tests.transformer import numpy_attention as na
-from tests.transformer.descriptors_attention_layers import DIMS, QKVO, SELF, L, weights
 from tests.transformer.layer_context import FLOATS, make_context
+from tests.transformer.layers import numpy_attention as na
+from tests.transformer.layers.descriptors_attention_layers import DIMS, QKVO, SELF, L, weights
 from tests.transformer.numpy_lm import rms_norm
 
 X = T("batch:2 length:4 d_model:4", -1, 1)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import checkpoint
 from mesh_tensorflow.transformer import gin_config, utils
-from tests.transformer.test_eval_scalars import parse_events_files
+from tests.transformer.modes.test_eval_scalars import parse_events_files
 
 CONFIG = """
 import mesh_tensorflow.optimize

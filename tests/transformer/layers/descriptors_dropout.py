@@ -16,10 +16,10 @@ from mesh_tensorflow.transformer import (
   vocab_embeddings,
 )
 from tests.conformance.framework import ONE_DEVICE, T, op
-from tests.transformer import descriptors_attention_layers as attention
-from tests.transformer import descriptors_basic_layers as basic
-from tests.transformer import descriptors_smaller_layers as smaller
 from tests.transformer.layer_context import FLOATS, make_context
+from tests.transformer.layers import descriptors_attention_layers as attention
+from tests.transformer.layers import descriptors_basic_layers as basic
+from tests.transformer.layers import descriptors_smaller_layers as smaller
 
 X, M = basic.X, basic.M
 OPTIONS = dict(dropout_rate=0.4, **attention.DIMS)

@@ -13,7 +13,8 @@ import pytest
 from mesh_tensorflow import exit_codes
 from mesh_tensorflow.transformer.training import run_lock
 from tests.transformer import modes_program as program
-from tests.transformer import test_modes, worker_processes
+from tests.transformer import worker_processes
+from tests.transformer.modes import test_modes
 
 LAUNCH = """
 import sys

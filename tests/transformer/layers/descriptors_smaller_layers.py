@@ -14,8 +14,8 @@ from mesh_tensorflow.transformer import (
 )
 from mesh_tensorflow.transformer.layers import dense_relu_dense
 from tests.conformance.framework import T, op
-from tests.transformer import numpy_smaller as mirror
 from tests.transformer.layer_context import make_context
+from tests.transformer.layers import numpy_smaller as mirror
 
 X = T("batch:4 length:4 d_model:4", -1, 1)
 IDS = T(

@@ -10,8 +10,8 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import attention, transformer_layers
 from tests.transformer import lm_program as lm
-from tests.transformer import numpy_attention as na
 from tests.transformer.layer_context import make_context
+from tests.transformer.layers import numpy_attention as na
 
 RNG = np.random.default_rng(3)
 DIMS = dict(num_heads=2, key_value_size=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pathlib
 import pkgutil
 
 import gin
@@ -13,8 +12,9 @@ from gin import config_parser
 import mesh_tensorflow
 import mesh_tensorflow.transformer
 from mesh_tensorflow.transformer import gin_config
+from tests.conftest import ROOT
 
-GIN = pathlib.Path(__file__).resolve().parent.parent / "gin"
+GIN = ROOT / "gin"
 FILES = sorted(path.relative_to(GIN).as_posix() for path in GIN.rglob("*.gin"))
 LAYOUTS = [name for name in FILES if name.startswith("layouts/")]
 

@@ -6,13 +6,13 @@ import numpy as np
 
 from mesh_tensorflow.transformer import transformer_layers
 from tests.conformance.framework import Descriptor, T, op
-from tests.transformer import descriptors_attention_layers as attention
-from tests.transformer import descriptors_basic_layers as basic
-from tests.transformer import descriptors_conv_layers as conv
-from tests.transformer import descriptors_smaller_layers as smaller
-from tests.transformer import descriptors_stacks as stacks
-from tests.transformer import numpy_attention as na
 from tests.transformer.layer_context import steps
+from tests.transformer.layers import descriptors_attention_layers as attention
+from tests.transformer.layers import descriptors_basic_layers as basic
+from tests.transformer.layers import descriptors_conv_layers as conv
+from tests.transformer.layers import descriptors_smaller_layers as smaller
+from tests.transformer.layers import descriptors_stacks as stacks
+from tests.transformer.layers import numpy_attention as na
 
 FULL: dict[str, Descriptor] = {
   d.name: d for module in (attention, basic, conv, smaller, stacks) for d in module.DESCRIPTORS

@@ -10,7 +10,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import adaptive_softmax, vocab_embeddings
 from tests.conformance.framework import T, op
 from tests.transformer import layer_program
-from tests.transformer import numpy_embeddings as mirror
+from tests.transformer.layers import numpy_embeddings as mirror
 
 D, VOCAB = mtf.Dimension("d_model", 4), mtf.Dimension("vocab", 16)
 IDS = T("batch:4 length:4", -2, 19, "int32")  # Also ids out of range.

@@ -1,6 +1,6 @@
 """Layers of the Transformer on drawn layouts, placement and SIMD, eager and in tf.function.
 
-A long run: `MTF_CONFORMANCE_DRAWS=30 pytest tests/transformer/test_layers_conformance.py`.
+A long run: `MTF_CONFORMANCE_DRAWS=30 pytest tests/transformer/layers/test_layers_conformance.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ONLY = [name for name in os.environ.get("MTF_CONFORMANCE_ONLY", "").split(",") i
 def _families() -> dict[str, list[framework.Descriptor]]:
   found = {}
   for path in sorted(pathlib.Path(__file__).parent.glob("descriptors_*.py")):
-    module = importlib.import_module(f"tests.transformer.{path.stem}")
+    module = importlib.import_module(f"tests.transformer.layers.{path.stem}")
     chosen = [d for d in module.DESCRIPTORS if not ONLY or d.name in ONLY]
     if chosen:
       found[path.stem.removeprefix("descriptors_")] = chosen

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from tests.transformer.numpy_embeddings import log_softmax, sigmoid
+from tests.transformer.layers.numpy_embeddings import log_softmax, sigmoid
 
 
 def layer_norm(x, scale, bias, epsilon=1e-6):
