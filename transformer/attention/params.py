@@ -10,6 +10,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.layers import unit_scaling_convention, us_einsum
+from mesh_tensorflow.program.dimensions import list_product
 
 
 class AttentionParams:
@@ -97,9 +98,7 @@ class AttentionParams:
     unit = unit_scaling_convention()
 
     def normal(*sizes: int) -> Any:
-      return tf.random_normal_initializer(
-        stddev=1.0 if unit else mtf.ops.list_product(sizes) ** -0.5
-      )
+      return tf.random_normal_initializer(stddev=1.0 if unit else list_product(sizes) ** -0.5)
 
     fold = [self.key_dim.size] if self.fold_scaling_into_initializer else []
     heads = [d.size for d in self.query_heads_dims]

@@ -23,7 +23,7 @@ def concat_hyper_prompts_kv(
   memory_length: mtf.Dimension,
   task_num: int,
   num_heads: int,
-  prefix_hidden_dim: int,
+  prefix_hidden_dim: int | None,
   kv_dim: mtf.Dimension,
   context: Any,
   mtlprompt_share: bool,
@@ -75,7 +75,7 @@ def concat_hyper_prompts_kv(
 def make_params_mtlprompt(
   task_num: int,
   num_heads: int,
-  prefix_hidden_dim: int,
+  prefix_hidden_dim: int | None,
   kv_dim: mtf.Dimension,
   context: Any,
   mtlprompt_share: bool,
@@ -108,6 +108,11 @@ def make_params_mtlprompt(
   prompts = _shared(context, _scope_component(0), "prompts")
   task_dim, model_dim = prompts.shape[0], prompts.shape[-1]
   _check_prompts(prompts, task_num, prompt_length)
+  if prefix_hidden_dim is None:
+    raise errors.ConfigError(
+      "prompts: the size of the hidden layer that makes them is None; bind "
+      "SelfAttention.hyperprompt_hidden_dim"
+    )
   hidden = mtf.Dimension("prefix_hidden", prefix_hidden_dim)
   leading = [] if mtlprompt_share else [task_dim]
   up = leading + [model_dim, hidden]
@@ -128,7 +133,7 @@ def make_params_mtlprompt(
 def make_params_hyperprompt(
   task_num: int,
   num_heads: int,
-  prefix_hidden_dim: int,
+  prefix_hidden_dim: int | None,
   kv_dim: mtf.Dimension,
   context: Any,
   mtlprompt_share: bool,
@@ -246,7 +251,8 @@ def _check_prompts(prompts: mtf.Tensor, task_num: int, prompt_length: int | None
 
 def _scope_component(i: int) -> str:
   """A component of the name of the open variable scope; "" if it has fewer."""
-  return (mtf.get_variable_scope().name.split("/") + ["", ""])[i]
+  name: str = mtf.get_variable_scope().name
+  return [*name.split("/"), "", ""][i]
 
 
 def _block_number(num_layers: int) -> int:

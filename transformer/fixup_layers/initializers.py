@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
@@ -28,7 +31,15 @@ class _VarianceScaling(mtf.initializers.Initializer):
       )
     self._scale, self._mode, self._distribution = scale, mode, distribution
 
-  def slice_values(self, key, full_shape, begin, slice_shape, dtype):
+  def slice_values(
+    self,
+    key: int,
+    full_shape: Sequence[int],
+    begin: Sequence[int],
+    slice_shape: Sequence[int],
+    dtype: tf.DType,
+  ) -> tf.Tensor:
+    """See `mtf.initializers.Initializer.slice_values`."""
     if len(full_shape) < 2:
       fan_in = fan_out = full_shape[0] if full_shape else 1
     else:
@@ -38,7 +49,7 @@ class _VarianceScaling(mtf.initializers.Initializer):
     stddev = math.sqrt(self._scale / max(1.0, fan))
     if self._distribution == "uniform":
       limit = math.sqrt(3.0) * stddev
-      initializer = mtf.initializers.RandomUniform(-limit, limit)
+      initializer: mtf.initializers.Initializer = mtf.initializers.RandomUniform(-limit, limit)
     elif self._distribution == "untruncated_normal":
       initializer = mtf.initializers.RandomNormal(stddev=stddev)
     else:

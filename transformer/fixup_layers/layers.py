@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gin
 import tensorflow as tf
@@ -11,9 +11,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer.fixup_layers.initializers import fixup_initializer
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
-
-if TYPE_CHECKING:
-  from mesh_tensorflow.transformer.models.layer_stack import LayerStack
+from mesh_tensorflow.transformer.models.sublayers import Stack
 
 _MODULE = "mesh_tensorflow.transformer.fixup_layers"
 
@@ -136,7 +134,7 @@ class DenseReluDenseFixup(TransformerLayer):
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_fixup_scale(x: mtf.Tensor, layer_stack: LayerStack, context: Context) -> mtf.Tensor:
+def sublayer_fixup_scale(x: mtf.Tensor, layer_stack: Stack | None, context: Context) -> mtf.Tensor:
   """Multiplies by one trained number; variable `fixup_scale_weight` [single_scale=1]."""
   del layer_stack
   weight = mtf.get_variable(
@@ -150,7 +148,7 @@ def sublayer_fixup_scale(x: mtf.Tensor, layer_stack: LayerStack, context: Contex
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_fixup_shift(x: mtf.Tensor, layer_stack: LayerStack, context: Context) -> mtf.Tensor:
+def sublayer_fixup_shift(x: mtf.Tensor, layer_stack: Stack | None, context: Context) -> mtf.Tensor:
   """Adds one trained number; variable `fixup_bias` [single_bias=1]."""
   del layer_stack, context
   return x + _scalar(get_single_scalar_bias(x, "fixup_bias"))

@@ -33,6 +33,9 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
   Returns:
     An int32 tensor `[<batch_dims>, length, memory_length]`, without length in incremental
     decoding.
+
+  Raises:
+    GraphError: the context has no inputs.
   """
   first_sentinel = context.model.input_vocab_size_unpadded - num_sentinels
   encoder_length, length = context.encoder_length_dim, context.length_dim
@@ -51,6 +54,11 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
     number = mtf.cumsum(is_sentinel(context.encoder_inputs), encoder_length)
     return spans(number, context.encoder_sequence_id)
 
+  if context.inputs is None:
+    raise errors.GraphError(
+      "relative_position_spans: the context has no inputs, among which the sentinels are sought; "
+      "make the Context with inputs, the decoder's input ids"
+    )
   if length in context.inputs.shape.dims:
     number = mtf.cumsum(is_sentinel(context.inputs), length)
   elif context.decoded_ids is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import gin
@@ -94,8 +95,20 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
     """What `get_kernel_wt` returns."""
     raise NotImplementedError(f"{type(self).__name__} defines no get_kernel_wt")
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
-    """Applies the layer; see `TransformerLayer.call`."""
+  def call(
+    self,
+    context: Context,
+    x: mtf.Tensor,
+    losses: Any = None,
+    all_kernel_wts: Sequence[mtf.Tensor] | None = None,
+  ) -> mtf.Tensor:
+    """Applies the layer; see `SeparableConv1DLayer.call`."""
+    if all_kernel_wts is None:
+      all_kernel_wts = self._normalized_kernels(context, x)
+    return super().call(context, x, losses, all_kernel_wts=all_kernel_wts)
+
+  def _normalized_kernels(self, context: Context, x: mtf.Tensor) -> list[mtf.Tensor]:
+    """For each relative position the weights, whose sum over relative positions is 1."""
     channels = x.shape[-1]
     groups = mtf.Dimension("_unique_depth_filters", self._num_unique_depth_filters)
     repeated = mtf.Dimension("repeated_kernel_dim", channels.size // groups.size)
@@ -113,7 +126,8 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
       normalized = mtf.replace_dimensions(normalized, [groups, repeated], channels)
     else:
       normalized = mtf.replace_dimensions(normalized, repeated, channels)
-    return super().call(context, x, losses, all_kernel_wts=mtf.unstack(normalized, taps))
+    kernels: list[mtf.Tensor] = mtf.unstack(normalized, taps)
+    return kernels
 
 
 @gin.configurable(module=_MODULE)

@@ -140,10 +140,12 @@ class SelfAttention(TransformerLayer):
 
   @property
   def kv_dim(self) -> mtf.Dimension:
+    """The dimension of a key, and of a value."""
     return mtf.Dimension("d_kv", self.key_value_size)
 
   @property
   def attention_fn(self) -> Any:
+    """What attends: called as `attention.attention` is."""
     return attention.hybrid_attention if self.attention_func == "hybrid" else attention.attention
 
   # ---------------------------------------------------------------- the layer
@@ -259,4 +261,5 @@ class SelfAttention(TransformerLayer):
 
 def _first_scope() -> str:
   """The first component of the open variable scope."""
-  return mtf.get_variable_scope().name.split("/")[0]
+  name: str = mtf.get_variable_scope().name
+  return name.split("/")[0]

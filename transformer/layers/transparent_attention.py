@@ -93,7 +93,8 @@ class TransparentEncDecAttention(EncDecAttention):
     mixed = mtf.layers.us_einsum(
       [w, stacked], output_shape=mtf.Shape([to_dim, *chosen[0].shape]), reduced_dims=[from_dim]
     )
-    return mtf.unstack(mixed, to_dim)
+    modules: list[mtf.Tensor] = mtf.unstack(mixed, to_dim)
+    return modules
 
 
 def _with_memory_length(

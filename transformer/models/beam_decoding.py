@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer.models.decoding import IncrementalModel
-
-if TYPE_CHECKING:
-  from mesh_tensorflow.transformer.models.unitransformer import Unitransformer
+from mesh_tensorflow.transformer.models.decoding import DecodedModel, IncrementalModel
 
 
 def beam_search(
-  model: Unitransformer,
+  model: DecodedModel,
   inputs: mtf.Tensor,
   decode_length: mtf.Tensor | int | None,
   variable_dtype: mtf.VariableDType,

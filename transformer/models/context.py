@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar, cast, overload
 
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow import errors
+
+T = TypeVar("T")
 
 
 class TransformerLayer:
@@ -40,11 +43,39 @@ class TransformerLayer:
 
   @property
   def name(self) -> str | None:
+    """The variable scope in which a layer stack calls the layer."""
     return self._name
 
   def to_json(self) -> str:
     """The class and its hyperparameters as JSON text."""
     return json.dumps({"class": type(self).__name__, **vars(self)}, default=repr)
+
+
+class _Given(Generic[T]):
+  """An attribute that the contexts of some calls have; read in another call, it says so."""
+
+  def __set_name__(self, owner: type[Context], name: str) -> None:
+    self._name = name
+
+  @overload
+  def __get__(self, context: None, owner: type[Context]) -> _Given[T]: ...
+
+  @overload
+  def __get__(self, context: Context, owner: type[Context]) -> T: ...
+
+  def __get__(self, context: Context | None, owner: type[Context]) -> _Given[T] | T:
+    if context is None:
+      return self
+    value = vars(context).get(self._name)
+    if value is None:
+      raise errors.GraphError(
+        f"the context of this call (mode {context.mode!r}) has no {self._name}, which a layer or "
+        f"sublayer needs; make the Context with {self._name}, or leave out that layer"
+      )
+    return cast(T, value)
+
+  def __set__(self, context: Context, value: T | None) -> None:
+    vars(context)[self._name] = value
 
 
 class Context:
@@ -80,6 +111,16 @@ class Context:
     encoder_inputs: the token ids of the encoder.
     num_microbatches: how many of such calls make a training step.
   """
+
+  position = _Given[mtf.Tensor]()
+  initial_position = _Given[mtf.Tensor]()
+  encoder_output = _Given[mtf.Tensor]()
+  states = _Given[list[mtf.Tensor]]()
+  new_states = _Given[list[mtf.Tensor]]()
+  constant_states = _Given[list[Any]]()
+  # Those of the layer stack's current layer; the stack sets them.
+  current_layer = _Given[TransformerLayer]()
+  current_layer_input = _Given[mtf.Tensor]()
 
   def __init__(
     self,
@@ -146,8 +187,6 @@ class Context:
     self.input_embeddings: mtf.Tensor | None = None
     # While decoding the ids `[<batch_dims>, length]`, of which those before `position` count.
     self.decoded_ids: mtf.Tensor | None = None
-    self.current_layer: TransformerLayer | None = None
-    self.current_layer_input: mtf.Tensor | None = None
     self.decoder_layers_per_module: Any = None
 
   @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -14,12 +14,24 @@ from mesh_tensorflow.transformer.models.context import Context
 from mesh_tensorflow.transformer.models.decoding_states import in_reading_order
 from mesh_tensorflow.transformer.models.sequence_utils import autoregressive_inputs
 
-if TYPE_CHECKING:
-  from mesh_tensorflow.transformer.models.unitransformer import Unitransformer
-
 # Entries of a context's cache that are made from the encoder or from variables alone, so that the
 # loop need not make them in each step.
 _CONSTANT_KEYS = ("enc_dec_attention_mask", "encoder_spans", "softmax_kernel")
+
+
+class DecodedModel(Protocol):
+  """What decoding needs of a model: `Unitransformer` is one."""
+
+  name: str
+  autoregressive: bool
+  input_full_attention: bool
+  output_vocab_dim: mtf.Dimension | None
+  layout: Any
+  mesh_shape: Any
+
+  def _call_internal(
+    self, context: Context, inputs: mtf.Tensor, targets: mtf.Tensor | None = None
+  ) -> mtf.Tensor: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +67,7 @@ class IncrementalModel:
 
   def __init__(
     self,
-    model: Unitransformer,
+    model: DecodedModel,
     given: mtf.Tensor,
     initial_position: mtf.Tensor,
     priority: mtf.Tensor,
@@ -68,7 +80,7 @@ class IncrementalModel:
     self._length_dim = given.shape.dims[-1]
     self._priority = priority
     self._bos_id = bos_id
-    self._arguments = dict(
+    self._arguments: dict[str, Any] = dict(
       model=model,
       mesh=given.mesh,
       batch_dims=given.shape.dims[:-1],
@@ -143,7 +155,7 @@ class IncrementalModel:
 
 
 def sample_autoregressive(
-  model: Unitransformer,
+  model: DecodedModel,
   partial_sequences: mtf.Tensor,
   options: SamplingOptions,
   variable_dtype: mtf.VariableDType,
@@ -161,7 +173,8 @@ def sample_autoregressive(
   Returns:
     int32 `[<batch_dims>, length]`.
   """
-  if not model.autoregressive:
+  vocab_dim = model.output_vocab_dim
+  if not model.autoregressive or vocab_dim is None:
     raise errors.ConfigError(f"sample_autoregressive: model {model.name} is not autoregressive")
   k = options.sampling_keep_top_k
   if k != -1 and k <= 0:
@@ -194,11 +207,11 @@ def sample_autoregressive(
     return mtf.logical_not(mtf.reduce_all(done))
 
   def body_fn(position: mtf.Tensor, ids: mtf.Tensor, *states: mtf.Tensor) -> list[mtf.Tensor]:
-    logits, states = decoder.step(position, ids, states)
-    new_token = _choose(logits, model.output_vocab_dim, options)
+    logits, new_states = decoder.step(position, ids, states)
+    new_token = _choose(logits, vocab_dim, options)
     # Beyond the end of the sequence the one-hot is zero.
     ids += new_token * mtf.one_hot(position, length_dim, dtype=tf.int32)
-    return [position + 1, ids, *states]
+    return [position + 1, ids, *new_states]
 
   _, outputs, *_ = mtf.while_loop(cond_fn, body_fn, [initial_position, partial_sequences, *states])
   if options.has_partial_sequences and options.remove_partial_sequences:

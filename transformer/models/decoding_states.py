@@ -10,6 +10,8 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.meshes.slices import align, transpose_to
 from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.program.dimensions import list_product
+from mesh_tensorflow.program.graph import Operation
 
 
 def overwrite(old: mtf.Tensor, new: mtf.Tensor, here: mtf.Tensor) -> mtf.Tensor:
@@ -33,7 +35,7 @@ def overwrite(old: mtf.Tensor, new: mtf.Tensor, here: mtf.Tensor) -> mtf.Tensor:
   )
 
 
-class WriteAtOperation(mtf.Operation):
+class WriteAtOperation(Operation):
   """One position of a state, overwritten; see `write_at`."""
 
   def __init__(self, old: mtf.Tensor, new: mtf.Tensor, position: mtf.Tensor, dim: mtf.Dimension):
@@ -67,9 +69,9 @@ class WriteAtOperation(mtf.Operation):
     order = [*rows, self._dim, *columns]
     size = impl.slice_shape(mtf.Shape([self._dim]))[0]
     row_sizes = impl.slice_shape(mtf.Shape(rows))
-    count = mtf.ops.list_product(row_sizes)
+    count = list_product(row_sizes)
 
-    def write(old_slice, new_slice, at, begin):
+    def write(old_slice: tf.Tensor, new_slice: tf.Tensor, at: tf.Tensor, begin: Any) -> tf.Tensor:
       matrix = transpose_to(old_slice, dims, order)
       shape = matrix.shape
       matrix = tf.reshape(matrix, [count * size, -1])

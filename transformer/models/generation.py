@@ -18,7 +18,7 @@ class Generation:
 
   @gin.configurable(module="Unitransformer")
   def sample_autoregressive(
-    self,
+    self: decoding.DecodedModel,
     partial_sequences: mtf.Tensor,
     stop_at_token: int | None = 1,
     max_steps: int | None = None,
@@ -84,7 +84,7 @@ class Generation:
     )
 
   def beam_search(
-    self,
+    self: decoding.DecodedModel,
     inputs: mtf.Tensor,
     decode_length: mtf.Tensor | int | None,
     variable_dtype: mtf.VariableDType = _FLOAT32,

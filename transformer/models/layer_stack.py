@@ -29,6 +29,9 @@ class SublayerStack(TransformerLayer):
     sublayers_final: see `LayerStack`.
   """
 
+  # Of the stacks that have the older lists of sublayers; see `LayerStack`.
+  dropout_rate: float
+
   def __init__(
     self,
     layers: Sequence[TransformerLayer],
@@ -43,10 +46,12 @@ class SublayerStack(TransformerLayer):
 
   @property
   def num_layers(self) -> int:
+    """Number of layers, of all blocks."""
     return len(self._layers)
 
   @property
   def layers(self) -> Sequence[TransformerLayer]:
+    """The layers, in the order in which they are called."""
     return self._layers
 
   def _call_sublayers(self, which: str, x: mtf.Tensor, context: Context) -> mtf.Tensor:
@@ -112,7 +117,7 @@ class LayerStack(SublayerStack):
         f"LayerStack: set both dropout_rate (={dropout_rate}) and norm_epsilon (={norm_epsilon}), "
         "which selects the older sublayers, or neither"
       )
-    if dropout_rate is not None:
+    if dropout_rate is not None and norm_epsilon is not None:
       self._legacy_init(dropout_rate, norm_epsilon)
 
   def _legacy_init(self, dropout_rate: float, norm_epsilon: float) -> None:
@@ -179,7 +184,7 @@ class LayerStack(SublayerStack):
         context.losses = losses
 
     y, *new_losses = mtf.recompute_grad(fn, [x])
-    if new_losses:
+    if context.losses is not None:
       context.losses.extend(new_losses)
     return y
 
@@ -208,7 +213,7 @@ def make_layer_stack(
   Raises:
     ConfigError: an item of `layers` is malformed.
   """
-  layer_list = []
+  layer_list: list[TransformerLayer] = []
   for block in range(num_layers):
     for n, item in enumerate(layers):
       cls, name, kwargs = _parse_layer(item)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import gin
 
@@ -46,7 +48,7 @@ class ReversibleLayerStack(LayerStack):
     x = self._call_sublayers("initial", x, context)
     context.layer_outputs.append(x)
     recompute = bool(self._recompute_grads and context.train)
-    streams = (x, None, x, None)
+    streams: tuple[mtf.Tensor, Any, mtf.Tensor, Any] = (x, None, x, None)
     for i, layer in enumerate(self._layers):
       with mtf.variable_scope(layer.name or ""):
         streams = mtf.layers.reversible_half_residual_and_swap(
@@ -60,7 +62,9 @@ class ReversibleLayerStack(LayerStack):
     context.layer_outputs.append(x)
     return x
 
-  def _function(self, layer: TransformerLayer, context: Context, recompute: bool):
+  def _function(
+    self, layer: TransformerLayer, context: Context, recompute: bool
+  ) -> Callable[[mtf.Tensor], mtf.Tensor]:
     """The sublayers of one layer, as a function of x."""
 
     def fn(x: mtf.Tensor) -> mtf.Tensor:

@@ -97,7 +97,7 @@ class StudentTeacher:
       return logits
     if self.fraction_soft == 0.0:
       return logits, hard_loss
-    self._check()
+    temperature, fraction_soft, vocab_dim = self._checked()
     if kargs.get("mode", "train") == "train":
       kargs["mode"] = "eval"
     with mtf.variable_scope("teacher"):
@@ -108,22 +108,22 @@ class StudentTeacher:
     )
     self._graph = weakref.ref(graph)
 
-    vocab_dim = self.output_vocab_dim
     soft_targets = mtf.stop_gradient(
-      mtf.softmax(teacher_logits * (1.0 / self.temperature), reduced_dim=vocab_dim)
+      mtf.softmax(teacher_logits * (1.0 / temperature), reduced_dim=vocab_dim)
     )
     soft_loss = mtf.layers.softmax_cross_entropy_with_logits(
-      logits * (1.0 / self.temperature), soft_targets, vocab_dim, z_loss=self.student.z_loss
+      logits * (1.0 / temperature), soft_targets, vocab_dim, z_loss=self.student.z_loss
     )
     weights = mtf.cast(mtf.greater(targets, 0), soft_loss.dtype)
     soft_loss = mtf.einsum([soft_loss, weights], output_shape=[])
     soft_loss *= 1.0 / self.student.loss_denominator(targets, num_microbatches)
 
     started = mtf.greater(get_global_step(inputs.mesh), self.distill_start_step)
-    fraction = mtf.cast(started, soft_loss.dtype) * self.fraction_soft
-    return logits, (1.0 - fraction) * hard_loss + self.temperature**2 * fraction * soft_loss
+    fraction = mtf.cast(started, soft_loss.dtype) * fraction_soft
+    return logits, (1.0 - fraction) * hard_loss + temperature**2 * fraction * soft_loss
 
-  def _check(self) -> None:
+  def _checked(self) -> tuple[float, float, mtf.Dimension]:
+    """Temperature, fraction_soft and the vocabulary of two models that fit together."""
     if self.temperature is None or self.fraction_soft is None:
       raise errors.ConfigError(
         f"StudentTeacher: bind temperature (={self.temperature}) and fraction_soft "
@@ -135,6 +135,12 @@ class StudentTeacher:
         raise errors.ConfigError(
           f"StudentTeacher: {what} of student ({a}) and teacher ({b}) must be equal"
         )
+    if self.output_vocab_dim is None:
+      raise errors.ConfigError(
+        "StudentTeacher: student and teacher have no output vocabulary, so there are no "
+        "probabilities to learn; give both an output_vocab_size"
+      )
+    return self.temperature, self.fraction_soft, self.output_vocab_dim
 
   def decode(self, *args: Any, **kargs: Any) -> mtf.Tensor:
     """The student's `decode`, or `sample_autoregressive` of a `Unitransformer`."""
@@ -176,7 +182,8 @@ class StudentTeacher:
     path = checkpoint.resolve(self.teacher_checkpoint)
 
     def restore(prefix: str, ignore_missing: bool) -> None:
-      stored = [v.get_master() for v in graph.all_variables if v.full_name.startswith(prefix)]
+      # To a checkpointer, any list of variables is a store.
+      stored: Any = [v.get_master() for v in graph.all_variables if v.full_name.startswith(prefix)]
       checkpoint.Checkpointer(os.path.dirname(path), [stored]).restore(
         path,
         name_in_checkpoint=lambda name: name.removeprefix(prefix),
@@ -219,4 +226,4 @@ def make_bi_student_teacher(
         layout=layout,
         mesh_shape=mesh_shape,
       )
-  return StudentTeacher(**models)
+  return StudentTeacher(student=models["student"], teacher=models["teacher"])

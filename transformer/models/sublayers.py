@@ -7,7 +7,7 @@ open when it runs: that of the layer, or, for initial and final sublayers, that 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import gin
 import tensorflow as tf
@@ -17,14 +17,22 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.operations.norms import rms_normalize
 from mesh_tensorflow.transformer.models.context import Context
 
-if TYPE_CHECKING:
-  from mesh_tensorflow.transformer.models.layer_stack import LayerStack
-
 _MODULE = "mesh_tensorflow.transformer.transformer"
 
 
+class Stack(Protocol):
+  """What a sublayer may know of the layer stack that it is part of.
+
+  Attributes:
+    dropout_rate: of the older lists of sublayers, see `LayerStack`; only `sublayer_legacy_dropout`
+      reads it, and only stacks with those lists have it.
+  """
+
+  dropout_rate: float
+
+
 @gin.configurable(module=_MODULE)
-def sublayer_call_layer(x: mtf.Tensor, layer_stack: LayerStack, context: Context) -> mtf.Tensor:
+def sublayer_call_layer(x: mtf.Tensor, layer_stack: Stack | None, context: Context) -> mtf.Tensor:
   """The current layer, called in a variable scope named after its class; padding is zeroed."""
   x = sublayer_mask_padding(x, layer_stack, context)
   layer = context.current_layer
@@ -33,7 +41,7 @@ def sublayer_call_layer(x: mtf.Tensor, layer_stack: LayerStack, context: Context
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_mask_padding(x: mtf.Tensor, layer_stack: LayerStack, context: Context) -> mtf.Tensor:
+def sublayer_mask_padding(x: mtf.Tensor, layer_stack: Stack | None, context: Context) -> mtf.Tensor:
   """Zeros at padding, if the context has sequence ids for each position."""
   del layer_stack
   if isinstance(context.sequence_id, mtf.Tensor):
@@ -44,7 +52,7 @@ def sublayer_mask_padding(x: mtf.Tensor, layer_stack: LayerStack, context: Conte
 @gin.configurable(module=_MODULE)
 def sublayer_rms_norm(
   x: mtf.Tensor,
-  layer_stack: LayerStack,
+  layer_stack: Stack | None,
   context: Context,
   epsilon: float = 1e-6,
   name: str = "rms_norm",
@@ -59,7 +67,7 @@ def sublayer_rms_norm(
 
 @gin.configurable(module=_MODULE)
 def sublayer_legacy_rms_norm(
-  x: mtf.Tensor, layer_stack: LayerStack, context: Context
+  x: mtf.Tensor, layer_stack: Stack | None, context: Context
 ) -> mtf.Tensor:
   """`sublayer_rms_norm` under the older name `layer_norm`."""
   return sublayer_rms_norm(x, layer_stack, context, name="layer_norm")
@@ -67,7 +75,7 @@ def sublayer_legacy_rms_norm(
 
 @gin.configurable(module=_MODULE)
 def sublayer_legacy_final_rms_norm(
-  x: mtf.Tensor, layer_stack: LayerStack, context: Context
+  x: mtf.Tensor, layer_stack: Stack | None, context: Context
 ) -> mtf.Tensor:
   """`sublayer_rms_norm` under the older name `final_layer_norm`."""
   return sublayer_rms_norm(x, layer_stack, context, name="final_layer_norm")
@@ -76,7 +84,7 @@ def sublayer_legacy_final_rms_norm(
 @gin.configurable(module=_MODULE)
 def sublayer_rms_norm_subsampled(
   x: mtf.Tensor,
-  layer_stack: LayerStack,
+  layer_stack: Stack | None,
   context: Context,
   percentage: float = 100.0,
   epsilon: float = 1e-6,
@@ -99,7 +107,7 @@ def sublayer_rms_norm_subsampled(
 @gin.configurable(module=_MODULE)
 def sublayer_scale_norm(
   x: mtf.Tensor,
-  layer_stack: LayerStack,
+  layer_stack: Stack | None,
   context: Context,
   epsilon: float = 1e-6,
   name: str = "scale_norm",
@@ -114,7 +122,7 @@ def sublayer_scale_norm(
 
 @gin.configurable(module=_MODULE)
 def sublayer_true_layer_norm(
-  x: mtf.Tensor, layer_stack: LayerStack, context: Context, epsilon: float = 1e-6
+  x: mtf.Tensor, layer_stack: Stack | None, context: Context, epsilon: float = 1e-6
 ) -> mtf.Tensor:
   """Layer norm with mean, scale and bias (Ba et al., 2016)."""
   del layer_stack
@@ -123,7 +131,7 @@ def sublayer_true_layer_norm(
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_residual(x: mtf.Tensor, layer_stack: LayerStack, context: Context) -> mtf.Tensor:
+def sublayer_residual(x: mtf.Tensor, layer_stack: Stack | None, context: Context) -> mtf.Tensor:
   """Adds the input of the current layer."""
   del layer_stack
   return x + context.current_layer_input
@@ -131,7 +139,7 @@ def sublayer_residual(x: mtf.Tensor, layer_stack: LayerStack, context: Context) 
 
 @gin.configurable(module=_MODULE)
 def sublayer_dropout(
-  x: mtf.Tensor, layer_stack: LayerStack, context: Context, dropout_rate: float = 0.0
+  x: mtf.Tensor, layer_stack: Stack | None, context: Context, dropout_rate: float = 0.0
 ) -> mtf.Tensor:
   """Dropout in training; all positions of a sequence have one mask."""
   del layer_stack
@@ -147,7 +155,7 @@ def sublayer_dropout(
 
 @gin.configurable(module=_MODULE)
 def sublayer_clip_activation_gradient(
-  x: mtf.Tensor, layer_stack: LayerStack, context: Context, rms_norm: float = 1.0
+  x: mtf.Tensor, layer_stack: Stack | None, context: Context, rms_norm: float = 1.0
 ) -> mtf.Tensor:
   """x, whose gradient is scaled down to a root mean square of at most `rms_norm`; 0: as it is."""
   del layer_stack, context
@@ -155,7 +163,7 @@ def sublayer_clip_activation_gradient(
 
 
 @gin.configurable(module=_MODULE)
-def sublayer_legacy_dropout(x: mtf.Tensor, layer_stack: LayerStack, context: Context) -> mtf.Tensor:
+def sublayer_legacy_dropout(x: mtf.Tensor, layer_stack: Stack, context: Context) -> mtf.Tensor:
   """`sublayer_dropout` with the dropout rate of the layer stack."""
   return sublayer_dropout(x, layer_stack, context, dropout_rate=layer_stack.dropout_rate)
 
@@ -163,7 +171,7 @@ def sublayer_legacy_dropout(x: mtf.Tensor, layer_stack: LayerStack, context: Con
 @gin.configurable(module=_MODULE)
 def sublayer_annealed_dropout(
   x: mtf.Tensor,
-  layer_stack: LayerStack,
+  layer_stack: Stack | None,
   context: Context,
   init_dropout_rate: float = 0.0,
   start_step: int | None = None,
@@ -193,7 +201,7 @@ def sublayer_annealed_dropout(
 
 @gin.configurable(module=_MODULE)
 def sublayer_rezero(
-  x: mtf.Tensor, layer_stack: LayerStack, context: Context, initial_value: float = 0.0
+  x: mtf.Tensor, layer_stack: Stack | None, context: Context, initial_value: float = 0.0
 ) -> mtf.Tensor:
   """Multiplies by one trained number (Bachlechner et al., 2020); variable `rezero_weight`."""
   del layer_stack

@@ -194,19 +194,33 @@ class Unitransformer(Generation):
     )
 
   def positional_table(self, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType) -> mtf.Tensor:
-    """Vectors of positions, `[<ensemble_dim>, max_length, d_model]`: a variable, or sinusoids."""
+    """Vectors of positions, `[<ensemble_dim>, max_length, d_model]`: a variable, or sinusoids.
+
+    Raises:
+      ConfigError: the model has no positional embedding.
+    """
+    max_length = self._max_length()
     if self.sinusoid_positional_embedding:
       return sinusoid_positional_embedding_weights(
-        mesh, self.max_length_dim, self.model_dim, variable_dtype.activation_dtype
+        mesh, max_length, self.model_dim, variable_dtype.activation_dtype
       )
     return mtf.layers.embedding_weights(
       mesh,
-      self.max_length_dim,
+      max_length,
       self.model_dim,
       variable_dtype,
       "positional_embedding",
       ensemble_dim=self.ensemble_dim,
     )
+
+  def _max_length(self) -> mtf.Dimension:
+    """The dimension of positions that have vectors."""
+    if self.max_length_dim is None:
+      raise errors.ConfigError(
+        f"model {self.name} has no vectors of positions; set Unitransformer.positional_embedding = "
+        "True"
+      )
+    return self.max_length_dim
 
   def _call_internal(
     self, context: Context, inputs: mtf.Tensor, targets: mtf.Tensor | None = None
@@ -261,7 +275,7 @@ class Unitransformer(Generation):
     table = context.shared_params.get("positional_embedding")
     if table is None or self.sinusoid_positional_embedding:
       table = self.positional_table(context.mesh, context.variable_dtype)
-    length, max_length = context.length_dim, self.max_length_dim
+    length, max_length = context.length_dim, self._max_length()
     if length.size > max_length.size:
       message = (
         f"model {self.name}: dimension {length.name}={length.size} is longer than the positional "

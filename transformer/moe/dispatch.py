@@ -109,7 +109,7 @@ def expert_capacity(group_size: int, num_experts: int, hparams: Any, train: bool
   """
   factor = hparam_of_mode(hparams, "capacity_factor", train)
   slots = min(group_size, int(group_size * factor / num_experts))
-  return max(slots, hparam(hparams, "min_expert_capacity"))
+  return max(slots, int(hparam(hparams, "min_expert_capacity")))
 
 
 def change_hands(x: mtf.Tensor, dims: Sequence[mtf.Dimension], hints: LayoutHints) -> mtf.Tensor:

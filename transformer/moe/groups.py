@@ -75,7 +75,8 @@ class LayoutHints:
     axis = self.axis(name)
     if axis is None:
       return 1
-    return mtf.convert_to_shape(self.mesh_shape).get_dim_by_name(axis).size
+    size: int = mtf.convert_to_shape(self.mesh_shape).get_dim_by_name(axis).size
+    return size
 
 
 def token_dims(
@@ -127,7 +128,7 @@ def _warn_of_few_groups(num_groups: int, size: int, name: str, axis: str, parts:
 
 def unsplit_name(batch_dim: mtf.Dimension) -> str:
   """What a batch dimension is called where experts, not groups, are split over its mesh axis."""
-  return batch_dim.name + "_unsplit"
+  return f"{batch_dim.name}_unsplit"
 
 
 def slot_dims(

@@ -15,6 +15,7 @@ from mesh_tensorflow.transformer.moe.groups import LayoutHints, slot_dims, token
 from mesh_tensorflow.transformer.moe.hparams import hparam, hparam_of_mode
 from mesh_tensorflow.transformer.moe.layer import ExpertsLayer
 from mesh_tensorflow.transformer.moe.router import RouterCall
+from mesh_tensorflow.transformer.moe.routing import Routing
 from mesh_tensorflow.transformer.moe.top_n import top_2_routing
 
 
@@ -81,7 +82,14 @@ def transformer_moe_layer_v2(
   max_size = hparam(hparams, "group_size")
   work = [x_dim, y_dim, hidden, input_dim, output_dim]
 
-  def routed(x, outer_expert_dims, experts, capacity, importance, name):
+  def routed(
+    x: mtf.Tensor,
+    outer_expert_dims: list[mtf.Dimension] | None,
+    experts: mtf.Dimension,
+    capacity: mtf.Dimension,
+    importance: mtf.Tensor | None,
+    name: str,
+  ) -> tuple[Routing, mtf.Tensor]:
     call = RouterCall(
       x, outer_expert_dims, experts, capacity, hparams, train, variable_dtype, importance, name,
       num_microbatches, None,

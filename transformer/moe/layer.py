@@ -94,8 +94,12 @@ def transformer_moe_layer_v1(
   return (outputs if len(outputs) > 1 else outputs[0]), loss
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class ExpertsLayer(TransformerLayer):
-  """Base class of layers that call a mixture of experts with the context."""
+  """Base class of layers that call a mixture of experts with the context.
+
+  Subclasses are dataclasses, whose fields are the hyperparameters.
+  """
 
   def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> Any:
     """Applies the layer; appends the auxiliary loss to `context.losses`.
@@ -165,7 +169,7 @@ class OneLevelExpertsLayer(ExpertsLayer):
     self, layer_fn: Callable[..., Any], context: Context, x: mtf.Tensor
   ) -> tuple[Any, mtf.Tensor]:
     """(output, loss) of a function like `transformer_moe_layer_v1`."""
-    return layer_fn(
+    result: tuple[Any, mtf.Tensor] = layer_fn(
       x,
       self.output_dim or context.model.model_dim,
       self._hparams,
@@ -178,6 +182,7 @@ class OneLevelExpertsLayer(ExpertsLayer):
       num_microbatches=context.num_microbatches,
       token_embeddings=context.input_embeddings,
     )
+    return result
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.moe")

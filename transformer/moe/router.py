@@ -49,7 +49,8 @@ class RouterCall:
 
   @property
   def token_dims(self) -> list[mtf.Dimension]:
-    return self.inputs.shape.dims[:-1]
+    dims: list[mtf.Dimension] = self.inputs.shape.dims[:-1]
+    return dims
 
   @property
   def group_dim(self) -> mtf.Dimension:
