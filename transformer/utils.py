@@ -38,7 +38,7 @@ from mesh_tensorflow.transformer.modes.estimator import (
 )
 from mesh_tensorflow.transformer.modes.evaluation import eval_model, perplexity_eval
 from mesh_tensorflow.transformer.modes.input_fns import combined_dataset_input_fn, filter_features
-from mesh_tensorflow.transformer.modes.run_modes import MODES, bound_schedule, run
+from mesh_tensorflow.transformer.modes.run_modes import MODES, run
 from mesh_tensorflow.transformer.modes.score_files import (
   add_pretokenized,
   save_scores,
@@ -55,6 +55,7 @@ from mesh_tensorflow.transformer.modes.translate import decode_from_file, infer_
 from mesh_tensorflow.transformer.programs.export import export_model
 from mesh_tensorflow.transformer.programs.model_building import build_model, get_variable_dtype
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+from mesh_tensorflow.transformer.schedules.product import bound_schedule
 from mesh_tensorflow.transformer.training.init_checkpoint import (
   flexible_ckpt_init_mapping,
   init_checkpoint_variable_mapping,

@@ -280,3 +280,9 @@ def _length_of(what: str, length: Length, key: str) -> int:
   if key not in length:
     raise DataError(f"{what}: no length is given for feature {key!r}, only for {list(length)}")
   return int(length[key])
+
+
+def pad_dataset_with_zeroed_out_examples(ds: tf.data.Dataset) -> tf.data.Dataset:
+  """The data set, followed by endless copies of its elements with all values zero (or "")."""
+  zeros = ds.map(lambda x: tf.nest.map_structure(tf.zeros_like, x))
+  return ds.concatenate(zeros.repeat())

@@ -19,8 +19,8 @@ from mesh_tensorflow.transformer.gin_config import names as gin_names
 from mesh_tensorflow.transformer.gin_config import operative as gin_operative
 from mesh_tensorflow.transformer.gin_config import reader as gin_reader
 from mesh_tensorflow.transformer.gin_config import run_checks as gin_run_checks
+from mesh_tensorflow.transformer.gin_config.gin_paths import gin_dir
 from mesh_tensorflow.transformer.gin_config.settings import Key, Settings, parts_of
-from mesh_tensorflow.transformer.gin_paths import gin_dir
 
 FLAGS = flags.FLAGS
 

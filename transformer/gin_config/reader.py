@@ -21,6 +21,7 @@ from gin import config_parser
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.gin_config import names as gin_names
 from mesh_tensorflow.transformer.gin_config import settings as gin_settings
+from mesh_tensorflow.transformer.gin_config.gin_paths import gin_dir
 from mesh_tensorflow.transformer.gin_config.names import (
   MACRO,
   Macro,
@@ -29,7 +30,6 @@ from mesh_tensorflow.transformer.gin_config.names import (
   UnknownNameError,
 )
 from mesh_tensorflow.transformer.gin_config.settings import Setting, Settings
-from mesh_tensorflow.transformer.gin_paths import gin_dir
 
 PARAM = "--gin_param"
 

@@ -18,7 +18,6 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.tpu import mesh as tpu_mesh
-from mesh_tensorflow.transformer import learning_rate_schedules
 from mesh_tensorflow.transformer.gin_config import value_checks, write_operative_config
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.meshes.batching import (
@@ -35,6 +34,7 @@ from mesh_tensorflow.transformer.modes.scoring import score_from_dataset, score_
 from mesh_tensorflow.transformer.modes.translate import infer_model
 from mesh_tensorflow.transformer.programs import training_data
 from mesh_tensorflow.transformer.programs.export import export_model
+from mesh_tensorflow.transformer.schedules.product import bound_schedule
 from mesh_tensorflow.transformer.vocabularies.kept import kept_in
 
 _MODULE = "mesh_tensorflow.transformer.utils"
@@ -390,17 +390,3 @@ def _number_of_sequences(
       f"run.sequence_length is not bound, so run.batch_size must be a number, not {batch_size}"
     )
   return compute_batch_size(sequence_length, mesh_shape, layout_rules, batch_size)
-
-
-def bound_schedule(schedule: Any, total_train_steps: int) -> Any:
-  """A schedule as a function of the step alone; numbers stay numbers.
-
-  Args:
-    schedule: a function `(step, total_train_steps)`, a list of such and numbers, or a number.
-    total_train_steps: number of training steps.
-  """
-  if isinstance(schedule, list):
-    schedule = functools.partial(learning_rate_schedules.product_learning_rate, factors=schedule)
-  if callable(schedule):
-    return functools.partial(schedule, total_train_steps=total_train_steps)
-  return schedule

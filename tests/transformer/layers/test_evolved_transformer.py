@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer import evolved_transformer
+from mesh_tensorflow.transformer.layers import evolved_transformer
 from mesh_tensorflow.transformer.models import decoding
 from tests.transformer import bi_program, layer_program
 from tests.transformer import lm_program as lm

@@ -12,8 +12,9 @@ from absl.testing import flagsaver
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer import command_line, launch
-from mesh_tensorflow.transformer import main as main_module
+from mesh_tensorflow.transformer import launch
+from mesh_tensorflow.transformer.commands import command_line
+from mesh_tensorflow.transformer.commands import trainer as main_module
 
 PROGRAM = "/somewhere/bin/mesh-transformer"
 

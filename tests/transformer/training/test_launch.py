@@ -14,7 +14,7 @@ import time
 import pytest
 
 from mesh_tensorflow import exit_codes
-from mesh_tensorflow.transformer import launch
+from mesh_tensorflow.transformer.commands import launch
 from mesh_tensorflow.workers import parent_watch
 
 # What workers do here needs neither TensorFlow nor this package.

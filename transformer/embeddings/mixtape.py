@@ -142,7 +142,8 @@ class Mixtape(TokenVectors):
       prior += mtf.random_normal(
         prior.mesh, prior.shape, stddev=self._noise_std_dev, dtype=prior.dtype
       )
-    return mtf.unstack(mtf.sigmoid(prior), self._gates_dim)
+    gates: list[mtf.Tensor] = mtf.unstack(mtf.sigmoid(prior), self._gates_dim)
+    return gates
 
   def _dropout(self, x: mtf.Tensor, context: Context) -> mtf.Tensor:
     if context.mode != "train" or not self._dropout_rate:
