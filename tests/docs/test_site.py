@@ -13,9 +13,18 @@ import sys
 import pytest
 
 import mesh_tensorflow as mtf
-from docs.tools import docstrings, mkdocs_hook, pictures, reference, settings, signatures
+from docs.tools import (
+  docstrings,
+  drawings,
+  mkdocs_hook,
+  pictures,
+  reference,
+  settings,
+  signatures,
+)
 from mesh_tensorflow import transformer
 from tests.conftest import ROOT
+from tests.house import floors
 
 DOCS = ROOT / "docs"
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#\s]+)(?:#([^)\s]+))?\)")
@@ -126,6 +135,27 @@ def test_every_picture_is_shown_and_there():
   for name in pictures.PICTURES:
     assert f"pictures/{name}.svg" in shown and (pictures.FOLDER / f"{name}.svg").is_file()
   assert set(re.findall(r"pictures/(\w+)\.svg", shown)) == set(pictures.PICTURES)
+
+
+def test_drawings_are_current_and_shown(tmp_path):
+  """Else: python -m docs.tools.drawings."""
+  drawings.draw(tmp_path)
+  shown = "".join(p.read_text() for p in [*DOCS.glob("*.md"), DOCS.parent / "CONTRIBUTING.md"])
+  for drawn in sorted(tmp_path.iterdir()):
+    assert drawn.read_text() == (drawings.FOLDER / drawn.name).read_text(), drawn.name
+    assert f"drawings/{drawn.name})" in shown
+  kept = {p.name for p in drawings.FOLDER.iterdir()}
+  assert kept == {f"{name}.svg" for name in drawings.DRAWINGS}
+
+
+def test_a_drawing_has_every_room_on_its_floor():
+  drawn = drawings.rooms().svg()
+  rooms = [
+    room for of_package in floors.FLOORS.values() for row in of_package for room in row.split()
+  ]
+  assert len(rooms) > 50
+  for room in rooms:
+    assert drawn.count(f">{room}</text>") == rooms.count(room), room
 
 
 def example(x: int, *, fn=len, values=(1, "a"), name: str | None = None) -> int:
