@@ -29,6 +29,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import MeshError
+from mesh_tensorflow.program import scope
 from tests.conformance import framework
 from tests.conformance.framework import Descriptor, Input, Layout
 
@@ -183,7 +184,7 @@ def _build_product(given: Descriptor, v: dict[int, Any], shapes: Any, *xs: Any) 
   first = xs[0]
   mesh = first if isinstance(first, mtf.Mesh) else first.mesh
   count = len(given.inputs)
-  prefix = mtf.scope.current_scope_name() + "/"
+  prefix = scope.current_scope_name() + "/"
 
   def build():
     return framework._as_list(given.build(*xs[:count]) if count else given.build(mesh))

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from tests.conformance import framework
+from tests.conformance import framework, suite
 from tests.conformance.framework import Layout, T, op
 
 SPLIT = Layout("r:2,s:2", "a:r,b:s")
@@ -15,6 +15,16 @@ SPLIT = Layout("r:2,s:2", "a:r,b:s")
 
 def problems_of(descriptor, mode="placement_eager", layout=SPLIT, devices=("", "", "", "")):
   return framework.check_family(mode, layout, [descriptor], devices)[1]
+
+
+def test_names_of_descriptors_are_unique():
+  names = [d.name for descriptors in suite.FAMILIES.values() for d in descriptors]
+  assert len(names) == len(set(names))
+
+
+def test_families_have_names_of_their_own():
+  """By which their layouts are drawn."""
+  assert len(suite.FAMILIES) == sum(len(families) for families in suite.FAMILIES_OF.values())
 
 
 def test_no_mistake():

@@ -7,7 +7,7 @@ import numpy as np
 import mesh_tensorflow as mtf
 from mesh_tensorflow import layers
 from tests.conformance.framework import T, op
-from tests.conformance.numpy_convolution import (
+from tests.operations.numpy_convolution import (
   avg_pool,
   conv,
   conv_transpose,

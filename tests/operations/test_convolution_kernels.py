@@ -9,57 +9,24 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.operations import convolution_slices
 from mesh_tensorflow.operations.convolution_slices import Window
-from tests.conformance import numpy_convolution
+from tests.operations import convolution_draws, numpy_convolution
 from tests.operations.comparing import run
-
-DRAWS = 150
-
-
-def draw(rng, rank):
-  """A geometry that has something left of the image: often one channel, often one place."""
-  kernel = rng.integers(1, 4, rank)
-  strides = rng.integers(1, 4, rank)
-  image = kernel + rng.integers(0, 5, rank)
-  channels, features = rng.choice([1, 1, 1, 2, 8], 2)
-  padding = str(rng.choice(["SAME", "VALID"]))
-  x = rng.normal(size=[int(rng.integers(1, 4)), *image, channels])
-  w = rng.normal(size=[*kernel, channels, features])
-  return x, w, [int(s) for s in strides], padding
-
-
-def reference(x, w, strides, padding):
-  """Features in NumPy; the gradients in TensorFlow's float64, which has kernels of its own."""
-  y = numpy_convolution.conv(x, w, strides, padding)
-  dy = np.random.default_rng(1).normal(size=y.shape)
-  given = dict(strides=[1, *strides, 1], padding=padding, out_backprop=dy)
-  two = len(strides) == 2
-  image = tf.raw_ops.Conv2DBackpropInput if two else tf.raw_ops.Conv3DBackpropInputV2
-  kernel = tf.raw_ops.Conv2DBackpropFilter if two else tf.raw_ops.Conv3DBackpropFilterV2
-  dx = image(input_sizes=list(x.shape), filter=w, **given)
-  return y, dy, dx, kernel(input=x, filter_sizes=list(w.shape), **given)
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("rank", [2, 3])
 def test_drawn_geometries(rank, traced):
-  rng = np.random.default_rng(rank)
-  for _ in range(DRAWS // 10 if traced else DRAWS):
-    x, w, strides, padding = draw(rng, rank)
-    window = Window("conv", rank, [1, *strides, 1], padding)
-    y, dy, *gradients = reference(x, w, strides, padding)
+  convolution_draws.check(rank, 15 if traced else 200, traced)
 
-    def compute(image, kernel, features, window=window, sizes=y.shape):
-      return (
-        convolution_slices.features_of(window, image, kernel, sizes),
-        convolution_slices.image_of(window, features, kernel, image.shape.as_list()),
-        convolution_slices.filter_of(window, image, features, kernel.shape.as_list()),
-      )
 
-    compute = tf.function(compute) if traced else compute
-    single = [tf.constant(a, tf.float32) for a in (x, w, dy)]
-    geometry = f"image {x.shape}, filter {w.shape}, strides {strides}, {padding}"
-    for got, expected in zip(compute(*single), (y, *gradients)):
-      np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4, err_msg=geometry)
+@pytest.mark.long
+@pytest.mark.parametrize("onednn", ["0", "1"])
+def test_drawn_geometries_of_each_kind_of_kernels(run_subprocess, onednn):
+  run_subprocess(
+    ["-m", "tests.operations.convolution_draws", "2000"],
+    env={"TF_ENABLE_ONEDNN_OPTS": onednn},
+    timeout=1200,
+  )
 
 
 def test_channels_of_a_volume_split_to_one_each(cpu_devices):
@@ -100,6 +67,41 @@ def test_other_convolutions_are_given_as_they_are(channels, width):
   fn = lambda x, w: convolution_slices.features_of(window, x, w, sizes)  # noqa: E731
   made = operations(fn, [3, 2, width, channels], [1, 3, channels, 5])
   assert made == ({"Conv2D": [1, 1, 2, 1]}, [])
+
+
+@pytest.mark.parametrize(
+  "width,stride,given",
+  [(6, 3, 4), (7, 3, 7), (6, 2, 6), (5, 2, 5), (4, 4, 1), (5, 5, 1)],
+)
+def test_positions_that_strides_skip_at_the_end_of_a_volume_are_left_out(width, stride, given):
+  """Two or more of them make Eigen's kernels begin each window of "SAME" padding too late."""
+  window = Window("conv", 3, [1, 1, 1, stride, 1], "SAME")
+  sizes = [3, 4, 4, -(-width // stride), 5]
+  fn = lambda x, w: convolution_slices.features_of(window, x, w, sizes)  # noqa: E731
+  made = operations(fn, [3, 4, 4, width, 2], [2, 3, 1, 2, 5])
+  assert made == ({"Conv3D": [1, 1, 1, stride, 1]}, [] if given == width else ["Slice"])
+  rng = np.random.default_rng(0)
+  x, w = rng.normal(size=[3, 4, 4, width, 2]), rng.normal(size=[2, 3, 1, 2, 5])
+  expected = numpy_convolution.conv(x, w, [1, 1, stride])
+  np.testing.assert_allclose(fn(tf.constant(x), tf.constant(w)), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+  "batch,channels,features", [(0, 2, 3), (2, 0, 3), (2, 2, 0)], ids=["batch", "image", "features"]
+)
+@pytest.mark.parametrize("rank", [2, 3])
+def test_dimensions_of_size_zero(rank, batch, channels, features):
+  """Some kernels refuse them, others not: the values, all of them zeros, need none."""
+  window = Window("conv", rank, None, "SAME")
+  image, kernel = [batch, *[4] * rank, channels], [*[3] * rank, channels, features]
+  x, w, dy = tf.ones(image), tf.ones(kernel), tf.ones([*image[:-1], features])
+  made = [
+    (convolution_slices.features_of(window, x, w, dy.shape.as_list()), dy.shape),
+    (convolution_slices.image_of(window, dy, w, image), image),
+    (convolution_slices.filter_of(window, x, dy, kernel), kernel),
+  ]
+  for value, shape in made:
+    np.testing.assert_array_equal(value, np.zeros(shape))
 
 
 def test_gradient_of_a_filter_of_one_pixel_has_no_strides():

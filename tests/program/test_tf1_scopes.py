@@ -10,6 +10,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ArgumentError, VariableError
 from mesh_tensorflow.program import tf_scopes
+from mesh_tensorflow.program.scope import current_reuse
 
 v1_scope = tf.compat.v1.variable_scope
 
@@ -228,7 +229,7 @@ def test_auto_reuse_makes_and_shares(mesh, reuse):
 def reuse_inside(*reuses):
   """What holds inside scopes with these arguments, one in the other."""
   if not reuses:
-    return mtf.scope.current_reuse()
+    return current_reuse()
   with mtf.variable_scope("s", reuse=reuses[0]):
     return reuse_inside(*reuses[1:])
 
@@ -244,8 +245,8 @@ def test_reuse_is_inherited_as_in_tensorflow_1():
   with mtf.variable_scope("a", reuse=True) as opened:
     pass
   with mtf.variable_scope(opened):
-    assert mtf.scope.current_reuse() is True
-  assert mtf.scope.current_reuse() is None
+    assert current_reuse() is True
+  assert current_reuse() is None
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,33 @@ def conv(x, w, strides=None, padding="SAME"):
   """[batch..., space..., i] with [space..., i, o] to [batch..., space..., o]."""
   rank = w.ndim - 2
   strides = strides or [1] * rank
+  out, edges = _places(x, w, strides, padding)
+  x = np.pad(x, edges)
+  return sum(x[places] @ w[offset] for offset, places in _taps(w.shape[:rank], strides, out))
+
+
+def _places(x, w, strides, padding):
+  """Sizes of the features, and the zeros around each axis of the image."""
+  rank = w.ndim - 2
   kernel, sizes = w.shape[:rank], x.shape[-rank - 1 : -1]
-  if padding == "SAME":
-    out = [-(-n // s) for n, s in zip(sizes, strides)]
-    zeros = [max((m - 1) * s + k - n, 0) for m, s, k, n in zip(out, strides, kernel, sizes)]
-    edges = [(0, 0)] * (x.ndim - rank - 1) + [(z // 2, z - z // 2) for z in zeros] + [(0, 0)]
-    x = np.pad(x, edges)
-  else:
-    out = [(n - k) // s + 1 for n, k, s in zip(sizes, kernel, strides)]
-  return sum(x[places] @ w[offset] for offset, places in _taps(kernel, strides, out))
+  if padding == "VALID":
+    return [(n - k) // s + 1 for n, k, s in zip(sizes, kernel, strides)], [(0, 0)] * x.ndim
+  out = [-(-n // s) for n, s in zip(sizes, strides)]
+  zeros = [max((m - 1) * s + k - n, 0) for m, s, k, n in zip(out, strides, kernel, sizes)]
+  edges = [(0, 0)] * (x.ndim - rank - 1) + [(z // 2, z - z // 2) for z in zeros] + [(0, 0)]
+  return out, edges
+
+
+def conv_gradients(x, w, dy, strides, padding):
+  """Gradients of x [batch, space..., i] and w, for the gradient dy of `conv`."""
+  out, edges = _places(x, w, strides, padding)
+  padded = np.pad(x, edges)
+  dx, dw = np.zeros_like(padded), np.zeros_like(w)
+  rows = dy.reshape([-1, dy.shape[-1]])
+  for offset, places in _taps(w.shape[:-2], strides, out):
+    dx[places] += dy @ w[offset].T
+    dw[offset] = padded[places].reshape([-1, x.shape[-1]]).T @ rows
+  return dx[tuple(slice(b, b + n) for (b, _), n in zip(edges, x.shape))], dw
 
 
 def conv_transpose(x, w, strides, padding="SAME"):

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from tests.conformance import framework
-from tests.conformance.whole_programs import programs
+from tests.operations.whole_programs import programs
 
 LONG = os.environ.get("MTF_HYPOTHESIS_PROFILE") == "long"
 EXAMPLES = {"eager": 125 if LONG else 10, "function": 125 if LONG else 4}

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors as e
-from tests.conformance.error_layout_rows import LayoutRow
-from tests.conformance.error_rows import A, B, World, row
+from tests.errors.error_layout_rows import LayoutRow
+from tests.errors.error_rows import A, B, World, row
 
 H, W, I, O = (mtf.Dimension(n, s) for n, s in [("h", 8), ("w", 6), ("in", 3), ("out", 5)])  # noqa: E741
 HB, WB = mtf.Dimension("h_blocks", 2), mtf.Dimension("w_blocks", 2)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 import mesh_tensorflow as mtf
-from tests.conformance.descriptors_pooling import cuts
 from tests.conformance.framework import ONE_DEVICE, T, op
-from tests.conformance.numpy_convolution import avg_pool, max_pool
+from tests.operations.descriptors_pooling import cuts
+from tests.operations.numpy_convolution import avg_pool, max_pool
 
 # In this order; two of size 1, so that neighbours on their two sides meet.
 SIZES = {"a": 2, "b": 2, "c": 3, "d": 2, "e": 1, "f": 2, "g": 2, "h": 2, "i": 2, "j": 2}

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from tests.conformance.error_rows import A, B, C, World
+from tests.errors.error_rows import A, B, C, World
 
 D = mtf.Dimension("d", 8)
 

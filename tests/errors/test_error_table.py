@@ -11,9 +11,9 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.planning.mesh_impl import PlanMeshImpl
-from tests.conformance import error_layout_rows, error_rows_layers
-from tests.conformance.error_rows import ROWS, World
 from tests.conformance.framework import Layout, make_impl
+from tests.errors import error_layout_rows, error_rows_layers
+from tests.errors.error_rows import ROWS, World
 
 LAYOUT_ROWS = error_layout_rows.LAYOUT_ROWS + error_rows_layers.LAYOUT_ROWS
 

@@ -6,7 +6,7 @@ import numpy as np
 
 import mesh_tensorflow as mtf
 from tests.conformance.framework import T, op
-from tests.conformance.numpy_convolution import avg_pool, max_pool
+from tests.operations.numpy_convolution import avg_pool, max_pool
 
 X2, X3 = "b:4 h:8 w:4 c:4", "b:4 d:4 h:2 w:4 c:2"
 # Few different numbers: most windows have their maximum more than once.

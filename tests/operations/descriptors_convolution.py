@@ -6,7 +6,7 @@ import numpy as np
 
 import mesh_tensorflow as mtf
 from tests.conformance.framework import T, op
-from tests.conformance.numpy_convolution import conv, conv_transpose
+from tests.operations.numpy_convolution import conv, conv_transpose
 
 X2, W2 = "b:4 h:4 w:3 i:4", "fh:3 fw:2 i:4 o:6"
 X3, W3 = "b:4 d:3 h:2 w:4 i:2", "fd:2 fh:2 fw:3 i:2 o:4"

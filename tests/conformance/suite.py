@@ -1,0 +1,163 @@
+"""The tests of the descriptors of a room: on drawn layouts, with one tensor twice, differentiated.
+
+A room has its descriptors in `tests/<room>/descriptors_<family>.py`, and in its test_conformance.py
+
+  class TestOperations(suite.Conformance):
+    room = "operations"
+
+A long run: `MTF_CONFORMANCE_DRAWS=30 pytest -n 2 tests/operations/test_conformance.py`. With this
+variable, also with 3, what its default is, every operation is traced on every layout, too.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import importlib
+import os
+
+import pytest
+
+from tests.conformance import framework, further_ways
+from tests.conftest import ROOT
+
+ROOMS = ("operations", "decoding", "layers")
+# How many layouts each family is run on in every mode.
+DRAWS = int(os.environ.get("MTF_CONFORMANCE_DRAWS", "3"))
+# Tracing takes longest: if no number is given, an operation is traced on one of the layouts that
+# are legal for it, on another one in each mode.
+ALL_TRACED = "MTF_CONFORMANCE_DRAWS" in os.environ
+# How many more, as they come, in the eager modes: they are fast, and many must be refused.
+WILD = max(6, DRAWS // 3)
+# Names (comma-separated) of the only operations to test.
+ONLY = [name for name in os.environ.get("MTF_CONFORMANCE_ONLY", "").split(",") if name]
+
+
+def _families(room: str) -> dict[str, list[framework.Descriptor]]:
+  found = {}
+  for path in sorted((ROOT / "tests" / room).glob("descriptors_*.py")):
+    module = importlib.import_module(f"tests.{room}.{path.stem}")
+    chosen = [d for d in module.DESCRIPTORS if not ONLY or d.name in ONLY]
+    if chosen:
+      found[path.stem.removeprefix("descriptors_")] = chosen
+  return found
+
+
+FAMILIES_OF = {room: _families(room) for room in ROOMS}
+FAMILIES = {name: family for families in FAMILIES_OF.values() for name, family in families.items()}
+
+ONE, AGAIN = "one tensor at several inputs", "gradients differentiated again"
+WAYS = (ONE, AGAIN)
+# They take turns. What is traced takes longest, so layers, which are made of operations, are not.
+_EAGER = ("placement_eager", "simd_eager")
+_TURNS = (*_EAGER, *_EAGER, "placement_function", "simd_eager", "placement_eager", "simd_function")
+WHOLE = framework.Layout("r:1", "")
+
+
+@functools.cache
+def layouts(family: str) -> list[framework.Layout]:
+  """Layouts for all modes; then the wild ones for the eager modes."""
+  return framework.draw_layouts(family, FAMILIES[family], DRAWS, WILD)
+
+
+def chosen(family: str, draw: int, mode: str) -> list[framework.Descriptor]:
+  """What is run on a layout: all; in traced modes what refuses it, and that whose turn it is."""
+  if ALL_TRACED or not mode.endswith("function"):
+    return FAMILIES[family]
+  result = []
+  for i, descriptor in enumerate(FAMILIES[family], framework.MODES.index(mode) // 2):
+    legal = [n for n in range(DRAWS) if not descriptor.is_illegal(layouts(family)[n])]
+    if draw not in legal or draw == legal[i % len(legal)]:
+      result.append(descriptor)
+  return result
+
+
+def further_case(descriptor: framework.Descriptor, way: str):
+  """What is run, and what checks it; None if the descriptor cannot be run in this way."""
+  if way == ONE:
+    one = further_ways.with_one_tensor(descriptor)
+    return one and (one, functools.partial(framework.compare, one))
+  if not descriptor.differentiable or descriptor.name in further_ways.NOT_TWICE:
+    return None
+  again = further_ways.differentiated_again(descriptor)
+  return again.descriptor, again.check
+
+
+def _layouts_of_further_case(family: str, index: int) -> list[framework.Layout]:
+  """The layouts that a descriptor of a family is run on: one, the next one for the next."""
+  descriptor = FAMILIES[family][index]
+  legal = [
+    layout
+    for layout in layouts(family)[:DRAWS]
+    if not descriptor.is_illegal(layout)
+    and (descriptor.has_gradient(layout) or not descriptor.differentiable)
+  ] or [WHOLE]
+  return legal if ALL_TRACED else [legal[index % len(legal)]]
+
+
+class Conformance:
+  """What is tested of each family of a room."""
+
+  room: str
+
+  def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+    families = FAMILIES_OF[self.room]
+    if "draw" in metafunc.fixturenames:
+      metafunc.parametrize(
+        "family,draw,mode",
+        [
+          (family, draw, mode)
+          for family in families
+          for mode in framework.MODES
+          for draw in range(DRAWS + WILD if mode.endswith("eager") else DRAWS)
+        ],
+      )
+    elif "family" in metafunc.fixturenames:
+      metafunc.parametrize("family", families)
+
+  def test_family(self, family, draw, mode, cpu_devices, record_property):
+    layout, descriptors = layouts(family)[draw], chosen(family, draw, mode)
+    # TensorFlow's graph optimizer takes most of the time; smaller families are tested with it.
+    with framework.graph_optimizer(draw == 0 and len(FAMILIES[family]) < 40):
+      tally, problems = framework.check_family(mode, layout, descriptors, cpu_devices)
+    counts = {"family": family, "descriptors": len(FAMILIES[family]), "mode": mode}
+    record_property("conformance", {**counts, "layout": str(layout), **dataclasses.asdict(tally)})
+    assert not problems, f"{layout}, {mode}:\n  " + "\n  ".join(problems)
+
+  @pytest.mark.parametrize("way", WAYS)
+  def test_family_in_further_ways(self, family, way, cpu_devices, record_property):
+    """One layout each, in one mode, unless MTF_CONFORMANCE_DRAWS is set."""
+    programs = collections.defaultdict(list)
+    problems = []
+    turns = _EAGER if self.room == "layers" and not ALL_TRACED else _TURNS
+    count = 0
+    for i, descriptor in enumerate(FAMILIES[family]):
+      case = further_case(descriptor, way)
+      for layout in _layouts_of_further_case(family, i) if case else ():
+        programs[turns[count % len(turns)], layout].append(case)
+        count += 1
+    with framework.graph_optimizer(False):
+      for (mode, layout), cases in programs.items():
+        found = further_ways.run(cases, mode, layout, cpu_devices)
+        problems += [f"{p} ({layout}, {mode})" for p in found]
+    record_property("conformance_way", {"family": family, "way": way, "cases": count})
+    assert not problems, "\n  ".join(["", *problems])
+
+  def test_every_operation_runs_in_every_mode(self, family):
+    """On a layout that is legal for it, if one of those drawn is."""
+    for mode in framework.MODES:
+      runs = [chosen(family, n, mode) for n in range(DRAWS)]
+      for d in FAMILIES[family]:
+        legal = [n for n in range(DRAWS) if not d.is_illegal(layouts(family)[n])]
+        assert not legal or any(d in runs[n] for n in legal), (mode, d.name)
+
+  def test_every_operation_is_split_somewhere(self, family):
+    """The drawn layouts shall not leave an operation untested."""
+    never = [
+      d.name
+      for d in FAMILIES[family]
+      if d.dimension_names
+      and not any(d.split_dimensions(l) and not d.is_illegal(l) for l in layouts(family))
+    ]
+    assert not never
