@@ -16,7 +16,7 @@ from unittest import mock
 import mesh_tensorflow as mtf
 from tests.conformance.argument_calls import Arguments, World
 from tests.conformance.framework import Descriptor
-from tests.conformance.test_conformance import FAMILIES
+from tests.conformance.suite import FAMILIES
 
 
 class _CalledError(Exception):
