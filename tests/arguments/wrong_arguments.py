@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from tests.conformance.argument_calls import CALLS, World
+from tests.arguments.argument_calls import CALLS, World
 
 # In place of an argument's name: all that are floating tensors, at once.
 ALL = "tensors"

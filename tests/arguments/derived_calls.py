@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import mesh_tensorflow as mtf
-from tests.conformance.argument_calls import Arguments, World
+from tests.arguments.argument_calls import Arguments, World
 from tests.conformance.framework import Descriptor
 from tests.conformance.suite import FAMILIES
 

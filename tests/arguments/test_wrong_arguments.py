@@ -15,9 +15,9 @@ import pathlib
 import pytest
 
 import mesh_tensorflow as mtf
-from tests.conformance import wrong_arguments
-from tests.conformance.argument_calls import CALLS, NOT_CALLED
-from tests.conformance.derived_calls import derived
+from tests.arguments import wrong_arguments
+from tests.arguments.argument_calls import CALLS, NOT_CALLED
+from tests.arguments.derived_calls import derived
 
 ACCEPTED = pathlib.Path(__file__).parent / "accepted_arguments.txt"
 PUBLIC = wrong_arguments.public_names()
