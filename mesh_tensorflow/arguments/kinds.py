@@ -434,6 +434,8 @@ def _kind_of_union(given: Sequence[Any]) -> Kind | None:
   return kind
 
 
+# Texts too, and no dicts.
+AnySequence: TypeAlias = Annotated[Sequence[Any], _Instance(Sequence)]
 # What `tf.as_dtype` takes; the second: if the dtype is floating.
 DTypeLike: TypeAlias = Annotated[Any, _DType()]
 FloatDTypeLike: TypeAlias = Annotated[Any, _FloatDType()]

@@ -13,7 +13,8 @@ import tensorflow as tf
 from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint.files import damaged, data_files
 from mesh_tensorflow.errors import CheckpointError
-from mesh_tensorflow.meshes.store import StoredVariable, assign_block, split_block
+from mesh_tensorflow.meshes.blocks import assign_block, split_block
+from mesh_tensorflow.meshes.store import StoredVariable
 
 # Bytes that one read operation brings into host memory.
 READ_AT_ONCE = 64 * 2**20

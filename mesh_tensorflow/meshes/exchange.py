@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 Places: TypeAlias = tuple[int | None, ...]
@@ -86,7 +86,7 @@ class _Region:
   units: int
   digits: tuple[tuple[tuple[int, int, int, int], ...], ...]
 
-  def units_of(self, layout: int, coordinates: Sequence[int]) -> list[int]:
+  def units_of(self, layout: int, coordinates: Mapping[int, int]) -> list[int]:
     """The units of a processor, in order."""
     return [
       u
@@ -116,8 +116,8 @@ def _regions(
   regions = []
   for low, high in zip(ordered, ordered[1:]):
     if any(
-      source[m] is not None and source[m] < high and low < source[m] * mesh[m]
-      for m in range(len(mesh))
+      p is not None and p < high and low < p * n
+      for m, (p, n) in enumerate(zip(source, mesh))
       if m not in moving
     ):
       continue
@@ -150,7 +150,9 @@ def find_exchange(total: int, mesh: tuple[int, ...], source: Places, target: Pla
     [_units(regions, layout, dict(zip(moving, c))) for c in processors] for layout in (0, 1)
   )
   rounds, order = _find_rounds(held, wanted)
-  view, new_view, unit_axes = [], [], []
+  view: list[int] = []
+  new_view: list[int] = []
+  unit_axes: list[int] = []
   for r in regions:
     if r.units > 1:
       unit_axes.append(len(view))
@@ -172,7 +174,7 @@ def find_exchange(total: int, mesh: tuple[int, ...], source: Places, target: Pla
 
 
 def _units(
-  regions: Sequence[_Region], layout: int, coordinates: dict[int, int]
+  regions: Sequence[_Region], layout: int, coordinates: Mapping[int, int]
 ) -> list[tuple[int, ...]]:
   return list(itertools.product(*[r.units_of(layout, coordinates) for r in regions]))
 
@@ -182,7 +184,7 @@ def _find_rounds(
 ) -> tuple[list[Round], list[list[int]]]:
   """Rounds that bring every processor its wanted units, and for each of them its round."""
   # Processors with the same units are one block; a round takes one unit from each of its members.
-  blocks: dict[tuple, list[int]] = {}
+  blocks: dict[tuple[tuple[int, ...], ...], list[int]] = {}
   for p, units in enumerate(held):
     blocks.setdefault(tuple(units), []).append(p)
   members = list(blocks.values())
@@ -269,4 +271,4 @@ def _match(
         break
       room = block_of[given_up]
       served[room].remove(p)
-  return choice
+  return [unit for unit in choice if unit is not None]  # Each processor has one by now.

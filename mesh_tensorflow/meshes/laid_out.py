@@ -17,6 +17,17 @@ class _Summing(Protocol):
   ) -> LaidOutTensor: ...
 
 
+class LaidOut(Protocol):
+  """What has slices: a `LaidOutTensor`, or what makes one on demand."""
+
+  def to_laid_out_tensor(self) -> LaidOutTensor:
+    """The slices; computed now, where they are not there yet."""
+
+  @property
+  def slice_shape(self) -> list[int]:
+    """Sizes of a slice."""
+
+
 class LaidOutTensor:
   """The slices of one tensor, one for each processor that this program runs.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections.abc
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias, overload
 
 from mesh_tensorflow.arguments import kinds
 from mesh_tensorflow.arguments.checking import checked
@@ -49,7 +49,12 @@ class TensorLayout:
   def __len__(self) -> int:
     return len(self._axes)
 
-  def __getitem__(self, key):
+  @overload
+  def __getitem__(self, key: SupportsIndex) -> int | None: ...
+  @overload
+  def __getitem__(self, key: slice) -> tuple[int | None, ...]: ...
+
+  def __getitem__(self, key: SupportsIndex | slice) -> int | None | tuple[int | None, ...]:
     return self._axes[key]
 
   def __iter__(self) -> Iterator[int | None]:
@@ -78,7 +83,7 @@ class LayoutRules:
     pairs: (tensor dimension name, mesh dimension name) pairs, or a dict.
   """
 
-  def __init__(self, pairs: Iterable[tuple[str, str]]):
+  def __init__(self, pairs: Iterable[tuple[str, str]] | dict[str, str]):
     if isinstance(pairs, dict):
       pairs = pairs.items()
     if not isinstance(pairs, Iterable) or hasattr(pairs, "dtype"):
@@ -158,7 +163,7 @@ class LayoutRules:
     return f"LayoutRules{self._pairs}"
 
 
-LayoutLike: TypeAlias = LayoutRules | str | Iterable[tuple[str, str]] | dict
+LayoutLike: TypeAlias = LayoutRules | str | Iterable[tuple[str, str]] | dict[str, str]
 
 
 class _LayoutLike(kinds.Kind):
@@ -223,9 +228,11 @@ def tensor_dim_to_size_per_split(
   """
   mesh_shape = convert_to_shape(mesh_shape)
   tensor_dim = convert_to_dimension(tensor_dim)
-  parts = tensor_dim_to_mesh_dim_size(layout, mesh_shape, tensor_dim)
+  axis = convert_to_layout_rules(layout).tensor_dimension_to_mesh_axis(tensor_dim, mesh_shape)
+  if axis is None:
+    return tensor_dim.size
+  parts = mesh_shape[axis].size
   if tensor_dim.size % parts:
-    axis = convert_to_layout_rules(layout).tensor_dimension_to_mesh_axis(tensor_dim, mesh_shape)
     raise LayoutError(indivisible_message("", tensor_dim, mesh_shape[axis]))
   return tensor_dim.size // parts
 

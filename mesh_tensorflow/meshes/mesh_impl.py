@@ -1,45 +1,35 @@
-"""The contract of a mesh implementation.
+"""Base class of the mesh implementations: what follows from the contract.
 
-A `MeshImpl` runs per-device code (`slicewise`), moves slices between devices
-(the collectives), and holds variables. Everything that can be said in terms of
-`slicewise` and the processor number is written here once; an implementation
-adds `slicewise`, `laid_out_pnum`, `allreduce`, `allconcat`, `alltoall`,
-`receive`, `import_tf_tensor`, `export_to_tf_tensor`, where its variables are, and
-`run` unless one program stands for all processors.
+Everything that can be said in terms of `slicewise`, the collectives and the processor number
+is written here once, for all implementations. What one defines for itself: `contract`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ShapeError, UnsupportedError
-from mesh_tensorflow.meshes import memory
+from mesh_tensorflow.meshes import laid_out
+from mesh_tensorflow.meshes.contract import MeshContract
 from mesh_tensorflow.meshes.laid_out import (
-  LaidOutTensor,
+  LaidOut,
   LazyAllreduceSum,
   compatible_lazy_allreduce_sums,
 )
-from mesh_tensorflow.meshes.layout import LayoutLike
-from mesh_tensorflow.meshes.mesh_layout import MeshLayout, shape_of
+from mesh_tensorflow.meshes.mesh_layout import shape_of
 from mesh_tensorflow.meshes.processors import (
   pnum_to_processor_coordinates,
   processor_coordinates_to_pnum,
 )
-from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.meshes.slices import align
-from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.numerics import kernels, random_bits
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, list_product
 
-_LOG = logging.getLogger("mesh_tensorflow")
 
-
-class MeshImpl(MeshLayout):
+class MeshImpl(MeshContract):
   """Base class of mesh implementations.
 
   Args:
@@ -48,161 +38,14 @@ class MeshImpl(MeshLayout):
     variable_store: where variables live; a new `VariableStore` by default.
   """
 
-  LaidOutTensor = LaidOutTensor
-
-  def __init__(
-    self,
-    shape: ShapeLike,
-    layout_rules: LayoutLike,
-    *,
-    variable_store: VariableStore | None = None,
-  ):
-    super().__init__(shape, layout_rules)
-    if variable_store is None:
-      variable_store = VariableStore()
-      variable_store.life = Life(self, variable_store)
-    self.variable_store = variable_store
-
-  @property
-  def supports_control_dependencies(self) -> bool:
-    """True: operations run in the order of the graph."""
-    return True
-
-  # ------------------------------------------------------------ for the store
-
-  @property
-  def local_processors(self) -> Sequence[int]:
-    """Numbers of the processors of this process."""
-    raise NotImplementedError
-
-  @property
-  def lowerings_per_run(self) -> int:
-    """How many lowerings one run of a program makes in this process: one for all processors."""
-    return 1
-
-  def processor_device(self, pnum: int) -> str | None:
-    """The device of a processor, by its number."""
-    raise NotImplementedError
-
-  def program_slices(self, stored: StoredVariable) -> list[tf.Variable]:
-    """The slices of a stored variable that the running program holds."""
-    return list(stored.slices)
-
-  # ------------------------------------------------------------- the contract
-
-  def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
-    """Calls `fn` on every processor's slices.
-
-    Args:
-      fn: takes one slice for each laid-out input, and other inputs as they are.
-      *inputs: laid-out tensors (anything with `to_laid_out_tensor`) and others.
-
-    Returns:
-      A `LaidOutTensor`, or a tuple of them if `fn` returns a tuple.
-    """
-    raise NotImplementedError
-
-  def laid_out_pnum(self) -> LaidOutTensor:
-    """The processor number: an int32 scalar per processor (Python ints if static)."""
-    raise NotImplementedError
-
-  def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> LaidOutTensor:
-    """Elementwise "SUM", "MAX" or "MIN" over the processors that differ along `mesh_axes`."""
-    raise NotImplementedError
-
-  def allconcat(
-    self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False
-  ) -> LaidOutTensor:
-    """Concatenates the slices along a mesh axis, on every processor.
-
-    Args:
-      x: a laid-out tensor.
-      mesh_axis: the mesh axis along which the slices differ.
-      concat_axis: the tensor axis to concatenate (or, with `stack`, to insert).
-      stack: stack the slices instead of concatenating them.
-    """
-    raise NotImplementedError
-
-  def alltoall(
-    self, x: Any, mesh_axis: int | Sequence[int], split_axis: int, concat_axis: int
-  ) -> LaidOutTensor:
-    """Splits each slice along one tensor axis, exchanges, concatenates along another.
-
-    Args:
-      x: a laid-out tensor.
-      mesh_axis: the mesh axis along which processors exchange; or several, increasing: then the
-        parts go to, and come from, the processors in the row-major order of their coordinates.
-      split_axis: the tensor axis to split.
-      concat_axis: the tensor axis to concatenate.
-
-    Raises:
-      ShapeError: `split_axis` cannot be split into as many parts.
-    """
-    raise NotImplementedError
-
-  def receive(
-    self, x: Any, mesh_axis: int | Sequence[int], source_pcoord: Sequence[int | None]
-  ) -> LaidOutTensor:
-    """Every processor gets the slice of one other along the mesh axis: a permutation, or a copy.
-
-    Args:
-      x: a laid-out tensor.
-      mesh_axis: the mesh axis; or several, increasing, whose coordinates are then numbered
-        row-major.
-      source_pcoord: the slice at coordinate k becomes that of `source_pcoord[k]`, or zeros
-        for None.
-
-    Raises:
-      ShapeError: an entry is missing, or is no coordinate.
-    """
-    raise NotImplementedError
-
-  def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> LaidOutTensor:
-    """The slices of a whole tf.Tensor, laid out as `x` (a `Tensor` or `Shape`)."""
-    raise NotImplementedError
-
-  def export_to_tf_tensor(self, x: Any, laid_out_x: Any) -> tf.Tensor:
-    """The whole tensor of `x` (a `Tensor` or `Shape`) put together from its slices."""
-    raise NotImplementedError
-
-  def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-    """Calls the per-device program `fn(*args, **kwargs)` on every processor.
-
-    Args:
-      fn: builds a graph and a `Lowering` on this mesh; returns a structure of tf.Tensors
-        that are equal on every processor (exported tensors are).
-      args: positional arguments; every processor gets them whole.
-      kwargs: keyword arguments, or None.
-
-    Returns:
-      What `fn` returned, on the first processor.
-    """
-    return fn(*args, **(kwargs or {}))
-
-  def run_per_device(
-    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None
-  ) -> list[Any]:
-    """As `run`, but returns the list of what every (local) processor's program returned.
-
-    Under a placement mesh, whose program runs once for all processors, the list has one element.
-    """
-    return [self.run(fn, args, kwargs)]
-
-  def errors_of_runs(self, what: str = "") -> contextlib.AbstractContextManager:
-    """To be put around the call of a tf.function that runs this mesh: makes its errors typed.
-
-    Args:
-      what: name of the function, for messages.
-    """
-    return memory.errors(what)
-
-  # ------------------------------------------------------------- common code
-
-  def laid_out_pcoord(self, mesh_axis: int) -> LaidOutTensor:
+  def laid_out_pcoord(self, mesh_axis: int) -> laid_out.LaidOutTensor:
     """The processor's coordinate along a mesh axis: an int32 scalar per processor."""
     stride = list_product(self._shape.to_integer_list[mesh_axis + 1 :])
     n = self._shape[mesh_axis].size
-    return self.slicewise(lambda pnum: pnum // stride % n, self.laid_out_pnum())
+    coordinate: laid_out.LaidOutTensor = self.slicewise(
+      lambda pnum: pnum // stride % n, self.laid_out_pnum()
+    )
+    return coordinate
 
   def laid_out_entry(self, mesh_axes: Sequence[int], table: Sequence[Any]) -> Any:
     """Each processor's entry of a table.
@@ -243,9 +86,9 @@ class MeshImpl(MeshLayout):
         begins.append(self.slicewise(lambda c, part=part: c * part, self.laid_out_pcoord(axis)))
     return begins
 
-  def laid_out_slice_num(self, tensor_shape: Shape) -> LaidOutTensor:
+  def laid_out_slice_num(self, tensor_shape: Shape) -> laid_out.LaidOutTensor:
     """A number per processor, equal for processors that hold the same slice."""
-    result = self.slicewise(lambda p: p * 0, self.laid_out_pnum())
+    result: laid_out.LaidOutTensor = self.slicewise(lambda p: p * 0, self.laid_out_pnum())
     for axis in self.tensor_layout(tensor_shape):
       if axis is not None:
         n = self._shape[axis].size
@@ -264,7 +107,9 @@ class MeshImpl(MeshLayout):
       )
     return self.slicewise(fn, *inputs)
 
-  def allsplit(self, x: Any, mesh_axis: int, split_axis: int, which: Any = None) -> LaidOutTensor:
+  def allsplit(
+    self, x: LaidOut, mesh_axis: int, split_axis: int, which: Any = None
+  ) -> laid_out.LaidOutTensor:
     """Every processor keeps its part of its slice; no communication.
 
     Args:
@@ -277,7 +122,7 @@ class MeshImpl(MeshLayout):
     if n == 1:
       return x.to_laid_out_tensor()
 
-    def keep(t, part):
+    def keep(t: tf.Tensor, part: Any) -> tf.Tensor:
       size = t.shape[split_axis]
       if size % n:
         raise ShapeError(
@@ -286,9 +131,11 @@ class MeshImpl(MeshLayout):
         )
       return kernels.cut_axis(t, split_axis, part * (size // n), size // n)
 
-    return self.slicewise(keep, x, self.laid_out_pcoord(mesh_axis) if which is None else which)
+    which = self.laid_out_pcoord(mesh_axis) if which is None else which
+    parts: laid_out.LaidOutTensor = self.slicewise(keep, x, which)
+    return parts
 
-  def reduce_scatter(self, x: Any, mesh_axis: int, split_axis: int) -> LaidOutTensor:
+  def reduce_scatter(self, x: LaidOut, mesh_axis: int, split_axis: int) -> laid_out.LaidOutTensor:
     """Sums along a mesh axis; every processor gets its part of the sum.
 
     Args:
@@ -304,9 +151,12 @@ class MeshImpl(MeshLayout):
     stacked = self.alltoall(
       self.slicewise(lambda t: t[tf.newaxis], x), mesh_axis, split_axis + 1, 0
     )
-    return self.slicewise(lambda t: tf.reduce_sum(t, 0), stacked)
+    total: laid_out.LaidOutTensor = self.slicewise(lambda t: tf.reduce_sum(t, 0), stacked)
+    return total
 
-  def shift_by_n_processors(self, x: Any, mesh_axis: int, offset: int, wrap: bool) -> LaidOutTensor:
+  def shift_by_n_processors(
+    self, x: LaidOut, mesh_axis: int, offset: int, wrap: bool
+  ) -> laid_out.LaidOutTensor:
     """The processor at coordinate i receives the slice of i - offset (or zeros, or wrapped)."""
     n = self._shape[mesh_axis].size
     source: list[int | None] = []
@@ -315,20 +165,21 @@ class MeshImpl(MeshLayout):
       source.append(c % n if wrap else (c if 0 <= c < n else None))
     return self.receive(x, mesh_axis, source)
 
-  def broadcast(self, x: Any, mesh_axis: int, source_pcoord: int = 0) -> LaidOutTensor:
+  def broadcast(self, x: LaidOut, mesh_axis: int, source_pcoord: int = 0) -> laid_out.LaidOutTensor:
     """Every processor along the mesh axis gets the slice of the one at `source_pcoord`."""
     return self.receive(x, mesh_axis, [source_pcoord] * self._shape[mesh_axis].size)
 
   def broadcast_impl(
-    self, old_slices: Any, old_shape: ShapeLike, new_shape: ShapeLike
-  ) -> LaidOutTensor:
+    self, old_slices: LaidOut, old_shape: ShapeLike, new_shape: ShapeLike
+  ) -> laid_out.LaidOutTensor:
     """Slices of `old_shape` transposed and repeated to slices of `new_shape`."""
     old_shape, new_shape = shape_of(old_shape), shape_of(new_shape)
     new_slice_shape = self.slice_shape(new_shape)
-    return self.slicewise(
+    new_slices: laid_out.LaidOutTensor = self.slicewise(
       lambda t: kernels.broadcast_to(align(t, old_shape.dims, new_shape.dims), new_slice_shape),
       old_slices,
     )
+    return new_slices
 
   def einsum(self, equation: str, *slices: tf.Tensor) -> tf.Tensor:
     """Contracts slices on one processor; an override hook."""
@@ -356,11 +207,10 @@ class MeshImpl(MeshLayout):
     tensor_shape = shape_of(tensor_shape)
     if tensor_shape.ndims == 0 or self.tensor_layout(tensor_shape).is_fully_replicated:
       return slices[0]
-    slices = list(slices)
     to_tensor_axis = self.tensor_layout(tensor_shape).mesh_axis_to_tensor_axis(self.ndims)
 
-    def combine():
-      parts = slices
+    def combine() -> tf.Tensor:
+      parts = list(slices)
       for m, tensor_axis in zip(self._shape, to_tensor_axis):
         # `parts` is ordered row-major over the mesh axes that are left; m is the first.
         inner = len(parts) // m.size
@@ -374,47 +224,6 @@ class MeshImpl(MeshLayout):
       return combine()
     with tf.device(device):
       return combine()
-
-  def create_slices(
-    self,
-    name: str,
-    begins: Sequence[tuple[int, ...]],
-    value: Callable[[tuple[int, ...]], tf.Tensor],
-    trainable: bool,
-  ) -> tuple[tf.Variable, ...]:
-    """Makes the slices of a variable, each on its device.
-
-    Args:
-      name: what the names of the slices begin with.
-      begins: for each processor of this process the offset of its slice.
-      value: the initial value of the slice at an offset.
-      trainable: whether the variable is trained.
-    """
-    made, values = [], {}
-    for pnum, begin in zip(self.local_processors, begins):
-      with tf.device(self.processor_device(pnum)):
-        if begin not in values:
-          values[begin] = value(begin)
-        made.append(
-          tf.Variable(
-            values[begin],
-            trainable=trainable,
-            name=f"{name}_{pnum}",
-            # tf.function would trace its function again for a variable that it lifted.
-            experimental_enable_variable_lifting=False,
-          )
-        )
-    return tuple(made)
-
-  def result_slices(self, x: Any, shape: Shape) -> list[tf.Tensor]:
-    """What a per-device program hands out of a result, for `combine_local_slices`.
-
-    Args:
-      x: the result, laid out.
-      shape: a `Shape`.
-    """
-    del shape
-    return x.to_laid_out_tensor().tensor_list
 
   def local_part(self, shape: Shape) -> tuple[list[int], list[int]]:
     """The smallest part of a tensor that has the slices of all processors of this process.
@@ -431,19 +240,13 @@ class MeshImpl(MeshLayout):
     """`combine_slices` of the slices that `run_per_device` gave for one tensor."""
     return self.combine_slices(slices, tensor_shape)
 
-  def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:  # noqa: N802
-    """Prints slices of `data` whenever `x` is computed; returns x."""
-    del data, message, kwargs
-    _LOG.warning("%s does not print", type(self).__name__)
-    return x
-
   def random(
     self,
     shape: Shape,
     tf_fn: Callable[..., tf.Tensor],
     kwargs: dict[str, Any],
     key: Any = 0,
-  ) -> LaidOutTensor:
+  ) -> laid_out.LaidOutTensor:
     """Random slices of one logical tensor: values depend on key and global index only.
 
     Args:
@@ -455,7 +258,7 @@ class MeshImpl(MeshLayout):
     Raises:
       UnsupportedError: another function.
     """
-    draw = random_bits.DISTRIBUTIONS.get(getattr(tf_fn, "__name__", None))
+    draw = random_bits.DISTRIBUTIONS.get(getattr(tf_fn, "__name__", ""))
     if draw is None:
       raise UnsupportedError(
         f"random: {tf_fn!r} cannot be drawn slice by slice; use tf.random.uniform, "
@@ -464,6 +267,7 @@ class MeshImpl(MeshLayout):
     shape = shape_of(shape)
     slice_shape = self.slice_shape(shape)
     begins = self.laid_out_slice_begin(shape)
-    return self.slicewise(
+    numbers: laid_out.LaidOutTensor = self.slicewise(
       lambda k, *b: draw(k, shape.to_integer_list, b, slice_shape, **kwargs), key, *begins
     )
+    return numbers

@@ -122,7 +122,10 @@ class MeshLayout:
     tensor_shape = shape_of(tensor_shape)
     result = []
     for d, axis in zip(tensor_shape, self.tensor_layout(tensor_shape)):
-      n = 1 if axis is None else self._shape[axis].size
+      if axis is None:
+        result.append(d.size)
+        continue
+      n = self._shape[axis].size
       if d.size % n:
         raise LayoutError(indivisible_message(f" of {tensor_shape}", d, self._shape[axis]))
       result.append(d.size // n)

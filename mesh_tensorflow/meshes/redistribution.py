@@ -18,7 +18,7 @@ import heapq
 import itertools
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from mesh_tensorflow.meshes.exchange import Exchange, count_units, find_exchange
@@ -128,6 +128,7 @@ class _Search:
             came_from[after] = (state, kind, axes)
             heapq.heappush(queue, (estimate, next(order), after))
     # Nothing is cheaper. (Without a limit, gathering and splitting leads to the target.)
+    assert direct is not None
     return Plan((direct,), direct.received, direct.received, len(direct.rounds))
 
   def _cost_of(self, direct: Exchange) -> _Cost:
@@ -156,8 +157,9 @@ class _Search:
     cuts = {1, self.total}
     for places in (self.source, self.target):
       for m in self.moving:
-        if places[m] is not None:
-          cuts |= {places[m], places[m] * self.mesh[m]}
+        p = places[m]
+        if p is not None:
+          cuts |= {p, p * self.mesh[m]}
     return [sorted(c for c in cuts if self.total % (c * self.mesh[m]) == 0) for m in self.moving]
 
   @functools.cached_property
@@ -228,7 +230,9 @@ class _Search:
         kept = self.slice_size(after)
         yield after, "permute", (), (kept, 1, 0, kept, 1)
 
-  def _joint_alltoalls(self, state, size):
+  def _joint_alltoalls(
+    self, state: Places, size: int
+  ) -> Iterator[tuple[Places, str, tuple[int, ...], _Cost]]:
     """Alltoalls in the product of several mesh axes, each from its place to its target."""
     ready = [
       m
@@ -259,8 +263,14 @@ class _Search:
 
   # ---------------------------------------------------------------- the result
 
-  def _plan_of(self, came_from, cost, bound) -> Plan:
-    steps, state = [], self.target
+  def _plan_of(
+    self,
+    came_from: Mapping[Places, tuple[Places, str, tuple[int, ...]]],
+    cost: _Cost,
+    bound: int,
+  ) -> Plan:
+    steps: list[Move | Exchange] = []
+    state = self.target
     while state != self.source:
       before, kind, axes = came_from[state]
       if kind == "permute":
@@ -271,9 +281,11 @@ class _Search:
     return Plan(tuple(reversed(steps)), cost[0], bound, cost[1])
 
   def _move(self, kind: str, axes: tuple[int, ...], before: Places, after: Places) -> Move:
-    places = [s[m] for s in (before, after) for m in axes if s[m] is not None]
-    ends = [s[m] * self.mesh[m] for s in (before, after) for m in axes if s[m] is not None]
-    cuts = sorted({1, self.total, *places, *ends})
+    moved = [
+      self._intervals([p if m in axes else None for m, p in enumerate(places)])
+      for places in (before, after)
+    ]
+    cuts = sorted({1, self.total, *(c for digits in moved for digit in digits for c in digit)})
     view = [b // a for a, b in zip(cuts, cuts[1:])]
     for p, n in zip(before, self.mesh):
       if p is not None:
@@ -287,8 +299,9 @@ class _Search:
       kind=kind,
       mesh_axes=axes,
       view=tuple(view),
-      split_axes=() if kind == "allconcat" else tuple(at[after[m]] for m in axes),
-      concat_axes=() if kind == "allsplit" else tuple(at[before[m]] for m in axes),
+      # Before an allsplit the mesh axis has no place, and after an allconcat.
+      split_axes=tuple(at[p] for p in (after[m] for m in axes) if p is not None),
+      concat_axes=tuple(at[p] for p in (before[m] for m in axes) if p is not None),
       received=received,
     )
 

@@ -21,7 +21,9 @@ import logging
 import os
 import sys
 import threading
+import types
 import weakref
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -40,11 +42,14 @@ class _MeshImpl(Protocol):
 class _Stored(Protocol):
   """What of a `StoredVariable` is looked at."""
 
-  name: str
-  trainable: bool
+  @property
+  def name(self) -> str: ...
 
   @property
-  def slices(self) -> list[Any]: ...
+  def trainable(self) -> bool: ...
+
+  @property
+  def slices(self) -> Sequence[Any]: ...
 
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -158,7 +163,7 @@ class Life:
 
 def _line_of_caller() -> str:
   """The first place outside this package from which it was called."""
-  frame = sys._getframe(1)
+  frame: types.FrameType | None = sys._getframe(1)
   while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
     frame = frame.f_back
   return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

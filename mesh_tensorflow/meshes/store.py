@@ -6,22 +6,50 @@ import dataclasses
 import functools
 import math
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import VariableError
+from mesh_tensorflow.meshes.blocks import computed_in_parts
 from mesh_tensorflow.meshes.layout import TensorLayout
 from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
 from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.numerics import initializers, kernels, random_bits
 from mesh_tensorflow.program.dimensions import Shape
 
-# Bytes of initial values that are computed at a time; computing them takes several times as much.
-_COMPUTED_AT_ONCE = 16 * 2**20
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class MakesSlices(Protocol):
+  """What of a `MeshImpl` a store needs to make the slices of a variable."""
+
+  @property
+  def shape(self) -> Shape: ...
+
+  @property
+  def local_processors(self) -> Sequence[int]: ...
+
+  @property
+  def lowerings_per_run(self) -> int: ...
+
+  def tensor_layout(self, arg: Shape) -> TensorLayout: ...
+
+  def slice_shape(self, tensor_shape: Shape) -> list[int]: ...
+
+  def slice_begin(self, tensor_shape: Shape, pnum: int) -> list[int]: ...
+
+  def create_slices(
+    self,
+    name: str,
+    begins: Sequence[tuple[int, ...]],
+    value: Callable[[tuple[int, ...]], tf.Tensor],
+    trainable: bool,
+  ) -> tuple[tf.Variable, ...]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,16 +142,16 @@ class StoredVariable:
 _CREATION = threading.RLock()
 
 
-def _one_thread_at_a_time(method: Any) -> Any:
+def _one_thread_at_a_time(method: Callable[_P, _R]) -> Callable[_P, _R]:
   @functools.wraps(method)
-  def locked(*args, **kwargs):
+  def locked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
     with _CREATION:
       return method(*args, **kwargs)
 
   return locked
 
 
-class VariableStore(tf.Module):
+class VariableStore(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of its types.
   """Holds the variables of a mesh implementation.
 
   The first lowering of a program creates the slices, each on its device and
@@ -139,7 +167,7 @@ class VariableStore(tf.Module):
     super().__init__(name=name or "variable_store")
     self.seed = int(seed)
     self._slices: dict[str, tuple[tf.Variable, ...]] = {}
-    self._stored: dict[str, Any] = {}
+    self._stored: dict[str, StoredVariable] = {}
     # Of a store that a mesh implementation made for itself.
     self.life: Life | None = None
 
@@ -174,7 +202,7 @@ class VariableStore(tf.Module):
   @_one_thread_at_a_time
   def get(
     self,
-    mesh_impl: Any,
+    mesh_impl: MakesSlices,
     name: str,
     shape: Shape,
     *,
@@ -233,8 +261,8 @@ class VariableStore(tf.Module):
     full, part = shape.to_integer_list, mesh_impl.slice_shape(shape)
     begins = [tuple(mesh_impl.slice_begin(shape, p)) for p in mesh_impl.local_processors]
 
-    def value(begin):
-      return _computed_in_parts(init, key, full, begin, part, slice_dtype)
+    def value(begin: tuple[int, ...]) -> tf.Tensor:
+      return computed_in_parts(init, key, full, begin, part, slice_dtype)
 
     with tf.init_scope():
       slices = mesh_impl.create_slices(_variable_name(f"{name}_slice"), begins, value, trainable)
@@ -258,144 +286,6 @@ class VariableStore(tf.Module):
     return stored
 
 
-# Of TensorFlow's ResourceStridedSliceAssign.
-_MOST_AXES_OF_A_BLOCK = 8
-
-
-def split_block(
-  size: Sequence[int], item_bytes: int, limit: int
-) -> list[tuple[list[int], list[int]]]:
-  """Cuts a block of values into parts of at most `limit` bytes each, or of one row.
-
-  Args:
-    size: shape of the block.
-    item_bytes: bytes of a value.
-    limit: bytes. What TensorFlow sets no part of (more than eight axes) is one part.
-
-  Returns:
-    (offset, size) of each part.
-  """
-  axis = next((i for i, n in enumerate(size) if n > 1), None)
-  total = math.prod(size) * item_bytes
-  if axis is None or total <= limit or len(size) > _MOST_AXES_OF_A_BLOCK:
-    return [([0] * len(size), list(size))]
-  rows = max(1, limit * size[axis] // total)
-  parts = []
-  for start in range(0, size[axis], rows):
-    offset, part = [0] * len(size), list(size)
-    offset[axis], part[axis] = start, min(rows, size[axis] - start)
-    parts.append((offset, part))
-  return parts
-
-
-def assign_block(variable: tf.Variable, offset: Sequence[int], value: tf.Tensor) -> None:
-  """Sets a block of a variable, and takes no memory for it.
-
-  Args:
-    variable: the variable.
-    offset: of the block.
-    value: its values.
-  """
-  if value.shape.ndims > _MOST_AXES_OF_A_BLOCK:  # It is the whole.
-    variable.assign(value)
-    return
-  # Not variable[...].assign, which reads the variable: it would have to be copied then.
-  tf.raw_ops.ResourceStridedSliceAssign(
-    ref=variable.handle,
-    begin=offset,
-    end=[o + n for o, n in zip(offset, value.shape)],
-    strides=[1] * len(offset),
-    value=value,
-  )
-  # After a change of a part TensorFlow copies the variable at each read, until it is told this.
-  tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
-
-
-def _computed_in_parts(
-  init: initializers.Initializer,
-  key: int,
-  full: Sequence[int],
-  begin: tuple[int, ...],
-  part: Sequence[int],
-  dtype: tf.DType,
-) -> tf.Tensor:
-  """Initial values of a slice; what computing them takes besides is small, however large it is."""
-
-  def values(begin, size):
-    return tf.cast(init.slice_values(key, full, list(begin), list(size), dtype), dtype)
-
-  parts = split_block(part, dtype.size, _COMPUTED_AT_ONCE)
-  # The first computes the whole for each part; the second takes no more than its result.
-  if len(parts) == 1 or isinstance(init, (initializers.FromFunction, initializers.Constant)):
-    return values(begin, part)
-  result = tf.Variable(tf.zeros(part, dtype), trainable=False)
-  for offset, size in parts:
-    assign_block(result, offset, values([b + o for b, o in zip(begin, offset)], size))
-  return result.read_value()  # The variable that gets it takes over the memory.
-
-
 def _variable_name(name: str) -> str:
   """tf.Variable refuses names with empty path components ("a//b")."""
   return "/".join(p for p in name.split("/") if p)
-
-
-class LaidOutVariable:
-  """A stored variable as one lowering sees it.
-
-  Args:
-    mesh_impl: the `MeshImpl`.
-    stored: the `StoredVariable`.
-    variable: the mtf `Variable` operation.
-  """
-
-  def __init__(self, mesh_impl: Any, stored: StoredVariable, variable: Any):
-    self._mesh_impl = mesh_impl
-    self._variable = variable
-    self.stored = stored
-
-  @property
-  def slices(self) -> list[tf.Variable]:
-    """The tf.Variables of the processors that this program runs."""
-    return self._mesh_impl.program_slices(self.stored)
-
-  @property
-  def laid_out_tensor(self) -> Any:
-    """The current values (slice dtype)."""
-    return self._mesh_impl.slicewise(
-      lambda v: v.read_value(), self._mesh_impl.LaidOutTensor(self.slices)
-    )
-
-  def assign_to_slices(self, assign_fn: Any, values: Any) -> Any:
-    """Runs `assign_fn(mtf_variable, slice_tf_variable, tf_value)` on every slice.
-
-    Args:
-      assign_fn: as `mtf.assign_slice`.
-      values: a laid-out tensor.
-
-    Returns:
-      A list of what `assign_fn` returned.
-    """
-    results: list[Any] = []
-    self._is_changed()
-
-    def run(v, value):
-      results.append(assign_fn(self._variable, v, value))
-      return value
-
-    self._mesh_impl.slicewise(run, self._mesh_impl.LaidOutTensor(self.slices), values)
-    return results
-
-  def update(self, fn: Any, *values: Any) -> None:
-    """Runs `fn(slice_tf_variable, *slices)` for its effect on every processor."""
-    self._is_changed()
-
-    def run(v, *slices):
-      fn(v, *slices)
-      return 0
-
-    self._mesh_impl.slicewise(run, self._mesh_impl.LaidOutTensor(self.slices), *values)
-
-  def _is_changed(self) -> None:
-    life = self._mesh_impl.variable_store.life
-    if life is not None:
-      life.changed(self.stored)

@@ -158,17 +158,21 @@ class HierarchicalTiling:
     if not isinstance(physical_shape, list):
       raise MeshShapeError(f"physical_shape must be a list of integers, got {physical_shape!r}")
     names = [name for name, _ in spec]
-    tiles = [sizes for _, sizes in spec]
-    inner = [list_product(t[axis] for t in tiles[1:]) for axis in range(len(physical_shape))]
-    if tiles and tiles[0] is None:
-      tiles[0] = [p // i for p, i in zip(physical_shape, inner)]
+    inner_tiles = _inner_tiles(spec)
+    inner = [list_product(t[axis] for t in inner_tiles) for axis in range(len(physical_shape))]
+    outer_tiles = [
+      [p // i for p, i in zip(physical_shape, inner)] if sizes is None else sizes
+      for _, sizes in spec[:1]
+    ]
+    tiles = outer_tiles + inner_tiles
     covered = [list_product(t[axis] for t in tiles) for axis in range(len(physical_shape))]
     if covered != physical_shape:
       raise MeshShapeError(
         f"the tiles {list(zip(names, tiles))} cover {covered}, not the physical shape "
         f"{physical_shape}"
       )
-    sizes_and_strides, strides = [], [1] * len(physical_shape)
+    sizes_and_strides: list[list[tuple[int, int]]] = []
+    strides = [1] * len(physical_shape)
     for tile in reversed(tiles):
       sizes_and_strides.insert(0, list(zip(tile, strides)))
       strides = [s * t for s, t in zip(strides, tile)]
@@ -203,15 +207,31 @@ class HierarchicalTiling:
     Raises:
       MeshShapeError: the sizes of the tiles do not give that number.
     """
-    sizes = [None if tile is None else list_product(tile) for _, tile in spec]
-    if sizes and sizes[0] is None:
-      sizes[0] = num_processors // list_product(sizes[1:])
+    inner = [list_product(tile) for tile in _inner_tiles(spec)]
+    outer = [
+      num_processors // list_product(inner) if tile is None else list_product(tile)
+      for _, tile in spec[:1]
+    ]
+    sizes = outer + inner
     if list_product(sizes) != num_processors:
       raise MeshShapeError(
         f"the tiling {list(spec)} has dimensions of sizes {sizes}, which do not give "
         f"{num_processors} processors"
       )
     return convert_to_shape([(name, size) for (name, _), size in zip(spec, sizes)])
+
+
+def _inner_tiles(spec: Sequence[tuple[str, Sequence[int] | None]]) -> list[Sequence[int]]:
+  """The sizes of all tiles but the outermost, which have to be given."""
+  tiles = []
+  for name, sizes in spec[1:]:
+    if sizes is None:
+      raise MeshShapeError(
+        f"the tiling {list(spec)} leaves the sizes of {name!r} open; only those of the outermost "
+        f"tile, {spec[0][0]!r}, may be None"
+      )
+    tiles.append(sizes)
+  return tiles
 
 
 def auto_logical_to_physical_tpu(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,8 +11,9 @@ from mesh_tensorflow.arguments import kinds
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import DTypeError, VariableError
+from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
 from mesh_tensorflow.meshes.remade_stores import Life
-from mesh_tensorflow.meshes.store import LaidOutVariable, StoredVariable
+from mesh_tensorflow.meshes.store import StoredVariable
 from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
@@ -174,7 +176,8 @@ class Variable(Operation):
     Raises:
       VariableError: no `Lowering` has been made of it yet, so it is nowhere.
     """
-    return self.get_master().slices[0].device
+    device: str = self.get_master().slices[0].device
+    return device
 
   def get_master(self) -> StoredVariable:
     """The values behind the variable, as its last lowering found or made them.
@@ -212,7 +215,7 @@ class Variable(Operation):
   def __repr__(self) -> str:
     return f"Variable({self.value})"
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     stored = impl.variable_store.get(
       impl,
@@ -288,7 +291,8 @@ def get_variable(
     )
   full_name = scope.full_variable_name(name)
   if _is_shared(mesh.graph, full_name):
-    return mesh.graph.name_to_variable[full_name].outputs[0]
+    shared: Variable = mesh.graph.name_to_variable[full_name]
+    return shared.outputs[0]
   return Variable(
     mesh, name, convert_to_shape(shape), dtype, initializer, trainable, **kwargs
   ).outputs[0]
@@ -334,10 +338,10 @@ class ReadVariable(Operation):
     self._var = var
     self._outputs = [Tensor(self, var.shape, var.activation_dtype)]
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return grad_ys
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     read_slices(lowering, self._var, self.outputs[0])
 
 

@@ -315,7 +315,7 @@ def list_product(l: Iterable[float]) -> float:
   return product
 
 
-def is_subsequence(short_seq: Sequence[Any], long_seq: Sequence[Any]) -> bool:
+def is_subsequence(short_seq: kinds.AnySequence, long_seq: kinds.AnySequence) -> bool:
   """Whether `short_seq` occurs in `long_seq` in order, not necessarily in one piece."""
   rest = iter(long_seq)
   return all(any(s == x for x in rest) for s in short_seq)

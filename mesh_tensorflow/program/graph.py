@@ -275,6 +275,9 @@ class Tensor(MissingOperators, kinds.SymbolicTensor):
     self._dtype = dtype
     self._name = f"{operation.name}:{index}" if name is None else name
     self.usable = True
+    # What all its values are below, where that is known: of positions along a dimension. A gather
+    # by such indices needs no check.
+    self.index_bound: int | None = None
 
   @property
   def shape(self) -> Shape:
@@ -528,11 +531,12 @@ class Operation(kinds.GraphMember, metaclass=_OperationMeta):
       t.dtype.is_floating for t in self._outputs
     )
 
-  def gradient(self, grad_ys: list[Tensor | None]) -> list[Tensor | None]:
+  def gradient(self, grad_ys: list[Any]) -> Sequence[Tensor | None]:
     """Gradients of the inputs.
 
     Args:
-      grad_ys: one gradient (or None) for each output.
+      grad_ys: one gradient for each output: a `Tensor`, or None where none comes. At least one
+        comes, so that classes of one output may declare a `list[Tensor]`.
 
     Returns:
       One gradient (or None) for each input, of the input's shape.

@@ -18,8 +18,8 @@ from mesh_tensorflow.errors import (
   LayoutError,
   NotLoweredError,
 )
+from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
-from mesh_tensorflow.meshes.store import LaidOutVariable
 from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor

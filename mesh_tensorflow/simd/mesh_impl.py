@@ -24,10 +24,11 @@ from mesh_tensorflow.collectives.threads import run_in_threads
 from mesh_tensorflow.errors import GraphError, MeshShapeError, UnsupportedError
 from mesh_tensorflow.meshes import memory
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
+from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
-from mesh_tensorflow.meshes.store import LaidOutVariable, StoredVariable, VariableStore
+from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike

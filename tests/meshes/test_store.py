@@ -8,8 +8,9 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.meshes import store as store_lib
-from mesh_tensorflow.meshes.store import LaidOutVariable, VariableStore
+from mesh_tensorflow.meshes import blocks
+from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
+from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.program.dimensions import convert_to_shape
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
@@ -215,14 +216,14 @@ def test_large_slices_are_computed_in_parts(cpu_devices, monkeypatch, dtype):
     return [tf.cast(s.numpy(), tf.float32).numpy() for s in stored], stored[0].slices[1]
 
   whole, _ = values()
-  monkeypatch.setattr(store_lib, "_COMPUTED_AT_ONCE", 500)
+  monkeypatch.setattr(blocks, "_COMPUTED_AT_ONCE", 500)
   parts, v = values()
   for a, b in zip(whole, parts):
     np.testing.assert_allclose(a, b, rtol=1e-6)
   assert np.unique(parts[0]).size > 100
   # A part of it was set; a later change must not show in what was read before.
   before = v.read_value()
-  store_lib.assign_block(v, [0, 2, 0], tf.zeros([1, 3, 40], dtype))
+  blocks.assign_block(v, [0, 2, 0], tf.zeros([1, 3, 40], dtype))
   after = v.read_value()
   # Also after that reading is no copying.
   reads = [np.asarray(memoryview(x)) for x in (after, v.read_value()) if dtype == tf.float32]
@@ -242,7 +243,7 @@ def test_blocks():
     ([1, 1], 1),
   ):
     seen = np.zeros(size, np.int32)
-    parts = store_lib.split_block(size, 4, limit)
+    parts = blocks.split_block(size, 4, limit)
     for offset, part in parts:
       seen[tuple(slice(o, o + n) for o, n in zip(offset, part))] += 1
       row = 4 * int(np.prod(size)) // max([n for n in size if n > 1][:1], default=1)

@@ -97,6 +97,11 @@ def test_wrong_tilings():
     tiling.spec_to_mesh_shape([("a", [2, 2, 1]), ("b", [2, 2, 1])], 15)
   with pytest.raises(MeshShapeError):
     tiling.spec_to_mesh_shape([("a", None), ("b", [2, 2, 1])], 15)
+  open_inside = [("a", [2, 2, 1]), ("b", None)]
+  with pytest.raises(MeshShapeError, match="sizes of 'b' open; only .* 'a', may be None"):
+    tiling(open_inside, [4, 4, 1])
+  with pytest.raises(MeshShapeError, match="leaves the sizes of 'b' open"):
+    tiling.spec_to_mesh_shape(open_inside, 16)
   assert tiling.spec_to_mesh_shape([("a", None), ("b", [2, 2, 1])], 16) == convert_to_shape(
     "a:4,b:4"
   )

@@ -487,7 +487,7 @@ def test_a_processor_that_waits_in_vain_fails(collectives, run_subprocess):
 FAILING = """
 import sys
 import tensorflow as tf
-from mesh_tensorflow.meshes.mesh_impl import LaidOutTensor
+from mesh_tensorflow.meshes.laid_out import LaidOutTensor
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 
 tf.config.set_logical_device_configuration(

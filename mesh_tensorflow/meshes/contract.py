@@ -1,0 +1,236 @@
+"""The contract of a mesh implementation: what each defines for itself.
+
+A `MeshImpl` runs per-device code (`slicewise`), moves slices between devices
+(the collectives), and holds variables. An implementation defines `slicewise`,
+`laid_out_pnum`, `allreduce`, `allconcat`, `alltoall`, `receive`, `import_tf_tensor`,
+`export_to_tf_tensor`, where its variables are, and `run` unless one program stands for
+all processors. What follows from these is in `mesh_impl`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.meshes import laid_out, memory
+from mesh_tensorflow.meshes.laid_out import LaidOut
+from mesh_tensorflow.meshes.layout import LayoutLike
+from mesh_tensorflow.meshes.mesh_layout import MeshLayout
+from mesh_tensorflow.meshes.remade_stores import Life
+from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
+from mesh_tensorflow.program.dimensions import Shape, ShapeLike
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+
+class MeshContract(MeshLayout):
+  """Base class of `MeshImpl`: what an implementation defines.
+
+  Args:
+    shape: mesh shape; a `Shape`, a list of dimensions, or "rows:2,cols:4".
+    layout_rules: `LayoutRules`, or what `convert_to_layout_rules` takes.
+    variable_store: where variables live; a new `VariableStore` by default.
+  """
+
+  LaidOutTensor = laid_out.LaidOutTensor
+
+  def __init__(
+    self,
+    shape: ShapeLike,
+    layout_rules: LayoutLike,
+    *,
+    variable_store: VariableStore | None = None,
+  ):
+    super().__init__(shape, layout_rules)
+    if variable_store is None:
+      variable_store = VariableStore()
+      variable_store.life = Life(self, variable_store)
+    self.variable_store = variable_store
+
+  @property
+  def supports_control_dependencies(self) -> bool:
+    """True: operations run in the order of the graph."""
+    return True
+
+  # ------------------------------------------------------------ for the store
+
+  @property
+  def local_processors(self) -> Sequence[int]:
+    """Numbers of the processors of this process."""
+    raise NotImplementedError
+
+  @property
+  def lowerings_per_run(self) -> int:
+    """How many lowerings one run of a program makes in this process: one for all processors."""
+    return 1
+
+  def processor_device(self, pnum: int) -> str | None:
+    """The device of a processor, by its number."""
+    raise NotImplementedError
+
+  def program_slices(self, stored: StoredVariable) -> list[tf.Variable]:
+    """The slices of a stored variable that the running program holds."""
+    return list(stored.slices)
+
+  def create_slices(
+    self,
+    name: str,
+    begins: Sequence[tuple[int, ...]],
+    value: Callable[[tuple[int, ...]], tf.Tensor],
+    trainable: bool,
+  ) -> tuple[tf.Variable, ...]:
+    """Makes the slices of a variable, each on its device.
+
+    Args:
+      name: what the names of the slices begin with.
+      begins: for each processor of this process the offset of its slice.
+      value: the initial value of the slice at an offset.
+      trainable: whether the variable is trained.
+    """
+    made, values = [], {}
+    for pnum, begin in zip(self.local_processors, begins):
+      with tf.device(self.processor_device(pnum)):
+        if begin not in values:
+          values[begin] = value(begin)
+        made.append(
+          tf.Variable(
+            values[begin],
+            trainable=trainable,
+            name=f"{name}_{pnum}",
+            # tf.function would trace its function again for a variable that it lifted.
+            experimental_enable_variable_lifting=False,
+          )
+        )
+    return tuple(made)
+
+  # ------------------------------------------------------------- the contract
+
+  def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
+    """Calls `fn` on every processor's slices.
+
+    Args:
+      fn: takes one slice for each laid-out input, and other inputs as they are.
+      *inputs: laid-out tensors (anything with `to_laid_out_tensor`) and others.
+
+    Returns:
+      A `LaidOutTensor`, or a tuple of them if `fn` returns a tuple.
+    """
+    raise NotImplementedError
+
+  def laid_out_pnum(self) -> laid_out.LaidOutTensor:
+    """The processor number: an int32 scalar per processor (Python ints if static)."""
+    raise NotImplementedError
+
+  def allreduce(
+    self, x: LaidOut, mesh_axes: Sequence[int], reduction_fn_string: str
+  ) -> laid_out.LaidOutTensor:
+    """Elementwise "SUM", "MAX" or "MIN" over the processors that differ along `mesh_axes`."""
+    raise NotImplementedError
+
+  def allconcat(
+    self, x: LaidOut, mesh_axis: int, concat_axis: int, stack: bool = False
+  ) -> laid_out.LaidOutTensor:
+    """Concatenates the slices along a mesh axis, on every processor.
+
+    Args:
+      x: a laid-out tensor.
+      mesh_axis: the mesh axis along which the slices differ.
+      concat_axis: the tensor axis to concatenate (or, with `stack`, to insert).
+      stack: stack the slices instead of concatenating them.
+    """
+    raise NotImplementedError
+
+  def alltoall(
+    self, x: LaidOut, mesh_axis: int | Sequence[int], split_axis: int, concat_axis: int
+  ) -> laid_out.LaidOutTensor:
+    """Splits each slice along one tensor axis, exchanges, concatenates along another.
+
+    Args:
+      x: a laid-out tensor.
+      mesh_axis: the mesh axis along which processors exchange; or several, increasing: then the
+        parts go to, and come from, the processors in the row-major order of their coordinates.
+      split_axis: the tensor axis to split.
+      concat_axis: the tensor axis to concatenate.
+
+    Raises:
+      ShapeError: `split_axis` cannot be split into as many parts.
+    """
+    raise NotImplementedError
+
+  def receive(
+    self, x: LaidOut, mesh_axis: int | Sequence[int], source_pcoord: Sequence[int | None]
+  ) -> laid_out.LaidOutTensor:
+    """Every processor gets the slice of one other along the mesh axis: a permutation, or a copy.
+
+    Args:
+      x: a laid-out tensor.
+      mesh_axis: the mesh axis; or several, increasing, whose coordinates are then numbered
+        row-major.
+      source_pcoord: the slice at coordinate k becomes that of `source_pcoord[k]`, or zeros
+        for None.
+
+    Raises:
+      ShapeError: an entry is missing, or is no coordinate.
+    """
+    raise NotImplementedError
+
+  def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> laid_out.LaidOutTensor:
+    """The slices of a whole tf.Tensor, laid out as `x` (a `Tensor` or `Shape`)."""
+    raise NotImplementedError
+
+  def export_to_tf_tensor(self, x: Any, laid_out_x: LaidOut) -> tf.Tensor:
+    """The whole tensor of `x` (a `Tensor` or `Shape`) put together from its slices."""
+    raise NotImplementedError
+
+  def run(
+    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+  ) -> Any:
+    """Calls the per-device program `fn(*args, **kwargs)` on every processor.
+
+    Args:
+      fn: builds a graph and a `Lowering` on this mesh; returns a structure of tf.Tensors
+        that are equal on every processor (exported tensors are).
+      args: positional arguments; every processor gets them whole.
+      kwargs: keyword arguments, or None.
+
+    Returns:
+      What `fn` returned, on the first processor.
+    """
+    return fn(*args, **(kwargs or {}))
+
+  def run_per_device(
+    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+  ) -> list[Any]:
+    """As `run`, but returns the list of what every (local) processor's program returned.
+
+    Under a placement mesh, whose program runs once for all processors, the list has one element.
+    """
+    return [self.run(fn, args, kwargs)]
+
+  def errors_of_runs(self, what: str = "") -> contextlib.AbstractContextManager[None]:
+    """To be put around the call of a tf.function that runs this mesh: makes its errors typed.
+
+    Args:
+      what: name of the function, for messages.
+    """
+    return memory.errors(what)
+
+  def result_slices(self, x: LaidOut, shape: Shape) -> list[tf.Tensor]:
+    """What a per-device program hands out of a result, for `combine_local_slices`.
+
+    Args:
+      x: the result, laid out.
+      shape: a `Shape`.
+    """
+    del shape
+    return x.to_laid_out_tensor().tensor_list
+
+  def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:  # noqa: N802
+    """Prints slices of `data` whenever `x` is computed; returns x."""
+    del data, message, kwargs
+    _LOG.warning("%s does not print", type(self).__name__)
+    return x
