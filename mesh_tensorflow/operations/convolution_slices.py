@@ -59,11 +59,15 @@ def features_of(
   window: Window, image: tf.Tensor, kernel: tf.Tensor, sizes: Sequence[int]
 ) -> tf.Tensor:
   """The convolution: features of the shape `sizes`."""
+  if _is_empty(image, kernel, sizes):
+    return tf.zeros(sizes, image.dtype)
   convolve = tf.raw_ops.Conv2D if window.rank == 2 else tf.raw_ops.Conv3D
-  image = _one_batch_axis(window, image)
+  image, kernel_sizes = _one_batch_axis(window, image), kernel.shape.as_list()
   strides, padding = window.strides, window.padding
   if image.shape[-1] == 1:
-    image, strides, padding = _without_idle_strides(window, image, kernel.shape.as_list())
+    image, strides, padding = _without_idle_strides(window, image, kernel_sizes)
+  if window.rank == 3 and padding == "SAME":
+    image = _without_skipped_ends(window, image, kernel_sizes)
   y = convolve(input=image, filter=kernel, strides=strides, padding=padding)
   return _reshape(y, sizes)
 
@@ -87,9 +91,8 @@ def _without_idle_strides(
     return image, window.strides, window.padding
   before, after = [0] * window.rank, [0] * window.rank
   if window.padding == "SAME":
-    for i, (n, k, s) in enumerate(zip(image_sizes, kernel, steps)):
-      around = max((places[i] - 1) * s + k - n, 0)
-      before[i], after[i] = around // 2, around - around // 2
+    around = [max(z, 0) for z in _padding(window, image_sizes, kernel)]
+    before, after = [z // 2 for z in around], [z - z // 2 for z in around]
   if any(before + after):
     image = tf.pad(image, [(0, 0), *zip(before, after), (0, 0)])
   kept = [k if one else n for one, k, n in zip(idle, kernel, image.shape.as_list()[1:-1])]
@@ -98,10 +101,34 @@ def _without_idle_strides(
   return image, [1, *(1 if one else s for one, s in zip(idle, steps)), 1], "VALID"
 
 
+def _without_skipped_ends(window: Window, image: tf.Tensor, kernel: Sequence[int]) -> tf.Tensor:
+  """The image without its last positions along axes where the last window ends early.
+
+  TensorFlow's Conv3D for CPUs that do not use oneDNN (Eigen, seen in 2.21; in float64 on all)
+  computes other values for "SAME" padding where the strides skip two or more positions at the
+  end, along any axis: it begins each window too late. One position, as a stride of 2 skips, it
+  treats right; its gradients too.
+  """
+  sizes = image.shape.as_list()
+  around = _padding(window, sizes[1:-1], kernel)
+  if min(around) >= -1:
+    return image
+  kept = [n + min(z, 0) for n, z in zip(sizes[1:-1], around)]
+  return tf.slice(image, [0] * len(sizes), [-1, *kept, -1])
+
+
+def _padding(window: Window, image: Sequence[int], kernel: Sequence[int]) -> list[int]:
+  """Zeros that "SAME" padding adds along each axis; below 0: positions skipped at the end."""
+  places, steps = window.feature_sizes(image, kernel), window.spatial_strides
+  return [(m - 1) * s + k - n for m, s, k, n in zip(places, steps, kernel, image)]
+
+
 def image_of(
   window: Window, features: tf.Tensor, kernel: tf.Tensor, sizes: Sequence[int]
 ) -> tf.Tensor:
   """What `features_of` is transposed to: an image of the shape `sizes`."""
+  if _is_empty(features, kernel, sizes):
+    return tf.zeros(sizes, features.dtype)
   convolve = (
     tf.raw_ops.Conv2DBackpropInput if window.rank == 2 else tf.raw_ops.Conv3DBackpropInputV2
   )
@@ -119,6 +146,8 @@ def filter_of(
   window: Window, image: tf.Tensor, features: tf.Tensor, sizes: Sequence[int]
 ) -> tf.Tensor:
   """The gradient of a filter of the shape `sizes`, summed over the batch."""
+  if _is_empty(image, features, sizes):
+    return tf.zeros(sizes, image.dtype)
   convolve = (
     tf.raw_ops.Conv2DBackpropFilter if window.rank == 2 else tf.raw_ops.Conv3DBackpropFilterV2
   )
@@ -127,14 +156,20 @@ def filter_of(
     # TensorFlow's Conv2DBackpropFilter for CPUs (oneDNN, seen in 2.21) writes beyond the end of a
     # filter of one pixel if a stride is above 1, and the process may die at any later time. The
     # pixels that such a filter skips have no part in its gradient.
-    image, strides = tf.strided_slice(image, [0] * len(strides), image.shape, strides), None
+    image = tf.strided_slice(image, [0] * len(strides), image.shape, strides)
+    strides = [1] * len(strides)
   return convolve(
     input=image,
     filter_sizes=list(sizes),
     out_backprop=_one_batch_axis(window, features),
-    strides=strides or [1] * (window.rank + 2),
+    strides=strides,
     padding=window.padding,
   )
+
+
+def _is_empty(a: tf.Tensor, b: tf.Tensor, sizes: Sequence[int]) -> bool:
+  """Whether nothing is summed. Each kind of kernel refuses other ones of such operands."""
+  return 0 in (*a.shape.as_list(), *b.shape.as_list(), *sizes)
 
 
 def _flat_sizes(window: Window, sizes: Sequence[int]) -> list[int]:
