@@ -63,6 +63,7 @@ from mesh_tensorflow.operations.gradients import *
 from mesh_tensorflow.operations.indexing import *
 from mesh_tensorflow.operations.loops import *
 from mesh_tensorflow.operations.microbatches import *
+from mesh_tensorflow.operations.one_hot import *
 from mesh_tensorflow.operations.pooling import *
 from mesh_tensorflow.operations.random import *
 from mesh_tensorflow.operations.ranges import *
@@ -74,6 +75,7 @@ from mesh_tensorflow.operations.slicewise import *
 from mesh_tensorflow.operations.slicing import *
 from mesh_tensorflow.operations.softmax import *
 from mesh_tensorflow.operations.stacked_variable import *
+from mesh_tensorflow.operations.stacking import *
 from mesh_tensorflow.operations.top_k import *
 from mesh_tensorflow.operations.variables import *
 from mesh_tensorflow.operations.where import *

@@ -33,7 +33,7 @@ LANGUAGE = [
   ("Sums and products", "Einsum, reductions, softmax, the largest elements, running sums.",
    "einsum reduction softmax top_k ranges cross_entropy norms"),
   ("Shapes and places", "Reshaping, renaming, slicing, shifting, gathering.",
-   "reshape slicing shift indexing redistribute"),
+   "reshape slicing stacking shift indexing one_hot redistribute"),
   ("Convolutions", "Convolutions, transposed convolutions, and pooling.",
    "convolution convolution_base convolution_gradients pooling"),
   ("Random", "Random tensors, dropout, sampling.", "random"),

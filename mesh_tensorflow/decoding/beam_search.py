@@ -31,8 +31,9 @@ from mesh_tensorflow.operations.comparison import equal, less, logical_and, logi
 from mesh_tensorflow.operations.constants import constant, zeros
 from mesh_tensorflow.operations.einsum import transpose
 from mesh_tensorflow.operations.elementwise import cast, logical_not
-from mesh_tensorflow.operations.indexing import GatherOperation, one_hot
+from mesh_tensorflow.operations.indexing import GatherOperation
 from mesh_tensorflow.operations.loops import while_loop
+from mesh_tensorflow.operations.one_hot import one_hot
 from mesh_tensorflow.operations.random import sample_with_temperature
 from mesh_tensorflow.operations.ranges import mtf_range
 from mesh_tensorflow.operations.reduction import reduce_all

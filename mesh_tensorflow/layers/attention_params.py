@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.numerics import initializers
-from mesh_tensorflow.operations.slicing import unstack
+from mesh_tensorflow.operations.stacking import unstack
 from mesh_tensorflow.operations.variables import VariableDType, get_variable
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Mesh, Tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import gin
 import tensorflow as tf
@@ -26,7 +27,7 @@ class ClipGradientOperation(Operation):
     self._clip_rms_norm = clip_rms_norm
     self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     g = grad_ys[0]
     # Squares of short floats are added up in float32.
     wide = cast(g, tf.float32) if g.dtype.size < 4 else g
@@ -36,7 +37,7 @@ class ClipGradientOperation(Operation):
     )
     return [g * cast(scale, g.dtype)]
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     # As it is: a sum that is pending stays pending.
     lowering.set_tensor_lowering(self._outputs[0], lowering.tensors[self._inputs[0]])
 

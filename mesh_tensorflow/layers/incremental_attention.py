@@ -10,7 +10,7 @@ from mesh_tensorflow.layers.attention_params import cached_dims, multihead_atten
 from mesh_tensorflow.layers.masks import MASKED
 from mesh_tensorflow.operations.broadcasting import binary_op_with_broadcasting
 from mesh_tensorflow.operations.einsum import einsum
-from mesh_tensorflow.operations.indexing import one_hot
+from mesh_tensorflow.operations.one_hot import one_hot
 from mesh_tensorflow.operations.ranges import mtf_range
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.argument_kinds import FloatTensor, TensorOrScalar

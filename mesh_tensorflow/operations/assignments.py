@@ -101,7 +101,7 @@ class Assign(Operation):
   def has_gradient(self) -> bool:
     return False
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     done = []
     # All values are read before anything is written.
     values = [lowering.tensors[x].to_laid_out_tensor() for x in self._inputs]
@@ -182,10 +182,10 @@ class Depend(Operation):
     self._dependencies = list(dependencies)
     self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return grad_ys
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     for d in self._dependencies:
       if isinstance(d, Tensor):
         lowering.tensors[d].to_laid_out_tensor()

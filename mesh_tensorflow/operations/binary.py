@@ -52,7 +52,7 @@ __all__ = [
 class _LinearOperation(BinaryOpWithBroadcasting):
   """x1 + x2 or x1 - x2: sums that are pending stay pending."""
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     x1, x2 = self._inputs
     out = self.outputs[0]
     if not x1.shape == x2.shape == out.shape:
@@ -81,7 +81,7 @@ class AddOperation(_LinearOperation):
   ):
     super().__init__(tf.add, x1, x2, output_shape, x1.dtype, name=name or "add")
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     dy = grad_ys[0]
     return [reduce_sum(dy, output_shape=x.shape) for x in self.inputs]
 
@@ -92,7 +92,7 @@ class SubOperation(_LinearOperation):
   def __init__(self, x1: NumberTensor, x2: Tensor, output_shape: Shape, name: str | None = None):
     super().__init__(tf.subtract, x1, x2, output_shape, x1.dtype, name=name or "sub")
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     dy = grad_ys[0]
     return [
       reduce_sum(dy, output_shape=self.inputs[0].shape),
@@ -108,7 +108,7 @@ class DivideOperation(BinaryOpWithBroadcasting):
     if not x1.dtype.is_floating:
       raise DTypeError(f"{self.name}: divide needs floating tensors, got {x1}; use mtf.floordiv")
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     x1, x2 = self.inputs
     dx = divide(grad_ys[0], x2, output_shape=self.outputs[0].shape)
     return [
@@ -138,7 +138,7 @@ class MinMaxOperation(BinaryOpWithBroadcasting):
   ):
     super().__init__(tf_fn, x1, x2, output_shape, x1.dtype, name=name or "min_max")
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     dy, y = grad_ys[0], self.outputs[0]
     return [
       reduce_sum(where(equal(x, y, output_shape=y.shape), dy, 0.0), output_shape=x.shape)

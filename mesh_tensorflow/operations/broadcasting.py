@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -130,13 +130,13 @@ class BinaryOpWithBroadcasting(Operation):
     self._outputs = [Tensor(self, output_shape, output_dtype)]
     self._initialize_all_dimensions_as_splittable()
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     raise GradientError(
       f"{self.name} of {self._inputs[0]} and {self._inputs[1]}: this function has no gradient; use "
       "mtf.stop_gradient"
     )
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     x1, x2 = self._inputs
     out = self.outputs[0]
     lowering.set_tensor_lowering(

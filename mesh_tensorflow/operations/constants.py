@@ -57,7 +57,7 @@ class Constant(Operation):
         f"{self.name}: {np.size(value)} values for {shape}, which has {shape.size} elements"
       )
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     out = self.outputs[0]
     if np.ndim(self._value) == 0:
@@ -167,7 +167,7 @@ class ImportOperation(Operation):
     self._tf_tensor = tf_tensor
     self._initialize_all_dimensions_as_splittable()
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     out = self.outputs[0]
     lowering.set_tensor_lowering(
       out, lowering.mesh_impl(self).import_tf_tensor(out, self._tf_tensor)
@@ -211,7 +211,7 @@ class ImportLaidOutTensorOperation(Operation):
       self._initialize_splittable_and_unsplittable_dims("unsplittable")
     )
 
-  def verify_layout(self, mesh_impl):
+  def verify_layout(self, mesh_impl: Any) -> None:
     super().verify_layout(mesh_impl)
     expected = mesh_impl.slice_shape(self._outputs[0].shape)
     given = list(self._laid_out_tensor.slice_shape)
@@ -222,7 +222,7 @@ class ImportLaidOutTensorOperation(Operation):
         f"{expected}"
       )
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     lowering.set_tensor_lowering(self.outputs[0], self._laid_out_tensor)
 
 

@@ -54,10 +54,10 @@ def contract(
   return _contract_two(a, a_dims, b, b_dims, output)
 
 
-def _cheapest_pair(terms, output) -> tuple[int, int]:
+def _cheapest_pair(terms: Sequence[tuple[tf.Tensor, Dims]], output: Dims) -> tuple[int, int]:
   """The two terms whose product has the fewest elements."""
 
-  def cost(pair):
+  def cost(pair: tuple[int, int]) -> int:
     i, j = pair
     needed = set(output).union(*(d for k, (_, d) in enumerate(terms) if k not in pair))
     return list_product(d.size for d in set(terms[i][1] + terms[j][1]) if d in needed)
@@ -111,7 +111,10 @@ def _vector_product(
   batch = tuple(d for d in a_dims if d in output)
   contracted = tuple(d for d in a_dims if d not in output)
   others = tuple(d for d in b_dims if d not in a_dims)
-  size = lambda dims: list_product(sizes[d] for d in dims)  # noqa: E731
+
+  def size(dims: Dims) -> int:
+    return list_product(sizes[d] for d in dims)
+
   if a_dims != batch + contracted or b_dims not in (
     batch + contracted + others,
     batch + others + contracted,
@@ -142,13 +145,16 @@ class _Plan(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan(a: Dims, b: Dims, output: Dims, sizes: tuple) -> _Plan:
+def _plan(a: Dims, b: Dims, output: Dims, sizes: tuple[tuple[Dimension, int], ...]) -> _Plan:
   """The plan that transposes the fewest elements."""
   size_of = dict(sizes)
-  size = lambda dims: list_product(size_of[d] for d in dims)  # noqa: E731
+
+  def size(dims: Dims) -> int:
+    return list_product(size_of[d] for d in dims)
+
   both = [d for d in a if d in b]
 
-  def orders(group, *sources):
+  def orders(group: set[Dimension], *sources: Dims) -> list[Dims]:
     """The orders of the group's dimensions in the given operands, without repeats."""
     return list(dict.fromkeys(tuple(d for d in s if d in group) for s in sources))
 
@@ -156,7 +162,7 @@ def _plan(a: Dims, b: Dims, output: Dims, sizes: tuple) -> _Plan:
   contracted = {d for d in both if d not in output}
   rows = {d for d in a if d not in b}
   columns = {d for d in b if d not in a}
-  best, best_cost = None, None
+  plans: list[tuple[int, _Plan]] = []
   for bo, ko, ro, co in itertools.product(
     orders(batch, output, a, b),
     orders(contracted, a, b),
@@ -170,9 +176,8 @@ def _plan(a: Dims, b: Dims, output: Dims, sizes: tuple) -> _Plan:
       cost += size(b)
     for swap, result in ((False, bo + ro + co), (True, bo + co + ro)):
       total = cost + (0 if result == output else size(output))
-      if best is None or total < best_cost:
-        best, best_cost = _Plan(bo, ro, ko, co, swap, result), total
-  return best
+      plans.append((total, _Plan(bo, ro, ko, co, swap, result)))
+  return min(plans, key=lambda p: p[0])[1]
 
 
 def _matmul(

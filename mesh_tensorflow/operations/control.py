@@ -34,7 +34,7 @@ class StopGradient(Operation):
   def has_gradient(self) -> bool:
     return False
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     # As it is: a sum that is pending stays pending.
     lowering.set_tensor_lowering(self._outputs[0], lowering.tensors[self._inputs[0]])
 
@@ -75,10 +75,10 @@ class PrintOperation(Operation):
     """Tensors that it uses besides its inputs."""
     return list(self._data)
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return grad_ys
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     value = lowering.mesh_impl(self).Print(
       lowering.tensors[self._inputs[0]].to_laid_out_tensor(),
       [lowering.tensors[d].to_laid_out_tensor() for d in self._data],
@@ -121,10 +121,10 @@ class ScalarSummaryOperation(Operation, Tensor):
     """Its name and input as text."""
     return f"ScalarSummaryOperation[{self._name}, {self._inputs[0].to_string}]"
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return grad_ys
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     value = lowering.tensors[self._inputs[0]].to_laid_out_tensor()
     lowering.scalar_summaries.append((self.name, value.one_slice))
     lowering.set_tensor_lowering(self, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -109,7 +110,7 @@ class SoftmaxCrossEntropyOperation(Operation):
       Tensor(self, rest, _statistics_dtype(logits.dtype), index=2),
     ]
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor | None]) -> Sequence[Tensor | None]:
     dy, again, _ = grad_ys
     dx = None if dy is None else SoftmaxCrossEntropyGradOperation(self, dy).outputs[0]
     if again is not None:  # What the gradient operation says of the logits.
@@ -117,7 +118,7 @@ class SoftmaxCrossEntropyOperation(Operation):
       dx = again if dx is None else add(dx, again)
     return [dx, None]
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     logits, targets = (lowering.tensors[x] for x in self._inputs)
     split_axis, begin, part_size = vocabulary_part(impl, self._vocab_dim)
@@ -129,7 +130,7 @@ class SoftmaxCrossEntropyOperation(Operation):
     rows = list_product(rest_sizes)
     on, off, z_loss = self._on_value, self._off_value, self._z_loss
 
-    def part(x, t, b):
+    def part(x: tf.Tensor, t: tf.Tensor, b: Any) -> tuple[tf.Tensor, ...]:
       """Of one part: softmax, log normalizer, sum of soft * x, weight of the target."""
       x = tf.reshape(transpose_to(x, dims, matrix.dims), [rows, part_size])
       x = tf.cast(x, exact)
@@ -150,7 +151,9 @@ class SoftmaxCrossEntropyOperation(Operation):
 
     p, log_z, dot, weight = impl.slicewise(part, logits, targets, begin)
 
-    def total(log_z, part_log_z, dot, weight):
+    def total(
+      log_z: tf.Tensor, part_log_z: tf.Tensor | None, dot: tf.Tensor, weight: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
       """Loss, and the factor of the softmax of the part in the gradient."""
       if off:
         weight += off * self._vocab_dim.size
@@ -170,7 +173,7 @@ class SoftmaxCrossEntropyOperation(Operation):
       stacked = impl.allconcat(stacked, split_axis, 0, stack=True)
       lowering.add_counter(f"allconcat/{split_axis}/cross_entropy", 3 * rows * impl.size)
 
-      def join(stacked, part_log_z):
+      def join(stacked: tf.Tensor, part_log_z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         parts = stacked[:, 0]
         largest = tf.reduce_max(parts, 0)
         log_z = largest + tf.math.log(tf.reduce_sum(tf.exp(parts - largest), 0))
@@ -198,9 +201,11 @@ class SoftmaxCrossEntropyGradOperation(Operation):
     self._forward_op = forward_op
     self._outputs = [Tensor(self, logits.shape, logits.dtype)]
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     dy, p, slope, targets = self._inputs
-    forward = p.operation  # A clone of this operation has that of its inputs.
+    # Not self._forward_op: a clone of this operation has that of its inputs.
+    forward = p.operation
+    assert isinstance(forward, SoftmaxCrossEntropyOperation)
     logits = forward.inputs[0]
     unscaled = SoftmaxCrossEntropyGradOperation(forward, ones_like(dy)).outputs[0]
     # The second output is of one part of the vocabulary. In its gradient's place goes that of
@@ -223,7 +228,7 @@ class SoftmaxCrossEntropyGradOperation(Operation):
     to_dy = einsum([grad_ys[0], unscaled], output_shape=dy.shape)
     return [to_dy, cast(to_x, p.dtype), None, None]
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     forward = self._forward_op
     split_axis, begin, part_size = vocabulary_part(impl, forward._vocab_dim)
@@ -235,7 +240,9 @@ class SoftmaxCrossEntropyGradOperation(Operation):
     # Where a part of the vocabulary has no share at all its softmax may be NaN.
     multiply = tf.multiply if split_axis is None else tf.math.multiply_no_nan
 
-    def gradient(dy_slice, p_slice, slope_slice, t, b):
+    def gradient(
+      dy_slice: tf.Tensor, p_slice: tf.Tensor, slope_slice: tf.Tensor, t: tf.Tensor, b: Any
+    ) -> tf.Tensor:
       dy_slice = tf.reshape(transpose_to(dy_slice, dy.shape.dims, rest.dims), [rows])
       dy_slice = tf.cast(dy_slice, slope.dtype)
       factor = dy_slice * tf.reshape(slope_slice, [rows])

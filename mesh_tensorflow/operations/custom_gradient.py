@@ -48,7 +48,7 @@ class CustomGradientOperation(Operation):
     self._forward_operations = list(forward_operations)
     self._outputs = [Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(fn_outputs)]
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor | None]) -> Sequence[Tensor | None]:
     # From self._inputs, which a clone has in a version of its own.
     all_inputs = self._inputs[: self._num_inputs]
     num_variables = len(self.graph.all_variables)
@@ -72,7 +72,7 @@ class CustomGradientOperation(Operation):
         _LOG.warning("%s: grad_fn gave no gradient for %s", self.name, x)
     return grads + [None] * (len(self._inputs) - len(grads))
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     # The slices of the function's results, as they are: pending sums stay pending.
     for x, out in zip(self._inputs[self._num_inputs :], self._outputs):
       lowering.set_tensor_lowering(out, lowering.tensors[x])
@@ -140,16 +140,16 @@ class AfterOperation(Operation):
     super().__init__([x, dependency], name=name or "after")
     self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return [grad_ys[0], None]
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     x, dependency = [lowering.tensors[t] for t in self._inputs]
     if isinstance(dependency, LazyAllreduceSum):
       # Its sum over the mesh need not be executed for this.
       dependency = dependency.laid_out_input
 
-    def after(t, d):
+    def after(t: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
       with tf.control_dependencies([d]):
         return tf.identity(t)
 
@@ -181,7 +181,13 @@ def recompute_grad(
   first_inputs = list(explicit_inputs)
   fn_outputs: list[Tensor] = []
 
-  def grad_fn(explicit_inputs, all_inputs, forward_operations, outputs, output_grads):
+  def grad_fn(
+    explicit_inputs: Sequence[Tensor],
+    all_inputs: Sequence[Tensor],
+    forward_operations: Sequence[Operation],
+    outputs: Sequence[Tensor],
+    output_grads: Sequence[Tensor | None],
+  ) -> list[Tensor | None]:
     del outputs
     # The forward operations were made with `first_inputs`; a clone of this operation (in a
     # recomputation around this one) has other inputs in their place.
@@ -218,7 +224,7 @@ def recompute_grad(
     # A tensor that is an argument twice gets its gradient once.
     return [grads.pop(key, None) for key in keys]
 
-  def remember(*args):
+  def remember(*args: Tensor) -> Any:
     result = fn(*args)
     fn_outputs.extend(result if isinstance(result, (tuple, list)) else [result])
     return result

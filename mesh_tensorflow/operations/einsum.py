@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -51,7 +52,7 @@ class EinsumOperation(Operation):
     self._outputs = [Tensor(self, output_shape, inputs[0].dtype)]
     self._union = shape_union([x.shape for x in inputs])
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     dy, xs = grad_ys[0], self.inputs
     return [
       einsum([dy] + [x for j, x in enumerate(xs) if j != i], output_shape=xs[i].shape)
@@ -60,20 +61,20 @@ class EinsumOperation(Operation):
       for i in range(len(xs))
     ]
 
-  def verify_layout(self, mesh_impl):
+  def verify_layout(self, mesh_impl: Any) -> None:
     super().verify_layout(mesh_impl)
     # The product, before it is summed, has all dimensions at once.
     mesh_impl.verify_layout(
       self._union, f"{type(self).__name__} {self.name}: the product of its inputs"
     )
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     out = self.outputs[0]
     present = Shape([d for d in out.shape if d in self._union])
     dims = [x.shape.dims for x in self._inputs]
 
-    def product(*slices):
+    def product(*slices: tf.Tensor) -> tf.Tensor:
       return contract(slices, dims, present.dims)
 
     laid_out = impl.slicewise(product, *[lowering.tensors[x] for x in self._inputs])

@@ -1,14 +1,13 @@
-"""One-hot, gather, and what is made of them: positions along a dimension given by indices."""
+"""Gather, scatter, and what is made of them: positions along a dimension given by indices."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.arguments.kinds import DTypeLike, Scalar
 from mesh_tensorflow.errors import ArgumentError, DTypeError, ShapeError
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.meshes.slices import align, transpose_to
@@ -31,9 +30,7 @@ from mesh_tensorflow.program.dimensions import (
 from mesh_tensorflow.program.graph import Operation, Tensor
 
 __all__ = [
-  "OneHotOperation",
   "gather",
-  "one_hot",
   "pool_tensor_1d",
   "reduce_first",
   "stride_tensor_1d",
@@ -43,16 +40,18 @@ __all__ = [
 _INDEX_DTYPES = (tf.int32, tf.int64)
 
 
-def _as_index(t: tf.Tensor) -> tf.Tensor:
+def as_index(t: tf.Tensor) -> tf.Tensor:
+  """The indices in a dtype that TensorFlow takes for such."""
   return t if t.dtype in _INDEX_DTYPES else tf.cast(t, tf.int32)
 
 
-def _check_integer(op: Operation, indices: Tensor) -> None:
+def check_integer(op: Operation, indices: Tensor) -> None:
+  """Raises `DTypeError` unless the indices are integers."""
   if not indices.dtype.is_integer:
     raise DTypeError(f"{op.name}: indices must be integers, got {indices}; cast them (mtf.cast)")
 
 
-def _begin_of(impl: Any, dim: Dimension) -> Any:
+def begin_of(impl: Any, dim: Dimension) -> Any:
   """Position of the processor's first element along a dimension: 0, or laid out."""
   return impl.laid_out_slice_begin(Shape([dim]))[0]
 
@@ -60,71 +59,6 @@ def _begin_of(impl: Any, dim: Dimension) -> Any:
 def _is_split(impl: Any, dim: Dimension) -> bool:
   axis = impl.tensor_dimension_to_mesh_axis(dim)
   return axis is not None and impl.shape[axis].size > 1
-
-
-class OneHotOperation(Operation):
-  """`on_value` where a new dimension's position is the index; see `one_hot`."""
-
-  def __init__(
-    self,
-    indices: Tensor,
-    output_dim: DimensionLike,
-    on_value: Scalar,
-    off_value: Scalar,
-    dtype: DTypeLike,
-    name: str | None = None,
-  ):
-    super().__init__([indices], name=name or "one_hot")
-    _check_integer(self, indices)
-    self._dim = convert_to_dimension(output_dim)
-    self._on_value, self._off_value = on_value, off_value
-    shape = Shape(indices.shape.dims + [self._dim])
-    self._outputs = [Tensor(self, shape, tf.as_dtype(dtype))]
-    self._initialize_all_dimensions_as_splittable()
-
-  @property
-  def has_gradient(self) -> bool:
-    return False
-
-  def lower(self, lowering):
-    impl = lowering.mesh_impl(self)
-    out = self._outputs[0]
-    depth = impl.slice_shape(Shape([self._dim]))[0]
-    on_value = tf.cast(self._on_value, out.dtype)
-    off_value = tf.cast(self._off_value, out.dtype)
-
-    def encode(t, begin):
-      t = _as_index(t)
-      if not isinstance(begin, int) or begin:
-        t = t - tf.cast(begin, t.dtype)
-      return tf.one_hot(t, depth, on_value, off_value, dtype=out.dtype)
-
-    indices = lowering.tensors[self._inputs[0]]
-    lowering.set_tensor_lowering(out, impl.slicewise(encode, indices, _begin_of(impl, self._dim)))
-
-
-def one_hot(
-  indices: Tensor,
-  output_dim: DimensionLike,
-  on_value: Scalar = 1.0,
-  off_value: Scalar = 0.0,
-  dtype: DTypeLike = tf.float32,
-  name: str | None = None,
-) -> Tensor:
-  """A new last dimension that is `on_value` at the index and `off_value` elsewhere.
-
-  Args:
-    indices: an integer `Tensor`. Out of range, all values are off.
-    output_dim: the new dimension.
-    on_value: a scalar.
-    off_value: a scalar.
-    dtype: of the result; bool is allowed.
-    name: of the operation.
-
-  Raises:
-    DTypeError: the indices are not integers.
-  """
-  return OneHotOperation(indices, output_dim, on_value, off_value, dtype, name=name).outputs[0]
 
 
 class GatherOperation(Operation):
@@ -150,9 +84,9 @@ class GatherOperation(Operation):
     name: str | None = None,
   ):
     super().__init__([weights, indices], name=name or "gather")
-    _check_integer(self, indices)
+    check_integer(self, indices)
     self._dim = convert_to_dimension(dim)
-    bound = getattr(indices, "index_bound", None)
+    bound = indices.index_bound
     self._in_range = in_range or (bound is not None and bound <= self._dim.size)
     default = _gather_shape(self.name, weights, indices, self._dim)
     if not self._dim.size and indices.size:
@@ -164,17 +98,17 @@ class GatherOperation(Operation):
     self._outputs = [Tensor(self, output_shape or default, weights.dtype)]
     self._initialize_all_dimensions_as_splittable()
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     op = ScatterAddOperation(
       grad_ys[0], self._inputs[1], self._inputs[0].shape, self._dim, in_range=self._in_range
     )
     return [op.outputs[0], None]
 
-  def verify_layout(self, mesh_impl):
+  def verify_layout(self, mesh_impl: Any) -> None:
     super().verify_layout(mesh_impl)
     _verify_positions(self, mesh_impl, self._outputs[0].shape, self._dim)
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     weights, indices = self._inputs
     out = self._outputs[0].shape.dims
@@ -190,9 +124,9 @@ class GatherOperation(Operation):
     axis = w_order.index(self._dim)
     got = w_order[:axis] + own + w_order[axis + 1 :]
 
-    def read(w, i, begin):
+    def read(w: tf.Tensor, i: tf.Tensor, begin: Any) -> tf.Tensor:
       w = transpose_to(w, weights.shape.dims, w_order)
-      i = transpose_to(_as_index(i), indices.shape.dims, batch + own)
+      i = transpose_to(as_index(i), indices.shape.dims, batch + own)
       if split:
         i = i - tf.cast(begin, i.dtype)
       safe = i
@@ -203,7 +137,7 @@ class GatherOperation(Operation):
       return y if safe is i else _keep(y, align(tf.equal(safe, i), batch + own, out))
 
     laid_out = impl.slicewise(
-      read, lowering.tensors[weights], lowering.tensors[indices], _begin_of(impl, self._dim)
+      read, lowering.tensors[weights], lowering.tensors[indices], begin_of(impl, self._dim)
     )
     if split:
       laid_out = _pending_sum(lowering, impl, laid_out, [self._dim], "gather_op")
@@ -270,7 +204,7 @@ class ScatterAddOperation(Operation):
     name: str | None = None,
   ):
     super().__init__([y, indices], name=name or "scatter_add")
-    _check_integer(self, indices)
+    check_integer(self, indices)
     self._dim, self._in_range = dim, in_range
     expected = shape_union([indices.shape, shape - dim])
     if set(y.shape) != set(expected):
@@ -278,16 +212,16 @@ class ScatterAddOperation(Operation):
     self._outputs = [Tensor(self, shape, y.dtype)]
     self._initialize_all_dimensions_as_splittable()
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     y, indices = self._inputs
     op = GatherOperation(grad_ys[0], indices, self._dim, y.shape, in_range=self._in_range)
     return [op.outputs[0], None]
 
-  def verify_layout(self, mesh_impl):
+  def verify_layout(self, mesh_impl: Any) -> None:
     super().verify_layout(mesh_impl)
     _verify_positions(self, mesh_impl, self._inputs[0].shape, self._dim)
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     y, indices = self._inputs
     out = self._outputs[0].shape
@@ -303,9 +237,9 @@ class ScatterAddOperation(Operation):
     # Short floats are added up in float32.
     dtype = tf.float32 if y.dtype in (tf.bfloat16, tf.float16) else y.dtype
 
-    def add_up(t, i, begin):
+    def add_up(t: tf.Tensor, i: tf.Tensor, begin: Any) -> tf.Tensor:
       t = tf.cast(transpose_to(t, y.shape.dims, batch + own + rest), dtype)
-      i = transpose_to(_as_index(i), indices.shape.dims, batch + own)
+      i = transpose_to(as_index(i), indices.shape.dims, batch + own)
       if split:
         i = i - tf.cast(begin, i.dtype)
       if rows * size >= 2**31:
@@ -323,7 +257,7 @@ class ScatterAddOperation(Operation):
       return transpose_to(t, batch + [self._dim] + rest, out.dims)
 
     laid_out = impl.slicewise(
-      add_up, lowering.tensors[y], lowering.tensors[indices], _begin_of(impl, self._dim)
+      add_up, lowering.tensors[y], lowering.tensors[indices], begin_of(impl, self._dim)
     )
     if mesh_axes_of(impl, own):
       laid_out = _pending_sum(lowering, impl, laid_out, own, "scatter_add_op")

@@ -194,15 +194,15 @@ class WhileLoopOperation(Operation):
         found += op.scalar_summaries
     return found
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     raise UnsupportedError(f"{self.name}: a while loop has no gradient; use mtf.stop_gradient")
 
-  def verify_layout(self, mesh_impl):
+  def verify_layout(self, mesh_impl: Any) -> None:
     for op in self.inner_operations:
       op.verify_layout(mesh_impl)
     super().verify_layout(mesh_impl)
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     _LoweredLoop(self, lowering).run()
 
 
@@ -243,11 +243,14 @@ class _LoweredLoop:
     _, state, summaries = self.unflatten(list(results))
     for i, (out, laid_out) in enumerate(zip(loop.outputs, state)):
       pending = self.pending.get(i)
-      if pending is not None:
-        laid_out = LazyAllreduceSum(
+      lowering.set_tensor_lowering(
+        out,
+        laid_out
+        if pending is None
+        else LazyAllreduceSum(
           self.impl, laid_out, pending.mesh_axes, add_counter_fn=pending.add_counter_fn
-        )
-      lowering.set_tensor_lowering(out, laid_out)
+        ),
+      )
     lowering.scalar_summaries += [(op.name, x) for op, x in zip(self.summaries, summaries)]
     for op in self.run_inside:
       lowering.operations[op] = grouped(results)

@@ -18,7 +18,6 @@ from mesh_tensorflow.operations.reshape import replace_dimensions
 from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
-  Shape,
   convert_to_dimension,
   no_such_dimension,
 )
@@ -74,10 +73,10 @@ def serialize_training_step(
   cut = {k: replace_dimensions(x, batch_dim, [smaller, microbatch]) for k, x in features.items()}
   output_keys: list[str] = []
 
-  def cond_fn(i):
+  def cond_fn(i: Tensor) -> Tensor:
     return less(i, num_splits)
 
-  def body_fn(i):
+  def body_fn(i: Tensor) -> list[Tensor]:
     outputs = model_fn(
       {
         k: GatherOperation(x, i, microbatch, in_range=True, name="microbatch").outputs[0]
@@ -101,7 +100,7 @@ def serialize_training_step(
       )
     output_keys.extend(outputs)
     parts = [_scatter_microbatch(outputs[k], i, smaller, microbatch) for k in output_keys]
-    return [add(i, 1)] + grads + parts
+    return [add(i, 1), *(g for g in grads if g is not None), *parts]
 
   start = constant(mesh, 0, shape=[], dtype=tf.int32)
   results = while_loop(
@@ -119,5 +118,5 @@ def _scatter_microbatch(x: Tensor, i: Tensor, smaller: Dimension, microbatch: Di
   """An output of microbatch i at its place in the batch, zeros elsewhere."""
   if smaller not in x.shape:
     return x
-  shape: Shape = replace_dimensions(x.shape, smaller, [smaller, microbatch])
+  shape = replace_dimensions(x.shape, smaller, [smaller, microbatch])
   return ScatterAddOperation(x, i, shape, microbatch, in_range=True).outputs[0]

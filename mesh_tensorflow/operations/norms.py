@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -49,7 +49,7 @@ class NormalizeOperation(Operation):
     one = Shape([_ONE if d == dim else d for d in x.shape])
     self._outputs = [Tensor(self, x.shape, x.dtype, index=0), Tensor(self, one, exact, index=1)]
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     y, factor = self._outputs
     dy, d_factor = grad_ys
     dx = None
@@ -61,7 +61,7 @@ class NormalizeOperation(Operation):
       dx = through if dx is None else add(dx, through)
     return [dx]
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     y, factor = self._outputs
     axis = y.shape.dims.index(self._dim)
@@ -108,11 +108,11 @@ class NormalizeGradOperation(Operation):
     self._centered = centered
     self._outputs = [Tensor(self, y.shape, y.dtype)]
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     # Linear in dy, by a symmetric matrix.
-    to_dy = NormalizeGradOperation(grad_ys[0], *self._inputs[1:], self._dim, self._centered)
-    factor = self._inputs[2]
-    g, dy, y = (cast(t, factor.dtype) for t in (grad_ys[0], *self._inputs[:2]))
+    dy, y, factor = self._inputs
+    to_dy = NormalizeGradOperation(grad_ys[0], y, factor, self._dim, self._centered)
+    g, dy, y = (cast(t, factor.dtype) for t in (grad_ys[0], dy, y))
     rest = y.shape - self._dim
     g_y, dy_y = (einsum([t, y], output_shape=rest) * (1.0 / self._dim.size) for t in (g, dy))
     to_y = negative(add(multiply(g, dy_y), multiply(dy, g_y)))
@@ -123,7 +123,7 @@ class NormalizeGradOperation(Operation):
     to_y = einsum([to_y, factor], output_shape=y.shape)
     return [to_dy.outputs[0], cast(to_y, self._inputs[1].dtype), to_factor]
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     out = self._outputs[0]
     axis = out.shape.dims.index(self._dim)

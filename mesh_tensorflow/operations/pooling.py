@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -104,7 +105,7 @@ class _Pooling(Operation):
     pooled = [Dimension(d.name, d.size // k) for d, k in zip(self._space, self._ksize)]
     return Shape([*x.shape[: -self._rank - 1], *pooled, x.shape[-1]])
 
-  def verify_layout(self, mesh_impl):
+  def verify_layout(self, mesh_impl: Any) -> None:
     for d, k in zip(self._space, self._ksize):
       axis = mesh_impl.tensor_dimension_to_mesh_axis(d)
       n = 1 if axis is None else mesh_impl.shape[axis].size
@@ -154,13 +155,13 @@ class PoolOperation(_Pooling):
       self._initialize_splittable_and_unsplittable_dims("splittable", [d.name for d in self._space])
     )
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     dx = pool_backprop(
       self._inputs[0], self._outputs[0], grad_ys[0], self._ksize, self._ksize, self._pool_fn_string
     )
     return [dx]
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     pool = pool_fn(self._pool_fn_string)
     laid_out = lowering.mesh_impl(self).slicewise(
       lambda t: pool(t, self._ksize, self._ksize, "VALID"), lowering.tensors[self._inputs[0]]
@@ -194,7 +195,7 @@ class PoolBackPropOperation(_Pooling):
     self._outputs = [Tensor(self, x.shape, dy.dtype)]
     self._initialize_all_dimensions_as_splittable()
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     # Linear in dy: each dy gets what its window has, of a maximum only where the maximum is.
     x, y, dy = self._inputs
     spread, ksize = grad_ys[0], self._ksize
@@ -205,7 +206,7 @@ class PoolBackPropOperation(_Pooling):
     windows = list_product(ksize)
     return [None, None, multiply(average, float(windows)) if self._kind == "MAX" else average]
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     x, y, dy = [lowering.tensors[t] for t in self._inputs]
     if self._kind == "MAX":

@@ -84,7 +84,7 @@ class RandomOperation(Operation):
       return random_bits.fold(key, self._seed)
     return lowering.mesh_impl(self).slicewise(lambda k: random_bits.fold(k, self._seed), key)
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     out = self._outputs[0]
     lowering.set_tensor_lowering(
       out,
@@ -164,7 +164,7 @@ class DropoutNoiseOperation(RandomOperation):
     self._keep_prob = keep_prob
     self._outputs = [Tensor(self, shape, dtype)]
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     out = self._outputs[0]
     full, part = out.shape.to_integer_list, impl.slice_shape(out.shape)
@@ -175,7 +175,7 @@ class DropoutNoiseOperation(RandomOperation):
     dtype = tf.uint16 if words is half_words else tf.uint32
     threshold = min(round(self._keep_prob * (dtype.max + 1)), dtype.max)
 
-    def draw(key, *begin):
+    def draw(key: Any, *begin: Any) -> tf.Tensor:
       keep = words(key, full, begin, part) < tf.constant(threshold, dtype)
       keep = tf.cast(keep, out.dtype)
       return keep * (1.0 / self._keep_prob) if out.dtype.is_floating else keep
@@ -191,10 +191,10 @@ class DropoutOperation(Operation):
     super().__init__([x, noise], name=name or "dropout")
     self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return [DropoutOperation(grad_ys[0], self._inputs[1]).outputs[0], None]
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     x, noise = self._inputs
     laid_out = lowering.mesh_impl(self).slicewise(
       lambda t, n: kernels.elementwise(tf.multiply, t, align(n, noise.shape.dims, x.shape.dims)),
@@ -229,12 +229,12 @@ def dropout(
     GraphError: not exactly one of keep_prob and rate is given, or it is not in (0, 1].
     ShapeError: the noise shape has a dimension that x has not.
   """
-  if (keep_prob is None) == (rate is None):
+  if keep_prob is None and rate is not None:
+    keep_prob = 1.0 - rate
+  elif keep_prob is None or rate is not None:
     raise GraphError(
       f"dropout of {x}: give exactly one of keep_prob (={keep_prob}) and rate (={rate})"
     )
-  if keep_prob is None:
-    keep_prob = 1.0 - rate
   if not is_training or keep_prob == 1.0:
     return x
   if not 0.0 < keep_prob < 1.0:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.kinds import DTypeLike
@@ -26,15 +29,14 @@ class RangeOperation(Operation):
     super().__init__([], mesh, name=name or "range")
     self._dim = convert_to_dimension(dim)
     self._outputs = [Tensor(self, Shape([self._dim]), tf.as_dtype(dtype))]
-    # Positions are below it: a gather along a dimension of this size needs no check.
     self._outputs[0].index_bound = self._dim.size
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     out = self._outputs[0]
     size = impl.slice_shape(out.shape)[0]
 
-    def positions(begin):
+    def positions(begin: Any) -> tf.Tensor:
       if isinstance(begin, int):
         return tf.cast(tf.range(begin, begin + size), out.dtype)
       return tf.cast(tf.range(size) + begin, out.dtype)
@@ -73,15 +75,15 @@ class CumsumOperation(Operation):
     self._exclusive, self._reverse = bool(exclusive), bool(reverse)
     self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return CumsumOperation(grad_ys[0], self._dim, self._exclusive, not self._reverse).outputs
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     x = lowering.tensors[self._inputs[0]].to_laid_out_tensor()
     axis, reverse = self._axis, self._reverse
 
-    def run(t):
+    def run(t: tf.Tensor) -> tf.Tensor:
       return tf.cumsum(t, axis, exclusive=self._exclusive, reverse=reverse)
 
     mesh_axis = impl.tensor_dimension_to_mesh_axis(self._dim)
@@ -92,7 +94,7 @@ class CumsumOperation(Operation):
       totals = impl.slicewise(lambda t: tf.reduce_sum(t, axis, keepdims=True), x)
       totals = impl.allconcat(totals, mesh_axis, axis)
 
-      def add_blocks_before(t, total, coordinate):
+      def add_blocks_before(t: tf.Tensor, total: tf.Tensor, coordinate: Any) -> tf.Tensor:
         before = tf.cumsum(total, axis, exclusive=True, reverse=reverse)
         return run(t) + kernels.cut_axis(before, axis, coordinate, 1)
 

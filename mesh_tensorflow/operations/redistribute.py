@@ -105,7 +105,7 @@ def _where_to_scatter(
   ]
   size = list_product(pending.slice_shape)
 
-  def cost(start):
+  def cost(start: Places) -> tuple[float, int]:
     scattered = [m for m in summed if start[m] is not None]
     parts = list_product(mesh[m] for m in scattered)
     others = list_product(mesh[m] for m in summed) // parts
@@ -125,6 +125,7 @@ def _scatter_sum(
   for m in axes:
     after = (*source[:m], target[m], *source[m + 1 :])
     (step,) = plan(total, _mesh(impl), source, after).steps
+    assert isinstance(step, Move)  # One mesh axis gets a place, and nothing else moves.
     slices = impl.reduce_scatter(_viewed(impl, slices, step.view), m, step.split_axes[0])
     source = after
   others = [m for m in pending.mesh_axes if m not in axes]
@@ -215,7 +216,7 @@ def _exchange(lowering: Any, impl: Any, step: Exchange, slices: Any) -> Any:
   new_view = [step.new_view[i] for i in units_first]
   back = np.argsort(units_first).tolist()
 
-  def join(order, *parts):
+  def join(order: Any, *parts: tf.Tensor) -> tf.Tensor:
     t = parts[0] if len(parts) == 1 else tf.concat(parts, 0)
     return _transpose(_take(t, order), new_view, back)
 

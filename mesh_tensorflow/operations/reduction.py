@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -85,10 +85,10 @@ class BroadcastOperation(Operation):
     self._outputs = [Tensor(self, output_shape, x.dtype)]
     self._initialize_all_dimensions_as_splittable()
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return [reduce_sum(grad_ys[0], output_shape=self.inputs[0].shape)]
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     x, out = self.inputs[0], self.outputs[0]
     lowering.set_tensor_lowering(
       out, lowering.mesh_impl(self).broadcast_impl(lowering.tensors[x], x.shape, out.shape)
@@ -146,12 +146,12 @@ class ReduceOperation(Operation):
     reduction_fn(reduction_fn_string)  # Tells at once that there is none.
     self._reduction_fn_string = reduction_fn_string
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     if self._reduction_fn_string not in _gradients:
       raise GradientError(f"{self.name}: no gradient for {self._reduction_fn_string!r}")
     return [_gradients[self._reduction_fn_string](grad_ys[0], self.inputs[0], self.outputs[0])]
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     x, out = self.inputs[0], self.outputs[0]
     fn = reduction_fn(self._reduction_fn_string)
@@ -159,7 +159,7 @@ class ReduceOperation(Operation):
     axes = [i for i, d in enumerate(x.shape) if d not in out.shape]
     kept = [d for d in x.shape if d in out.shape]
 
-    def reduce(t):
+    def reduce(t: tf.Tensor) -> tf.Tensor:
       return transpose_to(fn(t, axis=axes) if axes else t, kept, out.shape.dims)
 
     laid_out = impl.slicewise(reduce, lowering.tensors[x])
@@ -207,7 +207,7 @@ def reduction_output_shape(
 def _reduce(
   x: Tensor,
   disable_positional_args: Any,
-  output_shape: ShapeLike,
+  output_shape: ShapeLike | None,
   reduced_dim: DimensionLike | None,
   reduction: str,
   name: str,

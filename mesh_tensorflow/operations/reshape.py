@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 from mesh_tensorflow.errors import DimensionError, ShapeError
 from mesh_tensorflow.operations.constants import import_tf_tensor
@@ -49,15 +49,15 @@ class ReshapeOperation(Operation):
     self._outputs = [Tensor(self, new_shape, x.dtype)]
     self._initialize_all_dimensions_as_splittable()
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return [reshape(grad_ys[0], self.inputs[0].shape)]
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     x, out = self.inputs[0], self.outputs[0]
     slices = lowering.tensors[x]
 
-    def used_elsewhere():
+    def used_elsewhere() -> bool:
       operations = lowering.graph.operations
       return any(y is x for op in operations if op is not self for y in op.inputs)
 
@@ -96,6 +96,20 @@ def rename_dimension(x: Tensor, old_name: str, new_name: str) -> Tensor:
   return reshape(x, x.shape.rename_dimension(old_name, new_name))
 
 
+@overload
+def replace_dimensions(
+  tensor_or_shape: Tensor,
+  old_dim_or_dims: DimensionLike | Sequence[DimensionLike],
+  new_dim_or_dims: DimensionLike | Sequence[DimensionLike],
+) -> Tensor: ...
+@overload
+def replace_dimensions(
+  tensor_or_shape: Shape,
+  old_dim_or_dims: DimensionLike | Sequence[DimensionLike],
+  new_dim_or_dims: DimensionLike | Sequence[DimensionLike],
+) -> Shape: ...
+
+
 def replace_dimensions(
   tensor_or_shape: Tensor | Shape,
   old_dim_or_dims: DimensionLike | Sequence[DimensionLike],
@@ -111,13 +125,15 @@ def replace_dimensions(
   Raises:
     DimensionError: the old dimensions do not stand one after the other in the shape.
   """
-  is_tensor = isinstance(tensor_or_shape, Tensor)
-  if not is_tensor and not isinstance(tensor_or_shape, Shape):
+  if isinstance(tensor_or_shape, Tensor):
+    dims = tensor_or_shape.shape.dims
+  elif isinstance(tensor_or_shape, Shape):
+    dims = tensor_or_shape.dims
+  else:
     raise DimensionError(
       f"replace_dimensions takes a Tensor or a Shape, got {type(tensor_or_shape).__name__}"
     )
   old, new = _dims(old_dim_or_dims), _dims(new_dim_or_dims)
-  dims = tensor_or_shape.shape.dims if is_tensor else tensor_or_shape.dims
   if not old or not new:
     raise DimensionError(
       f"replace_dimensions of {tensor_or_shape} needs at least one old and one new dimension, got "
@@ -133,15 +149,14 @@ def replace_dimensions(
       f"{tensor_or_shape}; transpose it first (mtf.transpose)"
     )
   replaced = Shape(dims[:i] + new + dims[i + len(old) :])
-  return reshape(tensor_or_shape, replaced) if is_tensor else replaced
+  return reshape(tensor_or_shape, replaced) if isinstance(tensor_or_shape, Tensor) else replaced
 
 
 def _dims(x: Any) -> list[Dimension]:
-  if isinstance(x, Dimension):
-    return [x]
-  if isinstance(x, (list, tuple)) and all(not isinstance(d, (str, int)) for d in x):
-    return [convert_to_dimension(d) for d in x]
-  return [convert_to_dimension(x)]
+  """The dimensions of a list of them, or of one; a pair (name, size) is one."""
+  several = isinstance(x, (list, tuple)) and all(not isinstance(d, (str, int)) for d in x)
+  given: Sequence[DimensionLike] = x if several else [x]
+  return [convert_to_dimension(d) for d in given]
 
 
 def anonymize(x: Tensor) -> Tensor:

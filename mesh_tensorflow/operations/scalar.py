@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -34,10 +35,10 @@ class ScalarMultiplyOperation(_ScalarOperation):
 
   _default_name = "scalar_mul"
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return [ScalarMultiplyOperation(grad_ys[0], self._scalar).outputs[0]]
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     lowering.set_tensor_lowering(
       self.outputs[0],
       lowering.mesh_impl(self).slicewise_delay_allreduce(
@@ -57,10 +58,10 @@ class ScalarAddOperation(_ScalarOperation):
 
   _default_name = "scalar_add"
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return grad_ys
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     lowering.set_tensor_lowering(
       self.outputs[0],
       lowering.mesh_impl(self).slicewise(

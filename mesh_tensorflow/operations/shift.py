@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -38,10 +39,10 @@ class ShiftOperation(Operation):
     self._offset, self._wrap = operator.index(offset), bool(wrap)
     self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return [ShiftOperation(grad_ys[0], -self._offset, self._dim, self._wrap).outputs[0]]
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     x = lowering.tensors[self._inputs[0]]
     mesh_axis = impl.tensor_dimension_to_mesh_axis(self._dim)
@@ -73,7 +74,7 @@ class ShiftOperation(Operation):
     block = self._dim.size // n
     far, rest = divmod(self._offset, block)
 
-    def receive(begin, size, distance):
+    def receive(begin: int, size: int, distance: int) -> Any:
       if self._wrap:
         distance %= n
       part = x if size == block else impl.slicewise(lambda t: self._part(t, begin, size), x)
@@ -133,11 +134,11 @@ class DynamicShiftOperation(Operation):
         )
     self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     dx = DynamicShiftOperation(grad_ys[0], negative(self._inputs[1]), self._dim, self._wrap)
     return [dx.outputs[0], None]
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     x, offset = self._inputs
     whole = lowering.tensors[x].to_laid_out_tensor()
@@ -151,7 +152,7 @@ class DynamicShiftOperation(Operation):
     batch = [d for d in x.shape if d in offset.shape]
     order = batch + [self._dim] + [d for d in x.shape if d not in batch and d != self._dim]
 
-    def read(t, off, first):
+    def read(t: tf.Tensor, off: tf.Tensor, first: Any) -> tf.Tensor:
       off = tf.cast(transpose_to(off, offset.shape.dims, batch), tf.int32)
       source = tf.range(block) + first - off[..., None]
       t = transpose_to(t, x.shape.dims, order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -70,12 +71,13 @@ class SlicewiseOperation(Operation):
   def has_gradient(self) -> bool:
     return self._grad_function != 0 and super().has_gradient
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor | None]) -> Sequence[Tensor | None]:
     if self._grad_function is not None:
-      return self._grad_function(self, *grad_ys)
+      grads: Sequence[Tensor | None] = self._grad_function(self, *grad_ys)
+      return grads
     return _generic_gradients(self, grad_ys)
 
-  def verify_layout(self, mesh_impl):
+  def verify_layout(self, mesh_impl: Any) -> None:
     super().verify_layout(mesh_impl)
     for t in self._inputs + self._outputs:
       for d in t.shape:
@@ -84,7 +86,7 @@ class SlicewiseOperation(Operation):
             mesh_impl, d, f"it is not among the splittable dimensions of {self.name}"
           )
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     results = impl.slicewise(self._tf_fn, *[lowering.tensors[x] for x in self._inputs])
     if not isinstance(results, tuple):
@@ -117,10 +119,10 @@ class GenericGradOperation(SlicewiseOperation):
   ):
     xs = forward_op.inputs
     splittable = forward_op.splittable_dims
-    given = [i for i, g in enumerate(grad_ys) if g is not None]
+    given = {i: g for i, g in enumerate(grad_ys) if g is not None}
     super().__init__(
-      _TensorFlowGradient(forward_op, given),
-      xs + [grad_ys[i] for i in given],
+      _TensorFlowGradient(forward_op, list(given)),
+      xs + list(given.values()),
       [x.shape for x in xs],
       [x.dtype for x in xs],
       [d for t in xs + forward_op.outputs for d in t.shape if d.name in splittable],
@@ -129,7 +131,7 @@ class GenericGradOperation(SlicewiseOperation):
     reached = frozenset[Dimension]().union(*[forward_op.reach[i] for i in given])
     self._reach = [frozenset(x.shape) | reached for x in xs]
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     super().lower(lowering)
     impl = lowering.mesh_impl(self)
     for out, reach in zip(self._outputs, self._reach):
@@ -138,7 +140,7 @@ class GenericGradOperation(SlicewiseOperation):
       if axes and out.dtype.is_floating:
         key, size = f"allreduce/{axes}/generic_grad", lowering.laid_out_size(out)
         lowering.tensors[out] = LazyAllreduceSum(
-          impl, lowering.tensors[out], axes, lambda k=key, n=size: lowering.add_counter(k, n)
+          impl, lowering.tensors[out], axes, functools.partial(lowering.add_counter, key, size)
         )
 
 
@@ -272,7 +274,7 @@ def cwise(
     grad_function: see `SlicewiseOperation`; by default TensorFlow's gradient of `tf_fn`.
     name: of the operation.
   """
-  return slicewise(
+  result: Tensor = slicewise(
     tf_fn,
     xs,
     output_dtype=output_dtype,
@@ -280,3 +282,4 @@ def cwise(
     grad_function=grad_function,
     name=name or "cwise",
   )
+  return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -95,16 +96,22 @@ class _NormalizedExpOperation(Operation):
 class SoftmaxOperation(_NormalizedExpOperation):
   """exp(x) / sum exp(x)."""
 
-  def __init__(self, x, reduced_dim, extra_logit=None, name=None):
+  def __init__(
+    self,
+    x: Tensor,
+    reduced_dim: Dimension,
+    extra_logit: Tensor | None = None,
+    name: str | None = None,
+  ):
     super().__init__(x, reduced_dim, extra_logit, name or "softmax")
     self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     dy, y = grad_ys[0], self.outputs[0]
     inner = einsum([dy, y], output_shape=self._reduced_shape)
     return self._gradients((dy - inner) * y)
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     x = lowering.tensors[self.inputs[0]]
     if self._is_local(lowering):
@@ -118,15 +125,21 @@ class SoftmaxOperation(_NormalizedExpOperation):
 class LogSoftmaxOperation(_NormalizedExpOperation):
   """x - log sum exp(x)."""
 
-  def __init__(self, x, reduced_dim, extra_logit=None, name=None):
+  def __init__(
+    self,
+    x: Tensor,
+    reduced_dim: Dimension,
+    extra_logit: Tensor | None = None,
+    name: str | None = None,
+  ):
     super().__init__(x, reduced_dim, extra_logit, name or "log_softmax")
     self._outputs = [Tensor(self, x.shape, x.dtype)]
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     dy, y = grad_ys[0], self.outputs[0]
     return self._gradients(dy - exp(y) * reduce_sum(dy, output_shape=self._reduced_shape))
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     x = lowering.tensors[self.inputs[0]]
     if self._is_local(lowering):
@@ -140,15 +153,21 @@ class LogSoftmaxOperation(_NormalizedExpOperation):
 class LogSumExpOperation(_NormalizedExpOperation):
   """log sum exp(x), without the reduced dimension."""
 
-  def __init__(self, x, reduced_dim, extra_logit=None, name=None):
+  def __init__(
+    self,
+    x: Tensor,
+    reduced_dim: Dimension,
+    extra_logit: Tensor | None = None,
+    name: str | None = None,
+  ):
     super().__init__(x, reduced_dim, extra_logit, name or "reduce_logsumexp")
     self._outputs = [Tensor(self, self._reduced_shape, x.dtype)]
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     dy, x = grad_ys[0], self.inputs[0]
     return self._gradients(exp(x - self.outputs[0]) * dy)
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     maximum, total = self._max_and_sum(lowering)
     lowering.set_tensor_lowering(
       self.outputs[0],

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import VariableError
 from mesh_tensorflow.numerics import kernels
-from mesh_tensorflow.operations.slicing import unstack
+from mesh_tensorflow.operations.stacking import unstack
 from mesh_tensorflow.operations.variables import Variable, read_slices
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Operation, Tensor
@@ -62,16 +62,17 @@ class StackedVariable(Variable):
 
   @property
   def has_gradient(self) -> bool:
-    return Operation.has_gradient.fget(self)
+    # Of an operation on its inputs; a variable alone has none.
+    return super(Variable, self).has_gradient
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return unstack(grad_ys[0], self._dim)
 
-  def verify_layout(self, mesh_impl):
+  def verify_layout(self, mesh_impl: Any) -> None:
     super().verify_layout(mesh_impl)
     self._require_unsplit(mesh_impl, self._dim, "each variable is split by itself")
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     members = [lowering.variables[v] for v in self._vs]
     lowering.variables[self] = _StackedSlices(lowering.mesh_impl(self), members)
     read_slices(lowering, self, self.value)

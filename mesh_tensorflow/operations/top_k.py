@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -43,10 +44,9 @@ class _LargestOperation(Operation):
 
   def _set_outputs(self, *outputs: Tensor) -> None:
     self._outputs = list(outputs)
-    # Positions are below it: a gather along a dimension of this size needs no check.
     self._outputs[-1].index_bound = self._reduced_dim.size
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor | None]) -> Sequence[Tensor | None]:
     if grad_ys[0] is None:
       return [None]
     return ScatterAddOperation(
@@ -81,11 +81,11 @@ class TopKOperation(_LargestOperation):
       self._initialize_splittable_and_unsplittable_dims("splittable", [self._k_dim.name])
     )
 
-  def verify_layout(self, mesh_impl):
+  def verify_layout(self, mesh_impl: Any) -> None:
     self._require_unsplit(mesh_impl, self._k_dim, "its positions are ordered by value")
     super().verify_layout(mesh_impl)
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     x = self._inputs[0].shape
     order = (x - self._reduced_dim + self._reduced_dim).dims
@@ -93,7 +93,7 @@ class TopKOperation(_LargestOperation):
     k = min(self._k_dim.size, block)
     mesh_axis = self._mesh_axis(impl)
 
-    def local(t, begin):
+    def local(t: tf.Tensor, begin: Any) -> tuple[tf.Tensor, tf.Tensor]:
       values, indices = tf.math.top_k(transpose_to(t, x.dims, order), k)
       return values, indices if isinstance(begin, int) and begin == 0 else indices + begin
 
@@ -146,7 +146,7 @@ class ArgmaxOperation(_LargestOperation):
     super().__init__(x, reduced_dim, name or "argmax")
     self._set_outputs(Tensor(self, x.shape - self._reduced_dim, tf.int32))
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     _, indices = _largest(self, impl, lowering.tensors[self._inputs[0]], with_values=False)
     lowering.set_tensor_lowering(self._outputs[0], indices)
@@ -160,7 +160,7 @@ class Top1Operation(_LargestOperation):
     shape = x.shape - self._reduced_dim
     self._set_outputs(Tensor(self, shape, x.dtype), Tensor(self, shape, tf.int32, index=1))
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     values, indices = _largest(self, impl, lowering.tensors[self._inputs[0]], with_values=True)
     lowering.set_tensor_lowering(self._outputs[0], values)
@@ -171,7 +171,7 @@ def _largest(op: _LargestOperation, impl: Any, x: Any, with_values: bool) -> tup
   """The largest values (None, unless asked for or needed on the way) and their positions."""
   axis, mesh_axis = op._axis, op._mesh_axis(impl)
 
-  def local(t, begin):
+  def local(t: tf.Tensor, begin: Any) -> tf.Tensor:
     indices = kernels.argmax(t, axis)
     return indices if isinstance(begin, int) and begin == 0 else indices + begin
 
@@ -182,7 +182,7 @@ def _largest(op: _LargestOperation, impl: Any, x: Any, with_values: bool) -> tup
   if mesh_axis is None:
     return values, indices
 
-  def best_block(v, i):
+  def best_block(v: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     block = kernels.argmax(v, 0)
     n = block.shape.ndims
     # A sum over one element each: a gather would need the blocks as the last axis.
@@ -191,7 +191,8 @@ def _largest(op: _LargestOperation, impl: Any, x: Any, with_values: bool) -> tup
     return tf.reduce_max(v, 0), tf.reduce_sum(chosen, 0)
 
   stacked = [impl.allconcat(t, mesh_axis, 0, stack=True) for t in (values, indices)]
-  return impl.slicewise(best_block, *stacked)
+  values, indices = impl.slicewise(best_block, *stacked)
+  return values, indices
 
 
 def top_1(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DTypeError, ShapeError
@@ -47,7 +50,7 @@ class WhereOperation(Operation):
     self._outputs = [Tensor(self, output_shape, if_true.dtype)]
     self._initialize_all_dimensions_as_splittable()
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     condition, if_true, if_false = self.inputs
     dy = grad_ys[0]
     zero = import_tf_tensor(dy.mesh, tf.constant(0, dy.dtype), Shape([]))
@@ -59,13 +62,13 @@ class WhereOperation(Operation):
       reduce_sum(to_false, output_shape=if_false.shape),
     ]
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     out = self.outputs[0]
     shapes = [x.shape.dims for x in self._inputs]
     impl = lowering.mesh_impl(self)
     sizes = impl.slice_shape(out.shape)
 
-    def select(*slices):
+    def select(*slices: tf.Tensor) -> tf.Tensor:
       aligned = [align(t, dims, out.shape.dims) for t, dims in zip(slices, shapes)]
       result = kernels.where(*aligned)
       # Three operands may broadcast to less than the output shape only if it was given.
