@@ -72,25 +72,9 @@ class ExpertsAttentionParams(AttentionParams):
     *,
     memory_is_input: bool = True,
   ):
-    if not combine_dims or not shared_kv:
-      raise errors.ConfigError(
-        "attention by experts needs combine_dims=True and shared_kv=True, got "
-        f"combine_dims={combine_dims}, shared_kv={shared_kv}; bind SelfAttention.shared_kv = True"
-      )
-    if expert_computation not in ("qkv", "q", "kv"):
-      raise errors.ConfigError(
-        f'expert_computation must be "qkv", "q" or "kv", got {expert_computation!r}'
-      )
-    if "kv" in expert_computation and list(query_heads_dims or []) != list(memory_heads_dims or []):
-      raise errors.ConfigError(
-        f'expert_computation="{expert_computation}" needs as many heads of keys as of queries; set '
-        "num_memory_heads to 0"
-      )
-    if unit_scaling_convention():
-      raise errors.UnsupportedError(
-        "attention by experts does not have the unit-scaling convention; unbind "
-        "unit_scaling_convention.value"
-      )
+    _check_arguments(
+      shared_kv, combine_dims, expert_computation, query_heads_dims, memory_heads_dims
+    )
     super().__init__(
       mesh,
       query_input_dim,
@@ -112,13 +96,17 @@ class ExpertsAttentionParams(AttentionParams):
     self.context = context
     self.expert_computation = expert_computation
     self._memory_is_input = memory_is_input
+    # Experts make a token's query and key at once; the key waits here for `compute_kv`.
     self._key_of_query: mtf.Tensor | None = None
     if expert_computation == "q":
       self.wkv = self._variable("kv", self.k_shape, _initializer(memory_input_dim))
     elif expert_computation == "kv":
       self.wq = self._variable("q", self.q_shape, _initializer(query_input_dim))
-    h = experts_hparams
-    self.moe_layer = MoE1D(
+    self.moe_layer = self._experts_layer(experts_hparams)
+
+  def _experts_layer(self, h: Any) -> MoE1D:
+    """The experts; h: see `experts_hparams`."""
+    return MoE1D(
       moe_gating=h.moe_gating,
       num_experts=h.num_experts,
       loss_coef=h.loss_coef,
@@ -135,8 +123,9 @@ class ExpertsAttentionParams(AttentionParams):
       hidden_size=h.hidden_size,
       activation=h.activation,
       z_loss=h.z_loss,
+      # Apart from the heads' dimension, which experts would take for one of theirs.
       output_dim=mtf.Dimension("d_model", self.q_shape[-1].size),
-      use_experts_attention=expert_computation == "qkv",
+      use_experts_attention=self.expert_computation == "qkv",
     )
 
   def compute_q(self, query_antecedent: mtf.Tensor) -> mtf.Tensor:
@@ -195,6 +184,35 @@ class ExpertsAttentionParams(AttentionParams):
     ys = self.moe_layer.call(context or self.context, x)
     ys = ys if isinstance(ys, (list, tuple)) else [ys]
     return [mtf.replace_dimensions(y, y.shape[-1], self.q_dims) for y in ys]
+
+
+def _check_arguments(
+  shared_kv: bool,
+  combine_dims: bool,
+  expert_computation: str,
+  query_heads_dims: Sequence[mtf.Dimension] | None,
+  memory_heads_dims: Sequence[mtf.Dimension] | None,
+) -> None:
+  """Raises what `ExpertsAttentionParams` says of its arguments."""
+  if not combine_dims or not shared_kv:
+    raise errors.ConfigError(
+      "attention by experts needs combine_dims=True and shared_kv=True, got "
+      f"combine_dims={combine_dims}, shared_kv={shared_kv}; bind SelfAttention.shared_kv = True"
+    )
+  if expert_computation not in ("qkv", "q", "kv"):
+    raise errors.ConfigError(
+      f'expert_computation must be "qkv", "q" or "kv", got {expert_computation!r}'
+    )
+  if "kv" in expert_computation and list(query_heads_dims or []) != list(memory_heads_dims or []):
+    raise errors.ConfigError(
+      f'expert_computation="{expert_computation}" needs as many heads of keys as of queries; set '
+      "num_memory_heads to 0"
+    )
+  if unit_scaling_convention():
+    raise errors.UnsupportedError(
+      "attention by experts does not have the unit-scaling convention; unbind "
+      "unit_scaling_convention.value"
+    )
 
 
 def _initializer(input_dim: mtf.Dimension) -> Any:

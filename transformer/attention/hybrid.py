@@ -76,6 +76,7 @@ def hybrid_attention(
     dtype=context.variable_dtype,
     initializer=tf.constant_initializer(0.5),
   )
+  # Limited, not a sigmoid: checkpoints hold the coefficient itself. Outside it has no gradient.
   coefficient = mtf.cast(mtf.maximum(mtf.minimum(coefficient, 1.0), 0.0), logits.dtype)
   upper = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
   doubly = mtf.softmax(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -71,67 +72,106 @@ def local_attention_1d(
       f"length_dim_num_splits (={length_dim_num_splits}) a divisor of {length_dim.name}="
       f"{length_dim.size}"
     )
-  per_split = length_dim.size // length_dim_num_splits
-  block_length = min(max(radius, _MIN_BLOCK), per_split)
-  block_length = next(n for n in range(block_length, 0, -1) if per_split % n == 0)
-  blocks = mtf.Dimension(length_dim.name, length_dim.size // block_length)
-  query_block = mtf.Dimension("query_block_length", block_length)
-  memory_block = mtf.Dimension("memory_block_length", block_length)
-  # What one block can see is in the window and in the sequence.
-  halo = min(radius if not fully_autoregressive else radius - 1, length_dim.size - block_length)
-  exchange = mtf.left_halo_exchange if fully_autoregressive else mtf.halo_exchange
-
-  def queries(x: mtf.Tensor) -> mtf.Tensor:
-    if length_dim not in x.shape:
-      return x
-    return mtf.replace_dimensions(x, length_dim, [blocks, query_block])
-
-  def memory(x: mtf.Tensor) -> mtf.Tensor:
-    if length_dim not in x.shape:
-      return x
-    x = mtf.replace_dimensions(x, length_dim, [blocks, memory_block])
-    return exchange(x, blocks, memory_block, halo)
-
-  memory_length = mtf.Dimension(
-    memory_block.name, block_length + halo * (1 if fully_autoregressive else 2)
-  )
-  mesh = q.mesh
-  position = mtf.range(mesh, memory_length, tf.int32) - halo
-  relative_position = mtf.sub(
-    position,
-    mtf.range(mesh, query_block, tf.int32),
-    output_shape=mtf.Shape([query_block, memory_length]),
-  )
-  visible = [
-    mtf.cwise(
-      lambda r: (r > -radius) & (r <= (0 if fully_autoregressive else radius)),
-      [relative_position],
-      output_dtype=tf.bool,
-    ),
-    _inside(position, blocks, block_length, length_dim.size),
-  ]
+  blocks = _Blocks.of(length_dim, length_dim_num_splits, radius, fully_autoregressive)
+  relative_position, visible = blocks.window(q.mesh)
   if isinstance(sequence_id, mtf.Tensor) and length_dim in sequence_id.shape:
-    visible.append(_compared(mtf.equal, queries(sequence_id), memory(sequence_id)))
+    visible.append(_compared(mtf.equal, blocks.queries(sequence_id), blocks.memory(sequence_id)))
   if read_priority is not None and write_priority is not None:
-    visible.append(_compared(mtf.greater_equal, queries(read_priority), memory(write_priority)))
+    visible.append(
+      _compared(mtf.greater_equal, blocks.queries(read_priority), blocks.memory(write_priority))
+    )
   bias = visibility_mask_to_attention_bias(_all(visible), q.dtype)
-  q_blocks, k_blocks = queries(q), memory(k)
+  q_blocks, k_blocks = blocks.queries(q), blocks.memory(k)
   if relative_bias_fn is not None:
     relative_bias = relative_bias_fn(relative_position, q_blocks)
-    dims = [d for d in q_blocks.shape if d != query_block] + [query_block, memory_length]
+    dims = [d for d in q_blocks.shape if d != blocks.query_block]
+    dims += [blocks.query_block, blocks.memory_length]
     dims = [d for d in dims if d in bias.shape or d in relative_bias.shape]
     bias = mtf.add(bias, relative_bias, output_shape=mtf.Shape(dims))
   a = attention(
     q_blocks,
     k_blocks,
-    k_blocks if v is None or v is k else memory(v),
-    memory_length,
+    k_blocks if v is None or v is k else blocks.memory(v),
+    blocks.memory_length,
     key_dim,
     value_dim,
     bias,
     **(attention_kwargs or {}),
   )
-  return mtf.replace_dimensions(a, [blocks, query_block], length_dim)
+  return mtf.replace_dimensions(a, [blocks.blocks, blocks.query_block], length_dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Blocks:
+  """How a sequence is cut into blocks.
+
+  Attributes:
+    length: the dimension of positions.
+    blocks: the blocks; of its name, so that it is split as the positions are.
+    block_length: positions of a block.
+    halo: how many positions a block gets of its neighbours, on each side.
+    radius: how far a position sees.
+    to_the_left: whether no position sees a later one.
+  """
+
+  length: mtf.Dimension
+  blocks: mtf.Dimension
+  block_length: int
+  halo: int
+  radius: int
+  to_the_left: bool
+
+  @classmethod
+  def of(
+    cls, length: mtf.Dimension, num_splits: int, radius: int, fully_autoregressive: bool
+  ) -> _Blocks:
+    """Blocks as long as the window, if that is possible; each lies on one processor."""
+    per_split = length.size // num_splits
+    block_length = min(max(radius, _MIN_BLOCK), per_split)
+    block_length = next(n for n in range(block_length, 0, -1) if per_split % n == 0)
+    # What one block can see is in the window and in the sequence.
+    halo = min(radius if not fully_autoregressive else radius - 1, length.size - block_length)
+    blocks = mtf.Dimension(length.name, length.size // block_length)
+    return cls(length, blocks, block_length, halo, radius, fully_autoregressive)
+
+  @property
+  def query_block(self) -> mtf.Dimension:
+    return mtf.Dimension("query_block_length", self.block_length)
+
+  @property
+  def memory_length(self) -> mtf.Dimension:
+    sides = 1 if self.to_the_left else 2
+    return mtf.Dimension("memory_block_length", self.block_length + self.halo * sides)
+
+  def queries(self, x: mtf.Tensor) -> mtf.Tensor:
+    """x in blocks, if it has positions."""
+    if self.length not in x.shape:
+      return x
+    return mtf.replace_dimensions(x, self.length, [self.blocks, self.query_block])
+
+  def memory(self, x: mtf.Tensor) -> mtf.Tensor:
+    """x in blocks with the ends of their neighbours, if it has positions."""
+    if self.length not in x.shape:
+      return x
+    block = mtf.Dimension("memory_block_length", self.block_length)
+    x = mtf.replace_dimensions(x, self.length, [self.blocks, block])
+    exchange = mtf.left_halo_exchange if self.to_the_left else mtf.halo_exchange
+    return exchange(x, self.blocks, block, self.halo)
+
+  def window(self, mesh: mtf.Mesh) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
+    """Relative positions in a block, memory minus query; and masks: in window and sequence."""
+    position = mtf.range(mesh, self.memory_length, tf.int32) - self.halo
+    relative_position = mtf.sub(
+      position,
+      mtf.range(mesh, self.query_block, tf.int32),
+      output_shape=mtf.Shape([self.query_block, self.memory_length]),
+    )
+    right = 0 if self.to_the_left else self.radius
+    near = mtf.cwise(
+      lambda r: (r > -self.radius) & (r <= right), [relative_position], output_dtype=tf.bool
+    )
+    inside = _inside(position, self.blocks, self.block_length, self.length.size)
+    return relative_position, [near, inside]
 
 
 def _inside(

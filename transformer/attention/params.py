@@ -90,6 +90,7 @@ class AttentionParams:
     self.q_shape = leading + [query_input_dim] + combined(self.q_dims)
     self.k_shape = leading + [memory_input_dim] + combined(self.k_dims)
     self.v_shape = leading + [memory_input_dim] + combined(self.v_dims)
+    # The head's name comes first in a combined dimension, so that a rule for heads splits it.
     self.o_shape = leading + combined(self.o_dims) + [output_dim]
     self.init_weights()
 
@@ -100,6 +101,8 @@ class AttentionParams:
     def normal(*sizes: int) -> Any:
       return tf.random_normal_initializer(stddev=1.0 if unit else list_product(sizes) ** -0.5)
 
+    # Queries that start smaller spare a multiplication in every step. Optimizers that move all
+    # weights by equal amounts (Adam) then move these relatively faster than the others.
     fold = [self.key_dim.size] if self.fold_scaling_into_initializer else []
     heads = [d.size for d in self.query_heads_dims]
     self._make_variables(
@@ -203,6 +206,8 @@ class AttentionParams:
       ShapeError: keep_query_heads_dims with combine_dims.
     """
     if self.combine_dims:
+      # One matrix multiplication, of o with heads and values as one dimension: faster than an
+      # einsum over two.
       if self.keep_query_heads_dims:
         raise errors.ShapeError(
           "attention: keep_query_heads_dims needs combine_dims=False: the heads are not apart in "

@@ -86,12 +86,7 @@ def synthetic_attention(
   heads = [d for d in (q if with_products else v).shape if d.name in ("heads", "query_heads")]
   output_shape = mtf.Shape(q.shape.dims[:-1] + [d for d in heads if d not in q.shape] + [value_dim])
   table_length = max_length if synthesize_mode in ("random", "dense_minus") else _FIXED_LENGTH
-  for d in (memory_length_dim, context.length_dim):
-    if d.size > table_length:
-      raise errors.ShapeError(
-        f"synthetic_attention {synthesize_mode}: {d.name}={d.size} is longer than the tables of "
-        f"synthetic logits, which have {table_length} positions; shorten the sequences"
-      )
+  _check_lengths(synthesize_mode, table_length, [memory_length_dim, context.length_dim])
   if synthesize_mode.startswith("random"):
     logits = _table(context, heads, table_length, memory_length_dim, q)
   elif synthesize_mode == "factorized":
@@ -109,6 +104,16 @@ def synthetic_attention(
   return mtf.einsum([weights, v], output_shape=output_shape)
 
 
+def _check_lengths(mode: str, table_length: int, dims: list[mtf.Dimension]) -> None:
+  """Raises ShapeError if a dimension of positions is longer than the tables."""
+  for d in dims:
+    if d.size > table_length:
+      raise errors.ShapeError(
+        f"synthetic_attention {mode}: {d.name}={d.size} is longer than the tables of "
+        f"synthetic logits, which have {table_length} positions; shorten the sequences"
+      )
+
+
 def _table(
   context: Any,
   heads: list[mtf.Dimension],
@@ -120,6 +125,7 @@ def _table(
   length = mtf.Dimension("length", table_length)
   dims = [length, *heads, mtf.Dimension("memory_length", table_length)]
   table = first_positions(_variable(context, "R", dims), "memory_length", memory_length.size)
+  # A row of the table belongs to a position of the queries, of which there is one.
   if context.mode == "incremental":
     return mtf.gather(table, context.position, length)
   (query_length,) = [d for d in q.shape if d == context.length_dim]
@@ -158,6 +164,7 @@ def _mixed(
   dims = [mtf.Dimension("alpha", 1)]
   alpha = mtf.reshape(_variable(context, "alpha", dims, tf.zeros_initializer()), [])
   alpha = mtf.cast(mtf.sigmoid(alpha), products.dtype)
+  # (1 - a) products + a synthetic, with one multiplication of large tensors less.
   difference = mtf.sub(synthetic, products, output_shape=products.shape)
   return products + difference * alpha
 

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer.fixup_layers.initializers import fixup_initializer
-from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
+from mesh_tensorflow.transformer.layers.dense_relu_dense import DenseReluDense
+from mesh_tensorflow.transformer.models.context import Context
 from mesh_tensorflow.transformer.models.sublayers import Stack
 
 _MODULE = "mesh_tensorflow.transformer.fixup_layers"
@@ -64,7 +65,7 @@ def dense_product_fixup(
 
 
 @gin.configurable(module=_MODULE)
-class DenseReluDenseFixup(TransformerLayer):
+class DenseReluDenseFixup(DenseReluDense):
   """`DenseReluDense` whose output starts as 0, with a number added to the hidden values.
 
   Variables: as of `DenseReluDense`, and `shift` [single_bias=1].
@@ -89,48 +90,25 @@ class DenseReluDenseFixup(TransformerLayer):
     init_distribution: str = "uniform",
     num_blocks: int = gin.REQUIRED,
   ):
-    self.hidden_size = hidden_size
-    self.dropout_rate = dropout_rate
-    self.activation = activation
-    self.use_bias = use_bias
+    # All is given, so that bindings of DenseReluDense do not hold for these.
+    super().__init__(
+      hidden_size=hidden_size, dropout_rate=dropout_rate, activation=activation, use_bias=use_bias
+    )
     self.default_init = default_init
     self.init_distribution = init_distribution
     self.num_blocks = num_blocks
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
-    """Applies the layer; see `TransformerLayer.call`."""
-    del losses
-    io_dim = x.shape[-1]
-    hidden_dim = mtf.Dimension("d_ff", self.hidden_size)
-    options = dict(
-      use_bias=self.use_bias,
-      variable_dtype=context.variable_dtype,
-      expert_dims=context.model.ensemble_dims,
+  def _inner_initializer(self) -> Any:
+    return fixup_initializer(
+      "DenseReluDenseFixup", self.default_init, self.init_distribution, 1.0 / self.num_blocks
     )
-    h = dense_product_fixup(
-      x,
-      [io_dim],
-      [hidden_dim],
-      fixup_initializer(
-        "DenseReluDenseFixup", self.default_init, self.init_distribution, 1.0 / self.num_blocks
-      ),
-      self.activation,
-      name="wi",
-      **options,
-    )
-    if context.train and self.dropout_rate != 0.0:
-      h = mtf.dropout(
-        h, is_training=True, rate=self.dropout_rate, noise_shape=h.shape - context.length_dim
-      )
-    h += _scalar(get_single_scalar_bias(h, "shift"))
-    return mtf.layers.dense(
-      h,
-      reduced_dims=[hidden_dim],
-      new_dims=io_dim,
-      kernel_initializer=tf.zeros_initializer(),
-      name="wo",
-      **options,
-    )
+
+  def _outer_initializer(self) -> Any:
+    # Each residual branch starts as 0: the stack starts as the identity, however deep.
+    return tf.zeros_initializer()
+
+  def _shifted(self, h: mtf.Tensor) -> mtf.Tensor:
+    return h + _scalar(get_single_scalar_bias(h, "shift"))
 
 
 @gin.configurable(module=_MODULE)

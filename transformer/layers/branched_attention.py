@@ -10,7 +10,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer.layers.dense_relu_dense import DenseReluDense
-from mesh_tensorflow.transformer.layers.enc_dec_attention import enc_dec_attention
+from mesh_tensorflow.transformer.layers.enc_dec_attention import AttendsToEncoder
 from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
 from mesh_tensorflow.transformer.models.context import Context
 
@@ -70,19 +70,10 @@ class BranchedSelfAttention(SelfAttention):
 
 
 @gin.configurable(module=_MODULE)
-class BranchedEncDecAttention(BranchedSelfAttention):
+class BranchedEncDecAttention(AttendsToEncoder, BranchedSelfAttention):
   """Attention of a decoder to an encoder's output, with a branch for each head.
 
   Args:
     relative_attention_type: None, "bias" or "bias_shared"; see `enc_dec_attention_bias`.
     **kwargs: arguments of `BranchedSelfAttention`.
   """
-
-  def __init__(self, relative_attention_type: str | None = None, **kwargs: Any):
-    super().__init__(relative_attention_type=relative_attention_type, **kwargs)
-
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
-    """Attends; see `TransformerLayer.call`."""
-    return enc_dec_attention(
-      self, context.encoder_output, context, x, losses, z_loss_coeff=self.z_loss_coeff
-    )

@@ -41,7 +41,8 @@ class DenseReluDense(TransformerLayer):
     """Applies the layer; see `TransformerLayer.call`."""
     del losses
     io_dim = x.shape.dims[-1]
-    options = dict(
+    # Members of an ensemble are to the dense layers what experts are: each has its own kernel.
+    options: dict[str, Any] = dict(
       use_bias=self.use_bias,
       variable_dtype=context.variable_dtype,
       expert_dims=context.model.ensemble_dims,
@@ -52,6 +53,7 @@ class DenseReluDense(TransformerLayer):
       new_dims=[mtf.Dimension("d_ff", self.hidden_size)],
       activation_functions=self.activation,
       name="wi",
+      kernel_initializer=self._inner_initializer(),
       **options,
     )
     if context.train and self.dropout_rate != 0.0:
@@ -62,5 +64,24 @@ class DenseReluDense(TransformerLayer):
         noise_shape=h.shape - context.length_dim,
       )
     return mtf.layers.dense(
-      h, reduced_dims=h.shape.dims[-1:], new_dims=io_dim, name="wo", **options
+      self._shifted(h),
+      reduced_dims=h.shape.dims[-1:],
+      new_dims=io_dim,
+      kernel_initializer=self._outer_initializer(),
+      name="wo",
+      **options,
     )
+
+  # ------------------------------------------------------- hooks of subclasses
+
+  def _inner_initializer(self) -> Any:
+    """How the kernels of `wi` start; None: as `mtf.layers.dense` has it."""
+    return None
+
+  def _outer_initializer(self) -> Any:
+    """How the kernel of `wo` starts; None: as `mtf.layers.dense` has it."""
+    return None
+
+  def _shifted(self, h: mtf.Tensor) -> mtf.Tensor:
+    """What `wo` is applied to: the hidden values."""
+    return h

@@ -48,6 +48,8 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
   def spans(number: mtf.Tensor, sequence_id: Any) -> mtf.Tensor:
     if not packed or sequence_id is None:
       return number
+    # Larger than any number of sentinels: spans of another packed sequence are all before, or
+    # all after.
     return number + sequence_id * max(encoder_length.size, length.size)
 
   def encoder_spans() -> mtf.Tensor:
@@ -227,21 +229,20 @@ def enc_dec_attention(
   return layer.layer_output_from_attention_output(context, output, losses)
 
 
-@gin.configurable(module=_MODULE)
-class EncDecAttention(SelfAttention):
-  """Attention of a decoder to the output of an encoder.
+class AttendsToEncoder(SelfAttention):
+  """Mixin: what a decoder's kinds of attention to the encoder's output have in common.
+
+  It stands before the kind of self-attention in the list of base classes. Passing on
+  `relative_attention_type` in any case keeps gin's bindings of that parameter of the self-attention
+  apart: positions of two sequences have other relative positions.
 
   Args:
     relative_attention_type: None, "bias" or "bias_shared"; see `enc_dec_attention_bias`.
-    **kwargs: arguments of `SelfAttention`, whose gin bindings hold here too.
+    **kwargs: arguments of the kind of self-attention.
   """
 
   def __init__(self, relative_attention_type: str | None = None, **kwargs: Any):
     super().__init__(relative_attention_type=relative_attention_type, **kwargs)
-
-  @property
-  def attention_fn(self) -> Callable[..., mtf.Tensor]:
-    return attention.attention
 
   def _get_memory_antecedent(self, context: Context) -> mtf.Tensor:
     """What is attended to."""
@@ -257,3 +258,18 @@ class EncDecAttention(SelfAttention):
       losses,
       z_loss_coeff=self.z_loss_coeff,
     )
+
+
+@gin.configurable(module=_MODULE)
+class EncDecAttention(AttendsToEncoder):
+  """Attention of a decoder to the output of an encoder.
+
+  Args:
+    relative_attention_type: None, "bias" or "bias_shared"; see `enc_dec_attention_bias`.
+    **kwargs: arguments of `SelfAttention`, whose gin bindings hold here too.
+  """
+
+  @property
+  def attention_fn(self) -> Callable[..., mtf.Tensor]:
+    """Always `attention.attention`: hybrid attention needs as many queries as keys."""
+    return attention.attention

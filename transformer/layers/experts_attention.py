@@ -6,9 +6,8 @@ from typing import Any
 
 import gin
 
-import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import attention
-from mesh_tensorflow.transformer.layers.enc_dec_attention import enc_dec_attention
+from mesh_tensorflow.transformer.layers.enc_dec_attention import AttendsToEncoder
 from mesh_tensorflow.transformer.layers.model_attention_params import params_of_model
 from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
 from mesh_tensorflow.transformer.models.context import Context
@@ -103,7 +102,7 @@ class ExpertsSelfAttention(SelfAttention):
 
 
 @gin.configurable(module=_MODULE)
-class ExpertsEncDecAttention(ExpertsSelfAttention):
+class ExpertsEncDecAttention(AttendsToEncoder, ExpertsSelfAttention):
   """Attention of a decoder to an encoder's output, with experts.
 
   Keys that experts compute are made from the encoder's output, by the experts of the queries.
@@ -114,12 +113,3 @@ class ExpertsEncDecAttention(ExpertsSelfAttention):
   """
 
   _memory_is_input = False
-
-  def __init__(self, relative_attention_type: str | None = None, **kwargs: Any):
-    super().__init__(relative_attention_type=relative_attention_type, **kwargs)
-
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
-    """Attends; see `TransformerLayer.call`."""
-    return enc_dec_attention(
-      self, context.encoder_output, context, x, losses, z_loss_coeff=self.z_loss_coeff
-    )

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import gin
-import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.layers import VarianceScalingInitializer, unit_scaling_convention
 from mesh_tensorflow.transformer import attention
-from mesh_tensorflow.transformer.layers.enc_dec_attention import enc_dec_attention_bias
+from mesh_tensorflow.transformer.layers.enc_dec_attention import (
+  AttendsToEncoder,
+  enc_dec_attention_bias,
+)
 from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
 from mesh_tensorflow.transformer.layers.talking_heads import check_relative_attention_type
 from mesh_tensorflow.transformer.models.context import Context
-from mesh_tensorflow.transformer.models.decoding_states import overwrite
 
 _MODULE = "mesh_tensorflow.transformer.transformer_layers"
 
@@ -82,19 +83,11 @@ class GeneralBilinearSelfAttention(SelfAttention):
   def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
     """Attends; see `TransformerLayer.call`."""
     del losses
-    memory_length = self.memory_length(context)
     q = self.compute_q(context, x)
-    if context.mode == "incremental":
-      here = mtf.one_hot(context.position, memory_length, dtype=tf.bool)
-      m = overwrite(context.get_states(1)[0], x, here)
-      memory_position = mtf.range(context.mesh, memory_length, tf.int32)
-    else:
-      m = self.rename_length_to_memory_length(x, context)
-      memory_position = self.rename_length_to_memory_length(context.position, context)
-    if context.mode in ("incremental", "first_part"):
-      context.record_new_states([m])
+    # Keys and values are the inputs: a state of d_model in place of heads times d_kv, twice.
+    (m,), memory_position = self.with_earlier(context, [self.as_memory(context, x)])
     bias = self.compute_bias(context, memory_position, x, self.heads_dims, q)
-    return self.attention_internal(context, q, m, memory_length, bias)
+    return self.attention_internal(context, q, m, self.memory_length(context), bias)
 
   def attention_internal(
     self,
@@ -134,16 +127,13 @@ class GeneralBilinearSelfAttention(SelfAttention):
 
 
 @gin.configurable(module=_MODULE)
-class GeneralBilinearEncDecAttention(GeneralBilinearSelfAttention):
+class GeneralBilinearEncDecAttention(AttendsToEncoder, GeneralBilinearSelfAttention):
   """Attention of a decoder to an encoder's output, by a general bilinear form.
 
   Args:
     relative_attention_type: None, "bias" or "bias_shared"; see `enc_dec_attention_bias`.
     **kwargs: arguments of `GeneralBilinearSelfAttention`.
   """
-
-  def __init__(self, relative_attention_type: str | None = None, **kwargs: Any):
-    super().__init__(relative_attention_type=relative_attention_type, **kwargs)
 
   def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
     """Attends; see `TransformerLayer.call`."""

@@ -118,6 +118,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
       self.get_kernel_wt(x, [repeated], initializer, i, context, context.variable_dtype)
       for i in range(self.filter_size)
     ]
+    # A softmax over positions needs them in one tensor, on one processor.
     taps = mtf.Dimension("_taps", self.filter_size)
     normalized = mtf.softmax(mtf.stack(weights, taps.name), taps)
     if groups.size > 1:

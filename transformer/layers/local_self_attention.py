@@ -68,12 +68,14 @@ class LocalSelfAttention(SelfAttention):
       memory = [params.compute_kv(x)]
     else:
       memory = [params.compute_k(x), params.compute_v(x)]
+    q, memory = self.positioned(context, q, memory)
     heads_dims = params.query_heads_dims
     if context.mode == "incremental":
       o = self._attend_incrementally(context, q, memory, heads_dims)
     else:
       if context.mode == "first_part":
         context.record_new_states([self._window_state(context, t) for t in memory])
+      # Below, blocks with their halo would be most of the square of products anyway.
       if context.length_dim.size <= max(256, 4 * self.radius):
         o = self._attend_to_all(context, x, q, memory, heads_dims)
       else:

@@ -78,6 +78,8 @@ def attention_heads_dims(
   num_heads: int, num_memory_heads: int
 ) -> tuple[list[mtf.Dimension], list[mtf.Dimension]]:
   """The dimensions of heads of queries and of memory; see `attention_params`."""
+  # Queries attend with the keys of the dimensions they share: `heads` of keys divided among
+  # `query_heads` of queries makes groups without any copy of keys.
   if num_heads == 1:
     query_heads_dims = memory_heads_dims = []
   elif num_memory_heads == 0:

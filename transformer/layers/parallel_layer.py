@@ -41,4 +41,5 @@ class ParallelLayer(TransformerLayer):
       scope = mtf.variable_scope(f"parallel_layer_{i}")
       with scope if self.use_scope else contextlib.nullcontext():
         outputs.append(layer.call(context, x))
+    # Outputs that do not depend on each other add up in variance: this keeps that of one.
     return mtf.add_n(outputs) * len(outputs) ** -0.5

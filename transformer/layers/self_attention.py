@@ -49,6 +49,9 @@ class SelfAttention(TransformerLayer):
     hyperprompt_task_num: number of tasks.
   """
 
+  # How many first positions of a sequence are seen from everywhere; see `GroupedQueryAttention`.
+  num_sinks = 0
+
   def __init__(
     self,
     num_heads: int = 8,
@@ -138,6 +141,20 @@ class SelfAttention(TransformerLayer):
     del context
     return None
 
+  def positioned(
+    self, context: Context, q: mtf.Tensor, memory: list[mtf.Tensor]
+  ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
+    """What becomes of queries, and of keys and values, before they meet: nothing.
+
+    Args:
+      context: a `Context`.
+      q: the queries.
+      memory: keys and values of the same positions, or one tensor that is both; the dimension of
+        positions may be called `memory_length`.
+    """
+    del context
+    return q, memory
+
   @property
   def kv_dim(self) -> mtf.Dimension:
     """The dimension of a key, and of a value."""
@@ -158,24 +175,14 @@ class SelfAttention(TransformerLayer):
     """
     params = self.make_params(context)
     q = params.compute_q(x)
-    incremental = context.mode == "incremental"
     memory_length = self.memory_length(context)
-    m = x if incremental else self.rename_length_to_memory_length(x, context)
+    m = self.as_memory(context, x)
     if self.shared_kv:
       memory = [params.compute_kv(m)]
     else:
       memory = [params.compute_k(m), params.compute_v(m)]
-    if incremental:
-      memory = [
-        write_at(old, new, context.position, memory_length)
-        for old, new in zip(context.get_states(len(memory)), memory)
-      ]
-    if incremental or context.mode == "first_part":
-      context.record_new_states(memory)
-    if incremental:
-      memory_position = mtf.range(context.mesh, memory_length, tf.int32)
-    else:
-      memory_position = self.rename_length_to_memory_length(context.position, context)
+    q, memory = self.positioned(context, q, memory)
+    memory, memory_position = self.with_earlier(context, memory)
     num_prompts = self._num_prompts()
     if num_prompts:
       k, v, memory_position, memory_length = attention.concat_hyper_prompts_kv(
@@ -226,6 +233,38 @@ class SelfAttention(TransformerLayer):
   def rename_length_to_memory_length(self, x: mtf.Tensor, context: Context) -> mtf.Tensor:
     """Calls the length dimension of x `memory_length`."""
     return length_to_memory_length(x, context, self.memory_length(context))
+
+  def as_memory(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
+    """The layer's input, as what keys and values are computed from."""
+    # One position is not a sequence yet: `with_earlier` puts it among those before.
+    return x if context.mode == "incremental" else self.rename_length_to_memory_length(x, context)
+
+  def with_earlier(
+    self, context: Context, memory: list[mtf.Tensor]
+  ) -> tuple[list[mtf.Tensor], mtf.Tensor]:
+    """What is attended to, those of positions decoded before included, and its positions.
+
+    In decoding it is recorded as the layer's states.
+
+    Args:
+      context: a `Context`.
+      memory: tensors with dimension `memory_length`; without it in incremental decoding.
+
+    Returns:
+      (the tensors, with dimension `memory_length`; int32 positions along it).
+    """
+    incremental = context.mode == "incremental"
+    memory_length = self.memory_length(context)
+    if incremental:
+      memory = [
+        write_at(old, new, context.position, memory_length)
+        for old, new in zip(context.get_states(len(memory)), memory)
+      ]
+    if incremental or context.mode == "first_part":
+      context.record_new_states(memory)
+    if incremental:
+      return memory, mtf.range(context.mesh, memory_length, tf.int32)
+    return memory, self.rename_length_to_memory_length(context.position, context)
 
   def compute_bias(
     self,

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import gin
-import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.layers.model_attention_params import attention_params
 from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
 from mesh_tensorflow.transformer.models.context import Context
-from mesh_tensorflow.transformer.models.decoding_states import overwrite
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
@@ -93,26 +91,18 @@ class Synthesizer(SelfAttention):
     """Attends; see `TransformerLayer.call`."""
     params = self.make_params(context)
     q = x if self.no_query else params.compute_q(x)
-    incremental = context.mode == "incremental"
-    memory_length = self.memory_length(context)
-    m = x if incremental else self.rename_length_to_memory_length(x, context)
+    m = self.as_memory(context, x)
     if self.shared_kv:
       k = v = params.compute_kv(m)
     else:
       k, v = params.compute_k(m), params.compute_v(m)
-    if incremental:
-      here = mtf.one_hot(context.position, memory_length, dtype=tf.bool)
-      k, v = (overwrite(old, t, here) for old, t in zip(context.get_states(2), (k, v)))
-      memory_position = mtf.range(context.mesh, memory_length, tf.int32)
-    else:
-      memory_position = self.rename_length_to_memory_length(context.position, context)
-    if incremental or context.mode == "first_part":
-      context.record_new_states([k, v])
+    # Two states in any mode, as programs that hold states of this layer count on.
+    (k, v), memory_position = self.with_earlier(context, [k, v])
     o = attention.synthetic_attention(
       q,
       k,
       v,
-      memory_length,
+      self.memory_length(context),
       self.kv_dim,
       self.kv_dim,
       bias=self.compute_bias(context, memory_position, x, params.query_heads_dims, q),

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import gin
-import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.layers import VarianceScalingInitializer, unit_scaling_convention, us_einsum
 from mesh_tensorflow.transformer.attention.dot_product import weights_dropout
-from mesh_tensorflow.transformer.layers.enc_dec_attention import enc_dec_attention_bias
+from mesh_tensorflow.transformer.layers.enc_dec_attention import (
+  AttendsToEncoder,
+  enc_dec_attention_bias,
+)
 from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
 from mesh_tensorflow.transformer.models.context import Context
-from mesh_tensorflow.transformer.models.decoding_states import overwrite
 
 _MODULE = "mesh_tensorflow.transformer.transformer_layers"
 _Heads = Sequence[tuple[str, int]]
@@ -128,24 +129,17 @@ class TalkingHeadsSelfAttention(SelfAttention):
   def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
     """Attends; see `TransformerLayer.call`."""
     del losses
-    incremental = context.mode == "incremental"
-    memory_length = self.memory_length(context)
     q = self.compute_q(context, x)
-    m = x if incremental else self.rename_length_to_memory_length(x, context)
+    m = self.as_memory(context, x)
     memory = [self.compute_k(context, m), self.compute_v(context, m)]
     if any(name.startswith("m") for name in self.dynamic_projections):
       memory.append(m)
-    if incremental:
-      here = mtf.one_hot(context.position, memory_length, dtype=tf.bool)
-      memory = [overwrite(old, t, here) for old, t in zip(context.get_states(len(memory)), memory)]
-      memory_position = mtf.range(context.mesh, memory_length, tf.int32)
-    else:
-      memory_position = self.rename_length_to_memory_length(context.position, context)
-    if incremental or context.mode == "first_part":
-      context.record_new_states(memory)
+    memory, memory_position = self.with_earlier(context, memory)
     k, v, *inputs = memory
     bias = self.compute_bias(context, memory_position, x, self.softmax_heads_dims, q)
+    # While decoding, dynamic projections need the inputs of all positions of memory.
     m = inputs[0] if inputs else m
+    memory_length = self.memory_length(context)
     return self.attention_internal(context, x, m, q, k, v, memory_length, bias)
 
   def attention_internal(
@@ -256,6 +250,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
             VarianceScalingInitializer(scale=scale),
           )
         )
+    # Added to a projection, not to its result: kernels are small, results have two lengths.
     if projections:
       projections[0] += kernel
     else:
@@ -264,16 +259,13 @@ class TalkingHeadsSelfAttention(SelfAttention):
 
 
 @gin.configurable(module=_MODULE)
-class TalkingHeadsEncDecAttention(TalkingHeadsSelfAttention):
+class TalkingHeadsEncDecAttention(AttendsToEncoder, TalkingHeadsSelfAttention):
   """Attention of a decoder to an encoder's output, with projections between heads.
 
   Args:
     relative_attention_type: None, "bias" or "bias_shared"; see `enc_dec_attention_bias`.
     **kwargs: arguments of `TalkingHeadsSelfAttention`.
   """
-
-  def __init__(self, relative_attention_type: str | None = None, **kwargs: Any):
-    super().__init__(relative_attention_type=relative_attention_type, **kwargs)
 
   def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
     """Attends; see `TransformerLayer.call`."""

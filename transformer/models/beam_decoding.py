@@ -67,6 +67,7 @@ def beam_search(
     logits_fn,
     inputs,
     alpha,
+    # Only their shapes: the pass over an empty sequence has filled them with what is not there.
     states=[mtf.zeros_like(s) for s in decoder.loop_states()],
     decode_length=decode_length,
     layout=model.layout,

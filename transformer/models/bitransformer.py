@@ -241,6 +241,7 @@ class Bitransformer:
         has_partial_sequences=False,
         **common,
       )
+    # Of the batch, not of each row: a beam search has one number of steps.
     count = mtf.reduce_sum(mtf.to_int32(mtf.not_equal(inputs, 0)), reduced_dim=input_length)
     longest = mtf.to_float(mtf.reduce_max(count))
     return self.decoder.beam_search(

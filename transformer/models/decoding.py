@@ -107,6 +107,7 @@ class IncrementalModel:
       # The logits are not used: this fills the caches.
       model._call_internal(first_part, inputs)
     self.states = first_part.new_states
+    # In place: the contexts of all later steps have this very list.
     constants = self._arguments["constant_states"]
     constants[:] = [in_reading_order(s) for s in constants]
     self._constants = {
@@ -228,6 +229,7 @@ def _done(
 ) -> mtf.Tensor:
   """Which rows have ended: bool `[<batch_dims>]`."""
   length_dim = ids.shape.dims[-1]
+  # Rows may start at different positions, so each has its own end.
   done = mtf.greater_equal(position, length_dim.size)
   if options.max_steps:
     done = mtf.logical_or(done, mtf.greater_equal(position - initial_position, options.max_steps))

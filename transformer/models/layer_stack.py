@@ -19,7 +19,32 @@ _LOG = logging.getLogger("mesh_tensorflow")
 Sublayer = Callable[[mtf.Tensor, "SublayerStack", Context], mtf.Tensor]
 
 
-class SublayerStack(TransformerLayer):
+class Layers(TransformerLayer):
+  """Base class of what calls layers one after another."""
+
+  _layers: Sequence[TransformerLayer]
+
+  @property
+  def num_layers(self) -> int:
+    """Number of layers, of all blocks."""
+    return len(self._layers)
+
+  @property
+  def layers(self) -> Sequence[TransformerLayer]:
+    """The layers, in the order in which they are called."""
+    return self._layers
+
+
+def check_keeps_shape(layer: TransformerLayer, x: mtf.Tensor, y: mtf.Tensor) -> None:
+  """Raises ShapeError if a layer of a stack makes y, of another shape, of x."""
+  if y.shape != x.shape:
+    raise errors.ShapeError(
+      f"layer {layer.name or ''} ({type(layer).__name__}) maps {x.shape} to {y.shape}; a layer "
+      "of a stack must keep the dimensions and their order"
+    )
+
+
+class SublayerStack(Layers):
   """Base class of stacks of layers that have sublayers around them.
 
   Args:
@@ -44,16 +69,6 @@ class SublayerStack(TransformerLayer):
     self._sublayers_per_layer = sublayers_per_layer
     self._sublayers_final = sublayers_final
 
-  @property
-  def num_layers(self) -> int:
-    """Number of layers, of all blocks."""
-    return len(self._layers)
-
-  @property
-  def layers(self) -> Sequence[TransformerLayer]:
-    """The layers, in the order in which they are called."""
-    return self._layers
-
   def _call_sublayers(self, which: str, x: mtf.Tensor, context: Context) -> mtf.Tensor:
     functions = getattr(self, f"_sublayers_{which}")
     if functions is None:
@@ -70,11 +85,7 @@ class SublayerStack(TransformerLayer):
     context.current_layer = layer
     context.current_layer_input = x
     y = self._call_sublayers("per_layer", x, context)
-    if y.shape != x.shape:
-      raise errors.ShapeError(
-        f"layer {layer.name or ''} ({type(layer).__name__}) maps {x.shape} to {y.shape}; a layer "
-        "of a stack must keep the dimensions and their order"
-      )
+    check_keeps_shape(layer, x, y)
     return y
 
 
@@ -176,6 +187,7 @@ class LayerStack(SublayerStack):
       losses = context.losses
       if losses is not None:
         context.losses = []
+      # What the layer caches of x would be a tensor of in here, too.
       try:
         with recomputed_layer(context, x):
           y = self._layer_fn(x, layer, context)

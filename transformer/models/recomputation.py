@@ -51,6 +51,8 @@ def _take_out(value: Any, x: mtf.Tensor, start: int) -> bool:
   Returns:
     Whether value depends on variables and not on x.
   """
+  # Backwards from the value through what was made inside: reaching x means that it must be
+  # computed again, reaching only variables that it need not.
   inside = set(x.graph.operations[start:])
   pending = [t.operation for t in tf.nest.flatten(value) if isinstance(t, mtf.Tensor)]
   found: set[mtf.Operation] = set()

@@ -70,6 +70,7 @@ class ReversibleLayerStack(LayerStack):
     def fn(x: mtf.Tensor) -> mtf.Tensor:
       if not recompute:
         return self._layer_fn(x, layer, context)
+      # The backward pass runs this again: a loss appended then would be one of a finished graph.
       num_losses = len(context.losses or [])
       with recomputed_layer(context, x):
         y = self._layer_fn(x, layer, context)

@@ -51,6 +51,7 @@ def autoregressive_inputs(targets: mtf.Tensor, sequence_id: mtf.Tensor | None = 
   length_dim = targets.shape.dims[-1]
   inputs = mtf.abs(mtf.shift(targets, offset=1, dim=length_dim, wrap=False))
   if sequence_id is not None:
+    # The first input of a sequence must not be the last target of its neighbour in the pack.
     before = mtf.shift(sequence_id, offset=1, dim=length_dim, wrap=False)
     inputs *= mtf.cast(mtf.equal(sequence_id, before), targets.dtype)
   return inputs

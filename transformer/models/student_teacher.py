@@ -99,6 +99,7 @@ class StudentTeacher:
       return logits, hard_loss
     temperature, fraction_soft, vocab_dim = self._checked()
     if kargs.get("mode", "train") == "train":
+      # Targets with the teacher's dropout would be noise to the student.
       kargs["mode"] = "eval"
     with mtf.variable_scope("teacher"):
       teacher_logits, _ = self.teacher.call_simple(inputs, targets, False, **common, **kargs)
@@ -108,6 +109,7 @@ class StudentTeacher:
     )
     self._graph = weakref.ref(graph)
 
+    # temperature ** 2 below makes up for gradients of softened logits, smaller by its inverse.
     soft_targets = mtf.stop_gradient(
       mtf.softmax(teacher_logits * (1.0 / temperature), reduced_dim=vocab_dim)
     )

@@ -98,6 +98,7 @@ class VocabEmbedding(TokenVectors):
 
   def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
     """Products with the rows of the table: the dims of `hidden`, vocab_dim for output_dim."""
+    # Vectors that start with variance 1 would make logits of variance d_model.
     if not self._scale_variable_like_classifier_weights:
       hidden *= self._output_dim.size**-0.5
     weights = self._embedding_weights
@@ -135,6 +136,7 @@ def reduce_ensemble_logits_mean_prob(
 ) -> mtf.Tensor:
   """Logarithm of the mean probability, at least log(1e-20)."""
   probs = mtf.reduce_mean(mtf.softmax(logits, reduced_dim=vocab_dim), reduced_dim=ensemble_dim)
+  # Not exactly 0, whose logarithm would spoil sums with other scores.
   return mtf.log(mtf.maximum(probs, 1e-20))
 
 

@@ -39,6 +39,7 @@ def split_into_groups(n: int, max_group_size: int, mesh_dim_size: int) -> tuple[
       f"mixture of experts: {n} tokens cannot be divided into groups over a mesh axis of size "
       f"{mesh_dim_size}, which does not divide {n}"
     )
+  # The fewest groups that are small enough: a larger group fills its experts' slots more evenly.
   num_groups = max(1, n // max_group_size)
   while num_groups % mesh_dim_size or n % num_groups:
     num_groups += 1
@@ -154,6 +155,8 @@ def slot_dims(
   Returns:
     (groups, slots of a group), of the same sizes.
   """
+  # A dimension of an operand split over the batch's axis would be asked to share it with the
+  # groups: no tensor can have two dimensions over one axis.
   axis = hints.axis(batch_dim.name)
   parts = hints.parts(batch_dim.name)
   if axis is not None and all(hints.axis(d.name) != axis for d in others):

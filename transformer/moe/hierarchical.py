@@ -71,82 +71,180 @@ def transformer_moe_layer_v2(
       f"two-level mixture of experts: inputs must be [(outer_batch,) batch, length, d_model], got "
       f"{inputs}"
     )
-  hints = LayoutHints(layout, mesh_shape)
-  outer = leading[0] if len(leading) == 3 else mtf.Dimension("outer_batch_unsplit", 1)
-  batch, length = leading[-2:]
-  size_x, size_y = hparams.moe_expert_x, hparams.moe_expert_y
-  x_dim, y_dim = mtf.Dimension("expert_x", size_x), mtf.Dimension("expert_y", size_y)
-  x_unsplit = mtf.Dimension("expert_x_unsplit", size_x)
-  y_unsplit = mtf.Dimension("expert_y_unsplit", size_y)
-  hidden = mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size"))
-  max_size = hparam(hparams, "group_size")
-  work = [x_dim, y_dim, hidden, input_dim, output_dim]
+  # The Python int 1 of a `Context` is no padding, too.
+  if isinstance(nonpadding, mtf.Tensor):
+    nonpadding = mtf.broadcast(mtf.cast(nonpadding, inputs.dtype), mtf.Shape(leading))
+  else:
+    nonpadding = None
+  levels = _Levels(
+    hparams,
+    train,
+    variable_dtype,
+    num_microbatches,
+    LayoutHints(layout, mesh_shape),
+    mtf.Dimension("expert_x", hparams.moe_expert_x),
+    mtf.Dimension("expert_y", hparams.moe_expert_y),
+    mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size")),
+    input_dim,
+    output_dim,
+  )
+  y, loss = _through_both_levels(levels, inputs, nonpadding)
+  loss = mtf.cast(loss, inputs.dtype) * hparam(hparams, "loss_coef")
+  return mtf.reshape(y, mtf.Shape([*leading, output_dim])), loss
+
+
+@dataclasses.dataclass(frozen=True)
+class _Level:
+  """The dimensions of one level.
+
+  Attributes:
+    tokens: groups, and the tokens of a group.
+    experts: among which this level's router chooses, under a name that is not split.
+    capacity: the slots of an expert for a group.
+    slots: groups and slots, as experts see them.
+  """
+
+  tokens: tuple[mtf.Dimension, mtf.Dimension]
+  experts: mtf.Dimension
+  capacity: mtf.Dimension
+  slots: tuple[mtf.Dimension, mtf.Dimension]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Levels:
+  """What both levels have in common; see `transformer_moe_layer_v2` and `RouterCall`."""
+
+  hparams: Any
+  train: bool
+  variable_dtype: mtf.VariableDType
+  num_microbatches: int | None
+  hints: LayoutHints
+  x_dim: mtf.Dimension
+  y_dim: mtf.Dimension
+  hidden_dim: mtf.Dimension
+  input_dim: mtf.Dimension
+  output_dim: mtf.Dimension
+
+  def level(
+    self,
+    experts: mtf.Dimension,
+    n_tokens: int,
+    batch: mtf.Dimension,
+    factor: float,
+    divisor: int = 1,
+  ) -> _Level:
+    """The dimensions of a level.
+
+    Args:
+      experts: those of the level.
+      n_tokens: number of tokens in all.
+      batch: the dimension over whose mesh axis the level exchanges tokens.
+      factor: the capacity factor: slots of all experts per token of a group.
+      divisor: divides the number of groups.
+    """
+    which = experts.name.removeprefix("expert_")
+    max_size = hparam(self.hparams, "group_size")
+    tokens = token_dims(n_tokens, max_size, batch, f"group_size_{which}", self.hints, divisor)
+    group_size = tokens[1].size
+    slots = min(group_size, int(group_size * factor / experts.size))
+    slots = max(slots, hparam(self.hparams, "min_expert_capacity"))
+    capacity = mtf.Dimension(f"expert_capacity_{which}", slots)
+    work = [self.x_dim, self.y_dim, self.hidden_dim, self.input_dim, self.output_dim]
+    return _Level(
+      tokens,
+      mtf.Dimension(f"{experts.name}_unsplit", experts.size),
+      capacity,
+      slot_dims(tokens[0], capacity, batch, work, self.hints),
+    )
 
   def routed(
+    self,
     x: mtf.Tensor,
     outer_expert_dims: list[mtf.Dimension] | None,
-    experts: mtf.Dimension,
-    capacity: mtf.Dimension,
+    level: _Level,
     importance: mtf.Tensor | None,
     name: str,
   ) -> tuple[Routing, mtf.Tensor]:
+    """(routing, auxiliary loss) of a level."""
     call = RouterCall(
-      x, outer_expert_dims, experts, capacity, hparams, train, variable_dtype, importance, name,
-      num_microbatches, None,
+      x, outer_expert_dims, level.experts, level.capacity, self.hparams, self.train,
+      self.variable_dtype, importance, name, self.num_microbatches, None,
     )  # fmt: skip
     return top_2_routing(call)
 
-  def capacity(name: str, tokens: int, factor: float, n: int) -> mtf.Dimension:
-    slots = max(min(tokens, int(tokens * factor / n)), hparam(hparams, "min_expert_capacity"))
-    return mtf.Dimension(name, slots)
+  def experts(self, slots: mtf.Tensor) -> mtf.Tensor:
+    """What the experts make of their slots: `[..., output_dim]`."""
+    options: dict[str, Any] = dict(
+      expert_dims=[self.y_dim, self.x_dim], use_bias=False, variable_dtype=self.variable_dtype
+    )
+    h = mtf.layers.dense(
+      slots,
+      self.hidden_dim,
+      reduced_dims=[self.input_dim],
+      activation=mtf.relu,
+      name="wi",
+      **options,
+    )
+    return mtf.layers.dense(
+      h, self.output_dim, reduced_dims=[self.hidden_dim], name="wo", **options
+    )
+
+
+def _through_both_levels(
+  levels: _Levels, inputs: mtf.Tensor, nonpadding: mtf.Tensor | None
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+  """To the experts and back.
+
+  Args:
+    levels: what both levels have in common.
+    inputs: `[(outer_batch,) batch, length, d_model]`.
+    nonpadding: of the leading dims of inputs, or None.
+
+  Returns:
+    (output, loss): `[outer_batch, <groups>, <tokens of a group>, output_dim]`, and the sum of the
+    routers' losses.
+  """
+  leading, input_dim = inputs.shape.dims[:-1], levels.input_dim
+  outer = leading[0] if len(leading) == 3 else mtf.Dimension("outer_batch_unsplit", 1)
+  batch, length = leading[-2:]
 
   # The first level: groups of tokens, to rows of experts.
-  groups, group = token_dims(batch.size * length.size, max_size, batch, "group_size_x", hints)
-  factor = hparam_of_mode(hparams, "capacity_factor", train)
-  capacity_x = capacity("expert_capacity_x", group.size, factor, size_x)
-  tokens = [outer, groups, group]
-  importance = None
-  if isinstance(nonpadding, mtf.Tensor):
-    nonpadding = mtf.broadcast(mtf.cast(nonpadding, inputs.dtype), mtf.Shape(leading))
-    importance = mtf.reshape(nonpadding, mtf.Shape(tokens))
+  factor = hparam_of_mode(levels.hparams, "capacity_factor", levels.train)
+  first = levels.level(levels.x_dim, batch.size * length.size, batch, factor)
+  tokens = [outer, *first.tokens]
+  importance = None if nonpadding is None else mtf.reshape(nonpadding, mtf.Shape(tokens))
   x = mtf.reshape(inputs, mtf.Shape([*tokens, input_dim]))
-  outer_routing, outer_loss = routed(x, None, x_unsplit, capacity_x, importance, "outer_gating")
-  here = [x_unsplit, outer, groups, capacity_x]
-  there = [x_dim, outer, *slot_dims(groups, capacity_x, batch, work, hints)]
-  slots = change_hands(outer_routing.dispatch(x, mtf.Shape([*here, input_dim])), there, hints)
+  outer_routing, outer_loss = levels.routed(x, None, first, importance, "outer_gating")
+  here = [first.experts, outer, first.tokens[0], first.capacity]
+  there = [levels.x_dim, outer, *first.slots]
+  slots = outer_routing.dispatch(x, mtf.Shape([*here, input_dim]))
+  slots = change_hands(slots, there, levels.hints)
 
   # The second level: what a row of experts got is divided into groups again.
-  n_slots = outer.size * groups.size * capacity_x.size
+  n_slots = outer.size * first.tokens[0].size * first.capacity.size
+  factor = hparam(levels.hparams, "capacity_factor_second_level")
   # None of them has slots of two outer batches, which may be on two processors.
-  groups_y, group_y = token_dims(n_slots, max_size, outer, "group_size_y", hints, outer.size)
-  factor = hparam(hparams, "capacity_factor_second_level")
-  capacity_y = capacity("expert_capacity_y", group_y.size, factor, size_y)
-  tokens_y = [x_dim, groups_y, group_y]
+  second = levels.level(levels.y_dim, n_slots, outer, factor, outer.size)
+  tokens_y = [levels.x_dim, *second.tokens]
   gates = mtf.transpose(outer_routing.gates_of_slots(), mtf.Shape(here))
   # 1 for first choices, 0.5 for second ones, 0 for empty slots.
-  first = mtf.cast(mtf.greater(gates, 0.5), tf.float32)
-  importance = 0.5 * (first + mtf.cast(mtf.greater(gates, 0.0), tf.float32))
+  chosen_first = mtf.cast(mtf.greater(gates, 0.5), tf.float32)
+  importance = 0.5 * (chosen_first + mtf.cast(mtf.greater(gates, 0.0), tf.float32))
   importance = mtf.reshape(mtf.reshape(importance, mtf.Shape(there)), mtf.Shape(tokens_y))
   y = mtf.reshape(slots, mtf.Shape([*tokens_y, input_dim]))
-  inner_routing, inner_loss = routed(y, [x_dim], y_unsplit, capacity_y, importance, "inner_gating")
-  here_y = [y_unsplit, x_dim, groups_y, capacity_y]
-  there_y = [y_dim, x_dim, *slot_dims(groups_y, capacity_y, outer, work, hints)]
-  slots = change_hands(inner_routing.dispatch(y, mtf.Shape([*here_y, input_dim])), there_y, hints)
-
-  options = dict(expert_dims=[y_dim, x_dim], use_bias=False, variable_dtype=variable_dtype)
-  h = mtf.layers.dense(
-    slots, hidden, reduced_dims=[input_dim], activation=mtf.relu, name="wi", **options
-  )
-  h = mtf.layers.dense(h, output_dim, reduced_dims=[hidden], name="wo", **options)
+  inner_routing, inner_loss = levels.routed(y, [levels.x_dim], second, importance, "inner_gating")
+  here_y = [second.experts, levels.x_dim, second.tokens[0], second.capacity]
+  there_y = [levels.y_dim, levels.x_dim, *second.slots]
+  slots = inner_routing.dispatch(y, mtf.Shape([*here_y, input_dim]))
+  h = levels.experts(change_hands(slots, there_y, levels.hints))
 
   # Back through both levels.
-  h = change_hands(h, here_y, hints)
-  h = inner_routing.combine(h, mtf.Shape([*tokens_y, output_dim]))
-  h = mtf.reshape(h, mtf.Shape([*there, output_dim]))
-  h = change_hands(h, here, hints)
-  h = outer_routing.combine(h, mtf.Shape([*tokens, output_dim]))
-  loss = mtf.cast(outer_loss + inner_loss, inputs.dtype) * hparam(hparams, "loss_coef")
-  return mtf.reshape(h, mtf.Shape([*leading, output_dim])), loss
+  h = change_hands(h, here_y, levels.hints)
+  h = inner_routing.combine(h, mtf.Shape([*tokens_y, levels.output_dim]))
+  h = mtf.reshape(h, mtf.Shape([*there, levels.output_dim]))
+  h = change_hands(h, here, levels.hints)
+  h = outer_routing.combine(h, mtf.Shape([*tokens, levels.output_dim]))
+  return h, outer_loss + inner_loss
 
 
 @dataclasses.dataclass(eq=False, repr=False)

@@ -71,6 +71,7 @@ def transformer_moe_layer_v1(
       name="wi",
       **options,
     )
+    # Slots, unlike positions, are not of one sequence: each has its own mask.
     if dropout_rate:
       h = mtf.dropout(h, train, rate=dropout_rate)
     names = ["q_wo", "k_wo"] if hparam(hparams, "use_experts_attention") else ["wo"]

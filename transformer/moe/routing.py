@@ -184,6 +184,7 @@ class TokenRouting(Routing):
         for index, position, gate in self._choices
       ]
     )
+    # A choice that is not kept has gate 0: where gates are, tokens go.
     combine = mtf.cast(combine, dtype)
     return mtf.cast(mtf.not_equal(combine, 0), dtype), combine
 

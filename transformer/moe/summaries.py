@@ -23,11 +23,13 @@ def summarize_routing(
     loss: its auxiliary loss, a scalar.
     importance: 0 for padding, of the dims of tokens; or None.
   """
+  # Watching costs no backward pass.
   gates = mtf.stop_gradient(routing.gates_of_slots())
   used = mtf.cast(mtf.greater(gates, 0.0), tf.float32)
   of_experts = mtf.reduce_sum(used, output_shape=[routing.experts_dim])
   number = mtf.maximum(mtf.reduce_sum(of_experts), 1.0)
   tokens = mtf.Shape(routing.token_dims)
+  # Counted by slots, of which a token may have several.
   slots_of_token = scatter_add(used, routing.token_of_slot(), tokens, routing.group_dim)
   routed = mtf.reduce_sum(mtf.cast(mtf.greater(slots_of_token, 0.0), tf.float32))
   if importance is None:

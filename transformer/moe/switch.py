@@ -54,6 +54,7 @@ def ntlb_routing(call: RouterCall) -> tuple[Routing, mtf.Tensor]:
   loss = call.total_loss(call.masked_after_means_loss(tries, gates), logits)
   tries, top_gates = call.where_first(tries), call.where_first(top_gates)
   each_try = zip(*(mtf.unstack(x, k_dim) for x in (tries, indices, top_gates)))
+  # Sums of tries, of which all but one are 0 for a token: it is routed at most once.
   left = taken = index = gate = slot = None
   for chosen, its_index, its_gate in each_try:
     if left is not None:
@@ -95,6 +96,7 @@ def one_expert(
     )
   logits = call.away_from_the_top(call.logits(call.perturbed_inputs(policy)))
   gates = mtf.softmax(logits, experts)
+  # The gate is the probability at temperature 1 in any case: it scales the expert's output.
   if policy == "sample":
     index = mtf.sample_with_temperature(
       logits, experts, temperature=call.hparam("switch_temperature")

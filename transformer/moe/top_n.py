@@ -43,6 +43,7 @@ def top_2_routing(call: RouterCall) -> tuple[Routing, mtf.Tensor]:
   loss = _masked_before_means_loss(call, chosen_1, call.where_first(gates))
   if call.hparam("use_second_place_loss"):
     loss += 0.5 * _second_place_loss(call, chosen_2, others)
+  # After the loss: a choice that is given up still says where the router wanted to go.
   chosen_2 = _apply_second_policy(call, gate_2, chosen_2)
   slot_1, kept_1, taken = call.first_come(chosen_1)
   slot_2, kept_2, _ = call.first_come(chosen_2, taken)
@@ -114,6 +115,7 @@ def _masked_before_means_loss(
     chosen: float32 `[<token dims>, <experts>]`: 1 for the chosen expert, 0 at padding.
     gates: float32 `[<token dims>, <experts>]`: a differentiable stand-in, 0 at padding.
   """
+  # Counting is not differentiable; the mean gate, which is, stands in for one of the factors.
   density = mtf.reduce_mean(chosen, reduced_dim=call.group_dim)
   density_proxy = mtf.reduce_mean(gates, reduced_dim=call.group_dim)
   return mtf.reduce_mean(density_proxy * density) * float(call.experts_dim.size**2)

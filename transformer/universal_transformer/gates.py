@@ -83,6 +83,7 @@ def highway(
   Returns:
     (the sum, the transform gate, the carry gate).
   """
+  # Transform before carry: each gate may normalize the inputs in place once more.
   transform = gate(inputs)
   carry = 1.0 - transform if coupled else gate(inputs)
   return x * carry + transformed_x * transform, transform, carry

@@ -44,6 +44,7 @@ class HaltingState:
     def condition(value: mtf.Tensor) -> mtf.Tensor:
       return mtf.cast(value, dtype)
 
+    # Positions are told apart by factors of 0 and 1: all take all steps, only some count.
     running = condition(mtf.less(self.probability, 1.0))
     reached = self.probability + probability * running
     halting = condition(mtf.greater(reached, self.threshold)) * running

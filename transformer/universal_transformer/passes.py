@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
+from mesh_tensorflow.transformer.models.context import Context
+from mesh_tensorflow.transformer.models.layer_stack import Layers, check_keeps_shape
+from mesh_tensorflow.transformer.models.sublayers import sublayer_dropout
 from mesh_tensorflow.transformer.universal_transformer import gates, timing
 
 
-class UTPasses(TransformerLayer):
+class UTPasses(Layers):
   """Passes through the layers, and what is added between them.
 
   The attributes, set by `UTLayerStack`, are its arguments of the same names.
   """
 
-  _layers: Sequence[TransformerLayer]
   dropout_rate: float
   norm_epsilon: float
   couple_carry_transform_gates: bool
@@ -32,23 +33,12 @@ class UTPasses(TransformerLayer):
   use_gated_transformer: bool
   gating_type: str
 
-  @property
-  def num_layers(self) -> int:
-    return len(self._layers)
-
-  @property
-  def layers(self) -> Sequence[TransformerLayer]:
-    return self._layers
-
   def _layer_norm(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
     return mtf.layers.layer_norm(x, context.model.model_dim, self.norm_epsilon)
 
   def _dropout(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
     """Dropout in training; all positions of a sequence have one mask."""
-    if not context.train or self.dropout_rate <= 0:
-      return x
-    noise_shape = mtf.Shape(context.batch_dims + [context.model.model_dim])
-    return mtf.dropout(x, is_training=True, rate=self.dropout_rate, noise_shape=noise_shape)
+    return sublayer_dropout(x, None, context, dropout_rate=self.dropout_rate)
 
   def _step(self, context: Context, x: mtf.Tensor, mask: mtf.Tensor | None) -> mtf.Tensor:
     return self._passes(context, x, mask, self.num_inrecurrence_layers)
@@ -74,11 +64,7 @@ class UTPasses(TransformerLayer):
         context.current_layer, context.current_layer_input = layer, normalized
         with mtf.variable_scope(type(layer).__name__):
           y = layer.call(context, normalized)
-        if y.shape != x.shape:
-          raise errors.ShapeError(
-            f"layer {layer.name or ''} ({type(layer).__name__}) maps {x.shape} to {y.shape}; a "
-            "layer of a stack must keep the dimensions and their order"
-          )
+        check_keeps_shape(layer, x, y)
         if self.use_gated_transformer:
           y = self.gating(context, x, y, mask)
         x += self._dropout(context, y)

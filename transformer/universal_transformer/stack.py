@@ -185,6 +185,8 @@ class UTLayerStack(UTPasses):
     model_dim = x.shape[-1]
     halting = HaltingState.start(x, self.act_epsilon)
     result = mtf.zeros_like(x)
+    # Always as many steps as the slowest position may take: the graph has no loop whose length
+    # depends on values.
     for step in range(self.act_max_steps + 1):
       x = self.step_preprocess(context, x, step)
       with mtf.variable_scope("sigmoid_activation_for_pondering"):
