@@ -4,7 +4,7 @@ A room is a folder of the package, or a file that lies beside the folders; a flo
 rooms. A file may import from its own room, where no circle of files is allowed, and from rooms on
 lower floors. What a lower room needs from a higher one is handed to it (`graph.provide`,
 `attach_planner`, `arguments.kinds.register`), never imported. `problems` tells what breaks that;
-docs/tools/floors.py draws `FLOORS`. A new room is a word in a line here.
+docs/tools/drawings.py draws `FLOORS`. A new room is a word in a line here.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def imports_of(text: str, modules: Iterable[str]) -> Iterator[Import]:
 
 
 def _imported_by_name(node: ast.AST) -> list[str]:
-  """`importlib.import_module("mesh_tensorflow.x")` and `__import__("mesh_tensorflow.x")`."""
+  """What `importlib.import_module` and `__import__` are given as a constant."""
   if not isinstance(node, ast.Call) or not node.args:
     return []
   called = ast.unparse(node.func).split(".")[-1]
