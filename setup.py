@@ -66,6 +66,7 @@ setup(
   },
   package_data={
     "mesh_tensorflow": ["py.typed"],
+    "mesh_tensorflow.planning": ["machines/*.json"],
     "mesh_tensorflow.transformer.gin": ["*.gin", "*/*.gin", "*/*/*.gin"],
   },
   include_package_data=False,

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.meshes.layout import LayoutLike
-from mesh_tensorflow.planning.flops import node_flops
 from mesh_tensorflow.planning.liveness import (
   Memory,
   activation_memory,
@@ -23,6 +22,7 @@ from mesh_tensorflow.planning.liveness import (
   probable_results,
 )
 from mesh_tensorflow.planning.mesh_impl import Collective, PlanMeshImpl
+from mesh_tensorflow.planning.work import Work
 from mesh_tensorflow.program.graph import Graph, Operation, Tensor
 from mesh_tensorflow.program.reachability import needed_operations
 from mesh_tensorflow.running.lowering import Lowering
@@ -41,6 +41,7 @@ class OperationCost:
     times: how often it runs: the product of the maximum numbers of iterations of the loops
       around it. All else is for one run.
     in_unbounded_loop: whether a loop around it has no such number (counted as one iteration).
+    work: its products, bytes and launches, as a machine is timed by.
   """
 
   name: str
@@ -50,6 +51,7 @@ class OperationCost:
   collectives: list[Collective] = dataclasses.field(default_factory=list)
   times: int = 1
   in_unbounded_loop: bool = False
+  work: Work = dataclasses.field(default_factory=Work)
 
   def bytes_over(self) -> dict[int, int]:
     """For each mesh axis the bytes that one processor sends along it, in all runs."""
@@ -98,7 +100,7 @@ def trace(
   """
   made: list[Trace] = []
 
-  def run():
+  def run() -> None:
     graph, results = program()
     impl = PlanMeshImpl(mesh_shape, layout)
     recorder = _Recorder(impl)
@@ -121,7 +123,7 @@ def trace(
 class _PlanLowering(Lowering):
   """A lowering that tells a recorder about every operation."""
 
-  def __init__(self, graph: Graph, mesh_to_impl: dict, recorder: _Recorder, seed: Any):
+  def __init__(self, graph: Graph, mesh_to_impl: dict[Any, Any], recorder: _Recorder, seed: Any):
     self._recorder = recorder
     super().__init__(graph, mesh_to_impl, seed=seed)
 
@@ -168,8 +170,10 @@ class _Recorder:
     self._stack.pop()
     self._attribute(op)
     roots = [planned_slice(lowering, x) for x in op.outputs if x in lowering.tensors]
-    self.costs[op].flops += self._new_flops(roots)
+    self._add_new_nodes(self.costs[op], roots)
     self._flops_of_vector_product(op)
+    if not op.outputs:
+      self._count_assignment(op, lowering)
 
   def add_pending(self, op: Operation, pending: LazyAllreduceSum, lowering: Lowering) -> None:
     """Notes whose sum is pending: the operation that made it, also through local operations."""
@@ -210,10 +214,10 @@ class _Recorder:
   def _repeated(self, op: Operation) -> int:
     """Processors that differ only along mesh axes that split nothing of the operation."""
     dims = {d for x in op.inputs + op.outputs for d in x.shape}
-    axes = {self.impl.tensor_dimension_to_mesh_axis(d) for d in dims} - {None}
+    axes = {self.impl.tensor_dimension_to_mesh_axis(d) for d in dims}
     parts = 1
     for axis in axes:
-      parts *= self.impl.shape[axis].size
+      parts *= 1 if axis is None else self.impl.shape[axis].size
     return self.impl.size // parts
 
   def _attribute(self, op: Operation) -> None:
@@ -223,19 +227,26 @@ class _Recorder:
       self._executed.add(id(c.source))
       _, owner = self._pending.get(id(c.source), (None, op))
       self.costs[owner].collectives.append(c)
-      self.costs[owner].flops += self._new_flops([c.source.one_slice])
+      self._add_new_nodes(self.costs[owner], [c.source.one_slice])
 
-  def _new_flops(self, roots: Sequence[Any]) -> int:
-    """FLOPs of the TensorFlow nodes that lead to the roots and were not counted yet."""
-    flops = 0
+  def _add_new_nodes(self, cost: OperationCost, roots: Sequence[Any]) -> None:
+    """Adds the TensorFlow nodes that lead to the roots and were not counted yet."""
+    before = cost.work.flops
     waiting = [x.op for x in roots if hasattr(x, "graph")]
     while waiting:
       node = waiting.pop()
       if node not in self._seen_nodes:
         self._seen_nodes.add(node)
-        flops += node_flops(node)
+        cost.work.add_node(node)
         waiting += [x.op for x in node.inputs]
-    return flops
+    cost.flops += cost.work.flops - before
+
+  def _count_assignment(self, op: Operation, lowering: Lowering) -> None:
+    """Planned variables make no nodes: an update reads value and variable, and writes it."""
+    slices = [planned_slice(lowering, x) for x in op.inputs if x in lowering.tensors]
+    size = sum(x.shape.num_elements() * x.dtype.size for x in slices)
+    self.costs[op].work.traffic += 3 * size
+    self.costs[op].work.launches += len(slices)
 
   def _flops_of_vector_product(self, op: Operation) -> None:
     """A matrix times a vector is lowered to a multiplication and a sum."""

@@ -6,8 +6,6 @@ import dataclasses
 import difflib
 from typing import Any
 
-import tensorflow as tf
-
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.meshes.layout import LayoutLike
@@ -15,7 +13,11 @@ from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.planning import text
 from mesh_tensorflow.planning.costs import OperationCost, Trace, trace
+from mesh_tensorflow.planning.machine import Machine, convert_to_machine
 from mesh_tensorflow.planning.picture import draw_layout
+from mesh_tensorflow.planning.program import Program, implementation_of
+from mesh_tensorflow.planning.seconds import StepTime, step_time
+from mesh_tensorflow.planning.time_picture import draw_time
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Graph, Tensor
 from mesh_tensorflow.running.function import Function, attach_planner
@@ -80,6 +82,8 @@ class Report:
   Args:
     traced: a program traced on a plan; see `describe`.
     title: name of the program.
+    machine: the machine that it is timed for, or None.
+    tokens: how many tokens a step takes, or None.
 
   Attributes:
     title: name of the program.
@@ -91,11 +95,18 @@ class Report:
     tensors: a `Placement` for each other tensor, in the order of the program.
     operations: an `OperationCost` for each operation, in the order of the program.
     memory: a `costs.Memory`: bytes of one device.
+    machine: the `Machine`, or None.
+    time: a `seconds.StepTime`: where the time of a step goes; None without a machine.
+    tokens: how many tokens a step takes, if that is known.
   """
 
-  def __init__(self, traced: Trace, title: str):
+  def __init__(
+    self, traced: Trace, title: str, machine: Machine | None = None, tokens: int | None = None
+  ):
     impl = traced.mesh_impl
     self.title = title
+    self.machine = machine
+    self.tokens = tokens
     self.mesh_shape: Shape = impl.shape
     self.layout = impl.layout_rules
     self._impl = impl
@@ -110,6 +121,16 @@ class Report:
       (self._place(v.name, v.shape, v.slice_dtype, v.trainable) for v in impl.variable_store),
       key=lambda v: -v.bytes_per_device,
     )
+    self.time: StepTime | None = None
+    if machine is not None:
+      self.time = step_time(
+        (
+          (op.work, [(c.kind, c.bytes_over) for c in op.collectives], op.times)
+          for op in self.operations
+        ),
+        machine,
+        self.mesh_shape,
+      )
     self.rules = [self._match(t, m, traced.dimension_names) for t, m in self.layout.pairs]
     used = {r.mesh_dimension for r in self.rules if not r.problem}
     self.idle_mesh_dimensions = [
@@ -125,6 +146,27 @@ class Report:
   def replicated_variables(self) -> list[Placement]:
     """Variables that every device holds whole, largest first."""
     return [v for v in self.variables if v.is_replicated]
+
+  @property
+  def seconds(self) -> float | None:
+    """Predicted seconds of a step; None without a machine."""
+    return None if self.time is None else self.time.seconds
+
+  @property
+  def utilisation(self) -> float | None:
+    """The part of the devices' peak that the FLOPs needed reach; None without a machine."""
+    if self.time is None or not self.time.seconds:
+      return None
+    done = self.flops_per_device * self.mesh_shape.size
+    needed = self.flops_needed / done if done else 1.0
+    return self.time.ideal_seconds * needed / self.time.seconds
+
+  @property
+  def tokens_per_second(self) -> float | None:
+    """Tokens of a step by its seconds; None without a machine, or where there are no tokens."""
+    if self.tokens is None or not self.seconds:
+      return None
+    return self.tokens / self.seconds
 
   @property
   def flops_per_device(self) -> int:
@@ -167,12 +209,36 @@ class Report:
         "peak_operation": memory.peak_operation,
         "largest_at_peak": [{"tensor": n, "bytes": b} for n, b in memory.largest[:20]],
       },
+      "seconds": self.seconds,
+      "time": self._time_dict(),
       "flops_per_device": self.flops_per_device,
       "flops_needed": self.flops_needed,
       "bytes_moved": self.bytes_moved(),
       "operations": [self._operation_dict(op) for op in self.operations],
       "variables": [_placement_dict(v) for v in self.variables],
       "replicated_tensors": [_placement_dict(t) for t in self.replicated_tensors],
+    }
+
+  def _time_dict(self) -> dict[str, Any] | None:
+    if self.time is None or self.machine is None:
+      return None
+    work = self.time.work
+    return {
+      "machine": self.machine.name,
+      "parts": self.time.parts(),
+      "products": [
+        {
+          "dtype": dtype,
+          "flops_at_most": 10**size,
+          "flops": work.flops[dtype, size],
+          "seconds": seconds,
+        }
+        for (dtype, size), seconds in sorted(work.products.items())
+      ],
+      "latency": self.time.latency,
+      "utilisation": self.utilisation,
+      "tokens": self.tokens,
+      "tokens_per_second": self.tokens_per_second,
     }
 
   def to_text(self, rows: int = 10) -> str:
@@ -203,6 +269,22 @@ class Report:
     split = text.shape_text(placement.shape, placement.split)
     title = f"{placement.name} [{split}] on mesh {mesh}"
     draw_layout(path, shape, self._impl.slice_shape(shape), parts, title)
+
+  def save_time_picture(self, path: str) -> None:
+    """Draws where the time of a step goes, and memory over the step (needs matplotlib).
+
+    Args:
+      path: a file name; its end says the format: .svg, .png or .pdf.
+
+    Raises:
+      GraphError: the report was made without a machine.
+      UnsupportedError: matplotlib is not installed, or cannot write this format.
+    """
+    if self.time is None:
+      raise GraphError("a picture of the time needs mtf.describe(program, machine=...)")
+    held = self.memory.variables + self.memory.inputs
+    title = f"{self.title}: {text.format_seconds(self.time.seconds)} a step"
+    draw_time(path, self.time.parts(), [held + h.bytes for h in self.memory.timeline], held, title)
 
   def _find(self, tensor: Any) -> Placement:
     known = self.variables + self.tensors
@@ -242,7 +324,10 @@ class Report:
 
   def _match(self, tensor_dim: str, mesh_dim: str, names: set[str]) -> RuleMatch:
     mesh = {m.name: m.size for m in self.mesh_shape}
-    having = lambda places: [p for p in places if tensor_dim in dict(p.shape)]  # noqa: E731
+
+    def having(places: list[Placement]) -> list[Placement]:
+      return [p for p in places if tensor_dim in dict(p.shape)]
+
     variables, tensors = having(self.variables), having(self.tensors)
     sizes = {size for p in variables + tensors for name, size in p.shape if name == tensor_dim}
     problem = ""
@@ -288,10 +373,12 @@ class Report:
 def describe(
   graph_or_function: Graph | Function,
   layout: LayoutLike | None = None,
-  mesh_shape: ShapeLike = None,
+  mesh_shape: ShapeLike | None = None,
   *,
   mesh_impl: MeshImpl | None = None,
   results: list[Tensor] | None = None,
+  machine: Machine | str | None = None,
+  tokens: int | None = None,
 ) -> Report:
   """What a layout matches, what it leaves whole on every device, and what it costs.
 
@@ -306,6 +393,10 @@ def describe(
     results: `Tensor`s of a graph that will be exported; by default those that no operation
       reads (but no unused gradients, if the graph has assignments). What no result and no
       assignment needs is not counted. A function's results are what it returns.
+    machine: an `mtf.planning.Machine`, the name of one that comes with the package, or a .json
+      file: the report then predicts `seconds`.
+    tokens: how many tokens a step takes; by default the elements of the largest integer argument
+      of a function whose last dimension is a length.
 
   Returns:
     A `Report`: as text `str(report)`, `report.to_dict()`, `report.save_picture(path, tensor)`.
@@ -313,15 +404,11 @@ def describe(
   Raises:
     GraphError: layout or mesh shape is missing, or the function has no input signature.
     LayoutError: the layout does not suit the program.
+    ConfigError: there is no such machine, or its file is wrong.
   """
-  is_function = isinstance(graph_or_function, Function)
-  if not is_function and not isinstance(graph_or_function, Graph):
-    raise GraphError(f"describe takes an mtf.Graph or an mtf.function, got {graph_or_function!r}")
-  for x in results or ():
-    if not is_function and x.graph is not graph_or_function:
-      raise GraphError(f"describe: the result {x} belongs to another graph")
-  if mesh_impl is None and is_function:
-    mesh_impl = graph_or_function.mesh_impl
+  machine = convert_to_machine(machine)
+  program = Program("describe", graph_or_function, results)
+  mesh_impl = program.mesh_impl if mesh_impl is None else mesh_impl
   if mesh_impl is not None:
     layout = mesh_impl.layout_rules if layout is None else layout
     mesh_shape = mesh_impl.shape if mesh_shape is None else mesh_shape
@@ -329,14 +416,10 @@ def describe(
     missing = "layout" if layout is None else "mesh_shape"
     raise GraphError(f"describe of a graph needs a layout and a mesh_shape; {missing} is missing")
 
-  def program():
-    if not is_function:
-      return graph_or_function, results
-    graph, _, returned = graph_or_function.build_graph()
-    return graph, [t for t in tf.nest.flatten(returned) if isinstance(t, Tensor)]
-
-  title = graph_or_function.__name__ if is_function else "graph"
-  return Report(trace(program, mesh_shape, layout), title)
+  if machine is not None:
+    machine = machine.variant(implementation_of(mesh_impl))
+  tokens = program.tokens if tokens is None else tokens
+  return Report(trace(program.build, mesh_shape, layout), program.title, machine, tokens)
 
 
 def _placement_dict(p: Placement) -> dict[str, Any]:

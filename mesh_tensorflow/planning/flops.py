@@ -25,9 +25,9 @@ def node_flops(node: tf.Operation) -> int:
 
 
 def _matmul(transpose: str) -> Callable[[Any], int]:
-  def count(node):
+  def count(node: Any) -> int:
     a = node.inputs[0].shape.as_list()
-    return _size(node.outputs[0]) * a[-2 if node.get_attr(transpose) else -1]
+    return _size(node.outputs[0]) * int(a[-2 if node.get_attr(transpose) else -1])
 
   return count
 
@@ -56,9 +56,11 @@ def _convolution(kernel_axes_left: int, maps: int, kernel: int) -> Callable[[Any
     kernel: number of the input that is the kernel; -1 for the output.
   """
 
-  def count(node):
-    tensor = lambda i: node.outputs[0] if i < 0 else node.inputs[i]  # noqa: E731
-    return _size(tensor(maps)) * math.prod(tensor(kernel).shape.as_list()[:-kernel_axes_left])
+  def count(node: Any) -> int:
+    def tensor(i: int) -> tf.Tensor:
+      return node.outputs[0] if i < 0 else node.inputs[i]
+
+    return _size(tensor(maps)) * int(math.prod(tensor(kernel).shape.as_list()[:-kernel_axes_left]))
 
   return count
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.planning.mesh_impl import PlanMeshImpl
 from mesh_tensorflow.program.graph import Operation, Tensor
 from mesh_tensorflow.program.reachability import reads
 from mesh_tensorflow.running.lowering import Lowering
@@ -34,6 +35,7 @@ class Memory:
     activations: the most that outputs of operations take at any time.
     peak_operation: the operation at which that is.
     largest: what is held then, largest first.
+    timeline: for each operation, in order, the bytes of activations while it runs.
   """
 
   variables: int = 0
@@ -41,6 +43,7 @@ class Memory:
   activations: int = 0
   peak_operation: str = ""
   largest: list[Held] = dataclasses.field(default_factory=list)
+  timeline: list[Held] = dataclasses.field(default_factory=list)
 
   @property
   def total(self) -> int:
@@ -61,8 +64,12 @@ def activation_memory(
     results: tensors that are held to the end.
     inside: bytes that operations with a body take while they run.
   """
-  impls = set(lowering.mesh_to_impl.values())
-  held_elsewhere = {x.ref() for impl in impls for x in impl.inputs + impl.variable_reads}
+  held_elsewhere = {
+    x.ref()
+    for impl in set(lowering.mesh_to_impl.values())
+    if isinstance(impl, PlanMeshImpl)
+    for x in impl.inputs + impl.variable_reads
+  }
   buffers: dict[Any, list[Any]] = {}  # Key: first use, last use, bytes, tensor.
   for i, op in enumerate(operations):
     for x in reads(op) + op.outputs:
@@ -89,6 +96,7 @@ def activation_memory(
   for i, op in enumerate(operations):
     held += change[i]
     now = held + inside.get(op, 0)
+    memory.timeline.append(Held(op.name, now))
     if now > memory.activations:
       memory.activations, memory.peak_operation, peak = now, op.name, i
   live = [Held(name, n) for first, last, n, name in buffers.values() if first <= peak <= last]

@@ -95,8 +95,8 @@ class PlanMeshImpl(MeshImpl):
   # ----------------------------------------------------------------- the contract
 
   def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
-    inputs = convert_args_to_laid_out_tensors(inputs)
-    result = fn(*[x.one_slice if isinstance(x, LaidOutTensor) else x for x in inputs])
+    slices = convert_args_to_laid_out_tensors(inputs)
+    result = fn(*[x.one_slice if isinstance(x, LaidOutTensor) else x for x in slices])
     if isinstance(result, tuple):
       return tuple(LaidOutTensor([r]) for r in result)
     return LaidOutTensor([result])
@@ -105,12 +105,12 @@ class PlanMeshImpl(MeshImpl):
     return LaidOutTensor([placeholder([], tf.int32)])
 
   def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> LaidOutTensor:
-    x = x.to_laid_out_tensor()
+    x = _laid_out(x)
     if reduction_fn_string not in ("SUM", "MAX", "MIN"):
       raise GraphError(f"allreduce: {reduction_fn_string!r} is not SUM, MAX or MIN")
     axes = tuple(a for a in mesh_axes if self.shape[a].size > 1)
     if not axes:
-      return x
+      return _laid_out(x)
     value = _slice_of(x)
     # Booleans travel as int32.
     size = value.shape.num_elements() * (4 if value.dtype == tf.bool else value.dtype.size)
@@ -120,10 +120,10 @@ class PlanMeshImpl(MeshImpl):
   def allconcat(
     self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False
   ) -> LaidOutTensor:
-    x = x.to_laid_out_tensor()
+    x = _laid_out(x)
     n = self.shape[mesh_axis].size
     if n == 1 and not stack:
-      return x
+      return _laid_out(x)
     value = _slice_of(x)
     shape = value.shape.as_list()
     if stack:
@@ -136,10 +136,10 @@ class PlanMeshImpl(MeshImpl):
   def alltoall(
     self, x: Any, mesh_axis: int | Sequence[int], split_axis: int, concat_axis: int
   ) -> LaidOutTensor:
-    x = x.to_laid_out_tensor()
+    x = _laid_out(x)
     axes = self.group_axes(mesh_axis)
     if not axes:
-      return x
+      return _laid_out(x)
     value = _slice_of(x)
     shape = value.shape.as_list()
     n = self._split_parts("alltoall", shape, split_axis, axes)
@@ -154,10 +154,10 @@ class PlanMeshImpl(MeshImpl):
     return self._exchange("alltoall", x, tuple(axes), over, shape)
 
   def reduce_scatter(self, x: Any, mesh_axis: int, split_axis: int) -> LaidOutTensor:
-    x = x.to_laid_out_tensor()
+    x = _laid_out(x)
     axes = self.group_axes(mesh_axis)
     if not axes:
-      return x
+      return _laid_out(x)
     value = _slice_of(x)
     shape = value.shape.as_list()
     n = self._split_parts("reduce_scatter", shape, split_axis, axes)
@@ -168,7 +168,7 @@ class PlanMeshImpl(MeshImpl):
   def receive(
     self, x: Any, mesh_axis: int | Sequence[int], source_pcoord: Sequence[int | None]
   ) -> LaidOutTensor:
-    x = x.to_laid_out_tensor()
+    x = _laid_out(x)
     axes = self.group_axes(mesh_axis)
     self._check_sources(source_pcoord, axes)
     value = _slice_of(x)
@@ -215,5 +215,10 @@ def _slice_of(x: LaidOutTensor) -> tf.Tensor:
   return tf.convert_to_tensor(x.one_slice)
 
 
+def _laid_out(x: Any) -> LaidOutTensor:
+  result: LaidOutTensor = x.to_laid_out_tensor()
+  return result
+
+
 def _bytes_of(x: tf.Tensor) -> int:
-  return x.shape.num_elements() * x.dtype.size
+  return int(x.shape.num_elements()) * int(x.dtype.size)

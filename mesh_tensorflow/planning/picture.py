@@ -9,7 +9,7 @@ from typing import Any
 from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.program.dimensions import Shape
 
-_FORMATS = (".svg", ".png", ".pdf")
+FORMATS = (".svg", ".png", ".pdf")
 _MOST_LABELS = 1100
 _MOST_TICKS = 80
 
@@ -36,9 +36,9 @@ def draw_layout(
   Raises:
     UnsupportedError: matplotlib is not installed, or the format is another.
   """
-  if not path.lower().endswith(_FORMATS):
+  if not path.lower().endswith(FORMATS):
     raise UnsupportedError(
-      f"a picture of a layout can be one of {', '.join(_FORMATS)}; got {os.path.basename(path)!r}"
+      f"a picture of a layout can be one of {', '.join(FORMATS)}; got {os.path.basename(path)!r}"
     )
   try:
     from matplotlib import colormaps

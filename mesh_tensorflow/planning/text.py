@@ -28,6 +28,7 @@ def report_text(report: Any, rows: int) -> str:
       subsequent_indent="  ",
     ),
     _rules(report),
+    _time(report, rows),
     _memory(report, rows),
     _work(report, rows),
     _communication(report, rows),
@@ -47,13 +48,21 @@ def format_bytes(n: int) -> str:
   return f"{value:.0f} {units[0]}" if exact else f"{value:.3g} {units[0]}"
 
 
-def format_flops(n: int) -> str:
+def format_flops(n: float) -> str:
   """A number of FLOPs with a decimal unit: "1.5 GFLOP"."""
   value, units = float(n), ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"]
   while value >= 1000 and len(units) > 1:
     value /= 1000
     units.pop(0)
   return f"{value:.3g} {units[0]}"
+
+
+def format_seconds(seconds: float) -> str:
+  """A time with a unit: "1.5 ms"."""
+  for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
+    if seconds * factor >= 1 or unit == "us":
+      break
+  return f"{seconds * factor:.3g} {unit}"
 
 
 def shape_text(shape: Sequence[tuple[str, int]], split: Sequence[str | None]) -> str:
@@ -123,6 +132,51 @@ def _rules(report: Any) -> str:
   return "\n".join(lines) if len(lines) > 1 else "Layout rules: none"
 
 
+def _time(report: Any, rows: int) -> str:
+  """Where the predicted time goes."""
+  time = report.time
+  if time is None:
+    return ""
+  lines = [f"Predicted for {report.machine.name}: {format_seconds(time.seconds)} a step"]
+  if report.utilisation:
+    lines[0] += f", {100 * report.utilisation:.3g}% of the devices' peak"
+  if report.tokens_per_second:
+    lines[0] += f", {report.tokens_per_second:.4g} tokens/s"
+  parts = sorted(time.parts().items(), key=lambda part: -part[1])
+  share = 100 / time.seconds if time.seconds else 0.0
+  lines.append(
+    table(
+      ["part", "seconds", "share"],
+      [[name, format_seconds(s), f"{s * share:.1f}%"] for name, s in parts],
+      rows + 5,
+    )
+  )
+  products = sorted(time.work.products.items(), key=lambda part: -part[1])
+  if products:
+    lines.append(
+      table(
+        ["products", "FLOPs", "seconds", "of the peak"],
+        [
+          [
+            f"{dtype}, up to {format_flops(10**size)} each",
+            format_flops(time.work.flops[dtype, size]),
+            format_seconds(s),
+            f"{100 * _part_of_peak(time, dtype, size):.1f}%",
+          ]
+          for (dtype, size), s in products
+        ],
+        rows,
+      )
+    )
+  return "\n".join(lines)
+
+
+def _part_of_peak(time: Any, dtype: str, size: int) -> float:
+  share = time.devices if time.machine.shared else 1
+  ideal = time.work.flops[dtype, size] / time.machine.device.peak(dtype) * share
+  return float(ideal / time.work.products[dtype, size])
+
+
 def _memory(report: Any, rows: int) -> str:
   m = report.memory
   sums = [
@@ -151,7 +205,10 @@ def _work(report: Any, rows: int) -> str:
   if repeated >= 1.005:
     alike = f"each on {repeated:.3g} devices alike"
   text = f"Matrix products and convolutions: {format_flops(total)} on each device; {alike}"
-  flops = lambda op: op.flops * op.times  # noqa: E731
+
+  def flops(op: Any) -> int:
+    return int(op.flops * op.times)
+
   lines = [
     [name, str(count), format_flops(flops(op)), f"{100 * cost / total:.1f}%", str(op.repeated)]
     for name, count, op, cost in _grouped(
@@ -217,8 +274,13 @@ def _name(item: Any) -> str:
 def _placements(title: str, placements: Sequence[Any], rows: int) -> str:
   if not placements:
     return ""
-  size = lambda p: p.bytes_per_device  # noqa: E731
-  shape = lambda p: shape_text(p.shape, p.split)  # noqa: E731
+
+  def size(p: Any) -> int:
+    return int(p.bytes_per_device)
+
+  def shape(p: Any) -> str:
+    return shape_text(p.shape, p.split)
+
   lines = [
     [name, str(count), _shorten(shape(p), 44), format_bytes(total), str(p.copies)]
     for name, count, p, total in _grouped(placements, size, lambda p: (shape(p), size(p)))

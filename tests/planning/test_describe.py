@@ -15,7 +15,7 @@ from mesh_tensorflow.planning.mesh_impl import PlanMeshImpl, allreduce_bytes
 from mesh_tensorflow.planning.variables import PlannedVariable
 from mesh_tensorflow.transformer import transformer
 from tests.conformance import framework
-from tests.conformance.test_conformance import FAMILIES
+from tests.conformance.suite import FAMILIES
 from tests.transformer.lm_program import make_model
 
 A, B, C = mtf.Dimension("a", 8), mtf.Dimension("b", 4), mtf.Dimension("c", 2)

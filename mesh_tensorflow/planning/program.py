@@ -1,0 +1,82 @@
+"""What is planned: a graph, or a function that builds one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.errors import GraphError
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.placement.mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.program.graph import Graph, Tensor
+from mesh_tensorflow.running.function import Function, TensorSpec
+from mesh_tensorflow.simd.mesh_impl import SimdMeshImpl
+
+
+class Program:
+  """A graph with its results, or an `mtf.function`.
+
+  Args:
+    caller: for messages.
+    graph_or_function: an `mtf.Graph`, or an `mtf.function`.
+    results: `Tensor`s of a graph that will be exported, or None.
+
+  Attributes:
+    title: for reports.
+    mesh_impl: the `MeshImpl` of a function; None for a graph.
+    tokens: elements of the largest integer argument of a function whose last dimension is a
+      length; None if there is none.
+
+  Raises:
+    GraphError: it is something else, or a result belongs to another graph.
+  """
+
+  def __init__(self, caller: str, graph_or_function: Any, results: Sequence[Tensor] | None = None):
+    self._function: Function | None = None
+    self._graph: Graph | None = None
+    self._results = results
+    self.mesh_impl: MeshImpl | None = None
+    self.title = "graph"
+    self.tokens: int | None = None
+    if isinstance(graph_or_function, Function):
+      self._function = graph_or_function
+      self.mesh_impl = graph_or_function.mesh_impl
+      self.title = str(graph_or_function.__name__)
+      self.tokens = _tokens(graph_or_function.input_signature or [])
+    elif isinstance(graph_or_function, Graph):
+      self._graph = graph_or_function
+      for x in results or ():
+        if x.graph is not graph_or_function:
+          raise GraphError(f"{caller}: the result {x} belongs to another graph")
+    else:
+      raise GraphError(f"{caller} takes an mtf.Graph or an mtf.function, got {graph_or_function!r}")
+
+  def build(self) -> tuple[Graph, Sequence[Tensor] | None]:
+    """The graph, and its results (None: those that no operation reads)."""
+    if self._function is None:
+      assert self._graph is not None
+      return self._graph, self._results
+    graph, _, returned = self._function.build_graph()
+    return graph, [t for t in tf.nest.flatten(returned) if isinstance(t, Tensor)]
+
+
+def implementation_of(mesh_impl: MeshImpl | None) -> str | None:
+  """Which variant of a machine a mesh implementation is.
+
+  Args:
+    mesh_impl: a `MeshImpl`, or None.
+  """
+  if isinstance(mesh_impl, PlacementMeshImpl):
+    return "placement"
+  return "simd" if isinstance(mesh_impl, SimdMeshImpl) else None
+
+
+def _tokens(signature: Sequence[TensorSpec]) -> int | None:
+  sizes = [
+    int(spec.shape.size)
+    for spec in signature
+    if spec.dtype.is_integer and spec.shape.ndims and "length" in spec.shape.dims[-1].name
+  ]
+  return max(sizes, default=None)
