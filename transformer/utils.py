@@ -27,32 +27,29 @@ from mesh_tensorflow.transformer.meshes.batching import (
   serialize_num_microbatches,
   tpu_mesh_shape,
 )
-from mesh_tensorflow.transformer.modes.checkpoints import get_checkpoint_iterator
-from mesh_tensorflow.transformer.modes.decode_datasets import decode, decode_from_dataset
-from mesh_tensorflow.transformer.modes.estimator import (
-  get_estimator,
-  metric_max,
-  metric_sum,
-  tpu_estimator_model_fn,
-  train_model,
-)
-from mesh_tensorflow.transformer.modes.evaluation import eval_model, perplexity_eval
+from mesh_tensorflow.transformer.modes import registry
+from mesh_tensorflow.transformer.modes.chosen_checkpoints import get_checkpoint_iterator
+from mesh_tensorflow.transformer.modes.eval import eval_model
+from mesh_tensorflow.transformer.modes.export import export_model
+from mesh_tensorflow.transformer.modes.infer import decode_from_file, infer_model
+from mesh_tensorflow.transformer.modes.infer_datasets import decode, decode_from_dataset
 from mesh_tensorflow.transformer.modes.input_fns import combined_dataset_input_fn, filter_features
-from mesh_tensorflow.transformer.modes.run_modes import MODES, run
+from mesh_tensorflow.transformer.modes.make_estimator import get_estimator, tpu_estimator_model_fn
+from mesh_tensorflow.transformer.modes.perplexity_eval import perplexity_eval
+from mesh_tensorflow.transformer.modes.run import run
 from mesh_tensorflow.transformer.modes.score_files import (
   add_pretokenized,
   save_scores,
   save_scores_to_tfrecords,
 )
+from mesh_tensorflow.transformer.modes.score_from_dataset import score_from_dataset
+from mesh_tensorflow.transformer.modes.score_from_strings import score_from_strings
 from mesh_tensorflow.transformer.modes.scoring import (
   compute_log_likelihoods,
-  score_from_dataset,
-  score_from_strings,
   score_with_estimator,
   score_with_estimator_lazy,
 )
-from mesh_tensorflow.transformer.modes.translate import decode_from_file, infer_model
-from mesh_tensorflow.transformer.programs.export import export_model
+from mesh_tensorflow.transformer.modes.train import train_model
 from mesh_tensorflow.transformer.programs.model_building import build_model, get_variable_dtype
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.schedules.product import bound_schedule
@@ -62,7 +59,10 @@ from mesh_tensorflow.transformer.training.init_checkpoint import (
   should_load_variable,
   variable_filter_max_size,
 )
+from mesh_tensorflow.transformer.training.running_metrics import metric_max, metric_sum
 from mesh_tensorflow.transformer.training.trainer import Trainer
+
+MODES = registry.names()
 
 # A program that imports this module as a library finds the flags of gin here.
 for _flag in ("gin_file", "gin_param", "gin_location_prefix"):

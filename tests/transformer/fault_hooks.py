@@ -12,8 +12,8 @@ import time
 
 from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint import writer
-from mesh_tensorflow.transformer import utils
-from mesh_tensorflow.transformer.modes import run_modes
+from mesh_tensorflow.transformer.commands import trainer
+from mesh_tensorflow.transformer.modes import perplexity_eval
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.training.progress import TrainingProgress
 from mesh_tensorflow.workers import joining
@@ -51,9 +51,9 @@ def _install(number: signal.Signals, place: str, step: int) -> None:
   elif place == "write":
     patch(writer.Job, "_write_parts", lambda args: args[0]._step >= step)
   elif place == "eval":
-    patch(run_modes, "perplexity_eval")
+    patch(perplexity_eval, "perplexity_eval")
   elif place == "end":
-    patch(utils, "run", after=True)
+    patch(trainer, "run", after=True)
   else:
     raise ValueError(place)
 

@@ -32,7 +32,8 @@ from mesh_tensorflow.transformer import gin_config
 from mesh_tensorflow.transformer.commands import command_line
 from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.gin_config import parsing
-from mesh_tensorflow.transformer.modes.run_modes import run
+from mesh_tensorflow.transformer.modes import registry
+from mesh_tensorflow.transformer.modes.run import run
 from mesh_tensorflow.transformer.training.trainer import make_folder
 from mesh_tensorflow.workers import loss_watch, parent_watch
 
@@ -70,19 +71,20 @@ def main(argv: Sequence[str]) -> None:
   cluster = workers.cluster_from_environment()
   # Without the values of references: the vocabulary may be made only when it is known where it is.
   # A copy of a macro is its value.
-  mode = copy.deepcopy(gin.get_bindings("run", resolve_references=False).get("mode", "train"))
-  if cluster.is_evaluator and mode == "train":
+  bound = gin.get_bindings("run", resolve_references=False).get("mode", "train")
+  mode = registry.get(copy.deepcopy(bound))
+  if cluster.is_evaluator and mode.trains:
     raise ConfigError(
       "TF_CONFIG says that this process is the evaluator of the cluster, which does not train: "
       "bind run.mode = 'perplexity_eval', 'eval' or 'score_eval' for it"
     )
   model_dir = FLAGS.model_dir
-  if mode != "plan":
+  if mode.on_devices:
     model_dir = command_line.checked_model_dir(model_dir)
-  if cluster.is_chief and model_dir and mode == "train":
+  if cluster.is_chief and model_dir and mode.trains:
     make_folder(model_dir)
     write_command(model_dir, sys.argv)
-  elif cluster.is_chief and model_dir and mode != "plan" and tf.io.gfile.isdir(model_dir):
+  elif cluster.is_chief and model_dir and mode.on_devices and tf.io.gfile.isdir(model_dir):
     model_files.optional(model_dir, "command", lambda: write_command(model_dir, sys.argv))
   run(
     tpu_job_name=FLAGS.tpu_job_name,

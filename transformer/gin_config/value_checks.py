@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -22,20 +22,6 @@ from mesh_tensorflow.transformer.programs import nonfinite
 from mesh_tensorflow.transformer.programs.model_building import MODEL_TYPES
 
 _OURS = "mesh_tensorflow."
-
-MODES = (
-  "train",
-  "eval",
-  "score_eval",
-  "perplexity_eval",
-  "infer",
-  "score_from_strings",
-  "score_from_dataset",
-  "export_infer",
-  "export_score",
-  "export",
-  "plan",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +168,6 @@ _OF_NAMES: dict[str, Rule] = {
 
 _OF_OWNERS: dict[str, dict[str, Rule]] = {
   "run": {
-    "mode": one_of(*MODES),
     "model_type": one_of(*MODEL_TYPES),
     "mesh_implementation": one_of(*mesh_setup.IMPLEMENTATIONS),
     "nonfinite": one_of(*nonfinite.CHOICES),
@@ -223,6 +208,18 @@ _OF_OWNERS: dict[str, dict[str, Rule]] = {
   "get_variable_dtype": dict.fromkeys(("master_dtype", "slice_dtype", "activation_dtype"), _DTYPE),
   "Trainer": {"nonfinite": one_of(*nonfinite.CHOICES)},
 }
+
+
+def register_choices(owner: str, parameter: str, choices: Iterable[str]) -> None:
+  """Says which texts a parameter may be, for rooms above that know it, such as the modes of `run`.
+
+  Args:
+    owner: the last part of the name of the configurable.
+    parameter: its name.
+    choices: the legal texts; they take the place of those that were registered before.
+  """
+  _OF_OWNERS.setdefault(owner, {})[parameter] = one_of(*choices)
+
 
 # What the texts of annotations ask for.
 _OF_KINDS = {"int": WHOLE, "float": NUMBER, "bool": YES_OR_NO, "str": TEXT}

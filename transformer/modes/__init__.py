@@ -1,1 +1,35 @@
-"""What `run` does: train, evaluate, score, translate, export; `utils.py` has the public names."""
+"""What `run` does: one file a mode, with its whole loop.
+
+    run, registry, job   what is asked for, checked and handed to the mode of that name
+    make_estimator       the model on its devices, with its folder
+    chosen_checkpoints, input_fns, infer_datasets, scoring, score_files   what several modes use
+
+To add a mode, copy `perplexity_eval.py` and name the file in the list below: `@mode` registers it
+when it is imported.
+"""
+
+from mesh_tensorflow.transformer.modes import (
+  eval,
+  export,
+  infer,
+  perplexity_eval,
+  plan,
+  score_from_dataset,
+  score_from_strings,
+  train,
+)
+from mesh_tensorflow.transformer.modes.job import Job
+from mesh_tensorflow.transformer.modes.registry import mode
+
+__all__ = [
+  "Job",
+  "eval",
+  "export",
+  "infer",
+  "mode",
+  "perplexity_eval",
+  "plan",
+  "score_from_dataset",
+  "score_from_strings",
+  "train",
+]

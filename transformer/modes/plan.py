@@ -1,4 +1,4 @@
-"""What a model needs on each processor of a mesh, before anything is allocated."""
+"""The mode "plan": what a model needs on each processor of a mesh, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import gin
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
+from mesh_tensorflow.transformer.modes.job import Job
+from mesh_tensorflow.transformer.modes.registry import mode
 from mesh_tensorflow.transformer.programs.model_building import build_model
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 
@@ -116,4 +118,15 @@ def print_plan(
   return report
 
 
-__all__ = ["count_parameters", "make_steps", "plan", "print_plan"]
+@mode("plan", on_devices=False)
+def run_plan(job: Job) -> mtf.Report:
+  """Prints what training needs, without doing it."""
+  return print_plan(
+    job.model_type,
+    job.mesh_shape,
+    job.layout_rules,
+    job.batch_size,
+    job.sequence_length,
+    job.optimizer,
+    job.vocabulary,
+  )

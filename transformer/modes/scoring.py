@@ -1,25 +1,16 @@
-"""Log-likelihoods of given targets: of texts, of files, of data sets."""
+"""Log-likelihoods of given targets, by one checkpoint: for the modes that score."""
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import gin
 import numpy as np
-import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer.data.eval_datasets import EvalDataset, reset_seeds
-from mesh_tensorflow.transformer.data.text_io import (
-  encode_inputs,
-  get_inputs_from_file,
-  targets_vocabulary,
-)
-from mesh_tensorflow.transformer.modes.checkpoints import named_checkpoints
-from mesh_tensorflow.transformer.modes.input_fns import combined_dataset_input_fn
+from mesh_tensorflow.transformer.modes.chosen_checkpoints import named_checkpoints
 from mesh_tensorflow.transformer.modes.score_files import save_scores, save_scores_to_tfrecords
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -131,7 +122,8 @@ def _check_scores(estimator: Any, what: str) -> None:
     )
 
 
-def _check_postprocess_fn(function: Any, what: str) -> None:
+def check_postprocess_fn(function: Any, what: str) -> None:
+  """Raises `ConfigError` if nothing is said of what becomes of the scores."""
   # Before anything is computed.
   if not callable(function):
     raise ConfigError(
@@ -176,170 +168,3 @@ def _without_padding(results: Iterable[dict[str, Any]]) -> Iterator[dict[str, An
     if bool(targets) if isinstance(targets, (str, bytes)) else np.any(targets):
       yield from held_back
       held_back = []
-
-
-@gin.configurable(module=_MODULE)
-def score_from_strings(
-  estimator: Any,
-  vocabulary: Any,
-  model_type: str,
-  batch_size: int,
-  sequence_length: Mapping[str, int],
-  model_dir: str,
-  eval_checkpoint_step: Any,
-  inputs: Any = gin.REQUIRED,
-  targets: Any = gin.REQUIRED,
-  score_postprocess_fn: Callable[..., Any] = gin.REQUIRED,
-  eos_id: int = 1,
-  score_eos: bool = True,
-  score_with_estimator_fn: Callable[..., Any] = score_with_estimator,
-) -> Any:
-  """Scores texts, or the lines of files.
-
-  For a model of type "lm" inputs are what comes before the targets and does not count in the score,
-  and no end of sequence is added.
-
-  Args:
-    estimator: a `Trainer` that scores (`score_in_predict_mode`).
-    vocabulary: a vocabulary, or an (inputs, targets) tuple.
-    model_type: see `build_model`.
-    batch_size: rows at a time.
-    sequence_length: dict from feature to number of tokens.
-    model_dir: folder of checkpoints.
-    eval_checkpoint_step: see `get_checkpoint_iterator`; None is the newest.
-    inputs: a list of texts, the name of a file of them, or None. If there are fewer inputs than
-      targets, each is for the same number of targets.
-    targets: a list of texts, or the name of a file. A single one is for all inputs.
-    score_postprocess_fn: see `score_with_estimator`; `save_scores` writes files.
-    eos_id: the end-of-sequence id.
-    score_eos: whether targets end with it, so that it counts in the score.
-    score_with_estimator_fn: `score_with_estimator` or `score_with_estimator_lazy`.
-
-  Returns:
-    What `score_postprocess_fn` returns.
-
-  Raises:
-    DataError: a file is missing; there are no targets; or the numbers of inputs and targets do not
-      go together.
-  """
-  _check_postprocess_fn(score_postprocess_fn, "score_from_strings")
-  targets = _lines(targets)
-  if not targets:
-    raise DataError("score_from_strings: there are no targets to score")
-  if inputs is not None:
-    inputs, targets = _paired(_lines(inputs), targets)
-  elif model_type != "lm":
-    raise DataError(
-      f"score_from_strings.inputs is None, but a model of type {model_type!r} needs inputs"
-    )
-  encode = functools.partial(encode_inputs, model_type=model_type, batch_size=batch_size)
-  features = {
-    # A vocabulary that is no tuple is that of both sides.
-    "targets": encode(
-      targets,
-      targets_vocabulary(vocabulary),
-      sequence_length=sequence_length["targets"],
-      eos_id=eos_id if score_eos else 0,
-      unscored_prefix=inputs if model_type == "lm" else None,
-    )
-  }
-  if model_type != "lm":
-    features["inputs"] = encode(
-      inputs, vocabulary, sequence_length=sequence_length["inputs"], eos_id=eos_id
-    )
-
-  def input_fn(params: Any = None) -> tf.data.Dataset:
-    del params
-    return tf.data.Dataset.from_tensor_slices(features).batch(batch_size)
-
-  return score_with_estimator_fn(
-    estimator,
-    input_fn,
-    eval_checkpoint_step,
-    model_dir,
-    vocabulary,
-    score_postprocess_fn=score_postprocess_fn,
-    num_examples=len(targets),
-  )
-
-
-def _lines(texts: Any) -> list[str]:
-  """A list of texts, read from a file if its name is given."""
-  return get_inputs_from_file(texts) if isinstance(texts, str) else list(texts)
-
-
-def _paired(inputs: list[str], targets: list[str]) -> tuple[list[str], list[str]]:
-  """Equally many inputs and targets, by repetition of those that are fewer."""
-  if len(inputs) < len(targets):
-    if not inputs or len(targets) % len(inputs):
-      raise DataError(
-        f"score_from_strings: the number of targets ({len(targets)}) is no multiple of the number "
-        f"of inputs ({len(inputs)})"
-      )
-    times = len(targets) // len(inputs)
-    return [x for x in inputs for _ in range(times)], targets
-  if len(targets) < len(inputs):
-    if len(targets) > 1:
-      raise DataError(
-        f"score_from_strings: {len(inputs)} inputs, but {len(targets)} targets; give as many, a "
-        "multiple, or a single one for all inputs"
-      )
-    return inputs, targets * len(inputs)
-  return inputs, targets
-
-
-@gin.configurable(module=_MODULE)
-def score_from_dataset(
-  estimator: Any,
-  vocabulary: Any,
-  batch_size: int,
-  sequence_length: Mapping[str, int],
-  model_dir: str,
-  eval_checkpoint_step: Any,
-  dataset_split: str,
-  score_dataset_fn: Callable[..., Sequence[EvalDataset]] | None = None,
-  score_postprocess_fn: Callable[..., Any] = gin.REQUIRED,
-  score_with_estimator_fn: Callable[..., Any] = score_with_estimator,
-) -> Any:
-  """Scores data sets, all as one.
-
-  Args:
-    estimator: a `Trainer` that scores (`score_in_predict_mode`).
-    vocabulary: a vocabulary, or an (inputs, targets) tuple.
-    batch_size: rows at a time.
-    sequence_length: dict from feature to number of tokens.
-    model_dir: folder of checkpoints.
-    eval_checkpoint_step: see `get_checkpoint_iterator`; None is the newest.
-    dataset_split: name of the split.
-    score_dataset_fn: called with sequence_length, vocabulary and dataset_split; returns
-      `EvalDataset`s.
-    score_postprocess_fn: see `score_with_estimator`; `save_scores` writes files.
-    score_with_estimator_fn: `score_with_estimator` or `score_with_estimator_lazy`.
-
-  Returns:
-    What `score_postprocess_fn` returns.
-
-  Raises:
-    ConfigError: there is no `score_dataset_fn`.
-  """
-  _check_postprocess_fn(score_postprocess_fn, "score_from_dataset")
-  if score_dataset_fn is None:
-    raise ConfigError(
-      "score_from_dataset.score_dataset_fn is not bound; bind a function that returns "
-      "EvalDatasets, such as @dataset.parallel_text_eval_datasets"
-    )
-  reset_seeds()
-  datasets = score_dataset_fn(
-    sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
-  )
-  input_fn = combined_dataset_input_fn(
-    [EvalDataset(*d) for d in datasets], batch_size, sequence_length
-  )
-  return score_with_estimator_fn(
-    estimator,
-    input_fn,
-    eval_checkpoint_step,
-    model_dir,
-    vocabulary,
-    score_postprocess_fn=score_postprocess_fn,
-  )

@@ -34,19 +34,19 @@ from mesh_tensorflow.transformer.programs.memory_check import MemoryCheck
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.programs.several_steps import CallLengths, StopFlag
 from mesh_tensorflow.transformer.training import init_checkpoint as init_checkpoint_lib
-from mesh_tensorflow.transformer.training.checkpoints import TrainingCheckpoints
-from mesh_tensorflow.transformer.training.inference import Inference
+from mesh_tensorflow.transformer.training.estimator import Estimator
 from mesh_tensorflow.transformer.training.loss_check import LossCheck
 from mesh_tensorflow.transformer.training.progress import TrainingProgress
 from mesh_tensorflow.transformer.training.request import TrainRequest, train_request
 from mesh_tensorflow.transformer.training.run_lock import training_lock
+from mesh_tensorflow.transformer.training.saving import TrainingCheckpoints
 from mesh_tensorflow.transformer.training.source import TrainingSource
 from mesh_tensorflow.transformer.training.stopping import StopRequests
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
 
-class Trainer(Inference):
+class Trainer(Estimator):
   """Trains, evaluates and samples from a model; resumes from its folder.
 
   It stands where the TF1 library had an Estimator, and has its methods: `train`, `evaluate`,

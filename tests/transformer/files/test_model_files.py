@@ -17,7 +17,7 @@ from mesh_tensorflow import checkpoint, errors
 from mesh_tensorflow.checkpoint import writer
 from mesh_tensorflow.transformer import main
 from mesh_tensorflow.transformer.files import model_files
-from mesh_tensorflow.transformer.modes import checkpoints
+from mesh_tensorflow.transformer.modes import chosen_checkpoints
 from mesh_tensorflow.transformer.training import progress, run_lock
 from tests.transformer import small_checkpoints, small_lm, training_program
 
@@ -274,7 +274,7 @@ def test_a_step_that_is_not_there(wanted, text, tmp_path):
   restored: list[str] = []
 
   def look():
-    return list(checkpoints.restored_checkpoints(Estimator(), wanted, str(tmp_path)))
+    return list(chosen_checkpoints.restored_checkpoints(Estimator(), wanted, str(tmp_path)))
 
   with pytest.raises(errors.CheckpointError) as e:
     look()
@@ -287,7 +287,7 @@ def test_many_steps_are_listed_in_a_line(tmp_path, trained):
   for step in range(0, 3000, 10):
     (tmp_path / f"model.ckpt-{step}.index").write_text("")
   with pytest.raises(errors.CheckpointError, match=r"of 0, 10, .* 90, \.\.\. 2900, .* \(300 of"):
-    checkpoints.named_checkpoints(5, str(tmp_path))
+    chosen_checkpoints.named_checkpoints(5, str(tmp_path))
   for mode in (small_lm.EVAL, PERPLEXITY, INFER):
     with pytest.raises(errors.CheckpointError, match="no checkpoint of step 1 in .*of 2. Give"):
       small_lm.run(

@@ -17,7 +17,8 @@ from mesh_tensorflow.transformer import (
   dataset,
 )
 from mesh_tensorflow.transformer.models import bitransformer
-from mesh_tensorflow.transformer.modes import evaluation, translate
+from mesh_tensorflow.transformer.modes import eval as eval_mode
+from mesh_tensorflow.transformer.modes import infer
 from mesh_tensorflow.transformer.vocabulary import CharacterVocabulary
 from tests.transformer import small_checkpoints
 
@@ -57,13 +58,13 @@ def encoded(*texts):
 def test_generate_sorts_by_length_and_gives_back_in_order(tmp_path):
   copier = Copier(tmp_path)
   rows = encoded("abc", "a", "abcdefgh", "", "ab")
-  outputs = translate.generate(copier, rows, LENGTH, batch_size=2)
+  outputs = infer.generate(copier, rows, LENGTH, batch_size=2)
   assert [LETTERS.decode(ids) for ids in outputs] == ["abc", "a", "abcdefgh", "", "ab"]
   # Lengths are rounded up, and end at that of the model.
   assert copier.calls == [([9, 4, 3, 2, 1], 16, 2, {"max_decode_length": 12})]
-  translate.generate(copier, encoded("abc"), LENGTH)
+  infer.generate(copier, encoded("abc"), LENGTH)
   assert copier.calls[1][1] == 8
-  translate.generate(copier, encoded("a" * 11), {"inputs": 12, "targets": 12})
+  infer.generate(copier, encoded("a" * 11), {"inputs": 12, "targets": 12})
   assert copier.calls[2][1] == 12
 
 
@@ -71,13 +72,13 @@ def test_a_bound_decode_length_stays(tmp_path):
   assert bitransformer.Bitransformer.decode  # Registers the name that is bound.
   gin.bind_parameter("Bitransformer.decode.max_decode_length", 30)
   copier = Copier(tmp_path)
-  translate.generate(copier, encoded("abc"), LENGTH)
+  infer.generate(copier, encoded("abc"), LENGTH)
   assert copier.calls[0][3] == {}
 
 
 def test_encode_lines_cuts_and_tells(caplog):
   with caplog.at_level(logging.WARNING):
-    rows = translate.encode_lines(["ab ", "a" * 9, "a" * 4], LETTERS, 5)
+    rows = infer.encode_lines(["ab ", "a" * 9, "a" * 4], LETTERS, 5)
   assert rows == [*encoded("ab", "aaaa", "aaaa")]
   assert "1 of 3 inputs are cut" in caplog.text and "line 2" in caplog.text
 
@@ -90,7 +91,7 @@ def test_decode_from_file(tmp_path, capsys):
     vocabulary=LETTERS, model_type="bitransformer", batch_size=4, sequence_length=LENGTH,
     output_filename=str(tmp_path / "new" / "out"),
   )  # fmt: skip
-  lines = translate.decode_from_file(
+  lines = infer.decode_from_file(
     copier, input_filename=str(tmp_path / "in"), repeats=2, **kwargs
   )
   assert lines == ["abc", "abc", "", "", "fed", "fed"]
@@ -98,9 +99,9 @@ def test_decode_from_file(tmp_path, capsys):
   assert "6 lines decoded" in capsys.readouterr().out
   (tmp_path / "empty").write_text("")
   with pytest.raises(errors.DataError, match="empty.* is empty"):
-    translate.decode_from_file(copier, input_filename=str(tmp_path / "empty"), **kwargs)
+    infer.decode_from_file(copier, input_filename=str(tmp_path / "empty"), **kwargs)
   with pytest.raises(errors.DataError, match="nowhere.* cannot be read"):
-    translate.decode_from_file(copier, input_filename=str(tmp_path / "nowhere"), **kwargs)
+    infer.decode_from_file(copier, input_filename=str(tmp_path / "nowhere"), **kwargs)
 
 
 def eval_datasets(folder, metric_fns):
@@ -116,7 +117,7 @@ def eval_datasets(folder, metric_fns):
 def evaluate(copier, folder, make, **kwargs):
   arguments = dict(eval_summary_dir=None, eval_checkpoint_step=None)
   arguments.update(kwargs)
-  return evaluation.eval_model(copier, LETTERS, LENGTH, 2, "test", str(folder), make, **arguments)
+  return eval_mode.eval_model(copier, LETTERS, LENGTH, 2, "test", str(folder), make, **arguments)
 
 
 def exact(targets, predictions):

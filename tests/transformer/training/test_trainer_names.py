@@ -14,7 +14,7 @@ from absl import flags
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, errors
 from mesh_tensorflow.transformer import utils
-from mesh_tensorflow.transformer.modes import checkpoints
+from mesh_tensorflow.transformer.modes import chosen_checkpoints
 from tests.transformer import small_checkpoints
 
 
@@ -128,7 +128,7 @@ def test_get_checkpoint_iterator(folder, wanted, kwargs, expected):
 @pytest.mark.parametrize("wanted", [None, "new"])
 def test_new_checkpoints_are_waited_for(wanted, folder, monkeypatch, caplog):
   """A damaged one is left out, and named."""
-  monkeypatch.setattr(checkpoints, "_SECONDS_BETWEEN_LOOKS", 0.01)
+  monkeypatch.setattr(chosen_checkpoints, "_SECONDS_BETWEEN_LOOKS", 0.01)
 
   def write():
     for step in (31, 32, 40):
@@ -175,7 +175,7 @@ def test_damaged_checkpoints_are_left_out_or_an_error(folder, caplog):
 
   def restored(step, **kwargs):
     restorer = Restorer()
-    list(checkpoints.restored_checkpoints(restorer, step, str(folder), **kwargs))
+    list(chosen_checkpoints.restored_checkpoints(restorer, step, str(folder), **kwargs))
     return restorer.restored
 
   for newest in (None, -1):
@@ -209,7 +209,7 @@ def test_checkpoints_that_are_deleted_meanwhile(folder, caplog):
       super().restore_for_inference(path)
 
   restorer = Slow()
-  list(checkpoints.restored_checkpoints(restorer, "all", str(folder)))
+  list(chosen_checkpoints.restored_checkpoints(restorer, "all", str(folder)))
   assert restorer.restored == [10, 30]
   assert "left out: there is no checkpoint" in caplog.text
 

@@ -1,4 +1,4 @@
-"""Evaluation, prediction and export: the part of the trainer that uses a model as it is."""
+"""A model as it is, in its folder: restored, evaluated, asked; all of a `Trainer` but training."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.errors import ConfigError, DataError, VariableError
-from mesh_tensorflow.transformer.programs import export, prediction, training_data
+from mesh_tensorflow.transformer.programs import prediction, saved_model, training_data
 from mesh_tensorflow.transformer.programs.model_features import MODEL_FEATURES
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 
 
-class Inference:
+class Estimator:
   """Base class of `Trainer`: what it does besides training.
 
   Attributes:
@@ -302,7 +302,7 @@ class Inference:
     *,
     batch_size: int = 1,
   ) -> str:
-    """Writes a SavedModel that predicts, or scores, from strings; see `export.save`.
+    """Writes a SavedModel that predicts, or scores, from strings; see `saved_model.save`.
 
     Args:
       export_dir_base: the SavedModel goes into a new folder in here, named by the time.
@@ -319,7 +319,7 @@ class Inference:
         "the signature takes strings"
       )
     self.restore_for_inference(checkpoint_path)
-    return export.save(
+    return saved_model.save(
       self.steps,
       export_dir_base,
       self.vocabulary,

@@ -13,7 +13,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.running.lowering import RUN_COUNTER
 from mesh_tensorflow.transformer.files import model_files
-from mesh_tensorflow.transformer.programs import export_texts, prediction
+from mesh_tensorflow.transformer.programs import prediction, saved_model_texts
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 
 
@@ -78,9 +78,9 @@ def save(
     if not stored.name.startswith(RUN_COUNTER):
       stored.assign(steps.mesh_impl.variable_store[stored.name].numpy())
   shapes = {k: tf.TensorSpec(v.shape, v.dtype) for k, v in traced.structured_outputs.items()}
-  encoders = {n: export_texts.TextEncoder(n, vocabulary, lengths[n], kinds[n]) for n in names}
+  encoders = {n: saved_model_texts.TextEncoder(n, vocabulary, lengths[n], kinds[n]) for n in names}
   decoders = {
-    n: export_texts.decoder(n, vocabulary, to_end=not score) for n in shapes if n != "scores"
+    n: saved_model_texts.decoder(n, vocabulary, to_end=not score) for n in shapes if n != "scores"
   }
 
   def serve(**features: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -133,51 +133,3 @@ def _new_folder(base: str) -> str:
   while tf.io.gfile.exists(os.path.join(base, str(number))):
     number += 1
   return os.path.join(base, str(number))
-
-
-def export_model(
-  estimator: Any,
-  export_dir: str,
-  vocabulary: Any,
-  sequence_length: Any,
-  model_type: str,
-  eval_with_score: bool = False,
-  batch_size: int = 1,
-  checkpoint_path: str | None = None,
-) -> str:
-  """Writes a SavedModel of a trained model; see `save`.
-
-  Args:
-    estimator: a `Trainer`.
-    export_dir: the SavedModel goes into a new folder in here, named by the time in seconds.
-    vocabulary: a vocabulary, or an (inputs, targets) tuple.
-    sequence_length: must be that of the estimator.
-    model_type: must be that of the estimator.
-    eval_with_score: whether it scores given targets.
-    batch_size: rows that the model takes at a time.
-    checkpoint_path: a checkpoint to export; None: the newest.
-
-  Returns:
-    The path of the SavedModel.
-
-  Raises:
-    ConfigError: there is no checkpoint; or an argument is not what the estimator was made with.
-  """
-  steps = estimator.steps
-  made_with = {"model_type": steps.model_type, "sequence_length": dict(steps.sequence_length)}
-  given = {"model_type": model_type, "sequence_length": _as_dict(sequence_length)}
-  for what, value in given.items():
-    if value != made_with[what]:
-      raise ConfigError(
-        f"export_model: {what} is {value}, but the estimator was made with {made_with[what]}"
-      )
-  if checkpoint_path is None and estimator.latest_checkpoint() is None:
-    raise ConfigError(f"there is no checkpoint in {estimator.model_dir}; train first")
-  estimator.restore_for_inference(checkpoint_path)
-  return save(steps, export_dir, vocabulary, batch_size, eval_with_score, estimator.predict_fn)
-
-
-def _as_dict(sequence_length: Any) -> dict[str, int]:
-  if isinstance(sequence_length, int):
-    return {"inputs": sequence_length, "targets": sequence_length}
-  return dict(sequence_length)

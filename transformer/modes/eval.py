@@ -1,8 +1,7 @@
-"""Evaluation of checkpoints on data sets: texts decoded, targets scored, or perplexity."""
+"""The modes "eval" and "score_eval": data sets decoded and compared, or their targets scored."""
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import time
@@ -10,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data.eval_datasets import EvalDataset, reset_seeds
@@ -22,10 +20,13 @@ from mesh_tensorflow.transformer.data.text_io import (
   write_lines_to_file,
 )
 from mesh_tensorflow.transformer.files import model_files
-from mesh_tensorflow.transformer.modes.checkpoints import restored_checkpoints
+from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
+from mesh_tensorflow.transformer.modes.infer import generate
 from mesh_tensorflow.transformer.modes.input_fns import examples_input_fn
+from mesh_tensorflow.transformer.modes.job import Job
+from mesh_tensorflow.transformer.modes.perplexity_eval import perplexity_eval_of
+from mesh_tensorflow.transformer.modes.registry import mode
 from mesh_tensorflow.transformer.modes.scoring import score_with_estimator
-from mesh_tensorflow.transformer.modes.translate import generate
 from mesh_tensorflow.transformer.training.progress import write_scalars
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
@@ -257,71 +258,38 @@ def _as_dict(metrics: Any) -> dict[str, float]:
   return {k: float(v) for k, v in metrics.items()}
 
 
-def perplexity_eval(
-  estimator: Any,
-  vocabulary: Any,
-  sequence_length: dict[str, int],
-  dataset_split: str,
-  model_dir: str,
-  eval_dataset_fn: Callable[..., Any] | None,
-  train_dataset_fn: Callable[..., tf.data.Dataset] | None,
-  eval_checkpoint_step: Any,
-  eval_summary_dir: str | None,
-  max_batches: int | None,
-  eval_dir_suffix: str | None = None,
-) -> dict[str, dict[str, float]]:
-  """Teacher-forced evaluation of the chosen checkpoints; one line and TensorBoard scalars each.
+@mode("eval", finds_lengths=True)
+def run_eval(job: Job) -> dict[str, dict[str, float]]:
+  """Decodes and compares; without a data set that has metrics as the mode "perplexity_eval"."""
+  # First of all the devices: when data is read they cannot be made any more.
+  estimator = job.make_estimator_of_lengths()
+  if job.eval_dataset_fn is not None:
+    results = _eval_job(job, estimator)
+    if results or job.sequence_length is None:
+      return results
+  # The folder of evaluations, of one data set or several.
+  folder = job.eval_summary_dir or os.path.join(job.model_dir, f"{job.dataset_split}_eval")
+  return perplexity_eval_of(job, estimator, folder)
 
-  Args:
-    estimator: the `Trainer`.
-    vocabulary: a vocabulary or a pair.
-    sequence_length: dict from feature to number of tokens.
-    dataset_split: name of the split.
-    model_dir: folder of checkpoints.
-    eval_dataset_fn: called with sequence_length, vocabulary and dataset_split; returns
-      `EvalDataset`s. None: the training data's function makes the split.
-    train_dataset_fn: see there.
-    eval_checkpoint_step: see `get_checkpoint_iterator`; None is the newest.
-    eval_summary_dir: where the scalars go; by default, for each data set,
-      `model_dir/eval_<data set>_<split>_<number of examples>`, where the number is "all" without
-      `max_batches`.
-    max_batches: number of batches; None: all.
-    eval_dir_suffix: added to the name of the folder, after "_".
 
-  Returns:
-    For each data set the metrics with the last checkpoint.
+@mode("score_eval", finds_lengths=True, scores=True)
+def run_score_eval(job: Job) -> dict[str, dict[str, float]]:
+  """Gives the metrics the log-likelihoods of the targets."""
+  return _eval_job(job, job.make_estimator_of_lengths())
 
-  Raises:
-    ConfigError: there is no data set function.
-  """
-  arguments = dict(
-    sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
+
+def _eval_job(job: Job, estimator: Any) -> dict[str, dict[str, float]]:
+  return eval_model(
+    estimator,
+    job.vocabulary,
+    job.sequence_length,
+    job.batch_size,
+    job.dataset_split,
+    job.model_dir,
+    job.eval_dataset_fn,
+    job.eval_summary_dir,
+    job.eval_checkpoint_step,
+    eval_with_score=job.mode.scores,
+    output_eval_examples=job.output_eval_examples,
+    eval_dir_suffix=job.eval_dir_suffix,
   )
-  if eval_dataset_fn is not None:
-    datasets = {
-      d.name: functools.partial(d.dataset_fn, sequence_length=sequence_length)
-      for d in eval_dataset_fn(**arguments)
-    }
-  elif train_dataset_fn is not None:
-    datasets = {dataset_split: functools.partial(train_dataset_fn, **arguments)}
-  else:
-    raise ConfigError("bind run.eval_dataset_fn or run.train_dataset_fn to evaluate")
-  results: dict[str, dict[str, float]] = {}
-  for _ in restored_checkpoints(estimator, eval_checkpoint_step, model_dir):
-    for name, make in datasets.items():
-      reset_seeds()
-      metrics = estimator.evaluate(make(), max_batches, what=name)
-      results[name] = metrics
-      count = "all" if max_batches is None else max_batches * estimator.steps.batch_size
-      folder = eval_summary_dir or os.path.join(model_dir, f"eval_{name}_{dataset_split}_{count}")
-      if eval_dir_suffix:
-        folder += f"_{eval_dir_suffix}"
-      print(
-        f"step {estimator.global_step}  {name}: loss {metrics['loss']:.4f} nats  "
-        f"{metrics['bits_per_token']:.4f} bits/token  accuracy {metrics['token_accuracy']:.4f}  "
-        f"({metrics['num_eval_tokens']:,.0f} tokens)",
-        flush=True,
-      )
-      scalars = {f"eval/{name}/{k}": v for k, v in metrics.items()}
-      write_scalars(folder, estimator.global_step, scalars, model_dir=model_dir)
-  return results

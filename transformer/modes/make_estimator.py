@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import gin
-import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import workers
 from mesh_tensorflow.tpu import mesh as tpu_mesh
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
-from mesh_tensorflow.transformer.gin_config import warn_of_unused_scopes, write_operative_config
 from mesh_tensorflow.transformer.meshes import mesh_setup
-from mesh_tensorflow.transformer.programs import training_data
 from mesh_tensorflow.transformer.programs.model_building import build_model
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.training.trainer import Trainer
-
-# The accumulators of metrics in traced functions, by their graphs.
-_ACCUMULATORS: weakref.WeakKeyDictionary[Any, list[tf.Variable]] = weakref.WeakKeyDictionary()
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.utils", denylist=["predict_fn"])
@@ -236,107 +228,3 @@ def get_estimator(
     iterations_per_loop=iterations_per_loop,
     **options,
   )
-
-
-def train_model(
-  estimator: Trainer,
-  vocabulary: Any,
-  sequence_length: dict[str, int],
-  batch_size: int,
-  train_dataset_fn: Callable[..., tf.data.Dataset],
-  train_steps: int,
-  ensemble_inputs: int | None,
-  dataset_split: str = "train",
-  skip_seen_data: bool = False,
-  seen_data_init_step: int = 0,
-  checkpoint_input_pipeline: bool = False,
-) -> list[float]:
-  """Trains until the global step is `train_steps`; the default of `run.train_model_fn`.
-
-  Resumed training goes on with the examples that come after those seen, always.
-
-  Args:
-    estimator: the `Trainer`, which knows the next three and `ensemble_inputs`.
-    vocabulary: a vocabulary or a pair.
-    sequence_length: dict from feature to number of tokens.
-    batch_size: sequences in a batch.
-    train_dataset_fn: see `Trainer.train`.
-    train_steps: the absolute step at which to stop.
-    ensemble_inputs: see `ModelSteps`.
-    dataset_split: for the dataset function.
-    skip_seen_data: seen data is counted from `seen_data_init_step`, in place of the step of
-      `init_checkpoint`.
-    seen_data_init_step: the step at which training on this data began.
-    checkpoint_input_pipeline: go on with the data where a saved iterator was, without reading what
-      came before; shuffled data continues exactly.
-
-  Returns:
-    The losses.
-
-  Raises:
-    ConfigError: both `skip_seen_data` and `checkpoint_input_pipeline`.
-  """
-  del vocabulary, sequence_length, batch_size, ensemble_inputs
-  training_data.check_data_options(skip_seen_data, checkpoint_input_pipeline)
-
-  def on_ready(graph: mtf.Graph) -> None:
-    if not workers.current().is_chief:
-      return
-    # Now everything that gin configures has been called once.
-    write_operative_config(estimator.model_dir)
-    warn_of_unused_scopes()
-    print(mesh_setup.describe_layout(estimator.mesh_impl, graph), flush=True)
-
-  return estimator.train(
-    train_dataset_fn,
-    train_steps,
-    dataset_split=dataset_split,
-    on_ready=on_ready,
-    seen_data_init_step=seen_data_init_step if skip_seen_data else None,
-    checkpoint_input_pipeline=checkpoint_input_pipeline,
-  )
-
-
-def metric_sum(values: Any, name: str | None = None, **kwargs: Any) -> tuple[tf.Variable, Any]:
-  """A sum over several batches.
-
-  Args:
-    values: a number or tensor.
-    name: of the accumulator.
-    **kwargs: have no effect.
-
-  Returns:
-    (accumulator, its new value): a float32 variable that starts at 0, and, in a `tf.function`, a
-    tensor that adds the sum of `values` to it in each call.
-  """
-  del kwargs
-  return _accumulated(values, name or "metric_sum", 0.0, tf.reduce_sum, tf.add)
-
-
-def metric_max(values: Any, name: str | None = None, **kwargs: Any) -> tuple[tf.Variable, Any]:
-  """A maximum over several batches.
-
-  Args:
-    values: a number or tensor.
-    name: of the accumulator.
-    **kwargs: have no effect.
-
-  Returns:
-    (accumulator, its new value), as `metric_sum`; it starts at -infinity.
-  """
-  del kwargs
-  return _accumulated(values, name or "metric_max", float("-inf"), tf.reduce_max, tf.maximum)
-
-
-def _accumulated(
-  values: Any, name: str, start: float, reduce: Any, join: Any
-) -> tuple[tf.Variable, tf.Tensor]:
-  values = tf.cast(values, tf.float32)
-  with tf.init_scope():
-    accumulator = tf.Variable(
-      start, False, dtype=tf.float32, name=name, experimental_enable_variable_lifting=False
-    )
-  if tf.inside_function():
-    # A tf.function creates it when it is traced, and does not keep it.
-    _ACCUMULATORS.setdefault(values.graph, []).append(accumulator)
-  return accumulator, accumulator.assign(join(accumulator, reduce(values)))

@@ -1,4 +1,4 @@
-"""Generates texts from texts: the mode "infer" of the trainer."""
+"""The mode "infer": texts generated from the lines of a file, or whatever `decode_fn` reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from mesh_tensorflow.transformer.data.text_io import (
   targets_vocabulary,
   write_lines_to_file,
 )
-from mesh_tensorflow.transformer.modes.checkpoints import restored_checkpoints
+from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
+from mesh_tensorflow.transformer.modes.job import Job
+from mesh_tensorflow.transformer.modes.registry import mode
 from mesh_tensorflow.transformer.programs import prediction
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
@@ -180,3 +182,17 @@ def infer_model(
       sequence_length=sequence_length,
       checkpoint_path=path,
     )
+
+
+@mode("infer")
+def run_infer(job: Job) -> None:
+  """Decodes with `infer_model.decode_fn`."""
+  infer_model(
+    job.make_estimator(),
+    job.vocabulary,
+    job.sequence_length,
+    job.batch_size,
+    job.model_type,
+    job.model_dir,
+    job.eval_checkpoint_step,
+  )

@@ -1,0 +1,110 @@
+"""The mode "perplexity_eval": how probable the targets of data sets are, teacher-forced."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.transformer.data.eval_datasets import reset_seeds
+from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
+from mesh_tensorflow.transformer.modes.job import Job
+from mesh_tensorflow.transformer.modes.registry import mode
+from mesh_tensorflow.transformer.training.progress import write_scalars
+
+
+@mode("perplexity_eval")
+def run_perplexity_eval(job: Job) -> dict[str, dict[str, float]]:
+  """The loss on `eval_dataset_fn`, else on a split of the training data."""
+  return perplexity_eval_of(job, job.make_estimator(), job.eval_summary_dir)
+
+
+def perplexity_eval_of(job: Job, estimator: Any, folder: str | None) -> dict[str, dict[str, float]]:
+  """`perplexity_eval` of what a job asks for, with scalars in a folder."""
+  return perplexity_eval(
+    estimator,
+    job.vocabulary,
+    job.sequence_length,
+    job.dataset_split,
+    job.model_dir,
+    job.eval_dataset_fn,
+    job.train_dataset_fn,
+    job.eval_checkpoint_step,
+    folder,
+    job.perplexity_eval_steps,
+    job.eval_dir_suffix,
+  )
+
+
+def perplexity_eval(
+  estimator: Any,
+  vocabulary: Any,
+  sequence_length: dict[str, int],
+  dataset_split: str,
+  model_dir: str,
+  eval_dataset_fn: Callable[..., Any] | None,
+  train_dataset_fn: Callable[..., tf.data.Dataset] | None,
+  eval_checkpoint_step: Any,
+  eval_summary_dir: str | None,
+  max_batches: int | None,
+  eval_dir_suffix: str | None = None,
+) -> dict[str, dict[str, float]]:
+  """Teacher-forced evaluation of the chosen checkpoints; one line and TensorBoard scalars each.
+
+  Args:
+    estimator: the `Trainer`.
+    vocabulary: a vocabulary or a pair.
+    sequence_length: dict from feature to number of tokens.
+    dataset_split: name of the split.
+    model_dir: folder of checkpoints.
+    eval_dataset_fn: called with sequence_length, vocabulary and dataset_split; returns
+      `EvalDataset`s. None: the training data's function makes the split.
+    train_dataset_fn: see there.
+    eval_checkpoint_step: see `get_checkpoint_iterator`; None is the newest.
+    eval_summary_dir: where the scalars go; by default, for each data set,
+      `model_dir/eval_<data set>_<split>_<number of examples>`, where the number is "all" without
+      `max_batches`.
+    max_batches: number of batches; None: all.
+    eval_dir_suffix: added to the name of the folder, after "_".
+
+  Returns:
+    For each data set the metrics with the last checkpoint.
+
+  Raises:
+    ConfigError: there is no data set function.
+  """
+  arguments = dict(
+    sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
+  )
+  if eval_dataset_fn is not None:
+    datasets = {
+      d.name: functools.partial(d.dataset_fn, sequence_length=sequence_length)
+      for d in eval_dataset_fn(**arguments)
+    }
+  elif train_dataset_fn is not None:
+    datasets = {dataset_split: functools.partial(train_dataset_fn, **arguments)}
+  else:
+    raise ConfigError("bind run.eval_dataset_fn or run.train_dataset_fn to evaluate")
+  results: dict[str, dict[str, float]] = {}
+  for _ in restored_checkpoints(estimator, eval_checkpoint_step, model_dir):
+    for name, make in datasets.items():
+      reset_seeds()
+      metrics = estimator.evaluate(make(), max_batches, what=name)
+      results[name] = metrics
+      count = "all" if max_batches is None else max_batches * estimator.steps.batch_size
+      folder = eval_summary_dir or os.path.join(model_dir, f"eval_{name}_{dataset_split}_{count}")
+      if eval_dir_suffix:
+        folder += f"_{eval_dir_suffix}"
+      print(
+        f"step {estimator.global_step}  {name}: loss {metrics['loss']:.4f} nats  "
+        f"{metrics['bits_per_token']:.4f} bits/token  accuracy {metrics['token_accuracy']:.4f}  "
+        f"({metrics['num_eval_tokens']:,.0f} tokens)",
+        flush=True,
+      )
+      scalars = {f"eval/{name}/{k}": v for k, v in metrics.items()}
+      write_scalars(folder, estimator.global_step, scalars, model_dir=model_dir)
+  return results

@@ -1,0 +1,189 @@
+"""The trainer as one gin-configurable function, `run`: what is asked for, checked, and done."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+from mesh_tensorflow import workers
+from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2
+from mesh_tensorflow.transformer.gin_config import value_checks
+from mesh_tensorflow.transformer.meshes.batching import auto_train_steps
+from mesh_tensorflow.transformer.modes import registry
+from mesh_tensorflow.transformer.modes.job import Job, Mode
+from mesh_tensorflow.transformer.modes.train import train_model
+from mesh_tensorflow.transformer.vocabularies.kept import kept_in
+
+_MODULE = "mesh_tensorflow.transformer.utils"
+
+
+def _before_arguments(configured: Callable[..., Any]) -> Callable[..., Any]:
+  """What must be done before gin makes the arguments of `run`.
+
+  The workers join: what gin calls may run TensorFlow, after which no worker can join; and workers
+  that have joined can leave it to one of them to write a vocabulary. And vocabularies come from the
+  folder of the model's checkpoints.
+  """
+
+  @functools.wraps(configured)
+  def run(*args: Any, **kwargs: Any) -> Any:
+    check_tensorflow2()
+    given = _as_bound(inspect.signature(configured).bind_partial(*args, **kwargs).arguments)
+    mode = registry.find(given.get("mode", "train"))
+    if workers.cluster_from_environment().size > 1:
+      _join_as_bound(mode, given)
+    with kept_in(
+      given.get("model_dir"),
+      may_write=mode is not None and mode.trains,
+      allow_change=bool(given.get("allow_config_change")),
+    ):
+      return configured(*args, **kwargs)
+
+  return run
+
+
+def _as_bound(arguments: dict[str, Any]) -> dict[str, Any]:
+  """Some arguments of `run`: those given, else what gin binds."""
+  bound = gin.get_bindings(f"{_MODULE}.run", resolve_references=False)
+  # A copy of what refers to a configurable or macro is its value; all at once would be too much.
+  names = ("model_dir", "mode", "mesh_shape", "mesh_implementation", "allow_config_change")
+  return {n: copy.deepcopy(bound[n]) for n in names if n in bound} | arguments
+
+
+def _join_as_bound(mode: Mode | None, given: dict[str, Any]) -> None:
+  """Joins the workers with the devices that `run` will need, by its arguments and bindings."""
+  if given.get("tpu") or mode is None or not mode.on_devices or "mesh_shape" not in given:
+    return  # `run` has no use for workers, or something to complain about.
+  mode.join_workers(given["mesh_shape"], given.get("mesh_implementation", "auto"))
+
+
+@_before_arguments
+@gin.configurable(module=_MODULE)
+def run(
+  tpu_job_name: str | None,
+  tpu: str | None,
+  gcp_project: str | None,
+  tpu_zone: str | None,
+  model_dir: str,
+  model_type: str = "bitransformer",
+  vocabulary: Any = None,
+  train_dataset_fn: Callable[..., tf.data.Dataset] | None = None,
+  eval_dataset_fn: Callable[..., Any] | None = None,
+  dataset_split: str = "train",
+  autostack: bool = True,
+  eval_checkpoint_step: Any = None,
+  export_checkpoint_step: Any = None,
+  export_path: str = "",
+  mode: str = "train",
+  iterations_per_loop: int = 100,
+  save_checkpoints_steps: int = 5000,
+  keep_checkpoint_max: int | None = 5,
+  eval_summary_dir: str | None = None,
+  batch_size: Any = ("tokens_per_replica", 2048),
+  train_steps: Any = auto_train_steps,
+  total_run_steps: int | None = None,
+  sequence_length: Any = None,
+  mesh_shape: Any = gin.REQUIRED,
+  mesh_devices: list[str] | None = None,
+  layout_rules: Any = gin.REQUIRED,
+  learning_rate_schedule: Any = None,
+  optimizer: Any = None,
+  predict_fn: Any = None,
+  variable_filter: Any = None,
+  perplexity_eval_steps: int | None = 100,
+  init_checkpoint: str | None = None,
+  ensemble_inputs: int | None = None,
+  train_model_fn: Callable[..., Any] = train_model,
+  skip_seen_data: bool = False,
+  seen_data_init_step: int = 0,
+  output_eval_examples: bool = True,
+  checkpoint_input_pipeline: bool = False,
+  eval_dir_suffix: str | None = None,
+  *,
+  mesh_implementation: str = "auto",
+  seed: int = 0,
+  report_every: int = 100,
+  nonfinite: str = "stop",
+  allow_config_change: bool = False,
+) -> Any:
+  """Trains, evaluates or decodes, as gin says.
+
+  Args:
+    tpu_job_name: name of the job of the TPU workers; None: "worker".
+    tpu: a TPU to run on: "local", a name or an address; see `tpu_mesh.connect`. None: run on GPU or
+      CPU.
+    gcp_project: project of a TPU that is given by name.
+    tpu_zone: zone of a TPU that is given by name.
+    model_dir: folder for checkpoints, summaries and the configuration.
+    model_type: see `build_model`.
+    vocabulary: a vocabulary, or an (inputs, targets) pair.
+    train_dataset_fn: see `Trainer.train`.
+    eval_dataset_fn: see `eval_model` and `perplexity_eval`.
+    dataset_split: "train" in training; the split to evaluate otherwise.
+    autostack: has no effect.
+    eval_checkpoint_step: which checkpoints the modes that evaluate or decode take: a step, a list
+      of steps, "all", "new" (each as it appears, endlessly), or None, the newest; see
+      `get_checkpoint_iterator`.
+    export_checkpoint_step: the checkpoint to export, see `get_checkpoint_iterator`; None or 0: the
+      newest.
+    export_path: the SavedModel goes into a new folder in here.
+    mode: "train"; "eval" (decode the data sets of `eval_dataset_fn` that have metrics, and compare
+      the texts: see `eval_model`; without such a data set as "perplexity_eval"); "score_eval"
+      (likewise, with scores of the targets in place of texts); "perplexity_eval" (teacher-forced);
+      "infer" (decode the lines of a file: see `infer_model`); "score_from_strings",
+      "score_from_dataset" (see these functions); "export_infer", "export_score" (write a SavedModel
+      that makes outputs, or scores: see `export.save`; "export" is the old name of the first);
+      "plan" (print what training needs on each processor, without doing it).
+    iterations_per_loop: training steps in one call of the compiled program.
+    save_checkpoints_steps: steps between checkpoints.
+    keep_checkpoint_max: number of checkpoints to keep, the newest; None: all.
+    eval_summary_dir: see `eval_model` and `perplexity_eval`.
+    batch_size: number of sequences, or see `compute_batch_size`.
+    train_steps: the absolute step at which training ends, or a function of batch size and
+      sequence length.
+    total_run_steps: what schedules take for the length of training; `train_steps` by default.
+    sequence_length: number of tokens, or a dict from feature to that; None, in modes "eval" and
+      "score_eval": that of the longest examples.
+    mesh_shape: mesh shape.
+    mesh_devices: names of devices; see `mesh_setup.make_mesh_impl`.
+    layout_rules: layout rules.
+    learning_rate_schedule: a function `(step, total_train_steps)`, a list of such and numbers
+      (their product), or a number.
+    optimizer: an optimizer class.
+    predict_fn: see `tpu_estimator_model_fn`.
+    variable_filter: which variables are trained; see `ModelSteps`.
+    perplexity_eval_steps: number of batches to evaluate; None: all.
+    init_checkpoint: a checkpoint to start from when model_dir has none; see
+      `init_checkpoint.restore`.
+    ensemble_inputs: in training, the members of an ensemble that see data of their own.
+    train_model_fn: what trains.
+    skip_seen_data: see `train_model`.
+    seen_data_init_step: see `train_model`.
+    output_eval_examples: whether "eval" writes inputs, targets and predictions.
+    checkpoint_input_pipeline: see `train_model`.
+    eval_dir_suffix: added to the name of the folder of evaluation scalars.
+    mesh_implementation: "auto", "placement" or "simd"; see `mesh_setup.make_mesh_impl`.
+    seed: of initial weights and of random operations.
+    report_every: steps between lines of the report.
+    nonfinite: in training, what a NaN or infinite loss does: "stop" or "skip"; see `Trainer`.
+    allow_config_change: whether the checkpoints may be of another model or vocabulary than this
+      one: that is then told, else refused; see `gin_config.model_config`.
+
+  Returns:
+    Losses (train), metrics (eval), what the function of the mode returned (scores), the path of
+    the SavedModel (export), the report (plan), or None.
+
+  Raises:
+    ConfigError: settings that contradict each other.
+  """
+  arguments = locals()
+  value_checks.check_arguments("run", run, arguments)
+  value_checks.check_mesh_shape(mesh_shape)
+  asked = registry.get(mode)
+  return asked.run(Job(asked, arguments))

@@ -1,0 +1,117 @@
+"""The mode "train"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import checkpoint, workers
+from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.transformer.gin_config import warn_of_unused_scopes, write_operative_config
+from mesh_tensorflow.transformer.meshes import mesh_setup
+from mesh_tensorflow.transformer.meshes.batching import resolve_steps
+from mesh_tensorflow.transformer.modes.job import Job
+from mesh_tensorflow.transformer.modes.registry import mode
+from mesh_tensorflow.transformer.programs import training_data
+from mesh_tensorflow.transformer.schedules.product import bound_schedule
+from mesh_tensorflow.transformer.training.trainer import Trainer
+
+
+def _check(job: Job) -> None:
+  if job.dataset_split != "train":
+    raise ConfigError(f"run.mode is 'train' but run.dataset_split is {job.dataset_split!r}")
+  if job.train_dataset_fn is None:
+    raise ConfigError(
+      "run.train_dataset_fn is not bound: give a problem file, such as "
+      "--gin_file problems/tinyshakespeare.gin"
+    )
+  if job.optimizer is None:
+    raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
+  training_data.check_data_options(job.skip_seen_data, job.checkpoint_input_pipeline)
+
+
+@mode("train", trains=True, check=_check)
+def run_train(job: Job) -> Any:
+  """Trains by `run.train_model_fn`, from the newest checkpoint on."""
+  steps = resolve_steps(job.train_steps, job.batch_size, job.sequence_length)
+  estimator = job.make_estimator(
+    learning_rate_schedule=bound_schedule(job.learning_rate_schedule, job.total_run_steps or steps),
+    ensemble_inputs=job.ensemble_inputs,
+  )
+  if workers.current().is_chief and not checkpoint.all_checkpoints(job.model_dir or ""):
+    # Of a model that has checkpoints it is written when they are known to be of this one.
+    write_operative_config(job.model_dir)
+  return job.train_model_fn(
+    estimator,
+    job.vocabulary,
+    job.sequence_length,
+    job.batch_size,
+    job.train_dataset_fn,
+    steps,
+    job.ensemble_inputs,
+    skip_seen_data=job.skip_seen_data,
+    seen_data_init_step=job.seen_data_init_step,
+    checkpoint_input_pipeline=job.checkpoint_input_pipeline,
+  )
+
+
+def train_model(
+  estimator: Trainer,
+  vocabulary: Any,
+  sequence_length: dict[str, int],
+  batch_size: int,
+  train_dataset_fn: Callable[..., tf.data.Dataset],
+  train_steps: int,
+  ensemble_inputs: int | None,
+  dataset_split: str = "train",
+  skip_seen_data: bool = False,
+  seen_data_init_step: int = 0,
+  checkpoint_input_pipeline: bool = False,
+) -> list[float]:
+  """Trains until the global step is `train_steps`; the default of `run.train_model_fn`.
+
+  Resumed training goes on with the examples that come after those seen, always.
+
+  Args:
+    estimator: the `Trainer`, which knows the next three and `ensemble_inputs`.
+    vocabulary: a vocabulary or a pair.
+    sequence_length: dict from feature to number of tokens.
+    batch_size: sequences in a batch.
+    train_dataset_fn: see `Trainer.train`.
+    train_steps: the absolute step at which to stop.
+    ensemble_inputs: see `ModelSteps`.
+    dataset_split: for the dataset function.
+    skip_seen_data: seen data is counted from `seen_data_init_step`, in place of the step of
+      `init_checkpoint`.
+    seen_data_init_step: the step at which training on this data began.
+    checkpoint_input_pipeline: go on with the data where a saved iterator was, without reading what
+      came before; shuffled data continues exactly.
+
+  Returns:
+    The losses.
+
+  Raises:
+    ConfigError: both `skip_seen_data` and `checkpoint_input_pipeline`.
+  """
+  del vocabulary, sequence_length, batch_size, ensemble_inputs
+  training_data.check_data_options(skip_seen_data, checkpoint_input_pipeline)
+
+  def on_ready(graph: mtf.Graph) -> None:
+    if not workers.current().is_chief:
+      return
+    # Now everything that gin configures has been called once.
+    write_operative_config(estimator.model_dir)
+    warn_of_unused_scopes()
+    print(mesh_setup.describe_layout(estimator.mesh_impl, graph), flush=True)
+
+  return estimator.train(
+    train_dataset_fn,
+    train_steps,
+    dataset_split=dataset_split,
+    on_ready=on_ready,
+    seen_data_init_step=seen_data_init_step if skip_seen_data else None,
+    checkpoint_input_pipeline=checkpoint_input_pipeline,
+  )
