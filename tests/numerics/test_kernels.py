@@ -191,18 +191,18 @@ _LIMITED = re.compile(
 )
 # Where there are few axes, whatever a program's tensors have: file and number of calls.
 _FEW_AXES = {
-  "beam_search_state.py": 2,
   "checkpoint/snapshot.py": 1,
-  "collectives/tpu.py": 1,
+  "decoding/beam_search_state.py": 2,
   "layers/attention.py": 1,
   "layers/incremental_attention.py": 1,
   "layers/local_attention.py": 2,
   "layers/masks.py": 2,
   "layers/spatial_attention.py": 1,
-  "operations/convolution_slices.py": 3,
+  "operations/convolution_slices.py": 4,
   "operations/cross_entropy.py": 3,
   "operations/pooling.py": 1,
   "operations/stacked_variable.py": 1,
+  "tpu/collectives.py": 1,
 }
 
 
