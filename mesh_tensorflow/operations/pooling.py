@@ -11,6 +11,7 @@ from mesh_tensorflow.errors import DTypeError, GraphError, LayoutError, ShapeErr
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.binary import multiply
 from mesh_tensorflow.operations.constants import ones_like
+from mesh_tensorflow.operations.convolution_slices import Window
 from mesh_tensorflow.program.dimensions import Dimension, Shape, list_product
 from mesh_tensorflow.program.graph import Operation, Tensor
 
@@ -39,6 +40,11 @@ def pool_fn(pool_fn_string: str) -> Callable[..., tf.Tensor]:
   def pool(x: tf.Tensor, ksize: Sequence[int], strides: Sequence[int], padding: str) -> tf.Tensor:
     sizes = x.shape.as_list()
     batch, ndims = sizes[: -rank - 1], len(sizes)
+    if 0 in sizes:
+      # No channels: some kernels, and the sizes that TensorFlow infers, refuse them.
+      window = Window("pool", rank, [1, *strides, 1], padding)
+      pooled = window.feature_sizes(sizes[-rank - 1 : -1], ksize)
+      return tf.zeros([*batch, *pooled, sizes[-1]], x.dtype)
     if ndims != rank + 2:
       x = tf.reshape(x, [list_product(batch), *sizes[-rank - 1 :]])
     y = _pool(kind, x, list(ksize), list(strides), padding)
@@ -233,6 +239,8 @@ class PoolBackPropOperation(_Pooling):
   def _avg_gradient(self, dy: tf.Tensor, sizes: list[int]) -> tf.Tensor:
     """Every position gets its share of dy."""
     pooled = dy.shape.as_list()
+    if 0 in sizes:
+      return tf.zeros(sizes, dy.dtype)
     if self._rank == 2 or dy.dtype in _POOL_3D_DTYPES:
       first = len(sizes) - self._rank - 1
       flat = [list_product(sizes[:first]), *sizes[first:]]

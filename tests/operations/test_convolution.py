@@ -333,6 +333,20 @@ def test_pool_fn_takes_any_leading_dimensions(leading):
       np.testing.assert_array_equal(tf.reshape(y, want.shape), want)
 
 
+@pytest.mark.parametrize("kind", ["MAX_2D", "AVG_2D", "MAX_3D", "AVG_3D"])
+@pytest.mark.parametrize("in_function", [False, True], ids=["eager", "function"])
+def test_pooling_of_no_channels(kind, in_function):
+  def build(mesh):
+    x = mtf.zeros(mesh, f"b:2 {'d:3 ' if '3' in kind else ''}h:5 w:4 i:0")
+    window = (2, 3, 1) if "3" in kind else (3, 1)
+    y = mtf.PoolOperation(x, window, window, kind).outputs[0]
+    return [y, *mtf.gradients([mtf.reduce_sum(y)], [x])]
+
+  y, dx = run(build, in_function=in_function)
+  assert y.shape == ((2, 1, 1, 4, 0) if "3" in kind else (2, 1, 4, 0))
+  assert dx.shape == ((2, 3, 5, 4, 0) if "3" in kind else (2, 5, 4, 0))
+
+
 def test_pool_fn_in_three_dimensions_for_dtypes_that_tensorflow_has_not():
   x = rand(2, 4, 5, 6, 3).astype(np.float64)
   for kind, fn in (("MAX_3D", tf.nn.max_pool3d), ("AVG_3D", tf.nn.avg_pool3d)):
