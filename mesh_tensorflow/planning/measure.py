@@ -1,0 +1,286 @@
+"""Measures the machine that it runs on, and writes a machine file.
+
+    python -m mesh_tensorflow.planning.measure --out machine.json --devices 4
+
+Products by size and dtype, memory, launches, and sums over a mesh axis by size, under placement and
+SIMD. On GPUs if there are as many, else on virtual CPU devices, which share the host. The machine
+should have nothing else to do meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.environment.virtual_devices import virtual_cpu_devices
+from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.meshes.laid_out import LaidOutTensor
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.placement.mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.planning.machine import Device, Link, Machine
+from mesh_tensorflow.planning.mesh_impl import allreduce_bytes
+from mesh_tensorflow.program.dimensions import Dimension, Shape
+from mesh_tensorflow.program.graph import Operation, Tensor
+from mesh_tensorflow.running.function import TensorSpec, function
+from mesh_tensorflow.simd.mesh_impl import SimdMeshImpl
+
+_DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """How much is measured.
+
+  Attributes:
+    products: sides of the square matrices.
+    memory: bytes of the array whose reading and writing is timed.
+    launches: elementwise operations one after the other.
+    exchanges: bytes of the slices that are summed, the smallest and the largest at the ends.
+    repeats: times of each; the median counts.
+  """
+
+  products: Sequence[int] = (16, 32, 64, 128, 256, 512, 1024)
+  memory: int = 2**26
+  launches: int = 200
+  exchanges: Sequence[int] = (2**10, 2**14, 2**18, 2**22)
+  repeats: int = 5
+
+
+def measure(
+  devices: Sequence[str], sizes: Sizes | None = None, memory: float | None = None
+) -> Machine:
+  """Measures the devices and what lies between them.
+
+  Args:
+    devices: names of at least two devices, as `mtf.PlacementMeshImpl` takes them.
+    sizes: how much is measured.
+    memory: bytes of a device (of the host, if they are CPU devices); needed for GPUs, of which
+      TensorFlow does not tell it.
+
+  Raises:
+    ConfigError: there are fewer than two devices, or `memory` is missing.
+  """
+  sizes = sizes or Sizes()
+  if len(devices) < 2:
+    raise ConfigError(f"measuring exchanges takes at least 2 devices, got {list(devices)}")
+  shared = not any("GPU" in d.upper() for d in devices)
+  if memory is None:
+    if not shared:
+      raise ConfigError("say how many bytes a GPU has (--memory 80e9): TensorFlow does not tell")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  # Devices that share a host are timed together: what all of them do in a second.
+  timed = list(devices) if shared else list(devices[:1])
+  rates = {d: _product_rates(d, timed, sizes) for d in _DTYPES}
+  peaks = {dtype: max(found.values()) for dtype, found in rates.items()}
+  device = Device(
+    flops=peaks,
+    efficiency=_increasing({f: r / peaks["float32"] for f, r in rates["float32"].items()}),
+    memory=float(memory),
+    memory_bandwidth=_memory_bandwidth(timed, sizes),
+    launch_seconds=_launch_seconds(timed, sizes),
+  )
+  links = {
+    name: (_link(name, implementation, devices, sizes, shared),)
+    for name, implementation in (("placement", PlacementMeshImpl), ("simd", SimdMeshImpl))
+  }
+  kind = "CPU devices of this host" if shared else "GPUs of this host"
+  return Machine(
+    name=f"{len(devices)} {kind}",
+    device=device,
+    links=links["placement"],
+    shared=shared,
+    variants={name: (device, found) for name, found in links.items()},
+    sources={
+      "device": f"measured with TensorFlow {tf.__version__}",
+      "links": "measured: sums over one mesh axis",
+    },
+  )
+
+
+def _increasing(points: dict[float, float]) -> tuple[tuple[float, float], ...]:
+  """Points whose second numbers do not fall: a larger product is not taken for a slower one."""
+  result: list[tuple[float, float]] = []
+  for flops, part in sorted(points.items()):
+    result.append((flops, min(1.0, max(part, result[-1][1] if result else 0.0))))
+  return tuple(result)
+
+
+def _seconds(fn: Callable[[], Any], repeats: int) -> float:
+  """The median time of a call that returns a scalar; the first call is not counted."""
+  float(fn())
+  times = []
+  for _ in range(repeats):
+    start = time.perf_counter()
+    float(fn())
+    times.append(time.perf_counter() - start)
+  return statistics.median(times)
+
+
+def _on_each(
+  devices: Sequence[str], shape: Sequence[int], dtype: str, step: Callable[..., Any], count: int
+) -> Callable[[], Any]:
+  """A function that applies `step` so often on each device, to an array of its own."""
+  arrays = []
+  for d in devices:
+    with tf.device(d):
+      arrays.append(tf.random.uniform(shape, maxval=1e-3, dtype=tf.float32))
+  arrays = [tf.cast(a, dtype) for a in arrays]
+
+  def run(*values: tf.Tensor) -> tf.Tensor:
+    results = []
+    for d, value in zip(devices, values):
+      with tf.device(d):
+        for _ in range(count):
+          value = step(value)
+        results.append(tf.cast(tf.reduce_max(value), tf.float32))
+    return tf.add_n(results)
+
+  compiled = tf.function(run, autograph=False, jit_compile=False)
+  return lambda: compiled(*arrays)
+
+
+def _product_rates(dtype: str, devices: Sequence[str], sizes: Sizes) -> dict[float, float]:
+  """FLOP/s of all devices together, by the FLOPs of one product."""
+  rates = {}
+  for n in sizes.products:
+    flops = 2.0 * n**3
+    count = max(2, min(50, int(2e8 / flops)))
+    run = _on_each(devices, [n, n], dtype, lambda x: tf.matmul(x, x), count)
+    rates[flops] = flops * count * len(devices) / _seconds(run, sizes.repeats)
+  return rates
+
+
+def _memory_bandwidth(devices: Sequence[str], sizes: Sizes) -> float:
+  count, elements = 4, max(sizes.memory // 4 // len(devices), 1)
+  # Two alternating steps, as two equal ones could be folded into one.
+  run = _on_each(devices, [elements], "float32", lambda x: tf.nn.relu(tf.negative(x)), count)
+  moved = count * 2 * 2 * 4.0 * elements * len(devices)
+  return moved / _seconds(run, sizes.repeats)
+
+
+def _launch_seconds(devices: Sequence[str], sizes: Sizes) -> float:
+  run = _on_each(
+    devices, [4], "float32", lambda x: tf.nn.relu(tf.negative(x)), -(-sizes.launches // 2)
+  )
+  return _seconds(run, sizes.repeats) / (2 * -(-sizes.launches // 2) * len(devices))
+
+
+class _Sums(Operation):
+  """So many sums over the first mesh axis, one after the other."""
+
+  def __init__(self, x: Tensor, count: int):
+    super().__init__([x], name="sums")
+    self._count = count
+    self._outputs = [Tensor(self, x.shape, x.dtype)]
+
+  def lower(self, lowering: Any) -> None:
+    impl = lowering.mesh_impl(self)
+    value: LaidOutTensor = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
+    for _ in range(self._count):
+      value = impl.allreduce(value, [0], "SUM")
+    lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+def _link(
+  name: str,
+  implementation: Callable[..., MeshImpl],
+  devices: Sequence[str],
+  sizes: Sizes,
+  shared: bool,
+) -> Link:
+  """Latency and bandwidth, from the smallest and the largest sums over axes of 2 and of all."""
+  latencies, bandwidths = [], []
+  for n in sorted({2, len(devices)}):
+    impl = implementation(Shape([Dimension("axis", n)]), "part:axis", devices=list(devices[:n]))
+    times = {size: _sum_seconds(impl, n, size, sizes.repeats) for size in sizes.exchanges}
+    small, large = min(times), max(times)
+    share = n if shared else 1
+    latencies.append(times[small] / share / (2 * math.ceil(math.log2(n))))
+    sent = {s: allreduce_bytes(s, [0], [n])[0] for s in (small, large)}
+    # A large one that is not slower than a small one was only disturbed less.
+    longer = max(times[large] - times[small], 0.01 * times[large])
+    bandwidths.append((sent[large] - sent[small]) * share / longer)
+  return Link(
+    name=name,
+    devices=None,
+    topology="switch",
+    bandwidth=statistics.geometric_mean(bandwidths),
+    latency=statistics.geometric_mean(latencies),
+  )
+
+
+def _sum_seconds(impl: MeshImpl, n: int, slice_bytes: int, repeats: int) -> float:
+  """The time of one sum of slices of so many bytes."""
+  count = max(2, min(20, 2**24 // slice_bytes))
+  part, rest = Dimension("part", n), Dimension("rest", slice_bytes // 4)
+  times = {}
+  # What the call itself costs is in both, and left out by the difference.
+  for sums in (1, 1 + count):
+
+    def program(x: Tensor, sums: int = sums) -> Tensor:
+      return _Sums(x, sums).outputs[0]
+
+    run = function(impl, [TensorSpec([part, rest])])(program)
+    x = tf.zeros([n, slice_bytes // 4])
+    times[sums] = _seconds(lambda run=run, x=x: run(x)[0, 0], repeats)  # type: ignore[misc]
+  return max(times[1 + count] - times[1], 1e-9) / count
+
+
+def report(machine: Machine) -> str:
+  """The measured figures as text.
+
+  Args:
+    machine: a measured machine.
+  """
+  d = machine.device
+  lines = [machine.name]
+  lines += [f"  products {dtype:<10} {peak / 1e9:10.1f} GFLOP/s" for dtype, peak in d.flops.items()]
+  lines += [f"    of {flops:8.2g} FLOPs  {100 * part:5.1f} %" for flops, part in d.efficiency]
+  lines.append(f"  memory              {d.memory_bandwidth / 1e9:10.1f} GB/s")
+  lines.append(f"  launch              {d.launch_seconds * 1e6:10.2f} us")
+  for name, (_, links) in machine.variants.items():
+    for link in links:
+      lines.append(
+        f"  exchange {name:<10} {link.bandwidth / 1e9:10.2f} GB/s, {link.latency * 1e6:.1f} us"
+      )
+  return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+  """The command.
+
+  Args:
+    arguments: of the command line; those of the process by default.
+  """
+  parser = argparse.ArgumentParser(prog="python -m mesh_tensorflow.planning.measure")
+  parser.add_argument("--out", default="machine.json", help="the file to write")
+  parser.add_argument("--devices", type=int, default=4, help="how many devices")
+  parser.add_argument("--memory", type=float, help="bytes of a device; of the host for CPUs")
+  parser.add_argument("--quick", action="store_true", help="small sizes, once: a trial")
+  options = parser.parse_args(arguments)
+  gpus = [d.name for d in tf.config.list_logical_devices("GPU")] if _has_gpus() else []
+  enough = len(gpus) >= options.devices
+  devices = gpus[: options.devices] if enough else virtual_cpu_devices(options.devices)
+  quick = Sizes((16, 64), 2**16, 8, (2**10, 2**16), 1)
+  machine = measure(devices, quick if options.quick else None, options.memory)
+  machine.save(options.out)
+  print(report(machine))
+  print(f"written to {options.out}")
+  return 0
+
+
+def _has_gpus() -> bool:
+  return bool(tf.config.list_physical_devices("GPU"))
+
+
+if __name__ == "__main__":
+  sys.exit(main())
