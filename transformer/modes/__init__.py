@@ -18,18 +18,5 @@ from mesh_tensorflow.transformer.modes import (
   score_from_strings,
   train,
 )
-from mesh_tensorflow.transformer.modes.job import Job
-from mesh_tensorflow.transformer.modes.registry import mode
-
-__all__ = [
-  "Job",
-  "eval",
-  "export",
-  "infer",
-  "mode",
-  "perplexity_eval",
-  "plan",
-  "score_from_dataset",
-  "score_from_strings",
-  "train",
-]
+from mesh_tensorflow.transformer.modes.job import Job as Job
+from mesh_tensorflow.transformer.modes.registry import mode as mode

@@ -9,7 +9,10 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.transformer import transformer as transformer_lib
+from mesh_tensorflow.transformer.models.bitransformer import make_bitransformer
+from mesh_tensorflow.transformer.models.layer_stack import make_layer_stack
+from mesh_tensorflow.transformer.models.student_teacher import make_bi_student_teacher
+from mesh_tensorflow.transformer.models.unitransformer import Unitransformer
 
 # Model types of an encoder and a decoder.
 PAIRED = ("bitransformer", "bi_student_teacher")
@@ -53,9 +56,9 @@ def build_model(
     ConfigError: an unknown model type.
   """
   if model_type in ("lm", "delimited_lm", "aligned"):
-    return transformer_lib.Unitransformer(
+    return Unitransformer(
       autoregressive=model_type != "aligned",
-      layer_stack=transformer_lib.make_layer_stack(),
+      layer_stack=make_layer_stack(),
       input_vocab_size=input_vocab_size,
       output_vocab_size=output_vocab_size,
       mesh_shape=mesh_shape,
@@ -65,8 +68,8 @@ def build_model(
     known = ", ".join(map(repr, MODEL_TYPES))
     raise ConfigError(f"unknown model_type {model_type!r}; use one of {known}")
   makers = {
-    "bitransformer": transformer_lib.make_bitransformer,
-    "bi_student_teacher": transformer_lib.make_bi_student_teacher,
+    "bitransformer": make_bitransformer,
+    "bi_student_teacher": make_bi_student_teacher,
   }
   return makers[model_type](
     input_vocab_size=input_vocab_size,

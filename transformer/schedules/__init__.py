@@ -15,5 +15,3 @@ from mesh_tensorflow.transformer.schedules import (
   rsqrt,
   slanted_triangular,
 )
-
-__all__ = ["constant", "linear", "noam", "product", "rsqrt", "slanted_triangular"]

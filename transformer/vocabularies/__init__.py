@@ -1,1 +1,17 @@
-"""Vocabularies; `vocabulary`, `subword_vocabulary` and `t2t_vocabulary` have the public names."""
+"""Text to integer ids and back: one file a vocabulary; `vocabulary.py` has the old names.
+
+    base     what all have in common
+    kept     the vocabulary of a model is kept beside its checkpoints
+    vocabulary_files   files that vocabularies are made of
+
+To add one, copy `byte_level.py` and name the file below: gin knows a vocabulary when its file is
+imported.
+"""
+
+from mesh_tensorflow.transformer.vocabularies import (
+  byte_level,
+  characters,
+  subwords,
+  t2t,
+  tfds,
+)
