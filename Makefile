@@ -42,7 +42,7 @@ bench: install ## measure against plain TensorFlow, PyTorch and Hugging Face, pr
 
 docs: install ## build the documentation site into site/ (guides, API reference, pictures)
 	@test $(VENV)/.docs -nt setup.py || { $(PIP) install -e '.[docs]' && touch $(VENV)/.docs; }
-	$(PY) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo "The site: site/index.html"
 
 types: install ## check the types with mypy, strictly
