@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -58,7 +58,7 @@ class Groups:
     """The place of a processor in its group."""
     return self.group(pnum).index(pnum)
 
-  def table(self, fn: Any) -> list[Any]:
+  def table(self, fn: Callable[[int], Any]) -> list[Any]:
     """`fn(pnum)` of every processor."""
     return [fn(p) for p in range(len(self.members) * self.size)]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import tensorflow as tf
+
 from mesh_tensorflow.collectives.base import Collectives, Groups
 
 
@@ -27,17 +29,17 @@ class MixedCollectives(Collectives):
     stays = all(len({self._worker_of[p] for p in group}) == 1 for group in groups.members)
     return self._inside if stays else self._across
 
-  def all_reduce(self, x, groups, reduction):
+  def all_reduce(self, x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor:
     return self._backend(groups).all_reduce(x, groups, reduction)
 
-  def all_gather(self, x, groups):
+  def all_gather(self, x: tf.Tensor, groups: Groups) -> list[tf.Tensor]:
     return self._backend(groups).all_gather(x, groups)
 
-  def all_to_all(self, parts, groups):
+  def all_to_all(self, parts: Sequence[tf.Tensor], groups: Groups) -> list[tf.Tensor]:
     return self._backend(groups).all_to_all(parts, groups)
 
-  def reduce_scatter(self, x, groups, axis):
+  def reduce_scatter(self, x: tf.Tensor, groups: Groups, axis: int) -> tf.Tensor:
     return self._backend(groups).reduce_scatter(x, groups, axis)
 
-  def permute(self, x, groups, source):
+  def permute(self, x: tf.Tensor, groups: Groups, source: Sequence[int | None]) -> tf.Tensor:
     return self._backend(groups).permute(x, groups, source)

@@ -148,20 +148,21 @@ class QueueCollectives(Collectives):
     A member also sends to itself, so that the order needs no arithmetic with its rank.
     """
     relation = ("all", groups.axes)
-    for k, part in enumerate(parts):
-      self._send(relation, k, part, lambda p, k=k: groups.group(p)[k])
-    return [
-      self._receive(relation, k, parts[0], lambda p, k=k: groups.group(p)[k])
-      for k in range(groups.size)
-    ]
 
-  def all_gather(self, x, groups):
+    def member(k: int) -> Callable[[int], int]:
+      return lambda p: groups.group(p)[k]
+
+    for k, part in enumerate(parts):
+      self._send(relation, k, part, member(k))
+    return [self._receive(relation, k, parts[0], member(k)) for k in range(groups.size)]
+
+  def all_gather(self, x: tf.Tensor, groups: Groups) -> list[tf.Tensor]:
     return self._exchange([x] * groups.size, groups)
 
-  def all_to_all(self, parts, groups):
+  def all_to_all(self, parts: Sequence[tf.Tensor], groups: Groups) -> list[tf.Tensor]:
     return self._exchange(parts, groups)
 
-  def all_reduce(self, x, groups, reduction):
+  def all_reduce(self, x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor:
     check_static(x, f"allreduce over {groups.name}")
     n = groups.size
     elements = list_product(x.shape.as_list())
@@ -176,7 +177,7 @@ class QueueCollectives(Collectives):
     while step < n:
       relation = ("swap", groups.axes, step)
 
-      def partner(p, step=step):
+      def partner(p: int, step: int = step) -> int:
         return groups.group(p)[groups.rank(p) ^ step]
 
       self._send(relation, 0, x, partner)
@@ -184,7 +185,7 @@ class QueueCollectives(Collectives):
       step *= 2
     return x
 
-  def reduce_scatter(self, x, groups, axis):
+  def reduce_scatter(self, x: tf.Tensor, groups: Groups, axis: int) -> tf.Tensor:
     n = groups.size
     if n <= 4 or n & (n - 1):
       return super().reduce_scatter(x, groups, axis)
@@ -193,7 +194,7 @@ class QueueCollectives(Collectives):
     while step:
       relation = ("swap", groups.axes, step)
 
-      def partner(p, step=step):
+      def partner(p: int, step: int = step) -> int:
         return groups.group(p)[groups.rank(p) ^ step]
 
       size = x.shape.as_list()
@@ -209,12 +210,12 @@ class QueueCollectives(Collectives):
       step //= 2
     return x
 
-  def permute(self, x, groups, source):
+  def permute(self, x: tf.Tensor, groups: Groups, source: Sequence[int | None]) -> tf.Tensor:
     named = [s for s in source if s is not None]
     if len(set(named)) < len(named):
       values = self.all_gather(x, groups)
       if len(set(source)) == 1:
-        return values[source[0]]
+        return values[named[0]]
       wanted = groups.table(lambda p: source[groups.rank(p)] or 0)
       y = tf.gather(kernels.stack(values), self.choose(wanted))
     else:

@@ -115,7 +115,7 @@ def _watch(guard: RunGuard) -> None:
   thread.start()
 
 
-def _watchdog(guard_ref: weakref.ref, timeout: float, stop: threading.Event) -> None:
+def _watchdog(guard_ref: weakref.ref[RunGuard], timeout: float, stop: threading.Event) -> None:
   last, since = None, time.monotonic()
   while not stop.wait(min(5.0, timeout / 4)):
     guard = guard_ref()

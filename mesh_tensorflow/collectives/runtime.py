@@ -117,7 +117,7 @@ class RuntimeCollectives(Collectives):
       return rows
     return tf.gather(rows, self.choose(orders))
 
-  def all_reduce(self, x, groups, reduction):
+  def all_reduce(self, x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor:
     check_static(x, f"allreduce over {groups.name}")
     dtype = x.dtype
     if dtype in _WIDER:
@@ -136,12 +136,12 @@ class RuntimeCollectives(Collectives):
     y = self._run(tf.raw_ops.CollectiveGatherV2, groups, input=tf.reshape(x, [-1]))
     return self._by_rank(tf.reshape(y, [groups.size] + x.shape.as_list()), groups)
 
-  def all_gather(self, x, groups):
+  def all_gather(self, x: tf.Tensor, groups: Groups) -> list[tf.Tensor]:
     check_static(x, f"allconcat over {groups.name}")
     carried, restore = _as_words(x)
     return [restore(t) for t in tf.unstack(self._rows(carried, groups), groups.size)]
 
-  def all_to_all(self, parts, groups):
+  def all_to_all(self, parts: Sequence[tf.Tensor], groups: Groups) -> list[tf.Tensor]:
     check_static(parts[0], f"alltoall over {groups.name}")
     words = [_as_words(p) for p in parts]
     rows = self._by_rank(kernels.stack([w for w, _ in words]), groups, inverse=True)
@@ -149,7 +149,7 @@ class RuntimeCollectives(Collectives):
     rows = self._by_rank(tf.reshape(rows, [groups.size] + words[0][0].shape.as_list()), groups)
     return [words[0][1](t) for t in tf.unstack(rows, groups.size)]
 
-  def permute(self, x, groups, source):
+  def permute(self, x: tf.Tensor, groups: Groups, source: Sequence[int | None]) -> tf.Tensor:
     check_static(x, f"receive along {groups.name}")
     elements = list_product(x.shape.as_list())
     n = groups.size

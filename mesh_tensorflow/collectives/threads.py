@@ -163,18 +163,18 @@ class ThreadCollectives(Collectives):
     self._turns[groups.axes] = turn + 1
     return self._meeting.exchange(self.pnum, groups, turn, what, value)
 
-  def all_reduce(self, x, groups, reduction):
+  def all_reduce(self, x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor:
     return fold(self._exchange(groups, f"allreduce {reduction} of {_kind(x)}", x), reduction)
 
-  def all_gather(self, x, groups):
+  def all_gather(self, x: tf.Tensor, groups: Groups) -> list[tf.Tensor]:
     return self._exchange(groups, f"allconcat of {_kind(x)}", x)
 
-  def all_to_all(self, parts, groups):
+  def all_to_all(self, parts: Sequence[tf.Tensor], groups: Groups) -> list[tf.Tensor]:
     rank = groups.rank(self.pnum)
     rows = self._exchange(groups, f"alltoall of {len(parts)} parts {_kind(parts[0])}", list(parts))
     return [row[rank] for row in rows]
 
-  def permute(self, x, groups, source):
+  def permute(self, x: tf.Tensor, groups: Groups, source: Sequence[int | None]) -> tf.Tensor:
     values = self._exchange(groups, f"receive of {_kind(x)} from {list(source)}", x)
     wanted = source[groups.rank(self.pnum)]
     return tf.zeros_like(x) if wanted is None else tf.identity(values[wanted])
@@ -204,7 +204,7 @@ def run_in_threads(
   meeting = Meeting(timeout_seconds)
   results: dict[int, Any] = {}
 
-  def work(pnum):
+  def work(pnum: int) -> None:
     try:
       meeting.begin(pnum)
       results[pnum] = program(pnum, ThreadCollectives(meeting, pnum))

@@ -7,10 +7,18 @@ graph of named operations, in which there is nothing to translate, and that woul
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
 import tensorflow as tf
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def not_converted(function: _Function) -> _Function:
+  """Decorator: AutoGraph calls the function as it is."""
+  as_it_is: _Function = tf.autograph.experimental.do_not_convert(function)
+  return as_it_is
 
 
 def exempt(namespace: dict[str, Any], left_alone: Collection[str] = ()) -> None:
@@ -26,4 +34,4 @@ def exempt(namespace: dict[str, Any], left_alone: Collection[str] = ()) -> None:
       and value.__module__.startswith("mesh_tensorflow")
       and name not in left_alone
     ):
-      namespace[name] = tf.autograph.experimental.do_not_convert(value)
+      namespace[name] = not_converted(value)

@@ -21,7 +21,7 @@ _BUILDS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
 _AT_IMPORT = 4
 
 
-def check_python(version: Sequence[int]) -> None:
+def check_python(version: Sequence[int | str]) -> None:
   """Raises `InstallationError` for a Python that is too old.
 
   Args:

@@ -53,7 +53,9 @@ def find_parts_beside(package_path: Sequence[str]) -> None:
   if PathFinder.find_spec(_PARTS[0], package_path) is not None:
     return
   root = os.path.dirname(next(iter(package_path)))
-  known = [f.root for f in sys.meta_path if type(f).__name__ == SourceTreeFinder.__name__]
+  # By the name of the class: another clone has one of its own.
+  finders = [f for f in sys.meta_path if type(f).__name__ == SourceTreeFinder.__name__]
+  known = [getattr(f, "root", None) for f in finders]
   if root not in known and PathFinder.find_spec(_PARTS[0], [root]) is not None:
     # Before the finder of an editable install, which may be that of another clone.
     sys.meta_path.insert(0, SourceTreeFinder(root))

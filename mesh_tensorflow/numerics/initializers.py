@@ -60,7 +60,14 @@ class Constant(Initializer):
   def __init__(self, value: Any = 0.0):
     self.value = value
 
-  def slice_values(self, key, full_shape, begin, slice_shape, dtype):
+  def slice_values(
+    self,
+    key: int,
+    full_shape: Sequence[int],
+    begin: Sequence[int],
+    slice_shape: Sequence[int],
+    dtype: tf.DType,
+  ) -> tf.Tensor:
     del key
     if np.ndim(self.value) == 0:
       return tf.fill(list(slice_shape), tf.cast(self.value, dtype))
@@ -72,14 +79,14 @@ class Constant(Initializer):
 class Zeros(Constant):
   """Fills a variable with zeros."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     super().__init__(0.0)
 
 
 class Ones(Constant):
   """Fills a variable with ones."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     super().__init__(1.0)
 
 
@@ -96,7 +103,14 @@ class _Random(Initializer):
     del full_shape
     return self._kwargs
 
-  def slice_values(self, key, full_shape, begin, slice_shape, dtype):
+  def slice_values(
+    self,
+    key: int,
+    full_shape: Sequence[int],
+    begin: Sequence[int],
+    slice_shape: Sequence[int],
+    dtype: tf.DType,
+  ) -> tf.Tensor:
     if self._seed is not None:
       key = random_bits.fold(key, int(self._seed))
     draw = type(self)._draw
@@ -163,7 +177,7 @@ class GlorotUniform(_Random):
 
   _draw = staticmethod(random_bits.uniform)
 
-  def arguments(self, full_shape):
+  def arguments(self, full_shape: Sequence[int]) -> dict[str, Any]:
     """The bounds for a variable of this shape."""
     if len(full_shape) < 1:
       fan_in = fan_out = 1
@@ -183,7 +197,14 @@ class FromFunction(Initializer):
   def __init__(self, fn: Callable[..., Any]):
     self._fn = fn
 
-  def slice_values(self, key, full_shape, begin, slice_shape, dtype):
+  def slice_values(
+    self,
+    key: int,
+    full_shape: Sequence[int],
+    begin: Sequence[int],
+    slice_shape: Sequence[int],
+    dtype: tf.DType,
+  ) -> tf.Tensor:
     del key
     values = self._fn(list(full_shape), dtype)
     values = tf.cast(tf.convert_to_tensor(values), dtype)
@@ -200,7 +221,8 @@ def default_initializer(dtype: tf.DType) -> Initializer:
   return GlorotUniform() if tf.as_dtype(dtype).is_floating else Zeros()
 
 
-_BY_CLASS_NAME = {
+# TensorFlow's and Keras's, by the name of the class: each from its `get_config()`.
+_BY_CLASS_NAME: dict[str, Callable[[dict[str, Any]], Initializer]] = {
   "Zeros": lambda c: Zeros(),
   "zeros_initializer": lambda c: Zeros(),
   "Ones": lambda c: Ones(),

@@ -13,9 +13,10 @@ import inspect
 import math
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DTypeError
@@ -113,7 +114,10 @@ def bits(
 _NUMPY_SIZE = 2**18
 
 
-def _numpy_bits(key: int, begin: Sequence[int], slice_shape: Sequence[int]) -> np.ndarray:
+_Words: TypeAlias = npt.NDArray[np.uint32]
+
+
+def _numpy_bits(key: int, begin: Sequence[int], slice_shape: Sequence[int]) -> _Words:
   """`bits` in NumPy, word for word."""
   state = np.array(mix_int(key + _GOLDEN), np.uint32)
   ndims = len(slice_shape)
@@ -125,10 +129,11 @@ def _numpy_bits(key: int, begin: Sequence[int], slice_shape: Sequence[int]) -> n
     return _numpy_mix(state + np.uint32(_GOLDEN))
 
 
-def _numpy_mix(x: np.ndarray) -> np.ndarray:
+def _numpy_mix(x: _Words) -> _Words:
   x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
   x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
-  return x ^ (x >> np.uint32(16))
+  mixed: _Words = x ^ (x >> np.uint32(16))
+  return mixed
 
 
 def _unit(words: tf.Tensor) -> tf.Tensor:

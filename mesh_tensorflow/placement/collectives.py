@@ -8,13 +8,17 @@ operations. They are for programs that place tensors themselves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from mesh_tensorflow.errors import GraphError, MeshShapeError, ShapeError
 
-_REDUCTIONS = {"SUM": tf.add, "MAX": tf.maximum, "MIN": tf.minimum}
+_REDUCTIONS: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
+  "SUM": tf.add,
+  "MAX": tf.maximum,
+  "MIN": tf.minimum,
+}
 
 # Below this number of elements one trip round the ring is cheaper than one for each shard.
 _MIN_SIZE_TO_SHARD = 1024
@@ -41,7 +45,7 @@ def allreduce_ring(
     ShapeError: the shapes differ.
     GraphError: there is no such reduction.
   """
-  xs, devices = _checked("allreduce_ring", xs, devices)
+  xs, places = _checked("allreduce_ring", xs, devices)
   _reduction(reduction_fn_string)
   n = len(xs)
   if n == 1:
@@ -53,19 +57,19 @@ def allreduce_ring(
   if size is None or size < _MIN_SIZE_TO_SHARD or size % n:
     return allreduce_ring_single_shard(xs, devices, reduction_fn_string)
   shards = []
-  for x, device in zip(xs, devices):
+  for x, device in zip(xs, places):
     with tf.device(device):
       shards.append(tf.unstack(tf.reshape(x, [n, size // n])))
   reduced: list[list[tf.Tensor]] = [[] for _ in xs]
   for s in range(n):
     ring = [(s + 1 + k) % n for k in range(n)]
     around = allreduce_ring_single_shard(
-      [shards[i][s] for i in ring], [devices[i] or "" for i in ring], reduction_fn_string
+      [shards[i][s] for i in ring], [places[i] or "" for i in ring], reduction_fn_string
     )
     for i, x in zip(ring, around):
       reduced[i].append(x)
   results = []
-  for parts, device in zip(reduced, devices):
+  for parts, device in zip(reduced, places):
     with tf.device(device):
       results.append(tf.reshape(tf.concat(parts, 0), xs[0].shape))
   return results
@@ -88,18 +92,18 @@ def allreduce_ring_single_shard(
     MeshShapeError: there are not as many devices as tensors.
     GraphError: there is no such reduction.
   """
-  xs, devices = _checked("allreduce_ring_single_shard", xs, devices)
+  xs, places = _checked("allreduce_ring_single_shard", xs, devices)
   combine = _reduction(reduction_fn_string)
   n = len(xs)
   if n == 1:
     return xs
   result = xs[0]
-  for x, device in zip(xs[1:], devices[1:]):
+  for x, device in zip(xs[1:], places[1:]):
     with tf.device(device):
       result = combine(result, x)
   results = [result] * n
   for i in range(n - 1):  # the last device, which has it, hands it to the first
-    with tf.device(devices[i]):
+    with tf.device(places[i]):
       result = results[i] = tf.identity(result)
   return results
 
@@ -120,13 +124,13 @@ def allconcat_ring(
   Raises:
     MeshShapeError: there are not as many devices as tensors.
   """
-  xs, devices = _checked("allconcat_ring", xs, devices)
+  xs, places = _checked("allconcat_ring", xs, devices)
   n = len(xs)
   if n == 1:
     return xs
-  received = [_pass_round(x, i, devices) for i, x in enumerate(xs)]
+  received = [_pass_round(x, i, places) for i, x in enumerate(xs)]
   results = []
-  for i, device in enumerate(devices):
+  for i, device in enumerate(places):
     with tf.device(device):
       results.append(tf.concat([received[source][i] for source in range(n)], concat_axis))
   return results
@@ -152,10 +156,10 @@ def alltoall_pointtwise(
     MeshShapeError: there are not as many devices as tensors.
     ShapeError: n does not divide the axis.
   """
-  xs, devices = _checked("alltoall_pointtwise", xs, devices)
-  parts = _parts("alltoall_pointtwise", xs, devices, split_axis)
+  xs, places = _checked("alltoall_pointtwise", xs, devices)
+  parts = _parts("alltoall_pointtwise", xs, places, split_axis)
   results = []
-  for k, device in enumerate(devices):
+  for k, device in enumerate(places):
     with tf.device(device):
       results.append(tf.concat([p[k] for p in parts], concat_axis))
   return results
@@ -165,13 +169,13 @@ def alltoall_ring(
   xs: Sequence[tf.Tensor], devices: Sequence[str], split_axis: int, concat_axis: int
 ) -> list[tf.Tensor]:
   """As `alltoall_pointtwise`, with each part handed from neighbour to neighbour the shorter way."""
-  xs, devices = _checked("alltoall_ring", xs, devices)
-  parts = _parts("alltoall_ring", xs, devices, split_axis)
+  xs, places = _checked("alltoall_ring", xs, devices)
+  parts = _parts("alltoall_ring", xs, places, split_axis)
   n = len(xs)
   results = []
   for k in range(n):
-    received = [_hand_on(parts[i][k], i, k, devices) for i in range(n)]
-    with tf.device(devices[k]):
+    received = [_hand_on(parts[i][k], i, k, places) for i in range(n)]
+    with tf.device(places[k]):
       results.append(tf.concat(received, concat_axis))
   return results
 
@@ -228,7 +232,7 @@ def _checked(
   return tensors, names
 
 
-def _reduction(name: str):
+def _reduction(name: str) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
   if name not in _REDUCTIONS:
     raise GraphError(f"allreduce: {name!r} is not SUM, MAX or MIN")
   return _REDUCTIONS[name]

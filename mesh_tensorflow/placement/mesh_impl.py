@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import GraphError, MeshShapeError
-from mesh_tensorflow.meshes.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
+from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, convert_args_to_laid_out_tensors
 from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
@@ -73,8 +73,10 @@ class PlacementMeshImpl(MeshImpl):
   # ----------------------------------------------------------------- the contract
 
   def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
-    inputs = convert_args_to_laid_out_tensors(inputs)
-    per_input = [x.tensor_list if isinstance(x, LaidOutTensor) else [x] * self.size for x in inputs]
+    per_input = [
+      x.tensor_list if isinstance(x, LaidOutTensor) else [x] * self.size
+      for x in convert_args_to_laid_out_tensors(inputs)
+    ]
     results = []
     for i, device in enumerate(self._devices):
       args = [p[i] for p in per_input]
@@ -90,7 +92,9 @@ class PlacementMeshImpl(MeshImpl):
   def laid_out_pnum(self) -> LaidOutTensor:
     return LaidOutTensor(range(self.size))
 
-  def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> LaidOutTensor:
+  def allreduce(
+    self, x: LaidOut, mesh_axes: Sequence[int], reduction_fn_string: str
+  ) -> LaidOutTensor:
     x = x.to_laid_out_tensor()
     combine = {"SUM": _sum, "MAX": _fold(tf.maximum), "MIN": _fold(tf.minimum)}.get(
       reduction_fn_string
@@ -100,12 +104,13 @@ class PlacementMeshImpl(MeshImpl):
     if x.tensor_list[0].dtype == tf.bool:
       as_int = self.slicewise(lambda t: tf.cast(t, tf.int32), x)
       reduced = self.allreduce(as_int, mesh_axes, reduction_fn_string)
-      return self.slicewise(lambda t: tf.cast(t, tf.bool), reduced)
+      as_bool: LaidOutTensor = self.slicewise(lambda t: tf.cast(t, tf.bool), reduced)
+      return as_bool
     axes = [a for a in mesh_axes if self.shape[a].size > 1]
     return self._exchange(x, axes, combine) if axes else x
 
   def allconcat(
-    self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False
+    self, x: LaidOut, mesh_axis: int, concat_axis: int, stack: bool = False
   ) -> LaidOutTensor:
     x = x.to_laid_out_tensor()
     join = kernels.stack if stack else tf.concat
@@ -114,17 +119,17 @@ class PlacementMeshImpl(MeshImpl):
     return self._exchange(x, [mesh_axis], lambda parts: join(parts, concat_axis))
 
   def alltoall(
-    self, x: Any, mesh_axis: int | Sequence[int], split_axis: int, concat_axis: int
+    self, x: LaidOut, mesh_axis: int | Sequence[int], split_axis: int, concat_axis: int
   ) -> LaidOutTensor:
     return self._exchange_parts(
       "alltoall", x, mesh_axis, split_axis, lambda parts: tf.concat(parts, concat_axis)
     )
 
-  def reduce_scatter(self, x: Any, mesh_axis: int, split_axis: int) -> LaidOutTensor:
+  def reduce_scatter(self, x: LaidOut, mesh_axis: int, split_axis: int) -> LaidOutTensor:
     return self._exchange_parts("reduce_scatter", x, mesh_axis, split_axis, _sum)
 
   def receive(
-    self, x: Any, mesh_axis: int | Sequence[int], source_pcoord: Sequence[int | None]
+    self, x: LaidOut, mesh_axis: int | Sequence[int], source_pcoord: Sequence[int | None]
   ) -> LaidOutTensor:
     x = x.to_laid_out_tensor()
     axes = self.group_axes(mesh_axis)
@@ -144,7 +149,7 @@ class PlacementMeshImpl(MeshImpl):
   def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> LaidOutTensor:
     return LaidOutTensor(self.make_slices(tf_x, shape_of(x)))
 
-  def export_to_tf_tensor(self, x: Any, laid_out_x: Any) -> tf.Tensor:
+  def export_to_tf_tensor(self, x: Any, laid_out_x: LaidOut) -> tf.Tensor:
     shape = x if isinstance(x, Shape) else x.shape
     return self.combine_slices(laid_out_x.to_laid_out_tensor().all_slices, shape)
 
@@ -182,7 +187,7 @@ class PlacementMeshImpl(MeshImpl):
   def _exchange_parts(
     self,
     what: str,
-    x: Any,
+    x: LaidOut,
     mesh_axis: int | Sequence[int],
     split_axis: int,
     combine: Callable[[list[tf.Tensor]], tf.Tensor],
@@ -207,7 +212,7 @@ def _sum(parts: list[tf.Tensor]) -> tf.Tensor:
 
 
 def _fold(fn: Callable[..., tf.Tensor]) -> Callable[[list[tf.Tensor]], tf.Tensor]:
-  def fold(parts):
+  def fold(parts: list[tf.Tensor]) -> tf.Tensor:
     result = parts[0]
     for p in parts[1:]:
       result = fn(result, p)

@@ -19,7 +19,7 @@ from mesh_tensorflow.collectives.runtime import RuntimeCollectives, abort_collec
 from mesh_tensorflow.errors import ConfigError, MeshShapeError
 from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
 from mesh_tensorflow.program.dimensions import Shape
-from mesh_tensorflow.simd.program import Program
+from mesh_tensorflow.simd.program import TracedProgram
 
 
 class Communication:
@@ -113,11 +113,11 @@ class Communication:
         self._network.reset()
       self._guard.reset()
 
-  def collectives_of(self, program: Program) -> Collectives:
+  def collectives_of(self, program: TracedProgram) -> Collectives:
     """The collectives of a program that is being traced."""
     guard = self.guard()
     show = functools.partial(program.show_progress, lambda: guard.progress)
-    if not self._use_queues:
+    if self._network is None:  # The guard made it, if data goes through queues.
       return self._across_workers(program, show)
     inside = QueueCollectives(self._network, program.pnum, program.own, show)
     if not self._spans_workers:
@@ -125,7 +125,7 @@ class Communication:
     return MixedCollectives(inside, self._across_workers(program, show), self._worker_of)
 
   def _across_workers(
-    self, program: Program, show: Callable[[tf.Tensor], None]
+    self, program: TracedProgram, show: Callable[[tf.Tensor], None]
   ) -> RuntimeCollectives:
     token = program.own(self._collective_tokens()).handle
     return RuntimeCollectives(self._devices, program.pnum, token, show)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -18,27 +18,28 @@ import tensorflow as tf
 
 from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.checking import checked
-from mesh_tensorflow.collectives.base import REDUCTIONS, Collectives, Groups
+from mesh_tensorflow.collectives.base import Collectives
 from mesh_tensorflow.collectives.failures import collective_errors
 from mesh_tensorflow.collectives.threads import run_in_threads
+from mesh_tensorflow.environment.autograph import not_converted
 from mesh_tensorflow.errors import GraphError, MeshShapeError, UnsupportedError
 from mesh_tensorflow.meshes import memory
-from mesh_tensorflow.meshes.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
+from mesh_tensorflow.meshes.laid_out import LaidOutTensor
 from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
 from mesh_tensorflow.meshes.layout import LayoutLike
-from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
-from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
+from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
 from mesh_tensorflow.simd.communication import Communication
 from mesh_tensorflow.simd.devices import choose_devices, worker_of_device
+from mesh_tensorflow.simd.per_device import PerDeviceMeshImpl
 from mesh_tensorflow.simd.program import ConcreteProgram, Program, TracedProgram, run_traced
 
 
 @gin.configurable(module="mesh_tensorflow.simd_mesh_impl")
-class SimdMeshImpl(MeshImpl):
+class SimdMeshImpl(PerDeviceMeshImpl):
   """A mesh of devices that run one program, traced once.
 
   Args:
@@ -110,7 +111,6 @@ class SimdMeshImpl(MeshImpl):
     self._communication = Communication(
       self.shape, self._devices, worker_of, self._here, collectives, timeout_seconds
     )
-    self._groups: dict[tuple[int, ...], Groups] = {}
     self._local = threading.local()
 
   # -------------------------------------------------------- processors and devices
@@ -126,7 +126,7 @@ class SimdMeshImpl(MeshImpl):
     return self._device_assignment
 
   @property
-  def allreduce_in_bfloat16_max_group_size(self) -> int:
+  def allreduce_in_bfloat16_max_group_size(self) -> float:
     """The largest group of which sums are computed in bfloat16."""
     return self._allreduce_in_bfloat16_max_group_size
 
@@ -166,15 +166,11 @@ class SimdMeshImpl(MeshImpl):
     """The device of a processor, by its number."""
     return self._devices[pnum]
 
-  def program_slices(self, stored: StoredVariable) -> list[tf.Variable]:
-    """The slices of a stored variable that the running program holds."""
-    return [self._program.own(stored.slices)]
-
   # ------------------------------------------------------------- running a program
 
   @property
   def _program(self) -> Program:
-    program = getattr(self._local, "program", None)
+    program: Program | None = getattr(self._local, "program", None)
     if program is None:
       if self.size == 1:
         return ConcreteProgram(0, [0] * self.ndims, 0)
@@ -192,13 +188,15 @@ class SimdMeshImpl(MeshImpl):
     finally:
       self._local.program = None
 
-  @tf.autograph.experimental.do_not_convert
-  def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+  @not_converted
+  def run(
+    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+  ) -> Any:
     return self.run_per_device(fn, args, kwargs)[0]
 
-  @tf.autograph.experimental.do_not_convert
+  @not_converted
   def run_per_device(
-    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None
+    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
   ) -> list[Any]:
     """Runs a per-device program on every processor.
 
@@ -222,7 +220,7 @@ class SimdMeshImpl(MeshImpl):
     if getattr(self._local, "program", None) is not None:
       raise GraphError(f"SimdMeshImpl {self.shape}: run was called inside a per-device program")
 
-    def call():
+    def call() -> Any:
       return fn(*args, **(kwargs or {}))
 
     if self.size == 1:
@@ -269,119 +267,7 @@ class SimdMeshImpl(MeshImpl):
 
     return run_in_threads(program, list(self.local_processors), self._timeout_seconds)
 
-  # ------------------------------------------------------------------ the contract
-
-  def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
-    inputs = convert_args_to_laid_out_tensors(inputs)
-    result = fn(*[x.one_slice if isinstance(x, LaidOutTensor) else x for x in inputs])
-    if isinstance(result, tuple):
-      return tuple(LaidOutTensor([r]) for r in result)
-    return LaidOutTensor([result])
-
-  def laid_out_pnum(self) -> LaidOutTensor:
-    return LaidOutTensor([self._program.pnum])
-
-  @property
-  def pnum_tensor(self) -> Any:
-    """The number of the processor that runs the program."""
-    return self._program.pnum
-
-  def laid_out_pcoord(self, mesh_axis: int) -> LaidOutTensor:
-    return LaidOutTensor([self._program.coordinates[mesh_axis]])
-
-  def _groups_of(self, axes: Sequence[int]) -> Groups:
-    key = tuple(sorted(set(axes)))
-    if key not in self._groups:
-      self._groups[key] = Groups.of(self.shape, key)
-    return self._groups[key]
-
-  def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> LaidOutTensor:
-    x = x.to_laid_out_tensor()
-    if reduction_fn_string not in REDUCTIONS:
-      raise GraphError(f"allreduce: {reduction_fn_string!r} is not SUM, MAX or MIN")
-    axes = [a for a in mesh_axes if self.shape[a].size > 1]
-    if not axes:
-      return x
-    groups = self._groups_of(axes)
-    t = tf.convert_to_tensor(x.one_slice)
-    too_large = groups.size > self._allreduce_in_bfloat16_max_group_size
-    if t.dtype == tf.bfloat16 and reduction_fn_string == "SUM" and too_large:
-      total = self._program.collectives.all_reduce(tf.cast(t, tf.float32), groups, "SUM")
-      return LaidOutTensor([tf.cast(total, tf.bfloat16)])
-    return LaidOutTensor([self._program.collectives.all_reduce(t, groups, reduction_fn_string)])
-
-  def allconcat(
-    self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False
-  ) -> LaidOutTensor:
-    x = x.to_laid_out_tensor()
-    t = tf.convert_to_tensor(x.one_slice)
-    if self.shape[mesh_axis].size == 1:
-      return LaidOutTensor([tf.expand_dims(t, concat_axis)]) if stack else x
-    parts = self._program.collectives.all_gather(t, self._groups_of([mesh_axis]))
-    return LaidOutTensor([(kernels.stack if stack else tf.concat)(parts, concat_axis)])
-
-  def alltoall(
-    self, x: Any, mesh_axis: int | Sequence[int], split_axis: int, concat_axis: int
-  ) -> LaidOutTensor:
-    x = x.to_laid_out_tensor()
-    axes = self.group_axes(mesh_axis)
-    if not axes:
-      return x
-    n = self._split_parts("alltoall", x.slice_shape, split_axis, axes)
-    parts = tf.split(tf.convert_to_tensor(x.one_slice), n, split_axis)
-    received = self._program.collectives.all_to_all(parts, self._groups_of(axes))
-    return LaidOutTensor([tf.concat(received, concat_axis)])
-
-  def reduce_scatter(self, x: Any, mesh_axis: int, split_axis: int) -> LaidOutTensor:
-    x = x.to_laid_out_tensor()
-    axes = self.group_axes(mesh_axis)
-    if not axes:
-      return x
-    n = self._split_parts("reduce_scatter", x.slice_shape, split_axis, axes)
-    t = tf.convert_to_tensor(x.one_slice)
-    collectives, groups = self._program.collectives, self._groups_of(axes)
-    if t.dtype == tf.bfloat16 and n > self._allreduce_in_bfloat16_max_group_size:
-      total = collectives.reduce_scatter(tf.cast(t, tf.float32), groups, split_axis)
-      return LaidOutTensor([tf.cast(total, tf.bfloat16)])
-    return LaidOutTensor([collectives.reduce_scatter(t, groups, split_axis)])
-
-  def receive(
-    self, x: Any, mesh_axis: int | Sequence[int], source_pcoord: Sequence[int | None]
-  ) -> LaidOutTensor:
-    x = x.to_laid_out_tensor()
-    t = tf.convert_to_tensor(x.one_slice)
-    source = list(source_pcoord)
-    axes = self.group_axes(mesh_axis)
-    self._check_sources(source, axes)
-    if all(s is None for s in source):
-      return LaidOutTensor([tf.zeros_like(t)])
-    if source == list(range(len(source))):
-      return x
-    groups = self._groups_of(axes)
-    return LaidOutTensor([self._program.collectives.permute(t, groups, source)])
-
-  def slice(self, tf_tensor: tf.Tensor, tensor_shape: Shape) -> tf.Tensor:
-    """This processor's slice of a whole tensor."""
-    part = self.slice_shape(tensor_shape)
-    if part == tensor_shape.to_integer_list:
-      return tf_tensor
-    begin = [
-      b.one_slice if isinstance(b, LaidOutTensor) else b
-      for b in self.laid_out_slice_begin(tensor_shape)
-    ]
-    return kernels.cut(tf_tensor, begin, part)
-
-  def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> LaidOutTensor:
-    shape = x if isinstance(x, Shape) else x.shape
-    return LaidOutTensor([self.slice(tf.convert_to_tensor(tf_x), shape)])
-
-  def export_to_tf_tensor(self, x: Any, laid_out_x: Any) -> tf.Tensor:
-    shape = x if isinstance(x, Shape) else x.shape
-    result = laid_out_x.to_laid_out_tensor()
-    for tensor_axis, mesh_axis in enumerate(self.tensor_layout(shape)):
-      if mesh_axis is not None:
-        result = self.allconcat(result, mesh_axis, tensor_axis)
-    return tf.convert_to_tensor(result.one_slice)
+  # --------------------------------------------------------------- several workers
 
   def local_part(self, shape: Shape) -> tuple[list[int], list[int]]:
     begins = [self.slice_begin(shape, p) for p in self._here]
@@ -410,9 +296,3 @@ class SimdMeshImpl(MeshImpl):
     if self.spans_workers:
       return slices[0]  # Whole already.
     return super().combine_local_slices(slices, tensor_shape)
-
-  def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:  # noqa: N802
-    """Prints the slices of `data`, and the number of the processor that has them."""
-    parts = [d.to_laid_out_tensor().one_slice for d in data]
-    tf.print(message, "processor", self._program.pnum, *parts, summarize=kwargs.get("summarize", 3))
-    return x

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -14,6 +14,8 @@ from mesh_tensorflow.collectives.base import Collectives
 # disable_meta_optimizer) for the instance of the program on each device: the program has been
 # optimized before, as part of the function around it, once for all.
 _NO_OPTIMIZER = b"\x52\x05\x52\x03\x98\x01\x01"
+
+_T = TypeVar("_T")
 
 
 class Program:
@@ -29,7 +31,7 @@ class Program:
     self.coordinates = list(coordinates)
     self.collectives: Collectives | None = None
 
-  def own(self, per_processor: Sequence[Any]) -> Any:
+  def own(self, per_processor: Sequence[_T]) -> _T:
     """This processor's element of a list with one for each processor of this process."""
     raise NotImplementedError
 
@@ -45,7 +47,7 @@ class ConcreteProgram(Program):
     super().__init__(pnum, coordinates)
     self._index = index
 
-  def own(self, per_processor):
+  def own(self, per_processor: Sequence[_T]) -> _T:
     return per_processor[self._index]
 
 
@@ -66,9 +68,11 @@ class TracedProgram(Program):
     super().__init__(pnum, coordinates)
     self._graphs_with_progress = {pnum.graph}
 
-  def own(self, per_processor):
+  def own(self, per_processor: Sequence[_T]) -> _T:
     first = per_processor[0]
-    handles = [x.handle if isinstance(x, tf.Variable) else x for x in per_processor]
+    handles: list[tf.Tensor] = [
+      x.handle if isinstance(x, tf.Variable) else x for x in per_processor
+    ]
     # The handles are kept here, so that an id means one tensor during the trace.
     self._per_processor[id(handles[0])] = handles
     return first
@@ -89,7 +93,7 @@ class TracedProgram(Program):
 
 
 def run_traced(
-  make_program: Callable[[], contextlib.AbstractContextManager],
+  make_program: Callable[[], contextlib.AbstractContextManager[Program]],
   fn: Callable[[], Any],
   devices: Sequence[str | None],
   frame: Callable[[Callable[[], list[tf.Tensor]]], None],
@@ -109,7 +113,7 @@ def run_traced(
   """
   traced: dict[str, Any] = {}
 
-  def program():
+  def program() -> list[tf.Tensor]:
     with make_program() as current:
       traced["program"] = current
       traced["result"] = result = fn()
@@ -161,10 +165,10 @@ def run_traced(
 
 
 def _structure_of(traced: dict[str, Any], outputs: Sequence[tf.Tensor]) -> Any:
-  outputs = iter(outputs)
+  tensors = iter(outputs)
   leaves = []
   for x, dynamic in zip(
     tf.nest.flatten(traced["result"], expand_composites=True), traced["dynamic"]
   ):
-    leaves.append(next(outputs) if dynamic else None if isinstance(x, tf.Operation) else x)
+    leaves.append(next(tensors) if dynamic else None if isinstance(x, tf.Operation) else x)
   return tf.nest.pack_sequence_as(traced["result"], leaves, expand_composites=True)

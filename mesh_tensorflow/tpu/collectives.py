@@ -51,7 +51,7 @@ class TpuCollectives(Collectives):
 
   # -------------------------------------------------------------------- sums
 
-  def all_reduce(self, x, groups, reduction):
+  def all_reduce(self, x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor:
     check_static(x, f"allreduce over {groups.name}")
     if reduction == "SUM" and x.dtype != tf.bool:
       return self._sum(x, groups)
@@ -123,15 +123,18 @@ class TpuCollectives(Collectives):
     rows = tf.broadcast_to(x[tf.newaxis], [groups.size, *x.shape.as_list()])
     return self._all_to_all(rows, groups)
 
-  def all_gather(self, x, groups):
+  def all_gather(self, x: tf.Tensor, groups: Groups) -> list[tf.Tensor]:
     check_static(x, f"allconcat over {groups.name}")
-    return tf.unstack(self._gather(x, groups), groups.size)
+    parts: list[tf.Tensor] = tf.unstack(self._gather(x, groups), groups.size)
+    return parts
 
-  def all_to_all(self, parts, groups):
+  def all_to_all(self, parts: Sequence[tf.Tensor], groups: Groups) -> list[tf.Tensor]:
     check_static(parts[0], f"alltoall over {groups.name}")
-    return tf.unstack(self._all_to_all(kernels.stack(list(parts)), groups), groups.size)
+    rows = self._all_to_all(kernels.stack(list(parts)), groups)
+    received: list[tf.Tensor] = tf.unstack(rows, groups.size)
+    return received
 
-  def permute(self, x, groups, source):
+  def permute(self, x: tf.Tensor, groups: Groups, source: Sequence[int | None]) -> tf.Tensor:
     check_static(x, f"receive along {groups.name}")
     named = [s for s in source if s is not None]
     if x.dtype in _PERMUTED_AS and len(set(named)) == len(named):

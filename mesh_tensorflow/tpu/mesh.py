@@ -25,7 +25,7 @@ from mesh_tensorflow.meshes.topology import (
   auto_logical_to_physical_tpu,
   physical_shape_3d_from_topology_proto_4d,
 )
-from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
+from mesh_tensorflow.program.dimensions import ShapeLike, convert_to_shape
 from mesh_tensorflow.tpu.mesh_impl import StrategyMeshImpl
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -199,7 +199,12 @@ def make_mesh_impl(
     ConfigError: there is no TPU.
     MeshShapeError: the mesh does not fit it.
   """
-  mesh_shape: Shape = convert_to_shape(mesh_shape)
+  if tpu is False:
+    raise ConfigError(
+      "make_mesh_impl: tpu=False leaves no TPU to make a mesh on; give mtf.SimdMeshImpl the mesh "
+      "shape and layout, for GPUs or CPUs"
+    )
+  mesh_shape = convert_to_shape(mesh_shape)
   if not isinstance(tpu, Tpu):
     tpu = connect("local" if tpu is True else tpu, zone=zone, project=project, job_name=job_name)
   assignment = device_assignment(tpu.topology, mesh_shape, hierarchical_tiling_spec)

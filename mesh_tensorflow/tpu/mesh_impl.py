@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.environment.autograph import not_converted
 from mesh_tensorflow.errors import (
   ConfigError,
   GraphError,
@@ -147,9 +148,9 @@ class StrategyMeshImpl(SimdMeshImpl):
 
   # ------------------------------------------------------------- running a program
 
-  @tf.autograph.experimental.do_not_convert
+  @not_converted
   def trace(
-    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None
+    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
   ) -> ReplicaTrace:
     """Traces a per-device program, without running it.
 
@@ -187,9 +188,9 @@ class StrategyMeshImpl(SimdMeshImpl):
     with self._running(program):
       yield program
 
-  @tf.autograph.experimental.do_not_convert
+  @not_converted
   def run_per_device(
-    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None
+    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
   ) -> list[Any]:
     """Runs a per-device program on every replica, by `strategy.run`.
 
@@ -213,7 +214,7 @@ class StrategyMeshImpl(SimdMeshImpl):
       return self._run_traced(self.trace(fn, args, kwargs))
     made: dict[str, Any] = {}
 
-    def call():
+    def call() -> list[tf.Tensor]:
       made["results"] = results = self._run_traced(self.trace(fn, args, kwargs))
       return [x for x in tf.nest.flatten(results, expand_composites=True) if tf.is_tensor(x)]
 
@@ -223,7 +224,8 @@ class StrategyMeshImpl(SimdMeshImpl):
       next(tensors) if tf.is_tensor(x) else x
       for x in tf.nest.flatten(made["results"], expand_composites=True)
     ]
-    return tf.nest.pack_sequence_as(made["results"], leaves, expand_composites=True)
+    results: list[Any] = tf.nest.pack_sequence_as(made["results"], leaves, expand_composites=True)
+    return results
 
   def _run_traced(self, trace: ReplicaTrace) -> list[Any]:
     shared = trace.shared
@@ -250,7 +252,7 @@ class StrategyMeshImpl(SimdMeshImpl):
       self._communication.guard().framed(calls)
     return results
 
-  @tf.autograph.experimental.do_not_convert
+  @not_converted
   def _replica_call(self, trace: ReplicaTrace, *data: tf.Tensor) -> list[tf.Tensor]:
     """What each replica runs."""
     context = tf.distribute.get_replica_context()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from mesh_tensorflow.simd.program import TracedProgram
 
+_T = TypeVar("_T")
 
-class ReplicatedSlices(tuple):
+
+class ReplicatedSlices(tuple[tf.Variable, ...]):
   """The slices of a variable, one for each processor, that are one variable of a strategy.
 
   Args:
@@ -22,7 +24,7 @@ class ReplicatedSlices(tuple):
 
   variable: tf.Variable
 
-  def __new__(cls, slices: Sequence[tf.Variable], variable: tf.Variable):
+  def __new__(cls, slices: Sequence[tf.Variable], variable: tf.Variable) -> ReplicatedSlices:
     result = super().__new__(cls, slices)
     result.variable = variable
     return result
@@ -42,10 +44,10 @@ class ReplicaProgram(TracedProgram):
     self._graphs_with_progress = {pnum.graph}
     self._variables: dict[int, tf.Variable] = {}
 
-  def own(self, per_processor):
+  def own(self, per_processor: Sequence[_T]) -> _T:
     first = super().own(per_processor)
     if isinstance(per_processor, ReplicatedSlices):
-      self._variables[id(first.handle)] = per_processor.variable
+      self._variables[id(per_processor[0].handle)] = per_processor.variable
     return first
 
   def variable(self, captured: tf.Tensor) -> tf.Variable | None:
@@ -73,7 +75,7 @@ class ReplicaTrace:
   @classmethod
   def of(
     cls,
-    make_program: Callable[[tf.Tensor], contextlib.AbstractContextManager],
+    make_program: Callable[[tf.Tensor], contextlib.AbstractContextManager[ReplicaProgram]],
     fn: Callable[[], Any],
     inline: bool,
   ) -> ReplicaTrace:
@@ -87,7 +89,7 @@ class ReplicaTrace:
     """
     traced: dict[str, Any] = {}
 
-    def program(pnum):
+    def program(pnum: tf.Tensor) -> list[tf.Tensor]:
       with make_program(pnum) as current:
         traced["program"] = current
         traced["result"] = result = fn()
@@ -135,7 +137,7 @@ class ReplicaTrace:
     """
     values = iter(data)
     arguments = [resource(c) if c.dtype == tf.resource else next(values) for c in self.captures]
-    outputs = tf.raw_ops.StatefulPartitionedCall(
+    outputs: list[tf.Tensor] = tf.raw_ops.StatefulPartitionedCall(
       args=[pnum, *arguments],
       Tout=[t.dtype for t in self.function.outputs],
       f=self.function,

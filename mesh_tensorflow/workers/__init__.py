@@ -9,8 +9,8 @@ each other within bounds), `texts` (what they tell each other), `agreement` (tha
 `cluster` (who there is).
 """
 
+from mesh_tensorflow.exit_codes import WORKER_LOST as EXIT_WORKER_LOST  # its old name
 from mesh_tensorflow.workers.cluster import Cluster, cluster_from_environment, listens
-from mesh_tensorflow.workers.joining import EXIT_WORKER_LOST
 from mesh_tensorflow.workers.membership import (
   any_worker,
   barrier,

@@ -22,7 +22,6 @@ from collections.abc import Iterator
 
 from mesh_tensorflow.environment import quiet
 from mesh_tensorflow.errors import ConfigError, WorkerLostError
-from mesh_tensorflow.exit_codes import WORKER_LOST as EXIT_WORKER_LOST  # noqa: F401 - its old name.
 from mesh_tensorflow.workers.cluster import Cluster, listens
 
 _POLL_SECONDS = 0.5

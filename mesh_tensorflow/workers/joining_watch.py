@@ -13,9 +13,11 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
 
-def main(task: dict, process: int) -> None:
+def main(task: dict[str, Any], process: int) -> None:
   """Kills the worker when another one is gone, or the time is over."""
   started = time.monotonic()
   last_seen = dict.fromkeys(task["others"], started)
@@ -39,9 +41,10 @@ def main(task: dict, process: int) -> None:
       return
 
 
-def _listens(address: tuple[str, int]) -> bool:
+def _listens(address: Sequence[Any]) -> bool:
+  host, port = address
   try:
-    with socket.create_connection(tuple(address), 2.0):
+    with socket.create_connection((host, port), 2.0):
       return True
   except OSError:
     return False

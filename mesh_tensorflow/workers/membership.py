@@ -13,6 +13,7 @@ from typing import Any
 
 import gin
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from mesh_tensorflow.collectives.runtime import abort_collectives
@@ -63,7 +64,7 @@ class _Joined:
     self._gathers: dict[Any, Any] = {}
     self._noticed_loss: float | None = None
 
-  def gather(self, vector: np.ndarray) -> np.ndarray:
+  def gather(self, vector: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The vectors of all workers, one after the other."""
     function = self.gather_function(vector.dtype, vector.size)
     # TensorFlow notices processes that are gone or stopped. One that lives, and is stuck in its
@@ -74,7 +75,8 @@ class _Joined:
     try:
       # Also threads beside the main one come here: see `host_device`.
       with tf.device(host_device(self.cluster)):
-        return function(tf.constant(vector)).numpy()
+        rows: npt.NDArray[Any] = function(tf.constant(vector)).numpy()
+        return rows
     finally:
       timer.cancel()
 
@@ -103,8 +105,7 @@ class _Joined:
     if key not in self._gathers:
       number = len(self._gathers)
 
-      @tf.function(input_signature=[tf.TensorSpec([elements], dtype)], autograph=False)
-      def gather_vectors(x):
+      def gather_vectors(x: tf.Tensor) -> tf.Tensor:
         with tf.device(host_device(self.cluster)):
           return tf.raw_ops.CollectiveGatherV2(
             input=x,
@@ -115,7 +116,9 @@ class _Joined:
           )
 
       # Its one trace: TensorFlow warns of functions that are traced often, of the same code.
-      self._gathers[key] = gather_vectors.get_concrete_function()
+      signature = [tf.TensorSpec([elements], dtype)]
+      function = tf.function(gather_vectors, input_signature=signature, autograph=False)
+      self._gathers[key] = function.get_concrete_function()
     return self._gathers[key]
 
 
@@ -203,7 +206,7 @@ def host_device(cluster: Cluster | None = None) -> str:
   return f"/job:{job}/replica:0/task:{task}/device:CPU:0"
 
 
-def gather(value: Any) -> np.ndarray:
+def gather(value: Any) -> npt.NDArray[Any]:
   """The values of all workers, stacked; every worker calls it at the same place of its program.
 
   Args:
@@ -215,13 +218,13 @@ def gather(value: Any) -> np.ndarray:
   Raises:
     WorkerLostError: another worker is gone.
   """
-  value = np.asarray(value)
+  array: npt.NDArray[Any] = np.asarray(value)
   if not _JOINED:
-    return value[np.newaxis]
-  flat = value.reshape([-1])
+    return array[np.newaxis]
+  flat = array.reshape([-1])
   with worker_errors():
     rows = _JOINED.gather(flat)
-  return rows.reshape((_JOINED.cluster.size, *value.shape))
+  return rows.reshape((_JOINED.cluster.size, *array.shape))
 
 
 def any_worker(condition: bool) -> bool:
@@ -268,15 +271,17 @@ def leave(finish: Callable[[], None] = lambda: None, exit_code: int = 0) -> None
   # Who is through the first meeting knows that all have done their work; who ended now could break
   # the meeting for others, who are not through. The second one tells that they are, and is lost on
   # nobody if it fails.
-  thread = threading.Thread(target=_meet_if_possible, daemon=True, name="mtf-leave")
+  thread = threading.Thread(
+    target=_meet_if_possible, args=(_JOINED,), daemon=True, name="mtf-leave"
+  )
   thread.start()
   thread.join(_LEAVE_SECONDS)
   os._exit(exit_code)
 
 
-def _meet_if_possible() -> None:
+def _meet_if_possible(joined: _Joined) -> None:
   with contextlib.suppress(Exception):
-    _JOINED.gather(np.zeros([1], np.int32))
+    joined.gather(np.zeros([1], np.int32))
 
 
 @contextlib.contextmanager
@@ -293,7 +298,7 @@ def worker_errors() -> Iterator[None]:
     if lost is None:
       raise
     cluster = current()
-    if 0 not in lost:
+    if _JOINED and 0 not in lost:
       # This one goes on sending heartbeats, so that worker 0 misses those of the lost one alone;
       # and worker 0 stays a while, so that the others hear of the lost one and do not miss it.
       _JOINED.stay(_PASS_ON_SECONDS if cluster.is_chief else _HEARTBEAT_SECONDS)
