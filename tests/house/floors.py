@@ -29,30 +29,37 @@ FLOORS = {
     "meshes",
     "operations placement collectives",
     "running decoding workers",
-    "ops planning simd checkpoint",
-    "layers tpu",
+    "ops simd checkpoint",
+    "layers tpu planning",
     "optimize",
     "beam_search initializers ops_with_redefined_builtins placement_mesh_impl simd_mesh_impl"
     " test_utils tpu_mesh tpu_variables utils",
     "__init__",
   ],
   TRANSFORMER: [
-    "files meshes models bleu command_line gin_paths learning_rate_schedules",
-    "vocabularies moe universal_transformer vocab_embeddings launch",
-    "data attention heterogeneous_moe adaptive_softmax funnel_transformer memory_layers",
-    "layers dataset transformer subword_vocabulary t2t_vocabulary vocabulary",
-    "programs fixup_layers transformer_layers",
-    "gin_config evolved_transformer",
+    "files meshes models schedules",
+    "vocabularies moe universal_transformer embeddings",
+    "data attention",
+    "layers programs",
+    "fixup_layers gin_config",
     "training",
     "modes",
-    "utils",
-    "main __init__",
+    "commands",
+    "adaptive_softmax bleu dataset evolved_transformer funnel_transformer gin_paths"
+    " heterogeneous_moe learning_rate_schedules memory_layers subword_vocabulary t2t_vocabulary"
+    " transformer transformer_layers utils vocab_embeddings vocabulary",
+    "main launch __init__",
   ],
 }  # fmt: skip
 
-# Files beside the rooms of mesh_tensorflow/ that are more than names for what lies in a room.
-ROOMS_OF_ONE_FILE = ("__init__", "errors", "exit_codes", "ops", "removed_names", "version")
-LONGEST_FILE_OF_NAMES = 40
+# Files beside the rooms that are more than names for what lies in a room.
+ROOMS_OF_ONE_FILE = {
+  PACKAGE: ("__init__", "errors", "exit_codes", "ops", "removed_names", "version"),
+  # Programs that are started by these names; and a table and flags that are looked up in utils.
+  TRANSFORMER: ("launch", "main", "utils"),
+}
+# Of `transformer`, two files name the parts of whole models and may have more.
+LONGEST_FILE_OF_NAMES = {PACKAGE: 40, TRANSFORMER: 90}
 
 
 @dataclasses.dataclass(frozen=True)
