@@ -19,10 +19,10 @@ class LaidOutVariable:
   Args:
     mesh_impl: the `MeshImpl`.
     stored: the `StoredVariable`.
-    variable: the mtf `Variable` operation.
+    variable: the mtf `Variable` operation; None of one that no graph has (the run counter).
   """
 
-  def __init__(self, mesh_impl: MeshContract, stored: StoredVariable, variable: Operation):
+  def __init__(self, mesh_impl: MeshContract, stored: StoredVariable, variable: Operation | None):
     self._mesh_impl = mesh_impl
     self._variable = variable
     self.stored = stored
