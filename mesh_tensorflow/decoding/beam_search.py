@@ -209,11 +209,11 @@ def greedy_decode(
   *rows, length = initial_ids.shape.dims
   positions = mtf_range(mesh, length, tf.int32)
 
-  def cond(step, complete, ids, *states):
+  def cond(step: Tensor, complete: Tensor, ids: Tensor, *states: Tensor) -> Tensor:
     return logical_and(less(step, length.size), logical_not(reduce_all(complete)))
 
-  def body(step, complete, ids, *states):
-    logits, states = call_logits_fn(logits_fn, step, ids, list(states))
+  def body(step: Tensor, complete: Tensor, ids: Tensor, *states: Tensor) -> list[Tensor]:
+    logits, new_states = call_logits_fn(logits_fn, step, ids, list(states))
     vocab = vocab_dim("greedy_decode", logits, rows)
     token = transpose(sample_with_temperature(logits, vocab, temperature), Shape(rows))
     if forced_ids is not None:
@@ -221,7 +221,7 @@ def greedy_decode(
       token = where(not_equal(forced, 0), cast(forced, tf.int32), token)
     ids = where(equal(positions, step), token, ids, output_shape=ids.shape)
     complete = logical_or(complete, equal(token, eos_id))
-    return [step + 1, complete, ids, *states]
+    return [step + 1, complete, ids, *new_states]
 
   start = [
     zeros(mesh, Shape([]), tf.int32),

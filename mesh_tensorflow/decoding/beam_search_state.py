@@ -118,9 +118,19 @@ class BeamSearch:
     more = less(step, self.limit)
     return logical_and(more, logical_not(done)) if self.stop_early else more
 
-  def body(self, step, done, alive, log_probs, finished, scores, *states):
+  def body(
+    self,
+    step: Tensor,
+    done: Tensor,
+    alive: Tensor,
+    log_probs: Tensor,
+    finished: Tensor,
+    scores: Tensor,
+    *states: Tensor,
+  ) -> list[Tensor]:
+    """One step: the best extensions of the alive sequences, and the best finished ones."""
     outer_ids = reshape(alive, self.initial_ids.shape)
-    logits, states = call_logits_fn(self.logits_fn, step, outer_ids, list(states))
+    logits, new_states = call_logits_fn(self.logits_fn, step, outer_ids, list(states))
     source, token, candidates = self._extend(logits, log_probs)
     complete = equal(token, self.eos_id)
 
@@ -148,10 +158,10 @@ class BeamSearch:
     is_new = cwise(lambda i: tf.where(i < self.beam.size, 0, self.eos_id), [at])
     finished = self._write(step, reshape(is_new, scores.shape), finished)
 
-    states = [take(x, parent, self.outer_beam, self.outer_beam) for x in states]
+    new_states = [take(x, parent, self.outer_beam, self.outer_beam) for x in new_states]
     if self.stop_early:
       done = self._is_done(log_probs, scores)
-    return [step + 1, done, new_alive, log_probs, finished, scores, *states]
+    return [step + 1, done, new_alive, log_probs, finished, scores, *new_states]
 
   def _extend(self, logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The best extensions, best first: whose, by which token, and their log probabilities.

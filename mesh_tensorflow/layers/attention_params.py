@@ -24,7 +24,14 @@ class _NormalRows(initializers.RandomNormal):
     super().__init__()
     self._stddevs = list(stddevs)
 
-  def slice_values(self, key, full_shape, begin, slice_shape, dtype):
+  def slice_values(
+    self,
+    key: int,
+    full_shape: Sequence[int],
+    begin: Sequence[int],
+    slice_shape: Sequence[int],
+    dtype: tf.DType,
+  ) -> tf.Tensor:
     values = super().slice_values(key, full_shape, begin, slice_shape, tf.float32)
     stddevs = self._stddevs[begin[0] : begin[0] + slice_shape[0]]
     return tf.cast(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +19,7 @@ from mesh_tensorflow.operations.reshape import reshape
 from mesh_tensorflow.operations.variables import VariableDType, get_variable
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import Dimension, DimensionLike, Shape, convert_to_dimension
-from mesh_tensorflow.program.graph import Tensor
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 __all__ = ["conv1d", "conv2d", "conv2d_transpose", "conv3d", "conv3d_transpose"]
 
@@ -170,14 +170,22 @@ def spatial_numbers(what: str, rank: int, numbers: Sequence[int]) -> list[int]:
 
 
 def _convolution(
-  operation, layer, rank, x, output_dim, filter_size, strides, padding,
-  filter_initializer, variable_dtype, name,
-):  # fmt: skip
+  operation: Callable[..., Operation],
+  layer: str,
+  rank: int,
+  x: Tensor,
+  output_dim: DimensionLike,
+  filter_size: Sequence[int],
+  strides: Sequence[int],
+  padding: str,
+  filter_initializer: Any,
+  variable_dtype: VariableDType | None,
+  name: str | None,
+) -> Tensor:
   output_dim = convert_to_dimension(output_dim)
   filter_size = spatial_numbers(f"{layer} of {x}: filter_size", rank, filter_size)
   strides = spatial_numbers(f"{layer} of {x}: strides", rank, strides)
-  channels = x.shape[-1] if x.shape.ndims else None
-  if output_dim == channels:
+  if x.shape.ndims and output_dim == x.shape[-1]:
     raise DimensionError(
       f"{layer}: the output dimension {output_dim.name}={output_dim.size} is the channel dimension "
       f"of {x}, and a filter cannot have it twice; give it another name"
@@ -187,6 +195,7 @@ def _convolution(
       f"{layer} needs {rank} spatial dimensions and one of channels, after those of the batch, "
       f"got {x}"
     )
+  channels = x.shape[-1]
   space = [Dimension(n, k) for n, k in zip(("fd", "fh", "fw")[-rank:], filter_size)]
   transposed = layer.endswith("_transpose")
   made = [output_dim, channels] if transposed else [channels, output_dim]

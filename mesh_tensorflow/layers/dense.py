@@ -176,36 +176,37 @@ def dense_product(
     A `Tensor`.
 
   Raises:
-    ConfigError: there is no mtf function of that name.
+    ConfigError: there is no mtf function of that name, or the list is empty.
   """
-  if not isinstance(activation_functions, (list, tuple)):
-    activation_functions = [activation_functions]
-  several = len(activation_functions) > 1
-  product = None
-  for i, activation in enumerate(activation_functions):
+  given: Any = activation_functions
+  activations = list(given) if isinstance(given, (list, tuple)) else [given]
+  product: Tensor | None = None
+  for i, activation in enumerate(activations):
     factor = dense(
       x,
       reduced_dims=reduced_dims,
       new_dims=new_dims,
       activation=_activation_function(activation),
-      name=f"{name}_{i}" if several else name,
+      name=f"{name}_{i}" if len(activations) > 1 else name,
       **kwargs,
     )
     product = factor if product is None else product * factor
+  if product is None:
+    raise ConfigError(f"{name} of {x}: activation_functions is empty; write [None] for one layer")
   return product
 
 
 def _activation_function(activation: Any) -> Callable[[Tensor], Tensor] | None:
   if activation is None or activation == "linear":
     return None
-  if callable(activation):
-    return activation
-  if not callable(getattr(ops, str(activation), None)):
+  function: Any = activation if callable(activation) else getattr(ops, str(activation), None)
+  if not callable(function):
     raise ConfigError(
       f"activation function {activation!r}: there is no such mtf function; use a name like relu, "
       "gelu, swish, sigmoid, linear, or a function of an mtf.Tensor"
     )
-  return getattr(ops, activation)
+  found: Callable[[Tensor], Tensor] = function
+  return found
 
 
 def dense_relu_dense(

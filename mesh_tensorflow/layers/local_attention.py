@@ -140,7 +140,7 @@ def _window_mask(
   halo = memory_dim.size - query_dim.size
   memory_pos = begin + (mtf_range(mesh, memory_dim, tf.int32) - halo)
 
-  def additive(query, memory):
+  def additive(query: tf.Tensor, memory: tf.Tensor) -> tf.Tensor:
     visible = (memory >= 0) & (memory <= query) & (memory > query - window_size)
     return tf.where(visible, tf.constant(0.0, dtype), tf.constant(MASKED, dtype))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.kinds import DTypeLike
@@ -59,8 +61,9 @@ def softmax_cross_entropy_with_logits(
   vocab_dim = convert_to_dimension(vocab_dim)
   what = "softmax_cross_entropy_with_logits"
   if targets.dtype.is_integer:
+    factor: Any = z_loss  # The fused operation takes a number, and tells what else it got.
     return softmax_cross_entropy(
-      logits, targets, vocab_dim, z_loss, on_value=on_value, off_value=off_value
+      logits, targets, vocab_dim, factor, on_value=on_value, off_value=off_value
     )
   if vocab_dim not in logits.shape:
     raise no_such_dimension(f"{what}: vocab_dim", vocab_dim, logits)

@@ -68,11 +68,11 @@ def annealed_dropout(
     return x
   noise_shape = x.shape if noise_shape is None else convert_to_shape(noise_shape)
 
-  def keep_probability(step):
+  def keep_probability(step: tf.Tensor) -> tf.Tensor:
     fraction = (tf.cast(step, tf.float32) - start_step) / (end_step - start_step)
     return tf.minimum(1.0, (1.0 - init_rate) + fraction * init_rate)
 
-  def noise(u, keep):
+  def noise(u: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
     return tf.math.divide_no_nan(tf.cast(u < keep, tf.float32), keep)
 
   with scope.variable_scope(name, default_name="annealed_dropout", graph=x.graph):

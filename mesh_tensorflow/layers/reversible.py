@@ -124,7 +124,8 @@ class _HalfResidual:
     mapping[self._x2] = x2
     clones, mapping = x2.graph.clone_operations(self._operations, mapping)
     fx2 = mapping.get(self._fx2, self._fx2)
-    dx1, dx2, extra = d_out2, d_out1, [None] * (len(all_inputs) - 4)
+    dx1, dx2 = d_out2, d_out1
+    extra: list[Tensor | None] = [None] * (len(all_inputs) - 4)
     if d_out2 is not None:
       # x1, too, may be among what f uses besides.
       sources = [x2, all_inputs[0], *all_inputs[4:]]

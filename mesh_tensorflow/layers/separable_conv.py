@@ -118,7 +118,7 @@ def _depthwise_conv1d_hack(
       f"for {len(offsets)} offsets, {min_relative_pos} to {max_relative_pos}"
     )
   with scope.variable_scope(name, default_name="depthwise_conv_hack", graph=x.graph):
-    return add_n(
+    total: Tensor = add_n(
       [
         dense(
           shift(x, -offset, length_dim, wrap=False) if offset else x,
@@ -133,3 +133,4 @@ def _depthwise_conv1d_hack(
         for i, offset in enumerate(offsets)
       ]
     )
+    return total

@@ -243,7 +243,7 @@ def _outside_mask(
   end = blocks_dim.size * dim.size
   begin = mtf_range(mesh, blocks_dim, tf.int32) * dim.size - dim.size
 
-  def additive(begin, position):
+  def additive(begin: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
     position += begin
     return tf.where((position >= 0) & (position < end), 0.0, MASKED)
 

@@ -132,7 +132,7 @@ def conv2d_transpose_with_blocks(
     SizeError: there are blocks and a filter size is odd.
     DimensionError: x has no such dimension of blocks.
   """
-  return _transpose_with_blocks(
+  return _with_blocks(
     conv2d_transpose, x, output_dim, filter_size, strides, padding, [h_blocks_dim, w_blocks_dim],
     filter_initializer, variable_dtype, name,
   )  # fmt: skip
@@ -154,25 +154,66 @@ def conv3d_transpose_with_blocks(
 
   Otherwise as `conv2d_transpose_with_blocks`.
   """
-  return _transpose_with_blocks(
+  return _with_blocks(
     conv3d_transpose, x, output_dim, filter_size, strides, padding,
     [d_blocks_dim, h_blocks_dim, None], filter_initializer, variable_dtype, name,
   )  # fmt: skip
 
 
 def _with_blocks(
-  layer, x, output_dim, filter_size, strides, padding, blocks, initializer, dtype, name
-):
-  blocks = [convert_to_dimension(b) for b in blocks]
-  if not any(blocks):
+  layer: Callable[..., Tensor],
+  x: Tensor,
+  output_dim: DimensionLike,
+  filter_size: Sequence[int],
+  strides: Sequence[int],
+  padding: str,
+  blocks: Sequence[DimensionLike | None],
+  initializer: Any,
+  dtype: VariableDType | None,
+  name: str | None,
+) -> Tensor:
+  """The layer on blocks: with margins before it, and without what they made of too much after it.
+
+  Args:
+    layer: `conv2d` and the like; it takes the other arguments but `blocks`.
+    x: see `conv2d_with_blocks`, as for the others.
+    output_dim: see there.
+    filter_size: see there.
+    strides: see there.
+    padding: see there.
+    blocks: for each spatial dimension that of its blocks, or None.
+    initializer: of the filter.
+    dtype: of the filter.
+    name: of the scope.
+  """
+  block_dims = [None if b is None else convert_to_dimension(b) for b in blocks]
+  if not any(block_dims):
     return layer(x, output_dim, filter_size, strides, padding, initializer, dtype, name)
-  space = _check(layer, x, filter_size, strides, padding, blocks, remainder=1)
-  axes = zip(space, blocks, filter_size, strides)
+  transposed = layer in (conv2d_transpose, conv3d_transpose)
+  remainder = 0 if transposed else 1
+  space = _check(layer, x, filter_size, strides, padding, block_dims, remainder)
+  axes = list(zip(space, block_dims, filter_size, strides))
+  if not transposed:
+    x = _with_margins(layer.__name__, x, axes)
+    return layer(x, output_dim, filter_size, strides, "VALID", initializer, dtype, name)
+  x, cuts = _with_halos(x, axes)
+  y = layer(x, output_dim, filter_size, strides, "SAME", initializer, dtype, name)
+  for d, begin, size in cuts:
+    y = mtf_slice(y, begin, size, d.name)
+  return y
+
+
+# Of a spatial dimension: itself, that of its blocks, the filter size, the stride.
+_Axis = tuple[Dimension, Dimension | None, int, int]
+
+
+def _with_margins(layer: str, x: Tensor, axes: Sequence[_Axis]) -> Tensor:
+  """Blocks with the margins that a "SAME" convolution of the whole image reads, or zeros."""
   # Zeros are added last, so that processors do not exchange them.
   for d, b, k, s in sorted(axes, key=lambda axis: axis[1] is None):
     if b is not None and d.size % s:
       raise ShapeError(
-        f"{layer.__name__}_with_blocks of {x}: the stride {s} does not divide the block size "
+        f"{layer}_with_blocks of {x}: the stride {s} does not divide the block size "
         f"{d.name}={d.size} of the blocks {b.name}={b.size}"
       )
     # TensorFlow's "SAME": the larger half of the zeros lies behind the image.
@@ -185,28 +226,22 @@ def _with_blocks(
     x = halo_exchange(x, b, d, after)
     if before < after:
       x = mtf_slice(x, after - before, d.size + zeros, d.name)
-  return layer(x, output_dim, filter_size, strides, "VALID", initializer, dtype, name)
+  return x
 
 
-def _transpose_with_blocks(
-  layer, x, output_dim, filter_size, strides, padding, blocks, initializer, dtype, name
-):
-  blocks = [convert_to_dimension(b) for b in blocks]
-  if not any(blocks):
-    return layer(x, output_dim, filter_size, strides, padding, initializer, dtype, name)
-  space = _check(layer, x, filter_size, strides, padding, blocks, remainder=0)
-  grown: list[tuple[Dimension, int, int]] = []
-  for d, b, k, s in zip(space, blocks, filter_size, strides):
+def _with_halos(
+  x: Tensor, axes: Sequence[_Axis]
+) -> tuple[Tensor, list[tuple[Dimension, int, int]]]:
+  """Blocks with halos, and what to keep of the transposed convolution: dimension, begin, size."""
+  cuts: list[tuple[Dimension, int, int]] = []
+  for d, b, k, s in axes:
     # Position i of x makes the positions i * s - cut to i * s - cut + k - 1 of the output.
     cut = max(k - s, 0) // 2
     halo = max((k - 1 - cut) // s, -(-cut // s))
     if b is not None and halo:
       x = halo_exchange(x, b, d, halo)
-      grown.append((d, halo * s, d.size * s))
-  y = layer(x, output_dim, filter_size, strides, "SAME", initializer, dtype, name)
-  for d, begin, size in grown:
-    y = mtf_slice(y, begin, size, d.name)
-  return y
+      cuts.append((d, halo * s, d.size * s))
+  return x, cuts
 
 
 def _check(

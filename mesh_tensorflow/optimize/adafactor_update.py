@@ -74,7 +74,7 @@ class AdafactorUpdateOperation(Operation):
   def has_gradient(self) -> bool:
     return False
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     done: list[Any] = []
     grad = impl.slicewise(lambda g: tf.cast(g, tf.float32), lowering.tensors[self._inputs[0]])
@@ -82,7 +82,7 @@ class AdafactorUpdateOperation(Operation):
     if self._factored_dims is None:
       x = self._normalized(lowering, impl, grad, done)
     else:
-      x = self._normalized_factored(lowering, impl, grad, done)
+      x = self._normalized_factored(lowering, impl, grad, done, *self._factored_dims)
 
     if self._clipping_threshold is not None:
       everything = list(range(len(self._dims)))
@@ -97,7 +97,7 @@ class AdafactorUpdateOperation(Operation):
         mean_square,
       )
 
-    def write(w, x, scale, m=None):
+    def write(w: tf.Variable, x: tf.Tensor, scale: tf.Tensor, m: tf.Variable | None = None) -> None:
       delta = x * scale
       if m is not None:
         delta = self._beta1 * m.read_value() + (1.0 - self._beta1) * delta
@@ -140,7 +140,7 @@ class AdafactorUpdateOperation(Operation):
   def _decay(self, lowering: Any, impl: Any, name: str, new: Any, done: list[Any]) -> Any:
     """Sets a slot to rho * slot + (1 - rho) * (new + epsilon1), and returns it."""
 
-    def decay(slot, new, rho):
+    def decay(slot: tf.Variable, new: tf.Tensor, rho: Any) -> tf.Tensor:
       result = rho * slot.read_value() + (1.0 - rho) * (new + self._epsilon1)
       done.append(slot.assign(result, read_value=False))
       return result
@@ -152,11 +152,12 @@ class AdafactorUpdateOperation(Operation):
     v = self._decay(lowering, impl, "v", impl.slicewise(tf.square, grad), done)
     return impl.slicewise(lambda g, v: g * tf.math.rsqrt(v), grad, v)
 
-  def _normalized_factored(self, lowering: Any, impl: Any, grad: Any, done: list[Any]) -> Any:
-    d0, d1 = self._factored_dims
+  def _normalized_factored(
+    self, lowering: Any, impl: Any, grad: Any, done: list[Any], d0: Dimension, d1: Dimension
+  ) -> Any:
     axis0, axis1 = self._dims.index(d0), self._dims.index(d1)
 
-    def local_means(g):
+    def local_means(g: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
       q = tf.square(g)
       return tf.reduce_mean(q, axis0), tf.reduce_mean(q, axis1)
 
@@ -168,7 +169,7 @@ class AdafactorUpdateOperation(Operation):
       impl, impl.slicewise(lambda t: tf.reduce_mean(t, axis1_of_vr, keepdims=True), vr), [d1]
     )
 
-    def normalize(g, vr, mean_vr, vc):
+    def normalize(g: tf.Tensor, vr: tf.Tensor, mean_vr: tf.Tensor, vc: tf.Tensor) -> tf.Tensor:
       row_factor = tf.expand_dims(tf.math.rsqrt(vr / mean_vr), axis0)
       column_factor = tf.expand_dims(tf.math.rsqrt(vc), axis1)
       return g * row_factor * column_factor

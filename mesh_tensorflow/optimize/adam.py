@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import gin
 import tensorflow as tf
@@ -44,7 +45,9 @@ class AdamUpdateOperation(UpdateOperation):
     self._beta_2 = beta_2
     self._epsilon = epsilon
 
-  def update(self, w, m, v, g, *args):
+  def update(
+    self, w: tf.Variable, m: tf.Variable, v: tf.Variable, g: tf.Tensor, *args: Any
+  ) -> list[Any]:
     lr = args[-1]
     g = tf.cast(g, tf.float32)
     done = []

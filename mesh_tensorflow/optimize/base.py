@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import GraphError, ShapeError
@@ -122,9 +122,10 @@ class Optimizer:
     key = (id(value), mesh)
     if key not in found:
       found[key] = (value, evaluate_scalar(value, mesh, what))
-    return found[key][1]
+    result: float | Tensor = found[key][1]
+    return result
 
-  def _has_gradient(self, grad: CastableTensor | None, var: Variable) -> bool:
+  def _has_gradient(self, grad: CastableTensor | None, var: Variable) -> TypeGuard[Tensor]:
     """Whether there is something to do; warns if not.
 
     Raises:
@@ -143,9 +144,11 @@ class Optimizer:
 
 def slot_variable(var: Variable, name: str, shape: Any, dtype: Any) -> Variable:
   """An untrainable variable that starts with zeros, on the mesh of `var`."""
-  return get_variable(
+  slot = get_variable(
     var.mesh, name, shape, dtype=dtype, initializer=initializers.Zeros(), trainable=False
   ).operation
+  assert isinstance(slot, Variable)
+  return slot
 
 
 @checked

@@ -17,7 +17,7 @@ from mesh_tensorflow.program.graph import Mesh, Tensor
 
 # A number, a scalar tf.Tensor, a scalar mtf.Tensor, or a function of the global step (an
 # mtf.Tensor) that returns one of these.
-ScalarLike = Annotated[float | tf.Tensor | Tensor | Callable[[Any], Any], ConfigError]
+ScalarLike = Annotated[float | tf.Tensor | Tensor | Callable[..., Any], ConfigError]
 
 
 def evaluate_scalar(value: ScalarLike, mesh: Mesh, what: str = "scalar") -> float | Tensor:
@@ -40,8 +40,9 @@ def evaluate_scalar(value: ScalarLike, mesh: Mesh, what: str = "scalar") -> floa
       raise ShapeError(f"{what} must be a scalar, got {value}")
     return cast(value, tf.float32)
   if tf.is_tensor(value) or isinstance(value, tf.Variable):
-    if value.shape.rank != 0:
-      raise ShapeError(f"{what} must be a scalar, got a tf.Tensor of shape {value.shape}")
+    shape = getattr(value, "shape")  # noqa: B009 - which no checker knows that these have
+    if shape.rank != 0:
+      raise ShapeError(f"{what} must be a scalar, got a tf.Tensor of shape {shape}")
     return import_tf_tensor(mesh, tf.cast(value, tf.float32), Shape([]))
   if callable(value):
     return evaluate_scalar(value(get_global_step(mesh)), mesh, what)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gin
 import tensorflow as tf
 
@@ -21,7 +23,7 @@ _raw = tf.raw_ops
 class SgdUpdateOperation(UpdateOperation):
   """w <- w - lr * g; tensors: g, scalars: lr."""
 
-  def update(self, w, g, lr):
+  def update(self, w: tf.Variable, g: tf.Tensor, lr: Any) -> list[Any]:
     g = tf.cast(g, tf.float32)
     if is_float32(w):
       return [_raw.ResourceApplyGradientDescent(var=w.handle, alpha=lr, delta=g)]
@@ -56,7 +58,9 @@ class SgdOptimizer(Optimizer):
 class MomentumUpdateOperation(UpdateOperation):
   """v <- lr * g + momentum * v; w <- w - v. Slots: v; tensors: g; scalars: lr, momentum."""
 
-  def update(self, w, v, g, lr, momentum):
+  def update(
+    self, w: tf.Variable, v: tf.Variable, g: tf.Tensor, lr: Any, momentum: Any
+  ) -> list[Any]:
     delta = lr * tf.cast(g, tf.float32)
     if is_float32(w, v):
       # With a rate of 1 and lr * g as the gradient, v is what the formula says.

@@ -55,13 +55,13 @@ class UpdateOperation(Operation):
   def has_gradient(self) -> bool:
     return False
 
-  def update(self, w: tf.Variable, *args: Any) -> list[Any]:
+  def update(self, w: tf.Variable, *args: Any, **kwargs: Any) -> list[Any]:
     raise UnsupportedError(
       f"{type(self).__name__} {self.name} of variable {self._variable.full_name} defines no method "
       "update"
     )
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     done: list[Any] = []
     lowering.variables[self._variable].update(
       lambda *args: done.extend(self.update(*args)),

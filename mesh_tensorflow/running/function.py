@@ -195,7 +195,7 @@ class Function:
     specs = self._specs(values)
     made: dict[str, Any] = {}
 
-    def program(values, seed):
+    def program(values: Sequence[tf.Tensor], seed: Any) -> list[Any]:
       graph = Graph()
       mesh = Mesh(graph, self._mesh_name)
       inputs = [self._import(mesh, v, s) for v, s in zip(values, specs)]
@@ -221,7 +221,8 @@ class Function:
 
   def _import(self, mesh: Mesh, value: tf.Tensor, spec: TensorSpec) -> Tensor:
     if spec.local and value.shape.as_list() != spec.shape.to_integer_list:
-      part = self.mesh_impl.import_local_part(spec.shape, value)
+      impl: Any = self.mesh_impl  # A SIMD mesh; on others the part of a process is the whole.
+      part = impl.import_local_part(spec.shape, value)
       return import_laid_out_tensor(mesh, part, spec.shape, name=spec.name)
     return import_tf_tensor(mesh, value, spec.shape, name=spec.name)
 

@@ -21,7 +21,8 @@ _SCALAR_METADATA = b"\x0a\x09\x0a\x07scalars\x20\x01"
 
 def outside_all_rewrites() -> AbstractContextManager[None]:
   """A context in which operations run at once, outside of every tf.function being traced."""
-  return tf.init_scope()
+  context: AbstractContextManager[None] = tf.init_scope()
+  return context
 
 
 @checked

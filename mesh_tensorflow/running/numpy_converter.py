@@ -24,7 +24,7 @@ class NumpyConverter:
   to the next.
   """
 
-  def __init__(self):
+  def __init__(self) -> None:
     self._graph = Graph()
     self._mesh = Mesh(self._graph, "mtf_mesh")
     self._variable_store = VariableStore()
@@ -99,4 +99,5 @@ class NumpyConverter:
     Returns:
       An array of its shape.
     """
-    return self.convert_mtf_tensor_to_tf_tensor(x_mtf)[1].numpy()
+    value: np.ndarray = self.convert_mtf_tensor_to_tf_tensor(x_mtf)[1].numpy()
+    return value

@@ -10,29 +10,41 @@ def rate(lr, t):
   return lr(t) if callable(lr) else lr
 
 
-class Sgd:
+class Rule:
+  """An optimizer as one function: (w, g, the slots) -> (new w, the new slots).
+
+  Args:
+    rule: the function; slots begin with 0.
+    *names: of the slots, as they follow the name of the weight.
+  """
+
+  def __init__(self, rule, *names):
+    self._rule = rule
+    self._slots = dict.fromkeys(names, 0.0)
+
+  def step(self, w, g):
+    w, *values = self._rule(w, g, *self._slots.values())
+    self._slots = dict(zip(self._slots, values, strict=True))
+    return w
+
+  def slots(self):
+    return self._slots
+
+
+class Sgd(Rule):
   def __init__(self, lr):
-    self.lr = lr
-
-  def step(self, w, g):
-    return w - self.lr * g
-
-  def slots(self):
-    return {}
+    super().__init__(lambda w, g: (w - lr * g,))
 
 
-class Momentum:
+class Momentum(Rule):
   def __init__(self, lr, momentum):
-    self.lr, self.momentum, self.v = lr, momentum, 0.0
-    self.t = 0
+    super().__init__(self._step, "_momentum_v")
+    self._lr, self._momentum, self._t = lr, momentum, 0
 
-  def step(self, w, g):
-    self.v = rate(self.lr, self.t) * g + self.momentum * self.v
-    self.t += 1
-    return w - self.v
-
-  def slots(self):
-    return {"_momentum_v": self.v}
+  def _step(self, w, g, v):
+    v = rate(self._lr, self._t) * g + self._momentum * v
+    self._t += 1
+    return w - v, v
 
 
 class Adam:
