@@ -7,6 +7,24 @@ import tensorflow as tf
 
 from mesh_tensorflow.transformer import learning_rate_schedules as schedules
 
+MODULE = "mesh_tensorflow.transformer.learning_rate_schedules"
+
+# A line for each: its name, arguments, and values at some of 100 steps.
+VALUES = [
+  ("truncated_rsqrt", dict(warmup_steps=16), {0: 0.25, 16: 0.25, 64: 0.125}),
+  ("linear_warmup", dict(steps_or_fraction=20), {0: 0.0, 5: 0.25, 20: 1.0, 90: 1.0}),
+  ("linear_warmup", dict(steps_or_fraction=0.1), {5: 0.5}),
+  ("constant", dict(value=0.5), {0: 0.5, 99: 0.5}),
+]
+
+
+@pytest.mark.parametrize("name,arguments,values", VALUES)
+@pytest.mark.parametrize("convert", [int, tf.constant])
+def test_values(name, arguments, values, convert):
+  schedule = gin.get_configurable(f"{MODULE}.{name}")
+  found = [float(schedule(convert(step), 100, **arguments)) for step in values]
+  assert found == pytest.approx(list(values.values()))
+
 
 @pytest.mark.parametrize("convert", [int, float, tf.constant, np.float32])
 def test_noam(convert):
@@ -40,17 +58,6 @@ def test_linear_decay():
   assert at(110) == pytest.approx(-1)
   # Exactly 1 is a fraction.
   assert at(50, steps_or_fraction=1) == pytest.approx(0.5)
-
-
-def test_linear_warmup():
-  at = lambda s, **kw: float(schedules.linear_warmup(s, 100, **kw))  # noqa: E731
-  assert [at(s, steps_or_fraction=20) for s in (0, 5, 20, 90)] == pytest.approx([0, 0.25, 1, 1])
-  assert at(5, steps_or_fraction=0.1) == pytest.approx(0.5)
-
-
-def test_truncated_rsqrt():
-  values = [float(schedules.truncated_rsqrt(s, 100, warmup_steps=16)) for s in (0, 16, 64)]
-  assert values == pytest.approx([0.25, 0.25, 0.125])
 
 
 def test_constants():
