@@ -26,11 +26,13 @@ from mesh_tensorflow.transformer.models.sublayers import (
   sublayer_legacy_final_rms_norm,
   sublayer_legacy_rms_norm,
   sublayer_mask_padding,
+  sublayer_output_rms_norm,
   sublayer_residual,
   sublayer_rezero,
   sublayer_rms_norm,
   sublayer_rms_norm_subsampled,
   sublayer_scale_norm,
+  sublayer_scaled_residual,
   sublayer_true_layer_norm,
 )
 from mesh_tensorflow.transformer.models.unitransformer import Unitransformer
@@ -73,10 +75,12 @@ __all__ = [
   "sublayer_legacy_final_rms_norm",
   "sublayer_legacy_rms_norm",
   "sublayer_mask_padding",
+  "sublayer_output_rms_norm",
   "sublayer_residual",
   "sublayer_rezero",
   "sublayer_rms_norm",
   "sublayer_rms_norm_subsampled",
   "sublayer_scale_norm",
+  "sublayer_scaled_residual",
   "sublayer_true_layer_norm",
 ]

@@ -20,6 +20,10 @@ from mesh_tensorflow.transformer.layers.general_bilinear import (
   GeneralBilinearEncDecAttention,
   GeneralBilinearSelfAttention,
 )
+from mesh_tensorflow.transformer.layers.grouped_query_attention import (
+  GroupedQueryAttention,
+  LocalGroupedQueryAttention,
+)
 from mesh_tensorflow.transformer.layers.local_conv_attention import (
   Conv1DLocalAttn,
   DynamicConv1DLocalAttn,
@@ -32,6 +36,7 @@ from mesh_tensorflow.transformer.layers.parallel_layer import ParallelLayer
 from mesh_tensorflow.transformer.layers.relative_position import (
   relative_position_bucket as _relative_position_bucket,
 )
+from mesh_tensorflow.transformer.layers.rotary import Rotary
 from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
 from mesh_tensorflow.transformer.layers.synthesizer import Synthesizer
 from mesh_tensorflow.transformer.layers.talking_heads import (
@@ -53,10 +58,13 @@ __all__ = [
   "ExpertsSelfAttention",
   "GeneralBilinearEncDecAttention",
   "GeneralBilinearSelfAttention",
+  "GroupedQueryAttention",
   "LightweightConv1DLocalAttn",
   "LocalConvAttnBlock",
+  "LocalGroupedQueryAttention",
   "LocalSelfAttention",
   "ParallelLayer",
+  "Rotary",
   "SelfAttention",
   "SeparableConv1DLayer",
   "Synthesizer",

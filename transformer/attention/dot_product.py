@@ -30,6 +30,8 @@ def attention(
   context: Any = None,
   float32_logits: bool = True,
   z_loss_coeff: float | None = None,
+  *,
+  logit_soft_cap: float | None = None,
 ) -> mtf.Tensor:
   """softmax(q k + bias) v (Vaswani et al., 2017).
 
@@ -50,6 +52,8 @@ def attention(
     float32_logits: whether products and softmax are computed in float32.
     z_loss_coeff: in training, coefficient of the mean square of the logarithm of the softmax's
       denominator, an auxiliary loss.
+    logit_soft_cap: products become cap * tanh(product / cap), less than this, before the bias is
+      added (Gemma Team, 2024; arXiv:2408.00118); None: they stay.
 
   Returns:
     The dims of q without key_dim, then value_dim.
@@ -79,6 +83,8 @@ def attention(
   logits = us_einsum(
     [q, k], output_shape=mtf.Shape(shared + queries + memory), reduced_dims=[key_dim]
   )
+  if logit_soft_cap is not None:
+    logits = mtf.tanh(logits * (1.0 / logit_soft_cap)) * logit_soft_cap
   if bias is not None:
     logits += mtf.cast(bias, logits.dtype)
   if z_loss_coeff is not None and context.train:

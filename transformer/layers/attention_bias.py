@@ -5,13 +5,30 @@ What layers have in common is computed once per `Context` and kept in its cache.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer.attention import visibility_mask_to_attention_bias
 from mesh_tensorflow.transformer.layers.relative_position import relative_position_bucket
 from mesh_tensorflow.transformer.models.context import Context
+
+
+class _Limits(NamedTuple):
+  """Which relative positions a layer sees: what its mask depends on, besides the context.
+
+  Attributes:
+    low: the leftmost, or None.
+    high: the rightmost, or None.
+    num_sinks: how many first positions are seen besides.
+  """
+
+  low: int | None
+  high: int | None
+  num_sinks: int
 
 
 def self_attention_bias(
@@ -38,7 +55,9 @@ def self_attention_bias(
   Raises:
     ConfigError: an unknown relative_attention_type.
   """
-  limits = (layer.min_relative_position(context), layer.max_relative_position(context))
+  limits = _Limits(
+    layer.min_relative_position(context), layer.max_relative_position(context), layer.num_sinks
+  )
 
   def relative_position() -> mtf.Tensor:
     key = ("relative_position", memory_position.shape, num_prompts, context.position)
@@ -128,15 +147,15 @@ def length_to_memory_length(
 
 
 def _mask(
-  layer: Any, context: Context, relative_position: Any, limits: tuple[int | None, int | None]
+  layer: Any, context: Context, relative_position: Callable[[], mtf.Tensor], limits: _Limits
 ) -> mtf.Tensor | None:
   """-1e9 where attention is not allowed; None if it is allowed everywhere."""
-  low, high = limits
   visible = []
-  if low is not None:
-    visible.append(mtf.greater_equal(relative_position(), low))
-  if high is not None:
-    visible.append(mtf.less_equal(relative_position(), high))
+  if limits.low is not None:
+    near = mtf.greater_equal(relative_position(), limits.low)
+    visible.append(_or_sinks(layer, context, near, limits.num_sinks))
+  if limits.high is not None:
+    visible.append(mtf.less_equal(relative_position(), limits.high))
   if context.read_priority is not None:
     write_priority = layer.rename_length_to_memory_length(context.write_priority, context)
     visible.append(
@@ -160,6 +179,22 @@ def _mask(
   for v in visible[1:]:
     all_visible = mtf.logical_and(all_visible, v)
   return visibility_mask_to_attention_bias(all_visible, context.activation_dtype)
+
+
+def _or_sinks(layer: Any, context: Context, near: mtf.Tensor, num_sinks: int) -> mtf.Tensor:
+  """Where memory is near, or one of the first positions of its sequence."""
+  if not num_sinks:
+    return near
+  if context.mode == "incremental":
+    position = mtf.range(context.mesh, layer.memory_length(context), tf.int32)
+  else:
+    position = context.packed_position
+    # Packed sequences have first positions of their own; a funnel's shorter ones are not known.
+    if position is None or context.length_dim not in position.shape:
+      position = context.position
+    position = layer.rename_length_to_memory_length(position, context)
+  sinks = mtf.less(position, num_sinks)
+  return mtf.logical_or(near, sinks, output_shape=_joined(near.shape, sinks.shape))
 
 
 def _relative_values(

@@ -21,7 +21,8 @@ class DenseReluDense(TransformerLayer):
       have one mask.
     activation: a name ("relu", "gelu", "linear", ...), a function, or a list of several: then the
       hidden layer is the product of as many dense layers, each with its activation (Shazeer,
-      2020: "GLU variants improve Transformer").
+      2020: "GLU variants improve Transformer", arXiv:2002.05202): ["swish", "linear"] is SwiGLU,
+      ["gelu", "linear"] GEGLU, ["relu", "linear"] ReGLU.
     use_bias: whether the dense layers have biases.
   """
 

@@ -185,6 +185,8 @@ class Context:
     # Told what is cached, while the layer is one whose tensors are lost; see `recomputation`.
     self.keep_cached: Callable[[Hashable, Any], None] | None = None
     self.input_embeddings: mtf.Tensor | None = None
+    # int32 positions within packed sequences, where `position` counts along the whole length.
+    self.packed_position: mtf.Tensor | None = None
     # While decoding the ids `[<batch_dims>, length]`, of which those before `position` count.
     self.decoded_ids: mtf.Tensor | None = None
     self.decoder_layers_per_module: Any = None

@@ -59,10 +59,25 @@ def sublayer_rms_norm(
 ) -> mtf.Tensor:
   """RMS norm: x * rsqrt(mean(x ** 2) + epsilon) * scale (Zhang and Sennrich, 2019)."""
   del layer_stack
-  model = context.model
-  with mtf.variable_scope(name):
-    scale = _ones(context, "scale", mtf.Shape(model.ensemble_dims + [model.model_dim]))
-    return rms_normalize(x, model.model_dim, epsilon) * scale
+  return _rms_norm(x, context, [context.model.model_dim], epsilon, name)
+
+
+@gin.configurable(module=_MODULE)
+def sublayer_output_rms_norm(
+  x: mtf.Tensor,
+  layer_stack: Stack | None,
+  context: Context,
+  epsilon: float = 1e-6,
+  name: str = "output_rms_norm",
+) -> mtf.Tensor:
+  """`sublayer_rms_norm` under another name: the second norm of a sandwich, or a post-norm.
+
+  In `LayerStack.sublayers_per_layer`, pre-norm is [rms_norm, call_layer, dropout, residual];
+  post-norm (Vaswani et al., 2017) is [call_layer, dropout, residual, output_rms_norm]; sandwich
+  norm (Ding et al., 2021, arXiv:2105.13290; Gemma 2) is [rms_norm, call_layer, output_rms_norm,
+  dropout, residual].
+  """
+  return sublayer_rms_norm(x, layer_stack, context, epsilon=epsilon, name=name)
 
 
 @gin.configurable(module=_MODULE)
@@ -93,7 +108,7 @@ def sublayer_rms_norm_subsampled(
   del layer_stack
   model = context.model
   with mtf.variable_scope("layer_norm_subsampled"):
-    scale = _ones(context, "scale", mtf.Shape(model.ensemble_dims + [model.model_dim]))
+    scale = ones_variable(context, "scale", mtf.Shape(model.ensemble_dims + [model.model_dim]))
     size = math.ceil(model.model_dim.size * percentage / 100)
     subsampled = x
     if size != model.model_dim.size:
@@ -114,10 +129,7 @@ def sublayer_scale_norm(
 ) -> mtf.Tensor:
   """As `sublayer_rms_norm` with one scalar scale (Nguyen and Salazar, 2019)."""
   del layer_stack
-  model = context.model
-  with mtf.variable_scope(name):
-    scale = _ones(context, "scale", mtf.Shape(model.ensemble_dims))
-    return rms_normalize(x, model.model_dim, epsilon) * scale
+  return _rms_norm(x, context, [], epsilon, name)
 
 
 @gin.configurable(module=_MODULE)
@@ -138,6 +150,23 @@ def sublayer_residual(x: mtf.Tensor, layer_stack: Stack | None, context: Context
 
 
 @gin.configurable(module=_MODULE)
+def sublayer_scaled_residual(
+  x: mtf.Tensor,
+  layer_stack: Stack | None,
+  context: Context,
+  input_scale: float = 1.0,
+  output_scale: float = 1.0,
+) -> mtf.Tensor:
+  """input_scale * the input of the current layer + output_scale * x.
+
+  DeepNorm (Wang et al., 2022; arXiv:2203.00555) is post-norm with input_scale = (2 L) ** (1 / 4)
+  for a stack of L blocks without a second stack; its smaller initial weights are apart from this.
+  """
+  del layer_stack
+  return x * output_scale + context.current_layer_input * input_scale
+
+
+@gin.configurable(module=_MODULE)
 def sublayer_dropout(
   x: mtf.Tensor, layer_stack: Stack | None, context: Context, dropout_rate: float = 0.0
 ) -> mtf.Tensor:
@@ -145,6 +174,7 @@ def sublayer_dropout(
   del layer_stack
   if not context.train or dropout_rate <= 0:
     return x
+  # One mask for all positions, as in the library we succeed; it is drawn length times faster.
   return mtf.dropout(
     x,
     is_training=True,
@@ -215,7 +245,17 @@ def sublayer_rezero(
   return x * weight
 
 
-def _ones(context: Context, name: str, shape: mtf.Shape) -> mtf.Tensor:
+def _rms_norm(
+  x: mtf.Tensor, context: Context, scale_dims: list[mtf.Dimension], epsilon: float, name: str
+) -> mtf.Tensor:
+  """x of root mean square 1, times a trained scale of these dims and the ensemble's."""
+  model = context.model
+  with mtf.variable_scope(name):
+    scale = ones_variable(context, "scale", mtf.Shape(model.ensemble_dims + scale_dims))
+    return rms_normalize(x, model.model_dim, epsilon) * scale
+
+
+def ones_variable(context: Context, name: str, shape: mtf.Shape) -> mtf.Tensor:
   """A variable that starts as ones."""
   return mtf.get_variable(
     context.mesh,

@@ -293,6 +293,15 @@ class Unitransformer(Generation):
       return mtf.rename_dimension(table, max_length.name, length.name)
     return mtf.gather(table, context.position, max_length, output_shape=x.shape)
 
+  def _priority(self, targets: mtf.Tensor | None, positions: mtf.Tensor) -> mtf.Tensor | None:
+    """A position sees those of at most its priority; None: it sees all."""
+    if self.input_full_attention:
+      # The inputs, and the first target, whose input is the last EOS of the inputs.
+      region = mtf.to_int32(delimited_lm_inputs_mask(targets))
+      region = mtf.maximum(region, mtf.shift(region, 1, positions.shape.dims[0], wrap=False))
+      return positions * (1 - region)
+    return positions if self.autoregressive else None
+
   def call_simple(
     self,
     inputs: mtf.Tensor,
@@ -336,17 +345,11 @@ class Unitransformer(Generation):
     """
     batch_dims, length_dim = inputs.shape.dims[:-1], inputs.shape.dims[-1]
     default_range = mtf.range(inputs.mesh, length_dim, dtype=tf.int32)
+    packed_position = position
     if not self.positional_embedding:
       # Relative attention is about the order of the tokens in the tensor.
       position = None
-    priority = None
-    if self.input_full_attention:
-      # The inputs, and the first target, whose input is the last EOS of the inputs.
-      region = mtf.to_int32(delimited_lm_inputs_mask(targets))
-      region = mtf.maximum(region, mtf.shift(region, 1, length_dim, wrap=False))
-      priority = default_range * (1 - region)
-    elif self.autoregressive:
-      priority = default_range
+    priority = self._priority(targets, default_range)
     context = Context(
       model=self,
       mesh=inputs.mesh,
@@ -370,6 +373,7 @@ class Unitransformer(Generation):
       encoder_inputs=encoder_inputs,
       num_microbatches=num_microbatches,
     )
+    context.packed_position = packed_position
     with mtf.variable_scope(self.name):
       logits = self._call_internal(context, inputs, targets)
     return logits, mtf.add_n(context.losses) if compute_loss else None

@@ -10,12 +10,15 @@ from tests.transformer.layer_context import steps
 from tests.transformer.layers import descriptors_attention_layers as attention
 from tests.transformer.layers import descriptors_basic_layers as basic
 from tests.transformer.layers import descriptors_conv_layers as conv
+from tests.transformer.layers import descriptors_grouped_query as grouped
 from tests.transformer.layers import descriptors_smaller_layers as smaller
 from tests.transformer.layers import descriptors_stacks as stacks
 from tests.transformer.layers import numpy_attention as na
 
 FULL: dict[str, Descriptor] = {
-  d.name: d for module in (attention, basic, conv, smaller, stacks) for d in module.DESCRIPTORS
+  d.name: d
+  for module in (attention, basic, conv, grouped, smaller, stacks)
+  for d in module.DESCRIPTORS
 }
 KEYS = "batch:2 memory_length:4 heads:2 d_kv:2"
 INPUTS = "batch:2 memory_length:4 d_model:4"
@@ -64,6 +67,11 @@ STATES = {
   "universal_highway": [],
   "layer_stack": [KEYS, KEYS],
   "reversible_layer_stack": [KEYS, KEYS],
+  "rotary_attention_of_groups": ["batch:2 memory_length:4 heads:2 d_kv:4"] * 2,
+  "multi_query_attention_with_norm_and_soft_cap": ["batch:2 memory_length:4 d_kv:4"] * 2,
+  "window_with_a_sink": ["batch:2 memory_length:4 heads:2 d_kv:4"] * 2,
+  "rotary_local_attention": ["batch:2 heads:2 window:3 d_kv:4"] * 2,
+  "swiglu": [],
 }
 
 DESCRIPTORS = [

@@ -88,7 +88,7 @@ def public_layers() -> set[type]:
     open_ += subclasses
     found.update(c for c in subclasses if c.__module__.startswith("mesh_tensorflow.transformer."))
   abstract = {"Conv1D", "Conv1DLocalAttn", "ExpertsLayer", "OneLevelExpertsLayer"}
-  abstract |= {"AttendsToEncoder", "Layers", "SublayerStack", "UTPasses"}
+  abstract |= {"AttendsToEncoder", "Layers", "QueryKeyOptions", "SublayerStack", "UTPasses"}
   return {c for c in found if not c.__name__.startswith("_") and c.__name__ not in abstract}
 
 

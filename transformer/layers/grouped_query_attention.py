@@ -1,0 +1,180 @@
+"""Self-attention as the decoders of the last years have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gin
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import errors
+from mesh_tensorflow.operations.norms import rms_normalize
+from mesh_tensorflow.transformer.layers.local_self_attention import LocalSelfAttention
+from mesh_tensorflow.transformer.layers.rotary import Rotary
+from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
+from mesh_tensorflow.transformer.models.context import Context
+from mesh_tensorflow.transformer.models.sublayers import ones_variable
+
+_MODULE = "mesh_tensorflow.transformer.transformer_layers"
+
+
+class QueryKeyOptions(SelfAttention):
+  """Mixin: what may be done to queries and keys, and to their products.
+
+  It stands before the kind of self-attention in the list of base classes. Variables besides those
+  of the self-attention, with query_key_norm: `q_norm/scale` and `k_norm/scale` [d_kv].
+
+  Args:
+    rotary: a `Rotary`, which turns queries and keys by their positions; or None.
+    query_key_norm: whether queries and keys are normalized to a root mean square of 1, times a
+      trained scale (Henry et al., 2020, arXiv:2010.04245, with RMS norm), before they are turned.
+      Queries are then multiplied by d_kv ** -0.5, also with fold_scaling_into_initializer: a norm
+      forgets how small queries started.
+    query_key_norm_epsilon: added to the mean square.
+    logit_soft_cap: see `attention.attention`.
+    **kwargs: arguments of the kind of self-attention.
+
+  Raises:
+    ConfigError: rotary or query_key_norm with shared_kv; or logit_soft_cap with hybrid attention.
+  """
+
+  def __init__(
+    self,
+    rotary: Rotary | None = None,
+    query_key_norm: bool = False,
+    query_key_norm_epsilon: float = 1e-6,
+    logit_soft_cap: float | None = None,
+    **kwargs: Any,
+  ):
+    super().__init__(**kwargs)
+    self.rotary = rotary
+    self.query_key_norm = query_key_norm
+    self.query_key_norm_epsilon = query_key_norm_epsilon
+    self.logit_soft_cap = logit_soft_cap
+    if self.shared_kv and (rotary or query_key_norm):
+      raise errors.ConfigError(
+        f"{type(self).__name__}: with shared_kv keys are the values, which are neither turned nor "
+        "normalized; set shared_kv = False, or rotary = None and query_key_norm = False"
+      )
+    if logit_soft_cap is not None and self.attention_func == "hybrid":
+      raise errors.ConfigError(
+        f"{type(self).__name__}: hybrid attention has no logit_soft_cap (={logit_soft_cap}); set "
+        "one of attention_func and logit_soft_cap to None"
+      )
+
+  def attention_kwargs_from_context(self, context: Context) -> dict[str, Any]:
+    """Further arguments of `attention`."""
+    kwargs = super().attention_kwargs_from_context(context)
+    if self.logit_soft_cap is not None:
+      kwargs["logit_soft_cap"] = self.logit_soft_cap
+    return kwargs
+
+  def positioned(
+    self, context: Context, q: mtf.Tensor, memory: list[mtf.Tensor]
+  ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
+    """Queries and keys normalized, and turned by their positions."""
+    k, *v = memory
+    if self.query_key_norm:
+      q = self._normalized(context, q, "q_norm") * self.kv_dim.size**-0.5
+      k = self._normalized(context, k, "k_norm")
+    if self.rotary is not None:
+      memory_position = context.position
+      if context.length_dim not in k.shape:
+        memory_position = self.rename_length_to_memory_length(memory_position, context)
+      q = self.rotary(context, q, context.position, self.kv_dim)
+      # The cache holds keys that are turned: each is turned once, not in each later step.
+      k = self.rotary(context, k, memory_position, self.kv_dim)
+    return q, [k, *v]
+
+  def _normalized(self, context: Context, x: mtf.Tensor, name: str) -> mtf.Tensor:
+    with mtf.variable_scope(name):
+      shape = mtf.Shape(context.model.ensemble_dims + [self.kv_dim])
+      scale = ones_variable(context, "scale", shape)
+    return rms_normalize(x, self.kv_dim, self.query_key_norm_epsilon) * scale
+
+
+@gin.configurable(module=_MODULE)
+class GroupedQueryAttention(QueryKeyOptions, SelfAttention):
+  """`SelfAttention` with rotary positions, query-key norm, a cap on logits, a window and sinks.
+
+  Each is off by default; then this is `SelfAttention`, variables included. With `num_memory_heads`
+  fewer heads of keys and values than of queries, a group of queries shares one (Ainslie et al.,
+  2023, arXiv:2305.13245; 1: multi-query attention, Shazeer, 2019, arXiv:1911.02150). Bindings of
+  `SelfAttention` hold here too.
+
+  Args:
+    rotary: a `Rotary`, which turns queries and keys by their positions; or None.
+    query_key_norm: whether queries and keys have a norm; see `QueryKeyOptions`.
+    query_key_norm_epsilon: of that norm.
+    logit_soft_cap: see `attention.attention`.
+    window: how many positions one sees, itself included: position p sees (p - window, p], or
+      (p - window, p + window) in a model that is not fully autoregressive; None: all. Decoding
+      keeps the keys of all positions; `LocalGroupedQueryAttention` keeps a window of them.
+    num_sinks: how many first positions of a sequence are seen from everywhere, though they are
+      outside of the window (Xiao et al., 2023, arXiv:2309.17453).
+    **kwargs: arguments of `SelfAttention`.
+
+  Raises:
+    ConfigError: see `QueryKeyOptions`; window is not positive; num_sinks without window; or window
+      together with prompts.
+  """
+
+  def __init__(
+    self,
+    rotary: Rotary | None = None,
+    query_key_norm: bool = False,
+    query_key_norm_epsilon: float = 1e-6,
+    logit_soft_cap: float | None = None,
+    window: int | None = None,
+    num_sinks: int = 0,
+    **kwargs: Any,
+  ):
+    super().__init__(rotary, query_key_norm, query_key_norm_epsilon, logit_soft_cap, **kwargs)
+    self.window = window
+    self.num_sinks = num_sinks
+    if (window is not None and window < 1) or num_sinks < 0 or (num_sinks and window is None):
+      raise errors.ConfigError(
+        f"{type(self).__name__}: window (={window}) must be None or at least 1, and num_sinks "
+        f"(={num_sinks}) 0 without a window"
+      )
+    if window is not None and (self.hyperprompt_length_encoder or self.hyperprompt_length_decoder):
+      raise errors.ConfigError(
+        f"{type(self).__name__}: prompts would be outside of the window (={window}); set window = "
+        "None, or both hyperprompt_length_encoder and hyperprompt_length_decoder to None"
+      )
+
+  def min_relative_position(self, context: Context) -> int | None:
+    """The relative position of the leftmost memory that is seen, but for sinks; or None."""
+    return None if self.window is None else 1 - self.window
+
+  def max_relative_position(self, context: Context) -> int | None:
+    """The relative position of the rightmost memory that is seen, or None: masks say it."""
+    if self.window is None or context.model.fully_autoregressive:
+      return None
+    return self.window - 1
+
+
+@gin.configurable(module=_MODULE)
+class LocalGroupedQueryAttention(QueryKeyOptions, LocalSelfAttention):
+  """`LocalSelfAttention` with rotary positions, query-key norm and a cap on logits.
+
+  Work and decoding states grow with the window (`radius`), not with the sequence. Bindings of
+  `LocalSelfAttention` hold here too.
+
+  Args:
+    rotary: see `GroupedQueryAttention`.
+    query_key_norm: see `GroupedQueryAttention`.
+    query_key_norm_epsilon: see `GroupedQueryAttention`.
+    logit_soft_cap: see `GroupedQueryAttention`.
+    **kwargs: arguments of `LocalSelfAttention`.
+  """
+
+  def __init__(
+    self,
+    rotary: Rotary | None = None,
+    query_key_norm: bool = False,
+    query_key_norm_epsilon: float = 1e-6,
+    logit_soft_cap: float | None = None,
+    **kwargs: Any,
+  ):
+    super().__init__(rotary, query_key_norm, query_key_norm_epsilon, logit_soft_cap, **kwargs)

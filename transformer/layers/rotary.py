@@ -1,0 +1,158 @@
+"""Rotary positions (Su et al., 2021; arXiv:2104.09864)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import gin
+import numpy as np
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import errors
+from mesh_tensorflow.transformer.models.context import Context
+
+_SCALINGS = (None, "linear", "ntk", "llama3")
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+@dataclasses.dataclass(frozen=True)
+class Rotary:
+  """Turns queries and keys by angles that grow with the position.
+
+  With n the size of a vector, its channels i and i + n / 2 are the coordinates of a point, which at
+  position p is turned by the angle p f_i, f_i = base ** (-2 i / n). The product of a query and a
+  key then depends on their distance, not on their positions. Bind it as
+  `GroupedQueryAttention.rotary = @Rotary()`, and `Unitransformer.positional_embedding = False`.
+
+  `scaling` makes a model, trained on short sequences, read sequences `factor` times as long:
+
+      "linear": f_i / factor (Chen et al., 2023; arXiv:2306.15595)
+      "ntk": base * factor ** (n / (n - 2)) in place of base: the slowest pair turns as with
+          "linear", the fastest as without
+      "llama3": w_i = 2 pi / f_i positions make a turn. Pairs of original_length / w_i at least
+          high_freq_factor turns have f_i, those of at most low_freq_factor turns f_i / factor;
+          between, s f_i + (1 - s) f_i / factor, where s grows linearly with the turns, from 0 to 1
+
+  Args:
+    base: see above; the larger, the slower the slowest pair turns.
+    fraction: which part of the pairs is turned; those of the largest i are left as they are.
+    scaling: None, "linear", "ntk" or "llama3".
+    factor: of the scaling, at least 1.
+    original_length: length of the sequences of training, for "llama3".
+    low_freq_factor: see above.
+    high_freq_factor: see above.
+
+  Raises:
+    ConfigError: an argument that is none of these.
+  """
+
+  base: float = 10000.0
+  fraction: float = 1.0
+  scaling: str | None = None
+  factor: float = 1.0
+  original_length: int = 8192
+  low_freq_factor: float = 1.0
+  high_freq_factor: float = 4.0
+
+  def __post_init__(self) -> None:
+    if self.scaling not in _SCALINGS:
+      raise errors.ConfigError(
+        f'Rotary.scaling must be None, "linear", "ntk" or "llama3", got {self.scaling!r}'
+      )
+    if self.base <= 1 or not 0 <= self.fraction <= 1 or self.factor < 1:
+      raise errors.ConfigError(
+        f"Rotary: base (={self.base}) must be larger than 1, fraction (={self.fraction}) between 0 "
+        f"and 1, and factor (={self.factor}) at least 1"
+      )
+    if self.factor != 1 and self.scaling is None:
+      raise errors.ConfigError(
+        f"Rotary.factor (={self.factor}) has no effect without Rotary.scaling; bind it to "
+        '"linear", "ntk" or "llama3"'
+      )
+    if not 0 < self.low_freq_factor < self.high_freq_factor:
+      raise errors.ConfigError(
+        f"Rotary: low_freq_factor (={self.low_freq_factor}) must be positive, and less than "
+        f"high_freq_factor (={self.high_freq_factor})"
+      )
+
+  def frequencies(self, size: int) -> list[float]:
+    """The angle per position of each pair of a vector's channels.
+
+    Args:
+      size: of the vector; even.
+    """
+    base = self.base
+    if self.scaling == "ntk" and size > 2:
+      base *= self.factor ** (size / (size - 2))
+    pairs = size // 2
+    turned = round(pairs * self.fraction)
+    return [self._scaled(base ** (-i / pairs)) if i < turned else 0.0 for i in range(pairs)]
+
+  def _scaled(self, frequency: float) -> float:
+    if self.scaling == "linear":
+      return frequency / self.factor
+    if self.scaling != "llama3":
+      return frequency
+    turns = self.original_length * frequency / (2 * math.pi)
+    low, high = self.low_freq_factor, self.high_freq_factor
+    share = min(max((turns - low) / (high - low), 0.0), 1.0)
+    return share * frequency + (1 - share) * frequency / self.factor
+
+  def __call__(
+    self, context: Context, x: mtf.Tensor, position: mtf.Tensor, dim: mtf.Dimension
+  ) -> mtf.Tensor:
+    """x, turned.
+
+    Args:
+      context: a `Context`, in whose cache layers share sines and cosines.
+      x: queries or keys.
+      position: int32, some of the dims of x.
+      dim: the dimension of the vectors; may be split.
+
+    Returns:
+      A tensor of the shape and dtype of x.
+
+    Raises:
+      DimensionError: the size of dim is odd.
+    """
+    if dim.size % 2:
+      raise errors.DimensionError(
+        f"Rotary: {dim.name}={dim.size} of {x} must be even: pairs of channels are turned; change "
+        "key_value_size"
+      )
+    # Names of no layout rule: both channels of a pair must be on one processor. Where the layout
+    # splits dim, the reshapes exchange parts of it; elsewhere they cost nothing.
+    pair, half = mtf.Dimension("_rotary_pair", 2), mtf.Dimension("_rotary", dim.size // 2)
+    key = ("rotary", self, half, position)
+    cos, sin = context.cached(key, lambda: self._cos_and_sin(position, half))
+    # Positions of long sequences times small frequencies need more digits than bfloat16 has.
+    points = mtf.cast(mtf.replace_dimensions(x, dim, [pair, half]), tf.float32)
+    first, second = mtf.unstack(points, pair)
+    shape = first.shape
+
+    def times(a: mtf.Tensor, b: mtf.Tensor) -> mtf.Tensor:
+      return mtf.multiply(a, b, output_shape=shape)
+
+    turned = [
+      times(first, cos) - times(second, sin),
+      times(second, cos) + times(first, sin),
+    ]
+    stacked = mtf.stack(turned, pair.name, axis=points.shape.dims.index(pair))
+    return mtf.cast(mtf.replace_dimensions(stacked, [pair, half], dim), x.dtype)
+
+  def _cos_and_sin(
+    self, position: mtf.Tensor, half: mtf.Dimension
+  ) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """Float32 cosines and sines of the angles: `[<dims of position>, half]`."""
+    frequencies = np.array(self.frequencies(2 * half.size), np.float32)
+    angle = mtf.multiply(
+      mtf.cast(position, tf.float32),
+      mtf.import_tf_tensor(position.mesh, tf.constant(frequencies), mtf.Shape([half])),
+      output_shape=position.shape + half,
+    )
+    return (
+      mtf.cwise(tf.cos, [angle], grad_function=0, name="cos"),
+      mtf.cwise(tf.sin, [angle], grad_function=0, name="sin"),
+    )
