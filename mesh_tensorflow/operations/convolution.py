@@ -18,6 +18,13 @@ from mesh_tensorflow.operations.convolution_gradients import gradients_of
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Tensor
 
+__all__ = [
+  "Conv2dOperation",
+  "Conv2dTransposeOperation",
+  "Conv3dOperation",
+  "Conv3dTransposeOperation",
+]
+
 
 class _Forward(Convolution):
   """A convolution or a transposed one; the output has the names of the input's dimensions."""
@@ -52,7 +59,7 @@ class _Forward(Convolution):
       )
     )
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return gradients_of(self, grad_ys[0])
 
 

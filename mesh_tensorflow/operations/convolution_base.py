@@ -99,7 +99,7 @@ class Convolution(Operation):
     """The input or output that is the image, the filter or the features."""
     return (self._inputs + self._outputs)[self.roles.index(role)]
 
-  def verify_layout(self, mesh_impl):
+  def verify_layout(self, mesh_impl: Any) -> None:
     for role in self.roles:
       x = self.tensor_of(role)
       dims = x.shape[: self.window.rank] if role == FILTER else _spatial(self.window, x.shape)
@@ -125,7 +125,7 @@ class Convolution(Operation):
       f"{dim.name}:{m.name}"
     )
 
-  def lower(self, lowering):
+  def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)
     out, result = self._outputs[0], self.roles[2]
     fn, *operands = _COMPUTED[result]

@@ -3,11 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mesh_tensorflow.errors import SizeError
 from mesh_tensorflow.operations.convolution_base import FEATURES, FILTER, IMAGE, Convolution
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Tensor
+
+__all__ = [
+  "Conv2or3dBackpropFilterOperation",
+  "Conv2or3dBackpropInputOperation",
+  "conv2d_backprop_filter",
+  "conv2d_backprop_input",
+  "conv2d_transpose_backprop_filter",
+  "conv2d_transpose_backprop_input",
+  "conv3d_backprop_filter",
+  "conv3d_backprop_input",
+  "conv3d_transpose_backprop_filter",
+  "conv3d_transpose_backprop_input",
+]
+
+
+__all__ = [
+  "Conv2or3dBackpropFilterOperation",
+  "Conv2or3dBackpropInputOperation",
+  "conv2d_backprop_filter",
+  "conv2d_backprop_input",
+  "conv2d_transpose_backprop_filter",
+  "conv2d_transpose_backprop_input",
+  "conv3d_backprop_filter",
+  "conv3d_backprop_input",
+  "conv3d_transpose_backprop_filter",
+  "conv3d_transpose_backprop_input",
+]
 
 
 def gradients_of(op: Convolution, dy: Tensor) -> list[Tensor]:
@@ -17,6 +45,7 @@ def gradients_of(op: Convolution, dy: Tensor) -> list[Tensor]:
   for i, role in enumerate(op.roles[:2]):
     known = {op.roles[2]: dy, op.roles[1 - i]: op.inputs[1 - i]}
     shape = op.inputs[i].shape
+    grad: Convolution
     if role == FILTER:
       # The input of a transposed convolution is the features.
       transposed = op.roles[0] == FEATURES
@@ -33,12 +62,52 @@ def gradients_of(op: Convolution, dy: Tensor) -> list[Tensor]:
   return grads
 
 
-def _check_rank(name: str, conv_dimension: int) -> None:
-  if conv_dimension not in (2, 3):
-    raise SizeError(f"{name}: conv_dimension must be 2 or 3, got {conv_dimension!r}")
+class _Backprop(Convolution):
+  """What the gradients of the two inputs of a convolution have in common.
+
+  Args:
+    inputs: the other input, and the gradient of the output, in the order of `roles`.
+    roles: what they and the result are where the convolution is not a transposed one; the
+      features of that are the image of a transposed one.
+    conv_dimension: number of spatial dimensions, 2 or 3.
+    is_transpose: whether the convolution is a transposed one.
+    output_shape: of the result.
+    strides: as given to the convolution.
+    padding: as given to it.
+    name: of the operation.
+    names: what stands after the name of the convolution in the default name of the operation, and
+      in those of its two counters.
+  """
+
+  def __init__(
+    self,
+    inputs: list[Tensor],
+    roles: Sequence[str],
+    conv_dimension: int,
+    is_transpose: bool,
+    output_shape: Shape,
+    strides: Sequence[int] | None,
+    padding: str,
+    name: str | None,
+    names: tuple[str, str, str],
+  ):
+    family = f"conv{conv_dimension}d_trans" if is_transpose else f"conv{conv_dimension}d"
+    default, work, reduced = (family + n for n in names)
+    name = name or default
+    if conv_dimension not in (2, 3):
+      raise SizeError(f"{name}: conv_dimension must be 2 or 3, got {conv_dimension!r}")
+    if is_transpose:
+      swapped = {IMAGE: FEATURES, FEATURES: IMAGE}
+      roles = [swapped.get(role, role) for role in roles]
+    super().__init__(inputs, roles, conv_dimension, strides, padding, name, (work, reduced))
+    self._finish(output_shape, inputs[0].dtype)
+    self._initialize_all_dimensions_as_splittable()
+
+  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
+    return gradients_of(self, grad_ys[0])
 
 
-class Conv2or3dBackpropInputOperation(Convolution):
+class Conv2or3dBackpropInputOperation(_Backprop):
   """Gradient of the input of a convolution; see `conv2d_backprop_input`.
 
   Args:
@@ -63,20 +132,15 @@ class Conv2or3dBackpropInputOperation(Convolution):
     padding: str,
     name: str | None = None,
   ):
-    family = f"conv{conv_dimension}d_trans" if is_transpose else f"conv{conv_dimension}d"
-    counters = f"{family}/backprop_input", f"{family}_op"
-    name = name or f"{family}_backprop"
-    _check_rank(name, conv_dimension)
-    roles = (IMAGE, FILTER, FEATURES) if is_transpose else (FEATURES, FILTER, IMAGE)
-    super().__init__([dy, conv_filter], roles, conv_dimension, strides, padding, name, counters)
-    self._finish(input_shape, dy.dtype)
-    self._initialize_all_dimensions_as_splittable()
-
-  def gradient(self, grad_ys):
-    return gradients_of(self, grad_ys[0])
+    names = ("_backprop", "/backprop_input", "_op")
+    roles = (FEATURES, FILTER, IMAGE)
+    super().__init__(
+      [dy, conv_filter], roles, conv_dimension, is_transpose, input_shape, strides, padding, name,
+      names,
+    )  # fmt: skip
 
 
-class Conv2or3dBackpropFilterOperation(Convolution):
+class Conv2or3dBackpropFilterOperation(_Backprop):
   """Gradient of the filter of a convolution; see `conv2d_backprop_filter`.
 
   Args:
@@ -101,31 +165,26 @@ class Conv2or3dBackpropFilterOperation(Convolution):
     padding: str,
     name: str | None = None,
   ):
-    family = f"conv{conv_dimension}d_trans" if is_transpose else f"conv{conv_dimension}d"
-    counters = f"{family}/backprop_filter", f"{family}_backprop_filter"
-    name = name or f"{family}_backprop_filter"
-    _check_rank(name, conv_dimension)
-    roles = (FEATURES, IMAGE, FILTER) if is_transpose else (IMAGE, FEATURES, FILTER)
-    super().__init__([conv_input, dy], roles, conv_dimension, strides, padding, name, counters)
-    self._finish(filter_shape, dy.dtype)
-    self._initialize_all_dimensions_as_splittable()
-
-  def gradient(self, grad_ys):
-    return gradients_of(self, grad_ys[0])
+    names = ("_backprop_filter", "/backprop_filter", "_backprop_filter")
+    roles = (IMAGE, FEATURES, FILTER)
+    super().__init__(
+      [conv_input, dy], roles, conv_dimension, is_transpose, filter_shape, strides, padding, name,
+      names,
+    )  # fmt: skip
 
 
-def _backprop_input(rank, transposed, input_shape, conv_filter, dy, strides, padding, name):
-  op = Conv2or3dBackpropInputOperation(
-    rank, transposed, convert_to_shape(input_shape), conv_filter, dy, strides, padding, name
-  )
-  return op.outputs[0]
+def _backprop_input(rank: int, transposed: bool, input_shape: ShapeLike, *arguments: Any) -> Tensor:
+  shape = convert_to_shape(input_shape)
+  return Conv2or3dBackpropInputOperation(rank, transposed, shape, *arguments).outputs[0]
 
 
-def _backprop_filter(rank, transposed, conv_input, filter_shape, dy, strides, padding, name):
-  op = Conv2or3dBackpropFilterOperation(
-    rank, transposed, conv_input, convert_to_shape(filter_shape), dy, strides, padding, name
-  )
-  return op.outputs[0]
+def _backprop_filter(
+  rank: int, transposed: bool, conv_input: Tensor, filter_shape: ShapeLike, *arguments: Any
+) -> Tensor:
+  shape = convert_to_shape(filter_shape)
+  return Conv2or3dBackpropFilterOperation(rank, transposed, conv_input, shape, *arguments).outputs[
+    0
+  ]
 
 
 def conv2d_backprop_input(
