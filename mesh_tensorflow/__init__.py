@@ -18,6 +18,8 @@ Files beside the rooms, but for errors and versions, are module names of the arc
 
 from mesh_tensorflow.environment import start  # noqa: F401, I001 - before anything imports TensorFlow
 
+import typing as _typing
+
 from mesh_tensorflow import (
   beam_search,
   initializers,
@@ -30,14 +32,19 @@ from mesh_tensorflow import (
   tpu_variables,
   utils,
 )
-from mesh_tensorflow.planning.describe import Report, describe
-from mesh_tensorflow.running.function import Function, TensorSpec, function
+from mesh_tensorflow.planning.describe import Report as Report
+from mesh_tensorflow.planning.describe import describe as describe
+from mesh_tensorflow.running.function import Function as Function
+from mesh_tensorflow.running.function import TensorSpec as TensorSpec
+from mesh_tensorflow.running.function import function as function
 from mesh_tensorflow.ops_with_redefined_builtins import *  # noqa: F403
-from mesh_tensorflow.placement.mesh_impl import PlacementMeshImpl
-from mesh_tensorflow.simd.mesh_impl import SimdMeshImpl
-from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
-from mesh_tensorflow.tpu.mesh_impl import StrategyMeshImpl
-from mesh_tensorflow.version import __version__
-from mesh_tensorflow.environment.virtual_devices import virtual_cpu_devices
+from mesh_tensorflow.placement.mesh_impl import PlacementMeshImpl as PlacementMeshImpl
+from mesh_tensorflow.simd.mesh_impl import SimdMeshImpl as SimdMeshImpl
+from mesh_tensorflow.meshes.store import StoredVariable as StoredVariable
+from mesh_tensorflow.meshes.store import VariableStore as VariableStore
+from mesh_tensorflow.tpu.mesh_impl import StrategyMeshImpl as StrategyMeshImpl
+from mesh_tensorflow.version import __version__ as __version__
+from mesh_tensorflow.environment.virtual_devices import virtual_cpu_devices as virtual_cpu_devices
 
-__getattr__ = removed_names.attribute_hook(__name__)
+if not _typing.TYPE_CHECKING:  # A type checker would take every name for one that is there.
+  __getattr__ = removed_names.attribute_hook(__name__)

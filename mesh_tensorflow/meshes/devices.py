@@ -9,6 +9,11 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import GraphError
 
+__all__ = [
+  "parallel",
+  "transpose_list_of_lists",
+]
+
 
 def transpose_list_of_lists(lol: Sequence[Sequence[Any]]) -> list[list[Any]]:
   """Columns of a table of rows: [[1, 2], [3, 4]] -> [[1, 3], [2, 4]].

@@ -8,6 +8,13 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+__all__ = [
+  "LazyAllreduceSum",
+  "LazyLaidOutTensor",
+  "compatible_lazy_allreduce_sums",
+  "convert_args_to_laid_out_tensors",
+]
+
 
 class _Summing(Protocol):
   """What of a `MeshImpl` a pending sum needs."""

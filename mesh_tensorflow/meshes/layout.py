@@ -19,6 +19,14 @@ from mesh_tensorflow.program.dimensions import (
   parse_pairs,
 )
 
+__all__ = [
+  "LayoutRules",
+  "TensorLayout",
+  "convert_to_layout_rules",
+  "tensor_dim_to_mesh_dim_size",
+  "tensor_dim_to_size_per_split",
+]
+
 
 class TensorLayout:
   """For each axis of a tensor the mesh axis it is split over, or None.

@@ -9,6 +9,15 @@ from mesh_tensorflow.arguments.kinds import ArrayOrScalar
 from mesh_tensorflow.errors import DimensionError
 from mesh_tensorflow.program.dimensions import Shape, list_product
 
+__all__ = [
+  "pnum_to_group",
+  "pnum_to_processor_coordinates",
+  "pnum_to_processor_coordinates_nd",
+  "processor_coordinates_to_pnum",
+  "processor_coordinates_to_pnum_map_nd",
+  "processor_groups",
+]
+
 MeshSizes: TypeAlias = Shape | Sequence[int]
 
 

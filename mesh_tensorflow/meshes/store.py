@@ -231,28 +231,7 @@ class VariableStore(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing
     layout = mesh_impl.tensor_layout(shape)
     if name in self._stored:
       old = self._stored[name]
-      if old.shape.to_integer_list != shape.to_integer_list:
-        raise VariableError(
-          f"variable {name} exists with shape {old.shape} and is now asked for with {shape}; "
-          "use another name, or another variable store"
-        )
-      if (old.slice_dtype, old.master_dtype) != (slice_dtype, master_dtype):
-        raise VariableError(
-          f"variable {name} exists with dtypes master {old.master_dtype.name}, slice "
-          f"{old.slice_dtype.name} and is now asked for with master {master_dtype.name}, slice "
-          f"{slice_dtype.name}"
-        )
-      if old.layout != layout:
-        raise VariableError(
-          f"variable {name} exists as {old.shape}, {old.layout} and is now asked for as {shape}, "
-          f"{layout}: its dimensions are named differently, so it would be split differently"
-        )
-      if old.mesh_shape.to_integer_list != mesh_impl.shape.to_integer_list:
-        raise VariableError(
-          f"variable {name} {shape} exists in slices for the mesh {old.mesh_shape} and is now "
-          f"asked for on the mesh {mesh_impl.shape}; give each mesh implementation a variable "
-          "store of its own, and move values with a checkpoint"
-        )
+      _check_same(old, mesh_impl, shape, layout, master_dtype, slice_dtype)
       if self.life is not None:
         self.life.asked_for(name)
       return old
@@ -289,3 +268,36 @@ class VariableStore(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing
 def _variable_name(name: str) -> str:
   """tf.Variable refuses names with empty path components ("a//b")."""
   return "/".join(p for p in name.split("/") if p)
+
+
+def _check_same(
+  old: StoredVariable,
+  mesh_impl: MakesSlices,
+  shape: Shape,
+  layout: TensorLayout,
+  master_dtype: tf.DType,
+  slice_dtype: tf.DType,
+) -> None:
+  """Raises `VariableError` if a variable is asked for otherwise than it is."""
+  if old.shape.to_integer_list != shape.to_integer_list:
+    raise VariableError(
+      f"variable {old.name} exists with shape {old.shape} and is now asked for with {shape}; "
+      "use another name, or another variable store"
+    )
+  if (old.slice_dtype, old.master_dtype) != (slice_dtype, master_dtype):
+    raise VariableError(
+      f"variable {old.name} exists with dtypes master {old.master_dtype.name}, slice "
+      f"{old.slice_dtype.name} and is now asked for with master {master_dtype.name}, slice "
+      f"{slice_dtype.name}"
+    )
+  if old.layout != layout:
+    raise VariableError(
+      f"variable {old.name} exists as {old.shape}, {old.layout} and is now asked for as {shape}, "
+      f"{layout}: its dimensions are named differently, so it would be split differently"
+    )
+  if old.mesh_shape.to_integer_list != mesh_impl.shape.to_integer_list:
+    raise VariableError(
+      f"variable {old.name} {shape} exists in slices for the mesh {old.mesh_shape} and is now "
+      f"asked for on the mesh {mesh_impl.shape}; give each mesh implementation a variable "
+      "store of its own, and move values with a checkpoint"
+    )

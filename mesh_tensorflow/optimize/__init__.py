@@ -3,6 +3,8 @@
 What stands in the `__all__` of a file is public by its line here.
 """
 
+import typing as _typing
+
 from mesh_tensorflow.optimize.adafactor import *
 from mesh_tensorflow.optimize.adam import *
 from mesh_tensorflow.optimize.base import *
@@ -11,4 +13,5 @@ from mesh_tensorflow.optimize.hparams import *
 from mesh_tensorflow.optimize.multi_lr import *
 from mesh_tensorflow.optimize.sgd_momentum import *
 
-__all__ = [n for n, value in [*globals().items()] if callable(value) and not n.startswith("_")]
+if not _typing.TYPE_CHECKING:  # A type checker reads an __all__ that is a plain list only.
+  __all__ = [n for n, value in [*globals().items()] if callable(value) and not n.startswith("_")]

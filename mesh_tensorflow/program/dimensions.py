@@ -13,6 +13,18 @@ from mesh_tensorflow.arguments import kinds
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import DimensionError, DimensionTypeError, ShapeError
 
+__all__ = [
+  "Dimension",
+  "Shape",
+  "anonymous_shape",
+  "combined_dimension",
+  "convert_to_dimension",
+  "convert_to_shape",
+  "is_subsequence",
+  "list_product",
+  "verify_no_new_dims",
+]
+
 
 class Dimension(NamedTuple):
   """A named dimension: `Dimension("batch", 8)`.

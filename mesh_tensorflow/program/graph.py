@@ -32,7 +32,7 @@ from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.missing_operators import MissingOperators
 from mesh_tensorflow.program.tf_scopes import ScopesOfVariables
 
-__all__ = ["Graph", "Mesh", "Operation", "Tensor", "check_one_graph", "check_tensors", "provide"]
+__all__ = ["Graph", "Mesh", "Operation", "Tensor"]
 
 
 # Functions of rooms above that methods below call, by name; see `provide`.

@@ -16,6 +16,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from mesh_tensorflow.errors import ArgumentError, GraphError
 
+__all__ = [
+  "get_variable_scope",
+  "variable_scope",
+]
+
 AUTO_REUSE = "AUTO_REUSE"
 
 # What to write in place of an argument that TensorFlow 1's `variable_scope` had.
