@@ -1,0 +1,629 @@
+"""Mutants: random single changes of the package, and whether the tests notice them.
+
+  python tests/mutants.py                      40 of mesh_tensorflow/, 40 of transformer/
+  python tests/mutants.py -n 10 --seed 7 transformer/modes
+  python tests/mutants.py --only transformer/modes/checkpoints.py:148
+  python tests/mutants.py --list transformer/modes/checkpoints.py
+
+A change is one of: a sign, a comparison, `and` for `or`, a number larger by one, `min` for `max`,
+True for False. What only words messages, types or the length of a cache is left as it is; see
+`_Sites`. The tree is copied as it lies; the checkout is never touched. Each mutant has two
+minutes: the tests of its room and those that name what was changed run, the likeliest first, until
+one fails. A test that fails without the change, too, does not count.
+
+A mutant that no test notices is either a test that is missing, or code that nobody needs. The
+exit code is 1 if more than a tenth is not noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import compileall
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PACKAGES = ("mesh_tensorflow", "transformer")
+SECONDS = 120
+OTHER_FILES = 12  # Test files outside of the room that are run, too.
+
+_COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
+  ast.Lt: ("<", "<="),
+  ast.LtE: ("<=", "<"),
+  ast.Gt: (">", ">="),
+  ast.GtE: (">=", ">"),
+  ast.Eq: ("==", "!="),
+  ast.NotEq: ("!=", "=="),
+  ast.Is: ("is", "is not"),
+  ast.IsNot: ("is not", "is"),
+  ast.In: ("in", "not in"),
+  ast.NotIn: ("not in", "in"),
+}
+_SAID = {"print", "warn", "warning", "info", "debug", "getLogger"}
+_NO_MEANING = {"stacklevel", "maxsize", "daemon", "indent"}
+_LARGE = 100  # Limits and budgets above: one more or less is no other program.
+
+
+# ------------------------------------------------------------------------------- what is changed
+@dataclasses.dataclass(frozen=True, order=True)
+class Mutant:
+  """A change: `old` stands at the place (line from 1, column in bytes), `new` comes there."""
+
+  path: str
+  line: int
+  column: int
+  old: str
+  new: str
+  inside: str
+
+  def __str__(self) -> str:
+    return f"{self.path}:{self.line}:{self.column} {self.old} -> {self.new} in {self.inside}"
+
+  def applied(self, source: bytes) -> bytes:
+    lines = source.splitlines(keepends=True)
+    line, old = lines[self.line - 1], self.old.encode()
+    assert line[self.column :].startswith(old), self
+    rest = line[self.column + len(old) :]
+    lines[self.line - 1] = line[: self.column] + self.new.encode() + rest
+    return b"".join(lines)
+
+
+class _Sites(ast.NodeVisitor):
+  """Finds the mutants of a file."""
+
+  def __init__(self, path: str, source: bytes):
+    self.path, self.lines = path, source.splitlines()
+    self.inside: list[str] = []
+    self.found: list[Mutant] = []
+    self.visit(ast.parse(source))
+
+  def _add(self, line: int, column: int, old: str, new: str) -> None:
+    inside = ".".join(self.inside) or "the module"
+    self.found.append(Mutant(self.path, line, column, old, new, inside))
+
+  def _add_between(self, left: ast.expr, right: ast.expr, old: str, new: str) -> None:
+    """A change of the operator that stands between two expressions."""
+    pattern = re.compile(rb"\s+".join(re.escape(w).encode() for w in old.split()))
+    for line in range(left.end_lineno or 0, right.lineno + 1):
+      text = self.lines[line - 1]
+      start = (left.end_col_offset or 0) if line == left.end_lineno else 0
+      end = right.col_offset if line == right.lineno else len(text)
+      code = text[:end].split(b"#")[0] if line < right.lineno else text[:end]
+      match = pattern.search(code, start)
+      if match:
+        self._add(line, match.start(), match.group().decode(), new)
+        return
+
+  def _visit_definition(self, node: Any) -> None:
+    if node.name in ("__repr__", "__str__"):
+      return
+    self.inside.append(node.name)
+    if not isinstance(node, ast.ClassDef):
+      for default in [*node.args.defaults, *node.args.kw_defaults]:
+        if default is not None:
+          self.visit(default)
+    for statement in node.body:
+      self.visit(statement)
+    self.inside.pop()
+
+  visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _visit_definition
+
+  def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+    if node.value is not None:
+      self.visit(node.value)
+
+  def visit_Raise(self, node: ast.Raise) -> None:
+    """A message."""
+
+  def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+    """Text; and Python 3.11 does not say where its parts are."""
+
+  def visit_Assert(self, node: ast.Assert) -> None:
+    self.visit(node.test)
+
+  def visit_If(self, node: ast.If) -> None:
+    if isinstance(node.test, ast.Compare) and getattr(node.test.left, "id", "") == "__name__":
+      return
+    self.generic_visit(node)
+
+  def visit_Call(self, node: ast.Call) -> None:
+    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    if name in _SAID:
+      return
+    if isinstance(node.func, ast.Name) and name in ("min", "max"):
+      other = {"min": "max", "max": "min"}[name]
+      self._add(node.func.lineno, node.func.col_offset, name, other)
+    self.generic_visit(node)
+
+  def visit_keyword(self, node: ast.keyword) -> None:
+    if node.arg not in _NO_MEANING:
+      self.visit(node.value)
+
+  def visit_Compare(self, node: ast.Compare) -> None:
+    for left, operator, right in zip([node.left, *node.comparators], node.ops, node.comparators):
+      self._add_between(left, right, *_COMPARISONS[type(operator)])
+    self.generic_visit(node)
+
+  def visit_BoolOp(self, node: ast.BoolOp) -> None:
+    # Of three, one change would leave `a or b and c`: what Python reads as something else again.
+    if len(node.values) == 2:
+      old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
+      self._add_between(*node.values, old, new)
+    self.generic_visit(node)
+
+  def visit_BinOp(self, node: ast.BinOp) -> None:
+    if _is_text(node):
+      return
+    if isinstance(node.op, (ast.Add, ast.Sub)):
+      old, new = ("+", "-") if isinstance(node.op, ast.Add) else ("-", "+")
+      self._add_between(node.left, node.right, old, new)
+    self.generic_visit(node)
+
+  def visit_AugAssign(self, node: ast.AugAssign) -> None:
+    if isinstance(node.op, (ast.Add, ast.Sub)) and not _is_text(node.value):
+      old, new = ("+=", "-=") if isinstance(node.op, ast.Add) else ("-=", "+=")
+      self._add_between(node.target, node.value, old, new)
+    self.generic_visit(node)
+
+  def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+    if isinstance(node.op, ast.USub):
+      self._add(node.lineno, node.col_offset, "-", "+")
+      if isinstance(node.operand, ast.Constant):
+        return
+    elif isinstance(node.op, ast.Not):
+      self._add(node.lineno, node.col_offset, "not ", "")
+    self.generic_visit(node)
+
+  def visit_Constant(self, node: ast.Constant) -> None:
+    if isinstance(node.value, bool):
+      self._add(node.lineno, node.col_offset, str(node.value), str(not node.value))
+    elif isinstance(node.value, int) and node.value < _LARGE:
+      old = self.lines[node.lineno - 1][node.col_offset : node.end_col_offset].decode()
+      self._add(node.lineno, node.col_offset, old, str(node.value + 1))
+
+
+def _is_text(node: ast.AST) -> bool:
+  if isinstance(node, ast.BinOp):
+    return _is_text(node.left) or _is_text(node.right)
+  return isinstance(node, ast.JoinedStr) or isinstance(getattr(node, "value", None), str)
+
+
+def mutants(root: pathlib.Path, under: str) -> list[Mutant]:
+  """All mutants of a file, or of the files in a folder."""
+  top = root / under
+  files = [top] if top.is_file() else sorted(top.rglob("*.py"))
+  found = []
+  for path in files:
+    source = path.read_bytes()
+    for mutant in _Sites(path.relative_to(root).as_posix(), source).found:
+      with contextlib.suppress(SyntaxError):
+        ast.parse(mutant.applied(source))
+        found.append(mutant)
+  return found
+
+
+# ------------------------------------------------------------------------------- which tests
+def _words(node: ast.AST) -> set[str]:
+  """The names in a piece of program, also those in its strings (lines of descriptors)."""
+  words: set[str] = set()
+  for n in ast.walk(node):
+    if isinstance(n, ast.Name):
+      words.add(n.id)
+    elif isinstance(n, ast.Attribute):
+      words.add(n.attr)
+    elif isinstance(n, ast.alias):
+      words.update(n.name.split("."))
+    elif isinstance(n, ast.keyword) and n.arg:
+      words.add(n.arg)
+    elif isinstance(n, ast.Constant) and isinstance(n.value, str) and len(n.value) < 400:
+      words.update(re.findall(r"[A-Za-z_]\w+", n.value))
+  return words
+
+
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+class Choice:
+  """Which tests are the likeliest to notice a change: those that name what was changed.
+
+  Args:
+    root: the tree.
+  """
+
+  def __init__(self, root: pathlib.Path):
+    self.root = root
+    # Who uses a name: the names of functions and classes of the packages.
+    self.users: dict[str, set[str]] = collections.defaultdict(set)
+    for package in PACKAGES:
+      for path in sorted((root / package).rglob("*.py")):
+        for name, node in self._definitions(ast.parse(path.read_bytes())):
+          for word in _words(node):
+            self.users[word].add(name)
+    # Of each test file the names in it, and in each of its tests (with what the test calls there).
+    self.of_file: dict[str, set[str]] = {}
+    self.of_test: dict[tuple[str, str], set[str]] = {}
+    for path in sorted((root / "tests").rglob("*.py")):
+      self._read_tests(path)
+    self.files_with = collections.Counter(w for words in self.of_file.values() for w in words)
+
+  @staticmethod
+  def _definitions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+    for node in tree.body:
+      if isinstance(node, _Definition):
+        yield node.name, node
+        if isinstance(node, ast.ClassDef):
+          for method in node.body:
+            if isinstance(method, _Definition) and not method.name.startswith("__"):
+              yield method.name, method
+
+  def _read_tests(self, path: pathlib.Path) -> None:
+    file, tree = path.relative_to(self.root).as_posix(), ast.parse(path.read_bytes())
+    own = {name: _words(node) for name, node in self._definitions(tree)}
+    self.of_file[file] = _words(tree)
+    for name, words in own.items():
+      reached = set(words)
+      for word in words & own.keys():
+        reached |= own[word]
+      self.of_test[file, name] = reached
+
+  def weights(self, mutant: Mutant) -> dict[str, float]:
+    """What to look for: the names around the change, and of those that use them."""
+    module = pathlib.PurePosixPath(mutant.path)
+    found = {name: 4.0 for name in mutant.inside.split(".") if not name.startswith("__")}
+    found.pop("the module", None)
+    edge, weight = set(found), 1.0
+    for _ in range(3):
+      edge = {user for name in edge for user in self.users[name] if user not in found}
+      edge = set(sorted(edge)[:60])
+      found |= dict.fromkeys(edge, weight)
+      weight /= 3
+    if mutant.inside == "the module":
+      text = (self.root / mutant.path).read_text().splitlines()[mutant.line - 1]
+      found |= dict.fromkeys(re.findall(r"[A-Za-z_]\w+", text), 2.0)
+    found[module.stem] = 2.0
+    count = len(self.of_file)
+    return {n: w * math.log(count / (1 + self.files_with[n])) ** 2 for n, w in found.items()}
+
+  def tests(self, mutant: Mutant) -> tuple[list[str], dict[str, float]]:
+    """The files to run, and the weight of each file and, as "file::test", of each test."""
+    weights = self.weights(mutant)
+
+    def weigh(words: set[str]) -> float:
+      return sum(sorted((weights[w] for w in words if w in weights), reverse=True)[:12])
+
+    score = {file: 0.2 * weigh(words) for file, words in self.of_file.items()}
+    for (file, test), words in self.of_test.items():
+      score[f"{file}::{test}"] = weigh(words) + score[file]
+    room = self._room(mutant.path)
+    inside, outside = [], []
+    for file in self.of_file:
+      if pathlib.PurePosixPath(file).name.startswith("test_"):
+        (inside if room and file.startswith(room) else outside).append(file)
+    best = {file: score[file] for file in outside}
+    for key, value in score.items():
+      file, _, test = key.partition("::")
+      if file in best and test.startswith(("test", "Test")):
+        best[file] = max(best[file], value)
+    outside.sort(key=lambda file: -best[file])
+    return [*inside, *(f for f in outside[:OTHER_FILES] if best[f] > 0)], score
+
+  def _room(self, path: str) -> str:
+    """The folder of tests, with a slash; "" if there is none."""
+    package, *folders = pathlib.PurePosixPath(path).parts[:-1]
+    parts = ["tests", *([package] if package == "transformer" else []), *folders]
+    while len(parts) > 1 and not (self.root / "/".join(parts)).is_dir():
+      parts.pop()
+    return "/".join(parts) + "/" if len(parts) > 1 else ""
+
+
+class _Plugin:
+  """Runs the likeliest tests first, and notes what happens in a file.
+
+  Args:
+    score: as `Choice.tests` makes it.
+    skipped: the tests that fail without a change.
+    notes: file to write to: one JSON list a line.
+    only: the tests to run; all if there are none.
+  """
+
+  def __init__(
+    self,
+    score: Mapping[str, float],
+    skipped: Sequence[str],
+    notes: pathlib.Path,
+    only: Sequence[str] = (),
+  ):
+    self.score, self.skipped, self.notes, self.only = score, set(skipped), notes, set(only)
+
+  def _note(self, *what: Any) -> None:
+    with self.notes.open("a") as f:
+      f.write(json.dumps([*what]) + "\n")
+
+  def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+    first = {id(item): self._score(item) for item in items}
+    best: dict[str, float] = {}
+    for item in items:
+      file = item.nodeid.split("::")[0]
+      best[file] = max(best.get(file, 0.0), first[id(item)])
+    items[:] = [i for i in items if i.nodeid not in self.skipped]
+    if self.only:
+      items[:] = [i for i in items if i.nodeid in self.only]
+
+    def place(item: Any) -> tuple[Any, ...]:
+      file, own = item.nodeid.split("::")[0], first[id(item)]
+      likely = own > 0.3 * best[file]
+      return not likely, -best[file], file, -own
+
+    items.sort(key=place)
+
+  pytest_collection_modifyitems.hookimpl = {"trylast": True}  # type: ignore[attr-defined]
+
+  def _score(self, item: Any) -> float:
+    file, *names = item.nodeid.split("[")[0].split("::")
+    own = max(self.score.get(f"{file}::{name}", 0.0) for name in names)
+    # The suite of the descriptors: a parameter says of which file they are.
+    folder = file.rpartition("/")[0]
+    for value in getattr(getattr(item, "callspec", None), "params", {}).values():
+      if isinstance(value, str):
+        own = max(own, self.score.get(f"{folder}/descriptors_{value}.py", 0.0) * 4)
+    starts = {"run_subprocess", "run_workers"} & set(getattr(item, "fixturenames", ()))
+    return own * (0.4 if starts or item.get_closest_marker("slow") else 1.0)
+
+  def pytest_runtest_logstart(self, nodeid: str) -> None:
+    self._note("start", nodeid, time.time())
+
+  def pytest_runtest_logreport(self, report: Any) -> None:
+    if report.failed:
+      last = str(report.longrepr).strip().splitlines()
+      self._note("failed", report.nodeid, next((x for x in last if x.startswith("E ")), "")[:200])
+    elif report.when == "call":
+      self._note("passed", report.nodeid, report.duration)
+
+  def pytest_collectreport(self, report: Any) -> None:
+    if report.failed:
+      self._note("failed", report.nodeid, "cannot be imported")
+
+
+# ------------------------------------------------------------------------------- running them
+@dataclasses.dataclass
+class Run:
+  """What came of running tests: the one that failed, those that passed, the one that was cut."""
+
+  failed: str = ""
+  why: str = ""
+  passed: list[str] = dataclasses.field(default_factory=list)
+  cut: str = ""
+  cut_seconds: float = 0.0
+  code: int | None = None
+  seconds: float = 0.0
+
+
+def _descendants(pid: int) -> list[int]:
+  children = collections.defaultdict(list)
+  for entry in pathlib.Path("/proc").iterdir():
+    if entry.name.isdigit():
+      with contextlib.suppress(OSError):
+        parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+        children[int(parent)].append(int(entry.name))
+  found, edge = [], [pid]
+  while edge:
+    edge = [c for p in edge for c in children[p]]
+    found += edge
+  return found
+
+
+class Copy:
+  """A copy of the tree, in which mutants live.
+
+  Args:
+    folder: where it is made.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    self.root, self.notes = folder / "tree", folder / "notes"
+    listed = subprocess.run(
+      ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+      cwd=ROOT, stdout=subprocess.PIPE, check=True,
+    )  # fmt: skip
+    for name in filter(None, listed.stdout.decode().split("\0")):
+      source, target = ROOT / name, self.root / name
+      if source.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target)
+    compileall.compile_dir(self.root, quiet=2)
+    self.count = 0
+
+  @contextlib.contextmanager
+  def changed(self, mutant: Mutant) -> Iterator[None]:
+    path = self.root / mutant.path
+    source, times = path.read_bytes(), path.stat()
+    self.count += 1
+    path.write_bytes(mutant.applied(source))
+    # Compiled files are known by the second of the change and the size.
+    os.utime(path, (times.st_atime, times.st_mtime + 10 * self.count))
+    try:
+      yield
+    finally:
+      path.write_bytes(source)
+      os.utime(path, (times.st_atime, times.st_mtime))
+
+  def run(
+    self,
+    files: Sequence[str],
+    score: Mapping[str, float],
+    skipped: Sequence[str],
+    seconds: float,
+    only: Sequence[str] = (),
+  ) -> Run:
+    """Runs tests in a fork of this process, which has imported TensorFlow and not the package."""
+    self.notes.write_text("")
+    start = time.time()
+    pid = os.fork()
+    if not pid:
+      self._run_here(files, _Plugin(score, skipped, self.notes, only))
+    code = None
+    while time.time() - start < seconds:
+      done, status = os.waitpid(pid, os.WNOHANG)
+      if done:
+        code = os.waitstatus_to_exitcode(status)
+        break
+      time.sleep(0.1)
+    else:
+      for process in [pid, *_descendants(pid)]:
+        with contextlib.suppress(ProcessLookupError):
+          os.kill(process, signal.SIGKILL)
+      os.waitpid(pid, 0)
+    return self._result(code, time.time() - start)
+
+  def _result(self, code: int | None, seconds: float) -> Run:
+    run = Run(code=code, seconds=seconds)
+    started: tuple[str, float] = ("", 0.0)
+    for kind, node, value in map(json.loads, self.notes.read_text().splitlines()):
+      if kind == "start":
+        started = (node, value)
+      elif kind == "passed":
+        run.passed.append(node)
+        started = ("", 0.0)
+      elif not run.failed:
+        run.failed, run.why = node, value
+    if not run.failed and started[0]:
+      run.cut, run.cut_seconds = started[0], time.time() - started[1]
+    return run
+
+  def _run_here(self, files: Sequence[str], plugin: _Plugin) -> None:
+    code = 70
+    try:
+      os.setsid()
+      os.chdir(self.root)
+      sys.path[:0] = [str(self.root)]
+      with open(os.devnull, "r+") as nothing:
+        for number in range(3):
+          os.dup2(nothing.fileno(), number)
+      import pytest
+
+      flags = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short"]
+      code = int(pytest.main([*flags, f"--rootdir={self.root}", *files], plugins=[plugin]))
+    finally:
+      os._exit(code)
+
+
+class Judge:
+  """Tries mutants.
+
+  Args:
+    copy: of the tree.
+    seconds: for each.
+  """
+
+  def __init__(self, copy: Copy, seconds: float):
+    self.copy, self.seconds = copy, seconds
+    self.choice = Choice(copy.root)
+    self.passed: set[str] = set()
+    self.failing: set[str] = set()
+
+  def judge(self, mutant: Mutant) -> tuple[str, str]:
+    """("noticed" or "not noticed", by which test or why not)."""
+    files, score = self.choice.tests(mutant)
+    left = self.seconds
+    while True:
+      with self.copy.changed(mutant):
+        run = self.copy.run(files, score, sorted(self.failing), left)
+      self.passed.update(run.passed)
+      suspect = run.failed or run.cut
+      if not suspect:
+        if run.code not in (0, 5, None):
+          return "noticed", f"pytest ended with code {run.code}"
+        return "not noticed", f"{len(run.passed)} tests passed in {run.seconds:.0f} s"
+      if run.code is None and not run.failed:
+        if self._passes(suspect, max(run.cut_seconds / 2, 5)) and run.cut_seconds > 30:
+          return "noticed", f"{suspect} hangs"
+        return "not noticed", f"{len(run.passed)} tests passed in {run.seconds:.0f} s, then cut"
+      if suspect in self.passed or self._passes(suspect, 2 * self.seconds):
+        return "noticed", f"{suspect}: {run.why or f'ended with code {run.code}'}"
+      # It fails without the change, too: the others have the time that is left.
+      self.failing.add(suspect)
+      files = [file for file in files if file != suspect]
+      left -= run.seconds
+      if left < 5:
+        return "not noticed", f"{suspect} fails without the change, too"
+
+  def _passes(self, test: str, seconds: float) -> bool:
+    """Whether a test, or the import of a file, goes well without a change."""
+    file, _, name = test.partition("::")
+    run = self.copy.run([file], {}, [], seconds, only=[test] if name else ["none of them"])
+    return not run.failed and run.code in ((0,) if name else (0, 5))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Tries mutants, prints a table."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("under", nargs="*", default=list(PACKAGES), help="folders or files")
+  parser.add_argument("-n", type=int, default=40, help="mutants of each of them")
+  parser.add_argument("--seed", type=int, default=0, help="of the choice")
+  parser.add_argument("--seconds", type=float, default=SECONDS, help="for each mutant")
+  parser.add_argument("--until", type=float, default=math.inf, help="minutes for all of them")
+  parser.add_argument("--only", nargs="*", default=[], help="path:line: the mutants of these lines")
+  parser.add_argument("--list", action="store_true", help="print the mutants, do not try them")
+  args = parser.parse_args(arguments)
+  rng = random.Random(args.seed)
+  drawn = []
+  for under in [] if args.only else args.under:
+    found = mutants(ROOT, under)
+    drawn.append(found if args.list else rng.sample(found, min(args.n, len(found))))
+  for place in args.only:
+    path, _, line = place.partition(":")
+    drawn.append([m for m in mutants(ROOT, path) if not line or m.line == int(line)])
+  # In turns, so that a run that ends early has tried as many of each.
+  rows = [m for i in range(max(map(len, drawn))) for d in drawn for m in d[i : i + 1]]
+  if args.list:
+    print(*sorted(rows), sep="\n")
+    return 0
+  return _try(rows, args.seconds, time.time() + 60 * args.until)
+
+
+def _try(rows: Sequence[Mutant], seconds: float, end: float) -> int:
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+  os.environ.setdefault("MTF_TEST_DATA", str(ROOT.parent / "shared" / "data"))
+  # What each fork would import anew; not the package itself.
+  import gin  # noqa: F401
+  import hypothesis  # noqa: F401
+  import pytest  # noqa: F401
+  import tensorflow  # noqa: F401
+
+  counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+  with tempfile.TemporaryDirectory(prefix="mtf_mutants_") as folder:
+    judge = Judge(Copy(pathlib.Path(folder)), seconds)
+    for mutant in rows:
+      if time.time() > end:
+        break
+      start = time.time()
+      verdict, by = judge.judge(mutant)
+      counts[mutant.path.split("/")[0]][verdict] += 1
+      print(f"{verdict:<11} {time.time() - start:4.0f} s  {mutant}\n{'':20}{by}", flush=True)
+    if judge.failing:
+      print("Fail without a change, too:", *sorted(judge.failing), sep="\n  ")
+  for package, count in counts.items():
+    print(f"{package}: {count['noticed']} of {count.total()} noticed")
+  total = sum(counts.values(), collections.Counter())
+  return int(10 * total["not noticed"] > total.total())
+
+
+if __name__ == "__main__":
+  sys.exit(main())
