@@ -8,15 +8,17 @@ Next to the variables there is `global_step`, an int64 scalar.
 When a mesh spans several workers, each has a `Checkpointer` of the same folder, which all must
 see, and calls its methods at the same places of its program.
 
-The rooms, each importing only from those after it: `checkpointer` (the face), `shared_folder`
-(whether all workers see it), `restoring` and `writer` (one restore, one save), `meeting` (what
-workers tell each other), `mismatch` (words for a checkpoint of another model), `snapshot` (values
-until they are written), `keeping` (which ones stay, and room on the disk), `verification` (whether
-the files are what was written), `stored` and `reader` (what is in them), `files` (names, folders,
-the state file), `folder` (what is inside of a folder: all changes of files go through it).
+The files, each importing only from those after it: `checkpointer` (the face), `shared_folder`
+(whether all workers see it), `copies` (the values of a save), `attachments`, `restoring` and
+`writer` (one restore, one save), `meeting` (what workers tell each other), `mismatch` (words for a
+checkpoint of another model), `snapshot` (values until they are written), `keeping` (which ones
+stay, and room on the disk), `verification` (whether the files are what was written), `stored` and
+`reader` (what is in them), `files` (names, folders, the state file), `folder` (what is inside of a
+folder: all changes of files go through it).
 """
 
-from mesh_tensorflow.checkpoint.checkpointer import Checkpointer, attachment
+from mesh_tensorflow.checkpoint.attachments import attachment
+from mesh_tensorflow.checkpoint.checkpointer import Checkpointer
 from mesh_tensorflow.checkpoint.files import all_checkpoints, get_step_from_path
 from mesh_tensorflow.checkpoint.restoring import GLOBAL_STEP, Restored
 from mesh_tensorflow.checkpoint.verification import describe, latest_checkpoint, resolve, verify

@@ -7,7 +7,6 @@ import functools
 import logging
 import os
 import random
-import tempfile
 import threading
 import time
 import weakref
@@ -18,19 +17,11 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow import workers
-from mesh_tensorflow.checkpoint import (
-  files,
-  keeping,
-  meeting,
-  reader,
-  restoring,
-  shared_folder,
-  snapshot,
-  writer,
-)
+from mesh_tensorflow.checkpoint import files, keeping, meeting, restoring, shared_folder, writer
+from mesh_tensorflow.checkpoint.attachments import check_name, own_name
+from mesh_tensorflow.checkpoint.copies import Copies
 from mesh_tensorflow.checkpoint.keeping import Keeping
-from mesh_tensorflow.checkpoint.restoring import EXTRA, GLOBAL_STEP, Restored
-from mesh_tensorflow.checkpoint.snapshot import Piece, Spool, pieces_of, whole_piece
+from mesh_tensorflow.checkpoint.restoring import Restored
 from mesh_tensorflow.checkpoint.writer import Job
 from mesh_tensorflow.errors import CheckpointError, StorageError, WorkerLostError
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
@@ -43,7 +34,7 @@ _LOG = logging.getLogger("mesh_tensorflow")
 class _InBackground:
   """A checkpoint that another thread writes."""
 
-  def __init__(self, future: concurrent.futures.Future):
+  def __init__(self, future: concurrent.futures.Future[None]):
     self._future = future
 
   def join(self) -> None:
@@ -98,6 +89,7 @@ class Checkpointer:
     if max_to_keep is not None and max_to_keep < 1:
       raise CheckpointError(f"max_to_keep (={max_to_keep}) must be at least 1, or None for all")
     self._directory = os.fspath(directory) or "."
+    self._stores: list[VariableStore]
     self._stores = [stores] if isinstance(stores, VariableStore) else list(stores)
     every = None if keep_every_n_hours is None else keep_every_n_hours * 3600
     self._keeping = Keeping(max_to_keep, every, time.time())
@@ -106,13 +98,11 @@ class Checkpointer:
     # One thread for all checkpoints: each new one could have a pool of memory of its own, which
     # stays with the process.
     self._executor = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
-    self._spool: Spool | None = None
+    self._copies = Copies(self._directory, snapshot_in_memory, snapshot_directory)
     # What became of the last save, if it failed; and its words, until somebody has heard them.
     self._failure: tuple[Exception, Job] | None = None
     self._unheard: list[str] = []
     weakref.finalize(self, _log_unheard, self._unheard)
-    self._snapshot_in_memory = snapshot_in_memory
-    self._snapshot_directory = snapshot_directory
     self._worker_timeout = worker_timeout_seconds
     self._abandoned = threading.Event()
     # Tells the saves of this run from what a killed one left; the same in all workers.
@@ -140,7 +130,7 @@ class Checkpointer:
       else:
         self.wait()
     finally:
-      self._close_spool()
+      self._copies.close()
 
   # --------------------------------------------------------------------- saving
 
@@ -179,12 +169,12 @@ class Checkpointer:
     self.wait()
     step = int(step)
     for name in attachments or {}:
-      _check_name(name)
+      check_name(name)
     self._begin(step)
     self._make_room(step)
     self._saves += 1
     asynchronous = self._asynchronous if asynchronous is None else asynchronous
-    pieces, in_background = self._snapshot(step, extra or {}, asynchronous)
+    pieces, in_background = self._copies.take(self._variables(), step, extra or {}, asynchronous)
     job = Job(
       self._directory,
       step,
@@ -196,7 +186,7 @@ class Checkpointer:
       advice=keeping.advice(self._keeping.max_to_keep),
     )
     for name, write in (attachments or {}).items():
-      job.attach(_attachment_name(name, workers.current().index), write)
+      job.attach(own_name(name), write)
     if in_background:
       # A program that ends finishes its last checkpoint first.
       self._thread = _InBackground(self._executor.submit(self._run, job, True))
@@ -277,103 +267,16 @@ class Checkpointer:
     if workers.current().is_chief:
       path = os.path.join(self._directory, f"{files.NAME}{step}")
       try:
-        needed = self._needed_bytes()
-        problem = keeping.make_room(self._directory, path, needed, self._keeping, self._close_spool)
+        needed = keeping.needed_bytes(self._variables().values())
+        problem = keeping.make_room(
+          self._directory, path, needed, self._keeping, self._copies.close
+        )
       except (tf.errors.OpError, OSError) as e:
         problem = writer.reason(e)
       if problem:
         advice = keeping.advice(self._keeping.max_to_keep)
         error = writer.not_written(self._directory, step, f"{problem}; {advice}")
     meeting.raise_together(f"save step {step} in {self._directory}", error)
-
-  def _needed_bytes(self) -> int:
-    return keeping.needed_bytes(self._variables().values())
-
-  def _snapshot(
-    self, step: int, extra: Mapping[str, Any], in_background: bool
-  ) -> tuple[list[Piece], bool]:
-    """What this worker writes, and whether the variables may change meanwhile."""
-    owned = self._owned(step)
-    size = sum(v.shape.num_elements() * v.dtype.size for *_, v in owned)
-    if not in_background or self._snapshot_in_memory or size <= snapshot.TRANSFER_BUFFER:
-      pieces = self._pieces(owned, in_background, None)
-    else:
-      try:
-        self._spool = self._spool or self._new_spool(size)
-        self._spool.begin(size)
-        pieces = self._pieces(owned, in_background, self._spool)
-      except (OSError, StorageError) as e:
-        _LOG.warning(
-          "no copy of the values of step %d can be made in %s: %s; the training waits until its "
-          "checkpoint is written",
-          step,
-          self._snapshot_folder(),
-          writer.reason(e),
-        )
-        self._close_spool()
-        in_background = False
-        pieces = self._pieces(owned, in_background, None)
-    if workers.current().is_chief:
-      with tf.device(reader.host_device()):
-        pieces.append(whole_piece(GLOBAL_STEP, tf.constant(step, tf.int64)))
-        for name, value in extra.items():
-          value = tf.constant(value.numpy() if tf.is_tensor(value) else value)
-          pieces.append(whole_piece(EXTRA + name, value))
-    return pieces, in_background
-
-  def _new_spool(self, size: int) -> Spool:
-    """A temporary file that leaves enough room for the checkpoint.
-
-    Raises:
-      StorageError: there is no room for both.
-    """
-    place = self._snapshot_folder()
-    free = keeping.free_bytes(place)
-    if free is not None and "://" not in self._directory:
-      is_beside = os.stat(place).st_dev == os.stat(self._directory).st_dev
-      if is_beside and free < size + self._needed_bytes():
-        raise StorageError("there is no room for it beside the checkpoint")
-    return Spool(place)
-
-  def _close_spool(self) -> None:
-    if self._spool is not None:
-      self._spool.close()
-      self._spool = None
-
-  def _snapshot_folder(self) -> str:
-    """Where temporary copies of values go."""
-    if self._snapshot_directory:
-      return self._snapshot_directory
-    return tempfile.gettempdir() if "://" in self._directory else self._directory
-
-  def _owned(self, step: int) -> list[tuple[str, StoredVariable, tuple[int, ...], tf.Variable]]:
-    """The slices that this worker writes: name, variable, offset, and what has the value."""
-    owned = []
-    for name, stored in self._variables().items():
-      if name != GLOBAL_STEP:
-        owned += [(name, stored, begin, v) for begin, v in stored.owned(workers.current().index)]
-        continue
-      now = int(stored.slices[0].numpy())
-      if now != step:
-        raise CheckpointError(f"save(step={step}): the variable global_step is {now}")
-    return owned
-
-  def _pieces(
-    self,
-    owned: list[tuple[str, StoredVariable, tuple[int, ...], tf.Variable]],
-    in_background: bool,
-    spool: Spool | None,
-  ) -> list[Piece]:
-    """What is to be written of the slices of this worker."""
-    pieces = []
-    for name, stored, begin, variable in owned:
-      # On CPUs it shares the buffer; a later update of the variable works on a copy.
-      value = variable.read_value()
-      if in_background and spool is None:
-        with tf.device(reader.host_device()):
-          value = tf.identity(value)
-      pieces += pieces_of(name, stored, begin, value, spool)
-    return pieces
 
   # ------------------------------------------------------------------- restoring
 
@@ -491,29 +394,3 @@ def _told_to_all(error: Exception, job: Job) -> Exception:
     # A disk may have let nobody say more than that.
     error = job.not_written(problem)
   return meeting.told_to_all(error)
-
-
-def attachment(path: str, name: str) -> str:
-  """The path that the function of an attachment got, in the place where the checkpoint is now.
-
-  Args:
-    path: a checkpoint.
-    name: of the attachment; this worker's is meant.
-
-  Raises:
-    CheckpointError: no attachment can have this name.
-  """
-  _check_name(name)
-  return f"{path}{files.ATTACHED}{_attachment_name(name, workers.current().index)}"
-
-
-def _check_name(name: str) -> None:
-  """Raises an error for a name of an attachment that would lead out of the folder."""
-  if not name or "/" in name or "\0" in name:
-    raise CheckpointError(
-      f"an attachment cannot have the name {name!r}: it is part of a file's name, and has no '/'"
-    )
-
-
-def _attachment_name(name: str, worker: int) -> str:
-  return f"{name}-{worker:05}"

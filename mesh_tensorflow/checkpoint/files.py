@@ -120,7 +120,7 @@ def data_files(prefix: str) -> list[str]:
     DamagedCheckpointError: one or all are missing.
   """
   directory = os.path.dirname(prefix) or "."
-  found = {}
+  found: dict[int, set[int]] = {}
   for name in _list(directory):
     match = _DATA.fullmatch(name)
     if match and match.group(1) == os.path.basename(prefix):
@@ -161,7 +161,7 @@ def belongs_to(file: str, name: str) -> bool:
   """Whether a file is one of those that hold the content of the checkpoint `name`."""
   match = _DATA.fullmatch(file)
   is_attached = file.startswith(name + ATTACHED) and "/" not in file
-  return is_attached or bool(match) and match.group(1) == name
+  return is_attached or match is not None and match.group(1) == name
 
 
 # ------------------------------------------------------------------------ state file

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -22,7 +22,6 @@ from mesh_tensorflow.checkpoint import folder as folder_lib
 from mesh_tensorflow.errors import (
   CheckpointError,
   DamagedCheckpointError,
-  MeshError,
   StorageError,
   WorkerLostError,
 )
@@ -33,6 +32,7 @@ _SECONDS_BETWEEN_CALLS = 2.0
 _PUBLISHED, _GIVEN_UP = "published", "given-up"
 # Errors that are of the same kind in all workers.
 _KINDS = (DamagedCheckpointError, StorageError)
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 class Meeting:
@@ -198,7 +198,7 @@ class Meeting:
       return None  # Not made yet, or a file has just got another name.
 
   def _exists(self, name: str) -> bool:
-    return tf.io.gfile.exists(os.path.join(self.folder, name))
+    return bool(tf.io.gfile.exists(os.path.join(self.folder, name)))
 
   def _get(self, name: str) -> dict[str, Any] | None:
     try:
@@ -207,7 +207,8 @@ class Meeting:
     except tf.errors.NotFoundError:
       return None
     try:
-      return json.loads(content)
+      found: dict[str, Any] = json.loads(content)
+      return found
     except ValueError:
       return {}  # There was no space left for more than the name.
 
@@ -278,11 +279,11 @@ def raise_together(what: str, error: Exception | None) -> None:
   raise told_to_all(error)
 
 
-def told_to_all(error: MeshError) -> MeshError:
+def told_to_all(error: _Error) -> _Error:
   """Marks an error that every worker has, so that none is missed by others when it ends with it.
 
   Args:
     error: gets an attribute `told_to_all`.
   """
-  error.told_to_all = True
+  setattr(error, "told_to_all", True)  # noqa: B010 - of any class, TensorFlow's among them
   return error

@@ -179,9 +179,10 @@ def restore_v2(path: str, wanted: Sequence[tuple[str | bytes, str, tf.DType]]) -
   names, specs, dtypes = zip(*wanted)
   try:
     with tf.device(host_device()):
-      return tf.raw_ops.RestoreV2(
+      values: list[Any] = tf.raw_ops.RestoreV2(
         prefix=path, tensor_names=names, shape_and_slices=specs, dtypes=dtypes
       )
+      return values
   except tf.errors.OpError as e:
     files = data_files(path)
     shard = re.search(r"TensorBundle at .* shard (\d+) \(", e.message, re.DOTALL)
@@ -191,4 +192,5 @@ def restore_v2(path: str, wanted: Sequence[tuple[str | bytes, str, tf.DType]]) -
 
 
 def _num_bytes(shape: Iterable[int], dtype: tf.DType) -> int:
-  return math.prod(shape) * dtype.size
+  size: int = dtype.size
+  return math.prod(shape) * size

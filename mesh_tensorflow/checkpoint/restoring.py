@@ -65,7 +65,8 @@ class Restored:
 
 def newest_good(directory: str) -> str | None:
   """`verification.latest_checkpoint`, with the reading shared by all workers."""
-  return _first_good(directory, lambda path: path, is_folder=True, check_content=True)
+  found: str | None = _first_good(directory, lambda path: path, is_folder=True, check_content=True)
+  return found
 
 
 def _first_good(
@@ -180,7 +181,7 @@ def restore(
     check_content: see there.
   """
 
-  def use(checkpoint: str) -> Restored:
+  def use(checkpoint: str) -> Restored | None:
     result, error = None, None
     try:
       found = reader.contents(checkpoint)
@@ -189,15 +190,16 @@ def restore(
       allowed = (ignore_missing, ignore_unexpected, ignore_mismatched)
       wrong = [[] if ignored else names for names, ignored in zip(strict, allowed)]
       if any(wrong):
-        changes = [_changes(found, *wanted[n]) for n in comparison.mismatched]
-        raise not_of_this_model(checkpoint, *wrong, changes if wrong[2] else [])
+        missing, unexpected, mismatched = wrong
+        changes = [_changes(found, *wanted[n]) for n in comparison.mismatched if mismatched]
+        raise not_of_this_model(checkpoint, missing, unexpected, mismatched, changes)
       result = _read(checkpoint, found, comparison, wanted)
     except CheckpointError as e:
       error = e
     raise_together(f"restore {checkpoint}", error)
     return result
 
-  result = _first_good(path, use, is_folder=is_folder, check_content=check_content)
+  result: Restored | None = _first_good(path, use, is_folder=is_folder, check_content=check_content)
   if result is None:
     raise CheckpointError(f"there is no checkpoint in {path}")
   return result

@@ -54,8 +54,10 @@ def check(directory: str) -> None:
     folder.remove_if_possible(directory, own)
 
 
-def _write(directory: str, path: str) -> None:
+def _write(directory: str, path: str) -> str:
+  """Writes a file that the others look for; returns what to say of it: nothing."""
   folder.write(directory, path, b"A worker looks whether others see this file.")
+  return ""
 
 
 def _wait_for(paths: list[str]) -> str:
@@ -68,9 +70,9 @@ def _wait_for(paths: list[str]) -> str:
   return ""
 
 
-def _problem_of(attempt: Callable[[], str | None]) -> str:
+def _problem_of(attempt: Callable[[], str]) -> str:
   try:
-    return attempt() or ""
+    return attempt()
   except (tf.errors.OpError, OSError, StorageError) as e:
     return writer.reason(e)
 

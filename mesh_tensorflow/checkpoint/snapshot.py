@@ -55,7 +55,7 @@ class Spool:
   def append(self, array: np.ndarray) -> int:
     """Copies an array to the end of the file; returns where it begins."""
     begin = self._size
-    left = memoryview(array.reshape(-1).view(np.uint8))
+    left = array.reshape(-1).view(np.uint8).data
     while left:
       written = self._file.write(left)
       left = left[written:]
@@ -65,7 +65,7 @@ class Spool:
   def read(self, begin: int, shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
     """The values that begin there."""
     array = np.empty(shape, dtype.as_numpy_dtype)
-    left = memoryview(array.reshape(-1).view(np.uint8))
+    left = array.reshape(-1).view(np.uint8).data
     while left:
       count = os.preadv(self._file.fileno(), [left], begin)
       if not count:

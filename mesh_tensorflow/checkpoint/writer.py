@@ -108,7 +108,9 @@ class Job:
       raise self.not_written(self._reason(e)) from e
 
   def _run_as_chief(self) -> None:
-    problem, cause, of_storage = None, None, True
+    problem: str | None = None
+    cause: Exception | None = None
+    of_storage = True
     try:
       parts = self._write_parts()
       for _, found in sorted(self._meeting.wait_for_parts().items()):

@@ -391,10 +391,10 @@ def test_saves_that_follow_one_another_use_one_file(cpu_devices, tmp_path, monke
     for step in (1, 2, 3):
       values[step] = fill(store, step)
       c.save(step)
-      files.add(id(c._spool))
-      os.posix_fallocate(c._spool._file.fileno(), 0, 10_000)
+      files.add(id(c._copies.spool))
+      os.posix_fallocate(c._copies.spool._file.fileno(), 0, 10_000)
     assert len(files) == 1
-    file = c._spool._file
+    file = c._copies.spool._file
   assert file.closed
   for step in (1, 2, 3):
     c.restore(str(tmp_path / f"model.ckpt-{step}"))

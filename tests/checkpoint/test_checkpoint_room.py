@@ -113,20 +113,20 @@ def test_the_copy_of_values_gives_way(tmp_path, cpu_devices, disk, monkeypatch, 
   c, store = checkpointer(tmp_path, cpu_devices, max_to_keep=2, asynchronous=True)
   c.save(1)
   c.wait()
-  assert c._spool is not None
+  assert c._copies.spool is not None
   real = keeping.free_bytes
 
   def free(place):  # The file has no name, so its size is added here.
-    return int(2.5 * WHOLE) - WHOLE * len(steps_in(tmp_path)) - SIZE * (c._spool is not None)
+    return int(2.5 * WHOLE) - WHOLE * len(steps_in(tmp_path)) - SIZE * (c._copies.spool is not None)
 
   monkeypatch.setattr(keeping, "free_bytes", free)
   c.save(2)
-  assert c._spool is None and c._thread is None and steps_in(tmp_path) == [1, 2]
+  assert c._copies.spool is None and c._thread is None and steps_in(tmp_path) == [1, 2]
   assert "there is no room for it beside the checkpoint" in caplog.text
   monkeypatch.setattr(keeping, "free_bytes", real)
   c.save(3)
   c.wait()
-  assert c._spool is not None
+  assert c._copies.spool is not None
   assert real(str(tmp_path / "not" / "there")) > 0 and real("gs://bucket/x") is None
 
 
