@@ -108,3 +108,11 @@ def test_a_training_whose_steps_are_all_skipped_stops(monkeypatch, cpu_devices):
 def test_unknown_choice():
   with pytest.raises(errors.ConfigError, match="nonfinite = 'ignore'.*'stop', 'skip'"):
     program.make_trainer(nonfinite="ignore")
+
+
+@pytest.mark.parametrize("first", [0, 1_000_000])
+def test_few_steps_are_repeated_however_long_the_training_was(first, monkeypatch):
+  monkeypatch.setattr(nonfinite, "_find", lambda *_: "the culprit")
+  most = first + nonfinite._MAX_REPEATED
+  assert nonfinite.find(None, most, first, "model.ckpt", None) == "the culprit"
+  assert nonfinite.find(None, most + 1, first, "model.ckpt", None) is None
