@@ -81,10 +81,10 @@ def _say(text: str) -> None:
 class _Signals:
   """SIGTERM and SIGINT: noted, and passed on to the processes that are there and that come."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     self.stopped = threading.Event()
     self.number = 0
-    self.processes: list[subprocess.Popen] = []
+    self.processes: list[subprocess.Popen[str]] = []
     self._before: dict[signal.Signals, Any] = {}
 
   def __enter__(self) -> _Signals:
@@ -108,7 +108,7 @@ class _Signals:
       if p.poll() is None:
         p.send_signal(number)
 
-  def add(self, process: subprocess.Popen) -> None:
+  def add(self, process: subprocess.Popen[str]) -> None:
     """Takes a process into the list; one that comes late gets the signal at once."""
     self.processes.append(process)
     if self.stopped.is_set():
@@ -122,7 +122,7 @@ class _Workers:
     self._addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
     self._command = list(command)
     self._signals = signals
-    self._processes: list[subprocess.Popen] = []
+    self._processes: list[subprocess.Popen[str]] = []
     self._readers: list[threading.Thread] = []
     # The workers see the end of this pipe when this process is gone.
     self._pipe = os.pipe()
@@ -199,8 +199,8 @@ def _ending(code: int) -> str:
     return f"was ended by signal {-code}"
 
 
-def _copy(process: subprocess.Popen, prefix: str) -> None:
-  for line in process.stdout:
+def _copy(process: subprocess.Popen[str], prefix: str) -> None:
+  for line in process.stdout or ():
     # Where nobody reads any more the worker must not wait for its lines to be read.
     with contextlib.suppress(OSError, ValueError):
       sys.stderr.write(prefix + line)

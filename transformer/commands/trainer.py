@@ -21,6 +21,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import gin
 import tensorflow as tf
@@ -34,7 +35,6 @@ from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.gin_config import parsing
 from mesh_tensorflow.transformer.modes import registry
 from mesh_tensorflow.transformer.modes.run import run
-from mesh_tensorflow.transformer.training.trainer import make_folder
 from mesh_tensorflow.workers import loss_watch, parent_watch
 
 FLAGS = flags.FLAGS
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> None:
   if mode.on_devices:
     model_dir = command_line.checked_model_dir(model_dir)
   if cluster.is_chief and model_dir and mode.trains:
-    make_folder(model_dir)
+    model_files.make_folder(model_dir)
     write_command(model_dir, sys.argv)
   elif cluster.is_chief and model_dir and mode.on_devices and tf.io.gfile.isdir(model_dir):
     model_files.optional(model_dir, "command", lambda: write_command(model_dir, sys.argv))
@@ -179,13 +179,16 @@ def _flush() -> None:
   python_logging.shutdown()
   for stream in (sys.stdout, sys.stderr, sys.__stdout__):
     with contextlib.suppress(OSError, ValueError):
-      stream.flush()
+      if stream is not None:  # A process without a console has none.
+        stream.flush()
 
 
-def _records_with(prefix: str, make: Callable[..., python_logging.LogRecord]) -> Callable:
+def _records_with(
+  prefix: str, make: Callable[..., python_logging.LogRecord]
+) -> Callable[..., python_logging.LogRecord]:
   """A factory of log records whose texts begin with a prefix."""
 
-  def make_record(*args, **kwargs):
+  def make_record(*args: Any, **kwargs: Any) -> python_logging.LogRecord:
     record = make(*args, **kwargs)
     record.msg = prefix + str(record.msg)
     return record

@@ -65,7 +65,7 @@ def encode_all_features(dataset: tf.data.Dataset, vocabulary: Any) -> tf.data.Da
   if len(strings) < len(spec):
     _LOG.info("features that are no strings are dropped: %s", sorted(set(spec) - set(strings)))
 
-  def encode(example):
+  def encode(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return {k: with_eos(vocabulary_of(k, vocabulary).encode_tf(example[k])) for k in strings}
 
   return dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE)

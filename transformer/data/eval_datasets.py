@@ -153,12 +153,13 @@ def text_pairs(
     keys, sequence_length
   )  # fmt: skip
 
-  def encode(example):
+  def encode(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     result = {f"{k}_pretokenized": example[k] for k in keys}
     for k in keys:
       ids = tf.cast(vocabulary_of(k, vocabulary).encode_tf(example[k]), tf.int32)
-      if lengths[k]:
-        ids = ids[: lengths[k] - 1]
+      longest = lengths[k]
+      if longest:
+        ids = ids[: longest - 1]
       result[k] = tf.concat([ids, [EOS_ID]], 0)
     return result
 

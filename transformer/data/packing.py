@@ -87,10 +87,10 @@ def pack_dataset(
       )
   lengths = {k: _length_of("pack_dataset", length, k) for k in keys}
 
-  def cut(example):
+  def cut(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return {k: tf.cast(example[k][: lengths[k]], tf.int32) for k in keys}
 
-  def pack(examples):
+  def pack(examples: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return pack_group(examples, lengths)
 
   dataset = dataset.map(cut, num_parallel_calls=tf.data.AUTOTUNE)
@@ -121,7 +121,7 @@ def trim_and_pad_dataset(
     if spec[k].shape.rank == 0:
       raise DataError(f"trim_and_pad_dataset: feature {k!r} is a scalar")
 
-  def fit(example):
+  def fit(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return {k: _trim_and_pad(v, lengths[k]) if k in lengths else v for k, v in example.items()}
 
   return dataset.map(fit, num_parallel_calls=tf.data.AUTOTUNE)
@@ -156,7 +156,7 @@ def ensure_dataset_eos(
   """
   keys = set(_check_keys("ensure_dataset_eos", element_spec(dataset), feature_keys))
 
-  def end(v):
+  def end(v: tf.Tensor) -> tf.Tensor:
     return tf.concat([v[:-1], tf.clip_by_value(v[-1:], 0, EOS_ID)], 0)
 
   return dataset.map(

@@ -92,7 +92,7 @@ def parallel_text_dataset(
     begin = -skip  # Number of the first row of the epoch, if 0 is the first that is wanted.
     for order in pairs.epochs(seed) if train else [np.arange(pairs.count)]:
       # To find the row at which to start only the sizes of the pairs before it are needed.
-      rows = pairs.pack(order) if pack else [[i] for i in order]
+      rows = pairs.pack(order) if pack else [[int(i)] for i in order]
       needed = [rows[i - begin] for i in of_batch.within(begin, begin + len(rows))]
       for first in range(0, len(needed), _BLOCK):
         yield pairs.block(needed[first : first + _BLOCK], pack)
@@ -174,7 +174,7 @@ def _read_parallel(inputs: Any, targets: Any) -> list[tuple[str, str]]:
     raise DataError(
       f"parallel files: {inputs} matches {len(sides[0])} file(s), and {targets} {len(sides[1])}"
     )
-  result = []
+  result: list[tuple[str, str]] = []
   for a, b in zip(*sides):
     lines = [_lines(f.text) for f in (a, b)]
     if len(lines[0]) != len(lines[1]):

@@ -42,7 +42,7 @@ def packed_parallel_tsv_dataset(
   pair = vocabulary if isinstance(vocabulary, tuple) else (vocabulary, vocabulary)
   vocabularies = dict(zip(("inputs", "targets"), pair))
 
-  def encode(line):
+  def encode(line: tf.Tensor) -> dict[str, tf.Tensor]:
     columns = tf.io.decode_csv(line, ["", ""], field_delim="\t", use_quote_delim=False)
     ids = {k: vocabularies[k].encode_tf(c) for k, c in zip(("inputs", "targets"), columns)}
     return {k: with_eos(v, eos_id) for k, v in ids.items()} if append_eos else ids

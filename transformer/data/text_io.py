@@ -30,7 +30,9 @@ def targets_vocabulary(vocabulary: Any) -> Any:
 
 
 @gin.configurable(module=_MODULE)
-def separate_vocabularies(inputs: Any = gin.REQUIRED, targets: Any = gin.REQUIRED) -> tuple:
+def separate_vocabularies(
+  inputs: Any = gin.REQUIRED, targets: Any = gin.REQUIRED
+) -> tuple[Any, Any]:
   """A pair of vocabularies, for `run.vocabulary`."""
   return inputs, targets
 

@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, AnyStr
 
 import gin
 import numpy as np
@@ -200,23 +200,24 @@ def _name_of(files: Sequence[TextFile]) -> str:
   return files[0].path if len(files) == 1 else f"{files[0].path} and {len(files) - 1} more files"
 
 
-def _whole(text: str | bytes) -> list[str | bytes]:
+def _whole(text: AnyStr) -> list[AnyStr]:
   return [text]
 
 
-def _lines(text: str | bytes) -> list[str | bytes]:
+def _lines(text: AnyStr) -> list[AnyStr]:
   # splitlines() would also split a str at form feeds and other separators.
-  pattern = r"\r?\n"
-  lines = re.split(pattern.encode() if isinstance(text, bytes) else pattern, text)
-  return [line for line in lines if line]
+  return [line for line in re.split(_of_kind(r"\r?\n", text), text) if line]
 
 
-def _paragraphs(text: str | bytes) -> list[str | bytes]:
-  pattern, ends = r"\r?\n(?:[ \t]*\r?\n)+", "\r\n"
-  if isinstance(text, bytes):
-    pattern, ends = pattern.encode(), ends.encode()
+def _paragraphs(text: AnyStr) -> list[AnyStr]:
+  pattern, ends = _of_kind(r"\r?\n(?:[ \t]*\r?\n)+", text), _of_kind("\r\n", text)
   paragraphs = [p.strip(ends) for p in re.split(pattern, text)]
   return [p for p in paragraphs if p.strip()]
+
+
+def _of_kind(pattern: str, text: AnyStr) -> AnyStr:
+  """A pattern as bytes for bytes."""
+  return pattern.encode() if isinstance(text, bytes) else pattern
 
 
 _SPLITTERS: dict[str, Callable[[Any], list[Any]]] = {
@@ -267,10 +268,10 @@ def _stream(
     memory = tf.constant(tokens)
   column = tf.range(length, dtype=tf.int64)
 
-  def draw(block):
+  def draw(block: tf.Tensor) -> tf.Tensor:
     return _random_integers(seed, block, len(tokens) - length + 1)
 
-  def begins(index):
+  def begins(index: tf.Tensor) -> tf.Tensor:
     if not train:
       return index * stride
     if rows is None:
@@ -279,7 +280,7 @@ def _stream(
     drawn = tf.map_fn(draw, blocks)
     return tf.gather_nd(drawn, tf.stack([which, index % _BLOCK], axis=1))
 
-  def block(index):
+  def block(index: tf.Tensor) -> dict[str, tf.Tensor]:
     """The windows of up to _BLOCK numbers; for training, of whole blocks or of given rows."""
     at = begins(index)[:, tf.newaxis] + column
     windows = tf.cast(tf.gather(memory, tf.minimum(at, len(tokens) - 1)), tf.int32)
@@ -371,7 +372,7 @@ def _documents(
     memory, positions, borders = tf.constant(tokens), tf.constant(position), tf.constant(borders)
   column = tf.range(length, dtype=tf.int64)
 
-  def block(index):
+  def block(index: tf.Tensor) -> dict[str, tf.Tensor]:
     at = tf.gather(borders, index)[:, tf.newaxis] + column
     inside = at < tf.gather(borders, index + 1)[:, tf.newaxis]
     at = tf.minimum(at, len(tokens) - 1)
@@ -384,7 +385,7 @@ def _documents(
     }
     return {k: tf.ensure_shape(v, [None, length]) for k, v in result.items()}
 
-  def order(epoch):
+  def order(epoch: tf.Tensor) -> tf.Tensor:
     """The rows of an epoch that are needed."""
     order = _permutation(seed, epoch, num_rows)
     if rows is None:

@@ -100,7 +100,6 @@ def untokenized_tfds_dataset(
     DataError: it is unclear which feature is the text.
   """
   del batch_size
-  names = {"inputs": inputs_feature, "targets": targets_feature}
   if text2self:
     if inputs_feature:
       raise ConfigError("untokenized_tfds_dataset: text2self has no inputs, leave inputs_feature")
@@ -111,7 +110,12 @@ def untokenized_tfds_dataset(
     dataset = _renamed(dataset, dataset_name, names)
   else:
     dataset = load_text_pairs(
-      dataset_name, dataset_split, tfds_data_dir, **names, one_epoch=one_epoch
+      dataset_name,
+      dataset_split,
+      tfds_data_dir,
+      inputs_feature,
+      targets_feature,
+      one_epoch=one_epoch,
     )
   dataset = encode_all_features(dataset, vocabulary)
   return pack_or_pad(dataset, sequence_length, pack=pack)
@@ -147,11 +151,14 @@ def load_text_pairs(
       f"TFDS dataset {dataset_name!r}: name both features or none, got inputs_feature {inputs!r} "
       f"and targets_feature {targets!r}"
     )
-  supervised = inputs is None
   dataset = load_tfds(
-    dataset_name, dataset_split, tfds_data_dir, as_supervised=supervised, one_epoch=one_epoch
+    dataset_name,
+    dataset_split,
+    tfds_data_dir,
+    as_supervised=inputs is None,
+    one_epoch=one_epoch,
   )
-  if supervised:
+  if inputs is None or targets is None:
     return supervised_to_dict(dataset, text2self=False)
   return _renamed(dataset, dataset_name, {"inputs": inputs, "targets": targets})
 

@@ -46,7 +46,7 @@ def pretokenized_tfrecord_dataset(
   keys = ["targets"] if text2self else ["inputs", "targets"]
   features = {k: tf.io.VarLenFeature(tf.int64) for k in keys}
 
-  def decode(record):
+  def decode(record: tf.Tensor) -> dict[str, tf.Tensor]:
     parsed = tf.io.parse_single_example(record, features)
     ids = {k: parsed[k].values + vocab_shift for k in keys}
     return ids if eos_included else {k: with_eos(v) for k, v in ids.items()}

@@ -57,7 +57,7 @@ class AdaptiveVocabEmbedding:
     check_token_counts("AdaptiveVocabEmbedding", vocab_dim, clusters)
     self._vocab_dim = vocab_dim
     # Pairs: the first id, and the embedding.
-    self._clusters: list[tuple[int, Any]] = []
+    self._clusters: list[tuple[int, VocabEmbedding | FactorizedVocabEmbedding]] = []
     start = 0
     for i, cluster in enumerate(clusters):
       embedding = cluster_embedding(
@@ -75,12 +75,13 @@ class AdaptiveVocabEmbedding:
   def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
     """The vectors of the ids: the dims of `ids`, then output_dim; zeros for ids out of range."""
     # Ids of other clusters are out of the range of this one: zeros.
-    return mtf.add_n(
+    embedded: mtf.Tensor = mtf.add_n(
       [
         embedding.ids_to_embedding(ids - start if start else ids, context)
         for start, embedding in self._clusters
       ]
     )
+    return embedded
 
   def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
     """Products with the vectors: the dims of `hidden`, vocab_dim for output_dim."""
@@ -109,9 +110,9 @@ def cluster_embedding(
   name: str,
   ensemble_dim: mtf.Dimension | None,
   embedding_size: int,
-) -> Any:
+) -> VocabEmbedding | FactorizedVocabEmbedding:
   """The embedding of a cluster: factorized, unless its vectors are of the model's size."""
-  arguments = dict(
+  arguments: dict[str, Any] = dict(
     mesh=mesh,
     vocab_dim=vocab_dim,
     output_dim=output_dim,

@@ -120,10 +120,11 @@ class AdaptiveSoftmaxVocabEmbedding:
       ids_in_head = mtf.where(mtf.less(ids, head.size), ids, nowhere)
     else:
       ids_in_head = ids
-    return mtf.add_n(
+    embedded: mtf.Tensor = mtf.add_n(
       [head.embedding.ids_to_embedding(ids_in_head, context)]
       + [tail.embedding.ids_to_embedding(ids - tail.start, context) for tail in tails]
     )
+    return embedded
 
   def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
     """Log probabilities: the dims of `hidden`, vocab_dim for output_dim.
@@ -177,7 +178,8 @@ class AdaptiveSoftmaxVocabEmbedding:
         tail_hidden, tail_targets = _collect(hidden, targets, inside, tail)
       losses.append(_cluster_loss(tail, decoder, tail_hidden, tail_targets, context))
     losses.append(_cluster_loss(head, decoder, hidden, head_targets, context))
-    return mtf.add_n(losses)
+    loss: mtf.Tensor = mtf.add_n(losses)
+    return loss
 
 
 def _check_clusters(vocab_dim: mtf.Dimension, clusters: Sequence[Mapping[str, Any]]) -> None:
@@ -250,7 +252,8 @@ def _weighted_sum(
   loss: mtf.Tensor, targets: mtf.Tensor, decoder: Any, context: Context
 ) -> mtf.Tensor:
   total = mtf.einsum([loss, mtf.cast(mtf.greater(targets, 0), loss.dtype)], output_shape=[])
-  return total * (1.0 / decoder.loss_denominator(targets, context.num_microbatches))
+  denominator: float = decoder.loss_denominator(targets, context.num_microbatches)
+  return total * (1.0 / denominator)
 
 
 @gin.configurable(module=_MODULE)

@@ -44,7 +44,8 @@ class BatchRows:
   def within(self, begin: int, end: int) -> list[int]:
     """The numbers that are needed of those from `begin` to `end`; negative ones are not."""
     numbers = np.arange(max(0, begin), end)
-    return numbers[self.mask()[numbers % self.batch]].tolist()
+    needed: list[int] = numbers[self.mask()[numbers % self.batch]].tolist()
+    return needed
 
   def mask(self) -> np.ndarray:
     """bool [batch]: which are needed."""
@@ -173,14 +174,15 @@ def agreed(
   """
   calls = iter(calls)
   while count > 0:
-    batches, failure = None, None
+    batches: tuple[tf.Tensor, ...] | None = None
+    failure: Exception | None = None
     try:
       batches = next(calls, None)
     except Exception as e:  # noqa: BLE001 - it is raised when the others know.
       failure = e
     here = -1 if failure else 0 if batches is None else int(batches[0].shape[0])
     steps = _steps_of_all(here, failure)
-    if steps:
+    if steps and batches is not None:  # Who has none says 0 or -1.
       yield batches if steps == here else tuple(x[:steps] for x in batches)
     if steps < min(count, asked()):
       return

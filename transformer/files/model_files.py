@@ -115,3 +115,18 @@ def _is_own(model_dir: str, place: str) -> bool:
   """Whether a folder is that of the model, or one in it by its name."""
   own, other = (p if "://" in p else os.path.abspath(p) for p in (model_dir, place))
   return f"{other.rstrip('/')}/".startswith(f"{own.rstrip('/')}/")
+
+
+def make_folder(path: str) -> None:
+  """Makes a folder, if it is not there.
+
+  Raises:
+    StorageError: it cannot be made.
+  """
+  try:
+    tf.io.gfile.makedirs(path)
+  except tf.errors.OpError as e:
+    raise StorageError(
+      f"cannot make the folder {path} ({e.message}): give another --model_dir, or the right to "
+      "write there"
+    ) from e

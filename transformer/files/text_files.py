@@ -16,6 +16,7 @@ import logging
 import os
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import gin
 import tensorflow as tf
@@ -65,7 +66,7 @@ class TextFile:
   """
 
   path: str
-  text: str | bytes
+  text: Any
 
 
 def find_files(globs: str | Sequence[str]) -> list[str]:

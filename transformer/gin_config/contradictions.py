@@ -132,7 +132,8 @@ def _kind(bound: dict[Key, Setting]) -> str | None:
 def unused_macros(settings: Settings) -> list[Setting]:
   """Macros bound by given files or `--gin_param` that no value uses: misspelt, mostly."""
   used = {m.name for s in settings.all for m in parts_of(s.value, Macro)}
-  bound = [settings.exact(k) for k in settings.keys()]
   return [
-    s for s in bound if s.is_macro and s.level > 0 and s.scope not in used and not s.is_of_a_run
+    s
+    for s in settings.in_force()
+    if s.is_macro and s.level > 0 and s.scope not in used and not s.is_of_a_run
   ]

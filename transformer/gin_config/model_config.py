@@ -328,7 +328,7 @@ def _is_bound(key: Key, value: Any) -> bool:
   parameter = inspect.signature(gin_names.configurable_of(selector)).parameters.get(argument)
   if parameter is None or parameter.default in (gin.REQUIRED, inspect.Parameter.empty):
     return False
-  return _plain(_as_bound(parameter.default)) != value
+  return bool(_plain(_as_bound(parameter.default)) != value)
 
 
 def _vocabulary_differences(then: list[Any], now: list[Any]) -> list[str]:

@@ -73,7 +73,7 @@ def resolve_binding(scope: str, selector: str, argument: str, place: Place) -> s
     ConfigError: several have this name, or it has no such parameter.
   """
   try:
-    return gin.config.ParsedBindingKey.parse((scope, selector, argument)).complete_selector
+    return str(gin.config.ParsedBindingKey.parse((scope, selector, argument)).complete_selector)
   except (ValueError, KeyError) as e:
     text = str(e)
   if "doesn't have a parameter" in text:

@@ -118,13 +118,12 @@ def bound_in_unused_scopes(settings: Settings) -> list[tuple[Setting, set[str]]]
     Settings, with the scopes in which what they are for was called ("" is none).
   """
   called: dict[str, set[str]] = {}
-  for s in _statements(gin.operative_config_str()):
-    scope, selector, _ = s.key
+  for statement in _statements(gin.operative_config_str()):
+    scope, selector, _ = statement.key
     called.setdefault(selector, set()).update(enclosing_scopes(scope))
   found = []
-  for key in settings.keys():
-    scope, selector, _ = key
-    s = settings.exact(key)
+  for s in settings.in_force():
+    scope, selector, _ = s.key
     if not scope or s.is_macro or s.level == 0 or s.is_of_a_run:
       continue
     if selector in called and scope not in called[selector]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import logging
 import os
 import re
@@ -120,7 +121,7 @@ def parse_gin(
   if _was_cleared():
     _Read.settings, _Read.paths = Settings(), []
   for text in reader.texts:
-    _explained(lambda text=text: gin.parse_config(text, skip_unknown=skip_unknown))
+    _explained(functools.partial(gin.parse_config, text, skip_unknown=skip_unknown))
   for setting in reader.settings.all:
     _Read.settings.add(setting)
   _Read.paths = [*_Read.paths, *reader.paths]
@@ -197,8 +198,7 @@ def _was_cleared() -> bool:
 def _check_macros(settings: Settings) -> None:
   """Raises for a macro that a value uses and nothing binds."""
   names = [key[0] for key in settings.keys() if key[1:] == gin_names.MACRO]
-  for key in settings.keys():
-    setting = settings.exact(key)
+  for setting in settings.in_force():
     for macro in parts_of(setting.value, gin_names.Macro):
       if macro.name in names or gin_names.is_constant(macro.name):
         continue

@@ -12,7 +12,7 @@ import os
 import re
 import tokenize
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import gin
 import tensorflow as tf
@@ -34,7 +34,7 @@ from mesh_tensorflow.transformer.gin_config.settings import Setting, Settings
 PARAM = "--gin_param"
 
 
-class TextDelegate(config_parser.ParserDelegate):
+class TextDelegate(config_parser.ParserDelegate):  # type: ignore[misc] # gin has no types.
   """Reads references and macros as what they are called."""
 
   def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
@@ -265,7 +265,7 @@ class _syntax_errors:
   def __enter__(self) -> None:
     return None
 
-  def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+  def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> Literal[False]:
     if isinstance(error, SyntaxError):
       text, line, content = error.msg, error.lineno or 1, (error.text or "").strip()
     elif isinstance(error, tokenize.TokenError):

@@ -89,10 +89,10 @@ class _Run:
   def check_required(self) -> None:
     """What gin will call has what it needs, so far as it is gin that must give it."""
     mode, _ = self._literal("mode", "train")
-    for key in self._settings.keys():
+    for bound in self._settings.in_force():
+      key = bound.key
       if key[:2] != ("", RUN):
         continue
-      bound = self._settings.exact(key)
       value = self._settings.literal(bound.value)
       for reference in parts_of(value, Reference):
         if reference.evaluate:
@@ -102,8 +102,10 @@ class _Run:
     if mode == "infer":
       decode = self._settings.find("", f"{_UTILS}.infer_model", "decode_fn")
       value = self._settings.literal(decode.value) if decode else _DECODE
-      for reference in parts_of(value, Reference):
-        self._check_call(reference, decode or self._bound("mode"), frozenset(_GIVEN), ())
+      user = decode or self._bound("mode")
+      if user is not None:  # Bound it is: the default is "train".
+        for reference in parts_of(value, Reference):
+          self._check_call(reference, user, frozenset(_GIVEN), ())
 
   def _check_call(
     self, reference: Reference, user: Setting, given: frozenset[str], within: tuple[str, ...]
@@ -139,7 +141,8 @@ class _Run:
     """Layers that a given file lists for another model type than that of the run."""
     if not self._scopes:
       return
-    for (scope, selector, argument), bound in self._in_force():
+    for bound in self._settings.in_force():
+      scope, selector, argument = bound.key
       if (selector, argument) != (_LAYER_LISTS, "layers") or bound.level == 0 or bound.is_of_a_run:
         continue
       if scope in self._scopes or (scope == "" and not self._all_bound_elsewhere(bound)):
@@ -154,9 +157,6 @@ class _Run:
   def _all_bound_elsewhere(self, bound: Setting) -> bool:
     """Whether every scope of the model has a list of its own, which wins."""
     return all(self._settings.exact((s, _LAYER_LISTS, "layers")) for s in self._scopes)
-
-  def _in_force(self) -> list[tuple[Any, Setting]]:
-    return [(key, self._settings.exact(key)) for key in self._settings.keys()]
 
   # ------------------------------------------------------------- mesh and layout
 
@@ -229,7 +229,9 @@ class _Run:
     for scope, feature in self._scopes.items():
       table = self._settings.find(scope, _UNITRANSFORMER, "max_length")
       learned = self._settings.find(scope, _UNITRANSFORMER, "positional_embedding")
-      longest = self._settings.literal(table.value) if table else None
+      if table is None:
+        continue
+      longest = self._settings.literal(table.value)
       length = lengths.get(feature)
       if learned is not None and not self._settings.literal(learned.value):
         continue

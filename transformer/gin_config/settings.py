@@ -51,7 +51,7 @@ class Setting:
 class Settings:
   """All bindings in the order in which gin applies them; the last of a key is in force."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     self.all: list[Setting] = []
     self._of_key: dict[Key, list[Setting]] = {}
 
@@ -61,6 +61,10 @@ class Settings:
 
   def keys(self) -> list[Key]:
     return list(self._of_key)
+
+  def in_force(self) -> list[Setting]:
+    """The last binding of each key, in the order of the first ones."""
+    return [bindings[-1] for bindings in self._of_key.values()]
 
   def history(self, key: Key) -> list[Setting]:
     """All bindings of a key, the one in force last."""

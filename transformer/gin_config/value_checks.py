@@ -14,7 +14,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError, MeshError
 from mesh_tensorflow.transformer.gin_config import names as gin_names
 from mesh_tensorflow.transformer.gin_config.contradictions import RUN
-from mesh_tensorflow.transformer.gin_config.names import MACRO, Macro, Reference, did_you_mean
+from mesh_tensorflow.transformer.gin_config.names import Macro, Reference, did_you_mean
 from mesh_tensorflow.transformer.gin_config.settings import Setting, Settings, parts_of, short
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.meshes.batching import BATCH_METHODS
@@ -105,7 +105,7 @@ def _are_rates(x: Any) -> bool:
 
 def _is_dtype(x: Any) -> bool:
   try:
-    return tf.as_dtype(x).is_floating
+    return bool(tf.as_dtype(x).is_floating)
   except TypeError:
     return False
 
@@ -266,10 +266,10 @@ def check_settings(settings: Settings) -> None:
   Raises:
     ConfigError: it names the setting, its value, its place, and what is legal.
   """
-  for key in settings.keys():
-    if key[1:] == MACRO or not key[1].startswith(_OURS):
+  for setting in settings.in_force():
+    key = setting.key
+    if setting.is_macro or not key[1].startswith(_OURS):
       continue
-    setting = settings.exact(key)
     value = settings.literal(setting.value)
     if any(True for kind in (Reference, Macro) for _ in parts_of(value, kind)):
       continue  # What gin makes of it is known later.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gin
@@ -137,6 +136,6 @@ def auto_train_steps(
 
 def resolve_steps(train_steps: Any, batch_size: int, sequence_length: dict[str, int]) -> int:
   """`train_steps` as an int; a function of batch size and sequence length is called."""
-  if isinstance(train_steps, Callable):
+  if callable(train_steps):
     return int(train_steps(batch_size, sequence_length))
   return int(train_steps)

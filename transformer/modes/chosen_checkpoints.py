@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -56,8 +57,11 @@ def get_checkpoint_iterator(
     return _watch(model_dir, skip_until, stop_after)
   if checkpoint_step == -1:
     return [restoring.newest_good(model_dir)]
-  steps = by_chief(lambda: _steps_in(model_dir))
-  path = lambda step: os.path.join(model_dir, f"model.ckpt-{step}")  # noqa: E731
+  steps: list[int] = by_chief(lambda: _steps_in(model_dir))
+
+  def path(step: int) -> str:
+    return os.path.join(model_dir, f"model.ckpt-{step}")
+
   if checkpoint_step == _ALL:
     return [path(s) for s in steps if s > skip_until]
   wanted = checkpoint_step if isinstance(checkpoint_step, (list, tuple)) else [checkpoint_step]
@@ -69,7 +73,11 @@ def get_checkpoint_iterator(
   if find_closest:
     if not steps:
       raise CheckpointError(f"there is no checkpoint (model.ckpt-<step>) in {model_dir}")
-    found = sorted({min(steps, key=lambda s: (abs(s - w), s)) for w in wanted})
+
+    def closest(step: int) -> int:
+      return min(steps, key=lambda s: (abs(s - step), s))
+
+    found = sorted({closest(w) for w in wanted})
   else:
     found = [w for w in wanted if w in steps]
     if not found:
@@ -124,10 +132,10 @@ def _steps_in(model_dir: str) -> list[int]:
   return [checkpoint_lib.get_step_from_path(p) for p in checkpoint_lib.all_checkpoints(model_dir)]
 
 
-def _watch(model_dir: str, skip_until: int, stop_after: int | None) -> Iterator[str]:
-  content = None
+def _watch(model_dir: str, skip_until: int, stop_after: int | None) -> Iterator[str | None]:
+  content: list[str] | None = None
   while True:
-    content = by_chief(lambda before=content: _wait_for_change(model_dir, before))
+    content = by_chief(functools.partial(_wait_for_change, model_dir, content))
     try:
       path = restoring.newest_good(model_dir)
     except DamagedCheckpointError as e:
@@ -184,7 +192,8 @@ def restored_checkpoints(
   """
   step = -1 if checkpoint_step is None else checkpoint_step
   may_skip = not paths and step in (_ALL, _NEW)
-  restored, left_out = 0, []
+  restored = 0
+  left_out: list[str] = []
   for path in paths or named_checkpoints(step, model_dir):
     if path is None:
       break
@@ -195,7 +204,8 @@ def restored_checkpoints(
       if not may_skip or not (is_damaged or _is_gone(path)):
         raise
       _LOG.warning("left out: %s", e)
-      left_out += [e.what or e] if is_damaged else []
+      if isinstance(e, DamagedCheckpointError):
+        left_out.append(e.what or str(e))
     else:
       restored += 1
       yield path
@@ -206,4 +216,4 @@ def restored_checkpoints(
 
 
 def _is_gone(path: str) -> bool:
-  return by_chief(lambda: not tf.io.gfile.exists(path + ".index"))
+  return bool(by_chief(lambda: not tf.io.gfile.exists(path + ".index")))

@@ -77,7 +77,7 @@ def _text(example: Mapping[str, Any], feature: str, vocabulary: Any) -> str:
   given = example.get(f"{feature}_pretokenized")
   if given is not None:
     return given.decode("utf-8") if isinstance(given, bytes) else str(given)
-  return vocabulary.decode(strip_ids(example[feature], EOS_ID))
+  return str(vocabulary.decode(strip_ids(example[feature], EOS_ID)))
 
 
 def eval_model(
@@ -164,6 +164,7 @@ def eval_model(
     for texts in cached:
       name = texts.dataset.name
       started = time.perf_counter()
+      outputs: Sequence[Any]
       if eval_with_score:
         outputs = _scores(estimator, texts, batch_size, path, vocabulary, score_with_estimator_fn)
       else:

@@ -20,7 +20,7 @@ from mesh_tensorflow.transformer.data.text_io import (
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
 from mesh_tensorflow.transformer.modes.job import Job
 from mesh_tensorflow.transformer.modes.registry import mode
-from mesh_tensorflow.transformer.programs import prediction
+from mesh_tensorflow.transformer.programs import sampling
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -53,7 +53,7 @@ def generate(
   ordered = [rows[i] for i in order]
   longest = -(-max(map(len, rows)) // _ROUND_TO) * _ROUND_TO
   length = min(longest, sequence_length["inputs"])
-  options = prediction.decoding_options(estimator.steps.model, sequence_length["targets"])
+  options = sampling.decoding_options(estimator.steps.model, sequence_length["targets"])
   if not hasattr(estimator.steps.model, "decode"):
     length += sequence_length["targets"]
   outputs = estimator.sample(ordered, length, batch_size=batch_size, **options)
@@ -130,7 +130,7 @@ def decode_from_file(
   started = time.perf_counter()
   if model_type == "lm":
     rows = [list(inputs_vocabulary(vocabulary).encode(line)) for line in lines]
-    length = prediction.row_length(sequence_length)
+    length = sampling.row_length(sequence_length)
     outputs = estimator.sample(rows, length, batch_size=batch_size)
     outputs = [strip_ids(ids, eos_id) for ids in outputs]
   else:

@@ -79,7 +79,7 @@ def examples_input_fn(
 def _filled(batch: dict[str, tf.Tensor], rows: int) -> dict[str, tf.Tensor]:
   """A batch with rows of zeros at its end."""
 
-  def fill(x):
+  def fill(x: tf.Tensor) -> tf.Tensor:
     missing = [[0, rows - tf.shape(x)[0]]] + [[0, 0]] * (x.shape.rank - 1)
     return tf.ensure_shape(tf.pad(x, missing), [rows, *x.shape[1:]])
 

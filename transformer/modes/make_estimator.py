@@ -100,7 +100,7 @@ def tpu_estimator_model_fn(
     mesh_shape = mtf.convert_to_shape(mesh_shape)
     layout_rules = mtf.convert_to_layout_rules(layout_rules)
     mesh_setup.check_mesh_names(mesh_shape, layout_rules)
-    mesh_impl = tpu_mesh.make_mesh_impl(
+    mesh_impl: mtf.MeshImpl = tpu_mesh.make_mesh_impl(
       mesh_shape,
       layout_rules,
       use_tpu,

@@ -149,7 +149,7 @@ def add_pretokenized(examples: Any, vocabulary: Any) -> Any:
   Returns:
     `examples`.
   """
-  if not isinstance(examples, Mapping):
+  if not isinstance(examples, MutableMapping):
     for example in examples:
       add_pretokenized(example, vocabulary)
     return examples
@@ -173,7 +173,7 @@ def text_of(ids: Any, vocabulary: Any = None) -> str:
   kept = [int(i) for i in np.asarray(ids).reshape(-1) if i > 0]
   if kept and kept[-1] == EOS_ID:
     kept.pop()
-  return vocabulary.decode(kept)
+  return str(vocabulary.decode(kept))
 
 
 def _length(ids: Any, vocabulary: Any) -> int:

@@ -51,7 +51,7 @@ class BatchStream:
     self._say = say
     self._told = False
     self.place = Place()
-    self.iterator: Iterator[tuple[tf.Tensor, ...]] | None = None
+    self.iterator: Iterator[tuple[tf.Tensor, ...]] = iter(())
     self._held: tuple[tf.Tensor, ...] | None = None
     self.last_row = -1
 

@@ -113,4 +113,4 @@ class MemoryCheck:
     there = sum(
       self._impl.slice_size(v.shape) * v.slice_dtype.size for v in self._impl.variable_store
     )
-    return free + there * self._processors()
+    return int(free + there * self._processors())

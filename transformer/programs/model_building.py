@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gin
@@ -67,7 +68,7 @@ def build_model(
   if model_type not in MODEL_TYPES:
     known = ", ".join(map(repr, MODEL_TYPES))
     raise ConfigError(f"unknown model_type {model_type!r}; use one of {known}")
-  makers = {
+  makers: dict[str, Callable[..., Any]] = {
     "bitransformer": make_bitransformer,
     "bi_student_teacher": make_bi_student_teacher,
   }

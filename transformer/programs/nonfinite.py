@@ -52,7 +52,7 @@ def skip_updates(graph: mtf.Graph, tensors: Sequence[mtf.Tensor]) -> mtf.Tensor:
   Returns:
     The number of elements that are not finite, a scalar: 0 if the updates are done.
   """
-  bad = mtf.add_n([count(x) for x in tensors if x.dtype.is_floating])
+  bad: mtf.Tensor = mtf.add_n([count(x) for x in tensors if x.dtype.is_floating])
   updates = [op for op in graph.operations if not op.outputs and getattr(op, "variables", None)]
   graph.operations[:] = [op for op in graph.operations if op not in updates]
   _UpdatesIfFinite(bad, updates)
@@ -71,20 +71,20 @@ class _UpdatesIfFinite(mtf.Operation):
   @property
   def variables(self) -> list[Any]:
     """The variables that are updated."""
-    return [v for op in self._updates for v in op.variables]
+    return [v for op in self._updates for v in getattr(op, "variables", ())]
 
   @property
   def has_gradient(self) -> bool:
     return False
 
-  def verify_layout(self, mesh_impl):
+  def verify_layout(self, mesh_impl: mtf.MeshImpl) -> None:
     for op in self._updates:
       op.verify_layout(mesh_impl)
 
-  def lower(self, lowering):
+  def lower(self, lowering: mtf.Lowering) -> None:
     bad = lowering.tensors[self.inputs[0]].to_laid_out_tensor().tensor_list[0]
 
-    def update():
+    def update() -> tf.Tensor:
       lowering.lower_operations(self._updates)
       return tf.constant(True)
 
@@ -94,16 +94,18 @@ class _UpdatesIfFinite(mtf.Operation):
 
 
 def watched(
-  graph: mtf.Graph, gradients: Sequence[mtf.Tensor], variables: Sequence[Any]
+  graph: mtf.Graph, gradients: Sequence[mtf.Tensor | None], variables: Sequence[Any]
 ) -> tuple[list[str], list[mtf.Tensor]]:
   """For all tensors of a graph, in order, what they are, and how much of them is not finite.
 
   Args:
     graph: a graph with forward and backward pass.
-    gradients: the gradients of `variables`.
+    gradients: the gradients of `variables`; None of what the loss does not depend on.
     variables: `mtf.Variable`s.
   """
-  titles = {g: f"the gradient of {v.full_name}" for g, v in zip(gradients, variables)}
+  titles = {
+    g: f"the gradient of {v.full_name}" for g, v in zip(gradients, variables) if g is not None
+  }
   titles |= {v.outputs[0]: f"variable {v.full_name}" for v in graph.all_variables}
   tensors = [x for op in graph.operations for x in op.outputs if x.dtype.is_floating]
   names = [titles.get(x, f"{x.operation.name} {x.shape}") for x in tensors]

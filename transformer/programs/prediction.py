@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import gin
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import DataError, ShapeError
 from mesh_tensorflow.transformer.data import text_io
 from mesh_tensorflow.transformer.data.text2self import dynamic_text2self
-from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+from mesh_tensorflow.transformer.programs import sampling
+from mesh_tensorflow.transformer.programs.forward import Forward
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
 
-def predicting_features(steps: ModelSteps, names: Sequence[str], score: bool) -> list[str]:
+def predicting_features(steps: Forward, names: Sequence[str], score: bool) -> list[str]:
   """Which of the data's features a program that predicts takes.
 
   Args:
@@ -54,7 +52,7 @@ def predicting_features(steps: ModelSteps, names: Sequence[str], score: bool) ->
 
 
 def predictor(
-  steps: ModelSteps,
+  steps: Forward,
   names: Sequence[str],
   score: bool,
   predict_fn: Callable[..., mtf.Tensor] | None = None,
@@ -84,7 +82,7 @@ def predictor(
   program = score_step(steps, names, size, predict_fn)
   whole = steps.model_type == "delimited_lm" or (steps.model_type == "lm" and "inputs" in names)
 
-  def scores(*features):
+  def scores(*features: tf.Tensor) -> dict[str, tf.Tensor]:
     result = program(*features)
     return {**result, "targets": result["targets"] if whole else text_io.clean_decodes(
       result["targets"]
@@ -94,7 +92,7 @@ def predictor(
 
 
 def score_step(
-  steps: ModelSteps,
+  steps: Forward,
   names: Sequence[str],
   batch_size: int,
   predict_fn: Callable[..., mtf.Tensor] | None = None,
@@ -115,7 +113,7 @@ def score_step(
   """
 
   @mtf.function(steps.mesh_impl, [steps.prediction_spec(n, batch_size) for n in names])
-  def score(*args):
+  def score(*args: mtf.Tensor) -> dict[str, mtf.Tensor]:
     features = dict(zip(names, args))
     # Model types "lm" and "delimited_lm" take one sequence.
     joins = steps.model_type in ("lm", "delimited_lm") and "inputs" in features
@@ -140,7 +138,7 @@ def score_step(
 
 
 def predict_step(
-  steps: ModelSteps,
+  steps: Forward,
   batch_size: int,
   predict_fn: Callable[..., mtf.Tensor] | None = None,
 ) -> mtf.Function:
@@ -158,15 +156,15 @@ def predict_step(
   """
 
   @mtf.function(steps.mesh_impl, [steps.prediction_spec("inputs", batch_size)])
-  def predict(inputs):
+  def predict(inputs: mtf.Tensor) -> mtf.Tensor:
     if predict_fn is not None:
       return predict_fn(
         model=steps.model, features={"inputs": inputs}, variable_dtype=steps.variable_dtype
       )
     length = steps.sequence_length["targets"]
-    options = decoding_options(steps.model, length)
+    options = sampling.decoding_options(steps.model, length)
     if not hasattr(steps.model, "decode"):
-      longest = longest_sequence(steps.model)
+      longest = sampling.longest_sequence(steps.model)
       if longest is not None:
         # Inputs and outputs of a language model share its positions.
         length = max(0, min(length, longest - inputs.shape.dims[-1].size))
@@ -177,55 +175,18 @@ def predict_step(
 
 
 def continuation(
-  steps: ModelSteps, length: int, batch_size: int
+  steps: Forward, length: int, batch_size: int
 ) -> Callable[..., dict[str, tf.Tensor]]:
   """What the mode "infer" makes of prompts with a model of type "lm", as `predictor` returns it.
 
   Args:
     steps: the programs of the model.
-    length: ids of a row, those of the prompt included; see `row_length`.
+    length: ids of a row, those of the prompt included; see `sampling.row_length`.
     batch_size: rows at a time.
 
   Returns:
     A function of int32 [batch, length] that returns a dict of `inputs` and `outputs`, the latter
     with the given ids in front.
   """
-  sample = steps.sample_step(length, batch_size)
+  sample = sampling.sample_step(steps, length, batch_size)
   return lambda inputs: {"inputs": inputs, "outputs": text_io.clean_decodes(sample(inputs))}
-
-
-def row_length(sequence_length: Mapping[str, int]) -> int:
-  """The number of ids in a row of a language model, prompt and continuation together."""
-  return sequence_length.get("targets", max(sequence_length.values()))
-
-
-def longest_sequence(model: Any) -> int | None:
-  """The length of the longest sequence that a model can take, if its positions are a table.
-
-  Args:
-    model: a `Unitransformer`; or an encoder-decoder, of which the encoder counts.
-  """
-  table = getattr(getattr(model, "encoder", model), "max_length_dim", None)
-  return None if table is None else table.size
-
-
-def decoding_options(model: Any, length: int) -> dict[str, Any]:
-  """The arguments with which a model makes outputs that are apart from the inputs.
-
-  How an encoder-decoder decodes is bound in gin (`Bitransformer.decode.beam_size`, ...); if
-  `max_decode_length` is not, it is `length`.
-  """
-  decode = getattr(model, "decode", None)
-  if decode is None:
-    return {"remove_partial_sequences": True}
-  takes_length = "max_decode_length" in inspect.signature(decode).parameters
-  if takes_length and not _bound("Bitransformer.decode.max_decode_length"):
-    return {"max_decode_length": length}
-  return {}
-
-
-def _bound(parameter: str) -> bool:
-  try:
-    return gin.query_parameter(parameter) is not None
-  except ValueError:
-    return False

@@ -13,7 +13,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.running.lowering import RUN_COUNTER
 from mesh_tensorflow.transformer.files import model_files
-from mesh_tensorflow.transformer.programs import prediction, saved_model_texts
+from mesh_tensorflow.transformer.programs import prediction, sampling, saved_model_texts
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 
 
@@ -111,7 +111,7 @@ def _rows(
 ) -> tuple[dict[str, int], dict[str, str]]:
   """How long the rows of each feature are, and what they are; see `TextEncoder`."""
   if steps.model_type == "lm" and not score and predict_fn is None:
-    return {"inputs": prediction.row_length(steps.sequence_length)}, {"inputs": "prompt"}
+    return {"inputs": sampling.row_length(steps.sequence_length)}, {"inputs": "prompt"}
   lengths = {n: steps.feature_shape(n)[-1] for n in names}
   if not score:
     return lengths, dict.fromkeys(names, "input")

@@ -53,10 +53,8 @@ class TextEncoder:
 
   def __call__(self, values: tf.Tensor) -> tf.Tensor:
     """Rows of ids, int32 [n, length], zeros at their ends."""
-    if self._takes_text:
-      row, values = self._row_of_text, self._stripped(values)
-    else:
-      row = self._row
+    row = self._row_of_text if self._takes_text else self._row
+    values = self._stripped(values) if self._takes_text else values
     return tf.map_fn(row, values, fn_output_signature=tf.TensorSpec([self._length], tf.int32))
 
   def _stripped(self, texts: tf.Tensor) -> tf.Tensor:

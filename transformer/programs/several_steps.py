@@ -13,7 +13,7 @@ from mesh_tensorflow import workers
 class StopFlag:
   """A flag that the loop of steps looks at before each step; any thread may put it up or down."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     # Of the host's devices this is the one where threads beside the main one may run operations.
     with tf.init_scope(), tf.device(workers.host_device()):
       self._variable = tf.Variable(False, trainable=False, name="mtf_stop_steps")
@@ -89,16 +89,15 @@ def compile_steps(
   """
   spec = tuple(tf.TensorSpec([None, *shape], tf.int32) for shape in batch_shapes)
 
-  @tf.function(input_signature=[spec, tf.TensorSpec([], tf.int64)], autograph=False)
-  def call(batches, first_step):
+  def call(batches: tuple[tf.Tensor, ...], first_step: tf.Tensor) -> tf.Tensor:
     count = tf.shape(batches[0])[0]
 
-    def one(i, results):
+    def one(i: tf.Tensor, results: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
       at = first_step + tf.cast(i, tf.int64)
       result = step(*[b[i] for b in batches], learning_rate(at), at)
       return i + 1, results.write(i, tf.stack(result) if counts_bad else result)
 
-    def goes_on(i, _):
+    def goes_on(i: tf.Tensor, _: tf.TensorArray) -> tf.Tensor:
       more = i < count
       # One step is done in any case: a call without results would need cases of its own.
       return more if stop is None else more & ~((i > 0) & stop.is_up())
@@ -108,4 +107,4 @@ def compile_steps(
     results = results.stack()[:done]
     return tf.transpose(results) if counts_bad else tf.stack([results, tf.zeros_like(results)])
 
-  return call
+  return tf.function(call, input_signature=[spec, tf.TensorSpec([], tf.int64)], autograph=False)

@@ -194,7 +194,7 @@ class TrainingData:
       # The position in the data is of use to a process that reads the same.
       how = ["rows" if makes_rows else "part"]
       if shard.count > 1:
-        how = ["shard", shard.index, "of", shard.count]
+        how = ["shard", str(shard.index), "of", str(shard.count)]
       numbers = [n for begins, sizes in parts for n in (*begins, *sizes)]
       self._name = "_".join(map(str, [_PIPELINE, *how, *numbers]))
 

@@ -2,47 +2,51 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-import mesh_tensorflow as mtf
-from mesh_tensorflow import checkpoint as checkpoint_lib
-from mesh_tensorflow.errors import ConfigError, DataError, VariableError
-from mesh_tensorflow.transformer.programs import prediction, saved_model, training_data
+from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.transformer.programs import (
+  evaluation,
+  prediction,
+  sampling,
+  saved_model,
+  training_data,
+)
 from mesh_tensorflow.transformer.programs.model_features import MODEL_FEATURES
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+from mesh_tensorflow.transformer.training.model_folder import ModelFolder
 
 
-class Estimator:
+class Estimator(ModelFolder):
   """Base class of `Trainer`: what it does besides training.
 
-  Attributes:
+  Args:
     steps: the `ModelSteps`.
     vocabulary: a vocabulary, or an (inputs, targets) tuple.
     model_dir: folder of checkpoints, or None.
-    checkpointer: writes and reads them.
-    global_step: the step of the variables.
     predict_fn: see `prediction`.
     score_in_predict_mode: whether `predict` scores given targets.
+    **options: of `ModelFolder`.
   """
 
-  steps: ModelSteps
-  vocabulary: Any
-  model_dir: str | None
-  checkpointer: checkpoint_lib.Checkpointer | None
-  global_step: int
-  predict_fn: Any
-  score_in_predict_mode: bool
-  _programs: dict[Any, Any]
-  _restored: str | None  # The checkpoint that the variables hold.
-
-  @property
-  def mesh_impl(self) -> mtf.MeshImpl:
-    return self.steps.mesh_impl
+  def __init__(
+    self,
+    steps: ModelSteps,
+    vocabulary: Any,
+    model_dir: str | None,
+    *,
+    predict_fn: Any = None,
+    score_in_predict_mode: bool = False,
+    **options: Any,
+  ):
+    super().__init__(steps, vocabulary, model_dir, **options)
+    self.predict_fn = predict_fn
+    self.score_in_predict_mode = score_in_predict_mode
+    self._programs: dict[Any, Any] = {}
 
   # -------------------------------------------------------------- evaluation
 
@@ -104,18 +108,7 @@ class Estimator:
       sums = {k: sums.get(k, 0.0) + v for k, v in result.items()}
     if not sums.get("tokens"):
       raise DataError(f"data set {name or what!r} has no tokens to evaluate")
-    loss = sums["loss"] / sums["tokens"]
-    return {
-      "loss": loss,
-      "bits_per_token": loss / math.log(2.0),
-      "neg_log_perplexity": -loss,
-      "token_accuracy": sums["correct"] / sums["tokens"],
-      "sequence_accuracy": sums["correct_sequences"] / max(sums["sequences"], 1.0),
-      "num_eval_tokens": sums["tokens"],
-      "total_nats": sums["loss"],
-      "mean_label": sums["labels"] / sums["tokens"],
-      "max_targets_length": longest,
-    }
+    return evaluation.metrics_of(sums, longest)
 
   def _filled(self, x: tf.Tensor, name: str) -> tf.Tensor:
     """A batch padded with rows of zeros to the full batch size."""
@@ -182,7 +175,7 @@ class Estimator:
       part = rows[start : start + size]
       for i, row in enumerate(part):
         if len(row) > length - continues:
-          longest = prediction.longest_sequence(self.steps.model)
+          longest = sampling.longest_sequence(self.steps.model)
           limit = "" if longest is None else f" of at most {longest}, the model's positions"
           larger = f", or bind a larger run.sequence_length{limit}"
           raise DataError(
@@ -257,42 +250,7 @@ class Estimator:
       )
     return self._programs[key]
 
-  # ------------------------------------------------- variables, checkpoints, export
-
-  def latest_checkpoint(self) -> str | None:
-    """The newest good checkpoint of `model_dir`; None if there is none.
-
-    One that is being written is waited for. Several workers must all call it, and get the same.
-
-    Raises:
-      DamagedCheckpointError: there are checkpoints, and all are damaged.
-    """
-    return self.checkpointer.latest() if self.checkpointer is not None else None
-
-  def get_variable_names(self) -> list[str]:
-    """The names of all variables in the newest checkpoint; without one, of the program."""
-    return self._variable_names(self.latest_checkpoint())
-
-  def get_variable_value(self, name: str) -> np.ndarray:
-    """A variable in the newest checkpoint; without one, in the program.
-
-    Args:
-      name: its full name.
-
-    Raises:
-      VariableError: there is no such variable.
-    """
-    path = self.latest_checkpoint()
-    names = self._variable_names(path)
-    if name not in names:
-      raise VariableError(f"there is no variable {name!r}; there are {', '.join(names[:20])} ...")
-    if path is not None:
-      return tf.train.load_checkpoint(path).get_tensor(name)
-    return self.mesh_impl.variable_store[name].numpy()
-
-  def _variable_names(self, path: str | None) -> list[str]:
-    """The names in a checkpoint; without one, of the program."""
-    return sorted(checkpoint_lib.describe(path) if path else self.mesh_impl.variable_store.names)
+  # ------------------------------------------------------------------ export
 
   def export_saved_model(
     self,

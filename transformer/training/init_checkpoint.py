@@ -55,7 +55,7 @@ def should_load_variable(name: str, filter_fn: Callable[[str], bool] | None = No
 @gin.configurable(module=_MODULE)
 def variable_filter_max_size(v: Any, max_size: float = 1e7) -> bool:
   """Whether an `mtf.Variable` has at most `max_size` elements; for `run.variable_filter`."""
-  return v.size <= max_size
+  return bool(v.size <= max_size)
 
 
 @contextlib.contextmanager
@@ -161,8 +161,8 @@ def _mapping(
     there = dict(zip(ours, theirs))
     for name in mine:
       match = _LAYER.search(name)
-      layer = match and there.get(_layer(match))
-      if layer is not None:
+      layer = there.get(_layer(match)) if match else None
+      if match and layer is not None:
         renamed = name[: match.start()] + _text(layer) + name[match.end() :]
         if renamed in found:
           mapping[name] = renamed
@@ -239,7 +239,7 @@ def restore(path: str, store: VariableStore, name_filter: str = "") -> str:
     raise CheckpointError(_nothing_matches(path, names, mapped, wanted, sorted(found)))
   restored = checkpoint_lib.Checkpointer(os.path.dirname(path), store).restore(
     path,
-    name_in_checkpoint=wanted.get,
+    name_in_checkpoint=lambda name: wanted.get(name, name),
     should_restore=wanted.__contains__,
     ignore_missing=True,
     ignore_unexpected=True,
@@ -294,7 +294,10 @@ def _nothing_matches(
   found: Sequence[str],
 ) -> str:
   """The error for a checkpoint of which nothing is of the model."""
-  some = lambda ns: ", ".join(ns[:4]) + (", ..." if len(ns) > 4 else "")  # noqa: E731
+
+  def some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+
   text = (
     f"run.init_checkpoint {path}: none of the model's {len(names)} variables is taken from it: "
   )

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.gin_config import value_checks
 from mesh_tensorflow.transformer.programs import training_data
 
@@ -38,7 +38,7 @@ class TrainRequest:
 
   def last_step(self, start: int) -> int:
     """The step at which to stop, if training goes on at the step `start`."""
-    return self.train_steps if self.steps is None else start + self.steps
+    return start + (self.steps or 0) if self.train_steps is None else self.train_steps
 
   def first_step_of_data(self, began: int, start: int) -> int:
     """The step at which the data began.
@@ -91,10 +91,31 @@ def train_request(
     raise ConfigError("Trainer.train: give either dataset_fn or input_fn")
   if sum(n is not None for n in (train_steps, max_steps, steps)) != 1:
     raise ConfigError("Trainer.train: give one of train_steps, max_steps and steps")
-  if input_fn is not None:
 
-    def dataset_fn(**_):
-      return training_data.examples_of(input_fn, examples_per_step)
+  def examples(**_: Any) -> tf.data.Dataset:
+    return training_data.examples_of(input_fn, examples_per_step)
 
   last = train_steps if max_steps is None else max_steps
-  return TrainRequest(dataset_fn, train_steps=last, steps=steps, **others)
+  return TrainRequest(dataset_fn or examples, train_steps=last, steps=steps, **others)
+
+
+def check_all_done(step: int, start: int, last: int, examples_per_step: int) -> None:
+  """Raises `DataError` if the data ended before training did.
+
+  Args:
+    step: the step that was reached.
+    start: the step at which training went on.
+    last: the step at which it was to end.
+    examples_per_step: examples in a batch.
+  """
+  if step == start:
+    raise DataError(
+      "the training data set has no complete batch of "
+      f"{examples_per_step} sequences; use a smaller batch size or more data"
+    )
+  if step < last:
+    raise DataError(
+      f"the training data ended after {step - start} of {last - start} steps, and gave nothing "
+      "when it was gone through again: run.train_dataset_fn must return a data set that can be "
+      "read several times, or endless; or bind a smaller run.train_steps"
+    )

@@ -15,7 +15,7 @@ from mesh_tensorflow.errors import LockedError, StorageError
 try:
   import fcntl
 except ImportError:  # Not on Windows.
-  fcntl = None
+  fcntl = None  # type: ignore[assignment]
 
 _LOG = logging.getLogger("mesh_tensorflow")
 NAME = "training.lock"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +12,7 @@ from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint.files import MANIFEST, attached_sizes
 from mesh_tensorflow.checkpoint.restoring import EXTRA
-from mesh_tensorflow.errors import NonFiniteError
+from mesh_tensorflow.errors import CheckpointError, NonFiniteError
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.running.lowering import RUN_COUNTER
 from mesh_tensorflow.transformer.gin_config.model_config import ATTACHMENT, ModelConfig
@@ -79,6 +80,37 @@ class TrainingCheckpoints:
         self.is_foreign = not own and not attached_sizes(self.newest)
         self.began = self.saved_step if self.is_foreign else None
 
+  def start(
+    self, step_of_init: Callable[[], int | None] | None, say: Callable[[str], None]
+  ) -> tuple[int, int]:
+    """Finds where to go on.
+
+    Args:
+      step_of_init: returns the step of the checkpoint to begin from, if there is one.
+      say: gets a line if the newest checkpoint is another program's.
+
+    Returns:
+      (the step at which training goes on, the one at which this folder's training began).
+    """
+    self.find_newest()
+    saved, began = self.saved_step, self.began
+    if self.is_foreign:
+      say(
+        f"{self.newest} was written by another program: the training data begins with its first "
+        "example (to leave out examples seen before, bind run.skip_seen_data = True and "
+        "run.seen_data_init_step, the step at which this data began)"
+      )
+    if began is None and step_of_init is not None:
+      try:
+        began = step_of_init()
+      except CheckpointError:
+        if not saved:
+          raise
+      if not saved:
+        self.began = began
+        saved = began or 0
+    return saved, min(began or 0, saved)
+
   def is_due(self, before: int, step: int, last: int) -> bool:
     """Whether to save now.
 
@@ -113,6 +145,8 @@ class TrainingCheckpoints:
       attachments[ATTACHMENT] = self.config.write
     known = {_BEGAN: self.began, _EPOCH: self.data and self.data.examples_in_epoch}
     extra = {name: value for name, value in known.items() if value is not None}
+    if self._checkpointer is None:
+      raise CheckpointError("Trainer.save: there is no model_dir to save in")
     self._checkpointer.save(step, extra, asynchronous=asynchronous, attachments=attachments)
     self.saved_step = step
 

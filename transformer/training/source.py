@@ -67,7 +67,8 @@ class TrainingSource:
     """
     data = self.batches_from(steps, start, say)
     pipeline = data.saved_with_checkpoints()
-    if not workers.any_worker(not pipeline.is_in(checkpoint)):
+    there = checkpoint is not None and pipeline.is_in(checkpoint)
+    if not workers.any_worker(not there) and checkpoint is not None:
       pipeline.restore(checkpoint)
     elif start > self.first:
       say(f"the position in the data was not saved at step {start}: examples are skipped")

@@ -6,7 +6,6 @@ import array
 import contextlib
 import functools
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,13 +17,10 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import (
-  CheckpointError,
   ConfigError,
-  DataError,
-  StorageError,
   WorkerLostError,
 )
-from mesh_tensorflow.transformer.files import records
+from mesh_tensorflow.transformer.files import model_files, records
 from mesh_tensorflow.transformer.files.by_chief import by_chief
 from mesh_tensorflow.transformer.gin_config import model_config, value_checks
 from mesh_tensorflow.transformer.meshes import mesh_setup
@@ -35,9 +31,10 @@ from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.programs.several_steps import CallLengths, StopFlag
 from mesh_tensorflow.transformer.training import init_checkpoint as init_checkpoint_lib
 from mesh_tensorflow.transformer.training.estimator import Estimator
+from mesh_tensorflow.transformer.training.learning_rate import LearningRate
 from mesh_tensorflow.transformer.training.loss_check import LossCheck
 from mesh_tensorflow.transformer.training.progress import TrainingProgress
-from mesh_tensorflow.transformer.training.request import TrainRequest, train_request
+from mesh_tensorflow.transformer.training.request import TrainRequest, check_all_done, train_request
 from mesh_tensorflow.transformer.training.run_lock import training_lock
 from mesh_tensorflow.transformer.training.saving import TrainingCheckpoints
 from mesh_tensorflow.transformer.training.source import TrainingSource
@@ -100,35 +97,30 @@ class Trainer(Estimator):
     allow_config_change: bool = False,
   ):
     value_checks.check_arguments("Trainer", Trainer.__init__, locals())
+    super().__init__(
+      steps,
+      vocabulary,
+      model_dir,
+      predict_fn=predict_fn,
+      score_in_predict_mode=score_in_predict_mode,
+      keep_checkpoint_max=keep_checkpoint_max,
+      # Of several workers only the chief reports.
+      quiet=quiet or not workers.current().is_chief,
+      allow_config_change=allow_config_change,
+    )
     self._loss_check = LossCheck(nonfinite)
-    self.steps = steps
-    self.vocabulary = vocabulary
-    self.model_dir = model_dir
     self._optimizer = optimizer
-    self._schedule = learning_rate_schedule
+    self._rate = LearningRate(learning_rate_schedule)
     self._steps_per_call = training_data.steps_per_call(steps_per_call, save_checkpoints_steps)
     self._report_every = report_every
-    # Of several workers only the chief reports.
-    self._quiet = quiet or not workers.current().is_chief
     self._init_checkpoint = init_checkpoint
     self._init_variable_filter = init_variable_filter
     self._model_info_file = model_info_file
-    self._allow_config_change = allow_config_change
-    self.predict_fn = predict_fn
-    self.score_in_predict_mode = score_in_predict_mode
     self._stop_flag = StopFlag()
-    self._programs: dict[Any, Any] = {}
-    self._compared: set[str] = set()  # Checkpoints whose configurations were looked at.
-    self._restored: str | None = None
-    self.global_step = 0
     self.losses: list[float] = []
-    self.checkpointer = None
-    store = self.mesh_impl.variable_store
-    if model_dir:
-      self.checkpointer = checkpoint_lib.Checkpointer(
-        model_dir, store, max_to_keep=keep_checkpoint_max
-      )
-    self._checkpoints = TrainingCheckpoints(self.checkpointer, store, save_checkpoints_steps)
+    self._checkpoints = TrainingCheckpoints(
+      self.checkpointer, self.mesh_impl.variable_store, save_checkpoints_steps
+    )
 
   @property
   def skipped_steps(self) -> int:
@@ -194,10 +186,9 @@ class Trainer(Estimator):
       seen_data_init_step=seen_data_init_step,
       checkpoint_input_pipeline=checkpoint_input_pipeline,
     )
-    if self._optimizer is None:
-      raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
+    self._check_optimizer()
     if self.model_dir:
-      make_folder(self.model_dir)
+      model_files.make_folder(self.model_dir)
     with contextlib.ExitStack() as stack:
       by_chief(lambda: stack.enter_context(training_lock(self.model_dir)))
       self._stop_flag.put(False)
@@ -265,13 +256,13 @@ class Trainer(Estimator):
         self._loss_check.take(before, of_call, bad, self._checkpoints.saved_step, find)
         losses.extend(of_call)
         self.global_step += len(of_call)
-        rate = self._learning_rate_value(self.global_step - 1)
+        rate = self._rate.at(self.global_step - 1)
         progress.update(self.global_step, of_call, rate, skipped=sum(n > 0 for n in bad))
         # The first worker's measure is that of all.
         failed = self._checkpoints.has_failed
-        asked = workers.gather(np.int32([stop.requested, lengths.most, failed]))
+        asked = workers.gather(np.array([stop.requested, lengths.most, failed], np.int32))
         lengths.most = int(asked[0, 1])
-        if asked[:, 2].any():
+        if asked[:, 2].any() and self.checkpointer is not None:
           self.checkpointer.wait()  # Raises what a checkpoint in the background met.
         if self.global_step < last and asked[:, 0].any():
           self._save_and_stop(stop, last)
@@ -280,7 +271,7 @@ class Trainer(Estimator):
             self.save()
     finally:
       progress.close()
-    self._check_all_done(start, last)
+    check_all_done(self.global_step, start, last, self.steps.examples_per_step)
     self.losses += losses
     return losses.tolist()
 
@@ -297,13 +288,13 @@ class Trainer(Estimator):
     """The data from step `start` on, and what yields its batches."""
     self._checkpoints.pipeline = None
     if not saves_position or self.checkpointer is None:
-      data = pipeline = source.batches_from(self.steps, start, self._say)
-    else:
-      data, pipeline = source.saved_batches_from(
-        self.steps, start, self._checkpoints.newest, self._say
-      )
-      self._checkpoints.pipeline = pipeline
-    self._checkpoints.data = data
+      data = source.batches_from(self.steps, start, self._say)
+      self._checkpoints.data = data
+      return data, data
+    data, pipeline = source.saved_batches_from(
+      self.steps, start, self._checkpoints.newest, self._say
+    )
+    self._checkpoints.data, self._checkpoints.pipeline = data, pipeline
     return data, pipeline
 
   def _call(self, compiled: Any, batches: Any) -> tuple[list[float], list[float]]:
@@ -326,45 +317,19 @@ class Trainer(Estimator):
       self, step, first, path, lambda again: source.batches_from(again.steps, first)
     )
 
-  def _check_all_done(self, start: int, last: int) -> None:
-    if self.global_step == start:
-      raise DataError(
-        "the training data set has no complete batch of "
-        f"{self.steps.examples_per_step} sequences; use a smaller batch size or more data"
-      )
-    if self.global_step < last:
-      raise DataError(
-        f"the training data ended after {self.global_step - start} of {last - start} steps, and "
-        "gave nothing when it was gone through again: run.train_dataset_fn must return a data set "
-        "that can be read several times, or endless; or bind a smaller run.train_steps"
-      )
-
   def _start(self) -> tuple[int, int]:
     """The step at which training goes on, and the one at which this folder's training began."""
     if self.checkpointer is not None:
       self.checkpointer.check_folder()
-    self._checkpoints.find_newest()
-    saved, began = self._checkpoints.saved_step, self._checkpoints.began
-    if self._checkpoints.is_foreign:
-      self._say(
-        f"{self._checkpoints.newest} was written by another program: the training data begins with "
-        "its first example (to leave out examples seen before, bind run.skip_seen_data = True and "
-        "run.seen_data_init_step, the step at which this data began)"
-      )
-    if began is None and self._init_checkpoint:
-      try:
-        began = init_checkpoint_lib.step_of(self._init_path, self._init_variable_filter)
-      except CheckpointError:
-        if not saved:
-          raise
-      if not saved:
-        self._checkpoints.began = saved = began
-    return saved, min(began or 0, saved)
+    step_of = init_checkpoint_lib.step_of
+    step = lambda: step_of(self._init_path, self._init_variable_filter)  # noqa: E731
+    return self._checkpoints.start(step if self._init_checkpoint else None, self._say)
 
   @functools.cached_property
   def _init_path(self) -> str:
     """The checkpoint to start from: `init_checkpoint`, which may be a folder."""
-    return by_chief(lambda: checkpoint_lib.resolve(self._init_checkpoint))
+    given = self._init_checkpoint or ""
+    return str(by_chief(lambda: checkpoint_lib.resolve(given)))
 
   def prepare(
     self,
@@ -404,8 +369,16 @@ class Trainer(Estimator):
       # A model with a part that comes from a checkpoint of its own: a teacher.
       self.steps.model.initialize()
 
+  def _check_optimizer(self) -> Callable[..., Any]:
+    if self._optimizer is None:
+      raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
+    return self._optimizer
+
   def _train_graph(self) -> mtf.Graph:
-    return self._step_fn.graph
+    graph = self._step_fn.graph
+    if graph is None:
+      raise ValueError("the training program is not built")
+    return graph
 
   def compile_steps(self, names: Sequence[str], stop: StopFlag | None = None) -> Any:
     """Several training steps as one TensorFlow function; see `several_steps.compile_steps`.
@@ -414,25 +387,13 @@ class Trainer(Estimator):
       names: features of the data.
       stop: ends a call early.
     """
-    skips = self._loss_check.skips
+    optimizer, skips = self._check_optimizer(), self._loss_check.skips
     self._memory = MemoryCheck(self.mesh_impl)
-    step_fn = self.steps.train_step(
-      names, self._optimizer, skip_nonfinite=skips, look=self._memory.look
-    )
+    step_fn = self.steps.train_step(names, optimizer, skip_nonfinite=skips, look=self._memory.look)
     step_fn.log_file = self._model_info_file
     self._step_fn = step_fn
     shapes = [self.steps.local_part(n)[1] for n in names]
-    return several_steps.compile_steps(step_fn, shapes, self._learning_rate, skips, stop)
-
-  def _learning_rate(self, step: tf.Tensor) -> tf.Tensor:
-    if callable(self._schedule):
-      return tf.cast(self._schedule(step=tf.cast(step, tf.float32)), tf.float32)
-    return tf.constant(0.0 if self._schedule is None else float(self._schedule), tf.float32)
-
-  def _learning_rate_value(self, step: int) -> float | None:
-    if self._schedule is None:
-      return None
-    return float(self._learning_rate(tf.constant(np.array(step, np.int64))))
+    return several_steps.compile_steps(step_fn, shapes, self._rate.of, skips, stop)
 
   # ------------------------------------------------------------- checkpoints
 
@@ -448,75 +409,6 @@ class Trainer(Estimator):
     """
     self._checkpoints.save(self.global_step, asynchronous)
 
-  def restore_if_any(self, path: str | None = None, for_training: bool = False) -> int:
-    """Restores a checkpoint (the newest good one by default); 0 if there is none.
-
-    Args:
-      path: a checkpoint, or a folder for its newest good one; None: that of `model_dir`.
-      for_training: whether it must have exactly the model's variables; else it may have more
-        (those of the optimizer).
-
-    Returns:
-      The step of the checkpoint.
-    """
-    path = path or self.latest_checkpoint()
-    if path is None:
-      return 0
-    self._check_config(path)
-    checkpointer = self.checkpointer or checkpoint_lib.Checkpointer(
-      os.path.dirname(path), self.mesh_impl.variable_store
-    )
-    self._restored = None  # A checkpoint that fails to be read may have changed some variables.
-    restored = checkpointer.restore(path, ignore_unexpected=not for_training)
-    self._restored = restored.path
-    self._say(f"restored {restored.path}")
-    try:
-      return checkpoint_lib.get_step_from_path(restored.path)
-    except CheckpointError:  # It has another name.
-      return restored.step or 0
-
-  @functools.cached_property
-  def _model_config(self) -> model_config.ModelConfig:
-    """What decides the model; to be asked for when its program has just been built."""
-    return model_config.capture(self.steps.model_type, self.vocabulary, self.steps.variable_dtype)
-
-  def _check_config(self, path: str) -> None:
-    """Refuses a checkpoint of another model, or tells of it; once."""
-    if path in self._compared:
-      return
-
-    def compare() -> list[str]:
-      resolved = checkpoint_lib.resolve(path)
-      return model_config.compare(
-        resolved,
-        self._model_config,
-        self._allow_config_change,
-        fits=lambda: init_checkpoint_lib.has_variables(resolved, self.mesh_impl.variable_store),
-      )
-
-    for line in by_chief(compare):
-      self._say(line)
-    self._compared.add(path)
-
   def describe(self) -> str:
     """The layout of the training program, after it was built."""
     return mesh_setup.describe_layout(self.mesh_impl, self._train_graph())
-
-  def _say(self, text: str) -> None:
-    if not self._quiet:
-      print(text, flush=True)
-
-
-def make_folder(path: str) -> None:
-  """Makes a folder, if it is not there.
-
-  Raises:
-    StorageError: it cannot be made.
-  """
-  try:
-    tf.io.gfile.makedirs(path)
-  except tf.errors.OpError as e:
-    raise StorageError(
-      f"cannot make the folder {path} ({e.message}): give another --model_dir, or the right to "
-      "write there"
-    ) from e

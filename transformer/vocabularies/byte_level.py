@@ -43,7 +43,8 @@ class ByteVocabulary(Vocabulary):
     return np.frombuffer(data, np.uint8).astype(np.int32) + self._OFFSET
 
   def encode(self, s: str | bytes) -> list[int]:
-    return self.encode_array(s).tolist()
+    ids: list[int] = self.encode_array(s).tolist()
+    return ids
 
   def decode(self, ids: Iterable[int]) -> str:
     shifted = (int(i) - self._OFFSET for i in ids)

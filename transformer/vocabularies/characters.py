@@ -161,7 +161,8 @@ class CharacterVocabulary(Vocabulary):
       _LOG.warning("%s; they are left out, %d time(s) in this text", text, count)
 
   def encode(self, s: str) -> list[int]:
-    return self.encode_array(s).tolist()
+    ids: list[int] = self.encode_array(s).tolist()
+    return ids
 
   def decode(self, ids: Iterable[int]) -> str:
     shifted = (int(i) - self._OFFSET for i in ids)
@@ -237,7 +238,7 @@ def get_character_vocabulary(
     except errors.DataError:
       return None  # It is gone.
 
-  return kept(
+  vocabulary: CharacterVocabulary = kept(
     "characters",
     {"filename": filename},
     make=make,
@@ -245,6 +246,7 @@ def get_character_vocabulary(
     save=CharacterVocabulary.save,
     source=source,
   )
+  return vocabulary
 
 
 def _vocabulary_file(files: Sequence[str]) -> str | None:

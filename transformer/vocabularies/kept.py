@@ -56,7 +56,7 @@ class _Entry:
   file: str
   digest: str
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if os.path.basename(self.file) != self.file or self.file in ("", ".", ".."):
       raise ValueError(f"{self.file!r} is not the name of a file in this folder")
 

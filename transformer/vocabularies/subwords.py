@@ -114,7 +114,7 @@ class SentencePieceVocabulary(Vocabulary):
 
   @property
   def vocab_size(self) -> int:
-    return self._pieces + self._extra_ids
+    return int(self._pieces) + self._extra_ids
 
   @property
   def unk_id(self) -> int:
@@ -123,7 +123,7 @@ class SentencePieceVocabulary(Vocabulary):
 
   def encode(self, s: str | bytes) -> list[int]:
     text = s if isinstance(s, str) else s.decode("utf-8", "replace")
-    ids = self._processor.encode(text)
+    ids: list[int] = self._processor.encode(text)
     if UNK_ID in ids and len(self._told) < _TOLD:
       self._tell_of_unknown(text, ids)
     return ids
@@ -147,7 +147,7 @@ class SentencePieceVocabulary(Vocabulary):
     return np.array(self.encode(s), np.int32)
 
   def decode(self, ids: Iterable[int]) -> str:
-    return self._processor.decode([int(i) for i in ids if _FIRST_ID <= i < self._pieces])
+    return str(self._processor.decode([int(i) for i in ids if _FIRST_ID <= i < self._pieces]))
 
   def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
     """As `encode`; it calls Python, so a graph with it runs in this process only."""
@@ -156,7 +156,7 @@ class SentencePieceVocabulary(Vocabulary):
   def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
     """As `decode`, for each row; it calls Python."""
 
-    def decode(rows):
+    def decode(rows: np.ndarray) -> np.ndarray:
       flat = [self.decode(row).encode() for row in rows.reshape([-1, rows.shape[-1]])]
       return np.array(flat, object).reshape(rows.shape[:-1])
 
@@ -195,8 +195,8 @@ def train_subword_vocabulary(
     DataError: there is no text.
   """
   sentencepiece = sentencepiece_module()
-  lines = (s if isinstance(s, bytes) else s.encode() for s in sentences)
-  lines = itertools.islice((s for s in lines if s.strip()), max_sentences)
+  encoded = (s if isinstance(s, bytes) else s.encode() for s in sentences)
+  lines = itertools.islice((s for s in encoded if s.strip()), max_sentences)
   first = next(lines, None)
   if first is None:
     raise DataError("train_subword_vocabulary: there is no text to train a vocabulary from")
@@ -278,10 +278,14 @@ def get_subword_vocabulary(
         f"there is no vocabulary file {filename!r}; to train one, give vocab_size and either "
         "train_files or sentences (get_subword_vocabulary)"
       )
-    lines = _lines_of(text_files.in_folder(data_dir, train_files)) if sentences is None else None
+    lines: Iterable[str | bytes] = ()
+    if train_files is not None:
+      lines = _lines_of(text_files.in_folder(data_dir, train_files))
+    elif sentences is not None:
+      lines = sentences()
     print(f"training a subword vocabulary of {vocab_size:,} pieces: {filename}", flush=True)
     train_subword_vocabulary(
-      sentences() if lines is None else lines,
+      lines,
       vocab_size,
       model_type=model_type,
       character_coverage=character_coverage,
@@ -301,7 +305,7 @@ def get_subword_vocabulary(
         )
     return load(filename)
 
-  result = kept_lib.kept(
+  result: SentencePieceVocabulary = kept_lib.kept(
     "subwords",
     {"filename": filename},
     make=make,

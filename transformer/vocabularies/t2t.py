@@ -120,7 +120,7 @@ def get_t2t_vocabulary(
     DataError: the file is missing or empty, or no such vocabulary.
   """
   path = os.path.join(os.path.expanduser(data_dir), vocabulary_filename)
-  return kept(
+  vocabulary: T2tVocabulary = kept(
     "t2t",
     {"path": path},
     make=lambda: T2tVocabulary(path),
@@ -128,6 +128,7 @@ def get_t2t_vocabulary(
     save=T2tVocabulary.save,
     source=lambda: path if tf.io.gfile.exists(path) else None,
   )
+  return vocabulary
 
 
 def _unquoted(line: str) -> str:
@@ -166,7 +167,7 @@ def _joined(tokens: list[str]) -> str:
 
 
 def _unescaped(token: str) -> str:
-  def replacement(match: re.Match) -> str:
+  def replacement(match: re.Match[str]) -> str:
     if match.group(1) is None:
       return "_" if match.group(0) == "\\u" else "\\"
     try:

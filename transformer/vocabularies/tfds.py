@@ -23,13 +23,13 @@ class TFDSVocabulary(Vocabulary):
 
   @property
   def vocab_size(self) -> int:
-    return self._tfds_encoder.vocab_size + 1
+    return int(self._tfds_encoder.vocab_size) + 1
 
   def encode(self, s: str) -> list[int]:
     return [i + 1 for i in self._tfds_encoder.encode(s)]
 
   def decode(self, ids: Iterable[int]) -> str:
-    return self._tfds_encoder.decode([int(i) - 1 for i in ids])
+    return str(self._tfds_encoder.decode([int(i) - 1 for i in ids]))
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.vocabulary")
