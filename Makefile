@@ -11,7 +11,7 @@ TF_CPP_MIN_LOG_LEVEL ?= 3
 export TF_CPP_MIN_LOG_LEVEL
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install test long fresh demo bench docs types lint format wheel clean
+.PHONY: help venv install test long mutants fresh demo bench docs types lint format wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s  %s\n", $$1, $$2}' Makefile
@@ -26,6 +26,9 @@ test: install ## lint and run all tests (PYTEST_ARGS="-k word" selects, WORKERS=
 
 long: install ## run the long tests, one after the other: soaks, kills, large draws
 	$(PY) -m pytest -q -m long -n 0 $(PYTEST_ARGS)
+
+mutants: install ## change the package at 80 random places, one at a time: do the tests notice?
+	$(PY) tests/mutants.py $(MUTANTS_ARGS)
 
 fresh: install ## install a wheel into a fresh environment, run the README's blocks there (minutes)
 	$(PY) tests/packaging/fresh_install.py
