@@ -62,7 +62,8 @@ def attention(
   replacement = split_for_unused_axis(context, q, k, v, bias, [key_dim, value_dim])
   if replacement is not None:
     k_is_v = k is v
-    q, k, bias = (replace_in(t, replacement) for t in (q, k, bias))
+    q, k = replace_in(q, replacement), replace_in(k, replacement)
+    bias = None if bias is None else replace_in(bias, replacement)
     v = k if k_is_v else replace_in(v, replacement)
     output_shape = q.shape - key_dim + value_dim
     if isinstance(extra_logit, mtf.Tensor):

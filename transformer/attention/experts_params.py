@@ -138,7 +138,8 @@ class ExpertsAttentionParams(AttentionParams):
       q, *keys = self._experts(query_antecedent)
       if keys and self._memory_is_input:
         self._key_of_query = keys[0]
-    return q * self.key_dim.size**-0.5
+    scale: float = self.key_dim.size**-0.5
+    return q * scale
 
   def compute_k(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
     """Keys, which are values too: see `compute_kv`."""

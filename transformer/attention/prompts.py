@@ -124,9 +124,9 @@ def make_params_mtlprompt(
     ]
   k_up, v_up, k_down, v_down = weights
   prompts = _normalized_prompts(prompts)
-  return tuple(
-    _through_network(prompts, weights, context, dropout_rate)
-    for weights in ((k_up, k_down), (v_up, v_down))
+  return (
+    _through_network(prompts, (k_up, k_down), context, dropout_rate),
+    _through_network(prompts, (v_up, v_down), context, dropout_rate),
   )
 
 
@@ -183,15 +183,12 @@ def make_params_hyperprompt(
   e = _times(e, shared("task_projector_layer_two"))
   e = mtf.layers.layer_norm(e, e.shape[-1], name="prompt_task_embed_layernorm")
   prompts = _normalized_prompts(prompts)
-  return tuple(
-    _through_network(
-      prompts,
-      [_times(e, shared(f"hypernet_w_{which}_{part}")) for part in ("up", "down")],
-      context,
-      dropout_rate,
-    )
-    for which in ("k", "v")
-  )
+
+  def made(which: str) -> mtf.Tensor:
+    weights = [_times(e, shared(f"hypernet_w_{which}_{part}")) for part in ("up", "down")]
+    return _through_network(prompts, weights, context, dropout_rate)
+
+  return made("k"), made("v")
 
 
 def _times(x: mtf.Tensor, w: mtf.Tensor) -> mtf.Tensor:
@@ -237,7 +234,8 @@ def _shared(context: Any, scope: str, name: str) -> mtf.Tensor:
       f'prompts: context.shared_params["{scope}"]["{name}"] is missing; the program that uses '
       "prompts puts their parameters there"
     )
-  return group[name]
+  parameter: mtf.Tensor = group[name]
+  return parameter
 
 
 def _check_prompts(prompts: mtf.Tensor, task_num: int, prompt_length: int | None) -> None:

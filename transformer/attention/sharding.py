@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer.meshes.mesh_setup import STANDARD_TENSOR_NAMES
@@ -58,6 +58,14 @@ def split_for_unused_axis(
   return None
 
 
+@overload
+def replace_in(x: mtf.Tensor, replacement: Replacement | None) -> mtf.Tensor: ...
+
+
+@overload
+def replace_in(x: None, replacement: Replacement | None) -> None: ...
+
+
 def replace_in(x: mtf.Tensor | None, replacement: Replacement | None) -> mtf.Tensor | None:
   """x with the replacement made, if it has the dimension."""
   if x is None or replacement is None or replacement[0] not in x.shape:
@@ -91,5 +99,5 @@ def maybe_reshape_attention_input_for_2d_sharding(
     (q, k, v, bias), as they were or with that dimension replaced.
   """
   found = split_for_unused_axis(context, q, k, v, bias, unsplittable_dims)
-  q, k, v, bias = (replace_in(t, found) for t in (q, k, v, bias))
-  return q, k, v, bias
+  q, k, v = (replace_in(t, found) for t in (q, k, v))
+  return q, k, v, None if bias is None else replace_in(bias, found)

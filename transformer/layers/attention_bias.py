@@ -188,9 +188,11 @@ def _or_sinks(layer: Any, context: Context, near: mtf.Tensor, num_sinks: int) ->
   if context.mode == "incremental":
     position = mtf.range(context.mesh, layer.memory_length(context), tf.int32)
   else:
-    position = context.packed_position
     # Packed sequences have first positions of their own; a funnel's shorter ones are not known.
-    if position is None or context.length_dim not in position.shape:
+    packed = context.packed_position
+    if packed is not None and context.length_dim in packed.shape:
+      position = packed
+    else:
       position = context.position
     position = layer.rename_length_to_memory_length(position, context)
   sinks = mtf.less(position, num_sinks)

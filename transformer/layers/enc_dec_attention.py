@@ -35,7 +35,7 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
     decoding.
 
   Raises:
-    GraphError: the context has no inputs.
+    GraphError: the context has no inputs or no encoder_inputs.
   """
   first_sentinel = context.model.input_vocab_size_unpadded - num_sentinels
   encoder_length, length = context.encoder_length_dim, context.length_dim
@@ -50,17 +50,19 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
       return number
     # Larger than any number of sentinels: spans of another packed sequence are all before, or
     # all after.
-    return number + sequence_id * max(encoder_length.size, length.size)
+    offset: mtf.Tensor = sequence_id * max(encoder_length.size, length.size)
+    return number + offset
 
   def encoder_spans() -> mtf.Tensor:
-    number = mtf.cumsum(is_sentinel(context.encoder_inputs), encoder_length)
+    number = mtf.cumsum(is_sentinel(encoder_inputs), encoder_length)
     return spans(number, context.encoder_sequence_id)
 
-  if context.inputs is None:
+  if context.inputs is None or context.encoder_inputs is None:
     raise errors.GraphError(
-      "relative_position_spans: the context has no inputs, among which the sentinels are sought; "
-      "make the Context with inputs, the decoder's input ids"
+      "relative_position_spans: the context has no inputs or no encoder_inputs, among which the "
+      "sentinels are sought; make the Context with both, ids of the decoder and of the encoder"
     )
+  encoder_inputs = context.encoder_inputs
   if length in context.inputs.shape.dims:
     number = mtf.cumsum(is_sentinel(context.inputs), length)
   elif context.decoded_ids is not None:

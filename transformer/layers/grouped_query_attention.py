@@ -168,13 +168,3 @@ class LocalGroupedQueryAttention(QueryKeyOptions, LocalSelfAttention):
     logit_soft_cap: see `GroupedQueryAttention`.
     **kwargs: arguments of `LocalSelfAttention`.
   """
-
-  def __init__(
-    self,
-    rotary: Rotary | None = None,
-    query_key_norm: bool = False,
-    query_key_norm_epsilon: float = 1e-6,
-    logit_soft_cap: float | None = None,
-    **kwargs: Any,
-  ):
-    super().__init__(rotary, query_key_norm, query_key_norm_epsilon, logit_soft_cap, **kwargs)

@@ -226,7 +226,7 @@ class LocalConvAttnBlock(TransformerLayer):
 
   def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
     """Applies the layer; see `TransformerLayer.call`."""
-    options = dict(variable_dtype=context.variable_dtype)
+    options: dict[str, Any] = dict(variable_dtype=context.variable_dtype)
     channels = x.shape[-1]
     x = mtf.layers.dense_product(
       x,

@@ -42,4 +42,6 @@ class ParallelLayer(TransformerLayer):
       with scope if self.use_scope else contextlib.nullcontext():
         outputs.append(layer.call(context, x))
     # Outputs that do not depend on each other add up in variance: this keeps that of one.
-    return mtf.add_n(outputs) * len(outputs) ** -0.5
+    scale: float = len(outputs) ** -0.5
+    total: mtf.Tensor = mtf.add_n(outputs)
+    return total * scale

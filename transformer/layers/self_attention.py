@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gin
@@ -161,7 +162,7 @@ class SelfAttention(TransformerLayer):
     return mtf.Dimension("d_kv", self.key_value_size)
 
   @property
-  def attention_fn(self) -> Any:
+  def attention_fn(self) -> Callable[..., mtf.Tensor]:
     """What attends: called as `attention.attention` is."""
     return attention.hybrid_attention if self.attention_func == "hybrid" else attention.attention
 

@@ -255,7 +255,9 @@ class TalkingHeadsSelfAttention(SelfAttention):
       projections[0] += kernel
     else:
       projections = [kernel]
-    return mtf.add_n([us_einsum([inp, p], output_shape=output_shape) for p in projections])
+    products = [us_einsum([inp, p], output_shape=output_shape) for p in projections]
+    result: mtf.Tensor = mtf.add_n(products)
+    return result
 
 
 @gin.configurable(module=_MODULE)

@@ -220,7 +220,7 @@ class Context:
       lambda: mtf.cast(mtf.not_equal(self.sequence_id, 0), self.activation_dtype),
     )
 
-  def cached(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+  def cached(self, key: Hashable, compute: Callable[[], T]) -> T:
     """`compute()`, computed once per context and key.
 
     Args:
@@ -232,7 +232,7 @@ class Context:
       self.cache[key] = compute()
       if self.keep_cached is not None:
         self.keep_cached(key, self.cache[key])
-    return self.cache[key]
+    return cast(T, self.cache[key])
 
   def get_position(self) -> mtf.Tensor:
     """Positions: 0, 1, ... along `length_dim` if those are the default ones."""

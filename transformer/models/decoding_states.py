@@ -30,9 +30,10 @@ def overwrite(old: mtf.Tensor, new: mtf.Tensor, here: mtf.Tensor) -> mtf.Tensor:
   def select(old: tf.Tensor, new: tf.Tensor, here: tf.Tensor) -> tf.Tensor:
     return kernels.where(align(here, here_dims, dims), align(new, new_dims, dims), old)
 
-  return mtf.slicewise(
+  result: mtf.Tensor = mtf.slicewise(
     select, [old, new, here], splittable_dims=dims, grad_function=0, name="replace"
   )
+  return result
 
 
 class WriteAtOperation(Operation):

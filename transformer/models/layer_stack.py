@@ -195,6 +195,7 @@ class LayerStack(SublayerStack):
       finally:
         context.losses = losses
 
+    y: mtf.Tensor
     y, *new_losses = mtf.recompute_grad(fn, [x])
     if context.losses is not None:
       context.losses.extend(new_losses)

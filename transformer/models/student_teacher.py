@@ -61,7 +61,8 @@ class StudentTeacher:
   @property
   def output_vocab_dim(self) -> mtf.Dimension | None:
     """The student's."""
-    return self.student.output_vocab_dim
+    vocab_dim: mtf.Dimension | None = self.student.output_vocab_dim
+    return vocab_dim
 
   def call_simple(
     self,

@@ -45,7 +45,8 @@ def sublayer_mask_padding(x: mtf.Tensor, layer_stack: Stack | None, context: Con
   """Zeros at padding, if the context has sequence ids for each position."""
   del layer_stack
   if isinstance(context.sequence_id, mtf.Tensor):
-    return x * context.nonpadding
+    nonpadding: mtf.Tensor = context.nonpadding
+    return x * nonpadding
   return x
 
 

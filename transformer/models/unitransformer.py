@@ -253,6 +253,7 @@ class Unitransformer(Generation):
     x = self.layer_stack.call(context, x)
     if self.output_vocab_dim is None:
       return x
+    logits: mtf.Tensor
     if self.shared_embedding_and_softmax_weights:
       logits = embedding.hidden_to_logits(x, context)
     else:
@@ -296,6 +297,11 @@ class Unitransformer(Generation):
   def _priority(self, targets: mtf.Tensor | None, positions: mtf.Tensor) -> mtf.Tensor | None:
     """A position sees those of at most its priority; None: it sees all."""
     if self.input_full_attention:
+      if targets is None:
+        raise errors.GraphError(
+          f"model {self.name}: input_full_attention needs the targets, whose delimiters say what "
+          "are inputs; give targets to call_simple"
+        )
       # The inputs, and the first target, whose input is the last EOS of the inputs.
       region = mtf.to_int32(delimited_lm_inputs_mask(targets))
       region = mtf.maximum(region, mtf.shift(region, 1, positions.shape.dims[0], wrap=False))
@@ -376,4 +382,4 @@ class Unitransformer(Generation):
     context.packed_position = packed_position
     with mtf.variable_scope(self.name):
       logits = self._call_internal(context, inputs, targets)
-    return logits, mtf.add_n(context.losses) if compute_loss else None
+    return logits, mtf.add_n(context.losses or []) if compute_loss else None

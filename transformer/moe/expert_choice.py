@@ -52,7 +52,7 @@ def expert_selection_routing(
   scores = mtf.softmax(logits, group)
   # Tokens that no expert likes, or all do, are what the loss is about.
   liked = mtf.reduce_mean(scores, reduced_dim=experts)
-  if counted is None:
+  if counted is None or call.importance is None:
     loss = mtf.reduce_mean(mtf.square(liked)) * float(group.size)
   else:
     number = mtf.reduce_sum(mtf.cast(call.importance, tf.float32), reduced_dim=group)

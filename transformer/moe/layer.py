@@ -62,7 +62,9 @@ def transformer_moe_layer_v1(
   dropout_rate = hparam(hparams, "dropout_rate")
 
   def experts_fn(x: mtf.Tensor, experts_dim: mtf.Dimension) -> list[mtf.Tensor]:
-    options = dict(expert_dims=[experts_dim], use_bias=False, variable_dtype=variable_dtype)
+    options: dict[str, Any] = dict(
+      expert_dims=[experts_dim], use_bias=False, variable_dtype=variable_dtype
+    )
     h = mtf.layers.dense_product(
       x,
       reduced_dims=x.shape.dims[-1:],

@@ -167,9 +167,8 @@ class RouterCall:
     z_loss = self.hparam("z_loss")
     if not self.train or z_loss is None:
       return balance_loss
-    return balance_loss + z_loss * router_z_loss(
-      logits, self.experts_dim, self.num_microbatches, self.importance
-    )
+    loss = router_z_loss(logits, self.experts_dim, self.num_microbatches, self.importance)
+    return balance_loss + loss * float(z_loss)
 
   def masked_after_means_loss(self, chosen: mtf.Tensor, gates: mtf.Tensor) -> mtf.Tensor:
     """The balance loss of the switch family (Fedus et al., 2021, equation 4).

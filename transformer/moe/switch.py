@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer.moe.router import RouterCall
@@ -54,20 +57,16 @@ def ntlb_routing(call: RouterCall) -> tuple[Routing, mtf.Tensor]:
   loss = call.total_loss(call.masked_after_means_loss(tries, gates), logits)
   tries, top_gates = call.where_first(tries), call.where_first(top_gates)
   each_try = zip(*(mtf.unstack(x, k_dim) for x in (tries, indices, top_gates)))
-  # Sums of tries, of which all but one are 0 for a token: it is routed at most once.
-  left = taken = index = gate = slot = None
-  for chosen, its_index, its_gate in each_try:
+  left = taken = None
+  routed: list[tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]] = []
+  for chosen, index, gate in each_try:
     if left is not None:
       chosen *= left
-    its_slot, kept, taken = call.first_come(chosen, taken)
-    its_index, its_gate, its_slot = (
-      its_index * mtf.to_int32(kept), its_gate * kept, its_slot * kept
-    )  # fmt: skip
-    if left is None:
-      left, index, gate, slot = 1.0 - kept, its_index, its_gate, its_slot
-    else:
-      left -= kept
-      index, gate, slot = index + its_index, gate + its_gate, slot + its_slot
+    slot, kept, taken = call.first_come(chosen, taken)
+    left = 1.0 - kept if left is None else left - kept
+    routed.append((index * mtf.to_int32(kept), slot * kept, gate * kept))
+  # Sums of tries, of which all but one are 0 for a token: it is routed at most once.
+  index, slot, gate = (functools.reduce(operator.add, tries) for tries in zip(*routed))
   routing = TokenRouting(call.token_dims, experts, call.capacity_dim, [(index, slot, gate)])
   return routing, loss
 

@@ -67,7 +67,8 @@ def learned_layer_timing_signal(
     dtype=context.variable_dtype,
     initializer=tf.random_normal_initializer(stddev=channels.size**-0.5),
   )
-  return mtf.gather(table, layer, layer_dim) * channels.size**0.5
+  scale: float = channels.size**0.5
+  return mtf.gather(table, layer, layer_dim) * scale
 
 
 def sinusoid_layer_timing_signal(
