@@ -133,12 +133,25 @@ def multihead_attention(
         f"have the same last dimension, got {io_channels.name}={io_channels.size} and "
         f"{memory_channels.name}={memory_channels.size}"
       )
-    outer = [*batch_dims, heads]
-    q = einsum([query_antecedent, wq], output_shape=Shape([*outer, query_length, kv_channels]))
-    k = einsum([memory_antecedent, wk], output_shape=Shape([*outer, memory_length, kv_channels]))
-    v = einsum([memory_antecedent, wv], output_shape=Shape([*outer, memory_length, kv_channels]))
+    q, k, v = _projected(query_antecedent, memory_antecedent, [wq, wk, wv])
     o = dot_product_attention(q, k, v, mask, is_training, dropout, dropout_broadcast_dims)
     return einsum([o, wo], output_shape=query_antecedent.shape)
+
+
+def _projected(query: Tensor, memory: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+  """Queries, keys and values [batch..., heads, length, kv_channels].
+
+  Args:
+    query: [batch..., query_length, io_channels].
+    memory: [batch..., memory_length, io_channels].
+    weights: those of the three, [heads, io_channels, kv_channels].
+  """
+  *batch_dims, _, _ = query.shape.dims
+  heads, _, kv_channels = weights[0].shape.dims
+  return [
+    einsum([x, w], output_shape=Shape([*batch_dims, heads, x.shape.dims[-2], kv_channels]))
+    for x, w in zip((query, memory, memory), weights)
+  ]
 
 
 def multihead_self_attention_memory_compressed(
@@ -181,7 +194,7 @@ def multihead_self_attention_memory_compressed(
     ShapeError: the factor does not divide the length.
   """
   length = x.shape.get_dim_by_name("length")
-  batch_dims, io_channels = x.shape.dims[:-2], x.shape.dims[-1]
+  io_channels = x.shape.dims[-1]
   with scope.variable_scope(name, default_name="compressed_attention", graph=x.graph):
     wq, wk, wv, wo = multihead_attention_vars(
       x.mesh, heads, io_channels, kv_channels, master_dtype, slice_dtype, x.dtype
@@ -190,10 +203,7 @@ def multihead_self_attention_memory_compressed(
       compress_mean(x, length, compression_factor), length.name, "memory_length"
     )
     memory_length = memory.shape.get_dim_by_name("memory_length")
-    outer = [*batch_dims, heads]
-    q = einsum([x, wq], output_shape=Shape([*outer, length, kv_channels]))
-    k = einsum([memory, wk], output_shape=Shape([*outer, memory_length, kv_channels]))
-    v = einsum([memory, wv], output_shape=Shape([*outer, memory_length, kv_channels]))
+    q, k, v = _projected(x, memory, [wq, wk, wv])
     mask = None
     if mask_right:
       last = compression_factor - 1

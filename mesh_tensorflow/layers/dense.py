@@ -70,16 +70,12 @@ def dense(
     ShapeError: a reduced or expert dimension is not in x.
     DTypeError: the bias has another activation dtype than x.
   """
-  new_dims = _as_list(new_dims)
-  expert_dims = _as_list(expert_dims)
+  new_dims, expert_dims = _as_list(new_dims), _as_list(expert_dims)
   if reduced_dims is None:
     _LOG.warning("dense: give reduced_dims; the last dimension of %s is taken", x)
     reduced_dims = x.shape.dims[-1:]
   reduced_dims = _as_list(reduced_dims)
-  for what, dims in (("reduced", reduced_dims), ("expert", expert_dims)):
-    for d in dims:
-      if d not in x.shape:
-        raise ShapeError(f"dense {name or ''}: {what} dimension {d.name}={d.size} is not in {x}")
+  _check_dims(x, reduced_dims, expert_dims, name)
   if variable_dtype is None:
     variable_dtype = VariableDType(master_dtype, slice_dtype, x.dtype)
   for i, d in enumerate(reduced_dims):
@@ -109,6 +105,15 @@ def dense(
         initializer=initializers.Zeros(),
       )
   return y if activation is None else activation(y)
+
+
+def _check_dims(
+  x: Tensor, reduced_dims: list[Dimension], expert_dims: list[Dimension], name: str | None
+) -> None:
+  for what, dims in (("reduced", reduced_dims), ("expert", expert_dims)):
+    for d in dims:
+      if d not in x.shape:
+        raise ShapeError(f"dense {name or ''}: {what} dimension {d.name}={d.size} is not in {x}")
 
 
 def get_dense_kernel_weights(

@@ -53,11 +53,15 @@ def gradients(
     if g is not None:
       found[y] = add(found[y], g) if y in found else g
 
+  # Gradients are made only on the ways from xs to ys: of the rest nobody asked, and some of it may
+  # have none.
   downstream = set(xs)
   for op in operations:
     if op.has_gradient and any(x in downstream for x in op.inputs):
       downstream.update(op.outputs)
 
+  # The names of what is made here, on which random numbers depend, are those of the forward
+  # operations, whatever scope is open where gradients are asked for.
   with scope.outside_all_scopes(), scope.variable_scope(graph.captured_variable_scope):
     for op in reversed(operations):
       if not op.has_gradient or not any(y in found for y in op.outputs):

@@ -129,6 +129,8 @@ class GatherOperation(Operation):
       i = transpose_to(as_index(i), indices.shape.dims, batch + own)
       if split:
         i = i - tf.cast(begin, i.dtype)
+      # TensorFlow refuses an index out of range on CPUs, and reads zeros there on GPUs: it reads
+      # another row, which `_keep` then hides.
       safe = i
       if split or not self._in_range:
         safe = tf.clip_by_value(i, tf.zeros([], i.dtype), tf.constant(size - 1, i.dtype))
@@ -242,6 +244,7 @@ class ScatterAddOperation(Operation):
       i = transpose_to(as_index(i), indices.shape.dims, batch + own)
       if split:
         i = i - tf.cast(begin, i.dtype)
+      # Segments are the cells of a matrix [rows, size], of which there may be more than int32 has.
       if rows * size >= 2**31:
         i = tf.cast(i, tf.int64)
       segment = i

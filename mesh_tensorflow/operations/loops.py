@@ -159,6 +159,7 @@ class WhileLoopOperation(Operation):
     inside = set(self._cond_inputs + self._body_inputs)
     captured: dict[Tensor, None] = {}
     for op in self.inner_operations:
+      # A loop inside this one uses tensors that are not among its inputs.
       for x in op.inputs + list(getattr(op, "implicit_inputs", ())):
         if x not in inside:
           captured[x] = None
@@ -286,6 +287,7 @@ class _LoweredLoop:
     for i in range(n, len(values)):
       value = values[i]
       if isinstance(value, LazyAllreduceSum) and not value.is_reduced:
+        # The parts are added up, and exchanged once, after the loop.
         self.pending[i] = value
         value = value.laid_out_input
       new_state.append(self.impl.slicewise(tf.add, state[i], value))

@@ -67,9 +67,11 @@ def serialize_training_step(
       f"{num_splits} microbatches, which does not divide it"
     )
   first = next(iter(features.values()))
-  graph, mesh = first.graph, first.mesh
+  mesh = first.mesh
   smaller = Dimension(batch_dim.name, batch_dim.size // num_splits)
   microbatch = Dimension("microbatch", num_splits)
+  # The smaller dimension has the name of the batch, so that it is split as that is, and comes
+  # first: each processor finds examples of every microbatch among its own, and moves nothing.
   cut = {k: replace_dimensions(x, batch_dim, [smaller, microbatch]) for k, x in features.items()}
   output_keys: list[str] = []
 
@@ -88,19 +90,10 @@ def serialize_training_step(
       raise ArgumentError(
         f"serialize_training_step: model_fn must return a dict with the key 'loss', got {found}"
       )
-    variables = graph.trainable_variables
-    grads = gradients([outputs["loss"]], [v.outputs[0] for v in variables])
-    without = [v for v, g in zip(variables, grads) if g is None]
-    for v in without:
-      _LOG.error("the loss does not depend on the trainable variable %s", v)
-    if without:
-      names = ", ".join(v.full_name for v in without)
-      raise GradientError(
-        f"serialize_training_step: the loss does not depend on the trainable variables {names}"
-      )
+    grads = _gradients_of_variables(outputs["loss"])
     output_keys.extend(outputs)
     parts = [_scatter_microbatch(outputs[k], i, smaller, microbatch) for k in output_keys]
-    return [add(i, 1), *(g for g in grads if g is not None), *parts]
+    return [add(i, 1), *grads, *parts]
 
   start = constant(mesh, 0, shape=[], dtype=tf.int32)
   results = while_loop(
@@ -112,6 +105,25 @@ def serialize_training_step(
     for k, x in zip(output_keys, results[n:])
   }
   return results[:n], outputs
+
+
+def _gradients_of_variables(loss: Tensor) -> list[Tensor]:
+  """The gradients of all trainable variables.
+
+  Raises:
+    GradientError: the loss does not depend on one of them.
+  """
+  variables = loss.graph.trainable_variables
+  grads = gradients([loss], [v.outputs[0] for v in variables])
+  without = [v for v, g in zip(variables, grads) if g is None]
+  for v in without:
+    _LOG.error("the loss does not depend on the trainable variable %s", v)
+  if without:
+    names = ", ".join(v.full_name for v in without)
+    raise GradientError(
+      f"serialize_training_step: the loss does not depend on the trainable variables {names}"
+    )
+  return [g for g in grads if g is not None]
 
 
 def _scatter_microbatch(x: Tensor, i: Tensor, smaller: Dimension, microbatch: Dimension) -> Tensor:

@@ -167,6 +167,7 @@ class ReduceOperation(Operation):
     if mesh_axes:
       key = f"allreduce/{mesh_axes}/reduce_op"
       size = lowering.laid_out_size(out)
+      # A sum may wait: sums that are added meet in one exchange. A maximum has to be there now.
       if self._reduction_fn_string == "SUM":
         laid_out = LazyAllreduceSum(
           impl, laid_out, mesh_axes, lambda: lowering.add_counter(key, size)

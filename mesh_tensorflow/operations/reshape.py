@@ -57,6 +57,7 @@ class ReshapeOperation(Operation):
     x, out = self.inputs[0], self.outputs[0]
     slices = lowering.tensors[x]
 
+    # Asked for only where it matters: it goes through the whole graph.
     def used_elsewhere() -> bool:
       operations = lowering.graph.operations
       return any(y is x for op in operations if op is not self for y in op.inputs)

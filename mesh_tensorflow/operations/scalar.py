@@ -39,6 +39,8 @@ class ScalarMultiplyOperation(_ScalarOperation):
     return [ScalarMultiplyOperation(grad_ys[0], self._scalar).outputs[0]]
 
   def lower(self, lowering: Any) -> None:
+    # A sum over the mesh that is pending may wait, as a factor can be applied before it. (A summand
+    # cannot: each processor would add it.)
     lowering.set_tensor_lowering(
       self.outputs[0],
       lowering.mesh_impl(self).slicewise_delay_allreduce(

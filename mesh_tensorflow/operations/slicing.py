@@ -124,6 +124,7 @@ class SplitOperation(OneDimensionOperation):
   def gradient(self, grad_ys: list[Tensor | None]) -> Sequence[Tensor | None]:
     given = [(i, dy) for i, dy in enumerate(grad_ys) if dy is not None]
     if len(given) == 1:
+      # One part alone, as after `split(...)[i]`: padding costs less than zeros for the others.
       ((i, dy),) = given
       before, after = sum(self._sizes[:i]), sum(self._sizes[i + 1 :])
       return PadOperation(dy, [before, after], dy.shape[self._axis]).outputs

@@ -29,6 +29,8 @@ __all__ = ["log_softmax", "reduce_logsumexp", "softmax"]
 class _NormalizedExpOperation(Operation):
   """Common part: finds the dimension; an extra logit takes part in the denominator only.
 
+  A subclass says what the result is, from the slices alone and from maxima and sums over all.
+
   Args:
     x: logits.
     reduced_dim: the dimension to normalize over.
@@ -37,15 +39,19 @@ class _NormalizedExpOperation(Operation):
     name: of the operation.
   """
 
+  _default_name: str
+  # Whether the result is without the dimension.
+  _is_reduced = False
+
   def __init__(
     self,
     x: Tensor,
     reduced_dim: Dimension,
-    extra_logit: Tensor | None,
-    name: str,
+    extra_logit: Tensor | None = None,
+    name: str | None = None,
   ):
     inputs = [x] if extra_logit is None else [x, extra_logit]
-    super().__init__(inputs, name=name)
+    super().__init__(inputs, name=name or self._default_name)
     if reduced_dim not in x.shape:
       raise no_such_dimension(self.name, reduced_dim, x)
     self._dim = reduced_dim
@@ -58,6 +64,24 @@ class _NormalizedExpOperation(Operation):
             f"{self.name}: dimension {d.name}={d.size} of the extra logit {extra_logit} is not "
             f"among the others of {x}, {self._reduced_shape}"
           )
+    self._outputs = [Tensor(self, self._reduced_shape if self._is_reduced else x.shape, x.dtype)]
+
+  def lower(self, lowering: Any) -> None:
+    impl = lowering.mesh_impl(self)
+    x = lowering.tensors[self.inputs[0]]
+    if not self._is_reduced and self._is_local(lowering):
+      result = impl.slicewise(self._of_whole, x)
+    else:
+      result = impl.slicewise(self._of_part, x, *self._max_and_sum(lowering))
+    lowering.set_tensor_lowering(self.outputs[0], result)
+
+  def _of_whole(self, x: tf.Tensor) -> tf.Tensor:
+    """The result, from slices that have the whole dimension."""
+    raise NotImplementedError
+
+  def _of_part(self, x: tf.Tensor, maximum: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+    """The result, from slices, and the maximum and sum exp(x - maximum) over the dimension."""
+    raise NotImplementedError
 
   def _max_and_sum(self, lowering: Any) -> tuple[Any, Any]:
     """Per slice with the reduced axis kept at size 1: the maximum, and sum exp(x - max)."""
@@ -96,85 +120,49 @@ class _NormalizedExpOperation(Operation):
 class SoftmaxOperation(_NormalizedExpOperation):
   """exp(x) / sum exp(x)."""
 
-  def __init__(
-    self,
-    x: Tensor,
-    reduced_dim: Dimension,
-    extra_logit: Tensor | None = None,
-    name: str | None = None,
-  ):
-    super().__init__(x, reduced_dim, extra_logit, name or "softmax")
-    self._outputs = [Tensor(self, x.shape, x.dtype)]
+  _default_name = "softmax"
 
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     dy, y = grad_ys[0], self.outputs[0]
     inner = einsum([dy, y], output_shape=self._reduced_shape)
     return self._gradients((dy - inner) * y)
 
-  def lower(self, lowering: Any) -> None:
-    impl = lowering.mesh_impl(self)
-    x = lowering.tensors[self.inputs[0]]
-    if self._is_local(lowering):
-      result = impl.slicewise(lambda t: kernels.softmax(t, self._axis), x)
-    else:
-      maximum, total = self._max_and_sum(lowering)
-      result = impl.slicewise(lambda t, m, s: tf.exp(t - m) / s, x, maximum, total)
-    lowering.set_tensor_lowering(self.outputs[0], result)
+  def _of_whole(self, x: tf.Tensor) -> tf.Tensor:
+    return kernels.softmax(x, self._axis)
+
+  def _of_part(self, x: tf.Tensor, maximum: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+    return tf.exp(x - maximum) / total
 
 
 class LogSoftmaxOperation(_NormalizedExpOperation):
   """x - log sum exp(x)."""
 
-  def __init__(
-    self,
-    x: Tensor,
-    reduced_dim: Dimension,
-    extra_logit: Tensor | None = None,
-    name: str | None = None,
-  ):
-    super().__init__(x, reduced_dim, extra_logit, name or "log_softmax")
-    self._outputs = [Tensor(self, x.shape, x.dtype)]
+  _default_name = "log_softmax"
 
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     dy, y = grad_ys[0], self.outputs[0]
     return self._gradients(dy - exp(y) * reduce_sum(dy, output_shape=self._reduced_shape))
 
-  def lower(self, lowering: Any) -> None:
-    impl = lowering.mesh_impl(self)
-    x = lowering.tensors[self.inputs[0]]
-    if self._is_local(lowering):
-      result = impl.slicewise(lambda t: tf.nn.log_softmax(t, self._axis), x)
-    else:
-      maximum, total = self._max_and_sum(lowering)
-      result = impl.slicewise(lambda t, m, s: (t - m) - tf.math.log(s), x, maximum, total)
-    lowering.set_tensor_lowering(self.outputs[0], result)
+  def _of_whole(self, x: tf.Tensor) -> tf.Tensor:
+    return tf.nn.log_softmax(x, self._axis)
+
+  def _of_part(self, x: tf.Tensor, maximum: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+    return (x - maximum) - tf.math.log(total)
 
 
 class LogSumExpOperation(_NormalizedExpOperation):
   """log sum exp(x), without the reduced dimension."""
 
-  def __init__(
-    self,
-    x: Tensor,
-    reduced_dim: Dimension,
-    extra_logit: Tensor | None = None,
-    name: str | None = None,
-  ):
-    super().__init__(x, reduced_dim, extra_logit, name or "reduce_logsumexp")
-    self._outputs = [Tensor(self, self._reduced_shape, x.dtype)]
+  _default_name = "reduce_logsumexp"
+  _is_reduced = True
 
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     dy, x = grad_ys[0], self.inputs[0]
     return self._gradients(exp(x - self.outputs[0]) * dy)
 
-  def lower(self, lowering: Any) -> None:
-    maximum, total = self._max_and_sum(lowering)
-    lowering.set_tensor_lowering(
-      self.outputs[0],
-      lowering.mesh_impl(self).slicewise(
-        lambda m, s: tf.squeeze(m + tf.math.log(s), self._axis), maximum, total
-      ),
-    )
+  def _of_part(self, x: tf.Tensor, maximum: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+    del x
+    return tf.squeeze(maximum + tf.math.log(total), self._axis)
 
 
 def _extra(x: Tensor, extra_logit: Any) -> Tensor | None:

@@ -53,6 +53,7 @@ class WhereOperation(Operation):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     condition, if_true, if_false = self.inputs
     dy = grad_ys[0]
+    # One scalar, which the selection broadcasts, in place of two tensors of zeros.
     zero = import_tf_tensor(dy.mesh, tf.constant(0, dy.dtype), Shape([]))
     to_true = WhereOperation(condition, dy, zero, dy.shape).outputs[0]
     to_false = WhereOperation(condition, zero, dy, dy.shape).outputs[0]

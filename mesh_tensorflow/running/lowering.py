@@ -73,6 +73,7 @@ class Lowering:
     self._loop_key: Any = None
     if autostack:
       self.autostack()
+    # All of them before the first is lowered, which already makes variables on the devices.
     for op in graph.operations:
       op.verify_layout(self.mesh_impl(op))
     self.lower_operations(graph.operations)
@@ -133,6 +134,7 @@ class Lowering:
     impl = self.mesh_impl(op)
     key = random_bits.name_key(op.name)
     base = self._base_key(impl)
+    # A Python number as long as it is one: it then costs the program no operation.
     if isinstance(base, int) and self._loop_key is None:
       return random_bits.fold(base, key)
     result = (
@@ -167,7 +169,7 @@ class Lowering:
       loop_key: an integer scalar laid out (the iteration number), so that random
         operations draw anew in each iteration.
     """
-    result = object.__new__(type(self))
+    result = object.__new__(type(self))  # Without __init__, which would lower the graph.
     result.__dict__.update(self.__dict__)
     result.tensors = dict(self.tensors)
     result._base_keys = dict(self._base_keys)
