@@ -11,7 +11,7 @@ TF_CPP_MIN_LOG_LEVEL ?= 3
 export TF_CPP_MIN_LOG_LEVEL
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install test long mutants fresh demo bench docs types lint format wheel clean
+.PHONY: help venv install quick test long mutants fresh demo bench docs types lint format wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s  %s\n", $$1, $$2}' Makefile
@@ -19,6 +19,12 @@ help: ## list the targets
 venv: $(VENV)/.created ## make the virtual environment .venv
 
 install: $(VENV)/.installed ## install the package into .venv (editable) with what the tests need
+
+quick: install ## lint and run quick tests, a minute (ROOM=layers: those of a room)
+	@lint=0; $(PY) -m ruff check . || lint=1; \
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal --quick$(if $(ROOM),=40 \
+	  $(or $(wildcard tests/$(ROOM) tests/transformer/$(ROOM)),tests/$(ROOM))) $(PYTEST_ARGS) && \
+	exit $$lint
 
 test: install ## lint and run all tests (PYTEST_ARGS="-k word" selects, WORKERS=4 for 4 processes)
 	@lint=0; $(PY) -m ruff check . || lint=1; \

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # The tests are about virtual CPUs; test processes would also fight over the memory of a GPU.
@@ -19,6 +22,8 @@ import gin  # noqa: E402
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 import tensorflow as tf  # noqa: E402
+
+from tests import fork_server  # noqa: E402
 
 NUM_CPU_DEVICES = 8
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -88,6 +93,12 @@ def run_subprocess() -> Callable[..., subprocess.CompletedProcess[str]]:
   return _run_subprocess
 
 
+@pytest.fixture(scope="session")
+def run_forked() -> Callable[..., subprocess.CompletedProcess[str]]:
+  """As `run_subprocess`, of a process that has imported TensorFlow; see `tests/fork_server.py`."""
+  return functools.partial(_run_subprocess, forked=True)
+
+
 def _run_subprocess(
   args: str | Sequence[str | os.PathLike[str]],
   *,
@@ -95,6 +106,7 @@ def _run_subprocess(
   env: Mapping[str, str] | None = None,
   cwd: str | os.PathLike[str] | None = None,
   check: bool = True,
+  forked: bool = False,
 ) -> subprocess.CompletedProcess[str]:
   """Runs Python with `args`, and fails the test with its output if that goes wrong.
 
@@ -104,44 +116,49 @@ def _run_subprocess(
     env: environment variables to add to the inherited ones.
     cwd: the folder it starts in; the root of the repository if not given.
     check: whether an exit code other than 0 fails the test.
+    forked: whether it is a fork of `tests/fork_server.py`.
 
   Returns:
     The finished process, with `stdout`, `stderr` and `returncode`.
   """
-  command = [sys.executable, *(["-c", args] if isinstance(args, str) else map(os.fspath, args))]
+  arguments = ["-c", args] if isinstance(args, str) else [os.fspath(a) for a in args]
+  command = [sys.executable, *arguments]
   inherited = {
     name: value
     for name, value in os.environ.items()
     if name not in _NOT_INHERITED and not name.startswith("PYTEST_")
   }
-  process = subprocess.Popen(
-    command,
-    stdin=subprocess.DEVNULL,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-    errors="replace",
-    env={**inherited, **(env or {})},
-    cwd=cwd or ROOT,
-    start_new_session=True,
-  )
+  environ, folder = {**inherited, **(env or {})}, cwd or ROOT
   problem = None
-  try:
-    stdout, stderr = process.communicate(timeout=timeout)
-    if check and process.returncode != 0:
-      problem = f"exit code {process.returncode}"
-  except subprocess.TimeoutExpired:
-    os.killpg(process.pid, signal.SIGKILL)
-    stdout, stderr = process.communicate()
-    problem = f"not finished after {timeout} s, killed"
-  finally:
-    # Also reached when the test itself is interrupted: leave no process behind.
-    if process.poll() is None:
-      os.killpg(process.pid, signal.SIGKILL)
+  with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    if forked:
+      process = fork_server.start(arguments, out, err, environ, folder)
+    else:
+      process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        env=environ,
+        cwd=folder,
+        start_new_session=True,
+      )
+    try:
+      process.wait(timeout)
+      if check and process.returncode != 0:
+        problem = f"exit code {process.returncode}"
+    except subprocess.TimeoutExpired:
+      problem = f"not finished after {timeout} s, killed"
+    finally:
+      # Also reached when the test itself is interrupted: leave no process behind.
+      if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    stdout, stderr = (_text(file) for file in (out, err))
   if problem:
     pytest.fail(
       f"{problem}: {shlex.join(command)}\n"
-      f"in {cwd or ROOT}\n"
+      f"in {folder}\n"
       f"--- stdout (end) ---\n{stdout[-4000:]}\n"
       f"--- stderr (end) ---\n{stderr[-8000:]}",
       pytrace=False,
@@ -149,13 +166,53 @@ def _run_subprocess(
   return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def _text(file: IO[bytes]) -> str:
+  file.seek(0)
+  return file.read().decode(errors="replace")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+  parser.addoption(
+    "--quick",
+    type=int,
+    nargs="?",
+    const=6,
+    metavar="N",
+    help="run one case each of at most N (6) test functions of a file, and a part of each family "
+    "of the conformance suite (a quarter; all from N=24 on), nothing that takes long",
+  )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
   """Tests that start processes come first: while they wait, the others have the cores."""
+  if config.getoption("quick"):
+    items[:] = _sample(items, config.getoption("quick"))
   items.sort(key=lambda item: not _starts_processes(item))
 
 
+def _sample(items: list[pytest.Item], functions: int) -> list[pytest.Item]:
+  """Of each file so many functions that are neither slow nor start processes, a case of each.
+
+  They are the same ones in every run. Of the conformance suite it is a case of each family.
+  """
+  cases: dict[pathlib.Path, dict[str, list[pytest.Item]]] = {}
+  for item in items:
+    marked = item.get_closest_marker("slow") or item.get_closest_marker("long")
+    if not marked and not _starts_processes(item):
+      name = item.nodeid.partition("[")[0]
+      if "family" in item.fixturenames:
+        name += item.callspec.params["family"]
+      cases.setdefault(item.path, {}).setdefault(name, []).append(item)
+  chosen: set[pytest.Item] = set()
+  for of_file in cases.values():
+    families = [name for name, found in of_file.items() if "draw" in found[0].fixturenames]
+    others = sorted(set(of_file) - set(families), key=lambda name: zlib.crc32(name.encode()))
+    chosen.update(of_file[name][0] for name in [*families, *others[:functions]])
+  return [item for item in items if item in chosen]
+
+
 def _starts_processes(item: pytest.Item) -> bool:
-  fixtures = {"run_subprocess", "run_workers"}
+  fixtures = {"run_subprocess", "run_forked"}
   return bool(item.get_closest_marker("subprocess") or fixtures.intersection(item.fixturenames))
 
 

@@ -69,7 +69,7 @@ def test_killed_in_the_middle(cpu_devices, tmp_path, monkeypatch, where, name, c
 
 
 @pytest.mark.subprocess
-def test_process_killed_while_writing(run_subprocess, tmp_path):
+def test_process_killed_while_writing(run_forked, tmp_path):
   program = """
 import os, signal, sys
 import tensorflow as tf
@@ -93,10 +93,10 @@ if sys.argv[2] == "kill":
 print("step", c.restore().step)
 c.save(3)  # No wait(): a program that ends finishes its checkpoint.
 """
-  result = run_subprocess(["-c", program, tmp_path, "kill"], check=False)
+  result = run_forked(["-c", program, tmp_path, "kill"], check=False)
   assert result.returncode == -9
   assert any(n.startswith(".unfinished") for n in os.listdir(tmp_path))
-  result = run_subprocess(["-c", program, tmp_path, "go on"])
+  result = run_forked(["-c", program, tmp_path, "go on"])
   assert "step 1" in result.stdout
   assert sorted(os.listdir(tmp_path)) == [
     "checkpoint",
@@ -110,10 +110,11 @@ c.save(3)  # No wait(): a program that ends finishes its checkpoint.
   assert tf.train.latest_checkpoint(str(tmp_path)).endswith("-3")
 
 
+@pytest.mark.long
 @pytest.mark.subprocess
-def test_killed_at_random_moments(run_subprocess, tmp_path):
+def test_killed_at_random_moments(run_forked, tmp_path):
   program = ["-m", "tests.checkpoint.checkpoint_kill_program"]
-  result = run_subprocess([*program, tmp_path / "runs", "4", "3", "160"])
+  result = run_forked([*program, tmp_path / "runs", "4", "3", "160"])
   told = re.search(r"4 kills, (\d) in the middle of a write; same final values", result.stdout)
   assert told and int(told.group(1)) > 0, result.stdout
 
@@ -122,9 +123,9 @@ def test_killed_at_random_moments(run_subprocess, tmp_path):
 
 
 @pytest.mark.subprocess
-def test_full_disk_leaves_earlier_checkpoints(run_subprocess, tmp_path):
+def test_full_disk_leaves_earlier_checkpoints(run_forked, tmp_path):
   # A limit on the size of files makes the file system itself fail in the middle of a write.
-  result = run_subprocess(
+  result = run_forked(
     f"""
 import resource, signal
 import numpy as np

@@ -6,9 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 
@@ -23,47 +20,17 @@ from mesh_tensorflow.meshes.layout import TensorLayout
 from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
 from mesh_tensorflow.meshes.store import StoredVariable
 from mesh_tensorflow.program.dimensions import convert_to_shape
+from tests import worker_group
 from tests.checkpoint import checkpoint_stores
 from tests.checkpoint.checkpoint_workers_program import SHAPES, values
-from tests.conftest import ROOT
 
 SUFFIXES = ("", ".index", ".manifest")
 PROGRAM = "tests.checkpoint.checkpoint_workers_program"
 
 
-@pytest.fixture
-def run_workers():
-  """A function that runs the program in two processes; returns their exit codes and output."""
-  started = []
-
-  def run(*args, timeout=240):
-    sockets = [socket.socket() for _ in range(2)]
-    for s in sockets:
-      s.bind(("127.0.0.1", 0))
-    cluster = {"worker": [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]}
-    for s in sockets:
-      s.close()
-    for index in range(2):
-      config = {"cluster": cluster, "task": {"type": "worker", "index": index}}
-      started.append(
-        subprocess.Popen(
-          [sys.executable, "-m", PROGRAM, *args],
-          env={**os.environ, "TF_CONFIG": json.dumps(config)},
-          cwd=ROOT,
-          stdout=subprocess.PIPE,
-          stderr=subprocess.STDOUT,
-          text=True,
-        )
-      )
-    end = time.monotonic() + timeout
-    outputs = [p.communicate(timeout=max(1, end - time.monotonic()))[0] for p in started]
-    return [p.returncode for p in started], outputs
-
-  yield run
-  for process in started:
-    if process.poll() is None:
-      process.send_signal(signal.SIGKILL)
-      process.wait()
+def run_workers(*arguments: str) -> tuple[list[int], list[str]]:
+  """Runs the program in two processes; their exit codes and output."""
+  return worker_group.run(2, ["-m", PROGRAM, *arguments])
 
 
 def make_store(devices, mesh, step=None):
@@ -76,7 +43,7 @@ def make_store(devices, mesh, step=None):
 
 
 @pytest.mark.subprocess
-def test_two_workers(cpu_devices, tmp_path, run_workers, run_subprocess):
+def test_two_workers(cpu_devices, tmp_path, run_subprocess):
   folder = str(tmp_path / "run")
   first = make_store(cpu_devices, "2x4", 5)
   other = checkpoint.Checkpointer(str(tmp_path), first, asynchronous=False).save(5)
@@ -120,7 +87,7 @@ print(json.dumps({name: reader.get_tensor(name).tolist() for name in names}))
 
 
 @pytest.mark.subprocess
-def test_a_folder_that_is_not_shared(tmp_path, run_workers):
+def test_a_folder_that_is_not_shared(tmp_path):
   codes, outputs = run_workers("apart", str(tmp_path / "run"), "")
   assert codes == [0, 0], "\n".join(outputs)
   assert all(output.endswith("done\n") for output in outputs)
@@ -130,7 +97,7 @@ def test_a_folder_that_is_not_shared(tmp_path, run_workers):
 
 
 @pytest.mark.subprocess
-def test_a_worker_is_killed_while_all_write(cpu_devices, tmp_path, run_workers):
+def test_a_worker_is_killed_while_all_write(cpu_devices, tmp_path):
   codes, outputs = run_workers("killed", str(tmp_path), "")
   assert codes == [75, -signal.SIGKILL], "\n".join(outputs)
   seconds = float(re.search(r"told after (\d+\.\d) s", outputs[0]).group(1))

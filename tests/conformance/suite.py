@@ -5,8 +5,8 @@ A room has its descriptors in `tests/<room>/descriptors_<family>.py`, and in its
   class TestOperations(suite.Conformance):
     room = "operations"
 
-A long run: `MTF_CONFORMANCE_DRAWS=30 pytest -n 2 tests/operations/test_conformance.py`. With this
-variable, also with 3, what its default is, every operation is traced on every layout, too.
+`make long` runs each family on more layouts, in all modes. A longer run:
+`MTF_CONFORMANCE_DRAWS=30 pytest -n 2 tests/operations/test_conformance.py`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,31 @@ from tests.conformance import framework, further_ways
 from tests.conftest import ROOT
 
 ROOMS = ("operations", "decoding", "layers")
-# How many layouts each family is run on in every mode.
-DRAWS = int(os.environ.get("MTF_CONFORMANCE_DRAWS", "3"))
 # Tracing takes longest: if no number is given, an operation is traced on one of the layouts that
 # are legal for it, on another one in each mode.
 ALL_TRACED = "MTF_CONFORMANCE_DRAWS" in os.environ
-# How many more, as they come, in the eager modes: they are fast, and many must be refused.
-WILD = max(6, DRAWS // 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Draws:
+  """How many layouts each family of a room is run on.
+
+  Attributes:
+    usual: in every mode.
+    wild: more, as they come, in the eager modes: they are fast, and many must be refused.
+    long: in every mode in `make long`, the usual ones among them.
+  """
+
+  usual: int
+  wild: int
+  long: int
+
+
+# Layers are made of operations, and take longer.
+DRAWS = {"operations": Draws(3, 6, 8), "decoding": Draws(3, 6, 8), "layers": Draws(2, 3, 8)}
+if ALL_TRACED:
+  _number = int(os.environ["MTF_CONFORMANCE_DRAWS"])
+  DRAWS = {room: Draws(_number, max(6, _number // 3), _number) for room in ROOMS}
 # Names (comma-separated) of the only operations to test.
 ONLY = [name for name in os.environ.get("MTF_CONFORMANCE_ONLY", "").split(",") if name]
 
@@ -46,6 +64,7 @@ def _families(room: str) -> dict[str, list[framework.Descriptor]]:
 
 FAMILIES_OF = {room: _families(room) for room in ROOMS}
 FAMILIES = {name: family for families in FAMILIES_OF.values() for name, family in families.items()}
+_ROOM_OF = {name: room for room, families in FAMILIES_OF.items() for name in families}
 
 ONE, AGAIN = "one tensor at several inputs", "gradients differentiated again"
 WAYS = (ONE, AGAIN)
@@ -55,10 +74,22 @@ _TURNS = (*_EAGER, *_EAGER, "placement_function", "simd_eager", "placement_eager
 WHOLE = framework.Layout("r:1", "")
 
 
+def usual(family: str) -> int:
+  """How many layouts a family is run on in every mode."""
+  return DRAWS[_ROOM_OF[family]].usual
+
+
 @functools.cache
 def layouts(family: str) -> list[framework.Layout]:
   """Layouts for all modes; then the wild ones for the eager modes."""
-  return framework.draw_layouts(family, FAMILIES[family], DRAWS, WILD)
+  draws = DRAWS[_ROOM_OF[family]]
+  return framework.draw_layouts(family, FAMILIES[family], draws.usual, draws.wild)
+
+
+@functools.cache
+def long_layouts(family: str) -> list[framework.Layout]:
+  """Layouts for all modes in `make long`; the first ones are those of `layouts`."""
+  return framework.draw_layouts(family, FAMILIES[family], DRAWS[_ROOM_OF[family]].long)
 
 
 def chosen(family: str, draw: int, mode: str) -> list[framework.Descriptor]:
@@ -67,7 +98,7 @@ def chosen(family: str, draw: int, mode: str) -> list[framework.Descriptor]:
     return FAMILIES[family]
   result = []
   for i, descriptor in enumerate(FAMILIES[family], framework.MODES.index(mode) // 2):
-    legal = [n for n in range(DRAWS) if not descriptor.is_illegal(layouts(family)[n])]
+    legal = [n for n in range(usual(family)) if not descriptor.is_illegal(layouts(family)[n])]
     if draw not in legal or draw == legal[i % len(legal)]:
       result.append(descriptor)
   return result
@@ -89,7 +120,7 @@ def _layouts_of_further_case(family: str, index: int) -> list[framework.Layout]:
   descriptor = FAMILIES[family][index]
   legal = [
     layout
-    for layout in layouts(family)[:DRAWS]
+    for layout in layouts(family)[: usual(family)]
     if not descriptor.is_illegal(layout)
     and (descriptor.has_gradient(layout) or not descriptor.differentiable)
   ] or [WHOLE]
@@ -102,28 +133,35 @@ class Conformance:
   room: str
 
   def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-    families = FAMILIES_OF[self.room]
+    families, draws = FAMILIES_OF[self.room], DRAWS[self.room]
     if "draw" in metafunc.fixturenames:
-      metafunc.parametrize(
-        "family,draw,mode",
-        [
-          (family, draw, mode)
-          for family in families
-          for mode in framework.MODES
-          for draw in range(DRAWS + WILD if mode.endswith("eager") else DRAWS)
-        ],
-      )
+      numbers = {mode: range(draws.usual) for mode in framework.MODES}
+      if metafunc.function.__name__ == "test_family_on_more_layouts":
+        numbers = dict.fromkeys(numbers, range(draws.usual, draws.long))
+      else:
+        numbers |= {mode: range(draws.usual + draws.wild) for mode in _EAGER}
+      cases = [(family, n, mode) for family in families for mode in numbers for n in numbers[mode]]
+      metafunc.parametrize("family,draw,mode", cases)
     elif "family" in metafunc.fixturenames:
       metafunc.parametrize("family", families)
 
-  def test_family(self, family, draw, mode, cpu_devices, record_property):
+  def test_family(self, family, draw, mode, cpu_devices, record_property, pytestconfig):
     layout, descriptors = layouts(family)[draw], chosen(family, draw, mode)
+    descriptors = descriptors[:: max(1, 24 // (pytestconfig.getoption("quick") or 24))]
     # TensorFlow's graph optimizer takes most of the time; smaller families are tested with it.
     with framework.graph_optimizer(draw == 0 and len(FAMILIES[family]) < 40):
       tally, problems = framework.check_family(mode, layout, descriptors, cpu_devices)
     counts = {"family": family, "descriptors": len(FAMILIES[family]), "mode": mode}
     record_property("conformance", {**counts, "layout": str(layout), **dataclasses.asdict(tally)})
     assert not problems, f"{layout}, {mode}:\n  " + "\n  ".join(problems)
+
+  @pytest.mark.long
+  def test_family_on_more_layouts(self, family, draw, mode, cpu_devices):
+    with framework.graph_optimizer(False):
+      problems = framework.check_family(
+        mode, long_layouts(family)[draw], FAMILIES[family], cpu_devices
+      )[1]
+    assert not problems, f"{long_layouts(family)[draw]}, {mode}:\n  " + "\n  ".join(problems)
 
   @pytest.mark.parametrize("way", WAYS)
   def test_family_in_further_ways(self, family, way, cpu_devices, record_property):
@@ -147,9 +185,9 @@ class Conformance:
   def test_every_operation_runs_in_every_mode(self, family):
     """On a layout that is legal for it, if one of those drawn is."""
     for mode in framework.MODES:
-      runs = [chosen(family, n, mode) for n in range(DRAWS)]
+      runs = [chosen(family, n, mode) for n in range(usual(family))]
       for d in FAMILIES[family]:
-        legal = [n for n in range(DRAWS) if not d.is_illegal(layouts(family)[n])]
+        legal = [n for n in range(usual(family)) if not d.is_illegal(layouts(family)[n])]
         assert not legal or any(d in runs[n] for n in legal), (mode, d.name)
 
   def test_every_operation_is_split_somewhere(self, family):

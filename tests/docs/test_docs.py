@@ -73,7 +73,7 @@ def test_quotations_and_programs_that_are_not_run(page, repository):
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if program_of(blocks_of(p))])
-def test_program(page, run_subprocess, tmp_path):
+def test_program(page, run_forked, tmp_path):
   """A traceback shows the lines of the page."""
   blocks = blocks_of(page)
   program = tmp_path / "program.py"
@@ -82,7 +82,7 @@ def test_program(page, run_subprocess, tmp_path):
     f"exec(compile(open({str(program)!r}).read(), {str(DOCS / page)!r}, 'exec'),"
     " {'__name__': '__main__'})"
   )
-  result = run_subprocess(run, timeout=280)
+  result = run_forked(run, timeout=280)
   printed = {words(line) for line in result.stdout.splitlines()}
   told = {words(line) for b in blocks if b.kind == "text" for line in b.text.splitlines()}
   assert told - {""} <= printed, f"{page} tells other lines than its program prints"

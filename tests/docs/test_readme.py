@@ -41,6 +41,7 @@ def check_program(text: str, output: str) -> None:
     assert "(8, 16)" in output
 
 
+@pytest.mark.long  # `make fresh` runs each alone, too, and the commands.
 @pytest.mark.parametrize("block", PROGRAMS, ids=lambda b: str(b.number))
 def test_program_alone(block, run_subprocess, tmp_path):
   result = run_subprocess(block.text, timeout=280, cwd=tmp_path)
@@ -66,6 +67,7 @@ def test_make_targets_exist(repository):
     assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("program", "says"),
   [
@@ -88,9 +90,9 @@ def test_every_python_command_is_run():
   assert len([c for c in COMMANDS if c.startswith("python ")]) == 3
 
 
-def test_layout_that_the_examples_section_names(run_subprocess, repository):
+def test_layout_that_the_examples_section_names(run_forked, repository):
   flags = shlex.split(re.search(r"`(--mesh_shape .*?)`", README).group(1))
-  result = run_subprocess(
+  result = run_forked(
     ["examples/toy_model.py", *flags, "--train_steps", "20", "--iterations", "10"],
     timeout=150,
     cwd=repository,

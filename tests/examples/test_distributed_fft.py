@@ -161,8 +161,8 @@ def test_bytes_moved():
 
 
 @pytest.mark.parametrize("implementation", ["placement", "simd"])
-def test_program(implementation, run_subprocess):
-  result = run_subprocess(
+def test_program(implementation, run_forked):
+  result = run_forked(
     ["examples/distributed_fft.py", "--size", "8", "--implementation", implementation]
   )
   assert "2 alltoall" in result.stdout

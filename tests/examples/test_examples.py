@@ -19,8 +19,8 @@ def example():
   return lambda name: importlib.import_module(f"mesh_tensorflow.examples.{name}")
 
 
-def _run(run_subprocess, repository, name: str, *flags: str, **kwargs):
-  return run_subprocess([str(repository / "examples" / name), *flags], timeout=150, **kwargs)
+def _run(run_forked, repository, name: str, *flags: str, **kwargs):
+  return run_forked([str(repository / "examples" / name), *flags], timeout=150, **kwargs)
 
 
 # ------------------------------------------------------------------------ mnist.py
@@ -28,10 +28,10 @@ def _run(run_subprocess, repository, name: str, *flags: str, **kwargs):
 SMALL = ["--made_examples", "2000", "--hidden_size", "64", "--batch_size", "50"]
 
 
-def test_mnist_reads_drawn_digits(run_subprocess, repository, tmp_path, example, capsys):
+def test_mnist_reads_drawn_digits(run_forked, repository, tmp_path, example, capsys):
   """Trains on 2x2 devices and goes on from its checkpoint."""
   flags = [*SMALL, "--data_dir", str(tmp_path / "none"), "--model_dir", str(tmp_path / "model")]
-  out = _run(run_subprocess, repository, "mnist.py", *flags, "--train_epochs", "2").stdout
+  out = _run(run_forked, repository, "mnist.py", *flags, "--train_epochs", "2").stdout
   assert "2000 digits drawn by this program, 400 more to test" in out
   assert "Mesh b1:2;b2:2 (placement), layout row_blocks:b1;col_blocks:b2" in out
   accuracy = float(re.search(r"accuracy on 400 test images: ([\d.]+)%", out).group(1))
@@ -227,10 +227,10 @@ def test_toy_model_trains_evaluates_and_goes_on(example, tmp_path, capsys):
   assert float(re.findall(r"eval loss ([\d.]+)", rest)[-1]) == pytest.approx(evaluated[2], rel=1e-4)
 
 
-def test_toy_model_tells_of_a_nan(run_subprocess, repository, tmp_path):
+def test_toy_model_tells_of_a_nan(run_forked, repository, tmp_path):
   flags = ["--step_with_nan", "7", "--train_steps", "40", "--iterations", "5"]
   result = _run(
-    run_subprocess, repository, "toy_model.py", *flags, "--model_dir", str(tmp_path), check=False
+    run_forked, repository, "toy_model.py", *flags, "--model_dir", str(tmp_path), check=False
   )
   assert result.returncode == 1
   last = result.stderr.splitlines()[-1]

@@ -27,13 +27,13 @@ def test_demo_trains_evaluates_and_writes(run_subprocess, repository, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def plain_losses(run_subprocess, repository):
+def plain_losses(run_forked, repository):
   """Of the program in plain TensorFlow."""
-  return losses_of(run_subprocess, repository, "plain", "small")
+  return losses_of(run_forked, repository, "plain", "small")
 
 
-def losses_of(run_subprocess, repository, *arguments):
-  result = run_subprocess(["-m", "benchmarks.worker", *arguments], timeout=280, cwd=repository)
+def losses_of(run_forked, repository, *arguments):
+  result = run_forked(["-m", "benchmarks.worker", *arguments], timeout=280, cwd=repository)
   return json.loads(result.stdout.splitlines()[0])["losses"]
 
 
@@ -45,8 +45,8 @@ def losses_of(run_subprocess, repository, *arguments):
     ["--mesh", "batch:2,model:2", "--implementation", "simd"],
   ],
 )
-def test_benchmark_sides_compute_the_same_losses(run_subprocess, repository, plain_losses, mesh):
+def test_benchmark_sides_compute_the_same_losses(run_forked, repository, plain_losses, mesh):
   """What is compared is the same work: equal losses, until Adam has amplified the rounding."""
-  ours = losses_of(run_subprocess, repository, "ours", "small", *mesh)
+  ours = losses_of(run_forked, repository, "ours", "small", *mesh)
   assert ours[:3] == pytest.approx(plain_losses[:3], rel=1e-4)
   assert plain_losses[-1] < plain_losses[0]

@@ -159,16 +159,16 @@ def code_cells(name):
   return ["".join(cell["source"]) for cell in cells]
 
 
-def run_notebook(name, steps, run_subprocess, folder):
+def run_notebook(name, steps, run_forked, folder):
   """Runs the cells as one program, with fewer steps; what it prints."""
   program = "\n".join(code_cells(name))
   assert program.count("\nSTEPS = 300\n") == 1
   (folder / "notebook.py").write_text(program.replace("STEPS = 300\n", f"STEPS = {steps}\n"))
-  return run_subprocess([folder / "notebook.py"], cwd=folder).stdout
+  return run_forked([folder / "notebook.py"], cwd=folder).stdout
 
 
-def test_the_tpu_notebook_on_cpu(run_subprocess, tmp_path):
-  printed = run_notebook("mesh_tensorflow_tpu.ipynb", 12, run_subprocess, tmp_path)
+def test_the_tpu_notebook_on_cpu(run_forked, tmp_path):
+  printed = run_notebook("mesh_tensorflow_tpu.ipynb", 12, run_forked, tmp_path)
   assert "no TPU was found on this machine" in printed
   assert "Going on with 4 virtual devices of the CPU" in printed
   losses = [float(x) for x in re.findall(r"loss ([\d.]+)", printed)]
@@ -176,8 +176,8 @@ def test_the_tpu_notebook_on_cpu(run_subprocess, tmp_path):
   assert (tmp_path / "mesh_tpu_checkpoints" / "checkpoint").exists()
 
 
-def test_the_cpu_notebook(run_subprocess, tmp_path):
-  printed = run_notebook("mesh_tensorflow_cpu.ipynb", 6, run_subprocess, tmp_path)
+def test_the_cpu_notebook(run_forked, tmp_path):
+  printed = run_notebook("mesh_tensorflow_cpu.ipynb", 6, run_forked, tmp_path)
   assert "batch:rows" in printed and "Bytes that one device sends" in printed
   rows = re.findall(
     r"^(?:batch|hidden|one device)\S* +((?:\d\.\d{5} ?){5})$", printed, re.MULTILINE

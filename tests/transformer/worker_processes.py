@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pathlib
-import signal
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 from tensorflow.core.util import event_pb2
+
+from tests import worker_group
 
 TEXT = "To be, or not to be, that is the question.\nWhether 'tis nobler in the mind\n" * 60
 
@@ -53,96 +50,28 @@ def on_mesh(mesh_shape: str, layout: str) -> list[str]:
   return [f"run.mesh_shape = '{mesh_shape}'", f"run.layout_rules = '{layout}'"]
 
 
-def command(workers: int, arguments: Sequence[str], *options: str) -> list[str]:
-  """The command line: of the trainer alone, or of the launcher of several."""
-  module = "mesh_tensorflow.transformer."
-  if workers == 1 and not options:
-    return [sys.executable, "-m", f"{module}main", *arguments]
-  return [
-    sys.executable, "-m", f"{module}launch", f"--workers={workers}", *options, "--", *arguments
-  ]  # fmt: skip
+def launcher(workers: int, arguments: Sequence[str], *options: str) -> list[str]:
+  """The command line of the launcher of several."""
+  module = "mesh_tensorflow.transformer.launch"
+  return [sys.executable, "-m", module, f"--workers={workers}", *options, "--", *arguments]
 
 
-def run(
-  workers: int, arguments: Sequence[str], *options: str, code: int = 0, timeout: float = 240
-) -> str:
-  """Runs to the end; returns stdout and stderr."""
-  done = subprocess.run(
-    command(workers, arguments, *options), capture_output=True, text=True, timeout=timeout
-  )
-  text = done.stdout + done.stderr
-  assert done.returncode == code, text
-  return text
-
-
-class Processes:
-  """Workers, each a process of its own whose output goes to a file.
-
-  Args:
-    folder: for the files.
-    workers: how many.
-    arguments: of all.
-    more: of the last worker.
-  """
-
-  def __init__(
-    self, folder: pathlib.Path, workers: int, arguments: Sequence[str], more: Sequence[str] = ()
-  ):
-    with contextlib.ExitStack() as stack:
-      sockets = [stack.enter_context(socket.socket()) for _ in range(workers)]
-      for s in sockets:
-        s.bind(("127.0.0.1", 0))
-      addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
-    self.outputs = [folder / f"worker-{i}.txt" for i in range(workers)]
-    self.all = []
-    for i, output in enumerate(self.outputs):
-      task = {"type": "worker", "index": i}
-      config = {"cluster": {"worker": addresses}, "task": task}
-      environ = dict(os.environ, TF_CONFIG=json.dumps(config) if workers > 1 else "")
-      own = [*arguments, *(more if i == workers - 1 else ())]
-      with output.open("w") as f:
-        self.all.append(
-          subprocess.Popen(command(1, own), env=environ, stdout=f, stderr=subprocess.STDOUT)
-        )
-
-  def text(self, worker: int) -> str:
-    return self.outputs[worker].read_text(errors="replace")
-
-  def wait_for(
-    self, condition: Callable[[], bool], timeout: float = 180, *, may_end: bool = False
-  ) -> None:
-    """Waits until something is so, while all processes run, or some."""
-    end = time.monotonic() + timeout
-    while not condition():
-      everything = "\n".join(self.text(i) for i in range(len(self.all)))
-      assert time.monotonic() < end, everything
-      running = [p.poll() is None for p in self.all]
-      assert any(running) if may_end else all(running), everything
-      time.sleep(0.05)
-
-  def wait_of(self, worker: int, timeout: float) -> int:
-    """The exit code of one."""
-    return self.all[worker].wait(timeout)
-
-  def wait(self, timeout: float = 240) -> list[int]:
-    """Exit codes of all."""
-    end = time.monotonic() + timeout
-    return [p.wait(max(0.1, end - time.monotonic())) for p in self.all]
+def run(workers: int, arguments: Sequence[str], code: int = 0, timeout: float = 240) -> str:
+  """Runs to the end; returns stdout and stderr, of one worker after the other."""
+  command = ["-m", "mesh_tensorflow.transformer.main", *arguments]
+  found, texts = worker_group.run(workers, command, timeout)
+  assert found == [code] * workers, "\n".join(texts)
+  return "".join(texts)
 
 
 @contextlib.contextmanager
 def processes(
   folder: pathlib.Path, workers: int, arguments: Sequence[str], more: Sequence[str] = ()
-) -> Iterator[Processes]:
-  """Starts workers, and ends them with the block."""
-  group = Processes(folder, workers, arguments, more)
-  try:
+) -> Iterator[worker_group.Group]:
+  """Starts workers, each with these arguments and the last with more; ends them with the block."""
+  command = ["-m", "mesh_tensorflow.transformer.main", *arguments]
+  with worker_group.running(folder, workers, command, more) as group:
     yield group
-  finally:
-    for p in group.all:
-      if p.poll() is None:
-        p.send_signal(signal.SIGKILL)
-      p.wait()
 
 
 def losses(model_dir: os.PathLike[str]) -> dict[int, float]:

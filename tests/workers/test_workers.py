@@ -7,16 +7,14 @@ import functools
 import itertools
 import json
 import os
-import pathlib
 import re
 import socket
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from mesh_tensorflow import errors, workers
+from tests import fork_server, worker_group
 
 
 def config(cluster, kind="worker", index=0):
@@ -133,7 +131,7 @@ workers.leave(lambda: print(cluster.index, "leaves", flush=True))
 
 @pytest.mark.subprocess
 def test_workers_with_different_settings_are_told(tmp_path):
-  out = launched(3, [sys.executable, "-c", SAYS_WHAT_DIFFERS])
+  out = printed(3, ["-c", SAYS_WHAT_DIFFERS])
   for i in range(3):
     assert f"{i} the workers must run the same program with the same settings, but worker 0" in out
     assert f"{i} leaves" in out
@@ -163,7 +161,7 @@ workers.join(timeout_seconds={timeout})
     (200, True, -9, r"worker 1 \(.*\) lost worker 0 \({address}\) while the workers joined"),
   ],
 )
-def test_a_worker_that_does_not_come_is_named(timeout, is_there, code, words):
+def test_a_worker_that_does_not_come_is_named(timeout, is_there, code, words, tmp_path):
   with socket.socket() as chief, socket.socket() as other:
     chief.bind(("127.0.0.1", 0))
     other.bind(("127.0.0.1", 0))
@@ -172,19 +170,18 @@ def test_a_worker_that_does_not_come_is_named(timeout, is_there, code, words):
     environ = {**os.environ, **config({"worker": addresses}, index=1)}
     if is_there:
       chief.listen()
-    with subprocess.Popen(
-      [sys.executable, "-c", WAITS.format(timeout=timeout)],
-      env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    ) as run:  # fmt: skip
+    with (tmp_path / "out").open("w") as file:
+      run = fork_server.start(["-c", WAITS.format(timeout=timeout)], file, file, environ)
       try:
         if is_there:
           chief.settimeout(60)
           chief.accept()[0].close()  # Now it is seen; and then it is gone.
           chief.close()
-        out = run.communicate(timeout=120)[0]
+        found = run.wait(120)
       finally:
         run.kill()
-  assert run.returncode == code, out
+  out = (tmp_path / "out").read_text()
+  assert found == code, out
   assert re.search(words.format(address=addresses[0]), out), out
 
 
@@ -198,26 +195,22 @@ workers.leave()
 
 
 @pytest.mark.subprocess
-def test_a_cluster_with_chief_and_evaluator():
+def test_a_cluster_with_chief_and_evaluator(tmp_path):
   with contextlib.ExitStack() as stack:
     sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
     for s in sockets:
       s.bind(("127.0.0.1", 0))
     a, b, c = (f"127.0.0.1:{s.getsockname()[1]}" for s in sockets)
   jobs = {"evaluator": [a], "worker": [b], "chief": [c]}
-  runs = [
-    subprocess.Popen(
-      [sys.executable, "-c", CHIEF_AND_WORKERS],
-      env={**os.environ, **config(jobs, kind, "0")},
-      stdout=subprocess.PIPE, text=True,
-    )
-    for kind in jobs
-  ]  # fmt: skip
-  try:
-    outs = [run.communicate(timeout=120)[0] for run in runs]
-  finally:
-    for run in runs:
-      run.kill()
+  with contextlib.ExitStack() as stack:
+    runs = []
+    for kind in jobs:
+      out, err = (stack.enter_context((tmp_path / f"{kind}.{x}").open("w")) for x in ("out", "err"))
+      env = {**os.environ, **config(jobs, kind, "0")}
+      runs.append(fork_server.start(["-c", CHIEF_AND_WORKERS], out, err, env))
+      stack.callback(runs[-1].kill)
+    assert [run.wait(120) for run in runs] == [0, 0, 0]
+  outs = [(tmp_path / f"{kind}.out").read_text() for kind in jobs]
   assert outs == ["[0] ('localhost', 0)\n", "[0, 1] ('worker', 0)\n", "[0, 1] ('chief', 0)\n"]
 
 
@@ -239,42 +232,24 @@ except errors.WorkerLostError as e:
 @pytest.mark.subprocess
 def test_a_worker_that_lives_and_does_not_come_is_given_up():
   """TensorFlow notices nothing: heartbeats are sent by threads of its own."""
-  out = launched(2, [sys.executable, "-c", STUCK])
+  out = printed(2, ["-c", STUCK])
   assert "0 lost another worker (of worker 1 (127.0.0.1:" in out, out
 
 
-def launched(count, command):
+def printed(count, arguments):
   """What so many workers printed."""
-  run = subprocess.run(
-    [sys.executable, "-c", LAUNCH, str(count), *command],
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  assert run.returncode == 0, run.stdout + run.stderr
-  return run.stdout + run.stderr
+  codes, texts = worker_group.run(count, arguments, 300)
+  assert codes == [0] * count, "".join(texts)
+  return "".join(texts)
 
 
 @functools.cache
 def train(count, devices, *meshes):
   """What worker 0 of so many workers, of so many devices each, printed of each mesh."""
-  program = pathlib.Path(__file__).with_name("workers_program.py")
-  command = [sys.executable, str(program), str(devices), *itertools.chain(*meshes)]
-  run = subprocess.run(
-    [sys.executable, "-c", LAUNCH, str(count), *command],
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  assert run.returncode == 0, run.stdout + run.stderr
-  return [json.loads(line) for line in run.stdout.splitlines()[-len(meshes) :]]
-
-
-LAUNCH = """
-import sys
-from mesh_tensorflow.transformer.launch import launch
-sys.exit(launch(sys.argv[2:], int(sys.argv[1])))
-"""
+  arguments = ["-m", "tests.workers.workers_program", str(devices), *itertools.chain(*meshes)]
+  codes, texts = worker_group.run(count, arguments, 300)
+  assert codes == [0] * count, "".join(texts)
+  return [json.loads(line) for line in texts[0].splitlines() if line.startswith("{")]
 
 
 @pytest.fixture(scope="module")

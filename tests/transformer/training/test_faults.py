@@ -10,6 +10,7 @@ import re
 import resource
 import signal
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -65,8 +66,7 @@ def test_a_killed_worker_is_named_and_fewer_go_on(tmp_path):
     for i in (0, 2):
       assert f"worker {i}/3: WorkerLostError: lost worker 1 (127.0.0.1:" in group.text(i)
   last = steps_saved(folder)[-1]
-  bindings = [*program.on_mesh("batch:2", "batch:batch"), f"run.train_steps = {last + 4}"]
-  out = program.run(2, program.trainer_arguments(folder, *bindings))
+  out = program.run(1, program.trainer_arguments(folder, f"run.train_steps = {last + 4}"))
   assert f"restored {folder}/model.ckpt-{last}" in out
   assert steps_saved(folder)[-1] == last + 4
 
@@ -75,7 +75,7 @@ def test_a_killed_worker_is_named_and_fewer_go_on(tmp_path):
 def test_the_launcher_starts_all_again(tmp_path):
   folder = tmp_path / "model"
   bindings = [*program.on_mesh("batch:2", "batch:batch"), "run.train_steps = 60"]
-  command = program.command(2, program.trainer_arguments(folder, *bindings), "--restarts=1")
+  command = program.launcher(2, program.trainer_arguments(folder, *bindings), "--restarts=1")
   with subprocess.Popen(
     command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
   ) as launcher:
@@ -207,13 +207,14 @@ def test_a_full_disk_stops_training_and_leaves_what_was_saved(tmp_path, monkeypa
   assert steps_saved(tmp_path) == [4, 8]
 
 
+@pytest.mark.long  # `test_operating.py` has its exit code, and the line that says why.
 @pytest.mark.subprocess
 def test_a_file_that_cannot_grow(tmp_path):
   """The operating system's own error, in the real program: a limit of the size of files."""
   folder = tmp_path / "model"
   arguments = program.trainer_arguments(folder)
   run = subprocess.run(
-    program.command(1, arguments),
+    [sys.executable, "-m", "mesh_tensorflow.transformer.main", *arguments],
     capture_output=True,
     text=True,
     timeout=240,
@@ -286,6 +287,7 @@ def test_the_rest_of_a_damaged_file_may_be_left_out(records, caplog):
   assert f"1 of 2 files are damaged, and left out from there on: {records[1]}: " in caplog.text
 
 
+@pytest.mark.long
 @pytest.mark.subprocess
 def test_a_training_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path):
   """Of `benchmarks/kill_runs.py`; MTF_KILL_RUNS=50 does so many."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
-import random
 
 import gin
 import numpy as np
@@ -28,15 +25,8 @@ LAYOUTS = [
   ("all:4", "heads:all,vocab:all"),
   ("all:4", "heads:all,d_ff:all,vocab:all"),
 ]
-CASES = list(itertools.product((2, 4, 1), LAYOUTS))
-
-
-def chosen() -> list:
-  """All of them if MTF_ALL_WORKERS is set; else one drawn with 2 workers and one with 4."""
-  if os.environ.get("MTF_ALL_WORKERS"):
-    return CASES
-  draw = random.Random(int(os.environ.get("MTF_WORKERS_DRAW", "1")))
-  return [(n, draw.choice(LAYOUTS)) for n in (2, 4)]
+# Four processes, each of which has a part of the weights; two are trained with further below.
+FOUR = ("model:4", STANDARD)
 
 
 @pytest.fixture(scope="module")
@@ -57,41 +47,59 @@ def reference(one_device):
   return losses
 
 
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+  """The folder of a training by four workers, and what each printed."""
+  folder = tmp_path_factory.mktemp("four")
+  arguments = program.trainer_arguments(folder / "model", *program.on_mesh(*FOUR))
+  with program.processes(folder, 4, arguments) as group:
+    assert group.wait() == [0] * 4, "\n".join(group.text(i) for i in range(4))
+  return folder / "model", [group.text(i) for i in range(4)]
+
+
 @pytest.mark.subprocess
-@pytest.mark.parametrize(("workers", "layout"), chosen())
-def test_same_losses_as_one_device(workers, layout, reference, tmp_path):
-  bindings = program.on_mesh(*layout)
-  out = program.run(workers, program.trainer_arguments(tmp_path / "model", *bindings))
-  losses = program.losses(tmp_path / "model")
+def test_same_losses_as_one_device(four, reference):
+  folder, texts = four
+  losses = program.losses(folder)
   np.testing.assert_allclose(list(losses.values()), list(reference.values()), rtol=2e-5)
   # The chief alone reports.
-  assert out.count("step       8/8") == 1
+  assert texts[0].count("step       8/8") == 1
   # TensorFlow 2.16 notes of its connection what no setting silences.
-  lines = [line for line in out.splitlines() if "coordination_service_agent" not in line]
-  assert not [line for line in lines if "[worker" in line], out
-  assert len(list((tmp_path / "model").glob("command*"))) == 1
+  lines = [line for text in texts[1:] for line in text.splitlines()]
+  assert [line for line in lines if "coordination_service_agent" not in line] == []
+  assert len(list(folder.glob("command*"))) == 1
+
+
+@pytest.mark.long
+@pytest.mark.subprocess
+@pytest.mark.parametrize("layout", LAYOUTS, ids=",".join)
+@pytest.mark.parametrize("workers", [2, 4, 1])
+def test_same_losses_on_all_layouts(workers, layout, reference, tmp_path):
+  bindings = program.on_mesh(*layout)
+  program.run(workers, program.trainer_arguments(tmp_path / "model", *bindings))
+  losses = program.losses(tmp_path / "model")
+  np.testing.assert_allclose(list(losses.values()), list(reference.values()), rtol=2e-5)
 
 
 READ = """
 import sys
 import numpy as np
 import tensorflow as tf
-reader = tf.train.load_checkpoint(sys.argv[1])
-names = reader.get_variable_to_shape_map()
-np.savez(sys.argv[2], **{name.replace("/", "|"): reader.get_tensor(name) for name in names})
+for folder, file in (sys.argv[1:3], sys.argv[3:]):
+  reader = tf.train.load_checkpoint(folder)
+  names = reader.get_variable_to_shape_map()
+  np.savez(file, **{name.replace("/", "|"): reader.get_tensor(name) for name in names})
 assert "mesh_tensorflow" not in sys.modules
 """
 
 
 @pytest.mark.subprocess
-def test_tensorflow_alone_reads_what_four_workers_saved(one_device, tmp_path, run_subprocess):
-  mesh = program.on_mesh("model:4", STANDARD)  # Each worker writes a part.
-  program.run(4, program.trainer_arguments(tmp_path / "four", *mesh))
-  assert len(list((tmp_path / "four").glob("model.ckpt-8.data-*-of-00004"))) == 4
-  read = {}
-  for name, folder in (("four", tmp_path / "four"), ("one", one_device)):
-    run_subprocess(["-c", READ, str(folder), str(tmp_path / name)], cwd=tmp_path)
-    read[name] = np.load(tmp_path / f"{name}.npz")
+def test_tensorflow_alone_reads_what_four_workers_saved(four, one_device, tmp_path, run_subprocess):
+  folders = {"four": four[0], "one": one_device}
+  assert len(list(folders["four"].glob("model.ckpt-8.data-*-of-00004"))) == 4  # A part of each.
+  pairs = [str(x) for name, folder in folders.items() for x in (folder, tmp_path / name)]
+  run_subprocess(["-c", READ, *pairs], cwd=tmp_path)
+  read = {name: np.load(tmp_path / f"{name}.npz") for name in folders}
   assert len(read["four"].files) > 30 and set(read["four"].files) == set(read["one"].files)
   for name in read["four"].files:
     np.testing.assert_allclose(
