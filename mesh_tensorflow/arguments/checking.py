@@ -13,11 +13,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 from mesh_tensorflow.arguments import kinds
+from mesh_tensorflow.arguments.kind import GraphMember, Kind, SymbolicTensor
 from mesh_tensorflow.errors import GraphError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Of a parameter: the exact types that are accepted at once, its kind, its name.
-_Entry: TypeAlias = tuple[frozenset[type], kinds.Kind | None, str]
+_Entry: TypeAlias = tuple[frozenset[type], Kind | None, str]
 
 
 class Signature:
@@ -61,7 +62,7 @@ class Signature:
     self.is_plainly_right = self._compiled(parameters, about_lowering if only_lowering else found)
 
   def _compiled(
-    self, parameters: Sequence[inspect.Parameter], looked_at: Mapping[str, kinds.Kind]
+    self, parameters: Sequence[inspect.Parameter], looked_at: Mapping[str, Kind]
   ) -> Callable[..., bool]:
     """A function of the same parameters: whether all arguments are plainly right.
 
@@ -118,7 +119,7 @@ class Signature:
         error = kind.refuse(self._label(pairs, value), name, value)
         raise error
       for v in value if isinstance(value, (list, tuple)) else (value,):
-        if isinstance(v, kinds.GraphMember):
+        if isinstance(v, GraphMember):
           if graph is None:
             graph, first = v.graph, v
           elif v.graph is not graph:
@@ -145,7 +146,7 @@ class Signature:
         label += f" {value!r}"
     for _, value in pairs:
       for v in value if isinstance(value, (list, tuple)) else (value,):
-        if isinstance(v, kinds.SymbolicTensor) and not any(v is o for o in others):
+        if isinstance(v, SymbolicTensor) and not any(v is o for o in others):
           return f"{label} of {v!r}"
     return label
 

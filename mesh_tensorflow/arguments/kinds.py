@@ -1,8 +1,8 @@
 """Kinds of arguments: what an annotation accepts, and what the error says if it does not.
 
-The annotations are read by `checking`. Here is what Python, NumPy and TensorFlow have: numbers,
-texts, dtypes, functions, and containers of them. Rooms above register what is theirs:
-`program.argument_kinds` tensors and dimensions, `meshes.layout` layouts.
+The annotations are read by `checking`. Here is which of them stands for which kind; the kinds of
+what Python, NumPy and TensorFlow have are in `values` and `containers`. Rooms above register what
+is theirs: `program.argument_kinds` tensors and dimensions, `meshes.layout` layouts.
 """
 
 from __future__ import annotations
@@ -10,342 +10,38 @@ from __future__ import annotations
 import collections.abc
 import copy
 import inspect
-import operator
 import types
 import typing
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow.errors import ArgumentError, DTypeError, MeshError
+from mesh_tensorflow.arguments.containers import MappingOf, SequenceOf, UnionOf
+from mesh_tensorflow.arguments.kind import Kind
+from mesh_tensorflow.arguments.values import (
+  Bool,
+  DType,
+  FloatDType,
+  Function,
+  Instance,
+  Number,
+  Numbers,
+  Text,
+  error_of,
+)
+from mesh_tensorflow.errors import DTypeError, MeshError
 
 _UNIONS = (typing.Union, types.UnionType)
 _Class = TypeVar("_Class", bound=type)
 
-
-class GraphMember:
-  """Base class of what belongs to one graph, `graph`: arguments of one call must share it."""
-
-  @property
-  def graph(self) -> object:
-    """The graph, which is compared by identity."""
-    raise NotImplementedError
-
-
-class SymbolicTensor(GraphMember):
-  """Base class of tensors without a value: no number, array or list, though it may look like it."""
-
-
-class ShownWhole:
-  """Base class of what a message shows by its `repr`, however long."""
-
-
-class Kind:
-  """What a parameter accepts.
-
-  Attributes:
-    types: exact types of which every value is accepted: a quick first look.
-    is_about_lowering: whether what is wrong would come out in the lowering, not at once.
-    words: what it is, for messages.
-    error: the class of the error.
-  """
-
-  types: frozenset[type] = frozenset()
-  is_about_lowering = False
-  words = ""
-  error: type[MeshError] = ArgumentError
-
-  def accepts(self, value: Any) -> bool:
-    """Whether a value is of this kind."""
-    raise NotImplementedError
-
-  def quick(self, name: str, bind: Callable[[Any], str]) -> str:
-    """An expression that is true of what is plainly right; of the rest `accepts` is asked.
-
-    Args:
-      name: of the argument, as a variable.
-      bind: gives an object a name that the expression may use.
-    """
-    return f"type({name}) in {bind(self.types)}" if self.types else f"{bind(self.accepts)}({name})"
-
-  def is_near(self, value: Any) -> bool:
-    """Whether a value that is not accepted is almost of this kind: a tensor of another dtype."""
-    del value
-    return False
-
-  def refuse(self, function: str, name: str, value: Any) -> MeshError:
-    """The error about a value that is not accepted.
-
-    Args:
-      function: its name.
-      name: of the argument.
-      value: what came.
-    """
-    advice = self.advice(name, value)
-    tail = f"; {advice}" if advice else ""
-    return self.error(f"{function}: {name} must be {self.words}, got {shown(value)}{tail}")
-
-  def advice(self, name: str, value: Any) -> str:
-    """What would do, or ""."""
-    del name, value
-    return ""
-
-
-def shown(value: Any) -> str:
-  """A value, short: class, shape and dtype of what has many elements."""
-  if value is None or isinstance(value, (SymbolicTensor, ShownWhole)):
-    return repr(value)
-  if hasattr(value, "shape") and hasattr(value, "dtype"):
-    kind = "tf.Tensor" if tf.is_tensor(value) else type(value).__name__
-    return f"{kind} of shape {value.shape} and dtype {tf.as_dtype(value.dtype).name}"
-  text = repr(value)
-  text = text if len(text) <= 80 else text[:77] + "..."
-  return text if _is_record(value) or isinstance(value, type) else f"{type(value).__name__} {text}"
-
-
-def _is_record(value: Any) -> bool:
-  """Whether it is a named tuple, as a Dimension is."""
-  return isinstance(value, tuple) and hasattr(value, "_fields")
-
-
-def converts(convert: Callable[[Any], Any], value: Any) -> bool:
-  """Whether a function takes the value, without a TypeError or ValueError."""
-  try:
-    convert(value)
-  except (TypeError, ValueError):  # Every error of dimensions is a ValueError, too.
-    return False
-  return True
-
-
-class _Number(Kind):
-  """An int or a float, or a complex; or an array or tf.Tensor of no dimensions."""
-
-  def __init__(self, whole: bool, error: type[MeshError] = ArgumentError, real: bool = True):
-    self.whole = whole
-    self.real = real
-    self.error = error
-    self.is_about_lowering = not whole
-    self.words = "an integer" if whole else "a number"
-    self.types = frozenset([int, bool] if whole else [int, float, bool])
-
-  def accepts(self, value: Any) -> bool:
-    if self.whole:
-      return converts(operator.index, value)
-    if getattr(value, "shape", None) is not None and hasattr(value, "dtype"):
-      return not isinstance(value, SymbolicTensor) and len(value.shape) == 0
-    if isinstance(value, complex):
-      return not self.real
-    return hasattr(value, "__float__") and not isinstance(value, (str, bytes))
-
-
-class _Numbers(Kind):
-  """A number, or an array or tf.Tensor of any shape."""
-
-  words = "a number or an array"
-  types = frozenset([int, float, bool])
-
-  def accepts(self, value: Any) -> bool:
-    array = hasattr(value, "shape") and hasattr(value, "dtype")
-    array = array and not isinstance(value, SymbolicTensor)
-    return array or _Number(whole=False).accepts(value)
-
-
-class _Bool(Kind):
-  """Anything but what is always true, or means something else: a text, a container, a tensor."""
-
-  words = "True or False"
-  types = frozenset([bool, int, type(None)])
-
-  def accepts(self, value: Any) -> bool:
-    return _Number(whole=False).accepts(value)
-
-
-class _Text(Kind):
-  words = "a string"
-  types = frozenset([str])
-
-  def accepts(self, value: Any) -> bool:
-    return isinstance(value, str)
-
-
-class _DType(Kind):
-  words = "a dtype"
-  error = DTypeError
-  types = frozenset([tf.DType])
-
-  def accepts(self, value: Any) -> bool:
-    if value is None or isinstance(value, (SymbolicTensor, np.ndarray)) or tf.is_tensor(value):
-      return False
-    return converts(tf.as_dtype, value)
-
-  def advice(self, name: str, value: Any) -> str:
-    del value
-    return "as tf.float32 or tf.int32"
-
-
-class _FloatDType(_DType):
-  words = "a floating dtype"
-  types = frozenset()
-
-  def accepts(self, value: Any) -> bool:
-    return super().accepts(value) and tf.as_dtype(value).is_floating
-
-
-class _Callable(Kind):
-  words = "a function"
-  is_about_lowering = True
-
-  def accepts(self, value: Any) -> bool:
-    return callable(value)
-
-  def quick(self, name: str, bind: Callable[[Any], str]) -> str:
-    return f"callable({name})"
-
-
-# Errors about what is not of a class.
-_error_of: dict[type, type[MeshError]] = {}
-
-
-class _Instance(Kind):
-  def __init__(self, cls: type):
-    self.cls = cls
-    homes = {"mesh_tensorflow": "an mtf.", "tensorflow": "a tf."}
-    self.words = homes.get(cls.__module__.split(".")[0], "a ") + cls.__name__.lstrip("_")
-    self.error = _error_of.get(cls, ArgumentError)
-    self.types = frozenset([cls])
-
-  def quick(self, name: str, bind: Callable[[Any], str]) -> str:
-    return f"isinstance({name}, {bind(self.cls)})"
-
-  def accepts(self, value: Any) -> bool:
-    return isinstance(value, self.cls)
-
-
-class _Sequence(Kind):
-  """A list, or what can be gone through more than once; of an iterator nothing is known."""
-
-  def __init__(self, element: Kind | None):
-    self.element = element
-    self.words = f"a list of {plural(element.words)}" if element else "a list"
-    self.error = element.error if element else ArgumentError
-
-  def accepts(self, value: Any) -> bool:
-    if type(value) is not list and type(value) is not tuple:
-      if isinstance(value, collections.abc.Iterator):
-        return True
-      if isinstance(value, (str, bytes, SymbolicTensor)):
-        return False
-      if not isinstance(value, collections.abc.Iterable):
-        return False
-    if self.element is None:
-      return not hasattr(value, "dtype")
-    types_, accepts = self.element.types, self.element.accepts
-    try:
-      for v in value:
-        if type(v) not in types_ and not accepts(v):
-          return False
-      return True
-    except TypeError:  # A symbolic tf.Tensor, which cannot be gone through.
-      return False
-
-  def quick(self, name: str, bind: Callable[[Any], str]) -> str:
-    if self.element is None:
-      return f"{bind(self.accepts)}({name})"
-    # As `accepts`, of lists and tuples; with the element's expression in its place.
-    bound: dict[str, Any] = {}
-
-    def bind_inside(value: Any) -> str:
-      bound[f"_{len(bound)}"] = value
-      return f"_{len(bound) - 1}"
-
-    test = self.element.quick("v", bind_inside)
-    exec(  # noqa: S102 - made of the line above
-      "def all_right(value):\n"
-      "  if type(value) is not list and type(value) is not tuple:\n    return False\n"
-      f"  for v in value:\n    if not ({test}):\n      return False\n  return True\n",
-      bound,
-    )
-    return f"{bind(bound['all_right'])}({name})"
-
-  def refuse(self, function: str, name: str, value: Any) -> MeshError:
-    if isinstance(value, (list, tuple)) and not _is_record(value):
-      for i, v in enumerate(value):
-        if self.element and type(v) not in self.element.types and not self.element.accepts(v):
-          return self.element.refuse(function, f"{name}[{i}]", v)
-    return super().refuse(function, name, value)
-
-  def advice(self, name: str, value: Any) -> str:
-    one = self.element is not None and self.element.accepts(value)
-    return f"write [{name}]" if one else ""
-
-
-class _Mapping(Kind):
-  def __init__(self, key: Kind | None, element: Kind | None):
-    self.parts = (key, element)
-    words = [plural(k.words) if k else "anything" for k in self.parts]
-    self.words = f"a dict from {words[0]} to {words[1]}"
-
-  def accepts(self, value: Any) -> bool:
-    return isinstance(value, collections.abc.Mapping) and all(
-      k is None or type(v) in k.types or k.accepts(v)
-      for item in value.items()
-      for k, v in zip(self.parts, item)
-    )
-
-  def refuse(self, function: str, name: str, value: Any) -> MeshError:
-    if isinstance(value, collections.abc.Mapping):
-      for key, v in value.items():
-        for kind, part in zip(self.parts, (key, v)):
-          if kind is not None and type(part) not in kind.types and not kind.accepts(part):
-            return kind.refuse(function, f"{name}[{shown(key)}]", part)
-    return super().refuse(function, name, value)
-
-
-class _Union(Kind):
-  def __init__(self, kinds: Sequence[Kind]):
-    self.kinds = list(kinds)
-    self.words = " or ".join(k.words for k in kinds)
-    self.types = frozenset(t for k in kinds for t in k.types)
-    self.error = next((k.error for k in kinds if k.error is not ArgumentError), ArgumentError)
-
-  def accepts(self, value: Any) -> bool:
-    return any(k.accepts(value) for k in self.kinds)
-
-  def quick(self, name: str, bind: Callable[[Any], str]) -> str:
-    return " or ".join(f"({k.quick(name, bind)})" for k in self.kinds)
-
-  def refuse(self, function: str, name: str, value: Any) -> MeshError:
-    containers = [k for k in self.kinds if isinstance(k, (_Sequence, _Mapping))]
-    if isinstance(value, (list, dict)) and len(containers) == 1:
-      return containers[0].refuse(function, name, value)
-    nearest = next((k for k in self.kinds if k.is_near(value)), None)
-    if nearest is not None:
-      return nearest.refuse(function, name, value)
-    return super().refuse(function, name, value)
-
-  def advice(self, name: str, value: Any) -> str:
-    return next(filter(None, (k.advice(name, value) for k in self.kinds)), "")
-
-
-def plural(words: str) -> str:
-  """What stands for one, for several: of "an mtf.Tensor", "mtf.Tensors"."""
-  first, *rest = words.split(" ", 1)
-  if first not in ("a", "an") or not rest:
-    return words
-  noun, *more = rest[0].split(" or ", 1)
-  noun += "e" if noun.endswith(("h", "s")) else ""
-  return " or ".join([f"{noun}s", *(plural(m) for m in more)])
-
-
 # Annotation -> what makes its kind. Rooms above add theirs with `register`.
 _EXACT: dict[Any, Callable[[], Kind]] = {
-  int: lambda: _Number(whole=True),
-  float: lambda: _Number(whole=False),
-  bool: _Bool,
-  str: _Text,
-  tf.DType: _DType,
+  int: lambda: Number(whole=True),
+  float: lambda: Number(whole=False),
+  bool: Bool,
+  str: Text,
+  tf.DType: DType,
 }
 # Members of a union that are one kind together, and what makes it.
 _TOGETHER: list[tuple[frozenset[Any], Callable[[], Kind]]] = []
@@ -377,7 +73,7 @@ def register_class(cls: _Class, error: type[MeshError] | None = None) -> _Class:
   """
   _named[cls.__name__] = cls
   if error is not None:
-    _error_of[cls] = error
+    error_of[cls] = error
   return cls
 
 
@@ -405,13 +101,13 @@ def kind_of(annotation: Any) -> Kind | None:
   if origin in _UNIONS:
     return _kind_of_union(args)
   if origin is collections.abc.Callable or annotation is collections.abc.Callable:
-    return _Callable()
+    return Function()
   if isinstance(origin, type) and issubclass(origin, collections.abc.Mapping):
-    return _Mapping(*(kind_of(a) for a in args))
+    return MappingOf(*(kind_of(a) for a in args))
   if isinstance(origin, type) and issubclass(origin, collections.abc.Iterable):
     elements = [a for a in args if a is not Ellipsis]
-    return _Sequence(kind_of(elements[0]) if len(elements) == 1 else None)
-  return _Instance(annotation) if isinstance(annotation, type) else None
+    return SequenceOf(kind_of(elements[0]) if len(elements) == 1 else None)
+  return Instance(annotation) if isinstance(annotation, type) else None
 
 
 def _kind_of_union(given: Sequence[Any]) -> Kind | None:
@@ -427,7 +123,7 @@ def _kind_of_union(given: Sequence[Any]) -> Kind | None:
     if kind_of_member is None:
       return None
     kinds.append(kind_of_member)
-  kind = kinds[0] if len(kinds) == 1 else _Union(kinds)
+  kind = kinds[0] if len(kinds) == 1 else UnionOf(kinds)
   if len(members) < len(given):
     kind = copy.copy(kind)
     kind.types = kind.types | {type(None)}
@@ -435,11 +131,11 @@ def _kind_of_union(given: Sequence[Any]) -> Kind | None:
 
 
 # Texts too, and no dicts.
-AnySequence: TypeAlias = Annotated[Sequence[Any], _Instance(Sequence)]
+AnySequence: TypeAlias = Annotated[Sequence[Any], Instance(Sequence)]
 # What `tf.as_dtype` takes; the second: if the dtype is floating.
-DTypeLike: TypeAlias = Annotated[Any, _DType()]
-FloatDTypeLike: TypeAlias = Annotated[Any, _FloatDType()]
+DTypeLike: TypeAlias = Annotated[Any, DType()]
+FloatDTypeLike: TypeAlias = Annotated[Any, FloatDType()]
 # A number, or an array or tf.Tensor of no dimensions.
-Scalar: TypeAlias = Annotated[Any, _Number(whole=False, error=DTypeError, real=False)]
+Scalar: TypeAlias = Annotated[Any, Number(whole=False, error=DTypeError, real=False)]
 # Besides, arrays and tf.Tensors of any shape.
-ArrayOrScalar: TypeAlias = Annotated[Any, _Numbers()]
+ArrayOrScalar: TypeAlias = Annotated[Any, Numbers()]

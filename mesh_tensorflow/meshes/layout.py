@@ -8,6 +8,7 @@ from typing import Any, SupportsIndex, TypeAlias, overload
 
 from mesh_tensorflow.arguments import kinds
 from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.arguments.kind import Kind
 from mesh_tensorflow.errors import LayoutError, LayoutTypeError
 from mesh_tensorflow.program.dimensions import (
   Dimension,
@@ -174,7 +175,7 @@ class LayoutRules:
 LayoutLike: TypeAlias = LayoutRules | str | Iterable[tuple[str, str]] | dict[str, str]
 
 
-class _LayoutLike(kinds.Kind):
+class _LayoutLike(Kind):
   words = "a layout"
   error = LayoutTypeError
   types = frozenset([LayoutRules, str, dict])

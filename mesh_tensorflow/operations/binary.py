@@ -32,7 +32,8 @@ from mesh_tensorflow.program.argument_kinds import (
   RealTensor,
 )
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
-from mesh_tensorflow.program.graph import Tensor, provide
+from mesh_tensorflow.program.graph import Tensor
+from mesh_tensorflow.program.operators import provide
 
 __all__ = [
   "AddOperation",
@@ -164,18 +165,27 @@ def minimum(
   x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike | None = None, name: str | None = None
 ) -> Tensor:
   """The smaller one, elementwise; arguments as `add`."""
-  x1, x2 = binary_arguments_to_tensors(x1, x2, name=name or "minimum")
-  shape = infer_binary_broadcast_shape(x1.shape, x2.shape, output_shape)
-  return MinMaxOperation(tf.minimum, x1, x2, shape, name=name).outputs[0]
+  return _min_max(tf.minimum, x1, x2, output_shape, name, "minimum")
 
 
 def maximum(
   x1: RealOrScalar, x2: RealOrScalar, output_shape: ShapeLike | None = None, name: str | None = None
 ) -> Tensor:
   """The larger one, elementwise; arguments as `add`."""
-  x1, x2 = binary_arguments_to_tensors(x1, x2, name=name or "maximum")
+  return _min_max(tf.maximum, x1, x2, output_shape, name, "maximum")
+
+
+def _min_max(
+  tf_fn: Callable[..., tf.Tensor],
+  x1: Any,
+  x2: Any,
+  output_shape: ShapeLike | None,
+  name: str | None,
+  what: str,
+) -> Tensor:
+  x1, x2 = binary_arguments_to_tensors(x1, x2, name=name or what)
   shape = infer_binary_broadcast_shape(x1.shape, x2.shape, output_shape)
-  return MinMaxOperation(tf.maximum, x1, x2, shape, name=name).outputs[0]
+  return MinMaxOperation(tf_fn, x1, x2, shape, name=name).outputs[0]
 
 
 def add(

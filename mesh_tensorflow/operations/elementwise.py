@@ -21,7 +21,8 @@ from mesh_tensorflow.program.argument_kinds import (
   SignedTensor,
   TensorOrScalar,
 )
-from mesh_tensorflow.program.graph import Tensor, provide
+from mesh_tensorflow.program.graph import Tensor
+from mesh_tensorflow.program.operators import provide
 
 __all__ = [
   "cast",

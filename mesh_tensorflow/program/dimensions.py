@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeAlias, overload
 
 from mesh_tensorflow.arguments import kinds
 from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.arguments.kind import ShownWhole
 from mesh_tensorflow.errors import DimensionError, DimensionTypeError, ShapeError
 
 __all__ = [
@@ -103,7 +104,7 @@ def parse_pairs(text: str, what: str) -> list[tuple[str, str]]:
   return pairs
 
 
-class Shape(kinds.ShownWhole):
+class Shape(ShownWhole):
   """An ordered list of dimensions; treated as immutable.
 
   Args:

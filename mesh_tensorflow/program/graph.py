@@ -8,47 +8,33 @@ file because each names the others: a tensor its operation, an operation its mes
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import gin
 import tensorflow as tf
 
-from mesh_tensorflow.arguments import checking, kinds
+from mesh_tensorflow.arguments import kinds
 from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.arguments.kind import GraphMember, SymbolicTensor
 from mesh_tensorflow.errors import (
   ArgumentError,
   DTypeError,
   GraphError,
-  LayoutError,
-  MeshError,
   ShapeError,
   UnsupportedError,
   VariableError,
 )
 from mesh_tensorflow.program import scope
-from mesh_tensorflow.program.dimensions import Dimension, Shape
-from mesh_tensorflow.program.missing_operators import MissingOperators
+from mesh_tensorflow.program.dimensions import Shape
+from mesh_tensorflow.program.membership import check_tensors
+from mesh_tensorflow.program.operation_type import OperationType
+from mesh_tensorflow.program.operators import Operators, provided
+from mesh_tensorflow.program.splitting import Splittable
 from mesh_tensorflow.program.tf_scopes import ScopesOfVariables
+from mesh_tensorflow.program.unique_names import UniqueNames
 
 __all__ = ["Graph", "Mesh", "Operation", "Tensor"]
-
-
-# Functions of rooms above that methods below call, by name; see `provide`.
-_provided: dict[str, Callable[..., Any]] = {}
-
-
-def provide(**functions: Callable[..., Any]) -> None:
-  """Hands in what operators and methods of this file compute with.
-
-  `x + y` makes an operation, and operations are made of what is here; so the files that define
-  them hand in their functions when they are imported.
-
-  Args:
-    **functions: by the name that is looked up here: add, sub, multiply, ...
-  """
-  _provided.update(functions)
 
 
 @runtime_checkable
@@ -63,9 +49,10 @@ class Graph:
 
   def __init__(self) -> None:
     self._operations: list[Operation] = []
+    # `Variable` operations, whose class is in a room above.
     self._trainable_variables: list[Any] = []
     self._all_variables: list[Any] = []
-    self._names_in_use: dict[str, int] = {}
+    self._names = UniqueNames()
     self.name_to_variable: dict[str, Any] = {}
     self.root_scope = scope.VariableScope("")
     self.captured_variable_scope = scope.get_variable_scope()
@@ -110,20 +97,7 @@ class Graph:
         f"unique_name takes a string, and True or False, got {name!r} and {mark_as_used!r}"
       )
     prefix = scope.current_scope_name()
-    if prefix:
-      name = f"{prefix}/{name}"
-    key = base = name.lower()
-    i = self._names_in_use.get(key, 0)
-    if mark_as_used:
-      self._names_in_use[key] = i + 1
-    if i > 0:
-      while key in self._names_in_use:
-        key = f"{base}_{i}"
-        i += 1
-      if mark_as_used:
-        self._names_in_use[key] = 1
-      name = f"{name}_{i - 1}"
-    return name
+    return self._names.unique(f"{prefix}/{name}" if prefix else name, mark_as_used)
 
   def register_variable(self, variable: Any) -> None:
     """Enters a `Variable` operation into the lists of variables."""
@@ -158,7 +132,7 @@ class Graph:
     Raises:
       GraphError: an element is not an `Assign`.
     """
-    joined: list[Operation] = _provided["combine_assignments"](self, assignments)
+    joined: list[Operation] = provided("combine_assignments")(self, assignments)
     return joined
 
   @checked
@@ -215,7 +189,7 @@ class Graph:
     return result, self._operations[n:]
 
 
-class Mesh(kinds.GraphMember):
+class Mesh(GraphMember):
   """A mesh of processors that a graph's tensors live on; its shape is given later.
 
   Args:
@@ -244,7 +218,7 @@ class Mesh(kinds.GraphMember):
     return f"Mesh({self._name!r})"
 
 
-class Tensor(MissingOperators, kinds.SymbolicTensor):
+class Tensor(Operators, SymbolicTensor):
   """A symbolic tensor with named dimensions.
 
   Args:
@@ -322,104 +296,8 @@ class Tensor(MissingOperators, kinds.SymbolicTensor):
   def __repr__(self) -> str:
     return self.to_string
 
-  # NumPy scalars on the left hand side shall ask us, not iterate over us.
-  __array_priority__ = 1000
 
-  def __add__(self, other: Any) -> Tensor:
-    return _operator("add", self, other)
-
-  __radd__ = __add__
-
-  def __sub__(self, other: Any) -> Tensor:
-    return _operator("sub", self, other)
-
-  def __rsub__(self, other: Any) -> Tensor:
-    return _operator("sub", other, self)
-
-  def __mul__(self, other: Any) -> Tensor:
-    return _operator("multiply", self, other)
-
-  __rmul__ = __mul__
-
-  def __neg__(self) -> Tensor:
-    return _operator("negative", self)
-
-  def __truediv__(self, other: Any) -> Tensor:
-    return _operator("divide", self, other)
-
-  def __rtruediv__(self, other: Any) -> Tensor:
-    return _operator("divide", other, self)
-
-  def __floordiv__(self, other: Any) -> Tensor:
-    return _operator("floordiv", self, other)
-
-  def __rfloordiv__(self, other: Any) -> Tensor:
-    return _operator("floordiv", other, self)
-
-  def __mod__(self, other: Any) -> Tensor:
-    return _operator("mod", self, other)
-
-  def __rmod__(self, other: Any) -> Tensor:
-    return _operator("mod", other, self)
-
-
-def _operator(name: str, *operands: Any) -> Tensor:
-  result: Tensor = _provided[name](*operands)
-  return result
-
-
-def check_tensors(what: str, xs: Iterable[Any]) -> None:
-  """Raises `ArgumentError` unless all are `Tensor`s; `what` is the operation, for the message."""
-  for x in xs:
-    if not isinstance(x, Tensor):
-      shape = f" of shape {x.shape}" if hasattr(x, "shape") else ""
-      raise ArgumentError(
-        f"{what}: inputs must be mtf.Tensors, got {type(x).__name__}{shape}; "
-        "use mtf.import_tf_tensor to bring a tf.Tensor or an array into the graph"
-      )
-
-
-def check_one_graph(what: str, x: Tensor, others: Iterable[Any]) -> None:
-  """Raises `GraphError` unless the others, which have a graph, too, are in that of x."""
-  for other in others:
-    if other.graph is not x.graph:
-      raise GraphError(
-        f"{what} of {x}: {other} belongs to another graph; make both in one graph, or export the "
-        "one (lowering.export_to_tf_tensor) and import it here"
-      )
-
-
-class _OperationMeta(type):
-  """Enters an operation into its graph once its constructor has succeeded."""
-
-  @property
-  def __signature__(cls) -> inspect.Signature:
-    """That of the constructor, for `inspect.signature`, `help` and editors."""
-    constructor = inspect.signature(checking.constructor_of(cls)[1])
-    return constructor.replace(
-      parameters=list(constructor.parameters.values())[1:],
-      return_annotation=inspect.Signature.empty,
-    )
-
-  def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-    signature = checking.signature_to_check_first(cls)
-    if signature is not None:
-      signature.check_object(cls, args, kwargs)
-    try:
-      op = super().__call__(*args, **kwargs)
-    except MeshError:
-      raise
-    except Exception:
-      # Checked only now, since most operations are made by functions that checked it all.
-      signature = checking.signature_of_class(cls)
-      if signature is not None:
-        signature.check((cls, *args), kwargs)
-      raise
-    op.graph._operations.append(op)
-    return op
-
-
-class Operation(kinds.GraphMember, metaclass=_OperationMeta):
+class Operation(Splittable, GraphMember, metaclass=OperationType):
   """An operation on the tensors of a graph.
 
   Subclasses set `self._outputs` (a list of `Tensor`s) in their constructor and
@@ -440,6 +318,9 @@ class Operation(kinds.GraphMember, metaclass=_OperationMeta):
   is_external = False
   # Whether inputs may be on other meshes than the operation is.
   may_mix_meshes = False
+
+  _inputs: list[Tensor]
+  _outputs: list[Tensor]
 
   def __init__(self, inputs: list[Tensor], mesh: Mesh | None = None, name: str | None = None):
     if mesh is None:
@@ -472,7 +353,7 @@ class Operation(kinds.GraphMember, metaclass=_OperationMeta):
           "mesh, or export the tensor and import it there"
         )
     self._inputs = list(inputs)
-    self._outputs: list[Tensor] = []
+    self._outputs = []
     self._mesh = mesh
     self._name = mesh.graph.unique_name(name)
     self._splittable_dims, self._unsplittable_dims = (
@@ -503,16 +384,6 @@ class Operation(kinds.GraphMember, metaclass=_OperationMeta):
   def outputs(self) -> list[Tensor]:
     """A copy of the list of output `Tensor`s."""
     return list(self._outputs)
-
-  @property
-  def splittable_dims(self) -> frozenset[str]:
-    """Names of the dimensions that a layout may split."""
-    return self._splittable_dims
-
-  @property
-  def unsplittable_dims(self) -> frozenset[str]:
-    """Names of the dimensions that no layout may split."""
-    return self._unsplittable_dims
 
   @property
   def to_string(self) -> str:
@@ -552,62 +423,6 @@ class Operation(kinds.GraphMember, metaclass=_OperationMeta):
       f"{type(self).__name__} {self.name} of {self._inputs} cannot be lowered: its class defines "
       "no method lower(lowering)"
     )
-
-  def verify_layout(self, mesh_impl: Any) -> None:
-    """Checks, before anything is lowered, that the layout suits the operation.
-
-    Raises:
-      LayoutError: it does not; the message says why and what would.
-    """
-    for t in self._outputs:
-      mesh_impl.verify_layout(t.shape, f"{type(self).__name__} {self.name}: output {t.name}")
-
-  def _require_unsplit(self, mesh_impl: Any, dim: Dimension, why: str) -> None:
-    """Raises `LayoutError` if the layout splits `dim`."""
-    axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
-    if axis is None or mesh_impl.shape[axis].size == 1:
-      return
-    m = mesh_impl.shape[axis]
-    raise LayoutError(
-      f"{type(self).__name__} {self.name}: dimension {dim.name}:{dim.size} of "
-      f"{self._inputs[0] if self._inputs else self._outputs[0]} is split over mesh axis "
-      f"{m.name}:{m.size}, but {why}; rename it first (mtf.rename_dimension to a name without "
-      f"a rule), or drop the rule {dim.name}:{m.name}"
-    )
-
-  def _initialize_splittable_and_unsplittable_dims(
-    self, default_splittability: str, exception_dims_iterable: Iterable[str] | None = None
-  ) -> tuple[frozenset[str], frozenset[str]]:
-    """Sorts the dimension names of inputs and outputs into splittable and not.
-
-    Args:
-      default_splittability: "splittable" or "unsplittable".
-      exception_dims_iterable: names for which the opposite holds.
-
-    Returns:
-      (splittable names, unsplittable names).
-    """
-    exceptions = frozenset(exception_dims_iterable or ())
-    names = frozenset(n for t in self._inputs + self._outputs for n in t.shape.dimension_names)
-    if default_splittability == "splittable":
-      return names - exceptions, exceptions
-    if default_splittability == "unsplittable":
-      return exceptions, names - exceptions
-    raise GraphError(
-      f"operation {self._name!r}: default_splittability must be 'splittable' or 'unsplittable', "
-      f"got {default_splittability!r}"
-    )
-
-  def _initialize_all_dimensions_as_splittable(self) -> tuple[frozenset[str], frozenset[str]]:
-    """Lets a layout split every dimension; call it when the outputs are made.
-
-    Returns:
-      (splittable names, no names), which operations written for the TF1 library assign to
-      `_splittable_dims` and `_unsplittable_dims` themselves.
-    """
-    dims = self._initialize_splittable_and_unsplittable_dims("splittable")
-    self._splittable_dims, self._unsplittable_dims = dims
-    return dims
 
 
 for _cls in (Graph, Mesh, Operation, Tensor):

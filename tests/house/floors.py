@@ -2,7 +2,7 @@
 
 A room is a folder of the package, or a file that lies beside the folders; a floor is a line of
 rooms. A file may import from its own room, where no circle of files is allowed, and from rooms on
-lower floors. What a lower room needs from a higher one is handed to it (`graph.provide`,
+lower floors. What a lower room needs from a higher one is handed to it (`operators.provide`,
 `attach_planner`, `arguments.kinds.register`), never imported. `problems` tells what breaks that;
 docs/tools/drawings.py draws `FLOORS`. A new room is a word in a line here.
 """

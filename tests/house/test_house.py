@@ -10,7 +10,9 @@ LONGEST_FILE = 400
 LONGEST_FUNCTION = 80
 
 # Longer ones, and why each is.
-LONG_FILES: dict[str, str] = {}
+LONG_FILES: dict[str, str] = {
+  "mesh_tensorflow.program.graph": "its four classes name each other",
+}
 LONG_FUNCTIONS: dict[str, str] = {}
 
 

@@ -1,0 +1,118 @@
+"""What a kind of argument is: what it accepts, and what the error says about the rest.
+
+The base classes of tensors, graph members and shapes are here so that the room can tell them apart
+from values, without importing what is above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.errors import ArgumentError, MeshError
+
+
+class GraphMember:
+  """Base class of what belongs to one graph, `graph`: arguments of one call must share it."""
+
+  @property
+  def graph(self) -> object:
+    """The graph, which is compared by identity."""
+    raise NotImplementedError
+
+
+class SymbolicTensor(GraphMember):
+  """Base class of tensors without a value: no number, array or list, though it may look like it."""
+
+
+class ShownWhole:
+  """Base class of what a message shows by its `repr`, however long."""
+
+
+class Kind:
+  """What a parameter accepts.
+
+  Attributes:
+    types: exact types of which every value is accepted: a quick first look.
+    is_about_lowering: whether what is wrong would come out in the lowering, not at once.
+    words: what it is, for messages.
+    error: the class of the error.
+  """
+
+  types: frozenset[type] = frozenset()
+  is_about_lowering = False
+  words = ""
+  error: type[MeshError] = ArgumentError
+
+  def accepts(self, value: Any) -> bool:
+    """Whether a value is of this kind."""
+    raise NotImplementedError
+
+  def quick(self, name: str, bind: Callable[[Any], str]) -> str:
+    """An expression that is true of what is plainly right; of the rest `accepts` is asked.
+
+    Args:
+      name: of the argument, as a variable.
+      bind: gives an object a name that the expression may use.
+    """
+    return f"type({name}) in {bind(self.types)}" if self.types else f"{bind(self.accepts)}({name})"
+
+  def is_near(self, value: Any) -> bool:
+    """Whether a value that is not accepted is almost of this kind: a tensor of another dtype."""
+    del value
+    return False
+
+  def refuse(self, function: str, name: str, value: Any) -> MeshError:
+    """The error about a value that is not accepted.
+
+    Args:
+      function: its name.
+      name: of the argument.
+      value: what came.
+    """
+    advice = self.advice(name, value)
+    tail = f"; {advice}" if advice else ""
+    return self.error(f"{function}: {name} must be {self.words}, got {shown(value)}{tail}")
+
+  def advice(self, name: str, value: Any) -> str:
+    """What would do, or ""."""
+    del name, value
+    return ""
+
+
+def shown(value: Any) -> str:
+  """A value, short: class, shape and dtype of what has many elements."""
+  if value is None or isinstance(value, (SymbolicTensor, ShownWhole)):
+    return repr(value)
+  if hasattr(value, "shape") and hasattr(value, "dtype"):
+    kind = "tf.Tensor" if tf.is_tensor(value) else type(value).__name__
+    return f"{kind} of shape {value.shape} and dtype {tf.as_dtype(value.dtype).name}"
+  text = repr(value)
+  text = text if len(text) <= 80 else text[:77] + "..."
+  return text if is_record(value) or isinstance(value, type) else f"{type(value).__name__} {text}"
+
+
+def is_record(value: Any) -> bool:
+  """Whether it is a named tuple, as a Dimension is."""
+  return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def converts(convert: Callable[[Any], Any], value: Any) -> bool:
+  """Whether a function takes the value, without a TypeError or ValueError."""
+  try:
+    convert(value)
+  except (TypeError, ValueError):  # Every error of dimensions is a ValueError, too.
+    return False
+  return True
+
+
+def plural(words: str) -> str:
+  """What stands for one, for several: of "an mtf.Tensor", "mtf.Tensors"."""
+  first, *rest = words.split(" ", 1)
+  if first not in ("a", "an") or not rest:
+    return words
+  noun, *more = rest[0].split(" or ", 1)
+  noun += "e" if noun.endswith(("h", "s")) else ""
+  return " or ".join([f"{noun}s", *(plural(m) for m in more)])

@@ -1,0 +1,39 @@
+"""How an operation is made: its arguments are checked, and it enters its graph."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from mesh_tensorflow.arguments import checking
+from mesh_tensorflow.errors import MeshError
+
+
+class OperationType(type):
+  """Enters an operation into its graph once its constructor has succeeded."""
+
+  @property
+  def __signature__(cls) -> inspect.Signature:
+    """That of the constructor, for `inspect.signature`, `help` and editors."""
+    constructor = inspect.signature(checking.constructor_of(cls)[1])
+    return constructor.replace(
+      parameters=list(constructor.parameters.values())[1:],
+      return_annotation=inspect.Signature.empty,
+    )
+
+  def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    signature = checking.signature_to_check_first(cls)
+    if signature is not None:
+      signature.check_object(cls, args, kwargs)
+    try:
+      op = super().__call__(*args, **kwargs)
+    except MeshError:
+      raise
+    except Exception:
+      # Checked only now, since most operations are made by functions that checked it all.
+      signature = checking.signature_of_class(cls)
+      if signature is not None:
+        signature.check((cls, *args), kwargs)
+      raise
+    op.graph._operations.append(op)
+    return op
