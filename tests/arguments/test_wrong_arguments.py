@@ -72,10 +72,12 @@ def outcomes(tmp_path_factory):
   return valid, wrong
 
 
+@pytest.mark.slow
 def test_valid_calls_are_valid(outcomes):
   assert [str(o) for o in outcomes[0] if o.error is not None] == []
 
 
+@pytest.mark.slow
 def test_wrong_arguments_are_told_by_typed_errors(outcomes, record_property):
   counts = collections.Counter(o.kind for o in outcomes[1])
   record_property(
@@ -92,6 +94,7 @@ def test_wrong_arguments_are_told_by_typed_errors(outcomes, record_property):
   assert counts["typed"] > 20_000
 
 
+@pytest.mark.slow
 def test_errors_name_function_and_argument(outcomes):
   """Of those that the check of arguments raises; the others are about values."""
   for o in outcomes[1]:
@@ -100,6 +103,7 @@ def test_errors_name_function_and_argument(outcomes):
       assert len(text.split("\nIn call to")[0]) < 700, text
 
 
+@pytest.mark.slow
 def test_only_what_is_listed_is_accepted(outcomes):
   text = wrong_arguments.accepted([o for o in outcomes[1] if o.name in LISTED])
   if os.environ.get("MTF_WRITE_ACCEPTED"):

@@ -32,6 +32,7 @@ def test_both_sides_find_the_same_sequences(seed):
   assert ours.mean_log_prob(inputs, (ids + 1) % SIZE.vocab) < expected - 0.1
 
 
+@pytest.mark.slow
 def test_meshes_find_the_same_sequences(cpu_devices):
   size = dataclasses.replace(SIZE, batch=4)
   inputs = t5_sizes.random_inputs(size, 1)

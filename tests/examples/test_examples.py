@@ -60,6 +60,7 @@ def _mnist_losses(example, impl, steps: int = 3) -> list[float]:
   return losses + [float(x) for x in evaluated]
 
 
+@pytest.mark.slow
 def test_mnist_on_split_images_equals_one_device(example, cpu_devices):
   shape, layout = "b1:2;b2:2", "row_blocks:b1;col_blocks:b2"
   one = _mnist_losses(example, mtf.PlacementMeshImpl([], {}, [""]))
