@@ -8,7 +8,7 @@ What a program needs is right here, as `mtf.einsum`, `mtf.Lowering` or `mtf.func
     meshes        layouts, and slices of tensors and of variables
     placement, simd, tpu         the three implementations of a mesh, with collectives, workers
     running       from a program and a layout to TensorFlow: `mtf.Lowering`, `mtf.function`
-    planning      what a layout matches and costs: `mtf.describe`
+    planning      what a layout matches and costs: `mtf.describe`, and the best: `mtf.auto_layout`
     checkpoint    state that survives
     numerics, arguments, environment   plain TensorFlow, checks of arguments, the process
     transformer   a gin-configured Transformer, on top of all this
@@ -32,6 +32,8 @@ from mesh_tensorflow import (
   tpu_variables,
   utils,
 )
+from mesh_tensorflow.planning.auto_layout import LayoutChoice as LayoutChoice
+from mesh_tensorflow.planning.auto_layout import auto_layout as auto_layout
 from mesh_tensorflow.planning.describe import Report as Report
 from mesh_tensorflow.planning.describe import describe as describe
 from mesh_tensorflow.running.function import Function as Function

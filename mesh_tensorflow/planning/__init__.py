@@ -7,6 +7,9 @@ counts; `auto_layout` searches. From below:
     variables, mesh_impl, liveness, costs   a program lowered symbolically, and what it costs
     machine, seconds    machines, and the time that a cost takes on one
     text, picture, time_picture, describe   the report
+    alike, probing, pieces   one operation lowered alone, for all that are like it
+    chains, held        a program as a sum of such pieces: its time, and its memory
+    search, auto_layout the best layouts, by branch and bound
     measure             `python -m mesh_tensorflow.planning.measure`: this machine, as a file
 """
 

@@ -103,10 +103,10 @@ def trace(
   def run() -> None:
     graph, results = program()
     impl = PlanMeshImpl(mesh_shape, layout)
-    recorder = _Recorder(impl)
+    recorder = Recorder(impl)
     seed = tf.raw_ops.Placeholder(dtype=tf.int64, shape=[])
     meshes = {op.mesh: impl for op in graph.operations}
-    lowering = _PlanLowering(graph, meshes, recorder, seed)
+    lowering = PlanLowering(graph, meshes, recorder, seed)
     names = {d.name for op in recorder.costs for x in op.outputs for d in x.shape}
     recorder.finish_results(lowering, results)
     tensors = [x for op in recorder.costs for x in op.outputs]
@@ -120,28 +120,42 @@ def trace(
   return made[0]
 
 
-class _PlanLowering(Lowering):
+class PlanLowering(Lowering):
   """A lowering that tells a recorder about every operation."""
 
-  def __init__(self, graph: Graph, mesh_to_impl: dict[Any, Any], recorder: _Recorder, seed: Any):
-    self._recorder = recorder
+  def __init__(self, graph: Graph, mesh_to_impl: dict[Any, Any], recorder: Recorder, seed: Any):
+    self.recorder = recorder
     super().__init__(graph, mesh_to_impl, seed=seed)
 
   def lower_operations(self, operations: Iterable[Operation]) -> None:
     operations = list(operations)
     for op in operations:
-      self._recorder.begin(op)
+      self.recorder.begin(op)
       super().lower_operations([op])
-      self._recorder.end(op, self)
-    self._recorder.end_block(operations, self)
+      self.recorder.end(op, self)
+    self.recorder.end_block(operations, self)
+
+  def alone(self, mesh_to_impl: dict[Any, Any], recorder: Recorder, seed: Any) -> PlanLowering:
+    """A lowering that has lowered nothing, for other meshes: cheaper than a new one.
+
+    Args:
+      mesh_to_impl: dict from each `Mesh` to a `PlanMeshImpl`.
+      recorder: what is told about its operations.
+      seed: what random operations depend on.
+    """
+    result = self.child()
+    assert isinstance(result, PlanLowering)
+    result.mesh_to_impl, result.recorder, result._seed = mesh_to_impl, recorder, seed
+    result.variables, result.operations, result._counters = {}, {}, []
+    return result
 
   def set_tensor_lowering(self, tensor: Tensor, laid_out: Any) -> None:
     super().set_tensor_lowering(tensor, laid_out)
     if isinstance(laid_out, LazyAllreduceSum):
-      self._recorder.add_pending(tensor.operation, laid_out, self)
+      self.recorder.add_pending(tensor.operation, laid_out, self)
 
 
-class _Recorder:
+class Recorder:
   """Attributes exchanges, TensorFlow nodes and memory to operations."""
 
   def __init__(self, impl: PlanMeshImpl):
@@ -155,7 +169,7 @@ class _Recorder:
     self._seen_nodes: set[Any] = set()
     self._stack: list[Operation] = []
     # Of operations with a body: the bytes that it takes.
-    self._inside: dict[Operation, int] = {}
+    self.inside: dict[Operation, int] = {}
 
   def begin(self, op: Operation) -> None:
     bounds = [getattr(outer, "maximum_iterations", None) for outer in self._stack]
@@ -198,7 +212,7 @@ class _Recorder:
     for x in results:
       lowering.tensors[x].to_laid_out_tensor()
       self._attribute(x.operation)
-    self.memory = activation_memory(lowering, operations, results, self._inside)
+    self.memory = activation_memory(lowering, operations, results, self.inside)
     self.memory.variables = sum(
       v.shape.num_elements() * v.dtype.size for s in self.impl.variable_store for v in s.slices
     )
@@ -208,8 +222,8 @@ class _Recorder:
     """Notes the memory that the body of an operation takes."""
     if self._stack:
       outer = self._stack[-1]
-      inside = activation_memory(lowering, operations, [], self._inside).activations
-      self._inside[outer] = max(inside, self._inside.get(outer, 0))
+      inside = activation_memory(lowering, operations, [], self.inside).activations
+      self.inside[outer] = max(inside, self.inside.get(outer, 0))
 
   def _repeated(self, op: Operation) -> int:
     """Processors that differ only along mesh axes that split nothing of the operation."""

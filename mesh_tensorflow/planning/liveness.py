@@ -75,7 +75,7 @@ def activation_memory(
     for x in reads(op) + op.outputs:
       if x not in lowering.tensors:
         continue
-      buffer = _base(planned_slice(lowering, x))
+      buffer = base(planned_slice(lowering, x))
       if buffer.ref() in held_elsewhere:
         continue
       if x in op.outputs:
@@ -84,7 +84,7 @@ def activation_memory(
       elif buffer.ref() in buffers:
         buffers[buffer.ref()][1] = i
   for x in results:
-    key = _base(planned_slice(lowering, x)).ref()
+    key = base(planned_slice(lowering, x)).ref()
     if key in buffers:
       buffers[key][1] = len(operations) - 1
   change = [0] * (len(operations) + 1)
@@ -130,7 +130,7 @@ def planned_slice(lowering: Lowering, x: Tensor) -> tf.Tensor:
   return value if hasattr(value, "graph") else tf.identity(value)
 
 
-def _base(x: tf.Tensor) -> tf.Tensor:
+def base(x: tf.Tensor) -> tf.Tensor:
   """The tensor whose buffer x uses."""
   while x.op.type in _ALIASES:
     x = x.op.inputs[0]
