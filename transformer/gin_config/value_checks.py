@@ -164,6 +164,7 @@ _OF_NAMES: dict[str, Rule] = {
   **dict.fromkeys(
     "validation_fraction fraction_soft linear_decay_fraction cut_fraction".split(), FRACTION
   ),
+  "attention_func": one_of("hybrid"),
 }
 
 _OF_OWNERS: dict[str, dict[str, Rule]] = {
@@ -244,7 +245,7 @@ def rule_of(owner: str, parameter: inspect.Parameter) -> Rule | None:
   if not kinds or len(found) + ("None" in kinds) < len(kinds):
     return None
   rule = found[0] if len(found) == 1 else None
-  if rule in (WHOLE, NUMBER):
+  if rule in (WHOLE, NUMBER, TEXT):
     rule = _OF_NAMES.get(parameter.name, rule)
   may_be_none = "None" in kinds or parameter.default is None or rule is TEXT
   return rule.or_none() if rule and may_be_none and not rule.is_legal(None) else rule
@@ -333,8 +334,18 @@ def _check(owner: str, parameter: inspect.Parameter, value: Any, place: str, nam
       return
     hint = f"; write {int(value)}"
   else:
-    hint = did_you_mean(value, rule.choices) if isinstance(value, str) else ""
+    hint = _hint(value, rule)
   raise ConfigError(f"{place}{name} = {short(value)}: it must be {rule.legal}{hint}")
+
+
+def _hint(value: Any, rule: Rule) -> str:
+  """What may have been meant by a text: one of the choices, or a function that gin knows."""
+  if not isinstance(value, str):
+    return ""
+  if rule.choices or not rule.legal.startswith(CALLABLE.legal):
+    return did_you_mean(value, rule.choices)
+  near = [f"@{name}" for name in gin_names.similar_names(value)]
+  return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def _parameter(selector: str, argument: str) -> inspect.Parameter | None:

@@ -133,20 +133,18 @@ def eval_model(
   if sequence_length is None and not callable(estimator):
     raise ConfigError("run.sequence_length is not bound")
   reset_seeds()
-  datasets = eval_dataset_fn(
-    sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
+  datasets = _datasets_with_metrics(
+    eval_dataset_fn(
+      sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
+    )
   )
-  datasets = [EvalDataset(*d) for d in datasets]
-  left_out = [d.name for d in datasets if not d.metric_fns]
-  if left_out:
-    _LOG.info("data sets without metrics are left out: %s", left_out)
-  if len(left_out) == len(datasets):
+  if not datasets:
     return {}
   folder = eval_summary_dir or os.path.join(model_dir, f"{dataset_split}_eval")
   if eval_dir_suffix:
     folder += f"_{eval_dir_suffix}"
   needed = ("targets",) if eval_with_score else ("inputs", "targets")
-  cached = [_Texts(d, sequence_length, vocabulary, needed) for d in datasets if d.metric_fns]
+  cached = [_Texts(d, sequence_length, vocabulary, needed) for d in datasets]
   if output_eval_examples:
     for texts in cached:
       base = os.path.join(folder, texts.dataset.name)
@@ -176,17 +174,25 @@ def eval_model(
       ]
       if output_eval_examples:
         _note_lines(model_dir, predictions, os.path.join(folder, f"{name}_{step}_predictions"))
-      metrics = _metrics(texts, predictions, eval_with_score)
-      results[name] = metrics
-      numbers = "  ".join(f"{k} {v:.2f}" for k, v in metrics.items())
-      done = "scored" if eval_with_score else "decoded"
-      print(
-        f"step {step}  {name}: {numbers}  ({len(predictions):,} texts {done} in {seconds:.1f} s)",
-        flush=True,
-      )
-      scalars = {f"eval/{name}/{k}": v for k, v in metrics.items()}
+      results[name] = _metrics(texts, predictions, eval_with_score)
+      done = f"{len(predictions):,} texts {'scored' if eval_with_score else 'decoded'}"
+      _report(name, step, results[name], f"{done} in {seconds:.1f} s")
+      scalars = {f"eval/{name}/{k}": v for k, v in results[name].items()}
       write_scalars(folder, step, scalars, model_dir=model_dir)
   return results
+
+
+def _datasets_with_metrics(given: Sequence[EvalDataset]) -> list[EvalDataset]:
+  datasets = [EvalDataset(*d) for d in given]
+  left_out = [d.name for d in datasets if not d.metric_fns]
+  if left_out:
+    _LOG.info("data sets without metrics are left out: %s", left_out)
+  return [d for d in datasets if d.metric_fns]
+
+
+def _report(name: str, step: int, metrics: Mapping[str, float], done: str) -> None:
+  numbers = "  ".join(f"{k} {v:.2f}" for k, v in metrics.items())
+  print(f"step {step}  {name}: {numbers}  ({done})", flush=True)
 
 
 def _note_lines(model_dir: str, lines: Sequence[Any], filename: str) -> None:

@@ -43,8 +43,8 @@ def mode(name: str, **properties: Any) -> Callable[[_Run], _Run]:
 
 
 def names() -> tuple[str, ...]:
-  """The names of all modes."""
-  return tuple(_MODES)
+  """The names of all modes; the default, "train", first."""
+  return tuple(sorted(_MODES, key=lambda name: not _MODES[name].trains))
 
 
 def find(name: Any) -> Mode | None:

@@ -94,7 +94,7 @@ def run(
   layout_rules: Any = gin.REQUIRED,
   learning_rate_schedule: Any = None,
   optimizer: Any = None,
-  predict_fn: Any = None,
+  predict_fn: Callable[..., Any] | None = None,
   variable_filter: Any = None,
   perplexity_eval_steps: int | None = 100,
   init_checkpoint: str | None = None,

@@ -73,10 +73,7 @@ def save(
   traced = one_batch.get_concrete_function(
     *(tf.TensorSpec([batch_size, lengths[n]], tf.int32) for n in names)
   )
-  for stored in mesh_impl.variable_store:
-    # The counter of runs that draw random numbers begins anew.
-    if not stored.name.startswith(RUN_COUNTER):
-      stored.assign(steps.mesh_impl.variable_store[stored.name].numpy())
+  _copy_variables(steps.mesh_impl.variable_store, mesh_impl.variable_store)
   shapes = {k: tf.TensorSpec(v.shape, v.dtype) for k, v in traced.structured_outputs.items()}
   encoders = {n: saved_model_texts.TextEncoder(n, vocabulary, lengths[n], kinds[n]) for n in names}
   decoders = {
@@ -95,15 +92,11 @@ def save(
     return results
 
   module = tf.Module()
+  # Found by the saving, which keeps the variables of what it can reach.
   module.model_variables = [v for stored in mesh_impl.variable_store for v in stored.slices]
   module.serve = tf.function(serve, autograph=False)
-  specs = {n: encoders[n].spec for n in names}
-  path = _new_folder(folder)
-  signature = module.serve.get_concrete_function(**specs)
-  with model_files.errors_of_writing(folder, "a SavedModel", "run.export_path"):
-    tf.io.gfile.makedirs(path)
-    tf.saved_model.save(module, path, signatures=signature)
-  return path
+  signature = module.serve.get_concrete_function(**{n: encoders[n].spec for n in names})
+  return _write(folder, module, signature)
 
 
 def _rows(
@@ -116,6 +109,21 @@ def _rows(
   if not score:
     return lengths, dict.fromkeys(names, "input")
   return lengths, dict.fromkeys(names, "text" if steps.model_type == "lm" else "target")
+
+
+def _copy_variables(whole: mtf.VariableStore, here: mtf.VariableStore) -> None:
+  for stored in here:
+    # The counter of runs that draw random numbers begins anew.
+    if not stored.name.startswith(RUN_COUNTER):
+      stored.assign(whole[stored.name].numpy())
+
+
+def _write(folder: str, module: tf.Module, signature: Any) -> str:
+  path = _new_folder(folder)
+  with model_files.errors_of_writing(folder, "a SavedModel", "run.export_path"):
+    tf.io.gfile.makedirs(path)
+    tf.saved_model.save(module, path, signatures=signature)
+  return path
 
 
 def _batches(ids: tf.Tensor, batch_size: int) -> tf.Tensor:

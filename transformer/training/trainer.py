@@ -90,7 +90,7 @@ class Trainer(Estimator):
     init_checkpoint: str | None = None,
     *,
     init_variable_filter: str = "",
-    predict_fn: Any = None,
+    predict_fn: Callable[..., Any] | None = None,
     score_in_predict_mode: bool = False,
     model_info_file: str | None = None,
     nonfinite: str = "stop",

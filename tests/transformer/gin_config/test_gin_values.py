@@ -78,6 +78,9 @@ WRONG = [
   ("run.vocabulary", "'bytes'", "a vocabulary, a pair of them"),
   ("run.train_dataset_fn", "'text'", "a function or class of Python or gin"),
   ("run.train_model_fn", "5", "a function or class of Python or gin"),
+  ("run.predict_fn", "'abc'", "a function or class of Python or gin .@name., or None"),
+  ("run.predict_fn", "'decode_from_fil'", r"or None; did you mean @decode_from_file"),
+  ("SelfAttention.attention_func", "'hybird'", r"one of 'hybrid', or None; did you mean hybrid"),
   ("run.mesh_shape", "None", "a mesh shape such as 'batch:2,model:2'"),
   ("run.layout_rules", "7", "layout rules such as"),
 ]
