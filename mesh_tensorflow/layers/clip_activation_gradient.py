@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.operations.control import ScalarSummaryOperation, scalar_summary
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import cast, sqrt, square
@@ -37,7 +37,7 @@ class ClipGradientOperation(Operation):
     )
     return [g * cast(scale, g.dtype)]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     # As it is: a sum that is pending stays pending.
     lowering.set_tensor_lowering(self._outputs[0], lowering.tensors[self._inputs[0]])
 

@@ -34,6 +34,18 @@ class LaidOut(Protocol):
   def slice_shape(self) -> list[int]:
     """Sizes of a slice."""
 
+  @property
+  def tensor_list(self) -> list[Any]:
+    """The slices that this program holds."""
+
+  @property
+  def all_slices(self) -> list[Any]:
+    """The slices that this program holds."""
+
+  @property
+  def one_slice(self) -> Any:
+    """The first of the slices that this program holds."""
+
 
 class LaidOutTensor:
   """The slices of one tensor, one for each processor that this program runs.
@@ -119,7 +131,7 @@ class LazyAllreduceSum(_Forced):
   def __init__(
     self,
     mesh_impl: _Summing,
-    laid_out_input: LaidOutTensor,
+    laid_out_input: LaidOut,
     mesh_axes: Sequence[int],
     add_counter_fn: Callable[[], None] | None = None,
   ):

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ArgumentError, DTypeError, GraphError, ShapeError, VariableError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program.graph import Graph, Operation, Tensor
 from mesh_tensorflow.program.membership import check_one_graph
@@ -103,7 +104,7 @@ class Assign(Operation):
   def has_gradient(self) -> bool:
     return False
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     done = []
     # All values are read before anything is written.
     values = [lowering.tensors[x].to_laid_out_tensor() for x in self._inputs]
@@ -187,7 +188,7 @@ class Depend(Operation):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return grad_ys
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     for d in self._dependencies:
       if isinstance(d, Tensor):
         lowering.tensors[d].to_laid_out_tensor()

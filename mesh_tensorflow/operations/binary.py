@@ -11,6 +11,7 @@ import tensorflow as tf
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.kinds import Scalar
 from mesh_tensorflow.errors import DivisionError, DTypeError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.operations.broadcasting import (
   BinaryOpWithBroadcasting,
   binary_arguments_to_tensors,
@@ -53,7 +54,7 @@ __all__ = [
 class _LinearOperation(BinaryOpWithBroadcasting):
   """x1 + x2 or x1 - x2: sums that are pending stay pending."""
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     x1, x2 = self._inputs
     out = self.outputs[0]
     if not x1.shape == x2.shape == out.shape:

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ArgumentError, DTypeError, GradientError, ShapeError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.slices import align
 from mesh_tensorflow.numerics.kernels import elementwise
 from mesh_tensorflow.operations.constants import import_tf_tensor
@@ -136,7 +137,7 @@ class BinaryOpWithBroadcasting(Operation):
       "mtf.stop_gradient"
     )
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     x1, x2 = self._inputs
     out = self.outputs[0]
     lowering.set_tensor_lowering(

@@ -17,6 +17,7 @@ from mesh_tensorflow.errors import (
   ShapeError,
   SizeError,
 )
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
@@ -58,7 +59,7 @@ class Constant(Operation):
         f"{self.name}: {np.size(value)} values for {shape}, which has {shape.size} elements"
       )
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     out = self.outputs[0]
     if np.ndim(self._value) == 0:
@@ -130,13 +131,7 @@ def zeros_like(t: Tensor) -> Tensor:
 
 
 def ones(mesh: Mesh, shape: ShapeLike, dtype: DTypeLike = tf.float32) -> Tensor:
-  """A tensor of ones.
-
-  Args:
-    mesh: a `Mesh`.
-    shape: a shape.
-    dtype: a tf.DType.
-  """
+  """A tensor of ones; arguments as `zeros`."""
   return constant(mesh, 1, shape=shape, dtype=dtype)
 
 
@@ -168,7 +163,7 @@ class ImportOperation(Operation):
     self._tf_tensor = tf_tensor
     self._initialize_all_dimensions_as_splittable()
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     out = self.outputs[0]
     lowering.set_tensor_lowering(
       out, lowering.mesh_impl(self).import_tf_tensor(out, self._tf_tensor)
@@ -223,7 +218,7 @@ class ImportLaidOutTensorOperation(Operation):
         f"{expected}"
       )
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     lowering.set_tensor_lowering(self.outputs[0], self._laid_out_tensor)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mesh_tensorflow.errors import ShapeError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.program.graph import Operation, Tensor
 from mesh_tensorflow.program.membership import check_one_graph, check_tensors
 
@@ -35,7 +36,7 @@ class StopGradient(Operation):
   def has_gradient(self) -> bool:
     return False
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     # As it is: a sum that is pending stays pending.
     lowering.set_tensor_lowering(self._outputs[0], lowering.tensors[self._inputs[0]])
 
@@ -79,7 +80,7 @@ class PrintOperation(Operation):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return grad_ys
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     value = lowering.mesh_impl(self).Print(
       lowering.tensors[self._inputs[0]].to_laid_out_tensor(),
       [lowering.tensors[d].to_laid_out_tensor() for d in self._data],
@@ -125,7 +126,7 @@ class ScalarSummaryOperation(Operation, Tensor):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return grad_ys
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     value = lowering.tensors[self._inputs[0]].to_laid_out_tensor()
     lowering.scalar_summaries.append((self.name, value.one_slice))
     lowering.set_tensor_lowering(self, value)

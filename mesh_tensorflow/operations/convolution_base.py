@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DimensionError, DTypeError, LayoutError, ShapeError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations import convolution_slices
 from mesh_tensorflow.operations.convolution_slices import Window
@@ -125,7 +126,7 @@ class Convolution(Operation):
       f"{dim.name}:{m.name}"
     )
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     out, result = self._outputs[0], self.roles[2]
     fn, *operands = _COMPUTED[result]

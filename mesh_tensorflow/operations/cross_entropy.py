@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DTypeError, ShapeError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.slices import transpose_to
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.binary import add, multiply
@@ -118,7 +119,7 @@ class SoftmaxCrossEntropyOperation(Operation):
       dx = again if dx is None else add(dx, again)
     return [dx, None]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     logits, targets = (lowering.tensors[x] for x in self._inputs)
     split_axis, begin, part_size = vocabulary_part(impl, self._vocab_dim)
@@ -228,7 +229,7 @@ class SoftmaxCrossEntropyGradOperation(Operation):
     to_dy = einsum([grad_ys[0], unscaled], output_shape=dy.shape)
     return [to_dy, cast(to_x, p.dtype), None, None]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     forward = self._forward_op
     split_axis, begin, part_size = vocabulary_part(impl, forward._vocab_dim)
@@ -285,25 +286,3 @@ def _times(x: tf.Tensor, factor: float) -> tf.Tensor:
 
 def _statistics_dtype(dtype: tf.DType) -> tf.DType:
   return dtype if dtype.size >= 4 else tf.float32
-
-
-def softmax_cross_entropy(
-  logits: Tensor,
-  targets: Tensor,
-  vocab_dim: Dimension,
-  z_loss: float = 0.0,
-  *,
-  on_value: float = 1.0,
-  off_value: float = 0.0,
-) -> Tensor:
-  """The loss of a `SoftmaxCrossEntropyOperation`: one number for each target."""
-  return SoftmaxCrossEntropyOperation(
-    logits, targets, vocab_dim, z_loss, on_value=on_value, off_value=off_value
-  ).outputs[0]
-
-
-__all__ = [
-  "SoftmaxCrossEntropyGradOperation",
-  "SoftmaxCrossEntropyOperation",
-  "softmax_cross_entropy",
-]

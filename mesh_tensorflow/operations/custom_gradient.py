@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import GradientError, GraphError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.program.graph import Operation, Tensor
@@ -72,7 +73,7 @@ class CustomGradientOperation(Operation):
         _LOG.warning("%s: grad_fn gave no gradient for %s", self.name, x)
     return grads + [None] * (len(self._inputs) - len(grads))
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     # The slices of the function's results, as they are: pending sums stay pending.
     for x, out in zip(self._inputs[self._num_inputs :], self._outputs):
       lowering.set_tensor_lowering(out, lowering.tensors[x])
@@ -143,7 +144,7 @@ class AfterOperation(Operation):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return [grad_ys[0], None]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     x, dependency = [lowering.tensors[t] for t in self._inputs]
     if isinstance(dependency, LazyAllreduceSum):
       # Its sum over the mesh need not be executed for this.

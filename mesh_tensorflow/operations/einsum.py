@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DimensionTypeError, DTypeError, GraphError, ShapeError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations.contraction import contract
 from mesh_tensorflow.operations.reduction import mesh_axes_of
@@ -68,7 +69,7 @@ class EinsumOperation(Operation):
       self._union, f"{type(self).__name__} {self.name}: the product of its inputs"
     )
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     out = self.outputs[0]
     present = Shape([d for d in out.shape if d in self._union])

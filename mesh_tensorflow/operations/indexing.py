@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ArgumentError, DTypeError, ShapeError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.meshes.slices import align, transpose_to
 from mesh_tensorflow.numerics.kernels import elementwise, where
@@ -108,7 +109,7 @@ class GatherOperation(Operation):
     super().verify_layout(mesh_impl)
     _verify_positions(self, mesh_impl, self._outputs[0].shape, self._dim)
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     weights, indices = self._inputs
     out = self._outputs[0].shape.dims
@@ -170,7 +171,7 @@ def _keep(y: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
 
 
 def _pending_sum(
-  lowering: Any, impl: Any, laid_out: Any, dims: list[Dimension], what: str
+  lowering: LoweringInProgress, impl: Any, laid_out: Any, dims: list[Dimension], what: str
 ) -> LazyAllreduceSum:
   """A sum over the mesh axes of the given dimensions, executed when it is needed."""
   mesh_axes = mesh_axes_of(impl, dims)
@@ -223,7 +224,7 @@ class ScatterAddOperation(Operation):
     super().verify_layout(mesh_impl)
     _verify_positions(self, mesh_impl, self._inputs[0].shape, self._dim)
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     y, indices = self._inputs
     out = self._outputs[0].shape

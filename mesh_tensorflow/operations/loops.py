@@ -15,6 +15,7 @@ from mesh_tensorflow.errors import (
   ShapeError,
   UnsupportedError,
 )
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow.operations.assignments import grouped
 from mesh_tensorflow.operations.control import ScalarSummaryOperation
@@ -203,7 +204,7 @@ class WhileLoopOperation(Operation):
       op.verify_layout(mesh_impl)
     super().verify_layout(mesh_impl)
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     _LoweredLoop(self, lowering).run()
 
 
@@ -214,7 +215,7 @@ class _LoweredLoop:
   loop variables, those of the accumulators, and the scalar summaries.
   """
 
-  def __init__(self, loop: WhileLoopOperation, lowering: Any):
+  def __init__(self, loop: WhileLoopOperation, lowering: LoweringInProgress):
     self.loop, self.lowering = loop, lowering
     self.impl = lowering.mesh_impl(loop)
     for x in loop.implicit_inputs:
@@ -307,7 +308,7 @@ class _LoweredLoop:
     return inner
 
 
-def _without_pending_sums(lowering: Any) -> Any:
+def _without_pending_sums(lowering: LoweringInProgress) -> Any:
   """A child lowering that shares no pending sum with its parent.
 
   A sum that is executed inside a loop must not be remembered outside it.

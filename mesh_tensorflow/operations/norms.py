@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.operations.binary import add, multiply
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import cast, negative, square
@@ -61,7 +62,7 @@ class NormalizeOperation(Operation):
       dx = through if dx is None else add(dx, through)
     return [dx]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     y, factor = self._outputs
     axis = y.shape.dims.index(self._dim)
@@ -123,7 +124,7 @@ class NormalizeGradOperation(Operation):
     to_y = einsum([to_y, factor], output_shape=y.shape)
     return [to_dy.outputs[0], cast(to_y, self._inputs[1].dtype), to_factor]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     out = self._outputs[0]
     axis = out.shape.dims.index(self._dim)

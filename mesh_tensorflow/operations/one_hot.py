@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.kinds import DTypeLike, Scalar
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.operations.indexing import as_index, begin_of, check_integer
 from mesh_tensorflow.program.dimensions import DimensionLike, Shape, convert_to_dimension
 from mesh_tensorflow.program.graph import Operation, Tensor
@@ -38,7 +39,7 @@ class OneHotOperation(Operation):
   def has_gradient(self) -> bool:
     return False
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     out = self._outputs[0]
     depth = impl.slice_shape(Shape([self._dim]))[0]

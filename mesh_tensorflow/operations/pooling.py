@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DTypeError, GraphError, LayoutError, ShapeError, SizeError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.binary import multiply
 from mesh_tensorflow.operations.constants import ones_like
@@ -167,7 +168,7 @@ class PoolOperation(_Pooling):
     )
     return [dx]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     pool = pool_fn(self._pool_fn_string)
     laid_out = lowering.mesh_impl(self).slicewise(
       lambda t: pool(t, self._ksize, self._ksize, "VALID"), lowering.tensors[self._inputs[0]]
@@ -212,7 +213,7 @@ class PoolBackPropOperation(_Pooling):
     windows = list_product(ksize)
     return [None, None, multiply(average, float(windows)) if self._kind == "MAX" else average]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     x, y, dy = [lowering.tensors[t] for t in self._inputs]
     if self._kind == "MAX":

@@ -18,6 +18,7 @@ from mesh_tensorflow.errors import (
   ShapeError,
   UnsupportedError,
 )
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.slices import align
 from mesh_tensorflow.numerics import kernels, random_bits
 from mesh_tensorflow.operations.elementwise import cast
@@ -75,7 +76,7 @@ class RandomOperation(Operation):
     self._outputs = [Tensor(self, shape, dtype)]
     self._initialize_all_dimensions_as_splittable()
 
-  def _key(self, lowering: Any) -> Any:
+  def _key(self, lowering: LoweringInProgress) -> Any:
     """The key of this operation in this run."""
     key = lowering.random_key(self)
     if self._seed is None:
@@ -84,7 +85,7 @@ class RandomOperation(Operation):
       return random_bits.fold(key, self._seed)
     return lowering.mesh_impl(self).slicewise(lambda k: random_bits.fold(k, self._seed), key)
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     out = self._outputs[0]
     lowering.set_tensor_lowering(
       out,
@@ -164,7 +165,7 @@ class DropoutNoiseOperation(RandomOperation):
     self._keep_prob = keep_prob
     self._outputs = [Tensor(self, shape, dtype)]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     out = self._outputs[0]
     full, part = out.shape.to_integer_list, impl.slice_shape(out.shape)
@@ -194,7 +195,7 @@ class DropoutOperation(Operation):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return [DropoutOperation(grad_ys[0], self._inputs[1]).outputs[0], None]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     x, noise = self._inputs
     laid_out = lowering.mesh_impl(self).slicewise(
       lambda t, n: kernels.elementwise(tf.multiply, t, align(n, noise.shape.dims, x.shape.dims)),

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.kinds import DTypeLike
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.program.argument_kinds import NumberTensor
 from mesh_tensorflow.program.dimensions import (
@@ -31,7 +32,7 @@ class RangeOperation(Operation):
     self._outputs = [Tensor(self, Shape([self._dim]), tf.as_dtype(dtype))]
     self._outputs[0].index_bound = self._dim.size
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     out = self._outputs[0]
     size = impl.slice_shape(out.shape)[0]
@@ -78,7 +79,7 @@ class CumsumOperation(Operation):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return CumsumOperation(grad_ys[0], self._dim, self._exclusive, not self._reverse).outputs
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     x = lowering.tensors[self._inputs[0]].to_laid_out_tensor()
     axis, reverse = self._axis, self._reverse

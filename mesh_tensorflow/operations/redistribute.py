@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.meshes.exchange import Exchange
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.meshes.redistribution import Move, Places, Plan, is_layout, plan
 from mesh_tensorflow.program.dimensions import Shape, list_product
@@ -47,7 +48,7 @@ def _places(impl: Any, shape: Shape) -> Places:
 
 
 def redistribute(
-  lowering: Any,
+  lowering: LoweringInProgress,
   impl: Any,
   slices: Any,
   old: Shape,
@@ -145,13 +146,15 @@ def _viewed(impl: Any, slices: Any, shape: Sequence[int]) -> Any:
   return impl.slicewise(lambda t: tf.reshape(t, shape), slices)
 
 
-def _count(lowering: Any, impl: Any, kind: str, mesh_axes: Sequence[int], slices: Any) -> None:
+def _count(
+  lowering: LoweringInProgress, impl: Any, kind: str, mesh_axes: Sequence[int], slices: Any
+) -> None:
   axes = mesh_axes[0] if len(mesh_axes) == 1 else list(mesh_axes)
   size = list_product(slices.slice_shape) * impl.size
   lowering.add_counter(f"{kind}/{axes}/reshape_op", size)
 
 
-def _move(lowering: Any, impl: Any, step: Move, slices: Any) -> Any:
+def _move(lowering: LoweringInProgress, impl: Any, step: Move, slices: Any) -> Any:
   slices = _viewed(impl, slices, step.view)
   m, *others = step.mesh_axes
   if step.kind == "allsplit":
@@ -187,7 +190,7 @@ def _joint_alltoall(impl: Any, step: Move, slices: Any) -> Any:
   return impl.slicewise(lambda t: _transpose(t, joined, [k for ks in places for k in ks]), slices)
 
 
-def _exchange(lowering: Any, impl: Any, step: Exchange, slices: Any) -> Any:
+def _exchange(lowering: LoweringInProgress, impl: Any, step: Exchange, slices: Any) -> Any:
   """Rounds of permutations of units of the slices."""
   rest = [i for i in range(len(step.view)) if i not in step.unit_axes]
   units_first = [*step.unit_axes, *rest]

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ArgumentError, GradientError, ShapeError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.meshes.slices import transpose_to
 from mesh_tensorflow.operations.elementwise import cast, to_float
@@ -88,7 +89,7 @@ class BroadcastOperation(Operation):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return [reduce_sum(grad_ys[0], output_shape=self.inputs[0].shape)]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     x, out = self.inputs[0], self.outputs[0]
     lowering.set_tensor_lowering(
       out, lowering.mesh_impl(self).broadcast_impl(lowering.tensors[x], x.shape, out.shape)
@@ -151,7 +152,7 @@ class ReduceOperation(Operation):
       raise GradientError(f"{self.name}: no gradient for {self._reduction_fn_string!r}")
     return [_gradients[self._reduction_fn_string](grad_ys[0], self.inputs[0], self.outputs[0])]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     x, out = self.inputs[0], self.outputs[0]
     fn = reduction_fn(self._reduction_fn_string)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, overload
 
 from mesh_tensorflow.errors import DimensionError, ShapeError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.operations.constants import import_tf_tensor
 from mesh_tensorflow.operations.redistribute import redistribute
 from mesh_tensorflow.program.dimensions import (
@@ -52,7 +53,7 @@ class ReshapeOperation(Operation):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return [reshape(grad_ys[0], self.inputs[0].shape)]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     x, out = self.inputs[0], self.outputs[0]
     slices = lowering.tensors[x]

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DTypeError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.program.graph import Operation, Tensor
 
 __all__ = ["ScalarAddOperation", "ScalarMultiplyOperation"]
@@ -38,7 +39,7 @@ class ScalarMultiplyOperation(_ScalarOperation):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return [ScalarMultiplyOperation(grad_ys[0], self._scalar).outputs[0]]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     # A sum over the mesh that is pending may wait, as a factor can be applied before it. (A summand
     # cannot: each processor would add it.)
     lowering.set_tensor_lowering(
@@ -63,7 +64,7 @@ class ScalarAddOperation(_ScalarOperation):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return grad_ys
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     lowering.set_tensor_lowering(
       self.outputs[0],
       lowering.mesh_impl(self).slicewise(

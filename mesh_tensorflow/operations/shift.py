@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DTypeError, ShapeError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.slices import align, transpose_to
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.elementwise import negative
@@ -42,7 +43,7 @@ class ShiftOperation(Operation):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return [ShiftOperation(grad_ys[0], -self._offset, self._dim, self._wrap).outputs[0]]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     x = lowering.tensors[self._inputs[0]]
     mesh_axis = impl.tensor_dimension_to_mesh_axis(self._dim)
@@ -68,7 +69,7 @@ class ShiftOperation(Operation):
     """Positions `begin` to `begin + size` of a slice."""
     return kernels.cut_axis(t, self._axis, begin, size)
 
-  def _exchange(self, lowering: Any, impl: Any, x: Any, mesh_axis: int) -> Any:
+  def _exchange(self, lowering: LoweringInProgress, impl: Any, x: Any, mesh_axis: int) -> Any:
     """Each processor gets the two parts that make up its block, from two others."""
     n = impl.shape[mesh_axis].size
     block = self._dim.size // n
@@ -138,7 +139,7 @@ class DynamicShiftOperation(Operation):
     dx = DynamicShiftOperation(grad_ys[0], negative(self._inputs[1]), self._dim, self._wrap)
     return [dx.outputs[0], None]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     x, offset = self._inputs
     whole = lowering.tensors[x].to_laid_out_tensor()

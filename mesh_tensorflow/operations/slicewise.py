@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import ArgumentError, GradientError, GraphError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.program.dimensions import Dimension, Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Operation, Tensor
@@ -86,7 +87,7 @@ class SlicewiseOperation(Operation):
             mesh_impl, d, f"it is not among the splittable dimensions of {self.name}"
           )
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     results = impl.slicewise(self._tf_fn, *[lowering.tensors[x] for x in self._inputs])
     if not isinstance(results, tuple):
@@ -131,7 +132,7 @@ class GenericGradOperation(SlicewiseOperation):
     reached = frozenset[Dimension]().union(*[forward_op.reach[i] for i in given])
     self._reach = [frozenset(x.shape) | reached for x in xs]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     super().lower(lowering)
     impl = lowering.mesh_impl(self)
     for out, reach in zip(self._outputs, self._reach):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ShapeError, SizeError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.one_dimension import (
   OneDimensionOperation,
@@ -64,7 +64,7 @@ class ConcatOperation(OneDimensionOperation):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return split(grad_ys[0], grad_ys[0].shape[self._axis], self._sizes)
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     self._lower_slicewise(lowering, lambda *ts: tf.concat(ts, self._axis))
 
 
@@ -131,7 +131,7 @@ class SplitOperation(OneDimensionOperation):
     parts = with_zeros(grad_ys, self._outputs)
     return ConcatOperation(parts, parts[0].shape[self._axis]).outputs
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     equal = len(set(self._sizes)) == 1
     parts = len(self._sizes) if equal else self._sizes
     self._lower_slicewise(lowering, lambda t: tuple(tf.split(t, parts, self._axis)))
@@ -188,7 +188,7 @@ class SliceOperation(OneDimensionOperation):
     after = self._dim.size - self._size - self._begin
     return PadOperation(grad_ys[0], [self._begin, after], grad_ys[0].shape[self._axis]).outputs
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     self._lower_slicewise(
       lowering, lambda t: kernels.cut_axis(t, self._axis, self._begin, self._size)
     )
@@ -246,7 +246,7 @@ class PadOperation(OneDimensionOperation):
     dy = grad_ys[0]
     return SliceOperation(dy, self._paddings[0], self._dim.size, dy.shape[self._axis]).outputs
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     self._lower_slicewise(lowering, lambda t: kernels.pad(t, self._axis, *self._paddings))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ShapeError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.slices import align
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.broadcasting import binary_arguments_to_tensors
@@ -66,7 +67,7 @@ class _NormalizedExpOperation(Operation):
           )
     self._outputs = [Tensor(self, self._reduced_shape if self._is_reduced else x.shape, x.dtype)]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     x = lowering.tensors[self.inputs[0]]
     if not self._is_reduced and self._is_local(lowering):
@@ -83,7 +84,7 @@ class _NormalizedExpOperation(Operation):
     """The result, from slices, and the maximum and sum exp(x - maximum) over the dimension."""
     raise NotImplementedError
 
-  def _max_and_sum(self, lowering: Any) -> tuple[Any, Any]:
+  def _max_and_sum(self, lowering: LoweringInProgress) -> tuple[Any, Any]:
     """Per slice with the reduced axis kept at size 1: the maximum, and sum exp(x - max)."""
     impl = lowering.mesh_impl(self)
     laid_out = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
@@ -108,7 +109,7 @@ class _NormalizedExpOperation(Operation):
       )
     return maximum, total
 
-  def _is_local(self, lowering: Any) -> bool:
+  def _is_local(self, lowering: LoweringInProgress) -> bool:
     impl = lowering.mesh_impl(self)
     axis = impl.tensor_dimension_to_mesh_axis(self._dim)
     return len(self.inputs) == 1 and (axis is None or impl.shape[axis].size == 1)

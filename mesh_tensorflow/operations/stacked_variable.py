@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import VariableError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.stacking import unstack
 from mesh_tensorflow.operations.variables import Variable, read_slices
@@ -72,7 +73,7 @@ class StackedVariable(Variable):
     super().verify_layout(mesh_impl)
     self._require_unsplit(mesh_impl, self._dim, "each variable is split by itself")
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     members = [lowering.variables[v] for v in self._vs]
     lowering.variables[self] = _StackedSlices(lowering.mesh_impl(self), members)
     read_slices(lowering, self, self.value)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ShapeError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.one_dimension import (
   OneDimensionOperation,
@@ -53,7 +53,7 @@ class StackOperation(OneDimensionOperation):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return unstack(grad_ys[0], self._dim)
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     self._lower_slicewise(lowering, lambda *ts: kernels.stack(ts, self._axis))
 
 
@@ -88,7 +88,7 @@ class UnstackOperation(OneDimensionOperation):
   def gradient(self, grad_ys: list[Tensor | None]) -> Sequence[Tensor | None]:
     return [stack(with_zeros(grad_ys, self._outputs), self._dim.name, self._axis)]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     self._lower_slicewise(lowering, lambda t: tuple(tf.unstack(t, axis=self._axis)))
 
 

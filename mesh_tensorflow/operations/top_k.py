@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ShapeError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.slices import transpose_to
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.constants import constant
@@ -85,7 +86,7 @@ class TopKOperation(_LargestOperation):
     self._require_unsplit(mesh_impl, self._k_dim, "its positions are ordered by value")
     super().verify_layout(mesh_impl)
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     x = self._inputs[0].shape
     order = (x - self._reduced_dim + self._reduced_dim).dims
@@ -146,7 +147,7 @@ class ArgmaxOperation(_LargestOperation):
     super().__init__(x, reduced_dim, name or "argmax")
     self._set_outputs(Tensor(self, x.shape - self._reduced_dim, tf.int32))
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     _, indices = _largest(self, impl, lowering.tensors[self._inputs[0]], with_values=False)
     lowering.set_tensor_lowering(self._outputs[0], indices)
@@ -160,7 +161,7 @@ class Top1Operation(_LargestOperation):
     shape = x.shape - self._reduced_dim
     self._set_outputs(Tensor(self, shape, x.dtype), Tensor(self, shape, tf.int32, index=1))
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     values, indices = _largest(self, impl, lowering.tensors[self._inputs[0]], with_values=True)
     lowering.set_tensor_lowering(self._outputs[0], values)

@@ -11,6 +11,7 @@ from mesh_tensorflow.arguments import kinds
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import DTypeError, VariableError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
 from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.meshes.store import StoredVariable
@@ -215,7 +216,7 @@ class Variable(Operation):
   def __repr__(self) -> str:
     return f"Variable({self.value})"
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     stored = impl.variable_store.get(
       impl,
@@ -234,7 +235,7 @@ class Variable(Operation):
     read_slices(lowering, self, self.value)
 
 
-def read_slices(lowering: Any, variable: Variable, output: Tensor) -> None:
+def read_slices(lowering: LoweringInProgress, variable: Variable, output: Tensor) -> None:
   """Sets `output` to the current value of the variable, in its activation dtype."""
   laid_out = lowering.variables[variable].laid_out_tensor
   if variable.activation_dtype != variable.slice_dtype:
@@ -341,7 +342,7 @@ class ReadVariable(Operation):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return grad_ys
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     read_slices(lowering, self._var, self.outputs[0])
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DTypeError, ShapeError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.slices import align
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.broadcasting import (
@@ -63,7 +63,7 @@ class WhereOperation(Operation):
       reduce_sum(to_false, output_shape=if_false.shape),
     ]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     out = self.outputs[0]
     shapes = [x.shape.dims for x in self._inputs]
     impl = lowering.mesh_impl(self)

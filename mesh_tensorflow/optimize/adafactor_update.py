@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.operations.assignments import grouped
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.update import laid_out_scalar, slices_of, subtract
@@ -74,7 +75,7 @@ class AdafactorUpdateOperation(Operation):
   def has_gradient(self) -> bool:
     return False
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     done: list[Any] = []
     grad = impl.slicewise(lambda g: tf.cast(g, tf.float32), lowering.tensors[self._inputs[0]])
@@ -119,7 +120,7 @@ class AdafactorUpdateOperation(Operation):
       parts *= impl.shape[a].size
     return impl.slicewise(lambda t: t / parts, impl.allreduce(local_means, axes, "SUM"))
 
-  def _scale(self, lowering: Any, impl: Any) -> Any:
+  def _scale(self, lowering: LoweringInProgress, impl: Any) -> Any:
     """lr, or lr * max(RMS(w), epsilon2), of size 1 along the reduced dimensions."""
     lr = laid_out_scalar(lowering, self._lr)
     if self._scale_dims is None:
@@ -137,7 +138,9 @@ class AdafactorUpdateOperation(Operation):
       lambda ms, r: r * tf.maximum(tf.sqrt(ms), self._epsilon2), mean_square, lr
     )
 
-  def _decay(self, lowering: Any, impl: Any, name: str, new: Any, done: list[Any]) -> Any:
+  def _decay(
+    self, lowering: LoweringInProgress, impl: Any, name: str, new: Any, done: list[Any]
+  ) -> Any:
     """Sets a slot to rho * slot + (1 - rho) * (new + epsilon1), and returns it."""
 
     def decay(slot: tf.Variable, new: tf.Tensor, rho: Any) -> tf.Tensor:
@@ -148,12 +151,18 @@ class AdafactorUpdateOperation(Operation):
     rho = laid_out_scalar(lowering, self._decay_rate)
     return impl.slicewise(decay, slices_of(lowering, self._slots[name]), new, rho)
 
-  def _normalized(self, lowering: Any, impl: Any, grad: Any, done: list[Any]) -> Any:
+  def _normalized(self, lowering: LoweringInProgress, impl: Any, grad: Any, done: list[Any]) -> Any:
     v = self._decay(lowering, impl, "v", impl.slicewise(tf.square, grad), done)
     return impl.slicewise(lambda g, v: g * tf.math.rsqrt(v), grad, v)
 
   def _normalized_factored(
-    self, lowering: Any, impl: Any, grad: Any, done: list[Any], d0: Dimension, d1: Dimension
+    self,
+    lowering: LoweringInProgress,
+    impl: Any,
+    grad: Any,
+    done: list[Any],
+    d0: Dimension,
+    d1: Dimension,
   ) -> Any:
     axis0, axis1 = self._dims.index(d0), self._dims.index(d1)
 

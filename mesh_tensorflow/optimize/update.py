@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import UnsupportedError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.operations.assignments import grouped
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program.graph import Operation, Tensor
@@ -61,7 +62,7 @@ class UpdateOperation(Operation):
       "update"
     )
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     done: list[Any] = []
     lowering.variables[self._variable].update(
       lambda *args: done.extend(self.update(*args)),
@@ -72,13 +73,13 @@ class UpdateOperation(Operation):
     lowering.operations[self] = grouped(done)
 
 
-def slices_of(lowering: Any, variable: Variable) -> Any:
+def slices_of(lowering: LoweringInProgress, variable: Variable) -> Any:
   """The tf.Variables of a variable, laid out."""
   laid_out = lowering.variables[variable]
   return lowering.mesh_impl(variable).LaidOutTensor(laid_out.slices)
 
 
-def laid_out_scalar(lowering: Any, scalar: float | Tensor) -> Any:
+def laid_out_scalar(lowering: LoweringInProgress, scalar: float | Tensor) -> Any:
   """A scalar `Tensor` laid out, or the number."""
   return lowering.tensors[scalar] if isinstance(scalar, Tensor) else scalar
 

@@ -18,6 +18,7 @@ from mesh_tensorflow.errors import (
   LayoutError,
   NotLoweredError,
 )
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.numerics import random_bits
@@ -148,10 +149,11 @@ class Lowering:
 
   def lower_operations(self, operations: Iterable[Operation]) -> None:
     """Lowers operations in order."""
+    for_operations: LoweringInProgress = self
     for op in operations:
       with tf.name_scope(_scope_name(op.name)):
         try:
-          op.lower(self)
+          op.lower(for_operations)
         except (tf.errors.OpError, TypeError, ValueError) as e:
           if is_division_by_zero(e):
             raise DivisionError(f"{op.to_string} divides an integer by zero") from e
