@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import DTypeError, ShapeError
-from mesh_tensorflow.operations.cross_entropy import softmax_cross_entropy
+from mesh_tensorflow.operations.cross_entropy import SoftmaxCrossEntropyOperation
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import square
 from mesh_tensorflow.operations.slicewise import cwise
@@ -62,9 +62,9 @@ def softmax_cross_entropy_with_logits(
   what = "softmax_cross_entropy_with_logits"
   if targets.dtype.is_integer:
     factor: Any = z_loss  # The fused operation takes a number, and tells what else it got.
-    return softmax_cross_entropy(
+    return SoftmaxCrossEntropyOperation(
       logits, targets, vocab_dim, factor, on_value=on_value, off_value=off_value
-    )
+    ).outputs[0]
   if vocab_dim not in logits.shape:
     raise no_such_dimension(f"{what}: vocab_dim", vocab_dim, logits)
   if set(targets.shape) != set(logits.shape):

@@ -101,14 +101,8 @@ class Conv2dTransposeOperation(_Forward):
 
   It is the gradient of a convolution from the larger image to the smaller one. The output's
   h and w are multiplied by the stride; with "VALID" padding, what a filter larger than the
-  stride reaches beyond that is added (as in Keras). Splitting is as for `Conv2dOperation`.
-
-  Args:
-    conv_input: a `Tensor` with any number of batch dimensions.
-    conv_filter: a `Tensor` of the same dtype.
-    strides: [1, s_h, s_w, 1]; None for ones.
-    padding: "SAME" or "VALID".
-    name: of the operation.
+  stride reaches beyond that is added (as in Keras). Arguments, and what may be split, are those
+  of `Conv2dOperation`.
 
   Raises:
     DimensionError: the filter's last dimension is not the input's last.
