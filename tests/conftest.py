@@ -200,7 +200,7 @@ def _sample(items: list[pytest.Item], functions: int) -> list[pytest.Item]:
     marked = item.get_closest_marker("slow") or item.get_closest_marker("long")
     if not marked and not _starts_processes(item):
       name = item.nodeid.partition("[")[0]
-      if "family" in item.fixturenames:
+      if "draw" in item.fixturenames:
         name += item.callspec.params["family"]
       cases.setdefault(item.path, {}).setdefault(name, []).append(item)
   chosen: set[pytest.Item] = set()

@@ -130,6 +130,7 @@ DTYPES = (
 ).split()
 
 
+@pytest.mark.slow
 def test_dtypes_travel_exactly(cpu_devices):
   impl = make_impl("a:3", cpu_devices)
   calls, wanted = [], []
