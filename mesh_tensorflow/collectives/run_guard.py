@@ -128,4 +128,4 @@ def _watchdog(guard_ref: weakref.ref[RunGuard], timeout: float, stop: threading.
       _LOG.error("no processor of the mesh moved for %g s: the run is broken off", timeout)
       guard.break_off()
       return
-    del guard
+    del guard  # A thread that held it while it sleeps would keep it from ever ending.

@@ -23,6 +23,7 @@ from mesh_tensorflow.meshes.mesh_layout import MeshLayout
 from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
+from mesh_tensorflow.program.graph import Tensor
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -36,6 +37,7 @@ class MeshContract(MeshLayout):
     variable_store: where variables live; a new `VariableStore` by default.
   """
 
+  # Programs of the TF1 library make laid-out tensors by mesh_impl.LaidOutTensor(slices).
   LaidOutTensor = laid_out.LaidOutTensor
 
   def __init__(
@@ -178,11 +180,11 @@ class MeshContract(MeshLayout):
     """
     raise NotImplementedError
 
-  def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> laid_out.LaidOutTensor:
+  def import_tf_tensor(self, x: Tensor | Shape, tf_x: tf.Tensor) -> laid_out.LaidOutTensor:
     """The slices of a whole tf.Tensor, laid out as `x` (a `Tensor` or `Shape`)."""
     raise NotImplementedError
 
-  def export_to_tf_tensor(self, x: Any, laid_out_x: LaidOut) -> tf.Tensor:
+  def export_to_tf_tensor(self, x: Tensor | Shape, laid_out_x: LaidOut) -> tf.Tensor:
     """The whole tensor of `x` (a `Tensor` or `Shape`) put together from its slices."""
     raise NotImplementedError
 

@@ -249,6 +249,7 @@ def tensor_dim_to_size_per_split(
 def indivisible_message(what: str, tensor_dim: Dimension, mesh_dim: Dimension) -> str:
   """The text of the error for a dimension that the mesh axis does not divide."""
   size, parts = tensor_dim.size, mesh_dim.size
+  # Eight are shown: a dimension of millions need not be searched to its end.
   legal = [n for n in range(1, min(size, 4096) + 1) if size % n == 0]
   shown = ", ".join(map(str, legal[:8])) + (", ..." if len(legal) > 8 else "")
   up = -(-size // parts) * parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import LayoutError, ShapeError
@@ -24,6 +24,7 @@ from mesh_tensorflow.program.dimensions import (
   convert_to_shape,
   list_product,
 )
+from mesh_tensorflow.program.graph import Tensor
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -40,7 +41,9 @@ class MeshLayout:
   def __init__(self, shape: ShapeLike, layout_rules: LayoutLike):
     self._shape = convert_to_shape(shape)
     self._layout_rules = convert_to_layout_rules(layout_rules)
+    # Each operation asks for the layouts of its tensors, several times, in every lowering.
     self._layout_cache: dict[Shape, TensorLayout] = {}
+    self._verified: set[Shape] = set()
     unused = self._layout_rules.check_mesh(self._shape)
     for dim, axis in unused:
       close = difflib.get_close_matches(axis, self._shape.dimension_names, 1, 0.75)
@@ -81,7 +84,7 @@ class MeshLayout:
     """The mesh axis over which the dimension is split, or None."""
     return self._layout_rules.tensor_dimension_to_mesh_axis(tensor_dimension, self._shape)
 
-  def tensor_layout(self, arg: Any) -> TensorLayout:
+  def tensor_layout(self, arg: Tensor | ShapeLike) -> TensorLayout:
     """`TensorLayout` of a `Tensor`, a `Shape`, or what `convert_to_shape` takes."""
     shape = shape_of(arg)
     if shape not in self._layout_cache:
@@ -95,13 +98,14 @@ class MeshLayout:
       LayoutError: two dimensions on one mesh axis, or an indivisible dimension.
     """
     shape = shape_of(shape)
-    if shape in self._layout_cache:
+    if shape in self._verified:
       return
     layout = self._layout_rules.tensor_layout(shape, self._shape, what=what)
     for d, axis in zip(shape, layout):
       if axis is not None and d.size % self._shape[axis].size:
         raise LayoutError(indivisible_message(f" of {what}", d, self._shape[axis]))
     self._layout_cache[shape] = layout
+    self._verified.add(shape)
 
   def mesh_axis_to_cumprod(self, tensor_shape: ShapeLike) -> list[int | None]:
     """For each mesh axis the product of the sizes before the axis split over it, or None."""
@@ -188,13 +192,13 @@ class MeshLayout:
       )
 
 
-def shape_of(arg: Any) -> Shape:
+def shape_of(arg: Tensor | ShapeLike) -> Shape:
   """The `Shape` of a `Tensor`, or what a shape may be written as."""
   if isinstance(arg, Shape):
     return arg
-  shape = getattr(arg, "shape", None)
-  if not isinstance(shape, Shape):
-    shape = convert_to_shape(arg)
-  if shape is None:
+  found = getattr(arg, "shape", None)  # Of a Tensor, or of a Variable.
+  if isinstance(found, Shape):
+    return found
+  if arg is None:
     raise ShapeError("a layout needs a Tensor, a Shape or a list of dimensions, got None")
-  return shape
+  return convert_to_shape(cast(ShapeLike, arg))

@@ -36,6 +36,7 @@ def pnum_to_processor_coordinates(mesh_shape: MeshSizes, pnum: ArrayOrScalar) ->
     mesh_shape: a mesh shape: a `Shape`, or a list of sizes.
     pnum: a processor number.
   """
+  # With % and // only, so that a tensor, or an array of many numbers, will do.
   coordinates = []
   for size in reversed(_sizes(mesh_shape)):
     coordinates.append(pnum % size)

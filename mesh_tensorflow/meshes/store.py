@@ -166,6 +166,7 @@ class VariableStore(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing
   def __init__(self, seed: float = 0, name: str | None = None):
     super().__init__(name=name or "variable_store")
     self.seed = int(seed)
+    # Where tf.Module looks for variables: it does not look into a StoredVariable.
     self._slices: dict[str, tuple[tf.Variable, ...]] = {}
     self._stored: dict[str, StoredVariable] = {}
     # Of a store that a mesh implementation made for itself.
@@ -243,7 +244,7 @@ class VariableStore(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing
     def value(begin: tuple[int, ...]) -> tf.Tensor:
       return computed_in_parts(init, key, full, begin, part, slice_dtype)
 
-    with tf.init_scope():
+    with tf.init_scope():  # Out of the tf.function that is being traced, if one is.
       slices = mesh_impl.create_slices(_variable_name(f"{name}_slice"), begins, value, trainable)
     stored = StoredVariable(
       name=name,

@@ -118,7 +118,7 @@ def _cheapest_stretch(runs: Sequence[_Run], most: int) -> tuple[int, int]:
       filled = _filled(runs, first, last)
       if len(_merged(filled)) <= most:
         choices.append((cost(filled), first, last))
-        break
+        break  # A longer stretch costs more.
   return min(choices)[1:]
 
 

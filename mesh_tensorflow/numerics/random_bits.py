@@ -103,6 +103,7 @@ def bits(
     index = tf.range(n, dtype=tf.int32)
     if not (isinstance(b, int) and b == 0):
       index = index + tf.cast(b, tf.int32)
+    # Odd factors: a bijection of the index, and another one for each axis.
     index = tf.bitcast(index, tf.uint32) * _constant(_GOLDEN * (2 * axis + 1))
     index = tf.reshape(index, [n] + [1] * (ndims - axis - 1))
     state = mix(tf.bitwise.bitwise_xor(state, index))

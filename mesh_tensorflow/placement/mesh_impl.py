@@ -23,9 +23,9 @@ from mesh_tensorflow.meshes.processors import processor_groups
 from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
+from mesh_tensorflow.program.graph import Tensor
 
 
-# What is in `collectives.placement` is imported from here by existing programs.
 class PlacementMeshImpl(MeshImpl):
   """A mesh over a list of devices.
 
@@ -146,10 +146,10 @@ class PlacementMeshImpl(MeshImpl):
             result[pnum] = tf.identity(x.tensor_list[group[source]])
     return LaidOutTensor(result)
 
-  def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> LaidOutTensor:
+  def import_tf_tensor(self, x: Tensor | Shape, tf_x: tf.Tensor) -> LaidOutTensor:
     return LaidOutTensor(self.make_slices(tf_x, shape_of(x)))
 
-  def export_to_tf_tensor(self, x: Any, laid_out_x: LaidOut) -> tf.Tensor:
+  def export_to_tf_tensor(self, x: Tensor | Shape, laid_out_x: LaidOut) -> tf.Tensor:
     shape = x if isinstance(x, Shape) else x.shape
     return self.combine_slices(laid_out_x.to_laid_out_tensor().all_slices, shape)
 

@@ -82,7 +82,7 @@ def convert_to_dimension(d: DimensionLike | None) -> Dimension | None:
       raise DimensionError(
         f"the size of dimension {name!r} must be an integer, got {size!r}"
       ) from None
-    d = Dimension(name, size)
+    d = Dimension(name, size)  # With a Python int: NumPy's do not go into JSON, say.
   if size < 0:
     raise DimensionError(f"the size of dimension {name!r} must not be negative, got {size}")
   return d if isinstance(d, Dimension) else Dimension(name, size)

@@ -111,6 +111,7 @@ class SimdMeshImpl(PerDeviceMeshImpl):
     self._communication = Communication(
       self.shape, self._devices, worker_of, self._here, collectives, timeout_seconds
     )
+    # The program that runs: in eager runs each processor has a thread, and one of its own.
     self._local = threading.local()
 
   # -------------------------------------------------------- processors and devices

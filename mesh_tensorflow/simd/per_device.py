@@ -19,6 +19,7 @@ from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
+from mesh_tensorflow.program.graph import Tensor
 from mesh_tensorflow.simd.program import Program
 
 
@@ -160,11 +161,11 @@ class PerDeviceMeshImpl(MeshImpl):
     ]
     return kernels.cut(tf_tensor, begin, part)
 
-  def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> LaidOutTensor:
+  def import_tf_tensor(self, x: Tensor | Shape, tf_x: tf.Tensor) -> LaidOutTensor:
     shape = x if isinstance(x, Shape) else x.shape
     return LaidOutTensor([self.slice(tf.convert_to_tensor(tf_x), shape)])
 
-  def export_to_tf_tensor(self, x: Any, laid_out_x: LaidOut) -> tf.Tensor:
+  def export_to_tf_tensor(self, x: Tensor | Shape, laid_out_x: LaidOut) -> tf.Tensor:
     shape = x if isinstance(x, Shape) else x.shape
     result = laid_out_x.to_laid_out_tensor()
     for tensor_axis, mesh_axis in enumerate(self.tensor_layout(shape)):

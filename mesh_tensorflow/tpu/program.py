@@ -39,6 +39,7 @@ class ReplicaProgram(TracedProgram):
   """
 
   def __init__(self, pnum: tf.Tensor, coordinates: Sequence[Any]):
+    # Not that of TracedProgram, which reads the number from a variable of the processor.
     super(TracedProgram, self).__init__(pnum, coordinates)
     self._per_processor: dict[int, list[tf.Tensor]] = {}
     self._graphs_with_progress = {pnum.graph}

@@ -150,6 +150,14 @@ class TestMeshImpl:
     impl = mtf.MeshImpl(MESH, "d_ff:rows")
     assert impl.tensor_layout(x) == impl.tensor_layout(x.shape) == mtf.TensorLayout([None, 0])
 
+  def test_a_layout_that_was_asked_for_is_still_verified(self):
+    impl = mtf.MeshImpl(MESH, "heads:cols")
+    shape = mtf.Shape([("heads", 6)])
+    assert impl.tensor_layout(shape) == mtf.TensorLayout([1])
+    for _ in range(2):
+      with pytest.raises(LayoutError, match="heads:6 of x cannot be split.*4 does not divide 6"):
+        impl.verify_layout(shape, "x")
+
   def test_slice_shape_that_does_not_divide(self):
     with pytest.raises(LayoutError, match="heads:6.*cols:4"):
       mtf.MeshImpl(MESH, "heads:cols").slice_shape(mtf.Shape([("heads", 6)]))
