@@ -1,21 +1,26 @@
 """The gin-configured Transformer of Mesh TensorFlow.
 
-Gin files and programs use the modules right in this package, whose names are those of the TF1
-library: `transformer`, `transformer_layers`, `dataset`, `utils` and others, and the programs `main`
-and `launch`. Most of them name what is in one of the packages below. A package imports from those
-above it only; `attention`, `moe`, `fixup_layers` and `universal_transformer` are also names of the
-TF1 library.
+Files beside the rooms are the module names of the archived package, a few lines each, which gin
+files and programs use: `transformer`, `transformer_layers`, `dataset`, `utils` and others, and the
+programs `main` and `launch`. What they name is in the rooms. A room imports from those above it
+only; `attention`, `moe`, `fixup_layers` and `universal_transformer` are also names of the archived
+package.
 
     files, meshes          what is read, and by which worker; devices, layouts, sizes of batches
     vocabularies, data     text to ids; examples from texts: read, encoded, packed
-    models                 what a model is made of but its layers: stacks, embeddings, decoding
+    schedules              learning rates
+    models, embeddings     what a model is made of but its layers: stacks, decoding; embeddings
     moe, attention         mixtures of experts; attention functions and their parameters
     layers                 the layers of a Transformer
     fixup_layers, universal_transformer
-    programs               what a mesh computes: steps of training, evaluation and prediction
+    programs               what a mesh computes: a file a program: training, evaluation, sampling
     gin_config             reading and checking of gin files
-    training               the training loop, checkpoints, progress, stopping
-    modes                  what `utils.run` does: training, evaluation, scoring, translation, export
+    training               a model with its folder: the training loop, checkpoints, progress
+    modes                  what `utils.run` does: one file a mode, with its whole loop
+    commands               the command line: the trainer, and what starts several of it
+
+`data`, `layers`, `modes`, `schedules` and `vocabularies` list their files: to add one of a kind,
+copy a file and name it in that list.
 """
 
 from mesh_tensorflow.transformer import (

@@ -90,30 +90,25 @@ def text_lm_dataset(
   """
   del batch_size
   length = _length(sequence_length)
-  _check_choice("mode", mode, ("documents", "stream"))
-  _check_choice("document_unit", document_unit, tuple(_SPLITTERS))
-  _check_choice("too_long", too_long, ("split", "truncate", "error"))
-  _check_choice("validation_unit", validation_unit, ("text", "file"))
+  _check_choices(mode, document_unit, too_long, validation_unit)
   _check_numbers(context_tokens, length, mode, skip)
-  if isinstance(vocabulary, tuple):
-    vocabulary = vocabulary[1]
+  vocabulary = vocabulary[1] if isinstance(vocabulary, tuple) else vocabulary
   train = dataset_split == "train"
   rows = batch_rows or input_shards.current().rows()
   files, fraction = _choose_files(
     train, train_files, validation_files, validation_fraction, validation_unit,
     encoding=encoding, skip_bad_files=skip_bad_files,
   )  # fmt: skip
-  what = f"the {dataset_split} split of {train_files if files is None else _name_of(files)}"
+  what = f"the {dataset_split} split of {_name_of(files)}"
   if mode == "stream":
     tokens = np.concatenate([text_lm_rows.encode(vocabulary, f.text, f.path) for f in files])
     encoding_lib.check_known(tokens, vocabulary, what)
     tokens = _part(tokens, fraction, train)
     return text_lm_rows.windows(tokens, length, context_tokens, train, seed, skip, rows, what)
-  split = _SPLITTERS[document_unit]
-  documents = [(f.path, d) for f in files for d in split(f.text)]
-  documents = _part(documents, fraction, train)
+  whole = [(f.path, d) for f in files for d in _SPLITTERS[document_unit](f.text)]
+  own = _part(whole, fraction, train)
   return text_lm_rows.document_rows(
-    documents, vocabulary, length, too_long, train, seed, skip, rows, what
+    own, vocabulary, length, too_long, train, seed, skip, rows, what
   )
 
 
@@ -233,6 +228,12 @@ def _check_numbers(context_tokens: int, length: int, mode: str, skip: int) -> No
     raise ConfigError(f"text_lm_dataset: skip (={skip}) must not be negative")
 
 
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-  if value not in choices:
-    raise ConfigError(f"text_lm_dataset: {name} (={value!r}) must be one of {', '.join(choices)}")
+def _check_choices(mode: str, document_unit: str, too_long: str, validation_unit: str) -> None:
+  for name, value, choices in (
+    ("mode", mode, ("documents", "stream")),
+    ("document_unit", document_unit, tuple(_SPLITTERS)),
+    ("too_long", too_long, ("split", "truncate", "error")),
+    ("validation_unit", validation_unit, ("text", "file")),
+  ):
+    if value not in choices:
+      raise ConfigError(f"text_lm_dataset: {name} (={value!r}) must be one of {', '.join(choices)}")

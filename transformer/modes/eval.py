@@ -71,6 +71,20 @@ class _Texts:
     """The largest number of ids of a feature; 0 if the examples do not have it."""
     return max(len(np.trim_zeros(e.get(feature, ()), "b")) for e in self.examples)
 
+  def predictions(self, outputs: Sequence[Any]) -> list[Any]:
+    """What the model made of each example, as the metrics take it."""
+    return [
+      self.dataset.postprocess_fn(output, example=example)
+      for output, example in zip(outputs, self.examples)
+    ]
+
+  def write(self, model_dir: str, folder: str) -> None:
+    """Writes inputs and targets, to be compared with predictions line by line."""
+    base = os.path.join(folder, self.dataset.name)
+    if self.inputs:
+      _note_lines(model_dir, self.inputs, f"{base}_inputs")
+    _note_lines(model_dir, self.targets, f"{base}_targets")
+
 
 def _text(example: Mapping[str, Any], feature: str, vocabulary: Any) -> str:
   """The text of a feature: as it was before it was encoded, if the example has that."""
@@ -147,10 +161,7 @@ def eval_model(
   cached = [_Texts(d, sequence_length, vocabulary, needed) for d in datasets]
   if output_eval_examples:
     for texts in cached:
-      base = os.path.join(folder, texts.dataset.name)
-      if texts.inputs:
-        _note_lines(model_dir, texts.inputs, f"{base}_inputs")
-      _note_lines(model_dir, texts.targets, f"{base}_targets")
+      texts.write(model_dir, folder)
   longest = {k: max(t.longest(k) for t in cached) for k in ("inputs", "targets")}
   if sequence_length is None:
     sequence_length = {k: max(n, 1) for k, n in longest.items()}
@@ -160,7 +171,6 @@ def eval_model(
   for path in restored_checkpoints(estimator, eval_checkpoint_step, model_dir):
     step = estimator.global_step
     for texts in cached:
-      name = texts.dataset.name
       started = time.perf_counter()
       outputs: Sequence[Any]
       if eval_with_score:
@@ -168,10 +178,8 @@ def eval_model(
       else:
         outputs = _decodes(estimator, texts, sequence_length, batch_size, vocabulary)
       seconds = time.perf_counter() - started
-      predictions = [
-        texts.dataset.postprocess_fn(output, example=example)
-        for output, example in zip(outputs, texts.examples)
-      ]
+      predictions = texts.predictions(outputs)
+      name = texts.dataset.name
       if output_eval_examples:
         _note_lines(model_dir, predictions, os.path.join(folder, f"{name}_{step}_predictions"))
       results[name] = _metrics(texts, predictions, eval_with_score)

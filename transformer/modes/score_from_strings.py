@@ -91,21 +91,9 @@ def score_from_strings(
     raise DataError(
       f"score_from_strings.inputs is None, but a model of type {model_type!r} needs inputs"
     )
-  encode = functools.partial(encode_inputs, model_type=model_type, batch_size=batch_size)
-  features = {
-    # A vocabulary that is no tuple is that of both sides.
-    "targets": encode(
-      targets,
-      targets_vocabulary(vocabulary),
-      sequence_length=sequence_length["targets"],
-      eos_id=eos_id if score_eos else 0,
-      unscored_prefix=inputs if model_type == "lm" else None,
-    )
-  }
-  if model_type != "lm":
-    features["inputs"] = encode(
-      inputs, vocabulary, sequence_length=sequence_length["inputs"], eos_id=eos_id
-    )
+  features = _features(
+    inputs, targets, vocabulary, model_type, batch_size, sequence_length, eos_id, score_eos
+  )
 
   def input_fn(params: Any = None) -> tf.data.Dataset:
     del params
@@ -120,6 +108,35 @@ def score_from_strings(
     score_postprocess_fn=score_postprocess_fn,
     num_examples=len(targets),
   )
+
+
+def _features(
+  inputs: list[str] | None,
+  targets: list[str],
+  vocabulary: Any,
+  model_type: str,
+  batch_size: int,
+  sequence_length: Mapping[str, int],
+  eos_id: int,
+  score_eos: bool,
+) -> dict[str, Any]:
+  """The ids of all texts, by the feature that they are."""
+  encode = functools.partial(encode_inputs, model_type=model_type, batch_size=batch_size)
+  features = {
+    # A vocabulary that is no tuple is that of both sides.
+    "targets": encode(
+      targets,
+      targets_vocabulary(vocabulary),
+      sequence_length=sequence_length["targets"],
+      eos_id=eos_id if score_eos else 0,
+      unscored_prefix=inputs if model_type == "lm" else None,
+    )
+  }
+  if model_type != "lm":
+    features["inputs"] = encode(
+      inputs or (), vocabulary, sequence_length=sequence_length["inputs"], eos_id=eos_id
+    )
+  return features
 
 
 def _lines(texts: Any) -> list[str]:

@@ -71,6 +71,29 @@ def generate_heterogeneous_expert_masks(
   return mtf.import_tf_tensor(mesh, tf.constant(mask), mtf.Shape([*dims, experts_dim]))
 
 
+def _sizes_and_masks(inputs: mtf.Tensor, hparams: Any) -> tuple[int, int, list[mtf.Tensor]]:
+  """Number of layers, their hidden size, and for each layer which expert has how much of it."""
+  num_layers, hidden_size = getattr(hparams, "moe_num_layers", 1), hparam(hparams, "hidden_size")
+  mask_info = getattr(hparams, "moe_heterogeneous_mask_info", None)
+  if not mask_info:
+    return num_layers, hidden_size, []
+  experts_dim = mtf.Dimension("experts", hparam(hparams, "num_experts"))
+  mask = generate_heterogeneous_expert_masks(
+    mask_info, experts_dim.size, experts_dim, inputs.mesh, hidden_size
+  )
+  hidden_dim, layers_dim, _ = mask.shape.dims
+  masks = mtf.unstack(mtf.cast(mask, inputs.dtype), layers_dim)
+  return layers_dim.size, hidden_dim.size, masks
+
+
+def _check_output_dim(inputs: mtf.Tensor, output_dim: mtf.Dimension, num_layers: int) -> None:
+  if num_layers > 1 and output_dim != inputs.shape.dims[-1]:
+    raise errors.ShapeError(
+      f"heterogeneous mixture of experts: {num_layers} layers with residual connections need "
+      f"{output_dim} to be the last dimension of {inputs}"
+    )
+
+
 def transformer_moe_layer_v1(
   inputs: mtf.Tensor,
   output_dim: mtf.Dimension,
@@ -105,29 +128,19 @@ def transformer_moe_layer_v1(
     ConfigError: see `generate_heterogeneous_expert_masks`.
     ShapeError: there are several layers and output_dim is not the last dimension of inputs.
   """
-  num_layers, hidden_size = getattr(hparams, "moe_num_layers", 1), hparam(hparams, "hidden_size")
-  mask_info = getattr(hparams, "moe_heterogeneous_mask_info", None)
-  masks: list[mtf.Tensor] = []
-  experts_dim = mtf.Dimension("experts", hparam(hparams, "num_experts"))
-  if mask_info:
-    mask = generate_heterogeneous_expert_masks(
-      mask_info, experts_dim.size, experts_dim, inputs.mesh, hidden_size
-    )
-    hidden_size, num_layers = mask.shape.dims[0].size, mask.shape.dims[1].size
-    masks = mtf.unstack(mtf.cast(mask, inputs.dtype), mask.shape.dims[1])
-  if num_layers > 1 and output_dim != inputs.shape.dims[-1]:
-    raise errors.ShapeError(
-      f"heterogeneous mixture of experts: {num_layers} layers with residual connections need "
-      f"{output_dim} to be the last dimension of {inputs}"
-    )
+  num_layers, hidden_size, masks = _sizes_and_masks(inputs, hparams)
+  _check_output_dim(inputs, output_dim, num_layers)
+  around: Any = context  # A caller without a context has one layer, and no sublayers between.
   hidden = mtf.Dimension("expert_hidden", hidden_size)
   dropout_rate = hparam(hparams, "dropout_rate")
 
   def experts_fn(x: mtf.Tensor, experts: mtf.Dimension) -> list[mtf.Tensor]:
-    options = dict(expert_dims=[experts], use_bias=False, variable_dtype=variable_dtype)
+    options: dict[str, Any] = dict(
+      expert_dims=[experts], use_bias=False, variable_dtype=variable_dtype
+    )
     for i in range(num_layers):
       with mtf.variable_scope(f"expert_layer_{i}"):
-        y = x if i == 0 else sublayers.sublayer_rms_norm(x, None, context)
+        y = x if i == 0 else sublayers.sublayer_rms_norm(x, None, around)
         h = mtf.layers.dense_product(
           y,
           reduced_dims=y.shape.dims[-1:],
@@ -142,7 +155,7 @@ def transformer_moe_layer_v1(
           h *= masks[i]
         y = mtf.layers.dense(h, output_dim, reduced_dims=[hidden], name="wo", **options)
         if i < num_layers - 1:
-          y = _sublayer_dropout(y, context)
+          y = _sublayer_dropout(y, around)
         x = y if i == 0 else x + y
     return [x]
 
@@ -174,7 +187,8 @@ class _SlotsContext:
 
 def _sublayer_dropout(y: mtf.Tensor, context: Context) -> mtf.Tensor:
   """Dropout as between layers; the tokens in slots are not the rows of a batch."""
-  return sublayers.sublayer_dropout(y, None, _SlotsContext(context, y))
+  slots: Any = _SlotsContext(context, y)
+  return sublayers.sublayer_dropout(y, None, slots)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.heterogeneous_moe")

@@ -18,6 +18,8 @@ from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.errors import CheckpointError, ConfigError
 from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.running.lowering import RUN_COUNTER
+from mesh_tensorflow.transformer.files.by_chief import by_chief
+from mesh_tensorflow.transformer.gin_config import model_config
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _MODULE = "mesh_tensorflow.transformer.utils"
@@ -252,6 +254,34 @@ def restore(path: str, store: VariableStore, name_filter: str = "") -> str:
   whole = "\n".join(lines)
   _LOG.info("%s", whole)
   return _shortened(whole)
+
+
+class InitialCheckpoint:
+  """The checkpoint that a training starts from, if its folder has none.
+
+  Args:
+    given: `run.init_checkpoint`: a checkpoint, or a folder.
+    name_filter: see `restore`.
+  """
+
+  def __init__(self, given: str, name_filter: str):
+    self._given = given
+    self._filter = name_filter
+
+  @functools.cached_property
+  def path(self) -> str:
+    """The checkpoint; of a folder its newest."""
+    return str(by_chief(lambda: checkpoint_lib.resolve(self._given)))
+
+  def step(self) -> int:
+    """See `step_of`."""
+    return step_of(self.path, self._filter)
+
+  def restore(self, store: VariableStore, config: model_config.ModelConfig) -> list[str]:
+    """See `restore`; also compares the models. Returns lines that tell what was done."""
+    done = restore(self.path, store, self._filter)
+    compared = by_chief(lambda: model_config.compare_with_initial(self.path, config))
+    return [done, *compared]
 
 
 def has_variables(path: str, store: VariableStore) -> bool:

@@ -51,6 +51,28 @@ class TrainingSource:
       examples_in_epoch=self.examples_in_epoch,
     )
 
+  def open(
+    self,
+    steps: ModelSteps,
+    start: int,
+    checkpoint: str | None,
+    say: Callable[[str], None],
+    *,
+    saves_position: bool,
+  ) -> tuple[TrainingData, SavedPipeline | None]:
+    """The data from a step on, with an iterator whose position is saved, if it is to be.
+
+    Args:
+      steps: the programs of the model.
+      start: the step.
+      checkpoint: that of the step `start`; None at the beginning.
+      say: gets lines about the data.
+      saves_position: whether the position is saved with checkpoints.
+    """
+    if not saves_position:
+      return self.batches_from(steps, start, say), None
+    return self.saved_batches_from(steps, start, checkpoint, say)
+
   def saved_batches_from(
     self, steps: ModelSteps, start: int, checkpoint: str | None, say: Callable[[str], None]
   ) -> tuple[TrainingData, SavedPipeline]:

@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import (
   ConfigError,
@@ -22,15 +21,15 @@ from mesh_tensorflow.errors import (
 )
 from mesh_tensorflow.transformer.files import model_files, records
 from mesh_tensorflow.transformer.files.by_chief import by_chief
-from mesh_tensorflow.transformer.gin_config import model_config, value_checks
+from mesh_tensorflow.transformer.gin_config import value_checks
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.programs import nonfinite as nonfinite_lib
 from mesh_tensorflow.transformer.programs import several_steps, training_data
 from mesh_tensorflow.transformer.programs.memory_check import MemoryCheck
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.programs.several_steps import CallLengths, StopFlag
-from mesh_tensorflow.transformer.training import init_checkpoint as init_checkpoint_lib
 from mesh_tensorflow.transformer.training.estimator import Estimator
+from mesh_tensorflow.transformer.training.init_checkpoint import InitialCheckpoint
 from mesh_tensorflow.transformer.training.learning_rate import LearningRate
 from mesh_tensorflow.transformer.training.loss_check import LossCheck
 from mesh_tensorflow.transformer.training.progress import TrainingProgress
@@ -113,8 +112,9 @@ class Trainer(Estimator):
     self._rate = LearningRate(learning_rate_schedule)
     self._steps_per_call = training_data.steps_per_call(steps_per_call, save_checkpoints_steps)
     self._report_every = report_every
-    self._init_checkpoint = init_checkpoint
-    self._init_variable_filter = init_variable_filter
+    self._init = (
+      InitialCheckpoint(init_checkpoint, init_variable_filter) if init_checkpoint else None
+    )
     self._model_info_file = model_info_file
     self._stop_flag = StopFlag()
     self.losses: list[float] = []
@@ -219,7 +219,15 @@ class Trainer(Estimator):
       first,
       self._checkpoints.examples_in_epoch,
     )
-    data, batches = self._open(source, start, request.checkpoint_input_pipeline)
+    data, pipeline = source.open(
+      self.steps,
+      start,
+      self._checkpoints.newest,
+      self._say,
+      saves_position=request.checkpoint_input_pipeline and self.checkpointer is not None,
+    )
+    self._checkpoints.data, self._checkpoints.pipeline = data, pipeline
+    batches = data if pipeline is None else pipeline
     progress = TrainingProgress(
       start,
       last,
@@ -282,21 +290,6 @@ class Trainer(Estimator):
     left = f"{last - self.global_step} of {last} steps remain"
     stop.stop(f"{saved}; {left}", goes_on=self.checkpointer is not None)
 
-  def _open(
-    self, source: TrainingSource, start: int, saves_position: bool
-  ) -> tuple[training_data.TrainingData, Any]:
-    """The data from step `start` on, and what yields its batches."""
-    self._checkpoints.pipeline = None
-    if not saves_position or self.checkpointer is None:
-      data = source.batches_from(self.steps, start, self._say)
-      self._checkpoints.data = data
-      return data, data
-    data, pipeline = source.saved_batches_from(
-      self.steps, start, self._checkpoints.newest, self._say
-    )
-    self._checkpoints.data, self._checkpoints.pipeline = data, pipeline
-    return data, pipeline
-
   def _call(self, compiled: Any, batches: Any) -> tuple[list[float], list[float]]:
     """Does some steps: their losses, and the numbers of elements that were not finite."""
     self._restored = None
@@ -321,15 +314,7 @@ class Trainer(Estimator):
     """The step at which training goes on, and the one at which this folder's training began."""
     if self.checkpointer is not None:
       self.checkpointer.check_folder()
-    step_of = init_checkpoint_lib.step_of
-    step = lambda: step_of(self._init_path, self._init_variable_filter)  # noqa: E731
-    return self._checkpoints.start(step if self._init_checkpoint else None, self._say)
-
-  @functools.cached_property
-  def _init_path(self) -> str:
-    """The checkpoint to start from: `init_checkpoint`, which may be a folder."""
-    given = self._init_checkpoint or ""
-    return str(by_chief(lambda: checkpoint_lib.resolve(given)))
+    return self._checkpoints.start(self._init.step if self._init else None, self._say)
 
   def prepare(
     self,
@@ -357,13 +342,8 @@ class Trainer(Estimator):
     if checkpoint is not None:
       self.restore_if_any(checkpoint, for_training=True)
       return
-    if self._init_checkpoint:
-      done = init_checkpoint_lib.restore(
-        self._init_path, self.mesh_impl.variable_store, self._init_variable_filter
-      )
-      self._say(done)
-      path = self._init_path
-      for line in by_chief(lambda: model_config.compare_with_initial(path, self._model_config)):
+    if self._init is not None:
+      for line in self._init.restore(self.mesh_impl.variable_store, self._model_config):
         self._say(line)
     elif hasattr(self.steps.model, "initialize"):
       # A model with a part that comes from a checkpoint of its own: a teacher.

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
-from typing import Any
 
 import gin
 import numpy as np
@@ -278,14 +277,9 @@ def get_subword_vocabulary(
         f"there is no vocabulary file {filename!r}; to train one, give vocab_size and either "
         "train_files or sentences (get_subword_vocabulary)"
       )
-    lines: Iterable[str | bytes] = ()
-    if train_files is not None:
-      lines = _lines_of(text_files.in_folder(data_dir, train_files))
-    elif sentences is not None:
-      lines = sentences()
     print(f"training a subword vocabulary of {vocab_size:,} pieces: {filename}", flush=True)
     train_subword_vocabulary(
-      lines,
+      _lines_of(data_dir, train_files) if sentences is None else sentences(),
       vocab_size,
       model_type=model_type,
       character_coverage=character_coverage,
@@ -295,14 +289,7 @@ def get_subword_vocabulary(
     ).save(filename)
 
   def make() -> SentencePieceVocabulary:
-    # Those who have a file of their own, on disks of several machines, do not need the chief's.
-    if workers.any_worker(not tf.io.gfile.exists(filename)):
-      by_chief(train)
-      if not tf.io.gfile.exists(filename):
-        raise ConfigError(
-          f"this worker does not see the vocabulary file {filename!r}, which the chief wrote: give "
-          "a filename in a folder that all workers see, or copy the file"
-        )
+    _wait_for_file(filename, train)
     return load(filename)
 
   result: SentencePieceVocabulary = kept_lib.kept(
@@ -322,8 +309,20 @@ def get_subword_vocabulary(
   return result
 
 
-def _lines_of(globs: Any) -> Iterable[str]:
-  for file in text_files.read_text_files(globs):
+def _wait_for_file(filename: str, train: Callable[[], None]) -> None:
+  """Has the chief make a file that is not there, and makes sure that this worker sees it."""
+  # Those who have a file of their own, on disks of several machines, do not need the chief's.
+  if workers.any_worker(not tf.io.gfile.exists(filename)):
+    by_chief(train)
+    if not tf.io.gfile.exists(filename):
+      raise ConfigError(
+        f"this worker does not see the vocabulary file {filename!r}, which the chief wrote: give "
+        "a filename in a folder that all workers see, or copy the file"
+      )
+
+
+def _lines_of(folder: str, globs: str | Sequence[str] | None) -> Iterable[str]:
+  for file in text_files.read_text_files(text_files.in_folder(folder, globs or ())):
     yield from file.text.split("\n")
 
 
