@@ -20,9 +20,9 @@ from __future__ import annotations
 import argparse
 import ast
 import collections
-import compileall
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -57,6 +57,7 @@ _COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
 }
 _SAID = {"print", "warn", "warning", "info", "debug", "getLogger"}
 _NO_MEANING = {"stacklevel", "maxsize", "daemon", "indent"}
+_NAMESAKES = 3
 _LARGE = 100  # Limits and budgets above: one more or less is no other program.
 
 
@@ -208,14 +209,25 @@ def mutants(root: pathlib.Path, under: str) -> list[Mutant]:
   """All mutants of a file, or of the files in a folder."""
   top = root / under
   files = [top] if top.is_file() else sorted(top.rglob("*.py"))
-  found = []
-  for path in files:
-    source = path.read_bytes()
-    for mutant in _Sites(path.relative_to(root).as_posix(), source).found:
-      with contextlib.suppress(SyntaxError):
-        ast.parse(mutant.applied(source))
-        found.append(mutant)
-  return found
+  return [
+    mutant
+    for path in files
+    for mutant in _Sites(path.relative_to(root).as_posix(), path.read_bytes()).found
+  ]
+
+
+def _is_program(mutant: Mutant) -> bool:
+  """Whether Python can read the file with the change."""
+  try:
+    ast.parse(mutant.applied((ROOT / mutant.path).read_bytes()))
+  except SyntaxError:
+    return False
+  return True
+
+
+def _drawn(found: Sequence[Mutant], number: int, rng: random.Random) -> list[Mutant]:
+  candidates = rng.sample(found, len(found))
+  return list(itertools.islice(filter(_is_program, candidates), number))
 
 
 # ------------------------------------------------------------------------------- which tests
@@ -250,9 +262,11 @@ class Choice:
     self.root = root
     # Who uses a name: the names of functions and classes of the packages.
     self.users: dict[str, set[str]] = collections.defaultdict(set)
+    self.defined: collections.Counter[str] = collections.Counter()
     for package in PACKAGES:
       for path in sorted((root / package).rglob("*.py")):
         for name, node in self._definitions(ast.parse(path.read_bytes())):
+          self.defined[name] += 1
           for word in _words(node):
             self.users[word].add(name)
     # Of each test file the names in it, and in each of its tests (with what the test calls there).
@@ -285,11 +299,11 @@ class Choice:
   def weights(self, mutant: Mutant) -> dict[str, float]:
     """What to look for: the names around the change, and of those that use them."""
     module = pathlib.PurePosixPath(mutant.path)
-    found = {name: 4.0 for name in mutant.inside.split(".") if not name.startswith("__")}
-    found.pop("the module", None)
+    found = {name: 4.0 for name in mutant.inside.split(".") if self._says_something(name)}
     edge, weight = set(found), 1.0
     for _ in range(3):
-      edge = {user for name in edge for user in self.users[name] if user not in found}
+      users = {user for name in edge for user in self.users[name]}
+      edge = {user for user in users if user not in found and self._says_something(user)}
       edge = set(sorted(edge)[:60])
       found |= dict.fromkeys(edge, weight)
       weight /= 3
@@ -300,17 +314,23 @@ class Choice:
     count = len(self.of_file)
     return {n: w * math.log(count / (1 + self.files_with[n])) ** 2 for n, w in found.items()}
 
-  def tests(self, mutant: Mutant) -> tuple[list[str], dict[str, float]]:
-    """The files to run, and the weight of each file and, as "file::test", of each test."""
+  def _says_something(self, name: str) -> bool:
+    """Not so `lower`, `gradient`, `call`: methods of many classes."""
+    return 1 <= self.defined[name] <= _NAMESAKES
+
+  def tests(self, mutant: Mutant) -> tuple[list[str], list[str], dict[str, float]]:
+    """Files of the room, other ones, and weights: of words, files, and tests ("file::test")."""
     weights = self.weights(mutant)
 
     def weigh(words: set[str]) -> float:
       return sum(sorted((weights[w] for w in words if w in weights), reverse=True)[:12])
 
-    score = {file: 0.2 * weigh(words) for file, words in self.of_file.items()}
+    room = self._room(mutant.path)
+    score = dict(weights)
+    for file, words in self.of_file.items():
+      score[file] = 0.2 * weigh(words)
     for (file, test), words in self.of_test.items():
       score[f"{file}::{test}"] = weigh(words) + score[file]
-    room = self._room(mutant.path)
     inside, outside = [], []
     for file in self.of_file:
       if pathlib.PurePosixPath(file).name.startswith("test_"):
@@ -321,7 +341,7 @@ class Choice:
       if file in best and test.startswith(("test", "Test")):
         best[file] = max(best[file], value)
     outside.sort(key=lambda file: -best[file])
-    return [*inside, *(f for f in outside[:OTHER_FILES] if best[f] > 0)], score
+    return inside, [f for f in outside[:OTHER_FILES] if best[f] > 0], score
 
   def _room(self, path: str) -> str:
     """The folder of tests, with a slash; "" if there is none."""
@@ -336,6 +356,7 @@ class _Plugin:
   """Runs the likeliest tests first, and notes what happens in a file.
 
   Args:
+    room: the files of the room; their likely tests come first.
     score: as `Choice.tests` makes it.
     skipped: the tests that fail without a change.
     notes: file to write to: one JSON list a line.
@@ -344,11 +365,13 @@ class _Plugin:
 
   def __init__(
     self,
+    room: Sequence[str],
     score: Mapping[str, float],
     skipped: Sequence[str],
     notes: pathlib.Path,
     only: Sequence[str] = (),
   ):
+    self.room = set(room)
     self.score, self.skipped, self.notes, self.only = score, set(skipped), notes, set(only)
 
   def _note(self, *what: Any) -> None:
@@ -368,7 +391,7 @@ class _Plugin:
     def place(item: Any) -> tuple[Any, ...]:
       file, own = item.nodeid.split("::")[0], first[id(item)]
       likely = own > 0.3 * best[file]
-      return not likely, -best[file], file, -own
+      return not likely, file not in self.room, -best[file], file, -own
 
     items.sort(key=place)
 
@@ -377,11 +400,13 @@ class _Plugin:
   def _score(self, item: Any) -> float:
     file, *names = item.nodeid.split("[")[0].split("::")
     own = max(self.score.get(f"{file}::{name}", 0.0) for name in names)
-    # The suite of the descriptors: a parameter says of which file they are.
+    # What it is about may be a parameter: an operation or layer, or a file of descriptors of them.
     folder = file.rpartition("/")[0]
     for value in getattr(getattr(item, "callspec", None), "params", {}).values():
-      if isinstance(value, str):
-        own = max(own, self.score.get(f"{folder}/descriptors_{value}.py", 0.0) * 4)
+      name = getattr(value, "name", value)
+      if isinstance(name, str):
+        own += 4 * self.score.get(f"{folder}/descriptors_{name}.py", 0.0)
+        own += 2 * self.score.get(name, 0.0)
     starts = {"run_subprocess", "run_workers"} & set(getattr(item, "fixturenames", ()))
     return own * (0.4 if starts or item.get_closest_marker("slow") else 1.0)
 
@@ -446,7 +471,6 @@ class Copy:
       if source.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, target)
-    compileall.compile_dir(self.root, quiet=2)
     self.count = 0
 
   @contextlib.contextmanager
@@ -465,7 +489,8 @@ class Copy:
 
   def run(
     self,
-    files: Sequence[str],
+    room: Sequence[str],
+    others: Sequence[str],
     score: Mapping[str, float],
     skipped: Sequence[str],
     seconds: float,
@@ -476,7 +501,8 @@ class Copy:
     start = time.time()
     pid = os.fork()
     if not pid:
-      self._run_here(files, _Plugin(score, skipped, self.notes, only))
+      plugin = _Plugin(room, score, skipped, self.notes, only)
+      self._run_here([*room, *others], plugin)
     code = None
     while time.time() - start < seconds:
       done, status = os.waitpid(pid, os.WNOHANG)
@@ -509,6 +535,7 @@ class Copy:
   def _run_here(self, files: Sequence[str], plugin: _Plugin) -> None:
     code = 70
     try:
+      signal.signal(signal.SIGTERM, signal.SIG_DFL)
       os.setsid()
       os.chdir(self.root)
       sys.path[:0] = [str(self.root)]
@@ -539,11 +566,11 @@ class Judge:
 
   def judge(self, mutant: Mutant) -> tuple[str, str]:
     """("noticed" or "not noticed", by which test or why not)."""
-    files, score = self.choice.tests(mutant)
+    room, others, score = self.choice.tests(mutant)
     left = self.seconds
     while True:
       with self.copy.changed(mutant):
-        run = self.copy.run(files, score, sorted(self.failing), left)
+        run = self.copy.run(room, others, score, sorted(self.failing), left)
       self.passed.update(run.passed)
       suspect = run.failed or run.cut
       if not suspect:
@@ -558,7 +585,7 @@ class Judge:
         return "noticed", f"{suspect}: {run.why or f'ended with code {run.code}'}"
       # It fails without the change, too: the others have the time that is left.
       self.failing.add(suspect)
-      files = [file for file in files if file != suspect]
+      room, others = ([f for f in files if f != suspect] for files in (room, others))
       left -= run.seconds
       if left < 5:
         return "not noticed", f"{suspect} fails without the change, too"
@@ -566,7 +593,7 @@ class Judge:
   def _passes(self, test: str, seconds: float) -> bool:
     """Whether a test, or the import of a file, goes well without a change."""
     file, _, name = test.partition("::")
-    run = self.copy.run([file], {}, [], seconds, only=[test] if name else ["none of them"])
+    run = self.copy.run([file], [], {}, [], seconds, only=[test] if name else ["none of them"])
     return not run.failed and run.code in ((0,) if name else (0, 5))
 
 
@@ -585,7 +612,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   drawn = []
   for under in [] if args.only else args.under:
     found = mutants(ROOT, under)
-    drawn.append(found if args.list else rng.sample(found, min(args.n, len(found))))
+    drawn.append(found if args.list else _drawn(found, args.n, rng))
   for place in args.only:
     path, _, line = place.partition(":")
     drawn.append([m for m in mutants(ROOT, path) if not line or m.line == int(line)])
@@ -594,6 +621,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   if args.list:
     print(*sorted(rows), sep="\n")
     return 0
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # So that the copy is removed.
   return _try(rows, args.seconds, time.time() + 60 * args.until)
 
 
