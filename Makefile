@@ -26,8 +26,8 @@ quick: install ## lint and run quick tests, a minute (ROOM=layers: those of a ro
 	  $(or $(wildcard tests/$(ROOM) tests/transformer/$(ROOM)),tests/$(ROOM))) $(PYTEST_ARGS) && \
 	exit $$lint
 
-test: install ## lint and run all tests (PYTEST_ARGS="-k word" selects, WORKERS=4 for 4 processes)
-	@lint=0; $(PY) -m ruff check . || lint=1; \
+test: install ## lint, check types, run all tests (PYTEST_ARGS="-k word" selects, WORKERS=4: 4 processes)
+	@lint=0; $(PY) -m ruff check . || lint=1; $(PY) tests/check_types.py || lint=1; \
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS) && exit $$lint
 
 long: install ## run the long tests, one after the other: soaks, kills, large draws
