@@ -206,7 +206,9 @@ class BitransformerFunnel(Bitransformer):
   ) -> tuple[dict[str, Any], Any]:
     """See `Bitransformer`; the sequence ids are those of the pooled positions."""
     encoded, loss = super()._encode(inputs, sequence_id, compute_loss, **arguments)
-    pooled = self.encoder.layer_stack.context.sequence_id
+    # A `FunnelTransformerLayerStack`, which keeps the context that it pooled.
+    stack: Any = self.encoder.layer_stack
+    pooled: mtf.Tensor = stack.context.sequence_id
     encoded["encoder_sequence_id"] = mtf.rename_dimension(
       pooled, inputs.shape[-1].name, "memory_length"
     )
