@@ -176,10 +176,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     "--quick",
     type=int,
     nargs="?",
-    const=6,
+    const=2,
     metavar="N",
-    help="run one case each of at most N (6) test functions of a file, and a part of each family "
-    "of the conformance suite (a quarter; all from N=24 on), nothing that takes long",
+    help="run one case each of at most N (2) test functions of a file, and a part of each family "
+    "of the conformance suite (a twelfth; all from N=24 on), nothing that takes long",
   )
 
 
@@ -197,8 +197,7 @@ def _sample(items: list[pytest.Item], functions: int) -> list[pytest.Item]:
   """
   cases: dict[pathlib.Path, dict[str, list[pytest.Item]]] = {}
   for item in items:
-    marked = item.get_closest_marker("slow") or item.get_closest_marker("long")
-    if not marked and not _starts_processes(item):
+    if not item.get_closest_marker("long") and not _starts_processes(item):
       name = item.nodeid.partition("[")[0]
       if "draw" in item.fixturenames:
         name += item.callspec.params["family"]
@@ -208,7 +207,7 @@ def _sample(items: list[pytest.Item], functions: int) -> list[pytest.Item]:
     families = [name for name, found in of_file.items() if "draw" in found[0].fixturenames]
     others = sorted(set(of_file) - set(families), key=lambda name: zlib.crc32(name.encode()))
     chosen.update(of_file[name][0] for name in [*families, *others[:functions]])
-  return [item for item in items if item in chosen]
+  return [i for i in items if i in chosen and not i.get_closest_marker("slow")]
 
 
 def _starts_processes(item: pytest.Item) -> bool:

@@ -56,6 +56,7 @@ def kinds_of_damage(content):
   yield "is longer", content + b"\n"
 
 
+@pytest.mark.slow
 def test_every_file_and_kind_of_damage(two, caplog):
   c, store, values = two
   folder = c.directory

@@ -177,6 +177,7 @@ KINDS = st.sampled_from(["symbolic", "hard", "absolute"])
 
 
 @given(ENTRIES, LINKS, KINDS, st.booleans(), st.sampled_from([None, 1, 2]))
+@pytest.mark.slow
 def test_a_victim_beside_the_folder_is_untouched(
   saved, entries, links, kind, has_state, max_to_keep
 ):

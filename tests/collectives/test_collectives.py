@@ -391,6 +391,7 @@ def test_placement_eagerly(cpu_devices):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_wrong_use(kind, cpu_devices):
   mesh = Mesh(kind, "a:2,b:2", cpu_devices)
   x = slices_of("a:2,b:2", [3])

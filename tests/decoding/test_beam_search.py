@@ -309,6 +309,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.slow
 def test_layout_does_not_matter(layout):
   model = Model(batch=2, vocab=8, seed=10)
   want = search_in_numpy(model, 3, 4, 0.6)
@@ -397,6 +398,7 @@ def test_inside_mtf_function(cpu_devices):
   assert steps == {5}
 
 
+@pytest.mark.slow
 def test_arguments_of_the_old_approximation_change_nothing():
   model = Model(vocab=8, seed=13)
   want = model.beam_search(beam=4)

@@ -33,6 +33,7 @@ def test_imports_lead_downward(texts):
   assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 def test_there_is_something_to_check(texts):
   imports = [i for text in texts.values() for i in floors.imports_of(text, texts)]
   assert len(texts) > 300 and len(imports) > 1500

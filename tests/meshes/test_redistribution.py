@@ -227,6 +227,7 @@ def transitions(draw):
 
 @settings(max_examples=400, deadline=None)
 @given(transitions())
+@pytest.mark.slow
 def test_drawn_layouts(transition):
   check(*transition)
 
@@ -338,6 +339,7 @@ def test_no_sequence_is_cheaper(mesh, old, new, max_rounds, monkeypatch):
     np.testing.assert_array_equal(values, slices(new, after, mesh))
 
 
+@pytest.mark.slow
 def test_the_brute_force_search_finds_what_is_known():
   """It would find a cheaper sequence: here it finds the only ones there are."""
   mesh, shape = (2, 2), (4, 4)

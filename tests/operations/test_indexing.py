@@ -171,6 +171,7 @@ def test_the_gradient_of_gather_waits_with_its_sum_over_the_mesh():
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.slow
 def test_cumsum(exclusive):
   for shape, axis in (([A, B], 0), ([B, A], 1)):
     x = rand(*[d.size for d in shape])

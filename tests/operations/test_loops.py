@@ -109,6 +109,7 @@ def test_a_pending_sum_from_outside_is_usable_inside_and_after(mode):
 
 
 @EVERY_MODE
+@pytest.mark.slow
 def test_random_operations_draw_anew_in_each_iteration(mode):
   def build(m):
     def inner(j, x):

@@ -50,6 +50,7 @@ def test_values_do_not_depend_on_the_layout():
   assert samples.shape == (8, 4) and samples.min() >= 0 and samples.max() < 16
 
 
+@pytest.mark.slow
 def test_each_operation_each_seed_and_each_run_draw_their_own_numbers():
   def build(m):
     return [

@@ -210,6 +210,7 @@ def _check(descriptors, layouts, modes, cpu_devices):
   assert not problems, "\n  ".join(problems)
 
 
+@pytest.mark.slow
 def test_drawn_operations(cpu_devices):
   descriptors = drawn(0, 2 * len(_KINDS), 8)
   _check(descriptors, _FEW_SPLIT, framework.MODE_PAIRS, cpu_devices)

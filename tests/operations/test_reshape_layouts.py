@@ -96,6 +96,7 @@ RENAMINGS = {
 
 @pytest.mark.parametrize("kind", ["placement", "threads", "queues", "runtime"])
 @pytest.mark.parametrize("case", RENAMINGS)
+@pytest.mark.slow
 def test_renaming_from_any_layout_to_any_other(case, kind, cpu_devices, record_property):
   """Many transitions in one program: on 2x2x2 some of the 34 x 34 of [a, b, c] to [p, q, s]."""
   # Tracing, and TensorFlow's collectives above all, take their time.

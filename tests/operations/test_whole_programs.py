@@ -39,6 +39,7 @@ def _run(program, mode, devices):
 
 @pytest.mark.timeout(3600 if LONG else 300)
 @pytest.mark.parametrize("mode", framework.MODES)
+@pytest.mark.slow
 def test_whole_program(mode, cpu_devices, record_property):
   checked = 0
 

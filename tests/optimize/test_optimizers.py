@@ -219,6 +219,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("layout", "mode"), RUNS, ids=str)
+@pytest.mark.slow
 def test_equals_numpy(layout, mode, cpu_devices):
   kind, execution = mode.split("_")
   cases = [case for case in CASES if layout.suits(data(case)[0])]

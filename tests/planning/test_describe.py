@@ -334,6 +334,7 @@ def test_the_plan_exchanges_what_a_run_exchanges(cpu_devices):
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.slow
 def test_the_plan_of_every_operation_exchanges_what_a_run_exchanges(family):
   descriptors = FAMILIES[family]
   (layout,) = framework.draw_layouts(family, descriptors, 1)

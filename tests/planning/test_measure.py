@@ -7,6 +7,7 @@ from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.planning import Machine, measure
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_machine_that_describe_takes(tmp_path, cpu_devices, capsys):
   path = str(tmp_path / "here.json")
   assert measure.main(["--out", path, "--devices", "2", "--quick", "--memory", "1e9"]) == 0

@@ -181,6 +181,7 @@ def test_gradient_steps(impl):
   np.testing.assert_allclose(impl.variable_store["w"].numpy(), w, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradient_steps_inside_a_function_with_a_loop(impl):
   step = _train_step(impl)
 

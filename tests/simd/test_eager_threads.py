@@ -65,6 +65,7 @@ def test_no_processor_computes_while_another_one_does(cpu_devices):
     assert end <= start, (first, second)
 
 
+@pytest.mark.slow
 def test_processors_that_share_a_device(cpu_devices):
   """TensorFlow mixes up shapes and indices of threads that use one device, but the first CPU."""
   impl = mtf.SimdMeshImpl("all:3", "", [cpu_devices[1]] * 3)

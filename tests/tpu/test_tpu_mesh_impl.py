@@ -82,6 +82,7 @@ def reference():
 
 @pytest.mark.parametrize("collectives", ["queues", "runtime"])
 @pytest.mark.parametrize("order", [None, [2, 0, 3, 1]])
+@pytest.mark.slow
 def test_training_equals_a_placement_mesh(collectives, order, strategy, reference):
   impl = make_impl(strategy, collectives=collectives, logical_to_physical=order)
   step = train_step(impl)
@@ -107,6 +108,7 @@ def test_each_replica_holds_its_own_slice(strategy):
     np.testing.assert_array_equal(v, stored.numpy()[:, 4 * (p % 2) : 4 * (p % 2) + 4])
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_a_checkpoint_of_another_mesh(strategy, reference, tmp_path):
   first = placement("rows:4,cols:1")
   step = train_step(first)

@@ -383,6 +383,7 @@ def test_text_lines_of_compressed_files(shared_data):
   assert len(list(lines)) == 1014
 
 
+@pytest.mark.slow
 def test_packed_parallel_tsv_dataset():
   lines = tf.data.Dataset.from_tensor_slices(['ab\t"b', "a\taaaaa", "b\tb"])
   kwargs = dict(dataset_split="train", sequence_length=8)

@@ -77,6 +77,7 @@ def test_context_tokens_are_negative_and_windows_overlap(text):
   assert all(t[0] < 0 and BYTES.decode(map(abs, t)) in TEXT for t in trained)
 
 
+@pytest.mark.slow
 def test_windows_are_a_function_of_seed_and_index(text):
   first = targets(stream(text, seed=1), 200)
   assert first == targets(stream(text, seed=1), 200)
@@ -148,6 +149,7 @@ def documents(globs, **kwargs):
   return ds.text_lm_dataset(**kwargs)
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_pack_dataset(tmp_path):
   random = np.random.RandomState(0)
   texts = [LETTERS[: random.randint(1, 26)] for _ in range(40)]

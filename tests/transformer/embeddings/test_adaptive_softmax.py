@@ -90,6 +90,7 @@ def test_shorter_tails_are_divided_by_their_own_positions():
 
 @pytest.mark.parametrize("kind", ["placement", "simd"])
 @pytest.mark.parametrize("layout", ["batch:rows,length:cols", "batch:rows,vocab:cols,heads:cols"])
+@pytest.mark.slow
 def test_training_on_a_mesh(kind, layout, cpu_devices):
   shorter = SHORTER.replace('"token_count": 6', '"token_count": 4').replace(
     '"token_count": 2, ', '"token_count": 4, '
@@ -112,6 +113,7 @@ def test_decoding():
   layer_program.check_decoding(make_lm(), lm.TARGETS)
 
 
+@pytest.mark.slow
 def test_encoder_decoder():
   """The embedding of an encoder-decoder is shared; padding is masked."""
   model = bi_program.make_model(

@@ -491,6 +491,7 @@ def test_training_that_goes_on_sees_what_comes_next(layout, steps, tmp_path, mon
   assert not any(name == "input_pipeline" for name in by_name)
 
 
+@pytest.mark.slow
 def test_positions_of_other_layouts_have_other_names(steps, texts, tmp_path, monkeypatch):
   files = write_records(tmp_path, [20, 13])
   reader, options = texts["documents"]

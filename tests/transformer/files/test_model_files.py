@@ -56,6 +56,7 @@ def content_of(place: pathlib.Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", ["symbolic", "hard"])
+@pytest.mark.slow
 def test_files_of_a_run_are_not_written_through_links(kind, folder, tmp_path):
   """Training, its command line, its lock, and what evaluation notes."""
   model, victim = folder / "model", tmp_path / "victim"
@@ -148,6 +149,7 @@ def read_only(place: pathlib.Path):
     subprocess.run(["umount", "--lazy", place], check=True)
 
 
+@pytest.mark.slow
 def test_modes_of_a_folder_that_cannot_be_written_to(folder, tmp_path, caplog, capsys):
   out = f"decode_from_file.output_filename = '{tmp_path}/out'"
   modes = {
@@ -202,6 +204,7 @@ def test_the_command_line_is_a_note_of_all_modes_but_training(folder, caplog):
   assert "Read-only file system" in record.getMessage()
 
 
+@pytest.mark.slow
 def test_training_goes_on_without_summaries(tmp_path, monkeypatch, caplog):
   """A disk may be full for these, and have room again for the checkpoint."""
 

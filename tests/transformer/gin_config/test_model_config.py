@@ -124,6 +124,7 @@ def test_a_resume_refuses_it_and_leaves_all_as_it_was(copied, capsys, caplog):
   assert "another model" not in caplog.text
 
 
+@pytest.mark.slow
 def test_what_does_not_decide_the_model_may_change(copied, capsys, caplog):
   """Losses, dropout, schedule, sizes of batches, layout, dtypes, and how a value is written."""
   run(
