@@ -31,7 +31,7 @@ FLOORS = {
     "running decoding workers",
     "ops simd checkpoint",
     "layers tpu planning",
-    "optimize",
+    "optimize auto_mtf",
     "beam_search initializers ops_with_redefined_builtins placement_mesh_impl simd_mesh_impl"
     " test_utils tpu_mesh tpu_variables utils",
     "__init__",

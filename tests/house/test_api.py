@@ -85,12 +85,14 @@ def differences(shared_data, tmp_path_factory) -> list[tuple[str, str, str]]:
 
 
 def _add_inherited_methods(entry, cls, extract_api) -> None:
-  """A method that a base class has now changes no less than one of the class."""
-  methods = entry.setdefault("methods", {})
-  for name in entry.get("inherited", ()):
-    method = inspect.getattr_static(cls, name)
-    if inspect.isfunction(method):
-      methods.setdefault(name, extract_api._fmt_signature(method))
+  """A method that a base class has now is there, and changes no less than one of the class."""
+  for base in cls.__mro__[1:]:
+    if not base.__module__.startswith("mesh_tensorflow"):
+      continue
+    for name, method in vars(base).items():
+      if inspect.isfunction(method) and (name.startswith("__") or not name.startswith("_")):
+        group = entry.setdefault("dunders" if name.startswith("__") else "methods", {})
+        group.setdefault(name, extract_api._fmt_signature(method))
 
 
 def test_no_name_is_missing(differences):
