@@ -12,6 +12,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "types"
+# A program that says which types it sees.
+PROGRAM = "face_types"
 
 
 def linked_package() -> pathlib.Path:
@@ -28,6 +30,10 @@ def linked_package() -> pathlib.Path:
     if name != "__pycache__" and not link.exists():
       link.unlink(missing_ok=True)
       link.symlink_to(path)
+  program = FOLDER / f"{PROGRAM}.py"
+  if not program.exists():
+    program.unlink(missing_ok=True)
+    program.symlink_to(ROOT / "tests" / program.name)
   return FOLDER
 
 
@@ -41,10 +47,12 @@ def main(arguments: list[str]) -> int:
   wanted = [a for a in arguments if not a.startswith("-")]
   options = [a for a in arguments if a.startswith("-")]
   config = ROOT / "pyproject.toml"
-  command = [sys.executable, "-m", "mypy", "--config-file", str(config), "-p", "mesh_tensorflow"]
+  command = [sys.executable, "-m", "mypy", "--config-file", str(config)]
+  command += ["-p", "mesh_tensorflow", "-m", PROGRAM]
   result = subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True)
   for line in (result.stdout + result.stderr).splitlines():
     line = line.replace("mesh_tensorflow/transformer/", "transformer/")
+    line = line.replace(f"{PROGRAM}.py:", f"tests/{PROGRAM}.py:")
     if not wanted or any(w in line for w in wanted) or not line.split(":")[0].endswith(".py"):
       print(line)
   return result.returncode
