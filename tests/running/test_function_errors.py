@@ -64,8 +64,8 @@ if sys.argv[1] == "queues":
 
 @pytest.mark.subprocess
 @pytest.mark.parametrize("collectives", ["queues", "runtime"])
-def test_a_failed_exchange_is_a_typed_error(collectives, run_subprocess):
-  result = run_subprocess(["-c", PROGRAM, collectives], timeout=240)
+def test_a_failed_exchange_is_a_typed_error(collectives, run_forked):
+  result = run_forked(["-c", PROGRAM, collectives], timeout=240)
   lines = result.stdout.splitlines()
   assert lines[0] == "first [2.0, 2.0, 2.0, 2.0]"
   assert lines[1].startswith("typed True train_step on mesh Shape[rows=2, cols=2]: a processor")

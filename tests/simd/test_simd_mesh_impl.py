@@ -475,8 +475,8 @@ if sys.argv[1] == "queues":
 
 @pytest.mark.subprocess
 @pytest.mark.parametrize("collectives", ["queues", "runtime"])
-def test_a_processor_that_waits_in_vain_fails(collectives, run_subprocess):
-  result = run_subprocess(["-c", HANGING, collectives], timeout=100)
+def test_a_processor_that_waits_in_vain_fails(collectives, run_forked):
+  result = run_forked(["-c", HANGING, collectives], timeout=100)
   lines = result.stdout.splitlines()
   assert lines[0] == "sum 4.0"
   assert lines[1].startswith("CollectiveError a processor waited in vain")
@@ -509,8 +509,8 @@ except tf.errors.OpError as e:
 
 
 @pytest.mark.subprocess
-def test_an_error_on_one_processor_ends_the_run_on_all(run_subprocess):
-  assert run_subprocess(FAILING, timeout=100).stdout == "True\n"
+def test_an_error_on_one_processor_ends_the_run_on_all(run_forked):
+  assert run_forked(FAILING, timeout=100).stdout == "True\n"
 
 
 def test_run_inside_a_program_is_refused():

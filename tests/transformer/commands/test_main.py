@@ -71,8 +71,8 @@ def test_train_evaluate_infer_as_a_program(tmp_path, text_file, run_subprocess):
   assert len(lines) == 2 and lines[0].startswith("To be") and lines[1].startswith("Whether")
 
 
-def test_wrong_binding_is_one_line_and_exit_code_2(tmp_path, text_file, run_subprocess):
-  result = run_subprocess(
+def test_wrong_binding_is_one_line_and_exit_code_2(tmp_path, text_file, run_forked):
+  result = run_forked(
     [
       "-m", "mesh_tensorflow.transformer.main", f"--model_dir={tmp_path}/model",
       "--gin_file=problems/tinyshakespeare.gin", "--gin_param=run.train_stepz = 20",
@@ -84,6 +84,7 @@ def test_wrong_binding_is_one_line_and_exit_code_2(tmp_path, text_file, run_subp
   assert "train_stepz" in result.stderr and "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_training_evaluation_and_summaries(tmp_path, text_file):
   losses = run(tmp_path / "m", text_file, "run.train_steps = 30")
   assert len(losses) == 30 and losses[-1] < losses[0]
@@ -95,6 +96,7 @@ def test_training_evaluation_and_summaries(tmp_path, text_file):
   assert b"eval/validation/loss" in records
 
 
+@pytest.mark.slow
 def test_training_twice_goes_on_where_it_stopped(tmp_path, text_file, capsys):
   run(tmp_path, text_file, "run.train_steps = 10")
   run(tmp_path, text_file, "run.train_steps = 20")

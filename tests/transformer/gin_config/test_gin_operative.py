@@ -164,14 +164,14 @@ def test_scopes_in_which_nothing_was_called(caplog):
   assert told.endswith("'encoder', never in the scope 'encodr'; did you mean encoder?")
 
 
-def test_program_writes_it_and_takes_it_back(tmp_path, run_subprocess):
+def test_program_writes_it_and_takes_it_back(tmp_path, run_forked):
   """Through the command line: train, then train again with nothing but the file that it wrote."""
   (tmp_path / "text.txt").write_text("All the world's a stage, and all the men players. " * 60)
   main = ["-m", "mesh_tensorflow.transformer.main"]
   small = ["num_layers = 1", "d_ff = 32", "d_model = 32", f"text_file = '{tmp_path}/text.txt'"]
   small += ["run.train_steps = 4", "run.iterations_per_loop = 2", "run.report_every = 1"]
   small += ["decoder/LayerStack.dropout_rate = 0.5"]
-  first = run_subprocess(
+  first = run_forked(
     [*main, f"--model_dir={tmp_path}/a", "--gin_file=problems/tinyshakespeare.gin"]
     + [f"--gin_param={b}" for b in small],
     timeout=280,
@@ -183,13 +183,13 @@ def test_program_writes_it_and_takes_it_back(tmp_path, run_subprocess):
   assert re.search(r"^linear_warmup.steps_or_fraction = 100  # problems/tiny", text, re.MULTILINE)
   assert "AdamWeightDecayOptimizer.beta_2 = 0.99  # problems/tinyshakespeare.gin:" in text
   assert re.search(r"^run.train_steps = 4  # --gin_param, overrides problems/", text, re.MULTILINE)
-  again = run_subprocess([*main, f"--model_dir={tmp_path}/b", f"--gin_file={written}"], timeout=280)
+  again = run_forked([*main, f"--model_dir={tmp_path}/b", f"--gin_file={written}"], timeout=280)
   losses = [re.findall(r"loss (\d+\.\d+)", r.stdout) for r in (first, again)]
   assert len(losses[0]) >= 2 and losses[0] == losses[1]
 
 
-def test_program_refuses_a_contradiction_before_it_does_anything(tmp_path, run_subprocess):
-  result = run_subprocess(
+def test_program_refuses_a_contradiction_before_it_does_anything(tmp_path, run_forked):
+  result = run_forked(
     ["-m", "mesh_tensorflow.transformer.main", f"--model_dir={tmp_path}/m"]
     + ["--gin_file=problems/tinyshakespeare.gin", "--gin_param=run.sequence_length = 128"],
     timeout=120,
@@ -201,8 +201,8 @@ def test_program_refuses_a_contradiction_before_it_does_anything(tmp_path, run_s
   assert "problems/tinyshakespeare.gin:29" in line
 
 
-def test_help_tells_of_the_gin_flags(run_subprocess):
-  result = run_subprocess(["-m", "mesh_tensorflow.transformer.main", "--help"], check=False)
+def test_help_tells_of_the_gin_flags(run_forked):
+  result = run_forked(["-m", "mesh_tensorflow.transformer.main", "--help"], check=False)
   for flag in ("--gin_file", "--gin_param", "gin_location_prefix", "--model_dir"):
     assert flag in result.stdout
   assert "overrides" in result.stdout and "layouts/cpu_2x2.gin" in result.stdout

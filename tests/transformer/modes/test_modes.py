@@ -90,7 +90,7 @@ def scores(folder):
 
 
 @pytest.mark.subprocess
-def test_score_and_export_as_a_program(folder, scores, run_subprocess):
+def test_score_and_export_as_a_program(folder, scores, run_forked, run_subprocess):
   """The real binary, on a 2x2 mesh; then the SavedModel in a process without this package."""
   config = folder / "config.gin"
   config.write_text("\n".join(bindings(folder)))
@@ -99,7 +99,7 @@ def test_score_and_export_as_a_program(folder, scores, run_subprocess):
   common.append(f"--gin_file={config}")
 
   def program(*more: str) -> str:
-    done = run_subprocess([*common, *(f"--gin_param={b}" for b in [*mesh, *more])], timeout=120)
+    done = run_forked([*common, *(f"--gin_param={b}" for b in [*mesh, *more])], timeout=120)
     assert "Traceback" not in done.stderr
     return done.stdout
 

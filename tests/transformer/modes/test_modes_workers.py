@@ -5,22 +5,15 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
 from mesh_tensorflow import exit_codes
 from mesh_tensorflow.transformer.training import run_lock
+from tests import worker_group
 from tests.transformer import modes_program as program
 from tests.transformer import worker_processes
 from tests.transformer.modes import test_modes
-
-LAUNCH = """
-import sys
-from mesh_tensorflow.transformer import launch
-sys.exit(launch.launch([sys.executable, "-m", "tests.transformer.modes_program", *sys.argv[1:]], 2))
-"""
 
 # Of workers that fail for the same reason the last may find that the others are gone.
 FAILED = {exit_codes.CONFIGURATION, exit_codes.LOCK, exit_codes.WORKER_LOST}
@@ -43,11 +36,10 @@ def files_of(folder: pathlib.Path) -> dict[str, bytes]:
 @pytest.mark.subprocess
 def test_two_workers_write_what_one_process_does(folder, cpu_devices):
   """They make the vocabulary, train, and run each mode: files and results are the same bits."""
-  done = subprocess.run(
-    [sys.executable, "-c", LAUNCH, str(folder), "two"], capture_output=True, text=True, timeout=240
-  )
-  out = done.stdout + done.stderr
-  assert done.returncode == 0, out
+  command = ["-m", "tests.transformer.modes_program", str(folder), "two"]
+  codes, texts = worker_group.run(2, command)
+  out = "".join(texts)
+  assert codes == [0, 0], out
   assert out.count("training a subword vocabulary of 40 pieces") == 1
   assert [p.name for p in (folder / "vocabulary").iterdir()] == ["model"]
   for file in (folder / "model").glob(f"model.ckpt-{program.STEPS + 2}.*"):
@@ -65,7 +57,7 @@ def test_two_workers_write_what_one_process_does(folder, cpu_devices):
   for mode in ("perplexity_eval", "eval", "score_eval"):
     assert len(list((folder / "two" / mode).glob("events*"))) == 1
   # The one that came while they waited was evaluated after the one that was there.
-  seen = [int(n) for n in re.findall(r"^step (\d+)  validation: loss", out, re.MULTILINE)]
+  seen = [int(n) for n in re.findall(r"^step (\d+)  validation: loss", texts[0], re.MULTILINE)]
   assert seen == [program.STEPS, program.STEPS, program.STEPS + 2]
 
 

@@ -74,7 +74,7 @@ def run(folder: pathlib.Path, *more: str):
 
 @pytest.mark.slow
 @pytest.mark.subprocess
-def test_train_score_and_translate_as_a_program(folder, run_subprocess):
+def test_train_score_and_translate_as_a_program(folder, run_forked):
   """The commands of gin/problems/multi30k.gin, on a 2x2 mesh, with a small model."""
   pytest.importorskip("sentencepiece")
   pytest.importorskip("sacrebleu")
@@ -83,7 +83,7 @@ def test_train_score_and_translate_as_a_program(folder, run_subprocess):
 
   def program(*more: str) -> str:
     params = [f"--gin_param={b}" for b in bindings(folder, *more)]
-    done = run_subprocess([*common, *params], timeout=280)
+    done = run_forked([*common, *params], timeout=280)
     assert "Traceback" not in done.stderr
     return done.stdout
 

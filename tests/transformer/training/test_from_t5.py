@@ -92,11 +92,11 @@ def pretrained(folder):
 
 
 @pytest.mark.subprocess
-def test_the_recipe(folder, pretrained, run_subprocess, tmp_path):
+def test_the_recipe(folder, pretrained, run_forked, tmp_path):
   """The real command trains on; evaluation and inference follow in this process."""
   steps = f"utils.run.train_steps = {STEP + 10}"
   arguments = [f"--gin_param={b}" for b in bindings(folder, steps)]
-  done = run_subprocess(
+  done = run_forked(
     ["-m", "mesh_tensorflow.transformer.main", "--module_import=my_task",
      f"--model_dir={folder / pretrained}", f"--gin_file={folder / 'config.gin'}", *arguments],
     cwd=folder, timeout=200,
