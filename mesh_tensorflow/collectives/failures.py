@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Protocol
 
 import tensorflow as tf
 
 from mesh_tensorflow.errors import CollectiveError
+from mesh_tensorflow.program.dimensions import Shape
+
+
+class _MeshImpl(Protocol):
+  @property
+  def shape(self) -> Shape: ...
+
+  def reset(self) -> None: ...
 
 
 @contextlib.contextmanager
-def collective_errors(mesh_impl: Any = None, *, what: str = "") -> Iterator[None]:
+def collective_errors(mesh_impl: _MeshImpl | None = None, *, what: str = "") -> Iterator[None]:
   """Turns TensorFlow's errors about a failed exchange into `CollectiveError`.
 
   To be put around the call of a `tf.function` that runs a SIMD mesh: errors of a

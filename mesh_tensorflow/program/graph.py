@@ -418,7 +418,12 @@ class Operation(Splittable, GraphMember, metaclass=OperationType):
     )
 
   def lower(self, lowering: Any) -> None:
-    """Computes the outputs: calls `lowering.set_tensor_lowering` for each."""
+    """Computes the outputs: calls `lowering.set_tensor_lowering` for each.
+
+    Args:
+      lowering: the `mtf.Lowering`, of a room above; a type checker is told what an operation may
+        use of it by `meshes.for_operations.LoweringInProgress`.
+    """
     raise UnsupportedError(
       f"{type(self).__name__} {self.name} of {self._inputs} cannot be lowered: its class defines "
       "no method lower(lowering)"

@@ -17,6 +17,15 @@ class _Tensor(Protocol):
   def name(self) -> str: ...
 
 
+class MeshWithLayout(Protocol):
+  """What of a `MeshImpl`, which is in a room above, says how tensors are split."""
+
+  @property
+  def shape(self) -> Shape: ...
+
+  def tensor_dimension_to_mesh_axis(self, tensor_dimension: Dimension) -> int | None: ...
+
+
 class Splittable:
   """Base class of `Operation`: the part that is about layouts."""
 
@@ -36,8 +45,12 @@ class Splittable:
     """Names of the dimensions that no layout may split."""
     return self._unsplittable_dims
 
+  # Any: operations of rooms above say MeshImpl in its place.
   def verify_layout(self, mesh_impl: Any) -> None:
     """Checks, before anything is lowered, that the layout suits the operation.
+
+    Args:
+      mesh_impl: the `MeshImpl` that the operation would be lowered on.
 
     Raises:
       LayoutError: it does not; the message says why and what would.
@@ -45,7 +58,7 @@ class Splittable:
     for t in self._outputs:
       mesh_impl.verify_layout(t.shape, f"{type(self).__name__} {self._name}: output {t.name}")
 
-  def _require_unsplit(self, mesh_impl: Any, dim: Dimension, why: str) -> None:
+  def _require_unsplit(self, mesh_impl: MeshWithLayout, dim: Dimension, why: str) -> None:
     """Raises `LayoutError` if the layout splits `dim`."""
     axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
     if axis is None or mesh_impl.shape[axis].size == 1:

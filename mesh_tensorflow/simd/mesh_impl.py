@@ -24,7 +24,7 @@ from mesh_tensorflow.collectives.threads import run_in_threads
 from mesh_tensorflow.environment.autograph import not_converted
 from mesh_tensorflow.errors import GraphError, MeshShapeError, UnsupportedError
 from mesh_tensorflow.meshes import memory
-from mesh_tensorflow.meshes.laid_out import LaidOutTensor
+from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor
 from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
@@ -288,7 +288,7 @@ class SimdMeshImpl(PerDeviceMeshImpl):
     ]
     return LaidOutTensor([kernels.cut(tf_x, begins, part)])
 
-  def result_slices(self, x: Any, shape: Shape) -> list[tf.Tensor]:
+  def result_slices(self, x: LaidOut, shape: Shape) -> list[tf.Tensor]:
     if not self.spans_workers or self.tensor_layout(shape).is_fully_replicated:
       return super().result_slices(x, shape)
     return [self.export_to_tf_tensor(shape, x)]
