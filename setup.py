@@ -96,13 +96,14 @@ setup(
     ],
     # A CPU build of PyTorch (2.13.0+cpu) satisfies this, if installed beforehand.
     "bench": ["torch==2.13.0", "transformers>=5,<6"],
-    "auto_mtf": ["ortools"],
     "vocab": ["sentencepiece"],
     "bleu": ["sacrebleu"],
     "plot": ["matplotlib"],
     "docs": ["mkdocs-material>=9.6,<10"],  # The site of `make docs`.
-    # An extra of the archived package that others ask for; what it brought is in install_requires.
+    # Extras of the archived package that others ask for: what the one brought is in
+    # install_requires; OR-Tools, of the other, crashes in a process with TensorFlow 2.21.
     "transformer": [],
+    "auto_mtf": [],
   },
   entry_points={
     "console_scripts": [

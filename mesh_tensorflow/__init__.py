@@ -9,6 +9,7 @@ What a program needs is right here, as `mtf.einsum`, `mtf.Lowering` or `mtf.func
     placement, simd, tpu         the three implementations of a mesh, with collectives, workers
     running       from a program and a layout to TensorFlow: `mtf.Lowering`, `mtf.function`
     planning      what a layout matches and costs: `mtf.describe`, and the best: `mtf.auto_layout`
+    auto_mtf      the archived package's search for a layout, by memory alone
     checkpoint    state that survives
     numerics, arguments, environment   plain TensorFlow, checks of arguments, the process
     transformer   a gin-configured Transformer, on top of all this
@@ -21,6 +22,7 @@ from mesh_tensorflow.environment import start  # noqa: F401, I001 - before anyth
 import typing as _typing
 
 from mesh_tensorflow import (
+  auto_mtf,
   beam_search,
   initializers,
   layers,

@@ -41,7 +41,7 @@ LANGUAGE = [
    "gradients custom_gradient loops microbatches slicewise control"),
   ("Layouts and meshes", "What is split over what; devices; where variables live; reports.",
    "layout processors mesh_impl placement_mesh_impl simd_mesh_impl tpu_mesh_impl laid_out store"
-   " devices virtual_devices hooks report describe"),
+   " devices virtual_devices hooks report describe auto_layout"),
   ("Errors", "Every error is an `mtf.MeshError`.", "errors"),
 ]  # fmt: skip
 OTHER = ("More of the language", "What stands right in `mtf` besides.")
@@ -51,12 +51,14 @@ MODULES = (
   "layers",
   "optimize",
   "initializers",
+  "auto_mtf",
   "beam_search",
   "checkpoint",
   "workers",
   "tpu_mesh",
   "tpu_variables",
   "exit_codes",
+  "planning",
   "placement_mesh_impl",
   "simd_mesh_impl",
   "utils",

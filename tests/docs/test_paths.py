@@ -16,7 +16,6 @@ from tests.conftest import ROOT
 
 # In texts on what is not there: the guides for porting and configuration, the list of changes.
 SAID_TO_BE_MISSING = {
-  "mesh_tensorflow.auto_mtf",
   "mesh_tensorflow.bert",
   "mesh_tensorflow.experimental",
   "mesh_tensorflow.transformer.moo",  # An example of a misspelt name.
