@@ -55,6 +55,7 @@ def apply_experts(
   n_tokens = math.prod(d.size for d in leading) // outer.size
   groups, group = token_dims(n_tokens, hparam(hparams, "group_size"), batch, "group", hints)
   n = hparam(hparams, "num_experts")
+  # Two names for one thing: the router, whose tokens are split, needs all experts of each token.
   experts, experts_unsplit = mtf.Dimension("experts", n), mtf.Dimension("expert_unsplit", n)
   capacity = mtf.Dimension("expert_capacity", expert_capacity(group.size, n, hparams, train))
   hidden = mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size"))
@@ -108,6 +109,7 @@ def expert_capacity(group_size: int, num_experts: int, hparams: Any, train: bool
     train: whether the layer is being trained.
   """
   factor = hparam_of_mode(hparams, "capacity_factor", train)
+  # An expert gets a token of the group at most once: it cannot fill more slots than that.
   slots = min(group_size, int(group_size * factor / num_experts))
   return max(slots, int(hparam(hparams, "min_expert_capacity")))
 

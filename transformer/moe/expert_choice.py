@@ -48,11 +48,13 @@ def expert_selection_routing(
   logits = call.logits(call.perturbed_inputs(call.hparam_of_mode("switch_policy")))
   counted = call.is_first()
   if call.importance is not None:
+    # Before the softmax over tokens, in which padding would take a share from the others.
     logits += mtf.cast(mtf.equal(call.importance, 0.0), logits.dtype) * -1e9
   scores = mtf.softmax(logits, group)
   # Tokens that no expert likes, or all do, are what the loss is about.
   liked = mtf.reduce_mean(scores, reduced_dim=experts)
   if counted is None or call.importance is None:
+    # Times the size once more below: 1 where all tokens are liked alike, whatever their number.
     loss = mtf.reduce_mean(mtf.square(liked)) * float(group.size)
   else:
     number = mtf.reduce_sum(mtf.cast(call.importance, tf.float32), reduced_dim=group)
@@ -64,6 +66,7 @@ def expert_selection_routing(
       mtf.ones_like(gates), tokens, mtf.Shape(call.token_dims), call.group_dim
     )
     slots_of_token = mtf.gather(slots_of_token, tokens, call.group_dim)
+    # Empty slots have no token, whose count would be 0.
     gates *= mtf.reciprocal(mtf.maximum(slots_of_token, 1.0))
   routing = ExpertRouting(call.token_dims, experts, call.capacity_dim, tokens, gates)
   return routing, loss
@@ -85,6 +88,7 @@ def top_tokens(call: RouterCall, scores: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Te
   best, tokens = mtf.top_k(scores, call.group_dim, k_dim)
   if k_dim != capacity:
     missing = [0, capacity.size - k_dim.size]
+    # Padding is 0: tokens are moved up by one for it, so that they become -1 where there are none.
     best = mtf.pad(best, missing, capacity.name)
     tokens = mtf.pad(tokens + 1, missing, capacity.name) - 1
   return best, tokens

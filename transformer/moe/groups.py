@@ -104,6 +104,7 @@ def token_dims(
     (groups, tokens of a group).
   """
   num_groups, size = split_into_groups(n_tokens, max_group_size, divisor)
+  # Of an unknown layout the most parts there can be: any other number of parts divides that.
   parts = hints.parts(batch_dim.name) if hints.known else batch_dim.size
   groups, group = mtf.Dimension(batch_dim.name, num_groups), mtf.Dimension(group_name, size)
   if num_groups % parts == 0:
@@ -111,6 +112,7 @@ def token_dims(
   if hints.known:
     _warn_of_few_groups(num_groups, size, batch_dim.name, hints.axis(batch_dim.name), parts)
   groups = mtf.Dimension(unsplit_name(batch_dim), num_groups)
+  # Then the parts of a group are what the batch's mesh axis divides.
   if size % parts == 0:
     group = mtf.Dimension(batch_dim.name, size)
   return groups, group
@@ -162,6 +164,7 @@ def slot_dims(
   if axis is not None and all(hints.axis(d.name) != axis for d in others):
     if groups.name == batch_dim.name:
       return groups, capacity
+    # Groups are too few to be split: the slots of each group are, in their place.
     if capacity.size % parts == 0:
       return groups, mtf.Dimension(batch_dim.name, capacity.size)
   return mtf.Dimension(unsplit_name(batch_dim), groups.size), capacity

@@ -59,6 +59,7 @@ def generate_heterogeneous_expert_masks(
   for i, kind in enumerate(mask_info):
     number = kind["percent_number"]
     number = int(num_experts * number) if number < 1 else int(number)
+    # The last kind gets what is left: fractions of a number of experts are rounded down.
     end = num_experts if i == len(mask_info) - 1 else first + number
     if end > num_experts:
       raise errors.ConfigError(
@@ -140,6 +141,7 @@ def transformer_moe_layer_v1(
     )
     for i in range(num_layers):
       with mtf.variable_scope(f"expert_layer_{i}"):
+        # The first layer's input has come through the norm of the layer stack.
         y = x if i == 0 else sublayers.sublayer_rms_norm(x, None, around)
         h = mtf.layers.dense_product(
           y,
@@ -152,6 +154,7 @@ def transformer_moe_layer_v1(
         if dropout_rate:
           h = mtf.dropout(h, train, rate=dropout_rate)
         if masks:
+          # Without a bias, hidden values of 0 add nothing through `wo`, and get no gradient.
           h *= masks[i]
         y = mtf.layers.dense(h, output_dim, reduced_dims=[hidden], name="wo", **options)
         if i < num_layers - 1:

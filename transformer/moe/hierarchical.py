@@ -146,6 +146,7 @@ class _Levels:
     max_size = hparam(self.hparams, "group_size")
     tokens = token_dims(n_tokens, max_size, batch, f"group_size_{which}", self.hints, divisor)
     group_size = tokens[1].size
+    # As `dispatch.expert_capacity`, with a factor of the level's own.
     slots = min(group_size, int(group_size * factor / experts.size))
     slots = max(slots, hparam(self.hparams, "min_expert_capacity"))
     capacity = mtf.Dimension(f"expert_capacity_{which}", slots)
@@ -227,9 +228,11 @@ def _through_both_levels(
   second = levels.level(levels.y_dim, n_slots, outer, factor, outer.size)
   tokens_y = [levels.x_dim, *second.tokens]
   gates = mtf.transpose(outer_routing.gates_of_slots(), mtf.Shape(here))
-  # 1 for first choices, 0.5 for second ones, 0 for empty slots.
+  # 1 for first choices, 0.5 for second ones, 0 for empty slots. The two gates of a token add up to
+  # 1: only the first can be above a half.
   chosen_first = mtf.cast(mtf.greater(gates, 0.5), tf.float32)
   importance = 0.5 * (chosen_first + mtf.cast(mtf.greater(gates, 0.0), tf.float32))
+  # The way that the slots took: first to the row of experts, then into its groups.
   importance = mtf.reshape(mtf.reshape(importance, mtf.Shape(there)), mtf.Shape(tokens_y))
   y = mtf.reshape(slots, mtf.Shape([*tokens_y, input_dim]))
   inner_routing, inner_loss = levels.routed(y, [levels.x_dim], second, importance, "inner_gating")

@@ -12,7 +12,8 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer.moe.hparams import hparam, hparam_of_mode
 
-# Added to logits that must not be chosen.
+# Added to logits that must not be chosen. Finite: it is multiplied by masks, and 0 times infinity
+# is no number.
 _NEVER = -1e9
 
 
@@ -86,6 +87,8 @@ class RouterCall:
 
   def perturbed_inputs(self, policy: str) -> mtf.Tensor:
     """The inputs as float32, in training with noise as the policy says."""
+    # Routers compute in float32 whatever the activations are ("selective precision", Fedus et al.,
+    # 2021, section 2.4): an exponential makes much of the rounding of bfloat16.
     x = mtf.cast(self.inputs, tf.float32)
     if policy == "input_dropout":
       return mtf.dropout(x, self.train, keep_prob=1.0 - self.hparam("switch_dropout"))
@@ -129,6 +132,7 @@ class RouterCall:
         f"{self.name}: word_embed_mode {mode!r} needs the embeddings of the tokens, which the "
         "layer does not get here"
       )
+    # Their table is trained through the router, too, if the gradient is not stopped.
     embeddings = mtf.cast(self.token_embeddings, tf.float32)
     if mode.endswith("stop_grad"):
       embeddings = mtf.stop_gradient(embeddings)
@@ -162,6 +166,7 @@ class RouterCall:
 
   def total_loss(self, balance_loss: mtf.Tensor, logits: mtf.Tensor) -> mtf.Tensor:
     """The balance loss divided by the number of microbatches; in training with the z-loss."""
+    # The gradients of microbatches are added up: each has its share of the loss.
     if self.num_microbatches and self.num_microbatches > 1:
       balance_loss *= 1.0 / self.num_microbatches
     z_loss = self.hparam("z_loss")
@@ -181,6 +186,7 @@ class RouterCall:
       chosen: float32 `[<token dims>, ..., <experts>]`, 1 for the chosen expert.
       gates: float32 `[<token dims>, <experts>]`.
     """
+    # Choices have no gradient: the router learns to balance through the mean gates alone.
     density = mtf.reduce_mean(chosen, reduced_dim=self.group_dim)
     product = density * mtf.reduce_mean(gates, reduced_dim=self.group_dim)
     counted = self.is_first()
@@ -208,8 +214,10 @@ class RouterCall:
     if taken is not None:
       before += taken
     slot = mtf.reduce_sum(before * chosen, reduced_dim=self.experts_dim)
+    # The slot of a token without a choice is 0, too, which may be another's.
     has_choice = mtf.reduce_sum(chosen, reduced_dim=self.experts_dim)
     kept = has_choice * mtf.cast(mtf.less(slot, float(self.capacity_dim.size)), tf.float32)
+    # Only what was kept takes slots: choices made after these begin behind them.
     now = mtf.einsum([chosen, kept], output_shape=before.shape - self.group_dim)
     return slot, kept, now if taken is None else taken + now
 

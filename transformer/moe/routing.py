@@ -63,6 +63,7 @@ class Routing:
       x: `[<token_dims>, <others>]`.
       slots_shape: `slot_dims` and the others, in any order.
     """
+    # Nothing is at position -1, that of empty slots: the gather gives zeros.
     return mtf.gather(x, self.token_of_slot(), self.group_dim, output_shape=slots_shape)
 
   def combine(self, y: mtf.Tensor, tokens_shape: mtf.Shape) -> mtf.Tensor:
@@ -146,6 +147,7 @@ class TokenRouting(Routing):
       if self._choice in shape:
         choice = mtf.range(self._gates.mesh, self._choice, tf.int32)
         number = mtf.add(number, choice, output_shape=mtf.Shape([self.group_dim, self._choice]))
+      # No two choices have one slot, so that a sum of numbers is the number itself.
       number = scatter_add(
         mtf.broadcast(number, shape),
         self._slot_of_choice,
@@ -160,6 +162,7 @@ class TokenRouting(Routing):
     return number if self._choice.size == 1 else mtf.floordiv(number, self._choice.size)
 
   def combine(self, y: mtf.Tensor, tokens_shape: mtf.Shape) -> mtf.Tensor:
+    # The task's loss trains the router through the gates alone: where a token goes has no gradient.
     rows = mtf.gather(self._flat(y), self._slot_of_choice, self._slots)
     return mtf.einsum([rows, mtf.cast(self._gates, y.dtype)], output_shape=tokens_shape)
 
@@ -215,6 +218,7 @@ class ExpertRouting(Routing):
     return self._tokens
 
   def combine(self, y: mtf.Tensor, tokens_shape: mtf.Shape) -> mtf.Tensor:
+    # A token may be in slots of several experts: their results add up.
     weighted = y * mtf.cast(self._gates, y.dtype)
     return scatter_add(weighted, self._tokens, tokens_shape, self.group_dim)
 
@@ -222,5 +226,6 @@ class ExpertRouting(Routing):
     return self._gates
 
   def dispatch_and_combine(self, dtype: tf.DType) -> tuple[mtf.Tensor, mtf.Tensor]:
+    # The one-hot of -1, of an empty slot, is zero.
     dispatch = mtf.one_hot(self._tokens, self.group_dim, dtype=dtype)
     return dispatch, dispatch * mtf.cast(self._gates, dtype)

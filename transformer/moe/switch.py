@@ -54,6 +54,7 @@ def ntlb_routing(call: RouterCall) -> tuple[Routing, mtf.Tensor]:
   k_dim = mtf.Dimension("k", min(call.hparam("ntlb_top_k"), experts.size))
   top_gates, indices = mtf.top_k(gates, experts, k_dim)
   tries = mtf.one_hot(indices, experts)
+  # Of all tries, needed or not: which of them a token makes depends on the slots.
   loss = call.total_loss(call.masked_after_means_loss(tries, gates), logits)
   tries, top_gates = call.where_first(tries), call.where_first(top_gates)
   each_try = zip(*(mtf.unstack(x, k_dim) for x in (tries, indices, top_gates)))
@@ -63,6 +64,7 @@ def ntlb_routing(call: RouterCall) -> tuple[Routing, mtf.Tensor]:
     if left is not None:
       chosen *= left
     slot, kept, taken = call.first_come(chosen, taken)
+    # Tokens that have found a slot make no more tries, and take no more slots.
     left = 1.0 - kept if left is None else left - kept
     routed.append((index * mtf.to_int32(kept), slot * kept, gate * kept))
   # Sums of tries, of which all but one are 0 for a token: it is routed at most once.

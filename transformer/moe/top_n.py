@@ -34,6 +34,7 @@ def top_2_routing(call: RouterCall) -> tuple[Routing, mtf.Tensor]:
   gate_1, index_1 = mtf.top_1(gates, experts)
   chosen_1 = call.where_first(mtf.one_hot(index_1, experts))
   gate_1 = call.where_first(gate_1)
+  # Where there is no first choice (importance 0.5), the best expert is the second choice.
   others = gates * (1.0 - chosen_1)
   gate_2, index_2 = mtf.top_1(others, experts)
   chosen_2 = call.where_any(mtf.one_hot(index_2, experts))
@@ -87,6 +88,7 @@ def top_n_routing(call: RouterCall) -> tuple[Routing, mtf.Tensor]:
       others = remaining
   if n > 1:
     total = mtf.add_n([gate for _, gate in picked]) + 1e-9
+    # Padding has gates of 0, which the 1e-9 keeps from being 0 / 0.
     picked = [(index, gate / total) for index, gate in picked]
   loss = _masked_before_means_loss(call, chosen[0], call.where_first(gates))
   if call.hparam("use_second_place_loss"):
@@ -118,6 +120,7 @@ def _masked_before_means_loss(
   # Counting is not differentiable; the mean gate, which is, stands in for one of the factors.
   density = mtf.reduce_mean(chosen, reduced_dim=call.group_dim)
   density_proxy = mtf.reduce_mean(gates, reduced_dim=call.group_dim)
+  # Both are 1 / experts where tokens are spread evenly: then the loss is 1, however many there are.
   return mtf.reduce_mean(density_proxy * density) * float(call.experts_dim.size**2)
 
 
@@ -144,6 +147,7 @@ def _apply_second_policy(call: RouterCall, gate: mtf.Tensor, chosen: mtf.Tensor)
   if policy == "threshold":
     return chosen * mtf.cast(mtf.greater(gate, threshold), chosen.dtype)
   if policy == "random":
+    # GShard's: a second expert with a small gate adds little, and its slot may serve another token.
     drawn = mtf.random_uniform(gate.mesh, gate.shape, dtype=tf.float32)
     return chosen * mtf.cast(mtf.less(drawn, gate * (1.0 / max(threshold, 1e-9))), chosen.dtype)
   mode = "train" if call.train else "eval"
