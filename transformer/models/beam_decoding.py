@@ -61,6 +61,7 @@ def beam_search(
     step: mtf.Tensor, ids: mtf.Tensor, states: Sequence[mtf.Tensor]
   ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
     logits, new_states = decoder.step(step, ids, states)
+    # Log probabilities add up over a sequence: in bfloat16 close beams would become equal.
     return mtf.cast(logits, tf.float32), new_states
 
   ids, _ = mtf.beam_search.beam_search(
@@ -73,4 +74,5 @@ def beam_search(
     layout=model.layout,
     mesh_shape=model.mesh_shape,
   )
+  # Beams come back sorted, the best first.
   return mtf.gather(ids, mtf.constant(ids.mesh, 0, dtype=tf.int32), beam_dim)

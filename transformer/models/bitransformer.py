@@ -113,6 +113,7 @@ class Bitransformer:
       `compute_loss`.
     """
     if encoder_sequence_id is None:
+      # Nothing is packed: 1 at tokens, 0 at padding.
       encoder_sequence_id = mtf.minimum(inputs, 1)
     if decoder_sequence_id is None:
       decoder_sequence_id = mtf.minimum(targets, 1)
@@ -153,6 +154,7 @@ class Bitransformer:
     **arguments: Any,
   ) -> tuple[dict[str, Any], Any]:
     """What the decoder is told about the encoder, by argument name; and the encoder's loss."""
+    # The encoder's layer stack fills it: decoders with transparent attention mix all layers.
     layer_outputs: list[mtf.Tensor] = []
     output, loss = self.encoder.call_simple(
       inputs,
@@ -164,6 +166,7 @@ class Bitransformer:
     )
 
     def as_memory(x: mtf.Tensor) -> mtf.Tensor:
+      # Scores have both lengths: a tensor cannot have two dimensions of one name.
       return mtf.rename_dimension(x, inputs.shape.dims[-1].name, "memory_length")
 
     encoded = dict(
@@ -288,6 +291,7 @@ def make_bitransformer(
   with gin.config_scope("decoder"):
     decoder = Unitransformer(
       layer_stack=make_layer_stack(),
+      # A decoder reads what it has written.
       input_vocab_size=output_vocab_size,
       output_vocab_size=output_vocab_size,
       autoregressive=True,

@@ -86,11 +86,14 @@ class IncrementalModel:
       batch_dims=given.shape.dims[:-1],
       length_dim=self._length_dim,
       variable_dtype=variable_dtype,
+      # Decoded rows are not packed: each belongs to the encoder's sequence 1, not to its padding.
       sequence_id=None if encoder_sequence_id is None else 1,
       encoder_sequence_id=encoder_sequence_id,
       constant_states=[],
       **encoder_arguments,
     )
+    # All positions in one pass, though only the first `initial_position` count: keys and values of
+    # later ones are hidden until their step overwrites them.
     inputs = autoregressive_inputs(given)
     first_part = Context(
       **self._arguments,
@@ -200,6 +203,7 @@ def sample_autoregressive(
   )
   states = decoder.loop_states()
   if not options.has_partial_sequences:
+    # Only their shapes: the pass over an empty sequence has filled them with what is not there.
     states = [mtf.zeros_like(s) for s in states]
 
   def cond_fn(position: mtf.Tensor, ids: mtf.Tensor, *states: mtf.Tensor) -> mtf.Tensor:
@@ -239,6 +243,7 @@ def _done(
       stops = mtf.to_int32(mtf.equal(x, options.stop_at_token))
       return mtf.reduce_sum(stops, reduced_dim=length_dim)
 
+    # A prompt may contain stop tokens of its own: one more ends the row.
     given = count(partial_sequences) if options.has_partial_sequences else 0
     done = mtf.logical_or(done, mtf.greater(count(ids), given))
   return done
@@ -251,6 +256,7 @@ def _choose(logits: mtf.Tensor, vocab_dim: mtf.Dimension, options: SamplingOptio
     logits += mtf.one_hot(stop, vocab_dim, on_value=-1e9, dtype=logits.dtype)
   k = options.sampling_keep_top_k
   if k != -1 and k < vocab_dim.size:
+    # Counted from 0, this is the largest of those to leave out.
     threshold = mtf.nth_largest_element(logits, k, vocab_dim)
     logits = mtf.where(
       mtf.less_equal(logits, threshold), mtf.constant(logits.mesh, -1e6, dtype=logits.dtype), logits

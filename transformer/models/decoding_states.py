@@ -75,6 +75,7 @@ class WriteAtOperation(Operation):
     def write(old_slice: tf.Tensor, new_slice: tf.Tensor, at: tf.Tensor, begin: Any) -> tf.Tensor:
       matrix = transpose_to(old_slice, dims, order)
       shape = matrix.shape
+      # One scatter: the positions of row i of the states begin at row i * size of the matrix.
       matrix = tf.reshape(matrix, [count * size, -1])
       values = tf.reshape(transpose_to(new_slice, new.shape.dims, rows + columns), [count, -1])
       if not isinstance(begin, int) or begin:

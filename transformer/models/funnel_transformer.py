@@ -119,6 +119,7 @@ class FunnelTransformerLayerStack(SublayerStack):
     def strided(ids: Any) -> Any:
       if not isinstance(ids, mtf.Tensor) or old not in ids.shape:
         return ids
+      # A pooled position takes the id of the first that it is made of.
       return mtf.stride_tensor_1d(ids, old, old.size // new.size)
 
     context.sequence_id = strided(context.sequence_id)

@@ -169,6 +169,7 @@ class LayerStack(SublayerStack):
           x = self._recomputed_layer(x, layer, context)
         else:
           x = self._layer_fn(x, layer, context)
+      # The last layer's output is recorded after the final sublayers, below.
       if i != len(self._layers) - 1:
         context.layer_outputs.append(x)
       context.layer_index += 1

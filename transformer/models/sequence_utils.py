@@ -68,6 +68,7 @@ def delimited_lm_inputs_mask(ids: mtf.Tensor, eos_id: int = 1) -> mtf.Tensor:
     A bool tensor of the dims of ids. Padding after complete targets is True.
   """
   ends = mtf.to_int32(mtf.equal(ids, eos_id))
+  # Exclusive: an EOS belongs to what it ends.
   return mtf.equal(mtf.mod(mtf.cumsum(ends, ids.shape.dims[-1], exclusive=True), 2), 0)
 
 
@@ -109,6 +110,8 @@ def sinusoid_positional_embedding_weights(
       "half cosines)"
     )
   n = model_dim.size // 2
+  # n - 1 steps between n timescales, so that the last one is max_timescale itself; the paper's
+  # formula divides by n, and ends one step before it.
   log_step = math.log(max_timescale / min_timescale) / max(n - 1, 1)
 
   # The channel numbers are a tensor too, so that model_dim may be split.

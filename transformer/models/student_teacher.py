@@ -56,6 +56,7 @@ class StudentTeacher:
     self.distill_start_step = distill_start_step
     self.teacher_checkpoint = teacher_checkpoint
     self.initialize_student_weights = initialize_student_weights
+    # Called as the weak reference is that `call_simple` puts here.
     self._graph: Any = lambda: None
 
   @property
@@ -119,6 +120,7 @@ class StudentTeacher:
     )
     weights = mtf.cast(mtf.greater(targets, 0), soft_loss.dtype)
     soft_loss = mtf.einsum([soft_loss, weights], output_shape=[])
+    # As the hard loss is divided, so that `fraction_soft` is a fraction.
     soft_loss *= 1.0 / self.student.loss_denominator(targets, num_microbatches)
 
     started = mtf.greater(get_global_step(inputs.mesh), self.distill_start_step)

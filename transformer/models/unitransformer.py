@@ -147,6 +147,8 @@ class Unitransformer(Generation):
     """
     if self._loss_denominator is not None:
       return float(self._loss_denominator)
+    # Padding counts: with a constant for a denominator, the losses of microbatches add up to that
+    # of the batch.
     ret = float(targets.shape.size) * num_microbatches
     if self.ensemble_dim and self.ensemble_dim in targets.shape.dims:
       # The ensemble's losses add up: its members train on the same targets.
@@ -168,6 +170,7 @@ class Unitransformer(Generation):
     if self.loss_on_targets_only:
       on_targets = mtf.logical_not(delimited_lm_inputs_mask(targets))
       weights *= mtf.cast(on_targets, context.activation_dtype)
+    # Smoothing spreads over all tokens, the right one among them: the probabilities sum up to 1.
     off_value = self.label_smoothing / output_vocab_dim.size
     loss = mtf.layers.softmax_cross_entropy_with_logits(
       logits,
@@ -175,6 +178,7 @@ class Unitransformer(Generation):
       output_vocab_dim,
       on_value=1.0 - self.label_smoothing + off_value,
       off_value=off_value,
+      # It helps to train, and is no part of the likelihood that an evaluation reports.
       z_loss=self.z_loss if context.train else 0.0,
     )
     total = mtf.einsum([loss, weights], output_shape=[])
@@ -243,6 +247,7 @@ class Unitransformer(Generation):
     if embedding is None:
       embedding = self.token_embedding(context.mesh, context.variable_dtype)
     if self.token_dropout_rate and context.train:
+      # Integers are not divided by the rate of what is kept: ids become 0 or stay.
       inputs = mtf.dropout(
         inputs, is_training=True, rate=self.token_dropout_rate, noise_shape=inputs.shape
       )

@@ -93,6 +93,7 @@ class VocabEmbedding(TokenVectors):
     """The rows of the table: the dims of `ids`, then output_dim."""
     ret = super().ids_to_embedding(ids, context)
     if self._scale_variable_like_classifier_weights:
+      # To variance 1, as the other convention has it from the start.
       ret *= self._output_dim.size**0.5
     return ret
 
