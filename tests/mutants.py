@@ -2,8 +2,8 @@
 
   python tests/mutants.py                      40 of mesh_tensorflow/, 40 of transformer/
   python tests/mutants.py -n 10 --seed 7 transformer/modes
-  python tests/mutants.py --only transformer/modes/checkpoints.py:148
-  python tests/mutants.py --list transformer/modes/checkpoints.py
+  python tests/mutants.py --only transformer/modes/chosen_checkpoints.py:148
+  python tests/mutants.py --list transformer/modes/chosen_checkpoints.py
 
 A change is one of: a sign, a comparison, `and` for `or`, a number larger by one, `min` for `max`,
 True for False. What only words messages, types or the length of a cache is left as it is; see
@@ -42,6 +42,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = ("mesh_tensorflow", "transformer")
 SECONDS = 120
 OTHER_FILES = 12  # Test files outside of the room that are run, too.
+_OF_THE_ROOM = 30.0  # What it counts that descriptors are of the same room.
+_FIRST = 6  # Of the room that are run before the others.
 
 _COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
   ast.Lt: ("<", "<="),
@@ -331,6 +333,18 @@ class Choice:
       score[file] = 0.2 * weigh(words)
     for (file, test), words in self.of_test.items():
       score[f"{file}::{test}"] = weigh(words) + score[file]
+    # The suite of the descriptors is as likely to notice as they are.
+    for key, value in list(score.items()):
+      file, _, name = key.partition("::")
+      if name and "/descriptors_" in file:
+        score[file] = max(score[file], value)
+        suite = f"{file.rpartition('/')[0]}/test_{self._suite(file)}.py::any"
+        own = _OF_THE_ROOM * (bool(room) and file.startswith(room))
+        score[suite] = max(score.get(suite, 0.0), value + own)
+    # A family of operations often has the name of the file that defines them.
+    for file in score:
+      if file.endswith(f"/descriptors_{pathlib.PurePosixPath(mutant.path).stem}.py"):
+        score[file] += _OF_THE_ROOM
     inside, outside = [], []
     for file in self.of_file:
       if pathlib.PurePosixPath(file).name.startswith("test_"):
@@ -338,10 +352,14 @@ class Choice:
     best = {file: score[file] for file in outside}
     for key, value in score.items():
       file, _, test = key.partition("::")
-      if file in best and test.startswith(("test", "Test")):
+      if file in best and test.startswith(("test", "Test", "any")):
         best[file] = max(best[file], value)
     outside.sort(key=lambda file: -best[file])
     return inside, [f for f in outside[:OTHER_FILES] if best[f] > 0], score
+
+  @staticmethod
+  def _suite(file: str) -> str:
+    return "layers_conformance" if "transformer/layers/" in file else "conformance"
 
   def _room(self, path: str) -> str:
     """The folder of tests, with a slash; "" if there is none."""
@@ -405,8 +423,8 @@ class _Plugin:
     for value in getattr(getattr(item, "callspec", None), "params", {}).values():
       name = getattr(value, "name", value)
       if isinstance(name, str):
-        own += 4 * self.score.get(f"{folder}/descriptors_{name}.py", 0.0)
-        own += 2 * self.score.get(name, 0.0)
+        own += self.score.get(f"{folder}/descriptors_{name}.py", 0.0)
+        own += self.score.get(name, 0.0)
     starts = {"run_subprocess", "run_workers"} & set(getattr(item, "fixturenames", ()))
     return own * (0.4 if starts or item.get_closest_marker("slow") else 1.0)
 
@@ -567,28 +585,33 @@ class Judge:
   def judge(self, mutant: Mutant) -> tuple[str, str]:
     """("noticed" or "not noticed", by which test or why not)."""
     room, others, score = self.choice.tests(mutant)
-    left = self.seconds
-    while True:
+
+    def best(file: str) -> float:
+      return max((v for k, v in score.items() if k.startswith(f"{file}::")), default=0.0)
+
+    room = sorted(room, key=best, reverse=True)
+    # To import all files of a large room takes longer than most mutants live.
+    stages = [(room[:_FIRST], others[: _FIRST // 2]), (room[_FIRST:], others[_FIRST // 2 :])]
+    left, passed = self.seconds, 0
+    while (stages := [s for s in stages if any(s)]) and left > 5:
       with self.copy.changed(mutant):
-        run = self.copy.run(room, others, score, sorted(self.failing), left)
+        run = self.copy.run(*stages[0], score, sorted(self.failing), left)
       self.passed.update(run.passed)
+      left, passed = left - run.seconds, passed + len(run.passed)
       suspect = run.failed or run.cut
-      if not suspect:
-        if run.code not in (0, 5, None):
-          return "noticed", f"pytest ended with code {run.code}"
-        return "not noticed", f"{len(run.passed)} tests passed in {run.seconds:.0f} s"
       if run.code is None and not run.failed:
-        if self._passes(suspect, max(run.cut_seconds / 2, 5)) and run.cut_seconds > 30:
+        if run.cut_seconds > 30 and self._passes(suspect, run.cut_seconds / 2):
           return "noticed", f"{suspect} hangs"
-        return "not noticed", f"{len(run.passed)} tests passed in {run.seconds:.0f} s, then cut"
-      if suspect in self.passed or self._passes(suspect, 2 * self.seconds):
+      elif not suspect:
+        if run.code not in (0, 5):
+          return "noticed", f"pytest ended with code {run.code}"
+        stages.pop(0)
+      elif suspect in self.passed or self._passes(suspect, 2 * self.seconds):
         return "noticed", f"{suspect}: {run.why or f'ended with code {run.code}'}"
-      # It fails without the change, too: the others have the time that is left.
-      self.failing.add(suspect)
-      room, others = ([f for f in files if f != suspect] for files in (room, others))
-      left -= run.seconds
-      if left < 5:
-        return "not noticed", f"{suspect} fails without the change, too"
+      else:  # It fails without the change, too: the others have the time that is left.
+        self.failing.add(suspect)
+        stages[0] = tuple([f for f in files if f != suspect] for files in stages[0])
+    return "not noticed", f"{passed} tests passed in {self.seconds - left:.0f} s"
 
   def _passes(self, test: str, seconds: float) -> bool:
     """Whether a test, or the import of a file, goes well without a change."""
