@@ -91,9 +91,7 @@ def test_decode_from_file(tmp_path, capsys):
     vocabulary=LETTERS, model_type="bitransformer", batch_size=4, sequence_length=LENGTH,
     output_filename=str(tmp_path / "new" / "out"),
   )  # fmt: skip
-  lines = infer.decode_from_file(
-    copier, input_filename=str(tmp_path / "in"), repeats=2, **kwargs
-  )
+  lines = infer.decode_from_file(copier, input_filename=str(tmp_path / "in"), repeats=2, **kwargs)
   assert lines == ["abc", "abc", "", "", "fed", "fed"]
   assert (tmp_path / "new" / "out-7").read_text() == "abc\nabc\n\n\nfed\nfed\n"
   assert "6 lines decoded" in capsys.readouterr().out
