@@ -68,7 +68,7 @@ def attention(
     output_shape = q.shape - key_dim + value_dim
     if isinstance(extra_logit, mtf.Tensor):
       extra_logit = replace_in(extra_logit, replacement)
-  if float32_logits:
+  if float32_logits:  # A softmax makes factors of rounding errors of its logits.
     k = mtf.cast(k, tf.float32)
     q = mtf.cast(q, tf.float32)
   shared = [d for d in q.shape if d in k.shape and d != key_dim]
@@ -84,7 +84,7 @@ def attention(
   logits = us_einsum(
     [q, k], output_shape=mtf.Shape(shared + queries + memory), reduced_dims=[key_dim]
   )
-  if logit_soft_cap is not None:
+  if logit_soft_cap is not None:  # Before the bias, of whose -1e9 it would make -logit_soft_cap.
     logits = mtf.tanh(logits * (1.0 / logit_soft_cap)) * logit_soft_cap
   if bias is not None:
     logits += mtf.cast(bias, logits.dtype)
@@ -140,6 +140,7 @@ def _add_z_loss(
   """Appends the z-loss of attention to `context.losses`."""
   if context.losses is None:
     return
+  # Of what is masked exp(-1e9) is 0: only what is seen counts.
   log_z = mtf.reduce_logsumexp(logits, memory_length_dim)
   z_loss = mtf.square(log_z)
   if isinstance(context.nonpadding, mtf.Tensor):
@@ -147,11 +148,13 @@ def _add_z_loss(
   z_loss = mtf.reduce_mean(z_loss)
   if context.num_microbatches and context.num_microbatches > 1:
     z_loss *= 1.0 / context.num_microbatches
-  if context.train:
-    mtf.scalar_summary("attention_z_loss", z_loss)
+  mtf.scalar_summary("attention_z_loss", z_loss)
+  # Of the dtype of the activations, as the losses of other layers are that it is added to.
   context.losses.append(mtf.cast(z_loss * coefficient, dtype))
 
 
 def visibility_mask_to_attention_bias(visible: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
   """0 where `visible`, a bool tensor, is true; -1e9 elsewhere."""
+  # Finite: for a position that sees nothing, as padding may, infinities would make the softmax
+  # 0 / 0. So its weights are equal, and what it gets is not used.
   return mtf.cast(mtf.logical_not(visible), dtype) * -1e9

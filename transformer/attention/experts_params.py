@@ -138,6 +138,7 @@ class ExpertsAttentionParams(AttentionParams):
       q, *keys = self._experts(query_antecedent)
       if keys and self._memory_is_input:
         self._key_of_query = keys[0]
+    # Experts have their own initial values: the scale of attention is in no initializer here.
     scale: float = self.key_dim.size**-0.5
     return q * scale
 
@@ -177,6 +178,7 @@ class ExpertsAttentionParams(AttentionParams):
     """The context, with the encoder's tokens for its own."""
     context = copy.copy(self.context)
     context.sequence_id = self.context.encoder_sequence_id
+    # The embeddings of the decoder's tokens say nothing of the encoder's.
     context.input_embeddings = None
     return context
 

@@ -79,9 +79,12 @@ def hybrid_attention(
   # Limited, not a sigmoid: checkpoints hold the coefficient itself. Outside it has no gradient.
   coefficient = mtf.cast(mtf.maximum(mtf.minimum(coefficient, 1.0), 0.0), logits.dtype)
   upper = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
+  # The inner one normalizes over queries, the outer one over memory; between them logarithms, so
+  # that no exponential overflows.
   doubly = mtf.softmax(
     mtf.log_softmax(logits, query_length), memory_length_dim, extra_logit=extra_logit
   )
+  # c doubly + (1 - c) upper, with one product less.
   weights = mtf.cast(upper + (doubly - upper) * coefficient, v.dtype)
   weights = weights_dropout(weights, dropout_rate, dropout_broadcast_dims)
   return mtf.einsum([weights, v], output_shape=output_shape)

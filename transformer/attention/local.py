@@ -85,7 +85,7 @@ def local_attention_1d(
   if relative_bias_fn is not None:
     relative_bias = relative_bias_fn(relative_position, q_blocks)
     dims = [d for d in q_blocks.shape if d != blocks.query_block]
-    dims += [blocks.query_block, blocks.memory_length]
+    dims += [blocks.query_block, blocks.memory_length]  # The order of the products.
     dims = [d for d in dims if d in bias.shape or d in relative_bias.shape]
     bias = mtf.add(bias, relative_bias, output_shape=mtf.Shape(dims))
   a = attention(
@@ -128,6 +128,7 @@ class _Blocks:
     """Blocks as long as the window, if that is possible; each lies on one processor."""
     per_split = length.size // num_splits
     block_length = min(max(radius, _MIN_BLOCK), per_split)
+    # The largest divisor up to that: blocks have one size, for they are a dimension.
     block_length = next(n for n in range(block_length, 0, -1) if per_split % n == 0)
     # What one block can see is in the window and in the sequence.
     halo = min(radius if not fully_autoregressive else radius - 1, length.size - block_length)
@@ -170,6 +171,7 @@ class _Blocks:
     near = mtf.cwise(
       lambda r: (r > -self.radius) & (r <= right), [relative_position], output_dtype=tf.bool
     )
+    # The exchange puts zeros beyond the ends of the sequence: keys like any other, if not masked.
     inside = _inside(position, self.blocks, self.block_length, self.length.size)
     return relative_position, [near, inside]
 

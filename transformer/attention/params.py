@@ -187,6 +187,7 @@ class AttentionParams:
     input_dim: mtf.Dimension,
     dims: list[mtf.Dimension],
   ) -> mtf.Tensor:
+    # With combined dims one matrix multiplication; the heads are cut out of its columns.
     ret = us_einsum([x, weights], reduced_dims=[input_dim])
     if self.combine_dims and ret.shape.dims[-1:] != dims:
       ret = mtf.replace_dimensions(ret, ret.shape.dims[-1], dims)

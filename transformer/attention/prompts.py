@@ -175,6 +175,7 @@ def make_params_hyperprompt(
   number = _block_number(layer_embedding.shape[0].size)
   layer = mtf.gather(layer_embedding, number, layer_embedding.shape[0])
   task_dim, name = task_embedding.shape[0], task_embedding.shape[1].name
+  # Both parts of a concatenation need its dimension's name.
   layer = mtf.rename_dimension(layer, layer.shape[0].name, name)
   layer = mtf.broadcast(layer, mtf.Shape([task_dim, *layer.shape]))
   e = mtf.concat([task_embedding, layer], name)

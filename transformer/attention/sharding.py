@@ -40,6 +40,7 @@ def split_for_unused_axis(
     return None
   layout, mesh_shape = mtf.convert_to_layout_rules(layout), mtf.convert_to_shape(mesh_shape)
   tensors = [t for t in (q, k, v, bias) if t is not None]
+  # An axis that one operand uses is not free: no tensor can be split over it twice.
   used = {layout.tensor_dimension_to_mesh_axis(d, mesh_shape) for t in tensors for d in t.shape}
   free = next((a for i, a in enumerate(mesh_shape) if i not in used and a.size > 1), None)
   if free is None:

@@ -151,6 +151,7 @@ def _dense(
   """A dense layer of relu(q): `[<dims of q but key_dim>, memory_length]`."""
   dims = [mtf.Dimension("memory_length", table_length)]
   kernel = mtf.layers.get_dense_kernel_weights(q, dims, [key_dim], [], None, name="pi")
+  # The kernel is as long as the table, whatever the sequence: checkpoints fit all lengths.
   kernel = first_positions(kernel, "memory_length", memory_length.size)
   return us_einsum([mtf.relu(q), kernel], reduced_dims=[key_dim])
 

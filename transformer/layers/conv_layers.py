@@ -83,6 +83,7 @@ class Conv1D(TransformerLayer):
       filter_dim: the dimension of the last inputs.
       dtype: dtype of the state.
     """
+    # The oldest input falls out; its place at the other end is zero, so that adding is writing.
     shifted = mtf.shift(old_state, -1, filter_dim, wrap=False)
     here = mtf.one_hot(position, filter_dim, dtype=dtype)
     return shifted + mtf.einsum([x, here], output_shape=old_state.shape)
@@ -135,6 +136,7 @@ class Conv1DLayer(Conv1D):
     batch, channels = x.shape.dims[:-1], x.shape[-1]
     if incremental:
       x = self.record_states_incremental_mode(context, x, self.filter_size)
+    # While decoding the state is as long as the filter: VALID leaves one position, the last.
     y = mtf.layers.conv1d(
       mtf.rename_dimension(x, channels.name, "input_dim"),
       mtf.Dimension(channels.name, self._output_size),
@@ -230,6 +232,7 @@ class SeparableConv1DLayer(Conv1D):
     # Under a name of its own: the layout may split the length.
     state = mtf.rename_dimension(state, window.name, "_window")
     inputs = mtf.unstack(state, state.shape[-2])
+    # The scopes that `mtf.layers.separable_conv1d` opens: in training it made these variables.
     with mtf.variable_scope(None, default_name="separable_conv1d", graph=x.graph):
       with mtf.variable_scope(None, default_name="depthwise_conv_hack", graph=x.graph):
         scale = self._depthwise_filter_initializer_scale / self.filter_size
@@ -247,6 +250,7 @@ class SeparableConv1DLayer(Conv1D):
             name=f"depthwise_dense_{i}",
           )
           for i, offset in enumerate(offsets)
+          # The first has the bias, whatever its offset.
           if offset <= 0 or i == 0
         ]
         y = mtf.add_n(taps)

@@ -62,6 +62,7 @@ class DenseReluDense(TransformerLayer):
         h,
         is_training=True,
         rate=self.dropout_rate,
+        # One mask for all positions of a sequence, as in `sublayer_dropout`.
         noise_shape=h.shape - context.length_dim,
       )
     return mtf.layers.dense(

@@ -77,6 +77,7 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
   )
   before = mtf.less(encoder_span, span, output_shape=mtf.Shape(span.shape.dims + [encoder_length]))
   start = mtf.reduce_sum(mtf.to_int32(before), reduced_dim=encoder_length)
+  # Query minus memory, where self-attention has memory minus query.
   return mtf.sub(
     start, encoder_position, output_shape=mtf.Shape(start.shape.dims + [encoder_length])
   )
@@ -119,6 +120,7 @@ def enc_dec_attention_bias(
       f"got {kind!r}"
     )
   biases = []
+  # The sequence id is a tensor, or 1 while decoding; without it nothing is known to be padding.
   if context.encoder_sequence_id is not None and context.sequence_id:
     biases.append(_segment_bias(context))
   if kind:
@@ -204,6 +206,7 @@ def enc_dec_attention(
   params = layer.make_params(context)
   q = params.compute_q(x)
   if context.mode == "incremental":
+    # The encoder's output does not change: its keys and values were computed in the first part.
     k, v, memory_length = context.get_constant_state()
   else:
     m = memory_antecedent

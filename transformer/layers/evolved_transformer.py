@@ -86,6 +86,7 @@ class EncoderConvolutionalLayer(TransformerLayer):
     with mtf.variable_scope("conv3x1"):
       right = self._conv3x1.call(context, x)
     right = _dropout(context, right, self._dropout_rate)
+    # The paper adds branches of different widths by zeros behind the narrower one.
     hidden = left + _pad_channels_dim(right, wide_dim.size)
     hidden = mtf.layers.layer_norm(hidden, wide_dim, self._norm_epsilon)
     with mtf.variable_scope("sep_conv9x1"):

@@ -55,6 +55,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
   def compute_q(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
     """Queries `[..., <heads>, d_model]` of x, `[..., d_model]`."""
     model_dim = context.model.model_dim
+    # Keys are of the size of the model: the factor d_model ** -0.5 of attention, as a variance.
     scale = 1.0 if unit_scaling_convention() else 1.0 / model_dim.size
     return mtf.layers.dense(
       x,

@@ -75,6 +75,7 @@ class QueryKeyOptions(SelfAttention):
     """Queries and keys normalized, and turned by their positions."""
     k, *v = memory
     if self.query_key_norm:
+      # The norm takes away the scale of the queries, wherever it was: in the weights or a factor.
       q = self._normalized(context, q, "q_norm") * self.kv_dim.size**-0.5
       k = self._normalized(context, k, "k_norm")
     if self.rotary is not None:

@@ -124,6 +124,7 @@ class LocalSelfAttention(SelfAttention):
       num_splits = mtf.tensor_dim_to_mesh_dim_size(
         model.layout, model.mesh_shape, context.length_dim
       )
+    # The finer division is the one that attention keeps to; see `attention_bias`.
     sequence_id = context.sequence_id
     if isinstance(context.subsequence_id, mtf.Tensor):
       sequence_id = context.subsequence_id
@@ -169,6 +170,7 @@ class LocalSelfAttention(SelfAttention):
       """Of the position in each slot: in (-radius, 0]."""
       slots = mtf.range(q.mesh, window, tf.int32)
       return mtf.binary_op_with_broadcasting(
+        # The slot has the latest position that is equal to it modulo the radius.
         lambda here, slot: -((here - slot) % self.radius),
         position,
         slots,
@@ -178,6 +180,7 @@ class LocalSelfAttention(SelfAttention):
     def mask() -> mtf.Tensor:
       """Hides the slots that no position has been written to."""
       slots = mtf.range(q.mesh, window, tf.int32)
+      # Slots are filled in order: from position radius - 1 on, all are.
       written = mtf.greater_equal(
         position, slots, output_shape=mtf.Shape([*position.shape.dims, window])
       )

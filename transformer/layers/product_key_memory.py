@@ -82,6 +82,7 @@ class ProductKeyValueMemory(TransformerLayer):
       variable_dtype=context.variable_dtype,
       name="query",
     )
+    # The paper has a batch norm here; with this one examples do not depend on their batch.
     query = mtf.layers.layer_norm(query, key_dim)
     scores, indices = self.get_indices(keys, query)
     weights = mtf.softmax(scores, scores.shape[-1])
@@ -108,6 +109,8 @@ class ProductKeyValueMemory(TransformerLayer):
     products = mtf.einsum(
       [query, keys], reduced_dims=[key_dim], output_shape=query.shape - key_dim + keys_dim
     )
+    # A half that is not among the knn best is in none of the knn best pairs: knn better halves with
+    # the same other half are better pairs.
     scores, indices = mtf.top_k(products, keys_dim, knn_dim)
     # First the candidates of the one half, then those of the other, in a square.
     scores1, scores2 = mtf.unstack(scores, halves_dim)

@@ -35,6 +35,7 @@ def relative_position_bucket(
     n = -relative
     if bidirectional:
       buckets = num_buckets // 2
+      # The second half of the buckets is for memory after the query.
       offset = tf.cast(n < 0, tf.int32) * buckets
       n = tf.abs(n)
     else:

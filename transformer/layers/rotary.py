@@ -88,6 +88,7 @@ class Rotary:
       base *= self.factor ** (size / (size - 2))
     pairs = size // 2
     turned = round(pairs * self.fraction)
+    # Pairs of frequency 0 are not turned: they compare contents, wherever these are.
     return [self._scaled(base ** (-i / pairs)) if i < turned else 0.0 for i in range(pairs)]
 
   def _scaled(self, frequency: float) -> float:

@@ -69,6 +69,7 @@ class TransparentEncDecAttention(EncDecAttention):
   def _mixtures(self, context: Context) -> list[mtf.Tensor]:
     """What each decoder module attends to."""
     outputs = context.encoder_layer_outputs or []
+    # The embeddings come first: the paper mixes them in as another module.
     chosen = outputs[:1] + outputs[self.layers_per_encoder_module :: self.layers_per_encoder_module]
     if len(chosen) != self.encoder_num_modules + 1:
       raise errors.ConfigError(
@@ -88,6 +89,7 @@ class TransparentEncDecAttention(EncDecAttention):
       dtype=context.variable_dtype,
       initializer=tf.random_normal_initializer(stddev=stddev),
     )
+    # Dropout before the softmax, so that the weights of a mixture add up to 1 in any case.
     w = mtf.softmax(mtf.dropout(w, context.train, rate=self.dropout_rate), from_dim)
     stacked = mtf.stack(chosen, from_dim.name)
     mixed = mtf.layers.us_einsum(

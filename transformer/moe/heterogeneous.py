@@ -141,7 +141,6 @@ def transformer_moe_layer_v1(
     )
     for i in range(num_layers):
       with mtf.variable_scope(f"expert_layer_{i}"):
-        # The first layer's input has come through the norm of the layer stack.
         y = x if i == 0 else sublayers.sublayer_rms_norm(x, None, around)
         h = mtf.layers.dense_product(
           y,
@@ -154,8 +153,7 @@ def transformer_moe_layer_v1(
         if dropout_rate:
           h = mtf.dropout(h, train, rate=dropout_rate)
         if masks:
-          # Without a bias, hidden values of 0 add nothing through `wo`, and get no gradient.
-          h *= masks[i]
+          h *= masks[i]  # Without a bias, hidden values of 0 add nothing through `wo`.
         y = mtf.layers.dense(h, output_dim, reduced_dims=[hidden], name="wo", **options)
         if i < num_layers - 1:
           y = _sublayer_dropout(y, around)
