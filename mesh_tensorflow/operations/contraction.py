@@ -62,6 +62,7 @@ def _cheapest_pair(terms: Sequence[tuple[tf.Tensor, Dims]], output: Dims) -> tup
     needed = set(output).union(*(d for k, (_, d) in enumerate(terms) if k not in pair))
     return list_product(d.size for d in set(terms[i][1] + terms[j][1]) if d in needed)
 
+  # Greedy: the smallest product now, which need not begin the cheapest order of all.
   return min(itertools.combinations(range(len(terms)), 2), key=cost)
 
 
@@ -94,6 +95,8 @@ def _contract_two(
       return product
   if not rows or not columns or not _has_matmul(a.dtype):
     # A matrix times a vector: reads each operand once, without a transpose.
+    # A dtype without a kernel (tf.int8, say) comes here with rows and columns: this is then the
+    # whole product, before it is summed.
     full = kept_a if not columns else kept_b if not rows else tuple(dict.fromkeys(kept_a + kept_b))
     product = elementwise(tf.multiply, align(a, kept_a, full), align(b, kept_b, full))
     return _reduce_to(product, full, output)
@@ -144,6 +147,7 @@ class _Plan(NamedTuple):
   result: Dims
 
 
+# The slices of all processors ask for the same plan. Sizes are a tuple because dicts do not hash.
 @functools.lru_cache(maxsize=4096)
 def _plan(a: Dims, b: Dims, output: Dims, sizes: tuple[tuple[Dimension, int], ...]) -> _Plan:
   """The plan that transposes the fewest elements."""
@@ -174,6 +178,7 @@ def _plan(a: Dims, b: Dims, output: Dims, sizes: tuple[tuple[Dimension, int], ..
       cost += size(a)
     if b not in (bo + ko + co, bo + co + ko):
       cost += size(b)
+    # With the operands swapped, b^T a^T = (a b)^T: the result is transposed for nothing.
     for swap, result in ((False, bo + ro + co), (True, bo + co + ro)):
       total = cost + (0 if result == output else size(output))
       plans.append((total, _Plan(bo, ro, ko, co, swap, result)))
@@ -200,6 +205,7 @@ def _as_matrices(
   x: tf.Tensor, dims: Dims, batch: Dims, first: Dims, second: Dims, sizes: dict[Dimension, int]
 ) -> tuple[tf.Tensor, bool]:
   """Axes [batch..., first, second], or the last two swapped and True."""
+  # Both hold if a group is empty; then no flag is needed.
   swapped = dims == batch + second + first and dims != batch + first + second
   if swapped:
     first, second = second, first

@@ -24,25 +24,13 @@ __all__ = [
 ]
 
 
-__all__ = [
-  "Conv2or3dBackpropFilterOperation",
-  "Conv2or3dBackpropInputOperation",
-  "conv2d_backprop_filter",
-  "conv2d_backprop_input",
-  "conv2d_transpose_backprop_filter",
-  "conv2d_transpose_backprop_input",
-  "conv3d_backprop_filter",
-  "conv3d_backprop_input",
-  "conv3d_transpose_backprop_filter",
-  "conv3d_transpose_backprop_input",
-]
-
-
 def gradients_of(op: Convolution, dy: Tensor) -> list[Tensor]:
   """Gradients of the two inputs: each a convolution of dy and the other input."""
   grads = []
   rank, strides, padding = op.window.rank, op.window.strides, op.window.padding
   for i, role in enumerate(op.roles[:2]):
+    # Of image, filter and features each is linear in the two others, so the gradient of one is
+    # computed from the other input and dy, which stands in the place of the result.
     known = {op.roles[2]: dy, op.roles[1 - i]: op.inputs[1 - i]}
     shape = op.inputs[i].shape
     grad: Convolution

@@ -39,8 +39,11 @@ class _Positions:
     # As an unsigned number a negative one is large: one comparison for both bounds.
     unsigned = tf.uint32 if targets.dtype == tf.int32 else tf.uint64
     self.inside = tf.bitcast(targets, unsigned) < tf.constant(part_size, unsigned)
+    # Numbers of elements in the whole matrix, which may have more than int32 counts.
     small = rows * part_size < 2**31
     start = tf.range(rows, dtype=tf.int32 if small else tf.int64) * part_size
+    # A target that is not here points at the first id of its row, so that every position can be
+    # gathered and scattered; the caller gives it the weight 0.
     local = tf.where(self.inside, targets, tf.zeros([], targets.dtype))
     self.flat = start + tf.cast(local, start.dtype)
 
@@ -54,7 +57,7 @@ class SoftmaxCrossEntropyOperation(Operation):
     loss = logZ * sum_v soft_v - sum_v soft_v * x_v + z_loss * logZ ** 2
 
   A target outside 0..V-1 is equal to no v. The vocabulary may be split: each processor
-  takes the softmax of its part, and two numbers a position are exchanged.
+  takes the softmax of its part, and three numbers a position are exchanged.
 
   The second and third output are there for the gradient only: the softmax over the
   processor's own part of the vocabulary, and for each position the factor that turns it
@@ -138,6 +141,7 @@ class SoftmaxCrossEntropyOperation(Operation):
       p = tf.nn.softmax(x)
       # Exact, and cheaper than exp and a sum: the largest element of p cannot underflow.
       largest = tf.reduce_max(x, -1)
+      # max p is exp(0) / sum exp(x - largest).
       log_z = largest - tf.math.log(tf.reduce_max(p, -1))
       at = _Positions(transpose_to(t, target_dims, rest.dims), b, part_size)
       weight = _times(tf.cast(at.inside, exact), on - off)
@@ -157,6 +161,7 @@ class SoftmaxCrossEntropyOperation(Operation):
     ) -> tuple[tf.Tensor, tf.Tensor]:
       """Loss, and the factor of the softmax of the part in the gradient."""
       if off:
+        # Not in the parts, whose weights are summed: each would count the whole vocabulary.
         weight += off * self._vocab_dim.size
       loss = log_z * weight - dot
       slope = weight
@@ -164,6 +169,7 @@ class SoftmaxCrossEntropyOperation(Operation):
         loss += z_loss * tf.square(log_z)
         slope += (2.0 * z_loss) * log_z
       if part_log_z is not None:
+        # p sums to 1 over the part; this is the share that the part has in the whole.
         slope *= tf.exp(part_log_z - log_z)
       return tf.cast(tf.reshape(loss, rest_sizes), dtype), tf.reshape(slope, rest_sizes)
 
@@ -171,6 +177,7 @@ class SoftmaxCrossEntropyOperation(Operation):
       loss, slope = impl.slicewise(total, log_z, None, dot, weight)
     else:
       stacked = impl.slicewise(lambda *s: kernels.stack(s), log_z, dot, weight)
+      # One exchange. Allreduces would be two, one after the other: of the maximum, then of the sum.
       stacked = impl.allconcat(stacked, split_axis, 0, stack=True)
       lowering.add_counter(f"allconcat/{split_axis}/cross_entropy", 3 * rows * impl.size)
 
@@ -178,6 +185,7 @@ class SoftmaxCrossEntropyOperation(Operation):
         parts = stacked[:, 0]
         largest = tf.reduce_max(parts, 0)
         log_z = largest + tf.math.log(tf.reduce_sum(tf.exp(parts - largest), 0))
+        # The target is in one part at most; the others have added zeros for it.
         dot, weight = tf.unstack(tf.reduce_sum(stacked[:, 1:], 0))
         return total(log_z, part_log_z, dot, weight)
 
@@ -208,6 +216,7 @@ class SoftmaxCrossEntropyGradOperation(Operation):
     forward = p.operation
     assert isinstance(forward, SoftmaxCrossEntropyOperation)
     logits = forward.inputs[0]
+    # The operation is linear in dy: its derivative is itself, for a dy of 1.
     unscaled = SoftmaxCrossEntropyGradOperation(forward, ones_like(dy)).outputs[0]
     # The second output is of one part of the vocabulary. In its gradient's place goes that of
     # the logits, which the forward operation passes on:
@@ -248,6 +257,8 @@ class SoftmaxCrossEntropyGradOperation(Operation):
       dy_slice = tf.cast(dy_slice, slope.dtype)
       factor = dy_slice * tf.reshape(slope_slice, [rows])
       p_slice = tf.reshape(p_slice, [rows, part_size])
+      # d loss / d x = slope * p - soft, with soft = off everywhere and on - off more at the target:
+      # a scatter of one number a position instead of a matrix of targets.
       dx = multiply(p_slice, tf.reshape(tf.cast(factor, p.dtype), [rows, 1]))
       if off:
         dx -= tf.reshape(tf.cast(off * dy_slice, p.dtype), [rows, 1])

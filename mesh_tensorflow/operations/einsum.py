@@ -89,6 +89,7 @@ class EinsumOperation(Operation):
     if present != out.shape:
       laid_out = impl.broadcast_impl(laid_out, present, out.shape)
     lowering.set_tensor_lowering(out, laid_out)
+    # Multiplications on all processors, and how many there are without those done more than once.
     lowering.add_counter("einsum", impl.laid_out_size(self._union))
     lowering.add_counter("einsum_unique", self._union.size)
 

@@ -63,6 +63,8 @@ def gradients(
   # The names of what is made here, on which random numbers depend, are those of the forward
   # operations, whatever scope is open where gradients are asked for.
   with scope.outside_all_scopes(), scope.variable_scope(graph.captured_variable_scope):
+    # An operation stands behind those that made its inputs: backwards, every use of an output has
+    # added its gradient before the operation itself comes.
     for op in reversed(operations):
       if not op.has_gradient or not any(y in found for y in op.outputs):
         continue

@@ -263,6 +263,8 @@ class ScatterAddOperation(Operation):
     laid_out = impl.slicewise(
       add_up, lowering.tensors[y], lowering.tensors[indices], begin_of(impl, self._dim)
     )
+    # Where the indices are split, each processor has added up its own. A split `dim` needs no sum:
+    # each has the positions that lie in its block.
     if mesh_axes_of(impl, own):
       laid_out = _pending_sum(lowering, impl, laid_out, own, "scatter_add_op")
     lowering.set_tensor_lowering(self._outputs[0], laid_out)
@@ -358,6 +360,7 @@ def pool_tensor_1d(
       f"pool_tensor_1d: {pool_dim.name}={pool_dim.size} of {tensor} cannot be pooled by "
       f"{pool_size}, which does not divide it"
     )
+  # No layout splits a group; the groups keep the name, and so the layout.
   low = Dimension("_low", pool_size)
   high = Dimension(pool_dim.name, pool_dim.size // pool_size)
   return reduce_fn(replace_dimensions(tensor, pool_dim, [high, low]), reduced_dim=low)

@@ -221,6 +221,7 @@ class _LoweredLoop:
     for x in loop.implicit_inputs:
       if x not in lowering.tensors:
         raise GraphError(f"{loop.name} uses {x}, which is not computed before the loop")
+      # A sum that is pending is executed here, once; inside it would be in every iteration.
       lowering.tensors[x].to_laid_out_tensor()
     lowering.prepare_random(loop.inner_operations)
     self.outside = _without_pending_sums(lowering)
@@ -238,7 +239,9 @@ class _LoweredLoop:
       self.impl.slicewise(lambda y=y: tf.zeros(self.impl.slice_shape(y.shape), y.dtype))
       for y in loop.outputs[n:]
     ]
+    # How many slices a laid-out tensor has in this program.
     self.width = len(state[0].tensor_list) if state else 0
+    # tf.while_loop wants a value before the first iteration; if there is none, it stays.
     summaries = [tf.zeros([], op.dtype) for op in self.summaries]
     initial = self.flatten(tf.constant(0) if self.numbered else None, state, summaries)
     results = tf.while_loop(self.cond, self.body, initial, **loop._tf_kwargs)
@@ -255,6 +258,7 @@ class _LoweredLoop:
       )
     lowering.scalar_summaries += [(op.name, x) for op, x in zip(self.summaries, summaries)]
     for op in self.run_inside:
+      # Who waits for an assignment of the body waits for the end of the loop.
       lowering.operations[op] = grouped(results)
 
   def flatten(self, number: Any, state: list[LaidOutTensor], summaries: list[Any]) -> list[Any]:
@@ -302,6 +306,7 @@ class _LoweredLoop:
   def child(self, number: Any, placeholders: list[Tensor], state: list[LaidOutTensor]) -> Any:
     """A lowering for one iteration."""
     inner = self.outside.child(loop_key=number)
+    # Copies: `body` tells by the difference what was run inside.
     inner.operations = dict(self.outside.operations)
     inner.scalar_summaries = []
     inner.tensors.update(zip(placeholders, state))

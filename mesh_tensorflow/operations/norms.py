@@ -57,6 +57,7 @@ class NormalizeOperation(Operation):
     if dy is not None:
       dx = NormalizeGradOperation(dy, y, factor, self._dim, self._centered).outputs[0]
     if d_factor is not None:  # Of a second derivative.
+      # d factor / dx = -factor ** 2 * y / n.
       slope = multiply(d_factor, square(factor)) * (-1.0 / self._dim.size)
       through = cast(einsum([cast(y, factor.dtype), slope], output_shape=y.shape), y.dtype)
       dx = through if dx is None else add(dx, through)
@@ -71,6 +72,7 @@ class NormalizeOperation(Operation):
       x = impl.slicewise(lambda t: tf.cast(t, factor.dtype), x)
     if self._centered:
       x = impl.slicewise(tf.subtract, x, _means(impl, self._dim, axis, lambda t: [t], x))
+    # Of x without its mean: mean(x ** 2) - mean(x) ** 2 would cancel where the mean is large.
     variance = _means(impl, self._dim, axis, lambda t: [tf.square(t)], x)
 
     def finish(x: tf.Tensor, variance: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -115,11 +117,13 @@ class NormalizeGradOperation(Operation):
     to_dy = NormalizeGradOperation(grad_ys[0], y, factor, self._dim, self._centered)
     g, dy, y = (cast(t, factor.dtype) for t in (grad_ys[0], dy, y))
     rest = y.shape - self._dim
+    # With <., .> the mean: the gradient with respect to y is -factor * (g <dy, y> + dy <g, y>).
     g_y, dy_y = (einsum([t, y], output_shape=rest) * (1.0 / self._dim.size) for t in (g, dy))
     to_y = negative(add(multiply(g, dy_y), multiply(dy, g_y)))
     bracket = dy - multiply(y, dy_y)
     if self._centered:
       bracket = bracket - reduce_mean(dy, output_shape=rest)
+    # The result is factor * bracket.
     to_factor = broadcast(einsum([g, bracket], output_shape=rest), factor.shape)
     to_y = einsum([to_y, factor], output_shape=y.shape)
     return [to_dy.outputs[0], cast(to_y, self._inputs[1].dtype), to_factor]

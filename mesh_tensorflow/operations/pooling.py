@@ -70,6 +70,8 @@ def _pool(kind: str, x: tf.Tensor, ksize: list[int], strides: list[int], padding
   if x.dtype in _POOL_3D_DTYPES:
     return (tf.raw_ops.MaxPool3D if kind == "MAX" else tf.raw_ops.AvgPool3D)(input=x, **kwargs)
   # First the height and width of each depth, then the depth.
+  # The same values: a maximum of maxima is the maximum, and the planes of one window, being of one
+  # size, have the mean of their means as its mean.
   n, depth, *plane, channels = x.shape.as_list()
   y = _pool(kind, tf.reshape(x, [n * depth, *plane, channels]), ksize[1:], strides[1:], padding)
   *_, height, width, _ = y.shape.as_list()
@@ -209,6 +211,7 @@ class PoolBackPropOperation(_Pooling):
     if self._kind == "MAX":
       chosen = pool_backprop(x, y, ones_like(dy), ksize, ksize, self._pool_fn_string)
       spread = multiply(chosen, spread)
+    # A sum over each window, for which there is no pooling: the average times the window's size.
     average = PoolOperation(spread, ksize, ksize, f"AVG_{self._rank}D").outputs[0]
     windows = list_product(ksize)
     return [None, None, multiply(average, float(windows)) if self._kind == "MAX" else average]

@@ -145,6 +145,8 @@ def half_words(
   even = n % 2 == 0 and (not isinstance(first, int) or first % 2 == 0)
   count = n // 2 if even else n // 2 + 1
   number = tf.cast(tf.range(count) + first // 2, tf.uint32)
+  # 2**32 divided by the golden ratio (Knuth's multiplicative hash). It is odd: distinct numbers
+  # stay distinct, and neighbours differ in their high bits too.
   number *= tf.constant(0x9E3779B9, tf.uint32)
   words = random_bits.mix(tf.bitwise.bitwise_xor(rows[..., None], number))
   halves = tf.reshape(tf.bitcast(words, tf.uint16), list(slice_shape[:-1]) + [2 * count])
@@ -172,8 +174,10 @@ class DropoutNoiseOperation(RandomOperation):
     # Random words are compared as they are: no floats between 0 and 1 are made of them. Half
     # a word is enough, unless it is about rare events.
     rare = min(self._keep_prob, 1.0 - self._keep_prob) < 0.01
+    # A half word has steps of 1.5e-5: a rate of 0.01 is off by less than 0.1 %.
     words = random_bits.bits if rare or not full else half_words
     dtype = tf.uint16 if words is half_words else tf.uint32
+    # Next to 1 the product is rounded to dtype.max + 1, which the dtype does not have.
     threshold = min(round(self._keep_prob * (dtype.max + 1)), dtype.max)
 
     def draw(key: Any, *begin: Any) -> tf.Tensor:
@@ -273,7 +277,9 @@ def sample_with_temperature(
   """
   if temperature == 0.0:
     return argmax(logits, dim, name=name)
+  # In bfloat16 noisy logits would often tie, and argmax takes the first of equal ones.
   logits = cast(logits, tf.float32)
+  # Not from 0, whose noise -log(-log(0)) is not finite; 1 itself is never drawn.
   u = random_uniform(logits.mesh, logits.shape, minval=1e-9, maxval=1.0, dtype=tf.float32)
   noisy = cwise(
     lambda x, v: x - temperature * tf.math.log(-tf.math.log(v)),

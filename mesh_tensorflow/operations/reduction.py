@@ -288,6 +288,7 @@ def reduce_mean(
   total = reduce_sum(
     x, disable_positional_args, output_shape, reduced_dim, name=name or "reduce_mean"
   )
+  # A product, not a mean of each slice: the sum may stay pending behind it.
   return ScalarMultiplyOperation(total, total.size / x.size).outputs[0]
 
 
@@ -299,6 +300,7 @@ def reduce_all(
   name: str | None = None,
 ) -> Tensor:
   """Whether all elements of a bool tensor along dimensions are true; arguments as `reduce_sum`."""
+  # tf.reduce_min and tf.reduce_max take no bools.
   return cast(
     reduce_min(
       to_float(x), disable_positional_args, output_shape, reduced_dim, name or "reduce_all"

@@ -73,6 +73,8 @@ class ShiftOperation(Operation):
     """Each processor gets the two parts that make up its block, from two others."""
     n = impl.shape[mesh_axis].size
     block = self._dim.size // n
+    # divmod rounds down, so 0 <= rest < block for negative offsets too: a block is made of the end
+    # of the one far + 1 processors before it, and of the beginning of the next.
     far, rest = divmod(self._offset, block)
 
     def receive(begin: int, size: int, distance: int) -> Any:
@@ -249,6 +251,7 @@ def _with_halos(
   if left == right == 0:
     return x
   size, axis = block_size_dim.size, x.shape.dims.index(block_size_dim)
+  # A halo longer than a block takes whole neighbours, and of the farthest only the margin.
   parts = [x]
   whole, rest = divmod(left, size)
   for i in range(1, whole + 1):

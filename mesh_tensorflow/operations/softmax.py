@@ -105,6 +105,7 @@ class _NormalizedExpOperation(Operation):
     total = impl.allreduce(total, mesh_axes, "SUM")
     if extra is not None:
       total = impl.slicewise(
+        # After the exchange: before it, every processor along the axis would add it once.
         lambda s, e, m: s + tf.exp(kernels.elementwise(tf.subtract, e, m)), total, extra, maximum
       )
     return maximum, total
@@ -125,6 +126,7 @@ class SoftmaxOperation(_NormalizedExpOperation):
 
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     dy, y = grad_ys[0], self.outputs[0]
+    # Also right with an extra logit, when y sums to less than 1: dy_i/dx_j = y_i (d_ij - y_j).
     inner = einsum([dy, y], output_shape=self._reduced_shape)
     return self._gradients((dy - inner) * y)
 
@@ -159,6 +161,7 @@ class LogSumExpOperation(_NormalizedExpOperation):
 
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     dy, x = grad_ys[0], self.inputs[0]
+    # exp(x - log sum exp(x)) is the softmax.
     return self._gradients(exp(x - self.outputs[0]) * dy)
 
   def _of_part(self, x: tf.Tensor, maximum: tf.Tensor, total: tf.Tensor) -> tf.Tensor:

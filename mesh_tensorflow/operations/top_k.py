@@ -45,6 +45,7 @@ class _LargestOperation(Operation):
 
   def _set_outputs(self, *outputs: Tensor) -> None:
     self._outputs = list(outputs)
+    # Positions of these cannot be out of range: a gather by them checks nothing.
     self._outputs[-1].index_bound = self._reduced_dim.size
 
   def gradient(self, grad_ys: list[Tensor | None]) -> Sequence[Tensor | None]:
@@ -89,8 +90,10 @@ class TopKOperation(_LargestOperation):
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     x = self._inputs[0].shape
+    # The dimension goes last: tf.math.top_k looks along the last axis only.
     order = (x - self._reduced_dim + self._reduced_dim).dims
     block = impl.slice_shape(x)[self._axis]
+    # Of one block no more than k can be among the k largest of all, and it may have fewer.
     k = min(self._k_dim.size, block)
     mesh_axis = self._mesh_axis(impl)
 
@@ -244,6 +247,7 @@ def nth_largest_element(
       f"nth_largest_element of {x}: n = {n} is not in 0 to {reduced_dim.size - 1}, the positions "
       f"of {reduced_dim.name}={reduced_dim.size}"
     )
+  # A name that no layout splits, as `top_k` requires.
   k_dim = Dimension("_top_k_", n + 1)
   values = top_k(x, reduced_dim, k_dim, name=name)[0]
   rank = constant(x.mesh, n, shape=[], dtype=tf.int32)
