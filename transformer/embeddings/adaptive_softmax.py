@@ -96,6 +96,7 @@ class AdaptiveSoftmaxVocabEmbedding:
     start = 0
     for i, cluster in enumerate(clusters):
       size = cluster["token_count"]
+      # The head chooses among its tokens and the tails: a row for each of those.
       rows = size + len(clusters) - 1 if i == 0 else size
       cluster_dim = mtf.Dimension(vocab_dim.name, rows)
       embedding = cluster_embedding(
@@ -147,6 +148,7 @@ class AdaptiveSoftmaxVocabEmbedding:
     parts = [mtf.rename_dimension(ids, f"_{name}", name)]
     for tail, node in zip(tails, nodes):
       in_tail = mtf.log_softmax(tail.embedding.hidden_to_logits(hidden, context), tail.vocab_dim)
+      # p(token) = p(tail) p(token | tail), in logarithms.
       parts.append(in_tail + mtf.reshape(node, hidden.shape[:-1]))
     return concat_vocab(parts, self._vocab_dim)
 
@@ -172,7 +174,9 @@ class AdaptiveSoftmaxVocabEmbedding:
     losses = []
     for i, tail in enumerate(tails):
       inside = tail.has(targets)
+      # To the head, a target in a tail is the row of that tail.
       head_targets = mtf.where(inside, head.size + i, head_targets)
+      # Targets elsewhere become 0, which does not count.
       tail_hidden, tail_targets = hidden, targets * mtf.to_int32(inside)
       if tail.length_projection_factor != 1:
         tail_hidden, tail_targets = _collect(hidden, targets, inside, tail)

@@ -38,6 +38,7 @@ class FactorizedVocabEmbedding(TokenVectors):
   ):
     super().__init__(mesh, vocab_dim, output_dim, variable_dtype, name, ensemble_dim)
     self._inner_dim = mtf.Dimension("inner_vocab", inner_dimension_size)
+    # A product has the variance inner_dimension_size * stddev ** 4 = 1, as a vector of one table.
     stddev = inner_dimension_size**-0.25
     self._factor1 = self._variable("1", vocab_dim, self._inner_dim, stddev=stddev)
     self._factor2 = self._variable("2", self._inner_dim, output_dim, stddev=stddev)
@@ -54,6 +55,7 @@ class FactorizedVocabEmbedding(TokenVectors):
     """Products with the vectors: the dims of `hidden`, vocab_dim for output_dim."""
     del context
     batch = hidden.shape - self._output_dim
+    # To short vectors first: the product with the whole vocabulary is of the inner size only.
     inner = mtf.einsum(
       [hidden * self._output_dim.size**-0.5, self._factor2], output_shape=batch + self._inner_dim
     )

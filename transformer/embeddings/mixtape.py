@@ -93,12 +93,14 @@ class Mixtape(TokenVectors):
 
   def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
     """Mixed logits: the dims of `hidden`, vocab_dim for output_dim."""
+    # The table has variance 1: see `VocabEmbedding.hidden_to_logits`.
     hidden *= self._output_dim.size**-0.5
     gate0, gate1, gate2 = self._gates(hidden, context)
     logits0, logits1, logits2, logits3 = mtf.unstack(
       self._component_logits(hidden, context), self._logits_dim
     )
     # gate * a + (1 - gate) * b, three times.
+    # The paper's tree of sigmoids: four weights that add up to 1, of three gates without a softmax.
     left = logits1 + gate1 * (logits0 - logits1)
     right = logits3 + gate2 * (logits2 - logits3)
     logits = right + gate0 * (left - right)
@@ -136,6 +138,7 @@ class Mixtape(TokenVectors):
     frequent_dim = mtf.Dimension(f"_{name}", self._vocab_dim.size - self._rare_size)
     prior = mtf.einsum([vocab_vector, vectors], output_shape=dims + frequent_dim) + bias
     if self._rare_size:
+      # Zeros for rare tokens: their gates are the part that all tokens share.
       prior = mtf.pad(prior, [0, self._rare_size], f"_{name}")
     prior = mtf.rename_dimension(prior, f"_{name}", name) + shared
     if context.mode == "train" and self._noise_std_dev:

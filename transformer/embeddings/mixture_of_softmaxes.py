@@ -57,6 +57,7 @@ class MixtureOfSoftmaxes(TokenVectors):
       mtf.einsum([hidden, self._mixture_weights], output_shape=batch + components_dim),
       components_dim,
     )
+    # A matrix has no two dimensions of one name: its input has another one.
     renamed = mtf.rename_dimension(hidden, output_dim.name, self._copy_dim.name)
     hidden_of_component = mtf.tanh(
       mtf.einsum([renamed, self._context_weights], output_shape=batch + components_dim + output_dim)
@@ -68,4 +69,5 @@ class MixtureOfSoftmaxes(TokenVectors):
       ),
       self._vocab_dim,
     )
+    # log of sum(prior * probability): the probabilities themselves could be too small for floats.
     return mtf.reduce_logsumexp(log_probs + prior, components_dim)

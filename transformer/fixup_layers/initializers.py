@@ -48,6 +48,7 @@ class _VarianceScaling(mtf.initializers.Initializer):
     fan = fan_in if self._mode == "fan_in" else (fan_in + fan_out) / 2
     stddev = math.sqrt(self._scale / max(1.0, fan))
     if self._distribution == "uniform":
+      # A uniform distribution in (-a, a) has the variance a ** 2 / 3.
       limit = math.sqrt(3.0) * stddev
       initializer: mtf.initializers.Initializer = mtf.initializers.RandomUniform(-limit, limit)
     elif self._distribution == "untruncated_normal":

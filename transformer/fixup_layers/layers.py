@@ -100,6 +100,7 @@ class DenseReluDenseFixup(DenseReluDense):
 
   def _inner_initializer(self) -> Any:
     return fixup_initializer(
+      # The paper's L ** (-1 / (2 m - 2)) for a branch of m = 2 matrices, squared: a variance.
       "DenseReluDenseFixup", self.default_init, self.init_distribution, 1.0 / self.num_blocks
     )
 

@@ -23,6 +23,7 @@ def as_float(step: Step) -> tf.Tensor:
 
 def as_steps(steps_or_fraction: float, total_train_steps: int) -> float:
   """A number of steps, given as such (above 1) or as a fraction of all."""
+  # 1 is a fraction: all steps.
   if steps_or_fraction > 1:
     return float(steps_or_fraction)
   return float(steps_or_fraction * total_train_steps)

@@ -29,6 +29,7 @@ def learning_rate_schedule_noam(
   """
   steps = float(total_train_steps - offset)
   step = as_float(step) - offset
+  # The paper's rate rises linearly up to warmup_steps; this one starts at its highest value.
   ret = multiplier * tf.math.rsqrt(tf.maximum(step, float(warmup_steps)))
   if linear_decay_fraction > 0:
     ret *= tf.minimum(1.0, (steps - step) / (steps * linear_decay_fraction))

@@ -29,6 +29,7 @@ def slanted_triangular(
   """
   cut = float(int(total_train_steps * cut_fraction))
   step = as_float(step) - start_step
+  # p of the paper's equation 3; at its ends the rate is max_learning_rate / ratio.
   rising = step / cut
   falling = 1.0 - (step - cut) / (cut * (1.0 / cut_fraction - 1.0))
   p = tf.where(step < cut, rising, falling)

@@ -61,6 +61,7 @@ def gru(
   update = gate(inputs)
   reset = gate(inputs)
   candidate = gate([reset * x, transformed_x])
+  # (1 - update) state + update * candidate, with one product less.
   return transformed_x + update * (candidate - transformed_x)
 
 

@@ -47,10 +47,13 @@ class HaltingState:
     # Positions are told apart by factors of 0 and 1: all take all steps, only some count.
     running = condition(mtf.less(self.probability, 1.0))
     reached = self.probability + probability * running
+    # N(t) of the paper: the first step in which the sum exceeds 1 - epsilon.
     halting = condition(mtf.greater(reached, self.threshold)) * running
     running *= condition(mtf.less_equal(reached, self.threshold))
     self.probability += probability * running
+    # R(t): the last step gets what is left of 1.
     self.remainders += halting * (1.0 - self.probability)
+    # In floats p + (1 - p) is exactly 1: who has halted does not run again.
     self.probability += halting * self.remainders
     self.num_updates += running + halting
     return probability * running + halting * self.remainders

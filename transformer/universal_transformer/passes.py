@@ -178,6 +178,7 @@ class UTPasses(Layers):
     channels = x.shape[-1]
     if self.step_timing_signal_type == "sinusoid":
       return x + timing.sinusoid_layer_timing_signal(context, channels, step)
+    # The last of the act_max_steps + 1 steps of "act" is out of the table, and gets zeros.
     num_steps = self.act_max_steps if self.recurrence_type == "act" else self.num_rec_steps
     return x + self.get_layer_timing_signal_learned_1d(context, channels, step, num_steps)
 
