@@ -20,22 +20,28 @@ LAYOUT = "batch:batch,d_ff:model,heads:model,vocab:model,experts:batch,expert_hi
 _LEARNING_RATE = 1e-3
 
 
-def make_step(
-  size: Size, seed: int = 0, mesh: str = "", implementation: str = "placement"
-) -> Callable[[np.ndarray], tf.Tensor]:
-  """One training step on a mesh of virtual CPU devices.
+def make_function(
+  size: Size,
+  seed: int = 0,
+  mesh: str = "",
+  implementation: str = "placement",
+  layout: str | None = None,
+) -> mtf.Function:
+  """The training step on a mesh of virtual CPU devices, as an `mtf.function`.
 
   Args:
     size: the model and the batch.
     seed: of the initial weights.
     mesh: mesh shape, such as "batch:2,model:2"; "" is one device.
     implementation: "placement" or "simd".
+    layout: layout rules; by default `LAYOUT` on a mesh.
 
   Returns:
-    A function of int32 tokens [batch, length] that returns the loss.
+    A function of (int32 tokens [batch, length], learning rate, step) that returns the loss.
   """
   devices = mesh_setup.find_devices(max(1, mtf.convert_to_shape(mesh).size))
-  layout = LAYOUT if mesh else ""
+  if layout is None:
+    layout = LAYOUT if mesh else ""
   dense = "@transformer_layers.SelfAttention, @transformer_layers.DenseReluDense"
   mixture = "@transformer_layers.SelfAttention, @moe.MoE1D"
   gin.clear_config()
@@ -70,7 +76,25 @@ def make_step(
   )
   impl = mesh_setup.make_mesh_impl(mesh, layout, devices, implementation=implementation, seed=seed)
   steps = utils.ModelSteps(model, impl, "lm", size.batch, {"targets": size.length})
-  train_step = steps.train_step(["targets"], mtf.optimize.AdamWeightDecayOptimizer)
+  return steps.train_step(["targets"], mtf.optimize.AdamWeightDecayOptimizer)
+
+
+def make_step(
+  size: Size, seed: int = 0, mesh: str = "", implementation: str = "placement"
+) -> Callable[[np.ndarray], tf.Tensor]:
+  """One training step, from the values that every side starts from.
+
+  Args:
+    size: the model and the batch.
+    seed: of the initial weights.
+    mesh: see `make_function`.
+    implementation: see `make_function`.
+
+  Returns:
+    A function of int32 tokens [batch, length] that returns the loss.
+  """
+  train_step = make_function(size, seed, mesh, implementation)
+  impl = train_step.mesh_impl
   learning_rate = tf.constant(_LEARNING_RATE)
   step_number = tf.constant(0, tf.int64)
   compiled = tf.function(
