@@ -159,6 +159,7 @@ def text_pairs(
       ids = tf.cast(vocabulary_of(k, vocabulary).encode_tf(example[k]), tf.int32)
       longest = lengths[k]
       if longest:
+        # Room for the EOS: what is cut ends, too.
         ids = ids[: longest - 1]
       result[k] = tf.concat([ids, [EOS_ID]], 0)
     return result

@@ -194,6 +194,7 @@ def pack_group(
     index = tf.where(column < sizes[:, i, tf.newaxis])  # [tokens, 2]: example, column
     example, column = index[:, 0], tf.cast(index[:, 1], tf.int32)
     target = tf.stack([tf.gather(rows, example), tf.gather(starts[:, i], example) + column], axis=1)
+    # Ids and positions in one scatter: they go to the same places.
     both = tf.stack([tf.gather_nd(tokens, index), column], axis=1)
     both = tf.scatter_nd(target, both, tf.stack([num_rows, lengths[key], 2]))
     both = tf.ensure_shape(both, [None, lengths[key], 2])
@@ -209,6 +210,7 @@ def segmentation(tokens: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
     tokens: int32 [rows, length].
     position: int32 [rows, length], which starts at 0 in each sequence.
   """
+  # Padding has position 0, too, but stands behind all sequences of the row, and its token is 0.
   starts = tf.cast(tf.equal(position, 0), tf.int32)
   return tf.cumsum(starts, axis=1) * tf.cast(tf.not_equal(tokens, 0), tf.int32)
 
@@ -220,6 +222,7 @@ def _choose_rows(sizes: tf.Tensor, lengths: tf.Tensor) -> tuple[tf.Tensor, tf.Te
   # If a row began with example i, the first example that does not fit would be end[i].
   limit = tf.transpose(total[:-1] + lengths)
   end = tf.searchsorted(tf.transpose(total), limit, side="right") - 1
+  # All features must fit: the first that does not decides.
   end = tf.reduce_min(end, axis=0)
   _, num_rows, first = tf.while_loop(
     lambda i, *_: i < n,

@@ -263,6 +263,7 @@ class _EncodedPairs:
     """Endlessly: the numbers of all pairs, in random order."""
     epoch = 0
     while True:
+      # A function of seed and epoch: a training that goes on makes the order of its epoch again.
       yield np.random.default_rng([seed, epoch]).permutation(self.count)
       epoch += 1
 

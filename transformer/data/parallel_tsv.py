@@ -43,6 +43,7 @@ def packed_parallel_tsv_dataset(
   vocabularies = dict(zip(("inputs", "targets"), pair))
 
   def encode(line: tf.Tensor) -> dict[str, tf.Tensor]:
+    # Quotes are part of a text here, not around a column.
     columns = tf.io.decode_csv(line, ["", ""], field_delim="\t", use_quote_delim=False)
     ids = {k: vocabularies[k].encode_tf(c) for k, c in zip(("inputs", "targets"), columns)}
     return {k: with_eos(v, eos_id) for k, v in ids.items()} if append_eos else ids

@@ -32,6 +32,7 @@ def dynamic_text2self(features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
   out_count = _count(out_segment, segments)
   start = mtf.cumsum(in_count + out_count, segments, exclusive=True)
   in_to = _destination(start, in_segment, in_position, segments, new_length)
+  # Targets begin where the inputs of the same example end.
   out_start = mtf.gather(in_count, out_segment, segments) + out_position
   out_to = _destination(start, out_segment, out_start, segments, new_length)
 
@@ -61,6 +62,7 @@ def _count(segment: mtf.Tensor, segments: mtf.Dimension) -> mtf.Tensor:
   """Number of ids of each example, int32 [<batch dims>, segment]; 0 for padding."""
   one_hot = mtf.one_hot(segment, segments, dtype=tf.float32)
   count = mtf.reduce_sum(one_hot, reduced_dim=segment.shape.dims[-1])
+  # Padding is segment 0, and takes no room.
   is_example = mtf.greater(mtf.range(segment.mesh, segments, tf.int32), 0)
   return mtf.to_int32(count) * mtf.to_int32(is_example)
 

@@ -90,7 +90,9 @@ def encode_inputs(
     ids = list(inputs_vocabulary(vocabulary).encode(line.strip()))
     if unscored_prefix:
       prefix = inputs_vocabulary(vocabulary).encode(unscored_prefix[i].strip())
+      # Negative ids are seen and not scored: see `autoregressive_inputs` and the loss.
       ids = [-n for n in prefix] + ids
+    # A language model goes on with the text; an encoder's input has an end.
     if model_type != "lm":
       ids.append(eos_id)
     rows.append(ids)

@@ -35,6 +35,7 @@ def sample_from_text_line_datasets(
   if not glob_weight_list:
     raise ConfigError("sample_from_text_line_datasets: glob_weight_list is empty")
   datasets = [
+    # Repeated, then shuffled: the buffer is filled once, not anew in each epoch.
     text_files.text_line_dataset(glob).repeat().shuffle(shuffle_buffer_size).prefetch(prefetch)
     for glob, _ in glob_weight_list
   ]

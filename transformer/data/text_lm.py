@@ -148,6 +148,8 @@ def _choose_files(
   files = text_files.read_text_files(train_files, **options)
   if unit == "text":
     return files, fraction
+  # Spread evenly over the sorted files, as neighbours may be alike; of their number alone, so that
+  # both splits agree on it.
   held_out = [math.floor((i + 1) * fraction) > math.floor(i * fraction) for i in range(len(files))]
   chosen = [f for f, h in zip(files, held_out) if h != train]
   if not chosen:

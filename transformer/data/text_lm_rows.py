@@ -61,6 +61,7 @@ def windows(
       f"{what} has {len(tokens)} tokens, fewer than one sequence of sequence_length {length}"
     )
   stride = length - context
+  # Rounded up: the last window may reach beyond the end.
   num_windows = _ENDLESS if train else 1 + -(-(len(tokens) - length) // stride)
   with tf.device("CPU:0"):
     memory = tf.constant(tokens)
@@ -81,10 +82,12 @@ def windows(
   def block(index: tf.Tensor) -> dict[str, tf.Tensor]:
     """The windows of up to _BLOCK numbers; for training, of whole blocks or of given rows."""
     at = begins(index)[:, tf.newaxis] + column
+    # tf.gather refuses what is beyond the end; there the last window is padded, below.
     windows = tf.cast(tf.gather(memory, tf.minimum(at, len(tokens) - 1)), tf.int32)
     if not train:
       windows = tf.where(at < len(tokens), windows, 0)
     if context:
+      # Negative targets are seen and do not count: in order, the window before has scored them.
       windows = tf.where(column < context, -windows, windows)
     return {"targets": tf.ensure_shape(windows, [None, length])}
 
@@ -209,6 +212,7 @@ def _permutation(seed: int, epoch: tf.Tensor, n: int) -> tf.Tensor:
   bits = tf.random.stateless_uniform(
     [n],
     seed=tf.stack([tf.constant(seed, tf.int64), epoch]),
+    # Without limits: all bits of the generator.
     minval=None,
     maxval=None,
     dtype=tf.int64,

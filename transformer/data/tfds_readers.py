@@ -186,6 +186,7 @@ def load_tfds(
   )  # fmt: skip
   if not train:
     return dataset
+  # Repeated, then shuffled: the buffer is filled once, not anew in each epoch.
   return (dataset if one_epoch else dataset.repeat()).shuffle(1000)
 
 

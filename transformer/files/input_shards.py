@@ -86,6 +86,7 @@ class InputShard:
     files = list(files)
     if self.count == 1:
       return read(files)
+    # Whole files, where they can be divided: otherwise each worker would read what it then drops.
     border = len(files) - len(files) % self.count
     parts = [read(files[:border][self.index :: self.count])] if border else []
     if border < len(files) or not files:
@@ -151,6 +152,7 @@ def divide(rows: np.ndarray) -> tuple[InputShard, np.ndarray]:
   masks = workers.gather(rows.astype(np.int32)).astype(bool)
   groups: list[np.ndarray] = []
   for mask in np.unique(masks, axis=0):
+    # A mask that meets two groups makes one of them: through it, they need rows in common.
     joined = [g for g in groups if (g & mask).any()]
     groups = [g for g in groups if not (g & mask).any()]
     groups.append(np.any([mask, *joined], axis=0))

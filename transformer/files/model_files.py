@@ -114,6 +114,7 @@ def notes(model_dir: str, place: str, what: str, write_it: Callable[[str | None]
 def _is_own(model_dir: str, place: str) -> bool:
   """Whether a folder is that of the model, or one in it by its name."""
   own, other = (p if "://" in p else os.path.abspath(p) for p in (model_dir, place))
+  # With the slash at the end, "model2" is not in "model".
   return f"{other.rstrip('/')}/".startswith(f"{own.rstrip('/')}/")
 
 

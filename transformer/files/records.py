@@ -46,6 +46,7 @@ def _records(files: list[str], skip_damaged: bool) -> tf.data.Dataset:
       )  # fmt: skip
       pairs = (files, tf.constant([damaged.get(f, -1) for f in files], tf.int64))
       return tf.data.Dataset.from_tensor_slices(pairs).flat_map(
+        # -1 takes all.
         lambda f, n: tf.data.TFRecordDataset(f, buffer_size=_BUFFER).take(n)
       )
   return tf.data.TFRecordDataset(files, buffer_size=_BUFFER)

@@ -203,12 +203,14 @@ def text_line_dataset(globs: str | Sequence[str]) -> tf.data.Dataset:
 
 def _lines_of_files(files: list[str]) -> tf.data.Dataset:
   encoding = text_encoding()
+  # tf.data reads lines of bytes: in UTF-16, say, a line feed is two of them.
   if codecs.lookup(encoding).name != "utf-8":
 
     def lines() -> Iterator[bytes]:
       for path in files:
         text = read_text_file(path, encoding).text
         for line in text.removesuffix("\n").split("\n"):
+          # TextLineDataset leaves out the "\r" of "\r\n", too.
           yield line.removesuffix("\r").encode()
 
     return tf.data.Dataset.from_generator(lines, output_signature=tf.TensorSpec([], tf.string))

@@ -94,8 +94,8 @@ class AttentionParamsFixup(attention.AttentionParams):
     """Creates the variables."""
     if unit_scaling_convention():
       raise errors.ConfigError("Fixup attention does not go with unit_scaling_convention")
+    # The paper's L ** (-1 / (2 m - 2)) for a branch of m = 4 matrices, squared: a variance.
     initializer = fixup_initializer(
-      # The paper's L ** (-1 / (2 m - 2)) for a branch of m = 4 matrices, squared: a variance.
       "Fixup attention", self.default_init, self.init_distribution, self.num_blocks ** (-1 / 3)
     )
     self._make_variables(initializer, initializer, tf.zeros_initializer(), suffix="_fixup")

@@ -99,8 +99,8 @@ class DenseReluDenseFixup(DenseReluDense):
     self.num_blocks = num_blocks
 
   def _inner_initializer(self) -> Any:
+    # The paper's L ** (-1 / (2 m - 2)) for a branch of m = 2 matrices, squared: a variance.
     return fixup_initializer(
-      # The paper's L ** (-1 / (2 m - 2)) for a branch of m = 2 matrices, squared: a variance.
       "DenseReluDenseFixup", self.default_init, self.init_distribution, 1.0 / self.num_blocks
     )
 

@@ -135,7 +135,9 @@ class CharacterVocabulary(Vocabulary):
       errors.DataError: a character is not in the vocabulary, and not left out; or of a long text
         more than a tenth would be left out: it is in another alphabet.
     """
+    # In UTF-32 a character is one number: a whole text is looked up at once.
     codes = np.frombuffer(s.encode("utf-32-le", errors="surrogatepass"), np.uint32).astype(np.int32)
+    # Where a character would be if it were there; what is found there may be another one.
     index = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
     bad = self._codes[index] != codes
     if bad.any():
@@ -156,6 +158,7 @@ class CharacterVocabulary(Vocabulary):
         f"{text} ({count:,} of {len(codes):,} characters); build the vocabulary from all texts, or "
         "use get_byte_vocabulary(), which encodes any text (a trained model keeps its vocabulary)"
       )
+    # Each character once, not with each text that has it.
     if not self._told.issuperset(unknown):
       self._told.update(unknown)
       _LOG.warning("%s; they are left out, %d time(s) in this text", text, count)

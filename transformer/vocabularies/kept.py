@@ -88,6 +88,7 @@ class _Folder:
     source: Callable[[], str | None],
   ) -> Any:
     """The vocabulary for these arguments; see `kept`."""
+    # As they come back from the index: tuples are lists there, and are to be equal to them.
     arguments = json.loads(json.dumps(arguments, default=repr))
     scope = gin.current_scope_str()
     key = json.dumps([kind, scope, arguments])
@@ -118,6 +119,7 @@ class _Folder:
       )
     if not found:
       return None
+    # Its own: another call, with other arguments, is not given the same one.
     self._of_checkpoints.remove(found[0])
     return found[0]
 
@@ -180,6 +182,7 @@ class _Folder:
     names = {e.file for e in self._entries}
     file = next(n for i in range(len(names) + 1) if (n := f"{base}{i or ''}") not in names)
     path = os.path.join(self.path, file)
+    # First the file, then the index that names it: stopped between them, the old index holds.
     save(vocabulary, path)
     with tf.io.gfile.GFile(path, "rb") as f:
       digest = hashlib.sha256(f.read()).hexdigest()
@@ -187,6 +190,7 @@ class _Folder:
     self._entries.append(_Entry(kind, scope, arguments, file, digest))
     content = json.dumps([dataclasses.asdict(e) for e in self._entries], indent=1)
     write_whole_file(os.path.join(self.path, _INDEX), content.encode())
+    # After the new index: until then it is the old file that a reader is sent to.
     if before is not None:
       folder.remove(self.path, os.path.join(self.path, before.file))
 

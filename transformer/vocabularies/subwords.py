@@ -146,6 +146,7 @@ class SentencePieceVocabulary(Vocabulary):
     return np.array(self.encode(s), np.int32)
 
   def decode(self, ids: Iterable[int]) -> str:
+    # Sentinels are behind the pieces, and SentencePiece refuses ids that it has no piece for.
     return str(self._processor.decode([int(i) for i in ids if _FIRST_ID <= i < self._pieces]))
 
   def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
@@ -214,6 +215,7 @@ def train_subword_vocabulary(
       pad_id=PAD_ID,
       eos_id=EOS_ID,
       unk_id=UNK_ID,
+      # -1: there is none; decoders start from padding.
       bos_id=-1,
       num_threads=1,  # Sums of several threads come in any order, and their last bits differ.
       minloglevel=2,

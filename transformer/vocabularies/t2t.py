@@ -56,6 +56,8 @@ class T2tVocabulary(Vocabulary):
         f"{filepath} is not a subword vocabulary of tensor2tensor: it has no subtokens "
         f"{' '.join(missing)}, which every such vocabulary has"
       )
+    # Words repeat, and the search for subtokens is slow. A cache of the class would keep every
+    # vocabulary alive.
     self._token_ids = functools.lru_cache(maxsize=1 << 16)(self._encode_token)
 
   def content(self) -> bytes:
