@@ -15,65 +15,13 @@ from mesh_tensorflow.planning import text
 from mesh_tensorflow.planning.costs import OperationCost, Trace, trace
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
 from mesh_tensorflow.planning.picture import draw_layout
+from mesh_tensorflow.planning.placements import Placement, RuleMatch, placement_dict
 from mesh_tensorflow.planning.program import Program, implementation_of
 from mesh_tensorflow.planning.seconds import StepTime, step_time
 from mesh_tensorflow.planning.time_picture import draw_time
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Graph, Tensor
 from mesh_tensorflow.running.function import Function, attach_planner
-
-
-@dataclasses.dataclass(frozen=True)
-class RuleMatch:
-  """What a layout rule matched.
-
-  Attributes:
-    tensor_dimension: name of the tensor dimension.
-    mesh_dimension: name of the mesh dimension.
-    mesh_size: size of the mesh dimension, None if the mesh has none of that name.
-    sizes: sizes of the tensor dimensions of that name.
-    variables: how many variables it splits.
-    tensors: how many other tensors it splits.
-    problem: why it has no effect, or "".
-  """
-
-  tensor_dimension: str
-  mesh_dimension: str
-  mesh_size: int | None
-  sizes: list[int]
-  variables: int
-  tensors: int
-  problem: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Placement:
-  """How a tensor or variable lies on the mesh.
-
-  Attributes:
-    name: of the tensor, or full name of the variable.
-    shape: (dimension name, size) pairs.
-    split: for each dimension the name of the mesh dimension that splits it, or None.
-    dtype: name of the dtype of the slices.
-    bytes: size of the whole.
-    bytes_per_device: size of a slice.
-    copies: how many devices hold the same slice.
-    trainable: of a variable; None for tensors.
-  """
-
-  name: str
-  shape: list[tuple[str, int]]
-  split: list[str | None]
-  dtype: str
-  bytes: int
-  bytes_per_device: int
-  copies: int
-  trainable: bool | None = None
-
-  @property
-  def is_replicated(self) -> bool:
-    """Whether every device holds all of it."""
-    return all(m is None for m in self.split)
 
 
 class Report:
@@ -215,8 +163,8 @@ class Report:
       "flops_needed": self.flops_needed,
       "bytes_moved": self.bytes_moved(),
       "operations": [self._operation_dict(op) for op in self.operations],
-      "variables": [_placement_dict(v) for v in self.variables],
-      "replicated_tensors": [_placement_dict(t) for t in self.replicated_tensors],
+      "variables": [placement_dict(v) for v in self.variables],
+      "replicated_tensors": [placement_dict(t) for t in self.replicated_tensors],
     }
 
   def _time_dict(self) -> dict[str, Any] | None:
@@ -420,12 +368,6 @@ def describe(
     machine = machine.variant(implementation_of(mesh_impl))
   tokens = program.tokens if tokens is None else tokens
   return Report(trace(program.build, mesh_shape, layout), program.title, machine, tokens)
-
-
-def _placement_dict(p: Placement) -> dict[str, Any]:
-  result = dataclasses.asdict(p)
-  result["shape"] = [list(d) for d in p.shape]
-  return result
 
 
 def _did_you_mean(name: str, known: Any) -> str:

@@ -13,12 +13,13 @@ import functools
 import json
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.planning.fields import Fields
 from mesh_tensorflow.program.dimensions import Shape
 
 _FOLDER = pathlib.Path(__file__).parent / "machines"
@@ -160,7 +161,7 @@ class Machine:
     Raises:
       ConfigError: a field is missing, unknown or wrong.
     """
-    read = _Fields(what, "", fields)
+    read = Fields(what, "", fields)
     # First what is unknown: a misspelled field is one, and missing as well.
     read.done(("name", "device", "links", "shared", "variants", "sources"))
     device, links = _device(read.part("device")), _links(read)
@@ -266,75 +267,7 @@ def convert_to_machine(machine: Machine | str | None) -> Machine | None:
   return Machine.load(machine) if machine.endswith(".json") else _shipped(machine)
 
 
-class _Fields:
-  """The fields of an object in a machine file, each read with its check."""
-
-  def __init__(self, what: str, path: str, fields: Any):
-    self.what, self.path = what, path
-    if not isinstance(fields, dict):
-      raise ConfigError(f"{what}: {path or 'it'} must be an object with fields, got {fields!r}")
-    self.fields: dict[str, Any] = fields
-
-  def name(self, key: str) -> str:
-    return f"{self.path}.{key}" if self.path else key
-
-  def get(self, key: str) -> Any:
-    if key not in self.fields:
-      raise ConfigError(f"{self.what}: field {self.name(key)} is missing")
-    return self.fields[key]
-
-  def wrong(self, key: str, wanted: str) -> ConfigError:
-    value = self.fields[key]
-    return ConfigError(f"{self.what}: field {self.name(key)} must be {wanted}, got {value!r}")
-
-  def number(self, key: str, default: float | None = None, low: float = 0.0) -> float:
-    if default is not None and key not in self.fields:
-      return default
-    value = self.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-      raise self.wrong(key, "a number")
-    if value < low or (value == 0 and default is None):
-      raise self.wrong(key, f"at least {low:g}" if default is not None else "a number above 0")
-    return float(value)
-
-  def text(self, key: str) -> str:
-    value = self.get(key)
-    if not isinstance(value, str) or not value:
-      raise self.wrong(key, "a text")
-    return value
-
-  def boolean(self, key: str, default: bool) -> bool:
-    value = self.fields.get(key, default)
-    if not isinstance(value, bool):
-      raise self.wrong(key, "true or false")
-    return value
-
-  def part(self, key: str) -> _Fields:
-    return _Fields(self.what, self.name(key), self.get(key))
-
-  def parts(self, key: str) -> list[_Fields]:
-    value = self.get(key)
-    if not isinstance(value, list) or not value:
-      raise self.wrong(key, "a list with at least one object")
-    return [_Fields(self.what, f"{self.name(key)}[{i}]", v) for i, v in enumerate(value)]
-
-  def parts_by_name(self, key: str) -> dict[str, _Fields]:
-    whole = self.part(key)
-    return {k: whole.part(k) for k in whole.fields}
-
-  def texts(self, key: str) -> dict[str, str]:
-    whole = self.part(key)
-    return {k: whole.text(k) for k in whole.fields}
-
-  def done(self, known: Sequence[str]) -> None:
-    for key in self.fields:
-      if key not in known:
-        raise ConfigError(
-          f"{self.what}: field {self.name(key)} is unknown; there are {', '.join(known)}"
-        )
-
-
-def _device(read: _Fields) -> Device:
+def _device(read: Fields) -> Device:
   read.done([f.name for f in dataclasses.fields(Device)])
   flops = read.part("flops")
   if not flops.fields:
@@ -354,7 +287,7 @@ def _device(read: _Fields) -> Device:
   )
 
 
-def _efficiency(read: _Fields) -> tuple[tuple[float, float], ...]:
+def _efficiency(read: Fields) -> tuple[tuple[float, float], ...]:
   points = read.get("efficiency")
   wanted = "a list of [FLOPs, part of the peak above 0 and at most 1], both increasing"
   try:
@@ -367,12 +300,12 @@ def _efficiency(read: _Fields) -> tuple[tuple[float, float], ...]:
   return pairs
 
 
-def _not_negative(read: _Fields, key: str) -> float:
+def _not_negative(read: Fields, key: str) -> float:
   read.get(key)
   return read.number(key, 0.0)
 
 
-def _links(read: _Fields) -> tuple[Link, ...]:
+def _links(read: Fields) -> tuple[Link, ...]:
   links: list[Link] = []
   for part in read.parts("links"):
     part.done([f.name for f in dataclasses.fields(Link)])
