@@ -133,6 +133,7 @@ def multihead_attention(
         f"have the same last dimension, got {io_channels.name}={io_channels.size} and "
         f"{memory_channels.name}={memory_channels.size}"
       )
+    # The memory's length has another name than the queries': the logits need both dimensions.
     q, k, v = _projected(query_antecedent, memory_antecedent, [wq, wk, wv])
     o = dot_product_attention(q, k, v, mask, is_training, dropout, dropout_broadcast_dims)
     return einsum([o, wo], output_shape=query_antecedent.shape)
@@ -206,6 +207,8 @@ def multihead_self_attention_memory_compressed(
     q, k, v = _projected(x, memory, [wq, wk, wv])
     mask = None
     if mask_right:
+      # The mean of a group knows all its positions: before the last of them it would show the
+      # future.
       last = compression_factor - 1
       mask = binary_op_with_broadcasting(
         lambda pos, group: tf.where(

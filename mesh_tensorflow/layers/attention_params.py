@@ -32,6 +32,7 @@ class _NormalRows(initializers.RandomNormal):
     slice_shape: Sequence[int],
     dtype: tf.DType,
   ) -> tf.Tensor:
+    # Drawn with deviation 1: one draw for four deviations, the same ones however the axis is cut.
     values = super().slice_values(key, full_shape, begin, slice_shape, tf.float32)
     stddevs = self._stddevs[begin[0] : begin[0] + slice_shape[0]]
     return tf.cast(
@@ -66,6 +67,8 @@ def multihead_attention_params(
   for d in (heads, io_channels, kv_channels):
     if not d.size:
       raise ShapeError(f"multihead_attention_params: dimension {d.name}=0 must not be empty")
+  # Of inputs of variance 1 each q and k has the variance kv ** -0.5, and a logit, the sum of kv
+  # products of the two, 1.
   qk_stddev = io_channels.size**-0.5 * kv_channels.size**-0.25
   v_stddev = io_channels.size**-0.5
   o_stddev = (io_channels.size * heads.size) ** -0.5

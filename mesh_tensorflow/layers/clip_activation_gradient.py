@@ -31,7 +31,9 @@ class ClipGradientOperation(Operation):
     g = grad_ys[0]
     # Squares of short floats are added up in float32.
     wide = cast(g, tf.float32) if g.dtype.size < 4 else g
+    # Over the whole tensor: the clipping is the same on every layout.
     mean_square = einsum([wide, wide], output_shape=Shape([])) * (1.0 / g.size)
+    # rsqrt(0) is infinite, and so the scale of a gradient of zeros is 1.
     scale = cwise(
       lambda ms: tf.minimum(tf.math.rsqrt(ms) * self._clip_rms_norm, 1.0), [mean_square]
     )

@@ -73,6 +73,7 @@ class VarianceScalingInitializer(DenseInitializer):
       )
     variance = self.scale
     if not unit_scaling_convention():
+      # A kernel with an empty dimension has a fan of 0.
       variance /= max(1.0, fans[self.mode])
     elif self.mode != "fan_in":
       raise ConfigError(
@@ -83,6 +84,7 @@ class VarianceScalingInitializer(DenseInitializer):
     if self.distribution == "normal":
       return initializers.TruncatedNormal(stddev=stddev)
     if self.distribution == "uniform":
+      # A uniform number in +-limit has the variance limit ** 2 / 3.
       limit = stddev * math.sqrt(3.0)
       return initializers.RandomUniform(-limit, limit)
     raise ConfigError(

@@ -86,6 +86,8 @@ def masked_local_attention_1d(
     if return_kv is not None:
       return_kv.extend([k, v])
 
+    # The blocks keep the name of the length, and so its layout; positions within them get names of
+    # their own, and queries other ones than keys, or the products would pair equal positions only.
     blocks = Dimension(length.name, length.size // block_size)
     query_block = Dimension("query_block_length", block_size)
     memory_block = Dimension("memory_block_length", block_size)
@@ -138,6 +140,7 @@ def _window_mask(
   begin = mtf_range(mesh, blocks, tf.int32) * query_dim.size
   query_pos = begin + mtf_range(mesh, query_dim, tf.int32)
   halo = memory_dim.size - query_dim.size
+  # The memory begins a halo before its block; before the sequence the halo holds zeros.
   memory_pos = begin + (mtf_range(mesh, memory_dim, tf.int32) - halo)
 
   def additive(query: tf.Tensor, memory: tf.Tensor) -> tf.Tensor:
@@ -199,10 +202,12 @@ def masked_local_attention_1d_incremental(
     wq, wk, wv, wo = _checked_params(x, params)
     one_position = Shape([*batch_dims, heads, kv_channels])
     q, new_k, new_v = (einsum([x, w], output_shape=one_position) for w in (wq, wk, wv))
+    # The order of the slots does not matter: attention itself knows no positions.
     slots = mtf_range(x.mesh, window, step_num.dtype)
     here = equal(slots, mod(step_num, window.size))
     k = where(here, new_k, prev_k, output_shape=prev_k.shape)
     v = where(here, new_v, prev_v, output_shape=prev_v.shape)
+    # Only in the first steps: from step window - 1 on no slot is above it.
     mask = binary_op_with_broadcasting(
       lambda slot, step: tf.where(
         slot > step, tf.constant(MASKED, x.dtype), tf.constant(0.0, x.dtype)

@@ -75,6 +75,7 @@ def softmax_cross_entropy_with_logits(
   if (on_value, off_value) != (1.0, 0.0):
     raise DTypeError(f"{what}: on_value and off_value are for integer targets, got {targets}")
   log_z = reduce_logsumexp(logits, vocab_dim)
+  # log_softmax, with log_z at hand for the z-loss.
   loss = -einsum([targets, logits - log_z], output_shape=log_z.shape)
   if z_loss:
     loss += square(log_z) * z_loss
@@ -109,6 +110,7 @@ def sigmoid_cross_entropy_with_logits(logits: FloatTensor, targets: FloatTensor)
   return cwise(
     lambda x, z: tf.nn.sigmoid_cross_entropy_with_logits(labels=z, logits=x),
     [logits, targets],
+    # With respect to x and z. A tape would run the stable form again, and go back piece by piece.
     grad_function=lambda op, dy: [
       cwise(lambda g, x, z: g * (tf.sigmoid(x) - z), [dy, *op.inputs]),
       cwise(lambda g, x: -g * x, [dy, op.inputs[0]]),

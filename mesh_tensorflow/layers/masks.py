@@ -26,6 +26,7 @@ __all__ = [
   "rename_length_to_memory_length",
 ]
 
+# Finite (but in float16): where all positions are masked, the softmax has equal weights, not NaN.
 MASKED = -1e9
 
 
@@ -128,6 +129,7 @@ def attention_bias_local_block(
   Returns:
     A float32 `Tensor` [block_length, memory_length].
   """
+  # The block itself is the second half of the memory.
   query_pos = mtf_range(mesh, block_length, dtype) + block_length.size
   return _mask(tf.less, query_pos, mtf_range(mesh, memory_length, dtype), tf.float32)
 

@@ -73,6 +73,7 @@ def annealed_dropout(
     return tf.minimum(1.0, (1.0 - init_rate) + fraction * init_rate)
 
   def noise(u: tf.Tensor, keep: tf.Tensor) -> tf.Tensor:
+    # Long before start_step keep is 0 or less: all is dropped.
     return tf.math.divide_no_nan(tf.cast(u < keep, tf.float32), keep)
 
   with scope.variable_scope(name, default_name="annealed_dropout", graph=x.graph):

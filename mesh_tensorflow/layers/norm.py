@@ -42,6 +42,7 @@ def layer_norm(
   Raises:
     DimensionError: `dim` is not in x.
   """
+  # Kept in float32 whatever the activations are: updates of a scale near 1 are lost in bfloat16.
   dtype = VariableDType(tf.float32, tf.float32, x.dtype)
   with scope.variable_scope(f"{name}/layer_norm"):
     scale = get_variable(
@@ -114,11 +115,13 @@ def batch_norm(
   if is_training:
     mean = reduce_mean(x, output_shape=kept)
     centered = x - mean
+    # Of what is centered: mean(x ** 2) - mean(x) ** 2 would cancel where the mean is large.
     variance = reduce_mean(square(centered), output_shape=kept)
     for moving, batch, what in (
       (moving_mean, mean, "bn_mean_update"),
       (moving_variance, variance, "bn_var_update"),
     ):
+      # In float32: with a momentum of 0.999 a step in bfloat16 would be rounded away.
       new = moving * momentum + cast(batch, tf.float32) * (1.0 - momentum)
       updates.append(assign(moving, new, name=f"{name}/{what}"))
   else:

@@ -124,6 +124,7 @@ class _HalfResidual:
     mapping[self._x2] = x2
     clones, mapping = x2.graph.clone_operations(self._operations, mapping)
     fx2 = mapping.get(self._fx2, self._fx2)
+    # out1 = x2 and out2 = x1 + f(x2).
     dx1, dx2 = d_out2, d_out1
     extra: list[Tensor | None] = [None] * (len(all_inputs) - 4)
     if d_out2 is not None:
@@ -134,6 +135,7 @@ class _HalfResidual:
         dx2 = through_f if dx2 is None else add(dx2, through_f)
       if besides is not None:
         dx1 = add(dx1, besides)
+    # The layer undone: what goes on to the layer before as its outputs.
     x1_again = sub(out2, fx2) if self._wanted[0] else None
     x2_again = out1 if self._wanted[1] else None
     return [dx1, x1_again, dx2, x2_again, *extra]

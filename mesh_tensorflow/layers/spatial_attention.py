@@ -156,6 +156,7 @@ def local_2d_self_attention_spatial_blocks(
     k, v = local_2d_halo_exchange(k, v, num_h_blocks, memory_h, num_w_blocks, memory_w, mask_right)
     memory_h, memory_w = k.shape.dims[-3:-1]
     mask = add(
+      # A sum of masks hides what either hides: twice MASKED is as good.
       _outside_mask(mesh, num_h_blocks, h_dim, memory_h),
       _outside_mask(mesh, num_w_blocks, w_dim, memory_w),
       output_shape=Shape([*blocks, memory_h, memory_w]),
@@ -223,6 +224,7 @@ def local_2d_halo_exchange(
   Returns:
     k and v with `h_dim` and `w_dim` of two or three times the size; zeros where no block is.
   """
+  # One axis after the other: the second exchange carries the corners along.
   k, v = local_1d_halo_exchange(k, v, num_h_blocks, h_dim, mask_right)
   return local_1d_halo_exchange(k, v, num_w_blocks, w_dim, mask_right)
 
@@ -241,6 +243,7 @@ def _outside_mask(
 ) -> Tensor:
   """[blocks, memory]: hides positions beyond the first and the last block."""
   end = blocks_dim.size * dim.size
+  # The memory of a block begins one block before it.
   begin = mtf_range(mesh, blocks_dim, tf.int32) * dim.size - dim.size
 
   def additive(begin: tf.Tensor, position: tf.Tensor) -> tf.Tensor:

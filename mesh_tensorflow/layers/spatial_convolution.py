@@ -195,6 +195,7 @@ def _with_blocks(
   axes = list(zip(space, block_dims, filter_size, strides))
   if not transposed:
     x = _with_margins(layer.__name__, x, axes)
+    # The margins are the padding.
     return layer(x, output_dim, filter_size, strides, "VALID", initializer, dtype, name)
   x, cuts = _with_halos(x, axes)
   y = layer(x, output_dim, filter_size, strides, "SAME", initializer, dtype, name)
@@ -223,6 +224,7 @@ def _with_margins(layer: str, x: Tensor, axes: Sequence[_Axis]) -> Tensor:
     if b is None:
       x = pad(x, [before, after], d.name) if zeros else x
       continue
+    # Both sides get the larger half; what is too much in front is cut off.
     x = halo_exchange(x, b, d, after)
     if before < after:
       x = mtf_slice(x, after - before, d.size + zeros, d.name)
@@ -237,6 +239,7 @@ def _with_halos(
   for d, b, k, s in axes:
     # Position i of x makes the positions i * s - cut to i * s - cut + k - 1 of the output.
     cut = max(k - s, 0) // 2
+    # How many positions in front of a block, and behind it, make outputs that lie in it.
     halo = max((k - 1 - cut) // s, -(-cut // s))
     if b is not None and halo:
       x = halo_exchange(x, b, d, halo)

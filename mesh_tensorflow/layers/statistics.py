@@ -43,6 +43,7 @@ def corr(
   centered = x - reduce_mean(x, output_shape=kept)
   norm = sqrt(reduce_sum(square(centered), output_shape=kept)) + epsilon
   unit = einsum([centered, reciprocal(norm)], output_shape=x.shape)
+  # Under two names, or the product would have each index with itself only.
   first, second = (rename_dimension(unit, dim.name, f"{dim.name}_{i}") for i in (1, 2))
   output_dims = [Dimension(f"{dim.name}_{i}", dim.size) for i in (1, 2)]
   return einsum([first, second], output_shape=Shape(output_dims), name=name)
@@ -68,6 +69,7 @@ def compress_mean(x: Tensor, dim: DimensionLike, compression_factor: int) -> Ten
       f"compress_mean: dimension {dim.name}={dim.size} of {x} is not divisible by the "
       f"compression factor {compression_factor}"
     )
+  # The groups keep the name, and so the layout.
   groups = Dimension(dim.name, dim.size // compression_factor)
   group = Dimension("compression_factor", compression_factor)
   return reduce_mean(replace_dimensions(x, dim, [groups, group]), reduced_dim=group)
