@@ -62,6 +62,7 @@ class AdafactorOptimizer(Optimizer):
   @checked
   def __init__(
     self,
+    # Thresholds and epsilons are those that the paper proposes for all models (its Algorithm 6).
     multiply_by_parameter_scale: bool = True,
     learning_rate: ScalarLike | None = None,
     decay_rate: ScalarLike | None = None,
@@ -120,6 +121,7 @@ class AdafactorOptimizer(Optimizer):
     dims = [d for d in shape if d.name not in self._stacked_dim_names]
     if len(dims) < 2:
       return None
+    # The sort is stable: of equal sizes the first is d0, in every run and checkpoint.
     dims.sort(key=lambda d: -d.size)
     if dims[1].size < self._min_dim_size_to_factor:
       return None
@@ -150,5 +152,6 @@ class AdafactorOptimizer(Optimizer):
 
 def default_learning_rate(multiply_by_parameter_scale: bool) -> ScalarLike:
   """The schedule of `AdafactorOptimizer` without a learning rate, as a function of the step."""
+  # The relative step size that the paper proposes; without a scale it would be a step of that size.
   factor = 1.0 if multiply_by_parameter_scale or unit_scaling_convention() else 0.05
   return function_of_step(lambda t: factor * tf.minimum(tf.math.rsqrt(t + 1.0), 0.01))

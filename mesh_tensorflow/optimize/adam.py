@@ -75,6 +75,7 @@ class AdamUpdateOperation(UpdateOperation):
         m.assign(new_m, read_value=False),
         v.assign(new_v, read_value=False),
       ]
+    # Of the weight before the step: its value is an input.
     if self._weight_decay_rate:
       done.append(subtract(w, (lr * self._weight_decay_rate) * tf.cast(args[0], tf.float32)))
     return done

@@ -94,6 +94,7 @@ class Optimizer:
     if len(grads) != len(variables):
       raise GraphError(f"apply_grads: {len(grads)} gradients for {len(variables)} variables")
     with _evaluated_once():
+      # A schedule is evaluated once, not once for each of hundreds of weights.
       ops = [op for g, v in zip(grads, variables) for op in self.apply_grad(g, v)]
     assigns = [op for op in ops if isinstance(op, Assign)]
     others = [op for op in ops if not isinstance(op, Assign)]

@@ -26,6 +26,7 @@ def adafactor_decay_rate_pow(exponent: float = 0.8, offset: float = 0) -> Callab
   Returns:
     A function of the step t (a number, a tf.Tensor or an mtf.Tensor).
   """
+  # 0 at the first step: averages that begin with zeros take its squares as they are.
   return function_of_step(lambda t: 1.0 - tf.pow(t + float(1 - offset), -exponent))
 
 

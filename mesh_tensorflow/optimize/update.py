@@ -29,6 +29,7 @@ class UpdateOperation(Operation):
     name: of the operation.
   """
 
+  # A recomputation must not update a second time.
   is_cloneable = False
 
   def __init__(
