@@ -95,6 +95,7 @@ class BeamSearch:
     ids = cast(self.initial_ids, tf.int32)
     ids = reshape(ids, self._shape(self.beam, self.length))
     place = mtf_range(self.mesh, self.beam, tf.int32)
+    # All sequences begin equal: only the first counts, or the beam would hold copies of one.
     first_only = cwise(lambda p: tf.where(p > 0, tf.cast(-INF, self.dtype), 0), [place], self.dtype)
     scores = constant(self.mesh, -INF, self._shape(self.beam), self.dtype)
     variables = [
@@ -109,6 +110,7 @@ class BeamSearch:
     bound = self.limit if isinstance(self.limit, int) else self.length.size
     results = while_loop(self.cond, self.body, variables, maximum_iterations=bound)
     alive, log_probs, finished, scores = results[2:6]
+    # Half of -INF lies between empty places and sequences, whose log probabilities are far smaller.
     any_finished = greater(reduce_max(scores, reduced_dim=self.beam), -INF / 2)
     ids = where(any_finished, finished, alive)
     scores = where(any_finished, scores, log_probs)
@@ -153,8 +155,10 @@ class BeamSearch:
     scores = reshape(scores, log_probs.shape)
     where_from = concat([self.places, self._as_beam(source + self.beam.size)], _BEAM)
     where_from = take(where_from, at, both.shape[-1], selected)
+    # The alive ones as they were before this step: what is new is one of them, and eos.
     sequences = concat([finished, alive], _BEAM)
     finished = take(sequences, where_from, sequences.shape[-2], self.beam)
+    # Those of before have zeros from their ends on: the 0 that is written to them changes nothing.
     is_new = cwise(lambda i: tf.where(i < self.beam.size, 0, self.eos_id), [at])
     finished = self._write(step, reshape(is_new, scores.shape), finished)
 
@@ -172,8 +176,10 @@ class BeamSearch:
     vocab = vocab_dim("beam_search", logits, [*self.batch, self.outer_beam])
     if logits.dtype.size < 4:
       logits = cast(logits, tf.float32)
+    # All candidates may come from one sequence, but no more than these.
     per_beam = Dimension("_per_beam", min(2 * self.beam.size, vocab.size))
     values, tokens = top_k(logits, vocab, per_beam)
+    # The normalizers, subtracted from the largest logits only: no log_softmax of all is made.
     total = reshape(
       transpose(reduce_logsumexp(logits, vocab), self._shape(self.outer_beam)), log_probs.shape
     )
@@ -203,10 +209,13 @@ class BeamSearch:
 
   def _is_done(self, log_probs: Tensor, scores: Tensor) -> Tensor:
     """Whether in each row all places are finished, with scores that cannot be surpassed."""
+    # A bound of every future score: log probabilities are negative and only fall, and the penalty
+    # of the greatest length, by which they are divided, raises them most.
     best = reduce_max(log_probs, reduced_dim=self.beam)
     if isinstance(self.limit, int):
       best *= ((5.0 + self.limit) / 6.0) ** -self.alpha
     else:
+      # The last step, limit - 1, makes the length limit.
       best *= self._inverse_penalty(self.limit - 1)
     return reduce_all(greater(reduce_min(scores, reduced_dim=self.beam), best))
 
