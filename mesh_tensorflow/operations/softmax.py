@@ -104,8 +104,8 @@ class _NormalizedExpOperation(Operation):
     )
     total = impl.allreduce(total, mesh_axes, "SUM")
     if extra is not None:
+      # After the exchange: before it, every processor along the axis would add it once.
       total = impl.slicewise(
-        # After the exchange: before it, every processor along the axis would add it once.
         lambda s, e, m: s + tf.exp(kernels.elementwise(tf.subtract, e, m)), total, extra, maximum
       )
     return maximum, total
