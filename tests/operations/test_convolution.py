@@ -394,6 +394,15 @@ def test_both_channels_on_one_axis_are_refused(mesh):
   says(e, "weights", "i", "o", "r")
 
 
+def test_a_maximum_is_of_the_dtype_of_what_it_is_the_maximum_of(mesh):
+  x = mtf.zeros(mesh, "b:2 h:4 w:6 i:2")
+  y = mtf.zeros(mesh, "b:2 h:2 w:3 i:2", tf.bfloat16)
+  with pytest.raises(DTypeError, match="is not of the dtype of"):
+    mtf.pool_backprop(x, y, y, (2, 2), (2, 2), "MAX_2D")
+  # An average is not looked at.
+  assert mtf.pool_backprop(x, y, y, (2, 2), (2, 2), "AVG_2D").shape == x.shape
+
+
 def test_pooling_through_a_window_is_refused(mesh):
   x = imported(mesh, "b:2 h:8 w:6 i:2", "photo")
   mtf.PoolOperation(x, (2, 2), (2, 2), "MAX_2D")
