@@ -121,6 +121,7 @@ def serialize_num_microbatches(
   per_replica = mtf.tensor_dim_to_size_per_split(layout_rules, mesh_shape, batch_dim)
   length = max(sequence_length.values())
   sequences = max(1, tokens_per_microbatch_per_replica // length)
+  # Microbatches are equally large: the next smaller number of sequences that divides the batch.
   while per_replica % sequences:
     sequences -= 1
   return per_replica // sequences

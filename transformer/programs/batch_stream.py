@@ -80,6 +80,7 @@ class BatchStream:
       place, left = self._epochs.place_of(seen)
       self.begin(place)
       if self._epochs.skips and place.skip:
+        # Held back: whether there is a batch behind what is skipped, only reading one tells.
         self._held = self._part(sys.maxsize)
         if self._held is None:  # It is behind the end of the epoch, and where is that?
           self._epochs.size = size = None
@@ -175,6 +176,7 @@ class BatchStream:
     *features, numbers = part
     if not self._told or self._epochs.size is None:
       rows = numbers.numpy().reshape(-1)
+      # A row of number 0 begins an epoch: the row before it was the last of the one before.
       before = np.concatenate([[self.last_row], rows[:-1]])
       for last in before[(rows == 0) & (before >= 0)][:1].tolist():
         self._ends_at(last)

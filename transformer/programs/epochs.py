@@ -74,6 +74,7 @@ class Epochs:
     self.element_spec = first.element_spec
     # What was made to look at is the first to be read.
     self._first = {(0, begin): first}
+    # Negative: TensorFlow does not know it, or it is endless.
     count = int(first.cardinality())
     if count >= 0 and begin and not count:  # There are fewer: how many?
       begin, count = 0, int(self._made(0, 0).cardinality())
@@ -101,6 +102,7 @@ class Epochs:
       return (Place(skip=rows), 0) if self.skips else (Place(), batches)
     if self.skips:
       return Place(skip=rows % self.size), 0
+    # Batches go on over the ends of epochs; the rows behind an era's last whole batch are dropped.
     era, batches = divmod(batches, self.size * self._of_an_era // self.rows)
     epoch, rows = divmod(batches * self.rows, self.size)
     return Place(era, epoch, rows % self.rows), rows // self.rows
@@ -138,6 +140,7 @@ class Epochs:
 
 def _pass_epochs(dataset: tf.data.Dataset, count: int) -> None:
   """What shuffles goes on to its next order with each iterator that is made; nothing is read."""
+  # zip makes iterators of both, and ends with the empty one.
   nothing = tf.data.Dataset.range(0)
   passed = tf.data.Dataset.range(count).flat_map(lambda _: tf.data.Dataset.zip((nothing, dataset)))
   for _ in passed:

@@ -35,12 +35,14 @@ def eval_step(steps: Forward, feature_names: Sequence[str]) -> mtf.Function:
     length_dim = targets.shape.dims[-1]
     tokens = mtf.reduce_sum(weights, reduced_dim=length_dim)
     wrong = tokens - mtf.reduce_sum(right, reduced_dim=length_dim)
+    # Rows without a target fill up the last batch: they are no sequences.
     used = mtf.to_float(mtf.greater(tokens, 0.0))
     return {
       "loss": mtf.reduce_sum(nats * weights),
       "tokens": mtf.reduce_sum(tokens),
       "correct": mtf.reduce_sum(right),
       "sequences": mtf.reduce_sum(used),
+      # A count as a float: less than a half is none.
       "correct_sequences": mtf.reduce_sum(used * mtf.to_float(mtf.less(wrong, 0.5))),
       "labels": mtf.reduce_sum(mtf.to_float(targets) * weights),
       "longest": mtf.reduce_max(tokens),
@@ -56,6 +58,7 @@ def metrics_of(sums: Mapping[str, float], longest: float) -> dict[str, float]:
     sums: what `eval_step` returned, summed over all batches.
     longest: the largest of its `longest`.
   """
+  # Of all tokens alike, not a mean of means of batches, which have different numbers of them.
   loss = sums["loss"] / sums["tokens"]
   return {
     "loss": loss,

@@ -51,6 +51,7 @@ class MemoryCheck:
     Raises:
       MayNotFitError: that is more than there is.
     """
+    # Once planned, it is traced again without another look.
     available = None if self._done else self._available()
     if available is None:
       return
@@ -60,6 +61,7 @@ class MemoryCheck:
     )
     size += sum(impl.slice_size(v.shape) * v.dtype.slice_dtype.size for v in graph.all_variables)
     if size * self._processors() > _WARNED * available:
+      # Ends the tracing, outside of which the program is planned; see `trace`.
       raise MayNotFitError
 
   def trace(self, trace: Callable[[], Any], step: mtf.Function) -> None:
@@ -110,6 +112,7 @@ class MemoryCheck:
     free = memory.available_bytes() if self._processors() else None
     if free is None:
       return None
+    # Variables that are there are part of what is needed, and no longer of what is free.
     there = sum(
       self._impl.slice_size(v.shape) * v.slice_dtype.size for v in self._impl.variable_store
     )

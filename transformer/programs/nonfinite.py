@@ -53,6 +53,7 @@ def skip_updates(graph: mtf.Graph, tensors: Sequence[mtf.Tensor]) -> mtf.Tensor:
     The number of elements that are not finite, a scalar: 0 if the updates are done.
   """
   bad: mtf.Tensor = mtf.add_n([count(x) for x in tensors if x.dtype.is_floating])
+  # Updates have no outputs: nothing depends on them, so that they can go into a condition.
   updates = [op for op in graph.operations if not op.outputs and getattr(op, "variables", None)]
   graph.operations[:] = [op for op in graph.operations if op not in updates]
   _UpdatesIfFinite(bad, updates)
@@ -82,6 +83,7 @@ class _UpdatesIfFinite(mtf.Operation):
       op.verify_layout(mesh_impl)
 
   def lower(self, lowering: mtf.Lowering) -> None:
+    # A scalar is the same on all processors: the first one's decides for all.
     bad = lowering.tensors[self.inputs[0]].to_laid_out_tensor().tensor_list[0]
 
     def update() -> tf.Tensor:
@@ -107,6 +109,7 @@ def watched(
     g: f"the gradient of {v.full_name}" for g, v in zip(gradients, variables) if g is not None
   }
   titles |= {v.outputs[0]: f"variable {v.full_name}" for v in graph.all_variables}
+  # In the order in which they are computed: the first that is not finite comes from no later one.
   tensors = [x for op in graph.operations for x in op.outputs if x.dtype.is_floating]
   names = [titles.get(x, f"{x.operation.name} {x.shape}") for x in tensors]
   return names, [count(x) for x in tensors]

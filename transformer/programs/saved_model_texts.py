@@ -72,6 +72,7 @@ class TextEncoder:
     length = self._length
     if self._kind in ("input", "target"):
       ids = ids[: _first(ids, (PAD_ID, EOS_ID))]
+      # Room for the EOS.
       ids = ids[: length - 1] if self._kind == "input" else ids
       ids = tf.cast(with_eos(ids), tf.int32)
     else:

@@ -103,6 +103,7 @@ def compile_steps(
       return more if stop is None else more & ~((i > 0) & stop.is_up())
 
     results = tf.TensorArray(tf.float32, size=count, element_shape=[2] if counts_bad else [])
+    # One after the other: each step reads the variables that the one before has written.
     done, results = tf.while_loop(goes_on, one, [0, results], parallel_iterations=1)
     results = results.stack()[:done]
     return tf.transpose(results) if counts_bad else tf.stack([results, tf.zeros_like(results)])

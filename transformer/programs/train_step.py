@@ -101,6 +101,7 @@ def _loss_and_gradients(
     steps.mesh_impl.layout_rules,
   )
   graph = step.graph
+  # Noise is a function of the step: a training that goes on draws what it would have drawn.
   graph.random_seed = step
   graph.global_step = step
   features = dict(zip(feature_names, values))

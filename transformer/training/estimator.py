@@ -100,7 +100,9 @@ class Estimator(ModelFolder):
       if max_batches is not None and i >= max_batches:
         break
       values = [self._filled(x, n) for x, n in zip(batch, names)]
+      # Nothing was trained or restored by this object: then the newest checkpoint is meant.
       if i == 0 and not self.global_step and checkpoint_path is None:
+        # Tracing makes the variables, which must be there to be restored.
         step.get_concrete_function(*values)
         self.global_step = self.restore_if_any()
       result = {k: float(v) for k, v in step(*values).items()}

@@ -232,6 +232,7 @@ def restore(path: str, store: VariableStore, name_filter: str = "") -> str:
       has another shape.
   """
   path = checkpoint_lib.resolve(path)
+  # The counter of runs belongs to the programs that draw random numbers, not to the model.
   names = [n for n in store.names if not n.startswith(RUN_COUNTER)]
   with names_of_model([*names, checkpoint_lib.GLOBAL_STEP]):
     mapped = {n: init_checkpoint_variable_mapping(n) for n in names if should_load_variable(n)}

@@ -81,6 +81,7 @@ class TrainingProgress:
       learning_rate: of the last step.
       skipped: how many of the steps were skipped, because of NaN or infinity.
     """
+    # Steps that were skipped have no loss: with one NaN the mean of the line would be NaN.
     self._window += [x for x in losses if math.isfinite(x)]
     self._skipped += skipped
     first = step - len(losses) + 1
@@ -91,6 +92,7 @@ class TrainingProgress:
     self._bar.update(step - self._step)
     self._step = step
     self._bar.set_postfix_str(f"loss {losses[-1]:.4f}", refresh=False)
+    # A call may have many steps: a line is due when a multiple was reached or passed.
     if step // self._report_every > self._last_line_step // self._report_every or (
       step >= self._last_step
     ):

@@ -44,6 +44,8 @@ def training_lock(model_dir: str | None) -> Iterator[None]:
   if os.path.islink(path):
     raise _not_a_lock(path, f"is a link to {os.readlink(path)!r}")
   try:
+    # Not truncated: it holds who has the lock. A named pipe in its place must not block, nor a link
+    # made since be followed.
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
   except OSError as e:
     raise StorageError(
@@ -52,6 +54,7 @@ def training_lock(model_dir: str | None) -> Iterator[None]:
     ) from e
   try:
     found = os.fstat(lock)
+    # A second name may be that of a file elsewhere, which would be overwritten.
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
       raise _not_a_lock(path, "is no file of its own")
     try:

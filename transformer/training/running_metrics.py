@@ -46,6 +46,7 @@ def _accumulated(
   values: Any, name: str, start: float, reduce: Any, join: Any
 ) -> tuple[tf.Variable, tf.Tensor]:
   values = tf.cast(values, tf.float32)
+  # Outside of a function that is traced: the variable is one for all of its calls.
   with tf.init_scope():
     accumulator = tf.Variable(
       start, False, dtype=tf.float32, name=name, experimental_enable_variable_lifting=False

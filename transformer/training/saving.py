@@ -75,7 +75,8 @@ class TrainingCheckpoints:
       if reader.has_tensor(EXTRA + _BEGAN):
         self.began = int(reader.get_tensor(EXTRA + _BEGAN))
       elif not tf.io.gfile.exists(self.newest + MANIFEST):
-        # Its data was other data, or in another order.
+        # With names that only this package writes it is an older one of ours. Of another program,
+        # the data was other data, or in another order.
         own = any(n.startswith((EXTRA, RUN_COUNTER)) for n in reader.get_variable_to_shape_map())
         self.is_foreign = not own and not attached_sizes(self.newest)
         self.began = self.saved_step if self.is_foreign else None
@@ -133,6 +134,7 @@ class TrainingCheckpoints:
       step: number of steps done.
       asynchronous: whether it may be written in the background.
     """
+    # Before anything is written: a checkpoint of NaN would take the place of an older, good one.
     name = next((v.name for v in self._store if not _is_finite(v)), None)
     if workers.any_worker(name is not None):
       raise NonFiniteError(

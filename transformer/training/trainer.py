@@ -239,6 +239,7 @@ class Trainer(Estimator):
     # A flag ends the calls of one process. Workers stop at one step, and a saved position in the
     # data is that of the step: their calls are short instead.
     alone = workers.current().size == 1 and self._checkpoints.pipeline is None
+    # A third of the time for a call; the rest is for the checkpoint to be begun.
     lengths = CallLengths(stop.save_within_seconds / 3)
     most = None if alone else lambda: lengths.most
     compiled = self.compile_steps(data.names, self._stop_flag if alone else None)
@@ -272,6 +273,7 @@ class Trainer(Estimator):
         lengths.most = int(asked[0, 1])
         if asked[:, 2].any() and self.checkpointer is not None:
           self.checkpointer.wait()  # Raises what a checkpoint in the background met.
+        # At the last step nothing is left to stop: the checkpoint that is due comes anyway.
         if self.global_step < last and asked[:, 0].any():
           self._save_and_stop(stop, last)
         if self._checkpoints.is_due(before, self.global_step, last):
