@@ -137,15 +137,17 @@ class Pieces:
   ) -> Piece | None:
     """The piece for other sizes, from those with each axis of dimensions whole or split."""
     axes = sorted({a for _, a in pattern})
-    pending = len(sizes) - len(axes)
+    pending = {a for s in states if s for a in s}
     small = [_smallest_factor(kind, pattern, a) for a in axes]
     corners: list[tuple[tuple[bool, ...], Piece]] = []
     for split in itertools.product((False, True), repeat=len(axes)):
       kept = [a for a, is_split in zip(axes, split) if is_split]
-      order = [*kept, *range(len(axes), len(sizes))]
+      # A mesh axis over which a sum is pending is there also where it splits nothing.
+      others = sorted(pending - set(kept))
+      order = [*kept, *others]
       part = tuple((d, a) for d, a in pattern if a in kept)
       renumbered, given = _renumber(part, states, order)
-      factors = [small[axes.index(a)] for a in kept] + [2] * pending
+      factors = [small[axes.index(a)] for a in kept] + [2] * len(others)
       piece = self._lower(kind, renumbered, tuple(factors), given)
       if piece.problem or piece.exchanges:
         return None

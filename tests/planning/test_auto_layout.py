@@ -89,7 +89,9 @@ def check_against_all(seed, mesh):
       )
 
 
-@pytest.mark.parametrize(("seed", "mesh"), [(0, "r:2"), (1, "r:4"), (2, "r:2,s:2")])
+@pytest.mark.parametrize(
+  ("seed", "mesh"), [(0, "r:2"), (1, "r:4"), (2, "r:2,s:2"), (13, "r:4,s:2")]
+)
 def test_the_search_finds_what_trying_all_finds(seed, mesh):
   check_against_all(seed, mesh)
 
