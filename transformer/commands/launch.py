@@ -139,6 +139,7 @@ class _Workers:
 
   def _start(self, index: int) -> None:
     environ = {**os.environ, **parent_watch.pipe_for_worker(self._pipe[0])}
+    # One that the launcher was given names other workers than these.
     environ.pop("TF_CONFIG", None)
     if len(self._addresses) > 1:
       task = {"type": "worker", "index": index}
@@ -159,6 +160,7 @@ class _Workers:
 
   def __exit__(self, *exc_info: Any) -> None:
     for p in self._processes:
+      # The group, which is the worker's own: what it has started ends with it.
       with contextlib.suppress(ProcessLookupError):
         os.killpg(p.pid, signal.SIGKILL)
       p.wait()
@@ -211,6 +213,8 @@ def _free_ports(count: int) -> list[int]:
   with contextlib.ExitStack() as stack:
     sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
     for s in sockets:
+      # Port 0: the system chooses a free one. All are held until the last is chosen, so that no
+      # two are the same.
       s.bind(("127.0.0.1", 0))
     return [s.getsockname()[1] for s in sockets]
 

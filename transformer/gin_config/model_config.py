@@ -186,6 +186,8 @@ def _of_model(values: Mapping[Key, Any]) -> set[str]:
   """The selectors that are a part of the model: of this package, and what these refer to."""
   found = {s for _, s, _ in values if s.startswith(_PACKAGE) and _group(s) == "model"}
   new = found
+  # References of references, until there are no more: a user's class belongs to the model if a
+  # layer has it.
   while new:
     references = {
       r.selector

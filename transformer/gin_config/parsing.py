@@ -187,6 +187,7 @@ def warn_of_unused_scopes() -> None:
 
 def _was_cleared() -> bool:
   """Whether `gin.clear_config()` was called after what was read."""
+  # One is enough: gin forgets all at once.
   for setting in _Read.settings.all[:1]:
     try:
       gin.query_parameter(f"{setting.scope}/{setting.selector}.{setting.argument}".lstrip("/"))

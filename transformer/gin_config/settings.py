@@ -100,6 +100,7 @@ class Settings:
     """`value` with the values of its macros in their places; unknown macros stay."""
     if isinstance(value, Macro):
       bound = self.macro(value.name)
+      # A macro that refers to itself stays, in place of an endless search.
       if bound is None or value.name in _names:
         return value
       return self.literal(bound.value, (*_names, value.name))

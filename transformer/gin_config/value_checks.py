@@ -45,6 +45,7 @@ class Rule:
 
 
 def _is_whole(x: Any) -> bool:
+  # To Python True is 1, and a setting that is True by mistake would pass for a size.
   return isinstance(x, numbers.Integral) and not isinstance(x, bool)
 
 
@@ -242,6 +243,7 @@ def rule_of(owner: str, parameter: inspect.Parameter) -> Rule | None:
     return CALLABLE.or_none() if may_be_none else CALLABLE
   kinds = _kinds(parameter.annotation)
   found = [_OF_KINDS[k] for k in kinds if k in _OF_KINDS]
+  # One of the kinds has no rule: what it allows is not known.
   if not kinds or len(found) + ("None" in kinds) < len(kinds):
     return None
   rule = found[0] if len(found) == 1 else None
@@ -279,6 +281,7 @@ def check_settings(settings: Settings) -> None:
       continue
     owner = key[1].rsplit(".", 1)[-1]
     place = f"gin: {place_of(settings, setting)}: "
+    # The table's `run` is the trainer's; another function may have that name, too.
     _check(owner if key[1] == RUN or owner != "run" else "", parameter, value, place, setting.name)
     if key[1:] == (RUN, "mesh_shape"):
       check_mesh_shape(value, place)

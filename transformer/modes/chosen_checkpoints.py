@@ -75,6 +75,7 @@ def get_checkpoint_iterator(
       raise CheckpointError(f"there is no checkpoint (model.ckpt-<step>) in {model_dir}")
 
     def closest(step: int) -> int:
+      # Of two that are equally near, the earlier one.
       return min(steps, key=lambda s: (abs(s - step), s))
 
     found = sorted({closest(w) for w in wanted})
@@ -142,6 +143,7 @@ def _watch(model_dir: str, skip_until: int, stop_after: int | None) -> Iterator[
       _LOG.warning("waiting for the next checkpoint: %s", e)
       continue
     step = checkpoint_lib.get_step_from_path(path) if path else skip_until
+    # What changed is not a newer checkpoint: an old one was deleted, say.
     if step <= skip_until:
       continue
     skip_until = step
@@ -165,6 +167,7 @@ def _content(model_dir: str) -> list[str]:
     stat = tf.io.gfile.stat(state)
   except tf.errors.OpError:
     return names
+  # The state file is written last, when a checkpoint is whole.
   return [*names, f"{stat.length} {stat.mtime_nsec}"]
 
 

@@ -60,6 +60,7 @@ class _Texts:
     if not self.examples:
       raise DataError(f"eval data set {dataset.name!r} is empty")
     encode = inputs_vocabulary(vocabulary).encode
+    # A row has an EOS more than its text, if nothing was cut.
     cut = sum(len(encode(t)) >= len(r) > 0 for t, r in zip(self.inputs, self.rows))
     if cut:
       _LOG.warning(

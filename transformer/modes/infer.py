@@ -49,12 +49,14 @@ def generate(
   Returns:
     For each row the new ids, to the first EOS, without it.
   """
+  # A batch goes on until its last row has ended: rows of similar length end at similar steps.
   order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
   ordered = [rows[i] for i in order]
   longest = -(-max(map(len, rows)) // _ROUND_TO) * _ROUND_TO
   length = min(longest, sequence_length["inputs"])
   options = sampling.decoding_options(estimator.steps.model, sequence_length["targets"])
   if not hasattr(estimator.steps.model, "decode"):
+    # A language model continues its inputs, in the same row.
     length += sequence_length["targets"]
   outputs = estimator.sample(ordered, length, batch_size=batch_size, **options)
   results: list[list[int]] = [[]] * len(rows)
