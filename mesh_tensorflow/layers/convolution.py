@@ -51,6 +51,7 @@ def conv1d(
   if x.shape.ndims < 2:
     raise ShapeError(f"conv1d needs dimensions [batch..., length, channels], got {x}")
   *batch, length, channels = x.shape.dims
+  # A filter of height 1 sees this one row, and padding adds none.
   height = Dimension("fake_height", 1)
   image = reshape(x, Shape([*batch, height, length, channels]))
   y = conv2d(image, output_dim, (1, filter_size), (1, stride), **kw_args)

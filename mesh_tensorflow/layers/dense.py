@@ -78,6 +78,7 @@ def dense(
   _check_dims(x, reduced_dims, expert_dims, name)
   if variable_dtype is None:
     variable_dtype = VariableDType(master_dtype, slice_dtype, x.dtype)
+  # Under one name the kernel would have the dimension twice, and the product would not sum over it.
   for i, d in enumerate(reduced_dims):
     if d in new_dims:
       reduced_dims[i] = Dimension(f"_{d.name}", d.size)

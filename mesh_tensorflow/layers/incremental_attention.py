@@ -55,6 +55,7 @@ def multihead_self_attention_incremental(
     q, new_k, new_v = (
       einsum([query_antecedent, w], output_shape=one_position) for w in (wq, wk, wv)
     )
+    # The caches are 0 at this position: adding to them is writing.
     here = one_hot(step_num, memory_length, dtype=dtype)
     k = prev_k + einsum([new_k, here], output_shape=prev_k.shape)
     v = prev_v + einsum([new_v, here], output_shape=prev_v.shape)

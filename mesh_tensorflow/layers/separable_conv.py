@@ -126,6 +126,7 @@ def _depthwise_conv1d_hack(
           reduced_dims=[],
           expert_dims=[depth_dim],
           use_bias=use_bias and i == 0,
+          # Nothing is reduced, so the fan-in is 1; what is summed up are the offsets.
           kernel_initializer=VarianceScalingInitializer(scale=initializer_scale / len(offsets)),
           kernel_weights=None if kernel_depth_weights is None else kernel_depth_weights[i],
           name=f"depthwise_dense_{i}",
