@@ -79,8 +79,10 @@ class AdafactorUpdateOperation(Operation):
     impl = lowering.mesh_impl(self)
     done: list[Any] = []
     grad = impl.slicewise(lambda g: tf.cast(g, tf.float32), lowering.tensors[self._inputs[0]])
+    # Of the weight before this update.
     scale = self._scale(lowering, impl)
     if self._factored_dims is None:
+      # The slots are written on the way; what follows has their new values, as the formula says.
       x = self._normalized(lowering, impl, grad, done)
     else:
       x = self._normalized_factored(lowering, impl, grad, done, *self._factored_dims)
@@ -115,6 +117,7 @@ class AdafactorUpdateOperation(Operation):
     axes = [a for a in axes if a is not None and impl.shape[a].size > 1]
     if not axes:
       return local_means
+    # The parts are of one size, so the mean of their means is the mean of all.
     parts = 1
     for a in axes:
       parts *= impl.shape[a].size
@@ -144,6 +147,7 @@ class AdafactorUpdateOperation(Operation):
     """Sets a slot to rho * slot + (1 - rho) * (new + epsilon1), and returns it."""
 
     def decay(slot: tf.Variable, new: tf.Tensor, rho: Any) -> tf.Tensor:
+      # `new` is a mean of squares: epsilon1 added to it is epsilon1 added to each.
       result = rho * slot.read_value() + (1.0 - rho) * (new + self._epsilon1)
       done.append(slot.assign(result, read_value=False))
       return result
@@ -173,12 +177,15 @@ class AdafactorUpdateOperation(Operation):
     rows, columns = impl.slicewise(local_means, grad)
     vr = self._decay(lowering, impl, "vr", self._means(impl, rows, [d0]), done)
     vc = self._decay(lowering, impl, "vc", self._means(impl, columns, [d1]), done)
+    # vr has no d0: what stood behind it has moved up.
     axis1_of_vr = axis1 - 1 if axis0 < axis1 else axis1
     mean_vr = self._means(
       impl, impl.slicewise(lambda t: tf.reduce_mean(t, axis1_of_vr, keepdims=True), vr), [d1]
     )
 
     def normalize(g: tf.Tensor, vr: tf.Tensor, mean_vr: tf.Tensor, vc: tf.Tensor) -> tf.Tensor:
+      # The paper's estimate R C / (1^T R) of the squares, with means for sums. Root by root: where
+      # gradients are zero vr * vc is epsilon1 ** 2, which float32 does not have.
       row_factor = tf.expand_dims(tf.math.rsqrt(vr / mean_vr), axis0)
       column_factor = tf.expand_dims(tf.math.rsqrt(vc), axis1)
       return g * row_factor * column_factor
