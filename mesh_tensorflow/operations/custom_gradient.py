@@ -71,6 +71,8 @@ class CustomGradientOperation(Operation):
     for x, g in zip(all_inputs, grads):
       if g is None and x.dtype.is_floating:
         _LOG.warning("%s: grad_fn gave no gradient for %s", self.name, x)
+    # None also for the function's results, which are inputs too: so no gradient goes through the
+    # function itself.
     return grads + [None] * (len(self._inputs) - len(grads))
 
   def lower(self, lowering: LoweringInProgress) -> None:

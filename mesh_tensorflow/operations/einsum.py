@@ -87,6 +87,7 @@ class EinsumOperation(Operation):
         impl, laid_out, mesh_axes, lambda: lowering.add_counter(key, size)
       )
     if present != out.shape:
+      # This executes a pending sum, before it is repeated: fewer elements are exchanged.
       laid_out = impl.broadcast_impl(laid_out, present, out.shape)
     lowering.set_tensor_lowering(out, laid_out)
     # Multiplications on all processors, and how many there are without those done more than once.
