@@ -71,6 +71,7 @@ class Meeting:
   def show_progress(self, count: int) -> None:
     """Says that this worker is at work: a disk may take its time while no file grows."""
     if self._cluster.size > 1:
+      # Longer each time: `_sizes` looks at lengths.
       self._put(f"worker-{self._cluster.index:05}.progress", {"files": "x" * count})
 
   def report_error(self, problem: str) -> None:
@@ -188,6 +189,7 @@ class Meeting:
         workers.check()  # TensorFlow also notices one that hangs.
         last_call = time.monotonic()
       self._abandoned.wait(pause)
+      # A small checkpoint is there at once; for a large one the folder is not asked all the time.
       pause = min(1.3 * pause, longest)
 
   def _sizes(self) -> Any:

@@ -55,8 +55,10 @@ class Spool:
   def append(self, array: np.ndarray) -> int:
     """Copies an array to the end of the file; returns where it begins."""
     begin = self._size
+    # As bytes: NumPy gives no buffer of bfloat16.
     left = array.reshape(-1).view(np.uint8).data
     while left:
+      # A file without a buffer may take less than all; Linux never takes more than 2 GB at once.
       written = self._file.write(left)
       left = left[written:]
       self._size += written

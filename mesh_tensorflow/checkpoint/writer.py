@@ -123,6 +123,7 @@ class Job:
       of_storage = isinstance(e, _OF_STORAGE)
       self.own_problem = problem
     if problem:
+      # In its own folder the others still meet; `announce` removes it.
       self._clean(keep=self.folder)
     self._meeting.announce(problem, of_storage)
     if isinstance(cause, WorkerLostError):
@@ -210,6 +211,7 @@ class Job:
           os.path.join(self.folder, r.suffix.removesuffix(".data-00000-of-00001")) for r in parts
         ],
         destination_prefix=prefix,
+        # It would delete the folder of the parts, which is that of the result.
         delete_old_dirs=False,
       )
     for i, part in enumerate(parts):
