@@ -116,6 +116,7 @@ class Function:
     specs = self._specs(args)
     values = [self._convert(i, a, s) for i, (a, s) in enumerate(zip(args, specs))]
     if seed is not None and not tf.is_tensor(seed):
+      # A Python number would be part of the trace: a new one for each seed.
       seed = tf.constant(seed, tf.int64)
     if not tf.inside_function() and not tf.config.functions_run_eagerly():
       try:

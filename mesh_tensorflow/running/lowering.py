@@ -173,6 +173,7 @@ class Lowering:
     """
     result = object.__new__(type(self))  # Without __init__, which would lower the graph.
     result.__dict__.update(self.__dict__)
+    # Copies: what is computed in a loop has no meaning behind it.
     result.tensors = dict(self.tensors)
     result._base_keys = dict(self._base_keys)
     if loop_key is not None:
