@@ -22,6 +22,7 @@ import tensorflow as tf
 from mesh_tensorflow.errors import DTypeError
 from mesh_tensorflow.program.dimensions import list_product
 
+# 2**32 divided by the golden ratio. It is added before `mix`, which makes 0 of 0.
 _GOLDEN = 0x9E3779B9
 
 
@@ -47,6 +48,8 @@ def mix_int(x: int) -> int:
 
 def name_key(name: str) -> int:
   """A 32-bit number for a name, the same in every process."""
+  # Not `hash`, which Python salts in each process. Checksums of similar names differ in few bits:
+  # `mix_int` spreads that.
   return mix_int(zlib.crc32(name.encode("utf-8")))
 
 
@@ -102,11 +105,13 @@ def bits(
   for axis, (b, n) in enumerate(zip(begin, slice_shape)):
     index = tf.range(n, dtype=tf.int32)
     if not (isinstance(b, int) and b == 0):
+      # In the whole tensor, not in the slice.
       index = index + tf.cast(b, tf.int32)
     # Odd factors: a bijection of the index, and another one for each axis.
     index = tf.bitcast(index, tf.uint32) * _constant(_GOLDEN * (2 * axis + 1))
     index = tf.reshape(index, [n] + [1] * (ndims - axis - 1))
     state = mix(tf.bitwise.bitwise_xor(state, index))
+  # Once more, or the last axis would have been through `mix` only once.
   return mix(state + _constant(_GOLDEN))
 
 
@@ -139,6 +144,8 @@ def _numpy_mix(x: _Words) -> _Words:
 
 def _unit(words: tf.Tensor) -> tf.Tensor:
   """float32 in [0, 1), multiples of 2**-24."""
+  # float32 holds 24 bits: no number is rounded, and none becomes 1. Shifted, the words are positive
+  # as int32, too.
   return tf.cast(tf.bitcast(tf.bitwise.right_shift(words, _constant(8)), tf.int32), tf.float32) * (
     1.0 / 2**24
   )
@@ -172,6 +179,8 @@ def uniform(
     if maxval is None:
       raise DTypeError(f"random_uniform of dtype {dtype.name} needs maxval")
     span = tf.cast(maxval, tf.int64) - tf.cast(minval, tf.int64)
+    # The remainder favours low numbers by at most 2**-32 in probability. A span above 2**32 is not
+    # filled: there are no more words.
     return tf.cast(tf.cast(words, tf.int64) % span + tf.cast(minval, tf.int64), dtype)
   low = float(minval) if not tf.is_tensor(minval) else tf.cast(minval, tf.float32)
   high = 1.0 if maxval is None else maxval
@@ -210,6 +219,7 @@ def _scaled(z: tf.Tensor, mean: Any, stddev: Any, dtype: Any) -> tf.Tensor:
   return tf.cast(z * float(stddev) + float(mean), dtype)
 
 
+# The probability of a normal number below -2.
 _LOW_TAIL = 0.5 * (1.0 + math.erf(-2.0 / math.sqrt(2.0)))
 
 
@@ -226,6 +236,7 @@ def truncated_normal(
   """A slice of normal numbers cut at two standard deviations, by the inverse CDF."""
   del name
   u = _open_unit(bits(key, full_shape, begin, slice_shape))
+  # Without a rejected draw: each element has one word, whatever slice it is in.
   z = tf.math.ndtri(u * (1.0 - 2.0 * _LOW_TAIL) + _LOW_TAIL)
   return _scaled(z, mean, stddev, dtype)
 
