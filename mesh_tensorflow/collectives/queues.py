@@ -74,6 +74,8 @@ class QueueNetwork:
           # The two ends are two tensors: automatic control dependencies follow tensors, and
           # would run the processors one after another if they shared any.
           with tf.device(self._devices[b]):
+            # Both ends find one queue by its name. It has no limit: a sender never waits, so no
+            # order of the exchanges can lock up.
             handle = tf.raw_ops.FIFOQueueV2(
               component_types=[dtype], shapes=[], capacity=-1, shared_name=name
             )
@@ -166,10 +168,13 @@ class QueueCollectives(Collectives):
     check_static(x, f"allreduce over {groups.name}")
     n = groups.size
     elements = list_product(x.shape.as_list())
+    # Each member receives 2 (n - 1) / n of the tensor; by the swaps below it would be log2(n) times
+    # all of it, in fewer messages.
     if n > 4 and elements % n == 0 and elements * x.dtype.size >= SHARD_BYTES:
       parts = tf.split(tf.reshape(x, [-1]), n)
       part = fold(self.all_to_all(parts, groups), reduction)
       return tf.reshape(tf.concat(self.all_gather(part, groups), 0), x.shape)
+    # Not a power of two. All add up in the order of ranks, and so get the same bits.
     if n & (n - 1):
       return fold(self.all_gather(x, groups), reduction)
     # Partners at distance 1, 2, 4 ... A sum of two is the same on both sides, bit by bit.
@@ -216,6 +221,7 @@ class QueueCollectives(Collectives):
       values = self.all_gather(x, groups)
       if len(set(source)) == 1:
         return values[named[0]]
+      # Who has no source reads the first row, in whose place zeros go below.
       wanted = groups.table(lambda p: source[groups.rank(p)] or 0)
       y = tf.gather(kernels.stack(values), self.choose(wanted))
     else:

@@ -39,6 +39,7 @@ class KeyAllocator:
 
   def __init__(self) -> None:
     self._groups: dict[Any, int] = {}
+    # Above the numbers of TensorFlow's strategies and of `workers.membership`.
     self._next_group = 70_000
     self._instances = itertools.count(70_000)
 

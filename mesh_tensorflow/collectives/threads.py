@@ -111,6 +111,7 @@ class Meeting:
         self._tell()
       values = [posted[p] for p in group]
       self._read[key] = self._read.get(key, 0) + 1
+      # The last reader clears up: values would stay in memory until the end of the run.
       if self._read[key] == len(group):
         del self._posted[key], self._read[key]
       for p, (other, _) in zip(group, values):
@@ -160,6 +161,7 @@ class ThreadCollectives(Collectives):
 
   def _exchange(self, groups: Groups, what: str, value: Any) -> list[Any]:
     turn = self._turns.get(groups.axes, 0)
+    # Pairs the k-th exchange of one processor with the k-th of the others, along the same axes.
     self._turns[groups.axes] = turn + 1
     return self._meeting.exchange(self.pnum, groups, turn, what, value)
 
