@@ -130,6 +130,7 @@ def _regions(
           a, b = max(p, low), min(p * n, high)
           found.append((m, p * n // b, a // low, b // low))
       digits.append(tuple(found))
+    # The coarsest cut on which all edges of digits lie.
     units = math.lcm(1, *(c for found in digits for _, _, a, b in found for c in (a, b)))
     regions.append(_Region(high // low, units, tuple(digits)))
   return regions, moving
@@ -197,6 +198,7 @@ def _find_rounds(
   picks: dict[tuple[int, ...], list[list[int]]] = {}
   brought: dict[tuple[int, ...], list[list[tuple[int, ...]]]] = {}
   choice: list[tuple[int, ...]] | None = None
+  # All want the same number of units, and get one in each turn.
   for _ in wanted[0]:
     choice = _match(left, block_of, own, members, choice)
     source, pick = [-1] * len(held), [-1] * len(held)

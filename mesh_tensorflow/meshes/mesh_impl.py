@@ -148,6 +148,7 @@ class MeshImpl(MeshContract):
     """
     if self._shape[mesh_axis].size == 1:
       return x.to_laid_out_tensor()
+    # Each gets its part of every slice, stacked along a new axis.
     stacked = self.alltoall(
       self.slicewise(lambda t: t[tf.newaxis], x), mesh_axis, split_axis + 1, 0
     )
@@ -215,6 +216,7 @@ class MeshImpl(MeshContract):
         # `parts` is ordered row-major over the mesh axes that are left; m is the first.
         inner = len(parts) // m.size
         if tensor_axis is None or m.size == 1:
+          # Replicas: those at coordinate 0 are as good as the others.
           parts = parts[:inner]
         else:
           parts = [tf.concat(parts[i::inner], tensor_axis) for i in range(inner)]

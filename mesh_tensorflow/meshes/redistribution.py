@@ -106,6 +106,7 @@ class _Search:
     if not self.moving:
       return Plan((), 0, 0, 0)
     direct = self._direct()
+    # Ways that cost as much as the direct one, or more, are not followed.
     limit = (math.inf,) if direct is None else self._cost_of(direct)
     best: dict[Places, _Cost] = {self.source: (0, 0, 0, 0, 0)}
     came_from: dict[Places, tuple[Places, str, tuple[int, ...]]] = {}
@@ -139,6 +140,7 @@ class _Search:
   def _at_least(self, state: Places, cost: _Cost) -> _Cost:
     """A lower bound of the cost of a way through a state."""
     lacking = self.lacking(state)
+    # Who lacks something needs one more collective at least. Never too high: A* finds the cheapest.
     return (cost[0] + lacking, cost[1] + (lacking > 0), *cost[2:])
 
   def _direct(self) -> Exchange | None:
@@ -194,6 +196,7 @@ class _Search:
     wanted = self.slice_size(self.target)
     here, there = self._intervals(state), self._intervals(self.target)
     if not _chain([c for i in here + there for c in i]):
+      # Digits that overlap askew: no processor holds more than its whole slice.
       return max(0, wanted - self.slice_size(state))
     union = 1
     for m, n in enumerate(self.mesh):
@@ -205,6 +208,8 @@ class _Search:
           if any(a < p * n and p < b for a, b in others):
             return wanted  # Two coordinates claim the same digit: some processor has nothing.
           union *= n
+    # All digits are apart: of its new slice a processor holds what has its coordinates as digits in
+    # both layouts.
     return wanted - self.total // union
 
   # ---------------------------------------------------------------- moves

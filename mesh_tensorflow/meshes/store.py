@@ -237,6 +237,7 @@ class VariableStore(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing
         self.life.asked_for(name)
       return old
     init = initializers.convert_to_initializer(initializer, slice_dtype)
+    # Of the name, not of the order of creation: one variable more changes no other's values.
     key = random_bits.fold(random_bits.name_key(name), self.seed)
     full, part = shape.to_integer_list, mesh_impl.slice_shape(shape)
     begins = [tuple(mesh_impl.slice_begin(shape, p)) for p in mesh_impl.local_processors]

@@ -286,6 +286,7 @@ def _tiled_order(logical: list[int], physical: list[int]) -> list[list[int]] | N
   if len(physical) != 3 or physical[2] != cores:
     return None
   rows, columns, _ = physical
+  # Powers of two, so that tiles of powers of two fit in, and rings close (they need even rows).
   if rows & (rows - 1) or columns & (columns - 1):
     return None
   if len(logical) <= 1:
