@@ -90,6 +90,7 @@ class PlacementMeshImpl(MeshImpl):
     return LaidOutTensor(results)
 
   def laid_out_pnum(self) -> LaidOutTensor:
+    # Python numbers: what is computed of them, offsets of slices, is known when the graph is made.
     return LaidOutTensor(range(self.size))
 
   def allreduce(
@@ -143,6 +144,7 @@ class PlacementMeshImpl(MeshImpl):
           elif group[source] == pnum:
             result[pnum] = x.tensor_list[pnum]
           else:
+            # On the receiver's device: this is the copy.
             result[pnum] = tf.identity(x.tensor_list[group[source]])
     return LaidOutTensor(result)
 
