@@ -57,6 +57,7 @@ class TpuCollectives(Collectives):
       return self._sum(x, groups)
     if x.dtype == tf.bool:
       votes = self._cross_replica_sum(tf.cast(x, tf.int32), groups)
+      # "Any" is one vote at least, "all" as many as there are members.
       return votes > 0 if reduction != "MIN" else tf.equal(votes, groups.size)
     return self._extremum(x, groups, reduction)
 
@@ -152,6 +153,7 @@ class TpuCollectives(Collectives):
     # A member that sends to several: with everyone as a relay for a part, each member receives
     # twice its tensor; by gathering, n - 1 times.
     rows = self._all_to_all(_in_parts(x, groups.size), groups)
+    # Who has no source gets the first one's, in whose place zeros go.
     rows = self._all_to_all(tf.gather(rows, [s or 0 for s in source]), groups)
     return self.zeros_where_none(_from_parts(rows, x), groups, source)
 

@@ -97,6 +97,7 @@ class ReplicaTrace:
         leaves = tf.nest.flatten(result, expand_composites=True)
         traced["dynamic"] = [tf.is_tensor(x) or isinstance(x, tf.Variable) for x in leaves]
         tensors = [tf.convert_to_tensor(x) for x, d in zip(leaves, traced["dynamic"]) if d]
+        # One output more: what the run waits for, of a program that returns no tensor.
         return [*tensors, tf.identity(pnum)]
 
     function = tf.function(
