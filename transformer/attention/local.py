@@ -161,6 +161,7 @@ class _Blocks:
 
   def window(self, mesh: mtf.Mesh) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
     """Relative positions in a block, memory minus query; and masks: in window and sequence."""
+    # The memory of a block begins a halo before it: positions are counted from the first query.
     position = mtf.range(mesh, self.memory_length, tf.int32) - self.halo
     relative_position = mtf.sub(
       position,

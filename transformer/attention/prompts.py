@@ -64,6 +64,7 @@ def concat_hyper_prompts_kv(
     # One head has no dimension; beams have the prompts of their row.
     prompt = mtf.reshape(prompt, [d for d in prompt.shape if d.name != "heads" or d in x.shape])
     shape = mtf.Shape([prompt_dim if d == memory_length else d for d in x.shape])
+    # An einsum of one operand repeats it along the dims that it lacks, such as beams.
     prompt = mtf.cast(mtf.einsum([prompt], output_shape=shape), x.dtype)
     return mtf.concat([prompt, x], memory_length.name)
 

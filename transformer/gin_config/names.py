@@ -76,6 +76,7 @@ def resolve_binding(scope: str, selector: str, argument: str, place: Place) -> s
     return str(gin.config.ParsedBindingKey.parse((scope, selector, argument)).complete_selector)
   except (ValueError, KeyError) as e:
     text = str(e)
+  # Gin has one class of errors for all of these: only their texts tell them apart.
   if "doesn't have a parameter" in text:
     legal = parameters(selector)
     raise ConfigError(

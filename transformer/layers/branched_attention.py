@@ -31,6 +31,7 @@ class BranchedSelfAttention(SelfAttention):
   """
 
   def __init__(self, **kwargs: Any):
+    # The heads stay apart through the output projection: they are the branches.
     super().__init__(**(kwargs | dict(combine_dims=False, keep_query_heads_dims=True)))
     if self.num_memory_heads != 0:
       raise errors.ConfigError(

@@ -71,6 +71,7 @@ class EncoderConvolutionalLayer(TransformerLayer):
     """Applies the layer; see `TransformerLayer.call`."""
     del losses
     io_dim = x.shape[-1]
+    # Widths as the search found them, in parts of d_model: 2048, 256 and 256 of 512.
     wide_dim = mtf.Dimension(io_dim.name, 4 * self._d_model)
     with mtf.variable_scope("conv1x1"):
       left = mtf.layers.dense(
@@ -106,6 +107,7 @@ class DecoderAttentionLayer(TransformerLayer):
   """
 
   def __init__(self, base_num_heads: int):
+    # The paper's 16 heads beside 8.
     self._self_attention = SelfAttention(num_heads=2 * base_num_heads)
     self._enc_dec_attention = EncDecAttention(num_heads=base_num_heads)
 

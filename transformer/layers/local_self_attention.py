@@ -119,6 +119,7 @@ class LocalSelfAttention(SelfAttention):
   ) -> mtf.Tensor:
     """For long sequences."""
     model = context.model
+    # A block must lie on one processor, so the layout has a say in how long blocks are.
     num_splits = 1
     if model.layout is not None and model.mesh_shape is not None:
       num_splits = mtf.tensor_dim_to_mesh_dim_size(

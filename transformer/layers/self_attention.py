@@ -179,6 +179,7 @@ class SelfAttention(TransformerLayer):
     memory_length = self.memory_length(context)
     m = self.as_memory(context, x)
     if self.shared_kv:
+      # One tensor for both: computed, cached and moved once.
       memory = [params.compute_kv(m)]
     else:
       memory = [params.compute_k(m), params.compute_v(m)]

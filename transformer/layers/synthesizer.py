@@ -90,6 +90,7 @@ class Synthesizer(SelfAttention):
   def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
     """Attends; see `TransformerLayer.call`."""
     params = self.make_params(context)
+    # Without queries only the dims of x count; see `synthetic_attention`.
     q = x if self.no_query else params.compute_q(x)
     m = self.as_memory(context, x)
     if self.shared_kv:

@@ -237,6 +237,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
     others = [d for d in inp.shape if d not in input_heads_dims]
     output_shape = mtf.Shape(others[:i] + output_heads_dims + others[i:])
     projections = []
+    # By default small: training begins near the projections that are the same for all positions.
     scale = self.dynamic_projections_init_scale / mtf.Shape(reduced).size
     with mtf.variable_scope(name):
       for n, source in enumerate(dynamic_projections_from or []):

@@ -113,6 +113,7 @@ class Job:
 
   def __getattr__(self, name: str) -> Any:
     try:
+      # Not `self._arguments`: where that is missing yet, it would be looked for here, without end.
       return self.__dict__["_arguments"][name]
     except KeyError:
       raise AttributeError(f"`run` has no argument {name!r}") from None

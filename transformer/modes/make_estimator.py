@@ -99,6 +99,7 @@ def tpu_estimator_model_fn(
   if use_tpu:
     mesh_shape = mtf.convert_to_shape(mesh_shape)
     layout_rules = mtf.convert_to_layout_rules(layout_rules)
+    # As `mesh_setup.make_mesh_impl` does for devices of this machine.
     mesh_setup.check_mesh_names(mesh_shape, layout_rules)
     mesh_impl: mtf.MeshImpl = tpu_mesh.make_mesh_impl(
       mesh_shape,

@@ -92,6 +92,7 @@ def perplexity_eval(
   results: dict[str, dict[str, float]] = {}
   for _ in restored_checkpoints(estimator, eval_checkpoint_step, model_dir):
     for name, make in datasets.items():
+      # Each checkpoint sees the same examples, also of data that is shuffled and cut short.
       reset_seeds()
       metrics = estimator.evaluate(make(), max_batches, what=name)
       results[name] = metrics

@@ -50,6 +50,7 @@ def make_steps(
     layout_rules=layout_rules,
     mesh_shape=mesh_shape,
   )
+  # Of the base class: it knows the sizes of slices, and has no devices.
   mesh_impl = mtf.MeshImpl(mesh_shape, layout_rules)
   return ModelSteps(model, mesh_impl, model_type, batch_size, sequence_length)
 

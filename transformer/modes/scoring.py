@@ -155,6 +155,7 @@ def _first(results: Iterable[dict[str, Any]], count: int) -> Iterator[dict[str, 
   if count > 0:
     for i, result in enumerate(results, 1):
       yield result
+      # Without asking for another one, for which a batch of padding may be computed.
       if i == count:
         return
 

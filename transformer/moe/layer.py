@@ -76,6 +76,7 @@ def transformer_moe_layer_v1(
     # Slots, unlike positions, are not of one sequence: each has its own mask.
     if dropout_rate:
       h = mtf.dropout(h, train, rate=dropout_rate)
+    # Queries and keys share the hidden layer: a token goes to its experts once for both.
     names = ["q_wo", "k_wo"] if hparam(hparams, "use_experts_attention") else ["wo"]
     return [
       mtf.layers.dense(h, output_dim, reduced_dims=h.shape.dims[-1:], name=name, **options)

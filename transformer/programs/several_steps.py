@@ -45,6 +45,7 @@ class CallLengths:
 
   def measured(self, steps: int, seconds: float) -> None:
     """Takes note of how long a call of so many steps took."""
+    # Below 2 ** 31: workers tell it each other as an int32.
     self.most = int(min(max(1.0, self._seconds * steps / max(seconds, 1e-6)), 1e9))
 
 

@@ -177,6 +177,7 @@ class TrainingData:
       rows = rows.map(
         lambda number, ex: (
           *(
+            # Of the length what this process needs; which rows it needs, `read` and `own` say.
             tf.cast(ex[n][begins[-1] : begins[-1] + sizes[-1]], tf.int32)
             for n, (begins, sizes) in zip(names, parts)
           ),
@@ -220,6 +221,7 @@ class TrainingData:
     Data that ends is repeated in whole batches: what is left at the end of an epoch is left out.
     """
     self._epochs.one_by_one()
+    # One at a time, as a stack of one: the position that is saved is that of the step.
     stream = self._stream(lambda rows: self._batches(rows).prefetch(_AUTOTUNE).batch(1))
     return SavedPipeline(stream, self._name, self._agree, seen=self._seen)
 
