@@ -78,6 +78,7 @@ class Chains:
     dims: sizes of all dimensions, by name.
     conflicts: pairs of names that one tensor has.
     forbidden: for a dimension why no layout may split it.
+    others: operations that are not needed.
   """
 
   def __init__(self, graph: Graph, results: Sequence[Tensor] | None):
@@ -106,6 +107,10 @@ class Chains:
         self._consumers.setdefault(x, []).append(i)
     self.forbidden: dict[str, str] = {}
     self._origins: dict[int, list[bool]] = {}
+    # What is not needed is lowered all the same, so a layout has to suit it.
+    self.others = [op for op in graph.operations if op not in needed]
+    for op in self.others:
+      self.pieces.kind(op)
     self._find_forbidden()
     self._pending = self._find_pending()
     self.chains = self._find_chains()
@@ -133,10 +138,7 @@ class Chains:
       read, kind = self.reads[i], self.kinds[i]
       sums = [states.get(x) for x in read]
       given: tuple[State, ...] = tuple(None if s is None or s.executed else s.axes for s in sums)
-      assignment: Assignment = tuple(
-        (d, layout[d]) for d in sorted(kind.dims) if layout.get(d) is not None
-      )
-      piece = self.pieces.piece(kind, assignment, sizes, given)
+      piece = self.pieces.piece(kind, own_part(kind, layout), sizes, given)
       executed = []
       for j in piece.executed:
         s = sums[j]
@@ -233,6 +235,16 @@ class Chains:
         left.append(x in self._pending and (outside or x in self._results))
       key.append((self.kinds[i].number, inside, tuple(left)))
     return tuple(key)
+
+
+def own_part(kind: Kind, layout: dict[str, int]) -> Assignment:
+  """The part of a layout that concerns an operation.
+
+  Args:
+    kind: of the operation.
+    layout: mesh axis by dimension name.
+  """
+  return tuple((d, layout[d]) for d in sorted(kind.dims) if d in layout)
 
 
 def sum_bytes(axes: Sequence[int], size: int, sizes: Sequence[int]) -> dict[int, int]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mesh_tensorflow.operations.variables import Variable
-from mesh_tensorflow.planning.chains import Chains
+from mesh_tensorflow.planning.chains import Chains, own_part
 from mesh_tensorflow.planning.liveness import Held, Memory
 from mesh_tensorflow.program.graph import Tensor
 
@@ -30,9 +30,8 @@ class Holdings:
       if isinstance(op, Variable):
         dims = {d.name: int(d.size) for d in op.shape}
         self._variables[op.full_name] = (dims, int(op.size) * int(op.slice_dtype.size))
-    self._inputs = [
-      i for i, op in enumerate(chains.operations) if not op.inputs and not isinstance(op, Variable)
-    ]
+    # What is brought in and not used is there all the same.
+    self._unused = [chains.pieces.kind(op) for op in chains.others if not op.inputs]
     self._sets: list[frozenset[str]] = []
     self._amounts = self._bound_amounts()
 
@@ -89,7 +88,9 @@ class Holdings:
     tensors: dict[object, Tensor] = {}
     place: dict[Tensor, object] = {}
     inside: dict[int, int] = {}
-    inputs = 0
+    inputs = sum(
+      chains.pieces.piece(kind, own_part(kind, layout), sizes, ()).inputs for kind in self._unused
+    )
     for step in chains.walk(range(len(chains.operations)), layout, sizes):
       i, piece = step.index, step.piece
       inputs += piece.inputs

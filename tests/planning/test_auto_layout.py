@@ -231,6 +231,20 @@ def test_loops_are_timed_as_a_whole():
   assert found.memory == report.memory.total
 
 
+def test_what_is_not_used_counts_as_in_a_whole_lowering():
+  graph = mtf.Graph()
+  mesh = mtf.Mesh(graph, "m")
+  x = mtf.import_tf_tensor(mesh, np.ones([64, 64], np.float32), [("a", 64), ("b", 64)])
+  unused = mtf.import_tf_tensor(mesh, np.ones([8], np.float32), [("c", 8)])
+  mtf.slicewise(lambda t: t * 2, [unused], splittable_dims=[])
+  results = [mtf.reduce_sum(mtf.square(x))]
+  found = mtf.auto_layout(graph, mesh_shape="r:2", machine=MACHINE, results=results)
+  report = mtf.describe(graph, found.layout, "r:2", results=results, machine=MACHINE)
+  assert (found.memory, found.layout.pairs == report.layout.pairs) == (report.memory.total, True)
+  with pytest.raises(LayoutError, match="fixed rule c:r: "):
+    mtf.auto_layout(graph, mesh_shape="r:2", machine=MACHINE, results=results, fixed="c:r")
+
+
 def test_factorizations():
   assert list(_factorizations(8, 1)) == [(8,)]
   assert list(_factorizations(12, 2)) == [(6, 2), (4, 3), (3, 4), (2, 6)]
