@@ -62,6 +62,7 @@ class Copies:
     """
     owned = _owned(variables, step)
     size = sum(v.shape.num_elements() * v.dtype.size for *_, v in owned)
+    # A copy that one write would take into memory at once anyway needs no file.
     if not in_background or self._in_memory or size <= snapshot.TRANSFER_BUFFER:
       pieces = _pieces(owned, in_background, None)
     else:

@@ -150,6 +150,7 @@ def make_room(
     if _fits(directory, needed):
       break
     left.remove(old)
+    # The newest first: each is read whole, and that is the one to go on from.
     if not any(map(_is_good, left[::-1])):
       break
     _LOG.log(

@@ -112,6 +112,7 @@ def requests_for(
     variables: the replicas that hold it.
     in_parts: whether a large one is read in several parts.
   """
+  # A value is read in the one dtype and cast to the other.
   item_bytes = max(dtype.size, stored.slice_dtype.size)
   parts = [([0] * len(begin), list(stored.slice_shape))]
   if in_parts:

@@ -150,6 +150,7 @@ def _verify_together(path: str, reads_tensors: bool) -> list[Damage]:
     return [Damage(path, text) for text in said if text]
   records = [verification.FileRecord(*r) for r in records]
   codes = verification.check_files(path, records, cluster.index, cluster.size)
+  # A file was looked at by one worker; the others say GOOD, which is 0.
   codes = workers.gather(np.asarray(codes, np.int32)).max(axis=0)
   return verification.damages_of(path, records, codes.tolist())
 
@@ -196,6 +197,7 @@ def restore(
       result = _read(checkpoint, found, comparison, wanted)
     except CheckpointError as e:
       error = e
+    # Also without an error: another worker may have one.
     raise_together(f"restore {checkpoint}", error)
     return result
 

@@ -66,6 +66,7 @@ class QueueNetwork:
     key = (relation, slot, dtype, sending)
     if key not in self._links:
       handles = []
+      # Out of the tf.function that is being traced: a queue serves all runs.
       with tf.init_scope():
         _destroy_discarded()
         for pnum in self._processors:

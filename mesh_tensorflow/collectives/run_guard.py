@@ -67,6 +67,7 @@ class RunGuard:
     """Frames the run that `calls` adds to the graph; it returns a tensor of each call."""
     with tf.device(self._devices[0]):
       state = self._state.read_value()
+      # A run that failed has left the number odd, and may have left values in queues.
       idle = tf.equal(tf.bitwise.bitwise_and(state, 1), 0)
       check = tf.debugging.Assert(idle, ["mtf_run_failed: run state", state])
       with tf.control_dependencies([check]):

@@ -125,6 +125,7 @@ class RuntimeCollectives(Collectives):
       # Sums wrap around when they are cast back, as they would have without the casts.
       reduced = self.all_reduce(tf.cast(x, _WIDER[dtype]), groups, reduction)
       return tf.cast(reduced, dtype)
+    # CollectiveReduceV2 takes floats, int32 and int64.
     if dtype.is_complex or dtype == tf.uint64:
       return fold(self.all_gather(x, groups), reduction)
     merge_op = {"SUM": "Add", "MAX": "Max", "MIN": "Min"}[reduction]

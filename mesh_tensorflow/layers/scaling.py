@@ -46,5 +46,6 @@ def us_einsum(xs: Sequence[NumberTensor], *args: Any, **kwargs: Any) -> Tensor:
   if not unit_scaling_convention():
     return y
   contracted = {d for x in xs for d in x.shape if d not in y.shape}
+  # A sum of n independent terms of variance 1 has the variance n.
   scale: float = list_product(d.size for d in contracted) ** -0.5
   return y * scale

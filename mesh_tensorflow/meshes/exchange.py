@@ -207,6 +207,7 @@ def _find_rounds(
     free = [[q for q in group if not keeps[q]] for group in members]
     for p, unit in enumerate(choice):
       q = p if keeps[p] else free[block_of[unit]].pop()
+      # A block serves as many as it has members, each member one: this is a permutation.
       source[p], pick[q] = q, place[q][unit]
     picks.setdefault(tuple(source), []).append(pick)
     brought.setdefault(tuple(source), []).append(choice)

@@ -66,6 +66,7 @@ class LaidOutVariable:
 
     def run(v: tf.Variable, *slices: tf.Tensor) -> int:
       fn(v, *slices)
+      # `slicewise` wants a result of each slice.
       return 0
 
     self._mesh_impl.slicewise(run, self._mesh_impl.LaidOutTensor(self.slices), *values)

@@ -244,6 +244,7 @@ class _Search:
       for m in self.moving
       if None not in (state[m], self.target[m]) and state[m] != self.target[m]
     ]
+    # One after the other, each receives nearly a whole slice; together they receive one.
     for k in range(2, len(ready) + 1):
       for axes in itertools.combinations(ready, k):
         after = tuple(self.target[m] if m in axes else p for m, p in enumerate(state))
@@ -255,6 +256,7 @@ class _Search:
 
   def _is_rearrangement(self, state: Places, after: Places) -> bool:
     """Whether every slice of `after` is part of a slice of `state`, maybe elsewhere."""
+    # All that `state` fixes of an element's number must be fixed by `after`, too.
     merged: list[list[int]] = []
     for a, b in sorted(self._intervals(after)):
       if merged and merged[-1][1] == a:

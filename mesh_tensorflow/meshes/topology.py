@@ -173,6 +173,7 @@ class HierarchicalTiling:
       )
     sizes_and_strides: list[list[tuple[int, int]]] = []
     strides = [1] * len(physical_shape)
+    # From the innermost outwards: a tile is repeated at the distance of all that is inside it.
     for tile in reversed(tiles):
       sizes_and_strides.insert(0, list(zip(tile, strides)))
       strides = [s * t for s, t in zip(strides, tile)]

@@ -57,6 +57,7 @@ class _LinearOperation(BinaryOpWithBroadcasting):
   def lower(self, lowering: LoweringInProgress) -> None:
     x1, x2 = self._inputs
     out = self.outputs[0]
+    # Below the slices are added as they are, without being aligned.
     if not x1.shape == x2.shape == out.shape:
       super().lower(lowering)
       return
@@ -112,6 +113,7 @@ class DivideOperation(BinaryOpWithBroadcasting):
 
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     x1, x2 = self.inputs
+    # d y / d x1 = 1 / x2, and d y / d x2 = -x1 / x2 ** 2 = -y / x2.
     dx = divide(grad_ys[0], x2, output_shape=self.outputs[0].shape)
     return [
       reduce_sum(dx, output_shape=x1.shape),
@@ -281,6 +283,7 @@ def divide(
   if not isinstance(x2, Tensor):
     x1 = _tensor(name or "divide", x1, x2)
     _check_divisor(name or "divide", x1, x2)
+    # As a product, behind which a sum may stay pending.
     return ScalarMultiplyOperation(x1, 1.0 / x2, name=name).outputs[0]
   x1, x2 = binary_arguments_to_tensors(x1, x2, name=name or "divide")
   shape = infer_binary_broadcast_shape(x1.shape, x2.shape, output_shape)

@@ -81,6 +81,7 @@ class PrintOperation(Operation):
     return grad_ys
 
   def lower(self, lowering: LoweringInProgress) -> None:
+    # Sums that are pending are executed: parts of them would be printed else.
     value = lowering.mesh_impl(self).Print(
       lowering.tensors[self._inputs[0]].to_laid_out_tensor(),
       [lowering.tensors[d].to_laid_out_tensor() for d in self._data],

@@ -50,6 +50,8 @@ class _Forward(Convolution):
     space = conv_input.shape[-rank - 1 : -1]
     resize = self.window.image_sizes if transposed else self.window.feature_sizes
     sizes = resize([d.size for d in space], [d.size for d in conv_filter.shape[:rank]])
+    # The filter of a transposed convolution is that of the convolution whose gradient it is, from
+    # [..., made] to [..., taken].
     made = conv_filter.shape[-2 if transposed else -1]
     dims = [*(Dimension(d.name, n) for d, n in zip(space, sizes)), made]
     self._finish(Shape(conv_input.shape[: -rank - 1] + dims), conv_input.dtype)

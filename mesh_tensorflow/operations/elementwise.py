@@ -65,6 +65,7 @@ def _of_input(tf_grad: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Callable[
 
 def _of_output(tf_grad: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Callable[..., list[Tensor]]:
   """A gradient computed from (dy, y)."""
+  # Of the output, where that will do: the input need not be kept for the backward pass.
   return lambda op, dy: [cwise(tf_grad, [dy, op.outputs[0]], name=f"{op.name}_grad")]
 
 
@@ -144,6 +145,7 @@ def relu(x: RealTensor, name: str = "relu") -> Tensor:
     tf.nn.relu,
     [x],
     name=name,
+    # ReluGrad looks only whether a feature is positive: the output is where the input is.
     grad_function=_of_output(lambda dy, y: _raw.ReluGrad(gradients=dy, features=y)),
   )
 
@@ -270,6 +272,7 @@ def swish(x: FloatOrComplexTensor) -> Tensor:
 
 def _swish_grad(dy: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   s = tf.sigmoid(x)
+  # s' = s (1 - s), so (x s)' = s + x s (1 - s).
   return dy * (s * (1.0 + x * (1.0 - s)))
 
 
@@ -288,6 +291,7 @@ _GELU_SCALE, _GELU_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
 
 
 def _gelu(x: tf.Tensor) -> tf.Tensor:
+  # x factored out: a square and products instead of a power.
   inner = x * (_GELU_SCALE + (_GELU_SCALE * _GELU_CUBIC) * tf.square(x))
   return (0.5 * x) * (1.0 + tf.tanh(inner))
 
@@ -295,6 +299,7 @@ def _gelu(x: tf.Tensor) -> tf.Tensor:
 def _gelu_grad(dy: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   x2 = tf.square(x)
   t = tf.tanh(x * (_GELU_SCALE + (_GELU_SCALE * _GELU_CUBIC) * x2))
+  # The derivative of what tanh is taken of.
   slope = _GELU_SCALE + (3.0 * _GELU_SCALE * _GELU_CUBIC) * x2
   return dy * (0.5 * (1.0 + t) + (0.5 * x) * (1.0 - tf.square(t)) * slope)
 

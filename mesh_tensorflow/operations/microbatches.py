@@ -93,6 +93,8 @@ def serialize_training_step(
     grads = _gradients_of_variables(outputs["loss"])
     output_keys.extend(outputs)
     parts = [_scatter_microbatch(outputs[k], i, smaller, microbatch) for k in output_keys]
+    # The loop adds up what follows the counter: gradients, and outputs that are zero outside of
+    # their microbatch.
     return [add(i, 1), *grads, *parts]
 
   start = constant(mesh, 0, shape=[], dtype=tf.int32)

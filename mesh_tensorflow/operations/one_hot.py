@@ -49,6 +49,7 @@ class OneHotOperation(Operation):
     def encode(t: tf.Tensor, begin: Any) -> tf.Tensor:
       t = as_index(t)
       if not isinstance(begin, int) or begin:
+        # An index of another processor's block is out of range then: tf.one_hot gives off_value.
         t = t - tf.cast(begin, t.dtype)
       return tf.one_hot(t, depth, on_value, off_value, dtype=out.dtype)
 

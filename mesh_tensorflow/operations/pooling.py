@@ -228,6 +228,7 @@ class PoolBackPropOperation(_Pooling):
 
   def _max_gradient(self, x: tf.Tensor, y: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
     """Every position that equals its window's maximum gets all of dy."""
+    # Not TensorFlow's MaxPoolGrad, which gives dy to one of equal positions.
     sizes, pooled = x.shape.as_list(), y.shape.as_list()
     used = self._used(sizes, pooled)
     if used != sizes:

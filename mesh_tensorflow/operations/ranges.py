@@ -77,6 +77,7 @@ class CumsumOperation(Operation):
     self._outputs = [Tensor(self, x.shape, x.dtype)]
 
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
+    # An element is in every sum from its position on: its gradient is the sum of theirs, backwards.
     return CumsumOperation(grad_ys[0], self._dim, self._exclusive, not self._reverse).outputs
 
   def lower(self, lowering: LoweringInProgress) -> None:

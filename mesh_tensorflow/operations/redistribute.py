@@ -94,6 +94,7 @@ def _where_to_scatter(
 
   An allreduce over n processors moves 2 (n - 1) / n of the slice, a reduce-scatter half of it.
   """
+  # `reduce_scatter` takes numbers only.
   if pending.laid_out_input.one_slice.dtype == tf.bool:
     return source
   summed = [m for m in pending.mesh_axes if mesh[m] > 1]
@@ -110,6 +111,7 @@ def _where_to_scatter(
     scattered = [m for m in summed if start[m] is not None]
     parts = list_product(mesh[m] for m in scattered)
     others = list_product(mesh[m] for m in summed) // parts
+    # A reduce-scatter along axes that get a place, then an allreduce of the part along the rest.
     received = size - size // parts + 2 * (size // parts) * (others - 1) / others
     following = plan(total, mesh, start, target)
     return received + following.received, len(scattered) + following.collectives
@@ -193,6 +195,7 @@ def _joint_alltoall(impl: Any, step: Move, slices: Any) -> Any:
 def _exchange(lowering: LoweringInProgress, impl: Any, step: Exchange, slices: Any) -> Any:
   """Rounds of permutations of units of the slices."""
   rest = [i for i in range(len(step.view)) if i not in step.unit_axes]
+  # The units become rows: a round sends one row, or several.
   units_first = [*step.unit_axes, *rest]
   here = [step.view[i] for i in rest]
   n_held = list_product(step.view[i] for i in step.unit_axes)

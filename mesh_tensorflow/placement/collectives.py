@@ -62,6 +62,7 @@ def allreduce_ring(
       shards.append(tf.unstack(tf.reshape(x, [n, size // n])))
   reduced: list[list[tf.Tensor]] = [[] for _ in xs]
   for s in range(n):
+    # Shard s begins its trip at device s + 1, and is whole at device s.
     ring = [(s + 1 + k) % n for k in range(n)]
     around = allreduce_ring_single_shard(
       [shards[i][s] for i in ring], [places[i] or "" for i in ring], reduction_fn_string
@@ -184,6 +185,7 @@ def _pass_round(x: tf.Tensor, source: int, devices: Sequence[str | None]) -> lis
   """Copies of x on every device, handed on in both directions from device `source`."""
   n = len(devices)
   copies: list[tf.Tensor] = [x] * n
+  # Both ways together they reach the n - 1 others.
   for direction, steps in ((1, n // 2), (-1, (n - 1) // 2)):
     at = x
     for step in range(1, steps + 1):

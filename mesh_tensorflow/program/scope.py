@@ -142,6 +142,7 @@ def variable_scope(
       name = _unique(parent, default_name)
     else:
       name = name_or_scope
+    # Given names count, too: a default name must differ from them.
     parent.counts[name] = parent.counts.get(name, 0) + 1
     prefix = current_scope_name()
     inside = bool(_STACK.frames) and (prefix != "")

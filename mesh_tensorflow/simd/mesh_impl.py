@@ -283,6 +283,7 @@ class SimdMeshImpl(PerDeviceMeshImpl):
     if part == sizes:
       return LaidOutTensor([tf_x])
     begins = [
+      # Within the part that this process has.
       b.one_slice - first if isinstance(b, LaidOutTensor) else b - first
       for b, first in zip(self.laid_out_slice_begin(shape), low)
     ]
