@@ -44,6 +44,7 @@ def python_stdlib_files(
       path = os.path.join(folder, name)
       if name.endswith(".py") and 1000 <= os.path.getsize(path) <= max_bytes:
         paths.append(path)
+  # Of the library alone, not of where it is: machines with one version hold the same files out.
   paths.sort(key=lambda p: os.path.relpath(p, root))
   if len(paths) < 2 * _HELD_OUT_ONE_IN:
     raise DataError(

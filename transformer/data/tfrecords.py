@@ -101,4 +101,5 @@ def pretokenized_t2t_dataset(
     sequence_length=sequence_length,
     vocab_shift=vocab_shift,
   )
+  # Rows, not examples: what was packed together stays together.
   return dataset.shuffle(1000) if train else dataset

@@ -132,6 +132,7 @@ class AdaptiveSoftmaxVocabEmbedding:
 
     In training `hidden` itself: the loss needs no more; see `adaptive_softmax_loss_fn`.
     """
+    # The loss takes the hidden states: logits of all clusters are what it is there to save.
     if context.mode == "train":
       context.cache[_EMBEDDING] = self
       return hidden

@@ -59,6 +59,7 @@ class Mixtape(TokenVectors):
     frequent_token_fraction: float = 0.1,
     noise_std_dev: float = 0.0,
   ):
+    # Ids are ordered by frequency: the first ones are the frequent ones.
     frequent = int(frequent_token_fraction * vocab_dim.size)
     if not 0 < frequent <= vocab_dim.size:
       raise errors.ConfigError(

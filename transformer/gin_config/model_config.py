@@ -363,6 +363,7 @@ def _shown(key: Key) -> str:
 
 def _text(value: Any) -> str:
   """A value of a record, for an error."""
+  # Names without the package, as gin files have them.
   return short(json.loads(json.dumps(value).replace(_T, "").replace(_PACKAGE, "")), _LONGEST)
 
 

@@ -82,6 +82,7 @@ def operative_values() -> tuple[dict[Key, Any], list[tuple[str, str]]]:
   """
   text = gin.operative_config_str(max_line_length=_WIDTH)
   statements = {s.key: s.value for s in _statements(text)}
+  # As if they had been read: to have macros replaced by their values.
   bound = Settings()
   for key, value in [
     *((s.key, s.value) for s in _statements(gin.config_str())),

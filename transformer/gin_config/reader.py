@@ -85,6 +85,7 @@ class Reader:
     """Reads bindings as given by `--gin_param`, after all files."""
     self._level += 1
     text = "\n".join(bindings)
+    # All bindings are one text to gin: from a line of it the binding is found again.
     starts, line = [], 1
     for binding in bindings:
       starts.append(line)

@@ -123,6 +123,7 @@ def relative_attention_bias(
       f'{type(layer).__name__}.relative_attention_type must be None, "bias", "bias_shared" or '
       f'"contextual", got {kind!r}'
     )
+  # With input_full_attention, inputs see later ones, too.
   bidirectional = not context.model.fully_autoregressive
   buckets_dim = mtf.Dimension("buckets", layer.relative_attention_num_buckets)
   bucket = context.cached(

@@ -88,6 +88,7 @@ def _sentinels_before(
 ) -> mtf.Tensor:
   """How many ids before a position are sentinels: the position's input is the id before it."""
   positions = mtf.range(is_sentinel.mesh, length, tf.int32)
+  # Ids from the position on are what is given, or zeros: they are not inputs yet.
   known = mtf.less(positions, position, output_shape=mtf.Shape([*position.shape.dims, length]))
   return mtf.reduce_sum(is_sentinel * mtf.to_int32(known), reduced_dim=length)
 

@@ -123,6 +123,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
     normalized = mtf.softmax(mtf.stack(weights, taps.name), taps)
     if groups.size > 1:
       dims = normalized.shape.dims
+      # The weights of one group, repeated for the others.
       normalized = mtf.einsum([normalized], output_shape=mtf.Shape(dims[:-1] + [groups, repeated]))
       normalized = mtf.replace_dimensions(normalized, [groups, repeated], channels)
     else:

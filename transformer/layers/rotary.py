@@ -84,6 +84,7 @@ class Rotary:
       size: of the vector; even.
     """
     base = self.base
+    # For one pair alone n - 2 is 0, and its frequency is 1 for any base.
     if self.scaling == "ntk" and size > 2:
       base *= self.factor ** (size / (size - 2))
     pairs = size // 2

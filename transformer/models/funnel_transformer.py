@@ -127,6 +127,7 @@ class FunnelTransformerLayerStack(SublayerStack):
     context.inputs = strided(context.inputs)
     if context.position is not None:
       if context.position_is_default:
+        # Relative positions in a pooled block count pooled positions.
         context.position = mtf.range(context.mesh, new, dtype=tf.int32)
       elif old in context.position.shape:
         context.position = first_positions(context.position, old.name, new.size)

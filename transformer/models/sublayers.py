@@ -241,6 +241,7 @@ def sublayer_rezero(
     "rezero_weight",
     shape=mtf.Shape(context.model.ensemble_dims),
     dtype=context.variable_dtype,
+    # With 0 each layer begins as the identity.
     initializer=tf.constant_initializer(initial_value),
   )
   return x * weight

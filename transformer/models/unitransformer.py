@@ -239,6 +239,7 @@ class Unitransformer(Generation):
     Returns:
       `[<dims of inputs>, vocab]`, or `[<dims of inputs>, d_model]` without an output vocabulary.
     """
+    # Its members see the same ids, unless the data has other ones for each.
     if self.ensemble_dim and self.ensemble_dim not in inputs.shape.dims:
       inputs = mtf.broadcast(inputs, [self.ensemble_dim] + inputs.shape.dims)
       if targets is not None:

@@ -136,6 +136,7 @@ def _steps_in(model_dir: str) -> list[int]:
 def _watch(model_dir: str, skip_until: int, stop_after: int | None) -> Iterator[str | None]:
   content: list[str] | None = None
   while True:
+    # The chief looks for all: workers that look by themselves may see different checkpoints.
     content = by_chief(functools.partial(_wait_for_change, model_dir, content))
     try:
       path = restoring.newest_good(model_dir)

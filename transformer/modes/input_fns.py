@@ -47,6 +47,7 @@ def combined_dataset_input_fn(
       raise DataError("there is no data set to predict for")
     parts = [d.dataset_fn(sequence_length=sequence_length).map(filter_features) for d in chosen]
     dataset = functools.reduce(lambda a, b: a.concatenate(b), parts)
+    # Rows of zeros have no targets, by which they are known when scores come back.
     return dataset.padded_batch(batch_size).map(lambda batch: _filled(batch, batch_size))
 
   return input_fn

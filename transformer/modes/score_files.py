@@ -128,6 +128,7 @@ def save_scores_to_tfrecords(
         ),
       }
       example = tf.train.Example(features=tf.train.Features(feature=features))
+      # Features are a map, which has no order of its own: equal results make equal files.
       writer.write(example.SerializeToString(deterministic=True))
 
 

@@ -69,6 +69,7 @@ class LayoutHints:
     mesh_shape = mtf.convert_to_shape(self.mesh_shape)
     layout = mtf.convert_to_layout_rules(self.layout)
     axis = layout.tensor_dimension_to_mesh_axis(mtf.Dimension(name, 1), mesh_shape)
+    # An axis of one processor splits nothing.
     return None if axis is None or mesh_shape[axis].size == 1 else mesh_shape[axis].name
 
   def parts(self, name: str) -> int:

@@ -241,6 +241,7 @@ def router_z_loss(
     loss = mtf.reduce_mean(square)
   else:
     counted = mtf.cast(mtf.equal(importance, 1.0), square.dtype)
+    # A batch may be padding only.
     number = mtf.maximum(mtf.reduce_sum(counted), 1.0)
     loss = mtf.reduce_sum(square * counted) / number
   return loss * (1.0 / (num_microbatches or 1))

@@ -130,6 +130,7 @@ class Epochs:
     dataset = self._first.pop((place.era, batches), None)
     if dataset is None:
       dataset = self._made(place.era, batches)
+    # Endless data has no last rows to leave out.
     if self.whole_batches and int(dataset.cardinality()) != tf.data.INFINITE_CARDINALITY:
       dataset = dataset.batch(self.rows, drop_remainder=True).unbatch()
     if self.skips:

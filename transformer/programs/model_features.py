@@ -100,6 +100,7 @@ class ModelFeatures:
     Raises:
       ConfigError: there is no such entry in `sequence_length`.
     """
+    # Positions and segments of a feature are as long as it is.
     key = name.split("_")[0]
     if key not in self.sequence_length:
       raise ConfigError(

@@ -120,6 +120,7 @@ class ModelFolder:
       os.path.dirname(path), self.mesh_impl.variable_store
     )
     self._restored = None  # A checkpoint that fails to be read may have changed some variables.
+    # Without training there are no variables for the optimizer's state in the checkpoint.
     restored = checkpointer.restore(path, ignore_unexpected=not for_training)
     self._restored = restored.path
     self._say(f"restored {restored.path}")

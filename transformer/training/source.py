@@ -89,6 +89,7 @@ class TrainingSource:
     """
     data = self.batches_from(steps, start, say)
     pipeline = data.saved_with_checkpoints()
+    # All workers or none: otherwise they would be at different places in the data.
     there = checkpoint is not None and pipeline.is_in(checkpoint)
     if not workers.any_worker(not there) and checkpoint is not None:
       pipeline.restore(checkpoint)

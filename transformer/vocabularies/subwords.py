@@ -204,6 +204,7 @@ def train_subword_vocabulary(
   started = time.perf_counter()
   try:
     sentencepiece.SentencePieceTrainer.train(
+      # The first was taken out to see whether there is one.
       sentence_iterator=itertools.chain([first], lines),
       model_writer=model,
       vocab_size=vocab_size,

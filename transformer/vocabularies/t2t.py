@@ -141,6 +141,7 @@ def _unquoted(line: str) -> str:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _is_word(character: str) -> bool:
+  # Letters (L) and numbers (N) of all scripts.
   return unicodedata.category(character)[0] in "LN"
 
 
