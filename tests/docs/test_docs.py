@@ -78,8 +78,14 @@ def test_program(page, run_forked, tmp_path):
   blocks = blocks_of(page)
   program = tmp_path / "program.py"
   program.write_text(program_of(blocks))
+  # What a page writes lands in a folder of its own, in which the parts of the repository are seen.
+  folder = tmp_path / "repository"
+  folder.mkdir()
+  for part in ROOT.iterdir():
+    if not part.name.startswith("."):
+      (folder / part.name).symlink_to(part)
   run = (
-    f"exec(compile(open({str(program)!r}).read(), {str(DOCS / page)!r}, 'exec'),"
+    f"import os; os.chdir({str(folder)!r}); exec(compile(open({str(program)!r}).read(), {str(DOCS / page)!r}, 'exec'),"
     " {'__name__': '__main__'})"
   )
   result = run_forked(run, timeout=280)
