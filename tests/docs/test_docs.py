@@ -85,7 +85,8 @@ def test_program(page, run_forked, tmp_path):
     if not part.name.startswith("."):
       (folder / part.name).symlink_to(part)
   run = (
-    f"import os; os.chdir({str(folder)!r}); exec(compile(open({str(program)!r}).read(), {str(DOCS / page)!r}, 'exec'),"
+    f"import os; os.chdir({str(folder)!r}); "
+    f"exec(compile(open({str(program)!r}).read(), {str(DOCS / page)!r}, 'exec'),"
     " {'__name__': '__main__'})"
   )
   result = run_forked(run, timeout=280)
