@@ -135,6 +135,7 @@ class ExpertsAttentionParams(AttentionParams):
       if self._memory_is_input:
         self._key_of_query = self._experts(query_antecedent)[0]
     else:
+      # "qkv" makes keys along with queries, "q" does not.
       q, *keys = self._experts(query_antecedent)
       if keys and self._memory_is_input:
         self._key_of_query = keys[0]

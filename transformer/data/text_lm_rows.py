@@ -145,6 +145,7 @@ def document_rows(
   sizes: list[int] = []
   for number, (path, text) in enumerate(documents):
     ids = encode(vocabulary, text, path)
+    # Of their own dtype: an int of Python's may make all of them int64.
     ids = np.append(ids, ids.dtype.type(EOS_ID))
     if len(ids) > length:
       if too_long == "error":
@@ -164,6 +165,7 @@ def document_rows(
   # The difference of two large numbers is small: in int32 it is right even after an overflow.
   position = np.arange(len(tokens), dtype=np.int64).astype(np.int32)
   position -= np.repeat((stops - sizes).astype(np.int32), sizes)
+  # There are as many positions as tokens, and they stay in memory, too.
   position = position.astype(np.uint16 if length <= 2**16 else np.int32)
   ends = packing.choose_row_ends(sizes, length)
   borders = np.concatenate([[0], stops[ends - 1]])

@@ -54,6 +54,7 @@ class FactorizedVocabEmbedding(TokenVectors):
   def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
     """Products with the vectors: the dims of `hidden`, vocab_dim for output_dim."""
     del context
+    # Vectors have variance 1 here, too: see `VocabEmbedding.hidden_to_logits`.
     batch = hidden.shape - self._output_dim
     # To short vectors first: the product with the whole vocabulary is of the inner size only.
     inner = mtf.einsum(

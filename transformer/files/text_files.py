@@ -91,6 +91,7 @@ def find_files(globs: str | Sequence[str]) -> list[str]:
     if "://" in pattern:
       matches = [p for p in tf.io.gfile.glob(pattern) if not tf.io.gfile.isdir(p)]
     else:
+      # By Python, which knows "**" and "~".
       matches = python_glob.glob(os.path.expanduser(pattern), recursive=True)
       if matches == [pattern] and os.path.isdir(pattern):
         raise DataError(

@@ -122,5 +122,6 @@ class ProductKeyValueMemory(TransformerLayer):
       second = mtf.rename_dimension(second, knn_dim.name, knn2_dim.name)
       return mtf.reshape(mtf.add(first, second, output_shape=square), flat)
 
+    # Of knn ** 2 pairs, in place of n_keys ** 2.
     best, place = mtf.top_k(pairs(scores1, scores2), pairs_dim, knn_dim)
     return best, mtf.gather(pairs(indices1 * keys_dim.size, indices2), place, pairs_dim)

@@ -50,6 +50,7 @@ def beam_search(
   decoder = IncrementalModel(
     model,
     inputs,
+    # Nothing is given: a search begins with empty sequences.
     mtf.zeros(inputs.mesh, mtf.Shape([]), tf.int32),
     mtf.range(inputs.mesh, length_dim, dtype=tf.int32),
     variable_dtype,

@@ -65,6 +65,7 @@ class Bitransformer:
           "make them equal, or set Bitransformer.shared_embedding = False"
         )
     shared: dict[str, Any] = {}
+    # "shared/embedding" in checkpoints, those of T5 among them.
     with mtf.variable_scope("shared"):
       shared["embedding"] = encoder.token_embedding(mesh, variable_dtype)
       if (

@@ -123,6 +123,7 @@ class StudentTeacher:
     # As the hard loss is divided, so that `fraction_soft` is a fraction.
     soft_loss *= 1.0 / self.student.loss_denominator(targets, num_microbatches)
 
+    # A factor, not a condition: before its start, too, the soft loss is computed, with weight 0.
     started = mtf.greater(get_global_step(inputs.mesh), self.distill_start_step)
     fraction = mtf.cast(started, soft_loss.dtype) * fraction_soft
     return logits, (1.0 - fraction) * hard_loss + temperature**2 * fraction * soft_loss

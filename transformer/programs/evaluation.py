@@ -30,6 +30,7 @@ def eval_step(steps: Forward, feature_names: Sequence[str]) -> mtf.Function:
     logits = mtf.to_float(steps.logits_and_loss(features, "eval", 1, compute_loss=False)[0])
     vocab_dim = steps.model.output_vocab_dim
     weights = steps.scored(targets)
+    # Negative targets are no ids; their weight is 0.
     nats = mtf.layers.softmax_cross_entropy_with_logits(logits, mtf.maximum(targets, 0), vocab_dim)
     right = mtf.to_float(mtf.equal(mtf.argmax(logits, vocab_dim), targets)) * weights
     length_dim = targets.shape.dims[-1]

@@ -123,6 +123,7 @@ def score_step(
     if predict_fn is not None:
       scores = predict_fn(model=steps.model, features=features, variable_dtype=steps.variable_dtype)
       return {"scores": mtf.to_float(scores), "targets": targets}
+    # Any mode but "train" is without dropout.
     logits, _ = steps.logits_and_loss(features, "score", 1, compute_loss=False)
     if len(logits.shape) != 3:
       raise ShapeError(

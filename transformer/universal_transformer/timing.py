@@ -67,6 +67,7 @@ def learned_layer_timing_signal(
     dtype=context.variable_dtype,
     initializer=tf.random_normal_initializer(stddev=channels.size**-0.5),
   )
+  # With the initial values: vectors of variance 1, as those of tokens.
   scale: float = channels.size**0.5
   return mtf.gather(table, layer, layer_dim) * scale
 
