@@ -281,6 +281,7 @@ def _read(
   in_parts = tf.io.gfile.exists(path + MANIFEST)
   for name, there in comparison.matched.items():
     stored = wanted[name][1]
+    # The replicas of a slice share one read.
     by_begin: dict[tuple[int, ...], list[tf.Variable]] = {}
     for begin, v in zip(stored.begins, stored.slices):
       by_begin.setdefault(begin, []).append(v)

@@ -34,6 +34,7 @@ class _NormalRows(initializers.RandomNormal):
   ) -> tf.Tensor:
     # Drawn with deviation 1: one draw for four deviations, the same ones however the axis is cut.
     values = super().slice_values(key, full_shape, begin, slice_shape, tf.float32)
+    # A large variable is computed in parts, which are cut along this axis.
     stddevs = self._stddevs[begin[0] : begin[0] + slice_shape[0]]
     return tf.cast(
       values * tf.reshape(tf.constant(stddevs), [-1] + [1] * (len(full_shape) - 1)), dtype

@@ -264,6 +264,7 @@ def convert_to_initializer(x: Any, dtype: tf.DType) -> Initializer:
     known = _BY_CLASS_NAME.get(type(x).__name__)
     if known is not None and type(x).__module__.split(".")[0] in ("tensorflow", "keras"):
       config = x.get_config()
+      # Keras may have a generator of seeds there: then only the initializer itself can draw.
       if isinstance(config.get("seed", None), (int, type(None))):
         return known(config)
     return FromFunction(x)

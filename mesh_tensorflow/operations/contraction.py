@@ -109,6 +109,7 @@ def _vector_product(
   a: tf.Tensor, a_dims: Dims, b: tf.Tensor, b_dims: Dims, output: Dims, sizes: dict[Dimension, int]
 ) -> tf.Tensor | None:
   """Products of large matrices and vectors; None if the axes do not stand in the order for that."""
+  # The vector has no dimension of its own, and so fewer than the matrix.
   if len(a_dims) > len(b_dims):
     a, a_dims, b, b_dims = b, b_dims, a, a_dims
   batch = tuple(d for d in a_dims if d in output)

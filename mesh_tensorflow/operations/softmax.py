@@ -95,8 +95,7 @@ class _NormalizedExpOperation(Operation):
     maximum = impl.allreduce(maximum, mesh_axes, "MAX")
     extra = None
     if len(self.inputs) == 2:
-      kept = [Dimension(d.name, d.size) for d in self.inputs[0].shape]
-      dims = self.inputs[1].shape.dims
+      kept, dims = (x.shape.dims for x in self.inputs)
       extra = impl.slicewise(lambda e: align(e, dims, kept), lowering.tensors[self.inputs[1]])
       maximum = impl.slicewise(lambda m, e: kernels.elementwise(tf.maximum, m, e), maximum, extra)
     total = impl.slicewise(

@@ -62,7 +62,7 @@ class AdafactorOptimizer(Optimizer):
   @checked
   def __init__(
     self,
-    # Thresholds and epsilons are those that the paper proposes for all models (its Algorithm 6).
+    # clipping_threshold and the epsilons are those of the paper's Algorithm 6.
     multiply_by_parameter_scale: bool = True,
     learning_rate: ScalarLike | None = None,
     decay_rate: ScalarLike | None = None,
