@@ -75,6 +75,8 @@ def compute_lr_for_step(
     A list of learning rates; those of factors are functions of the step, and their values
     are reported as the scalar summary `alt_learning_rate`.
   """
+  # One object for each schedule: by that `Optimizer` knows that it has evaluated, and so reported,
+  # it already.
   return [
     learning_rate
     if factors is None

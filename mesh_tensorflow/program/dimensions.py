@@ -176,6 +176,7 @@ class Shape(ShownWhole):
   def cumprod_to_tensor_axis(self, cumprod: float) -> int | None:
     """The last axis i with `self.cumprod[i] == cumprod`, or None."""
     positions = [i for i, c in enumerate(self.cumprod) if c == cumprod]
+    # Axes of size 1 have the value of the axis behind them, which is the one that can be split.
     return positions[-1] if positions else None
 
   @checked

@@ -235,6 +235,7 @@ class SimdMeshImpl(PerDeviceMeshImpl):
 
   @contextlib.contextmanager
   def errors_of_runs(self, what: str = "") -> Iterator[None]:
+    # The innermost sees an error first: it resets the mesh, and passes on what it does not know.
     with memory.errors(what), workers.worker_errors(), collective_errors(self, what=what):
       yield
 
@@ -251,6 +252,7 @@ class SimdMeshImpl(PerDeviceMeshImpl):
     return self._running(program)
 
   def _run_eagerly(self, call: Callable[[], Any]) -> list[Any]:
+    # Both kinds of scopes are of a thread: those of the caller go along.
     enter_scopes = scope.snapshot()
     gin_scope = gin.current_scope()
     if self.spans_workers:
@@ -292,6 +294,7 @@ class SimdMeshImpl(PerDeviceMeshImpl):
   def result_slices(self, x: LaidOut, shape: Shape) -> list[tf.Tensor]:
     if not self.spans_workers or self.tensor_layout(shape).is_fully_replicated:
       return super().result_slices(x, shape)
+    # The slices of other workers come by collectives, which only the program can run.
     return [self.export_to_tf_tensor(shape, x)]
 
   def combine_local_slices(self, slices: Sequence[tf.Tensor], tensor_shape: Shape) -> tf.Tensor:

@@ -36,6 +36,7 @@ def main(task: dict[str, Any], process: int) -> None:
     if problem:
       sys.stderr.write(f"{task['me']} {problem}\n")
       sys.stderr.flush()
+      # Else the worker is gone, and its number may be another process's.
       if os.getppid() == process:
         os.kill(process, signal.SIGKILL)
       return
