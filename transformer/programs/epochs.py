@@ -140,8 +140,9 @@ class Epochs:
 
 
 def _pass_epochs(dataset: tf.data.Dataset, count: int) -> None:
-  """What shuffles goes on to its next order with each iterator that is made; nothing is read."""
-  # zip makes iterators of both, and ends with the empty one.
+  """What shuffles goes on to its next order with each iterator that is made."""
+  # zip makes iterators of both, and ends with the empty one. Of the other it takes an element
+  # before it does, for which a shuffle fills its buffer.
   nothing = tf.data.Dataset.range(0)
   passed = tf.data.Dataset.range(count).flat_map(lambda _: tf.data.Dataset.zip((nothing, dataset)))
   for _ in passed:
