@@ -1,7 +1,6 @@
 """Types of what the package uses of gin-config, which has none of its own."""
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 from gin import config as config
