@@ -24,7 +24,8 @@ def dynamic_text2self(features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
   inputs, targets = features["inputs"], features["targets"]
   in_length, out_length = inputs.shape.dims[-1], targets.shape.dims[-1]
   new_length = mtf.Dimension("new_length", in_length.size + out_length.size)
-  segments = mtf.Dimension("segment", out_length.size)
+  # Numbers of examples run from 1, beside 0 for padding; a row may have as many as it has places.
+  segments = mtf.Dimension("segment", out_length.size + 1)
   in_segment, in_position = _place(features, "inputs", packed)
   out_segment, out_position = _place(features, "targets", packed)
 

@@ -21,13 +21,14 @@ def slanted_triangular(
 
   Args:
     step: the training step.
-    total_train_steps: number of training steps, of which there must be at least 1/cut_fraction.
+    total_train_steps: number of training steps.
     cut_fraction: the part of the training in which it rises.
     ratio: of the highest to the lowest value.
     max_learning_rate: the highest value.
     start_step: the step at which it starts to rise.
   """
-  cut = float(int(total_train_steps * cut_fraction))
+  # A training of less than 1/cut_fraction steps is at its peak at step 1.
+  cut = float(max(1, int(total_train_steps * cut_fraction)))
   step = as_float(step) - start_step
   # p of the paper's equation 3; at its ends the rate is max_learning_rate / ratio.
   rising = step / cut

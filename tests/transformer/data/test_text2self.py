@@ -46,3 +46,18 @@ def test_packed_rows():
   assert result["targets_segmentation"][0] == [1, 1, 1, 1, 1, 2, 2, 2, 2, 2]
   assert result["targets_position"][0] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
   assert np.array(result["targets_segmentation"][1]).tolist() == [1] * 4 + [0] * 6
+
+
+def test_a_row_of_as_many_examples_as_places():
+  numbers, positions = [[1, 2, 3], [1, 0, 0]], [[0, 0, 0], [0, 0, 0]]
+  result = join(
+    {
+      "inputs": [[5, 6, 7], [4, 0, 0]],
+      "inputs_segmentation": numbers,
+      "inputs_position": positions,
+      "targets": [[8, 9, 3], [2, 0, 0]],
+      "targets_segmentation": numbers,
+      "targets_position": positions,
+    }
+  )
+  assert result["targets"] == [[5, 8, 6, 9, 7, 3], [4, 2, 0, 0, 0, 0]]

@@ -49,6 +49,9 @@ def test_slanted_triangular(convert):
   np.testing.assert_allclose(
     schedules.slanted_triangular(convert(20), 100, start_step=10), 0.01, rtol=1e-6
   )
+  # Of five steps a tenth is none: it begins to rise, and is at its peak at step 1.
+  short = [schedules.slanted_triangular(convert(s), 5) for s in (0, 1)]
+  np.testing.assert_allclose(short, [0.0003125, 0.01], rtol=1e-5)
 
 
 def test_linear_decay():
