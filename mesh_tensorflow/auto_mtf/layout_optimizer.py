@@ -22,13 +22,14 @@ import numpy as np
 from mesh_tensorflow.auto_mtf import print_cp_model_solution, scheduler
 from mesh_tensorflow.auto_mtf.integer_program import IntegerProgram, Solution
 from mesh_tensorflow.auto_mtf.memory_estimator import MemoryEstimator
+from mesh_tensorflow.errors import MeshError
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
 Assignment = dict[str, str]
 
 
-class SolverError(Exception):
+class SolverError(MeshError):
   """No layout was found."""
 
 

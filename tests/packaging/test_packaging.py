@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 from mesh_tensorflow import errors, version
 from mesh_tensorflow.environment import installation
-from mesh_tensorflow.transformer import gin_paths
+from mesh_tensorflow.transformer.gin_config import gin_paths
 
 pytestmark = pytest.mark.subprocess
 
@@ -39,7 +39,7 @@ import gin
 import mesh_tensorflow
 import mesh_tensorflow.transformer
 import mesh_tensorflow.examples.mnist
-from mesh_tensorflow.transformer import gin_paths
+from mesh_tensorflow.transformer.gin_config import gin_paths
 folder = gin_paths.gin_dir()
 files = [name for _, _, names in os.walk(folder) for name in names if name.endswith(".gin")]
 print(json.dumps({
@@ -139,7 +139,7 @@ def test_gin_folder_is_data_only(repository: pathlib.Path):
 
 
 def test_missing_gin_files_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
-  monkeypatch.setattr(gin_paths, "_HERE", str(tmp_path / "transformer"))
+  monkeypatch.setattr(gin_paths, "_PACKAGE", str(tmp_path / "transformer"))
   with pytest.raises(errors.ConfigError) as error:
     gin_paths.gin_dir()
   assert str(tmp_path / "transformer" / "gin") in str(error.value)

@@ -55,7 +55,7 @@ def test_every_reader_takes_the_encoding_that_is_bound(files):
   assert text_io.get_inputs_from_file(text) == sides
   characters = vocabulary.CharacterVocabulary.from_text_files(text)
   assert characters.decode(characters.encode("Bär")) == "Bär"
-  assert "grün und süß" in list(subwords._lines_of(text))
+  assert "grün und süß" in list(subwords._lines_of("", text))
 
 
 def test_a_reader_may_be_given_another(files):
@@ -81,7 +81,7 @@ def through_trainer(path):
     read_parallel,
     text_io.get_inputs_from_file,
     vocabulary.CharacterVocabulary.from_text_files,
-    lambda path: list(subwords._lines_of(path)),
+    lambda path: list(subwords._lines_of("", path)),
     through_trainer,
   ],
 )
