@@ -19,8 +19,8 @@ MODULES = {
   "fails": "raise ValueError('of a program of my own')",
   "nan": """
 import tensorflow as tf
-from mesh_tensorflow.transformer.training.trainer import Trainer
-Trainer._learning_rate = lambda self, step: tf.constant(float("nan"))
+from mesh_tensorflow.transformer.training.learning_rate import LearningRate
+LearningRate.of = lambda self, step: tf.constant(float("nan"))
 """,
   "sigterm": """
 import os, signal, threading
@@ -33,10 +33,10 @@ stopping.StopRequests.running = with_signal
 """,
   "lost": """
 from mesh_tensorflow.errors import WorkerLostError
-from mesh_tensorflow.transformer import utils
+from mesh_tensorflow.transformer.commands import trainer
 def lost(*args, **kwargs):
   raise WorkerLostError("lost worker 1 (host:1)")
-utils.run = lost
+trainer.run = lost
 """,
   "no_memory": """
 from mesh_tensorflow.meshes import memory
