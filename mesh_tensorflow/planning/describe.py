@@ -7,7 +7,7 @@ import difflib
 from typing import Any
 
 from mesh_tensorflow.arguments.checking import checked
-from mesh_tensorflow.errors import GraphError
+from mesh_tensorflow.errors import ArgumentError, GraphError
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.variables import Variable
@@ -353,6 +353,7 @@ def describe(
     GraphError: layout or mesh shape is missing, or the function has no input signature.
     LayoutError: the layout does not suit the program.
     ConfigError: there is no such machine, or its file is wrong.
+    ArgumentError: `tokens` is not positive.
   """
   machine = convert_to_machine(machine)
   program = Program("describe", graph_or_function, results)
@@ -366,6 +367,10 @@ def describe(
 
   if machine is not None:
     machine = machine.variant(implementation_of(mesh_impl))
+  if tokens is not None and tokens < 1:
+    raise ArgumentError(
+      f"describe: tokens must be at least 1, got {tokens!r}; leave it out where a step takes none"
+    )
   tokens = program.tokens if tokens is None else tokens
   return Report(trace(program.build, mesh_shape, layout), program.title, machine, tokens)
 

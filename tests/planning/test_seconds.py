@@ -135,6 +135,9 @@ def test_describe_predicts_seconds():
   assert 0.95 * report.flops_per_device < products <= report.flops_per_device
   assert report.tokens == 32
   assert report.tokens_per_second == pytest.approx(32 / report.seconds)
+  with pytest.raises(mtf.ArgumentError) as error:
+    mtf.describe(mtf.Graph(), {}, "all:1", tokens=0)
+  assert "at least 1, got 0" in str(error.value)
   assert 0 < report.utilisation < 1
   json.dumps(report.to_dict())
   text = str(report)
