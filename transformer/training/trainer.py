@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import contextlib
 import functools
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,34 +14,23 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import workers
-from mesh_tensorflow.errors import (
-  ConfigError,
-  WorkerLostError,
-)
+from mesh_tensorflow.errors import WorkerLostError
 from mesh_tensorflow.transformer.files import model_files, records
 from mesh_tensorflow.transformer.files.by_chief import by_chief
 from mesh_tensorflow.transformer.gin_config import value_checks
-from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.programs import nonfinite as nonfinite_lib
-from mesh_tensorflow.transformer.programs import several_steps, training_data
-from mesh_tensorflow.transformer.programs.memory_check import MemoryCheck
+from mesh_tensorflow.transformer.programs import training_data
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.programs.several_steps import CallLengths, StopFlag
-from mesh_tensorflow.transformer.training.estimator import Estimator
-from mesh_tensorflow.transformer.training.init_checkpoint import InitialCheckpoint
-from mesh_tensorflow.transformer.training.learning_rate import LearningRate
-from mesh_tensorflow.transformer.training.loss_check import LossCheck
 from mesh_tensorflow.transformer.training.progress import TrainingProgress
 from mesh_tensorflow.transformer.training.request import TrainRequest, check_all_done, train_request
 from mesh_tensorflow.transformer.training.run_lock import training_lock
-from mesh_tensorflow.transformer.training.saving import TrainingCheckpoints
 from mesh_tensorflow.transformer.training.source import TrainingSource
 from mesh_tensorflow.transformer.training.stopping import StopRequests
+from mesh_tensorflow.transformer.training.trainable_model import TrainableModel
 
-_LOG = logging.getLogger("mesh_tensorflow")
 
-
-class Trainer(Estimator):
+class Trainer(TrainableModel):
   """Trains, evaluates and samples from a model; resumes from its folder.
 
   It stands where the TF1 library had an Estimator, and has its methods: `train`, `evaluate`,
@@ -100,6 +88,13 @@ class Trainer(Estimator):
       steps,
       vocabulary,
       model_dir,
+      optimizer=optimizer,
+      learning_rate_schedule=learning_rate_schedule,
+      save_checkpoints_steps=save_checkpoints_steps,
+      init_checkpoint=init_checkpoint,
+      init_variable_filter=init_variable_filter,
+      model_info_file=model_info_file,
+      nonfinite=nonfinite,
       predict_fn=predict_fn,
       score_in_predict_mode=score_in_predict_mode,
       keep_checkpoint_max=keep_checkpoint_max,
@@ -107,25 +102,10 @@ class Trainer(Estimator):
       quiet=quiet or not workers.current().is_chief,
       allow_config_change=allow_config_change,
     )
-    self._loss_check = LossCheck(nonfinite)
-    self._optimizer = optimizer
-    self._rate = LearningRate(learning_rate_schedule)
     self._steps_per_call = training_data.steps_per_call(steps_per_call, save_checkpoints_steps)
     self._report_every = report_every
-    self._init = (
-      InitialCheckpoint(init_checkpoint, init_variable_filter) if init_checkpoint else None
-    )
-    self._model_info_file = model_info_file
     self._stop_flag = StopFlag()
     self.losses: list[float] = []
-    self._checkpoints = TrainingCheckpoints(
-      self.checkpointer, self.mesh_impl.variable_store, save_checkpoints_steps
-    )
-
-  @property
-  def skipped_steps(self) -> int:
-    """How many steps were skipped because of NaN or infinity."""
-    return self._loss_check.skipped_steps
 
   # ---------------------------------------------------------------- training
 
@@ -292,15 +272,6 @@ class Trainer(Estimator):
     left = f"{last - self.global_step} of {last} steps remain"
     stop.stop(f"{saved}; {left}", goes_on=self.checkpointer is not None)
 
-  def _call(self, compiled: Any, batches: Any) -> tuple[list[float], list[float]]:
-    """Does some steps: their losses, and the numbers of elements that were not finite."""
-    self._restored = None
-    with self.mesh_impl.errors_of_runs("train_step"):
-      # Not of a Python number: TensorFlow keeps the tensors of these, for ever.
-      step = tf.constant(np.array(self.global_step, np.int64))
-      losses, bad = compiled(batches, step).numpy().tolist()
-    return losses, bad
-
   def _find_nonfinite(
     self, source: TrainingSource, start: int, step: int, loss: float
   ) -> str | None:
@@ -318,65 +289,6 @@ class Trainer(Estimator):
       self.checkpointer.check_folder()
     return self._checkpoints.start(self._init.step if self._init else None, self._say)
 
-  def prepare(
-    self,
-    compiled: Any,
-    on_ready: Callable[[mtf.Graph], None] | None = None,
-    *,
-    checkpoint: str | None = None,
-  ) -> None:
-    """Traces the program, which creates the variables, then sets them to where training goes on.
-
-    Args:
-      compiled: see `compile_steps`.
-      on_ready: called with the graph.
-      checkpoint: of this model; None: `init_checkpoint`, or initial values.
-    """
-    started = time.perf_counter()
-    self._memory.trace(compiled.get_concrete_function, self._step_fn)
-    _LOG.info("traced the training program in %.1f s", time.perf_counter() - started)
-    if workers.current().is_chief and self.checkpointer is not None:
-      self._checkpoints.config = self._model_config
-    if checkpoint is not None:
-      self._check_config(checkpoint)  # Before anything is told or written of this model.
-    if on_ready is not None:
-      on_ready(self._train_graph())
-    if checkpoint is not None:
-      self.restore_if_any(checkpoint, for_training=True)
-      return
-    if self._init is not None:
-      for line in self._init.restore(self.mesh_impl.variable_store, self._model_config):
-        self._say(line)
-    elif hasattr(self.steps.model, "initialize"):
-      # A model with a part that comes from a checkpoint of its own: a teacher.
-      self.steps.model.initialize()
-
-  def _check_optimizer(self) -> Callable[..., Any]:
-    if self._optimizer is None:
-      raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
-    return self._optimizer
-
-  def _train_graph(self) -> mtf.Graph:
-    graph = self._step_fn.graph
-    if graph is None:
-      raise ValueError("the training program is not built")
-    return graph
-
-  def compile_steps(self, names: Sequence[str], stop: StopFlag | None = None) -> Any:
-    """Several training steps as one TensorFlow function; see `several_steps.compile_steps`.
-
-    Args:
-      names: features of the data.
-      stop: ends a call early.
-    """
-    optimizer, skips = self._check_optimizer(), self._loss_check.skips
-    self._memory = MemoryCheck(self.mesh_impl)
-    step_fn = self.steps.train_step(names, optimizer, skip_nonfinite=skips, look=self._memory.look)
-    step_fn.log_file = self._model_info_file
-    self._step_fn = step_fn
-    shapes = [self.steps.local_part(n)[1] for n in names]
-    return several_steps.compile_steps(step_fn, shapes, self._rate.of, skips, stop)
-
   # ------------------------------------------------------------- checkpoints
 
   def save(self, *, asynchronous: bool = True) -> None:
@@ -390,7 +302,3 @@ class Trainer(Estimator):
       CheckpointError: the checkpoint before this one (synchronous: this one) could not be written.
     """
     self._checkpoints.save(self.global_step, asynchronous)
-
-  def describe(self) -> str:
-    """The layout of the training program, after it was built."""
-    return mesh_setup.describe_layout(self.mesh_impl, self._train_graph())

@@ -1,0 +1,149 @@
+"""A model that can be trained: its training program, compiled and brought to where it goes on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import workers
+from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.transformer.meshes import mesh_setup
+from mesh_tensorflow.transformer.programs import several_steps
+from mesh_tensorflow.transformer.programs.memory_check import MemoryCheck
+from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+from mesh_tensorflow.transformer.programs.several_steps import StopFlag
+from mesh_tensorflow.transformer.training.estimator import Estimator
+from mesh_tensorflow.transformer.training.init_checkpoint import InitialCheckpoint
+from mesh_tensorflow.transformer.training.learning_rate import LearningRate
+from mesh_tensorflow.transformer.training.loss_check import LossCheck
+from mesh_tensorflow.transformer.training.saving import TrainingCheckpoints
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+
+class TrainableModel(Estimator):
+  """Base class of `Trainer`: all of it but the loop.
+
+  Args:
+    steps: the `ModelSteps`.
+    vocabulary: a vocabulary, or an (inputs, targets) tuple.
+    model_dir: folder of checkpoints, or None.
+    optimizer: see `Trainer`, as all that follow.
+    learning_rate_schedule: see there.
+    save_checkpoints_steps: see there.
+    init_checkpoint: see there.
+    init_variable_filter: see there.
+    model_info_file: see there.
+    nonfinite: see there.
+    **options: of `Estimator`.
+  """
+
+  def __init__(
+    self,
+    steps: ModelSteps,
+    vocabulary: Any,
+    model_dir: str | None,
+    *,
+    optimizer: Callable[..., Any] | None,
+    learning_rate_schedule: Any,
+    save_checkpoints_steps: int,
+    init_checkpoint: str | None,
+    init_variable_filter: str,
+    model_info_file: str | None,
+    nonfinite: str,
+    **options: Any,
+  ):
+    super().__init__(steps, vocabulary, model_dir, **options)
+    self._loss_check = LossCheck(nonfinite)
+    self._optimizer = optimizer
+    self._rate = LearningRate(learning_rate_schedule)
+    self._init = (
+      InitialCheckpoint(init_checkpoint, init_variable_filter) if init_checkpoint else None
+    )
+    self._model_info_file = model_info_file
+    self._checkpoints = TrainingCheckpoints(
+      self.checkpointer, self.mesh_impl.variable_store, save_checkpoints_steps
+    )
+
+  @property
+  def skipped_steps(self) -> int:
+    """How many steps were skipped because of NaN or infinity."""
+    return self._loss_check.skipped_steps
+
+  def compile_steps(self, names: Sequence[str], stop: StopFlag | None = None) -> Any:
+    """Several training steps as one TensorFlow function; see `several_steps.compile_steps`.
+
+    Args:
+      names: features of the data.
+      stop: ends a call early.
+    """
+    optimizer, skips = self._check_optimizer(), self._loss_check.skips
+    self._memory = MemoryCheck(self.mesh_impl)
+    step_fn = self.steps.train_step(names, optimizer, skip_nonfinite=skips, look=self._memory.look)
+    step_fn.log_file = self._model_info_file
+    self._step_fn = step_fn
+    shapes = [self.steps.local_part(n)[1] for n in names]
+    return several_steps.compile_steps(step_fn, shapes, self._rate.of, skips, stop)
+
+  def _call(self, compiled: Any, batches: Any) -> tuple[list[float], list[float]]:
+    """Does some steps: their losses, and the numbers of elements that were not finite."""
+    self._restored = None
+    with self.mesh_impl.errors_of_runs("train_step"):
+      # Not of a Python number: TensorFlow keeps the tensors of these, for ever.
+      step = tf.constant(np.array(self.global_step, np.int64))
+      losses, bad = compiled(batches, step).numpy().tolist()
+    return losses, bad
+
+  def prepare(
+    self,
+    compiled: Any,
+    on_ready: Callable[[mtf.Graph], None] | None = None,
+    *,
+    checkpoint: str | None = None,
+  ) -> None:
+    """Traces the program, which creates the variables, then sets them to where training goes on.
+
+    Args:
+      compiled: see `compile_steps`.
+      on_ready: called with the graph.
+      checkpoint: of this model; None: `init_checkpoint`, or initial values.
+    """
+    started = time.perf_counter()
+    self._memory.trace(compiled.get_concrete_function, self._step_fn)
+    _LOG.info("traced the training program in %.1f s", time.perf_counter() - started)
+    if workers.current().is_chief and self.checkpointer is not None:
+      self._checkpoints.config = self._model_config
+    if checkpoint is not None:
+      self._check_config(checkpoint)  # Before anything is told or written of this model.
+    if on_ready is not None:
+      on_ready(self._train_graph())
+    if checkpoint is not None:
+      self.restore_if_any(checkpoint, for_training=True)
+      return
+    if self._init is not None:
+      for line in self._init.restore(self.mesh_impl.variable_store, self._model_config):
+        self._say(line)
+    elif hasattr(self.steps.model, "initialize"):
+      # A model with a part that comes from a checkpoint of its own: a teacher.
+      self.steps.model.initialize()
+
+  def _check_optimizer(self) -> Callable[..., Any]:
+    if self._optimizer is None:
+      raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
+    return self._optimizer
+
+  def _train_graph(self) -> mtf.Graph:
+    graph = self._step_fn.graph
+    if graph is None:
+      raise ValueError("the training program is not built")
+    return graph
+
+  def describe(self) -> str:
+    """The layout of the training program, after it was built."""
+    return mesh_setup.describe_layout(self.mesh_impl, self._train_graph())
