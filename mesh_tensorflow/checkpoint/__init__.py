@@ -20,11 +20,13 @@ folder: all changes of files go through it).
 from mesh_tensorflow.checkpoint.attachments import attachment
 from mesh_tensorflow.checkpoint.checkpointer import Checkpointer
 from mesh_tensorflow.checkpoint.files import all_checkpoints, get_step_from_path
+from mesh_tensorflow.checkpoint.keeping import Best
 from mesh_tensorflow.checkpoint.restoring import GLOBAL_STEP, Restored
 from mesh_tensorflow.checkpoint.verification import describe, latest_checkpoint, resolve, verify
 from mesh_tensorflow.errors import DamagedCheckpointError
 
 __all__ = [
+  "Best",
   "Checkpointer",
   "DamagedCheckpointError",
   "GLOBAL_STEP",

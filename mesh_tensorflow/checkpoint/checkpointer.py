@@ -26,7 +26,6 @@ from mesh_tensorflow.checkpoint.writer import Job
 from mesh_tensorflow.errors import CheckpointError, StorageError, WorkerLostError
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.running.lowering import RUN_COUNTER
-from mesh_tensorflow.workers import texts
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -141,6 +140,7 @@ class Checkpointer:
     *,
     asynchronous: bool | None = None,
     attachments: Mapping[str, Callable[[str], None]] | None = None,
+    best: keeping.Best | None = None,
   ) -> str:
     """Writes the checkpoint `model.ckpt-<step>`.
 
@@ -155,6 +155,7 @@ class Checkpointer:
         path with which the names of its files must begin. They become part of the checkpoint:
         visible when it is whole, checked and deleted with it; each worker's its own. Their path
         is `attachment(path, name)`. A name is part of a file's name: it has no "/".
+      best: a checkpoint that stays beside the newest `max_to_keep`.
 
     Returns:
       The path the checkpoint will have, without suffix.
@@ -171,7 +172,7 @@ class Checkpointer:
     for name in attachments or {}:
       check_name(name)
     self._begin(step)
-    self._make_room(step)
+    self._make_room(step, best)
     self._saves += 1
     asynchronous = self._asynchronous if asynchronous is None else asynchronous
     pieces, in_background = self._copies.take(self._variables(), step, extra or {}, asynchronous)
@@ -179,7 +180,7 @@ class Checkpointer:
       self._directory,
       step,
       pieces,
-      functools.partial(self._keeping.publish, self._directory),
+      functools.partial(self._keeping.publish, self._directory, best=best),
       mark=f".{self._token}.{self._saves}",
       timeout_seconds=self._worker_timeout,
       abandoned=self._abandoned,
@@ -208,8 +209,7 @@ class Checkpointer:
     failure, self._failure = self._failure, None
     self._unheard.clear()
     if failure is not None:
-      error = _told_to_all(*failure)
-      raise error
+      raise writer.told_to_all(*failure)
 
   def abandon(self) -> None:
     """Gives up a checkpoint for which other workers would have to write their parts.
@@ -261,7 +261,7 @@ class Checkpointer:
     meeting.raise_together(f"cannot write in {self._directory}", error)
     self._token = token
 
-  def _make_room(self, step: int) -> None:
+  def _make_room(self, step: int, best: keeping.Best | None) -> None:
     """Looks whether the disk has room for a checkpoint, and makes some if there is none."""
     error = None
     if workers.current().is_chief:
@@ -269,7 +269,7 @@ class Checkpointer:
       try:
         needed = keeping.needed_bytes(self._variables().values())
         problem = keeping.make_room(
-          self._directory, path, needed, self._keeping, self._copies.close
+          self._directory, path, needed, self._keeping, self._copies.close, best
         )
       except (tf.errors.OpError, OSError) as e:
         problem = writer.reason(e)
@@ -377,20 +377,3 @@ def _log_unheard(errors: list[str]) -> None:
   """At the end of a program, or of a checkpointer, that has not asked what became of a save."""
   for text in errors:
     _LOG.error("%s", text)
-
-
-def _told_to_all(error: Exception, job: Job) -> Exception:
-  """The error of a save, when all workers have heard of it.
-
-  Each of them has it, and may end with it.
-  """
-  if workers.current().size == 1 or isinstance(error, WorkerLostError):
-    return error
-  said = texts.last_words(job.own_problem or "")
-  if not said:
-    return error
-  problem = next(filter(None, said), None)
-  if problem and not job.own_problem:
-    # A disk may have let nobody say more than that.
-    error = job.not_written(problem)
-  return meeting.told_to_all(error)

@@ -24,6 +24,33 @@ _LOG = logging.getLogger("mesh_tensorflow")
 _INDEX_BYTES, _SMALL_FILES_BYTES = 64, 4 * 4096
 
 
+@dataclasses.dataclass(frozen=True)
+class Best:
+  """A checkpoint that stays beside the newest ones, however many come after it.
+
+  Attributes:
+    step: of the checkpoint; it is there, or it is the one that is being saved.
+    counts: whether it is one of those of which the newest `max_to_keep` stay. One that was saved
+      only because it is the best is not: the others would go sooner because of it.
+    before: the step of the best one before it, which does not stay any longer; None: there is none,
+      or it is the same.
+    before_counts: whether that one counts. If not, it goes when this one is there.
+  """
+
+  step: int
+  counts: bool = True
+  before: int | None = None
+  before_counts: bool = True
+
+  def is_it(self, path: str) -> bool:
+    """Whether a path is that of the best checkpoint."""
+    return os.path.basename(path) == f"{files.NAME}{self.step}"
+
+  def was_it(self, path: str) -> bool:
+    """Whether a path is that of the best one before it."""
+    return os.path.basename(path) == f"{files.NAME}{self.before}"
+
+
 @dataclasses.dataclass
 class Keeping:
   """Which checkpoints are kept.
@@ -40,12 +67,15 @@ class Keeping:
   since: float
   told: bool = False
 
-  def add(self, state: files.State | None, path: str) -> tuple[files.State, list[str]]:
+  def add(
+    self, state: files.State | None, path: str, best: Best | None = None
+  ) -> tuple[files.State, list[str]]:
     """The state of a folder when a checkpoint is written, and those that are too old then.
 
     Args:
       state: before; it stays as it is.
       path: the new checkpoint.
+      best: one that stays.
 
     Returns:
       The state after it, in which the new one is the newest; and paths, the oldest first.
@@ -58,23 +88,40 @@ class Keeping:
     there = [p != path and tf.io.gfile.exists(p + files.INDEX) for p in state.paths]
     state.paths = [p for p, t in zip(state.paths, there) if t] + [path]
     state.times = [s for s, t in zip(state.times, there) if t] + [now]
-    too_old = []
-    while self.max_to_keep is not None and len(state.paths) > self.max_to_keep:
-      old, written = state.paths.pop(0), state.times.pop(0)
-      if self.every is not None and written - state.last_preserved >= self.every:
-        state.last_preserved = written
+    written = dict(zip(state.paths, state.times))
+    counted, stays, too_old = list(state.paths), [], []
+    if best is not None:
+      too_old = [p for p in counted[:-1] if best.was_it(p) and not best.before_counts]
+      stays = [p for p in counted if best.is_it(p)]
+      counted = [p for p in counted if p not in too_old and (best.counts or p not in stays)]
+    unlisted = set(too_old)
+    for old in counted[: -self.max_to_keep] if self.max_to_keep is not None else []:
+      if old in stays:
+        continue
+      unlisted.add(old)
+      if self.every is not None and written[old] - state.last_preserved >= self.every:
+        state.last_preserved = written[old]
       else:
         too_old.append(old)
+    state.paths = [p for p in state.paths if p not in unlisted]
+    state.times = [written[p] for p in state.paths]
     return state, too_old
 
-  def publish(self, directory: str, path: str) -> None:
-    """Puts a new checkpoint at the end of the state file, and deletes those that are too old."""
-    state, too_old = self.add(files.read_state(directory), path)
-    if len(too_old) > 1:
+  def publish(self, directory: str, path: str, best: Best | None = None) -> None:
+    """Puts a new checkpoint at the end of the state file, and deletes those that are too old.
+
+    Args:
+      directory: folder of the checkpoints.
+      path: the new one.
+      best: one that stays.
+    """
+    state, too_old = self.add(files.read_state(directory), path, best)
+    surplus = [p for p in too_old if best is None or not best.was_it(p)]
+    if len(surplus) > 1:
       _LOG.warning(
         "%d checkpoints in %s are deleted, %s to %s: the newest %s stay (run.keep_checkpoint_max, "
         "Checkpointer's max_to_keep; None keeps all)",
-        *(len(too_old), directory, os.path.basename(too_old[0]), os.path.basename(too_old[-1])),
+        *(len(surplus), directory, os.path.basename(surplus[0]), os.path.basename(surplus[-1])),
         self.max_to_keep,
       )
     # In this order: the state file never lists a checkpoint that is not there.
@@ -121,7 +168,12 @@ def free_bytes(directory: str) -> int | None:
 
 
 def make_room(
-  directory: str, path: str, needed: int, keeping: Keeping, release: Callable[[], None]
+  directory: str,
+  path: str,
+  needed: int,
+  keeping: Keeping,
+  release: Callable[[], None],
+  best: Best | None = None,
 ) -> str | None:
   """Makes room for a checkpoint, if there is none, by deleting those that would go after it.
 
@@ -133,6 +185,7 @@ def make_room(
     needed: its size in bytes, without attachments: these are taken for as large as the newest's.
     keeping: which checkpoints are kept.
     release: called first: gives up disk space that the program can do without.
+    best: one that stays, and so does the best one before it until `path` is there.
 
   Returns:
     What is wrong if there is still not enough room; None if there is.
@@ -144,7 +197,10 @@ def make_room(
     return None
   release()
   state = files.read_state(directory)
-  too_old = keeping.add(state, path)[1] if state else []
+  too_old = keeping.add(state, path, best)[1] if state else []
+  if best is not None:
+    # What is written may fail yet, and with it what is better.
+    too_old = [p for p in too_old if not best.was_it(p)]
   left = [] if state is None else list(state.paths)
   for old in too_old:
     if _fits(directory, needed):

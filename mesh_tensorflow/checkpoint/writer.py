@@ -16,12 +16,21 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from mesh_tensorflow import workers
-from mesh_tensorflow.checkpoint import files, folder, keeping, reader, snapshot, verification
+from mesh_tensorflow.checkpoint import (
+  files,
+  folder,
+  keeping,
+  meeting,
+  reader,
+  snapshot,
+  verification,
+)
 from mesh_tensorflow.checkpoint.files import ATTACHED, INDEX, NAME
 from mesh_tensorflow.checkpoint.meeting import Meeting
 from mesh_tensorflow.checkpoint.snapshot import Piece
 from mesh_tensorflow.checkpoint.verification import FileRecord
 from mesh_tensorflow.errors import CheckpointError, StorageError, WorkerLostError
+from mesh_tensorflow.workers import texts
 
 # What a disk says, and what is refused because a link leads to another folder.
 _OF_STORAGE = (tf.errors.OpError, OSError, StorageError)
@@ -232,6 +241,23 @@ class Job:
       files.remove_remains(self._directory, keep)
     except _OF_STORAGE:
       pass  # The folder or its disk is gone; what matters is the first error.
+
+
+def told_to_all(error: Exception, job: Job) -> Exception:
+  """The error of a save, when all workers have heard of it.
+
+  Each of them has it, and may end with it.
+  """
+  if workers.current().size == 1 or isinstance(error, WorkerLostError):
+    return error
+  said = texts.last_words(job.own_problem or "")
+  if not said:
+    return error
+  problem = next(filter(None, said), None)
+  if problem and not job.own_problem:
+    # A disk may have let nobody say more than that.
+    error = job.not_written(problem)
+  return meeting.told_to_all(error)
 
 
 def not_written(
