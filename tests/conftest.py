@@ -1,8 +1,13 @@
-"""Set-up and fixtures of all tests: 8 virtual CPU devices, clean gin, subprocesses, data."""
+"""Set-up and fixtures of all tests: folders, subprocesses, what is quick, what is told in the end.
+
+What needs TensorFlow is in `tests/in_process.py`: the process that only hands tests to others
+(pytest-xdist) never imports it, which takes five seconds.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import pathlib
 import shlex
@@ -11,52 +16,27 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # The tests are about virtual CPUs; test processes would also fight over the memory of a GPU.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
-import gin  # noqa: E402
-import hypothesis  # noqa: E402
 import pytest  # noqa: E402
-import tensorflow as tf  # noqa: E402
 
 from tests import fork_server  # noqa: E402
 
-NUM_CPU_DEVICES = 8
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-
-# Before any operation runs: afterwards TensorFlow refuses to split the CPU. One thread for an
-# operation, as `mtf.virtual_cpu_devices` does: the devices and the test processes share the cores.
-tf.config.threading.set_intra_op_parallelism_threads(1)
-tf.config.set_logical_device_configuration(
-  tf.config.list_physical_devices("CPU")[0],
-  [tf.config.LogicalDeviceConfiguration() for _ in range(NUM_CPU_DEVICES)],
-)
-
-_NOT_TOO_SLOW = [
-  hypothesis.HealthCheck.too_slow,
-  # Fixtures such as cpu_devices are constant, so sharing them between examples is harmless.
-  hypothesis.HealthCheck.function_scoped_fixture,
-]
-hypothesis.settings.register_profile(
-  "ci", max_examples=15, deadline=None, derandomize=True, suppress_health_check=_NOT_TOO_SLOW
-)
-hypothesis.settings.register_profile(
-  "long", max_examples=500, deadline=None, suppress_health_check=_NOT_TOO_SLOW
-)
-hypothesis.settings.load_profile(os.environ.get("MTF_HYPOTHESIS_PROFILE", "ci"))
 
 # Settings of the surrounding run that must not reach the programs under test.
 _NOT_INHERITED = ("TF_CONFIG", "XLA_FLAGS", "PYTHONPATH", "PYTHONSTARTUP")
 
 
-@pytest.fixture(scope="session")
-def cpu_devices() -> list[str]:
-  """The names of the 8 virtual CPU devices: "/device:CPU:0" to "/device:CPU:7"."""
-  return [device.name for device in tf.config.list_logical_devices("CPU")]
+def pytest_configure(config: pytest.Config) -> None:
+  hands_out = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
+  if not hands_out:
+    config.pluginmanager.register(importlib.import_module("tests.in_process"))
 
 
 @pytest.fixture(scope="session")
@@ -77,14 +57,6 @@ def shared_data() -> pathlib.Path:
       else "no test data: set MTF_TEST_DATA to a folder with tinyshakespeare/ and multi30k/"
     )
   return folder
-
-
-@pytest.fixture(autouse=True)
-def clean_gin() -> Iterator[None]:
-  """No binding passes from one test to another."""
-  gin.clear_config()
-  yield
-  gin.clear_config()
 
 
 @pytest.fixture(scope="session")

@@ -374,12 +374,13 @@ def _call(descriptor: Descriptor, mesh: mtf.Mesh, inputs: Sequence[mtf.Tensor]) 
 
 @contextlib.contextmanager
 def graph_optimizer(enabled: bool) -> Iterator[None]:
-  """Switches off TensorFlow's graph optimizer, which takes most of the time of a short run."""
+  """Switches TensorFlow's graph optimizer, which takes most of the time of a short run."""
+  before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
   tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not enabled})
   try:
     yield
   finally:
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
 
 
 @dataclasses.dataclass

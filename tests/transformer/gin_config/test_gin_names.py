@@ -135,6 +135,14 @@ def test_dynamic_registration(tmp_path):
   assert gin.query_parameter("linear_warmup.steps_or_fraction") == 5
 
 
+@pytest.mark.parametrize("line", ["rum.train_steps = 3", "run.optimizer = @Adafactor"])
+def test_other_imports_are_no_dynamic_registration(tmp_path, line):
+  """Below them, too, a name must be known, and is told with its place and the nearest ones."""
+  text = f"import mesh_tensorflow.transformer.transformer_layers\n{line}\n"
+  with pytest.raises(errors.ConfigError, match=r"gin: .*a\.gin:2: .*did you mean"):
+    parse(tmp_path, text)
+
+
 def test_dynamic_registration_around_an_include(tmp_path):
   """Names of the imports above hold below it; gin's own errors have the right line, too."""
   (tmp_path / "b.gin").write_text("d_model = 24\n")
