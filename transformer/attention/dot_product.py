@@ -32,6 +32,7 @@ def attention(
   z_loss_coeff: float | None = None,
   *,
   logit_soft_cap: float | None = None,
+  sink_logits: mtf.Tensor | None = None,
 ) -> mtf.Tensor:
   """softmax(q k + bias) v (Vaswani et al., 2017).
 
@@ -54,6 +55,8 @@ def attention(
       denominator, an auxiliary loss.
     logit_soft_cap: products become cap * tanh(product / cap), less than this, before the bias is
       added (Gemma Team, 2024; arXiv:2408.00118); None: they stay.
+    sink_logits: of some dims of q, as its heads: exp of it is one more summand of the softmax's
+      denominator, an `extra_logit` that is trained (OpenAI, 2025; arXiv:2508.10925). None: none.
 
   Returns:
     The dims of q without key_dim, then value_dim.
@@ -68,6 +71,8 @@ def attention(
     output_shape = q.shape - key_dim + value_dim
     if isinstance(extra_logit, mtf.Tensor):
       extra_logit = replace_in(extra_logit, replacement)
+    if sink_logits is not None:
+      sink_logits = replace_in(sink_logits, replacement)
   if float32_logits:  # A softmax makes factors of rounding errors of its logits.
     k = mtf.cast(k, tf.float32)
     q = mtf.cast(q, tf.float32)
@@ -94,8 +99,22 @@ def attention(
   weights = mtf.cast(weights, v.dtype)
   weights = weights_dropout(weights, dropout_rate, dropout_broadcast_dims, replacement)
   outputs = mtf.einsum([weights, v], output_shape=mtf.Shape(shared + queries + [value_dim]))
+  if sink_logits is not None:
+    outputs *= mtf.cast(_share_of_memory(logits, memory_length_dim, sink_logits), outputs.dtype)
   outputs = transposed(outputs, output_shape.dims)
   return outputs if replacement is None else mtf.reshape(outputs, whole_output_shape)
+
+
+def _share_of_memory(
+  logits: mtf.Tensor, memory_length_dim: mtf.Dimension, sink_logits: mtf.Tensor
+) -> mtf.Tensor:
+  """What part of the weights is left for memory: Z / (Z + exp(sink)), Z = sum exp(logits).
+
+  No gradient flows to an extra logit of `mtf.softmax` (it never did), so it is taken here. Weights
+  are multiplied by it after they are summed up: outputs have fewer elements.
+  """
+  log_z = mtf.reduce_logsumexp(logits, memory_length_dim)
+  return mtf.sigmoid(mtf.sub(log_z, mtf.cast(sink_logits, log_z.dtype), output_shape=log_z.shape))
 
 
 def weights_dropout(

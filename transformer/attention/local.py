@@ -18,6 +18,9 @@ from mesh_tensorflow.transformer.attention.dot_product import (
 # Blocks are not made smaller than this for the sake of a smaller window.
 _MIN_BLOCK = 128
 
+# A function, and what it compares of queries and of memory.
+_Comparison = tuple[Callable[..., mtf.Tensor], mtf.Tensor, mtf.Tensor]
+
 
 def local_attention_1d(
   q: mtf.Tensor,
@@ -35,6 +38,8 @@ def local_attention_1d(
   attention_kwargs: dict[str, Any] | None = None,
   *,
   relative_bias_fn: Callable[[mtf.Tensor, mtf.Tensor], mtf.Tensor] | None = None,
+  num_sinks: int = 0,
+  sink_position: mtf.Tensor | None = None,
 ) -> mtf.Tensor:
   """Attention of position p to (p - radius, p], or (p - radius, p + radius] with later ones.
 
@@ -59,12 +64,17 @@ def local_attention_1d(
     attention_kwargs: dict of further arguments of `attention`.
     relative_bias_fn: from relative positions (memory minus query, int32 `[query_block_length,
       memory_block_length]`) and the queries in blocks to what is added to the products.
+    num_sinks: how many first positions of a sequence are seen by all later ones of it; without
+      relative_bias_fn.
+    sink_position: int32 tensor of some dims of q, length_dim among them: positions within their
+      sequences, each of which begins at 0; None: all are of one sequence.
 
   Returns:
     The dims of q without key_dim, then value_dim.
 
   Raises:
     ShapeError: the radius is not positive, or length_dim_num_splits does not divide the length.
+    ArgumentError: num_sinks with relative_bias_fn.
   """
   if radius < 1 or length_dim_num_splits < 1 or length_dim.size % length_dim_num_splits:
     raise errors.ShapeError(
@@ -72,27 +82,48 @@ def local_attention_1d(
       f"length_dim_num_splits (={length_dim_num_splits}) a divisor of {length_dim.name}="
       f"{length_dim.size}"
     )
+  if num_sinks and relative_bias_fn is not None:
+    raise errors.ArgumentError(
+      f"local_attention_1d of {q}: there is no relative bias of sinks; set num_sinks "
+      f"(={num_sinks}) to 0 or relative_bias_fn to None"
+    )
   blocks = _Blocks.of(length_dim, length_dim_num_splits, radius, fully_autoregressive)
   relative_position, visible = blocks.window(q.mesh)
+  compared: list[_Comparison] = []
   if isinstance(sequence_id, mtf.Tensor) and length_dim in sequence_id.shape:
-    visible.append(_compared(mtf.equal, blocks.queries(sequence_id), blocks.memory(sequence_id)))
+    compared.append((mtf.equal, sequence_id, sequence_id))
   if read_priority is not None and write_priority is not None:
-    visible.append(
-      _compared(mtf.greater_equal, blocks.queries(read_priority), blocks.memory(write_priority))
-    )
-  bias = visibility_mask_to_attention_bias(_all(visible), q.dtype)
+    compared.append((mtf.greater_equal, read_priority, write_priority))
+  sinks = None
+  if num_sinks:
+    if sink_position is None:
+      sink_position = mtf.range(q.mesh, length_dim, tf.int32)
+    sinks = _Sinks.of(blocks, num_sinks, sink_position)
+    visible[0] = sinks.or_in_memory(visible[0], relative_position)
+  visible += [_compared(fn, blocks.queries(x), blocks.memory(y)) for fn, x, y in compared]
+  bias = visibility_mask_to_attention_bias(
+    _all(visible, [blocks.query_block, blocks.memory_length]), q.dtype
+  )
   q_blocks, k_blocks = blocks.queries(q), blocks.memory(k)
+  v_blocks = k_blocks if v is None or v is k else blocks.memory(v)
+  memory_length = blocks.memory_length
   if relative_bias_fn is not None:
     relative_bias = relative_bias_fn(relative_position, q_blocks)
     dims = [d for d in q_blocks.shape if d != blocks.query_block]
-    dims += [blocks.query_block, blocks.memory_length]  # The order of the products.
+    dims += [blocks.query_block, memory_length]  # The order of the products.
     dims = [d for d in dims if d in bias.shape or d in relative_bias.shape]
     bias = mtf.add(bias, relative_bias, output_shape=mtf.Shape(dims))
+  if sinks is not None:
+    bias = sinks.beside_bias(bias, compared)
+    same = v_blocks is k_blocks
+    k_blocks = sinks.beside(k_blocks, k)
+    v_blocks = k_blocks if same else sinks.beside(v_blocks, v)
+    memory_length = mtf.Dimension(memory_length.name, memory_length.size + num_sinks)
   a = attention(
     q_blocks,
     k_blocks,
-    k_blocks if v is None or v is k else blocks.memory(v),
-    blocks.memory_length,
+    v_blocks,
+    memory_length,
     key_dim,
     value_dim,
     bias,
@@ -177,6 +208,86 @@ class _Blocks:
     return relative_position, [near, inside]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Sinks:
+  """The first positions of sequences, which all later ones of the same sequence see.
+
+  Of what a block's queries see, all but one sequence begin in the block's memory, where their sinks
+  are unmasked. Only the sequence of the first query may have begun before: its sinks become further
+  memory of the block.
+
+  Attributes:
+    blocks: the blocks.
+    position: int32 with the dimension of positions: positions within their sequences.
+    dim: the sinks of a block; called as the memory is.
+    index: int32 `[..., <blocks>, dim]`, of blocks that are not split: where in the whole sequence a
+      block's further sinks are; -1 if they are in its memory, or are none.
+  """
+
+  blocks: _Blocks
+  position: mtf.Tensor
+  dim: mtf.Dimension
+  index: mtf.Tensor
+
+  @classmethod
+  def of(cls, blocks: _Blocks, num_sinks: int, position: mtf.Tensor) -> _Sinks:
+    """The `num_sinks` first positions of sequences, of which these are the positions."""
+    mesh, dim = position.mesh, mtf.Dimension(blocks.memory_length.name, num_sinks)
+    # Not split: a block's sinks may be with any processor.
+    everywhere = mtf.Dimension("_blocks", blocks.blocks.size)
+    first = mtf.gather(blocks.queries(position), 0, blocks.query_block)
+    first = mtf.replace_dimensions(first, blocks.blocks, everywhere)
+    begin = mtf.range(mesh, everywhere, tf.int32) * blocks.block_length
+    start = mtf.sub(begin, first, output_shape=first.shape)
+    shape = mtf.Shape([*first.shape, dim])
+    index = mtf.add(start, mtf.range(mesh, dim, tf.int32), output_shape=shape)
+
+    def before_memory(index: tf.Tensor, begin: tf.Tensor) -> tf.Tensor:
+      return tf.where((index >= 0) & (index < begin - blocks.halo), index, -1)
+
+    index = mtf.cwise(before_memory, [index, mtf.broadcast(begin, shape)])
+    return cls(blocks, position, dim, index)
+
+  def or_in_memory(self, near: mtf.Tensor, relative_position: mtf.Tensor) -> mtf.Tensor:
+    """The mask of the window, with the sinks that are in the memory of a block."""
+    right = 0 if self.blocks.to_the_left else self.blocks.radius
+    earlier = mtf.less_equal(relative_position, right)
+    sink = mtf.less(self.blocks.memory(self.position), self.dim.size)
+    dims = [d for d in sink.shape if d not in earlier.shape]
+    shape = mtf.Shape([*dims, *earlier.shape])
+    return mtf.logical_or(
+      near, mtf.logical_and(sink, earlier, output_shape=shape), output_shape=shape
+    )
+
+  def of_blocks(self, x: mtf.Tensor) -> mtf.Tensor:
+    """x at the further sinks of blocks, `[..., blocks, dim, ...]`; zeros where there are none."""
+    everywhere = self.index.shape.dims[-2]
+    dims = [d for d in self.index.shape.dims[:-2] if d not in x.shape]
+    for d in x.shape:
+      dims += [everywhere, self.dim] if d == self.blocks.length else [d]
+    y = mtf.gather(x, self.index, self.blocks.length, output_shape=mtf.Shape(dims))
+    return mtf.replace_dimensions(y, everywhere, self.blocks.blocks)
+
+  def beside(self, x_blocks: mtf.Tensor, x: mtf.Tensor) -> mtf.Tensor:
+    """x in the memory of blocks, and behind it at their further sinks."""
+    return mtf.concat([x_blocks, self.of_blocks(x)], self.dim.name)
+
+  def beside_bias(self, bias: mtf.Tensor, compared: list[_Comparison]) -> mtf.Tensor:
+    """The bias of the memory of blocks, and behind it that of their further sinks."""
+    query = self.blocks.query_block
+    there = mtf.greater_equal(self.index, 0)
+    visible = [mtf.replace_dimensions(there, there.shape.dims[-2], self.blocks.blocks)]
+    visible += [_compared(f, self.blocks.queries(x), self.of_blocks(y)) for f, x, y in compared]
+    sinks = visibility_mask_to_attention_bias(_all(visible, [query, self.dim]), bias.dtype)
+    last = [query, self.blocks.memory_length, self.dim]
+    dims = [d for d in dict.fromkeys([*bias.shape, *sinks.shape]) if d not in last]
+    parts = [
+      mtf.broadcast(x, mtf.Shape([*dims, query, memory]))
+      for x, memory in ((bias, last[1]), (sinks, self.dim))
+    ]
+    return mtf.concat(parts, self.dim.name)
+
+
 def _inside(
   position: mtf.Tensor, blocks: mtf.Dimension, block_length: int, length: int
 ) -> mtf.Tensor:
@@ -193,9 +304,8 @@ def _compared(
   return compare(query, memory, output_shape=mtf.Shape(dims))
 
 
-def _all(masks: list[mtf.Tensor]) -> mtf.Tensor:
-  """The conjunction; the dims of the first mask, of one block, stand last."""
-  block = masks[0].shape.dims
+def _all(masks: list[mtf.Tensor], block: list[mtf.Dimension]) -> mtf.Tensor:
+  """The conjunction; the dims `block`, of one block, stand last."""
   result, *others = sorted(masks, key=lambda mask: -mask.shape.ndims)
   for mask in others:
     dims = dict.fromkeys([*result.shape, *mask.shape])

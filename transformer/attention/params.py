@@ -11,6 +11,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.layers import unit_scaling_convention, us_einsum
 from mesh_tensorflow.program.dimensions import list_product
+from mesh_tensorflow.transformer.models.deepnorm import XavierNormal
 
 
 class AttentionParams:
@@ -38,6 +39,8 @@ class AttentionParams:
     fold_scaling_into_initializer: whether the factor key_dim.size ** -0.5 is part of the initial
       value of `q`; else `compute_q` multiplies by it.
     make_attention_vars: whether there are variables besides `o`.
+    initial_gain: variables start as Xavier's normal numbers, those of values and of the output
+      times this (as in DeepNorm); see `deepnorm_initial_gain`. None: as they do.
 
   Raises:
     ShapeError: shared_kv with different key_dim and value_dim.
@@ -61,6 +64,8 @@ class AttentionParams:
     keep_query_heads_dims: bool = False,
     fold_scaling_into_initializer: bool = True,
     make_attention_vars: bool = True,
+    *,
+    initial_gain: float | None = None,
   ):
     if shared_kv and key_dim != value_dim:
       raise errors.ShapeError(
@@ -82,6 +87,7 @@ class AttentionParams:
     self.keep_query_heads_dims = keep_query_heads_dims
     self.fold_scaling_into_initializer = fold_scaling_into_initializer
     self.make_attention_vars = make_attention_vars
+    self.initial_gain = initial_gain
 
     def combined(dims: list[mtf.Dimension]) -> list[mtf.Dimension]:
       return [mtf.combined_dimension(dims)] if combine_dims else dims
@@ -96,6 +102,9 @@ class AttentionParams:
 
   def init_weights(self) -> None:
     """Creates the variables. Standard deviations keep the variance of what they multiply."""
+    if self.initial_gain is not None:
+      self._make_xavier_variables(self.initial_gain)
+      return
     unit = unit_scaling_convention()
 
     def normal(*sizes: int) -> Any:
@@ -111,8 +120,34 @@ class AttentionParams:
       normal(*heads, self.value_dim.size),
     )
 
-  def _make_variables(self, query: Any, memory: Any, output: Any, suffix: str = "") -> None:
-    """Creates the variables with these initializers of `q`, of `k` and `v`, and of `o`."""
+  def _make_xavier_variables(self, gain: float) -> None:
+    """Creates the variables; with a gain those that a value goes through."""
+
+    def normal(gain: float, input_dims: Any, output_dims: Any, factor: float = 1.0) -> Any:
+      fans = (list_product(d.size for d in dims) for dims in (input_dims, output_dims))
+      return tf.random_normal_initializer(stddev=XavierNormal(gain).stddev(*fans) * factor)
+
+    fold: float = self.key_dim.size**-0.5 if self.fold_scaling_into_initializer else 1.0
+    self._make_variables(
+      normal(1.0, [self.query_input_dim], self.q_dims, fold),
+      # Keys that are values, too, begin as values.
+      normal(gain if self.shared_kv else 1.0, [self.memory_input_dim], self.k_dims),
+      normal(gain, self.o_dims, [self.output_dim]),
+      value=normal(gain, [self.memory_input_dim], self.v_dims),
+    )
+
+  def _make_variables(
+    self, query: Any, memory: Any, output: Any, suffix: str = "", value: Any = None
+  ) -> None:
+    """Creates the variables with these initializers of `q`, of `k` and `v`, and of `o`.
+
+    Args:
+      query: of `q`.
+      memory: of `k`, and of `v` unless `value` is given; or of `kv`.
+      output: of `o`.
+      suffix: of the names.
+      value: of `v`.
+    """
 
     def variable(name: str, shape: Sequence[mtf.Dimension], initializer: Any) -> mtf.Tensor:
       return self._variable(name + suffix, shape, initializer)
@@ -124,7 +159,7 @@ class AttentionParams:
         self.wkv = variable("kv", self.k_shape, memory)
       else:
         self.wk = variable("k", self.k_shape, memory)
-        self.wv = variable("v", self.v_shape, memory)
+        self.wv = variable("v", self.v_shape, memory if value is None else value)
     self.wo = variable("o", self.o_shape, output)
 
   def _variable(self, name: str, shape: Sequence[mtf.Dimension], initializer: Any) -> mtf.Tensor:

@@ -9,6 +9,7 @@ import gin
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
+from mesh_tensorflow.transformer.models.deepnorm import XavierNormal
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
@@ -24,6 +25,8 @@ class DenseReluDense(TransformerLayer):
       2020: "GLU variants improve Transformer", arXiv:2002.05202): ["swish", "linear"] is SwiGLU,
       ["gelu", "linear"] GEGLU, ["relu", "linear"] ReGLU.
     use_bias: whether the dense layers have biases.
+    initial_gain: kernels start as Xavier's, times this: `@deepnorm_initial_gain()`, say. None: as
+      `mtf.layers.dense` has it.
   """
 
   def __init__(
@@ -32,11 +35,14 @@ class DenseReluDense(TransformerLayer):
     dropout_rate: float = 0.0,
     activation: str | Callable[..., mtf.Tensor] | Sequence[Any] = "relu",
     use_bias: bool = False,
+    *,
+    initial_gain: float | None = None,
   ):
     self.hidden_size = hidden_size
     self.dropout_rate = dropout_rate
     self.activation = activation
     self.use_bias = use_bias
+    self.initial_gain = initial_gain
 
   def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
     """Applies the layer; see `TransformerLayer.call`."""
@@ -78,11 +84,11 @@ class DenseReluDense(TransformerLayer):
 
   def _inner_initializer(self) -> Any:
     """How the kernels of `wi` start; None: as `mtf.layers.dense` has it."""
-    return None
+    return None if self.initial_gain is None else XavierNormal(self.initial_gain)
 
   def _outer_initializer(self) -> Any:
     """How the kernel of `wo` starts; None: as `mtf.layers.dense` has it."""
-    return None
+    return None if self.initial_gain is None else XavierNormal(self.initial_gain)
 
   def _shifted(self, h: mtf.Tensor) -> mtf.Tensor:
     """What `wo` is applied to: the hidden values."""

@@ -10,10 +10,11 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.operations.norms import rms_normalize
 from mesh_tensorflow.transformer.layers.local_self_attention import LocalSelfAttention
+from mesh_tensorflow.transformer.layers.model_attention_params import attention_heads_dims
 from mesh_tensorflow.transformer.layers.rotary import Rotary
 from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
 from mesh_tensorflow.transformer.models.context import Context
-from mesh_tensorflow.transformer.models.sublayers import ones_variable
+from mesh_tensorflow.transformer.models.sublayers import ones_variable, zeros_variable
 
 _MODULE = "mesh_tensorflow.transformer.transformer_layers"
 
@@ -22,7 +23,9 @@ class QueryKeyOptions(SelfAttention):
   """Mixin: what may be done to queries and keys, and to their products.
 
   It stands before the kind of self-attention in the list of base classes. Variables besides those
-  of the self-attention, with query_key_norm: `q_norm/scale` and `k_norm/scale` [d_kv].
+  of the self-attention, with query_key_norm: `q_norm/scale` and `k_norm/scale` [d_kv]; with
+  sink_logits: `sink_logits` [<heads of queries>]; with qkv_bias: `q_bias`, `k_bias` and `v_bias`
+  [<heads>, d_kv], or `kv_bias`; with output_bias: `o_bias` [d_model]. Those start as zeros.
 
   Args:
     rotary: a `Rotary`, which turns queries and keys by their positions; or None.
@@ -32,10 +35,15 @@ class QueryKeyOptions(SelfAttention):
       forgets how small queries started.
     query_key_norm_epsilon: added to the mean square.
     logit_soft_cap: see `attention.attention`.
+    sink_logits: whether each head has a trained logit of attending to nothing; see
+      `attention.attention`.
+    qkv_bias: whether queries, keys and values have biases, added before all else.
+    output_bias: whether the result has one.
     **kwargs: arguments of the kind of self-attention.
 
   Raises:
-    ConfigError: rotary or query_key_norm with shared_kv; or logit_soft_cap with hybrid attention.
+    ConfigError: rotary or query_key_norm with shared_kv; or logit_soft_cap or sink_logits with
+      hybrid attention.
   """
 
   def __init__(
@@ -44,9 +52,16 @@ class QueryKeyOptions(SelfAttention):
     query_key_norm: bool = False,
     query_key_norm_epsilon: float = 1e-6,
     logit_soft_cap: float | None = None,
+    *,
+    sink_logits: bool = False,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
     **kwargs: Any,
   ):
     super().__init__(**kwargs)
+    self.sink_logits = sink_logits
+    self.qkv_bias = qkv_bias
+    self.output_bias = output_bias
     self.rotary = rotary
     self.query_key_norm = query_key_norm
     self.query_key_norm_epsilon = query_key_norm_epsilon
@@ -61,18 +76,34 @@ class QueryKeyOptions(SelfAttention):
         f"{type(self).__name__}: hybrid attention has no logit_soft_cap (={logit_soft_cap}); set "
         "one of attention_func and logit_soft_cap to None"
       )
+    if sink_logits and self.attention_func == "hybrid":
+      raise errors.ConfigError(
+        f"{type(self).__name__}: hybrid attention has no sink_logits; set attention_func = None or "
+        "sink_logits = False"
+      )
 
   def attention_kwargs_from_context(self, context: Context) -> dict[str, Any]:
     """Further arguments of `attention`."""
     kwargs = super().attention_kwargs_from_context(context)
     if self.logit_soft_cap is not None:
       kwargs["logit_soft_cap"] = self.logit_soft_cap
+    if self.sink_logits:
+      heads, _ = attention_heads_dims(self.num_heads, self.num_memory_heads)
+      kwargs["sink_logits"] = self._bias(context, "sink_logits", heads)
     return kwargs
 
   def positioned(
     self, context: Context, q: mtf.Tensor, memory: list[mtf.Tensor]
   ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
-    """Queries and keys normalized, and turned by their positions."""
+    """Queries and keys with biases, normalized, and turned by their positions."""
+    if self.qkv_bias:
+      heads, memory_heads = attention_heads_dims(self.num_heads, self.num_memory_heads)
+      q = self._plus_bias(context, q, "q_bias", heads + [self.kv_dim])
+      names = ["k_bias", "v_bias"] if len(memory) == 2 else ["kv_bias"]
+      memory = [
+        self._plus_bias(context, m, name, memory_heads + [self.kv_dim])
+        for m, name in zip(memory, names)
+      ]
     k, *v = memory
     if self.query_key_norm:
       # The norm takes away the scale of the queries, wherever it was: in the weights or a factor.
@@ -86,6 +117,24 @@ class QueryKeyOptions(SelfAttention):
       # The cache holds keys that are turned: each is turned once, not in each later step.
       k = self.rotary(context, k, memory_position, self.kv_dim)
     return q, [k, *v]
+
+  def layer_output_from_attention_output(
+    self, context: Context, attention_output: mtf.Tensor, losses: Any
+  ) -> mtf.Tensor:
+    """The output of attention, with its bias."""
+    if self.output_bias:
+      attention_output = self._plus_bias(
+        context, attention_output, "o_bias", [context.model.model_dim]
+      )
+    return super().layer_output_from_attention_output(context, attention_output, losses)
+
+  def _bias(self, context: Context, name: str, dims: list[mtf.Dimension]) -> mtf.Tensor:
+    return zeros_variable(context, name, mtf.Shape(context.model.ensemble_dims + dims))
+
+  def _plus_bias(
+    self, context: Context, x: mtf.Tensor, name: str, dims: list[mtf.Dimension]
+  ) -> mtf.Tensor:
+    return mtf.add(x, self._bias(context, name, dims), output_shape=x.shape)
 
   def _normalized(self, context: Context, x: mtf.Tensor, name: str) -> mtf.Tensor:
     with mtf.variable_scope(name):
@@ -113,6 +162,9 @@ class GroupedQueryAttention(QueryKeyOptions, SelfAttention):
       keeps the keys of all positions; `LocalGroupedQueryAttention` keeps a window of them.
     num_sinks: how many first positions of a sequence are seen from everywhere, though they are
       outside of the window (Xiao et al., 2023, arXiv:2309.17453).
+    sink_logits: see `QueryKeyOptions`.
+    qkv_bias: see `QueryKeyOptions`.
+    output_bias: see `QueryKeyOptions`.
     **kwargs: arguments of `SelfAttention`.
 
   Raises:
@@ -128,9 +180,22 @@ class GroupedQueryAttention(QueryKeyOptions, SelfAttention):
     logit_soft_cap: float | None = None,
     window: int | None = None,
     num_sinks: int = 0,
+    *,
+    sink_logits: bool = False,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
     **kwargs: Any,
   ):
-    super().__init__(rotary, query_key_norm, query_key_norm_epsilon, logit_soft_cap, **kwargs)
+    super().__init__(
+      rotary,
+      query_key_norm,
+      query_key_norm_epsilon,
+      logit_soft_cap,
+      sink_logits=sink_logits,
+      qkv_bias=qkv_bias,
+      output_bias=output_bias,
+      **kwargs,
+    )
     self.window = window
     self.num_sinks = num_sinks
     if (window is not None and window < 1) or num_sinks < 0 or (num_sinks and window is None):
@@ -157,7 +222,7 @@ class GroupedQueryAttention(QueryKeyOptions, SelfAttention):
 
 @gin.configurable(module=_MODULE)
 class LocalGroupedQueryAttention(QueryKeyOptions, LocalSelfAttention):
-  """`LocalSelfAttention` with rotary positions, query-key norm and a cap on logits.
+  """`LocalSelfAttention` with rotary positions, query-key norm, a cap on logits, and sinks.
 
   Work and decoding states grow with the window (`radius`), not with the sequence. Bindings of
   `LocalSelfAttention` hold here too.
@@ -167,5 +232,41 @@ class LocalGroupedQueryAttention(QueryKeyOptions, LocalSelfAttention):
     query_key_norm: see `GroupedQueryAttention`.
     query_key_norm_epsilon: see `GroupedQueryAttention`.
     logit_soft_cap: see `GroupedQueryAttention`.
+    num_sinks: see `GroupedQueryAttention`; their keys are kept beside those of the window.
+    sink_logits: see `GroupedQueryAttention`.
+    qkv_bias: see `GroupedQueryAttention`.
+    output_bias: see `GroupedQueryAttention`.
     **kwargs: arguments of `LocalSelfAttention`.
+
+  Raises:
+    ConfigError: see `QueryKeyOptions`; or num_sinks is negative.
   """
+
+  def __init__(
+    self,
+    rotary: Rotary | None = None,
+    query_key_norm: bool = False,
+    query_key_norm_epsilon: float = 1e-6,
+    logit_soft_cap: float | None = None,
+    *,
+    num_sinks: int = 0,
+    sink_logits: bool = False,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    **kwargs: Any,
+  ):
+    super().__init__(
+      rotary,
+      query_key_norm,
+      query_key_norm_epsilon,
+      logit_soft_cap,
+      sink_logits=sink_logits,
+      qkv_bias=qkv_bias,
+      output_bias=output_bias,
+      **kwargs,
+    )
+    self.num_sinks = num_sinks
+    if num_sinks < 0:
+      raise errors.ConfigError(
+        f"{type(self).__name__}: num_sinks (={num_sinks}) must not be negative"
+      )

@@ -21,7 +21,8 @@ class LocalSelfAttention(SelfAttention):
 
   Position p sees (p - radius, p], or (p - radius, p + radius] in a model that is not fully
   autoregressive. The decoding states are keys and values `[<batch_dims>, heads, window, d_kv]`:
-  position p is in slot p mod radius.
+  position p is in slot p mod radius. A subclass may have `num_sinks` first positions that are seen
+  from everywhere: they have the first slots to themselves, and the others begin behind them.
 
   Args:
     radius: how far a position sees.
@@ -50,7 +51,33 @@ class LocalSelfAttention(SelfAttention):
 
   @property
   def window_dim(self) -> mtf.Dimension:
-    return mtf.Dimension("window", self.radius)
+    """The slots: those of sinks, then those of the window."""
+    return mtf.Dimension("window", self.num_sinks + self.radius)
+
+  def _slot(self, position: mtf.Tensor) -> mtf.Tensor:
+    """The slot that a position is written to: no two that are seen together have the same."""
+    if not self.num_sinks:
+      return mtf.mod(position, self.radius)
+    n = self.num_sinks
+    return mtf.cwise(lambda p: tf.where(p < n, p, n + (p - n) % self.radius), [position])
+
+  def _latest(self, position: mtf.Tensor, window: mtf.Dimension) -> mtf.Tensor:
+    """The last position that was written to each slot, once this one is; negative: none."""
+    n = self.num_sinks
+
+    def latest(here: tf.Tensor, slot: tf.Tensor) -> tf.Tensor:
+      # Of the positions equal to the slot's modulo the radius, counted behind the sinks.
+      last = here - (here - slot) % self.radius
+      if not n:
+        return last
+      return tf.where(slot < n, tf.where(here < slot, -1, slot), tf.where(last < n, -1, last))
+
+    return mtf.binary_op_with_broadcasting(
+      latest,
+      position,
+      mtf.range(position.mesh, window, tf.int32),
+      output_shape=mtf.Shape([*position.shape.dims, window]),
+    )
 
   def min_relative_position(self, context: Context) -> int | None:
     """The relative position of the leftmost memory that is seen."""
@@ -139,6 +166,9 @@ class LocalSelfAttention(SelfAttention):
         q_blocks,
       )
 
+    sink_position = context.packed_position
+    if sink_position is None or context.length_dim not in sink_position.shape:
+      sink_position = context.position
     return attention.local_attention_1d(
       q,
       memory[0],
@@ -154,6 +184,8 @@ class LocalSelfAttention(SelfAttention):
       read_priority=context.read_priority,
       attention_kwargs=self._attention_arguments(context),
       relative_bias_fn=relative_bias if self.relative_attention_type else None,
+      num_sinks=self.num_sinks,
+      sink_position=sink_position if self.num_sinks else None,
     )
 
   def _attend_incrementally(
@@ -168,28 +200,22 @@ class LocalSelfAttention(SelfAttention):
     position = context.position
 
     def relative_position() -> mtf.Tensor:
-      """Of the position in each slot: in (-radius, 0]."""
-      slots = mtf.range(q.mesh, window, tf.int32)
-      return mtf.binary_op_with_broadcasting(
-        # The slot has the latest position that is equal to it modulo the radius.
-        lambda here, slot: -((here - slot) % self.radius),
-        position,
-        slots,
-        output_shape=mtf.Shape([*position.shape.dims, window]),
-      )
+      """Of the position in each slot: in (-radius, 0], but for sinks."""
+      latest = self._latest(position, window)
+      return mtf.sub(latest, position, output_shape=latest.shape)
 
     def mask() -> mtf.Tensor:
       """Hides the slots that no position has been written to."""
       slots = mtf.range(q.mesh, window, tf.int32)
-      # Slots are filled in order: from position radius - 1 on, all are.
+      # Slots are filled in order: from a position on, all are.
       written = mtf.greater_equal(
         position, slots, output_shape=mtf.Shape([*position.shape.dims, window])
       )
       return attention.visibility_mask_to_attention_bias(written, context.activation_dtype)
 
     here = context.cached(
-      ("window_slot", window, position),
-      lambda: mtf.one_hot(mtf.mod(position, self.radius), window, dtype=tf.bool),
+      ("window_slot", window, self.radius, position),
+      lambda: mtf.one_hot(self._slot(position), window, dtype=tf.bool),
     )
     states = [
       overwrite(old, new, here) for old, new in zip(context.get_states(len(memory)), memory)
@@ -198,7 +224,7 @@ class LocalSelfAttention(SelfAttention):
     bias = context.cached(("window_mask", window, position), mask)
     if self.relative_attention_type:
       relative = self._relative_bias(
-        context, ("window", window, position), relative_position, heads_dims, q
+        context, ("window", window, self.radius, position), relative_position, heads_dims, q
       )
       bias = mtf.add(relative, bias, output_shape=relative.shape)
     return self.attention_fn(
@@ -236,15 +262,9 @@ class LocalSelfAttention(SelfAttention):
     """The last positions before `context.initial_position`, each in its slot."""
     window, length = self.window_dim, context.length_dim
     end = context.initial_position
-    # The largest position before the end that belongs into the slot; none if it is negative.
+    # At a negative position there is nothing: the gather gives zeros.
     position = context.cached(
-      ("window_positions", window, end),
-      lambda: mtf.binary_op_with_broadcasting(
-        lambda end, slot: end - 1 - (end - 1 - slot) % self.radius,
-        end,
-        mtf.range(x.mesh, window, tf.int32),
-        output_shape=mtf.Shape([*end.shape.dims, window]),
-      ),
+      ("window_positions", window, self.radius, end), lambda: self._latest(end - 1, window)
     )
     i = x.shape.dims.index(length)
     batch, (*heads, kv_dim) = x.shape.dims[:i], x.shape.dims[i + 1 :]

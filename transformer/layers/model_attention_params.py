@@ -20,6 +20,8 @@ def attention_params(
   combine_dims: bool = True,
   keep_query_heads_dims: bool = False,
   fold_scaling_into_initializer: bool = True,
+  *,
+  initial_gain: float | None = None,
 ) -> AttentionParams:
   """The variables of attention between vectors of the model's size.
 
@@ -33,6 +35,7 @@ def attention_params(
     combine_dims: whether the variables are matrices.
     keep_query_heads_dims: whether the output keeps the heads apart.
     fold_scaling_into_initializer: see `AttentionParams`.
+    initial_gain: see `AttentionParams`.
 
   Returns:
     `AttentionParams`. One head has no dimension; the heads of queries are `heads`, or with fewer
@@ -48,6 +51,7 @@ def attention_params(
     combine_dims=combine_dims,
     keep_query_heads_dims=keep_query_heads_dims,
     fold_scaling_into_initializer=fold_scaling_into_initializer,
+    initial_gain=initial_gain,
   )
 
 

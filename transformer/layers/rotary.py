@@ -13,7 +13,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer.models.context import Context
 
-_SCALINGS = (None, "linear", "ntk", "llama3")
+_SCALINGS = (None, "linear", "ntk", "llama3", "yarn")
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
@@ -34,15 +34,23 @@ class Rotary:
       "llama3": w_i = 2 pi / f_i positions make a turn. Pairs of original_length / w_i at least
           high_freq_factor turns have f_i, those of at most low_freq_factor turns f_i / factor;
           between, s f_i + (1 - s) f_i / factor, where s grows linearly with the turns, from 0 to 1
+      "yarn": s f_i + (1 - s) f_i / factor (Peng et al., 2023; arXiv:2309.00071), where s falls
+          linearly with i, as in the authors' program and the models trained with it: from 1 at the
+          pair of beta_fast turns in original_length positions (rounded down) to 0 at that of
+          beta_slow turns (rounded up). Queries and keys are multiplied by attention_factor
 
   Args:
     base: see above; the larger, the slower the slowest pair turns.
     fraction: which part of the pairs is turned; those of the largest i are left as they are.
-    scaling: None, "linear", "ntk" or "llama3".
+    scaling: None, "linear", "ntk", "llama3" or "yarn".
     factor: of the scaling, at least 1.
-    original_length: length of the sequences of training, for "llama3".
+    original_length: length of the sequences of training, for "llama3" and "yarn".
     low_freq_factor: see above.
     high_freq_factor: see above.
+    beta_fast: see above.
+    beta_slow: see above.
+    attention_factor: of "yarn", whose longer sequences have more to attend to: products of queries
+      and keys are multiplied by its square. None: 0.1 ln(factor) + 1.
 
   Raises:
     ConfigError: an argument that is none of these.
@@ -55,11 +63,14 @@ class Rotary:
   original_length: int = 8192
   low_freq_factor: float = 1.0
   high_freq_factor: float = 4.0
+  beta_fast: float = dataclasses.field(default=32.0, kw_only=True)
+  beta_slow: float = dataclasses.field(default=1.0, kw_only=True)
+  attention_factor: float | None = dataclasses.field(default=None, kw_only=True)
 
   def __post_init__(self) -> None:
     if self.scaling not in _SCALINGS:
       raise errors.ConfigError(
-        f'Rotary.scaling must be None, "linear", "ntk" or "llama3", got {self.scaling!r}'
+        f'Rotary.scaling must be None, "linear", "ntk", "llama3" or "yarn", got {self.scaling!r}'
       )
     if self.base <= 1 or not 0 <= self.fraction <= 1 or self.factor < 1:
       raise errors.ConfigError(
@@ -69,12 +80,22 @@ class Rotary:
     if self.factor != 1 and self.scaling is None:
       raise errors.ConfigError(
         f"Rotary.factor (={self.factor}) has no effect without Rotary.scaling; bind it to "
-        '"linear", "ntk" or "llama3"'
+        '"linear", "ntk", "llama3" or "yarn"'
       )
     if not 0 < self.low_freq_factor < self.high_freq_factor:
       raise errors.ConfigError(
         f"Rotary: low_freq_factor (={self.low_freq_factor}) must be positive, and less than "
         f"high_freq_factor (={self.high_freq_factor})"
+      )
+    if not 0 < self.beta_slow < self.beta_fast:
+      raise errors.ConfigError(
+        f"Rotary: beta_slow (={self.beta_slow}) must be positive, and less than beta_fast "
+        f"(={self.beta_fast})"
+      )
+    if self.attention_factor is not None and self.scaling != "yarn":
+      raise errors.ConfigError(
+        f"Rotary.attention_factor (={self.attention_factor}) is of Rotary.scaling = 'yarn', which "
+        f"is {self.scaling!r}"
       )
 
   def frequencies(self, size: int) -> list[float]:
@@ -90,17 +111,41 @@ class Rotary:
     pairs = size // 2
     turned = round(pairs * self.fraction)
     # Pairs of frequency 0 are not turned: they compare contents, wherever these are.
-    return [self._scaled(base ** (-i / pairs)) if i < turned else 0.0 for i in range(pairs)]
+    return [
+      self._scaled(base ** (-i / pairs), i, size) if i < turned else 0.0 for i in range(pairs)
+    ]
 
-  def _scaled(self, frequency: float) -> float:
+  def _scaled(self, frequency: float, i: int, size: int) -> float:
+    """The frequency of pair i of a vector of this size, scaled."""
     if self.scaling == "linear":
       return frequency / self.factor
-    if self.scaling != "llama3":
+    if self.scaling == "llama3":
+      turns = self.original_length * frequency / (2 * math.pi)
+      low, high = self.low_freq_factor, self.high_freq_factor
+      share = (turns - low) / (high - low)
+    elif self.scaling == "yarn":
+      first = max(math.floor(self._pair_of_turns(self.beta_fast, size)), 0)
+      last = min(math.ceil(self._pair_of_turns(self.beta_slow, size)), size - 1)
+      # Sizes of tests can have both at one pair; then it is the last that keeps its frequency.
+      share = 1 - (i - first) / max(last - first, 1e-3)
+    else:
       return frequency
-    turns = self.original_length * frequency / (2 * math.pi)
-    low, high = self.low_freq_factor, self.high_freq_factor
-    share = min(max((turns - low) / (high - low), 0.0), 1.0)
+    share = min(max(share, 0.0), 1.0)
     return share * frequency + (1 - share) * frequency / self.factor
+
+  def _pair_of_turns(self, turns: float, size: int) -> float:
+    """The pair, between whole numbers, that makes so many turns in original_length positions."""
+    length = self.original_length / (2 * math.pi * turns)
+    return size / 2 * math.log(length) / math.log(self.base)
+
+  @property
+  def vector_factor(self) -> float:
+    """What turned vectors are multiplied by."""
+    if self.scaling != "yarn":
+      return 1.0
+    if self.attention_factor is not None:
+      return self.attention_factor
+    return 0.1 * math.log(self.factor) + 1.0
 
   def __call__(
     self, context: Context, x: mtf.Tensor, position: mtf.Tensor, dim: mtf.Dimension
@@ -154,7 +199,7 @@ class Rotary:
       mtf.import_tf_tensor(position.mesh, tf.constant(frequencies), mtf.Shape([half])),
       output_shape=position.shape + half,
     )
-    return (
-      mtf.cwise(tf.cos, [angle], grad_function=0, name="cos"),
-      mtf.cwise(tf.sin, [angle], grad_function=0, name="sin"),
-    )
+    cos = mtf.cwise(tf.cos, [angle], grad_function=0, name="cos")
+    sin = mtf.cwise(tf.sin, [angle], grad_function=0, name="sin")
+    factor = self.vector_factor
+    return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)

@@ -48,6 +48,7 @@ class SelfAttention(TransformerLayer):
     hyperprompt_length_decoder: likewise of layers in the scope `decoder`.
     hyperprompt_hidden_dim: hidden size of the network that makes prompts.
     hyperprompt_task_num: number of tasks.
+    initial_gain: see `attention.AttentionParams`; `@deepnorm_initial_gain()`, say.
   """
 
   # How many first positions of a sequence are seen from everywhere; see `GroupedQueryAttention`.
@@ -74,7 +75,10 @@ class SelfAttention(TransformerLayer):
     hyperprompt_length_decoder: int | None = None,
     hyperprompt_hidden_dim: int | None = None,
     hyperprompt_task_num: int = 8,
+    *,
+    initial_gain: float | None = None,
   ):
+    self.initial_gain = initial_gain
     self.num_heads = num_heads
     self.num_memory_heads = num_memory_heads
     self.key_value_size = key_value_size
@@ -130,6 +134,7 @@ class SelfAttention(TransformerLayer):
       combine_dims=self.combine_dims,
       keep_query_heads_dims=self.keep_query_heads_dims,
       fold_scaling_into_initializer=self.fold_scaling_into_initializer,
+      initial_gain=self.initial_gain,
     )
 
   def min_relative_position(self, context: Context) -> int | None:

@@ -160,8 +160,8 @@ def sublayer_scaled_residual(
 ) -> mtf.Tensor:
   """input_scale * the input of the current layer + output_scale * x.
 
-  DeepNorm (Wang et al., 2022; arXiv:2203.00555) is post-norm with input_scale = (2 L) ** (1 / 4)
-  for a stack of L blocks without a second stack; its smaller initial weights are apart from this.
+  DeepNorm (Wang et al., 2022; arXiv:2203.00555) is post-norm with input_scale =
+  `deepnorm_input_scale`, and with weights that start smaller, by `deepnorm_initial_gain`.
   """
   del layer_stack
   return x * output_scale + context.current_layer_input * input_scale
@@ -265,4 +265,15 @@ def ones_variable(context: Context, name: str, shape: mtf.Shape) -> mtf.Tensor:
     shape,
     dtype=context.variable_dtype,
     initializer=tf.ones_initializer(),
+  )
+
+
+def zeros_variable(context: Context, name: str, shape: mtf.Shape) -> mtf.Tensor:
+  """A variable that starts as zeros."""
+  return mtf.get_variable(
+    context.mesh,
+    name,
+    shape,
+    dtype=context.variable_dtype,
+    initializer=tf.zeros_initializer(),
   )

@@ -71,6 +71,10 @@ STATES = {
   "multi_query_attention_with_norm_and_soft_cap": ["batch:2 memory_length:4 d_kv:4"] * 2,
   "window_with_a_sink": ["batch:2 memory_length:4 heads:2 d_kv:4"] * 2,
   "rotary_local_attention": ["batch:2 heads:2 window:3 d_kv:4"] * 2,
+  "yarn_of_groups_with_trained_sinks": ["batch:2 memory_length:4 heads:2 d_kv:4"] * 2,
+  "attention_with_biases": ["batch:2 memory_length:4 heads:2 d_kv:4"] * 2,
+  # A slot of the sink, two of the window.
+  "local_attention_with_sinks": ["batch:2 window:3 d_kv:4"] * 2,
   "swiglu": [],
 }
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import tensorflow as tf
 
-from mesh_tensorflow.transformer import transformer, transformer_layers
+import mesh_tensorflow as mtf
+from mesh_tensorflow.transformer import attention, transformer, transformer_layers
 from tests.conformance.framework import T, op
 from tests.transformer.layer_context import make_context
 from tests.transformer.layers import numpy_attention as na
@@ -30,6 +32,12 @@ def frequencies(base, scaling=None, factor=1.0, original_length=8, low=1.0, high
   f = base ** np.array([0.0, -0.5])
   if scaling == "linear":
     f = f / factor
+  elif scaling == "yarn":
+    # Pair of so many turns in original_length positions; `low` and `high` are betas.
+    pair = [4 * np.log(original_length / (b * 2 * np.pi)) / (2 * np.log(base)) for b in (high, low)]
+    first, last = max(np.floor(pair[0]), 0), min(np.ceil(pair[1]), 3)
+    ramp = np.clip((np.arange(2) - first) / (last - first), 0, 1)
+    f = f / factor * ramp + f * (1 - ramp)
   elif scaling == "llama3":
     wavelength = 2 * np.pi / f
     smooth = (original_length / wavelength - low) / (high - low)
@@ -49,18 +57,28 @@ def turned(x, f):
   return np.concatenate([z.real, z.imag], -1)
 
 
-def grouped(x, w, heads, memory_heads, f, bias, norm=(), cap=None):
-  """Grouped-query attention with variables q, k, v, o and maybe scales of norms."""
+def grouped(x, w, heads, memory_heads, f, bias, norm=(), cap=None, factor=1.0):
+  """Grouped-query attention with variables q, k, v, o and maybe scales, biases, sinks."""
   q, k, v = (na.heads_of(x, w[n], h) for n, h in zip("qkv", (heads, memory_heads, memory_heads)))
+  if "q_bias" in w:
+    q = q + w["q_bias"].reshape(heads, 4)
+    k, v = (t + w[n].reshape(memory_heads, 4) for t, n in ((k, "k_bias"), (v, "v_bias")))
   if norm:
     q, k = rms_norm(q, w[norm[0]]) * 0.5, rms_norm(k, w[norm[1]])
-  q, k = turned(q, f), turned(k, f)
+  q, k = turned(q, f) * factor, turned(k, f) * factor
   k, v = (np.repeat(t, heads // memory_heads, axis=2) for t in (k, v))
   logits = np.einsum("blhk,bmhk->bhlm", q, k)
   if cap:
     logits = cap * np.tanh(logits / cap)
-  a = np.einsum("bhlm,bmhk->blhk", na.softmax(logits + bias), v)
-  return a.reshape(*x.shape[:2], -1) @ w["o"]
+  logits = logits + bias
+  if "sink_logits" in w:
+    # One more logit, whose weight no value gets.
+    sink = np.broadcast_to(w["sink_logits"].reshape(heads, 1, 1), [*logits.shape[:3], 1])
+    weights = na.softmax(np.concatenate([logits, sink], -1))[..., :-1]
+  else:
+    weights = na.softmax(logits)
+  a = np.einsum("bhlm,bmhk->blhk", weights, v)
+  return a.reshape(*x.shape[:2], -1) @ w["o"] + w.get("o_bias", 0.0)
 
 
 def attention_op(name, cls, options, reference, *inputs, heads=2, memory_heads=2, build=None):
@@ -78,6 +96,13 @@ def attention_op(name, cls, options, reference, *inputs, heads=2, memory_heads=2
     variables |= {"q_norm/scale": "d_kv:4", "k_norm/scale": "d_kv:4"}
   groups = f"heads:{memory_heads} query_heads:{heads // memory_heads}"
   inside = groups if 1 < memory_heads < heads else f"heads:{heads}"
+  if options.get("qkv_bias"):
+    memory_bias = f"heads:{memory_heads} d_kv:4" if memory_heads > 1 else "d_kv:4"
+    variables |= {"q_bias": f"{inside} d_kv:4", "k_bias": memory_bias, "v_bias": memory_bias}
+  if options.get("output_bias"):
+    variables["o_bias"] = "d_model:4"
+  if options.get("sink_logits"):
+    variables["sink_logits"] = inside
 
   def numpy(x, *rest):
     n = len(inputs)
@@ -126,6 +151,52 @@ def packed_reference(x, ids, position, **kwargs):
   seen = (r == 0) | ((position == 0)[:, None, :] & (r < 0))
   seen = seen & (ids[:, :, None] == ids[:, None, :])
   return grouped(x, f=frequencies(9.0), bias=np.where(seen, 0.0, -1e9)[:, None], **kwargs)
+
+
+def of_blocks(x, k, position, ids, num_sinks=2):
+  """Local attention in blocks of 2 of 8 positions; keys are queries and values."""
+  length = x.shape.dims[1]
+  priority = mtf.range(x.mesh, length, tf.int32)
+  d_kv = x.shape.dims[-1]
+  return attention.local_attention_1d(
+    x,
+    k,
+    None,
+    length,
+    d_kv,
+    d_kv,
+    length_dim_num_splits=4,
+    radius=2,
+    sequence_id=ids,
+    read_priority=priority,
+    write_priority=priority,
+    num_sinks=num_sinks,
+    sink_position=position,
+  )
+
+
+def numpy_of_blocks(x, k, position, ids):
+  r = na.relative(8)
+  position = np.broadcast_to(position, ids.shape)
+  seen = (r > -2) | (position < 2)[:, None, :]
+  seen = seen & (r <= 0) & (ids[:, :, None] == ids[:, None, :])
+  logits = np.einsum("blk,bmk->blm", x, k) + np.where(seen, 0.0, -1e9)
+  return np.einsum("blm,bmk->blk", na.softmax(logits), k)
+
+
+def blocks(name, position, ids):
+  """Local attention in blocks, with sinks: of two sequences, the second of which is long."""
+  return op(
+    name,
+    of_blocks,
+    numpy_of_blocks,
+    *[T("batch:2 length:8 d_kv:2")] * 2,
+    T("batch:2 length:8" if np.ndim(position) == 2 else "length:8", dtype="int32", values=position),
+    T("batch:2 length:8", dtype="int32", values=ids),
+    # A block lies on one processor: so many splits were said.
+    illegal=lambda layout: layout.splits("length") and 4 % layout.axis("length").size,
+    together="batch:2 length:8 d_kv:2",
+  )
 
 
 NORMS = ("q_norm/scale", "k_norm/scale")
@@ -239,6 +310,43 @@ DESCRIPTORS = [
     lambda x, **kw: grouped(
       x, f=frequencies(9.0, "ntk", 2.0), bias=window(3), norm=NORMS, cap=1.5, **kw
     ),
+  ),
+  attention_op(
+    "yarn_of_groups_with_trained_sinks",
+    GROUPED,
+    dict(
+      rotary=ROTARY(base=9.0, scaling="yarn", factor=4.0, original_length=32, beta_fast=3.0),
+      sink_logits=True,
+    ),
+    lambda x, **kw: grouped(
+      x,
+      f=frequencies(9.0, "yarn", 4.0, 32, low=1.0, high=3.0),
+      factor=0.1 * np.log(4.0) + 1.0,
+      bias=na.causal(L),
+      **kw,
+    ),
+    heads=4,
+    memory_heads=2,
+  ),
+  attention_op(
+    "attention_with_biases",
+    GROUPED,
+    # Without positions the bias of keys would change nothing.
+    dict(rotary=ROTARY(base=9.0), qkv_bias=True, output_bias=True),
+    lambda x, **kw: grouped(x, f=frequencies(9.0), bias=na.causal(L), **kw),
+  ),
+  attention_op(
+    "local_attention_with_sinks",
+    LOCAL,
+    dict(radius=2, rotary=ROTARY(base=9.0), num_sinks=1, sink_logits=True, qkv_bias=True),
+    lambda x, **kw: grouped(x, f=frequencies(9.0), bias=window(2, 1), **kw),
+    memory_heads=1,
+  ),
+  blocks("sinks_in_blocks", np.arange(8), np.ones([2, 8], int)),
+  blocks(
+    "sinks_of_packed_sequences_in_blocks",
+    [[0, 1, 2, 0, 1, 2, 3, 4], [0, 0, 1, 2, 3, 4, 5, 6]],
+    [[1, 1, 1, 2, 2, 2, 2, 2], [1, 2, 2, 2, 2, 2, 2, 2]],
   ),
   gated("swiglu", "swish", swish),
   gated("reglu", "relu", lambda x: np.maximum(x, 0)),

@@ -73,7 +73,9 @@ def test_the_dtype_is_kept():
 @pytest.mark.parametrize(
   "arguments,says",
   [
-    (dict(scaling="yarn"), '"linear", "ntk" or "llama3", got \'yarn\''),
+    (dict(scaling="dynamic"), '"ntk", "llama3" or "yarn", got \'dynamic\''),
+    (dict(scaling="yarn", factor=2.0, beta_fast=1.0), r"beta_slow \(=1.0\) must be positive, and"),
+    (dict(attention_factor=2.0), r"attention_factor \(=2.0\) is of Rotary.scaling = 'yarn'"),
     (dict(factor=2.0), "no effect without Rotary.scaling"),
     (dict(scaling="linear", factor=0.5), r"factor \(=0.5\) at least 1"),
     (dict(fraction=1.5), r"fraction \(=1.5\) between 0 and 1"),
