@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
 
 from mesh_tensorflow.arguments.checking import checked
@@ -116,15 +116,20 @@ class Optimizer:
 
   def _scalar(self, value: ScalarLike, mesh: Mesh, what: str) -> float | Tensor:
     """`evaluate_scalar`, once for each value within `apply_grads`."""
+    # The value is kept beside its result, so that its id stays its own.
+    result: float | Tensor = self._once(
+      (id(value), mesh), lambda: (value, evaluate_scalar(value, mesh, what))
+    )[1]
+    return result
+
+  def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+    """What `make` returns, made once for each key within `apply_grads`."""
     found = _EVALUATED.scalars
     if found is None:
-      return evaluate_scalar(value, mesh, what)
-    # The value is kept beside its result, so that its id stays its own.
-    key = (id(value), mesh)
+      return make()
     if key not in found:
-      found[key] = (value, evaluate_scalar(value, mesh, what))
-    result: float | Tensor = found[key][1]
-    return result
+      found[key] = make()
+    return found[key]
 
   def _has_gradient(self, grad: CastableTensor | None, var: Variable) -> TypeGuard[Tensor]:
     """Whether there is something to do; warns if not.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -77,3 +78,23 @@ def function_of_step(fn: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[Any], An
     return fn(tf.cast(step, tf.float32))
 
   return schedule
+
+
+def check_at_least(owner: str, lowest: float, **numbers: float) -> None:
+  """Raises `ConfigError` if a number is smaller, or not finite.
+
+  Args:
+    owner: what has these numbers, for the error.
+    lowest: see above.
+    **numbers: by their names.
+  """
+  for name, value in numbers.items():
+    if not lowest <= value < math.inf:
+      raise ConfigError(f"{owner}: {name} (={value}) must be at least {lowest}, and finite")
+
+
+def check_below_one(owner: str, **numbers: float) -> None:
+  """Raises `ConfigError` if a number is not at least 0 and below 1; as `check_at_least`."""
+  for name, value in numbers.items():
+    if not 0.0 <= value < 1.0:
+      raise ConfigError(f"{owner}: {name} (={value}) must be at least 0 and below 1")

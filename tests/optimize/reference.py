@@ -114,3 +114,102 @@ class Adafactor:
         "_slot_vc": self.vc.squeeze(self.factored[1]),
       }
     return {**slots, "_slot_m": self.m} if self.beta1 else slots
+
+
+class AdamW:
+  """As PyTorch's documentation has it, line by line."""
+
+  def __init__(
+    self, lr, weight_decay=0.01, beta_1=0.9, beta_2=0.999, epsilon=1e-8, bias_correction=True
+  ):
+    self.lr, self.weight_decay, self.epsilon = lr, weight_decay, epsilon
+    self.beta_1, self.beta_2, self.bias_correction = beta_1, beta_2, bias_correction
+    self.m = self.v = 0.0
+    self.t = 0
+
+  def step(self, w, g):
+    lr = rate(self.lr, self.t)
+    self.t += 1
+    w = w - lr * self.weight_decay * w
+    self.m = self.beta_1 * self.m + (1 - self.beta_1) * g
+    self.v = self.beta_2 * self.v + (1 - self.beta_2) * g**2
+    m, v = self.m, self.v
+    if self.bias_correction:
+      m, v = m / (1 - self.beta_1**self.t), v / (1 - self.beta_2**self.t)
+    return w - lr * m / (np.sqrt(v) + self.epsilon)
+
+  def slots(self):
+    return {"/adam_m": self.m, "/adam_v": self.v}
+
+
+class Lion(Rule):
+  def __init__(self, lr, weight_decay=0.0, beta_1=0.9, beta_2=0.99):
+    super().__init__(self._step, "/lion_m")
+    self._lr, self._weight_decay, self._betas = lr, weight_decay, (beta_1, beta_2)
+    self._t = 0
+
+  def _step(self, w, g, m):
+    lr, (beta_1, beta_2) = rate(self._lr, self._t), self._betas
+    self._t += 1
+    w = w - lr * (np.sign(beta_1 * m + (1 - beta_1) * g) + self._weight_decay * w)
+    return w, beta_2 * m + (1 - beta_2) * g
+
+
+def newton_schulz(x, num_iterations=5, coefficients=(3.4445, -4.7750, 2.0315), epsilon=1e-7):
+  """Of one matrix; as the post that introduces Muon has it, with the products in its order."""
+  a, b, c = coefficients
+  x = x / (np.linalg.norm(x) + epsilon)
+  is_tall = x.shape[0] > x.shape[1]
+  x = x.T if is_tall else x
+  for _ in range(num_iterations):
+    gram = x @ x.T
+    x = a * x + (b * gram + c * gram @ gram) @ x
+  return x.T if is_tall else x
+
+
+class Muon(Rule):
+  """
+  Args:
+    lr: a number, or a function of the step.
+    matrices: turns an array into a list of matrices, and back: a pair of functions.
+    scale: of the sizes of a matrix.
+  """
+
+  def __init__(
+    self, lr, matrices, weight_decay=0.01, momentum=0.95, nesterov=True, scale=None, **options
+  ):
+    super().__init__(self._step, "/muon_m")
+    self._lr, self._weight_decay, self._momentum = lr, weight_decay, momentum
+    self._nesterov, self._options = nesterov, options
+    self._cut, self._join = matrices
+    self._scale = scale or (lambda rows, columns: 0.2 * max(rows, columns) ** 0.5)
+    self._t = 0
+
+  def _step(self, w, g, m):
+    lr, mu = rate(self._lr, self._t), self._momentum
+    self._t += 1
+    m = mu * m + (1 - mu) * g
+    u = mu * m + (1 - mu) * g if self._nesterov else m
+    steps = [
+      self._scale(*x.shape) * newton_schulz(x, **self._options) for x in self._cut(u)
+    ]  # fmt: skip
+    return w - lr * (self._join(steps, w.shape) + self._weight_decay * w), m
+
+
+def one_matrix(rows=1):
+  """The first axes are rows, the others columns."""
+  return (
+    lambda x: [x.reshape(int(np.prod(x.shape[:rows])), -1)],
+    lambda xs, shape: xs[0].reshape(shape),
+  )
+
+
+def stacked_matrices(axis=0, rows=1):
+  """A matrix for each index of an axis; of the other axes the first are rows."""
+  cut, join = one_matrix(rows)
+  return (
+    lambda x: [cut(part)[0] for part in np.moveaxis(x, axis, 0)],
+    lambda xs, shape: np.moveaxis(
+      np.stack([join([x], [*shape[:axis], *shape[axis + 1 :]]) for x in xs]), 0, axis
+    ),
+  )

@@ -1,0 +1,111 @@
+"""Lion: steps of one size, in the direction of the sign of a momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.operations.variables import Variable
+from mesh_tensorflow.optimize.base import Optimizer, slot_variable
+from mesh_tensorflow.optimize.scalars import ScalarLike, check_at_least, check_below_one
+from mesh_tensorflow.optimize.update import UpdateOperation, subtract
+from mesh_tensorflow.optimize.weight_decay import NOT_DECAYED, check_patterns, found_in
+from mesh_tensorflow.program.argument_kinds import CastableTensor
+from mesh_tensorflow.program.graph import Operation, Tensor
+
+__all__ = ["LionOptimizer"]
+
+
+class LionUpdateOperation(UpdateOperation):
+  """The update of `LionOptimizer`. Slots: m; tensors: the gradient; scalars: lr."""
+
+  def __init__(
+    self,
+    variable: Variable,
+    slots: Sequence[Variable],
+    grad: Tensor,
+    lr: float | Tensor,
+    *,
+    weight_decay_rate: float,
+    beta_1: float,
+    beta_2: float,
+  ):
+    super().__init__(variable, slots, [grad], [lr], name=f"{variable.full_name}/lion")
+    self._weight_decay_rate = weight_decay_rate
+    self._beta_1 = beta_1
+    self._beta_2 = beta_2
+
+  def update(self, w: tf.Variable, m: tf.Variable, g: tf.Tensor, lr: Any) -> list[Any]:
+    g = tf.cast(g, tf.float32)
+    old_m = m.read_value()
+    step = tf.sign(self._beta_1 * old_m + (1.0 - self._beta_1) * g)
+    if self._weight_decay_rate:
+      step += self._weight_decay_rate * tf.cast(w.read_value(), tf.float32)
+    new_m = self._beta_2 * old_m + (1.0 - self._beta_2) * g
+    return [subtract(w, lr * step), m.assign(new_m, read_value=False)]
+
+
+@gin.configurable(module="mesh_tensorflow.optimize")
+class LionOptimizer(Optimizer):
+  """Lion (Chen et al., 2023; arXiv:2302.06675).
+
+  In float32, with g the gradient and w the weight:
+
+    w <- w - lr * (sign(beta_1 * m + (1 - beta_1) * g) + weight_decay_rate * w)
+    m <- beta_2 * m + (1 - beta_2) * g
+
+  Each element moves by lr. The paper takes rates 3 to 10 times smaller than AdamW's, with
+  `weight_decay_rate` larger by the same factor.
+
+  Slot: `{weight}/lion_m`, float32, of the weight's shape: half of the memory of Adam's.
+
+  Args:
+    learning_rate: lr, a `ScalarLike`.
+    weight_decay_rate: see above.
+    beta_1: see above.
+    beta_2: see above.
+    exclude_from_weight_decay: see `AdamWOptimizer`.
+
+  Raises:
+    ConfigError: a number is out of its range.
+  """
+
+  @checked
+  def __init__(
+    self,
+    learning_rate: ScalarLike,
+    weight_decay_rate: float = 0.0,
+    beta_1: float = 0.9,
+    beta_2: float = 0.99,
+    exclude_from_weight_decay: Sequence[str] | None = None,
+  ):
+    owner = type(self).__name__
+    check_at_least(owner, 0, weight_decay_rate=weight_decay_rate)
+    check_below_one(owner, beta_1=beta_1, beta_2=beta_2)
+    self._learning_rate = learning_rate
+    self._weight_decay_rate = weight_decay_rate
+    self._beta_1 = beta_1
+    self._beta_2 = beta_2
+    excluded = NOT_DECAYED if exclude_from_weight_decay is None else exclude_from_weight_decay
+    self._not_decayed = check_patterns(owner, "exclude_from_weight_decay", excluded)
+
+  @checked
+  def apply_grad(self, grad: CastableTensor | None, var: Variable) -> list[Operation]:
+    if not self._has_gradient(grad, var):
+      return []
+    m = slot_variable(var, f"{var.full_name}/lion_m", var.shape, tf.float32)
+    return [
+      LionUpdateOperation(
+        var,
+        [m],
+        grad,
+        self._scalar(self._learning_rate, var.mesh, "learning_rate"),
+        weight_decay_rate=0.0 if found_in(self._not_decayed, var) else self._weight_decay_rate,
+        beta_1=self._beta_1,
+        beta_2=self._beta_2,
+      )
+    ]

@@ -1,0 +1,42 @@
+"""Which weights decay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.operations.variables import Variable
+
+# Biases, the scales of norms, and single trained factors: to shrink them does not regularize a
+# product of matrices, and pulls norms away from 1.
+NOT_DECAYED = ("bias$", "scale$", "(rezero|fixup_scale)_weight$")
+
+
+def found_in(patterns: Sequence[str], variable: Variable) -> bool:
+  """Whether one of some regular expressions is found in the name of a variable.
+
+  Args:
+    patterns: for `re.search`.
+    variable: has a `full_name`.
+  """
+  return any(re.search(p, variable.full_name) for p in patterns)
+
+
+def check_patterns(owner: str, what: str, patterns: Sequence[str]) -> list[str]:
+  """A list of regular expressions.
+
+  Args:
+    owner: name of the optimizer, for errors.
+    what: name of the argument.
+    patterns: the expressions.
+
+  Raises:
+    ConfigError: one is none.
+  """
+  for p in patterns:
+    try:
+      re.compile(p)
+    except re.error as e:
+      raise ConfigError(f"{owner}: {what} has {p!r}, which is no regular expression: {e}") from None
+  return list(patterns)
