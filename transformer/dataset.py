@@ -21,6 +21,8 @@ from mesh_tensorflow.transformer.data.eval_datasets import (
   text_lm_eval_datasets,
   tfds_eval_datasets,
 )
+from mesh_tensorflow.transformer.data.own_pairs import own_pairs
+from mesh_tensorflow.transformer.data.own_text import own_text
 from mesh_tensorflow.transformer.data.packing import (
   ensure_dataset_eos,
   pack_dataset,
@@ -52,6 +54,8 @@ __all__ = [
   "encode_dataset",
   "ensure_dataset_eos",
   "make_text_line_dataset",
+  "own_pairs",
+  "own_text",
   "pack_dataset",
   "pack_or_pad",
   "packed_parallel_tsv_dataset",

@@ -2,6 +2,8 @@
 
     encoding, packing, text_io, text2self   what readers have in common
     text_lines, text_lm, parallel_text, parallel_tsv, tfrecords, tfds_readers   readers
+    own_text, own_pairs   text, JSON lines, tables, Parquet: documents, divided by hash
+    own_documents, token_rows   what these have in common
     stdlib_text          files that every machine has
     eval_datasets, bleu   what is evaluated on, and a metric
 
@@ -17,6 +19,8 @@ imported.
 from mesh_tensorflow.transformer.data import (
   bleu,
   eval_datasets,
+  own_pairs,
+  own_text,
   parallel_text,
   parallel_tsv,
   stdlib_text,

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.transformer.data import own_documents
 from mesh_tensorflow.transformer.data.encoding import check_known, vocabulary_of
 from mesh_tensorflow.transformer.data.packing import Length
 from mesh_tensorflow.transformer.files import input_shards, text_files
@@ -24,10 +25,21 @@ from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 _LOG = logging.getLogger("mesh_tensorflow")
 
 _KEYS = ("inputs", "targets")
+TOO_LONG = ("drop", "truncate", "error")  # What is done with pairs that are.
 _BLOCK = 64  # Rows made at a time.
 _OPEN_ROWS = 8  # Rows that a pair may go to; with one of them a row has twice as much padding.
 
 
+def _texts(feature: str | None) -> Iterator[str]:
+  """What vocabularies are made of: one side of the training pairs that gin binds, or both."""
+  given = gin.get_bindings(parallel_text_dataset)
+  if "files" not in given:
+    raise ConfigError("parallel_text_dataset.files is not bound")
+  for pair in read_pairs(given["files"], "train", given.get("data_dir", "")):
+    yield from (text for k, text in zip(_KEYS, pair) if feature in (None, k))
+
+
+@own_documents.with_texts(_texts)
 @gin.configurable(module="mesh_tensorflow.transformer.dataset")
 def parallel_text_dataset(
   sequence_length: Length,
@@ -76,16 +88,53 @@ def parallel_text_dataset(
       number of lines; a line has not two columns; a pair is too long; or nothing is left.
   """
   del batch_size
-  lengths = _lengths(sequence_length)
-  if too_long not in ("drop", "truncate", "error"):
+  if too_long not in TOO_LONG:
     raise ConfigError(
-      f"parallel_text_dataset: too_long (={too_long!r}) must be one of drop, truncate, error"
+      f"parallel_text_dataset: too_long (={too_long!r}) must be one of {', '.join(TOO_LONG)}"
     )
   if skip < 0:
     raise ConfigError(f"parallel_text_dataset: skip (={skip}) must not be negative")
-  texts = read_pairs(files, dataset_split, data_dir)
-  pairs = _EncodedPairs(texts, vocabulary, lengths, too_long, f"the {dataset_split} split")
-  train = dataset_split == "train"
+  return rows_of_pairs(
+    read_pairs(files, dataset_split, data_dir), sequence_length, vocabulary,
+    f"the {dataset_split} split",
+    train=dataset_split == "train", pack=pack, too_long=too_long, seed=seed, skip=skip,
+    batch_rows=batch_rows,
+  )  # fmt: skip
+
+
+def rows_of_pairs(
+  texts: Sequence[tuple[str, str]],
+  sequence_length: Length,
+  vocabulary: Any,
+  what: str,
+  *,
+  train: bool,
+  pack: bool,
+  too_long: str,
+  seed: int,
+  skip: int,
+  batch_rows: BatchRows | None,
+) -> tf.data.Dataset:
+  """Rows of pairs: endless and shuffled for training, else each pair once, in order.
+
+  Args:
+    texts: pairs of inputs and targets.
+    sequence_length: see `parallel_text_dataset`.
+    vocabulary: see there.
+    what: the texts, for errors.
+    train: whether they are for training.
+    pack: see `parallel_text_dataset`; likewise the others.
+    too_long: see there.
+    seed: see there.
+    skip: see there.
+    batch_rows: see there.
+
+  Raises:
+    ConfigError: a length is missing.
+    DataError: a pair is too long, or nothing is left.
+  """
+  lengths = _lengths(sequence_length)
+  pairs = _EncodedPairs(texts, vocabulary, lengths, too_long, what)
   of_batch = batch_rows or input_shards.current().rows() or BatchRows(1, (0,))
 
   def blocks() -> Iterator[dict[str, np.ndarray]]:
@@ -116,7 +165,7 @@ def _lengths(sequence_length: Length) -> dict[str, int]:
     return dict.fromkeys(_KEYS, int(sequence_length))
   missing = [k for k in _KEYS if k not in sequence_length]
   if missing:
-    raise ConfigError(f"parallel_text_dataset: sequence_length {sequence_length} has no {missing}")
+    raise ConfigError(f"sequence_length {sequence_length} has no {missing}")
   return {k: int(sequence_length[k]) for k in _KEYS}
 
 

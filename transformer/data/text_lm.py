@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, AnyStr
 
 import gin
@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data import encoding as encoding_lib
-from mesh_tensorflow.transformer.data import text_lm_rows
+from mesh_tensorflow.transformer.data import own_documents, text_lm_rows
 from mesh_tensorflow.transformer.files import input_shards, text_files
 from mesh_tensorflow.transformer.files.input_shards import BatchRows
 from mesh_tensorflow.transformer.files.text_files import TextFile
@@ -27,6 +27,19 @@ from mesh_tensorflow.transformer.files.text_files import TextFile
 _LOG = logging.getLogger("mesh_tensorflow")
 
 
+def _texts(feature: str | None) -> Iterator[str]:
+  """What vocabularies are made of: the training files that gin binds."""
+  del feature
+  given = gin.get_bindings(text_lm_dataset)
+  if "train_files" not in given:
+    raise ConfigError("text_lm_dataset.train_files is not bound")
+  options = {n: given[n] for n in ("encoding", "skip_bad_files") if n in given}
+  for file in text_files.read_text_files(given["train_files"], **options):
+    # Read without an encoding, for bytes, they are taken for UTF-8.
+    yield file.text if isinstance(file.text, str) else file.text.decode("utf-8", "replace")
+
+
+@own_documents.with_texts(_texts)
 @gin.configurable(module="mesh_tensorflow.transformer.dataset")
 def text_lm_dataset(
   sequence_length: int | Mapping[str, int],

@@ -11,10 +11,8 @@ import dataclasses
 import difflib
 import encodings.aliases
 import glob as python_glob
-import gzip
 import logging
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,7 +20,7 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer.files import input_shards
+from mesh_tensorflow.transformer.files import compressed, input_shards
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -152,7 +150,7 @@ def read_text_files(
 
 
 def read_text_file(path: str, encoding: str | None = AS_BOUND) -> TextFile:
-  """Reads one file, uncompressing it if its name ends in ".gz".
+  """Reads one file, uncompressing it if its name says so: see `compressed`.
 
   Args:
     path: its path.
@@ -164,15 +162,7 @@ def read_text_file(path: str, encoding: str | None = AS_BOUND) -> TextFile:
   Raises:
     DataError: the file is empty, unreadable, damaged, or holds bytes that are not in `encoding`.
   """
-  try:
-    with tf.io.gfile.GFile(path, "rb") as f:
-      data = f.read()
-    if path.endswith(".gz"):
-      data = gzip.decompress(data)
-  except (EOFError, zlib.error, gzip.BadGzipFile) as e:
-    raise DataError(f"{path} is not a whole gzip file: {e}") from e
-  except (OSError, tf.errors.OpError) as e:
-    raise DataError(f"cannot read {path}: {e}") from e
+  data = b"".join(compressed.chunks(path))
   if not data:
     raise DataError(f"{path} is empty")
   if encoding is None:
@@ -191,10 +181,11 @@ def read_text_file(path: str, encoding: str | None = AS_BOUND) -> TextFile:
 
 
 def text_line_dataset(globs: str | Sequence[str]) -> tf.data.Dataset:
-  """The lines of all files that match (.gz ones uncompressed), as scalar strings of UTF-8.
+  """The lines of all files that match (compressed ones too), as scalar strings of UTF-8.
 
   Of a divided input those of this part; see `input_shards.current`. Files of another encoding than
-  UTF-8 (see `text_encoding`) are read by Python, which a saved position in the data does not cover.
+  UTF-8 (see `text_encoding`), and compressed ones but .gz, are read by Python, which a saved
+  position in the data does not cover.
 
   Raises:
     DataError: no file matches. While the lines are read, by `records.reading`: one is not text.
@@ -204,8 +195,9 @@ def text_line_dataset(globs: str | Sequence[str]) -> tf.data.Dataset:
 
 def _lines_of_files(files: list[str]) -> tf.data.Dataset:
   encoding = text_encoding()
-  # tf.data reads lines of bytes: in UTF-16, say, a line feed is two of them.
-  if codecs.lookup(encoding).name != "utf-8":
+  # tf.data reads lines of bytes: in UTF-16, say, a line feed is two of them. It knows only gzip.
+  by_python = any(compressed.suffix_of(f) not in ("", ".gz") for f in files)
+  if by_python or codecs.lookup(encoding).name != "utf-8":
 
     def lines() -> Iterator[bytes]:
       for path in files:
@@ -229,9 +221,9 @@ def check_opened() -> None:
 
 
 def _raw_lines(files: list[str]) -> tf.data.Dataset:
-  compressed = [f for f in files if f.endswith(".gz")]
+  gzipped = [f for f in files if f.endswith(".gz")]
   plain = [f for f in files if not f.endswith(".gz")]
-  if not compressed:
+  if not gzipped:
     return tf.data.TextLineDataset(plain)
-  result = tf.data.TextLineDataset(compressed, compression_type="GZIP")
+  result = tf.data.TextLineDataset(gzipped, compression_type="GZIP")
   return tf.data.TextLineDataset(plain).concatenate(result) if plain else result

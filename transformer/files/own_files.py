@@ -1,0 +1,226 @@
+"""Own files as a source of documents: found by path, folder or glob, of a form by their suffix."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import difflib
+import hashlib
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.transformer.files import compressed, documents, text_files
+from mesh_tensorflow.transformer.files.documents import Field, Form
+
+# What a file is by its suffix, if nothing else is said. In a folder, these are the files taken.
+FORMAT_OF_SUFFIX = {
+  ".txt": "text",
+  ".text": "text",
+  ".md": "text",
+  ".jsonl": "jsonl",
+  ".ndjson": "jsonl",
+  ".json": "jsonl",
+  ".csv": "csv",
+  ".tsv": "tsv",
+  ".tab": "tsv",
+  ".parquet": "parquet",
+  ".pq": "parquet",
+}
+
+# The texts of a document: one; or several, such as inputs and targets.
+Texts = tuple[str, ...]
+
+# A document of so many characters gives its end to the held-out part, a shorter one goes there
+# whole or not at all: of one long text, and of a few books, a part can be held out, too.
+LONG = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnFiles:
+  """Files of documents, and how they are read.
+
+  Attributes:
+    paths: of the files, sorted.
+    forms: what is in each.
+  """
+
+  paths: tuple[str, ...]
+  forms: tuple[Form, ...]
+
+  def documents(self) -> Iterator[tuple[str, Texts]]:
+    """All documents in order: the path of the file, and the texts of the fields."""
+    for number, path in enumerate(self.paths):
+      for texts in self.of_file(number):
+        yield path, texts
+
+  def of_file(self, number: int, read: documents.Progress | None = None) -> Iterator[Texts]:
+    """The documents of one file.
+
+    Args:
+      number: of the file.
+      read: see `documents.documents`.
+    """
+    return documents.documents(self.paths[number], self.forms[number], read)
+
+  def divided(
+    self, fraction: float, number: int, read: documents.Progress | None = None
+  ) -> Iterator[tuple[Texts | None, Texts | None]]:
+    """The documents of one file, divided between training and validation: see `split`.
+
+    Args:
+      fraction: the part that is held out.
+      number: of the file.
+      read: see `documents.documents`.
+    """
+    found = self.of_file(number, read)
+    first = list(itertools.islice(found, 2))
+    alone = len(self.paths) == 1 and len(first) == 1
+    for texts in itertools.chain(first, found):
+      yield split(texts, fraction, alone)
+
+
+def find(
+  path: str | Sequence[str],
+  *,
+  format: str = "auto",
+  document: str = "auto",
+  separator: str | None = None,
+  fields: Sequence[Field] = (),
+  header: bool | None = None,
+  quotes: bool | None = None,
+  encoding: str = text_files.AS_BOUND,
+) -> OwnFiles:
+  """Finds files of documents.
+
+  Args:
+    path: a file, a folder (all files in it and below whose suffix is known; hidden ones are not
+      taken), a glob, or a list of these.
+    format: "text", "jsonl", "csv", "tsv" or "parquet"; "auto": by the suffix, under that of a
+      compressed file; a file of another suffix is text.
+    document: what a document is in a text file: "file", "paragraph" (blank lines between),
+      "line"; "auto": a file. In the other formats a record is a document.
+    separator: in place of `document`: the string between two documents in a text file.
+    fields: see `documents.Form`; likewise the next three.
+    header: see there.
+    quotes: see there.
+    encoding: see there; by default that of `text_files.text_encoding`.
+
+  Raises:
+    ConfigError: a setting is wrong, or contradicts another.
+    DataError: there is no such file, or none in a folder.
+  """
+  _check_choice("format", format, ("auto", *documents.FORMATS))
+  _check_choice("document", document, ("auto", *documents.UNITS))
+  if separator is not None and (document != "auto" or not separator):
+    raise ConfigError(
+      "give document or separator, not both" if separator else "separator must not be empty"
+    )
+  encoding = documents.bound_encoding(encoding)
+  paths = _find_files(path, format)
+  forms = []
+  for p in paths:
+    of_file = _format_of(p) if format == "auto" else format
+    unit = "separator" if separator is not None else "file" if document == "auto" else document
+    if of_file != "text":
+      if (separator is not None or document != "auto") and not any(map(_is_text, paths)):
+        raise ConfigError(
+          f"document and separator are for text files, and a record of {p} ({of_file}) is one"
+        )
+      unit = "record"
+    elif fields:
+      raise ConfigError(f"{p} is a text file, which has no fields {list(fields)}; give its format")
+    forms.append(Form(of_file, unit, separator, tuple(fields), header, quotes, encoding))
+  return OwnFiles(tuple(paths), tuple(forms))
+
+
+def _is_text(path: str) -> bool:
+  return _format_of(path) == "text"
+
+
+def _format_of(path: str) -> str:
+  return FORMAT_OF_SUFFIX.get(_suffix(path), "text")
+
+
+def _suffix(path: str) -> str:
+  """The suffix of a file; of a compressed one, the one before."""
+  bare = path[: -len(compressed.suffix_of(path))] if compressed.suffix_of(path) else path
+  return os.path.splitext(bare)[1].lower()
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+  if value not in choices:
+    close = difflib.get_close_matches(str(value), choices, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ConfigError(f"{name} (={value!r}) must be one of {', '.join(choices)}{hint}")
+
+
+def _find_files(path: str | Sequence[str], format: str) -> list[str]:
+  given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+  found: set[str] = set()
+  files = []
+  for p in given:
+    folder = os.path.expanduser(os.fspath(p)) if isinstance(p, (str, os.PathLike)) else ""
+    if folder and tf.io.gfile.isdir(folder):
+      found.update(_in_folder(folder, format))
+    else:
+      files.append(p)
+  if files or not given:
+    found.update(text_files.find_files(files))
+  return sorted(found)
+
+
+def _in_folder(folder: str, format: str) -> list[str]:
+  """The files in a folder and below; if they are told by suffix, those of a known one."""
+  found: list[str] = []
+  others: collections.Counter[str] = collections.Counter()
+  for at, below, names in tf.io.gfile.walk(folder):
+    # In place: what is taken out is not gone through.
+    below[:] = sorted(b for b in below if not b.startswith("."))
+    for name in names:
+      if name.startswith("."):
+        continue
+      if format == "auto" and _suffix(name) not in FORMAT_OF_SUFFIX:
+        others[_suffix(name) or "no suffix"] += 1
+      else:
+        found.append(os.path.join(at, name))
+  if not found:
+    there = ", ".join(f"{n} of {s}" for s, n in others.most_common(5))
+    raise DataError(
+      f"{folder} has no file of {', '.join(FORMAT_OF_SUFFIX)}"
+      + (f", but {there}: give their format, or a glob" if there else ": it is empty")
+    )
+  return found
+
+
+# --------------------------------------------------------------------- the held-out part
+
+
+def split(texts: Texts, fraction: float, alone: bool = False) -> tuple[Texts | None, Texts | None]:
+  """Divides a document between training and validation, by its text alone.
+
+  So a document stays on its side whatever other files come or go, and copies of it are on the same.
+
+  Args:
+    texts: of the document.
+    fraction: the part that is held out.
+    alone: whether there is no other document: then it is divided, even if it is short.
+
+  Returns:
+    What is trained on, and what is held out; None for nothing.
+  """
+  if not fraction:
+    return texts, None
+  if len(texts) == 1 and (alone or len(texts[0]) >= LONG):
+    border = int(len(texts[0]) * (1 - fraction))
+    parts = texts[0][:border], texts[0][border:]
+    return (parts[0],) if parts[0] else None, (parts[1],) if parts[1] else None
+  digest = hashlib.blake2b(digest_size=8)
+  for text in texts:
+    digest.update(text.encode("utf-8", "surrogatepass"))
+    digest.update(b"\0")
+  held_out = int.from_bytes(digest.digest(), "big") < fraction * 2**64
+  return (None, texts) if held_out else (texts, None)
