@@ -7,6 +7,9 @@ Four folders of the repository make one import package:
     gin/              ->  mesh_tensorflow/transformer/gin   (data: *.gin, no Python)
     examples/         ->  mesh_tensorflow.examples
 
+Beside it lies mesh_transformer_cli, the front of the command `mesh-transformer`, which answers
+before TensorFlow is imported.
+
 A wheel lays them out as on the right. An editable install leaves the files where they are and maps
 the names; so does the package itself where a clone is imported as it lies, installed or not
 (`mesh_tensorflow/environment/source_tree.py`). In all cases `gin_dir()` of
@@ -57,6 +60,7 @@ setup(
     *(f"mesh_tensorflow.transformer.{name}" for name in find_packages("transformer")),
     "mesh_tensorflow.transformer.gin",
     "mesh_tensorflow.examples",
+    "mesh_transformer_cli",
   ],
   package_dir={
     "mesh_tensorflow": "mesh_tensorflow",
@@ -85,6 +89,7 @@ setup(
     "test": [
       "build",
       "hypothesis",
+      "matplotlib",
       "mypy==2.4.*",  # Another version may find other faults.
       "pytest",
       "pytest-timeout",
@@ -107,7 +112,7 @@ setup(
   },
   entry_points={
     "console_scripts": [
-      "mesh-transformer=mesh_tensorflow.transformer.main:console_main",
+      "mesh-transformer=mesh_transformer_cli.front:main",
       "mesh-transformer-launch=mesh_tensorflow.transformer.launch:main",
     ],
   },

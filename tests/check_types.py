@@ -14,6 +14,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "types"
 # A program that says which types it sees.
 PROGRAM = "face_types"
+# A package of its own.
+FRONT = "mesh_transformer_cli"
 
 
 def linked_package() -> pathlib.Path:
@@ -30,10 +32,13 @@ def linked_package() -> pathlib.Path:
     if name != "__pycache__" and not link.exists():
       link.unlink(missing_ok=True)
       link.symlink_to(path)
-  program = FOLDER / f"{PROGRAM}.py"
-  if not program.exists():
-    program.unlink(missing_ok=True)
-    program.symlink_to(ROOT / "tests" / program.name)
+  for link, path in (
+    (FOLDER / f"{PROGRAM}.py", ROOT / "tests" / f"{PROGRAM}.py"),
+    (FOLDER / FRONT, ROOT / FRONT),
+  ):
+    if not link.exists():
+      link.unlink(missing_ok=True)
+      link.symlink_to(path)
   return FOLDER
 
 
@@ -48,7 +53,7 @@ def main(arguments: list[str]) -> int:
   options = [a for a in arguments if a.startswith("-")]
   config = ROOT / "pyproject.toml"
   command = [sys.executable, "-m", "mypy", "--config-file", str(config)]
-  command += ["-p", "mesh_tensorflow", "-m", PROGRAM]
+  command += ["-p", "mesh_tensorflow", "-p", FRONT, "-m", PROGRAM]
   result = subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True)
   for line in (result.stdout + result.stderr).splitlines():
     line = line.replace("mesh_tensorflow/transformer/", "transformer/")

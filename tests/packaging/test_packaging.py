@@ -29,6 +29,7 @@ FOLDERS = {
   "mesh_tensorflow/transformer": "transformer",
   "mesh_tensorflow/examples": "examples",
   "mesh_tensorflow": "mesh_tensorflow",
+  "mesh_transformer_cli": "mesh_transformer_cli",
 }
 PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
 
@@ -39,6 +40,7 @@ import gin
 import mesh_tensorflow
 import mesh_tensorflow.transformer
 import mesh_tensorflow.examples.mnist
+import mesh_transformer_cli.front
 from mesh_tensorflow.transformer.gin_config import gin_paths
 folder = gin_paths.gin_dir()
 files = [name for _, _, names in os.walk(folder) for name in names if name.endswith(".gin")]

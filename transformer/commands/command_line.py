@@ -26,7 +26,7 @@ _FULL_HELP = ("--helpfull", "-helpfull")
 _VERSION = ("--version", "-version")
 
 # What every run needs stands first in the help.
-_FIRST = ("model_dir", "gin_file", "gin_param")
+_FIRST = ("model_dir", "gin_file", "gin_param", "set")
 
 
 def parse_flags(argv: Sequence[str], description: str) -> list[str]:
@@ -58,10 +58,11 @@ def parse_flags(argv: Sequence[str], description: str) -> list[str]:
     _refuse(
       argv[0],
       f"unknown arguments: {' '.join(rest[1:])}; a binding with blanks stands in quotes: "
-      '--gin_param="run.train_steps = 100"',
+      '--gin_param="run.train_steps = 100"; a command comes first: mesh-transformer train ...',
     )
   own = flags.FLAGS["module_import"].value if "module_import" in flags.FLAGS else None
-  if not (flags.FLAGS.gin_file or flags.FLAGS.gin_param or own):
+  assigned = flags.FLAGS["set"].value if "set" in flags.FLAGS else None
+  if not (flags.FLAGS.gin_file or flags.FLAGS.gin_param or assigned or own):
     _refuse(argv[0], "no --gin_file is given, which says what to train, on which text and mesh")
   return rest
 
@@ -107,8 +108,8 @@ def checked_model_dir(model_dir: str | None) -> str:
   """
   if not model_dir:
     raise ConfigError(
-      "no folder is given for the checkpoints: add --model_dir=DIR, a folder of its own for each "
-      "training; a run that finds checkpoints there goes on from the newest"
+      "no folder is given for the checkpoints: add --model_dir=DIR (or bind run.model_dir), a "
+      "folder of its own for each training; a run that finds checkpoints there goes on from the newest"
     )
   return model_dir
 

@@ -4,9 +4,11 @@ r"""Trains, evaluates and samples from Transformers, as gin files say.
     --gin_param="run.train_steps = 2000"
 
 defaults.gin is read first, then every --gin_file (from the working folder, or the package's own:
-models/, layouts/, problems/, learning_rate_schedules/), then every --gin_param. The mode is
-run.mode: train (default), eval, score_eval, perplexity_eval, infer, score_from_strings,
-score_from_dataset, export_infer, export_score or plan.
+models/, layouts/, problems/, learning_rate_schedules/), then every --gin_param, then every --set,
+which is a shorter way to write one: --set steps=2000. The mode is run.mode: train (default), eval,
+score_eval, perplexity_eval, infer, score_from_strings, score_from_dataset, export_infer,
+export_score, plan or dry_run. The commands of `mesh-transformer` (train, eval, infer, ...; see
+docs/commands.md) write such command lines.
 
 With TF_CONFIG set, each process is one of several workers; see docs/distributed.md. Exit codes: see
 `mesh_tensorflow.exit_codes` and docs/operating.md.
@@ -44,7 +46,8 @@ flags.DEFINE_string("tpu_job_name", None, "Name of the TPU worker job.")
 flags.DEFINE_string(
   "model_dir",
   None,
-  "Folder for checkpoints, summaries and the configuration. Needed by every mode but plan.",
+  "Folder for checkpoints, summaries and the configuration; by default run.model_dir of the gin "
+  "files. Needed by every mode but plan and dry_run.",
 )
 flags.DEFINE_string("tpu", None, "A TPU to run on: local, a name or an address.")
 flags.DEFINE_string("gcp_project", None, "Project of a TPU that is given by name.")
@@ -71,14 +74,14 @@ def main(argv: Sequence[str]) -> None:
   cluster = workers.cluster_from_environment()
   # Without the values of references: the vocabulary may be made only when it is known where it is.
   # A copy of a macro is its value.
-  bound = gin.get_bindings("run", resolve_references=False).get("mode", "train")
-  mode = registry.get(copy.deepcopy(bound))
+  bindings = gin.get_bindings("run", resolve_references=False)
+  mode = registry.get(copy.deepcopy(bindings.get("mode", "train")))
   if cluster.is_evaluator and mode.trains:
     raise ConfigError(
       "TF_CONFIG says that this process is the evaluator of the cluster, which does not train: "
       "bind run.mode = 'perplexity_eval', 'eval' or 'score_eval' for it"
     )
-  model_dir = FLAGS.model_dir
+  model_dir = FLAGS.model_dir or copy.deepcopy(bindings.get("model_dir"))
   if mode.on_devices:
     model_dir = command_line.checked_model_dir(model_dir)
   if cluster.is_chief and model_dir and mode.trains:

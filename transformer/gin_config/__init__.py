@@ -1,8 +1,8 @@
 """Gin settings: read with the place of each, checked, bound, and shown with where they come from.
 
-The rooms, each importing only from those after it: `parsing` (the face), `run_checks` (what a run
-can tell before it begins), `contradictions`, `operative` (the file that shows every value),
-`reader` (files and command line, with places), `settings`, `names`.
+The rooms, each importing only from those after it: `parsing` (the face), `assignments` (`--set`),
+`run_checks` (what a run can tell before it begins), `contradictions`, `operative` (the file that
+shows every value), `reader` (files and command line, with places), `settings`, `names`.
 """
 
 from mesh_tensorflow.transformer.gin_config.parsing import (

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.gin_config.names import Macro
-from mesh_tensorflow.transformer.gin_config.reader import PARAM
+from mesh_tensorflow.transformer.gin_config.reader import COMMAND_LINE
 from mesh_tensorflow.transformer.gin_config.settings import Key, Setting, Settings, parts_of, short
 
 _UTILS = "mesh_tensorflow.transformer.utils"
@@ -45,7 +45,7 @@ _KINDS = (
 
 def check_statements(settings: Settings) -> None:
   """Raises `ConfigError` for statements that contradict each other within and across files."""
-  of_params = {s.key for s in settings.all if s.place.source == PARAM}
+  of_params = {s.key for s in settings.all if s.place.source in COMMAND_LINE}
   for key in settings.keys():
     if key not in of_params:
       _check_key(settings.history(key))
@@ -91,7 +91,7 @@ def _check_kinds(settings: Settings, of_params: set[Key]) -> None:
   for level in sorted({s.level for s in settings.all if s.level > 0}):
     bound = {s.key: s for s in settings.all if s.level == level}
     first = next(iter(bound.values()))
-    if first.place.source != PARAM and not first.is_of_a_run:
+    if first.place.source not in COMMAND_LINE and not first.is_of_a_run:
       given.append(bound)
   for i, later in enumerate(given):
     for earlier in given[:i]:

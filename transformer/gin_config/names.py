@@ -127,21 +127,22 @@ def similar(name: str, legal: Iterable[str], cutoff: float = 0.6) -> list[str]:
 
 def _by_letters(name: str, names: Sequence[str], cutoff: float, most: int) -> list[str]:
   """Names that resemble one by their letters; first those in another case: "self_attention"."""
-  plain = [n for n in names if _plain(n) == _plain(name)]
+  same = [n for n in names if plain(n) == plain(name)]
   close = difflib.get_close_matches(name, names, n=most, cutoff=cutoff)
-  return list(dict.fromkeys(plain + close))
+  return list(dict.fromkeys(same + close))
 
 
 def _by_parts(name: str, names: Sequence[str]) -> list[str]:
   """Names with a part or initials: "adam" of AdamWeightDecayOptimizer, "lr" of learning_rate."""
-  plain = _plain(name)
-  if len(plain) < 2:
+  part = plain(name)
+  if len(part) < 2:
     return []
-  found = [n for n in names if len(plain) > 2 and plain in _plain(n)]
-  return found or [n for n in names if _initials(n).startswith(plain)]
+  found = [n for n in names if len(part) > 2 and part in plain(n)]
+  return found or [n for n in names if _initials(n).startswith(part)]
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+  """A name without what is often written differently: case and underscores."""
   return name.lower().replace("_", "")
 
 
@@ -215,6 +216,17 @@ def _registered_names() -> list[str]:
         if inspect.isclass(value):
           names |= {f"{name}.{m}" for m, f in vars(value).items() if callable(f) and m[0] != "_"}
   return sorted(names)
+
+
+def selectors_of(module: str) -> list[str]:
+  """The whole selectors of the configurables that gin knows in a module or package.
+
+  Args:
+    module: as gin knows it, which need not be where they are written: what a
+      `@gin.configurable(module=...)` says.
+  """
+  wholes = {whole for name in _registered_names() for whole in whole_selectors(name)}
+  return sorted(w for w in wholes if w.rpartition(".")[0] == module)
 
 
 def whole_selectors(name: str) -> list[str]:

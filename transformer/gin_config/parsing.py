@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gin
@@ -15,6 +15,7 @@ from absl import flags
 
 from mesh_tensorflow.errors import ConfigError, MeshError
 from mesh_tensorflow.transformer.files import model_files
+from mesh_tensorflow.transformer.gin_config import assignments as gin_assignments
 from mesh_tensorflow.transformer.gin_config import contradictions as gin_contradictions
 from mesh_tensorflow.transformer.gin_config import names as gin_names
 from mesh_tensorflow.transformer.gin_config import operative as gin_operative
@@ -55,6 +56,12 @@ def _define_flags() -> None:
       "Folders to look for gin files in, separated by commas; after the working folder, before the "
       "package's.",
     )
+    flags.DEFINE_multi_string(
+      gin_reader.SET.lstrip("-"),
+      None,
+      "One setting as NAME=VALUE (repeatable): a short name (steps=1000, optimizer=AdamW), a macro "
+      "of the files (d_model=512), or a whole name. Words need no quotes. Overrides --gin_param.",
+    )
   except flags.DuplicateFlagError:
     # Another library of the same lineage has defined them, with the same meaning.
     pass
@@ -64,7 +71,7 @@ _define_flags()
 
 
 def parse_gin_defaults_and_flags(skip_unknown: bool = False, finalize_config: bool = True) -> None:
-  """Parses defaults.gin, then `--gin_file` in order, then `--gin_param`.
+  """Parses defaults.gin, then `--gin_file` in order, then `--gin_param`, then `--set`.
 
   Args:
     skip_unknown: whether bindings of unknown configurables are skipped; or a list of
@@ -80,6 +87,7 @@ def parse_gin_defaults_and_flags(skip_unknown: bool = False, finalize_config: bo
     FLAGS.gin_location_prefix or [],
     skip_unknown=skip_unknown,
     finalize_config=finalize_config,
+    assignments=FLAGS["set"].value or [] if "set" in FLAGS else [],
   )
 
 
@@ -89,8 +97,10 @@ def parse_gin(
   search_paths: list[str] | tuple[str, ...] = (),
   skip_unknown: bool = False,
   finalize_config: bool = True,
+  *,
+  assignments: Sequence[str] = (),
 ) -> None:
-  """Parses defaults.gin, then files, then bindings; later ones win.
+  """Parses defaults.gin, then files, then bindings, then assignments; later ones win.
 
   Everything is read and checked before gin binds the first value.
 
@@ -101,6 +111,7 @@ def parse_gin(
     search_paths: folders.
     skip_unknown: see `parse_gin_defaults_and_flags`.
     finalize_config: likewise.
+    assignments: as `--set` takes them: "NAME=VALUE", with short names; see `assignments`.
 
   Raises:
     ConfigError: a file is missing, a binding is wrong, or files contradict each other; the text
@@ -114,6 +125,7 @@ def parse_gin(
   for name in files:
     reader.read_file(name)
   reader.read_bindings(bindings)
+  gin_assignments.add(reader, assignments)
   gin_contradictions.check_statements(reader.settings)
   if finalize_config:
     _check_macros(reader.settings)
@@ -162,6 +174,22 @@ def operative_config_str() -> str:
 def places_of(keys: list[Key]) -> dict[Key, str]:
   """For parameters of what was called so far, what set the value of each, in words."""
   return gin_operative.places_of(_Read.settings, keys)
+
+
+def say_found(key: Key, value: Any, why: str) -> None:
+  """Says what the value of a parameter stands for, where it is "auto".
+
+  Args:
+    key: its scope, selector and name.
+    value: a text or number, which `operative_config_str` and records of checkpoints then have.
+    why: where it is from, in words.
+  """
+  gin_operative.say_found(key, value, why)
+
+
+def forget_found() -> None:
+  """A new run begins: what an earlier one has found is no value of it."""
+  gin_operative.forget_found()
 
 
 def write_operative_config(model_dir: str | None) -> None:

@@ -32,6 +32,8 @@ from mesh_tensorflow.transformer.gin_config.names import (
 from mesh_tensorflow.transformer.gin_config.settings import Setting, Settings
 
 PARAM = "--gin_param"
+SET = "--set"
+COMMAND_LINE = (PARAM, SET)
 
 
 class TextDelegate(config_parser.ParserDelegate):  # type: ignore[misc] # gin has no types.
@@ -81,8 +83,13 @@ class Reader:
     self._level += 1
     self._read(self._find(name, "--gin_file"), ())
 
-  def read_bindings(self, bindings: Sequence[str]) -> None:
-    """Reads bindings as given by `--gin_param`, after all files."""
+  def read_bindings(self, bindings: Sequence[str], given: Place | None = None) -> None:
+    """Reads bindings as given by `--gin_param`, after all files.
+
+    Args:
+      bindings: the texts.
+      given: what the bindings stand for, where somebody gave them in another form.
+    """
     self._level += 1
     text = "\n".join(bindings)
     # All bindings are one text to gin: from a line of it the binding is found again.
@@ -92,10 +99,13 @@ class Reader:
       line += binding.count("\n") + 1
 
     def place(at: int) -> Place:
+      if given is not None:
+        return given
       i = max(0, min(bisect.bisect_right(starts, at), len(bindings)) - 1)
       return Place(PARAM, text=bindings[i].strip())
 
-    self._statements(text, PARAM, (PARAM,), place)
+    shown = PARAM if given is None else given.source
+    self._statements(text, shown, (shown,), place)
 
   def _read(self, path: str, around: tuple[str, ...]) -> None:
     shown = _shown(path)
@@ -128,7 +138,7 @@ class Reader:
       before = [line if i in kept else "\n" for i, line in enumerate(lines[:given_to_gin])]
       part = "".join([*before, *lines[given_to_gin:until]])
       if part.strip():
-        self.texts.append(NamedText(part, None if shown == PARAM else shown))
+        self.texts.append(NamedText(part, None if shown in COMMAND_LINE else shown))
 
     with _syntax_errors(place):
       parser = config_parser.ConfigParser(NamedText(text, shown), TextDelegate())

@@ -146,7 +146,7 @@ _OF_NAMES: dict[str, Rule] = {
   ),
   **dict.fromkeys(
     "perplexity_eval_steps total_run_steps ensemble_inputs ensemble keep_checkpoint_max "
-    "max_to_keep num_examples virtual_cpu_devices".split(),
+    "max_to_keep num_examples virtual_cpu_devices gradient_accumulation_steps".split(),
     at_least(1).or_none(),
   ),
   **dict.fromkeys(
@@ -166,6 +166,8 @@ _OF_NAMES: dict[str, Rule] = {
     "validation_fraction fraction_soft linear_decay_fraction cut_fraction".split(), FRACTION
   ),
   "attention_func": one_of("hybrid"),
+  "max_grad_norm": ABOVE_ZERO.or_none(),
+  "ema_decay": BELOW_ONE.or_none(),
 }
 
 _OF_OWNERS: dict[str, dict[str, Rule]] = {
@@ -208,6 +210,16 @@ _OF_OWNERS: dict[str, dict[str, Rule]] = {
     ),
   },
   "get_variable_dtype": dict.fromkeys(("master_dtype", "slice_dtype", "activation_dtype"), _DTYPE),
+  "sample": {
+    "top_k": at_least(1).or_none(),
+    "top_p": Rule(
+      "a number above 0 and at most 1", lambda x: _is_number(x) and 0 < x <= 1
+    ).or_none(),
+    "min_p": FRACTION.or_none(),
+    "repetition_penalty": ABOVE_ZERO.or_none(),
+    "num_samples": at_least(1),
+    "max_tokens": at_least(1).or_none(),
+  },
   "Trainer": {"nonfinite": one_of(*nonfinite.CHOICES)},
 }
 
@@ -241,7 +253,7 @@ def rule_of(owner: str, parameter: inspect.Parameter) -> Rule | None:
   if annotation.startswith("Callable["):
     may_be_none = parameter.default is None or annotation.endswith("| None")
     return CALLABLE.or_none() if may_be_none else CALLABLE
-  kinds = _kinds(parameter.annotation)
+  kinds = kinds_of(parameter.annotation)
   found = [_OF_KINDS[k] for k in kinds if k in _OF_KINDS]
   # One of the kinds has no rule: what it allows is not known.
   if not kinds or len(found) + ("None" in kinds) < len(kinds):
@@ -253,7 +265,7 @@ def rule_of(owner: str, parameter: inspect.Parameter) -> Rule | None:
   return rule.or_none() if rule and may_be_none and not rule.is_legal(None) else rule
 
 
-def _kinds(annotation: Any) -> list[str]:
+def kinds_of(annotation: Any) -> list[str]:
   """The parts of "int | None" and the like."""
   if isinstance(annotation, type):
     return [annotation.__name__] if annotation is not inspect.Parameter.empty else []
@@ -276,7 +288,7 @@ def check_settings(settings: Settings) -> None:
     value = settings.literal(setting.value)
     if any(True for kind in (Reference, Macro) for _ in parts_of(value, kind)):
       continue  # What gin makes of it is known later.
-    parameter = _parameter(key[1], key[2])
+    parameter = parameter_of(key[1], key[2])
     if parameter is None:
       continue
     owner = key[1].rsplit(".", 1)[-1]
@@ -351,7 +363,7 @@ def _hint(value: Any, rule: Rule) -> str:
   return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
-def _parameter(selector: str, argument: str) -> inspect.Parameter | None:
+def parameter_of(selector: str, argument: str) -> inspect.Parameter | None:
   """The parameter of a configurable; of a class that passes arguments on, that of a base class."""
   try:
     configurable = gin_names.configurable_of(selector)

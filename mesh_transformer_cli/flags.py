@@ -1,0 +1,195 @@
+"""What a flag of a command is: its kind of value, and what it becomes for the trainer."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Kind = Callable[[str], Any]
+
+
+class _Nothing:
+  """What gin reads as None; a flag that was not given is None already."""
+
+  def __repr__(self) -> str:
+    return "None"
+
+
+NOTHING = _Nothing()
+NEWEST = -1  # As `run.eval_checkpoint_step` has it.
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+  """A flag of a command.
+
+  What it becomes is said by one of `gin`, `short` and `passed`; by none of them where the command
+  itself looks at the value.
+
+  Attributes:
+    name: with its dashes.
+    help: what it does.
+    kind: makes its value of the text, or raises `argparse.ArgumentTypeError`; None: it takes no
+      value, and its value is True.
+    metavar: what the help writes for the value.
+    gin: the parameter that gin binds to the value.
+    short: the name that `--set` gives the text to, which it makes a value of as it does by hand.
+    passed: whether the trainer has a flag of this name, or of its first alias.
+    repeated: whether it may be given several times: the value is a list, or, of a single one that
+      gin binds, that one.
+    advanced: whether it stands in a part of the help of its own.
+    aliases: other names of it.
+  """
+
+  name: str
+  help: str
+  kind: Kind | None = str
+  metavar: str = "TEXT"
+  gin: str = ""
+  short: str = ""
+  passed: bool = False
+  repeated: bool = False
+  advanced: bool = False
+  aliases: tuple[str, ...] = ()
+
+  @property
+  def dest(self) -> str:
+    """Its name without dashes."""
+    return self.name.lstrip("-")
+
+  def arguments(self, value: Any) -> Iterator[str]:
+    """What the trainer is given for it."""
+    if value is None:
+      return
+    values = value if self.repeated else [value]
+    if self.gin:
+      # As Python writes it, which gin reads: quotes and newlines of a text stay what they are.
+      bound = values[0] if len(values) == 1 else values
+      yield f"--gin_param={self.gin} = {bound!r}"
+      return
+    for one in values:
+      if self.short:
+        yield f"--set={self.short}={one}"
+      elif self.passed:
+        name = self.aliases[0] if self.aliases else self.name
+        yield name if self.kind is None else f"{name}={one}"
+
+
+def whole(least: int, none: str = "") -> Kind:
+  """A whole number.
+
+  Args:
+    least: the smallest that is legal.
+    none: a word that may stand for None.
+  """
+
+  def convert(text: str) -> Any:
+    if none and text == none:
+      return NOTHING
+    try:
+      value = int(text)
+    except ValueError:
+      value = least - 1
+    if value < least:
+      other = f', or "{none}"' if none else ""
+      raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}{other}")
+    return value
+
+  return convert
+
+
+def number(legal: str, is_legal: Callable[[float], bool]) -> Kind:
+  """A number; `legal` says in words which ones are."""
+
+  def convert(text: str) -> float:
+    try:
+      value = float(text)
+    except ValueError:
+      value = float("nan")
+    if not is_legal(value):
+      raise argparse.ArgumentTypeError(f"{text!r} is no number {legal}")
+    return value
+
+  return convert
+
+
+def one_of(*choices: str) -> Kind:
+  """One of a few words."""
+
+  def convert(text: str) -> str:
+    if text not in choices:
+      raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(choices)}")
+    return text
+
+  return convert
+
+
+def escaped(text: str) -> str:
+  r"""A text in which \n is a newline, \t a tab, and \\ a backslash, which no shell types easily."""
+  parts = text.split("\\\\")
+  return "\\".join(p.replace("\\n", "\n").replace("\\t", "\t") for p in parts)
+
+
+def some_text(text: str) -> str:
+  """As `escaped`, and not empty."""
+  if not text:
+    raise argparse.ArgumentTypeError("the text is empty")
+  return escaped(text)
+
+
+def file(text: str) -> str:
+  """A file that is there; what has a scheme (gs://) is looked for by the trainer."""
+  if "://" not in text:
+    if os.path.isdir(text):
+      raise argparse.ArgumentTypeError(f"{text} is a folder; give one file")
+    if not os.path.exists(text):
+      raise argparse.ArgumentTypeError(f"there is no file {text} in {os.getcwd()}")
+  return text
+
+
+def path(text: str) -> str:
+  """A path that need not be there."""
+  if not text:
+    raise argparse.ArgumentTypeError("the path is empty")
+  return text
+
+
+def setting(text: str) -> str:
+  """NAME=VALUE."""
+  name, equals, _ = text.partition("=")
+  if not equals or not name.strip():
+    raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE, such as d_model=512")
+  return text
+
+
+def binding(text: str) -> str:
+  """A binding of gin's: NAME = VALUE."""
+  if "=" not in text and "\n" not in text:
+    raise argparse.ArgumentTypeError(
+      f'{text!r} is no binding; it stands in quotes: --gin_param="run.train_steps = 100"'
+    )
+  return text
+
+
+def checkpoint(several: bool) -> Kind:
+  """Which checkpoints: a step or a word."""
+  words = ("newest", "best", "all", "new") if several else ("newest", "best")
+
+  def convert(text: str) -> Any:
+    if text == "newest":
+      return NEWEST
+    if text in words:
+      return text
+    try:
+      steps = [int(part) for part in text.split(",")]
+    except ValueError:
+      steps = [-1]
+    if min(steps) < 0 or (len(steps) > 1 and not several):
+      some = "a step, several with commas between" if several else "a step"
+      raise argparse.ArgumentTypeError(f"{text!r} is none of {some}, {', '.join(words)}")
+    return steps if len(steps) > 1 else steps[0]
+
+  return convert

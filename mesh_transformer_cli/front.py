@@ -1,0 +1,115 @@
+"""The command `mesh-transformer`: which command is meant, and the start of the trainer."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from mesh_transformer_cli.parser import WRONG, Parser, did_you_mean
+from mesh_transformer_cli.table import COMMANDS
+
+# By its name alone: an import of it would import TensorFlow, before it is known to be needed.
+TRAINER = "mesh_tensorflow.transformer.main"
+
+_HELP = ("--help", "-help", "-h", "-?", "--helpshort", "-helpshort")
+_INTERRUPTED = 130
+
+
+def main() -> None:
+  """The entry point."""
+  program = _program()
+  try:
+    arguments = trainer_arguments(program, sys.argv[1:])
+    if arguments is not None:
+      _start_trainer(program, arguments)
+  except KeyboardInterrupt:
+    # While TensorFlow is imported: later on the trainer says what became of it.
+    sys.exit(_INTERRUPTED)
+
+
+def trainer_arguments(program: str, arguments: Sequence[str]) -> list[str] | None:
+  """What the trainer is given for a command line.
+
+  Ends the process after a help (0) and for what is wrong (2).
+
+  Args:
+    program: the name of the program.
+    arguments: what follows it.
+
+  Returns:
+    The flags of the trainer; None if there is nothing left to do for it.
+  """
+  if not arguments:
+    _refuse(program, f"no command is given: {', '.join(COMMANDS)}")
+  for argument in arguments:
+    if any("\udc80" <= c <= "\udcff" for c in argument):
+      shown = argument.encode("utf-8", "surrogateescape")
+      _refuse(program, f"{shown!r} is not of the terminal's encoding, UTF-8")
+  first, *others = arguments
+  if first.startswith("-"):
+    before = arguments[: list(arguments).index("--")] if "--" in arguments else arguments
+    if any(a in _HELP for a in before):
+      print(overview(program))
+      sys.exit(0)
+    # As ever: flags of the trainer, with run.mode among the bindings.
+    return list(arguments)
+  if first == "help":
+    first, others = (others[0], ["--help"]) if others else ("--help", [])
+    return trainer_arguments(program, [first, *others])
+  if first not in COMMANDS:
+    hint = did_you_mean(first, COMMANDS) or f"; the commands are {', '.join(COMMANDS)}"
+    if first.endswith(".gin"):
+      hint = f"; a gin file is given as {program} train --config={first}"
+    _refuse(program, f"there is no command {first!r}{hint}")
+  parser = Parser(program, COMMANDS[first])
+  return parser.command.run(parser.values(others), parser)
+
+
+def overview(program: str) -> str:
+  """The help of the program: one screen."""
+  rows = "\n".join(f"  {c.name:<9} {c.summary}" for c in COMMANDS.values())
+  return f"""\
+Trains Transformers on meshes of devices, and uses them.
+
+usage: {program} COMMAND [flags]         {program} COMMAND --help
+
+{rows}
+
+From a text of your own to samples:
+  {program} init my_model --text=input.txt
+  {program} train --config=my_model/train.gin
+  {program} infer --config=my_model/train.gin --prompt="Once"
+
+Without a command gin bindings say it all, run.mode among them:
+  {program} --model_dir=DIR --gin_file=FILE ... [--gin_param="NAME = VALUE" ...]
+      [--set NAME=VALUE ...] [--module_import=MODULE ...]
+
+  --helpfull   all flags of the trainer, and of the libraries that it uses
+  --version    the version, where it was imported from, that of TensorFlow
+
+Exit codes: 0 done, 2 flags or settings are wrong, 74 stopped and saved; docs/operating.md has the
+others. Several workers on this machine: mesh-transformer-launch."""
+
+
+def _program() -> str:
+  name = os.path.basename(sys.argv[0]).removesuffix(".exe")
+  return "mesh-transformer" if name == "__main__.py" else name
+
+
+def _start_trainer(program: str, arguments: Sequence[str]) -> None:
+  """Runs the trainer in this process, as `python -m` does, with its own command line.
+
+  That line is also what is kept in `model_dir/command`: it says in full what a command stood for.
+  """
+  sys.argv = [program, *arguments]
+  runpy.run_module(TRAINER, run_name="__main__")
+
+
+def _refuse(program: str, reason: str) -> NoReturn:
+  print(
+    f"{program}: {reason} (usage: {program} COMMAND [flags]; {program} --help)", file=sys.stderr
+  )
+  sys.exit(WRONG)

@@ -1,0 +1,267 @@
+"""The commands of `mesh-transformer`: help, wrong command lines, and what the trainer is given."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from absl import flags as absl_flags
+
+import mesh_tensorflow.transformer.main  # noqa: F401 - defines the flags of the trainer.
+from mesh_tensorflow.transformer.gin_config import assignments
+from mesh_tensorflow.transformer.gin_config import names as gin_names
+from mesh_tensorflow.transformer.gin_config.names import Place
+from mesh_transformer_cli import front, table
+from mesh_transformer_cli.parser import Parser
+
+PROGRAM = "mesh-transformer"
+MODEL_COMMANDS = ("eval", "infer", "score", "export")
+
+
+def given(*arguments: str) -> list[str] | None:
+  """What the trainer is given for a command line."""
+  return front.trainer_arguments(PROGRAM, arguments)
+
+
+def ends(*arguments: str) -> int:
+  """The exit code of a command line that is not run."""
+  with pytest.raises(SystemExit) as end:
+    given(*arguments)
+  return end.value.code
+
+
+@pytest.fixture
+def model_dir(tmp_path):
+  """The folder of a training, so far as the front looks at it."""
+  (tmp_path / "operative_config.gin").write_text("")
+  (tmp_path / "lines.txt").write_text("To be\n")
+  return tmp_path
+
+
+# ----------------------------------------------------------------- help
+
+
+@pytest.mark.parametrize("asked", ["--help", "-h", "-?", "help"])
+def test_overview_lists_all_commands_on_one_screen(capsys, asked):
+  assert ends(asked) == 0
+  out, err = capsys.readouterr()
+  assert err == "" and len(out.splitlines()) <= 32
+  assert max(map(len, out.splitlines())) <= 100
+  for command in table.COMMANDS.values():
+    assert f"\n  {command.name} " in out and command.summary in out
+
+
+@pytest.mark.parametrize("name", sorted(table.COMMANDS))
+def test_help_of_each_command(capsys, name):
+  """Every flag with its meaning and what gin calls it, and two examples; whatever else is wrong."""
+  assert ends(name, "--nonsense", "--help") == 0
+  out, err = capsys.readouterr()
+  assert err == "" and out.startswith(f"usage: {PROGRAM} {name}")
+  command = table.COMMANDS[name]
+  words = " ".join(out.split())
+  for flag in command.flags:
+    assert f"  {flag.name}" in out and " ".join(flag.help.split()) in words
+    assert f"[{flag.gin}]" in words or not flag.gin
+  for gin_name, meaning in command.gin:
+    assert gin_name in out and " ".join(meaning.split()) in words
+  assert len(command.examples) == 2
+  for example in command.examples:
+    assert f"  {PROGRAM} {name} " in out and example.splitlines()[0] in out
+  assert max(map(len, out.splitlines())) <= 100
+  assert ends("help", name) == 0 and capsys.readouterr().out == out
+
+
+@pytest.mark.parametrize("name", sorted(table.COMMANDS))
+def test_examples_are_right(name):
+  """All but the files and folders that they name."""
+  parser = Parser(PROGRAM, table.COMMANDS[name])
+  for flag in table.COMMANDS[name].flags:
+    assert flag.name.startswith("--")
+  for example in table.COMMANDS[name].examples:
+    first, *words = example.replace('"', "").split()
+    assert first == name
+    for word in words:
+      if word.startswith("--"):
+        assert word.partition("=")[0] in parser.names(), example
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("arguments", [["--help"], ["infer", "--help"], ["train", "--stepz=3"]])
+def test_nothing_heavy_is_imported(run_subprocess, arguments):
+  program = f"""
+import sys
+from mesh_transformer_cli import front
+sys.argv[1:] = {arguments!r}
+try:
+  front.main()
+except SystemExit as e:
+  print("code", e.code)
+heavy = [m for m in ("tensorflow", "numpy", "absl", "gin", "mesh_tensorflow") if m in sys.modules]
+print("heavy", heavy)
+"""
+  out = run_subprocess(program).stdout
+  assert f"code {2 if '--stepz=3' in arguments else 0}" in out and "heavy []" in out
+
+
+# ----------------------------------------------------------------- what the trainer is given
+
+
+def test_a_line_without_a_command_is_the_trainer_s_own():
+  old = ["--gin_file=a.gin", "--model_dir", "m", "--gin_param", "run.mode = 'eval'"]
+  assert given(*old) == old
+  assert given("--version") == ["--version"] and given("--helpfull") == ["--helpfull"]
+  assert given("--gin_file=a", "--", "--help") == ["--gin_file=a", "--", "--help"]
+
+
+def test_train():
+  files = ["--config=a.gin", "--gin-file", "b.gin"]
+  assert given("train", *files, "--steps=7", "--set", "d_ff=8") == [
+    "--gin_file=a.gin",
+    "--gin_file=b.gin",
+    "--set=d_ff=8",
+    "--gin_param=run.train_steps = 7",
+    "--gin_param=run.mode = 'train'",
+  ]
+  words = given("train", "--config=a.gin", "--dry_run", "--mesh=", "--learning_rate=1e-3")
+  assert "--gin_param=run.mode = 'dry_run'" in words
+  assert "--gin_param=run.mesh_shape = ''" in words and "--set=learning_rate=0.001" in words
+
+
+def test_flags_of_the_trainer_are_passed_on():
+  words = ["--module_import=mine", "--allow_config_change", "--verbosity=1", "--tpu=local"]
+  given_words = given("train", "--gin_param=a.b = 'x=y'", *words)
+  assert {*words, "--gin_param=a.b = 'x=y'"} <= set(given_words)
+
+
+def test_infer(model_dir):
+  folder = f"--model_dir={model_dir}"
+  words = given("infer", folder, r"--prompt=To be,\n'or", "--prompt", "x", r"--stop=\n\\n")
+  assert words[0] == f"--gin_file={model_dir}/operative_config.gin"
+  assert r"""--gin_param=sample.prompt = ["To be,\n'or", 'x']""" in words
+  assert r"--gin_param=sample.stop = '\n\\n'" in words
+  assert "--gin_param=run.mode = 'infer'" in words
+  numbers = ["--temperature=0", "--top_p=0.9", "--top_k=5", "--checkpoint=newest"]
+  words = given("infer", folder, "--interactive", *numbers)
+  for bound in ("interactive = True", "temperature = 0.0", "top_p = 0.9", "top_k = 5"):
+    assert f"--gin_param=sample.{bound}" in words
+  assert "--gin_param=run.eval_checkpoint_step = -1" in words
+  file = str(model_dir / "lines.txt")
+  words = given("infer", folder, f"--input={file}", "--output=o")
+  assert f"--gin_param=decode_from_file.input_filename = {file!r}" in words
+
+
+def test_eval_score_export(model_dir):
+  folder = f"--model_dir={model_dir}"
+  words = given("eval", folder, "--batches=all", "--checkpoint=4,8", "--by=loss")
+  for bound in (
+    "perplexity_eval_steps = None", "eval_checkpoint_step = [4, 8]", "mode = 'perplexity_eval'",
+    "dataset_split = 'validation'",
+  ):  # fmt: skip
+    assert f"--gin_param=run.{bound}" in words
+  file = str(model_dir / "lines.txt")
+  words = given("score", folder, f"--targets={file}")
+  assert "--gin_param=score_from_strings.inputs = None" in words
+  assert "--gin_param=run.mode = 'score_from_strings'" in words
+  assert "--gin_param=run.mode = 'export_score'" in given("export", folder, "--scores")
+  # A gin file that is given says it all; and some keep files elsewhere.
+  for name in MODEL_COMMANDS:
+    more = ["--prompt=x"] if name == "infer" else ["--dataset"] if name == "score" else []
+    assert "--gin_file=a.gin" == given(name, "--config=a.gin", *more)[0]
+    words = given(name, "--model_dir=gs://a/b", *more)
+    assert words[0] == "--gin_file=gs://a/b/operative_config.gin"
+
+
+def every_flag():
+  return [(c, f) for c in table.COMMANDS.values() for f in c.flags]
+
+
+def test_what_flags_become_is_known_to_the_trainer():
+  """Names that gin binds, flags that are passed on, short names of --set."""
+  for command, flag in every_flag():
+    if flag.gin:
+      selector, _, argument = flag.gin.rpartition(".")
+      assert gin_names.resolve_binding("", selector, argument, Place(command.name))
+    if flag.passed:
+      name = (flag.aliases or (flag.name,))[0].lstrip("-")
+      assert name in absl_flags.FLAGS, flag
+    assert not flag.short or flag.short in assignments.SHORT
+  for command in table.COMMANDS.values():
+    for names, _ in command.gin:
+      for name in names.split(", "):
+        selector, _, argument = name.rpartition(".")
+        if selector:
+          assert gin_names.resolve_binding("", selector, argument, Place(command.name))
+
+
+def test_the_trainer_runs_in_this_process_with_the_flags(monkeypatch):
+  started = []
+  monkeypatch.setattr(sys, "argv", ["/bin/mesh-transformer", "plan", "--config=a.gin"])
+  monkeypatch.setattr(
+    front.runpy, "run_module", lambda name, run_name: started.append((name, run_name, sys.argv[:]))
+  )
+  front.main()
+  assert started == [
+    (front.TRAINER, "__main__",
+     [PROGRAM, "--gin_file=a.gin", "--gin_param=run.mode = 'plan'"]),
+  ]  # fmt: skip
+
+
+# ----------------------------------------------------------------- what is wrong
+
+
+@pytest.mark.parametrize(
+  ("arguments", "says"),
+  [
+    ([], "no command is given: init, train"),
+    (["trian"], "there is no command 'trian'; did you mean train?"),
+    (["frobnicate"], "the commands are init, train"),
+    (["my.gin"], "train --config=my.gin"),
+    (["train"], "no --config is given"),
+    (["plan"], "no --config is given"),
+    (["train", "--stepz=3", "--config=a"], "there is no flag --stepz; did you mean --steps?"),
+    (["train", "--steps=many", "--config=a"], "--steps: 'many' is no whole number of at least 0"),
+    (["train", "--config=a", "--batch_size=0"], "--batch_size: '0' is no whole number"),
+    (["train", "--config"], "--config, --gin_file|--config/--gin_file needs a value"),
+    (["train", "--config=a", "--dry_run=yes"], "--dry_run takes no value"),
+    (["train", "--config=a", "--learning_rate=-1"], "no number of at least 0"),
+    (["train", "--config=a", "--set", "d_model"], "not of the form NAME=VALUE"),
+    (["train", "--config=a", "--gin_param=run.train_steps", "=", "3"], "stands in quotes"),
+    (["train", "a.gin"], "a gin file is given as --config=a.gin"),
+    (["train", "d_model=3", "--config=a"], "given as --set d_model=3"),
+    (["train", "--config="], "the path is empty"),
+    (["eval"], "no model is given: add --model_dir=DIR"),
+    (["eval", "--model_dir={nowhere}"], "is no folder"),
+    (["eval", "--model_dir={empty}"], "has no operative_config.gin"),
+    (["eval", "--model_dir={model}", "--by=taste"], "none of texts, scores, loss"),
+    (["eval", "--model_dir={model}", "--batches=0"], 'at least 1, or "all"'),
+    (["eval", "--model_dir={model}", "--checkpoint=last"], "none of a step, several"),
+    (["infer", "--model_dir={model}"], "add --prompt=TEXT, --interactive, or --input=FILE"),
+    (["infer", "--model_dir={model}", "--prompt="], "--prompt: the text is empty"),
+    (["infer", "--model_dir={model}", "--prompt", "-x"], "--prompt=-VALUE"),
+    (["infer", "--model_dir={model}", "--prompt=x", "--interactive"], "give one of them"),
+    (["infer", "--model_dir={model}", "--input={nowhere}"], "there is no file"),
+    (["infer", "--model_dir={model}", "--input={model}"], "is a folder; give one file"),
+    (["infer", "--model_dir={model}", "--input={lines}"], "needs --output=FILE"),
+    (["infer", "--model_dir={model}", "--temperature=-1"], "no number of at least 0"),
+    (["infer", "--model_dir={model}", "--temperature=inf"], "no number of at least 0"),
+    (["infer", "--model_dir={model}", "--top_p=1.5"], "above 0 and at most 1"),
+    (["infer", "--model_dir={model}", "--top_p=0"], "above 0 and at most 1"),
+    (["infer", "--model_dir={model}", "--top_k=0"], "no whole number of at least 1"),
+    (["infer", "--model_dir={model}", "--min_p=2"], "of at least 0 and at most 1"),
+    (["infer", "--model_dir={model}", "--repetition_penalty=0"], "no number above 0"),
+    (["infer", "--model_dir={model}", "--prompt=a\udcffb"], "not of the terminal's encoding"),
+    (["score", "--model_dir={model}"], "add --targets=FILE"),
+    (["score", "--model_dir={model}", "--targets={lines}", "--dataset"], "give one"),
+    (["export", "--model_dir={model}", "--checkpoint=1,2"], "none of a step, newest, best"),
+  ],
+)  # fmt: skip
+def test_wrong_command_lines_are_one_line_and_end_with_2(capsys, model_dir, arguments, says):
+  (model_dir / "empty").mkdir()
+  places = {"nowhere": "nowhere", "empty": "empty", "model": "", "lines": "lines.txt"}
+  for name, place in places.items():
+    arguments = [a.replace(f"{{{name}}}", str(model_dir / place)) for a in arguments]
+  assert ends(*arguments) == 2
+  out, err = capsys.readouterr()
+  assert out == "" and len(err.splitlines()) == 1, err
+  assert any(text in err for text in says.split("|")), err
+  assert "--help" in err and err.startswith(PROGRAM)

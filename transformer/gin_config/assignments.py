@@ -1,0 +1,322 @@
+"""`--set NAME=VALUE`: bindings as people type them, made into those of gin.
+
+A name may be short (`steps`, `optimizer`), that of a macro of the gin files (`d_model`), a
+parameter of `run` (`train_steps`) or a whole one (`decode_from_file.repeats`). A value is gin's
+where gin can read it, a name where the parameter takes a function or class (`optimizer=AdamW`), and
+else a text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import io
+import tokenize
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gin import config_parser
+
+from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.transformer.gin_config import names as gin_names
+from mesh_tensorflow.transformer.gin_config import value_checks
+from mesh_tensorflow.transformer.gin_config.contradictions import RUN
+from mesh_tensorflow.transformer.gin_config.names import MACRO, Macro, Place, Reference
+from mesh_tensorflow.transformer.gin_config.reader import SET, Reader, TextDelegate
+from mesh_tensorflow.transformer.gin_config.settings import Settings
+
+_OPTIMIZERS = "mesh_tensorflow.optimize"
+_SCHEDULES = "mesh_tensorflow.transformer.learning_rate_schedules"
+_SCHEDULE = "run.learning_rate_schedule"
+_RATES = ("learning_rate", "max_learning_rate", "initial_lr")
+_OWN_TEXT = "dataset.own_text"
+# Written as they are in YAML and on command lines; gin knows Python's only.
+_WORDS = {"true": "True", "yes": "True", "false": "False", "no": "False"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Short:
+  """A short name.
+
+  Attributes:
+    meaning: for the documentation.
+    names: the parameters that are bound to the value; those after the first are what has to follow
+      it.
+    bindings: in place of `names`: makes the bindings of the text of the value and of what is bound.
+  """
+
+  meaning: str
+  names: tuple[str, ...] = ()
+  bindings: Callable[[str, Settings], list[str]] | None = None
+
+
+def add(reader: Reader, assignments: Sequence[str]) -> None:
+  """Reads assignments, after all files and bindings.
+
+  Args:
+    reader: gets the bindings that they stand for.
+    assignments: texts "NAME=VALUE".
+
+  Raises:
+    ConfigError: a name stands for nothing; the error names what resembles it.
+  """
+  for text in assignments:
+    name, equals, value = text.partition("=")
+    name, value = name.strip(), value.strip()
+    if not equals or not name:
+      raise ConfigError(f"{SET} {text!r}: write {SET} NAME=VALUE, such as {SET} d_model=512")
+    # One after the other: what one binds decides what the next one means.
+    bindings = _bindings(name, value, reader.settings, Place(SET, text=text))
+    reader.read_bindings(bindings, Place(SET, text=text))
+
+
+def _bindings(name: str, value: str, settings: Settings, place: Place) -> list[str]:
+  # What a gin file calls by this name goes before what we would.
+  if settings.macro(name) is not None:
+    return [f"{name} = {_value_of_macro(name, value, settings, place)}"]
+  short = SHORT.get(name)
+  if short is not None and short.bindings is not None:
+    return _placed(short.bindings, value, settings, place)
+  if short is not None:
+    return [f"{n} = {_value(n, value, settings, place)}" for n in short.names]
+  if "." in name or "/" in name:
+    return [f"{name} = {_value(name, value, settings, place)}"]
+  of_run = gin_names.parameters(RUN)
+  if name in of_run:
+    return [f"run.{name} = {_value(f'run.{name}', value, settings, place)}"]
+  macros = [key[0] for key in settings.keys() if key[1:] == MACRO]
+  legal = {*SHORT, *macros, *of_run}
+  hint = gin_names.did_you_mean(name, legal) or (
+    "; it is a short name (docs/commands.md lists them), a macro of the gin files, a parameter of "
+    "run, or a whole name such as Unitransformer.max_length"
+  )
+  raise ConfigError(f"gin: {place}: nothing is called {name!r}{hint}")
+
+
+def _placed(
+  bindings: Callable[[str, Settings], list[str]], value: str, settings: Settings, place: Place
+) -> list[str]:
+  try:
+    return bindings(value, settings)
+  except ConfigError as e:
+    raise ConfigError(f"gin: {place}: {e}") from None
+
+
+# ------------------------------------------------------------------ values
+
+
+def _value(name: str, text: str, settings: Settings, place: Place) -> str:
+  """The text of a value as gin reads it, for the parameter of a whole name."""
+  if "." not in name:
+    return _value_of_macro(name, text, settings, place)
+  scope, _, last = name.rpartition("/")
+  selector, _, argument = last.rpartition(".")
+  whole = gin_names.resolve_binding(scope, selector, argument, place)
+  bound = settings.find(scope, whole, argument)
+  in_force = None if bound is None else settings.literal(bound.value)
+  return _converted(text, _parameter(whole, argument), in_force, place)
+
+
+def _value_of_macro(name: str, text: str, settings: Settings, place: Place) -> str:
+  """Likewise for a macro: a value of the parameter that the macro is used for."""
+  bound = settings.macro(name)
+  in_force = None if bound is None else settings.literal(bound.value)
+  for setting in settings.in_force():
+    if setting.value == Macro(name) and not setting.is_macro:
+      return _converted(text, _parameter(setting.selector, setting.argument), in_force, place)
+  return _converted(text, None, in_force, place)
+
+
+def _parameter(selector: str, argument: str) -> inspect.Parameter | None:
+  return value_checks.parameter_of(selector, argument)
+
+
+def _converted(text: str, parameter: inspect.Parameter | None, in_force: Any, place: Place) -> str:
+  kinds = value_checks.kinds_of(parameter.annotation) if parameter is not None else []
+  read = parsed(text)
+  if read is not None:
+    # "7" for a parameter that is a text: a name may be made of digits.
+    is_text = "str" in kinds and not {"int", "float", "bool"} & set(kinds)
+    return repr(text) if is_text and isinstance(read[0], (int, float)) else text
+  word = text.lower()
+  if "bool" in kinds and word in _WORDS:
+    return _WORDS[word]
+  if word == "none" and ("None" in kinds or "str" not in kinds):
+    return "None"
+  is_reference = isinstance(in_force, Reference)
+  if is_reference or any(k.startswith("Callable") for k in kinds):
+    call = "()" if is_reference and in_force.evaluate else ""
+    # Some take the name of a function as a text, too: an activation.
+    if "str" not in kinds or len(gin_names.whole_selectors(text)) == 1:
+      return _reference(text, place) + call
+  return repr(text)
+
+
+def parsed(text: str) -> tuple[Any] | None:
+  """The value that gin reads in a text, as the only one of a tuple; None if it cannot."""
+  if "\n" in text:
+    return None
+  parser = config_parser.ConfigParser(io.StringIO(f"x = {text}\n"), TextDelegate())
+  try:
+    value = parser.parse_statement().value
+    rest = parser.parse_statement()
+  except (SyntaxError, tokenize.TokenError, AttributeError):
+    return None
+  # What follows a # is no comment on a command line.
+  if rest is not None or ("#" in text and not isinstance(value, str)):
+    return None
+  return (value,)
+
+
+def _reference(word: str, place: Place) -> str:
+  """`@name` of a function or class that is called so."""
+  found = gin_names.whole_selectors(word)
+  if len(found) == 1:
+    return f"@{word}"
+  if found:
+    raise ConfigError(f"gin: {place}: {word!r} is ambiguous; it may be {' or '.join(found)}")
+  close = [f"@{n}" for n in gin_names.similar_names(word)]
+  hint = f"; did you mean {' or '.join(close)}?" if close else ""
+  raise ConfigError(f"gin: {place}: nothing configurable is called {word!r}{hint}")
+
+
+# ------------------------------------------------------------------ short names
+
+
+def _of_module(module: str, classes: bool = False, suffix: str = "") -> dict[str, str]:
+  """The classes or the functions that are configurable in a module, by name without a suffix."""
+  return {
+    whole.rpartition(".")[2].removesuffix(suffix): gin_names.shortest(whole)
+    for whole in gin_names.selectors_of(module)
+    if inspect.isclass(gin_names.configurable_of(whole)) == classes
+  }
+
+
+def _chosen(word: str, what: str, known: dict[str, str]) -> str:
+  """The configurable that a word of a command line names, whatever its case."""
+  by_plain = {gin_names.plain(n): n for n in known}
+  found = by_plain.get(gin_names.plain(word))
+  if found is None:
+    hint = gin_names.did_you_mean(word, known)
+    raise ConfigError(f"there is no {what} {word!r}{hint or f'; there are {_listed(known)}'}")
+  return f"@{known[found]}"
+
+
+def _listed(names: dict[str, str]) -> str:
+  return ", ".join(sorted(names))
+
+
+def _optimizer(text: str, settings: Settings) -> list[str]:
+  del settings
+  if parsed(text) is None:
+    suffix = "Optimizer"
+    known = _of_module(_OPTIMIZERS, classes=True, suffix=suffix)
+    text = _chosen(text.removesuffix(suffix), "optimizer", known)
+  return [f"run.optimizer = {text}"]
+
+
+def _bound_schedule(settings: Settings) -> Any:
+  bound = settings.exact(("", RUN, "learning_rate_schedule"))
+  return None if bound is None else settings.literal(bound.value)
+
+
+def _numbers(schedule: Any) -> list[int | float]:
+  """The numbers of a product of schedules."""
+  factors = list(schedule) if isinstance(schedule, (list, tuple)) else [schedule]
+  return [f for f in factors if isinstance(f, (int, float))]
+
+
+def _learning_rate(text: str, settings: Settings) -> list[str]:
+  """The number in a list of schedules; or the parameter of a schedule; or a constant rate."""
+  read = parsed(text)
+  if read is None or not isinstance(read[0], (int, float)) or isinstance(read[0], bool):
+    raise ConfigError(f"{text!r} is no number; --set schedule=NAME chooses a schedule")
+  schedule = _bound_schedule(settings)
+  numbers = _numbers(schedule)
+  if isinstance(schedule, (list, tuple)) and len(numbers) == 1:
+    factors = [read[0] if isinstance(f, (int, float)) else f for f in schedule]
+    return [f"{_SCHEDULE} = {factors!r}"]
+  if isinstance(schedule, Reference) and schedule.selector:
+    takes = gin_names.parameters(schedule.selector)
+    for name in _RATES:
+      if name in takes:
+        scope = f"{schedule.scope}/" if schedule.scope else ""
+        return [f"{scope}{schedule.selector}.{name} = {text}"]
+  return [f"{_SCHEDULE} = {text}"]
+
+
+def _schedule(text: str, settings: Settings) -> list[str]:
+  """A schedule in place of those that are bound; a number beside them stays."""
+  if parsed(text) is not None:
+    return [f"{_SCHEDULE} = {text}"]
+  chosen = _chosen(text, "schedule", _of_module(_SCHEDULES))
+  numbers = _numbers(_bound_schedule(settings))
+  takes = gin_names.parameters(chosen.removeprefix("@"))
+  if len(numbers) == 1:
+    own = next((n for n in _RATES if n in takes), None)
+    if own is not None:
+      return [f"{_SCHEDULE} = {chosen}", f"{chosen.removeprefix('@')}.{own} = {numbers[0]!r}"]
+    return [f"{_SCHEDULE} = [{chosen}, {numbers[0]!r}]"]
+  return [f"{_SCHEDULE} = {chosen}"]
+
+
+def _data(text: str, settings: Settings) -> list[str]:
+  """A text of one's own, in place of the data that is bound."""
+  path = text if parsed(text) is not None and text[:1] in "'\"[(@%" else repr(text)
+  if settings.macro("text_file") is not None:  # So the files of problems/ call theirs.
+    return [f"text_file = {path}"]
+  return [f"run.train_dataset_fn = @{_OWN_TEXT}", f"{_OWN_TEXT}.path = {path}"]
+
+
+def _vocabulary(text: str, settings: Settings) -> list[str]:
+  del settings
+  return [f"run.vocabulary = {text if text[:1] in '@%(' else repr(text)}"]
+
+
+def _length(text: str, settings: Settings) -> list[str]:
+  del settings
+  # Where positions are learned their table has to be as long.
+  return [f"run.sequence_length = {text}", f"Unitransformer.max_length = {text}"]
+
+
+SHORT: dict[str, Short] = {
+  "model": Short("Type of the model: `lm`, `bitransformer`, ...", ("run.model_type",)),
+  "layers": Short("Layers of a stack.", ("num_layers",)),
+  "heads": Short("Heads of attention.", ("num_heads",)),
+  "dropout": Short("Dropout rate.", ("dropout_rate",)),
+  "length": Short("Tokens in a sequence, and the longest one of the model.", bindings=_length),
+  "data": Short("Text of your own: a file, a folder, a pattern.", bindings=_data),
+  "vocabulary": Short(
+    "`bytes`, `characters`, `sentencepiece:8000`, a file, or `@function()`.", bindings=_vocabulary
+  ),
+  "batch": Short("Sequences in a batch.", ("run.batch_size",)),
+  "steps": Short("Training ends at this step.", ("run.train_steps",)),
+  "optimizer": Short(
+    "An optimizer, `Optimizer` left out: `AdamW`, `Adafactor`, ...", bindings=_optimizer
+  ),
+  "learning_rate": Short(
+    "The highest rate: the number beside the schedules, or a constant one.", bindings=_learning_rate
+  ),
+  "lr": Short("The same.", bindings=_learning_rate),
+  "schedule": Short(
+    "A schedule of the learning rate, whose number stays: `cosine`, `linear_decay`, ...",
+    bindings=_schedule,
+  ),
+  "mesh": Short("Mesh of devices, such as `batch:2,model:2`.", ("run.mesh_shape",)),
+  "layout": Short("Layout rules, such as `batch:batch,d_ff:model`.", ("run.layout_rules",)),
+  "checkpoint": Short("The checkpoint to evaluate or decode with.", ("run.eval_checkpoint_step",)),
+  **{
+    name: Short(meaning, (f"sample.{name}",))
+    for name, meaning in (
+      ("prompt", "Text to go on with."),
+      ("temperature", "Of sampling; 0 is greedy."),
+      ("top_k", "Choose among the k most probable tokens."),
+      ("top_p", "Choose among the most probable that have this probability together."),
+      ("min_p", "Leave out tokens less probable than this part of the best one's."),
+      ("repetition_penalty", "Above 1: less of what is there already."),
+      ("num_samples", "Samples for each prompt."),
+      ("max_tokens", "New tokens at most."),
+      ("stop", "A sample ends before this text."),
+    )
+  },
+}
