@@ -16,6 +16,7 @@ package.
     programs               what a mesh computes: a file a program: training, evaluation, sampling
     gin_config             reading and checking of gin files
     training               a model with its folder: the training loop, checkpoints, progress
+    sampling               rows that are continued together; prompts in, texts out
     modes                  what `utils.run` does: one file a mode, with its whole loop
     commands               the command line: the trainer, and what starts several of it
 

@@ -52,6 +52,7 @@ from mesh_tensorflow.transformer.modes.scoring import (
 from mesh_tensorflow.transformer.modes.train import train_model
 from mesh_tensorflow.transformer.programs.model_building import build_model, get_variable_dtype
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+from mesh_tensorflow.transformer.sampling.settings import sample
 from mesh_tensorflow.transformer.schedules.product import bound_schedule
 from mesh_tensorflow.transformer.training.init_checkpoint import (
   flexible_ckpt_init_mapping,
@@ -105,6 +106,7 @@ __all__ = [
   "parse_gin_defaults_and_flags",
   "perplexity_eval",
   "run",
+  "sample",
   "save_scores",
   "save_scores_to_tfrecords",
   "score_from_dataset",

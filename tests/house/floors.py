@@ -43,6 +43,7 @@ FLOORS = {
     "layers programs",
     "fixup_layers gin_config",
     "training",
+    "sampling",
     "modes",
     "commands",
     "adaptive_softmax bleu dataset evolved_transformer funnel_transformer gin_paths"

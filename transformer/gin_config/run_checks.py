@@ -99,13 +99,19 @@ class _Run:
           self._check_call(reference, bound, frozenset(), ())
         elif (mode, key[2]) in (("train", "train_dataset_fn"), ("eval", "eval_dataset_fn")):
           self._check_call(reference, bound, frozenset(_GIVEN), ())
-    if mode == "infer":
+    if mode == "infer" and not self._has_prompts():
       decode = self._settings.find("", f"{_UTILS}.infer_model", "decode_fn")
       value = self._settings.literal(decode.value) if decode else _DECODE
       user = decode or self._bound("mode")
       if user is not None:  # Bound it is: the default is "train".
         for reference in parts_of(value, Reference):
           self._check_call(reference, user, frozenset(_GIVEN), ())
+
+  def _has_prompts(self) -> bool:
+    """Whether the mode "infer" has other prompts than those of a file."""
+    names = ("prompt", "interactive")
+    found = [self._settings.find("", f"{_UTILS}.sample", name) for name in names]
+    return any(self._settings.literal(bound.value) for bound in found if bound is not None)
 
   def _check_call(
     self, reference: Reference, user: Setting, given: frozenset[str], within: tuple[str, ...]

@@ -26,8 +26,15 @@ class DecodedModel(Protocol):
   autoregressive: bool
   input_full_attention: bool
   output_vocab_dim: mtf.Dimension | None
+  shared_embedding_and_softmax_weights: bool
+  model_dim: mtf.Dimension
   layout: Any
   mesh_shape: Any
+
+  @property
+  def ensemble_dims(self) -> list[mtf.Dimension]: ...
+
+  def token_embedding(self, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType) -> Any: ...
 
   def _call_internal(
     self, context: Context, inputs: mtf.Tensor, targets: mtf.Tensor | None = None
@@ -62,6 +69,8 @@ class IncrementalModel:
     variable_dtype: an `mtf.VariableDType`.
     bos_id: the input at position 0.
     encoder_sequence_id: int32 `[<batch_dims>, memory_length]`, or None.
+    states: those after the given tokens, if another program has made them for a model without an
+      encoder; None: they are made here.
     **encoder_arguments: other arguments of `Context`.
   """
 
@@ -74,6 +83,7 @@ class IncrementalModel:
     variable_dtype: mtf.VariableDType,
     bos_id: int = 0,
     encoder_sequence_id: mtf.Tensor | None = None,
+    states: Sequence[mtf.Tensor] | None = None,
     **encoder_arguments: Any,
   ):
     self._model = model
@@ -92,23 +102,7 @@ class IncrementalModel:
       constant_states=[],
       **encoder_arguments,
     )
-    # All positions in one pass, though only the first `initial_position` count: keys and values of
-    # later ones are hidden until their step overwrites them.
-    inputs = autoregressive_inputs(given)
-    first_part = Context(
-      **self._arguments,
-      mode="first_part",
-      position=mtf.range(given.mesh, self._length_dim, dtype=tf.int32),
-      position_is_default=True,
-      new_states=[],
-      initial_position=initial_position,
-      read_priority=priority,
-      write_priority=priority,
-      inputs=inputs,
-    )
-    with mtf.variable_scope(model.name):
-      # The logits are not used: this fills the caches.
-      model._call_internal(first_part, inputs)
+    first_part = self._first_part(given, initial_position, states)
     self.states = first_part.new_states
     # In place: the contexts of all later steps have this very list.
     constants = self._arguments["constant_states"]
@@ -118,6 +112,40 @@ class IncrementalModel:
       for key, value in first_part.cache.items()
       if isinstance(key, tuple) and key[0] in _CONSTANT_KEYS
     }
+
+  def _first_part(
+    self,
+    given: mtf.Tensor,
+    initial_position: mtf.Tensor,
+    states: Sequence[mtf.Tensor] | None,
+  ) -> Context:
+    """The context of the given tokens, with the states after them; see the class."""
+    model, priority = self._model, self._priority
+    # All positions in one pass, though only the first `initial_position` count: keys and values of
+    # later ones are hidden until their step overwrites them.
+    inputs = autoregressive_inputs(given)
+    first_part = Context(
+      **self._arguments,
+      mode="first_part",
+      position=mtf.range(given.mesh, self._length_dim, dtype=tf.int32),
+      position_is_default=True,
+      new_states=[] if states is None else list(states),
+      initial_position=initial_position,
+      read_priority=priority,
+      write_priority=priority,
+      inputs=inputs,
+    )
+    with mtf.variable_scope(model.name):
+      if states is None:
+        # The logits are not used: this fills the caches.
+        model._call_internal(first_part, inputs)
+      elif model.shared_embedding_and_softmax_weights:
+        # The logits of nothing leave behind, in the cache, the table as the softmax takes it.
+        dims = [*model.ensemble_dims, *given.shape.dims[:-1], model.model_dim]
+        nothing = mtf.zeros(given.mesh, mtf.Shape(dims), first_part.activation_dtype)
+        embedding = model.token_embedding(given.mesh, first_part.variable_dtype)
+        embedding.hidden_to_logits(nothing, first_part)
+    return first_part
 
   def loop_states(self) -> list[mtf.Tensor]:
     """`states` with their dims in the order in which a loop over steps reads them fastest."""

@@ -21,7 +21,7 @@ from mesh_tensorflow.transformer.data.text_io import (
 )
 from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
-from mesh_tensorflow.transformer.modes.infer import generate
+from mesh_tensorflow.transformer.modes.generation import generate
 from mesh_tensorflow.transformer.modes.input_fns import examples_input_fn
 from mesh_tensorflow.transformer.modes.job import Job
 from mesh_tensorflow.transformer.modes.perplexity_eval import perplexity_eval_of

@@ -1,90 +1,19 @@
-"""The mode "infer": texts generated from the lines of a file, or whatever `decode_fn` reads."""
+"""The mode "infer": texts made of the lines of a file, of prompts, or of what `decode_fn` reads."""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import gin
 
-from mesh_tensorflow.errors import DataError
-from mesh_tensorflow.transformer.data.text_io import (
-  get_inputs_from_file,
-  inputs_vocabulary,
-  strip_ids,
-  targets_vocabulary,
-  write_lines_to_file,
-)
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
+from mesh_tensorflow.transformer.modes.infer_files import decode_lines
+from mesh_tensorflow.transformer.modes.infer_prompts import decode_prompts
 from mesh_tensorflow.transformer.modes.job import Job
 from mesh_tensorflow.transformer.modes.registry import mode
-from mesh_tensorflow.transformer.programs import sampling
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
-
-_LOG = logging.getLogger("mesh_tensorflow")
-
-_ROUND_TO = 8  # Lengths are rounded up to this, so that similar inputs use one program.
-
-
-def generate(
-  estimator: Any,
-  rows: Sequence[Sequence[int]],
-  sequence_length: Mapping[str, int],
-  batch_size: int | None = None,
-) -> list[list[int]]:
-  """What the model makes of rows of ids.
-
-  Rows of similar length are decoded together. How an encoder-decoder decodes is bound in gin
-  (`Bitransformer.decode.beam_size`, ...); if `max_decode_length` is not, it is
-  `sequence_length["targets"]`.
-
-  Args:
-    estimator: a `Trainer`, with variables restored.
-    rows: ids of each input, EOS included, at most `sequence_length["inputs"]`.
-    sequence_length: dict with "inputs" and "targets".
-    batch_size: rows at a time; as many as in a training batch by default.
-
-  Returns:
-    For each row the new ids, to the first EOS, without it.
-  """
-  # A batch goes on until its last row has ended: rows of similar length end at similar steps.
-  order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-  ordered = [rows[i] for i in order]
-  longest = -(-max(map(len, rows)) // _ROUND_TO) * _ROUND_TO
-  length = min(longest, sequence_length["inputs"])
-  options = sampling.decoding_options(estimator.steps.model, sequence_length["targets"])
-  if not hasattr(estimator.steps.model, "decode"):
-    # A language model continues its inputs, in the same row.
-    length += sequence_length["targets"]
-  outputs = estimator.sample(ordered, length, batch_size=batch_size, **options)
-  results: list[list[int]] = [[]] * len(rows)
-  for i, output in zip(order, outputs):
-    results[i] = strip_ids(output, EOS_ID)
-  return results
-
-
-def encode_lines(
-  lines: Sequence[str], vocabulary: Any, length: int, eos_id: int = EOS_ID
-) -> list[list[int]]:
-  """Ids of lines of text, with EOS; longer ones are cut, and counted in a warning.
-
-  Args:
-    lines: texts.
-    vocabulary: a vocabulary or a pair; that of the inputs is used.
-    length: ids at most, EOS included.
-    eos_id: the end-of-sequence id.
-  """
-  encode = inputs_vocabulary(vocabulary).encode
-  rows = [list(encode(line.strip())) for line in lines]
-  cut = [i for i, row in enumerate(rows, 1) if len(row) >= length]
-  if cut:
-    _LOG.warning(
-      "%d of %d inputs are cut, because they have more than %d tokens (run.sequence_length); the "
-      "first is on line %d", len(cut), len(rows), length - 1, cut[0],
-    )  # fmt: skip
-  return [[*row[: length - 1], eos_id] for row in rows]
+from mesh_tensorflow.transformer.sampling.settings import SampleSettings, sample
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.utils")
@@ -123,27 +52,19 @@ def decode_from_file(
   Raises:
     DataError: the file is missing or empty, or for "lm" a line is too long.
   """
-  lines = get_inputs_from_file(input_filename)
-  lines = [line for line in lines for _ in range(repeats)]
-  if not lines:
-    raise DataError(f"the input file {input_filename!r} is empty")
   if checkpoint_path is not None:
     estimator.restore_for_inference(checkpoint_path)
-  started = time.perf_counter()
-  if model_type == "lm":
-    rows = [list(inputs_vocabulary(vocabulary).encode(line)) for line in lines]
-    length = sampling.row_length(sequence_length)
-    outputs = estimator.sample(rows, length, batch_size=batch_size)
-    outputs = [strip_ids(ids, eos_id) for ids in outputs]
-  else:
-    rows = encode_lines(lines, vocabulary, sequence_length["inputs"], eos_id)
-    outputs = generate(estimator, rows, sequence_length, batch_size)
-  results = [targets_vocabulary(vocabulary).decode(ids) for ids in outputs]
-  filename = f"{output_filename}-{estimator.global_step}"
-  write_lines_to_file(results, filename)
-  seconds = time.perf_counter() - started
-  print(f"{len(results):,} lines decoded in {seconds:.1f} s: {filename}", flush=True)
-  return results
+  return decode_lines(
+    estimator,
+    vocabulary,
+    model_type,
+    batch_size,
+    sequence_length,
+    input_filename,
+    output_filename,
+    eos_id,
+    repeats,
+  )
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.utils")
@@ -186,9 +107,17 @@ def infer_model(
     )
 
 
-@mode("infer")
+def _check(job: Job) -> None:
+  """Bad settings are told before a model is made."""
+  del job
+  sample()
+
+
+@mode("infer", check=_check)
 def run_infer(job: Job) -> None:
-  """Decodes with `infer_model.decode_fn`."""
+  """Continues the prompts of `sample`, if it has any; else decodes with `infer_model.decode_fn`."""
+  settings = sample()
+  prompts = functools.partial(_decode_prompts, settings=settings)
   infer_model(
     job.make_estimator(),
     job.vocabulary,
@@ -197,4 +126,13 @@ def run_infer(job: Job) -> None:
     job.model_type,
     job.model_dir,
     job.eval_checkpoint_step,
+    **({"decode_fn": prompts} if settings.prompts_given else {}),
   )
+
+
+def _decode_prompts(
+  estimator: Any, *, checkpoint_path: str | None, settings: SampleSettings, **others: Any
+) -> list[str]:
+  """`decode_prompts` as a `decode_fn`."""
+  del checkpoint_path  # It is restored.
+  return decode_prompts(estimator, settings=settings, **others)

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.transformer.programs import (
   evaluation,
   prediction,
@@ -16,6 +17,7 @@ from mesh_tensorflow.transformer.programs import (
   saved_model,
   training_data,
 )
+from mesh_tensorflow.transformer.programs.continuation import Continuation, ContinuationOptions
 from mesh_tensorflow.transformer.programs.model_features import MODEL_FEATURES
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.training.model_folder import ModelFolder
@@ -151,7 +153,13 @@ class Estimator(ModelFolder):
   # -------------------------------------------------------------- prediction
 
   def sample(
-    self, rows: Sequence[Sequence[int]], length: int, batch_size: int | None = None, **options: Any
+    self,
+    rows: Sequence[Sequence[int]],
+    length: int,
+    batch_size: int | None = None,
+    *,
+    seed: int | None = None,
+    **options: Any,
   ) -> list[list[int]]:
     """Continues rows of ids; an encoder-decoder makes targets of inputs.
 
@@ -159,6 +167,8 @@ class Estimator(ModelFolder):
       rows: the given ids of each row; may be empty rows.
       length: ids of a row at most, the given ones included.
       batch_size: rows at a time; as many as in a training batch by default.
+      seed: what is drawn depends on it, and on the place of a row among the rows; None: on how many
+        runs there were before.
       **options: of `Unitransformer.sample_autoregressive` or `Bitransformer.decode`.
 
     Returns:
@@ -186,8 +196,23 @@ class Estimator(ModelFolder):
           )
         ids[i, : len(row)] = row
       ids[len(part) :] = ids[0]  # Empty rows would go on to the full length.
-      results += sampler(ids).numpy()[: len(part)].tolist()
+      drawn = None if seed is None else random_bits.fold(seed, start)
+      results += sampler(ids, seed=drawn).numpy()[: len(part)].tolist()
     return results
+
+  def continuation(self, rows: int, length: int, options: ContinuationOptions) -> Continuation:
+    """The programs that continue rows of a language model, made once for the same arguments.
+
+    Args:
+      rows: rows at a time.
+      length: positions that the model sees.
+      options: see `ContinuationOptions`.
+    """
+    key = ("continuation", rows, length, options)
+    if key not in self._programs:
+      self._programs[key] = Continuation(self.steps, rows, length, options)
+    programs: Continuation = self._programs[key]
+    return programs
 
   def predict(
     self, input_fn: Any, checkpoint_path: str | None = None

@@ -1,0 +1,141 @@
+"""Texts that a language model continues, many at a time: of a file, or of a few prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.errors import DataError
+from mesh_tensorflow.transformer.programs import sampling
+from mesh_tensorflow.transformer.sampling.rows import Row, continue_rows
+from mesh_tensorflow.transformer.sampling.settings import LanguageModelSampling, SampleSettings
+from mesh_tensorflow.transformer.sampling.texts import RowText, prompt_ids
+
+# Tokens between two looks at the rows: whether one has to stop or to slide, or a signal came.
+_TOKENS_PER_CALL = 32
+
+
+def rounded_length(length: int, most: int) -> int:
+  """A length up to which rows are filled: so few different ones that few programs are traced.
+
+  Args:
+    length: of a row.
+    most: of a row at most.
+
+  Returns:
+    8, 12, 16, 24, 32, ...: the next that is enough, but at most `most`.
+  """
+  size = 8
+  while size < length:
+    size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+  return min(size, most)
+
+
+@dataclasses.dataclass
+class TextsToContinue:
+  """Continues texts with a language model.
+
+  Args:
+    estimator: a `Trainer`, with variables restored.
+    vocabulary: a vocabulary or a pair.
+    settings: of `sample`.
+    how: the same for a language model.
+    sequence_length: dict from feature to number of tokens.
+    batch_size: rows at a time.
+  """
+
+  estimator: Any
+  vocabulary: Any
+  settings: SampleSettings
+  how: LanguageModelSampling
+  sequence_length: dict[str, int]
+  batch_size: int
+
+  @property
+  def longest(self) -> int:
+    """Tokens that the model sees at most."""
+    length = sampling.row_length(self.sequence_length)
+    table = sampling.longest_sequence(self.estimator.steps.model)
+    return length if table is None else min(length, table)
+
+  def row(self, number: int, prompt: str, place: str = "a prompt") -> Row:
+    """The row of a prompt.
+
+    Args:
+      number: tells it from others.
+      prompt: the text.
+      place: what to call it in an error.
+
+    Raises:
+      DataError: it leaves no room for a token.
+    """
+    ids = prompt_ids(prompt, self.vocabulary)
+    longest = self.longest
+    if len(ids) >= longest:
+      table = sampling.longest_sequence(self.estimator.steps.model)
+      limit = "" if table is None else f" of at most {table}, the model's positions"
+      larger = f", or bind a larger run.sequence_length{limit}" if table != longest else ""
+      raise DataError(
+        f"{place} has {len(ids)} ids, which leaves no room in sequences of {longest}; "
+        f"shorten it{larger}"
+      )
+    limit = longest - len(ids) if self.how.max_tokens is None else self.how.max_tokens
+    return Row(number, ids, limit)
+
+  def texts_of(self, rows: Sequence[Row]) -> list[RowText]:
+    """Continues rows to their ends: their texts, in the same order."""
+    texts = {row: RowText(row, self.vocabulary, self.settings.stop) for row in rows}
+    listener = (lambda row: texts[row].update()) if self.settings.stop else None
+    for length, group in self._by_length(rows):
+      programs = self.estimator.continuation(self.batch_size, length, self.how.options)
+      continue_rows(programs, group, self.settings.seed, _TOKENS_PER_CALL, listener)
+    for text in texts.values():
+      text.update()
+    return list(texts.values())
+
+  def follow(
+    self, rows: Sequence[Row], most: Callable[[], int], listener: Callable[[RowText], None]
+  ) -> None:
+    """Continues a few rows together, and tells of new tokens as they come.
+
+    Args:
+      rows: the rows.
+      most: tokens in one call at most.
+      listener: called with the text of a row that has grown or ended.
+    """
+    texts = {row: RowText(row, self.vocabulary, self.settings.stop) for row in rows}
+
+    def heard(row: Row) -> bool:
+      stops = texts[row].update()
+      listener(texts[row])
+      return stops
+
+    size = self.fewest_rows(len(rows))
+    programs = self.estimator.continuation(size, self.longest, self.how.options)
+    continue_rows(programs, rows, self.settings.seed, most, heard)
+
+  def fewest_rows(self, count: int) -> int:
+    """The least number of rows of a program that the mesh can split; at most as for files."""
+    impl = self.estimator.mesh_impl
+    axis = impl.tensor_dimension_to_mesh_axis(mtf.Dimension("batch", self.batch_size))
+    parts = 1 if axis is None else impl.shape[axis].size
+    return min(-(-count // parts) * parts, max(self.batch_size, parts))
+
+  def _by_length(self, rows: Sequence[Row]) -> list[tuple[int, list[Row]]]:
+    """Rows that take the same program, the longer prompts first, with its length."""
+    longest = self.longest
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+      length = rounded_length(len(row.given) + row.limit, longest)
+      groups.setdefault(length, []).append(row)
+    # Too few for a batch go with the next longer ones: empty places cost as much as rows.
+    sizes = sorted(groups)
+    for size, longer in zip(sizes, sizes[1:]):
+      if len(groups[size]) < self.batch_size:
+        groups[longer] += groups.pop(size)
+    return [
+      (size, sorted(groups[size], key=lambda row: (-len(row.given), row.number)))
+      for size in sorted(groups)
+    ]

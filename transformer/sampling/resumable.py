@@ -1,0 +1,165 @@
+"""A file of results that is written as they come, and that a run goes on with after its end."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.errors import StoppedError
+from mesh_tensorflow.transformer.files import model_files
+from mesh_tensorflow.transformer.files.by_chief import by_chief
+
+_FORMAT = 1
+
+
+class ResumableFile:
+  """A file of results, one a line.
+
+  Until it is whole its lines are in `<path>.unfinished`, and `<path>.progress` says how many of
+  them count. Lines are on the disk before they count, so whatever ends the process (SIGKILL, a
+  power cut), a run of the same work goes on behind the last that count, and the file becomes the
+  same as without interruption. Of workers, the chief reads and writes.
+
+  Where files cannot be appended to ("gs://...") all is written at the end, and a run that was
+  interrupted begins anew.
+
+  Args:
+    path: of the file; its folder is made.
+    work: what decides the results, as JSON's kinds: a file of other work is begun anew.
+
+  Attributes:
+    done: how many lines count.
+    resumed: how many of them were there before.
+
+  Raises:
+    StorageError: it cannot be written.
+  """
+
+  def __init__(self, path: str, work: Mapping[str, Any]):
+    self._path, self._remote = path, "://" in path
+    # Work may be large: names of settings, and all texts.
+    text = json.dumps([_FORMAT, work], sort_keys=True, default=repr)
+    self._work = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    self._bytes = 0
+    # Every worker goes on at the same line, and has what is there: it is what the mode returns.
+    self._lines = by_chief(self._open)
+    self.done = self.resumed = len(self._lines)
+
+  @property
+  def lines(self) -> list[str]:
+    """All lines that count, without their ends."""
+    return self._lines
+
+  def append(self, lines: Sequence[str]) -> None:
+    """Adds lines, each with its end, and makes them count."""
+    done = self.done + len(lines)
+
+    def write() -> None:
+      data = "".join(lines).encode("utf-8", "surrogatepass")
+      with self._errors(), open(self._part, "ab") as f:  # noqa: PTH123
+        f.write(data)
+        f.flush()
+        os.fsync(f.fileno())
+      self._bytes += len(data)
+      self._note(done)
+
+    if not self._remote:
+      by_chief(write)
+    self._lines += [line.removesuffix("\n") for line in lines]
+    self.done = done
+
+  def finish(self) -> None:
+    """Gives the file its name."""
+    by_chief(self._finish)
+
+  def _open(self) -> list[str]:
+    folder = os.path.dirname(self._path)
+    with self._errors():
+      if folder:
+        tf.io.gfile.makedirs(folder)
+      if self._remote:
+        return []
+      lines, self._bytes = self._counted()
+      with open(self._part, "ab") as f:  # noqa: PTH123
+        f.truncate(self._bytes)
+    self._note(len(lines))
+    return lines
+
+  def _counted(self) -> tuple[list[str], int]:
+    """The lines that count, and their size in bytes, if there are any of the same work."""
+    try:
+      with open(self._progress, encoding="utf-8") as f:  # noqa: PTH123
+        noted = json.load(f)
+      with open(self._part, "rb") as f:  # noqa: PTH123
+        data = f.read(noted["bytes"])
+    except (OSError, ValueError, KeyError, TypeError):
+      return [], 0
+    lines = data.decode("utf-8", "surrogatepass").split("\n")
+    whole = lines.pop() == "" and len(data) == noted["bytes"] and len(lines) == noted.get("done")
+    return (lines, len(data)) if whole and noted.get("work") == self._work else ([], 0)
+
+  def _note(self, done: int) -> None:
+    noted = {"work": self._work, "done": done, "bytes": self._bytes}
+    unfinished = f"{self._progress}.new"
+    with self._errors():
+      with open(unfinished, "w", encoding="utf-8") as f:  # noqa: PTH123
+        json.dump(noted, f)
+        f.flush()
+        os.fsync(f.fileno())
+      os.replace(unfinished, self._progress)
+
+  def _finish(self) -> None:
+    with self._errors():
+      if self._remote:
+        with tf.io.gfile.GFile(self._path, "w") as f:
+          f.write("".join(f"{line}\n" for line in self._lines))
+        return
+      os.replace(self._part, self._path)
+      with contextlib.suppress(FileNotFoundError):
+        os.remove(self._progress)
+
+  @property
+  def _part(self) -> str:
+    return f"{self._path}.unfinished"
+
+  @property
+  def _progress(self) -> str:
+    return f"{self._path}.progress"
+
+  def _errors(self) -> contextlib.AbstractContextManager[None]:
+    folder, name = os.path.split(self._path)
+    return model_files.errors_of_writing(folder or ".", name, "file name")
+
+
+@contextlib.contextmanager
+def stopped_by_signals(what_is_kept: Callable[[], str]) -> Iterator[None]:
+  """Inside it SIGTERM and Ctrl-C raise a `StoppedError`, between two calls of TensorFlow.
+
+  Args:
+    what_is_kept: says it, for the error.
+
+  Raises:
+    StoppedError: a signal came.
+  """
+  if threading.current_thread() is not threading.main_thread():
+    yield  # Python lets only the main thread set handlers.
+    return
+
+  def stop(number: int, _: Any) -> None:
+    raise StoppedError(f"stopped by {signal.Signals(number).name}; {what_is_kept()}")
+
+  wanted = [s for s in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(s) is not signal.SIG_IGN]
+  before = {s: signal.signal(s, stop) for s in wanted}
+  try:
+    yield
+  finally:
+    for s, handler in before.items():
+      signal.signal(s, handler)
