@@ -15,6 +15,7 @@ package.
     fixup_layers, universal_transformer
     programs               what a mesh computes: a file a program: training, evaluation, sampling
     gin_config             reading and checking of gin files
+    reporting              what a training shows and writes of itself: lines, metrics, profiles
     training               a model with its folder: the training loop, checkpoints, progress
     sampling               rows that are continued together; prompts in, texts out
     modes                  what `utils.run` does: one file a mode, with its whole loop

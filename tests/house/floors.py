@@ -42,6 +42,7 @@ FLOORS = {
     "data attention",
     "layers programs",
     "fixup_layers gin_config",
+    "reporting",
     "training",
     "sampling",
     "modes",

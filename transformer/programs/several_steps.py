@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow import workers
+from mesh_tensorflow.transformer.programs.report_steps import ReportSteps
 
 
 class StopFlag:
@@ -72,6 +73,7 @@ def compile_steps(
   learning_rate: Callable[[tf.Tensor], tf.Tensor],
   counts_bad: bool,
   stop: StopFlag | None = None,
+  reports: ReportSteps | None = None,
 ) -> Any:
   """Compiles a loop over training steps.
 
@@ -81,12 +83,13 @@ def compile_steps(
     learning_rate: a function of the number of the step, an int64 scalar.
     counts_bad: whether `step` returns, beside the loss, how many elements were not finite.
     stop: while it is up the loop ends after the step that is going on.
+    reports: says which steps are asked for norms, if `step` takes that as its last argument.
 
   Returns:
     A function of (int32 batches [n, <shape of a batch>] for each feature, number of the first
-    step). It returns float32 [2, m]: the losses, and how many elements of loss and gradients were
-    not finite, if that is counted; of n steps, or of fewer, one at least, if it was stopped. Any n:
-    a shorter last call needs no program of its own.
+    step). It returns float32 [2 + values, m]: the losses; how many elements of loss and gradients
+    were not finite, if that is counted; and what else `step` returns, a row each; of n steps, or of
+    fewer, one at least, if it was stopped. Any n: a shorter last call needs no program of its own.
   """
   spec = tuple(tf.TensorSpec([None, *shape], tf.int32) for shape in batch_shapes)
 
@@ -95,18 +98,22 @@ def compile_steps(
 
     def one(i: tf.Tensor, results: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
       at = first_step + tf.cast(i, tf.int64)
-      result = step(*[b[i] for b in batches], learning_rate(at), at)
-      return i + 1, results.write(i, tf.stack(result) if counts_bad else result)
+      asked = [reports.norms_wanted(at)] if reports is not None else []
+      loss, *others = tf.nest.flatten(step(*[b[i] for b in batches], learning_rate(at), at, *asked))
+      if not counts_bad:
+        others.insert(0, tf.zeros([]))
+      return i + 1, results.write(i, tf.concat([tf.reshape(x, [-1]) for x in (loss, *others)], 0))
 
     def goes_on(i: tf.Tensor, _: tf.TensorArray) -> tf.Tensor:
       more = i < count
       # One step is done in any case: a call without results would need cases of its own.
       return more if stop is None else more & ~((i > 0) & stop.is_up())
 
-    results = tf.TensorArray(tf.float32, size=count, element_shape=[2] if counts_bad else [])
+    # How many values a step returns is known when it is traced, in the body of the loop.
+    results = tf.TensorArray(tf.float32, size=count, element_shape=[None], infer_shape=False)
     # One after the other: each step reads the variables that the one before has written.
     done, results = tf.while_loop(goes_on, one, [0, results], parallel_iterations=1)
-    results = results.stack()[:done]
-    return tf.transpose(results) if counts_bad else tf.stack([results, tf.zeros_like(results)])
+    # Not all of them at once: of steps that were not done there is nothing, not even a shape.
+    return tf.transpose(results.gather(tf.range(done)))
 
   return tf.function(call, input_signature=[spec, tf.TensorSpec([], tf.int64)], autograph=False)

@@ -2,35 +2,79 @@
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
+import logging
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import tensorflow as tf
 import tqdm
 
-from mesh_tensorflow import workers
-from mesh_tensorflow.transformer.files import model_files
+from mesh_tensorflow.transformer.programs import reported
+from mesh_tensorflow.transformer.programs.report_steps import ReportSteps
+from mesh_tensorflow.transformer.reporting import loss_picture
+from mesh_tensorflow.transformer.reporting.divergence import DivergenceWatch
+from mesh_tensorflow.transformer.reporting.duration import duration
+from mesh_tensorflow.transformer.reporting.end_summary import LossSummary, end_summary
+from mesh_tensorflow.transformer.reporting.event_files import EventFile
+from mesh_tensorflow.transformer.reporting.event_files import write_scalars as write_scalars
+from mesh_tensorflow.transformer.reporting.metrics_file import NAME as METRICS
+from mesh_tensorflow.transformer.reporting.metrics_file import MetricsFile
+from mesh_tensorflow.transformer.reporting.next_commands import next_commands
+from mesh_tensorflow.transformer.reporting.profiling import StepsProfile
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+
+@dataclasses.dataclass
+class Rates:
+  """What turns the time of a step into rates.
+
+  Attributes:
+    tokens: positions in a step.
+    flops: FLOPs of a step; 0: not known.
+    peak_flops: FLOP/s of all devices together; 0: not known.
+    memory: bytes in use, by name of a metric; called for each report.
+  """
+
+  tokens: int
+  flops: int = 0
+  peak_flops: float = 0.0
+  memory: Callable[[], Mapping[str, int]] = dict
+
+  def of(self, steps_per_second: float) -> dict[str, float]:
+    """The rates, by name of a metric."""
+    found = {"tokens_per_second": steps_per_second * self.tokens}
+    if self.flops and self.peak_flops:
+      found["flops_utilization"] = steps_per_second * self.flops / self.peak_flops
+    return found
 
 
 class TrainingProgress:
   """Reports a training run.
 
-  On a terminal a progress bar shows loss, speed and time left; every `report_every` steps
-  a line with the same facts stays on the screen. Elsewhere only the lines are written.
+  On a terminal a progress bar shows loss, speed and time left; the first step, every
+  `report_every` steps, and the last step a line with the same facts stays on the screen. Elsewhere
+  only the lines are written. Each line is also an object of `metrics.jsonl`, and TensorBoard
+  scalars.
 
   Args:
     first_step: step at which the run starts.
     last_step: step at which it ends.
     tokens_per_step: positions in a batch.
     report_every: steps between lines.
-    summary_dir: folder for TensorBoard files, or None.
-    quiet: writes nothing but the TensorBoard files.
+    summary_dir: folder for TensorBoard files and metrics, or None.
+    quiet: writes nothing but these files.
+    steps: which steps are reported; by default as the arguments before say.
+    watch: looks for divergence; None: nobody does.
+    profile_steps: steps of a TensorFlow profile; see `ReportSettings`.
+
+  Attributes:
+    rates: of a step; to be completed when the program is built.
+    facts: what the summary at the end says besides, by what it is of.
   """
 
   def __init__(
@@ -41,16 +85,22 @@ class TrainingProgress:
     report_every: int = 100,
     summary_dir: str | None = None,
     quiet: bool = False,
+    *,
+    steps: ReportSteps | None = None,
+    watch: DivergenceWatch | None = None,
+    profile_steps: tuple[int, int] | None = None,
   ):
+    self._steps = steps or ReportSteps(first_step, last_step, report_every)
     self._first_step = self._step = first_step
     self._last_step = last_step
-    self._tokens_per_step = tokens_per_step
-    self._report_every = report_every
     self._quiet = quiet
-    self._summary_dir = summary_dir or ""
-    self._writer: Any = None
-    if summary_dir:
-      self._try_summaries(self._open_writer)
+    self._watch = watch
+    self._folder = summary_dir
+    self._events = EventFile(summary_dir)
+    self._metrics = MetricsFile(summary_dir, first_step)
+    self._profile = StepsProfile(profile_steps, summary_dir, self.line)
+    self.rates = Rates(tokens_per_step)
+    self.facts: dict[str, str] = {}
     self._bar = tqdm.tqdm(
       total=last_step,
       initial=first_step,
@@ -59,67 +109,126 @@ class TrainingProgress:
       disable=quiet or not sys.stderr.isatty(),
       smoothing=0.1,
     )
-    self._window: list[float] = []
+    self._losses = LossSummary()
+    self._window: list[np.ndarray] = []
     self._skipped = 0
-    self._started = self._window_started = time.perf_counter()
+    self._started = self._call_started = self._window_started = time.perf_counter()
     self._window_step = first_step
-    self._last_line_step = first_step
+
+  @property
+  def shows_bar(self) -> bool:
+    """Whether there is a bar, which has to move."""
+    return not self._bar.disable
+
+  @property
+  def records(self) -> bool:
+    """Whether what is told to it is kept in files."""
+    return self._folder is not None
+
+  def before_call(self, step: int) -> None:
+    """To be called before a call of the program.
+
+    Args:
+      step: number of steps done.
+    """
+    self._profile.before_call(step)
 
   def update(
     self,
     step: int,
-    losses: list[float],
-    learning_rate: float | None = None,
+    losses: Sequence[float] | np.ndarray,
+    learning_rate: Callable[[int], float | None] | float | None = None,
     *,
     skipped: int = 0,
+    values: Mapping[str, np.ndarray] | None = None,
   ) -> None:
-    """Takes note of the losses of the steps up to `step`.
+    """Takes note of the steps of one call, up to `step`.
 
     Args:
       step: number of steps done.
       losses: the losses since the last call, in nats per position.
-      learning_rate: of the last step.
+      learning_rate: of the last step, or a function of the number of a step, from 0.
       skipped: how many of the steps were skipped, because of NaN or infinity.
+      values: by name what else each step returned, as many numbers as losses.
+    """
+    now = time.perf_counter()
+    self._profile.after_call(step)
+    found = np.asarray(losses, np.float32)
+    before = step - len(found)
+    numbers = np.arange(before + 1, step + 1)
+    self._events.write_steps("loss", numbers, found)
+    self._write_norms(numbers, values or {})
+    self._losses.add(before, found)
+    self._skipped += skipped
+    self._bar.set_postfix_str(f"loss {found[-1]:.4f}", refresh=False)
+    self._bar.update(step - self._step)
+    at = before
+    for line in self._steps.between(before, step):
+      self._window.append(found[at - before : line - before])
+      # Of a call only its time is known: its steps take the same.
+      seconds = self._call_started + (now - self._call_started) * (line - before) / len(found)
+      rate = learning_rate(line - 1) if callable(learning_rate) else learning_rate
+      extra = {name: float(v[line - before - 1]) for name, v in (values or {}).items()}
+      self._report(line, seconds, rate, extra)
+      at = line
+    self._window.append(found[at - before :])
+    self._step = step
+    self._call_started = time.perf_counter()
+
+  def _write_norms(self, numbers: np.ndarray, values: Mapping[str, np.ndarray]) -> None:
+    """Norms that were computed of more steps than have a line."""
+    if self._steps.norms_every:
+      for name in (reported.GRADIENT_NORM, reported.PARAMETER_NORM, reported.UPDATE_NORM):
+        if name in values:
+          places = np.flatnonzero(values[name])  # A norm of 0 was not asked for.
+          self._events.write_steps(name, numbers[places], values[name][places])
+
+  def _report(
+    self, step: int, now: float, learning_rate: float | None, extra: Mapping[str, float]
+  ) -> None:
+    """A line, an object of the metrics and scalars of a step.
+
+    Args:
+      step: number of steps done.
+      now: when it was done.
+      learning_rate: of the step.
+      extra: what the step returned besides.
     """
     # Steps that were skipped have no loss: with one NaN the mean of the line would be NaN.
-    self._window += [x for x in losses if math.isfinite(x)]
-    self._skipped += skipped
-    first = step - len(losses) + 1
-    for i, loss in enumerate(losses):
-      self._scalars(first + i, {"loss": loss})
-    if learning_rate is not None:
-      self._scalars(step, {"learning_rate": learning_rate})
-    self._bar.update(step - self._step)
-    self._step = step
-    self._bar.set_postfix_str(f"loss {losses[-1]:.4f}", refresh=False)
-    # A call may have many steps: a line is due when a multiple was reached or passed.
-    if step // self._report_every > self._last_line_step // self._report_every or (
-      step >= self._last_step
-    ):
-      self._line(step)
-
-  def _line(self, step: int) -> None:
-    now = time.perf_counter()
-    # The first call traces the program; the speed before it says nothing.
+    window = np.concatenate(self._window) if self._window else np.zeros([0], np.float32)
+    window = window[np.isfinite(window)]
+    loss = float(np.mean(window, dtype=np.float64)) if len(window) else math.nan
     seconds = max(now - self._window_started, 1e-9)
-    steps = max(step - self._window_step, 1)
-    rate = steps / seconds
-    tokens = rate * self._tokens_per_step
-    left = (self._last_step - step) / rate
-    loss = sum(self._window) / len(self._window) if self._window else math.nan
+    told: dict[str, float] = {} if learning_rate is None else {"learning_rate": learning_rate}
+    told |= extra
     skipped = f"  {self._skipped} step(s) skipped" if self._skipped else ""
-    self.scalars(step, {"tokens_per_second": tokens})
-    self.line(
-      f"step {step:>7}/{self._last_step}  loss {loss:.4f}  {tokens:,.0f} tokens/s  "
-      f"{_duration(left)} left{skipped}"
-    )
+    head = f"step {step:>7}/{self._last_step}  loss {loss:.4f}  "
+    if step == self._first_step + 1 and step < self._last_step:
+      # TensorFlow optimizes the program in its first step: its speed says nothing of the others.
+      self.line(f"{head}the first step is done, after {duration(now - self._started)}{skipped}")
+    else:
+      rate = max(step - self._window_step, 1) / seconds
+      told |= self.rates.of(rate)
+      left = duration((self._last_step - step) / rate)
+      tokens = told["tokens_per_second"]
+      self.line(f"{head}{tokens:,.0f} tokens/s  {left} left{skipped}")
+    told |= self.rates.memory()
+    self._events.write(step, told)
+    self._events.flush()
+    self._metrics.write(step, {"time": round(time.time(), 3), "loss": loss, **told})
+    if self._watch is not None:
+      norm = extra.get(reported.GRADIENT_NORM)
+      for text in self._watch.look(step, loss, learning_rate, norm):
+        _LOG.warning("%s", text)
     self._window = []
     self._window_started, self._window_step = now, step
-    self._last_line_step = step
 
   def restart_clock(self) -> None:
     """Leaves the time until now out of the speed (tracing, evaluation, a checkpoint)."""
-    self._window_started, self._window_step = time.perf_counter(), self._step
+    now = time.perf_counter()
+    # Steps that are done and not reported yet keep the time that they took.
+    self._window_started += now - self._call_started
+    self._call_started = now
 
   def line(self, text: str) -> None:
     """Writes a line that stays."""
@@ -130,105 +239,36 @@ class TrainingProgress:
         self._bar.write(text)
 
   def scalars(self, step: int, values: Mapping[str, float]) -> None:
-    """Writes TensorBoard scalars."""
-    self._scalars(step, values)
-    if self._writer is not None:
-      self._try_summaries(self._writer.flush)
+    """Writes TensorBoard scalars, and an object of the metrics."""
+    self._events.write(step, values)
+    self._events.flush()
+    self._metrics.write(step, {"time": round(time.time(), 3), **values})
 
-  def _scalars(self, step: int, values: Mapping[str, float]) -> None:
-    if self._writer is not None:
-      with self._writer.as_default():
-        self._try_summaries(lambda: _write(step, values))
+  def summarize(self, checkpoint: str | None) -> None:
+    """Writes the summary at the end of a run.
+
+    Args:
+      checkpoint: the newest one; None: nothing was saved.
+    """
+    facts = dict(self.facts)
+    commands: list[tuple[str, str]] = []
+    if checkpoint is not None:
+      facts["checkpoint"] = checkpoint
+    if self._folder and not self._quiet:
+      facts["metrics"] = os.path.join(self._folder, METRICS)
+      facts["losses"] = self._picture() or facts["metrics"]
+      facts["scalars"] = f"tensorboard --logdir {self._folder}"
+      commands = next_commands(sys.argv, self._folder, self._step)
+    seconds = time.perf_counter() - self._started
+    self.line(end_summary(self._first_step, self._step, seconds, self._losses, facts, commands))
+
+  def _picture(self) -> str | None:
+    if not loss_picture.can_draw():
+      return loss_picture.HINT
+    return loss_picture.draw(self._folder or "")
 
   def close(self) -> None:
+    """Ends the bar, a profile and the files."""
+    self._profile.close(self._step)
     self._bar.close()
-    if self._writer is not None:
-      self._try_summaries(self._writer.close)
-
-  def _open_writer(self) -> None:
-    self._writer = tf.summary.create_file_writer(self._summary_dir)
-
-  def _try_summaries(self, write: Callable[[], None]) -> None:
-    """Training goes on where scalars cannot be written; a checkpoint will say what is wrong."""
-    if not model_files.optional(self._summary_dir, "summaries", write):
-      self._writer = None
-
-
-# Numbers of the event files of this process.
-_FILES = itertools.count()
-
-# SummaryMetadata {plugin_data {plugin_name: "scalars"} data_class: DATA_CLASS_SCALAR}. With it
-# `tf.summary.write` writes what `tf.summary.scalar` does, also where TensorBoard is not installed.
-_SCALAR_METADATA = b"\x0a\x09\x0a\x07scalars\x20\x01"
-
-
-def _write(step: int, values: Mapping[str, float]) -> None:
-  # TensorFlow keeps the tensor of every Python number that it was given, for ever; of arrays not.
-  at = tf.constant(np.array(step, np.int64))
-  for name, value in values.items():
-    tf.summary.write(name, np.array(value, np.float32), step=at, metadata=_SCALAR_METADATA)
-
-
-def _write_simple_values(folder: str, step: int, values: Mapping[str, float]) -> None:
-  """Writes scalars as the TF1 library did, as `simple_value`.
-
-  TensorBoard reads both kinds; programs of T5 read only this one. `tf.summary` writes tensors.
-  """
-  number = next(_FILES)
-  writer = tf.raw_ops.SummaryWriter(shared_name=f"mtf_scalars_{number}", container="")
-  tf.raw_ops.CreateSummaryFileWriter(
-    writer=writer,
-    logdir=folder,
-    max_queue=10,
-    flush_millis=120_000,
-    # Within a second and a machine, what makes the name of a file one of its own.
-    filename_suffix=f".{os.getpid()}.{number}.scalars",
-  )
-  try:
-    for name, value in values.items():
-      tf.raw_ops.WriteScalarSummary(
-        writer=writer,
-        step=np.array(step, np.int64),
-        tag=np.array(name, object),
-        value=np.array(value, np.float32),
-      )
-    tf.raw_ops.FlushSummaryWriter(writer=writer)
-  finally:
-    tf.raw_ops.CloseSummaryWriter(writer=writer)
-
-
-def write_scalars(
-  folder: str, step: int, values: Mapping[str, float], *, model_dir: str | None = None
-) -> None:
-  """Writes TensorBoard scalars into a new event file in a folder. Of workers, only the chief.
-
-  Args:
-    folder: where to.
-    step: of the values.
-    values: by name.
-    model_dir: the folder of the model; see `model_files.notes`.
-
-  Raises:
-    StorageError: they cannot be written, and are not optional.
-  """
-  if not workers.current().is_chief:
-    return
-
-  def write(_: str | None) -> None:
-    _write_simple_values(folder, step, values)
-
-  if model_dir is None:
-    write(None)
-  else:
-    model_files.notes(model_dir, folder, "summaries", write)
-
-
-def _duration(seconds: float) -> str:
-  seconds = int(round(seconds))
-  if seconds < 100:
-    return f"{seconds} s"
-  minutes, seconds = divmod(seconds, 60)
-  if minutes < 100:
-    return f"{minutes} min {seconds} s"
-  hours, minutes = divmod(minutes, 60)
-  return f"{hours} h {minutes} min"
+    self._events.close()

@@ -1,0 +1,63 @@
+"""Which steps of a training are reported, and where the calls of its program end for that."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportSteps:
+  """The steps of which a report tells: the first of a run, each multiple, and the last.
+
+  Steps are numbered by how many are done after them, from 1.
+
+  Attributes:
+    first: number of steps done when the run begins.
+    last: number of steps done when it ends.
+    every: steps between reports.
+    norms_every: steps between norms; None: those of the reports; 0: no norms.
+    ends: further steps after which a call has to end.
+  """
+
+  first: int
+  last: int
+  every: int
+  norms_every: int | None = None
+  ends: tuple[int, ...] = ()
+
+  def between(self, before: int, step: int) -> list[int]:
+    """The reported steps behind `before`, up to `step`."""
+    multiples = range((before // self.every + 1) * self.every, step + 1, self.every)
+    found = {n for n in (self.first + 1, self.last) if before < n <= step}
+    return sorted(found.union(multiples))
+
+  def steps_of_call(self, step: int, most: int) -> int:
+    """How many steps the next call has: up to the last step within reach that is reported.
+
+    Args:
+      step: number of steps done.
+      most: so many it may have.
+    """
+    if step == self.first:
+      return 1  # What it shows is waited for.
+    ends = [n for n in self.ends if step < n < step + most]
+    most = min(ends) - step if ends else most
+    last = (step + most) // self.every * self.every
+    return last - step if last > step else most
+
+  def norms_wanted(self, at: tf.Tensor) -> tf.Tensor:
+    """Whether a step computes norms, as a bool scalar.
+
+    Args:
+      at: number of the step, from 0, an int64 scalar.
+    """
+    done = at + 1
+    every = self.norms_every or self.every
+    wanted = tf.equal(done % every, 0)
+    for n in {self.first + 1, self.last}:
+      wanted |= tf.equal(done, n)
+    if every != self.every:
+      wanted |= tf.equal(done % self.every, 0)
+    return wanted

@@ -1,0 +1,227 @@
+"""What a training step returns for reports beside its loss: norms, and what layers report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.operations.control import ScalarSummaryOperation
+from mesh_tensorflow.operations.loops import WhileLoopOperation
+
+GRADIENT_NORM, PARAMETER_NORM, UPDATE_NORM = "gradient_norm", "parameter_norm", "update_norm"
+
+
+class ReportedValues:
+  """The values of one training step that reports show.
+
+  Norms are Euclidean, over all elements of all trained variables: of their gradients (before an
+  optimizer clips them), of the variables after the step, and of what the step has added to them.
+  Steps of which they are not asked for compute none; what they return is 0.
+
+  Args:
+    norms: whether the step has an argument that asks for norms.
+
+  Attributes:
+    norms: as given.
+    names: of the values, when the step was traced; each is made once.
+  """
+
+  def __init__(self, norms: bool = True):
+    self.norms = norms
+    self.names: list[str] = []
+    self._before: _BeforeUpdates | None = None
+
+  def before_updates(
+    self, wanted: mtf.Tensor, trained: Sequence[tuple[mtf.Tensor | None, mtf.Variable]]
+  ) -> None:
+    """To be called when the graph has the gradients, and no update yet.
+
+    Args:
+      wanted: a bool scalar: whether norms are asked for.
+      trained: (gradient or None, variable) of each variable that is trained.
+    """
+    pairs = [(g, v) for g, v in trained if g is not None]
+    self._before = _BeforeUpdates(wanted, pairs) if pairs else None
+
+  def after_updates(self, graph: mtf.Graph) -> list[mtf.Tensor]:
+    """To be called when the graph is complete.
+
+    Returns:
+      One float32 tensor [values], in the order of `names`; none if there is nothing to report.
+    """
+    before, summaries = self._before, _summaries(graph)
+    self._before = None
+    self.names[:] = [*(before.names if before else ()), *[name for _, name in summaries]]
+    if not self.names:
+      return []
+    places = [place for place, _ in summaries]
+    return _Reported(before, places, graph.operations[0].mesh).outputs
+
+
+class _BeforeUpdates(mtf.Operation):
+  """Sums the squares of gradients and keeps the variables as they are, if it is asked for.
+
+  Two conditions: what keeps the variables must not wait for the gradients, or all updates would
+  wait for the last gradient. Kept is the buffer; an update that finds it in use makes another one.
+  So steps that are not asked for norms keep nothing, neither gradients nor variables.
+  """
+
+  is_cloneable = False
+
+  def __init__(self, wanted: mtf.Tensor, pairs: Sequence[tuple[mtf.Tensor, mtf.Variable]]):
+    super().__init__([wanted, *[g for g, _ in pairs]], name="before_updates")
+    self.of = [v for _, v in pairs]
+
+  @property
+  def names(self) -> list[str]:
+    """Of the norms that are there when it is lowered."""
+    return [GRADIENT_NORM, PARAMETER_NORM, UPDATE_NORM]
+
+  @property
+  def wanted(self) -> mtf.Tensor:
+    """Whether norms are asked for."""
+    return self.inputs[0]
+
+  @property
+  def has_gradient(self) -> bool:
+    return False
+
+  def lower(self, lowering: LoweringInProgress) -> None:
+    impl = lowering.mesh_impl(self)
+    wanted, *gradients = [lowering.tensors[x] for x in self.inputs]
+    parts = [_part(impl, g.shape) for g in self.inputs[1:]]
+    squares = impl.slicewise(
+      lambda asked, *slices: tf.cond(
+        asked, lambda: _sum_of_squares(slices, parts), lambda: tf.constant(0.0)
+      ),
+      wanted,
+      *gradients,
+    )
+    kept = impl.slicewise(_kept, wanted, *_slices(lowering, impl, self.of))
+    lowering.operations[self] = (squares, kept)
+
+
+class _Reported(mtf.Operation):
+  """The vector of all that a step reports, made when the variables are updated.
+
+  Args:
+    before: what was kept; None: without norms.
+    summaries: places of scalar summaries among those of the lowering.
+    mesh: of the program.
+  """
+
+  is_cloneable = False
+
+  def __init__(self, before: _BeforeUpdates | None, summaries: Sequence[int], mesh: mtf.Mesh):
+    super().__init__([before.wanted] if before else [], mesh, name="reported")
+    self._before = before
+    self._summaries = summaries
+    count = len(summaries) + (len(before.names) if before else 0)
+    self._outputs = [mtf.Tensor(self, mtf.Shape([mtf.Dimension("reported", count)]), tf.float32)]
+
+  @property
+  def has_gradient(self) -> bool:
+    return False
+
+  def lower(self, lowering: LoweringInProgress) -> None:
+    impl = lowering.mesh_impl(self)
+    values = [self._norms(lowering, impl)] if self._before else []
+    found = [tf.cast(lowering.scalar_summaries[i][1], tf.float32) for i in self._summaries]
+    values += [tf.stack(found)] if found else []
+    # A scalar is the same on all processors, and the first one's is what leaves the program.
+    vector = tf.concat(values, 0)
+    count = len(impl.laid_out_pnum().tensor_list)
+    lowering.set_tensor_lowering(
+      self.outputs[0], impl.LaidOutTensor.from_tensor_list([vector] * count)
+    )
+
+  def _norms(self, lowering: LoweringInProgress, impl: Any) -> tf.Tensor:
+    before = self._before
+    assert before is not None
+    squares, kept = lowering.operations[before]
+    wanted = lowering.tensors[before.wanted]
+    parts = [_part(impl, v.shape) for v in before.of]
+    local = impl.slicewise(
+      _squares_after(parts), wanted, squares, *kept, *_slices(lowering, impl, before.of)
+    )
+    axes = [i for i, d in enumerate(impl.shape) if d.size > 1]
+    if axes and isinstance(impl, mtf.StrategyMeshImpl):
+      # XLA's compiler for TPUs would have to prove that all cores take the same branch.
+      total = impl.allreduce(local, axes, "SUM").one_slice
+    elif axes:
+      asked = wanted.to_laid_out_tensor().one_slice
+      total = tf.cond(
+        asked, lambda: impl.allreduce(local, axes, "SUM").one_slice, lambda: local.one_slice
+      )
+    else:
+      total = local.one_slice
+    return tf.sqrt(total)
+
+
+def _slices(
+  lowering: LoweringInProgress, impl: Any, variables: Sequence[mtf.Variable]
+) -> list[Any]:
+  """The tf.Variables of variables, laid out."""
+  return [impl.LaidOutTensor(lowering.variables[v].slices) for v in variables]
+
+
+def _kept(asked: tf.Tensor, *variables: tf.Variable) -> tuple[tf.Tensor, ...]:
+  """The values of variables; tensors without elements if they are not asked for."""
+  result = tf.cond(
+    asked,
+    lambda: tuple(v.read_value() for v in variables),
+    lambda: tuple(tf.zeros([0] * v.shape.rank, v.dtype) for v in variables),
+  )
+  return tuple(result)
+
+
+def _squares_after(parts: Sequence[float]) -> Callable[..., tf.Tensor]:
+  """A function of slices that returns this processor's part of the three sums of squares."""
+
+  def sums(asked: tf.Tensor, gradients: tf.Tensor, *slices: Any) -> tf.Tensor:
+    kept, variables = slices[: len(parts)], slices[len(parts) :]
+
+    def compute() -> tf.Tensor:
+      now = [tf.cast(v.read_value(), tf.float32) for v in variables]
+      # What was kept has lost its static shape at the condition.
+      old = [tf.ensure_shape(x, v.shape) for x, v in zip(kept, variables)]
+      moved = [x - tf.cast(y, tf.float32) for x, y in zip(now, old)]
+      return tf.stack([gradients, _sum_of_squares(now, parts), _sum_of_squares(moved, parts)])
+
+    return tf.cond(asked, compute, lambda: tf.zeros([3]))
+
+  return sums
+
+
+def _sum_of_squares(slices: Sequence[tf.Tensor], parts: Sequence[float]) -> tf.Tensor:
+  return tf.add_n(
+    [(2.0 * p) * tf.nn.l2_loss(tf.cast(x, tf.float32)) for x, p in zip(slices, parts)]
+  )
+
+
+def _part(impl: Any, shape: mtf.Shape) -> float:
+  """What a processor's squares count for, so that each element of the whole counts once.
+
+  Of a tensor that several processors hold each has an equal part. So one sum over the whole mesh
+  is right for all tensors, whatever they are split over.
+  """
+  axes = {impl.tensor_dimension_to_mesh_axis(d) for d in shape}
+  return 1.0 / math.prod(d.size for i, d in enumerate(impl.shape) if i not in axes)
+
+
+def _summaries(graph: mtf.Graph) -> list[tuple[int, str]]:
+  """The scalar summaries of a graph: their places among those of its lowering, and their names."""
+  names: list[str] = []
+  for op in graph.operations:
+    if isinstance(op, ScalarSummaryOperation):
+      names.append(op.name)
+    elif isinstance(op, WhileLoopOperation):
+      names += [s.name for s in op.scalar_summaries]
+  # Recomputation makes each once more, of the same name.
+  first = {name: i for i, name in reversed(list(enumerate(names)))}
+  return sorted((i, name) for name, i in first.items())

@@ -1,0 +1,1 @@
+"""What a training shows and writes of itself: see docs/reporting.md."""

@@ -1,0 +1,87 @@
+"""How much of what the devices can compute a training uses."""
+
+from __future__ import annotations
+
+import time
+
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import workers
+from mesh_tensorflow.operations.convolution_base import FEATURES, FILTER, Convolution
+from mesh_tensorflow.operations.einsum import EinsumOperation
+from mesh_tensorflow.operations.loops import WhileLoopOperation
+from mesh_tensorflow.planning.machine import convert_to_machine
+
+# A product takes about a tenth of a second on a CPU of 100 GFLOP/s, or on a GPU of 100 TFLOP/s.
+_CPU_SIZE, _GPU_SIZE, _REPEATS = 1024, 8192, 3
+
+
+def step_flops(graph: mtf.Graph) -> int:
+  """FLOPs of the matrix products and convolutions of a program, two for each multiply-add.
+
+  Each product counts once, not on each device that does it again. What recomputation does again
+  counts: the devices do it. A loop counts as often as it may run, if that is known, else once.
+
+  Args:
+    graph: of a training step, complete.
+  """
+  return _flops(graph.operations)
+
+
+def _flops(operations: list[mtf.Operation]) -> int:
+  total = 0
+  for op in operations:
+    if isinstance(op, EinsumOperation) and len(op.inputs) > 1:
+      total += 2 * _size_of_product(op)
+    elif isinstance(op, Convolution):
+      # Each element of the features is a sum over all of the filter but its output channels.
+      kernel = op.shape_of(FILTER)
+      total += 2 * op.shape_of(FEATURES).size * kernel.size // max(1, kernel[-1].size)
+    elif isinstance(op, WhileLoopOperation):
+      total += (op.maximum_iterations or 1) * _flops(op.inner_operations)
+  return total
+
+
+def _size_of_product(op: EinsumOperation) -> int:
+  return mtf.Shape(list(dict.fromkeys(d for x in op.inputs for d in x.shape))).size
+
+
+def peak_flops(given: float | str | None, mesh_impl: mtf.MeshImpl, dtype: tf.DType) -> float:
+  """FLOP/s of all devices of a mesh together.
+
+  Args:
+    given: see `ReportSettings.peak_flops`.
+    mesh_impl: the mesh.
+    dtype: of activations.
+
+  Returns:
+    The number; 0 if it is not known: TPUs are not measured.
+  """
+  if isinstance(given, str):
+    machine = convert_to_machine(given)
+    assert machine is not None
+    peak = machine.device.peak(dtype.name)
+    return peak if machine.shared else peak * mesh_impl.shape.size
+  if given is not None:
+    return float(given)
+  if isinstance(mesh_impl, mtf.StrategyMeshImpl):
+    return 0.0
+  devices = sorted({mesh_impl.processor_device(p) or "CPU:0" for p in mesh_impl.local_processors})
+  gpus = sum("CPU" not in d.upper() for d in devices)
+  # CPU devices of one process share its cores, which a product on one of them uses all.
+  of_process = _measured(devices[0], dtype, _GPU_SIZE if gpus else _CPU_SIZE) * (gpus or 1)
+  return of_process * workers.current().size
+
+
+def _measured(device: str, dtype: tf.DType, size: int) -> float:
+  """FLOP/s of products of square matrices, the best of some."""
+  with tf.device(device):
+    x = tf.cast(tf.fill([size, size], 1e-3), dtype)
+    seconds = []
+    for _ in range(_REPEATS + 1):  # The first is warmed up by.
+      started = time.perf_counter()
+      # To have the number is to have waited for the product.
+      float(tf.cast(tf.matmul(x, x)[0, 0], tf.float32))
+      seconds.append(time.perf_counter() - started)
+  return 2.0 * size**3 / min(seconds[1:])
