@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer import learning_rate_schedules as schedules
 
 MODULE = "mesh_tensorflow.transformer.learning_rate_schedules"
@@ -15,6 +16,44 @@ VALUES = [
   ("linear_warmup", dict(steps_or_fraction=20), {0: 0.0, 5: 0.25, 20: 1.0, 90: 1.0}),
   ("linear_warmup", dict(steps_or_fraction=0.1), {5: 0.5}),
   ("constant", dict(value=0.5), {0: 0.5, 99: 0.5}),
+  # The rise ends with the last step of the warm-up; half of the way down is behind it.
+  (
+    "cosine_decay",
+    dict(warmup=20, final_factor=0.1, peak=2.0),
+    {
+      0: 0.1,
+      9: 1.0,
+      19: 2.0,
+      20: 2.0,
+      60: 1.1,
+      80: 2 * (0.1 + 0.9 * 0.1464466),
+      100: 0.2,
+      120: 0.2,
+    },
+  ),
+  ("cosine_decay", dict(warmup=0, final_factor=0.0), {0: 1.0, 50: 0.5, 100: 0.0}),
+  (
+    "linear_warmup_decay",
+    dict(warmup=0.2, final_factor=0.5, peak=4.0),
+    {0: 0.2, 19: 4.0, 20: 4.0, 60: 3.0, 100: 2.0, 150: 2.0},
+  ),
+  (
+    "inverse_square_root",
+    dict(warmup=16, final_factor=0.25, peak=2.0),
+    {0: 0.125, 7: 1.0, 15: 2.0, 63: 1.0, 255: 0.5, 1000: 0.5},
+  ),
+  (
+    "warmup_stable_decay",
+    dict(warmup=10, decay=0.4, final_factor=0.2, peak=2.0, decay_shape="linear"),
+    {4: 1.0, 9: 2.0, 60: 2.0, 80: 1.2, 100: 0.4, 110: 0.4},
+  ),
+  (
+    "warmup_stable_decay",
+    dict(warmup=10, decay=40),
+    {59: 1.0, 60: 1.0, 70: 0.5, 96: 1 - 0.9**0.5, 100: 0.0},
+  ),
+  ("warmup_stable_decay", dict(decay=40, decay_shape="cosine"), {70: 0.8535534, 80: 0.5}),
+  ("warmup_stable_decay", dict(warmup=10, decay=0), {5: 0.6, 99: 1.0}),
 ]
 
 
@@ -52,6 +91,18 @@ def test_slanted_triangular(convert):
   # Of five steps a tenth is none: it begins to rise, and is at its peak at step 1.
   short = [schedules.slanted_triangular(convert(s), 5) for s in (0, 1)]
   np.testing.assert_allclose(short, [0.0003125, 0.01], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  "arguments, words",
+  [
+    (dict(decay_shape="stairs"), "'stairs' is not one of linear, sqrt, cosine"),
+    (dict(warmup=60, decay=0.5), "60 steps of warm-up and 50 of decay are more than the 100 steps"),
+  ],
+)
+def test_wrong_arguments_of_warmup_stable_decay(arguments, words):
+  with pytest.raises(ConfigError, match=words):
+    schedules.warmup_stable_decay(0, 100, **arguments)
 
 
 def test_linear_decay():

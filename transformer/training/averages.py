@@ -1,0 +1,37 @@
+"""The moving averages of weights in a checkpoint, read in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import checkpoint as checkpoint_lib
+from mesh_tensorflow.errors import CheckpointError
+from mesh_tensorflow.transformer.files.by_chief import by_chief
+
+
+def names_in(path: str) -> Callable[[str], str]:
+  """What to read for a variable: its average, or where it has none (it was not trained) itself.
+
+  Args:
+    path: a checkpoint, or a folder.
+
+  Returns:
+    A function from the name of a variable to that of its average in the checkpoint.
+
+  Raises:
+    CheckpointError: the checkpoint has no averages.
+  """
+  names: list[str] = by_chief(lambda: sorted(checkpoint_lib.describe(path)))
+  there = set(names)
+  if not any(mtf.optimize.averaged_name(n) in there for n in names):
+    raise CheckpointError(
+      f"run.use_ema is True, but {path} has no averages of weights: they are kept if run.ema_decay "
+      "is bound while the model is trained"
+    )
+
+  def name_in_checkpoint(name: str) -> str:
+    average = mtf.optimize.averaged_name(name)
+    return average if average in there else name
+
+  return name_in_checkpoint
