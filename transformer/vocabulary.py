@@ -11,7 +11,12 @@ from mesh_tensorflow.transformer.vocabularies.characters import (
   CharacterVocabulary,
   get_character_vocabulary,
 )
+from mesh_tensorflow.transformer.vocabularies.named import named_vocabulary
 from mesh_tensorflow.transformer.vocabularies.tfds import TFDSVocabulary, get_tfds_vocabulary
+from mesh_tensorflow.transformer.vocabularies.tiktoken_bpe import (
+  TiktokenVocabulary,
+  get_tiktoken_vocabulary,
+)
 
 __all__ = [
   "EOS_ID",
@@ -19,8 +24,11 @@ __all__ = [
   "ByteVocabulary",
   "CharacterVocabulary",
   "TFDSVocabulary",
+  "TiktokenVocabulary",
   "Vocabulary",
   "get_byte_vocabulary",
   "get_character_vocabulary",
   "get_tfds_vocabulary",
+  "get_tiktoken_vocabulary",
+  "named_vocabulary",
 ]

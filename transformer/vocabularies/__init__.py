@@ -2,6 +2,7 @@
 
     base     what all have in common
     kept     the vocabulary of a model is kept beside its checkpoints
+    named    vocabularies by name: 'characters', 'sentencepiece:8000'
     vocabulary_files   files that vocabularies are made of
 
 To add one, copy `byte_level.py` and name the file below: gin knows a vocabulary when its file is
@@ -14,4 +15,5 @@ from mesh_tensorflow.transformer.vocabularies import (
   subwords,
   t2t,
   tfds,
+  tiktoken_bpe,
 )

@@ -116,6 +116,11 @@ class SentencePieceVocabulary(Vocabulary):
     return int(self._pieces) + self._extra_ids
 
   @property
+  def model(self) -> bytes:
+    """The content of its model file."""
+    return self._model
+
+  @property
   def unk_id(self) -> int:
     """The id of what has no piece."""
     return UNK_ID
@@ -174,6 +179,7 @@ def train_subword_vocabulary(
   byte_fallback: bool = False,
   normalization: str = "identity",
   max_sentences: int = 10_000_000,
+  exact: bool = False,
 ) -> SentencePieceVocabulary:
   """Trains a SentencePiece model; the result is a function of the arguments.
 
@@ -186,6 +192,9 @@ def train_subword_vocabulary(
       unknown.
     normalization: of characters: "identity", "nfkc", "nmt_nfkc", "nfkc_cf" or "nmt_nfkc_cf".
     max_sentences: take so many at most.
+    exact: decoding gives the text again, as a language model needs it: with its line ends, each a
+      piece, and with blanks at both ends and several in a row, which are left out otherwise;
+      implies `byte_fallback`. (The sign U+2581, which stands for a blank in pieces, becomes one.)
 
   Returns:
     The vocabulary.
@@ -210,8 +219,14 @@ def train_subword_vocabulary(
       vocab_size=vocab_size,
       model_type=model_type,
       character_coverage=character_coverage,
-      byte_fallback=byte_fallback,
+      byte_fallback=byte_fallback or exact,
       normalization_rule_name=normalization,
+      remove_extra_whitespaces=not exact,
+      add_dummy_prefix=not exact,
+      # Indentation would be a piece for each blank.
+      allow_whitespace_only_pieces=exact,
+      # Sentences have no line ends, so none would be learned.
+      user_defined_symbols=["\n"] if exact else [],
       max_sentence_length=_LONGEST_SENTENCE,
       pad_id=PAD_ID,
       eos_id=EOS_ID,
