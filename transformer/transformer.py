@@ -4,6 +4,7 @@ from mesh_tensorflow.transformer.models.bitransformer import Bitransformer, make
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.models.deepnorm import deepnorm_initial_gain, deepnorm_input_scale
 from mesh_tensorflow.transformer.models.layer_stack import LayerStack, make_layer_stack
+from mesh_tensorflow.transformer.models.multi_token import MultiTokenPrediction
 from mesh_tensorflow.transformer.models.reversible_layer_stack import ReversibleLayerStack
 from mesh_tensorflow.transformer.models.sequence_utils import (
   autoregressive_inputs,
@@ -50,6 +51,7 @@ __all__ = [
   "Bitransformer",
   "Context",
   "LayerStack",
+  "MultiTokenPrediction",
   "ReversibleLayerStack",
   "StudentTeacher",
   "TransformerLayer",

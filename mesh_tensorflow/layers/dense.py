@@ -192,7 +192,7 @@ def dense_product(
       x,
       reduced_dims=reduced_dims,
       new_dims=new_dims,
-      activation=_activation_function(activation),
+      activation=activation_function(activation),
       name=f"{name}_{i}" if len(activations) > 1 else name,
       **kwargs,
     )
@@ -202,7 +202,8 @@ def dense_product(
   return product
 
 
-def _activation_function(activation: Any) -> Callable[[Tensor], Tensor] | None:
+def activation_function(activation: Any) -> Callable[[Tensor], Tensor] | None:
+  """The function that an activation of `dense_product` stands for; None: the identity."""
   if activation is None or activation == "linear":
     return None
   function: Any = activation if callable(activation) else getattr(ops, str(activation), None)

@@ -57,6 +57,28 @@ def top_n(p, importance, capacity, n=2, policy="all", threshold=0.2, second_loss
   return slots.combine, loss
 
 
+def top_k(logits, importance, capacity, n=2, scores="softmax", normalize=True, scale=1.0,
+          bias=None, **_):  # fmt: skip
+  tokens, experts = logits.shape
+  p = softmax(logits) if scores == "softmax" else 1 / (1 + np.exp(-logits))
+  preferred = p if bias is None else p + bias
+  order = np.argsort(-preferred, axis=1, kind="stable")[:, :n]
+  gates = np.take_along_axis(p, order, 1)
+  if normalize:
+    gates = gates / gates.sum(1, keepdims=True)
+  chosen = np.zeros([tokens, experts])
+  np.put_along_axis(chosen, order, 1.0, 1)
+  chosen *= importance[:, None]
+  shares = p / p.sum(1, keepdims=True) * importance[:, None]
+  loss = np.mean(shares.mean(0) * chosen.mean(0) / n) * experts**2 if bias is None else 0.0
+  slots = Slots(tokens, experts, capacity)
+  for k in range(n):
+    for s in range(tokens):
+      if importance[s]:
+        slots.take(s, order[s, k], gates[s, k] * scale)
+  return slots.combine, loss
+
+
 def top_2_of_slots(p, importance, capacity):
   """top_2 with importance 1, 0.5 (only a second choice: the best expert) or 0."""
   tokens, experts = p.shape
@@ -128,6 +150,7 @@ def expert_selection(logits, importance, capacity, **_):
 GATINGS = {
   "top_2": top_n,
   "top_n": top_n,
+  "top_k": top_k,
   "switch": switch,
   "switch_max": switch_max,
   "ntlb": ntlb,
@@ -159,7 +182,7 @@ def route(
   if importance is None:
     importance = np.ones(x.shape[:2])
   logits = x @ kernel
-  scores = logits if gating == "expert_selection" else softmax(logits)
+  scores = logits if gating in ("expert_selection", "top_k") else softmax(logits)
   found = [GATINGS[gating](p, i, capacity, **options) for p, i in zip(scores, importance)]
   loss = np.mean([loss for _, loss in found])
   if options.get("z_loss"):
@@ -184,14 +207,17 @@ def moe(
   capacity: int,
   importance: np.ndarray | None = None,
   loss_coef: float = 1e-2,
+  shared: tuple[np.ndarray, np.ndarray] | None = None,
   **options: Any,
 ) -> tuple[np.ndarray, float]:
-  """The layer: `[..., d]` to (`[..., d]`, loss)."""
+  """The layer: `[..., d]` to (`[..., d]`, loss); `shared`: matrices of shared experts."""
   rows = x.reshape(groups, -1, x.shape[-1])
   if importance is not None:
     importance = importance.reshape(groups, -1)
   combine, loss = route(gating, rows, kernel, capacity, importance, **options)
   y = np.einsum("gse,gsed->gsd", combine.sum(-1), feed_forward(rows, wi, wo))
+  if shared is not None:
+    y = y + relu(rows @ shared[0]) @ shared[1]
   return y.reshape(*x.shape[:-1], wo.shape[-1]), loss * loss_coef
 
 

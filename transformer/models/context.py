@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.transformer.models.step_sums import StepSum
 
 T = TypeVar("T")
 
@@ -190,6 +191,8 @@ class Context:
     # While decoding the ids `[<batch_dims>, length]`, of which those before `position` count.
     self.decoded_ids: mtf.Tensor | None = None
     self.decoder_layers_per_module: Any = None
+    # What layers count of the tokens of a step of training; None where it cannot be counted.
+    self.step_sums: list[StepSum] | None = []
 
   @property
   def train(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.transformer.models import sublayers
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.models.recomputation import recomputed_layer
+from mesh_tensorflow.transformer.models.step_sums import StepSum
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -185,19 +187,25 @@ class LayerStack(SublayerStack):
 
     def fn(x: mtf.Tensor) -> Any:
       # Tensors made in here cannot be used outside: auxiliary losses leave as results.
-      losses = context.losses
+      losses, sums = context.losses, context.step_sums
       if losses is not None:
         context.losses = []
+      context.step_sums = []
       # What the layer caches of x would be a tensor of in here, too.
       try:
         with recomputed_layer(context, x):
           y = self._layer_fn(x, layer, context)
-        return (y, *(context.losses or []))
+        counted.extend(context.step_sums or [])
+        return (y, *[s.count for s in counted], *(context.losses or []))
       finally:
-        context.losses = losses
+        context.losses, context.step_sums = losses, sums
 
+    counted: list[StepSum] = []
     y: mtf.Tensor
-    y, *new_losses = mtf.recompute_grad(fn, [x])
+    y, *results = mtf.recompute_grad(fn, [x])
+    counts, new_losses = results[: len(counted)], results[len(counted) :]
+    if context.step_sums is not None:
+      context.step_sums += [dataclasses.replace(s, count=c) for s, c in zip(counted, counts)]
     if context.losses is not None:
       context.losses.extend(new_losses)
     return y

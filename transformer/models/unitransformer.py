@@ -11,13 +11,16 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.transformer.models import step_sums
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.models.generation import Generation
+from mesh_tensorflow.transformer.models.multi_token import MultiTokenPrediction
 from mesh_tensorflow.transformer.models.sequence_utils import (
   delimited_lm_inputs_mask,
   round_up_to_multiple,
   sinusoid_positional_embedding_weights,
 )
+from mesh_tensorflow.transformer.models.token_loss import TokenLoss
 from mesh_tensorflow.transformer.models.vocab_embedding import (
   get_vocab_embedding_cls,
   reduce_ensemble_logits,
@@ -29,7 +32,7 @@ _FLOAT32 = mtf.VariableDType(tf.float32)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
-class Unitransformer(Generation):
+class Unitransformer(TokenLoss, Generation):
   """Token embedding, positions, a layer stack, and logits.
 
   Args:
@@ -57,10 +60,14 @@ class Unitransformer(Generation):
     loss_denominator: what the summed loss is divided by; by default the number of positions of
       the batch, padding included.
     token_dropout_rate: rate at which input ids become 0 in training.
+    final_logit_soft_cap: logits become cap * tanh(logits / cap), less than this (Gemma Team, 2024;
+      arXiv:2408.00118); None: they stay.
+    multi_token: a `MultiTokenPrediction`, which trains the model to predict further tokens; None:
+      the next one only.
 
   Raises:
-    ConfigError: autoregressive without an output vocabulary, or input_full_attention without
-      autoregressive.
+    ConfigError: autoregressive without an output vocabulary, input_full_attention or multi_token
+      without autoregressive, or final_logit_soft_cap is not positive.
   """
 
   def __init__(
@@ -86,6 +93,9 @@ class Unitransformer(Generation):
     loss_on_targets_only: bool = False,
     loss_denominator: float | None = None,
     token_dropout_rate: float = 0.0,
+    *,
+    final_logit_soft_cap: float | None = None,
+    multi_token: MultiTokenPrediction | None = None,
   ):
     self.layer_stack = layer_stack
     self.model_dim = mtf.Dimension("d_model", d_model)
@@ -126,6 +136,15 @@ class Unitransformer(Generation):
     self.loss_on_targets_only = loss_on_targets_only
     self._loss_denominator = loss_denominator
     self.token_dropout_rate = token_dropout_rate
+    if final_logit_soft_cap is not None and final_logit_soft_cap <= 0:
+      raise errors.ConfigError(
+        f"Unitransformer {name}: final_logit_soft_cap must be positive or None, got "
+        f"{final_logit_soft_cap}"
+      )
+    if multi_token is not None and not autoregressive:
+      raise errors.ConfigError(f"Unitransformer {name}: multi_token needs autoregressive=True")
+    self.final_logit_soft_cap = final_logit_soft_cap
+    self.multi_token = multi_token
 
   @property
   def fully_autoregressive(self) -> bool:
@@ -135,54 +154,6 @@ class Unitransformer(Generation):
   @property
   def ensemble_dims(self) -> list[mtf.Dimension]:
     return [self.ensemble_dim] if self.ensemble_dim else []
-
-  # ------------------------------------------------------------------- loss
-
-  def loss_denominator(self, targets: mtf.Tensor, num_microbatches: int) -> float:
-    """What the sum of the losses of positions is divided by.
-
-    Args:
-      targets: int32 `[<batch_dims>, length]`.
-      num_microbatches: number of such batches in a training step.
-    """
-    if self._loss_denominator is not None:
-      return float(self._loss_denominator)
-    # Padding counts: with a constant for a denominator, the losses of microbatches add up to that
-    # of the batch.
-    ret = float(targets.shape.size) * num_microbatches
-    if self.ensemble_dim and self.ensemble_dim in targets.shape.dims:
-      # The ensemble's losses add up: its members train on the same targets.
-      ret /= self.ensemble_dim.size
-    _LOG.info("loss denominator: %g", ret)
-    return ret
-
-  def _compute_loss(
-    self,
-    context: Context,
-    logits: mtf.Tensor,
-    targets: mtf.Tensor,
-    output_vocab_dim: mtf.Dimension,
-  ) -> mtf.Tensor:
-    """Sum of the losses of the positions with positive targets, divided; a scalar."""
-    if self._loss_fn:
-      return self._loss_fn(self, context, logits, targets, output_vocab_dim)
-    weights = mtf.cast(mtf.greater(targets, 0), context.activation_dtype)
-    if self.loss_on_targets_only:
-      on_targets = mtf.logical_not(delimited_lm_inputs_mask(targets))
-      weights *= mtf.cast(on_targets, context.activation_dtype)
-    # Smoothing spreads over all tokens, the right one among them: the probabilities sum up to 1.
-    off_value = self.label_smoothing / output_vocab_dim.size
-    loss = mtf.layers.softmax_cross_entropy_with_logits(
-      logits,
-      mtf.maximum(targets, 0),
-      output_vocab_dim,
-      on_value=1.0 - self.label_smoothing + off_value,
-      off_value=off_value,
-      # It helps to train, and is no part of the likelihood that an evaluation reports.
-      z_loss=self.z_loss if context.train else 0.0,
-    )
-    total = mtf.einsum([loss, weights], output_shape=[])
-    return total * (1.0 / self.loss_denominator(targets, context.num_microbatches))
 
   # ---------------------------------------------------------------- forward
 
@@ -259,23 +230,33 @@ class Unitransformer(Generation):
     x = self.layer_stack.call(context, x)
     if self.output_vocab_dim is None:
       return x
+    logits = self._logits(context, embedding, x, self.output_vocab_dim)
+    if targets is not None and context.losses is not None:
+      context.losses.append(self._compute_loss(context, logits, targets, self.output_vocab_dim))
+      if self.multi_token is not None and context.train:
+        context.losses.append(self.multi_token.loss(self, context, embedding, x, inputs, targets))
+    if self.ensemble_dim:
+      logits = reduce_ensemble_logits(logits, self.ensemble_dim, self.output_vocab_dim)
+    return logits
+
+  def _logits(
+    self, context: Context, embedding: Any, x: mtf.Tensor, output_vocab_dim: mtf.Dimension
+  ) -> mtf.Tensor:
+    """Logits of hidden states."""
     logits: mtf.Tensor
     if self.shared_embedding_and_softmax_weights:
       logits = embedding.hidden_to_logits(x, context)
     else:
       logits = mtf.layers.dense(
         x,
-        self.output_vocab_dim,
+        output_vocab_dim,
         use_bias=False,
         variable_dtype=context.variable_dtype,
         reduced_dims=x.shape.dims[-1:],
         name="logits",
       )
-    if targets is not None and context.losses is not None:
-      context.losses.append(self._compute_loss(context, logits, targets, self.output_vocab_dim))
-    if self.ensemble_dim:
-      logits = reduce_ensemble_logits(logits, self.ensemble_dim, self.output_vocab_dim)
-    return logits
+    cap = self.final_logit_soft_cap
+    return logits if cap is None else mtf.tanh(logits * (1.0 / cap)) * cap
 
   def _positions(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
     """The vectors of the positions, of dims that broadcast to x."""
@@ -388,4 +369,5 @@ class Unitransformer(Generation):
     context.packed_position = packed_position
     with mtf.variable_scope(self.name):
       logits = self._call_internal(context, inputs, targets)
+    step_sums.record(inputs.graph, context.step_sums or [])
     return logits, mtf.add_n(context.losses or []) if compute_loss else None

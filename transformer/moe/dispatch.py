@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.transformer.models.step_sums import StepSum
 from mesh_tensorflow.transformer.moe.gating import router
 from mesh_tensorflow.transformer.moe.groups import LayoutHints, slot_dims, token_dims
 from mesh_tensorflow.transformer.moe.hparams import hparam, hparam_of_mode
 from mesh_tensorflow.transformer.moe.router import RouterCall
+from mesh_tensorflow.transformer.moe.routing import Routing
 from mesh_tensorflow.transformer.moe.summaries import summarize_routing
 
 # Applies experts: `[outer_batch, experts, groups, slots, d_model]` -> tensors of the same
@@ -18,36 +21,42 @@ from mesh_tensorflow.transformer.moe.summaries import summarize_routing
 ExpertsFn = Callable[[mtf.Tensor, mtf.Dimension], Sequence[mtf.Tensor]]
 
 
-def apply_experts(
+@dataclasses.dataclass(frozen=True)
+class Routed:
+  """Tokens in groups, and where a router sends them.
+
+  Attributes:
+    leading: the dims of tokens as they were.
+    batch: the one of them that the batch is split over.
+    token_dims: the outer batch, groups, and the tokens of a group.
+    x: the tokens, `[<token_dims>, d_model]`.
+    capacity: the slots of an expert for a group.
+    routing: the decision.
+    loss: the router's auxiliary loss, a scalar.
+  """
+
+  leading: list[mtf.Dimension]
+  batch: mtf.Dimension
+  token_dims: list[mtf.Dimension]
+  x: mtf.Tensor
+  capacity: mtf.Dimension
+  routing: Routing
+  loss: mtf.Tensor
+
+
+def route(
   inputs: mtf.Tensor,
-  output_dim: mtf.Dimension,
   hparams: Any,
   train: bool,
   variable_dtype: mtf.VariableDType,
-  experts_fn: ExpertsFn,
   hints: LayoutHints,
   nonpadding: mtf.Tensor | None = None,
   num_microbatches: int | None = None,
   token_embeddings: mtf.Tensor | None = None,
-) -> tuple[list[mtf.Tensor], mtf.Tensor]:
-  """Routes tokens to experts and back; see `transformer_moe_layer_v1`.
-
-  Args:
-    inputs: see there, as all others.
-    output_dim: the last dimension of the results of `experts_fn`.
-    hparams: see there.
-    train: see there.
-    variable_dtype: see there.
-    experts_fn: the experts.
-    hints: what is known about the layout.
-    nonpadding: see there.
-    num_microbatches: see there.
-    token_embeddings: see there.
-
-  Returns:
-    (outputs, loss), an output for each result of `experts_fn`.
-  """
-  leading, input_dim = inputs.shape.dims[:-1], inputs.shape.dims[-1]
+  loads: list[StepSum] | None = None,
+) -> Routed:
+  """Groups tokens, and lets the router decide; for the arguments see `apply_experts`."""
+  leading = inputs.shape.dims[:-1]
   if leading[0].name == "outer_batch" and len(leading) > 1:
     outer, batch = leading[:2]
   else:
@@ -55,10 +64,8 @@ def apply_experts(
   n_tokens = math.prod(d.size for d in leading) // outer.size
   groups, group = token_dims(n_tokens, hparam(hparams, "group_size"), batch, "group", hints)
   n = hparam(hparams, "num_experts")
-  # Two names for one thing: the router, whose tokens are split, needs all experts of each token.
-  experts, experts_unsplit = mtf.Dimension("experts", n), mtf.Dimension("expert_unsplit", n)
-  capacity = mtf.Dimension("expert_capacity", expert_capacity(group.size, n, hparams, train))
-  hidden = mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size"))
+  slots = expert_capacity(group.size, n, hparams, train)
+  capacity = mtf.Dimension("expert_capacity", slots)
 
   def grouped(x: mtf.Tensor) -> mtf.Tensor:
     last = x.shape.dims[len(leading) :]
@@ -75,32 +82,72 @@ def apply_experts(
     importance = grouped(mtf.broadcast(nonpadding, mtf.Shape(leading)))
   gating = hparam(hparams, "gating")
   call = RouterCall(
-    x, None, experts_unsplit, capacity, hparams, train, variable_dtype, importance,
-    f"{gating}_gating", num_microbatches, token_embeddings,
+    x, None, mtf.Dimension("expert_unsplit", n), capacity, hparams, train, variable_dtype,
+    importance, f"{gating}_gating", num_microbatches, token_embeddings, loads,
   )  # fmt: skip
   routing, loss = router(gating)(call)
   if train and hparam(hparams, "summaries"):
     summarize_routing(f"{gating}_gating", routing, loss, importance)
+  return Routed(leading, batch, [outer, groups, group], x, capacity, routing, loss)
+
+
+def apply_experts(
+  inputs: mtf.Tensor,
+  output_dim: mtf.Dimension,
+  hparams: Any,
+  train: bool,
+  variable_dtype: mtf.VariableDType,
+  experts_fn: ExpertsFn,
+  hints: LayoutHints,
+  nonpadding: mtf.Tensor | None = None,
+  num_microbatches: int | None = None,
+  token_embeddings: mtf.Tensor | None = None,
+  loads: list[StepSum] | None = None,
+) -> tuple[list[mtf.Tensor], mtf.Tensor]:
+  """Routes tokens to experts and back; see `transformer_moe_layer_v1`.
+
+  Args:
+    inputs: see there, as all others.
+    output_dim: the last dimension of the results of `experts_fn`.
+    hparams: see there.
+    train: see there.
+    variable_dtype: see there.
+    experts_fn: the experts.
+    hints: what is known about the layout.
+    nonpadding: see there.
+    num_microbatches: see there.
+    token_embeddings: see there.
+    loads: see there.
+
+  Returns:
+    (outputs, loss), an output for each result of `experts_fn`.
+  """
+  routed = route(
+    inputs, hparams, train, variable_dtype, hints, nonpadding, num_microbatches, token_embeddings,
+    loads,
+  )  # fmt: skip
+  outer, groups, group = routed.token_dims
+  n, input_dim = hparam(hparams, "num_experts"), inputs.shape.dims[-1]
+  # Two names for one thing: the router, whose tokens are split, needs all experts of each token.
+  experts, experts_unsplit = mtf.Dimension("experts", n), routed.routing.experts_dim
+  hidden = mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size"))
   # The tensor changes hands here: from a part of the groups to a part of the experts.
-  here = [outer, experts_unsplit, groups, capacity]
-  there = [
-    outer,
-    experts,
-    *slot_dims(groups, capacity, batch, [experts, hidden, input_dim, output_dim], hints),
-  ]
-  slots = routing.dispatch(x, mtf.Shape([*here, input_dim]))
+  here = [outer, experts_unsplit, groups, routed.capacity]
+  others = [experts, hidden, input_dim, output_dim]
+  there = [outer, experts, *slot_dims(groups, routed.capacity, routed.batch, others, hints)]
+  slots = routed.routing.dispatch(routed.x, mtf.Shape([*here, input_dim]))
   slots = change_hands(slots, there, hints)
   outputs = []
   for y in experts_fn(slots, experts):
     last = y.shape.dims[-1]
     y = change_hands(y, here, hints)
-    y = routing.combine(y, mtf.Shape([outer, groups, group, last]))
-    outputs.append(mtf.reshape(y, mtf.Shape([*leading, last])))
-  return outputs, mtf.cast(loss, inputs.dtype) * hparam(hparams, "loss_coef")
+    y = routed.routing.combine(y, mtf.Shape([outer, groups, group, last]))
+    outputs.append(mtf.reshape(y, mtf.Shape([*routed.leading, last])))
+  return outputs, mtf.cast(routed.loss, inputs.dtype) * hparam(hparams, "loss_coef")
 
 
 def expert_capacity(group_size: int, num_experts: int, hparams: Any, train: bool) -> int:
-  """The number of slots that an expert has for a group.
+  """The number of slots that an expert has for a group; without dropping, one for each token.
 
   Args:
     group_size: tokens of a group.
@@ -108,6 +155,8 @@ def expert_capacity(group_size: int, num_experts: int, hparams: Any, train: bool
     hparams: an object with `moe_` attributes.
     train: whether the layer is being trained.
   """
+  if hparam(hparams, "dropless"):
+    return group_size
   factor = hparam_of_mode(hparams, "capacity_factor", train)
   # An expert gets a token of the group at most once: it cannot fill more slots than that.
   slots = min(group_size, int(group_size * factor / num_experts))

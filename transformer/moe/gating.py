@@ -16,6 +16,7 @@ from mesh_tensorflow.transformer.moe.expert_choice import (
 from mesh_tensorflow.transformer.moe.router import RouterCall
 from mesh_tensorflow.transformer.moe.routing import Routing
 from mesh_tensorflow.transformer.moe.switch import ntlb_routing, switch_routing
+from mesh_tensorflow.transformer.moe.top_k import top_k_routing
 from mesh_tensorflow.transformer.moe.top_n import top_2_routing, top_n_routing
 
 # By the value of `moe_gating`.
@@ -26,6 +27,7 @@ ROUTERS: dict[str, Callable[[RouterCall], tuple[Routing, mtf.Tensor]]] = {
   "ntlb": ntlb_routing,
   "switch_max": switch_max_routing,
   "expert_selection": expert_selection_routing,
+  "top_k": top_k_routing,
 }
 
 

@@ -35,6 +35,12 @@ _DEFAULTS = dict(
   moe_use_second_place_expert_prob_temp=None,
   moe_top_n_num_experts_per_token=3,
   moe_summaries=False,
+  moe_dropless=False,
+  moe_num_shared_experts=0,
+  moe_router_scores="softmax",
+  moe_normalize_gates=True,
+  moe_gate_scale=1.0,
+  moe_balance_rate=None,
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,9 @@ import gin
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
+from mesh_tensorflow.transformer.models.step_sums import StepSum
 from mesh_tensorflow.transformer.moe.dispatch import apply_experts
+from mesh_tensorflow.transformer.moe.dropless import apply_without_dropping
 from mesh_tensorflow.transformer.moe.groups import LayoutHints
 from mesh_tensorflow.transformer.moe.hparams import HParams, hparam
 
@@ -28,16 +31,21 @@ def transformer_moe_layer_v1(
   activation: Any = mtf.relu,
   num_microbatches: int | None = None,
   token_embeddings: mtf.Tensor | None = None,
+  *,
+  loads: list[StepSum] | None = None,
 ) -> tuple[Any, mtf.Tensor]:
   """Sends each token to a few of many two-layer networks, and adds up what they return.
 
   Tokens are routed within groups of about `moe_group_size`. Where the layout splits "experts",
   expert weights and work are divided; over the mesh axis of the batch, tokens are exchanged by
-  alltoall. Tokens that find no slot, and padding, get zeros.
+  alltoall. Tokens that find no slot, and padding, get zeros. With `moe_dropless` there are no
+  slots, and each token gets to its experts; see `dropless`.
 
   Variables: `<gating>/kernel` [d_model, expert_unsplit]; `wi/kernel` (`wi_0/kernel`, ... for
   several activations) [experts, d_model, expert_hidden]; `wo/kernel` [experts, expert_hidden,
-  output_dim] (`q_wo/kernel` and `k_wo/kernel` for `moe_use_experts_attention`).
+  output_dim] (`q_wo/kernel` and `k_wo/kernel` for `moe_use_experts_attention`); with shared experts
+  `shared/wi/kernel` [d_model, d_ff] and `shared/wo/kernel` [d_ff, output_dim]; with a balance rate
+  `<gating>/balance_bias` [expert_unsplit].
 
   Args:
     inputs: `[(outer_batch,) batch, ..., d_model]`.
@@ -51,6 +59,7 @@ def transformer_moe_layer_v1(
     activation: see `mtf.layers.dense_product`.
     num_microbatches: how many of such calls make a training step; None: 1.
     token_embeddings: of the dims of inputs, for `moe_word_embed_mode`.
+    loads: list to which tokens of experts are appended, if `moe_balance_rate` is set.
 
   Returns:
     (output, loss): `[<leading dims of inputs>, output_dim]`, or with `moe_use_experts_attention` a
@@ -59,43 +68,87 @@ def transformer_moe_layer_v1(
   Raises:
     ConfigError: a hyperparameter has a value that is not known.
   """
-  dropout_rate = hparam(hparams, "dropout_rate")
-
-  def experts_fn(x: mtf.Tensor, experts_dim: mtf.Dimension) -> list[mtf.Tensor]:
-    options: dict[str, Any] = dict(
-      expert_dims=[experts_dim], use_bias=False, variable_dtype=variable_dtype
+  # Queries and keys share the hidden layer: a token goes to its experts once for both.
+  names = ["q_wo", "k_wo"] if hparam(hparams, "use_experts_attention") else ["wo"]
+  hints = LayoutHints(layout, mesh_shape)
+  routing = (nonpadding, num_microbatches, token_embeddings, loads)
+  if hparam(hparams, "dropless"):
+    outputs, loss = apply_without_dropping(
+      inputs, output_dim, hparams, train, variable_dtype, activation, names, hints, *routing
     )
-    h = mtf.layers.dense_product(
-      x,
-      reduced_dims=x.shape.dims[-1:],
-      new_dims=mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size")),
-      activation_functions=activation,
-      name="wi",
-      **options,
+  else:
+    outputs, loss = apply_experts(
+      inputs,
+      output_dim,
+      hparams,
+      train,
+      variable_dtype,
+      functools.partial(_experts, output_dim, names, hparams, train, variable_dtype, activation),
+      hints,
+      *routing,
     )
-    # Slots, unlike positions, are not of one sequence: each has its own mask.
-    if dropout_rate:
-      h = mtf.dropout(h, train, rate=dropout_rate)
-    # Queries and keys share the hidden layer: a token goes to its experts once for both.
-    names = ["q_wo", "k_wo"] if hparam(hparams, "use_experts_attention") else ["wo"]
-    return [
-      mtf.layers.dense(h, output_dim, reduced_dims=h.shape.dims[-1:], name=name, **options)
-      for name in names
-    ]
-
-  outputs, loss = apply_experts(
-    inputs,
-    output_dim,
-    hparams,
-    train,
-    variable_dtype,
-    experts_fn,
-    LayoutHints(layout, mesh_shape),
-    nonpadding,
-    num_microbatches,
-    token_embeddings,
-  )
+  if hparam(hparams, "num_shared_experts"):
+    with mtf.variable_scope("shared"):
+      shared = _shared_experts(inputs, output_dim, hparams, train, variable_dtype, activation)
+    # What is for all tokens is for queries and for keys.
+    outputs = [y + shared for y in outputs]
   return (outputs if len(outputs) > 1 else outputs[0]), loss
+
+
+def _experts(
+  output_dim: mtf.Dimension,
+  names: list[str],
+  hparams: Any,
+  train: bool,
+  variable_dtype: mtf.VariableDType,
+  activation: Any,
+  x: mtf.Tensor,
+  experts_dim: mtf.Dimension,
+) -> list[mtf.Tensor]:
+  """The experts, each on its slots."""
+  options: dict[str, Any] = dict(
+    expert_dims=[experts_dim], use_bias=False, variable_dtype=variable_dtype
+  )
+  h = mtf.layers.dense_product(
+    x,
+    reduced_dims=x.shape.dims[-1:],
+    new_dims=mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size")),
+    activation_functions=activation,
+    name="wi",
+    **options,
+  )
+  # Slots, unlike positions, are not of one sequence: each has its own mask.
+  if hparam(hparams, "dropout_rate"):
+    h = mtf.dropout(h, train, rate=hparam(hparams, "dropout_rate"))
+  return [
+    mtf.layers.dense(h, output_dim, reduced_dims=h.shape.dims[-1:], name=name, **options)
+    for name in names
+  ]
+
+
+def _shared_experts(
+  x: mtf.Tensor,
+  output_dim: mtf.Dimension,
+  hparams: Any,
+  train: bool,
+  variable_dtype: mtf.VariableDType,
+  activation: Any,
+) -> mtf.Tensor:
+  """The experts of all tokens, side by side in one layer (Dai et al., 2024; arXiv:2401.06066)."""
+  options: dict[str, Any] = dict(use_bias=False, variable_dtype=variable_dtype)
+  size = hparam(hparams, "num_shared_experts") * hparam(hparams, "hidden_size")
+  h = mtf.layers.dense_product(
+    x,
+    reduced_dims=x.shape.dims[-1:],
+    # Not as the hidden layers of experts are called, which may be split where experts are not.
+    new_dims=mtf.Dimension("d_ff", size),
+    activation_functions=activation,
+    name="wi",
+    **options,
+  )
+  if hparam(hparams, "dropout_rate"):
+    h = mtf.dropout(h, train, rate=hparam(hparams, "dropout_rate"))
+  return mtf.layers.dense(h, output_dim, reduced_dims=h.shape.dims[-1:], name="wo", **options)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -209,7 +262,7 @@ class MoE1D(OneLevelExpertsLayer):
     second_threshold_eval: see there.
     dropout_rate: rate at which hidden values become 0 in training.
     activation: of the hidden layer; see `mtf.layers.dense_product`.
-    moe_gating: "top_2", "top_n", "switch", "ntlb", "switch_max" or "expert_selection".
+    moe_gating: "top_2", "top_n", "top_k", "switch", "ntlb", "switch_max" or "expert_selection".
     min_expert_capacity: each expert has at least so many slots.
     switch_policy_train: "argmax", "input_dropout", "input_jitter" or "sample" (switch family).
     switch_policy_eval: likewise when not training.
@@ -226,8 +279,17 @@ class MoE1D(OneLevelExpertsLayer):
       switch_max, ntlb); None: never.
     use_second_place_expert_prob_temp: then the expert is drawn at this temperature; None: it is
       the second best.
-    top_n_num_experts_per_token: n of "top_n".
+    top_n_num_experts_per_token: n of "top_n", and k of "top_k".
     summaries: whether, in training, the use of experts is reported by `mtf.scalar_summary`.
+    dropless: whether all tokens get to the experts they choose; group_size, capacities and
+      min_expert_capacity then decide nothing but the groups of the balance loss. For "top_2",
+      "top_n", "top_k", "switch" and "ntlb".
+    num_shared_experts: how many experts all tokens go to, beside those of the router, ungated.
+    router_scores: of "top_k": "softmax" or "sigmoid".
+    normalize_gates: of "top_k": whether the gates of a token are divided by their sum.
+    gate_scale: of "top_k": what gates are multiplied by then.
+    balance_rate: of "top_k": by how much the bias of an expert changes after a step, in place of a
+      balance loss (the router's z-loss stays); None: there is a loss. See `top_k_routing`.
   """
 
   use_experts_attention: bool = False
@@ -237,6 +299,13 @@ class MoE1D(OneLevelExpertsLayer):
   use_second_place_expert_prob_temp: float | None = None
   top_n_num_experts_per_token: int = 3
   summaries: bool = dataclasses.field(default=False, kw_only=True)
+  dropless: bool = dataclasses.field(default=False, kw_only=True)
+  num_shared_experts: int = dataclasses.field(default=0, kw_only=True)
+  router_scores: str = dataclasses.field(default="softmax", kw_only=True)
+  normalize_gates: bool = dataclasses.field(default=True, kw_only=True)
+  gate_scale: float = dataclasses.field(default=1.0, kw_only=True)
+  balance_rate: float | None = dataclasses.field(default=None, kw_only=True)
 
   def _apply(self, context: Context, x: mtf.Tensor) -> tuple[Any, mtf.Tensor]:
-    return self._call_experts(transformer_moe_layer_v1, context, x)
+    layer = functools.partial(transformer_moe_layer_v1, loads=context.step_sums)
+    return self._call_experts(layer, context, x)

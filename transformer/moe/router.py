@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.transformer.models.step_sums import StepSum
 from mesh_tensorflow.transformer.moe.hparams import hparam, hparam_of_mode
 
 # Added to logits that must not be chosen. Finite: it is multiplied by masks, and 0 times infinity
@@ -34,6 +35,8 @@ class RouterCall:
     name: scope of the variables.
     num_microbatches: how many of such calls make a training step; or None.
     token_embeddings: of the dims of inputs, for `word_embed_mode`; or None.
+    loads: list to which a router appends the tokens of experts, if these change its variables after
+      the step; or None.
   """
 
   inputs: mtf.Tensor
@@ -47,6 +50,7 @@ class RouterCall:
   name: str
   num_microbatches: int | None
   token_embeddings: mtf.Tensor | None
+  loads: list[StepSum] | None = None
 
   @property
   def token_dims(self) -> list[mtf.Dimension]:

@@ -128,6 +128,16 @@ class TokenRouting(Routing):
     self._slot_of_choice = slot * kept + (1 - kept) * self._slots.size
     self._choice_of_slot: mtf.Tensor | None = None
 
+  def experts_and_gates(self) -> tuple[mtf.Tensor, mtf.Tensor]:
+    """The experts of tokens, int32, and their gates, float32: both `[<token_dims>, <choices>]`.
+
+    The expert is -1 where the token is not brought to one; with one choice there is no dimension
+    for it.
+    """
+    index = self._stack([index for index, _, _ in self._choices])
+    kept = mtf.to_int32(mtf.not_equal(self._gates, 0.0))
+    return (index + 1) * kept - 1, self._gates
+
   def _stack(self, xs: list[mtf.Tensor]) -> mtf.Tensor:
     """The tensors of all choices as one; without another dimension if there is one choice."""
     return xs[0] if len(xs) == 1 else mtf.stack(xs, self._choice.name, axis=xs[0].shape.ndims)

@@ -41,7 +41,7 @@ def top_2_routing(call: RouterCall) -> tuple[Routing, mtf.Tensor]:
   total = gate_1 + gate_2 + 1e-9
   gate_1 /= total
   gate_2 /= total
-  loss = _masked_before_means_loss(call, chosen_1, call.where_first(gates))
+  loss = masked_before_means_loss(call, chosen_1, call.where_first(gates))
   if call.hparam("use_second_place_loss"):
     loss += 0.5 * _second_place_loss(call, chosen_2, others)
   # After the loss: a choice that is given up still says where the router wanted to go.
@@ -90,7 +90,7 @@ def top_n_routing(call: RouterCall) -> tuple[Routing, mtf.Tensor]:
     total = mtf.add_n([gate for _, gate in picked]) + 1e-9
     # Padding has gates of 0, which the 1e-9 keeps from being 0 / 0.
     picked = [(index, gate / total) for index, gate in picked]
-  loss = _masked_before_means_loss(call, chosen[0], call.where_first(gates))
+  loss = masked_before_means_loss(call, chosen[0], call.where_first(gates))
   if call.hparam("use_second_place_loss"):
     if n == 1:
       raise errors.ConfigError(
@@ -107,9 +107,7 @@ def top_n_routing(call: RouterCall) -> tuple[Routing, mtf.Tensor]:
   return routing, call.total_loss(loss, logits)
 
 
-def _masked_before_means_loss(
-  call: RouterCall, chosen: mtf.Tensor, gates: mtf.Tensor
-) -> mtf.Tensor:
+def masked_before_means_loss(call: RouterCall, chosen: mtf.Tensor, gates: mtf.Tensor) -> mtf.Tensor:
   """The balance loss: experts squared times the mean of (mean gate) * (fraction of choices).
 
   Args:
@@ -127,7 +125,7 @@ def _masked_before_means_loss(
 def _second_place_loss(call: RouterCall, chosen: mtf.Tensor, others: mtf.Tensor) -> mtf.Tensor:
   """The balance loss of second choices among the experts that were not first."""
   normalized = others / (mtf.reduce_sum(others, reduced_dim=call.experts_dim) + 1e-9)
-  return _masked_before_means_loss(call, chosen, normalized)
+  return masked_before_means_loss(call, chosen, normalized)
 
 
 def _apply_second_policy(call: RouterCall, gate: mtf.Tensor, chosen: mtf.Tensor) -> mtf.Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import heterogeneous_moe, moe, transformer
+from mesh_tensorflow.transformer.moe import expert_products
 from tests.conformance.framework import ONE_DEVICE, T, op
 from tests.transformer import numpy_moe
 
@@ -58,6 +59,71 @@ def described(name, gating, groups, capacity, reference, padded=False, *inputs, 
     },
     together=MEETING,
   )
+
+
+def products(name, rows, x_dims, output_dims, dims):
+  """Products of rows with the matrices of experts, some of which there are not."""
+  size = np.prod([d.size for d in mtf.Shape(mtf.convert_to_shape(rows).dims)])
+  index = np.resize([0, 3, -1, 2, 2, 4, 1, 3, 3, 0, 0], size)
+  owners = "owners:2 " if "owners" in rows else ""
+  text = lambda dims: f"{dims} " if dims else ""  # noqa: E731
+
+  def build(x, kernel, index):
+    tokens = mtf.convert_to_shape("batch:4 length:2").dims
+    return expert_products.expert_products(
+      x, kernel, index, mtf.Dimension("e", 3), tokens, mtf.convert_to_shape(output_dims).dims
+    )
+
+  def mirror(x, kernel, index):
+    x = np.broadcast_to(x.reshape(dims[0]), [*dims[1], 4])
+    kernel, index = kernel.reshape(-1, 4, 4, 3), index.reshape(dims[1])
+    y = np.zeros([*dims[1], 3])
+    for row in np.ndindex(*dims[1]):
+      if 0 <= index[row] < 4:
+        y[row] = x[row] @ kernel[row[0], index[row]]
+    return np.reshape(y.sum(dims[2]), [*mtf.convert_to_shape(output_dims).to_integer_list, 3])
+
+  return op(
+    name,
+    build,
+    mirror,
+    f"{x_dims} d:4",
+    f"{text(owners)}experts:4 d:4 e:3",
+    T(rows, dtype="int32", values=index),
+    together=f"{rows} experts:4 d:4 e:3",
+  )
+
+
+def balanced(name, dropless):
+  """A bias chooses experts, gates are without it; and experts that all tokens go to."""
+  options = dict(top_n_num_experts_per_token=2, router_scores="sigmoid", balance_rate=0.1)
+  reference = dict(n=2, scores="sigmoid", z_loss=0.5)
+  variables = {
+    "top_k_gating/kernel": T("d_model:4 expert_unsplit:4", -2, 2),
+    "top_k_gating/balance_bias": T("expert_unsplit:4", values=[0.5, -0.5, 0.25, 0.0]),
+    "wi/kernel": "experts:4 d_model:4 expert_hidden:4",
+    "wo/kernel": "experts:4 expert_hidden:4 d_model:4",
+    "shared/wi/kernel": "d_model:4 d_ff:8",
+    "shared/wo/kernel": "d_ff:8 d_model:4",
+  }
+
+  def mirror(x, kernel, bias, wi, wo, *shared):
+    return numpy_moe.moe(
+      "top_k", x, kernel, wi, wo, groups=4, capacity=16, bias=bias, shared=shared, **reference
+    )
+
+  return op(
+    name,
+    functools.partial(
+      layer, gating="top_k", group_size=4, z_loss=0.5, num_shared_experts=2, dropless=dropless,
+      capacity_factor_train=16.0, **options,
+    ),
+    mirror,
+    X,
+    variables=variables,
+    untrained=("top_k_gating/balance_bias",),
+    together=(*MEETING, "batch:4 length:4 d_model:4 d_ff:8"),
+  )  # fmt: skip
 
 
 def at_random(name, **kwargs):
@@ -187,6 +253,41 @@ DESCRIPTORS = [
   described("moe_expert_selection", "expert_selection", 4, 2, {}, capacity_factor_train=2.0),
   described("moe_expert_selection_padded", "expert_selection", 1, 5, dict(z_loss=0.1), True,
             z_loss=0.1),
+  described(
+    "moe_top_k", "top_k", 4, 2, dict(n=2),
+    top_n_num_experts_per_token=2, capacity_factor_train=2.0,
+  ),
+  described(
+    "moe_top_k_of_sigmoids", "top_k", 1, 5,
+    dict(n=3, scores="sigmoid", scale=2.5, z_loss=0.3), True,
+    top_n_num_experts_per_token=3, router_scores="sigmoid", gate_scale=2.5, z_loss=0.3,
+    capacity_factor_train=1.25,
+  ),
+  described(
+    "moe_top_k_of_raw_scores", "top_k", 4, 2, dict(n=2, normalize=False),
+    top_n_num_experts_per_token=2, normalize_gates=False, capacity_factor_train=2.0,
+  ),
+  described(
+    "moe_dropless", "top_k", 1, 16, dict(n=2), True,
+    top_n_num_experts_per_token=2, dropless=True,
+  ),
+  described("moe_dropless_switch", "switch", 4, 16, {}, dropless=True),
+  described("moe_dropless_top_2", "top_2", 1, 16, {}, True, dropless=True),
+  balanced("moe_balanced_by_a_bias", False),
+  balanced("moe_dropless_with_shared_experts", True),
+  products(
+    "expert_products_of_tokens", "batch:4 length:2", "batch:4 length:2", "batch:4 length:2",
+    ([1, 4, 2, 1, 4], [1, 4, 2, 1], ()),
+  ),
+  products(
+    "expert_products_of_choices", "batch:4 length:2 choice:2", "batch:4 length:2",
+    "batch:4 length:2 choice:2", ([1, 4, 2, 1, 4], [1, 4, 2, 2], ()),
+  ),
+  products(
+    "expert_products_of_owners", "owners:2 batch:4 length:2 choice:2",
+    "owners:2 batch:4 length:2 choice:2", "batch:4 length:2",
+    ([2, 4, 2, 2, 4], [2, 4, 2, 2], (0, 3)),
+  ),
   at_random("moe_top_2_at_random", gating="top_2", second_policy_train="random", dropout_rate=0.3),
   at_random("moe_switch_jitter", gating="switch", switch_policy_train="input_jitter"),
   at_random("moe_switch_sample", gating="switch", switch_policy_train="sample"),

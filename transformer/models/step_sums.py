@@ -1,0 +1,69 @@
+"""Variables that change once after a training step, by sums over all of its tokens.
+
+A layer sees the tokens of one call: with microbatches a part of the step's. So what it counts is
+handed to the training step, which adds up the parts and then makes the updates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import mesh_tensorflow as mtf
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSum:
+  """A count, and the variable that it changes.
+
+  Attributes:
+    variable: the value of the variable; float32.
+    count: float32 of the same dims: what this call adds to the sum of the step.
+    rate: the variable goes up by this where the sum is below its mean, and down where it is above.
+  """
+
+  variable: mtf.Tensor
+  count: mtf.Tensor
+  rate: float
+
+
+def record(graph: mtf.Graph, sums: Sequence[StepSum]) -> None:
+  """Notes what a call of a model counted, for `take`."""
+  _of_graph(graph).extend(sums)
+
+
+def _of_graph(graph: mtf.Graph) -> list[StepSum]:
+  """What the calls of models of a graph have counted; it lives as long as the graph."""
+  found: list[StepSum] = vars(graph).setdefault("_step_sums", [])
+  return found
+
+
+def take(graph: mtf.Graph) -> list[StepSum]:
+  """What was recorded in a graph; of a variable that several layers share, one sum. Forgets it."""
+  by_variable: dict[mtf.Tensor, StepSum] = {}
+  recorded = _of_graph(graph)
+  for s in recorded:
+    before = by_variable.get(s.variable)
+    if before is not None:
+      s = dataclasses.replace(s, count=before.count + s.count)
+    by_variable[s.variable] = s
+  recorded.clear()
+  return list(by_variable.values())
+
+
+def as_outputs(sums: Sequence[StepSum]) -> dict[str, mtf.Tensor]:
+  """The counts as outputs of a microbatch, under names of their own."""
+  return {f"step_sum_{i}": s.count for i, s in enumerate(sums)}
+
+
+def of_step(sums: Sequence[StepSum], outputs: dict[str, mtf.Tensor]) -> list[StepSum]:
+  """The sums of a step, of those of a microbatch and the outputs of all microbatches together."""
+  return [dataclasses.replace(s, count=outputs[name]) for name, s in zip(as_outputs(sums), sums)]
+
+
+def update(sums: Sequence[StepSum]) -> None:
+  """Makes the updates: variable += rate * sign(mean of the sum - sum)."""
+  for s in sums:
+    mean = mtf.reduce_mean(s.count, output_shape=[])
+    change = mtf.sign(mtf.sub(mean, s.count, output_shape=s.count.shape)) * s.rate
+    mtf.assign_add(s.variable, change)

@@ -1,0 +1,154 @@
+"""A mixture of experts that drops no token: products of rows with the matrices of their experts.
+
+It costs what rows cost: no slots stay empty. Where experts share a mesh axis with tokens,
+processors along it get copies of all of its tokens, do the work of their own experts, and add up
+the results: of n processors each sends and receives (n - 1) / n of all tokens twice, where slots
+would be exchanged by alltoall, about twice its own tokens; but these could reckon with all tokens
+going to one expert only by slots for all of them. Who has the expert with the most tokens is waited
+for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import errors
+from mesh_tensorflow.layers import unit_scaling_convention
+from mesh_tensorflow.layers.dense import activation_function
+from mesh_tensorflow.transformer.models.step_sums import StepSum
+from mesh_tensorflow.transformer.moe.dispatch import change_hands, route
+from mesh_tensorflow.transformer.moe.expert_products import expert_products
+from mesh_tensorflow.transformer.moe.groups import LayoutHints
+from mesh_tensorflow.transformer.moe.hparams import hparam
+from mesh_tensorflow.transformer.moe.routing import TokenRouting
+
+
+def apply_without_dropping(
+  inputs: mtf.Tensor,
+  output_dim: mtf.Dimension,
+  hparams: Any,
+  train: bool,
+  variable_dtype: mtf.VariableDType,
+  activation: Any,
+  output_names: list[str],
+  hints: LayoutHints,
+  nonpadding: mtf.Tensor | None = None,
+  num_microbatches: int | None = None,
+  token_embeddings: mtf.Tensor | None = None,
+  loads: list[StepSum] | None = None,
+) -> tuple[list[mtf.Tensor], mtf.Tensor]:
+  """As `apply_experts` of two-layer networks, with the same variables.
+
+  Args:
+    inputs: see `transformer_moe_layer_v1`, as all others.
+    output_dim: see there.
+    hparams: see there.
+    train: see there.
+    variable_dtype: see there.
+    activation: see there.
+    output_names: the scopes of the last layers.
+    hints: what is known about the layout.
+    nonpadding: see there.
+    num_microbatches: see there.
+    token_embeddings: see there.
+    loads: see there.
+
+  Returns:
+    (outputs, loss), an output for each of `output_names`.
+
+  Raises:
+    ConfigError: the router lets experts choose tokens.
+  """
+  routed = route(
+    inputs, hparams, train, variable_dtype, hints, nonpadding, num_microbatches, token_embeddings,
+    loads,
+  )  # fmt: skip
+  if not isinstance(routed.routing, TokenRouting):
+    raise errors.ConfigError(
+      f"mixture of experts: moe_gating {hparam(hparams, 'gating')!r} lets experts choose tokens, "
+      "and leaves some; set dropless = False, or moe_gating = 'top_k'"
+    )
+  experts = mtf.Dimension("experts", hparam(hparams, "num_experts"))
+  hidden = mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size"))
+  here = routed.token_dims
+  tokens = _unsplit(here, [experts, hidden, inputs.shape.dims[-1], output_dim], hints)
+  x = change_hands(routed.x, tokens, hints)
+  index, gates = routed.routing.experts_and_gates()
+  choices = index.shape.dims[len(here) :]
+  # The router's decision is small beside the tokens.
+  index, gates = (mtf.reshape(t, mtf.Shape([*tokens, *choices])) for t in (index, gates))
+  owners, index = _of_owners(index, experts, hints)
+  rows = [*owners, *tokens, *choices]
+
+  def product(
+    x: mtf.Tensor, new_dim: mtf.Dimension, output_dims: list[mtf.Dimension], name: str
+  ) -> mtf.Tensor:
+    reduced = x.shape.dims[-1]
+    kernel = mtf.layers.get_dense_kernel_weights(
+      x, [new_dim], [reduced], [experts], None, name=name, variable_dtype=variable_dtype
+    )
+    if owners:
+      own = mtf.Dimension("experts_of_owner", experts.size // owners[0].size)
+      kernel = mtf.replace_dimensions(kernel, experts, [*owners, own])
+    y = expert_products(x, kernel, index, new_dim, tokens, output_dims)
+    return y * reduced.size**-0.5 if unit_scaling_convention() else y
+
+  h = None
+  activations = list(activation) if isinstance(activation, (list, tuple)) else [activation]
+  for i, name in enumerate(activations):
+    fn = activation_function(name)
+    factor = product(x, hidden, rows, f"wi_{i}" if len(activations) > 1 else "wi")
+    factor = factor if fn is None else fn(factor)
+    h = factor if h is None else h * factor
+  if h is None:
+    raise errors.ConfigError("mixture of experts: activation is empty; write 'linear' for none")
+  if train and hparam(hparams, "dropout_rate"):
+    # Owners are of the layout, which must not decide what is drawn.
+    ones = mtf.ones(h.mesh, mtf.Shape([*tokens, *choices, hidden]), h.dtype)
+    mask = mtf.dropout(ones, train, rate=hparam(hparams, "dropout_rate"))
+    h = mtf.multiply(h, mask, output_shape=h.shape)
+  # Before the last product, so that its sums over choices and owners are taken where they arise.
+  h = mtf.multiply(h, mtf.cast(gates, h.dtype), output_shape=h.shape)
+  outputs = []
+  for name in output_names:
+    y = change_hands(product(h, output_dim, tokens, name), here, hints)
+    outputs.append(mtf.reshape(y, mtf.Shape([*routed.leading, output_dim])))
+  return outputs, mtf.cast(routed.loss, inputs.dtype) * hparam(hparams, "loss_coef")
+
+
+def _of_owners(
+  index: mtf.Tensor, experts: mtf.Dimension, hints: LayoutHints
+) -> tuple[list[mtf.Dimension], mtf.Tensor]:
+  """The parts that experts are split in, if that is known, and the experts' numbers within them.
+
+  With a dimension for the parts, what is computed of a part is a tensor that stays where the part
+  is. Without it, hidden values would be summed over the processors of all parts.
+
+  Returns:
+    (dims, int32 of these dims and those of index): a dimension that is split as experts are, or
+    none. Numbers that are not of the part are out of its range.
+  """
+  parts = hints.parts(experts.name)
+  if parts == 1 or experts.size % parts:
+    return [], index
+  owner = mtf.Dimension(experts.name, parts)
+  first = mtf.range(index.mesh, owner, tf.int32) * (experts.size // parts)
+  shape = mtf.Shape([owner, *index.shape.dims])
+  # That of no expert is below the range of all parts.
+  return [owner], mtf.sub(index, first, output_shape=shape)
+
+
+def _unsplit(
+  dims: list[mtf.Dimension], others: list[mtf.Dimension], hints: LayoutHints
+) -> list[mtf.Dimension]:
+  """The dims of tokens, those renamed that would meet one of the experts' on a mesh axis."""
+  used = {hints.axis(d.name) for d in others}
+  return [
+    mtf.Dimension(f"{d.name}_for_experts", d.size)
+    if not hints.known or (hints.axis(d.name) is not None and hints.axis(d.name) in used)
+    else d
+    for d in dims
+  ]
