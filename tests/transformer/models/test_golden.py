@@ -1,7 +1,7 @@
 """Golden values of the TF1 library: losses, logits, gradients and decoded ids."""
 
 import functools
-from itertools import cycle, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -69,22 +69,28 @@ MESHES = {
   "d_model": ("cols:2", "d_model:cols"),
   "batch and heads": ("rows:2,cols:2", "batch:rows,heads:cols"),
 }
-# Case, mesh implementation, mesh, whether in a tf.function.
-RUNS = [
-  *((case, kind, mesh, False) for (case, mesh), kind in zip(product(CASES, MESHES), cycle(KINDS))),
-  ("D", "placement", "one device", True),
-  ("D", "simd", "heads", True),
-  ("E", "placement", "batch and heads", True),
-]
-PAIRED_RUNS = [
-  *(
-    (case, kind, mesh, False)
-    for (case, mesh), kind in zip(product(PAIRED_CASES, MESHES), cycle(KINDS))
-  ),
-  ("A", "placement", "one device", True),
-  ("B", "placement", "d_model", True),
-  ("C", "simd", "heads", True),
-]
+
+
+def runs(cases, *traced):
+  """Case, mesh implementation, mesh, whether in a tf.function; and what of them is `long`.
+
+  Each case is run on one device and on two of the meshes, on others than the case before it.
+  """
+  found, kinds = [], list(KINDS)
+  for (n, case), (at, mesh) in product(enumerate(cases), enumerate(MESHES)):
+    marks = () if at == 0 or (at + n) % 2 == 0 else (pytest.mark.long,)
+    found.append(pytest.param(case, kinds[(n + at // 2) % 2], mesh, False, marks=marks))
+  return [*found, *traced]
+
+
+RUNS = runs(
+  CASES, ("D", "simd", "heads", True), ("E", "placement", "batch and heads", True),
+  pytest.param("D", "placement", "one device", True, marks=pytest.mark.long),
+)  # fmt: skip
+PAIRED_RUNS = runs(
+  PAIRED_CASES, ("A", "placement", "one device", True), ("C", "simd", "heads", True),
+  pytest.param("B", "placement", "d_model", True, marks=pytest.mark.long),
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
