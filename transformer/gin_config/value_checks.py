@@ -20,6 +20,7 @@ from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.meshes.batching import BATCH_METHODS
 from mesh_tensorflow.transformer.programs import nonfinite
 from mesh_tensorflow.transformer.programs.model_building import MODEL_TYPES
+from mesh_tensorflow.transformer.vocabularies import named
 
 _OURS = "mesh_tensorflow."
 
@@ -97,7 +98,15 @@ def _are_lengths(x: Any) -> bool:
 def _is_checkpoint_step(x: Any) -> bool:
   if isinstance(x, (list, tuple)):
     return bool(x) and all(_is_whole(n) and n >= 0 for n in x)
-  return x in (None, "all", "new") or (_is_whole(x) and x >= -1)
+  return x in (None, "all", "new", "best") or (_is_whole(x) and x >= -1)
+
+
+def _are_profile_steps(x: Any) -> bool:
+  if isinstance(x, str):
+    x = [int(n) if n.strip().isdecimal() else n for n in x.split(":")]
+  if not isinstance(x, (list, tuple)) or len(x) != 2:
+    return x is None
+  return all(_is_whole(n) and n >= 0 for n in x) and x[0] < x[1]
 
 
 def _are_rates(x: Any) -> bool:
@@ -114,7 +123,7 @@ def _is_dtype(x: Any) -> bool:
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _DTYPE = Rule(f"one of {', '.join(map(repr, _DTYPES))}, or such a tf.DType", _is_dtype, _DTYPES)
 _CHECKPOINT_STEP = Rule(
-  "a step, a list of steps, -1 (the newest), 'all', 'new' (each as it appears) or None",
+  "a step, a list of steps, -1 (the newest), 'best', 'all', 'new' (each as it appears) or None",
   _is_checkpoint_step,
 )
 _STEPS = Rule(
@@ -155,7 +164,7 @@ _OF_NAMES: dict[str, Rule] = {
     ABOVE_ZERO,
   ),
   **dict.fromkeys(
-    "temperature alpha epsilon epsilon1 epsilon2 initial_lr max_learning_rate".split(),
+    "temperature alpha epsilon epsilon1 epsilon2 initial_lr max_learning_rate peak warmup".split(),
     NOT_BELOW_ZERO,
   ),
   **dict.fromkeys(
@@ -163,12 +172,20 @@ _OF_NAMES: dict[str, Rule] = {
     BELOW_ONE,
   ),
   **dict.fromkeys(
-    "validation_fraction fraction_soft linear_decay_fraction cut_fraction".split(), FRACTION
+    "validation_fraction fraction_soft linear_decay_fraction cut_fraction final_factor".split(),
+    FRACTION,
   ),
   "attention_func": one_of("hybrid"),
   "max_grad_norm": ABOVE_ZERO.or_none(),
   "ema_decay": BELOW_ONE.or_none(),
 }
+
+
+def _is_vocabulary(x: Any) -> bool:
+  if isinstance(x, (tuple, list)):
+    return len(x) == 2 and all(v is not None and _is_vocabulary(v) for v in x)
+  return named.is_name(x) if isinstance(x, str) else not isinstance(x, numbers.Number)
+
 
 _OF_OWNERS: dict[str, dict[str, Rule]] = {
   "run": {
@@ -185,6 +202,15 @@ _OF_OWNERS: dict[str, dict[str, Rule]] = {
       _are_lengths,
     ),
     "train_steps": _STEPS,
+    "norms_every": at_least(0).or_none(),
+    "peak_flops": Rule(
+      "a number of FLOP/s of at least 0, the name of a machine or of its file, or None",
+      lambda x: x is None or isinstance(x, str) or NOT_BELOW_ZERO.is_legal(x),
+    ),
+    "profile_steps": Rule(
+      "two steps, the first before the last, such as (10, 20) or '10:20', or None",
+      _are_profile_steps,
+    ),
     "eval_checkpoint_step": _CHECKPOINT_STEP,
     "export_checkpoint_step": _CHECKPOINT_STEP,
     "learning_rate_schedule": _RATES,
@@ -193,8 +219,9 @@ _OF_OWNERS: dict[str, dict[str, Rule]] = {
       lambda x: x is None or (isinstance(x, (list, tuple)) and all(isinstance(d, str) for d in x)),
     ),
     "vocabulary": Rule(
-      "a vocabulary, a pair of them, or None, such as @vocabulary.get_byte_vocabulary()",
-      lambda x: not isinstance(x, (str, numbers.Number)),
+      "a vocabulary such as @vocabulary.get_byte_vocabulary(), a name such as 'bytes', "
+      "'characters' or 'sentencepiece:8000', a pair of them, or None",
+      _is_vocabulary,
     ),
     "optimizer": Rule(
       "an optimizer class such as @optimize.AdafactorOptimizer, or None",

@@ -16,12 +16,13 @@ from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.checkpoint import restoring, verification
 from mesh_tensorflow.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from mesh_tensorflow.transformer.files.by_chief import by_chief
+from mesh_tensorflow.transformer.training.best_checkpoint import best_checkpoint
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 # Steps that do not name a checkpoint, but stand for what is in the folder now, or will be.
-_ALL, _NEW = "all", "new"
+_ALL, _NEW, _BEST = "all", "new", "best"
 
 _MODULE = "mesh_tensorflow.transformer.utils"
 _ITERATOR = f"{_MODULE}.get_checkpoint_iterator"
@@ -40,7 +41,8 @@ def get_checkpoint_iterator(
 
   Args:
     checkpoint_step: "all": every one; -1: the newest good one; "new" or None: new good ones as they
-      appear, endlessly; a step, or a list of steps.
+      appear, endlessly; "best": the one whose loss was lowest in the evaluations of its training
+      (`run.keep_best`); a step, or a list of steps.
     model_dir: the folder.
     skip_until: for "all" and "new": only checkpoints after this step.
     stop_after: for "new": end after the first checkpoint of at least this step.
@@ -49,7 +51,7 @@ def get_checkpoint_iterator(
 
   Raises:
     CheckpointError: there is no such checkpoint.
-    ConfigError: a `checkpoint_step` that is none of these.
+    ConfigError: a `checkpoint_step` that is none of these; or "best", and nothing was evaluated.
     DamagedCheckpointError: for -1: all checkpoints are damaged. (Those of "all" and of steps are
       looked at when they are restored.)
   """
@@ -57,6 +59,8 @@ def get_checkpoint_iterator(
     return _watch(model_dir, skip_until, stop_after)
   if checkpoint_step == -1:
     return [restoring.newest_good(model_dir)]
+  if checkpoint_step == _BEST:
+    return [best_checkpoint(model_dir)]
   steps: list[int] = by_chief(lambda: _steps_in(model_dir))
 
   def path(step: int) -> str:
@@ -68,7 +72,7 @@ def get_checkpoint_iterator(
   if not all(isinstance(w, int) for w in wanted):
     raise ConfigError(
       f"checkpoint step {checkpoint_step!r} is unknown: use a step, a list of steps, -1 (the "
-      "newest), 'all' or 'new' (as they appear)"
+      "newest), 'best', 'all' or 'new' (as they appear)"
     )
   if find_closest:
     if not steps:

@@ -10,8 +10,10 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.tpu import mesh as tpu_mesh
+from mesh_tensorflow.transformer.gin_config import parsing
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.meshes.batching import compute_batch_size
+from mesh_tensorflow.transformer.modes import automatic_layout
 from mesh_tensorflow.transformer.modes.make_estimator import get_estimator
 from mesh_tensorflow.transformer.training.trainer import Trainer
 
@@ -20,7 +22,7 @@ _OF_ESTIMATOR = (
   "model_type vocabulary mesh_shape layout_rules model_dir batch_size sequence_length autostack "
   "keep_checkpoint_max save_checkpoints_steps optimizer predict_fn variable_filter tpu_job_name "
   "iterations_per_loop init_checkpoint mesh_devices mesh_implementation seed report_every "
-  "nonfinite allow_config_change"
+  "nonfinite allow_config_change max_grad_norm ema_decay use_ema gradient_accumulation_steps"
 ).split()
 
 
@@ -105,8 +107,9 @@ class Job:
       )
     # None only for a mode that `finds_lengths`.
     self.sequence_length: Any = self._lengths(arguments["sequence_length"])
-    self.mesh_shape = mtf.convert_to_shape(arguments["mesh_shape"])
-    self.layout_rules = mtf.convert_to_layout_rules(arguments["layout_rules"])
+    mesh_shape, layout_rules = self._mesh_and_layout(arguments)
+    self.mesh_shape = mtf.convert_to_shape(mesh_shape)
+    self.layout_rules = mtf.convert_to_layout_rules(layout_rules)
     self.batch_size = self._number_of_sequences(arguments["batch_size"])
     if mode.on_devices and not self.tpu:
       mode.join_workers(self.mesh_shape, self.mesh_implementation)
@@ -118,6 +121,34 @@ class Job:
     except KeyError:
       raise AttributeError(f"`run` has no argument {name!r}") from None
 
+  def _mesh_and_layout(self, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Mesh shape and layout rules; where they are "auto" they are searched for."""
+    parsing.forget_found()
+    to_join = automatic_layout.mesh_to_join(
+      arguments["mesh_shape"], arguments["num_devices"], arguments["mesh_devices"]
+    )
+    if not automatic_layout.is_asked(arguments):
+      return arguments["mesh_shape"], arguments["layout_rules"]
+    if not self.mode.on_devices:
+      # Such a mode searches by itself, and tells more of it.
+      return to_join, ""
+    if not self.tpu:
+      # The search runs TensorFlow, after which no worker could join, nor virtual devices be made.
+      self.mode.join_workers(to_join, self.mesh_implementation)
+      if not self.mesh_devices:
+        mesh_setup.find_devices(to_join.size)
+    found = automatic_layout.find(arguments, self.sequence_length, bool(self.tpu))
+    rules = automatic_layout.rules_text(found.layout_rules)
+    if workers.current().is_chief:
+      mesh = automatic_layout.mesh_text(found.mesh_shape) or "''"
+      print(f"layout {rules or '(nothing is split)'} on mesh {mesh} ({found.why})", flush=True)
+    return found.mesh_shape, found.layout_rules
+
+  @property
+  def arguments(self) -> Mapping[str, Any]:
+    """All arguments as they were given."""
+    return self._arguments
+
   def _lengths(self, given: Any) -> dict[str, int] | None:
     if given is None and not (self.mode.finds_lengths and self.eval_dataset_fn is not None):
       raise ConfigError("run.sequence_length is not bound")
@@ -127,6 +158,8 @@ class Job:
     """The size of a batch, which may be given in tokens or for each replica."""
     if isinstance(batch_size, int):
       return batch_size
+    if not self.mode.on_devices and automatic_layout.is_asked(self._arguments):
+      return automatic_layout.whole_batch(batch_size, self.sequence_length)
     if self.sequence_length is None and batch_size[0] != "sequences_per_batch":
       raise ConfigError(
         f"run.sequence_length is not bound, so run.batch_size must be a number, not {batch_size}"

@@ -13,10 +13,15 @@ from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.programs.model_building import build_model
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+from mesh_tensorflow.transformer.programs.updates import Updates
+from mesh_tensorflow.transformer.reporting.settings import ReportSettings
 from mesh_tensorflow.transformer.training.trainer import Trainer
+from mesh_tensorflow.transformer.training.validation import Validation
 
 
-@gin.configurable(module="mesh_tensorflow.transformer.utils", denylist=["predict_fn"])
+@gin.configurable(
+  module="mesh_tensorflow.transformer.utils", denylist=["predict_fn", "validation", "reports"]
+)
 def tpu_estimator_model_fn(
   model_type: str,
   transformer_model: Any,
@@ -51,6 +56,12 @@ def tpu_estimator_model_fn(
   report_every: int = 100,
   nonfinite: str = "stop",
   allow_config_change: bool = False,
+  max_grad_norm: float | None = None,
+  ema_decay: float | None = None,
+  use_ema: bool = False,
+  gradient_accumulation_steps: int | None = None,
+  validation: Validation | None = None,
+  reports: ReportSettings | None = None,
 ) -> Trainer:
   """The `Trainer` of a model, with its programs on a mesh (in the TF1 library a model function).
 
@@ -91,6 +102,12 @@ def tpu_estimator_model_fn(
     report_every: steps between lines of the report.
     nonfinite: "stop" or "skip"; see `Trainer`.
     allow_config_change: whether checkpoints may be of another model; see `Trainer`.
+    max_grad_norm: see `Updates`, as the next one.
+    ema_decay: see there.
+    use_ema: whether what does not train takes the averages of weights; see `Trainer`.
+    gradient_accumulation_steps: see `Updates`.
+    validation: how the model is evaluated while it is trained; see `Trainer`.
+    reports: what its reports tell; see `Trainer`.
 
   Raises:
     ConfigError: a TPU is asked for, and there is none.
@@ -121,6 +138,7 @@ def tpu_estimator_model_fn(
     outer_batch_size=outer_batch_size,
     variable_filter=variable_filter,
     ensemble_inputs=ensemble_inputs,
+    updates=Updates(max_grad_norm, ema_decay, gradient_accumulation_steps),
   )
   return Trainer(
     steps,
@@ -139,6 +157,9 @@ def tpu_estimator_model_fn(
     model_info_file=model_info_file,
     nonfinite=nonfinite,
     allow_config_change=allow_config_change,
+    use_ema=use_ema,
+    validation=validation,
+    reports=reports,
   )
 
 
@@ -193,7 +214,8 @@ def get_estimator(
     mesh_devices: see there.
     score_in_predict_mode: see there.
     **options: `mesh_implementation`, `seed`, `report_every`, `nonfinite`,
-      `allow_config_change`; see there.
+      `allow_config_change`, `max_grad_norm`, `ema_decay`, `use_ema`,
+      `gradient_accumulation_steps`, `validation`, `reports`; see there.
   """
   del tpu_job_name, cluster
   mesh_shape = mtf.convert_to_shape(mesh_shape)

@@ -40,6 +40,38 @@ def perplexity_eval_of(job: Job, estimator: Any, folder: str | None) -> dict[str
   )
 
 
+def datasets_to_evaluate(
+  sequence_length: dict[str, int],
+  vocabulary: Any,
+  dataset_split: str,
+  eval_dataset_fn: Callable[..., Any] | None,
+  train_dataset_fn: Callable[..., tf.data.Dataset] | None,
+) -> dict[str, Callable[[], tf.data.Dataset]]:
+  """The functions that make the data sets of a teacher-forced evaluation, by name.
+
+  Args:
+    sequence_length: see `perplexity_eval`, as all that follow.
+    vocabulary: see there.
+    dataset_split: see there.
+    eval_dataset_fn: see there.
+    train_dataset_fn: see there.
+
+  Raises:
+    ConfigError: there is no data set function.
+  """
+  arguments = dict(
+    sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
+  )
+  if eval_dataset_fn is not None:
+    return {
+      d.name: functools.partial(d.dataset_fn, sequence_length=sequence_length)
+      for d in eval_dataset_fn(**arguments)
+    }
+  if train_dataset_fn is not None:
+    return {dataset_split: functools.partial(train_dataset_fn, **arguments)}
+  raise ConfigError("bind run.eval_dataset_fn or run.train_dataset_fn to evaluate")
+
+
 def perplexity_eval(
   estimator: Any,
   vocabulary: Any,
@@ -77,18 +109,9 @@ def perplexity_eval(
   Raises:
     ConfigError: there is no data set function.
   """
-  arguments = dict(
-    sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
+  datasets = datasets_to_evaluate(
+    sequence_length, vocabulary, dataset_split, eval_dataset_fn, train_dataset_fn
   )
-  if eval_dataset_fn is not None:
-    datasets = {
-      d.name: functools.partial(d.dataset_fn, sequence_length=sequence_length)
-      for d in eval_dataset_fn(**arguments)
-    }
-  elif train_dataset_fn is not None:
-    datasets = {dataset_split: functools.partial(train_dataset_fn, **arguments)}
-  else:
-    raise ConfigError("bind run.eval_dataset_fn or run.train_dataset_fn to evaluate")
   results: dict[str, dict[str, float]] = {}
   for _ in restored_checkpoints(estimator, eval_checkpoint_step, model_dir):
     for name, make in datasets.items():

@@ -13,11 +13,13 @@ import tensorflow as tf
 
 from mesh_tensorflow import workers
 from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2
+from mesh_tensorflow.transformer.data import own_documents
 from mesh_tensorflow.transformer.gin_config import value_checks
 from mesh_tensorflow.transformer.meshes.batching import auto_train_steps
-from mesh_tensorflow.transformer.modes import registry
+from mesh_tensorflow.transformer.modes import automatic_layout, registry
 from mesh_tensorflow.transformer.modes.job import Job, Mode
 from mesh_tensorflow.transformer.modes.train import train_model
+from mesh_tensorflow.transformer.vocabularies import named
 from mesh_tensorflow.transformer.vocabularies.kept import kept_in
 
 _MODULE = "mesh_tensorflow.transformer.utils"
@@ -52,7 +54,10 @@ def _as_bound(arguments: dict[str, Any]) -> dict[str, Any]:
   """Some arguments of `run`: those given, else what gin binds."""
   bound = gin.get_bindings(f"{_MODULE}.run", resolve_references=False)
   # A copy of what refers to a configurable or macro is its value; all at once would be too much.
-  names = ("model_dir", "mode", "mesh_shape", "mesh_implementation", "allow_config_change")
+  names = (
+    *("model_dir", "mode", "mesh_shape", "mesh_implementation", "allow_config_change"),
+    *("num_devices", "mesh_devices"),
+  )
   return {n: copy.deepcopy(bound[n]) for n in names if n in bound} | arguments
 
 
@@ -60,7 +65,10 @@ def _join_as_bound(mode: Mode | None, given: dict[str, Any]) -> None:
   """Joins the workers with the devices that `run` will need, by its arguments and bindings."""
   if given.get("tpu") or mode is None or not mode.on_devices or "mesh_shape" not in given:
     return  # `run` has no use for workers, or something to complain about.
-  mode.join_workers(given["mesh_shape"], given.get("mesh_implementation", "auto"))
+  shape = automatic_layout.mesh_to_join(
+    given["mesh_shape"], given.get("num_devices"), given.get("mesh_devices")
+  )
+  mode.join_workers(shape, given.get("mesh_implementation", "auto"))
 
 
 @_before_arguments
@@ -111,6 +119,20 @@ def run(
   report_every: int = 100,
   nonfinite: str = "stop",
   allow_config_change: bool = False,
+  max_grad_norm: float | None = None,
+  ema_decay: float | None = None,
+  use_ema: bool = False,
+  gradient_accumulation_steps: int | None = None,
+  num_devices: int | None = None,
+  eval_every_steps: int = 0,
+  eval_steps: int | None = 100,
+  keep_best: bool = True,
+  early_stopping_patience: int | None = None,
+  early_stopping_min_delta: float = 0.0,
+  norms_every: int | None = None,
+  peak_flops: Any = None,
+  profile_steps: Any = None,
+  seeds: dict[str, int] | None = None,
 ) -> Any:
   """Trains, evaluates or decodes, as gin says.
 
@@ -122,14 +144,16 @@ def run(
     tpu_zone: zone of a TPU that is given by name.
     model_dir: folder for checkpoints, summaries and the configuration.
     model_type: see `build_model`.
-    vocabulary: a vocabulary, or an (inputs, targets) pair.
+    vocabulary: a vocabulary, or its name, such as 'bytes', 'characters' or 'sentencepiece:8000',
+      which are made of the texts of `train_dataset_fn` (see `named_vocabulary`); or an (inputs,
+      targets) pair.
     train_dataset_fn: see `Trainer.train`.
     eval_dataset_fn: see `eval_model` and `perplexity_eval`.
     dataset_split: "train" in training; the split to evaluate otherwise.
     autostack: has no effect.
     eval_checkpoint_step: which checkpoints the modes that evaluate or decode take: a step, a list
-      of steps, "all", "new" (each as it appears, endlessly), or None, the newest; see
-      `get_checkpoint_iterator`.
+      of steps, "all", "new" (each as it appears, endlessly), "best" (see `keep_best`), or None, the
+      newest; see `get_checkpoint_iterator`.
     export_checkpoint_step: the checkpoint to export, see `get_checkpoint_iterator`; None or 0: the
       newest.
     export_path: the SavedModel goes into a new folder in here.
@@ -139,7 +163,8 @@ def run(
       "infer" (decode the lines of a file: see `infer_model`); "score_from_strings",
       "score_from_dataset" (see these functions); "export_infer", "export_score" (write a SavedModel
       that makes outputs, or scores: see `export.save`; "export" is the old name of the first);
-      "plan" (print what training needs on each processor, without doing it).
+      "plan" (print what training needs on each processor, and the best layouts, without doing it);
+      "search" (write the best layout as a gin file).
     iterations_per_loop: training steps in one call of the compiled program.
     save_checkpoints_steps: steps between checkpoints.
     keep_checkpoint_max: number of checkpoints to keep, the newest; None: all.
@@ -150,9 +175,10 @@ def run(
     total_run_steps: what schedules take for the length of training; `train_steps` by default.
     sequence_length: number of tokens, or a dict from feature to that; None, in modes "eval" and
       "score_eval": that of the longest examples.
-    mesh_shape: mesh shape.
+    mesh_shape: mesh shape; "auto": that with which a step is predicted to be fastest; see
+      `automatic_layout`.
     mesh_devices: names of devices; see `mesh_setup.make_mesh_impl`.
-    layout_rules: layout rules.
+    layout_rules: layout rules; "auto" likewise.
     learning_rate_schedule: a function `(step, total_train_steps)`, a list of such and numbers
       (their product), or a number.
     optimizer: an optimizer class.
@@ -169,11 +195,41 @@ def run(
     checkpoint_input_pipeline: see `train_model`.
     eval_dir_suffix: added to the name of the folder of evaluation scalars.
     mesh_implementation: "auto", "placement" or "simd"; see `mesh_setup.make_mesh_impl`.
-    seed: of initial weights and of random operations.
+    seed: of all that is random: initial weights, the order of the data, dropout, samples. What is
+      drawn for one of these is independent of the others.
     report_every: steps between lines of the report.
     nonfinite: in training, what a NaN or infinite loss does: "stop" or "skip"; see `Trainer`.
     allow_config_change: whether the checkpoints may be of another model or vocabulary than this
       one: that is then told, else refused; see `gin_config.model_config`.
+    max_grad_norm: in training, gradients of all variables together are scaled to this norm where
+      theirs is larger; None: they are not.
+    ema_decay: in training, the decay of a moving average of the weights, which is kept beside them
+      (0.999, say: over about 1000 steps); None: there is none.
+    use_ema: the modes that evaluate, decode or export take that average from a checkpoint, in
+      place of the weights.
+    gradient_accumulation_steps: in training, the number of microbatches into which a batch is cut,
+      one after the other, for one update; `batch_size` is that of the update. None: as
+      `serialize_num_microbatches` says.
+    num_devices: how many devices the mesh has, where `mesh_shape` is "auto"; by default as many
+      as `mesh_devices` names, or as there are GPUs.
+    eval_every_steps: in training, steps between evaluations on held-out data, and one after the
+      last step: on `eval_dataset_fn`, or, if that is not bound, on the split "validation" of
+      `train_dataset_fn`; 0: none. See `Validation`, as for the next four.
+    eval_steps: number of batches of such an evaluation, at most; None: all.
+    keep_best: whether the checkpoint with the lowest loss in these evaluations is kept beside the
+      newest `keep_checkpoint_max`; its `eval_checkpoint_step` is "best".
+    early_stopping_patience: training ends after so many evaluations in a row without a lower loss;
+      None: it does not.
+    early_stopping_min_delta: by how much, in nats, a loss must be lower for that.
+    norms_every: in training, steps between norms of gradients, weights and updates; None: those
+      that have a line of the report; 0: none are computed.
+    peak_flops: what `flops_utilization` is a part of: FLOP/s of all devices together, or a machine,
+      by the name of a shipped one or of its file; None: it is measured before the first step; 0: it
+      is not told.
+    profile_steps: the steps of which a TensorFlow profile is written, (first, last) or
+      "first:last"; None: none.
+    seeds: other seeds than `seed` for single purposes: a dict from "weights", "data", "dropout" or
+      "sampling".
 
   Returns:
     Losses (train), metrics (eval), what the function of the mode returned (scores), the path of
@@ -184,6 +240,8 @@ def run(
   """
   arguments = locals()
   value_checks.check_arguments("run", run, arguments)
-  value_checks.check_mesh_shape(mesh_shape)
+  if not automatic_layout.is_auto(mesh_shape):
+    value_checks.check_mesh_shape(mesh_shape)
   asked = registry.get(mode)
+  arguments["vocabulary"] = named.resolve(vocabulary, own_documents.texts_of(train_dataset_fn))
   return asked.run(Job(asked, arguments))

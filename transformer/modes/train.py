@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +15,13 @@ from mesh_tensorflow.transformer.gin_config import warn_of_unused_scopes, write_
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.meshes.batching import resolve_steps
 from mesh_tensorflow.transformer.modes.job import Job
+from mesh_tensorflow.transformer.modes.perplexity_eval import datasets_to_evaluate
 from mesh_tensorflow.transformer.modes.registry import mode
 from mesh_tensorflow.transformer.programs import training_data
+from mesh_tensorflow.transformer.reporting.settings import ReportSettings
 from mesh_tensorflow.transformer.schedules.product import bound_schedule
 from mesh_tensorflow.transformer.training.trainer import Trainer
+from mesh_tensorflow.transformer.training.validation import Validation
 
 
 def _check(job: Job) -> None:
@@ -40,6 +44,8 @@ def run_train(job: Job) -> Any:
   estimator = job.make_estimator(
     learning_rate_schedule=bound_schedule(job.learning_rate_schedule, job.total_run_steps or steps),
     ensemble_inputs=job.ensemble_inputs,
+    validation=_validation(job),
+    reports=ReportSettings(job.norms_every, job.peak_flops, job.profile_steps),
   )
   if workers.current().is_chief and not checkpoint.all_checkpoints(job.model_dir or ""):
     # Of a model that has checkpoints it is written when they are known to be of this one.
@@ -55,6 +61,25 @@ def run_train(job: Job) -> Any:
     skip_seen_data=job.skip_seen_data,
     seen_data_init_step=job.seen_data_init_step,
     checkpoint_input_pipeline=job.checkpoint_input_pipeline,
+  )
+
+
+def _validation(job: Job) -> Validation:
+  """How the model is evaluated while it is trained."""
+  return Validation(
+    every=job.eval_every_steps,
+    make_datasets=functools.partial(
+      datasets_to_evaluate,
+      job.sequence_length,
+      job.vocabulary,
+      "validation",
+      job.eval_dataset_fn,
+      job.train_dataset_fn,
+    ),
+    max_batches=job.eval_steps,
+    keep_best=job.keep_best,
+    patience=job.early_stopping_patience,
+    min_delta=job.early_stopping_min_delta,
   )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.numerics import random_bits
+from mesh_tensorflow.transformer.files import records
 from mesh_tensorflow.transformer.programs import (
   evaluation,
   prediction,
@@ -89,30 +90,54 @@ class Estimator(ModelFolder):
     if input_fn is not None:
       dataset = training_data.examples_of(input_fn, self.steps.batch_size)
     max_batches = steps if max_batches is None else max_batches
+    if checkpoint_path is not None:
+      self.restore_for_inference(checkpoint_path)
+    found = self.sums_over(dataset, max_batches, may_restore=checkpoint_path is None)
+    if found is None or not found[0].get("tokens"):
+      raise DataError(f"data set {name or what!r} has no tokens to evaluate")
+    return evaluation.metrics_of(*found)
+
+  def sums_over(
+    self,
+    dataset: tf.data.Dataset,
+    max_batches: int | None = None,
+    *,
+    goes_on: Callable[[], bool] = lambda: True,
+    may_restore: bool = False,
+  ) -> tuple[dict[str, float], float] | None:
+    """The sums of `evaluation.eval_step` over a data set.
+
+    Args:
+      dataset: see `evaluate`.
+      max_batches: see there.
+      goes_on: asked before each batch; False gives up.
+      may_restore: whether the newest checkpoint is meant where nothing was trained or restored.
+
+    Returns:
+      The sums by name, of nothing an empty dict; and the largest of the `longest`. None if it was
+      given up.
+    """
     names = training_data.model_features(dataset)
     step = self._eval_step(names)
     training_data.check_lengths(dataset, names, self.steps)
     dataset = dataset.map(lambda ex: tuple(tf.cast(ex[n], tf.int32) for n in names))
     dataset = dataset.batch(self.steps.batch_size).prefetch(tf.data.AUTOTUNE)
-    if checkpoint_path is not None:
-      self.restore_for_inference(checkpoint_path)
     sums: dict[str, float] = {}
     longest = 0.0
-    for i, batch in enumerate(dataset):
+    for i, batch in enumerate(records.reading(dataset)):
       if max_batches is not None and i >= max_batches:
         break
+      if not goes_on():
+        return None
       values = [self._filled(x, n) for x, n in zip(batch, names)]
-      # Nothing was trained or restored by this object: then the newest checkpoint is meant.
-      if i == 0 and not self.global_step and checkpoint_path is None:
+      if i == 0 and may_restore and not self.global_step:
         # Tracing makes the variables, which must be there to be restored.
         step.get_concrete_function(*values)
         self.global_step = self.restore_if_any()
       result = {k: float(v) for k, v in step(*values).items()}
       longest = max(longest, result.pop("longest"))
       sums = {k: sums.get(k, 0.0) + v for k, v in result.items()}
-    if not sums.get("tokens"):
-      raise DataError(f"data set {name or what!r} has no tokens to evaluate")
-    return evaluation.metrics_of(sums, longest)
+    return sums, longest
 
   def _filled(self, x: tf.Tensor, name: str) -> tf.Tensor:
     """A batch padded with rows of zeros to the full batch size."""

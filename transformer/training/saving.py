@@ -17,6 +17,7 @@ from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.running.lowering import RUN_COUNTER
 from mesh_tensorflow.transformer.gin_config.model_config import ATTACHMENT, ModelConfig
 from mesh_tensorflow.transformer.programs.training_data import SavedPipeline, TrainingData
+from mesh_tensorflow.transformer.training.best_checkpoint import Evaluations
 
 _BEGAN = "began_at_step"
 _EPOCH = "examples_in_epoch"
@@ -40,6 +41,7 @@ class TrainingCheckpoints:
     data: the training data.
     pipeline: the iterator of the data, if its position is a part of checkpoints.
     config: what decides the model, in the worker that writes it; a part of checkpoints, too.
+    evaluations: what those during this training have shown; a part of checkpoints, too.
   """
 
   def __init__(
@@ -56,6 +58,7 @@ class TrainingCheckpoints:
     self.data: TrainingData | None = None
     self.pipeline: SavedPipeline | None = None
     self.config: ModelConfig | None = None
+    self.evaluations = Evaluations()
 
   @property
   def has_failed(self) -> bool:
@@ -68,7 +71,9 @@ class TrainingCheckpoints:
     self.saved_step = checkpoint_lib.get_step_from_path(self.newest) if self.newest else 0
     self.began = self.examples_in_epoch = None
     self.is_foreign = False
+    self.evaluations = Evaluations()
     if self.newest:
+      self.evaluations = Evaluations.of_checkpoint(self.newest)
       reader = tf.train.load_checkpoint(self.newest)
       if reader.has_tensor(EXTRA + _EPOCH):
         self.examples_in_epoch = int(reader.get_tensor(EXTRA + _EPOCH))
@@ -127,6 +132,20 @@ class TrainingCheckpoints:
     every = self._save_every
     return bool(every) and step // every > before // every
 
+  def keep_best(self, step: int) -> None:
+    """Sees to it that the checkpoint of this step, the best one, is there and stays.
+
+    Args:
+      step: number of steps done; no checkpoint of it is due.
+    """
+    if self._checkpointer is None:
+      return
+    if self.saved_step == step:  # Training went on from it.
+      self.evaluations.keep(step, counts=True)
+    else:
+      self.evaluations.keep(step, counts=False)
+      self.save(step)
+
   def save(self, step: int, asynchronous: bool = True) -> None:
     """Writes a checkpoint; see `Trainer.save`.
 
@@ -147,9 +166,18 @@ class TrainingCheckpoints:
       attachments[ATTACHMENT] = self.config.write
     known = {_BEGAN: self.began, _EPOCH: self.data and self.data.examples_in_epoch}
     extra = {name: value for name, value in known.items() if value is not None}
+    if self.evaluations.to_keep(step):
+      self.evaluations.keep(step, counts=True)
+    extra |= self.evaluations.values()
     if self._checkpointer is None:
       raise CheckpointError("Trainer.save: there is no model_dir to save in")
-    self._checkpointer.save(step, extra, asynchronous=asynchronous, attachments=attachments)
+    self._checkpointer.save(
+      step,
+      extra,
+      asynchronous=asynchronous,
+      attachments=attachments,
+      best=self.evaluations.best(),
+    )
     self.saved_step = step
 
   def save_before_leaving(self, step: int) -> str:

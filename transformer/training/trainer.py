@@ -22,12 +22,18 @@ from mesh_tensorflow.transformer.programs import nonfinite as nonfinite_lib
 from mesh_tensorflow.transformer.programs import training_data
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.programs.several_steps import CallLengths, StopFlag
+from mesh_tensorflow.transformer.programs.training_data import SavedPipeline, TrainingData
+from mesh_tensorflow.transformer.reporting.settings import ReportSettings
 from mesh_tensorflow.transformer.training.progress import TrainingProgress
 from mesh_tensorflow.transformer.training.request import TrainRequest, check_all_done, train_request
 from mesh_tensorflow.transformer.training.run_lock import training_lock
 from mesh_tensorflow.transformer.training.source import TrainingSource
 from mesh_tensorflow.transformer.training.stopping import StopRequests
 from mesh_tensorflow.transformer.training.trainable_model import TrainableModel
+from mesh_tensorflow.transformer.training.validation import Validation, Validator
+
+# Longer calls would keep a bar from moving, and lines from coming when their steps are done.
+_CALL_SECONDS = 1.0
 
 
 class Trainer(TrainableModel):
@@ -60,6 +66,10 @@ class Trainer(TrainableModel):
       counted.
     allow_config_change: whether checkpoints of `model_dir` may be of another model than this one,
       as their configurations say (see `gin_config.model_config`): then that is told, else refused.
+    use_ema: what evaluates, decodes or exports takes from checkpoints the moving averages of the
+      weights (see `Updates.ema_decay`) in place of the weights.
+    validation: how the model is evaluated while it is trained; None: it is not.
+    reports: what reports tell besides; None: what `ReportSettings()` says.
   """
 
   def __init__(
@@ -82,6 +92,9 @@ class Trainer(TrainableModel):
     model_info_file: str | None = None,
     nonfinite: str = "stop",
     allow_config_change: bool = False,
+    use_ema: bool = False,
+    validation: Validation | None = None,
+    reports: ReportSettings | None = None,
   ):
     value_checks.check_arguments("Trainer", Trainer.__init__, locals())
     super().__init__(
@@ -95,15 +108,18 @@ class Trainer(TrainableModel):
       init_variable_filter=init_variable_filter,
       model_info_file=model_info_file,
       nonfinite=nonfinite,
+      report_every=report_every,
+      reports=reports,
       predict_fn=predict_fn,
       score_in_predict_mode=score_in_predict_mode,
       keep_checkpoint_max=keep_checkpoint_max,
       # Of several workers only the chief reports.
       quiet=quiet or not workers.current().is_chief,
       allow_config_change=allow_config_change,
+      use_ema=use_ema,
     )
     self._steps_per_call = training_data.steps_per_call(steps_per_call, save_checkpoints_steps)
-    self._report_every = report_every
+    self._validation = validation or Validation()
     self._stop_flag = StopFlag()
     self.losses: list[float] = []
 
@@ -187,11 +203,87 @@ class Trainer(TrainableModel):
   def _train(self, request: TrainRequest, stop: StopRequests) -> list[float]:
     start, began = self._start()
     last = request.last_step(start)
-    if start >= last:
-      self._say(f"step {start} is reached already (train_steps is {last})")
+    nothing = self._validation.nothing_to_do(start, last, self._checkpoints.evaluations)
+    if nothing is not None:
+      self._say(nothing)
       self.build_for_inference()
       return []
+    validator = Validator(self._validation, self, self._checkpoints.evaluations)
     first = request.first_step_of_data(began, start)
+    source, names, batches = self._open_data(request, start, first)
+    progress, reports = self._new_progress(start, last)
+    # A flag ends the calls of one process. Workers stop at one step, and a saved position in the
+    # data is that of the step: their calls are short instead.
+    alone = workers.current().size == 1 and self._checkpoints.pipeline is None
+    # A third of the time for a call; the rest is for the checkpoint to be begun. And a person sees
+    # that it goes on.
+    lengths = CallLengths(min(stop.save_within_seconds / 3, _CALL_SECONDS))
+
+    def most() -> int:
+      left = validator.steps_left(self.global_step)
+      return reports.steps_of_call(self.global_step, min(left, lengths.most))
+
+    compiled = self.compile_steps(names, self._stop_flag if alone else None, reports)
+    find = functools.partial(self._find_nonfinite, source, start)
+    self.global_step = start
+    losses = array.array("f")  # Objects of Python's would take eight times the memory.
+    prepare = functools.partial(
+      self.prepare, compiled, request.on_ready, checkpoint=self._checkpoints.newest
+    )
+    early: str | None = None
+    try:
+      if start > first:
+        prepare()  # Before the data, in which it may take a while to get behind what was seen.
+        # If the training was stopped before the evaluation of its last step was done.
+        early = self._validate(validator, progress, stop, last)
+        self._save_what_is_due(stop, start, last)
+      count = last - start if early is None else 0
+      for values in records.reading(batches.calls(count, self._steps_per_call, most)):
+        before = self.global_step
+        if before == start:
+          if start == first:
+            prepare()
+          self._complete_rates(progress)
+          progress.restart_clock()
+        stop.running(before, self._checkpoints.saved_step)
+        progress.before_call(before)
+        called = time.perf_counter()
+        of_call, bad, others = self._call(compiled, values)
+        lengths.measured(len(of_call), time.perf_counter() - called)
+        self._loss_check.take(before, of_call, bad, self._checkpoints.saved_step, find)
+        losses.extend(of_call)
+        self.global_step += len(of_call)
+        skipped = sum(n > 0 for n in bad)
+        progress.update(self.global_step, of_call, self._rate.at, skipped=skipped, values=others)
+        early = self._validate(validator, progress, stop, last)
+        # The first worker's measure is that of all.
+        failed = self._checkpoints.has_failed
+        asked = workers.gather(np.array([stop.requested, lengths.most, failed], np.int32))
+        lengths.most = int(asked[0, 1])
+        if asked[:, 2].any() and self.checkpointer is not None:
+          self.checkpointer.wait()  # Raises what a checkpoint in the background met.
+        # At the last step nothing is left to stop: the checkpoint that is due comes anyway.
+        if self.global_step < last and early is None and asked[:, 0].any():
+          self._save_and_stop(stop, last)
+        self._save_what_is_due(stop, before, last if early is None else self.global_step)
+        if early is not None:
+          break
+        progress.restart_clock()
+      if early is not None:
+        progress.line(f"stopped early at step {self.global_step} of {last}: {early}")
+    finally:
+      progress.close()
+    if early is None:
+      check_all_done(self.global_step, start, last, self.steps.examples_per_step)
+    with stop.saving():
+      progress.summarize(self._checkpoints.last_written())
+    self.losses += losses
+    return losses.tolist()
+
+  def _open_data(
+    self, request: TrainRequest, start: int, first: int
+  ) -> tuple[TrainingSource, list[str], TrainingData | SavedPipeline]:
+    """Where the data comes from, its features, and its batches from the step `start` on."""
     source = TrainingSource(
       request.dataset_fn,
       self.vocabulary,
@@ -207,63 +299,36 @@ class Trainer(TrainableModel):
       saves_position=request.checkpoint_input_pipeline and self.checkpointer is not None,
     )
     self._checkpoints.data, self._checkpoints.pipeline = data, pipeline
-    batches = data if pipeline is None else pipeline
-    progress = TrainingProgress(
-      start,
-      last,
-      self.steps.examples_per_step * max(self.steps.sequence_length.values()),
-      report_every=self._report_every,
-      summary_dir=self.model_dir if workers.current().is_chief else None,
-      quiet=self._quiet,
-    )
-    # A flag ends the calls of one process. Workers stop at one step, and a saved position in the
-    # data is that of the step: their calls are short instead.
-    alone = workers.current().size == 1 and self._checkpoints.pipeline is None
-    # A third of the time for a call; the rest is for the checkpoint to be begun.
-    lengths = CallLengths(stop.save_within_seconds / 3)
-    most = None if alone else lambda: lengths.most
-    compiled = self.compile_steps(data.names, self._stop_flag if alone else None)
-    find = functools.partial(self._find_nonfinite, source, start)
-    self.global_step = start
-    losses = array.array("f")  # Objects of Python's would take eight times the memory.
-    prepare = functools.partial(
-      self.prepare, compiled, request.on_ready, checkpoint=self._checkpoints.newest
-    )
-    try:
-      if start > first:
-        prepare()  # Before the data, in which it may take a while to get behind what was seen.
-      for values in records.reading(batches.calls(last - start, self._steps_per_call, most)):
-        before = self.global_step
-        if before == start:
-          if start == first:
-            prepare()
-          progress.restart_clock()
-        stop.running(before, self._checkpoints.saved_step)
-        called = time.perf_counter()
-        of_call, bad = self._call(compiled, values)
-        lengths.measured(len(of_call), time.perf_counter() - called)
-        self._loss_check.take(before, of_call, bad, self._checkpoints.saved_step, find)
-        losses.extend(of_call)
-        self.global_step += len(of_call)
-        rate = self._rate.at(self.global_step - 1)
-        progress.update(self.global_step, of_call, rate, skipped=sum(n > 0 for n in bad))
-        # The first worker's measure is that of all.
-        failed = self._checkpoints.has_failed
-        asked = workers.gather(np.array([stop.requested, lengths.most, failed], np.int32))
-        lengths.most = int(asked[0, 1])
-        if asked[:, 2].any() and self.checkpointer is not None:
-          self.checkpointer.wait()  # Raises what a checkpoint in the background met.
-        # At the last step nothing is left to stop: the checkpoint that is due comes anyway.
-        if self.global_step < last and asked[:, 0].any():
-          self._save_and_stop(stop, last)
-        if self._checkpoints.is_due(before, self.global_step, last):
-          with stop.saving():
-            self.save()
-    finally:
-      progress.close()
-    check_all_done(self.global_step, start, last, self.steps.examples_per_step)
-    self.losses += losses
-    return losses.tolist()
+    return source, data.names, data if pipeline is None else pipeline
+
+  def _validate(
+    self, validator: Validator, progress: TrainingProgress, stop: StopRequests, last: int
+  ) -> str | None:
+    """Evaluates on held-out data, if that is due; returns why training ends now, if it does."""
+    if not validator.is_due(self.global_step, last):
+      return None
+
+    def goes_on() -> bool:
+      return not workers.any_worker(stop.requested)
+
+    found = validator.run(self.global_step, goes_on)
+    if found is not None:
+      line, scalars = found
+      progress.line(line)
+      progress.scalars(self.global_step, scalars)
+    progress.restart_clock()
+    return validator.reason_to_stop() if found is not None else None
+
+  def _save_what_is_due(self, stop: StopRequests, before: int, last: int) -> None:
+    """Saves after a call: what is due by the number of the step, or the best checkpoint so far."""
+    step = self.global_step
+    is_due = self._checkpoints.is_due(before, step, last)
+    if is_due or self._checkpoints.evaluations.to_keep(step):
+      with stop.saving():
+        if is_due:
+          self.save()
+        else:
+          self._checkpoints.keep_best(step)
 
   def _save_and_stop(self, stop: StopRequests, last: int) -> None:
     """Ends a training that was asked to stop."""

@@ -1,0 +1,348 @@
+"""Evaluation while a model is trained, the best checkpoint, and stopping early."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mesh_tensorflow import checkpoint, errors
+from mesh_tensorflow.transformer.training import trainer as trainer_lib
+from mesh_tensorflow.transformer.training.best_checkpoint import Evaluations, best_checkpoint
+from mesh_tensorflow.transformer.training.validation import Validation
+from tests.transformer import training_program as program
+
+ROWS = 20  # Of the held-out data: two batches and a half.
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_block():
+  with pytest.MonkeyPatch.context() as patch:
+    bindings = program.BINDINGS.replace("num_layers = 2", "num_layers = 1")
+    patch.setattr(program, "BINDINGS", bindings)
+    yield
+
+
+def held_out() -> tf.data.Dataset:
+  return program.dataset({"targets": program.LENGTH}, skip=10**6).take(ROWS)
+
+
+def validation(every: int = 2, make=held_out, **options) -> Validation:
+  return Validation(every, lambda: {"validation": make}, **options)
+
+
+def make_trainer(model_dir=None, *, how=None, **options):
+  options = {"save_checkpoints_steps": 0, "keep_checkpoint_max": 2, **options}
+  return program.make_trainer(
+    model_dir=str(model_dir) if model_dir else None, validation=how or validation(), **options
+  )
+
+
+def steps_in(folder) -> list[int]:
+  return [checkpoint.get_step_from_path(p) for p in checkpoint.all_checkpoints(str(folder))]
+
+
+def evaluations(folder) -> Evaluations:
+  return Evaluations.of_checkpoint(checkpoint.latest_checkpoint(str(folder)))
+
+
+@pytest.fixture
+def evaluated(monkeypatch):
+  """The steps and losses of evaluations in training; `losses` in it replaces those to come."""
+
+  class Seen(list):
+    losses: dict[int, float] = {}
+
+  seen = Seen()
+  real = trainer_lib.Validator.run
+
+  def run(validator, step, goes_on):
+    take = validator._evaluations.take
+
+    def taken(step, loss, min_delta):
+      loss = seen.losses.get(step, loss)
+      seen.append((step, loss))
+      return take(step, loss, min_delta)
+
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(validator._evaluations, "take", taken)
+      return real(validator, step, goes_on)
+
+  monkeypatch.setattr(trainer_lib.Validator, "run", run)
+  return seen
+
+
+# --------------------------------------------------------------------- what is evaluated
+
+
+def test_evaluates_what_evaluate_does_and_changes_nothing(evaluated):
+  """Every other step and after the last one; the training is the same as without."""
+  plain = make_trainer(how=Validation())
+  expected = plain.train(program.dataset, 5)
+  assert not evaluated
+  trainer = make_trainer()
+  losses = trainer.train(program.dataset, 5)
+  assert losses == expected
+  for name, value in program.weights(plain).items():
+    np.testing.assert_array_equal(program.weights(trainer)[name], value, err_msg=name)
+  assert [s for s, _ in evaluated] == [2, 4, 5]
+  # The same number as an evaluation by itself; of all tokens alike, in the last batch, too.
+  metrics = trainer.evaluate(held_out())
+  assert metrics["num_eval_tokens"] == ROWS * program.LENGTH
+  assert evaluated[-1][1] == metrics["loss"]
+  assert evaluated[0][1] > evaluated[-1][1]
+
+
+@pytest.mark.parametrize("mesh", [("batch:2,model:2", "placement"), ("model:2", "simd")])
+def test_on_split_weights_it_is_the_same(mesh, evaluated):
+  make_trainer().train(program.dataset, 3)
+  make_trainer(mesh=mesh[0], implementation=mesh[1]).train(program.dataset, 3)
+  (a, of_one), (b, of_several) = np.split(np.array(evaluated), 2)
+  np.testing.assert_allclose(of_several, of_one, rtol=1e-5)
+  np.testing.assert_allclose(b, a, rtol=1e-5)
+
+
+def test_one_program_and_no_second_copy_of_the_weights(evaluated):
+  trainer = make_trainer()
+  traced = []
+  real = trainer.steps.eval_step
+  trainer.steps.eval_step = lambda names: traced.append(list(names)) or real(names)
+  trainer.train(program.dataset, 6)
+  assert len(evaluated) == 3
+  assert traced == [["targets"]]
+  (key,) = trainer._programs
+  assert trainer._programs[key].experimental_get_tracing_count() == 1
+  names = [v.name for v in trainer.mesh_impl.variable_store]
+  assert len(names) == len(set(names))
+  alone = make_trainer(how=Validation())
+  alone.train(program.dataset, 1)
+  assert sorted(names) == sorted(v.name for v in alone.mesh_impl.variable_store)
+
+
+def shuffled(seed: int | None = None, buffer: int = 400) -> tf.data.Dataset:
+  return program.dataset({"targets": program.LENGTH}, skip=10**6).take(400).shuffle(buffer, seed)
+
+
+@pytest.mark.parametrize("make", [shuffled, lambda: shuffled(seed=5), lambda: shuffled(buffer=2)])
+def test_each_evaluation_sees_the_same_examples(make, evaluated):
+  """Also of data that shuffles and is cut short: weights that do not change have one loss."""
+  trainer = make_trainer(how=validation(1, make, max_batches=2), learning_rate=0.0)
+  trainer.train(program.dataset, 4)
+  assert len({loss for _, loss in evaluated}) == 1
+  assert trainer.evaluate(make(), 2)["loss"] != evaluated[0][1]  # There are others.
+
+
+def test_data_that_does_not_shuffle_is_made_once(evaluated):
+  made = []
+
+  def make() -> tf.data.Dataset:
+    made.append(None)
+    return held_out()
+
+  make_trainer(how=validation(1, make)).train(program.dataset, 4)
+  assert len(evaluated) == 4 and len(made) == 1
+
+
+def test_several_data_sets_count_by_their_tokens(capsys):
+  how = Validation(2, lambda: {"a": held_out, "b": lambda: held_out().take(3)})
+  trainer = make_trainer(how=how, quiet=False)
+  trainer.train(program.dataset, 2)
+  a, b = trainer.evaluate(held_out()), trainer.evaluate(held_out().take(3))
+  whole = (a["total_nats"] + b["total_nats"]) / (a["num_eval_tokens"] + b["num_eval_tokens"])
+  line = next(x for x in capsys.readouterr().out.splitlines() if "eval loss" in x)
+  assert f"eval loss {whole:.4f} nats" in line
+  assert f"{whole / math.log(2):.4f} bits/token" in line
+  assert f"a {a['loss']:.4f}, b {b['loss']:.4f}" in line
+  assert "(368 tokens)" in line
+
+
+def test_line_and_scalars(tmp_path, capsys):
+  trainer = make_trainer(tmp_path, quiet=False)
+  trainer.train(program.dataset, 4)
+  metrics = trainer.evaluate(held_out())
+  lines = [x for x in capsys.readouterr().out.splitlines() if "eval loss" in x]
+  assert len(lines) == 2
+  assert (
+    lines[1].split()
+    == (
+      f"step 4 eval loss {metrics['loss']:.4f} nats {metrics['bits_per_token']:.4f} bits/token "
+      f"accuracy {metrics['token_accuracy']:.4f} (320 tokens) the best so far"
+    ).split()
+  )
+  found: dict[str, dict[int, float]] = {}
+  for file in tmp_path.glob("events.out.tfevents.*"):
+    for record in tf.data.TFRecordDataset(str(file)):
+      event = tf.compat.v1.Event.FromString(record.numpy())
+      for value in event.summary.value:
+        found.setdefault(value.tag, {})[event.step] = float(tf.make_ndarray(value.tensor))
+  assert sorted(found["eval/loss"]) == [2, 4]
+  for name in ("loss", "bits_per_token", "token_accuracy"):
+    assert found[f"eval/{name}"][4] == pytest.approx(metrics[name], rel=1e-6)
+
+
+# ------------------------------------------------------------------ the best checkpoint
+
+
+def test_the_best_stays_beside_the_newest(tmp_path, evaluated):
+  evaluated.losses = {2: 3.0, 4: 1.0, 6: 2.0, 8: 2.5, 10: 2.2, 12: 0.5}
+  trainer = make_trainer(tmp_path, save_checkpoints_steps=3)
+  trainer.train(program.dataset, 11)
+  # Due were 3, 6, 9, 11, of which the newest two stay. 4 is the best; 2 was, and went with it.
+  assert steps_in(tmp_path) == [4, 9, 11]
+  assert best_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-4")
+  assert checkpoint.latest_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-11")
+  # Known by who goes on; a better one takes its place.
+  again = make_trainer(tmp_path, save_checkpoints_steps=3)
+  again.train(program.dataset, 12)
+  assert steps_in(tmp_path) == [11, 12]
+  assert best_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-12")
+
+
+def test_it_holds_the_weights_of_its_step(tmp_path, evaluated):
+  evaluated.losses = {2: 3.0, 4: 3.5}
+  make_trainer(tmp_path).train(program.dataset, 4)
+  alone = make_trainer(how=Validation())
+  alone.train(program.dataset, 2)
+  reader = tf.train.load_checkpoint(best_checkpoint(str(tmp_path)))
+  for name, value in program.weights(alone).items():
+    np.testing.assert_array_equal(reader.get_tensor(name), value, err_msg=name)
+
+
+def test_not_kept_if_nobody_wants_it(tmp_path, evaluated):
+  evaluated.losses = {2: 1.0}
+  make_trainer(tmp_path, how=validation(keep_best=False)).train(program.dataset, 5)
+  assert steps_in(tmp_path) == [5]
+  with pytest.raises(errors.ConfigError, match=r"model\.ckpt-5 knows of no best .* eval_every"):
+    best_checkpoint(str(tmp_path))
+
+
+def test_without_evaluation_it_stays_known(tmp_path, evaluated):
+  """A training that goes on without evaluating keeps what was best."""
+  evaluated.losses = {2: 1.0, 4: 2.0}
+  make_trainer(tmp_path).train(program.dataset, 4)
+  for last in (5, 6, 7):
+    make_trainer(tmp_path, how=Validation()).train(program.dataset, last)
+  assert steps_in(tmp_path) == [2, 6, 7]
+  assert best_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-2")
+
+
+def test_errors_of_best(tmp_path, evaluated):
+  with pytest.raises(errors.ConfigError, match="there is no checkpoint"):
+    best_checkpoint(str(tmp_path))
+  evaluated.losses = {2: 1.0, 4: 2.0}
+  make_trainer(tmp_path).train(program.dataset, 4)
+  for file in tmp_path.glob("model.ckpt-2.*"):
+    file.unlink()
+  with pytest.raises(errors.CheckpointError, match=r"ckpt-2, was deleted; there are model.ckpt-4"):
+    best_checkpoint(str(tmp_path))
+
+
+# --------------------------------------------------------------------- stopping early
+
+
+def test_stops_early_and_says_why(tmp_path, evaluated, capsys):
+  evaluated.losses = {2: 3.0, 4: 2.0, 6: 2.5, 8: 1.95, 10: 1.96, 12: 1.0}
+  how = validation(patience=3, min_delta=0.1)
+  trainer = make_trainer(tmp_path, how=how, quiet=False)
+  assert len(trainer.train(program.dataset, 100)) == 10
+  out = capsys.readouterr().out
+  assert (
+    "stopped early at step 10 of 100: in 3 evaluations the loss was not lower by more than 0.1 "
+    "than 2.0000 (run.early_stopping_patience)"
+  ) in out
+  # 1.95 is the best, though it was too little to go on for.
+  assert "no improvement 2 of 3" in out
+  assert steps_in(tmp_path) == [8, 10]
+  assert best_checkpoint(str(tmp_path)).endswith("-8")
+  # The same command has nothing to do; with more patience it goes on.
+  assert make_trainer(tmp_path, how=how, quiet=False).train(program.dataset, 100) == []
+  assert "training was stopped early at step 10" in capsys.readouterr().out
+  more = make_trainer(tmp_path, how=validation(patience=4, min_delta=0.1))
+  assert len(more.train(program.dataset, 13)) == 3
+  assert evaluations(tmp_path).without_improvement in (0, 1)  # At 12, and at 13 after it.
+
+
+def test_nan_is_no_improvement():
+  seen = Evaluations()
+  assert not seen.take(1, math.nan, 0.0)
+  assert (seen.best_step, seen.without_improvement) == (-1, 1)
+  assert seen.take(2, 5.0, 0.0) and not seen.take(3, math.nan, 0.0)
+  assert (seen.best_step, seen.without_improvement) == (2, 1)
+
+
+@pytest.mark.parametrize("stops_in_evaluation", [False, True])
+def test_interrupted_it_is_as_if_it_had_not_been(
+  tmp_path, evaluated, monkeypatch, stops_in_evaluation
+):
+  """Stopped while it is evaluated, or after a step: the same evaluations, best, and end."""
+  evaluated.losses = {2: 3.0, 4: 2.0, 6: 2.5, 8: 2.25, 10: 2.6}
+  how = validation(patience=3)
+  whole = make_trainer(tmp_path / "whole", how=how)
+  losses = whole.train(program.dataset, 100)
+  expected, evaluated[:] = list(evaluated), []
+
+  folder = tmp_path / "parts"
+  parts = []
+  for stop_at in (6, 8, None):
+    trainer = make_trainer(folder, how=how)
+    real_step = trainer._eval_step if stops_in_evaluation else trainer._call
+
+    def kill(*args, trainer=trainer, real=real_step, stop_at=stop_at):
+      step = trainer.global_step + (0 if stops_in_evaluation else 2)
+      if step == stop_at:
+        os.kill(os.getpid(), signal.SIGTERM)
+      return real(*args)
+
+    monkeypatch.setattr(trainer, "_eval_step" if stops_in_evaluation else "_call", kill)
+    try:
+      trainer.train(program.dataset, 100)
+    except errors.StoppedError:
+      assert trainer.global_step == stop_at
+  assert evaluated == expected
+  assert steps_in(folder) == steps_in(tmp_path / "whole") or stops_in_evaluation is False
+  assert evaluations(folder) == evaluations(tmp_path / "whole")
+  assert best_checkpoint(str(folder)).endswith("-4")
+  assert len(losses) == 10
+  del parts
+
+
+# ----------------------------------------------------------------------- what is wrong
+
+
+@pytest.mark.parametrize(
+  ("arguments", "what"),
+  [
+    ({"every": -1}, "every = -1: it must be a whole number of at least 0"),
+    ({"every": 2}, "give make_datasets"),
+    ({"patience": 3}, "early_stopping_patience is 3, but nothing is evaluated.*eval_every_steps"),
+    ({"patience": 0}, "patience = 0: it must be a whole number of at least 1, or None"),
+    ({"min_delta": -0.5}, "min_delta = -0.5: it must be a number of at least 0"),
+    ({"max_batches": 0}, "max_batches = 0"),
+  ],
+)
+def test_bad_values_are_refused(arguments, what):
+  with pytest.raises(errors.ConfigError, match=what):
+    Validation(**arguments)
+
+
+@pytest.mark.parametrize(
+  ("make", "options", "error", "what"),
+  [
+    (lambda: held_out().take(0), {}, errors.DataError, "'validation'.* has no example"),
+    (lambda: held_out().repeat(), {"max_batches": None}, errors.ConfigError, "eval_steps is None"),
+    (
+      lambda: held_out().map(lambda ex: {"targets": ex["targets"][:5]}),
+      {}, errors.DataError, r"feature 'targets' of the data has shape \(5,\)",
+    ),
+    (lambda: held_out().map(lambda ex: {"x": ex["targets"]}), {}, errors.DataError, "targets"),
+  ],
+)  # fmt: skip
+def test_bad_data_is_told_before_the_first_step(tmp_path, make, options, error, what):
+  trainer = make_trainer(tmp_path, how=validation(make=make, **options))
+  with pytest.raises(error, match=what):
+    trainer.train(program.dataset, 4)
+  assert not trainer.losses and not steps_in(tmp_path)
