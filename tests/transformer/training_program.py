@@ -14,6 +14,7 @@ from mesh_tensorflow.transformer.training.trainer import Trainer
 LAYOUT = "batch:batch,d_ff:model,heads:model,vocab:model"
 BATCH, LENGTH, VOCAB = 8, 16, 64
 
+# One block of layers: a step is traced in half the time. test_init_checkpoint.py has two.
 BINDINGS = """
   import mesh_tensorflow.transformer.transformer_layers
   transformer.LayerStack.sublayers_initial = [@transformer.sublayer_dropout]
@@ -24,7 +25,7 @@ BINDINGS = """
     @transformer.sublayer_rms_norm, @transformer.sublayer_dropout]
   transformer.make_layer_stack.layers = [
     @transformer_layers.SelfAttention, @transformer_layers.DenseReluDense]
-  transformer.make_layer_stack.num_layers = 2
+  transformer.make_layer_stack.num_layers = 1
   Unitransformer.d_model = 32
   Unitransformer.max_length = 16
   Unitransformer.vocab_divisor = 64
@@ -65,6 +66,7 @@ def make_trainer(
   batch: int = BATCH,
   seed: int = 3,
   layout: str = LAYOUT,
+  updates=None,
   **options,
 ) -> Trainer:
   """A trainer of the small model on a mesh of virtual CPU devices."""
@@ -77,7 +79,7 @@ def make_trainer(
     mesh, layout if mesh else "", implementation=implementation, seed=seed
   )
   model = utils.build_model("lm", VOCAB, VOCAB, impl.layout_rules, impl.shape)
-  steps = utils.ModelSteps(model, impl, "lm", batch, {"targets": LENGTH})
+  steps = utils.ModelSteps(model, impl, "lm", batch, {"targets": LENGTH}, updates=updates)
   return Trainer(
     steps, None, model_dir, optimizer=optimizer, learning_rate_schedule=learning_rate,
     quiet=True, **{"steps_per_call": 5, **options}

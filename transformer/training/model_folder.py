@@ -15,7 +15,7 @@ from mesh_tensorflow.errors import CheckpointError, VariableError
 from mesh_tensorflow.transformer.files.by_chief import by_chief
 from mesh_tensorflow.transformer.gin_config import model_config
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
-from mesh_tensorflow.transformer.training import init_checkpoint
+from mesh_tensorflow.transformer.training import averages, init_checkpoint
 
 
 class ModelFolder:
@@ -28,6 +28,7 @@ class ModelFolder:
     keep_checkpoint_max: number of checkpoints to keep; None: all.
     quiet: writes no lines.
     allow_config_change: see `Trainer`.
+    use_ema: see `Trainer`.
 
   Attributes:
     steps: as given.
@@ -46,6 +47,7 @@ class ModelFolder:
     keep_checkpoint_max: int | None = None,
     quiet: bool = False,
     allow_config_change: bool = False,
+    use_ema: bool = False,
   ):
     self.steps = steps
     self.vocabulary = vocabulary
@@ -58,6 +60,7 @@ class ModelFolder:
       )
     self._quiet = quiet
     self._allow_config_change = allow_config_change
+    self._use_ema = use_ema
     self._compared: set[str] = set()  # Checkpoints whose configurations were looked at.
     self._restored: str | None = None  # The checkpoint that the variables hold.
 
@@ -121,9 +124,14 @@ class ModelFolder:
     )
     self._restored = None  # A checkpoint that fails to be read may have changed some variables.
     # Without training there are no variables for the optimizer's state in the checkpoint.
-    restored = checkpointer.restore(path, ignore_unexpected=not for_training)
+    averaged = self._use_ema and not for_training
+    restored = checkpointer.restore(
+      path,
+      ignore_unexpected=not for_training,
+      name_in_checkpoint=averages.names_in(path) if averaged else None,
+    )
     self._restored = restored.path
-    self._say(f"restored {restored.path}")
+    self._say(f"restored {restored.path}{' (averages of weights)' if averaged else ''}")
     try:
       return checkpoint_lib.get_step_from_path(restored.path)
     except CheckpointError:  # It has another name.
