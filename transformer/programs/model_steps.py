@@ -10,6 +10,8 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.programs import evaluation, sampling, train_step
 from mesh_tensorflow.transformer.programs.forward import Forward
+from mesh_tensorflow.transformer.programs.reported import ReportedValues
+from mesh_tensorflow.transformer.programs.updates import Updates
 
 
 class ModelSteps(Forward):
@@ -26,6 +28,7 @@ class ModelSteps(Forward):
       function of the `mtf.Variable`.
     ensemble_inputs: the members of an ensemble that see data of their own while they train;
       None: all see the same.
+    updates: how weights are updated, whatever the optimizer; None: as `Updates()` says.
   """
 
   def __init__(
@@ -39,6 +42,7 @@ class ModelSteps(Forward):
     variable_filter: Any = None,
     *,
     ensemble_inputs: int | None = None,
+    updates: Updates | None = None,
   ):
     super().__init__(
       model,
@@ -50,6 +54,7 @@ class ModelSteps(Forward):
       ensemble_inputs,
     )
     self._variable_filter = variable_filter
+    self.updates = updates or Updates()
 
   def train_step(
     self,
@@ -58,6 +63,7 @@ class ModelSteps(Forward):
     *,
     skip_nonfinite: bool = False,
     look: Callable[[mtf.Graph], None] | None = None,
+    reported: ReportedValues | None = None,
   ) -> mtf.Function:
     """One step of training; see `train_step.train_step`."""
     return train_step.train_step(
@@ -67,11 +73,13 @@ class ModelSteps(Forward):
       is_trained=self._is_trained,
       skip_nonfinite=skip_nonfinite,
       look=look,
+      reported=reported,
+      updates=self.updates,
     )
 
   def watch_step(self, feature_names: Sequence[str]) -> tuple[list[str], mtf.Function]:
     """A training step that only looks for NaN and infinity; see `train_step.watch_step`."""
-    return train_step.watch_step(self, feature_names)
+    return train_step.watch_step(self, feature_names, self.updates)
 
   def eval_step(self, feature_names: Sequence[str]) -> mtf.Function:
     """Sums over one batch, teacher-forced; see `evaluation.eval_step`."""

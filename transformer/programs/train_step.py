@@ -8,9 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer.meshes import batching, mesh_setup
+from mesh_tensorflow.transformer.meshes import mesh_setup
+from mesh_tensorflow.transformer.models import step_sums
 from mesh_tensorflow.transformer.programs import nonfinite
 from mesh_tensorflow.transformer.programs.forward import Forward
+from mesh_tensorflow.transformer.programs.reported import ReportedValues
+from mesh_tensorflow.transformer.programs.updates import Updates
 
 
 def train_step(
@@ -21,6 +24,8 @@ def train_step(
   is_trained: Callable[[mtf.Variable], bool],
   skip_nonfinite: bool = False,
   look: Callable[[mtf.Graph], None] | None = None,
+  reported: ReportedValues | None = None,
+  updates: Updates | None = None,
 ) -> mtf.Function:
   """One step: loss, gradients, updates; microbatches included.
 
@@ -31,37 +36,51 @@ def train_step(
     is_trained: which variables are updated.
     skip_nonfinite: updates nothing if the loss or a gradient is NaN or infinite.
     look: called with the graph when it is complete, before it is lowered.
+    reported: what it returns besides.
+    updates: clipping, averages and microbatches; None: those of `Updates()`.
 
   Returns:
     An `mtf.function` of (*features, learning rate, step) that returns the loss, float32; with
-    `skip_nonfinite` a list of it and the number of elements that are not finite.
+    `skip_nonfinite` a list of it and the number of elements that are not finite. With `reported`
+    that list ends with the vector of its values, if there are any; if they have norms, the last
+    argument, a bool, asks for them.
   """
+  signature = _signature(steps, feature_names)
+  if reported is not None and reported.norms:
+    signature.append(mtf.TensorSpec([], tf.bool, "norms_wanted"))
 
-  @mtf.function(steps.mesh_impl, _signature(steps, feature_names))
+  @mtf.function(steps.mesh_impl, signature)
   def train_step(*args: mtf.Tensor) -> Any:
-    *values, learning_rate, step = args
-    graph, loss, grads = _loss_and_gradients(steps, feature_names, values, step)
+    *values, learning_rate, step = args[: len(feature_names) + 2]
+    graph, loss, grads, sums = _loss_and_gradients(steps, feature_names, values, step, updates)
     trained = [(g, v) for g, v in zip(grads, graph.trainable_variables) if is_trained(v)]
-    optimizer(learning_rate=learning_rate).apply_grads(
-      [g for g, _ in trained], [v for _, v in trained]
-    )
+    if reported is not None and reported.norms:
+      reported.before_updates(args[-1], trained)
+    (updates or Updates()).apply(optimizer(learning_rate=learning_rate), trained)
+    step_sums.update(sums)
     mesh_setup.check_tensor_names(steps.mesh_impl, graph)
     if look is not None:
       look(graph)
-    loss = mtf.cast(loss, tf.float32)
-    if not skip_nonfinite:
-      return loss
-    return [loss, nonfinite.skip_updates(graph, [loss, *[g for g, _ in trained if g is not None]])]
+    results = [mtf.cast(loss, tf.float32)]
+    if skip_nonfinite:
+      gradients = [g for g, _ in trained if g is not None]
+      results.append(nonfinite.skip_updates(graph, [*results, *gradients]))
+    if reported is not None:
+      results += reported.after_updates(graph)
+    return results if len(results) > 1 else results[0]
 
   return train_step
 
 
-def watch_step(steps: Forward, feature_names: Sequence[str]) -> tuple[list[str], mtf.Function]:
+def watch_step(
+  steps: Forward, feature_names: Sequence[str], updates: Updates | None = None
+) -> tuple[list[str], mtf.Function]:
   """A training step that updates nothing and looks for NaN and infinity.
 
   Args:
     steps: the model on its mesh.
     feature_names: as of `train_step`.
+    updates: likewise.
 
   Returns:
     A list, which the first call of the function fills with what the tensors are; and an
@@ -73,7 +92,7 @@ def watch_step(steps: Forward, feature_names: Sequence[str]) -> tuple[list[str],
   @mtf.function(steps.mesh_impl, _signature(steps, feature_names))
   def watch_step(*args: mtf.Tensor) -> Any:
     *values, _, step = args
-    graph, _, grads = _loss_and_gradients(steps, feature_names, values, step)
+    graph, _, grads, _ = _loss_and_gradients(steps, feature_names, values, step, updates)
     titles[:], counts = nonfinite.watched(graph, grads, graph.trainable_variables)
     return counts
 
@@ -91,14 +110,15 @@ def _signature(steps: Forward, feature_names: Sequence[str]) -> list[mtf.TensorS
 
 
 def _loss_and_gradients(
-  steps: Forward, feature_names: Sequence[str], values: Sequence[mtf.Tensor], step: mtf.Tensor
-) -> tuple[mtf.Graph, mtf.Tensor, Sequence[mtf.Tensor | None]]:
-  """The graph of a step, its loss, and the gradients of all trainable variables."""
-  num_microbatches = batching.serialize_num_microbatches(
-    steps.batch_dim,
-    steps.sequence_length,
-    steps.mesh_impl.shape,
-    steps.mesh_impl.layout_rules,
+  steps: Forward,
+  feature_names: Sequence[str],
+  values: Sequence[mtf.Tensor],
+  step: mtf.Tensor,
+  updates: Updates | None,
+) -> tuple[mtf.Graph, mtf.Tensor, Sequence[mtf.Tensor | None], list[step_sums.StepSum]]:
+  """The graph of a step, its loss, the gradients of all trainable variables, and other sums."""
+  num_microbatches = (updates or Updates()).num_microbatches(
+    steps.batch_dim, steps.sequence_length, steps.mesh_impl
   )
   graph = step.graph
   # Noise is a function of the step: a training that goes on draws what it would have drawn.
@@ -107,12 +127,16 @@ def _loss_and_gradients(
   features = dict(zip(feature_names, values))
 
   def losses(features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
-    return {"loss": steps.logits_and_loss(features, "train", num_microbatches)[1]}
+    loss = steps.logits_and_loss(features, "train", num_microbatches)[1]
+    sums[:] = step_sums.take(graph)
+    return {"loss": loss, **step_sums.as_outputs(sums)}
 
+  sums: list[step_sums.StepSum] = []
   if num_microbatches > 1:
     grads, outputs = mtf.serialize_training_step(
       features, losses, steps.batch_dim, num_microbatches
     )
-    return graph, outputs["loss"], grads
+    return graph, outputs["loss"], grads, step_sums.of_step(sums, outputs)
   loss = losses(features)["loss"]
-  return graph, loss, mtf.gradients([loss], [v.outputs[0] for v in graph.trainable_variables])
+  grads = mtf.gradients([loss], [v.outputs[0] for v in graph.trainable_variables])
+  return graph, loss, grads, sums

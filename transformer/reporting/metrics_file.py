@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -38,7 +39,7 @@ class MetricsFile:
       self._open = False
 
   def write(self, step: int, values: Mapping[str, Any]) -> None:
-    """Appends a report.
+    """Appends a report, with the time, in seconds since 1970.
 
     Args:
       step: of the values.
@@ -46,7 +47,8 @@ class MetricsFile:
     """
     if not self._open:
       return
-    line = json.dumps({"step": step, **{k: _plain(v) for k, v in values.items()}})
+    report = {"step": step, "time": round(time.time(), 3)}
+    line = json.dumps(report | {k: _plain(v) for k, v in values.items()})
     self._open = model_files.optional(
       self._folder, NAME, lambda: _append(self._folder, self._path, f"{line}\n")
     )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Sequence
 
 _COMMAND = "mesh-transformer"
+_CLI = "mesh_transformer_cli"
 _MODULE = "mesh_tensorflow.transformer.main"
+# Folders of the programs that `python -m` runs.
+_OURS = re.compile(r"transformer(_cli)?$")
 _STEPS = "run.train_steps"
 
 
@@ -24,23 +28,27 @@ def next_commands(argv: Sequence[str], model_dir: str, last_step: int) -> list[t
   """
   program = os.path.basename(argv[0]) if argv else ""
   if program == _COMMAND:
-    sample = f"{_COMMAND} infer --model_dir={shlex.quote(model_dir)} --prompt='...'"
-    start = _COMMAND
-  elif program == "main.py" and "transformer" in os.path.dirname(argv[0]):
-    start = f"python -m {_MODULE}"
-    sample = ""
+    command = start = _COMMAND
+  elif program in ("main.py", "__main__.py") and _OURS.search(os.path.dirname(argv[0])):
+    command, start = f"python -m {_CLI}", f"python -m {_MODULE}"
   else:
     return []
   # The last binding of a name counts; this one takes the place of what said how long to train.
-  given = " ".join(shlex.quote(a) for a in argv[1:] if not _binds(a, _STEPS))
-  sample = sample or (
-    f"{start} {given} --gin_param=\"run.mode = 'infer'\" --gin_param=\"sample.prompt = '...'\""
-  )
-  more = f'{start} {given} --gin_param="{_STEPS} = {2 * last_step}"'
-  return [("text of it", sample), ("train on", more)]
+  given = " ".join(_quoted(a) for a in argv[1:] if not _binds(a, _STEPS))
+  return [
+    ("sample", f'{command} infer --model_dir={_quoted(model_dir)} --prompt="..."'),
+    ("train on", f'{start} {given} --gin_param="{_STEPS} = {2 * last_step}"'),
+  ]
 
 
 def _binds(argument: str, name: str) -> bool:
   """Whether an argument of the command line is a binding of a name."""
   flag, _, binding = argument.partition("=")
   return flag.lstrip("-") == "gin_param" and binding.partition("=")[0].strip() == name
+
+
+def _quoted(argument: str) -> str:
+  """As a shell takes it: in double quotes if it has single ones, as bindings of texts have."""
+  if "'" in argument and not set(argument) & set('"$`\\!'):
+    return f'"{argument}"'
+  return shlex.quote(argument)

@@ -23,11 +23,13 @@ class Entry:
     name: of the operation, or its type.
     count: how often.
     seconds: the sum over all threads and devices.
+    kind: type of the operation, where `name` is not it.
   """
 
   name: str
   count: int
   seconds: float
+  kind: str = ""
 
 
 def find_profile(path: pathlib.Path) -> pathlib.Path | None:
@@ -65,7 +67,7 @@ def read(path: pathlib.Path) -> tuple[list[Entry], list[Entry]]:
     type_seconds[kind] += duration
     type_counts[kind] += counts[name, kind]
   by_type = [Entry(kind, type_counts[kind], s) for kind, s in type_seconds.items()]
-  by_name = [Entry(name, counts[name, kind], s) for (name, kind), s in seconds.items()]
+  by_name = [Entry(name, counts[name, kind], s, kind) for (name, kind), s in seconds.items()]
   return _sorted(by_name), _sorted(by_type)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
@@ -21,6 +23,10 @@ _ROWS = 10
 _FOLDER = os.path.join("plugins", "profile")
 # Reading is Python's work: a second for ten megabytes.
 _MOST_BYTES = 300_000_000
+# The loop of steps, which all operations of a step are in; and what TensorFlow puts behind a name.
+_LOOP = re.compile(r"^(Func/)?while/body/(_\d+/)?(while/)?|(/_\d+)+$")
+# They hand tensors on; how long they wait for them is no work.
+_BETWEEN = re.compile(r"_?(Host)?(Send|Recv)|LoopCond|Enter|Exit|NextIteration|Merge|Switch")
 
 
 class StepsProfile:
@@ -100,7 +106,8 @@ class StepsProfile:
       by_name, _ = profile_table.read(path)
     except profile_table.ProfileError as e:
       return f"{where} ({e})"
-    return f"{where}\n{profile_table.table('operations', by_name, step - began, _ROWS)}"
+    found = [_named(e) for e in by_name if not _BETWEEN.match(e.kind)]
+    return f"{where}\n{profile_table.table('operations', found, step - began, _ROWS)}"
 
   @contextlib.contextmanager
   def _told(self) -> Iterator[None]:
@@ -110,3 +117,8 @@ class StepsProfile:
         yield
     except Exception as e:  # noqa: BLE001 - of a profiler that runs already, a full disk, a link.
       _LOG.warning("run.profile_steps: no profile: %s", e)
+
+
+def _named(entry: profile_table.Entry) -> profile_table.Entry:
+  """An entry under the name that the operation has in a step, with its type."""
+  return dataclasses.replace(entry, name=f"{_LOOP.sub('', entry.name)} ({entry.kind})")

@@ -101,6 +101,7 @@ class TrainingProgress:
     self._profile = StepsProfile(profile_steps, summary_dir, self.line)
     self.rates = Rates(tokens_per_step)
     self.facts: dict[str, str] = {}
+    self._evaluated: dict[str, tuple[float, int]] = {}
     self._bar = tqdm.tqdm(
       total=last_step,
       initial=first_step,
@@ -153,6 +154,7 @@ class TrainingProgress:
     """
     now = time.perf_counter()
     self._profile.after_call(step)
+    profiling = time.perf_counter() - now
     found = np.asarray(losses, np.float32)
     before = step - len(found)
     numbers = np.arange(before + 1, step + 1)
@@ -172,6 +174,7 @@ class TrainingProgress:
       self._report(line, seconds, rate, extra)
       at = line
     self._window.append(found[at - before :])
+    self._window_started += profiling  # To end a profile and to read it is no step's time.
     self._step = step
     self._call_started = time.perf_counter()
 
@@ -215,7 +218,7 @@ class TrainingProgress:
     told |= self.rates.memory()
     self._events.write(step, told)
     self._events.flush()
-    self._metrics.write(step, {"time": round(time.time(), 3), "loss": loss, **told})
+    self._metrics.write(step, {"loss": loss, **told})
     if self._watch is not None:
       norm = extra.get(reported.GRADIENT_NORM)
       for text in self._watch.look(step, loss, learning_rate, norm):
@@ -239,10 +242,15 @@ class TrainingProgress:
         self._bar.write(text)
 
   def scalars(self, step: int, values: Mapping[str, float]) -> None:
-    """Writes TensorBoard scalars, and an object of the metrics."""
+    """Writes TensorBoard scalars, and an object of the metrics; of losses the summary tells."""
+    for name in [n for n in values if n.startswith("eval/") and n.endswith("loss")]:
+      best = min(self._evaluated.get(name, (math.inf, 0)), (values[name], step))
+      self._evaluated[name] = best
+      label = name.replace("/", " ")
+      self.facts[label] = f"{values[name]:.4f} at last; the best was {best[0]:.4f}, step {best[1]}"
     self._events.write(step, values)
     self._events.flush()
-    self._metrics.write(step, {"time": round(time.time(), 3), **values})
+    self._metrics.write(step, values)
 
   def summarize(self, checkpoint: str | None) -> None:
     """Writes the summary at the end of a run.
