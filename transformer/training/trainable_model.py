@@ -17,11 +17,17 @@ from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.programs import several_steps
 from mesh_tensorflow.transformer.programs.memory_check import MemoryCheck
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+from mesh_tensorflow.transformer.programs.report_steps import ReportSteps
+from mesh_tensorflow.transformer.programs.reported import ReportedValues
 from mesh_tensorflow.transformer.programs.several_steps import StopFlag
+from mesh_tensorflow.transformer.reporting import device_memory, utilization
+from mesh_tensorflow.transformer.reporting.divergence import DivergenceWatch
+from mesh_tensorflow.transformer.reporting.settings import ReportSettings
 from mesh_tensorflow.transformer.training.estimator import Estimator
 from mesh_tensorflow.transformer.training.init_checkpoint import InitialCheckpoint
 from mesh_tensorflow.transformer.training.learning_rate import LearningRate
 from mesh_tensorflow.transformer.training.loss_check import LossCheck
+from mesh_tensorflow.transformer.training.progress import TrainingProgress
 from mesh_tensorflow.transformer.training.saving import TrainingCheckpoints
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -41,6 +47,8 @@ class TrainableModel(Estimator):
     init_variable_filter: see there.
     model_info_file: see there.
     nonfinite: see there.
+    report_every: see there.
+    reports: see there.
     **options: of `Estimator`.
   """
 
@@ -57,6 +65,8 @@ class TrainableModel(Estimator):
     init_variable_filter: str,
     model_info_file: str | None,
     nonfinite: str,
+    report_every: int = 100,
+    reports: ReportSettings | None = None,
     **options: Any,
   ):
     super().__init__(steps, vocabulary, model_dir, **options)
@@ -67,6 +77,8 @@ class TrainableModel(Estimator):
       InitialCheckpoint(init_checkpoint, init_variable_filter) if init_checkpoint else None
     )
     self._model_info_file = model_info_file
+    self._report_every = report_every
+    self._reports = reports or ReportSettings()
     self._checkpoints = TrainingCheckpoints(
       self.checkpointer, self.mesh_impl.variable_store, save_checkpoints_steps
     )
@@ -76,29 +88,70 @@ class TrainableModel(Estimator):
     """How many steps were skipped because of NaN or infinity."""
     return self._loss_check.skipped_steps
 
-  def compile_steps(self, names: Sequence[str], stop: StopFlag | None = None) -> Any:
+  def compile_steps(
+    self, names: Sequence[str], stop: StopFlag | None = None, reports: ReportSteps | None = None
+  ) -> Any:
     """Several training steps as one TensorFlow function; see `several_steps.compile_steps`.
 
     Args:
       names: features of the data.
       stop: ends a call early.
+      reports: the steps that are reported; None: none is.
     """
     optimizer, skips = self._check_optimizer(), self._loss_check.skips
     self._memory = MemoryCheck(self.mesh_impl)
-    step_fn = self.steps.train_step(names, optimizer, skip_nonfinite=skips, look=self._memory.look)
+    # Norms and scalars of layers go into files: without a folder nobody would see them.
+    norms = bool(reports is not None and reports.norms_every != 0 and self.model_dir)
+    self._reported = ReportedValues(norms) if reports is not None and self.model_dir else None
+    step_fn = self.steps.train_step(
+      names, optimizer, skip_nonfinite=skips, look=self._memory.look, reported=self._reported
+    )
     step_fn.log_file = self._model_info_file
     self._step_fn = step_fn
     shapes = [self.steps.local_part(n)[1] for n in names]
-    return several_steps.compile_steps(step_fn, shapes, self._rate.of, skips, stop)
+    return several_steps.compile_steps(
+      step_fn, shapes, self._rate.of, skips, stop, reports if norms else None
+    )
 
-  def _call(self, compiled: Any, batches: Any) -> tuple[list[float], list[float]]:
-    """Does some steps: their losses, and the numbers of elements that were not finite."""
+  def _new_progress(self, start: int, last: int) -> tuple[TrainingProgress, ReportSteps]:
+    """What tells of a training from one step to another, and of which steps."""
+    settings, chief = self._reports, workers.current().is_chief
+    every = self._report_every
+    steps = ReportSteps(start, last, every, settings.norms_every, settings.profile_steps or ())
+    vocab = getattr(self.steps.model, "output_vocab_dim", None)
+    progress = TrainingProgress(
+      start,
+      last,
+      self.steps.examples_per_step * max(self.steps.sequence_length.values()),
+      summary_dir=self.model_dir if chief else None,
+      quiet=self._quiet,
+      steps=steps,
+      watch=DivergenceWatch(start, last, getattr(vocab, "size", None)) if chief else None,
+      profile_steps=settings.profile_steps,
+    )
+    return progress, steps
+
+  def _complete_rates(self, progress: TrainingProgress) -> None:
+    """Tells a progress what is known when the program is built."""
+    if progress.records and self._reports.peak_flops != 0:
+      dtype = self.steps.variable_dtype.activation_dtype
+      peak = utilization.peak_flops(self._reports.peak_flops, self.mesh_impl, dtype)
+      progress.rates.flops = utilization.step_flops(self._train_graph())
+      progress.rates.peak_flops = peak
+    if progress.records:
+      progress.rates.memory = lambda: device_memory.used_bytes(self.mesh_impl)
+
+  def _call(
+    self, compiled: Any, batches: Any
+  ) -> tuple[list[float], list[float], dict[str, np.ndarray]]:
+    """Does some steps: losses, numbers of elements that were not finite, further values by name."""
     self._restored = None
     with self.mesh_impl.errors_of_runs("train_step"):
       # Not of a Python number: TensorFlow keeps the tensors of these, for ever.
       step = tf.constant(np.array(self.global_step, np.int64))
-      losses, bad = compiled(batches, step).numpy().tolist()
-    return losses, bad
+      losses, bad, *values = compiled(batches, step).numpy()
+    names = self._reported.names if self._reported is not None else []
+    return losses.tolist(), bad.tolist(), dict(zip(names, values))
 
   def prepare(
     self,
@@ -114,6 +167,7 @@ class TrainableModel(Estimator):
       on_ready: called with the graph.
       checkpoint: of this model; None: `init_checkpoint`, or initial values.
     """
+    self._say("the training program is built and compiled, which may take a while")
     started = time.perf_counter()
     self._memory.trace(compiled.get_concrete_function, self._step_fn)
     _LOG.info("traced the training program in %.1f s", time.perf_counter() - started)
