@@ -98,10 +98,10 @@ def find(folder: str, given: str | None) -> tuple[str, list[str]]:
       f"no text is given, and in {folder} there is none: add --text=PATH, a file or folder; or "
       f"put it into {folder}: {_known()}"
     )
-  return _pattern(here, files), files
+  return _pattern(here, files, folder), files
 
 
-def _pattern(folder: str, files: list[str]) -> str:
+def _pattern(folder: str, files: list[str], shown: str) -> str:
   """One path for some files in a folder, which holds others, too."""
   if len(files) == 1:
     return files[0]
@@ -114,7 +114,7 @@ def _pattern(folder: str, files: list[str]) -> str:
   if together and all(os.path.dirname(f) == folder for f in files):
     return os.path.join(folder, f"*{suffixes.pop()}")
   names = ", ".join(os.path.relpath(f, folder) for f in files[:3])
-  raise TextError(f"in {folder} lie several texts ({names}, ...): choose by --text=PATH")
+  raise TextError(f"in {shown} lie several texts ({names}, ...): choose by --text=PATH")
 
 
 def _texts_in(folder: str, without: str | None = None) -> Iterator[str]:

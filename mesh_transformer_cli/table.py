@@ -53,7 +53,12 @@ TRAIN = Command(
     Flag(
       "--data", "Text of your own: a file, a folder, a pattern.", flags.path, "PATH", short="data"
     ),
-    Flag("--vocabulary", "bytes, characters, sentencepiece:8000 or a file.", short="vocabulary"),
+    Flag(
+      "--vocabulary",
+      "bytes, characters, sentencepiece:8000 (learned from the text), sentencepiece:FILE or "
+      "tiktoken:FILE.",
+      short="vocabulary",
+    ),
     _BATCH,
     Flag("--optimizer", "Name of an optimizer.", metavar="NAME", short="optimizer"),
     Flag(

@@ -102,9 +102,9 @@ run.eval_every_steps = {sizes.steps // 10}
 run.save_checkpoints_steps = {sizes.steps // 5}
 run.optimizer = @AdamWOptimizer
 # The rate rises over the first steps, and falls along a cosine.
-run.learning_rate_schedule = @cosine
-cosine.learning_rate = {sizes.learning_rate}
-cosine.warmup_steps = {max(sizes.steps // 20, 20)}
+run.learning_rate_schedule = @cosine_decay
+cosine_decay.peak = {sizes.learning_rate}
+cosine_decay.warmup = {max(sizes.steps // 20, 20)}
 
 # ---- One device and float32. For a mesh of four: --config=layouts/cpu_2x2.gin behind this file, or
 # mesh_shape = 'batch:2,model:2', layout_rules = 'batch:batch,d_ff:model,heads:model,vocab:model'.

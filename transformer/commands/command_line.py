@@ -109,7 +109,8 @@ def checked_model_dir(model_dir: str | None) -> str:
   if not model_dir:
     raise ConfigError(
       "no folder is given for the checkpoints: add --model_dir=DIR (or bind run.model_dir), a "
-      "folder of its own for each training; a run that finds checkpoints there goes on from the newest"
+      "folder of its own for each training; a run that finds checkpoints there goes on from the "
+      "newest"
     )
   return model_dir
 

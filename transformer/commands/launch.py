@@ -2,7 +2,8 @@
 
   python -m mesh_tensorflow.transformer.launch --workers=2 -- --model_dir=... --gin_file=...
 
-What stands after `--` goes to every worker's `mesh_tensorflow.transformer.main`. The devices of the
+What stands after `--` goes to every worker's `mesh_tensorflow.transformer.main`, or, if it begins
+with a command (train, eval, ...), to its `mesh-transformer`. The devices of the
 mesh are shared by the workers: a mesh of 4 processors and 2 workers means 2 virtual CPU devices (or
 GPUs) each. The output of worker 0 is shown as it is, that of the others with their numbers.
 """
@@ -25,6 +26,9 @@ from typing import Any
 from mesh_tensorflow import exit_codes
 from mesh_tensorflow.transformer.commands import command_line
 from mesh_tensorflow.workers import parent_watch
+
+# The program that knows commands: the front of the one that knows flags.
+_COMMANDS = "mesh_transformer_cli"
 
 # How long workers may take to notice that another one is gone, and to end.
 _GRACE_SECONDS = 60.0
@@ -238,11 +242,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     help="start all again so often when one fails, where that can help: after a lost worker or a "
     "crash, not after an error of the settings, the numbers, the disk or the data",
   )
-  parser.add_argument("trainer", nargs="*", help="arguments of every worker's trainer, after --")
+  parser.add_argument(
+    "trainer",
+    nargs="*",
+    help="flags of every worker's trainer, or a command with its flags, after --",
+  )
   args = parser.parse_args(arguments)
   if args.workers < 1:
     parser.error(f"--workers={args.workers}: at least one worker is needed")
   if args.restarts < 0:
     parser.error(f"--restarts={args.restarts} is negative")
-  command = [sys.executable, "-m", "mesh_tensorflow.transformer.main", *args.trainer]
+  is_command = bool(args.trainer) and not args.trainer[0].startswith("-")
+  program = _COMMANDS if is_command else "mesh_tensorflow.transformer.main"
+  command = [sys.executable, "-m", program, *args.trainer]
   return launch(command, args.workers, args.restarts)

@@ -20,6 +20,7 @@ import contextlib
 import copy
 import logging as python_logging
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -100,7 +101,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def write_command(model_dir: str, argv: Sequence[str]) -> None:
-  """Keeps the command line in `model_dir/command`, `command.1`, ...
+  """Keeps the command line, as a shell takes it, in `model_dir/command`, `command.1`, ...
 
   Raises:
     StorageError: the folder cannot be written to.
@@ -109,7 +110,7 @@ def write_command(model_dir: str, argv: Sequence[str]) -> None:
   while tf.io.gfile.exists(name):
     i += 1
     name = os.path.join(model_dir, f"command.{i}")
-  model_files.write(model_dir, name, " ".join(argv).encode())
+  model_files.write(model_dir, name, shlex.join(argv).encode())
 
 
 def _guarded(argv: Sequence[str], prefix: str = "") -> int:

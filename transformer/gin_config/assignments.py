@@ -28,7 +28,7 @@ from mesh_tensorflow.transformer.gin_config.settings import Settings
 _OPTIMIZERS = "mesh_tensorflow.optimize"
 _SCHEDULES = "mesh_tensorflow.transformer.learning_rate_schedules"
 _SCHEDULE = "run.learning_rate_schedule"
-_RATES = ("learning_rate", "max_learning_rate", "initial_lr")
+_RATES = ("peak", "learning_rate", "max_learning_rate", "initial_lr")
 _OWN_TEXT = "dataset.own_text"
 # Written as they are in YAML and on command lines; gin knows Python's only.
 _WORDS = {"true": "True", "yes": "True", "false": "False", "no": "False"}
@@ -193,9 +193,11 @@ def _of_module(module: str, classes: bool = False, suffix: str = "") -> dict[str
 
 
 def _chosen(word: str, what: str, known: dict[str, str]) -> str:
-  """The configurable that a word of a command line names, whatever its case."""
-  by_plain = {gin_names.plain(n): n for n in known}
-  found = by_plain.get(gin_names.plain(word))
+  """The configurable that a word names, whatever its case; or that alone begins so."""
+  plain = gin_names.plain(word)
+  same = [n for n in known if gin_names.plain(n) == plain]
+  begins = [n for n in known if gin_names.plain(n).startswith(plain)] if plain else []
+  found = same[0] if same else begins[0] if len(begins) == 1 else None
   if found is None:
     hint = gin_names.did_you_mean(word, known)
     raise ConfigError(f"there is no {what} {word!r}{hint or f'; there are {_listed(known)}'}")
@@ -287,7 +289,8 @@ SHORT: dict[str, Short] = {
   "length": Short("Tokens in a sequence, and the longest one of the model.", bindings=_length),
   "data": Short("Text of your own: a file, a folder, a pattern.", bindings=_data),
   "vocabulary": Short(
-    "`bytes`, `characters`, `sentencepiece:8000`, a file, or `@function()`.", bindings=_vocabulary
+    "`bytes`, `characters`, `sentencepiece:8000`, `tiktoken:FILE`, or `@function()`.",
+    bindings=_vocabulary,
   ),
   "batch": Short("Sequences in a batch.", ("run.batch_size",)),
   "steps": Short("Training ends at this step.", ("run.train_steps",)),
