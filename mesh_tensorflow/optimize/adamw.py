@@ -119,7 +119,7 @@ class AdamWOptimizer(Optimizer):
       `adam_updates`.
     exclude_from_weight_decay: regular expressions; a weight in whose name one of them is
       found (`re.search`) does not decay. By default biases and the scales of norms:
-      "bias$", "scale$" and "(rezero|fixup_scale)_weight$"; [] for none.
+      "bias$", "scale$", "sink_logits$" and "(rezero|fixup_scale)_weight$"; [] for none.
 
   Raises:
     ConfigError: a number is out of its range.

@@ -10,7 +10,7 @@ from mesh_tensorflow.operations.variables import Variable
 
 # Biases, the scales of norms, and single trained factors: to shrink them does not regularize a
 # product of matrices, and pulls norms away from 1.
-NOT_DECAYED = ("bias$", "scale$", "(rezero|fixup_scale)_weight$")
+NOT_DECAYED = ("bias$", "scale$", "sink_logits$", "(rezero|fixup_scale)_weight$")
 
 
 def found_in(patterns: Sequence[str], variable: Variable) -> bool:
