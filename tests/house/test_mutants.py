@@ -60,6 +60,7 @@ def choice(repository):
   return mutants.Choice(repository)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "path,inside,room,test",
   [

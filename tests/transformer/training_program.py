@@ -82,7 +82,7 @@ def make_trainer(
   steps = utils.ModelSteps(model, impl, "lm", batch, {"targets": LENGTH}, updates=updates)
   return Trainer(
     steps, None, model_dir, optimizer=optimizer, learning_rate_schedule=learning_rate,
-    quiet=True, **{"steps_per_call": 5, **options}
+    **{"quiet": True, "steps_per_call": 5, **options}
   )  # fmt: skip
 
 

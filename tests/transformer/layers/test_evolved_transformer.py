@@ -35,6 +35,7 @@ def convolutional_lm(**kwargs):
   return layer_program.make_lm([[evolved_transformer.DecoderConvolutionalLayer, options]], **kwargs)
 
 
+@pytest.mark.slow
 def test_decoding():
   targets = np.random.default_rng(0).integers(1, 11, [2, 14]).astype(np.int32)
   layer_program.check_decoding(convolutional_lm(), targets)

@@ -61,6 +61,7 @@ def values_on(impl, name):
   return lm.run(impl, program, INPUTS, TARGETS, seed=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name,kind,mesh", RUNS)
 def test_values_do_not_depend_on_the_layout(name, kind, mesh, one_device_values, cpu_devices):
   shape, layout = MESHES[mesh]

@@ -98,6 +98,7 @@ def test_dropout_depends_on_the_seed(expected):
   assert abs(other[0] - expected[0]) > 1e-4
 
 
+@pytest.mark.slow
 def test_recomputation_changes_nothing_but_the_cost(expected, cpu_devices):
   model = make_model(0.3, "LayerStack.recompute_grads = True")
   impl = mesh_impl("placement", "d_model", cpu_devices)

@@ -81,6 +81,7 @@ def damage(file: pathlib.Path, kind: str) -> str:
   return str(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flip", "cut"])
 @pytest.mark.parametrize("name", FILES)
 def test_training_goes_on_from_the_one_before(
@@ -109,6 +110,7 @@ def test_training_goes_on_from_the_one_before(
   assert checkpoint.verify(str(six / "model.ckpt-6")) == []
 
 
+@pytest.mark.slow
 def test_without_manifests_the_tensors_are_read(undisturbed, six, caplog, capsys):
   """As in a folder of an earlier version: its newest checkpoint is found to be damaged in time."""
   for manifest in six.glob("*.manifest"):
@@ -124,6 +126,7 @@ EVAL = ["run.mode = 'perplexity_eval'", "run.dataset_split = 'validation'"]
 EVAL.append("run.perplexity_eval_steps = 2")
 
 
+@pytest.mark.slow
 def test_other_modes_name_it_and_take_the_one_before(six, caplog, capsys):
   def seen_steps(step):
     caplog.clear()
@@ -151,6 +154,7 @@ def test_other_modes_name_it_and_take_the_one_before(six, caplog, capsys):
       seen_steps(step)
 
 
+@pytest.mark.slow
 def test_evaluation_of_new_checkpoints(six, caplog, capsys):
   """One that is damaged is left out, and the next good one comes."""
   data = damage(six / FILES[1], "cut")
@@ -160,6 +164,7 @@ def test_evaluation_of_new_checkpoints(six, caplog, capsys):
   assert data in caplog.text
 
 
+@pytest.mark.slow
 def test_starting_from_a_damaged_checkpoint(six, tmp_path, caplog, capsys):
   data = damage(six / FILES[1], "flip")
   with pytest.raises(checkpoint.DamagedCheckpointError, match=data):

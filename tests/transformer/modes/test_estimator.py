@@ -123,6 +123,7 @@ def test_seen_data_is_counted_from_the_given_step(tmp_path):
   assert seen == [0, 4, 2]
 
 
+@pytest.mark.slow
 def test_model_info_file(tmp_path):
   trainer = program.make_trainer("model:2", dropout=False, model_info_file=str(tmp_path / "info"))
   trainer.train(program.dataset, 1)

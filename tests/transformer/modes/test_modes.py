@@ -89,6 +89,7 @@ def scores(folder):
   return values
 
 
+@pytest.mark.slow
 @pytest.mark.subprocess
 def test_score_and_export_as_a_program(folder, scores, run_forked, run_subprocess):
   """The real binary, on a 2x2 mesh; then the SavedModel in a process without this package."""
@@ -154,6 +155,7 @@ def decoded(folder) -> list[str]:
   return (folder / "decoded-30").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_score_from_dataset_and_tfrecords(folder, scores):
   mode = ("run.mode = 'score_from_dataset'", "run.dataset_split = 'validation'")
   values, texts = run(folder, *mode)
@@ -181,6 +183,7 @@ def mean_score(targets, predictions):
   return {"mean": np.mean(predictions)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", ["{'inputs': 16, 'targets': 20}", "None"])
 def test_score_eval(folder, scores, capsys, length):
   """Without a sequence length it is that of the longest examples, and the scores are the same."""
@@ -197,6 +200,7 @@ def test_score_eval(folder, scores, capsys, length):
   assert (written / "validation_targets").read_text() == (folder / "targets.txt").read_text()
 
 
+@pytest.mark.slow
 def test_score_eval_with_a_metric_of_texts(folder, scores, caplog):
   """It cannot take scores: it is left out by name, and the mean is given."""
   results = run(
@@ -209,6 +213,7 @@ def test_score_eval_with_a_metric_of_texts(folder, scores, caplog):
   assert "metric bleu is left out" in caplog.text and "mode 'eval'" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["strings", "dataset"])
 def test_scores_without_a_file_are_shown(folder, scores, mode, capsys, tmp_path):
   if mode == "strings":
@@ -223,6 +228,7 @@ def test_scores_without_a_file_are_shown(folder, scores, mode, capsys, tmp_path)
   assert "bind save_scores" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_perplexity_eval(folder, scores):
   mode = ("run.mode = 'perplexity_eval'", "run.dataset_split = 'validation'")
   results = run(folder, *mode, "run.perplexity_eval_steps = 9", "run.eval_dir_suffix = 'x'")
@@ -235,6 +241,7 @@ def test_perplexity_eval(folder, scores):
   assert list((folder / "model" / "eval_validation_validation_36_x").glob("events*"))
 
 
+@pytest.mark.slow
 def test_decode_from_dataset(folder, tmp_path):
   """Its examples come from a data set of pairs; the language model is an untrained one."""
   model = tmp_path / "pairs.tsv"
@@ -264,6 +271,7 @@ def test_decode_from_dataset(folder, tmp_path):
   assert made == decoded(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("more", "error", "text"),
   [
@@ -294,6 +302,7 @@ def test_wrong_settings_are_one_clear_error(folder, more, error, text):
     run(folder, *(m.replace("{folder}", str(folder)) for m in more))
 
 
+@pytest.mark.slow
 def test_no_checkpoint_to_export(tmp_path, folder):
   (tmp_path / "pairs.tsv").write_text((folder / "pairs.tsv").read_text())
   with pytest.raises(errors.ConfigError, match="no checkpoint in .*; train first"):
@@ -312,6 +321,7 @@ class PythonVocabulary(ByteVocabulary):
     raise NotImplementedError
 
 
+@pytest.mark.slow
 def test_a_vocabulary_in_python_is_exported_with_ids(folder, caplog):
   gin.clear_config()
   gin_config.parse_gin([], bindings(folder))

@@ -178,6 +178,7 @@ def run_problem(problem: str, folder: pathlib.Path, *more: str):
   return utils.run(None, None, None, None, str(folder / problem))
 
 
+@pytest.mark.slow
 def test_t2t_records_and_vocabulary(tmp_path):
   subtokens = ["<pad>_", "<EOS>_", *"\\u;0123456789_abc", "a_", "bc_"]
   name = "vocab.translate_ende_wmt32k.32768.subwords"
@@ -193,6 +194,7 @@ def test_t2t_records_and_vocabulary(tmp_path):
   assert len(losses) == 2 and all(0 < loss < 10 for loss in losses)
 
 
+@pytest.mark.slow
 def test_tfds_translation_with_a_vocabulary_of_its_own(tmp_path, monkeypatch):
   pytest.importorskip("sentencepiece")
   pytest.importorskip("sacrebleu")

@@ -54,6 +54,7 @@ def trained_on_one_device(device):
   return train("all:1", "", [device], dropout_rate=0.2, z_loss=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["all:2", "all:4"])
 def test_training_with_experts_split_is_that_of_one_device(mesh, cpu_devices):
   """With random second choices and dropout, which must not depend on the layout."""

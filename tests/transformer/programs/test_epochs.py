@@ -164,6 +164,7 @@ def test_seen_examples_are_not_read_one_by_one(steps, tmp_path):
     assert len(read) <= most + ahead, told
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_million_steps(tmp_path):
   """It knows what an epoch has: of the data less than one is read before the first new step."""
   read = []

@@ -45,6 +45,7 @@ def greedy(language_model):
   return exported(language_model)
 
 
+@pytest.mark.slow
 def test_a_language_model_continues_as_infer_does(language_model, greedy):
   """With the lengths of the problem's file, and without its text."""
   lines = small_lm.infer(language_model, PROMPTS, "sample.temperature = 0.0", step=60)
@@ -54,6 +55,7 @@ def test_a_language_model_continues_as_infer_does(language_model, greedy):
   assert [line.startswith(p.rstrip()) for line, p in zip(lines, PROMPTS)] == [True] * len(PROMPTS)
 
 
+@pytest.mark.slow
 def test_it_chooses_among_the_tokens_that_infer_chooses_among(language_model):
   # Of 1 token each draw is the likeliest one; what else they draw, a server need not repeat.
   how = [f"Unitransformer.sample_autoregressive.{b}" for b in
@@ -62,6 +64,7 @@ def test_it_chooses_among_the_tokens_that_infer_chooses_among(language_model):
   assert served(exported(language_model, *how), PROMPTS) == lines
 
 
+@pytest.mark.slow
 def test_a_prompt_without_room_is_refused_by_both(language_model, greedy):
   with pytest.raises(errors.DataError, match="has 24 ids, .*sequences of 24; shorten it\n"):
     small_lm.infer(language_model, ["T" * 24], step=60)
@@ -88,6 +91,7 @@ def _estimator(folder):
   )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_scores_of_a_language_model_have_no_end_of_sequence(language_model):
   texts = ["To be", "or not to be ", "x"]
   path = small_lm.run(
@@ -133,6 +137,7 @@ def translator(tmp_path_factory):
   gin.clear_config()
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_says_what_infer_says(translator):
   """Inputs of all lengths: too long ones are cut, and end as shorter ones do."""
   texts = [

@@ -36,7 +36,8 @@ def train(monkeypatch, available, mesh="batch:2", **bindings):
   return trainer, lambda: trainer.train(program.dataset, 1)
 
 
-@pytest.mark.parametrize("part", [0.05, 0.3, 0.45])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [0.05, pytest.param(0.3, marks=pytest.mark.long), 0.45])
 def test_what_does_not_fit_is_refused_before_it_is_allocated(part, plan, monkeypatch):
   """Both processors are on this machine: they need four times what one does."""
   trainer, run = train(monkeypatch, part * 2 * plan.total)
@@ -49,11 +50,13 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated(part, plan, monkeyp
   assert not list(trainer.mesh_impl.variable_store)
 
 
+@pytest.mark.slow
 def test_what_may_not_fit_is_warned_of(plan, monkeypatch, caplog):
   assert len(train(monkeypatch, 1.1 * 2 * plan.total)[1]()) == 1
   assert "needs about" in caplog.text and "exit code 137" in caplog.text
 
 
+@pytest.mark.slow
 def test_what_fits_is_not_planned_and_not_counted_twice(plan, monkeypatch, caplog):
   monkeypatch.setattr(mtf, "describe", None)
   trainer, run = train(monkeypatch, 100 * 2 * plan.total)

@@ -17,14 +17,7 @@ from tests.transformer import training_program as program
 BAD_STEP = 7
 
 
-@pytest.fixture(autouse=True)
-def one_layer(monkeypatch):
-  monkeypatch.setattr(
-    program, "BINDINGS", program.BINDINGS.replace("num_layers = 2", "num_layers = 1")
-  )
-
-
-@pytest.fixture(params=["loss", "gradient"])
+@pytest.fixture
 def bad_step(request, monkeypatch):
   """In step BAD_STEP (from 0) the loss is NaN; or the gradients are, and the loss is not."""
   whole = ModelSteps.logits_and_loss
@@ -45,6 +38,7 @@ def nan_weights(step):
   return tf.where(tf.equal(step, float(BAD_STEP)), math.nan, 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("mesh", "implementation"), [("", "placement"), ("batch:2,model:2", "simd")]
 )
@@ -62,6 +56,8 @@ def test_the_error_names_step_and_tensor(mesh, implementation, tmp_path, cpu_dev
   assert "nothing was saved after step 5" in text
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("bad_step", ["loss", "gradient"], indirect=True)
 def test_a_bad_gradient_is_named(bad_step, cpu_devices):
   with pytest.raises(errors.NonFiniteError) as e:
     program.make_trainer().train(program.dataset, 100)
@@ -72,12 +68,14 @@ def test_a_bad_gradient_is_named(bad_step, cpu_devices):
   assert "variable" not in text and "nothing was saved after step 0" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  ("mesh", "implementation", "optimizer"),
+  ("bad_step", "mesh", "implementation", "optimizer"),
   [
-    ("", "placement", mtf.optimize.AdamWeightDecayOptimizer),
-    ("batch:2,model:2", "simd", mtf.optimize.AdafactorOptimizer),
+    ("loss", "", "placement", mtf.optimize.AdamWeightDecayOptimizer),
+    ("gradient", "batch:2,model:2", "simd", mtf.optimize.AdafactorOptimizer),
   ],
+  indirect=["bad_step"],
 )
 def test_skipped_steps_change_nothing(bad_step, mesh, implementation, optimizer, cpu_devices):
   def train(steps, **options):
@@ -98,6 +96,7 @@ def test_skipped_steps_change_nothing(bad_step, mesh, implementation, optimizer,
   assert any((value != expected[n]).any() for n, value in program.weights(skipping).items())
 
 
+@pytest.mark.slow
 def test_a_training_whose_steps_are_all_skipped_stops(monkeypatch, cpu_devices):
   monkeypatch.setattr(nonfinite, "MAX_SKIPPED_IN_A_ROW", 6)
   trainer = program.make_trainer(learning_rate=nan_weights, nonfinite="skip")

@@ -16,6 +16,12 @@ from mesh_tensorflow.transformer.training import init_checkpoint
 from tests.transformer import training_program as program
 
 
+@pytest.fixture(autouse=True)
+def two_blocks(monkeypatch):
+  bindings = program.BINDINGS.replace("num_layers = 1", "num_layers = 2")
+  monkeypatch.setattr(program, "BINDINGS", bindings)
+
+
 def write_checkpoint(path: str, names) -> str:
   values = [tf.constant(float(i)) for i in range(len(names))]
   tf.raw_ops.SaveV2(

@@ -99,6 +99,7 @@ def trained(tmp_path_factory):
   gin.clear_config()
 
 
+@pytest.mark.slow
 def test_the_task_is_learned(trained):
   trainer, losses, _ = trained
   assert np.mean(losses[-20:]) < 0.05 * losses[0]
@@ -113,6 +114,7 @@ def test_the_task_is_learned(trained):
       assert output[: len(wanted)] == wanted
 
 
+@pytest.mark.slow
 def test_inference_without_training(trained):
   trainer, _, folder = trained
   other = make_trainer("batch:2,model:2", "simd", model_dir=folder)
@@ -131,6 +133,7 @@ def one_device_losses():
     gin.clear_config()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "kind,mesh", [("placement", "batch:2,model:2"), ("simd", "batch:2,model:4")]
 )
@@ -139,6 +142,7 @@ def test_losses_do_not_depend_on_the_mesh(kind, mesh, one_device_losses):
   np.testing.assert_allclose(losses, one_device_losses, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_microbatches_and_packed_features_give_the_same_losses():
   whole = make_trainer().train(pairs, 5)
   cut = make_trainer(microbatch=2 * LENGTHS["targets"]).train(pairs, 5)
@@ -146,6 +150,7 @@ def test_microbatches_and_packed_features_give_the_same_losses():
   np.testing.assert_allclose(make_trainer().train(packed, 5), whole, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_student_learns_from_its_teacher_alone(trained):
   """The hard loss plays no part; the teacher comes from a checkpoint, and does not change."""
   teacher, _, folder = trained

@@ -21,22 +21,13 @@ STEPS = 50
 RATE = 1e-3
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_block():
-  """A model of one block of layers; test_init_checkpoint.py trains one of two."""
-  with pytest.MonkeyPatch.context() as patch:
-    bindings = program.BINDINGS.replace("num_layers = 2", "num_layers = 1")
-    patch.setattr(program, "BINDINGS", bindings)
-    yield
-
-
 @pytest.fixture(scope="module")
-def one_device_losses(one_block) -> list[float]:
+def one_device_losses() -> list[float]:
   return program.make_trainer(learning_rate=RATE).train(program.dataset, STEPS)
 
 
 @pytest.fixture(scope="module")
-def trained_2x2(one_block, tmp_path_factory) -> str:
+def trained_2x2(tmp_path_factory) -> str:
   """The folder of a model that a mesh of 2x2 has trained for 5 steps."""
   folder = str(tmp_path_factory.mktemp("2x2") / "model")
   trainer = program.make_trainer("batch:2,model:2", model_dir=folder, learning_rate=RATE)
@@ -44,6 +35,7 @@ def trained_2x2(one_block, tmp_path_factory) -> str:
   return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("mesh", "implementation"), [("batch:2,model:2", "placement"), ("batch:2,model:4", "simd")]
 )
@@ -56,11 +48,12 @@ def test_loss_curve_does_not_depend_on_the_mesh(mesh, implementation, one_device
   np.testing.assert_allclose(losses, one_device_losses, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("mesh", "layout"),
   [
-    ("all:4", "d_ff:all"),
-    ("all:4", "vocab:all"),
+    ("all:2", "d_ff:all"),
+    ("all:2", "vocab:all"),
     ("data:2,all:2", "batch:data,d_ff:all"),
     ("data:2,all:2", "heads:data,vocab:all"),
   ],
@@ -81,6 +74,7 @@ def test_attention_on_axes_that_nothing_else_uses(mesh, layout, one_device_losse
   np.testing.assert_allclose(losses, one_device_losses[:5], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_dropout_is_on_and_seeded(one_device_losses):
   again = program.make_trainer(learning_rate=RATE).train(program.dataset, 5)
   assert again == one_device_losses[:5]
@@ -90,10 +84,12 @@ def test_dropout_is_on_and_seeded(one_device_losses):
   assert other_seed != again
 
 
-@pytest.mark.parametrize("implementation", ["placement", "simd"])
-def test_resumed_training_equals_uninterrupted_training(tmp_path, implementation):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("mesh", "implementation"), [("model:2", "placement"), ("batch:2,model:2", "simd")]
+)
+def test_resumed_training_equals_uninterrupted_training(tmp_path, mesh, implementation):
   """Stopped after 10 of 20 steps and resumed by a new trainer: the same losses and weights."""
-  mesh = "batch:2,model:2"
   straight = program.make_trainer(mesh, implementation, str(tmp_path / "a"))
   losses = straight.train(program.dataset, 20)
   first = program.make_trainer(mesh, implementation, str(tmp_path / "b"))
@@ -105,18 +101,25 @@ def test_resumed_training_equals_uninterrupted_training(tmp_path, implementation
     np.testing.assert_array_equal(program.weights(second)[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("mesh", ["", "batch:4", "batch:2,model:4"])
-def test_checkpoint_of_2x2_goes_on_with_any_mesh(tmp_path, mesh, trained_2x2, one_device_losses):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("mesh", "implementation"),
+  [("", "placement"), ("batch:2", "placement"), ("batch:2,model:4", "simd")],
+)
+def test_checkpoint_of_2x2_goes_on_with_any_mesh(
+  tmp_path, mesh, implementation, trained_2x2, one_device_losses
+):
   folder = shutil.copytree(trained_2x2, str(tmp_path / "model"))
   path = checkpoint.latest_checkpoint(folder)
   whole = tf.train.load_checkpoint(path)
   assert whole.get_tensor("transformer/embedding").shape == (64, 32)
   assert whole.get_tensor("global_step") == 5
-  trainer = program.make_trainer(mesh, model_dir=folder, learning_rate=RATE)
+  trainer = program.make_trainer(mesh, implementation, folder, learning_rate=RATE)
   resumed = trainer.train(program.dataset, 10)
   np.testing.assert_allclose(resumed, one_device_losses[5:10], rtol=2e-4)
 
 
+@pytest.mark.slow
 def test_microbatches_give_the_loss_of_the_whole_batch():
   whole = program.make_trainer(dropout=False).train(program.dataset, 5)
   cut = program.make_trainer(dropout=False, microbatch_tokens=2 * program.LENGTH)
@@ -138,12 +141,14 @@ def test_optimizers_lower_the_loss(optimizer):
   assert losses[-1] < losses[0] - 0.1
 
 
+@pytest.mark.slow
 def test_several_steps_per_call_are_the_same_as_one():
   one = program.make_trainer(steps_per_call=1).train(program.dataset, 6)
   three = program.make_trainer(steps_per_call=3).train(program.dataset, 6)
   assert one == three
 
 
+@pytest.mark.slow
 def test_learning_rate_schedule_is_evaluated_in_each_step(tmp_path):
   """With a rate of 0 after step 5 nothing changes any more."""
   schedule = lambda step: tf.where(step < 5.0, 1e-2, 0.0)  # noqa: E731
@@ -155,6 +160,7 @@ def test_learning_rate_schedule_is_evaluated_in_each_step(tmp_path):
   np.testing.assert_array_equal(program.weights(resumed)["transformer/embedding"], before)
 
 
+@pytest.mark.slow
 def test_nan_loss_stops_and_keeps_what_was_saved(tmp_path):
   schedule = lambda step: tf.where(step < 9.0, 1e-3, math.nan)  # noqa: E731
   trainer = program.make_trainer(
@@ -174,6 +180,7 @@ def test_empty_data_is_an_error():
     program.make_trainer().train(empty, 10)
 
 
+@pytest.mark.slow
 def test_data_that_ends_is_repeated():
   """As if its function had made it endless."""
 
@@ -201,6 +208,7 @@ def test_data_of_the_wrong_shape_or_features_are_errors():
     program.make_trainer().train(pairs, 10)
 
 
+@pytest.mark.slow
 def test_checkpoint_of_another_model_names_every_difference(tmp_path):
   folder = str(tmp_path)
   program.make_trainer(model_dir=folder).train(program.dataset, 5)
@@ -226,8 +234,9 @@ def test_evaluation_sums_over_all_tokens():
   assert after["neg_log_perplexity"] == -after["loss"]
 
 
+@pytest.mark.slow
 def test_samples_continue_the_prompts():
-  trainer = program.make_trainer("batch:2,model:2", dropout=False, learning_rate=1e-2)
+  trainer = program.make_trainer("model:2", dropout=False, learning_rate=1e-2)
   trainer.train(program.dataset, 40)
   rows = trainer.sample([[3, 4, 5], [10, 12]], program.LENGTH, batch_size=2)
   assert [r[:2] for r in rows] == [[3, 4], [10, 12]]
@@ -236,6 +245,7 @@ def test_samples_continue_the_prompts():
     trainer.sample([list(range(1, 17))], program.LENGTH)
 
 
+@pytest.mark.slow
 def test_inputs_and_targets_are_joined_for_a_delimited_lm():
   """model_type "delimited_lm": rows of 8 inputs and 8 targets train as one sequence of 16."""
 
@@ -244,7 +254,7 @@ def test_inputs_and_targets_are_joined_for_a_delimited_lm():
     rows = program.dataset({"targets": program.LENGTH})
     return rows.map(lambda e: {"inputs": e["targets"][:half], "targets": e["targets"][half:]})
 
-  trainer = program.make_trainer("batch:2,model:2", dropout=False, learning_rate=5e-3)
+  trainer = program.make_trainer("batch:2", dropout=False, learning_rate=5e-3)
   trainer.steps.model_type = "delimited_lm"
   trainer.steps.sequence_length = {"inputs": 8, "targets": 8}
   losses = trainer.train(pairs, 25)
@@ -253,6 +263,7 @@ def test_inputs_and_targets_are_joined_for_a_delimited_lm():
   assert losses == pytest.approx(whole, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_gin_reaches_the_checkpoints_of_a_training(tmp_path, monkeypatch, cpu_devices):
   """Of checkpoints an hour apart every other one is kept, and the newest."""
   now = [1e9]
