@@ -23,6 +23,7 @@ from mesh_tensorflow.transformer.data.eval_datasets import (
 )
 from mesh_tensorflow.transformer.data.own_pairs import own_pairs
 from mesh_tensorflow.transformer.data.own_text import own_text
+from mesh_tensorflow.transformer.data.own_tokens import own_tokens
 from mesh_tensorflow.transformer.data.packing import (
   ensure_dataset_eos,
   pack_dataset,
@@ -47,6 +48,7 @@ from mesh_tensorflow.transformer.data.tfrecords import (
   pretokenized_t2t_dataset,
   pretokenized_tfrecord_dataset,
 )
+from mesh_tensorflow.transformer.data.tokenizing import tokenize
 
 __all__ = [
   "EvalDataset",
@@ -56,6 +58,7 @@ __all__ = [
   "make_text_line_dataset",
   "own_pairs",
   "own_text",
+  "own_tokens",
   "pack_dataset",
   "pack_or_pad",
   "packed_parallel_tsv_dataset",
@@ -72,6 +75,7 @@ __all__ = [
   "text_lm_eval_datasets",
   "tfds_eval_datasets",
   "tfds_sentences",
+  "tokenize",
   "trim_and_pad_dataset",
   "untokenized_tfds_dataset",
 ]

@@ -3,6 +3,7 @@
     encoding, packing, text_io, text2self   what readers have in common
     text_lines, text_lm, parallel_text, parallel_tsv, tfrecords, tfds_readers   readers
     own_text, own_pairs   text, JSON lines, tables, Parquet: documents, divided by hash
+    tokenizing, own_tokens   documents encoded once, into files that are mapped into memory
     own_documents, token_rows   what these have in common
     stdlib_text          files that every machine has
     eval_datasets, bleu   what is evaluated on, and a metric
@@ -21,6 +22,7 @@ from mesh_tensorflow.transformer.data import (
   eval_datasets,
   own_pairs,
   own_text,
+  own_tokens,
   parallel_text,
   parallel_tsv,
   stdlib_text,

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gin
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data import encoding as encoding_lib
 from mesh_tensorflow.transformer.data import own_documents, text_lm_rows, token_rows
 from mesh_tensorflow.transformer.data.packing import Length
@@ -111,7 +111,7 @@ def own_text(
       encode the text.
   """
   del batch_size
-  cut = token_rows.Cut(length_of(sequence_length), mode, order, context_tokens, seed)
+  cut = token_rows.Cut(token_rows.length_of(sequence_length), mode, order, context_tokens, seed)
   source = own_documents.source(
     "own_text", path, validation_path, validation_fraction,
     format=format, document=document, separator=separator, header=header, quotes=quotes,
@@ -141,19 +141,6 @@ def own_text(
     skip=skip,
     rows=batch_rows or input_shards.current().rows(),
   )
-
-
-def length_of(sequence_length: Length) -> int:
-  """The length of targets.
-
-  Raises:
-    ConfigError: there is none.
-  """
-  if not isinstance(sequence_length, Mapping):
-    return int(sequence_length)
-  if "targets" not in sequence_length:
-    raise ConfigError(f"sequence_length {sequence_length} has no 'targets'")
-  return int(sequence_length["targets"])
 
 
 def _encoded(

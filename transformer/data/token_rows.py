@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data import packing
+from mesh_tensorflow.transformer.data.packing import Length
 from mesh_tensorflow.transformer.files.input_shards import BatchRows
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
@@ -71,6 +72,19 @@ class Cut:
         f"context_tokens (={self.context}) must be at least 0 and less than sequence_length "
         f"(={self.length})"
       )
+
+
+def length_of(sequence_length: Length) -> int:
+  """The length of targets.
+
+  Raises:
+    ConfigError: there is none.
+  """
+  if not isinstance(sequence_length, Mapping):
+    return int(sequence_length)
+  if "targets" not in sequence_length:
+    raise ConfigError(f"sequence_length {sequence_length} has no 'targets'")
+  return int(sequence_length["targets"])
 
 
 def dataset(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer.files import compressed, documents, text_files
+from mesh_tensorflow.transformer.files import compressed, documents, text_files, token_folder
 from mesh_tensorflow.transformer.files.documents import Field, Form
 
 # What a file is by its suffix, if nothing else is said. In a folder, these are the files taken.
@@ -180,6 +180,8 @@ def _in_folder(folder: str, format: str) -> list[str]:
   for at, below, names in tf.io.gfile.walk(folder):
     # In place: what is taken out is not gone through.
     below[:] = sorted(b for b in below if not b.startswith("."))
+    if token_folder.METADATA in names:
+      below[:] = names[:] = []  # Tokens that were made of text, perhaps of this.
     for name in names:
       if name.startswith("."):
         continue

@@ -33,8 +33,8 @@ class TokenFolder:
   Attributes:
     path: of the folder.
     dtype: "uint16" or "uint32".
-    vocabulary: a dict of `class`, `size` and `digest`, as `kept.describe` has them, and `name`:
-      that for `named_vocabulary`; "" if it has none.
+    vocabulary: a dict of `class`, `size` and `digest`, as `kept.describe` has them; and `kept`:
+      what it can be had from: "bytes", "file" (in the folder) or "" (nothing).
     tokens: from split to the number of its tokens.
     documents: from split to the number of its documents.
     made_from: what the tokens were made from: settings and files.

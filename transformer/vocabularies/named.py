@@ -210,7 +210,7 @@ def _of_token_folder(path: str) -> Vocabulary:
   found: dict[str, Any] = {}
   if token_folder.is_token_folder(path):
     found = token_folder.read(path).vocabulary
-    if found["name"] == "bytes":
+    if found["kept"] == "bytes":
       return ByteVocabulary()
   made: Vocabulary = kept(
     "tokens",
@@ -233,17 +233,17 @@ def load_beside(tokens: token_folder.TokenFolder) -> Vocabulary:
   """The vocabulary of a folder of tokens.
 
   Raises:
-    ConfigError: it has no name, so it is not in the folder.
+    ConfigError: it is not in the folder.
     DataError: it is missing, or not what the tokens were made with.
   """
-  name, kind, size = (tokens.vocabulary[k] for k in ("name", "class", "size"))
-  if not name:
+  how, kind, size = (tokens.vocabulary[k] for k in ("kept", "class", "size"))
+  if how == "bytes":
+    return ByteVocabulary()
+  if not how:
     raise ConfigError(
-      f"{tokens.path} was made with a vocabulary that has no name ({kind} of {size} ids): bind "
+      f"{tokens.path} was made with a vocabulary that has no file ({kind} of {size} ids): bind "
       "run.vocabulary to it as you did then"
     )
-  if name == "bytes":
-    return ByteVocabulary()
   file = os.path.join(tokens.path, token_folder.VOCABULARY)
   vocabulary: Vocabulary = load_any(file)
   if describe(vocabulary)["digest"] != tokens.vocabulary["digest"]:
@@ -251,7 +251,27 @@ def load_beside(tokens: token_folder.TokenFolder) -> Vocabulary:
   return vocabulary
 
 
-def save_beside(vocabulary: Any, name: str, path: str) -> None:
-  """Writes a vocabulary of a name into a folder of tokens, if it needs a file."""
-  if name and name != "bytes":
-    vocabulary.save(os.path.join(path, token_folder.VOCABULARY))
+def save_beside(vocabulary: Any, path: str) -> dict[str, Any]:
+  """Writes a vocabulary into a folder of tokens, if it has a file.
+
+  Args:
+    vocabulary: any.
+    path: of the folder.
+
+  Returns:
+    What a `TokenFolder` says of it.
+
+  Raises:
+    StorageError: it cannot be written.
+  """
+  described = describe(vocabulary)
+  if described == describe(ByteVocabulary()):
+    return {**described, "kept": "bytes"}
+  if isinstance(vocabulary, (CharacterVocabulary, SentencePieceVocabulary, TiktokenVocabulary)):
+    file = os.path.join(path, token_folder.VOCABULARY)
+    vocabulary.save(file)
+    # Ids behind the pieces, for one, are not in the file.
+    if describe(load_any(file)) == described:
+      return {**described, "kept": "file"}
+    os.remove(file)
+  return {**described, "kept": ""}

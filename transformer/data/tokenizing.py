@@ -1,0 +1,246 @@
+"""Encodes own files once, into a folder of tokens, which `own_tokens` reads.
+
+Each input file becomes a part of its own, by one of several processes. What is interrupted goes on
+with the files that are missing; only at the end the parts are joined, and the metadata is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from mesh_tensorflow.checkpoint import folder
+from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.transformer.data import encoding as encoding_lib
+from mesh_tensorflow.transformer.data import own_documents, token_parts
+from mesh_tensorflow.transformer.files import model_files, text_files, token_folder
+from mesh_tensorflow.transformer.files.documents import Field
+from mesh_tensorflow.transformer.files.own_files import OwnFiles
+from mesh_tensorflow.transformer.files.token_folder import SPLITS, TokenFolder
+from mesh_tensorflow.transformer.vocabularies import kept, named
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+_PARTS = ".parts"
+# So many tokens show whether the vocabulary knows the text.
+_SAMPLE = 1_000_000
+
+
+def tokenize(
+  path: str | Sequence[str],
+  output_dir: str,
+  vocabulary: Any,
+  *,
+  validation_fraction: float = own_documents.FRACTION,
+  format: str = "auto",
+  document: str = "auto",
+  separator: str | None = None,
+  field: Field | None = None,
+  header: bool | None = None,
+  quotes: bool | None = None,
+  encoding: str = text_files.AS_BOUND,
+  processes: int | None = None,
+  progress: bool = True,
+) -> TokenFolder:
+  """Encodes the documents of files, for `own_tokens`; each ends with an EOS.
+
+  Called again after an interruption, it goes on; when all is done, it does nothing.
+
+  Args:
+    path: see `own_text`.
+    output_dir: the folder of tokens; it is made.
+    vocabulary: a `Vocabulary`, or the name of one, which is made of the training documents if it
+      is made of texts; see `named_vocabulary`. It is kept in the folder.
+    validation_fraction: see `own_text`, as for the next seven.
+    format: see there.
+    document: see there.
+    separator: see there.
+    field: see there.
+    header: see there.
+    quotes: see there.
+    encoding: see there.
+    processes: how many encode; None: one for each processor, at most one for each file.
+    progress: whether a terminal shows a bar.
+
+  Returns:
+    What is in the folder.
+
+  Raises:
+    ConfigError: a setting is wrong, or the folder holds something else.
+    DataError: see `own_text`.
+    StorageError: the folder cannot be written.
+  """
+  source = own_documents.source(
+    "tokenize", path, None, validation_fraction,
+    format=format, document=document, separator=separator, header=header, quotes=quotes,
+    fields=() if field is None else (field,), encoding=encoding,
+  )  # fmt: skip
+  output_dir = _local(output_dir)
+  if processes is not None and processes < 1:
+    raise ConfigError(f"processes (={processes}) must be at least 1")
+  made_from = _made_from(source.files, validation_fraction, vocabulary)
+  if token_folder.is_token_folder(output_dir):
+    return _there(output_dir, made_from)
+  with model_files.errors_of_writing(output_dir, "tokens", "folder"):
+    parts = _parts_folder(output_dir, made_from)
+    described, made = _vocabulary(vocabulary, source, parts)
+    job = token_parts.Job(source.files, validation_fraction, made, parts)
+    token_parts.make_parts(job, processes, progress)
+    tokens = _join(job, output_dir, described, made_from)
+    if not tokens.tokens["train"]:
+      raise DataError(source.nothing("train"))
+    sample = np.asarray(np.memmap(_path(output_dir, "train"), tokens.dtype, "r")[:_SAMPLE])
+    encoding_lib.check_known(sample, made, source.name)
+    file = os.path.join(output_dir, token_folder.METADATA)
+    folder.write(output_dir, file, tokens.to_json())
+    shutil.rmtree(os.path.join(output_dir, _PARTS))
+  return tokens
+
+
+def summary(tokens: TokenFolder) -> str:
+  """What is in a folder of tokens, and what to bind for training, in a few lines."""
+  counts = [
+    f"{tokens.tokens[s]:,} tokens of {tokens.documents[s]:,} documents {what}"
+    for s, what in (("train", "to train on"), ("validation", "held out"))
+  ]
+  kind, size = tokens.vocabulary["class"], tokens.vocabulary["size"]
+  lines = [f"{tokens.path}: {', '.join(counts)}; {kind} of {size:,} ids"]
+  lines += [
+    "  run.train_dataset_fn = @dataset.own_tokens",
+    f"  own_tokens.path = {tokens.path!r}",
+  ]
+  if tokens.vocabulary["kept"]:
+    lines.append(f"  run.vocabulary = 'tokens:{tokens.path}'")
+  return "\n".join(lines)
+
+
+# ------------------------------------------------------------------ what is there already
+
+
+def _local(path: str) -> str:
+  if "://" in os.fspath(path):
+    raise ConfigError(f"{path} is not on this machine: tokens are mapped into memory from a disk")
+  return os.path.expanduser(os.fspath(path))
+
+
+def _made_from(files: OwnFiles, fraction: float, vocabulary: Any) -> dict[str, Any]:
+  """What decides the tokens, of JSON's kinds."""
+  stats = [os.stat(p) for p in files.paths if "://" not in p]
+  if len(stats) < len(files.paths):
+    raise ConfigError("tokenize reads files of this machine: copy them here")
+  name = vocabulary if isinstance(vocabulary, str) else kept.describe(vocabulary)
+  made_from = {
+    "files": [[p, s.st_size, s.st_mtime_ns] for p, s in zip(files.paths, stats)],
+    "forms": [dataclasses.asdict(f) for f in files.forms],
+    "validation_fraction": fraction,
+    "vocabulary": name,
+  }
+  # As it comes back from a file: tuples are lists there.
+  found: dict[str, Any] = json.loads(json.dumps(made_from))
+  return found
+
+
+def _there(output_dir: str, made_from: dict[str, Any]) -> TokenFolder:
+  """The tokens that are in a folder, if they are those that are wanted."""
+  tokens = token_folder.read(output_dir)
+  different = [k for k, v in made_from.items() if tokens.made_from.get(k) != v]
+  if different:
+    raise ConfigError(
+      f"{output_dir} has tokens that were made from other {', '.join(different)}: give another "
+      "folder, or remove this one"
+    )
+  return tokens
+
+
+def _parts_folder(output_dir: str, made_from: dict[str, Any]) -> str:
+  """The folder for the parts, those that are there included; parts of other tokens are removed."""
+  parts = os.path.join(output_dir, _PARTS)
+  foreign = [_path(output_dir, s) for s in SPLITS if os.path.exists(_path(output_dir, s))]
+  if foreign and not os.path.isdir(parts):
+    raise ConfigError(f"{foreign[0]} is there, and not of this program: give another folder")
+  own = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
+  os.makedirs(parts, exist_ok=True)
+  for name in os.listdir(parts):
+    if name != own:
+      _LOG.info("%s: what was made for other files or settings is removed", output_dir)
+      shutil.rmtree(os.path.join(parts, name))
+  path = os.path.join(parts, own)
+  os.makedirs(path, exist_ok=True)
+  return path
+
+
+def _vocabulary(
+  vocabulary: Any, source: own_documents.Source, parts: str
+) -> tuple[dict[str, Any], Any]:
+  """What is said of the vocabulary, and itself; read, if it was made before an interruption."""
+  note = os.path.join(parts, "vocabulary.json")
+  if os.path.exists(note):
+    with open(note, "rb") as f:
+      described = json.loads(f.read())
+    if described["kept"] == "file":
+      return described, named.load_any(os.path.join(parts, token_folder.VOCABULARY))
+
+  def texts(feature: str | None) -> Iterator[str]:
+    del feature
+    return (texts[0] for _, texts in source.documents("train"))
+
+  made = named.resolve(vocabulary, texts)
+  made = made[1] if isinstance(made, tuple) else made
+  described = named.save_beside(made, parts)
+  folder.write(parts, note, json.dumps(described).encode())
+  return described, made
+
+
+# ------------------------------------------------------------------------------ the whole
+
+
+def _path(output_dir: str, split: str) -> str:
+  return os.path.join(output_dir, token_folder.tokens_file(split))
+
+
+def _join(
+  job: token_parts.Job, output_dir: str, vocabulary: dict[str, Any], made_from: dict[str, Any]
+) -> TokenFolder:
+  """Puts the parts together, in the order of the files."""
+  numbers = range(len(job.files.paths))
+  counts: list[dict[str, list[int]]] = []
+  for number in numbers:
+    found = job.counts(number)
+    if found is None:
+      raise DataError(f"{job.path(number, 'json')} is gone: is another process at work there?")
+    counts.append(found)
+  for split in SPLITS:
+    with open(_path(output_dir, split), "wb") as out:
+      for number in numbers:
+        with open(job.path(number, token_folder.tokens_file(split)), "rb") as part:
+          shutil.copyfileobj(part, out, 1 << 22)
+      out.flush()
+      os.fsync(out.fileno())
+    begin = 0
+    with open(os.path.join(output_dir, token_folder.documents_file(split)), "wb") as out:
+      for number in numbers:
+        begins = np.fromfile(job.path(number, token_folder.documents_file(split)), "<i8")
+        out.write((begins + begin).tobytes())
+        begin += counts[number][split][0]
+      out.flush()
+      os.fsync(out.fileno())
+  if vocabulary["kept"] == "file":
+    names = (os.path.join(p, token_folder.VOCABULARY) for p in (job.parts, output_dir))
+    shutil.copyfile(*names)
+  total = {s: [sum(c[s][i] for c in counts) for i in (0, 1)] for s in SPLITS}
+  return TokenFolder(
+    output_dir,
+    job.dtype,
+    vocabulary,
+    tokens={s: total[s][0] for s in SPLITS},
+    documents={s: total[s][1] for s in SPLITS},
+    made_from=made_from,
+  )
