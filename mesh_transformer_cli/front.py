@@ -8,11 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from mesh_transformer_cli.parser import WRONG, Parser, did_you_mean
+from mesh_transformer_cli.parser import TRAINER, WRONG, Parser, did_you_mean
 from mesh_transformer_cli.table import COMMANDS
-
-# By its name alone: an import of it would import TensorFlow, before it is known to be needed.
-TRAINER = "mesh_tensorflow.transformer.main"
 
 _HELP = ("--help", "-help", "-h", "-?", "--helpshort", "-helpshort")
 _INTERRUPTED = 130
@@ -22,16 +19,16 @@ def main() -> None:
   """The entry point."""
   program = _program()
   try:
-    arguments = trainer_arguments(program, sys.argv[1:])
+    module, arguments = command_line(program, sys.argv[1:])
     if arguments is not None:
-      _start_trainer(program, arguments)
+      _start(program, module, arguments)
   except KeyboardInterrupt:
     # While TensorFlow is imported: later on the trainer says what became of it.
     sys.exit(_INTERRUPTED)
 
 
-def trainer_arguments(program: str, arguments: Sequence[str]) -> list[str] | None:
-  """What the trainer is given for a command line.
+def command_line(program: str, arguments: Sequence[str]) -> tuple[str, list[str] | None]:
+  """What a command line stands for.
 
   Ends the process after a help (0) and for what is wrong (2).
 
@@ -40,7 +37,7 @@ def trainer_arguments(program: str, arguments: Sequence[str]) -> list[str] | Non
     arguments: what follows it.
 
   Returns:
-    The flags of the trainer; None if there is nothing left to do for it.
+    The module that is to run, and its arguments; None for these if nothing is left to do.
   """
   if not arguments:
     _refuse(program, f"no command is given: {', '.join(COMMANDS)}")
@@ -55,17 +52,17 @@ def trainer_arguments(program: str, arguments: Sequence[str]) -> list[str] | Non
       print(overview(program))
       sys.exit(0)
     # As ever: flags of the trainer, with run.mode among the bindings.
-    return list(arguments)
+    return TRAINER, list(arguments)
   if first == "help":
     first, others = (others[0], ["--help"]) if others else ("--help", [])
-    return trainer_arguments(program, [first, *others])
+    return command_line(program, [first, *others])
   if first not in COMMANDS:
     hint = did_you_mean(first, COMMANDS) or f"; the commands are {', '.join(COMMANDS)}"
     if first.endswith(".gin"):
       hint = f"; a gin file is given as {program} train --config={first}"
     _refuse(program, f"there is no command {first!r}{hint}")
   parser = Parser(program, COMMANDS[first])
-  return parser.command.run(parser.values(others), parser)
+  return parser.command.program, parser.command.run(parser.values(others), parser)
 
 
 def overview(program: str) -> str:
@@ -99,13 +96,13 @@ def _program() -> str:
   return "mesh-transformer" if name == "__main__.py" else name
 
 
-def _start_trainer(program: str, arguments: Sequence[str]) -> None:
-  """Runs the trainer in this process, as `python -m` does, with its own command line.
+def _start(program: str, module: str, arguments: Sequence[str]) -> None:
+  """Runs a program in this process, as `python -m` does, with its own command line.
 
-  That line is also what is kept in `model_dir/command`: it says in full what a command stood for.
+  That of the trainer is kept in `model_dir/command`: it says in full what a command stood for.
   """
   sys.argv = [program, *arguments]
-  runpy.run_module(TRAINER, run_name="__main__")
+  runpy.run_module(module, run_name="__main__")
 
 
 def _refuse(program: str, reason: str) -> NoReturn:

@@ -12,6 +12,9 @@ from typing import NoReturn
 
 from mesh_transformer_cli.flags import Flag
 
+# By its name alone: an import of it would import TensorFlow, before it is known to be needed.
+TRAINER = "mesh_tensorflow.transformer.main"
+
 # Of `mesh_tensorflow.exit_codes`: flags and settings can cure it.
 WRONG = 2
 
@@ -28,11 +31,12 @@ class Command:
     summary: what it does, in a line.
     text: what there is to know of it.
     flags: its flags.
-    run: does it, with the values of its flags; returns what the trainer is given, or None where
-      there is nothing left to do. It may call `Parser.error`.
+    run: does it, with the values of its flags; returns what its program is given, or None
+      where there is nothing left to do. It may call `Parser.error`.
     gin: further names that gin binds and that matter here, each with what it is.
     examples: command lines.
     place: what it takes without a flag: the name in the help, and what it is; None: nothing.
+    program: the module that does it, as `python -m` would.
   """
 
   name: str
@@ -43,6 +47,7 @@ class Command:
   gin: Sequence[tuple[str, str]]
   examples: Sequence[str]
   place: tuple[str, str] | None = None
+  program: str = TRAINER
 
 
 class Parser(argparse.ArgumentParser):

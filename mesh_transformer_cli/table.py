@@ -9,6 +9,7 @@ from mesh_transformer_cli.flags import Flag
 from mesh_transformer_cli.init import INIT
 from mesh_transformer_cli.model_flags import CONFIG, FURTHER, MESH, MODEL_DIR, TRAINED_DIR
 from mesh_transformer_cli.parser import Command, Parser
+from mesh_transformer_cli.tokenize_flags import TOKENIZE
 
 _BATCH = Flag("--batch_size", "Sequences in a batch.", flags.whole(1), "N", gin="run.batch_size")
 _CHECKPOINTS = Flag(
@@ -420,4 +421,4 @@ EXPORT = Command(
 )
 
 
-COMMANDS = {c.name: c for c in (INIT, TRAIN, PLAN, EVAL, INFER, SCORE, EXPORT)}
+COMMANDS = {c.name: c for c in (INIT, TOKENIZE, TRAIN, PLAN, EVAL, INFER, SCORE, EXPORT)}

@@ -8,6 +8,8 @@ import pytest
 from absl import flags as absl_flags
 
 import mesh_tensorflow.transformer.main  # noqa: F401 - defines the flags of the trainer.
+from mesh_tensorflow.errors import DataError
+from mesh_tensorflow.transformer.commands import tokenize
 from mesh_tensorflow.transformer.gin_config import assignments
 from mesh_tensorflow.transformer.gin_config import names as gin_names
 from mesh_tensorflow.transformer.gin_config.names import Place
@@ -20,7 +22,9 @@ MODEL_COMMANDS = ("eval", "infer", "score", "export")
 
 def given(*arguments: str) -> list[str] | None:
   """What the trainer is given for a command line."""
-  return front.trainer_arguments(PROGRAM, arguments)
+  module, words = front.command_line(PROGRAM, arguments)
+  assert module == front.TRAINER
+  return words
 
 
 def ends(*arguments: str) -> int:
@@ -181,7 +185,7 @@ def test_what_flags_become_is_known_to_the_trainer():
     if flag.gin:
       selector, _, argument = flag.gin.rpartition(".")
       assert gin_names.resolve_binding("", selector, argument, Place(command.name))
-    if flag.passed:
+    if flag.passed and command.program == front.TRAINER:
       name = (flag.aliases or (flag.name,))[0].lstrip("-")
       assert name in absl_flags.FLAGS, flag
     assert not flag.short or flag.short in assignments.SHORT
@@ -191,6 +195,37 @@ def test_what_flags_become_is_known_to_the_trainer():
         selector, _, argument = name.rpartition(".")
         if selector:
           assert gin_names.resolve_binding("", selector, argument, Place(command.name))
+
+
+def test_tokenize(monkeypatch, tmp_path, capsys):
+  """Its flags are those that its program takes, and become the arguments of the function."""
+  given_to, text = [], str(tmp_path)
+  monkeypatch.setattr(tokenize.tokenizing, "tokenize", lambda *a, **k: given_to.append((a, k)))
+  monkeypatch.setattr(tokenize.tokenizing, "summary", lambda tokens: "what came of it")
+  needed = [f"--text={text}", "--output=o", "--vocabulary=bytes"]
+  module, words = front.command_line(PROGRAM, ["tokenize", *needed])
+  assert module == tokenize.__name__ and tokenize.main(words) == 0
+  assert given_to.pop() == ((text, "o", "bytes"), {})
+  more = {"validation_fraction": "0.25", "format": "text", "separator": r"\n--\n", "field": "f"}
+  more |= {"encoding": "latin-1", "processes": "2"}
+  options = [f"--{name}={value}" for name, value in more.items()]
+  _, words = front.command_line(PROGRAM, ["tokenize", *needed, "--text=b", *options])
+  assert tokenize.main(words) == 0
+  separator = {"separator": r"\n--\n".replace(r"\n", "\n"), "validation_fraction": 0.25}
+  assert given_to.pop() == (([text, "b"], "o", "bytes"), {**more, **separator, "processes": 2})
+  _, words = front.command_line(PROGRAM, ["tokenize", *needed, "--document=line"])
+  assert tokenize.main(words) == 0 and given_to.pop()[1] == {"document": "line"}
+  assert {f.dest for f in table.COMMANDS["tokenize"].flags} <= {
+    "text", "output", "vocabulary", "document", *more
+  }  # fmt: skip
+  capsys.readouterr()
+
+  def refuse(*args, **kwargs):
+    raise DataError("there is no file")
+
+  monkeypatch.setattr(tokenize.tokenizing, "tokenize", refuse)
+  assert tokenize.main(needed) == 2
+  assert capsys.readouterr().err == "DataError: there is no file\n"
 
 
 def test_the_trainer_runs_in_this_process_with_the_flags(monkeypatch):
@@ -212,9 +247,9 @@ def test_the_trainer_runs_in_this_process_with_the_flags(monkeypatch):
 @pytest.mark.parametrize(
   ("arguments", "says"),
   [
-    ([], "no command is given: init, train"),
+    ([], "no command is given: init, tokenize, train"),
     (["trian"], "there is no command 'trian'; did you mean train?"),
-    (["frobnicate"], "the commands are init, train"),
+    (["frobnicate"], "the commands are init, tokenize"),
     (["my.gin"], "train --config=my.gin"),
     (["train"], "no --config is given"),
     (["plan"], "no --config is given"),
@@ -250,6 +285,11 @@ def test_the_trainer_runs_in_this_process_with_the_flags(monkeypatch):
     (["infer", "--model_dir={model}", "--min_p=2"], "of at least 0 and at most 1"),
     (["infer", "--model_dir={model}", "--repetition_penalty=0"], "no number above 0"),
     (["infer", "--model_dir={model}", "--prompt=a\udcffb"], "not of the terminal's encoding"),
+    (["tokenize", "--text=a", "--output=b"], "--vocabulary is needed, which says what makes"),
+    (["tokenize", "--text=a", "--vocabulary=bytes"], "--output is needed, which says where"),
+    (["tokenize", "--output=a", "--vocabulary=bytes"], "--text is needed, which says which"),
+    (["tokenize", "--validation_fraction=1"], "'1' is no number from 0 to below 1"),
+    (["tokenize", "--format=pdf"], "none of auto, text, jsonl"),
     (["score", "--model_dir={model}"], "add --targets=FILE"),
     (["score", "--model_dir={model}", "--targets={lines}", "--dataset"], "give one"),
     (["export", "--model_dir={model}", "--checkpoint=1,2"], "none of a step, newest, best"),

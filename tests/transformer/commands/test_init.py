@@ -29,7 +29,7 @@ def inside(tmp_path, monkeypatch):
 
 
 def run(*arguments: str) -> None:
-  assert front.trainer_arguments(PROGRAM, ["init", *arguments]) is None
+  assert front.command_line(PROGRAM, ["init", *arguments])[1] is None
 
 
 def write(name: str, text: str | bytes = TEXT) -> str:
@@ -88,7 +88,7 @@ def test_the_readme_names_commands_that_are_right(inside):
   assert len(typed) == 7
   for line in typed:
     program, *words = shlex.split(line)
-    assert program == PROGRAM and front.trainer_arguments(program, words)
+    assert program == PROGRAM and front.command_line(program, words)[1]
 
 
 @pytest.mark.parametrize(
