@@ -10,7 +10,7 @@ from typing import Any
 from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, strip_ids
 from mesh_tensorflow.transformer.programs import sampling
-from mesh_tensorflow.transformer.sampling.continued_texts import rounded_length
+from mesh_tensorflow.transformer.programs.continuation import rounded_length
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
 _LOG = logging.getLogger("mesh_tensorflow")

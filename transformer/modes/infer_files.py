@@ -23,8 +23,11 @@ from mesh_tensorflow.transformer.vocabularies.kept import describe
 
 # Batches in a block: what is lost, at most, when a run is interrupted; and among so many rows those
 # of similar length are found.
-_BATCHES = 16
+_BATCHES = 64
 _SECONDS_BETWEEN_LINES = 30.0
+# Rows that a language model continues at a time, for each of a training batch, whose memory also
+# holds activations of all positions.
+_ROWS_PER_TRAINED = 4
 
 # Makes texts of some texts, of which the first has a number; also says how many tokens are new.
 Decode = Callable[[Sequence[str], int], tuple[list[str], int]]
@@ -99,7 +102,8 @@ def _of_language_model(
 ) -> tuple[Decode, Any]:
   """Continues texts; and what decides how, for comparison."""
   how = sampling_settings.of_language_model(settings, eos_id)
-  model = TextsToContinue(estimator, vocabulary, settings, how, sequence_length, batch_size)
+  rows = settings.batch_size or _ROWS_PER_TRAINED * batch_size
+  model = TextsToContinue(estimator, vocabulary, settings, how, sequence_length, rows)
 
   def decode(texts: Sequence[str], first: int) -> tuple[list[str], int]:
     rows = [model.row(first + i, text) for i, text in enumerate(texts)]

@@ -63,11 +63,27 @@ class Batch:
     return cls(np.zeros([rows, length], np.int32), *(np.zeros([rows], np.int32) for _ in range(5)))
 
 
-class Continuation:
-  """The two programs that continue rows, traced once each for all prompts.
+def rounded_length(length: int, most: int) -> int:
+  """A length up to which rows are filled: so few different ones that few programs are traced.
 
-  `start` looks at the given tokens in one pass and keeps keys and values of all layers; `go_on`
-  makes tokens, a call at a time. What is kept goes out of one call and into the next as
+  Args:
+    length: of a row.
+    most: of a row at most.
+
+  Returns:
+    8, 12, 16, 24, 32, ...: the next that is enough, but at most `most`.
+  """
+  size = 8
+  while size < length:
+    size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+  return min(size, most)
+
+
+class Continuation:
+  """The programs that continue rows, traced once for all prompts (of about a length).
+
+  `start` looks at the tokens of new rows in one pass and keeps keys and values of all layers;
+  `go_on` makes tokens, a call at a time. What is kept goes out of one call and into the next as
   `tf.Tensor`s, and not into variables, which checkpoints would have. On one device nothing is
   copied; on a mesh each call puts it together and cuts it again, so there calls should be long.
 
@@ -93,13 +109,12 @@ class Continuation:
       )
     self.rows, self.length, self.options = rows, length, options
     self._steps, self._model = steps, model
-    self._batch, self._length = mtf.Dimension("batch", rows), mtf.Dimension("length", length)
+    self._batch, self._length = mtf.Dimension(_BATCH, rows), mtf.Dimension("length", length)
     self._vocab: mtf.Dimension = model.output_vocab_dim
     ids = mtf.TensorSpec([self._batch, self._length], tf.int32, "ids")
     per_row = [mtf.TensorSpec([self._batch], tf.int32, n) for n in _PER_ROW]
     self._specs = [ids, *per_row]
-    self._state_specs: list[mtf.TensorSpec] = []
-    self._start = mtf.function(steps.mesh_impl, self._specs[:2])(self._start_program)
+    self._looks: dict[tuple[int, int], _Look] = {}
     self._go_on: mtf.Function | None = None
 
   @property
@@ -112,9 +127,35 @@ class Continuation:
     """The size of the logits, which may have places for ids that are no tokens."""
     return self._vocab.size
 
-  def start(self, batch: Batch) -> list[tf.Tensor]:
-    """What is kept of the given tokens, for `go_on`."""
-    return list(self._start(batch.ids, batch.positions))
+  def start(
+    self, batch: Batch, places: Sequence[int] = (), states: Sequence[tf.Tensor] = ()
+  ) -> list[tf.Tensor]:
+    """Looks at the tokens of rows, and says what is kept of them, for `go_on`.
+
+    The program for it has as many positions as the longest of these rows needs, and as many rows
+    as there are, both rounded up.
+
+    Args:
+      batch: the rows.
+      places: of the rows to look at; by default all.
+      states: what is kept of the other rows; none if there are no others.
+
+    Returns:
+      The states of all rows.
+    """
+    chosen = list(places or range(self.rows))
+    length = rounded_length(int(batch.positions[chosen].max(initial=1)), self.length)
+    whole = self._look(self.rows, self.length)
+    look = self._look(self._rounded_rows(len(chosen)), length)
+    if not look.fits(whole):
+      look = self._look(look.rows, self.length)
+    if not look.fits(whole):  # What is kept of a row cannot be told from that of others.
+      look, chosen = whole, list(range(self.rows))
+    ids = np.zeros([look.rows, look.length], np.int32)
+    positions = np.zeros([look.rows], np.int32)
+    ids[: len(chosen)] = batch.ids[chosen, : look.length]
+    positions[: len(chosen)] = batch.positions[chosen]
+    return look.joined(look.program(ids, positions), chosen, whole, states)
 
   def go_on(
     self,
@@ -137,10 +178,10 @@ class Continuation:
       The states after it.
     """
     if self._go_on is None:
-      # Only the trace of the first program says what is kept.
       scalars = [mtf.TensorSpec([], tf.int32, n) for n in ("most", "least_active")]
       mask = [mtf.TensorSpec([self._batch, self._vocab], tf.bool, "seen")] * self.needs_seen
-      specs = [*self._specs, *scalars, *mask, *self._state_specs]
+      kept = self._look(self.rows, self.length).kept
+      specs = [*self._specs, *scalars, *mask, *kept]
       self._go_on = mtf.function(self._steps.mesh_impl, specs)(self._go_on_program)
     arrays = [getattr(batch, n) for n in ("ids", *_PER_ROW)]
     # Not Python numbers: TensorFlow keeps the tensors of these, for ever.
@@ -148,7 +189,7 @@ class Continuation:
     mask = [seen] if self.needs_seen else []
     results = self._go_on(*arrays, *numbers, *mask, *states)
     for name, value in zip(_CHANGED, results):
-      setattr(batch, name, value.numpy())
+      setattr(batch, name, value.numpy().copy())
     return list(results[len(_CHANGED) :])
 
   def _decoder(
@@ -158,16 +199,35 @@ class Continuation:
       self._model,
       ids,
       positions,
-      mtf.range(ids.mesh, self._length, dtype=tf.int32),
+      mtf.range(ids.mesh, ids.shape.dims[-1], dtype=tf.int32),
       self._steps.variable_dtype,
       bos_id=self.options.bos_id,
       states=states,
     )
 
-  def _start_program(self, ids: mtf.Tensor, positions: mtf.Tensor) -> list[mtf.Tensor]:
-    states = self._decoder(ids, positions, None).loop_states()
-    self._state_specs = [mtf.TensorSpec(s.shape, s.dtype) for s in states]
-    return states
+  def _rounded_rows(self, count: int) -> int:
+    """Half of the rows, if they are enough and the mesh can split them, or all."""
+    half = self.rows // 2
+    axis = self._steps.mesh_impl.tensor_dimension_to_mesh_axis(self._batch)
+    parts = 1 if axis is None else self._steps.mesh_impl.shape[axis].size
+    return half if 0 < count <= half and self.rows % (2 * parts) == 0 else self.rows
+
+  def _look(self, rows: int, length: int) -> _Look:
+    """The program that looks at so many rows of that length."""
+    if (rows, length) not in self._looks:
+
+      def look(ids: mtf.Tensor, positions: mtf.Tensor) -> list[mtf.Tensor]:
+        return self._decoder(ids, positions, None).loop_states()
+
+      batch = mtf.Dimension(_BATCH, rows)
+      specs = [
+        mtf.TensorSpec([batch, mtf.Dimension("length", length)], tf.int32, "ids"),
+        mtf.TensorSpec([batch], tf.int32, "positions"),
+      ]
+      program = mtf.function(self._steps.mesh_impl, specs)(look)
+      kept = [mtf.TensorSpec(s.shape, s.dtype) for s in program.build_graph()[2]]
+      self._looks[rows, length] = _Look(rows, length, program, kept)
+    return self._looks[rows, length]
 
   def _go_on_program(
     self,
@@ -183,6 +243,9 @@ class Continuation:
   ) -> list[mtf.Tensor]:
     masks, kept = others[: self.needs_seen], others[self.needs_seen :]
     decoder = self._decoder(ids, positions, kept)
+    # Made here, since the loop would make them in each step.
+    penalties = self._penalties(ids.mesh)
+    places = mtf.range(ids.mesh, self._length, dtype=tf.int32)
 
     def cond(step: mtf.Tensor, ids: Any, positions: Any, counts: Any, active: Any, *_: Any) -> Any:
       return mtf.logical_and(
@@ -199,14 +262,14 @@ class Continuation:
     ) -> list[mtf.Tensor]:
       masks, states = list(others[: self.needs_seen]), others[self.needs_seen :]
       logits, states = decoder.step(positions, ids, states)
-      logits = mtf.where(self._allowed(logits), mtf.to_float(logits), float("-inf"))
+      logits = mtf.to_float(logits) + penalties
       seen = masks[0] if masks else None
       token = choose_token(logits, self._vocab, self.options.choice, keys, counts, seen)
       if seen is not None:
         new = mtf.one_hot(token, self._vocab, dtype=tf.int32)
         masks = [mtf.logical_or(seen, mtf.cast(new, tf.bool))]
-      # Rows that have ended make tokens, too, which go nowhere.
-      ids += token * active * mtf.one_hot(positions, self._length, dtype=tf.int32)
+      # Rows that have ended make tokens, too, which go nowhere: there the old 0 is written.
+      ids = mtf.where(mtf.equal(places, positions), token * active, ids, output_shape=ids.shape)
       positions += active
       counts += active
       goes_on = mtf.logical_and(mtf.less(positions, self.length), mtf.less(counts, limits))
@@ -222,23 +285,75 @@ class Continuation:
     changed, kept = results[: len(_CHANGED)], results[len(_CHANGED) + self.needs_seen :]
     return [*changed, *kept]
 
-  def _allowed(self, logits: mtf.Tensor) -> mtf.Tensor:
-    """Which tokens may be chosen: bool [vocab]. No padding, and no place beyond the vocabulary."""
+  def _penalties(self, mesh: mtf.Mesh) -> mtf.Tensor:
+    """-inf for ids that are no tokens (padding, places beyond the vocabulary), else 0: [vocab]."""
     size = self._model.output_vocab_size_unpadded
-    banned = {PAD_ID}
+    banned = [PAD_ID]
     if self.options.never_end and self.options.eos_id is not None:
-      banned.add(self.options.eos_id)
+      banned.append(self.options.eos_id)
 
-    def allow(token: tf.Tensor) -> tf.Tensor:
+    def penalize(token: tf.Tensor) -> tf.Tensor:
       kept = token < size
       for i in banned:
         kept &= tf.not_equal(token, i)
-      return kept
+      return tf.where(kept, 0.0, float("-inf"))
 
-    tokens = mtf.range(logits.mesh, self._vocab, dtype=tf.int32)
-    return mtf.cwise(allow, [tokens], tf.bool, grad_function=0, name="allowed")
+    tokens = mtf.range(mesh, self._vocab, dtype=tf.int32)
+    return mtf.cwise(penalize, [tokens], tf.float32, grad_function=0, name="penalties")
 
 
+@dataclasses.dataclass(frozen=True)
+class _Look:
+  """A program that looks at the tokens of rows.
+
+  Attributes:
+    rows: its rows.
+    length: its positions.
+    program: from ids and positions to what is kept.
+    kept: the shapes of that.
+  """
+
+  rows: int
+  length: int
+  program: mtf.Function
+  kept: Sequence[mtf.TensorSpec]
+
+  def fits(self, whole: _Look) -> bool:
+    """Whether what is kept are rows of what `whole` keeps, or beginnings of such."""
+    pairs = [pair for a, b in zip(self.kept, whole.kept) for pair in zip(a.shape, b.shape)]
+    return all(a == b or a.name in (_BATCH, _MEMORY) for a, b in pairs) and all(
+      any(d.name == _BATCH for d in spec.shape) for spec in self.kept
+    )
+
+  def joined(
+    self,
+    new: Sequence[tf.Tensor],
+    places: Sequence[int],
+    whole: _Look,
+    states: Sequence[tf.Tensor],
+  ) -> list[tf.Tensor]:
+    """What is kept of all rows: new at some places, the old at the others."""
+    if self is whole and (not states or len(places) == whole.rows):
+      return list(new)
+    # Row i of all is row index[i] of the old ones and behind them the new ones.
+    index = np.arange(whole.rows) if states else np.zeros(whole.rows, np.int64)
+    index[list(places)] = np.arange(len(places)) + (whole.rows if states else 0)
+    result = []
+    for i, (spec, x) in enumerate(zip(whole.kept, new)):
+      dims = spec.shape.dims
+      axis = [d.name for d in dims].index(_BATCH)
+      # What comes behind a row's position counts for nothing until it is written.
+      missing = [d.size - n if d.name == _MEMORY else 0 for d, n in zip(dims, x.shape)]
+      if any(missing):
+        x = tf.pad(x, [[0, n] for n in missing])
+      if states:
+        x = tf.concat([states[i], x], axis)
+      result.append(tf.gather(x, tf.constant(index), axis=axis))
+    return result
+
+
+# Names of dimensions of what is kept: the rows, and the positions of keys and values.
+_BATCH, _MEMORY = "batch", "memory_length"
 # Of a `Batch`: the arguments for each row, and what a call changes, in their orders.
 _PER_ROW = ("positions", "counts", "limits", "active", "keys")
 _CHANGED = ("ids", "positions", "counts", "active")

@@ -9,28 +9,13 @@ from typing import Any
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.programs import sampling
+from mesh_tensorflow.transformer.programs.continuation import rounded_length
 from mesh_tensorflow.transformer.sampling.rows import Row, continue_rows
 from mesh_tensorflow.transformer.sampling.settings import LanguageModelSampling, SampleSettings
 from mesh_tensorflow.transformer.sampling.texts import RowText, prompt_ids
 
 # Tokens between two looks at the rows: whether one has to stop or to slide, or a signal came.
 _TOKENS_PER_CALL = 32
-
-
-def rounded_length(length: int, most: int) -> int:
-  """A length up to which rows are filled: so few different ones that few programs are traced.
-
-  Args:
-    length: of a row.
-    most: of a row at most.
-
-  Returns:
-    8, 12, 16, 24, 32, ...: the next that is enough, but at most `most`.
-  """
-  size = 8
-  while size < length:
-    size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
-  return min(size, most)
 
 
 @dataclasses.dataclass

@@ -47,16 +47,15 @@ class RowsInProgress:
   """Continues rows, as many at a time as the programs take.
 
   *Places.* A row that has ended leaves its place empty until half of all are empty, or none is
-  active; then rows that wait take them, and the model looks at all rows anew: once is enough for
-  all that came.
+  active; then rows that wait take them, and the model looks at all of these at once.
 
   *Windows.* The model sees `length` tokens. A row that has filled them goes on with the last three
   quarters: its first tokens are forgotten, and the others, which have other positions now, are
   looked at anew. So learned positions end where the table ends, and keys of relative or rotary
   positions are never older than the tokens that made them.
 
-  What a row gets depends on the seed, its number and its tokens. (Last bits of logits may depend on
-  when the model looked; the order in which rows take places depends on the rows alone.)
+  What a row gets depends on the seed, its number and its tokens. (The last bits of logits may
+  depend on how many rows a program looks at; which ones meet depends on the rows alone.)
 
   Args:
     programs: a `Continuation`.
@@ -79,57 +78,53 @@ class RowsInProgress:
       most: tokens of a row in one call at most, or a function that says it before each call.
     """
     waiting = deque(rows)
+    size = len(self._places)
     while True:
-      active = [r for r in self._places if r is not None]
+      active = sum(row is not None for row in self._places)
       if not active and not waiting:
         return
-      size = len(self._places)
-      is_due = self._states == [] or len(active) <= size // 2
-      looks = self._slide()
-      if waiting and is_due:
-        looks |= self._fill(waiting)
-      if looks:
-        self._look()
-      now = sum(r is not None for r in self._places)
-      least = min(size // 2, now - 1) if waiting else 0
+      new = self._slide()
+      if waiting and active <= size // 2:
+        new += self._fill(waiting)
+      if new:
+        self._look(new)
+      active = sum(row is not None for row in self._places)
+      least = min(size // 2, active - 1) if waiting else 0
       self._call(most() if callable(most) else most, least)
 
-  def _fill(self, waiting: deque[Row]) -> bool:
-    """Puts rows that wait into empty places; whether it did."""
-    filled = False
-    for i, row in enumerate(self._places):
-      if row is None and waiting:
-        self._places[i] = waiting.popleft()
-        filled = True
+  def _fill(self, waiting: deque[Row]) -> list[int]:
+    """Puts rows that wait into empty places, and says which these were."""
+    filled = [i for i, row in enumerate(self._places) if row is None][: len(waiting)]
+    for i in filled:
+      self._places[i] = waiting.popleft()
     return filled
 
-  def _slide(self) -> bool:
-    """Moves the windows that are full; whether there are any."""
-    length, slid = self._programs.length, False
-    for row in self._places:
+  def _slide(self) -> list[int]:
+    """Moves the windows that are full, and says at which places."""
+    length, slid = self._programs.length, []
+    for i, row in enumerate(self._places):
       if row is not None and len(row.given) + len(row.new) - row.window >= length:
         row.window += max(1, length // 4)
-        slid = True
+        slid.append(i)
     return slid
 
-  def _look(self) -> None:
-    """Has the model see the windows of all rows."""
-    batch = Batch.empty(self._programs.rows, self._programs.length)
-    for i, row in enumerate(self._places):
-      if row is None:
-        continue
+  def _look(self, places: list[int]) -> None:
+    """Has the model see the windows of the rows at some places."""
+    batch = self._batch
+    for i in places:
+      row = self._places[i]
+      assert row is not None  # Only for the type checker: places that were just filled or slid.
       ids = row.ids
       if self._programs.needs_seen:
         self._seen[i] = False
         self._seen[i, ids] = True
       ids = ids[row.window :]
+      batch.ids[i] = 0
       batch.ids[i, : len(ids)] = ids
       batch.positions[i] = len(ids)
       batch.counts[i], batch.limits[i], batch.active[i] = len(row.new), row.limit, 1
-    numbers = [0 if row is None else row.number for row in self._places]
-    batch.keys = row_keys(self._seed, numbers)
-    self._batch = batch
-    self._states = self._programs.start(batch)
+      batch.keys[i : i + 1] = row_keys(self._seed, [row.number])
+    self._states = self._programs.start(batch, places, self._states)
 
   def _call(self, most: int, least_active: int) -> None:
     before = self._batch.positions.copy()

@@ -40,6 +40,7 @@ class SampleSettings:
   max_tokens: int | None
   stop: tuple[str, ...]
   output: str | None
+  batch_size: int | None
 
   @property
   def prompts_given(self) -> bool:
@@ -66,6 +67,7 @@ def sample(
   max_tokens: int | None = None,
   stop: Any = (),
   output: str | None = None,
+  batch_size: int | None = None,
 ) -> SampleSettings:
   """How the mode "infer" samples text; gin binds the arguments.
 
@@ -87,6 +89,8 @@ def sample(
     stop: a text, or a list of such: what is written ends before the first of them.
     output: a file that gets the texts of `prompt` and `interactive`, besides the screen; with a
       name that ends in ".jsonl" one JSON object a line.
+    batch_size: rows of a file that a language model continues at a time; None: four times
+      `run.batch_size`, since no gradients take memory. The texts do not depend on it.
 
   Raises:
     ConfigError: a value that is not legal; there is no prompt, or an empty one.
@@ -117,6 +121,7 @@ def sample(
     max_tokens,
     stops,
     output,
+    batch_size,
   )
 
 
