@@ -103,7 +103,8 @@ setup(
     "bench": ["torch==2.13.0", "transformers>=5,<6"],
     "vocab": ["sentencepiece"],
     "bleu": ["sacrebleu"],
-    "plot": ["matplotlib"],
+    "plot": ["matplotlib"],  # loss.png of a training.
+    "tensorboard": ["tensorboard"],  # TensorFlow 2.21 does not bring it.
     "docs": ["mkdocs-material>=9.6,<10"],  # The site of `make docs`.
     # Extras of the archived package that others ask for: what the one brought is in
     # install_requires; OR-Tools, of the other, crashes in a process with TensorFlow 2.21.

@@ -40,6 +40,7 @@ GROUPS = [
   ("Vocabularies", ["vocabulary", "subword_vocabulary", "t2t_vocabulary"]),
   ("Learning rates", ["learning_rate_schedules"]),
   ("Optimizers", ["optimize"]),
+  ("Plans, and layouts that are found", ["plan"]),
   ("Checkpoints, signals, memory, workers", ["checkpoint", "stopping", "memory_check", "workers"]),
 ]
 

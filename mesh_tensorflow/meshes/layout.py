@@ -168,6 +168,12 @@ class LayoutRules:
     names = mesh_shape.dimension_names
     return [p for p in self.pairs if p[1] not in names]
 
+  def __eq__(self, other: Any) -> bool:
+    return isinstance(other, LayoutRules) and self._pairs == other._pairs
+
+  def __hash__(self) -> int:
+    return hash(frozenset(self._pairs))
+
   def __repr__(self) -> str:
     return f"LayoutRules{self._pairs}"
 

@@ -69,21 +69,27 @@ class Report:
       (self._place(v.name, v.shape, v.slice_dtype, v.trainable) for v in impl.variable_store),
       key=lambda v: -v.bytes_per_device,
     )
-    self.time: StepTime | None = None
-    if machine is not None:
-      self.time = step_time(
-        (
-          (op.work, [(c.kind, c.bytes_over) for c in op.collectives], op.times)
-          for op in self.operations
-        ),
-        machine,
-        self.mesh_shape,
-      )
+    self.time: StepTime | None = None if machine is None else self.timed(machine)
     self.rules = [self._match(t, m, traced.dimension_names) for t, m in self.layout.pairs]
     used = {r.mesh_dimension for r in self.rules if not r.problem}
     self.idle_mesh_dimensions = [
       m.name for m in self.mesh_shape if m.size > 1 and m.name not in used
     ]
+
+  def timed(self, machine: Machine) -> StepTime:
+    """Where the time of a step goes on a machine.
+
+    Args:
+      machine: any machine, not only that of the report.
+    """
+    return step_time(
+      (
+        (op.work, [(c.kind, c.bytes_over) for c in op.collectives], op.times)
+        for op in self.operations
+      ),
+      machine,
+      self.mesh_shape,
+    )
 
   @property
   def replicated_tensors(self) -> list[Placement]:

@@ -73,6 +73,22 @@ LOSSES = {
 }
 
 
+def test_the_function_may_use_the_other_stream_itself():
+  found = []
+  for recompute in (False, True):
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "m")
+    x1, x2 = (mtf.import_tf_tensor(mesh, v, [B, D]) for v in (X, np.cos(X)))
+    y1, _, y2, _ = layers.reversible_half_residual_and_swap(
+      x1, None, x2, None, lambda x: mtf.sin(x) * x1, recompute_grads=recompute
+    )
+    grads = mtf.gradients([mtf.reduce_sum(mtf.square(y1) + mtf.sin(y2))], [x1, x2])
+    found.append(values(mesh, grads, make_impl("b:r")))
+  (plain_1, plain_2), (again_1, again_2) = found
+  np.testing.assert_allclose(again_1, plain_1, rtol=1e-5)
+  np.testing.assert_allclose(again_2, plain_2, rtol=1e-5)
+
+
 @pytest.mark.parametrize("in_function", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("loss", LOSSES)

@@ -10,6 +10,7 @@ operative configuration, defaults included, and the vocabulary. It is JSON, in t
     training    dropout, initial values, losses, optimizer, schedules, data
     other       all else: layout, mode, files, decoding
     vocabulary  class, size and SHA-256 of each
+    found       what the run has found where "auto" was bound, by the names of arguments of `run`
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ _TRAINING = (
   *(f"{_PACKAGE}optimize.", f"{_PACKAGE}layers.VarianceScalingInitializer"),
   *(f"{_T}learning_rate_schedules.", f"{_T}dataset.", f"{_T}training_data."),
   *(f"{_T}transformer.StudentTeacher", f"{_T}transformer.make_bi_student_teacher"),
+  *(f"{_T}transformer.MultiTokenPrediction", f"{_T}transformer.deepnorm_initial_gain"),
 )
 _OTHER = (
   *(f"{_PACKAGE}{n}." for n in ("beam_search", "checkpoint", "workers", "ops", "stopping")),
@@ -68,6 +70,7 @@ _OF_TRAINING = (
 _TRAINING_ARGUMENT = re.compile(
   r"dropout|label_smoothing|z_loss|^loss_|_loss$|_train$|^switch_jitter$|^recompute_grads$"
   r"|initializer_scale$|^initial_value$|_init$|^init_|_init_scale$|^noise_std_dev$"
+  r"|^initial_gain$|^multi_token$"
 )
 _OTHER_ARGUMENT = re.compile(r"^(layout|mesh|mesh_shape|summaries)$")
 # Only the sequences are others.
@@ -116,6 +119,7 @@ def capture(model_type: str, vocabulary: Any, variable_dtype: Any) -> ModelConfi
     "training": {},
     "other": {},
     "vocabulary": [kept.describe(v) for v in vocabularies if v is not None],
+    "found": operative.found_values(),
   }
   keys = {_name(MODEL_TYPE): MODEL_TYPE}
   for key, value in values.items():
@@ -170,6 +174,20 @@ def compare(
     raise ConfigError(f"{text}. Give the old values; or, {otherwise}")
   _LOG.warning("%s (allow_config_change)", text)
   return lines
+
+
+def found_in(path: str) -> dict[str, Any]:
+  """What the run that wrote a checkpoint had found where "auto" was bound.
+
+  Args:
+    path: a checkpoint.
+
+  Returns:
+    By the names of arguments of `run`; empty if it has found nothing, or has no record.
+  """
+  record = _read(path) or {}
+  found = record.get("found", {})
+  return found if isinstance(found, dict) else {}
 
 
 def compare_with_initial(path: str, now: ModelConfig) -> list[str]:

@@ -44,6 +44,43 @@ class _Statement:
   line: int
 
 
+# What a run has found in place of what was bound ("auto"), and where it is from, in words.
+_FOUND: dict[Key, tuple[Any, str | None]] = {}
+
+
+def say_found(key: Key, value: Any, why: str | None) -> None:
+  """Says what a bound value stands for: from now on that is the operative value.
+
+  Args:
+    key: of a parameter that was called with something else.
+    value: a text or number.
+    why: where it is from, in words; None: it was bound, and is a part of what was found.
+  """
+  _FOUND[key] = (value, why)
+
+
+def forget_found() -> None:
+  """A new run begins, in which nothing was found so far."""
+  _FOUND.clear()
+
+
+def found_values() -> dict[str, Any]:
+  """What this run has found, by the names of arguments."""
+  return {argument: value for (_, _, argument), (value, _) in _FOUND.items()}
+
+
+def _operative_text() -> str:
+  """Gin's operative configuration, with what was found."""
+  text = str(gin.operative_config_str(max_line_length=_WIDTH))
+  lines = text.split("\n")
+  for statement in reversed(_statements(text)):
+    if _FOUND.get(statement.key, ("", None))[1] is not None:
+      first, last = statement.line - 1, _end(lines, statement)
+      value = repr(_FOUND[statement.key][0])
+      lines[first:last] = [f"{lines[first].split(' = ')[0]} = {value}"]
+  return "\n".join(lines)
+
+
 def operative_config_str(settings: Settings, paths: list[str]) -> str:
   """Gin's operative configuration, with the place of each value in a comment.
 
@@ -54,7 +91,7 @@ def operative_config_str(settings: Settings, paths: list[str]) -> str:
     settings: all bindings that were read from files and `--gin_param`.
     paths: the files that were read.
   """
-  operative = gin.operative_config_str(max_line_length=_WIDTH)
+  operative = _operative_text()
   bound = gin.config_str(max_line_length=_WIDTH)
   used = _statements(operative)
   in_config = {s.key: s for s in _statements(bound)}
@@ -80,7 +117,7 @@ def operative_values() -> tuple[dict[Key, Any], list[tuple[str, str]]]:
     The values, defaults included, without macros: a macro that stands for a value is replaced by
     it. And the (scope, whole selector) of all that was called, also of what has no such values.
   """
-  text = gin.operative_config_str(max_line_length=_WIDTH)
+  text = _operative_text()
   statements = {s.key: s.value for s in _statements(text)}
   # As if they had been read: to have macros replaced by their values.
   bound = Settings()
@@ -209,6 +246,9 @@ class _Places:
 
   def place(self, s: _Statement, history: bool = True) -> str:
     """What set a value, and the macros in it; with what that took over, for `history`."""
+    found = _FOUND.get(s.key)
+    if found is not None and found[1] is not None:
+      return found[1]
     scope, selector, argument = s.key
     parts = [self._origin(scope, selector, argument, history)]
     for name in self._macros(s.value):

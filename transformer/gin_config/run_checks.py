@@ -204,7 +204,8 @@ class _Run:
     ):
       value, place = self._literal(argument)
       try:
-        made.append(convert(value) if isinstance(value, str) else None)
+        is_text = isinstance(value, str) and value.strip() != "auto"
+        made.append(convert(value) if is_text else None)
       except MeshError as e:
         raise type(e)(f"gin: {place}: run.{argument} = {value!r}: {e}") from e
     return made[0], made[1]

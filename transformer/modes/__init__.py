@@ -2,6 +2,8 @@
 
     run, registry, job   what is asked for, checked and handed to the mode of that name
     make_estimator       the model on its devices, with its folder
+    planned_steps        its programs for a mesh that is not there
+    automatic_layout     what "auto" stands for: the layout searched, or that of the checkpoint
     chosen_checkpoints, input_fns, infer_datasets, scoring, score_files   what several modes use
 
 To add a mode, copy `perplexity_eval.py` and name the file in the list below: `@mode` registers it
@@ -9,6 +11,7 @@ when it is imported.
 """
 
 from mesh_tensorflow.transformer.modes import (
+  dry_run,
   eval,
   export,
   infer,
@@ -16,6 +19,7 @@ from mesh_tensorflow.transformer.modes import (
   plan,
   score_from_dataset,
   score_from_strings,
+  search,
   train,
 )
 from mesh_tensorflow.transformer.modes.job import Job as Job

@@ -15,6 +15,7 @@ from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.meshes.batching import compute_batch_size
 from mesh_tensorflow.transformer.modes import automatic_layout
 from mesh_tensorflow.transformer.modes.make_estimator import get_estimator
+from mesh_tensorflow.transformer.programs.seeds import Seeds
 from mesh_tensorflow.transformer.training.trainer import Trainer
 
 # The arguments of `run` that `get_estimator` takes by the same names.
@@ -181,7 +182,18 @@ class Job:
       cluster=None,
       score_in_predict_mode=self.mode.scores,
     )
-    return get_estimator(**(given | defaults | others))
+    seeds = self.seeds_by_purpose
+    given["seed"] = seeds.weights
+    estimator = get_estimator(**(given | defaults | others))
+    estimator.use_seeds(
+      noise=seeds.dropout if self.mode.trains else seeds.sampling, data=seeds.data
+    )
+    return estimator
+
+  @property
+  def seeds_by_purpose(self) -> Seeds:
+    """What `run.seed` and `run.seeds` say."""
+    return Seeds.of_run(self.seed, self.seeds)
 
   def make_estimator_of_lengths(self) -> Any:
     """The estimator; without `sequence_length` a function of it, with devices ready for it."""

@@ -2,83 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gin
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
+from mesh_tensorflow.errors import ConfigError, OutOfMemoryError
+from mesh_tensorflow.planning.auto_layout import LayoutChoice
+from mesh_tensorflow.planning.text import format_bytes, format_seconds
+from mesh_tensorflow.transformer.modes import automatic_layout
 from mesh_tensorflow.transformer.modes.job import Job
+from mesh_tensorflow.transformer.modes.planned_steps import (
+  count_parameters,
+  make_steps,
+  plan,
+  vocabulary_sizes,
+)
 from mesh_tensorflow.transformer.modes.registry import mode
-from mesh_tensorflow.transformer.programs.model_building import build_model
-from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
-
-
-@gin.configurable(module="mesh_tensorflow.transformer.plan")
-def make_steps(
-  model_type: str,
-  mesh_shape: mtf.Shape,
-  layout_rules: mtf.LayoutRules,
-  batch_size: int,
-  sequence_length: dict[str, int],
-  vocab_size: int | tuple[int, int] | None = None,
-) -> ModelSteps:
-  """The programs of the model that gin describes, for a mesh that need not be there.
-
-  Args:
-    model_type: see `build_model`.
-    mesh_shape: mesh shape.
-    layout_rules: layout rules.
-    batch_size: sequences in a batch.
-    sequence_length: dict from feature to number of tokens.
-    vocab_size: number of ids, or a pair for inputs and targets.
-
-  Raises:
-    ConfigError: `vocab_size` is not given.
-  """
-  if vocab_size is None:
-    raise ConfigError(
-      "run.mode is 'plan' and no vocabulary is bound: bind make_steps.vocab_size, or run.vocabulary"
-    )
-  inputs, targets = (vocab_size, vocab_size) if isinstance(vocab_size, int) else vocab_size
-  model = build_model(
-    model_type=model_type,
-    input_vocab_size=inputs,
-    output_vocab_size=targets,
-    layout_rules=layout_rules,
-    mesh_shape=mesh_shape,
-  )
-  # Of the base class: it knows the sizes of slices, and has no devices.
-  mesh_impl = mtf.MeshImpl(mesh_shape, layout_rules)
-  return ModelSteps(model, mesh_impl, model_type, batch_size, sequence_length)
-
-
-def plan(steps: ModelSteps, optimizer: Callable[..., Any]) -> mtf.Report:
-  """Lowers a training step for its mesh, on shapes alone.
-
-  Args:
-    steps: the programs of the model.
-    optimizer: an optimizer class; its slots are variables of the training step.
-
-  Returns:
-    A `Report` (see `mtf.describe`).
-
-  Raises:
-    LayoutError: the layout does not suit the model.
-  """
-  return mtf.describe(steps.train_step(steps.required_features, optimizer))
-
-
-def count_parameters(steps: ModelSteps) -> int:
-  """Number of the elements of a model's trained variables, from its graph alone.
-
-  Args:
-    steps: the programs of the model.
-  """
-  graph, _, _ = steps.eval_step(steps.required_features).build_graph()
-  return sum(v.size for v in graph.trainable_variables)
 
 
 def print_plan(
@@ -104,12 +44,7 @@ def print_plan(
   Returns:
     The `mtf.Report`.
   """
-  sizes = {}
-  if vocabulary is not None:
-    sizes["vocab_size"] = (
-      inputs_vocabulary(vocabulary).vocab_size,
-      targets_vocabulary(vocabulary).vocab_size,
-    )
+  sizes = vocabulary_sizes(vocabulary)
   if optimizer is None:
     raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
   steps = make_steps(model_type, mesh_shape, layout_rules, batch_size, sequence_length, **sizes)
@@ -119,15 +54,72 @@ def print_plan(
   return report
 
 
+@gin.configurable(module="mesh_tensorflow.transformer.plan", allowlist=["search"])
+def print_best_layouts(job: Job, bound: mtf.Report | None, search: bool = True) -> Any:
+  """Prints a table of the best layouts, and how the bound one compares with the first.
+
+  Args:
+    job: what is asked for.
+    bound: of the bound layout; None if it is "auto".
+    search: whether to do it; for models of billions of parameters it takes a minute.
+
+  Returns:
+    The `LayoutChoice`; None if nothing was searched.
+
+  Raises:
+    OutOfMemoryError: no layout fits, and none is bound.
+  """
+  if not search and bound is not None:
+    return None
+  make = automatic_layout.step_maker(job.arguments, job.sequence_length, job.batch_size)
+  try:
+    choice = automatic_layout.search(job.arguments, make, bool(job.tpu))
+  except OutOfMemoryError as e:
+    if bound is None:
+      raise
+    print(f"\n{e}", flush=True)
+    return None
+  print(f"\n{choice}", flush=True)
+  if bound is not None:
+    print(_compared(bound, choice), flush=True)
+  return choice
+
+
+def _compared(bound: mtf.Report, choice: LayoutChoice) -> str:
+  """How the bound layout compares with the best one."""
+  rules, mesh = (
+    automatic_layout.rules_text(bound.layout),
+    automatic_layout.mesh_text(bound.mesh_shape),
+  )
+  name = f"The bound layout, {rules or '(no rules)'} on {mesh or 'one device'},"
+  if bound.mesh_shape == choice.mesh_shape and bound.layout == choice.layout:
+    return f"{name} is the best one"
+  timed = bound.timed(choice.machine)
+  memory = int(bound.memory.total)
+  fits = "" if memory <= choice.memory_limit else ", which do not fit"
+  return (
+    f"{name} takes {format_seconds(timed.seconds)} a step "
+    f"({timed.seconds / choice.seconds:.2f} times the best) and {format_bytes(memory)} a "
+    f"device{fits}"
+  )
+
+
 @mode("plan", on_devices=False)
 def run_plan(job: Job) -> mtf.Report:
-  """Prints what training needs, without doing it."""
-  return print_plan(
+  """Prints what training needs, without doing it, and the best layouts."""
+  choice, report = None, None
+  asked = automatic_layout.is_asked(job.arguments)
+  if asked:
+    choice = print_best_layouts(job, None)
+  report = print_plan(
     job.model_type,
-    job.mesh_shape,
-    job.layout_rules,
+    choice.mesh_shape if choice else job.mesh_shape,
+    choice.layout if choice else job.layout_rules,
     job.batch_size,
     job.sequence_length,
     job.optimizer,
     job.vocabulary,
   )
+  if not asked:
+    print_best_layouts(job, report)
+  return report

@@ -126,7 +126,8 @@ def test_no_folder_is_told_before_anything_runs(capsys, tmp_path, monkeypatch):
 
 def test_plan_needs_no_folder(capsys, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  settings = ["--gin_param=num_layers = 1", "--gin_param=run.mode = 'plan'"]
+  settings = ["num_layers = 1", "run.mode = 'plan'", "print_best_layouts.search = False"]
+  settings = [f"--gin_param={s}" for s in settings]
   flags.FLAGS([PROGRAM, "--gin_file=problems/stdlib_lm.gin", *settings])
   assert main_module._as_worker([PROGRAM]) == 0
   assert "variables" in capsys.readouterr().out

@@ -162,7 +162,7 @@ def test_modes_of_a_folder_that_cannot_be_written_to(folder, tmp_path, caplog, c
       "score_from_strings.targets = ['to be']",
       "score_from_strings.score_postprocess_fn = @save_scores",
     ),
-    "plan": ("run.mode = 'plan'",),
+    "plan": ("run.mode = 'plan'", "print_best_layouts.search = False"),
   }
   before = content_of(folder)
   with read_only(folder):

@@ -156,7 +156,7 @@ def test_the_record_goes_with_its_checkpoint(copied):
   run(copied, "run.train_steps = 3", "run.keep_checkpoint_max = 1")
   assert small_lm.config_files(copied) == ["model.ckpt-3.with-config-00000.json"]
   record = json.loads((copied / "model" / small_lm.config_files(copied)[0]).read_text())
-  assert set(record) == {"format", "model", "precision", "training", "other", "vocabulary"}
+  assert set(record) == {"format", "found", "model", "precision", "training", "other", "vocabulary"}
   layers = "mesh_tensorflow.transformer.transformer_layers"
   assert record["model"][f"{layers}.SelfAttention.num_heads"] == 2
   # A default that nothing binds.

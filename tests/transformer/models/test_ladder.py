@@ -33,7 +33,8 @@ LADDER = {
 def load(name):
   gin.add_config_file_search_path(gin_paths.gin_dir())
   gin.parse_config_files_and_bindings(
-    ["defaults.gin", f"models/mesh_ladder/{name}.gin"], ["run.mode = 'plan'"]
+    ["defaults.gin", f"models/mesh_ladder/{name}.gin"],
+    ["run.mode = 'plan'", "print_best_layouts.search = False"],
   )
 
 
@@ -51,6 +52,7 @@ def test_parameters(name):
   assert {("heads", heads * kv), ("d_ff", d_ff)} <= sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh_shape", ("batch:32", "batch:16,model:32"))
 def test_the_largest_on_meshes_of_the_paper(mesh_shape, capsys):
   load("lm_4899m")

@@ -1,0 +1,217 @@
+"""`run.layout_rules = "auto"` and `run.mesh_shape = "auto"`; the modes "plan" and "search"."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import gin
+import pytest
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.errors import ConfigError, LayoutError, OutOfMemoryError
+from mesh_tensorflow.planning.auto_layout import LayoutChoice
+from mesh_tensorflow.transformer import gin_config, utils
+from mesh_tensorflow.transformer.modes import automatic_layout
+
+TEXT = "the quick brown fox jumps over the lazy dog\n" * 40
+BINDINGS = """
+  import mesh_tensorflow.optimize
+  import mesh_tensorflow.transformer.dataset
+  import mesh_tensorflow.transformer.vocabulary
+  run.vocabulary = @vocabulary.get_byte_vocabulary()
+  run.train_dataset_fn = @dataset.text_lm_dataset
+  dataset.text_lm_dataset.train_files = %files
+  run.optimizer = @optimize.AdafactorOptimizer
+  num_layers = 1
+  d_model = 8
+  d_ff = 32
+  num_heads = 2
+  d_kv = 4
+  dropout_rate = 0.0
+  run.model_type = 'lm'
+  run.sequence_length = {'inputs': 16, 'targets': 16}
+  Unitransformer.max_length = 16
+  run.batch_size = 8
+  run.train_steps = 1
+  run.iterations_per_loop = 1
+  run.learning_rate_schedule = 0.01
+  get_variable_dtype.master_dtype = 'float32'
+  get_variable_dtype.activation_dtype = 'float32'
+"""
+# A device that holds little: something must be split.
+SMALL = "choose_layout.machine = 'tpu-v3'"
+
+
+def run(folder, *more):
+  gin.clear_config()
+  (folder / "text.txt").write_text(TEXT)
+  lines = [*map(str.strip, BINDINGS.strip().splitlines()), f"files = '{folder}/text.txt'", *more]
+  lines = list({line.split(" = ")[0]: line for line in lines}.values())
+  gin_config.parse_gin([], lines)
+  gin_config.check_run()
+  return utils.run(None, None, None, None, str(folder / "model"))
+
+
+@pytest.fixture
+def three_layouts(monkeypatch):
+  """In place of the search, the best of three layouts: tests/planning tests the search itself."""
+
+  def search(program, devices=None, mesh_shape=None, machine=None, memory_limit=None, **others):
+    shape = mtf.convert_to_shape(mesh_shape or f"mesh_0:{devices}")
+    limit = memory_limit or machine.device.memory
+    choices = []
+    for name in ("batch", "d_ff", "d_kv"):
+      rules = mtf.convert_to_layout_rules(f"{name}:{shape[0].name}")
+      told = mtf.describe(program, rules, shape, machine=machine)
+      memory = int(told.memory.total)
+      choices.append(LayoutChoice(shape, rules, told.seconds, memory, True, (), machine, limit, 0))
+    if all(c.memory > limit for c in choices):
+      raise OutOfMemoryError("no layout fits. Nearest is another one")
+    first, *rest = sorted(choices, key=lambda c: c.seconds)
+    return dataclasses.replace(first, alternatives=tuple(rest[: others["alternatives"]]))
+
+  monkeypatch.setattr(mtf, "auto_layout", search)
+
+
+def operative(folder):
+  text = (folder / "model" / "operative_config.gin").read_text()
+  return dict(re.findall(r"^run\.(\w+) = (.*?)  #", text, re.MULTILINE))
+
+
+def test_a_training_with_a_found_layout_and_its_resume(tmp_path, capsys, cpu_devices):
+  mesh, rules = "run.mesh_shape = 'rows:2,columns:2'", "run.layout_rules = 'auto'"
+  # On CPUs that share a host nothing is gained by splitting so small a model.
+  fixed = ("choose_layout.fixed = 'batch:rows'", SMALL)
+  run(tmp_path, mesh, rules, *fixed)
+  out = capsys.readouterr().out
+  found = re.search(r"layout (\S+) on mesh rows:2,columns:2 \(.* predicted for (.*?),", out)
+  assert "batch:rows" in found[1] and "TPU v3" in found[2]
+  assert "batch        split over rows" in out
+  assert operative(tmp_path)["layout_rules"] == repr(found[1])
+  (record,) = (tmp_path / "model").glob("*config*.json")
+  assert json.loads(record.read_text())["found"] == {
+    "layout_rules": found[1],
+    "mesh_shape": "rows:2,columns:2",
+  }
+  other = json.loads(record.read_text())["other"]
+  assert other["mesh_tensorflow.transformer.utils.run.layout_rules"] == found[1]
+
+  # Another machine would find another layout; what was found stays.
+  run(tmp_path, mesh, rules, "choose_layout.fixed = 'batch:columns'", "run.train_steps = 2")
+  out = capsys.readouterr().out
+  assert f"layout {found[1]} on mesh rows:2,columns:2 (kept from" in out
+  assert operative(tmp_path)["layout_rules"] == repr(found[1])
+
+  # Bound rules are those that are used, and what an earlier run has found is forgotten.
+  run(tmp_path, mesh, "run.layout_rules = 'd_ff:rows'", "run.train_steps = 3")
+  assert "d_ff         split over rows" in capsys.readouterr().out
+  assert operative(tmp_path)["layout_rules"] == "'d_ff:rows'"
+  (record,) = (tmp_path / "model").glob("model.ckpt-3.*config*.json")
+  assert json.loads(record.read_text())["found"] == {}
+
+
+def test_a_mesh_for_given_rules(tmp_path, capsys, cpu_devices):
+  rules = "run.layout_rules = 'batch:batch,d_ff:model,heads:model'"
+  auto = ("run.mesh_shape = 'auto'", "run.num_devices = 4", "run.train_steps = 1", SMALL)
+  run(tmp_path, rules, *auto)
+  mesh = re.search(r"on mesh (\S+) \(", capsys.readouterr().out)[1]
+  shape = mtf.convert_to_shape(mesh)
+  assert shape.size == 4 and shape.dimension_names == ["batch", "model"]
+  assert operative(tmp_path)["mesh_shape"] == repr(mesh)
+
+  def predicted(mesh):
+    plan = ("run.mode = 'plan'", "print_best_layouts.search = False")
+    return run(tmp_path, rules, f"run.mesh_shape = '{mesh}'", *plan).timed(
+      mtf.planning.Machine.load("tpu-v3")
+    )
+
+  # heads are 2: what cannot be split so is no candidate.
+  others = [predicted(m).seconds for m in ("batch:4,model:1", "batch:2,model:2")]
+  assert predicted(mesh).seconds == min(others)
+
+
+def test_plan_shows_the_best_beside_the_bound_one(tmp_path, capsys, three_layouts):
+  bound = ("run.mesh_shape = 'rows:2'", "run.layout_rules = 'd_model:rows'")
+  report = run(tmp_path, *bound, "run.mode = 'plan'", "choose_layout.alternatives = 1", SMALL)
+  out = capsys.readouterr().out
+  assert isinstance(report, mtf.Report)
+  table = out[out.index("Layouts for TPU v3") :]
+  layouts = re.findall(r"^  mesh_0:2 .*  (\S+):mesh_0$", table, re.MULTILINE)
+  assert len(layouts) == 2 and set(layouts) < {"batch", "d_ff", "d_kv"}
+  times = re.search(r"d_model:rows on rows:2, takes .* \((\S+) times the best\)", out)[1]
+  assert float(times) > 1.0
+  best = ("run.mesh_shape = 'mesh_0:2'", f"run.layout_rules = '{layouts[0]}:mesh_0'")
+  run(tmp_path, *best, "run.mode = 'plan'", SMALL)
+  assert f"{layouts[0]}:mesh_0 on mesh_0:2, is the best one" in capsys.readouterr().out
+
+
+def test_plan_of_auto_and_what_does_not_fit(tmp_path, capsys, three_layouts):
+  auto = ("run.mesh_shape = 'rows:2'", "run.layout_rules = 'auto'", "run.mode = 'plan'")
+  report = run(tmp_path, *auto)
+  assert str(report.mesh_shape) == "Shape[rows=2]" and len(report.layout.pairs) == 1
+  with pytest.raises(OutOfMemoryError, match="no layout fits. Nearest is"):
+    run(tmp_path, *auto, "choose_layout.memory_limit = 1000.0")
+  capsys.readouterr()
+  bound = ("run.mesh_shape = 'rows:2'", "run.layout_rules = ''", "run.mode = 'plan'")
+  report = run(tmp_path, *bound, "choose_layout.memory_limit = 1000.0")
+  assert report.layout.pairs == [] and "no layout fits" in capsys.readouterr().out
+
+
+def test_search_writes_a_file_that_trains(tmp_path, capsys, monkeypatch, three_layouts):
+  monkeypatch.chdir(tmp_path)
+  auto = ("run.mesh_shape = 'rows:2'", "run.layout_rules = 'auto'", "run.mode = 'search'")
+  choice = run(tmp_path, *auto, SMALL)
+  path = re.search(r"written: (\S+)", capsys.readouterr().out)[1]
+  assert path == "layouts/auto_TPU_v3_core_2.gin"
+  gin.clear_config()
+  gin_config.parse_gin([path], [])
+  assert gin.query_parameter("utils.run.mesh_shape") == "rows:2"
+  rules = gin.query_parameter("utils.run.layout_rules")
+  assert mtf.convert_to_layout_rules(rules) == choice.layout
+  run(tmp_path, *auto, SMALL)  # Its own file it writes again.
+  (tmp_path / "mine.gin").write_text("x = 1\n")
+  with pytest.raises(ConfigError, match="mine.gin is there, and no search has written it"):
+    run(tmp_path, *auto, SMALL, "write_layout.path = 'mine.gin'")
+  assert (tmp_path / "mine.gin").read_text() == "x = 1\n"
+
+
+AUTO = {"run.mesh_shape = 'auto'", "run.layout_rules = 'auto'"}
+FOUR = "run.num_devices = 4"
+
+
+@pytest.mark.parametrize(
+  ("bindings", "error", "text"),
+  [
+    (AUTO, ConfigError, "say for how many devices, such as run.num_devices = 8"),
+    (
+      {*AUTO, FOUR, "run.batch_size = ('tokens_per_replica', 64)"},
+      ConfigError,
+      r"depends on the layout, which is 'auto'.*'tokens_per_batch', 512",
+    ),
+    (
+      {"run.mesh_shape = 'a:2'", "run.layout_rules = 'auto'", FOUR},
+      ConfigError,
+      "run.num_devices is 4, but run.mesh_shape 'a:2' has 2 processors",
+    ),
+    ({*AUTO, "run.num_devices = 0"}, ConfigError, "run.num_devices is 0; it must be at least 1"),
+    ({*AUTO, FOUR, "choose_layout.machine = 'tpu-v9'"}, ConfigError, "tpu-v9"),
+    ({*AUTO, FOUR, "choose_layout.fixed = 'bach:rows'"}, LayoutError, "did you mean 'batch'"),
+    ({*AUTO, FOUR, "run.optimizer = None"}, ConfigError, "run.optimizer is not bound"),
+    (
+      {"run.mesh_shape = 'auto'", "run.layout_rules = 'd_kv:rows'", "run.num_devices = 3"},
+      LayoutError,
+      "no mesh of 3 devices suits the rules d_kv:rows",
+    ),
+  ],
+)
+def test_errors(bindings, error, text, tmp_path):
+  with pytest.raises(error, match=text):
+    run(tmp_path, *sorted(bindings), "run.mode = 'search'")
+
+
+def test_what_is_predicted_for_if_nobody_says():
+  assert automatic_layout.usual_machine(4) == "cpu"
+  assert automatic_layout.usual_machine(512) == "tpu-v3"
+  assert automatic_layout.usual_machine(4, on_tpu=True) == "tpu-v3"

@@ -1,0 +1,378 @@
+"""Layouts and mesh shapes that are "auto": searched for before the model is built.
+
+    run.layout_rules = "auto"   the layout with the least predicted time of a training step
+    run.mesh_shape = "auto"     the mesh, too, of all that `run.num_devices` devices make
+
+What is found is as if it had been bound: the program, operative_config.gin and the record of each
+checkpoint have the rules in place of "auto". A run that goes on from such a checkpoint keeps its
+layout, so that a resume neither searches nor changes its speed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import gin
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import checkpoint, workers
+from mesh_tensorflow.errors import ConfigError, LayoutError, OutOfMemoryError
+from mesh_tensorflow.planning.auto_layout import LayoutChoice
+from mesh_tensorflow.planning.machine import Machine, convert_to_machine
+from mesh_tensorflow.planning.text import format_bytes, format_seconds
+from mesh_tensorflow.running.function import Function
+from mesh_tensorflow.transformer.files.by_chief import by_chief
+from mesh_tensorflow.transformer.gin_config import model_config, parsing
+from mesh_tensorflow.transformer.gin_config.contradictions import RUN
+from mesh_tensorflow.transformer.meshes.batching import compute_batch_size
+from mesh_tensorflow.transformer.modes.planned_steps import make_steps, vocabulary_sizes
+
+AUTO = "auto"
+_MOST_VIRTUAL = 16
+
+# A graph that depends on its layout (microbatches, groups of experts) is searched as built for the
+# layout that the round before has found; more rounds than these have not found better ones.
+_ROUNDS = 2
+# Predictions of one layout that differ by less are of the same graph.
+_SAME = 1e-3
+
+# Makes the training step of a model for a mesh and a layout.
+StepMaker = Callable[[mtf.Shape, mtf.LayoutRules], Function]
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+  """What "auto" stands for in a run.
+
+  Attributes:
+    mesh_shape: the mesh shape.
+    layout_rules: the layout rules.
+    why: where they are from, in words.
+  """
+
+  mesh_shape: mtf.Shape
+  layout_rules: mtf.LayoutRules
+  why: str
+
+
+def is_auto(value: Any) -> bool:
+  """Whether a mesh shape or layout rules are to be found."""
+  return isinstance(value, str) and value.strip() == AUTO
+
+
+def is_asked(arguments: Mapping[str, Any]) -> bool:
+  """Whether `run` was asked to find its layout or mesh shape."""
+  return is_auto(arguments["mesh_shape"]) or is_auto(arguments["layout_rules"])
+
+
+def usual_machine(devices: int, on_tpu: bool = False) -> str:
+  """The shipped machine that is predicted for where `choose_layout.machine` is not bound.
+
+  Args:
+    devices: how many there are.
+    on_tpu: whether they are those of a TPU.
+  """
+  if not on_tpu and tf.config.list_physical_devices("GPU"):
+    return "a100"
+  # Virtual CPUs of one host are some; what is more is planned for a machine elsewhere.
+  return "tpu-v3" if on_tpu or devices > _MOST_VIRTUAL else "cpu"
+
+
+def mesh_to_join(
+  mesh_shape: Any, num_devices: int | None, mesh_devices: list[str] | None
+) -> mtf.Shape:
+  """A mesh shape of the right size, for workers that must join before anything can be searched.
+
+  Args:
+    mesh_shape: of `run`: a mesh shape, or "auto".
+    num_devices: of `run`.
+    mesh_devices: of `run`.
+
+  Raises:
+    ConfigError: it is "auto", and nobody says how many devices there are.
+  """
+  if not is_auto(mesh_shape):
+    shape: mtf.Shape = mtf.convert_to_shape(mesh_shape)
+    if num_devices is not None and num_devices != shape.size:
+      raise ConfigError(
+        f"run.num_devices is {num_devices}, but run.mesh_shape {mesh_text(shape)!r} has "
+        f"{shape.size} processors; leave out one of them, or bind run.mesh_shape = 'auto'"
+      )
+    return shape
+  if num_devices is not None and num_devices < 1:
+    raise ConfigError(f"run.num_devices is {num_devices}; it must be at least 1")
+  if num_devices is None:
+    gpus = len(tf.config.list_physical_devices("GPU")) * workers.cluster_from_environment().size
+    num_devices = len(mesh_devices) if mesh_devices else gpus
+  if not num_devices:
+    raise ConfigError(
+      "run.mesh_shape is 'auto': say for how many devices, such as run.num_devices = 8"
+    )
+  return mtf.Shape([mtf.Dimension("all", num_devices)])
+
+
+def find(
+  arguments: Mapping[str, Any],
+  sequence_length: Mapping[str, int] | None,
+  on_tpu: bool = False,
+) -> Found:
+  """Finds what "auto" stands for: in the newest checkpoint, or by a search.
+
+  Several workers call it together; the chief searches.
+
+  Args:
+    arguments: of `run`.
+    sequence_length: dict from feature to number of tokens.
+    on_tpu: whether it is for a TPU, of a kind that is not known.
+
+  Raises:
+    ConfigError: the batch depends on the layout; or nothing to search is bound.
+    LayoutError: no layout suits the model.
+    OutOfMemoryError: no layout fits.
+  """
+  shape = mesh_to_join(arguments["mesh_shape"], arguments["num_devices"], arguments["mesh_devices"])
+
+  def look() -> list[str]:
+    kept = _kept(arguments, shape)
+    if kept is not None:
+      return [mesh_text(kept.mesh_shape), rules_text(kept.layout_rules), kept.why]
+    if sequence_length is None:
+      raise ConfigError("run.layout_rules or run.mesh_shape is 'auto': bind run.sequence_length")
+    batch_size = whole_batch(arguments["batch_size"], sequence_length)
+    choice = search(arguments, step_maker(arguments, sequence_length, batch_size), on_tpu)
+    why = (
+      f"{format_seconds(choice.seconds)} a step and {format_bytes(choice.memory)} a device "
+      f"predicted for {choice.machine.name}, "
+      + ("no layout is faster" if choice.proven else "the best found in time")
+    )
+    return [mesh_text(choice.mesh_shape), rules_text(choice.layout), why]
+
+  mesh, rules, why = by_chief(look)
+  found = Found(mtf.convert_to_shape(mesh), mtf.convert_to_layout_rules(rules), why)
+  for name, text in (("mesh_shape", mesh), ("layout_rules", rules)):
+    # What is bound is recorded, too: found rules are for one mesh, a found mesh is for some rules.
+    parsing.say_found(("", RUN, name), text, f"found: {why}" if is_auto(arguments[name]) else None)
+  return found
+
+
+def whole_batch(batch_size: Any, sequence_length: Mapping[str, int]) -> int:
+  """Number of sequences in a batch whose layout is not known yet.
+
+  Args:
+    batch_size: of `run`.
+    sequence_length: dict from feature to number of tokens.
+
+  Raises:
+    ConfigError: it depends on the layout.
+  """
+  if isinstance(batch_size, int):
+    return batch_size
+  method, number = batch_size
+  if str(method).endswith("_per_replica"):
+    raise ConfigError(
+      f"run.batch_size is {tuple(batch_size)}: how many replicas there are depends on the layout, "
+      "which is 'auto'; give the whole batch, such as run.batch_size = ('tokens_per_batch', "
+      f"{8 * number})"
+    )
+  return compute_batch_size(dict(sequence_length), "", "", (method, number))
+
+
+def step_maker(
+  arguments: Mapping[str, Any], sequence_length: Mapping[str, int], batch_size: int
+) -> StepMaker:
+  """What makes training steps of the model that gin describes.
+
+  Args:
+    arguments: of `run`.
+    sequence_length: dict from feature to number of tokens.
+    batch_size: number of sequences.
+
+  Raises:
+    ConfigError: no optimizer is bound.
+  """
+  optimizer = arguments["optimizer"]
+  if optimizer is None:
+    raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
+  sizes = vocabulary_sizes(arguments["vocabulary"])
+
+  def make(mesh_shape: mtf.Shape, layout_rules: mtf.LayoutRules) -> Function:
+    steps = make_steps(
+      arguments["model_type"], mesh_shape, layout_rules, batch_size, dict(sequence_length), **sizes
+    )
+    return steps.train_step(steps.required_features, optimizer)
+
+  return make
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.plan", allowlist=[
+  "machine", "memory_limit", "fixed", "time_limit", "alternatives"
+])  # fmt: skip
+def choose_layout(
+  make: StepMaker,
+  mesh_shape: mtf.Shape | None,
+  devices: int,
+  layout_rules: mtf.LayoutRules | None,
+  default_machine: str,
+  *,
+  machine: str | None = None,
+  memory_limit: float | None = None,
+  fixed: str = "",
+  time_limit: float = 60.0,
+  alternatives: int = 9,
+) -> LayoutChoice:
+  """Searches for layouts and mesh shapes of a model's training step; see `mtf.auto_layout`.
+
+  Args:
+    make: makes the training step for a mesh and a layout.
+    mesh_shape: the mesh shape; None: it is searched for, too.
+    devices: how many there are.
+    layout_rules: the layout, if only the mesh is searched for; else None.
+    default_machine: the machine where none is given.
+    machine: a machine by its name, or a file; see `mtf.planning.Machine`.
+    memory_limit: bytes that a device may hold; the memory of the machine's by default.
+    fixed: layout rules that the layout must have.
+    time_limit: seconds of a search, after which the best so far is taken.
+    alternatives: how many of the next best are told.
+
+  Raises:
+    ConfigError: there is no such machine.
+    LayoutError: no layout suits the model.
+    OutOfMemoryError: no layout fits.
+  """
+  chosen = convert_to_machine(machine or default_machine)
+  assert chosen is not None
+  if layout_rules is not None:
+    return _best_mesh(make, layout_rules, devices, chosen, memory_limit, alternatives)
+  shape = mesh_shape or mtf.Shape([mtf.Dimension("all", devices)])
+  rules = mtf.LayoutRules([])
+  best: tuple[float, LayoutChoice] | None = None
+  for _ in range(_ROUNDS):
+    choice = mtf.auto_layout(
+      make(shape, rules),
+      devices=devices if mesh_shape is None else None,
+      mesh_shape=mesh_shape,
+      machine=chosen,
+      memory_limit=memory_limit,
+      fixed=fixed,
+      alternatives=alternatives,
+      time_limit=time_limit,
+    )
+    built = mtf.describe(make(choice.mesh_shape, choice.layout), machine=choice.machine)
+    seconds = built.seconds
+    assert seconds is not None
+    if best is None or seconds < best[0]:
+      real = dataclasses.replace(choice, seconds=seconds, memory=built.memory.total)
+      best = seconds, real
+    if abs(seconds - choice.seconds) <= _SAME * choice.seconds:
+      break
+    shape, rules = choice.mesh_shape, choice.layout
+  assert best is not None
+  return best[1]
+
+
+def search(arguments: Mapping[str, Any], make: StepMaker, on_tpu: bool = False) -> LayoutChoice:
+  """Searches for what is "auto" among the arguments of `run`, or, if nothing is, for both.
+
+  Args:
+    arguments: of `run`.
+    make: makes the training step for a mesh and a layout.
+    on_tpu: whether it is for a TPU, of a kind that is not known.
+  """
+  mesh, rules = arguments["mesh_shape"], arguments["layout_rules"]
+  shape = mesh_to_join(mesh, arguments["num_devices"], arguments["mesh_devices"])
+  free = is_auto(mesh) or not is_auto(rules)
+  only_mesh = is_auto(mesh) and not is_auto(rules)
+  return choose_layout(
+    make,
+    None if free else shape,
+    int(shape.size),
+    mtf.convert_to_layout_rules(rules) if only_mesh else None,
+    usual_machine(int(shape.size), on_tpu),
+  )
+
+
+def rules_text(rules: mtf.LayoutRules) -> str:
+  """Layout rules as they are written in gin files."""
+  return ",".join(f"{name}:{mesh_name}" for name, mesh_name in rules.pairs)
+
+
+def mesh_text(shape: mtf.Shape) -> str:
+  """A mesh shape as it is written in gin files."""
+  return ",".join(f"{m.name}:{m.size}" for m in shape)
+
+
+def _kept(arguments: Mapping[str, Any], shape: mtf.Shape) -> Found | None:
+  """The layout that the newest checkpoint's run has found, if it is for what is bound now."""
+  model_dir = arguments["model_dir"]
+  path = checkpoint.latest_checkpoint(model_dir) if model_dir else None
+  record = model_config.found_in(path) if path else {}
+  mesh, rules = record.get("mesh_shape"), record.get("layout_rules")
+  if mesh is None or rules is None:
+    return None
+  kept = Found(mtf.convert_to_shape(mesh), mtf.convert_to_layout_rules(rules), f"kept from {path}")
+  if is_auto(arguments["mesh_shape"]):
+    if kept.mesh_shape.size != shape.size:
+      return None
+  elif kept.mesh_shape != shape:
+    return None
+  bound = arguments["layout_rules"]
+  if not is_auto(bound) and kept.layout_rules != mtf.convert_to_layout_rules(bound):
+    return None
+  return kept
+
+
+def _best_mesh(
+  make: StepMaker,
+  rules: mtf.LayoutRules,
+  devices: int,
+  machine: Machine,
+  memory_limit: float | None,
+  alternatives: int,
+) -> LayoutChoice:
+  """The sizes of the mesh dimensions that given rules name."""
+  names = list(dict.fromkeys(mesh_name for _, mesh_name in rules.pairs))
+  limit = machine.device.memory / (devices if machine.shared else 1)
+  limit = limit if memory_limit is None else memory_limit
+  choices: list[LayoutChoice] = []
+  error: LayoutError | None = None
+  for sizes in _sizes(devices, len(names)):
+    shape = mtf.Shape([mtf.Dimension(n, s) for n, s in zip(names, sizes)])
+    try:
+      report = mtf.describe(make(shape, rules), machine=machine)
+    except LayoutError as e:
+      error = error or e
+      continue
+    assert report.seconds is not None
+    choices.append(
+      LayoutChoice(
+        shape, rules, report.seconds, int(report.memory.total), True, (), machine, limit, 0.0
+      )
+    )
+  if not choices:
+    raise LayoutError(
+      f"run.mesh_shape is 'auto', but no mesh of {devices} devices suits the rules "
+      f"{rules_text(rules) or '(none)'}: {error or 'they name no mesh dimension'}"
+    )
+  fitting = [c for c in choices if c.memory <= limit]
+  if not fitting:
+    nearest = min(choices, key=lambda c: c.memory)
+    raise OutOfMemoryError(
+      f"no mesh of {devices} devices fits into {format_bytes(int(limit))} a device with the rules "
+      f"{rules_text(rules)}; nearest is {mesh_text(nearest.mesh_shape)}, with "
+      f"{format_bytes(nearest.memory)}. run.layout_rules = 'auto' searches for other rules"
+    )
+  first, *others = sorted(fitting, key=lambda c: c.seconds)
+  return dataclasses.replace(first, alternatives=tuple(others[:alternatives]))
+
+
+def _sizes(devices: int, count: int) -> Iterator[tuple[int, ...]]:
+  """Sizes of so many mesh dimensions, of so many devices in all."""
+  divisors: Sequence[int] = [n for n in range(1, devices + 1) if devices % n == 0]
+  for sizes in itertools.product(divisors, repeat=count):
+    if math.prod(sizes) == devices:
+      yield sizes

@@ -1,0 +1,91 @@
+"""The programs of a model for a mesh that need not be there, and what they are said to need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gin
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
+from mesh_tensorflow.transformer.programs.model_building import build_model
+from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.plan")
+def make_steps(
+  model_type: str,
+  mesh_shape: mtf.Shape,
+  layout_rules: mtf.LayoutRules,
+  batch_size: int,
+  sequence_length: dict[str, int],
+  vocab_size: int | tuple[int, int] | None = None,
+) -> ModelSteps:
+  """The programs of the model that gin describes, for a mesh that need not be there.
+
+  Args:
+    model_type: see `build_model`.
+    mesh_shape: mesh shape.
+    layout_rules: layout rules.
+    batch_size: sequences in a batch.
+    sequence_length: dict from feature to number of tokens.
+    vocab_size: number of ids, or a pair for inputs and targets.
+
+  Raises:
+    ConfigError: `vocab_size` is not given.
+  """
+  if vocab_size is None:
+    raise ConfigError(
+      "run.mode is 'plan' and no vocabulary is bound: bind make_steps.vocab_size, or run.vocabulary"
+    )
+  inputs, targets = (vocab_size, vocab_size) if isinstance(vocab_size, int) else vocab_size
+  model = build_model(
+    model_type=model_type,
+    input_vocab_size=inputs,
+    output_vocab_size=targets,
+    layout_rules=layout_rules,
+    mesh_shape=mesh_shape,
+  )
+  # Of the base class: it knows the sizes of slices, and has no devices.
+  mesh_impl = mtf.MeshImpl(mesh_shape, layout_rules)
+  return ModelSteps(model, mesh_impl, model_type, batch_size, sequence_length)
+
+
+def plan(steps: ModelSteps, optimizer: Callable[..., Any]) -> mtf.Report:
+  """Lowers a training step for its mesh, on shapes alone.
+
+  Args:
+    steps: the programs of the model.
+    optimizer: an optimizer class; its slots are variables of the training step.
+
+  Returns:
+    A `Report` (see `mtf.describe`).
+
+  Raises:
+    LayoutError: the layout does not suit the model.
+  """
+  return mtf.describe(steps.train_step(steps.required_features, optimizer))
+
+
+def count_parameters(steps: ModelSteps) -> int:
+  """Number of the elements of a model's trained variables, from its graph alone.
+
+  Args:
+    steps: the programs of the model.
+  """
+  graph, _, _ = steps.eval_step(steps.required_features).build_graph()
+  return sum(v.size for v in graph.trainable_variables)
+
+
+def vocabulary_sizes(vocabulary: Any) -> dict[str, tuple[int, int]]:
+  """What `make_steps` needs to know of a vocabulary, a pair of them, or None."""
+  if vocabulary is None:
+    return {}
+  return {
+    "vocab_size": (
+      inputs_vocabulary(vocabulary).vocab_size,
+      targets_vocabulary(vocabulary).vocab_size,
+    )
+  }

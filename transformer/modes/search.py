@@ -1,0 +1,73 @@
+"""The mode "search": the best layout of a model, written as a gin file."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import gin
+import tensorflow as tf
+
+from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.planning.auto_layout import LayoutChoice
+from mesh_tensorflow.planning.text import format_bytes, format_seconds
+from mesh_tensorflow.transformer.files import model_files
+from mesh_tensorflow.transformer.modes import automatic_layout
+from mesh_tensorflow.transformer.modes.job import Job
+from mesh_tensorflow.transformer.modes.registry import mode
+
+_HEAD = "# Found by run.mode = 'search'"
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.plan", allowlist=["path"])
+def write_layout(choice: LayoutChoice, model: str, path: str | None = None) -> str:
+  """Writes a layout as a gin file, to be given with `--gin_file`.
+
+  Args:
+    choice: the layout.
+    model: what it was searched for, in words.
+    path: the file; by default "layouts/auto_MACHINE_SIZES.gin" in the working folder. A file that
+      was not written by a search is not overwritten.
+
+  Returns:
+    The path.
+
+  Raises:
+    ConfigError: there is another file of that name.
+    StorageError: it cannot be written.
+  """
+  if path is None:
+    sizes = "x".join(str(m.size) for m in choice.mesh_shape) or "1"
+    name = re.sub("[^A-Za-z0-9_-]+", "_", choice.machine.name).strip("_")
+    path = f"layouts/auto_{name}_{sizes}.gin"
+  if tf.io.gfile.exists(path):
+    with tf.io.gfile.GFile(path) as f:
+      if not f.read().startswith(_HEAD):
+        raise ConfigError(
+          f"write_layout.path: {path} is there, and no search has written it; bind another name"
+        )
+  proven = "no layout is faster" if choice.proven else "the best found before time ran out"
+  text = (
+    f"{_HEAD} for {model}.\n"
+    f"# Predicted for {choice.machine.name}: {format_seconds(choice.seconds)} a step, "
+    f"{format_bytes(choice.memory)} a device; {proven}.\n\n"
+    f'utils.run.mesh_shape = "{automatic_layout.mesh_text(choice.mesh_shape)}"\n'
+    f'utils.run.layout_rules = "{automatic_layout.rules_text(choice.layout)}"\n'
+  )
+  folder = os.path.dirname(path)
+  if folder:
+    model_files.make_folder(folder)
+  model_files.write(folder, path, text.encode())
+  return path
+
+
+@mode("search", on_devices=False)
+def run_search(job: Job) -> LayoutChoice:
+  """Searches mesh shape and layout; a bound mesh shape is kept where the rules are "auto"."""
+  make = automatic_layout.step_maker(job.arguments, job.sequence_length, job.batch_size)
+  choice = automatic_layout.search(job.arguments, make, bool(job.tpu))
+  print(choice, flush=True)
+  model = f"a {job.model_type} of {job.batch_size} sequences a batch"
+  path = write_layout(choice, model)
+  print(f"written: {path} (give --gin_file={path})", flush=True)
+  return choice
