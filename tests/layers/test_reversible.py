@@ -80,7 +80,7 @@ def test_the_function_may_use_the_other_stream_itself():
     mesh = mtf.Mesh(graph, "m")
     x1, x2 = (mtf.import_tf_tensor(mesh, v, [B, D]) for v in (X, np.cos(X)))
     y1, _, y2, _ = layers.reversible_half_residual_and_swap(
-      x1, None, x2, None, lambda x: mtf.sin(x) * x1, recompute_grads=recompute
+      x1, None, x2, None, lambda x, x1=x1: mtf.sin(x) * x1, recompute_grads=recompute
     )
     grads = mtf.gradients([mtf.reduce_sum(mtf.square(y1) + mtf.sin(y2))], [x1, x2])
     found.append(values(mesh, grads, make_impl("b:r")))
