@@ -170,6 +170,7 @@ def steps(full: Descriptor, *states: str, name: str | None = None) -> Descriptor
     build=decoded(full.build, list(states)),
     reference=reference,
     variables=tuple((f"layer/{n}", v) for n, v in full.variables or ()),
+    untrained=tuple(f"layer/{n}" for n in full.untrained),
     differentiable=False,
     gradient=None,
     together=(*full.together, *states),

@@ -13,11 +13,12 @@ from tests.transformer.layers import descriptors_conv_layers as conv
 from tests.transformer.layers import descriptors_grouped_query as grouped
 from tests.transformer.layers import descriptors_smaller_layers as smaller
 from tests.transformer.layers import descriptors_stacks as stacks
+from tests.transformer.layers import descriptors_today as today
 from tests.transformer.layers import numpy_attention as na
 
 FULL: dict[str, Descriptor] = {
   d.name: d
-  for module in (attention, basic, conv, grouped, smaller, stacks)
+  for module in (attention, basic, conv, grouped, smaller, stacks, today)
   for d in module.DESCRIPTORS
 }
 KEYS = "batch:2 memory_length:4 heads:2 d_kv:2"
@@ -41,6 +42,8 @@ STATES = {
   "moe_layer_with_room_is_dense": [],
   "moe_layer_of_deep_experts": [],
   "moe_layer_of_two_levels": [],
+  "moe_layer_without_dropping": [],
+  "moe_layer_of_swiglu_experts": [],
   "local_self_attention": [WINDOW, WINDOW],
   "talking_heads": TALKING,
   "talking_heads_with_dynamic_projections": [*TALKING, INPUTS],

@@ -46,7 +46,9 @@ LAYOUTS = [
 ]
 
 
-def on_mesh(mesh, layout, devices, group_size, gating="top_2", kind="placement", traced=False):
+def on_mesh(
+  mesh, layout, devices, group_size, gating="top_2", kind="placement", traced=False, **options
+):
   """Outputs and gradients of the layer that is told its layout, and the counters."""
   cls = mtf.PlacementMeshImpl if kind == "placement" else mtf.SimdMeshImpl
   impl = cls(mesh, layout, devices[: mtf.convert_to_shape(mesh).size])
@@ -59,8 +61,9 @@ def on_mesh(mesh, layout, devices, group_size, gating="top_2", kind="placement",
     dims = [("batch", 8), ("length", 8), ("d_model", 8)]
     x = mtf.import_tf_tensor(m, X, dims)
     bag = hparams(
-      num_experts=4, hidden_size=8, group_size=group_size, gating=gating, dropout_rate=0.2
-    )
+      num_experts=4, hidden_size=8, group_size=group_size, gating=gating, dropout_rate=0.2,
+      **options,
+    )  # fmt: skip
     y, loss = moe.transformer_moe_layer_v1(
       x, mtf.Dimension("d_model", 8), bag, True, FLOATS, layout=layout, mesh_shape=mesh,
       nonpadding=mtf.import_tf_tensor(m, NONPADDING, dims[:2]),
@@ -183,3 +186,34 @@ def test_bfloat16_activations(cpu_devices):
   for got in (results[tf.bfloat16, "all:1"], results[tf.bfloat16, "all:2"]):
     for a, b in zip(got, want):
       np.testing.assert_allclose(a, b, atol=0.05 * np.abs(b).max())
+
+
+DROPLESS = dict(dropless=True, top_n_num_experts_per_token=2, num_shared_experts=1)
+
+
+@functools.cache
+def without_dropping_on_one_device(gating):
+  return on_mesh("all:1", "", ["CPU:0"], 16, gating, **DROPLESS)[0]
+
+
+@pytest.mark.parametrize("mesh,layout,_", LAYOUTS[:1] + LAYOUTS[2:4] + LAYOUTS[5:])
+def test_without_dropping(mesh, layout, _, cpu_devices):
+  got, counters = on_mesh(mesh, layout, cpu_devices, 16, "top_k", **DROPLESS)
+  check_equal(got, without_dropping_on_one_device("top_k"))
+  if layout in ("batch:all,experts:all", "experts:all"):
+    # What is exchanged behind experts are tokens: all, once on each processor. Hidden values, of
+    # which there are as many for each choice, stay where their experts are.
+    assert counters["allreduce/[0]/expert_products"] == 4 * X.size
+
+
+@pytest.mark.parametrize("gating", ["top_2", "ntlb"])
+def test_other_routers_without_dropping(gating, cpu_devices):
+  got, _ = on_mesh("all:4", "batch:all,experts:all", cpu_devices, 16, gating, **DROPLESS)
+  check_equal(got, without_dropping_on_one_device(gating))
+
+
+@pytest.mark.parametrize("kind,traced", [("simd", False), ("simd", True), ("placement", True)])
+def test_implementations_without_dropping(kind, traced, cpu_devices):
+  mesh, layout, _ = LAYOUTS[2]
+  got, _ = on_mesh(mesh, layout, cpu_devices, 16, "top_k", kind, traced, **DROPLESS)
+  check_equal(got, without_dropping_on_one_device("top_k"))
