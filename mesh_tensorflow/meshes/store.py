@@ -160,12 +160,14 @@ class VariableStore(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing
   Args:
     seed: initial values are a function of it and of the variable's name.
     name: name of the module.
+    noise_seed: of what random operations draw; `seed` by default.
   """
 
   @checked
-  def __init__(self, seed: float = 0, name: str | None = None):
+  def __init__(self, seed: float = 0, name: str | None = None, *, noise_seed: float | None = None):
     super().__init__(name=name or "variable_store")
     self.seed = int(seed)
+    self.noise_seed = self.seed if noise_seed is None else int(noise_seed)
     # Where tf.Module looks for variables: it does not look into a StoredVariable.
     self._slices: dict[str, tuple[tf.Variable, ...]] = {}
     self._stored: dict[str, StoredVariable] = {}

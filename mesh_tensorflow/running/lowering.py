@@ -203,9 +203,9 @@ class Lowering:
       if seed is None:
         seed = _next_run(impl)
       if isinstance(seed, int):
-        self._base_keys[impl] = random_bits.fold(impl.variable_store.seed, seed)
+        self._base_keys[impl] = random_bits.fold(impl.variable_store.noise_seed, seed)
       else:
-        start = impl.variable_store.seed
+        start = impl.variable_store.noise_seed
         self._base_keys[impl] = impl.slicewise(lambda s: random_bits.fold(start, s), seed)
     return self._base_keys[impl]
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data import own_documents, parallel_text
 from mesh_tensorflow.transformer.data.packing import Length
-from mesh_tensorflow.transformer.files import text_files
+from mesh_tensorflow.transformer.files import data_seed, text_files
 from mesh_tensorflow.transformer.files.documents import Field
 from mesh_tensorflow.transformer.files.input_shards import BatchRows
 
@@ -42,7 +42,7 @@ def own_pairs(
   encoding: str = text_files.AS_BOUND,
   pack: bool = True,
   too_long: str = "drop",
-  seed: int = 0,
+  seed: int | None = None,
   skip: int = 0,
   batch_size: int | None = None,
   *,
@@ -68,7 +68,7 @@ def own_pairs(
     encoding: see there.
     pack: see `parallel_text_dataset`.
     too_long: see there.
-    seed: of the order.
+    seed: of the order; None: that of the run (`run.seeds`).
     skip: start at this row.
     batch_size: has no effect.
     batch_rows: make only the rows that are needed of each batch, the first of which begins at
@@ -97,6 +97,7 @@ def own_pairs(
     raise ConfigError(f"own_pairs: skip (={skip}) must not be negative")
   return parallel_text.rows_of_pairs(
     pairs, sequence_length, vocabulary, f"the {dataset_split} split of {source.name}",
-    train=dataset_split == "train", pack=pack, too_long=too_long, seed=seed, skip=skip,
+    train=dataset_split == "train", pack=pack, too_long=too_long,
+    seed=data_seed.chosen(seed), skip=skip,
     batch_rows=batch_rows,
   )  # fmt: skip

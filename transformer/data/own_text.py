@@ -18,7 +18,7 @@ from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data import encoding as encoding_lib
 from mesh_tensorflow.transformer.data import own_documents, text_lm_rows, token_rows
 from mesh_tensorflow.transformer.data.packing import Length
-from mesh_tensorflow.transformer.files import input_shards, text_files
+from mesh_tensorflow.transformer.files import data_seed, input_shards, text_files
 from mesh_tensorflow.transformer.files.documents import Field
 from mesh_tensorflow.transformer.files.input_shards import BatchRows
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
@@ -55,7 +55,7 @@ def own_text(
   mode: str = "stream",
   order: str = "shuffled",
   context_tokens: int = 0,
-  seed: int = 0,
+  seed: int | None = None,
   skip: int = 0,
   batch_size: int | None = None,
   *,
@@ -75,8 +75,8 @@ def own_text(
     validation_path: the same, for the held-out documents.
     validation_fraction: hold this part of the documents of `path` out: by default 0.05, if there
       is no `validation_path`; 0: none. Chosen by a hash of the document, so that it stays when
-      other files are added; a document of 65,536 characters or more, or the only one there is,
-      gives its end.
+      other files are added; a text file of 8,192 characters that is a document, any document of
+      65,536, and the only one there is, give their ends.
     format: "text", "jsonl", "csv", "tsv" or "parquet"; "auto": by the suffix.
     document: what a document is in text files: "file", "paragraph" (blank lines between) or "line";
       "auto": a file. In the other formats it is a record.
@@ -95,7 +95,7 @@ def own_text(
       at other places; "random": windows at random places, drawn with replacement.
     context_tokens: the first so many ids of a window are negated: the model sees them, and they
       are not scored; consecutive windows overlap by as much.
-    seed: of the order.
+    seed: of the order; None: that of the run (`run.seeds`).
     skip: start at this example.
     batch_size: has no effect.
     batch_rows: make only the examples that are needed of each batch, the first of which begins at
@@ -111,7 +111,9 @@ def own_text(
       encode the text.
   """
   del batch_size
-  cut = token_rows.Cut(token_rows.length_of(sequence_length), mode, order, context_tokens, seed)
+  cut = token_rows.Cut(
+    token_rows.length_of(sequence_length), mode, order, context_tokens, data_seed.chosen(seed)
+  )
   source = own_documents.source(
     "own_text", path, validation_path, validation_fraction,
     format=format, document=document, separator=separator, header=header, quotes=quotes,

@@ -12,7 +12,7 @@ import tensorflow as tf
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data import own_documents, token_rows
 from mesh_tensorflow.transformer.data.packing import Length
-from mesh_tensorflow.transformer.files import input_shards, token_folder
+from mesh_tensorflow.transformer.files import data_seed, input_shards, token_folder
 from mesh_tensorflow.transformer.files.input_shards import BatchRows
 from mesh_tensorflow.transformer.vocabularies import kept
 
@@ -36,7 +36,7 @@ def own_tokens(
   mode: str = "stream",
   order: str = "shuffled",
   context_tokens: int = 0,
-  seed: int = 0,
+  seed: int | None = None,
   skip: int = 0,
   batch_size: int | None = None,
   *,
@@ -71,7 +71,9 @@ def own_tokens(
       window; or the tokens are of another vocabulary.
   """
   del batch_size
-  cut = token_rows.Cut(token_rows.length_of(sequence_length), mode, order, context_tokens, seed)
+  cut = token_rows.Cut(
+    token_rows.length_of(sequence_length), mode, order, context_tokens, data_seed.chosen(seed)
+  )
   tokens = token_folder.read(path)
   vocabulary = vocabulary[1] if isinstance(vocabulary, tuple) else vocabulary
   given, needed = kept.describe(vocabulary), tokens.vocabulary

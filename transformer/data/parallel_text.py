@@ -18,7 +18,7 @@ from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data import own_documents
 from mesh_tensorflow.transformer.data.encoding import check_known, vocabulary_of
 from mesh_tensorflow.transformer.data.packing import Length
-from mesh_tensorflow.transformer.files import input_shards, text_files
+from mesh_tensorflow.transformer.files import data_seed, input_shards, text_files
 from mesh_tensorflow.transformer.files.input_shards import BatchRows
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
@@ -49,7 +49,7 @@ def parallel_text_dataset(
   data_dir: str = "",
   pack: bool = True,
   too_long: str = "drop",
-  seed: int = 0,
+  seed: int | None = None,
   skip: int = 0,
   batch_size: int | None = None,
   *,
@@ -73,7 +73,7 @@ def parallel_text_dataset(
       them apart; otherwise a row is a pair, padded.
     too_long: a pair with more ids than `sequence_length` on one side (EOS counts) is left out
       ("drop", with a warning that counts them), cut off ("truncate"), or refused ("error").
-    seed: of the order.
+    seed: of the order; None: that of the run (`run.seeds`).
     skip: start at this row.
     batch_size: has no effect.
     batch_rows: make only the rows that are needed of each batch, the first of which begins at
@@ -97,7 +97,8 @@ def parallel_text_dataset(
   return rows_of_pairs(
     read_pairs(files, dataset_split, data_dir), sequence_length, vocabulary,
     f"the {dataset_split} split",
-    train=dataset_split == "train", pack=pack, too_long=too_long, seed=seed, skip=skip,
+    train=dataset_split == "train", pack=pack, too_long=too_long,
+    seed=data_seed.chosen(seed), skip=skip,
     batch_rows=batch_rows,
   )  # fmt: skip
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data import encoding as encoding_lib
 from mesh_tensorflow.transformer.data import own_documents, text_lm_rows
-from mesh_tensorflow.transformer.files import input_shards, text_files
+from mesh_tensorflow.transformer.files import data_seed, input_shards, text_files
 from mesh_tensorflow.transformer.files.input_shards import BatchRows
 from mesh_tensorflow.transformer.files.text_files import TextFile
 
@@ -55,7 +55,7 @@ def text_lm_dataset(
   context_tokens: int = 0,
   encoding: str | None = text_files.AS_BOUND,
   skip_bad_files: bool = False,
-  seed: int = 0,
+  seed: int | None = None,
   skip: int = 0,
   batch_size: int | None = None,
   *,
@@ -87,7 +87,7 @@ def text_lm_dataset(
       them, and they are not scored; consecutive windows overlap by as much.
     encoding: of the files; by default that of `text_encoding`; None passes bytes to the vocabulary.
     skip_bad_files: leave out empty and undecodable files, with a warning.
-    seed: of the random choices.
+    seed: of the random choices; None: that of the run (`run.seeds`).
     skip: start at this example.
     batch_size: has no effect.
     batch_rows: make only the examples that are needed of each batch, the first of which begins at
@@ -107,6 +107,7 @@ def text_lm_dataset(
   _check_numbers(context_tokens, length, mode, skip)
   vocabulary = vocabulary[1] if isinstance(vocabulary, tuple) else vocabulary
   train = dataset_split == "train"
+  seed = data_seed.chosen(seed)
   rows = batch_rows or input_shards.current().rows()
   files, fraction = _choose_files(
     train, train_files, validation_files, validation_fraction, validation_unit,

@@ -20,6 +20,7 @@ from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.meshes.batching import BATCH_METHODS
 from mesh_tensorflow.transformer.programs import nonfinite
 from mesh_tensorflow.transformer.programs.model_building import MODEL_TYPES
+from mesh_tensorflow.transformer.programs.seeds import PURPOSES
 from mesh_tensorflow.transformer.vocabularies import named
 
 _OURS = "mesh_tensorflow."
@@ -101,12 +102,10 @@ def _is_checkpoint_step(x: Any) -> bool:
   return x in (None, "all", "new", "best") or (_is_whole(x) and x >= -1)
 
 
-def _are_profile_steps(x: Any) -> bool:
-  if isinstance(x, str):
-    x = [int(n) if n.strip().isdecimal() else n for n in x.split(":")]
-  if not isinstance(x, (list, tuple)) or len(x) != 2:
-    return x is None
-  return all(_is_whole(n) and n >= 0 for n in x) and x[0] < x[1]
+def _are_seeds(x: Any) -> bool:
+  if isinstance(x, Mapping):
+    return all(k in PURPOSES and _is_whole(v) for k, v in x.items())
+  return x is None
 
 
 def _are_rates(x: Any) -> bool:
@@ -192,6 +191,13 @@ _OF_OWNERS: dict[str, dict[str, Rule]] = {
     "model_type": one_of(*MODEL_TYPES),
     "mesh_implementation": one_of(*mesh_setup.IMPLEMENTATIONS),
     "nonfinite": one_of(*nonfinite.CHOICES),
+    "eval_every_steps": at_least(0),
+    "eval_steps": at_least(1).or_none(),
+    "early_stopping_patience": at_least(1).or_none(),
+    "early_stopping_min_delta": NOT_BELOW_ZERO,
+    "seeds": Rule(
+      f"a dict from {', '.join(map(repr, PURPOSES))} to whole numbers, or None", _are_seeds
+    ),
     "batch_size": Rule(
       "a whole number of sequences of at least 1, or a pair such as ('tokens_per_batch', 4096), of "
       f"one of {', '.join(BATCH_METHODS)} and such a number",
@@ -203,14 +209,6 @@ _OF_OWNERS: dict[str, dict[str, Rule]] = {
     ),
     "train_steps": _STEPS,
     "norms_every": at_least(0).or_none(),
-    "peak_flops": Rule(
-      "a number of FLOP/s of at least 0, the name of a machine or of its file, or None",
-      lambda x: x is None or isinstance(x, str) or NOT_BELOW_ZERO.is_legal(x),
-    ),
-    "profile_steps": Rule(
-      "two steps, the first before the last, such as (10, 20) or '10:20', or None",
-      _are_profile_steps,
-    ),
     "eval_checkpoint_step": _CHECKPOINT_STEP,
     "export_checkpoint_step": _CHECKPOINT_STEP,
     "learning_rate_schedule": _RATES,

@@ -53,7 +53,8 @@ def decode_lines(
   texts = prompt_files.read_prompts(input_filename)
   if not texts:
     raise DataError(f"the input file {input_filename!r} is empty")
-  settings = sampling_settings.sample()
+  seed = estimator.mesh_impl.variable_store.noise_seed
+  settings = sampling_settings.sample().with_default_seed(seed)
   if repeats == 1:
     repeats = settings.num_samples
   of_model = _of_language_model if model_type == "lm" else _of_encoder_decoder

@@ -51,6 +51,7 @@ def decode_prompts(
     DataError: a prompt leaves no room for a token.
     StorageError: the output cannot be written.
   """
+  settings = settings.with_default_seed(estimator.mesh_impl.variable_store.noise_seed)
   make = _continues if model_type == "lm" else _translates
   write = make(estimator, vocabulary, settings, batch_size, sequence_length)
   with output_file(settings.output) as file:

@@ -146,7 +146,8 @@ def _find(
 ) -> str | None:
   again = copy.copy(trainer)
   impl = copy.copy(trainer.mesh_impl)
-  impl.variable_store = mtf.VariableStore(seed=trainer.mesh_impl.variable_store.seed)
+  store = trainer.mesh_impl.variable_store
+  impl.variable_store = mtf.VariableStore(seed=store.seed, noise_seed=store.noise_seed)
   again.steps = trainer.steps.on_mesh(impl)
   again.checkpointer = None  # It is for the trainer's variables.
   data = make_data(again)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer.files import input_shards
+from mesh_tensorflow.transformer.files import data_seed, input_shards
 from mesh_tensorflow.transformer.files.input_shards import BatchRows, InputShard
 from mesh_tensorflow.transformer.programs import several_steps
 from mesh_tensorflow.transformer.programs.batch_stream import BatchStream
@@ -117,6 +117,7 @@ class TrainingData:
     say: gets lines about the data: that an epoch begins anew, that seen examples are read.
     examples_in_epoch: how many there were when it was counted last; None: not known. It is of use
       where examples are left out, and need not be right.
+    seed: of what is put into a random order; None: that of the initial weights.
   """
 
   def __init__(
@@ -130,8 +131,10 @@ class TrainingData:
     shard_input: bool = False,
     say: Callable[[str], None] | None = None,
     examples_in_epoch: int | None = None,
+    seed: int | None = None,
   ):
     self._steps = steps
+    seed = steps.mesh_impl.variable_store.seed if seed is None else seed
     kwargs = dict(sequence_length=steps.sequence_length, vocabulary=vocabulary, dataset_split=split)
     takes = _parameters(dataset_fn)
     makes_rows = "batch_rows" in takes
@@ -155,10 +158,11 @@ class TrainingData:
     def make(batches: int) -> tf.data.Dataset:
       if "skip" in takes:
         kwargs["skip"] = batches * batch
-      return input_shards.read_shard(shard, lambda: dataset_fn(**kwargs))
+      with data_seed.used(seed):
+        return input_shards.read_shard(shard, lambda: dataset_fn(**kwargs))
 
     self._epochs = Epochs(
-      make, read, seen_steps, steps.mesh_impl.variable_store.seed,
+      make, read, seen_steps, seed,
       skips=skips, whole_batches=makes_rows, may_be_short="one_epoch" in takes,
     )  # fmt: skip
     if examples_in_epoch and self._epochs.size is None and shard.count == 1:

@@ -35,7 +35,7 @@ class SampleSettings:
   top_p: float | None
   min_p: float | None
   repetition_penalty: float | None
-  seed: int
+  given_seed: int | None
   num_samples: int
   max_tokens: int | None
   stop: tuple[str, ...]
@@ -46,6 +46,15 @@ class SampleSettings:
   def prompts_given(self) -> bool:
     """Whether there are prompts to continue that come from no file."""
     return self.prompts is not None or self.interactive
+
+  @property
+  def seed(self) -> int:
+    """The seed of what is drawn."""
+    return self.given_seed or 0
+
+  def with_default_seed(self, seed: int) -> SampleSettings:
+    """The same settings, with a seed of the run's if `sample.seed` is not bound."""
+    return self if self.given_seed is not None else dataclasses.replace(self, given_seed=seed)
 
   def until_stop(self, text: str) -> str:
     """A text up to the first stop string in it."""
@@ -62,7 +71,7 @@ def sample(
   top_p: float | None = None,
   min_p: float | None = None,
   repetition_penalty: float | None = None,
-  seed: int = 0,
+  seed: int | None = None,
   num_samples: int = 1,
   max_tokens: int | None = None,
   stop: Any = (),
@@ -82,7 +91,8 @@ def sample(
     min_p: draw among tokens at least this much as probable as the likeliest; None: among all.
     repetition_penalty: above 1, tokens that a text has already become less likely; None: they do
       not.
-    seed: other seeds draw other texts; the same one, of the same prompts, the same.
+    seed: other seeds draw other texts; the same one, of the same prompts, the same. None: that of
+      the run (`run.seed`, or `run.seeds`' for "sampling").
     num_samples: texts for each prompt.
     max_tokens: new tokens of a text at most; more than `run.sequence_length` slides the window of
       what the model sees. None: to the end of the sequence.
@@ -116,7 +126,7 @@ def sample(
     top_p,
     min_p,
     repetition_penalty,
-    int(seed),
+    seed,
     num_samples,
     max_tokens,
     stops,

@@ -58,11 +58,22 @@ class ModelFolder:
       self.checkpointer = checkpoint_lib.Checkpointer(
         model_dir, self.mesh_impl.variable_store, max_to_keep=keep_checkpoint_max
       )
+    self._data_seed = self.mesh_impl.variable_store.seed
     self._quiet = quiet
     self._allow_config_change = allow_config_change
     self._use_ema = use_ema
     self._compared: set[str] = set()  # Checkpoints whose configurations were looked at.
     self._restored: str | None = None  # The checkpoint that the variables hold.
+
+  def use_seeds(self, *, noise: int, data: int) -> None:
+    """Takes other seeds than that of the initial weights; before a program is traced.
+
+    Args:
+      noise: of what operations draw.
+      data: of the order of training data.
+    """
+    self.mesh_impl.variable_store.noise_seed = noise
+    self._data_seed = data
 
   @property
   def mesh_impl(self) -> mtf.MeshImpl:

@@ -23,6 +23,7 @@ class TrainingSource:
     split: name of the split.
     first: the step whose batch is the first of the data set.
     examples_in_epoch: how many it had when they were counted last, if they were.
+    seed: see `TrainingData`.
   """
 
   dataset_fn: Callable[..., tf.data.Dataset]
@@ -30,6 +31,7 @@ class TrainingSource:
   split: str
   first: int
   examples_in_epoch: int | None = None
+  seed: int | None = None
 
   def batches_from(
     self, steps: ModelSteps, start: int, say: Callable[[str], None] | None = None
@@ -49,6 +51,7 @@ class TrainingSource:
       start - self.first,
       say=say,
       examples_in_epoch=self.examples_in_epoch,
+      seed=self.seed,
     )
 
   def open(

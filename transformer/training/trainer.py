@@ -290,6 +290,7 @@ class Trainer(TrainableModel):
       request.dataset_split,
       first,
       self._checkpoints.examples_in_epoch,
+      self._data_seed,
     )
     data, pipeline = source.open(
       self.steps,
