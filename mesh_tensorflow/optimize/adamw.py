@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import gin
+import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
@@ -62,8 +63,8 @@ class AdamWUpdateOperation(UpdateOperation):
       if self._weight_decay_rate:
         # Before the step, as the formula says: of the old weight.
         done.append(w.assign_sub(shrink * w.read_value(), read_value=False))
-      # Powers of 0 switch the operation's own correction off, which would take powers of a rounded
-      # beta: at beta_2 = 0.999 the first steps would be wrong in the fifth digit.
+      # Powers of 0 switch the operation's own correction off: ours is in lr and epsilon, so that
+      # epsilon is added to the corrected root, as in the formula.
       fused = tf.raw_ops.ResourceApplyAdam(
         var=w.handle,
         m=m.handle,
@@ -141,8 +142,10 @@ class AdamWOptimizer(Optimizer):
     check_below_one(owner, beta_1=beta_1, beta_2=beta_2)
     self._learning_rate = learning_rate
     self._weight_decay_rate = weight_decay_rate
-    self._beta_1 = beta_1
-    self._beta_2 = beta_2
+    # As float32, in which the averages are taken: 1 - 0.999 is another number there, by its fifth
+    # digit, and a correction by the powers of the exact beta would miss it in the first steps.
+    self._beta_1 = float(np.float32(beta_1))
+    self._beta_2 = float(np.float32(beta_2))
     self._epsilon = epsilon
     self._bias_correction = bias_correction
     excluded = NOT_DECAYED if exclude_from_weight_decay is None else exclude_from_weight_decay
