@@ -53,13 +53,13 @@ TRAINED_DIR = Flag(
 MESH = (
   Flag(
     "--mesh",
-    "Mesh of devices: batch:2,model:2 ('' is one device).",
+    "Mesh of devices: batch:2,model:2 ('' is one device), or auto: the one that is best.",
     metavar="SHAPE",
     gin="run.mesh_shape",
   ),
   Flag(
     "--layout",
-    "Which dimension of tensors is split over which of the mesh: batch:batch,d_ff:model.",
+    "Which dimension of tensors is split over which of the mesh: batch:batch,d_ff:model; or auto.",
     metavar="RULES",
     gin="run.layout_rules",
   ),

@@ -87,11 +87,12 @@ class Parser(argparse.ArgumentParser):
       print(self.help())
       sys.exit(0)
     found, rest = self.parse_known_args(words)
-    unknown = [r for r in rest if r.startswith("-")]
+    places = [*found.places, *rest]
+    # To argparse what has a blank in it is no flag, whatever it begins with.
+    unknown = [p for p in places if p.startswith("-")]
     if unknown:
       name = unknown[0].partition("=")[0]
       self.error(f"there is no flag {name}{did_you_mean(name, self.names())}")
-    places = [*found.places, *rest]
     most = 1 if self.command.place else 0
     if len(places) > most:
       self.error(self._unexpected(places[most]))

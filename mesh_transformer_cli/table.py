@@ -123,7 +123,12 @@ def _plan(values: argparse.Namespace, parser: Parser) -> list[str]:
     parser.error(
       "no --config is given, which says what to plan; such as --config=models/lm_base.gin"
     )
-  return model_flags.trainer_arguments(values, parser.command.flags, "run.mode = 'plan'")
+  bindings = [f"run.mode = {'search' if values.write else 'plan'!r}"]
+  if values.devices is not None:
+    # So many devices in whatever shape, unless one is given.
+    bindings += [] if values.mesh is not None else ["run.mesh_shape = 'auto'"]
+    bindings += [] if values.layout is not None else ["run.layout_rules = 'auto'"]
+  return model_flags.trainer_arguments(values, parser.command.flags, *bindings)
 
 
 PLAN = Command(
@@ -131,10 +136,25 @@ PLAN = Command(
   "what training needs on each device of a mesh, before anything is allocated",
   "Prints parameters, memory and FLOPs of each device, and the bytes that each operation of a "
   "training step moves over each dimension of the mesh, from shapes alone: the devices need not be "
-  "there.",
+  "there. Then the best layouts, with the time of a step that is predicted for each.",
   (
     *CONFIG,
     *MESH,
+    Flag(
+      "--devices",
+      "Find the best mesh of so many devices.",
+      flags.whole(1),
+      "N",
+      gin="run.num_devices",
+    ),
+    Flag("--machine", "The machine to plan for.", metavar="NAME", gin="choose_layout.machine"),
+    Flag(
+      "--write",
+      "Only search, and write the best layout as a gin file, for --config.",
+      flags.path,
+      "FILE",
+      gin="write_layout.path",
+    ),
     _BATCH,
     Flag(
       "--vocab_size",

@@ -131,6 +131,19 @@ def test_train():
   assert "--gin_param=run.mesh_shape = ''" in words and "--set=learning_rate=0.001" in words
 
 
+def test_plan():
+  words = given("plan", "--config=a.gin", "--mesh=x:8")
+  assert words[-1] == "--gin_param=run.mode = 'plan'"
+  words = given("plan", "--config=a.gin", "--devices=8", "--write=best.gin")
+  for bound in ("run.mode = 'search'", "run.mesh_shape = 'auto'", "run.layout_rules = 'auto'"):
+    assert f"--gin_param={bound}" in words
+  assert "--gin_param=run.num_devices = 8" in words
+  assert "--gin_param=write_layout.path = 'best.gin'" in words
+  words = given("plan", "--config=a.gin", "--devices=8", "--mesh=all:8")
+  assert "--gin_param=run.mesh_shape = 'all:8'" in words
+  assert "--gin_param=run.mesh_shape = 'auto'" not in words
+
+
 def test_flags_of_the_trainer_are_passed_on():
   words = ["--module_import=mine", "--allow_config_change", "--verbosity=1", "--tpu=local"]
   given_words = given("train", "--gin_param=a.b = 'x=y'", *words)
@@ -271,6 +284,7 @@ def test_the_trainer_runs_in_this_process_with_the_flags(monkeypatch):
     (["eval", "--model_dir={model}", "--batches=0"], 'at least 1, or "all"'),
     (["eval", "--model_dir={model}", "--checkpoint=last"], "none of a step, several"),
     (["infer", "--model_dir={model}"], "add --prompt=TEXT, --interactive, or --input=FILE"),
+    (["infer", "--model_dir={model}", "--promt=To be"], "no flag --promt; did you mean --prompt?"),
     (["infer", "--model_dir={model}", "--prompt="], "--prompt: the text is empty"),
     (["infer", "--model_dir={model}", "--prompt", "-x"], "--prompt=-VALUE"),
     (["infer", "--model_dir={model}", "--prompt=x", "--interactive"], "give one of them"),
