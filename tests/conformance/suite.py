@@ -23,8 +23,8 @@ from tests.conformance import framework, further_ways
 from tests.conftest import ROOT
 
 ROOMS = ("operations", "decoding", "layers")
-# Tracing takes longest: if no number is given, an operation is traced on one of the layouts that
-# are legal for it, on another one in each mode.
+# Threads and tracing take longest: if no number is given, an operation is run in other modes than
+# the fastest on one of the layouts that are legal for it, on another one in each mode.
 ALL_TRACED = "MTF_CONFORMANCE_DRAWS" in os.environ
 
 
@@ -34,7 +34,7 @@ class Draws:
 
   Attributes:
     usual: in every mode.
-    wild: more, as they come, in the eager modes: they are fast, and many must be refused.
+    wild: more, as they come, in the fastest mode: many must be refused.
     long: in every mode in `make long`, the usual ones among them.
   """
 
@@ -44,7 +44,7 @@ class Draws:
 
 
 # Layers are made of operations, and take longer.
-DRAWS = {"operations": Draws(3, 6, 8), "decoding": Draws(3, 6, 8), "layers": Draws(2, 3, 8)}
+DRAWS = {"operations": Draws(3, 4, 8), "decoding": Draws(3, 4, 8), "layers": Draws(2, 2, 8)}
 if ALL_TRACED:
   _number = int(os.environ["MTF_CONFORMANCE_DRAWS"])
   DRAWS = {room: Draws(_number, max(6, _number // 3), _number) for room in ROOMS}
@@ -69,8 +69,9 @@ _ROOM_OF = {name: room for room, families in FAMILIES_OF.items() for name in fam
 ONE, AGAIN = "one tensor at several inputs", "gradients differentiated again"
 WAYS = (ONE, AGAIN)
 # They take turns. What is traced takes longest, so layers, which are made of operations, are not.
-_EAGER = ("placement_eager", "simd_eager")
-_TURNS = (*_EAGER, *_EAGER, "placement_function", "simd_eager", "placement_eager", "simd_function")
+_FASTEST = "placement_eager"
+_EAGER = (_FASTEST, "simd_eager")
+_TURNS = (*3 * _EAGER, "placement_function", *3 * _EAGER, "simd_function", *_EAGER)
 WHOLE = framework.Layout("r:1", "")
 
 
@@ -81,7 +82,7 @@ def usual(family: str) -> int:
 
 @functools.cache
 def layouts(family: str) -> list[framework.Layout]:
-  """Layouts for all modes; then the wild ones for the eager modes."""
+  """Layouts for all modes; then the wild ones."""
   draws = DRAWS[_ROOM_OF[family]]
   return framework.draw_layouts(family, FAMILIES[family], draws.usual, draws.wild)
 
@@ -93,15 +94,28 @@ def long_layouts(family: str) -> list[framework.Layout]:
 
 
 def chosen(family: str, draw: int, mode: str) -> list[framework.Descriptor]:
-  """What is run on a layout: all; in traced modes what refuses it, and that whose turn it is."""
-  if ALL_TRACED or not mode.endswith("function"):
+  """What is run on a layout: all; in slower modes what refuses it, and that whose turn it is."""
+  if ALL_TRACED or mode == _FASTEST:
     return FAMILIES[family]
+  drawn = layouts(family)[: usual(family)]
   result = []
-  for i, descriptor in enumerate(FAMILIES[family], framework.MODES.index(mode) // 2):
-    legal = [n for n in range(usual(family)) if not descriptor.is_illegal(layouts(family)[n])]
-    if draw not in legal or draw == legal[i % len(legal)]:
+  for i, descriptor in enumerate(FAMILIES[family], framework.MODES.index(mode)):
+    legal = [n for n, layout in enumerate(drawn) if not descriptor.is_illegal(layout)]
+    turns = legal
+    if mode.endswith(
+      "function"
+    ):  # What is traced grows with the mesh: where it can be, a small one.
+      turns = [n for n in legal if drawn[n].size <= 4] or legal
+    if draw not in legal or draw == turns[i % len(turns)]:
       result.append(descriptor)
   return result
+
+
+def differentiated(family: str, mode: str, descriptor: framework.Descriptor) -> bool:
+  """Whether the gradients are asked for; of what is traced in one of the two traced modes."""
+  traced = [m for m in framework.MODES if m.endswith("function")]
+  turn = traced[FAMILIES[family].index(descriptor) % len(traced)]
+  return ALL_TRACED or mode not in traced or mode == turn
 
 
 def further_case(descriptor: framework.Descriptor, way: str):
@@ -139,7 +153,7 @@ class Conformance:
       if metafunc.function.__name__ == "test_family_on_more_layouts":
         numbers = dict.fromkeys(numbers, range(draws.usual, draws.long))
       else:
-        numbers |= {mode: range(draws.usual + draws.wild) for mode in _EAGER}
+        numbers[_FASTEST] = range(draws.usual + draws.wild)
       cases = [(family, n, mode) for family in families for mode in numbers for n in numbers[mode]]
       metafunc.parametrize("family,draw,mode", cases)
     elif "family" in metafunc.fixturenames:
@@ -148,6 +162,7 @@ class Conformance:
   def test_family(self, family, draw, mode, cpu_devices, record_property, pytestconfig):
     layout, descriptors = layouts(family)[draw], chosen(family, draw, mode)
     descriptors = descriptors[:: max(1, 24 // (pytestconfig.getoption("quick") or 24))]
+    descriptors = [d if differentiated(family, mode, d) else d.value_only for d in descriptors]
     # TensorFlow's graph optimizer takes most of the time; smaller families are tested with it.
     with framework.graph_optimizer(draw == 0 and len(FAMILIES[family]) < 40):
       tally, problems = framework.check_family(mode, layout, descriptors, cpu_devices)
