@@ -128,34 +128,44 @@ class Continuation:
     return self._vocab.size
 
   def start(
-    self, batch: Batch, places: Sequence[int] = (), states: Sequence[tf.Tensor] = ()
+    self,
+    batch: Batch,
+    places: Sequence[int] = (),
+    states: Sequence[tf.Tensor] = (),
+    expected: int = 1,
   ) -> list[tf.Tensor]:
     """Looks at the tokens of rows, and says what is kept of them, for `go_on`.
 
-    The program for it has as many positions as the longest of these rows needs, and as many rows
-    as there are, both rounded up.
+    The program for it has half of the rows, and as many positions as the longest of these rows
+    needs, or those to come: a power of two, so that there are few such programs.
 
     Args:
       batch: the rows.
       places: of the rows to look at; by default all.
       states: what is kept of the other rows; none if there are no others.
+      expected: tokens of the longest row that later calls will look at.
 
     Returns:
       The states of all rows.
     """
     chosen = list(places or range(self.rows))
-    length = rounded_length(int(batch.positions[chosen].max(initial=1)), self.length)
+    longest = max(int(batch.positions[chosen].max()), expected, 16)
+    length = min(1 << (longest - 1).bit_length(), self.length)
     whole = self._look(self.rows, self.length)
-    look = self._look(self._rounded_rows(len(chosen)), length)
+    look = self._look(self._half_of_rows(), length)
     if not look.fits(whole):
       look = self._look(look.rows, self.length)
     if not look.fits(whole):  # What is kept of a row cannot be told from that of others.
       look, chosen = whole, list(range(self.rows))
-    ids = np.zeros([look.rows, look.length], np.int32)
-    positions = np.zeros([look.rows], np.int32)
-    ids[: len(chosen)] = batch.ids[chosen, : look.length]
-    positions[: len(chosen)] = batch.positions[chosen]
-    return look.joined(look.program(ids, positions), chosen, whole, states)
+    kept = list(states)
+    for first in range(0, len(chosen), look.rows):
+      part = chosen[first : first + look.rows]
+      ids = np.zeros([look.rows, look.length], np.int32)
+      positions = np.zeros([look.rows], np.int32)
+      ids[: len(part)] = batch.ids[part, : look.length]
+      positions[: len(part)] = batch.positions[part]
+      kept = look.joined(look.program(ids, positions), part, whole, kept)
+    return kept
 
   def go_on(
     self,
@@ -205,12 +215,11 @@ class Continuation:
       states=states,
     )
 
-  def _rounded_rows(self, count: int) -> int:
-    """Half of the rows, if they are enough and the mesh can split them, or all."""
-    half = self.rows // 2
+  def _half_of_rows(self) -> int:
+    """Half of the rows, if the mesh can split them, or all."""
     axis = self._steps.mesh_impl.tensor_dimension_to_mesh_axis(self._batch)
     parts = 1 if axis is None else self._steps.mesh_impl.shape[axis].size
-    return half if 0 < count <= half and self.rows % (2 * parts) == 0 else self.rows
+    return self.rows // 2 if self.rows % (2 * parts) == 0 else self.rows
 
   def _look(self, rows: int, length: int) -> _Look:
     """The program that looks at so many rows of that length."""

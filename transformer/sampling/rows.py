@@ -69,6 +69,7 @@ class RowsInProgress:
     self._batch = Batch.empty(programs.rows, programs.length)
     self._seen = np.zeros([programs.rows, programs.vocab_size * programs.needs_seen], bool)
     self._states: list[tf.Tensor] = []
+    self._expected = 1
 
   def run(self, rows: Iterable[Row], most: Callable[[], int] | int) -> None:
     """Continues all rows to their ends.
@@ -78,6 +79,7 @@ class RowsInProgress:
       most: tokens of a row in one call at most, or a function that says it before each call.
     """
     waiting = deque(rows)
+    self._expected = max((len(row.given) for row in waiting), default=1)
     size = len(self._places)
     while True:
       active = sum(row is not None for row in self._places)
@@ -124,7 +126,7 @@ class RowsInProgress:
       batch.positions[i] = len(ids)
       batch.counts[i], batch.limits[i], batch.active[i] = len(row.new), row.limit, 1
       batch.keys[i : i + 1] = row_keys(self._seed, [row.number])
-    self._states = self._programs.start(batch, places, self._states)
+    self._states = self._programs.start(batch, places, self._states, self._expected)
 
   def _call(self, most: int, least_active: int) -> None:
     before = self._batch.positions.copy()
