@@ -6,6 +6,7 @@ What needs TensorFlow is in `tests/in_process.py`: the process that only hands t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -36,7 +37,22 @@ _NOT_INHERITED = ("TF_CONFIG", "XLA_FLAGS", "PYTHONPATH", "PYTHONSTARTUP")
 def pytest_configure(config: pytest.Config) -> None:
   hands_out = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
   if not hands_out:
-    config.pluginmanager.register(importlib.import_module("tests.in_process"))
+    with _without_start_up_noise():
+      in_process = importlib.import_module("tests.in_process")
+    config.pluginmanager.register(in_process)
+
+
+@contextlib.contextmanager
+def _without_start_up_noise() -> Iterator[None]:
+  """TensorFlow says that there is no GPU before it knows its log level: not on our terminal."""
+  stderr = os.dup(2)
+  try:
+    with open(os.devnull, "w") as nowhere:
+      os.dup2(nowhere.fileno(), 2)
+    yield
+  finally:
+    os.dup2(stderr, 2)
+    os.close(stderr)
 
 
 @pytest.fixture(scope="session")
@@ -148,10 +164,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     "--quick",
     type=int,
     nargs="?",
-    const=2,
+    const=1,
     metavar="N",
-    help="run one case each of at most N (2) test functions of a file, and a part of each family "
-    "of the conformance suite (a twelfth; all from N=24 on), nothing that takes long",
+    help="run one case each of at most N (1) quick test functions of a file, and a part of each "
+    "family of the conformance suite (a 24th; all from N=24 on)",
   )
 
 
@@ -165,11 +181,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _sample(items: list[pytest.Item], functions: int) -> list[pytest.Item]:
   """Of each file so many functions that are neither slow nor start processes, a case of each.
 
-  They are the same ones in every run. Of the conformance suite it is a case of each family.
+  They are the same ones in every run. Of the conformance suite it is a case of each family, in
+  another mode than that of the family before it.
   """
   cases: dict[pathlib.Path, dict[str, list[pytest.Item]]] = {}
   for item in items:
-    if not item.get_closest_marker("long") and not _starts_processes(item):
+    slow = item.get_closest_marker("slow") or item.get_closest_marker("long")
+    if not slow and not _starts_processes(item):
       name = item.nodeid.partition("[")[0]
       if "draw" in item.fixturenames:
         name += item.callspec.params["family"]
@@ -178,8 +196,12 @@ def _sample(items: list[pytest.Item], functions: int) -> list[pytest.Item]:
   for of_file in cases.values():
     families = [name for name, found in of_file.items() if "draw" in found[0].fixturenames]
     others = sorted(set(of_file) - set(families), key=lambda name: zlib.crc32(name.encode()))
-    chosen.update(of_file[name][0] for name in [*families, *others[:functions]])
-  return [i for i in items if i in chosen and not i.get_closest_marker("slow")]
+    chosen.update(of_file[name][0] for name in others[:functions])
+    for i, name in enumerate(families):
+      modes = list(dict.fromkeys(item.callspec.params["mode"] for item in of_file[name]))
+      mode = modes[i % len(modes)]
+      chosen.add(next(x for x in of_file[name] if x.callspec.params["mode"] == mode))
+  return [i for i in items if i in chosen]
 
 
 def _starts_processes(item: pytest.Item) -> bool:
