@@ -20,7 +20,7 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer.files import compressed, input_shards
+from mesh_tensorflow.transformer.files import compressed, files_read, input_shards
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -102,6 +102,7 @@ def find_files(globs: str | Sequence[str]) -> list[str]:
       where = "" if os.path.isabs(pattern) or "://" in pattern else f" (from {os.getcwd()})"
       raise DataError(f"{what} {pattern!r}{where}")
     found.update(matches)
+  files_read.note(sorted(found))
   return sorted(found)
 
 

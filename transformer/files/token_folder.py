@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from mesh_tensorflow.errors import DataError
+from mesh_tensorflow.transformer.files import files_read
 
 METADATA = "tokens.json"
 VOCABULARY = "vocabulary"
@@ -123,6 +124,7 @@ def read(path: str) -> TokenFolder:
     found = TokenFolder(path=path, **content)
     if found.dtype not in _DTYPES or set(SPLITS) - set(found.tokens):
       raise ValueError("wrong values")
+    files_read.note([file, *(os.path.join(path, tokens_file(s)) for s in SPLITS)])
     return found
   except FileNotFoundError as e:
     what = "is a folder without" if os.path.isdir(path) else "does not exist, so there is no"

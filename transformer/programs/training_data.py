@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer.files import data_seed, input_shards
+from mesh_tensorflow.transformer.files import data_seed, files_read, input_shards
 from mesh_tensorflow.transformer.files.input_shards import BatchRows, InputShard
 from mesh_tensorflow.transformer.programs import several_steps
 from mesh_tensorflow.transformer.programs.batch_stream import BatchStream
@@ -118,6 +118,10 @@ class TrainingData:
     examples_in_epoch: how many there were when it was counted last; None: not known. It is of use
       where examples are left out, and need not be right.
     seed: of what is put into a random order; None: that of the initial weights.
+
+  Attributes:
+    names: the features of a batch.
+    files: what the data is read from, as the keys, so far as its readers say (`files_read`).
   """
 
   def __init__(
@@ -158,7 +162,8 @@ class TrainingData:
     def make(batches: int) -> tf.data.Dataset:
       if "skip" in takes:
         kwargs["skip"] = batches * batch
-      with data_seed.used(seed):
+      with data_seed.used(seed), files_read.noted() as files:
+        self.files = files
         return input_shards.read_shard(shard, lambda: dataset_fn(**kwargs))
 
     self._epochs = Epochs(

@@ -17,7 +17,9 @@ from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.running.lowering import RUN_COUNTER
 from mesh_tensorflow.transformer.gin_config.model_config import ATTACHMENT, ModelConfig
 from mesh_tensorflow.transformer.programs.training_data import SavedPipeline, TrainingData
+from mesh_tensorflow.transformer.training import manifest
 from mesh_tensorflow.transformer.training.best_checkpoint import Evaluations
+from mesh_tensorflow.transformer.training.manifest import Manifest
 
 _BEGAN = "began_at_step"
 _EPOCH = "examples_in_epoch"
@@ -41,6 +43,7 @@ class TrainingCheckpoints:
     data: the training data.
     pipeline: the iterator of the data, if its position is a part of checkpoints.
     config: what decides the model, in the worker that writes it; a part of checkpoints, too.
+    manifest: what the run is run with; likewise.
     evaluations: what those during this training have shown; a part of checkpoints, too.
   """
 
@@ -58,6 +61,7 @@ class TrainingCheckpoints:
     self.data: TrainingData | None = None
     self.pipeline: SavedPipeline | None = None
     self.config: ModelConfig | None = None
+    self.manifest: Manifest | None = None
     self.evaluations = Evaluations()
 
   @property
@@ -164,6 +168,8 @@ class TrainingCheckpoints:
     attachments = self.pipeline.attachments() if self.pipeline is not None else {}
     if self.config is not None:
       attachments[ATTACHMENT] = self.config.write
+    if self.manifest is not None:
+      attachments[manifest.ATTACHMENT] = self.manifest.write
     known = {_BEGAN: self.began, _EPOCH: self.data and self.data.examples_in_epoch}
     extra = {name: value for name, value in known.items() if value is not None}
     if self.evaluations.to_keep(step):

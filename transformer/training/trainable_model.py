@@ -23,6 +23,7 @@ from mesh_tensorflow.transformer.programs.several_steps import StopFlag
 from mesh_tensorflow.transformer.reporting import device_memory, utilization
 from mesh_tensorflow.transformer.reporting.divergence import DivergenceWatch
 from mesh_tensorflow.transformer.reporting.settings import ReportSettings
+from mesh_tensorflow.transformer.training import manifest
 from mesh_tensorflow.transformer.training.estimator import Estimator
 from mesh_tensorflow.transformer.training.init_checkpoint import InitialCheckpoint
 from mesh_tensorflow.transformer.training.learning_rate import LearningRate
@@ -102,7 +103,9 @@ class TrainableModel(Estimator):
     self._memory = MemoryCheck(self.mesh_impl)
     # Norms and scalars of layers go into files: without a folder nobody would see them.
     norms = bool(reports is not None and reports.norms_every != 0 and self.model_dir)
-    self._reported = ReportedValues(norms) if reports is not None and self.model_dir else None
+    on_tpu = isinstance(self.mesh_impl, mtf.StrategyMeshImpl)
+    values = ReportedValues(norms, of_updates=not on_tpu)
+    self._reported = values if reports is not None and self.model_dir else None
     step_fn = self.steps.train_step(
       names, optimizer, skip_nonfinite=skips, look=self._memory.look, reported=self._reported
     )
@@ -175,6 +178,8 @@ class TrainableModel(Estimator):
       self._checkpoints.config = self._model_config
     if checkpoint is not None:
       self._check_config(checkpoint)  # Before anything is told or written of this model.
+    if workers.current().is_chief and self.checkpointer is not None:
+      self._take_manifest(self.checkpointer.directory, checkpoint)
     if on_ready is not None:
       on_ready(self._train_graph())
     if checkpoint is not None:
@@ -186,6 +191,20 @@ class TrainableModel(Estimator):
     elif hasattr(self.steps.model, "initialize"):
       # A model with a part that comes from a checkpoint of its own: a teacher.
       self.steps.model.initialize()
+
+  def _take_manifest(self, model_dir: str, checkpoint: str | None) -> None:
+    """Writes what this run is run with, and says what was otherwise in that of a checkpoint."""
+    store, data = self.mesh_impl.variable_store, self._checkpoints.data
+    found = manifest.capture(
+      self.mesh_impl,
+      self._model_config,
+      data.files if data is not None else (),
+      {"weights": store.seed, "data": self._data_seed, "dropout": store.noise_seed},
+    )
+    for line in manifest.differences(checkpoint, found) if checkpoint is not None else ():
+      self._say(line)
+    found.write_into(model_dir)
+    self._checkpoints.manifest = found
 
   def _check_optimizer(self) -> Callable[..., Any]:
     if self._optimizer is None:

@@ -1,0 +1,32 @@
+"""Which files a data set is made of: readers take note of them, for the record of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterable, Iterator
+
+_NOTED: contextvars.ContextVar[dict[str, None] | None] = contextvars.ContextVar(
+  "files_read", default=None
+)
+
+
+def note(paths: Iterable[str]) -> None:
+  """Takes note of files, if anybody wants to know.
+
+  To be called while a data set function is called, not later, in its generators and maps.
+  """
+  noted = _NOTED.get()
+  if noted is not None:
+    noted.update(dict.fromkeys(paths))
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[dict[str, None]]:
+  """Inside it files are noted, as the keys of the dict that it gives, in their order."""
+  found: dict[str, None] = {}
+  token = _NOTED.set(found)
+  try:
+    yield found
+  finally:
+    _NOTED.reset(token)
