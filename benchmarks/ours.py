@@ -39,6 +39,18 @@ def make_function(
   Returns:
     A function of (int32 tokens [batch, length], learning rate, step) that returns the loss.
   """
+  steps = make_steps(size, seed, mesh, implementation, layout)
+  return steps.train_step(["targets"], mtf.optimize.AdamWeightDecayOptimizer)
+
+
+def make_steps(
+  size: Size,
+  seed: int = 0,
+  mesh: str = "",
+  implementation: str = "placement",
+  layout: str | None = None,
+) -> utils.ModelSteps:
+  """The programs of the model; arguments as of `make_function`."""
   devices = mesh_setup.find_devices(max(1, mtf.convert_to_shape(mesh).size))
   if layout is None:
     layout = LAYOUT if mesh else ""
@@ -75,8 +87,7 @@ def make_function(
     mesh_shape=mesh,
   )
   impl = mesh_setup.make_mesh_impl(mesh, layout, devices, implementation=implementation, seed=seed)
-  steps = utils.ModelSteps(model, impl, "lm", size.batch, {"targets": size.length})
-  return steps.train_step(["targets"], mtf.optimize.AdamWeightDecayOptimizer)
+  return utils.ModelSteps(model, impl, "lm", size.batch, {"targets": size.length})
 
 
 def make_step(

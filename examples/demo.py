@@ -15,6 +15,7 @@ import time
 from mesh_tensorflow.errors import MeshError
 from mesh_tensorflow.transformer import gin_config, gin_paths, utils
 from mesh_tensorflow.transformer.data import stdlib_text, text_io
+from mesh_tensorflow.transformer.reporting import tensorboard
 
 PROMPTS = ["def ", "class ", "    return ", "import "]
 
@@ -51,7 +52,7 @@ def main() -> None:
   print(
     f"""
 What to try next
-  tensorboard --logdir {model_dir}
+  {tensorboard.command(model_dir)}
   mesh-transformer --model_dir=DIR --gin_file=problems/stdlib_lm.gin \\
       --gin_file=layouts/cpu_2x4.gin                 the same model on 8 virtual devices
   python -m mesh_tensorflow.examples.demo --model_dir {model_dir} --steps 4000

@@ -25,14 +25,17 @@ class ReportedValues:
 
   Args:
     norms: whether the step has an argument that asks for norms.
+    of_updates: whether that of updates is among them. What is compiled by XLA would keep the old
+      values of all variables in each step, asked or not.
 
   Attributes:
     norms: as given.
     names: of the values, when the step was traced; each is made once.
   """
 
-  def __init__(self, norms: bool = True):
+  def __init__(self, norms: bool = True, *, of_updates: bool = True):
     self.norms = norms
+    self._of_updates = of_updates
     self.names: list[str] = []
     self._before: _BeforeUpdates | None = None
 
@@ -46,7 +49,7 @@ class ReportedValues:
       trained: (gradient or None, variable) of each variable that is trained.
     """
     pairs = [(g, v) for g, v in trained if g is not None]
-    self._before = _BeforeUpdates(wanted, pairs) if pairs else None
+    self._before = _BeforeUpdates(wanted, pairs, self._of_updates) if pairs else None
 
   def after_updates(self, graph: mtf.Graph) -> list[mtf.Tensor]:
     """To be called when the graph is complete.
@@ -73,14 +76,20 @@ class _BeforeUpdates(mtf.Operation):
 
   is_cloneable = False
 
-  def __init__(self, wanted: mtf.Tensor, pairs: Sequence[tuple[mtf.Tensor, mtf.Variable]]):
+  def __init__(
+    self,
+    wanted: mtf.Tensor,
+    pairs: Sequence[tuple[mtf.Tensor, mtf.Variable]],
+    of_updates: bool,
+  ):
     super().__init__([wanted, *[g for g, _ in pairs]], name="before_updates")
     self.of = [v for _, v in pairs]
+    self._keeps = of_updates
 
   @property
   def names(self) -> list[str]:
-    """Of the norms that are there when it is lowered."""
-    return [GRADIENT_NORM, PARAMETER_NORM, UPDATE_NORM]
+    """Of the norms that there will be."""
+    return [GRADIENT_NORM, PARAMETER_NORM, *([UPDATE_NORM] if self._keeps else [])]
 
   @property
   def wanted(self) -> mtf.Tensor:
@@ -102,7 +111,9 @@ class _BeforeUpdates(mtf.Operation):
       wanted,
       *gradients,
     )
-    kept = impl.slicewise(_kept, wanted, *_slices(lowering, impl, self.of))
+    kept: Sequence[Any] = ()
+    if self._keeps:
+      kept = impl.slicewise(_kept, wanted, *_slices(lowering, impl, self.of))
     lowering.operations[self] = (squares, kept)
 
 
@@ -181,19 +192,19 @@ def _kept(asked: tf.Tensor, *variables: tf.Variable) -> tuple[tf.Tensor, ...]:
 
 
 def _squares_after(parts: Sequence[float]) -> Callable[..., tf.Tensor]:
-  """A function of slices that returns this processor's part of the three sums of squares."""
+  """A function of slices that returns this processor's part of the sums of squares."""
 
   def sums(asked: tf.Tensor, gradients: tf.Tensor, *slices: Any) -> tf.Tensor:
-    kept, variables = slices[: len(parts)], slices[len(parts) :]
+    kept, variables = slices[: -len(parts)], slices[-len(parts) :]
 
     def compute() -> tf.Tensor:
       now = [tf.cast(v.read_value(), tf.float32) for v in variables]
       # What was kept has lost its static shape at the condition.
       old = [tf.ensure_shape(x, v.shape) for x, v in zip(kept, variables)]
       moved = [x - tf.cast(y, tf.float32) for x, y in zip(now, old)]
-      return tf.stack([gradients, _sum_of_squares(now, parts), _sum_of_squares(moved, parts)])
+      return tf.stack([gradients, *[_sum_of_squares(x, parts) for x in (now, moved) if x]])
 
-    return tf.cond(asked, compute, lambda: tf.zeros([3]))
+    return tf.cond(asked, compute, lambda: tf.zeros([3 if kept else 2]))
 
   return sums
 

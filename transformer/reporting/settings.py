@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Any
 
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.planning.machine import convert_to_machine
+from mesh_tensorflow.transformer.programs import report_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,25 +47,11 @@ class ReportSettings:
         f"run.peak_flops = {peak!r}: it must be a number of FLOP/s, the name of a machine or of "
         "its file, or None"
       )
-    object.__setattr__(self, "profile_steps", _steps(self.profile_steps))
-
-
-def _steps(given: Any) -> tuple[int, int] | None:
-  """The steps of a profile, as numbers."""
-  steps = given
-  if isinstance(given, str):
-    match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", given)
-    steps = (int(match[1]), int(match[2])) if match else None
-  if given is None:
-    return None
-  if (
-    not isinstance(steps, (tuple, list))
-    or len(steps) != 2
-    or not all(isinstance(n, int) and not isinstance(n, bool) for n in steps)
-    or not 0 <= steps[0] < steps[1]
-  ):
-    raise ConfigError(
-      f"run.profile_steps = {given!r}: it must be two steps, the first before the last, such as "
-      "(10, 20) or '10:20'"
-    )
-  return steps[0], steps[1]
+    steps = self.profile_steps
+    if steps is not None:
+      object.__setattr__(self, "profile_steps", report_steps.profile_steps(steps))
+      if self.profile_steps is None:
+        raise ConfigError(
+          f"run.profile_steps = {steps!r}: it must be two steps, the first before the last, such "
+          "as (10, 20) or '10:20'"
+        )

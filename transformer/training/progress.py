@@ -15,7 +15,7 @@ import tqdm
 
 from mesh_tensorflow.transformer.programs import reported
 from mesh_tensorflow.transformer.programs.report_steps import ReportSteps
-from mesh_tensorflow.transformer.reporting import loss_picture
+from mesh_tensorflow.transformer.reporting import loss_picture, tensorboard
 from mesh_tensorflow.transformer.reporting.divergence import DivergenceWatch
 from mesh_tensorflow.transformer.reporting.duration import duration
 from mesh_tensorflow.transformer.reporting.end_summary import LossSummary, end_summary
@@ -265,7 +265,7 @@ class TrainingProgress:
     if self._folder and not self._quiet:
       facts["metrics"] = os.path.join(self._folder, METRICS)
       facts["losses"] = self._picture() or facts["metrics"]
-      facts["scalars"] = f"tensorboard --logdir {self._folder}"
+      facts["scalars"] = tensorboard.command(self._folder)
       commands = next_commands(sys.argv, self._folder, self._step)
     seconds = time.perf_counter() - self._started
     self.line(end_summary(self._first_step, self._step, seconds, self._losses, facts, commands))

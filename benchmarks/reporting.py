@@ -1,0 +1,113 @@
+"""What reports cost: a training step with and without them, taken in turns.
+
+    python -m benchmarks.reporting [--steps 20] [--rounds 8] [--size small] [--mesh batch:2]
+
+Each kind is the loop of the trainer itself (a call of the compiled program, the next learning rate,
+`TrainingProgress.update`) on the same batches: without reports (nothing is computed or written
+besides the losses), with those of the defaults (a line every 100 steps), and with norms in each
+step. A round is some steps of each kind, in changing order, so that what else the machine does
+meets all alike. The goal: at most 1.01 with the defaults, at most 1.03 with norms in each step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+
+import numpy as np
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from benchmarks import ours
+from benchmarks.sizes import SIZES, Size, random_tokens
+from mesh_tensorflow.environment.virtual_devices import virtual_cpu_devices
+from mesh_tensorflow.transformer.programs.report_steps import ReportSteps
+from mesh_tensorflow.transformer.reporting.settings import ReportSettings
+from mesh_tensorflow.transformer.training.trainer import Trainer
+
+_EVERY = 100
+_LAST = 10**6
+# Kind -> steps between norms (see `ReportSettings`); None in front: no reports at all.
+KINDS = {"without reports": 0, "the defaults": None, "norms in each step": 1}
+
+
+class Side:
+  """One kind of training.
+
+  Args:
+    kind: of `KINDS`.
+    size: of the model.
+    mesh: mesh shape.
+    folder: for what is written.
+  """
+
+  def __init__(self, kind: str, size: Size, mesh: str, folder: str):
+    reports = kind != "without reports"
+    norms_every = KINDS[kind]
+    steps = ours.make_steps(size, 0, mesh)
+    self._trainer = Trainer(
+      steps, None, folder if reports else None,
+      optimizer=mtf.optimize.AdamWeightDecayOptimizer, learning_rate_schedule=1e-3, quiet=True,
+      report_every=_EVERY, reports=ReportSettings(norms_every=norms_every),
+    )  # fmt: skip
+    self._steps = ReportSteps(0, _LAST, _EVERY, norms_every)
+    self._compiled = self._trainer.compile_steps(["targets"], None, self._steps)
+    self._trainer.prepare(self._compiled)
+    self._progress, _ = self._trainer._new_progress(0, _LAST)
+    self._trainer._complete_rates(self._progress)
+    self._tokens = random_tokens(size)
+
+  def run(self, steps: int) -> tuple[float, float]:
+    """Seconds of so many steps, in calls as the trainer makes them: of the clock, of all CPUs."""
+    trainer, left = self._trainer, steps
+    batches = tf.constant(np.stack([self._tokens] * steps))
+    started, used = time.perf_counter(), time.process_time()
+    while left:
+      before = trainer.global_step
+      count = min(left, self._steps.steps_of_call(before, steps))
+      losses, _, values = trainer._call(self._compiled, (batches[:count],))
+      trainer.global_step += count
+      self._progress.update(trainer.global_step, losses, trainer._rate.at, values=values)
+      left -= count
+    return time.perf_counter() - started, time.process_time() - used
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Prints the table."""
+  parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+  parser.add_argument("--size", choices=list(SIZES), default="small")
+  parser.add_argument("--mesh", default="", help="mesh shape; one device by default")
+  parser.add_argument("--steps", type=int, default=20, help="steps of a kind in a round")
+  parser.add_argument("--rounds", type=int, default=8)
+  flags = parser.parse_args(argv)
+  if flags.mesh:
+    virtual_cpu_devices(mtf.convert_to_shape(flags.mesh).size)
+  with tempfile.TemporaryDirectory() as folder:
+    sides = {
+      kind: Side(kind, SIZES[flags.size], flags.mesh, f"{folder}/{i}")
+      for i, kind in enumerate(KINDS)
+    }
+    for side in sides.values():  # TensorFlow optimizes a program when it first runs.
+      side.run(flags.steps)
+    times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in sides}
+    for i in range(flags.rounds):
+      order = list(sides)
+      for kind in order[i % len(order) :] + order[: i % len(order)]:
+        times[kind].append(sides[kind].run(flags.steps))
+  print(f"{flags.size}, {flags.rounds} rounds of {flags.steps} steps, a line each {_EVERY} steps")
+  print(f"{'':<20} {'time of a step':>17} {'of all CPUs':>21}")
+  base = times["without reports"]
+  for kind, found in times.items():
+    cells = []
+    for i in (0, 1):
+      # Of neighbours in time; the median leaves out rounds in which something else ran.
+      ratio = statistics.median(a[i] / b[i] for a, b in zip(found, base))
+      ms = 1000 * statistics.median(a[i] for a in found) / flags.steps
+      cells.append(f"{ms:8.2f} ms  {ratio:6.3f}")
+    print(f"{kind:<20} {'   '.join(cells)}")
+
+
+if __name__ == "__main__":
+  main()
