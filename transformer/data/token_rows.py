@@ -21,8 +21,12 @@ from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
+_FEATURES = ("targets", "targets_segmentation", "targets_position")
+
 # From numbers of rows int64 [n] to where they begin and how many tokens they have.
 Places = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+# From these places to features.
+Reader = Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]
 
 MODES = ("stream", "documents", "packed")
 ORDERS = ("shuffled", "random")
@@ -125,18 +129,15 @@ def dataset(
     count, places = _packed(document_sizes, cut, train, what)
   else:
     count, places = _windows(len(tokens), cut, train, what)
-  read = _reader(tokens, cut.length)
+  apart = cut.mode != "stream"
+  mapped = isinstance(tokens, np.memmap)
+  read = (_mapped_reader if mapped else _memory_reader)(tokens, cut.length, apart)
   column = tf.range(cut.length, dtype=tf.int64)
 
   def block(index: tf.Tensor) -> dict[str, tf.Tensor]:
-    begins, sizes = places(index)
-    ids = read(begins)
-    inside = column < sizes[:, tf.newaxis]
-    ids = tf.where(inside, ids, 0)
-    features = {"targets": ids}
-    if cut.mode != "stream":
-      features.update(_told_apart(ids))
+    features = read(*places(index))
     if cut.context:
+      ids = features["targets"]
       features["targets"] = tf.where(column < cut.context, -ids, ids)
     return {k: tf.ensure_shape(v, [None, cut.length]) for k, v in features.items()}
 
@@ -252,34 +253,47 @@ def _seeds(seed: int, purpose: int, number: tf.Tensor) -> tf.Tensor:
 # ------------------------------------------------------------------ what is in a row
 
 
-def _reader(tokens: np.ndarray, length: int) -> Callable[[tf.Tensor], tf.Tensor]:
-  """A function from the beginnings int64 [n] of rows to their tokens int32 [n, length].
+def _memory_reader(tokens: np.ndarray, length: int, apart: bool) -> Reader:
+  """A function from the places of rows to their features, int32 [n, length]; padding is 0."""
+  with tf.device("CPU:0"):
+    memory = tf.constant(tokens)
+  column = tf.range(length, dtype=tf.int64)
 
-  What is behind the last token is 0.
+  def read(begins: tf.Tensor, sizes: tf.Tensor) -> dict[str, tf.Tensor]:
+    at = tf.minimum(begins[:, tf.newaxis] + column, len(tokens) - 1)
+    ids = tf.cast(tf.gather(memory, at), tf.int32)
+    ids = tf.where(column < sizes[:, tf.newaxis], ids, 0)
+    return {"targets": ids, **_told_apart(ids)} if apart else {"targets": ids}
+
+  return read
+
+
+def _mapped_reader(tokens: np.ndarray, length: int, apart: bool) -> Reader:
+  """As `_memory_reader`, of a mapped file.
+
+  By NumPy: TensorFlow maps no file, and its readers of records go through it from the beginning.
   """
-  size = len(tokens)
-  if not isinstance(tokens, np.memmap):
-    with tf.device("CPU:0"):
-      memory = tf.constant(tokens)
-    column = tf.range(length, dtype=tf.int64)
+  column = np.arange(length, dtype=np.int32)
 
-    def gather(begins: tf.Tensor) -> tf.Tensor:
-      at = begins[:, tf.newaxis] + column
-      ids = tf.cast(tf.gather(memory, tf.minimum(at, size - 1)), tf.int32)
-      return tf.where(at < size, ids, 0)
+  def copy(begins: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+    ids = np.zeros([len(begins), length], np.int32)
+    for row, begin, size in zip(ids, begins.tolist(), sizes.tolist()):
+      row[:size] = tokens[begin : begin + size]
+    if not apart:
+      return [ids]
+    # As `_told_apart`, in fewer passes.
+    starts = np.ones(ids.shape, bool)
+    np.equal(ids[:, :-1], EOS_ID, out=starts[:, 1:])
+    position = column - np.maximum.accumulate(np.where(starts, column, 0), axis=1)
+    is_text = ids != 0
+    segmentation = np.cumsum(starts, axis=1, dtype=np.int32)
+    return [ids, segmentation * is_text, position * is_text]
 
-    return gather
+  names = _FEATURES if apart else _FEATURES[:1]
 
-  def copy(begins: np.ndarray) -> np.ndarray:
-    result = np.zeros([len(begins), length], np.int32)
-    for row, begin in zip(result, begins.tolist()):
-      part = tokens[begin : begin + length]
-      row[: len(part)] = part
-    return result
-
-  def read(begins: tf.Tensor) -> tf.Tensor:
-    # By NumPy: TensorFlow maps no file, and its readers of records go from their beginning on.
-    return tf.numpy_function(copy, [begins], tf.int32, stateful=False)
+  def read(begins: tf.Tensor, sizes: tf.Tensor) -> dict[str, tf.Tensor]:
+    types = [tf.int32] * len(names)
+    return dict(zip(names, tf.numpy_function(copy, [begins, sizes], types, stateful=False)))
 
   return read
 

@@ -117,6 +117,8 @@ def summary(tokens: TokenFolder) -> str:
     "  run.train_dataset_fn = @dataset.own_tokens",
     f"  own_tokens.path = {tokens.path!r}",
   ]
+  if not tokens.tokens["validation"]:
+    lines.append("  nothing is held out: give another validation_fraction, or smaller documents")
   if tokens.vocabulary["kept"]:
     lines.append(f"  run.vocabulary = 'tokens:{tokens.path}'")
   return "\n".join(lines)

@@ -35,8 +35,9 @@ FORMAT_OF_SUFFIX = {
 Texts = tuple[str, ...]
 
 # A document of so many characters gives its end to the held-out part, a shorter one goes there
-# whole or not at all: of one long text, and of a few books, a part can be held out, too.
-LONG = 1 << 16
+# whole or not at all: of one long text, and of a few books, a part can be held out, too. Files that
+# are documents are few, mostly; records are many, and there it is better to hold out whole ones.
+LONG_FILE, LONG = 1 << 13, 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +79,11 @@ class OwnFiles:
     """
     found = self.of_file(number, read)
     first = list(itertools.islice(found, 2))
-    alone = len(self.paths) == 1 and len(first) == 1
+    long = LONG_FILE if self.forms[number].unit == "file" else LONG
+    if len(self.paths) == 1 and len(first) == 1:
+      long = 0  # There is no other document.
     for texts in itertools.chain(first, found):
-      yield split(texts, fraction, alone)
+      yield split(texts, fraction, long)
 
 
 def find(
@@ -201,7 +204,7 @@ def _in_folder(folder: str, format: str) -> list[str]:
 # --------------------------------------------------------------------- the held-out part
 
 
-def split(texts: Texts, fraction: float, alone: bool = False) -> tuple[Texts | None, Texts | None]:
+def split(texts: Texts, fraction: float, long: int = LONG) -> tuple[Texts | None, Texts | None]:
   """Divides a document between training and validation, by its text alone.
 
   So a document stays on its side whatever other files come or go, and copies of it are on the same.
@@ -209,14 +212,14 @@ def split(texts: Texts, fraction: float, alone: bool = False) -> tuple[Texts | N
   Args:
     texts: of the document.
     fraction: the part that is held out.
-    alone: whether there is no other document: then it is divided, even if it is short.
+    long: a document of so many characters is divided: its end is held out.
 
   Returns:
     What is trained on, and what is held out; None for nothing.
   """
   if not fraction:
     return texts, None
-  if len(texts) == 1 and (alone or len(texts[0]) >= LONG):
+  if len(texts) == 1 and len(texts[0]) >= long:
     border = int(len(texts[0]) * (1 - fraction))
     parts = texts[0][:border], texts[0][border:]
     return (parts[0],) if parts[0] else None, (parts[1],) if parts[1] else None

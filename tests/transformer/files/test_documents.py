@@ -297,11 +297,16 @@ def test_a_document_stays_on_its_side(tmp_path):
 
 
 def test_one_document_and_long_ones_give_their_ends(tmp_path):
+  lines = "\n".join(["x" * 70_000, "y" * 60_000, "z" * 60_000])
+  records = own_files.find(write(tmp_path, "lines.csv", lines), header=False)
+  assert sorted(map(len, sides(records, 0.2)[1]))[-1] in (14_000, 60_000)
+  assert len(sides(records, 1e-9)[1][0]) == 1  # Of the first: the others are shorter.
+  (tmp_path / "lines.csv").unlink()
   write(tmp_path, "a.txt", "0123456789")
   assert sides(own_files.find(str(tmp_path)), 0.2) == [["01234567"], ["89"]]
-  long = "abcdefghij" * 10_000
+  long = "abcdefghij" * 1000
   write(tmp_path, "b.txt", long)
   train, held_out = sides(own_files.find(str(tmp_path)), 0.2)
-  assert long[:80_000] in train and long[80_000:] in held_out
+  assert long[:8000] in train and long[8000:] in held_out
   # The short one is now on one side.
   assert ("0123456789" in train) != ("0123456789" in held_out)
