@@ -72,7 +72,8 @@ def test_replicas_of_coordinates():
   assignment = types.SimpleNamespace(
     num_replicas=4,
     topology=types.SimpleNamespace(mesh_shape=[2, 2, 1]),
-    coordinates=lambda replica, core: coordinates[replica],
+    # A replica is its first core.
+    coordinates=lambda replica, core: coordinates[replica] if core == 0 else [1, 1, core],
   )
   found = mtf.processor_coordinates_to_pnum_map_nd(
     [2, 2], [(0, 0), (1, 0), (0, 1), (1, 1)], assignment
