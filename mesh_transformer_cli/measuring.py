@@ -236,11 +236,12 @@ def _json_texts(
   found = records()
   first = next(found, {})
   field = _field(file, [k for k, v in first.items() if isinstance(v, str)], field)
+  name = field or ""
 
   def texts() -> Iterator[str]:
-    yield str(first.get(field, ""))
+    yield str(first.get(name, ""))
     for record in found:
-      yield str(record.get(field, ""))
+      yield str(record.get(name, ""))
 
   return texts(), field
 

@@ -157,6 +157,8 @@ def _commands(place: str) -> list[Trial]:
       Trial("--version", place, ["mesh-transformer", "--version"], says=[version, "TensorFlow"]),
       *(Trial(f"{n} --help", place, [*way, "--help"], says=help_says) for n, way in ways.items()),
       Trial("launch --help", place, ["mesh-transformer-launch", "--help"], says=["--workers"]),
+      Trial("a command", place, ["mesh-transformer", "infer", "--help"], says=["--prompt"]),
+      Trial("init", place, ["bash", "-e", "-c", _INIT], says=["dry run: nothing was trained"]),
       Trial("no flags", place, ["mesh-transformer"], code=2, says=["usage: mesh-transformer"]),
       Trial("no --model_dir", place, ["mesh-transformer", *_STEPS], code=2, says=["--model_dir"]),
     ]
@@ -168,6 +170,12 @@ def _commands(place: str) -> list[Trial]:
   made.append(Trial("imports", place, ["python", "-c", _IMPORTS], says=[own_file, version]))
   return made
 
+
+_INIT = """
+python -c "print('To be, or not to be. ' * 400)" > text.txt
+mesh-transformer init mine --text=text.txt
+mesh-transformer train --config=mine/train.gin --dry_run
+"""
 
 _IMPORTS = """
 import mesh_tensorflow as mtf

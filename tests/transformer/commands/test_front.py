@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 
 import pytest
@@ -9,12 +11,13 @@ from absl import flags as absl_flags
 
 import mesh_tensorflow.transformer.main  # noqa: F401 - defines the flags of the trainer.
 from mesh_tensorflow.errors import DataError
-from mesh_tensorflow.transformer.commands import tokenize
+from mesh_tensorflow.transformer.commands import launch, tokenize
 from mesh_tensorflow.transformer.gin_config import assignments
 from mesh_tensorflow.transformer.gin_config import names as gin_names
 from mesh_tensorflow.transformer.gin_config.names import Place
 from mesh_transformer_cli import front, table
 from mesh_transformer_cli.parser import Parser
+from tests.conftest import ROOT
 
 PROGRAM = "mesh-transformer"
 MODEL_COMMANDS = ("eval", "infer", "score", "export")
@@ -254,7 +257,43 @@ def test_the_trainer_runs_in_this_process_with_the_flags(monkeypatch):
   ]  # fmt: skip
 
 
+def test_the_launcher_takes_commands(monkeypatch):
+  started = []
+  monkeypatch.setattr(launch, "launch", lambda command, workers, restarts: started.append(command))
+  launch.main(["--workers=2", "--", "train", "--config=a.gin"])
+  launch.main(["--workers=2", "--", "--gin_file=a.gin"])
+  assert [c[1:] for c in started] == [
+    ["-m", "mesh_transformer_cli", "train", "--config=a.gin"],
+    ["-m", front.TRAINER, "--gin_file=a.gin"],
+  ]
+
+
 # ----------------------------------------------------------------- what is wrong
+
+
+def told_in_the_docs() -> list[tuple[str, str]]:
+  """What docs/commands.md says is typed and told, but for what the trainer tells."""
+  rows = re.findall(
+    r"^\| `mesh-transformer ([^`]+)` \| (.+) \|$", (ROOT / "docs" / "commands.md").read_text(), re.M
+  )
+  return [(typed, told) for typed, told in rows if "optimizer" not in typed]
+
+
+@pytest.mark.parametrize(("typed", "told"), told_in_the_docs())
+def test_what_the_docs_say_is_told(capsys, tmp_path, monkeypatch, typed, told):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "latin.txt").write_bytes(b"x" * 512 + b"\xe9")
+  (tmp_path / "empty").mkdir()
+  (tmp_path / "m").mkdir()
+  (tmp_path / "m" / "operative_config.gin").write_text("")
+  if typed.startswith("init"):
+    (tmp_path / "m" / "operative_config.gin").unlink()
+  assert ends(*shlex.split(typed)) == 2
+  assert told in capsys.readouterr().err
+
+
+def test_the_docs_say_much():
+  assert len(told_in_the_docs()) >= 6
 
 
 @pytest.mark.parametrize(
