@@ -22,7 +22,7 @@ from mesh_tensorflow.planning.liveness import (
   probable_results,
 )
 from mesh_tensorflow.planning.mesh_impl import Collective, PlanMeshImpl
-from mesh_tensorflow.planning.work import Work
+from mesh_tensorflow.planning.work import Product, Work
 from mesh_tensorflow.program.graph import Graph, Operation, Tensor
 from mesh_tensorflow.program.reachability import needed_operations
 from mesh_tensorflow.running.lowering import Lowering
@@ -186,6 +186,7 @@ class Recorder:
     roots = [planned_slice(lowering, x) for x in op.outputs if x in lowering.tensors]
     self._add_new_nodes(self.costs[op], roots)
     self._flops_of_vector_product(op)
+    self._add_told_products(op)
     if not op.outputs:
       self._count_assignment(op, lowering)
 
@@ -261,6 +262,14 @@ class Recorder:
     size = sum(x.shape.num_elements() * x.dtype.size for x in slices)
     self.costs[op].work.traffic += 3 * size
     self.costs[op].work.launches += len(slices)
+
+  def _add_told_products(self, op: Operation) -> None:
+    """Products inside a loop of TensorFlow's, which only the operation knows the number of."""
+    told = getattr(op, "products_of_slice", None)
+    if told is not None:
+      products = [Product(*p) for p in told(self.impl)]
+      self.costs[op].work.products += products
+      self.costs[op].flops += sum(p.flops for p in products)
 
   def _flops_of_vector_product(self, op: Operation) -> None:
     """A matrix times a vector is lowered to a multiplication and a sum."""

@@ -69,10 +69,9 @@ def attention(
     bias = None if bias is None else replace_in(bias, replacement)
     v = k if k_is_v else replace_in(v, replacement)
     output_shape = q.shape - key_dim + value_dim
+    sink_logits = replace_in(sink_logits, replacement)
     if isinstance(extra_logit, mtf.Tensor):
       extra_logit = replace_in(extra_logit, replacement)
-    if sink_logits is not None:
-      sink_logits = replace_in(sink_logits, replacement)
   if float32_logits:  # A softmax makes factors of rounding errors of its logits.
     k = mtf.cast(k, tf.float32)
     q = mtf.cast(q, tf.float32)
@@ -86,13 +85,7 @@ def attention(
     q = transposed(q, shared + queries + [key_dim])
     k = transposed(k, shared + memory + [key_dim])
     v = transposed(v, [d for d in shared if d in v.shape] + memory + [value_dim])
-  logits = us_einsum(
-    [q, k], output_shape=mtf.Shape(shared + queries + memory), reduced_dims=[key_dim]
-  )
-  if logit_soft_cap is not None:  # Before the bias, of whose -1e9 it would make -logit_soft_cap.
-    logits = mtf.tanh(logits * (1.0 / logit_soft_cap)) * logit_soft_cap
-  if bias is not None:
-    logits += mtf.cast(bias, logits.dtype)
+  logits = _logits(q, k, mtf.Shape(shared + queries + memory), key_dim, bias, logit_soft_cap)
   if z_loss_coeff is not None and context.train:
     _add_z_loss(logits, memory_length_dim, context, z_loss_coeff, v.dtype, replacement)
   weights = mtf.softmax(logits, memory_length_dim, extra_logit=extra_logit)
@@ -103,6 +96,21 @@ def attention(
     outputs *= mtf.cast(_share_of_memory(logits, memory_length_dim, sink_logits), outputs.dtype)
   outputs = transposed(outputs, output_shape.dims)
   return outputs if replacement is None else mtf.reshape(outputs, whole_output_shape)
+
+
+def _logits(
+  q: mtf.Tensor,
+  k: mtf.Tensor,
+  shape: mtf.Shape,
+  key_dim: mtf.Dimension,
+  bias: mtf.Tensor | None,
+  soft_cap: float | None,
+) -> mtf.Tensor:
+  """Products of queries and keys, capped, plus the bias."""
+  logits: mtf.Tensor = us_einsum([q, k], output_shape=shape, reduced_dims=[key_dim])
+  if soft_cap is not None:  # Before the bias, of whose -1e9 it would make -soft_cap.
+    logits = mtf.tanh(logits * (1.0 / soft_cap)) * soft_cap
+  return logits if bias is None else logits + mtf.cast(bias, logits.dtype)
 
 
 def _share_of_memory(

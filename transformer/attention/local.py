@@ -64,10 +64,8 @@ def local_attention_1d(
     attention_kwargs: dict of further arguments of `attention`.
     relative_bias_fn: from relative positions (memory minus query, int32 `[query_block_length,
       memory_block_length]`) and the queries in blocks to what is added to the products.
-    num_sinks: how many first positions of a sequence are seen by all later ones of it; without
-      relative_bias_fn.
-    sink_position: int32 tensor of some dims of q, length_dim among them: positions within their
-      sequences, each of which begins at 0; None: all are of one sequence.
+    num_sinks: how many first positions of a sequence all later ones of it see.
+    sink_position: int32 `[..., length_dim]`: positions within sequences; None: there is one.
 
   Returns:
     The dims of q without key_dim, then value_dim.
@@ -76,6 +74,44 @@ def local_attention_1d(
     ShapeError: the radius is not positive, or length_dim_num_splits does not divide the length.
     ArgumentError: num_sinks with relative_bias_fn.
   """
+  _check(q, length_dim, length_dim_num_splits, radius, num_sinks, relative_bias_fn)
+  blocks = _Blocks.of(length_dim, length_dim_num_splits, radius, fully_autoregressive)
+  sinks = _Sinks.of(blocks, num_sinks, sink_position, q.mesh) if num_sinks else None
+  compared: list[_Comparison] = []
+  if isinstance(sequence_id, mtf.Tensor) and length_dim in sequence_id.shape:
+    compared.append((mtf.equal, sequence_id, sequence_id))
+  if read_priority is not None and write_priority is not None:
+    compared.append((mtf.greater_equal, read_priority, write_priority))
+  relative_position, bias = _masks(blocks, sinks, compared, q.mesh, q.dtype)
+  q_blocks, cut = blocks.queries(q), blocks if sinks is None else sinks
+  if relative_bias_fn is not None:
+    relative_bias = relative_bias_fn(relative_position, q_blocks)
+    order = [d for d in q_blocks.shape if d != blocks.query_block]
+    order += [blocks.query_block, blocks.memory_length]  # That of the products.
+    dims = [d for d in order if d in bias.shape or d in relative_bias.shape]
+    bias = mtf.add(bias, relative_bias, output_shape=mtf.Shape(dims))
+  k_blocks = cut.memory(k)
+  a = attention(
+    q_blocks,
+    k_blocks,
+    k_blocks if v is None or v is k else cut.memory(v),
+    cut.memory_length,
+    key_dim,
+    value_dim,
+    bias,
+    **(attention_kwargs or {}),
+  )
+  return mtf.replace_dimensions(a, [blocks.blocks, blocks.query_block], length_dim)
+
+
+def _check(
+  q: mtf.Tensor,
+  length_dim: mtf.Dimension,
+  length_dim_num_splits: int,
+  radius: int,
+  num_sinks: int,
+  relative_bias_fn: Any,
+) -> None:
   if radius < 1 or length_dim_num_splits < 1 or length_dim.size % length_dim_num_splits:
     raise errors.ShapeError(
       f"local_attention_1d of {q}: radius (={radius}) must be at least 1, and "
@@ -87,49 +123,23 @@ def local_attention_1d(
       f"local_attention_1d of {q}: there is no relative bias of sinks; set num_sinks "
       f"(={num_sinks}) to 0 or relative_bias_fn to None"
     )
-  blocks = _Blocks.of(length_dim, length_dim_num_splits, radius, fully_autoregressive)
-  relative_position, visible = blocks.window(q.mesh)
-  compared: list[_Comparison] = []
-  if isinstance(sequence_id, mtf.Tensor) and length_dim in sequence_id.shape:
-    compared.append((mtf.equal, sequence_id, sequence_id))
-  if read_priority is not None and write_priority is not None:
-    compared.append((mtf.greater_equal, read_priority, write_priority))
-  sinks = None
-  if num_sinks:
-    if sink_position is None:
-      sink_position = mtf.range(q.mesh, length_dim, tf.int32)
-    sinks = _Sinks.of(blocks, num_sinks, sink_position)
+
+
+def _masks(
+  blocks: _Blocks,
+  sinks: _Sinks | None,
+  compared: list[_Comparison],
+  mesh: mtf.Mesh,
+  dtype: tf.DType,
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+  """(relative positions in a block, memory minus query; the bias that masks what is not seen)."""
+  relative_position, visible = blocks.window(mesh)
+  if sinks is not None:
     visible[0] = sinks.or_in_memory(visible[0], relative_position)
   visible += [_compared(fn, blocks.queries(x), blocks.memory(y)) for fn, x, y in compared]
-  bias = visibility_mask_to_attention_bias(
-    _all(visible, [blocks.query_block, blocks.memory_length]), q.dtype
-  )
-  q_blocks, k_blocks = blocks.queries(q), blocks.memory(k)
-  v_blocks = k_blocks if v is None or v is k else blocks.memory(v)
-  memory_length = blocks.memory_length
-  if relative_bias_fn is not None:
-    relative_bias = relative_bias_fn(relative_position, q_blocks)
-    dims = [d for d in q_blocks.shape if d != blocks.query_block]
-    dims += [blocks.query_block, memory_length]  # The order of the products.
-    dims = [d for d in dims if d in bias.shape or d in relative_bias.shape]
-    bias = mtf.add(bias, relative_bias, output_shape=mtf.Shape(dims))
-  if sinks is not None:
-    bias = sinks.beside_bias(bias, compared)
-    same = v_blocks is k_blocks
-    k_blocks = sinks.beside(k_blocks, k)
-    v_blocks = k_blocks if same else sinks.beside(v_blocks, v)
-    memory_length = mtf.Dimension(memory_length.name, memory_length.size + num_sinks)
-  a = attention(
-    q_blocks,
-    k_blocks,
-    v_blocks,
-    memory_length,
-    key_dim,
-    value_dim,
-    bias,
-    **(attention_kwargs or {}),
-  )
-  return mtf.replace_dimensions(a, [blocks.blocks, blocks.query_block], length_dim)
+  all_visible = _all(visible, [blocks.query_block, blocks.memory_length])
+  bias = visibility_mask_to_attention_bias(all_visible, dtype)
+  return relative_position, bias if sinks is None else sinks.beside_bias(bias, compared)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,9 +240,13 @@ class _Sinks:
   index: mtf.Tensor
 
   @classmethod
-  def of(cls, blocks: _Blocks, num_sinks: int, position: mtf.Tensor) -> _Sinks:
+  def of(
+    cls, blocks: _Blocks, num_sinks: int, position: mtf.Tensor | None, mesh: mtf.Mesh
+  ) -> _Sinks:
     """The `num_sinks` first positions of sequences, of which these are the positions."""
-    mesh, dim = position.mesh, mtf.Dimension(blocks.memory_length.name, num_sinks)
+    if position is None:
+      position = mtf.range(mesh, blocks.length, tf.int32)
+    dim = mtf.Dimension(blocks.memory_length.name, num_sinks)
     # Not split: a block's sinks may be with any processor.
     everywhere = mtf.Dimension("_blocks", blocks.blocks.size)
     first = mtf.gather(blocks.queries(position), 0, blocks.query_block)
@@ -268,9 +282,13 @@ class _Sinks:
     y = mtf.gather(x, self.index, self.blocks.length, output_shape=mtf.Shape(dims))
     return mtf.replace_dimensions(y, everywhere, self.blocks.blocks)
 
-  def beside(self, x_blocks: mtf.Tensor, x: mtf.Tensor) -> mtf.Tensor:
+  @property
+  def memory_length(self) -> mtf.Dimension:
+    return mtf.Dimension(self.dim.name, self.blocks.memory_length.size + self.dim.size)
+
+  def memory(self, x: mtf.Tensor) -> mtf.Tensor:
     """x in the memory of blocks, and behind it at their further sinks."""
-    return mtf.concat([x_blocks, self.of_blocks(x)], self.dim.name)
+    return mtf.concat([self.blocks.memory(x), self.of_blocks(x)], self.dim.name)
 
   def beside_bias(self, bias: mtf.Tensor, compared: list[_Comparison]) -> mtf.Tensor:
     """The bias of the memory of blocks, and behind it that of their further sinks."""

@@ -33,8 +33,12 @@ def deepnorm_input_scale(
     ConfigError: stack is not known, or a number of layers is missing or not positive.
   """
   n, m = _numbers(num_layers, stack, num_decoder_layers)
-  scales = {"alone": (2 * n) ** 0.25, "decoder": (3 * n) ** 0.25}
-  return scales[stack] if stack in scales else 0.81 * (n**4 * m) ** (1 / 16)
+  scales: dict[str, float] = {
+    "alone": (2 * n) ** 0.25,
+    "decoder": (3 * n) ** 0.25,
+    "encoder": 0.81 * (n**4 * m) ** (1 / 16),
+  }
+  return scales[stack]
 
 
 @gin.configurable(module=_MODULE)
@@ -52,8 +56,12 @@ def deepnorm_initial_gain(
     num_decoder_layers: see there.
   """
   n, m = _numbers(num_layers, stack, num_decoder_layers)
-  gains = {"alone": (8 * n) ** -0.25, "decoder": (12 * n) ** -0.25}
-  return gains[stack] if stack in gains else 0.87 * (n**4 * m) ** (-1 / 16)
+  gains: dict[str, float] = {
+    "alone": (8 * n) ** -0.25,
+    "decoder": (12 * n) ** -0.25,
+    "encoder": 0.87 * (n**4 * m) ** (-1 / 16),
+  }
+  return gains[stack]
 
 
 def _numbers(num_layers: int, stack: str, num_decoder_layers: int | None) -> tuple[int, int]:

@@ -58,7 +58,7 @@ class MultiTokenPrediction:
         f"(={loss_weight}) not negative"
       )
     self.loss_weight = loss_weight
-    given = {} if layers is None else {"layers": layers}
+    given: dict[str, Any] = {} if layers is None else {"layers": layers}
     self.blocks = [
       make_layer_stack(layer_stack_cls=layer_stack_cls, num_layers=1, **given)
       for _ in range(num_tokens)
@@ -115,7 +115,7 @@ class MultiTokenPrediction:
   def _joined(self, context: Context, x: mtf.Tensor, embedded: mtf.Tensor) -> mtf.Tensor:
     """What a block begins with."""
     dim = x.shape.dims[-1]
-    parts = []
+    parts: list[mtf.Tensor] = []
     for name, t in (("hidden", x), ("embedding", embedded)):
       t = sublayers.sublayer_rms_norm(t, None, context, name=f"{name}_norm")
       # Two matrices are one of both vectors side by side, and no dimension is put together.
@@ -131,4 +131,4 @@ class MultiTokenPrediction:
           name=name,
         )
       )
-    return mtf.add(*parts)
+    return parts[0] + parts[1]

@@ -10,6 +10,9 @@ for.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import operator
 from typing import Any
 
 import tensorflow as tf
@@ -81,30 +84,8 @@ def apply_without_dropping(
   # The router's decision is small beside the tokens.
   index, gates = (mtf.reshape(t, mtf.Shape([*tokens, *choices])) for t in (index, gates))
   owners, index = _of_owners(index, experts, hints)
-  rows = [*owners, *tokens, *choices]
-
-  def product(
-    x: mtf.Tensor, new_dim: mtf.Dimension, output_dims: list[mtf.Dimension], name: str
-  ) -> mtf.Tensor:
-    reduced = x.shape.dims[-1]
-    kernel = mtf.layers.get_dense_kernel_weights(
-      x, [new_dim], [reduced], [experts], None, name=name, variable_dtype=variable_dtype
-    )
-    if owners:
-      own = mtf.Dimension("experts_of_owner", experts.size // owners[0].size)
-      kernel = mtf.replace_dimensions(kernel, experts, [*owners, own])
-    y = expert_products(x, kernel, index, new_dim, tokens, output_dims)
-    return y * reduced.size**-0.5 if unit_scaling_convention() else y
-
-  h = None
-  activations = list(activation) if isinstance(activation, (list, tuple)) else [activation]
-  for i, name in enumerate(activations):
-    fn = activation_function(name)
-    factor = product(x, hidden, rows, f"wi_{i}" if len(activations) > 1 else "wi")
-    factor = factor if fn is None else fn(factor)
-    h = factor if h is None else h * factor
-  if h is None:
-    raise errors.ConfigError("mixture of experts: activation is empty; write 'linear' for none")
+  products = _Products(experts, owners, tokens, choices, index, variable_dtype)
+  h = products.hidden(x, hidden, activation)
   if train and hparam(hparams, "dropout_rate"):
     # Owners are of the layout, which must not decide what is drawn.
     ones = mtf.ones(h.mesh, mtf.Shape([*tokens, *choices, hidden]), h.dtype)
@@ -114,9 +95,57 @@ def apply_without_dropping(
   h = mtf.multiply(h, mtf.cast(gates, h.dtype), output_shape=h.shape)
   outputs = []
   for name in output_names:
-    y = change_hands(product(h, output_dim, tokens, name), here, hints)
+    y = change_hands(products(h, output_dim, tokens, name), here, hints)
     outputs.append(mtf.reshape(y, mtf.Shape([*routed.leading, output_dim])))
   return outputs, mtf.cast(routed.loss, inputs.dtype) * hparam(hparams, "loss_coef")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Products:
+  """Products of rows with the kernels of their experts, which are variables.
+
+  Attributes:
+    experts: the dimension of experts.
+    owners: the parts that it is split in, see `_of_owners`.
+    tokens: the dims of tokens.
+    choices: the dims of the choices of a token.
+    index: the expert of each row, of its owner.
+    variable_dtype: an `mtf.VariableDType`.
+  """
+
+  experts: mtf.Dimension
+  owners: list[mtf.Dimension]
+  tokens: list[mtf.Dimension]
+  choices: list[mtf.Dimension]
+  index: mtf.Tensor
+  variable_dtype: mtf.VariableDType
+
+  def __call__(
+    self, x: mtf.Tensor, new_dim: mtf.Dimension, output_dims: list[mtf.Dimension], name: str
+  ) -> mtf.Tensor:
+    """`[<output_dims>, new_dim]`; see `expert_products`. The kernel is `<name>/kernel`."""
+    reduced = x.shape.dims[-1]
+    kernel = mtf.layers.get_dense_kernel_weights(
+      x, [new_dim], [reduced], [self.experts], None, name=name, variable_dtype=self.variable_dtype
+    )
+    if self.owners:
+      own = mtf.Dimension("experts_of_owner", self.experts.size // self.owners[0].size)
+      kernel = mtf.replace_dimensions(kernel, self.experts, [*self.owners, own])
+    y = expert_products(x, kernel, self.index, new_dim, self.tokens, output_dims)
+    return y * reduced.size**-0.5 if unit_scaling_convention() else y
+
+  def hidden(self, x: mtf.Tensor, dim: mtf.Dimension, activation: Any) -> mtf.Tensor:
+    """The hidden layers, a row for each choice of a token, as `mtf.layers.dense_product` has it."""
+    rows = [*self.owners, *self.tokens, *self.choices]
+    activations = list(activation) if isinstance(activation, (list, tuple)) else [activation]
+    if not activations:
+      raise errors.ConfigError("mixture of experts: activation is empty; write 'linear' for none")
+    factors = []
+    for i, name in enumerate(activations):
+      fn = activation_function(name)
+      factor = self(x, dim, rows, f"wi_{i}" if len(activations) > 1 else "wi")
+      factors.append(factor if fn is None else fn(factor))
+    return functools.reduce(operator.mul, factors)
 
 
 def _of_owners(

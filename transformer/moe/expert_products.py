@@ -107,7 +107,8 @@ class _Rows:
     """The numbers that rows have in a slice with these of the dims."""
 
     def size(dims: Sequence[mtf.Dimension]) -> int:
-      return list_product(impl.slice_shape(mtf.Shape(list(dims))))
+      number: int = list_product(impl.slice_shape(mtf.Shape(list(dims))))
+      return number
 
     tokens, choices = size(self.tokens), size(self.choices)
     number = (rows // choices) % tokens
@@ -147,7 +148,7 @@ class _ExpertOperation(Operation):
     if set(index.shape) != set(rows.dims):
       raise errors.ShapeError(f"{self.name}: {index} must have the dims {mtf.Shape(rows.dims)}")
     self._rows, self._experts_dim = rows, experts_dim
-    dims = [d for x in (*inputs, output) for d in (x.shape if isinstance(x, mtf.Tensor) else x)]
+    dims = [d for shape in (*(x.shape for x in inputs), output) for d in shape]
     self._union = mtf.Shape(list(dict.fromkeys(dims)))
     self._outputs = [mtf.Tensor(self, output, first.dtype)]
     self._initialize_all_dimensions_as_splittable()
@@ -157,6 +158,18 @@ class _ExpertOperation(Operation):
     mesh_impl.verify_layout(
       self._union, f"{type(self).__name__} {self.name}: the product of its inputs"
     )
+
+  def products_of_slice(self, mesh_impl: Any) -> list[tuple[int, str, int]]:
+    """FLOPs, dtype and bytes of a processor's products, if experts get as many rows each."""
+    first, second, _ = self.inputs
+    kernel = next(x.shape for x in (second, self.outputs[0]) if self._experts_dim in x.shape)
+    *experts, depth, columns = mesh_impl.slice_shape(kernel)
+    rows = self._rows.tokens + self._rows.choices
+    count = list_product(mesh_impl.slice_shape(mtf.Shape(rows)))
+    # Of rows that all experts share.
+    each = count // list_product(kernel.to_integer_list[:-2])
+    size = (each * (depth + columns) + depth * columns) * first.dtype.size
+    return [(2 * each * depth * columns, first.dtype.name, size)] * list_product(experts)
 
   def lower(self, lowering: Any) -> None:
     impl = lowering.mesh_impl(self)

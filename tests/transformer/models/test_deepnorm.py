@@ -10,6 +10,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import attention, transformer, transformer_layers
+from mesh_tensorflow.transformer.models import deepnorm
 from tests.transformer import layer_program
 from tests.transformer import lm_program as lm
 
@@ -18,7 +19,7 @@ D = mtf.Dimension("d_model", 64)
 
 def test_numbers_of_the_paper():
   """Figure 2 of arXiv:2203.00555, for 18 layers of an encoder and 6 of a decoder."""
-  alpha, beta = transformer.deepnorm_input_scale, transformer.deepnorm_initial_gain
+  alpha, beta = deepnorm.deepnorm_input_scale, deepnorm.deepnorm_initial_gain
   np.testing.assert_allclose([alpha(18), beta(18)], [36**0.25, 144**-0.25])
   np.testing.assert_allclose([alpha(6, "decoder"), beta(6, "decoder")], [18**0.25, 72**-0.25])
   product = (18.0**4 * 6) ** (1 / 16)
@@ -37,7 +38,7 @@ def test_numbers_of_the_paper():
 )
 def test_stacks_that_cannot_be(arguments, says):
   with pytest.raises(errors.ConfigError, match=says):
-    transformer.deepnorm_input_scale(*arguments)
+    deepnorm.deepnorm_input_scale(*arguments)
 
 
 def spread(gain, **kwargs):

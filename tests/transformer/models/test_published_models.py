@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer import gin_paths, utils
+from mesh_tensorflow.transformer import gin_paths
 from mesh_tensorflow.transformer.modes import plan
 from mesh_tensorflow.transformer.programs import model_building
+from mesh_tensorflow.transformer.programs import model_steps as programs
 from tests.transformer import lm_program as lm
 
 
@@ -44,6 +45,7 @@ d_model = 16
 d_ff = 16
 num_heads = 4
 d_kv = 4
+dropout_rate = 0.0
 Unitransformer.max_length = 8
 get_variable_dtype.activation_dtype = 'float32'
 """
@@ -55,48 +57,43 @@ def load(name, bindings):
   gin.parse_config_files_and_bindings(["defaults.gin", f"models/{name}.gin"], bindings)
 
 
+def model_steps(name, mesh_shape="batch:1", layout="", bindings=()):
+  """The programs of a model at its size, on a mesh that is not there."""
+  load(name, list(bindings))
+  vocab = MODELS[name][0]
+  model = model_building.build_model("lm", vocab, vocab, layout, mesh_shape)
+  impl = mtf.MeshImpl(mesh_shape, layout)
+  return programs.ModelSteps(model, impl, "lm", 2, {"inputs": 64, "targets": 64})
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters(name):
-  load(name, [])
-  vocab, formula, published = MODELS[name]
-  steps = plan.make_steps(
-    "lm",
-    mtf.convert_to_shape("batch:1"),
-    mtf.convert_to_layout_rules(""),
-    1,
-    {"inputs": 64, "targets": 64},
-    vocab,
-  )
-  assert plan.count_parameters(steps) == formula == published
+  _, formula, published = MODELS[name]
+  assert plan.count_parameters(model_steps(name)) == formula == published
 
 
 @pytest.mark.parametrize("name", ["llama_1b", "mixtral_like"])
-def test_plan(name, capsys):
-  """On a mesh that is not there: the memory of a device is that of its part of the weights."""
-  vocab, _, published = MODELS[name]
-  load(
+def test_plan(name):
+  """A layer of it: what a device has of the weights, and the products of a step."""
+  steps = model_steps(
     name,
-    [
-      "run.mode = 'plan'",
-      f"make_steps.vocab_size = {vocab}",
-      "run.mesh_shape = 'batch:2,model:4'",
-      "run.layout_rules = 'batch:batch,d_ff:model,heads:model,vocab:model,experts:model'",
-      "run.batch_size = 2",
-      "run.sequence_length = {'inputs': 64, 'targets': 64}",
-      "run.optimizer = @optimize.SgdOptimizer",
-      "transformer.make_layer_stack.num_layers = 1",
-    ],
+    "batch:2,model:4",
+    "batch:batch,d_ff:model,heads:model,vocab:model,experts:model",
+    ["transformer.make_layer_stack.num_layers = 1"],
   )
-  report = utils.run(tpu_job_name=None, tpu=None, gcp_project=None, tpu_zone=None, model_dir="")
-  weights = {v.name: v for v in report.variables}
+  report = mtf.describe(steps.train_step(steps.required_features, mtf.optimize.SgdOptimizer))
   experts = name == "mixtral_like"
   layer = "MoE1D/wi_0" if experts else "DenseReluDense/wi_0"
-  kernel = next(v for n, v in weights.items() if n.endswith(f"layer_001/{layer}/kernel"))
-  sides = (8 * 4096 * 14336) if experts else 2048 * 8192
-  assert kernel.bytes_per_device == sides // 4 * 4
+  kernel = next(v for v in report.variables if v.name.endswith(f"layer_001/{layer}/kernel"))
+  # A quarter of it, of four bytes each.
+  assert kernel.bytes_per_device == (8 * 4096 * 14336 if experts else 2048 * 8192)
   assert report.bytes_moved()["model"] > 0
-  assert "parameters" in capsys.readouterr().out.splitlines()[0]
-  assert sum(v.bytes_per_device for v in weights.values()) < published
+  # Products of a token with what it meets, three times with those of the backward pass; those of
+  # queries and keys come on top.
+  met = (2 * 3 * 4096 * 14336 + 8 * 4096) if experts else 3 * 2048 * 8192
+  d, kv = (4096, 1024) if experts else (2048, 512)
+  met += 2 * d * d + 2 * d * kv + MODELS[name][0] * d
+  assert 1.0 < report.flops_needed / (3 * 2 * 128 * met) < 1.1
 
 
 @pytest.mark.parametrize("name", ["gpt2_small", "llama_1b", "mixtral_like"])
