@@ -55,7 +55,7 @@ def test_loss_curve_does_not_depend_on_the_mesh(mesh, implementation, one_device
     ("all:2", "d_ff:all"),
     ("all:2", "vocab:all"),
     ("data:2,all:2", "batch:data,d_ff:all"),
-    ("data:2,all:2", "heads:data,vocab:all"),
+    pytest.param("data:2,all:2", "heads:data,vocab:all", marks=pytest.mark.long),
   ],
 )
 def test_attention_on_axes_that_nothing_else_uses(mesh, layout, one_device_losses):
