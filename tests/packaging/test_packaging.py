@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import zipfile
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -33,9 +34,19 @@ FOLDERS = {
 }
 PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
 
-# Prints where things were found; runs wherever the package is installed.
+# Prints, for each folder among its arguments, what a program finds that starts there;
+# runs wherever the package is installed. TensorFlow is imported once for all of them.
 REPORT = """
-import json, os
+import json, os, sys
+import tensorflow
+for folder in sys.argv[1:]:
+  if not os.fork():
+    break
+  if os.wait()[1]:
+    sys.exit(f"failed in {folder}")
+else:
+  sys.exit()
+os.chdir(folder)  # The empty first element of sys.path is this folder, from now on.
 import gin
 import mesh_tensorflow
 import mesh_tensorflow.transformer
@@ -50,7 +61,7 @@ print(json.dumps({
   "gin_dir": folder,
   "gin_files": len(files),
   "gin_config": hasattr(gin, "parse_config_file"),
-}))
+}), flush=True)
 """
 
 Run = Callable[..., subprocess.CompletedProcess]
@@ -82,8 +93,12 @@ def wheel(source: pathlib.Path, run_subprocess: Run) -> pathlib.Path:
   return path
 
 
-def found_in(report: subprocess.CompletedProcess) -> dict:
-  return json.loads(report.stdout.splitlines()[-1])
+def reports(run_subprocess: Run, *folders: pathlib.Path, **options: Any) -> list[dict]:
+  """What `REPORT` finds in each of the folders."""
+  told = run_subprocess(["-c", REPORT, *folders], **options).stdout
+  found = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+  assert len(found) == len(folders), told
+  return found
 
 
 def metadata_of(wheel: pathlib.Path) -> email.message.Message:
@@ -115,9 +130,9 @@ def test_installed_wheel_works_from_any_folder(
   run_subprocess([*PIP, "install", "--no-index", "--no-deps", "--target", target, wheel])
   inside = target / "mesh_tensorflow" / "transformer"
   # In `inside` a folder named gin stands next to the program: it must not hide gin-config.
-  for cwd in (tmp_path, inside):
-    report = run_subprocess(REPORT, cwd=cwd, env={"PYTHONPATH": str(target)})
-    assert found_in(report) == {
+  env = {"PYTHONPATH": str(target)}
+  for found in reports(run_subprocess, tmp_path, inside, cwd=tmp_path, env=env):
+    assert found == {
       "package": str(target / "mesh_tensorflow" / "__init__.py"),
       "transformer": str(inside / "__init__.py"),
       "gin_dir": str(inside / "gin"),
@@ -129,10 +144,10 @@ def test_installed_wheel_works_from_any_folder(
 def test_this_installation_works_from_any_folder(
   repository: pathlib.Path, run_subprocess: Run, tmp_path: pathlib.Path
 ):
-  for cwd in (tmp_path, repository, repository / "transformer"):
-    report = found_in(run_subprocess(REPORT, cwd=cwd))
-    assert report["gin_config"], cwd
-    assert report["gin_files"] == gin_files(repository / "gin"), cwd
+  folders = (tmp_path, repository, repository / "transformer")
+  for folder, found in zip(folders, reports(run_subprocess, *folders, cwd=tmp_path)):
+    assert found["gin_config"], folder
+    assert found["gin_files"] == gin_files(repository / "gin"), folder
 
 
 def test_gin_folder_is_data_only(repository: pathlib.Path):
