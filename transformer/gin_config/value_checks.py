@@ -103,9 +103,11 @@ def _is_checkpoint_step(x: Any) -> bool:
 
 
 def _are_seeds(x: Any) -> bool:
-  if isinstance(x, Mapping):
-    return all(k in PURPOSES and _is_whole(v) for k, v in x.items())
-  return x is None
+  return x is None or isinstance(x, Mapping) and all(k in PURPOSES and _is_whole(x[k]) for k in x)
+
+
+def _is_no_number(x: Any) -> bool:
+  return x is not None and not isinstance(x, numbers.Number)
 
 
 def _are_rates(x: Any) -> bool:
@@ -154,7 +156,8 @@ _OF_NAMES: dict[str, Rule] = {
   ),
   **dict.fromkeys(
     "perplexity_eval_steps total_run_steps ensemble_inputs ensemble keep_checkpoint_max "
-    "max_to_keep num_examples virtual_cpu_devices gradient_accumulation_steps".split(),
+    "max_to_keep num_examples virtual_cpu_devices gradient_accumulation_steps eval_steps "
+    "early_stopping_patience".split(),
     at_least(1).or_none(),
   ),
   **dict.fromkeys(
@@ -192,8 +195,6 @@ _OF_OWNERS: dict[str, dict[str, Rule]] = {
     "mesh_implementation": one_of(*mesh_setup.IMPLEMENTATIONS),
     "nonfinite": one_of(*nonfinite.CHOICES),
     "eval_every_steps": at_least(0),
-    "eval_steps": at_least(1).or_none(),
-    "early_stopping_patience": at_least(1).or_none(),
     "early_stopping_min_delta": NOT_BELOW_ZERO,
     "seeds": Rule(
       f"a dict from {', '.join(map(repr, PURPOSES))} to whole numbers, or None", _are_seeds
@@ -222,28 +223,23 @@ _OF_OWNERS: dict[str, dict[str, Rule]] = {
       _is_vocabulary,
     ),
     "optimizer": Rule(
-      "an optimizer class such as @optimize.AdafactorOptimizer, or None",
-      lambda x: x is None or callable(x),
+      "an optimizer class such as @optimize.AdamWOptimizer, or None", CALLABLE.or_none().is_legal
     ),
-    "mesh_shape": Rule(
-      "a mesh shape such as 'batch:2,model:2' ('' is one device)",
-      lambda x: x is not None and not isinstance(x, numbers.Number),
-    ),
+    "mesh_shape": Rule("a mesh shape such as 'batch:2,model:2' ('' is one device)", _is_no_number),
     "layout_rules": Rule(
-      "layout rules such as 'batch:batch,d_ff:model' ('' splits nothing)",
-      lambda x: x is not None and not isinstance(x, numbers.Number),
+      "layout rules such as 'batch:batch,d_ff:model' ('' splits nothing)", _is_no_number
     ),
   },
   "get_variable_dtype": dict.fromkeys(("master_dtype", "slice_dtype", "activation_dtype"), _DTYPE),
   "sample": {
-    "top_k": at_least(1).or_none(),
+    **dict.fromkeys(("top_k", "max_tokens"), at_least(1).or_none()),
     "top_p": Rule(
       "a number above 0 and at most 1", lambda x: _is_number(x) and 0 < x <= 1
     ).or_none(),
     "min_p": FRACTION.or_none(),
     "repetition_penalty": ABOVE_ZERO.or_none(),
     "num_samples": at_least(1),
-    "max_tokens": at_least(1).or_none(),
+    "batch_size": at_least(1).or_none(),
   },
   "Trainer": {"nonfinite": one_of(*nonfinite.CHOICES)},
 }

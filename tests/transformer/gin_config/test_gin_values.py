@@ -74,7 +74,7 @@ WRONG = [
   ("text_lm_dataset.validation_fraction", "2", "a number from 0 to 1"),
   ("decode_from_file.repeats", "0", "a whole number of at least 1"),
   ("get_variable_dtype.slice_dtype", "'float23'", "one of 'float32', .*; did you mean float32"),
-  ("run.optimizer", "3", "an optimizer class such as @optimize.AdafactorOptimizer"),
+  ("run.optimizer", "3", "an optimizer class such as @optimize.AdamWOptimizer"),
   ("run.vocabulary", "'byte'", "a name such as 'bytes', 'characters' or 'sentencepiece:8000'"),
   ("run.train_dataset_fn", "'text'", "a function or class of Python or gin"),
   ("run.train_model_fn", "5", "a function or class of Python or gin"),
