@@ -222,7 +222,8 @@ def _part(impl: Any, shape: mtf.Shape) -> float:
   is right for all tensors, whatever they are split over.
   """
   axes = {impl.tensor_dimension_to_mesh_axis(d) for d in shape}
-  return 1.0 / math.prod(d.size for i, d in enumerate(impl.shape) if i not in axes)
+  copies = math.prod([d.size for i, d in enumerate(impl.shape.dims) if i not in axes])
+  return 1.0 / float(copies)
 
 
 def _summaries(graph: mtf.Graph) -> list[tuple[int, str]]:

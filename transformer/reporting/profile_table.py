@@ -49,7 +49,7 @@ def read(path: pathlib.Path) -> tuple[list[Entry], list[Entry]]:
   Raises:
     ProfileError: it is no such file, or is cut.
   """
-  seconds: collections.Counter[Any] = collections.Counter()
+  seconds: dict[Any, float] = collections.defaultdict(float)
   counts: collections.Counter[Any] = collections.Counter()
   try:
     for name, duration in _events(memoryview(path.read_bytes())):
@@ -61,7 +61,7 @@ def read(path: pathlib.Path) -> tuple[list[Entry], list[Entry]]:
     raise ProfileError(
       f"{path} is no profile of TensorFlow's (an .xplane.pb file), or is cut"
     ) from e
-  type_seconds: collections.Counter[Any] = collections.Counter()
+  type_seconds: dict[Any, float] = collections.defaultdict(float)
   type_counts: collections.Counter[Any] = collections.Counter()
   for (name, kind), duration in seconds.items():
     type_seconds[kind] += duration

@@ -10,6 +10,7 @@ import pytest
 
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import gin_config, utils
+from mesh_tensorflow.transformer.reporting import metrics_file
 from tests.transformer import worker_processes as program
 
 STANDARD = "batch:batch,heads:model,d_ff:model,vocab:model"
@@ -68,6 +69,16 @@ def test_same_losses_as_one_device(four, reference):
   lines = [line for text in texts[1:] for line in text.splitlines()]
   assert [line for line in lines if "coordination_service_agent" not in line] == []
   assert len(list(folder.glob("command*"))) == 1
+
+
+@pytest.mark.subprocess
+def test_norms_are_those_of_one_device(four, one_device):
+  """Summed over the slices of four processes; one of them writes them."""
+  for ours, reference in zip(metrics_file.read(str(four[0])), metrics_file.read(str(one_device))):
+    assert ours["step"] == reference["step"]
+    for name in ("gradient_norm", "parameter_norm", "update_norm"):
+      assert ours[name] == pytest.approx(reference[name], rel=1e-3) and ours[name] > 0
+  assert ours["step"] == 8
 
 
 @pytest.mark.long
