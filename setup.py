@@ -91,6 +91,7 @@ setup(
       "hypothesis",
       "matplotlib",
       "mypy==2.4.*",  # Another version may find other faults.
+      "pyarrow",
       "pytest",
       "pytest-timeout",
       "pytest-xdist",
@@ -98,10 +99,15 @@ setup(
       "sacrebleu",
       "sentencepiece",
       "setuptools>=77",  # test_packaging.py builds a wheel without build isolation.
+      "tiktoken",
+      "zstandard",
     ],
     # A CPU build of PyTorch (2.13.0+cpu) satisfies this, if installed beforehand.
     "bench": ["torch==2.13.0", "transformers>=5,<6"],
     "vocab": ["sentencepiece"],
+    "tiktoken": ["tiktoken"],
+    "parquet": ["pyarrow"],
+    "zstd": ["zstandard"],
     "bleu": ["sacrebleu"],
     "plot": ["matplotlib"],  # loss.png of a training.
     "tensorboard": ["tensorboard"],  # TensorFlow 2.21 does not bring it.

@@ -78,19 +78,17 @@ def own_text(
       other files are added; a text file of 8,192 characters that is a document, any document of
       65,536, and the only one there is, give their ends.
     format: "text", "jsonl", "csv", "tsv" or "parquet"; "auto": by the suffix.
-    document: what a document is in text files: "file", "paragraph" (blank lines between) or "line";
-      "auto": a file. In the other formats it is a record.
-    separator: in place of `document`: the string that stands between documents in a text file,
-      such as "<|endoftext|>".
+    document: in text files "file", "paragraph" (blank lines between) or "line"; "auto": a file. In
+      the other formats it is a record.
+    separator: in place of `document`: the string between documents, such as "<|endoftext|>".
     field: the name of the field of the text, or the number of the column from 0 on; by default the
       one that there is, or "text".
     header: whether the first line of a table names its columns; by default if `field` is no number.
     quotes: whether columns of a table may be in quotes; by default those of CSV are.
     encoding: of the files; by default that of `text_encoding`.
     mode: "stream": windows of the documents, one behind the other; feature `targets`.
-      "documents": the same windows, with features `targets_segmentation` and `targets_position`,
-      so that the model does not look from one document into another. "packed": whole documents, as
-      many as a row holds; only those that are longer are cut.
+      "documents": the same, with features `targets_segmentation` and `targets_position`: the model
+      does not look into other documents. "packed": whole documents; only longer ones are cut.
     order: of training: "shuffled": each window once in an epoch, in another order each time, cut
       at other places; "random": windows at random places, drawn with replacement.
     context_tokens: the first so many ids of a window are negated: the model sees them, and they
@@ -120,11 +118,23 @@ def own_text(
     fields=() if field is None else (field,), encoding=encoding,
   )  # fmt: skip
   vocabulary = vocabulary[1] if isinstance(vocabulary, tuple) else vocabulary
-  what = f"the {dataset_split} split of {source.name}"
+  return _rows(source, dataset_split, vocabulary, cut, skip, batch_rows)
+
+
+def _rows(
+  source: own_documents.Source,
+  split: str,
+  vocabulary: Any,
+  cut: token_rows.Cut,
+  skip: int,
+  batch_rows: BatchRows | None,
+) -> tf.data.Dataset:
+  """The rows of a split of documents, which are encoded first."""
+  what = f"the {split} split of {source.name}"
   started = time.perf_counter()
-  tokens, sizes = _encoded(source.documents(dataset_split), vocabulary)
+  tokens, sizes = _encoded(source.documents(split), vocabulary)
   if not sizes.size:
-    raise DataError(source.nothing(dataset_split))
+    raise DataError(source.nothing(split))
   encoding_lib.check_known(tokens, vocabulary, what)
   seconds = time.perf_counter() - started
   _LOG.info("%s: %d documents, %d tokens", what, sizes.size, tokens.size)
@@ -137,7 +147,7 @@ def own_text(
   return token_rows.dataset(
     tokens,
     cut,
-    train=dataset_split == "train",
+    train=split == "train",
     what=what,
     document_sizes=sizes,
     skip=skip,

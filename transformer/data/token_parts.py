@@ -134,7 +134,7 @@ def _in_processes(
   if "forkserver" in methods:
     # One process imports TensorFlow, and all others are forks of it: this one, which may have
     # threads of TensorFlow that hold locks, cannot be forked.
-    context.set_forkserver_preload([__name__])  # type: ignore[attr-defined]
+    context.set_forkserver_preload([__name__])
   queue = context.SimpleQueue()
   with concurrent.futures.ProcessPoolExecutor(
     count, mp_context=context, initializer=_begin_process, initargs=(job, queue)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import compressed, documents, text_files, token_folder
-from mesh_tensorflow.transformer.files.documents import Field, Form
+from mesh_tensorflow.transformer.files.documents import Field, Form, Progress
 
 # What a file is by its suffix, if nothing else is said. In a folder, these are the files taken.
 FORMAT_OF_SUFFIX = {
@@ -58,7 +58,7 @@ class OwnFiles:
       for texts in self.of_file(number):
         yield path, texts
 
-  def of_file(self, number: int, read: documents.Progress | None = None) -> Iterator[Texts]:
+  def of_file(self, number: int, read: Progress | None = None) -> Iterator[Texts]:
     """The documents of one file.
 
     Args:
@@ -68,7 +68,7 @@ class OwnFiles:
     return documents.documents(self.paths[number], self.forms[number], read)
 
   def divided(
-    self, fraction: float, number: int, read: documents.Progress | None = None
+    self, fraction: float, number: int, read: Progress | None = None
   ) -> Iterator[tuple[Texts | None, Texts | None]]:
     """The documents of one file, divided between training and validation: see `split`.
 
