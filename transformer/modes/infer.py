@@ -41,10 +41,11 @@ def decode_from_file(
       `sequence_length["targets"]` ids at most, those of the line included.
     checkpoint_path: a checkpoint to restore; None: the variables as they are. The step goes into
       the output's name.
-    input_filename: a text file, one input per line.
-    output_filename: the results go to `<output_filename>-<step>`.
+    input_filename: a text file, one input per line; or JSON lines, see `prompts.read_prompts`.
+    output_filename: the results go to `<output_filename>-<step>`, as they come; a run that was
+      interrupted goes on there.
     eos_id: the end-of-sequence id.
-    repeats: samples for each line.
+    repeats: samples for each line; 1: `sample.num_samples`.
 
   Returns:
     The lines written.

@@ -12,13 +12,19 @@ import tqdm
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.numerics import random_bits
-from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
+from mesh_tensorflow.transformer.data.text_io import (
+  inputs_vocabulary,
+  strip_ids,
+  targets_vocabulary,
+)
 from mesh_tensorflow.transformer.modes.generation import encode_lines, generate
+from mesh_tensorflow.transformer.programs import sampling
 from mesh_tensorflow.transformer.sampling import prompts as prompt_files
 from mesh_tensorflow.transformer.sampling import settings as sampling_settings
 from mesh_tensorflow.transformer.sampling.continued_texts import TextsToContinue
 from mesh_tensorflow.transformer.sampling.resumable import ResumableFile, stopped_by_signals
 from mesh_tensorflow.transformer.sampling.settings import SampleSettings
+from mesh_tensorflow.transformer.sampling.texts import prompt_ids
 from mesh_tensorflow.transformer.vocabularies.kept import describe
 
 # Batches in a block: what is lost, at most, when a run is interrupted; and among so many rows those
@@ -103,6 +109,10 @@ def _of_language_model(
 ) -> tuple[Decode, Any]:
   """Continues texts; and what decides how, for comparison."""
   how = sampling_settings.of_language_model(settings, eos_id)
+  if not getattr(estimator.steps.model, "fully_autoregressive", False):
+    return _of_other_language_model(
+      estimator, vocabulary, settings, batch_size, sequence_length, eos_id
+    )
   rows = settings.batch_size or _ROWS_PER_TRAINED * batch_size
   model = TextsToContinue(estimator, vocabulary, settings, how, sequence_length, rows)
 
@@ -112,6 +122,29 @@ def _of_language_model(
     return [text.whole(how.only_new) for text in made], sum(len(row.new) for row in rows)
 
   return decode, [repr(how), settings.seed, settings.stop]
+
+
+def _of_other_language_model(
+  estimator: Any,
+  vocabulary: Any,
+  settings: SampleSettings,
+  batch_size: int,
+  sequence_length: dict[str, int],
+  eos_id: int,
+) -> tuple[Decode, Any]:
+  """As `_of_language_model`, of a model whose prompts see all of themselves, or of a user's."""
+  options = sampling_settings.of_encoder_decoder(settings, has_decode=False)
+  length = sampling.row_length(sequence_length)
+
+  def decode(texts: Sequence[str], first: int) -> tuple[list[str], int]:
+    rows = [prompt_ids(text, vocabulary) for text in texts]
+    seed = random_bits.fold(settings.seed, first)
+    outputs = estimator.sample(rows, length, batch_size=batch_size, seed=seed, **options)
+    made = [strip_ids(ids, eos_id) for ids in outputs]
+    tokens = sum(map(len, made)) - sum(map(len, rows))
+    return [settings.until_stop(targets_vocabulary(vocabulary).decode(i)) for i in made], tokens
+
+  return decode, [options, sampling_settings.bound_decoding(), settings.seed, settings.stop]
 
 
 def _of_encoder_decoder(
