@@ -8,11 +8,17 @@ import pytest
 
 
 @pytest.mark.slow
-def test_demo_trains_evaluates_and_writes(run_subprocess, repository, tmp_path):
+@pytest.mark.parametrize(
+  "more",
+  [
+    pytest.param([], id="default", marks=pytest.mark.long),
+    pytest.param(["--implementation=simd"], id="simd"),  # Traced once for all processors.
+  ],
+)
+def test_demo_trains_evaluates_and_writes(more, run_subprocess, repository, tmp_path):
   program = str(repository / "examples" / "demo.py")
   result = run_subprocess(
-    [program, f"--model_dir={tmp_path}", "--steps=3", "--eval_files=4"],
-    timeout=290,
+    [program, f"--model_dir={tmp_path}", "--steps=3", "--eval_files=4", *more], timeout=290
   )
   for text in (
     " 4 more are held out",

@@ -13,7 +13,7 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import gin_config, utils
 
 SMALL = [
-  "num_layers = 2",
+  "num_layers = 1",
   "d_model = 32",
   "d_ff = 64",
   "num_heads = 2",
@@ -41,7 +41,7 @@ def run(model_dir, text, *bindings, files=("problems/tinyshakespeare.gin",)):
   return utils.run(None, None, None, None, str(model_dir))
 
 
-def test_train_evaluate_infer_as_a_program(tmp_path, text_file, run_subprocess):
+def test_train_evaluate_infer_as_a_program(tmp_path, text_file, run_subprocess, run_forked):
   """The command line of the README, on a 2x2 mesh."""
   model_dir = str(tmp_path / "model")
   common = ["-m", "mesh_tensorflow.transformer.main", f"--model_dir={model_dir}"]
@@ -57,7 +57,7 @@ def test_train_evaluate_infer_as_a_program(tmp_path, text_file, run_subprocess):
 
   prompts = tmp_path / "prompts.txt"
   prompts.write_text("To be\nWhether\n")
-  inferred = run_subprocess(
+  inferred = run_forked(
     [
       *common,
       "--gin_param=run.mode = 'infer'",

@@ -16,10 +16,12 @@ from mesh_tensorflow.transformer.training import init_checkpoint
 from tests.transformer import training_program as program
 
 
-@pytest.fixture(autouse=True)
-def two_blocks(monkeypatch):
-  bindings = program.BINDINGS.replace("num_layers = 1", "num_layers = 2")
-  monkeypatch.setattr(program, "BINDINGS", bindings)
+@pytest.fixture(scope="module", autouse=True)
+def two_blocks():
+  with pytest.MonkeyPatch.context() as patch:
+    bindings = program.BINDINGS.replace("num_layers = 1", "num_layers = 2")
+    patch.setattr(program, "BINDINGS", bindings)
+    yield
 
 
 def write_checkpoint(path: str, names) -> str:
@@ -108,7 +110,7 @@ def test_small_configurables():
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory):
+def first(two_blocks, tmp_path_factory):
   """(path of a checkpoint of step 5, its values by name)"""
   folder = str(tmp_path_factory.mktemp("first"))
   trainer = program.make_trainer(model_dir=folder, dropout=False, learning_rate=1e-2)
