@@ -68,7 +68,7 @@ def own_text(
 
   Args:
     sequence_length: an int, or a dict with "targets".
-    vocabulary: a `Vocabulary`, or an (inputs, targets) tuple, of which that of targets is taken.
+    vocabulary: a `Vocabulary`, or an (inputs, targets) tuple.
     dataset_split: "train"; any other name means the held-out documents.
     path: a file, a folder, a glob, or a list of them; .gz, .bz2, .xz and .zst are uncompressed. Of
       a folder all files in it and below that have a known suffix.
@@ -86,9 +86,9 @@ def own_text(
     header: whether the first line of a table names its columns; by default if `field` is no number.
     quotes: whether columns of a table may be in quotes; by default those of CSV are.
     encoding: of the files; by default that of `text_encoding`.
-    mode: "stream": windows of the documents, one behind the other; feature `targets`.
-      "documents": the same, with features `targets_segmentation` and `targets_position`: the model
-      does not look into other documents. "packed": whole documents; only longer ones are cut.
+    mode: "stream": windows of the documents, one behind the other; "documents": the same, and
+      features `targets_segmentation` and `targets_position` keep a model from looking into other
+      documents; "packed": whole documents, of which only those longer than a row are cut.
     order: of training: "shuffled": each window once in an epoch, in another order each time, cut
       at other places; "random": windows at random places, drawn with replacement.
     context_tokens: the first so many ids of a window are negated: the model sees them, and they
@@ -96,8 +96,7 @@ def own_text(
     seed: of the order; None: that of the run (`run.seeds`).
     skip: start at this example.
     batch_size: has no effect.
-    batch_rows: make only the examples that are needed of each batch, the first of which begins at
-      `skip`; None: all.
+    batch_rows: make only these examples of each batch, beginning at `skip`; None: all.
 
   Returns:
     A data set of dicts of int32 [sequence_length].
