@@ -80,6 +80,7 @@ def operative(folder):
   return dict(re.findall(r"^run\.(\w+) = (.*?)  #", text, re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_a_training_with_a_found_layout_and_its_resume(tmp_path, capsys, cpu_devices):
   mesh, rules = "run.mesh_shape = 'rows:2,columns:2'", "run.layout_rules = 'auto'"
   # On CPUs that share a host nothing is gained by splitting so small a model.
@@ -112,6 +113,7 @@ def test_a_training_with_a_found_layout_and_its_resume(tmp_path, capsys, cpu_dev
   assert json.loads(record.read_text())["found"] == {}
 
 
+@pytest.mark.slow
 def test_a_mesh_for_given_rules(tmp_path, capsys, cpu_devices):
   rules = "run.layout_rules = 'batch:batch,d_ff:model,heads:model'"
   auto = ("run.mesh_shape = 'auto'", "run.num_devices = 4", "run.train_steps = 1", SMALL)
@@ -132,6 +134,7 @@ def test_a_mesh_for_given_rules(tmp_path, capsys, cpu_devices):
   assert predicted(mesh).seconds == min(others)
 
 
+@pytest.mark.slow
 def test_plan_shows_the_best_beside_the_bound_one(tmp_path, capsys, three_layouts):
   bound = ("run.mesh_shape = 'rows:2'", "run.layout_rules = 'd_model:rows'")
   report = run(tmp_path, *bound, "run.mode = 'plan'", "choose_layout.alternatives = 1", SMALL)
@@ -147,6 +150,7 @@ def test_plan_shows_the_best_beside_the_bound_one(tmp_path, capsys, three_layout
   assert f"{layouts[0]}:mesh_0 on mesh_0:2, is the best one" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_plan_of_auto_and_what_does_not_fit(tmp_path, capsys, three_layouts):
   auto = ("run.mesh_shape = 'rows:2'", "run.layout_rules = 'auto'", "run.mode = 'plan'")
   report = run(tmp_path, *auto)
@@ -159,6 +163,7 @@ def test_plan_of_auto_and_what_does_not_fit(tmp_path, capsys, three_layouts):
   assert report.layout.pairs == [] and "no layout fits" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_search_writes_a_file_that_trains(tmp_path, capsys, monkeypatch, three_layouts):
   monkeypatch.chdir(tmp_path)
   auto = ("run.mesh_shape = 'rows:2'", "run.layout_rules = 'auto'", "run.mode = 'search'")

@@ -65,6 +65,7 @@ def test_norms_are_those_of_numpy_on_every_layout(mesh, implementation, options,
   np.testing.assert_allclose(table[2:, -1], [moved / RATE, norm(after.values()), moved], rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_steps_are_the_same_with_norms_and_without():
   plain, _, weights = rows(program.make_trainer(), 4)
   values = reported.ReportedValues()
