@@ -108,9 +108,8 @@ def own_text(
       encode the text.
   """
   del batch_size
-  cut = token_rows.Cut(
-    token_rows.length_of(sequence_length), mode, order, context_tokens, data_seed.chosen(seed)
-  )
+  length = token_rows.length_of(sequence_length)
+  cut = token_rows.Cut(length, mode, order, context_tokens, data_seed.chosen(seed))
   source = own_documents.source(
     "own_text", path, validation_path, validation_fraction,
     format=format, document=document, separator=separator, header=header, quotes=quotes,

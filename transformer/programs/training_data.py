@@ -201,12 +201,7 @@ class TrainingData:
     self._name = _PIPELINE
     self._agree = shard.count > 1
     if shard.count > 1 or len(here) < batch:
-      # The position in the data is of use to a process that reads the same.
-      how = ["rows" if makes_rows else "part"]
-      if shard.count > 1:
-        how = ["shard", str(shard.index), "of", str(shard.count)]
-      numbers = [n for begins, sizes in parts for n in (*begins, *sizes)]
-      self._name = "_".join(map(str, [_PIPELINE, *how, *numbers]))
+      self._name = _name_of_part(shard, makes_rows, parts)
 
   def calls(
     self, count: int, per_call: int, most: Callable[[], int] | None = None
@@ -242,6 +237,17 @@ class TrainingData:
 
   def _stream(self, batches: Callable[[tf.data.Dataset], tf.data.Dataset]) -> BatchStream:
     return BatchStream(self._epochs, batches, self._examples, self._say)
+
+
+def _name_of_part(
+  shard: InputShard, makes_rows: bool, parts: Sequence[tuple[Sequence[int], Sequence[int]]]
+) -> str:
+  """What a position in the data is called that is of use to a process that reads the same only."""
+  how = ["rows" if makes_rows else "part"]
+  if shard.count > 1:
+    how = ["shard", str(shard.index), "of", str(shard.count)]
+  numbers = [n for begins, sizes in parts for n in (*begins, *sizes)]
+  return "_".join(map(str, [_PIPELINE, *how, *numbers]))
 
 
 def _behind(
