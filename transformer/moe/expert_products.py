@@ -8,7 +8,7 @@ but for blocks that are not full, and all shapes are known when the program is b
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -36,15 +36,17 @@ class _Blocks:
     expert: int32 [blocks].
     count: int32 scalar: how many blocks there are in use, the first ones.
     number: how many rows there are.
+    dtype: of what is computed.
   """
 
   rows: tf.Tensor
   expert: tf.Tensor
   count: tf.Tensor
   number: int
+  dtype: tf.DType
 
   @classmethod
-  def of(cls, index: tf.Tensor, num_experts: int) -> _Blocks:
+  def of(cls, index: tf.Tensor, num_experts: int, dtype: tf.DType) -> _Blocks:
     """The blocks of rows, of which these [rows] are the experts; -1 for none."""
     n = int(index.shape[0])
     size = max(1, min(_BLOCK, -(-n // num_experts)))
@@ -63,17 +65,40 @@ class _Blocks:
     place = tf.gather(first_row, expert)[:, tf.newaxis] + within
     rows = tf.gather(order, tf.minimum(place, n - 1))
     in_use = within < tf.gather(counts, expert)[:, tf.newaxis]
-    return cls(tf.where(in_use, rows, n), expert, tf.reduce_sum(blocks), n)
+    return cls(tf.where(in_use, rows, n), expert, tf.reduce_sum(blocks), n, dtype)
 
-  def loop(self, body: Any, result: tf.Tensor) -> tf.Tensor:
-    """`result = body(rows of the block, its expert, result)` for all blocks."""
+  def products(self, fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], columns: int) -> tf.Tensor:
+    """fn(rows of the block, its expert) [rows of a block, columns] of all blocks, one array.
 
-    def step(i: tf.Tensor, result: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-      return i + 1, body(self.rows[i], self.expert[i], result)
+    Blocks that are not in use are zeros.
+    """
+    blocks, size = self.rows.shape.as_list()
+    # Arrays, for a tensor that the loop writes into would be copied in each step.
+    results = tf.TensorArray(self.dtype, blocks, element_shape=[size, columns])
+    _, results = tf.while_loop(
+      lambda i, _: i < self.count,
+      lambda i, results: (i + 1, results.write(i, fn(self.rows[i], self.expert[i]))),
+      [0, results],
+    )
+    return tf.reshape(results.stack(), [blocks * size, columns])
 
-    # One after the other, so that each step writes into the result of the one before.
-    _, result = tf.while_loop(lambda i, _: i < self.count, step, [0, result], parallel_iterations=1)
-    return result
+  def sums(
+    self, fn: Callable[[tf.Tensor], tf.Tensor], num_experts: int, shape: Sequence[int]
+  ) -> tf.Tensor:
+    """For each expert the sum of fn(rows of the block), of this shape, over its blocks."""
+    results = tf.TensorArray(self.dtype, num_experts, element_shape=shape)
+
+    def step(i: tf.Tensor, total: tf.Tensor, results: tf.TensorArray) -> tuple[Any, ...]:
+      expert = self.expert[i]
+      # Blocks are in the order of experts: what is written for one last is its whole sum.
+      same = (i > 0) & tf.equal(expert, self.expert[tf.maximum(i - 1, 0)])
+      total = fn(self.rows[i]) + tf.where(same, total, tf.zeros_like(total))
+      return i + 1, total, results.write(expert, total)
+
+    *_, results = tf.while_loop(
+      lambda i, *_: i < self.count, step, [0, tf.zeros(shape, self.dtype), results]
+    )
+    return results.stack()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +209,7 @@ class _ExpertOperation(Operation):
       if owners > 1:
         # The experts of all owners in one row.
         index += tf.where(index < 0, 0, tf.range(owners * per_owner) // per_owner * experts)
-      return self._of_slices(impl, a, b, _Blocks.of(index, owners * experts))
+      return self._of_slices(impl, a, b, _Blocks.of(index, owners * experts, a.dtype))
 
     values = [lowering.tensors[x] for x in self.inputs]
     result = impl.slicewise(of_slices, *values, begin_of(impl, self._experts_dim))
@@ -248,15 +273,16 @@ class ExpertProductsOperation(_ExpertOperation):
     *sizes, columns = impl.slice_shape(self.outputs[0].shape)
     number = list_product(sizes)
 
-    def body(rows: tf.Tensor, expert: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-      # The row behind the last stands for none: what comes of it goes behind the last, too.
+    def product(rows: tf.Tensor, expert: tf.Tensor) -> tf.Tensor:
+      # The row behind the last stands for none: what comes of it is not looked at.
       taken = tf.gather(x, tf.minimum(self._rows.of(impl, dims, rows), int(x.shape[0]) - 1))
-      product = tf.matmul(taken, kernels[expert], transpose_b=transposed)
-      to = tf.where(rows < blocks.number, self._rows.of(impl, output_dims, rows), number)
-      return tf.tensor_scatter_nd_add(y, to[:, tf.newaxis], product)
+      return tf.matmul(taken, kernels[expert], transpose_b=transposed)
 
-    y = blocks.loop(body, tf.zeros([number + 1, columns], x.dtype))[:-1]
-    return tf.reshape(y, [*sizes, columns])
+    y = blocks.products(product, columns)
+    rows = tf.reshape(blocks.rows, [-1])
+    to = tf.where(rows < blocks.number, self._rows.of(impl, output_dims, rows), -1)
+    # Of several choices the sum; what goes to -1 is dropped.
+    return tf.reshape(tf.math.unsorted_segment_sum(y, to, number), [*sizes, columns])
 
 
 class ExpertKernelsOperation(_ExpertOperation):
@@ -290,18 +316,17 @@ class ExpertKernelsOperation(_ExpertOperation):
     x, dy = (tf.reshape(t, [-1, int(t.shape[-1])]) for t in (a, b))
     sizes = impl.slice_shape(shape)
 
-    def body(rows: tf.Tensor, expert: tf.Tensor, result: tf.Tensor) -> tf.Tensor:
+    def product(rows: tf.Tensor) -> tf.Tensor:
       here = tf.minimum(rows, blocks.number - 1)
       u = tf.gather(x, self._rows.of(impl, x_dims, here))
       v = tf.gather(dy, self._rows.of(impl, dy_dims, here))
       v *= tf.cast(rows < blocks.number, v.dtype)[:, tf.newaxis]
       if shape.dims[-2] != depth:
         u, v = v, u
-      product = tf.matmul(u, v, transpose_a=True)[tf.newaxis]
-      return tf.tensor_scatter_nd_add(result, [[expert]], product)
+      return tf.matmul(u, v, transpose_a=True)
 
-    flat = [list_product(sizes[:-2]), *sizes[-2:]]
-    return tf.reshape(blocks.loop(body, tf.zeros(flat, x.dtype)), sizes)
+    result = blocks.sums(product, list_product(sizes[:-2]), sizes[-2:])
+    return tf.reshape(result, sizes)
 
 
 def expert_products(

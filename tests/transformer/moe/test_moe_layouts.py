@@ -167,12 +167,13 @@ def test_bfloat16_activations(cpu_devices):
     m = mtf.Mesh(mtf.Graph(), "m")
     t = mtf.import_tf_tensor(m, tf.cast(x, dtype), [("batch", 2), ("length", 8), D])
     outputs = []
-    for name in ROUTERS:
+    for name, dropless in [(name, False) for name in ROUTERS] + [("top_k", True)]:
       bag = hparams(
         num_experts=2, hidden_size=4, group_size=8, gating=name, second_policy_train="all",
         switch_policy_train="argmax", ntlb_top_k=2, top_n_num_experts_per_token=2,
+        dropless=dropless,
       )  # fmt: skip
-      with mtf.variable_scope(name):
+      with mtf.variable_scope(f"{name}_{dropless}"):
         y, loss = moe.transformer_moe_layer_v1(
           t, D, bag, True, mtf.VariableDType(activation_dtype=dtype), layout=layout, mesh_shape=mesh
         )
