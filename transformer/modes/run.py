@@ -207,7 +207,7 @@ def run(
     ema_decay: in training, the decay of a moving average of the weights, which is kept beside them
       (0.999, say: over about 1000 steps); None: there is none.
     use_ema: the modes that evaluate, decode or export take that average from a checkpoint, in
-      place of the weights.
+      place of the weights; and so do evaluations in training.
     gradient_accumulation_steps: in training, the number of microbatches into which a batch is cut,
       one after the other, for one update; `batch_size` is that of the update. None: as
       `serialize_num_microbatches` says.

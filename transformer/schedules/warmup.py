@@ -37,7 +37,7 @@ def cosine_decay(
   Args:
     step: the training step.
     total_train_steps: number of training steps.
-    warmup: length of the rise; see the module.
+    warmup: length of the rise: a number of steps, or a fraction of all where it is at most 1.
     final_factor: what is left at the end.
     peak: the highest value.
   """
@@ -59,7 +59,7 @@ def linear_warmup_decay(
   Args:
     step: the training step.
     total_train_steps: number of training steps.
-    warmup: length of the rise; see the module.
+    warmup: length of the rise: a number of steps, or a fraction of all where it is at most 1.
     final_factor: what is left at the end.
     peak: the highest value.
   """
@@ -84,7 +84,7 @@ def inverse_square_root(
   Args:
     step: the training step.
     total_train_steps: number of training steps.
-    warmup: length of the rise; see the module.
+    warmup: length of the rise: a number of steps, or a fraction of all where it is at most 1.
     final_factor: it falls no lower.
     peak: the highest value.
   """
@@ -114,8 +114,8 @@ def warmup_stable_decay(
   Args:
     step: the training step.
     total_train_steps: number of training steps.
-    warmup: length of the rise; see the module.
-    decay: length of the fall, likewise.
+    warmup: length of the rise: a number of steps, or a fraction of all where it is at most 1.
+    decay: length of the fall, likewise a number of steps or a fraction.
     final_factor: what is left at the end.
     peak: the highest value.
     decay_shape: see above.

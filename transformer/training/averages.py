@@ -1,8 +1,11 @@
-"""The moving averages of weights in a checkpoint, read in their place."""
+"""The moving averages of weights, in their place: read from a checkpoint, or for a while."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint as checkpoint_lib
@@ -35,3 +38,28 @@ def names_in(path: str) -> Callable[[str], str]:
     return average if average in there else name
 
   return name_in_checkpoint
+
+
+@contextlib.contextmanager
+def in_place(store: mtf.VariableStore) -> Iterator[None]:
+  """Within this context the weights of a store are their averages; then what they were, again.
+
+  Args:
+    store: the variables. Those that have no average stay as they are.
+  """
+  weights: list[tuple[tf.Variable, tf.Tensor]] = []
+  try:
+    for name in store.names:
+      if mtf.optimize.averaged_name(name) not in store:
+        continue
+      # Slice by slice, each on its device.
+      averages = store[mtf.optimize.averaged_name(name)].slices
+      for weight, average in zip(store[name].slices, averages):
+        with tf.device(weight.device):
+          weights.append((weight, tf.identity(weight)))
+          weight.assign(tf.cast(average, weight.dtype))
+    yield
+  finally:
+    for weight, value in weights:
+      with tf.device(weight.device):
+        weight.assign(value)

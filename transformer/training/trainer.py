@@ -24,6 +24,7 @@ from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.programs.several_steps import CallLengths, StopFlag
 from mesh_tensorflow.transformer.programs.training_data import SavedPipeline, TrainingData
 from mesh_tensorflow.transformer.reporting.settings import ReportSettings
+from mesh_tensorflow.transformer.training import averages
 from mesh_tensorflow.transformer.training.progress import TrainingProgress
 from mesh_tensorflow.transformer.training.request import TrainRequest, check_all_done, train_request
 from mesh_tensorflow.transformer.training.run_lock import training_lock
@@ -67,7 +68,7 @@ class Trainer(TrainableModel):
     allow_config_change: whether checkpoints of `model_dir` may be of another model than this one,
       as their configurations say (see `gin_config.model_config`): then that is told, else refused.
     use_ema: what evaluates, decodes or exports takes from checkpoints the moving averages of the
-      weights (see `Updates.ema_decay`) in place of the weights.
+      weights (see `Updates.ema_decay`) in place of the weights; evaluations in training do, too.
     validation: how the model is evaluated while it is trained; None: it is not.
     reports: what reports tell besides; None: what `ReportSettings()` says.
   """
@@ -312,7 +313,9 @@ class Trainer(TrainableModel):
     def goes_on() -> bool:
       return not workers.any_worker(stop.requested)
 
-    found = validator.run(self.global_step, goes_on)
+    averaged = averages.in_place(self.mesh_impl.variable_store) if self._use_ema else None
+    with averaged or contextlib.nullcontext():
+      found = validator.run(self.global_step, goes_on)
     if found is not None:
       line, scalars = found
       progress.line(line)

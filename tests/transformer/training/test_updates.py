@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import gin
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from mesh_tensorflow import errors, optimize
 from mesh_tensorflow.transformer import learning_rate_schedules as schedules
 from mesh_tensorflow.transformer.programs.updates import Updates
+from mesh_tensorflow.transformer.training.validation import Validation
 from tests.transformer import small_lm
 from tests.transformer import training_program as program
 from tests.transformer.small_lm import EVAL, TEXT
@@ -135,6 +137,31 @@ def test_averages_in_evaluation(tmp_path, capsys):
   with pytest.raises(errors.CheckpointError, match="use_ema is True, but .* has no averages"):
     small_lm.run(without, *use)
   gin.clear_config()
+
+
+def test_averages_in_evaluations_of_the_training(tmp_path):
+  """What is evaluated then are the averages, and training goes on with the weights."""
+
+  def held_out():
+    return program.dataset({"targets": program.LENGTH}, skip=10**6).take(8)
+
+  how = Validation(2, lambda: {"validation": held_out})
+  options = dict(updates=Updates(ema_decay=0.5), steps_per_call=5)
+  losses, found = [], []
+  for settings in ({}, dict(validation=how, use_ema=True)):
+    folder = str(tmp_path / str(len(losses)))
+    trainer = make(optimize.SgdOptimizer, MESH, "simd", folder, **options, **settings)
+    losses.append(trainer.train(program.dataset, 4))
+    lines = (tmp_path / str(len(losses) - 1) / "metrics.jsonl").read_text().splitlines()
+    found.append([x["eval/loss"] for x in map(json.loads, lines) if "eval/loss" in x])
+  assert losses[0] == losses[1]
+  assert len(found[1]) == 2 and not found[0]
+  after = [
+    make(optimize.SgdOptimizer, model_dir=folder, use_ema=use).evaluate(held_out())["loss"]
+    for use in (True, False)
+  ]
+  assert after[0] == pytest.approx(found[1][-1], abs=1e-5)
+  assert abs(after[1] - found[1][-1]) > 1e-4
 
 
 def test_averages_are_what_is_restored(tmp_path):
