@@ -15,6 +15,7 @@ from mesh_tensorflow import checkpoint, errors
 from mesh_tensorflow.transformer.training import trainer as trainer_lib
 from mesh_tensorflow.transformer.training.best_checkpoint import Evaluations, best_checkpoint
 from mesh_tensorflow.transformer.training.validation import Validation
+from tests.transformer import small_lm
 from tests.transformer import training_program as program
 
 ROWS = 20  # Of the held-out data: two batches and a half.
@@ -228,8 +229,8 @@ def test_without_evaluation_it_stays_known(tmp_path, evaluated):
   """A training that goes on without evaluating keeps what was best."""
   evaluated.losses = {2: 1.0, 4: 2.0}
   make_trainer(tmp_path).train(program.dataset, 4)
-  for last in (5, 6, 7):
-    make_trainer(tmp_path, how=Validation()).train(program.dataset, last)
+  options = {"how": Validation(), "save_checkpoints_steps": 1, "steps_per_call": 1}
+  make_trainer(tmp_path, **options).train(program.dataset, 7)
   assert steps_in(tmp_path) == [2, 6, 7]
   assert best_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-2")
 
@@ -311,6 +312,40 @@ def test_interrupted_it_is_as_if_it_had_not_been(
   assert of_parts == of_whole
   assert best_checkpoint(str(folder)) == str(folder / "model.ckpt-4")
   assert steps_in(folder) == [4, 8 if stops_in_evaluation else 7, 10]
+
+
+# ----------------------------------------------------------------------------- settings
+
+
+def test_settings_of_a_run_and_the_modes_that_take_the_best(tmp_path, evaluated, capsys):
+  evaluated.losses = {2: 3.0, 4: 3.5, 6: 3.6}
+  settings = ("run.eval_every_steps = 2", "run.eval_steps = 2", "run.train_steps = 9")
+  stops = "run.early_stopping_patience = 2"
+  small_lm.run(tmp_path, *settings, stops, text=small_lm.TEXT)
+  out = capsys.readouterr().out
+  assert [s for s, _ in evaluated] == [2, 4, 6]
+  assert "(192 tokens)" in out and "stopped early at step 6 of 9" in out
+  assert steps_in(tmp_path / "model") == [2, 6]
+  best = ("run.mode = 'perplexity_eval'", "run.dataset_split = 'validation'")
+  small_lm.run(tmp_path, *best, "run.eval_checkpoint_step = 'best'")
+  assert "step 2  " in capsys.readouterr().out
+  with pytest.raises(errors.ConfigError, match="'best', 'all', 'new'"):
+    small_lm.run(tmp_path, *best, "run.eval_checkpoint_step = 'bset'")
+
+
+@pytest.mark.parametrize(
+  ("binding", "what"),
+  [
+    ("run.eval_every_steps = -1", "eval_every_steps = -1: it must be a whole number of at least 0"),
+    ("run.eval_steps = 0", "eval_steps = 0"),
+    ("run.early_stopping_min_delta = -1", "early_stopping_min_delta = -1"),
+    ("run.early_stopping_patience = 2.5", "early_stopping_patience = 2.5"),
+    ("run.keep_best = 'yes'", "keep_best = 'yes': it must be True or False"),
+  ],
+)
+def test_bad_settings_are_refused(tmp_path, binding, what):
+  with pytest.raises(errors.ConfigError, match=what):
+    small_lm.run(tmp_path, binding, text=small_lm.TEXT)
 
 
 # ----------------------------------------------------------------------- what is wrong
