@@ -108,14 +108,11 @@ class Evaluations:
   def of_checkpoint(cls, path: str) -> Evaluations:
     """What was saved with a checkpoint; of one without it, that there was no evaluation."""
     reader = tf.train.load_checkpoint(path)
-    found = {}
-    for field in dataclasses.fields(cls):
-      name = EXTRA + _PREFIX + field.name
-      if not reader.has_tensor(name):
-        return cls()
-      # The kind of the default, of a NumPy number.
-      found[field.name] = type(field.default)(reader.get_tensor(name))
-    return cls(**found)
+    names = [field.name for field in dataclasses.fields(cls)]
+    if not all(reader.has_tensor(EXTRA + _PREFIX + n) for n in names):
+      return cls()
+    # As Python's numbers, which the defaults are, too.
+    return cls(**{n: reader.get_tensor(EXTRA + _PREFIX + n).item() for n in names})
 
 
 def best_checkpoint(model_dir: str) -> str:
