@@ -26,7 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser.add_argument("--vocabulary", required=True)
   parser.add_argument("--validation_fraction", type=float)
   parser.add_argument("--processes", type=int)
-  for name in ("format", "document", "separator", "field", "encoding"):
+  # A number is that of a column.
+  parser.add_argument("--field", type=lambda x: int(x) if x.isdecimal() else x)
+  for name in ("format", "document", "separator", "encoding"):
     parser.add_argument(f"--{name}")
   values = vars(parser.parse_args(arguments))
   text, output, vocabulary = (values.pop(n) for n in ("text", "output", "vocabulary"))
