@@ -138,5 +138,6 @@ def _loss_and_gradients(
     )
     return graph, outputs["loss"], grads, step_sums.of_step(sums, outputs)
   loss = losses(features)["loss"]
-  grads = mtf.gradients([loss], [v.outputs[0] for v in graph.trainable_variables])
-  return graph, loss, grads, sums
+  # Other than above, None for what the loss does not depend on.
+  found = mtf.gradients([loss], [v.outputs[0] for v in graph.trainable_variables])
+  return graph, loss, found, sums
