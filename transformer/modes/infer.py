@@ -118,7 +118,9 @@ def _check(job: Job) -> None:
 def run_infer(job: Job) -> None:
   """Continues the prompts of `sample`, if it has any; else decodes with `infer_model.decode_fn`."""
   settings = sample()
-  prompts = functools.partial(_decode_prompts, settings=settings)
+  others: dict[str, Any] = {}
+  if settings.prompts_given:
+    others["decode_fn"] = functools.partial(_decode_prompts, settings=settings)
   infer_model(
     job.make_estimator(),
     job.vocabulary,
@@ -127,7 +129,7 @@ def run_infer(job: Job) -> None:
     job.model_type,
     job.model_dir,
     job.eval_checkpoint_step,
-    **({"decode_fn": prompts} if settings.prompts_given else {}),
+    **others,
   )
 
 

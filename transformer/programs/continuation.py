@@ -269,7 +269,7 @@ class Continuation:
       active: mtf.Tensor,
       *others: mtf.Tensor,
     ) -> list[mtf.Tensor]:
-      masks, states = list(others[: self.needs_seen]), others[self.needs_seen :]
+      masks, states = list(others[: self.needs_seen]), list(others[self.needs_seen :])
       logits, states = decoder.step(positions, ids, states)
       logits = mtf.to_float(logits) + penalties
       seen = masks[0] if masks else None
@@ -291,8 +291,7 @@ class Continuation:
     _, *results = mtf.while_loop(
       cond, body, [step, ids, positions, counts, active, *masks, *decoder.loop_states()]
     )
-    changed, kept = results[: len(_CHANGED)], results[len(_CHANGED) + self.needs_seen :]
-    return [*changed, *kept]
+    return [*results[: len(_CHANGED)], *results[len(_CHANGED) + self.needs_seen :]]
 
   def _penalties(self, mesh: mtf.Mesh) -> mtf.Tensor:
     """-inf for ids that are no tokens (padding, places beyond the vocabulary), else 0: [vocab]."""

@@ -60,8 +60,8 @@ class TextsToContinue:
     longest = self.longest
     if len(ids) >= longest:
       table = sampling.longest_sequence(self.estimator.steps.model)
-      limit = "" if table is None else f" of at most {table}, the model's positions"
-      larger = f", or bind a larger run.sequence_length{limit}" if table != longest else ""
+      most = "" if table is None else f" of at most {table}, the model's positions"
+      larger = f", or bind a larger run.sequence_length{most}" if table != longest else ""
       raise DataError(
         f"{place} has {len(ids)} ids, which leaves no room in sequences of {longest}; "
         f"shorten it{larger}"

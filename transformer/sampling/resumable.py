@@ -50,7 +50,7 @@ class ResumableFile:
     self._work = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     self._bytes = 0
     # Every worker goes on at the same line, and has what is there: it is what the mode returns.
-    self._lines = by_chief(self._open)
+    self._lines: list[str] = by_chief(self._open)
     self.done = self.resumed = len(self._lines)
 
   @property

@@ -32,6 +32,7 @@ class Copier:
   def __init__(self, model_dir, checkpoints=(5,)):
     self.steps = types.SimpleNamespace(model=self, batch_size=4)
     self.model_dir = str(model_dir)
+    self.mesh_impl = types.SimpleNamespace(variable_store=types.SimpleNamespace(noise_seed=0))
     self.calls = []
     self.global_step = 0
     for step in checkpoints:
