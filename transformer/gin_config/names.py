@@ -185,6 +185,11 @@ def similar_names(selector: str) -> list[str]:
   """Up to three names of configurables that resemble one which does not exist."""
   last = selector.rpartition(".")[2]
   names = _registered_names()
+  # "optimize.Adam": by its letters it resembles all that is called ...Optimizer.
+  part = plain(last)
+  begins = _known([n for n in names if len(part) > 2 and plain(n).startswith(part)], selector)
+  if begins:
+    return begins[:3]
   for most in (3, 50):  # Many, if the nearest are of functions and classes that gin does not know.
     close = [n for x in (selector, last) for n in _by_letters(x, names, 0.6, most)]
     found = _known(close, selector)

@@ -191,7 +191,7 @@ def _whole(name: str) -> str:
     ("rnu.train_steps = 1", "did you mean run?"),
     ("run.trainsteps = 1", "did you mean train_steps"),
     ("run.lr = 1", "or learning_rate_schedule?"),
-    ("run.optimizer = @Adam", "did you mean AdamWeightDecayOptimizer"),
+    ("run.optimizer = @Adam", "AdamWOptimizer or AdamWeightDecayOptimizer"),
     ("run.optimizer = @optimize.Adam", "optimize.AdamWeightDecayOptimizer"),
     ("selfattention.num_heads = 4", "did you mean SelfAttention"),
     ("SELF_ATTENTION.num_heads = 4", "did you mean"),
