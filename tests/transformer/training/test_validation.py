@@ -132,7 +132,14 @@ def shuffled(seed: int | None = None, buffer: int = 400) -> tf.data.Dataset:
   return program.dataset({"targets": program.LENGTH}, skip=10**6).take(400).shuffle(buffer, seed)
 
 
-@pytest.mark.parametrize("make", [shuffled, lambda: shuffled(seed=5), lambda: shuffled(buffer=2)])
+@pytest.mark.parametrize(
+  "make",
+  [
+    shuffled,
+    pytest.param(lambda: shuffled(seed=5), marks=pytest.mark.long),
+    pytest.param(lambda: shuffled(buffer=2), marks=pytest.mark.long),
+  ],
+)
 def test_each_evaluation_sees_the_same_examples(make, evaluated):
   """Also of data that shuffles and is cut short: weights that do not change have one loss."""
   trainer = make_trainer(how=validation(1, make, max_batches=2), learning_rate=0.0)
@@ -279,7 +286,7 @@ def test_nan_is_no_improvement():
   assert (seen.best_step, seen.without_improvement) == (2, 1)
 
 
-@pytest.mark.parametrize("stops_in_evaluation", [False, True])
+@pytest.mark.parametrize("stops_in_evaluation", [pytest.param(False, marks=pytest.mark.long), True])
 def test_interrupted_it_is_as_if_it_had_not_been(
   tmp_path, evaluated, monkeypatch, stops_in_evaluation
 ):
