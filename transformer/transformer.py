@@ -2,7 +2,6 @@
 
 from mesh_tensorflow.transformer.models.bitransformer import Bitransformer, make_bitransformer
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
-from mesh_tensorflow.transformer.models.deepnorm import deepnorm_initial_gain, deepnorm_input_scale
 from mesh_tensorflow.transformer.models.layer_stack import LayerStack, make_layer_stack
 from mesh_tensorflow.transformer.models.multi_token import MultiTokenPrediction
 from mesh_tensorflow.transformer.models.reversible_layer_stack import ReversibleLayerStack
@@ -59,8 +58,6 @@ __all__ = [
   "VocabEmbedding",
   "_round_up_to_multiple",
   "autoregressive_inputs",
-  "deepnorm_initial_gain",
-  "deepnorm_input_scale",
   "delimited_lm_inputs_mask",
   "get_vocab_embedding_cls",
   "make_bi_student_teacher",

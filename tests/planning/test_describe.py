@@ -643,23 +643,6 @@ def test_flops_of_nodes(make, flops):
     assert sum(node_flops(n) for n in graph.get_operations()) == flops
 
 
-@pytest.mark.parametrize(
-  ("rows", "columns", "inches"), [(1, 1, (5, 2.4)), (2, 4, (6.5, 2.6)), (1000, 1000, (60, 60))]
-)
-def test_the_size_of_a_picture(rows, columns, inches, tmp_path):
-  pytest.importorskip("matplotlib")
-  parts = {(0, 0): [0], (rows - 1, columns - 1): [1]}
-  for i in range(rows):
-    parts.setdefault((i, 0), [0])
-  for i in range(columns):
-    parts.setdefault((0, i), [0])
-  shape = mtf.Shape([mtf.Dimension("a", max(rows, 2)), mtf.Dimension("b", max(columns, 2))])
-  path = tmp_path / "x.svg"
-  picture.draw_layout(str(path), "title", shape, [1, 1], parts)
-  width, height = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', path.read_text()).groups()
-  assert (float(width) / 72, float(height) / 72) == pytest.approx(inches, rel=0.01)
-
-
 def test_units():
   sizes = [0, 1023, 1024, 1536, 1023 * 2**20, 5 * 2**40]
   texts = ["0 B", "1023 B", "1 KiB", "1.5 KiB", "1023 MiB", "5 TiB"]

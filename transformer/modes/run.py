@@ -164,8 +164,8 @@ def run(
       "score_from_dataset" (see these functions); "export_infer", "export_score" (write a SavedModel
       that makes outputs, or scores: see `export.save`; "export" is the old name of the first);
       "plan" (print what training needs on each processor, and the best layouts, without doing it);
-      "search" (write the best layout as a gin file); "dry_run" (plan a training, and show a batch of
-      its data, without doing it).
+      "search" (write the best layout as a gin file); "dry_run" (plan a training, and show a batch
+      of its data, without doing it).
     iterations_per_loop: training steps in one call of the compiled program.
     save_checkpoints_steps: steps between checkpoints.
     keep_checkpoint_max: number of checkpoints to keep, the newest; None: all.
