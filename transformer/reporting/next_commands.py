@@ -13,6 +13,8 @@ _MODULE = "mesh_tensorflow.transformer.main"
 # Folders of the programs that `python -m` runs.
 _OURS = re.compile(r"transformer(_cli)?$")
 _STEPS = "run.train_steps"
+# What else `--set` calls it.
+_STEPS_NAMES = {_STEPS, f"utils.{_STEPS}", "train_steps", "steps"}
 
 
 def next_commands(argv: Sequence[str], model_dir: str, last_step: int) -> list[tuple[str, str]]:
@@ -33,18 +35,20 @@ def next_commands(argv: Sequence[str], model_dir: str, last_step: int) -> list[t
     command, start = f"python -m {_CLI}", f"python -m {_MODULE}"
   else:
     return []
-  # The last binding of a name counts; this one takes the place of what said how long to train.
-  given = " ".join(_quoted(a) for a in argv[1:] if not _binds(a, _STEPS))
+  # `--set` overrides all others; it takes the place of what said how long to train.
+  given = " ".join(_quoted(a) for a in argv[1:] if not _says_steps(a))
   return [
     ("sample", f'{command} infer --model_dir={_quoted(model_dir)} --prompt="..."'),
-    ("train on", f'{start} {given} --gin_param="{_STEPS} = {2 * last_step}"'),
+    ("train on", f"{start} {given} --set={_STEPS}={2 * last_step}"),
   ]
 
 
-def _binds(argument: str, name: str) -> bool:
-  """Whether an argument of the command line is a binding of a name."""
+def _says_steps(argument: str) -> bool:
+  """Whether an argument of the command line says at which step training ends."""
   flag, _, binding = argument.partition("=")
-  return flag.lstrip("-") == "gin_param" and binding.partition("=")[0].strip() == name
+  return flag.lstrip("-") in ("gin_param", "set") and (
+    binding.partition("=")[0].strip() in _STEPS_NAMES
+  )
 
 
 def _quoted(argument: str) -> str:

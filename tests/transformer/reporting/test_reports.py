@@ -246,13 +246,13 @@ def test_the_summary_tells_losses_without_those_that_are_no_numbers():
 def test_what_to_type_next_is_what_was_typed(tmp_path):
   model = "/a folder/m"
   argv = ["/bin/mesh-transformer", f"--model_dir={model}", "--gin_file=my.gin"]
-  argv += ["--gin_param=text_file = 'a.txt'", "--gin_param=run.train_steps = 50"]
+  argv += ["--gin_param=text_file = 'a.txt'", "--gin_param=run.train_steps = 50", "--set=steps=50"]
   (_, sample), (_, more) = next_commands.next_commands(argv, model, 50)
   assert shlex.split(sample) == [
     "mesh-transformer", "infer", f"--model_dir={model}", "--prompt=..."
   ]  # fmt: skip
   assert shlex.split(more) == [
-    "mesh-transformer", *argv[1:4], "--gin_param=run.train_steps = 100"
+    "mesh-transformer", *argv[1:4], "--set=run.train_steps=100"
   ]  # fmt: skip
   argv[0] = "/x/transformer/main.py"
   (_, sample), (_, more) = next_commands.next_commands(argv, model, 50)
