@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.meshes.slices import align
-from mesh_tensorflow.numerics import random_bits
+from mesh_tensorflow.numerics import kernels, random_bits
 from mesh_tensorflow.operations.binary import floordiv, multiply
 from mesh_tensorflow.operations.comparison import greater_equal, less
 from mesh_tensorflow.operations.constants import constant
@@ -91,7 +91,7 @@ def penalize_repetitions(logits: Tensor, seen: Tensor, penalty: float) -> Tensor
     penalty: 1 changes nothing; above 1 repetitions become less likely.
   """
   return cwise(
-    lambda x, s: tf.where(s, tf.where(x > 0, x / penalty, x * penalty), x),
+    lambda x, s: kernels.where(s, kernels.where(x > 0, x / penalty, x * penalty), x),
     [logits, seen],
     grad_function=0,
     name="repetition_penalty",

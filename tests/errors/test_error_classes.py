@@ -64,8 +64,10 @@ def _raised(what: ast.expr) -> list[str]:
   if isinstance(what, ast.IfExp):
     return _raised(what.body) + _raised(what.orelse)
   called = what.func if isinstance(what, ast.Call) else what
-  if isinstance(called, ast.Name) and called.id == "told_to_all":  # It returns what it is given.
-    return _raised(what.args[0])
+  if isinstance(what, ast.Starred):
+    return []  # Errors caught before.
+  if getattr(called, "attr", getattr(called, "id", "")) == "told_to_all":
+    return _raised(what.args[0])  # It returns what it is given.
   if isinstance(called, ast.Attribute):
     return [called.attr]
   assert isinstance(called, ast.Name), ast.dump(what)

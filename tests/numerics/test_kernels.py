@@ -193,6 +193,7 @@ _LIMITED = re.compile(
 _FEW_AXES = {
   "checkpoint/snapshot.py": 1,
   "decoding/beam_search_state.py": 2,
+  "decoding/token_choice.py": 1,
   "layers/attention.py": 1,
   "layers/incremental_attention.py": 1,
   "layers/local_attention.py": 2,
@@ -202,6 +203,7 @@ _FEW_AXES = {
   "operations/cross_entropy.py": 3,
   "operations/pooling.py": 1,
   "operations/stacked_variable.py": 1,
+  "optimize/averaging.py": 1,
   "tpu/collectives.py": 1,
 }
 

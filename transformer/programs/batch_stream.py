@@ -18,7 +18,9 @@ _TRIES = 3
 
 # What TensorFlow says where the data set itself does not know how long its examples are.
 _OTHER_LENGTHS = re.compile(
-  r"(Incompatible shapes at component|Cannot (batch|add) tensor)[^\n]*?(?= \[Op:|\n|$)"
+  r"(Incompatible shapes at component|Cannot (batch|add) tensor"
+  # Of batches of examples that are all of one other length.
+  r"|Input to reshape is a tensor with)[^\n]*?(?= \[Op:|\n|$)"
 )
 
 

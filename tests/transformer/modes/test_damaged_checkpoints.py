@@ -33,10 +33,14 @@ SUFFIXES = [
   ".with-input_pipeline-00000.index",
   ".with-input_pipeline-00000.data-00000-of-00001",
   ".with-config-00000.json",
+  ".with-run-00000.json",
 ]
 FILES = [f"model.ckpt-6{s}" for s in SUFFIXES] + ["checkpoint"]
 # What a training writes beside its checkpoints.
-OTHERS = ("events.", "operative_config.gin", "training.lock", "vocabularies")
+OTHERS = (
+  *("events.", "loss.png", "manifest.json", "metrics.jsonl", "operative_config.gin"),
+  *("training.lock", "vocabularies"),
+)
 
 
 def run(folder: pathlib.Path, *bindings: str):

@@ -27,7 +27,7 @@ ROWS = np.array([[5, 9, 3, 1] + [0] * 12, list(range(2, 18)), [7] * 8 + [1] + [0
 def log_likelihoods(weights, targets, scored):
   """Sums of log probabilities of abs(targets), each after those before it, by NumPy."""
   given = np.pad(np.abs(targets), [[0, 0], [1, 0]])[:, :-1]
-  logits = numpy_lm.logits(weights, given, 2, OPTIONS)
+  logits = numpy_lm.logits(weights, given, 1, OPTIONS)
   logits -= logits.max(-1, keepdims=True)
   log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
   each = np.take_along_axis(log_probs, np.abs(targets)[..., None], -1)[..., 0]
