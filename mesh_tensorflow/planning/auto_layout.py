@@ -137,7 +137,7 @@ def auto_layout(
   size = devices if shape is None else int(shape.size)
   assert size is not None
   if memory_limit is None:
-    memory_limit = chosen.device.memory / (size if chosen.shared else 1)
+    memory_limit = chosen.memory_of_each(size)
   task = _Task(chains, chosen, rules, float(memory_limit))
   if shape is not None:
     meshes = [task.on(shape)]

@@ -221,6 +221,10 @@ class Machine:
     device, links = self.variants[implementation]
     return dataclasses.replace(self, device=device, links=links)
 
+  def memory_of_each(self, devices: int) -> float:
+    """Bytes that each of so many devices may hold: those of one host share its memory."""
+    return self.device.memory / (devices if self.shared else 1)
+
   def link(self, mesh_shape: Shape, axis: int) -> Link:
     """The link of a mesh axis: the smallest that joins all devices that differ along it.
 

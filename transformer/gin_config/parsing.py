@@ -176,22 +176,6 @@ def places_of(keys: list[Key]) -> dict[Key, str]:
   return gin_operative.places_of(_Read.settings, keys)
 
 
-def say_found(key: Key, value: Any, why: str | None) -> None:
-  """Says what the value of a parameter stands for, where it is "auto".
-
-  Args:
-    key: its scope, selector and name.
-    value: a text or number, which `operative_config_str` and records of checkpoints then have.
-    why: where it is from, in words; None: it was bound so.
-  """
-  gin_operative.say_found(key, value, why)
-
-
-def forget_found() -> None:
-  """A new run begins: what an earlier one has found is no value of it."""
-  gin_operative.forget_found()
-
-
 def write_operative_config(model_dir: str | None) -> None:
   """Writes `operative_config_str()` beside the checkpoints, as `operative_config.gin`."""
   if not model_dir:

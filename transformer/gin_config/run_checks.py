@@ -204,7 +204,7 @@ class _Run:
     ):
       value, place = self._literal(argument)
       try:
-        is_text = isinstance(value, str) and value.strip() != "auto"
+        is_text = isinstance(value, str) and not mesh_setup.is_auto(value)
         made.append(convert(value) if is_text else None)
       except MeshError as e:
         raise type(e)(f"gin: {place}: run.{argument} = {value!r}: {e}") from e

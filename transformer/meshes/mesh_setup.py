@@ -17,6 +17,8 @@ from mesh_tensorflow.meshes import layout_names
 from mesh_tensorflow.workers import agreement
 
 IMPLEMENTATIONS = ("auto", "placement", "simd")
+# In place of a mesh shape or layout rules: they are to be found.
+AUTO = "auto"
 
 # Names that the shipped layouts use for parts which a model or mesh may not have.
 STANDARD_TENSOR_NAMES = frozenset(
@@ -24,6 +26,11 @@ STANDARD_TENSOR_NAMES = frozenset(
   "experts expert_x expert_y expert_hidden max_length microbatch beam buckets".split()
 )
 STANDARD_MESH_NAMES = frozenset("ensemble batch model all outer inner".split())
+
+
+def is_auto(value: Any) -> bool:
+  """Whether a mesh shape or layout rules are to be found."""
+  return isinstance(value, str) and value.strip() == AUTO
 
 
 def make_mesh_impl(

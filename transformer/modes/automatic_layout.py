@@ -27,16 +27,17 @@ from mesh_tensorflow.planning.machine import Machine, convert_to_machine
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
 from mesh_tensorflow.running.function import Function
 from mesh_tensorflow.transformer.files.by_chief import by_chief
-from mesh_tensorflow.transformer.gin_config import model_config, parsing
+from mesh_tensorflow.transformer.gin_config import model_config, operative
 from mesh_tensorflow.transformer.gin_config.contradictions import RUN
 from mesh_tensorflow.transformer.meshes.batching import compute_batch_size
+from mesh_tensorflow.transformer.meshes.mesh_setup import is_auto
 from mesh_tensorflow.transformer.modes.planned_steps import make_steps, vocabulary_sizes
 
-AUTO = "auto"
 _MOST_VIRTUAL = 16
 
 # A graph that depends on its layout (microbatches, groups of experts) is searched as built for the
-# layout that the round before has found; more rounds than these have not found better ones.
+# layout that the round before has found. Each round is a whole search; whether a third would find
+# more was not tried.
 _ROUNDS = 2
 # Predictions of one layout that differ by less are of the same graph.
 _SAME = 1e-3
@@ -58,11 +59,6 @@ class Found:
   mesh_shape: mtf.Shape
   layout_rules: mtf.LayoutRules
   why: str
-
-
-def is_auto(value: Any) -> bool:
-  """Whether a mesh shape or layout rules are to be found."""
-  return isinstance(value, str) and value.strip() == AUTO
 
 
 def is_asked(arguments: Mapping[str, Any]) -> bool:
@@ -156,7 +152,9 @@ def find(
   found = Found(mtf.convert_to_shape(mesh), mtf.convert_to_layout_rules(rules), why)
   for name, text in (("mesh_shape", mesh), ("layout_rules", rules)):
     # What is bound is recorded, too: found rules are for one mesh, a found mesh is for some rules.
-    parsing.say_found(("", RUN, name), text, f"found: {why}" if is_auto(arguments[name]) else None)
+    operative.say_found(
+      ("", RUN, name), text, f"found: {why}" if is_auto(arguments[name]) else None
+    )
   return found
 
 
@@ -218,6 +216,7 @@ def choose_layout(
   devices: int,
   layout_rules: mtf.LayoutRules | None,
   default_machine: str,
+  implementation: str = "auto",
   *,
   machine: str | None = None,
   memory_limit: float | None = None,
@@ -233,6 +232,7 @@ def choose_layout(
     devices: how many there are.
     layout_rules: the layout, if only the mesh is searched for; else None.
     default_machine: the machine where none is given.
+    implementation: "placement" or "simd", of which a machine that was measured knows more.
     machine: a machine by its name, or a file; see `mtf.planning.Machine`.
     memory_limit: bytes that a device may hold; the memory of the machine's by default.
     fixed: layout rules that the layout must have.
@@ -246,11 +246,12 @@ def choose_layout(
   """
   chosen = convert_to_machine(machine or default_machine)
   assert chosen is not None
+  chosen = chosen.variant(implementation)
   if layout_rules is not None:
     return _best_mesh(make, layout_rules, devices, chosen, memory_limit, alternatives)
   shape = mesh_shape or mtf.Shape([mtf.Dimension("all", devices)])
   rules = mtf.LayoutRules([])
-  best: tuple[float, LayoutChoice] | None = None
+  best: LayoutChoice | None = None
   for _ in range(_ROUNDS):
     choice = mtf.auto_layout(
       make(shape, rules),
@@ -263,16 +264,22 @@ def choose_layout(
       time_limit=time_limit,
     )
     built = mtf.describe(make(choice.mesh_shape, choice.layout), machine=choice.machine)
-    seconds = built.seconds
-    assert seconds is not None
-    if best is None or seconds < best[0]:
-      real = dataclasses.replace(choice, seconds=seconds, memory=built.memory.total)
-      best = seconds, real
-    if abs(seconds - choice.seconds) <= _SAME * choice.seconds:
+    assert built.seconds is not None
+    real = dataclasses.replace(choice, seconds=built.seconds, memory=int(built.memory.total))
+    # As it is built for its layout a graph may need more than as it was searched.
+    fits = real.memory <= real.memory_limit
+    if fits and (best is None or real.seconds < best.seconds):
+      best = real
+    if fits and abs(real.seconds - choice.seconds) <= _SAME * choice.seconds:
       break
     shape, rules = choice.mesh_shape, choice.layout
-  assert best is not None
-  return best[1]
+  if best is None:
+    raise OutOfMemoryError(
+      f"the layout {rules_text(real.layout)} on the mesh {mesh_text(real.mesh_shape)} was found, "
+      f"but a model built for it needs {format_bytes(real.memory)} a device, which has "
+      f"{format_bytes(int(real.memory_limit))}; smaller microbatches or more devices need less"
+    )
+  return best
 
 
 def search(arguments: Mapping[str, Any], make: StepMaker, on_tpu: bool = False) -> LayoutChoice:
@@ -293,6 +300,7 @@ def search(arguments: Mapping[str, Any], make: StepMaker, on_tpu: bool = False) 
     int(shape.size),
     mtf.convert_to_layout_rules(rules) if only_mesh else None,
     usual_machine(int(shape.size), on_tpu),
+    arguments["mesh_implementation"],
   )
 
 
@@ -336,8 +344,7 @@ def _best_mesh(
 ) -> LayoutChoice:
   """The sizes of the mesh dimensions that given rules name."""
   names = list(dict.fromkeys(mesh_name for _, mesh_name in rules.pairs))
-  limit = machine.device.memory / (devices if machine.shared else 1)
-  limit = limit if memory_limit is None else memory_limit
+  limit = machine.memory_of_each(devices) if memory_limit is None else memory_limit
   choices: list[LayoutChoice] = []
   error: LayoutError | None = None
   for sizes in _sizes(devices, len(names)):

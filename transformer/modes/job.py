@@ -10,7 +10,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.tpu import mesh as tpu_mesh
-from mesh_tensorflow.transformer.gin_config import parsing
+from mesh_tensorflow.transformer.gin_config import operative
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.meshes.batching import compute_batch_size
 from mesh_tensorflow.transformer.modes import automatic_layout
@@ -124,7 +124,7 @@ class Job:
 
   def _mesh_and_layout(self, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
     """Mesh shape and layout rules; where they are "auto" they are searched for."""
-    parsing.forget_found()
+    operative.forget_found()
     to_join = automatic_layout.mesh_to_join(
       arguments["mesh_shape"], arguments["num_devices"], arguments["mesh_devices"]
     )

@@ -241,8 +241,7 @@ def run(
   """
   arguments = locals()
   value_checks.check_arguments("run", run, arguments)
-  if not automatic_layout.is_auto(mesh_shape):
-    value_checks.check_mesh_shape(mesh_shape)
+  value_checks.check_mesh_shape(mesh_shape)
   asked = registry.get(mode)
   arguments["vocabulary"] = named.resolve(vocabulary, own_documents.texts_of(train_dataset_fn))
   return asked.run(Job(asked, arguments))

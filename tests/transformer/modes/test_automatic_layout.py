@@ -182,6 +182,21 @@ def test_search_writes_a_file_that_trains(tmp_path, capsys, monkeypatch, three_l
   assert (tmp_path / "mine.gin").read_text() == "x = 1\n"
 
 
+def test_a_model_that_needs_more_as_built_for_its_layout(tmp_path, monkeypatch):
+  """As microbatches may: what is searched is built for another layout."""
+
+  def search(program, machine, **others):
+    shape, rules = mtf.convert_to_shape("rows:2"), mtf.convert_to_layout_rules("batch:rows")
+    return LayoutChoice(shape, rules, 1.0, 900, True, (), machine, 1000.0, 0.0)
+
+  monkeypatch.setattr(mtf, "auto_layout", search)
+  auto = ("run.mesh_shape = 'rows:2'", "run.layout_rules = 'auto'", "run.mode = 'search'")
+  with pytest.raises(
+    OutOfMemoryError, match="batch:rows on the mesh rows:2 was found, but a model"
+  ):
+    run(tmp_path, *auto, "write_layout.path = 'x.gin'")
+
+
 AUTO = {"run.mesh_shape = 'auto'", "run.layout_rules = 'auto'"}
 FOUR = "run.num_devices = 4"
 
