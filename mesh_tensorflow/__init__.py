@@ -4,15 +4,18 @@ What a program needs is right here, as `mtf.einsum`, `mtf.Lowering` or `mtf.func
 
     program       a program before any layout: dimensions, graphs, operations, tensors
     operations    one file for each family; `ops` has all their names
-    layers, optimize, decoding   what is made of them
+    layers, optimize, decoding, sparse   what is made of them
     meshes        layouts, and slices of tensors and of variables
     placement, simd, tpu         the three implementations of a mesh, with collectives, workers
     running       from a program and a layout to TensorFlow: `mtf.Lowering`, `mtf.function`
+    eager         operations that run when they are made: `mtf.eager`
+    importing     models of TensorFlow and Keras on named dimensions: `mtf.from_tensorflow`
     planning      what a layout matches and costs: `mtf.describe`, and the best: `mtf.auto_layout`
     auto_mtf      the archived package's search for a layout, by memory alone
     checkpoint    state that survives
     numerics, arguments, environment   plain TensorFlow, checks of arguments, the process
     transformer   a gin-configured Transformer, on top of all this
+    bert          BERT and its programs, on top of that
 
 Files beside the rooms, but for errors and versions, are module names of the archived package.
 """
@@ -31,9 +34,14 @@ from mesh_tensorflow import (
   placement_mesh_impl,
   removed_names,
   simd_mesh_impl,
+  sparse,
   tpu_variables,
   utils,
 )
+from mesh_tensorflow.importing.imported import Imported as Imported
+from mesh_tensorflow.importing.imported import from_tensorflow as from_tensorflow
+from mesh_tensorflow.eager.session import eager as eager
+from mesh_tensorflow.eager.tensor import EagerTensor as EagerTensor
 from mesh_tensorflow.planning.auto_layout import LayoutChoice as LayoutChoice
 from mesh_tensorflow.planning.auto_layout import auto_layout as auto_layout
 from mesh_tensorflow.planning.describe import Report as Report
@@ -51,4 +59,4 @@ from mesh_tensorflow.version import __version__ as __version__
 from mesh_tensorflow.environment.virtual_devices import virtual_cpu_devices as virtual_cpu_devices
 
 if not _typing.TYPE_CHECKING:  # A type checker would take every name for one that is there.
-  __getattr__ = removed_names.attribute_hook(__name__)
+  __getattr__ = removed_names.attribute_hook(__name__, late=["keras"])

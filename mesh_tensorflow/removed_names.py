@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dis
+import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
 
@@ -41,19 +42,24 @@ REMOVED = {
 }
 
 
-def attribute_hook(module_name: str) -> Callable[[str], Any]:
+def attribute_hook(module_name: str, late: Collection[str] = ()) -> Callable[[str], Any]:
   """A `__getattr__` for a module: explains the names in `REMOVED`.
 
   Args:
     module_name: `__name__` of the module.
+    late: its packages that are imported when they are asked for first: they import something that
+      takes seconds, and that most programs do not use.
 
   Returns:
-    A function that always raises: `RemovedNameError` for `module.name`, so that `hasattr` is
-    False; `RemovedImportError` for `from module import name`, where Python would put a
-    text of its own in the place of an AttributeError's; a plain AttributeError for other names.
+    A function that imports what is `late`, and else always raises: `RemovedNameError` for
+    `module.name`, so that `hasattr` is False; `RemovedImportError` for `from module import name`,
+    where Python would put a text of its own in the place of an AttributeError's; a plain
+    AttributeError for other names.
   """
 
   def __getattr__(name: str) -> Any:  # noqa: N807
+    if name in late:
+      return importlib.import_module(f"{module_name}.{name}")
     if name not in REMOVED:
       raise AttributeError(f"module {module_name!r} has no attribute {name!r}")
     text = f"{module_name}.{name} is not in Mesh TensorFlow for TensorFlow 2: {REMOVED[name]}"

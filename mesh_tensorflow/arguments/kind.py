@@ -100,10 +100,11 @@ def is_record(value: Any) -> bool:
 
 
 def converts(convert: Callable[[Any], Any], value: Any) -> bool:
-  """Whether a function takes the value, without a TypeError or ValueError."""
+  """Whether a function takes the value, without one of the errors for what it does not take."""
   try:
     convert(value)
-  except (TypeError, ValueError):  # Every error of dimensions is a ValueError, too.
+  # Every error of dimensions is a ValueError, too; a tf.Tensor of a float has no index by the last.
+  except (TypeError, ValueError, AttributeError):
     return False
   return True
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import logging
 from collections.abc import Sequence
-from typing import cast
+from typing import TypeVar, cast
 
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import LayoutError, ShapeError
@@ -27,6 +28,7 @@ from mesh_tensorflow.program.dimensions import (
 from mesh_tensorflow.program.graph import Tensor
 
 _LOG = logging.getLogger("mesh_tensorflow")
+_Self = TypeVar("_Self", bound="MeshLayout")
 
 
 class MeshLayout:
@@ -58,6 +60,18 @@ class MeshLayout:
         self._shape,
         ", ".join(f"{t}:{m}" for t, m in unused),
       )
+
+  def with_layout(self: _Self, layout_rules: LayoutLike) -> _Self:
+    """The same mesh with other layout rules: of the same devices, and with the same variables.
+
+    A variable that exists keeps its slices; a program that would split it otherwise is refused.
+
+    Args:
+      layout_rules: `LayoutRules`, or what `convert_to_layout_rules` takes.
+    """
+    other = copy.copy(self)
+    MeshLayout.__init__(other, self._shape, layout_rules)
+    return other
 
   @property
   def shape(self) -> Shape:

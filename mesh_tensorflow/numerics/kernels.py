@@ -233,6 +233,8 @@ def cut(x: tf.Tensor, begin: Sequence[Any], sizes: Sequence[int]) -> tf.Tensor:
     begin: for each axis the first position: ints or int32 scalars, or an int32 vector.
     sizes: for each axis the number of positions; -1 for all from the first one on, which is 0.
   """
+  if not len(sizes):
+    return x  # Of a scalar; tf.slice takes an empty list for one of floats.
   if len(sizes) <= _SLICE:
     return tf.slice(x, begin, sizes)
   whole = x.shape.as_list()

@@ -20,6 +20,7 @@ from mesh_tensorflow.operations.broadcasting import (
   no_tensor,
 )
 from mesh_tensorflow.operations.comparison import equal
+from mesh_tensorflow.operations.complex import conj
 from mesh_tensorflow.operations.einsum import check_sizes, einsum
 from mesh_tensorflow.operations.elementwise import negative
 from mesh_tensorflow.operations.reduction import reduce_sum
@@ -32,6 +33,7 @@ from mesh_tensorflow.program.argument_kinds import (
   RealOrScalar,
   RealTensor,
 )
+from mesh_tensorflow.program.differentiable import is_differentiable
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Tensor
 from mesh_tensorflow.program.operators import provide
@@ -104,20 +106,20 @@ class SubOperation(_LinearOperation):
 
 
 class DivideOperation(BinaryOpWithBroadcasting):
-  """x1 / x2 of floating tensors."""
+  """x1 / x2 of floating or complex tensors."""
 
   def __init__(self, x1: Tensor, x2: Tensor, output_shape: Shape, name: str | None = None):
     super().__init__(tf.divide, x1, x2, output_shape, x1.dtype, name=name or "divide")
-    if not x1.dtype.is_floating:
+    if not is_differentiable(x1.dtype):
       raise DTypeError(f"{self.name}: divide needs floating tensors, got {x1}; use mtf.floordiv")
 
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     x1, x2 = self.inputs
-    # d y / d x1 = 1 / x2, and d y / d x2 = -x1 / x2 ** 2 = -y / x2.
-    dx = divide(grad_ys[0], x2, output_shape=self.outputs[0].shape)
+    # d y / d x1 = 1 / x2, and d y / d x2 = -x1 / x2 ** 2 = -y / x2, conjugate if complex.
+    dx = divide(grad_ys[0], conj(x2), output_shape=self.outputs[0].shape)
     return [
       reduce_sum(dx, output_shape=x1.shape),
-      negative(einsum([dx, self.outputs[0]], output_shape=x2.shape)),
+      negative(einsum([dx, conj(self.outputs[0])], output_shape=x2.shape)),
     ]
 
 
@@ -279,7 +281,7 @@ def divide(
   output_shape: ShapeLike | None = None,
   name: str | None = None,
 ) -> Tensor:
-  """x1 / x2 of floating tensors; one of them may be a scalar; arguments as `add`."""
+  """x1 / x2 of floating or complex tensors; one of them may be a scalar; arguments as `add`."""
   if not isinstance(x2, Tensor):
     x1 = _tensor(name or "divide", x1, x2)
     _check_divisor(name or "divide", x1, x2)

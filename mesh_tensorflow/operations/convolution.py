@@ -5,6 +5,7 @@ The functions that own filters are in `mesh_tensorflow.layers`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from mesh_tensorflow.operations.convolution_base import (
@@ -15,6 +16,7 @@ from mesh_tensorflow.operations.convolution_base import (
   check_operands,
 )
 from mesh_tensorflow.operations.convolution_gradients import gradients_of
+from mesh_tensorflow.operations.convolution_slices import Window
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Tensor
 
@@ -45,8 +47,9 @@ class _Forward(Convolution):
     name = name or family
     roles = (FEATURES, FILTER, IMAGE) if transposed else (IMAGE, FILTER, FEATURES)
     counters = f"{family}/forward", f"{family}_op"
-    super().__init__([conv_input, conv_filter], roles, rank, strides, padding, name, counters)
-    check_operands(self.name, rank, conv_input, conv_filter, transposed)
+    window = functools.partial(Window, rank=rank, strides=strides, padding=padding)
+    super().__init__([conv_input, conv_filter], roles, window, name, counters)
+    check_operands(self.name, self.window, conv_input, conv_filter, transposed)
     space = conv_input.shape[-rank - 1 : -1]
     resize = self.window.image_sizes if transposed else self.window.feature_sizes
     sizes = resize([d.size for d in space], [d.size for d in conv_filter.shape[:rank]])
@@ -69,9 +72,9 @@ class Conv2dOperation(_Forward):
   """Convolution [batch..., h, w, in] with [fh, fw, in, out] to [batch..., h, w, out].
 
   The output's h and w have TensorFlow's sizes: divided by the stride and rounded up, after
-  `filter size - 1` is taken off for "VALID" padding. Batch dimensions and `out` may be split;
-  if `in` is split, the result is a pending sum over that mesh axis; h, w and the filter's
-  space must not be split.
+  `filter size - 1` is taken off for "VALID" padding. Batch dimensions, `out`, h and w may be
+  split: processors exchange what the windows of their part of the output reach. If `in` is split,
+  the result is a pending sum over that mesh axis; the filter's space must not be split.
 
   Args:
     conv_input: a `Tensor` with any number of batch dimensions.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +10,9 @@ import tensorflow as tf
 from mesh_tensorflow.errors import DimensionError, DTypeError, LayoutError, ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
-from mesh_tensorflow.operations import convolution_slices
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.operations import convolution_kernels
+from mesh_tensorflow.operations.convolution_frames import Frames, Reach, split_axis
 from mesh_tensorflow.operations.convolution_slices import Window
 from mesh_tensorflow.operations.reduction import mesh_axes_of
 from mesh_tensorflow.program.dimensions import Dimension, Shape, shape_union
@@ -20,25 +22,24 @@ IMAGE, FILTER, FEATURES = "image", "filter", "features"
 
 # How each is computed from the two others, which stand in this order.
 _COMPUTED = {
-  FEATURES: (convolution_slices.features_of, IMAGE, FILTER),
-  IMAGE: (convolution_slices.image_of, FEATURES, FILTER),
-  FILTER: (convolution_slices.filter_of, IMAGE, FEATURES),
+  FEATURES: (convolution_kernels.features_of, IMAGE, FILTER),
+  IMAGE: (convolution_kernels.image_of, FEATURES, FILTER),
+  FILTER: (convolution_kernels.filter_of, IMAGE, FEATURES),
 }
 
 
 class Convolution(Operation):
   """Base class: one of image, filter and features, computed from the two others.
 
-  `convolution_slices` says what the three are. Each processor holds the spatial dimensions
-  whole. What is summed over is the image channels for features, the feature channels for an
-  image, the batch for a filter; where it is split, the sum over that mesh axis is pending.
+  `convolution_slices` says what the three are. What is summed over is the image channels for
+  features, the feature channels for an image, batch and space for a filter; where it is split, the
+  sum over that mesh axis is pending. Where the space of image or features is split, processors
+  exchange what the windows of their outputs reach (`convolution_frames`).
 
   Args:
     inputs: the two tensors.
     roles: what the first is, what the second is, what the output is.
-    rank: number of spatial dimensions, 2 or 3.
-    strides: see `Window`.
-    padding: see `Window`.
+    window: a function of the operation's name that makes its `Window`.
     name: of the operation.
     counters: names of the counters of its work and of its allreduce.
   """
@@ -47,14 +48,12 @@ class Convolution(Operation):
     self,
     inputs: list[Tensor],
     roles: Sequence[str],
-    rank: int,
-    strides: Sequence[int] | None,
-    padding: str,
+    window: Callable[[str], Window],
     name: str,
     counters: tuple[str, str],
   ):
     super().__init__(inputs, name=name)
-    self.window = Window(self.name, rank, strides, padding)
+    self.window = window(self.name)
     self.roles = tuple(roles)
     self._work_counter, self._reduce_counter = counters
     for x in inputs:
@@ -69,26 +68,30 @@ class Convolution(Operation):
     self._outputs = [Tensor(self, output_shape, dtype)]
     image, kernel, features = self.shape_of(IMAGE), self.shape_of(FILTER), self.shape_of(FEATURES)
     rank = self.window.rank
-    _check_ndims(self.name, rank, image, kernel, features)
+    check_ndims(self.name, self.window, image, kernel, features)
     if (
       image[-1] != kernel[-2]
       or features[-1] != kernel[-1]
-      or image[: -rank - 1] != features[: -rank - 1]
+      or self.window.batch_of(image) != self.window.batch_of(features)
+      or (self.window.grouped and not image[-2] == kernel[-3] == features[-2])
     ):
+      g = "g, " if self.window.grouped else ""
       raise ShapeError(
         f"{self.name}: the shapes do not fit together: an image {image}, a filter {kernel} and "
-        f"features {features}; they must be [batch..., {rank} of space, i], "
-        f"[{rank} of space, i, o] and [batch..., {rank} of space, o]"
+        f"features {features}; they must be [batch..., {rank} of space, {g}i], "
+        f"[{rank} of space, {g}i, o] and [batch..., {rank} of space, {g}o]"
       )
     if not kernel.size and image.size:
       raise ShapeError(f"{self.name}: the filter {kernel} has no elements")
-    sizes = [d.size for d in _spatial(self.window, image)]
+    sizes = [d.size for d in self.window.space_of(image)]
     kernel_sizes = [d.size for d in kernel[:rank]]
     want = self.window.feature_sizes(sizes, kernel_sizes)
-    if min(want) < 1 or want != [d.size for d in _spatial(self.window, features)]:
+    if min(want) < 1 or want != [d.size for d in self.window.space_of(features)]:
+      dilations = self.window.dilations
+      dilated = f"dilations {dilations}, " if max(dilations) > 1 else ""
       raise ShapeError(
-        f"{self.name}: a convolution of the image {image} with the filter {kernel}, strides "
-        f"{self.window.strides} and {self.window.padding} padding makes the spatial sizes "
+        f"{self.name}: a convolution of the image {image} with the filter {kernel}, {dilated}"
+        f"strides {self.window.strides} and {self.window.padding} padding makes the spatial sizes "
         f"{want}, not those of {features}"
       )
 
@@ -101,27 +104,32 @@ class Convolution(Operation):
     return (self._inputs + self._outputs)[self.roles.index(role)]
 
   def verify_layout(self, mesh_impl: Any) -> None:
-    for role in self.roles:
-      x = self.tensor_of(role)
-      dims = x.shape[: self.window.rank] if role == FILTER else _spatial(self.window, x.shape)
-      for d in dims:
-        self._require_whole(mesh_impl, d, x, role)
+    kernel = self.tensor_of(FILTER)
+    for d in kernel.shape[: self.window.rank]:
+      self._require_whole(mesh_impl, d, kernel)
     super().verify_layout(mesh_impl)
+    # Each processor computes its block of the result from its part of what is summed over: one
+    # mesh axis cannot be for both. It can be only if image and features name their space otherwise.
+    summed = {split_axis(mesh_impl, d): d for d in self._summed_dims()}
+    for d in self._outputs[0].shape:
+      axis = split_axis(mesh_impl, d)
+      if axis is not None and axis in summed:
+        m, other = mesh_impl.shape[axis], summed[axis]
+        raise LayoutError(
+          f"{type(self).__name__} {self.name}: dimension {d.name}:{d.size} of {self._outputs[0]} "
+          f"and {other.name}:{other.size}, which is summed over, are both split over mesh axis "
+          f"{m.name}:{m.size}; drop the rule of one of them, or rename it "
+          "(mtf.rename_dimension to a name without a rule)"
+        )
 
-  def _require_whole(self, mesh_impl: Any, dim: Dimension, x: Tensor, role: str) -> None:
-    axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
-    if axis is None or mesh_impl.shape[axis].size == 1:
+  def _require_whole(self, mesh_impl: Any, dim: Dimension, kernel: Tensor) -> None:
+    axis = split_axis(mesh_impl, dim)
+    if axis is None:
       return
     m = mesh_impl.shape[axis]
-    instead = ""
-    if role != FILTER:
-      instead = (
-        "to split an image, give it a dimension of blocks and use mtf.layers."
-        f"conv{self.window.rank}d_with_blocks; else "
-      )
     raise LayoutError(
-      f"{type(self).__name__} {self.name}: spatial dimension {dim.name}:{dim.size} of {x} is "
-      f"split over mesh axis {m.name}:{m.size}, but a processor needs it whole; {instead}rename "
+      f"{type(self).__name__} {self.name}: spatial dimension {dim.name}:{dim.size} of the filter "
+      f"{kernel} is split over mesh axis {m.name}:{m.size}, but a processor needs it whole; rename "
       f"it first (mtf.rename_dimension to a name without a rule), or drop the rule "
       f"{dim.name}:{m.name}"
     )
@@ -129,12 +137,16 @@ class Convolution(Operation):
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     out, result = self._outputs[0], self.roles[2]
-    fn, *operands = _COMPUTED[result]
-    sizes = impl.slice_shape(out.shape)
-    laid_out = impl.slicewise(
-      lambda a, b: fn(self.window, a, b, sizes),
-      *[lowering.tensors[self.tensor_of(role)] for role in operands],
-    )
+    frames = self._frames(impl)
+    if any(f.is_split for f in frames):
+      laid_out = self._lower_split(lowering, impl, frames)
+    else:
+      fn, *operands = _COMPUTED[result]
+      sizes = impl.slice_shape(out.shape)
+      laid_out = impl.slicewise(
+        lambda a, b: fn(self.window, a, b, sizes),
+        *[lowering.tensors[self.tensor_of(role)] for role in operands],
+      )
     mesh_axes = mesh_axes_of(impl, self._summed_dims())
     if mesh_axes:
       key, size = f"allreduce/{mesh_axes}/{self._reduce_counter}", impl.laid_out_size(out.shape)
@@ -148,43 +160,89 @@ class Convolution(Operation):
     lowering.add_counter(f"{family}/{what}", impl.laid_out_size(work))
     lowering.add_counter(f"{family}_unique/{what}", work.size)
 
-  def _summed_dims(self) -> list[Dimension]:
-    result = self.roles[2]
-    if result == FEATURES:
-      return self.shape_of(FILTER)[-2:-1]
+  def _lower_split(
+    self, lowering: LoweringInProgress, impl: MeshImpl, frames: Sequence[Frames]
+  ) -> Any:
+    """The result, where processors hold parts of the space: computed of frames of the image."""
+    window, result = self.window.inside(), self.roles[2]
+    fn, *operands = _COMPUTED[result]
+    slices = [lowering.tensors[self.tensor_of(role)] for role in operands]
+    # First what processors exchange, so that they do not exchange the zeros of other axes.
+    order = sorted(frames, key=lambda f: not f.is_split)
+    if operands[0] == IMAGE:
+      for f in order:
+        slices[0] = f.take(lowering, slices[0], self._reduce_counter)
+    sizes = impl.slice_shape(self._outputs[0].shape)
     if result == IMAGE:
-      return self.shape_of(FILTER)[-1:]
-    return self.shape_of(IMAGE)[: -self.window.rank - 1]
+      first = len(sizes) - window.rank - window.channel_dims
+      sizes[first : first + window.rank] = [f.size for f in frames]
+    laid_out = impl.slicewise(lambda a, b: fn(window, a, b, sizes), *slices)
+    if result == IMAGE:
+      for f in reversed(order):
+        laid_out = f.give(lowering, laid_out, self._reduce_counter)
+    return laid_out
+
+  def _frames(self, impl: MeshImpl) -> list[Frames]:
+    """For each spatial dimension what the windows of a processor's features reach."""
+    window = self.window
+    image, kernel = self.shape_of(IMAGE), self.shape_of(FILTER)[: window.rank]
+    space, outputs = window.space_of(image), window.space_of(self.shape_of(FEATURES))
+    sizes, kernel_sizes = [d.size for d in space], [d.size for d in kernel]
+    first = image.ndims - window.rank - window.channel_dims
+    reaches = map(
+      Reach,
+      space,
+      outputs,
+      window.spatial_strides,
+      window.reach(kernel_sizes),
+      window.zeros_before(sizes, kernel_sizes),
+    )
+    return [Frames(impl, first + i, reach) for i, reach in enumerate(reaches)]
+
+  def _summed_dims(self) -> list[Dimension]:
+    if self.roles[2] == FILTER:
+      features = self.shape_of(FEATURES)
+      return self.window.batch_of(features) + self.window.space_of(features)
+    return [self.shape_of(FILTER)[-2 if self.roles[2] == FEATURES else -1]]
 
 
-def _spatial(window: Window, shape: Shape) -> list[Dimension]:
-  return shape[-window.rank - 1 : -1]
+def check_ndims(name: str, window: Window, image: Shape, kernel: Shape, features: Shape) -> None:
+  """Checks the numbers of dimensions.
 
-
-def _check_ndims(name: str, rank: int, image: Shape, kernel: Shape, features: Shape) -> None:
+  Raises:
+    ShapeError: one of the three shapes has too few, or the filter's too many.
+  """
+  rank, channels = window.rank, window.channel_dims
+  what_channels = "a channel dimension" if channels == 1 else "dimensions of groups and channels"
   for what, shape in (("the image side", image), ("the feature side", features)):
-    if shape.ndims < rank + 1:
+    if shape.ndims < rank + channels:
       raise ShapeError(
-        f"{name}: {what} needs batch dimensions, {rank} spatial dimensions and a channel "
-        f"dimension, got {shape}"
+        f"{name}: {what} needs batch dimensions, {rank} spatial dimensions and {what_channels}, "
+        f"got {shape}"
       )
-  if kernel.ndims != rank + 2:
+  if kernel.ndims != rank + channels + 1:
+    of_channels = "two of channels" if channels == 1 else "one of groups and two of channels"
     raise ShapeError(
-      f"{name}: the filter needs {rank} spatial dimensions and two of channels, got {kernel}"
+      f"{name}: the filter needs {rank} spatial dimensions and {of_channels}, got {kernel}"
     )
 
 
-def check_operands(name: str, rank: int, x: Tensor, kernel: Tensor, transposed: bool) -> None:
+def check_operands(name: str, window: Window, x: Tensor, kernel: Tensor, transposed: bool) -> None:
   """Checks what a convolution, or a transposed one, needs to know its output shape.
 
   Raises:
     ShapeError: too few or too many dimensions.
     DimensionError: the last dimension of x is not the filter's.
   """
-  _check_ndims(name, rank, x.shape, kernel.shape, x.shape)
+  check_ndims(name, window, x.shape, kernel.shape, x.shape)
   taken = kernel.shape[-1 if transposed else -2]
   if x.shape[-1] != taken:
     raise DimensionError(
       f"{name}: the last dimension {x.shape[-1].name}={x.shape[-1].size} of {x} must be the "
       f"filter's input dimension {taken.name}={taken.size} of {kernel}"
+    )
+  if window.grouped and x.shape[-2] != kernel.shape[-3]:
+    raise DimensionError(
+      f"{name}: the dimension of groups {x.shape[-2].name}={x.shape[-2].size} of {x} must be the "
+      f"filter's, {kernel.shape[-3].name}={kernel.shape[-3].size} of {kernel}"
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 from mesh_tensorflow.errors import SizeError
 from mesh_tensorflow.operations.convolution_base import FEATURES, FILTER, IMAGE, Convolution
+from mesh_tensorflow.operations.convolution_slices import Window
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Tensor
 
@@ -27,7 +29,7 @@ __all__ = [
 def gradients_of(op: Convolution, dy: Tensor) -> list[Tensor]:
   """Gradients of the two inputs: each a convolution of dy and the other input."""
   grads = []
-  rank, strides, padding = op.window.rank, op.window.strides, op.window.padding
+  rank, strides, padding = op.window.rank, op.window.strides, str(op.window.padding)
   for i, role in enumerate(op.roles[:2]):
     # Of image, filter and features each is linear in the two others, so the gradient of one is
     # computed from the other input and dy, which stands in the place of the result.
@@ -87,7 +89,8 @@ class _Backprop(Convolution):
     if is_transpose:
       swapped = {IMAGE: FEATURES, FEATURES: IMAGE}
       roles = [swapped.get(role, role) for role in roles]
-    super().__init__(inputs, roles, conv_dimension, strides, padding, name, (work, reduced))
+    window = functools.partial(Window, rank=conv_dimension, strides=strides, padding=padding)
+    super().__init__(inputs, roles, window, name, (work, reduced))
     self._finish(output_shape, inputs[0].dtype)
     self._initialize_all_dimensions_as_splittable()
 

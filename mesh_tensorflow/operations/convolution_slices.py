@@ -8,13 +8,15 @@ gradients of all these compute one of the three from the two others.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ShapeError
-from mesh_tensorflow.program.dimensions import list_product
+from mesh_tensorflow.program.dimensions import Shape, list_product
 
 
 class Window:
@@ -22,37 +24,118 @@ class Window:
 
   Args:
     what: the operation, for messages.
-    rank: number of spatial dimensions, 2 or 3.
+    rank: number of spatial dimensions, 1 to 3.
     strides: as TensorFlow's: [1, ..., 1] with the spatial strides in between; None for ones.
-    padding: "SAME" (zeros around the image) or "VALID" (the filter stays inside).
+    padding: "SAME" (zeros around the image), "VALID" (the filter stays inside), or for each
+      spatial dimension a pair of numbers of zeros (before, after).
+    dilations: for each spatial dimension the distance from one position of the filter to the next;
+      None for ones.
+    grouped: whether image and features have a dimension of groups before that of channels, and the
+      filter one before those of channels: each group is a convolution of its own.
 
   Raises:
-    ShapeError: the strides or the padding are something else.
+    ShapeError: the strides, the padding or the dilations are something else.
   """
 
-  def __init__(self, what: str, rank: int, strides: Sequence[int] | None, padding: str):
+  def __init__(
+    self,
+    what: str,
+    rank: int,
+    strides: Sequence[int] | None,
+    padding: str | Sequence[Sequence[int]],
+    dilations: Sequence[int] | None = None,
+    grouped: bool = False,
+  ):
     strides = [1] * (rank + 2) if strides is None else [operator.index(s) for s in strides]
     if len(strides) != rank + 2 or strides[0] != 1 or strides[-1] != 1 or min(strides) < 1:
       example = ", ".join(["1", *(f"stride {i}" for i in range(rank)), "1"])
       raise ShapeError(f"{what}: strides must be a list [{example}] of numbers, got {strides}")
-    if padding not in ("SAME", "VALID"):
-      raise ShapeError(f"{what}: padding must be 'SAME' or 'VALID', got {padding!r}")
-    self.rank, self.padding = rank, padding
+    dilations = [1] * rank if dilations is None else [operator.index(d) for d in dilations]
+    if len(dilations) != rank or min(dilations) < 1:
+      raise ShapeError(f"{what}: dilations must be {rank} numbers of at least 1, got {dilations}")
+    self.rank, self.padding = rank, _padding_of(what, rank, padding)
     self.strides, self.spatial_strides = strides, strides[1:-1]
+    self.dilations, self.grouped = dilations, grouped
+
+  @property
+  def channel_dims(self) -> int:
+    """How many dimensions stand behind the spatial ones of an image."""
+    return 2 if self.grouped else 1
+
+  @property
+  def is_plain(self) -> bool:
+    """Whether it is what `features_of` and the like compute: TensorFlow's Conv2D and Conv3D."""
+    return (
+      self.rank > 1
+      and isinstance(self.padding, str)
+      and max(self.dilations) == 1
+      and not self.grouped
+    )
+
+  def inside(self) -> Window:
+    """The same window over images that have their zeros already."""
+    return Window("", self.rank, self.strides, "VALID", self.dilations, self.grouped)
+
+  def space_of(self, shape: Sequence[Any] | Shape) -> list[Any]:
+    """The spatial ones of the sizes or dimensions of an image, or of features."""
+    return list(shape[-self.rank - self.channel_dims : -self.channel_dims])
+
+  def batch_of(self, shape: Sequence[Any] | Shape) -> list[Any]:
+    """Those of the batch, of an image or of features."""
+    return list(shape[: -self.rank - self.channel_dims])
+
+  def reach(self, kernel: Sequence[int]) -> list[int]:
+    """Positions from the first to the last that the filter meets, along each axis."""
+    return [(k - 1) * d + 1 if k else 0 for k, d in zip(kernel, self.dilations)]
 
   def feature_sizes(self, image: Sequence[int], kernel: Sequence[int]) -> list[int]:
     """Spatial sizes of the features of an image, as TensorFlow has them; at least 0."""
-    inside = image
-    if self.padding == "VALID":
-      inside = [max(n - k + 1, 0) for n, k in zip(image, kernel)]
+    inside = list(image)
+    if self.padding != "SAME":
+      if isinstance(self.padding, list):
+        inside = [n + before + after for n, (before, after) in zip(image, self.padding)]
+      inside = [max(n - k + 1, 0) for n, k in zip(inside, self.reach(kernel))]
     return [-(-n // s) for n, s in zip(inside, self.spatial_strides)]
 
   def image_sizes(self, features: Sequence[int], kernel: Sequence[int]) -> list[int]:
     """Spatial sizes of the image that a transposed convolution makes."""
+    reach = self.reach(kernel)
+    if isinstance(self.padding, list):
+      # The smallest image that has these features.
+      return [
+        (n - 1) * s + k - before - after
+        for n, s, k, (before, after) in zip(features, self.spatial_strides, reach, self.padding)
+      ]
     sizes = [n * s for n, s in zip(features, self.spatial_strides)]
     if self.padding == "VALID":
-      sizes = [n + max(k - s, 0) for n, k, s in zip(sizes, kernel, self.spatial_strides)]
+      sizes = [n + max(k - s, 0) for n, k, s in zip(sizes, reach, self.spatial_strides)]
     return sizes
+
+  def zeros_before(self, image: Sequence[int], kernel: Sequence[int]) -> list[int]:
+    """Zeros in front of the image, along each axis."""
+    if isinstance(self.padding, list):
+      return [before for before, _ in self.padding]
+    if self.padding == "VALID":
+      return [0] * self.rank
+    return [max(z, 0) // 2 for z in _padding(self, image, kernel)]
+
+
+def _padding_of(
+  what: str, rank: int, padding: str | Sequence[Sequence[int]]
+) -> str | list[tuple[int, int]]:
+  if padding in ("SAME", "VALID"):
+    return str(padding)
+  pairs = []
+  if not isinstance(padding, str):
+    # AttributeError: how an element of a tf.Tensor of floats says that it is no integer.
+    with contextlib.suppress(TypeError, ValueError, AttributeError):
+      pairs = [(operator.index(before), operator.index(after)) for before, after in padding]
+  if len(pairs) != rank or min(map(min, pairs)) < 0:
+    raise ShapeError(
+      f"{what}: padding must be 'SAME' or 'VALID', or {rank} pairs of numbers of zeros (before, "
+      f"after), got {padding!r}"
+    )
+  return pairs
 
 
 def features_of(
@@ -74,7 +157,7 @@ def features_of(
 
 def _without_idle_strides(
   window: Window, image: tf.Tensor, kernel: Sequence[int]
-) -> tuple[tf.Tensor, list[int], str]:
+) -> tuple[tf.Tensor, list[int], str | list[tuple[int, int]]]:
   """The same convolution, with stride 1 along axes where the window has one place only.
 
   TensorFlow's Conv2D and Conv3D for CPUs (oneDNN, seen in 2.21) read beyond the end of an image
@@ -120,7 +203,8 @@ def _without_skipped_ends(window: Window, image: tf.Tensor, kernel: Sequence[int
 def _padding(window: Window, image: Sequence[int], kernel: Sequence[int]) -> list[int]:
   """Zeros that "SAME" padding adds along each axis; below 0: positions skipped at the end."""
   places, steps = window.feature_sizes(image, kernel), window.spatial_strides
-  return [(m - 1) * s + k - n for m, s, k, n in zip(places, steps, kernel, image)]
+  reach = window.reach(kernel)
+  return [(m - 1) * s + k - n for m, s, k, n in zip(places, steps, reach, image)]
 
 
 def image_of(

@@ -12,6 +12,7 @@ from mesh_tensorflow.errors import GradientError, GraphError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations.gradients import gradients
+from mesh_tensorflow.program.differentiable import is_differentiable
 from mesh_tensorflow.program.graph import Operation, Tensor
 
 __all__ = ["CustomGradientOperation", "custom_gradient", "recompute_grad"]
@@ -69,7 +70,7 @@ class CustomGradientOperation(Operation):
       )
     grads = list(grads)
     for x, g in zip(all_inputs, grads):
-      if g is None and x.dtype.is_floating:
+      if g is None and is_differentiable(x.dtype):
         _LOG.warning("%s: grad_fn gave no gradient for %s", self.name, x)
     # None also for the function's results, which are inputs too: so no gradient goes through the
     # function itself.
@@ -92,7 +93,7 @@ def _external_inputs(
   made = {x for op in own for x in op.outputs}
   made.update(explicit_inputs)
   found = {x: None for op in own for x in op.inputs if x not in made}
-  return [x for x in found if x.dtype.is_floating]
+  return [x for x in found if is_differentiable(x.dtype)]
 
 
 def custom_gradient(
@@ -200,9 +201,9 @@ def recompute_grad(
     dependency = next((g for g in output_grads if g is not None), None)
     if control_dependencies and dependency is not None:
       for key, x in zip(first_inputs, explicit_inputs):
-        if x.dtype.is_floating:
+        if is_differentiable(x.dtype):
           mapping[key] = AfterOperation(x, dependency).outputs[0]
-    xs = [key for key in dict.fromkeys(keys) if key.dtype.is_floating]
+    xs = [key for key in dict.fromkeys(keys) if is_differentiable(key.dtype)]
     new_inputs = [mapping[key] for key in xs]
     clones, mapping = graph.clone_operations(forward_operations, mapping)
     ys = [mapping.get(y, y) for y in fn_outputs]
@@ -219,7 +220,7 @@ def recompute_grad(
       )
     )
     for key, x in zip(first_inputs, explicit_inputs):
-      if x.dtype.is_floating and grads[key] is None:
+      if is_differentiable(x.dtype) and grads[key] is None:
         raise GradientError(
           f"recompute_grad: no output of the function depends on its argument {x}; give it "
           "only the arguments that it uses"

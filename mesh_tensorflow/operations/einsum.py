@@ -10,9 +10,11 @@ import tensorflow as tf
 from mesh_tensorflow.errors import DimensionTypeError, DTypeError, GraphError, ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.operations.complex import conj
 from mesh_tensorflow.operations.contraction import contract
 from mesh_tensorflow.operations.reduction import mesh_axes_of
 from mesh_tensorflow.program.argument_kinds import NumberTensor
+from mesh_tensorflow.program.differentiable import is_differentiable
 from mesh_tensorflow.program.dimensions import (
   Dimension,
   Shape,
@@ -56,8 +58,8 @@ class EinsumOperation(Operation):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     dy, xs = grad_ys[0], self.inputs
     return [
-      einsum([dy] + [x for j, x in enumerate(xs) if j != i], output_shape=xs[i].shape)
-      if xs[i].dtype.is_floating
+      einsum([dy] + [conj(x) for j, x in enumerate(xs) if j != i], output_shape=xs[i].shape)
+      if is_differentiable(xs[i].dtype)
       else None
       for i in range(len(xs))
     ]

@@ -56,6 +56,8 @@ __all__ = [
 ]
 
 _raw = tf.raw_ops
+# The tensor itself, if it is real: gradients are those of TensorFlow (see `complex`).
+_conj = tf.math.conj
 
 
 def _of_input(tf_grad: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Callable[..., list[Tensor]]:
@@ -72,6 +74,11 @@ def _of_output(tf_grad: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Callable
 def _by_kernel(raw_grad: Callable[..., tf.Tensor]) -> Callable[..., list[Tensor]]:
   """A gradient that TensorFlow has an operation for, of (y, dy)."""
   return _of_output(lambda dy, y: raw_grad(y=y, dy=dy))
+
+
+def _of_conj(raw_grad: Callable[..., tf.Tensor]) -> Callable[..., list[Tensor]]:
+  """As `_by_kernel`, where the kernel does not take the conjugate of a complex output itself."""
+  return _of_output(lambda dy, y: raw_grad(y=_conj(y), dy=dy))
 
 
 def identity(x: Tensor, name: str = "identity") -> Tensor:
@@ -96,7 +103,7 @@ def cos(x: FloatOrComplexTensor, name: str = "cos") -> Tensor:
 
 def square(x: NumberTensor, name: str = "square") -> Tensor:
   """x ** 2, elementwise; arguments as `identity`."""
-  return cwise(tf.square, [x], name=name, grad_function=_of_input(lambda dy, v: dy * (v + v)))
+  return cwise(tf.square, [x], name=name, grad_function=_of_input(lambda dy, v: dy * _conj(v + v)))
 
 
 def sqrt(x: FloatOrComplexTensor, name: str = "sqrt") -> Tensor:
@@ -111,22 +118,22 @@ def rsqrt(x: FloatOrComplexTensor, name: str = "rsqrt") -> Tensor:
 
 def log(x: FloatOrComplexTensor, name: str = "log") -> Tensor:
   """Natural logarithm, elementwise; arguments as `identity`."""
-  return cwise(tf.math.log, [x], name=name, grad_function=_of_input(lambda dy, v: dy / v))
+  return cwise(tf.math.log, [x], name=name, grad_function=_of_input(lambda dy, v: dy / _conj(v)))
 
 
 def exp(x: FloatOrComplexTensor, name: str = "exp") -> Tensor:
   """e ** x, elementwise; arguments as `identity`."""
-  return cwise(tf.exp, [x], name=name, grad_function=_of_output(lambda dy, y: dy * y))
+  return cwise(tf.exp, [x], name=name, grad_function=_of_output(lambda dy, y: dy * _conj(y)))
 
 
 def sigmoid(x: FloatOrComplexTensor, name: str = "sigmoid") -> Tensor:
   """1 / (1 + exp(-x)), elementwise; arguments as `identity`."""
-  return cwise(tf.sigmoid, [x], name=name, grad_function=_by_kernel(_raw.SigmoidGrad))
+  return cwise(tf.sigmoid, [x], name=name, grad_function=_of_conj(_raw.SigmoidGrad))
 
 
 def tanh(x: FloatOrComplexTensor, name: str = "tanh") -> Tensor:
   """Hyperbolic tangent, elementwise; arguments as `identity`."""
-  return cwise(tf.tanh, [x], name=name, grad_function=_by_kernel(_raw.TanhGrad))
+  return cwise(tf.tanh, [x], name=name, grad_function=_of_conj(_raw.TanhGrad))
 
 
 def negative(x: SignedTensor, name: str = "negative") -> Tensor:
@@ -206,7 +213,10 @@ def logical_not(x: BoolTensor, name: str = "logical_not") -> Tensor:
 
 
 def cast(x: Tensor, dtype: DTypeLike, name: str = "cast") -> Tensor:
-  """X as another dtype; x itself if it has the dtype. Gradients pass between floating dtypes.
+  """X as another dtype; x itself if it has the dtype.
+
+  Gradients pass between floating and complex dtypes.
+  Of a complex number the real part is cast, but for `tf.bool`: whether it is not zero.
 
   Args:
     x: a `Tensor`.
@@ -218,8 +228,10 @@ def cast(x: Tensor, dtype: DTypeLike, name: str = "cast") -> Tensor:
     return x
   if tf.string in (dtype, x.dtype):
     raise DTypeError(f"{name}: {x} cannot be cast to {dtype.name}: text has no value as a number")
+  drops_imaginary = x.dtype.is_complex and not dtype.is_complex and dtype != tf.bool
   return cwise(
-    lambda v: tf.cast(v, dtype),
+    # By its real part, as TensorFlow's own cast, which warns about it.
+    lambda v: tf.cast(tf.math.real(v) if drops_imaginary else v, dtype),
     [x],
     output_dtype=dtype,
     name=name,
@@ -253,12 +265,22 @@ def mtf_pow(x: FloatTensor, y: TensorOrScalar) -> Tensor:
 
 
 def mtf_abs(x: SignedTensor) -> Tensor:
-  """|x|, elementwise; the gradient is dy * sign(x).
+  """|x|, elementwise, real also of a complex x; the gradient is dy * sign(x), or dy * x / |x|.
 
   Args:
     x: a `Tensor`.
   """
-  return cwise(tf.abs, [x], name="abs", grad_function=_of_input(lambda dy, v: dy * tf.sign(v)))
+  return cwise(
+    tf.abs,
+    [x],
+    output_dtype=x.dtype.real_dtype,
+    name="abs",
+    grad_function=lambda op, dy: [
+      cwise(
+        lambda v, g: tf.cast(g, v.dtype) * tf.sign(v), [op.inputs[0], dy], name=f"{op.name}_grad"
+      )
+    ],
+  )
 
 
 def swish(x: FloatOrComplexTensor) -> Tensor:
@@ -273,7 +295,7 @@ def swish(x: FloatOrComplexTensor) -> Tensor:
 def _swish_grad(dy: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
   s = tf.sigmoid(x)
   # s' = s (1 - s), so (x s)' = s + x s (1 - s).
-  return dy * (s * (1.0 + x * (1.0 - s)))
+  return dy * _conj(s * (1.0 + x * (1.0 - s)))
 
 
 def gelu(x: FloatTensor) -> Tensor:

@@ -92,7 +92,12 @@ def _accumulate(op: Operation, found: dict[Tensor, Tensor], downstream: set[Tens
   operations = op.graph.operations
   before = len(operations)
   try:
-    grads: list[Any] = list(op.gradient([found.get(y) for y in op.outputs]))
+    grad_ys = [found.get(y) for y in op.outputs]
+    # What has a body asks which gradients are wanted: of one operation none can be taken out again.
+    only = getattr(op, "gradient_of", None)
+    grads: list[Any] = list(
+      op.gradient(grad_ys) if only is None else only(grad_ys, [x in downstream for x in op.inputs])
+    )
   except NotImplementedError as e:
     raise GradientError(
       f"gradients: {type(op).__name__} {op.name} has no gradient; stop it with mtf.stop_gradient"

@@ -17,6 +17,7 @@ from mesh_tensorflow.operations.constants import constant
 from mesh_tensorflow.operations.reduction import broadcast, mesh_axes_of, reduce_mean
 from mesh_tensorflow.operations.reshape import replace_dimensions
 from mesh_tensorflow.program.argument_kinds import CastableTensor
+from mesh_tensorflow.program.differentiable import is_differentiable
 from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
@@ -57,7 +58,7 @@ def begin_of(impl: Any, dim: Dimension) -> Any:
   return impl.laid_out_slice_begin(Shape([dim]))[0]
 
 
-def _is_split(impl: Any, dim: Dimension) -> bool:
+def is_split(impl: Any, dim: Dimension) -> bool:
   axis = impl.tensor_dimension_to_mesh_axis(dim)
   return axis is not None and impl.shape[axis].size > 1
 
@@ -114,7 +115,7 @@ class GatherOperation(Operation):
     weights, indices = self._inputs
     out = self._outputs[0].shape.dims
     size = impl.slice_shape(Shape([self._dim]))[0]
-    split = _is_split(impl, self._dim)
+    split = is_split(impl, self._dim)
     # Dimensions of both are batch dimensions; the indices' own replace `dim`.
     batch = [d for d in weights.shape - self._dim if d in indices.shape]
     own = [d for d in indices.shape if d not in batch]
@@ -131,13 +132,13 @@ class GatherOperation(Operation):
       if split:
         i = i - tf.cast(begin, i.dtype)
       # TensorFlow refuses an index out of range on CPUs, and reads zeros there on GPUs: it reads
-      # another row, which `_keep` then hides.
+      # another row, which `keep_where` then hides.
       safe = i
       if split or not self._in_range:
         safe = tf.clip_by_value(i, tf.zeros([], i.dtype), tf.constant(size - 1, i.dtype))
       y = tf.gather(w, safe, axis=axis, batch_dims=len(batch))
       y = transpose_to(y, got, out)
-      return y if safe is i else _keep(y, align(tf.equal(safe, i), batch + own, out))
+      return y if safe is i else keep_where(y, align(tf.equal(safe, i), batch + own, out))
 
     laid_out = impl.slicewise(
       read, lowering.tensors[weights], lowering.tensors[indices], begin_of(impl, self._dim)
@@ -162,12 +163,13 @@ def _verify_positions(op: Operation, mesh_impl: Any, shape: Shape, dim: Dimensio
   )
 
 
-def _keep(y: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+def keep_where(y: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
   """The values where the mask is true, else zero, also in place of NaN and infinity."""
   if y.dtype == tf.bool:
     return elementwise(tf.logical_and, y, mask)
   mask = tf.cast(mask, y.dtype)
-  return elementwise(tf.math.multiply_no_nan if y.dtype.is_floating else tf.multiply, y, mask)
+  no_nan = is_differentiable(y.dtype)
+  return elementwise(tf.math.multiply_no_nan if no_nan else tf.multiply, y, mask)
 
 
 def _pending_sum(
@@ -229,7 +231,7 @@ class ScatterAddOperation(Operation):
     y, indices = self._inputs
     out = self._outputs[0].shape
     size = impl.slice_shape(Shape([self._dim]))[0]
-    split = _is_split(impl, self._dim)
+    split = is_split(impl, self._dim)
     # The indices may have a dimension of the name and size of the indexed one (`top_k`): of theirs
     # each position is added up, of the output it is the one that is indexed.
     batch = [d for d in out - self._dim if d in indices.shape]
@@ -268,6 +270,16 @@ class ScatterAddOperation(Operation):
     if mesh_axes_of(impl, own):
       laid_out = _pending_sum(lowering, impl, laid_out, own, "scatter_add_op")
     lowering.set_tensor_lowering(self._outputs[0], laid_out)
+
+  @property
+  def dim(self) -> Dimension:
+    """The dimension of the output that is indexed."""
+    return self._dim
+
+  @property
+  def in_range(self) -> bool:
+    """Whether no index is out of range."""
+    return self._in_range
 
 
 def gather(

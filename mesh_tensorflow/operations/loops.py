@@ -11,18 +11,41 @@ import tensorflow as tf
 from mesh_tensorflow.errors import (
   ArgumentError,
   DTypeError,
+  GradientError,
   GraphError,
   ShapeError,
   UnsupportedError,
 )
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
-from mesh_tensorflow.meshes.laid_out import LaidOutTensor, LazyAllreduceSum
-from mesh_tensorflow.operations.assignments import grouped
+from mesh_tensorflow.operations.binary import sub
+from mesh_tensorflow.operations.blocks import (
+  BackwardBlock,
+  Block,
+  BlockOperation,
+  block_gradients,
+  capture,
+  downstream,
+  like,
+  summaries_of,
+  upstream,
+  wanted_inputs,
+)
+from mesh_tensorflow.operations.comparison import greater
 from mesh_tensorflow.operations.control import ScalarSummaryOperation
-from mesh_tensorflow.operations.variables import Variable
-from mesh_tensorflow.program.graph import Operation, Tensor
+from mesh_tensorflow.operations.loop_lowering import LoweredLoop
+from mesh_tensorflow.operations.stacks import (
+  carries_gradient,
+  element_like,
+  is_stack,
+  pop,
+  stack_tensor,
+  zero_gradient,
+)
+from mesh_tensorflow.program.dimensions import Shape
+from mesh_tensorflow.program.graph import Tensor
 
 __all__ = ["WhileLoopOperation", "while_loop"]
+
 
 _TF_KWARGS = frozenset(
   [
@@ -51,7 +74,7 @@ def _check_count(name: str, fn: Callable[..., Any], count: int) -> None:
     ) from None
 
 
-class WhileLoopOperation(Operation):
+class WhileLoopOperation(BlockOperation):
   """Repeats a body while a condition holds; see `while_loop`.
 
   The condition and the body are called once, here. Their operations are kept in this
@@ -64,9 +87,9 @@ class WhileLoopOperation(Operation):
     tf_kwargs: keyword arguments of `tf.while_loop`.
     has_accumulators: whether the body may return more than the loop variables.
     name: of the operation.
+    counts_down: of a backward pass: the first loop variable is the number of iterations of the
+      forward pass that are left to go back.
   """
-
-  may_mix_meshes = True
 
   def __init__(
     self,
@@ -76,63 +99,57 @@ class WhileLoopOperation(Operation):
     tf_kwargs: dict[str, Any] | None = None,
     has_accumulators: bool = False,
     name: str = "while_loop",
+    *,
+    counts_down: bool = False,
   ):
     super().__init__(list(inputs), name=name)
-    self._tf_kwargs = {"parallel_iterations": 1, **(tf_kwargs or {})}
-    unknown = sorted(set(self._tf_kwargs) - _TF_KWARGS)
+    self.num_variables = len(self._inputs)
+    self.counts_down = counts_down
+    self.tf_kwargs = {"parallel_iterations": 1, **(tf_kwargs or {})}
+    unknown = sorted(set(self.tf_kwargs) - _TF_KWARGS)
     if unknown:
       raise ArgumentError(
         f"{self.name}: {', '.join(unknown)} is no option of a loop; there are "
         f"{', '.join(sorted(_TF_KWARGS))}"
       )
     # How often the body runs at most, if that is known: what `describe` multiplies by.
-    self.maximum_iterations = self._tf_kwargs.get("maximum_iterations")
-    if self._tf_kwargs.pop("back_prop", False):
-      raise ArgumentError(
-        f"{self.name} of {self._inputs}: loops have no gradient; back_prop must be False"
-      )
-    self._cond_inputs = self._placeholders("cond_input")
-    cond, self._cond_operations = self._capture(cond_fn, self._cond_inputs)
+    self.maximum_iterations = self.tf_kwargs.get("maximum_iterations")
+    self._back_prop = bool(self.tf_kwargs.pop("back_prop", True))
+    self.condition = self._block("cond_input", cond_fn)
+    cond = self.condition.outputs[0]
     if not isinstance(cond, Tensor) or cond.dtype != tf.bool or cond.shape.ndims:
       raise GraphError(f"{self.name}: cond_fn must return a bool scalar, got {cond!r}")
-    self._cond_output = cond
-    self._body_inputs = self._placeholders("body_input")
-    outputs, self._body_operations = self._capture(body_fn, self._body_inputs)
-    self._body_outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    self.body = self._block("body_input", body_fn)
     self._check_body_outputs(has_accumulators)
-    self._outputs = [
-      Tensor(self, x.shape, x.dtype, name=f"output:{i}", index=i)
-      for i, x in enumerate(self._body_outputs)
-    ]
-    self._captured = self._find_captured()
+    self._blocks = [self.condition, self.body]
+    self._outputs = []
+    for i, x in enumerate(self.body.outputs):
+      self._outputs.append(Tensor(self, x.shape, x.dtype, name=f"output:{i}", index=i))
+      self._outputs[-1].stack_of = x.stack_of
+    # Of tensors of the body, once a gradient was asked for: those that are kept of each iteration.
+    self.saved: tuple[Tensor, ...] = ()
+    self.is_differentiated = False
+    self._keys = list(dict.fromkeys([x for block in self._blocks for x in block.captured()]))
+    self._inputs += self._keys
     # Returned from inside the loop, a tensor has no meaning outside it.
-    for op in self.inner_operations:
-      for x in op.outputs:
-        x.usable = False
+    for block in self._blocks:
+      block.forbid_use()
     self._initialize_all_dimensions_as_splittable()
 
-  def _placeholders(self, name: str) -> list[Tensor]:
-    return [
+  def _block(self, name: str, fn: Callable[..., Any]) -> Block:
+    placeholders = [
       Tensor(self, x.shape, x.dtype, name=f"{name}:{i}", index=i)
       for i, x in enumerate(self._inputs)
     ]
-
-  def _capture(
-    self, fn: Callable[..., Any], placeholders: list[Tensor]
-  ) -> tuple[Any, list[Operation]]:
-    """Calls `fn`, and takes the operations that it makes out of the graph."""
-    operations = self.graph.operations
-    n = len(operations)
+    for placeholder, x in zip(placeholders, self._inputs):
+      placeholder.stack_of = x.stack_of
     _check_count(self.name, fn, len(placeholders))
-    try:
-      result = fn(*placeholders)
-    finally:
-      made = operations[n:]
-      operations[n:] = [op for op in made if isinstance(op, Variable)]
-    return result, [op for op in made if not isinstance(op, Variable)]
+    result, operations = capture(self.graph, lambda: fn(*placeholders))
+    outputs = list(result) if isinstance(result, (list, tuple)) else [result]
+    return Block(placeholders, operations, outputs)
 
   def _check_body_outputs(self, has_accumulators: bool) -> None:
-    n, outputs = len(self._inputs), self._body_outputs
+    n, outputs = self.num_variables, self.body.outputs
     for y in outputs:
       if not isinstance(y, Tensor):
         raise GraphError(f"{self.name}: body_fn must return mtf.Tensors, got {y!r}")
@@ -155,175 +172,181 @@ class WhileLoopOperation(Operation):
       if y.dtype == tf.bool:
         raise DTypeError(f"{self.name}: the accumulator {y} is bool, which cannot be summed up")
 
-  def _find_captured(self) -> list[Tensor]:
-    """Tensors from outside, in the order of their first use."""
-    inside = set(self._cond_inputs + self._body_inputs)
-    captured: dict[Tensor, None] = {}
-    for op in self.inner_operations:
-      # A loop inside this one uses tensors that are not among its inputs.
-      for x in op.inputs + list(getattr(op, "implicit_inputs", ())):
-        if x not in inside:
-          captured[x] = None
-      inside.update(op.outputs)
-    for x in [self._cond_output] + self._body_outputs:
-      if x not in inside:
-        captured[x] = None
-    return list(captured)
-
-  @property
-  def inner_operations(self) -> list[Operation]:
-    """The operations of the condition and of the body."""
-    return self._cond_operations + self._body_operations
-
-  @property
-  def implicit_inputs(self) -> list[Tensor]:
-    """Tensors from outside that the condition and the body use."""
-    return list(self._captured)
-
-  @property
-  def draws_random_numbers(self) -> bool:
-    """Whether an operation inside the loop does."""
-    return any(getattr(op, "draws_random_numbers", False) for op in self.inner_operations)
-
   @property
   def scalar_summaries(self) -> list[ScalarSummaryOperation]:
-    """Summaries made in the body, also in loops inside it; the last iteration's count."""
-    found = []
-    for op in self._body_operations:
-      if isinstance(op, ScalarSummaryOperation):
-        found.append(op)
-      elif isinstance(op, WhileLoopOperation):
-        found += op.scalar_summaries
-    return found
+    """Summaries made in the body, also in blocks inside it; the last iteration's count."""
+    return summaries_of(self.body.operations)
 
-  def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
-    raise UnsupportedError(f"{self.name}: a while loop has no gradient; use mtf.stop_gradient")
+  def gradient(self, grad_ys: list[Tensor | None]) -> Sequence[Tensor | None]:
+    return self.gradient_of(grad_ys, None)
 
-  def verify_layout(self, mesh_impl: Any) -> None:
-    for op in self.inner_operations:
-      op.verify_layout(mesh_impl)
-    super().verify_layout(mesh_impl)
+  def gradient_of(
+    self, grad_ys: Sequence[Tensor | None], wanted: Sequence[bool] | None
+  ) -> list[Tensor | None]:
+    """Gradients of those inputs for which they are wanted: a loop that runs backwards.
+
+    The forward loop keeps, on stacks, the tensors of each iteration that the gradient of the body
+    needs; the backward loop takes them off. Gradients of what the body uses from outside are
+    added up in the backward loop, and exchanged once, after it.
+
+    Args:
+      grad_ys: a gradient or None for each output.
+      wanted: whether the gradient is wanted, for each input; by default all are.
+
+    Raises:
+      GradientError: the loop was made with `back_prop=False`.
+    """
+    if not self._back_prop:
+      raise GradientError(
+        f"gradients: {self.name} was made with back_prop=False, so it keeps nothing for a backward "
+        "pass; leave that out, or stop the gradient behind the loop with mtf.stop_gradient"
+      )
+    return _Differentiation(self, list(grad_ys), wanted_inputs(self, wanted)).run()
+
+  def keep(self, tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Has the loop keep tensors of its body.
+
+    Args:
+      tensors: to keep of each iteration.
+
+    Returns:
+      The number of iterations, and for each tensor the stack.
+    """
+    first, most = len(self.body.outputs), self.maximum_iterations
+    outputs = list(self._outputs)
+    if not self.is_differentiated:
+      outputs.append(Tensor(self, Shape([]), tf.int32, name="iterations", index=first))
+    saved = dict.fromkeys(self.saved)
+    for x in tensors:
+      if x not in saved:
+        saved[x] = None
+        element = element_like(x, most if isinstance(most, int) else None)
+        outputs.append(stack_tensor(self, element, len(outputs), name=f"{x.name}:stack"))
+    # New lists: a copy of this operation may share the old ones.
+    self.is_differentiated, self.saved, self._outputs = True, tuple(saved), outputs
+    stacks = dict(zip(self.saved, outputs[first + 1 :]))
+    return outputs[first], [stacks[x] for x in tensors]
 
   def lower(self, lowering: LoweringInProgress) -> None:
-    _LoweredLoop(self, lowering).run()
+    LoweredLoop(self, lowering).run()
 
 
-class _LoweredLoop:
-  """One lowering of a loop: `tf.while_loop` over a flat list of slices.
+class _Differentiation:
+  """The backward pass of a loop.
 
-  The list is: the iteration number (if random numbers are drawn), the slices of the
-  loop variables, those of the accumulators, and the scalar summaries.
+  Args:
+    loop: the loop.
+    grad_ys: a gradient or None for each of its outputs.
+    wanted: whether a gradient is wanted, for each of its inputs.
   """
 
-  def __init__(self, loop: WhileLoopOperation, lowering: LoweringInProgress):
-    self.loop, self.lowering = loop, lowering
-    self.impl = lowering.mesh_impl(loop)
-    for x in loop.implicit_inputs:
-      if x not in lowering.tensors:
-        raise GraphError(f"{loop.name} uses {x}, which is not computed before the loop")
-      # A sum that is pending is executed here, once; inside it would be in every iteration.
-      lowering.tensors[x].to_laid_out_tensor()
-    lowering.prepare_random(loop.inner_operations)
-    self.outside = _without_pending_sums(lowering)
-    self.numbered = loop.draws_random_numbers
-    self.summaries = loop.scalar_summaries
-    # By accumulator: the sum that was pending in the body. Operations that were run in it.
-    self.pending: dict[int, LazyAllreduceSum] = {}
-    self.run_inside: dict[Operation, None] = {}
+  def __init__(self, loop: WhileLoopOperation, grad_ys: list[Tensor | None], wanted: list[bool]):
+    self.loop, self.body, self.wanted = loop, loop.body, wanted
+    n, regular = loop.num_variables, len(self.body.outputs)
+    self.grad_ys = grad_ys[:n]
+    accumulated = list(zip(self.body.outputs[n:], grad_ys[n:regular]))
+    # The same in each iteration: the sum has it for every summand.
+    self.accumulators = [(y, like(g, y)) for y, g in accumulated if g is not None]
+    # A gradient of this gradient comes by the stacks, one for each iteration.
+    kept = zip(loop.saved, grad_ys[regular + 1 :])
+    self.kept = [(x, g) for x, g in kept if g is not None]
+    self.keys = [x for w, x in zip(wanted[n:], loop._keys) if w]
+    self.active = self._active()
 
-  def run(self) -> None:
-    loop, lowering = self.loop, self.lowering
-    n = len(loop.inputs)
-    state = [lowering.tensors[x].to_laid_out_tensor() for x in loop.inputs]
-    state += [
-      self.impl.slicewise(lambda y=y: tf.zeros(self.impl.slice_shape(y.shape), y.dtype))
-      for y in loop.outputs[n:]
-    ]
-    # How many slices a laid-out tensor has in this program.
-    self.width = len(state[0].tensor_list) if state else 0
-    # tf.while_loop wants a value before the first iteration; if there is none, it stays.
-    summaries = [tf.zeros([], op.dtype) for op in self.summaries]
-    initial = self.flatten(tf.constant(0) if self.numbered else None, state, summaries)
-    results = tf.while_loop(self.cond, self.body, initial, **loop._tf_kwargs)
-    _, state, summaries = self.unflatten(list(results))
-    for i, (out, laid_out) in enumerate(zip(loop.outputs, state)):
-      pending = self.pending.get(i)
-      lowering.set_tensor_lowering(
-        out,
-        laid_out
-        if pending is None
-        else LazyAllreduceSum(
-          self.impl, laid_out, pending.mesh_axes, add_counter_fn=pending.add_counter_fn
-        ),
-      )
-    lowering.scalar_summaries += [(op.name, x) for op, x in zip(self.summaries, summaries)]
-    for op in self.run_inside:
-      # Who waits for an assignment of the body waits for the end of the loop.
-      lowering.operations[op] = grouped(results)
+  def _active(self) -> list[int]:
+    """Loop variables on the ways between what gradients come from and what they are wanted for."""
+    operations, inputs, outputs = self.body.operations, self.body.placeholders, self.body.outputs
+    n = self.loop.num_variables
+    forward = {i for i in range(n) if self.wanted[i]}
+    backward = {i for i in range(n) if self.grad_ys[i] is not None}
+    sources = set(self.keys)
+    results = {x for x, _ in self.accumulators + self.kept}
+    while True:
+      reached = downstream(operations, sources | {inputs[i] for i in forward})
+      more = {i for i in range(n) if outputs[i] in reached} - forward
+      if not more:
+        break
+      forward |= more
+    while True:
+      reached = upstream(operations, results | {outputs[i] for i in backward})
+      more = {i for i in range(n) if inputs[i] in reached} - backward
+      if not more:
+        break
+      backward |= more
+    return [i for i in sorted(forward & backward) if carries_gradient(inputs[i])]
 
-  def flatten(self, number: Any, state: list[LaidOutTensor], summaries: list[Any]) -> list[Any]:
-    flat = [] if number is None else [number]
-    for laid_out in state:
-      flat += [tf.convert_to_tensor(t) for t in laid_out.tensor_list]
-    return flat + summaries
-
-  def unflatten(self, flat: list[Any]) -> tuple[Any, list[LaidOutTensor], list[Any]]:
-    number = flat.pop(0) if self.numbered else None
-    end = self.width * len(self.loop.outputs)
-    slices = [flat[i : i + self.width] for i in range(0, end, self.width or 1)]
-    return number, [self.impl.LaidOutTensor.from_tensor_list(s) for s in slices], flat[end:]
-
-  def cond(self, *flat: tf.Tensor) -> tf.Tensor:
-    loop = self.loop
-    number, state, _ = self.unflatten(list(flat))
-    inner = self.child(number, loop._cond_inputs, state)
-    inner.lower_operations(loop._cond_operations)
-    return inner.tensors[loop._cond_output].to_laid_out_tensor().one_slice
-
-  def body(self, *flat: tf.Tensor) -> list[tf.Tensor]:
-    loop = self.loop
-    number, state, _ = self.unflatten(list(flat))
-    inner = self.child(number, loop._body_inputs, state)
-    inner.lower_operations(loop._body_operations)
-    n = len(loop.inputs)
-    values = [inner.tensors[y] for y in loop._body_outputs]
-    # A loop variable is read as it is in the next iteration, so it must be reduced.
-    new_state = [v.to_laid_out_tensor() for v in values[:n]]
-    for i in range(n, len(values)):
-      value = values[i]
-      if isinstance(value, LazyAllreduceSum) and not value.is_reduced:
-        # The parts are added up, and exchanged once, after the loop.
-        self.pending[i] = value
-        value = value.laid_out_input
-      new_state.append(self.impl.slicewise(tf.add, state[i], value))
-    self.run_inside.update(
-      (op, None) for op in inner.operations if op not in self.outside.operations
+  def run(self) -> list[Tensor | None]:
+    loop, active = self.loop, self.active
+    n = loop.num_variables
+    outputs = [self.body.outputs[i] for i in active]
+    # They stand for the gradients that the backward loop has for an iteration.
+    given = [_stand_in(loop, y) for y in outputs + [x for x, _ in self.kept]]
+    backward = block_gradients(
+      self.body,
+      outputs + [x for x, _ in self.kept] + [y for y, _ in self.accumulators],
+      given + [g for _, g in self.accumulators if g is not None],
+      [self.body.placeholders[i] for i in active] + self.keys,
     )
-    return self.flatten(
-      None if number is None else number + 1, new_state, [x for _, x in inner.scalar_summaries]
+    summed = [x for x, g in zip(self.keys, backward.grads[len(active) :]) if g is not None]
+    for x in summed:
+      if is_stack(x):
+        raise UnsupportedError(
+          f"gradients: {loop.name} uses the stack {x}, to which each iteration would give another "
+          "gradient; take second gradients of the loop inside, or stop one with mtf.stop_gradient"
+        )
+    results: list[Tensor | None] = [None] * len(loop.inputs)
+    if active or summed:
+      found = self._backward_loop(backward, given)
+      for i, g in zip(active, found):
+        results[i] = g
+      for x, g in zip(summed, found[len(found) - len(summed) :]):
+        results[n + loop._keys.index(x)] = g
+    return [g if w else None for g, w in zip(results, self.wanted)]
+
+  def _backward_loop(self, backward: BackwardBlock, given: list[Tensor]) -> list[Tensor]:
+    """The outputs of the loop that runs backwards: gradients of variables first, sums last."""
+    loop, graph = self.loop, self.loop.graph
+    count, stacks = loop.keep(backward.saved)
+    start: list[Tensor] = []
+    for i in self.active:
+      y = loop.outputs[i]
+      g = like(self.grad_ys[i], y)
+      start.append(zero_gradient(y) if g is None else g)
+    num, num_kept = len(start), len(self.kept)
+
+    def body_fn(k: Tensor, *state: Tensor) -> list[Tensor]:
+      values = dict(zip(given, state[:num]))
+      rests = []
+      for stack in state[num:]:
+        rest, value = pop(stack)
+        rests.append((rest, value))
+      values.update(zip(given[num:], [v for _, v in rests[:num_kept]]))
+      values.update(zip(backward.saved, [v for _, v in rests[num_kept:]]))
+      grads = backward.put_into_graph(graph, values)
+      variables = [
+        zero_gradient(y) if g is None else g
+        for g, y in zip(grads, [self.body.placeholders[i] for i in self.active])
+      ]
+      sums = [g for g in grads[num:] if g is not None]
+      return [sub(k, 1), *variables, *[rest for rest, _ in rests], *sums]
+
+    kept = [g for _, g in self.kept]
+    backward_loop = type(loop)(
+      lambda k, *_: greater(k, 0),
+      body_fn,
+      [count, *start, *kept, *stacks],
+      loop.tf_kwargs,
+      has_accumulators=True,
+      name="backward_loop",
+      counts_down=True,
     )
-
-  def child(self, number: Any, placeholders: list[Tensor], state: list[LaidOutTensor]) -> Any:
-    """A lowering for one iteration."""
-    inner = self.outside.child(loop_key=number)
-    # Copies: `body` tells by the difference what was run inside.
-    inner.operations = dict(self.outside.operations)
-    inner.scalar_summaries = []
-    inner.tensors.update(zip(placeholders, state))
-    return inner
+    backward_loop.use_captured_of(loop)
+    return backward_loop.outputs[1:]
 
 
-def _without_pending_sums(lowering: LoweringInProgress) -> Any:
-  """A child lowering that shares no pending sum with its parent.
-
-  A sum that is executed inside a loop must not be remembered outside it.
-  """
-  result = lowering.child()
-  for x, value in result.tensors.items():
-    if isinstance(value, LazyAllreduceSum) and not value.is_reduced:
-      result.tensors[x] = LazyAllreduceSum(
-        value.mesh_impl, value.laid_out_input, value.mesh_axes, value.add_counter_fn
-      )
+def _stand_in(loop: WhileLoopOperation, y: Tensor) -> Tensor:
+  result = Tensor(loop, y.shape, y.dtype, name=f"{y.name}:gradient")
+  result.stack_of = y.stack_of
   return result
 
 
@@ -337,7 +360,13 @@ def while_loop(
 ) -> list[Tensor]:
   """Repeats a body while a condition holds.
 
-  Random operations draw anew in each iteration. There is no gradient.
+  Random operations draw anew in each iteration.
+
+  It has gradients, also where it depends on data how often the body runs (Yu et al., "Dynamic
+  Control Flow in Large-Scale Machine Learning", 2018): the loop keeps of each iteration what its
+  backward pass needs, each processor its slices. With the body in `mtf.recompute_grad` that is
+  only the loop variables. Random numbers are not drawn again. Gradients of tensors from outside,
+  weights among them, are added up over the iterations and exchanged once.
 
   Args:
     cond_fn: takes a `Tensor` for each loop variable, returns a bool scalar.
@@ -349,7 +378,7 @@ def while_loop(
     has_accumulators: the body's other outputs are summed up over the iterations, from
       zero. Sums over the mesh that are pending in the body are executed once, after the loop.
     **kwargs: `maximum_iterations`, `parallel_iterations`, `swap_memory` or `name` of
-      `tf.while_loop`; `back_prop` must not be true.
+      `tf.while_loop`; `back_prop=False` refuses gradients.
 
   Returns:
     A list: the last values of the loop variables, then the accumulators.

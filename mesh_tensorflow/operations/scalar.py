@@ -37,7 +37,12 @@ class ScalarMultiplyOperation(_ScalarOperation):
   _default_name = "scalar_mul"
 
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
-    return [ScalarMultiplyOperation(grad_ys[0], self._scalar).outputs[0]]
+    scalar = self._scalar
+    if tf.is_tensor(scalar) or isinstance(scalar, tf.Variable):
+      scalar = tf.math.conj(scalar)  # The tensor itself, if it is real.
+    elif isinstance(scalar, complex):
+      scalar = scalar.conjugate()
+    return [ScalarMultiplyOperation(grad_ys[0], scalar).outputs[0]]
 
   def lower(self, lowering: LoweringInProgress) -> None:
     # A sum over the mesh that is pending may wait, as a factor can be applied before it. (A summand

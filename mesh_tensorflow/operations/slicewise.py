@@ -12,6 +12,7 @@ from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import ArgumentError, GradientError, GraphError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.program.differentiable import is_differentiable
 from mesh_tensorflow.program.dimensions import Dimension, Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Operation, Tensor
 
@@ -138,7 +139,7 @@ class GenericGradOperation(SlicewiseOperation):
     for out, reach in zip(self._outputs, self._reach):
       # What a processor computed is the part that its slices of the outputs have in it.
       axes = sorted(_mesh_axes(impl, reach) - _mesh_axes(impl, out.shape))
-      if axes and out.dtype.is_floating:
+      if axes and is_differentiable(out.dtype):
         key, size = f"allreduce/{axes}/generic_grad", lowering.laid_out_size(out)
         lowering.tensors[out] = LazyAllreduceSum(
           impl, lowering.tensors[out], axes, functools.partial(lowering.add_counter, key, size)
@@ -165,7 +166,7 @@ class _TensorFlowGradient:
 
   def __call__(self, *slices: tf.Tensor) -> Any:
     op = self._op
-    floating = [x.dtype.is_floating for x in op.inputs]
+    floating = [is_differentiable(x.dtype) for x in op.inputs]
     # A tape knows tensors by identity: it would give one that stands for two inputs, or that the
     # function uses besides, the gradients of all its places. So each input is a tensor of its own.
     xs = [tf.identity(x) if ok else x for x, ok in zip(slices, floating)]
@@ -194,7 +195,7 @@ class _TensorFlowGradient:
 def _generic_gradients(
   op: SlicewiseOperation, grad_ys: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-  """One gradient for each floating input, through all outputs that have a gradient."""
+  """One gradient for each floating or complex input, through all outputs that have a gradient."""
   # Outputs that are split differently: their parts of a gradient are summed differently, too.
   alike: dict[frozenset[Dimension], list[int]] = {}
   for i, g in enumerate(grad_ys):
@@ -204,7 +205,7 @@ def _generic_gradients(
   for places in alike.values():
     parts = GenericGradOperation(op, [g if i in places else None for i, g in enumerate(grad_ys)])
     for i, (x, part) in enumerate(zip(op.inputs, parts.outputs)):
-      if x.dtype.is_floating:
+      if is_differentiable(x.dtype):
         total[i] = part if total[i] is None else total[i] + part
   return total
 

@@ -89,9 +89,12 @@ def convert_to_dimension(d: DimensionLike | None) -> Dimension | None:
 
 
 def parse_pairs(text: str, what: str) -> list[tuple[str, str]]:
-  """Splits "a:b;c:d" (also with , . or blanks between pairs) into pairs of strings."""
+  """Splits "a:b;c:d" (also with , . or blanks between pairs) into pairs of strings.
+
+  A dot ends a pair only behind its colon: there are names with dots in them ("dense.units").
+  """
   pairs = []
-  for token in re.split(r"[,.;\s]+", text.strip()):
+  for token in re.split(r"[,;\s]+", re.sub(r":([^:.,;\s]*)\.+", r":\1 ", text.strip())):
     if not token:
       continue
     parts = token.split(":")

@@ -26,6 +26,7 @@ from mesh_tensorflow.errors import (
   VariableError,
 )
 from mesh_tensorflow.program import scope
+from mesh_tensorflow.program.differentiable import is_differentiable
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.program.membership import check_tensors
 from mesh_tensorflow.program.operation_type import OperationType
@@ -176,6 +177,7 @@ class Graph:
         if x in mapping:
           raise GraphError(f"{x} is an output of {op.name} and a key of input_mapping")
         mapping[x] = Tensor(clone, x.shape, x.dtype, name=x.name, index=i)
+        mapping[x].stack_of = x.stack_of
         clone._outputs.append(mapping[x])
       self._operations.append(clone)
       clones.append(clone)
@@ -252,6 +254,8 @@ class Tensor(Operators, SymbolicTensor):
     # What all its values are below, where that is known: of positions along a dimension. A gather
     # by such indices needs no check.
     self.index_bound: int | None = None
+    # Of a stack (`operations.stacks`), what its elements are.
+    self.stack_of: Any = None
 
   @property
   def shape(self) -> Shape:
@@ -397,9 +401,9 @@ class Operation(Splittable, GraphMember, metaclass=OperationType):
 
   @property
   def has_gradient(self) -> bool:
-    """Whether a gradient can flow: some input and some output is floating."""
-    return any(t.dtype.is_floating for t in self._inputs) and any(
-      t.dtype.is_floating for t in self._outputs
+    """Whether a gradient can flow: some input and some output is floating or complex."""
+    return any(is_differentiable(t.dtype) for t in self._inputs) and any(
+      is_differentiable(t.dtype) for t in self._outputs
     )
 
   def gradient(self, grad_ys: list[Any]) -> Sequence[Tensor | None]:

@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mesh_tensorflow.arguments import checking
 from mesh_tensorflow.errors import MeshError
+
+
+class _Watching(threading.local):
+  """Who is told of the operations that this thread makes.
+
+  Attributes:
+    watcher: called with the graph after an operation has entered it; None: nobody is told.
+  """
+
+  watcher: Callable[[Any], None] | None = None
+
+
+_WATCHING = _Watching()
+
+
+@contextlib.contextmanager
+def watched(watcher: Callable[[Any], None] | None) -> Iterator[None]:
+  """While it is open, each operation that this thread makes is told, by its graph."""
+  outer, _WATCHING.watcher = _WATCHING.watcher, watcher
+  try:
+    yield
+  finally:
+    _WATCHING.watcher = outer
+
+
+def unwatched() -> contextlib.AbstractContextManager[None]:
+  """While it is open, nobody is told: of graphs, and bodies of loops, lowered as wholes."""
+  return watched(None)
 
 
 class OperationType(type):
@@ -36,4 +67,6 @@ class OperationType(type):
         signature.check((cls, *args), kwargs)
       raise
     op.graph._operations.append(op)
+    if _WATCHING.watcher is not None:
+      _WATCHING.watcher(op.graph)
     return op

@@ -224,6 +224,12 @@ call(
   inputs=k_(lambda k: [k.one, k.x]),
 )
 call(
+  "cond ConditionalOperation",
+  pred=k_(lambda k: mtf.less(k.one, 2)),
+  true_fn=k_(lambda k: functools.partial(mtf.square, k.x)),
+  false_fn=k_(lambda k: functools.partial(mtf.negative, k.x)),
+)
+call(
   "serialize_training_step",
   features=k_(lambda k: {"x": k.x}),
   model_fn=k_(lambda k: lambda features: {"loss": mtf.reduce_sum(features["x"] * weight(k))}),
@@ -498,6 +504,13 @@ call(
   query_antecedent=of(N, BH, BW, H, W, D),
   **MULTIHEAD,
 )
+call(
+  "layers.local_3d_self_attention_spatial_blocks",
+  query_antecedent=of(N, A, BH, BW, B, H, W, D),
+  kv_channels=KV,
+  heads=HEADS,
+  is_training=False,
+)
 ROW, GRID = of(N, BW, W, KV), of(N, BH, BW, H, W, KV)
 call("layers.local_1d_halo_exchange", k=ROW, v=ROW, num_w_blocks=BW, w_dim=W, mask_right=True)
 call(
@@ -678,6 +691,8 @@ call("Function", fn=lambda x: x, mesh_impl=ONE_DEVICE, input_signature=None, mes
 call("describe", graph_or_function=k_(lambda k: k.x.graph), layout="a:all", mesh_shape="all:2")
 call("MtfRestoreHook MtfCheckpointSaverListener", lowering=LOWERING)
 call("virtual_cpu_devices", count=8)
+call("eager", mesh_impl=ONE_DEVICE, seed=1)
+call("from_tensorflow", fn=tf.nn.relu, input_signature=[tf.TensorSpec([2])], fallback="error")
 call("utils.create_host_call", model_dir="logs", lowering=LOWERING)
 call("utils.BalancedVariablePlacer", devices=["/device:CPU:0"])
 
@@ -697,7 +712,7 @@ NOT_CALLED = {
   "optimize.adafactor_optimizer_from_hparams optimize.make_optimizer": "take tensor2tensor hparams",
   "utils.outside_all_rewrites utils.remove_summaries utils.topology_rank": "TPU helpers",
   "StrategyMeshImpl": "takes a tf.distribute.Strategy; its arguments are those of SimdMeshImpl",
-  "Report StoredVariable LayoutChoice": "are results",
+  "Report StoredVariable LayoutChoice Imported EagerTensor": "are results",
   "auto_layout": "searches for seconds; its wrong arguments are tested in tests/planning",
 }
 del layers

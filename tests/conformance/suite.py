@@ -44,7 +44,7 @@ class Draws:
 
 
 # Layers are made of operations, and take longer.
-DRAWS = {"operations": Draws(3, 4, 8), "decoding": Draws(3, 4, 8), "layers": Draws(2, 2, 8)}
+DRAWS = {"operations": Draws(3, 4, 8), "decoding": Draws(2, 4, 8), "layers": Draws(2, 2, 8)}
 if ALL_TRACED:
   _number = int(os.environ["MTF_CONFORMANCE_DRAWS"])
   DRAWS = {room: Draws(_number, max(6, _number // 3), _number) for room in ROOMS}
@@ -172,10 +172,9 @@ class Conformance:
 
   @pytest.mark.long
   def test_family_on_more_layouts(self, family, draw, mode, cpu_devices):
-    with framework.graph_optimizer(False):
-      problems = framework.check_family(
-        mode, long_layouts(family)[draw], FAMILIES[family], cpu_devices
-      )[1]
+    problems = framework.check_family(
+      mode, long_layouts(family)[draw], FAMILIES[family], cpu_devices
+    )[1]
     assert not problems, f"{long_layouts(family)[draw]}, {mode}:\n  " + "\n  ".join(problems)
 
   @pytest.mark.parametrize("way", WAYS)
@@ -190,10 +189,9 @@ class Conformance:
       for layout in _layouts_of_further_case(family, i) if case else ():
         programs[turns[count % len(turns)], layout].append(case)
         count += 1
-    with framework.graph_optimizer(False):
-      for (mode, layout), cases in programs.items():
-        found = further_ways.run(cases, mode, layout, cpu_devices)
-        problems += [f"{p} ({layout}, {mode})" for p in found]
+    for (mode, layout), cases in programs.items():
+      found = further_ways.run(cases, mode, layout, cpu_devices)
+      problems += [f"{p} ({layout}, {mode})" for p in found]
     record_property("conformance_way", {"family": family, "way": way, "cases": count})
     assert not problems, "\n  ".join(["", *problems])
 

@@ -25,8 +25,7 @@ def lower():
   return mtf.Lowering(graph, {mesh: impl})
 
 def call():
-  return mtf.function(impl, [tf.TensorSpec([2], tf.float32)])(
-    lambda mesh, x: mtf.import_tf_tensor(mesh, x, [a]))([1.0, 2.0])
+  return mtf.function(impl, [mtf.TensorSpec([a])])(lambda x: x)([1.0, 2.0])
 
 def train():
   return utils.run(None, None, None, None, "model")
@@ -45,7 +44,11 @@ for entry in (lower, train, call):
 
 @pytest.mark.parametrize(
   "line",
-  ["tf.disable_v2_behavior()", "tf.disable_eager_execution()", "tf.disable_v2_tensorshape()"],
+  [
+    "tf.disable_v2_behavior()",
+    pytest.param("tf.disable_eager_execution()", marks=pytest.mark.long),
+    pytest.param("tf.disable_v2_tensorshape()", marks=pytest.mark.long),
+  ],
 )
 def test_the_line_is_named(line, run_subprocess):
   name = line.removeprefix("tf.")

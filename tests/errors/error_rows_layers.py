@@ -148,13 +148,6 @@ _SPATIAL = [
     [operation, "h:8", "rows:2", "rename"],
   )
   for name, operation, build in [
-    ("conv2d", "Conv2dOperation", lambda k: mtf.layers.conv2d(_image(k), O)),
-    ("conv3d", "Conv3dOperation", lambda k: mtf.layers.conv3d(_image(k, B, H, W, I), O)),
-    (
-      "conv2d_transpose",
-      "Conv2dTransposeOperation",
-      lambda k: mtf.layers.conv2d_transpose(_image(k), O),
-    ),
     ("max_pool2d", "PoolOperation", lambda k: mtf.layers.max_pool2d(_image(k), (8, 2))),
   ]
 ]

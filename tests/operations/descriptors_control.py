@@ -77,6 +77,73 @@ def _nested_loop(x):
   return _loop(outer, 3)(x)
 
 
+def _gathered_steps(x, h):
+  """A recurrence over the positions of c, with an output for each: h' = tanh(x[c] + h)."""
+
+  def body(i, state):
+    new = mtf.tanh(mtf.gather(x, i, C) + state)
+    return [i + 1, new, new * mtf.one_hot(i, C)]
+
+  return mtf.while_loop(
+    lambda i, s: mtf.less(i, 12), body, [_counter(x), h], has_accumulators=True
+  )[1:]
+
+
+def _gathered_steps_in_numpy(x, h):
+  outputs = []
+  for i in range(12):
+    h = np.tanh(x[:, :, i] + h)
+    outputs.append(h)
+  return [h, np.stack(outputs, -1)]
+
+
+def _power_until(x, w, bound):
+  """Multiplies by w until the sum is above a bound: how often depends on the data."""
+  return mtf.while_loop(
+    lambda v: mtf.less(mtf.reduce_sum(v), bound), lambda v: [v * w + mtf.sin(v)], [x]
+  )
+
+
+def _power_until_in_numpy(x, w, bound):
+  while x.sum() < bound:
+    x = x * w + np.sin(x)
+  return x
+
+
+def _loop_of_conditions(x, w):
+  """A loop whose odd iterations multiply, and whose even ones run a loop."""
+
+  def body(i, s):
+    even = lambda: _loop(lambda j, t: [mtf.sin(t) + w], 2)(s)[0]  # noqa: E731
+    return [mtf.cond(mtf.equal(mtf.mod(i, 2), 0), even, lambda: s * w)]
+
+  return _loop(body, 3)(x)
+
+
+def _loop_of_conditions_in_numpy(x, w):
+  for i in range(3):
+    x = np.sin(np.sin(x) + w) + w if i % 2 == 0 else x * w
+  return x
+
+
+def _sums_in_branches(x, w):
+  """Branches that communicate; what only one of them uses gets zeros from the other."""
+  total = mtf.reduce_sum(x, output_shape=[])
+  pred = mtf.greater(total, 0.0)
+  return mtf.cond(
+    pred, lambda: mtf.reduce_sum(x * w, reduced_dim=A), lambda: mtf.reduce_max(x, reduced_dim=A)
+  )
+
+
+def _weights_in_loop(x, w):
+  """A weight that each iteration uses: its gradient is a sum over processors and iterations."""
+  return _loop(lambda i, s: [mtf.sin(mtf.einsum([s, w], [A]) + x)], 3, maximum_iterations=3)(x)
+
+
+def _recomputed_body(x, w):
+  return _loop(lambda i, s: [mtf.recompute_grad(lambda v: mtf.sin(v * w) * v, [s])], 3)(x)
+
+
 def _halve_until_small(x):
   """A condition that needs all processors."""
   return mtf.while_loop(
@@ -127,14 +194,12 @@ DESCRIPTORS = [
     _loop(lambda i, x: [x * 0.5 + mtf.to_float(i)], 5),
     _repeat(lambda i, x: x * 0.5 + i, 5),
     AB,
-    differentiable=False,
   ),
   op(
     "while_loop_never",
     _loop(lambda i, x: [x * 2.0], 0),
     lambda x: x,
     AB,
-    differentiable=False,
   ),
   op(
     "while_loop_pending_state",
@@ -142,14 +207,12 @@ DESCRIPTORS = [
     lambda x, s: _repeat(lambda i, s: (x * s).sum(0), 3)(s),
     AB,
     "b:8",
-    differentiable=False,
   ),
   op(
     "while_loop_pending_input",
     lambda x: _loop(lambda i, s: [s * 2.0], 2)(mtf.reduce_sum(x, reduced_dim=A)),
     lambda x: 4 * x.sum(0),
     AB,
-    differentiable=False,
   ),
   op(
     "while_loop_accumulator",
@@ -161,14 +224,12 @@ DESCRIPTORS = [
     )[1],
     lambda x: 6 * x.sum(0),
     AB,
-    differentiable=False,
   ),
   op(
     "while_loop_shift",
     _loop(lambda i, x: [mtf.shift(x, 1, B, True)], 3),
     lambda x: np.roll(x, 3, 1),
     AB,
-    differentiable=False,
   ),
   op(
     "while_loop_gather",
@@ -176,16 +237,14 @@ DESCRIPTORS = [
     lambda x, w: x + w[:4].sum(0),
     AB,
     "c:12 b:8",
-    differentiable=False,
     together="b:8 c:12",
   ),
-  op("while_loop_nested", _nested_loop, lambda x: x + 7, AB, differentiable=False),
+  op("while_loop_nested", _nested_loop, lambda x: x + 7, AB),
   op(
     "while_loop_reduced_condition",
     _halve_until_small,
     _halved_until_small,
     AB,
-    differentiable=False,
   ),
   op("while_loop_assigns", _assign_in_loop, lambda x: [6 * x, 3 * x], AB, differentiable=False),
   op(
@@ -193,7 +252,6 @@ DESCRIPTORS = [
     lambda x: _loop(lambda i, s: [s * 2.0 + mtf.random_uniform(x.mesh, x.shape)], 3)(x),
     ONE_DEVICE,
     AB,
-    differentiable=False,
   ),
   op(
     "while_loop_random_nested",
@@ -202,7 +260,6 @@ DESCRIPTORS = [
     )(x),
     ONE_DEVICE,
     AB,
-    differentiable=False,
   ),
   op(
     "while_loop_maximum_iterations",
@@ -222,6 +279,50 @@ DESCRIPTORS = [
     AB,
     AB,
     differentiable=False,
+  ),
+  op("while_loop_gathered_steps", _gathered_steps, _gathered_steps_in_numpy, ABC, AB),
+  op(
+    "while_loop_of_data",
+    lambda x, w: _power_until(x, w, 100.0),
+    lambda x, w: _power_until_in_numpy(x, w, 100.0),
+    T(AB, 0.5, 1.0),
+    T("b:8", 1.0, 1.5),
+  ),
+  op(
+    "while_loop_weights",
+    _weights_in_loop,
+    lambda x, w: _repeat(lambda i, s: np.sin(s * w.sum(1) + x), 3)(x),
+    "a:4",
+    T(AB, -0.2, 0.2),
+  ),
+  op(
+    "while_loop_dropout",
+    lambda x: _loop(lambda i, s: [mtf.dropout(s, True, rate=0.5) * s], 3)(x),
+    ONE_DEVICE,
+    AB,
+  ),
+  op(
+    "while_loop_recomputed",
+    _recomputed_body,
+    lambda x, w: _repeat(lambda i, s: np.sin(s * w) * s, 3)(x),
+    AB,
+    "b:8",
+  ),
+  op(
+    "while_loop_in_recomputation",
+    lambda x, w: mtf.recompute_grad(lambda v: _loop(lambda i, s: [mtf.sin(s * w)], 3)(v)[0], [x]),
+    lambda x, w: _repeat(lambda i, s: np.sin(s * w), 3)(x),
+    AB,
+    "b:8",
+  ),
+  op("cond_true", _sums_in_branches, lambda x, w: (x * w).sum(0), T(AB, 0.0, 1.0), AB),
+  op("cond_false", _sums_in_branches, lambda x, w: x.max(0), T(AB, -2.0, 0.0), AB),
+  op("cond_in_loop", _loop_of_conditions, _loop_of_conditions_in_numpy, T(AB, 0.5, 1.0), "b:8"),
+  op(
+    "cond_constant",
+    lambda x: mtf.cond(mtf.less(_counter(x), 1), lambda: [x * 2.0, x], lambda: (x, x)),
+    lambda x: [2 * x, x],
+    AB,
   ),
   op(
     "recompute_grad_dropout",

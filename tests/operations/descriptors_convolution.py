@@ -10,8 +10,8 @@ from tests.operations.numpy_convolution import conv, conv_transpose
 
 X2, W2 = "b:4 h:4 w:3 i:4", "fh:3 fw:2 i:4 o:6"
 X3, W3 = "b:4 d:3 h:2 w:4 i:2", "fd:2 fh:2 fw:3 i:2 o:4"
-SPACE2 = ("h", "w", "fh", "fw")
-SPACE3 = ("d", "fd", *SPACE2)
+SPACE2 = ("fh", "fw")
+SPACE3 = ("fd", *SPACE2)
 
 
 def _apply(operation, strides=None, padding="SAME"):
@@ -45,6 +45,13 @@ def _transposed(name, x, w, strides, padding="SAME", **kwargs):
     unsplit=SPACE2 if rank == 2 else SPACE3,
     **kwargs,
   )
+
+
+def _dilated(w, distance):
+  """A filter of one spatial dimension with zeros between its positions."""
+  wide = np.zeros([(w.shape[0] - 1) * distance + 1, *w.shape[1:]], w.dtype)
+  wide[::distance] = w
+  return wide
 
 
 def _adjoint(fn, index, other, dy, shape):
@@ -180,6 +187,56 @@ DESCRIPTORS = [
     u3,
     lambda x, w: conv_transpose(x, w, [2, 1, 1]),
     [2, 1, 1],
+    unsplit=SPACE3,
+  ),
+  op(
+    "convolution_1d_dilated",
+    lambda x, w: mtf.convolution(x, w, dilations=[2]),
+    lambda x, w: conv(x[:, None], _dilated(w, 2)[None])[:, 0],
+    "b:2 w:8 i:2",
+    "fw:3 i:2 o:4",
+    unsplit="fw",
+  ),
+  op(
+    "convolution_causal",
+    lambda x, w: mtf.convolution(x, w, padding=[(2, 0)]),
+    lambda x, w: conv(np.pad(x, [(0, 0), (2, 0), (0, 0)])[:, None], w[None], None, "VALID")[:, 0],
+    "b:4 w:4 i:2",
+    "fw:3 i:2 o:4",
+    unsplit="fw",
+  ),
+  op(
+    "convolution_groups",
+    lambda x, w: mtf.convolution(x, w, [2, 1], groups=("g", 4)),
+    lambda x, w: np.stack([conv(x[..., g, :], w[:, :, g], [2, 1]) for g in range(4)], -2),
+    "b:2 h:4 w:4 g:4 i:2",
+    "fh:2 fw:3 g:4 i:2 o:2",
+    unsplit=SPACE2,
+  ),
+  op(
+    "convolution_depthwise",
+    lambda x, w: mtf.convolution(x, w, groups=("c", 4)),
+    lambda x, w: np.stack([conv(x[..., c : c + 1], w[:, :, c, None]) for c in range(4)], -2),
+    "b:2 h:4 w:4 c:4",
+    "fh:3 fw:3 c:4 o:2",
+    unsplit=SPACE2,
+  ),
+  op(
+    "convolution_depthwise_3d",
+    lambda x, w: mtf.convolution(x, w, [1, 2, 2], groups=("c", 2)),
+    lambda x, w: np.stack(
+      [conv(x[..., c : c + 1], w[:, :, :, c, None], [1, 2, 2]) for c in range(2)], -2
+    ),
+    "b:2 d:2 h:4 w:2 c:2",
+    "fd:3 fh:2 fw:1 c:2 o:4",
+    unsplit=SPACE3,
+  ),
+  op(
+    "convolution_transposed_3d",
+    lambda x, w: mtf.convolution(x, w, [2, 1, 2], transposed=True),
+    lambda x, w: conv_transpose(x, w, [2, 1, 2]),
+    "b:2 d:2 h:4 w:2 i:2",
+    "fd:3 fh:3 fw:2 o:2 i:2",
     unsplit=SPACE3,
   ),
 ]

@@ -86,7 +86,34 @@ def _backprop(name, kind, gradient, x, dy, ksize, **kwargs):
   )
 
 
+def _windows(name, kind, ksize, strides, x, **kwargs):
+  """`mtf.pool` with "SAME" padding: maxima and means of what of each window lies in the image."""
+
+  def reference(a):
+    a = np.asarray(a)
+    first = a.ndim - len(ksize) - 1
+    for i, (k, s) in enumerate(zip(ksize, strides)):
+      n = a.shape[first + i]
+      m = -(-n // s)
+      before = max((m - 1) * s + k - n, 0) // 2
+      parts = []
+      for j in range(m):
+        here = range(max(j * s - before, 0), min(j * s - before + k, n))
+        part = np.take(a, list(here), axis=first + i)
+        # A mean of means: all windows of one place along the other axes are of one size.
+        parts.append((np.max if kind == "MAX" else np.mean)(part, axis=first + i))
+      a = np.stack(parts, first + i)
+    return a
+
+  return op(name, lambda x: mtf.pool(x, ksize, strides, "SAME", kind), reference, x, **kwargs)
+
+
 DESCRIPTORS = [
+  _windows("pool_max_1d", "MAX", [3], [1], "b:4 w:8 c:2"),
+  _windows("pool_max_2d", "MAX", [3, 2], [2, 1], "b:2 h:8 w:4 c:4"),
+  _windows("pool_avg_2d", "AVG", [3, 3], [1, 2], "b:2 h:4 w:8 c:4"),
+  _windows("pool_avg_3d", "AVG", [2, 3, 2], [1, 2, 2], "b:2 d:4 h:4 w:2 c:2"),
+  _windows("pool_max_2d_int", "MAX", [3, 2], [2, 1], T("b:2 h:8 w:4 c:4", -9, 9, "int32")),
   _max("max_pool2d", X2, [2, 2]),
   _max("max_pool2d_unequal", X2, [4, 1]),
   _max("max_pool2d_remainder", "b:4 h:5 w:8 c:2", [2, 3]),

@@ -361,14 +361,13 @@ def test_pool_fn_in_three_dimensions_for_dtypes_that_tensorflow_has_not():
 
 
 @pytest.mark.parametrize("dim", ["h", "w"])
-def test_a_split_image_is_refused_with_advice(mesh, dim):
+def test_a_split_image_whose_parts_are_not_equal_is_refused(mesh, dim):
   x = imported(mesh, "b:2 h:10 w:6 i:2", "photo")
-  mtf.Conv2dOperation(x, imported(mesh, W2, "w"), None, "SAME")
-  size = x.shape.get_dim_by_name(dim).size
+  mtf.Conv2dOperation(x, imported(mesh, "fh:2 fw:2 i:2 o:4", "w"), None, "VALID")
   with pytest.raises(LayoutError) as e:
     mtf.Lowering(mesh.graph, {mesh: placement(f"{dim}:r")})
-  says(e, "Conv2dOperation conv2d", "photo", f"{dim}:{size}", "r:2", "conv2d_with_blocks",
-       "rename_dimension", f"drop the rule {dim}:r")  # fmt: skip
+  # The output has 9 and 5 positions.
+  says(e, "Conv2dOperation conv2d", f"{dim}:{9 if dim == 'h' else 5}", "r:2")
 
 
 def test_a_split_filter_is_refused(mesh):
@@ -379,12 +378,25 @@ def test_a_split_filter_is_refused(mesh):
   assert "with_blocks" not in str(e.value)
 
 
-def test_gradients_of_split_images_are_refused(mesh):
-  w, dy = imported(mesh, W2, "w"), imported(mesh, "b:2 g:5 w:6 o:4", "dy")
+def test_space_of_the_output_on_the_axis_of_what_is_summed_is_refused(mesh):
+  """Of other names, else one tensor would have both."""
+  w, dy = imported(mesh, W2, "w"), imported(mesh, "b:2 g:5 v:6 o:4", "dy")
   mtf.conv2d_backprop_input("b:2 h:5 w:6 i:2", w, dy, None, "SAME")
   with pytest.raises(LayoutError) as e:
-    mtf.Lowering(mesh.graph, {mesh: placement("w:r")})
-  says(e, "Conv2or3dBackpropInputOperation", "w:6", "r:2")
+    mtf.Lowering(mesh.graph, {mesh: placement("w:r,o:r")})
+  says(e, "Conv2or3dBackpropInputOperation", "w:6", "o:4", "r:2", "rename_dimension")
+
+
+@pytest.mark.parametrize("layout", ["w:r", "v:r", "v:r,w:c", "w:c,v:c,b:r", "v:c,o:r"])
+def test_image_and_gradient_may_be_split_in_other_ways(layout):
+  def build(m):
+    w, dy = imported(m, W2, "w"), imported(m, "b:2 g:5 v:6 o:4", "dy")
+    x = imported(m, "b:2 h:5 w:6 i:2", "x")
+    back = mtf.conv2d_backprop_filter(x, W2, dy, None, "SAME")
+    return [mtf.conv2d_backprop_input("b:2 h:5 w:6 i:2", w, dy, None, "SAME"), back]
+
+  for value, want in zip(run(build, layout), run(build)):
+    np.testing.assert_allclose(value, want, rtol=1e-5, atol=1e-5)
 
 
 def test_both_channels_on_one_axis_are_refused(mesh):

@@ -242,13 +242,13 @@ def test_wrong_use_is_told_when_the_graph_is_built():
     mtf.while_loop(more, lambda i, x: [i, mtf.to_int32(x)], [i, x])
   with pytest.raises(mtf.GraphError, match="num_loop_vars"):
     mtf.while_loop(more, lambda i: [i], [i], num_loop_vars=0)
-  with pytest.raises(mtf.ArgumentError, match="back_prop"):
-    mtf.while_loop(more, lambda i: [i], [i], back_prop=True)
   inner = []
-  _, y = mtf.while_loop(more, lambda i, x: [i + 1, inner.append(x * 2.0) or inner[-1]], [i, x])
+  _, y = mtf.while_loop(
+    more, lambda i, x: [i + 1, inner.append(x * 2.0) or inner[-1]], [i, x], back_prop=False
+  )
   with pytest.raises(mtf.GraphError, match="inside a loop"):
     mtf.negative(inner[0])
-  with pytest.raises(mtf.GradientError, match="while_loop.* has no gradient"):
+  with pytest.raises(mtf.GradientError, match="while_loop.* back_prop=False"):
     mtf.gradients([mtf.reduce_sum(y)], [x])
 
 
@@ -395,3 +395,113 @@ def test_on_devices_of_their_own(cpu_devices, in_function):
     impl.variable_store["v"].numpy(), x + np.roll(x, 1, 0) + np.roll(x, 2, 0), rtol=1e-5
   )
   np.testing.assert_allclose(z, run(build, "", "")[3], rtol=1e-5)
+
+
+class TestGradients:
+  """Beside the descriptors: what is kept, what is exchanged, and what cannot be differentiated."""
+
+  @staticmethod
+  def _program(steps, **kwargs):
+    m = mtf.Mesh(mtf.Graph(), "m")
+    x = mtf.import_tf_tensor(m, rand(8, 4), [A, B])
+    w = mtf.get_variable(m, "w", [B], initializer=tf.ones_initializer())
+    _, y = mtf.while_loop(
+      lambda i, y: mtf.less(i, steps),
+      lambda i, y: [i + 1, mtf.sin(y * w)],
+      [counter(m), x],
+      **kwargs,
+    )
+    return m, x, w, y
+
+  def test_of_weights_are_exchanged_once_after_the_loop(self):
+    m, _, w, y = self._program(5)
+    (grad,) = mtf.gradients([mtf.reduce_sum(y)], [w])
+    lowering = mtf.Lowering(m.graph, {m: placement("a:r")})
+    assert isinstance(lowering.tensors[grad], mtf.LazyAllreduceSum)
+    assert not [k for k, _ in lowering.counters if k.startswith("allreduce")]
+    lowering.export_to_tf_tensor(grad)
+    assert len([k for k, _ in lowering.counters if k.startswith("allreduce")]) == 1
+
+  def test_only_what_is_wanted_is_computed(self):
+    m, x, w, y = self._program(5)
+    before = len(m.graph.operations)
+    assert mtf.gradients([mtf.reduce_sum(y)], [w])[0].shape == w.shape
+    (loop,) = [op for op in m.graph.operations[before:] if isinstance(op, mtf.WhileLoopOperation)]
+    sums = [t for t in loop.outputs if t.shape == w.shape]
+    assert len(sums) == 1
+
+  def test_the_plan_counts_what_is_kept(self):
+    def activations(steps):
+      m, x, _, y = self._program(steps, maximum_iterations=steps)
+      mtf.gradients([mtf.reduce_sum(y)], [x])
+      return mtf.describe(m.graph, "a:r", "r:2").memory.activations
+
+    # y * w and y, of a slice of 4 x 4 floats, in each of 100 iterations more.
+    more = activations(200) - activations(100)
+    assert 100 * 4 * 16 <= more <= 100 * (3 * 4 * 16 + 8)
+
+  def test_with_the_body_recomputed_only_the_state_is_kept(self):
+    def stacks(body):
+      m = mtf.Mesh(mtf.Graph(), "m")
+      x = mtf.import_tf_tensor(m, rand(8), [A])
+      (_, y) = mtf.while_loop(
+        lambda i, y: mtf.less(i, 3), lambda i, y: [i + 1, body(y)], [counter(m), x]
+      )
+      mtf.gradients([mtf.reduce_sum(y)], [x])
+      return [t for t in y.operation.saved if t.shape == x.shape]
+
+    body = lambda y: mtf.sin(mtf.tanh(mtf.sin(y)))  # noqa: E731
+    assert len(stacks(body)) > 1
+    assert len(stacks(lambda y: mtf.recompute_grad(body, [y]))) == 1
+
+  @pytest.mark.parametrize("mode", ["eager", "simd"])
+  def test_in_microbatches(self, mode):
+    x, w = rand(8, 4), rand(4, seed=1)
+
+    def model(features):
+      weights = mtf.get_variable(
+        features["x"].mesh, "w", [B], initializer=lambda s, dtype: tf.constant(w)
+      )
+      t = features["x"]
+      _, y = mtf.while_loop(
+        lambda i, y: mtf.less(i, 3),
+        lambda i, y: [i + 1, mtf.sin(y * weights)],
+        [counter(t.mesh), t],
+      )
+      return {"loss": mtf.reduce_sum(mtf.square(y))}
+
+    def build(m):
+      features = {"x": mtf.import_tf_tensor(m, x, [A, B])}
+      return mtf.serialize_training_step(features, model, A, 2)[0]
+
+    weights = tf.constant(w)
+    with tf.GradientTape() as tape:
+      tape.watch(weights)
+      y = tf.constant(x)
+      for _ in range(3):
+        y = tf.sin(y * weights)
+      loss = tf.reduce_sum(y * y)
+    want = tape.gradient(loss, weights)
+    np.testing.assert_allclose(run_in(mode, build, "a:r")[0], want, rtol=1e-4)
+
+  def test_a_thousand_steps_back(self):
+    """An explicit solver, and its adjoint: the gradient of a linear map is its transpose."""
+    n = mtf.Dimension("n", 16)
+
+    def build(m):
+      x = mtf.import_tf_tensor(m, rand(16), [n])
+
+      def body(i, u):
+        near = mtf.shift(u, 1, n, True) + mtf.shift(u, -1, n, True)
+        return [i + 1, u + 0.1 * (near - 2.0 * u)]
+
+      _, y = mtf.while_loop(lambda i, u: mtf.less(i, 1000), body, [counter(m), x])
+      v = mtf.import_tf_tensor(m, rand(16, seed=1), [n])
+      (adjoint,) = mtf.gradients([y], [x], grad_ys=[v])
+      # <A x, v> = <x, A' v>, and A is symmetric.
+      _, forward = mtf.while_loop(lambda i, u: mtf.less(i, 1000), body, [counter(m), v])
+      return [mtf.reduce_sum(y * v), mtf.reduce_sum(x * adjoint), adjoint, forward]
+
+    one, other, adjoint, forward = run_in("function", build, "n:r", impl=placement("n:r"))
+    np.testing.assert_allclose(one, other, rtol=1e-4)
+    np.testing.assert_allclose(adjoint, forward, rtol=1e-4, atol=1e-6)

@@ -203,8 +203,7 @@ def _check(descriptors, layouts, modes, cpu_devices):
   problems = []
   for i, layout in enumerate(layouts):
     for mode in modes[i % len(modes)]:
-      with framework.graph_optimizer(False):
-        tally, found = framework.check_family(mode, layout, descriptors, cpu_devices)
+      tally, found = framework.check_family(mode, layout, descriptors, cpu_devices)
       assert tally.values > 0
       problems += [f"{layout}, {mode}: {p}" for p in found]
   assert not problems, "\n  ".join(problems)

@@ -52,8 +52,7 @@ def test_whole_program(mode, cpu_devices, record_property):
   def check(program):
     nonlocal checked
     expected = program.expected()
-    with framework.graph_optimizer(False):
-      got = _run(program, mode, cpu_devices)
+    got = _run(program, mode, cpu_devices)
     assert len(got) == len(expected)
     for i, (a, b) in enumerate(zip(got, expected)):
       scale = np.abs(b).max(initial=1.0)

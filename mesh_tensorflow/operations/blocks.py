@@ -1,0 +1,299 @@
+"""Blocks: operations that a function makes, taken out of the graph into an operation of their own.
+
+The body of a loop and the branches of a condition are blocks. What they use from outside is among
+the inputs of the operation that has them; inside it goes by the tensors with which the block was
+made, so that a copy of the operation (in a recomputation) may have other inputs.
+
+Differentiation is here, too: `block_gradients` makes the operations of the backward pass of a
+block, and says what of the forward pass they need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.operations.assignments import Depend
+from mesh_tensorflow.operations.control import PrintOperation, ScalarSummaryOperation
+from mesh_tensorflow.operations.einsum import transpose
+from mesh_tensorflow.operations.gradients import gradients
+from mesh_tensorflow.operations.stacks import carries_gradient
+from mesh_tensorflow.operations.variables import Variable
+from mesh_tensorflow.program.graph import Graph, Operation, Tensor
+from mesh_tensorflow.program.operation_type import unwatched
+from mesh_tensorflow.program.reachability import needed_operations, reads
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+  """What a function made.
+
+  Attributes:
+    placeholders: the tensors that it was called with.
+    operations: what it made, but for variables.
+    outputs: what it returned.
+  """
+
+  placeholders: list[Tensor]
+  operations: list[Operation]
+  outputs: list[Tensor]
+
+  @property
+  def made(self) -> list[Tensor]:
+    """All tensors that have a meaning only inside."""
+    return self.placeholders + [x for op in self.operations for x in op.outputs]
+
+  def captured(self) -> list[Tensor]:
+    """Tensors from outside, in the order of their first use."""
+    inside = set(self.placeholders)
+    found: dict[Tensor, None] = {}
+    for op in self.operations:
+      found.update((x, None) for x in reads(op) if x not in inside)
+      inside.update(op.outputs)
+    found.update((x, None) for x in self.outputs if x not in inside)
+    return list(found)
+
+  def forbid_use(self) -> None:
+    """Lets operations that are made from now on refuse what is inside."""
+    for x in self.made:
+      x.usable = False
+
+
+def capture(graph: Graph, fn: Callable[[], Any]) -> tuple[Any, list[Operation]]:
+  """Calls `fn`, and takes the operations that it makes, but for variables, out of the graph."""
+  operations = graph.operations
+  n = len(operations)
+  try:
+    with unwatched():  # They run in a block, not here.
+      result = fn()
+  finally:
+    made = operations[n:]
+    operations[n:] = [op for op in made if isinstance(op, Variable)]
+  return result, [op for op in made if not isinstance(op, Variable)]
+
+
+class BlockOperation(Operation):
+  """Base class of operations that have blocks.
+
+  Subclasses set `_blocks`, and `_keys`: the tensors from outside that the blocks use, which are
+  the last of `_inputs`.
+  """
+
+  may_mix_meshes = True
+
+  _blocks: list[Block]
+  _keys: list[Tensor]
+
+  @property
+  def inner_operations(self) -> list[Operation]:
+    """The operations of the blocks."""
+    return [op for block in self._blocks for op in block.operations]
+
+  @property
+  def captured(self) -> list[Tensor]:
+    """Tensors from outside that the blocks use."""
+    return self._inputs[len(self._inputs) - len(self._keys) :]
+
+  def use_captured_of(self, other: BlockOperation) -> None:
+    """Takes from outside what `other` takes: for blocks that were derived from its own.
+
+    Inside, both know a tensor by the name that it had when the block was made; in a copy of the
+    operation another one stands for it.
+    """
+    actual = dict(zip(other._keys, other.captured))
+    first = len(self._inputs) - len(self._keys)
+    self._inputs = self._inputs[:first] + [actual.get(x, x) for x in self._inputs[first:]]
+
+  @property
+  def draws_random_numbers(self) -> bool:
+    """Whether an operation inside does."""
+    return any(getattr(op, "draws_random_numbers", False) for op in self.inner_operations)
+
+  @property
+  def scalar_summaries(self) -> list[ScalarSummaryOperation]:
+    """Summaries made in the blocks, also in blocks inside of these."""
+    return summaries_of(self.inner_operations)
+
+  def verify_layout(self, mesh_impl: Any) -> None:
+    for op in self.inner_operations:
+      op.verify_layout(mesh_impl)
+    super().verify_layout(mesh_impl)
+
+  def outside(self, lowering: LoweringInProgress) -> Any:
+    """A lowering that knows what the blocks use, and shares no pending sum with its parent.
+
+    A sum that is executed in a block must not be remembered outside it.
+    """
+    for x in self.captured:
+      # A sum that is pending is executed here, once; inside it would be in every iteration.
+      lowering.tensors[x].to_laid_out_tensor()
+    result = lowering.child()
+    for x, value in result.tensors.items():
+      if isinstance(value, LazyAllreduceSum) and not value.is_reduced:
+        result.tensors[x] = LazyAllreduceSum(
+          value.mesh_impl, value.laid_out_input, value.mesh_axes, value.add_counter_fn
+        )
+    result.tensors.update({key: lowering.tensors[x] for key, x in zip(self._keys, self.captured)})
+    return result
+
+
+def summaries_of(operations: Iterable[Operation]) -> list[ScalarSummaryOperation]:
+  """The scalar summaries among operations, those inside of blocks too."""
+  found = []
+  for op in operations:
+    if isinstance(op, ScalarSummaryOperation):
+      found.append(op)
+    elif isinstance(op, BlockOperation):
+      found += op.scalar_summaries
+  return found
+
+
+# ------------------------------------------------------------------------- gradients
+
+
+def downstream(operations: Iterable[Operation], sources: Iterable[Tensor]) -> set[Tensor]:
+  """The sources, and what depends on them differentiably."""
+  found = set(sources)
+  for op in operations:
+    if op.has_gradient and any(x in found for x in op.inputs):
+      found.update(op.outputs)
+  return found
+
+
+def upstream(operations: Sequence[Operation], results: Iterable[Tensor]) -> set[Tensor]:
+  """The results, and what they depend on differentiably."""
+  found = set(results)
+  for op in reversed(operations):
+    if op.has_gradient and any(y in found for y in op.outputs):
+      found.update(op.inputs)
+  return found
+
+
+@dataclasses.dataclass(frozen=True)
+class BackwardBlock:
+  """The backward pass of a block, not yet in any graph.
+
+  Attributes:
+    operations: what computes the gradients.
+    grads: one for each of the tensors asked for, or None.
+    repeated: operations of the forward block that the backward pass does again: they depend on
+      nothing that the block changes.
+    saved: tensors of the forward block that it needs as they were.
+  """
+
+  operations: list[Operation]
+  grads: list[Tensor | None]
+  repeated: list[Operation]
+  saved: list[Tensor]
+
+  def put_into_graph(self, graph: Graph, values: Mapping[Tensor, Tensor]) -> list[Tensor | None]:
+    """Appends the operations to the graph, once.
+
+    Args:
+      graph: the graph.
+      values: by tensor of the forward block, and by gradient given to it, what stands for it.
+
+    Returns:
+      The gradients.
+    """
+    _, mapping = graph.clone_operations(self.repeated, dict(values))
+    for op in self.operations:
+      # They are new, and nobody has seen them: what a clone would get, they get themselves.
+      op._inputs = [mapping.get(x, x) for x in op._inputs]
+      if isinstance(op, PrintOperation):
+        op._data = [mapping.get(x, x) for x in op._data]
+      elif isinstance(op, Depend):
+        # A copy, made by a recomputation: what the first one waited for is done.
+        op._dependencies = []
+    graph.operations.extend(self.operations)
+    return [None if g is None else mapping.get(g, g) for g in self.grads]
+
+
+def block_gradients(
+  block: Block, ys: Sequence[Tensor], grad_ys: Sequence[Tensor], xs: Sequence[Tensor]
+) -> BackwardBlock:
+  """Gradients of tensors of a block.
+
+  Args:
+    block: the block.
+    ys: tensors of it.
+    grad_ys: a gradient for each.
+    xs: its placeholders, or tensors from outside.
+  """
+  if not ys:
+    return BackwardBlock([], [None] * len(xs), [], [])
+  graph = ys[0].graph
+  # What the block uses from outside may be inside of another one: in its backward pass, say.
+  with _usable(block.made + block.captured()):
+    grads, made = capture(graph, lambda: _gradients_like(xs, ys, grad_ys, block.operations))
+  results = [g for g in grads if g is not None]
+  needed = needed_operations(made, results)
+  made = [op for op in made if op in needed]
+  inside = set(block.made)
+  used = dict.fromkeys(x for op in made for x in reads(op) if x in inside)
+  used.update((g, None) for g in results if g in inside)
+  repeated = _independent(block)
+  wanted = set(used)
+  again = []
+  for op in reversed(repeated):
+    if any(y in wanted for y in op.outputs):
+      again.append(op)
+      wanted.update(op.inputs)
+  done_again = {y for op in again for y in op.outputs}
+  return BackwardBlock(made, grads, again[::-1], [x for x in used if x not in done_again])
+
+
+def _gradients_like(
+  xs: Sequence[Tensor],
+  ys: Sequence[Tensor],
+  grad_ys: Sequence[Tensor],
+  operations: Sequence[Operation],
+) -> list[Tensor | None]:
+  """`gradients`, with the dimensions of each in the order of its tensor."""
+  return [like(g, x) for x, g in zip(xs, gradients(ys, xs, grad_ys, operations))]
+
+
+def like(grad: Tensor | None, x: Tensor) -> Tensor | None:
+  """A gradient of `x` with its dimensions in the order of `x`."""
+  return grad if grad is None or grad.shape == x.shape else transpose(grad, x.shape)
+
+
+def _independent(block: Block) -> list[Operation]:
+  """Operations that give the same whenever the block is run, and have no effect.
+
+  To do them again costs no memory in each iteration: constants, casts and transposed weights.
+  """
+  changing = set(block.placeholders)
+  found = []
+  for op in block.operations:
+    plain = op.is_cloneable and not op.is_external and not isinstance(op, BlockOperation)
+    effect = isinstance(op, (ScalarSummaryOperation, Depend)) or not op.outputs
+    # `implicit_inputs`: what prints has them.
+    stable = not any(x in changing for x in reads(op)) and not hasattr(op, "implicit_inputs")
+    if plain and stable and not effect:
+      found.append(op)
+    else:
+      changing.update(op.outputs)
+  return found
+
+
+@contextlib.contextmanager
+def _usable(tensors: Sequence[Tensor]) -> Iterator[None]:
+  before = [x.usable for x in tensors]
+  for x in tensors:
+    x.usable = True
+  try:
+    yield
+  finally:
+    for x, usable in zip(tensors, before):
+      x.usable = usable
+
+
+def wanted_inputs(op: Operation, wanted: Sequence[bool] | None) -> list[bool]:
+  """For each input whether its gradient is wanted and can be had."""
+  asked = [True] * len(op.inputs) if wanted is None else wanted
+  return [w and carries_gradient(x) for w, x in zip(asked, op.inputs)]

@@ -1,0 +1,228 @@
+"""Convolutions of slices that TensorFlow has no kernel for: made of those that it has.
+
+`features_of`, `image_of` and `filter_of` take any `Window`: one spatial dimension, dilations,
+zeros of given numbers, groups. Each peels off one of these and leaves the rest to the next; as the
+three are one trilinear form, what is done to an operand in one is, transposed, done to the result
+in another. So the gradients run on every kind of device on which the convolution itself does:
+TensorFlow has no gradients on CPUs for dilations, and none for groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.numerics import kernels
+from mesh_tensorflow.operations import convolution_slices as plain
+from mesh_tensorflow.operations.convolution_depthwise import Depthwise, has_depthwise
+from mesh_tensorflow.operations.convolution_frames import fitted
+from mesh_tensorflow.operations.convolution_slices import Window
+from mesh_tensorflow.program.dimensions import list_product
+
+# A function (window, operand, operand, sizes of the result) as those of `convolution_slices`.
+Computation = Callable[[Window, tf.Tensor, tf.Tensor, Sequence[int]], tf.Tensor]
+
+
+def features_of(
+  window: Window, image: tf.Tensor, kernel: tf.Tensor, sizes: Sequence[int]
+) -> tf.Tensor:
+  """The convolution: features of the shape `sizes`."""
+  if window.is_plain:
+    return plain.features_of(window, image, kernel, sizes)
+  if _is_empty(image, kernel, sizes):
+    return tf.zeros(sizes, image.dtype)
+  parts = _Parts(window, image.shape.as_list(), kernel.shape.as_list(), list(sizes))
+  y = parts.features(parts.image_in(image), parts.filter_in(kernel))
+  return tf.reshape(parts.features_out(y), sizes)
+
+
+def image_of(
+  window: Window, features: tf.Tensor, kernel: tf.Tensor, sizes: Sequence[int]
+) -> tf.Tensor:
+  """What `features_of` is transposed to: an image of the shape `sizes`."""
+  if window.is_plain:
+    return plain.image_of(window, features, kernel, sizes)
+  if _is_empty(features, kernel, sizes):
+    return tf.zeros(sizes, features.dtype)
+  parts = _Parts(window, list(sizes), kernel.shape.as_list(), features.shape.as_list())
+  x = parts.image(parts.features_in(features), parts.filter_in(kernel))
+  return tf.reshape(parts.image_out(x), sizes)
+
+
+def filter_of(
+  window: Window, image: tf.Tensor, features: tf.Tensor, sizes: Sequence[int]
+) -> tf.Tensor:
+  """The gradient of a filter of the shape `sizes`, summed over the batch."""
+  if window.is_plain:
+    return plain.filter_of(window, image, features, sizes)
+  if _is_empty(image, features, sizes):
+    return tf.zeros(sizes, image.dtype)
+  parts = _Parts(window, image.shape.as_list(), list(sizes), features.shape.as_list())
+  w = parts.filter(parts.image_in(image), parts.features_in(features))
+  return tf.reshape(parts.filter_out(w), sizes)
+
+
+def _is_empty(a: tf.Tensor, b: tf.Tensor, sizes: Sequence[int]) -> bool:
+  return 0 in (*a.shape.as_list(), *b.shape.as_list(), *sizes)
+
+
+class _Parts:
+  """What is done to the three, on the way to TensorFlow's kernels (`_in`) and back (`_out`).
+
+  The batch becomes one axis; zeros are added, and what no window meets is cut off. An image with
+  dilation d is d images that are interleaved (Yu and Koltun, 2016, arXiv:1511.07122), which join
+  the batch, if the stride is 1; with another stride zeros come between the positions of the filter.
+  A single spatial axis gets a second one of size 1.
+  """
+
+  def __init__(
+    self, window: Window, image: list[int], kernel: list[int], features: list[int]
+  ) -> None:
+    self._window, rank = window, window.rank
+    self._image, self._features = window.space_of(image), window.space_of(features)
+    self._kernel = kernel[:rank]
+    self._batch = list_product(window.batch_of(image))
+    self._image_channels = image[-window.channel_dims :]
+    self._feature_channels = features[-window.channel_dims :]
+    self._filter_channels = kernel[rank:]
+    steps, dilations = window.spatial_strides, window.dilations
+    reach = window.reach(self._kernel)
+    self._before = window.zeros_before(self._image, self._kernel)
+    # Of the image with its zeros, to the end of the last window.
+    self._long = [(m - 1) * s + r for m, s, r in zip(self._features, steps, reach)]
+    self._phases = [d if s == 1 else 1 for s, d in zip(steps, dilations)]
+    self._spread = [1 if s == 1 else d for s, d in zip(steps, dilations)]
+    # So many windows that each of the interleaved images has as many.
+    self._windows = [-(-m // p) * p for m, p in zip(self._features, self._phases)]
+    self._rows = [n + w - m for n, w, m in zip(self._long, self._windows, self._features)]
+    # Up to a whole number of rows of the interleaved images: reach - 1 is (k - 1) * d.
+    self._rows = [-(-n // p) * p for n, p in zip(self._rows, self._phases)]
+    idle = [1] if rank == 1 else []
+    self._inner = Window("", max(rank, 2), [1, *idle, *steps, 1], "VALID", grouped=window.grouped)
+    self._idle = idle
+    self._compute = _grouped if window.grouped else _ungrouped
+
+  def image_in(self, x: tf.Tensor) -> tf.Tensor:
+    x = tf.reshape(x, [self._batch, *self._image, *self._image_channels])
+    for i, (b, n, long) in enumerate(zip(self._before, self._image, self._rows)):
+      x = fitted(x, i + 1, b, long - b - n)
+    return self._to_phases(x, self._rows, self._image_channels)
+
+  def image_out(self, x: tf.Tensor) -> tf.Tensor:
+    x = self._from_phases(x, self._rows, self._image_channels)
+    for i, (b, n, long) in enumerate(zip(self._before, self._image, self._rows)):
+      x = fitted(x, i + 1, -b, n + b - long)
+    return x
+
+  def features_in(self, y: tf.Tensor) -> tf.Tensor:
+    y = tf.reshape(y, [self._batch, *self._features, *self._feature_channels])
+    for i, (m, w) in enumerate(zip(self._features, self._windows)):
+      y = fitted(y, i + 1, 0, w - m)
+    return self._to_phases(y, self._windows, self._feature_channels)
+
+  def features_out(self, y: tf.Tensor) -> tf.Tensor:
+    y = self._from_phases(y, self._windows, self._feature_channels)
+    for i, (m, w) in enumerate(zip(self._features, self._windows)):
+      y = fitted(y, i + 1, 0, m - w)
+    return y
+
+  def filter_in(self, w: tf.Tensor) -> tf.Tensor:
+    for i, d in enumerate(self._spread):
+      w = spread(w, i, d)
+    return tf.reshape(w, self._filter_sizes())
+
+  def filter_out(self, w: tf.Tensor) -> tf.Tensor:
+    w = tf.reshape(w, self._filter_sizes()[len(self._idle) :])
+    for i, (d, k) in enumerate(zip(self._spread, self._kernel)):
+      w = gathered(w, i, d, k)
+    return w
+
+  def features(self, x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    sizes = self._inner_sizes(self._windows, self._feature_channels)
+    return self._compute(plain.features_of, self._inner, x, w, sizes)
+
+  def image(self, y: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    sizes = self._inner_sizes(self._rows, self._image_channels)
+    return self._compute(plain.image_of, self._inner, y, w, sizes)
+
+  def filter(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return self._compute(plain.filter_of, self._inner, x, y, self._filter_sizes())
+
+  def _filter_sizes(self) -> list[int]:
+    sizes = [(k - 1) * d + 1 for k, d in zip(self._kernel, self._spread)]
+    return [*self._idle, *sizes, *self._filter_channels]
+
+  def _inner_sizes(self, sizes: Sequence[int], channels: Sequence[int]) -> list[int]:
+    here = [n // p for n, p in zip(sizes, self._phases)]
+    return [self._batch * list_product(self._phases), *self._idle, *here, *channels]
+
+  def _to_phases(self, t: tf.Tensor, sizes: Sequence[int], channels: Sequence[int]) -> tf.Tensor:
+    if max(self._phases) > 1:
+      rank = len(sizes)
+      pairs = [n for size, p in zip(sizes, self._phases) for n in (size // p, p)]
+      t = tf.reshape(t, [self._batch, *pairs, list_product(channels)])
+      order = [*range(2, 2 * rank + 1, 2), 0, *range(1, 2 * rank, 2), 2 * rank + 1]
+      t = tf.transpose(t, order)
+    return tf.reshape(t, self._inner_sizes(sizes, channels))
+
+  def _from_phases(self, t: tf.Tensor, sizes: Sequence[int], channels: Sequence[int]) -> tf.Tensor:
+    if max(self._phases) > 1:
+      rank = len(sizes)
+      here = [n // p for n, p in zip(sizes, self._phases)]
+      t = tf.reshape(t, [*self._phases, self._batch, *here, list_product(channels)])
+      pairs = [n for i in range(rank) for n in (rank + 1 + i, i)]
+      t = tf.transpose(t, [rank, *pairs, 2 * rank + 1])
+    return tf.reshape(t, [self._batch, *sizes, *channels])
+
+
+def spread(t: tf.Tensor, axis: int, distance: int) -> tf.Tensor:
+  """A tensor whose positions lie `distance` apart, with zeros in between."""
+  n = t.shape[axis]
+  if distance == 1 or n == 1:
+    return t
+  sizes = t.shape.as_list()
+  t = kernels.pad(tf.expand_dims(t, axis + 1), axis + 1, 0, distance - 1)
+  t = tf.reshape(t, [*sizes[:axis], n * distance, *sizes[axis + 1 :]])
+  return kernels.cut_axis(t, axis, 0, (n - 1) * distance + 1)
+
+
+def gathered(t: tf.Tensor, axis: int, distance: int, n: int, begin: int = 0) -> tf.Tensor:
+  """`n` positions of a tensor that lie `distance` apart; what `spread` is transposed to."""
+  if distance == 1:
+    return kernels.cut_axis(t, axis, begin, n)
+  ndims = t.shape.ndims
+  begins, steps, ends = [0] * ndims, [1] * ndims, t.shape.as_list()
+  begins[axis], steps[axis], ends[axis] = begin, distance, begin + (n - 1) * distance + 1
+  return tf.strided_slice(t, begins, ends, steps)
+
+
+def _ungrouped(
+  compute: Computation, window: Window, a: tf.Tensor, b: tf.Tensor, sizes: Sequence[int]
+) -> tf.Tensor:
+  return compute(window, a, b, sizes)
+
+
+def _grouped(
+  compute: Computation, window: Window, a: tf.Tensor, b: tf.Tensor, sizes: Sequence[int]
+) -> tf.Tensor:
+  """Each group by itself; all at once if there is one channel of the image in a group."""
+  shapes: dict[Any, list[list[int]]] = {
+    plain.features_of: [a.shape.as_list(), b.shape.as_list(), list(sizes)],
+    plain.image_of: [list(sizes), b.shape.as_list(), a.shape.as_list()],
+    plain.filter_of: [a.shape.as_list(), list(sizes), b.shape.as_list()],
+  }
+  image, kernel, features = shapes[compute]
+  if image[-1] == 1 and has_depthwise(window, image, a.dtype):
+    depthwise = Depthwise(window, image, kernel, features)
+    if compute is plain.features_of:
+      return depthwise.features(a, b)
+    return depthwise.image(a, b) if compute is plain.image_of else depthwise.filter(a, b)
+  one = Window("", window.rank, window.strides, window.padding)
+  second_is_filter = compute is not plain.filter_of
+  axes = a.shape.ndims - 2, b.shape.ndims - (3 if second_is_filter else 2)
+  result_axis = len(sizes) - (2 if second_is_filter else 3)
+  result = [*sizes[:result_axis], *sizes[result_axis + 1 :]]
+  groups = zip(tf.unstack(a, axis=axes[0]), tf.unstack(b, axis=axes[1]))
+  return kernels.stack([compute(one, x, y, result) for x, y in groups], result_axis)

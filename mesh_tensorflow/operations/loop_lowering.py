@@ -1,0 +1,166 @@
+"""A loop in TensorFlow: `tf.while_loop` over a flat list of slices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.errors import GraphError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.laid_out import LaidOutTensor, LazyAllreduceSum
+from mesh_tensorflow.operations.assignments import grouped
+from mesh_tensorflow.operations.indexing import ScatterAddOperation
+from mesh_tensorflow.operations.rows import (
+  add_to_row,
+  empty_rows,
+  from_rows,
+  has_one_position,
+)
+from mesh_tensorflow.operations.stacks import element_like, empty_slices, push_slices
+from mesh_tensorflow.program.graph import Operation, Tensor
+from mesh_tensorflow.program.reachability import reads
+
+
+class LoweredLoop:
+  """One lowering of a loop.
+
+  The list is: the iteration number (if random numbers are drawn, or a backward pass counts down
+  from it), the slices of the loop variables, those of the accumulators, those of the stacks, and
+  the scalar summaries.
+  """
+
+  def __init__(self, loop: Any, lowering: LoweringInProgress):
+    self.loop, self.lowering = loop, lowering
+    self.impl = lowering.mesh_impl(loop)
+    for x in loop.captured:
+      if x not in lowering.tensors:
+        raise GraphError(f"{loop.name} uses {x}, which is not computed before the loop")
+    lowering.prepare_random(loop.inner_operations)
+    self.outside = loop.outside(lowering)
+    self.numbered = loop.draws_random_numbers or loop.is_differentiated
+    self.summaries = loop.scalar_summaries
+    body = loop.body
+    self.n, self.regular = loop.num_variables, len(body.outputs)
+    # By accumulator: the scatter that only adds to it, done in place on a list.
+    self.scatters = _scatters(body.operations, body.outputs, self.n)
+    skipped = set(self.scatters.values())
+    self.body_operations = [op for op in body.operations if op not in skipped]
+    # By accumulator: the sum that was pending in the body. Operations that were run in it.
+    self.pending: dict[int, LazyAllreduceSum] = {}
+    self.run_inside: dict[Operation, None] = {}
+
+  def run(self) -> None:
+    loop, lowering, impl = self.loop, self.lowering, self.impl
+    state = [lowering.tensors[x].to_laid_out_tensor() for x in loop.inputs[: self.n]]
+    for i in range(self.n, self.regular):
+      if i in self.scatters:
+        state.append(empty_rows(self.scatters[i], lowering))
+        continue
+      y = loop.body.outputs[i]
+      state.append(impl.slicewise(lambda y=y: tf.zeros(impl.slice_shape(y.shape), y.dtype)))
+    most = loop.maximum_iterations if isinstance(loop.maximum_iterations, int) else -1
+    state += [empty_slices(impl, element_like(x), most) for x in loop.saved]
+    # How many slices a laid-out tensor has in this program.
+    self.width = len(state[0].tensor_list) if state else 0
+    # tf.while_loop wants a value before the first iteration; if there is none, it stays.
+    summaries = [tf.zeros([], op.dtype) for op in self.summaries]
+    initial = self.flatten(tf.constant(0) if self.numbered else None, state, summaries)
+    results = tf.while_loop(self.cond, self.body, initial, **loop.tf_kwargs)
+    number, state, summaries = self.unflatten(list(results))
+    for i, scatter in self.scatters.items():
+      state[i] = from_rows(scatter, lowering, state[i])
+    for i, (out, laid_out) in enumerate(zip(loop.outputs, state[: self.regular])):
+      pending = self.pending.get(i)
+      lowering.set_tensor_lowering(
+        out,
+        laid_out
+        if pending is None
+        else LazyAllreduceSum(
+          impl, laid_out, pending.mesh_axes, add_counter_fn=pending.add_counter_fn
+        ),
+      )
+    if loop.is_differentiated:
+      extra = [impl.slicewise(lambda: tf.identity(number)), *state[self.regular :]]
+      for out, laid_out in zip(loop.outputs[self.regular :], extra):
+        lowering.set_tensor_lowering(out, laid_out)
+    lowering.scalar_summaries += [(op.name, x) for op, x in zip(self.summaries, summaries)]
+    for op in self.run_inside:
+      # Who waits for an assignment of the body waits for the end of the loop.
+      lowering.operations[op] = grouped(results)
+
+  def flatten(self, number: Any, state: list[LaidOutTensor], summaries: list[Any]) -> list[Any]:
+    flat = [] if number is None else [number]
+    for laid_out in state:
+      flat += [tf.convert_to_tensor(t) for t in laid_out.tensor_list]
+    return flat + summaries
+
+  def unflatten(self, flat: list[Any]) -> tuple[Any, list[LaidOutTensor], list[Any]]:
+    number = flat.pop(0) if self.numbered else None
+    end = self.width * (self.regular + len(self.loop.saved))
+    slices = [flat[i : i + self.width] for i in range(0, end, self.width or 1)]
+    return number, [self.impl.LaidOutTensor.from_tensor_list(s) for s in slices], flat[end:]
+
+  def cond(self, *flat: tf.Tensor) -> tf.Tensor:
+    condition = self.loop.condition
+    number, state, _ = self.unflatten(list(flat))
+    inner = self.child(number, condition.placeholders, state)
+    inner.lower_operations(condition.operations)
+    return inner.tensors[condition.outputs[0]].to_laid_out_tensor().one_slice
+
+  def body(self, *flat: tf.Tensor) -> list[tf.Tensor]:
+    body, impl = self.loop.body, self.impl
+    number, state, _ = self.unflatten(list(flat))
+    inner = self.child(number, body.placeholders, state)
+    inner.lower_operations(self.body_operations)
+    # A loop variable is read as it is in the next iteration, so it must be reduced.
+    new_state = [inner.tensors[y].to_laid_out_tensor() for y in body.outputs[: self.n]]
+    for i in range(self.n, self.regular):
+      if i in self.scatters:
+        new_state.append(add_to_row(self.scatters[i], inner, state[i]))
+        continue
+      value = inner.tensors[body.outputs[i]]
+      if isinstance(value, LazyAllreduceSum) and not value.is_reduced:
+        # The parts are added up, and exchanged once, after the loop.
+        self.pending[i] = value
+        value = value.laid_out_input
+      new_state.append(impl.slicewise(tf.add, state[i], value))
+    for stack, x in zip(state[self.regular :], self.loop.saved):
+      new_state.append(push_slices(impl, stack, inner.tensors[x].to_laid_out_tensor()))
+    self.run_inside.update(
+      (op, None) for op in inner.operations if op not in self.outside.operations
+    )
+    return self.flatten(
+      None if number is None else number + 1, new_state, [x for _, x in inner.scalar_summaries]
+    )
+
+  def child(self, number: Any, placeholders: list[Tensor], state: list[LaidOutTensor]) -> Any:
+    """A lowering for one iteration."""
+    if number is not None and self.loop.counts_down:
+      # What draws random numbers here recomputes an iteration of the forward pass.
+      number = self.impl.slicewise(lambda k: k - 1, state[0])
+    inner = self.outside.child(loop_key=number)
+    # Copies: `body` tells by the difference what was run inside.
+    inner.operations = dict(self.outside.operations)
+    inner.scalar_summaries = []
+    inner.tensors.update(zip(placeholders, state))
+    return inner
+
+
+def _scatters(
+  operations: list[Operation], outputs: list[Tensor], n: int
+) -> dict[int, ScatterAddOperation]:
+  """Accumulators to which each iteration adds one position: the gradient of a gather, say."""
+  uses: dict[Tensor, int] = {}
+  for x in [x for op in operations for x in reads(op)] + outputs:
+    uses[x] = uses.get(x, 0) + 1
+  made = set(operations)
+  return {
+    i: y.operation
+    for i, y in enumerate(outputs)
+    if i >= n
+    and uses[y] == 1
+    and isinstance(y.operation, ScatterAddOperation)
+    and y.operation in made
+    and has_one_position(y.operation)
+  }

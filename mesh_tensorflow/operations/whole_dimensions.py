@@ -1,0 +1,121 @@
+"""Operations along dimensions that the mesh may split: each is brought together for its turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.whole_axes import Holds, Plan, Step, Task, plan
+from mesh_tensorflow.program.dimensions import Shape, list_product
+
+
+def holds_of(impl: Any, shape: Shape) -> Holds:
+  """For each dimension the mesh axes that split it: none, or one of more than one processor.
+
+  Args:
+    impl: a `MeshImpl`.
+    shape: a `Shape`.
+  """
+  axes = [impl.tensor_dimension_to_mesh_axis(d) for d in shape]
+  return tuple((m,) if m is not None and impl.shape[m].size > 1 else () for m in axes)
+
+
+def plan_along(
+  impl: Any,
+  before: Shape,
+  after: Shape,
+  along: Sequence[int],
+  *,
+  sizes_before: Sequence[int] | None = None,
+  sizes_after: Sequence[int] | None = None,
+  first: int | None = None,
+  last: int | None = None,
+  weight_before: int = 1,
+  weight_after: int = 1,
+) -> Plan:
+  """The cheapest way to do something along some dimensions, one after the other.
+
+  Args:
+    impl: a `MeshImpl`.
+    before: the shape of the input, which says its layout.
+    after: that of the output.
+    along: numbers of the dimensions.
+    sizes_before: sizes to compute with, where the slices are padded.
+    sizes_after: likewise, afterwards.
+    first: see `meshes.whole_axes.Task`, as the others.
+    last: likewise.
+    weight_before: likewise.
+    weight_after: likewise.
+  """
+  return plan(
+    Task(
+      before=tuple(before.to_integer_list if sizes_before is None else sizes_before),
+      after=tuple(after.to_integer_list if sizes_after is None else sizes_after),
+      mesh=tuple(impl.shape.to_integer_list),
+      source=holds_of(impl, before),
+      target=holds_of(impl, after),
+      along=tuple(along),
+      first=first,
+      last=last,
+      weight_before=weight_before,
+      weight_after=weight_after,
+    )
+  )
+
+
+def run_plan(
+  lowering: LoweringInProgress,
+  impl: Any,
+  slices: Any,
+  steps: Sequence[Step],
+  apply: Callable[[tf.Tensor, int], tf.Tensor],
+  what: str,
+) -> Any:
+  """Runs the steps of a plan.
+
+  Args:
+    lowering: gets counters of what is moved.
+    impl: the `MeshImpl`.
+    slices: a laid-out tensor.
+    steps: those of a `Plan`.
+    apply: the operation along a tensor axis, of a slice.
+    what: for the counters.
+
+  Returns:
+    A laid-out tensor.
+  """
+  slices = slices.to_laid_out_tensor()
+  for step in steps:
+    axes = step.mesh_axes
+    if step.kind == "apply":
+      slices = impl.slicewise(lambda t, axis=step.axis: apply(t, axis), slices)
+    elif step.kind == "allsplit":
+      slices = impl.allsplit(slices, axes[0], step.split_axis)
+    else:
+      if step.kind == "allconcat":
+        slices = impl.allconcat(slices, axes[0], step.axis)
+      else:
+        over = axes[0] if len(axes) == 1 else axes
+        slices = impl.alltoall(slices, over, step.split_axis, step.axis)
+      size = list_product(slices.slice_shape) * impl.size
+      name = axes[0] if len(axes) == 1 else list(axes)
+      lowering.add_counter(f"{step.kind}/{name}/{what}", size)
+  return slices
+
+
+def along_last(fn: Callable[[tf.Tensor], tf.Tensor], t: tf.Tensor, axis: int) -> tf.Tensor:
+  """A function along the last axis, run along any axis.
+
+  Args:
+    fn: keeps the number of axes, and all sizes but that of the last.
+    t: a slice.
+    axis: number of the axis.
+  """
+  rank = t.shape.rank
+  if axis == rank - 1:
+    return fn(t)
+  order = [i for i in range(rank) if i != axis] + [axis]
+  return tf.transpose(fn(tf.transpose(t, order)), [order.index(i) for i in range(rank)])

@@ -1,0 +1,182 @@
+"""Every geometry of convolutions and pooling, on space that is split, against TensorFlow's."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.errors import DimensionError, DTypeError, GraphError, ShapeError, SizeError
+from tests.operations import convolution_geometries, pooling_geometries
+from tests.operations.comparing import placement, rand, run
+
+
+def test_drawn_convolutions():
+  equal, refused = convolution_geometries.check_drawn(0, 60, simd_every=12)
+  # What is refused has parts that are not equal, or nothing left.
+  assert equal + refused == 60
+  assert equal >= 40
+
+
+@pytest.mark.long
+def test_many_drawn_convolutions():
+  equal, refused = convolution_geometries.check_drawn(0, 2000, simd_every=40)
+  print(f"\nconvolutions: {equal} equal, {refused} refused by a typed error")
+  assert equal + refused == 2000
+  assert equal >= 1300
+
+
+def test_drawn_poolings():
+  equal, refused = pooling_geometries.check_drawn(0, 16, simd_every=8)
+  assert equal + refused == 16
+  assert equal >= 10
+
+
+@pytest.mark.long
+def test_many_drawn_poolings():
+  equal, refused = pooling_geometries.check_drawn(0, 400, simd_every=40)
+  print(f"\npoolings: {equal} equal, {refused} refused by a typed error")
+  assert equal + refused == 400
+  assert equal >= 280
+
+
+# ------------------------------------------------------------------ what is moved
+
+
+def _counters(layout, mesh, x, w, **kwargs):
+  graph = mtf.Graph()
+  m = mtf.Mesh(graph, "m")
+  x, w = mtf.zeros(m, x), mtf.zeros(m, w)
+  y = mtf.convolution(x, w, **kwargs)
+  gradients = mtf.gradients([y], [x, w])
+  lowering = mtf.Lowering(graph, {m: placement(layout, mesh)})
+  for t in (y, *gradients):
+    lowering.tensors[t].to_laid_out_tensor()
+  moved = collections.Counter()
+  for key, value in lowering.counters:
+    moved[key] += value
+  return moved
+
+
+def test_only_the_halo_is_moved():
+  moved = _counters("h:r", "r:4", "b:2 h:32 w:8 i:3", "fh:3 fw:3 i:3 o:5")
+  halo = moved["halo/[0]/convolution_op"]
+  # One row from each side to each of four processors.
+  assert halo == 4 * 2 * (2 * 1 * 8 * 3)
+  assert not any(k.startswith(("allconcat", "allreduce/[0]/convolution_op")) for k in moved)
+
+
+def test_a_stride_of_the_size_of_the_filter_moves_nothing():
+  moved = _counters("h:r,w:c", "r:2,c:2", "b:2 h:8 w:8 i:3", "fh:2 fw:2 i:3 o:5", strides=(2, 2))
+  assert not any(k.startswith("halo") for k in moved)
+
+
+def test_a_filter_wider_than_all_blocks_brings_them_together():
+  moved = _counters("h:r", "r:4", "b:2 h:8 w:2 i:3", "fh:15 fw:1 i:3 o:5")
+  # Each of four processors gets all four blocks of two rows.
+  assert moved["allconcat/[0]/convolution_op"] == 4 * (2 * 8 * 2 * 3)
+  assert "halo/[0]/convolution_op" not in moved
+
+
+# ---------------------------------------------------------------------- named forms
+
+
+@pytest.mark.parametrize("layout", ["", "c:r", "h:r,c:c", "w:c,b:r"])
+def test_depthwise_by_a_dimension_of_groups(layout):
+  x, w = rand(2, 4, 6, 4), rand(3, 3, 4, 2, seed=1)
+
+  def build(m):
+    X, K = (
+      mtf.import_tf_tensor(m, x, "b:2 h:4 w:6 c:4"),
+      mtf.import_tf_tensor(m, w, "fh:3 fw:3 c:4 k:2"),
+    )
+    y = mtf.convolution(X, K, groups=X.shape[-1])
+    assert y.shape == mtf.convert_to_shape("b:2 h:4 w:6 c:4 k:2")
+    return [y, *mtf.gradients([mtf.reduce_sum(mtf.square(y))], [X, K])]
+
+  xt, wt = tf.constant(x), tf.constant(w)
+  with tf.GradientTape() as tape:
+    tape.watch([xt, wt])
+    y = tf.reshape(tf.nn.depthwise_conv2d(xt, wt, [1, 1, 1, 1], "SAME"), [2, 4, 6, 4, 2])
+    loss = tf.reduce_sum(y**2)
+  for got, want in zip(run(build, layout), [y, *tape.gradient(loss, [xt, wt])]):
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_spatial_dimensions_may_stand_anywhere():
+  x, w = rand(4, 2, 3, 6), rand(3, 2, 3, 5, seed=1)
+
+  def build(m):
+    X, K = (
+      mtf.import_tf_tensor(m, x, "h:4 b:2 i:3 w:6"),
+      mtf.import_tf_tensor(m, w, "fh:3 fw:2 i:3 o:5"),
+    )
+    y = mtf.convolution(X, K, spatial_dims=[X.shape[0], X.shape[3]])
+    straight = mtf.convolution(mtf.transpose(X, "b:2 h:4 w:6 i:3"), K)
+    return [y, straight]
+
+  y, straight = run(build, "h:r,w:c")
+  assert y.shape == (2, 4, 6, 5)
+  np.testing.assert_array_equal(y, straight)
+
+
+def test_output_sizes_of_a_transposed_convolution():
+  def build(m):
+    x, w = mtf.ones(m, "b:1 w:4 o:2"), mtf.ones(m, "fw:3 i:2 o:2")
+    return [
+      mtf.convolution(x, w, [2], transposed=True, output_sizes=[n]) for n in (7, 8)
+    ]  # fmt: skip
+
+  small, large = run(build)
+  assert small.shape == (1, 7, 2) and large.shape == (1, 8, 2)
+
+
+# --------------------------------------------------------------------------- errors
+
+
+def _t(m, dims):
+  return mtf.zeros(m, dims)
+
+
+@pytest.mark.parametrize(
+  "provoke,error,words",
+  [
+    (lambda x, w, m: mtf.convolution(x, w, [1, 2, 3]), ShapeError, ["strides", "[1, 1, 2, 3, 1]"]),
+    (lambda x, w, m: mtf.convolution(x, w, dilations=[0, 1]), ShapeError, ["dilations", "[0, 1]"]),
+    (lambda x, w, m: mtf.convolution(x, w, padding=[(1, 1)]), ShapeError, ["padding", "2 pairs"]),
+    (lambda x, w, m: mtf.convolution(x, w, padding=[(1, -1), (0, 0)]), ShapeError, ["padding"]),
+    (lambda x, w, m: mtf.convolution(x, w, padding="FULL"), ShapeError, ["FULL", "SAME"]),
+    (lambda x, w, m: mtf.convolution(x, w, groups=3), SizeError, ["3 groups", "i=4"]),
+    (lambda x, w, m: mtf.convolution(x, w, groups=0), SizeError, ["groups"]),
+    (lambda x, w, m: mtf.convolution(x, w, groups=("g", 2)), DimensionError, ["g"]),
+    (lambda x, w, m: mtf.convolution(x, w, output_sizes=[2, 2]), ShapeError, ["output_sizes"]),
+    (lambda x, w, m: mtf.convolution(x, w, transposed=True), DimensionError, ["i=4", "o=6"]),
+    (lambda x, w, m: mtf.convolution(x, w, spatial_dims=[("h", 4), ("h", 4)]), DimensionError,
+     ["spatial_dims"]),
+    (lambda x, w, m: mtf.convolution(x, w, spatial_dims=[("h", 4), ("z", 4)]), DimensionError,
+     ["z"]),
+    (lambda x, w, m: mtf.convolution(x, _t(m, "i:4 o:6")), ShapeError, ["one to three"]),
+    (lambda x, w, m: mtf.convolution(x, _t(m, "i:4"), groups=("i", 4)), ShapeError,
+     ["space, groups and channels"]),
+    (lambda x, w, m: mtf.convolution(x, _t(m, "i:4"), groups=4), ShapeError, ["space"]),
+    (lambda x, w, m: mtf.convolution(x, _t(m, "a:1 c:1 d:1 e:1 i:4 o:6")), ShapeError,
+     ["one to three"]),
+    (lambda x, w, m: mtf.convolution(x, w, padding="VALID", dilations=[2, 1]), ShapeError,
+     ["at least 1", "[0, 2]"]),
+    (lambda x, w, m: mtf.pool(x, [2, 2], [1]), ShapeError, ["ksize", "strides"]),
+    (lambda x, w, m: mtf.pool(x, [5, 2]), ShapeError, ["[5, 2]", "h=4"]),
+    (lambda x, w, m: mtf.pool(x, [2, 2], kind="MIN"), GraphError, ["MIN"]),
+    (lambda x, w, m: mtf.pool(mtf.cast(x, "int32"), [2, 2], kind="AVG"), DTypeError, ["mtf.cast"]),
+  ],
+)  # fmt: skip
+def test_wrong_use_is_told_at_once(provoke, error, words):
+  m = mtf.Mesh(mtf.Graph(), "m")
+  x, w = _t(m, "b:2 h:4 w:4 i:4"), _t(m, "fh:3 fw:3 i:4 o:6")
+  with pytest.raises(error) as e:
+    provoke(x, w, m)
+  missing = [w for w in words if w not in str(e.value)]
+  assert not missing, f"{missing} not in: {e.value}"
+  assert "\n" not in str(e.value)
