@@ -21,6 +21,7 @@ from mesh_tensorflow.layers.masks import *
 from mesh_tensorflow.layers.noise import *
 from mesh_tensorflow.layers.norm import *
 from mesh_tensorflow.layers.pooling import *
+from mesh_tensorflow.layers.recurrent import *
 from mesh_tensorflow.layers.reversible import *
 from mesh_tensorflow.layers.scaling import *
 from mesh_tensorflow.layers.separable_conv import *
@@ -29,6 +30,8 @@ from mesh_tensorflow.layers.separable_conv import (
 )
 from mesh_tensorflow.layers.spatial_attention import *
 from mesh_tensorflow.layers.spatial_convolution import *
+from mesh_tensorflow.layers.spatial_norm import *
+from mesh_tensorflow.layers.spatial_resize import *
 from mesh_tensorflow.layers.statistics import *
 from mesh_tensorflow.operations.norms import *
 

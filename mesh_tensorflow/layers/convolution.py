@@ -36,7 +36,7 @@ def conv1d(
   Variable: `{name}/kernel` [fh=1, fw, in, out].
 
   Args:
-    x: a `Tensor` [batch..., length, in]; the length must not be split.
+    x: a `Tensor` [batch..., length, in].
     output_dim: the new last dimension.
     filter_size: along the length.
     stride: along the length.
@@ -73,8 +73,8 @@ def conv2d(
   Variable: `{name}/kernel` [fh, fw, in, out].
 
   Args:
-    x: a `Tensor` [batch..., h, w, in], any number of batch dimensions. Those and the
-      channels may be split over the mesh; h and w may not (see `conv2d_with_blocks`).
+    x: a `Tensor` [batch..., h, w, in], any number of batch dimensions. All dimensions may be split
+      over the mesh; of h and w processors exchange what the filter reaches.
     output_dim: the new last dimension; not the dimension `in` itself.
     filter_size: (height, width).
     strides: (along h, along w).

@@ -29,6 +29,7 @@ __all__ = [
   "local_1d_halo_exchange",
   "local_2d_halo_exchange",
   "local_2d_self_attention_spatial_blocks",
+  "local_3d_self_attention_spatial_blocks",
   "local_self_attention_spatial_blocks",
 ]
 
@@ -172,6 +173,69 @@ def local_2d_self_attention_spatial_blocks(
     k, v, mask = (
       replace_dimensions(t, [memory_h, memory_w], memory) for t in (k, v, cast(mask, x.dtype))
     )
+    o = dot_product_attention(q, k, v, mask, is_training=False)
+    return einsum([o, wo], output_shape=x.shape)
+
+
+def local_3d_self_attention_spatial_blocks(
+  query_antecedent: FloatTensor,
+  kv_channels: Dimension,
+  heads: Dimension,
+  is_training: bool,
+  master_dtype: tf.DType = tf.float32,
+  slice_dtype: tf.DType | None = tf.float32,
+  name: str | None = None,
+) -> Tensor:
+  """Multihead self-attention within a block of a volume and to the 26 blocks around it.
+
+  The softmax runs over all positions of these blocks together. Blocks beyond the volume take no
+  part. Variable `{name}/qkvo`. The dimensions of the memory are called `memory_` and the names of
+  those of the positions.
+
+  Args:
+    query_antecedent: [batch..., num_d_blocks, num_h_blocks, num_w_blocks, d, h, w, io_channels];
+      blocks may be split, positions may not.
+    kv_channels: dimension of keys and values.
+    heads: dimension of the heads.
+    is_training: not used.
+    master_dtype: of the variable.
+    slice_dtype: of the variable.
+    name: of the scope; `multihead_attention`, made unique, by default.
+
+  Returns:
+    A `Tensor` of the shape of `query_antecedent`.
+
+  Raises:
+    ShapeError: there are too few dimensions, or a name of a memory dimension is in use.
+  """
+  del is_training
+  layer = "local_3d_self_attention_spatial_blocks"
+  x, mesh = query_antecedent, query_antecedent.mesh
+  _check_rank(layer, x, 7, "[..., num_d_blocks, num_h_blocks, num_w_blocks, d, h, w, io_channels]")
+  batch_dims, blocks, space = x.shape.dims[:-7], x.shape.dims[-7:-4], x.shape.dims[-4:-1]
+  io_channels = x.shape.dims[-1]
+  memory = [_memory_dim(layer, x, d, None) for d in space]
+  with scope.variable_scope(name, default_name="multihead_attention", graph=x.graph):
+    wq, wk, wv, wo = multihead_attention_vars(
+      mesh, heads, io_channels, kv_channels, master_dtype, slice_dtype, x.dtype
+    )
+    outer = [*batch_dims, heads, *blocks]
+    antecedent = replace_dimensions(x, space, memory)
+    q = einsum([x, wq], output_shape=Shape([*outer, *space, kv_channels]))
+    k, v = (
+      einsum([antecedent, w], output_shape=Shape([*outer, *memory, kv_channels])) for w in (wk, wv)
+    )
+    masks = []
+    # One axis after the other: the later exchanges carry edges and corners along.
+    for i, (b, d) in enumerate(zip(blocks, space)):
+      k, v = local_1d_halo_exchange(k, v, b, memory[i], False)
+      memory[i] = k.shape.dims[len(outer) + i]
+      masks.append(_outside_mask(mesh, b, d, memory[i]))
+    hidden = Shape([*blocks, *memory])
+    mask = add(add(masks[0], masks[1]), masks[2], output_shape=hidden)
+    # As one dimension, over which the softmax runs.
+    whole = Dimension("_".join(d.name for d in memory), Shape(memory).size)
+    k, v, mask = (replace_dimensions(t, memory, whole) for t in (k, v, cast(mask, x.dtype)))
     o = dot_product_attention(q, k, v, mask, is_training=False)
     return einsum([o, wo], output_shape=x.shape)
 

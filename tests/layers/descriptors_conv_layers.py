@@ -17,15 +17,15 @@ from tests.operations.numpy_convolution import (
 )
 
 OUT = mtf.Dimension("o", 4)
-SPACE1 = ("w", "fh", "fw")
-SPACE2 = ("h", "w", "fh", "fw")
-SPACE3 = ("d", "fd", *SPACE2)
+FILTER = ("fd", "fh", "fw")
+# Of an image in blocks the positions in a block, too.
+SPACE = ("d", "h", "w", *FILTER)
 HB, WB, DB = mtf.Dimension("hb", 4), mtf.Dimension("wb", 2), mtf.Dimension("db", 2)
 KERNEL2, KERNEL3 = "fh:{} fw:{} i:2 o:4", "fd:{} fh:{} fw:{} i:2 o:4"
 BLOCKS = "b:2 hb:4 wb:2 h:2 w:3 i:2"
 
 
-def _layer(name, layer, reference, x, kernel, rank=2, **kwargs):
+def _layer(name, layer, reference, x, kernel, unsplit=FILTER, **kwargs):
   """A layer with a kernel only; kwargs with which it is called."""
   return op(
     name,
@@ -33,7 +33,7 @@ def _layer(name, layer, reference, x, kernel, rank=2, **kwargs):
     reference,
     x,
     variables={"c/kernel": kernel},
-    unsplit={1: SPACE1, 2: SPACE2, 3: SPACE3}[rank],
+    unsplit=[n for n in unsplit if f"{n}:" in f"{x} {kernel}"],
   )
 
 
@@ -67,7 +67,9 @@ def _up(*strides):
 
 
 def _blocks(name, layer, wrap, fn, x, kernel, **kwargs):
-  return _layer(name, layer, wrap(fn), x, kernel, **kwargs)
+  # What is in blocks is split by these; what is not, as other images are.
+  in_blocks = [d for d in "dhw" if f"{d}b:" in x]
+  return _layer(name, layer, wrap(fn), x, kernel, (*in_blocks, *FILTER), **kwargs)
 
 
 def separable(x, kernels, pointwise, first, biases=(0.0, 0.0)):
@@ -112,7 +114,6 @@ DESCRIPTORS = [
     lambda x, w: conv(x[:, None], w)[:, 0],
     "b:4 w:5 i:2",
     KERNEL2.format(1, 3),
-    rank=1,
   ),
   op(
     "layer_conv1d_strided_valid",
@@ -120,7 +121,7 @@ DESCRIPTORS = [
     lambda x, w: conv(x[:, :, None], w, [1, 2], "VALID")[:, :, 0],
     "b:4 c:2 w:6 i:2",
     variables={"c/kernel": KERNEL2.format(1, 3)},
-    unsplit=SPACE1,
+    unsplit=FILTER,
   ),
   _layer("layer_conv2d", layers.conv2d, conv, "b:4 h:4 w:3 i:2", KERNEL2.format(3, 3)),
   _layer(
@@ -132,9 +133,7 @@ DESCRIPTORS = [
     filter_size=(2, 3),
     strides=(2, 3),
   ),
-  _layer(
-    "layer_conv3d", layers.conv3d, conv, "b:4 d:2 h:3 w:2 i:2", KERNEL3.format(3, 3, 3), rank=3
-  ),
+  _layer("layer_conv3d", layers.conv3d, conv, "b:4 d:2 h:3 w:2 i:2", KERNEL3.format(3, 3, 3)),
   _layer(
     "layer_conv2d_transpose",
     layers.conv2d_transpose,
@@ -148,7 +147,6 @@ DESCRIPTORS = [
     _up(2, 2, 2),
     "b:4 d:2 h:1 w:2 i:2",
     "fd:2 fh:2 fw:2 o:4 i:2",
-    rank=3,
   ),
   # Images in blocks. The halo is 0, 1, 2 and 4; the blocks are of 2 and 3.
   _blocks(
@@ -253,7 +251,6 @@ DESCRIPTORS = [
     lambda x, w: conv(x, w),
     "b:2 db:2 hb:4 d:2 h:1 w:3 i:2",
     KERNEL3.format(3, 3, 3),
-    rank=3,
     d_blocks_dim=DB,
     h_blocks_dim=HB,
   ),
@@ -264,7 +261,6 @@ DESCRIPTORS = [
     conv,
     "b:4 db:2 d:2 h:2 w:2 i:2",
     KERNEL3.format(5, 1, 3),
-    rank=3,
     filter_size=(5, 1, 3),
     d_blocks_dim=DB,
   ),
@@ -318,7 +314,6 @@ DESCRIPTORS = [
     _up(2, 2, 2),
     "b:2 db:2 hb:4 d:1 h:2 w:2 i:2",
     "fd:4 fh:2 fw:2 o:4 i:2",
-    rank=3,
     filter_size=(4, 2, 2),
     d_blocks_dim=DB,
     h_blocks_dim=HB,
@@ -365,7 +360,7 @@ DESCRIPTORS = [
     lambda x, w: max_pool(_hw(conv)(x, w), (2, 2)),
     T("b:2 hb:4 wb:2 h:4 w:2 i:2", dtype="bfloat16"),
     variables={"c/kernel": KERNEL2.format(3, 3)},
-    unsplit=SPACE2,
+    unsplit=SPACE,
     differentiable=False,
     tolerance=2e-2,
   ),
