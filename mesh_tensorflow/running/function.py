@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
-from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2
 from mesh_tensorflow.errors import (
+  ArgumentError,
   CollectiveError,
   DivisionError,
   DTypeError,
   GraphError,
   ShapeError,
+  UnsupportedError,
+  VariableError,
 )
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.store import StoredVariable
 from mesh_tensorflow.operations.constants import import_laid_out_tensor, import_tf_tensor
-from mesh_tensorflow.program.dimensions import ShapeLike, convert_to_shape
+from mesh_tensorflow.placement.mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.graph import Graph, Mesh, Tensor
-from mesh_tensorflow.running.lowering import Lowering, is_division_by_zero
+from mesh_tensorflow.program.operation_type import unwatched
+from mesh_tensorflow.running.lowering import is_division_by_zero
+from mesh_tensorflow.running.run import Run, run_on
+from mesh_tensorflow.running.tape import Backward, is_differentiable
+from mesh_tensorflow.running.tensor_spec import TensorSpec as TensorSpec
 
 # What `Function.plan` calls; the room that plans is above this one, and hands it in.
 _planners: list[Callable[[Function], Any]] = []
@@ -37,37 +45,33 @@ def attach_planner(planner: Callable[[Function], Any]) -> None:
   _planners.append(planner)
 
 
-class TensorSpec:
-  """Dimensions and dtype of an argument of an `mtf.function`.
+@runtime_checkable
+class RunsAtOnce(Protocol):
+  """A graph whose operations run when they are made, of a room above (`mtf.eager`)."""
 
-  Args:
-    shape: a shape.
-    dtype: a dtype; float32 by default.
-    name: for messages.
-    local: whether each process of a mesh that spans several gives only its own part of the
-      argument, `mesh_impl.local_part(shape)`; otherwise every process gives the same whole one.
-  """
-
-  @checked
-  def __init__(
-    self,
-    shape: ShapeLike,
-    dtype: DTypeLike = tf.float32,
-    name: str | None = None,
-    *,
-    local: bool = False,
-  ):
-    self.shape = convert_to_shape(shape)
-    self.dtype = tf.as_dtype(dtype)
-    self.name = name
-    self.local = local
-
-  def __repr__(self) -> str:
-    return f"TensorSpec({self.shape}, {self.dtype.name}, name={self.name!r})"
+  def run_function(self, fn: Callable[..., Any], inputs: Sequence[Tensor], seed: Any) -> Any: ...
 
 
-class Function:
+class _Staged:
+  """A tf.function. It is kept in an object of another class so that a SavedModel leaves it out."""
+
+  def __init__(self, fn: Callable[..., Any]):
+    self._tf_function = tf.function(fn, autograph=False)
+
+  def __call__(self, *args: Any) -> Any:
+    return self._tf_function(*args)
+
+  def experimental_get_tracing_count(self) -> int:
+    """How often it was traced."""
+    count: int = self._tf_function.experimental_get_tracing_count()
+    return count
+
+
+class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of its types.
   """A function on named tensors, bound to a mesh; see `function`.
+
+  It is a `tf.Module`, whose variables are the slices of the mtf variables that its graph has: none
+  before the first call.
 
   Args:
     fn: the Python function.
@@ -84,35 +88,66 @@ class Function:
     input_signature: Sequence[Any] | None,
     mesh_name: str,
   ):
+    super().__init__(name="mtf_function")
     functools.update_wrapper(self, fn)
     if not hasattr(self, "__name__"):  # A functools.partial has none, nor has a callable object.
       self.__name__ = getattr(getattr(fn, "func", None), "__name__", type(fn).__name__)
     self._fn = fn
     self.mesh_impl = mesh_impl
-    self.input_signature = None if input_signature is None else list(input_signature)
+    check_tensorflow2()
+    signature = None if input_signature is None else list(input_signature)
+    for i, spec in enumerate(signature or ()):
+      if not isinstance(spec, TensorSpec):
+        raise ArgumentError(
+          f"input_signature of {self.__name__}: element {i} is {spec!r}; give an mtf.TensorSpec, "
+          "which names the dimensions: mtf.TensorSpec([batch, io], tf.float32)"
+        )
+    # Not by an assignment: tf.Module would put another kind of list in its place.
+    self.__dict__["input_signature"] = signature
     self._mesh_name = mesh_name
-    self._compiled = self._new_tf_function()
+    self._compiled = _Staged(self._trace)
+    self._traced = False
     self.graph: Graph | None = None
     self.log_file: str | None = None  # For the report of each lowering; see `Lowering`.
+    # Where tf.Module looks for variables, and a SavedModel.
+    self._slices: dict[str, tuple[tf.Variable, ...]] = {}
+    self.__dict__["stored_variables"] = {}
+    if signature is not None:
+      self._export(signature)
+
+  input_signature: list[TensorSpec] | None
+  # The `StoredVariable`s of its graph, by their full names. `.slices` of one can be given to a
+  # tape: `tape.gradient(loss, {name: v.slices for name, v in f.stored_variables.items()})`.
+  stored_variables: dict[str, StoredVariable]
 
   def __call__(self, *args: Any, seed: Any = None) -> Any:
     """Runs the function.
 
+    A `tf.GradientTape` around the call sees gradients to the arguments and to the slices of
+    trainable variables (`trainable_variables`, or `stored_variables[name].slices`); that of a
+    slice is the slice of the variable's gradient, on each replica. It sees none through a function
+    that changes trainable variables itself.
+
     Args:
-      *args: one tensor, array or number for each spec of the signature.
+      *args: one tensor, array or number for each spec of the signature. If one is an `mtf.Tensor`,
+        the function becomes part of its graph, on its mesh.
       seed: what random operations depend on (an integer); see `Lowering`.
 
     Returns:
-      The structure that the Python function returned, of tf.Tensors.
+      The structure that the Python function returned, of tf.Tensors; of `mtf.Tensor`s, if that is
+      what it was given.
 
     Raises:
       ShapeError: an argument has not the shape of its spec.
       DTypeError: an argument cannot be converted to the dtype of its spec.
       DivisionError: integers are divided by a tensor that has a zero.
+      GradientError: a tape is to record an operation that has no gradient.
       CollectiveError: the processors of the mesh took different paths, or one failed; outside a
         tf.function. (Inside one, its caller gets TensorFlow's error.)
     """
     check_tensorflow2()
+    if any(isinstance(a, Tensor) for a in args):
+      return self._inline(args, seed)
     specs = self._specs(args)
     values = [self._convert(i, a, s) for i, (a, s) in enumerate(zip(args, specs))]
     if seed is not None and not tf.is_tensor(seed):
@@ -123,16 +158,13 @@ class Function:
         with self.mesh_impl.errors_of_runs(self.__name__):
           return self._compiled(values, seed)
       except CollectiveError:
-        self._compiled = self._new_tf_function()  # The queues of the old trace may be closed.
+        self._compiled = _Staged(self._trace)  # The queues of the old trace may be closed.
         raise
       except tf.errors.InvalidArgumentError as e:
         if is_division_by_zero(e):
           raise DivisionError(f"{self.__name__} divides an integer by zero") from e
         raise
     return self._trace(values, seed)
-
-  def _new_tf_function(self) -> Any:
-    return tf.function(self._trace, autograph=False)
 
   def build_graph(self) -> tuple[Graph, Mesh, Any]:
     """Builds the graph of named operations, without any layout and without running it.
@@ -142,17 +174,43 @@ class Function:
     """
     if self.input_signature is None:
       raise GraphError("this mtf.function has no input_signature; call it once instead")
-    graph = Graph()
-    mesh = Mesh(graph, self._mesh_name)
-    inputs = [
-      import_tf_tensor(mesh, tf.zeros(s.shape.to_integer_list, s.dtype), s.shape, name=s.name)
-      for s in self.input_signature
-    ]
-    return graph, mesh, self._fn(*inputs)
+    with unwatched():
+      graph = Graph()
+      mesh = Mesh(graph, self._mesh_name)
+      inputs = [
+        import_tf_tensor(mesh, tf.zeros(s.shape.to_integer_list, s.dtype), s.shape, name=s.name)
+        for s in self.input_signature
+      ]
+      return graph, mesh, self._fn(*inputs)
 
   def plan(self) -> Any:
     """What the layout matches and costs, without running: the `Report` of `mtf.describe`."""
     return _planners[-1](self)
+
+  def _inline(self, args: Sequence[Any], seed: Any) -> Any:
+    """The call as operations of the graph of an argument."""
+    mesh = next(a for a in args if isinstance(a, Tensor)).mesh
+    specs: Sequence[Any] = self.input_signature or [None] * len(args)
+    if len(specs) != len(args):
+      self._specs(args)
+    inputs = []
+    for i, (a, s) in enumerate(zip(args, specs)):
+      if not isinstance(a, Tensor):
+        spec = s or TensorSpec([], tf.convert_to_tensor(a).dtype)
+        a = import_tf_tensor(mesh, self._convert(i, a, spec), spec.shape, name=spec.name)
+      elif s is not None and a.shape != s.shape:
+        raise ShapeError(f"argument {i} of {self.__name__} is {a}, expected {s}")
+      elif s is not None and a.dtype != s.dtype:
+        raise DTypeError(f"argument {i} of {self.__name__} is {a}, expected {s}; cast it")
+      inputs.append(a)
+    if isinstance(mesh.graph, RunsAtOnce):
+      return mesh.graph.run_function(self._fn, inputs, seed)
+    if seed is not None:
+      raise GraphError(
+        f"{self.__name__} becomes part of the graph of {inputs[0]}, which has a seed of its own: "
+        "give the seed to the function around it"
+      )
+    return self._fn(*inputs)
 
   def _specs(self, args: Sequence[Any]) -> list[TensorSpec]:
     if self.input_signature is None:
@@ -192,33 +250,47 @@ class Function:
 
   def _trace(self, values: list[tf.Tensor], seed: Any) -> Any:
     """Builds and lowers the graph; called once per trace."""
-    impl = self.mesh_impl
-    specs = self._specs(values)
-    made: dict[str, Any] = {}
+    enter_scopes = scope.snapshot()
+    run = self._run(self.mesh_impl, values, seed)
+    self._traced = True
+    stored = [*run.stored.values(), *([] if run.counter is None else [run.counter])]
+    self.stored_variables.update({v.name: v for v in stored})
+    self._slices.update({v.name: tuple(v.slices) for v in stored})
+    if self.input_signature is None:
+      self._export(self._specs(values))
+    floating = [i for i, y in enumerate(run.flat) if is_differentiable(y)]
+    if not floating:
+      return run.packed()
+    if run.trains or getattr(self.mesh_impl, "strategy", None) is not None:
+      # A tape would find its way through what some mesh implementations are made of, not all.
+      passed = [tf.stop_gradient(run.results[i]) for i in floating]
+    else:
+      backward = Backward(
+        name=self.__name__,
+        impl=self.mesh_impl,
+        build=self._build,
+        arguments=values,
+        seed=run.seed if seed is None else seed,
+        given=run.values,
+        trained=[n for n, v in run.values.items() if v.stored.trainable],
+        enter_scopes=enter_scopes,
+      )
+      passed = backward.attach([run.results[i] for i in floating])
+    for i, y in zip(floating, passed):
+      run.results[i] = y
+    return run.packed()
 
-    def program(values: Sequence[tf.Tensor], seed: Any) -> list[Any]:
-      graph = Graph()
-      mesh = Mesh(graph, self._mesh_name)
-      inputs = [self._import(mesh, v, s) for v, s in zip(values, specs)]
-      result = self._fn(*inputs)
-      flat = tf.nest.flatten(result)
-      lowering = Lowering(graph, {mesh: impl}, log_file=self.log_file, seed=seed)
-      self.graph = graph
-      made["structure"], made["flat"] = result, flat
-      # Slices, not whole tensors: they are put together outside, where it costs least.
-      return [
-        impl.result_slices(lowering.tensors[t], t.shape) for t in flat if isinstance(t, Tensor)
-      ]
+  def _run(self, impl: MeshImpl, values: Sequence[tf.Tensor], seed: Any) -> Run:
+    with unwatched():
+      run = run_on(impl, self._build, values, seed, self.log_file)
+    self.graph = run.graph
+    return run
 
-    results = impl.run_per_device(program, (values, seed))
-    per_tensor = zip(*results)
-    flat = [
-      impl.combine_local_slices([s for r in next(per_tensor) for s in r], t.shape)
-      if isinstance(t, Tensor)
-      else t
-      for t in made["flat"]
-    ]
-    return tf.nest.pack_sequence_as(made["structure"], flat)
+  def _build(self, values: Sequence[tf.Tensor]) -> tuple[Mesh, list[Tensor], Any]:
+    """The graph of the function; returns (its mesh, the arguments, what the function returned)."""
+    mesh = Mesh(Graph(), self._mesh_name)
+    inputs = [self._import(mesh, v, s) for v, s in zip(values, self._specs(values))]
+    return mesh, inputs, self._fn(*inputs)
 
   def _import(self, mesh: Mesh, value: tf.Tensor, spec: TensorSpec) -> Tensor:
     if spec.local and value.shape.as_list() != spec.shape.to_integer_list:
@@ -226,6 +298,39 @@ class Function:
       part = impl.import_local_part(spec.shape, value)
       return import_laid_out_tensor(mesh, part, spec.shape, name=spec.name)
     return import_tf_tensor(mesh, value, spec.shape, name=spec.name)
+
+  def _export(self, specs: Sequence[TensorSpec]) -> None:
+    """Says what a SavedModel has in the place of `__call__`."""
+    if self._slices and "__call__" in vars(self):
+      return
+    signature = [tf.TensorSpec(s.shape.to_integer_list, s.dtype, s.name) for s in specs]
+    # A SavedModel takes for its object's methods the tf.functions among the attributes. Python
+    # itself asks the class for `__call__`.
+    saved: Any = tf.function(self._saved, input_signature=signature, autograph=False)
+    self.__call__ = saved  # type: ignore[method-assign]
+
+  def _saved(self, *values: tf.Tensor) -> Any:
+    """The function in plain TensorFlow, for a SavedModel: without devices, queues or threads.
+
+    The slices of all processors are in one program, as on a placement mesh. It is this layout's,
+    as its variables are.
+    """
+    impl = self.mesh_impl
+    if getattr(impl, "strategy", None) is not None or len(impl.local_processors) < impl.size:
+      raise UnsupportedError(
+        f"{self.__name__} cannot be saved: this process has not all slices of mesh {impl.shape}; "
+        "save a checkpoint, and restore it on a mesh of one process"
+      )
+    if not self._traced:
+      raise VariableError(
+        f"{self.__name__} was not called yet, so nothing is known of its variables: call it once, "
+        "then save it"
+      )
+    plain = PlacementMeshImpl(
+      impl.shape, impl.layout_rules, [""] * impl.size, variable_store=impl.variable_store
+    )
+    run = self._run(plain, values, None)
+    return run.packed()
 
 
 @checked

@@ -21,6 +21,7 @@ from mesh_tensorflow.errors import (
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.store import StoredVariable
 from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor
@@ -70,6 +71,9 @@ class Lowering:
     self.scalar_summaries: list[tuple[str, Any]] = []
     self._counters: list[tuple[str, int]] = []
     self._seed = seed
+    # Where no seed was given: the number of this run, which random operations draw from.
+    self.run_numbers: dict[MeshImpl, Any] = {}
+    self.run_counters: dict[MeshImpl, StoredVariable] = {}
     self._base_keys: dict[MeshImpl, Any] = {}
     self._loop_key: Any = None
     if autostack:
@@ -201,7 +205,8 @@ class Lowering:
           raise GraphError(f"graph.random_seed {seed} is made after the first random operation")
         seed = self.tensors[seed].to_laid_out_tensor()
       if seed is None:
-        seed = _next_run(impl)
+        seed, self.run_counters[impl] = _next_run(impl)
+        self.run_numbers[impl] = seed
       if isinstance(seed, int):
         self._base_keys[impl] = random_bits.fold(impl.variable_store.noise_seed, seed)
       else:
@@ -264,8 +269,8 @@ def is_division_by_zero(error: Exception) -> bool:
   return isinstance(error, tf.errors.InvalidArgumentError) and "division by zero" in str(error)
 
 
-def _next_run(impl: MeshImpl) -> Any:
-  """Reads and advances the store's run counter."""
+def _next_run(impl: MeshImpl) -> tuple[Any, StoredVariable]:
+  """Reads and advances the store's run counter; returns the number, laid out, and the counter."""
   stored = impl.variable_store.get(
     impl,
     RUN_COUNTER,
@@ -278,7 +283,7 @@ def _next_run(impl: MeshImpl) -> Any:
   now = counter.laid_out_tensor
   now = impl.slicewise(tf.identity, now)
   counter.update(lambda v: v.assign_add(1))
-  return now
+  return now, stored
 
 
 def _scope_name(name: str) -> str:

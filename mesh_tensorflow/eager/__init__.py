@@ -1,0 +1,1 @@
+"""Imperative tensors: `mtf.eager` runs operations when they are made."""

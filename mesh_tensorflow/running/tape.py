@@ -1,0 +1,202 @@
+"""What a `tf.GradientTape` sees of an `mtf.function`: one operation, with a backward program.
+
+TensorFlow cannot differentiate the program of a SIMD mesh, whose processors exchange slices
+through queues, and would store each slice that a placement mesh exchanges. So a tape does not look
+inside. The results of a run pass through one `tf.custom_gradient`, whose inputs are the arguments
+and the slices of the trainable variables; its gradient is a second program on the mesh: the
+function's graph once more, with `mtf.gradients` of it. Nothing is stored in between but values
+that may change until then: those of the variables, and the number that random operations drew
+from, so what the backward program computes again is what the run computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.errors import GradientError
+from mesh_tensorflow.operations.constants import import_tf_tensor
+from mesh_tensorflow.operations.einsum import transpose
+from mesh_tensorflow.operations.gradients import gradients
+from mesh_tensorflow.operations.variables import ReadVariable, Variable
+from mesh_tensorflow.program import scope
+from mesh_tensorflow.program.dimensions import Shape
+from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor
+from mesh_tensorflow.program.operation_type import unwatched
+from mesh_tensorflow.program.reachability import needed_operations
+from mesh_tensorflow.running.lowering import Lowering
+from mesh_tensorflow.running.run import Build, Values
+
+
+class GivenValues(Lowering):
+  """A lowering in which variables have given values, and nothing is assigned.
+
+  Args:
+    graph: a `Graph`.
+    mesh_to_impl: as of `Lowering`.
+    given: the values of its variables, by their full names.
+    seed: as of `Lowering`.
+  """
+
+  def __init__(
+    self, graph: Graph, mesh_to_impl: dict[Mesh, Any], given: Mapping[str, Values], seed: Any
+  ):
+    self._given = given
+    self._assigned: set[Variable] = set()
+    super().__init__(graph, mesh_to_impl, seed=seed)
+
+  def lower_operations(self, operations: Iterable[Operation]) -> None:
+    for op in operations:
+      changed = getattr(op, "variables", None)
+      if changed:
+        self._assigned.update(changed)
+        continue
+      variable = op.inputs[0].operation if isinstance(op, ReadVariable) else op
+      if not isinstance(variable, Variable) or variable.full_name not in self._given:
+        super().lower_operations([op])
+        continue
+      if variable in self._assigned:
+        raise GradientError(
+          f"{op.name} reads variable {variable.full_name} after it was assigned to: a "
+          "tf.GradientTape cannot go through that; use mtf.gradients inside the mtf.function"
+        )
+      impl = self.mesh_impl(variable)
+      value = impl.slicewise(
+        lambda t, v=variable: tf.cast(t, v.activation_dtype),
+        self._given[variable.full_name].laid_out(impl),
+      )
+      self.set_tensor_lowering(op.outputs[0], value)
+
+
+@dataclasses.dataclass
+class Backward:
+  """The gradient of one run of an `mtf.function`.
+
+  Attributes:
+    name: of the function.
+    impl: the mesh implementation.
+    build: builds the function's graph.
+    arguments: their values.
+    seed: what random operations drew from; None if there were none.
+    given: values of all variables, by full name.
+    trained: the names of those that gradients are for.
+    enter_scopes: enters the scopes in which the function was called.
+  """
+
+  name: str
+  impl: Any
+  build: Build
+  arguments: Sequence[tf.Tensor]
+  seed: Any
+  given: Mapping[str, Values]
+  trained: Sequence[str]
+  enter_scopes: Callable[[], None]
+
+  def attach(self, results: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The floating results of the run, as tensors with this gradient."""
+    slices = [t for name in self.trained for t in self.given[name].slices]
+    n = len(results)
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def through(*tensors: tf.Tensor) -> Any:
+      def gradient(*grad_ys: tf.Tensor) -> list[Any]:
+        # Not of the results themselves: a tape would go on into what made them.
+        return [None] * n + self(grad_ys)
+
+      return [tf.identity(t) for t in tensors[:n]], gradient
+
+    passed: list[tf.Tensor] = through(*results, *self.arguments, *slices)
+    return passed
+
+  def __call__(self, grad_ys: Sequence[tf.Tensor]) -> list[Any]:
+    """Gradients of the arguments, then of the slices of the trained variables; or None."""
+    there: list[bool] = []
+
+    def run() -> list[tf.Tensor]:
+      found = self._run(grad_ys)
+      there[:] = [g is not None for g in found]
+      return [g for g in found if g is not None]
+
+    if tf.executing_eagerly():
+      made = run()
+    else:
+      # A function, since what TensorFlow makes of gradients has no automatic control dependencies;
+      # called as an operation, since a tape in a tape would else differentiate the function.
+      concrete = tf.function(run, autograph=False).get_concrete_function()
+      made = tf.raw_ops.StatefulPartitionedCall(
+        args=concrete.captured_inputs, Tout=[t.dtype for t in concrete.outputs], f=concrete
+      )
+      for g, t in zip(made, concrete.outputs):
+        g.set_shape(t.shape)
+    # Second derivatives end here.
+    found = iter([tf.stop_gradient(g) for g in made])
+    return [next(found) if t else None for t in there]
+
+  def _run(self, grad_ys: Sequence[tf.Tensor]) -> list[Any]:
+    impl, made = self.impl, {}
+
+    def program(arguments: Sequence[tf.Tensor], seed: Any, grad_ys: Sequence[tf.Tensor]) -> Any:
+      mesh, inputs, result = self.build(arguments)
+      graph, flat = mesh.graph, tf.nest.flatten(result)
+      xs = [*inputs, *[graph.name_to_variable[name].outputs[0] for name in self.trained]]
+      made["found"] = found = self._gradients(mesh, xs, flat, grad_ys)
+      needed = needed_operations(graph.operations, [g for g in found if g is not None])
+      graph.operations[:] = [op for op in graph.operations if op in needed]
+      lowering = GivenValues(graph, {mesh: impl}, self.given, seed)
+      of_arguments, of_variables = [], []
+      for i, g in enumerate(found):
+        if g is not None and i < len(inputs):
+          of_arguments.append(impl.result_slices(lowering.tensors[g], g.shape))
+        elif g is not None:
+          of_variables.append(lowering.tensors[g].to_laid_out_tensor().tensor_list)
+      return of_arguments, of_variables
+
+    leave = scope.snapshot()
+    self.enter_scopes()
+    try:
+      with unwatched():
+        results = impl.run_per_device(program, (self.arguments, self.seed, grad_ys))
+    finally:
+      leave()
+    of_arguments = zip(*[r[0] for r in results])
+    of_variables = zip(*[r[1] for r in results])
+    found: list[Any] = []
+    for i, (x, g) in enumerate(zip([*self.arguments, *self.trained], made["found"])):
+      if i < len(self.arguments):
+        found.append(None if g is None else self._whole(i, x, next(of_arguments), g.shape))
+      elif g is None:
+        found += [None] * len(self.given[x].slices)
+      else:
+        dtype = self.given[x].stored.slice_dtype
+        found += [tf.cast(t, dtype) for part in next(of_variables) for t in part]
+    return found
+
+  def _gradients(
+    self, mesh: Mesh, xs: list[Tensor], flat: list[Any], grad_ys: Sequence[tf.Tensor]
+  ) -> list[Tensor | None]:
+    """Operations that compute the gradients; each with the dimensions of its x, in their order."""
+    ys = [y for y in flat if is_differentiable(y)]
+    given = [import_tf_tensor(mesh, g, y.shape) for g, y in zip(grad_ys, ys)]
+    found = gradients(ys, xs, given)
+    return [
+      g if g is None or g.shape == x.shape else transpose(g, x.shape) for x, g in zip(xs, found)
+    ]
+
+  def _whole(
+    self, index: int, argument: tf.Tensor, per_processor: Sequence[Any], shape: Shape
+  ) -> tf.Tensor:
+    if argument.shape.as_list() != shape.to_integer_list:
+      raise GradientError(
+        f"argument {index} of {self.name} is only this worker's part of {shape}: it has no "
+        "gradient outside; give the whole argument, or use mtf.gradients inside"
+      )
+    slices = [t for part in per_processor for t in part]
+    return self.impl.combine_local_slices(slices, shape)
+
+
+def is_differentiable(y: Any) -> bool:
+  """Whether a result of a function is a tensor that has gradients."""
+  return isinstance(y, Tensor) and bool(y.dtype.is_floating or y.dtype.is_complex)
