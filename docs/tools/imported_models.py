@@ -1,0 +1,124 @@
+"""The table of docs/importing.md: models of Keras, imported, beside Keras on one device.
+
+python -m docs.tools.imported_models               prints the rows of all models
+python -m docs.tools.imported_models unet_3d Bert  of some; those of keras-hub need that installed
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+import mesh_tensorflow as mtf
+from tests.importing import comparing, hub_models, image_models
+
+SMALL = ("small_images", "unet_3d", "recommender")
+ALL = (*image_models.APPLICATIONS, *SMALL, *hub_models.NAMES)
+TITLE = """\
+| model | operations | types | fallbacks | largest difference | split: of those on data | of all |
+|---|---|---|---|---|---|---|"""
+
+
+def model(name: str) -> tuple[Callable[..., Any], list[np.ndarray]]:
+  """A model as a function of arrays, and arrays for it."""
+  keras.utils.set_random_seed(1)
+  if name in hub_models.NAMES:
+    return hub_models.backbone(importlib.import_module("keras_hub"), name)
+  make = getattr(image_models, name) if name in SMALL else image_models.application(name)
+  made = make()
+  # Random weights in training are chaotic in float32: see tests/importing/test_image_models.py.
+  return image_models.caller(made, training=name in SMALL), image_models.arguments(made)
+
+
+def layout(imported: mtf.Imported) -> list[tuple[str, str]]:
+  """The batch over the rows, and over the columns as many other dimensions as a layout may name.
+
+  A dimension goes first if more operations have it; none that an operation has beside another
+  of the columns, nor one that the columns do not divide.
+  """
+  operations = imported.operations
+  batch, *others = imported.dimensions
+  count = {n: sum(n in op.dimensions for op in operations) for n in others}
+  shapes: dict[str, set[str]] = {}
+  for n in imported.dimensions:
+    for place in imported.dimensions.places(n):
+      shapes.setdefault(place.partition("[")[0], set()).add(n)
+  together = [*(op.dimensions for op in operations), *shapes.values()]
+  chosen: set[str] = set()
+  for n in sorted(others, key=lambda n: -count[n]):
+    free = not any(n in names and names & chosen for names in together)
+    if free and imported.dimensions[n].size % 2 == 0:
+      chosen.add(n)
+  return [(batch, "r"), *((n, "c") for n in sorted(chosen))]
+
+
+def of_data(imported: mtf.Imported) -> list[bool]:
+  """For each operation whether it depends on an argument; others are of variables alone."""
+  program = imported._traced().traced.program
+  reached = set(program.inputs)
+  found = []
+  for node in program.nodes:
+    found.append(any(w in reached for w in node.inputs))
+    if found[-1]:
+      reached.update(node.outputs)
+  return found
+
+
+def difference(both: comparing.Both, sources: int) -> float:
+  """The largest one: of results in units of the largest result, of gradients of the largest of all.
+
+  Args:
+    both: what was compared: results, then gradients.
+    sources: so many gradients.
+  """
+  worst = 0.0
+  pairs = list(zip(both.given, both.expected))
+  first = len(pairs) - sources
+  for group in (pairs[:first], pairs[first:]):
+    unit = max((float(np.abs(b).max()) for _, b in group if b.size), default=1.0)
+    worst = max([worst, *(float(np.abs(a - b).max()) / unit for a, b in group if a.size)])
+  return worst
+
+
+def row(name: str, devices: list[str]) -> str:
+  """The row of a model."""
+  fn, args = model(name)
+  imported = comparing.imported_of(fn, args)
+  rules = layout(imported)
+  both = comparing.compare(
+    fn, args, rules, devices, imported=imported, simd=len(devices) > 1, traced=True
+  )
+  operations = imported.operations
+  named = {n for n, _ in rules}
+  is_split = [bool(op.dimensions & named) for op in operations]
+  on_data = of_data(imported)
+  share = np.mean([ok for ok, data in zip(is_split, on_data) if data])
+  floating = [*(v.variable.dtype.is_floating for v in imported.variables)]
+  sources = sum(floating) + sum(a.dtype.kind == "f" for a in args)
+  cells = [
+    name,
+    len(operations),
+    len({op.type for op in operations}),
+    len(imported.fallbacks),
+    f"{difference(both, sources):.1e}",
+    f"{share:.0%}",
+    f"{np.mean(is_split):.0%}",
+  ]
+  return f"| {' | '.join(map(str, cells))} |"
+
+
+def main(names: list[str]) -> None:
+  """Prints the table."""
+  mtf.virtual_cpu_devices(4)
+  print(TITLE)
+  for name in names or ALL:
+    print(row(name, [f"CPU:{i}" for i in range(4)]), flush=True)
+
+
+if __name__ == "__main__":
+  main(sys.argv[1:])

@@ -1,0 +1,163 @@
+"""A traced program becomes operations on named dimensions."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from mesh_tensorflow.importing.axes import Axes, Factor
+from mesh_tensorflow.importing.nodes import Program, VariableRecord, Wire
+from mesh_tensorflow.importing.rules import rule_of
+from mesh_tensorflow.importing.value import AxisDims, Value, of_static
+from mesh_tensorflow.operations.assignments import assign
+from mesh_tensorflow.operations.reshape import reshape
+from mesh_tensorflow.operations.variables import Variable, get_variable, read_variable
+from mesh_tensorflow.program import scope
+from mesh_tensorflow.program.dimensions import Dimension, Shape
+from mesh_tensorflow.program.graph import Mesh, Tensor
+
+_ILLEGAL = re.compile(r"[^\w./-]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Dimensioned:
+  """Which dimensions the axes of a program have.
+
+  Attributes:
+    axes: the classes of axes.
+    dims: the dimension of each.
+    variables: for each variable its dimensions, of size 1, too.
+  """
+
+  axes: Axes
+  dims: Mapping[Factor, Dimension]
+  variables: Mapping[VariableRecord, Shape]
+
+  def of(self, wire: Wire) -> AxisDims:
+    """For each axis of a wire its dimensions."""
+    return tuple(tuple(self.dims[f] for f in self.axes.factors(wire, i)) for i in range(wire.rank))
+
+
+def full_shape(axes: AxisDims) -> Shape:
+  """One dimension for each axis: of size 1 where there is none, one for several."""
+  dims: list[Dimension] = []
+  for i, of_axis in enumerate(axes):
+    if len(of_axis) == 1:
+      dims.append(of_axis[0])
+    elif of_axis:
+      size = 1
+      for d in of_axis:
+        size *= d.size
+      dims.append(Dimension("*".join(d.name for d in of_axis), size))
+    else:
+      dims.append(Dimension(f"one.{i}", 1))
+  return Shape(dims)
+
+
+class Builder:
+  """Makes the operations of one call of an imported function; a `rules.Construction`.
+
+  Args:
+    mesh: where.
+    dimensioned: the dimensions.
+    made_variable: is told of each mtf `Variable` that is made or found.
+  """
+
+  def __init__(
+    self,
+    mesh: Mesh,
+    dimensioned: Dimensioned,
+    made_variable: Callable[[VariableRecord, Variable], None],
+  ):
+    self.mesh = mesh
+    self._dimensioned = dimensioned
+    self._made_variable = made_variable
+    self._values: dict[Wire, Value] = {}
+    self._variables: dict[VariableRecord, Variable] = {}
+    self._assigned: set[VariableRecord] = set()
+    self._read: dict[VariableRecord, Tensor] = {}
+    self._needed: set[Wire] = set()
+
+  def axes_of(self, wire: Wire) -> AxisDims:
+    """See `rules.Construction`."""
+    return self._dimensioned.of(wire)
+
+  def value(self, wire: Wire, axes: AxisDims | None = None) -> Value:
+    """See `rules.Construction`."""
+    if axes is None:
+      axes = self.axes_of(wire)
+    if wire.static is not None:
+      return of_static(self.mesh, wire.static, axes, wire.dtype)
+    return self._values[wire].with_axes(axes)
+
+  def read(self, variable: VariableRecord) -> Tensor:
+    """See `rules.Construction`."""
+    if variable not in self._read:
+      op = self._variable(variable)
+      self._read[variable] = read_variable(op) if variable in self._assigned else op.value
+    return self._read[variable]
+
+  def assign(self, variable: VariableRecord, value: Value) -> None:
+    """See `rules.Construction`."""
+    op = self._variable(variable)
+    tensor = reshape_to(value, op.shape)
+    assign(op, tensor, name="assign")
+    self._assigned.add(variable)
+    self._read.pop(variable, None)
+
+  def _variable(self, record: VariableRecord) -> Variable:
+    if record not in self._variables:
+      original = record.variable
+      with scope.outside_all_scopes():
+        tensor = get_variable(
+          self.mesh,
+          record.path,
+          self._dimensioned.variables[record],
+          dtype=original.dtype,
+          initializer=lambda *_: original.value(),
+          trainable=record.trainable,
+        )
+      op = tensor.operation
+      assert isinstance(op, Variable)
+      self._variables[record] = op
+      # A call before this one, in the same graph, may have assigned to it.
+      if any(op in getattr(other, "variables", ()) for other in self.mesh.graph.operations):
+        self._assigned.add(record)
+      self._made_variable(record, op)
+    return self._variables[record]
+
+  @contextlib.contextmanager
+  def inside(self) -> Iterator[None]:
+    """See `rules.Construction`."""
+    before = dict(self._read)
+    yield
+    # What was read inside has no meaning outside, and what was assigned is read anew.
+    changed = {v for v, x in before.items() if self._read.get(v) is not x}
+    self._read = {v: x for v, x in before.items() if v not in changed}
+
+  def is_needed(self, wire: Wire) -> bool:
+    """See `rules.Construction`."""
+    return wire in self._needed
+
+  def run(self, program: Program, inputs: Sequence[Value | None]) -> list[Value]:
+    """See `rules.Construction`."""
+    self._needed.update(program.outputs, *(node.inputs for node in program.nodes))
+    for wire, value in zip(program.inputs, inputs):
+      if value is not None and wire.static is None:
+        self._values[wire] = value.with_axes(self.axes_of(wire))
+    for node in program.nodes:
+      # Reports, errors and random numbers go by these names.
+      with scope.variable_scope(_ILLEGAL.sub("_", node.name)):
+        values = rule_of(node).build(node, self)
+      for wire, value in zip(node.outputs, values):
+        if value is not None:
+          self._values[wire] = value.with_axes(self.axes_of(wire))
+    return [self.value(w) for w in program.outputs]
+
+
+def reshape_to(value: Value, shape: Shape) -> Tensor:
+  """The tensor of a value with one dimension for each axis, as `full_shape`."""
+  tensor = value.ordered()
+  return tensor if tensor.shape == shape else reshape(tensor, shape)

@@ -1,0 +1,21 @@
+"""The rules of operations, one file for each family; importing a file registers its rules."""
+
+from mesh_tensorflow.importing.families import (  # noqa: F401 - they register rules
+  along_axes,
+  batch_norm,
+  contraction,
+  control_flow,
+  convolutions,
+  custom_gradients,
+  elementwise,
+  fourier,
+  gathers,
+  images,
+  pooling,
+  random,
+  reductions,
+  shapes,
+  slicing,
+  softmax,
+  state,
+)

@@ -1,0 +1,116 @@
+"""Softmax, and the cross entropies that TensorFlow has as one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mesh_tensorflow.importing.nodes import Node
+from mesh_tensorflow.importing.rules import Construction, Dims, Label, Labelled, Labels, rule
+from mesh_tensorflow.operations.binary import multiply, sub
+from mesh_tensorflow.operations.constants import ones_like, zeros_like
+from mesh_tensorflow.operations.cross_entropy import SoftmaxCrossEntropyOperation
+from mesh_tensorflow.operations.einsum import einsum
+from mesh_tensorflow.operations.elementwise import negative
+from mesh_tensorflow.operations.one_hot import one_hot
+from mesh_tensorflow.operations.reduction import reduce_sum
+from mesh_tensorflow.operations.reshape import replace_dimensions
+from mesh_tensorflow.operations.softmax import log_softmax, softmax
+from mesh_tensorflow.program.dimensions import Dimension, Shape, list_product
+from mesh_tensorflow.program.graph import Tensor
+
+
+def _last(node: Node, operands: int = 1) -> Labels:
+  """Labels of operations on the last axis, of one shape."""
+  axes = (*range(node.inputs[0].rank - 1), "last")
+  return Labels([axes] * operands, [axes])
+
+
+def as_one(x: Tensor, dims: Dims) -> tuple[Tensor, Dimension]:
+  """The tensor with an axis of several dimensions (or none) made one, and its dimension."""
+  if len(dims) == 1:
+    return x, dims[0]
+  one = Dimension("_last", list_product(d.size for d in dims))
+  rest = [d for d in x.shape if d not in dims]
+  return x_with_last(x, rest, dims, one), one
+
+
+def x_with_last(x: Tensor, rest: list[Dimension], dims: Dims, one: Dimension) -> Tensor:
+  """The tensor with some dimensions replaced by one, which stands last."""
+  ordered = einsum([x], output_shape=Shape([*rest, *dims]))
+  return replace_dimensions(ordered, list(dims), one)
+
+
+@rule("Softmax", "LogSoftmax")
+class Softmax(Labelled):
+  """Normalized exponentials over the last axis, or their logarithms."""
+
+  def labels(self, node: Node) -> Labels:
+    return _last(node)
+
+  def compute(
+    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+  ) -> Sequence[Tensor]:
+    if not dims["last"]:
+      return [ones_like(xs[0]) if node.type == "Softmax" else zeros_like(xs[0])]
+    x, dim = as_one(xs[0], dims["last"])
+    y = (softmax if node.type == "Softmax" else log_softmax)(x, dim)
+    return [y if len(dims["last"]) == 1 else replace_dimensions(y, dim, list(dims["last"]))]
+
+
+class _CrossEntropy(Labelled):
+  """A loss for each row, and its gradient for the logits, which TensorFlow makes in advance."""
+
+  def compute(
+    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+  ) -> Sequence[Tensor]:
+    x, labels = xs
+    if not dims["class"]:
+      return [zeros_like(reduce_sum(x, output_shape=x.shape)), zeros_like(x)]
+    several = len(dims["class"]) > 1
+    x, dim = as_one(x, dims["class"])
+    if several and labels.dtype == x.dtype:
+      labels, _ = as_one(labels, dims["class"])
+    loss = self.loss(x, labels, dim)
+    if not make.is_needed(node.outputs[1]):
+      return [loss, zeros_like(xs[0])]
+    back = sub(softmax(x, dim), self.targets(x, labels, dim), output_shape=x.shape)
+    return [loss, replace_dimensions(back, dim, list(dims["class"])) if several else back]
+
+  def loss(self, x: Tensor, labels: Tensor, dim: Dimension) -> Tensor:
+    """The loss of each row."""
+    raise NotImplementedError
+
+  def targets(self, x: Tensor, labels: Tensor, dim: Dimension) -> Tensor:
+    """The labels as probabilities."""
+    raise NotImplementedError
+
+
+@rule("SparseSoftmaxCrossEntropyWithLogits")
+class SparseCrossEntropy(_CrossEntropy):
+  """Labels are numbers of classes."""
+
+  def labels(self, node: Node) -> Labels:
+    return Labels([("row", "class"), ("row",)], [("row",), ("row", "class")])
+
+  def loss(self, x: Tensor, labels: Tensor, dim: Dimension) -> Tensor:
+    return SoftmaxCrossEntropyOperation(x, labels, dim).outputs[0]
+
+  def targets(self, x: Tensor, labels: Tensor, dim: Dimension) -> Tensor:
+    return one_hot(labels, dim, dtype=x.dtype)
+
+
+@rule("SoftmaxCrossEntropyWithLogits")
+class DenseCrossEntropy(_CrossEntropy):
+  """Labels are probabilities of classes; both operands may have one row for all."""
+
+  def labels(self, node: Node) -> Labels:
+    both = ("row", "class")
+    return Labels([both, both], [("row",), both])
+
+  def loss(self, x: Tensor, labels: Tensor, dim: Dimension) -> Tensor:
+    product = multiply(log_softmax(x, dim), labels)
+    return negative(reduce_sum(product, output_shape=product.shape - dim))
+
+  def targets(self, x: Tensor, labels: Tensor, dim: Dimension) -> Tensor:
+    return labels

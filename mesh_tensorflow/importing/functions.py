@@ -1,0 +1,144 @@
+"""Functions that a graph calls: from their definitions to graphs that can be read.
+
+The body of a called function (of a nested tf.function, a saved model, a loop) is there only as a
+`FunctionDef`. Its nodes are imported into a graph of its own, one by one, so that TensorFlow infers
+their shapes from those at the call, which may be known better than in the function.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.importing.nested import set_element_shape
+from mesh_tensorflow.importing.nodes import Wire
+
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
+
+def is_call(op: tf.Operation) -> bool:
+  """Whether an operation calls a function, which can stand in its place."""
+  return op.type in _CALLS
+
+
+class FunctionLibrary:
+  """The functions that come with a graph.
+
+  Args:
+    graph: a tf.Graph.
+  """
+
+  def __init__(self, graph: tf.Graph):
+    self._graph = graph
+
+  @functools.cached_property
+  def _definition(self) -> Any:
+    return self._graph.as_graph_def(add_shapes=False)
+
+  @functools.cached_property
+  def _functions(self) -> dict[str, Any]:
+    return {f.signature.name: f for f in self._definition.library.function}
+
+  def called(self, op: tf.Operation) -> Any:
+    """The definition of the function that an operation calls."""
+    return self.named(op.get_attr("f").name)
+
+  def named(self, name: str) -> Any:
+    """The definition of the function of a name."""
+    return self._functions[name]
+
+  def imported(
+    self, function: Any, inputs: Sequence[Wire]
+  ) -> tuple[tf.Graph, list[str], list[str]]:
+    """A graph of the body of a function.
+
+    Args:
+      function: its definition.
+      inputs: what it is called with.
+
+    Returns:
+      The graph, whose operations are in an order in which they can run; the names of the tensors
+      that stand for the inputs; the names of its results.
+    """
+    graph = tf.Graph()
+    tensors: dict[str, Any] = {}  # "argument" or "node:output:number" -> tensor
+    arguments = []
+    with graph.as_default():
+      library = type(self._definition)()
+      library.library.CopyFrom(self._definition.library)
+      library.versions.CopyFrom(self._definition.versions)
+      tf.graph_util.import_graph_def(library, name="")
+      for arg, wire in zip(function.signature.input_arg, inputs):
+        placeholder = _placeholder(arg, wire)
+        tensors[arg.name] = placeholder
+        arguments.append(placeholder.name)
+      made: dict[str, tf.Operation] = {}
+      known = dict(zip(arguments, inputs))
+      for node in _in_order(function):
+        op = _import_node(node, tensors, type(self._definition), self._definition.versions)
+        made[node.name] = op
+        _enter_outputs(op, node.name, tensors)
+        if op.type == "ReadVariableOp" and op.inputs[0].name in known:
+          # The placeholder of a resource does not tell.
+          op.outputs[0].set_shape(known[op.inputs[0].name].shape)
+        set_element_shape(op, known)
+    results = [tensors[function.ret[arg.name]].name for arg in function.signature.output_arg]
+    return graph, arguments, results
+
+
+def _placeholder(arg: Any, wire: Wire) -> tf.Tensor:
+  if wire.static is not None and wire.variable is None:
+    return tf.constant(wire.static, wire.dtype)
+  if wire.variable is not None or wire.dtype in (tf.resource, tf.variant):
+    return tf.raw_ops.Placeholder(dtype=tf.as_dtype(arg.type), shape=[])
+  return tf.raw_ops.Placeholder(dtype=wire.dtype, shape=wire.shape)
+
+
+def _in_order(function: Any) -> list[Any]:
+  """The nodes of a function, each behind those that it takes something from or has to wait for."""
+  nodes = {n.name: n for n in function.node_def}
+  done: dict[str, Any] = {}
+  for first in nodes:
+    stack = [first]
+    while stack:
+      name = stack[-1]
+      needs = [i.lstrip("^").split(":")[0] for i in nodes[name].input]
+      missing = [n for n in needs if n in nodes and n not in done]
+      if missing:
+        stack += missing
+      else:
+        done[name] = nodes[name]
+        stack.pop()
+  return list(done.values())
+
+
+def _import_node(node: Any, tensors: dict[str, Any], graph_def: Any, versions: Any) -> tf.Operation:
+  """Imports one node of a function into the current graph."""
+  single = graph_def()
+  single.versions.CopyFrom(versions)
+  copy = single.node.add()
+  copy.CopyFrom(node)
+  del copy.input[:]
+  inputs = {}
+  for i, name in enumerate(n for n in node.input if not n.startswith("^")):
+    inputs[f"_input_{i}:0"] = tensors[name]
+    copy.input.append(f"_input_{i}:0")
+  (op,) = tf.graph_util.import_graph_def(
+    single, input_map=inputs, return_elements=[node.name], name=""
+  )
+  return op
+
+
+def _enter_outputs(op: tf.Operation, name: str, tensors: dict[str, Any]) -> None:
+  outputs = list(op.outputs)
+  for arg in op.op_def.output_arg:
+    count = 1
+    if arg.number_attr:
+      count = op.get_attr(arg.number_attr)
+    elif arg.type_list_attr:
+      count = len(op.get_attr(arg.type_list_attr))
+    for i in range(count):
+      tensors[f"{name}:{arg.name}:{i}"] = outputs.pop(0)

@@ -1,0 +1,371 @@
+"""`from_tensorflow`: a model of TensorFlow or Keras as a function of mtf.Tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.errors import (
+  ArgumentError,
+  DimensionError,
+  DTypeError,
+  GraphError,
+  ShapeError,
+  VariableError,
+)
+from mesh_tensorflow.importing import drawing
+from mesh_tensorflow.importing.building import Builder, full_shape, reshape_to
+from mesh_tensorflow.importing.models import (
+  Model,
+  is_tensor,
+  key_of,
+  make_model,
+  own_signature,
+  spec_of,
+)
+from mesh_tensorflow.importing.nodes import VariableRecord, Wire
+from mesh_tensorflow.importing.originals import callable_of
+from mesh_tensorflow.importing.tables import DimensionTable, ImportedOperation, operation_rows
+from mesh_tensorflow.importing.tracing import Result
+from mesh_tensorflow.importing.value import Value
+from mesh_tensorflow.operations.constants import import_tf_tensor
+from mesh_tensorflow.operations.reshape import reshape
+from mesh_tensorflow.operations.variables import Variable
+from mesh_tensorflow.program.dimensions import Dimension, Shape
+from mesh_tensorflow.program.graph import Mesh, Tensor
+
+
+class ImportedVariable:
+  """A variable of an imported function.
+
+  Attributes:
+    name: its name, also that of the mtf variable.
+    variable: the original tf.Variable.
+    shape: its dimensions, an `mtf.Shape`.
+    trainable: whether optimizers change it.
+  """
+
+  def __init__(self, record: VariableRecord, shape: Shape):
+    self.name = record.path
+    self.variable = record.variable
+    self.shape = shape
+    self.trainable = record.trainable
+
+  def __repr__(self) -> str:
+    kind = "" if self.trainable else ", not trained"
+    return f"ImportedVariable({self.name}, {self.shape}{kind})"
+
+
+class Imported:
+  """A function of TensorFlow on named dimensions; see `from_tensorflow`."""
+
+  def __init__(
+    self,
+    fn: Any,
+    input_signature: Sequence[Any] | None,
+    dims: Mapping[str, Sequence[str | None]],
+    fallback: str,
+  ):
+    self._original = fn
+    self._dims = dict(dims)
+    self._fallback = fallback
+    self._models: dict[Any, Model] = {}
+    self._last: Model | None = None
+    self._made: dict[VariableRecord, list[Variable]] = {}
+    self.__name__ = str(getattr(fn, "name", None) or getattr(fn, "__name__", type(fn).__name__))
+    if input_signature is None:
+      input_signature = own_signature(callable_of(fn))
+    if input_signature is not None:
+      self._model(list(input_signature))
+    self._is_fixed = input_signature is not None
+
+  @property
+  def dimensions(self) -> DimensionTable:
+    """The dimensions: a table, and a mapping from names to `mtf.Dimension`s."""
+    model = self._traced()
+    return DimensionTable(model.traced.program, model.dimensioned, model.places)
+
+  @property
+  def variables(self) -> list[ImportedVariable]:
+    """The variables that it uses, in the order of the original, with their dimensions."""
+    model = self._traced()
+    shapes = model.dimensioned.variables
+    return [ImportedVariable(v, shapes[v]) for v in model.traced.variables]
+
+  @property
+  def trainable_variables(self) -> list[ImportedVariable]:
+    """Those of `variables` that optimizers change."""
+    return [v for v in self.variables if v.trainable]
+
+  @property
+  def operations(self) -> list[ImportedOperation]:
+    """A record of each operation: type, name, Python line, dimensions."""
+    model = self._traced()
+    return operation_rows(model.traced.program, model.dimensioned)
+
+  @property
+  def fallbacks(self) -> list[ImportedOperation]:
+    """Those of `operations` that are computed whole on each device."""
+    return [op for op in self.operations if op.is_fallback]
+
+  def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    """Makes the operations, inside an `mtf.function` or any other mtf graph.
+
+    Args:
+      *args: `mtf.Tensor`s, in structures as the function takes them; renamed, by position, to the
+        dimensions of `dimensions` if they have others. Arrays, and tf.Tensors, may stand beside.
+      **kwargs: likewise, by the names of the parameters.
+
+    Returns:
+      What the function returns, of `mtf.Tensor`s.
+
+    Raises:
+      ShapeError: an argument has other sizes than the signature.
+      DTypeError: it has another dtype.
+    """
+    args = self._by_position(args, kwargs)
+    flat = tf.nest.flatten(args)
+    mesh = next((x.mesh for x in flat if isinstance(x, Tensor)), None)
+    if mesh is None:
+      raise ArgumentError(
+        f"{self.__name__}: at least one argument must be an mtf.Tensor, got {list(args)}; call it "
+        "inside of an mtf.function"
+      )
+    model = self._model_for(args)
+    given = [x for x in flat if is_tensor(x) or hasattr(x, "__array__")]
+    if len(given) != len(model.arguments):
+      raise ArgumentError(
+        f"{self.__name__} takes {len(model.arguments)} tensors "
+        f"({', '.join(w.name for w in model.arguments)}), got {len(given)}"
+      )
+    inputs = [self._argument(model, mesh, w, x) for w, x in zip(model.arguments, given)]
+    builder = Builder(mesh, model.dimensioned, self._note_variable)
+    results = [
+      reshape_to(value, full_shape(value.axes))
+      for value in builder.run(model.traced.program, inputs)
+    ]
+    return tf.nest.map_structure(
+      lambda x: results[x.number] if isinstance(x, Result) else x, model.traced.structure
+    )
+
+  @property
+  def arguments(self) -> list[Shape]:
+    """The dimensions of each tensor of the arguments, in the order of `tf.nest.flatten`."""
+    model = self._traced()
+    return [full_shape(model.dimensioned.of(w)) for w in model.arguments]
+
+  def store_as(self, names: Mapping[str, Sequence[str | None]]) -> None:
+    """Says under which names variables lie on the mesh, where a layout shall split them otherwise.
+
+    Where the function reads such a variable, it is renamed to the dimensions that it is computed
+    with, and slices are exchanged as the layout asks for.
+
+    Args:
+      names: path of a variable -> for each axis a name; None for an axis of size 1.
+
+    Raises:
+      DimensionError: there is no such variable, or it has another number of axes.
+    """
+    model = self._traced()
+    shapes = dict(model.dimensioned.variables)
+    records = {v.path: v for v in shapes}
+    for path, given in names.items():
+      if path not in records or len(given) != shapes[records[path]].ndims:
+        raise DimensionError(
+          f"{self.__name__}: store_as({path!r}: {list(given)}), but "
+          + (f"it is {shapes[records[path]]}" if path in records else "there is no such variable")
+        )
+      old = shapes[records[path]]
+      shapes[records[path]] = Shape([Dimension(n or d.name, d.size) for d, n in zip(old, given)])
+    stored = dataclasses.replace(
+      model, dimensioned=dataclasses.replace(model.dimensioned, variables=shapes)
+    )
+    self._models = {key: stored if m is model else m for key, m in self._models.items()}
+    self._last = stored
+
+  def picture(self) -> str:
+    """An SVG picture: each layer's result and variables, their dimensions as boxes."""
+    model = self._traced()
+    return drawing.picture(model.traced.program, model.dimensioned, model.places)
+
+  def save_picture(self, path: str) -> None:
+    """Writes `picture` into a file.
+
+    Args:
+      path: ends in .svg.
+    """
+    drawing.save(path, self.picture())
+
+  def renamed(self, x: Tensor, name: str) -> Tensor:
+    """A tensor with the dimensions, by position, of an argument or a result.
+
+    Args:
+      x: a `Tensor` of the sizes of that one: labels, say.
+      name: "inputs", "output", "output/0", ...
+
+    Raises:
+      DimensionError: there is none of this name.
+      ShapeError: x has other sizes.
+    """
+    model = self._traced()
+    named = {**model.places.arguments, **model.places.outputs}
+    if name not in named:
+      raise DimensionError(f"{self.__name__} has no argument or result {name!r}: {list(named)}")
+    shape = full_shape(model.dimensioned.of(named[name]))
+    if x.shape.to_integer_list != shape.to_integer_list:
+      raise ShapeError(f"{self.__name__}: {x} has not the sizes of {name}, {shape}")
+    return x if x.shape == shape else reshape(x, shape)
+
+  def variable_tensors(self, mesh: Mesh) -> list[Tensor]:
+    """The values, in a graph, of `variables`: what `mtf.gradients` is asked for.
+
+    Args:
+      mesh: the mesh of a graph in which the function was called.
+    """
+    known = mesh.graph.name_to_variable
+    missing = [v.name for v in self.variables if v.name not in known]
+    if missing:
+      raise VariableError(f"{self.__name__} was not called in this graph: it lacks {missing[0]}")
+    return [known[v.name].value for v in self.variables]
+
+  def sync(self) -> None:
+    """Writes the values that the variables have on the mesh into the original tf.Variables.
+
+    Raises:
+      VariableError: the function has not run on a mesh.
+    """
+    for record, op in self._lowered().items():
+      record.variable.assign(op.get_master().numpy())
+
+  def load(self) -> None:
+    """Writes the values of the original tf.Variables into those of the mesh: the way back.
+
+    Raises:
+      VariableError: the function has not run on a mesh.
+    """
+    for record, op in self._lowered().items():
+      op.assign_to_master(record.variable.numpy())
+
+  def _lowered(self) -> dict[VariableRecord, Variable]:
+    found = {}
+    for record, made in self._made.items():
+      op = next((op for op in reversed(made) if _has_values(op)), None)
+      if op is not None:
+        found[record] = op
+    if self._last is not None and not found and self._last.traced.variables:
+      raise VariableError(
+        f"{self.__name__} has not run on a mesh; call it in an mtf.function, and run that"
+      )
+    return found
+
+  def _note_variable(self, record: VariableRecord, op: Variable) -> None:
+    made = self._made.setdefault(record, [])
+    # Of older graphs only the last one that has run: the others need not be kept in memory.
+    lowered = [v for v in made if _has_values(v)]
+    made[:] = [*lowered[-1:], op]
+
+  def _traced(self) -> Model:
+    if self._last is None:
+      raise GraphError(
+        f"{self.__name__} has no input_signature, so it is traced when it is called first; "
+        "call it, or give from_tensorflow input_signature=[tf.TensorSpec(...), ...]"
+      )
+    return self._last
+
+  def _by_position(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    if not kwargs:
+      return args
+    try:
+      bound = inspect.signature(getattr(self._original, "call", self._original)).bind(
+        *args, **kwargs
+      )
+    except TypeError as e:
+      raise ArgumentError(f"{self.__name__}: {e}") from None
+    if bound.kwargs:
+      raise ArgumentError(
+        f"{self.__name__}: {sorted(bound.kwargs)} can only be given by keyword; bind them before: "
+        "mtf.from_tensorflow(lambda x: model(x, training=True), ...)"
+      )
+    return bound.args
+
+  def _argument(self, model: Model, mesh: Mesh, wire: Wire, x: Any) -> Value:
+    axes = model.dimensioned.of(wire)
+    if not isinstance(x, Tensor):
+      x = import_tf_tensor(mesh, tf.convert_to_tensor(x, wire.dtype), full_shape(axes))
+    if x.shape.to_integer_list != list(wire.shape):
+      raise ShapeError(
+        f"{self.__name__}: {x} is given for {wire.name} of shape {list(wire.shape)}; the sizes "
+        "must be those of the input_signature"
+      )
+    if x.dtype != wire.dtype:
+      raise DTypeError(f"{self.__name__}: {x} is given for {wire}; cast it (mtf.cast)")
+    wanted = Shape([d for dims in axes for d in dims])
+    return Value(x if x.shape == wanted else reshape(x, wanted), axes)
+
+  def _model_for(self, args: Sequence[Any]) -> Model:
+    """The model for the arguments of a call."""
+    if self._is_fixed:
+      return self._traced()
+    return self._model(tf.nest.map_structure(spec_of, list(args)))
+
+  def _model(self, specs: list[Any]) -> Model:
+    """The model for certain arguments; traced if there is none."""
+    key = key_of(specs)
+    if key not in self._models:
+      self._models[key] = make_model(
+        self._original, self.__name__, specs, self._dims, self._fallback == "replicate"
+      )
+    self._last = self._models[key]
+    return self._last
+
+
+def _has_values(op: Variable) -> bool:
+  try:
+    op.get_master()
+  except VariableError:
+    return False
+  return True
+
+
+@checked
+def from_tensorflow(
+  fn: Any,
+  input_signature: Sequence[Any] | None = None,
+  dims: Mapping[str, Sequence[str | None]] | None = None,
+  fallback: str = "error",
+) -> Imported:
+  """A tf.function, Keras model or tf.Module as a function of `mtf.Tensor`s.
+
+  It is traced once, and its operations become operations on named dimensions, so any layout
+  splits it, `mtf.gradients` differentiates it, and `mtf.optimize` trains it. Axes are followed
+  through the function; their names come from the variables' paths ("mlp/dense_1.units"), and from
+  `dims`. Random operations are drawn as all of this package: a layout does not change them.
+
+  Args:
+    fn: what is called with tf.Tensors.
+    input_signature: for each argument a tf.TensorSpec, or an `mtf.TensorSpec`, whose names are
+      those of the axes; or a structure of them. Without one the function is traced when it is
+      called first, for the shapes and names of its arguments, and again for other shapes.
+    dims: names of dimensions: the name of an argument or result ("inputs", "inputs/user",
+      "output"), or a pattern over variables' paths ("*/ffn/kernel") -> a name, or None, for each
+      axis.
+    fallback: what happens to operations that have no rule: "error", or "replicate": each device
+      computes them whole.
+
+  Returns:
+    An `Imported`, to be called inside an `mtf.function`.
+
+  Raises:
+    UnsupportedError: an operation has no rule.
+    ShapeError: a shape is known only when the function runs.
+    VariableError: the function makes a variable when it is called.
+    DimensionError: `dims` names what is not there, or gives two names to one axis.
+  """
+  if fallback not in ("error", "replicate"):
+    raise ArgumentError(f"from_tensorflow: fallback is 'error' or 'replicate', got {fallback!r}")
+  return Imported(fn, input_signature, dims or {}, fallback)

@@ -1,0 +1,190 @@
+"""Programs inside of nodes: the condition and the body of a loop, the branches of a condition.
+
+And the shapes of TensorLists, which TensorFlow does not tell: a list is the tensor of its elements,
+stacked along a first axis. Its wire has the dtype tf.variant, and that tensor's shape (() as long
+as it is not known).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mesh_tensorflow.errors import ShapeError, UnsupportedError
+from mesh_tensorflow.importing.nodes import Node, Program, Wire
+
+LOOPS = ("While", "StatelessWhile")
+CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
+
+
+@dataclasses.dataclass(eq=False)
+class Loop:
+  """The programs of a While.
+
+  Attributes:
+    condition: takes what the body takes.
+    body: its inputs that do not vary are the wires of the node themselves, so that constants are
+      constants in it, and weights are found outside.
+    varying: the numbers of the inputs that the body changes.
+  """
+
+  condition: Program
+  body: Program
+  varying: tuple[int, ...]
+
+  @property
+  def most(self) -> int | None:
+    """How often the body runs at most, where TensorFlow's `maximum_iterations` says it."""
+    counter = self.condition.inputs[0] if 0 in self.varying else None
+    for node in self.condition.nodes:
+      if node.type == "Less" and counter is not None and node.inputs[0] is counter:
+        bound = node.static(1)
+        if bound is not None and bound.size == 1 and int(bound) > 0:
+          return int(bound)
+    return None
+
+
+_loops: weakref.WeakKeyDictionary[Node, Loop] = weakref.WeakKeyDictionary()
+_branches: weakref.WeakKeyDictionary[Node, list[Program]] = weakref.WeakKeyDictionary()
+
+
+def loop_of(node: Node) -> Loop:
+  """The programs of a While; built at the first call."""
+  if node not in _loops:
+    _loops[node] = _loop(node)
+  return _loops[node]
+
+
+def branches_of(node: Node) -> list[Program]:
+  """The programs of an If, that of true first, or of a Case; built at the first call."""
+  if node not in _branches:
+    if "then_branch" in node.functions:
+      bodies = [node.functions["then_branch"], node.functions["else_branch"]]
+    else:
+      bodies = [node.functions[f"branches_{i}"] for i in range(len(node.functions))]
+    _branches[node] = [_checked(node, body(node.inputs[1:])) for body in bodies]
+  return _branches[node]
+
+
+def _loop(node: Node) -> Loop:
+  body_of, varying = node.functions["body"], set[int]()
+  while True:
+    inside = [_inside(w) if i in varying else w for i, w in enumerate(node.inputs)]
+    body = body_of(inside)
+    made_by = {w: n for n in body.nodes for w in n.outputs}
+    kept = {i for i, w in enumerate(inside) if _is_same(w, _source(body.outputs[i], made_by))}
+    changed = set(range(len(inside))) - kept - varying
+    learned = [i for i in varying if _learn(node.inputs[i], body.outputs[i])]
+    if not changed and not learned:
+      break
+    varying |= changed
+  for i in varying:
+    if node.inputs[i].variable is not None:
+      raise UnsupportedError(f"from_tensorflow: {node} changes which variable it works on")
+  condition = node.functions["cond"](inside)
+  return Loop(_checked(node, condition), _checked(node, body), tuple(sorted(varying)))
+
+
+def _is_same(before: Wire, after: Wire) -> bool:
+  """Whether an iteration leaves a loop variable as it is; constants were computed anew."""
+  if before.static is None or after.static is None:
+    return before is after
+  return np.array_equal(before.static, after.static)
+
+
+def _source(wire: Wire, made_by: Mapping[Wire, Node]) -> Wire:
+  """What a wire is a copy of."""
+  while wire in made_by and made_by[wire].type == "Identity":
+    wire = made_by[wire].inputs[0]
+  return wire
+
+
+def _inside(wire: Wire) -> Wire:
+  """The wire of a loop variable within the body: it has the values of each iteration."""
+  return Wire(f"{wire.name}/inside", wire.shape, wire.dtype)
+
+
+def _learn(before: Wire, after: Wire) -> bool:
+  """Takes the shape of a list from what the body makes of it; returns whether it was news."""
+  if before.dtype != tf.variant or _is_known(before) or not _is_known(after):
+    return False
+  before.shape = after.shape
+  return True
+
+
+def _checked(node: Node, program: Program) -> Program:
+  for inner in program.nodes:
+    for w in inner.outputs:
+      if None in w.shape:
+        raise ShapeError(
+          f"from_tensorflow: the shape {list(w.shape)} of {w.name}, made by {inner} in {node}, is "
+          "known only when the function runs; on a mesh all shapes are static"
+        )
+  return program
+
+
+def _is_known(wire: Wire) -> bool:
+  return bool(wire.shape) and None not in wire.shape
+
+
+def note_lists(node: Node) -> None:
+  """Enters the shapes of the lists that a node makes, and of the elements that it reads.
+
+  Args:
+    node: a new node; its outputs are changed.
+  """
+  if node.type == "TensorListReserve":
+    element, count = node.static(0), node.static(1)
+    if element is not None and count is not None and element.ndim and (element >= 0).all():
+      node.outputs[0].shape = (int(count), *(int(n) for n in element))
+    elif count is not None:
+      node.outputs[0].shape = (int(count), None)  # type: ignore[assignment]
+  elif node.type == "TensorListFromTensor":
+    node.outputs[0].shape = node.inputs[0].shape
+  elif node.type == "TensorListSetItem":
+    before, item = node.inputs[0], node.inputs[2]
+    if before.shape and before.shape[0] is not None:
+      node.outputs[0].shape = (before.shape[0], *item.shape)
+      before.shape = node.outputs[0].shape
+  elif node.type in ("TensorListGetItem", "TensorListStack") and _is_known(node.inputs[0]):
+    shape = node.inputs[0].shape
+    node.outputs[0].shape = shape[1:] if node.type == "TensorListGetItem" else shape
+  elif node.type in LOOPS and _has_lists(node):
+    loop = loop_of(node)
+    for i, out in enumerate(node.outputs):
+      if out.dtype == tf.variant:
+        out.shape = loop.body.outputs[i].shape if i in loop.varying else node.inputs[i].shape
+  elif node.type in CONDITIONS and _has_lists(node):
+    for out, inner in zip(node.outputs, branches_of(node)[0].outputs):
+      if out.dtype == tf.variant:
+        out.shape = inner.shape
+
+
+def _has_lists(node: Node) -> bool:
+  return any(w.dtype == tf.variant for w in node.outputs)
+
+
+def set_element_shape(op: tf.Operation, known: Any) -> None:
+  """Tells TensorFlow the shape of an element of a list that came into a function.
+
+  Args:
+    op: an operation of the function.
+    known: name of a tensor -> wire, of the arguments.
+  """
+  if op.type == "TensorListGetItem" and op.inputs[0].name in known:
+    wire = known[op.inputs[0].name]
+    if _is_known(wire):
+      op.outputs[0].set_shape(wire.shape[1:])
+
+
+def all_programs(node: Node) -> Sequence[Program]:
+  """All programs inside of a node."""
+  if node.type in LOOPS:
+    loop = loop_of(node)
+    return [loop.condition, loop.body]
+  return branches_of(node) if node.type in CONDITIONS else []

@@ -1,0 +1,383 @@
+"""From a function of TensorFlow to a `Program` of nodes.
+
+It is traced once; calls are inlined, constants folded, and what nothing needs is left out.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from mesh_tensorflow.errors import ShapeError, VariableError
+from mesh_tensorflow.importing.functions import FunctionLibrary, is_call
+from mesh_tensorflow.importing.nested import note_lists
+from mesh_tensorflow.importing.nodes import (
+  Body,
+  CustomGradient,
+  Node,
+  Program,
+  VariableRecord,
+  Wire,
+)
+from mesh_tensorflow.importing.python_lines import python_line
+from mesh_tensorflow.importing.rules import may_be_replicated
+
+_T = TypeVar("_T")
+# Folding stops at tensors of this many elements: what is larger is computed on the mesh.
+_MOST_FOLDED = 2**22
+# Operations that only read from the resources they are given.
+_READERS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
+# Operations whose result is not a function of their inputs, or is to be drawn by index.
+_NOT_FOLDED = ("Random", "Stateless", "StatefulUniform", "Multinomial", "TensorList", "EmptyTensor")
+_SHAPES = ("Shape", "ShapeN", "Size", "Rank", "VariableShape")
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """The place of a tensor in what a function returns.
+
+  Attributes:
+    number: of `Program.outputs`.
+  """
+
+  number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+  """A function, traced.
+
+  Attributes:
+    program: its nodes. Its inputs are the tensors of the arguments, flat.
+    variables: what it reads and assigns to, in the order of first use.
+    structure: what it returned; a `Result` in place of each tensor.
+  """
+
+  program: Program
+  variables: tuple[VariableRecord, ...]
+  structure: Any
+
+
+def trace(
+  fn: Callable[..., Any],
+  args: Sequence[Any],
+  kwargs: Mapping[str, Any],
+  paths: Mapping[int, tuple[str, bool]],
+  fallback: bool = False,
+) -> Traced:
+  """Traces a function.
+
+  Args:
+    fn: a tf.function, or a callable.
+    args: its arguments: structures of tf.TensorSpec and of Python values.
+    kwargs: likewise, by keyword.
+    paths: by the id of a tf.Variable its name, and whether it is trained; others have TensorFlow's.
+    fallback: whether operations without a rule are to be computed whole on each device.
+
+  Raises:
+    ShapeError: a tensor has no static shape.
+    VariableError: the function makes a variable.
+  """
+
+  def run() -> tuple[Any, Program]:
+    function = fn if hasattr(fn, "get_concrete_function") else tf.function(fn)
+    concrete = _concrete(function, args, kwargs)
+    return concrete, _Tracer(concrete, paths, fallback).program()
+
+  concrete, program = _eagerly(run)
+  numbers = itertools.count()
+  structure = tf.nest.map_structure(
+    lambda x: Result(next(numbers)) if isinstance(x, (tf.Tensor, tf.TensorSpec)) else x,
+    concrete.structured_outputs,
+    expand_composites=True,
+  )
+  used = dict.fromkeys(w.variable for w in program.wires if w.variable is not None)
+  return Traced(program, tuple(used), structure)
+
+
+def _eagerly(run: Callable[[], _T]) -> _T:
+  """Calls a function outside of what may be being traced around it: folding computes at once."""
+  if tf.executing_eagerly():
+    return run()
+  # A thread of its own has no graph around it. Within tf.init_scope no tape of the function's would
+  # record, and its gradients would be None.
+  with concurrent.futures.ThreadPoolExecutor(1) as thread:
+    return thread.submit(run).result()
+
+
+def _concrete(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+  """The concrete function for arguments.
+
+  Raises:
+    VariableError: it makes a variable.
+  """
+  refused: list[str] = []
+
+  def refuse(next_creator: Any, **settings: Any) -> Any:
+    # The traceback of an operation made here: Python's own shows what AutoGraph generated.
+    name = settings.get("name") or "(no name)"
+    refused.append(
+      f"from_tensorflow: the function makes the variable {name!r} when it is called "
+      f"({python_line(tf.no_op().traceback)}); make it before: build the model, or call it once"
+    )
+    raise VariableError(refused[-1])
+
+  try:
+    with tf.variable_creator_scope(refuse):
+      return function.get_concrete_function(*args, **kwargs)
+  except Exception:
+    if not refused:
+      raise
+  # AutoGraph, and Keras, raised another one, of many lines.
+  raise VariableError(refused[0])
+
+
+class _Tracer:
+  """Turns the operations of a concrete function into nodes."""
+
+  def __init__(self, concrete: Any, paths: Mapping[int, tuple[str, bool]], fallback: bool):
+    self._concrete = concrete
+    self._fallback = fallback
+    self._line_of_call = "no Python line"
+    self._in_gradient = False
+    self._library = FunctionLibrary(concrete.graph)
+    self._records: dict[int, VariableRecord] = {}
+    taken: set[str] = set()
+    for v in concrete.variables:
+      path, trainable = paths.get(id(v), (v.name.split(":")[0], bool(v.trainable)))
+      unique = path
+      while unique in taken:
+        unique = f"{path}_{len(taken)}"
+      taken.add(unique)
+      self._records[id(v.handle)] = VariableRecord(unique, v, trainable)
+
+  def program(self) -> Program:
+    """The whole function."""
+    concrete = self._concrete
+    n = len(concrete.inputs) - len(concrete.captured_inputs)
+    arguments = [wire_of(t) for t in concrete.inputs[:n]]
+    captured = [
+      self._captured(t, value) for t, value in zip(concrete.inputs[n:], concrete.captured_inputs)
+    ]
+    wires = dict(zip((t.name for t in concrete.inputs), [*arguments, *captured]))
+    nodes = self._nodes(concrete.graph.get_operations(), wires)
+    outputs = [wires[t.name] for t in concrete.outputs]
+    program = Program(tuple(arguments), tuple(outputs), tuple(_needed(nodes, outputs)))
+    _check_shapes(program)
+    return program
+
+  def _captured(self, tensor: tf.Tensor, value: Any) -> Wire:
+    """The wire of something that the function takes from outside."""
+    record = self._records.get(id(value))
+    if record is not None:
+      shape = tuple(record.variable.shape.as_list())
+      return Wire(record.path, shape, record.variable.dtype, variable=record)
+    wire = wire_of(tensor)
+    if value.dtype not in (tf.resource, tf.variant):
+      wire.static = np.asarray(value.numpy())
+      wire.shape = wire.static.shape
+    return wire
+
+  def _nodes(self, operations: Iterable[tf.Operation], wires: dict[str, Wire]) -> list[Node]:
+    """The nodes of operations; enters their outputs into `wires`."""
+    nodes: list[Node] = []
+    for op in operations:
+      if all(t.name in wires for t in op.outputs) and op.outputs:
+        continue  # An argument.
+      inputs = [wires[t.name] for t in op.inputs]
+      if op.type == "Identity" and (inputs[0].variable or inputs[0].dtype == tf.variant):
+        wires[op.outputs[0].name] = inputs[0]  # A handle, or a list, passed on.
+        continue
+      if is_call(op):
+        program = self._body(self._library.called(op), self._line(op), inputs)
+        nodes += program.nodes
+        wires.update(zip((t.name for t in op.outputs), program.outputs))
+        continue
+      outputs = [wire_of(t) for t in op.outputs]
+      wires.update(zip((t.name for t in op.outputs), outputs))
+      node = self._node(op, inputs, outputs)
+      is_custom = op.type == "IdentityN" and "_gradient_op_type" in op.node_def.attr
+      # A gradient may have one of its own, without end: that of a sum over replicas is one.
+      if is_custom and not self._in_gradient:
+        self._with_gradient(op, node, wires)
+      node.fallback = self._fallback and may_be_replicated(node)
+      note_lists(node)
+      if not _fold(node):
+        nodes.append(node)
+    return nodes
+
+  def _node(self, op: tf.Operation, inputs: list[Wire], outputs: list[Wire]) -> Node:
+    functions: dict[str, Body] = {}
+    attributes: dict[str, Any] = {}
+    for attr in op.op_def.attr:
+      if attr.type == "func":
+        called = self._library.named(op.get_attr(attr.name).name)
+        functions[attr.name] = functools.partial(self._body, called, self._line(op))
+      elif attr.type == "list(func)":
+        for i, f in enumerate(op.get_attr(attr.name)):
+          called = self._library.named(f.name)
+          functions[f"{attr.name}_{i}"] = functools.partial(self._body, called, self._line(op))
+      else:
+        attributes[attr.name] = op.get_attr(attr.name)
+    arguments: list[tuple[str, int | None]] = []
+    for arg in op.op_def.input_arg:
+      count: int | None = None
+      if arg.number_attr:
+        count = attributes[arg.number_attr]
+      elif arg.type_list_attr:
+        count = len(attributes[arg.type_list_attr])
+      arguments.append((arg.name, count))
+    settable = _settable(op.type)
+    # tf.raw_ops has other names for some inputs: of Split "axis" for "split_dim".
+    given = {name for name, _ in arguments} | set(attributes)
+    renamed = iter([name for name in settable if name not in given])
+    arguments = [(n if n in settable else next(renamed, n), count) for n, count in arguments]
+    return Node(
+      op.type,
+      op.name,
+      tuple(inputs),
+      tuple(outputs),
+      attributes,
+      functions,
+      self._line(op),
+      arguments,
+      frozenset(settable) - {name for name, _ in arguments},
+    )
+
+  def _with_gradient(self, op: tf.Operation, node: Node, wires: dict[str, Wire]) -> None:
+    """Traces the gradient of a function under tf.custom_gradient, which ends in an IdentityN."""
+    graph = op.graph
+    captured = len(getattr(graph, "captures", ()))
+    done = len(graph.get_operations())
+    floating = [i for i, y in enumerate(op.outputs) if y.dtype.is_floating]
+    with graph.as_default():
+      ys = [op.outputs[i] for i in floating]
+      dys = [tf.raw_ops.Placeholder(dtype=y.dtype, shape=y.shape) for y in ys]
+      grads = tf.gradients(ys, list(op.inputs), dys)
+    inner = dict(wires)
+    inner.update((dy.name, wire_of(dy)) for dy in dys)
+    for value, t in list(getattr(graph, "captures", ()))[captured:]:
+      inner[t.name] = self._captured(t, value)
+    self._in_gradient = True
+    nodes = self._nodes(graph.get_operations()[done:], inner)
+    self._in_gradient = False
+    numbers = [i for i, g in enumerate(grads) if g is not None]
+    results = [inner[tf.convert_to_tensor(grads[i]).name] for i in numbers]
+    inputs = tuple(inner[dy.name] for dy in dys)
+    program = Program(inputs, tuple(results), tuple(_needed(nodes, results)))
+    made = {*inputs, *(w for n in program.nodes for w in n.outputs)}
+    read = [*(w for n in program.nodes for w in n.inputs), *results]
+    used = dict.fromkeys(w for w in read if w not in made and w not in node.inputs)
+    node.gradient = CustomGradient(program, tuple(floating), tuple(numbers), len(node.inputs))
+    # What it uses of the forward pass is kept.
+    node.inputs = (*node.inputs, *(w for w in used if w.static is None))
+
+  def _line(self, op: tf.Operation) -> str:
+    """The line that made an operation; in the body of a function, that of the call."""
+    return python_line(op.traceback or ()) if op.traceback else self._line_of_call
+
+  def _body(self, function: Any, line: str, inputs: Sequence[Wire]) -> Program:
+    """The program of a function of the library, for given inputs."""
+    graph, arguments, results = self._library.imported(function, inputs)
+    wires = dict(zip(arguments, inputs))
+    before, self._line_of_call = self._line_of_call, line
+    nodes = self._nodes(graph.get_operations(), wires)
+    self._line_of_call = before
+    outputs = [wires[name] for name in results]
+    return Program(tuple(inputs), tuple(outputs), tuple(_needed(nodes, outputs)))
+
+
+def wire_of(tensor: tf.Tensor) -> Wire:
+  """The wire of a tensor; a shape that is not known is told by `_check_shapes` if it matters."""
+  shape = tensor.shape
+  known = tuple(shape.as_list()) if shape.rank is not None else (None,)
+  return Wire(tensor.name, known, tensor.dtype)
+
+
+@functools.cache
+def _settable(op_type: str) -> tuple[str, ...]:
+  """The parameters of the function of `tf.raw_ops`, in order."""
+  function = getattr(tf.raw_ops, op_type, None)
+  names = inspect.signature(function).parameters if function else ()
+  return tuple(n for n in names if n != "name")
+
+
+def _fold(node: Node) -> bool:
+  """Computes a node whose inputs are known; returns whether it did."""
+  if node.type == "Const":
+    (out,) = node.outputs
+    out.static = tf.make_ndarray(node.attributes["value"])
+    out.shape = out.static.shape
+    return True
+  if node.type in _SHAPES:
+    return _fold_shape(node)
+  if node.type in ("Placeholder", "NoOp") or not node.outputs or node.functions:
+    return False
+  if any(w.static is None for w in node.inputs) or any(t in node.type for t in _NOT_FOLDED):
+    return False
+  sizes = [np.prod([n or 0 for n in w.shape]) for w in node.outputs]
+  if max(sizes) > _MOST_FOLDED or not hasattr(tf.raw_ops, node.type):
+    return False
+  arguments: dict[str, Any] = {k: v for k, v in node.attributes.items() if k in node.settable}
+  with tf.init_scope():  # It may be imported while another function is traced.
+    values = [tf.constant(w.static, w.dtype) for w in node.inputs]
+    for name, count in node.arguments:
+      arguments[name] = values.pop(0) if count is None else values[:count]
+      del values[: count or 0]
+    results = getattr(tf.raw_ops, node.type)(**arguments)
+  for w, y in zip(node.outputs, results if isinstance(results, (tuple, list)) else [results]):
+    w.static = np.asarray(y.numpy())
+    w.shape = tuple(y.shape.as_list())
+  return True
+
+
+def _fold_shape(node: Node) -> bool:
+  """Shape, size and rank are known whatever the values are."""
+  if any(None in w.shape for w in node.inputs):
+    return False
+  for w, out in zip(node.inputs, node.outputs):
+    dtype = out.dtype.as_numpy_dtype
+    if node.type == "Size":
+      out.static = np.array(np.prod(w.shape, dtype=np.int64), dtype)
+    elif node.type == "Rank":
+      out.static = np.array(w.rank, dtype)
+    else:
+      out.static = np.array(w.shape, dtype)
+    out.shape = out.static.shape
+  return True
+
+
+def _needed(nodes: Sequence[Node], outputs: Iterable[Wire]) -> list[Node]:
+  """Nodes that outputs need, and those that change variables."""
+  needed = set(outputs)
+  kept = []
+  for node in reversed(nodes):
+    changes = node.type not in _READERS and any(w.variable is not None for w in node.inputs)
+    if changes or any(w in needed for w in node.outputs):
+      kept.append(node)
+      needed.update(node.inputs)
+  return kept[::-1]
+
+
+def _check_shapes(program: Program) -> None:
+  """Raises `ShapeError` at the first node with an output whose shape only running tells."""
+  used = {*program.outputs, *(w for node in program.nodes for w in node.inputs)}
+  for node in program.nodes:
+    for w in node.outputs:
+      if None in w.shape and w not in used:
+        w.shape = ()  # As FusedBatchNorm's last output: nobody asks what it is.
+      if None in w.shape:
+        shape = ", ".join("?" if n is None else str(n) for n in w.shape)
+        raise ShapeError(
+          f"from_tensorflow: the shape [{shape}] of {w.name}, made by {node}, is known only when "
+          "the function runs; on a mesh all shapes are static: give an input_signature without "
+          "None, and a fixed size (padding, a mask) in place of what depends on values"
+        )

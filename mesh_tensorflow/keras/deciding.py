@@ -1,0 +1,177 @@
+"""The layout of a Keras model: given by hand, in Keras' words, or searched."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from mesh_tensorflow.importing.imported import Imported
+from mesh_tensorflow.keras.layouts import MapLayout, VariableAxes, rules_of
+from mesh_tensorflow.keras.meshes import MeshChoice, is_distribution
+from mesh_tensorflow.meshes.layout import LayoutRules, convert_to_layout_rules
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.planning.auto_layout import LayoutChoice, auto_layout
+from mesh_tensorflow.program.dimensions import Dimension, Shape
+from mesh_tensorflow.program.graph import Graph
+from mesh_tensorflow.running.function import Function, TensorSpec
+
+_LOG = logging.getLogger("mesh_tensorflow")
+# Of an automatic layout: what runs longer is rarely better, and the first batch waits for it.
+_SEARCH_SECONDS = 20.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+  """A mesh with its layout.
+
+  Attributes:
+    mesh_impl: the mesh implementation.
+    names: for each variable, by path, the names of its axes in a program; None for size 1.
+    map_layout: what became of Keras' layout map, or None.
+    choice: what was searched, or None.
+  """
+
+  mesh_impl: MeshImpl
+  names: dict[str, tuple[str | None, ...]]
+  map_layout: MapLayout | None = None
+  choice: LayoutChoice | None = None
+
+  @property
+  def stored(self) -> Mapping[str, tuple[str | None, ...]]:
+    """For variables that are stored under other names than `names`, by path, those."""
+    return {} if self.map_layout is None else self.map_layout.stored
+
+
+def decide(
+  mesh: MeshChoice,
+  layout: Any,
+  imported: Imported,
+  body: Callable[..., Any],
+  signature: Sequence[TensorSpec],
+  model: keras.Model,
+) -> Decision:
+  """Decides the layout for a program.
+
+  Args:
+    mesh: the mesh.
+    layout: "auto", layout rules, or what `is_distribution`.
+    imported: the forward part of the program.
+    body: the program, a function of `mtf.Tensor`s.
+    signature: its arguments.
+    model: the model.
+
+  Raises:
+    LayoutError: what is asked for suits neither the program nor the mesh.
+    OutOfMemoryError: no layout fits into memory.
+  """
+  names = names_of(imported)
+  if mesh.given is not None and isinstance(layout, str) and layout == "auto":
+    if mesh.given.layout_rules.pairs:
+      layout = mesh.given.layout_rules
+  shape = mesh.shape
+  if is_distribution(layout):
+    assert shape is not None
+    found = _of_distribution(layout, imported, _graph(mesh, body, signature), shape, model)
+    return Decision(mesh.make(shape, found.rules), names, found)
+  if not isinstance(layout, str) or layout != "auto":
+    if shape is None:
+      shape = _shape_for(convert_to_layout_rules(layout), mesh.size)
+    rules = convert_to_layout_rules(layout)
+    _warn_of_unknown_names(rules, imported)
+    return Decision(mesh.make(shape, rules), names)
+  if mesh.size == 1:
+    return Decision(mesh.make(shape or Shape([Dimension("all", 1)]), ""), names)
+  any_mesh = mesh.make(shape or Shape([Dimension("all", mesh.size)]), "")
+  planned = Function(body, any_mesh, signature, "mesh")
+  if shape is None:
+    choice = auto_layout(planned, devices=mesh.size, time_limit=_SEARCH_SECONDS)
+  else:
+    choice = auto_layout(planned, mesh_shape=shape, time_limit=_SEARCH_SECONDS)
+  _LOG.info("parallelize: layout %s", choice.layout.pairs)
+  return Decision(mesh.make(choice.mesh_shape, choice.layout), names, None, choice)
+
+
+def names_of(imported: Imported) -> dict[str, tuple[str | None, ...]]:
+  """The names of the axes of the variables of an imported function; None for size 1."""
+  return {
+    v.name: tuple(d.name if d.size > 1 else None for d in v.shape) for v in imported.variables
+  }
+
+
+def suited(mesh_impl: MeshImpl, imported: Imported, always: Collection[str]) -> MeshImpl:
+  """The mesh without the rules that do not suit the sizes of a program.
+
+  A last batch that is smaller, say: its examples cannot be split, so each device computes all of
+  them. Variables have the same sizes in all programs: their rules stay.
+
+  Args:
+    mesh_impl: the mesh.
+    imported: the forward part of the program.
+    always: names of dimensions whose rules are never left out.
+  """
+  mesh = {m.name: int(m.size) for m in mesh_impl.shape}
+  dims = imported.dimensions
+  unsuited = [
+    (d, m)
+    for d, m in mesh_impl.layout_rules.pairs
+    if d in dims and m in mesh and d not in always and dims[d].size % mesh[m]
+  ]
+  if not unsuited:
+    return mesh_impl
+  for d, m in unsuited:
+    _LOG.info(
+      "parallelize: %s:%d cannot be split over %s:%d, so each device computes all of it",
+      *(d, dims[d].size, m, mesh[m]),
+    )
+  return mesh_impl.with_layout([p for p in mesh_impl.layout_rules.pairs if p not in unsuited])
+
+
+def _of_distribution(
+  distribution: Any, imported: Imported, graph: Graph, shape: Shape, model: keras.Model
+) -> MapLayout:
+  of_keras = {id(v.value): v for v in model.variables}
+  variables = [
+    VariableAxes(v.name, of_keras[id(v.variable)], names_of(imported)[v.name])
+    for v in imported.variables
+    if id(v.variable) in of_keras
+  ]
+  batch = {s[0].name for s in imported.arguments if s.ndims}
+  return rules_of(distribution, variables, shape, batch, _conflicts(graph))
+
+
+def _conflicts(graph: Graph) -> set[frozenset[str]]:
+  """Pairs of names that one tensor of a graph has."""
+  shapes = {
+    tuple(x.shape.dimension_names)
+    for op in graph.operations
+    for one in (op, *getattr(op, "inner_operations", ()))
+    for x in one.outputs
+  }
+  return {frozenset((a, b)) for names in shapes for a in names for b in names if a != b}
+
+
+def _graph(mesh: MeshChoice, body: Callable[..., Any], signature: Sequence[TensorSpec]) -> Graph:
+  assert mesh.shape is not None
+  return Function(body, mesh.make(mesh.shape, ""), signature, "mesh").build_graph()[0]
+
+
+def _shape_for(rules: LayoutRules, size: int) -> Shape:
+  """A mesh of so many devices for rules over one mesh dimension."""
+  names = sorted({m for _, m in rules.pairs})
+  return Shape([Dimension(names[0] if len(names) == 1 else "all", size)])
+
+
+def _warn_of_unknown_names(rules: LayoutRules, imported: Imported) -> None:
+  for name, axis in rules.pairs:
+    if name not in imported.dimensions:
+      close = difflib.get_close_matches(name, imported.dimensions, 3)
+      _LOG.warning(
+        "parallelize: layout rule %s:%s has no effect: the program has no dimension %s%s; "
+        "`dimensions` prints what it has",
+        *(name, axis, name, f"; did you mean {' or '.join(close)}?" if close else ""),
+      )

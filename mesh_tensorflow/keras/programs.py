@@ -1,0 +1,297 @@
+"""The programs of a Keras model on a mesh: of a training step, of evaluation, of prediction.
+
+A program is made for each size of batch. The first one decides the names of the dimensions and the
+layout; later ones have the same names, so that the variables lie as they do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import functools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from mesh_tensorflow.errors import ArgumentError, GraphError
+from mesh_tensorflow.importing.imported import Imported, from_tensorflow
+from mesh_tensorflow.importing.originals import named_leaves
+from mesh_tensorflow.keras import steps
+from mesh_tensorflow.keras.batches import Batch, batch_of, batches
+from mesh_tensorflow.keras.deciding import Decision, decide, names_of, suited
+from mesh_tensorflow.keras.meshes import MeshChoice
+from mesh_tensorflow.keras.mirror import Mirror
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.operations.assignments import Assign
+from mesh_tensorflow.operations.gradients import gradients
+from mesh_tensorflow.program.graph import Operation, Tensor
+from mesh_tensorflow.running.function import Function, TensorSpec
+
+_LOG = logging.getLogger("mesh_tensorflow")
+# The name of the first axis of what a step gets: it counts examples.
+BATCH = "batch"
+
+
+@dataclasses.dataclass
+class Program:
+  """A step on the mesh.
+
+  Attributes:
+    kind: "train", "test" or "predict".
+    batch: one of the sizes that it is for.
+    imported: the forward part.
+    update: the optimizer's part, or None.
+    function: the whole, on the mesh.
+    assigned: names of the variables that it assigns; known when it has run.
+  """
+
+  kind: str
+  batch: Batch
+  imported: Imported
+  function: Function | None = None
+  update: Imported | None = None
+  assigned: frozenset[str] | None = None
+
+
+class Programs:
+  """What runs a Keras model on a mesh.
+
+  Args:
+    model: the model.
+    mesh: the mesh.
+    layout: "auto", layout rules, or what Keras has for a layout.
+    dims: as of `from_tensorflow`.
+    fallback: as of `from_tensorflow`.
+
+  Attributes:
+    model: the model.
+    decision: the layout, once it is decided; None before.
+    mirror: the variables of the model and of the mesh.
+  """
+
+  def __init__(
+    self,
+    model: keras.Model,
+    mesh: MeshChoice,
+    layout: Any,
+    dims: Mapping[str, Sequence[str | None]],
+    fallback: str,
+  ):
+    self.model = model
+    self.decision: Decision | None = None
+    self.mirror = Mirror()
+    self._mesh, self._layout, self._dims, self._fallback = mesh, layout, dict(dims), fallback
+    self._made: dict[Any, Program] = {}
+    # By id; they hold the variables, so that no other one gets the id.
+    self._variables: dict[int, steps.NamedVariable] = {}
+    self._complete = False  # Whether Keras has made all variables.
+
+  @property
+  def mesh_impl(self) -> MeshImpl | None:
+    """The mesh implementation, once the layout is decided."""
+    return None if self.decision is None else self.decision.mesh_impl
+
+  def latest(self, kind: str | None = None) -> Program:
+    """A program, of whole batches.
+
+    Args:
+      kind: "train", "test" or "predict"; by default one of training, if there is one.
+
+    Raises:
+      GraphError: none has.
+    """
+    made = list(self._made.values())
+    wanted = [p for p in made if p.kind == kind] if kind else made
+    if not wanted:
+      raise GraphError(
+        "parallelize: no step has run yet, so the sizes of a batch are not known; call fit, "
+        "train_on_batch or predict first"
+      )
+    # The first one is of a whole batch, the last of what was left over.
+    return next((p for p in wanted if p.kind == "train"), wanted[0])
+
+  def reset(self) -> None:
+    """Forgets the programs: the model was compiled anew."""
+    self._made = {}
+    self._complete = False
+
+  # ---------------------------------------------- what Keras' loops call for a step
+
+  def train_function(self, iterator: Iterable[Any]) -> Any:
+    """A step of training, or several; see `keras.Model.make_train_function`."""
+    return self._steps("train", iterator)
+
+  def test_function(self, iterator: Iterable[Any]) -> Any:
+    """A step of evaluation, or several."""
+    return self._steps("test", iterator)
+
+  def predict_function(self, data: Sequence[Any]) -> Any:
+    """The outputs for a list of batches, one behind the other."""
+    parts = [self._run("predict", batch_of(d, inputs_only=True)) for d in data]
+    return tf.nest.map_structure(lambda *xs: tf.concat(xs, 0) if len(xs) > 1 else xs[0], *parts)
+
+  def _steps(self, kind: str, iterator: Iterable[Any]) -> Any:
+    logs: Any = None
+    for data in batches(iterator, self.model.steps_per_execution):
+      logs = self._run(kind, batch_of(data))
+    return logs
+
+  # ---------------------------------------------------------------------- variables
+
+  def metric_variables(self) -> list[tf.Variable]:
+    """The states of the metrics."""
+    return [v.value for v in self.model.metrics_variables]
+
+  def never_assigned(self) -> list[tf.Variable]:
+    """Variables of the optimizer that no program assigns: a learning rate."""
+    optimizer = getattr(self.model, "optimizer", None)
+    changed = set().union(*(p.assigned or () for p in self._made.values()))
+    named = {id(v.value): v.path for v in self._named()}
+    own = [] if optimizer is None else optimizer.variables
+    return [v.value for v in own if named[id(v.value)] not in changed]
+
+  def names_of_model(self) -> set[str]:
+    """Names, on the mesh, of the variables of the model itself."""
+    own = {id(v.value) for v in self.model.variables}
+    return {v.path for v in self._named() if id(v.value) in own}
+
+  def _named(self) -> list[steps.NamedVariable]:
+    return steps.named_variables(self.model, self._variables)
+
+  # ----------------------------------------------------------------------- programs
+
+  def _run(self, kind: str, batch: Batch) -> Any:
+    key = kind, batch.key
+    if key not in self._made:
+      self._made[key] = self._make(kind, batch)
+    program = self._made[key]
+    assert program.function is not None
+    results = program.function(*batch.leaves)
+    if program.assigned is None:
+      graph = program.function.graph
+      assert graph is not None
+      program.assigned = frozenset(_assigned(graph.operations))
+    self.mirror.ran(program.assigned)
+    return results
+
+  def _make(self, kind: str, batch: Batch) -> Program:
+    """Imports a step, decides the layout if it is not, and binds it to the mesh."""
+    fn = self._step_of(kind)
+    if not self._complete:
+      steps.make_variables(self.model, fn, batch)
+      self._complete = kind != "predict"
+    if kind == "train" and not self.model.trainable_variables:
+      raise ArgumentError("parallelize: the model has no trainable variables")
+    step = steps.Step(fn, batch.names, self._named())
+    imported = from_tensorflow(
+      step, list(batch.signature), self._names(step, batch), self._fallback
+    )
+    program = Program(kind, batch, imported)
+    signature = [TensorSpec(shape, t.dtype) for shape, t in zip(imported.arguments, batch.leaves)]
+    body = functools.partial(self._body, program)
+    if self.decision is None:
+      self.decision = decide(self._mesh, self._layout, imported, body, signature, self.model)
+      self.mirror.attach(self.decision.mesh_impl.variable_store)
+    else:
+      # Variables that no program before had.
+      self.decision.names.update({**names_of(imported), **self.decision.names})
+    imported.store_as({k: v for k, v in self.decision.stored.items() if k in names_of(imported)})
+    program.update = None  # It was made while variables had other names.
+    of_variables = {n for names in self.decision.names.values() for n in names if n is not None}
+    impl = suited(self.decision.mesh_impl, imported, of_variables)
+    program.function = Function(body, impl, signature, "mesh")
+    program.function.__name__ = f"{self.model.name} {kind}"
+    # The first run makes the mesh's variables, of the values that the originals have now.
+    self.mirror.enter({v.path: v.value for v in self._named()})
+    return program
+
+  def _step_of(self, kind: str) -> Callable[..., Any]:
+    if kind == "train":
+      steps.check_trainable(self.model)
+      return steps.train_step(self.model)
+    return steps.test_step(self.model) if kind == "test" else steps.predict_step(self.model)
+
+  def _names(self, step: steps.Step, batch: Batch) -> dict[str, Sequence[str | None]]:
+    """The names that the user gave, that variables have already, and of the examples."""
+    used = [v.path for v in step.used(batch.signature)]
+    known = {} if self.decision is None else self.decision.names
+    names: dict[str, Sequence[str | None]] = {}
+    for pattern, given in self._dims.items():
+      root = pattern.split("/")[0]
+      elsewhere = root in steps.ARGUMENTS and root not in batch.names
+      matches = [p for p in used if fnmatch.fnmatchcase(p, pattern)]
+      if elsewhere or (known and root not in steps.ARGUMENTS and not matches):
+        continue  # It is of another program.
+      names[pattern] = given
+    for path in used:
+      if path in known:
+        names[path.replace("[", "[[]")] = known[path]
+    leaves = [
+      leaf
+      for name, value in zip(batch.names, batch.values)
+      for leaf in named_leaves(name, value)
+      if leaf[1] is not None and leaf[1].shape.rank
+    ]
+    firsts = [names[n][0] for n, _ in leaves if n in names and names[n][:1] not in ([], [None])]
+    examples = leaves[0][1].shape[0] if leaves else None
+    for name, t in leaves:
+      if t.shape[0] == examples and names.get(name, [None])[0] is None:
+        rest = list(names.get(name, [None] * t.shape.rank))[1:]
+        names[name] = [firsts[0] if firsts else BATCH, *rest]
+    return names
+
+  def _body(self, program: Program, *tensors: Tensor) -> Any:
+    """The step as operations on named dimensions."""
+    flat = iter(tensors)
+    args = tf.nest.map_structure(
+      lambda t: None if t is None else next(flat), list(program.batch.values)
+    )
+    results = program.imported(*args)
+    if program.kind != "train":
+      return results
+    loss, logs = results
+    self._update(program, loss)
+    return logs
+
+  def _update(self, program: Program, loss: Tensor) -> None:
+    """Gradients, and the optimizer's part of a step."""
+    imported = program.imported
+    values = imported.variable_tensors(loss.mesh)
+    tensors = {v.name: t for v, t in zip(imported.variables, values)}
+    named = {id(v.value): v.path for v in self._named()}
+    paths = [named[id(v.value)] for v in self.model.trainable_variables]
+    found = dict(
+      zip(
+        [p for p in paths if p in tensors],
+        gradients([loss], [tensors[p] for p in paths if p in tensors]),
+      )
+    )
+    present = [found.get(p) is not None for p in paths]
+    given = [g for p in paths if (g := found.get(p)) is not None]
+    if program.update is None:
+      step = steps.Step(steps.update_step(self.model, present), ["gradients"], self._named())
+      dims = self._names_in_update(step, given, tensors)
+      program.update = from_tensorflow(step, None, dims, self._fallback)
+    program.update(given)
+
+  def _names_in_update(
+    self, step: steps.Step, given: Sequence[Tensor], tensors: Mapping[str, Tensor]
+  ) -> dict[str, Sequence[str | None]]:
+    """The dimensions of the weights, as they are stored; those of the slots follow."""
+    signature = [[tf.TensorSpec(g.shape.to_integer_list, g.dtype) for g in given]]
+    return {
+      v.path.replace("[", "[[]"): [d.name if d.size > 1 else None for d in tensors[v.path].shape]
+      for v in step.used(signature)
+      if v.path in tensors
+    }
+
+
+def _assigned(operations: Iterable[Operation]) -> Iterator[str]:
+  """Names of the variables that operations assign."""
+  for op in operations:
+    if isinstance(op, Assign):
+      yield from (v.name for v in op.variables)
+    yield from _assigned(getattr(op, "inner_operations", ()))

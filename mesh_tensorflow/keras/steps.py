@@ -1,0 +1,247 @@
+"""What Keras computes in a step, as functions of TensorFlow that can be traced.
+
+The model's own `compute_loss`, `compute_metrics`, `test_step` and `predict_step`, and the
+optimizer's own `apply`: so losses, weights of samples, masks, regularizers, metrics, clipping,
+schedules and averages are those of the installed Keras.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from mesh_tensorflow.errors import ArgumentError, UnsupportedError
+
+# Names of the arguments of a step, as `dims` of `parallelize` has them.
+ARGUMENTS = ("inputs", "targets", "sample_weight")
+
+
+def check_model(model: Any) -> None:
+  """Checks that a step of a model can be imported.
+
+  Raises:
+    ArgumentError: it is no Keras model, or Keras has another backend.
+    UnsupportedError: it has a `train_step` of its own.
+  """
+  if not isinstance(model, keras.Model):
+    raise ArgumentError(f"parallelize takes a keras.Model, got {model!r}")
+  if keras.config.backend() != "tensorflow":
+    raise ArgumentError(
+      f"parallelize needs Keras on TensorFlow, and its backend is {keras.config.backend()}; set "
+      "KERAS_BACKEND=tensorflow before Keras is imported"
+    )
+
+
+def check_trainable(model: keras.Model) -> None:
+  """Checks that `fit` can be called.
+
+  Raises:
+    ArgumentError: the model is not compiled.
+    UnsupportedError: it has a `train_step` of its own.
+  """
+  if type(model).train_step is not keras.Model.train_step:
+    raise UnsupportedError(
+      f"parallelize: {type(model).__name__} has a train_step of its own, which takes gradients by "
+      "TensorFlow's tape, and a mesh takes its own; override compute_loss or compute_metrics "
+      "instead, or bring parts of the model to the mesh by mtf.from_tensorflow"
+    )
+  if getattr(model, "optimizer", None) is None:
+    raise ArgumentError("parallelize: the model has no optimizer; compile it before fit")
+
+
+def train_step(model: keras.Model) -> Callable[..., Any]:
+  """The forward part of a training step.
+
+  Args:
+    model: a compiled model.
+
+  Returns:
+    A function of a batch that updates the metrics, and returns the loss to differentiate (scaled,
+    if the optimizer scales it) and the logs.
+  """
+  tracker = _loss_tracker(model)
+  call_trains = "training" in inspect.signature(model.call).parameters
+  # Keras before 3.3 has no such argument of compute_loss, and overrides need not have it.
+  loss_trains = "training" in inspect.signature(model.compute_loss).parameters
+
+  def step(inputs: Any, targets: Any = None, sample_weight: Any = None) -> Any:
+    outputs = model(inputs, training=True) if call_trains else model(inputs)
+    loss = model.compute_loss(
+      x=inputs,
+      y=targets,
+      y_pred=outputs,
+      sample_weight=sample_weight,
+      **({"training": True} if loss_trains else {}),
+    )
+    if tracker is not None:
+      examples = next(x for x in tf.nest.flatten(inputs) if x is not None).shape[0]
+      tracker.update_state(loss, sample_weight=tf.constant(examples))
+    scaled = model.optimizer.scale_loss(loss)
+    logs = model.compute_metrics(inputs, targets, outputs, sample_weight=sample_weight)
+    return tf.convert_to_tensor(scaled), _logs(logs)
+
+  return step
+
+
+def test_step(model: keras.Model) -> Callable[..., Any]:
+  """A step of evaluation: a function of a batch that returns the logs."""
+
+  def step(inputs: Any, targets: Any = None, sample_weight: Any = None) -> Any:
+    return _logs(model.test_step((inputs, targets, sample_weight)))
+
+  return step
+
+
+def predict_step(model: keras.Model) -> Callable[..., Any]:
+  """A step of prediction: a function of inputs that returns the outputs."""
+
+  def step(inputs: Any) -> Any:
+    return model.predict_step((inputs,))
+
+  return step
+
+
+def update_step(model: keras.Model, present: Sequence[bool]) -> Callable[..., Any]:
+  """The optimizer's part of a training step.
+
+  Args:
+    model: a compiled model.
+    present: for each trainable variable whether it has a gradient.
+
+  Returns:
+    A function of the gradients there are, in order.
+  """
+
+  def step(gradients: Any) -> None:
+    remaining = iter(gradients)
+    all_gradients = [next(remaining) if p else None for p in present]
+    model.optimizer.apply_gradients(zip(all_gradients, model.trainable_variables))
+
+  return step
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedVariable:
+  """A variable with a name that is its own, as `from_tensorflow` asks for its paths.
+
+  Attributes:
+    path: the name.
+    value: the tf.Variable.
+    trainable: whether it is trained.
+  """
+
+  path: str
+  value: tf.Variable
+  trainable: bool
+
+
+def named_variables(model: keras.Model, known: dict[int, NamedVariable]) -> list[NamedVariable]:
+  """All variables of a model, its metrics and its optimizer, each with another name.
+
+  Keras has the same path for several of them: the slots of Adafactor, metrics of one class, and
+  those of a model that is compiled anew.
+
+  Args:
+    model: a model, built and compiled.
+    known: by the id of the tf.Variable those that have a name; others are entered.
+  """
+  optimizer = getattr(model, "optimizer", None)
+  groups = [
+    model.variables,
+    model.metrics_variables,
+    [] if optimizer is None else optimizer.variables,
+  ]
+  trained = {id(v.value) for v in model.trainable_variables}
+  taken = {v.path for v in known.values()}
+  found: dict[int, NamedVariable] = {}
+  for v in (v for group in groups for v in group):
+    key = id(v.value)
+    if key not in known:
+      path, number = v.path, 1
+      while path in taken:
+        number += 1
+        path = f"{v.path}_{number}"
+      taken.add(path)
+      known[key] = NamedVariable(path, v.value, False)
+    found[key] = dataclasses.replace(known[key], trainable=key in trained)
+  return list(found.values())
+
+
+class Step:
+  """A step in the form that `from_tensorflow` takes: with names of arguments and variables.
+
+  Args:
+    fn: one of the functions above.
+    names: its parameters that are given.
+    variables: the `NamedVariable`s.
+  """
+
+  def __init__(
+    self, fn: Callable[..., Any], names: Sequence[str], variables: Sequence[NamedVariable]
+  ):
+    self.name = fn.__name__
+    self.variables = list(variables)
+
+    def call(*args: Any) -> Any:
+      return fn(**dict(zip(names, args)))
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    call.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in names])  # type: ignore[attr-defined]
+    call.__name__ = fn.__name__
+    self.call = call
+    # Keras' loops do not translate the code of models, either.
+    self._traced = tf.function(call, autograph=False)
+
+  def __call__(self, *args: Any) -> Any:
+    return self._traced(*args)
+
+  def get_concrete_function(self, *args: Any) -> Any:
+    """As of a tf.function; traced once for a signature."""
+    return self._traced.get_concrete_function(*args)
+
+  def used(self, signature: Sequence[Any]) -> list[NamedVariable]:
+    """Those of its variables that it uses.
+
+    Args:
+      signature: `tf.TensorSpec`s of its arguments.
+    """
+    ids = {id(v) for v in self.get_concrete_function(*signature).variables}
+    return [v for v in self.variables if id(v.value) in ids]
+
+
+def make_variables(model: keras.Model, fn: Callable[..., Any], batch: Any) -> None:
+  """Makes what Keras makes when it meets a first batch: weights, metrics, slots.
+
+  Args:
+    model: the model.
+    fn: one of the functions above.
+    batch: a `Batch`.
+  """
+  Step(fn, batch.names, []).get_concrete_function(*batch.signature)
+  optimizer = getattr(model, "optimizer", None)
+  if optimizer is not None and not optimizer.built and model.trainable_variables:
+    optimizer.build(model.trainable_variables)
+
+
+def _loss_tracker(model: keras.Model) -> Any:
+  """The mean of the losses, which Keras' train_step updates.
+
+  It is the first metric of a compiled model, also where a subclass hides it by a `metrics` of its
+  own.
+  """
+  first = keras.Model.metrics.fget(model)[:1]
+  return first[0] if first and first[0].name == "loss" else None
+
+
+def _logs(logs: Any) -> dict[str, tf.Tensor]:
+  """Results of metrics as tensors: one may be a variable itself, or a number."""
+  if not isinstance(logs, dict):
+    raise UnsupportedError(
+      f"parallelize: a step returned {logs!r}; it must return a dict of names and values"
+    )
+  return {name: tf.identity(tf.convert_to_tensor(x)) for name, x in logs.items()}

@@ -1,0 +1,144 @@
+"""An imported function beside the original: results, all gradients, and variables afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+
+SHAPES = {1: "r:1,c:1", 4: "r:2,c:2", 8: "r:2,c:4"}
+
+
+@dataclasses.dataclass
+class Both:
+  """What the original and the imported function gave.
+
+  Attributes:
+    imported: the imported function.
+    expected: what TensorFlow computes: results, then gradients.
+    given: what the mesh computes.
+  """
+
+  imported: mtf.Imported
+  expected: list[np.ndarray]
+  given: list[np.ndarray]
+
+  @property
+  def difference(self) -> float:
+    """The largest one, in units of the largest value of its tensor, but at least of 1."""
+    assert [a.shape for a in self.given] == [b.shape for b in self.expected]
+    return max(
+      (
+        float(np.max(np.abs(a - b), initial=0) / max(1.0, np.max(np.abs(b), initial=0)))
+        for a, b in zip(_numbers(self.given), _numbers(self.expected), strict=True)
+      ),
+      default=0.0,
+    )
+
+
+def _numbers(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+  """As numbers that have differences; shapes must be equal, too."""
+  return [a.astype(np.float64) for a in arrays]
+
+
+def imported_of(
+  fn: Callable[..., Any],
+  args: Sequence[np.ndarray],
+  dims: Mapping[str, Sequence[str | None]] | None = None,
+  **kwargs: Any,
+) -> mtf.Imported:
+  """The function, imported for arguments of these shapes."""
+  specs = [tf.TensorSpec(a.shape, a.dtype) for a in args]
+  return mtf.from_tensorflow(fn, specs, dims=dims, **kwargs)
+
+
+def original(
+  fn: Callable[..., Any], args: Sequence[np.ndarray], variables: Sequence[tf.Variable]
+) -> list[np.ndarray]:
+  """Results, and gradients of the sum of squares of the floating ones, by TensorFlow."""
+  xs = [tf.constant(a) for a in args]
+  floating = [x for x in xs if x.dtype.is_floating]
+  with tf.GradientTape() as tape:
+    tape.watch([*floating, *variables])  # Untrainable ones, too.
+    ys = [y for y in tf.nest.flatten(fn(*xs)) if y is not None]
+    losses = [tf.reduce_sum(y * y) for y in ys if y.dtype.is_floating]
+  sources = [*floating, *variables]
+  grads = tape.gradient(losses, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+  return [np.asarray(tf.convert_to_tensor(v)) for v in (*ys, *grads)]
+
+
+def on_mesh(
+  imported: mtf.Imported, args: Sequence[np.ndarray], mesh_impl: Any, *, traced: bool
+) -> list[np.ndarray]:
+  """The same, on a mesh.
+
+  Args:
+    imported: the imported function.
+    args: its arguments.
+    mesh_impl: the mesh.
+    traced: whether in an `mtf.function`; else each operation runs at once, on placement only.
+  """
+  shapes = [
+    mtf.Shape([mtf.Dimension(f"argument_{k}.{i}", n) for i, n in enumerate(a.shape)])
+    for k, a in enumerate(args)
+  ]
+  if traced:
+    specs = [mtf.TensorSpec(s, tf.as_dtype(a.dtype)) for s, a in zip(shapes, args)]
+    run = mtf.function(mesh_impl, input_signature=specs)(lambda *xs: _program(imported, xs))
+    return [np.asarray(v) for v in run(*args)]
+  graph = mtf.Graph()
+  mesh = mtf.Mesh(graph, "mesh")
+  xs = [mtf.import_tf_tensor(mesh, tf.constant(a), s) for a, s in zip(args, shapes)]
+  ys = _program(imported, xs)
+  lowering = mtf.Lowering(graph, {mesh: mesh_impl})
+  return [np.asarray(lowering.export_to_tf_tensor(y)) for y in ys]
+
+
+def _program(imported: mtf.Imported, xs: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:
+  ys = [y for y in tf.nest.flatten(imported(*xs)) if isinstance(y, mtf.Tensor)]
+  losses = [mtf.reduce_sum(mtf.square(y)) for y in ys if y.dtype.is_floating]
+  floating = [x for x in xs if x.dtype.is_floating]
+  variables = [
+    t
+    for t, v in zip(imported.variable_tensors(xs[0].mesh), imported.variables)
+    if v.variable.dtype.is_floating
+  ]
+  sources = [*floating, *variables]
+  grads = mtf.gradients(losses, sources) if losses else [None] * len(sources)
+  return [*ys, *(mtf.zeros_like(x) if g is None else g for x, g in zip(sources, grads))]
+
+
+def compare(
+  fn: Callable[..., Any],
+  args: Sequence[np.ndarray],
+  layout: str | list[tuple[str, str]],
+  devices: Sequence[str],
+  *,
+  simd: bool = False,
+  traced: bool = False,
+  dims: Mapping[str, Sequence[str | None]] | None = None,
+  imported: mtf.Imported | None = None,
+) -> Both:
+  """Runs a function by TensorFlow on one device and, imported, on a mesh.
+
+  Args:
+    fn: the function.
+    args: its arguments.
+    layout: the layout.
+    devices: 1, 4 or 8 of them: see `SHAPES`.
+    simd: on `SimdMeshImpl`, traced; else on placement.
+    traced: whether in an `mtf.function`.
+    dims: see `mtf.from_tensorflow`.
+    imported: if it was imported before.
+  """
+  imported = imported or imported_of(fn, args, dims)
+  variables = [v.variable for v in imported.variables if v.variable.dtype.is_floating]
+  kind = mtf.SimdMeshImpl if simd else mtf.PlacementMeshImpl
+  mesh_impl = kind(SHAPES[len(devices)], layout, list(devices))
+  given = on_mesh(imported, args, mesh_impl, traced=traced or simd)
+  return Both(imported, original(fn, args, variables), given)

@@ -1,0 +1,97 @@
+"""Models of Keras for images, volumes and clicks, unmodified, beside Keras on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import mesh_tensorflow as mtf
+from tests.importing import comparing, image_models
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+  keras.utils.set_random_seed(5)
+  yield
+  keras.config.set_floatx("float32")
+
+
+def both_of(
+  model: keras.Model, training: bool, layout: Any, devices: list[str], *, simd: bool
+) -> comparing.Both:
+  """The model by Keras and on a mesh; batch statistics must be the same afterwards, too."""
+  fn = image_models.caller(model, training)
+  args = image_models.arguments(model)
+  both = comparing.compare(fn, args, layout, devices, simd=simd, traced=True)
+  expected = [v.numpy() for v in model.variables]
+  both.imported.sync()
+  for v, value in zip(model.variables, expected):
+    np.testing.assert_allclose(v.numpy(), value, rtol=1e-4, atol=1e-5, err_msg=v.path)
+  assert not both.imported.fallbacks
+  return both
+
+
+def test_a_small_model_of_all_kinds_of_images_in_training(cpu_devices: list[str]) -> None:
+  model = image_models.small_images()
+  layout = "x.0:r,batch_normalization_2.features:c"
+  both = both_of(model, True, layout, cpu_devices, simd=True)
+  assert both.difference < 1e-3
+
+
+@pytest.mark.long
+def test_a_small_model_of_all_kinds_of_images_in_inference(cpu_devices: list[str]) -> None:
+  model = image_models.small_images()
+  both = both_of(model, False, "x.0:r,x.1:c", cpu_devices[:4], simd=False)
+  assert both.difference < 1e-4
+
+
+def test_u_net_of_volumes_with_space_split(cpu_devices: list[str]) -> None:
+  model = image_models.unet_3d()
+  both = both_of(model, True, "x.0:r,x.1:c", cpu_devices[:4], simd=True)
+  assert both.difference < 1e-4
+
+
+def test_recommender_with_tables_split_over_both_axes(cpu_devices: list[str]) -> None:
+  model = image_models.recommender()
+  tables = [("embedding.vocabulary", "r"), ("embedding_1.vocabulary", "c")]
+  for simd, devices in ((False, cpu_devices[:4]), (True, cpu_devices)):
+    both = both_of(model, True, [*tables, ("xs_0.0", "r")], devices, simd=simd)
+    assert both.difference < 1e-5
+
+
+# In training a model without pretrained weights is chaotic: that of one device changes by a tenth
+# if its input does by 1e-7. So there it is float64.
+@pytest.mark.long
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", image_models.APPLICATIONS)
+def test_applications(name: str, training: bool, cpu_devices: list[str]) -> None:
+  if training:
+    keras.config.set_floatx("float64")
+  model = image_models.application(name)()
+  if training:
+    for layer in model._flatten_layers():
+      if isinstance(layer, keras.layers.Dropout):
+        layer.rate = 0.0
+  simd = training == (name in image_models.APPLICATIONS[::2])
+  devices = cpu_devices if simd else cpu_devices[:4]
+  both = both_of(model, training, "x.0:r", devices, simd=simd)
+  assert both.difference < (1e-7 if training else 1e-3)
+  known = {op.type for op in small_types()}
+  assert {op.type for op in both.imported.operations} <= known
+
+
+def small_types() -> list[Any]:
+  """The operations of the small model, training and not."""
+  model = image_models.small_images()
+  return [
+    op
+    for training in (False, True)
+    for op in mtf.from_tensorflow(
+      image_models.caller(model, training),
+      [mtf.TensorSpec(list(zip("bhwc", (4, *model.inputs[0].shape[1:]))), "float32")],
+    ).operations
+  ]

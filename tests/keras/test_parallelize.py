@@ -1,0 +1,121 @@
+"""What `parallelize` takes for a mesh and a layout, and what it and the methods refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.errors import ArgumentError, LayoutError, MeshShapeError, UnsupportedError
+from mesh_tensorflow.keras.meshes import convert_to_mesh
+from mesh_tensorflow.keras.mirror import Mirror
+from tests.keras.models import X, Y, compiled, placement, single, small
+
+
+@pytest.mark.parametrize(
+  ("mesh", "shape", "size"),
+  [
+    ("rows:2,cols:2", "rows:2,cols:2", 4),
+    ({"rows": 2, "cols": 4}, "rows:2,cols:4", 8),
+    ([("rows", 2)], "rows:2", 2),
+    (mtf.Shape([("rows", 2)]), "rows:2", 2),
+    (4, None, 4),
+    (["cpu:0", "cpu:1"], None, 2),
+    (["/device:CPU:0"], None, 1),
+  ],
+)
+def test_meshes(mesh: Any, shape: str | None, size: int) -> None:
+  choice = convert_to_mesh(mesh)
+  assert choice.shape == mtf.convert_to_shape(shape)
+  assert choice.size == size
+
+
+@pytest.mark.parametrize("mesh", [True, 1.5, "rows", object(), {"rows": "two"}])
+def test_what_is_no_mesh(mesh: Any) -> None:
+  with pytest.raises(ArgumentError, match="a mesh implementation, a mesh shape such as"):
+    mtf.keras.parallelize(small(), mesh)
+
+
+@pytest.mark.parametrize("mesh", [0, [], "rows:2,rows:2"])
+def test_meshes_that_cannot_be(mesh: Any) -> None:
+  with pytest.raises((MeshShapeError, ArgumentError)):
+    mtf.keras.parallelize(small(), mesh)
+
+
+def test_refused_at_once() -> None:
+  with pytest.raises(ArgumentError, match=r"takes a keras.Model, got 3"):
+    mtf.keras.parallelize(3, "rows:2")
+  with pytest.raises(ArgumentError, match="give a mesh"):
+    mtf.keras.parallelize(small())
+  with pytest.raises(LayoutError, match="batch:lines: the mesh .* has no dimension lines"):
+    mtf.keras.parallelize(small(), "rows:2", "batch:lines")
+  with pytest.raises(ArgumentError, match="fallback is"):
+    mtf.keras.parallelize(small(), "rows:2", fallback="never")
+  mesh = keras.distribution.DeviceMesh((2,), ("data",), ["cpu:0", "cpu:1"])
+  distribution = keras.distribution.DataParallel(mesh)
+  with pytest.raises(LayoutError, match="the mesh is .*rows.* is for data:2"):
+    mtf.keras.parallelize(small(), "rows:2", distribution)
+
+
+class OwnStep(keras.Sequential):
+  """A model that takes gradients itself."""
+
+  def train_step(self, data: Any) -> Any:
+    return super().train_step(data)
+
+
+def test_refused_at_a_first_batch() -> None:
+  own = OwnStep([keras.Input((8,)), keras.layers.Dense(4)])
+  own.compile("sgd", "mse")
+  with pytest.raises(UnsupportedError, match="OwnStep has a train_step of its own"):
+    mtf.keras.parallelize(own, "rows:2").train_on_batch(X[:8], X[:8, :4])
+  parallel = mtf.keras.parallelize(compiled(run_eagerly=True), "rows:2")
+  with pytest.raises(UnsupportedError, match="run_eagerly=True"):
+    parallel.fit(X, Y)
+  with pytest.raises(ValueError, match="compile"):
+    mtf.keras.parallelize(small(), "rows:2").fit(X, Y, verbose=0)
+  parallel = mtf.keras.parallelize(compiled(), "rows:2")
+  with pytest.raises(UnsupportedError, match="RaggedTensor"):
+    parallel.train_on_batch(tf.ragged.constant([[1.0], [2.0, 3.0]]), Y[:2])
+  with pytest.raises(UnsupportedError, match="texts"):
+    parallel.predict_on_batch(tf.constant(["a", "b"]))
+
+
+def test_names_of_the_user() -> None:
+  dims = {"inputs": ["examples", "features"], "net/down/kernel": [None, "classes"]}
+  parallel = mtf.keras.parallelize(
+    single(), placement(layout="examples:rows,classes:cols"), dims=dims
+  )
+  expected = parallel.model.predict(X[:8], verbose=0)
+  np.testing.assert_allclose(parallel.predict(X[:8], verbose=0), expected, atol=1e-6)
+  assert list(parallel.dimensions) == ["examples", "features", "classes"]
+  assert parallel.mesh_impl.variable_store["net/down/kernel"].slice_shape == (8, 2)
+
+
+def test_mirror() -> None:
+  store = placement(layout="").variable_store
+  mirror, variable = Mirror(), tf.Variable(np.ones([2], np.float32))
+  mirror.attach(store)
+  mirror.enter({"v": variable})
+  mirror.push()  # There is no copy yet.
+  impl = placement(layout="")
+  copy = impl.variable_store.get(
+    impl, "v", mtf.Shape([("a", 2)]), master_dtype=tf.float32, slice_dtype=tf.float32
+  )
+  mirror.attach(impl.variable_store)
+  copy.assign([3.0, 4.0])
+  mirror.pull()  # Nobody said that a program ran.
+  assert variable.numpy().tolist() == [1, 1]
+  mirror.ran(["v"])
+  mirror.pull()
+  assert variable.numpy().tolist() == [3, 4]
+  mirror.push()
+  variable.assign([5.0, 6.0])
+  mirror.pull()
+  assert variable.numpy().tolist() == [5, 6]
+  mirror.push()
+  assert copy.numpy().tolist() == [5, 6]
