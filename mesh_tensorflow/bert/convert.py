@@ -1,0 +1,356 @@
+"""Converts the weights of a BERT model between this package, Google's BERT and Hugging Face's.
+
+  python -m mesh_tensorflow.bert.convert --input=uncased_L-12_H-768_A-12 --output=model --to=mesh
+  python -m mesh_tensorflow.bert.convert --input=model --bert_config_file=model/bert_config.json \
+    --output=hf_model --to=hf
+
+What --input is, is found out. `mesh` writes model.ckpt-0 and bert_config.json; `google`
+bert_model.ckpt and bert_config.json; `hf` model.safetensors and config.json, which
+`transformers.BertModel.from_pretrained` and its kind read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import flags
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.bert import checkpoint_names, settings
+from mesh_tensorflow.bert.bert import BertConfig, BertModel
+from mesh_tensorflow.bert.initial_weights import SAFETENSORS, Weights
+from mesh_tensorflow.errors import CheckpointError, ConfigError, InstallationError
+
+FLAGS = flags.FLAGS
+
+KINDS = ("mesh", "google", "hf")
+CONFIG_FILES = {"mesh": "bert_config.json", "google": "bert_config.json", "hf": "config.json"}
+
+# Activations: (ours, Hugging Face's). Google's are called as ours.
+_ACTIVATIONS = (("gelu", "gelu_new"), ("gelu_erf", "gelu"), ("relu", "relu"), ("tanh", "tanh"))
+_SAME_AS_OURS = {"gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
+# Settings: (ours, Google's and Hugging Face's).
+_SETTINGS = (
+  ("vocab_size", "vocab_size"),
+  ("d_model", "hidden_size"),
+  ("num_blocks", "num_hidden_layers"),
+  ("attention_num_heads", "num_attention_heads"),
+  ("feedforward_intermediate_size", "intermediate_size"),
+  ("layer_output_dropout_prob", "hidden_dropout_prob"),
+  ("attention_probs_dropout_prob", "attention_probs_dropout_prob"),
+  ("max_position_embeddings", "max_position_embeddings"),
+  ("type_vocab_size", "type_vocab_size"),
+  ("initializer_range", "initializer_range"),
+)
+
+
+def _define_flags() -> None:
+  for definer, name, default, text in (
+    (
+      flags.DEFINE_string,
+      "input",
+      None,
+      "A checkpoint or its folder, or a folder of Hugging Face's.",
+    ),
+    (flags.DEFINE_string, "output", None, "Folder to write."),
+    (flags.DEFINE_string, "to", None, f"What to write: {', '.join(KINDS)}."),
+    (
+      flags.DEFINE_string,
+      "bert_config_file",
+      None,
+      "The model's configuration; by default the file that lies beside the weights.",
+    ),
+    (flags.DEFINE_string, "vocab_file", None, "A vocabulary to copy to vocab.txt of the output."),
+  ):
+    settings.define(__name__, definer, name, default, text)
+
+
+_define_flags()
+
+
+def config_from_hugging_face(content: Mapping[str, Any]) -> BertConfig:
+  """Our configuration of a model of Hugging Face's.
+
+  Args:
+    content: of its config.json.
+
+  Raises:
+    ConfigError: it is another kind of model, or has an activation that there is not here.
+  """
+  kind = content.get("model_type", "bert")
+  position = content.get("position_embedding_type", "absolute")
+  if kind != "bert" or position != "absolute" or content.get("is_decoder"):
+    what = f"position_embedding_type {position!r}" if kind == "bert" else f"model_type {kind!r}"
+    raise ConfigError(f"only BERT encoders with absolute positions are converted, not {what}")
+  theirs = content.get("hidden_act", "gelu")
+  activations = {hf: ours for ours, hf in _ACTIVATIONS} | _SAME_AS_OURS
+  if theirs not in activations:
+    raise ConfigError(f"hidden_act {theirs!r} has no counterpart; use {', '.join(activations)}")
+  config = BertConfig.from_dict({k: content[k] for _, k in _SETTINGS if k in content})
+  config.feedforward_intermediate_act = activations[theirs]
+  config.layer_norm_epsilon = content.get("layer_norm_eps", 1e-12)
+  return config
+
+
+def config_for_hugging_face(config: BertConfig, names: Sequence[str] = ()) -> dict[str, Any]:
+  """The config.json of a model of ours for Hugging Face.
+
+  Args:
+    config: ours.
+    names: Google's names of the variables, which tell what the model is for.
+
+  Raises:
+    ConfigError: their model has no such setting.
+  """
+  _check_original(config)
+  activations = dict(_ACTIVATIONS)
+  act = str(config.feedforward_intermediate_act).lower()
+  if act not in activations:
+    raise ConfigError(
+      f"feedforward_intermediate_act {act!r} has no counterpart; use {', '.join(activations)}"
+    )
+  content = {theirs: getattr(config, ours) for ours, theirs in _SETTINGS}
+  architecture = "BertModel"
+  for part, name in (
+    ("cls/squad/", "BertForQuestionAnswering"),
+    ("output_weights", "BertForSequenceClassification"),
+    ("cls/predictions/", "BertForPreTraining"),
+  ):
+    if any(n.startswith(part) for n in names):
+      architecture = name
+  return {
+    **content,
+    "model_type": "bert",
+    "architectures": [architecture],
+    "hidden_act": activations[act],
+    "layer_norm_eps": config.layer_norm_epsilon,
+    "pad_token_id": 0,
+  }
+
+
+def _check_original(config: BertConfig) -> None:
+  """Raises `ConfigError` for what the original BERT has not."""
+  size = config.attention_head_size
+  for setting, wanted in (
+    ("position_signal", "embedding"),
+    ("residual_structure", "original"),
+    ("use_bias", True),
+    ("block_layers", ["attention", "feedforward"]),
+  ):
+    if getattr(config, setting) != wanted:
+      raise ConfigError(
+        f"the original BERT has {setting} {wanted!r} only, this model has "
+        f"{getattr(config, setting)!r}: there is no such model of Google's or Hugging Face's"
+      )
+  if size and size * config.attention_num_heads != config.d_model:
+    raise ConfigError(
+      f"attention_head_size (={size}) x attention_num_heads (={config.attention_num_heads}) is not "
+      f"d_model (={config.d_model}), which the original BERT needs"
+    )
+
+
+def variable_shapes(config: BertConfig) -> dict[str, list[int]]:
+  """The shapes of the variables of a model with both heads of pretraining, by our names."""
+  graph = mtf.Graph()
+  mesh = mtf.Mesh(graph, "shapes")
+  one = mtf.Shape([("batch", 1), ("seq", 1)])
+  model = BertModel(config, False, mtf.zeros(mesh, one, tf.int32))
+  positions = mtf.zeros(mesh, mtf.Shape([("batch", 1), ("max_pred_seq", 1)]), tf.int32)
+  model.get_masked_lm_output(positions, positions, mtf.ones_like(positions))
+  model.get_next_sentence_output(mtf.zeros(mesh, one[:1], tf.int32))
+  return {v.full_name: v.shape.to_integer_list for v in graph.all_variables}
+
+
+def to_google(weights: Weights, config: BertConfig) -> dict[str, np.ndarray]:
+  """The variables of a model by Google's names, shaped as Google's.
+
+  Args:
+    weights: of any kind.
+    config: the model.
+
+  Raises:
+    ConfigError: Google's BERT is no such model.
+    CheckpointError: a variable has another shape than the configuration says, or is missing.
+  """
+  _check_original(config)
+  found = {}
+  shapes = variable_shapes(config)
+  for name in filter(checkpoint_names.is_of_model, sorted(weights.names)):
+    if weights.kind != "mesh":
+      found[name] = weights.value(name)
+      continue
+    google = checkpoint_names.google_name(name)
+    if google is None:
+      raise CheckpointError(f"{weights.path}: the original BERT has no variable like {name}")
+    value = weights.value(name)
+    if name in shapes and list(value.shape) != shapes[name]:
+      raise CheckpointError(
+        f"{weights.path}: {name} has shape {list(value.shape)}, the configuration says "
+        f"{shapes[name]}"
+      )
+    found[google] = checkpoint_names.to_google(name, value, int(config.vocab_size or 0))
+  missing = [
+    n for n in shapes if n.startswith("bert/") and checkpoint_names.google_name(n) not in found
+  ]
+  # A model for a task of its own may come without the pooler.
+  missing = [n for n in missing if not n.startswith("bert/pooler/")]
+  if missing:
+    raise CheckpointError(f"{weights.path} has no {', '.join(missing[:3])} of the configuration")
+  return found
+
+
+def from_google(
+  values: Mapping[str, np.ndarray], config: BertConfig, source: str
+) -> dict[str, np.ndarray]:
+  """The variables of a model by our names, shaped as ours.
+
+  Args:
+    values: by Google's names.
+    config: the model.
+    source: where they are from, for errors.
+
+  Raises:
+    CheckpointError: a variable has another shape than the configuration says.
+  """
+  found = {}
+  shapes = variable_shapes(config)
+  for name in ("cls/squad/output/kernel", "cls/squad/output/bias", "output_weights", "output_bias"):
+    value = values.get(str(checkpoint_names.google_name(name)))
+    if value is not None:
+      shapes[name] = list(value.T.shape if name.endswith("/kernel") else value.shape)
+  for name, shape in shapes.items():
+    value = values.get(str(checkpoint_names.google_name(name)))
+    if value is not None:
+      found[name] = checkpoint_names.from_google(name, value, shape)
+  if not found:
+    raise CheckpointError(f"{source} has no variable of a BERT model")
+  return found
+
+
+def write_checkpoint(path: str, values: Mapping[str, np.ndarray]) -> None:
+  """Writes a checkpoint of TensorFlow's.
+
+  Args:
+    path: without suffix.
+    values: by name.
+  """
+  names = sorted(values)
+  tensors = [tf.constant(np.asarray(values[n], order="C")) for n in names]
+  tf.raw_ops.SaveV2(
+    prefix=path, tensor_names=names, shape_and_slices=[""] * len(names), tensors=tensors
+  )
+
+
+def write_hugging_face(folder: str, values: Mapping[str, np.ndarray], config: BertConfig) -> None:
+  """Writes a folder for Hugging Face's BERT models.
+
+  Args:
+    folder: it is there.
+    values: by Google's names.
+    config: the model.
+
+  Raises:
+    ConfigError: their model has no such setting.
+    InstallationError: the library safetensors is not installed.
+  """
+  content = config_for_hugging_face(config, list(values))
+  try:
+    from safetensors.numpy import save_file
+  except ImportError as e:
+    raise InstallationError(
+      "writing weights for Hugging Face needs the library safetensors: "
+      "pip install 'mesh-tensorflow[bert]'"
+    ) from e
+  tensors = {
+    checkpoint_names.hugging_face_name(name): np.ascontiguousarray(
+      checkpoint_names.hugging_face_value(name, value)
+    )
+    for name, value in values.items()
+  }
+  if "cls.predictions.bias" in tensors:
+    # Their output layer is the embedding's matrix, and has the bias under two names.
+    tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"].copy()
+  save_file(tensors, os.path.join(folder, SAFETENSORS), metadata={"format": "pt"})
+  _write_json(os.path.join(folder, CONFIG_FILES["hf"]), content)
+
+
+def _write_json(path: str, content: Mapping[str, Any]) -> None:
+  with tf.io.gfile.GFile(path, "w") as f:
+    f.write(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def read_config(weights: Weights, file: str | None = None) -> BertConfig:
+  """The configuration of weights.
+
+  Args:
+    weights: see `Weights`.
+    file: by default the one beside them.
+
+  Raises:
+    ConfigError: there is none, or it is of another kind of model.
+  """
+  file = file or os.path.join(os.path.dirname(weights.path), CONFIG_FILES[weights.kind])
+  config = BertConfig.from_json_file(file)
+  if weights.kind == "hf":
+    with tf.io.gfile.GFile(file, "r") as f:
+      config = config_from_hugging_face(json.loads(f.read()))
+  if not config.vocab_size:
+    raise ConfigError(f"BERT configuration {file}: vocab_size is missing")
+  return config
+
+
+def convert(source: str, folder: str, to: str, bert_config_file: str | None = None) -> int:
+  """Converts weights; see the module.
+
+  Args:
+    source: a checkpoint or folder.
+    folder: to write; made if it is not there.
+    to: "mesh", "google" or "hf".
+    bert_config_file: the model's configuration; by default the one beside the weights.
+
+  Returns:
+    The number of variables written.
+
+  Raises:
+    ConfigError: an unknown kind, or a model that there is not of that kind.
+    CheckpointError: the weights cannot be read, or are not those of the configuration.
+  """
+  if to not in KINDS:
+    raise ConfigError(f"cannot convert to {to!r}; use one of {', '.join(KINDS)}")
+  weights = Weights(source)
+  config = read_config(weights, bert_config_file)
+  google = to_google(weights, config)
+  settings.make_folder(folder)
+  if to == "hf":
+    write_hugging_face(folder, google, config)
+    return len(google)
+  values: dict[str, Any] = dict(google)
+  content = config.to_dict()
+  path = os.path.join(folder, "bert_model.ckpt")
+  if to == "mesh":
+    values = dict(from_google(google, config, weights.path), global_step=np.int64(0))
+    path = os.path.join(folder, "model.ckpt-0")
+  else:
+    content = {theirs: getattr(config, ours) for ours, theirs in _SETTINGS}
+    content["hidden_act"] = config.feedforward_intermediate_act
+    content["layer_norm_eps"] = config.layer_norm_epsilon
+  write_checkpoint(path, values)
+  _write_json(os.path.join(folder, CONFIG_FILES[to]), content)
+  return len(google)
+
+
+def main(_: Sequence[str]) -> None:
+  """Does what the flags say."""
+  count = convert(FLAGS.input, FLAGS.output, FLAGS.to, FLAGS.bert_config_file)
+  if FLAGS.vocab_file:
+    tf.io.gfile.copy(FLAGS.vocab_file, os.path.join(FLAGS.output, "vocab.txt"), overwrite=True)
+  print(f"{count} variables written to {FLAGS.output}")
+
+
+if __name__ == "__main__":
+  settings.run_program(main, __doc__, ["input", "output", "to"])

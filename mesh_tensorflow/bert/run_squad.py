@@ -1,0 +1,384 @@
+"""Fine-tunes BERT to answer questions about texts (SQuAD 1.1 and 2.0), and answers them.
+
+  python -m mesh_tensorflow.bert.run_squad --train_file=train.json --predict_file=dev.json \
+    --do_train --do_predict --vocab_file=vocab.txt --bert_config_file=config.json \
+    --init_checkpoint=model --output_dir=tuned --mesh_shape=batch:2
+
+Answers are written into predictions.json and nbest_predictions.json of --output_dir.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import flags
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.bert import (
+  optimization,
+  records,
+  settings,
+  squad_data,
+  squad_predictions,
+  squad_settings,
+  tokenization,
+  training,
+)
+from mesh_tensorflow.bert.bert import BertConfig, BertModel
+from mesh_tensorflow.bert.layout import runner_for
+from mesh_tensorflow.bert.squad_data import (
+  FeatureWriter,
+  InputFeatures,
+  SquadExample,
+  convert_examples_to_features,
+)
+from mesh_tensorflow.bert.squad_predictions import RawResult
+from mesh_tensorflow.bert.squad_settings import validate_flags_or_throw
+from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.numerics import initializers
+
+__all__ = [
+  "FeatureWriter",
+  "InputFeatures",
+  "RawResult",
+  "SquadExample",
+  "convert_examples_to_features",
+  "create_model",
+  "get_final_text",
+  "input_fn_builder",
+  "main",
+  "model_fn_builder",
+  "read_squad_examples",
+  "validate_flags_or_throw",
+  "write_predictions",
+]
+
+FLAGS = flags.FLAGS
+
+
+squad_settings.define(__name__)
+
+
+def read_squad_examples(input_file: str, is_training: bool) -> list[SquadExample]:
+  """The questions of a JSON file of SQuAD's form.
+
+  Args:
+    input_file: the file; --version_2_with_negative says whether "is_impossible" is looked at.
+    is_training: whether each question has exactly one answer, or is impossible. One whose answer
+      is not in the text is left out, with a warning.
+
+  Raises:
+    DataError: the file cannot be read, or has another form.
+  """
+  return squad_data.read_examples(
+    input_file, is_training, settings.value("version_2_with_negative")
+  )
+
+
+def get_final_text(pred_text: str, orig_text: str, do_lower_case: bool) -> str:
+  """The part of a text that a prediction, which lost case and accents, stands for.
+
+  ("steve smith", "Steve Smith's") gives "Steve Smith"; all of `orig_text` if it cannot be told.
+
+  Args:
+    pred_text: WordPieces put together.
+    orig_text: the words of the text that they are of.
+    do_lower_case: as the model was trained.
+  """
+  return squad_predictions.final_text(
+    pred_text, orig_text, do_lower_case, settings.value("verbose_logging")
+  )
+
+
+def write_predictions(
+  all_examples: Sequence[SquadExample],
+  all_features: Iterable[InputFeatures],
+  all_results: Iterable[RawResult],
+  n_best_size: int,
+  max_answer_length: int,
+  do_lower_case: bool,
+  output_prediction_file: str,
+  output_nbest_file: str,
+  output_null_log_odds_file: str,
+) -> None:
+  """Writes the answers as JSON; see `squad_predictions.write` and its `Options`.
+
+  Args:
+    all_examples: the questions.
+    all_features: their windows.
+    all_results: what the model says of each window.
+    n_best_size: how many starts, ends and answers are looked at.
+    max_answer_length: WordPieces of the longest answer.
+    do_lower_case: as the model was trained.
+    output_prediction_file: gets question -> answer.
+    output_nbest_file: gets question -> the best answers.
+    output_null_log_odds_file: gets, with --version_2_with_negative, question -> by how much "no
+      answer" scores over the best one.
+  """
+  options = squad_predictions.Options(
+    n_best_size,
+    max_answer_length,
+    do_lower_case,
+    settings.value("version_2_with_negative"),
+    settings.value("null_score_diff_threshold"),
+    settings.value("verbose_logging"),
+  )
+  squad_predictions.write(
+    all_examples,
+    all_features,
+    all_results,
+    options,
+    output_prediction_file,
+    output_nbest_file,
+    output_null_log_odds_file,
+  )
+
+
+def _features(seq_length: int, is_training: bool) -> dict[str, records.Feature]:
+  seq = (seq_length,)
+  found: dict[str, records.Feature] = {
+    "unique_ids": ((), tf.int64),
+    "input_ids": (seq, tf.int64),
+    "input_mask": (seq, tf.int64),
+    "segment_ids": (seq, tf.int64),
+  }
+  if is_training:
+    found.update(start_positions=((), tf.int64), end_positions=((), tf.int64))
+  return found
+
+
+def input_fn_builder(
+  input_file: str, seq_length: int, is_training: bool, drop_remainder: bool
+) -> records.InputFn:
+  """A function that reads batches of a file of records.
+
+  Args:
+    input_file: see `FeatureWriter`.
+    seq_length: WordPieces in a window.
+    is_training: whether there are answers; windows are shuffled then, and repeated without end.
+    drop_remainder: whether a last batch that is not full is left out.
+
+  Returns:
+    A function of a dict with `batch_size`, and if wanted `seed` and `first_step`.
+  """
+  return records.input_fn(
+    [input_file], _features(seq_length, is_training), is_training, drop_remainder=drop_remainder
+  )
+
+
+def create_model(
+  bert_config: BertConfig,
+  is_training: bool,
+  input_ids: mtf.Tensor,
+  input_mask: mtf.Tensor,
+  segment_ids: mtf.Tensor,
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+  """BERT with a layer that tells where an answer begins and ends, on the mesh of the flags.
+
+  Variables, beside BERT's: `cls/squad/output/kernel` [hidden, class] and `.../bias`.
+
+  Args:
+    bert_config: the model.
+    is_training: whether there is dropout.
+    input_ids: [batch, seq].
+    input_mask: likewise.
+    segment_ids: likewise.
+
+  Returns:
+    (start_logits, end_logits): each [batch, seq].
+  """
+  layout = settings.value("layout")
+  rules = "" if layout == settings.AUTO else layout
+  ids = (input_ids, input_mask, segment_ids)
+  return _logits(bert_config, is_training, ids, rules, settings.value("mesh_shape"))
+
+
+def _logits(
+  bert_config: BertConfig,
+  is_training: bool,
+  ids: tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor],
+  layout: Any,
+  mesh_shape: Any,
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+  model = BertModel(bert_config, is_training, *ids, None, mesh_shape, layout)
+  class_dim = mtf.Dimension("class", 2)
+  with mtf.variable_scope("cls/squad"):
+    logits = mtf.layers.dense(
+      model.get_sequence_output(),
+      reduced_dims=[model.model_dim],
+      new_dims=[class_dim],
+      kernel_initializer=initializers.TruncatedNormal(stddev=0.02),
+      name="output",
+    )
+  start_logits, end_logits = mtf.unstack(logits, class_dim)
+  return start_logits, end_logits
+
+
+def model_fn_builder(
+  bert_config: BertConfig,
+  init_checkpoint: str | None,
+  learning_rate: float,
+  num_train_steps: int | None,
+  num_warmup_steps: int | None,
+  use_tpu: bool,
+) -> training.ModelFn:
+  """A function of a batch: the loss, or the logits of each window.
+
+  The loss is the mean of those of start and end; that of experts is not part of it.
+
+  Args:
+    bert_config: the model.
+    init_checkpoint: not looked at here: `training.Runner` takes it.
+    learning_rate: see `optimization.create_optimizer`.
+    num_train_steps: likewise; None if there is no training.
+    num_warmup_steps: likewise.
+    use_tpu: not looked at: the mesh says what the program runs on.
+
+  Returns:
+    A function of (features, labels, mode, params), features being `Tensor`s by name; it returns a
+    `training.ModelSpec`.
+  """
+  del init_checkpoint, use_tpu
+
+  def model_fn(
+    features: dict[str, mtf.Tensor], labels: None, mode: str, params: Mapping[str, Any]
+  ) -> training.ModelSpec:
+    del labels
+    if mode not in (training.TRAIN, training.PREDICT):
+      raise ConfigError(f"run_squad has the modes train and infer, not {mode!r}")
+    ids = features["input_ids"], features["input_mask"], features["segment_ids"]
+    start_logits, end_logits = _logits(
+      bert_config,
+      mode == training.TRAIN,
+      ids,
+      params.get("layout", ""),
+      params.get("mesh_shape", ""),
+    )
+    if mode == training.PREDICT:
+      return training.ModelSpec(
+        predictions={
+          "unique_ids": features["unique_ids"],
+          "start_logits": start_logits,
+          "end_logits": end_logits,
+        }
+      )
+    seq_dim = start_logits.shape.dims[1]
+    losses = [
+      mtf.reduce_mean(
+        mtf.layers.softmax_cross_entropy_with_logits(
+          logits, features[f"{which}_positions"], seq_dim
+        )
+      )
+      for which, logits in (("start", start_logits), ("end", end_logits))
+    ]
+    loss = (losses[0] + losses[1]) / 2.0
+    rate, _ = optimization.create_optimizer(
+      loss,
+      learning_rate,
+      num_train_steps or 0,
+      num_warmup_steps,
+      max_optimized_variable_size=settings.value("max_optimized_variable_size"),
+      optimizer=settings.value("optimizer"),
+      clip_gradients=settings.value("clip_gradients"),
+    )
+    return training.ModelSpec(loss, rate)
+
+  return model_fn
+
+
+def _write_windows(
+  examples: Sequence[SquadExample],
+  tokenizer: tokenization.FullTokenizer,
+  file: str,
+  is_training: bool,
+) -> list[InputFeatures]:
+  """Writes the windows of questions into a file; returns them (of training: none)."""
+  writer = FeatureWriter(file, is_training)
+  kept: list[InputFeatures] = []
+
+  def take(feature: InputFeatures) -> None:
+    writer.process_feature(feature)
+    if not is_training:
+      kept.append(feature)
+
+  convert_examples_to_features(
+    examples,
+    tokenizer,
+    FLAGS.max_seq_length,
+    FLAGS.doc_stride,
+    FLAGS.max_query_length,
+    is_training,
+    take,
+  )
+  writer.close()
+  return kept
+
+
+def main(_: Sequence[str]) -> None:
+  """Trains and answers, as the flags say."""
+  config = settings.load_config(FLAGS.max_seq_length)
+  validate_flags_or_throw(config)
+  tokenizer = tokenization.FullTokenizer(FLAGS.vocab_file, do_lower_case=FLAGS.do_lower_case)
+  settings.check_vocabulary(config, tokenizer.vocab)
+  settings.prepare_devices()
+  settings.make_folder(FLAGS.output_dir)
+  readers, steps, windows = {}, 0, []
+  examples = {
+    what: read_squad_examples(settings.value(f"{what}_file"), is_training=what == "train")
+    for what in ("train", "predict")
+    if settings.value(f"do_{what}")
+  }
+  for what, found in examples.items():
+    is_training = what == "train"
+    file = settings.in_folder("train.tf_record" if is_training else "eval.tf_record")
+    if is_training:
+      steps = settings.training_steps(len(found))
+      # Neighbours are of one text; the records are shuffled among a hundred only.
+      random.Random(12345).shuffle(found)
+    if is_training and FLAGS.cached_train_file:
+      file = FLAGS.cached_train_file
+    else:
+      windows = _write_windows(found, tokenizer, file, is_training)
+    features = _features(FLAGS.max_seq_length, is_training)
+    records.check_first(file, features, "set --max_seq_length as they were made")
+    readers[what] = input_fn_builder(file, FLAGS.max_seq_length, is_training, is_training)
+  model_fn = model_fn_builder(
+    config,
+    FLAGS.init_checkpoint,
+    FLAGS.learning_rate,
+    steps,
+    int(steps * FLAGS.warmup_proportion),
+    FLAGS.use_tpu,
+  )
+  programs = {
+    "train": (FLAGS.train_batch_size, training.TRAIN),
+    "predict": (FLAGS.predict_batch_size, training.PREDICT),
+  }
+  first = next(iter(readers))
+  runner = runner_for(model_fn, readers[first], *programs[first])
+  if FLAGS.do_train:
+    runner.train(readers["train"], FLAGS.train_batch_size, steps)
+  if FLAGS.do_predict:
+    results = [
+      RawResult(int(row["unique_ids"]), row["start_logits"].tolist(), row["end_logits"].tolist())
+      for row in runner.predict(readers["predict"], FLAGS.predict_batch_size)
+    ]
+    write_predictions(
+      examples["predict"],
+      windows,
+      results,
+      FLAGS.n_best_size,
+      FLAGS.max_answer_length,
+      FLAGS.do_lower_case,
+      settings.in_folder("predictions.json"),
+      settings.in_folder("nbest_predictions.json"),
+      settings.in_folder("null_odds.json"),
+    )
+    print(f"{len(examples['predict'])} answers in {settings.in_folder('predictions.json')}")
+
+
+if __name__ == "__main__":
+  settings.run_program(main, __doc__, ["vocab_file", "bert_config_file", "output_dir"])

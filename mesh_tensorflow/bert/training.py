@@ -1,0 +1,377 @@
+"""The loop of the BERT programs: training, evaluation and prediction on a mesh.
+
+A program is a function of named tensors that returns a `ModelSpec`; `Runner` runs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tqdm
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import checkpoint, workers
+from mesh_tensorflow.bert.initial_weights import initialize
+from mesh_tensorflow.bert.records import InputFn
+from mesh_tensorflow.errors import DataError, NonFiniteError
+from mesh_tensorflow.meshes import layout_names
+from mesh_tensorflow.transformer.reporting.event_files import EventFile
+
+TRAIN, EVAL, PREDICT = "train", "eval", "infer"
+# How long a call of several steps may take before it is not made longer any more.
+_CALL_SECONDS = 1.0
+_MESH_NAMES = frozenset(("batch", "model"))
+# Names that layouts of BERT use for what a model need not have.
+_TENSOR_NAMES = frozenset(("batch", "vocab", "intermediate", "num_heads", "experts"))
+
+
+@dataclasses.dataclass
+class ModelSpec:
+  """What a model computes of a batch.
+
+  Attributes:
+    loss: a scalar `Tensor`; None for predictions.
+    learning_rate: a scalar `Tensor`, for the report; or None. The updates of the variables are
+      operations of the graph.
+    metrics: (sum, weight) by name, scalar `Tensor`s: the metric is the quotient over all batches.
+    predictions: `Tensor`s by name whose first dimension is the batch.
+  """
+
+  loss: mtf.Tensor | None = None
+  learning_rate: mtf.Tensor | None = None
+  metrics: Mapping[str, tuple[mtf.Tensor, mtf.Tensor]] = dataclasses.field(default_factory=dict)
+  predictions: Mapping[str, mtf.Tensor] = dataclasses.field(default_factory=dict)
+
+
+# features, labels (None), mode, params ("mesh_shape", "layout", "batch_size").
+ModelFn = Callable[[dict[str, mtf.Tensor], None, str, Mapping[str, Any]], ModelSpec]
+
+
+def second_dimension(name: str) -> str:
+  """What the second dimension of a feature is called; the first is the batch."""
+  return "max_pred_seq" if name.startswith("masked_lm_") else "seq"
+
+
+def make_function(
+  model_fn: ModelFn, mode: str, specs: Mapping[str, tf.TensorSpec], mesh_impl: mtf.MeshImpl
+) -> mtf.Function:
+  """A model as an `mtf.function` of the features, in the order of `specs`.
+
+  Args:
+    model_fn: the model.
+    mode: "train", "eval" or "infer".
+    specs: of batches, all of one static size.
+    mesh_impl: the mesh.
+
+  Returns:
+    A function that returns a dict: loss, learning_rate, metrics and predictions, those that are.
+  """
+  names = list(specs)
+  signature = []
+  for name in names:
+    sizes = specs[name].shape.as_list()
+    dims = zip(("batch", second_dimension(name)), sizes)
+    signature.append(mtf.TensorSpec(mtf.Shape(list(dims)), specs[name].dtype, name))
+  params = {
+    "mesh_shape": mesh_impl.shape,
+    "layout": mesh_impl.layout_rules,
+    "batch_size": int(signature[0].shape[0].size),
+  }
+
+  def bert_step(*args: mtf.Tensor) -> dict[str, Any]:
+    spec = model_fn(dict(zip(names, args)), None, mode, params)
+    graph = args[0].graph
+    mtf.optimize.count_global_step(graph)
+    layout_names.check_tensor_names(mesh_impl, graph, _TENSOR_NAMES)
+    found = {
+      "loss": spec.loss,
+      "learning_rate": spec.learning_rate,
+      "metrics": {k: list(v) for k, v in spec.metrics.items()},
+      "predictions": dict(spec.predictions),
+    }
+    return {k: v for k, v in found.items() if v is not None}
+
+  return mtf.function(mesh_impl, signature)(bert_step)
+
+
+class Runner:
+  """A model with its folder.
+
+  Args:
+    model_fn: the model.
+    mesh_impl: the mesh.
+    output_dir: folder of its checkpoints; a run goes on from the newest. None: there are none.
+    init_checkpoint: weights to start from if the folder has no checkpoint; see `initialize`.
+    save_checkpoints_steps: steps between checkpoints; there is one at the end, too.
+    iterations_per_loop: most steps of one call.
+    seed: of dropout, and of the order of examples.
+  """
+
+  def __init__(
+    self,
+    model_fn: ModelFn,
+    mesh_impl: mtf.MeshImpl,
+    output_dir: str | None = None,
+    *,
+    init_checkpoint: str | None = None,
+    save_checkpoints_steps: int = 1000,
+    iterations_per_loop: int = 1000,
+    seed: int = 0,
+  ):
+    self._model_fn = model_fn
+    self._mesh_impl = mesh_impl
+    self._output_dir = output_dir
+    self._init_checkpoint = init_checkpoint
+    self._save_steps = save_checkpoints_steps
+    self._most_steps = iterations_per_loop
+    self._seed = seed
+    self._store = mesh_impl.variable_store
+    self._saver = None
+    if output_dir:
+      # Ten, and one for every two hours, as the archived programs kept.
+      self._saver = checkpoint.Checkpointer(
+        output_dir, self._store, max_to_keep=10, keep_every_n_hours=2
+      )
+    self._filled: set[str] = set()
+    self._functions: dict[Any, Any] = {}
+    self.step = self._step_of_folder()
+
+  def _step_of_folder(self) -> int:
+    path = self._saver.latest() if self._saver is not None else None
+    return checkpoint.get_step_from_path(path) if path else 0
+
+  # ------------------------------------------------------------------- training
+
+  def train(self, input_fn: InputFn, batch_size: int, max_steps: int) -> list[float]:
+    """Trains up to a step.
+
+    Args:
+      input_fn: of endless batches.
+      batch_size: examples in each.
+      max_steps: the step to stop at, counted from the model's beginning.
+
+    Returns:
+      The losses of the steps that were done.
+
+    Raises:
+      DataError: there are no examples, or records are not as the model needs them.
+      NonFiniteError: a loss is not finite; the checkpoint before it is kept.
+    """
+    losses: list[float] = []
+    if self.step >= max_steps:
+      print(
+        f"nothing to train: {self._output_dir} has a checkpoint of step {self.step}", flush=True
+      )
+      return losses
+    params = {"batch_size": batch_size, "seed": self._seed, "first_step": self.step}
+    dataset = input_fn(params)
+    call = self._training_call(dataset)
+    batches = iter(dataset)
+    size = 1
+    events = self._events("")
+    with tqdm.tqdm(total=max_steps, initial=self.step, unit="step", disable=None) as bar:
+      while self.step < max_steps:
+        stop = min(max_steps, (self.step // self._save_steps + 1) * self._save_steps)
+        count, started = min(size, stop - self.step), time.perf_counter()
+        found, rates = _read(call, batches, self.step, count)
+        seconds = time.perf_counter() - started
+        self._check_finite(found)
+        self.step += count
+        losses += found.tolist()
+        bar.update(count)
+        bar.set_postfix(loss=f"{found.mean():.4f}", refresh=False)
+        events.write(
+          self.step,
+          {
+            "loss": float(found.mean()),
+            "learning_rate": float(rates[-1]),
+            "steps_per_second": count / seconds,
+          },
+        )
+        if self.step == stop:
+          self._save()
+          recent = float(np.mean(losses[-self._save_steps :]))
+          bar.write(f"step {self.step:>6}/{max_steps}  loss {recent:.4f}")
+        if seconds < _CALL_SECONDS:
+          size = min(2 * size, self._most_steps)
+    events.close()
+    if self._saver is not None:
+      self._saver.wait()
+    return losses
+
+  def _training_call(self, dataset: tf.data.Dataset) -> Callable[..., Any]:
+    """A function of an iterator, the number of the first step, and how many there are."""
+    specs = dataset.element_spec
+    step_of, made = self._function(TRAIN, specs)
+    seed = self._seed
+
+    def one(batches: Any, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+      batch = batches.get_next()
+      # A step draws what it would in any other run of the same seed.
+      result = step_of(*[batch[name] for name in specs], seed=step + seed * 2**32)
+      return result["loss"], tf.cast(result.get("learning_rate", float("nan")), tf.float32)
+
+    def training_steps(batches: Any, first: tf.Tensor, count: tf.Tensor) -> Any:
+      def body(i: tf.Tensor, losses: Any, rates: Any) -> Any:
+        loss, rate = one(batches, first + tf.cast(i, tf.int64))
+        return i + 1, losses.write(i, loss), rates.write(i, rate)
+
+      arrays = [tf.TensorArray(tf.float32, size=count) for _ in range(2)]
+      _, losses, rates = tf.while_loop(
+        lambda i, *_: i < count, body, [0, *arrays], parallel_iterations=1
+      )
+      return losses.stack(), rates.stack()
+
+    if "call" not in made:
+      made["call"] = tf.function(training_steps, autograph=False)
+      # Tracing makes the variables.
+      scalars = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int32)
+      made["call"].get_concrete_function(iter(dataset), *scalars)
+    self._fill(TRAIN)
+    call = made["call"]
+    return lambda batches, first, count: [
+      x.numpy() for x in call(batches, tf.constant(first, tf.int64), tf.constant(count))
+    ]
+
+  def _check_finite(self, losses: np.ndarray) -> None:
+    bad = np.flatnonzero(~np.isfinite(losses))
+    if bad.size:
+      raise NonFiniteError(
+        f"the loss of step {self.step + bad[0]} is {losses[bad[0]]}: the learning rate is too "
+        "high, or the data of this step are not finite; the newest checkpoint is kept"
+      )
+
+  def _save(self) -> None:
+    if self._saver is not None:
+      self._saver.save(self.step)
+
+  # ------------------------------------------------------- evaluation, prediction
+
+  def evaluate(
+    self, input_fn: InputFn, batch_size: int, max_steps: int | None = None
+  ) -> dict[str, float]:
+    """The metrics of the model, with the mean loss of the batches and `global_step`.
+
+    Args:
+      input_fn: of batches; the last one may have fewer examples, and is filled up with zeros.
+      batch_size: examples in each.
+      max_steps: how many batches; None: all.
+
+    Raises:
+      DataError: there are no examples.
+    """
+    sums: dict[str, np.ndarray] = {}
+    losses = []
+    for result, _ in self._results(EVAL, input_fn, batch_size, max_steps):
+      losses.append(float(result["loss"]))
+      for name, pair in result["metrics"].items():
+        values = np.array([float(x) for x in pair])
+        sums[name] = sums.get(name, np.zeros(2)) + values
+    if not losses:
+      raise DataError("there are no examples to evaluate")
+    found = {name: float(a / b) if b else 0.0 for name, (a, b) in sums.items()}
+    found.update(loss=float(np.mean(losses)), global_step=self.step)
+    events = self._events("eval")
+    events.write(self.step, found)
+    events.close()
+    return found
+
+  def predict(self, input_fn: InputFn, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
+    """The predictions of each example, in order."""
+    for result, count in self._results(PREDICT, input_fn, batch_size, None):
+      arrays = {name: x.numpy() for name, x in result["predictions"].items()}
+      for row in range(count):
+        yield {name: a[row] for name, a in arrays.items()}
+
+  def _results(
+    self, mode: str, input_fn: InputFn, batch_size: int, max_steps: int | None
+  ) -> Iterator[tuple[dict[str, Any], int]]:
+    """Of each batch what the model returns, and how many of its examples are no filling."""
+    dataset = input_fn({"batch_size": batch_size})
+    if max_steps is not None:
+      dataset = dataset.take(max_steps)
+    specs = {
+      name: tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype)
+      for name, spec in dataset.element_spec.items()
+    }
+    step_of, made = self._function(mode, specs)
+    if "call" not in made:
+      made["call"] = tf.function(
+        lambda batch, seed: step_of(*[batch[n] for n in specs], seed=seed), autograph=False
+      )
+      made["call"].get_concrete_function(dict(specs), tf.TensorSpec([], tf.int64))
+    self._fill(mode)
+    batches = iter(dataset)
+    number = 0
+    while (batch := _read(next, batches, None)) is not None:
+      count = int(next(iter(batch.values())).shape[0])
+      filled = {
+        name: tf.pad(x, [[0, batch_size - count]] + [[0, 0]] * (len(x.shape) - 1))
+        for name, x in batch.items()
+      }
+      yield made["call"](filled, tf.constant(number, tf.int64)), count
+      number += 1
+
+  # -------------------------------------------------------------------- variables
+
+  def _function(self, mode: str, specs: Mapping[str, tf.TensorSpec]) -> tuple[Any, dict[str, Any]]:
+    """The model's function for batches of these specs, and what was made of it."""
+    key = (mode, *((name, tuple(spec.shape)) for name, spec in specs.items()))
+    if key not in self._functions:
+      function = make_function(self._model_fn, mode, specs, self._mesh_impl)
+      self._functions[key] = (function, {})
+    found: tuple[Any, dict[str, Any]] = self._functions[key]
+    return found
+
+  def _fill(self, mode: str) -> None:
+    """Sets variables that a trace has made to what they are in the folder, or start with."""
+    new = set(self._store.names) - self._filled
+    if not new:
+      return
+    path = self._saver.latest() if self._saver is not None else None
+    if path and self._saver is not None:
+      self._saver.restore(
+        path, should_restore=lambda name: name in new, ignore_unexpected=mode != TRAIN
+      )
+    elif self._init_checkpoint:
+      for line in initialize(self._store, self._init_checkpoint, new):
+        print(line, flush=True)
+    self._filled |= new
+
+  def _events(self, name: str) -> EventFile:
+    """TensorBoard's file in a folder of the model's; the chief's."""
+    writes = self._output_dir and workers.current().is_chief
+    return EventFile(os.path.join(self._output_dir or "", name) if writes else None)
+
+
+def _read(call: Callable[..., Any], *args: Any) -> Any:
+  """Calls a function that reads records.
+
+  Raises:
+    DataError: they end, are damaged, or are not as the model needs them.
+  """
+  try:
+    return call(*args)
+  except tf.errors.OutOfRangeError as e:
+    raise DataError("there are no examples to train on") from e
+  except (tf.errors.DataLossError, tf.errors.NotFoundError) as e:
+    raise DataError(f"cannot read the examples: {e.message.splitlines()[0]}") from e
+  except tf.errors.InvalidArgumentError as e:
+    if "Feature" in e.message or "parse" in e.message:
+      raise DataError(f"a record is not as the model needs it: {e.message.splitlines()[0]}") from e
+    raise
+
+
+def write_results(path: str, found: Mapping[str, Any]) -> None:
+  """Writes metrics as sorted lines `key = value`, and prints them in one line."""
+  with tf.io.gfile.GFile(path, "w") as f:
+    for name in sorted(found):
+      f.write(f"{name} = {found[name]}\n")
+  numbers = [f"{n} {v:.4f}" for n, v in sorted(found.items()) if n != "global_step"]
+  print(f"step {found['global_step']:>6}: {', '.join(numbers)}", flush=True)
