@@ -1,0 +1,305 @@
+"""Tables of embeddings: look-ups and updates against NumPy and Keras, on all kinds of layouts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+
+BATCH, VALUES, ROWS, WIDTH = (
+  mtf.Dimension(n, s) for n, s in [("batch", 16), ("values", 4), ("rows", 48), ("width", 4)]
+)
+ROWS_A, ROWS_B = mtf.Dimension("rows_a", 4), mtf.Dimension("rows_b", 12)
+RNG = np.random.default_rng(0)
+# Few ids, so that there are many duplicates, on several devices and in one; some are none.
+IDS = RNG.integers(-2, 50, [16, 4])
+TARGET = RNG.normal(size=[16, 4]).astype(np.float32)
+START = RNG.normal(size=[48, 4]).astype(np.float32)
+LAYOUTS = {
+  "one device": ("a:1", ""),
+  "rows and ids over one axis": ("a:4", "batch:a,rows:a"),
+  "rows over another axis than ids": ("a:2,b:2", "batch:a,rows:b"),
+  "rows over one of two": ("a:2,b:2", "batch:a,values:b,rows:b"),
+  "rows alone": ("a:4", "rows:a"),
+  "ids alone": ("a:4", "batch:a"),
+  "width, too": ("a:2,b:2", "batch:a,rows:a,width:b"),
+  "two dimensions of rows": ("a:2,b:2", "batch:a,values:b,rows_a:a,rows_b:b"),
+  "two, exchanged the other way": ("a:2,b:2", "batch:b,rows_a:b,rows_b:a"),
+}
+# `make test` has one of each kind of exchange.
+SHORT = ("rows and ids over one axis", "two dimensions of rows")
+
+
+def layouts():
+  for kind in ("placement", "simd"):
+    for name in LAYOUTS:
+      short = name in SHORT and (kind == "simd" or name == SHORT[0])
+      yield pytest.param(kind, name, marks=[] if short else pytest.mark.long, id=f"{kind}: {name}")
+
+
+@pytest.fixture
+def make_impl(cpu_devices):
+  def make(kind="simd", name="rows and ids over one axis"):
+    shape, layout = LAYOUTS[name]
+    cls = mtf.SimdMeshImpl if kind == "simd" else mtf.PlacementMeshImpl
+    return cls(shape, layout, cpu_devices[: mtf.convert_to_shape(shape).size])
+
+  return make
+
+
+def table_of(mesh, impl):
+  two = any("rows_a" in str(pair) for pair in impl.layout_rules.pairs)
+  return mtf.sparse.table(mesh, "table", [ROWS_A, ROWS_B] if two else ROWS, WIDTH)
+
+
+def make_step(impl, optimizer, combine="mean", **kwargs):
+  @mtf.function(impl, [mtf.TensorSpec([BATCH, VALUES], tf.int32), mtf.TensorSpec([BATCH, WIDTH])])
+  def step(ids, target):
+    table = table_of(ids.mesh, impl)
+    scale = mtf.get_variable(ids.mesh, "scale", [WIDTH], initializer=mtf.initializers.Ones())
+    y = mtf.sparse.lookup(table, ids, combine=combine, over=VALUES, **kwargs)
+    # A second look-up in the same table: its gradients belong to the same update.
+    first = mtf.sparse.lookup(table, mtf.reduce_max(ids, reduced_dim=VALUES))
+    loss = mtf.reduce_mean(mtf.square(y * scale + first - target))
+    if optimizer is not None:
+      mtf.sparse.minimize(loss, optimizer, mtf.optimize.SgdOptimizer(0.1))
+    return loss, y
+
+  return step
+
+
+def start(impl, step):
+  """Makes the variables, of known values."""
+  step(IDS, TARGET)
+  stored = impl.variable_store["table"]
+  stored.assign(START.reshape(stored.shape.to_integer_list))
+  for v in impl.variable_store:
+    if v.name == "scale":
+      v.assign(np.ones(4, np.float32))
+    elif v.name != "table":
+      v.assign(np.full(v.shape.to_integer_list, 0.1 if v.name.endswith("_a") else 0.0, np.float32))
+
+
+class Reference:
+  """The same in NumPy, by one row after another."""
+
+  def __init__(self, rule):
+    self.w, self.scale, self.rule = START.astype(np.float64), np.ones(4), rule
+    self.slots = [np.full([48, 4], v) for v in rule.start]
+    self.steps = 0
+
+  def step(self):
+    w, n = self.w, 16 * 4
+    there = (IDS >= 0) & (IDS < 48)
+    rows = np.where(there[..., None], w[np.clip(IDS, 0, 47)], 0.0)
+    count = np.maximum(there.sum(1, keepdims=True), 1)
+    y = rows.sum(1) / count
+    largest = IDS.max(1)
+    one = (largest >= 0) & (largest < 48)
+    first = np.where(one[:, None], w[np.clip(largest, 0, 47)], 0.0)
+    error = y * self.scale + first - TARGET
+    g = {}
+    for b in range(16):
+      for v in range(4):
+        if there[b, v]:
+          g[IDS[b, v]] = g.get(IDS[b, v], 0) + 2 / n * error[b] * self.scale / count[b]
+      if one[b]:
+        g[largest[b]] = g.get(largest[b], 0) + 2 / n * error[b]
+    self.scale = self.scale - 0.1 * 2 / n * (error * y).sum(0)
+    self.steps += 1
+    for row, gradient in g.items():
+      self.rule(self.steps, w, row, gradient, *self.slots)
+    return np.mean(error**2)
+
+
+def sgd(step, w, row, g):
+  w[row] -= 0.5 * g
+
+
+def adagrad(step, w, row, g, a):
+  a[row] += g * g
+  w[row] -= 0.5 * g / np.sqrt(a[row] + 1e-7)
+
+
+def adam(step, w, row, g, m, v):
+  m[row] = 0.9 * m[row] + 0.1 * g
+  v[row] = 0.999 * v[row] + 0.001 * g * g
+  rate = 0.5 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+  w[row] -= rate * m[row] / (np.sqrt(v[row]) + 1e-7)
+
+
+sgd.start, adagrad.start, adam.start = (), (0.1,), (0.0, 0.0)
+RULES = [(mtf.sparse.Sgd, sgd), (mtf.sparse.Adagrad, adagrad), (mtf.sparse.LazyAdam, adam)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, name", layouts())
+@pytest.mark.parametrize(
+  "optimizer, rule",
+  [
+    pytest.param(*RULES[0], marks=pytest.mark.long, id="sgd"),
+    pytest.param(*RULES[1], id="adagrad"),
+    pytest.param(*RULES[2], marks=pytest.mark.long, id="adam"),
+  ],
+)
+def test_training_on_layouts(kind, name, optimizer, rule, make_impl):
+  impl = make_impl(kind, name)
+  step = make_step(impl, optimizer(0.5))
+  start(impl, step)
+  reference = Reference(rule)
+  for _ in range(3):
+    np.testing.assert_allclose(step(IDS, TARGET)[0], reference.step(), rtol=1e-4)
+  got = impl.variable_store["table"].numpy().reshape(48, 4)
+  np.testing.assert_allclose(got, reference.w, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("optimizer, keras", [
+  (mtf.sparse.Sgd, tf.keras.optimizers.SGD), (mtf.sparse.Adagrad, tf.keras.optimizers.Adagrad)
+])  # fmt: skip
+def test_the_losses_of_keras(optimizer, keras, make_impl):
+  impl = make_impl()
+  ids = np.abs(IDS) % 48
+  embedding = tf.keras.layers.Embedding(48, 4)
+  embedding.build(None)
+  embedding.set_weights([START])
+  rule = keras(0.5)
+
+  def keras_step():
+    with tf.GradientTape() as tape:
+      y = tf.reduce_sum(embedding(ids), 1) + embedding(ids.max(1))
+      loss = tf.reduce_mean(tf.square(y - TARGET))
+    (v,) = embedding.trainable_weights
+    # Dense: of a sparse gradient Keras does not add up a row's parts before it squares them.
+    rule.apply([tf.convert_to_tensor(tape.gradient(loss, v.value))], [v])
+    return loss
+
+  @mtf.function(impl, [mtf.TensorSpec([BATCH, VALUES], tf.int64), mtf.TensorSpec([BATCH, WIDTH])])
+  def step(ids, target):
+    table = table_of(ids.mesh, impl)
+    y = mtf.sparse.lookup(table, ids, combine="sum", over=VALUES)
+    y = y + mtf.sparse.lookup(table, mtf.reduce_max(ids, reduced_dim=VALUES))
+    loss = mtf.reduce_mean(mtf.square(y - target))
+    mtf.sparse.minimize(loss, optimizer(0.5))
+    return loss
+
+  start(impl, step)
+  for _ in range(5):
+    np.testing.assert_allclose(step(ids, TARGET), keras_step(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [pytest.param("placement", marks=pytest.mark.long), "simd"])
+def test_all_ids_of_one_owner(kind, make_impl):
+  """Boxes that are too small for them: further rounds."""
+  impl, many = make_impl(kind), mtf.Dimension("many", 160)
+  ids = np.stack([RNG.permutation(40) * 12 for _ in range(16)]).reshape(4, 160) % 480
+  ids[1:] = ids[1:] % 120  # Of the first device.
+  batch, rows = mtf.Dimension("batch", 4), mtf.Dimension("rows", 480)
+  start_values = RNG.normal(size=[480, 4]).astype(np.float32)
+
+  @mtf.function(impl, [mtf.TensorSpec([batch, many], tf.int32)])
+  def step(ids):
+    table = mtf.sparse.table(ids.mesh, "table", rows, WIDTH)
+    y = mtf.sparse.lookup(table, ids)
+    mtf.sparse.minimize(mtf.reduce_sum(y), mtf.sparse.Sgd(1.0))
+    return y
+
+  distinct = np.arange(160)[None, :] % 120 + np.zeros([4, 1], int)
+  for given in (ids, distinct):
+    step(given)
+    impl.variable_store["table"].assign(start_values)
+    np.testing.assert_array_equal(step(given), start_values[given])
+    want = start_values - np.bincount(given.ravel(), minlength=480)[:, None]
+    np.testing.assert_allclose(impl.variable_store["table"].numpy(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_hashed_ids_and_weights(make_impl):
+  impl = make_impl()
+  weights = RNG.uniform(0.5, 2, [16, 4]).astype(np.float32)
+  ids = RNG.integers(0, 2**62, [16, 4])
+  ids[:4, 0] = -1
+
+  @mtf.function(impl, [mtf.TensorSpec([BATCH, VALUES], tf.int64), mtf.TensorSpec([BATCH, VALUES])])
+  def f(ids, weights):
+    table = table_of(ids.mesh, impl)
+    rows = mtf.sparse.hash_ids(ids, table)
+    found = dict(combine="mean", over=VALUES, weights=weights)
+    return rows, mtf.sparse.lookup(table, ids, hashed=True, **found), table.value
+
+  rows, mean, table = (t.numpy() for t in f(ids, weights))
+  assert np.all(rows[:4, 0] == -1) and np.all(rows.ravel()[rows.ravel() != -1] >= 0)
+  assert 25 < len(set(rows.ravel())) <= 49  # Of 60 ids in 48 rows.
+  kept = weights * (rows >= 0)
+  want = (kept[..., None] * table[np.maximum(rows, 0)]).sum(1) / kept.sum(1, keepdims=True)
+  np.testing.assert_allclose(mean, want, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_as_large_as_the_table(make_impl):
+  """What a plan finds that is exchanged, and that no tensor of the program has the table's rows."""
+  impl, rows = make_impl(), mtf.Dimension("rows", 2**20)
+
+  @mtf.function(impl, [mtf.TensorSpec([BATCH], tf.int32)])
+  def step(ids):
+    table = mtf.sparse.table(ids.mesh, "table", rows, WIDTH, initializer=mtf.initializers.Zeros())
+    y = mtf.sparse.lookup(table, ids)
+    mtf.sparse.minimize(mtf.reduce_mean(mtf.square(y)), mtf.sparse.Adagrad(0.1))
+    return y
+
+  report = step.plan()
+  assert 0 < sum(report.bytes_over.values() if hasattr(report, "bytes_over") else [1]) < 10_000
+  step(np.arange(16))
+  concrete = step._compiled._tf_function.get_concrete_function(
+    [tf.TensorSpec([16], tf.int32)], None
+  )
+  library = concrete.graph.as_graph_def().library.function
+  reads = [n for f in library for n in f.node_def if n.op == "ReadVariableOp"]
+  gathers = [n for f in library for n in f.node_def if n.op == "ResourceGatherNd"]
+  assert gathers and all("rows" not in n.name and "table" not in n.name for n in reads)
+
+
+@pytest.mark.parametrize(
+  "wrong, error, text",
+  [
+    (lambda t, i: mtf.sparse.lookup(t, i, combine="mean"), mtf.ArgumentError, "over"),
+    (lambda t, i: mtf.sparse.lookup(t, i, combine="max", over=VALUES), mtf.ArgumentError, "'sum'"),
+    (lambda t, i: mtf.sparse.lookup(t, i, combine="sum", over=WIDTH), mtf.DimensionError, "width"),
+    (lambda t, i: mtf.sparse.lookup(t, mtf.cast(i, tf.float32)), mtf.DTypeError, "integers"),
+    (lambda t, i: mtf.sparse.lookup(t, mtf.rename_dimension(i, "batch", "rows")),
+     mtf.ShapeError, "rows"),
+    (lambda t, i: mtf.sparse.lookup(i, i), mtf.MeshError, "table"),
+    (lambda t, i: mtf.sparse.table(t.mesh, "table", ROWS, VALUES), mtf.VariableError, "table"),
+    (lambda t, i: mtf.sparse.table(t.mesh, "t", [ROWS] * 3, WIDTH), mtf.ShapeError, "one or two"),
+    (lambda t, i: mtf.sparse.table(t.mesh, "t", ROWS, WIDTH, tf.int32), mtf.DTypeError, "floating"),
+    (lambda t, i: mtf.sparse.minimize(mtf.reduce_sum(t.value), mtf.sparse.Sgd(1.0)),
+     mtf.GraphError, "no lookup"),
+    (lambda t, i: mtf.sparse.minimize(mtf.reduce_sum(t.value), mtf.optimize.SgdOptimizer(1.0)),
+     mtf.MeshError, "rows"),
+  ],
+)  # fmt: skip
+def test_wrong_uses(wrong, error, text):
+  mesh = mtf.Mesh(mtf.Graph(), "m")
+  table = mtf.sparse.table(mesh, "table", ROWS, WIDTH)
+  ids = mtf.zeros(mesh, [BATCH, VALUES], tf.int32)
+  with pytest.raises(error, match=text):
+    wrong(table, ids)
+
+
+def test_a_lookup_in_a_loop_is_refused(make_impl):
+  impl = make_impl()
+
+  @mtf.function(impl, [mtf.TensorSpec([BATCH], tf.int32)])
+  def step(ids):
+    table = table_of(ids.mesh, impl)
+    zero = mtf.constant(ids.mesh, 0, dtype=tf.int32)
+    start = mtf.constant(ids.mesh, 0.0)
+    _, total = mtf.while_loop(
+      lambda i, _: mtf.less(i, 2),
+      lambda i, s: [i + 1, s + mtf.reduce_sum(mtf.sparse.lookup(table, ids))],
+      [zero, start],
+    )
+    mtf.sparse.minimize(total, mtf.sparse.Sgd(1.0))
+    return total
+
+  with pytest.raises(mtf.UnsupportedError, match="inside a loop"):
+    step(np.arange(16))
