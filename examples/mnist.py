@@ -93,15 +93,28 @@ def mnist_model(
   Returns:
     Logits [batch, classes], the loss [batch], and whether the digit is right [batch].
   """
-  batch_dim = mtf.Dimension("batch", image.shape[0])
-  row_blocks, col_blocks = mtf.Dimension("row_blocks", 4), mtf.Dimension("col_blocks", 4)
-  rows, cols = mtf.Dimension("rows_size", 7), mtf.Dimension("cols_size", 7)
-  channel = mtf.Dimension("one_channel", 1)
-  x = mtf.import_tf_tensor(
-    mesh,
-    tf.reshape(image, [-1, 4, 7, 4, 7, 1]),
-    shape=[batch_dim, row_blocks, rows, col_blocks, cols, channel],
-  )
+  shape = image_shape(image.shape[0])
+  x = mtf.import_tf_tensor(mesh, tf.reshape(image, shape.to_integer_list), shape)
+  return network(x, mtf.import_tf_tensor(mesh, labels, shape[:1]), hidden_size)
+
+
+def image_shape(batch_size: int) -> mtf.Shape:
+  """The shape of images in blocks: 4 x 4 of them, 7 x 7 pixels each."""
+  sizes = [("row_blocks", 4), ("rows_size", 7), ("col_blocks", 4), ("cols_size", 7)]
+  return mtf.Shape([("batch", batch_size), *sizes, ("one_channel", 1)])
+
+
+def network(
+  x: mtf.Tensor, labels: mtf.Tensor, hidden_size: int
+) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
+  """What `mnist_model` computes of tensors of a mesh.
+
+  Args:
+    x: images, of `image_shape`.
+    labels: [batch].
+    hidden_size: size of the hidden layers.
+  """
+  batch_dim, row_blocks, rows, col_blocks, cols, channel = x.shape
   x = mtf.transpose(x, [batch_dim, row_blocks, col_blocks, rows, cols, channel])
   for i in range(2):
     x = mtf.layers.conv2d_with_blocks(
@@ -123,7 +136,6 @@ def mnist_model(
   )
   x = mtf.layers.dense(x, hidden2, reduced_dims=[hidden1], activation=mtf.relu, name="hidden2")
   logits = mtf.layers.dense(x, CLASSES, reduced_dims=[hidden2], name="logits")
-  labels = mtf.import_tf_tensor(mesh, labels, shape=[batch_dim])
   targets = mtf.one_hot(labels, CLASSES, dtype=logits.dtype)
   loss = mtf.layers.softmax_cross_entropy_with_logits(logits, targets, CLASSES)
   return logits, loss, mtf.equal(mtf.argmax(logits, CLASSES), labels)

@@ -28,6 +28,7 @@ def _run(run_forked, repository, name: str, *flags: str, **kwargs):
 SMALL = ["--made_examples", "2000", "--hidden_size", "64", "--batch_size", "50"]
 
 
+@pytest.mark.long
 def test_mnist_reads_drawn_digits(run_forked, repository, tmp_path, example, capsys):
   """Trains on 2x2 devices and goes on from its checkpoint."""
   flags = [*SMALL, "--data_dir", str(tmp_path / "none"), "--model_dir", str(tmp_path / "model")]
@@ -309,3 +310,16 @@ def test_help(name, example, capsys):
   out = capsys.readouterr().out
   for flag in ("--mesh_shape", "--layout", "--batch_size", "--model_dir", "default:"):
     assert flag in out
+
+
+# ------------------------------------------------------------------------ keras_mesh.py
+
+
+@pytest.mark.slow
+def test_keras_mesh_learns(run_forked, repository):
+  out = _run(run_forked, repository, "keras_mesh.py").stdout
+  losses = [float(x) for x in re.findall(r"loss: ([\d.]+)", out)]
+  assert len(losses) == 4
+  assert losses[-1] < 0.5 < losses[0]
+  assert "LayoutRules{(" in out
+  assert out.rstrip().endswith("next after 5, 8, 11: 14")
