@@ -1,6 +1,6 @@
-"""Predicted against measured: steps of a Transformer under layouts that are drawn at random.
+"""Predicted against measured: steps of a program under layouts that are drawn at random.
 
-  python -m benchmarks.predicted --size bench --mesh_shape a:2,b:2 --implementation placement
+  python -m benchmarks.predicted --program bench --mesh_shape a:2,b:2 --implementation placement
 
 Measures the machine (or takes a file of one), draws layouts, predicts and measures a training step
 under each, and prints both, their rank correlation, the median error of the prediction, and how
@@ -23,10 +23,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import mesh_tensorflow as mtf  # isort: skip - before TensorFlow, whose start-up notices it mutes
 
 import numpy as np
-import tensorflow as tf
 
-from benchmarks import ours
-from benchmarks.sizes import SIZES, Size
+from benchmarks.programs import PROGRAMS, Program
 from mesh_tensorflow.errors import LayoutError
 from mesh_tensorflow.planning import Machine, measure
 
@@ -46,18 +44,20 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> float:
   return float(np.corrcoef(*ranks)[0, 1])
 
 
-def draw_layouts(size: Size, mesh: str, implementation: str, count: int, seed: int) -> list[str]:
+def draw_layouts(
+  program: Program, mesh: str, implementation: str, count: int, seed: int
+) -> list[str]:
   """Different legal layouts, drawn at random.
 
   Args:
-    size: the model.
+    program: the program.
     mesh: mesh shape.
     implementation: "placement" or "simd".
     count: how many; fewer if there are not as many.
     seed: of the draw.
   """
   draw = random.Random(seed)
-  graph, _, _ = ours.make_function(size, 0, mesh, implementation, "").build_graph()
+  graph, _, _ = program.make(mesh, implementation, "").build_graph()
   names = sorted({d.name for op in graph.operations for x in op.outputs for d in x.shape})
   axes = mtf.convert_to_shape(mesh).dimension_names
   found: list[str] = []
@@ -81,21 +81,19 @@ def draw_layouts(size: Size, mesh: str, implementation: str, count: int, seed: i
   return found
 
 
-def measured_seconds(step: mtf.Function, size: Size, repeats: int) -> float:
+def measured_seconds(step: mtf.Function, program: Program, repeats: int) -> float:
   """The median time of a step.
 
   Args:
     step: the training step.
-    size: the model and the batch.
+    program: the program.
     repeats: how many steps are timed.
   """
-  rng = np.random.default_rng(0)
-  tokens = tf.constant(rng.integers(1, size.vocab, [size.batch, size.length]), tf.int32)
-  rate, number = tf.constant(1e-3), tf.constant(0, tf.int64)
+  batch = program.batch()
   times = []
   for i in range(_WARM_UP + repeats):
     start = time.perf_counter()
-    float(step(tokens, rate, number))
+    float(step(*batch))
     if i >= _WARM_UP:
       times.append(time.perf_counter() - start)
   return statistics.median(times)
@@ -104,7 +102,7 @@ def measured_seconds(step: mtf.Function, size: Size, repeats: int) -> float:
 def main() -> int:
   """The command."""
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--size", choices=sorted(SIZES), default="bench")
+  parser.add_argument("--program", choices=sorted(PROGRAMS), default="bench")
   parser.add_argument("--mesh_shape", default="a:2,b:2")
   parser.add_argument("--implementation", choices=("placement", "simd"), default="placement")
   parser.add_argument("--layouts", type=int, default=24, help="how many are drawn")
@@ -112,17 +110,17 @@ def main() -> int:
   parser.add_argument("--machine", help="a machine file; measured without one")
   parser.add_argument("--seed", type=int, default=0)
   args = parser.parse_args()
-  size, mesh = SIZES[args.size], mtf.convert_to_shape(args.mesh_shape)
+  program, mesh = PROGRAMS[args.program], mtf.convert_to_shape(args.mesh_shape)
   devices = mtf.virtual_cpu_devices(mesh.size)
   machine = Machine.load(args.machine) if args.machine else measure.measure(devices)
   print(measure.report(machine), flush=True)
 
   def time_of(layout: str) -> tuple[float, float]:
-    step = ours.make_function(size, 0, args.mesh_shape, args.implementation, layout)
+    step = program.make(args.mesh_shape, args.implementation, layout)
     predicted = mtf.describe(step, machine=machine).seconds
-    return predicted, measured_seconds(step, size, args.repeats)
+    return predicted, measured_seconds(step, program, args.repeats)
 
-  layouts = draw_layouts(size, args.mesh_shape, args.implementation, args.layouts, args.seed)
+  layouts = draw_layouts(program, args.mesh_shape, args.implementation, args.layouts, args.seed)
   print(f"{'predicted':>10} {'measured':>10}  layout")
   results = []
   for layout in layouts:
@@ -130,13 +128,13 @@ def main() -> int:
     print(f"{1e3 * results[-1][0]:7.1f} ms {1e3 * results[-1][1]:7.1f} ms  {layout}", flush=True)
   predicted, measured = zip(*results)
   errors = [abs(p - m) / m for p, m in results]
-  free = ours.make_function(size, 0, args.mesh_shape, args.implementation, "")
+  free = program.make(args.mesh_shape, args.implementation, "")
   choice = mtf.auto_layout(free, mesh_shape=args.mesh_shape, machine=machine)
   chosen = ",".join(f"{t}:{m}" for t, m in choice.layout.pairs)
   expected, took = time_of(chosen)
   print(f"{1e3 * expected:7.1f} ms {1e3 * took:7.1f} ms  {chosen or '(no rules)'}, chosen")
   print(
-    f"{args.size} on {args.mesh_shape}, {args.implementation}, {len(results)} layouts: rank "
+    f"{args.program} on {args.mesh_shape}, {args.implementation}, {len(results)} layouts: rank "
     f"correlation {spearman(predicted, measured):.2f}, median error "
     f"{100 * statistics.median(errors):.0f} %, the chosen layout takes "
     f"{took / min(measured):.2f} of the best drawn one"

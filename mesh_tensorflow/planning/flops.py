@@ -69,6 +69,15 @@ def _size(x: Any) -> int:
   return math.prod(x.shape.as_list())
 
 
+def is_convolution(node: tf.Operation) -> bool:
+  """Whether a node is a convolution, or one of its gradients.
+
+  Args:
+    node: an operation of a TensorFlow graph.
+  """
+  return str(node.type).startswith(("Conv", "DepthwiseConv"))
+
+
 _COUNTS: dict[str, Callable[[Any], int]] = {
   "MatMul": _matmul("transpose_a"),
   "BatchMatMul": _matmul("adj_x"),

@@ -79,7 +79,10 @@ def activation_memory(
       if buffer.ref() in held_elsewhere:
         continue
       if x in op.outputs:
-        size = buffer.shape.num_elements() * buffer.dtype.size
+        if x.stack_of is not None:
+          size = x.stack_of.bytes_of_slice(lowering.mesh_impl(x))
+        else:
+          size = buffer.shape.num_elements() * buffer.dtype.size
         buffers.setdefault(buffer.ref(), [i, i, size, x.name])
       elif buffer.ref() in buffers:
         buffers[buffer.ref()][1] = i

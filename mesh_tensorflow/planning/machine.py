@@ -40,6 +40,7 @@ class Device:
     launch_seconds: what starting one operation costs.
     operations_per_kernel: how many elementwise operations run as one kernel, so that only the
       first reads and the last writes: 1 where nothing is fused.
+    convolution: the part of a matrix product's rate that a convolution of as many FLOPs reaches.
   """
 
   flops: Mapping[str, float]
@@ -48,6 +49,7 @@ class Device:
   memory_bandwidth: float
   launch_seconds: float
   operations_per_kernel: float = 1.0
+  convolution: float = 1.0
 
   def peak(self, dtype: str) -> float:
     """The most FLOP/s of products of a dtype; of one that is not listed, the slowest.
@@ -288,6 +290,7 @@ def _device(read: Fields) -> Device:
     memory_bandwidth=read.number("memory_bandwidth"),
     launch_seconds=_not_negative(read, "launch_seconds"),
     operations_per_kernel=read.number("operations_per_kernel", 1.0, 1.0),
+    convolution=read.number("convolution") if "convolution" in read.fields else 1.0,
   )
 
 

@@ -10,13 +10,14 @@ should have nothing else to do meanwhile.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -42,6 +43,7 @@ class Sizes:
 
   Attributes:
     products: sides of the square matrices.
+    convolution: height, width and channels of the images of a convolution.
     memory: bytes of the array whose reading and writing is timed.
     launches: elementwise operations one after the other.
     exchanges: bytes of the slices that are summed, the smallest and the largest at the ends.
@@ -49,6 +51,7 @@ class Sizes:
   """
 
   products: Sequence[int] = (16, 32, 64, 128, 256, 512, 1024)
+  convolution: int = 32
   memory: int = 2**26
   launches: int = 200
   exchanges: Sequence[int] = (2**10, 2**14, 2**18, 2**22)
@@ -81,13 +84,17 @@ def measure(
   timed = list(devices) if shared else list(devices[:1])
   rates = {d: _product_rates(d, timed, sizes) for d in _DTYPES}
   peaks = {dtype: max(found.values()) for dtype, found in rates.items()}
+  with _as_written():
+    bandwidth, launch = _memory_bandwidth(timed, sizes), _launch_seconds(timed, sizes)
   device = Device(
     flops=peaks,
     efficiency=_increasing({f: r / peaks["float32"] for f, r in rates["float32"].items()}),
     memory=float(memory),
-    memory_bandwidth=_memory_bandwidth(timed, sizes),
-    launch_seconds=_launch_seconds(timed, sizes),
+    memory_bandwidth=bandwidth,
+    launch_seconds=launch,
   )
+  found, flops = _convolution_rate(timed, sizes)
+  device = dataclasses.replace(device, convolution=found / device.rate("float32", flops))
   links = {
     name: (_link(name, implementation, devices, sizes, shared),)
     for name, implementation in (("placement", PlacementMeshImpl), ("simd", SimdMeshImpl))
@@ -159,9 +166,43 @@ def _product_rates(dtype: str, devices: Sequence[str], sizes: Sizes) -> dict[flo
   return rates
 
 
+def _convolution_rate(devices: Sequence[str], sizes: Sizes) -> tuple[float, float]:
+  """FLOP/s of all devices together, and the FLOPs of one convolution.
+
+  A convolution and its two gradients, which are slower on most devices, three by three.
+  """
+  n, batch, count = sizes.convolution, 4, 3
+  flops = 2.0 * 9 * batch * n**4
+
+  def step(x: tf.Tensor) -> tf.Tensor:
+    kernel = tf.fill([3, 3, n, n], 1e-3)
+    with tf.GradientTape() as tape:
+      tape.watch([x, kernel])
+      y = tf.nn.conv2d(x, kernel, 1, "SAME")
+    dx, dw = tape.gradient(y, [x, kernel], y)
+    return dx + tf.reduce_mean(dw)
+
+  run = _on_each(devices, [batch, n, n, n], "float32", step, count)
+  return 3 * flops * count * len(devices) / _seconds(run, sizes.repeats), flops
+
+
+@contextlib.contextmanager
+def _as_written() -> Iterator[None]:
+  """Switches the graph optimizer off, which makes one pass of a chain of operations.
+
+  Programs rarely have such chains, so what one operation costs is measured without.
+  """
+  before = tf.config.optimizer.get_experimental_options()
+  tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+  try:
+    yield
+  finally:
+    off = before.get("disable_meta_optimizer", False)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
+
+
 def _memory_bandwidth(devices: Sequence[str], sizes: Sizes) -> float:
   count, elements = 4, max(sizes.memory // 4 // len(devices), 1)
-  # Two alternating steps, as two equal ones could be folded into one.
   run = _on_each(devices, [elements], "float32", lambda x: tf.nn.relu(tf.negative(x)), count)
   moved = count * 2 * 2 * 4.0 * elements * len(devices)
   return moved / _seconds(run, sizes.repeats)
@@ -247,6 +288,7 @@ def report(machine: Machine) -> str:
   lines += [f"    of {flops:8.2g} FLOPs  {100 * part:5.1f} %" for flops, part in d.efficiency]
   lines.append(f"  memory              {d.memory_bandwidth / 1e9:10.1f} GB/s")
   lines.append(f"  launch              {d.launch_seconds * 1e6:10.2f} us")
+  lines.append(f"  convolutions        {100 * d.convolution:10.1f} % of a product's rate")
   for name, (_, links) in machine.variants.items():
     for link in links:
       lines.append(
@@ -270,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   gpus = [d.name for d in tf.config.list_logical_devices("GPU")] if _has_gpus() else []
   enough = len(gpus) >= options.devices
   devices = gpus[: options.devices] if enough else virtual_cpu_devices(options.devices)
-  quick = Sizes((16, 64), 2**16, 8, (2**10, 2**16), 1)
+  quick = Sizes((16, 64), 8, 2**16, 8, (2**10, 2**16), 1)
   machine = measure(devices, quick if options.quick else None, options.memory)
   machine.save(options.out)
   print(report(machine))

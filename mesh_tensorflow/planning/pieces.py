@@ -15,7 +15,7 @@ from collections.abc import Hashable, Sequence
 
 from mesh_tensorflow.planning.alike import kind_of
 from mesh_tensorflow.planning.probing import Piece, Prober, State
-from mesh_tensorflow.planning.work import Product, Work
+from mesh_tensorflow.planning.work import Work
 from mesh_tensorflow.program.graph import Operation
 from mesh_tensorflow.program.reachability import reads
 
@@ -208,7 +208,10 @@ def _figures(piece: Piece) -> list[float]:
 
 
 def _structure(piece: Piece) -> Hashable:
-  works = tuple((times, w.launches, tuple(p.dtype for p in w.products)) for w, times in piece.works)
+  works = tuple(
+    (times, w.launches, tuple((p.dtype, p.convolution) for p in w.products))
+    for w, times in piece.works
+  )
   buffers = tuple((kind, None if kind == "new" else n) for kind, n in piece.buffers)
   return (works, buffers, tuple(sorted(piece.executed)), tuple(piece.same))
 
@@ -221,7 +224,7 @@ def _combine(corners: Sequence[Piece], weights: Sequence[float]) -> Piece | None
   figures = iter([round(sum(w * f for w, f in zip(weights, column))) for column in columns])
   works = []
   for work, times in last.works:
-    products = [Product(next(figures), p.dtype, next(figures)) for p in work.products]
+    products = [p._replace(flops=next(figures), bytes=next(figures)) for p in work.products]
     works.append((Work(products, next(figures), work.launches), times))
   return Piece(
     works=works,

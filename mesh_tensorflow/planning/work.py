@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from mesh_tensorflow.planning.flops import node_flops
+from mesh_tensorflow.planning.flops import is_convolution, node_flops
 
 # Nodes that start nothing: they name, describe or hand on what is there.
 _FREE = frozenset(
@@ -28,11 +28,13 @@ class Product(NamedTuple):
     flops: two for each multiply-add.
     dtype: name of the dtype of its result.
     bytes: of its operands and its result.
+    convolution: whether it is a convolution.
   """
 
   flops: int
   dtype: str
   bytes: int
+  convolution: bool = False
 
 
 @dataclasses.dataclass
@@ -66,7 +68,8 @@ class Work:
     read = written if node.type in _PARTIAL else sum(_bytes(x) for x in node.inputs)
     flops = node_flops(node)
     if flops:
-      self.products.append(Product(flops, node.outputs[0].dtype.name, read + written))
+      dtype = node.outputs[0].dtype.name
+      self.products.append(Product(flops, dtype, read + written, is_convolution(node)))
     else:
       self.traffic += read + written
       self.launches += 1

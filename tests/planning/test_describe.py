@@ -1,3 +1,4 @@
+import collections
 import json
 import resource
 import sys
@@ -354,6 +355,9 @@ def test_the_plan_of_every_operation_exchanges_what_a_run_exchanges(family):
     planned[name] += zip((c.kind for c in op.collectives), axes)
   for d in legal:
     log = _exchanged(d, layout)
+    if d.name.startswith("cond"):  # The plan has both branches, a run takes one.
+      assert not collections.Counter(log) - collections.Counter(planned[d.name]), d.name
+      continue
     assert sorted(log) == sorted(planned[d.name]), f"{d.name} on {layout}"
 
 

@@ -46,6 +46,18 @@ def test_a_product_takes_the_longer_of_computing_and_of_memory():
   assert work_seconds(moving, MACHINE, 4).seconds == pytest.approx(1e9 / 1e11 + 1e-6)
 
 
+def test_convolutions_have_a_rate_of_their_own():
+  work = work_of(lambda z: tf.nn.conv2d(z(2, 8, 8, 3), z(3, 3, 3, 5), 1, "SAME"))
+  assert work.products == [Product(2 * 2 * 64 * 5 * 27, "float32", 4 * (384 + 135 + 640), True)]
+  slow = Machine.from_dict(fields(device__convolution=0.25))
+  flops, launch = 10**8, 1e-6
+  times = [
+    work_seconds(Work([Product(flops, "float32", 1, convolution)]), slow, 4).seconds - launch
+    for convolution in (False, True)
+  ]
+  assert times[1] == pytest.approx(4 * times[0])
+
+
 def test_traffic_launches_and_fusion():
   work = Work(traffic=10**6, launches=8)
   assert work_seconds(work, MACHINE, 4).seconds == pytest.approx(1e-5 + 8e-6)

@@ -1,0 +1,137 @@
+"""Memory: what `mtf.describe` predicts for one device, and how much a process grows.
+
+  python -m benchmarks.memory
+
+Six training steps on one CPU device, each in a process of its own. Two steps make what stays (code,
+kernels, thread pools); then what the process holds is read before a further step, and its highest
+value after it. The difference is compared with the predicted peak of inputs and activations.
+Tensors of 64 KiB and more are mapped, and unmapped when they are freed (MALLOC_MMAP_THRESHOLD_), so
+that what earlier steps left is not used again unseen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import mesh_tensorflow as mtf  # isort: skip - before TensorFlow, whose start-up notices it mutes
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks import ours, programs
+from benchmarks.sizes import BENCH
+
+_MEBI, _WARM_UP = 2**20, 2
+
+
+def _language_model(**changes: int) -> programs.Program:
+  size = dataclasses.replace(BENCH, **changes)
+
+  def make(mesh: str, implementation: str, layout: str) -> mtf.Function:
+    return ours.make_function(size, 0, mesh, implementation, layout)
+
+  return programs.Program(make, lambda: programs.language_batch(size))
+
+
+def _dense(rows: int, width: int, layers: int) -> programs.Program:
+  """Layers of one width with relu, squared error, Adafactor."""
+  batch, first = mtf.Dimension("batch", rows), mtf.Dimension("width_0", width)
+
+  def make(mesh: str, implementation: str, layout: str) -> mtf.Function:
+    del mesh, implementation, layout
+
+    @mtf.function(mtf.PlacementMeshImpl("", "", [""]), [mtf.TensorSpec([batch, first])])
+    def step(x: mtf.Tensor) -> mtf.Tensor:
+      for i in range(layers):
+        out = mtf.Dimension(f"width_{i + 1}", width)
+        x = mtf.layers.dense(
+          x, out, reduced_dims=[x.shape[-1]], activation=mtf.relu, name=f"layer_{i}"
+        )
+      loss = mtf.reduce_mean(mtf.square(x))
+      mtf.optimize.SgdOptimizer(0.01).minimize(loss)
+      return loss
+
+    return step
+
+  return programs.Program(
+    make, lambda: [tf.constant(np.random.default_rng(0).random([rows, width]), tf.float32)]
+  )
+
+
+MODELS: dict[str, Callable[[], programs.Program]] = {
+  "dense, 4 layers of 256, 2048 rows": lambda: _dense(2048, 256, 4),
+  "dense, 8 layers of 512, 8192 rows": lambda: _dense(8192, 512, 8),
+  "convolutions (mnist)": lambda: programs.PROGRAMS["mnist"],
+  "language model, vocabulary 1024": lambda: _language_model(vocab=1024),
+  "language model (bench)": lambda: programs.PROGRAMS["bench"],
+  "language model, batch 16": lambda: _language_model(batch=16),
+}
+
+
+def _bytes_of_process(field: str) -> int:
+  with open("/proc/self/status", encoding="ascii") as status:
+    found = re.search(rf"^{field}:\s+(\d+) kB", status.read(), re.MULTILINE)
+  assert found
+  return int(found[1]) * 1024
+
+
+def measure(name: str) -> tuple[float, float]:
+  """Predicted bytes of inputs and activations, and those by which this process grows.
+
+  Args:
+    name: of a model.
+  """
+  program = MODELS[name]()
+  step = program.make("", "placement", "")
+  told = mtf.describe(step).to_dict()["memory_per_device"]
+  batch = program.batch()
+  compiled = tf.function(lambda *values: step(*values), autograph=False)
+  for _ in range(_WARM_UP):
+    float(compiled(*batch))
+  gc.collect()
+  with open("/proc/self/clear_refs", "w", encoding="ascii") as refs:
+    refs.write("5")  # The highest value counts from here.
+  before = _bytes_of_process("VmRSS")
+  float(compiled(*batch))
+  return told["inputs"] + told["activations"], _bytes_of_process("VmHWM") - before
+
+
+def main() -> int:
+  """The command."""
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  parser.add_argument("--model", choices=list(MODELS), help=argparse.SUPPRESS)
+  model = parser.parse_args().model
+  if model:
+    print(*measure(model))
+    return 0
+  print(f"{'':<36}{'predicted':>12}{'grown':>12}{'ratio':>8}")
+  for name in MODELS:
+    done = subprocess.run(
+      [sys.executable, "-m", "benchmarks.memory", "--model", name],
+      capture_output=True,
+      text=True,
+      check=False,
+      env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**16)},
+    )
+    if done.returncode:
+      print(f"{name:<36} failed: {done.stderr.strip().splitlines()[-1]}")
+      return 1
+    predicted, grown = map(float, done.stdout.split()[-2:])
+    print(
+      f"{name:<36}{predicted / _MEBI:>8.1f} MiB{grown / _MEBI:>8.1f} MiB{predicted / grown:>8.2f}",
+      flush=True,
+    )
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())
