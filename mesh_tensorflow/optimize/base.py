@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
 
 from mesh_tensorflow.arguments.checking import checked
-from mesh_tensorflow.errors import GraphError, ShapeError
+from mesh_tensorflow.errors import DTypeError, GraphError, ShapeError
 from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.operations.assignments import Assign
 from mesh_tensorflow.operations.elementwise import sqrt, square
@@ -55,6 +55,10 @@ class Optimizer:
   operations that made the gradients. Slots (running averages) are untrainable variables
   called by the weight's full name and a suffix, within the open variable scope.
   """
+
+  # Whether a step against a complex gradient is what `apply_grad` does: of those that look at the
+  # squares or the signs of real numbers it is not.
+  takes_complex = False
 
   @checked
   def minimize(self, loss: Tensor, variables: Sequence[Variable] | None = None) -> list[Operation]:
@@ -136,6 +140,7 @@ class Optimizer:
 
     Raises:
       ShapeError: the gradient has another shape than the variable.
+      DTypeError: it is complex, and the optimizer takes real ones only.
     """
     if grad is None:
       _LOG.warning("%s: variable %s has no gradient", type(self).__name__, var.full_name)
@@ -144,6 +149,12 @@ class Optimizer:
       raise ShapeError(
         f"{type(self).__name__}: the gradient of variable {var.full_name} {var.shape} has the "
         f"shape {grad.shape}"
+      )
+    if grad.dtype.is_complex and not self.takes_complex:
+      raise DTypeError(
+        f"{type(self).__name__}: the gradient of variable {var.full_name} is complex, whose square "
+        "says nothing of its size; use SgdOptimizer, or make the variable of two real ones "
+        "(mtf.complex)"
       )
     return True
 

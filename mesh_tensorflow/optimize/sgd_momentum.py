@@ -24,6 +24,8 @@ class SgdUpdateOperation(UpdateOperation):
   """w <- w - lr * g; tensors: g, scalars: lr."""
 
   def update(self, w: tf.Variable, g: tf.Tensor, lr: Any) -> list[Any]:
+    if g.dtype.is_complex:
+      return [subtract(w, tf.cast(lr, g.dtype) * g)]
     g = tf.cast(g, tf.float32)
     if is_float32(w):
       return [_raw.ResourceApplyGradientDescent(var=w.handle, alpha=lr, delta=g)]
@@ -37,6 +39,8 @@ class SgdOptimizer(Optimizer):
   Args:
     learning_rate: lr, a `ScalarLike`.
   """
+
+  takes_complex = True
 
   @checked
   def __init__(self, learning_rate: ScalarLike):

@@ -30,7 +30,7 @@ from tests.optimize import reference
 
 STEPS = 3
 TOLERANCE = 2e-5
-DRAWS = int(os.environ.get("MTF_CONFORMANCE_DRAWS", "3"))
+DRAWS = int(os.environ.get("MTF_CONFORMANCE_DRAWS", "2"))
 
 
 @dataclasses.dataclass(frozen=True)

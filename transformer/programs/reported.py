@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.operations.blocks import BlockOperation
 from mesh_tensorflow.operations.control import ScalarSummaryOperation
-from mesh_tensorflow.operations.loops import WhileLoopOperation
 
 GRADIENT_NORM, PARAMETER_NORM, UPDATE_NORM = "gradient_norm", "parameter_norm", "update_norm"
 
@@ -232,7 +232,7 @@ def _summaries(graph: mtf.Graph) -> list[tuple[int, str]]:
   for op in graph.operations:
     if isinstance(op, ScalarSummaryOperation):
       names.append(op.name)
-    elif isinstance(op, WhileLoopOperation):
+    elif isinstance(op, BlockOperation):
       names += [s.name for s in op.scalar_summaries]
   # Recomputation makes each once more, of the same name.
   first = {name: i for i, name in reversed(list(enumerate(names)))}

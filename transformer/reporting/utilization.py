@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import workers
+from mesh_tensorflow.operations.conditional import ConditionalOperation
 from mesh_tensorflow.operations.convolution_base import FEATURES, FILTER, Convolution
 from mesh_tensorflow.operations.einsum import EinsumOperation
 from mesh_tensorflow.operations.loops import WhileLoopOperation
@@ -21,7 +22,8 @@ def step_flops(graph: mtf.Graph) -> int:
   """FLOPs of the matrix products and convolutions of a program, two for each multiply-add.
 
   Each product counts once, not on each device that does it again. What recomputation does again
-  counts: the devices do it. A loop counts as often as it may run, if that is known, else once.
+  counts: the devices do it. A loop counts as often as it may run, if that is known, else once; of a
+  condition the branch of more FLOPs.
 
   Args:
     graph: of a training step, complete.
@@ -39,7 +41,10 @@ def _flops(operations: list[mtf.Operation]) -> int:
       kernel = op.shape_of(FILTER)
       total += 2 * op.shape_of(FEATURES).size * kernel.size // max(1, kernel[-1].size)
     elif isinstance(op, WhileLoopOperation):
-      total += (op.maximum_iterations or 1) * _flops(op.inner_operations)
+      most = op.maximum_iterations
+      total += (most if isinstance(most, int) else 1) * _flops(op.inner_operations)
+    elif isinstance(op, ConditionalOperation):
+      total += max(_flops(block.operations) for block in op.branches)
   return total
 
 
