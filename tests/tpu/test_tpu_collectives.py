@@ -11,20 +11,12 @@ from mesh_tensorflow.meshes.laid_out import LaidOutTensor
 from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
 from mesh_tensorflow.program.dimensions import convert_to_shape
 from mesh_tensorflow.tpu.mesh_impl import StrategyMeshImpl
-from tests.conformance.framework import graph_optimizer
 from tests.tpu import tpu_rewrite
 
 MESHES = ["a:3", "a:2,b:3", "a:1,b:4", "a:2,b:2,c:2"]
 
 
 REDUCTIONS = (("SUM", np.sum), ("MAX", np.max), ("MIN", np.min))
-
-
-@pytest.fixture(autouse=True)
-def no_graph_optimizer():
-  """Each of the instances would be optimized by itself, which takes most of the time."""
-  with graph_optimizer(False):
-    yield
 
 
 def make_impl(shape, devices, **kwargs):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import transformer
 from mesh_tensorflow.transformer.models import decoding
-from tests.conformance import framework
 from tests.transformer import bi_program
 from tests.transformer import lm_program as lm
 
@@ -131,10 +129,3 @@ def names(model: transformer.Unitransformer, targets: np.ndarray = lm.TARGETS) -
   impl = lm.one_device()
   store = lm.initialize(impl, model, targets)
   return {s.name: store[s.name].shape for s in store if not s.name.startswith("_")}
-
-
-@pytest.fixture(autouse=True)
-def without_graph_optimizer() -> Iterator[None]:
-  """For modules that import it: the graph optimizer takes most of the time of short runs."""
-  with framework.graph_optimizer(False):
-    yield

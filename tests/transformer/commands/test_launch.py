@@ -158,6 +158,7 @@ def test_ctrl_c_between_two_attempts(tmp_path, monkeypatch):
   assert start.read_text() == "x"
 
 
+@pytest.mark.long
 @pytest.mark.subprocess
 def test_workers_end_with_a_launcher_that_is_killed(tmp_path):
   """By SIGKILL; the workers are asked to stop, and their output going nowhere is no error."""

@@ -171,6 +171,7 @@ def endless(sequence_length, vocabulary, dataset_split):
 """
 
 
+@pytest.mark.long
 @pytest.mark.subprocess
 def test_an_error_ends_a_program_whose_data_calls_python(tmp_path, run_subprocess):
   """Python waits for the threads of such data sets when it ends, and they may wait for Python."""

@@ -200,7 +200,7 @@ def test_parts_of_other_files_are_not_taken(tmp_path, texts, monkeypatch):
     ds.own_tokens(8, BYTES, path=path, dataset_split="validation")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_several_processes_make_the_same(tmp_path, texts, folder):
   path = str(tmp_path / "again")
   tokenizing.tokenize(texts, path, BYTES, validation_fraction=0.2, processes=2, progress=False)

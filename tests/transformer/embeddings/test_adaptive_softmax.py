@@ -9,7 +9,6 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import adaptive_softmax, transformer_layers
 from tests.transformer import bi_program, layer_program
 from tests.transformer import lm_program as lm
-from tests.transformer.layer_program import without_graph_optimizer  # noqa: F401
 
 MODULE = "mesh_tensorflow.transformer.adaptive_softmax."
 BINDINGS = f"""

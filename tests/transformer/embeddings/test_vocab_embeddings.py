@@ -11,7 +11,6 @@ from mesh_tensorflow.transformer import transformer, vocab_embeddings
 from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
 from tests.transformer import layer_program
 from tests.transformer import lm_program as lm
-from tests.transformer.layer_program import without_graph_optimizer  # noqa: F401
 
 VOCAB, D = mtf.Dimension("vocab", 12), mtf.Dimension("d_model", 4)
 MODULE = "mesh_tensorflow.transformer.vocab_embeddings."

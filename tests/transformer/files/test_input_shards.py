@@ -526,11 +526,12 @@ def sharded(folder, *bindings):
   return program.trainer_arguments(folder, *mesh, "TrainingData.shard_input = True", *bindings)
 
 
+@pytest.mark.long
 @pytest.mark.subprocess
 @pytest.mark.parametrize(
   "more",
   [
-    pytest.param([], id="skipped", marks=pytest.mark.long),
+    pytest.param([], id="skipped"),
     pytest.param(["run.checkpoint_input_pipeline = True"], id="saved"),
   ],
 )
@@ -562,6 +563,7 @@ def test_two_workers_train_on_shards_and_go_on(tmp_path, more):
   assert program.checkpoint_values(folder, 8) == program.checkpoint_values(whole, 8)
 
 
+@pytest.mark.long
 @pytest.mark.subprocess
 def test_two_workers_repeat_their_shards(tmp_path):
   """One shard has data for a step more than the other: each is repeated when it ends."""

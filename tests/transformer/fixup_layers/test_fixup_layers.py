@@ -9,7 +9,6 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import fixup_layers, transformer
 from tests.transformer import layer_program
 from tests.transformer import lm_program as lm
-from tests.transformer.layer_program import without_graph_optimizer  # noqa: F401
 
 STACK = dict(
   sublayers_initial=[],

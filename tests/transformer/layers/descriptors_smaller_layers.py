@@ -278,7 +278,7 @@ DESCRIPTORS = [
       f"{NORM}bias": "d_model:16",
       **separable("sep_conv9x1", 9, 16, 2),
     },
-    unsplit=("d_model", "length", "fh", "fw"),
+    unsplit=("d_model", "fh", "fw"),
     together="batch:4 length:4 input_dim:4",
     tolerance=3e-5,
   ),

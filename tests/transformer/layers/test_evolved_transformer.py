@@ -11,7 +11,6 @@ from mesh_tensorflow.transformer.layers import evolved_transformer
 from mesh_tensorflow.transformer.models import decoding
 from tests.transformer import bi_program, layer_program
 from tests.transformer import lm_program as lm
-from tests.transformer.layer_program import without_graph_optimizer  # noqa: F401
 
 # The cells of the paper, for an encoder and a decoder.
 EVOLVED = """

@@ -30,7 +30,7 @@ from tests.conformance import framework, further_ways
 DRAWS = int(os.environ.get("MTF_CONFORMANCE_DRAWS", "2"))
 # Threads and tracing take long: in other modes than the fastest, a draw takes one layer in so many,
 # and traced one in so many of these.
-PART, TRACED_PART = 5, 2
+PART, TRACED_PART = 7, 3
 # Of steps of decoding, which are several calls of a layer, also in the fastest, and fewer.
 STEPS_PART = 3
 if "MTF_CONFORMANCE_DRAWS" in os.environ:
@@ -93,8 +93,7 @@ def test_family(family, draw, mode, cpu_devices, pytestconfig):
     part *= TRACED_PART
   # Other layers in each mode and draw.
   descriptors = descriptors[(draw + 2 * framework.MODES.index(mode)) % part :: part]
-  with framework.graph_optimizer(False):
-    _, problems = framework.check_family(mode, layout, descriptors, cpu_devices)
+  _, problems = framework.check_family(mode, layout, descriptors, cpu_devices)
   assert not problems, f"{layout}, {mode}:\n  " + "\n  ".join(problems)
 
 
@@ -104,8 +103,7 @@ def test_family(family, draw, mode, cpu_devices, pytestconfig):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_layers_of_a_family(family, draw, mode, cpu_devices):
   layout = framework.draw_layouts(family, FAMILIES[family], 3)[draw]
-  with framework.graph_optimizer(False):
-    _, problems = framework.check_family(mode, layout, FAMILIES[family], cpu_devices)
+  _, problems = framework.check_family(mode, layout, FAMILIES[family], cpu_devices)
   assert not problems, f"{layout}, {mode}:\n  " + "\n  ".join(problems)
 
 

@@ -10,7 +10,6 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import memory_layers, transformer_layers
 from tests.transformer import bi_program, layer_program
 from tests.transformer import lm_program as lm
-from tests.transformer.layer_program import without_graph_optimizer  # noqa: F401
 
 SIZES = dict(key_size=6, n_keys=4, n_heads=2, knn=3)
 LAYERS = [

@@ -10,7 +10,6 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import funnel_transformer, transformer
 from tests.transformer import bi_program, layer_program
 from tests.transformer import lm_program as lm
-from tests.transformer.layer_program import without_graph_optimizer  # noqa: F401
 
 IDS = np.array([[1, 1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 0, 0, 0, 0, 0]], np.int32)
 X = np.random.default_rng(0).normal(size=[2, 8, 4]).astype(np.float32)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import mesh_tensorflow as mtf
-from tests.conformance.framework import graph_optimizer
 from tests.transformer import bi_program as bi
 from tests.transformer import lm_program as lm
 
@@ -91,12 +90,6 @@ PAIRED_RUNS = runs(
   PAIRED_CASES, ("A", "placement", "one device", True), ("C", "simd", "heads", True),
   pytest.param("B", "placement", "d_model", True, marks=pytest.mark.long),
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def without_graph_optimizer():
-  with graph_optimizer(False):
-    yield
 
 
 def mesh_impl(kind, mesh, cpu_devices):

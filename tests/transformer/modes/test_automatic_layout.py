@@ -113,7 +113,7 @@ def test_a_training_with_a_found_layout_and_its_resume(tmp_path, capsys, cpu_dev
   assert json.loads(record.read_text())["found"] == {}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_mesh_for_given_rules(tmp_path, capsys, cpu_devices):
   rules = "run.layout_rules = 'batch:batch,d_ff:model,heads:model'"
   auto = ("run.mesh_shape = 'auto'", "run.num_devices = 4", "run.train_steps = 1", SMALL)
@@ -150,7 +150,7 @@ def test_plan_shows_the_best_beside_the_bound_one(tmp_path, capsys, three_layout
   assert f"{layouts[0]}:mesh_0 on mesh_0:2, is the best one" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_plan_of_auto_and_what_does_not_fit(tmp_path, capsys, three_layouts):
   auto = ("run.mesh_shape = 'rows:2'", "run.layout_rules = 'auto'", "run.mode = 'plan'")
   report = run(tmp_path, *auto)

@@ -158,6 +158,7 @@ def make_ensemble(mesh="", layout="", seed=3):
   )  # fmt: skip
 
 
+@pytest.mark.long
 def test_members_of_an_ensemble_train_on_data_of_their_own():
   """Each as it would alone, on its part of each batch; on a mesh that splits them, too."""
   ensemble = make_ensemble()

@@ -89,7 +89,7 @@ def scores(folder):
   return values
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.subprocess
 def test_score_and_export_as_a_program(folder, scores, run_forked, run_subprocess):
   """The real binary, on a 2x2 mesh; then the SavedModel in a process without this package."""

@@ -33,6 +33,7 @@ def files_of(folder: pathlib.Path) -> dict[str, bytes]:
   return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
+@pytest.mark.long
 @pytest.mark.subprocess
 def test_two_workers_write_what_one_process_does(folder, cpu_devices):
   """They make the vocabulary, train, and run each mode: files and results are the same bits."""

@@ -72,7 +72,7 @@ def run(folder: pathlib.Path, *more: str):
   return utils.run(None, None, None, None, str(folder / "model"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.subprocess
 def test_train_score_and_translate_as_a_program(folder, run_forked):
   """The commands of gin/problems/multi30k.gin, on a 2x2 mesh, with a small model."""

@@ -13,18 +13,11 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import moe
 from mesh_tensorflow.transformer.models import step_sums
 from mesh_tensorflow.transformer.programs import model_steps
-from tests.conformance.framework import graph_optimizer
 from tests.transformer import lm_program as lm
 from tests.transformer import moe_program
 
 OPTIONS = dict(moe_gating="top_k", top_n_num_experts_per_token=2, balance_rate=0.125, dropless=True)
 BIAS = "transformer/block_000/layer_001/MoE1D/top_k_gating/balance_bias"
-
-
-@pytest.fixture(autouse=True)
-def without_graph_optimizer():
-  with graph_optimizer(False):
-    yield
 
 
 def test_the_rule():

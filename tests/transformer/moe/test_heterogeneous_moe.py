@@ -9,7 +9,6 @@ import pytest
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import heterogeneous_moe, moe, transformer
-from tests.conformance.framework import graph_optimizer
 from tests.transformer import lm_program as lm
 from tests.transformer import moe_program, numpy_moe
 
@@ -19,12 +18,6 @@ KINDS = [
 ]
 OPTIONS = dict(num_experts=4, min_expert_capacity=2, moe_gating="switch")
 OPTIONS |= dict(switch_policy_train="argmax", switch_policy_eval="argmax")
-
-
-@pytest.fixture(autouse=True)
-def without_graph_optimizer():
-  with graph_optimizer(False):
-    yield
 
 
 def masks(kinds, experts, width):

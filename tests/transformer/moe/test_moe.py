@@ -11,7 +11,6 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import moe
 from mesh_tensorflow.transformer.moe import groups as moe_groups
-from tests.conformance.framework import graph_optimizer
 from tests.transformer import lm_program as lm
 from tests.transformer import moe_program, numpy_moe
 
@@ -25,12 +24,6 @@ ROUTERS = {
   "ntlb": moe._ntlb_gating,
   "expert_selection": moe._expert_selection_gating,
 }
-
-
-@pytest.fixture(autouse=True)
-def without_graph_optimizer():
-  with graph_optimizer(False):
-    yield
 
 
 def hparams(**kwargs):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import mesh_tensorflow as mtf
-from tests.conformance.framework import graph_optimizer
 from tests.transformer import lm_program as lm
 from tests.transformer import moe_program
 
@@ -47,12 +46,6 @@ MESHES = {
 }
 RUNS = [(gating, "one device") for gating in CASES]
 RUNS += [(gating, "experts") for gating in ("top_2", "switch_max")]
-
-
-@pytest.fixture(autouse=True)
-def without_graph_optimizer():
-  with graph_optimizer(False):
-    yield
 
 
 @pytest.mark.parametrize("gating,mesh", RUNS)

@@ -11,17 +11,10 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import moe
 from mesh_tensorflow.transformer.moe import gating as moe_gating
-from tests.conformance.framework import graph_optimizer
 
 D = mtf.Dimension("d_model", 4)
 FLOATS = mtf.VariableDType()
 ROUTERS = list(moe_gating.ROUTERS)
-
-
-@pytest.fixture(autouse=True)
-def without_graph_optimizer():
-  with graph_optimizer(False):
-    yield
 
 
 def hparams(**kwargs):

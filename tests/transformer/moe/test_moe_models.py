@@ -16,15 +16,8 @@ from mesh_tensorflow.transformer import (
 )
 from mesh_tensorflow.transformer.gin_paths import gin_dir
 from mesh_tensorflow.transformer.programs import model_building
-from tests.conformance.framework import graph_optimizer
 from tests.transformer import lm_program as lm
 from tests.transformer import moe_program
-
-
-@pytest.fixture(autouse=True)
-def without_graph_optimizer():
-  with graph_optimizer(False):
-    yield
 
 
 def train(mesh, layout, devices, steps=3, recompute=False, **experts):

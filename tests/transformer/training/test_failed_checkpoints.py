@@ -19,7 +19,7 @@ def last_line(group: program.Processes, worker: int) -> str:
   return group.text(worker).splitlines()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.subprocess
 def test_a_failed_checkpoint_is_every_workers_error(tmp_path, monkeypatch):
   """Also of one that still writes when the others know: they stay until it knows, too."""

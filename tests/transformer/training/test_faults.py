@@ -71,6 +71,7 @@ def test_a_killed_worker_is_named_and_fewer_go_on(tmp_path):
   assert steps_saved(folder)[-1] == last + 4
 
 
+@pytest.mark.long
 @pytest.mark.subprocess
 def test_the_launcher_starts_all_again(tmp_path):
   folder = tmp_path / "model"

@@ -91,6 +91,7 @@ def pretrained(folder):
   return "pretrained"
 
 
+@pytest.mark.long
 @pytest.mark.subprocess
 def test_the_recipe(folder, pretrained, run_forked, tmp_path):
   """The real command trains on; evaluation and inference follow in this process."""

@@ -130,23 +130,27 @@ def test_new_checkpoints_are_waited_for(wanted, folder, monkeypatch, caplog):
   """A damaged one is left out, and named."""
   monkeypatch.setattr(chosen_checkpoints, "_SECONDS_BETWEEN_LOOKS", 0.01)
 
+  def named_by_now():
+    return "truncated" in caplog.text
+
   def write():
     for step in (31, 32, 40):
       path = small_checkpoints.write(tmp_path, step, newest=step != 32)
       if step == 32:
         named.append(small_checkpoints.damage(path))
         (folder / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-32"\n')
-        told_by = time.monotonic() + 60
-        while "truncated" not in caplog.text and time.monotonic() < told_by:
-          time.sleep(0.05)
-      time.sleep(0.5)
+      # On a busy machine the other thread needs time to look.
+      told_by = time.monotonic() + 60
+      while time.monotonic() < told_by and not (31 in seen if step == 31 else named_by_now()):
+        time.sleep(0.05)
 
   tmp_path, named, seen = folder, [], []
   paths = utils.get_checkpoint_iterator(wanted, str(folder), skip_until=10, stop_after=39)
   assert step_of(next(iter(paths))) == 30
   timer = threading.Thread(target=write)
   timer.start()
-  seen = [step_of(p) for p in itertools.islice(paths, 5)]
+  for path in itertools.islice(paths, 5):
+    seen.append(step_of(path))
   timer.join()
   assert seen == [31]
   assert f"{named[0]} truncated" in caplog.text

@@ -104,6 +104,7 @@ assert "mesh_tensorflow" not in sys.modules
 """
 
 
+@pytest.mark.long
 @pytest.mark.subprocess
 def test_tensorflow_alone_reads_what_four_workers_saved(four, one_device, tmp_path, run_subprocess):
   folders = {"four": four[0], "one": one_device}
@@ -118,6 +119,7 @@ def test_tensorflow_alone_reads_what_four_workers_saved(four, one_device, tmp_pa
     )
 
 
+@pytest.mark.long
 @pytest.mark.subprocess
 def test_another_number_of_workers_goes_on(reference, tmp_path):
   """Four steps by 2 workers, two by one process, with the position in the data from files."""

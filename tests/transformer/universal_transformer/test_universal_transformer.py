@@ -14,7 +14,6 @@ from mesh_tensorflow.transformer import (
 from mesh_tensorflow.transformer.universal_transformer import timing
 from tests.transformer import bi_program, layer_program
 from tests.transformer import lm_program as lm
-from tests.transformer.layer_program import without_graph_optimizer  # noqa: F401
 from tests.transformer.layers.descriptors_smaller_layers import UNIVERSAL
 
 LAYERS = [
