@@ -89,21 +89,27 @@ setup(
     "test": [
       "build",
       "hypothesis",
+      "h5py",
       "matplotlib",
       "mypy==2.4.*",  # Another version may find other faults.
+      "nibabel",
       "pyarrow",
       "pytest",
       "pytest-timeout",
       "pytest-xdist",
       "ruff==0.17.*",  # Another version may format and lint in another way.
+      "safetensors",
       "sacrebleu",
       "sentencepiece",
       "setuptools>=77",  # test_packaging.py builds a wheel without build isolation.
       "tiktoken",
+      "zarr>=3; python_version >= '3.11'",  # As all releases from 3 on.
       "zstandard",
     ],
     # A CPU build of PyTorch (2.13.0+cpu) satisfies this, if installed beforehand.
     "bench": ["torch==2.13.0", "transformers>=5,<6"],
+    "keras-hub": ["keras-hub>=0.32"],  # Backbones, in long tests of what imports models.
+    "bert": ["safetensors"],  # Weights of Hugging Face's models; its tests also need "bench".
     "vocab": ["sentencepiece"],
     "tiktoken": ["tiktoken"],
     "parquet": ["pyarrow"],
@@ -111,6 +117,11 @@ setup(
     "bleu": ["sacrebleu"],
     "plot": ["matplotlib"],  # loss.png of a training.
     "tensorboard": ["tensorboard"],  # TensorFlow 2.21 does not bring it.
+    "volumes": [
+      "h5py",
+      "nibabel",
+      "zarr>=3; python_version >= '3.11'",
+    ],  # Blocks of NIfTI, HDF5 and Zarr files.
     "docs": ["mkdocs-material>=9.6,<10"],  # The site of `make docs`.
     # Extras of the archived package that others ask for: what the one brought is in
     # install_requires; OR-Tools, of the other, crashes in a process with TensorFlow 2.21.

@@ -115,7 +115,8 @@ def rooms() -> Drawing:
       width = _LETTER * len(name) + 16
       if x + width > drawing.width - _MARGIN:
         x, y = _MARGIN + 32.0, y + _ROW + 3
-      is_folder = (floors.ROOT / floors.FOLDERS[package] / name).is_dir()
+      of, room = floors.room_named(package, name)
+      is_folder = (floors.ROOT / floors.FOLDERS[of] / room).is_dir()
       drawing.box(x, y, width, _ROW, "#e8eaf6" if is_folder else "white", dashed=not is_folder)
       drawing.text(x + width / 2, y + 18, name, anchor="middle", bold=is_folder)
       x += width + _GAP

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import pathlib
 import re
-from typing import Any
-
-from absl import flags
+import subprocess
+import sys
+from typing import Any, NamedTuple
 
 from docs.tools import docstrings, reference, signatures
 
@@ -130,16 +131,33 @@ def _defaults_gin() -> dict[str, str]:
   }
 
 
-def _flags() -> list[str]:
-  """The flags that the trainer defines."""
-  import mesh_tensorflow.transformer.main  # noqa: F401 - defines them.
+_FLAGS_OF_THE_TRAINER = """
+import json
+import mesh_tensorflow.transformer.main
+from absl import flags
+print(json.dumps([
+  [flag.name, flag.default, flag.help]
+  for module, defined in flags.FLAGS.flags_by_module_dict().items()
+  if module.startswith("mesh_tensorflow.") for flag in defined
+]))
+"""
 
-  found = {
-    flag.name: flag
-    for module, defined in flags.FLAGS.flags_by_module_dict().items()
-    if module.startswith("mesh_tensorflow.") and ".examples." not in module
-    for flag in defined
-  }
+
+class _Flag(NamedTuple):
+  default: Any
+  help: str
+
+
+def _flags() -> list[str]:
+  """The flags that the trainer defines.
+
+  In a process of its own: other programs of the package share flags with it, and in this one they
+  may have been imported first.
+  """
+  told = subprocess.run(
+    [sys.executable, "-c", _FLAGS_OF_THE_TRAINER], capture_output=True, text=True, check=True
+  )
+  found = {name: _Flag(*rest) for name, *rest in json.loads(told.stdout.splitlines()[-1])}
   return [
     _row(
       f"--{name}",

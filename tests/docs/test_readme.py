@@ -28,7 +28,7 @@ COMMANDS = [
 
 def test_every_kind_of_block_is_run_by_a_test():
   assert {kind for kind, _ in fresh_install.BLOCK.findall(README)} == {"python", "sh"}
-  assert {b.kind for b in BLOCKS} == {"python", "sh"} and len(PROGRAMS) == 2
+  assert {b.kind for b in BLOCKS} == {"python", "sh"} and len(PROGRAMS) == 3
 
 
 def check_program(text: str, output: str) -> None:

@@ -141,6 +141,7 @@ def test_installed_wheel_works_from_any_folder(
     }
 
 
+@pytest.mark.long
 def test_this_installation_works_from_any_folder(
   repository: pathlib.Path, run_subprocess: Run, tmp_path: pathlib.Path
 ):
