@@ -81,6 +81,19 @@ def test_replicas_of_coordinates():
   assert found == [3, 2, 1, 0]
 
 
+def test_replicas_of_a_mesh_that_is_not_square():
+  """Three by two chips, numbered along the first axis."""
+  chips = [(x, y) for y in range(2) for x in range(3)]
+  assignment = types.SimpleNamespace(
+    num_replicas=6,
+    topology=types.SimpleNamespace(mesh_shape=[3, 2, 1]),
+    coordinates=lambda replica, core: [*chips[replica], core],
+  )
+  turned = [(x, y) for x in range(3) for y in range(2)]
+  found = mtf.processor_coordinates_to_pnum_map_nd([3, 2], turned, assignment)
+  assert found == [0, 3, 1, 4, 2, 5]
+
+
 def test_transpose_list_of_lists():
   assert mtf.transpose_list_of_lists([[1, 2, 3], [4, 5, 6]]) == [[1, 4], [2, 5], [3, 6]]
   with pytest.raises(ValueError):

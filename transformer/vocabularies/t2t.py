@@ -48,7 +48,6 @@ class T2tVocabulary(Vocabulary):
     self._subtokens = [_unquoted(line) for line in lines]
     # Of repeated subtokens tensor2tensor takes the last; empty ones encode nothing.
     self._ids = {s: i for i, s in enumerate(self._subtokens) if s}
-    self._longest = max(map(len, self._ids), default=0)
     self._alphabet = frozenset("".join(self._ids)) | _ESCAPE_CHARACTERS
     missing = sorted(c for c in _ESCAPE_CHARACTERS if c not in self._ids)
     if missing:
@@ -56,6 +55,7 @@ class T2tVocabulary(Vocabulary):
         f"{filepath} is not a subword vocabulary of tensor2tensor: it has no subtokens "
         f"{' '.join(missing)}, which every such vocabulary has"
       )
+    self._longest = max(map(len, self._ids))
     # Words repeat, and the search for subtokens is slow. A cache of the class would keep every
     # vocabulary alive.
     self._token_ids = functools.lru_cache(maxsize=1 << 16)(self._encode_token)

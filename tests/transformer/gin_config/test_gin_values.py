@@ -132,6 +132,16 @@ def test_legal_value(name, value):
   gin_config.check_run()
 
 
+@pytest.mark.parametrize("value", [None, "all", "new", "best", -1, 0, 7, [0], (2, 0), [5]])
+def test_a_step_of_a_checkpoint(value):
+  assert value_checks._is_checkpoint_step(value)
+
+
+@pytest.mark.parametrize("value", ["newest", "", -2, 2.5, True, [], [-1], [3, -1], [2.5], ["all"]])
+def test_no_step_of_a_checkpoint(value):
+  assert not value_checks._is_checkpoint_step(value)
+
+
 def test_every_shipped_file_is_legal():
   for path in sorted(pathlib.Path(gin_dir()).rglob("*.gin")):
     gin_config.parse_gin([str(path)], [], finalize_config=False)
