@@ -58,22 +58,27 @@ def fold(key: Any, data: Any) -> Any:
 
   Args:
     key: Python int, or a uint32 scalar.
-    data: Python int, or an integer scalar tensor.
+    data: Python int, or an integer scalar tensor. Of 64 bits all count; 32 bits are those of the
+      positive number with the same bits.
 
   Returns:
     A Python int if both are, else a uint32 scalar.
   """
-  if isinstance(key, int) and isinstance(data, int):
-    low, high = data & 0xFFFFFFFF, (data >> 32) & 0xFFFFFFFF
-    key = mix_int(key ^ mix_int(low + _GOLDEN))
-    return mix_int(key + high) if high else key
   if isinstance(data, int):
-    data = _constant(mix_int((data & 0xFFFFFFFF) + _GOLDEN))
-  else:
-    data = mix(tf.cast(data, tf.uint32) + _constant(_GOLDEN))
-  if isinstance(key, int):
-    key = _constant(key)
-  return mix(tf.bitwise.bitwise_xor(tf.cast(key, tf.uint32), data))
+    low, high = data & 0xFFFFFFFF, (data >> 32) & 0xFFFFFFFF
+    if isinstance(key, int):
+      key = mix_int(key ^ mix_int(low + _GOLDEN))
+      return mix_int(key + high) if high else key
+    mixed = mix(tf.bitwise.bitwise_xor(tf.cast(key, tf.uint32), _constant(mix_int(low + _GOLDEN))))
+    return mix(mixed + _constant(high)) if high else mixed
+  key = _constant(key) if isinstance(key, int) else tf.cast(key, tf.uint32)
+  data = tf.convert_to_tensor(data)
+  mixed = mix(tf.bitwise.bitwise_xor(key, mix(tf.cast(data, tf.uint32) + _constant(_GOLDEN))))
+  if data.dtype.size <= 4:
+    return mixed
+  # The other half, as above: a number is the same whether Python or TensorFlow has it.
+  rest = tf.cast(tf.bitwise.right_shift(data, tf.constant(32, data.dtype)), tf.uint32)
+  return tf.where(tf.equal(rest, 0), mixed, mix(mixed + rest))
 
 
 def bits(

@@ -21,7 +21,7 @@ __all__ = ["clip_by_global_norm", "global_norm"]
 
 
 class GlobalNormOperation(Operation):
-  """sqrt of the sum of the squares of all elements of several tensors, a float32 scalar.
+  """sqrt of the sum of |x|^2 over all elements of several tensors, a float32 scalar.
 
   Each processor sums the squares of its own slices; one number is exchanged, whatever the
   number of tensors and however they are split.
@@ -48,8 +48,7 @@ class GlobalNormOperation(Operation):
     shares = [1.0 / _product(impl, set(axes) - own) for own in axes_of]
 
     def squares(*slices: tf.Tensor) -> tf.Tensor:
-      # L2Loss halves the sum.
-      parts = [2.0 * tf.nn.l2_loss(tf.cast(s, tf.float32)) for s in slices]
+      parts = [_sum_of_squares(s) for s in slices]
       return tf.add_n([p if share == 1.0 else p * share for p, share in zip(parts, shares)])
 
     total = impl.slicewise(squares, *[lowering.tensors[x] for x in self._inputs])
@@ -57,6 +56,13 @@ class GlobalNormOperation(Operation):
       total = impl.allreduce(total, axes, "SUM")
       lowering.add_counter(f"allreduce/{axes}/global_norm", impl.size)
     lowering.set_tensor_lowering(self._outputs[0], impl.slicewise(tf.sqrt, total))
+
+
+def _sum_of_squares(t: tf.Tensor) -> tf.Tensor:
+  """The sum of |t|^2, in float32."""
+  if t.dtype.is_complex:
+    return _sum_of_squares(tf.math.real(t)) + _sum_of_squares(tf.math.imag(t))
+  return 2.0 * tf.nn.l2_loss(tf.cast(t, tf.float32))  # L2Loss halves the sum.
 
 
 def _split_axes(impl: Any, shape: Shape) -> set[int]:
@@ -74,9 +80,10 @@ def _product(impl: Any, axes: set[int]) -> int:
 
 @checked
 def global_norm(xs: Sequence[CastableTensor | None]) -> Tensor:
-  """sqrt(sum of x_i ** 2 over all elements of all tensors), in float32.
+  """sqrt(sum of |x_i| ** 2 over all elements of all tensors), in float32.
 
-  It costs one allreduce of one number on any layout. It has no gradient.
+  Of complex tensors real and imaginary parts count. It costs one allreduce of one number on any
+  layout. It has no gradient.
 
   Args:
     xs: `Tensor`s of one mesh; None are left out.

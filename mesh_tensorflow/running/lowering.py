@@ -141,7 +141,7 @@ class Lowering:
     base = self._base_key(impl)
     # A Python number as long as it is one: it then costs the program no operation.
     if isinstance(base, int) and self._loop_key is None:
-      return random_bits.fold(base, key)
+      return random_bits.fold(key, base)
     result = (
       impl.slicewise(lambda b: random_bits.fold(key, b), base)
       if not isinstance(base, int)
@@ -211,7 +211,10 @@ class Lowering:
         self._base_keys[impl] = random_bits.fold(impl.variable_store.noise_seed, seed)
       else:
         start = impl.variable_store.noise_seed
-        self._base_keys[impl] = impl.slicewise(lambda s: random_bits.fold(start, s), seed)
+        # As 64 bits: a negative number is then the same as it is as a Python int.
+        self._base_keys[impl] = impl.slicewise(
+          lambda s: random_bits.fold(start, tf.cast(s, tf.int64)), seed
+        )
     return self._base_keys[impl]
 
   # ----------------------------------------------------------- used by programs

@@ -201,7 +201,7 @@ def hash_ids(ids: Tensor, table: Table) -> Tensor:
 
   def mixed(x: tf.Tensor) -> tf.Tensor:
     wide = tf.cast(x, tf.int64)
-    low = random_bits.fold(key, tf.bitwise.bitwise_and(wide, 0xFFFFFFFF))
+    low = random_bits.fold(key, tf.cast(tf.bitwise.bitwise_and(wide, 0xFFFFFFFF), tf.uint32))
     high = tf.cast(tf.bitwise.right_shift(wide, tf.constant(32, tf.int64)), tf.uint32)
     both = random_bits.mix(tf.bitwise.bitwise_xor(low, random_bits.mix(high)))
     row = tf.cast(both, tf.int64) % rows

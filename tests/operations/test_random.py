@@ -68,6 +68,23 @@ def test_each_operation_each_seed_and_each_run_draw_their_own_numbers():
   assert runs[0][0].tobytes() != runs[1][0].tobytes()
 
 
+@pytest.mark.parametrize("seed", [0, 5, -1, 2**31 + 5, 2**35 + 7])
+def test_a_seed_is_the_same_as_a_number_and_as_a_tensor(seed):
+  def build(m):
+    start = [mtf.zeros(m, [A]), mtf.zeros(m, [], tf.int32)]
+    drawn, _ = mtf.while_loop(
+      lambda _, n: mtf.less(n, 2), lambda x, n: [x + mtf.random_uniform(m, [A]), n + 1], start
+    )
+    return [mtf.random_uniform(m, SHAPE), mtf.random_normal(m, [A], seed=2**40 + 3), drawn]
+
+  want = run(build, seed=seed)
+  given = [tf.constant(seed, tf.int64)]
+  given += [tf.constant(seed, tf.int32)] if abs(seed) < 2**31 else []
+  for tensor in given:
+    for got, value in zip(run(build, seed=tensor), want):
+      np.testing.assert_array_equal(got, value)
+
+
 def test_a_seed_keyword_tells_operations_of_one_name_apart():
   def build(seed):
     return lambda m: [mtf.random_normal(m, SHAPE, seed=seed)]

@@ -77,6 +77,23 @@ def test_clipping_equals_numpy(layout, mode, cpu_devices):
     np.testing.assert_array_equal(y, given[name], err_msg=name)
 
 
+def test_the_norm_of_complex_tensors_counts_both_parts(cpu_devices):
+  rng = np.random.default_rng(2)
+  z = (rng.normal(size=[8, 4]) + 1j * rng.normal(size=[8, 4])).astype(np.complex64)
+  x = rng.normal(size=[4]).astype(np.float32)
+
+  def build(mesh):
+    xs = [mtf.import_tf_tensor(mesh, z, "a:8 c:4"), mtf.import_tf_tensor(mesh, x, "c:4")]
+    clipped, norm = optimize.clip_by_global_norm(xs, 0.5)
+    return [norm, *clipped]
+
+  norm, *clipped = lower(make_impl("placement", Layout("r:2", "a:r"), cpu_devices), build, False)
+  want = np.sqrt(np.sum(np.abs(z) ** 2) + np.sum(x**2))
+  np.testing.assert_allclose(norm, want, rtol=1e-5)
+  for got, given in zip(clipped, (z, x)):
+    np.testing.assert_allclose(got, given * (0.5 / want), rtol=1e-5)
+
+
 def test_global_norm_exchanges_one_number():
   mesh = mtf.Mesh(mtf.Graph(), "m")
   xs = [mtf.zeros(mesh, d) for d in DIMS.values()]
