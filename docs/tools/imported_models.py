@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 import mesh_tensorflow as mtf
-from tests.importing import comparing, hub_models, image_models
+from tests.importing import comparing, hub_models, image_models, layouts
 
 SMALL = ("small_images", "unet_3d", "recommender")
 ALL = (*image_models.APPLICATIONS, *SMALL, *hub_models.NAMES)
@@ -33,28 +33,6 @@ def model(name: str) -> tuple[Callable[..., Any], list[np.ndarray]]:
   made = make()
   # Random weights in training are chaotic in float32: see tests/importing/test_image_models.py.
   return image_models.caller(made, training=name in SMALL), image_models.arguments(made)
-
-
-def layout(imported: mtf.Imported) -> list[tuple[str, str]]:
-  """The batch over the rows, and over the columns as many other dimensions as a layout may name.
-
-  A dimension goes first if more operations have it; none that an operation has beside another
-  of the columns, nor one that the columns do not divide.
-  """
-  operations = imported.operations
-  batch, *others = imported.dimensions
-  count = {n: sum(n in op.dimensions for op in operations) for n in others}
-  shapes: dict[str, set[str]] = {}
-  for n in imported.dimensions:
-    for place in imported.dimensions.places(n):
-      shapes.setdefault(place.partition("[")[0], set()).add(n)
-  together = [*(op.dimensions for op in operations), *shapes.values()]
-  chosen: set[str] = set()
-  for n in sorted(others, key=lambda n: -count[n]):
-    free = not any(n in names and names & chosen for names in together)
-    if free and imported.dimensions[n].size % 2 == 0:
-      chosen.add(n)
-  return [(batch, "r"), *((n, "c") for n in sorted(chosen))]
 
 
 def of_data(imported: mtf.Imported) -> list[bool]:
@@ -89,7 +67,7 @@ def row(name: str, devices: list[str]) -> str:
   """The row of a model."""
   fn, args = model(name)
   imported = comparing.imported_of(fn, args)
-  rules = layout(imported)
+  rules = layouts.by_hand(imported)
   both = comparing.compare(
     fn, args, rules, devices, imported=imported, simd=len(devices) > 1, traced=True
   )

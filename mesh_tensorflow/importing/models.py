@@ -139,7 +139,7 @@ def key_of(specs: Any) -> str:
 
 def _key(x: Any) -> Any:
   spec = _tf_spec(x)
-  return (tuple(spec.shape), spec.dtype.name) if isinstance(spec, tf.TensorSpec) else repr(x)
+  return (str(spec.shape), spec.dtype.name) if isinstance(spec, tf.TensorSpec) else repr(x)
 
 
 def own_signature(fn: Any) -> Sequence[Any] | None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from mesh_tensorflow.importing.building import Dimensioned
 from mesh_tensorflow.importing.naming import Places
-from mesh_tensorflow.importing.nodes import Program
+from mesh_tensorflow.importing.nodes import Node, Program, Wire
+from mesh_tensorflow.importing.rules import Labelled, rule_of
 from mesh_tensorflow.program.dimensions import Dimension
 
 
@@ -19,7 +20,8 @@ class ImportedOperation:
     type: TensorFlow's name of it.
     name: of this one.
     line: the line of Python that made it.
-    dimensions: names of the dimensions of its inputs and outputs.
+    dimensions: names of the dimensions along which a layout splits its work: those of its inputs
+      and outputs, but for what it needs whole.
     is_fallback: whether each device computes it whole.
   """
 
@@ -37,11 +39,29 @@ def operation_rows(program: Program, dimensioned: Dimensioned) -> list[ImportedO
       node.type,
       node.name,
       node.line,
-      frozenset(d.name for w in node.outputs for dims in dimensioned.of(w) for d in dims),
+      frozenset(_splittable(node, dimensioned)),
       node.fallback,
     )
     for node in program.nodes
   ]
+
+
+def _splittable(node: Node, dimensioned: Dimensioned) -> Iterator[str]:
+  """Names of the dimensions of a node, but for those of axes that its rule takes whole."""
+  wires = [w for w in (*node.inputs, *node.outputs) if w.static is None]
+  whole: set[tuple[Wire, int]] = set()
+  rule = rule_of(node)
+  if isinstance(rule, Labelled):
+    labels = rule.labels(node)
+    # An input without labels says how it is done: it is no operand.
+    wires = [w for w, names in zip(node.inputs, labels.inputs) if names and w.static is None]
+    wires += node.outputs
+    named = [*zip(node.inputs, labels.inputs), *zip(node.outputs, labels.outputs)]
+    whole = {(w, i) for w, names in named for i, n in enumerate(names or ()) if n in labels.whole}
+  for wire in wires:
+    for i, dims in enumerate(dimensioned.of(wire)):
+      if (wire, i) not in whole:
+        yield from (d.name for d in dims)
 
 
 class DimensionTable(Mapping[str, Dimension]):

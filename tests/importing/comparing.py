@@ -40,6 +40,24 @@ class Both:
       default=0.0,
     )
 
+  @property
+  def own_difference(self) -> float:
+    """The largest one, in units of the largest value of its own tensor.
+
+    A tensor that is smaller than a millionth of the largest of all is a zero that was rounded, and
+    is measured by that millionth.
+    """
+    expected = [b for b in _numbers(self.expected) if b.size]
+    least = 1e-6 * max((float(np.max(np.abs(b))) for b in expected), default=1.0)
+    return max(
+      (
+        float(np.max(np.abs(a - b)) / max(least, np.max(np.abs(b))))
+        for a, b in zip(_numbers(self.given), _numbers(self.expected), strict=True)
+        if b.size
+      ),
+      default=0.0,
+    )
+
 
 def _numbers(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
   """As numbers that have differences; shapes must be equal, too."""

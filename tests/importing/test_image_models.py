@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mesh_tensorflow as mtf
-from tests.importing import comparing, image_models
+from tests.importing import comparing, image_models, layouts
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,9 @@ def both_of(
   """The model by Keras and on a mesh; batch statistics must be the same afterwards, too."""
   fn = image_models.caller(model, training)
   args = image_models.arguments(model)
-  both = comparing.compare(fn, args, layout, devices, simd=simd, traced=True)
+  imported = comparing.imported_of(fn, args)
+  rules = layout(imported) if callable(layout) else layout
+  both = comparing.compare(fn, args, rules, devices, simd=simd, traced=True, imported=imported)
   expected = [v.numpy() for v in model.variables]
   both.imported.sync()
   for v, value in zip(model.variables, expected):
@@ -63,12 +65,24 @@ def test_recommender_with_tables_split_over_both_axes(cpu_devices: list[str]) ->
     assert both.difference < 1e-5
 
 
+# Each application in training and not, on both meshes and implementations, on a layout by hand and
+# a drawn one.
+WAYS = (
+  # training, devices, simd, layout
+  (False, 4, False, "drawn"),
+  (False, 8, True, "by hand"),
+  (True, 4, True, "drawn"),
+  (True, 8, False, "by hand"),
+)
+
+
 # In training a model without pretrained weights is chaotic: that of one device changes by a tenth
 # if its input does by 1e-7. So there it is float64.
 @pytest.mark.long
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: f"{'training' if w[0] else 'inference'}-{w[1]}")
 @pytest.mark.parametrize("name", image_models.APPLICATIONS)
-def test_applications(name: str, training: bool, cpu_devices: list[str]) -> None:
+def test_applications(name: str, way: tuple[bool, int, bool, str], cpu_devices: list[str]) -> None:
+  training, count, simd, kind = way
   if training:
     keras.config.set_floatx("float64")
   model = image_models.application(name)()
@@ -76,10 +90,15 @@ def test_applications(name: str, training: bool, cpu_devices: list[str]) -> None
     for layer in model._flatten_layers():
       if isinstance(layer, keras.layers.Dropout):
         layer.rate = 0.0
-  simd = training == (name in image_models.APPLICATIONS[::2])
-  devices = cpu_devices if simd else cpu_devices[:4]
-  both = both_of(model, training, "x.0:r", devices, simd=simd)
-  assert both.difference < (1e-7 if training else 1e-3)
+
+  def layout(imported: mtf.Imported) -> layouts.Layout:
+    columns = count // 2
+    if kind == "by hand":
+      return layouts.by_hand(imported, columns)
+    return layouts.drawn(imported, 2, columns, seed=image_models.APPLICATIONS.index(name))
+
+  both = both_of(model, training, layout, cpu_devices[:count], simd=simd)
+  assert both.own_difference < (1e-6 if training else 1e-2)
   known = {op.type for op in small_types()}
   assert {op.type for op in both.imported.operations} <= known
 

@@ -32,12 +32,21 @@ SCALE, OFFSET = variable(4), variable(4)
 V, VT = variable(3, 3, 3, 4, 2), variable(2, 2, 2, 6, 4)
 
 
-def batch_norm(x: Any, training: bool, mean: Any = (), variance: Any = (), **kwargs: Any) -> Any:
+# Given statistics that are variables have no gradient.
+MEAN = tf.Variable([0.1, 0.2, 0.3, 0.4], name="mean")
+VARIANCE = tf.Variable([1.0, 2.0, 3.0, 4.0], name="variance")
+
+
+NO_STATISTICS = np.zeros(0, np.float32)
+
+
+def batch_norm(
+  x: Any, training: bool, mean: Any = NO_STATISTICS, variance: Any = NO_STATISTICS, **kwargs: Any
+) -> Any:
   """y and the new statistics; TensorFlow's gradient knows of y only."""
   y, *statistics = tf.raw_ops.FusedBatchNormV3(
-    x=x, scale=SCALE, offset=OFFSET, mean=np.array(mean, np.float32),
-    variance=np.array(variance, np.float32), is_training=training, **kwargs,
-  )[:3]  # fmt: skip
+    x=x, scale=SCALE, offset=OFFSET, mean=mean, variance=variance, is_training=training, **kwargs
+  )[:3]
   return y, [tf.stop_gradient(s) for s in statistics]
 
 
@@ -45,6 +54,11 @@ def batch_norm(x: Any, training: bool, mean: Any = (), variance: Any = (), **kwa
 @tf.function(jit_compile=True)
 def grouped(x: Any, kernel: Any) -> Any:
   return tf.nn.conv2d(x, kernel, 1, "SAME")
+
+
+@tf.function(jit_compile=True)
+def grouped_back(y: Any, kernel: Any) -> Any:
+  return tf.nn.conv2d_transpose(y, kernel, [4, 16, 8, 4], [2, 1], "SAME")
 
 
 CASES: dict[str, Callable[[Any], Any]] = {
@@ -64,6 +78,8 @@ CASES: dict[str, Callable[[Any], Any]] = {
   ),
   "transposed": lambda x: tf.nn.conv2d_transpose(x, KT, [4, 16, 16, 6], 2, "SAME"),
   "transposed_odd": lambda x: tf.nn.conv2d_transpose(x, KT, [4, 18, 10, 6], [2, 1], "VALID"),
+  "transposed_groups": lambda x: grouped_back(tf.concat([x, x[..., :2]], -1), KG),
+  "transposed_channelwise": lambda x: grouped_back(x, KX),
   "max_pool": lambda x: tf.nn.max_pool2d(x, 3, 2, "SAME"),
   "max_pool_explicit": lambda x: tf.nn.max_pool2d(x, 3, 2, [(0, 0), (1, 0), (1, 1), (0, 0)]),
   "avg_pool": lambda x: tf.nn.avg_pool2d(x, [2, 1], [2, 1], "VALID"),
@@ -71,10 +87,8 @@ CASES: dict[str, Callable[[Any], Any]] = {
     tf.nn.max_pool1d(x[:, 1], 2, 2, "VALID") * tf.nn.avg_pool1d(x[:, 0], 2, 2, "SAME")
   ),
   "norm_training": lambda x: batch_norm(x, True),
-  "norm_average": lambda x: batch_norm(
-    x, True, [0.1, 0.2, 0.3, 0.4], [1, 2, 3, 4], exponential_avg_factor=0.25
-  ),
-  "norm_inference": lambda x: batch_norm(x, False, [0.1, 0.2, 0.3, 0.4], [1, 2, 3, 4]),
+  "norm_average": lambda x: batch_norm(x, True, MEAN, VARIANCE, exponential_avg_factor=0.25),
+  "norm_inference": lambda x: batch_norm(x, False, MEAN, VARIANCE),
   "resize": lambda x: (tf.image.resize(x, [5, 12]), tf.image.resize(x, [16, 8], "nearest")),
   "blocks": lambda x: (tf.nn.space_to_depth(x, 2) * 2.0, tf.nn.depth_to_space(x[:, :4, :4], 2)),
   "phases": lambda x: tf.batch_to_space(

@@ -15,39 +15,7 @@ import mesh_tensorflow as mtf
 from docs.tools import imported_picture
 from mesh_tensorflow.importing import rules
 from tests.importing import comparing
-
-RNG = np.random.default_rng(1)
-
-
-def floats(*shape: int) -> np.ndarray:
-  return RNG.normal(size=shape).astype(np.float32)
-
-
-class Dense(tf.Module):
-  """A layer in plain TensorFlow."""
-
-  def __init__(self, d_in: int, units: int):
-    super().__init__()
-    self.kernel = tf.Variable(floats(d_in, units))
-    self.bias = tf.Variable(floats(units))
-
-  def __call__(self, x: Any) -> Any:
-    return tf.nn.bias_add(tf.matmul(x, self.kernel), self.bias)
-
-
-class Mlp(tf.Module):
-  """Two layers, of which the hidden one is as large as `hidden`."""
-
-  def __init__(self, hidden: int = 16):
-    super().__init__()
-    self.layers = [Dense(8, hidden), Dense(hidden, 8)]
-    self.calls = tf.Variable(0, trainable=False)
-
-  @tf.function
-  def __call__(self, inputs: Any, training: bool = True) -> Any:
-    self.calls.assign_add(1)
-    return inputs + self.layers[1](tf.nn.relu(self.layers[0](inputs)))
-
+from tests.importing.modules import Mlp, floats
 
 SPEC = [tf.TensorSpec([4, 8])]
 
@@ -71,7 +39,7 @@ def test_module_with_names_of_its_attributes(cpu_devices: list[str]) -> None:
   assert "layers/0/kernel[1], layers/0/bias[0], layers/1/kernel[0]" in table
   assert {op.type for op in imported.operations} >= {"MatMul", "BiasAdd", "Relu"}
   (matmul, _) = [op for op in imported.operations if op.type == "MatMul"]
-  assert matmul.dimensions == {"batch", "layers/0.units"}
+  assert matmul.dimensions == {"batch", "d_model", "layers/0.units"}
 
 
 def test_training_by_optimizer_and_back(cpu_devices: list[str]) -> None:
@@ -237,112 +205,6 @@ def test_named_patterns_and_values_of_size_one() -> None:
   )
   assert list(imported.dimensions) == ["d_model", "d_ff"]
   assert imported.variables[1].shape == mtf.Shape([("d_model", 8), ("d_ff", 16)])
-
-
-def unknown(x: Any) -> Any:
-  return tf.strings.as_string(x)
-
-
-def makes_variable(x: Any) -> Any:
-  return x * tf.Variable(tf.ones([8]), name="late")
-
-
-BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
-  "unknown operation": (
-    unknown,
-    {},
-    mtf.UnsupportedError,
-    r"no rule for the operation AsString .*made at .*test_imported.py:\d+, in unknown",
-  ),
-  "dynamic shape": (
-    lambda x: tf.boolean_mask(x, x[:, 0] > 0),
-    {},
-    mtf.ShapeError,
-    r"the shape \[\?, .*known only when the function runs",
-  ),
-  "dynamic signature": (
-    lambda x: x,
-    {"input_signature": [tf.TensorSpec([None, 8])]},
-    mtf.ShapeError,
-    "the argument x of .* all shapes are static",
-  ),
-  "a variable made in the call": (
-    makes_variable,
-    {},
-    mtf.VariableError,
-    r"makes the variable 'late' when it is called \(test_imported.py:\d+, in makes_variable",
-  ),
-  "no such argument": (
-    Mlp(),
-    {"dims": {"input": ["batch", "d"]}},
-    mtf.DimensionError,
-    "dims has 'input', but no argument.*inputs",
-  ),
-  "too many names": (
-    Mlp(),
-    {"dims": {"inputs": ["batch", "length", "d"]}},
-    mtf.DimensionError,
-    r"inputs has 2 axes of sizes \[4, 8\]",
-  ),
-  "two names for one axis": (
-    Mlp(),
-    {"dims": {"inputs": ["batch", "d_model"], "layers/0/kernel": ["d_in", None]}},
-    mtf.DimensionError,
-    "two names for one axis: .*d_model.*d_in.*by MatMul",
-  ),
-  "two names by two patterns": (
-    Mlp(),
-    {"dims": {"layers/0/bias": ["a"], "layers/0/b*": ["b"]}},
-    mtf.DimensionError,
-    "two names for axis 0 of layers/0/bias: 'a' and 'b'",
-  ),
-  "one name for two sizes": (
-    Mlp(),
-    {"dims": {"layers/0/kernel": ["d", "e"], "layers/1/bias": ["e"]}},
-    mtf.DimensionError,
-    "two names for one axis|sizes",
-  ),
-  "one name twice": (
-    Mlp(),
-    {"dims": {"inputs": ["d", "d"]}},
-    mtf.DimensionError,
-    r"has a name twice",
-  ),
-  "an illegal name": (
-    Mlp(),
-    {"dims": {"inputs": ["my batch", "d"]}},
-    mtf.DimensionError,
-    "without blanks",
-  ),
-  "another number of arguments": (
-    lambda x: x,
-    {"input_signature": SPEC * 2},
-    mtf.ArgumentError,
-    "cannot be called with the 2 arguments of input_signature: too many positional",
-  ),
-  "no specification": (
-    lambda x: x,
-    {"input_signature": [(4, 8)]},
-    mtf.ArgumentError,
-    "has a tf.TensorSpec, or an mtf.TensorSpec, for each tensor",
-  ),
-  "one specification": (
-    lambda x: x,
-    {"input_signature": SPEC[0]},
-    mtf.ArgumentError,
-    "input_signature must be a list",
-  ),
-  "no function": (7, {}, mtf.ArgumentError, "must be a tf.function"),
-  "another fallback": (Mlp(), {"fallback": "ignore"}, mtf.ArgumentError, "'error' or 'replicate'"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_told(name: str) -> None:
-  fn, kwargs, error, text = BAD[name]
-  with pytest.raises(error, match=text) as e:
-    mtf.from_tensorflow(fn, **{"input_signature": SPEC, **kwargs})
-  assert "\n" not in str(e.value)
 
 
 def test_bad_calls_are_told() -> None:

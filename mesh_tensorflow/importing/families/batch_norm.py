@@ -23,7 +23,8 @@ class FusedBatchNorm(Labelled):
   """(x - mean) / sqrt(variance + epsilon) * scale + offset for each channel.
 
   Written with operations of the language, so statistics are of the whole batch whatever splits
-  it, and gradients flow through them.
+  it, and gradients flow through those of the batch. Through given ones none flows, as in
+  TensorFlow: they are running averages.
   """
 
   def labels(self, node: Node) -> Labels:
@@ -58,7 +59,7 @@ class FusedBatchNorm(Labelled):
         new_mean = old_mean * (1.0 - share) + new_mean * share
         new_variance = old_variance * (1.0 - share) + new_variance * share
     else:
-      mean, variance = new_mean, new_variance = old_mean, old_variance
+      mean, variance = new_mean, new_variance = stop_gradient(old_mean), stop_gradient(old_variance)
       centered = sub(wide, mean, output_shape=wide.shape)
     factor = multiply(rsqrt(variance + epsilon), scale, output_shape=per_channel)
     y = multiply(centered, factor, output_shape=wide.shape)
