@@ -67,7 +67,13 @@ class Group:
   steps: int
 
 
-GROUPS = (Group("small", 15, 4), Group("bench", 15, 4), Group("t5", 7, 1), Group("moe", 15, 4))
+GROUPS = (
+  Group("small", 15, 4),
+  Group("bench", 15, 4),
+  Group("t5", 7, 1),
+  Group("moe", 15, 4),
+  Group("unet", 9, 1),
+)
 MESH_2X2, MESH_2X4 = "batch:2,model:2", "batch:2,model:4"
 
 
@@ -100,6 +106,11 @@ def rows(with_torch: bool, with_transformers: bool) -> list[Row]:
     ours = Side("ours", "moe", MESH_2X4, implementation)
     label = f"(f) 8 experts: 2x4 {implementation} / one device"
     result.append(Row(label, ours, one, float("nan")))
+  one = Side("unet", "unet")
+  for implementation in ("placement", "simd"):
+    ours = Side("unet", "unet", "d:2,h:2", implementation)
+    label = f"(h) U-Net of 64 x 64 x 64 voxels: 2x2 {implementation} / one device"
+    result.append(Row(label, ours, one, 1.25))
   return result
 
 

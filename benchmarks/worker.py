@@ -17,17 +17,20 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from benchmarks import sizes, t5_sizes
+from benchmarks import sizes, t5_sizes, unet_sizes
 
 _WARM_UP = 10
 _DECODING_WARM_UP = 2
+_UNET_WARM_UP = 4
 
 
 def main() -> None:
   """Builds the side, warms up, serves."""
   parser = argparse.ArgumentParser()
-  parser.add_argument("side", help="plain, torch, ours, ours_t5, or hf_t5")
-  parser.add_argument("size", choices=sorted([*sizes.SIZES, *t5_sizes.T5_SIZES]))
+  parser.add_argument("side", help="plain, torch, ours, ours_t5, hf_t5, or unet")
+  parser.add_argument(
+    "size", choices=sorted([*sizes.SIZES, *t5_sizes.T5_SIZES, *unet_sizes.UNET_SIZES])
+  )
   parser.add_argument("--mesh", default="")
   parser.add_argument("--implementation", default="placement")
   parser.add_argument("--attention", default="sdpa", help="of hf_t5: sdpa or eager")
@@ -36,7 +39,15 @@ def main() -> None:
   answers = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)
 
-  step, first, values = (_decoding if args.size in t5_sizes.T5_SIZES else _training)(args)
+  started = time.perf_counter()
+  if args.side == "unet":
+    from benchmarks import unet
+
+    size = unet_sizes.UNET_SIZES[args.size]
+    made = unet.make_step(size, args.mesh, args.implementation)
+    step, first, values = _warmed_up(made, started, _UNET_WARM_UP)
+  else:
+    step, first, values = (_decoding if args.size in t5_sizes.T5_SIZES else _training)(args)
   _answer(answers, {"first_step_seconds": first, "losses": values})
   for line in sys.stdin:
     times = []
@@ -65,13 +76,20 @@ def _training(args: argparse.Namespace) -> tuple[Callable[[], Any], float, list[
     started = time.perf_counter()
     step = ours.make_step(size, 0, args.mesh, args.implementation)
   tokens = sizes.random_tokens(size)
+  return _warmed_up(lambda: step(tokens), started)
+
+
+def _warmed_up(
+  step: Callable[[], Any], started: float, steps: int = _WARM_UP
+) -> tuple[Callable[[], Any], float, list[float]]:
+  """The step, the seconds from `started` until the first was done, and the losses so far."""
 
   def run() -> float:
-    return float(step(tokens))
+    return float(step())
 
   losses = [run()]
   first = time.perf_counter() - started
-  losses += [run() for _ in range(_WARM_UP - 1)]
+  losses += [run() for _ in range(steps - 1)]
   return run, first, losses
 
 

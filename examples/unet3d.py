@@ -123,6 +123,10 @@ class Segmentation:
   Args:
     args: the command line.
     mesh_shape: the mesh, if not that of the command line.
+
+  Attributes:
+    mesh_impl: the mesh.
+    train_step: an `mtf.function` of images and labels that returns loss and Dice coefficient.
   """
 
   def __init__(self, args: argparse.Namespace, mesh_shape: str | None = None):
@@ -136,13 +140,13 @@ class Segmentation:
     self.mesh_impl = mesh_flags.make_mesh_impl(text, layout, args.implementation)
     dims = [("batch", args.batch_size), *((d, args.size) for d in SPACE)]
     specs = [mtf.TensorSpec([*dims, (c, 1)], tf.float32) for c in ("channels", "classes")]
-    self._train = mtf.function(self.mesh_impl, specs)(self._train_step)
+    self.train_step = mtf.function(self.mesh_impl, specs)(self._update)
     self._predict = mtf.function(self.mesh_impl, specs[:1])(self._logits)
 
   def _logits(self, images: mtf.Tensor) -> mtf.Tensor:
     return unet(images, self._args.filters, self._args.levels)
 
-  def _train_step(self, images: mtf.Tensor, labels: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
+  def _update(self, images: mtf.Tensor, labels: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
     loss, dice = losses(self._logits(images), labels)
     graph = loss.graph
     gradients = mtf.gradients([loss], [v.outputs[0] for v in graph.trainable_variables])
@@ -152,7 +156,7 @@ class Segmentation:
 
   def memory(self) -> float:
     """MB of a device that a step of training needs, by `mtf.describe`: nothing is computed."""
-    return float(self._train.plan().memory.total) / 2**20
+    return float(self.train_step.plan().memory.total) / 2**20
 
   def check_memory(self, limit_mb: float) -> None:
     """Raises `mtf.OutOfMemoryError` if a step needs more."""
@@ -166,7 +170,7 @@ class Segmentation:
 
   def train(self, seed: int) -> tuple[float, float]:
     """Runs a step on volumes of a seed; returns (loss, Dice coefficient)."""
-    loss, dice = self._train(*volumes(seed, self._args.batch_size, self._args.size))
+    loss, dice = self.train_step(*volumes(seed, self._args.batch_size, self._args.size))
     return float(loss), float(dice)
 
   def predict(self, images: np.ndarray) -> np.ndarray:

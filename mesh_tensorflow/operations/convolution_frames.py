@@ -120,18 +120,20 @@ class Frames:
     if steps is None:
       return self._give_all(lowering, y, counter)
     y = self._placed(y, self._places(steps), sum(size for _, _, size in steps))
-    total, done = [], 0
+    tensors, stretches, done = [], [], 0
     for q, begin, size in steps:
-      part = self._impl.slicewise(
-        lambda t, done=done, size=size: kernels.cut_axis(t, self._axis, done, size), y
-      )
-      done += size
+      part, at = y, done
       if q:
-        part = self._moved(lowering, part, -q, counter)
-      total.append(self._fitted(part, begin, self._block - begin - size))
-    if len(total) == 1:
-      return total[0]
-    return self._impl.slicewise(lambda *ts: tf.add_n(ts), *total)
+        part = self._impl.slicewise(
+          lambda t, done=done, size=size: kernels.cut_axis(t, self._axis, done, size), y
+        )
+        part, at = self._moved(lowering, part, -q, counter), 0
+      tensors.append(part)
+      stretches.append((begin, size, at))
+      done += size
+    return self._impl.slicewise(
+      lambda *ts: summed(ts, stretches, self._axis, self._block), *tensors
+    )
 
   def _give_all(self, lowering: LoweringInProgress, y: Any, counter: str) -> Any:
     impl, axis, n = self._impl, self._axis, self._reach.image.size
@@ -238,3 +240,37 @@ def fitted(t: tf.Tensor, axis: int, before: int, after: int) -> tf.Tensor:
   if before > 0 or after > 0:
     t = kernels.pad(t, axis, max(before, 0), max(after, 0))
   return t
+
+
+def summed(
+  tensors: Sequence[tf.Tensor],
+  stretches: Sequence[tuple[int, int, int]],
+  axis: int,
+  size: int,
+) -> tf.Tensor:
+  """A block to which each of several tensors adds a stretch; zeros where none does.
+
+  What neighbours add is a few positions at the ends: only these are summed, and the rest is copied
+  once. Zeros around each stretch would be several times the block.
+
+  Args:
+    tensors: what is added.
+    stretches: for each tensor where in the block its stretch begins, how many positions it has,
+      and where in the tensor it begins.
+    axis: the axis that is meant.
+    size: positions of the block.
+  """
+  ends = sorted({0, size, *(e for begin, n, _ in stretches for e in (begin, begin + n))})
+  pieces = []
+  for first, last in zip(ends, ends[1:]):
+    here = [
+      kernels.cut_axis(t, axis, first - begin + at, last - first)
+      for t, (begin, n, at) in zip(tensors, stretches)
+      if begin <= first and last <= begin + n
+    ]
+    if not here:
+      sizes = tensors[0].shape.as_list()
+      sizes[axis] = last - first
+      here = [tf.zeros(sizes, tensors[0].dtype)]
+    pieces.append(here[0] if len(here) == 1 else tf.add_n(here))
+  return pieces[0] if len(pieces) == 1 else tf.concat(pieces, axis)
