@@ -25,10 +25,10 @@ def test_another_function_of_that_name_is_another():
     return x
 
   bound = model_config._as_bound(sublayer_residual)
-  assert bound.selector == f"{__name__}.sublayer_residual"
+  assert bound == Reference("sublayer_residual", False, "", f"{__name__}.sublayer_residual")
 
 
 def test_a_function_that_gin_does_not_know_has_the_name_of_its_module():
-  assert model_config._as_bound(test_a_configurable_has_its_selector).selector == (
-    f"{__name__}.test_a_configurable_has_its_selector"
-  )
+  name = test_a_configurable_has_its_selector.__name__
+  bound = model_config._as_bound(test_a_configurable_has_its_selector)
+  assert bound == Reference(name, False, "", f"{__name__}.{name}")

@@ -40,6 +40,14 @@ def test_a_function_that_skips_is_told_what_was_seen(steps):
   assert asked == [3 * BATCH]
 
 
+def test_of_another_function_what_was_seen_is_left_out(steps):
+  def numbered(sequence_length, vocabulary, dataset_split):
+    return rows(tf.data.Dataset.range(100))
+
+  data = TrainingData(steps, numbered, None, "train", 3)
+  np.testing.assert_array_equal(first_batch(data)[0, :, 0], np.arange(3 * BATCH, 4 * BATCH) + 1)
+
+
 @pytest.fixture
 def third_and_fourth(steps, monkeypatch):
   """The programs of a process that has the third and fourth row of a batch, and half of each."""

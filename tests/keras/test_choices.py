@@ -1,0 +1,105 @@
+"""What is chosen from what a user gives: arguments, meshes, names; each alone."""
+
+from __future__ import annotations
+
+import types
+
+import keras
+import numpy as np
+import pytest
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.keras import deciding, hooks, meshes, mirror, steps, summary
+from mesh_tensorflow.keras.batches import batch_of
+from mesh_tensorflow.keras.parallel_model import ParallelModel
+
+X, Y = np.ones([2, 3], np.float32), np.zeros([2], np.float32)
+
+
+@pytest.mark.parametrize(
+  ("data", "names", "names_of_inputs"),
+  [
+    (X, ("inputs",), ("inputs",)),
+    ((X, Y), ("inputs", "targets"), ("inputs",)),
+    ((X, Y, Y), steps.ARGUMENTS, ("inputs",)),
+  ],
+)
+def test_the_arguments_of_a_step(data, names, names_of_inputs):
+  assert batch_of(data).names == names
+  only = batch_of(data, inputs_only=True)
+  assert only.names == names_of_inputs and len(only.values) == 1
+  np.testing.assert_array_equal(only.leaves[0], X)
+
+
+@pytest.mark.parametrize(
+  ("rules", "name"),
+  [("a:rows", "rows"), ("a:rows;b:rows", "rows"), ("a:r;b:s", "all"), ("", "all")],
+)
+def test_a_mesh_for_layout_rules(rules, name):
+  shape = deciding._shape_for(mtf.convert_to_layout_rules(rules), 4)
+  assert shape == mtf.Shape([(name, 4)])
+
+
+def test_variables_of_one_path_have_different_names():
+  variables = [keras.Variable(np.zeros([2], np.float32), name="same") for _ in range(4)]
+  model = types.SimpleNamespace(
+    variables=variables[:3], metrics_variables=variables[3:], trainable_variables=variables[1:2]
+  )
+  known: dict[int, steps.NamedVariable] = {}
+  found = steps.named_variables(model, known)
+  assert [v.path for v in found] == ["same", "same_2", "same_3", "same_4"]
+  assert [v.trainable for v in found] == [False, True, False, False]
+  assert [v.value for v in found] == [v.value for v in variables]
+  # They keep their names, and what is trained may be others later.
+  model.variables, model.trainable_variables = variables[::-1], variables
+  model.metrics_variables = []
+  again = steps.named_variables(model, known)
+  assert [v.path for v in again] == ["same_4", "same_3", "same_2", "same"]
+  assert all(v.trainable for v in again)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_callbacks_are_between_ours(full):
+  first, last, own = (keras.callbacks.Callback() for _ in range(3))
+  model = keras.Sequential()
+  given = keras.callbacks.CallbackList([own] if full else [], model=model, epochs=3)
+  before = list(given.callbacks)
+  with hooks.around(given, first, last) as callbacks:
+    assert callbacks is given and callbacks.callbacks == [first, *before, last]
+    assert first.params == last.params == {"epochs": 3}
+    assert first.model is (before[0].model if before else None)
+  assert given.callbacks == before
+  for listed, theirs in ((None, []), (own, [own]), ([own], [own]), ((own, own), [own, own])):
+    with hooks.around(listed, first, last) as callbacks:
+      assert callbacks == ([] if listed is None else [first, *theirs, last])
+
+
+@pytest.mark.parametrize(
+  ("name", "is_one"),
+  [("cpu:0", True), ("GPU:1", True), ("/device:CPU:0", True), ("rows:2", False), ("", False)],
+)
+def test_names_of_devices(name, is_one):
+  assert meshes._is_device(name) == is_one
+
+
+def test_what_was_asked_of_a_variable():
+  found = [summary._asked(axes) for axes in (None, (), ("model", None), (None,))]
+  assert found == ["", "-", "model, -", "-"]
+
+
+def test_attributes_are_those_of_the_model():
+  model = types.SimpleNamespace(optimizer="an optimizer", _private=1)
+  parallel = ParallelModel(types.SimpleNamespace(model=model))
+  assert parallel.optimizer == "an optimizer" and parallel.model is model
+  for name in ("_private", "nothing"):
+    with pytest.raises(AttributeError, match=name):
+      getattr(parallel, name)
+  # As in a copy that is being made: it has no model yet.
+  with pytest.raises(AttributeError, match="model"):
+    _ = ParallelModel.__new__(ParallelModel).model
+
+
+def test_values_on_the_host_are_compared_by_their_bytes():
+  x = np.array([0.0, np.nan], np.float32)
+  assert mirror._same(x, x) and mirror._same(x, x[:]) and mirror._same(x, x.copy())
+  assert not mirror._same(x, np.array([-0.0, np.nan], np.float32))
