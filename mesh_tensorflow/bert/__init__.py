@@ -6,7 +6,7 @@
     run_pretraining, run_classifier, run_squad   the programs, each with its flags
     optimization         learning rate, clipping, the choice of variables
     checkpoint_names, convert   weights of Google's and Hugging Face's BERT, both ways
-    training, settings   what the programs share: the loop, its flags, mesh and data
+    training, settings, program_flags   what the programs share: the loop, mesh, data; flags
 
 Programs are run as modules: `python -m mesh_tensorflow.bert.run_pretraining --help`.
 """

@@ -24,9 +24,8 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.bert import checkpoint_names, settings
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
 from mesh_tensorflow.bert.initial_weights import SAFETENSORS, Weights
+from mesh_tensorflow.bert.program_flags import Flag, ProgramFlags
 from mesh_tensorflow.errors import CheckpointError, ConfigError, InstallationError
-
-FLAGS = flags.FLAGS
 
 KINDS = ("mesh", "google", "hf")
 CONFIG_FILES = {"mesh": "bert_config.json", "google": "bert_config.json", "hf": "config.json"}
@@ -49,28 +48,28 @@ _SETTINGS = (
 )
 
 
-def _define_flags() -> None:
-  for definer, name, default, text in (
-    (
+FLAGS = ProgramFlags(
+  (
+    Flag(
       flags.DEFINE_string,
       "input",
       None,
       "A checkpoint or its folder, or a folder of Hugging Face's.",
     ),
-    (flags.DEFINE_string, "output", None, "Folder to write."),
-    (flags.DEFINE_string, "to", None, f"What to write: {', '.join(KINDS)}."),
-    (
+    Flag(flags.DEFINE_string, "output", None, "Folder to write."),
+    Flag(flags.DEFINE_string, "to", None, f"What to write: {', '.join(KINDS)}."),
+    Flag(
       flags.DEFINE_string,
       "bert_config_file",
       None,
       "The model's configuration; by default the file that lies beside the weights.",
     ),
-    (flags.DEFINE_string, "vocab_file", None, "A vocabulary to copy to vocab.txt of the output."),
-  ):
-    settings.define(__name__, definer, name, default, text)
-
-
-_define_flags()
+    Flag(
+      flags.DEFINE_string, "vocab_file", None, "A vocabulary to copy to vocab.txt of the output."
+    ),
+  ),
+)
+FLAGS.define(__name__)
 
 
 def config_from_hugging_face(content: Mapping[str, Any]) -> BertConfig:

@@ -22,41 +22,42 @@ import tqdm
 from absl import flags
 
 from mesh_tensorflow.bert import records, settings, tokenization
+from mesh_tensorflow.bert.program_flags import Flag, ProgramFlags
 from mesh_tensorflow.errors import ConfigError, DataError
-
-FLAGS = flags.FLAGS
 
 Document = list[list[str]]
 
 
-def _define_flags() -> None:
-  for definer, name, default, text in (
-    (flags.DEFINE_string, "input_file", None, "Text files: globs, separated by commas."),
-    (
+FLAGS = ProgramFlags(
+  (
+    Flag(flags.DEFINE_string, "input_file", None, "Text files: globs, separated by commas."),
+    Flag(
       flags.DEFINE_string,
       "output_file",
       None,
       "Files of records to write, separated by commas; examples go to each in turn.",
     ),
-    (flags.DEFINE_string, "vocab_file", None, "The vocabulary; make_vocab makes one."),
-    (flags.DEFINE_bool, "do_lower_case", True, "Lower-case the text; False for a cased model."),
-    (flags.DEFINE_bool, "do_whole_word_mask", False, "Hide all WordPieces of a word together."),
-    (flags.DEFINE_integer, "max_seq_length", 128, "WordPieces in an example, with [CLS], [SEP]."),
-    (flags.DEFINE_integer, "max_predictions_per_seq", 20, "Most hidden WordPieces in an example."),
-    (flags.DEFINE_integer, "random_seed", 12345, "Of pairs and hidden WordPieces."),
-    (flags.DEFINE_integer, "dupe_factor", 10, "How often each document is used, drawn anew."),
-    (flags.DEFINE_float, "masked_lm_prob", 0.15, "Part of the WordPieces that is hidden."),
-    (
+    Flag(flags.DEFINE_string, "vocab_file", None, "The vocabulary; make_vocab makes one."),
+    Flag(flags.DEFINE_bool, "do_lower_case", True, "Lower-case the text; False for a cased model."),
+    Flag(flags.DEFINE_bool, "do_whole_word_mask", False, "Hide all WordPieces of a word together."),
+    Flag(
+      flags.DEFINE_integer, "max_seq_length", 128, "WordPieces in an example, with [CLS], [SEP]."
+    ),
+    Flag(
+      flags.DEFINE_integer, "max_predictions_per_seq", 20, "Most hidden WordPieces in an example."
+    ),
+    Flag(flags.DEFINE_integer, "random_seed", 12345, "Of pairs and hidden WordPieces."),
+    Flag(flags.DEFINE_integer, "dupe_factor", 10, "How often each document is used, drawn anew."),
+    Flag(flags.DEFINE_float, "masked_lm_prob", 0.15, "Part of the WordPieces that is hidden."),
+    Flag(
       flags.DEFINE_float,
       "short_seq_prob",
       0.1,
       "Part of the examples that are shorter than there is room for.",
     ),
-  ):
-    settings.define(__name__, definer, name, default, text)
-
-
-_define_flags()
+  ),
+)
+FLAGS.define(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,7 +325,7 @@ def main(_: Sequence[str]) -> None:
     short_seq_prob=FLAGS.short_seq_prob,
     do_whole_word_mask=FLAGS.do_whole_word_mask,
   )
-  settings.check_positive("dupe_factor")
+  FLAGS.check_positive("dupe_factor")
   tokenizer = tokenization.FullTokenizer(FLAGS.vocab_file, do_lower_case=FLAGS.do_lower_case)
   documents = read_documents(settings.find_files(FLAGS.input_file, "input_file"), tokenizer)
   outputs = [path.strip() for path in FLAGS.output_file.split(",")]

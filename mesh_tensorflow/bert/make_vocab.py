@@ -22,25 +22,22 @@ import tqdm
 from absl import flags
 
 from mesh_tensorflow.bert import settings, tokenization
+from mesh_tensorflow.bert.program_flags import Flag, ProgramFlags
 from mesh_tensorflow.errors import ConfigError, DataError
-
-FLAGS = flags.FLAGS
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-def _define_flags() -> None:
-  for definer, name, default, text in (
-    (flags.DEFINE_string, "input_file", None, "Text files: globs, separated by commas."),
-    (flags.DEFINE_string, "output_file", None, "The vocabulary to write, a token a line."),
-    (flags.DEFINE_integer, "vocab_size", 30522, "Most tokens, special ones included."),
-    (flags.DEFINE_bool, "do_lower_case", True, "Lower-case the text, and drop accents."),
-    (flags.DEFINE_integer, "min_count", 2, "How often a piece must occur to become a token."),
-  ):
-    settings.define(__name__, definer, name, default, text)
-
-
-_define_flags()
+FLAGS = ProgramFlags(
+  (
+    Flag(flags.DEFINE_string, "input_file", None, "Text files: globs, separated by commas."),
+    Flag(flags.DEFINE_string, "output_file", None, "The vocabulary to write, a token a line."),
+    Flag(flags.DEFINE_integer, "vocab_size", 30522, "Most tokens, special ones included."),
+    Flag(flags.DEFINE_bool, "do_lower_case", True, "Lower-case the text, and drop accents."),
+    Flag(flags.DEFINE_integer, "min_count", 2, "How often a piece must occur to become a token."),
+  ),
+)
+FLAGS.define(__name__)
 
 
 def count_words(lines: Iterable[str | bytes], do_lower_case: bool = True) -> dict[str, int]:
@@ -164,7 +161,7 @@ def train(counts: Mapping[str, int], vocab_size: int, min_count: int = 2) -> lis
 
 def main(_: Sequence[str]) -> None:
   """Does what the flags say."""
-  settings.check_positive("vocab_size", "min_count")
+  FLAGS.check_positive("vocab_size", "min_count")
   counts: collections.Counter[str] = collections.Counter()
   for file in settings.find_files(FLAGS.input_file, "input_file"):
     with tf.io.gfile.GFile(file, "rb") as f:

@@ -15,6 +15,13 @@ Feature = tuple[tuple[int, ...], Any]
 InputFn = Callable[[Mapping[str, Any]], tf.data.Dataset]
 
 _PARALLEL = 4
+_SHUFFLED = 100  # Records among which training shuffles.
+
+
+def token_features(seq_length: int) -> dict[str, Feature]:
+  """What the records of all programs have: WordPieces, which of them are some, and segments."""
+  seq = (seq_length,)
+  return {name: (seq, tf.int64) for name in ("input_ids", "input_mask", "segment_ids")}
 
 
 def example(features: Mapping[str, Sequence[float]]) -> bytes:
@@ -73,6 +80,21 @@ def check_first(file: str, features: Mapping[str, Feature], advice: str) -> None
       )
 
 
+def _shuffle(dataset: tf.data.Dataset, size: int, seed: int) -> tf.data.Dataset:
+  """Shuffles each `size` elements of an endless stream that follow each other.
+
+  `Dataset.shuffle` also draws by the seed of `tf.random.set_seed`: its order depends on what else
+  the process has done. Here it is a function of `seed`, on every machine, for every iterator.
+  """
+
+  def window(number: tf.Tensor, elements: Any) -> tf.data.Dataset:
+    order = tf.random.experimental.stateless_shuffle(tf.range(size), tf.stack([seed, number]))
+    shuffled = tf.nest.map_structure(lambda x: tf.gather(x, order), elements)
+    return tf.data.Dataset.from_tensor_slices(shuffled)
+
+  return dataset.batch(size, drop_remainder=True).enumerate().flat_map(window)
+
+
 def input_fn(
   files: Sequence[str],
   features: Mapping[str, Feature],
@@ -105,18 +127,14 @@ def input_fn(
     seed = int(params.get("seed", 0))
     if is_training and shuffle_files:
       # The order must not depend on how fast files are read: a run can go on where another ended.
-      dataset = (
-        tf.data.Dataset.from_tensor_slices(files)
-        .repeat()
-        .shuffle(len(files), seed, reshuffle_each_iteration=False)
-      )
+      dataset = tf.data.Dataset.from_tensor_slices(files).repeat()
+      dataset = _shuffle(dataset, len(files), seed)
       dataset = dataset.interleave(tf.data.TFRecordDataset, cycle_length=min(threads, len(files)))
     else:
       dataset = tf.data.TFRecordDataset(files)
       dataset = dataset.repeat() if repeat else dataset
     if is_training:
-      # One stream without end; another iterator over it shall see the same order.
-      dataset = dataset.shuffle(100, seed, reshuffle_each_iteration=False)
+      dataset = _shuffle(dataset, _SHUFFLED, seed)
     batch_size = int(params["batch_size"])
     dataset = dataset.skip(int(params.get("first_step", 0)) * batch_size)
     dataset = dataset.map(lambda r: parse(r, features), num_parallel_calls=threads)
@@ -131,9 +149,7 @@ def in_memory(columns: Mapping[str, Any], is_training: bool, *, drop_remainder: 
   def make(params: Mapping[str, Any]) -> tf.data.Dataset:
     dataset = tf.data.Dataset.from_tensor_slices(dict(columns))
     if is_training:
-      dataset = dataset.repeat().shuffle(
-        100, int(params.get("seed", 0)), reshuffle_each_iteration=False
-      )
+      dataset = _shuffle(dataset.repeat(), _SHUFFLED, int(params.get("seed", 0)))
     batch_size = int(params["batch_size"])
     dataset = dataset.skip(int(params.get("first_step", 0)) * batch_size)
     return dataset.batch(batch_size, drop_remainder=drop_remainder)

@@ -36,6 +36,7 @@ from mesh_tensorflow.bert.classifier_features import (
   file_based_convert_examples_to_features,
 )
 from mesh_tensorflow.bert.layout import runner_for
+from mesh_tensorflow.bert.program_flags import FINE_TUNING, SHARED, Flag, ProgramFlags
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.numerics import initializers
 
@@ -58,37 +59,28 @@ __all__ = [
   "model_fn_builder",
 ]
 
-FLAGS = flags.FLAGS
-
-
-def _define_flags() -> None:
-  settings.define_shared(__name__)
-  settings.define_fine_tuning(__name__)
-  for definer, name, default, text in (
-    (flags.DEFINE_string, "data_dir", None, "Folder of the task's files."),
-    (flags.DEFINE_string, "task_name", None, f"One of {', '.join(PROCESSORS)}."),
-    (flags.DEFINE_integer, "max_seq_length", 128, "WordPieces in an example; longer ones are cut."),
-    (flags.DEFINE_bool, "do_eval", False, "Evaluate on the dev set."),
-    (flags.DEFINE_integer, "eval_batch_size", 32, "Examples in a batch of the evaluation."),
-  ):
-    settings.define(__name__, definer, name, default, text)
-
-
-_define_flags()
+FLAGS = ProgramFlags(
+  SHARED,
+  FINE_TUNING,
+  (
+    Flag(flags.DEFINE_string, "data_dir", None, "Folder of the task's files."),
+    Flag(flags.DEFINE_string, "task_name", None, f"One of {', '.join(PROCESSORS)}."),
+    Flag(
+      flags.DEFINE_integer, "max_seq_length", 128, "WordPieces in an example; longer ones are cut."
+    ),
+    Flag(flags.DEFINE_bool, "do_eval", False, "Evaluate on the dev set."),
+    Flag(flags.DEFINE_integer, "eval_batch_size", 32, "Examples in a batch of the evaluation."),
+  ),
+)
+FLAGS.define(__name__)
 
 
 # ------------------------------------------------------------------------- data
 
 
 def _features(seq_length: int) -> dict[str, records.Feature]:
-  seq = (seq_length,)
-  return {
-    "input_ids": (seq, tf.int64),
-    "input_mask": (seq, tf.int64),
-    "segment_ids": (seq, tf.int64),
-    "label_ids": ((), tf.int64),
-    "is_real_example": ((), tf.int64),
-  }
+  more = {"label_ids": ((), tf.int64), "is_real_example": ((), tf.int64)}
+  return {**records.token_features(seq_length), **more}
 
 
 def file_based_input_fn_builder(
@@ -265,7 +257,7 @@ def _check_flags() -> DataProcessor:
     raise ConfigError(f"--task_name={FLAGS.task_name} is unknown; use {', '.join(PROCESSORS)}")
   if not (FLAGS.do_train or FLAGS.do_eval or FLAGS.do_predict):
     raise ConfigError("nothing is to be done: set --do_train, --do_eval or --do_predict")
-  settings.check_positive(
+  FLAGS.check_positive(
     "train_batch_size", "eval_batch_size", "predict_batch_size", "save_checkpoints_steps",
     "iterations_per_loop",
   )  # fmt: skip

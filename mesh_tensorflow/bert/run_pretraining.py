@@ -20,45 +20,44 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.bert import optimization, records, settings, training
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
 from mesh_tensorflow.bert.layout import runner_for
+from mesh_tensorflow.bert.program_flags import SHARED, Flag, ProgramFlags
 from mesh_tensorflow.errors import ConfigError
-
-FLAGS = flags.FLAGS
 
 _MODES = ("train_and_eval", "train", "eval")
 
 
-def _define_flags() -> None:
-  settings.define_shared(__name__)
-  for definer, name, default, text in (
-    (flags.DEFINE_string, "input_train_files", None, "Records to train on: globs, with commas."),
-    (flags.DEFINE_string, "input_eval_files", None, "Records to evaluate on: globs, with commas."),
-    (flags.DEFINE_integer, "max_seq_length", 128, "As the records were made with."),
-    (flags.DEFINE_integer, "max_predictions_per_seq", 20, "As the records were made with."),
-    (flags.DEFINE_string, "mode", "train_and_eval", "train_and_eval, train or eval."),
-    (flags.DEFINE_integer, "eval_batch_size", 8, "Examples in a batch of the evaluation."),
-    (flags.DEFINE_integer, "num_train_steps", 100000, "Steps in all."),
-    (
+FLAGS = ProgramFlags(
+  SHARED,
+  (
+    Flag(
+      flags.DEFINE_string, "input_train_files", None, "Records to train on: globs, with commas."
+    ),
+    Flag(
+      flags.DEFINE_string, "input_eval_files", None, "Records to evaluate on: globs, with commas."
+    ),
+    Flag(flags.DEFINE_integer, "max_seq_length", 128, "As the records were made with."),
+    Flag(flags.DEFINE_integer, "max_predictions_per_seq", 20, "As the records were made with."),
+    Flag(flags.DEFINE_string, "mode", "train_and_eval", "train_and_eval, train or eval."),
+    Flag(flags.DEFINE_integer, "eval_batch_size", 8, "Examples in a batch of the evaluation."),
+    Flag(flags.DEFINE_integer, "num_train_steps", 100000, "Steps in all."),
+    Flag(
       flags.DEFINE_integer,
       "num_warmup_steps",
       10000,
       "Steps in which the learning rate rises.",
     ),
-    (flags.DEFINE_integer, "max_eval_steps", 100, "Batches of an evaluation."),
-    (flags.DEFINE_integer, "steps_per_eval", 5000, "Steps between evaluations."),
-  ):
-    settings.define(__name__, definer, name, default, text)
-
-
-_define_flags()
+    Flag(flags.DEFINE_integer, "max_eval_steps", 100, "Batches of an evaluation."),
+    Flag(flags.DEFINE_integer, "steps_per_eval", 5000, "Steps between evaluations."),
+  ),
+)
+FLAGS.define(__name__)
 
 
 def features_of(max_seq_length: int, max_predictions_per_seq: int) -> dict[str, records.Feature]:
   """The features of a record: lists of integers, of numbers for `masked_lm_weights`."""
-  seq, predictions = (max_seq_length,), (max_predictions_per_seq,)
+  predictions = (max_predictions_per_seq,)
   return {
-    "input_ids": (seq, tf.int64),
-    "input_mask": (seq, tf.int64),
-    "segment_ids": (seq, tf.int64),
+    **records.token_features(max_seq_length),
     "masked_lm_positions": (predictions, tf.int64),
     "masked_lm_ids": (predictions, tf.int64),
     "masked_lm_weights": (predictions, tf.float32),
@@ -180,7 +179,7 @@ def main(_: Sequence[str]) -> None:
   """Trains and evaluates in turn."""
   if FLAGS.mode not in _MODES:
     raise ConfigError(f"--mode={FLAGS.mode} is unknown; use one of {', '.join(_MODES)}")
-  settings.check_positive(
+  FLAGS.check_positive(
     "max_seq_length", "max_predictions_per_seq", "train_batch_size", "eval_batch_size",
     "num_train_steps", "max_eval_steps", "steps_per_eval", "save_checkpoints_steps",
     "iterations_per_loop",
@@ -191,7 +190,7 @@ def main(_: Sequence[str]) -> None:
   advice = "set --max_seq_length and --max_predictions_per_seq as the records were made"
   input_fns = {}
   for what in ("train", "eval"):
-    files = settings.find_files(settings.value(f"input_{what}_files"), f"input_{what}_files")
+    files = settings.find_files(FLAGS.value(f"input_{what}_files"), f"input_{what}_files")
     records.check_first(files[0], features_of(*sizes), advice)
     input_fns[what] = input_fn_builder(files, *sizes, is_training=what == "train")
   settings.make_folder(FLAGS.output_dir)

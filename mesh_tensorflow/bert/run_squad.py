@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from absl import flags
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.bert import (
@@ -56,10 +55,8 @@ __all__ = [
   "write_predictions",
 ]
 
-FLAGS = flags.FLAGS
-
-
-squad_settings.define(__name__)
+FLAGS = squad_settings.FLAGS
+FLAGS.define(__name__)
 
 
 def read_squad_examples(input_file: str, is_training: bool) -> list[SquadExample]:
@@ -73,9 +70,7 @@ def read_squad_examples(input_file: str, is_training: bool) -> list[SquadExample
   Raises:
     DataError: the file cannot be read, or has another form.
   """
-  return squad_data.read_examples(
-    input_file, is_training, settings.value("version_2_with_negative")
-  )
+  return squad_data.read_examples(input_file, is_training, FLAGS.version_2_with_negative)
 
 
 def get_final_text(pred_text: str, orig_text: str, do_lower_case: bool) -> str:
@@ -88,9 +83,7 @@ def get_final_text(pred_text: str, orig_text: str, do_lower_case: bool) -> str:
     orig_text: the words of the text that they are of.
     do_lower_case: as the model was trained.
   """
-  return squad_predictions.final_text(
-    pred_text, orig_text, do_lower_case, settings.value("verbose_logging")
-  )
+  return squad_predictions.final_text(pred_text, orig_text, do_lower_case, FLAGS.verbose_logging)
 
 
 def write_predictions(
@@ -122,9 +115,9 @@ def write_predictions(
     n_best_size,
     max_answer_length,
     do_lower_case,
-    settings.value("version_2_with_negative"),
-    settings.value("null_score_diff_threshold"),
-    settings.value("verbose_logging"),
+    FLAGS.version_2_with_negative,
+    FLAGS.null_score_diff_threshold,
+    FLAGS.verbose_logging,
   )
   squad_predictions.write(
     all_examples,
@@ -138,13 +131,7 @@ def write_predictions(
 
 
 def _features(seq_length: int, is_training: bool) -> dict[str, records.Feature]:
-  seq = (seq_length,)
-  found: dict[str, records.Feature] = {
-    "unique_ids": ((), tf.int64),
-    "input_ids": (seq, tf.int64),
-    "input_mask": (seq, tf.int64),
-    "segment_ids": (seq, tf.int64),
-  }
+  found = {"unique_ids": ((), tf.int64), **records.token_features(seq_length)}
   if is_training:
     found.update(start_positions=((), tf.int64), end_positions=((), tf.int64))
   return found
@@ -327,7 +314,7 @@ def main(_: Sequence[str]) -> None:
   settings.make_folder(FLAGS.output_dir)
   readers, steps, windows = {}, 0, []
   examples = {
-    what: read_squad_examples(settings.value(f"{what}_file"), is_training=what == "train")
+    what: read_squad_examples(FLAGS.value(f"{what}_file"), is_training=what == "train")
     for what in ("train", "predict")
     if settings.value(f"do_{what}")
   }

@@ -1,4 +1,4 @@
-"""The flags that the BERT programs share, what is made of them, and how the programs start."""
+"""What is made of the flags that the BERT programs share, and how the programs start."""
 
 from __future__ import annotations
 
@@ -14,109 +14,18 @@ from absl import app, flags, logging
 import mesh_tensorflow as mtf
 from mesh_tensorflow import exit_codes
 from mesh_tensorflow.bert.config import BertConfig
+from mesh_tensorflow.bert.program_flags import AUTO, FINE_TUNING, SHARED, ProgramFlags
 from mesh_tensorflow.errors import ConfigError, DataError, MeshError
 from mesh_tensorflow.tpu import mesh as tpu_mesh
 from mesh_tensorflow.transformer.meshes import mesh_setup
 
-# Flags that functions here define are those of the module that calls them.
-flags.disclaim_key_flags()
-
-AUTO = "auto"
+SHARED_FLAGS = ProgramFlags(SHARED, FINE_TUNING)
 _HELP = ("--help", "-help", "-h", "-?", "--helpshort", "-helpshort")
 
 
-def define(module: str, definer: Callable[..., Any], name: str, default: Any, text: str) -> None:
-  """Defines a flag, or shares one that is there.
-
-  The programs have flags of the same names. Where several are imported into one process, which
-  absl would refuse, a flag keeps the default of the program that came first.
-
-  Args:
-    module: name of the module whose flag it is.
-    definer: `flags.DEFINE_string` or another one.
-    name: the flag's.
-    default: its value if it is not given.
-    text: for --help.
-  """
-  if name in flags.FLAGS:
-    flags.FLAGS.register_flag_by_module(module, flags.FLAGS[name])
-  else:
-    definer(name, default, text)
-    # For a program that is imported later, such as the trainer of Transformers, which has some of
-    # these names, too, and only defines.
-    flags.FLAGS[name].allow_override = True
-
-
-def define_shared(module: str) -> None:
-  """Defines the flags that all programs have, which run a model on a mesh."""
-  for definer, name, default, text in (
-    (flags.DEFINE_string, "bert_config_file", None, "JSON file with the model's configuration."),
-    (flags.DEFINE_string, "output_dir", None, "Folder for checkpoints and results."),
-    (
-      flags.DEFINE_string,
-      "init_checkpoint",
-      None,
-      "Weights to start from, if output_dir has no checkpoint: a checkpoint (or its folder) of "
-      "these programs or of Google's BERT, or a folder of Hugging Face's.",
-    ),
-    (flags.DEFINE_float, "learning_rate", 5e-5, "Peak of the learning rate."),
-    (flags.DEFINE_bool, "clip_gradients", True, "Clip gradients to a global norm of 1."),
-    (flags.DEFINE_string, "optimizer", "adam", "adam or adafactor."),
-    (flags.DEFINE_integer, "train_batch_size", 32, "Examples in a batch of the training."),
-    (flags.DEFINE_integer, "save_checkpoints_steps", 1000, "Steps between checkpoints."),
-    (flags.DEFINE_integer, "iterations_per_loop", 1000, "Most steps of one call."),
-    (flags.DEFINE_bool, "use_tpu", False, "Run on a TPU."),
-    (flags.DEFINE_string, "mesh_shape", "batch:8", "Names and sizes of the mesh's dimensions."),
-    (
-      flags.DEFINE_string,
-      "layout",
-      "batch:batch,vocab:model,intermediate:model,num_heads:model,experts:batch",
-      "Which dimension is split over which mesh dimension; auto: the fastest that is predicted.",
-    ),
-    (flags.DEFINE_string, "tpu_name", None, "A TPU by name or address; that of this machine else."),
-    (flags.DEFINE_string, "tpu_zone", None, "Zone of a TPU that is given by name."),
-    (flags.DEFINE_string, "gcp_project", None, "Project of a TPU that is given by name."),
-    (flags.DEFINE_string, "master", None, "An address in place of tpu_name."),
-    (
-      flags.DEFINE_string,
-      "mesh_implementation",
-      AUTO,
-      "placement: one program for all devices; simd: one for each; auto: what suits.",
-    ),
-    (flags.DEFINE_integer, "random_seed", 0, "Of initial weights, dropout and order of examples."),
-  ):
-    define(module, definer, name, default, text)
-
-
-def define_fine_tuning(module: str) -> None:
-  """Defines the flags that programs for tasks of their own have beside `define_shared`."""
-  for definer, name, default, text in (
-    (flags.DEFINE_string, "vocab_file", None, "The vocabulary that the model was trained with."),
-    (flags.DEFINE_bool, "do_lower_case", True, "Lower-case the text; False for a cased model."),
-    (flags.DEFINE_string, "cached_train_file", None, "Records of an earlier run, to train on."),
-    (
-      flags.DEFINE_float,
-      "max_optimized_variable_size",
-      1e7,
-      "Variables with more elements stay as they are; 0: none.",
-    ),
-    (flags.DEFINE_float, "num_train_epochs", 3.0, "How often the training sees each example."),
-    (
-      flags.DEFINE_float,
-      "warmup_proportion",
-      0.1,
-      "Part of the training in which the learning rate rises.",
-    ),
-    (flags.DEFINE_bool, "do_train", False, "Train."),
-    (flags.DEFINE_bool, "do_predict", False, "Predict."),
-    (flags.DEFINE_integer, "predict_batch_size", 8, "Examples in a batch of the prediction."),
-  ):
-    define(module, definer, name, default, text)
-
-
 def value(name: str) -> Any:
-  """The value of a flag; its default where flags have not been parsed, as in a library."""
-  return flags.FLAGS[name].value
+  """The value of a flag that all programs, or those for fine-tuning, have with one default."""
+  return SHARED_FLAGS.value(name)
 
 
 def load_config(max_seq_length: int) -> BertConfig:
@@ -214,13 +123,6 @@ def find_files(patterns: str | None, flag: str) -> list[str]:
   return files
 
 
-def check_positive(*names: str) -> None:
-  """Raises `ConfigError` for a flag that is below 1."""
-  for name in names:
-    if value(name) < 1:
-      raise ConfigError(f"--{name}={value(name)} must be at least 1")
-
-
 def training_steps(num_examples: int) -> int:
   """The steps in which --num_train_epochs see so many examples.
 
@@ -276,7 +178,7 @@ def run_program(
       rest = list(flags.FLAGS(list(argv)))
     except flags.Error as e:
       _end_by_wrong_flags(str(e))
-    missing = [f"--{name}" for name in required if value(name) in (None, "")]
+    missing = [f"--{name}" for name in required if flags.FLAGS[name].value in (None, "")]
     if missing:
       _end_by_wrong_flags(f"{', '.join(missing)} must be given")
     if len(rest) > 1:
