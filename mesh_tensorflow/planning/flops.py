@@ -69,13 +69,21 @@ def _size(x: Any) -> int:
   return math.prod(x.shape.as_list())
 
 
-def is_convolution(node: tf.Operation) -> bool:
-  """Whether a node is a convolution, or one of its gradients.
+def convolution_channels(node: tf.Operation) -> float:
+  """Channels of a convolution or one of its gradients; 0 for other nodes.
+
+  The geometric mean of the channels that one position of the filter reads and makes: what they
+  are few of, processors compute slowly. A depthwise filter reads one.
 
   Args:
-    node: an operation of a TensorFlow graph.
+    node: an operation of a TensorFlow graph, with static shapes if it is a convolution.
   """
-  return str(node.type).startswith(("Conv", "DepthwiseConv"))
+  kernel = _KERNELS.get(node.type)
+  if kernel is None:
+    return 0.0
+  shape = (node.outputs[0] if kernel < 0 else node.inputs[kernel]).shape.as_list()
+  reads = 1 if str(node.type).startswith("Depthwise") else shape[-2]
+  return math.sqrt(reads * shape[-1])
 
 
 _COUNTS: dict[str, Callable[[Any], int]] = {
@@ -85,6 +93,8 @@ _COUNTS: dict[str, Callable[[Any], int]] = {
   "BatchMatMulV3": _matmul("adj_x"),
   "Einsum": _einsum,
 }
+# The input that is a convolution's kernel; -1 for the output.
+_KERNELS: dict[str, int] = {}
 # In the gradients the maps on the output side are the incoming gradient, the third input.
 for _name, _version, _left in (
   ("Conv2D", "", 1),
@@ -94,3 +104,5 @@ for _name, _version, _left in (
   _COUNTS[_name] = _convolution(_left, -1, 1)
   _COUNTS[f"{_name}BackpropInput{_version}"] = _convolution(_left, 2, 1)
   _COUNTS[f"{_name}BackpropFilter{_version}"] = _convolution(_left, 2, -1)
+  _KERNELS |= {_name: 1, f"{_name}BackpropInput{_version}": 1}
+  _KERNELS[f"{_name}BackpropFilter{_version}"] = -1

@@ -40,7 +40,9 @@ class Device:
     launch_seconds: what starting one operation costs.
     operations_per_kernel: how many elementwise operations run as one kernel, so that only the
       first reads and the last writes: 1 where nothing is fused.
-    convolution: the part of a matrix product's rate that a convolution of as many FLOPs reaches.
+    convolution: (channels, part of a matrix product's rate that a convolution of as many FLOPs
+      reaches), increasing in both, in between and beyond as `efficiency`. Channels are the
+      geometric mean of those that the filter reads and makes.
   """
 
   flops: Mapping[str, float]
@@ -49,7 +51,7 @@ class Device:
   memory_bandwidth: float
   launch_seconds: float
   operations_per_kernel: float = 1.0
-  convolution: float = 1.0
+  convolution: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
 
   def peak(self, dtype: str) -> float:
     """The most FLOP/s of products of a dtype; of one that is not listed, the slowest.
@@ -66,16 +68,17 @@ class Device:
       dtype: name of a dtype.
       flops: of one product.
     """
-    return self.peak(dtype) * self._efficiency(flops)
+    return self.peak(dtype) * _at(self.efficiency, flops)
 
-  def _efficiency(self, flops: float) -> float:
-    points = self.efficiency
-    if flops <= points[0][0]:
-      return points[0][1]
-    for (x, low), (y, high) in zip(points, points[1:]):
-      if flops <= y:
-        return low + (high - low) * math.log(flops / x) / math.log(y / x)
-    return points[-1][1]
+  def convolution_rate(self, dtype: str, flops: float, channels: float) -> float:
+    """The FLOP/s of a convolution.
+
+    Args:
+      dtype: name of a dtype.
+      flops: of one convolution.
+      channels: see `convolution`.
+    """
+    return self.rate(dtype, flops) * _at(self.convolution, channels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,20 +293,43 @@ def _device(read: Fields) -> Device:
     memory_bandwidth=read.number("memory_bandwidth"),
     launch_seconds=_not_negative(read, "launch_seconds"),
     operations_per_kernel=read.number("operations_per_kernel", 1.0, 1.0),
-    convolution=read.number("convolution") if "convolution" in read.fields else 1.0,
+    convolution=_convolution(read),
   )
 
 
+def _at(points: tuple[tuple[float, float], ...], x: float) -> float:
+  """The second number at `x`: over the logarithm of the first ones; as at the ends beyond them."""
+  if x <= points[0][0]:
+    return points[0][1]
+  for (before, low), (after, high) in zip(points, points[1:]):
+    if x <= after:
+      return low + (high - low) * math.log(x / before) / math.log(after / before)
+  return points[-1][1]
+
+
+def _convolution(read: Fields) -> tuple[tuple[float, float], ...]:
+  if "convolution" not in read.fields:
+    return ((1.0, 1.0),)
+  if not isinstance(read.fields["convolution"], list):
+    return ((1.0, read.number("convolution")),)
+  wanted = "a number, or a list of [channels, part of a product's rate], both increasing"
+  return _points(read, "convolution", wanted, math.inf)
+
+
 def _efficiency(read: Fields) -> tuple[tuple[float, float], ...]:
-  points = read.get("efficiency")
   wanted = "a list of [FLOPs, part of the peak above 0 and at most 1], both increasing"
+  return _points(read, "efficiency", wanted, 1.0)
+
+
+def _points(read: Fields, key: str, wanted: str, most: float) -> tuple[tuple[float, float], ...]:
+  points = read.get(key)
   try:
     pairs = tuple((float(x), float(y)) for x, y in points)
   except (TypeError, ValueError):
-    raise read.wrong("efficiency", wanted) from None
+    raise read.wrong(key, wanted) from None
   increasing = all(a[0] < b[0] and a[1] <= b[1] for a, b in zip(pairs, pairs[1:]))
-  if not pairs or not increasing or not all(x > 0 and 0 < y <= 1 for x, y in pairs):
-    raise read.wrong("efficiency", wanted)
+  if not pairs or not increasing or not all(x > 0 and 0 < y <= most for x, y in pairs):
+    raise read.wrong(key, wanted)
   return pairs
 
 

@@ -43,7 +43,7 @@ class Sizes:
 
   Attributes:
     products: sides of the square matrices.
-    convolution: height, width and channels of the images of a convolution.
+    channels: of convolutions.
     memory: bytes of the array whose reading and writing is timed.
     launches: elementwise operations one after the other.
     exchanges: bytes of the slices that are summed, the smallest and the largest at the ends.
@@ -51,7 +51,7 @@ class Sizes:
   """
 
   products: Sequence[int] = (16, 32, 64, 128, 256, 512, 1024)
-  convolution: int = 32
+  channels: Sequence[int] = (2, 8, 32, 128)
   memory: int = 2**26
   launches: int = 200
   exchanges: Sequence[int] = (2**10, 2**14, 2**18, 2**22)
@@ -93,8 +93,11 @@ def measure(
     memory_bandwidth=bandwidth,
     launch_seconds=launch,
   )
-  found, flops = _convolution_rate(timed, sizes)
-  device = dataclasses.replace(device, convolution=found / device.rate("float32", flops))
+  parts = {}
+  for channels in sizes.channels:
+    rate, flops = _convolution_rate(timed, channels, sizes.repeats)
+    parts[float(channels)] = rate / device.rate("float32", flops)
+  device = dataclasses.replace(device, convolution=_increasing(parts, math.inf))
   links = {
     name: (_link(name, implementation, devices, sizes, shared),)
     for name, implementation in (("placement", PlacementMeshImpl), ("simd", SimdMeshImpl))
@@ -113,11 +116,11 @@ def measure(
   )
 
 
-def _increasing(points: dict[float, float]) -> tuple[tuple[float, float], ...]:
+def _increasing(points: dict[float, float], most: float = 1.0) -> tuple[tuple[float, float], ...]:
   """Points whose second numbers do not fall: a larger product is not taken for a slower one."""
   result: list[tuple[float, float]] = []
-  for flops, part in sorted(points.items()):
-    result.append((flops, min(1.0, max(part, result[-1][1] if result else 0.0))))
+  for size, part in sorted(points.items()):
+    result.append((size, min(most, max(part, result[-1][1] if result else 0.0))))
   return tuple(result)
 
 
@@ -135,19 +138,29 @@ def _seconds(fn: Callable[[], Any], repeats: int) -> float:
 def _on_each(
   devices: Sequence[str], shape: Sequence[int], dtype: str, step: Callable[..., Any], count: int
 ) -> Callable[[], Any]:
-  """A function that applies `step` so often on each device, to an array of its own."""
+  """A function that applies `step` so often on each device.
+
+  Args:
+    devices: the devices.
+    shape: of an array that each has for its own.
+    dtype: of the arrays.
+    step: takes a value, at first the array, and the array; returns the next value.
+    count: how often it is applied, one after the other.
+  """
   arrays = []
   for d in devices:
     with tf.device(d):
-      arrays.append(tf.random.uniform(shape, maxval=1e-3, dtype=tf.float32))
+      # The rows of a square matrix add up to 1, so that products neither grow nor vanish.
+      arrays.append(tf.random.uniform(shape, maxval=2 / shape[-1], dtype=tf.float32))
   arrays = [tf.cast(a, dtype) for a in arrays]
 
   def run(*values: tf.Tensor) -> tf.Tensor:
     results = []
-    for d, value in zip(devices, values):
+    for d, array in zip(devices, values):
+      value = array
       with tf.device(d):
         for _ in range(count):
-          value = step(value)
+          value = step(value, array)
         results.append(tf.cast(tf.reduce_max(value), tf.float32))
     return tf.add_n(results)
 
@@ -156,34 +169,41 @@ def _on_each(
 
 
 def _product_rates(dtype: str, devices: Sequence[str], sizes: Sizes) -> dict[float, float]:
-  """FLOP/s of all devices together, by the FLOPs of one product."""
+  """FLOP/s of all devices together, by the FLOPs of one product.
+
+  A product, and its gradients in both factors: these read one of theirs by columns.
+  """
+
+  def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return tf.matmul(y, tf.matmul(tf.matmul(x, y), y, transpose_b=True), transpose_a=True)
+
   rates = {}
   for n in sizes.products:
     flops = 2.0 * n**3
-    count = max(2, min(50, int(2e8 / flops)))
-    run = _on_each(devices, [n, n], dtype, lambda x: tf.matmul(x, x), count)
-    rates[flops] = flops * count * len(devices) / _seconds(run, sizes.repeats)
+    count = max(1, min(20, int(2e8 / flops)))
+    run = _on_each(devices, [n, n], dtype, step, count)
+    rates[flops] = 3 * flops * count * len(devices) / _seconds(run, sizes.repeats)
   return rates
 
 
-def _convolution_rate(devices: Sequence[str], sizes: Sizes) -> tuple[float, float]:
+def _convolution_rate(devices: Sequence[str], channels: int, repeats: int) -> tuple[float, float]:
   """FLOP/s of all devices together, and the FLOPs of one convolution.
 
   A convolution and its two gradients, which are slower on most devices, three by three.
   """
-  n, batch, count = sizes.convolution, 4, 3
-  flops = 2.0 * 9 * batch * n**4
+  side, batch, count = 16, max(2, 128 // channels), 3
+  flops = 2.0 * 9 * batch * side**2 * channels**2
 
-  def step(x: tf.Tensor) -> tf.Tensor:
-    kernel = tf.fill([3, 3, n, n], 1e-3)
+  def step(x: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+    kernel = tf.fill([3, 3, channels, channels], 0.1 / channels)
     with tf.GradientTape() as tape:
       tape.watch([x, kernel])
       y = tf.nn.conv2d(x, kernel, 1, "SAME")
     dx, dw = tape.gradient(y, [x, kernel], y)
     return dx + tf.reduce_mean(dw)
 
-  run = _on_each(devices, [batch, n, n, n], "float32", step, count)
-  return 3 * flops * count * len(devices) / _seconds(run, sizes.repeats), flops
+  run = _on_each(devices, [batch, side, side, channels], "float32", step, count)
+  return 3 * flops * count * len(devices) / _seconds(run, repeats), flops
 
 
 @contextlib.contextmanager
@@ -202,15 +222,17 @@ def _as_written() -> Iterator[None]:
 
 
 def _memory_bandwidth(devices: Sequence[str], sizes: Sizes) -> float:
-  count, elements = 4, max(sizes.memory // 4 // len(devices), 1)
-  run = _on_each(devices, [elements], "float32", lambda x: tf.nn.relu(tf.negative(x)), count)
-  moved = count * 2 * 2 * 4.0 * elements * len(devices)
+  """Bytes/s of operations that read one array and write another."""
+  count, elements = 8, max(sizes.memory // 4 // len(devices), 1)
+  # The array itself stays, so that no result is written over what was read.
+  run = _on_each(devices, [elements], "float32", lambda x, y: y + x[:1], count)
+  moved = count * 2 * 4.0 * elements * len(devices)
   return moved / _seconds(run, sizes.repeats)
 
 
 def _launch_seconds(devices: Sequence[str], sizes: Sizes) -> float:
   run = _on_each(
-    devices, [4], "float32", lambda x: tf.nn.relu(tf.negative(x)), -(-sizes.launches // 2)
+    devices, [4], "float32", lambda x, _: tf.nn.relu(tf.negative(x)), -(-sizes.launches // 2)
   )
   return _seconds(run, sizes.repeats) / (2 * -(-sizes.launches // 2) * len(devices))
 
@@ -288,7 +310,10 @@ def report(machine: Machine) -> str:
   lines += [f"    of {flops:8.2g} FLOPs  {100 * part:5.1f} %" for flops, part in d.efficiency]
   lines.append(f"  memory              {d.memory_bandwidth / 1e9:10.1f} GB/s")
   lines.append(f"  launch              {d.launch_seconds * 1e6:10.2f} us")
-  lines.append(f"  convolutions        {100 * d.convolution:10.1f} % of a product's rate")
+  lines.append("  convolutions, of a product's rate")
+  lines += [
+    f"    of {channels:8g} channels {100 * part:5.1f} %" for channels, part in d.convolution
+  ]
   for name, (_, links) in machine.variants.items():
     for link in links:
       lines.append(
@@ -312,7 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   gpus = [d.name for d in tf.config.list_logical_devices("GPU")] if _has_gpus() else []
   enough = len(gpus) >= options.devices
   devices = gpus[: options.devices] if enough else virtual_cpu_devices(options.devices)
-  quick = Sizes((16, 64), 8, 2**16, 8, (2**10, 2**16), 1)
+  quick = Sizes((16, 64), (2, 8), 2**16, 8, (2**10, 2**16), 1)
   machine = measure(devices, quick if options.quick else None, options.memory)
   machine.save(options.out)
   print(report(machine))

@@ -209,7 +209,7 @@ def _figures(piece: Piece) -> list[float]:
 
 def _structure(piece: Piece) -> Hashable:
   works = tuple(
-    (times, w.launches, tuple((p.dtype, p.convolution) for p in w.products))
+    (times, w.launches, tuple((p.dtype, p.channels) for p in w.products))
     for w, times in piece.works
   )
   buffers = tuple((kind, None if kind == "new" else n) for kind, n in piece.buffers)

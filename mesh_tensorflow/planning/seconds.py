@@ -67,7 +67,10 @@ def work_seconds(work: Work, machine: Machine, devices: int) -> WorkSeconds:
   result = WorkSeconds()
   for p in work.products:
     key = (p.dtype, math.ceil(math.log10(p.flops)))
-    rate = device.rate(p.dtype, p.flops) * (device.convolution if p.convolution else 1.0)
+    if p.channels:
+      rate = device.convolution_rate(p.dtype, p.flops, p.channels)
+    else:
+      rate = device.rate(p.dtype, p.flops)
     seconds = max(p.flops / rate, p.bytes / device.memory_bandwidth)
     result.products[key] = result.products.get(key, 0.0) + seconds * share
     result.flops[key] = result.flops.get(key, 0.0) + p.flops

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from mesh_tensorflow.planning.flops import is_convolution, node_flops
+from mesh_tensorflow.planning.flops import convolution_channels, node_flops
 
 # Nodes that start nothing: they name, describe or hand on what is there.
 _FREE = frozenset(
@@ -28,13 +28,13 @@ class Product(NamedTuple):
     flops: two for each multiply-add.
     dtype: name of the dtype of its result.
     bytes: of its operands and its result.
-    convolution: whether it is a convolution.
+    channels: of a convolution, see `flops.convolution_channels`; 0 of other products.
   """
 
   flops: int
   dtype: str
   bytes: int
-  convolution: bool = False
+  channels: float = 0.0
 
 
 @dataclasses.dataclass
@@ -69,7 +69,7 @@ class Work:
     flops = node_flops(node)
     if flops:
       dtype = node.outputs[0].dtype.name
-      self.products.append(Product(flops, dtype, read + written, is_convolution(node)))
+      self.products.append(Product(flops, dtype, read + written, convolution_channels(node)))
     else:
       self.traffic += read + written
       self.launches += 1

@@ -75,6 +75,7 @@ def test_shipped_machines_have_a_source_for_each_figure(name):
     ({"device__launch_seconds": KeyError}, "field device.launch_seconds is missing"),
     ({"device__operations_per_kernel": 0.5}, "must be at least 1, got 0.5"),
     ({"device__convolution": 0}, "must be a number above 0, got 0"),
+    ({"device__convolution": [[8, 0.5], [4, 0.6]]}, "must be a number, or a list of .channels"),
     ({"device__flops": {}}, "field device.flops must be an object from dtype to FLOP/s"),
     ({"device__flops__float33": 1e9}, "field device.flops.float33: there is no such dtype"),
     ({"device__efficiency": [[1e6, 0.9], [1e8, 0.8]]}, "field device.efficiency must be a list"),

@@ -44,7 +44,7 @@ def test_wrong_devices():
 
 # ------------------------------------------------------ figures of a machine with known speeds
 RATE, BANDWIDTH, LATENCY, LAUNCH = 4e9, 2e9, 1e-5, 3e-6
-SIZES = measure.Sizes((16, 64, 1024), 8, 2**16, 7, (2**10, 2**12, 2**16), 3)
+SIZES = measure.Sizes((16, 64, 1024), (8,), 2**16, 7, (2**10, 2**12, 2**16), 3)
 
 
 @pytest.fixture
@@ -62,11 +62,11 @@ def clock(monkeypatch):
 
 
 def test_products_are_timed_often_enough_and_counted(clock):
-  clock["seconds"] = lambda devices, shape, count: 2 * shape[0] ** 3 * count * devices / RATE
+  clock["seconds"] = lambda devices, shape, count: 3 * 2 * shape[0] ** 3 * count * devices / RATE
   rates = measure._product_rates("float32", ["CPU:0", "CPU:1"], SIZES)
   assert rates == {2.0 * n**3: pytest.approx(RATE) for n in SIZES.products}
   assert clock["runs"] == [
-    (2, [16, 16], "float32", 50), (2, [64, 64], "float32", 50), (2, [1024, 1024], "float32", 2)
+    (2, [16, 16], "float32", 20), (2, [64, 64], "float32", 20), (2, [1024, 1024], "float32", 1)
   ]  # fmt: skip
 
 
@@ -77,14 +77,20 @@ def test_a_product_of_middle_size_is_as_many_operations_as_others(clock):
 
 
 def test_a_convolution_counts_with_its_two_gradients(clock):
-  flops = 2 * 9 * 4 * 8**4  # Three by three, four images of 8 by 8, 8 channels to 8.
+  flops = 2 * 9 * 16 * 16**2 * 8**2  # Three by three, 16 images of 16 by 16, 8 channels to 8.
   clock["seconds"] = lambda devices, shape, count: 3 * flops * count * devices / RATE
-  assert measure._convolution_rate(["CPU:0", "CPU:1"], SIZES) == (pytest.approx(RATE), flops)
-  assert clock["runs"][0][:3] == (2, [4, 8, 8, 8], "float32")
+  assert measure._convolution_rate(["CPU:0", "CPU:1"], 8, 3) == (pytest.approx(RATE), flops)
+  assert clock["runs"][0] == (2, [16, 16, 16, 8], "float32", 3)
 
 
-def test_memory_is_read_and_written_by_two_operations(clock):
-  clock["seconds"] = lambda devices, shape, count: 16 * shape[0] * count * devices / BANDWIDTH
+def test_convolutions_of_many_channels_are_of_few_images(clock):
+  clock["seconds"] = lambda *_: 1.0
+  measure._convolution_rate(["CPU:0"], 128, 3)
+  assert clock["runs"][0][1] == [2, 16, 16, 128]
+
+
+def test_memory_is_read_and_written(clock):
+  clock["seconds"] = lambda devices, shape, count: 8 * shape[0] * count * devices / BANDWIDTH
   assert measure._memory_bandwidth(["CPU:0", "CPU:1"], SIZES) == pytest.approx(BANDWIDTH)
   assert clock["runs"][0][1] == [2**16 // 4 // 2]  # All of them together have so many bytes.
   measure._memory_bandwidth(["CPU:0", "CPU:1"], measure.Sizes(memory=4))

@@ -46,14 +46,22 @@ def test_a_product_takes_the_longer_of_computing_and_of_memory():
   assert work_seconds(moving, MACHINE, 4).seconds == pytest.approx(1e9 / 1e11 + 1e-6)
 
 
+def test_convolutions_have_a_rate_by_channels():
+  slow = Machine.from_dict(fields(device__convolution=[[4, 0.2], [16, 0.4], [64, 2.0]])).device
+  rates = [
+    slow.convolution_rate("float32", 1e9, c) / slow.rate("float32", 1e9) for c in (1, 4, 8, 16, 99)
+  ]
+  assert rates == pytest.approx([0.2, 0.2, 0.3, 0.4, 2.0])
+
+
 def test_convolutions_have_a_rate_of_their_own():
   work = work_of(lambda z: tf.nn.conv2d(z(2, 8, 8, 3), z(3, 3, 3, 5), 1, "SAME"))
-  assert work.products == [Product(2 * 2 * 64 * 5 * 27, "float32", 4 * (384 + 135 + 640), True)]
+  assert work.products == [Product(2 * 2 * 64 * 5 * 27, "float32", 4 * (384 + 135 + 640), 15**0.5)]
   slow = Machine.from_dict(fields(device__convolution=0.25))
   flops, launch = 10**8, 1e-6
   times = [
-    work_seconds(Work([Product(flops, "float32", 1, convolution)]), slow, 4).seconds - launch
-    for convolution in (False, True)
+    work_seconds(Work([Product(flops, "float32", 1, channels)]), slow, 4).seconds - launch
+    for channels in (0, 8)
   ]
   assert times[1] == pytest.approx(4 * times[0])
 
@@ -210,3 +218,34 @@ def test_loops_count_their_iterations():
 
   assert seconds(9) - seconds(5) == pytest.approx(4 / 3 * (seconds(5) - seconds(2)), rel=1e-6)
   assert math.isfinite(seconds(3))
+
+
+@pytest.mark.parametrize(
+  ("run", "channels"),
+  [
+    (lambda: tf.nn.conv2d(tf.zeros([2, 8, 8, 4]), tf.zeros([3, 3, 4, 16]), 1, "SAME"), 8),
+    (lambda: tf.nn.conv3d(tf.zeros([2, 4, 4, 4, 1]), tf.ones([3, 3, 3, 1, 4]), [1] * 5, "SAME"), 2),
+    (
+      lambda: tf.nn.depthwise_conv2d(
+        tf.zeros([2, 8, 8, 4]), tf.zeros([3, 3, 4, 1]), [1] * 4, "SAME"
+      ),
+      1,
+    ),
+    (
+      lambda: tf.raw_ops.Conv2DBackpropFilter(
+        input=tf.zeros([2, 8, 8, 2]), filter_sizes=tf.constant([3, 3, 2, 8]), strides=[1] * 4,
+        out_backprop=tf.zeros([2, 8, 8, 8]), padding="SAME",
+      ),
+      4,
+    ),
+    (lambda: tf.matmul(tf.zeros([4, 4]), tf.zeros([4, 4])), 0),
+  ],
+)  # fmt: skip
+def test_channels_of_convolutions(run, channels):
+  graph = tf.Graph()
+  with graph.as_default():
+    run()
+  work = Work()
+  for node in graph.get_operations():
+    work.add_node(node)
+  assert [p.channels for p in work.products] == [channels]
