@@ -198,10 +198,6 @@ class RowUpdateOperation(Operation):
     """The variables that it changes."""
     return [self._table, *self._slots]
 
-  @property
-  def has_gradient(self) -> bool:
-    return False
-
   def _brought(self, lowering: LoweringInProgress) -> list[Any]:
     """Ids and gradients of all lookups, at the processors that have the rows."""
     impl, found = lowering.mesh_impl(self), []
