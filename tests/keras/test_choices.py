@@ -103,3 +103,13 @@ def test_values_on_the_host_are_compared_by_their_bytes():
   x = np.array([0.0, np.nan], np.float32)
   assert mirror._same(x, x) and mirror._same(x, x[:]) and mirror._same(x, x.copy())
   assert not mirror._same(x, np.array([-0.0, np.nan], np.float32))
+
+
+def test_rules_that_do_not_suit_a_program_are_left_out_unless_they_always_hold(cpu_devices):
+  """Five examples cannot be split in two; of variables nothing changes."""
+  impl = mtf.PlacementMeshImpl("rows:2,cols:2", "a:rows;b:cols;c:cols;d:cols", cpu_devices[:4])
+  sizes = {"a": 5, "b": 5, "c": 4, "e": 5}
+  imported = types.SimpleNamespace(dimensions={n: mtf.Dimension(n, s) for n, s in sizes.items()})
+  left = deciding.suited(impl, imported, ["b"]).layout_rules
+  assert left == mtf.convert_to_layout_rules("b:cols;c:cols;d:cols")
+  assert deciding.suited(impl, imported, ["a", "b"]) is impl

@@ -35,9 +35,9 @@ def test_only_what_is_looked_up_trains_a_table(cpu_devices):
 def test_rows_as_a_pair_as_dimensions_and_as_several_of_them():
   mesh = mtf.Mesh(mtf.Graph(), "m")
   two = [mtf.Dimension("a", 2), mtf.Dimension("b", 3)]
-  for name, given, rows in (
-    ("pair", ("rows", 6), [ROWS]), ("one", ROWS, [ROWS]), ("list", [ROWS], [ROWS]), ("two", two, two)
-  ):  # fmt: skip
+  ways = {"pair": ("rows", 6), "one": ROWS, "list": [ROWS], "two": two}
+  for name, given in ways.items():
+    rows = two if name == "two" else [ROWS]
     table = mtf.sparse.table(mesh, name, given, WIDTH)
     assert (table.rows, table.num_rows) == (rows, 6)
     assert table.shape == mtf.Shape([*rows, WIDTH])
