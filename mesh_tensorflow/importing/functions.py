@@ -24,6 +24,27 @@ def is_call(op: tf.Operation) -> bool:
   return op.type in _CALLS
 
 
+def in_order(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
+  """Operations, each behind those that it takes something from.
+
+  They are in such an order, but for loops that were differentiated: TensorFlow then gives the loop
+  itself more inputs, which are made behind it.
+
+  Args:
+    operations: of a graph, in the order of their making.
+  """
+  done: dict[tf.Operation, None] = {}
+  for first in operations:
+    stack = [first]
+    while stack:
+      missing = [t.op for t in stack[-1].inputs if t.op not in done]
+      if missing and stack[-1] not in done:
+        stack += missing
+      else:
+        done[stack.pop()] = None
+  return list(done)
+
+
 class FunctionLibrary:
   """The functions that come with a graph.
 
@@ -121,6 +142,7 @@ def _import_node(node: Any, tensors: dict[str, Any], graph_def: Any, versions: A
   single.versions.CopyFrom(versions)
   copy = single.node.add()
   copy.CopyFrom(node)
+  copy.attr.pop("_class", None)  # Colocation with nodes that are not there.
   del copy.input[:]
   inputs = {}
   for i, name in enumerate(n for n in node.input if not n.startswith("^")):

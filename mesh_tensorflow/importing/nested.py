@@ -2,7 +2,8 @@
 
 And the shapes of TensorLists, which TensorFlow does not tell: a list is the tensor of its elements,
 stacked along a first axis. Its wire has the dtype tf.variant, and that tensor's shape (() as long
-as it is not known).
+as it is not known). A list that only grows and shrinks at its end is a stack, of any length: its
+wire has the shape of an element.
 """
 
 from __future__ import annotations
@@ -15,11 +16,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow.errors import ShapeError, UnsupportedError
+from mesh_tensorflow.errors import UnsupportedError
+from mesh_tensorflow.importing.dynamic_shapes import dynamic_shape
 from mesh_tensorflow.importing.nodes import Node, Program, Wire
 
 LOOPS = ("While", "StatelessWhile")
 CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
+# Operations that tell the shape of a list.
+LIST_SHAPES = ("TensorListElementShape", "TensorListLength")
+_READERS = (
+  "TensorListConcatV2",
+  "TensorListGather",
+  "TensorListGetItem",
+  "TensorListScatterIntoExistingList",
+  "TensorListStack",
+)
 
 
 @dataclasses.dataclass(eq=False)
@@ -106,14 +117,14 @@ def _source(wire: Wire, made_by: Mapping[Wire, Node]) -> Wire:
 
 def _inside(wire: Wire) -> Wire:
   """The wire of a loop variable within the body: it has the values of each iteration."""
-  return Wire(f"{wire.name}/inside", wire.shape, wire.dtype)
+  return Wire(f"{wire.name}/inside", wire.shape, wire.dtype, is_stack=wire.is_stack)
 
 
 def _learn(before: Wire, after: Wire) -> bool:
   """Takes the shape of a list from what the body makes of it; returns whether it was news."""
   if before.dtype != tf.variant or _is_known(before) or not _is_known(after):
     return False
-  before.shape = after.shape
+  before.shape, before.is_stack = after.shape, after.is_stack
   return True
 
 
@@ -121,15 +132,12 @@ def _checked(node: Node, program: Program) -> Program:
   for inner in program.nodes:
     for w in inner.outputs:
       if None in w.shape:
-        raise ShapeError(
-          f"from_tensorflow: the shape {list(w.shape)} of {w.name}, made by {inner} in {node}, is "
-          "known only when the function runs; on a mesh all shapes are static"
-        )
+        raise dynamic_shape(w, inner, node)
   return program
 
 
 def _is_known(wire: Wire) -> bool:
-  return bool(wire.shape) and None not in wire.shape
+  return (bool(wire.shape) or wire.is_stack) and None not in wire.shape
 
 
 def note_lists(node: Node) -> None:
@@ -138,6 +146,8 @@ def note_lists(node: Node) -> None:
   Args:
     node: a new node; its outputs are changed.
   """
+  if any(w.is_stack for w in node.inputs) or node.type == "EmptyTensorList":
+    _note_stacks(node)
   if node.type == "TensorListReserve":
     element, count = node.static(0), node.static(1)
     if element is not None and count is not None and element.ndim and (element >= 0).all():
@@ -151,18 +161,85 @@ def note_lists(node: Node) -> None:
     if before.shape and before.shape[0] is not None:
       node.outputs[0].shape = (before.shape[0], *item.shape)
       before.shape = node.outputs[0].shape
-  elif node.type in ("TensorListGetItem", "TensorListStack") and _is_known(node.inputs[0]):
-    shape = node.inputs[0].shape
-    node.outputs[0].shape = shape[1:] if node.type == "TensorListGetItem" else shape
+  elif node.type in _READERS and _is_known(node.inputs[0]):
+    _note_reading(node)
+  elif node.type in ("AddN", "ZerosLike") and node.outputs[0].dtype == tf.variant:
+    known = next((w for w in node.inputs if _is_known(w)), node.inputs[0])
+    node.outputs[0].shape, node.outputs[0].is_stack = known.shape, known.is_stack
+  elif node.type == "Identity" and None in node.outputs[0].shape:
+    node.outputs[0].shape = node.inputs[0].shape  # TensorFlow did not know that of a concat.
   elif node.type in LOOPS and _has_lists(node):
     loop = loop_of(node)
     for i, out in enumerate(node.outputs):
       if out.dtype == tf.variant:
-        out.shape = loop.body.outputs[i].shape if i in loop.varying else node.inputs[i].shape
+        last = loop.body.outputs[i] if i in loop.varying else node.inputs[i]
+        out.shape, out.is_stack = last.shape, last.is_stack
   elif node.type in CONDITIONS and _has_lists(node):
     for out, inner in zip(node.outputs, branches_of(node)[0].outputs):
       if out.dtype == tf.variant:
-        out.shape = inner.shape
+        out.shape, out.is_stack = inner.shape, inner.is_stack
+
+
+def _note_reading(node: Node) -> None:
+  """Enters the shape of what is read from a list of a known shape."""
+  shape, out = node.inputs[0].shape, node.outputs[0]
+  if node.type == "TensorListStack":
+    out.shape = shape
+  elif node.type == "TensorListGetItem":
+    out.shape = shape[1:]
+  elif node.type == "TensorListGather":
+    out.shape = (node.inputs[1].shape[0], *shape[1:])
+  elif node.type == "TensorListScatterIntoExistingList":
+    out.shape = shape
+  elif len(shape) > 1:  # TensorListConcatV2
+    out.shape = (shape[0] * shape[1], *shape[2:])
+    node.outputs[1].static = np.full(shape[:1], shape[1], np.int64)
+    node.outputs[1].shape = shape[:1]
+
+
+def _note_stacks(node: Node) -> None:
+  """Enters that a list is a stack, and the shape of its elements.
+
+  Raises:
+    UnsupportedError: it is read from another place than its end.
+  """
+  if node.type == "EmptyTensorList":
+    element = node.static(0)
+    node.outputs[0].is_stack = True
+    is_known = element is not None and element.ndim and (element >= 0).all()
+    node.outputs[0].shape = tuple(map(int, element)) if is_known else (None,)  # type: ignore[assignment, arg-type]
+  elif node.type == "TensorListPushBack":
+    stack, item = node.inputs
+    if not _is_known(stack):
+      stack.shape = item.shape
+    node.outputs[0].shape, node.outputs[0].is_stack = item.shape, True
+  elif node.type == "TensorListPopBack":
+    stack = node.inputs[0]
+    node.outputs[0].shape, node.outputs[0].is_stack = stack.shape, True
+    if _is_known(stack):
+      node.outputs[1].shape = stack.shape
+  elif node.type.startswith("TensorList") and node.type != "TensorListElementShape":
+    raise UnsupportedError(
+      f"from_tensorflow: {node} reads a list that grows, whose length is known only when it runs; "
+      "use a tf.TensorArray of a fixed size, or a tensor"
+    )
+
+
+def fold_list_shape(node: Node) -> bool:
+  """Computes what an operation says of the shape of a list, if that is known; else False.
+
+  Args:
+    node: its outputs are changed.
+  """
+  (of,) = node.inputs[:1]
+  if not _is_known(of) or (of.is_stack and node.type == "TensorListLength"):
+    return False
+  element = of.shape if of.is_stack else of.shape[1:]
+  (out,) = node.outputs
+  dtype = out.dtype.as_numpy_dtype
+  out.static = np.array(of.shape[0] if node.type == "TensorListLength" else element, dtype)
+  out.shape = out.static.shape
+  return True
 
 
 def _has_lists(node: Node) -> bool:
@@ -176,10 +253,10 @@ def set_element_shape(op: tf.Operation, known: Any) -> None:
     op: an operation of the function.
     known: name of a tensor -> wire, of the arguments.
   """
-  if op.type == "TensorListGetItem" and op.inputs[0].name in known:
+  if op.type in ("TensorListGetItem", "TensorListPopBack") and op.inputs[0].name in known:
     wire = known[op.inputs[0].name]
     if _is_known(wire):
-      op.outputs[0].set_shape(wire.shape[1:])
+      op.outputs[-1].set_shape(wire.shape if wire.is_stack else wire.shape[1:])
 
 
 def all_programs(node: Node) -> Sequence[Program]:

@@ -22,6 +22,8 @@ class Wire:
     name: for messages, unique within a program: that of the tf.Tensor.
     shape: static sizes; of a variable those of its value.
     dtype: of its values; of a variable that of its value. tf.variant for a TensorList.
+    is_stack: whether it is a TensorList that only grows and shrinks at its end, as the gradient of
+      a tf.while_loop has them: its length is not known, and `shape` is that of an element.
     static: the values, where they are known without running; None elsewhere.
     variable: the variable, if this is the handle of one.
   """
@@ -31,6 +33,7 @@ class Wire:
   dtype: tf.DType
   static: np.ndarray | None = None
   variable: VariableRecord | None = None
+  is_stack: bool = False
 
   @property
   def rank(self) -> int:

@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow.errors import ShapeError, VariableError
-from mesh_tensorflow.importing.functions import FunctionLibrary, is_call
-from mesh_tensorflow.importing.nested import note_lists
+from mesh_tensorflow.errors import VariableError
+from mesh_tensorflow.importing.dynamic_shapes import dynamic_shape
+from mesh_tensorflow.importing.functions import FunctionLibrary, in_order, is_call
+from mesh_tensorflow.importing.nested import LIST_SHAPES, LOOPS, fold_list_shape, note_lists
 from mesh_tensorflow.importing.nodes import (
   Body,
   CustomGradient,
@@ -168,7 +169,7 @@ class _Tracer:
       self._captured(t, value) for t, value in zip(concrete.inputs[n:], concrete.captured_inputs)
     ]
     wires = dict(zip((t.name for t in concrete.inputs), [*arguments, *captured]))
-    nodes = self._nodes(concrete.graph.get_operations(), wires)
+    nodes = self._nodes(in_order(concrete.graph.get_operations()), wires)
     outputs = [wires[t.name] for t in concrete.outputs]
     program = Program(tuple(arguments), tuple(outputs), tuple(_needed(nodes, outputs)))
     _check_shapes(program)
@@ -203,6 +204,8 @@ class _Tracer:
         continue
       outputs = [wire_of(t) for t in op.outputs]
       wires.update(zip((t.name for t in op.outputs), outputs))
+      if op.type in LOOPS:  # What comes out is the variable that went in.
+        wires.update((t.name, w) for t, w in zip(op.outputs, inputs) if w.variable)
       node = self._node(op, inputs, outputs)
       is_custom = op.type == "IdentityN" and "_gradient_op_type" in op.node_def.attr
       # A gradient may have one of its own, without end: that of a sum over replicas is one.
@@ -319,6 +322,8 @@ def _fold(node: Node) -> bool:
     return True
   if node.type in _SHAPES:
     return _fold_shape(node)
+  if node.type in LIST_SHAPES:
+    return fold_list_shape(node)
   if node.type in ("Placeholder", "NoOp") or not node.outputs or node.functions:
     return False
   if any(w.static is None for w in node.inputs) or any(t in node.type for t in _NOT_FOLDED):
@@ -372,12 +377,8 @@ def _check_shapes(program: Program) -> None:
   used = {*program.outputs, *(w for node in program.nodes for w in node.inputs)}
   for node in program.nodes:
     for w in node.outputs:
-      if None in w.shape and w not in used:
-        w.shape = ()  # As FusedBatchNorm's last output: nobody asks what it is.
+      is_idle = w not in used or node.type == "FusedBatchNormV3"
+      if None in w.shape and is_idle and not node.fallback:
+        w.shape = ()  # As FusedBatchNorm's last output: nobody but GPUs asks what it is.
       if None in w.shape:
-        shape = ", ".join("?" if n is None else str(n) for n in w.shape)
-        raise ShapeError(
-          f"from_tensorflow: the shape [{shape}] of {w.name}, made by {node}, is known only when "
-          "the function runs; on a mesh all shapes are static: give an input_signature without "
-          "None, and a fixed size (padding, a mask) in place of what depends on values"
-        )
+        raise dynamic_shape(w, node)

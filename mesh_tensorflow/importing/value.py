@@ -31,7 +31,7 @@ class Value:
 
   Attributes:
     tensor: an `mtf.Tensor` of exactly the dimensions of `axes`.
-    axes: for each TensorFlow axis its dimensions.
+    axes: for each TensorFlow axis its dimensions. Of a stack those of its elements, which stay.
   """
 
   tensor: Tensor
@@ -45,7 +45,8 @@ class Value:
   def ordered(self) -> Tensor:
     """The tensor with its dimensions in the order of the axes."""
     shape = Shape(flat(self.axes))
-    return self.tensor if self.tensor.shape == shape else transpose(self.tensor, shape)
+    is_ordered = self.tensor.shape == shape or self.tensor.dtype == tf.variant
+    return self.tensor if is_ordered else transpose(self.tensor, shape)
 
   def with_axes(self, axes: Sequence[Sequence[Dimension]]) -> Value:
     """The same values with other dimensions: renamed, joined or split as they are row-major.
@@ -55,7 +56,7 @@ class Value:
         axes, of the same elements: a reshape.
     """
     new = tuple(tuple(dims) for dims in axes)
-    if new == self.axes:
+    if new == self.axes or self.tensor.dtype == tf.variant:
       return self
     old, wanted = flat(self.axes), flat(new)
     if old == wanted:

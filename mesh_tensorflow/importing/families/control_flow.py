@@ -173,7 +173,12 @@ class Case(_Branches):
     return from_number(0)()
 
 
-def _list_labels(wire: Wire) -> list[Label]:
+def list_labels(wire: Wire) -> list[Label]:
+  """The labels of a list: "list" for its first axis, numbers for those of the elements.
+
+  Raises:
+    ShapeError: the shape of the elements is not known.
+  """
   if not wire.shape or None in wire.shape:
     raise ShapeError(
       f"from_tensorflow: the shape of the elements of the list {wire.name} is not known; give the "
@@ -182,7 +187,7 @@ def _list_labels(wire: Wire) -> list[Label]:
   return ["list", *range(wire.rank - 1)]
 
 
-def _list_dim(dims: Mapping[Label, Dims], node: Node) -> Dimension | None:
+def list_dim(dims: Mapping[Label, Dims], node: Node) -> Dimension | None:
   """The dimension that elements lie along; None for a list of one."""
   if len(dims["list"]) > 1:
     raise UnsupportedError(
@@ -197,12 +202,12 @@ class Reserve(Labelled):
   """Zeros: what is read from a place of a list that was not written."""
 
   def labels(self, node: Node) -> Labels:
-    return Labels([None, None], [_list_labels(node.outputs[0])])
+    return Labels([None, None], [list_labels(node.outputs[0])])
 
   def compute(
     self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
-    labels = _list_labels(node.outputs[0])
+    labels = list_labels(node.outputs[0])
     dtype = tf.as_dtype(node.attributes["element_dtype"])
     shape = Shape(flat(dims[label] for label in labels))
     return [zeros(make.mesh, shape, dtype if dtype != tf.bool else tf.bool)]
@@ -214,7 +219,7 @@ class Stack(Labelled):
 
   def labels(self, node: Node) -> Labels:
     stacked = node.inputs[0] if node.type == "TensorListStack" else node.outputs[0]
-    labels = _list_labels(stacked)
+    labels = list_labels(stacked)
     return Labels([labels, *[None] * (len(node.inputs) - 1)], [labels])
 
   def compute(
@@ -228,13 +233,13 @@ class GetItem(Labelled):
   """The element at a place."""
 
   def labels(self, node: Node) -> Labels:
-    labels = _list_labels(node.inputs[0])
+    labels = list_labels(node.inputs[0])
     return Labels([labels, None, None], [labels[1:]])
 
   def compute(
     self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
-    dim = _list_dim(dims, node)
+    dim = list_dim(dims, node)
     if dim is None:
       return [xs[0]]
     index = make.value(node.inputs[1]).tensor
@@ -246,13 +251,13 @@ class SetItem(Labelled):
   """The list with another element at a place."""
 
   def labels(self, node: Node) -> Labels:
-    labels = _list_labels(node.outputs[0])
+    labels = list_labels(node.outputs[0])
     return Labels([labels, None, labels[1:]], [labels])
 
   def compute(
     self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
-    dim = _list_dim(dims, node)
+    dim = list_dim(dims, node)
     before, _, item = xs
     if dim is None:
       return [item]
@@ -265,6 +270,6 @@ class Length(Rule):
   """The number of elements, which is static."""
 
   def build(self, node: Node, make: Construction) -> Sequence[Value | None]:
-    _list_labels(node.inputs[0])
+    list_labels(node.inputs[0])
     count = node.inputs[0].shape[0]
     return [Value(constant(make.mesh, count, Shape([]), tf.int32), ())]

@@ -20,6 +20,7 @@ from mesh_tensorflow.importing.rules import (
   Label,
   Labelled,
   Labels,
+  Replicated,
   label_dims,
   rule,
 )
@@ -80,12 +81,12 @@ class Forward(_Convolution):
     layout = layout_of(node)
     given, made, whole = self._space(node)
     window = _window_labels(layout.rank)
-    groups = _groups(node)
+    groups = _groups(node, node.inputs[0])
     in_label, kernel_in, out = "in", "in", "out"
     if groups > 1:
       kernel_in = "group_in"
       whole = [*whole, kernel_in]
-      if _is_channelwise(node):
+      if _is_channelwise(node, node.inputs[0]):
         out = in_label
       else:
         whole += [in_label, out]
@@ -115,7 +116,7 @@ def _convolved(
   rule_of: _Convolution,
 ) -> Tensor:
   """The operation, between the forms that it takes and those of the node."""
-  groups, rank = _groups(node), layout.rank
+  groups, rank = _groups(node, node.inputs[0]), layout.rank
   batch = dims["batch"]
   given, made, _ = rule_of._space(node)
   out_wire = node.outputs[0]
@@ -127,7 +128,7 @@ def _convolved(
   if groups == 1:
     out = _one("out", dims, c_out)
     inner, kernel_axes, made_axes = [part_in], [*window, part_in, out], [out]
-  elif _is_channelwise(node):
+  elif _is_channelwise(node, node.inputs[0]):
     # Each channel by itself: the dimension of the channels is that of the groups.
     group, one = _one("in", dims, groups), Dimension("_conv_out", 1)
     inner, kernel_axes, made_axes = [group, part_in], [*window, part_in, group, one], [group, one]
@@ -150,15 +151,14 @@ def _convolved(
   return layout.as_node_has(y).with_axes(_axes(out_wire, labels.outputs[0], dims)).tensor
 
 
-def _groups(node: Node) -> int:
-  layout, (x, kernel) = layout_of(node), node.inputs
-  return int(layout.channels(x) // kernel.shape[-2])
+def _groups(node: Node, image: Wire) -> int:
+  return int(layout_of(node).channels(image) // node.inputs[1].shape[-2])
 
 
-def _is_channelwise(node: Node) -> bool:
+def _is_channelwise(node: Node, image: Wire) -> bool:
   """Whether each channel of the features is made of one channel of the image, and all of one."""
   kernel = node.inputs[1]
-  return kernel.shape[-2] == 1 and kernel.shape[-1] == layout_of(node).channels(node.inputs[0])
+  return kernel.shape[-2] == 1 and kernel.shape[-1] == layout_of(node).channels(image)
 
 
 @rule("DepthwiseConv2dNative")
@@ -220,16 +220,20 @@ class Transposed(_Convolution):
   _given = 2
 
   def labels(self, node: Node) -> Labels:
-    layout, kernel = layout_of(node), node.inputs[1]
-    if layout.channels(node.outputs[0]) != kernel.shape[-2]:
-      raise UnsupportedError(
-        f"from_tensorflow: {node} has groups, which a transposed convolution may not have here"
-      )
+    layout = layout_of(node)
     given, made, whole = self._space(node)
     window = _window_labels(layout.rank)
+    out, kernel_out = "out", "out"
+    if _groups(node, node.outputs[0]) > 1:
+      kernel_out = "group_out"
+      whole = [*whole, kernel_out]
+      if _is_channelwise(node, node.outputs[0]):
+        out = "in"
+      else:
+        whole += ["in", out]
     return Labels(
-      [None, (*window, "out", "in"), layout.ordered("batch", given, "in")],
-      [layout.ordered("batch", made, "out")],
+      [None, (*window, kernel_out, "in"), layout.ordered("batch", given, "in")],
+      [layout.ordered("batch", made, out)],
       [*window, *whole],
     )
 
@@ -244,21 +248,84 @@ class Transposed(_Convolution):
     window = [_one(w, dims, n) for w, n in zip(_window_labels(layout.rank), kernel_wire.shape)]
     before = [_one(g, dims, n) for g, n in zip(given, layout.sizes(y_wire))]
     after = [_one(m, dims, n) for m, n in zip(made, layout.sizes(out_wire))]
-    out, taken = (
-      _one(label, dims, n) for label, n in zip(("out", "in"), kernel_wire.shape[layout.rank :])
-    )
+    group, out, taken = self._channels(node, dims)
     y = layout.channels_last(Value(xs[2], _axes(y_wire, labels.inputs[2] or (), dims)))
     kernel = Value(xs[1], _axes(kernel_wire, labels.inputs[1] or (), dims))
+    taps = kernel.with_axes([*([d] for d in window), [out], [*group, taken]])
     operation = ConvolutionOperation(
       (FEATURES, FILTER, IMAGE),
       [
-        y.with_axes([batch, *([d] for d in before), [taken]]).ordered(),
-        kernel.with_axes([[d] for d in (*window, out, taken)]).ordered(),
+        y.with_axes([batch, *([d] for d in before), [*group, taken]]).ordered(),
+        Value(taps.tensor, tuple((d,) for d in (*window, *group, out, taken))).ordered(),
       ],
-      Shape([*batch, *after, out]),
-      self._window(node, grouped=False),
+      Shape([*batch, *after, *group, out]),
+      self._window(node, grouped=bool(group)),
       name=node.type,
     )
-    made_value = Value(operation.outputs[0], (batch, *((d,) for d in (*after, out))))
+    made_value = Value(operation.outputs[0], (batch, *((d,) for d in after), (*group, out)))
     named = layout.as_node_has(made_value).with_axes(_axes(out_wire, labels.outputs[0], dims))
     return [named.tensor]
+
+  def _channels(
+    self, node: Node, dims: Mapping[Label, Dims]
+  ) -> tuple[list[Dimension], Dimension, Dimension]:
+    """The groups, none or one; the channels of the image and of the features, of each group."""
+    groups = _groups(node, node.outputs[0])
+    c_out, c_in = node.inputs[1].shape[-2:]
+    if groups == 1:
+      return [], _one("out", dims, c_out), _one("in", dims, c_in)
+    out, taken = Dimension("_conv_out", c_out), Dimension("_conv_in", c_in // groups)
+    if _is_channelwise(node, node.outputs[0]):
+      return [_one("in", dims, groups)], out, taken
+    return [Dimension("_conv_groups", groups)], out, taken
+
+
+@rule("Conv2DBackpropFilter", "Conv3DBackpropFilterV2")
+class FilterGradient(_Convolution):
+  """The filter's gradient of image and features; with groups each device computes it whole."""
+
+  def labels(self, node: Node) -> Labels:
+    if _is_grouped(node):
+      return _REPLICATED.labels(node)
+    layout = layout_of(node)
+    image, _, features = node.inputs
+    before, after = layout.sizes(image), layout.sizes(features)
+    given: list[Label] = [f"space{i}" for i in range(layout.rank)]
+    made: list[Label] = [g if n == m else f"new_{g}" for g, n, m in zip(given, before, after)]
+    whole = [label for pair in zip(given, made) if pair[0] != pair[1] for label in pair]
+    window = _window_labels(layout.rank)
+    return Labels(
+      [layout.ordered("batch", given, "in"), None, layout.ordered("batch", made, "out")],
+      [(*window, "in", "out")],
+      [*window, *whole],
+    )
+
+  def compute(
+    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+  ) -> Sequence[Tensor]:
+    if _is_grouped(node):
+      return _REPLICATED.compute(node, xs, dims, make)
+    layout, labels = layout_of(node), self.labels(node)
+    operands = []
+    for i in (0, 2):
+      wire, names = node.inputs[i], labels.inputs[i] or ()
+      axes = tuple(dims[n] if size != 1 else () for n, size in zip(names, wire.shape))
+      image = layout.channels_last(Value(xs[i], axes))
+      space = [(_one(n, dims, m),) for n, m in zip(layout.spatial(names), layout.sizes(wire))]
+      channels = _one(names[layout.channel_axis], dims, layout.channels(wire))
+      operands.append(image.with_axes([dims["batch"], *space, (channels,)]).ordered())
+    out = node.outputs[0]
+    made = [_one(n, dims, size) for n, size in zip(labels.outputs[0], out.shape)]
+    window = self._window(node, grouped=False)
+    operation = ConvolutionOperation(
+      (IMAGE, FEATURES, FILTER), operands, Shape(made), window, name=node.type
+    )
+    wanted = [dims[n] if size != 1 else () for n, size in zip(labels.outputs[0], out.shape)]
+    return [Value(operation.outputs[0], tuple((d,) for d in made)).with_axes(wanted).tensor]
+
+
+_REPLICATED = Replicated()
+
+
+def _is_grouped(node: Node) -> bool:
+  return layout_of(node).channels(node.inputs[0]) != node.outputs[0].shape[-2]

@@ -1,0 +1,99 @@
+"""Several elements of a list at once: `gather`, `scatter` and `concat` of a tf.TensorArray."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from mesh_tensorflow.importing.axes import Axes
+from mesh_tensorflow.importing.families.control_flow import list_dim, list_labels
+from mesh_tensorflow.importing.nodes import Node
+from mesh_tensorflow.importing.rules import (
+  Construction,
+  Dims,
+  Label,
+  Labelled,
+  Labels,
+  Rule,
+  rule,
+)
+from mesh_tensorflow.importing.value import Value
+from mesh_tensorflow.operations.binary import sub
+from mesh_tensorflow.operations.comparison import equal, greater
+from mesh_tensorflow.operations.elementwise import cast
+from mesh_tensorflow.operations.ranges import mtf_range
+from mesh_tensorflow.operations.reduction import broadcast, reduce_max
+from mesh_tensorflow.operations.scatter import SplitGatherOperation
+from mesh_tensorflow.operations.where import where
+from mesh_tensorflow.program.dimensions import Shape
+from mesh_tensorflow.program.graph import Tensor
+
+
+@rule("TensorListGather")
+class Gather(Labelled):
+  """The elements at some places, stacked."""
+
+  def labels(self, node: Node) -> Labels:
+    labels = list_labels(node.inputs[0])
+    return Labels([labels, ("picked",), None], [("picked", *labels[1:])])
+
+  def compute(
+    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+  ) -> Sequence[Tensor]:
+    dim = list_dim(dims, node)
+    if dim is None:  # All places are the one that there is.
+      return [broadcast(xs[0], Shape([*xs[0].shape, *xs[1].shape]))]
+    return [SplitGatherOperation(xs[0], xs[1], dim).outputs[0]]
+
+
+@rule("TensorListScatterIntoExistingList")
+class Scatter(Labelled):
+  """The list with other elements at some places; of two for one place the last one stays."""
+
+  def labels(self, node: Node) -> Labels:
+    labels = list_labels(node.outputs[0])
+    return Labels([labels, ("given", *labels[1:]), ("given",)], [labels])
+
+  def compute(
+    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+  ) -> Sequence[Tensor]:
+    before, items, places = xs
+    if not dims["given"]:  # One element, for one place.
+      dim = list_dim(dims, node)
+      if dim is None:
+        return [items]
+      here = equal(mtf_range(make.mesh, dim, tf.int32), cast(places, tf.int32))
+      return [where(here, items, before, output_shape=before.shape)]
+    (given,) = dims["given"]
+    here = Shape(dims["list"])
+    pairs = Shape([*here, given])
+    # For each place 1 + the number of the last element for it; 0 if there is none.
+    numbers = mtf_range(make.mesh, given, tf.int32) + 1
+    is_meant = equal(cast(places, tf.int32), _places(make, here), output_shape=pairs)
+    last = reduce_max(
+      where(is_meant, broadcast(numbers, pairs), 0, output_shape=pairs), output_shape=here
+    )
+    picked = where(greater(last, 0), sub(last, 1), 0, output_shape=here)
+    found = SplitGatherOperation(items, picked, given).outputs[0]
+    return [where(greater(last, 0), found, before, output_shape=before.shape)]
+
+
+def _places(make: Construction, here: Shape) -> Tensor | int:
+  return mtf_range(make.mesh, here.dims[0], tf.int32) if here.ndims else 0
+
+
+@rule("TensorListConcatV2")
+class Concat(Rule):
+  """The elements, one behind the other along their first axis."""
+
+  def relate(self, node: Node, axes: Axes) -> None:
+    of, out = node.inputs[0], node.outputs[0]
+    list_labels(of)
+    axes.relate([(of, 0), (of, 1)], [(out, 0)])
+    for i in range(1, out.rank):
+      axes.join((of, i + 1), (out, i))
+
+  def build(self, node: Node, make: Construction) -> Sequence[Value | None]:
+    return [make.value(node.inputs[0]), None]  # The caller reshapes; the lengths are static.
