@@ -98,13 +98,18 @@ class BlockOperation(Operation):
     """Tensors from outside that the blocks use."""
     return self._inputs[len(self._inputs) - len(self._keys) :]
 
+  @property
+  def known_by(self) -> dict[Tensor, Tensor]:
+    """These, by the tensors by which the blocks know them."""
+    return dict(zip(self._keys, self.captured))
+
   def use_captured_of(self, other: BlockOperation) -> None:
     """Takes from outside what `other` takes: for blocks that were derived from its own.
 
     Inside, both know a tensor by the name that it had when the block was made; in a copy of the
     operation another one stands for it.
     """
-    actual = dict(zip(other._keys, other.captured))
+    actual = other.known_by
     first = len(self._inputs) - len(self._keys)
     self._inputs = self._inputs[:first] + [actual.get(x, x) for x in self._inputs[first:]]
 
@@ -137,7 +142,7 @@ class BlockOperation(Operation):
         result.tensors[x] = LazyAllreduceSum(
           value.mesh_impl, value.laid_out_input, value.mesh_axes, value.add_counter_fn
         )
-    result.tensors.update({key: lowering.tensors[x] for key, x in zip(self._keys, self.captured)})
+    result.tensors.update({key: lowering.tensors[x] for key, x in self.known_by.items()})
     return result
 
 

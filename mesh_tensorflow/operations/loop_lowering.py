@@ -43,7 +43,7 @@ class LoweredLoop:
     body = loop.body
     self.n, self.regular = loop.num_variables, len(body.outputs)
     # By accumulator: the scatter that only adds to it, done in place on a list.
-    self.scatters = _scatters(body.operations, body.outputs, self.n)
+    self.scatters = scatters_of(body.operations, body.outputs, self.n)
     skipped = set(self.scatters.values())
     self.body_operations = [op for op in body.operations if op not in skipped]
     # By accumulator: the sum that was pending in the body. Operations that were run in it.
@@ -147,10 +147,19 @@ class LoweredLoop:
     return inner
 
 
-def _scatters(
+def scatters_of(
   operations: list[Operation], outputs: list[Tensor], n: int
 ) -> dict[int, ScatterAddOperation]:
-  """Accumulators to which each iteration adds one position: the gradient of a gather, say."""
+  """Accumulators to which each iteration adds one position: the gradient of a gather, say.
+
+  Args:
+    operations: of the body.
+    outputs: of the body.
+    n: how many of these are loop variables.
+
+  Returns:
+    By number of the output, the scatter.
+  """
   uses: dict[Tensor, int] = {}
   for x in [x for op in operations for x in reads(op)] + outputs:
     uses[x] = uses.get(x, 0) + 1

@@ -8,8 +8,8 @@ counts; `auto_layout` searches. From below:
     machine, seconds    machines, and the time that a cost takes on one
     text, picture, time_picture, describe   the report
     alike, probing, pieces   one operation lowered alone, for all that are like it
-    chains, held        a program as a sum of such pieces: its time, and its memory
-    search, auto_layout the best layouts, by branch and bound
+    loops, chains, held  a program as a sum of such pieces, loops opened: its time, and its memory
+    search, task, auto_layout  the best layouts, by branch and bound
     measure             `python -m mesh_tensorflow.planning.measure`: this machine, as a file
 """
 

@@ -2,7 +2,7 @@
 
 A sum that is pending passes from the operation that made it through others, up to the one that
 executes it. These are a chain: what it costs follows from the assignment of its dimensions alone.
-All other operations are chains of one.
+All other operations are chains of one. Operations inside of loops are among them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from collections.abc import Hashable, Iterator, Sequence
 
 from mesh_tensorflow.planning.liveness import probable_results
+from mesh_tensorflow.planning.loops import Opened, inner_operations
 from mesh_tensorflow.planning.mesh_impl import allreduce_bytes
 from mesh_tensorflow.planning.pieces import Assignment, Kind, Pieces
 from mesh_tensorflow.planning.probing import Piece, State
@@ -70,9 +71,13 @@ class Chains:
   Args:
     graph: the graph.
     results: tensors that are exported, or None for those that no operation reads.
+    pieces: of other programs that are alike, which must be kept meanwhile; None: new ones.
 
   Attributes:
-    operations: the operations.
+    needed: the operations of the graph.
+    operations: these, with those of loops in place of the loops.
+    times: how often each of these runs.
+    opened: where each of these stands.
     results: the tensors that are exported.
     chains: of those that are alike, one, with its `count`.
     dims: sizes of all dimensions, by name.
@@ -81,26 +86,29 @@ class Chains:
     others: operations that are not needed.
   """
 
-  def __init__(self, graph: Graph, results: Sequence[Tensor] | None):
+  def __init__(self, graph: Graph, results: Sequence[Tensor] | None, pieces: Pieces | None = None):
     self.graph = graph
     self.results = (
       probable_results(graph.operations) if results is None else list(dict.fromkeys(results))
     )
     self._results = set(self.results)
     needed = needed_operations(graph.operations, self.results)
-    self.operations: list[Operation] = [op for op in graph.operations if op in needed]
-    self.pieces = Pieces()
+    self.needed: list[Operation] = [op for op in graph.operations if op in needed]
+    self.opened = Opened(self.needed)
+    self.operations: list[Operation] = [u.operation for u in self.opened.units]
+    self.times: list[int] = [u.times for u in self.opened.units]
+    self.pieces = Pieces() if pieces is None else pieces
     self.kinds: list[Kind] = [self.pieces.kind(op) for op in self.operations]
-    self.reads: list[list[Tensor]] = [reads(op) for op in self.operations]
+    self.reads: list[list[Tensor]] = [u.reads for u in self.opened.units]
     self.dims: dict[str, set[int]] = {}
     self.conflicts: set[frozenset[str]] = set()
-    for op in graph.operations:
-      for one in [op, *getattr(op, "inner_operations", ())]:
-        for x in reads(one) + one.outputs:
-          names = [d.name for d in x.shape]
-          for d in x.shape:
-            self.dims.setdefault(d.name, set()).add(int(d.size))
-          self.conflicts.update(frozenset((a, b)) for a in names for b in names if a != b)
+    every = [one for op in graph.operations for one in [op, *inner_operations(op)]]
+    for op in every:
+      for x in reads(op) + op.outputs:
+        names = [d.name for d in x.shape]
+        for d in x.shape:
+          self.dims.setdefault(d.name, set()).add(int(d.size))
+        self.conflicts.update(frozenset((a, b)) for a in names for b in names if a != b)
     self._consumers: dict[Tensor, list[int]] = {}
     for i, read in enumerate(self.reads):
       for x in read:
@@ -164,7 +172,8 @@ class Chains:
         return
 
   def _find_forbidden(self) -> None:
-    for kind in self.pieces.kinds.values():
+    own = dict.fromkeys([*self.kinds, *map(self.pieces.kind, self.others)])
+    for kind in own:
       read = reads(kind.operation)
       origin = [False] * len(kind.operation.outputs)
       for name in sorted(kind.dims):
@@ -233,7 +242,7 @@ class Chains:
         places[x] = (n, j)
         outside = any(c not in chosen for c in self._consumers.get(x, ()))
         left.append(x in self._pending and (outside or x in self._results))
-      key.append((self.kinds[i].number, inside, tuple(left)))
+      key.append((self.kinds[i].number, self.times[i], inside, tuple(left)))
     return tuple(key)
 
 

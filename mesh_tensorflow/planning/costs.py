@@ -21,6 +21,7 @@ from mesh_tensorflow.planning.liveness import (
   planned_slice,
   probable_results,
 )
+from mesh_tensorflow.planning.loops import added_bytes, trips
 from mesh_tensorflow.planning.mesh_impl import Collective, PlanMeshImpl
 from mesh_tensorflow.planning.work import Product, Work
 from mesh_tensorflow.program.graph import Graph, Operation, Tensor
@@ -172,11 +173,11 @@ class Recorder:
     self.inside: dict[Operation, int] = {}
 
   def begin(self, op: Operation) -> None:
-    bounds = [getattr(outer, "maximum_iterations", None) for outer in self._stack]
+    bounds = [trips(outer) for outer in self._stack]
     cost = OperationCost(op.name, type(op).__name__, repeated=self._repeated(op))
     for bound in bounds:
-      cost.times *= bound if isinstance(bound, int) else 1
-    cost.in_unbounded_loop = any(not isinstance(b, int) for b in bounds)
+      cost.times *= 1 if bound is None else bound
+    cost.in_unbounded_loop = None in bounds
     self.costs.setdefault(op, cost)
     self._stack.append(op)
 
@@ -187,6 +188,10 @@ class Recorder:
     self._add_new_nodes(self.costs[op], roots)
     self._flops_of_vector_product(op)
     self._add_told_products(op)
+    # Of the additions in a loop nothing leads to a node outside of it.
+    for n in added_bytes(op, self.impl):
+      self.costs[op].work.traffic += 3 * n
+      self.costs[op].work.launches += 1
     if not op.outputs:
       self._count_assignment(op, lowering)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from mesh_tensorflow.operations.variables import Variable
-from mesh_tensorflow.planning.chains import Chains, own_part
+from mesh_tensorflow.planning.chains import Chains, Step, own_part
 from mesh_tensorflow.planning.liveness import Held, Memory
+from mesh_tensorflow.planning.loops import Unit
 from mesh_tensorflow.program.graph import Tensor
 
 # At so many moments of the program its memory is bounded.
@@ -42,19 +44,14 @@ class Holdings:
       layout: mesh axis by dimension name.
       sizes: of the mesh axes.
     """
-    buffers, inside, inputs = self._buffers(layout, sizes)
-    operations = self.chains.operations
-    change = [0] * (len(operations) + 1)
-    for first, last, size, _ in buffers:
-      change[first] += size
-      change[last + 1] -= size
-    memory, now, peak = Memory(inputs=inputs), 0, 0
-    for i, op in enumerate(operations):
-      now += change[i]
-      memory.timeline.append(Held(op.name, now + inside.get(i, 0)))
-      if memory.timeline[-1].bytes > memory.activations:
-        memory.activations, memory.peak_operation, peak = now + inside.get(i, 0), op.name, i
-    live = [Held(x.name, n) for first, last, n, x in buffers if first <= peak <= last]
+    blocks, inputs = self._blocks(layout, sizes)
+    memory, peak = Memory(inputs=inputs), 0
+    operations = self.chains.needed
+    for i, (op, now) in enumerate(zip(operations, blocks[0].amounts(len(operations)))):
+      memory.timeline.append(Held(op.name, now))
+      if now > memory.activations:
+        memory.activations, memory.peak_operation, peak = now, op.name, i
+    live = [Held(x.name, n) for x, n in self._held_at(0, peak, blocks)]
     memory.largest = sorted(live, key=lambda held: -held.bytes)
     memory.variables = sum(
       size // math.prod(sizes[layout[d]] for d in dims if d in layout)
@@ -79,49 +76,28 @@ class Holdings:
     parts = np.array([most_parts(s, layout, domains, sizes) for s in self._sets], float)
     return float((self._amounts / parts).sum(axis=1).max()) if len(parts) else 0.0
 
-  def _buffers(
-    self, layout: dict[str, int], sizes: Sequence[int]
-  ) -> tuple[list[tuple[int, int, int, Tensor]], dict[int, int], int]:
-    """Buffers as (first use, last use, bytes, tensor); bytes of bodies; bytes of inputs."""
-    chains = self.chains
-    buffers: dict[object, list[int]] = {}
-    tensors: dict[object, Tensor] = {}
-    place: dict[Tensor, object] = {}
-    inside: dict[int, int] = {}
+  def _blocks(self, layout: dict[str, int], sizes: Sequence[int]) -> tuple[list[_Block], int]:
+    """What each block holds, that of the program first; and bytes of inputs."""
+    chains, opened = self.chains, self.chains.opened
+    blocks = [_Block() for _ in opened.blocks]
     inputs = sum(
       chains.pieces.piece(kind, own_part(kind, layout), sizes, ()).inputs for kind in self._unused
     )
+    # By tensor: its block, and the key of its buffer there.
+    place: dict[Tensor, tuple[int, object]] = {}
     for step in chains.walk(range(len(chains.operations)), layout, sizes):
-      i, piece = step.index, step.piece
-      inputs += piece.inputs
-      if piece.inside:
-        inside[i] = piece.inside
-      for x in chains.reads[i]:
-        if place.get(x) in buffers:
-          buffers[place[x]][1] = i
-      for j, out in enumerate(chains.operations[i].outputs):
-        kind, n = piece.buffers[j]
-        if kind == "new":
-          place[out] = (i, j)
-          buffers[place[out]], tensors[place[out]] = [i, i, n], out
-        elif kind == "input":
-          place[out] = place.get(chains.reads[i][n])
-        elif kind == "output":
-          place[out] = place.get(chains.operations[i].outputs[n])
-        elif kind == "reduced":
-          key = ("reduced", chains.reads[i][n])
-          size = piece.executed.get(n, 0)
-          place[out] = key
-          if key not in buffers:
-            buffers[key], tensors[key] = [i, i, size], out
-        else:
-          place[out] = None
-    end = len(chains.operations) - 1
+      unit = opened.units[step.index]
+      inputs += step.piece.inputs
+      _add_unit(unit, step, blocks[unit.block], place)
     for x in chains.results:
-      if place.get(x) in buffers:
-        buffers[place[x]][1] = end
-    held = [(first, last, n, tensors[key]) for key, (first, last, n) in buffers.items()]
-    return held, inside, inputs
+      if x in place:
+        blocks[0].use(place[x][1], len(chains.needed) - 1)
+    # From the inside outwards: a body takes its room while its loop runs.
+    for number in range(len(blocks) - 1, 0, -1):
+      outer, at = opened.blocks[number]
+      inside = blocks[outer].inside
+      inside[at] = max(inside.get(at, 0), max(blocks[number].amounts(), default=0))
+    return blocks, inputs
 
   def _bound_amounts(self) -> np.ndarray:
     """Bytes of the whole program by moment and by set of dimensions.
@@ -129,13 +105,9 @@ class Holdings:
     What splitting makes of a buffer are its parts, and never the memory of another: where a
     layout exchanges, there are more buffers, not fewer.
     """
-    buffers, _, _ = self._buffers({}, [])
-    count = len(self.chains.operations)
-    change = [0] * (count + 1)
-    for first, last, size, _ in buffers:
-      change[first] += size
-      change[last + 1] -= size
-    held = list(np.cumsum(change[:count])) if count else []
+    blocks, _ = self._blocks({}, [])
+    count = len(self.chains.needed)
+    held = blocks[0].amounts(count)
     step = max(1, -(-count // _MOMENTS))
     moments = [
       max(range(b, min(b + step, count)), key=lambda i: held[i]) for b in range(0, count, step)
@@ -151,15 +123,94 @@ class Holdings:
       for dims, size in self._variables.values():
         add(row, frozenset(dims), size)
     for moment, row in zip(moments, rows):
-      for first, last, size, x in buffers:
-        if first <= moment <= last:
-          add(row, frozenset(x.shape.dimension_names), size)
+      for x, size in self._held_at(0, moment, blocks):
+        add(row, frozenset(x.shape.dimension_names), size)
     self._sets = list(places)
     amounts = np.zeros([len(rows), len(places)])
     for r, row in enumerate(rows):
       for column, size in row.items():
         amounts[r, column] = size
     return amounts
+
+  def _held_at(
+    self, number: int, moment: int, blocks: Sequence[_Block]
+  ) -> Iterator[tuple[Tensor, int]]:
+    """What is held at a place of a block; if there is a loop, with its body at its peak."""
+    for first, last, size, x in blocks[number].buffers:
+      if first <= moment <= last:
+        yield x, size
+    bodies = [
+      (max(amounts), i, amounts.index(max(amounts)))
+      for i, around in enumerate(self.chains.opened.blocks)
+      if around == (number, moment) and (amounts := blocks[i].amounts())
+    ]
+    if bodies:
+      _, i, at = max(bodies)
+      yield from self._held_at(i, at, blocks)
+
+
+class _Block:
+  """What the operations of a program, or of the body of a loop, hold.
+
+  Attributes:
+    inside: by place, the bytes that the body of the operation there takes.
+  """
+
+  def __init__(self) -> None:
+    self._buffers: dict[object, tuple[int, int, int, Tensor]] = {}
+    self.inside: dict[int, int] = {}
+
+  @property
+  def buffers(self) -> list[tuple[int, int, int, Tensor]]:
+    """(first use, last use, bytes, tensor) of each buffer."""
+    return list(self._buffers.values())
+
+  def add(self, key: object, place: int, size: int, x: Tensor) -> object:
+    """Adds a buffer, if there is none of this key; returns the key."""
+    self._buffers.setdefault(key, (place, place, size, x))
+    return key
+
+  def use(self, key: object, place: int) -> None:
+    """Notes that a buffer is needed at a place."""
+    first, _, size, x = self._buffers[key]
+    self._buffers[key] = first, place, size, x
+
+  def amounts(self, count: int = 0) -> list[int]:
+    """Bytes held at each place, of which there are at least so many."""
+    last_uses = [last for _, last, _, _ in self._buffers.values()]
+    count = max([count, *(place + 1 for place in [*last_uses, *self.inside])])
+    change = [0] * (count + 1)
+    for first, last, size, _ in self._buffers.values():
+      change[first] += size
+      change[last + 1] -= size
+    held = itertools.accumulate(change[:count])
+    return [n + self.inside.get(i, 0) for i, n in enumerate(held)]
+
+
+def _add_unit(
+  unit: Unit, step: Step, block: _Block, place: dict[Tensor, tuple[int, object]]
+) -> None:
+  """Adds what an operation uses and makes to its block, and to the places of tensors."""
+  piece, now = step.piece, unit.place
+  if piece.inside:
+    block.inside[now] = piece.inside
+  if unit.uses:
+    for x in unit.reads:
+      if x in place and place[x][0] == unit.block:
+        block.use(place[x][1], now)
+  if not unit.makes:
+    return
+  for j, out in enumerate(unit.operation.outputs):
+    kind, n = piece.buffers[j]
+    if kind == "new":
+      place[out] = unit.block, block.add((step.index, j), now, n, out)
+    elif kind == "reduced":
+      key = ("reduced", unit.reads[n])
+      place[out] = unit.block, block.add(key, now, piece.executed.get(n, 0), out)
+    elif kind != "elsewhere":
+      source = unit.reads[n] if kind == "input" else unit.operation.outputs[n]
+      if source in place:
+        place[out] = place[source]
 
 
 def most_parts(

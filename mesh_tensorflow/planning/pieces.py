@@ -14,6 +14,7 @@ import math
 from collections.abc import Hashable, Sequence
 
 from mesh_tensorflow.planning.alike import kind_of
+from mesh_tensorflow.planning.loops import inner_operations
 from mesh_tensorflow.planning.probing import Piece, Prober, State
 from mesh_tensorflow.planning.work import Work
 from mesh_tensorflow.program.graph import Operation
@@ -23,7 +24,7 @@ from mesh_tensorflow.program.reachability import reads
 Assignment = tuple[tuple[str, int], ...]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Kind:
   """Operations that are alike.
 
@@ -60,7 +61,7 @@ class Pieces:
     key = kind_of(op)
     if key not in self.kinds:
       dims: dict[str, set[int]] = {}
-      for one in [op, *getattr(op, "inner_operations", ())]:
+      for one in [op, *inner_operations(op)]:
         for x in reads(one) + one.outputs:
           for d in x.shape:
             dims.setdefault(d.name, set()).add(int(d.size))

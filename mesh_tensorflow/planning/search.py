@@ -49,15 +49,18 @@ class Found:
     memory: bytes of one device.
     layout: mesh axis by dimension name.
     mesh_shape: the mesh shape.
+    settings: which of several programs.
   """
 
   seconds: float
   memory: Memory
   layout: dict[str, int]
   mesh_shape: Shape
+  settings: str = ""
 
-  def order(self) -> tuple[float, int, int, list[tuple[str, int]]]:
-    return (self.seconds, self.memory.total, len(self.layout), sorted(self.layout.items()))
+  def order(self) -> tuple[float, int, int, list[tuple[str, int]], str]:
+    rules = sorted(self.layout.items())
+    return (self.seconds, self.memory.total, len(rules), rules, self.settings)
 
 
 class Best:
@@ -102,9 +105,9 @@ class Costs:
       dividing = fixed = 0.0
       for step in chains.walk(chain.operations, {}, []):
         for work, times in step.piece.works:
-          seconds = work_seconds(work, machine, whole.size)
-          dividing += (seconds.seconds - seconds.launches) * times
-          fixed += seconds.launches * times
+          seconds, runs = work_seconds(work, machine, whole.size), times * chains.times[step.index]
+          dividing += (seconds.seconds - seconds.launches) * runs
+          fixed += seconds.launches * runs
       self.whole.append((dividing * chain.count, fixed * chain.count))
 
   def chain(self, number: int, layout: Mapping[str, int | None], mesh_shape: Shape) -> Cost | None:
@@ -128,14 +131,15 @@ class Costs:
     for step in self.chains.walk(chain.operations, layout, sizes):
       if step.piece.problem:
         return None
+      runs = self.chains.times[step.index]
       for work, times in step.piece.works:
-        computing += work_seconds(work, self.machine, mesh_shape.size).seconds * times
+        computing += work_seconds(work, self.machine, mesh_shape.size).seconds * times * runs
       exchanges = list(step.piece.exchanges)
       exchanges += [("allreduce", sum_bytes(axes, n, sizes), 1) for axes, n in step.sums]
       for kind, over, times in exchanges:
         for x in exchange_seconds(kind, over, self.machine, mesh_shape):
-          exchanging += x.seconds * times
-          allowed += x.hidden * times
+          exchanging += x.seconds * times * runs
+          allowed += x.hidden * times * runs
     n = chain.count
     return Cost(computing * n, exchanging * n, allowed * n)
 
@@ -155,6 +159,7 @@ class Search:
     for_memory: whether the least memory is looked for, in place of the least time.
     most_idle: how many mesh axes may split nothing, or None. (Where the mesh is free, what has two
       is found on a mesh that has their product.)
+    settings: which of several programs it is.
   """
 
   def __init__(
@@ -169,8 +174,9 @@ class Search:
     deadline: float | None = None,
     for_memory: bool = False,
     most_idle: int | None = None,
+    settings: str = "",
   ):
-    self.most_idle = most_idle
+    self.most_idle, self.settings = most_idle, settings
     self.costs, self.holdings, self.mesh_shape = costs, holdings, mesh_shape
     self.sizes = mesh_shape.to_integer_list
     self.domains, self.fixed = domains, fixed
@@ -307,7 +313,10 @@ class Search:
     memory = self.holdings.memory(chosen, self.sizes)
     if self.for_memory:
       # The order of `Best` is by the first figure.
-      self.best.add(Found(float(memory.total), memory, chosen, self.mesh_shape))
+      self._add(float(memory.total), memory, chosen)
       return
     if seconds < self.best.bound and (self.limit is None or memory.total <= self.limit):
-      self.best.add(Found(seconds, memory, chosen, self.mesh_shape))
+      self._add(seconds, memory, chosen)
+
+  def _add(self, order: float, memory: Memory, layout: dict[str, int]) -> None:
+    self.best.add(Found(order, memory, layout, self.mesh_shape, self.settings))

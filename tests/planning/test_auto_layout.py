@@ -8,7 +8,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ArgumentError, ConfigError, LayoutError, OutOfMemoryError
 from mesh_tensorflow.planning import Machine
-from mesh_tensorflow.planning.auto_layout import _factorizations
+from mesh_tensorflow.planning.task import _factorizations
 from tests.planning.test_machine import fields
 
 # Exchanges cost about as much as computing here, so that layouts differ.
