@@ -15,6 +15,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.operations.redistribute import plan_reshape
 from tests.conformance import framework
 from tests.conformance.framework import Layout
+from tests.kinds import kept
 
 KINDS = ("placement", "simd")
 
@@ -94,8 +95,20 @@ RENAMINGS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["placement", "threads", "queues", "runtime"])
-@pytest.mark.parametrize("case", RENAMINGS)
+# In `make test` each mesh, each kind of exchange, and the cube on most of them.
+USUAL_RENAMINGS = [
+  ("2x2x2", "placement"), ("2x2x2", "queues"), ("2x1x3", "threads"),
+  ("2x4", "placement"), ("2x3", "queues"), ("2x3", "runtime"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("case", "kind"),
+  kept(
+    list(itertools.product(RENAMINGS, ["placement", "threads", "queues", "runtime"])),
+    USUAL_RENAMINGS,
+  ),
+)
 @pytest.mark.slow
 def test_renaming_from_any_layout_to_any_other(case, kind, cpu_devices, record_property):
   """Many transitions in one program: on 2x2x2 some of the 34 x 34 of [a, b, c] to [p, q, s]."""

@@ -26,6 +26,7 @@ from tests.conformance.framework import (
   make_impl,
   op,
 )
+from tests.kinds import kept
 from tests.optimize import reference
 
 STEPS = 3
@@ -310,7 +311,11 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "mode"), RUNS, ids=str)
+# In `make test` one layout in all modes.
+USUAL = [(layout, mode) for layout, mode in RUNS if layout is GRAPH_OPTIMIZER]
+
+
+@pytest.mark.parametrize(("layout", "mode"), kept(RUNS, USUAL), ids=str)
 @pytest.mark.slow
 def test_equals_numpy(layout, mode, cpu_devices):
   kind, execution = mode.split("_")

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from tests.kinds import kept
 
 BATCH, HIDDEN, OUT = (mtf.Dimension(n, s) for n, s in [("batch", 4), ("hidden", 8), ("out", 4)])
 RNG = np.random.default_rng(0)
@@ -76,7 +77,7 @@ def sources(f, x):
   return {"x": x, **{n: f.stored_variables[n].slices for n in "wb"}}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", kept(list(LAYOUTS), ["2x2"]))
 @pytest.mark.parametrize(
   "rate", [pytest.param(0.0, marks=pytest.mark.long), pytest.param(0.5, marks=pytest.mark.slow)]
 )

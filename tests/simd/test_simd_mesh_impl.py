@@ -15,6 +15,7 @@ from mesh_tensorflow.errors import CollectiveError, ConfigError, GraphError, Mes
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
+from tests.kinds import kept
 
 # (mesh shape, layout) of 1 to 8 devices for a program with dimensions batch, io and hidden.
 LAYOUTS = [
@@ -71,12 +72,12 @@ def expected(steps):
 # ------------------------------------------------------------------- right values
 
 
-@pytest.mark.parametrize(("shape", "layout"), LAYOUTS)
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("collectives", ["queues", "runtime"])
+# Eager execution has one kind of collectives.
+@pytest.mark.parametrize(("shape", "layout"), kept(LAYOUTS, [LAYOUTS[i] for i in (0, 1, 4, 6)]))
+@pytest.mark.parametrize(
+  ("eager", "collectives"), [(False, "queues"), (True, "queues"), (False, "runtime")]
+)
 def test_a_network_on_every_mesh(shape, layout, eager, collectives):
-  if eager and collectives == "runtime":
-    pytest.skip("eager execution has one kind of collectives")
   impl = simd(shape, layout, collectives=collectives)
 
   def step(x):
@@ -89,7 +90,12 @@ def test_a_network_on_every_mesh(shape, layout, eager, collectives):
   np.testing.assert_allclose(impl.variable_store["w"].numpy(), w, rtol=1e-6)
 
 
-@pytest.mark.parametrize("shape", ["all:2", "all:4", "all:8", "rows:2,cols:2", "a:2,b:2,c:2"])
+@pytest.mark.parametrize(
+  "shape",
+  kept(
+    ["all:2", "all:4", "all:8", "rows:2,cols:2", "a:2,b:2,c:2"], ["all:2", "all:8", "rows:2,cols:2"]
+  ),
+)
 def test_python_is_traced_once(shape):
   traces = []
   impl = simd(shape, "batch:all,batch:rows,hidden:cols,batch:a,hidden:c")
@@ -402,15 +408,15 @@ def test_diverging_threads_are_told_apart():
 
 
 def test_a_thread_that_does_not_come():
-  impl = SimdMeshImpl("all:2", "", timeout_seconds=0.3)
+  impl = SimdMeshImpl("all:2", "", timeout_seconds=1.0)
   wait = threading.Event()
 
   def program():
     if impl.pnum_tensor == 1:
-      wait.wait(2.0)
+      wait.wait(4.0)
     return impl.allreduce(LaidOutTensor([tf.ones([2])]), [0], "SUM").one_slice
 
-  with pytest.raises(CollectiveError, match="processor 1 did not come within 0.3 s"):
+  with pytest.raises(CollectiveError, match="processor 1 did not come within 1 s"):
     impl.run(program)
 
 
@@ -447,7 +453,7 @@ from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl
 
 tf.config.set_logical_device_configuration(
   tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2)
-impl = SimdMeshImpl("all:2", "", collectives=sys.argv[1], timeout_seconds=2.0)
+impl = SimdMeshImpl("all:2", "", collectives=sys.argv[1], timeout_seconds=6.0)
 
 @tf.function
 def f(x, diverge):

@@ -7,6 +7,7 @@ import pytest
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import adaptive_softmax, transformer_layers
+from tests.kinds import kept
 from tests.transformer import bi_program, layer_program
 from tests.transformer import lm_program as lm
 
@@ -87,8 +88,16 @@ def test_shorter_tails_are_divided_by_their_own_positions():
   np.testing.assert_allclose(train, total, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["placement", "simd"])
-@pytest.mark.parametrize("layout", ["batch:rows,length:cols", "batch:rows,vocab:cols,heads:cols"])
+LAYOUTS = ["batch:rows,length:cols", "batch:rows,vocab:cols,heads:cols"]
+
+
+@pytest.mark.parametrize(
+  ("kind", "layout"),
+  kept(
+    [(kind, layout) for kind in ("placement", "simd") for layout in LAYOUTS],
+    [("placement", LAYOUTS[0]), ("simd", LAYOUTS[1])],
+  ),
+)
 @pytest.mark.slow
 def test_training_on_a_mesh(kind, layout, cpu_devices):
   shorter = SHORTER.replace('"token_count": 6', '"token_count": 4').replace(
