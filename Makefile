@@ -9,6 +9,9 @@ PYTEST_ARGS ?=
 
 TF_CPP_MIN_LOG_LEVEL ?= 3
 export TF_CPP_MIN_LOG_LEVEL
+# Where Python is told to write no bytecode, each process of tests would compile all of it anew: of
+# twenty seconds until the first test runs, pytest's rewriting of the asserts takes fourteen.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help venv install quick test long mutants fresh demo bench docs types lint format wheel clean
