@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import os
 import pathlib
@@ -37,6 +38,8 @@ _NOT_INHERITED = ("TF_CONFIG", "XLA_FLAGS", "PYTHONPATH", "PYTHONSTARTUP")
 def pytest_configure(config: pytest.Config) -> None:
   hands_out = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
   if not hands_out:
+    # Imports and collection leave no garbage; `tests/in_process.py` switches it on for the tests.
+    gc.disable()
     with _without_start_up_noise():
       in_process = importlib.import_module("tests.in_process")
     config.pluginmanager.register(in_process)

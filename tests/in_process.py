@@ -41,9 +41,15 @@ hypothesis.settings.load_profile(os.environ.get("MTF_HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_collection_finish() -> None:
-  """What stays until the end, modules and tests, is not looked through for garbage any more."""
+  """What stays until the end, modules and tests, is not looked through for garbage any more.
+
+  Graphs and traces are many small objects that live as long as a test: Python's usual threshold,
+  700 of them, would look through the young ones again and again.
+  """
   gc.collect()
   gc.freeze()
+  gc.set_threshold(20_000, 10, 10)
+  gc.enable()
 
 
 @pytest.fixture(scope="session")
