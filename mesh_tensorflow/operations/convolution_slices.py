@@ -214,6 +214,8 @@ def image_of(
   """What `features_of` is transposed to: an image of the shape `sizes`."""
   if _is_empty(features, kernel, sizes):
     return tf.zeros(sizes, features.dtype)
+  if copies_windows(window, features.dtype) and max(window.strides) == 1:
+    return _image_of_reversed_filter(window, features, kernel, sizes)
   convolve = (
     tf.raw_ops.Conv2DBackpropInput if window.rank == 2 else tf.raw_ops.Conv3DBackpropInputV2
   )
@@ -234,7 +236,7 @@ def filter_of(
   if _is_empty(image, features, sizes):
     return tf.zeros(sizes, image.dtype)
   image, features = _one_batch_axis(window, image), _one_batch_axis(window, features)
-  if window.rank == 3 and image.dtype in (tf.float32, tf.float64) and _only_cpus():
+  if copies_windows(window, image.dtype):
     return _filter_of_planes(window, image, features, sizes)
   convolve = (
     tf.raw_ops.Conv2DBackpropFilter if window.rank == 2 else tf.raw_ops.Conv3DBackpropFilterV2
@@ -255,10 +257,41 @@ def filter_of(
   )
 
 
-def _only_cpus() -> bool:
-  """Whether slices can be on no device but CPUs."""
+def copies_windows(window: Window, dtype: tf.DType) -> bool:
+  """Whether TensorFlow's gradients would copy what each window sees: volumes on CPUs.
+
+  Slices can be on no device but CPUs; it is not asked for the device, which planning has not.
+
+  Args:
+    window: how the filter moves.
+    dtype: of all tensors.
+  """
   kinds = {d.device_type for d in tf.config.list_physical_devices()}
-  return kinds <= {"CPU"} and not tf.distribute.has_strategy()  # As where TPUs are of others.
+  # TPUs that are reached through a strategy may be of other hosts.
+  only_cpus = kinds <= {"CPU"} and not tf.distribute.has_strategy()
+  return window.rank == 3 and dtype in (tf.float32, tf.float64) and only_cpus
+
+
+def _image_of_reversed_filter(
+  window: Window, features: tf.Tensor, kernel: tf.Tensor, sizes: Sequence[int]
+) -> tf.Tensor:
+  """The image, for strides of 1: a convolution of the features with the filter turned around.
+
+  TensorFlow's Conv3DBackpropInputV2 for CPUs (seen in 2.21) first makes what each window sees, a
+  filter's size times the image if it is one, and takes twice the time of this.
+  """
+  reach, image = kernel.shape.as_list()[:3], window.space_of(sizes)
+  before = [k - 1 - b for k, b in zip(reach, window.zeros_before(image, reach))]
+  after = [
+    n + k - 1 - m - b for n, k, m, b in zip(image, reach, window.space_of(features.shape), before)
+  ]
+  turned = tf.transpose(tf.reverse(kernel, [0, 1, 2]), [0, 1, 2, 4, 3])
+  if window.padding == "SAME" and before == after:
+    return features_of(Window("", 3, None, "SAME"), features, turned, sizes)
+  features = _one_batch_axis(window, features)
+  features = tf.pad(features, [(0, 0), *zip(before, after), (0, 0)])
+  y = features_of(Window("", 3, None, "VALID"), features, turned, _flat_sizes(window, sizes))
+  return _reshape(y, sizes)
 
 
 def _filter_of_planes(
@@ -282,9 +315,11 @@ def _filter_of_planes(
       continue
     begin = first * step - before + i
     end = begin + (last - first - 1) * step + 1
-    parts.append(
-      filter_of(plane, image[:, begin:end:step], features[:, first:last], list(sizes[1:]))
-    )
+    # One after the other: each copies what its windows see.
+    with tf.control_dependencies(parts[-1:]):
+      parts.append(
+        filter_of(plane, image[:, begin:end:step], features[:, first:last], list(sizes[1:]))
+      )
   return kernels.stack(parts)
 
 

@@ -237,7 +237,7 @@ def test_one_operation_is_one_node():
   made = ["Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput"]
   assert _traced(build, X2, W2, Y2) == made
   assert _traced(
-    lambda x, w: [mtf.Conv3dTransposeOperation(x, w, None, "SAME").outputs[0]], X3, T3
+    lambda x, w: [mtf.Conv3dTransposeOperation(x, w, [1, 2, 2, 2, 1], "SAME").outputs[0]], X3, T3
   ) == ["Conv3DBackpropInputV2"]
 
 
