@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 from collections.abc import Iterator
 
 import gin
 import hypothesis
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -50,6 +52,16 @@ def pytest_collection_finish() -> None:
   gc.freeze()
   gc.set_threshold(20_000, 10, 10)
   gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+  """What a test or its fixtures draw without a seed is the same in each run, in any order of tests.
+
+  Keras' initial weights and its dropout are drawn from `random`, too.
+  """
+  random.seed(0)
+  np.random.seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,11 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from tests import fork_server
+from tests import fork_server, ports
 
 
 class Group:
@@ -28,11 +27,7 @@ class Group:
   def __init__(
     self, folder: pathlib.Path, workers: int, arguments: Sequence[str], more: Sequence[str] = ()
   ):
-    with contextlib.ExitStack() as stack:
-      sockets = [stack.enter_context(socket.socket()) for _ in range(workers)]
-      for s in sockets:
-        s.bind(("127.0.0.1", 0))
-      addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
+    addresses = [f"127.0.0.1:{port}" for port in ports.free(workers)]
     self.outputs = [folder / f"worker-{i}.txt" for i in range(workers)]
     self.all = []
     for i, output in enumerate(self.outputs):

@@ -166,13 +166,15 @@ def apart(folder, other_mesh, impl, train):
   c = checkpoint.Checkpointer(f"{folder}-{me}", impl.variable_store)
   assert c.latest() is None  # Who only reads needs no place to write.
   words = f"share the folder {folder}-{me}: worker 1 (127.0.0.1:"
-  assert shared_folder._PATIENCE_SECONDS < 10
+  patience = shared_folder._PATIENCE_SECONDS
+  assert patience < 10
   shared_folder._PATIENCE_SECONDS = 0.5
   for call in (c.check_folder, lambda: c.save(1), lambda: c.save(1, asynchronous=False)):
     expect(errors.CheckpointError, words, call)
+  shared_folder._PATIENCE_SECONDS = patience
 
   # One that sees it and cannot write there.
-  c = checkpoint.Checkpointer(folder, impl.variable_store, worker_timeout_seconds=2.0)
+  c = checkpoint.Checkpointer(folder, impl.variable_store, worker_timeout_seconds=5.0)
   with no_right_to_write(me == 1):
     words = f"cannot write checkpoints in {folder}: worker 1 (127.0.0.1:"
     expect(errors.CheckpointError, words, c.check_folder)

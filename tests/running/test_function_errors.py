@@ -11,7 +11,7 @@ import tensorflow as tf
 
 mtf.virtual_cpu_devices(4)
 impl = mtf.SimdMeshImpl(
-  "rows:2,cols:2", "a:rows", collectives=sys.argv[1], timeout_seconds=2.0)
+  "rows:2,cols:2", "a:rows", collectives=sys.argv[1], timeout_seconds=6.0)
 a = mtf.Dimension("a", 4)
 
 class Diverge(mtf.Operation):

@@ -104,13 +104,13 @@ def test_new_variables_beside_other_operations(cpu_devices):
 
 
 def test_a_thread_that_waits_for_something_else_ends_the_run():
-  impl = mtf.SimdMeshImpl("all:3", "", timeout_seconds=0.3)
+  impl = mtf.SimdMeshImpl("all:3", "", timeout_seconds=1.0)
   forever = threading.Event()
 
   def program():
     if impl.pnum_tensor == 0:
-      forever.wait(2.0)
+      forever.wait(4.0)
     return impl.allreduce(LaidOutTensor([tf.ones([2])]), [0], "SUM").one_slice
 
-  with pytest.raises(CollectiveError, match="processor 0 did not come within 0.3 s"):
+  with pytest.raises(CollectiveError, match="processor 0 did not come within 1 s"):
     impl.run(program)

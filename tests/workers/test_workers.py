@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mesh_tensorflow import errors, workers
-from tests import fork_server, worker_group
+from tests import fork_server, ports, worker_group
 
 
 def config(cluster, kind="worker", index=0):
@@ -162,11 +162,10 @@ workers.join(timeout_seconds={timeout})
   ],
 )
 def test_a_worker_that_does_not_come_is_named(timeout, is_there, code, words, tmp_path):
-  with socket.socket() as chief, socket.socket() as other:
-    chief.bind(("127.0.0.1", 0))
-    other.bind(("127.0.0.1", 0))
-    addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in (chief, other)]
-    other.close()
+  with socket.socket() as chief:
+    numbers = ports.free(2)
+    chief.bind(("127.0.0.1", numbers[0]))
+    addresses = [f"127.0.0.1:{port}" for port in numbers]
     environ = {**os.environ, **config({"worker": addresses}, index=1)}
     if is_there:
       chief.listen()
@@ -196,11 +195,7 @@ workers.leave()
 
 @pytest.mark.subprocess
 def test_a_cluster_with_chief_and_evaluator(tmp_path):
-  with contextlib.ExitStack() as stack:
-    sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-    for s in sockets:
-      s.bind(("127.0.0.1", 0))
-    a, b, c = (f"127.0.0.1:{s.getsockname()[1]}" for s in sockets)
+  a, b, c = (f"127.0.0.1:{port}" for port in ports.free(3))
   jobs = {"evaluator": [a], "worker": [b], "chief": [c]}
   with contextlib.ExitStack() as stack:
     runs = []
@@ -221,7 +216,7 @@ from mesh_tensorflow.workers import membership
 membership._STUCK_SECONDS = 1.0
 cluster = workers.join()
 if cluster.index:
-  time.sleep(5.0)
+  time.sleep(10.0)
 try:
   workers.barrier()
 except errors.WorkerLostError as e:

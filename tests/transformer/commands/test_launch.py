@@ -60,7 +60,8 @@ def test_one_worker_has_no_tf_config(capfd, monkeypatch):
   assert capfd.readouterr().out == "False\n"
 
 
-def test_the_one_that_failed_by_itself_is_told_from_those_that_lost_it(capfd):
+def test_the_one_that_failed_by_itself_is_told_from_those_that_lost_it(capfd, monkeypatch):
+  monkeypatch.setattr(launch, "_GRACE_SECONDS", 60.0)  # It ends by itself, however slowly.
   body = f"time.sleep(0 if index == 0 else 0.5); sys.exit({exit_codes.WORKER_LOST} - 72 * index)"
   assert launch.launch(worker(body), 2) == 3
   assert "launch: worker 1 ended with exit code 3" in capfd.readouterr().err
@@ -134,7 +135,8 @@ def interrupt_after(condition):
   threading.Thread(target=wait, daemon=True).start()
 
 
-def test_ctrl_c_stops_all_and_starts_none_again(tmp_path, capfd):
+def test_ctrl_c_stops_all_and_starts_none_again(tmp_path, capfd, monkeypatch):
+  monkeypatch.setattr(launch, "_GRACE_SECONDS", 60.0)
   body = f"""
 def stop(*_):
   open({str(tmp_path / "stopped")!r}, "a").write("x")

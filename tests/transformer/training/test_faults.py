@@ -61,7 +61,7 @@ def test_a_killed_worker_is_named_and_fewer_go_on(tmp_path):
     group.all[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     codes = group.wait()
-    assert time.monotonic() - killed < 60
+    assert time.monotonic() - killed < 120
     assert codes == [workers.EXIT_WORKER_LOST, -signal.SIGKILL, workers.EXIT_WORKER_LOST]
     for i in (0, 2):
       assert f"worker {i}/3: WorkerLostError: lost worker 1 (127.0.0.1:" in group.text(i)
