@@ -110,6 +110,7 @@ _DRAWN = st.lists(
 )
 
 
+@hypothesis.settings(max_examples=6)
 @hypothesis.given(steps=_DRAWN, choice=st.integers(0, 200))
 def test_drawn_functions_on_drawn_layouts(
   steps: list[tuple[str, int, int]], choice: int, cpu_devices: list[str]

@@ -87,6 +87,11 @@ LAYOUTS = [
 
 
 def test_language_model_on_placement(cpu_devices: list[str]) -> None:
+  check(1, LAYOUTS[1:2], cpu_devices, simd=False)
+
+
+@pytest.mark.long
+def test_language_model_on_all_layouts(cpu_devices: list[str]) -> None:
   check(1, LAYOUTS, cpu_devices, simd=False)
 
 

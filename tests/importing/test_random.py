@@ -54,7 +54,13 @@ STATELESS: dict[str, tuple[Callable[[Any], Any], float, float]] = {
 }
 
 
-@pytest.mark.parametrize("name", STATELESS)
+# A distribution of floats and one of integers; the others repeat them.
+@pytest.mark.parametrize(
+  "name",
+  [
+    n if n in ("normal", "integers") else pytest.param(n, marks=pytest.mark.long) for n in STATELESS
+  ],
+)
 def test_seeds_are_all_that_stateless_numbers_depend_on(name: str, cpu_devices: list[str]) -> None:
   fn, mean, deviation = STATELESS[name]
   first, again = draw(fn, LAYOUTS[1], cpu_devices[:4], 2)
