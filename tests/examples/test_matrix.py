@@ -20,9 +20,9 @@ def _matrices(mesh_shape, implementation, **kwargs):
   "mesh_shape, implementation, panels",
   [
     ("rows:2,cols:2", "simd", 4),
-    ("rows:4,cols:2", "placement", 4),
-    ("rows:2,cols:4", "simd", 24),
-    ("rows:3,cols:2", "simd", 6),
+    pytest.param("rows:4,cols:2", "placement", 4, marks=pytest.mark.long),
+    pytest.param("rows:2,cols:4", "simd", 24, marks=pytest.mark.long),
+    pytest.param("rows:3,cols:2", "simd", 6, marks=pytest.mark.long),
     ("rows:8", "placement", 8),
   ],
 )
@@ -34,7 +34,11 @@ def test_product(mesh_shape, implementation, panels):
 
 
 @pytest.mark.parametrize(
-  "mesh_shape, implementation", [("rows:2,cols:2", "simd"), ("rows:4,cols:2", "placement")]
+  "mesh_shape, implementation",
+  [
+    ("rows:2,cols:2", "simd"),
+    pytest.param("rows:4,cols:2", "placement", marks=pytest.mark.long),
+  ],
 )
 def test_system(mesh_shape, implementation):
   rng = np.random.default_rng(1)

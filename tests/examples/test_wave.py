@@ -39,7 +39,8 @@ def _fields(grid, seed=0):
 @pytest.mark.parametrize(
   "mesh_shape, implementation, dimensions, cells",
   [
-    ("x:2,y:2", "simd", 2, 12),
+    # In `make test` there is another test of this mesh.
+    pytest.param("x:2,y:2", "simd", 2, 12, marks=pytest.mark.long),
     # Blocks two cells wide: no wider than a halo.
     pytest.param("x:4,y:2", "placement", 2, 8, marks=pytest.mark.long),
     ("x:8", "simd", 2, 8),  # And of one cell: halos reach beyond the neighbour.

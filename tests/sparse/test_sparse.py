@@ -35,7 +35,8 @@ SHORT = ("rows and ids over one axis", "two dimensions of rows")
 def layouts():
   for kind in ("placement", "simd"):
     for name in LAYOUTS:
-      short = name in SHORT and (kind == "simd" or name == SHORT[0])
+      # The losses of Keras are compared over one axis, by SIMD.
+      short = (kind, name) in (("placement", SHORT[0]), ("simd", SHORT[1]))
       yield pytest.param(kind, name, marks=[] if short else pytest.mark.long, id=f"{kind}: {name}")
 
 
@@ -156,7 +157,8 @@ def test_training_on_layouts(kind, name, optimizer, rule, make_impl):
 
 
 @pytest.mark.parametrize("optimizer, keras", [
-  (mtf.sparse.Sgd, tf.keras.optimizers.SGD), (mtf.sparse.Adagrad, tf.keras.optimizers.Adagrad)
+  pytest.param(mtf.sparse.Sgd, tf.keras.optimizers.SGD, marks=pytest.mark.long),
+  (mtf.sparse.Adagrad, tf.keras.optimizers.Adagrad),
 ])  # fmt: skip
 def test_the_losses_of_keras(optimizer, keras, make_impl):
   impl = make_impl()
@@ -246,8 +248,9 @@ def test_nothing_is_as_large_as_the_table(make_impl):
     mtf.sparse.minimize(mtf.reduce_mean(mtf.square(y)), mtf.sparse.Adagrad(0.1))
     return y
 
-  report = step.plan()
-  assert 0 < sum(report.bytes_over.values() if hasattr(report, "bytes_over") else [1]) < 10_000
+  # A device has boxes for four ids to and from each of three others: ids and vectors of the
+  # look-up, ids and gradients of the update, whatever the number of rows.
+  assert step.plan().bytes_moved() == {"a": 2 * 3 * 4 * (4 + 4 * 4)}
   step(np.arange(16))
   concrete = step._compiled._tf_function.get_concrete_function(
     [tf.TensorSpec([16], tf.int32)], None
