@@ -57,3 +57,16 @@ def forward(values, config, ids, mask, types, positions):
   mlm = at @ w[f"{e}/word_embeddings"].T + w["cls/predictions/output_bias"]
   scope = "cls/seq_relationship"
   return x, pooled, mlm, pooled @ w[f"{scope}/output_weights"].T + w[f"{scope}/output_bias"]
+
+
+def loss(mlm, nsp, batch):
+  """Of both tasks: the mean cross-entropies with 1e-4 log(Z)^2, of masked positions by weight."""
+  total = 0.0
+  weights = batch["masked_lm_weights"], np.ones(len(nsp))
+  for logits, labels, weight in zip(
+    (mlm, nsp), (batch["masked_lm_ids"], batch["next_sentence_labels"]), weights
+  ):
+    z = np.log(np.exp(logits).sum(-1))
+    losses = z - np.take_along_axis(logits, labels[..., None], -1)[..., 0] + 1e-4 * z**2
+    total += (losses * weight).sum() / weight.sum()
+  return total

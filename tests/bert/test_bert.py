@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.bert import bert, convert
+from mesh_tensorflow.bert import bert, checkpoint_names, convert
 from tests.bert import models, numpy_bert
 
 V2 = {
@@ -46,14 +46,44 @@ def test_values_are_those_of_the_formulas(cpu_devices):
     np.testing.assert_allclose(a, b, atol=2e-5)
   # The loss, over a vocabulary of which 28 WordPieces only fill up.
   mlm = np.concatenate([found[2], padding], -1).astype(np.float64)
-  total = {"mlm": (mlm, batch["masked_lm_ids"]), "nsp": (found[3], batch["next_sentence_labels"])}
-  means = []
-  for logits, labels in total.values():
-    z = np.log(np.exp(logits).sum(-1))
-    losses = z - np.take_along_axis(logits, labels[..., None], -1)[..., 0] + 1e-4 * z**2
-    weights = batch["masked_lm_weights"] if losses.ndim == 2 else np.ones_like(losses)
-    means.append((losses * weights).sum() / weights.sum())
-  assert found[4] == pytest.approx(sum(means), rel=1e-5)
+  assert found[4] == pytest.approx(numpy_bert.loss(mlm, found[3], batch), rel=1e-5)
+
+
+def test_gradients_are_those_of_the_formulas(cpu_devices):
+  """Along a drawn direction of each variable: differences of the loss in float64."""
+  config = models.config(vocab_size=128, num_blocks=1)
+  impl, batch, names = models.one_device(cpu_devices), models.batch(), []
+
+  @mtf.function(impl, models.specs())
+  def gradients(ids, mask, types, positions, label_ids, weights, labels):
+    model = bert.BertModel(config, False, ids, mask, types)
+    loss = model.get_masked_lm_output(positions, label_ids, weights)[0]
+    loss += model.get_next_sentence_output(labels)[0]
+    variables = ids.graph.trainable_variables
+    names[:] = [v.name for v in variables]
+    return mtf.gradients([loss], [v.value for v in variables])
+
+  gradients(*batch.values())
+  models.scatter(impl.variable_store)
+  found = gradients(*batch.values())
+  values = models.by_google(impl.variable_store, config.vocab_size)
+  inputs = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions")
+
+  def loss(google, change):
+    changed = {**values, google: values[google].astype(np.float64) + change}
+    *_, mlm, nsp = numpy_bert.forward(changed, config, *(batch[name] for name in inputs))
+    return numpy_bert.loss(mlm, nsp, batch)
+
+  rng = np.random.default_rng(3)
+  assert len(names) == len(values)
+  for name, gradient in zip(names, found):
+    google = checkpoint_names.google_name(name)
+    gradient = checkpoint_names.to_google(name, gradient.numpy(), config.vocab_size)
+    step = 1e-5 * rng.normal(size=gradient.shape)
+    slope = (loss(google, step) - loss(google, -step)) / 2e-5
+    np.testing.assert_allclose(
+      np.sum(gradient * step) * 1e5, slope, rtol=1e-3, atol=1e-4, err_msg=name
+    )
 
 
 @pytest.mark.parametrize(

@@ -154,8 +154,7 @@ def test_classifier(folder, pretrained, tmp_path):
     do_eval=True,
     do_predict=True,
     predict_batch_size=4,
-    num_train_epochs=16.0,
-    learning_rate=3e-3,
+    num_train_epochs=24.0,
     mesh_shape="batch:2",
   )
   found = results(tmp_path / "out" / "eval_results.txt")
@@ -168,7 +167,7 @@ def test_classifier(folder, pretrained, tmp_path):
   loss = -np.mean(np.log(probabilities[range(30), labels]))
   assert float(found["eval_accuracy"]) == pytest.approx(accuracy, abs=1e-6)
   assert float(found["eval_loss"]) == pytest.approx(loss, rel=1e-3, abs=1e-5)
-  # Of ten seeds each ends with a loss below 0.03 and all right.
+  # Of ten seeds each ended with all right and a loss below 0.03; at thrice the rate one did not.
   assert accuracy > 0.9 and loss < 0.3
 
 
