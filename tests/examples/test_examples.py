@@ -250,7 +250,7 @@ def _toy_run(toy, impl, *flags: str) -> np.ndarray:
 @pytest.mark.parametrize(
   ("kind", "shape", "layout", "optimizer"),
   [
-    ("placement", "all:8", "hidden_odd:all", "SGD"),
+    pytest.param("placement", "all:8", "hidden_odd:all", "SGD", marks=pytest.mark.long),
     ("simd", "r:2,c:2", "batch:r,hidden_even:c", "SGD"),
     ("placement", "r:2,c:2", "batch:r,io:c", "Adafactor"),
   ],

@@ -57,7 +57,7 @@ def losses_of(run_forked, repository, *arguments):
   "mesh",
   [
     [],
-    ["--mesh", "batch:2,model:2"],
+    pytest.param(["--mesh", "batch:2,model:2"], marks=pytest.mark.long),
     ["--mesh", "batch:2,model:2", "--implementation", "simd"],
   ],
 )

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -46,7 +42,7 @@ memory.available_bytes = lambda: 10_000
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory):
+def ended(tmp_path_factory, run_forked):
   """How the real program ended, by the name of the case: (exit code, stdout, stderr)."""
   folder = tmp_path_factory.mktemp("operating")
   for name, text in MODULES.items():
@@ -80,12 +76,8 @@ def ended(tmp_path_factory):
   }  # fmt: skip
   file = folder / "cases.json"
   file.write_text(json.dumps(list(cases.values())))
-  done = subprocess.run(
-    [sys.executable, "-m", "tests.transformer.forked_mains", str(file)],
-    capture_output=True, text=True, timeout=500,
-    env=dict(os.environ, PYTHONPATH=f"{folder}{os.pathsep}{pathlib.Path().absolute()}"),
-  )  # fmt: skip
-  assert done.returncode == 0, done.stdout + done.stderr
+  arguments = ["-m", "tests.transformer.forked_mains", file]
+  done = run_forked(arguments, env={"PYTHONPATH": str(folder)}, timeout=500)
   results = dict(zip(cases, json.loads(done.stdout.splitlines()[-1])))
   return {name: tuple(result) for name, result in results.items()} | {"folder": folder}
 

@@ -55,7 +55,7 @@ def test_a_language_model_continues_as_infer_does(language_model, greedy):
   assert [line.startswith(p.rstrip()) for line, p in zip(lines, PROMPTS)] == [True] * len(PROMPTS)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # The same two programs again, which draw.
 def test_it_chooses_among_the_tokens_that_infer_chooses_among(language_model):
   # Of 1 token each draw is the likeliest one; what else they draw, a server need not repeat.
   how = [f"Unitransformer.sample_autoregressive.{b}" for b in
