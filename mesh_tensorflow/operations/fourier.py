@@ -26,6 +26,7 @@ from mesh_tensorflow.meshes.whole_axes import Plan
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.constants import constant
 from mesh_tensorflow.operations.einsum import einsum
+from mesh_tensorflow.operations.fourier_split import received, split_over, transform_split
 from mesh_tensorflow.operations.scalar import ScalarMultiplyOperation
 from mesh_tensorflow.operations.whole_dimensions import (
   along_last,
@@ -178,9 +179,27 @@ class FourierOperation(Operation):
       found.append((steps, size))
     return min(found, key=lambda f: (f[0].received, f[1]))
 
+  def _split_over(self, impl: Any, steps: Plan) -> int | None:
+    """The mesh axis of a dimension that is transformed as it lies; None: the plan moves less."""
+    x, y = self._inputs[0], self._outputs[0]
+    if self._of_real or len(self._axes) > 1:
+      return None
+    axis = split_over(impl, x.shape, y.shape, self._axes[0])
+    if axis is None or received(impl, x.shape, axis) * x.dtype.size > steps.received:
+      return None
+    return axis
+
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     steps, padded = self.plan(impl)
+    slices = lowering.tensors[self._inputs[0]].to_laid_out_tensor()
+    mesh_axis = self._split_over(impl, steps)
+    if mesh_axis is not None:
+      done = transform_split(
+        lowering, impl, slices, self._axes[0], mesh_axis, self._inverse, "fourier_op"
+      )
+      lowering.set_tensor_lowering(self._outputs[0], done)
+      return
     kept = (self._dims if self._inverse else self._new_dims)[-1].size
     half = self._axes[-1]
 
@@ -194,7 +213,6 @@ class FourierOperation(Operation):
       t = along_last(tf.signal.rfft, t, half)
       return t if padded == kept else kernels.pad(t, half, 0, padded - kept)
 
-    slices = lowering.tensors[self._inputs[0]].to_laid_out_tensor()
     is_padded = self._of_real and padded != kept
     if is_padded and self._inverse:
       slices = impl.slicewise(lambda t: kernels.pad(t, half, 0, padded - kept), slices)

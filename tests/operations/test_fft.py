@@ -56,6 +56,37 @@ def test_other_layouts_move_their_minimum(layout, mesh, transposes):
   assert sum(mtf.describe(program).bytes_moved().values()) == transposes * each
 
 
+LONG, OTHER = mtf.Dimension("x", 96), mtf.Dimension("b", 3)
+
+
+@pytest.mark.parametrize("kind, dims", [("placement", [LONG]), ("simd", [OTHER, LONG, ("c", 1)])])
+def test_a_dimension_that_alone_can_be_split_is_not_gathered(kind, dims):
+  dims = [mtf.Dimension(*d) for d in dims]
+
+  def there_and_back(z):
+    y = mtf.fft(z, LONG)
+    energy = mtf.reduce_sum(
+      mtf.square(mtf.abs(y)) * mtf.to_float(mtf.range(z.mesh, LONG, tf.int32))
+    )
+    return y, mtf.ifft(y, LONG), mtf.gradients([energy], [z])[0]
+
+  program = _program("x:rows", "rows:4", there_and_back, dims=dims, kind=kind)
+  rng, sizes = np.random.default_rng(0), [d.size for d in dims]
+  z = rng.normal(size=sizes) + 1j * rng.normal(size=sizes)
+  axis = dims.index(LONG)
+  want = np.fft.fft(z, axis=axis)
+  spectrum, back, gradient = program(z)
+  np.testing.assert_allclose(spectrum, want, atol=1e-5 * np.max(np.abs(want)))
+  np.testing.assert_allclose(back, z, atol=1e-5)
+  weights = np.arange(96.0).reshape([-1 if d == LONG else 1 for d in dims])
+  slope = 2 * 96 * np.fft.ifft(weights * want, axis=axis)
+  np.testing.assert_allclose(gradient, slope, atol=1e-5 * np.max(np.abs(slope)))
+  # Three exchanges of 3/4 of a slice for each of the transforms; a gather is of three slices.
+  transforms = [o for o in mtf.describe(program).operations if "fft" in o.name]
+  exchanged = 3 * mtf.Shape(dims).size // 4 // 4 * 3 * 8
+  assert [o.bytes_over() for o in transforms if o.bytes_over()] == [{0: exchanged}] * 3
+
+
 def test_a_real_transform_moves_half():
   halved = mtf.Dimension("kz", N // 2 + 1)
   program = _program(
