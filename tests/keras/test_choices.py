@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.keras import deciding, hooks, meshes, mirror, steps, summary
+from mesh_tensorflow.keras import deciding, hooks, layouts, meshes, mirror, steps, summary
 from mesh_tensorflow.keras.batches import batch_of
 from mesh_tensorflow.keras.parallel_model import ParallelModel
 
@@ -113,3 +113,9 @@ def test_rules_that_do_not_suit_a_program_are_left_out_unless_they_always_hold(c
   left = deciding.suited(impl, imported, ["b"]).layout_rules
   assert left == mtf.convert_to_layout_rules("b:cols;c:cols;d:cols")
   assert deciding.suited(impl, imported, ["a", "b"]) is impl
+
+
+def test_a_map_without_a_mesh_splits_examples_over_the_first_axis():
+  shape = mtf.Shape([("first", 2), ("second", 2)])
+  found = layouts.rules_of(keras.distribution.LayoutMap(None), [], shape, ["examples"], [])
+  assert found.rules.pairs == [("examples", "first")] and not found.stored
