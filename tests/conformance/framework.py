@@ -311,7 +311,11 @@ def _random_layout(rng: random.Random, mesh: str, names: Sequence[str]) -> Layou
 
 
 def draw_layouts(
-  family: str, descriptors: Sequence[Descriptor], count: int, wild: int = 0
+  family: str,
+  descriptors: Sequence[Descriptor],
+  count: int,
+  wild: int = 0,
+  second: str | None = None,
 ) -> list[Layout]:
   """Draws layouts for a family, the same ones in every run.
 
@@ -324,6 +328,7 @@ def draw_layouts(
     descriptors: the operations.
     count: how many layouts.
     wild: how many more, taken as they come: many operations refuse them.
+    second: the mesh of the second layout; None: that, too, is drawn.
 
   Returns:
     A list of layouts, the wild ones last.
@@ -338,6 +343,7 @@ def draw_layouts(
     # The first ones see to it that each operation is split; later ones come more as they come.
     for _ in range(_CANDIDATES if i < 6 else _CANDIDATES // 10):
       mesh = meshes[i // 2 % len(meshes)] if i % 2 else rng.choice(meshes)
+      mesh = second if second is not None and i == 1 else mesh
       layout = _random_layout(rng, mesh, names)
       if layout in layouts:
         continue

@@ -36,16 +36,30 @@ class Draws:
     usual: in every mode.
     wild: more, as they come, in the fastest mode: many must be refused.
     long: in every mode in `make long`, the usual ones among them.
+    second: the mesh of the second of the usual ones; None: a drawn one.
+    further: each of how many operations is run in further ways; `make long` runs all.
   """
 
   usual: int
   wild: int
   long: int
+  second: str | None = None
+  further: int = 1
 
 
 # Layers are made of operations, and take longer.
 DRAWS = {"operations": Draws(3, 4, 8), "decoding": Draws(2, 4, 8), "layers": Draws(2, 2, 8)}
+# Families of which a program is large: loops, or complex numbers as their two parts. Tracing is
+# most of it, and grows with the mesh: one of their layouts is of two processors; that is traced.
+LARGE = {
+  "complex": Draws(2, 2, 8, "r:2", 3),
+  "control": Draws(2, 2, 8, "r:2", 3),
+  "fft": Draws(2, 2, 8, "r:2", 3),
+  "fields": Draws(2, 2, 8, "r:2", 3),
+  "recurrent": Draws(2, 1, 8, "r:2", 3),
+}
 if ALL_TRACED:
+  LARGE = {}
   _number = int(os.environ["MTF_CONFORMANCE_DRAWS"])
   DRAWS = {room: Draws(_number, max(6, _number // 3), _number) for room in ROOMS}
 # Names (comma-separated) of the only operations to test.
@@ -75,22 +89,28 @@ _TURNS = (*3 * _EAGER, "placement_function", *3 * _EAGER, "simd_function", *_EAG
 WHOLE = framework.Layout("r:1", "")
 
 
+def draws_of(family: str) -> Draws:
+  """How many layouts a family is run on."""
+  return LARGE.get(family, DRAWS[_ROOM_OF[family]])
+
+
 def usual(family: str) -> int:
   """How many layouts a family is run on in every mode."""
-  return DRAWS[_ROOM_OF[family]].usual
+  return draws_of(family).usual
 
 
 @functools.cache
 def layouts(family: str) -> list[framework.Layout]:
   """Layouts for all modes; then the wild ones."""
-  draws = DRAWS[_ROOM_OF[family]]
-  return framework.draw_layouts(family, FAMILIES[family], draws.usual, draws.wild)
+  draws = draws_of(family)
+  return framework.draw_layouts(family, FAMILIES[family], draws.usual, draws.wild, draws.second)
 
 
 @functools.cache
 def long_layouts(family: str) -> list[framework.Layout]:
   """Layouts for all modes in `make long`; the first ones are those of `layouts`."""
-  return framework.draw_layouts(family, FAMILIES[family], DRAWS[_ROOM_OF[family]].long)
+  draws = draws_of(family)
+  return framework.draw_layouts(family, FAMILIES[family], draws.long, second=draws.second)
 
 
 def chosen(family: str, draw: int, mode: str) -> list[framework.Descriptor]:
@@ -105,7 +125,8 @@ def chosen(family: str, draw: int, mode: str) -> list[framework.Descriptor]:
     if mode.endswith(
       "function"
     ):  # What is traced grows with the mesh: where it can be, a small one.
-      turns = [n for n in legal if drawn[n].size <= 4] or legal
+      small = 4 if draws_of(family).second is None else 2
+      turns = [n for n in legal if drawn[n].size <= small] or legal
     if draw not in legal or draw == turns[i % len(turns)]:
       result.append(descriptor)
   return result
@@ -147,15 +168,20 @@ class Conformance:
   room: str
 
   def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-    families, draws = FAMILIES_OF[self.room], DRAWS[self.room]
+    families = FAMILIES_OF[self.room]
     if "draw" in metafunc.fixturenames:
-      numbers = {mode: range(draws.usual) for mode in framework.MODES}
-      if metafunc.function.__name__ == "test_family_on_more_layouts":
-        numbers = dict.fromkeys(numbers, range(draws.usual, draws.long))
-      else:
-        numbers[_FASTEST] = range(draws.usual + draws.wild)
-      cases = [(family, n, mode) for family in families for mode in numbers for n in numbers[mode]]
+      cases = []
+      for family in families:
+        draws = draws_of(family)
+        numbers = {mode: range(draws.usual) for mode in framework.MODES}
+        if metafunc.function.__name__ == "test_family_on_more_layouts":
+          numbers = dict.fromkeys(numbers, range(draws.usual, draws.long))
+        else:
+          numbers[_FASTEST] = range(draws.usual + draws.wild)
+        cases += [(family, n, mode) for mode in numbers for n in numbers[mode]]
       metafunc.parametrize("family,draw,mode", cases)
+    elif metafunc.function.__name__ == "test_more_of_a_family_in_further_ways":
+      metafunc.parametrize("family", [f for f in families if draws_of(f).further > 1])
     elif "family" in metafunc.fixturenames:
       metafunc.parametrize("family", families)
 
@@ -180,12 +206,24 @@ class Conformance:
   @pytest.mark.parametrize("way", WAYS)
   def test_family_in_further_ways(self, family, way, cpu_devices, record_property):
     """One layout each, in one mode, unless MTF_CONFORMANCE_DRAWS is set."""
+    numbers = range(0, len(FAMILIES[family]), draws_of(family).further)
+    self._run_in_further_ways(family, way, numbers, cpu_devices, record_property)
+
+  @pytest.mark.long
+  @pytest.mark.parametrize("way", WAYS)
+  def test_more_of_a_family_in_further_ways(self, family, way, cpu_devices, record_property):
+    """The other operations of a large family."""
+    step = draws_of(family).further
+    numbers = [i for i in range(len(FAMILIES[family])) if i % step]
+    self._run_in_further_ways(family, way, numbers, cpu_devices, record_property)
+
+  def _run_in_further_ways(self, family, way, numbers, cpu_devices, record_property):
     programs = collections.defaultdict(list)
     problems = []
     turns = _EAGER if self.room == "layers" and not ALL_TRACED else _TURNS
     count = 0
-    for i, descriptor in enumerate(FAMILIES[family]):
-      case = further_case(descriptor, way)
+    for i in numbers:
+      case = further_case(FAMILIES[family][i], way)
       for layout in _layouts_of_further_case(family, i) if case else ():
         programs[turns[count % len(turns)], layout].append(case)
         count += 1
