@@ -52,6 +52,19 @@ class Mirror:
         self._originals[name] = variable
         self._seen[name] = variable.read_value()
 
+  def forget(self, names: Iterable[str]) -> None:
+    """Forgets variables, and lets go of their copies.
+
+    Args:
+      names: on the mesh.
+    """
+    gone = [name for name in names if name in self._originals]
+    for name in gone:
+      del self._originals[name], self._seen[name]
+      self._newer.discard(name)
+    if self._store is not None:
+      self._store.forget(gone)
+
   def ran(self, names: Iterable[str]) -> None:
     """Says that a program ran.
 

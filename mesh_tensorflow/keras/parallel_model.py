@@ -109,7 +109,7 @@ class ParallelModel:
     the mesh, each device computes all of them, and the weights stay as they are split.
 
     Raises:
-      UnsupportedError: the model has a `train_step` of its own, or `run_eagerly` is set.
+      UnsupportedError: `run_eagerly` is set, or a step has an operation without a rule.
     """
     return self._loop("fit", args, kwargs)
 

@@ -42,7 +42,8 @@ class Program:
   Attributes:
     kind: "train", "test" or "predict".
     batch: one of the sizes that it is for.
-    imported: the forward part.
+    imported: the forward part; the whole, if the model has a train_step of its own.
+    takes_gradients: whether gradients and the optimizer's part are still to be added.
     update: the optimizer's part, or None.
     function: the whole, on the mesh.
     assigned: names of the variables that it assigns; known when it has run.
@@ -51,6 +52,7 @@ class Program:
   kind: str
   batch: Batch
   imported: Imported
+  takes_gradients: bool
   function: Function | None = None
   update: Imported | None = None
   assigned: frozenset[str] | None = None
@@ -87,6 +89,7 @@ class Programs:
     self._made: dict[Any, Program] = {}
     # By id; they hold the variables, so that no other one gets the id.
     self._variables: dict[int, steps.NamedVariable] = {}
+    self._others: list[tf.Variable] = []  # Those that a step uses, and Keras knows nothing of.
     self._complete = False  # Whether Keras has made all variables.
 
   @property
@@ -114,9 +117,17 @@ class Programs:
     return next((p for p in wanted if p.kind == "train"), wanted[0])
 
   def reset(self) -> None:
-    """Forgets the programs: the model was compiled anew."""
+    """Forgets the programs, and what only they used: the model was compiled anew."""
     self._made = {}
     self._complete = False
+    kept = {id(v.value) for v in self.model.variables}
+    gone = {v.path for key, v in self._variables.items() if key not in kept}
+    self.mirror.forget(gone)
+    self._variables = {key: v for key, v in self._variables.items() if key in kept}
+    self._others = []
+    if self.decision is not None:
+      for path in gone:
+        self.decision.names.pop(path, None)
 
   # ---------------------------------------------- what Keras' loops call for a step
 
@@ -159,7 +170,7 @@ class Programs:
     return {v.path for v in self._named() if id(v.value) in own}
 
   def _named(self) -> list[steps.NamedVariable]:
-    return steps.named_variables(self.model, self._variables)
+    return steps.named_variables(self.model, self._variables, self._others)
 
   # ----------------------------------------------------------------------- programs
 
@@ -186,10 +197,15 @@ class Programs:
     if kind == "train" and not self.model.trainable_variables:
       raise ArgumentError("parallelize: the model has no trainable variables")
     step = steps.Step(fn, batch.names, self._named())
+    others = step.unnamed(batch.signature)
+    if others:  # Slots of a second optimizer, say, that a train_step of the model's own has.
+      self._others += others
+      step.variables[:] = self._named()
     imported = from_tensorflow(
       step, list(batch.signature), self._names(step, batch), self._fallback
     )
-    program = Program(kind, batch, imported)
+    takes_gradients = kind == "train" and not steps.has_own_step(self.model)
+    program = Program(kind, batch, imported, takes_gradients)
     signature = [TensorSpec(shape, t.dtype) for shape, t in zip(imported.arguments, batch.leaves)]
     body = functools.partial(self._body, program)
     if self.decision is None:
@@ -211,7 +227,8 @@ class Programs:
   def _step_of(self, kind: str) -> Callable[..., Any]:
     if kind == "train":
       steps.check_trainable(self.model)
-      return steps.train_step(self.model)
+      of = steps.own_train_step if steps.has_own_step(self.model) else steps.train_step
+      return of(self.model)
     return steps.test_step(self.model) if kind == "test" else steps.predict_step(self.model)
 
   def _names(self, step: steps.Step, batch: Batch) -> dict[str, Sequence[str | None]]:
@@ -250,7 +267,7 @@ class Programs:
       lambda t: None if t is None else next(flat), list(program.batch.values)
     )
     results = program.imported(*args)
-    if program.kind != "train":
+    if not program.takes_gradients:
       return results
     loss, logs = results
     self._update(program, loss)

@@ -26,7 +26,6 @@ def check_model(model: Any) -> None:
 
   Raises:
     ArgumentError: it is no Keras model, or Keras has another backend.
-    UnsupportedError: it has a `train_step` of its own.
   """
   if not isinstance(model, keras.Model):
     raise ArgumentError(f"parallelize takes a keras.Model, got {model!r}")
@@ -42,16 +41,31 @@ def check_trainable(model: keras.Model) -> None:
 
   Raises:
     ArgumentError: the model is not compiled.
-    UnsupportedError: it has a `train_step` of its own.
   """
-  if type(model).train_step is not keras.Model.train_step:
-    raise UnsupportedError(
-      f"parallelize: {type(model).__name__} has a train_step of its own, which takes gradients by "
-      "TensorFlow's tape, and a mesh takes its own; override compute_loss or compute_metrics "
-      "instead, or bring parts of the model to the mesh by mtf.from_tensorflow"
-    )
   if getattr(model, "optimizer", None) is None:
     raise ArgumentError("parallelize: the model has no optimizer; compile it before fit")
+
+
+def has_own_step(model: keras.Model) -> bool:
+  """Whether a model has a `train_step` of its own."""
+  return type(model).train_step is not keras.Model.train_step
+
+
+def own_train_step(model: keras.Model) -> Callable[..., Any]:
+  """The whole training step of a model that has its own, with the tape and the updates in it.
+
+  Args:
+    model: a compiled model.
+
+  Returns:
+    A function of a batch that returns the logs.
+  """
+
+  def step(inputs: Any, targets: Any = None, sample_weight: Any = None) -> Any:
+    data = keras.utils.pack_x_y_sample_weight(inputs, targets, sample_weight)
+    return _logs(model.train_step(data))
+
+  return step
 
 
 def train_step(model: keras.Model) -> Callable[..., Any]:
@@ -92,7 +106,9 @@ def test_step(model: keras.Model) -> Callable[..., Any]:
   """A step of evaluation: a function of a batch that returns the logs."""
 
   def step(inputs: Any, targets: Any = None, sample_weight: Any = None) -> Any:
-    return _logs(model.test_step((inputs, targets, sample_weight)))
+    return _logs(
+      model.test_step(keras.utils.pack_x_y_sample_weight(inputs, targets, sample_weight))
+    )
 
   return step
 
@@ -140,7 +156,9 @@ class NamedVariable:
   trainable: bool
 
 
-def named_variables(model: keras.Model, known: dict[int, NamedVariable]) -> list[NamedVariable]:
+def named_variables(
+  model: keras.Model, known: dict[int, NamedVariable], others: Sequence[tf.Variable] = ()
+) -> list[NamedVariable]:
   """All variables of a model, its metrics and its optimizer, each with another name.
 
   Keras has the same path for several of them: the slots of Adafactor, metrics of one class, and
@@ -148,26 +166,29 @@ def named_variables(model: keras.Model, known: dict[int, NamedVariable]) -> list
 
   Args:
     model: a model, built and compiled.
-    known: by the id of the tf.Variable those that have a name; others are entered.
+    known: by the id of the tf.Variable those that have a name; the rest is entered.
+    others: variables that Keras knows nothing of.
   """
   optimizer = getattr(model, "optimizer", None)
-  groups = [
-    model.variables,
-    model.metrics_variables,
-    [] if optimizer is None else optimizer.variables,
+  of_keras = [
+    *model.variables,
+    *model.metrics_variables,
+    *([] if optimizer is None else optimizer.variables),
   ]
+  pairs = [(v.path, v.value) for v in of_keras]
+  pairs += [(v.name.split(":")[0], v) for v in others]
   trained = {id(v.value) for v in model.trainable_variables}
   taken = {v.path for v in known.values()}
   found: dict[int, NamedVariable] = {}
-  for v in (v for group in groups for v in group):
-    key = id(v.value)
+  for own_path, value in pairs:
+    key = id(value)
     if key not in known:
-      path, number = v.path, 1
+      path, number = own_path, 1
       while path in taken:
         number += 1
-        path = f"{v.path}_{number}"
+        path = f"{own_path}_{number}"
       taken.add(path)
-      known[key] = NamedVariable(path, v.value, False)
+      known[key] = NamedVariable(path, value, False)
     found[key] = dataclasses.replace(known[key], trainable=key in trained)
   return list(found.values())
 
@@ -213,6 +234,16 @@ class Step:
     ids = {id(v) for v in self.get_concrete_function(*signature).variables}
     return [v for v in self.variables if id(v.value) in ids]
 
+  def unnamed(self, signature: Sequence[Any]) -> list[tf.Variable]:
+    """The variables that it uses, and that are not among its own.
+
+    Args:
+      signature: `tf.TensorSpec`s of its arguments.
+    """
+    ids = {id(v.value) for v in self.variables}
+    used = self.get_concrete_function(*signature).variables
+    return [v for key, v in {id(v): v for v in used}.items() if key not in ids]
+
 
 def make_variables(model: keras.Model, fn: Callable[..., Any], batch: Any) -> None:
   """Makes what Keras makes when it meets a first batch: weights, metrics, slots.
@@ -238,10 +269,13 @@ def _loss_tracker(model: keras.Model) -> Any:
   return first[0] if first and first[0].name == "loss" else None
 
 
-def _logs(logs: Any) -> dict[str, tf.Tensor]:
-  """Results of metrics as tensors: one may be a variable itself, or a number."""
+def _logs(logs: Any) -> dict[str, Any]:
+  """Results of metrics as tensors: one may be a variable itself, a number, or a dict of such."""
   if not isinstance(logs, dict):
     raise UnsupportedError(
       f"parallelize: a step returned {logs!r}; it must return a dict of names and values"
     )
-  return {name: tf.identity(tf.convert_to_tensor(x)) for name, x in logs.items()}
+  found: dict[str, Any] = keras.tree.map_structure(
+    lambda x: tf.identity(keras.ops.convert_to_tensor(x)), logs
+  )
+  return found

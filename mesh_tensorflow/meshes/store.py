@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
@@ -201,6 +201,16 @@ class VariableStore(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing
     """Names in order of creation."""
     self._looked_at()
     return list(self._stored)
+
+  @_one_thread_at_a_time
+  def forget(self, names: Collection[str]) -> None:
+    """Lets go of variables that no program uses any more; their memory is free then.
+
+    Args:
+      names: full names; those of none are no matter.
+    """
+    self._stored = {n: v for n, v in self._stored.items() if n not in names}
+    self._slices = {n: v.slices for n, v in self._stored.items()}
 
   @_one_thread_at_a_time
   def get(

@@ -61,6 +61,7 @@ class TestFit:
     assert parallel.mesh_impl is not None
     assert parallel.mesh_impl.size == 4
 
+  @pytest.mark.long
   def test_weights_of_classes_and_of_samples(self) -> None:
     theirs, ours = compiled(weighted_metrics=["accuracy"]), compiled(weighted_metrics=["accuracy"])
     parallel = mtf.keras.parallelize(ours, placement())
@@ -153,6 +154,7 @@ class TestState:
       parallel.predict(X[:16], verbose=0), saved.predict(X[:16], verbose=0), atol=1e-5
     )
 
+  @pytest.mark.long  # test_callbacks has something of it.
   def test_what_python_assigns_counts(self) -> None:
     theirs, ours = compiled(), compiled()
     parallel = mtf.keras.parallelize(ours, placement())
@@ -225,6 +227,7 @@ class TestState:
 
 
 class TestSummary:
+  @pytest.mark.long
   def test_tables(self) -> None:
     parallel = mtf.keras.parallelize(compiled(), placement())
     parallel.fit(X[:16], Y[:16], **FIT)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import optimizers as o
 
 import mesh_tensorflow as mtf
-from tests.keras.models import RNG, assert_same_variables, compiled, placement, single
+from tests.keras.models import assert_same_variables, compiled, placement, single
 
 # Those of the issue with the options that change the update, and others.
 CASES: dict[str, Callable[[], Any]] = {
@@ -35,30 +35,21 @@ WITH_CONDITIONS: dict[str, Callable[[], Any]] = {
 
 
 def assert_same_curve(optimizer: Callable[[], Any], steps: int) -> None:
-  x = RNG.normal(size=(8 * steps, 8)).astype(np.float32)
+  x = np.random.default_rng(0).normal(size=(8 * steps, 8)).astype(np.float32)
   y = np.argmax(x[:, :4] + 0.3 * x[:, 4:], 1)
+  data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8, drop_remainder=True)
   theirs, ours = (compiled(optimizer, single, metrics=None) for _ in range(2))
-  curves: list[list[float]] = []
-  for model in (
-    theirs,
-    mtf.keras.parallelize(ours, placement(layout="batch:rows,net/down.units:cols")),
-  ):
-    losses: list[float] = []
-    each = keras.callbacks.LambdaCallback(
-      on_train_batch_end=lambda batch, logs, losses=losses: losses.append(float(logs["loss"]))
-    )
-    # The logged loss is a mean over the epoch so far; its curve is told by that of each step.
-    model.fit(x, y, batch_size=8, verbose=0, shuffle=False, callbacks=[each])
-    curves.append(list(np.diff([n * loss for n, loss in enumerate([0.0, *losses])])))
-  assert len(curves[0]) == steps
-  np.testing.assert_allclose(curves[1], curves[0], rtol=1e-4, atol=1e-5 * steps)
+  parallel = mtf.keras.parallelize(ours, placement(layout="batch:rows,net/down.units:cols"))
+  # A step is an epoch: the logged loss is a mean over an epoch.
+  kwargs = {"epochs": steps, "steps_per_epoch": 1, "shuffle": False, "verbose": 0}
+  expected, found = (model.fit(data, **kwargs).history["loss"] for model in (theirs, parallel))
+  assert len(expected) == steps
+  np.testing.assert_allclose(found, expected, rtol=1e-4)
   assert_same_variables(ours, theirs, 1e-3)
 
 
-# Of the others 200 steps are long tests.
-@pytest.mark.parametrize("name", ["adam", "adafactor", "lion"])
-def test_some_steps(name: str) -> None:
-  assert_same_curve(CASES[name], 200 if name == "adam" else 5)
+def test_some_steps() -> None:
+  assert_same_curve(CASES["adam"], 5)
 
 
 @pytest.mark.long

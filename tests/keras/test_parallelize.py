@@ -61,18 +61,7 @@ def test_refused_at_once() -> None:
     mtf.keras.parallelize(small(), "rows:2", distribution)
 
 
-class OwnStep(keras.Sequential):
-  """A model that takes gradients itself."""
-
-  def train_step(self, data: Any) -> Any:
-    return super().train_step(data)
-
-
 def test_refused_at_a_first_batch() -> None:
-  own = OwnStep([keras.Input((8,)), keras.layers.Dense(4)])
-  own.compile("sgd", "mse")
-  with pytest.raises(UnsupportedError, match="OwnStep has a train_step of its own"):
-    mtf.keras.parallelize(own, "rows:2").train_on_batch(X[:8], X[:8, :4])
   parallel = mtf.keras.parallelize(compiled(run_eagerly=True), "rows:2")
   with pytest.raises(UnsupportedError, match="run_eagerly=True"):
     parallel.fit(X, Y)
