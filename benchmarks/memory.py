@@ -2,7 +2,7 @@
 
   python -m benchmarks.memory
 
-Six training steps on one CPU device, each in a process of its own. Two steps make what stays (code,
+Training steps on one CPU device, each in a process of its own. Two steps make what stays (code,
 kernels, thread pools); then what the process holds is read before a further step, and its highest
 value after it. The difference is compared with the predicted peak of inputs and activations.
 Tensors of 64 KiB and more are mapped, and unmapped when they are freed (MALLOC_MMAP_THRESHOLD_), so
@@ -27,8 +27,9 @@ import mesh_tensorflow as mtf  # isort: skip - before TensorFlow, whose start-up
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import ours, programs
+from benchmarks import ours, programs, unet
 from benchmarks.sizes import BENCH
+from benchmarks.unet_sizes import UNetSize
 
 _MEBI, _WARM_UP = 2**20, 2
 
@@ -67,10 +68,22 @@ def _dense(rows: int, width: int, layers: int) -> programs.Program:
   )
 
 
+def _unet(size: int, filters: int, levels: int, batch_size: int) -> programs.Program:
+  sizes = UNetSize("", size, filters, levels, batch_size)
+
+  def make(mesh: str, implementation: str, layout: str) -> mtf.Function:
+    del layout
+    return unet.make_function(sizes, mesh, implementation)
+
+  return programs.Program(make, lambda: unet.make_volumes(sizes))
+
+
 MODELS: dict[str, Callable[[], programs.Program]] = {
   "dense, 4 layers of 256, 2048 rows": lambda: _dense(2048, 256, 4),
   "dense, 8 layers of 512, 8192 rows": lambda: _dense(8192, 512, 8),
   "convolutions (mnist)": lambda: programs.PROGRAMS["mnist"],
+  "U-Net, 2 volumes of 32 x 32 x 32": lambda: _unet(32, 8, 3, 2),
+  "U-Net, a volume of 48 x 48 x 48": lambda: _unet(48, 4, 2, 1),
   "language model, vocabulary 1024": lambda: _language_model(vocab=1024),
   "language model (bench)": lambda: programs.PROGRAMS["bench"],
   "language model, batch 16": lambda: _language_model(batch=16),
@@ -94,7 +107,7 @@ def measure(name: str) -> tuple[float, float]:
   step = program.make("", "placement", "")
   told = mtf.describe(step).to_dict()["memory_per_device"]
   batch = program.batch()
-  compiled = tf.function(lambda *values: step(*values), autograph=False)
+  compiled = tf.function(lambda *values: tf.nest.flatten(step(*values))[0], autograph=False)
   for _ in range(_WARM_UP):
     float(compiled(*batch))
   gc.collect()

@@ -11,11 +11,11 @@ from mesh_tensorflow.errors import DimensionError, DTypeError, LayoutError, Shap
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
-from mesh_tensorflow.operations import convolution_kernels
+from mesh_tensorflow.operations import convolution_kernels, convolution_room
 from mesh_tensorflow.operations.convolution_frames import Frames, Reach, split_axis
 from mesh_tensorflow.operations.convolution_slices import Window
 from mesh_tensorflow.operations.reduction import mesh_axes_of
-from mesh_tensorflow.program.dimensions import Dimension, Shape, shape_union
+from mesh_tensorflow.program.dimensions import Dimension, Shape, list_product, shape_union
 from mesh_tensorflow.program.graph import Operation, Tensor
 
 IMAGE, FILTER, FEATURES = "image", "filter", "features"
@@ -181,6 +181,36 @@ class Convolution(Operation):
       for f in reversed(order):
         laid_out = f.give(lowering, laid_out, self._reduce_counter)
     return laid_out
+
+  def room_of_slice(self, impl: MeshImpl) -> int:
+    """Bytes that a processor takes for its part of the result, besides operands and result.
+
+    Frames of a split image, and what TensorFlow's kernels for CPUs copy.
+
+    Args:
+      impl: of the processor.
+    """
+    dtype, window = self._outputs[0].dtype, self.window
+    image, kernel, features = (
+      list(impl.slice_shape(self.shape_of(role))) for role in (IMAGE, FILTER, FEATURES)
+    )
+    if 0 in (*image, *kernel, *features):
+      return 0
+    frames, room = self._frames(impl), 0
+    if any(f.is_split for f in frames):
+      window = window.inside()
+      first = len(image) - window.rank - window.channel_dims
+      image[first : first + window.rank] = [f.size for f in frames]
+      room = list_product(image) * dtype.size
+    sizes = window, image, kernel, features, dtype
+    if self.roles[2] == IMAGE:
+      room += convolution_room.room_of_image(*sizes)
+    elif self.roles[2] == FILTER:
+      # Nothing waits for the gradient of a filter but the update: another thread goes on meanwhile,
+      # with the gradient of the image and what follows. As much as its operands is what was seen.
+      together = convolution_room.room_of_filter(*sizes) + convolution_room.room_of_image(*sizes)
+      room += together + (list_product(image) + list_product(features)) * dtype.size
+    return room
 
   def _frames(self, impl: MeshImpl) -> list[Frames]:
     """For each spatial dimension what the windows of a processor's features reach."""

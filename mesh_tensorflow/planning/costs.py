@@ -169,7 +169,7 @@ class Recorder:
     self._recorded = 0
     self._seen_nodes: set[Any] = set()
     self._stack: list[Operation] = []
-    # Of operations with a body: the bytes that it takes.
+    # Of operations with a body, or whose kernels take room: the bytes of it.
     self.inside: dict[Operation, int] = {}
 
   def begin(self, op: Operation) -> None:
@@ -188,6 +188,9 @@ class Recorder:
     self._add_new_nodes(self.costs[op], roots)
     self._flops_of_vector_product(op)
     self._add_told_products(op)
+    room = getattr(op, "room_of_slice", None)
+    if room is not None:
+      self.inside[op] = self.inside.get(op, 0) + room(self.impl)
     # Of the additions in a loop nothing leads to a node outside of it.
     for n in added_bytes(op, self.impl):
       self.costs[op].work.traffic += 3 * n

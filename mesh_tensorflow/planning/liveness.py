@@ -62,7 +62,7 @@ def activation_memory(
     lowering: a lowering of the operations onto a `PlanMeshImpl`.
     operations: in the order in which they run.
     results: tensors that are held to the end.
-    inside: bytes that operations with a body take while they run.
+    inside: bytes that operations take while they run, for a body or for their kernels.
   """
   held_elsewhere = {
     x.ref()

@@ -44,7 +44,7 @@ def test_a_volume_too_large_for_one_device_fits_eight():
 @pytest.mark.long
 def test_a_volume_too_large_for_one_device_trains_on_eight():
   flags = ["--size", "64", "--filters", "2", "--levels", "2", "--batch_size", "1", "--steps", "2"]
-  flags += ["--epochs", "1", "--memory_mb", "120"]
+  flags += ["--epochs", "1", "--memory_mb", "30"]
   with pytest.raises(mtf.OutOfMemoryError):
     unet3d.main([*flags, "--mesh_shape", "d:1"])
   assert len(unet3d.main([*flags, "--mesh_shape", "d:2,h:2,w:2"])) == 1

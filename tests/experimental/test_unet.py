@@ -162,12 +162,21 @@ def test_losses_and_metrics_are_those_of_their_formulas():
   np.testing.assert_allclose(lowering.export_to_tf_tensor(predictions[3]), hits)
 
 
-def test_training_and_evaluation(tmp_path, caplog):
+@pytest.mark.parametrize(
+  "mesh,layout",
+  [
+    ("rows:2", "image_nx_block:rows"),
+    pytest.param(
+      "rows:2,columns:2", "image_nx_block:rows,image_ny_block:columns", marks=pytest.mark.long
+    ),
+  ],
+)
+def test_training_and_evaluation(tmp_path, caplog, mesh, layout):
   pattern = write_scans(tmp_path)
   run = tmp_path / "run"
   arguments = {
-    "use_tpu": False, "mesh_shape": "rows:2,columns:2", "num_training_loops": 1,
-    "layout": "image_nx_block:rows,image_ny_block:columns", "num_train_iterations_per_loop": 2,
+    "use_tpu": False, "mesh_shape": mesh, "num_training_loops": 1,
+    "layout": layout, "num_train_iterations_per_loop": 2,
     "num_eval_iterations_per_loop": 1, "train_file_pattern": pattern, "lr_drop_steps": 2.0,
     "eval_file_pattern": pattern, "checkpoint_dir": str(run), "image_noise_probability": 1.0,
     "image_noise_ratio": 0.01, "pred_output_dir": str(tmp_path / "predictions"),
