@@ -124,7 +124,7 @@ class LayerStack(SublayerStack):
     recompute_grads: bool = False,
   ):
     super().__init__(layers, sublayers_initial, sublayers_per_layer, sublayers_final)
-    self._recompute_grads = recompute_grads
+    self.recompute_grads = recompute_grads
     if (dropout_rate is None) != (norm_epsilon is None):
       raise errors.ConfigError(
         f"LayerStack: set both dropout_rate (={dropout_rate}) and norm_epsilon (={norm_epsilon}), "
@@ -167,7 +167,7 @@ class LayerStack(SublayerStack):
     context.layer_outputs.append(x)
     for i, layer in enumerate(self._layers):
       with mtf.variable_scope(layer.name or ""):
-        if self._recompute_grads and context.train:
+        if self.recompute_grads and context.train:
           x = self._recomputed_layer(x, layer, context)
         else:
           x = self._layer_fn(x, layer, context)

@@ -47,7 +47,7 @@ class ReversibleLayerStack(LayerStack):
       )
     x = self._call_sublayers("initial", x, context)
     context.layer_outputs.append(x)
-    recompute = bool(self._recompute_grads and context.train)
+    recompute = bool(self.recompute_grads and context.train)
     # Each stream with its value computed backwards, of which there is none in the forward pass.
     streams: tuple[mtf.Tensor, Any, mtf.Tensor, Any] = (x, None, x, None)
     for i, layer in enumerate(self._layers):

@@ -2,6 +2,7 @@
 
     run.layout_rules = "auto"   the layout with the least predicted time of a training step
     run.mesh_shape = "auto"     the mesh, too, of all that `run.num_devices` devices make
+    choose_layout.choices       microbatches and recomputation, too
 
 What is found is as if it had been bound: the program, operative_config.gin and the record of each
 checkpoint have the rules in place of "auto". A run that goes on from such a checkpoint keeps its
@@ -11,9 +12,10 @@ layout, so that a resume neither searches nor changes its speed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -25,13 +27,14 @@ from mesh_tensorflow.errors import ConfigError, LayoutError, OutOfMemoryError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
-from mesh_tensorflow.running.function import Function
 from mesh_tensorflow.transformer.files.by_chief import by_chief
 from mesh_tensorflow.transformer.gin_config import model_config, operative
 from mesh_tensorflow.transformer.gin_config.contradictions import RUN
 from mesh_tensorflow.transformer.meshes.batching import compute_batch_size
 from mesh_tensorflow.transformer.meshes.mesh_setup import is_auto
-from mesh_tensorflow.transformer.modes.planned_steps import make_steps, vocabulary_sizes
+from mesh_tensorflow.transformer.modes import variants
+from mesh_tensorflow.transformer.modes.planned_steps import StepMaker
+from mesh_tensorflow.transformer.modes.variants import AS_BOUND, Variant
 
 _MOST_VIRTUAL = 16
 
@@ -42,9 +45,6 @@ _ROUNDS = 2
 # Predictions of one layout that differ by less are of the same graph.
 _SAME = 1e-3
 
-# Makes the training step of a model for a mesh and a layout.
-StepMaker = Callable[[mtf.Shape, mtf.LayoutRules], Function]
-
 
 @dataclasses.dataclass(frozen=True)
 class Found:
@@ -54,11 +54,13 @@ class Found:
     mesh_shape: the mesh shape.
     layout_rules: the layout rules.
     why: where they are from, in words.
+    variant: how the training step is built.
   """
 
   mesh_shape: mtf.Shape
   layout_rules: mtf.LayoutRules
   why: str
+  variant: Variant = AS_BOUND
 
 
 def is_asked(arguments: Mapping[str, Any]) -> bool:
@@ -136,25 +138,35 @@ def find(
   def look() -> list[str]:
     kept = _kept(arguments, shape)
     if kept is not None:
-      return [mesh_text(kept.mesh_shape), rules_text(kept.layout_rules), kept.why]
+      return [
+        mesh_text(kept.mesh_shape),
+        rules_text(kept.layout_rules),
+        kept.why,
+        kept.variant.name,
+      ]
     if sequence_length is None:
       raise ConfigError("run.layout_rules or run.mesh_shape is 'auto': bind run.sequence_length")
     batch_size = whole_batch(arguments["batch_size"], sequence_length)
-    choice = search(arguments, step_maker(arguments, sequence_length, batch_size), on_tpu)
+    make = StepMaker(arguments, sequence_length, batch_size)
+    choice = search(arguments, make, on_tpu)
     why = (
       f"{format_seconds(choice.seconds)} a step and {format_bytes(choice.memory)} a device "
       f"predicted for {choice.machine.name}, "
       + ("no layout is faster" if choice.proven else "the best found in time")
     )
-    return [mesh_text(choice.mesh_shape), rules_text(choice.layout), why]
+    return [mesh_text(choice.mesh_shape), rules_text(choice.layout), why, choice.settings]
 
-  mesh, rules, why = by_chief(look)
-  found = Found(mtf.convert_to_shape(mesh), mtf.convert_to_layout_rules(rules), why)
+  mesh, rules, why, built = by_chief(look)
+  variant = variants.named(built)
+  found = Found(mtf.convert_to_shape(mesh), mtf.convert_to_layout_rules(rules), why, variant)
   for name, text in (("mesh_shape", mesh), ("layout_rules", rules)):
     # What is bound is recorded, too: found rules are for one mesh, a found mesh is for some rules.
     operative.say_found(
       ("", RUN, name), text, f"found: {why}" if is_auto(arguments[name]) else None
     )
+  for key, value in variant.settings.items():
+    operative.say_found(key, value, f"found: {why}")
+  variant.bind()
   return found
 
 
@@ -180,35 +192,8 @@ def whole_batch(batch_size: Any, sequence_length: Mapping[str, int]) -> int:
   return compute_batch_size(dict(sequence_length), "", "", (method, number))
 
 
-def step_maker(
-  arguments: Mapping[str, Any], sequence_length: Mapping[str, int], batch_size: int
-) -> StepMaker:
-  """What makes training steps of the model that gin describes.
-
-  Args:
-    arguments: of `run`.
-    sequence_length: dict from feature to number of tokens.
-    batch_size: number of sequences.
-
-  Raises:
-    ConfigError: no optimizer is bound.
-  """
-  optimizer = arguments["optimizer"]
-  if optimizer is None:
-    raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
-  sizes = vocabulary_sizes(arguments["vocabulary"])
-
-  def make(mesh_shape: mtf.Shape, layout_rules: mtf.LayoutRules) -> Function:
-    steps = make_steps(
-      arguments["model_type"], mesh_shape, layout_rules, batch_size, dict(sequence_length), **sizes
-    )
-    return steps.train_step(steps.required_features, optimizer)
-
-  return make
-
-
 @gin.configurable(module="mesh_tensorflow.transformer.plan", allowlist=[
-  "machine", "memory_limit", "fixed", "time_limit", "alternatives"
+  "machine", "memory_limit", "fixed", "time_limit", "alternatives", "choices"
 ])  # fmt: skip
 def choose_layout(
   make: StepMaker,
@@ -223,6 +208,7 @@ def choose_layout(
   fixed: str = "",
   time_limit: float = 60.0,
   alternatives: int = 9,
+  choices: Sequence[str] = (),
 ) -> LayoutChoice:
   """Searches for layouts and mesh shapes of a model's training step; see `mtf.auto_layout`.
 
@@ -238,23 +224,27 @@ def choose_layout(
     fixed: layout rules that the layout must have.
     time_limit: seconds of a search, after which the best so far is taken.
     alternatives: how many of the next best are told.
+    choices: what is chosen, too: "microbatches" (`run.gradient_accumulation_steps`), "recompute"
+      (`LayerStack.recompute_grads`).
 
   Raises:
-    ConfigError: there is no such machine.
+    ConfigError: there is no such machine, or a choice is unknown, or bound.
     LayoutError: no layout suits the model.
     OutOfMemoryError: no layout fits.
   """
   chosen = convert_to_machine(machine or default_machine)
   assert chosen is not None
   chosen = chosen.variant(implementation)
+  by_name = {v.name: v for v in make.variants(choices)}
   if layout_rules is not None:
-    return _best_mesh(make, layout_rules, devices, chosen, memory_limit, alternatives)
+    return _best_mesh(make, layout_rules, devices, chosen, memory_limit, alternatives, by_name)
+  first, *others = by_name
   shape = mesh_shape or mtf.Shape([mtf.Dimension("all", devices)])
   rules = mtf.LayoutRules([])
   best: LayoutChoice | None = None
   for _ in range(_ROUNDS):
     choice = mtf.auto_layout(
-      make(shape, rules),
+      make(shape, rules, by_name[first]),
       devices=devices if mesh_shape is None else None,
       mesh_shape=mesh_shape,
       machine=chosen,
@@ -262,8 +252,10 @@ def choose_layout(
       fixed=fixed,
       alternatives=alternatives,
       time_limit=time_limit,
+      choices={n: functools.partial(make, shape, rules, by_name[n]) for n in others},
     )
-    built = mtf.describe(make(choice.mesh_shape, choice.layout), machine=choice.machine)
+    step = make(choice.mesh_shape, choice.layout, by_name[choice.settings])
+    built = mtf.describe(step, machine=choice.machine)
     assert built.seconds is not None
     real = dataclasses.replace(choice, seconds=built.seconds, memory=int(built.memory.total))
     # As it is built for its layout a graph may need more than as it was searched.
@@ -322,7 +314,12 @@ def _kept(arguments: Mapping[str, Any], shape: mtf.Shape) -> Found | None:
   mesh, rules = record.get("mesh_shape"), record.get("layout_rules")
   if mesh is None or rules is None:
     return None
-  kept = Found(mtf.convert_to_shape(mesh), mtf.convert_to_layout_rules(rules), f"kept from {path}")
+  kept = Found(
+    mtf.convert_to_shape(mesh),
+    mtf.convert_to_layout_rules(rules),
+    f"kept from {path}",
+    variants.kept(record, arguments),
+  )
   if is_auto(arguments["mesh_shape"]):
     if kept.mesh_shape.size != shape.size:
       return None
@@ -341,23 +338,26 @@ def _best_mesh(
   machine: Machine,
   memory_limit: float | None,
   alternatives: int,
+  by_name: Mapping[str, Variant],
 ) -> LayoutChoice:
   """The sizes of the mesh dimensions that given rules name."""
   names = list(dict.fromkeys(mesh_name for _, mesh_name in rules.pairs))
   limit = machine.memory_of_each(devices) if memory_limit is None else memory_limit
   choices: list[LayoutChoice] = []
-  error: LayoutError | None = None
-  for sizes in _sizes(devices, len(names)):
+  error: Exception | None = None
+  for sizes, name in itertools.product(_sizes(devices, len(names)), by_name):
     shape = mtf.Shape([mtf.Dimension(n, s) for n, s in zip(names, sizes)])
     try:
-      report = mtf.describe(make(shape, rules), machine=machine)
-    except LayoutError as e:
+      report = mtf.describe(make(shape, rules, by_name[name]), machine=machine)
+    except (ConfigError, LayoutError) as e:
+      # Of the batch a device may have less than there are microbatches.
       error = error or e
       continue
     assert report.seconds is not None
+    memory = int(report.memory.total)
     choices.append(
       LayoutChoice(
-        shape, rules, report.seconds, int(report.memory.total), True, (), machine, limit, 0.0
+        shape, rules, report.seconds, memory, True, (), machine, limit, 0.0, settings=name
       )
     )
   if not choices:

@@ -139,10 +139,14 @@ class Job:
       if not self.mesh_devices:
         mesh_setup.find_devices(to_join.size)
     found = automatic_layout.find(arguments, self.sequence_length, bool(self.tpu))
+    self._arguments = found.variant.arguments(arguments)
     rules = automatic_layout.rules_text(found.layout_rules)
     if workers.current().is_chief:
       mesh = automatic_layout.mesh_text(found.mesh_shape) or "''"
-      print(f"layout {rules or '(nothing is split)'} on mesh {mesh} ({found.why})", flush=True)
+      built = f", built with {found.variant.name}" if found.variant.name else ""
+      print(
+        f"layout {rules or '(nothing is split)'} on mesh {mesh}{built} ({found.why})", flush=True
+      )
     return found.mesh_shape, found.layout_rules
 
   @property

@@ -7,47 +7,26 @@ from typing import Any
 import gin
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.errors import ConfigError, OutOfMemoryError
+from mesh_tensorflow.errors import OutOfMemoryError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
-from mesh_tensorflow.transformer.modes import automatic_layout
+from mesh_tensorflow.transformer.modes import automatic_layout, variants
 from mesh_tensorflow.transformer.modes.job import Job
-from mesh_tensorflow.transformer.modes.planned_steps import (
-  count_parameters,
-  make_steps,
-  plan,
-  vocabulary_sizes,
-)
+from mesh_tensorflow.transformer.modes.planned_steps import StepMaker, count_parameters, plan
 from mesh_tensorflow.transformer.modes.registry import mode
+from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 
 
-def print_plan(
-  model_type: str,
-  mesh_shape: mtf.Shape,
-  layout_rules: mtf.LayoutRules,
-  batch_size: int,
-  sequence_length: dict[str, int],
-  optimizer: Any,
-  vocabulary: Any,
-) -> mtf.Report:
+def print_plan(steps: ModelSteps, optimizer: Any) -> mtf.Report:
   """Prints what a training step needs on each processor; see `plan`.
 
   Args:
-    model_type: see `build_model`.
-    mesh_shape: mesh shape.
-    layout_rules: layout rules.
-    batch_size: sequences in a batch.
-    sequence_length: dict from feature to number of tokens.
+    steps: the programs of the model.
     optimizer: an optimizer class.
-    vocabulary: a vocabulary or a pair; None: `make_steps.vocab_size` of gin.
 
   Returns:
     The `mtf.Report`.
   """
-  sizes = vocabulary_sizes(vocabulary)
-  if optimizer is None:
-    raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
-  steps = make_steps(model_type, mesh_shape, layout_rules, batch_size, sequence_length, **sizes)
   print(f"{count_parameters(steps):,} parameters", flush=True)
   report = plan(steps, optimizer)
   print(report, flush=True)
@@ -71,7 +50,7 @@ def print_best_layouts(job: Job, bound: mtf.Report | None, search: bool = True) 
   """
   if not search and bound is not None:
     return None
-  make = automatic_layout.step_maker(job.arguments, job.sequence_length, job.batch_size)
+  make = StepMaker(job.arguments, job.sequence_length, job.batch_size)
   try:
     choice = automatic_layout.search(job.arguments, make, bool(job.tpu))
   except OutOfMemoryError as e:
@@ -92,7 +71,8 @@ def _compared(bound: mtf.Report, choice: LayoutChoice) -> str:
     automatic_layout.mesh_text(bound.mesh_shape),
   )
   name = f"The bound layout, {rules or '(no rules)'} on {mesh or 'one device'},"
-  if bound.mesh_shape == choice.mesh_shape and bound.layout == choice.layout:
+  same = bound.mesh_shape == choice.mesh_shape and bound.layout == choice.layout
+  if same and not choice.settings:
     return f"{name} is the best one"
   timed = bound.timed(choice.machine)
   memory = int(bound.memory.total)
@@ -108,18 +88,16 @@ def _compared(bound: mtf.Report, choice: LayoutChoice) -> str:
 def run_plan(job: Job) -> mtf.Report:
   """Prints what training needs, without doing it, and the best layouts."""
   choice, report = None, None
+  make = StepMaker(job.arguments, job.sequence_length, job.batch_size)
   asked = automatic_layout.is_asked(job.arguments)
   if asked:
     choice = print_best_layouts(job, None)
-  report = print_plan(
-    job.model_type,
-    choice.mesh_shape if choice else job.mesh_shape,
-    choice.layout if choice else job.layout_rules,
-    job.batch_size,
-    job.sequence_length,
-    job.optimizer,
-    job.vocabulary,
+  steps = (
+    make.steps(choice.mesh_shape, choice.layout, variants.named(choice.settings))
+    if choice
+    else make.steps(job.mesh_shape, job.layout_rules)
   )
+  report = print_plan(steps, job.optimizer)
   if not asked:
     print_best_layouts(job, report)
   return report

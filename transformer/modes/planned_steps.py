@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gin
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.running.function import Function
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
+from mesh_tensorflow.transformer.modes.variants import AS_BOUND, Variant, variants
 from mesh_tensorflow.transformer.programs.model_building import build_model
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 
@@ -89,3 +91,58 @@ def vocabulary_sizes(vocabulary: Any) -> dict[str, tuple[int, int]]:
       targets_vocabulary(vocabulary).vocab_size,
     )
   }
+
+
+class StepMaker:
+  """Makes training steps of the model that gin describes, for meshes that need not be there.
+
+  Args:
+    arguments: of `run`.
+    sequence_length: dict from feature to number of tokens.
+    batch_size: number of sequences.
+
+  Raises:
+    ConfigError: no optimizer is bound.
+  """
+
+  def __init__(
+    self, arguments: Mapping[str, Any], sequence_length: Mapping[str, int], batch_size: int
+  ):
+    if arguments["optimizer"] is None:
+      raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
+    self._arguments, self._lengths = arguments, dict(sequence_length)
+    self._batch_size = batch_size
+    self._sizes = vocabulary_sizes(arguments["vocabulary"])
+
+  def steps(
+    self, mesh_shape: mtf.Shape, layout_rules: mtf.LayoutRules, variant: Variant = AS_BOUND
+  ) -> ModelSteps:
+    """The programs of the model.
+
+    Args:
+      mesh_shape: the mesh shape.
+      layout_rules: the layout rules.
+      variant: how the training step is built.
+    """
+    model_type, lengths = self._arguments["model_type"], dict(self._lengths)
+    steps = make_steps(
+      model_type, mesh_shape, layout_rules, self._batch_size, lengths, **self._sizes
+    )
+    steps.updates = variant.updates(self._arguments)
+    variant.set_on(steps.model)
+    return steps
+
+  def __call__(
+    self, mesh_shape: mtf.Shape, layout_rules: mtf.LayoutRules, variant: Variant = AS_BOUND
+  ) -> Function:
+    """A training step; arguments as of `steps`."""
+    steps = self.steps(mesh_shape, layout_rules, variant)
+    return steps.train_step(steps.required_features, self._arguments["optimizer"])
+
+  def variants(self, choices: Sequence[str]) -> list[Variant]:
+    """How a training step can be built; see `variants.variants`.
+
+    Args:
+      choices: what is free.
+    """
+    return variants(choices, self._arguments, self._batch_size, self._lengths)

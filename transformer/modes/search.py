@@ -12,8 +12,9 @@ from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
 from mesh_tensorflow.transformer.files import model_files
-from mesh_tensorflow.transformer.modes import automatic_layout
+from mesh_tensorflow.transformer.modes import automatic_layout, variants
 from mesh_tensorflow.transformer.modes.job import Job
+from mesh_tensorflow.transformer.modes.planned_steps import StepMaker
 from mesh_tensorflow.transformer.modes.registry import mode
 
 _HEAD = "# Found by run.mode = 'search'"
@@ -47,12 +48,14 @@ def write_layout(choice: LayoutChoice, model: str, path: str | None = None) -> s
           f"write_layout.path: {path} is there, and no search has written it; bind another name"
         )
   proven = "no layout is faster" if choice.proven else "the best found before time ran out"
+  built = variants.gin_lines(variants.named(choice.settings))
   text = (
     f"{_HEAD} for {model}.\n"
     f"# Predicted for {choice.machine.name}: {format_seconds(choice.seconds)} a step, "
     f"{format_bytes(choice.memory)} a device; {proven}.\n\n"
     f'utils.run.mesh_shape = "{automatic_layout.mesh_text(choice.mesh_shape)}"\n'
     f'utils.run.layout_rules = "{automatic_layout.rules_text(choice.layout)}"\n'
+    + "".join(f"{line}\n" for line in built)
   )
   folder = os.path.dirname(path)
   if folder:
@@ -64,7 +67,7 @@ def write_layout(choice: LayoutChoice, model: str, path: str | None = None) -> s
 @mode("search", on_devices=False)
 def run_search(job: Job) -> LayoutChoice:
   """Searches mesh shape and layout; a bound mesh shape is kept where the rules are "auto"."""
-  make = automatic_layout.step_maker(job.arguments, job.sequence_length, job.batch_size)
+  make = StepMaker(job.arguments, job.sequence_length, job.batch_size)
   choice = automatic_layout.search(job.arguments, make, bool(job.tpu))
   print(choice, flush=True)
   model = f"a {job.model_type} of {job.batch_size} sequences a batch"

@@ -13,7 +13,8 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError, LayoutError, OutOfMemoryError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.transformer import gin_config, utils
-from mesh_tensorflow.transformer.modes import automatic_layout
+from mesh_tensorflow.transformer.modes import automatic_layout, variants
+from mesh_tensorflow.transformer.modes.variants import Variant
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 40
 BINDINGS = """
@@ -197,6 +198,96 @@ def test_a_model_that_needs_more_as_built_for_its_layout(tmp_path, monkeypatch):
     run(tmp_path, *auto, "write_layout.path = 'x.gin'")
 
 
+# Both of two layers: what one keeps for its backward pass the other need not.
+CHOICES = ("choose_layout.choices = ('microbatches', 'recompute')", "num_layers = 2")
+FIXED = "choose_layout.fixed = 'batch:rows'"
+
+
+def needs(choice):
+  """The least that each way to build the step needs."""
+  found = {}
+  for c in (choice, *choice.alternatives):
+    found[c.settings] = min(c.memory, found.get(c.settings, c.memory))
+  return found
+
+
+@pytest.mark.long
+def test_what_does_not_fit_is_trained_in_microbatches_or_with_recomputation(
+  tmp_path, capsys, cpu_devices, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  auto = ("run.mesh_shape = 'rows:2'", "run.layout_rules = 'auto'", FIXED, SMALL, *CHOICES)
+  free = run(tmp_path, *auto, "run.mode = 'search'", "choose_layout.alternatives = 99")
+  assert free.settings == ""
+  needed = needs(free)
+  assert set(needed) == {
+    f"{m}{r}".strip(", ")
+    for m in ("", "microbatches=2", "microbatches=4")
+    for r in ("", ", recompute")
+  }
+  assert needed["microbatches=4, recompute"] < needed["microbatches=4"] < needed[""]
+  assert needed["recompute"] < needed[""]
+  limit = f"choose_layout.memory_limit = {needed['microbatches=4']}.0"
+
+  choice = run(tmp_path, *auto, limit, "run.mode = 'search'")
+  assert choice.settings in ("microbatches=4", "microbatches=4, recompute")
+  text = (tmp_path / "layouts" / "auto_TPU_v3_core_2.gin").read_text()
+  assert "utils.run.gradient_accumulation_steps = 4" in text
+  report = run(tmp_path, *auto, limit, "run.mode = 'plan'")
+  assert report.memory.total == choice.memory
+  capsys.readouterr()
+
+  run(tmp_path, *auto, limit)
+  assert f"built with {choice.settings} (" in capsys.readouterr().out
+  assert operative(tmp_path)["gradient_accumulation_steps"] == "4"
+  (record,) = (tmp_path / "model").glob("*config*.json")
+  assert json.loads(record.read_text())["found"]["gradient_accumulation_steps"] == 4
+  # A resume keeps it, and needs no choices for that.
+  run(tmp_path, *auto[:2], SMALL, CHOICES[1], "run.train_steps = 2")
+  assert f"built with {choice.settings} (kept from" in capsys.readouterr().out
+
+  with pytest.raises(
+    OutOfMemoryError, match="of 6 ways to build .* Nearest is microbatches=4, rec"
+  ):
+    run(tmp_path, *auto, "choose_layout.memory_limit = 1000.0", "run.mode = 'search'")
+
+
+def test_ways_to_build_a_step():
+  arguments = {"gradient_accumulation_steps": None, "max_grad_norm": 1.0, "ema_decay": None}
+  both = variants.variants(variants.CHOICES, arguments, 24, {"targets": 16})
+  # 24 is no multiple of 16; one microbatch is what is bound.
+  assert [v.name for v in both] == [
+    f"{m}{r}".strip(", ")
+    for m in ("", "microbatches=2", "microbatches=4", "microbatches=8")
+    for r in ("", ", recompute")
+  ]
+  assert [variants.named(v.name) for v in both] == both
+  assert both[0] == variants.AS_BOUND and both[0].settings == {}
+  assert variants.gin_lines(Variant(4, True)) == [
+    "utils.run.gradient_accumulation_steps = 4",
+    "transformer.LayerStack.recompute_grads = True",
+  ]
+  assert Variant(4).arguments(arguments)["gradient_accumulation_steps"] == 4
+  assert Variant(4).updates(arguments).gradient_accumulation_steps == 4
+  assert Variant(4).updates(arguments).max_grad_norm == 1.0
+  assert variants.AS_BOUND.updates(arguments).gradient_accumulation_steps is None
+  found = {"gradient_accumulation_steps": 4, "recompute_grads": True}
+  assert variants.kept(found, arguments) == Variant(4, True)
+  bound = arguments | {"gradient_accumulation_steps": 2}
+  assert variants.kept(found, bound) == Variant(None, True)
+  assert variants.kept({}, arguments) == variants.AS_BOUND
+
+
+def test_microbatches_that_are_bound_can_be_taken_back():
+  gin.clear_config()
+  gin_config.parse_gin(
+    [], ["utils.serialize_num_microbatches.tokens_per_microbatch_per_replica = 32"]
+  )
+  arguments = {"gradient_accumulation_steps": None}
+  found = variants.variants(["microbatches"], arguments, 8, {"targets": 16})
+  assert [v.microbatches for v in found] == [None, 1, 2, 8]
+
+
 AUTO = {"run.mesh_shape = 'auto'", "run.layout_rules = 'auto'"}
 FOUR = "run.num_devices = 4"
 
@@ -214,6 +305,16 @@ FOUR = "run.num_devices = 4"
       {"run.mesh_shape = 'a:2'", "run.layout_rules = 'auto'", FOUR},
       ConfigError,
       "run.num_devices is 4, but run.mesh_shape 'a:2' has 2 processors",
+    ),
+    (
+      {*AUTO, FOUR, "choose_layout.choices = ('sharded_optimizer',)"},
+      ConfigError,
+      "'sharded_optimizer' is none of 'microbatches', 'recompute'; an optimizer's slots are always",
+    ),
+    (
+      {*AUTO, FOUR, CHOICES[0], "run.gradient_accumulation_steps = 2"},
+      ConfigError,
+      "run.gradient_accumulation_steps is 2, but choose_layout.choices has 'microbatches'",
     ),
     ({*AUTO, "run.num_devices = 0"}, ConfigError, "run.num_devices is 0; it must be at least 1"),
     ({*AUTO, FOUR, "choose_layout.machine = 'tpu-v9'"}, ConfigError, "tpu-v9"),

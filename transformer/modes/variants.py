@@ -1,0 +1,186 @@
+"""Ways to build the training step of one model, among which a layout's search chooses.
+
+They compute the same, with other memory and time: the batch in one piece or in microbatches, with
+activations that are kept or computed again. What is chosen is bound like any other setting, so that
+training, its record and a resume see it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import gin
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.transformer.gin_config.contradictions import RUN
+from mesh_tensorflow.transformer.meshes.batching import serialize_num_microbatches
+from mesh_tensorflow.transformer.models.layer_stack import LayerStack
+from mesh_tensorflow.transformer.programs.updates import Updates
+
+MICROBATCHES, RECOMPUTE = "microbatches", "recompute"
+CHOICES = (MICROBATCHES, RECOMPUTE)
+
+# More microbatches than this rarely save anything: what they all need is there each time.
+_MOST_MICROBATCHES = 16
+# What gin binds for a variant: (scope, selector, argument).
+_ACCUMULATION = ("", RUN, "gradient_accumulation_steps")
+_RECOMPUTATION = ("", "mesh_tensorflow.transformer.transformer.LayerStack", "recompute_grads")
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+  """One way to build a training step.
+
+  Attributes:
+    microbatches: into how many a batch is cut; None: as gin says.
+    recompute: whether activations are computed again; False: as gin says.
+  """
+
+  microbatches: int | None = None
+  recompute: bool = False
+
+  @property
+  def name(self) -> str:
+    """Its name among the choices; "" if all is as gin says."""
+    words = [] if self.microbatches is None else [f"{MICROBATCHES}={self.microbatches}"]
+    return ", ".join([*words, RECOMPUTE] if self.recompute else words)
+
+  @property
+  def settings(self) -> dict[tuple[str, str, str], Any]:
+    """What gin must bind for it."""
+    found: dict[tuple[str, str, str], Any] = {}
+    if self.microbatches is not None:
+      found[_ACCUMULATION] = self.microbatches
+    if self.recompute:
+      found[_RECOMPUTATION] = True
+    return found
+
+  def updates(self, arguments: Mapping[str, Any]) -> Updates:
+    """How its weights are updated.
+
+    Args:
+      arguments: of `run`.
+    """
+    names = ("max_grad_norm", "ema_decay", _ACCUMULATION[2])
+    return Updates(*map(self.arguments(arguments).get, names))
+
+  def arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `run` with its own.
+
+    Args:
+      arguments: of `run`.
+    """
+    own = {} if self.microbatches is None else {_ACCUMULATION[2]: self.microbatches}
+    return {**arguments, **own}
+
+  def bind(self) -> None:
+    """Binds what models read from gin when they are built."""
+    if self.recompute:
+      with gin.unlock_config():
+        gin.bind_parameter("{1}.{2}".format(*_RECOMPUTATION), True)
+
+  def set_on(self, model: Any) -> None:
+    """Makes a model compute its activations again.
+
+    Args:
+      model: a model that was built as gin says, and not called yet.
+    """
+    if self.recompute:
+      for stack in _stacks(model):
+        stack.recompute_grads = True
+
+
+AS_BOUND = Variant()
+
+
+def named(name: str) -> Variant:
+  """The variant of a name.
+
+  Args:
+    name: as `Variant.name` has it.
+  """
+  count = re.search(rf"{MICROBATCHES}=(\d+)", name)
+  return Variant(None if count is None else int(count[1]), RECOMPUTE in name)
+
+
+def kept(found: Mapping[str, Any], arguments: Mapping[str, Any]) -> Variant:
+  """The variant that an earlier run has found, as far as nothing else is bound now.
+
+  Args:
+    found: as `model_config.found_in` returns it.
+    arguments: of `run`.
+  """
+  bound = arguments[_ACCUMULATION[2]] is not None
+  count = None if bound else found.get(_ACCUMULATION[2])
+  return Variant(count, bool(found.get(_RECOMPUTATION[2])))
+
+
+def gin_lines(variant: Variant) -> list[str]:
+  """Bindings of a variant, as lines of a gin file.
+
+  Args:
+    variant: the variant.
+  """
+  return [
+    f"{'.'.join(selector.split('.')[-2:])}.{argument} = {value!r}"
+    for (_, selector, argument), value in variant.settings.items()
+  ]
+
+
+def variants(
+  choices: Sequence[str],
+  arguments: Mapping[str, Any],
+  batch_size: int,
+  sequence_length: Mapping[str, int],
+) -> list[Variant]:
+  """All that are to choose from, the one that is bound first.
+
+  Args:
+    choices: what is free: names of `CHOICES`.
+    arguments: of `run`.
+    batch_size: number of sequences.
+    sequence_length: dict from feature to number of tokens.
+
+  Raises:
+    ConfigError: a name is unknown, or what is to be chosen is bound.
+  """
+  for name in choices:
+    if name not in CHOICES:
+      raise ConfigError(
+        f"choose_layout.choices: {name!r} is none of {', '.join(map(repr, CHOICES))}"
+        + ("; an optimizer's slots are always split as weights are" if "optim" in name else "")
+      )
+  counts: list[int | None] = [None]
+  if MICROBATCHES in choices:
+    bound = arguments["gradient_accumulation_steps"]
+    if bound is not None:
+      raise ConfigError(
+        f"run.gradient_accumulation_steps is {bound}, but choose_layout.choices has "
+        f"{MICROBATCHES!r}: leave out one of them"
+      )
+    batch = mtf.Dimension("batch", batch_size)
+    as_bound = serialize_num_microbatches(batch, dict(sequence_length), "", "")
+    counts += [n for n in _powers_of_two() if batch_size % n == 0 and n != as_bound]
+  again = (False, True) if RECOMPUTE in choices else (False,)
+  return [Variant(n, r) for n in counts for r in again]
+
+
+def _powers_of_two() -> Iterator[int]:
+  n = 1
+  while n <= _MOST_MICROBATCHES:
+    yield n
+    n *= 2
+
+
+def _stacks(model: Any) -> Iterator[LayerStack]:
+  """The stacks of a model, and of those that it is made of."""
+  stack = getattr(model, "layer_stack", None)
+  if isinstance(stack, LayerStack):
+    yield stack
+  for part in ("encoder", "decoder", "student"):
+    if hasattr(model, part):
+      yield from _stacks(getattr(model, part))
