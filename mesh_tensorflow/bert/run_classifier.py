@@ -79,8 +79,11 @@ FLAGS.define(__name__)
 
 
 def _features(seq_length: int) -> dict[str, records.Feature]:
-  more = {"label_ids": ((), tf.int64), "is_real_example": ((), tf.int64)}
-  return {**records.token_features(seq_length), **more}
+  return {
+    **records.token_features(seq_length),
+    "label_ids": ((), tf.int64),
+    "is_real_example": ((), tf.int64),
+  }
 
 
 def file_based_input_fn_builder(

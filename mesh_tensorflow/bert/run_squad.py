@@ -131,7 +131,10 @@ def write_predictions(
 
 
 def _features(seq_length: int, is_training: bool) -> dict[str, records.Feature]:
-  found = {"unique_ids": ((), tf.int64), **records.token_features(seq_length)}
+  found: dict[str, records.Feature] = {
+    "unique_ids": ((), tf.int64),
+    **records.token_features(seq_length),
+  }
   if is_training:
     found.update(start_positions=((), tf.int64), end_positions=((), tf.int64))
   return found
