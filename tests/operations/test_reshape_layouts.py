@@ -15,7 +15,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.operations.redistribute import plan_reshape
 from tests.conformance import framework
 from tests.conformance.framework import Layout
-from tests.kinds import kept
+from tests.kinds import in_turns, kept
 
 KINDS = ("placement", "simd")
 
@@ -196,8 +196,10 @@ def _planned_counters(impl, old, new):
   return counters
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mesh", ["r:2,s:2", "r:2,s:4", "r:2,s:3", "r:1,s:4"])
+PLANNED = list(itertools.product(["r:2,s:2", "r:2,s:4", "r:2,s:3", "r:1,s:4"], KINDS))
+
+
+@pytest.mark.parametrize(("mesh", "kind"), kept(PLANNED, in_turns(PLANNED)))
 def test_what_runs_is_what_was_planned(mesh, kind, cpu_devices, record_property):
   """The counters of the 49 transitions; and a description of the program has the same bytes."""
   before, after = _legal_layouts("ab", "rs"), _legal_layouts("pq", "rs")
@@ -245,8 +247,11 @@ REGROUPED = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("old,new", REGROUPED)
+REGROUPINGS = [(kind, *case) for case in REGROUPED for kind in KINDS]
+
+
+# In `make test` each on one of the two kinds of mesh, which take turns.
+@pytest.mark.parametrize(("kind", "old", "new"), kept(REGROUPINGS, in_turns(REGROUPINGS)))
 def test_regrouping(kind, old, new, cpu_devices, record_property):
   """Splits and merges of dimensions, in every pair of layouts of a 2x4 mesh that divides."""
   mesh_sizes = {"r": 2, "s": 4}

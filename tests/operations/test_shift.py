@@ -1,10 +1,13 @@
 """Shift, dynamic shift, and halo exchange."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from tests.kinds import in_turns, kept
 from tests.operations.comparing import check, placement, rand, run
 
 A, B = mtf.Dimension("a", 8), mtf.Dimension("b", 4)
@@ -20,8 +23,10 @@ def _shifted(x, offset, wrap):
   return tf.where(((source >= 0) & (source < 8))[:, None], rolled, 0.0)
 
 
-@pytest.mark.parametrize("wrap", [False, True])
-@pytest.mark.parametrize("offset", [0, 1, 2, 3, 5, 8, 9, -1, -2, -7, -8, -20, 19])
+SHIFTS = list(itertools.product([0, 1, 2, 3, 5, 8, 9, -1, -2, -7, -8, -20, 19], [False, True]))
+
+
+@pytest.mark.parametrize(("offset", "wrap"), kept(SHIFTS, in_turns(SHIFTS)))
 def test_shift(offset, wrap):
   check(
     lambda x: mtf.shift(x, offset, A, wrap),
@@ -86,9 +91,10 @@ def test_dynamic_shift(wrap, offset_dims):
   )
 
 
-@pytest.mark.parametrize("wrap", [False, True])
-@pytest.mark.parametrize("halo", [0, 1, 4, 5, 9])
-@pytest.mark.parametrize("left_only", [False, True])
+HALOS = list(itertools.product([False, True], [0, 1, 4, 5, 9], [False, True]))
+
+
+@pytest.mark.parametrize(("left_only", "halo", "wrap"), kept(HALOS, in_turns(HALOS)))
 def test_halo_exchange(halo, wrap, left_only):
   blocks, size = mtf.Dimension("blocks", 4), mtf.Dimension("size", 4)
   x = rand(4, 3, 4)

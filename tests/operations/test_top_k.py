@@ -1,10 +1,13 @@
 """Top-k, argmax, and the n-th largest element."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from tests.kinds import in_turns, kept
 from tests.operations.comparing import check, rand, run
 
 A, B = mtf.Dimension("a", 8), mtf.Dimension("b", 4)
@@ -12,8 +15,10 @@ NUMBERS = (np.arange(32, dtype=np.int32).reshape(8, 4), [A, B])
 LAYOUTS = ["", "a:r", "b:c", "a:r,b:c"]
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 8])
-@pytest.mark.parametrize("first", [True, False])
+CASES = list(itertools.product([1, 2, 3, 4, 5, 8], [True, False]))
+
+
+@pytest.mark.parametrize(("k", "first"), kept(CASES, in_turns(CASES)))
 def test_top_k(k, first):
   k_dim = mtf.Dimension("k", k)
   if first:
