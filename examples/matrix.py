@@ -1,4 +1,4 @@
-"""Matrices that no device holds: a product by panels, and a linear system by conjugate gradients.
+"""Matrices that no device holds: a product and a factor by panels, and a linear system.
 
 The product C = A B of matrices that a mesh splits along rows and columns is done as SUMMA does it
 (van de Geijn and Watts, 1997): a panel of columns of A goes along the rows of the mesh, a panel of
@@ -7,7 +7,8 @@ next panel. No device ever holds more of A or B than its block and a panel.
 
 The system is that of a Gaussian process, (K + s^2 I) x = y with K_ij = exp(-(t_i - t_j)^2 / 2 l^2):
 each device makes its own block of K, and conjugate gradients (Hestenes and Stiefel, 1952) end when
-the residual is small, in one `mtf.while_loop` whose length depends on the data.
+the residual is small, in one `mtf.while_loop` whose length depends on the data. Its Cholesky factor
+is made panel by panel, as ScaLAPACK does it (Choi et al., 1996).
 
   python -m mesh_tensorflow.examples.matrix
   python -m mesh_tensorflow.examples.matrix --size 1024 --mesh_shape "rows:2,cols:4"
@@ -34,6 +35,7 @@ def layout_of(mesh_shape: str) -> str:
   """Rows of all matrices over one mesh axis, columns over the other."""
   rows, cols = mesh_flags.axes_of(mesh_shape, 2, "matrix")
   split = [("i", rows), ("b_panels", rows), ("j", cols), ("a_panels", cols)]
+  split += [("i_panels", rows), ("j_panels", cols)]
   return ",".join(f"{name}:{axis.name}" for name, axis in split if axis.size > 1)
 
 
@@ -64,6 +66,53 @@ def summa(a: mtf.Tensor, b: mtf.Tensor) -> mtf.Tensor:
     maximum_iterations=a_panels.size,
   )
   return product
+
+
+def blocked_cholesky(matrix: mtf.Tensor) -> mtf.Tensor:
+  """The lower triangular L with L L^T = matrix, panel by panel, from left to right.
+
+  Each step factors a block of the diagonal on every device, solves for the rest of its panel, each
+  device its own rows, and subtracts the product of the panel with itself from all that is left.
+  It subtracts from the whole matrix, where a third would do: blocks lie on devices in order, so
+  that devices of the first ones would wait anyway.
+
+  Args:
+    matrix: [i_panels, row, j_panels, column], symmetric and positive definite; the mesh splits the
+      numbers of panels.
+
+  Returns:
+    A `Tensor` of this shape.
+  """
+  i_panels, row, j_panels, column = matrix.shape.dims
+  mesh = matrix.mesh
+
+  def factor_panel(left, factor, number):
+    panel = mtf.gather(left, number, j_panels)
+    block = mtf.cholesky(mtf.gather(panel, number, i_panels), row, column)
+    # X with X block^T = panel: a system for each row of X, which its device solves.
+    triangle = mtf.rename_dimension(block, row.name, "equation")
+    wanted = mtf.rename_dimension(panel, column.name, "equation")
+    below = mtf.triangular_solve(triangle, wanted, ("equation", row.size), column)
+    behind = mtf.to_float(mtf.greater(mtf.range(mesh, i_panels, tf.int32), number))
+    here = mtf.one_hot(number, i_panels)
+    panel = below * behind + mtf.einsum([here, block], output_shape=panel.shape)
+    # The same panel as rows, split as columns are.
+    ours = mtf.rename_dimension(panel, column.name, "inner")
+    theirs = mtf.rename_dimension(ours, i_panels.name, j_panels.name)
+    theirs = mtf.rename_dimension(theirs, row.name, column.name)
+    left -= mtf.einsum([ours, theirs], output_shape=matrix.shape)
+    there = mtf.one_hot(number, j_panels)
+    factor += mtf.einsum([panel, there], output_shape=matrix.shape)
+    return [left, factor, number + 1]
+
+  zero = mtf.zeros(mesh, [], tf.int32)
+  _, factor, _ = mtf.while_loop(
+    lambda left, factor, number: mtf.less(number, j_panels.size),
+    factor_panel,
+    [matrix, mtf.zeros_like(matrix), zero],
+    maximum_iterations=j_panels.size,
+  )
+  return factor
 
 
 def kernel(rows: mtf.Tensor, columns: mtf.Tensor, width: float, noise: float) -> mtf.Tensor:
@@ -133,7 +182,7 @@ def conjugate_gradients(
 
 
 class Matrices:
-  """Both programs on a mesh, compiled.
+  """The programs on a mesh, compiled.
 
   Args:
     mesh_impl: the mesh, with `layout_of` as its layout.
@@ -161,6 +210,12 @@ class Matrices:
     thin = mtf.Dimension("width", size // panels)
     a_dims = [i, mtf.Dimension("a_panels", panels), thin]
     b_dims = [mtf.Dimension("b_panels", panels), thin, j]
+    blocks = [
+      mtf.Dimension("i_panels", panels),
+      mtf.Dimension("row", thin.size),
+      mtf.Dimension("j_panels", panels),
+      mtf.Dimension("column", thin.size),
+    ]
 
     @mtf.function(mesh_impl, [mtf.TensorSpec(d, tf.float32) for d in (a_dims, b_dims)])
     def product(a, b):
@@ -171,12 +226,22 @@ class Matrices:
       matrix = kernel(times, mtf.rename_dimension(times, "i", "j"), width, noise)
       return conjugate_gradients(matrix, values, tolerance, most)
 
-    self._product, self.fit = product, fit
+    @mtf.function(mesh_impl, [mtf.TensorSpec([i], tf.float32)])
+    def factor(times):
+      matrix = kernel(times, mtf.rename_dimension(times, "i", "j"), width, noise)
+      return blocked_cholesky(mtf.reshape(matrix, blocks))
+
+    self._product, self.fit, self._factor = product, fit, factor
+    self.size = size
     self.shapes = [mtf.Shape(a_dims).to_integer_list, mtf.Shape(b_dims).to_integer_list]
 
   def product(self, a: np.ndarray, b: np.ndarray) -> tf.Tensor:
     """The product of two matrices."""
     return self._product(*[m.reshape(s) for m, s in zip((a, b), self.shapes)])
+
+  def factor(self, times: np.ndarray) -> np.ndarray:
+    """The Cholesky factor of the process' matrix at some times."""
+    return self._factor(times).numpy().reshape([self.size] * 2)
 
   def describe(self) -> str:
     """What the product costs."""
@@ -225,16 +290,22 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     begin = time.perf_counter()
     product = matrices.product(a, b).numpy()
     fitted = [t.numpy() for t in matrices.fit(times, values)]
-    found[name] = (matrices, product, *fitted, time.perf_counter() - begin)
-  matrices, product, x, residuals, steps, seconds = found["mesh"]
+    factor = matrices.factor(times)
+    found[name] = (matrices, product, *fitted, factor, time.perf_counter() - begin)
+  matrices, product, x, residuals, steps, factor, seconds = found["mesh"]
   covariance = np.exp(-0.5 * (np.float64(times)[:, None] - times) ** 2 / args.width**2)
-  exact = np.linalg.solve(covariance + args.noise**2 * np.eye(args.size), values)
+  system = covariance + args.noise**2 * np.eye(args.size)
+  exact = np.linalg.solve(system, values)
   want = np.float64(a) @ b
   report = {
     "product, difference to float64": _difference(product, want),
     "product, difference to one device": _difference(product, found["one device"][1]),
     "solution, difference to float64": _difference(x, exact),
     "solution, difference to one device": _difference(x, found["one device"][2]),
+    "factor times its transpose, difference to the matrix": _difference(
+      np.float64(factor) @ factor.T, system
+    ),
+    "factor, difference to one device": _difference(factor, found["one device"][5]),
     "last residual": float(residuals[max(int(steps) - 1, 0)]),
     "steps": int(steps),
   }

@@ -54,6 +54,23 @@ def test_system(mesh_shape, implementation):
   assert not np.any(residuals[steps:])
 
 
+@pytest.mark.parametrize(
+  "mesh_shape, implementation, panels",
+  [
+    ("rows:2,cols:2", "simd", 4),
+    pytest.param("rows:3,cols:2", "placement", 6, marks=pytest.mark.long),
+    pytest.param("rows:8", "simd", 8, marks=pytest.mark.long),
+  ],
+)
+def test_factor(mesh_shape, implementation, panels):
+  times = np.random.default_rng(1).uniform(0, 10, SIZE).astype(np.float32)
+  factor = _matrices(mesh_shape, implementation, panels=panels).factor(times)
+  kernel = np.exp(-0.5 * (np.float64(times)[:, None] - times) ** 2 / 0.3**2) + 0.09 * np.eye(SIZE)
+  assert not np.any(np.triu(factor, 1))
+  np.testing.assert_allclose(factor @ factor.T, kernel, atol=1e-5)
+  np.testing.assert_allclose(factor, np.linalg.cholesky(kernel), atol=1e-4)
+
+
 def test_a_product_holds_a_panel_at_a_time():
   matrices = matrix.Matrices(
     mesh_flags.make_mesh_impl("rows:2,cols:2", matrix.layout_of("rows:2,cols:2")), 64, 16
@@ -78,5 +95,6 @@ def test_the_program_compares_and_draws(capsys, tmp_path):
   found = matrix.main(["--size=32", "--panels=4", f"--picture={picture}"])
   assert found["product, difference to float64"] < 1e-5
   assert found["solution, difference to float64"] < 1e-4
+  assert found["factor times its transpose, difference to the matrix"] < 1e-5
   assert picture.stat().st_size > 5000
   assert "32 x 32 on rows:2,cols:2" in capsys.readouterr().out
