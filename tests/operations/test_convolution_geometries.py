@@ -30,17 +30,14 @@ def test_many_drawn_convolutions():
 
 
 def test_drawn_poolings():
-  equal, refused = pooling_geometries.check_drawn(0, 16, simd_every=8)
-  assert equal + refused == 16
-  assert equal >= 10
+  assert pooling_geometries.check_drawn(0, 16, simd_every=8)[None] >= 10
 
 
 @pytest.mark.long
 def test_many_drawn_poolings():
-  equal, refused = pooling_geometries.check_drawn(0, 400, simd_every=40)
-  print(f"\npoolings: {equal} equal, {refused} refused by a typed error")
-  assert equal + refused == 400
-  assert equal >= 280
+  counts = pooling_geometries.check_drawn(0, 400, simd_every=40)
+  print(f"\npoolings: {counts}")
+  assert counts[None] >= 280
 
 
 # ------------------------------------------------------------------ what is moved
