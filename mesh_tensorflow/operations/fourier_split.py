@@ -47,7 +47,7 @@ def received(impl: Any, shape: Shape, mesh_axis: int) -> int:
     shape: of the tensor.
     mesh_axis: as of `split_over`.
   """
-  p = impl.shape[mesh_axis].size
+  p: int = impl.shape[mesh_axis].size
   return 3 * (p - 1) * (list_product(impl.slice_shape(shape)) // p)
 
 
