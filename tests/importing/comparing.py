@@ -40,18 +40,18 @@ class Both:
       default=0.0,
     )
 
-  @property
-  def own_difference(self) -> float:
+  def own_difference(self, least: float) -> float:
     """The largest one, in units of the largest value of its own tensor.
 
-    A tensor that is smaller than a millionth of the largest of all is a zero that was rounded, and
-    is measured by that millionth.
+    Args:
+      least: a tensor that is smaller than this part of the largest of all is measured by that: it
+        is made of the rounding of larger ones.
     """
     expected = [b for b in _numbers(self.expected) if b.size]
-    least = 1e-6 * max((float(np.max(np.abs(b))) for b in expected), default=1.0)
+    smallest = least * max((float(np.max(np.abs(b))) for b in expected), default=1.0)
     return max(
       (
-        float(np.max(np.abs(a - b)) / max(least, np.max(np.abs(b))))
+        float(np.max(np.abs(a - b)) / max(smallest, np.max(np.abs(b))))
         for a, b in zip(_numbers(self.given), _numbers(self.expected), strict=True)
         if b.size
       ),

@@ -35,6 +35,18 @@ def by_hand(imported: mtf.Imported, columns: int = 2) -> Layout:
   return _filled(imported, [(batch, "r")], [(n, "c") for n in first], {"c": columns})
 
 
+def without_batch(imported: mtf.Imported) -> Layout:
+  """The batch whole, and over the rows "r" and the columns "c" as many others as may be.
+
+  So weights are split of which neither axis may stand beside the batch and the columns.
+  """
+  operations = imported.operations
+  _, *others = imported.dimensions
+  count = {n: sum(n in op.dimensions for op in operations) for n in others}
+  first = sorted(others, key=lambda n: -count[n])
+  return _filled(imported, [], [(n, a) for n in first for a in "rc"], {"r": 2, "c": 2})
+
+
 def drawn(imported: mtf.Imported, rows: int, columns: int, seed: int) -> Layout:
   """Dimensions in a drawn order, each over a drawn axis, as long as that is legal."""
   rng = np.random.default_rng(seed)
@@ -47,6 +59,8 @@ def _filled(imported: mtf.Imported, rules: Layout, wishes: Layout, sizes: dict[s
   """The rules, and those of the wishes that may stand beside what is there already."""
   tensors, rules = tensors_of(imported), list(rules)
   for name, axis in wishes:
+    if name in dict(rules):
+      continue
     others = {n for n, a in rules if a == axis}
     free = not any(name in names and names & others for names in tensors)
     if free and imported.dimensions[name].size % sizes[axis] == 0:

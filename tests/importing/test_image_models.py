@@ -100,7 +100,8 @@ def test_applications(name: str, way: tuple[bool, int, bool, str], cpu_devices: 
     return layouts.drawn(imported, 2, columns, seed=image_models.APPLICATIONS.index(name))
 
   both = both_of(model, training, layout, cpu_devices[:count], simd=simd)
-  assert both.own_difference < (1e-6 if training else 1e-2)
+  # What is wrong is so by as much as it is large.
+  assert both.own_difference(1e-6) < 1e-3 if training else both.own_difference(1e-3) < 1e-2
   known = {op.type for op in small_types()}
   assert {op.type for op in both.imported.operations} <= known
 

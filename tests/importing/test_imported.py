@@ -42,6 +42,14 @@ def test_module_with_names_of_its_attributes(cpu_devices: list[str]) -> None:
   assert matmul.dimensions == {"batch", "d_model", "layers/0.units"}
 
 
+def test_an_operation_is_not_split_along_what_it_needs_whole() -> None:
+  fn = lambda x: tf.reduce_sum(tf.reverse(x, [1]), 0)  # noqa: E731
+  imported = mtf.from_tensorflow(fn, SPEC, dims={"x": ["rows", "columns"]})
+  of = {op.type: op.dimensions for op in imported.operations}
+  assert of["ReverseV2"] == {"rows"}
+  assert of["Sum"] == {"rows", "columns"}
+
+
 def test_training_by_optimizer_and_back(cpu_devices: list[str]) -> None:
   module, twin = Mlp(), Mlp()
   for a, b in zip(twin.variables, module.variables):
@@ -236,7 +244,7 @@ def test_fallback_computes_whole_on_each_device(
   with pytest.raises(mtf.UnsupportedError, match="no rule for the operation MatrixInverse"):
     comparing.imported_of(inverse, [x])
   imported = comparing.imported_of(inverse, [x], fallback="replicate")
-  assert [op.type for op in imported.fallbacks] == ["MatrixInverse"]
+  assert [(op.type, op.dimensions) for op in imported.fallbacks] == [("MatrixInverse", set())]
   for layout in ("x.0:r,x.1:c", "memory_x.0:r,x.1:c"):
     both = comparing.compare(inverse, [x], layout, cpu_devices[:4], imported=imported)
     assert both.difference < 2e-5
