@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.bert import records, settings, training
+from mesh_tensorflow.bert.program_flags import AUTO
 
 
 def mesh_for(
@@ -25,7 +26,7 @@ def mesh_for(
   Raises:
     LayoutError: the layout does not suit the program; nothing has been made on the devices.
   """
-  if settings.value("layout") != settings.AUTO:
+  if settings.value("layout") != AUTO:
     return settings.make_mesh_impl()
   unsplit = settings.make_mesh_impl(layout="")
   element = input_fn({"batch_size": batch_size}).element_spec

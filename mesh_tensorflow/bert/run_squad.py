@@ -28,6 +28,7 @@ from mesh_tensorflow.bert import (
 )
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
 from mesh_tensorflow.bert.layout import runner_for
+from mesh_tensorflow.bert.program_flags import AUTO
 from mesh_tensorflow.bert.squad_data import (
   FeatureWriter,
   InputFeatures,
@@ -181,7 +182,7 @@ def create_model(
     (start_logits, end_logits): each [batch, seq].
   """
   layout = settings.value("layout")
-  rules = "" if layout == settings.AUTO else layout
+  rules = "" if layout == AUTO else layout
   ids = (input_ids, input_mask, segment_ids)
   return _logits(bert_config, is_training, ids, rules, settings.value("mesh_shape"))
 
