@@ -126,8 +126,8 @@ def auto_layout(
     A `LayoutChoice`, which prints as a table.
 
   Raises:
-    ArgumentError: neither or both of `devices` and `mesh_shape` are given; or a name of `choices`
-      is empty.
+    ArgumentError: neither or both of `devices` and `mesh_shape` are given; a number is out of its
+      range; or a name of `choices` is empty.
     LayoutError: `fixed` contradicts the program or the mesh, or a mesh dimension divides no
       dimension of the program.
     OutOfMemoryError: no layout fits; it says which needs least, and what takes the memory.
@@ -138,6 +138,11 @@ def auto_layout(
     raise ArgumentError("auto_layout takes either devices=8 or mesh_shape='a:2,b:4'")
   if devices is not None and devices < 1:
     raise ArgumentError(f"auto_layout: devices must be at least 1, got {devices}")
+  if alternatives < 0 or (memory_limit is not None and memory_limit <= 0):
+    raise ArgumentError(
+      "auto_layout: alternatives must not be negative, and memory_limit (bytes) positive; got "
+      f"{alternatives} and {memory_limit}"
+    )
   what = Program("auto_layout", program, results)
   chosen = convert_to_machine(_DEFAULT_MACHINE if machine is None else machine)
   assert chosen is not None

@@ -155,11 +155,19 @@ class Task:
         found.append(self._on(shape))
       except LayoutError as e:
         error = error or e
+    if error is None and not found:
+      names = ", ".join(sorted({m for _, m in self.rules.pairs}))
+      raise LayoutError(
+        f"no mesh of {devices} devices has a dimension of size 2 or more for each that fixed names "
+        f"({names}), and at most three; fixed may name fewer, or give mesh_shape"
+      )
     if not found:
       raise LayoutError(f"no mesh of {devices} devices suits the program: {error}") from error
 
   def _shapes(self, devices: int) -> Iterator[Shape]:
     names = list(dict.fromkeys(m for _, m in self.rules.pairs))
+    if devices == 1:
+      yield Shape([Dimension(n, 1) for n in names or ["mesh_0"]])
     # Over links that differ, and with names, it matters which dimension is which.
     ordered = len(self.machine.links) > 1 or bool(names)
     for count in range(max(1, len(names)), 4):

@@ -157,6 +157,12 @@ def test_a_memory_limit_changes_the_choice_and_no_layout_may_fit():
   assert "in/kernel" in message and "activations" in message
 
 
+def test_one_device_is_a_mesh_too():
+  found = mtf.auto_layout(training_step(), devices=1, machine=MACHINE, fixed="hidden:model")
+  assert (found.mesh_shape.size, found.proven) == (1, True)
+  assert mtf.auto_layout(training_step(), devices=1, machine=MACHINE).layout.pairs == []
+
+
 def test_fixed_rules_are_kept():
   step = training_step()
   kept = mtf.auto_layout(step, mesh_shape="r:2,s:2", machine=MACHINE, fixed="hidden:r")
@@ -172,6 +178,13 @@ def test_fixed_rules_are_kept():
     ({}, ArgumentError, "takes either devices=8 or mesh_shape"),
     ({"devices": 4, "mesh_shape": "a:4"}, ArgumentError, "takes either"),
     ({"devices": 0}, ArgumentError, "at least 1, got 0"),
+    ({"devices": 4, "alternatives": -1}, ArgumentError, "alternatives must not be negative"),
+    ({"devices": 4, "memory_limit": 0.0}, ArgumentError, r"memory_limit \(bytes\) positive"),
+    (
+      {"devices": 4, "fixed": "io:a,hidden:b,batch:c"},
+      LayoutError,
+      r"no mesh of 4 devices has a dimension of size 2 or more for each .* names \(a, b, c\)",
+    ),
     ({"devices": 4, "machine": "tpu-v9"}, ConfigError, "there is no machine 'tpu-v9'"),
     ({"mesh_shape": "a:7"}, LayoutError, "a:7 divides no dimension .*batch:64.*hidden:4096"),
     ({"devices": 7}, LayoutError, "no mesh of 7 devices suits the program: mesh dimension"),
