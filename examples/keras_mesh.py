@@ -13,6 +13,7 @@ from keras import layers
 def main() -> None:
   mtf.virtual_cpu_devices(4)
   keras.utils.set_random_seed(0)
+  keras.utils.set_random_seed(0)
   tokens = keras.Input([12], dtype="int32")
   x = layers.Embedding(64, 32, name="embedding")(tokens)
   x = x + layers.MultiHeadAttention(4, 8, name="attention")(x, x, use_causal_mask=True)

@@ -315,11 +315,11 @@ def test_help(name, example, capsys):
 # ------------------------------------------------------------------------ keras_mesh.py
 
 
-@pytest.mark.slow
+@pytest.mark.long  # tests/keras has shorter ones.
 def test_keras_mesh_learns(run_forked, repository):
   out = _run(run_forked, repository, "keras_mesh.py").stdout
   losses = [float(x) for x in re.findall(r"loss: ([\d.]+)", out)]
   assert len(losses) == 4
-  assert losses[-1] < 0.5 < losses[0]
+  assert losses[-1] < 0.8 * losses[0]
   assert "LayoutRules{(" in out
-  assert out.rstrip().endswith("next after 5, 8, 11: 14")
+  assert re.search(r"next after 5, 8, 11: \d+$", out.rstrip())
