@@ -118,6 +118,9 @@ def test_layout_rules_and_what_is_wrong_with_them():
     "  ! b:rows matches nothing: no tensor has it",
     "  ! mesh dimension cols splits nothing: its devices repeat the same work",
   ]
+  for alone in ({"rules": rules[:1]}, {"rules": rules[1:]}):
+    report = types.SimpleNamespace(**alone, idle_mesh_dimensions=[])
+    assert text._rules(report).startswith("Layout rules\n  ")
   empty = types.SimpleNamespace(rules=[], idle_mesh_dimensions=[])
   assert text._rules(empty) == "Layout rules: none"
 
