@@ -53,7 +53,7 @@ def small_images() -> keras.Model:
   x = _norm(layers.Conv2D(8, 7, strides=2)(x), "relu")
   x = layers.MaxPooling2D(3, strides=2)(layers.ZeroPadding2D(1)(x))
   x = _residual(x)
-  x = _inverted(x, "relu", divided=True)
+  x = _inverted(x, "hard_swish", divided=True)
   x = _inverted(x, "swish", divided=False)
   x = _convnext(x)
   x = layers.GlobalAveragePooling2D()(x)
