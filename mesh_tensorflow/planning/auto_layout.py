@@ -116,7 +116,8 @@ def auto_layout(
       of the mesh that is chosen. No other dimension is split differently from what they say.
     results: see `mtf.describe`.
     alternatives: how many of the next best are told.
-    time_limit: seconds after which the best so far is returned, not proven.
+    time_limit: seconds of processor time after which the best so far is returned, not proven:
+      what else the host does changes no answer.
     choices: other programs that do the same, by names such as "microbatches=4, recompute": with
       recomputation, microbatches, another optimizer. Graphs, functions, or functions without
       arguments that make one. One of them is taken where it is faster, or where the program itself
@@ -133,7 +134,7 @@ def auto_layout(
     OutOfMemoryError: no layout fits; it says which needs least, and what takes the memory.
     ConfigError: there is no such machine, or its file is wrong.
   """
-  start = time.monotonic()
+  start, started = time.monotonic(), time.thread_time()
   if (devices is None) == (mesh_shape is None):
     raise ArgumentError("auto_layout takes either devices=8 or mesh_shape='a:2,b:4'")
   if devices is not None and devices < 1:
@@ -155,13 +156,13 @@ def auto_layout(
     memory_limit = chosen.memory_of_each(size)
   programs = {"": what, **_programs(choices)}
   tasks = _tasks(programs, chosen, rules, float(memory_limit), shape, size)
-  best, end, proven = Best(1 + alternatives), start + time_limit, True
+  best, end, proven = Best(1 + alternatives), started + time_limit, True
   for i, task in enumerate(tasks):
-    now = time.monotonic()
+    now = time.thread_time()
     # What one leaves of its time the others have.
     proven = task.search(best, now + (end - now) / (len(tasks) - i)) and proven
   if not best.found:
-    raise _nothing_fits(tasks, size, proven, time.monotonic() + _NEAREST * time_limit)
+    raise _nothing_fits(tasks, size, proven, time.thread_time() + _NEAREST * time_limit)
   took = time.monotonic() - start
   made = [_choice(f, tasks[0], proven, took) for f in best.found]
   return dataclasses.replace(made[0], alternatives=tuple(made[1:]))

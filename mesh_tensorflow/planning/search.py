@@ -155,7 +155,7 @@ class Search:
     fixed: mesh axis, or None for whole, of dimensions that are not free.
     memory_limit: bytes that a device has, or None.
     best: takes what is found.
-    deadline: of `time.monotonic`, or None.
+    deadline: of `time.thread_time`, or None.
     for_memory: whether the least memory is looked for, in place of the least time.
     most_idle: how many mesh axes may split nothing, or None. (Where the mesh is free, what has two
       is found on a mesh that has their product.)
@@ -229,7 +229,7 @@ class Search:
   def _descend(
     self, depth: int, layout: dict[str, int | None], values: list[float], total: float
   ) -> None:
-    if self.deadline is not None and time.monotonic() > self.deadline:
+    if self.deadline is not None and time.thread_time() > self.deadline:
       self.complete = False
       return
     self.nodes += 1

@@ -182,7 +182,7 @@ class Task:
 
     Args:
       best: takes what is found.
-      deadline: of `time.monotonic`.
+      deadline: of `time.thread_time`.
       for_memory: whether the least memory is looked for, whatever the limit.
 
     Returns:
