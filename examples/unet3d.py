@@ -12,6 +12,7 @@ pooling exchange what they reach. The loss does not depend on the split.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 import mesh_tensorflow as mtf  # isort: skip - before TensorFlow, whose start-up notices it mutes
@@ -44,7 +45,20 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
   parser.add_argument(
     "--memory_mb", type=float, default=0.0, help="memory of a device; 0: it is not looked at"
   )
-  return parser.parse_args(argv)
+  args = parser.parse_args(argv)
+  for name in ("size", "filters", "levels", "batch_size", "epochs", "steps"):
+    if getattr(args, name) < 1:
+      parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
+  halves = 2 ** (args.levels - 1)
+  if args.size % halves:
+    parser.error(
+      f"--size {args.size} must be divisible by {halves}: --levels {args.levels} halve it "
+      f"{args.levels - 1} times"
+    )
+  folder = os.path.dirname(args.picture) or "."
+  if not os.path.isdir(folder):
+    parser.error(f"--picture {args.picture}: there is no folder {folder}")
+  return args
 
 
 def volumes(seed: int, number: int, size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -13,6 +13,7 @@ import importlib
 import math
 import operator
 import os
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,12 @@ from mesh_tensorflow.program.dimensions import Dimension, Shape, ShapeLike, conv
 
 # Elements of a block that are converted at a time, so that a block is not twice in memory.
 _AT_ONCE = 1 << 22
+# What the libraries raise for files that are damaged, closed, or of something else.
+_BROKEN = (OSError, ValueError, EOFError, RuntimeError, TypeError, zlib.error)
+
+
+def _one_line(e: Exception) -> str:
+  return " ".join(str(e).split())
 
 
 class Volume(abc.ABC):
@@ -72,7 +79,8 @@ class Volume(abc.ABC):
       fill: what lies outside of the array.
 
     Raises:
-      ArgumentError: they are no integers, or there is no such dtype.
+      ArgumentError: they are no integers, or there is no such dtype, or the array is complex and
+        the dtype is not.
       ShapeError: not as many numbers as axes, or a size is below 0.
       DataError: the file cannot be read there.
     """
@@ -88,6 +96,11 @@ class Volume(abc.ABC):
       raise ShapeError(
         f"{self.path} has the sizes {list(self.shape)}: begin and sizes must be as many numbers, "
         f"got {begin} and {sizes}"
+      )
+    if self.dtype.kind == "c" and dtype.kind != "c":
+      raise ArgumentError(
+        f"{self.path} is of dtype {self.dtype}, and {dtype} would lose the imaginary part; read it "
+        "as complex64 or complex128"
       )
     block = np.full(sizes, fill, dtype)
     low = [max(b, 0) for b in begin]
@@ -106,8 +119,9 @@ class Volume(abc.ABC):
       there = tuple(slice(p.start - b, p.stop - b) for p, b in zip(here, begin))
       try:
         block[there] = self._part(here)
-      except (OSError, ValueError, EOFError) as e:
-        raise DataError(f"{self.path} cannot be read at {list(here)}: {e}") from e
+      except _BROKEN as e:
+        place = ", ".join(f"{p.start}:{p.stop}" for p in here)
+        raise DataError(f"{self.path} cannot be read at [{place}]: {_one_line(e)}") from e
     return block
 
 
@@ -169,12 +183,14 @@ def open_volume(path: str | os.PathLike[str], dataset: str | None = None) -> Vol
     A `Volume`.
 
   Raises:
-    ArgumentError: `path` is no name of a file.
+    ArgumentError: `path` is no name of a file, or `dataset` none of an array.
     DataError: there is no such file, or it has no such array, or its name ends with something else.
     InstallationError: the library that reads it is not installed.
   """
   if not isinstance(path, (str, os.PathLike)):
     raise ArgumentError(f"open_volume: path must be the name of a file, got {path!r}")
+  if dataset is not None and not isinstance(dataset, str):
+    raise ArgumentError(f"open_volume: dataset must be the name of an array, got {dataset!r}")
   path = os.fspath(path)
   if not os.path.exists(path):
     raise DataError(f"there is no file {path}")
@@ -183,10 +199,10 @@ def open_volume(path: str | os.PathLike[str], dataset: str | None = None) -> Vol
     if lower.endswith(endings):
       try:
         return opens(path, dataset)
-      except (OSError, ValueError, EOFError) as e:
-        if isinstance(e, DataError):
+      except _BROKEN as e:
+        if isinstance(e, (DataError, InstallationError)):
           raise
-        raise DataError(f"{path} cannot be opened as a volume: {e}") from e
+        raise DataError(f"{path} cannot be opened as a volume: {_one_line(e)}") from e
   known = ", ".join(e for endings in _OPENERS for e in endings)
   raise DataError(f"{path} is no volume that can be read; its name must end with one of {known}")
 
@@ -349,8 +365,13 @@ def dimensions_of(volume: Volume, names: Sequence[str]) -> list[Dimension]:
     names: a name for each axis.
 
   Raises:
+    ArgumentError: `names` is no list of names.
     ShapeError: not as many names as axes.
   """
+  if not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names):
+    raise ArgumentError(
+      f"dimensions_of {volume.path}: names must be a list of names, got {names!r}"
+    )
   if len(names) != len(volume.shape):
     raise ShapeError(
       f"{volume.path} has the sizes {list(volume.shape)}: as many names are needed, got {names}"

@@ -72,3 +72,17 @@ def test_drawn_volumes_have_bright_blobs():
 def test_an_axis_that_splits_no_space_is_refused():
   with pytest.raises(mtf.MeshShapeError, match="axes d, h and w"):
     unet3d.Segmentation(unet3d.parse_args(TINY), "rows:2")
+
+
+@pytest.mark.parametrize(
+  "flags,words",
+  [
+    (["--size", "30"], "divisible by 4"),
+    (["--steps", "0"], "at least 1"),
+    (["--picture", "no/such/folder/a.png"], "no folder no/such/folder"),
+  ],
+)
+def test_wrong_flags_are_told_before_anything_runs(flags, words, capsys):
+  with pytest.raises(SystemExit):
+    unet3d.parse_args(flags)
+  assert words in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import h5py
 import nibabel
 import numpy as np
@@ -173,6 +175,46 @@ def test_wrong_use_is_told(tmp_path):
     volumes.read_slices(placement("h:r", "r:4"), "d:8 h:6 w:10", volume)
   with pytest.raises(ShapeError, match="as many names"):
     volumes.dimensions_of(volume, "dh")
+  with pytest.raises(ArgumentError, match="list of names"):
+    volumes.dimensions_of(volume, None)
+  with pytest.raises(ArgumentError, match="name of an array"):
+    volumes.open_volume(tmp_path / "b.npy", 3)
+
+
+def test_damaged_files_are_told(tmp_path, monkeypatch):
+  """What libraries raise of their own is a DataError of one line, with the file and the place."""
+
+  def unpack(place):
+    raise zlib.error("invalid distances set")
+
+  _nifti(tmp_path / "a.nii")
+  packed = volumes.open_volume(tmp_path / "a.nii")
+  monkeypatch.setattr(packed, "_part", unpack)
+  _hdf5(tmp_path / "a.h5")
+  closed = volumes.open_volume(tmp_path / "a.h5")
+  closed.close()
+  _zarr(tmp_path / "a.zarr")
+  for chunk in (tmp_path / "a.zarr" / "c").rglob("*"):
+    if chunk.is_file():
+      chunk.write_bytes(b"none")
+  records = np.zeros(SIZES, [("R", "u1"), ("G", "u1"), ("B", "u1")])
+  np.save(tmp_path / "a.npy", records)
+  several = [
+    packed, closed, volumes.open_volume(tmp_path / "a.zarr"),
+    volumes.open_volume(tmp_path / "a.npy"),
+  ]  # fmt: skip
+  for volume in several:
+    with pytest.raises(DataError, match=r"cannot be read at \[6:8, 4:6, 8:10\]") as e:
+      volume.read([6, 4, 8], [2, 2, 2], np.float32)
+    assert "\n" not in str(e.value)
+
+
+def test_the_imaginary_part_is_not_lost_unseen(tmp_path):
+  np.save(tmp_path / "a.npy", np.array([1 + 2j, 3]))
+  volume = volumes.open_volume(tmp_path / "a.npy")
+  np.testing.assert_array_equal(volume.read([0], [2], np.complex64), [1 + 2j, 3])
+  with pytest.raises(ArgumentError, match="imaginary part"):
+    volume.read([0], [2], np.float32)
 
 
 MEMORY = """
