@@ -17,7 +17,13 @@ from tests.importing import comparing, image_models, layouts
 def _seeded() -> Iterator[None]:
   keras.utils.set_random_seed(5)
   yield
-  keras.config.set_floatx("float32")
+  set_floats("float32")
+
+
+def set_floats(dtype: str) -> None:
+  """Inputs and layers of models that are made from now on are of this dtype."""
+  keras.config.set_floatx(dtype)
+  keras.config.set_dtype_policy(dtype)  # It keeps the floats of the first layer that was made.
 
 
 def both_of(
@@ -86,7 +92,7 @@ WAYS = (
 def test_applications(name: str, way: tuple[bool, int, bool, str], cpu_devices: list[str]) -> None:
   training, count, simd, kind = way
   if training:
-    keras.config.set_floatx("float64")
+    set_floats("float64")
   model = image_models.application(name)()
   if training:
     for layer in model._flatten_layers():
