@@ -39,11 +39,12 @@ def room_of_image(
     return _windows(window, batch, space, kernel, dtype) if window.rank == 2 else 0
   if max(window.strides) > 1:
     # Of one volume the kernel makes what all windows see; of several it goes another way.
-    return list_product(space) * list_product(kernel[:-1]) * dtype.size if batch == 1 else 0
+    seen = int(list_product(space) * list_product(kernel[:-1]))
+    return seen * int(dtype.size) if batch == 1 else 0
   if window.padding == "SAME" and all(k % 2 for k in kernel[:3]):
     return 0
   around = [n + k - 1 for n, k in zip(window.space_of(image), kernel)]
-  return batch * list_product(around) * int(features[-1]) * dtype.size
+  return int(batch * list_product(around) * int(features[-1]) * dtype.size)
 
 
 def room_of_filter(
@@ -62,7 +63,7 @@ def room_of_filter(
   # The planes that one plane of the filter meets are cut out.
   whole = kernel[0] == 1 and depth == planes
   cut = 0 if whole else list_product(image) // depth * planes + list_product(features)
-  return cut * dtype.size + _windows(plane, batch * planes, space[1:], kernel[1:], dtype)
+  return int(cut * dtype.size) + _windows(plane, batch * planes, space[1:], kernel[1:], dtype)
 
 
 def _windows(
@@ -74,4 +75,4 @@ def _windows(
   windows, seen, made = list_product(space), list_product(kernel[:-1]), int(kernel[-1])
   each = windows * seen + windows * made + seen * made
   at_once = -(-(_AT_HAND // dtype.size) // max(each, 1))
-  return min(images, at_once) * windows * seen * dtype.size
+  return int(min(images, at_once) * windows * seen * dtype.size)
