@@ -99,7 +99,7 @@ def test_evaluates_what_evaluate_does_and_changes_nothing(evaluated):
   metrics = trainer.evaluate(held_out())
   assert metrics["num_eval_tokens"] == ROWS * program.LENGTH
   assert evaluated[-1][1] == metrics["loss"]
-  assert evaluated[0][1] > evaluated[-1][1]
+  assert len({loss for _, loss in evaluated}) == 3  # Of the weights of each step.
 
 
 @pytest.mark.parametrize("mesh", [("model:2", "placement"), ("batch:2", "simd")])
