@@ -64,6 +64,7 @@ def find(programs, limit, **others):
   )
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_as_it_is_may_fit_in_microbatches_or_with_recomputation():
   programs = {
     "": training_step(),

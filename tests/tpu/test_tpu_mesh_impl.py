@@ -138,6 +138,7 @@ def test_training_goes_on_from_a_checkpoint_of_another_mesh(strategy, reference,
   np.testing.assert_allclose(reader.get_tensor("up/kernel"), reference[2]["up/kernel"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_steps_in_a_loop_of_the_host(strategy, reference):
   step = train_step(make_impl(strategy))
 

@@ -136,6 +136,7 @@ def test_inputs_of_an_lm_count_and_a_warning_says_so(scorer, folder, caplog):
   np.testing.assert_allclose(result, scores(scorer, {"targets": ROWS[1:2]}), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_predict_fn_takes_the_place_of_the_model(folder):
   def count(model, features, variable_dtype):
     del model, variable_dtype

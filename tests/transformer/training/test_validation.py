@@ -111,6 +111,7 @@ def test_on_split_weights_it_is_the_same(mesh, evaluated):
   np.testing.assert_allclose(b, a, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_program_and_no_second_copy_of_the_weights(evaluated):
   trainer = make_trainer()
   traced = []
