@@ -48,7 +48,7 @@ def received(impl: Any, shape: Shape, mesh_axis: int) -> int:
     mesh_axis: as of `split_over`.
   """
   p: int = impl.shape[mesh_axis].size
-  return 3 * (p - 1) * (list_product(impl.slice_shape(shape)) // p)
+  return 3 * (p - 1) * (int(list_product(impl.slice_shape(shape))) // p)
 
 
 def transform_split(

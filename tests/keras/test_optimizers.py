@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -50,6 +51,33 @@ def assert_same_curve(optimizer: Callable[[], Any], steps: int) -> None:
 
 def test_some_steps() -> None:
   assert_same_curve(CASES["adam"], 5)
+
+
+def test_repeated_ids_of_an_embedding() -> None:
+  """The second moment is of the summed gradient, as under JAX and PyTorch.
+
+  TensorFlow's gradient of a look-up is a list of rows, and Keras under TensorFlow adds up the
+  squares of an id's rows, not the square of their sum. So what is compared with is Adam of Keras
+  on the gradient as a tensor.
+  """
+  ids, y = np.array([[1, 1, 1, 2], [3, 1, 0, 0]]), np.array([0, 1])
+
+  def embedding() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Embedding(4, 8), keras.layers.GlobalAveragePooling1D()]
+    return keras.Sequential([keras.Input([4]), *layers, keras.layers.Dense(2)])
+
+  theirs, ours = (compiled(make=embedding, metrics=None) for _ in range(2))
+  parallel = mtf.keras.parallelize(ours, placement(layout="batch:rows"))
+  parallel.fit(ids, y, batch_size=2, epochs=3, shuffle=False, verbose=0)
+  weights = [v.value for v in theirs.trainable_variables]
+  for _ in range(3):
+    with tf.GradientTape() as tape:
+      loss = theirs.loss(y, theirs(ids))
+    gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, weights)]
+    theirs.optimizer.apply(gradients, theirs.trainable_variables)
+  for v, w in zip(ours.trainable_variables, theirs.trainable_variables):
+    np.testing.assert_allclose(v.numpy(), w.numpy(), rtol=1e-4, atol=1e-6, err_msg=v.path)
 
 
 @pytest.mark.long

@@ -64,8 +64,8 @@ class Scatter(Labelled):
       dim = list_dim(dims, node)
       if dim is None:
         return [items]
-      here = equal(mtf_range(make.mesh, dim, tf.int32), cast(places, tf.int32))
-      return [where(here, items, before, output_shape=before.shape)]
+      is_here = equal(mtf_range(make.mesh, dim, tf.int32), cast(places, tf.int32))
+      return [where(is_here, items, before, output_shape=before.shape)]
     (given,) = dims["given"]
     here = Shape(dims["list"])
     pairs = Shape([*here, given])
