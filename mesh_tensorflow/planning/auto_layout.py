@@ -194,7 +194,7 @@ def _tasks(
     except LayoutError as e:
       errors.append(e)
   if not tasks:
-    raise errors[0]
+    raise LayoutError(str(errors[0])) from errors[0]
   return tasks
 
 

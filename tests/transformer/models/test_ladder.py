@@ -10,7 +10,7 @@ from mesh_tensorflow.transformer import (
   gin_paths,
   utils,
 )
-from mesh_tensorflow.transformer.modes import plan
+from mesh_tensorflow.transformer.modes import planned_steps
 from tests.kinds import kept
 
 # Billions of parameters, heads, d_ff.
@@ -46,8 +46,8 @@ def test_parameters(name):
   model_type, kv = ("lm", 256) if name.startswith("lm") else ("bitransformer", 128)
   mesh_shape, layout = mtf.convert_to_shape("batch:32"), mtf.convert_to_layout_rules("")
   lengths = {"inputs": 256, "targets": 256}
-  steps = plan.make_steps(model_type, mesh_shape, layout, 256, lengths)
-  assert f"{plan.count_parameters(steps) / 1e9:.3f}" == f"{billions:.3f}"
+  steps = planned_steps.make_steps(model_type, mesh_shape, layout, 256, lengths)
+  assert f"{planned_steps.count_parameters(steps) / 1e9:.3f}" == f"{billions:.3f}"
   graph, _, _ = steps.eval_step(steps.required_features).build_graph()
   sizes = {(d.name, d.size) for v in graph.trainable_variables for d in v.shape}
   assert {("heads", heads * kv), ("d_ff", d_ff)} <= sizes

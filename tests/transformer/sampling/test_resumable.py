@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 
 import pytest
@@ -72,6 +71,6 @@ def test_signals_become_errors_that_say_what_is_kept(number):
     pytest.raises(errors.StoppedError, match=f"stopped by {number.name}; all of it"),
     stopped_by_signals(lambda: "all of it"),
   ):
-    os.kill(os.getpid(), number)
-    signal.pause()
+    # In this thread, and handled before it returns; `os.kill` may be given to another one.
+    signal.raise_signal(number)
   assert signal.getsignal(number) is before
