@@ -29,9 +29,13 @@ quick: install ## lint and run quick tests, a minute (ROOM=layers: those of a ro
 	  $(or $(wildcard tests/$(ROOM) tests/transformer/$(ROOM)),tests/$(ROOM))) $(PYTEST_ARGS) && \
 	exit $$lint
 
+# The types are checked beside the tests: mypy is one process, and would leave the other cores idle.
 test: install ## lint, check types, run all tests (PYTEST_ARGS="-k word" selects, WORKERS=4: 4 processes)
-	@lint=0; $(PY) -m ruff check . || lint=1; $(PY) tests/check_types.py || lint=1; \
-	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS) && exit $$lint
+	@mkdir -p build; lint=0; $(PY) -m ruff check . || lint=1; \
+	$(PY) tests/check_types.py > build/types.txt 2>&1 & types=$$!; \
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS); failed=$$?; \
+	wait $$types || lint=1; cat build/types.txt; \
+	test $$failed -eq 0 && exit $$lint; exit $$failed
 
 long: install ## run the long tests, one after the other: soaks, kills, large draws
 	$(PY) -m pytest -q -m long -n 0 $(PYTEST_ARGS)

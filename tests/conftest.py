@@ -233,8 +233,8 @@ def pytest_terminal_summary(terminalreporter) -> None:
     write(row(family, of_family[0]["descriptors"], min(map(len, by_mode)), *sums))
   checked = sum(f[kind] for f in families for kind in kinds) + others
   write(f"conformance: {checked} values, gradients and refusals checked, in up to 4 modes.")
-  write("Layouts: the (mesh, layout) pairs of the mode that has fewest; traced, an operation runs")
-  write("on one of them, or on all if MTF_CONFORMANCE_DRAWS is set.")
+  write("Layouts: the (mesh, layout) pairs of the mode that has fewest; in each mode an operation")
+  write("runs on one of them, or on all if MTF_CONFORMANCE_DRAWS is set.")
 
 
 def _tell_further_ways(terminalreporter, ran: Sequence[Mapping[str, Any]]) -> None:

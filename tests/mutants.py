@@ -8,8 +8,10 @@
 A change is one of: a sign, a comparison, `and` for `or`, a number larger by one, `min` for `max`,
 True for False. What only words messages, types or the length of a cache is left as it is; see
 `_Sites`. The tree is copied as it lies; the checkout is never touched. Each mutant has two
-minutes: the tests of its room and those that name what was changed run, the likeliest first, until
-one fails. A test that fails without the change, too, does not count.
+minutes of processor time, and of time in which all its threads sleep, so that a busy machine
+changes no verdict: the tests of its room and those that name what was changed run, the likeliest
+first, until one fails. A test that fails without the change, too, does not count, nor does one that
+ran out of time and does not again.
 
 A mutant that no test notices is either a test that is missing, or code that nobody needs. The
 exit code is 1 if more than a tenth is not noticed.
@@ -44,6 +46,7 @@ SECONDS = 120
 OTHER_FILES = 12  # Test files outside of the room that are run, too.
 _OF_THE_ROOM = 30.0  # What it counts that descriptors are of the same room.
 _FIRST = 6  # Of the room that are run before the others.
+_LATE = re.compile("[Tt]imed ?out|TIMED_OUT|Timeout|not finished after|DEADLINE_EXCEEDED")
 
 _COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
   ast.Lt: ("<", "<="),
@@ -345,7 +348,8 @@ class Choice:
     for file in score:
       if file.endswith(f"/descriptors_{pathlib.PurePosixPath(mutant.path).stem}.py"):
         score[file] += _OF_THE_ROOM
-    inside, outside = [], []
+    inside: list[str] = []
+    outside: list[str] = []
     for file in self.of_file:
       if pathlib.PurePosixPath(file).name.startswith("test_"):
         (inside if room and file.startswith(room) else outside).append(file)
@@ -446,7 +450,10 @@ class _Plugin:
 # ------------------------------------------------------------------------------- running them
 @dataclasses.dataclass
 class Run:
-  """What came of running tests: the one that failed, those that passed, the one that was cut."""
+  """What came of running tests: the one that failed, those that passed, the one that was cut.
+
+  Seconds are those of processors, but for those of the one that was cut.
+  """
 
   failed: str = ""
   why: str = ""
@@ -457,18 +464,57 @@ class Run:
   seconds: float = 0.0
 
 
-def _descendants(pid: int) -> list[int]:
-  children = collections.defaultdict(list)
-  for entry in pathlib.Path("/proc").iterdir():
-    if entry.name.isdigit():
+class _Family:
+  """A process and its descendants.
+
+  Args:
+    pid: of the process.
+  """
+
+  def __init__(self, pid: int):
+    self.pid, self.pids = pid, [pid]
+    self.used = self.slept = 0.0
+    self._looked = time.time()
+
+  def look(self) -> float:
+    """Seconds of processors so far, and those of the clock in which all threads slept."""
+    children, seconds = collections.defaultdict(list), {}
+    for entry in pathlib.Path("/proc").iterdir():
+      if entry.name.isdigit():
+        with contextlib.suppress(OSError):
+          stat = self._stat(entry)
+          children[int(stat[1])].append(int(entry.name))
+          # With those of the children that ended.
+          seconds[int(entry.name)] = sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK")
+    self.pids, edge = [], [self.pid]
+    while edge:
+      self.pids += edge
+      edge = [c for p in edge for c in children[p]]
+    used = sum(seconds.get(p, 0.0) for p in self.pids)
+    now, before = time.time(), self._looked
+    self._looked = now
+    # Who waits for a processor, or was stopped, does not sleep.
+    if used <= self.used and self._sleeps():
+      self.slept += now - before
+    self.used = max(used, self.used)
+    return self.used + self.slept
+
+  @staticmethod
+  def _stat(folder: pathlib.Path) -> list[str]:
+    return (folder / "stat").read_text().rpartition(")")[2].split()
+
+  def _sleeps(self) -> bool:
+    for pid in self.pids:
       with contextlib.suppress(OSError):
-        parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-        children[int(parent)].append(int(entry.name))
-  found, edge = [], [pid]
-  while edge:
-    edge = [c for p in edge for c in children[p]]
-    found += edge
-  return found
+        if any(self._stat(t)[0] not in "SZ" for t in pathlib.Path(f"/proc/{pid}/task").iterdir()):
+          return False
+    return True
+
+  def kill(self) -> None:
+    self.look()
+    for pid in self.pids:
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 class Copy:
@@ -516,24 +562,24 @@ class Copy:
   ) -> Run:
     """Runs tests in a fork of this process, which has imported TensorFlow and not the package."""
     self.notes.write_text("")
-    start = time.time()
+    used, code = 0.0, None
     pid = os.fork()
     if not pid:
       plugin = _Plugin(room, score, skipped, self.notes, only)
       self._run_here([*room, *others], plugin)
-    code = None
-    while time.time() - start < seconds:
-      done, status = os.waitpid(pid, os.WNOHANG)
+    family = _Family(pid)
+    while used < seconds:
+      used = family.look()
+      done, status, usage = os.wait4(pid, os.WNOHANG)
       if done:
         code = os.waitstatus_to_exitcode(status)
+        used = max(used, usage.ru_utime + usage.ru_stime + family.slept)
         break
-      time.sleep(0.1)
+      time.sleep(0.3)
     else:
-      for process in [pid, *_descendants(pid)]:
-        with contextlib.suppress(ProcessLookupError):
-          os.kill(process, signal.SIGKILL)
+      family.kill()
       os.waitpid(pid, 0)
-    return self._result(code, time.time() - start)
+    return self._result(code, used)
 
   def _result(self, code: int | None, seconds: float) -> Run:
     run = Run(code=code, seconds=seconds)
@@ -581,6 +627,8 @@ class Judge:
     self.choice = Choice(copy.root)
     self.passed: set[str] = set()
     self.failing: set[str] = set()
+    self.spent = 0.0  # By the last mutant.
+    self.late: set[str] = set()  # Tests that ran out of time of their own; of one mutant.
 
   def judge(self, mutant: Mutant) -> tuple[str, str]:
     """("noticed" or "not noticed", by which test or why not)."""
@@ -593,31 +641,58 @@ class Judge:
     # To import all files of a large room takes longer than most mutants live.
     stages = [(room[:_FIRST], others[: _FIRST // 2]), (room[_FIRST:], others[_FIRST // 2 :])]
     left, passed = self.seconds, 0
+    self.late.clear()
+    self.spent = 0.0
     while (stages := [s for s in stages if any(s)]) and left > 5:
       with self.copy.changed(mutant):
-        run = self.copy.run(*stages[0], score, sorted(self.failing), left)
+        run = self.copy.run(*stages[0], score, sorted(self.failing | self.late), left)
       self.passed.update(run.passed)
       left, passed = left - run.seconds, passed + len(run.passed)
+      self.spent += run.seconds
       suspect = run.failed or run.cut
       if run.code is None and not run.failed:
-        if run.cut_seconds > 30 and self._passes(suspect, run.cut_seconds / 2):
+        if run.cut_seconds > 20 and self._hangs(mutant, run.cut):
           return "noticed", f"{suspect} hangs"
       elif not suspect:
         if run.code not in (0, 5):
           return "noticed", f"pytest ended with code {run.code}"
         stages.pop(0)
+      elif _LATE.search(run.why) and not self._again(mutant, suspect, self.seconds).failed:
+        self.late.add(suspect)
+        stages[0] = self._without(stages[0], suspect)
       elif suspect in self.passed or self._passes(suspect, 2 * self.seconds):
         return "noticed", f"{suspect}: {run.why or f'ended with code {run.code}'}"
       else:  # It fails without the change, too: the others have the time that is left.
         self.failing.add(suspect)
-        stages[0] = tuple([f for f in files if f != suspect] for files in stages[0])
+        stages[0] = self._without(stages[0], suspect)
     return "not noticed", f"{passed} tests passed in {self.seconds - left:.0f} s"
 
-  def _passes(self, test: str, seconds: float) -> bool:
-    """Whether a test, or the import of a file, goes well without a change."""
+  @staticmethod
+  def _without(stage: tuple[list[str], list[str]], suspect: str) -> tuple[list[str], list[str]]:
+    """Files without one that cannot be imported; tests are skipped."""
+    room, others = ([f for f in files if f != suspect] for files in stage)
+    return room, others
+
+  def _alone(self, test: str, seconds: float) -> Run:
+    """Runs a test, or imports a file."""
     file, _, name = test.partition("::")
-    run = self.copy.run([file], [], {}, [], seconds, only=[test] if name else ["none of them"])
-    return not run.failed and run.code in ((0,) if name else (0, 5))
+    return self.copy.run([file], [], {}, [], seconds, only=[test] if name else ["none of them"])
+
+  def _again(self, mutant: Mutant, test: str, seconds: float) -> Run:
+    with self.copy.changed(mutant):
+      return self._alone(test, seconds)
+
+  def _passes(self, test: str, seconds: float) -> bool:
+    """Whether it goes well without a change."""
+    run = self._alone(test, seconds)
+    return not run.failed and run.code in ((0,) if "::" in test else (0, 5))
+
+  def _hangs(self, mutant: Mutant, test: str) -> bool:
+    """Whether a test that was cut does not end by itself, either; it does without the change."""
+    without = self._alone(test, self.seconds)
+    if without.failed or without.code != 0:
+      return False
+    return self._again(mutant, test, max(30.0, 4 * without.seconds)).code is None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -626,7 +701,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser.add_argument("under", nargs="*", default=list(PACKAGES), help="folders or files")
   parser.add_argument("-n", type=int, default=40, help="mutants of each of them")
   parser.add_argument("--seed", type=int, default=0, help="of the choice")
-  parser.add_argument("--seconds", type=float, default=SECONDS, help="for each mutant")
+  parser.add_argument("--seconds", type=float, default=SECONDS, help="of processors, for each")
+  parser.add_argument("--skip", type=int, default=0, help="of the mutants drawn: were tried before")
   parser.add_argument("--until", type=float, default=math.inf, help="minutes for all of them")
   parser.add_argument("--only", nargs="*", default=[], help="path:line: the mutants of these lines")
   parser.add_argument("--list", action="store_true", help="print the mutants, do not try them")
@@ -640,18 +716,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path, _, line = place.partition(":")
     drawn.append([m for m in mutants(ROOT, path) if not line or m.line == int(line)])
   # In turns, so that a run that ends early has tried as many of each.
-  rows = [m for i in range(max(map(len, drawn))) for d in drawn for m in d[i : i + 1]]
+  rows = [m for i in range(max(map(len, drawn))) for d in drawn for m in d[i : i + 1]][args.skip :]
   if args.list:
     print(*sorted(rows), sep="\n")
     return 0
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # So that the copy is removed.
-  return _try(rows, args.seconds, time.time() + 60 * args.until)
+  return _try(rows, args.skip, args.seconds, time.time() + 60 * args.until)
 
 
-def _try(rows: Sequence[Mutant], seconds: float, end: float) -> int:
+def _try(rows: Sequence[Mutant], skip: int, seconds: float, end: float) -> int:
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
   os.environ.setdefault("MTF_TEST_DATA", str(ROOT.parent / "shared" / "data"))
+  # Else each fork would compile anew what it imports.
+  os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+  sys.dont_write_bytecode = False
   # What each fork would import anew; not the package itself.
   import gin  # noqa: F401
   import hypothesis  # noqa: F401
@@ -661,13 +740,13 @@ def _try(rows: Sequence[Mutant], seconds: float, end: float) -> int:
   counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
   with tempfile.TemporaryDirectory(prefix="mtf_mutants_") as folder:
     judge = Judge(Copy(pathlib.Path(folder)), seconds)
-    for mutant in rows:
+    for number, mutant in enumerate(rows, skip + 1):
       if time.time() > end:
         break
-      start = time.time()
       verdict, by = judge.judge(mutant)
       counts[mutant.path.split("/")[0]][verdict] += 1
-      print(f"{verdict:<11} {time.time() - start:4.0f} s  {mutant}\n{'':20}{by}", flush=True)
+      text = f"{number:3} {verdict:<11} {judge.spent:4.0f} s  {mutant}"
+      print(f"{text}\n{'':24}{by}", flush=True)
     if judge.failing:
       print("Fail without a change, too:", *sorted(judge.failing), sep="\n  ")
   for package, count in counts.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,6 +57,10 @@ class Convolution(Operation):
     self.window = window(self.name)
     self.roles = tuple(roles)
     self._work_counter, self._reduce_counter = counters
+    # The gradient of the other input, of which a gradient of a filter takes frames; and those that
+    # are kept for it: the tensor that they are of, and they, in each lowering that is going on.
+    self._beside: Convolution | None = None
+    self._kept: weakref.WeakKeyDictionary[LoweringInProgress, tuple[Tensor, Any]] | None = None
     for x in inputs:
       if not x.dtype.is_floating or x.dtype != inputs[0].dtype:
         raise DTypeError(
@@ -167,20 +172,84 @@ class Convolution(Operation):
     window, result = self.window.inside(), self.roles[2]
     fn, *operands = _COMPUTED[result]
     slices = [lowering.tensors[self.tensor_of(role)] for role in operands]
-    # First what processors exchange, so that they do not exchange the zeros of other axes.
-    order = sorted(frames, key=lambda f: not f.is_split)
-    if operands[0] == IMAGE:
-      for f in order:
-        slices[0] = f.take(lowering, slices[0], self._reduce_counter)
     sizes = impl.slice_shape(self._outputs[0].shape)
+    if result == IMAGE and self._turns_filter:
+      taken = self._take(lowering, FEATURES, self._frames_of_features(impl))
+      return impl.slicewise(
+        lambda y, w: convolution_kernels.features_of(
+          window, y, convolution_kernels.turned(window, w), sizes
+        ),
+        taken,
+        slices[1],
+      )
+    shared = self._shared_frames(lowering, impl) if result == FILTER else None
+    if shared is not None and self._beside_turns_filter(impl):
+      # Each pair of a position of the image and a window that meets it is where the position lies,
+      # not where the window begins: frames of the features, turned around, stand for those of
+      # the image.
+      *space, i, o = sizes
+      return impl.slicewise(
+        lambda y, x: convolution_kernels.turned(
+          window, convolution_kernels.filter_of(window, y, x, [*space, o, i])
+        ),
+        shared,
+        slices[0],
+      )
+    if operands[0] == IMAGE:
+      slices[0] = self._take(lowering, IMAGE, frames) if shared is None else shared
     if result == IMAGE:
       first = len(sizes) - window.rank - window.channel_dims
       sizes[first : first + window.rank] = [f.size for f in frames]
     laid_out = impl.slicewise(lambda a, b: fn(window, a, b, sizes), *slices)
     if result == IMAGE:
-      for f in reversed(order):
+      for f in reversed(_split_first(frames)):
         laid_out = f.give(lowering, laid_out, self._reduce_counter)
     return laid_out
+
+  def _take(self, lowering: LoweringInProgress, role: str, frames: Sequence[Frames]) -> Any:
+    """The frames of an input, along all axes; kept, if the gradient of a filter asks for them."""
+    x = lowering.tensors[self.tensor_of(role)]
+    for f in _split_first(frames):
+      x = f.take(lowering, x, self._reduce_counter)
+    if self._kept is not None:
+      self._kept[lowering] = self.tensor_of(role), x
+    return x
+
+  def _shared_frames(self, lowering: LoweringInProgress, impl: MeshImpl) -> Any:
+    """Frames that the gradient of the other input took, which are not exchanged again; or None."""
+    if self._beside is None or self._beside._kept is None:
+      return None
+    of, taken = self._beside._kept.pop(lowering, (None, None))
+    if self._beside.roles[2] == FEATURES:
+      return taken if of is self.tensor_of(IMAGE) else None
+    # A clone of the other gradient, which a recomputation makes, has frames of another tensor.
+    turned = of is self.tensor_of(FEATURES) and self._beside_turns_filter(impl)
+    return taken if turned else None
+
+  @property
+  def _turns_filter(self) -> bool:
+    """Whether an image is computed as features are: of the features, with the filter turned around.
+
+    Then processors exchange what they need of the features before they compute, and no positions
+    are computed twice. With a stride above 1 zeros would stand between the features.
+    """
+    return (
+      self.roles[2] == IMAGE
+      and max(self.window.strides) == 1
+      and not self.window.grouped
+      and self.shape_of(FILTER).size > 0
+    )
+
+  def _beside_turns_filter(self, impl: MeshImpl) -> bool:
+    """Whether frames of the features, of the gradient of the image, are enough for the filter.
+
+    Pairs are summed where the positions of the image lie: the sum is pending over the mesh axes of
+    the features, which must be the same.
+    """
+    if self._beside is None or not self._beside._turns_filter:
+      return False
+    space = [self.window.space_of(self.shape_of(role)) for role in (IMAGE, FEATURES)]
+    return all(split_axis(impl, d) == split_axis(impl, e) for d, e in zip(*space))
 
   def room_of_slice(self, impl: MeshImpl) -> int:
     """Bytes that a processor takes for its part of the result, besides operands and result.
@@ -200,8 +269,14 @@ class Convolution(Operation):
     if any(f.is_split for f in frames):
       window = window.inside()
       first = len(image) - window.rank - window.channel_dims
+      turns = self._turns_filter or self._beside_turns_filter(impl)
+      if turns:
+        frames, image, features = self._frames_of_features(impl), features, image
+        kernel = [*kernel[: window.rank], kernel[-1], kernel[-2]]
       image[first : first + window.rank] = [f.size for f in frames]
       room = list_product(image) * dtype.size
+      if turns and self.roles[2] == IMAGE:
+        return int(room)
     sizes = window, image, kernel, features, dtype
     if self.roles[2] == IMAGE:
       room += convolution_room.room_of_image(*sizes)
@@ -214,26 +289,47 @@ class Convolution(Operation):
 
   def _frames(self, impl: MeshImpl) -> list[Frames]:
     """For each spatial dimension what the windows of a processor's features reach."""
+    image = self.shape_of(IMAGE)
+    first = image.ndims - self.window.rank - self.window.channel_dims
+    return [Frames(impl, first + i, reach) for i, reach in enumerate(self._reaches())]
+
+  def _frames_of_features(self, impl: MeshImpl) -> list[Frames]:
+    """For each spatial dimension the features whose windows meet a processor's image."""
+    first = self.shape_of(IMAGE).ndims - self.window.rank - self.window.channel_dims
+    return [Frames(impl, first + i, reach.turned()) for i, reach in enumerate(self._reaches())]
+
+  def _reaches(self) -> list[Reach]:
     window = self.window
     image, kernel = self.shape_of(IMAGE), self.shape_of(FILTER)[: window.rank]
     space, outputs = window.space_of(image), window.space_of(self.shape_of(FEATURES))
     sizes, kernel_sizes = [d.size for d in space], [d.size for d in kernel]
-    first = image.ndims - window.rank - window.channel_dims
-    reaches = map(
-      Reach,
-      space,
-      outputs,
-      window.spatial_strides,
-      window.reach(kernel_sizes),
-      window.zeros_before(sizes, kernel_sizes),
-    )
-    return [Frames(impl, first + i, reach) for i, reach in enumerate(reaches)]
+    reach, before = window.reach(kernel_sizes), window.zeros_before(sizes, kernel_sizes)
+    return list(map(Reach, space, outputs, window.spatial_strides, reach, before))
 
   def _summed_dims(self) -> list[Dimension]:
     if self.roles[2] == FILTER:
       features = self.shape_of(FEATURES)
       return self.window.batch_of(features) + self.window.space_of(features)
     return [self.shape_of(FILTER)[-2 if self.roles[2] == FEATURES else -1]]
+
+
+def share_frames(first: Tensor, second: Tensor) -> None:
+  """Lets two gradients of a convolution exchange the tensor that both are computed of once.
+
+  Args:
+    first: the gradient of an operand.
+    second: that of the other one.
+  """
+  for made, other in ((first, second), (second, first)):
+    op, beside = made.operation, other.operation
+    assert isinstance(op, Convolution) and isinstance(beside, Convolution)
+    if op.roles[2] == FILTER:
+      op._beside, beside._kept = beside, weakref.WeakKeyDictionary()
+
+
+def _split_first(frames: Sequence[Frames]) -> list[Frames]:
+  """First what processors exchange, so that they do not exchange the zeros of other axes."""
+  return sorted(frames, key=lambda f: not f.is_split)
 
 
 def check_ndims(name: str, window: Window, image: Shape, kernel: Shape, features: Shape) -> None:

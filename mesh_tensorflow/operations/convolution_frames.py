@@ -45,6 +45,10 @@ class Reach:
   reach: int
   before: int
 
+  def turned(self) -> Reach:
+    """What positions of the image reach among the windows that meet them; of a stride of 1."""
+    return Reach(self.outputs, self.image, 1, self.reach, self.reach - 1 - self.before)
+
 
 class Frames:
   """The frames of the processors along one axis, and how to exchange them.

@@ -12,6 +12,7 @@ from mesh_tensorflow.operations.convolution_base import (
   IMAGE,
   Convolution,
   check_operands,
+  share_frames,
 )
 from mesh_tensorflow.operations.convolution_slices import Window
 from mesh_tensorflow.operations.einsum import transpose
@@ -61,7 +62,7 @@ class ConvolutionOperation(Convolution):
     )
 
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
-    grads: list[Tensor | None] = []
+    grads: list[Tensor] = []
     for i, role in enumerate(self.roles[:2]):
       # Of the three each is linear in the two others: dy stands in the place of the result.
       other = self.roles[1 - i]
@@ -71,6 +72,7 @@ class ConvolutionOperation(Convolution):
         [*roles, role], [known[r] for r in roles], self._inputs[i].shape, self.window
       )
       grads.append(grad.outputs[0])
+    share_frames(*grads)
     return grads
 
 

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from mesh_tensorflow.errors import SizeError
-from mesh_tensorflow.operations.convolution_base import FEATURES, FILTER, IMAGE, Convolution
+from mesh_tensorflow.operations.convolution_base import (
+  FEATURES,
+  FILTER,
+  IMAGE,
+  Convolution,
+  share_frames,
+)
 from mesh_tensorflow.operations.convolution_slices import Window
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Tensor
@@ -49,6 +55,7 @@ def gradients_of(op: Convolution, dy: Tensor) -> list[Tensor]:
         rank, transposed, shape, kernel, given, strides, padding
       )
     grads.append(grad.outputs[0])
+  share_frames(*grads)
   return grads
 
 

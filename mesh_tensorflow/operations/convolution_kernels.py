@@ -64,6 +64,12 @@ def filter_of(
   return tf.reshape(parts.filter_out(w), sizes)
 
 
+def turned(window: Window, kernel: tf.Tensor) -> tf.Tensor:
+  """A filter turned around, from the channels of features to those of images: of the transpose."""
+  space = list(range(window.rank))
+  return tf.transpose(tf.reverse(kernel, space), [*space, window.rank + 1, window.rank])
+
+
 def _is_empty(a: tf.Tensor, b: tf.Tensor, sizes: Sequence[int]) -> bool:
   return 0 in (*a.shape.as_list(), *b.shape.as_list(), *sizes)
 

@@ -302,14 +302,20 @@ def _filter_of_planes(
   TensorFlow's Conv3DBackpropFilterV2 for CPUs (seen in 2.21) first copies what each window sees, a
   filter's size times the image; this takes a half to a fifth of its time, and no such room.
   """
-  volume, kernel = image.shape.as_list()[1:-1], list(sizes[:3])
+  volume, kernel = image.shape.as_list()[1:-1], list(sizes[: window.rank])
+  places = features.shape[1]
+  every_volume: tuple[slice, ...] = (slice(None),)
+  if image.shape[0] == 1:
+    # The planes of a single volume lie in a row: TensorFlow cuts a first axis without a copy.
+    image, features = (_reshape(t, t.shape.as_list()[1:]) for t in (image, features))
+    every_volume = ()
   step, before = window.spatial_strides[0], window.zeros_before(volume, kernel)[0]
   plane = Window("", 2, [1, *window.strides[2:]], window.padding)
   parts = []
   for i in range(kernel[0]):
     # The features whose window has its position i in the image.
     first = max(-((i - before) // step), 0)
-    last = min((volume[0] - 1 + before - i) // step + 1, features.shape[1])
+    last = min((volume[0] - 1 + before - i) // step + 1, places)
     if last <= first:
       parts.append(tf.zeros(sizes[1:], image.dtype))
       continue
@@ -317,9 +323,9 @@ def _filter_of_planes(
     end = begin + (last - first - 1) * step + 1
     # One after the other: each copies what its windows see.
     with tf.control_dependencies(parts[-1:]):
-      parts.append(
-        filter_of(plane, image[:, begin:end:step], features[:, first:last], list(sizes[1:]))
-      )
+      met = image[every_volume + (slice(begin, end, step),)]
+      made = features[every_volume + (slice(first, last),)]
+      parts.append(filter_of(plane, met, made, list(sizes[1:])))
   return kernels.stack(parts)
 
 

@@ -289,13 +289,21 @@ def swish(x: FloatOrComplexTensor) -> Tensor:
   Args:
     x: a `Tensor`.
   """
-  return cwise(tf.nn.silu, [x], name="swish", grad_function=_of_input(_swish_grad))
+  return cwise(
+    tf.nn.silu,
+    [x],
+    name="swish",
+    grad_function=lambda op, dy: [
+      cwise(_swish_grad, [dy, op.inputs[0], op.outputs[0]], name="swish_grad")
+    ],
+  )
 
 
-def _swish_grad(dy: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+def _swish_grad(dy: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
   s = tf.sigmoid(x)
-  # s' = s (1 - s), so (x s)' = s + x s (1 - s).
-  return dy * _conj(s * (1.0 + x * (1.0 - s)))
+  # s' = s (1 - s), so (x s)' = s + x s (1 - s); and y, which is x s, is kept in any case where it
+  # is multiplied by something.
+  return dy * _conj(s + y * (1.0 - s))
 
 
 def gelu(x: FloatTensor) -> Tensor:

@@ -99,7 +99,7 @@ class Optimizer:
       raise GraphError(f"apply_grads: {len(grads)} gradients for {len(variables)} variables")
     with _evaluated_once():
       # A schedule is evaluated once, not once for each of hundreds of weights.
-      ops = [op for g, v in zip(grads, variables) for op in self.apply_grad(g, v)]
+      ops = self._apply_all(grads, variables)
     assigns = [op for op in ops if isinstance(op, Assign)]
     others = [op for op in ops if not isinstance(op, Assign)]
     return others + (variables[0].graph.combine_assignments(assigns) if assigns else [])
@@ -117,6 +117,12 @@ class Optimizer:
     raise GraphError(
       f"{type(self).__name__} defines no method apply_grad, to update variable {var.full_name}"
     )
+
+  def _apply_all(
+    self, grads: Sequence[CastableTensor | None], variables: Sequence[Variable]
+  ) -> list[Operation]:
+    """What `apply_grad` returns for each variable, one after the other."""
+    return [op for g, v in zip(grads, variables) for op in self.apply_grad(g, v)]
 
   def _scalar(self, value: ScalarLike, mesh: Mesh, what: str) -> float | Tensor:
     """`evaluate_scalar`, once for each value within `apply_grads`."""

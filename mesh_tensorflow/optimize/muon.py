@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gin
 import tensorflow as tf
@@ -13,6 +13,7 @@ from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.operations.binary import add, multiply
 from mesh_tensorflow.operations.elementwise import cast
+from mesh_tensorflow.operations.stacking import stack, unstack
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.adamw import AdamWOptimizer
 from mesh_tensorflow.optimize.base import Optimizer, slot_variable
@@ -40,6 +41,29 @@ _ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
   "original": lambda rows, columns: float(max(1.0, columns / rows) ** 0.5),
 }
 
+# Matrices of one shape are stacked up to so many numbers: of small ones the products take less
+# time than what is around each, of large ones a copy would only cost memory.
+_STACKED_ELEMENTS = 2**20
+_STACK = "_muon_stack"
+
+
+class _Step(NamedTuple):
+  """The step of a matrix, but for the orthogonalization.
+
+  Attributes:
+    variable: the weight.
+    matrix: its rows and columns.
+    m: the slot.
+    new_m: what it becomes.
+    direction: what is made orthogonal.
+  """
+
+  variable: Variable
+  matrix: Matrix
+  m: Variable
+  new_m: Tensor
+  direction: Tensor
+
 
 class MuonUpdateOperation(UpdateOperation):
   """m <- new m; w <- w - lr * (scale * o + decay * w). Slots: m; tensors: new m, o; scalars: lr."""
@@ -61,10 +85,11 @@ class MuonUpdateOperation(UpdateOperation):
   def update(
     self, w: tf.Variable, m: tf.Variable, new_m: tf.Tensor, o: tf.Tensor, lr: Any
   ) -> list[Any]:
-    step = self._scale * o
+    # The numbers are multiplied first: what has the size of the weight is passed over less often.
+    step = (self._scale * lr) * o
     if self._weight_decay_rate:
-      step += self._weight_decay_rate * tf.cast(w.read_value(), tf.float32)
-    return [m.assign(new_m, read_value=False), subtract(w, lr * step)]
+      step += (self._weight_decay_rate * lr) * tf.cast(w.read_value(), tf.float32)
+    return [m.assign(new_m, read_value=False), subtract(w, step)]
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
@@ -179,21 +204,60 @@ class MuonOptimizer(Optimizer):
     if matrix is None:
       others: list[Operation] = self._others.apply_grad(grad, var)
       return others
+    step = self._direction(grad, var, matrix)
+    o = orthogonalize(step.direction, matrix.rows, matrix.columns, *self._newton_schulz)
+    return [self._update(step, o)]
+
+  def _apply_all(
+    self, grads: Sequence[CastableTensor | None], variables: Sequence[Variable]
+  ) -> list[Operation]:
+    if type(self).apply_grad is not MuonOptimizer.apply_grad:
+      return super()._apply_all(grads, variables)  # A subclass says what happens to each.
+    found: list[list[Operation]] = [[] for _ in variables]
+    groups: dict[Any, list[tuple[int, Matrix]]] = {}
+    for i, (grad, var) in enumerate(zip(grads, variables)):
+      matrix = self.matrix_of(var) if grad is not None else None
+      if matrix is None:
+        found[i] = self.apply_grad(grad, var)
+      elif self._has_gradient(grad, var):
+        key = (var.mesh, var.shape, tuple(matrix.rows), tuple(matrix.columns))
+        groups.setdefault(key, []).append((i, matrix))
+    for (_, shape, *_), members in groups.items():
+      most = max(1, _STACKED_ELEMENTS // max(1, shape.size))
+      for begin in range(0, len(members), most):
+        part = members[begin : begin + most]
+        steps = [self._direction(grads[i], variables[i], matrix) for i, matrix in part]
+        for (i, _), step, o in zip(part, steps, self._orthogonal(steps)):
+          found[i] = [self._update(step, o)]
+    return [op for ops in found for op in ops]
+
+  def _direction(self, grad: Any, var: Variable, matrix: Matrix) -> _Step:
+    """The momentum of a matrix, and what is made orthogonal of it."""
     m = slot_variable(var, f"{var.full_name}/muon_m", var.shape, tf.float32)
     new = multiply(cast(grad, tf.float32), 1.0 - self._momentum)
     new_m = add(multiply(m.value, self._momentum), new)
     direction = add(multiply(new_m, self._momentum), new) if self._nesterov else new_m
-    lr = self._scalar(self._learning_rate, var.mesh, "learning_rate")
-    return [
-      MuonUpdateOperation(
-        var,
-        [m],
-        [new_m, orthogonalize(direction, matrix.rows, matrix.columns, *self._newton_schulz)],
-        lr,
-        scale=self._factor * self._adjust(*matrix.sizes),
-        weight_decay_rate=self._factor * self._decay_of(var),
-      )
-    ]
+    return _Step(var, matrix, m, new_m, direction)
+
+  def _orthogonal(self, steps: list[_Step]) -> list[Tensor]:
+    """The directions, of one shape, made orthogonal: in one product each time, not in many."""
+    rows, columns = steps[0].matrix.rows, steps[0].matrix.columns
+    if len(steps) == 1:
+      return [orthogonalize(steps[0].direction, rows, columns, *self._newton_schulz)]
+    # A name of no layout rule: the matrices themselves are split as their variables are.
+    stacked = stack([s.direction for s in steps], _STACK)
+    o = orthogonalize(stacked, rows, columns, *self._newton_schulz)
+    return unstack(o, o.shape.get_dim_by_name(_STACK))
+
+  def _update(self, step: _Step, o: Tensor) -> Operation:
+    return MuonUpdateOperation(
+      step.variable,
+      [step.m],
+      [step.new_m, o],
+      self._scalar(self._learning_rate, step.variable.mesh, "learning_rate"),
+      scale=self._factor * self._adjust(*step.matrix.sizes),
+      weight_decay_rate=self._factor * self._decay_of(step.variable),
+    )
 
   def matrix_of(self, var: Variable) -> Matrix | None:
     """Rows and columns of a variable; None if `others` updates it.

@@ -11,11 +11,13 @@ from mesh_tensorflow.errors import ConfigError, ShapeError
 from mesh_tensorflow.operations.binary import add, multiply
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import cast
+from mesh_tensorflow.operations.one_hot import one_hot
+from mesh_tensorflow.operations.ranges import mtf_range
 from mesh_tensorflow.operations.reshape import reshape
 from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.program.argument_kinds import FloatTensor
 from mesh_tensorflow.program.dimensions import Dimension, Shape, list_product, no_such_dimension
-from mesh_tensorflow.program.graph import Tensor
+from mesh_tensorflow.program.graph import Mesh, Tensor
 
 __all__ = ["orthogonalize"]
 
@@ -91,17 +93,30 @@ def orthogonalize(
   between = _renamed(rows, "_orthogonal_sum_")
   square = Shape(matrices + rows + list(again.values()))
   a, b, c = coefficients
+  identity = _identity(x.mesh, rows, again)
   for _ in range(num_iterations):
     other_x = _rename(x, again)
-    gram = einsum([x, other_x], output_shape=square)
-    polynomial = multiply(gram, b)
+    polynomial = einsum([x, other_x], output_shape=square)
+    # a + (b + c A) A: numbers are added to the squares, which are smaller than X.
     if c:
       # A is symmetric: its second factor is A with its rows, not with its columns, summed over.
       to_sum = {again[d]: between[d] for d in rows}
-      squared = einsum([_rename(gram, to_sum), _rename(gram, between)], output_shape=square)
-      polynomial = add(polynomial, multiply(squared, c))
-    x = add(multiply(x, a), einsum([polynomial, other_x], output_shape=x.shape))
+      # Added first: a sum of A over the mesh is waited for once.
+      linear = multiply(add(polynomial, multiply(identity, b / c), output_shape=square), c)
+      polynomial = einsum(
+        [_rename(linear, to_sum), _rename(polynomial, between)], output_shape=square
+      )
+    else:
+      polynomial = multiply(polynomial, b)
+    polynomial = add(polynomial, multiply(identity, a), output_shape=square)
+    x = einsum([polynomial, other_x], output_shape=x.shape)
   return x
+
+
+def _identity(mesh: Mesh, rows: list[Dimension], again: dict[Dimension, Dimension]) -> Tensor:
+  """1 where all indices of the rows are those of the columns, `[rows, again]`; else 0."""
+  parts = [one_hot(mtf_range(mesh, d, tf.int32), again[d]) for d in rows]
+  return einsum(parts, output_shape=Shape(rows + list(again.values())))
 
 
 def _renamed(dims: Sequence[Dimension], prefix: str) -> dict[Dimension, Dimension]:

@@ -75,8 +75,11 @@ def _value(value: Any, places: Mapping[Tensor, int], depth: int = 0) -> Hashable
   if isinstance(value, types.MethodType):
     return ("method", inside(value.__func__), id(value.__self__))
   if isinstance(value, types.FunctionType):
-    cells = [c.cell_contents for c in value.__closure__ or () if _is_filled(c)]
-    return ("function", value.__code__, inside(cells), inside(value.__defaults__ or ()))
+    # One by one: a list made here is another object each time, which nothing is alike to.
+    cells = [inside(c.cell_contents) for c in value.__closure__ or () if _is_filled(c)]
+    defaults = [inside(x) for x in value.__defaults__ or ()]
+    keywords = [(name, inside(x)) for name, x in (value.__kwdefaults__ or {}).items()]
+    return ("function", value.__code__, tuple(cells), tuple(defaults), tuple(keywords))
   return ("object", id(value))
 
 

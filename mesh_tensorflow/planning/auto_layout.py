@@ -14,7 +14,7 @@ from mesh_tensorflow.meshes.layout import LayoutLike, LayoutRules, convert_to_la
 from mesh_tensorflow.planning.chains import Chains
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
 from mesh_tensorflow.planning.pieces import Pieces
-from mesh_tensorflow.planning.program import Program, implementation_of
+from mesh_tensorflow.planning.program import Program, machine_of
 from mesh_tensorflow.planning.search import Best, Found
 from mesh_tensorflow.planning.task import Task
 from mesh_tensorflow.planning.text import WIDTH, format_bytes, format_seconds, table
@@ -110,7 +110,7 @@ def auto_layout(
     devices: how many there are: then the mesh shape is chosen too, of one to three dimensions.
     mesh_shape: a mesh shape, in place of `devices`.
     machine: an `mtf.planning.Machine`, the name of a shipped one, or a .json file; a CPU host by
-      default.
+      default. As in `mtf.describe`, of the workers that TF_CONFIG names.
     memory_limit: bytes that a device may hold; the memory of the machine's by default.
     fixed: layout rules that the layout must have; with `devices` their mesh dimensions are those
       of the mesh that is chosen. No other dimension is split differently from what they say.
@@ -147,11 +147,11 @@ def auto_layout(
   what = Program("auto_layout", program, results)
   chosen = convert_to_machine(_DEFAULT_MACHINE if machine is None else machine)
   assert chosen is not None
-  chosen = chosen.variant(implementation_of(what.mesh_impl))
   rules = convert_to_layout_rules(fixed or "")
   shape = None if mesh_shape is None else convert_to_shape(mesh_shape)
   size = devices if shape is None else int(shape.size)
   assert size is not None
+  chosen = machine_of(chosen, what.mesh_impl, size)
   if memory_limit is None:
     memory_limit = chosen.memory_of_each(size)
   programs = {"": what, **_programs(choices)}

@@ -98,7 +98,7 @@ class Chains:
     self.operations: list[Operation] = [u.operation for u in self.opened.units]
     self.times: list[int] = [u.times for u in self.opened.units]
     self.pieces = Pieces() if pieces is None else pieces
-    self.kinds: list[Kind] = [self.pieces.kind(op) for op in self.operations]
+    self.kinds: list[Kind] = [self.pieces.kind(u.operation, u.block > 0) for u in self.opened.units]
     self.reads: list[list[Tensor]] = [u.reads for u in self.opened.units]
     self.dims: dict[str, set[int]] = {}
     self.conflicts: set[frozenset[str]] = set()

@@ -23,6 +23,7 @@ from mesh_tensorflow.planning.liveness import (
 )
 from mesh_tensorflow.planning.loops import added_bytes, trips
 from mesh_tensorflow.planning.mesh_impl import Collective, PlanMeshImpl
+from mesh_tensorflow.planning.variables import placeholder
 from mesh_tensorflow.planning.work import Product, Work
 from mesh_tensorflow.program.graph import Graph, Operation, Tensor
 from mesh_tensorflow.program.reachability import needed_operations
@@ -136,24 +137,46 @@ class PlanLowering(Lowering):
       self.recorder.end(op, self)
     self.recorder.end_block(operations, self)
 
-  def alone(self, mesh_to_impl: dict[Any, Any], recorder: Recorder, seed: Any) -> PlanLowering:
+  def alone(
+    self, mesh_to_impl: dict[Any, Any], recorder: Recorder, seed: Any, in_loop: bool
+  ) -> PlanLowering:
     """A lowering that has lowered nothing, for other meshes: cheaper than a new one.
 
     Args:
       mesh_to_impl: dict from each `Mesh` to a `PlanMeshImpl`.
       recorder: what is told about its operations.
       seed: what random operations depend on.
+      in_loop: whether they depend on the number of an iteration, too.
     """
     result = self.child()
-    assert isinstance(result, PlanLowering)
     result.mesh_to_impl, result.recorder, result._seed = mesh_to_impl, recorder, seed
+    result._loop_key = _scalar(recorder.impl, tf.int32) if in_loop else None
     result.variables, result.operations, result._counters = {}, {}, []
     return result
+
+  # A program, and an iteration of a loop, make a key of some scalars once, for all their random
+  # operations: it is no part of what one of these costs, which is the same alone and among others.
+
+  def child(self, loop_key: Any = None) -> PlanLowering:
+    result = super().child(loop_key)
+    assert isinstance(result, PlanLowering)
+    if loop_key is not None:
+      result._loop_key = _scalar(self.recorder.impl, tf.int32)
+    return result
+
+  def _base_key(self, impl: Any) -> Any:
+    if impl not in self._base_keys:
+      self._base_keys[impl] = _scalar(impl, tf.uint32)
+    return self._base_keys[impl]
 
   def set_tensor_lowering(self, tensor: Tensor, laid_out: Any) -> None:
     super().set_tensor_lowering(tensor, laid_out)
     if isinstance(laid_out, LazyAllreduceSum):
       self.recorder.add_pending(tensor.operation, laid_out, self)
+
+
+def _scalar(impl: PlanMeshImpl, dtype: tf.DType) -> Any:
+  return impl.slicewise(lambda: placeholder([], dtype))
 
 
 class Recorder:

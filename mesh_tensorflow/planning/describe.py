@@ -16,7 +16,7 @@ from mesh_tensorflow.planning.costs import OperationCost, Trace, trace
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
 from mesh_tensorflow.planning.picture import draw_layout
 from mesh_tensorflow.planning.placements import Placement, RuleMatch, placement_dict
-from mesh_tensorflow.planning.program import Program, implementation_of
+from mesh_tensorflow.planning.program import Program, machine_of
 from mesh_tensorflow.planning.seconds import StepTime, step_time
 from mesh_tensorflow.planning.time_picture import draw_time
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
@@ -348,7 +348,8 @@ def describe(
       reads (but no unused gradients, if the graph has assignments). What no result and no
       assignment needs is not counted. A function's results are what it returns.
     machine: an `mtf.planning.Machine`, the name of one that comes with the package, or a .json
-      file: the report then predicts `seconds`.
+      file: the report then predicts `seconds`; over the workers that TF_CONFIG names, if the mesh
+      can be theirs.
     tokens: how many tokens a step takes; by default the elements of the largest integer argument
       of a function whose last dimension is a length.
 
@@ -372,7 +373,7 @@ def describe(
     raise GraphError(f"describe of a graph needs a layout and a mesh_shape; {missing} is missing")
 
   if machine is not None:
-    machine = machine.variant(implementation_of(mesh_impl))
+    machine = machine_of(machine, mesh_impl, convert_to_shape(mesh_shape).size)
   if tokens is not None and tokens < 1:
     raise ArgumentError(
       f"describe: tokens must be at least 1, got {tokens!r}; leave it out where a step takes none"

@@ -40,6 +40,12 @@ class Fields:
       raise self.wrong(key, f"at least {low:g}" if default is not None else "a number above 0")
     return float(value)
 
+  def whole(self, key: str, default: int, low: int) -> int:
+    value = self.fields.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+      raise self.wrong(key, f"a whole number of at least {low}")
+    return value
+
   def text(self, key: str) -> str:
     value = self.get(key)
     if not isinstance(value, str) or not value:

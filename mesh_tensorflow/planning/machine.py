@@ -11,95 +11,26 @@ import dataclasses
 import difflib
 import functools
 import json
+import logging
 import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import tensorflow as tf
-
-from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.errors import ConfigError, MeshShapeError
 from mesh_tensorflow.planning.fields import Fields
+from mesh_tensorflow.planning.machine_parts import Device, Link, Workers, inside
+from mesh_tensorflow.planning.machine_reading import (
+  link_fields,
+  read_device,
+  read_links,
+  read_workers,
+)
 from mesh_tensorflow.program.dimensions import Shape
 
 _FOLDER = pathlib.Path(__file__).parent / "machines"
 
-TOPOLOGIES = ("switch", "torus")
-
-
-@dataclasses.dataclass(frozen=True)
-class Device:
-  """What one device does.
-
-  Attributes:
-    flops: by dtype name the most FLOP/s of matrix products.
-    efficiency: (FLOPs of a product, part of `flops` that it reaches), increasing; between two
-      points it is interpolated over the logarithm, beyond the ends it stays.
-    memory: bytes.
-    memory_bandwidth: bytes/s of reading and writing together.
-    launch_seconds: what starting one operation costs.
-    operations_per_kernel: how many elementwise operations run as one kernel, so that only the
-      first reads and the last writes: 1 where nothing is fused.
-    convolution: (channels, part of a matrix product's rate that a convolution of as many FLOPs
-      reaches), increasing in both, in between and beyond as `efficiency`. Channels are the
-      geometric mean of those that the filter reads and makes.
-  """
-
-  flops: Mapping[str, float]
-  efficiency: tuple[tuple[float, float], ...]
-  memory: float
-  memory_bandwidth: float
-  launch_seconds: float
-  operations_per_kernel: float = 1.0
-  convolution: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
-
-  def peak(self, dtype: str) -> float:
-    """The most FLOP/s of products of a dtype; of one that is not listed, the slowest.
-
-    Args:
-      dtype: name of a dtype.
-    """
-    return self.flops.get(dtype, min(self.flops.values()))
-
-  def rate(self, dtype: str, flops: float) -> float:
-    """The FLOP/s of a product of so many FLOPs.
-
-    Args:
-      dtype: name of a dtype.
-      flops: of one product.
-    """
-    return self.peak(dtype) * _at(self.efficiency, flops)
-
-  def convolution_rate(self, dtype: str, flops: float, channels: float) -> float:
-    """The FLOP/s of a convolution.
-
-    Args:
-      dtype: name of a dtype.
-      flops: of one convolution.
-      channels: see `convolution`.
-    """
-    return self.rate(dtype, flops) * _at(self.convolution, channels)
-
-
-@dataclasses.dataclass(frozen=True)
-class Link:
-  """What connects groups of consecutive devices.
-
-  Attributes:
-    name: for reports.
-    devices: how many consecutive devices it joins; None: all.
-    topology: "switch" (every pair at full speed) or "torus" (neighbours along each mesh dimension).
-    bandwidth: bytes/s that one device sends along one mesh dimension.
-    latency: seconds of one message.
-    overlap: the part of an exchange's time in which the devices can compute.
-  """
-
-  name: str
-  devices: int | None
-  topology: str
-  bandwidth: float
-  latency: float
-  overlap: float = 0.0
+_LOG = logging.getLogger("mesh_tensorflow")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +46,8 @@ class Machine:
     variants: by mesh implementation ("placement", "simd") the `Device` and `Link`s that
       differ with it.
     sources: by field where its figure comes from.
+    workers: what connects worker processes; None: nobody has measured it.
+    spread: whether the figures are those of given workers, as `over_workers` makes them.
   """
 
   name: str
@@ -123,6 +56,8 @@ class Machine:
   shared: bool = False
   variants: Mapping[str, tuple[Device, tuple[Link, ...]]] = dataclasses.field(default_factory=dict)
   sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  workers: Workers | None = None
+  spread: bool = False
 
   @staticmethod
   def load(name: str) -> Machine:
@@ -168,36 +103,44 @@ class Machine:
     """
     read = Fields(what, "", fields)
     # First what is unknown: a misspelled field is one, and missing as well.
-    read.done(("name", "device", "links", "shared", "variants", "sources"))
-    device, links = _device(read.part("device")), _links(read)
+    read.done(tuple(f.name for f in dataclasses.fields(Machine)))
+    device, links = read_device(read.part("device")), read_links(read)
     variants = {}
     for name, part in (read.parts_by_name("variants") if "variants" in fields else {}).items():
       part.done(("device", "links"))
       variants[name] = (
-        _device(part.part("device")) if "device" in part.fields else device,
-        _links(part) if "links" in part.fields else links,
+        read_device(part.part("device")) if "device" in part.fields else device,
+        read_links(part) if "links" in part.fields else links,
       )
     sources = read.texts("sources") if "sources" in fields else {}
     shared = read.boolean("shared", False)
+    workers = read_workers(read.part("workers")) if "workers" in fields else None
+    spread = read.boolean("spread", False)
     name = read.text("name")
-    return Machine(name, device, links, shared, variants, sources)
+    return Machine(name, device, links, shared, variants, sources, workers, spread)
 
   def to_dict(self) -> dict[str, Any]:
     """The machine as JSON has it."""
-    return {
+    fields = {
       "name": self.name,
       "shared": self.shared,
       "device": dataclasses.asdict(self.device),
-      "links": [dataclasses.asdict(link) for link in self.links],
+      "links": [link_fields(link) for link in self.links],
       "variants": {
         name: {
           "device": dataclasses.asdict(device),
-          "links": [dataclasses.asdict(link) for link in links],
+          "links": [link_fields(link) for link in links],
         }
         for name, (device, links) in self.variants.items()
       },
       "sources": dict(self.sources),
     }
+    if self.workers is not None:
+      link = link_fields(self.workers.link)
+      fields["workers"] = {**dataclasses.asdict(self.workers), "link": link}
+    if self.spread:
+      fields["spread"] = True
+    return fields
 
   def save(self, path: str) -> None:
     """Writes the machine as JSON.
@@ -226,6 +169,66 @@ class Machine:
     device, links = self.variants[implementation]
     return dataclasses.replace(self, device=device, links=links)
 
+  def over_workers(self, workers: int, devices: int, hosts: int = 1) -> Machine:
+    """The machine as a mesh has it that several worker processes share.
+
+    What is exchanged inside a worker takes the links of the variant "simd", what goes across
+    workers the link of `workers`. Where that is not known, a machine of several links (nodes) has
+    its own, with no more devices in a node than a host has; of a machine of one link it is assumed
+    that it joins workers as well: a warning says so, and so does the name.
+
+    Args:
+      workers: how many processes.
+      devices: of all of them together.
+      hosts: how many hosts they are on; of `shared` figures each host has its own.
+
+    Returns:
+      The machine; itself for one worker, and if it is spread already.
+
+    Raises:
+      MeshShapeError: the workers cannot have equally many devices.
+    """
+    if self.spread or workers == 1:
+      return self
+    if workers < 1 or hosts < 1 or devices % workers:
+      raise MeshShapeError(
+        f"{devices} devices on {_hosts(hosts)} cannot be shared evenly by {workers} workers"
+      )
+    simd, name, sources = self.variant("simd"), f"{self.name}, {workers} workers", self.sources
+    if self.workers is not None:
+      links = (*inside(simd.links, devices // workers), self.workers.link)
+      if self.workers.hosts != hosts:
+        measured = _hosts(self.workers.hosts)
+        _say(
+          f"machine {self.name!r}: what workers exchange was measured on {measured}, and these are "
+          f"on {_hosts(hosts)}; the same speed is assumed. Measure it there: "
+          "python -m mesh_tensorflow.planning.measure, on each host, with TF_CONFIG"
+        )
+    elif len(simd.links) > 1:
+      links = (*inside(simd.links[:-1], devices // hosts), simd.links[-1])
+    else:
+      links = (*inside(simd.links, devices // workers), simd.links[-1])
+      name += " (their link is assumed)"
+      assumed = (
+        f"the exchange between workers was not measured; assumed is that of the link "
+        f"{links[-1].name!r}, which joins the devices of one worker"
+      )
+      sources = {**sources, "workers": f"assumed: {assumed}"}
+      _say(
+        f"machine {self.name!r}: {assumed}. Measure it: "
+        f"python -m mesh_tensorflow.planning.measure --workers {workers}"
+      )
+    factor = hosts if self.shared else 1
+    return dataclasses.replace(
+      self,
+      name=name,
+      device=simd.device.times(factor),
+      links=tuple(link.times(factor) for link in links),
+      variants={},
+      sources=sources,
+      spread=True,
+    )
+
   def memory_of_each(self, devices: int) -> float:
     """Bytes that each of so many devices may hold: those of one host share its memory."""
     return self.device.memory / (devices if self.shared else 1)
@@ -234,7 +237,8 @@ class Machine:
     """The link of a mesh axis: the smallest that joins all devices that differ along it.
 
     The last mesh axis joins devices with consecutive numbers, each axis before it some that are
-    farther apart.
+    farther apart. If one of the groups along an axis lies in two groups of a link, all take the
+    next one.
 
     Args:
       mesh_shape: a mesh shape.
@@ -242,9 +246,19 @@ class Machine:
     """
     spanned = math.prod(mesh_shape.to_integer_list[axis:])
     for link in self.links:
-      if link.devices is None or spanned <= link.devices:
+      if link.devices is None or mesh_shape.size <= link.devices or not link.devices % spanned:
         return link
     return self.links[-1]
+
+
+@functools.cache
+def _say(text: str) -> None:
+  """Warns, once."""
+  _LOG.warning("%s", text)
+
+
+def _hosts(count: int) -> str:
+  return "one host" if count == 1 else f"{count} hosts"
 
 
 def shipped_machines() -> list[str]:
@@ -274,97 +288,3 @@ def convert_to_machine(machine: Machine | str | None) -> Machine | None:
       f"{', '.join(shipped_machines())}; got {machine!r}"
     )
   return Machine.load(machine) if machine.endswith(".json") else _shipped(machine)
-
-
-def _device(read: Fields) -> Device:
-  read.done([f.name for f in dataclasses.fields(Device)])
-  flops = read.part("flops")
-  if not flops.fields:
-    raise read.wrong("flops", "an object from dtype to FLOP/s")
-  for dtype in flops.fields:
-    try:
-      tf.as_dtype(dtype)
-    except TypeError:
-      raise ConfigError(f"{read.what}: field {flops.name(dtype)}: there is no such dtype") from None
-  return Device(
-    flops={dtype: flops.number(dtype) for dtype in flops.fields},
-    efficiency=_efficiency(read),
-    memory=read.number("memory"),
-    memory_bandwidth=read.number("memory_bandwidth"),
-    launch_seconds=_not_negative(read, "launch_seconds"),
-    operations_per_kernel=read.number("operations_per_kernel", 1.0, 1.0),
-    convolution=_convolution(read),
-  )
-
-
-def _at(points: tuple[tuple[float, float], ...], x: float) -> float:
-  """The second number at `x`: over the logarithm of the first ones; as at the ends beyond them."""
-  if x <= points[0][0]:
-    return points[0][1]
-  for (before, low), (after, high) in zip(points, points[1:]):
-    if x <= after:
-      return low + (high - low) * math.log(x / before) / math.log(after / before)
-  return points[-1][1]
-
-
-def _convolution(read: Fields) -> tuple[tuple[float, float], ...]:
-  if "convolution" not in read.fields:
-    return ((1.0, 1.0),)
-  if not isinstance(read.fields["convolution"], list):
-    return ((1.0, read.number("convolution")),)
-  wanted = "a number, or a list of [channels, part of a product's rate], both increasing"
-  return _points(read, "convolution", wanted, math.inf)
-
-
-def _efficiency(read: Fields) -> tuple[tuple[float, float], ...]:
-  wanted = "a list of [FLOPs, part of the peak above 0 and at most 1], both increasing"
-  return _points(read, "efficiency", wanted, 1.0)
-
-
-def _points(read: Fields, key: str, wanted: str, most: float) -> tuple[tuple[float, float], ...]:
-  points = read.get(key)
-  try:
-    pairs = tuple((float(x), float(y)) for x, y in points)
-  except (TypeError, ValueError):
-    raise read.wrong(key, wanted) from None
-  increasing = all(a[0] < b[0] and a[1] <= b[1] for a, b in zip(pairs, pairs[1:]))
-  if not pairs or not increasing or not all(x > 0 and 0 < y <= most for x, y in pairs):
-    raise read.wrong(key, wanted)
-  return pairs
-
-
-def _not_negative(read: Fields, key: str) -> float:
-  read.get(key)
-  return read.number(key, 0.0)
-
-
-def _links(read: Fields) -> tuple[Link, ...]:
-  links: list[Link] = []
-  for part in read.parts("links"):
-    part.done([f.name for f in dataclasses.fields(Link)])
-    devices = part.get("devices")
-    if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int)):
-      raise part.wrong("devices", "a whole number, or null for all")
-    if links and (links[-1].devices is None or (devices or math.inf) <= links[-1].devices):
-      raise part.wrong("devices", "more than those of the link before it")
-    if part.text("topology") not in TOPOLOGIES:
-      raise part.wrong("topology", f"one of {', '.join(TOPOLOGIES)}")
-    overlap = part.number("overlap", 0.0)
-    if overlap > 1:
-      raise part.wrong("overlap", "a number from 0 to 1")
-    links.append(
-      Link(
-        name=part.text("name"),
-        devices=devices,
-        topology=part.text("topology"),
-        bandwidth=part.number("bandwidth"),
-        latency=_not_negative(part, "latency"),
-        overlap=overlap,
-      )
-    )
-  if links[-1].devices is not None:
-    raise ConfigError(
-      f"{read.what}: field {read.name('links')}: the last link must join all devices "
-      f'("devices": null), got {links[-1].devices}'
-    )
-  return tuple(links)

@@ -1,10 +1,12 @@
 """Measures the machine that it runs on, and writes a machine file.
 
     python -m mesh_tensorflow.planning.measure --out machine.json --devices 4
+    python -m mesh_tensorflow.planning.measure --out machine.json --devices 4 --workers 2
 
 Products by size and dtype, memory, launches, and sums over a mesh axis by size, under placement and
-SIMD. On GPUs if there are as many, else on virtual CPU devices, which share the host. The machine
-should have nothing else to do meanwhile.
+SIMD; with several workers, which `--workers` starts or TF_CONFIG names, also what these exchange,
+by kind and size. On GPUs if there are as many, else on virtual CPU devices, which share the host.
+The machine should have nothing else to do meanwhile.
 """
 
 from __future__ import annotations
@@ -12,11 +14,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import logging
 import math
 import os
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,38 +25,19 @@ import tensorflow as tf
 
 from mesh_tensorflow.environment.virtual_devices import virtual_cpu_devices
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.meshes.laid_out import LaidOutTensor
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.placement.mesh_impl import PlacementMeshImpl
-from mesh_tensorflow.planning.machine import Device, Link, Machine
-from mesh_tensorflow.planning.mesh_impl import allreduce_bytes
+from mesh_tensorflow.planning import measure_workers
+from mesh_tensorflow.planning.machine import Machine
+from mesh_tensorflow.planning.machine_parts import KINDS, Device, Link
+from mesh_tensorflow.planning.measure_exchanges import Sizes, measured_link, median_seconds
 from mesh_tensorflow.program.dimensions import Dimension, Shape
-from mesh_tensorflow.program.graph import Operation, Tensor
-from mesh_tensorflow.running.function import TensorSpec, function
 from mesh_tensorflow.simd.mesh_impl import SimdMeshImpl
+from mesh_tensorflow.workers import Cluster, cluster_from_environment
+from mesh_tensorflow.workers.launching import launch
 
+_PROGRAM = "mesh_tensorflow.planning.measure"
 _DTYPES = ("float32", "bfloat16")
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-  """How much is measured.
-
-  Attributes:
-    products: sides of the square matrices.
-    channels: of convolutions.
-    memory: bytes of the array whose reading and writing is timed.
-    launches: elementwise operations one after the other.
-    exchanges: bytes of the slices that are summed, the smallest and the largest at the ends.
-    repeats: times of each; the median counts.
-  """
-
-  products: Sequence[int] = (16, 32, 64, 128, 256, 512, 1024)
-  channels: Sequence[int] = (2, 8, 32, 128)
-  memory: int = 2**26
-  launches: int = 200
-  exchanges: Sequence[int] = (2**10, 2**14, 2**18, 2**22)
-  repeats: int = 5
 
 
 def measure(
@@ -75,10 +57,9 @@ def measure(
   sizes = sizes or Sizes()
   if len(devices) < 2:
     raise ConfigError(f"measuring exchanges takes at least 2 devices, got {list(devices)}")
-  shared = not any("GPU" in d.upper() for d in devices)
+  shared = not _on_gpus(devices)
+  _check_memory(devices, memory)
   if memory is None:
-    if not shared:
-      raise ConfigError("say how many bytes a GPU has (--memory 80e9): TensorFlow does not tell")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
   # Devices that share a host are timed together: what all of them do in a second.
   timed = list(devices) if shared else list(devices[:1])
@@ -116,23 +97,21 @@ def measure(
   )
 
 
+def _on_gpus(devices: Sequence[str]) -> bool:
+  return any("GPU" in d.upper() for d in devices)
+
+
+def _check_memory(devices: Sequence[str], memory: float | None) -> None:
+  if memory is None and _on_gpus(devices):
+    raise ConfigError("say how many bytes a GPU has (--memory 80e9): TensorFlow does not tell")
+
+
 def _increasing(points: dict[float, float], most: float = 1.0) -> tuple[tuple[float, float], ...]:
   """Points whose second numbers do not fall: a larger product is not taken for a slower one."""
   result: list[tuple[float, float]] = []
   for size, part in sorted(points.items()):
     result.append((size, min(most, max(part, result[-1][1] if result else 0.0))))
   return tuple(result)
-
-
-def _seconds(fn: Callable[[], Any], repeats: int) -> float:
-  """The median time of a call that returns a scalar; the first call is not counted."""
-  float(fn())
-  times = []
-  for _ in range(repeats):
-    start = time.perf_counter()
-    float(fn())
-    times.append(time.perf_counter() - start)
-  return statistics.median(times)
 
 
 def _on_each(
@@ -182,7 +161,7 @@ def _product_rates(dtype: str, devices: Sequence[str], sizes: Sizes) -> dict[flo
     flops = 2.0 * n**3
     count = max(1, min(20, int(2e8 / flops)))
     run = _on_each(devices, [n, n], dtype, step, count)
-    rates[flops] = 3 * flops * count * len(devices) / _seconds(run, sizes.repeats)
+    rates[flops] = 3 * flops * count * len(devices) / median_seconds(run, sizes.repeats)
   return rates
 
 
@@ -203,7 +182,7 @@ def _convolution_rate(devices: Sequence[str], channels: int, repeats: int) -> tu
     return dx + tf.reduce_mean(dw)
 
   run = _on_each(devices, [batch, side, side, channels], "float32", step, count)
-  return 3 * flops * count * len(devices) / _seconds(run, repeats), flops
+  return 3 * flops * count * len(devices) / median_seconds(run, repeats), flops
 
 
 @contextlib.contextmanager
@@ -223,34 +202,18 @@ def _as_written() -> Iterator[None]:
 
 def _memory_bandwidth(devices: Sequence[str], sizes: Sizes) -> float:
   """Bytes/s of operations that read one array and write another."""
-  count, elements = 8, max(sizes.memory // 4 // len(devices), 1)
+  count, elements = 8, max(sizes.memory // 4, 1)
   # The array itself stays, so that no result is written over what was read.
   run = _on_each(devices, [elements], "float32", lambda x, y: y + x[:1], count)
   moved = count * 2 * 4.0 * elements * len(devices)
-  return moved / _seconds(run, sizes.repeats)
+  return moved / median_seconds(run, sizes.repeats)
 
 
 def _launch_seconds(devices: Sequence[str], sizes: Sizes) -> float:
   run = _on_each(
     devices, [4], "float32", lambda x, _: tf.nn.relu(tf.negative(x)), -(-sizes.launches // 2)
   )
-  return _seconds(run, sizes.repeats) / (2 * -(-sizes.launches // 2) * len(devices))
-
-
-class _Sums(Operation):
-  """So many sums over the first mesh axis, one after the other."""
-
-  def __init__(self, x: Tensor, count: int):
-    super().__init__([x], name="sums")
-    self._count = count
-    self._outputs = [Tensor(self, x.shape, x.dtype)]
-
-  def lower(self, lowering: Any) -> None:
-    impl = lowering.mesh_impl(self)
-    value: LaidOutTensor = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
-    for _ in range(self._count):
-      value = impl.allreduce(value, [0], "SUM")
-    lowering.set_tensor_lowering(self.outputs[0], value)
+  return median_seconds(run, sizes.repeats) / (2 * -(-sizes.launches // 2) * len(devices))
 
 
 def _link(
@@ -260,42 +223,12 @@ def _link(
   sizes: Sizes,
   shared: bool,
 ) -> Link:
-  """Latency and bandwidth, from the smallest and the largest sums over axes of 2 and of all."""
-  latencies, bandwidths = [], []
-  for n in sorted({2, len(devices)}):
-    impl = implementation(Shape([Dimension("axis", n)]), "part:axis", devices=list(devices[:n]))
-    times = {size: _sum_seconds(impl, n, size, sizes.repeats) for size in sizes.exchanges}
-    small, large = min(times), max(times)
-    share = n if shared else 1
-    latencies.append(times[small] / share / (2 * math.ceil(math.log2(n))))
-    sent = {s: allreduce_bytes(s, [0], [n])[0] for s in (small, large)}
-    # A large one that is not slower than a small one was only disturbed less.
-    longer = max(times[large] - times[small], 0.01 * times[large])
-    bandwidths.append((sent[large] - sent[small]) * share / longer)
-  return Link(
-    name=name,
-    devices=None,
-    topology="switch",
-    bandwidth=statistics.geometric_mean(bandwidths),
-    latency=statistics.geometric_mean(latencies),
-  )
-
-
-def _sum_seconds(impl: MeshImpl, n: int, slice_bytes: int, repeats: int) -> float:
-  """The time of one sum of slices of so many bytes."""
-  count = max(2, min(20, 2**24 // slice_bytes))
-  part, rest = Dimension("part", n), Dimension("rest", slice_bytes // 4)
-  times = {}
-  # What the call itself costs is in both, and left out by the difference.
-  for sums in (1, 1 + count):
-
-    def program(x: Tensor, sums: int = sums) -> Tensor:
-      return _Sums(x, sums).outputs[0]
-
-    run = function(impl, [TensorSpec([part, rest])])(program)
-    x = tf.zeros([n, slice_bytes // 4])
-    times[sums] = _seconds(lambda run=run, x=x: run(x)[0, 0], repeats)  # type: ignore[misc]
-  return max(times[1 + count] - times[1], 1e-9) / count
+  """Latency and bandwidth of sums over axes of 2 and of all devices."""
+  impls = [
+    implementation(Shape([Dimension("axis", n)]), "", devices=list(devices[:n]))
+    for n in sorted({2, len(devices)})
+  ]
+  return measured_link(name, "allreduce", impls, sizes, hosts=1 if shared else None)
 
 
 def report(machine: Machine) -> str:
@@ -319,6 +252,14 @@ def report(machine: Machine) -> str:
       lines.append(
         f"  exchange {name:<10} {link.bandwidth / 1e9:10.2f} GB/s, {link.latency * 1e6:.1f} us"
       )
+  if machine.workers is not None:
+    where = "one host" if machine.workers.hosts == 1 else f"{machine.workers.hosts} hosts"
+    lines.append(f"  exchange between {machine.workers.count} workers on {where}")
+    for kind in KINDS:
+      speed = machine.workers.link.speed(kind)
+      lines.append(
+        f"    {kind:<16} {speed.bandwidth / 1e9:11.3f} GB/s, {speed.latency * 1e6:.1f} us"
+      )
   return "\n".join(lines)
 
 
@@ -330,19 +271,78 @@ def main(arguments: Sequence[str] | None = None) -> int:
   """
   parser = argparse.ArgumentParser(prog="python -m mesh_tensorflow.planning.measure")
   parser.add_argument("--out", default="machine.json", help="the file to write")
-  parser.add_argument("--devices", type=int, default=4, help="how many devices")
+  parser.add_argument("--devices", type=int, default=4, help="how many devices, of all workers")
   parser.add_argument("--memory", type=float, help="bytes of a device; of the host for CPUs")
   parser.add_argument("--quick", action="store_true", help="small sizes, once: a trial")
+  parser.add_argument(
+    "--workers",
+    type=int,
+    default=0,
+    help="start so many workers here, and measure what they exchange, too; on several machines "
+    "start the command on each, with TF_CONFIG, in place of this",
+  )
   options = parser.parse_args(arguments)
+  if not options.out.endswith(".json"):
+    parser.error(f"--out={options.out}: a machine is saved as .json")
+  count = options.workers
+  if count < 0 or (count and options.devices % count):
+    parser.error(f"--workers={count} cannot share --devices={options.devices} evenly")
+  if count > 1:
+    own = list(sys.argv[1:] if arguments is None else arguments)
+    # The last one counts; the workers know of each other by TF_CONFIG.
+    return launch([sys.executable, "-m", _PROGRAM, *own, "--workers=0"], count)
+  sizes = Sizes((16, 64), (2, 8), 2**16, 8, (2**10, 2**16), 1) if options.quick else Sizes()
+  cluster = Cluster() if count else cluster_from_environment()
+  with _without_notices():
+    return _measure_and_tell(cluster, options, sizes)
+
+
+def _measure_and_tell(cluster: Cluster, options: argparse.Namespace, sizes: Sizes) -> int:
+  if cluster.size > 1:
+    with measure_workers.ending():
+      _measure_as_one_of(cluster, options, sizes)
   gpus = [d.name for d in tf.config.list_logical_devices("GPU")] if _has_gpus() else []
   enough = len(gpus) >= options.devices
   devices = gpus[: options.devices] if enough else virtual_cpu_devices(options.devices)
-  quick = Sizes((16, 64), (2, 8), 2**16, 8, (2**10, 2**16), 1)
-  machine = measure(devices, quick if options.quick else None, options.memory)
-  machine.save(options.out)
-  print(report(machine))
-  print(f"written to {options.out}")
+  _tell(measure(devices, sizes, options.memory), options.out)
   return 0
+
+
+@contextlib.contextmanager
+def _without_notices() -> Iterator[None]:
+  """Holds back TensorFlow's warnings that functions are traced often: each is another one."""
+  logger = tf.get_logger()
+  before = logger.level
+  logger.setLevel(logging.ERROR)
+  try:
+    yield
+  finally:
+    logger.setLevel(before)
+
+
+def _measure_as_one_of(cluster: Cluster, options: argparse.Namespace, sizes: Sizes) -> None:
+  """What each worker does: the exchanges together, then the first one the rest, by itself."""
+  devices = measure_workers.join(cluster, options.devices)
+  _check_memory(devices, options.memory)
+  between = measure_workers.measured_workers(devices, sizes)
+  if not cluster.is_chief:
+    return
+  machine = measure(measure_workers.own_devices(devices), sizes, options.memory)
+  where = "this host" if between.hosts == 1 else f"{between.hosts} hosts"
+  told = f"measured: exchanges over a mesh axis between {between.count} workers on {where}"
+  machine = dataclasses.replace(
+    machine,
+    name=f"{len(devices)} {'GPUs' if _on_gpus(devices) else 'CPU devices'} of {where}",
+    workers=between,
+    sources={**machine.sources, "workers": told},
+  )
+  _tell(machine, options.out)
+
+
+def _tell(machine: Machine, path: str) -> None:
+  machine.save(path)
+  print(report(machine))
+  print(f"written to {path}")
 
 
 def _has_gpus() -> bool:

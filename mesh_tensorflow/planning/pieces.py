@@ -32,11 +32,13 @@ class Kind:
     operation: one of them.
     dims: sizes of the dimensions of the tensors it reads, makes, and has inside, by name.
     number: of the kind.
+    in_loop: whether they draw random numbers anew in each iteration of a loop.
   """
 
   operation: Operation
   dims: dict[str, set[int]]
   number: int
+  in_loop: bool
 
 
 class Pieces:
@@ -52,20 +54,22 @@ class Pieces:
     self._checked: set[Hashable] = set()
     self._found: dict[Hashable, Piece] = {}
 
-  def kind(self, op: Operation) -> Kind:
+  def kind(self, op: Operation, in_loop: bool = False) -> Kind:
     """The kind of an operation.
 
     Args:
       op: an operation.
+      in_loop: whether it is inside of a loop that is opened.
     """
-    key = kind_of(op)
+    in_loop = in_loop and getattr(op, "draws_random_numbers", False)
+    key = (kind_of(op), in_loop)
     if key not in self.kinds:
       dims: dict[str, set[int]] = {}
       for one in [op, *inner_operations(op)]:
         for x in reads(one) + one.outputs:
           for d in x.shape:
             dims.setdefault(d.name, set()).add(int(d.size))
-      self.kinds[key] = Kind(op, dims, len(self.kinds))
+      self.kinds[key] = Kind(op, dims, len(self.kinds), in_loop)
     return self.kinds[key]
 
   def piece(
@@ -113,8 +117,7 @@ class Pieces:
     if first is not None and first[0] != n:
       if key not in self._checked:
         self._checked.add(key)
-        check = self._interpolate(kind, pattern, first[0], given)
-        if check is None or not _agree(check, first[1]):
+        if not self._follows(kind, pattern, given, n, *first):
           first = self._first[key] = None
       if first is not None:
         result = self._interpolate(kind, pattern, n, given)
@@ -125,12 +128,30 @@ class Pieces:
     pattern, given = _renumber(assignment, states, used)
     return _numbered(self._lower(kind, pattern, tuple(sizes[a] for a in used), given), used)
 
+  def _follows(
+    self,
+    kind: Kind,
+    pattern: Assignment,
+    given: tuple[State, ...],
+    n: tuple[int, ...],
+    lowered: tuple[int, ...],
+    piece: Piece,
+  ) -> bool:
+    """Whether the piece for some sizes follows from others."""
+    axes = sorted({a for _, a in pattern})
+    if all(lowered[a] == _smallest_factor(kind, pattern, a) for a in axes):
+      # One of those that others are computed from checks nothing.
+      lowered, piece = n, self._lower(kind, pattern, n, given)
+    check = self._interpolate(kind, pattern, lowered, given)
+    exact = not piece.exchanges and not piece.problem
+    return exact and check is not None and _agree(check, piece)
+
   def _lower(
     self, kind: Kind, pattern: Assignment, sizes: tuple[int, ...], states: tuple[State, ...]
   ) -> Piece:
     key = (kind.number, pattern, sizes, states)
     if key not in self._lowered:
-      self._lowered[key] = self.prober.piece(kind.operation, sizes, pattern, states)
+      self._lowered[key] = self.prober.piece(kind.operation, sizes, pattern, states, kind.in_loop)
     return self._lowered[key]
 
   def _interpolate(

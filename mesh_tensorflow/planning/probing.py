@@ -92,6 +92,7 @@ class Prober:
     sizes: Sequence[int],
     assignment: Sequence[tuple[str, int]],
     states: Sequence[State],
+    in_loop: bool = False,
   ) -> Piece:
     """Lowers an operation.
 
@@ -100,6 +101,7 @@ class Prober:
       sizes: of the mesh axes.
       assignment: (dimension name, mesh axis) pairs.
       states: of the tensors that it reads.
+      in_loop: whether it is inside of a loop, and other random numbers are drawn each time.
     """
     self._count += 1
     self.lowered += 1
@@ -108,7 +110,7 @@ class Prober:
     made: list[Piece] = []
 
     def run() -> None:
-      made.append(_lower(self._lowering, op, sizes, assignment, states))
+      made.append(_lower(self._lowering, op, sizes, assignment, states, in_loop))
 
     try:
       with self._graph.as_default():
@@ -131,13 +133,14 @@ def _lower(
   sizes: Sequence[int],
   assignment: Sequence[tuple[str, int]],
   states: Sequence[State],
+  in_loop: bool,
 ) -> Piece:
   mesh = Shape([Dimension(f"axis{i}", n) for i, n in enumerate(sizes)])
   impl = PlanMeshImpl(mesh, LayoutRules([(d, f"axis{a}") for d, a in assignment]))
   recorder = Recorder(impl)
   read = reads(op)
   meshes = {x.mesh: impl for x in [*read, *op.outputs]} | {op.mesh: impl}
-  lowering = empty.alone(meshes, recorder, placeholder([], tf.int64))
+  lowering = empty.alone(meshes, recorder, placeholder([], tf.int64), in_loop)
   lowering.variables = _Made(lambda v: _variable(impl, v))
   lowering.operations = _Made(lambda _: tf.no_op())
   op.verify_layout(impl)

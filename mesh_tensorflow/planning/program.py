@@ -7,9 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow import workers
 from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.placement.mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.planning.machine import Machine
 from mesh_tensorflow.program.graph import Graph, Tensor
 from mesh_tensorflow.running.function import Function, TensorSpec
 from mesh_tensorflow.simd.mesh_impl import SimdMeshImpl
@@ -71,6 +73,33 @@ def implementation_of(mesh_impl: MeshImpl | None) -> str | None:
   if isinstance(mesh_impl, PlacementMeshImpl):
     return "placement"
   return "simd" if isinstance(mesh_impl, SimdMeshImpl) else None
+
+
+def machine_of(machine: Machine, mesh_impl: MeshImpl | None, devices: int) -> Machine:
+  """The machine as a mesh sees it: of its implementation, and over the workers that share it.
+
+  Args:
+    machine: the machine.
+    mesh_impl: of the program. Of None, and of one without devices, the workers are those that this
+      process has joined, or that TF_CONFIG names, if they can share so many devices.
+    devices: how many the mesh has.
+
+  Raises:
+    ConfigError: TF_CONFIG is malformed.
+  """
+  machine = machine.variant(implementation_of(mesh_impl))
+  if isinstance(mesh_impl, SimdMeshImpl):
+    shared_by_workers = mesh_impl.spans_workers
+  else:
+    shared_by_workers = not isinstance(mesh_impl, PlacementMeshImpl)
+  if machine.spread or not shared_by_workers:
+    return machine
+  cluster = workers.current()
+  if cluster.size == 1:
+    cluster = workers.cluster_from_environment()
+  if devices % cluster.size:
+    return machine
+  return machine.over_workers(cluster.size, devices, cluster.hosts)
 
 
 def _tokens(signature: Sequence[TensorSpec]) -> int | None:

@@ -13,7 +13,8 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from mesh_tensorflow.planning.machine import Link, Machine
+from mesh_tensorflow.planning.machine import Machine
+from mesh_tensorflow.planning.machine_parts import Link
 from mesh_tensorflow.planning.work import Work
 from mesh_tensorflow.program.dimensions import Shape
 
@@ -117,18 +118,25 @@ def exchange_seconds(
   result = []
   for axis, sent in bytes_over.items():
     link, n = machine.link(mesh_shape, axis), mesh_shape[axis].size
-    latency = _steps(kind, n, link) * link.latency * share
-    transfer = sent * _detour(kind, n, link) / link.bandwidth * share
+    speed = link.speed(kind)
+    latency = messages(kind, n, link.topology) * speed.latency * share
+    transfer = sent * _detour(kind, n, link) / speed.bandwidth * share
     hidden = link.overlap * (latency + transfer)
     result.append(ExchangeSeconds(axis, latency, transfer, hidden))
   return result
 
 
-def _steps(kind: str, n: int, link: Link) -> int:
-  """Messages one after the other: around half a ring, or in a tree."""
+def messages(kind: str, n: int, topology: str) -> int:
+  """Messages of an exchange one after the other: around half a ring, or in a tree.
+
+  Args:
+    kind: see `planning.mesh_impl.Collective`.
+    n: the size of the mesh axis.
+    topology: of the link.
+  """
   if kind == "receive":
     return 1
-  around = -(-n // 2) if link.topology == "torus" else math.ceil(math.log2(n))
+  around = -(-n // 2) if topology == "torus" else math.ceil(math.log2(n))
   return _PHASES.get(kind, 1) * around
 
 

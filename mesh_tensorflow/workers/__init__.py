@@ -6,7 +6,7 @@ the devices of all workers, and each worker runs the processors that are on its 
 The rooms: `membership` (this process among the others), `joining` and `joining_watch` (waiting for
 each other within bounds), `texts` (what they tell each other), `agreement` (that all run the same),
 `loss_watch` and `parent_watch` (a process ends when another worker, or its launcher, is gone),
-`cluster` (who there is).
+`cluster` (who there is), `launching` (several on one machine, as a cluster would start them).
 """
 
 from mesh_tensorflow.exit_codes import WORKER_LOST as EXIT_WORKER_LOST  # its old name

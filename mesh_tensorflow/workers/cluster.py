@@ -33,6 +33,11 @@ class Cluster:
     return len(self.tasks)
 
   @property
+  def hosts(self) -> int:
+    """On how many hosts they are, by their addresses."""
+    return len({address.rpartition(":")[0] for _, _, address in self.tasks})
+
+  @property
   def is_chief(self) -> bool:
     """Whether this worker does what only one does: reports, and the last part of a checkpoint."""
     return self.index == 0

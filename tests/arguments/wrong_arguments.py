@@ -214,3 +214,15 @@ def accepted(outcomes: Iterable[Outcome]) -> str:
     if values:
       lines.setdefault(f"{argument} = {' | '.join(values)}", []).append(name)
   return "".join(f"{line}\n  {' '.join(names)}\n" for line, names in sorted(lines.items()))
+
+
+def listed(text: str) -> set[tuple[str, str, str]]:
+  """What a text of `accepted` says: function, argument, value."""
+  lines = text.splitlines()
+  return {
+    (name, argument, value)
+    for line, names in zip(lines[::2], lines[1::2])
+    for argument, _, values in [line.partition(" = ")]
+    for value in values.split(" | ")
+    for name in names.split()
+  }

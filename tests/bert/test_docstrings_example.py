@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from absl.testing import flagsaver
 
 from mesh_tensorflow.bert import run_classifier, run_squad
 from mesh_tensorflow.examples import bert_docstrings
 
 
+@pytest.mark.slow
 def test_files_are_those_of_the_programs(tmp_path):
   bert_docstrings.main([f"--output_dir={tmp_path}"])
   texts = {name: (tmp_path / f"{name}.txt").read_text() for name in ("train", "eval")}

@@ -142,9 +142,12 @@ def test_final_text(predicted, original, wanted):
   assert run_squad.get_final_text(predicted, original, do_lower_case=True) == wanted
 
 
-def _predict(tmp_path, tokenizer, logits, with_negative=False, n_best=4, longest=3, threshold=0.0):
-  """Of the words "w1 w2 Lee's." and logits by position."""
-  example = _example(["w1", "w2", "Lee's."])
+def _predict(
+  tmp_path, tokenizer, logits, with_negative=False, n_best=4, longest=3, threshold=0.0,
+  words=("w1", "w2", "Lee's."),
+):  # fmt: skip
+  """Of words and logits by position."""
+  example = _example(list(words))
   features = _windows(example, tokenizer, length=16, is_training=False)
   start, end = ([logits[which].get(p, -9.0) for p in range(16)] for which in ("start", "end"))
   results = [run_squad.RawResult(features[0].unique_id, start, end)]
@@ -180,6 +183,13 @@ def test_predictions_of_too_long_answers_and_of_nothing(tmp_path, tokenizer):
   outside = {"start": {1: 5.0}, "end": {1: 5.0}}
   prediction, nbest, _ = _predict(tmp_path, tokenizer, outside, n_best=1)
   assert prediction == nbest[0]["text"] == "empty"
+
+
+def test_prediction_of_a_word_that_the_vocabulary_has_not(tmp_path, tokenizer):
+  # As [UNK] it is not found in the text, whose words from the first to the last are taken whole.
+  logits = {"start": {5: 5.0}, "end": {5: 5.0}}
+  words = ["w1", "Zzyzx", "w2"]
+  assert _predict(tmp_path, tokenizer, logits, words=words)[0] == "Zzyzx"
 
 
 def test_predictions_without_an_answer(tmp_path, tokenizer):

@@ -106,7 +106,14 @@ def slices_of(shape, slice_shape, dtype=np.float32, seed=0):
 
 
 CASES = [(k, s) for k in KINDS for s in (FEW_MESHES if k == "runtime" else MESHES)]
-USUAL = [(k, s) for k, s in CASES if s in (FEW_MESHES[:2] if k == "runtime" else USUAL_MESHES)]
+# Of the first two, one for each implementation.
+USUAL_OF = {
+  "placement": USUAL_MESHES[1:],
+  "queues": [USUAL_MESHES[0], *USUAL_MESHES[2:]],
+  "runtime": FEW_MESHES[:2],
+  "threads": USUAL_MESHES[1:],
+}
+USUAL = [(kind, shape) for kind in KINDS for shape in USUAL_OF[kind]]
 cases = pytest.mark.parametrize(("kind", "shape"), kept(CASES, USUAL))
 
 
@@ -165,7 +172,8 @@ def test_alltoall_and_allsplit(kind, shape, cpu_devices):
       np.testing.assert_array_equal(y, x[pnum][:, 2 * k : 2 * k + 2])
 
 
-@cases
+# Halves are swapped in groups of more than four only.
+@pytest.mark.parametrize(("kind", "shape"), kept(CASES, [*USUAL, ("queues", "a:8")]))
 def test_reduce_scatter(kind, shape, cpu_devices):
   """Against the sum over the group; and the way that an implementation without an own one goes."""
   mesh = Mesh(kind, shape, cpu_devices)

@@ -23,8 +23,8 @@ from tests.conformance import framework, further_ways
 from tests.conftest import ROOT
 
 ROOMS = ("operations", "decoding", "layers")
-# Threads and tracing take longest: if no number is given, an operation is run in other modes than
-# the fastest on one of the layouts that are legal for it, on another one in each mode.
+# If no number is given, an operation is run in each mode on one of the layouts that are legal for
+# it, on another one where it can be.
 ALL_TRACED = "MTF_CONFORMANCE_DRAWS" in os.environ
 
 
@@ -33,9 +33,9 @@ class Draws:
   """How many layouts each family of a room is run on.
 
   Attributes:
-    usual: in every mode.
+    usual: in every mode; an operation on one of them.
     wild: more, as they come, in the fastest mode: many must be refused.
-    long: in every mode in `make long`, the usual ones among them.
+    long: whole families in every mode in `make long`, the usual ones among them.
     second: the mesh of the second of the usual ones; None: a drawn one.
     further: each of how many operations is run in further ways; `make long` runs all.
   """
@@ -48,7 +48,11 @@ class Draws:
 
 
 # Layers are made of operations, and take longer.
-DRAWS = {"operations": Draws(3, 4, 8), "decoding": Draws(2, 4, 8), "layers": Draws(2, 2, 8)}
+DRAWS = {
+  "operations": Draws(3, 4, 8, further=2),
+  "decoding": Draws(2, 4, 8),
+  "layers": Draws(2, 2, 8, further=2),
+}
 # Families of which a program is large: loops, or complex numbers as their two parts. Tracing is
 # most of it, and grows with the mesh: one of their layouts is of two processors; that is traced.
 LARGE = {
@@ -85,7 +89,8 @@ WAYS = (ONE, AGAIN)
 # They take turns. What is traced takes longest, so layers, which are made of operations, are not.
 _FASTEST = "placement_eager"
 _EAGER = (_FASTEST, "simd_eager")
-_TURNS = (*3 * _EAGER, "placement_function", *3 * _EAGER, "simd_function", *_EAGER)
+_TRACED = ("placement_function", "simd_function")
+_TURNS = (*3 * _EAGER, _TRACED[0], *3 * _EAGER, _TRACED[1], *_EAGER)
 WHOLE = framework.Layout("r:1", "")
 
 
@@ -125,11 +130,13 @@ def _split_usually(family: str) -> set[framework.Descriptor]:
 
 
 def chosen(family: str, draw: int, mode: str) -> list[framework.Descriptor]:
-  """What is run on a layout: all; in slower modes what refuses it, and that whose turn it is.
+  """What is run on a layout: what refuses it, and that whose turn it is.
 
-  On a wild one it is what refuses it, what no usual one splits, and one in three of the others.
+  In the fastest mode an operation is run where most of it is split, in the other eager one
+  elsewhere, if it can be; and traced in one of the two. On a wild layout it is what refuses it,
+  what no usual one splits, and one in three of the others.
   """
-  if ALL_TRACED or (mode == _FASTEST and draw < usual(family)):
+  if ALL_TRACED:
     return FAMILIES[family]
   if draw >= usual(family):
     wild, split = layouts(family)[draw], _split_usually(family)
@@ -142,22 +149,31 @@ def chosen(family: str, draw: int, mode: str) -> list[framework.Descriptor]:
   result = []
   for i, descriptor in enumerate(FAMILIES[family], framework.MODES.index(mode)):
     legal = [n for n, layout in enumerate(drawn) if not descriptor.is_illegal(layout)]
-    turns = legal
-    if mode.endswith(
-      "function"
-    ):  # What is traced grows with the mesh: where it can be, a small one.
+    best = _most_split(family, descriptor)
+    turns = [best] if mode == _FASTEST else [n for n in legal if n != best] or legal
+    if mode in _TRACED:  # What is traced grows with the mesh: where it can be, a small one.
       small = 4 if draws_of(family).second is None else 2
       turns = [n for n in legal if drawn[n].size <= small] or legal
-    if draw not in legal or draw == turns[i % len(turns)]:
+    whose = mode not in _TRACED or mode == traced_in(family, descriptor)
+    if draw not in legal or (whose and draw == turns[i % len(turns)]):
       result.append(descriptor)
   return result
 
 
-def differentiated(family: str, mode: str, descriptor: framework.Descriptor) -> bool:
-  """Whether the gradients are asked for; of what is traced in one of the two traced modes."""
-  traced = [m for m in framework.MODES if m.endswith("function")]
-  turn = traced[FAMILIES[family].index(descriptor) % len(traced)]
-  return ALL_TRACED or mode not in traced or mode == turn
+@functools.cache
+def _most_split(family: str, descriptor: framework.Descriptor) -> int | None:
+  """Of the usual layouts on which a descriptor is legal, with its gradient, what splits most."""
+  legal = {
+    n: (descriptor.has_gradient(layout), descriptor.split_dimensions(layout))
+    for n, layout in enumerate(layouts(family)[: usual(family)])
+    if not descriptor.is_illegal(layout)
+  }
+  return max(legal, key=lambda n: legal[n], default=None)
+
+
+def traced_in(family: str, descriptor: framework.Descriptor) -> str:
+  """In which of the two traced modes a descriptor is run, in turns; `make long` runs both."""
+  return _TRACED[FAMILIES[family].index(descriptor) % len(_TRACED)]
 
 
 def further_case(descriptor: framework.Descriptor, way: str):
@@ -195,8 +211,8 @@ class Conformance:
       for family in families:
         draws = draws_of(family)
         numbers = {mode: range(draws.usual) for mode in framework.MODES}
-        if metafunc.function.__name__ == "test_family_on_more_layouts":
-          numbers = dict.fromkeys(numbers, range(draws.usual, draws.long))
+        if metafunc.function.__name__ == "test_whole_family_on_each_layout":
+          numbers = dict.fromkeys(numbers, range(draws.long))
         else:
           numbers[_FASTEST] = range(draws.usual + draws.wild)
         cases += [(family, n, mode) for mode in numbers for n in numbers[mode]]
@@ -209,7 +225,6 @@ class Conformance:
   def test_family(self, family, draw, mode, cpu_devices, record_property, pytestconfig):
     layout, descriptors = layouts(family)[draw], chosen(family, draw, mode)
     descriptors = descriptors[:: max(1, 24 // (pytestconfig.getoption("quick") or 24))]
-    descriptors = [d if differentiated(family, mode, d) else d.value_only for d in descriptors]
     # TensorFlow's graph optimizer takes most of the time; smaller families are tested with it.
     with framework.graph_optimizer(draw == 0 and len(FAMILIES[family]) < 40):
       tally, problems = framework.check_family(mode, layout, descriptors, cpu_devices)
@@ -218,7 +233,7 @@ class Conformance:
     assert not problems, f"{layout}, {mode}:\n  " + "\n  ".join(problems)
 
   @pytest.mark.long
-  def test_family_on_more_layouts(self, family, draw, mode, cpu_devices):
+  def test_whole_family_on_each_layout(self, family, draw, mode, cpu_devices):
     problems = framework.check_family(
       mode, long_layouts(family)[draw], FAMILIES[family], cpu_devices
     )[1]
@@ -254,13 +269,14 @@ class Conformance:
     record_property("conformance_way", {"family": family, "way": way, "cases": count})
     assert not problems, "\n  ".join(["", *problems])
 
-  def test_every_operation_runs_in_every_mode(self, family):
+  def test_every_operation_runs_in_both_implementations_and_traced(self, family):
     """On a layout that is legal for it, if one of those drawn is."""
-    for mode in framework.MODES:
-      runs = [chosen(family, n, mode) for n in range(usual(family))]
-      for d in FAMILIES[family]:
-        legal = [n for n in range(usual(family)) if not d.is_illegal(layouts(family)[n])]
-        assert not legal or any(d in runs[n] for n in legal), (mode, d.name)
+    numbers = range(usual(family))
+    runs = {m: [chosen(family, n, m) for n in numbers] for m in framework.MODES}
+    for d in FAMILIES[family]:
+      legal = [n for n in numbers if not d.is_illegal(layouts(family)[n])]
+      modes = {mode for mode in framework.MODES if any(d in runs[mode][n] for n in legal)}
+      assert not legal or modes >= {*_EAGER, traced_in(family, d)}, (modes, d.name)
 
   def test_every_operation_is_split_somewhere(self, family):
     """The drawn layouts shall not leave an operation untested."""

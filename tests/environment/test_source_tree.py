@@ -68,15 +68,16 @@ def test_nothing_else_beside_becomes_a_part(clean_import, tmp_path):
     importlib.import_module("mesh_tensorflow.benchmarks")
 
 
-def test_a_clone_wins_over_another_that_is_installed(clean_import, tmp_path):
-  """An editable install maps the names to its own clone; its finder comes last."""
+@pytest.mark.parametrize("first", [False, True])
+def test_a_clone_wins_over_another_that_is_installed(clean_import, tmp_path, first):
+  """An editable install maps the names to its own clone; its finder comes last, as a rule."""
   make_clone(tmp_path / "a", "a")
   make_clone(tmp_path / "b", "b")
   other = source_tree.SourceTreeFinder(str(tmp_path / "b"))
   other.find_spec = lambda name, path=None, target=None: source_tree.PathFinder.find_spec(
-    name, [str(tmp_path / "b")]
+    name, [str(tmp_path / "b")] if name.startswith("mesh_tensorflow.") else []
   )
-  sys.meta_path.append(other)
+  sys.meta_path.insert(0 if first else len(sys.meta_path), other)
   assert clean_import(tmp_path / "a", name="mesh_tensorflow.transformer").word == "a"
 
 

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from benchmarks import ours_t5, t5_sizes
+from tests.kinds import kept
 
 SIZE = t5_sizes.T5_TINY
 _MISSING = [m for m in ("torch", "transformers") if importlib.util.find_spec(m) is None]
 
 
 @pytest.mark.skipif(bool(_MISSING), reason=f"not installed: {', '.join(_MISSING)}")
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", kept([0, 1], [0]))
+@pytest.mark.slow
 def test_both_sides_find_the_same_sequences(seed):
   from benchmarks import hf_t5
 
@@ -33,10 +35,10 @@ def test_both_sides_find_the_same_sequences(seed):
 
 
 @pytest.mark.slow
-def test_meshes_find_the_same_sequences(cpu_devices):
+@pytest.mark.parametrize("implementation", kept(["placement", "simd"], ["simd"]))
+def test_meshes_find_the_same_sequences(implementation, cpu_devices):
   size = dataclasses.replace(SIZE, batch=4)
   inputs = t5_sizes.random_inputs(size, 1)
   expected = ours_t5.Decoder(size, 1).decode(inputs)
-  for implementation in ("placement", "simd"):
-    decoder = ours_t5.Decoder(size, 1, "batch:2,model:2", implementation)
-    np.testing.assert_array_equal(decoder.decode(inputs), expected)
+  decoder = ours_t5.Decoder(size, 1, "batch:2,model:2", implementation)
+  np.testing.assert_array_equal(decoder.decode(inputs), expected)

@@ -56,7 +56,7 @@ def losses_of(run_forked, repository, *arguments):
 @pytest.mark.parametrize(
   "mesh",
   [
-    [],
+    pytest.param([], marks=pytest.mark.long),
     pytest.param(["--mesh", "batch:2,model:2"], marks=pytest.mark.long),
     ["--mesh", "batch:2,model:2", "--implementation", "simd"],
   ],

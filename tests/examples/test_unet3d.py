@@ -17,6 +17,7 @@ def _losses(mesh_shape, steps, implementation="simd"):
   return [segmentation.train(seed)[0] for seed in range(steps)]
 
 
+@pytest.mark.slow
 def test_the_loss_does_not_depend_on_the_split():
   alone = _losses("d:1", 4)
   assert len(set(alone)) == 4

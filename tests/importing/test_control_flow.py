@@ -148,6 +148,20 @@ def test_maximum_iterations_are_known_to_the_plan() -> None:
   assert loop.maximum_iterations == 5
 
 
+def test_loops_that_begin_with_one_constant_have_dimensions_of_their_own() -> None:
+  def two_loops(x: Any, w: Any) -> Any:
+    start = tf.ones([8])
+    scaled = tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, v * w), [0, start])
+    added = tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, v + x[0]), [0, start])
+    return scaled[1], added[1]
+
+  imported = comparing.imported_of(two_loops, [V, V[0]])
+  mesh = mtf.Mesh(mtf.Graph(), "m")
+  x = mtf.import_tf_tensor(mesh, V, [("a", 4), ("b", 8)])
+  scaled, added = imported(x, mtf.import_tf_tensor(mesh, V[0], [("c", 8)]))
+  assert scaled.shape != added.shape
+
+
 def test_a_shape_that_only_running_tells_is_refused() -> None:
   def grown(x: Any) -> Any:
     invariants = [tf.TensorShape([]), tf.TensorShape([None, 8])]

@@ -130,6 +130,7 @@ def _seeded() -> keras.Model:
 
 
 class TestModels:
+  @pytest.mark.slow
   def test_not_built_with_statistics_of_batches(self) -> None:
     # Not Adam: the bias before the norm has no gradient but for what is rounded.
     theirs, ours = (compiled(lambda: keras.optimizers.SGD(0.1), _seeded) for _ in range(2))

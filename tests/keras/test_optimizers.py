@@ -90,5 +90,6 @@ def test_200_steps(name: str) -> None:
   "name",
   [n if "scale" in n else pytest.param(n, marks=pytest.mark.long) for n in WITH_CONDITIONS],
 )
+@pytest.mark.slow
 def test_updates_with_conditions(name: str) -> None:
   assert_same_curve(WITH_CONDITIONS[name], 5)

@@ -98,6 +98,7 @@ def _classifier(kind: type) -> keras.Model:
 
 
 @pytest.mark.parametrize("kind", [OwnSteps, pytest.param(AroundKeras, marks=pytest.mark.long)])
+@pytest.mark.slow
 def test_own_steps(kind: type) -> None:
   theirs, ours = _classifier(kind), _classifier(kind)
   mesh = placement(layout="batch:rows,net/up.units:cols")

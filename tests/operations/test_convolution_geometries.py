@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tests.operations import convolution_geometries, pooling_geometries
 from tests.operations.comparing import placement, rand, run
 
 
+@pytest.mark.slow
 def test_drawn_convolutions():
   counts = convolution_geometries.check_drawn(0, 30, simd_every=15)
   assert counts[None] >= 24
@@ -76,6 +78,61 @@ def test_a_filter_wider_than_all_blocks_brings_them_together():
   # Each of four processors gets all four blocks of two rows.
   assert moved["allconcat/[0]/convolution_op"] == 4 * (2 * 8 * 2 * 3)
   assert "halo/[0]/convolution_op" not in moved
+
+
+def test_both_gradients_exchange_the_gradient_of_the_output_once():
+  shapes = "b:2 h:32 w:8 i:3", "fh:3 fw:3 i:3 o:5"
+  moved = _counters("h:r", "r:4", *shapes)
+  # Of each of five channels one row from each side to each of four processors.
+  assert moved["halo/[0]/convolution_transpose_op"] == 4 * 2 * (2 * 8) * 5
+  assert "halo/[0]/convolution_filter_op" not in moved
+  # With a stride the image's is computed of no frames, and the filter's of those of the image.
+  assert _counters("h:r", "r:4", *shapes, strides=(2, 1))["halo/[0]/convolution_filter_op"] > 0
+
+
+def test_gradients_of_split_images_copy_a_slice_once_for_each_dimension():
+  graph = mtf.Graph()
+  m = mtf.Mesh(graph, "m")
+  dims = "b:2 h:8 w:8 c:3", "fh:3 fw:3 c:3 d:3", "b:2 h:8 w:8 d:3"
+  x, w, dy = (mtf.ones(m, d) for d in dims)
+  gradients = mtf.gradients([mtf.convolution(x, w)], [x, w], grad_ys=[dy])
+
+  def program():
+    lowering = mtf.Lowering(graph, {m: placement("h:r,w:c")})
+    return [lowering.tensors[t].to_laid_out_tensor().tensor_list for t in gradients]
+
+  operations = tf.function(program, autograph=False).get_concrete_function().graph.get_operations()
+  count = collections.Counter(op.type for op in operations)
+  # On each of four processors: the frames of the convolution, which are those of height joined and
+  # those of width, and the frames of both gradients.
+  assert count["ConcatV2"] == 4 * 2 * 2
+  # The one sum is that of the filter's gradients: nothing of the image's is computed twice.
+  assert count["AddN"] == 1 and not count["Pad"]
+
+
+def test_recomputed_convolutions_take_frames_of_their_own():
+  x, w = rand(2, 8, 4, 3), rand(3, 3, 3, 3, seed=1)
+
+  def build(m, recompute):
+    x_, w_ = (
+      mtf.import_tf_tensor(m, x, "b:2 h:8 w:4 c:3"),
+      mtf.import_tf_tensor(m, w, "p:3 q:3 c:3 o:3"),
+    )
+
+    def twice(t, k):
+      for _ in range(2):
+        t = mtf.tanh(mtf.rename_dimension(mtf.convolution(t, k), "o", "c"))
+      return t
+
+    y = mtf.recompute_grad(twice, [x_, w_]) if recompute else twice(x_, w_)
+    first = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [x_, w_])
+    return [*first, *mtf.gradients([mtf.reduce_sum(mtf.square(first[0]))], [x_, w_])]
+
+  want = run(lambda m: build(m, False))
+  for recompute in (False, True):
+    made = run(functools.partial(build, recompute=recompute), "h:r,w:c")
+    for got, expected in zip(made, want):
+      np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
 # ---------------------------------------------------------------------- named forms

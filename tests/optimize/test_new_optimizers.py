@@ -216,3 +216,48 @@ def test_gin_makes_muon_with_others():
   np.testing.assert_allclose(store["w"].numpy(), 0.75)
   assert {n for n in store.names if "/" in n} == {"x/q", "w/lion_m", "x/q/muon_m"}
   gin.clear_config()
+
+
+def stacked_step(mesh_shape, layout, devices, names, traced=False):
+  """The weights, of equal shapes and unequal gradients, after a step of Muon; or the operations."""
+  impl = mtf.PlacementMeshImpl(mesh_shape, layout, devices)
+
+  def step():
+    mesh, v = program(**dict.fromkeys(names, "x:4 y:8"), other="z:8 y:8")
+    data = {n: np.random.default_rng(ord(n)).normal(size=[4, 8]) for n in names}
+    grads = [
+      mtf.import_tf_tensor(mesh, tf.constant(data[n], tf.float32), v[n].shape) for n in names
+    ]
+    grads.append(mtf.ones_like(v["other"]))
+    optimize.MuonOptimizer(0.5).apply_grads(grads, [x.operation for x in v.values()])
+    lower(mesh, impl)
+
+  if traced:
+    return tf.function(step, autograph=False).get_concrete_function().graph.get_operations()
+  step()
+  return {n: impl.variable_store[n].numpy() for n in names}
+
+
+@pytest.mark.parametrize(
+  ("mesh_shape", "layout", "count"), [("", "", 1), ("r:2", "x:r", 2), ("r:2", "y:r", 2)]
+)
+def test_matrices_of_one_shape_are_multiplied_together(
+  mesh_shape, layout, count, cpu_devices, monkeypatch
+):
+  devices = cpu_devices[:count] if mesh_shape else [""]
+  alone = {n: stacked_step(mesh_shape, layout, devices, n)[n] for n in "abc"}
+  together = stacked_step(mesh_shape, layout, devices, "abc")
+  monkeypatch.setattr(optimize.muon, "_STACKED_ELEMENTS", 2 * 4 * 8)
+  in_parts = stacked_step(mesh_shape, layout, devices, "abc")
+  for n in "abc":
+    np.testing.assert_allclose(together[n], alone[n], rtol=1e-5, atol=1e-6, err_msg=n)
+    np.testing.assert_allclose(in_parts[n], alone[n], rtol=1e-5, atol=1e-6, err_msg=n)
+
+
+def test_more_matrices_of_one_shape_need_no_more_products():
+  def products(names):
+    ops = stacked_step("", "", [""], names, traced=True)
+    return sum("MatMul" in op.type for op in ops)
+
+  # Three in each of five iterations, of these matrices and of the other one.
+  assert products("a") == products("abcd") == 2 * 3 * 5

@@ -3,11 +3,23 @@ import json
 import pytest
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.errors import ConfigError, MeshShapeError
 from mesh_tensorflow.planning import Machine, shipped_machines
+from mesh_tensorflow.planning.machine import _say as say
 from mesh_tensorflow.planning.machine import convert_to_machine
+from mesh_tensorflow.planning.seconds import exchange_seconds
 
 SHIPPED = {"tpu-v2", "tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "a100", "h100", "cpu"}
+
+
+BETWEEN = {
+  "name": "net",
+  "topology": "switch",
+  "bandwidth": 1e8,
+  "latency": 1e-3,
+  "kinds": {"alltoall": {"bandwidth": 5e7, "latency": 2e-3}},
+}
+NEAR = {"name": "near", "devices": None, "topology": "switch", "bandwidth": 1e10, "latency": 1e-6}
 
 
 def fields(**changes):
@@ -92,6 +104,16 @@ def test_shipped_machines_have_a_source_for_each_figure(name):
     ({"shared": "no"}, "field shared must be true or false, got 'no'"),
     ({"variants": {"simd": {"speed": 1}}}, "field variants.simd.speed is unknown"),
     ({"sources": {"device": 1}}, "field sources.device must be a text, got 1"),
+    ({"workers": 2}, "workers must be an object with fields, got 2"),
+    ({"workers": {"count": 2}}, "field workers.link is missing"),
+    ({"workers": {"speed": 2}}, "field workers.speed is unknown; there are link, count, hosts"),
+    ({"workers": {"link": BETWEEN, "count": 1}}, "workers.count must be a whole number of at"),
+    ({"workers": {"link": BETWEEN, "hosts": 0.5}}, "workers.hosts must be a whole number of at"),
+    ({"workers": {"link": {**BETWEEN, "devices": 2}}}, "workers.link.devices must be null: it"),
+    ({"workers": {"link": {"name": "x", "topology": "switch"}}}, "link.bandwidth is missing"),
+    ({"workers": {"link": BETWEEN}, "spread": 1}, "field spread must be true or false, got 1"),
+    ({"links__0__kinds": {"gather": {}}}, r"links\[0\].kinds.gather is unknown; there are allr"),
+    ({"links__0__kinds": {"alltoall": {"latency": 0}}}, "kinds.alltoall.bandwidth is missing"),
   ],
 )
 def test_each_wrong_field_is_one_error(tmp_path, changes, message):
@@ -141,3 +163,104 @@ def test_variants_by_mesh_implementation():
   assert machine.variant("simd").device == machine.device
   assert machine.variant("placement") == machine.variant(None) == machine
   assert Machine.from_dict(json.loads(json.dumps(machine.to_dict()))) == machine
+
+
+def test_groups_that_lie_in_two_nodes_take_the_link_between_nodes():
+  machine = Machine.from_dict(fields())
+  names = [machine.link(mtf.convert_to_shape("a:4,b:3"), axis).name for axis in range(2)]
+  assert names == ["far", "far"]  # Of nodes of four: 0 to 2, but 3 to 5, ...
+  assert machine.link(mtf.convert_to_shape("b:3"), 0).name == "near"  # One node.
+
+
+# ------------------------------------------------------------------------ several workers
+MESH = mtf.convert_to_shape("a:2,b:2,c:2")
+
+
+def over(count=2, devices=8, hosts=1, **changes):
+  return Machine.from_dict(fields(**changes)).over_workers(count, devices, hosts)
+
+
+@pytest.fixture
+def warnings(caplog):
+  say.cache_clear()
+  caplog.set_level("WARNING", "mesh_tensorflow")
+  yield caplog
+  say.cache_clear()
+
+
+def test_axes_across_workers_take_the_link_between_them(warnings):
+  measured = {"links": [NEAR], "workers": {"link": BETWEEN, "count": 2}}
+  for workers, names in ((2, ["net", "near", "near"]), (4, ["net", "net", "near"])):
+    machine = over(workers, **measured)
+    assert [machine.link(MESH, axis).name for axis in range(3)] == names
+    assert machine.name == f"round, {workers} workers"
+  assert over(1, **measured).link(MESH, 0).name == "near"
+  # Two of three devices in a row are of two workers.
+  machine = over(2, 6, **measured)
+  assert machine.link(mtf.convert_to_shape("a:3,b:2"), 1).name == "net"
+  assert not warnings.messages
+
+
+def test_a_kind_of_exchange_may_have_a_speed_of_its_own():
+  machine = over(links=[NEAR], workers={"link": BETWEEN})
+  (sums,) = exchange_seconds("allreduce", {0: 10**6}, machine, MESH)
+  (swaps,) = exchange_seconds("alltoall", {0: 10**6}, machine, MESH)
+  assert (sums.latency, sums.transfer) == pytest.approx((2 * 1e-3, 1e6 / 1e8))
+  assert (swaps.latency, swaps.transfer) == pytest.approx((2e-3, 1e6 / 5e7))
+  (inside,) = exchange_seconds("alltoall", {1: 10**6}, machine, MESH)
+  assert inside.transfer == pytest.approx(1e6 / 1e10)
+
+
+def test_what_simd_measured_is_what_counts_inside_of_workers():
+  variants = {"simd": {"links": [{**NEAR, "name": "queues"}]}}
+  machine = over(links=[NEAR], variants=variants, workers={"link": BETWEEN})
+  assert [link.name for link in machine.links] == ["queues", "net"]
+  assert machine.variant("placement") == machine.over_workers(4, 8) == machine
+
+
+def test_each_host_has_what_its_devices_share():
+  """Two hosts are taken for one that does twice as much, as are the devices of one."""
+  one = over(links=[NEAR], workers={"link": BETWEEN, "hosts": 2}, shared=True)
+  two = over(links=[NEAR], workers={"link": BETWEEN, "hosts": 2}, shared=True, hosts=2)
+  assert two.device.peak("float32") == 2 * one.device.peak("float32")
+  assert two.device.memory_bandwidth == 2 * one.device.memory_bandwidth
+  assert two.device.launch_seconds == one.device.launch_seconds / 2
+  assert two.memory_of_each(8) == 2 * one.memory_of_each(8)
+  for kind in ("allreduce", "alltoall"):
+    for axis in (0, 1):
+      before, after = (exchange_seconds(kind, {axis: 999}, m, MESH)[0] for m in (one, two))
+      assert after.seconds == pytest.approx(before.seconds / 2)
+  # Devices that do not share a host have each their own, wherever they are.
+  alone = over(links=[NEAR], workers={"link": BETWEEN, "hosts": 2}, hosts=2)
+  assert alone.device == Machine.from_dict(fields()).device
+
+
+def test_what_is_assumed_of_workers_is_said_once(warnings):
+  for _ in range(2):
+    machine = over(links=[NEAR])
+  assert [link.name for link in machine.links] == ["near", "near"]
+  assert machine.name == "round, 2 workers (their link is assumed)"
+  assert machine.sources["workers"].startswith("assumed: the exchange between workers was not")
+  (text,) = warnings.messages
+  assert "planning.measure --workers 2" in text
+  over(links=[NEAR], workers={"link": BETWEEN}, hosts=2)
+  assert "was measured on one host, and these are on 2 hosts" in warnings.messages[1]
+
+
+def test_nodes_have_links_between_them_already(warnings):
+  assert [link.devices for link in over().links] == [4, None]
+  assert [link.devices for link in over(2, 4, 2).links] == [2, None]  # Hosts of two devices.
+  assert [link.name for link in over(2, 4, 2).links] == ["near", "far"]
+  assert not warnings.messages
+
+
+def test_a_machine_of_workers_is_saved_and_loaded(tmp_path):
+  path = str(tmp_path / "machine.json")
+  for machine in (
+    Machine.from_dict(fields(links=[NEAR], workers={"link": BETWEEN, "count": 3, "hosts": 3})),
+    over(links=[NEAR], workers={"link": BETWEEN}),
+  ):
+    machine.save(path)
+    assert Machine.load(path) == machine
+  with pytest.raises(MeshShapeError, match="7 devices on one host cannot be shared evenly by 2"):
+    over(2, 7)

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -43,8 +44,8 @@ def test_wrong_devices():
 
 
 # ------------------------------------------------------ figures of a machine with known speeds
-RATE, BANDWIDTH, LATENCY, LAUNCH = 4e9, 2e9, 1e-5, 3e-6
-SIZES = measure.Sizes((16, 64, 1024), (8,), 2**16, 7, (2**10, 2**12, 2**16), 3)
+RATE, BANDWIDTH, LAUNCH = 4e9, 2e9, 3e-6
+SIZES = measure.Sizes((16, 64, 1024), (8,), 2**16, 7, (2**10, 2**16), 3)
 
 
 @pytest.fixture
@@ -54,10 +55,11 @@ def clock(monkeypatch):
 
   def on_each(devices, shape, dtype, step, count):
     chosen["runs"].append((len(devices), shape, dtype, count))
+    chosen["step"] = step
     return chosen["seconds"](len(devices), shape, count)
 
   monkeypatch.setattr(measure, "_on_each", on_each)
-  monkeypatch.setattr(measure, "_seconds", lambda seconds, repeats: seconds)
+  monkeypatch.setattr(measure, "median_seconds", lambda seconds, repeats: seconds)
   return chosen
 
 
@@ -68,6 +70,14 @@ def test_products_are_timed_often_enough_and_counted(clock):
   assert clock["runs"] == [
     (2, [16, 16], "float32", 20), (2, [64, 64], "float32", 20), (2, [1024, 1024], "float32", 1)
   ]  # fmt: skip
+
+
+def test_a_product_is_followed_by_those_of_its_gradients(clock):
+  clock["seconds"] = lambda *_: 1.0
+  measure._product_rates("float32", ["CPU:0"], measure.Sizes((16,)))
+  x, y = np.random.default_rng(0).standard_normal([2, 5, 5])
+  # Of d = x y: d times y by columns, and y by columns times that.
+  np.testing.assert_allclose(clock["step"](x, y), y.T @ ((x @ y) @ y.T), rtol=1e-9, atol=1e-9)
 
 
 def test_a_product_of_middle_size_is_as_many_operations_as_others(clock):
@@ -92,7 +102,8 @@ def test_convolutions_of_many_channels_are_of_few_images(clock):
 def test_memory_is_read_and_written(clock):
   clock["seconds"] = lambda devices, shape, count: 8 * shape[0] * count * devices / BANDWIDTH
   assert measure._memory_bandwidth(["CPU:0", "CPU:1"], SIZES) == pytest.approx(BANDWIDTH)
-  assert clock["runs"][0][1] == [2**16 // 4 // 2]  # All of them together have so many bytes.
+  # As many bytes on each, also where more share a host: its caches do not hold them all.
+  assert clock["runs"][0][1] == [2**16 // 4]
   measure._memory_bandwidth(["CPU:0", "CPU:1"], measure.Sizes(memory=4))
   assert clock["runs"][1][1] == [1]
 
@@ -103,72 +114,18 @@ def test_launches_are_pairs_of_operations(clock):
   assert clock["runs"] == [(2, [4], "float32", 4)]  # Of seven, that are eight.
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("devices", [2, 4])
-def test_latency_and_bandwidth_of_a_link_follow_from_sums(shared, devices, monkeypatch):
-  """A reduction of `n` bytes sends 2 (k - 1) / k of them, in 2 log2(k) messages, of k devices."""
-  asked = []
-
-  def sum_seconds(impl, n, slice_bytes, repeats):
-    asked.append((impl["size"], n, slice_bytes, repeats))
-    messages = 2 * {2: 1, 4: 2}[n]
-    sent = 2 * (n - 1) / n * (slice_bytes - 2**10)
-    return (LATENCY * messages + sent / BANDWIDTH) * (n if shared else 1)
+@pytest.mark.parametrize(("shared", "hosts"), [(False, None), (True, 1)])
+@pytest.mark.parametrize(("devices", "axes"), [(2, [2]), (4, [2, 4])])
+def test_a_link_is_of_sums_over_two_and_over_all(devices, axes, shared, hosts, monkeypatch):
+  names = [f"CPU:{i}" for i in range(devices)]
 
   def implementation(shape, layout, devices):
-    assert (layout, devices) == ("part:axis", [f"CPU:{i}" for i in range(shape.size)])
-    return {"size": shape.size}
+    assert devices == names[: shape.size]
+    return int(shape.size)
 
-  monkeypatch.setattr(measure, "_sum_seconds", sum_seconds)
-  names = [f"CPU:{i}" for i in range(devices)]
-  link = measure._link("some", implementation, names, SIZES, shared)
-  assert link.latency == pytest.approx(LATENCY)
-  assert link.bandwidth == pytest.approx(BANDWIDTH)
-  assert asked == [(n, n, s, 3) for n in {2: [2], 4: [2, 4]}[devices] for s in SIZES.exchanges]
-
-
-def test_a_large_sum_that_was_disturbed_less_has_a_bandwidth_all_the_same(monkeypatch):
-  monkeypatch.setattr(measure, "_sum_seconds", lambda *_: 1.0)
-  link = measure._link("some", lambda *_, **__: None, ["CPU:0", "CPU:1"], SIZES, False)
-  assert link.bandwidth == pytest.approx((2**16 - 2**10) / 0.01)
-
-
-@pytest.mark.parametrize(("slice_bytes", "sums"), [(2**10, 20), (2**21, 8), (2**26, 2)])
-def test_what_the_call_costs_is_left_out_of_a_sum(slice_bytes, sums, monkeypatch):
-  """Of so many sums; the others of the call cost the same each."""
-  counts, shapes = [], []
-
-  class Sums:
-    def __init__(self, x, count):
-      counts.append(count)
-      self.outputs = [x]
-
-  def function(impl, specs):
-    shapes.append([d.size for d in specs[0].shape])
-    return lambda program: lambda x: program(x)
-
-  monkeypatch.setattr(measure, "_Sums", Sums)
-  monkeypatch.setattr(measure, "function", function)
-  monkeypatch.setattr(measure.tf, "zeros", lambda shape: {(0, 0): shapes.append(shape)})
-
-  def seconds(run, repeats):
-    run()
-    return 5.0 + LATENCY * counts[-1]
-
-  monkeypatch.setattr(measure, "_seconds", seconds)
-  assert measure._sum_seconds(None, 2, slice_bytes, 3) == pytest.approx(LATENCY)
-  assert counts == [1, 1 + sums]
-  assert shapes == [[2, slice_bytes // 4]] * 4
-  monkeypatch.setattr(measure, "_seconds", lambda run, repeats: 1.0)
-  assert measure._sum_seconds(None, 2, slice_bytes, 3) == 1e-9 / sums
-
-
-def test_the_first_call_is_not_counted_and_the_median_of_the_others_is(monkeypatch):
-  times = iter([0.0, 9.0, 10.0, 12.0, 20.0, 21.0])
-  monkeypatch.setattr(measure.time, "perf_counter", lambda: next(times))
-  calls = []
-  assert measure._seconds(lambda: calls.append(1) or 0.0, 3) == 2.0
-  assert len(calls) == 4
+  monkeypatch.setattr(measure, "measured_link", lambda *args, **kwargs: (*args, kwargs))
+  found = measure._link("some", implementation, names, SIZES, shared)
+  assert found == ("some", "allreduce", axes, SIZES, {"hosts": hosts})
 
 
 def test_the_graph_optimizer_is_off_while_operations_are_timed():
@@ -182,3 +139,32 @@ def test_the_graph_optimizer_is_off_while_operations_are_timed():
       assert tf.config.optimizer.get_experimental_options().get(key, False) == was
   finally:
     tf.config.optimizer.set_experimental_options({key: before.get(key, False)})
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (["--out", "machine.txt"], "--out=machine.txt: a machine is saved as .json"),
+    (["--workers", "2", "--devices", "3"], "--workers=2 cannot share --devices=3 evenly"),
+    (["--workers=-1"], "--workers=-1 cannot share"),
+  ],
+)
+def test_wrong_arguments_are_told_before_anything_is_measured(arguments, message, capsys):
+  with pytest.raises(SystemExit) as e:
+    measure.main(arguments)
+  assert e.value.code == 2
+  assert message in capsys.readouterr().err
+
+
+def test_workers_are_started_here_with_the_same_arguments(monkeypatch):
+  started = []
+  monkeypatch.setattr(
+    measure, "launch", lambda command, workers: started.append((command, workers))
+  )
+  measure.main(["--workers", "2", "--devices", "4", "--quick"])
+  ((_, *command), count) = started[0]
+  assert count == 2
+  assert command == [
+    "-m", "mesh_tensorflow.planning.measure",
+    "--workers", "2", "--devices", "4", "--quick", "--workers=0",
+  ]  # fmt: skip

@@ -107,7 +107,7 @@ class QueryKeyOptions(SelfAttention):
     k, *v = memory
     if self.query_key_norm:
       # The norm takes away the scale of the queries, wherever it was: in the weights or a factor.
-      q = self._normalized(context, q, "q_norm") * self.kv_dim.size**-0.5
+      q = self._normalized(context, q, "q_norm", self.kv_dim.size**-0.5)
       k = self._normalized(context, k, "k_norm")
     if self.rotary is not None:
       memory_position = context.position
@@ -136,10 +136,14 @@ class QueryKeyOptions(SelfAttention):
   ) -> mtf.Tensor:
     return mtf.add(x, self._bias(context, name, dims), output_shape=x.shape)
 
-  def _normalized(self, context: Context, x: mtf.Tensor, name: str) -> mtf.Tensor:
+  def _normalized(
+    self, context: Context, x: mtf.Tensor, name: str, factor: float = 1.0
+  ) -> mtf.Tensor:
     with mtf.variable_scope(name):
       shape = mtf.Shape(context.model.ensemble_dims + [self.kv_dim])
       scale = ones_variable(context, "scale", shape)
+    if factor != 1.0:
+      scale *= factor  # Of few numbers, where x has many.
     return rms_normalize(x, self.kv_dim, self.query_key_norm_epsilon) * scale
 
 

@@ -173,33 +173,57 @@ class Rotary:
     # splits dim, the reshapes exchange parts of it; elsewhere they cost nothing.
     pair, half = mtf.Dimension("_rotary_pair", 2), mtf.Dimension("_rotary", dim.size // 2)
     key = ("rotary", self, half, position)
-    cos, sin = context.cached(key, lambda: self._cos_and_sin(position, half))
+    cos, sin = context.cached(key, lambda: self._cos_and_sin(position, pair, half))
     # Positions of long sequences times small frequencies need more digits than bfloat16 has.
     points = mtf.cast(mtf.replace_dimensions(x, dim, [pair, half]), tf.float32)
-    first, second = mtf.unstack(points, pair)
-    shape = first.shape
 
     def times(a: mtf.Tensor, b: mtf.Tensor) -> mtf.Tensor:
-      return mtf.multiply(a, b, output_shape=shape)
+      return mtf.multiply(a, b, output_shape=points.shape)
 
-    turned = [
-      times(first, cos) - times(second, sin),
-      times(second, cos) + times(first, sin),
-    ]
-    stacked = mtf.stack(turned, pair.name, axis=points.shape.dims.index(pair))
-    return mtf.cast(mtf.replace_dimensions(stacked, [pair, half], dim), x.dtype)
+    turned = times(points, cos) + times(_swapped(points, pair), sin)
+    return mtf.cast(mtf.replace_dimensions(turned, [pair, half], dim), x.dtype)
 
   def _cos_and_sin(
-    self, position: mtf.Tensor, half: mtf.Dimension
+    self, position: mtf.Tensor, pair: mtf.Dimension, half: mtf.Dimension
   ) -> tuple[mtf.Tensor, mtf.Tensor]:
-    """Float32 cosines and sines of the angles: `[<dims of position>, half]`."""
+    """Float32 factors of the channels, and of the other ones of their pairs.
+
+    Both are `[<dims of position>, pair, half]`: the cosines twice, and the sines, of which the
+    first ones are negative.
+    """
     frequencies = np.array(self.frequencies(2 * half.size), np.float32)
     angle = mtf.multiply(
       mtf.cast(position, tf.float32),
-      mtf.import_tf_tensor(position.mesh, tf.constant(frequencies), mtf.Shape([half])),
-      output_shape=position.shape + half,
+      mtf.import_tf_tensor(
+        position.mesh, tf.constant(np.stack([-frequencies, frequencies])), mtf.Shape([pair, half])
+      ),
+      output_shape=position.shape + [pair, half],
     )
     cos = mtf.cwise(tf.cos, [angle], grad_function=0, name="cos")
     sin = mtf.cwise(tf.sin, [angle], grad_function=0, name="sin")
     factor = self.vector_factor
     return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
+
+
+def _swapped(points: mtf.Tensor, pair: mtf.Dimension) -> mtf.Tensor:
+  """The two channels of each pair in each other's place.
+
+  Args:
+    points: channels.
+    pair: a dimension of it, of size 2.
+  """
+  axis = points.shape.dims.index(pair)
+
+  def swap(t: tf.Tensor) -> tf.Tensor:
+    # One operation, which copies rows. Cut apart and joined again all would be moved twice.
+    rows = tf.reshape(t, [-1, 2, math.prod(t.shape[axis + 1 :])])
+    return tf.reshape(tf.reverse(rows, [1]), t.shape)
+
+  swapped: mtf.Tensor = mtf.slicewise(
+    swap,
+    [points],
+    splittable_dims=[d for d in points.shape if d != pair],
+    grad_function=lambda op, dy: [_swapped(dy, pair)],
+    name="swap_pairs",
+  )
+  return swapped

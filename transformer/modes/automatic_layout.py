@@ -26,6 +26,7 @@ from mesh_tensorflow import checkpoint, workers
 from mesh_tensorflow.errors import ConfigError, LayoutError, OutOfMemoryError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
+from mesh_tensorflow.planning.program import machine_of
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
 from mesh_tensorflow.transformer.files.by_chief import by_chief
 from mesh_tensorflow.transformer.gin_config import model_config, operative
@@ -234,7 +235,8 @@ def choose_layout(
   """
   chosen = convert_to_machine(machine or default_machine)
   assert chosen is not None
-  chosen = chosen.variant(implementation)
+  # Of what is built here nobody sees that it will run on several workers.
+  chosen = machine_of(chosen.variant(implementation), None, devices)
   by_name = {v.name: v for v in make.variants(choices)}
   if layout_rules is not None:
     return _best_mesh(make, layout_rules, devices, chosen, memory_limit, alternatives, by_name)

@@ -13,6 +13,7 @@ from mesh_tensorflow.operations.convolution_base import FEATURES, FILTER, Convol
 from mesh_tensorflow.operations.einsum import EinsumOperation
 from mesh_tensorflow.operations.loops import WhileLoopOperation
 from mesh_tensorflow.planning.machine import convert_to_machine
+from mesh_tensorflow.planning.program import machine_of
 
 # A product takes about a tenth of a second on a CPU of 100 GFLOP/s, or on a GPU of 100 TFLOP/s.
 _CPU_SIZE, _GPU_SIZE, _REPEATS = 1024, 8192, 3
@@ -66,6 +67,7 @@ def peak_flops(given: float | str | None, mesh_impl: mtf.MeshImpl, dtype: tf.DTy
   if isinstance(given, str):
     machine = convert_to_machine(given)
     assert machine is not None
+    machine = machine_of(machine, mesh_impl, mesh_impl.shape.size)
     peak = machine.device.peak(dtype.name)
     return peak if machine.shared else peak * mesh_impl.shape.size
   if given is not None:

@@ -108,7 +108,7 @@ class Stateful(Rule):
     if node.type == "RandomUniformInt":
       kwargs["minval"] = static_input(node, 1, "least number").item()
       kwargs["maxval"] = static_input(node, 2, "bound").item()
-    seeds = [int(node.attributes.get(name, 0)) for name in ("seed", "seed2")]
+    seeds = [int(node.attributes[name]) for name in ("seed", "seed2")]
     if any(seeds):
       kwargs["seed"] = (seeds[0] << 32) + seeds[1] & (1 << 63) - 1
     operation = RandomOperation(make.mesh, Shape(flat(axes)), _STATEFUL[node.type], **kwargs)

@@ -205,6 +205,24 @@ def calls(layer, **kwargs):
   return layer.call(make_context(x, **kwargs), x)
 
 
+@pytest.mark.parametrize("order", ["length batch heads d_kv", "batch heads length d_kv"])
+def test_results_have_the_order_of_queries_and_products_that_of_matrices(order):
+  sizes = {"batch": 2, "heads": 2, "length": 4, "memory_length": 3, "d_kv": 5, "d_v": 6}
+  mesh = mtf.Mesh(mtf.Graph(), "m")
+  names = (order, "memory_length batch heads d_kv", "memory_length batch heads d_v")
+  q, k, v = (mtf.zeros(mesh, [(n, sizes[n]) for n in of.split()]) for of in names)
+  y = attention.attention(q, k, v, k.shape[0], k.shape[-1], v.shape[-1])
+  assert y.shape == q.shape - k.shape[-1] + v.shape[-1]
+  # The matrices are the last two dims of each factor; what is in order already is left as it is.
+  einsums = [op for op in mesh.graph.operations if isinstance(op, mtf.EinsumOperation)]
+  logits = next(op for op in einsums if len(op.inputs) == 2)
+  shared = [n for n in order.split() if n in ("batch", "heads")]
+  assert [x.shape.dimension_names for x in logits.inputs] == [
+    [*shared, "length", "d_kv"], [*shared, "memory_length", "d_kv"]
+  ]  # fmt: skip
+  assert sum(len(op.inputs) == 1 for op in einsums) == (4 if order.startswith("length") else 2)
+
+
 def test_errors_tell_what_would_be_legal():
   layers = transformer_layers
   with pytest.raises(errors.ConfigError, match="synthesize_mode must be one of random, fac"):

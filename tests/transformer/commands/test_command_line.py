@@ -11,7 +11,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import errors
+from mesh_tensorflow import errors, exit_codes, workers
 from mesh_tensorflow.transformer import launch
 from mesh_tensorflow.transformer.commands import command_line
 from mesh_tensorflow.transformer.commands import trainer as main_module
@@ -132,6 +132,34 @@ def test_plan_needs_no_folder(capsys, tmp_path, monkeypatch):
   assert main_module._as_worker([PROGRAM]) == 0
   assert "variables" in capsys.readouterr().out
   assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("code", [row.code for row in exit_codes.TABLE])
+def test_a_worker_leaves_the_others_if_they_end_as_well(code, monkeypatch):
+  """When it is done or stopped they are, too; of an error they are to know as soon as possible."""
+  left = []
+
+  def end(code):
+    raise SystemExit(code)
+
+  two = workers.Cluster((("worker", 0, "a:1"), ("worker", 1, "a:2")))
+  for module, name, value in [
+    (workers, "cluster_from_environment", lambda: two),
+    (workers, "leave", lambda finish, code: left.append(code)),
+    (main_module.loss_watch, "start", lambda *_: None),
+    (main_module.python_logging, "setLogRecordFactory", lambda _: None),
+    (main_module, "_guarded", lambda *_: code),
+    (main_module, "_flush", lambda: None),
+    (os, "_exit", end),
+  ]:
+    monkeypatch.setattr(module, name, value)
+  if code:
+    with pytest.raises(SystemExit) as e:
+      main_module._as_worker([PROGRAM])
+    assert e.value.code == code
+  else:
+    assert main_module._as_worker([PROGRAM]) == 0
+  assert left == [code] * (code in (exit_codes.DONE, exit_codes.STOPPED))
 
 
 # ----------------------------------------------------------------- modules of one's own

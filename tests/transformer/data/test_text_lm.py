@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import pathlib
 
 import gin
 import numpy as np
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import dataset as ds
+from mesh_tensorflow.transformer.data import stdlib_text
 from mesh_tensorflow.transformer.files import text_files
 from mesh_tensorflow.transformer.vocabulary import (
   ByteVocabulary,
@@ -371,6 +373,14 @@ def test_files_that_cannot_be_used(tmp_path):
   for wrong in ([], 5, [5], None):
     with pytest.raises((errors.ConfigError, TypeError)):
       read(wrong)
+
+
+def test_what_gzip_needs_is_told_of_all_files_together(tmp_path):
+  paths, contents = [str(tmp_path / name) for name in "ab"], [b"ab" * 500, bytes(range(256))]
+  for path, content in zip(paths, contents):
+    pathlib.Path(path).write_bytes(content)
+  packed = sum(len(gzip.compress(content, 9)) for content in contents)
+  assert stdlib_text.gzip_bits_per_byte(paths) == pytest.approx(8 * packed / (1000 + 256))
 
 
 def test_find_files_below(tmp_path):

@@ -1,5 +1,7 @@
 """Embeddings of tokens: names, initial values, errors, and language models that have them."""
 
+import itertools
+
 import gin
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import transformer, vocab_embeddings
 from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
+from tests.kinds import in_turns, kept
 from tests.transformer import layer_program
 from tests.transformer import lm_program as lm
 
@@ -85,8 +88,10 @@ def test_members_of_an_ensemble_are_models(name):
   np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["placement", "simd"])
-@pytest.mark.parametrize("name", BINDINGS)
+NAMES_AND_KINDS = list(itertools.product(BINDINGS, ["placement", "simd"]))
+
+
+@pytest.mark.parametrize(("name", "kind"), kept(NAMES_AND_KINDS, in_turns(NAMES_AND_KINDS)))
 def test_training_on_a_mesh(name, kind, cpu_devices):
   """With a split vocabulary, in training with dropout and noise."""
   bind(name)

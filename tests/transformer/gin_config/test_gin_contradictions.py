@@ -180,6 +180,11 @@ LM = package("problems/tinyshakespeare")
      r"utils.tpu_mesh_shape.tpu_topology.*layouts/cpu_1.gin"),
     (package("models/bi_base", "problems/t2t_ende", "layouts/single"), [], errors.ConfigError,
      r"problems/t2t_ende.gin:\d+.*needs .*data_dir, which nothing binds; bind it"),
+    # A call in a call.
+    ([], [*SMALL, "run.mesh_shape = @utils.tpu_mesh_shape()",
+          "utils.tpu_mesh_shape.tpu_topology = '2x2'",
+          "utils.tpu_mesh_shape.model_parallelism = @constant_learning_rate()"], errors.ConfigError,
+     "tpu_mesh_shape.model_parallelism = @.* needs .*constant_learning_rate.learning_rate"),
     (LM, ["run.mode = 'infer'"], errors.ConfigError,
      "run.mode = 'infer' needs decode_from_file.input_filename, which nothing binds"),
   ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import gin
 import numpy as np
 import pytest
@@ -63,6 +65,29 @@ def test_products_depend_on_distances_alone(rotary):
   other = turned(x, [3, 8], rotary)[0]
   assert abs(near[0] @ near[1] - other[0] @ other[1]) > 1e-3
   np.testing.assert_allclose(turned(x, [0, 0], rotary), x, rtol=1e-6)
+
+
+def test_turning_moves_the_channels_once():
+  """And its gradient: of what is one operation on a slice, no parts are cut out and joined."""
+
+  def program(x):
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "m")
+    x = mtf.import_tf_tensor(mesh, x, "batch:2 length:4 heads:2 d_kv:8")
+    context = make_context(x)
+    position = mtf.range(mesh, context.length_dim, tf.int32)
+    y = t.Rotary()(context, x, position, x.shape[-1])
+    (dx,) = mtf.gradients([y], [x])
+    lowering = mtf.Lowering(graph, {mesh: lm.one_device()})
+    return [lowering.export_to_tf_tensor(z) for z in (y, dx)]
+
+  traced = tf.function(program, autograph=False)
+  spec = tf.TensorSpec([2, 4, 2, 8], tf.float32)
+  kinds = collections.Counter(
+    op.type for op in traced.get_concrete_function(spec).graph.get_operations()
+  )
+  assert kinds["ReverseV2"] == 2
+  assert not {"ConcatV2", "Pack", "Split", "StridedSlice", "Transpose", "Unpack"} & set(kinds)
 
 
 def test_the_dtype_is_kept():

@@ -26,6 +26,8 @@ def test_shift_targets():
   ids = [5, 6, 1, 7, 8, 1, 0, 0]
   assert run_on(ids, lambda x: transformer.shift_targets(x, bos_id=7)) == [7, 5, 6, 7, 7, 8, 0, 0]
   assert run_on(ids, transformer.shift_targets) == [0, 5, 6, 0, 7, 8, 0, 0]
+  # The last of a full row is shifted out.
+  assert run_on([5, 6, 7, 8], transformer.shift_targets) == [0, 5, 6, 7]
 
 
 def test_delimited_lm_inputs_mask():

@@ -336,3 +336,26 @@ def test_what_is_predicted_for_if_nobody_says():
   assert automatic_layout.usual_machine(4) == "cpu"
   assert automatic_layout.usual_machine(512) == "tpu-v3"
   assert automatic_layout.usual_machine(4, on_tpu=True) == "tpu-v3"
+
+
+def test_a_layout_for_several_workers_is_predicted_with_their_link(monkeypatch):
+  class Make:
+    def __call__(self, *_):
+      return None
+
+    def variants(self, choices):
+      return [variants.AS_BOUND]
+
+  asked = []
+
+  def search(program, machine=None, **others):
+    asked.append(machine.name)
+    raise LayoutError("none")
+
+  config = {"cluster": {"worker": ["one:1", "one:2"]}, "task": {"type": "worker", "index": 0}}
+  monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+  monkeypatch.setattr(mtf, "auto_layout", search)
+  for devices in (4, 3):
+    with pytest.raises(LayoutError):
+      automatic_layout.choose_layout(Make(), None, devices, None, "cpu")
+  assert asked == ["CPU host, 2 workers", "CPU host"]  # Three devices cannot be theirs.

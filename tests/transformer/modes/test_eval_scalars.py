@@ -10,7 +10,8 @@ from mesh_tensorflow.transformer.training.progress import write_scalars
 def parse_events_files(folder):
   """From each tag to [(step, value)], by `simple_value`."""
   found = {}
-  for path in sorted(tf.io.gfile.glob(f"{folder}/events.*")):
+  # A name ends with how many files the process has opened: the tenth is longer than the ninth.
+  for path in sorted(tf.io.gfile.glob(f"{folder}/events.*"), key=lambda path: (len(path), path)):
     for event in tf.compat.v1.train.summary_iterator(path):
       for value in event.summary.value:
         found.setdefault(value.tag, []).append((event.step, value.simple_value))

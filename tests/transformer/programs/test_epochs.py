@@ -66,10 +66,13 @@ FUNCTIONS = [shuffled, uncounted, numbered, numbered_uncounted, of_rows, endless
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
-def test_batch_n_is_the_same_wherever_training_goes_on(function, steps):
-  whole = batches(TrainingData(steps, function, None, "train"), OF_AN_ERA + 20)
-  assert whole.shape == (OF_AN_ERA + 20, BATCH)
-  for seen in (1, 2, 133, OF_AN_ERA - 1, OF_AN_ERA, OF_AN_ERA + 9):
+def test_batch_n_is_the_same_wherever_training_goes_on(function, steps, monkeypatch):
+  """Also in the era after the first; of fewer epochs here, as all are read."""
+  monkeypatch.setattr(epochs, "EPOCHS_OF_AN_ERA", 20)
+  era = ROWS * 20 // BATCH
+  whole = batches(TrainingData(steps, function, None, "train"), era + 20)
+  assert whole.shape == (era + 20, BATCH)
+  for seen in (1, 2, 33, era - 1, era, era + 9):
     rest = batches(TrainingData(steps, function, None, "train", seen), 11)
     np.testing.assert_array_equal(rest, whole[seen : seen + 11], err_msg=f"{seen}")
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import transformer
 from mesh_tensorflow.transformer.programs import report_steps, reported, several_steps
+from tests.kinds import kept
 from tests.transformer import training_program as program
 
 RATE = 0.125
@@ -44,16 +45,17 @@ def norm(arrays) -> float:
   return float(np.sqrt(sum(np.sum(np.square(a.astype(np.float64))) for a in arrays)))
 
 
-@pytest.mark.parametrize(
-  ("mesh", "implementation", "options"),
-  [
-    ("", "placement", {}),
-    ("batch:2,model:2", "placement", {}),
-    ("batch:2,model:2", "simd", {}),
-    ("batch:2", "placement", {"microbatch_tokens": program.LENGTH * 2}),
-    ("all:3", "placement", {"layout": "experts:all"}),
-  ],
-)
+LAYOUTS = [
+  ("", "placement", {}),
+  ("batch:2,model:2", "placement", {}),
+  ("batch:2,model:2", "simd", {}),
+  ("batch:2", "placement", {"microbatch_tokens": program.LENGTH * 2}),
+  ("all:3", "placement", {"layout": "experts:all"}),
+]
+
+
+@pytest.mark.parametrize(("mesh", "implementation", "options"), kept(LAYOUTS, LAYOUTS[2:]))
+@pytest.mark.slow
 def test_norms_are_those_of_numpy_on_every_layout(mesh, implementation, options, cpu_devices):
   """SGD's updates are the gradients times the rate: so NumPy knows them, too."""
   trainer = program.make_trainer(mesh, implementation, **options)

@@ -96,6 +96,7 @@ def test_tensorboard_has_losses_and_norms_of_each_step(trained):
   assert sorted(found["memory_bytes"]) == [1, 4, 8, 10, 11, 12, 13]
 
 
+@pytest.mark.slow
 def test_a_profile_of_some_steps_is_written_and_read(trained):
   model, said, _ = trained
   assert list((model / "plugins" / "profile").rglob("*.xplane.pb"))

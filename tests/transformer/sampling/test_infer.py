@@ -47,6 +47,7 @@ def asked(folder, name):
   )
 
 
+@pytest.mark.slow
 def test_an_interrupted_file_becomes_that_of_a_whole_run(folder, small_blocks, monkeypatch, capsys):
   number = signal.SIGTERM
   infer(folder, *asked(folder, "whole"), *small_blocks)

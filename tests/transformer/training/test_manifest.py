@@ -72,6 +72,8 @@ def test_the_hash_of_the_configuration_does_not_depend_on_the_folder():
   one = hash_of(**{"mesh_tensorflow.transformer.utils.run.model_dir": "a", "x": 1})
   assert one == hash_of(**{"mesh_tensorflow.transformer.utils.run.model_dir": "b", "x": 1})
   assert one != hash_of(x=2)
+  # Nor on the order in which files and flags set them.
+  assert hash_of(x=1, y=2) == hash_of(y=2, x=1)
 
 
 @pytest.mark.parametrize("at", [0, 3 * 2**20 // 15, 3 * 2**20 - 1])

@@ -10,6 +10,7 @@ import time
 import gin
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from mesh_tensorflow import checkpoint, errors, exit_codes
 from mesh_tensorflow.transformer.programs import several_steps
@@ -44,6 +45,12 @@ def signal_in_call(monkeypatch, number: int, at: int) -> None:
   monkeypatch.setattr(stopping.StopRequests, "running", watched)
 
 
+def many_rows(sequence_length, vocabulary=None, dataset_split="train"):
+  """Rows that take no time: of calls of thousands of steps, making them would take most."""
+  rows = next(iter(program.dataset(sequence_length).batch(64)))
+  return tf.data.Dataset.from_tensor_slices(rows).repeat()
+
+
 # -------------------------------------------------------------- the loop of steps
 
 
@@ -64,7 +71,7 @@ def test_a_long_call_ends_early_and_is_saved(
     errors.StoppedError,
     match=r"stopped by SIGTERM; step \d+ is saved in .*; \d+ of 2000 steps remain. The same",
   ) as e:
-    trainer.train(program.dataset, 2000)
+    trainer.train(many_rows, 2000)
   done = trainer.global_step
   assert 0 < done < 2000
   assert f"step {done} is saved" in str(e.value) and f"{2000 - done} of 2000" in str(e.value)
@@ -72,11 +79,11 @@ def test_a_long_call_ends_early_and_is_saved(
   monkeypatch.undo()
   if not mesh:
     whole = program.make_trainer(mesh, implementation, steps_per_call=2000)
-    whole.train(program.dataset, done)
+    whole.train(many_rows, done)
     for name, value in program.weights(trainer).items():
       np.testing.assert_array_equal(value, program.weights(whole)[name], err_msg=name)
   # The flag is down again.
-  assert len(trainer.train(program.dataset, done + 3)) == 3
+  assert len(trainer.train(many_rows, done + 3)) == 3
 
 
 def test_a_saved_position_in_the_data_is_that_of_the_step(tmp_path, monkeypatch, cpu_devices):
@@ -88,14 +95,25 @@ def test_a_saved_position_in_the_data_is_that_of_the_step(tmp_path, monkeypatch,
   gin.bind_parameter("StopRequests.save_within_seconds", 0.6)
   monkeypatch.setattr(stopping.StopRequests, "_end", lambda *_: None)  # This machine may be slow.
   with pytest.raises(errors.StoppedError):
-    trainer.train(program.dataset, 20_000, checkpoint_input_pipeline=True)
+    trainer.train(many_rows, 20_000, checkpoint_input_pipeline=True)
   done = trainer.global_step
   assert 0 < done < 20_000
   monkeypatch.undo()
   resumed = program.make_trainer(model_dir=folder, **options)
-  losses = resumed.train(program.dataset, done + 3, checkpoint_input_pipeline=True)
-  whole = program.make_trainer(steps_per_call=20_000).train(program.dataset, done + 3)
+  losses = resumed.train(many_rows, done + 3, checkpoint_input_pipeline=True)
+  whole = program.make_trainer(steps_per_call=20_000).train(many_rows, done + 3)
   assert losses == whole[done:]
+
+
+def test_while_the_flag_is_up_a_call_is_one_step():
+  stop = several_steps.StopFlag()
+  steps = several_steps.compile_steps(
+    lambda batch, rate, step: tf.cast(batch, tf.float32) + rate, [[]], lambda step: 0.5, False, stop
+  )
+  batches = (tf.range(10, 14),)
+  assert steps(batches, tf.constant(7, tf.int64)).numpy()[0].tolist() == [10.5, 11.5, 12.5, 13.5]
+  stop.put(True)
+  assert steps(batches, tf.constant(7, tf.int64)).numpy()[0].tolist() == [10.5]
 
 
 def test_calls_last_as_long_as_they_may():

@@ -40,7 +40,8 @@ def trained_2x2(tmp_path_factory) -> str:
 @pytest.mark.parametrize(
   ("mesh", "implementation"),
   kept(
-    [("batch:2,model:2", "placement"), ("batch:2,model:4", "simd")], [("batch:2,model:4", "simd")]
+    [("batch:2,model:2", "placement"), ("batch:2,model:2", "simd"), ("batch:2,model:4", "simd")],
+    [("batch:2,model:2", "simd")],
   ),
 )
 def test_loss_curve_does_not_depend_on_the_mesh(mesh, implementation, one_device_losses):
@@ -110,8 +111,8 @@ def test_resumed_training_equals_uninterrupted_training(tmp_path, mesh, implemen
 @pytest.mark.parametrize(
   ("mesh", "implementation"),
   kept(
-    [("", "placement"), ("batch:2", "placement"), ("batch:2,model:4", "simd")],
-    [("", "placement"), ("batch:2,model:4", "simd")],
+    [("", "placement"), ("batch:2", "placement"), ("model:2", "simd"), ("batch:2,model:4", "simd")],
+    [("", "placement"), ("model:2", "simd")],
   ),
 )
 def test_checkpoint_of_2x2_goes_on_with_any_mesh(

@@ -24,7 +24,7 @@ SMALLER = """
   SelfAttention.num_heads = 2
 """
 COSINE = functools.partial(schedules.cosine_decay, total_train_steps=6, warmup=2, peak=1e-2)
-MESH = "batch:2,model:2"
+MESH = "model:2"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,6 +51,7 @@ def muon_on_one_device(smaller):
   return trainer.train(program.dataset, 6), program.weights(trainer)
 
 
+@pytest.mark.slow
 def test_goes_on_in_mid_schedule_as_without_interruption(tmp_path, muon_on_one_device):
   """With all that keeps state: AdamW in Muon, its counter, and the averages; bit for bit.
 

@@ -15,6 +15,7 @@ from mesh_tensorflow import checkpoint, errors
 from mesh_tensorflow.transformer.training import trainer as trainer_lib
 from mesh_tensorflow.transformer.training.best_checkpoint import Evaluations, best_checkpoint
 from mesh_tensorflow.transformer.training.validation import Validation
+from tests.kinds import kept
 from tests.transformer import small_lm
 from tests.transformer import training_program as program
 
@@ -102,10 +103,13 @@ def test_evaluates_what_evaluate_does_and_changes_nothing(evaluated):
   assert len({loss for _, loss in evaluated}) == 3  # Of the weights of each step.
 
 
-@pytest.mark.parametrize("mesh", [("model:2", "placement"), ("batch:2", "simd")])
-def test_on_split_weights_it_is_the_same(mesh, evaluated):
+MESHES = [("model:2", "placement"), ("model:2", "simd"), ("batch:2", "simd")]
+
+
+@pytest.mark.parametrize(("mesh", "implementation"), kept(MESHES, MESHES[1:2]))
+def test_on_split_weights_it_is_the_same(mesh, implementation, evaluated):
   make_trainer().train(program.dataset, 3)
-  make_trainer(mesh=mesh[0], implementation=mesh[1]).train(program.dataset, 3)
+  make_trainer(mesh=mesh, implementation=implementation).train(program.dataset, 3)
   (a, of_one), (b, of_several) = np.split(np.array(evaluated), 2)
   np.testing.assert_allclose(of_several, of_one, rtol=1e-5)
   np.testing.assert_allclose(b, a, rtol=1e-5)

@@ -14,8 +14,7 @@ import time
 import pytest
 
 from mesh_tensorflow import exit_codes
-from mesh_tensorflow.transformer.commands import launch
-from mesh_tensorflow.workers import parent_watch
+from mesh_tensorflow.workers import launching, parent_watch
 
 # What workers do here needs neither TensorFlow nor this package.
 HEAD = """
@@ -31,8 +30,8 @@ def worker(body: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-  monkeypatch.setattr(launch, "_GRACE_SECONDS", 2.0)
-  monkeypatch.setattr(launch, "_FIRST_PAUSE_SECONDS", 0.1)
+  monkeypatch.setattr(launching, "_GRACE_SECONDS", 2.0)
+  monkeypatch.setattr(launching, "_FIRST_PAUSE_SECONDS", 0.1)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +44,7 @@ def ctrl_c():
 
 def test_every_worker_finds_the_others(capfd):
   body = "print(index, json.dumps(config['cluster']['worker']), flush=True)"
-  assert launch.launch(worker(body), 3) == 0
+  assert launching.launch(worker(body), 3) == 0
   out, err = capfd.readouterr()
   lines = out.splitlines() + [line.partition("] ")[2] for line in err.splitlines()]
   assert sorted(line[0] for line in lines) == ["0", "1", "2"]
@@ -56,19 +55,19 @@ def test_every_worker_finds_the_others(capfd):
 
 def test_one_worker_has_no_tf_config(capfd, monkeypatch):
   monkeypatch.setenv("TF_CONFIG", "{}")
-  assert launch.launch(worker("print('TF_CONFIG' in os.environ)"), 1) == 0
+  assert launching.launch(worker("print('TF_CONFIG' in os.environ)"), 1) == 0
   assert capfd.readouterr().out == "False\n"
 
 
 def test_the_one_that_failed_by_itself_is_told_from_those_that_lost_it(capfd, monkeypatch):
-  monkeypatch.setattr(launch, "_GRACE_SECONDS", 60.0)  # It ends by itself, however slowly.
+  monkeypatch.setattr(launching, "_GRACE_SECONDS", 60.0)  # It ends by itself, however slowly.
   body = f"time.sleep(0 if index == 0 else 0.5); sys.exit({exit_codes.WORKER_LOST} - 72 * index)"
-  assert launch.launch(worker(body), 2) == 3
+  assert launching.launch(worker(body), 2) == 3
   assert "launch: worker 1 ended with exit code 3" in capfd.readouterr().err
 
 
 def test_a_worker_that_was_killed(capfd):
-  assert launch.launch(worker("index or os.kill(os.getpid(), signal.SIGKILL)"), 2) == 137
+  assert launching.launch(worker("index or os.kill(os.getpid(), signal.SIGKILL)"), 2) == 137
   assert "launch: worker 0 was ended by SIGKILL" in capfd.readouterr().err
 
 
@@ -76,7 +75,7 @@ def test_a_worker_that_was_killed(capfd):
 def test_one_that_hangs_while_others_have_ended_is_killed(code, capfd):
   started = time.monotonic()
   body = f"time.sleep(60) if index else sys.exit({code})"
-  assert launch.launch(worker(body), 2) == (code or 137)
+  assert launching.launch(worker(body), 2) == (code or 137)
   assert time.monotonic() - started < 50
   assert "launch: worker 1 does not end, and is killed" in capfd.readouterr().err
 
@@ -84,7 +83,7 @@ def test_one_that_hangs_while_others_have_ended_is_killed(code, capfd):
 def test_a_run_that_always_fails_is_given_up_after_growing_pauses(tmp_path, capfd):
   starts = tmp_path / "starts"
   body = f"open({str(starts)!r}, 'a').write('x'); sys.exit(75)"
-  assert launch.launch(worker(body), 1, restarts=3) == 75
+  assert launching.launch(worker(body), 1, restarts=3) == 75
   assert starts.read_text() == "x" * 4
   err = capfd.readouterr().err
   told = [
@@ -97,7 +96,7 @@ def test_what_a_restart_does_not_cure_is_not_started_again(tmp_path, capfd):
   for row in exit_codes.TABLE:
     starts = tmp_path / f"starts{row.code}"
     body = f"open({str(starts)!r}, 'a').write('x'); sys.exit({row.code})"
-    assert launch.launch(worker(body), 1, restarts=1) == row.code
+    assert launching.launch(worker(body), 1, restarts=1) == row.code
     err = capfd.readouterr().err
     assert starts.read_text() == ("xx" if row.restart_cures else "x")
     if row.code and not row.restart_cures:
@@ -110,7 +109,7 @@ def test_what_a_restart_does_not_cure_is_not_started_again(tmp_path, capfd):
 
 def test_a_worker_that_somebody_stopped_is_not_started_again(capfd):
   body = "os.kill(os.getpid(), signal.SIGTERM)"
-  assert launch.launch(worker(body), 1, restarts=3) == 143
+  assert launching.launch(worker(body), 1, restarts=3) == 143
   assert "after exit code 143: it was asked to stop" in capfd.readouterr().err
 
 
@@ -120,7 +119,7 @@ def test_all_are_started_again_until_it_succeeds(tmp_path):
 f = open({str(starts)!r} + str(index), "a+"); f.write("x"); f.seek(0)
 if len(f.read()) < 3: os.kill(os.getpid(), signal.SIGKILL)
 """
-  assert launch.launch(worker(body), 2, restarts=5) == 0
+  assert launching.launch(worker(body), 2, restarts=5) == 0
   assert [(tmp_path / f"starts{i}").read_text() for i in range(2)] == ["xxx", "xxx"]
 
 
@@ -136,7 +135,7 @@ def interrupt_after(condition):
 
 
 def test_ctrl_c_stops_all_and_starts_none_again(tmp_path, capfd, monkeypatch):
-  monkeypatch.setattr(launch, "_GRACE_SECONDS", 60.0)
+  monkeypatch.setattr(launching, "_GRACE_SECONDS", 60.0)
   body = f"""
 def stop(*_):
   open({str(tmp_path / "stopped")!r}, "a").write("x")
@@ -146,17 +145,17 @@ open({str(tmp_path)!r} + f"/ready{{index}}", "w").close()
 time.sleep(60)
 """
   interrupt_after(lambda: len(list(tmp_path.glob("ready*"))) == 2)
-  assert launch.launch(worker(body), 2, restarts=5) == 74
+  assert launching.launch(worker(body), 2, restarts=5) == 74
   assert (tmp_path / "stopped").read_text() == "xx"
   assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_ctrl_c_between_two_attempts(tmp_path, monkeypatch):
-  monkeypatch.setattr(launch, "_FIRST_PAUSE_SECONDS", 60.0)
+  monkeypatch.setattr(launching, "_FIRST_PAUSE_SECONDS", 60.0)
   start = tmp_path / "start"
   interrupt_after(lambda: start.exists() and not time.sleep(1.0))
   body = f"open({str(start)!r}, 'a').write('x'); sys.exit(75)"
-  assert launch.launch(worker(body), 1, restarts=5) == 130
+  assert launching.launch(worker(body), 1, restarts=5) == 130
   assert start.read_text() == "x"
 
 

@@ -1,0 +1,178 @@
+"""What machines are made of: devices, links between them, and links between worker processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+TOPOLOGIES = ("switch", "torus")
+
+# The kinds of exchanges, as `planning.mesh_impl.Collective` has them.
+KINDS = ("allreduce", "reduce_scatter", "allconcat", "alltoall", "receive")
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+  """What one device does.
+
+  Attributes:
+    flops: by dtype name the most FLOP/s of matrix products.
+    efficiency: (FLOPs of a product, part of `flops` that it reaches), increasing; between two
+      points it is interpolated over the logarithm, beyond the ends it stays.
+    memory: bytes.
+    memory_bandwidth: bytes/s of reading and writing together.
+    launch_seconds: what starting one operation costs.
+    operations_per_kernel: how many elementwise operations run as one kernel, so that only the
+      first reads and the last writes: 1 where nothing is fused.
+    convolution: (channels, part of a matrix product's rate that a convolution of as many FLOPs
+      reaches), increasing in both, in between and beyond as `efficiency`. Channels are the
+      geometric mean of those that the filter reads and makes.
+  """
+
+  flops: Mapping[str, float]
+  efficiency: tuple[tuple[float, float], ...]
+  memory: float
+  memory_bandwidth: float
+  launch_seconds: float
+  operations_per_kernel: float = 1.0
+  convolution: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+
+  def peak(self, dtype: str) -> float:
+    """The most FLOP/s of products of a dtype; of one that is not listed, the slowest.
+
+    Args:
+      dtype: name of a dtype.
+    """
+    return self.flops.get(dtype, min(self.flops.values()))
+
+  def rate(self, dtype: str, flops: float) -> float:
+    """The FLOP/s of a product of so many FLOPs.
+
+    Args:
+      dtype: name of a dtype.
+      flops: of one product.
+    """
+    return self.peak(dtype) * _at(self.efficiency, flops)
+
+  def convolution_rate(self, dtype: str, flops: float, channels: float) -> float:
+    """The FLOP/s of a convolution.
+
+    Args:
+      dtype: name of a dtype.
+      flops: of one convolution.
+      channels: see `convolution`.
+    """
+    return self.rate(dtype, flops) * _at(self.convolution, channels)
+
+  def times(self, factor: float) -> Device:
+    """So many devices that are taken for one.
+
+    Args:
+      factor: how many.
+    """
+    return dataclasses.replace(
+      self,
+      flops={dtype: flops * factor for dtype, flops in self.flops.items()},
+      memory=self.memory * factor,
+      memory_bandwidth=self.memory_bandwidth * factor,
+      launch_seconds=self.launch_seconds / factor,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+  """How fast exchanges are.
+
+  Attributes:
+    bandwidth: bytes/s that one device sends along one mesh dimension.
+    latency: seconds of one message.
+  """
+
+  bandwidth: float
+  latency: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+  """What connects groups of consecutive devices.
+
+  Attributes:
+    name: for reports.
+    devices: how many consecutive devices it joins; None: all.
+    topology: "switch" (every pair at full speed) or "torus" (neighbours along each mesh dimension).
+    bandwidth: bytes/s that one device sends along one mesh dimension.
+    latency: seconds of one message.
+    overlap: the part of an exchange's time in which the devices can compute.
+    kinds: the `Speed` of kinds of exchanges (`KINDS`) for which it is another one.
+  """
+
+  name: str
+  devices: int | None
+  topology: str
+  bandwidth: float
+  latency: float
+  overlap: float = 0.0
+  # Searches put links into sets.
+  kinds: Mapping[str, Speed] = dataclasses.field(default_factory=dict, hash=False)
+
+  def speed(self, kind: str) -> Speed:
+    """How fast an exchange is.
+
+    Args:
+      kind: one of `KINDS`.
+    """
+    return self.kinds.get(kind) or Speed(self.bandwidth, self.latency)
+
+  def times(self, factor: float) -> Link:
+    """So many such links that are taken for one.
+
+    Args:
+      factor: how many.
+    """
+    return dataclasses.replace(
+      self,
+      bandwidth=self.bandwidth * factor,
+      latency=self.latency / factor,
+      kinds={k: Speed(s.bandwidth * factor, s.latency / factor) for k, s in self.kinds.items()},
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+  """What connects worker processes.
+
+  Attributes:
+    link: between them.
+    count: how many there were when it was measured.
+    hosts: how many hosts they were on: between those of one, messages pass no network.
+  """
+
+  link: Link
+  count: int = 2
+  hosts: int = 1
+
+
+def inside(links: tuple[Link, ...], devices: int) -> tuple[Link, ...]:
+  """The links that are left inside a group of consecutive devices.
+
+  Args:
+    links: from the smallest groups to the largest.
+    devices: how many there are in the group.
+  """
+  found: list[Link] = []
+  for link in links:
+    if link.devices is None or link.devices >= devices:
+      return (*found, dataclasses.replace(link, devices=devices))
+    found.append(link)
+  return tuple(found)
+
+
+def _at(points: tuple[tuple[float, float], ...], x: float) -> float:
+  """The second number at `x`: over the logarithm of the first ones; as at the ends beyond them."""
+  if x <= points[0][0]:
+    return points[0][1]
+  for (before, low), (after, high) in zip(points, points[1:]):
+    if x <= after:
+      return low + (high - low) * math.log(x / before) / math.log(after / before)
+  return points[-1][1]

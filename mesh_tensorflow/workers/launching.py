@@ -1,0 +1,213 @@
+"""Starts several worker processes on this machine, as a cluster would.
+
+Only what ends them belongs to it: what they run is a command of whoever calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from mesh_tensorflow import exit_codes
+from mesh_tensorflow.workers import parent_watch
+
+# How long workers may take to notice that another one is gone, and to end.
+_GRACE_SECONDS = 60.0
+
+# Pauses before a new start: longer each time, while starts fail soon.
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
+
+
+def launch(command: Sequence[str], workers: int, restarts: int = 0) -> int:
+  """Runs a command in several processes that find each other by TF_CONFIG.
+
+  SIGTERM and SIGINT are passed on to all of them. When one ends, the others get time to end by
+  themselves. When this process ends, however that may be, they are asked to stop.
+
+  Args:
+    command: program and arguments.
+    workers: how many processes.
+    restarts: how often all of them are started again after one failed, after a pause; not where
+      that cures nothing, see `exit_codes.TABLE`.
+
+  Returns:
+    0, or the exit code of the worker that failed first by itself; 128 + n for signal n.
+  """
+  pause = _FIRST_PAUSE_SECONDS
+  with _Signals() as signals:
+    for attempt in range(restarts + 1):
+      started = time.monotonic()
+      with _Workers(command, workers, signals) as group:
+        code = group.wait()
+      if code == exit_codes.DONE or signals.stopped.is_set() or attempt == restarts:
+        return code
+      why_not = exit_codes.why_not_again(code)
+      if why_not is not None:
+        _say(f"no worker is started again after exit code {code}: {why_not}")
+        return code
+      # What failed at once is likely to do so again.
+      soon = time.monotonic() - started < 2 * _LONGEST_PAUSE_SECONDS
+      pause = min(2 * pause, _LONGEST_PAUSE_SECONDS) if soon and attempt else _FIRST_PAUSE_SECONDS
+      _say(
+        f"all workers are started again in {pause:g} s ({attempt + 1} of {restarts}), since one "
+        f"failed with exit code {code}"
+      )
+      if signals.stopped.wait(pause):
+        return exit_codes.of_signal(signals.number)
+  return code
+
+
+def _say(text: str) -> None:
+  # What the output went to may be gone.
+  with contextlib.suppress(OSError):
+    print(f"launch: {text}", file=sys.stderr, flush=True)
+
+
+class _Signals:
+  """SIGTERM and SIGINT: noted, and passed on to the processes that are there and that come."""
+
+  def __init__(self) -> None:
+    self.stopped = threading.Event()
+    self.number = 0
+    self.processes: list[subprocess.Popen[str]] = []
+    self._before: dict[signal.Signals, Any] = {}
+
+  def __enter__(self) -> _Signals:
+    if threading.current_thread() is threading.main_thread():
+      # What a shell has set to be ignored (programs in the background) stays so.
+      wanted = [
+        s for s in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(s) is not signal.SIG_IGN
+      ]
+      self._before = {s: signal.signal(s, self._pass_on) for s in wanted}
+    return self
+
+  def __exit__(self, *exc_info: Any) -> None:
+    for s, handler in self._before.items():
+      signal.signal(s, handler)
+
+  def _pass_on(self, number: int, frame: Any) -> None:
+    del frame
+    self.number = number
+    self.stopped.set()
+    for p in self.processes:
+      if p.poll() is None:
+        p.send_signal(number)
+
+  def add(self, process: subprocess.Popen[str]) -> None:
+    """Takes a process into the list; one that comes late gets the signal at once."""
+    self.processes.append(process)
+    if self.stopped.is_set():
+      process.send_signal(self.number)
+
+
+class _Workers:
+  """The processes of one attempt."""
+
+  def __init__(self, command: Sequence[str], count: int, signals: _Signals):
+    self._addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
+    self._command = list(command)
+    self._signals = signals
+    self._processes: list[subprocess.Popen[str]] = []
+    self._readers: list[threading.Thread] = []
+    # The workers see the end of this pipe when this process is gone.
+    self._pipe = os.pipe()
+
+  def __enter__(self) -> _Workers:
+    self._signals.processes = []
+    try:
+      for i in range(len(self._addresses)):
+        self._start(i)
+    except BaseException:
+      self.__exit__()
+      raise
+    return self
+
+  def _start(self, index: int) -> None:
+    environ = {**os.environ, **parent_watch.pipe_for_worker(self._pipe[0])}
+    # One that the launcher was given names other workers than these.
+    environ.pop("TF_CONFIG", None)
+    if len(self._addresses) > 1:
+      task = {"type": "worker", "index": index}
+      environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": self._addresses}, "task": task})
+    output: dict[str, Any] = {}
+    if index:
+      output = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    # In a session of its own: Ctrl-C reaches the launcher alone, which passes it on once.
+    process = subprocess.Popen(
+      self._command, env=environ, start_new_session=True, pass_fds=[self._pipe[0]], **output
+    )
+    self._processes.append(process)
+    self._signals.add(process)
+    if index:
+      reader = threading.Thread(target=_copy, args=(process, f"[worker {index}] "), daemon=True)
+      reader.start()
+      self._readers.append(reader)
+
+  def __exit__(self, *exc_info: Any) -> None:
+    for p in self._processes:
+      # The group, which is the worker's own: what it has started ends with it.
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(p.pid, signal.SIGKILL)
+      p.wait()
+    for r in self._readers:
+      r.join(5.0)
+    for end in self._pipe:
+      os.close(end)
+
+  def wait(self) -> int:
+    """Waits for all; the exit code of `launch`."""
+    codes: dict[int, int] = {}
+    deadline = None
+    while len(codes) < len(self._processes):
+      for i, p in enumerate(self._processes):
+        if i not in codes and p.poll() is not None:
+          codes[i] = p.returncode
+          deadline = deadline or time.monotonic() + _GRACE_SECONDS
+          if p.returncode and len(self._processes) > 1:
+            _say(f"worker {i} {_ending(p.returncode)}")
+      if deadline is not None and time.monotonic() > deadline:
+        left = [i for i in range(len(self._processes)) if i not in codes]
+        _say(f"worker {', '.join(map(str, left))} does not end, and is killed")
+        codes |= dict.fromkeys(left, -signal.SIGKILL)
+      time.sleep(0.05)
+    failed = [c for c in codes.values() if c]
+    # Those that only lost another worker are not to blame.
+    own = [c for c in failed if c != exit_codes.WORKER_LOST]
+    code = (own or failed or [exit_codes.DONE])[0]
+    return exit_codes.of_signal(-code) if code < 0 else code
+
+
+def _ending(code: int) -> str:
+  if code >= 0:
+    return f"ended with exit code {code}"
+  try:
+    return f"was ended by {signal.Signals(-code).name}"
+  except ValueError:
+    return f"was ended by signal {-code}"
+
+
+def _copy(process: subprocess.Popen[str], prefix: str) -> None:
+  for line in process.stdout or ():
+    # Where nobody reads any more the worker must not wait for its lines to be read.
+    with contextlib.suppress(OSError, ValueError):
+      sys.stderr.write(prefix + line)
+      sys.stderr.flush()
+
+
+def _free_ports(count: int) -> list[int]:
+  with contextlib.ExitStack() as stack:
+    sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+    for s in sockets:
+      # Port 0: the system chooses a free one. All are held until the last is chosen, so that no
+      # two are the same.
+      s.bind(("127.0.0.1", 0))
+    return [s.getsockname()[1] for s in sockets]
