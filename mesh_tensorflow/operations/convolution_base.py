@@ -322,7 +322,8 @@ def share_frames(first: Tensor, second: Tensor) -> None:
   """
   for made, other in ((first, second), (second, first)):
     op, beside = made.operation, other.operation
-    assert isinstance(op, Convolution) and isinstance(beside, Convolution)
+    assert isinstance(op, Convolution)
+    assert isinstance(beside, Convolution)
     if op.roles[2] == FILTER:
       op._beside, beside._kept = beside, weakref.WeakKeyDictionary()
 

@@ -66,20 +66,7 @@ def orthogonalize(
     DimensionError: rows or columns are not in x.
     ShapeError: there are none of one kind, or a dimension is both.
   """
-  if len(coefficients) != 3 or num_iterations < 0 or epsilon < 0:
-    raise ConfigError(
-      f"orthogonalize {x}: give three coefficients (={list(coefficients)}), num_iterations "
-      f"(={num_iterations}) of at least 0, and epsilon (={epsilon}) of at least 0"
-    )
-  for what, dims in (("rows", rows), ("columns", columns)):
-    for d in dims:
-      if d not in x.shape:
-        raise no_such_dimension(f"orthogonalize: {what}", d, x)
-  if not rows or not columns or set(rows) & set(columns):
-    raise ShapeError(
-      f"orthogonalize {x}: rows {Shape(list(rows))} and columns {Shape(list(columns))} must each "
-      "have a dimension, and none in common"
-    )
+  _check(x, rows, columns, num_iterations, coefficients, epsilon)
   rows, columns = list(rows), list(columns)
   if list_product([d.size for d in rows]) > list_product([d.size for d in columns]):
     rows, columns = columns, rows
@@ -111,6 +98,30 @@ def orthogonalize(
     polynomial = add(polynomial, multiply(identity, a), output_shape=square)
     x = einsum([polynomial, other_x], output_shape=x.shape)
   return x
+
+
+def _check(
+  x: Tensor,
+  rows: Sequence[Dimension],
+  columns: Sequence[Dimension],
+  num_iterations: int,
+  coefficients: Sequence[float],
+  epsilon: float,
+) -> None:
+  if len(coefficients) != 3 or num_iterations < 0 or epsilon < 0:
+    raise ConfigError(
+      f"orthogonalize {x}: give three coefficients (={list(coefficients)}), num_iterations "
+      f"(={num_iterations}) of at least 0, and epsilon (={epsilon}) of at least 0"
+    )
+  for what, dims in (("rows", rows), ("columns", columns)):
+    for d in dims:
+      if d not in x.shape:
+        raise no_such_dimension(f"orthogonalize: {what}", d, x)
+  if not rows or not columns or set(rows) & set(columns):
+    raise ShapeError(
+      f"orthogonalize {x}: rows {Shape(list(rows))} and columns {Shape(list(columns))} must each "
+      "have a dimension, and none in common"
+    )
 
 
 def _identity(mesh: Mesh, rows: list[Dimension], again: dict[Dimension, Dimension]) -> Tensor:

@@ -216,7 +216,7 @@ _FEW_AXES = {
   "layers/spatial_attention.py": 1,
   "numerics/random_bits.py": 1,
   "operations/convolution_depthwise.py": 1,
-  "operations/convolution_kernels.py": 1,
+  "operations/convolution_kernels.py": 2,
   "operations/convolution_slices.py": 6,
   "operations/cross_entropy.py": 3,
   "operations/pooling.py": 1,

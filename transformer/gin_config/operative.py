@@ -21,6 +21,7 @@ from mesh_tensorflow.transformer.gin_config.settings import (
   enclosing_scopes,
   short,
 )
+from mesh_tensorflow.transformer.gin_config.uninterrupted import uninterrupted
 
 _WIDTH = 100
 _HEAD = """\
@@ -81,6 +82,7 @@ def _operative_text() -> str:
   return "\n".join(lines)
 
 
+@uninterrupted()
 def operative_config_str(settings: Settings, paths: list[str]) -> str:
   """Gin's operative configuration, with the place of each value in a comment.
 
@@ -110,6 +112,7 @@ def operative_config_str(settings: Settings, paths: list[str]) -> str:
   return text
 
 
+@uninterrupted()
 def operative_values() -> tuple[dict[Key, Any], list[tuple[str, str]]]:
   """What configurables were called with so far, as gin gave it.
 
@@ -134,6 +137,7 @@ def operative_values() -> tuple[dict[Key, Any], list[tuple[str, str]]]:
   return values, called
 
 
+@uninterrupted()
 def places_of(settings: Settings, keys: Iterable[Key]) -> dict[Key, str]:
   """For some operative values: what set each, in words.
 
@@ -147,6 +151,7 @@ def places_of(settings: Settings, keys: Iterable[Key]) -> dict[Key, str]:
   return {k: writer.place(used[k], history=False) if k in used else other for k in keys}
 
 
+@uninterrupted()
 def bound_in_unused_scopes(settings: Settings) -> list[tuple[Setting, set[str]]]:
   """Bindings of given files for something that was called, but not in their scope.
 
@@ -169,6 +174,7 @@ def bound_in_unused_scopes(settings: Settings) -> list[tuple[Setting, set[str]]]
   return found
 
 
+@uninterrupted()
 def _statements(text: str) -> list[_Statement]:
   parser = config_parser.ConfigParser(text, TextDelegate())
   found = []

@@ -23,6 +23,7 @@ from mesh_tensorflow.transformer.gin_config import reader as gin_reader
 from mesh_tensorflow.transformer.gin_config import run_checks as gin_run_checks
 from mesh_tensorflow.transformer.gin_config.gin_paths import gin_dir
 from mesh_tensorflow.transformer.gin_config.settings import Key, Settings, parts_of
+from mesh_tensorflow.transformer.gin_config.uninterrupted import uninterrupted
 
 FLAGS = flags.FLAGS
 
@@ -91,6 +92,7 @@ def parse_gin_defaults_and_flags(skip_unknown: bool = False, finalize_config: bo
   )
 
 
+@uninterrupted()
 def parse_gin(
   files: list[str],
   bindings: list[str],
