@@ -2,7 +2,8 @@
 
 import sys
 
-from mesh_tensorflow.transformer.commands.launch import launch, main
+from mesh_tensorflow.transformer.commands.launch import main
+from mesh_tensorflow.workers.launching import launch
 
 __all__ = ["launch", "main"]
 

@@ -174,7 +174,7 @@ def exchange_time(kind: str, impl: MeshImpl, slice_bytes: int, repeats: int) -> 
   times = [(_seconds(one), _seconds(many)) for _ in range(repeats)]
   short, long = (statistics.median(of_one) for of_one in zip(*times))
   # What the call itself costs is in both, and left out by the difference.
-  return max(long - short, 1e-9) / count
+  return float(max(long - short, 1e-9) / count)
 
 
 def _call(kind: str, impl: MeshImpl, slice_bytes: int, count: int) -> Callable[[], Any]:
