@@ -280,6 +280,27 @@ def test_without_states():
   assert_same(run(build), search_in_numpy(model, 3, 5, 0.6))
 
 
+def test_one_search_without_a_batch():
+  """Ids of [beam, length]: as a batch of one, and the least that a search has."""
+  table = np.random.default_rng(0).normal(size=[6, 6]).astype(np.float32)
+
+  def build(mesh, shape):
+    v = mtf.Dimension("v", 6)
+    rows = mtf.import_tf_tensor(mesh, table, [v, mtf.Dimension("vocab", 6)])
+
+    def logits_fn(step, ids, states):
+      return mtf.gather(rows, mtf.gather(ids, step - 1, ids.shape[-1]), v), None
+
+    return bs.beam_search(logits_fn, mtf.zeros(mesh, shape, tf.int32), 0.6)
+
+  ids, scores = run(lambda mesh: build(mesh, "beam:3 length:5"))
+  batch_ids, batch_scores = run(lambda mesh: build(mesh, "batch:1 beam:3 length:5"))
+  np.testing.assert_array_equal(ids, batch_ids[0])
+  np.testing.assert_allclose(scores, batch_scores[0], rtol=1e-6)
+  with pytest.raises(ShapeError, match="must have the dimensions"):
+    run(lambda mesh: build(mesh, "length:5"))
+
+
 def test_masked_tokens_are_not_taken():
   """Logits of -1e9, by which models forbid tokens, are below the empty places' -INF."""
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from absl.testing import flagsaver
 
 from mesh_tensorflow.errors import ConfigError, ShapeError
 from mesh_tensorflow.experimental import offline_data_aug, unet, unet_data
+
+NAMES = ("image/ct_image", "image/label")
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +33,24 @@ def test_files_that_are_missing(pattern, tmp_path):
   with flagsaver.flagsaver(eval_file_pattern=where, ct_resolution=8):
     with pytest.raises(ConfigError, match="--eval_file_pattern '.*' is the name of no file"):
       unet_data.dataset_creator(False, [[8], [8]])
+
+
+def test_noise_is_of_single_voxels_and_of_blocks_of_four(monkeypatch):
+  scan = np.zeros([8, 8, 8], np.float32)
+  raw = {n: tf.train.Feature(bytes_list=tf.train.BytesList(value=[scan.tobytes()])) for n in NAMES}
+  record = tf.train.Example(features=tf.train.Features(feature=raw)).SerializeToString()
+  scales = []
+
+  def added(image, shape, *others):
+    scales.append((tuple(shape), *others))
+    return image
+
+  monkeypatch.setattr(unet_data.data_aug_lib, "maybe_add_noise", added)
+  flags = dict(ct_resolution=8, image_noise_probability=0.5, image_noise_ratio=0.25)
+  with flagsaver.flagsaver(sampled_2d_slices=False, **flags):
+    image, label = unet_data._train_example(tf.constant(record))
+  assert scales == [((8, 8, 8), 1, 4, 0.5, 0.25)]
+  assert image.shape == label.shape == (8, 8, 8)
 
 
 def said_by(caplog, flat):

@@ -111,6 +111,11 @@ def test_no_tpu_here():
     tpu_mesh.connect("no-such-tpu", zone="nowhere", project="none")
 
 
+def test_no_tpu_wanted():
+  with pytest.raises(ConfigError, match="tpu=False leaves no TPU to make a mesh on"):
+    tpu_mesh.make_mesh_impl("a:8", "", tpu=False)
+
+
 class Resolver:
   """What `tf.distribute.TPUStrategy` asks a cluster resolver for."""
 

@@ -67,6 +67,39 @@ def test_blocks_are_the_window(length, radius, causal, splits, kind, cpu_devices
     np.testing.assert_allclose(g.numpy(), w.numpy(), rtol=1e-4, atol=2e-5)
 
 
+def test_positions_see_those_of_at_most_their_priority():
+  """As the decoder of a partial sequence asks for; of one kind alone nothing is hidden."""
+  dims = [("batch", 2), ("length", 24), ("heads", 2), ("d_kv", 3)]
+  q, k, v = (RNG.normal(size=[2, 24, 2, 3]).astype(np.float32) for _ in range(3))
+  write, read = (RNG.integers(0, 4, [2, 24]).astype(np.int32) for _ in range(2))
+  write[:, 0] = 0  # Each position sees at least itself.
+  read = np.maximum(read, write)
+  length_dim, kv_dim = mtf.Dimension(*dims[1]), mtf.Dimension(*dims[3])
+
+  @mtf.function(
+    mtf.PlacementMeshImpl("all:1", "", [""]),
+    input_signature=[mtf.TensorSpec(dims)] * 3 + [mtf.TensorSpec(dims[:2], np.int32)] * 2,
+  )
+  def program(q, k, v, write, read):
+    given = [(write, read), (write, None), (None, read)]
+    return [
+      attention.local_attention_1d(
+        q, k, v, length_dim, kv_dim, kv_dim, True, 1, 4, write_priority=w, read_priority=r
+      )
+      for w, r in given
+    ]
+
+  both, *ones = (t.numpy() for t in program(q, k, v, write, read))
+  r = na.relative(24)
+  visible = ((r > -4) & (r <= 0)) & (read[:, :, None] >= write[:, None, :])
+  logits = np.where(visible[:, None], np.einsum("blhk,bmhk->bhlm", q, k), -np.inf)
+  weights = np.exp(logits - logits.max(-1, keepdims=True))
+  want = np.einsum("bhlm,bmhk->blhk", weights / weights.sum(-1, keepdims=True), v)
+  np.testing.assert_allclose(both, want, rtol=1e-4, atol=1e-5)
+  for one in ones:
+    np.testing.assert_allclose(one, by_mask(q, k, v, 4, True), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", [None, "bias", "bias_shared", "contextual"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_long_sequences_have_the_value_of_short_ones(kind, causal, monkeypatch):

@@ -218,6 +218,12 @@ def test_exploding_gradients_are_told_of():
   assert divergence.DivergenceWatch(0, 10).look(1, 3.0, norm=math.inf)
 
 
+def test_a_norm_of_just_the_limit_is_none_that_explodes():
+  watch = divergence.DivergenceWatch(0, 1000)
+  told = [watch.look(n, 3.0, norm=norm) for n, norm in enumerate([2.0] * 5 + [200.0, 200.001])]
+  assert [n for n, texts in enumerate(told) if texts] == [6]
+
+
 def test_a_training_is_told_of_its_divergence_and_goes_on(caplog):
   watch = divergence.DivergenceWatch(0, 3)
   told = progress.TrainingProgress(0, 3, 10, 1, quiet=True, watch=watch)
