@@ -13,6 +13,8 @@ import mesh_tensorflow as mtf  # isort: skip - before TensorFlow, whose start-up
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.examples import mesh_flags
+
 
 class SquaredMagnitude(mtf.Operation):
   """|x|^2 of a complex tensor, as a real one."""
@@ -194,4 +196,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  main()
+  mesh_flags.run(main)

@@ -342,4 +342,4 @@ def draw(
 
 
 if __name__ == "__main__":
-  main()
+  mesh_flags.run(main)

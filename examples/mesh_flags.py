@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
 
 import mesh_tensorflow as mtf
 
@@ -60,3 +63,15 @@ def axes_of(mesh_shape: str, number: int, program: str) -> list[mtf.Dimension]:
       f"{program}: the mesh {mesh_shape} has {len(axes)} axes; the program splits over {number}"
     )
   return axes + [mtf.Dimension(f"none_{i}", 1) for i in range(len(axes), number)]
+
+
+def run(main: Callable[[], Any]) -> None:
+  """Runs a program; a mesh or sizes that do not fit are one line, and the exit code is 1.
+
+  Args:
+    main: the program.
+  """
+  try:
+    main()
+  except mtf.MeshError as e:
+    sys.exit(f"{type(e).__name__}: {e}")

@@ -193,4 +193,4 @@ def main(argv: list[str] | None = None) -> list[float]:
 
 
 if __name__ == "__main__":
-  main()
+  mesh_flags.run(main)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 import mesh_tensorflow as mtf  # isort: skip - before TensorFlow, whose start-up notices it mutes
 
@@ -244,7 +243,4 @@ def main(argv: list[str] | None = None) -> list[float]:
 
 
 if __name__ == "__main__":
-  try:
-    main()
-  except mtf.MeshError as e:
-    sys.exit(f"{type(e).__name__}: {e}")
+  mesh_flags.run(main)

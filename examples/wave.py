@@ -311,4 +311,4 @@ def draw(
 
 
 if __name__ == "__main__":
-  main()
+  mesh_flags.run(main)

@@ -23,8 +23,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow import exit_codes
 from mesh_tensorflow.environment.virtual_devices import virtual_cpu_devices
-from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.errors import ConfigError, MeshError
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.placement.mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.planning import measure_workers
@@ -269,9 +270,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
   Args:
     arguments: of the command line; those of the process by default.
   """
-  parser = argparse.ArgumentParser(prog="python -m mesh_tensorflow.planning.measure")
-  parser.add_argument("--out", default="machine.json", help="the file to write")
-  parser.add_argument("--devices", type=int, default=4, help="how many devices, of all workers")
+  parser = argparse.ArgumentParser(
+    prog=f"python -m {_PROGRAM}",
+    description="Measures the machine that it runs on: products, memory, what devices exchange. "
+    "It takes some seconds, in which nothing else should run. The file that it writes is taken by "
+    "mtf.planning.Machine.load, and as run.machine by the trainer.",
+    epilog="for example: %(prog)s --out=machine.json --devices=8",
+  )
+  parser.add_argument("--out", default="machine.json", help="the file to write (%(default)s)")
+  parser.add_argument(
+    "--devices", type=int, default=4, help="how many devices, of all workers (%(default)s)"
+  )
   parser.add_argument("--memory", type=float, help="bytes of a device; of the host for CPUs")
   parser.add_argument("--quick", action="store_true", help="small sizes, once: a trial")
   parser.add_argument(
@@ -282,11 +291,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     "start the command on each, with TF_CONFIG, in place of this",
   )
   options = parser.parse_args(arguments)
-  if not options.out.endswith(".json"):
-    parser.error(f"--out={options.out}: a machine is saved as .json")
+  _check(parser, options)
   count = options.workers
-  if count < 0 or (count and options.devices % count):
-    parser.error(f"--workers={count} cannot share --devices={options.devices} evenly")
   if count > 1:
     own = list(sys.argv[1:] if arguments is None else arguments)
     # The last one counts; the workers know of each other by TF_CONFIG.
@@ -294,7 +300,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
   sizes = Sizes((16, 64), (2, 8), 2**16, 8, (2**10, 2**16), 1) if options.quick else Sizes()
   cluster = Cluster() if count else cluster_from_environment()
   with _without_notices():
-    return _measure_and_tell(cluster, options, sizes)
+    try:
+      return _measure_and_tell(cluster, options, sizes)
+    except MeshError as e:
+      print(f"{parser.prog}: {type(e).__name__}: {e}", file=sys.stderr)
+      return exit_codes.of_error(e)
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+  """Ends the program for flags that are wrong, before anything is measured."""
+  if not options.out.endswith(".json"):
+    parser.error(f"--out={options.out}: a machine is saved as .json")
+  folder = os.path.dirname(options.out) or "."
+  if not os.path.isdir(folder):
+    parser.error(f"--out={options.out}: there is no folder {folder}")
+  if options.devices < 2:
+    parser.error(f"--devices={options.devices}: exchanges take at least 2")
+  if options.memory is not None and not 0 < options.memory < math.inf:
+    parser.error(f"--memory={options.memory}: give a number of bytes, such as 16e9")
+  if options.workers < 0 or (options.workers and options.devices % options.workers):
+    parser.error(f"--workers={options.workers} cannot share --devices={options.devices} evenly")
 
 
 def _measure_and_tell(cluster: Cluster, options: argparse.Namespace, sizes: Sizes) -> int:

@@ -147,6 +147,11 @@ def test_the_graph_optimizer_is_off_while_operations_are_timed():
     (["--out", "machine.txt"], "--out=machine.txt: a machine is saved as .json"),
     (["--workers", "2", "--devices", "3"], "--workers=2 cannot share --devices=3 evenly"),
     (["--workers=-1"], "--workers=-1 cannot share"),
+    (["--devices", "0"], "--devices=0: exchanges take at least 2"),
+    (["--devices", "1"], "--devices=1: exchanges take at least 2"),
+    (["--memory=-5"], "--memory=-5.0: give a number of bytes"),
+    (["--memory", "nan"], "--memory=nan: give a number of bytes"),
+    (["--out", "no such folder/machine.json"], "there is no folder no such folder"),
   ],
 )
 def test_wrong_arguments_are_told_before_anything_is_measured(arguments, message, capsys):
