@@ -200,6 +200,17 @@ def test_prompts_in_front_of_a_layer():
   np.testing.assert_allclose(without, expected("decoder", None), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("given", "taken"), [(None, "encoder"), ("decoder", "decoder")])
+def test_parameters_of_prompts_are_of_the_open_scope_or_the_given_one(given, taken):
+  x = mtf.zeros(mtf.Mesh(mtf.Graph(), "m"), X_SPEC.shape)
+  d_kv = mtf.Dimension("d_kv", 2)
+  with mtf.variable_scope("encoder"), mtf.variable_scope("block_000"):
+    with pytest.raises(errors.ConfigError, match=f'shared_params."{taken}".."prompts". is missing'):
+      attention.make_params_hyperprompt(
+        2, 2, 3, d_kv, make_context(x, shared_params={}), True, 0.0, 2, scope=given
+      )
+
+
 def calls(layer, **kwargs):
   x = mtf.zeros(mtf.Mesh(mtf.Graph(), "m"), X_SPEC.shape)
   return layer.call(make_context(x, **kwargs), x)
