@@ -116,6 +116,20 @@ def test_no_tpu_wanted():
     tpu_mesh.make_mesh_impl("a:8", "", tpu=False)
 
 
+@pytest.mark.parametrize(("given", "address"), [(True, "local"), ("my-tpu", "my-tpu")])
+def test_which_tpu_is_connected(given, address, monkeypatch):
+  asked = []
+
+  def connect(tpu, **kwargs):
+    asked.append((tpu, kwargs))
+    raise ConfigError("enough")
+
+  monkeypatch.setattr(tpu_mesh, "connect", connect)
+  with pytest.raises(ConfigError, match="enough"):
+    tpu_mesh.make_mesh_impl("a:8", "", tpu=given, zone="z", project="p")
+  assert asked == [(address, {"zone": "z", "project": "p", "job_name": None})]
+
+
 class Resolver:
   """What `tf.distribute.TPUStrategy` asks a cluster resolver for."""
 

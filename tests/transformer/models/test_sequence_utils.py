@@ -88,3 +88,15 @@ def test_relative_position_buckets(bidirectional):
     else:
       expected = expected_bucket(-abs(r), TWO_SIDED) + (16 if r > 0 else 0)
     assert bucket == expected, r
+
+
+def test_few_buckets():
+  """0 and 1 have their own; from 2 on, where the logarithm has grown by half, the last one."""
+  relative = np.array([1, 0, -1, -2, -3, -4, -50])
+  buckets = run_on(
+    relative,
+    lambda x: transformer_layers._relative_position_bucket(
+      x, bidirectional=False, num_buckets=3, max_distance=4
+    ),
+  )
+  assert list(buckets) == [0, 0, 1, 2, 2, 2, 2]
