@@ -41,6 +41,7 @@ class Sizes:
       where more devices share a host: their arrays together are what its caches do not hold.
     launches: elementwise operations one after the other.
     exchanges: bytes of the slices that are exchanged: small ones, for the latency, and large ones.
+      Those of devices that share a host must be too large for its caches, as gradients are.
     repeats: times of each; the median counts.
   """
 
@@ -48,7 +49,7 @@ class Sizes:
   channels: Sequence[int] = (2, 8, 32, 128)
   memory: int = 2**24
   launches: int = 200
-  exchanges: tuple[int, int] = (2**10, 2**22)
+  exchanges: tuple[int, int] = (2**10, 2**24)
   repeats: int = 5
 
 
