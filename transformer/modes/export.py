@@ -11,9 +11,17 @@ from mesh_tensorflow.transformer.modes.registry import mode
 from mesh_tensorflow.transformer.programs import saved_model
 
 
-@mode("export", one_process=True)  # Its old name.
-@mode("export_infer", one_process=True)
-@mode("export_score", one_process=True, scores=True)
+def _check(job: Job) -> None:
+  if not job.export_path:
+    raise ConfigError(
+      "run.export_path is not bound: say where the SavedModel should go, by --output=DIR of the "
+      "command export or run.export_path = 'DIR'"
+    )
+
+
+@mode("export", one_process=True, check=_check)  # Its old name.
+@mode("export_infer", one_process=True, check=_check)
+@mode("export_score", one_process=True, scores=True, check=_check)
 def run_export(job: Job) -> str:
   """Writes a SavedModel that makes outputs, or scores."""
   estimator = job.make_estimator()

@@ -56,7 +56,7 @@ def save(
     ConfigError: there is no folder, or the model does not generate text.
   """
   if not folder:
-    raise ConfigError("run.export_path is not bound: where should the SavedModel go?")
+    raise ConfigError("export: there is no folder for the SavedModel to go to")
   names = ["inputs"]
   if score:
     names = ["targets"] if steps.model_type == "lm" else ["inputs", "targets"]
