@@ -32,8 +32,8 @@ from mesh_tensorflow.transformer.training.trainer import Trainer
 
 _EVERY = 100
 _LAST = 10**6
-# Kind -> steps between norms (see `ReportSettings`); None in front: no reports at all.
 _BASE = "without reports"
+# Kind -> steps between norms (see `ReportSettings`).
 KINDS = {_BASE: 0, "the defaults": None, "norms in each step": 1}
 
 

@@ -10,7 +10,6 @@ quarter of them; before a convolution the devices exchange the margins of their 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,7 @@ import tensorflow as tf
 import tqdm
 
 from mesh_tensorflow import checkpoint
-from mesh_tensorflow.examples import mnist_dataset
+from mesh_tensorflow.examples import mesh_flags, mnist_dataset
 from mesh_tensorflow.meshes import layout_names
 
 CLASSES = mtf.Dimension("classes", 10)
@@ -261,7 +260,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-  try:
-    main()
-  except mtf.MeshError as e:
-    sys.exit(f"{type(e).__name__}: {e}")
+  mesh_flags.run(main)

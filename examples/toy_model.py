@@ -24,6 +24,7 @@ import tensorflow as tf
 import tqdm
 
 from mesh_tensorflow import checkpoint
+from mesh_tensorflow.examples import mesh_flags
 from mesh_tensorflow.meshes import layout_names
 
 ROWS = 10000
@@ -241,7 +242,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-  try:
-    main()
-  except mtf.MeshError as e:
-    sys.exit(f"{type(e).__name__}: {e}")
+  mesh_flags.run(main)

@@ -78,6 +78,14 @@ def shared_data() -> pathlib.Path:
   return folder
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+  """SIGINT as in a terminal: tests that run in the background ignore it."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="session")
 def run_subprocess() -> Callable[..., subprocess.CompletedProcess[str]]:
   """A function that runs Python in another process; see `_run_subprocess`."""

@@ -274,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prog=f"python -m {_PROGRAM}",
     description="Measures the machine that it runs on: products, memory, what devices exchange. "
     "It takes some seconds, in which nothing else should run. The file that it writes is taken by "
-    "mtf.planning.Machine.load, and as run.machine by the trainer.",
+    "mtf.planning.Machine.load, and as choose_layout.machine by the trainer.",
     epilog="for example: %(prog)s --out=machine.json --devices=8",
   )
   parser.add_argument("--out", default="machine.json", help="the file to write (%(default)s)")

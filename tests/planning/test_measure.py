@@ -1,4 +1,5 @@
 import math
+import re
 
 import numpy as np
 import pytest
@@ -173,3 +174,11 @@ def test_workers_are_started_here_with_the_same_arguments(monkeypatch):
     "-m", "mesh_tensorflow.planning.measure",
     "--workers", "2", "--devices", "4", "--quick", "--workers=0",
   ]  # fmt: skip
+
+
+def test_the_help_names_a_setting_that_is_there(capsys, repository):
+  with pytest.raises(SystemExit):
+    measure.main(["--help"])
+  text = " ".join(capsys.readouterr().out.split())
+  (name,) = re.findall(r"as (\S+) by the trainer", text)
+  assert f"| `{name}` |" in (repository / "docs" / "settings.md").read_text()

@@ -34,12 +34,7 @@ def quick(monkeypatch):
   monkeypatch.setattr(launching, "_FIRST_PAUSE_SECONDS", 0.1)
 
 
-@pytest.fixture(autouse=True)
-def ctrl_c():
-  """SIGINT as in a terminal: tests that run in the background ignore it."""
-  before = signal.signal(signal.SIGINT, signal.default_int_handler)
-  yield
-  signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("ctrl_c")
 
 
 def test_every_worker_finds_the_others(capfd):

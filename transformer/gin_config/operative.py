@@ -174,7 +174,6 @@ def bound_in_unused_scopes(settings: Settings) -> list[tuple[Setting, set[str]]]
   return found
 
 
-@uninterrupted()
 def _statements(text: str) -> list[_Statement]:
   parser = config_parser.ConfigParser(text, TextDelegate())
   found = []

@@ -64,20 +64,13 @@ def test_a_file_that_cannot_be_written_is_one_clear_error(tmp_path):
     ResumableFile(str(tmp_path / "file" / "out"), WORK)
 
 
-@pytest.fixture
-def handled(number):
-  """A handler of the signal: tests that run in the background ignore SIGINT."""
-  given = signal.signal(number, signal.SIG_DFL)
-  yield signal.SIG_DFL
-  signal.signal(number, given)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_become_errors_that_say_what_is_kept(number, handled):
+def test_signals_become_errors_that_say_what_is_kept(number, ctrl_c):
+  before = signal.getsignal(number)
   with (
     pytest.raises(errors.StoppedError, match=f"stopped by {number.name}; all of it"),
     stopped_by_signals(lambda: "all of it"),
   ):
     # In this thread, and handled before it returns; `os.kill` may be given to another one.
     signal.raise_signal(number)
-  assert signal.getsignal(number) is handled
+  assert signal.getsignal(number) is before

@@ -96,14 +96,6 @@ def test_the_launcher_starts_all_again(tmp_path):
 # ------------------------------------------------------------------- one process
 
 
-@pytest.fixture
-def ctrl_c():
-  """SIGINT as in a terminal: tests that run in the background ignore it."""
-  before = signal.signal(signal.SIGINT, signal.default_int_handler)
-  yield
-  signal.signal(signal.SIGINT, before)
-
-
 def test_a_stopped_training_goes_on_as_if_it_had_not_been(
   tmp_path, cpu_devices, ctrl_c, monkeypatch
 ):

@@ -17,13 +17,7 @@ from mesh_tensorflow.transformer.programs import several_steps
 from mesh_tensorflow.transformer.training import stopping
 from tests.transformer import training_program as program
 
-
-@pytest.fixture(autouse=True)
-def ctrl_c():
-  """SIGINT as in a terminal: tests that run in the background ignore it."""
-  before = signal.signal(signal.SIGINT, signal.default_int_handler)
-  yield
-  signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("ctrl_c")
 
 
 def send(number: int, after: float = 0.0) -> None:
