@@ -212,6 +212,11 @@ class ConditionalOperation(BlockOperation):
     stacks = dict(zip(self.saved, outputs[len(self._blocks[0].outputs) :]))
     return [stacks[key] for key in tensors]
 
+  @property
+  def exchanges_over_whole_mesh(self) -> bool:
+    """Whether its lowering exchanges over all mesh axes, also those that split nothing of it."""
+    return not _is_exact(self._inputs[0])
+
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     for x in self.captured:

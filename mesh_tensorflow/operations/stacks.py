@@ -168,7 +168,8 @@ class PopOperation(Operation):
       rest, value = tf.raw_ops.TensorListPopBack(
         input_handle=stack, element_shape=tf.constant(shape, tf.int32), element_dtype=dtype
       )
-      return rest, tf.ensure_shape(value, shape)
+      value.set_shape(shape)  # TensorFlow knows it only where it has seen the push.
+      return rest, value
 
     results = impl.slicewise(pop_slice, lowering.tensors[self._inputs[0]])
     for out, slices in zip(self._outputs, results):

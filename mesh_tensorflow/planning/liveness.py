@@ -79,11 +79,7 @@ def activation_memory(
       if buffer.ref() in held_elsewhere:
         continue
       if x in op.outputs:
-        if x.stack_of is not None:
-          size = x.stack_of.bytes_of_slice(lowering.mesh_impl(x))
-        else:
-          size = buffer.shape.num_elements() * buffer.dtype.size
-        buffers.setdefault(buffer.ref(), [i, i, size, x.name])
+        buffers.setdefault(buffer.ref(), [i, i, bytes_held(lowering, x), x.name])
       elif buffer.ref() in buffers:
         buffers[buffer.ref()][1] = i
   for x in results:
@@ -131,6 +127,22 @@ def planned_slice(lowering: Lowering, x: Tensor) -> tf.Tensor:
   value = tf.convert_to_tensor(laid_out.to_laid_out_tensor().one_slice)
   # Slices that were imported ready may be eager; in the scratch graph they have an operation.
   return value if hasattr(value, "graph") else tf.identity(value)
+
+
+def bytes_held(lowering: Lowering, x: Tensor) -> int:
+  """Bytes of the buffer of a tensor's slice; of a stack, those of its elements.
+
+  The slice tells the size, not the buffer at its base: an element taken from a stack has a shape
+  only from the `EnsureShape` behind it, which, as all aliases, keeps the number of elements.
+
+  Args:
+    lowering: a lowering of the tensor onto a `PlanMeshImpl`.
+    x: the tensor.
+  """
+  if x.stack_of is not None:
+    return int(x.stack_of.bytes_of_slice(lowering.mesh_impl(x)))
+  value = planned_slice(lowering, x)
+  return int(value.shape.num_elements()) * int(base(value).dtype.size)
 
 
 def base(x: tf.Tensor) -> tf.Tensor:

@@ -33,12 +33,14 @@ class Kind:
     dims: sizes of the dimensions of the tensors it reads, makes, and has inside, by name.
     number: of the kind.
     in_loop: whether they draw random numbers anew in each iteration of a loop.
+    on_all_axes: whether they exchange over mesh axes that split nothing of them, too.
   """
 
   operation: Operation
   dims: dict[str, set[int]]
   number: int
   in_loop: bool
+  on_all_axes: bool = False
 
 
 class Pieces:
@@ -65,11 +67,13 @@ class Pieces:
     key = (kind_of(op), in_loop)
     if key not in self.kinds:
       dims: dict[str, set[int]] = {}
-      for one in [op, *inner_operations(op)]:
+      every = [op, *inner_operations(op)]
+      everywhere = any(getattr(one, "exchanges_over_whole_mesh", False) for one in every)
+      for one in every:
         for x in reads(one) + one.outputs:
           for d in x.shape:
             dims.setdefault(d.name, set()).add(int(d.size))
-      self.kinds[key] = Kind(op, dims, len(self.kinds), in_loop)
+      self.kinds[key] = Kind(op, dims, len(self.kinds), in_loop, everywhere)
     return self.kinds[key]
 
   def piece(
@@ -87,6 +91,8 @@ class Pieces:
       The piece; its mesh axes are numbered likewise.
     """
     used = sorted({a for _, a in assignment} | {a for s in states if s for a in s})
+    if kind.on_all_axes:
+      used = sorted({*used, *(a for a, n in enumerate(sizes) if n > 1)})
     key = (kind.number, assignment, tuple(sizes[a] for a in used), states)
     if key not in self._found:
       self._found[key] = self._find(kind, assignment, sizes, states, used)
@@ -102,7 +108,7 @@ class Pieces:
   ) -> Piece:
     # Without exchanges the order of the mesh axes does not matter.
     order: list[int] = []
-    for a in [a for _, a in assignment] + [a for s in states if s for a in s]:
+    for a in [a for _, a in assignment] + [a for s in states if s for a in s] + used:
       if a not in order:
         order.append(a)
     pattern, given = _renumber(assignment, states, order)

@@ -18,7 +18,7 @@ from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
 from mesh_tensorflow.meshes.layout import LayoutRules
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.planning.costs import PlanLowering, Recorder
-from mesh_tensorflow.planning.liveness import base, planned_slice
+from mesh_tensorflow.planning.liveness import base, bytes_held, planned_slice
 from mesh_tensorflow.planning.mesh_impl import PlanMeshImpl
 from mesh_tensorflow.planning.variables import placeholder
 from mesh_tensorflow.planning.work import Work
@@ -205,10 +205,9 @@ def _piece(
     same = [i for i, x in enumerate(read) if given[x] is value]
     piece.same.append(same[0] if same else None)
     t = base(planned_slice(lowering, out))
-    size = int(t.shape.num_elements()) * int(t.dtype.size)
     piece.buffers.append(places.setdefault(t.ref(), ("output", j)))
     if piece.buffers[-1] == ("output", j):
-      piece.buffers[-1] = ("new", size)
+      piece.buffers[-1] = ("new", bytes_held(lowering, out))
     slices = planned_slice(lowering, out)
     # Booleans travel as int32.
     element = 4 if slices.dtype == tf.bool else int(slices.dtype.size)

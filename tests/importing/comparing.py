@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.planning import Machine
+from tests.planning.test_machine import fields
 
 SHAPES = {1: "r:1,c:1", 4: "r:2,c:2", 8: "r:2,c:4"}
 
@@ -101,10 +105,7 @@ def on_mesh(
     mesh_impl: the mesh.
     traced: whether in an `mtf.function`; else each operation runs at once, on placement only.
   """
-  shapes = [
-    mtf.Shape([mtf.Dimension(f"argument_{k}.{i}", n) for i, n in enumerate(a.shape)])
-    for k, a in enumerate(args)
-  ]
+  shapes = _shapes(args)
   if traced:
     specs = [mtf.TensorSpec(s, tf.as_dtype(a.dtype)) for s, a in zip(shapes, args)]
     run = mtf.function(mesh_impl, input_signature=specs)(lambda *xs: _program(imported, xs))
@@ -129,6 +130,53 @@ def _program(imported: mtf.Imported, xs: Sequence[mtf.Tensor]) -> list[mtf.Tenso
   sources = [*floating, *variables]
   grads = mtf.gradients(losses, sources) if losses else [None] * len(sources)
   return [*ys, *(mtf.zeros_like(x) if g is None else g for x, g in zip(sources, grads))]
+
+
+# Set by the fixture of conftest.py for tests that run a second time.
+_searched: list[bool] = []
+
+
+def searched() -> bool:
+  """Whether layouts are searched, in place of those that tests give."""
+  return bool(_searched)
+
+
+@contextlib.contextmanager
+def search() -> Iterator[None]:
+  """Has layouts searched, in place of those that tests give."""
+  _searched.append(True)
+  try:
+    yield
+  finally:
+    _searched.pop()
+
+
+def automatic(
+  imported: mtf.Imported, args: Sequence[np.ndarray], mesh_impl: Any
+) -> mtf.LayoutRules:
+  """The layout that `mtf.auto_layout` finds for the function with all its gradients.
+
+  On a machine whose devices compute so slowly that splitting pays even for programs of tests.
+  """
+  specs = [mtf.TensorSpec(s, tf.as_dtype(a.dtype)) for s, a in zip(_shapes(args), args)]
+  run = mtf.function(mesh_impl, input_signature=specs)(lambda *xs: _program(imported, xs))
+  choice = mtf.auto_layout(
+    run, mesh_shape=mesh_impl.shape, machine=_slow_machine(), alternatives=0, time_limit=10
+  )
+  return choice.layout
+
+
+@functools.cache
+def _slow_machine() -> Machine:
+  exchanges = {"links__1__bandwidth": 1e15, "links__1__latency": 1e-12}
+  return Machine.from_dict(fields(**exchanges))
+
+
+def _shapes(args: Sequence[np.ndarray]) -> list[mtf.Shape]:
+  return [
+    mtf.Shape([mtf.Dimension(f"argument_{k}.{i}", n) for i, n in enumerate(a.shape)])
+    for k, a in enumerate(args)
+  ]
 
 
 def compare(
@@ -157,6 +205,8 @@ def compare(
   imported = imported or imported_of(fn, args, dims)
   variables = [v.variable for v in imported.variables if v.variable.dtype.is_floating]
   kind = mtf.SimdMeshImpl if simd else mtf.PlacementMeshImpl
-  mesh_impl = kind(SHAPES[len(devices)], layout, list(devices))
+  mesh_impl = kind(SHAPES[len(devices)], "" if searched() else layout, list(devices))
+  if searched() and len(devices) > 1:
+    mesh_impl = mesh_impl.with_layout(automatic(imported, args, mesh_impl))
   given = on_mesh(imported, args, mesh_impl, traced=traced or simd)
   return Both(imported, original(fn, args, variables), given)
