@@ -58,5 +58,17 @@ from mesh_tensorflow.tpu.mesh_impl import StrategyMeshImpl as StrategyMeshImpl
 from mesh_tensorflow.version import __version__ as __version__
 from mesh_tensorflow.environment.virtual_devices import virtual_cpu_devices as virtual_cpu_devices
 
-if not _typing.TYPE_CHECKING:  # A type checker would take every name for one that is there.
-  __getattr__ = removed_names.attribute_hook(__name__, late=["keras"])
+# Packages that are imported when they are asked for first.
+_LATE = ("bert", "checkpoint", "keras", "transformer")
+
+if _typing.TYPE_CHECKING:
+  from mesh_tensorflow import bert as bert
+  from mesh_tensorflow import checkpoint as checkpoint
+  from mesh_tensorflow import keras as keras
+  from mesh_tensorflow import transformer as transformer
+else:  # A type checker would take every name for one that is there.
+  __getattr__ = removed_names.attribute_hook(__name__, late=_LATE)
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *_LATE})

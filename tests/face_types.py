@@ -27,3 +27,11 @@ def seen(x: mtf.Tensor, batch: mtf.Dimension, lowering: mtf.Lowering, graph: mtf
   assert_type(graph.operations, list[mtf.Operation])
   assert_type(mtf.TensorSpec([batch]), mtf.TensorSpec)
   assert_type(mtf.VariableStore().names, list[str])
+
+
+def seen_late(store: mtf.VariableStore, stack: mtf.transformer.transformer.LayerStack) -> None:
+  """Packages that are imported when they are asked for first."""
+  assert_type(mtf.checkpoint.Checkpointer("folder", store), mtf.checkpoint.Checkpointer)
+  assert_type(mtf.bert.bert.BertConfig(vocab_size=8), mtf.bert.bert.BertConfig)
+  assert_type(mtf.checkpoint.latest_checkpoint("folder"), str | None)
+  assert_type(stack, mtf.transformer.transformer.LayerStack)

@@ -87,7 +87,8 @@ def make_function(
   def bert_step(*args: mtf.Tensor) -> dict[str, Any]:
     spec = model_fn(dict(zip(names, args)), None, mode, params)
     graph = args[0].graph
-    mtf.optimize.count_global_step(graph)
+    if mode == TRAIN:
+      mtf.optimize.count_global_step(graph)
     layout_names.check_tensor_names(mesh_impl, graph, _TENSOR_NAMES)
     found = {
       "loss": spec.loss,

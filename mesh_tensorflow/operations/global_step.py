@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.operations.assignments import Assign, assign_add
 from mesh_tensorflow.operations.constants import ones_like
@@ -44,14 +45,34 @@ def get_global_step(mesh: Mesh) -> Tensor:
 
 @checked
 def count_global_step(graph: Graph) -> list[Operation]:
-  """Adds 1 to the variable `global_step`, if the graph has it and does not count it yet.
+  """Adds 1 to the variable `global_step` in each step, and makes it if the graph has none.
+
+  Args:
+    graph: a `Graph` that has operations.
+
+  Returns:
+    The `Assign` operation in a list; [] where `graph.global_step` stands in the variable's place,
+    or where the graph assigns to it already (`Optimizer.minimize` does, if something reads it).
+
+  Raises:
+    GraphError: the graph has no operation, so no mesh for the variable.
+  """
+  if graph.global_step is None and _NAME not in graph.name_to_variable:
+    if not graph.operations:
+      raise GraphError(
+        "count_global_step: the graph has no operations, so there is no mesh for the variable "
+        f"{_NAME!r}; call it after the program is built, or get_global_step(mesh) first"
+      )
+    of = graph.trainable_variables or graph.operations
+    get_global_step(of[0].mesh)
+  return count_global_step_if_there(graph)
+
+
+def count_global_step_if_there(graph: Graph) -> list[Operation]:
+  """As `count_global_step`, but [] if nothing has read the step: an optimizer makes no variable.
 
   Args:
     graph: a `Graph`.
-
-  Returns:
-    The `Assign` operation in a list; [] where no schedule or decay rate reads the variable,
-    where `graph.global_step` stands in its place, or where the graph assigns to it already.
   """
   variable = graph.name_to_variable.get(_NAME)
   if graph.global_step is not None or variable is None:

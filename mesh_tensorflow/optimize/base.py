@@ -13,7 +13,11 @@ from mesh_tensorflow.errors import DTypeError, GraphError, ShapeError
 from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.operations.assignments import Assign
 from mesh_tensorflow.operations.elementwise import sqrt, square
-from mesh_tensorflow.operations.global_step import count_global_step, get_global_step
+from mesh_tensorflow.operations.global_step import (
+  count_global_step,
+  count_global_step_if_there,
+  get_global_step,
+)
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.operations.reduction import reduce_mean
 from mesh_tensorflow.operations.variables import Variable, get_variable
@@ -64,7 +68,8 @@ class Optimizer:
   def minimize(self, loss: Tensor, variables: Sequence[Variable] | None = None) -> list[Operation]:
     """Updates variables along the gradient of a loss, and counts the global step.
 
-    The step is counted (`count_global_step`) if a schedule or a decay rate reads it.
+    The step is counted if a schedule or a decay rate reads it; `count_global_step` counts it
+    always.
 
     Args:
       loss: a scalar `Tensor`.
@@ -75,7 +80,7 @@ class Optimizer:
     """
     variables = list(loss.graph.trainable_variables if variables is None else variables)
     updates = self.apply_grads(gradients([loss], [v.outputs[0] for v in variables]), variables)
-    return updates + count_global_step(loss.graph)
+    return updates + count_global_step_if_there(loss.graph)
 
   @checked
   def apply_grads(

@@ -25,6 +25,8 @@ from mesh_tensorflow.running.function import Function
 _DEFAULT_MACHINE = "cpu"
 # The part of the time limit that looking for the nearest may take where nothing fits.
 _NEAREST = 0.25
+# The part of the time limit that the search has at least, however long reading programs takes.
+_SEARCH = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +59,7 @@ class LayoutChoice:
 
   def to_text(self) -> str:
     """The choice and its alternatives as a table of at most 100 columns."""
-    how = "no layout is faster" if self.proven else "the best found before time ran out"
+    how = "no layout is faster" if self.proven else "the best found: the search was not complete"
     choices = (self, *self.alternatives)
     rows = [
       [
@@ -117,7 +119,8 @@ def auto_layout(
     results: see `mtf.describe`.
     alternatives: how many of the next best are told.
     time_limit: seconds of processor time after which the best so far is returned, not proven:
-      what else the host does changes no answer.
+      what else the host does changes no answer. Reading a large program takes part of it; a quarter
+      is left to the search all the same, which looks at the unsplit layout first.
     choices: other programs that do the same, by names such as "microbatches=4, recompute": with
       recomputation, microbatches, another optimizer. Graphs, functions, or functions without
       arguments that make one. One of them is taken where it is faster, or where the program itself
@@ -156,16 +159,35 @@ def auto_layout(
     memory_limit = chosen.memory_of_each(size)
   programs = {"": what, **_programs(choices)}
   tasks = _tasks(programs, chosen, rules, float(memory_limit), shape, size)
-  best, end, proven = Best(1 + alternatives), started + time_limit, True
+  best, proven = _searched(tasks, size, 1 + alternatives, started, time_limit)
+  took = time.monotonic() - start
+  made = [_choice(f, tasks[0], proven, took) for f in best.found]
+  return dataclasses.replace(made[0], alternatives=tuple(made[1:]))
+
+
+def _searched(
+  tasks: Sequence[Task], devices: int, count: int, started: float, time_limit: float
+) -> tuple[Best, bool]:
+  """The best layouts, and whether the search was complete.
+
+  Raises:
+    OutOfMemoryError: none fits.
+  """
+  best, proven = Best(count), True
+  # What a large program takes to be read leaves the search some time.
+  end = max(started + time_limit, time.thread_time() + _SEARCH * time_limit)
   for i, task in enumerate(tasks):
     now = time.thread_time()
     # What one leaves of its time the others have.
     proven = task.search(best, now + (end - now) / (len(tasks) - i)) and proven
   if not best.found:
-    raise _nothing_fits(tasks, size, proven, time.thread_time() + _NEAREST * time_limit)
-  took = time.monotonic() - start
-  made = [_choice(f, tasks[0], proven, took) for f in best.found]
-  return dataclasses.replace(made[0], alternatives=tuple(made[1:]))
+    nearest = _nearest(tasks, time.thread_time() + _NEAREST * time_limit)
+    if nearest is None or nearest.memory.total > tasks[0].limit:
+      raise _nothing_fits(tasks, nearest, devices, proven)
+    # What was looked for by memory alone fits after all.
+    for task in tasks:
+      task.consider(best, nearest)
+  return best, proven
 
 
 def _tasks(
@@ -210,20 +232,25 @@ def _programs(choices: Mapping[str, Any] | None) -> dict[str, Program]:
   return found
 
 
-def _nothing_fits(
-  tasks: Sequence[Task], devices: int, proven: bool, deadline: float
-) -> OutOfMemoryError:
-  """The error that says what is nearest."""
+def _nearest(tasks: Sequence[Task], deadline: float) -> Found | None:
+  """What needs least memory; its `seconds` are bytes, too. None if the search finds none."""
   best = Best(1)
   for task in tasks:
     task.search(best, deadline, for_memory=True)
+  return best.found[0] if best.found else None
+
+
+def _nothing_fits(
+  tasks: Sequence[Task], nearest: Found | None, devices: int, proven: bool
+) -> OutOfMemoryError:
+  """The error that says what is nearest."""
   limit = format_bytes(int(tasks[0].limit))
   none = "no layout fits" if proven else "no layout was found that fits"
   several = f", of {len(tasks)} ways to build the program" if len(tasks) > 1 else ""
   text = f"{none} into the {limit} of a device, of {devices}{several}"
-  if not best.found:
+  if nearest is None:
     return OutOfMemoryError(f"{text}; the search for the one that needs least ran out of time")
-  nearest, m = best.found[0], best.found[0].memory
+  m = nearest.memory
   (task,) = [t for t in tasks if t.settings == nearest.settings]
   variables = ", ".join(f"{n} {format_bytes(b)}" for n, b in task.holdings.variables()[:3])
   largest = ", ".join(f"{h.name} {format_bytes(h.bytes)}" for h in m.largest[:3])

@@ -9,8 +9,9 @@ fit, is left out. So what is found is the best, unless time runs out.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mesh_tensorflow.planning.chains import Chain, Chains, sum_bytes
 from mesh_tensorflow.planning.held import Holdings, most_parts
@@ -18,6 +19,10 @@ from mesh_tensorflow.planning.liveness import Memory
 from mesh_tensorflow.planning.machine import Machine
 from mesh_tensorflow.planning.seconds import exchange_seconds, hidden_seconds, work_seconds
 from mesh_tensorflow.program.dimensions import Shape
+
+# Layouts that differ by less, in time and in memory, and only by rules that one has besides, are
+# one: these rules match nothing of weight.
+_ALIKE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +63,16 @@ class Found:
   mesh_shape: Shape
   settings: str = ""
 
+  def is_like(self, other: Found) -> bool:
+    """Whether the two differ at most by rules that matter neither to time nor to memory."""
+    if (self.mesh_shape, self.settings) != (other.mesh_shape, other.settings):
+      return False
+    mine, others = set(self.layout.items()), set(other.layout.items())
+    return (mine <= others or mine >= others) and all(
+      math.isclose(a, b, rel_tol=_ALIKE)
+      for a, b in [(self.seconds, other.seconds), (self.memory.total, other.memory.total)]
+    )
+
   def order(self) -> tuple[float, int, int, list[tuple[str, int]], str]:
     rules = sorted(self.layout.items())
     return (self.seconds, self.memory.total, len(rules), rules, self.settings)
@@ -80,12 +95,16 @@ class Best:
     return self.found[-1].seconds if len(self.found) >= self.count else float("inf")
 
   def add(self, found: Found) -> None:
-    """Takes a layout, if it is among the best.
+    """Takes a layout, if it is among the best; of those that are alike, the best one.
 
     Args:
       found: the layout.
     """
-    self.found = sorted([*self.found, found], key=Found.order)[: self.count]
+    alike = [other for other in self.found if found.is_like(other)]
+    if any(other.order() <= found.order() for other in alike):
+      return
+    others = [other for other in self.found if other not in alike]
+    self.found = sorted([*others, found], key=Found.order)[: self.count]
 
 
 class Costs:
@@ -203,7 +222,9 @@ class Search:
     }
 
   def run(self) -> None:
-    """Searches."""
+    """Searches; whatever the deadline, at least the simplest layouts are looked at."""
+    for simple in self._simplest():
+      self.consider(simple)
     layout: dict[str, int | None] = {d: None for d in self.costs.chains.dims}
     for d in self.order:
       del layout[d]
@@ -215,6 +236,14 @@ class Search:
         return
       values.append(value)
     self._descend(0, layout, values, sum(values))
+
+  def _simplest(self) -> Iterator[dict[str, int | None]]:
+    """What only the fixed rules split; and with the dimension of most work, the batch mostly."""
+    yield dict(self.fixed)
+    idle = set(range(len(self.sizes))) - set(self.fixed.values())
+    for d in self.order[:1]:
+      if axes := self.domains[d] & idle:
+        yield {**self.fixed, d: max(axes, key=lambda a: (self.sizes[a], -a))}
 
   def _value(self, i: int, layout: Mapping[str, int | None]) -> float | None:
     """What a chain takes at least; None if the layout does not suit it."""
@@ -234,7 +263,7 @@ class Search:
       return
     self.nodes += 1
     if depth == len(self.order):
-      self._finish(layout)
+      self.consider(layout)
       return
     d = self.order[depth]
     children = []
@@ -297,7 +326,12 @@ class Search:
   def _named(self) -> bool:
     return any(a is not None for a in self.fixed.values())
 
-  def _finish(self, layout: Mapping[str, int | None]) -> None:
+  def consider(self, layout: Mapping[str, int | None]) -> None:
+    """Takes a layout, if it suits the program, fits, and is among the best.
+
+    Args:
+      layout: mesh axis by dimension name, or None for whole.
+    """
     chosen = {d: a for d, a in layout.items() if a is not None}
     idle = sum(n > 1 for n in self.sizes) - len(set(chosen.values()))
     if self.most_idle is not None and idle > self.most_idle:

@@ -13,7 +13,7 @@ from mesh_tensorflow.planning.chains import Chains
 from mesh_tensorflow.planning.held import Holdings
 from mesh_tensorflow.planning.loops import inner_operations
 from mesh_tensorflow.planning.machine import Machine
-from mesh_tensorflow.planning.search import Best, Costs, Search
+from mesh_tensorflow.planning.search import Best, Costs, Found, Search
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Tensor
 
@@ -194,22 +194,40 @@ class Task:
     """
     complete = True
     for mesh in self.meshes:
-      search = Search(
-        self.costs,
-        self.holdings,
-        mesh.shape,
-        mesh.domains,
-        mesh.fixed,
-        None if for_memory else self.limit,
-        best,
-        deadline,
-        for_memory=for_memory,
-        most_idle=1 if self.free and not for_memory else None,
-        settings=self.settings,
-      )
+      search = self._search(mesh, best, deadline, for_memory)
       search.run()
       complete = complete and search.complete
     return complete
+
+  def consider(self, best: Best, found: Found) -> None:
+    """Has one layout timed, if it is one of this program.
+
+    Args:
+      best: takes it.
+      found: the layout.
+    """
+    for mesh in self.meshes:
+      if (mesh.shape, self.settings) == (found.mesh_shape, found.settings):
+        search = self._search(mesh, best)
+        search.most_idle = None
+        search.consider(found.layout)
+
+  def _search(
+    self, mesh: SearchedMesh, best: Best, deadline: float | None = None, for_memory: bool = False
+  ) -> Search:
+    return Search(
+      self.costs,
+      self.holdings,
+      mesh.shape,
+      mesh.domains,
+      mesh.fixed,
+      None if for_memory else self.limit,
+      best,
+      deadline,
+      for_memory=for_memory,
+      most_idle=1 if self.free and not for_memory else None,
+      settings=self.settings,
+    )
 
 
 def _factorizations(n: int, count: int) -> Iterator[tuple[int, ...]]:

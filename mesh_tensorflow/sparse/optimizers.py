@@ -14,7 +14,7 @@ from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.operations.assignments import assign_add, grouped
 from mesh_tensorflow.operations.constants import ones_like
 from mesh_tensorflow.operations.einsum import transpose
-from mesh_tensorflow.operations.global_step import count_global_step
+from mesh_tensorflow.operations.global_step import count_global_step_if_there
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.operations.variables import get_variable
 from mesh_tensorflow.optimize.base import Optimizer
@@ -311,4 +311,4 @@ def minimize(loss: Tensor, rows: RowOptimizer, weights: Optimizer | None = None)
     updates.append(RowUpdateOperation(rows, table, rows.slots_of(table), ops, grads, scalars))
   if weights is not None:
     updates += weights.apply_grads(found[len(lookups) :], variables)
-  return updates + count_global_step(graph)
+  return updates + count_global_step_if_there(graph)

@@ -124,6 +124,8 @@ def imports_of(text: str, modules: Iterable[str]) -> Iterator[Import]:
       names = [name if name in known else full(str(node.module)) for name in inner]
     else:
       names = [full(name) for name in _imported_by_name(node)]
+    if where == "TYPE_CHECKING" and late and _exports_again(node):
+      names = []
     for name in names:
       if f"{name}.".startswith(f"{PACKAGE}."):
         yield Import(name, node.lineno, where)
@@ -134,7 +136,14 @@ def imports_of(text: str, modules: Iterable[str]) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
       yield from visit(child, where)
 
+  # Packages that `removed_names.attribute_hook` imports when they are asked for first.
+  late = "attribute_hook(__name__, late=" in text
   return visit(ast.parse(text), "module")
+
+
+def _exports_again(node: ast.AST) -> bool:
+  """Whether it is `from package import name as name`: of a type checker's face, a late package."""
+  return isinstance(node, ast.ImportFrom) and all(a.asname == a.name for a in node.names)
 
 
 def _imported_by_name(node: ast.AST) -> list[str]:

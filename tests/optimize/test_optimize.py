@@ -479,10 +479,31 @@ def test_minimize_counts_the_global_step():
 def test_the_global_step_is_counted_once():
   graph = mtf.Graph()
   mesh = mtf.Mesh(graph, "m")
-  assert mtf.optimize.count_global_step(graph) == []  # Nothing reads it.
   mtf.optimize.get_global_step(mesh)
   assert len(mtf.optimize.count_global_step(graph)) == 1
   assert mtf.optimize.count_global_step(graph) == []
   other = mtf.Graph()
   other.global_step = mtf.constant(mtf.Mesh(other, "m"), 7, dtype=tf.int64)
   assert mtf.optimize.count_global_step(other) == []
+
+
+def test_the_global_step_is_counted_also_where_nothing_reads_it():
+  impl = mtf.SimdMeshImpl("", "")
+
+  @mtf.function(impl, input_signature=[mtf.TensorSpec([("a", 4)])])
+  def step(x):
+    w = mtf.get_variable(x.mesh, "w", x.shape)
+    loss = mtf.reduce_sum(mtf.square(w * x))
+    updates = mtf.optimize.SgdOptimizer(0.1).minimize(loss)
+    assert len(updates) == 1  # No variable of its own.
+    assert len(mtf.optimize.count_global_step(x.graph)) == 1
+    return loss
+
+  for _ in range(3):
+    step(tf.ones([4]))
+  assert impl.variable_store["global_step"].numpy() == 3
+
+
+def test_counting_steps_of_an_empty_graph_says_what_is_missing():
+  with pytest.raises(mtf.errors.GraphError, match=r"get_global_step\(mesh\)"):
+    mtf.optimize.count_global_step(mtf.Graph())

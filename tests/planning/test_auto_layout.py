@@ -218,8 +218,38 @@ def test_a_search_that_is_stopped_is_not_proven():
   step = training_step()
   found = mtf.auto_layout(step, mesh_shape="r:2,s:2", machine=MACHINE, time_limit=1e9)
   assert found.proven
+  stopped = mtf.auto_layout(step, mesh_shape="r:2,s:2", machine=MACHINE, time_limit=0.0)
+  assert not stopped.proven and stopped.seconds >= found.seconds
+  assert "search was not complete" in str(stopped)
+
+
+def test_a_search_that_is_stopped_finds_a_layout_where_one_fits():
+  step = training_step()
+  unsplit = mtf.describe(step, "", "r:2,s:2", machine=MACHINE).memory.total
+  limits = {"memory_limit": unsplit - 1, "machine": MACHINE}
+  found = mtf.auto_layout(step, mesh_shape="r:2,s:2", time_limit=1e9, **limits)
+  least = min(c.memory for c in [found, *found.alternatives])
+  stopped = mtf.auto_layout(step, mesh_shape="r:2,s:2", time_limit=1e-9, **limits)
+  assert stopped.memory < unsplit
   with pytest.raises(OutOfMemoryError, match="no layout was found that fits"):
-    mtf.auto_layout(step, mesh_shape="r:2,s:2", machine=MACHINE, time_limit=0.0)
+    mtf.auto_layout(
+      step, mesh_shape="r:2,s:2", time_limit=1e-9, machine=MACHINE, memory_limit=least // 8
+    )
+
+
+def test_layouts_that_differ_by_a_rule_without_weight_are_one_row():
+  graph = mtf.Graph()
+  mesh = mtf.Mesh(graph, "m")
+  x = mtf.import_tf_tensor(mesh, np.ones([512, 512], np.float32), [("a", 512), ("b", 512)])
+  w = mtf.get_variable(mesh, "w", [("b", 512), ("c", 512)])
+  y = mtf.reduce_sum(mtf.einsum([x, w], output_shape=[("a", 512), ("c", 512)]))
+  small = mtf.ones(mesh, [("tiny", 2)])
+  found = mtf.auto_layout(
+    graph, mesh_shape="r:2,s:2", machine=Machine.load("cpu"), results=[y, small], alternatives=30
+  )
+  rows = [rules(c) for c in [found, *found.alternatives]]
+  without = [{d: a for d, a in r.items() if d != "tiny"} for r in rows]
+  assert all(without.count(r) == 1 for r in without)
 
 
 def test_loops_are_timed_as_a_whole():

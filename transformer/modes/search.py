@@ -47,7 +47,7 @@ def write_layout(choice: LayoutChoice, model: str, path: str | None = None) -> s
         raise ConfigError(
           f"write_layout.path: {path} is there, and no search has written it; bind another name"
         )
-  proven = "no layout is faster" if choice.proven else "the best found before time ran out"
+  proven = "no layout is faster" if choice.proven else "the best found: the search was not complete"
   built = variants.gin_lines(variants.named(choice.settings))
   text = (
     f"{_HEAD} for {model}.\n"
