@@ -12,7 +12,6 @@ layout, so that a resume neither searches nor changes its speed.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,17 +33,11 @@ from mesh_tensorflow.transformer.gin_config.contradictions import RUN
 from mesh_tensorflow.transformer.meshes.batching import compute_batch_size
 from mesh_tensorflow.transformer.meshes.mesh_setup import is_auto
 from mesh_tensorflow.transformer.modes import variants
+from mesh_tensorflow.transformer.modes.layout_rounds import Rounds, Start, mesh_text, rules_text
 from mesh_tensorflow.transformer.modes.planned_steps import StepMaker
 from mesh_tensorflow.transformer.modes.variants import AS_BOUND, Variant
 
 _MOST_VIRTUAL = 16
-
-# A graph that depends on its layout (microbatches, groups of experts) is searched as built for the
-# layout that the round before has found. Each round is a whole search; whether a third would find
-# more was not tried.
-_ROUNDS = 2
-# Predictions of one layout that differ by less are of the same graph.
-_SAME = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,6 +203,7 @@ def choose_layout(
   time_limit: float = 60.0,
   alternatives: int = 9,
   choices: Sequence[str] = (),
+  bound: Start | None = None,
 ) -> LayoutChoice:
   """Searches for layouts and mesh shapes of a model's training step; see `mtf.auto_layout`.
 
@@ -227,6 +221,7 @@ def choose_layout(
     alternatives: how many of the next best are told.
     choices: what is chosen, too: "microbatches" (`run.gradient_accumulation_steps`), "recompute"
       (`LayerStack.recompute_grads`).
+    bound: a layout that is bound, which is timed as well, and which a second search begins with.
 
   Raises:
     ConfigError: there is no such machine, or a choice is unknown, or bound.
@@ -240,40 +235,26 @@ def choose_layout(
   by_name = {v.name: v for v in make.variants(choices)}
   if layout_rules is not None:
     return _best_mesh(make, layout_rules, devices, chosen, memory_limit, alternatives, by_name)
-  first, *others = by_name
+  settings = {
+    "devices": devices if mesh_shape is None else None,
+    "mesh_shape": mesh_shape,
+    "machine": chosen,
+    "memory_limit": memory_limit,
+    "fixed": fixed,
+    "alternatives": alternatives,
+    "time_limit": time_limit,
+  }
+  rounds = Rounds(make, by_name, settings)
   shape = mesh_shape or mtf.Shape([mtf.Dimension("all", devices)])
-  rules = mtf.LayoutRules([])
-  best: LayoutChoice | None = None
-  for _ in range(_ROUNDS):
-    choice = mtf.auto_layout(
-      make(shape, rules, by_name[first]),
-      devices=devices if mesh_shape is None else None,
-      mesh_shape=mesh_shape,
-      machine=chosen,
-      memory_limit=memory_limit,
-      fixed=fixed,
-      alternatives=alternatives,
-      time_limit=time_limit,
-      choices={n: functools.partial(make, shape, rules, by_name[n]) for n in others},
-    )
-    step = make(choice.mesh_shape, choice.layout, by_name[choice.settings])
-    built = mtf.describe(step, machine=choice.machine)
-    assert built.seconds is not None
-    real = dataclasses.replace(choice, seconds=built.seconds, memory=int(built.memory.total))
-    # As it is built for its layout a graph may need more than as it was searched.
-    fits = real.memory <= real.memory_limit
-    if fits and (best is None or real.seconds < best.seconds):
-      best = real
-    if fits and abs(real.seconds - choice.seconds) <= _SAME * choice.seconds:
-      break
-    shape, rules = choice.mesh_shape, choice.layout
-  if best is None:
-    raise OutOfMemoryError(
-      f"the layout {rules_text(real.layout)} on the mesh {mesh_text(real.mesh_shape)} was found, "
-      f"but a model built for it needs {format_bytes(real.memory)} a device, which has "
-      f"{format_bytes(int(real.memory_limit))}; smaller microbatches or more devices need less"
-    )
-  return best
+  rounds.search(Start(shape, mtf.LayoutRules([])))
+  # Microbatches for an unsplit batch may hide what splitting the batch would save.
+  widest = max(shape, key=lambda m: m.size, default=None)
+  if widest is not None and widest.size > 1 and not make.batch_size % widest.size:
+    rounds.search(Start(shape, mtf.LayoutRules([("batch", widest.name)])))
+  if bound is not None:
+    rounds.search(bound)
+    rounds.add(bound)
+  return rounds.best()
 
 
 def search(arguments: Mapping[str, Any], make: StepMaker, on_tpu: bool = False) -> LayoutChoice:
@@ -295,17 +276,8 @@ def search(arguments: Mapping[str, Any], make: StepMaker, on_tpu: bool = False) 
     mtf.convert_to_layout_rules(rules) if only_mesh else None,
     usual_machine(int(shape.size), on_tpu),
     arguments["mesh_implementation"],
+    bound=None if is_asked(arguments) else Start(shape, mtf.convert_to_layout_rules(rules)),
   )
-
-
-def rules_text(rules: mtf.LayoutRules) -> str:
-  """Layout rules as they are written in gin files."""
-  return ",".join(f"{name}:{mesh_name}" for name, mesh_name in rules.pairs)
-
-
-def mesh_text(shape: mtf.Shape) -> str:
-  """A mesh shape as it is written in gin files."""
-  return ",".join(f"{m.name}:{m.size}" for m in shape)
 
 
 def _kept(arguments: Mapping[str, Any], shape: mtf.Shape) -> Found | None:

@@ -13,7 +13,7 @@ from mesh_tensorflow.tpu import mesh as tpu_mesh
 from mesh_tensorflow.transformer.gin_config import operative
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.meshes.batching import compute_batch_size
-from mesh_tensorflow.transformer.modes import automatic_layout
+from mesh_tensorflow.transformer.modes import automatic_layout, layout_rounds
 from mesh_tensorflow.transformer.modes.make_estimator import get_estimator
 from mesh_tensorflow.transformer.programs.seeds import Seeds
 from mesh_tensorflow.transformer.training.trainer import Trainer
@@ -140,9 +140,9 @@ class Job:
         mesh_setup.find_devices(to_join.size)
     found = automatic_layout.find(arguments, self.sequence_length, bool(self.tpu))
     self._arguments = found.variant.arguments(arguments)
-    rules = automatic_layout.rules_text(found.layout_rules)
+    rules = layout_rounds.rules_text(found.layout_rules)
     if workers.current().is_chief:
-      mesh = automatic_layout.mesh_text(found.mesh_shape) or "''"
+      mesh = layout_rounds.mesh_text(found.mesh_shape) or "''"
       built = f", built with {found.variant.name}" if found.variant.name else ""
       print(
         f"layout {rules or '(nothing is split)'} on mesh {mesh}{built} ({found.why})", flush=True

@@ -10,7 +10,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import OutOfMemoryError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
-from mesh_tensorflow.transformer.modes import automatic_layout, variants
+from mesh_tensorflow.transformer.modes import automatic_layout, layout_rounds, variants
 from mesh_tensorflow.transformer.modes.job import Job
 from mesh_tensorflow.transformer.modes.planned_steps import StepMaker, count_parameters, plan
 from mesh_tensorflow.transformer.modes.registry import mode
@@ -67,8 +67,8 @@ def print_best_layouts(job: Job, bound: mtf.Report | None, search: bool = True) 
 def _compared(bound: mtf.Report, choice: LayoutChoice) -> str:
   """How the bound layout compares with the best one."""
   rules, mesh = (
-    automatic_layout.rules_text(bound.layout),
-    automatic_layout.mesh_text(bound.mesh_shape),
+    layout_rounds.rules_text(bound.layout),
+    layout_rounds.mesh_text(bound.mesh_shape),
   )
   name = f"The bound layout, {rules or '(no rules)'} on {mesh or 'one device'},"
   same = bound.mesh_shape == choice.mesh_shape and bound.layout == choice.layout

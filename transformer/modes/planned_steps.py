@@ -111,7 +111,7 @@ class StepMaker:
     if arguments["optimizer"] is None:
       raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
     self._arguments, self._lengths = arguments, dict(sequence_length)
-    self._batch_size = batch_size
+    self.batch_size = batch_size
     self._sizes = vocabulary_sizes(arguments["vocabulary"])
 
   def steps(
@@ -126,7 +126,7 @@ class StepMaker:
     """
     model_type, lengths = self._arguments["model_type"], dict(self._lengths)
     steps = make_steps(
-      model_type, mesh_shape, layout_rules, self._batch_size, lengths, **self._sizes
+      model_type, mesh_shape, layout_rules, self.batch_size, lengths, **self._sizes
     )
     steps.updates = variant.updates(self._arguments)
     variant.set_on(steps.model)
@@ -145,4 +145,4 @@ class StepMaker:
     Args:
       choices: what is free.
     """
-    return variants(choices, self._arguments, self._batch_size, self._lengths)
+    return variants(choices, self._arguments, self.batch_size, self._lengths)

@@ -12,7 +12,7 @@ from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
 from mesh_tensorflow.transformer.files import model_files
-from mesh_tensorflow.transformer.modes import automatic_layout, variants
+from mesh_tensorflow.transformer.modes import automatic_layout, layout_rounds, variants
 from mesh_tensorflow.transformer.modes.job import Job
 from mesh_tensorflow.transformer.modes.planned_steps import StepMaker
 from mesh_tensorflow.transformer.modes.registry import mode
@@ -53,8 +53,8 @@ def write_layout(choice: LayoutChoice, model: str, path: str | None = None) -> s
     f"{_HEAD} for {model}.\n"
     f"# Predicted for {choice.machine.name}: {format_seconds(choice.seconds)} a step, "
     f"{format_bytes(choice.memory)} a device; {proven}.\n\n"
-    f'utils.run.mesh_shape = "{automatic_layout.mesh_text(choice.mesh_shape)}"\n'
-    f'utils.run.layout_rules = "{automatic_layout.rules_text(choice.layout)}"\n'
+    f'utils.run.mesh_shape = "{layout_rounds.mesh_text(choice.mesh_shape)}"\n'
+    f'utils.run.layout_rules = "{layout_rounds.rules_text(choice.layout)}"\n'
     + "".join(f"{line}\n" for line in built)
   )
   folder = os.path.dirname(path)

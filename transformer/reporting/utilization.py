@@ -15,8 +15,9 @@ from mesh_tensorflow.operations.loops import WhileLoopOperation
 from mesh_tensorflow.planning.machine import convert_to_machine
 from mesh_tensorflow.planning.program import machine_of
 
-# A product takes about a tenth of a second on a CPU of 100 GFLOP/s, or on a GPU of 100 TFLOP/s.
-_CPU_SIZE, _GPU_SIZE, _REPEATS = 1024, 8192, 3
+# A product takes about a tenth of a second on a CPU of 1 TFLOP/s, or on a GPU of 100 TFLOP/s. The
+# smaller ones fit into the caches of a CPU.
+_CPU_SIZES, _GPU_SIZES, _REPEATS = (512, 1024, 2048), (8192,), 5
 
 
 def step_flops(graph: mtf.Graph) -> int:
@@ -76,9 +77,12 @@ def peak_flops(given: float | str | None, mesh_impl: mtf.MeshImpl, dtype: tf.DTy
     return 0.0
   devices = sorted({mesh_impl.processor_device(p) or "CPU:0" for p in mesh_impl.local_processors})
   gpus = sum("CPU" not in d.upper() for d in devices)
-  # CPU devices of one process share its cores, which a product on one of them uses all.
-  of_process = _measured(devices[0], dtype, _GPU_SIZE if gpus else _CPU_SIZE) * (gpus or 1)
-  return of_process * workers.current().size
+  # CPU devices of one process share its cores, which a product on one of them uses all. A CPU
+  # without units for a narrow dtype is slower in it than in float32, in which it may compute, too.
+  dtypes = {dtype} if gpus else {dtype, tf.float32}
+  sizes = _GPU_SIZES if gpus else _CPU_SIZES
+  of_device = max(_measured(devices[0], d, n) for d in dtypes for n in sizes)
+  return of_device * (gpus or 1) * workers.current().size
 
 
 def _measured(device: str, dtype: tf.DType, size: int) -> float:

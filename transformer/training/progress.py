@@ -44,13 +44,28 @@ class Rates:
   flops: int = 0
   peak_flops: float = 0.0
   memory: Callable[[], Mapping[str, int]] = dict
+  _said: bool = dataclasses.field(default=False, init=False, repr=False)
 
   def of(self, steps_per_second: float) -> dict[str, float]:
-    """The rates, by name of a metric."""
+    """The rates, by name of a metric; a utilization above 1 is none, and is left out."""
     found = {"tokens_per_second": steps_per_second * self.tokens}
     if self.flops and self.peak_flops:
-      found["flops_utilization"] = steps_per_second * self.flops / self.peak_flops
+      used = steps_per_second * self.flops / self.peak_flops
+      if used <= 1:
+        found["flops_utilization"] = used
+      else:
+        self._say_wrong_peak(used)
     return found
+
+  def _say_wrong_peak(self, used: float) -> None:
+    """Says, once, that a figure above 1 is left out: the devices compute more than their peak."""
+    if not self._said:
+      self._said = True
+      _LOG.warning(
+        "flops_utilization is left out: it would be %.2f of a peak of %.3g FLOP/s; bind "
+        "run.peak_flops to what the devices can compute, or to 0",
+        *(used, self.peak_flops),
+      )
 
 
 class TrainingProgress:

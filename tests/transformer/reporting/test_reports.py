@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import pty
+import random
 import shlex
 import struct
 import sys
@@ -155,6 +156,29 @@ def test_the_speed_is_without_what_is_left_out(monkeypatch, tmp_path):
   assert report["step"] == 10
   assert report["tokens_per_second"] == pytest.approx(20.0)
   assert report["flops_utilization"] == pytest.approx(0.5)
+
+
+def test_no_utilization_above_1_is_told(caplog):
+  draw = random.Random(5)
+  above = 0
+  for _ in range(200):
+    flops, peak = draw.randint(1, 10**12), 10 ** draw.uniform(6, 15)
+    rates = progress.Rates(10, flops, peak)
+    caplog.clear()
+    found = [rates.of(steps) for steps in (10 ** draw.uniform(-3, 4) for _ in range(3))]
+    assert all(0 < f.get("flops_utilization", 1) <= 1 for f in found)
+    left_out = sum("flops_utilization" not in f for f in found)
+    assert len(caplog.records) == min(left_out, 1)  # It is said once.
+    above += left_out
+  assert above > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+def test_no_product_is_faster_than_the_measured_peak_by_much(dtype):
+  impl = mtf.PlacementMeshImpl("all:1", "", ["cpu:0"])
+  peak = utilization.peak_flops(None, impl, dtype)
+  assert peak >= 0.5 * utilization.peak_flops(None, impl, tf.float32)
 
 
 def test_on_a_terminal_the_bar_moves_between_lines(monkeypatch):
