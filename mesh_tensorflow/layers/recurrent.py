@@ -32,12 +32,11 @@ from mesh_tensorflow.operations.variables import VariableDType, get_variable
 from mesh_tensorflow.operations.where import where
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.argument_kinds import FloatTensor, IntTensor
+from mesh_tensorflow.program.dimension_of import dimension_of
 from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
   Shape,
-  convert_to_dimension,
-  no_such_dimension,
 )
 from mesh_tensorflow.program.graph import Tensor
 
@@ -303,15 +302,7 @@ class _Layer:
     x = self.x
     if self.length_dim is None:
       return next((d for d in x.shape if d.name == "length"), x.shape.dims[-2])
-    if isinstance(self.length_dim, str):
-      found = next((d for d in x.shape if d.name == self.length_dim), None)
-      if found is not None:
-        return found
-      raise no_such_dimension(self.kind, self.length_dim, x)
-    length = convert_to_dimension(self.length_dim)
-    if length not in x.shape:
-      raise no_such_dimension(self.kind, length, x)
-    return length
+    return dimension_of(self.kind, self.length_dim, x)
 
   def variable(self, name: str, dims: Sequence[Dimension], initializer: object) -> Tensor:
     dtype = self.variable_dtype or VariableDType(tf.float32, tf.float32, self.x.dtype)

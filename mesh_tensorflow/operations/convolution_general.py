@@ -112,8 +112,9 @@ def convolution(
     spatial_dims: the dimensions of x that the filter moves along, in the order of the filter's,
       anywhere in x. The result has them where they are in the forms above, which is the default.
     transposed: whether each position of x makes a window of the output, not the reverse.
-    output_sizes: spatial sizes of a transposed convolution, if other ones than the smallest
-      ("VALID") or the strides times those of x ("SAME"); a convolution of them must make x's.
+    output_sizes: spatial sizes of a transposed convolution. By default, as in Keras, the strides
+      times those of x ("SAME"), and with "VALID" as many more as a window, of dilation * (filter
+      - 1) + 1, is larger than the stride. A convolution of them must make the sizes of x.
     name: of the operation.
 
   Returns:

@@ -16,11 +16,11 @@ from mesh_tensorflow.meshes.slices import transpose_to
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.slicewise import SlicewiseOperation
 from mesh_tensorflow.program.argument_kinds import FloatOrComplexTensor
+from mesh_tensorflow.program.dimension_of import dimension_of
 from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
   Shape,
-  convert_to_dimension,
   no_such_dimension,
 )
 from mesh_tensorflow.program.graph import Tensor
@@ -30,8 +30,8 @@ __all__ = ["cholesky", "solve", "triangular_solve"]
 
 def cholesky(
   matrix: FloatOrComplexTensor,
-  row_dim: DimensionLike,
-  column_dim: DimensionLike,
+  row_dim: DimensionLike | str,
+  column_dim: DimensionLike | str,
   name: str = "cholesky",
 ) -> Tensor:
   """The lower triangular L with L L^H = matrix, as `tf.linalg.cholesky`.
@@ -39,8 +39,8 @@ def cholesky(
   Args:
     matrix: a `Tensor` of positive definite (Hermitian) matrices; only their lower triangles
       are read.
-    row_dim: the dimension of the rows; it must not be split over the mesh.
-    column_dim: that of the columns, of the same size; it must not be split either.
+    row_dim: the dimension of the rows, or its name; it must not be split over the mesh.
+    column_dim: that of the columns, or its name, of the same size; it must not be split either.
     name: of the operation.
 
   Returns:
@@ -64,8 +64,8 @@ def cholesky(
 def triangular_solve(
   matrix: FloatOrComplexTensor,
   rhs: FloatOrComplexTensor,
-  row_dim: DimensionLike,
-  column_dim: DimensionLike,
+  row_dim: DimensionLike | str,
+  column_dim: DimensionLike | str,
   lower: bool = True,
   adjoint: bool = False,
   name: str = "triangular_solve",
@@ -77,8 +77,8 @@ def triangular_solve(
     rhs: the right-hand sides. Dimensions that both have number the problems; those that only the
       right-hand sides have are several for one matrix; those that only the matrices have are
       several matrices for one right-hand side.
-    row_dim: the dimension of the rows; it must not be split over the mesh.
-    column_dim: that of the columns, of the same size; it must not be split either.
+    row_dim: the dimension of the rows, or its name; it must not be split over the mesh.
+    column_dim: that of the columns, or its name, of the same size; it must not be split either.
     lower: whether the matrices are lower triangular, or upper.
     adjoint: solve with the conjugate transpose: then the right-hand sides have the columns, and x
       has the rows.
@@ -107,8 +107,8 @@ def triangular_solve(
 def solve(
   matrix: FloatOrComplexTensor,
   rhs: FloatOrComplexTensor,
-  row_dim: DimensionLike,
-  column_dim: DimensionLike,
+  row_dim: DimensionLike | str,
+  column_dim: DimensionLike | str,
   adjoint: bool = False,
   name: str = "solve",
 ) -> Tensor:
@@ -119,8 +119,8 @@ def solve(
   Args:
     matrix: a `Tensor` of invertible matrices.
     rhs: the right-hand sides; see `triangular_solve`.
-    row_dim: the dimension of the rows; it must not be split over the mesh.
-    column_dim: that of the columns, of the same size; it must not be split either.
+    row_dim: the dimension of the rows, or its name; it must not be split over the mesh.
+    column_dim: that of the columns, or its name, of the same size; it must not be split either.
     adjoint: solve with the conjugate transpose; see `triangular_solve`.
     name: of the operation.
 
@@ -145,13 +145,10 @@ _DTYPES = (tf.float32, tf.float64, tf.complex64, tf.complex128)
 
 
 def _square(
-  name: str, matrix: Tensor, row_dim: DimensionLike, column_dim: DimensionLike
+  name: str, matrix: Tensor, row_dim: DimensionLike | str, column_dim: DimensionLike | str
 ) -> tuple[Dimension, Dimension]:
   """The two dimensions of the matrices, checked."""
-  row, column = convert_to_dimension(row_dim), convert_to_dimension(column_dim)
-  for d in (row, column):
-    if d not in matrix.shape:
-      raise no_such_dimension(name, d, matrix)
+  row, column = (dimension_of(name, d, matrix) for d in (row_dim, column_dim))
   if row == column:
     raise DimensionError(
       f"{name} of {matrix}: rows and columns are one dimension, {row.name}={row.size}; a matrix "
@@ -174,8 +171,8 @@ def _solve(
   fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
   matrix: Tensor,
   rhs: Tensor,
-  row_dim: DimensionLike,
-  column_dim: DimensionLike,
+  row_dim: DimensionLike | str,
+  column_dim: DimensionLike | str,
   adjoint: bool,
 ) -> Tensor:
   row, column = _square(name, matrix, row_dim, column_dim)
