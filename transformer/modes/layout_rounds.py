@@ -56,7 +56,6 @@ class Rounds:
     self._proven = True
     self._error: Exception | None = None
     self._graphs: set[int] = set()
-    self._error: Exception | None = None
 
   def search(self, start: Start) -> None:
     """Searches, from the model as it is built for one layout.
