@@ -9,6 +9,7 @@
     layouts            Keras' maps of variables' layouts as layout rules
     meshes             what may stand for a mesh
     mirror             the state on the mesh, and in the model's own variables
+    access             who reads or writes those
     summary            how the variables lie on the mesh
 
 It is imported when `mtf.keras` is asked for first: Keras takes a second. Within this room `import

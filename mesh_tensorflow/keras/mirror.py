@@ -1,9 +1,11 @@
 """The variables of a Keras model and those of the mesh: two copies of a state, and which is newer.
 
 Programs change the slices on the mesh; Python (callbacks, `set_weights`, `reset_metrics`, an
-assignment) changes Keras' own variables. `pull` brings over what programs have changed, `push` what
-Python has changed. A snapshot of a variable is the tensor that it held when both copies were equal:
-TensorFlow shares its memory with the variable until that is assigned.
+assignment) changes Keras' own variables. Neither is copied before somebody asks: who accesses one
+of Keras' variables first gets what programs have made of it (`accessed`), and a program first gets
+what was written to those that somebody has accessed (`push`). A snapshot of a variable is the
+tensor that it held when both copies were equal: TensorFlow shares its memory with the variable
+until that is assigned.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.keras import access
 from mesh_tensorflow.meshes.store import VariableStore
 
 
@@ -22,8 +25,11 @@ class Mirror:
   def __init__(self) -> None:
     self._store: VariableStore | None = None
     self._originals: dict[str, tf.Variable] = {}
+    self._names: dict[int, str] = {}  # By the ids of the originals.
     self._seen: dict[str, tf.Tensor] = {}
-    self._newer: set[str] = set()
+    self._newer: set[str] = set()  # On the mesh.
+    self._accessed: set[str] = set()  # Perhaps written to.
+    self._closed = False
 
   def __contains__(self, name: str) -> bool:
     return name in self._originals
@@ -50,7 +56,9 @@ class Mirror:
     for name, variable in variables.items():
       if name not in self._originals:
         self._originals[name] = variable
-        self._seen[name] = variable.read_value()
+        self._names[id(variable)] = name
+        self._seen[name] = self._value(name)
+        access.watch(variable, self)
 
   def forget(self, names: Iterable[str]) -> None:
     """Forgets variables, and lets go of their copies.
@@ -60,10 +68,18 @@ class Mirror:
     """
     gone = [name for name in names if name in self._originals]
     for name in gone:
-      del self._originals[name], self._seen[name]
-      self._newer.discard(name)
+      self._leave(name)
     if self._store is not None:
       self._store.forget(gone)
+
+  def close(self) -> None:
+    """Says that no program will run any more: each original is left alone once it is up to date.
+
+    Nothing is computed, as Python may call this at any moment.
+    """
+    self._closed = True
+    for name in [n for n in self._originals if n not in self._newer]:
+      self._leave(name)
 
   def ran(self, names: Iterable[str]) -> None:
     """Says that a program ran.
@@ -72,44 +88,64 @@ class Mirror:
       names: the variables that it assigns.
     """
     self._newer.update(names)
+    # Models on other meshes may share them.
+    access.tell((self._originals[name] for name in names), but=self)
 
-  def pull(self, variables: Iterable[tf.Variable] | None = None) -> None:
-    """Sets the originals to what programs have made of their copies.
-
-    Args:
-      variables: of these only; of all by default.
-    """
-    for name in self._named(variables):
-      if name not in self._newer:
-        continue
-      original = self._originals[name]
-      assert self._store is not None
-      if _same(original.read_value(), self._seen[name]):  # Else Python's assignment is the later.
-        original.assign(self._store[name].numpy())
-        self._seen[name] = original.read_value()
-        self._newer.discard(name)
-
-  def push(self, variables: Iterable[tf.Variable] | None = None) -> None:
-    """Sets the copies of the originals that Python has assigned to since the two were equal.
+  def accessed(self, variable: tf.Variable) -> None:
+    """Sets an original to what programs have made of its copy, as somebody reads or writes it.
 
     Args:
-      variables: of these only; of all by default.
+      variable: the original.
     """
-    for name in self._named(variables):
+    name = self._names.get(id(variable))
+    if name is None:
+      return
+    if name in self._newer:
+      self._pull(name)
+    self._accessed.add(name)
+    if self._closed:
+      self._leave(name)
+
+  def pull(self) -> None:
+    """Sets the originals to what programs have made of their copies."""
+    for name in list(self._newer):
+      self._pull(name)
+
+  def push(self) -> None:
+    """Sets the copies of the originals that Python has assigned to since the two were equal."""
+    for name in list(self._accessed):
       if self._store is None or name not in self._store:
         continue  # The program that makes it has not run; it will take the value of the original.
-      now = self._originals[name].read_value()
-      if _same(now, self._seen[name]):
-        continue
-      self._store[name].assign(now)
-      self._seen[name] = now
-      self._newer.discard(name)
+      self._accessed.discard(name)
+      now = self._value(name)
+      if not _same(now, self._seen[name]):
+        self._store[name].assign(now)
+        self._seen[name] = now
 
-  def _named(self, variables: Iterable[tf.Variable] | None) -> list[str]:
-    if variables is None:
-      return self.names
-    wanted = {id(v) for v in variables}
-    return [name for name, v in self._originals.items() if id(v) in wanted]
+  def _leave(self, name: str) -> None:
+    original = self._originals.pop(name)
+    access.unwatch(original, self)
+    del self._names[id(original)], self._seen[name]
+    self._newer.discard(name)
+    self._accessed.discard(name)
+
+  def _value(self, name: str) -> tf.Tensor:
+    """What an original holds."""
+    original = self._originals[name]
+    access.tell([original], but=self)
+    return access.eagerly(original.read_value)
+
+  def _pull(self, name: str) -> None:
+    assert self._store is not None
+    original, copy = self._originals[name], self._store[name]
+    self._newer.discard(name)
+
+    def assign() -> tf.Tensor:
+      original.assign(copy.numpy())
+      return original.read_value()
+
+    self._seen[name] = access.eagerly(assign)
+    access.tell([original], but=self)
 
 
 def _same(now: tf.Tensor, seen: tf.Tensor) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.keras import hooks
@@ -18,17 +17,20 @@ from mesh_tensorflow.meshes.layout import LayoutRules
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.planning.describe import Report, describe
 
+# The attributes that are not the model's.
+_OWN = frozenset(["_programs", "_running", "_unsplit", "model"])
+
 
 class ParallelModel:
   """A Keras model on a mesh; see `parallelize`, which makes it.
 
-  It has the methods of a `keras.Model`, with the arguments and results of the installed Keras. What
-  it has not itself is that of the model: `parallel.layers`, `parallel.optimizer`.
+  It stands for the model: `isinstance(parallel, keras.Model)` is true, it is called as the model
+  is, and what it has not itself is read, set and deleted there (`parallel.layers`,
+  `parallel.trainable = False`, `parallel.save(path)`).
 
-  The state is twice there: in the slices on the mesh, and in the variables of the model. `fit`,
-  `evaluate` and `predict` begin with what the model's variables hold, and when they are done those
-  hold what the mesh has; so do `save`, `get_weights` and their kin. After `train_on_batch` it is
-  `sync` that brings it over.
+  The state is twice there: in the slices on the mesh, which programs read and change, and in the
+  variables of the model. Who reads one of those, or assigns to it, finds what programs have made of
+  it, at any time; a program finds what was assigned.
 
   Args:
     programs: what runs.
@@ -40,12 +42,39 @@ class ParallelModel:
   def __init__(self, programs: Programs):
     self._programs = programs
     self._running = 0
+    self._unsplit = hooks.Unsplit(programs.model)
     self.model = programs.model
+    # Of a model that stays behind the variables have the state.
+    weakref.finalize(self, programs.mirror.close).atexit = False
+
+  @property  # type: ignore[misc]
+  def __class__(self) -> Any:
+    """The class of the model, for `isinstance`; `type(parallel)` is `ParallelModel`."""
+    return type(self.model)
+
+  def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    """Calls the model, in Keras alone, with the state of the mesh."""
+    return self.model(*args, **kwargs)
 
   def __getattr__(self, name: str) -> Any:
-    if name.startswith("_") or name == "model":
+    # Without its own it is a copy that is being made.
+    if name in _OWN or name.startswith("__"):
       raise AttributeError(name)
+    if name in self._unsplit.NAMES and hasattr(self.model, name):
+      return self._unsplit.method(name)
     return getattr(self.model, name)
+
+  def __setattr__(self, name: str, value: Any) -> None:
+    if name in _OWN or hasattr(ParallelModel, name):
+      object.__setattr__(self, name, value)
+    else:
+      setattr(self.model, name, value)
+
+  def __delattr__(self, name: str) -> None:
+    delattr(self.model, name)
+
+  def __dir__(self) -> list[str]:
+    return sorted({*object.__dir__(self), *dir(self.model)})
 
   # ------------------------------------------------------------------- the mesh
 
@@ -91,7 +120,11 @@ class ParallelModel:
     return describe(function, machine=machine)
 
   def sync(self) -> None:
-    """Sets the variables of the Keras model to what the mesh has."""
+    """Sets the variables of the Keras model to what the mesh has.
+
+    Each is anyway when it is read; this is for readers that TensorFlow's Python does not see, such
+    as the functions of a tf.data.Dataset.
+    """
     self._programs.mirror.pull()
 
   # ------------------------------------------------------------- Keras' methods
@@ -122,7 +155,7 @@ class ParallelModel:
     return self._loop("predict", args, kwargs)
 
   def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-    """As `keras.Model.train_on_batch`, on the mesh; see `sync`."""
+    """As `keras.Model.train_on_batch`, on the mesh."""
     with self._on_mesh():
       return self.model.train_on_batch(*args, **kwargs)
 
@@ -135,44 +168,6 @@ class ParallelModel:
     """As `keras.Model.predict_on_batch`, on the mesh."""
     with self._on_mesh():
       return self.model.predict_on_batch(*args, **kwargs)
-
-  def save(self, *args: Any, **kwargs: Any) -> Any:
-    """As `keras.Model.save`: the model with the state of the mesh, optimizer included."""
-    self.sync()
-    return self.model.save(*args, **kwargs)
-
-  def save_weights(self, *args: Any, **kwargs: Any) -> Any:
-    """As `keras.Model.save_weights`."""
-    self.sync()
-    return self.model.save_weights(*args, **kwargs)
-
-  def load_weights(self, *args: Any, **kwargs: Any) -> Any:
-    """As `keras.Model.load_weights`."""
-    return self._written("load_weights", args, kwargs)
-
-  def get_weights(self) -> list[Any]:
-    """As `keras.Model.get_weights`."""
-    self.sync()
-    weights: list[Any] = self.model.get_weights()
-    return weights
-
-  def set_weights(self, weights: Any) -> None:
-    """As `keras.Model.set_weights`."""
-    self._written("set_weights", (weights,), {})
-
-  def export(self, *args: Any, **kwargs: Any) -> Any:
-    """As `keras.Model.export`: the plain model, with the state of the mesh."""
-    self.sync()
-    return self.model.export(*args, **kwargs)
-
-  def get_metrics_result(self) -> Any:
-    """As `keras.Model.get_metrics_result`."""
-    self.sync()
-    return self.model.get_metrics_result()
-
-  def reset_metrics(self) -> None:
-    """As `keras.Model.reset_metrics`."""
-    self._written("reset_metrics", (), {})
 
   def summary(self, print_fn: Callable[[str], Any] | None = None, **kwargs: Any) -> None:
     """As `keras.Model.summary`, and how each variable is split.
@@ -199,23 +194,9 @@ class ParallelModel:
 
   # ------------------------------------------------------------------- within
 
-  def _written(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    mirror = self._programs.mirror
-    return hooks.before_push(getattr(self.model, method), mirror)(*args, **kwargs)
-
   def _loop(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    method = getattr(self.model, name)
-    bound = inspect.signature(method).bind(*args, **kwargs)
-    mirror = self._programs.mirror
-    first = hooks.FirstCallback(mirror)
-    last = hooks.LastCallback(mirror, self._programs.never_assigned)
-    with self._on_mesh(), hooks.around(bound.arguments.get("callbacks"), first, last) as callbacks:
-      bound.arguments["callbacks"] = callbacks
-      try:
-        return method(*bound.args, **bound.kwargs)
-      finally:
-        if name != "predict":
-          self.sync()
+    with self._on_mesh():
+      return getattr(self.model, name)(*args, **kwargs)
 
   @contextlib.contextmanager
   def _on_mesh(self) -> Iterator[None]:
@@ -228,29 +209,17 @@ class ParallelModel:
         "parallelize: the model is compiled with run_eagerly=True, and a mesh runs programs; "
         "compile it without, and debug with tf.config.run_functions_eagerly(True)"
       )
-    self._programs.mirror.push()
     self._running += 1
     try:
-      with contextlib.ExitStack() as stack:
-        stack.enter_context(hooks.replaced(self.model, self._shadows()))
-        optimizer = getattr(self.model, "optimizer", None)
-        if optimizer is not None:
-          finalize = optimizer.finalize_variable_values
-          shadow = hooks.before_push(finalize, self._programs.mirror)
-          stack.enter_context(hooks.replaced(optimizer, {"finalize_variable_values": shadow}))
+      with hooks.replaced(self.model, self._shadows()):
         yield
     finally:
       self._running -= 1
 
   def _shadows(self) -> dict[str, Any]:
     """The attributes that the model has while it runs on the mesh."""
-    model, mirror, programs = self.model, self._programs.mirror, self._programs
-    shadows: dict[str, Any] = {
-      name: hooks.after_pull(getattr(model, name), mirror)
-      for name in ("get_weights", "save", "save_weights", "export")
-    }
-    for name in ("load_weights", "set_weights"):
-      shadows[name] = hooks.before_push(getattr(model, name), mirror)
+    programs = self._programs
+    shadows: dict[str, Any] = self._unsplit.methods()
     for name, function in (
       ("train", programs.train_function),
       ("test", programs.test_function),
@@ -259,16 +228,4 @@ class ParallelModel:
       shadows[f"{name}_function"] = function
       # Keras calls it before each loop, to make the function if there is none.
       shadows[f"make_{name}_function"] = lambda force=False, function=function: function
-    result, reset = model.get_metrics_result, model.reset_metrics
-
-    def get_metrics_result() -> Any:
-      if not tf.inside_function():  # Else it is traced, as a part of the program.
-        mirror.pull(programs.metric_variables())
-      return result()
-
-    def reset_metrics() -> None:
-      mirror.pull(programs.metric_variables())  # Else a zero might be no change.
-      reset()
-      mirror.push(programs.metric_variables())
-
-    return {**shadows, "get_metrics_result": get_metrics_result, "reset_metrics": reset_metrics}
+    return shadows

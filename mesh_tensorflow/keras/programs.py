@@ -19,7 +19,7 @@ import tensorflow as tf
 from mesh_tensorflow.errors import ArgumentError, GraphError
 from mesh_tensorflow.importing.imported import Imported, from_tensorflow
 from mesh_tensorflow.importing.originals import named_leaves
-from mesh_tensorflow.keras import steps
+from mesh_tensorflow.keras import access, steps
 from mesh_tensorflow.keras.batches import Batch, batch_of, batches
 from mesh_tensorflow.keras.deciding import Decision, decide, names_of, suited
 from mesh_tensorflow.keras.meshes import MeshChoice
@@ -152,18 +152,6 @@ class Programs:
 
   # ---------------------------------------------------------------------- variables
 
-  def metric_variables(self) -> list[tf.Variable]:
-    """The states of the metrics."""
-    return [v.value for v in self.model.metrics_variables]
-
-  def never_assigned(self) -> list[tf.Variable]:
-    """Variables of the optimizer that no program assigns: a learning rate."""
-    optimizer = getattr(self.model, "optimizer", None)
-    changed = set().union(*(p.assigned or () for p in self._made.values()))
-    named = {id(v.value): v.path for v in self._named()}
-    own = [] if optimizer is None else optimizer.variables
-    return [v.value for v in own if named[id(v.value)] not in changed]
-
   def names_of_model(self) -> set[str]:
     """Names, on the mesh, of the variables of the model itself."""
     own = {id(v.value) for v in self.model.variables}
@@ -180,7 +168,9 @@ class Programs:
       self._made[key] = self._make(kind, batch)
     program = self._made[key]
     assert program.function is not None
-    results = program.function(*batch.leaves)
+    self.mirror.push()
+    with access.unnoticed():
+      results = program.function(*batch.leaves)
     if program.assigned is None:
       graph = program.function.graph
       assert graph is not None
