@@ -8,7 +8,8 @@
     rules        what operations mean: `Rule`, `Labelled`, `Slicewise`
     families     a file of rules for each kind of operations
     building     a program's nodes become mtf operations
-    originals    names of a function's arguments and variables; functions: what a graph calls
+    originals    names of a function's arguments and variables; own_names: without counters of Keras
+    functions    what a graph calls
     models       a function for arguments of certain shapes: traced, followed, named
     tables       what an imported function says of itself; drawing: a picture of it
     imported     `from_tensorflow`, and the `Imported` that it returns

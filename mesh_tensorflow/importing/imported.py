@@ -127,6 +127,8 @@ class Imported:
     Raises:
       ShapeError: an argument has other sizes than the signature.
       DTypeError: it has another dtype.
+      LayoutError: when the function around it runs: a layout rule names a dimension that there is
+        not.
     """
     args = self._by_position(args, kwargs)
     flat = tf.nest.flatten(args)
@@ -136,6 +138,8 @@ class Imported:
         f"{self.__name__}: at least one argument must be an mtf.Tensor, got {list(args)}; call it "
         "inside of an mtf.function"
       )
+    # The names of its dimensions are derived: a layout rule with another one is a slip.
+    mesh.graph.checks_layout_names = True
     model = self._model_for(args)
     given = [x for x in flat if is_tensor(x) or hasattr(x, "__array__")]
     if len(given) != len(model.arguments):

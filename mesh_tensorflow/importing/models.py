@@ -22,6 +22,7 @@ from mesh_tensorflow.importing.originals import (
   parameter_names,
   variable_paths,
 )
+from mesh_tensorflow.importing.own_names import OwnNames
 from mesh_tensorflow.importing.rules import relate_program
 from mesh_tensorflow.importing.tracing import Result, Traced, trace
 from mesh_tensorflow.program.dimensions import Dimension, Shape
@@ -69,7 +70,9 @@ def make_model(
   _check_binding(title, original, specs)
   tf_specs = tf.nest.map_structure(_tf_spec, specs)
   _check_static(title, [(n, s) for (n, _), s in zip(leaves, tf.nest.flatten(tf_specs))])
-  traced = trace(callable_of(original), tf_specs, {}, variable_paths(original), fallback)
+  own = OwnNames(original)
+  paths = variable_paths(original, own)
+  traced = trace(callable_of(original), tf_specs, {}, paths, fallback, own.of)
   tensors = [(n, s) for n, s in leaves if is_tensor(s)]
   arguments = traced.program.inputs
   for (name, _), wire in zip(tensors, arguments):

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ArgumentError
+from mesh_tensorflow.importing.own_names import OwnNames, is_part
 
 
 def callable_of(fn: Any) -> Callable[..., Any]:
@@ -67,21 +68,22 @@ def named_leaves(name: str, structure: Any) -> Iterator[tuple[str, Any]]:
     yield name, structure
 
 
-def variable_paths(fn: Any) -> dict[int, tuple[str, bool]]:
+def variable_paths(fn: Any, own: OwnNames) -> dict[int, tuple[str, bool]]:
   """Names of the variables of a model or module, and whether they are trained.
 
   Args:
     fn: what the user gave: a Keras model or layer, a tf.Module, a method of one, or a function.
+    own: the names of its parts.
 
   Returns:
-    By the id of the tf.Variable. Those of other functions have the names that TensorFlow knows.
+    By the id of the tf.Variable. Those that are found nowhere have the names that TensorFlow knows.
   """
   owner = getattr(fn, "__self__", fn)
   found: dict[int, tuple[str, bool]] = {}
-  for v in _keras_variables(owner):
-    found[id(v.value)] = v.path, bool(v.trainable)
-  if not found and isinstance(owner, tf.Module):
+  if isinstance(owner, tf.Module):
     _walk(owner, "", found, set())
+  for v in (*_keras_variables(owner), *own.variables):
+    found.setdefault(id(v.value), (own.of(v.path) if is_part(v) else v.path, bool(v.trainable)))
   return found
 
 

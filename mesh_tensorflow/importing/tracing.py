@@ -73,6 +73,7 @@ def trace(
   kwargs: Mapping[str, Any],
   paths: Mapping[int, tuple[str, bool]],
   fallback: bool = False,
+  own_name: Callable[[str], str] = str,
 ) -> Traced:
   """Traces a function.
 
@@ -82,6 +83,8 @@ def trace(
     kwargs: likewise, by keyword.
     paths: by the id of a tf.Variable its name, and whether it is trained; others have TensorFlow's.
     fallback: whether operations without a rule are to be computed whole on each device.
+    own_name: gives operations, and variables without a path, names of TensorFlow's without counters
+      of the process.
 
   Raises:
     ShapeError: a tensor has no static shape.
@@ -91,7 +94,7 @@ def trace(
   def run() -> tuple[Any, Program]:
     function = fn if hasattr(fn, "get_concrete_function") else tf.function(fn)
     concrete = _concrete(function, args, kwargs)
-    return concrete, _Tracer(concrete, paths, fallback).program()
+    return concrete, _Tracer(concrete, paths, fallback, own_name).program()
 
   concrete, program = _eagerly(run)
   numbers = itertools.count()
@@ -144,16 +147,23 @@ def _concrete(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 class _Tracer:
   """Turns the operations of a concrete function into nodes."""
 
-  def __init__(self, concrete: Any, paths: Mapping[int, tuple[str, bool]], fallback: bool):
+  def __init__(
+    self,
+    concrete: Any,
+    paths: Mapping[int, tuple[str, bool]],
+    fallback: bool,
+    own_name: Callable[[str], str],
+  ):
     self._concrete = concrete
     self._fallback = fallback
+    self._own_name = own_name
     self._line_of_call = "no Python line"
     self._in_gradient = False
     self._library = FunctionLibrary(concrete.graph)
     self._records: dict[int, VariableRecord] = {}
     taken: set[str] = set()
     for v in concrete.variables:
-      path, trainable = paths.get(id(v), (v.name.split(":")[0], bool(v.trainable)))
+      path, trainable = paths.get(id(v), (own_name(v.name.split(":")[0]), bool(v.trainable)))
       unique = path
       while unique in taken:
         unique = f"{path}_{len(taken)}"
@@ -245,7 +255,7 @@ class _Tracer:
     arguments = [(n if n in settable else next(renamed, n), count) for n, count in arguments]
     return Node(
       op.type,
-      op.name,
+      self._own_name(op.name),
       tuple(inputs),
       tuple(outputs),
       attributes,

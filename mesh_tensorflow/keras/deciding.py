@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
 
+from mesh_tensorflow.errors import LayoutError
 from mesh_tensorflow.importing.imported import Imported
 from mesh_tensorflow.keras.layouts import MapLayout, VariableAxes, rules_of
 from mesh_tensorflow.keras.meshes import MeshChoice, is_distribution
 from mesh_tensorflow.meshes.layout import LayoutRules, convert_to_layout_rules
+from mesh_tensorflow.meshes.layout_names import check_mesh_names
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.planning.auto_layout import LayoutChoice, auto_layout
 from mesh_tensorflow.program.dimensions import Dimension, Shape
@@ -70,20 +71,14 @@ def decide(
     OutOfMemoryError: no layout fits into memory.
   """
   names = names_of(imported)
-  if mesh.given is not None and isinstance(layout, str) and layout == "auto":
-    if mesh.given.layout_rules.pairs:
-      layout = mesh.given.layout_rules
   shape = mesh.shape
+  by_hand = rules_by_hand(mesh, layout)
   if is_distribution(layout):
     assert shape is not None
     found = _of_distribution(layout, imported, _graph(mesh, body, signature), shape, model)
     return Decision(mesh.make(shape, found.rules), names, found)
-  if not isinstance(layout, str) or layout != "auto":
-    if shape is None:
-      shape = _shape_for(convert_to_layout_rules(layout), mesh.size)
-    rules = convert_to_layout_rules(layout)
-    _warn_of_unknown_names(rules, imported)
-    return Decision(mesh.make(shape, rules), names)
+  if by_hand is not None:
+    return Decision(mesh.make(shape or _shape_for(by_hand, mesh.size), by_hand), names)
   if mesh.size == 1:
     return Decision(mesh.make(shape or Shape([Dimension("all", 1)]), ""), names)
   any_mesh = mesh.make(shape or Shape([Dimension("all", mesh.size)]), "")
@@ -96,6 +91,28 @@ def decide(
   return Decision(mesh.make(choice.mesh_shape, choice.layout), names, None, choice)
 
 
+def rules_by_hand(mesh: MeshChoice, layout: Any) -> LayoutRules | None:
+  """The layout rules that a user wrote, for the layout or for the mesh; None if there are none.
+
+  Args:
+    mesh: the mesh.
+    layout: as of `decide`.
+
+  Raises:
+    LayoutError: a rule names a mesh dimension that there is not.
+  """
+  if isinstance(layout, str) and layout == "auto":
+    rules = LayoutRules([]) if mesh.given is None else mesh.given.layout_rules
+    if not rules.pairs:
+      return None
+  elif is_distribution(layout):
+    return None
+  else:
+    rules = convert_to_layout_rules(layout)
+  check_mesh_names(mesh.shape or _shape_for(rules, mesh.size), rules)
+  return rules
+
+
 def names_of(imported: Imported) -> dict[str, tuple[str | None, ...]]:
   """The names of the axes of the variables of an imported function; None for size 1."""
   return {
@@ -104,7 +121,7 @@ def names_of(imported: Imported) -> dict[str, tuple[str | None, ...]]:
 
 
 def suited(mesh_impl: MeshImpl, imported: Imported, always: Collection[str]) -> MeshImpl:
-  """The mesh without the rules that do not suit the sizes of a program.
+  """The mesh without the rules that do not suit a program: of sizes, or dimensions, of another one.
 
   A last batch that is smaller, say: its examples cannot be split, so each device computes all of
   them. Variables have the same sizes in all programs: their rules stay.
@@ -119,11 +136,13 @@ def suited(mesh_impl: MeshImpl, imported: Imported, always: Collection[str]) -> 
   unsuited = [
     (d, m)
     for d, m in mesh_impl.layout_rules.pairs
-    if d in dims and m in mesh and d not in always and dims[d].size % mesh[m]
+    if d not in always and (d not in dims or (m in mesh and dims[d].size % mesh[m]))
   ]
   if not unsuited:
     return mesh_impl
   for d, m in unsuited:
+    if d not in dims:
+      continue
     _LOG.info(
       "parallelize: %s:%d cannot be split over %s:%d, so each device computes all of it",
       *(d, dims[d].size, m, mesh[m]),
@@ -161,17 +180,16 @@ def _graph(mesh: MeshChoice, body: Callable[..., Any], signature: Sequence[Tenso
 
 
 def _shape_for(rules: LayoutRules, size: int) -> Shape:
-  """A mesh of so many devices for rules over one mesh dimension."""
+  """A mesh of so many devices for rules over one mesh dimension.
+
+  Raises:
+    LayoutError: they are over several, whose sizes nobody said.
+  """
   names = sorted({m for _, m in rules.pairs})
-  return Shape([Dimension(names[0] if len(names) == 1 else "all", size)])
-
-
-def _warn_of_unknown_names(rules: LayoutRules, imported: Imported) -> None:
-  for name, axis in rules.pairs:
-    if name not in imported.dimensions:
-      close = difflib.get_close_matches(name, imported.dimensions, 3)
-      _LOG.warning(
-        "parallelize: layout rule %s:%s has no effect: the program has no dimension %s%s; "
-        "`dimensions` prints what it has",
-        *(name, axis, name, f"; did you mean {' or '.join(close)}?" if close else ""),
-      )
+  if len(names) > 1:
+    raise LayoutError(
+      f"parallelize: the layout {rules.pairs} is over the mesh dimensions {', '.join(names)}, and "
+      f"of the mesh only its number of devices is given, {size}; give a mesh shape, as "
+      f"'{','.join(f'{n}:{size if i == 0 else 1}' for i, n in enumerate(names))}'"
+    )
+  return Shape([Dimension(names[0] if names else "all", size)])

@@ -27,8 +27,8 @@ class VariableAxes:
   """A variable with the names of its axes.
 
   Attributes:
-    path: as Keras has it.
-    variable: the keras.Variable.
+    path: its name here.
+    variable: the keras.Variable, whose path the patterns of a map are for.
     dims: for each axis the name of its dimension; None of size 1.
   """
 
@@ -89,7 +89,7 @@ def asked_of(
   """
   try:
     if isinstance(distribution, keras.distribution.LayoutMap):
-      layout = distribution[variable.path]
+      layout = distribution[variable.variable.path]
     else:
       layout = distribution.get_variable_layout(variable.variable)
   except ValueError as e:

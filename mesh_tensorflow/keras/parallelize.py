@@ -8,12 +8,12 @@ from typing import Any
 import keras
 
 from mesh_tensorflow.arguments.checking import checked
-from mesh_tensorflow.errors import ArgumentError, LayoutError
+from mesh_tensorflow.errors import ArgumentError
+from mesh_tensorflow.keras.deciding import rules_by_hand
 from mesh_tensorflow.keras.meshes import check_same_mesh, convert_to_mesh, is_distribution
 from mesh_tensorflow.keras.parallel_model import ParallelModel
 from mesh_tensorflow.keras.programs import Programs
 from mesh_tensorflow.keras.steps import check_model
-from mesh_tensorflow.meshes.layout import convert_to_layout_rules
 
 
 @checked
@@ -50,7 +50,8 @@ def parallelize(
 
   Raises:
     ArgumentError: the model is no Keras model on TensorFlow, or the mesh is none.
-    LayoutError: the layout is for another mesh.
+    LayoutError: the layout is for another mesh. A rule for a dimension that there is not is told at
+      the first batch.
     MeshShapeError: the mesh has no devices, or two dimensions of one name.
   """
   check_model(model)
@@ -69,14 +70,8 @@ def parallelize(
     layout = mesh_impl_or_shape
   if is_distribution(layout):
     check_same_mesh(mesh, layout)
-  elif not (isinstance(layout, str) and layout == "auto"):
-    layout = convert_to_layout_rules(layout)
-    known = mesh.shape.dimension_names if mesh.shape is not None else None
-    for name, axis in layout.pairs:
-      if known is not None and axis not in known:
-        raise LayoutError(
-          f"parallelize: layout rule {name}:{axis}: the mesh {mesh.shape} has no dimension {axis}"
-        )
+  else:
+    rules_by_hand(mesh, layout)
   if fallback not in ("error", "replicate"):
     raise ArgumentError(f"parallelize: fallback is 'error' or 'replicate', got {fallback!r}")
   return ParallelModel(Programs(model, mesh, layout, dims or {}, fallback))

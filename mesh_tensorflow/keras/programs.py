@@ -21,9 +21,10 @@ from mesh_tensorflow.importing.imported import Imported, from_tensorflow
 from mesh_tensorflow.importing.originals import named_leaves
 from mesh_tensorflow.keras import access, steps
 from mesh_tensorflow.keras.batches import Batch, batch_of, batches
-from mesh_tensorflow.keras.deciding import Decision, decide, names_of, suited
+from mesh_tensorflow.keras.deciding import Decision, decide, names_of, rules_by_hand, suited
 from mesh_tensorflow.keras.meshes import MeshChoice
 from mesh_tensorflow.keras.mirror import Mirror
+from mesh_tensorflow.meshes.layout_names import unknown_dimension
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.assignments import Assign
 from mesh_tensorflow.operations.gradients import gradients
@@ -90,6 +91,7 @@ class Programs:
     # By id; they hold the variables, so that no other one gets the id.
     self._variables: dict[int, steps.NamedVariable] = {}
     self._others: list[tf.Variable] = []  # Those that a step uses, and Keras knows nothing of.
+    self._known_names: set[str] = set()
     self._complete = False  # Whether Keras has made all variables.
 
   @property
@@ -186,7 +188,7 @@ class Programs:
       self._complete = kind != "predict"
     if kind == "train" and not self.model.trainable_variables:
       raise ArgumentError("parallelize: the model has no trainable variables")
-    step = steps.Step(fn, batch.names, self._named())
+    step = steps.Step(fn, batch.names, self._named(), self.model)
     others = step.unnamed(batch.signature)
     if others:  # Slots of a second optimizer, say, that a train_step of the model's own has.
       self._others += others
@@ -198,6 +200,7 @@ class Programs:
     program = Program(kind, batch, imported, takes_gradients)
     signature = [TensorSpec(shape, t.dtype) for shape, t in zip(imported.arguments, batch.leaves)]
     body = functools.partial(self._body, program)
+    self._check_layout_names(kind, imported)
     if self.decision is None:
       self.decision = decide(self._mesh, self._layout, imported, body, signature, self.model)
       self.mirror.attach(self.decision.mesh_impl.variable_store)
@@ -206,13 +209,46 @@ class Programs:
       self.decision.names.update({**names_of(imported), **self.decision.names})
     imported.store_as({k: v for k, v in self.decision.stored.items() if k in names_of(imported)})
     program.update = None  # It was made while variables had other names.
-    of_variables = {n for names in self.decision.names.values() for n in names if n is not None}
+    stored = (*self.decision.names.values(), *self.decision.stored.values())
+    of_variables = {n for names in stored for n in names if n is not None}
     impl = suited(self.decision.mesh_impl, imported, of_variables)
     program.function = Function(body, impl, signature, "mesh")
     program.function.__name__ = f"{self.model.name} {kind}"
     # The first run makes the mesh's variables, of the values that the originals have now.
     self.mirror.enter({v.path: v.value for v in self._named()})
     return program
+
+  def _check_layout_names(self, kind: str, imported: Imported) -> None:
+    """Checks that the rules a user wrote are for dimensions that there are.
+
+    Raises:
+      LayoutError: one is not.
+    """
+    rules = rules_by_hand(self._mesh, self._layout)
+    self._known_names.update(imported.dimensions)
+    own = {v.path.rpartition("/")[0] for v in self._variables.values()}
+    of_keras = {v.path.rpartition("/")[0]: id(v.value) for v in self.model.variables}
+    for name, axis in [] if rules is None else rules.pairs:
+      layer, _, role = name.rpartition(".")
+      meant = self._variables.get(of_keras.get(layer, 0))
+      meant_name = None if meant is None else f"{meant.path.rpartition('/')[0]}.{role}"
+      if name in self._known_names:
+        if meant_name != name and meant_name in self._known_names and layer in own:
+          _LOG.warning(
+            "parallelize: layout rule %s:%s: numbers of names count within the model here; %s "
+            "is not Keras' layer %s, whose dimension is %s",
+            *(name, axis, name, layer, meant_name),
+          )
+      elif kind == "train" or not self._may_come(layer, name):
+        known = meant_name if meant_name in self._known_names else None
+        raise unknown_dimension(name, axis, self._known_names, known)
+
+  def _may_come(self, layer: str, name: str) -> bool:
+    """Whether a step of training may have a dimension that one of another kind has not."""
+    if getattr(self.model, "optimizer", None) is None:
+      return False
+    given = {n for names in self._dims.values() for n in names}
+    return name in given or layer.partition("/")[0] in steps.ARGUMENTS
 
   def _step_of(self, kind: str) -> Callable[..., Any]:
     if kind == "train":
@@ -279,7 +315,8 @@ class Programs:
     present = [found.get(p) is not None for p in paths]
     given = [g for p in paths if (g := found.get(p)) is not None]
     if program.update is None:
-      step = steps.Step(steps.update_step(self.model, present), ["gradients"], self._named())
+      fn = steps.update_step(self.model, present)
+      step = steps.Step(fn, ["gradients"], self._named(), self.model)
       dims = self._names_in_update(step, given, tensors)
       program.update = from_tensorflow(step, None, dims, self._fallback)
     program.update(given)

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ArgumentError, UnsupportedError
+from mesh_tensorflow.importing.own_names import OwnNames
 
 # Names of the arguments of a step, as `dims` of `parallelize` has them.
 ARGUMENTS = ("inputs", "targets", "sample_weight")
@@ -162,7 +163,7 @@ def named_variables(
   """All variables of a model, its metrics and its optimizer, each with another name.
 
   Keras has the same path for several of them: the slots of Adafactor, metrics of one class, and
-  those of a model that is compiled anew.
+  those of a model that is compiled anew. Numbers that count in the process count in the model here.
 
   Args:
     model: a model, built and compiled.
@@ -176,6 +177,9 @@ def named_variables(
     *([] if optimizer is None else optimizer.variables),
   ]
   pairs = [(v.path, v.value) for v in of_keras]
+  if any(id(value) not in known for _, value in pairs):
+    own = OwnNames(model, [v.path for v in model.variables])
+    pairs = [(own.of(path), value) for path, value in pairs]
   pairs += [(v.name.split(":")[0], v) for v in others]
   trained = {id(v.value) for v in model.trainable_variables}
   taken = {v.path for v in known.values()}
@@ -200,12 +204,18 @@ class Step:
     fn: one of the functions above.
     names: its parameters that are given.
     variables: the `NamedVariable`s.
+    model: the model, whose parts have names.
   """
 
   def __init__(
-    self, fn: Callable[..., Any], names: Sequence[str], variables: Sequence[NamedVariable]
+    self,
+    fn: Callable[..., Any],
+    names: Sequence[str],
+    variables: Sequence[NamedVariable],
+    model: Any = None,
   ):
     self.name = fn.__name__
+    self.model = model
     self.variables = list(variables)
 
     def call(*args: Any) -> Any:

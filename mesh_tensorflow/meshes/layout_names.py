@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from mesh_tensorflow.errors import LayoutError
 from mesh_tensorflow.meshes.layout import LayoutRules
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.program.dimensions import Shape
-from mesh_tensorflow.program.graph import Graph
+from mesh_tensorflow.program.graph import Graph, Operation
 
 
 def dimension_names(graph: Graph) -> set[str]:
   """Names of the dimensions of all tensors of a graph."""
-  return {n for op in graph.operations for t in op.outputs for n in t.shape.dimension_names}
+  return set(_names(graph.operations))
+
+
+def _names(operations: Iterable[Operation]) -> Iterator[str]:
+  for op in operations:
+    yield from (n for t in op.outputs for n in t.shape.dimension_names)
+    yield from _names(getattr(op, "inner_operations", ()))  # Of a loop.
 
 
 def check_mesh_names(
@@ -55,11 +61,26 @@ def check_tensor_names(mesh_impl: MeshImpl, graph: Graph, usual: Collection[str]
     if mesh_name not in mesh_impl.shape.dimension_names:
       continue
     if tensor_name not in present and tensor_name not in usual:
-      raise LayoutError(
-        f"layout rule {tensor_name}:{mesh_name}: no tensor of the model has a dimension "
-        f"{tensor_name!r}{_did_you_mean(tensor_name, present)}; the dimensions are "
-        f"{', '.join(sorted(n for n in present if not n.startswith('_')))}"
-      )
+      raise unknown_dimension(tensor_name, mesh_name, present)
+
+
+def unknown_dimension(
+  tensor_name: str, mesh_name: str, present: Collection[str], meant: str | None = None
+) -> LayoutError:
+  """The error for a rule whose tensor dimension a program does not have.
+
+  Args:
+    tensor_name: the dimension.
+    mesh_name: the mesh dimension of the rule.
+    present: names of the dimensions of the program.
+    meant: the one that is certainly meant, if that is known.
+  """
+  hint = f"; did you mean {meant}?" if meant else _did_you_mean(tensor_name, present)
+  return LayoutError(
+    f"layout rule {tensor_name}:{mesh_name}: no tensor of the model has a dimension "
+    f"{tensor_name!r}{hint}; the dimensions are "
+    f"{', '.join(sorted(n for n in present if not n.startswith('_')))}"
+  )
 
 
 def check_names(mesh_impl: MeshImpl, graph: Graph) -> None:

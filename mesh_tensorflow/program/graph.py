@@ -63,6 +63,9 @@ class Graph:
     self.random_seed: int | Tensor | None = None
     # The training step, for optimizers and schedules: a scalar Tensor, or None.
     self.global_step: Tensor | None = None
+    # Whether a layout rule for a dimension that no tensor has is an error when it is lowered. In
+    # programs whose names their author writes, layouts for several programs are usual.
+    self.checks_layout_names = False
 
   @property
   def operations(self) -> list[Operation]:

@@ -20,6 +20,7 @@ from mesh_tensorflow.errors import (
 )
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
+from mesh_tensorflow.meshes.layout_names import check_tensor_names
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.store import StoredVariable
 from mesh_tensorflow.numerics import random_bits
@@ -78,12 +79,20 @@ class Lowering:
     self._loop_key: Any = None
     if autostack:
       self.autostack()
+    if graph.checks_layout_names:
+      self.check_layout_names()
     # All of them before the first is lowered, which already makes variables on the devices.
     for op in graph.operations:
       op.verify_layout(self.mesh_impl(op))
     self.lower_operations(graph.operations)
     if log_file is not None or _LOG.isEnabledFor(logging.INFO):
       self._report(log_file)
+
+  def check_layout_names(self) -> None:
+    """Raises `LayoutError` for a layout rule of which neither graph nor variables know the name."""
+    for impl in self.mesh_to_impl.values():
+      of_variables = {n for v in impl.variable_store for n in v.shape.dimension_names}
+      check_tensor_names(impl, self.graph, of_variables)
 
   # ------------------------------------------------------- used by operations
 

@@ -68,7 +68,7 @@ def test_recommender_with_tables_split_over_both_axes(cpu_devices: list[str]) ->
   model = image_models.recommender()
   tables = [("embedding.vocabulary", "r"), ("embedding_1.vocabulary", "c")]
   for simd, devices in ((False, cpu_devices[:4]), (True, cpu_devices)):
-    both = both_of(model, True, [*tables, ("xs_0.0", "r")], devices, simd=simd)
+    both = both_of(model, True, [*tables, ("argument_0.0", "r")], devices, simd=simd)
     assert both.difference < 1e-5
 
 

@@ -63,7 +63,7 @@ def test_training_by_optimizer_and_back(cpu_devices: list[str]) -> None:
     loss = mtf.reduce_sum(mtf.square(y))
     variables = x.mesh.graph.trainable_variables
     grads = mtf.gradients([loss], [v.value for v in variables])
-    mtf.optimize.SgdOptimizer(learning_rate=0.01).apply_grads(grads, variables)
+    mtf.optimize.SgdOptimizer(learning_rate=0.001).apply_grads(grads, variables)
     return loss
 
   x = floats(4, 8)
@@ -78,7 +78,7 @@ def test_training_by_optimizer_and_back(cpu_devices: list[str]) -> None:
       loss = tf.reduce_sum(twin(tf.constant(x)) ** 2)
     np.testing.assert_allclose(expected, float(loss), rtol=1e-5)
     for v, g in zip(twin.trainable_variables, tape.gradient(loss, twin.trainable_variables)):
-      v.assign_sub(0.01 * g)
+      v.assign_sub(0.001 * g)
   for a, b in zip(module.variables, twin.variables):
     np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6)
   assert module.calls.numpy() == 3
@@ -180,7 +180,7 @@ def test_functions_in_functions_and_saved_models(
     return loaded(total), loaded(inner(x)[0]), parts
 
   x = floats(4, 8)
-  both = comparing.compare(fn, [x], "x.0:r,x.1:c", cpu_devices[:4])
+  both = comparing.compare(fn, [x], "x.0:r,Identity_2.1:c", cpu_devices[:4])
   assert both.difference < 1e-5
   assert len(both.imported.variables) == 5
 

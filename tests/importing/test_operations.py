@@ -138,7 +138,7 @@ def test_one_tensor_for_two_arguments_and_two_for_one_name(cpu_devices: list[str
   mesh = mtf.Mesh(graph, "mesh")
   x = mtf.import_tf_tensor(mesh, X, mtf.Shape([("a", 4), ("b", 6), ("c", 8)]))
   product, zero = imported(x, x)
-  lowering = mtf.Lowering(graph, {mesh: mtf.PlacementMeshImpl("r:2", "x.1:r", cpu_devices[:2])})
+  lowering = mtf.Lowering(graph, {mesh: mtf.PlacementMeshImpl("r:2", "y.1:r", cpu_devices[:2])})
   np.testing.assert_allclose(
     lowering.export_to_tf_tensor(product), X @ X.transpose(0, 2, 1), rtol=1e-5, atol=1e-5
   )

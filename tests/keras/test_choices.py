@@ -33,7 +33,7 @@ def test_the_arguments_of_a_step(data, names, names_of_inputs):
 
 @pytest.mark.parametrize(
   ("rules", "name"),
-  [("a:rows", "rows"), ("a:rows;b:rows", "rows"), ("a:r;b:s", "all"), ("", "all")],
+  [("a:rows", "rows"), ("a:rows;b:rows", "rows"), ("", "all")],
 )
 def test_a_mesh_for_layout_rules(rules, name):
   shape = deciding._shape_for(mtf.convert_to_layout_rules(rules), 4)
@@ -95,9 +95,12 @@ def test_rules_that_do_not_suit_a_program_are_left_out_unless_they_always_hold(c
   impl = mtf.PlacementMeshImpl("rows:2,cols:2", "a:rows;b:cols;c:cols;d:cols", cpu_devices[:4])
   sizes = {"a": 5, "b": 5, "c": 4, "e": 5}
   imported = types.SimpleNamespace(dimensions={n: mtf.Dimension(n, s) for n, s in sizes.items()})
-  left = deciding.suited(impl, imported, ["b"]).layout_rules
+  left = deciding.suited(impl, imported, ["b", "d"]).layout_rules
   assert left == mtf.convert_to_layout_rules("b:cols;c:cols;d:cols")
-  assert deciding.suited(impl, imported, ["a", "b"]) is impl
+  assert deciding.suited(impl, imported, ["a", "b", "d"]) is impl
+  # Of a dimension of other programs, too.
+  left = deciding.suited(impl, imported, ["a", "b"]).layout_rules
+  assert left == mtf.convert_to_layout_rules("a:rows;b:cols;c:cols")
 
 
 def test_a_map_without_a_mesh_splits_examples_over_the_first_axis():

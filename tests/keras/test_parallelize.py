@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import keras
@@ -51,8 +52,13 @@ def test_refused_at_once() -> None:
     mtf.keras.parallelize(3, "rows:2")
   with pytest.raises(ArgumentError, match="give a mesh"):
     mtf.keras.parallelize(small())
-  with pytest.raises(LayoutError, match="batch:lines: the mesh .* has no dimension lines"):
-    mtf.keras.parallelize(small(), "rows:2", "batch:lines")
+  message = "batch:row: the mesh has no dimension 'row'; it has rows; did you mean rows?"
+  with pytest.raises(LayoutError, match=re.escape(message)):
+    mtf.keras.parallelize(small(), "rows:2", "batch:row")
+  with pytest.raises(LayoutError, match="has no dimension 'lines'; it has rows, cols"):
+    mtf.keras.parallelize(small(), placement(layout="batch:lines"))
+  with pytest.raises(LayoutError, match="over the mesh dimensions cols, rows, .* a mesh shape"):
+    mtf.keras.parallelize(small(), 4, "batch:rows,net/up.units:cols")
   with pytest.raises(ArgumentError, match="fallback is"):
     mtf.keras.parallelize(small(), "rows:2", fallback="never")
   mesh = keras.distribution.DeviceMesh((2,), ("data",), ["cpu:0", "cpu:1"])
