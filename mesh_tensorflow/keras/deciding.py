@@ -88,6 +88,13 @@ def decide(
   else:
     choice = auto_layout(planned, mesh_shape=shape, time_limit=_SEARCH_SECONDS)
   _LOG.info("parallelize: layout %s", choice.layout.pairs)
+  unsplit = choice.why_unsplit()
+  if unsplit:
+    _LOG.warning(
+      "parallelize: the automatic layout splits nothing over the mesh %s: %s. A larger batch or "
+      "model may be split; a layout by hand is taken as it is",
+      *(",".join(f"{m.name}:{m.size}" for m in choice.mesh_shape), unsplit),
+    )
   return Decision(mesh.make(choice.mesh_shape, choice.layout), names, None, choice)
 
 

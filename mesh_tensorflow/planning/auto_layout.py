@@ -57,6 +57,22 @@ class LayoutChoice:
   search_seconds: float
   settings: str = ""
 
+  def why_unsplit(self) -> str:
+    """Why the layout splits nothing over the mesh, with figures; "" if it splits something."""
+    if self.layout.pairs or self.mesh_shape.size == 1:
+      return ""
+    whole = f"whole on each device, a step is predicted to take {format_seconds(self.seconds)}"
+    split = next((c for c in self.alternatives if c.layout.pairs), None)
+    if split is None:
+      ended = "" if self.proven else f"; the search ended after {self.search_seconds:.1f} s"
+      found = 1 + len(self.alternatives)
+      return f"{whole}, and none of the {found} best layouts found splits anything{ended}"
+    rules = ",".join(f"{t}:{m}" for t, m in split.layout.pairs)
+    return (
+      f"{whole}, and {format_seconds(split.seconds)} by the best layout that splits something "
+      f"({rules}), as its exchanges take more time than is saved ({self.machine.name})"
+    )
+
   def to_text(self) -> str:
     """The choice and its alternatives as a table of at most 100 columns."""
     how = "no layout is faster" if self.proven else "the best found: the search was not complete"
@@ -79,7 +95,9 @@ class LayoutChoice:
       f"{how} ({self.search_seconds:.1f} s)"
     )
     indent = " " * (max(map(len, [header, *lines])) + 2)
-    written = [first, header.ljust(len(indent)) + "layout"]
+    unsplit = self.why_unsplit()
+    told = textwrap.wrap(f"Nothing is split: {unsplit}", WIDTH) if unsplit else []
+    written = [first, *told, header.ljust(len(indent)) + "layout"]
     for line, c in zip(lines, choices):
       layout = ", ".join(f"{t}:{m}" for t, m in c.layout.pairs) or "(no rules)"
       start = line.ljust(len(indent))

@@ -80,6 +80,23 @@ def test_refused_at_a_first_batch() -> None:
     parallel.predict_on_batch(tf.constant(["a", "b"]))
 
 
+@pytest.mark.parametrize("mesh", ["rows:2,cols:2", 2])
+def test_an_automatic_layout_that_splits_nothing_says_why(
+  mesh: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+  parallel = mtf.keras.parallelize(compiled(make=single), mesh)
+  parallel.train_on_batch(X[:8], Y[:8])
+  assert parallel.layout is not None and not parallel.layout.pairs
+  (text,) = [r.getMessage() for r in caplog.records if "splits nothing" in r.getMessage()]
+  assert re.search(r"the mesh (rows:2,cols:2|mesh_0:2): whole on each device, a step is", text)
+  assert re.search(r"take [\d.]+ m?s, and [\d.]+ m?s by the best layout that splits", text)
+
+
+def test_a_mesh_that_divides_nothing() -> None:
+  with pytest.raises(LayoutError, match="rows:3 divides no dimension .*batch:8"):
+    mtf.keras.parallelize(compiled(make=single), "rows:3").train_on_batch(X[:8], Y[:8])
+
+
 def test_names_of_the_user() -> None:
   dims = {"inputs": ["examples", "features"], "net/down/kernel": [None, "classes"]}
   parallel = mtf.keras.parallelize(

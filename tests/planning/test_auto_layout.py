@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import random
 
@@ -9,6 +10,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ArgumentError, ConfigError, LayoutError, OutOfMemoryError
 from mesh_tensorflow.planning import Machine
 from mesh_tensorflow.planning.task import _factorizations
+from mesh_tensorflow.planning.text import format_seconds
 from tests.planning.test_machine import fields
 
 # Exchanges cost about as much as computing here, so that layouts differ.
@@ -293,3 +295,26 @@ def test_factorizations():
   assert list(_factorizations(12, 2)) == [(6, 2), (4, 3), (3, 4), (2, 6)]
   assert list(_factorizations(8, 3)) == [(2, 2, 2)]
   assert list(_factorizations(1, 1)) == []
+
+
+def test_why_nothing_is_split():
+  """Exchanges of a small program take more time than is saved; both figures are told."""
+  graph = mtf.Graph()
+  mesh = mtf.Mesh(graph, "m")
+  x = mtf.import_tf_tensor(mesh, np.ones([4, 4], np.float32), mtf.Shape([("a", 4), ("b", 4)]))
+  w = mtf.get_variable(mesh, "w", mtf.Shape([("b", 4), ("c", 4)]))
+  result = mtf.reduce_sum(mtf.einsum([x, w], output_shape=mtf.Shape([("a", 4), ("c", 4)])))
+  machine = Machine.from_dict(fields(links__1__latency=1.0))
+  found = mtf.auto_layout(graph, mesh_shape="r:2", machine=machine, results=[result])
+  assert not found.layout.pairs
+  best = next(c for c in found.alternatives if c.layout.pairs)
+  seconds = [format_seconds(c.seconds) for c in (found, best)]
+  why = found.why_unsplit()
+  assert f"take {seconds[0]}, and {seconds[1]} by the best layout that splits something" in why
+  assert ",".join(f"{t}:{m}" for t, m in best.layout.pairs) in why
+  assert why[:30] in str(found)
+  assert (
+    best.why_unsplit() == "" == dataclasses.replace(found, mesh_shape=mtf.Shape([])).why_unsplit()
+  )
+  alone = dataclasses.replace(found, alternatives=(), proven=False, search_seconds=2.0)
+  assert alone.why_unsplit().endswith("splits anything; the search ended after 2.0 s")
