@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -45,10 +46,34 @@ def compiled(
   return model
 
 
+_searched: list[bool] = []
+
+
+def searched() -> bool:
+  """Whether layouts are searched, in place of those that tests give."""
+  return bool(_searched)
+
+
+@contextlib.contextmanager
+def search() -> Iterator[None]:
+  """Has layouts searched, in place of those that tests give."""
+  _searched.append(True)
+  try:
+    yield
+  finally:
+    _searched.pop()
+
+
 def placement(shape: str = "rows:2,cols:2", layout: str = LAYOUT) -> mtf.PlacementMeshImpl:
   """A mesh of the first virtual CPUs."""
   size = mtf.convert_to_shape(shape).size
-  return mtf.PlacementMeshImpl(shape, layout, [f"/device:CPU:{i}" for i in range(size)])
+  rules = "" if searched() else layout
+  return mtf.PlacementMeshImpl(shape, rules, [f"/device:CPU:{i}" for i in range(size)])
+
+
+def simd(shape: str = "rows:2,cols:2", layout: str = LAYOUT) -> mtf.SimdMeshImpl:
+  """Likewise, of one program for all devices."""
+  return mtf.SimdMeshImpl(shape, "" if searched() else layout)
 
 
 def assert_same_variables(a: keras.Model, b: keras.Model, tolerance: float = 1e-4) -> None:

@@ -26,6 +26,7 @@ from tests.keras.models import (
 # TensorFlow comes without it, and Keras' callback needs it.
 HAS_TENSORBOARD = importlib.util.find_spec("tensorboard") is not None
 pytestmark = pytest.mark.long
+SEARCHED_TOO = True
 LAYOUT = "batch:rows,net/down.units:cols"
 FIT = {"batch_size": 8, "epochs": 4, "shuffle": False, "verbose": 0}
 

@@ -13,7 +13,6 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import GraphError
 from tests.keras.models import (
-  LAYOUT,
   RNG,
   X,
   Y,
@@ -21,9 +20,13 @@ from tests.keras.models import (
   assert_same_variables,
   compiled,
   placement,
+  searched,
+  simd,
   small,
 )
 
+SEARCHED_TOO = True
+LONG_IF_SEARCHED = ("test_keras_functions_are_back_afterwards", "test_before_a_first_step")
 FIT = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
 
 
@@ -32,15 +35,15 @@ class TestFit:
   def test_history_weights_and_slots_are_those_of_keras(self, kind: str) -> None:
     # The last batch has 6 examples, and those of the validation 5: neither is split in two rows.
     theirs, ours = compiled(), compiled()
-    mesh = placement() if kind == "placement" else mtf.SimdMeshImpl("rows:2,cols:2", LAYOUT)
+    mesh = placement() if kind == "placement" else simd()
     parallel = mtf.keras.parallelize(ours, mesh)
     kwargs = {**FIT, "validation_data": (X[:5], Y[:5])}
     expected = theirs.fit(X[:21], Y[:21], **kwargs)
     history = parallel.fit(X[:21], Y[:21], **kwargs)
     assert_same_history(history, expected)
     assert_same_variables(ours, theirs)
-    stored = mesh.variable_store["net/up/kernel"]
-    assert stored.slice_shape == (8, 8)
+    if not searched():
+      assert mesh.variable_store["net/up/kernel"].slice_shape == (8, 8)
     assert int(ours.optimizer.iterations.numpy()) == 6
     np.testing.assert_allclose(
       parallel.predict(X[:21], batch_size=8, verbose=0),
@@ -232,9 +235,11 @@ class TestSummary:
     lines: list[str] = []
     parallel.summary(print_fn=lambda text, **_: lines.append(text))
     row = next(line for line in lines[-1].splitlines() if "net/up/kernel" in line)
-    assert row.split() == ["net/up/kernel", "8", "x", "16/cols", "512", "B", "256", "B"]
     assert parallel.dimensions["net/up.units"].size == 16
     report = parallel.describe()
+    if searched():
+      return
+    assert row.split() == ["net/up/kernel", "8", "x", "16/cols", "512", "B", "256", "B"]
     assert {p.name: p.bytes_per_device for p in report.variables}["net/up/kernel"] == 256
 
   def test_memory_of_a_device_is_a_part_of_the_model(self) -> None:
@@ -250,9 +255,10 @@ class TestSummary:
     whole = 4 * sum(int(np.prod(v.shape)) for v in [*model.variables, *model.optimizer.variables])
     report = parallel.describe()
     stored = sum(v.nbytes for v in _slices_of(parallel.mesh_impl, 0))
-    assert stored < whole / 7
     assert report.memory.variables == stored
-    assert report.memory.total < whole / 2
+    if not searched():
+      assert stored < whole / 7
+      assert report.memory.total < whole / 2
 
   def test_before_a_first_step(self) -> None:
     parallel = mtf.keras.parallelize(small(), placement())

@@ -14,6 +14,8 @@ from keras import optimizers as o
 import mesh_tensorflow as mtf
 from tests.keras.models import assert_same_variables, compiled, placement, single
 
+SEARCHED_TOO = True
+LONG_IF_SEARCHED = ("test_updates_with_conditions",)
 # Those of the issue with the options that change the update, and others.
 CASES: dict[str, Callable[[], Any]] = {
   "sgd": lambda: o.SGD(0.1),

@@ -18,6 +18,15 @@ from mesh_tensorflow.keras import access
 from mesh_tensorflow.meshes.store import StoredVariable
 from tests.keras.models import X, Y, assert_same_variables, compiled, placement, single
 
+SEARCHED_TOO = True
+LONG_IF_SEARCHED = (
+  "test_each_action_after_each_batch",
+  "test_export",
+  "test_in_a_graph",
+  "test_class_and_call",
+  "test_attributes_reach_it",
+  "test_stop_training_within_a_loop",
+)
 FIT = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
 
 

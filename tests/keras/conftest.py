@@ -1,0 +1,46 @@
+"""Tests that give layouts by hand run a second time, with the layout that is searched.
+
+So do those of a module that says `SEARCHED_TOO = True`; of the functions in its `LONG_IF_SEARCHED`
+the second time is a long test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mesh_tensorflow.keras import deciding
+from tests.importing.comparing import slow_machine
+from tests.keras import models
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+  if not getattr(metafunc.module, "SEARCHED_TOO", False):
+    return
+  is_long = metafunc.function.__name__ in getattr(metafunc.module, "LONG_IF_SEARCHED", ())
+  mark = pytest.mark.long if is_long else pytest.mark.slow
+  metafunc.fixturenames.append("layouts_of")
+  metafunc.parametrize("layouts_of", ["given", pytest.param("auto", marks=mark)], indirect=True)
+
+
+@pytest.fixture
+def layouts_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+  """Whose layouts meshes of `models` have: the test's, or those of an automatic layout.
+
+  The machine is one whose devices compute so slowly that splitting pays even for models of tests.
+  """
+  if request.param == "given":
+    yield request.param
+    return
+  plain, choices = deciding.auto_layout, []
+
+  def search(program: Any, **kwargs: Any) -> Any:
+    choices.append(plain(program, **{**kwargs, "machine": slow_machine(), "time_limit": 5.0}))
+    return choices[-1]
+
+  monkeypatch.setattr(deciding, "auto_layout", search)
+  with models.search():
+    yield request.param
+  assert all(c.layout.pairs for c in choices)
