@@ -35,6 +35,9 @@ PARAM = "--gin_param"
 SET = "--set"
 COMMAND_LINE = (PARAM, SET)
 
+# A name that a file of the TF1 library (problems/lm1b.gin) has wrong, so that it did not parse.
+_MISNAMED = (re.compile(r"\bdataset\.(?=get_tfds_vocabulary\b)"), "vocabulary.")
+
 
 class TextDelegate(config_parser.ParserDelegate):  # type: ignore[misc] # gin has no types.
   """Reads references and macros as what they are called."""
@@ -126,6 +129,7 @@ class Reader:
     self, text: str, shown: str, files: tuple[str, ...], place: Callable[[int], Place]
   ) -> None:
     """Goes through the statements of a file or of all `--gin_param`s."""
+    text = _MISNAMED[0].sub(_MISNAMED[1], text)
     lines = list(io.StringIO(text))
     given_to_gin = 0
     dynamic = False

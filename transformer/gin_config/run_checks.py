@@ -153,12 +153,21 @@ class _Run:
         continue
       if scope in self._scopes or (scope == "" and not self._all_bound_elsewhere(bound)):
         continue
+      if self._is_of_several_types(bound):
+        continue
       what = f"of the {scope}" if scope else "without a scope"
       uses = " and ".join(f"{s}/" if s else "no scope" for s in self._scopes)
       raise ConfigError(
         f"gin: {bound.place} lists the layers {what}, but model_type {self._model_type!r} "
         f"({self._model_type_place}) takes those of {uses}: they would not be used"
       )
+
+  def _is_of_several_types(self, bound: Setting) -> bool:
+    """Whether what was given with a list has one for this model type, too, as defaults.gin has."""
+    return any(
+      s.level == bound.level and s.key in [(scope, *bound.key[1:]) for scope in self._scopes]
+      for s in self._settings.all
+    )
 
   def _all_bound_elsewhere(self, bound: Setting) -> bool:
     """Whether every scope of the model has a list of its own, which wins."""
