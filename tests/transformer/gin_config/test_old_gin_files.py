@@ -57,7 +57,9 @@ def copies(tmp_path_factory) -> pathlib.Path:
   shutil.copytree(GIN, folder)
   lm1b = folder / "problems" / "lm1b.gin"
   text = lm1b.read_text()
-  old = text.replace("vocabulary.get_tfds_vocabulary.dataset", "dataset.get_tfds_vocabulary.dataset")
+  old = text.replace(
+    "vocabulary.get_tfds_vocabulary.dataset", "dataset.get_tfds_vocabulary.dataset"
+  )
   assert old != text
   lm1b.write_text(old)
   return folder
