@@ -117,6 +117,7 @@ setup(
     "bleu": ["sacrebleu"],
     "plot": ["matplotlib"],  # loss.png of a training.
     "tensorboard": ["tensorboard"],  # TensorFlow 2.21 does not bring it.
+    "profile": ["xprof"],  # The time line of a profile, in TensorBoard.
     "volumes": [
       "h5py",
       "nibabel",

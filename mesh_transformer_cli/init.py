@@ -185,7 +185,7 @@ def _check(text: Text, vocabulary: str) -> None:
     )
   if vocabulary.startswith("sentencepiece") and not _has_sentencepiece():
     raise TextError(
-      "sentencepiece is not installed: pip install 'mesh-tensorflow[vocab]', or --vocabulary=bytes"
+      "sentencepiece is not installed: pip install sentencepiece, or --vocabulary=bytes"
     )
 
 

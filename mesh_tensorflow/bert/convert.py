@@ -262,8 +262,7 @@ def write_hugging_face(folder: str, values: Mapping[str, np.ndarray], config: Be
     from safetensors.numpy import save_file
   except ImportError as e:
     raise InstallationError(
-      "writing weights for Hugging Face needs the library safetensors: "
-      "pip install 'mesh-tensorflow[bert]'"
+      "writing weights for Hugging Face needs the library safetensors: pip install safetensors"
     ) from e
   tensors = {
     checkpoint_names.hugging_face_name(name): np.ascontiguousarray(

@@ -96,7 +96,7 @@ def open_safetensors(path: str) -> Any:
   except ImportError as e:
     raise InstallationError(
       f"{path}: reading weights of Hugging Face's needs the library safetensors: "
-      "pip install 'mesh-tensorflow[bert]'"
+      "pip install safetensors"
     ) from e
   try:
     return safetensors.safe_open(path, framework="numpy")

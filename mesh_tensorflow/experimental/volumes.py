@@ -3,7 +3,8 @@
 `open_volume` opens a file and reads nothing of it. `read_slices` reads what the processors of this
 process hold of a tensor, one block at a time; `read_local_part` the smallest block that has all of
 them, which a `TensorSpec` with `local=True` takes. Files are opened with the libraries that the
-field uses: nibabel, h5py and zarr, which `pip install mesh-tensorflow[volumes]` brings.
+field uses, nibabel, h5py and zarr, each needed for its own files only: `pip install nibabel h5py
+zarr`.
 """
 
 from __future__ import annotations
@@ -166,9 +167,7 @@ def _library(name: str, what: str) -> Any:
   try:
     return importlib.import_module(name)
   except ImportError as e:
-    raise InstallationError(
-      f"{what} needs the package {name}: pip install mesh-tensorflow[volumes]"
-    ) from e
+    raise InstallationError(f"{what} needs the package {name}: pip install {name}") from e
 
 
 def open_volume(path: str | os.PathLike[str], dataset: str | None = None) -> Volume:

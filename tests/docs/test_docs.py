@@ -7,6 +7,7 @@ What a fenced block is told by the words after its fence:
   ```python FILE            a quotation: stands in that file, which another test runs
   ```python no-run, ```py   only has to be correct Python: a program for TensorFlow 1, say
   ```text                   lines that the page's program prints
+  ```json, ```gin           parsed: test_quoted_settings.py
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.conftest import ROOT
 DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-KINDS = ("python", "python no-run", "py", "text", "sh", "gin")
+KINDS = ("python", "python no-run", "py", "text", "sh", "gin", "json")
 
 
 @dataclasses.dataclass(frozen=True)

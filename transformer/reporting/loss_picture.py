@@ -12,7 +12,7 @@ from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.reporting import metrics_file
 
 NAME = "loss.png"
-HINT = "pip install 'mesh-tensorflow[plot]' draws the losses as a picture"
+HINT = "pip install matplotlib; then they are drawn as a picture"
 
 
 def can_draw() -> bool:

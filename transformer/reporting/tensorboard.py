@@ -6,7 +6,7 @@ import importlib.util
 import shlex
 import shutil
 
-_INSTALL = "pip install 'mesh-tensorflow[tensorboard]'"
+_INSTALL = "pip install tensorboard"
 
 
 def command(model_dir: str) -> str:
