@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import io
+import logging
 import tokenize
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,10 +26,15 @@ from mesh_tensorflow.transformer.gin_config.names import MACRO, Macro, Place, Re
 from mesh_tensorflow.transformer.gin_config.reader import SET, Reader, TextDelegate
 from mesh_tensorflow.transformer.gin_config.settings import Settings
 
+_LOG = logging.getLogger("mesh_tensorflow")
+
 _OPTIMIZERS = "mesh_tensorflow.optimize"
 _SCHEDULES = "mesh_tensorflow.transformer.learning_rate_schedules"
 _SCHEDULE = "run.learning_rate_schedule"
 _RATES = ("peak", "learning_rate", "max_learning_rate", "initial_lr")
+_WARMUP = "warmup"
+# Schedules of at most 1, which a number beside them makes rates.
+_FACTORS = ("constant", "linear_decay", "linear_warmup")
 _OWN_TEXT = "dataset.own_text"
 # Written as they are in YAML and on command lines; gin knows Python's only.
 _WORDS = {"true": "True", "yes": "True", "false": "False", "no": "False"}
@@ -67,6 +73,9 @@ def add(reader: Reader, assignments: Sequence[str]) -> None:
       raise ConfigError(f"{SET} {text!r}: write {SET} NAME=VALUE, such as {SET} d_model=512")
     # One after the other: what one binds decides what the next one means.
     bindings = _bindings(name, value, reader.settings, Place(SET, text=text))
+    if name == "schedule" and reader.settings.macro(name) is None:
+      # One name may bind several, and decides the rates.
+      _LOG.warning("%s %s: %s", SET, text, "; ".join(bindings))
     reader.read_bindings(bindings, Place(SET, text=text))
 
 
@@ -252,14 +261,61 @@ def _schedule(text: str, settings: Settings) -> list[str]:
   if parsed(text) is not None:
     return [f"{_SCHEDULE} = {text}"]
   chosen = _chosen(text, "schedule", _of_module(_SCHEDULES))
-  numbers = _numbers(_bound_schedule(settings))
-  takes = gin_names.parameters(chosen.removeprefix("@"))
-  if len(numbers) == 1:
-    own = next((n for n in _RATES if n in takes), None)
-    if own is not None:
-      return [f"{_SCHEDULE} = {chosen}", f"{chosen.removeprefix('@')}.{own} = {numbers[0]!r}"]
+  name = chosen.removeprefix("@")
+  before = _bound_schedule(settings)
+  kept = _kept(name, before, settings)
+  numbers = _numbers(before)
+  takes = gin_names.parameters(name)
+  rate = next((n for n in _RATES if n in takes), None)
+  if len(numbers) == 1 and rate is None:
     return [f"{_SCHEDULE} = [{chosen}, {numbers[0]!r}]"]
-  return [f"{_SCHEDULE} = {chosen}"]
+  if len(numbers) == 1:
+    kept[rate] = repr(numbers[0])
+  elif rate is not None and rate not in kept:
+    kept.update(_own_rate(name, rate, settings))
+  elif name.rpartition(".")[2] in _FACTORS and "peak" in kept:
+    return [f"{_SCHEDULE} = [{chosen}, {kept['peak']}]"]
+  return [f"{_SCHEDULE} = {chosen}", *(f"{name}.{n} = {v}" for n, v in kept.items() if n in takes)]
+
+
+def _own_rate(name: str, rate: str, settings: Settings) -> dict[str, str]:
+  """The default of a schedule's rate, unless it is bound: it is to be told with the others."""
+  selector = gin_names.whole_selectors(name)[0]
+  parameter = _parameter(selector, rate)
+  is_number = parameter is not None and isinstance(parameter.default, (int, float))
+  if settings.find("", selector, rate) is not None or not is_number:
+    return {}
+  return {rate: repr(parameter.default)}
+
+
+def _kept(name: str, before: Any, settings: Settings) -> dict[str, str]:
+  """What a schedule has of the one that it replaces, by its own names: highest rate and warm-up.
+
+  Args:
+    name: of the new schedule; what is bound for it stays as it is.
+    before: the value of the old one.
+    settings: what is bound.
+
+  Returns:
+    Values as gin reads them; under "peak" the rate, if the new one has no parameter for it.
+  """
+  if not isinstance(before, Reference) or not before.selector:
+    return {}
+  old = {
+    n: settings.find(before.scope, before.selector, n)
+    for n in (*_RATES, _WARMUP)
+    if n in gin_names.parameters(before.selector)
+  }
+  selector = gin_names.whole_selectors(name)[0]
+  takes = gin_names.parameters(selector)
+  kept = {}
+  for old_name, bound in old.items():
+    new_name = old_name
+    if old_name != _WARMUP:
+      new_name = next((n for n in _RATES if n in takes), "peak")
+    if bound is not None and settings.find("", selector, new_name) is None:
+      kept[new_name] = repr(bound.value)
+  return kept
 
 
 def _data(text: str, settings: Settings) -> list[str]:
@@ -302,7 +358,8 @@ SHORT: dict[str, Short] = {
   ),
   "lr": Short("The same.", bindings=_learning_rate),
   "schedule": Short(
-    "A schedule of the learning rate, whose number stays: `cosine`, `linear_decay`, ...",
+    "A schedule of the learning rate: `cosine`, `linear_decay`, ...; the highest rate stays that "
+    "of the one before, and so does the warm-up of schedules that have one.",
     bindings=_schedule,
   ),
   "mesh": Short("Mesh of devices, such as `batch:2,model:2`.", ("run.mesh_shape",)),

@@ -113,6 +113,46 @@ def test_schedule_keeps_the_learning_rate():
   assert [named(v) for v in value] == ["@truncated_rsqrt", 0.03]
 
 
+# As a file of `mesh-transformer init` has it.
+COSINE = "run.learning_rate_schedule = @cosine_decay\ncosine_decay.peak = %rate\nrate = 0.002\n"
+
+
+@pytest.mark.parametrize(
+  ("schedule", "also", "expected"),
+  [
+    ("linear_warmup_decay", "", {"peak": "%rate", "warmup": 150}),
+    ("inverse", "", {"peak": "%rate", "warmup": 150}),
+    ("slanted", "", {"max_learning_rate": "%rate"}),
+    ("constant_learning_rate", "", {"learning_rate": "%rate"}),
+    # What is bound for the new one stays.
+    ("inverse", "inverse_square_root.peak = 0.5\n", {"warmup": 150}),
+  ],
+)
+def test_the_peak_of_a_schedule_stays_in_another_one(schedule, also, expected, tmp_path, caplog):
+  file = tmp_path / "train.gin"
+  file.write_text(f"{COSINE}cosine_decay.warmup = 150\n{also}")
+  found = {
+    n.rpartition(".")[2]: str(v) for n, v in bound(f"schedule={schedule}", file=str(file)).items()
+  }
+  found.pop("learning_rate_schedule")
+  assert found == {n: str(v) for n, v in expected.items()}
+  told = next(r.getMessage() for r in caplog.records if "--set schedule" in r.getMessage())
+  assert all(f"{n} = {v}" in told for n, v in expected.items())
+
+
+def test_a_factor_in_place_of_a_schedule_with_a_peak_is_multiplied_by_it(tmp_path):
+  file = tmp_path / "train.gin"
+  file.write_text(COSINE)
+  (value,) = bound("schedule=linear_decay", file=str(file)).values()
+  assert [named(v) for v in value] == ["@linear_decay", "%rate"]
+
+
+def test_a_default_rate_is_told(caplog):
+  found = bound("run.learning_rate_schedule=@truncated_rsqrt", "schedule=cosine")
+  assert [v for n, v in found.items() if n.endswith("peak")] == [1.0]
+  assert "cosine_decay.peak = 1.0" in caplog.text
+
+
 def test_data_of_one_s_own():
   assert bound("data=my.txt", file=SHAKESPEARE) == {"text_file": "my.txt"}
   found = {n: named(v) for n, v in bound("data=7.txt").items()}
