@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -14,16 +15,38 @@ from mesh_tensorflow.errors import ConfigError
 POSITION_SIGNALS = ("embedding", "relative_attention_bias")
 RESIDUAL_STRUCTURES = ("original", "direct")
 
-# What the same settings are called in the configurations of Google's and Hugging Face's models.
-_RENAMED = {
-  "hidden_size": "d_model",
-  "num_hidden_layers": "num_blocks",
-  "num_attention_heads": "attention_num_heads",
-  "intermediate_size": "feedforward_intermediate_size",
+# Of a model of Google's or Hugging Face's whose configuration does not say.
+_THEIR_EPSILON = 1e-12
+
+# Settings: (ours, Google's and Hugging Face's).
+SETTINGS = (
+  ("vocab_size", "vocab_size"),
+  ("d_model", "hidden_size"),
+  ("num_blocks", "num_hidden_layers"),
+  ("attention_num_heads", "num_attention_heads"),
+  ("feedforward_intermediate_size", "intermediate_size"),
+  ("layer_output_dropout_prob", "hidden_dropout_prob"),
+  ("attention_probs_dropout_prob", "attention_probs_dropout_prob"),
+  ("max_position_embeddings", "max_position_embeddings"),
+  ("type_vocab_size", "type_vocab_size"),
+  ("initializer_range", "initializer_range"),
+)
+# What the settings of Google's and Hugging Face's that are called otherwise are here.
+_RENAMED = {theirs: ours for ours, theirs in SETTINGS if ours != theirs} | {
   "hidden_act": "feedforward_intermediate_act",
-  "hidden_dropout_prob": "layer_output_dropout_prob",
   "layer_norm_eps": "layer_norm_epsilon",
 }
+# Activations: (ours, Hugging Face's). Google's are called as ours.
+ACTIVATIONS = (("gelu", "gelu_new"), ("gelu_erf", "gelu"), ("relu", "relu"), ("tanh", "tanh"))
+_SAME_AS_OURS = {"gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
+# What tells a configuration of Hugging Face's.
+_HUGGING_FACE = ("model_type", "architectures", "transformers_version")
+# The attribute that keeps what they say of a model's task, and what it keeps.
+KEPT = "hugging_face"
+_KEPT_SETTINGS = (
+  "architectures", "id2label", "label2id", "problem_type", "classifier_dropout", "pad_token_id",
+  "finetuning_task",
+)  # fmt: skip
 
 
 class BertConfig:
@@ -58,7 +81,7 @@ class BertConfig:
     initializer_range: standard deviation of the initial kernels and embeddings; falsy: variance
       scaling.
     layer_norm_epsilon: what layer norms add to the variance. Google's models were trained with
-      1e-12, which matters for small activations only.
+      1e-12 (see `from_dict`), which matters for small activations only.
 
   Raises:
     ConfigError: a position signal or residual structure that does not exist.
@@ -121,12 +144,22 @@ class BertConfig:
 
   @classmethod
   def from_dict(cls, json_object: dict[str, Any]) -> BertConfig:
-    """The configuration of a dict, by our names or by those of the original BERT.
+    """The configuration of a dict, by our names, or of Google's or Hugging Face's BERT.
 
     Args:
-      json_object: settings by name; others have their defaults. Unknown ones become attributes.
+      json_object: settings by name; others have their defaults. Unknown ones become attributes. If
+        one has Google's name, such as `hidden_size`, the model is Google's, whose layer norms have
+        an epsilon of 1e-12 unless it says otherwise (`layer_norm_eps`, `layer_norm_epsilon`).
+        With `model_type` or `architectures` it is Hugging Face's, whose "gelu" is exact.
+
+    Raises:
+      ConfigError: a model of Hugging Face's that is no BERT encoder.
     """
+    if any(name in json_object for name in _HUGGING_FACE):
+      return config_from_hugging_face(json_object)
     config = BertConfig(vocab_size=None)
+    if any(name in json_object for name in _RENAMED):
+      config.layer_norm_epsilon = _THEIR_EPSILON
     for key, value in json_object.items():
       config.__dict__[_RENAMED.get(key, key)] = value
     if isinstance(config.block_layers, str):
@@ -163,3 +196,40 @@ def check_choice(what: str, value: Any, choices: tuple[str, ...]) -> None:
   """Raises `ConfigError` unless the value is one of the choices."""
   if value not in choices:
     raise ConfigError(f"BertConfig.{what} is {value!r}; use one of {', '.join(choices)}")
+
+
+def config_from_hugging_face(content: Mapping[str, Any]) -> BertConfig:
+  """Our configuration of a model of Hugging Face's.
+
+  Args:
+    content: of its config.json. What it says of the model's task is kept in `hugging_face`.
+
+  Raises:
+    ConfigError: it is another kind of model, or has an activation that there is not here.
+  """
+  kind = content.get("model_type", "bert")
+  position = content.get("position_embedding_type", "absolute")
+  if kind != "bert" or position != "absolute" or content.get("is_decoder"):
+    what = "a decoder"
+    if kind != "bert":
+      what = f"model_type {kind!r}"
+    elif position != "absolute":
+      what = f"position_embedding_type {position!r}"
+    raise ConfigError(f"only BERT encoders with absolute positions are converted, not {what}")
+  theirs = content.get("hidden_act", "gelu")
+  activations = {hf: ours for ours, hf in ACTIVATIONS} | _SAME_AS_OURS
+  if theirs not in activations:
+    raise ConfigError(f"hidden_act {theirs!r} has no counterpart; use {', '.join(activations)}")
+  config = BertConfig(
+    **{
+      "vocab_size": 30522,
+      "type_vocab_size": 2,
+      **{ours: content[name] for ours, name in SETTINGS if name in content},
+    }
+  )
+  config.feedforward_intermediate_act = activations[theirs]
+  config.layer_norm_epsilon = content.get("layer_norm_eps", _THEIR_EPSILON)
+  kept = {name: content[name] for name in _KEPT_SETTINGS if content.get(name) is not None}
+  if kept:
+    setattr(config, KEPT, kept)
+  return config

@@ -23,29 +23,13 @@ from absl import flags
 import mesh_tensorflow as mtf
 from mesh_tensorflow.bert import checkpoint_names, settings
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
+from mesh_tensorflow.bert.config import ACTIVATIONS, KEPT, SETTINGS, config_from_hugging_face
 from mesh_tensorflow.bert.initial_weights import SAFETENSORS, Weights
 from mesh_tensorflow.bert.program_flags import Flag, ProgramFlags
 from mesh_tensorflow.errors import CheckpointError, ConfigError, InstallationError
 
 KINDS = ("mesh", "google", "hf")
 CONFIG_FILES = {"mesh": "bert_config.json", "google": "bert_config.json", "hf": "config.json"}
-
-# Activations: (ours, Hugging Face's). Google's are called as ours.
-_ACTIVATIONS = (("gelu", "gelu_new"), ("gelu_erf", "gelu"), ("relu", "relu"), ("tanh", "tanh"))
-_SAME_AS_OURS = {"gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
-# Settings: (ours, Google's and Hugging Face's).
-_SETTINGS = (
-  ("vocab_size", "vocab_size"),
-  ("d_model", "hidden_size"),
-  ("num_blocks", "num_hidden_layers"),
-  ("attention_num_heads", "num_attention_heads"),
-  ("feedforward_intermediate_size", "intermediate_size"),
-  ("layer_output_dropout_prob", "hidden_dropout_prob"),
-  ("attention_probs_dropout_prob", "attention_probs_dropout_prob"),
-  ("max_position_embeddings", "max_position_embeddings"),
-  ("type_vocab_size", "type_vocab_size"),
-  ("initializer_range", "initializer_range"),
-)
 
 
 FLAGS = ProgramFlags(
@@ -65,6 +49,12 @@ FLAGS = ProgramFlags(
       "The model's configuration; by default the file that lies beside the weights.",
     ),
     Flag(
+      flags.DEFINE_string,
+      "labels",
+      None,
+      "Names of a classifier's classes, with commas, for --to=hf; by default LABEL_0, LABEL_1, ...",
+    ),
+    Flag(
       flags.DEFINE_string, "vocab_file", None, "A vocabulary to copy to vocab.txt of the output."
     ),
   ),
@@ -72,63 +62,79 @@ FLAGS = ProgramFlags(
 FLAGS.define(__name__)
 
 
-def config_from_hugging_face(content: Mapping[str, Any]) -> BertConfig:
-  """Our configuration of a model of Hugging Face's.
+# What a model of Hugging Face's is for: by their class, the variables that it has beside BERT's, by
+# Google's names. The first that suits is taken for a model whose configuration tells of none.
+_POOLER, _CLASSIFIER = "bert/pooler/", "output_weights"
+_PREDICTIONS, _RELATION, _ANSWERS = "cls/predictions/", "cls/seq_relationship/", "cls/squad/"
+_ARCHITECTURES = {
+  "BertForQuestionAnswering": {_ANSWERS},
+  "BertForSequenceClassification": {_CLASSIFIER, _POOLER},
+  "BertForTokenClassification": {_CLASSIFIER},
+  "BertForMultipleChoice": {_CLASSIFIER, _POOLER},
+  "BertForPreTraining": {_PREDICTIONS, _RELATION, _POOLER},
+  "BertForMaskedLM": {_PREDICTIONS},
+  "BertForNextSentencePrediction": {_RELATION, _POOLER},
+  "BertModel": set[str](),
+}
 
-  Args:
-    content: of its config.json.
 
-  Raises:
-    ConfigError: it is another kind of model, or has an activation that there is not here.
+def _architecture(config: BertConfig, names: Sequence[str]) -> str:
+  """Which of Hugging Face's classes is for a model with these variables.
+
+  That of the configuration, if it was one of theirs and the variables are such ones: a model that
+  was tuned for another task since has others.
   """
-  kind = content.get("model_type", "bert")
-  position = content.get("position_embedding_type", "absolute")
-  if kind != "bert" or position != "absolute" or content.get("is_decoder"):
-    what = f"position_embedding_type {position!r}" if kind == "bert" else f"model_type {kind!r}"
-    raise ConfigError(f"only BERT encoders with absolute positions are converted, not {what}")
-  theirs = content.get("hidden_act", "gelu")
-  activations = {hf: ours for ours, hf in _ACTIVATIONS} | _SAME_AS_OURS
-  if theirs not in activations:
-    raise ConfigError(f"hidden_act {theirs!r} has no counterpart; use {', '.join(activations)}")
-  config = BertConfig.from_dict({k: content[k] for _, k in _SETTINGS if k in content})
-  config.feedforward_intermediate_act = activations[theirs]
-  config.layer_norm_epsilon = content.get("layer_norm_eps", 1e-12)
-  return config
+  parts = (_POOLER, _CLASSIFIER, _PREDICTIONS, _RELATION, _ANSWERS)
+  there = {part for part in parts if any(n.startswith(part) for n in names)}
+  suiting = [name for name, needed in _ARCHITECTURES.items() if needed <= there]
+  known = [a for a in _kept(config).get("architectures") or () if a in suiting]
+  plain = there <= {_POOLER}
+  return known[0] if known and (plain or known[0] != "BertModel") else suiting[0]
 
 
-def config_for_hugging_face(config: BertConfig, names: Sequence[str] = ()) -> dict[str, Any]:
+def _kept(config: BertConfig) -> dict[str, Any]:
+  """What the configuration keeps of one of Hugging Face's."""
+  return dict(getattr(config, KEPT, None) or {})
+
+
+def config_for_hugging_face(
+  config: BertConfig, names: Sequence[str] = (), labels: int | Sequence[str] = 0
+) -> dict[str, Any]:
   """The config.json of a model of ours for Hugging Face.
 
   Args:
     config: ours.
     names: Google's names of the variables, which tell what the model is for.
+    labels: names of a classifier's classes, or how many there are: their names are those of the
+      configuration then, if it was one of Hugging Face's, or LABEL_0, LABEL_1, ...
 
   Raises:
     ConfigError: their model has no such setting.
   """
   _check_original(config)
-  activations = dict(_ACTIVATIONS)
+  activations = dict(ACTIVATIONS)
   act = str(config.feedforward_intermediate_act).lower()
   if act not in activations:
     raise ConfigError(
       f"feedforward_intermediate_act {act!r} has no counterpart; use {', '.join(activations)}"
     )
-  content = {theirs: getattr(config, ours) for ours, theirs in _SETTINGS}
-  architecture = "BertModel"
-  for part, name in (
-    ("cls/squad/", "BertForQuestionAnswering"),
-    ("output_weights", "BertForSequenceClassification"),
-    ("cls/predictions/", "BertForPreTraining"),
-  ):
-    if any(n.startswith(part) for n in names):
-      architecture = name
+  content = {theirs: getattr(config, ours) for ours, theirs in SETTINGS}
+  kept = _kept(config)
+  if labels:
+    ids = kept.get("id2label") or {}
+    if not isinstance(labels, int):
+      ids = {str(i): name for i, name in enumerate(labels)}
+    elif len(ids) != labels:
+      ids = {str(i): f"LABEL_{i}" for i in range(labels)}
+    kept.update(id2label=ids, label2id={name: int(i) for i, name in ids.items()})
   return {
+    "pad_token_id": 0,
+    **kept,
     **content,
     "model_type": "bert",
-    "architectures": [architecture],
+    "architectures": [_architecture(config, names)],
     "hidden_act": activations[act],
     "layer_norm_eps": config.layer_norm_epsilon,
-    "pad_token_id": 0,
   }
 
 
@@ -245,19 +251,28 @@ def write_checkpoint(path: str, values: Mapping[str, np.ndarray]) -> None:
   )
 
 
-def write_hugging_face(folder: str, values: Mapping[str, np.ndarray], config: BertConfig) -> None:
+def write_hugging_face(
+  folder: str,
+  values: Mapping[str, np.ndarray],
+  config: BertConfig,
+  labels: Sequence[str] | None = None,
+) -> None:
   """Writes a folder for Hugging Face's BERT models.
 
   Args:
     folder: it is there.
     values: by Google's names.
     config: the model.
+    labels: names of a classifier's classes.
 
   Raises:
-    ConfigError: their model has no such setting.
+    ConfigError: their model has no such setting; or names of classes are not as many as these.
     InstallationError: the library safetensors is not installed.
   """
-  content = config_for_hugging_face(config, list(values))
+  count = len(values[_CLASSIFIER]) if _CLASSIFIER in values else 0
+  if labels and len(labels) != count:
+    raise ConfigError(f"--labels={','.join(labels)}: the model has {count} classes")
+  content = config_for_hugging_face(config, list(values), labels or count)
   try:
     from safetensors.numpy import save_file
   except ImportError as e:
@@ -302,7 +317,13 @@ def read_config(weights: Weights, file: str | None = None) -> BertConfig:
   return config
 
 
-def convert(source: str, folder: str, to: str, bert_config_file: str | None = None) -> int:
+def convert(
+  source: str,
+  folder: str,
+  to: str,
+  bert_config_file: str | None = None,
+  labels: Sequence[str] | None = None,
+) -> int:
   """Converts weights; see the module.
 
   Args:
@@ -310,6 +331,7 @@ def convert(source: str, folder: str, to: str, bert_config_file: str | None = No
     folder: to write; made if it is not there.
     to: "mesh", "google" or "hf".
     bert_config_file: the model's configuration; by default the one beside the weights.
+    labels: names of a classifier's classes, for "hf".
 
   Returns:
     The number of variables written.
@@ -325,7 +347,7 @@ def convert(source: str, folder: str, to: str, bert_config_file: str | None = No
   google = to_google(weights, config)
   settings.make_folder(folder)
   if to == "hf":
-    write_hugging_face(folder, google, config)
+    write_hugging_face(folder, google, config, labels)
     return len(google)
   values: dict[str, Any] = dict(google)
   content = config.to_dict()
@@ -334,9 +356,11 @@ def convert(source: str, folder: str, to: str, bert_config_file: str | None = No
     values = dict(from_google(google, config, weights.path), global_step=np.int64(0))
     path = os.path.join(folder, "model.ckpt-0")
   else:
-    content = {theirs: getattr(config, ours) for ours, theirs in _SETTINGS}
+    content = {theirs: getattr(config, ours) for ours, theirs in SETTINGS}
     content["hidden_act"] = config.feedforward_intermediate_act
     content["layer_norm_eps"] = config.layer_norm_epsilon
+    if _kept(config):
+      content[KEPT] = _kept(config)
   write_checkpoint(path, values)
   _write_json(os.path.join(folder, CONFIG_FILES[to]), content)
   return len(google)
@@ -344,7 +368,10 @@ def convert(source: str, folder: str, to: str, bert_config_file: str | None = No
 
 def main(_: Sequence[str]) -> None:
   """Does what the flags say."""
-  count = convert(FLAGS.input, FLAGS.output, FLAGS.to, FLAGS.bert_config_file)
+  labels = [name.strip() for name in FLAGS.labels.split(",")] if FLAGS.labels else None
+  if labels and FLAGS.to != "hf":
+    raise ConfigError(f"--labels is for --to=hf, not --to={FLAGS.to}")
+  count = convert(FLAGS.input, FLAGS.output, FLAGS.to, FLAGS.bert_config_file, labels)
   if FLAGS.vocab_file:
     tf.io.gfile.copy(FLAGS.vocab_file, os.path.join(FLAGS.output, "vocab.txt"), overwrite=True)
   print(f"{count} variables written to {FLAGS.output}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -55,6 +56,8 @@ class Weights:
     # A file of `BertModel` by itself leaves the first word out.
     prefix = "" if any(n.startswith("bert.") for n in there) else "bert."
     full = {n if n.startswith(("cls.", "qa_", "classifier.")) else prefix + n: n for n in there}
+    # Files of their first years have Google's names of norms.
+    full = {re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", n)): full[n] for n in full}
     google = {checkpoint_names.hugging_face_name(n): n for n in _all_google_names(full)}
     found = {google[n]: full[n] for n in full if n in google}
     if not found:
@@ -65,8 +68,9 @@ class Weights:
     )
 
   def value(self, name: str) -> np.ndarray:
-    """A variable as it is there (of Hugging Face's: as Google has it)."""
-    return np.asarray(self._read(name))
+    """A variable as it is there (of Hugging Face's: as Google has it); small floats as float32."""
+    value = np.asarray(self._read(name))
+    return value if value.dtype.kind in "iub" else value.astype(np.float32)
 
   def ours(self, name: str, shape: Any) -> np.ndarray | None:
     """A variable of ours; None if it is not there.

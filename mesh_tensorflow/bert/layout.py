@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 import mesh_tensorflow as mtf
 from mesh_tensorflow.bert import records, settings, training
 from mesh_tensorflow.bert.program_flags import AUTO
@@ -30,9 +28,7 @@ def mesh_for(
     return settings.make_mesh_impl()
   unsplit = settings.make_mesh_impl(layout="")
   element = input_fn({"batch_size": batch_size}).element_spec
-  specs = {
-    name: tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype) for name, spec in element.items()
-  }
+  specs = training.batch_specs(element, batch_size, mode)
   function = training.make_function(model_fn, mode, specs, unsplit)
   choice = mtf.auto_layout(function, mesh_shape=unsplit.shape)
   print(choice)

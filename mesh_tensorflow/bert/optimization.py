@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
@@ -59,7 +61,8 @@ def create_optimizer(
     init_lr: the peak that the decay starts from. None or 0, with "adafactor": its own schedule.
     num_train_steps: N.
     num_warmup_steps: W; None or 0: no warm-up.
-    max_optimized_variable_size: variables with more elements are left as they are. None or 0: none.
+    max_optimized_variable_size: variables with more elements are left as they are, which is logged.
+      None or 0: none.
     optimizer: "adam" or "adafactor".
     clip_gradients: whether gradients are clipped to a global norm of 1.
 
@@ -101,6 +104,12 @@ def create_optimizer(
       f"max_optimized_variable_size (={max_optimized_variable_size}) leaves none of the "
       f"{len(loss.graph.trainable_variables)} variables to train"
     )
+  for v in loss.graph.trainable_variables:
+    if v not in variables:
+      _warn_once(
+        f"{v.full_name} {v.shape.to_integer_list} is not trained: it has more elements than "
+        f"--max_optimized_variable_size={max_optimized_variable_size:g}; 0 trains all variables"
+      )
   grads = mtf.gradients([loss], [v.outputs[0] for v in variables])
   # Not every task uses every part of the model: questions about texts do without the pooler.
   used = [(g, v) for g, v in zip(grads, variables) if g is not None]
@@ -108,6 +117,12 @@ def create_optimizer(
   if clip_gradients:
     grads, _ = clip_by_global_norm(grads, mtf.constant(loss.mesh, 1.0, dtype=tf.float32))
   return learning_rate, chosen.apply_grads(grads, variables)
+
+
+@functools.cache
+def _warn_once(line: str) -> None:
+  """Logs a line, once in a process: a model is traced several times."""
+  logging.warning("%s", line)
 
 
 def _learning_rate(mesh: mtf.Mesh, init_lr: float, steps: int, warmup: int) -> mtf.Tensor:

@@ -228,17 +228,17 @@ def model_fn_builder(
       return training.ModelSpec(loss, rate)
     if mode == training.PREDICT:
       return training.ModelSpec(predictions={"probabilities": probabilities})
-    weights = mtf.ones_like(losses)
-    if "is_real_example" in features:
-      weights = mtf.to_float(features["is_real_example"])
     right = mtf.to_float(mtf.equal(mtf.argmax(logits, classes), label_ids))
-    count = mtf.reduce_sum(weights)
+    metrics = {
+      "eval_accuracy": training.mean_of_real(right, features),
+      "eval_loss": training.mean_of_real(losses, features),
+    }
+    if "moe" in bert_config.block_layers:
+      # What `loss` has beside the mean of all examples, which holds the filling.
+      extra = loss - mtf.reduce_mean(losses)
+      metrics["experts_loss"] = training.mean_of_real(extra, features)
     return training.ModelSpec(
-      loss,
-      metrics={
-        "eval_accuracy": (mtf.reduce_sum(right * weights), count),
-        "eval_loss": (mtf.reduce_sum(losses * weights), count),
-      },
+      metrics=metrics, losses=[name for name in metrics if name.endswith("_loss")]
     )
 
   return model_fn

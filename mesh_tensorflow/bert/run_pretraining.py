@@ -23,17 +23,24 @@ from mesh_tensorflow.bert.layout import runner_for
 from mesh_tensorflow.bert.program_flags import SHARED, Flag, ProgramFlags
 from mesh_tensorflow.errors import ConfigError
 
-_MODES = ("train_and_eval", "train", "eval")
+# What is done in each mode.
+_MODES = {"train_and_eval": ("train", "eval"), "train": ("train",), "eval": ("eval",)}
 
 
 FLAGS = ProgramFlags(
   SHARED,
   (
     Flag(
-      flags.DEFINE_string, "input_train_files", None, "Records to train on: globs, with commas."
+      flags.DEFINE_string,
+      "input_train_files",
+      None,
+      "Records to train on: globs, with commas. Not needed by --mode=eval.",
     ),
     Flag(
-      flags.DEFINE_string, "input_eval_files", None, "Records to evaluate on: globs, with commas."
+      flags.DEFINE_string,
+      "input_eval_files",
+      None,
+      "Records to evaluate on: globs, with commas. Not needed by --mode=train.",
     ),
     Flag(flags.DEFINE_integer, "max_seq_length", 128, "As the records were made with."),
     Flag(flags.DEFINE_integer, "max_predictions_per_seq", 20, "As the records were made with."),
@@ -46,7 +53,7 @@ FLAGS = ProgramFlags(
       10000,
       "Steps in which the learning rate rises.",
     ),
-    Flag(flags.DEFINE_integer, "max_eval_steps", 100, "Batches of an evaluation."),
+    Flag(flags.DEFINE_integer, "max_eval_steps", 100, "Most batches of an evaluation."),
     Flag(flags.DEFINE_integer, "steps_per_eval", 5000, "Steps between evaluations."),
   ),
 )
@@ -74,8 +81,8 @@ def input_fn_builder(
 ) -> records.InputFn:
   """A function that reads batches for `model_fn_builder`.
 
-  Training reads several files in turn, in a drawn order, without end; evaluation all in order,
-  again and again. Batches are always full.
+  Training reads several files in turn, in a drawn order, without end, in full batches; evaluation
+  all in order, once: its last batch may have fewer examples.
 
   Args:
     input_files: of records.
@@ -91,9 +98,8 @@ def input_fn_builder(
     input_files,
     features_of(max_seq_length, max_predictions_per_seq),
     is_training,
-    drop_remainder=True,
+    drop_remainder=is_training,
     shuffle_files=True,
-    repeat=True,
     threads=num_cpu_threads,
   )
 
@@ -156,15 +162,16 @@ def model_fn_builder(
       return training.ModelSpec(loss, rate)
     found = mtf.argmax(mlm_logits, model.vocab_dim)
     next_found = mtf.argmax(next_logits, next_logits.shape.dims[-1])
-    ones = mtf.ones_like(next_losses)
+    next_right = mtf.to_float(mtf.equal(next_found, next_labels))
     return training.ModelSpec(
-      loss,
       metrics={
+        # What fills up a batch has weights of 0.
         "masked_lm_accuracy": _mean(mtf.to_float(mtf.equal(found, ids)), weights),
         "masked_lm_loss": _mean(mlm_losses, weights),
-        "next_sentence_accuracy": _mean(mtf.to_float(mtf.equal(next_found, next_labels)), ones),
-        "next_sentence_loss": _mean(next_losses, ones),
+        "next_sentence_accuracy": training.mean_of_real(next_right, features),
+        "next_sentence_loss": training.mean_of_real(next_losses, features),
       },
+      losses=["masked_lm_loss", "next_sentence_loss"],
     )
 
   return model_fn
@@ -189,7 +196,9 @@ def main(_: Sequence[str]) -> None:
   sizes = FLAGS.max_seq_length, FLAGS.max_predictions_per_seq
   advice = "set --max_seq_length and --max_predictions_per_seq as the records were made"
   input_fns = {}
-  for what in ("train", "eval"):
+  for what in _MODES[FLAGS.mode]:
+    if not FLAGS.value(f"input_{what}_files"):
+      raise ConfigError(f"--mode={FLAGS.mode} needs --input_{what}_files")
     files = settings.find_files(FLAGS.value(f"input_{what}_files"), f"input_{what}_files")
     records.check_first(files[0], features_of(*sizes), advice)
     input_fns[what] = input_fn_builder(files, *sizes, is_training=what == "train")
@@ -201,12 +210,17 @@ def main(_: Sequence[str]) -> None:
     FLAGS.num_train_steps,
     FLAGS.num_warmup_steps,
   )
-  runner = runner_for(model_fn, input_fns["train"], FLAGS.train_batch_size)
+  programs = {
+    "train": (FLAGS.train_batch_size, training.TRAIN),
+    "eval": (FLAGS.eval_batch_size, training.EVAL),
+  }
+  first = next(iter(input_fns))
+  runner = runner_for(model_fn, input_fns[first], *programs[first])
   while True:
-    if FLAGS.mode != "eval":
+    if "train" in input_fns:
       stop = min(runner.step + FLAGS.steps_per_eval, FLAGS.num_train_steps)
       runner.train(input_fns["train"], FLAGS.train_batch_size, stop)
-    if FLAGS.mode != "train":
+    if "eval" in input_fns:
       found = runner.evaluate(input_fns["eval"], FLAGS.eval_batch_size, FLAGS.max_eval_steps)
       training.write_results(settings.in_folder(f"eval_results_{runner.step}.txt"), found)
     if FLAGS.mode == "eval" or runner.step >= FLAGS.num_train_steps:
@@ -214,6 +228,4 @@ def main(_: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  settings.run_program(
-    main, __doc__, ["input_train_files", "input_eval_files", "bert_config_file", "output_dir"]
-  )
+  settings.run_program(main, __doc__, ["bert_config_file", "output_dir"])

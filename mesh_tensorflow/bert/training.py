@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ from mesh_tensorflow.meshes import layout_names
 from mesh_tensorflow.transformer.reporting.event_files import EventFile
 
 TRAIN, EVAL, PREDICT = "train", "eval", "infer"
+# Feature of an evaluation: 1 for examples, 0 for what fills up the last batch.
+REAL = "is_real_example"
 # How long a call of several steps may take before it is not made longer any more.
 _CALL_SECONDS = 1.0
 _MESH_NAMES = frozenset(("batch", "model"))
@@ -36,16 +38,19 @@ class ModelSpec:
   """What a model computes of a batch.
 
   Attributes:
-    loss: a scalar `Tensor`; None for predictions.
+    loss: a scalar `Tensor`, of a training step.
     learning_rate: a scalar `Tensor`, for the report; or None. The updates of the variables are
       operations of the graph.
     metrics: (sum, weight) by name, scalar `Tensor`s: the metric is the quotient over all batches.
+      Both leave out the rows that fill up a batch: 0 in the feature `is_real_example`.
+    losses: names of metrics whose sum is `loss` in the results of an evaluation.
     predictions: `Tensor`s by name whose first dimension is the batch.
   """
 
   loss: mtf.Tensor | None = None
   learning_rate: mtf.Tensor | None = None
   metrics: Mapping[str, tuple[mtf.Tensor, mtf.Tensor]] = dataclasses.field(default_factory=dict)
+  losses: Sequence[str] = ()
   predictions: Mapping[str, mtf.Tensor] = dataclasses.field(default_factory=dict)
 
 
@@ -56,6 +61,40 @@ ModelFn = Callable[[dict[str, mtf.Tensor], None, str, Mapping[str, Any]], ModelS
 def second_dimension(name: str) -> str:
   """What the second dimension of a feature is called; the first is the batch."""
   return "max_pred_seq" if name.startswith("masked_lm_") else "seq"
+
+
+def batch_specs(
+  element_spec: Mapping[str, tf.TensorSpec], batch_size: int, mode: str
+) -> dict[str, tf.TensorSpec]:
+  """The features of a model's batches, which are full.
+
+  Args:
+    element_spec: of a data set, whose last batch may have fewer examples.
+    batch_size: examples in each.
+    mode: "eval" adds the feature `is_real_example` [batch]: 1, and 0 for what fills up.
+  """
+  specs = {
+    name: tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype)
+    for name, spec in element_spec.items()
+  }
+  if mode == EVAL:
+    specs.setdefault(REAL, tf.TensorSpec([batch_size], tf.int32))
+  return specs
+
+
+def mean_of_real(
+  x: mtf.Tensor, features: Mapping[str, mtf.Tensor]
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+  """Sum and weight, a metric of `ModelSpec`, over the examples that fill nothing up.
+
+  Args:
+    x: [batch], or a scalar, which counts once for each example.
+    features: of the batch; all examples count if it has no `is_real_example`.
+  """
+  batch = features["input_ids"].shape.dims[0]
+  real = features.get(REAL)
+  weights = mtf.ones(x.mesh, [batch]) if real is None else mtf.to_float(real)
+  return mtf.reduce_sum(x * weights), mtf.reduce_sum(weights)
 
 
 def make_function(
@@ -94,6 +133,7 @@ def make_function(
       "loss": spec.loss,
       "learning_rate": spec.learning_rate,
       "metrics": {k: list(v) for k, v in spec.metrics.items()},
+      "losses": {name: list(spec.metrics[name]) for name in spec.losses},
       "predictions": dict(spec.predictions),
     }
     return {k: v for k, v in found.items() if v is not None}
@@ -257,10 +297,11 @@ class Runner:
   def evaluate(
     self, input_fn: InputFn, batch_size: int, max_steps: int | None = None
   ) -> dict[str, float]:
-    """The metrics of the model, with the mean loss of the batches and `global_step`.
+    """The metrics of the model, with their sum `loss` (see `ModelSpec`), and `global_step`.
 
     Args:
-      input_fn: of batches; the last one may have fewer examples, and is filled up with zeros.
+      input_fn: of batches; the last one may have fewer examples: it is filled up with zeros, which
+        count in no metric.
       batch_size: examples in each.
       max_steps: how many batches; None: all.
 
@@ -268,16 +309,18 @@ class Runner:
       DataError: there are no examples.
     """
     sums: dict[str, np.ndarray] = {}
-    losses = []
+    losses: Sequence[str] = ()
     for result, _ in self._results(EVAL, input_fn, batch_size, max_steps):
-      losses.append(float(result["loss"]))
+      losses = list(result["losses"])
       for name, pair in result["metrics"].items():
         values = np.array([float(x) for x in pair])
         sums[name] = sums.get(name, np.zeros(2)) + values
-    if not losses:
+    if not sums:
       raise DataError("there are no examples to evaluate")
     found = {name: float(a / b) if b else 0.0 for name, (a, b) in sums.items()}
-    found.update(loss=float(np.mean(losses)), global_step=self.step)
+    if losses:
+      found["loss"] = sum(found[name] for name in losses)
+    found["global_step"] = self.step
     events = self._events("eval")
     events.write(self.step, found)
     events.close()
@@ -297,10 +340,7 @@ class Runner:
     dataset = input_fn({"batch_size": batch_size})
     if max_steps is not None:
       dataset = dataset.take(max_steps)
-    specs = {
-      name: tf.TensorSpec([batch_size, *spec.shape[1:]], spec.dtype)
-      for name, spec in dataset.element_spec.items()
-    }
+    specs = batch_specs(dataset.element_spec, batch_size, mode)
     step_of, made = self._function(mode, specs)
     if "call" not in made:
       made["call"] = tf.function(
@@ -312,6 +352,8 @@ class Runner:
     number = 0
     while (batch := _read(next, batches, None)) is not None:
       count = int(next(iter(batch.values())).shape[0])
+      if REAL in specs and REAL not in batch:
+        batch[REAL] = tf.ones([count], tf.int32)
       filled = {
         name: tf.pad(x, [[0, batch_size - count]] + [[0, 0]] * (len(x.shape) - 1))
         for name, x in batch.items()
@@ -343,6 +385,12 @@ class Runner:
     elif self._init_checkpoint:
       for line in initialize(self._store, self._init_checkpoint, new):
         print(line, flush=True)
+    elif mode != TRAIN and not self._filled:
+      print(
+        f"{self._output_dir or 'output_dir'} has no checkpoint, and there is no init_checkpoint: "
+        "the model has its initial values, which are random",
+        flush=True,
+      )
     self._filled |= new
 
   def _events(self, name: str) -> EventFile:

@@ -46,9 +46,16 @@ def test_adam_decays_weights_but_no_biases(cpu_devices):
   assert {"w/adam_m", "w/adam_v"} <= set(impl.variable_store.names)
 
 
-def test_large_variables_stay_as_they_are(cpu_devices):
-  impl = models.one_device(cpu_devices)
-  _step(impl, init_lr=0.1, num_train_steps=9, num_warmup_steps=0, max_optimized_variable_size=3)()
+def test_large_variables_stay_as_they_are_and_are_named_once(cpu_devices, caplog):
+  optimization._warn_once.cache_clear()
+  options = dict(init_lr=0.1, num_train_steps=9, num_warmup_steps=0, max_optimized_variable_size=3)
+  for _ in range(2):
+    impl = models.one_device(cpu_devices)
+    _step(impl, **options)()
+  assert [r.getMessage() for r in caplog.records if r.name == "absl"] == [
+    "w [4] is not trained: it has more elements than --max_optimized_variable_size=3; 0 trains all "
+    "variables"
+  ]
   np.testing.assert_array_equal(impl.variable_store["w"].numpy(), np.ones(4))
   assert "w/adam_m" not in impl.variable_store
 
