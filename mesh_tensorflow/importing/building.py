@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mesh_tensorflow.importing.axes import Axes, Factor
 from mesh_tensorflow.importing.nodes import Program, VariableRecord, Wire
-from mesh_tensorflow.importing.rules import rule_of
+from mesh_tensorflow.importing.replicating import rule_of
 from mesh_tensorflow.importing.value import AxisDims, Value, of_static
 from mesh_tensorflow.operations.assignments import assign
 from mesh_tensorflow.operations.reshape import reshape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mesh_tensorflow.errors import ShapeError
-from mesh_tensorflow.importing.nodes import Node, Wire
+from mesh_tensorflow.importing.nodes import Node, Program, Wire
 
 _BINS = "tf.reduce_sum(tf.one_hot(x, size), axis) in place of tf.math.bincount"
 _SEGMENTS = "tf.math.unsorted_segment_sum and its kin, which are given the number of segments"
@@ -42,4 +42,21 @@ def dynamic_shape(wire: Wire, node: Node, inside: Node | None = None) -> ShapeEr
     f"from_tensorflow: the shape [{shape}] of {wire.name}, made by {place}, is known only when the "
     "function runs; on a mesh all shapes are static: give an input_signature without None, and "
     + (instead or "a fixed size (padding, a mask) in place of what depends on values")
+    + ", or tf.ensure_shape where you know it"
   )
+
+
+def check_shapes(program: Program, inside: Node | None = None) -> None:
+  """Raises `ShapeError` at the first node with an output whose shape only running tells.
+
+  Args:
+    program: a program; what nothing uses gets a shape.
+    inside: the loop or the condition whose body it is.
+  """
+  used = {*program.outputs, *(w for node in program.nodes for w in node.inputs)}
+  for node in program.nodes:
+    for w in node.outputs:
+      if None in w.shape and (w not in used or node.type == "FusedBatchNormV3"):
+        w.shape = ()  # As FusedBatchNorm's last output: nobody but GPUs asks what it is.
+      if None in w.shape:
+        raise dynamic_shape(w, node, inside)

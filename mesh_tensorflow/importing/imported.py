@@ -30,6 +30,7 @@ from mesh_tensorflow.importing.models import (
 )
 from mesh_tensorflow.importing.nodes import VariableRecord, Wire
 from mesh_tensorflow.importing.originals import callable_of
+from mesh_tensorflow.importing.replicating import replicated_nodes, warn_of
 from mesh_tensorflow.importing.tables import DimensionTable, ImportedOperation, operation_rows
 from mesh_tensorflow.importing.tracing import Result
 from mesh_tensorflow.importing.value import Value
@@ -70,10 +71,13 @@ class Imported:
     input_signature: Sequence[Any] | None,
     dims: Mapping[str, Sequence[str | None]],
     fallback: str,
+    warned: set[str] | None = None,
   ):
     self._original = fn
     self._dims = dict(dims)
     self._fallback = fallback
+    # Types of operations that were warned of; functions that are parts of one share them.
+    self._warned = set() if warned is None else warned
     self._models: dict[Any, Model] = {}
     self._last: Model | None = None
     self._made: dict[VariableRecord, list[Variable]] = {}
@@ -106,12 +110,13 @@ class Imported:
   def operations(self) -> list[ImportedOperation]:
     """A record of each operation: type, name, Python line, dimensions."""
     model = self._traced()
-    return operation_rows(model.traced.program, model.dimensioned)
+    return operation_rows(model.traced.program.nodes, model.dimensioned)
 
   @property
   def fallbacks(self) -> list[ImportedOperation]:
-    """Those of `operations` that are computed whole on each device."""
-    return [op for op in self.operations if op.is_fallback]
+    """Those that are computed whole on each device; of the bodies of loops, too."""
+    model = self._traced()
+    return operation_rows(replicated_nodes(model.traced.program), model.dimensioned)
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     """Makes the operations, inside an `mtf.function` or any other mtf graph.
@@ -324,6 +329,7 @@ class Imported:
       self._models[key] = make_model(
         self._original, self.__name__, specs, self._dims, self._fallback == "replicate"
       )
+      warn_of(self.__name__, replicated_nodes(self._models[key].traced.program), self._warned)
     self._last = self._models[key]
     return self._last
 
@@ -341,7 +347,7 @@ def from_tensorflow(
   fn: Any,
   input_signature: Sequence[Any] | None = None,
   dims: Mapping[str, Sequence[str | None]] | None = None,
-  fallback: str = "error",
+  fallback: str = "replicate",
 ) -> Imported:
   """A tf.function, Keras model or tf.Module as a function of `mtf.Tensor`s.
 
@@ -358,14 +364,14 @@ def from_tensorflow(
     dims: names of dimensions: the name of an argument or result ("inputs", "inputs/user",
       "output"), or a pattern over variables' paths ("*/ffn/kernel") -> a name, or None, for each
       axis.
-    fallback: what happens to operations that have no rule: "error", or "replicate": each device
-      computes them whole.
+    fallback: what happens to operations that have no rule: "replicate": each device computes them
+      whole, and a warning tells which, and what it costs; or "error".
 
   Returns:
     An `Imported`, to be called inside an `mtf.function`.
 
   Raises:
-    UnsupportedError: an operation has no rule.
+    UnsupportedError: an operation has no rule, and keeps a state, or `fallback` is "error".
     ShapeError: a shape is known only when the function runs.
     VariableError: the function makes a variable when it is called.
     DimensionError: `dims` names what is not there, or gives two names to one axis.

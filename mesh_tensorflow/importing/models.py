@@ -23,7 +23,7 @@ from mesh_tensorflow.importing.originals import (
   variable_paths,
 )
 from mesh_tensorflow.importing.own_names import OwnNames
-from mesh_tensorflow.importing.rules import relate_program
+from mesh_tensorflow.importing.replicating import relate_program
 from mesh_tensorflow.importing.tracing import Result, Traced, trace
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Tensor
@@ -54,7 +54,7 @@ def make_model(
     title: its name, for messages.
     specs: for each argument a structure of tf.TensorSpec, `mtf.TensorSpec`, Python values.
     dims: see `mtf.from_tensorflow`.
-    fallback: whether operations without a rule are to be computed whole on each device.
+    fallback: whether operations without a rule may be computed whole on each device.
   """
   dims = dict(dims)
   names = parameter_names(original, len(specs))

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import UnsupportedError
-from mesh_tensorflow.importing.dynamic_shapes import dynamic_shape
+from mesh_tensorflow.importing.dynamic_shapes import check_shapes
 from mesh_tensorflow.importing.nodes import Node, Program, Wire
 
 LOOPS = ("While", "StatelessWhile")
@@ -129,10 +129,7 @@ def _learn(before: Wire, after: Wire) -> bool:
 
 
 def _checked(node: Node, program: Program) -> Program:
-  for inner in program.nodes:
-    for w in inner.outputs:
-      if None in w.shape:
-        raise dynamic_shape(w, inner, node)
+  check_shapes(program, node)
   return program
 
 

@@ -78,7 +78,11 @@ class Node:
     line: the line of Python that made it: "model.py:12, in call".
     arguments: the names of the inputs, as `tf.raw_ops` has them, each with the number of tensors of
       one that is a list (else None).
-    fallback: whether it has no rule, and is computed whole on each device.
+    may_replicate: whether the user lets it be computed whole on each device, if it has no rule.
+    fallback: whether it is.
+    is_stateful: whether TensorFlow says that its result is no function of its inputs.
+    parts: of several operations between which shapes depend on values: these, in order. They are
+      computed together, whole on each device.
     settable: names of the attributes that `tf.raw_ops` takes; others follow from the inputs.
     gradient: of an IdentityN that ends a function under tf.custom_gradient: its gradient. What that
       uses of the forward pass stands behind the other inputs.
@@ -93,7 +97,10 @@ class Node:
   line: str = ""
   arguments: Sequence[tuple[str, int | None]] = ()
   settable: frozenset[str] = frozenset()
+  may_replicate: bool = False
   fallback: bool = False
+  is_stateful: bool = False
+  parts: tuple[Node, ...] = ()
   gradient: CustomGradient | None = None
 
   def static(self, index: int) -> np.ndarray | None:

@@ -198,15 +198,6 @@ class Slicewise(Labelled):
     )
 
 
-class Replicated(Slicewise):
-  """Any operation, computed whole on each device, whatever the layout splits."""
-
-  def labels(self, node: Node) -> Labels:
-    ins = [[("in", k, i) for i in range(w.rank)] for k, w in enumerate(node.inputs)]
-    outs = [[("out", k, i) for i in range(w.rank)] for k, w in enumerate(node.outputs)]
-    return Labels(ins, outs, [label for labels in (*ins, *outs) for label in labels])
-
-
 def on_slices(
   fn: Callable[..., Any],
   xs: Sequence[Tensor],
@@ -251,7 +242,8 @@ def on_slices(
 
 
 def _reshaped(x: tf.Tensor, shape: list[int]) -> tf.Tensor:
-  return x if x.shape.as_list() == shape else tf.reshape(x, shape)
+  known = x.shape.is_fully_defined() and x.shape.as_list() == shape
+  return x if known else tf.reshape(x, shape)
 
 
 def raw_operation(node: Node, is_operand: Sequence[bool]) -> Callable[..., Any]:
@@ -343,45 +335,6 @@ def rule(*types: str) -> Callable[[_T], _T]:
   return register
 
 
-def relate_program(program: Program, axes: Axes) -> None:
-  """Lets each node of a program join axes; rules of loops call it for the bodies.
-
-  Args:
-    program: a program, of which all types have a rule.
-    axes: the classes of axes.
-  """
-  for wire in program.wires:
-    axes.add(wire, pinned=wire.variable is not None)
-  for node in program.nodes:
-    with axes.because_of(node):
-      rule_of(node).relate(node, axes)
-
-
-def rule_of(node: Node) -> Rule:
-  """The rule of a node.
-
-  Raises:
-    UnsupportedError: its type has none.
-  """
-  if node.fallback:
-    return _REPLICATED
-  found = _RULES.get(node.type)
-  if found is None:
-    raise UnsupportedError(
-      f"from_tensorflow: there is no rule for the operation {node.type} ({node.name}), made at "
-      f'{node.line}; fallback="replicate" computes what is a function of tensors whole on each '
-      "device"
-    )
-  return found
-
-
-_REPLICATED = Replicated()
-
-
-def may_be_replicated(node: Node) -> bool:
-  """Whether an operation without a rule can be computed on each device by TensorFlow."""
-  known = node.type not in _RULES and hasattr(tf.raw_ops, node.type) and not node.functions
-  kinds = (tf.resource, tf.variant)
-  return known and all(
-    w.variable is None and w.dtype not in kinds for w in (*node.inputs, *node.outputs)
-  )
+def registered_rule(op_type: str) -> Rule | None:
+  """The rule of a type of operations, if there is one."""
+  return _RULES.get(op_type)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from mesh_tensorflow.importing.building import Dimensioned
 from mesh_tensorflow.importing.naming import Places
 from mesh_tensorflow.importing.nodes import Node, Program, Wire
-from mesh_tensorflow.importing.rules import Labelled, rule_of
+from mesh_tensorflow.importing.replicating import rule_of
+from mesh_tensorflow.importing.rules import Labelled
 from mesh_tensorflow.program.dimensions import Dimension
 
 
@@ -32,8 +33,8 @@ class ImportedOperation:
   is_fallback: bool
 
 
-def operation_rows(program: Program, dimensioned: Dimensioned) -> list[ImportedOperation]:
-  """The operations of a program."""
+def operation_rows(nodes: Iterable[Node], dimensioned: Dimensioned) -> list[ImportedOperation]:
+  """Records of operations."""
   return [
     ImportedOperation(
       node.type,
@@ -42,7 +43,7 @@ def operation_rows(program: Program, dimensioned: Dimensioned) -> list[ImportedO
       frozenset(_splittable(node, dimensioned)),
       node.fallback,
     )
-    for node in program.nodes
+    for node in nodes
   ]
 
 

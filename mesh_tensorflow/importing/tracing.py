@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import VariableError
-from mesh_tensorflow.importing.dynamic_shapes import dynamic_shape
+from mesh_tensorflow.importing.dynamic_shapes import check_shapes
 from mesh_tensorflow.importing.functions import FunctionLibrary, in_order, is_call
 from mesh_tensorflow.importing.nested import LIST_SHAPES, LOOPS, fold_list_shape, note_lists
 from mesh_tensorflow.importing.nodes import (
@@ -29,7 +29,7 @@ from mesh_tensorflow.importing.nodes import (
   Wire,
 )
 from mesh_tensorflow.importing.python_lines import python_line
-from mesh_tensorflow.importing.rules import may_be_replicated
+from mesh_tensorflow.importing.replicating import with_parts
 
 _T = TypeVar("_T")
 # Folding stops at tensors of this many elements: what is larger is computed on the mesh.
@@ -82,7 +82,7 @@ def trace(
     args: its arguments: structures of tf.TensorSpec and of Python values.
     kwargs: likewise, by keyword.
     paths: by the id of a tf.Variable its name, and whether it is trained; others have TensorFlow's.
-    fallback: whether operations without a rule are to be computed whole on each device.
+    fallback: whether operations without a rule may be computed whole on each device.
     own_name: gives operations, and variables without a path, names of TensorFlow's without counters
       of the process.
 
@@ -181,8 +181,8 @@ class _Tracer:
     wires = dict(zip((t.name for t in concrete.inputs), [*arguments, *captured]))
     nodes = self._nodes(in_order(concrete.graph.get_operations()), wires)
     outputs = [wires[t.name] for t in concrete.outputs]
-    program = Program(tuple(arguments), tuple(outputs), tuple(_needed(nodes, outputs)))
-    _check_shapes(program)
+    program = Program(tuple(arguments), tuple(outputs), _needed(nodes, outputs))
+    check_shapes(program)
     return program
 
   def _captured(self, tensor: tf.Tensor, value: Any) -> Wire:
@@ -221,7 +221,7 @@ class _Tracer:
       # A gradient may have one of its own, without end: that of a sum over replicas is one.
       if is_custom and not self._in_gradient:
         self._with_gradient(op, node, wires)
-      node.fallback = self._fallback and may_be_replicated(node)
+      node.may_replicate = self._fallback
       note_lists(node)
       if not _fold(node):
         nodes.append(node)
@@ -263,6 +263,7 @@ class _Tracer:
       self._line(op),
       arguments,
       frozenset(settable) - {name for name, _ in arguments},
+      is_stateful=op.op_def.is_stateful,
     )
 
   def _with_gradient(self, op: tf.Operation, node: Node, wires: dict[str, Wire]) -> None:
@@ -285,7 +286,7 @@ class _Tracer:
     numbers = [i for i, g in enumerate(grads) if g is not None]
     results = [inner[tf.convert_to_tensor(grads[i]).name] for i in numbers]
     inputs = tuple(inner[dy.name] for dy in dys)
-    program = Program(inputs, tuple(results), tuple(_needed(nodes, results)))
+    program = Program(inputs, tuple(results), _needed(nodes, results))
     made = {*inputs, *(w for n in program.nodes for w in n.outputs)}
     read = [*(w for n in program.nodes for w in n.inputs), *results]
     used = dict.fromkeys(w for w in read if w not in made and w not in node.inputs)
@@ -305,11 +306,11 @@ class _Tracer:
     nodes = self._nodes(graph.get_operations(), wires)
     self._line_of_call = before
     outputs = [wires[name] for name in results]
-    return Program(tuple(inputs), tuple(outputs), tuple(_needed(nodes, outputs)))
+    return Program(tuple(inputs), tuple(outputs), _needed(nodes, outputs))
 
 
 def wire_of(tensor: tf.Tensor) -> Wire:
-  """The wire of a tensor; a shape that is not known is told by `_check_shapes` if it matters."""
+  """The wire of a tensor; a shape that is not known is told by `check_shapes` if it matters."""
   shape = tensor.shape
   known = tuple(shape.as_list()) if shape.rank is not None else (None,)
   return Wire(tensor.name, known, tensor.dtype)
@@ -334,7 +335,7 @@ def _fold(node: Node) -> bool:
     return _fold_shape(node)
   if node.type in LIST_SHAPES:
     return fold_list_shape(node)
-  if node.type in ("Placeholder", "NoOp") or not node.outputs or node.functions:
+  if node.type == "Placeholder" or node.is_stateful or not node.outputs or node.functions:
     return False
   if any(w.static is None for w in node.inputs) or any(t in node.type for t in _NOT_FOLDED):
     return False
@@ -370,7 +371,7 @@ def _fold_shape(node: Node) -> bool:
   return True
 
 
-def _needed(nodes: Sequence[Node], outputs: Iterable[Wire]) -> list[Node]:
+def _needed(nodes: Sequence[Node], outputs: Sequence[Wire]) -> tuple[Node, ...]:
   """Nodes that outputs need, and those that change variables."""
   needed = set(outputs)
   kept = []
@@ -379,16 +380,4 @@ def _needed(nodes: Sequence[Node], outputs: Iterable[Wire]) -> list[Node]:
     if changes or any(w in needed for w in node.outputs):
       kept.append(node)
       needed.update(node.inputs)
-  return kept[::-1]
-
-
-def _check_shapes(program: Program) -> None:
-  """Raises `ShapeError` at the first node with an output whose shape only running tells."""
-  used = {*program.outputs, *(w for node in program.nodes for w in node.inputs)}
-  for node in program.nodes:
-    for w in node.outputs:
-      is_idle = w not in used or node.type == "FusedBatchNormV3"
-      if None in w.shape and is_idle and not node.fallback:
-        w.shape = ()  # As FusedBatchNorm's last output: nobody but GPUs asks what it is.
-      if None in w.shape:
-        raise dynamic_shape(w, node)
+  return tuple(with_parts(kept[::-1], outputs))

@@ -23,7 +23,7 @@ def parallelize(
   layout: Any = "auto",
   dims: Mapping[str, Sequence[str | None]] | None = None,
   *,
-  fallback: str = "error",
+  fallback: str = "replicate",
 ) -> ParallelModel:
   """A Keras model that trains, evaluates and predicts split over a mesh of devices.
 

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ArgumentError, GraphError
-from mesh_tensorflow.importing.imported import Imported, from_tensorflow
+from mesh_tensorflow.importing.imported import Imported
 from mesh_tensorflow.importing.originals import named_leaves
 from mesh_tensorflow.keras import access, steps
 from mesh_tensorflow.keras.batches import Batch, batch_of, batches
@@ -87,6 +87,7 @@ class Programs:
     self.decision: Decision | None = None
     self.mirror = Mirror()
     self._mesh, self._layout, self._dims, self._fallback = mesh, layout, dict(dims), fallback
+    self._warned: set[str] = set()  # Types of operations that each device computes whole.
     self._made: dict[Any, Program] = {}
     # By id; they hold the variables, so that no other one gets the id.
     self._variables: dict[int, steps.NamedVariable] = {}
@@ -193,9 +194,8 @@ class Programs:
     if others:  # Slots of a second optimizer, say, that a train_step of the model's own has.
       self._others += others
       step.variables[:] = self._named()
-    imported = from_tensorflow(
-      step, list(batch.signature), self._names(step, batch), self._fallback
-    )
+    names = self._names(step, batch)
+    imported = Imported(step, list(batch.signature), names, self._fallback, self._warned)
     takes_gradients = kind == "train" and not steps.has_own_step(self.model)
     program = Program(kind, batch, imported, takes_gradients)
     signature = [TensorSpec(shape, t.dtype) for shape, t in zip(imported.arguments, batch.leaves)]
@@ -318,7 +318,7 @@ class Programs:
       fn = steps.update_step(self.model, present)
       step = steps.Step(fn, ["gradients"], self._named(), self.model)
       dims = self._names_in_update(step, given, tensors)
-      program.update = from_tensorflow(step, None, dims, self._fallback)
+      program.update = Imported(step, None, dims, self._fallback, self._warned)
     program.update(given)
 
   def _names_in_update(

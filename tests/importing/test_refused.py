@@ -11,10 +11,11 @@ import mesh_tensorflow as mtf
 from tests.importing.modules import Mlp
 
 SPEC = [tf.TensorSpec([4, 8])]
+QUEUE = tf.queue.FIFOQueue(1, tf.float32)
 
 
 def unknown(x: Any) -> Any:
-  return tf.strings.as_string(x)
+  return tf.linalg.logm(tf.cast(x[:, :4], tf.complex64))
 
 
 def makes_variable(x: Any) -> Any:
@@ -24,9 +25,9 @@ def makes_variable(x: Any) -> Any:
 BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
   "unknown operation": (
     unknown,
-    {},
+    {"fallback": "error"},
     mtf.UnsupportedError,
-    r"no rule for the operation AsString .*made at .*test_refused.py:\d+, in unknown",
+    r"no rule for the operation MatrixLogarithm .*made at .*test_refused.py:\d+, in unknown",
   ),
   "dynamic shape": (
     lambda x: tf.boolean_mask(x, x[:, 0] > 0),
@@ -36,7 +37,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
   ),
   "dynamic shape in a branch": (
     lambda x: tf.cond(x[0, 0] > 0, lambda: tf.size(tf.where(x > 0)), lambda: 0),
-    {},
+    {"fallback": "error"},
     mtf.ShapeError,
     r"the shape \[\?, 2\] of .*Where .* in .*If .*test_refused.py:\d+.*all shapes are static",
   ),
@@ -53,10 +54,28 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     r"made by Unique .*test_refused.py:\d+.*in place of tf.unique",
   ),
   "unknown beside a dynamic shape": (
-    lambda x: tf.unique(x[0])[1],
+    lambda x: tf.unique(x[0]),
     {"fallback": "replicate"},
     mtf.ShapeError,
-    r"made by Unique .*test_refused.py:\d+",
+    r"made by Unique .*test_refused.py:\d+.*or tf.ensure_shape where you know it",
+  ),
+  "random numbers of each device": (
+    lambda x: tf.nn.fractional_max_pool(x[..., None, None], 1.5)[0],
+    {},
+    mtf.UnsupportedError,
+    r"FractionalMaxPool .*test_refused.py:\d+.*device would have .* of its own; use a stateless",
+  ),
+  "Python of an unknown state": (
+    lambda x: tf.numpy_function(abs, [x], tf.float32) + x,
+    {},
+    mtf.UnsupportedError,
+    r"PyFunc .*test_refused.py:\d+.*calls Python, .*; write it with operations of TensorFlow, or",
+  ),
+  "a state outside": (
+    lambda x: tf.raw_ops.QueueSizeV2(handle=QUEUE.queue_ref),
+    {},
+    mtf.UnsupportedError,
+    r"QueueSizeV2 .*is a state outside of the function; compute it outside",
   ),
   "dynamic signature": (
     lambda x: x,

@@ -48,6 +48,7 @@ class Cumsum(Labelled):
 
   def labels(self, node: Node) -> Labels:
     labels: list[Label] = list(range(node.inputs[0].rank))
+    _axis(node)  # It is refused at once where it is not known.
     return Labels([labels, None], [labels])
 
   def compute(

@@ -15,6 +15,7 @@ from mesh_tensorflow.errors import ShapeError, UnsupportedError
 from mesh_tensorflow.importing.axes import Axes
 from mesh_tensorflow.importing.nested import branches_of, loop_of
 from mesh_tensorflow.importing.nodes import Node, Program, Wire
+from mesh_tensorflow.importing.replicating import relate_program
 from mesh_tensorflow.importing.rules import (
   Construction,
   Dims,
@@ -22,7 +23,6 @@ from mesh_tensorflow.importing.rules import (
   Labelled,
   Labels,
   Rule,
-  relate_program,
   rule,
 )
 from mesh_tensorflow.importing.value import Value, flat

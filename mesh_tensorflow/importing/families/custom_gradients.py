@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from mesh_tensorflow.importing.axes import Axes
 from mesh_tensorflow.importing.nodes import Node
-from mesh_tensorflow.importing.rules import Construction, Rule, relate_program, rule
+from mesh_tensorflow.importing.replicating import relate_program
+from mesh_tensorflow.importing.rules import Construction, Rule, rule
 from mesh_tensorflow.importing.value import Value
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.operations.constants import zeros_like
