@@ -133,6 +133,7 @@ setup(
     "console_scripts": [
       "mesh-transformer=mesh_transformer_cli.front:main",
       "mesh-transformer-launch=mesh_tensorflow.transformer.launch:main",
+      "mesh-tensorflow-port=mesh_transformer_cli.port:main",
     ],
   },
   classifiers=[

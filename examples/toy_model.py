@@ -214,8 +214,8 @@ def main(argv: list[str] | None = None) -> None:
   step, saver = 0, None
   if args.model_dir:
     saver = checkpoint.Checkpointer(args.model_dir, mesh_impl.variable_store, max_to_keep=3)
-    if checkpoint.latest_checkpoint(args.model_dir):
-      restored = saver.restore()
+    restored = saver.restore_or_none()
+    if restored:
       step = restored.step
       print(f"Going on from {restored.path}", flush=True)
   else:

@@ -291,7 +291,10 @@ class Checkpointer:
     ignore_mismatched: bool = False,
     check_content: bool = True,
   ) -> Restored:
-    """Sets the variables of the stores, which must exist: lower the program first.
+    """Sets the variables of the stores, which must exist.
+
+    `Function.create_variables` makes those of an `mtf.function`, the first lowering those of other
+    programs.
 
     Each device reads its own slice. Values are cast from the dtype in the checkpoint. Before, all
     files are read and compared with what was written (several workers share that). If the newest
@@ -317,6 +320,46 @@ class Checkpointer:
       CheckpointError: there is no checkpoint; or it is of another model: one message has the names
         of all missing, unexpected, and differently shaped variables. Then nothing was restored.
     """
+    found = self._restore(
+      path,
+      ignore_missing=ignore_missing,
+      ignore_unexpected=ignore_unexpected,
+      name_in_checkpoint=name_in_checkpoint,
+      should_restore=should_restore,
+      ignore_mismatched=ignore_mismatched,
+      check_content=check_content,
+    )
+    if found is None:
+      raise CheckpointError(f"there is no checkpoint in {path or self._directory}")
+    return found
+
+  def restore_or_none(self, **options: Any) -> Restored | None:
+    """`restore` from the folder's newest checkpoint if there is one: a program begins, or goes on.
+
+    Args:
+      **options: keyword arguments of `restore`, but for the path.
+
+    Returns:
+      A `Restored`; None if the folder has no checkpoint, or is not there: the variables keep their
+      initial values. Several workers get the same answer.
+
+    Raises:
+      DamagedCheckpointError: there are checkpoints, and all are damaged.
+      CheckpointError: the checkpoint is of another model, as `restore` says it.
+    """
+    return self._restore(None, **options)
+
+  def _restore(
+    self,
+    path: str | None,
+    *,
+    ignore_missing: bool = False,
+    ignore_unexpected: bool = False,
+    name_in_checkpoint: Callable[[str], str] | None = None,
+    should_restore: Callable[[str], bool] | None = None,
+    ignore_mismatched: bool = False,
+    check_content: bool = True,
+  ) -> Restored | None:
     self.wait()
     wanted = {}
     resumes = should_restore is None and name_in_checkpoint is None
@@ -327,8 +370,8 @@ class Checkpointer:
         wanted[name] = (name_in_checkpoint(name) if name_in_checkpoint else name, stored)
     if not wanted:
       raise CheckpointError(
-        f"restore {path or self._directory}: there is no variable to restore; lower the program "
-        "(which creates its variables) before restoring"
+        f"restore {path or self._directory}: there is no variable to restore; call "
+        "create_variables() of the mtf.function, or lower the program, before restoring"
       )
     return restoring.restore(
       self._directory if path is None else os.fspath(path),
@@ -367,8 +410,8 @@ class Checkpointer:
         result[name] = stored
     if not result:
       raise CheckpointError(
-        "the variable store is empty: lower the program (which creates its variables) before "
-        "saving or restoring"
+        "the variable store is empty: call create_variables() of the mtf.function, or lower the "
+        "program, before saving or restoring"
       )
     return result
 

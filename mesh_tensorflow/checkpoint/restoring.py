@@ -168,8 +168,8 @@ def restore(
   ignore_unexpected: bool,
   ignore_mismatched: bool,
   check_content: bool,
-) -> Restored:
-  """What `Checkpointer.restore` does.
+) -> Restored | None:
+  """Does the work of `Checkpointer.restore`; returns None if a folder has no checkpoint.
 
   Args:
     path: a checkpoint or a folder.
@@ -202,8 +202,6 @@ def restore(
     return result
 
   result: Restored | None = _first_good(path, use, is_folder=is_folder, check_content=check_content)
-  if result is None:
-    raise CheckpointError(f"there is no checkpoint in {path}")
   return result
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import (
@@ -211,7 +212,7 @@ class DropoutOperation(Operation):
 
 def dropout(
   x: NumberTensor,
-  is_training: bool,
+  is_training: Any = None,
   keep_prob: float | None = None,
   rate: float | None = None,
   noise_shape: ShapeLike | None = None,
@@ -223,7 +224,7 @@ def dropout(
 
   Args:
     x: a `Tensor`.
-    is_training: otherwise x is returned.
+    is_training: True or False (or 1 or 0); x is returned if it is false. It has to be given.
     keep_prob: probability to keep an element; 1.0 returns x.
     rate: probability to drop an element; exactly one of the two must be given.
     noise_shape: some of x's dimensions: elements that differ in others only are
@@ -231,9 +232,19 @@ def dropout(
     name: of the variable scope around the operations.
 
   Raises:
+    ArgumentError: is_training is not given, or is no truth value, as in a call for release 0.1.18,
+      where `keep_prob` was the second argument.
     GraphError: not exactly one of keep_prob and rate is given, or it is not in (0, 1].
     ShapeError: the noise shape has a dimension that x has not.
   """
+  if not isinstance(is_training, (bool, np.bool_)) and (
+    not isinstance(is_training, (int, np.integer)) or is_training not in (0, 1)
+  ):
+    given = "is not given" if is_training is None else f"must be True or False, got {is_training!r}"
+    raise ArgumentError(
+      f"dropout of {x}: is_training {given}; write dropout(x, is_training, keep_prob=0.9) or "
+      "rate=0.1. Programs for release 0.1.18, which had no is_training, mean is_training=True"
+    )
   if keep_prob is None and rate is not None:
     keep_prob = 1.0 - rate
   elif keep_prob is None or rate is not None:

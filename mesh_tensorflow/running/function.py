@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -53,13 +54,27 @@ class RunsAtOnce(Protocol):
 
 
 class _Staged:
-  """A tf.function. It is kept in an object of another class so that a SavedModel leaves it out."""
+  """A tf.function. It is kept in an object of another class so that a SavedModel leaves it out.
 
-  def __init__(self, fn: Callable[..., Any]):
-    self._tf_function = tf.function(fn, autograph=False)
+  Args:
+    fn: the function that is traced.
+    user_function: for whose traces TensorFlow counts those of `fn`: it warns of many, and would
+      take the first traces of several functions for those of one.
+  """
+
+  def __init__(self, fn: Callable[..., Any], user_function: Callable[..., Any]):
+    def staged(values: list[tf.Tensor], seed: Any) -> Any:
+      return fn(values, seed)
+
+    vars(staged).update(__wrapped__=user_function, __signature__=inspect.signature(fn))
+    self._tf_function = tf.function(staged, autograph=False)
 
   def __call__(self, *args: Any) -> Any:
     return self._tf_function(*args)
+
+  def trace(self, *args: Any) -> None:
+    """Traces it for arguments given by their `tf.TensorSpec`s, if that was not done yet."""
+    self._tf_function.get_concrete_function(*args)
 
   def experimental_get_tracing_count(self) -> int:
     """How often it was traced."""
@@ -105,7 +120,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     # Not by an assignment: tf.Module would put another kind of list in its place.
     self.__dict__["input_signature"] = signature
     self._mesh_name = mesh_name
-    self._compiled = _Staged(self._trace)
+    self._compiled = _Staged(self._trace, self._fn)
     self._traced = False
     self.graph: Graph | None = None
     self.log_file: str | None = None  # For the report of each lowering; see `Lowering`.
@@ -158,13 +173,31 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
         with self.mesh_impl.errors_of_runs(self.__name__):
           return self._compiled(values, seed)
       except CollectiveError:
-        self._compiled = _Staged(self._trace)  # The queues of the old trace may be closed.
+        # The queues of the old trace may be closed.
+        self._compiled = _Staged(self._trace, self._fn)
         raise
       except tf.errors.InvalidArgumentError as e:
         if is_division_by_zero(e):
           raise DivisionError(f"{self.__name__} divides an integer by zero") from e
         raise
     return self._trace(values, seed)
+
+  def create_variables(self) -> None:
+    """Makes the variables, with their initial values, and runs nothing.
+
+    For what has to happen before the first step: restoring a checkpoint, setting or looking at
+    weights. The function is traced for it, once: calls use that trace. Variables that are there
+    keep their values.
+
+    Raises:
+      GraphError: the function has no input_signature, so its arguments are not known.
+    """
+    check_tensorflow2()
+    if self.input_signature is None:
+      raise GraphError(
+        f"create_variables: {self.__name__} has no input_signature; give one, or call it once"
+      )
+    self._compiled.trace([self._part(s) for s in self.input_signature], None)
 
   def build_graph(self) -> tuple[Graph, Mesh, Any]:
     """Builds the graph of named operations, without any layout and without running it.
@@ -236,9 +269,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
       value = tf.convert_to_tensor(arg, spec.dtype)
     except (TypeError, ValueError) as e:
       raise DTypeError(f"argument {index} of {self.__name__}: expected {spec}: {e}") from e
-    expected = spec.shape.to_integer_list
-    if spec.local:
-      expected = self.mesh_impl.local_part(spec.shape)[1]
+    expected = self._part(spec).shape.as_list()
     if not value.shape.is_compatible_with(expected):
       part = (
         "" if expected == spec.shape.to_integer_list else f", of which this worker's {expected}"
@@ -247,6 +278,13 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
         f"argument {index} of {self.__name__} has shape {value.shape}, expected {spec}{part}"
       )
     return value
+
+  def _part(self, spec: TensorSpec) -> tf.TensorSpec:
+    """What a call gets for a spec: the whole tensor, or this worker's part of it."""
+    shape = spec.shape.to_integer_list
+    if spec.local:
+      shape = self.mesh_impl.local_part(spec.shape)[1]
+    return tf.TensorSpec(shape, spec.dtype)
 
   def _trace(self, values: list[tf.Tensor], seed: Any) -> Any:
     """Builds and lowers the graph; called once per trace."""

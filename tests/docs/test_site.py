@@ -6,6 +6,7 @@ MkDocs is needed for the last test only, which builds the site, as `make docs` d
 from __future__ import annotations
 
 import inspect
+import json
 import pathlib
 import re
 import sys
@@ -17,6 +18,7 @@ from docs.tools import (
   docstrings,
   drawings,
   mkdocs_hook,
+  notebook,
   pictures,
   reference,
   settings,
@@ -198,3 +200,21 @@ def test_the_site_builds_without_a_warning(run_subprocess, tmp_path, repository)
   assert "WARNING -" not in built.stderr
   for page in ("index.html", "settings.html", "reference/elementwise.html", "pictures/y.svg"):
     assert (tmp_path / "site" / page).is_file(), page
+
+
+def test_the_notebook_is_that_of_the_page():
+  """`python -m docs.tools.notebook` writes it anew."""
+  assert notebook.NOTEBOOK.read_text() == notebook.notebook(notebook.PAGE.read_text())
+  cells = json.loads(notebook.NOTEBOOK.read_text())["cells"]
+  assert {c["cell_type"] for c in cells} == {"markdown", "code"}
+  code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+  assert code == re.findall(r"^```python\n(.*?)\n```$", notebook.PAGE.read_text(), re.M | re.S)
+
+
+def test_search_needs_neither_a_server_nor_the_net():
+  """The plugin that puts the index into a script would fetch from the net what runs the search."""
+  text = (DOCS.parent / "mkdocs.yml").read_text()
+  assert "\n  - offline" in text
+  assert (
+    DOCS / re.search(r"polyfills: \[(\S+iframe-worker\S*|iframe-worker\S*)\]", text)[1]
+  ).is_file()

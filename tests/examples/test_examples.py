@@ -323,3 +323,27 @@ def test_keras_mesh_learns(run_forked, repository):
   assert losses[-1] < 0.8 * losses[0]
   assert "LayoutRules{(" in out
   assert re.search(r"next after 5, 8, 11: \d+$", out.rstrip())
+
+
+# ------------------------------------------------------------------------ own_loop.py
+
+
+def test_own_loop_goes_on_with_another_layout(tmp_path, example, capsys):
+  """The losses do not depend on where a run was interrupted, nor on mesh and layout."""
+  own_loop = example("own_loop")
+  folder = ["--model_dir", str(tmp_path / "a")]
+  own_loop.main([*folder, "--steps", "100"])
+  own_loop.main([*folder, "--steps", "200", "--mesh_shape", "cols:2", "--layout", "hidden:cols"])
+  split = capsys.readouterr().out
+  assert f"Going on from {tmp_path / 'a' / 'model.ckpt-100'}" in split
+  whole = ["--steps", "200", "--mesh_shape", "one:1", "--layout", "", "--implementation=placement"]
+  own_loop.main(["--model_dir", str(tmp_path / "b"), *whole])
+  found = [re.findall(r"^step.*$", text, re.M) for text in (split, capsys.readouterr().out)]
+  assert found[0] == found[1]
+  assert len(found[0]) == 2
+  assert float(re.search(r"held out ([\d.]+)%", found[0][1])[1]) > 90
+
+
+def test_own_loop_tells_of_a_layout_that_matches_nothing(tmp_path, example):
+  with pytest.raises(mtf.LayoutError, match="layout rule widht:cols: .*the dimensions are"):
+    example("own_loop").main(["--model_dir", str(tmp_path), "--layout", "widht:cols"])
