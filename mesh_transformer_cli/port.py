@@ -89,7 +89,7 @@ _LISTED = {
   "tf.variable_scope": "mtf.variable_scope",
   "mtf.MtfRestoreHook": "Checkpointer.restore_or_none() before the loop",
   "mtf.MtfCheckpointSaverListener": "Checkpointer.save(step) in the loop",
-  "mtf.utils.create_host_call": "return the scalars of an mtf.function, and write them with tf.summary",
+  "mtf.utils.create_host_call": "return the scalars of the step, and write them with tf.summary",
   "mtf.utils.BalancedVariablePlacer": "nothing: slices live on their own devices",
   "mtf.tf_estimator": "a Python loop around an mtf.function, with a Checkpointer",
   "mtf.tf": "import tensorflow as tf",
@@ -515,7 +515,7 @@ def _parser() -> argparse.ArgumentParser:
     "mesh-tensorflow-port",
     description="Rewrites what is mechanical in programs of the TF1 library mesh_tensorflow "
     "(variable scopes, ModeKeys, dropout of 0.1.18, imports of Estimator, the global step), and "
-    "lists the rest with lines and what takes its place. Without --write it prints the differences.",
+    "lists the rest with lines and what takes its place. Without --write differences are printed.",
   )
   parser.add_argument("paths", nargs="+", metavar="FILE", help="programs, or folders of them")
   parser.add_argument("--write", action="store_true", help="change the files")
