@@ -21,6 +21,7 @@ from mesh_tensorflow.transformer.modes.planned_steps import (
 from mesh_tensorflow.transformer.modes.registry import mode
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.programs.training_data import TrainingData
+from mesh_tensorflow.transformer.vocabularies.base import as_text
 
 # Of a batch so many rows are shown, of a row so many sequences, of a text so many characters.
 _ROWS, _SEQUENCES, _CHARACTERS = 2, 4, 240
@@ -126,7 +127,6 @@ def _text(name: str, ids: np.ndarray, vocabulary: Any) -> str:
   # Negated ids are seen by the model and not scored.
   unscored = int(np.sum(tokens < 0))
   note = f", the first {unscored} not scored" if unscored else ""
-  text = vocabulary_of(name, vocabulary).decode(np.abs(tokens).tolist())
-  text = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+  text = as_text(vocabulary_of(name, vocabulary).decode(np.abs(tokens).tolist()))
   shown = repr(text if len(text) <= _CHARACTERS else text[:_CHARACTERS] + "...")
   return f"{name} ({tokens.size} tokens{note}): {shown}"

@@ -28,7 +28,7 @@ from mesh_tensorflow.transformer.modes.perplexity_eval import perplexity_eval_of
 from mesh_tensorflow.transformer.modes.registry import mode
 from mesh_tensorflow.transformer.modes.scoring import score_with_estimator
 from mesh_tensorflow.transformer.training.progress import write_scalars
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
+from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, as_text
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -41,7 +41,7 @@ class _Texts:
   ):
     self.dataset = dataset
     self.rows: list[list[int]] = []
-    self.inputs: list[str] = []
+    self.inputs: list[Any] = []
     self.targets: list[Any] = []
     self.examples: list[dict[str, Any]] = []
     for example in dataset.dataset_fn(sequence_length=sequence_length).as_numpy_iterator():
@@ -61,7 +61,8 @@ class _Texts:
       raise DataError(f"eval data set {dataset.name!r} is empty")
     encode = inputs_vocabulary(vocabulary).encode
     # A row has an EOS more than its text, if nothing was cut.
-    cut = sum(len(encode(t)) >= len(r) > 0 for t, r in zip(self.inputs, self.rows))
+    texts = [(t, r) for t, r in zip(self.inputs, self.rows) if isinstance(t, str)]
+    cut = sum(len(encode(t)) >= len(r) > 0 for t, r in texts)
     if cut:
       _LOG.warning(
         "eval data set %s: %d of %d inputs are cut to %d tokens (run.sequence_length)",
@@ -87,12 +88,17 @@ class _Texts:
     _note_lines(model_dir, self.targets, f"{base}_targets")
 
 
-def _text(example: Mapping[str, Any], feature: str, vocabulary: Any) -> str:
+def _text(example: Mapping[str, Any], feature: str, vocabulary: Any) -> Any:
   """The text of a feature: as it was before it was encoded, if the example has that."""
   given = example.get(f"{feature}_pretokenized")
-  if given is not None:
-    return given.decode("utf-8") if isinstance(given, bytes) else str(given)
-  return str(vocabulary.decode(strip_ids(example[feature], EOS_ID)))
+  if given is None:
+    given = vocabulary.decode(strip_ids(example[feature], EOS_ID))
+  return _no_bytes(given)
+
+
+def _no_bytes(decoded: Any) -> Any:
+  """Bytes as text; a text, or the list that a vocabulary decodes to, as it is."""
+  return as_text(decoded) if isinstance(decoded, bytes) else decoded
 
 
 def eval_model(
@@ -216,9 +222,10 @@ def _note_lines(model_dir: str, lines: Sequence[Any], filename: str) -> None:
 
 def _decodes(
   estimator: Any, texts: _Texts, sequence_length: Any, batch_size: int, vocabulary: Any
-) -> list[str]:
+) -> list[Any]:
   decode = targets_vocabulary(vocabulary).decode
-  return [decode(ids) for ids in generate(estimator, texts.rows, sequence_length, batch_size)]
+  rows = generate(estimator, texts.rows, sequence_length, batch_size)
+  return [_no_bytes(decode(ids)) for ids in rows]
 
 
 def _scores(

@@ -18,6 +18,7 @@ from mesh_tensorflow.transformer.sampling.continued_texts import TextsToContinue
 from mesh_tensorflow.transformer.sampling.screen import Pace, Screen, output_file
 from mesh_tensorflow.transformer.sampling.settings import SampleSettings
 from mesh_tensorflow.transformer.sampling.texts import RowText
+from mesh_tensorflow.transformer.vocabularies.base import as_text
 
 # Told of a text: its number, what of it is sure behind its prompt, and whether that is all.
 Show = Callable[[int, str, bool], None]
@@ -144,7 +145,8 @@ def _translates(
       options=options,
       seed=random_bits.fold(settings.seed, first),
     )
-    made = [settings.until_stop(targets_vocabulary(vocabulary).decode(ids)) for ids in outputs]
+    decode = targets_vocabulary(vocabulary).decode
+    made = [as_text(settings.until_stop(decode(ids))) for ids in outputs]
     for i, text in enumerate(made):
       show(i, text, True)
     return made, sum(map(len, outputs))

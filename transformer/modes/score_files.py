@@ -15,7 +15,7 @@ from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data.encoding import vocabulary_of
 from mesh_tensorflow.transformer.data.text_io import write_lines_to_file
 from mesh_tensorflow.transformer.files import model_files
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
+from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, as_text
 
 _MODULE = "mesh_tensorflow.transformer.utils"
 _SHOWN = 10  # Scores that are printed.
@@ -117,12 +117,12 @@ def save_scores_to_tfrecords(
   ):
     for result in results:
       texts = add_pretokenized(dict(result), vocabulary)
-      given = texts.get("targets_neg_pretokenized", texts.get("inputs_pretokenized", ""))
+      given = as_text(texts.get("targets_neg_pretokenized", texts.get("inputs_pretokenized", "")))
       if save_ids_only:
         given = given.split(" ")[0]
       features = {
         "input": _bytes(given),
-        "target": _bytes(texts.get("targets_pretokenized", "")),
+        "target": _bytes(as_text(texts.get("targets_pretokenized", ""))),
         "score": tf.train.Feature(
           float_list=tf.train.FloatList(value=[float(result.get("scores", 0.0))])
         ),
@@ -142,9 +142,9 @@ def add_pretokenized(examples: Any, vocabulary: Any) -> Any:
   """Adds the texts of the ids `inputs` and `targets`, where they are missing.
 
   Args:
-    examples: a dict of numpy arrays, or several, changed in place: `<f>_pretokenized` becomes the
-      text of the positive ids of `<f>`, and, if there are negative ones, `<f>_neg_pretokenized`
-      that of their absolute values.
+    examples: a dict of numpy arrays, or several, changed in place: `<f>_pretokenized` becomes what
+      the positive ids of `<f>` decode to (a text, as a rule), and, if there are negative ones,
+      `<f>_neg_pretokenized` that of their absolute values.
     vocabulary: a vocabulary, or an (inputs, targets) tuple.
 
   Returns:
@@ -165,16 +165,22 @@ def add_pretokenized(examples: Any, vocabulary: Any) -> Any:
   return examples
 
 
-def text_of(ids: Any, vocabulary: Any = None) -> str:
-  """The text of ids: padding, negative ids and EOS at the end left out; text stays as it is."""
+def text_of(ids: Any, vocabulary: Any = None) -> Any:
+  """What ids decode to: padding, negative ids and EOS at the end left out.
+
+  Args:
+    ids: of an example, or its text, which stays as it is (bytes become text).
+    vocabulary: may decode to a text, bytes or a list, which is not changed. None: `ids` are what it
+      decoded to.
+  """
   if isinstance(ids, bytes):
-    return ids.decode("utf-8", "replace")
-  if isinstance(ids, str):
+    return as_text(ids)
+  if vocabulary is None or isinstance(ids, str):
     return ids
   kept = [int(i) for i in np.asarray(ids).reshape(-1) if i > 0]
   if kept and kept[-1] == EOS_ID:
     kept.pop()
-  return str(vocabulary.decode(kept))
+  return vocabulary.decode(kept)
 
 
 def _length(ids: Any, vocabulary: Any) -> int:

@@ -13,7 +13,7 @@ from mesh_tensorflow.decoding.token_choice import TokenChoice
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.gin_config import value_checks
 from mesh_tensorflow.transformer.programs.continuation import ContinuationOptions
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
+from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, as_text
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -56,8 +56,11 @@ class SampleSettings:
     """The same settings, with a seed of the run's if `sample.seed` is not bound."""
     return self if self.given_seed is not None else dataclasses.replace(self, given_seed=seed)
 
-  def until_stop(self, text: str) -> str:
-    """A text up to the first stop string in it."""
+  def until_stop(self, decoded: Any) -> Any:
+    """What a vocabulary decoded to; with stop strings, as a text up to the first of them."""
+    if not self.stop:
+      return decoded
+    text = as_text(decoded)
     places = [i for i in (text.find(s) for s in self.stop) if i >= 0]
     return text[: min(places)] if places else text
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
 from mesh_tensorflow.transformer.sampling.rows import Row
+from mesh_tensorflow.transformer.vocabularies.base import as_text
 
 _UNKNOWN = "\ufffd"
 
@@ -34,18 +35,21 @@ class RowText:
     self.new = ""
     self.stopped = False
     self._vocabulary = targets_vocabulary(vocabulary)
-    self._given = self._vocabulary.decode(row.given)
+    self._given = self._decode(row.given)
     self._stop = stop
+
+  def _decode(self, ids: Sequence[int]) -> str:
+    return as_text(self._vocabulary.decode(ids))
 
   def update(self) -> bool:
     """Decodes what the row has; returns whether it is to stop here."""
     if self.stopped:
       return True
-    whole = self._vocabulary.decode(self.row.ids)
+    whole = self._decode(self.row.ids)
     if whole.startswith(self._given):
       new = whole[len(self._given) :]
     else:
-      new = self._vocabulary.decode(self.row.new)
+      new = self._decode(self.row.new)
     places = [i for i in (new.find(s) for s in self._stop) if i >= 0]
     if places:
       new, self.stopped = new[: min(places)], True

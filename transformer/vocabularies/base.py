@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -41,6 +42,15 @@ class Vocabulary:
   def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
     """The strings of int ids [..., length]: a string tensor [...]."""
     raise NotImplementedError
+
+
+def as_text(decoded: Any) -> str:
+  """A text, of what some vocabulary decodes to: bytes (UTF-8), or a list of words, too."""
+  if isinstance(decoded, bytes):
+    return decoded.decode("utf-8", "replace")
+  if isinstance(decoded, (list, tuple)):
+    return " ".join(map(as_text, decoded))
+  return str(decoded)
 
 
 def encode_in_python(vocabulary: Vocabulary, s: tf.Tensor) -> tf.Tensor:
