@@ -249,20 +249,3 @@ def more_than_names(text: str) -> list[str]:
         continue  # Explains names that are gone.
     found.append(f"line {node.lineno}: {ast.unparse(node).splitlines()[0]}")
   return found
-
-
-def function_lengths(text: str) -> dict[str, int]:
-  """The lines of each function, by its name with those of the classes and functions around it."""
-  found: dict[str, int] = {}
-
-  def visit(node: ast.AST, prefix: str) -> None:
-    for child in ast.iter_child_nodes(node):
-      name = prefix
-      if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        name = f"{prefix}.{child.name}".lstrip(".")
-        if not isinstance(child, ast.ClassDef):
-          found[name] = (child.end_lineno or child.lineno) - child.lineno + 1
-      visit(child, name)
-
-  visit(ast.parse(text), "")
-  return found

@@ -1,26 +1,10 @@
-"""The order of the house: floors, circles, lengths. `floors.py` has the floors and the checks."""
+"""The order of the house: floors, circles, files of names. `floors.py` has the floors and the checks."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.house import floors
-
-LONGEST_FILE = 400
-LONGEST_FUNCTION = 80
-
-# Longer ones, and why each is.
-LONG_FILES: dict[str, str] = {
-  "mesh_tensorflow.program.graph": "its four classes name each other",
-}
-_SIGNATURE = "an archived signature, and a docstring that says what each setting is"
-LONG_FUNCTIONS: dict[str, str] = {
-  "mesh_tensorflow.transformer.data.text_lm.text_lm_dataset": _SIGNATURE,
-  "mesh_tensorflow.transformer.modes.eval.eval_model": _SIGNATURE,
-  "mesh_tensorflow.transformer.modes.make_estimator.get_estimator": _SIGNATURE,
-  "mesh_tensorflow.transformer.modes.make_estimator.tpu_estimator_model_fn": _SIGNATURE,
-  "mesh_tensorflow.transformer.modes.run.run": _SIGNATURE,
-}
 
 
 @pytest.fixture(scope="module")
@@ -57,29 +41,6 @@ def test_files_beside_the_rooms_are_names(package, texts):
   for name, text in beside.items():
     assert floors.more_than_names(text) == [], name
     assert len(text.splitlines()) <= floors.LONGEST_FILE_OF_NAMES[package], name
-
-
-def too_long(lengths: dict[str, int], longest: int, reasons: dict[str, str]) -> list[str]:
-  """What is longer without a reason, and which reasons are of what is not long any more."""
-  long = {name: n for name, n in lengths.items() if n > longest}
-  without = [f"{name}: {n} lines, {longest} are enough" for name, n in long.items()]
-  without = [line for name, line in zip(long, without) if name not in reasons]
-  return without + [f"{name}: no longer long" for name in reasons if name not in long]
-
-
-def test_no_file_is_too_long(texts):
-  found = too_long({m: len(t.splitlines()) for m, t in texts.items()}, LONGEST_FILE, LONG_FILES)
-  assert not found, "\n".join(found)
-
-
-def test_no_function_is_too_long(texts):
-  lengths = {
-    f"{module}.{name}": lines
-    for module, text in texts.items()
-    for name, lines in floors.function_lengths(text).items()
-  }
-  found = too_long(lengths, LONGEST_FUNCTION, LONG_FUNCTIONS)
-  assert not found, "\n".join(found)
 
 
 # The checks themselves, on a small floors.
@@ -209,16 +170,3 @@ def test_circles():
 )
 def test_more_than_names(text, found):
   assert floors.more_than_names(text) == found
-
-
-def test_function_lengths():
-  text = "class A:\n  def f(self):\n    def g():\n      pass\n    return g\n\n\ndef h(): pass\n"
-  assert floors.function_lengths(text) == {"A.f": 4, "A.f.g": 2, "h": 1}
-
-
-def test_too_long():
-  assert too_long({"a": 3, "b": 4, "c": 5, "d": 2}, 3, {"c": "why", "d": "why", "e": "why"}) == [
-    "b: 4 lines, 3 are enough",
-    "d: no longer long",
-    "e: no longer long",
-  ]
