@@ -1,4 +1,4 @@
-"""The order of the house: floors, circles, files of names. `floors.py` has the floors and the checks."""
+"""The order of the house: floors, circles, files of names. The checks are in `floors.py`."""
 
 from __future__ import annotations
 
