@@ -16,6 +16,8 @@ import tensorflow as tf
 from mesh_tensorflow.importing.nested import set_element_shape
 from mesh_tensorflow.importing.nodes import Wire
 
+# The attribute of an IdentityN that ends a function under tf.custom_gradient.
+GRADIENT = "_gradient_op_type"
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
@@ -63,6 +65,11 @@ class FunctionLibrary:
   def _functions(self) -> dict[str, Any]:
     return {f.signature.name: f for f in self._definition.library.function}
 
+  @functools.cached_property
+  def has_own_gradients(self) -> bool:
+    """Whether there is an operation with a gradient of its own in any of them."""
+    return any(has_own_gradient(f) for f in self._functions.values())
+
   def called(self, op: tf.Operation) -> Any:
     """The definition of the function that an operation calls."""
     return self.named(op.get_attr("f").name)
@@ -73,7 +80,7 @@ class FunctionLibrary:
 
   def imported(
     self, function: Any, inputs: Sequence[Wire]
-  ) -> tuple[tf.Graph, list[str], list[str]]:
+  ) -> tuple[tf.Graph, list[str], list[str], dict[str, str]]:
     """A graph of the body of a function.
 
     Args:
@@ -82,9 +89,10 @@ class FunctionLibrary:
 
     Returns:
       The graph, whose operations are in an order in which they can run; the names of the tensors
-      that stand for the inputs; the names of its results.
+      that stand for the inputs; the names of its results; by the names that tensors had in the
+      function those that they have in the graph.
     """
-    graph = tf.Graph()
+    graph = _function_graph() if has_own_gradient(function) else tf.Graph()
     tensors: dict[str, Any] = {}  # "argument" or "node:output:number" -> tensor
     arguments = []
     with graph.as_default():
@@ -107,7 +115,39 @@ class FunctionLibrary:
           op.outputs[0].set_shape(known[op.inputs[0].name].shape)
         set_element_shape(op, known)
     results = [tensors[function.ret[arg.name]].name for arg in function.signature.output_arg]
-    return graph, arguments, results
+    names = {f"{name}:{i}": t.name for name, op in made.items() for i, t in enumerate(op.outputs)}
+    return graph, arguments, results, names
+
+
+def has_own_gradient(function: Any) -> bool:
+  """Whether a function, by its definition, has an operation with a gradient of its own."""
+  return any(GRADIENT in node.attr for node in function.node_def)
+
+
+def _function_graph() -> tf.Graph:
+  """An empty graph of a tf.function: one that may take tensors from other graphs.
+
+  A gradient under tf.custom_gradient uses tensors of the graph that it was made in.
+  """
+  graphs = []
+
+  def empty() -> None:
+    graphs.append(tf.no_op().graph)
+
+  tf.function(empty, autograph=False).get_concrete_function()
+  return graphs[0]
+
+
+def is_graph_of(graph: Any, function: Any) -> bool:
+  """Whether a definition was made of a graph: with all its operations, and their gradients."""
+  operations = {op.name: op for op in graph.get_operations()}
+  for node in function.node_def:
+    op = operations.get(node.name)
+    if op is None or op.type != node.op:
+      return False
+    if GRADIENT in node.attr and op.get_attr(GRADIENT) != node.attr[GRADIENT].s:
+      return False
+  return True
 
 
 def _placeholder(arg: Any, wire: Wire) -> tf.Tensor:

@@ -86,6 +86,7 @@ class Node:
     settable: names of the attributes that `tf.raw_ops` takes; others follow from the inputs.
     gradient: of an IdentityN that ends a function under tf.custom_gradient: its gradient. What that
       uses of the forward pass stands behind the other inputs.
+    no_gradient: of such a one that cannot be differentiated the reason.
   """
 
   type: str
@@ -102,6 +103,7 @@ class Node:
   is_stateful: bool = False
   parts: tuple[Node, ...] = ()
   gradient: CustomGradient | None = None
+  no_gradient: str = ""
 
   def static(self, index: int) -> np.ndarray | None:
     """The values of an input, where they are known without running."""
@@ -140,7 +142,7 @@ class CustomGradient:
   """The gradient that tf.custom_gradient gives a function.
 
   Attributes:
-    program: from gradients of outputs to gradients of inputs; it may use wires of the function.
+    program: from gradients of outputs, and what it uses of the function, to gradients of inputs.
     of_outputs: the numbers of the outputs whose gradients are its arguments.
     of_inputs: the numbers of the inputs whose gradients are its results; others have none.
     count: how many inputs and outputs the function has.

@@ -150,6 +150,8 @@ def why_not_replicated(node: Node) -> str | None:
       "it is stateful: each device would have a state, or random numbers, of its own; use a "
       f"stateless operation (tf.random.stateless_*), or {outside}"
     )
+  if node.gradient or node.no_gradient:
+    return "it ends a function under tf.custom_gradient, whose shapes must be static"
   if node.functions:
     return "it calls functions; write it as tf.while_loop, tf.cond or tf.switch_case"
   if not hasattr(tf.raw_ops, node.type):

@@ -16,10 +16,22 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow.errors import VariableError
+from mesh_tensorflow.errors import UnsupportedError, VariableError
 from mesh_tensorflow.importing.dynamic_shapes import check_shapes
-from mesh_tensorflow.importing.functions import FunctionLibrary, in_order, is_call
-from mesh_tensorflow.importing.nested import LIST_SHAPES, LOOPS, fold_list_shape, note_lists
+from mesh_tensorflow.importing.functions import (
+  GRADIENT,
+  FunctionLibrary,
+  in_order,
+  is_call,
+  is_graph_of,
+)
+from mesh_tensorflow.importing.nested import (
+  LIST_SHAPES,
+  LOOPS,
+  all_programs,
+  fold_list_shape,
+  note_lists,
+)
 from mesh_tensorflow.importing.nodes import (
   Body,
   CustomGradient,
@@ -38,6 +50,8 @@ _MOST_FOLDED = 2**22
 _READERS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 # Operations whose result is not a function of their inputs, or is to be drawn by index.
 _NOT_FOLDED = ("Random", "Stateless", "StatefulUniform", "Multinomial", "TensorList", "EmptyTensor")
+# How often functions under tf.custom_gradient can be differentiated.
+_MOST_GRADIENTS = 2
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank", "VariableShape")
 
 
@@ -144,6 +158,23 @@ def _concrete(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
   raise VariableError(refused[0])
 
 
+@dataclasses.dataclass(frozen=True)
+class _Around:
+  """A function whose body is being traced.
+
+  Attributes:
+    function: its definition.
+    wires: by the names of tensors in the graph of its body.
+    arguments: the names of the tensors that stand for its arguments.
+    names: by the names that tensors had where the function was made those in the graph.
+  """
+
+  function: Any
+  wires: dict[str, Wire]
+  arguments: Sequence[str]
+  names: Mapping[str, str]
+
+
 class _Tracer:
   """Turns the operations of a concrete function into nodes."""
 
@@ -158,8 +189,13 @@ class _Tracer:
     self._fallback = fallback
     self._own_name = own_name
     self._line_of_call = "no Python line"
-    self._in_gradient = False
+    self._gradients_around = 0
     self._library = FunctionLibrary(concrete.graph)
+    # What is being traced: the wires of the function itself, and the bodies around, from outside to
+    # inside.
+    self._outermost: dict[str, Wire] = {}
+    self._around: list[_Around] = []
+    self._used_inside: set[Wire] = set()
     self._records: dict[int, VariableRecord] = {}
     taken: set[str] = set()
     for v in concrete.variables:
@@ -178,10 +214,12 @@ class _Tracer:
     captured = [
       self._captured(t, value) for t, value in zip(concrete.inputs[n:], concrete.captured_inputs)
     ]
-    wires = dict(zip((t.name for t in concrete.inputs), [*arguments, *captured]))
+    wires = self._outermost
+    wires.update(zip((t.name for t in concrete.inputs), [*arguments, *captured]))
     nodes = self._nodes(in_order(concrete.graph.get_operations()), wires)
     outputs = [wires[t.name] for t in concrete.outputs]
-    program = Program(tuple(arguments), tuple(outputs), _needed(nodes, outputs))
+    needed = _needed(nodes, [*outputs, *self._used_inside])
+    program = Program(tuple(arguments), tuple(outputs), needed)
     check_shapes(program)
     return program
 
@@ -217,12 +255,15 @@ class _Tracer:
       if op.type in LOOPS:  # What comes out is the variable that went in.
         wires.update((t.name, w) for t, w in zip(op.outputs, inputs) if w.variable)
       node = self._node(op, inputs, outputs)
-      is_custom = op.type == "IdentityN" and "_gradient_op_type" in op.node_def.attr
-      # A gradient may have one of its own, without end: that of a sum over replicas is one.
-      if is_custom and not self._in_gradient:
-        self._with_gradient(op, node, wires)
+      if op.type == "IdentityN" and GRADIENT in op.node_def.attr:
+        # A gradient may have one of its own, without end: that of a sum over replicas is one.
+        node.no_gradient = "a gradient of a gradient of a gradient is not followed"
+        if self._gradients_around < _MOST_GRADIENTS:
+          self._with_gradient(op, node, wires)
       node.may_replicate = self._fallback
       note_lists(node)
+      if node.functions and self._library.has_own_gradients:
+        all_programs(node)  # Now: gradients in there may use what would seem not to be needed.
       if not _fold(node):
         nodes.append(node)
     return nodes
@@ -269,30 +310,58 @@ class _Tracer:
   def _with_gradient(self, op: tf.Operation, node: Node, wires: dict[str, Wire]) -> None:
     """Traces the gradient of a function under tf.custom_gradient, which ends in an IdentityN."""
     graph = op.graph
-    captured = len(getattr(graph, "captures", ()))
     done = len(graph.get_operations())
     floating = [i for i, y in enumerate(op.outputs) if y.dtype.is_floating]
+    # A result may be an argument as it is: it stands twice among the inputs, with one gradient. And
+    # inputs may depend on each other; each has the gradient of this operation alone.
+    distinct = list({t.name: t for t in op.inputs}.values())
     with graph.as_default():
       ys = [op.outputs[i] for i in floating]
       dys = [tf.raw_ops.Placeholder(dtype=y.dtype, shape=y.shape) for y in ys]
-      grads = tf.gradients(ys, list(op.inputs), dys)
+      try:
+        grads = tf.gradients(ys, distinct, dys, stop_gradients=distinct)
+      except Exception as e:  # noqa: BLE001 - of the user's function; nobody may want its gradient
+        node.no_gradient = f"{type(e).__name__}: {e}".splitlines()[0]
+        return
     inner = dict(wires)
     inner.update((dy.name, wire_of(dy)) for dy in dys)
-    for value, t in list(getattr(graph, "captures", ()))[captured:]:
-      inner[t.name] = self._captured(t, value)
-    self._in_gradient = True
+    for value, t in getattr(graph, "captures", ()):
+      if t.name not in inner:
+        inner[t.name] = self._captured_by_gradient(t, value, node)
+    self._gradients_around += 1
     nodes = self._nodes(graph.get_operations()[done:], inner)
-    self._in_gradient = False
-    numbers = [i for i, g in enumerate(grads) if g is not None]
-    results = [inner[tf.convert_to_tensor(grads[i]).name] for i in numbers]
-    inputs = tuple(inner[dy.name] for dy in dys)
-    program = Program(inputs, tuple(results), _needed(nodes, results))
-    made = {*inputs, *(w for n in program.nodes for w in n.outputs)}
-    read = [*(w for n in program.nodes for w in n.inputs), *results]
-    used = dict.fromkeys(w for w in read if w not in made and w not in node.inputs)
+    self._gradients_around -= 1
+    names = [t.name for t in op.inputs]
+    numbers = [names.index(t.name) for t, g in zip(distinct, grads) if g is not None]
+    results = [inner[tf.convert_to_tensor(g).name] for g in grads if g is not None]
+    arguments = [inner[dy.name] for dy in dys]
+    kept = _needed(nodes, results)
+    made = {*arguments, *(w for n in kept for w in n.outputs)}
+    read = [*(w for n in kept for w in n.inputs), *results]
+    used = [w for w in dict.fromkeys(read) if w not in made and w.static is None]
+    program = Program((*arguments, *used), tuple(results), kept)
+    node.no_gradient = ""
     node.gradient = CustomGradient(program, tuple(floating), tuple(numbers), len(node.inputs))
     # What it uses of the forward pass is kept.
-    node.inputs = (*node.inputs, *(w for w in used if w.static is None))
+    node.inputs = (*node.inputs, *(w for w in used if w not in node.inputs))
+
+  def _captured_by_gradient(self, tensor: tf.Tensor, value: Any, node: Node) -> Wire:
+    """The wire of something that a gradient takes from outside, or from where it was made."""
+    if not hasattr(value, "graph") or hasattr(value, "numpy"):
+      return self._captured(tensor, value)
+    if value.graph is self._concrete.graph and value.name in self._outermost:
+      self._used_inside.add(self._outermost[value.name])
+      return self._outermost[value.name]
+    for around in reversed(self._around):
+      if is_graph_of(value.graph, around.function):
+        numbers = [i for i, t in enumerate(value.graph.inputs) if t.name == value.name]
+        name = around.arguments[numbers[0]] if numbers else around.names[value.name]
+        self._used_inside.add(around.wires[name])
+        return around.wires[name]
+    raise UnsupportedError(
+      f"from_tensorflow: the gradient under tf.custom_gradient at {node} uses {value.name} of "
+      "another function; give it to the function as an argument"
+    )
 
   def _line(self, op: tf.Operation) -> str:
     """The line that made an operation; in the body of a function, that of the call."""
@@ -300,13 +369,16 @@ class _Tracer:
 
   def _body(self, function: Any, line: str, inputs: Sequence[Wire]) -> Program:
     """The program of a function of the library, for given inputs."""
-    graph, arguments, results = self._library.imported(function, inputs)
+    graph, arguments, results, names = self._library.imported(function, inputs)
     wires = dict(zip(arguments, inputs))
     before, self._line_of_call = self._line_of_call, line
+    self._around.append(_Around(function, wires, arguments, names))
     nodes = self._nodes(graph.get_operations(), wires)
+    self._around.pop()
     self._line_of_call = before
     outputs = [wires[name] for name in results]
-    return Program(tuple(inputs), tuple(outputs), _needed(nodes, outputs))
+    needed = _needed(nodes, [*outputs, *self._used_inside])
+    return Program(tuple(inputs), tuple(outputs), needed)
 
 
 def wire_of(tensor: tf.Tensor) -> Wire:

@@ -233,7 +233,7 @@ def block_gradients(
     return BackwardBlock([], [None] * len(xs), [], [])
   graph = ys[0].graph
   # What the block uses from outside may be inside of another one: in its backward pass, say.
-  with _usable(block.made + block.captured()):
+  with usable(block.made + block.captured()):
     grads, made = capture(graph, lambda: _gradients_like(xs, ys, grad_ys, block.operations))
   results = [g for g in grads if g is not None]
   needed = needed_operations(made, results)
@@ -287,7 +287,8 @@ def _independent(block: Block) -> list[Operation]:
 
 
 @contextlib.contextmanager
-def _usable(tensors: Sequence[Tensor]) -> Iterator[None]:
+def usable(tensors: Sequence[Tensor]) -> Iterator[None]:
+  """Within it, tensors of a function's inside may be inputs of operations."""
   before = [x.usable for x in tensors]
   for x in tensors:
     x.usable = True

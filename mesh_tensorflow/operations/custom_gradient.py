@@ -11,6 +11,7 @@ import tensorflow as tf
 from mesh_tensorflow.errors import GradientError, GraphError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.operations.blocks import usable
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.program.differentiable import is_differentiable
 from mesh_tensorflow.program.graph import Operation, Tensor
@@ -48,20 +49,22 @@ class CustomGradientOperation(Operation):
     self._num_inputs = len(all_inputs)
     self._grad_fn = grad_fn
     self._forward_operations = list(forward_operations)
+    self._made_of = list(fn_outputs)
     self._outputs = [Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(fn_outputs)]
 
   def gradient(self, grad_ys: list[Tensor | None]) -> Sequence[Tensor | None]:
     # From self._inputs, which a clone has in a version of its own.
     all_inputs = self._inputs[: self._num_inputs]
+    forward, outputs = self._forward()
     num_variables = len(self.graph.all_variables)
-    grads = self._grad_fn(
-      explicit_inputs=all_inputs[: self._num_explicit],
-      all_inputs=all_inputs,
-      forward_operations=self._forward_operations,
-      # Not the function's results: a gradient of this gradient shall go through here again.
-      outputs=self.outputs,
-      output_grads=grad_ys,
-    )
+    with usable([x for op in forward for x in op.outputs]):
+      grads = self._grad_fn(
+        explicit_inputs=all_inputs[: self._num_explicit],
+        all_inputs=all_inputs,
+        forward_operations=forward,
+        outputs=outputs,
+        output_grads=grad_ys,
+      )
     new = self.graph.all_variables[num_variables:]
     if new:
       raise GraphError(
@@ -75,6 +78,23 @@ class CustomGradientOperation(Operation):
     # None also for the function's results, which are inputs too: so no gradient goes through the
     # function itself.
     return grads + [None] * (len(self._inputs) - len(grads))
+
+  def _forward(self) -> tuple[list[Operation], list[Tensor]]:
+    """The operations of the function and, of their outputs, its results: of a clone its own."""
+    outputs = self._inputs[self._num_inputs :]
+    if outputs == self._made_of:
+      return list(self._forward_operations), outputs
+    names = {op.name for op in self._forward_operations}
+    found: set[Operation] = set()
+    waiting = list(outputs)
+    while waiting:
+      x = waiting.pop()
+      if x in self._inputs[: self._num_inputs] or x.operation in found:
+        continue
+      if x.operation.name in names:  # A clone has the name of the original.
+        found.add(x.operation)
+        waiting += x.operation.inputs
+    return [op for op in self.graph.operations if op in found], outputs
 
   def lower(self, lowering: LoweringInProgress) -> None:
     # The slices of the function's results, as they are: pending sums stay pending.
@@ -105,9 +125,11 @@ def custom_gradient(
     fn: takes `Tensor`s, returns a `Tensor` or a tuple of them. It may also use other
       tensors and variables (external inputs).
     grad_fn: called with the keywords `explicit_inputs`, `all_inputs` (these, and then the
-      floating external inputs in the order of their first use), `forward_operations`,
-      `outputs` and `output_grads`; returns a list with a gradient or None for each of
-      `all_inputs`. A shorter list stands for None at the end. It must not create variables.
+      floating external inputs in the order of their first use), `forward_operations` (what `fn`
+      made), `outputs` (its results, outputs of these operations) and `output_grads`; returns a list
+      with a gradient or None for each of `all_inputs`. A shorter list stands for None at the end.
+      It must not create variables. The operations may be cloned (`mtf.Graph.clone_operations`), or
+      differentiated as they are: `mtf.gradients(outputs, all_inputs, output_grads)`.
     explicit_inputs: a list of `Tensor`s.
 
   Returns:
@@ -182,8 +204,6 @@ def recompute_grad(
   Raises:
     GradientError: when differentiated, if a floating explicit input has no gradient.
   """
-  first_inputs = list(explicit_inputs)
-  fn_outputs: list[Tensor] = []
 
   def grad_fn(
     explicit_inputs: Sequence[Tensor],
@@ -192,22 +212,17 @@ def recompute_grad(
     outputs: Sequence[Tensor],
     output_grads: Sequence[Tensor | None],
   ) -> list[Tensor | None]:
-    del outputs
-    # The forward operations were made with `first_inputs`; a clone of this operation (in a
-    # recomputation around this one) has other inputs in their place.
     graph = all_inputs[0].graph
-    keys = first_inputs + _external_inputs(forward_operations, first_inputs)
-    mapping = dict(zip(keys, all_inputs))
+    mapping = {x: x for x in all_inputs}
     dependency = next((g for g in output_grads if g is not None), None)
     if control_dependencies and dependency is not None:
-      for key, x in zip(first_inputs, explicit_inputs):
+      for x in explicit_inputs:
         if is_differentiable(x.dtype):
-          mapping[key] = AfterOperation(x, dependency).outputs[0]
-    xs = [key for key in dict.fromkeys(keys) if is_differentiable(key.dtype)]
-    new_inputs = [mapping[key] for key in xs]
+          mapping[x] = AfterOperation(x, dependency).outputs[0]
+    xs = [x for x in mapping if is_differentiable(x.dtype)]
+    new_inputs = [mapping[x] for x in xs]
     clones, mapping = graph.clone_operations(forward_operations, mapping)
-    ys = [mapping.get(y, y) for y in fn_outputs]
-    pairs = [(y, g) for y, g in zip(ys, output_grads) if g is not None]
+    pairs = [(mapping.get(y, y), g) for y, g in zip(outputs, output_grads) if g is not None]
     grads = dict(
       zip(
         xs,
@@ -219,18 +234,13 @@ def recompute_grad(
         ),
       )
     )
-    for key, x in zip(first_inputs, explicit_inputs):
-      if is_differentiable(x.dtype) and grads[key] is None:
+    for x in explicit_inputs:
+      if is_differentiable(x.dtype) and grads[x] is None:
         raise GradientError(
           f"recompute_grad: no output of the function depends on its argument {x}; give it "
           "only the arguments that it uses"
         )
     # A tensor that is an argument twice gets its gradient once.
-    return [grads.pop(key, None) for key in keys]
+    return [grads.pop(x, None) for x in all_inputs]
 
-  def remember(*args: Tensor) -> Any:
-    result = fn(*args)
-    fn_outputs.extend(result if isinstance(result, (tuple, list)) else [result])
-    return result
-
-  return custom_gradient(remember, grad_fn, first_inputs)
+  return custom_gradient(fn, grad_fn, list(explicit_inputs))

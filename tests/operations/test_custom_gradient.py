@@ -86,6 +86,45 @@ def test_external_inputs_come_in_the_order_of_their_use():
   assert lowering.export_to_tf_tensor(dx).numpy().tolist() == [3.0, 3.0]
 
 
+def _recomputed(explicit_inputs, all_inputs, forward_operations, outputs, output_grads):
+  """Clones the function, and looks its results up among the clones."""
+  inputs = {x: mtf.identity(x) for x in all_inputs}
+  clones, mapping = all_inputs[0].graph.clone_operations(forward_operations, inputs)
+  ys = [mapping[y] for y in outputs]
+  return mtf.gradients(ys, list(inputs.values()), output_grads, operations=clones)
+
+
+def _differentiated(explicit_inputs, all_inputs, forward_operations, outputs, output_grads):
+  """Takes the gradients of the function as it is."""
+  return mtf.gradients(outputs, all_inputs, output_grads)
+
+
+@pytest.mark.parametrize("grad_fn", [_recomputed, _differentiated])
+@pytest.mark.parametrize("nested", [False, True])
+def test_outputs_are_those_of_the_forward_operations(grad_fn, nested):
+  def build(own):
+    def inner(m):
+      x = mtf.import_tf_tensor(m, rand(2, 4), [A, B])
+      w = mtf.import_tf_tensor(m, rand(4, seed=1), [B])
+
+      def fn(x):
+        h = mtf.tanh(x * w)
+        return h * x, mtf.reduce_sum(mtf.square(h), output_shape=[A])
+
+      def outer(x):
+        y, total = mtf.custom_gradient(fn, grad_fn, [x]) if own else fn(x)
+        return mtf.sin(y) + total
+
+      y = mtf.recompute_grad(outer, [x]) if own and nested else outer(x)
+      return mtf.gradients([mtf.reduce_sum(mtf.square(y))], [x, w])
+
+    return inner
+
+  for given, expected in zip(run(build(True), "a:r"), run(build(False))):
+    assert np.any(expected)
+    np.testing.assert_allclose(given, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_several_results_are_a_list():
   def build(m):
     x = mtf.import_tf_tensor(m, X, [A])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.importing.axes import Axes
 from mesh_tensorflow.importing.nodes import Node
 from mesh_tensorflow.importing.replicating import relate_program
@@ -15,28 +16,31 @@ from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 class CustomGradientOperation(Operation):
-  """Its inputs, with a gradient that a function makes.
+  """Some of its inputs, with a gradient that a function makes.
 
   Args:
-    inputs: tensors.
-    backward: a function of a gradient, or None, for each output; it returns one, or None, for each
-      input.
+    inputs: tensors: first those that it returns, then what else the gradient uses.
+    count: how many it returns.
+    backward: a function of the inputs, the outputs, and a gradient, or None, for each output; it
+      returns one, or None, for each input.
     name: of the operation.
   """
 
   def __init__(
     self,
     inputs: list[Tensor],
-    backward: Callable[[Sequence[Tensor | None]], Sequence[Tensor | None]],
+    count: int,
+    backward: Callable[..., Sequence[Tensor | None]],
     name: str | None = None,
   ):
     super().__init__(inputs, name=name or "custom_gradient")
     self._backward = backward
-    self._outputs = [Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(inputs)]
+    self._outputs = [Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(inputs[:count])]
     self._initialize_all_dimensions_as_splittable()
 
   def gradient(self, grad_ys: list[Tensor | None]) -> Sequence[Tensor | None]:
-    return self._backward(grad_ys)
+    # Not the tensors that it was made of: a clone, in a recomputation, has others.
+    return self._backward(self.inputs, self.outputs, grad_ys)
 
   def lower(self, lowering: LoweringInProgress) -> None:
     for x, y in zip(self._inputs, self._outputs):
@@ -65,21 +69,33 @@ class IdentityN(Rule):
     relate_program(own.program, axes)
 
   def build(self, node: Node, make: Construction) -> Sequence[Value | None]:
-    values = [make.value(w) for w in node.inputs[: len(node.outputs)]]
     own = node.gradient
-    if own is None:
-      return values
+    if own is None and not node.no_gradient:
+      return [make.value(w) for w in node.inputs]
+    # Variables are read where they are needed.
+    wires = [w for w in node.inputs if w.variable is None]
+    values = {w: make.value(w) for w in wires}
 
-    def backward(grad_ys: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-      given = [
-        Value(zeros_like(y) if dy is None else dy, values[i].axes)
+    def backward(
+      inputs: Sequence[Tensor], outputs: Sequence[Tensor], grad_ys: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
+      if own is None:
+        raise UnsupportedError(
+          f"from_tensorflow: {node}, the end of a function under tf.custom_gradient, cannot be "
+          f"differentiated: {node.no_gradient}"
+        )
+      given: list[Value | None] = [
+        Value(zeros_like(outputs[i]) if grad_ys[i] is None else grad_ys[i], values[wires[i]].axes)
         for i in own.of_outputs
-        for y, dy in [(operation.outputs[i], grad_ys[i])]
       ]
-      grads: list[Tensor | None] = [None] * own.count
+      now = {w: Value(x, values[w].axes) for w, x in zip(wires, inputs)}
+      given += [now.get(w) for w in own.program.inputs[len(given) :]]
+      grads: list[Tensor | None] = [None] * len(inputs)
       for i, grad in zip(own.of_inputs, make.run(own.program, given)):
-        grads[i] = grad.with_axes(values[i].axes).tensor
+        grads[i] = grad.with_axes(values[wires[i]].axes).tensor
       return grads
 
-    operation = CustomGradientOperation([v.tensor for v in values], backward, node.type)
-    return [Value(y, v.axes) for y, v in zip(operation.outputs, values)]
+    operation = CustomGradientOperation(
+      [values[w].tensor for w in wires], len(node.outputs), backward, node.type
+    )
+    return [Value(y, values[w].axes) for y, w in zip(operation.outputs, wires)]
