@@ -24,7 +24,7 @@ from mesh_tensorflow.experimental.unet_data import dataset_creator, whole_scan
 from mesh_tensorflow.experimental.unet_losses import loss_and_metrics
 from mesh_tensorflow.meshes.layout import LayoutRules, convert_to_layout_rules
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
-from mesh_tensorflow.operations.variables import VariableDType
+from mesh_tensorflow.operations.variables import VariableDType, VariableDTypeLike
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
@@ -103,7 +103,7 @@ def conv_with_spatial_partition(
   with_batch_norm: bool,
   is_training: bool,
   odim_name: str,
-  variable_dtype: VariableDType,
+  variable_dtype: VariableDTypeLike,
   name: str,
 ) -> tuple[Tensor, list[Operation]]:
   """A convolution of 3 positions along each axis, batch norm, leaky ReLU and dropout.
@@ -148,7 +148,7 @@ def deconv_with_spatial_partition(
   keep_p: float,
   is_training: bool,
   odim_name: str,
-  variable_dtype: VariableDType,
+  variable_dtype: VariableDTypeLike,
   name: str,
 ) -> Tensor:
   """A transposed convolution that doubles the positions along each axis, and dropout.
@@ -231,7 +231,7 @@ def _imported(
 
 
 def _network(
-  x: Tensor, is_training: bool, variable_dtype: VariableDType
+  x: Tensor, is_training: bool, variable_dtype: VariableDTypeLike
 ) -> tuple[Tensor, list[Operation]]:
   """Logits of the classes of each position."""
   is_2d = FLAGS.sampled_2d_slices

@@ -16,7 +16,7 @@ from mesh_tensorflow.operations.convolution import (
   Conv3dTransposeOperation,
 )
 from mesh_tensorflow.operations.reshape import reshape
-from mesh_tensorflow.operations.variables import VariableDType, get_variable
+from mesh_tensorflow.operations.variables import VariableDType, VariableDTypeLike, get_variable
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import Dimension, DimensionLike, Shape, convert_to_dimension
 from mesh_tensorflow.program.graph import Operation, Tensor
@@ -65,7 +65,7 @@ def conv2d(
   strides: Sequence[int] = (1, 1),
   padding: str = "SAME",
   filter_initializer: Any = None,
-  variable_dtype: VariableDType | None = None,
+  variable_dtype: VariableDTypeLike | None = None,
   name: str | None = None,
 ) -> Tensor:
   """Convolution in two dimensions.
@@ -104,7 +104,7 @@ def conv3d(
   strides: Sequence[int] = (1, 1, 1),
   padding: str = "SAME",
   filter_initializer: Any = None,
-  variable_dtype: VariableDType | None = None,
+  variable_dtype: VariableDTypeLike | None = None,
   name: str | None = None,
 ) -> Tensor:
   """Convolution in three dimensions, [batch..., d, h, w, in] to [batch..., d, h, w, out].
@@ -124,7 +124,7 @@ def conv2d_transpose(
   strides: Sequence[int] = (2, 2),
   padding: str = "SAME",
   filter_initializer: Any = None,
-  variable_dtype: VariableDType | None = None,
+  variable_dtype: VariableDTypeLike | None = None,
   name: str | None = None,
 ) -> Tensor:
   """Transposed convolution in two dimensions: h and w are multiplied by the strides.
@@ -145,7 +145,7 @@ def conv3d_transpose(
   strides: Sequence[int] = (2, 2, 2),
   padding: str = "SAME",
   filter_initializer: Any = None,
-  variable_dtype: VariableDType | None = None,
+  variable_dtype: VariableDTypeLike | None = None,
   name: str | None = None,
 ) -> Tensor:
   """Transposed convolution in three dimensions: d, h and w are multiplied by the strides.
@@ -180,7 +180,7 @@ def _convolution(
   strides: Sequence[int],
   padding: str,
   filter_initializer: Any,
-  variable_dtype: VariableDType | None,
+  variable_dtype: VariableDTypeLike | None,
   name: str | None,
 ) -> Tensor:
   output_dim = convert_to_dimension(output_dim)

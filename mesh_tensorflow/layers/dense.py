@@ -16,7 +16,7 @@ from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.operations.elementwise import cast, relu
 from mesh_tensorflow.operations.random import dropout as dropout_fn
 from mesh_tensorflow.operations.reshape import rename_dimension
-from mesh_tensorflow.operations.variables import VariableDType, get_variable
+from mesh_tensorflow.operations.variables import VariableDType, VariableDTypeLike, get_variable
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.argument_kinds import NumberTensor
 from mesh_tensorflow.program.dimensions import Dimension, Shape
@@ -36,7 +36,7 @@ def dense(
   activation: Callable[[Tensor], Tensor] | None = None,
   master_dtype: tf.DType = tf.float32,
   slice_dtype: tf.DType | None = tf.float32,
-  variable_dtype: VariableDType | None = None,
+  variable_dtype: VariableDTypeLike | None = None,
   kernel_initializer: Any = None,
   kernel_weights: Tensor | None = None,
   name: str | None = None,
@@ -124,7 +124,7 @@ def get_dense_kernel_weights(
   expert_dims: Sequence[Dimension],
   kernel_initializer: Any,
   name: str | None = None,
-  variable_dtype: VariableDType | None = None,
+  variable_dtype: VariableDTypeLike | None = None,
   master_dtype: tf.DType = tf.float32,
   slice_dtype: tf.DType | None = tf.float32,
 ) -> Tensor:

@@ -28,7 +28,7 @@ from mesh_tensorflow.operations.reduction import reduce_max
 from mesh_tensorflow.operations.reshape import rename_dimension
 from mesh_tensorflow.operations.slicing import mtf_slice
 from mesh_tensorflow.operations.stacking import unstack
-from mesh_tensorflow.operations.variables import VariableDType, get_variable
+from mesh_tensorflow.operations.variables import VariableDType, VariableDTypeLike, get_variable
 from mesh_tensorflow.operations.where import where
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.argument_kinds import FloatTensor, IntTensor
@@ -59,7 +59,7 @@ def lstm(
   use_bias: bool = True,
   unit_forget_bias: bool = True,
   go_backwards: bool = False,
-  variable_dtype: VariableDType | None = None,
+  variable_dtype: VariableDTypeLike | None = None,
   name: str = "lstm",
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
   """Long short-term memory (Hochreiter and Schmidhuber, 1997), as Keras' `LSTM`.
@@ -126,7 +126,7 @@ def gru(
   use_bias: bool = True,
   reset_after: bool = True,
   go_backwards: bool = False,
-  variable_dtype: VariableDType | None = None,
+  variable_dtype: VariableDTypeLike | None = None,
   name: str = "gru",
 ) -> tuple[Tensor, Tensor]:
   """Gated recurrent units (Cho et al., 2014), as Keras' `GRU`.
@@ -204,7 +204,7 @@ def simple_rnn(
   activation: Activation = tanh,
   use_bias: bool = True,
   go_backwards: bool = False,
-  variable_dtype: VariableDType | None = None,
+  variable_dtype: VariableDTypeLike | None = None,
   name: str = "simple_rnn",
 ) -> tuple[Tensor, Tensor]:
   """h' = tanh(x K + h R + b) (Elman, 1990), as Keras' `SimpleRNN`.
@@ -261,7 +261,7 @@ class _Layer:
   hidden: Dimension
   length_dim: DimensionLike | str | None
   lengths: Tensor | None
-  variable_dtype: VariableDType | None
+  variable_dtype: VariableDTypeLike | None
   go_backwards: bool
 
   def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from mesh_tensorflow.layers.convolution import (
 )
 from mesh_tensorflow.operations.shift import halo_exchange
 from mesh_tensorflow.operations.slicing import mtf_slice, pad
-from mesh_tensorflow.operations.variables import VariableDType
+from mesh_tensorflow.operations.variables import VariableDTypeLike
 from mesh_tensorflow.program.dimensions import Dimension, DimensionLike, convert_to_dimension
 from mesh_tensorflow.program.graph import Tensor
 
@@ -42,7 +42,7 @@ def conv2d_with_blocks(
   h_blocks_dim: DimensionLike | None = None,
   w_blocks_dim: DimensionLike | None = None,
   filter_initializer: Any = None,
-  variable_dtype: VariableDType | None = None,
+  variable_dtype: VariableDTypeLike | None = None,
   name: str | None = None,
 ) -> Tensor:
   """`conv2d` of an image that is cut into blocks, which may be split over the mesh.
@@ -85,7 +85,7 @@ def conv3d_with_blocks(
   d_blocks_dim: DimensionLike | None = None,
   h_blocks_dim: DimensionLike | None = None,
   filter_initializer: Any = None,
-  variable_dtype: VariableDType | None = None,
+  variable_dtype: VariableDTypeLike | None = None,
   name: str | None = None,
 ) -> Tensor:
   """`conv3d` of [batch, `d_blocks_dim`, `h_blocks_dim`, d, h, w, in]; w is whole.
@@ -107,7 +107,7 @@ def conv2d_transpose_with_blocks(
   h_blocks_dim: DimensionLike | None = None,
   w_blocks_dim: DimensionLike | None = None,
   filter_initializer: Any = None,
-  variable_dtype: VariableDType | None = None,
+  variable_dtype: VariableDTypeLike | None = None,
   name: str | None = None,
 ) -> Tensor:
   """`conv2d_transpose` of an image that is cut into blocks, which may be split over the mesh.
@@ -147,7 +147,7 @@ def conv3d_transpose_with_blocks(
   d_blocks_dim: DimensionLike | None = None,
   h_blocks_dim: DimensionLike | None = None,
   filter_initializer: Any = None,
-  variable_dtype: VariableDType | None = None,
+  variable_dtype: VariableDTypeLike | None = None,
   name: str | None = None,
 ) -> Tensor:
   """`conv3d_transpose` of [batch, `d_blocks_dim`, `h_blocks_dim`, d, h, w, in]; w is whole.
@@ -169,7 +169,7 @@ def _with_blocks(
   padding: str,
   blocks: Sequence[DimensionLike | None],
   initializer: Any,
-  dtype: VariableDType | None,
+  dtype: VariableDTypeLike | None,
   name: str | None,
 ) -> Tensor:
   """The layer on blocks: with margins before it, and without what they made of too much after it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -74,6 +74,27 @@ class VariableDType:
 
   def _key(self) -> tuple[tf.DType, tf.DType, tf.DType]:
     return (self._master_dtype, self._slice_dtype, self._activation_dtype)
+
+
+# A dtype stands for all three.
+VariableDTypeLike: TypeAlias = VariableDType | tf.DType
+
+
+def convert_to_variable_dtype(dtype: Any, of: str = "variable_dtype") -> VariableDType:
+  """A `VariableDType` of what may be a dtype alone, which then is that of all three.
+
+  Args:
+    dtype: a `VariableDType` or a tf.DType.
+    of: the argument's name, for the error.
+
+  Raises:
+    DTypeError: it is something else.
+  """
+  if isinstance(dtype, tf.DType):
+    return VariableDType(dtype)
+  if not isinstance(dtype, VariableDType):
+    raise DTypeError(f"{of} must be a tf.DType or an mtf.VariableDType, got {dtype!r}")
+  return dtype
 
 
 class Variable(Operation):
@@ -286,10 +307,8 @@ def get_variable(
     dtype = VariableDType(master_dtype, slice_dtype, activation_dtype)
   elif isinstance(dtype, tf.DType):
     dtype = VariableDType(master_dtype or dtype, slice_dtype or dtype, activation_dtype or dtype)
-  elif not isinstance(dtype, VariableDType):
-    raise DTypeError(
-      f"get_variable {name!r}: dtype must be a tf.DType or an mtf.VariableDType, got {dtype!r}"
-    )
+  else:
+    dtype = convert_to_variable_dtype(dtype, f"get_variable {name!r}: dtype")
   full_name = scope.full_variable_name(name)
   if _is_shared(mesh.graph, full_name):
     shared: Variable = mesh.graph.name_to_variable[full_name]

@@ -59,7 +59,7 @@ class ExpertsAttentionParams(AttentionParams):
     value_dim: mtf.Dimension,
     query_heads_dims: Sequence[mtf.Dimension] | None,
     memory_heads_dims: Sequence[mtf.Dimension] | None,
-    variable_dtype: mtf.VariableDType,
+    variable_dtype: mtf.VariableDType | tf.DType,
     shared_kv: bool = False,
     no_query: bool = False,
     combine_dims: bool = True,

@@ -30,7 +30,7 @@ class AttentionParams:
     query_heads_dims: dimensions of heads of queries, or None.
     memory_heads_dims: dimensions of heads of keys and values, or None; fewer than those of
       queries for multi-query or grouped-query attention.
-    variable_dtype: an `mtf.VariableDType`.
+    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
     shared_kv: whether keys are the values.
     no_query: whether there is no variable `q`.
     combine_dims: whether the variables are matrices.
@@ -56,7 +56,7 @@ class AttentionParams:
     value_dim: mtf.Dimension,
     query_heads_dims: Sequence[mtf.Dimension] | None,
     memory_heads_dims: Sequence[mtf.Dimension] | None,
-    variable_dtype: mtf.VariableDType,
+    variable_dtype: mtf.VariableDType | tf.DType,
     shared_kv: bool = False,
     no_query: bool = False,
     combine_dims: bool = True,
@@ -266,7 +266,7 @@ def attention_params_simple(
   io_dim: mtf.Dimension,
   kv_dim: mtf.Dimension,
   heads_dim: mtf.Dimension,
-  variable_dtype: mtf.VariableDType,
+  variable_dtype: mtf.VariableDType | tf.DType,
 ) -> AttentionParams:
   """`AttentionParams` with equal dimensions on all sides.
 
@@ -275,7 +275,7 @@ def attention_params_simple(
     io_dim: dimension of inputs and outputs.
     kv_dim: dimension of keys and values.
     heads_dim: dimension of heads.
-    variable_dtype: an `mtf.VariableDType`.
+    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
   """
   return AttentionParams(
     mesh,

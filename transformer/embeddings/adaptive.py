@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gin
+import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
@@ -28,7 +29,7 @@ class AdaptiveVocabEmbedding:
     mesh: an `mtf.Mesh`.
     vocab_dim: dimension of tokens.
     output_dim: dimension of vectors.
-    variable_dtype: an `mtf.VariableDType`.
+    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
     name: of the variables; see above.
     ensemble_dim: a dimension, or None.
     clusters: list of dicts with the keys "token_count", number of ids, and "embedding_size". The
@@ -43,7 +44,7 @@ class AdaptiveVocabEmbedding:
     mesh: mtf.Mesh,
     vocab_dim: mtf.Dimension,
     output_dim: mtf.Dimension,
-    variable_dtype: mtf.VariableDType,
+    variable_dtype: mtf.VariableDType | tf.DType,
     name: str,
     ensemble_dim: mtf.Dimension | None,
     clusters: Sequence[Mapping[str, Any]] = gin.REQUIRED,
@@ -106,7 +107,7 @@ def cluster_embedding(
   mesh: mtf.Mesh,
   vocab_dim: mtf.Dimension,
   output_dim: mtf.Dimension,
-  variable_dtype: mtf.VariableDType,
+  variable_dtype: mtf.VariableDType | tf.DType,
   name: str,
   ensemble_dim: mtf.Dimension | None,
   embedding_size: int,

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gin
+import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
@@ -68,7 +69,7 @@ class AdaptiveSoftmaxVocabEmbedding:
     mesh: an `mtf.Mesh`.
     vocab_dim: dimension of tokens; may be split over the mesh if all clusters' can.
     output_dim: dimension of vectors.
-    variable_dtype: an `mtf.VariableDType`.
+    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
     name: of the variables, with the number of the cluster behind it.
     ensemble_dim: a dimension, or None.
     clusters: list of dicts with the keys "token_count", number of ids; "embedding_size", by default
@@ -85,7 +86,7 @@ class AdaptiveSoftmaxVocabEmbedding:
     mesh: mtf.Mesh,
     vocab_dim: mtf.Dimension,
     output_dim: mtf.Dimension,
-    variable_dtype: mtf.VariableDType,
+    variable_dtype: mtf.VariableDType | tf.DType,
     name: str,
     ensemble_dim: mtf.Dimension | None,
     clusters: Sequence[Mapping[str, Any]] = gin.REQUIRED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gin
+import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer.models.context import Context
@@ -20,7 +21,7 @@ class FactorizedVocabEmbedding(TokenVectors):
     mesh: an `mtf.Mesh`.
     vocab_dim: dimension of tokens.
     output_dim: dimension of vectors.
-    variable_dtype: an `mtf.VariableDType`.
+    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
     name: of the variables, with a digit behind it.
     ensemble_dim: a dimension, or None.
     inner_dimension_size: size of the short vectors.
@@ -31,7 +32,7 @@ class FactorizedVocabEmbedding(TokenVectors):
     mesh: mtf.Mesh,
     vocab_dim: mtf.Dimension,
     output_dim: mtf.Dimension,
-    variable_dtype: mtf.VariableDType,
+    variable_dtype: mtf.VariableDType | tf.DType,
     name: str,
     ensemble_dim: mtf.Dimension | None,
     inner_dimension_size: int = gin.REQUIRED,

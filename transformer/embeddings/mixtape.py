@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gin
+import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
@@ -30,7 +31,7 @@ class Mixtape(TokenVectors):
     vocab_dim: dimension of tokens. Split over the mesh, the number of frequent tokens must be
       splittable too.
     output_dim: dimension of vectors.
-    variable_dtype: an `mtf.VariableDType`.
+    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
     name: of the variables; see above.
     ensemble_dim: a dimension, or None.
     extra_ids: how many ids at the end of the vocabulary (sentinels) are to count as the most
@@ -50,7 +51,7 @@ class Mixtape(TokenVectors):
     mesh: mtf.Mesh,
     vocab_dim: mtf.Dimension,
     output_dim: mtf.Dimension,
-    variable_dtype: mtf.VariableDType,
+    variable_dtype: mtf.VariableDType | tf.DType,
     name: str,
     ensemble_dim: mtf.Dimension | None,
     extra_ids: int = 0,

@@ -58,7 +58,7 @@ class AttentionParamsFixup(attention.AttentionParams):
     value_dim: mtf.Dimension,
     query_heads_dims: Sequence[mtf.Dimension] | None,
     memory_heads_dims: Sequence[mtf.Dimension] | None,
-    variable_dtype: mtf.VariableDType,
+    variable_dtype: mtf.VariableDType | tf.DType,
     shared_kv: bool = False,
     fold_scaling_into_initializer: bool = False,
     num_blocks: int | None = None,

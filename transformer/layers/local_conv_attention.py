@@ -67,7 +67,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
     kernel_initializer: Any,
     i: int,
     context: Context,
-    variable_dtype: mtf.VariableDType,
+    variable_dtype: mtf.VariableDType | tf.DType,
     master_dtype: tf.DType = tf.float32,
     slice_dtype: tf.DType = tf.float32,
   ) -> mtf.Tensor:

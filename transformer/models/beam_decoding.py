@@ -16,7 +16,7 @@ def beam_search(
   model: DecodedModel,
   inputs: mtf.Tensor,
   decode_length: mtf.Tensor | int | None,
-  variable_dtype: mtf.VariableDType,
+  variable_dtype: mtf.VariableDType | tf.DType,
   alpha: float,
   bos_id: int = 0,
   **encoder_arguments: Any,
@@ -27,7 +27,7 @@ def beam_search(
     model: an autoregressive `Unitransformer`.
     inputs: int32 zeros `[<batch_dims>, beam, length]`.
     decode_length: number of steps at most, or None.
-    variable_dtype: an `mtf.VariableDType`.
+    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
     alpha: exponent of the length penalty.
     bos_id: the input at position 0.
     **encoder_arguments: what `IncrementalModel` takes.

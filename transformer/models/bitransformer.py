@@ -51,7 +51,9 @@ class Bitransformer:
     """The decoder's; see `Unitransformer.loss_denominator`."""
     return self.decoder.loss_denominator(targets, num_microbatches)
 
-  def _shared_params(self, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType) -> dict[str, Any]:
+  def _shared_params(
+    self, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType | tf.DType
+  ) -> dict[str, Any]:
     """Embeddings of tokens and positions that encoder and decoder share, by name."""
     if not self.shared_embedding:
       return {}
@@ -83,7 +85,7 @@ class Bitransformer:
     targets: mtf.Tensor,
     compute_loss: bool,
     mode: str = "train",
-    variable_dtype: mtf.VariableDType = _FLOAT32,
+    variable_dtype: mtf.VariableDType | tf.DType = _FLOAT32,
     encoder_sequence_id: mtf.Tensor | None = None,
     decoder_sequence_id: mtf.Tensor | None = None,
     decoder_subsequence_id: mtf.Tensor | None = None,
@@ -99,7 +101,7 @@ class Bitransformer:
         targets count in the loss. With negative ones give `decoder_sequence_id` too.
       compute_loss: whether to compute it.
       mode: "train", "eval" or "infer".
-      variable_dtype: an `mtf.VariableDType`.
+      variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
       encoder_sequence_id: int32 of the dims of inputs: 0 for padding, else the number of the
         packed sequence; by default `minimum(inputs, 1)`.
       decoder_sequence_id: int32 of the dims of targets, likewise. A sequence of the decoder sees
@@ -182,7 +184,7 @@ class Bitransformer:
   def decode(
     self,
     inputs: mtf.Tensor,
-    variable_dtype: mtf.VariableDType = _FLOAT32,
+    variable_dtype: mtf.VariableDType | tf.DType = _FLOAT32,
     beam_size: int = 1,
     alpha: float = 0.6,
     temperature: float = 0.0,
@@ -198,7 +200,7 @@ class Bitransformer:
 
     Args:
       inputs: int32 `[<batch_dims>, length]`, 0 for padding.
-      variable_dtype: an `mtf.VariableDType`.
+      variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
       beam_size: 1: token by token; more: beam search.
       alpha: exponent of the length penalty of beam search.
       temperature: for a beam size of 1: 0 takes the likeliest token; 1 draws from the model's

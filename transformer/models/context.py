@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.operations.variables import convert_to_variable_dtype
 from mesh_tensorflow.transformer.models.step_sums import StepSum
 
 T = TypeVar("T")
@@ -87,7 +88,7 @@ class Context:
     mesh: an `mtf.Mesh`.
     batch_dims: a list of dimensions.
     length_dim: the dimension of positions.
-    variable_dtype: an `mtf.VariableDType`.
+    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
     beam_dim: the beam dimension; stored only, beams are among the `batch_dims`.
     mode: "train", "eval" or "infer"; in decoding "first_part" (given tokens, in parallel), then
       "incremental" (one position at a time).
@@ -129,7 +130,7 @@ class Context:
     mesh: mtf.Mesh,
     batch_dims: Sequence[mtf.Dimension],
     length_dim: mtf.Dimension,
-    variable_dtype: mtf.VariableDType,
+    variable_dtype: mtf.VariableDType | tf.DType,
     beam_dim: mtf.Dimension | None = None,
     mode: str = "train",
     position: mtf.Tensor | None = None,
@@ -156,7 +157,7 @@ class Context:
     self.mesh = mesh
     self.batch_dims = list(batch_dims)
     self.length_dim = length_dim
-    self.variable_dtype = variable_dtype
+    self.variable_dtype = convert_to_variable_dtype(variable_dtype)
     self.beam_dim = beam_dim
     self.mode = mode
     self.position = position

@@ -34,7 +34,9 @@ class DecodedModel(Protocol):
   @property
   def ensemble_dims(self) -> list[mtf.Dimension]: ...
 
-  def token_embedding(self, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType) -> Any: ...
+  def token_embedding(
+    self, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType | tf.DType
+  ) -> Any: ...
 
   def _call_internal(
     self, context: Context, inputs: mtf.Tensor, targets: mtf.Tensor | None = None
@@ -66,7 +68,7 @@ class IncrementalModel:
     given: int32 `[<batch_dims>, length]`: given tokens, then zeros.
     initial_position: int32: how many tokens are given.
     priority: int32 `[..., length]`: a position is seen by those of at least its priority.
-    variable_dtype: an `mtf.VariableDType`.
+    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
     bos_id: the input at position 0.
     encoder_sequence_id: int32 `[<batch_dims>, memory_length]`, or None.
     states: those after the given tokens, if another program has made them for a model without an
@@ -80,7 +82,7 @@ class IncrementalModel:
     given: mtf.Tensor,
     initial_position: mtf.Tensor,
     priority: mtf.Tensor,
-    variable_dtype: mtf.VariableDType,
+    variable_dtype: mtf.VariableDType | tf.DType,
     bos_id: int = 0,
     encoder_sequence_id: mtf.Tensor | None = None,
     states: Sequence[mtf.Tensor] | None = None,
@@ -190,7 +192,7 @@ def sample_autoregressive(
   model: DecodedModel,
   partial_sequences: mtf.Tensor,
   options: SamplingOptions,
-  variable_dtype: mtf.VariableDType,
+  variable_dtype: mtf.VariableDType | tf.DType,
   **encoder_arguments: Any,
 ) -> mtf.Tensor:
   """Continues sequences; see `Unitransformer.sample_autoregressive`.
@@ -199,7 +201,7 @@ def sample_autoregressive(
     model: an autoregressive `Unitransformer`.
     partial_sequences: int32 `[<batch_dims>, length]`.
     options: `SamplingOptions`.
-    variable_dtype: an `mtf.VariableDType`.
+    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
     **encoder_arguments: what `IncrementalModel` takes.
 
   Returns:

@@ -220,7 +220,7 @@ class BitransformerFunnel(Bitransformer):
   def decode(
     self,
     inputs: mtf.Tensor,
-    variable_dtype: mtf.VariableDType = _FLOAT32,
+    variable_dtype: mtf.VariableDType | tf.DType = _FLOAT32,
     beam_size: int = 1,
     alpha: float = 0.6,
     temperature: float = 0.0,

@@ -23,7 +23,7 @@ class Generation:
     stop_at_token: int | None = 1,
     max_steps: int | None = None,
     temperature: float = 0.0,
-    variable_dtype: mtf.VariableDType = _FLOAT32,
+    variable_dtype: mtf.VariableDType | tf.DType = _FLOAT32,
     encoder_output: mtf.Tensor | None = None,
     encoder_sequence_id: mtf.Tensor | None = None,
     encoder_inputs: mtf.Tensor | None = None,
@@ -44,7 +44,7 @@ class Generation:
       stop_at_token: a row ends with this id (new ones, beyond those given); None: never.
       max_steps: a row ends after so many new tokens; None or 0: at the end of `length`.
       temperature: 0 takes the likeliest token; 1 draws from the model's distribution.
-      variable_dtype: an `mtf.VariableDType`.
+      variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
       encoder_output: `[<batch_dims>, memory_length, d_model]`.
       encoder_sequence_id: int32 `[<batch_dims>, memory_length]`.
       encoder_inputs: int32 `[<batch_dims>, memory_length]`.
@@ -87,7 +87,7 @@ class Generation:
     self: decoding.DecodedModel,
     inputs: mtf.Tensor,
     decode_length: mtf.Tensor | int | None,
-    variable_dtype: mtf.VariableDType = _FLOAT32,
+    variable_dtype: mtf.VariableDType | tf.DType = _FLOAT32,
     encoder_output: mtf.Tensor | None = None,
     encoder_sequence_id: mtf.Tensor | None = None,
     encoder_inputs: mtf.Tensor | None = None,
@@ -102,7 +102,7 @@ class Generation:
       inputs: int32 zeros `[<batch_dims>, beam, length]`.
       decode_length: number of tokens at most, if less than length: a number, or an int32 scalar
         tensor; or None.
-      variable_dtype: an `mtf.VariableDType`.
+      variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
       encoder_output: `[<batch_dims>, memory_length, d_model]`.
       encoder_sequence_id: int32 `[<batch_dims>, memory_length]`.
       encoder_inputs: int32 `[<batch_dims>, memory_length]`.

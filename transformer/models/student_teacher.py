@@ -70,7 +70,7 @@ class StudentTeacher:
     inputs: mtf.Tensor,
     targets: mtf.Tensor,
     compute_loss: bool,
-    variable_dtype: mtf.VariableDType = _FLOAT32,
+    variable_dtype: mtf.VariableDType | tf.DType = _FLOAT32,
     num_microbatches: int = 1,
     **kargs: Any,
   ) -> Any:
@@ -80,7 +80,7 @@ class StudentTeacher:
       inputs: see the student's `call_simple`.
       targets: likewise.
       compute_loss: whether to compute it.
-      variable_dtype: an `mtf.VariableDType`.
+      variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
       num_microbatches: number of such batches in a training step.
       **kargs: further arguments of `call_simple` of both models.
 

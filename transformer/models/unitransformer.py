@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.operations.variables import convert_to_variable_dtype
 from mesh_tensorflow.transformer.models import step_sums
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.models.generation import Generation
@@ -157,7 +158,7 @@ class Unitransformer(TokenLoss, Generation):
 
   # ---------------------------------------------------------------- forward
 
-  def token_embedding(self, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType) -> Any:
+  def token_embedding(self, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType | tf.DType) -> Any:
     """The embedding of input ids, whose variables are created or found in the open scope."""
     return get_vocab_embedding_cls()(
       mesh,
@@ -168,7 +169,9 @@ class Unitransformer(TokenLoss, Generation):
       ensemble_dim=self.ensemble_dim,
     )
 
-  def positional_table(self, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType) -> mtf.Tensor:
+  def positional_table(
+    self, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType | tf.DType
+  ) -> mtf.Tensor:
     """Vectors of positions, `[<ensemble_dim>, max_length, d_model]`: a variable, or sinusoids.
 
     Raises:
@@ -177,7 +180,7 @@ class Unitransformer(TokenLoss, Generation):
     max_length = self._max_length()
     if self.sinusoid_positional_embedding:
       return sinusoid_positional_embedding_weights(
-        mesh, max_length, self.model_dim, variable_dtype.activation_dtype
+        mesh, max_length, self.model_dim, convert_to_variable_dtype(variable_dtype).activation_dtype
       )
     return mtf.layers.embedding_weights(
       mesh,
@@ -301,7 +304,7 @@ class Unitransformer(TokenLoss, Generation):
     targets: mtf.Tensor | None,
     compute_loss: bool,
     mode: str = "train",
-    variable_dtype: mtf.VariableDType = _FLOAT32,
+    variable_dtype: mtf.VariableDType | tf.DType = _FLOAT32,
     sequence_id: mtf.Tensor | None = None,
     subsequence_id: mtf.Tensor | None = None,
     position: mtf.Tensor | None = None,
@@ -320,7 +323,7 @@ class Unitransformer(TokenLoss, Generation):
       targets: int32 of the same dims, or None. Only positive targets count in the loss.
       compute_loss: whether to compute it.
       mode: "train", "eval" or "infer".
-      variable_dtype: an `mtf.VariableDType`.
+      variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
       sequence_id: int32 of the same dims: 0 for padding, else the number of the packed sequence.
       subsequence_id: int32, a finer division for self-attention.
       position: int32; 0, 1, ... by default.

@@ -27,7 +27,7 @@ class TokenVectors:
     mesh: mtf.Mesh,
     vocab_dim: mtf.Dimension,
     output_dim: mtf.Dimension,
-    variable_dtype: mtf.VariableDType,
+    variable_dtype: mtf.VariableDType | tf.DType,
     name: str,
     ensemble_dim: mtf.Dimension | None,
   ):
@@ -67,7 +67,7 @@ class VocabEmbedding(TokenVectors):
     mesh: an `mtf.Mesh`.
     vocab_dim: dimension of tokens.
     output_dim: dimension of vectors.
-    variable_dtype: an `mtf.VariableDType`.
+    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
     name: of the variable, `[<ensemble_dim>, vocab_dim, output_dim]`.
     ensemble_dim: a dimension, or None.
     scale_variable_like_classifier_weights: start with a standard deviation of
@@ -79,7 +79,7 @@ class VocabEmbedding(TokenVectors):
     mesh: mtf.Mesh,
     vocab_dim: mtf.Dimension,
     output_dim: mtf.Dimension,
-    variable_dtype: mtf.VariableDType,
+    variable_dtype: mtf.VariableDType | tf.DType,
     name: str,
     ensemble_dim: mtf.Dimension | None,
     scale_variable_like_classifier_weights: bool = False,

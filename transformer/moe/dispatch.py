@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer.models.step_sums import StepSum
 from mesh_tensorflow.transformer.moe.gating import router
@@ -48,7 +50,7 @@ def route(
   inputs: mtf.Tensor,
   hparams: Any,
   train: bool,
-  variable_dtype: mtf.VariableDType,
+  variable_dtype: mtf.VariableDType | tf.DType,
   hints: LayoutHints,
   nonpadding: mtf.Tensor | None = None,
   num_microbatches: int | None = None,
@@ -96,7 +98,7 @@ def apply_experts(
   output_dim: mtf.Dimension,
   hparams: Any,
   train: bool,
-  variable_dtype: mtf.VariableDType,
+  variable_dtype: mtf.VariableDType | tf.DType,
   experts_fn: ExpertsFn,
   hints: LayoutHints,
   nonpadding: mtf.Tensor | None = None,

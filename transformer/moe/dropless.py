@@ -34,7 +34,7 @@ def apply_without_dropping(
   output_dim: mtf.Dimension,
   hparams: Any,
   train: bool,
-  variable_dtype: mtf.VariableDType,
+  variable_dtype: mtf.VariableDType | tf.DType,
   activation: Any,
   output_names: list[str],
   hints: LayoutHints,
@@ -110,7 +110,7 @@ class _Products:
     tokens: the dims of tokens.
     choices: the dims of the choices of a token.
     index: the expert of each row, of its owner.
-    variable_dtype: an `mtf.VariableDType`.
+    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
   """
 
   experts: mtf.Dimension
@@ -118,7 +118,7 @@ class _Products:
   tokens: list[mtf.Dimension]
   choices: list[mtf.Dimension]
   index: mtf.Tensor
-  variable_dtype: mtf.VariableDType
+  variable_dtype: mtf.VariableDType | tf.DType
 
   def __call__(
     self, x: mtf.Tensor, new_dim: mtf.Dimension, output_dims: list[mtf.Dimension], name: str

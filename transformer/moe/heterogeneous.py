@@ -100,7 +100,7 @@ def transformer_moe_layer_v1(
   output_dim: mtf.Dimension,
   hparams: Any,
   train: bool,
-  variable_dtype: mtf.VariableDType,
+  variable_dtype: mtf.VariableDType | tf.DType,
   layout: Any = None,
   mesh_shape: Any = None,
   nonpadding: mtf.Tensor | None = None,

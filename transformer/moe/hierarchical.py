@@ -24,7 +24,7 @@ def transformer_moe_layer_v2(
   output_dim: mtf.Dimension,
   hparams: Any,
   train: bool,
-  variable_dtype: mtf.VariableDType,
+  variable_dtype: mtf.VariableDType | tf.DType,
   layout: Any = None,
   mesh_shape: Any = None,
   nonpadding: mtf.Tensor | None = None,
@@ -46,7 +46,7 @@ def transformer_moe_layer_v2(
     output_dim: the last dimension of the result.
     hparams: an object with `moe_` attributes, see `MoE2D`; missing ones have their defaults.
     train: whether the layer is being trained.
-    variable_dtype: an `mtf.VariableDType`.
+    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
     layout: the layout rules that the program will have; None if they are not known.
     mesh_shape: the mesh shape that it will have; None if it is not known.
     nonpadding: 1 for tokens, 0 for padding: some of the leading dims of inputs; None: no padding.
@@ -116,7 +116,7 @@ class _Levels:
 
   hparams: Any
   train: bool
-  variable_dtype: mtf.VariableDType
+  variable_dtype: mtf.VariableDType | tf.DType
   num_microbatches: int | None
   hints: LayoutHints
   x_dim: mtf.Dimension

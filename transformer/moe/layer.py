@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gin
+import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
@@ -24,7 +25,7 @@ def transformer_moe_layer_v1(
   output_dim: mtf.Dimension,
   hparams: Any,
   train: bool,
-  variable_dtype: mtf.VariableDType,
+  variable_dtype: mtf.VariableDType | tf.DType,
   layout: Any = None,
   mesh_shape: Any = None,
   nonpadding: mtf.Tensor | None = None,
@@ -52,7 +53,7 @@ def transformer_moe_layer_v1(
     output_dim: the last dimension of the result.
     hparams: an object with `moe_` attributes, see `MoE1D`; missing ones have their defaults.
     train: whether the layer is being trained.
-    variable_dtype: an `mtf.VariableDType`.
+    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
     layout: the layout rules that the program will have; None if they are not known.
     mesh_shape: the mesh shape that it will have; None if it is not known.
     nonpadding: 1 for tokens, 0 for padding: some of the leading dims of inputs; None: no padding.
@@ -100,7 +101,7 @@ def _experts(
   names: list[str],
   hparams: Any,
   train: bool,
-  variable_dtype: mtf.VariableDType,
+  variable_dtype: mtf.VariableDType | tf.DType,
   activation: Any,
   x: mtf.Tensor,
   experts_dim: mtf.Dimension,
@@ -131,7 +132,7 @@ def _shared_experts(
   output_dim: mtf.Dimension,
   hparams: Any,
   train: bool,
-  variable_dtype: mtf.VariableDType,
+  variable_dtype: mtf.VariableDType | tf.DType,
   activation: Any,
 ) -> mtf.Tensor:
   """The experts of all tokens, side by side in one layer (Dai et al., 2024; arXiv:2401.06066)."""

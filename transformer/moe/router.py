@@ -29,7 +29,7 @@ class RouterCall:
     capacity_dim: the slots of an expert for a group.
     hparams: an object with `moe_` attributes.
     train: whether the layer is being trained.
-    variable_dtype: an `mtf.VariableDType`.
+    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
     importance: of the dims of tokens: 1 for tokens, 0 for padding, 0.5 for tokens of second
       importance (in the inner level of two); None: all are 1.
     name: scope of the variables.
@@ -45,7 +45,7 @@ class RouterCall:
   capacity_dim: mtf.Dimension
   hparams: Any
   train: bool
-  variable_dtype: mtf.VariableDType
+  variable_dtype: mtf.VariableDType | tf.DType
   importance: mtf.Tensor | None
   name: str
   num_microbatches: int | None
