@@ -12,9 +12,8 @@ from mesh_tensorflow.errors import ArgumentError, DTypeError, GraphError, ShapeE
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut, LazyAllreduceSum
 from mesh_tensorflow.numerics import random_bits
-from mesh_tensorflow.operations.binary import maximum
-from mesh_tensorflow.operations.comparison import greater_equal, less, logical_and
-from mesh_tensorflow.operations.elementwise import cast
+from mesh_tensorflow.operations.comparison import equal, greater, greater_equal, less, logical_and
+from mesh_tensorflow.operations.elementwise import cast, sqrt, square
 from mesh_tensorflow.operations.reduction import reduce_sum
 from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.program.dimensions import (
@@ -126,6 +125,7 @@ def lookup(
   over: DimensionLike | None = None,
   weights: Tensor | None = None,
   hashed: bool = False,
+  drop_weights: bool = False,
   name: str = "lookup",
 ) -> Tensor:
   """Vectors of ids.
@@ -137,12 +137,15 @@ def lookup(
   Args:
     table: a `Table`.
     ids: an integer `Tensor`, split in any way.
-    combine: "sum" or "mean" of a multi-valued feature, over the dimension `over`: of the ids that
-      are one (a mean of none is zeros).
+    combine: "sum", "mean" or "sqrtn" of a multi-valued feature, over the dimension `over`: of the
+      ids that are one. A mean is the sum divided by that of the weights, "sqrtn" the sum divided by
+      the root of that of their squares, and zeros where that is 0, as of no ids.
     over: a dimension of the ids, which the result then does not have.
-    weights: a floating `Tensor` of some dimensions of the ids: vectors are multiplied by it, and
-      a mean is divided by its sum.
+    weights: a floating `Tensor` of some dimensions of the ids, by which vectors are multiplied; 1
+      by default. They are taken as they are, as `tf.nn.embedding_lookup_sparse` does.
     hashed: ids are any integers but negative ones: `hash_ids` makes rows of them.
+    drop_weights: whether, of "mean" and "sqrtn", ids whose weight is not positive are left out, as
+      `tf.nn.safe_embedding_lookup_sparse` does.
     name: of the operation.
 
   Returns:
@@ -154,10 +157,10 @@ def lookup(
     DimensionError: the ids have no dimension `over`.
     ShapeError: the ids have a dimension of a name that the table has.
   """
-  if combine not in (None, "sum", "mean") or (combine is None) != (over is None):
+  if combine not in (None, "sum", "mean", "sqrtn") or (combine is None) != (over is None):
     raise ArgumentError(
-      f"lookup in table {table.full_name}: combine is 'sum' or 'mean' with a dimension over=..., "
-      f"or both are None, got combine={combine!r}, over={over!r}"
+      f"lookup in table {table.full_name}: combine is 'sum', 'mean' or 'sqrtn' with a dimension "
+      f"over=..., or both are None, got combine={combine!r}, over={over!r}"
     )
   if hashed:
     ids = hash_ids(ids, table)
@@ -166,7 +169,10 @@ def lookup(
     for d in weights.shape:
       if d not in ids.shape:
         raise ShapeError(f"lookup: weights {weights} have {d.name}={d.size}, which {ids} has not")
-    y = y * cast(weights, y.dtype)
+    weights = cast(weights, y.dtype)
+    if drop_weights and combine in ("mean", "sqrtn"):
+      weights = weights * cast(greater(weights, 0), y.dtype)
+    y = y * weights
   if over is None:
     return y
   dim = convert_to_dimension(over)
@@ -179,10 +185,16 @@ def lookup(
   wide = cast(ids, tf.int64)
   there = cast(logical_and(greater_equal(wide, 0), less(wide, table.num_rows)), y.dtype)
   if weights is not None:
-    there = there * cast(weights, y.dtype)
-  count = reduce_sum(there, reduced_dim=dim)
-  least = 1.0 if weights is None else 1e-12
-  return total / maximum(count, least)
+    there = there * weights
+  if combine == "sqrtn":
+    there = square(there)
+  divisor = reduce_sum(there, reduced_dim=dim)
+  # Nowhere a division by 0, of which a gradient would be no number either.
+  none = cast(equal(divisor, 0), y.dtype)
+  divisor = divisor + none
+  if combine == "sqrtn":
+    divisor = sqrt(divisor)
+  return total * (1 - none) / divisor
 
 
 @checked

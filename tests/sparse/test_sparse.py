@@ -306,3 +306,45 @@ def test_a_lookup_in_a_loop_is_refused(make_impl):
 
   with pytest.raises(mtf.UnsupportedError, match="inside a loop"):
     step(np.arange(16))
+
+
+@pytest.mark.parametrize("combine", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("safe", [False, True])
+@pytest.mark.parametrize("kind", ["simd", "placement"])
+def test_weights_of_any_sign_count_as_in_tensorflow(make_impl, kind, safe, combine):
+  """Values, and the update of the table by a gradient, beside `tf.nn.embedding_lookup_sparse`."""
+  impl = make_impl(kind)
+  rng = np.random.default_rng(3)
+  # A sum of weights is sometimes negative, sometimes 0; some rows have no ids.
+  weights = rng.choice([-1.5, -0.5, 0.0, 0.5, 1.0, 1.019], [16, 4]).astype(np.float32)
+  weights[0], weights[1] = [1.5, -1.5, 0.5, -0.5], [0, 0, 0, 0]
+  ids = rng.integers(-1, 48, [16, 4]).astype(np.int32)
+  ids[0], ids[2] = [1, 2, 3, 4], -1
+  specs = [mtf.TensorSpec([BATCH, VALUES], tf.int32), mtf.TensorSpec([BATCH, VALUES])]
+
+  @mtf.function(impl, specs)
+  def step(ids, weights):
+    table = table_of(ids.mesh, impl)
+    found = dict(combine=combine, over=VALUES, weights=weights, drop_weights=safe)
+    y = mtf.sparse.lookup(table, ids, **found)
+    mtf.sparse.minimize(mtf.reduce_sum(mtf.square(y)), mtf.sparse.Sgd(0.01))
+    return y
+
+  step(ids, weights)
+  impl.variable_store["table"].assign(START)
+  found = step(ids, weights).numpy()
+  there = np.argwhere(ids >= 0)
+  shape = [16, 4]
+  sparse_ids = tf.SparseTensor(there, ids[ids >= 0].astype(np.int64), shape)
+  sparse_weights = tf.SparseTensor(there, weights[ids >= 0], shape)
+  table = tf.Variable(START)
+  lookup = tf.nn.safe_embedding_lookup_sparse if safe else tf.nn.embedding_lookup_sparse
+  with tf.GradientTape() as tape:
+    y = lookup(table, sparse_ids, sparse_weights, combiner=combine)
+    loss = tf.reduce_sum(tf.square(y))
+  wanted = np.zeros([16, 4], np.float32)
+  wanted[: len(y)] = y.numpy()
+  np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-5)
+  gradient = tf.convert_to_tensor(tape.gradient(loss, table)).numpy()
+  after = impl.variable_store["table"].numpy()
+  np.testing.assert_allclose(after, START - 0.01 * gradient, rtol=2e-4, atol=1e-4)
