@@ -63,7 +63,13 @@ class ImportedVariable:
 
 
 class Imported:
-  """A function of TensorFlow on named dimensions; see `from_tensorflow`."""
+  """A function of TensorFlow on named dimensions; see `from_tensorflow`.
+
+  Args:
+    fn: as there, as are `input_signature`, `dims` and `fallback`.
+    warned: the types of operations without a rule that were warned of before, which grows; parts
+      of one function share it.
+  """
 
   def __init__(
     self,
@@ -76,7 +82,6 @@ class Imported:
     self._original = fn
     self._dims = dict(dims)
     self._fallback = fallback
-    # Types of operations that were warned of; functions that are parts of one share them.
     self._warned = set() if warned is None else warned
     self._models: dict[Any, Model] = {}
     self._last: Model | None = None

@@ -1,6 +1,6 @@
 """Operations without a rule: computed whole on each device, by TensorFlow, where that is right.
 
-A part of a function in which shapes depend on values (`tf.where(condition)`, `tf.unique`, sparse
+A part of a function in which shapes depend on values (`tf.boolean_mask`, `tf.unique`, sparse
 tensors) is one such operation, if what goes into it and what comes out has a static shape.
 """
 

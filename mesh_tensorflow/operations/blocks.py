@@ -10,9 +10,8 @@ block, and says what of the forward pass they need.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
@@ -23,7 +22,7 @@ from mesh_tensorflow.operations.einsum import transpose
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.operations.stacks import carries_gradient
 from mesh_tensorflow.operations.variables import Variable
-from mesh_tensorflow.program.graph import Graph, Operation, Tensor
+from mesh_tensorflow.program.graph import Graph, Operation, Tensor, usable
 from mesh_tensorflow.program.operation_type import unwatched
 from mesh_tensorflow.program.reachability import needed_operations, reads
 
@@ -284,19 +283,6 @@ def _independent(block: Block) -> list[Operation]:
     else:
       changing.update(op.outputs)
   return found
-
-
-@contextlib.contextmanager
-def usable(tensors: Sequence[Tensor]) -> Iterator[None]:
-  """Within it, tensors of a function's inside may be inputs of operations."""
-  before = [x.usable for x in tensors]
-  for x in tensors:
-    x.usable = True
-  try:
-    yield
-  finally:
-    for x, usable in zip(tensors, before):
-      x.usable = usable
 
 
 def wanted_inputs(op: Operation, wanted: Sequence[bool] | None) -> list[bool]:

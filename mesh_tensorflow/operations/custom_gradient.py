@@ -11,10 +11,9 @@ import tensorflow as tf
 from mesh_tensorflow.errors import GradientError, GraphError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
-from mesh_tensorflow.operations.blocks import usable
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.program.differentiable import is_differentiable
-from mesh_tensorflow.program.graph import Operation, Tensor
+from mesh_tensorflow.program.graph import Operation, Tensor, usable
 
 __all__ = ["CustomGradientOperation", "custom_gradient", "recompute_grad"]
 

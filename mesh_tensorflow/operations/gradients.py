@@ -10,7 +10,7 @@ from mesh_tensorflow.operations.binary import add
 from mesh_tensorflow.operations.constants import constant
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program import scope
-from mesh_tensorflow.program.graph import Operation, Tensor
+from mesh_tensorflow.program.graph import Operation, Tensor, usable
 from mesh_tensorflow.program.reachability import needed_operations
 
 __all__ = ["gradients"]
@@ -95,9 +95,13 @@ def _accumulate(op: Operation, found: dict[Tensor, Tensor], downstream: set[Tens
     grad_ys = [found.get(y) for y in op.outputs]
     # What has a body asks which gradients are wanted: of one operation none can be taken out again.
     only = getattr(op, "gradient_of", None)
-    grads: list[Any] = list(
-      op.gradient(grad_ys) if only is None else only(grad_ys, [x in downstream for x in op.inputs])
-    )
+    # A gradient made of the results of a function under `custom_gradient` goes through its inside.
+    with usable([*op.inputs, *op.outputs]):
+      grads: list[Any] = list(
+        op.gradient(grad_ys)
+        if only is None
+        else only(grad_ys, [x in downstream for x in op.inputs])
+      )
   except NotImplementedError as e:
     raise GradientError(
       f"gradients: {type(op).__name__} {op.name} has no gradient; stop it with mtf.stop_gradient"

@@ -7,8 +7,9 @@ file because each names the others: a tensor its operation, an operation its mes
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import gin
@@ -35,7 +36,7 @@ from mesh_tensorflow.program.splitting import Splittable
 from mesh_tensorflow.program.tf_scopes import ScopesOfVariables
 from mesh_tensorflow.program.unique_names import UniqueNames
 
-__all__ = ["Graph", "Mesh", "Operation", "Tensor"]
+__all__ = ["Graph", "Mesh", "Operation", "Tensor", "usable"]
 
 
 @runtime_checkable
@@ -302,6 +303,19 @@ class Tensor(Operators, SymbolicTensor):
 
   def __repr__(self) -> str:
     return self.to_string
+
+
+@contextlib.contextmanager
+def usable(tensors: Sequence[Tensor]) -> Iterator[None]:
+  """Within it, tensors of a function's inside may be inputs of operations."""
+  before = [x.usable for x in tensors]
+  for x in tensors:
+    x.usable = True
+  try:
+    yield
+  finally:
+    for x, usable in zip(tensors, before):
+      x.usable = usable
 
 
 class Operation(Splittable, GraphMember, metaclass=OperationType):

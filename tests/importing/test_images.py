@@ -155,11 +155,14 @@ def test_drawn_layouts_of_all_dimensions_of_a_network(cpu_devices: list[str]) ->
   assert tried == 4
 
 
-def test_what_images_cannot_be_is_refused() -> None:
+def over_channels(x: Any) -> Any:
+  sizes = [1, 1, 1, 2]
+  y = tf.raw_ops.MaxPool(input=x, ksize=sizes, strides=sizes, padding="VALID")
+  return tf.stop_gradient(y)  # TensorFlow has none on CPUs.
+
+
+def test_what_images_cannot_be_is_computed_whole_or_refused(cpu_devices: list[str]) -> None:
   with pytest.raises(mtf.UnsupportedError, match="windows over batch or channels"):
-    comparing.compare(
-      lambda x: tf.raw_ops.MaxPool(
-        input=x, ksize=[1, 1, 1, 2], strides=[1, 1, 1, 2], padding="VALID"
-      ),
-      [IMAGE], "", ["cpu:0"],
-    )  # fmt: skip
+    comparing.imported_of(over_channels, [IMAGE], fallback="error")
+  both = comparing.compare(over_channels, [IMAGE], "batch:r,channels:c", cpu_devices[:4], dims=DIMS)
+  assert both.difference < 1e-6 and [op.type for op in both.imported.fallbacks] == ["MaxPool"]

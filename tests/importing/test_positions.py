@@ -147,7 +147,7 @@ def test_brackets_as_numpy_has_them() -> None:
 
 def test_what_must_be_known_while_tracing_is_named() -> None:
   with pytest.raises(mtf.UnsupportedError, match="axis must be known while tracing"):
-    comparing.compare(lambda x, i: tf.cumsum(x, i[0, 0] % 2), [X, IDS], "", ["cpu:0"])
+    comparing.imported_of(lambda x, i: tf.cumsum(x, i[0, 0] % 2), [X, IDS], fallback="error")
 
 
 @tf.custom_gradient
