@@ -84,9 +84,9 @@ class IdentityN(Rule):
           f"from_tensorflow: {node}, the end of a function under tf.custom_gradient, cannot be "
           f"differentiated: {node.no_gradient}"
         )
+      grads_of = [zeros_like(y) if dy is None else dy for y, dy in zip(outputs, grad_ys)]
       given: list[Value | None] = [
-        Value(zeros_like(outputs[i]) if grad_ys[i] is None else grad_ys[i], values[wires[i]].axes)
-        for i in own.of_outputs
+        Value(grads_of[i], values[wires[i]].axes) for i in own.of_outputs
       ]
       now = {w: Value(x, values[w].axes) for w, x in zip(wires, inputs)}
       given += [now.get(w) for w in own.program.inputs[len(given) :]]

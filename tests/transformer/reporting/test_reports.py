@@ -318,9 +318,7 @@ def test_a_picture_of_the_losses(tmp_path, monkeypatch):
 def test_the_command_of_tensorboard_works_here(monkeypatch):
   monkeypatch.setattr(tensorboard.shutil, "which", lambda _: None)
   monkeypatch.setattr(tensorboard.importlib.util, "find_spec", lambda _: None)
-  assert tensorboard.command("a b") == (
-    "pip install tensorboard && tensorboard --logdir 'a b'"
-  )
+  assert tensorboard.command("a b") == ("pip install tensorboard && tensorboard --logdir 'a b'")
   monkeypatch.setattr(tensorboard.shutil, "which", lambda _: "/bin/tensorboard")
   assert tensorboard.command("m") == "tensorboard --logdir m"
 
