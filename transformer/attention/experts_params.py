@@ -108,6 +108,7 @@ class ExpertsAttentionParams(AttentionParams):
     """The experts; h: see `experts_hparams`."""
     return MoE1D(
       moe_gating=h.moe_gating,
+      allow_noncausal=getattr(h, "allow_noncausal", False),
       num_experts=h.num_experts,
       loss_coef=h.loss_coef,
       group_size=h.group_size,

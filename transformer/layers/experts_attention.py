@@ -11,6 +11,7 @@ from mesh_tensorflow.transformer.layers.enc_dec_attention import AttendsToEncode
 from mesh_tensorflow.transformer.layers.model_attention_params import params_of_model
 from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
 from mesh_tensorflow.transformer.models.context import Context
+from mesh_tensorflow.transformer.moe.gating import refuse_noncausal
 from mesh_tensorflow.transformer.moe.hparams import HParams
 
 _MODULE = "mesh_tensorflow.transformer.transformer_layers"
@@ -38,6 +39,7 @@ class ExpertsSelfAttention(SelfAttention):
     activation: see `MoE1D`.
     z_loss: see `MoE1D`.
     expert_computation: "qkv", "q" or "kv"; see `attention.ExpertsAttentionParams`.
+    allow_noncausal: see `MoE1D`.
     **kwargs: arguments of `SelfAttention`; shared_kv must be True.
   """
 
@@ -60,6 +62,8 @@ class ExpertsSelfAttention(SelfAttention):
     activation: Any = "relu",
     z_loss: float | None = None,
     expert_computation: str = "qkv",
+    *,
+    allow_noncausal: bool = False,
     **kwargs: Any,
   ):
     super().__init__(**kwargs)
@@ -70,6 +74,7 @@ class ExpertsSelfAttention(SelfAttention):
       capacity_factor_train=capacity_factor_train,
       capacity_factor_eval=capacity_factor_eval,
       moe_gating=moe_gating,
+      allow_noncausal=allow_noncausal,
       min_expert_capacity=min_expert_capacity,
       switch_policy_train=switch_policy_train,
       switch_policy_eval=switch_policy_eval,
@@ -88,6 +93,8 @@ class ExpertsSelfAttention(SelfAttention):
 
   def make_params(self, context: Context) -> attention.ExpertsAttentionParams:
     """Creates the variables, or finds them."""
+    h = self._hparams
+    refuse_noncausal(self, h.moe_gating, h.allow_noncausal, context.model)
     return attention.ExpertsAttentionParams(
       **params_of_model(context, self.kv_dim, self.num_heads, self.num_memory_heads),
       shared_kv=self.shared_kv,

@@ -29,6 +29,8 @@ ROUTERS: dict[str, Callable[[RouterCall], tuple[Routing, mtf.Tensor]]] = {
   "expert_selection": expert_selection_routing,
   "top_k": top_k_routing,
 }
+# In these, whether a token gets to an expert depends on all tokens of its group, later ones too.
+NONCAUSAL = frozenset({"switch_max", "expert_selection"})
 
 
 def router(gating: str) -> Callable[[RouterCall], tuple[Routing, mtf.Tensor]]:
@@ -42,6 +44,29 @@ def router(gating: str) -> Callable[[RouterCall], tuple[Routing, mtf.Tensor]]:
       f"mixture of experts: moe_gating {gating!r} is none of {', '.join(ROUTERS)}"
     )
   return ROUTERS[gating]
+
+
+def refuse_noncausal(layer: Any, gating: str, allowed: bool, model: Any) -> None:
+  """Refuses a router in which tokens depend on later ones in an autoregressive model.
+
+  Args:
+    layer: the layer of experts.
+    gating: its `moe_gating`.
+    allowed: its `allow_noncausal`.
+    model: the model.
+
+  Raises:
+    ConfigError: the model is autoregressive, the router is one of `NONCAUSAL`, and not allowed.
+  """
+  if allowed or gating not in NONCAUSAL or not getattr(model, "fully_autoregressive", False):
+    return
+  cls = type(layer).__name__
+  raise errors.ConfigError(
+    f"layer {layer.name or ''} ({cls}): with moe_gating {gating!r} experts choose among the tokens "
+    "of all positions, so that predictions of an autoregressive model depend on later tokens, which"
+    f" are not there when it decodes. Take {', '.join(sorted(set(ROUTERS) - NONCAUSAL))}, or"
+    f" set {cls}.allow_noncausal = True"
+  )
 
 
 def _as_tensors(

@@ -16,6 +16,7 @@ from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.models.step_sums import StepSum
 from mesh_tensorflow.transformer.moe.dispatch import apply_experts
 from mesh_tensorflow.transformer.moe.dropless import apply_without_dropping
+from mesh_tensorflow.transformer.moe.gating import refuse_noncausal
 from mesh_tensorflow.transformer.moe.groups import LayoutHints
 from mesh_tensorflow.transformer.moe.hparams import HParams, hparam
 
@@ -222,11 +223,13 @@ class OneLevelExpertsLayer(ExpertsLayer):
   switch_jitter: float = 1e-2
   ntlb_top_k: int = 4
   output_dim: mtf.Dimension | None = None
+  allow_noncausal: bool = dataclasses.field(default=False, kw_only=True)
 
   def _call_experts(
     self, layer_fn: Callable[..., Any], context: Context, x: mtf.Tensor
   ) -> tuple[Any, mtf.Tensor]:
     """(output, loss) of a function like `transformer_moe_layer_v1`."""
+    refuse_noncausal(self, self.moe_gating, self.allow_noncausal, context.model)
     result: tuple[Any, mtf.Tensor] = layer_fn(
       x,
       self.output_dim or context.model.model_dim,
@@ -263,7 +266,9 @@ class MoE1D(OneLevelExpertsLayer):
     second_threshold_eval: see there.
     dropout_rate: rate at which hidden values become 0 in training.
     activation: of the hidden layer; see `mtf.layers.dense_product`.
-    moe_gating: "top_2", "top_n", "top_k", "switch", "ntlb", "switch_max" or "expert_selection".
+    moe_gating: "top_2", "top_n", "top_k", "switch", "ntlb", "switch_max" or "expert_selection". In
+      the last two experts choose among the tokens of all positions: they are refused in
+      autoregressive models, whose predictions would depend on later tokens; see allow_noncausal.
     min_expert_capacity: each expert has at least so many slots.
     switch_policy_train: "argmax", "input_dropout", "input_jitter" or "sample" (switch family).
     switch_policy_eval: likewise when not training.
@@ -272,6 +277,9 @@ class MoE1D(OneLevelExpertsLayer):
     switch_jitter: "input_jitter" multiplies inputs by up to 1 plus or minus this.
     ntlb_top_k: how many experts a token tries ("ntlb").
     output_dim: the last dimension of the result; the model's by default.
+    allow_noncausal: whether "switch_max" and "expert_selection" are used in autoregressive models,
+      too. What these learn and score then depends on later tokens, and differs from what they
+      decode.
     use_experts_attention: whether there are two outputs, for queries and keys.
     z_loss: coefficient of the router's z-loss in training; None: none.
     word_embed_mode: how token embeddings enter the router: None, "concat", "concat_stop_grad",

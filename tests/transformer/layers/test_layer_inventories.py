@@ -21,6 +21,7 @@ from mesh_tensorflow.transformer import (
   vocab_embeddings,
 )
 from mesh_tensorflow.transformer import transformer_layers as t
+from mesh_tensorflow.transformer.moe.gating import NONCAUSAL
 from tests.transformer import lm_program
 
 # Two heads of three: `heads` is their product where matrices are combined.
@@ -177,7 +178,11 @@ Q_WO = "experts:3 expert_hidden:5 d_model:6"
 # Class, arguments, variables.
 LAYERS = [
   *[
-    (moe.MoE1D, dict(moe_gating=gating, **EXPERTS), gate(name) | WI | WO)
+    (
+      moe.MoE1D,
+      dict(moe_gating=gating, allow_noncausal=gating in NONCAUSAL, **EXPERTS),
+      gate(name) | WI | WO,
+    )
     for gating, name in GATINGS.items()
   ],
   *[

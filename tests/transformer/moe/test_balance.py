@@ -126,7 +126,10 @@ def test_the_bias_is_no_trained_variable(cpu_devices):
     (dict(router_scores="tanh"), "router_scores 'tanh' is none of softmax, sigmoid"),
     (dict(balance_rate=0.0), "balance_rate must be positive, or None"),
     (dict(top_n_num_experts_per_token=5), "must be 1 to 4, the number of experts, got 5"),
-    (dict(moe_gating="expert_selection"), "'expert_selection' lets experts choose tokens"),
+    (
+      dict(moe_gating="expert_selection", allow_noncausal=True),
+      "'expert_selection' lets experts choose tokens",
+    ),
   ],
 )
 def test_wrong_options(options, says):

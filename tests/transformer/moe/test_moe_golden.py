@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.transformer.moe.gating import NONCAUSAL
 from tests.transformer import lm_program as lm
 from tests.transformer import moe_program
 
@@ -54,6 +55,7 @@ def test_losses_logits_and_gradients(gating, mesh, cpu_devices):
   shape, layout = MESHES[mesh]
   impl = mtf.PlacementMeshImpl(shape, layout, cpu_devices[: mtf.convert_to_shape(shape).size])
   options = dict(num_experts=3, min_expert_capacity=2, moe_gating=gating, ntlb_top_k=2)
+  options["allow_noncausal"] = gating in NONCAUSAL
   for mode in ("train", "eval"):
     options[f"switch_policy_{mode}"] = "argmax"
     options[f"second_policy_{mode}"] = "all"
