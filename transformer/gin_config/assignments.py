@@ -267,9 +267,9 @@ def _schedule(text: str, settings: Settings) -> list[str]:
   numbers = _numbers(before)
   takes = gin_names.parameters(name)
   rate = next((n for n in _RATES if n in takes), None)
-  if len(numbers) == 1 and rate is None:
-    return [f"{_SCHEDULE} = [{chosen}, {numbers[0]!r}]"]
   if len(numbers) == 1:
+    if rate is None:
+      return [f"{_SCHEDULE} = [{chosen}, {numbers[0]!r}]"]
     kept[rate] = repr(numbers[0])
   elif rate is not None and rate not in kept:
     kept.update(_own_rate(name, rate, settings))
@@ -282,10 +282,10 @@ def _own_rate(name: str, rate: str, settings: Settings) -> dict[str, str]:
   """The default of a schedule's rate, unless it is bound: it is to be told with the others."""
   selector = gin_names.whole_selectors(name)[0]
   parameter = _parameter(selector, rate)
-  is_number = parameter is not None and isinstance(parameter.default, (int, float))
-  if settings.find("", selector, rate) is not None or not is_number:
+  default = None if parameter is None else parameter.default
+  if settings.find("", selector, rate) is not None or not isinstance(default, (int, float)):
     return {}
-  return {rate: repr(parameter.default)}
+  return {rate: repr(default)}
 
 
 def _kept(name: str, before: Any, settings: Settings) -> dict[str, str]:

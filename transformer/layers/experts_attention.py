@@ -87,14 +87,15 @@ class ExpertsSelfAttention(SelfAttention):
       z_loss=z_loss,
     )
     self.expert_computation = expert_computation
+    self.moe_gating = moe_gating
+    self.allow_noncausal = allow_noncausal
 
   # Whether what is attended to is the sequence of the queries.
   _memory_is_input = True
 
   def make_params(self, context: Context) -> attention.ExpertsAttentionParams:
     """Creates the variables, or finds them."""
-    h = self._hparams
-    refuse_noncausal(self, h.moe_gating, h.allow_noncausal, context.model)
+    refuse_noncausal(self, self.moe_gating, self.allow_noncausal, context.model)
     return attention.ExpertsAttentionParams(
       **params_of_model(context, self.kv_dim, self.num_heads, self.num_memory_heads),
       shared_kv=self.shared_kv,
