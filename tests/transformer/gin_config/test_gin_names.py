@@ -24,7 +24,7 @@ def parse(folder: pathlib.Path, text: str, *bindings: str, **options) -> None:
   [
     ("rum.train_steps = 3", "nothing configurable is called 'rum'; did you mean run"),
     ("SelfAtention.num_heads = 3", "'SelfAtention'; did you mean SelfAttention"),
-    ("dataset.get_tfds_vocabulary.dataset_name = 'a'", "mean vocabulary.get_tfds_vocabulary"),
+    ("dataset.get_tiktoken_vocabulary.path = 'a'", "mean vocabulary.get_tiktoken_vocabulary"),
     ("Bitransformer.decdoe.beam_size = 4", "mean Bitransformer.decode"),
     ("run.train_stepz = 3", "run has no parameter 'train_stepz'; did you mean train_steps"),
     ("DenseReluDense.hiden = 3", "mean hidden_size.* \\(it has hidden_size, dropout_rate"),
