@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mesh_tensorflow.importing.families.custom_gradients import CustomGradientOperation
 from mesh_tensorflow.importing.nodes import Node
 from mesh_tensorflow.importing.rules import Construction, Dims, Label, Labelled, Labels, rule
 from mesh_tensorflow.operations.binary import multiply, sub
 from mesh_tensorflow.operations.constants import ones_like, zeros_like
+from mesh_tensorflow.operations.control import stop_gradient
 from mesh_tensorflow.operations.cross_entropy import SoftmaxCrossEntropyOperation
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import negative
 from mesh_tensorflow.operations.one_hot import one_hot
 from mesh_tensorflow.operations.reduction import reduce_sum
-from mesh_tensorflow.operations.reshape import replace_dimensions
+from mesh_tensorflow.operations.reshape import replace_dimensions, reshape
 from mesh_tensorflow.operations.softmax import log_softmax, softmax
 from mesh_tensorflow.program.dimensions import Dimension, Shape, list_product
 from mesh_tensorflow.program.graph import Tensor
@@ -31,6 +33,8 @@ def as_one(x: Tensor, dims: Dims) -> tuple[Tensor, Dimension]:
   if len(dims) == 1:
     return x, dims[0]
   one = Dimension("_last", list_product(d.size for d in dims))
+  if not dims:
+    return reshape(x, x.shape + one), one
   rest = [d for d in x.shape if d not in dims]
   return x_with_last(x, rest, dims, one), one
 
@@ -65,9 +69,7 @@ class _CrossEntropy(Labelled):
     self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
     x, labels = xs
-    if not dims["class"]:
-      return [zeros_like(reduce_sum(x, output_shape=x.shape)), zeros_like(x)]
-    several = len(dims["class"]) > 1
+    several = len(dims["class"]) != 1
     x, dim = as_one(x, dims["class"])
     if several and labels.dtype == x.dtype:
       labels, _ = as_one(labels, dims["class"])
@@ -75,6 +77,8 @@ class _CrossEntropy(Labelled):
     if not make.is_needed(node.outputs[1]):
       return [loss, zeros_like(xs[0])]
     back = sub(softmax(x, dim), self.targets(x, labels, dim), output_shape=x.shape)
+    if not dims["class"]:
+      return [loss, reshape(back, back.shape - dim)]
     return [loss, replace_dimensions(back, dim, list(dims["class"])) if several else back]
 
   def loss(self, x: Tensor, labels: Tensor, dim: Dimension) -> Tensor:
@@ -110,7 +114,28 @@ class DenseCrossEntropy(_CrossEntropy):
 
   def loss(self, x: Tensor, labels: Tensor, dim: Dimension) -> Tensor:
     product = multiply(log_softmax(x, dim), labels)
-    return negative(reduce_sum(product, output_shape=product.shape - dim))
+    loss = negative(reduce_sum(product, output_shape=product.shape - dim))
+
+    def backward(
+      inputs: Sequence[Tensor], _: Sequence[Tensor], grad_ys: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
+      _, x, labels = inputs
+      (dy,) = grad_ys
+      if dy is None:
+        return [None] * 3
+      # TensorFlow's, whatever the labels sum to: a derivative would have their sum before softmax.
+      to_x = multiply(sub(softmax(x, dim), self.targets(x, labels, dim)), dy)
+      to_labels = multiply(negative(log_softmax(x, dim)), dy)
+      return [
+        None,
+        reduce_sum(to_x, output_shape=x.shape),
+        reduce_sum(to_labels, output_shape=labels.shape),
+      ]
+
+    return CustomGradientOperation([loss, x, labels], 1, backward, "softmax_cross_entropy").outputs[
+      0
+    ]
 
   def targets(self, x: Tensor, labels: Tensor, dim: Dimension) -> Tensor:
-    return labels
+    # TensorFlow's gradient of this gradient is none for the labels.
+    return stop_gradient(labels)
