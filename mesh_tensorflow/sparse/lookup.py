@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +17,7 @@ from mesh_tensorflow.operations.comparison import equal, greater, greater_equal,
 from mesh_tensorflow.operations.elementwise import cast, sqrt, square
 from mesh_tensorflow.operations.reduction import reduce_sum
 from mesh_tensorflow.operations.slicewise import cwise
+from mesh_tensorflow.planning.mesh_impl import PlanMeshImpl
 from mesh_tensorflow.program.dimensions import (
   DimensionLike,
   convert_to_dimension,
@@ -24,6 +26,7 @@ from mesh_tensorflow.program.dimensions import (
 from mesh_tensorflow.program.graph import Operation, Tensor
 from mesh_tensorflow.sparse.routing import NONE, Route, distinct
 from mesh_tensorflow.sparse.table import Table
+from mesh_tensorflow.tpu.mesh_impl import StrategyMeshImpl
 
 __all__ = ["hash_ids", "lookup"]
 
@@ -86,13 +89,18 @@ class LookupOperation(Operation):
     """The distinct ids of each processor, and the place of each id among them."""
     rows = self.table.num_rows
     dtype = tf.int64 if rows >= 2**31 else tf.int32
+    impl = lowering.mesh_impl(self)
+    # A program of XLA prints nothing, and a plan has no ids.
+    counts = not isinstance(impl, StrategyMeshImpl | PlanMeshImpl)
 
     def of_slice(ids: tf.Tensor) -> Any:
       wide = tf.cast(ids, tf.int64)
+      if counts:
+        _tell_of_wrong_ids(self.table, wide)
       valid = tf.where((wide >= 0) & (wide < rows), wide, tf.constant(NONE, tf.int64))
       return distinct(tf.cast(valid, dtype))
 
-    return lowering.mesh_impl(self).slicewise(of_slice, lowering.tensors[self._inputs[0]])
+    return impl.slicewise(of_slice, lowering.tensors[self._inputs[0]])
 
   def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
@@ -116,6 +124,41 @@ class LookupOperation(Operation):
     lowering.set_tensor_lowering(out, laid_out)
 
 
+def _tell_of_wrong_ids(table: Table, ids: tf.Tensor) -> None:
+  """Prints a warning, once in a process, if some ids are not below the number of rows.
+
+  Args:
+    table: the table.
+    ids: int64, those of a device.
+  """
+  wrong = tf.math.count_nonzero(ids >= table.num_rows)
+
+  def tell() -> tf.Tensor:
+    # No variable of the program: it would be one more in each checkpoint.
+    name = f"ids_out_of_range/{table.full_name}/{table.num_rows}"
+    told = tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=name)
+
+    def first() -> tf.Tensor:
+      tf.print(
+        f"WARNING: table {table.full_name}: {table.num_rows} or more, its number of rows, are",
+        wrong,
+        "of",
+        tf.size(ids),
+        "ids of a device, as is",
+        tf.reduce_max(ids),
+        "- their vectors are zeros, and they train nothing. More rows, or hashed=True, take them; "
+        "ids that shall be none are negative. This is said once.",
+        output_stream=sys.stderr,
+      )
+      tf.raw_ops.AssignVariableOp(resource=told, value=True)
+      return tf.constant(True)
+
+    return tf.cond(tf.raw_ops.VarIsInitializedOp(resource=told), lambda: tf.constant(True), first)
+
+  with tf.device("CPU:0"):
+    tf.cond(wrong > 0, tell, lambda: tf.constant(True))
+
+
 @checked
 def lookup(
   table: Table,
@@ -132,7 +175,8 @@ def lookup(
 
   Duplicates of a device's ids are removed; ids go to the devices that have their rows, and vectors
   come back. The table is not moved, and there is no one-hot matrix. An id that is negative, or not
-  below the number of rows, is none: its vector is zeros.
+  below the number of rows, is none: its vector is zeros. Of those that are too large a warning says
+  how many there are, once for each table (not on TPUs).
 
   Args:
     table: a `Table`.

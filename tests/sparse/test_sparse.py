@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from tests.kinds import kept
 
 BATCH, VALUES, ROWS, WIDTH = (
   mtf.Dimension(n, s) for n, s in [("batch", 16), ("values", 4), ("rows", 48), ("width", 4)]
@@ -154,6 +155,39 @@ def test_training_on_layouts(kind, name, optimizer, rule, make_impl):
     np.testing.assert_allclose(step(IDS, TARGET)[0], reference.step(), rtol=1e-4)
   got = impl.variable_store["table"].numpy().reshape(48, 4)
   np.testing.assert_allclose(got, reference.w, rtol=1e-3, atol=1e-4)
+
+
+def drawn_layout(seed):
+  """A mesh of one to eight devices and rules for some dimensions of the table and of its ids."""
+  rng = np.random.default_rng(seed)
+  axes = ["a", "b", "c"][: rng.integers(1, 4)]
+  sizes = [[4], [2, 4], [2, 2, 2]][len(axes) - 1]
+  shape = ",".join(f"{axis}:{size}" for axis, size in zip(axes, sizes))
+  rows = [["rows"], ["rows_a", "rows_b"]][rng.integers(2)]
+  rules = {}
+  # No tensor has two dimensions over one axis: those of the table and those of the ids are apart.
+  for names in ([*rows, "width"], ["batch", "values"]):
+    free = list(rng.permutation(axes))
+    for name in names:
+      if free and rng.random() < 0.7:
+        rules[name] = free.pop()
+  if "width" in rules and rules["width"] in (rules.get("batch"), rules.get("values")):
+    del rules["width"]  # What is looked up has both.
+  return shape, ",".join(f"{name}:{axis}" for name, axis in rules.items())
+
+
+@pytest.mark.parametrize("seed", [*range(3), *kept(list(range(3, 40)), [])])
+def test_training_on_drawn_layouts(seed, cpu_devices):
+  shape, layout = drawn_layout(seed)
+  cls = mtf.SimdMeshImpl if seed % 2 else mtf.PlacementMeshImpl
+  impl = cls(shape, layout, cpu_devices[: mtf.convert_to_shape(shape).size])
+  step = make_step(impl, mtf.sparse.Adagrad(0.5))
+  start(impl, step)
+  reference = Reference(adagrad)
+  for _ in range(2):
+    np.testing.assert_allclose(step(IDS, TARGET)[0], reference.step(), rtol=1e-4)
+  got = impl.variable_store["table"].numpy().reshape(48, 4)
+  np.testing.assert_allclose(got, reference.w, rtol=1e-3, atol=1e-4, err_msg=f"{shape} {layout}")
 
 
 @pytest.mark.parametrize("optimizer, keras", [
@@ -348,3 +382,30 @@ def test_weights_of_any_sign_count_as_in_tensorflow(make_impl, kind, safe, combi
   gradient = tf.convert_to_tensor(tape.gradient(loss, table)).numpy()
   after = impl.variable_store["table"].numpy()
   np.testing.assert_allclose(after, START - 0.01 * gradient, rtol=2e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["simd", "placement"])
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_ids_of_no_row_are_counted_and_told_once(make_impl, kind, eagerly, capfd):
+  name = f"table_of_{kind}_{eagerly}"
+
+  def look_up(ids):
+    return mtf.sparse.lookup(mtf.sparse.table(ids.mesh, name, ROWS, WIDTH), ids)
+
+  impl = make_impl(kind)
+  step = mtf.function(impl, [mtf.TensorSpec([BATCH, VALUES], tf.int32)])(look_up)
+  ids = np.zeros([16, 4], np.int32)
+  ids[0], ids[1], ids[15] = -1, [48, 47, 50, 0], 49
+  tf.config.run_functions_eagerly(eagerly)
+  try:
+    step(np.minimum(ids, 47))
+    assert "WARNING" not in capfd.readouterr().err
+    found = step(ids).numpy()
+    told = [line for line in capfd.readouterr().err.splitlines() if name in line]
+    step(ids)
+  finally:
+    tf.config.run_functions_eagerly(False)
+  assert not found[ids > 47].any() and found[1, 3].any()
+  # Two devices that see them at the same time may both say so.
+  assert 1 <= len(told) <= 2 and name not in capfd.readouterr().err
+  assert "48 or more, its number of rows, are 2 of 16 ids" in told[0] or "are 4 of 16" in told[0]
