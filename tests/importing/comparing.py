@@ -152,16 +152,22 @@ def search() -> Iterator[None]:
 
 
 def automatic(
-  imported: mtf.Imported, args: Sequence[np.ndarray], mesh_impl: Any
+  imported: mtf.Imported, args: Sequence[np.ndarray], mesh_impl: Any, time_limit: float = 10
 ) -> mtf.LayoutRules:
   """The layout that `mtf.auto_layout` finds for the function with all its gradients.
 
   On a machine whose devices compute so slowly that splitting pays even for programs of tests.
+
+  Args:
+    imported: the function.
+    args: its arguments.
+    mesh_impl: the mesh.
+    time_limit: of the search, in seconds.
   """
   specs = [mtf.TensorSpec(s, tf.as_dtype(a.dtype)) for s, a in zip(_shapes(args), args)]
   run = mtf.function(mesh_impl, input_signature=specs)(lambda *xs: _program(imported, xs))
   choice = mtf.auto_layout(
-    run, mesh_shape=mesh_impl.shape, machine=slow_machine(), alternatives=0, time_limit=10
+    run, mesh_shape=mesh_impl.shape, machine=slow_machine(), alternatives=0, time_limit=time_limit
   )
   return choice.layout
 

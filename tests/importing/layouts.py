@@ -32,7 +32,7 @@ def by_hand(imported: mtf.Imported, columns: int = 2) -> Layout:
   batch, *others = imported.dimensions
   count = {n: sum(n in op.dimensions for op in operations) for n in others}
   first = sorted(others, key=lambda n: -count[n])
-  return _filled(imported, [(batch, "r")], [(n, "c") for n in first], {"c": columns})
+  return filled(imported, [(batch, "r")], [(n, "c") for n in first], {"c": columns})
 
 
 def without_batch(imported: mtf.Imported) -> Layout:
@@ -44,7 +44,7 @@ def without_batch(imported: mtf.Imported) -> Layout:
   _, *others = imported.dimensions
   count = {n: sum(n in op.dimensions for op in operations) for n in others}
   first = sorted(others, key=lambda n: -count[n])
-  return _filled(imported, [], [(n, a) for n in first for a in "rc"], {"r": 2, "c": 2})
+  return filled(imported, [], [(n, a) for n in first for a in "rc"], {"r": 2, "c": 2})
 
 
 def drawn(imported: mtf.Imported, rows: int, columns: int, seed: int) -> Layout:
@@ -52,11 +52,18 @@ def drawn(imported: mtf.Imported, rows: int, columns: int, seed: int) -> Layout:
   rng = np.random.default_rng(seed)
   names = rng.permutation(list(imported.dimensions)).tolist()
   wishes = [(str(n), str(rng.choice(["r", "c"]))) for n in names]
-  return _filled(imported, [], wishes, {"r": rows, "c": columns})
+  return filled(imported, [], wishes, {"r": rows, "c": columns})
 
 
-def _filled(imported: mtf.Imported, rules: Layout, wishes: Layout, sizes: dict[str, int]) -> Layout:
-  """The rules, and those of the wishes that may stand beside what is there already."""
+def filled(imported: mtf.Imported, rules: Layout, wishes: Layout, sizes: dict[str, int]) -> Layout:
+  """The rules, and those of the wishes that may stand beside what is there already.
+
+  Args:
+    imported: the function.
+    rules: of dimensions and mesh axes.
+    wishes: likewise; the first ones go first.
+    sizes: of the mesh axes.
+  """
   tensors, rules = tensors_of(imported), list(rules)
   for name, axis in wishes:
     if name in dict(rules):

@@ -117,7 +117,7 @@ class DenseCrossEntropy(_CrossEntropy):
     loss = negative(reduce_sum(product, output_shape=product.shape - dim))
 
     def backward(
-      inputs: Sequence[Tensor], _: Sequence[Tensor], grad_ys: Sequence[Tensor | None]
+      inputs: Sequence[Tensor], outputs: Sequence[Tensor], grad_ys: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
       _, x, labels = inputs
       (dy,) = grad_ys
@@ -132,9 +132,8 @@ class DenseCrossEntropy(_CrossEntropy):
         reduce_sum(to_labels, output_shape=labels.shape),
       ]
 
-    return CustomGradientOperation([loss, x, labels], 1, backward, "softmax_cross_entropy").outputs[
-      0
-    ]
+    name = "softmax_cross_entropy"
+    return CustomGradientOperation([loss, x, labels], 1, backward, name).outputs[0]
 
   def targets(self, x: Tensor, labels: Tensor, dim: Dimension) -> Tensor:
     # TensorFlow's gradient of this gradient is none for the labels.
