@@ -113,6 +113,12 @@ class Axes:
       for factor in self._axes(wire)[i]:
         factor.pinned |= pinned
 
+  def pin(self, wire: Wire, position: int) -> None:
+    """Says that an axis must stay one dimension, if it is one."""
+    factors = self.factors(wire, position)
+    if len(factors) == 1:
+      factors[0].pinned = True
+
   def join(self, *axes: Axis) -> None:
     """Says that axes of one size are the same dimension; those of size 1 are left out.
 

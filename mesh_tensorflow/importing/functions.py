@@ -14,16 +14,12 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.importing.nested import set_element_shape
-from mesh_tensorflow.importing.nodes import Wire
+from mesh_tensorflow.importing.nodes import Node, Wire
+from mesh_tensorflow.importing.rules import call_raw
 
 # The attribute of an IdentityN that ends a function under tf.custom_gradient.
 GRADIENT = "_gradient_op_type"
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-
-
-def is_call(op: tf.Operation) -> bool:
-  """Whether an operation calls a function, which can stand in its place."""
-  return op.type in _CALLS
 
 
 def in_order(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
@@ -70,9 +66,13 @@ class FunctionLibrary:
     """Whether there is an operation with a gradient of its own in any of them."""
     return any(has_own_gradient(f) for f in self._functions.values())
 
+  def is_call(self, op: tf.Operation) -> bool:
+    """Whether an operation calls a function, which can stand in its place."""
+    return op.type in _CALLS or op.type in self._functions
+
   def called(self, op: tf.Operation) -> Any:
-    """The definition of the function that an operation calls."""
-    return self.named(op.get_attr("f").name)
+    """The definition of the function that an operation calls, or whose name its type is."""
+    return self.named(op.get_attr("f").name if op.type in _CALLS else op.type)
 
   def named(self, name: str) -> Any:
     """The definition of the function of a name."""
@@ -117,6 +117,67 @@ class FunctionLibrary:
     results = [tensors[function.ret[arg.name]].name for arg in function.signature.output_arg]
     names = {f"{name}:{i}": t.name for name, op in made.items() for i, t in enumerate(op.outputs)}
     return graph, arguments, results, names
+
+  def note_shapes(self, op: tf.Operation, node: Node) -> None:
+    """Enters shapes of outputs that TensorFlow did not know, as its inputs were less known there.
+
+    A layer's own tf.function, say, may have been traced for a batch of any size.
+
+    Args:
+      op: an operation.
+      node: what it became; its outputs are changed. Its inputs may be known better than those of
+        `op`: by their shapes, and by their values.
+    """
+    if _note_counts(node):
+      return
+    plain = all(w.dtype not in (tf.resource, tf.variant) for w in node.inputs)
+    if not plain or any(w.variable or None in w.shape for w in node.inputs):
+      return
+    with tf.Graph().as_default():
+      tensors = {}
+      for i, (t, wire) in enumerate(zip(op.inputs, node.inputs)):
+        is_known = wire.static is not None
+        tensors[f"{i}"] = (
+          tf.constant(wire.static, t.dtype)
+          if is_known
+          else tf.raw_ops.Placeholder(dtype=t.dtype, shape=wire.shape)
+        )
+      alone = type(op.node_def)()
+      alone.CopyFrom(op.node_def)
+      del alone.input[:]
+      alone.input.extend(tensors)
+      again = _import_node(alone, tensors, type(self._definition), self._definition.versions)
+    for wire, t in zip(node.outputs, again.outputs):
+      if t.shape.is_fully_defined():
+        wire.shape = tuple(t.shape.as_list())
+
+
+# Operations whose results' sizes follow from the values of all inputs but that of this number.
+_COUNTED = {
+  "DynamicPartition": 0,
+  "RaggedTensorToTensor": 1,
+  **dict.fromkeys([f"Segment{kind}" for kind in ("Max", "Mean", "Min", "Prod", "Sum")], 0),
+}
+
+
+def _note_counts(node: Node) -> bool:
+  """Enters the shapes of what is counted while tracing; returns whether they are known."""
+  data = _COUNTED.get(node.type)
+  if data is None or any((i == data) == (w.static is not None) for i, w in enumerate(node.inputs)):
+    return False
+  if None in node.inputs[data].shape:
+    return False
+  with tf.init_scope():  # It may be imported while another function is traced.
+    made = call_raw(
+      node,
+      [
+        tf.zeros(w.shape, w.dtype) if i == data else tf.constant(w.static, w.dtype)
+        for i, w in enumerate(node.inputs)
+      ],
+    )
+  for wire, y in zip(node.outputs, made if isinstance(made, (tuple, list)) else [made]):
+    wire.shape = tuple(y.shape.as_list())
+  return True
 
 
 def has_own_gradient(function: Any) -> bool:

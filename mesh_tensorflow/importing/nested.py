@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow.errors import UnsupportedError
+from mesh_tensorflow.errors import ShapeError, UnsupportedError
 from mesh_tensorflow.importing.dynamic_shapes import check_shapes
 from mesh_tensorflow.importing.nodes import Node, Program, Wire
 
@@ -80,6 +80,21 @@ def branches_of(node: Node) -> list[Program]:
       bodies = [node.functions[f"branches_{i}"] for i in range(len(node.functions))]
     _branches[node] = [_checked(node, body(node.inputs[1:])) for body in bodies]
   return _branches[node]
+
+
+def possible_branches(node: Node) -> list[Program]:
+  """Those of an If or a Case that may run: one, where it is known while tracing which."""
+  branches, chosen = branches_of(node), node.static(0)
+  if chosen is None:
+    return branches
+  if "then_branch" in node.functions:
+    return [branches[0 if chosen else 1]]
+  return [branches[branch_number(int(chosen), len(branches))]]
+
+
+def branch_number(chosen: int, count: int) -> int:
+  """The branch of a Case that a number means: one out of range means the last, as in TensorFlow."""
+  return chosen if 0 <= chosen < count else count - 1
 
 
 def _loop(node: Node) -> Loop:
@@ -175,6 +190,24 @@ def note_lists(node: Node) -> None:
     for out, inner in zip(node.outputs, branches_of(node)[0].outputs):
       if out.dtype == tf.variant:
         out.shape, out.is_stack = inner.shape, inner.is_stack
+
+
+def note_shapes_of_programs(node: Node) -> None:
+  """Enters shapes of a loop or a condition that its programs know, and TensorFlow did not.
+
+  Args:
+    node: it; its outputs are changed.
+  """
+  try:
+    if node.type in LOOPS:
+      same = [node.inputs, loop_of(node).body.outputs]
+    else:
+      same = [program.outputs for program in possible_branches(node)]
+  except ShapeError:
+    return  # Told if the node is needed.
+  for out, wires in zip(node.outputs, zip(*same)):
+    if None in out.shape and len({w.shape for w in wires}) == 1:
+      out.shape = wires[0].shape
 
 
 def _note_reading(node: Node) -> None:

@@ -180,6 +180,8 @@ def relate_program(program: Program, axes: Axes) -> None:
   """
   for wire in program.wires:
     axes.add(wire, pinned=wire.variable is not None)
+    if wire.dtype == tf.variant and wire.shape and not wire.is_stack:
+      axes.pin(wire, 0)  # Elements of a list lie along one dimension.
   for node in program.nodes:
     with axes.because_of(node):
       try:

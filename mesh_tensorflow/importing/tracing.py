@@ -9,7 +9,6 @@ import concurrent.futures
 import dataclasses
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -22,7 +21,6 @@ from mesh_tensorflow.importing.functions import (
   GRADIENT,
   FunctionLibrary,
   in_order,
-  is_call,
   is_graph_of,
 )
 from mesh_tensorflow.importing.nested import (
@@ -31,6 +29,7 @@ from mesh_tensorflow.importing.nested import (
   all_programs,
   fold_list_shape,
   note_lists,
+  note_shapes_of_programs,
 )
 from mesh_tensorflow.importing.nodes import (
   Body,
@@ -108,15 +107,10 @@ def trace(
   def run() -> tuple[Any, Program]:
     function = fn if hasattr(fn, "get_concrete_function") else tf.function(fn)
     concrete = _concrete(function, args, kwargs)
-    return concrete, _Tracer(concrete, paths, fallback, own_name).program()
+    results, structure = _results(concrete)
+    return structure, _Tracer(concrete, paths, fallback, own_name).program(results)
 
-  concrete, program = _eagerly(run)
-  numbers = itertools.count()
-  structure = tf.nest.map_structure(
-    lambda x: Result(next(numbers)) if isinstance(x, (tf.Tensor, tf.TensorSpec)) else x,
-    concrete.structured_outputs,
-    expand_composites=True,
-  )
+  structure, program = _eagerly(run)
   used = dict.fromkeys(w.variable for w in program.wires if w.variable is not None)
   return Traced(program, tuple(used), structure)
 
@@ -156,6 +150,43 @@ def _concrete(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
       raise
   # AutoGraph, and Keras, raised another one, of many lines.
   raise VariableError(refused[0])
+
+
+def _results(concrete: Any) -> tuple[list[tf.Tensor], Any]:
+  """The tensors that a concrete function returns, and its structure with a `Result` for each.
+
+  tf.IndexedSlices, as gradients of tables are, become the tensors that they stand for: an operation
+  of the graph more for each.
+
+  Raises:
+    UnsupportedError: it returns something of several tensors that is no tensor.
+  """
+  given, results = list(concrete.outputs), list[tf.Tensor]()
+
+  def place(x: Any) -> Any:
+    parts = [p for p in tf.nest.flatten(x, expand_composites=True) if _is_tensor(p)]
+    tensors = [given.pop(0) for _ in parts]
+    if not tensors:
+      return x
+    if isinstance(x, (tf.IndexedSlices, tf.IndexedSlicesSpec)) and len(tensors) == 3:
+      with concrete.graph.as_default():
+        tensors = [tf.convert_to_tensor(tf.IndexedSlices(*tensors))]
+    elif not _is_tensor(x):
+      kind = type(x).__name__.removesuffix("Spec")
+      raise UnsupportedError(
+        f"from_tensorflow: the function returns a {kind}"
+        + (" without dense_shape" * (kind == "IndexedSlices"))
+        + ", which is no tensor; return one: tf.convert_to_tensor, tf.sparse.to_dense, "
+        "to_tensor of a RaggedTensor"
+      )
+    results.extend(tensors)
+    return Result(len(results) - 1)
+
+  return results, tf.nest.map_structure(place, concrete.structured_outputs)
+
+
+def _is_tensor(x: Any) -> bool:
+  return isinstance(x, (tf.Tensor, tf.TensorSpec))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,8 +237,12 @@ class _Tracer:
       taken.add(unique)
       self._records[id(v.handle)] = VariableRecord(unique, v, trainable)
 
-  def program(self) -> Program:
-    """The whole function."""
+  def program(self, results: Sequence[tf.Tensor]) -> Program:
+    """The whole function.
+
+    Args:
+      results: tensors of its graph.
+    """
     concrete = self._concrete
     n = len(concrete.inputs) - len(concrete.captured_inputs)
     arguments = [wire_of(t) for t in concrete.inputs[:n]]
@@ -217,7 +252,7 @@ class _Tracer:
     wires = self._outermost
     wires.update(zip((t.name for t in concrete.inputs), [*arguments, *captured]))
     nodes = self._nodes(in_order(concrete.graph.get_operations()), wires)
-    outputs = [wires[t.name] for t in concrete.outputs]
+    outputs = [wires[t.name] for t in results]
     needed = _needed(nodes, [*outputs, *self._used_inside])
     program = Program(tuple(arguments), tuple(outputs), needed)
     check_shapes(program)
@@ -245,7 +280,7 @@ class _Tracer:
       if op.type == "Identity" and (inputs[0].variable or inputs[0].dtype == tf.variant):
         wires[op.outputs[0].name] = inputs[0]  # A handle, or a list, passed on.
         continue
-      if is_call(op):
+      if self._library.is_call(op):
         program = self._body(self._library.called(op), self._line(op), inputs)
         nodes += program.nodes
         wires.update(zip((t.name for t in op.outputs), program.outputs))
@@ -262,6 +297,11 @@ class _Tracer:
           self._with_gradient(op, node, wires)
       node.may_replicate = self._fallback
       note_lists(node)
+      if any(None in w.shape and w.dtype != tf.variant for w in outputs):
+        if node.functions:
+          note_shapes_of_programs(node)
+        else:
+          self._library.note_shapes(op, node)
       if node.functions and self._library.has_own_gradients:
         all_programs(node)  # Now: gradients in there may use what would seem not to be needed.
       if not _fold(node):

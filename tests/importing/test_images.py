@@ -27,7 +27,7 @@ IMAGE, VOLUME = floats(4, 8, 8, 4), floats(2, 4, 4, 8, 4)
 DIMS = {"x": ["batch", "height", "width", "channels"]}
 K, K1, KG = variable(3, 3, 4, 6), variable(1, 1, 4, 6), variable(3, 3, 2, 6)
 KD, KM, KX = variable(3, 3, 4, 1), variable(3, 3, 4, 2), variable(3, 3, 1, 4)
-KT, K_ROW = variable(3, 3, 6, 4), variable(3, 4, 8)
+KT, K_ROW, KP = variable(3, 3, 6, 4), variable(3, 4, 8), variable(1, 1, 2, 4)
 SCALE, OFFSET = variable(4), variable(4)
 V, VT = variable(3, 3, 3, 4, 2), variable(2, 2, 2, 6, 4)
 
@@ -75,6 +75,12 @@ CASES: dict[str, Callable[[Any], Any]] = {
   "depthwise_multiplier": lambda x: tf.nn.depthwise_conv2d(x, KM, [1, 2, 2, 1], "VALID"),
   "depthwise_dilated": lambda x: tf.nn.depthwise_conv2d(
     x, KM, [1, 1, 1, 1], "SAME", dilations=[2, 2]
+  ),
+  "depthwise_of_one_channel": lambda x: tf.nn.depthwise_conv2d(
+    x[..., :1], KM[:, :, :1], [1, 1, 1, 1], "SAME"
+  ),
+  "separable_of_one_channel": lambda x: tf.nn.separable_conv2d(
+    x[..., 1:2], KM[:, :, :1], KP, [1, 1, 1, 1], "SAME"
   ),
   "transposed": lambda x: tf.nn.conv2d_transpose(x, KT, [4, 16, 16, 6], 2, "SAME"),
   "transposed_odd": lambda x: tf.nn.conv2d_transpose(x, KT, [4, 18, 10, 6], [2, 1], "VALID"),

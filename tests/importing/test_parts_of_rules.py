@@ -10,15 +10,15 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.importing import drawing, value
-from mesh_tensorflow.importing.families.control_flow import Case
 from mesh_tensorflow.importing.families.slicing import cut_axis_at
+from mesh_tensorflow.importing.nested import branch_number
 
 A, B = mtf.Dimension("a", 2), mtf.Dimension("b", 3)
 
 
 @pytest.mark.parametrize(("number", "taken"), [(-1, 2), (0, 0), (1, 1), (2, 2), (3, 2)])
 def test_a_branch_number_out_of_range_means_the_last(number, taken):
-  assert Case.number(None, np.int32(number), 3) == taken
+  assert branch_number(number, 3) == taken
 
 
 @pytest.mark.parametrize("begin", [0, 2, -4, -3])

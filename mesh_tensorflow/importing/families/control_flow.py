@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ShapeError, UnsupportedError
 from mesh_tensorflow.importing.axes import Axes
-from mesh_tensorflow.importing.nested import branches_of, loop_of
+from mesh_tensorflow.importing.nested import loop_of, possible_branches
 from mesh_tensorflow.importing.nodes import Node, Program, Wire
 from mesh_tensorflow.importing.replicating import relate_program
 from mesh_tensorflow.importing.rules import (
@@ -102,26 +102,18 @@ class _Branches(Rule):
   """Of several programs the one that a number says."""
 
   def relate(self, node: Node, axes: Axes) -> None:
-    for program in branches_of(node):
+    for program in possible_branches(node):
       relate_program(program, axes)
       for inner, out in zip(program.outputs, node.outputs):
         _join(axes, inner, out)
 
   def build(self, node: Node, make: Construction) -> Sequence[Value | None]:
-    programs = branches_of(node)
-    static = node.static(0)
-    if static is not None:
-      number = self.number(static, len(programs))
-      make.run(programs[number], [None] * (len(node.inputs) - 1))
-      return [
-        make.value(y, make.axes_of(w)) for y, w in zip(programs[number].outputs, node.outputs)
-      ]
+    programs = possible_branches(node)
+    if node.static(0) is not None:
+      make.run(programs[0], [None] * (len(node.inputs) - 1))
+      return [make.value(y, make.axes_of(w)) for y, w in zip(programs[0].outputs, node.outputs)]
     results = self.choose(make.value(node.inputs[0]).tensor, programs, node, make)
     return [Value(x, make.axes_of(w)) for x, w in zip(results, node.outputs)]
-
-  def number(self, static: Any, count: int) -> int:
-    """The number of the program that a static input chooses."""
-    raise NotImplementedError
 
   def choose(
     self, chosen: Tensor, programs: Sequence[Program], node: Node, make: Construction
@@ -143,9 +135,6 @@ def _run(program: Program, node: Node, make: Construction) -> Callable[[], list[
 class If(_Branches):
   """`mtf.cond`."""
 
-  def number(self, static: Any, count: int) -> int:
-    return 0 if static else 1
-
   def choose(
     self, chosen: Tensor, programs: Sequence[Program], node: Node, make: Construction
   ) -> Sequence[Tensor]:
@@ -157,9 +146,6 @@ class If(_Branches):
 @rule("Case", "StatelessCase")
 class Case(_Branches):
   """One `mtf.cond` in another; a number out of range means the last one, as in TensorFlow."""
-
-  def number(self, static: Any, count: int) -> int:
-    return int(static) if 0 <= int(static) < count else count - 1
 
   def choose(
     self, chosen: Tensor, programs: Sequence[Program], node: Node, make: Construction

@@ -124,16 +124,17 @@ def _convolved(
   after = [_one(m, dims, n) for m, n in zip(made, layout.sizes(out_wire))]
   window = [_one(w, dims, n) for w, n in zip(_window_labels(rank), node.inputs[1].shape)]
   c_in, c_out = node.inputs[1].shape[rank:]
-  part_in = Dimension("_conv_in", c_in) if groups > 1 else _one("in", dims, c_in)
+  part_in = Dimension("_conv_part_in", c_in) if groups > 1 else _one("in", dims, c_in)
   if groups == 1:
     out = _one("out", dims, c_out)
     inner, kernel_axes, made_axes = [part_in], [*window, part_in, out], [out]
   elif _is_channelwise(node, node.inputs[0]):
     # Each channel by itself: the dimension of the channels is that of the groups.
-    group, one = _one("in", dims, groups), Dimension("_conv_out", 1)
+    group, one = _one("in", dims, groups), Dimension("_conv_part_out", 1)
     inner, kernel_axes, made_axes = [group, part_in], [*window, part_in, group, one], [group, one]
   else:
-    group, out = Dimension("_conv_groups", groups), Dimension("_conv_out", c_out // groups)
+    group = Dimension("_conv_groups", groups)
+    out = Dimension("_conv_part_out", c_out // groups)
     inner, kernel_axes, made_axes = [group, part_in], [*window, part_in, group, out], [group, out]
   image = layout.channels_last(x).with_axes([batch, *([d] for d in before), inner]).ordered()
   taps = kernel.with_axes([*([d] for d in kernel_axes[: rank + 1]), kernel_axes[rank + 1 :]])
@@ -195,7 +196,7 @@ class Depthwise(_Convolution):
     group, out = (
       _one(label, dims, n) for label, n in zip(("in", "multiplier"), kernel_wire.shape[2:])
     )
-    one, batch = Dimension("_conv_in", 1), dims["batch"]
+    one, batch = Dimension("_conv_part_in", 1), dims["batch"]
     x = make.value(x_wire, _axes(x_wire, ("batch", *given, "in"), dims))
     kernel = make.value(
       kernel_wire, _axes(kernel_wire, (*_window_labels(2), "in", "multiplier"), dims)
@@ -274,7 +275,7 @@ class Transposed(_Convolution):
     c_out, c_in = node.inputs[1].shape[-2:]
     if groups == 1:
       return [], _one("out", dims, c_out), _one("in", dims, c_in)
-    out, taken = Dimension("_conv_out", c_out), Dimension("_conv_in", c_in // groups)
+    out, taken = Dimension("_conv_part_out", c_out), Dimension("_conv_part_in", c_in // groups)
     if _is_channelwise(node, node.outputs[0]):
       return [_one("in", dims, groups)], out, taken
     return [Dimension("_conv_groups", groups)], out, taken

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.importing.axes import Axes
+from mesh_tensorflow.importing.families.state import read_value
 from mesh_tensorflow.importing.families.static_inputs import static_input
 from mesh_tensorflow.importing.nodes import Node, Wire
 from mesh_tensorflow.importing.rules import (
@@ -150,6 +151,19 @@ class GatherNd(Labelled):
     rows = Value(rows, axes).with_axes([(flat_dim,), *axes[depth:]]).tensor
     positions = _positions(xs[1], dims["depth"], table.shape[:depth])
     return [_looked_up(rows, positions, (flat_dim,))]
+
+
+@rule("ResourceGatherNd")
+class ResourceGatherNd(GatherNd):
+  """Slices of a variable."""
+
+  def build(self, node: Node, make: Construction) -> Sequence[Value | None]:
+    labels, indices = self.labels(node), node.inputs[1]
+    dims = label_dims(node, labels, make)
+    first, second = (_axes(w, n or (), dims) for w, n in zip(node.inputs, labels.inputs))
+    value = read_value(node, make).with_axes(first)
+    (y,) = self.compute(node, [value.tensor, make.value(indices, second).tensor], dims, make)
+    return [Value(y, _axes(node.outputs[0], labels.outputs[0], dims))]
 
 
 def _positions(indices: Tensor, depth: Dims, sizes: Sequence[int]) -> Tensor:

@@ -59,11 +59,12 @@ class OfExamples(Slicewise):
     for k, w in enumerate(node.inputs):
       # What is not of the batch (a filter, a factor) is given to each.
       of_batch = k == 0 or (w.rank > 1 and w.shape[0] == batch != 1 and _is_transform(node, k))
+      if k and w.static is not None and not of_batch:
+        inputs.append(None)
+        continue
       names: list[Label] = [f"x{k}_{i}" for i in range(w.rank)]
       whole += names[1:] if of_batch else names
       inputs.append(["batch", *names[1:]] if of_batch else names)
-      if k and w.static is not None and not of_batch:
-        inputs[-1] = None
     made: list[Label] = [f"y{i}" for i in range(1, node.outputs[0].rank)]
     return Labels(inputs, [["batch", *made]], [*whole, *made])
 

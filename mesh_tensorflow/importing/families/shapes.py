@@ -97,6 +97,20 @@ class Fill(Labelled):
     return [broadcast(xs[1], Shape(flat(dims[i] for i in range(node.outputs[0].rank))))]
 
 
+@rule("Empty")
+class Empty(Labelled):
+  """What is to be overwritten: zeros."""
+
+  def labels(self, node: Node) -> Labels:
+    return Labels([None], [tuple(range(node.outputs[0].rank))])
+
+  def compute(
+    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+  ) -> Sequence[Tensor]:
+    (out,) = node.outputs
+    return [constant(make.mesh, 0, Shape(flat(dims[i] for i in range(out.rank))), out.dtype)]
+
+
 @rule("ZerosLike", "OnesLike")
 class Like(Labelled):
   """Zeros or ones, of the shape of a tensor whose values play no part."""

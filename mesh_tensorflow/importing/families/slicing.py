@@ -100,6 +100,19 @@ def cut_axis_at(t: tf.Tensor, axis: int, begin: tf.Tensor, size: int) -> tf.Tens
   return tf.reshape(y, [*sizes[:axis], size, *sizes[axis + 1 :]])
 
 
+@rule("InplaceUpdate")
+class InplaceUpdate(Slicewise):
+  """A tensor with other slices at some positions of its first axis; here nothing is overwritten."""
+
+  def labels(self, node: Node) -> Labels:
+    rest: list[Label] = list(range(1, node.outputs[0].rank))
+    inputs: list[Any] = [["rows", *rest], ["places"] * node.inputs[1].rank, ["places", *rest]]
+    return Labels(inputs, [["rows", *rest]], ["rows", "places"])
+
+  def run(self, node: Node) -> Callable[..., Any]:
+    return lambda x, places, rows: tf.tensor_scatter_nd_update(x, tf.reshape(places, [-1, 1]), rows)
+
+
 @rule("StridedSlice")
 class StridedSlice(Slicewise):
   """What stands between brackets: ranges, steps, numbers, new axes, an ellipsis.
