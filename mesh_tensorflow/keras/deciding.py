@@ -33,12 +33,14 @@ class Decision:
   Attributes:
     mesh_impl: the mesh implementation.
     names: for each variable, by path, the names of its axes in a program; None for size 1.
+    kind: of the program it was made for: "train", "test" or "predict".
     map_layout: what became of Keras' layout map, or None.
     choice: what was searched, or None.
   """
 
   mesh_impl: MeshImpl
   names: dict[str, tuple[str | None, ...]]
+  kind: str
   map_layout: MapLayout | None = None
   choice: LayoutChoice | None = None
 
@@ -49,6 +51,7 @@ class Decision:
 
 
 def decide(
+  kind: str,
   mesh: MeshChoice,
   layout: Any,
   imported: Imported,
@@ -59,6 +62,7 @@ def decide(
   """Decides the layout for a program.
 
   Args:
+    kind: of the program: "train", "test" or "predict".
     mesh: the mesh.
     layout: "auto", layout rules, or what `is_distribution`.
     imported: the forward part of the program.
@@ -76,11 +80,11 @@ def decide(
   if is_distribution(layout):
     assert shape is not None
     found = _of_distribution(layout, imported, _graph(mesh, body, signature), shape, model)
-    return Decision(mesh.make(shape, found.rules), names, found)
+    return Decision(mesh.make(shape, found.rules), names, kind, found)
   if by_hand is not None:
-    return Decision(mesh.make(shape or _shape_for(by_hand, mesh.size), by_hand), names)
+    return Decision(mesh.make(shape or _shape_for(by_hand, mesh.size), by_hand), names, kind)
   if mesh.size == 1:
-    return Decision(mesh.make(shape or Shape([Dimension("all", 1)]), ""), names)
+    return Decision(mesh.make(shape or Shape([Dimension("all", 1)]), ""), names, kind)
   any_mesh = mesh.make(shape or Shape([Dimension("all", mesh.size)]), "")
   planned = Function(body, any_mesh, signature, "mesh")
   if shape is None:
@@ -95,7 +99,7 @@ def decide(
       "model may be split; a layout by hand is taken as it is",
       *(",".join(f"{m.name}:{m.size}" for m in choice.mesh_shape), unsplit),
     )
-  return Decision(mesh.make(choice.mesh_shape, choice.layout), names, None, choice)
+  return Decision(mesh.make(choice.mesh_shape, choice.layout), names, kind, None, choice)
 
 
 def rules_by_hand(mesh: MeshChoice, layout: Any) -> LayoutRules | None:

@@ -22,6 +22,8 @@ _LOG = logging.getLogger("mesh_tensorflow")
 def replaced(model: keras.Model, attributes: Mapping[str, Any]) -> Iterator[None]:
   """Sets attributes of a model, and in the end removes them, or sets them back.
 
+  What somebody else has set meanwhile stays: `compile` in a callback forgets Keras' functions.
+
   Args:
     model: the model.
     attributes: by name.
@@ -32,10 +34,12 @@ def replaced(model: keras.Model, attributes: Mapping[str, Any]) -> Iterator[None
       setattr(model, name, value)
     yield
   finally:
-    for name in attributes:
+    for name, value in attributes.items():
+      if model.__dict__.get(name) is not value:
+        continue
       if name in before:
         setattr(model, name, before[name])
-      elif name in model.__dict__:
+      else:
         delattr(model, name)
 
 

@@ -40,11 +40,14 @@ class Mirror:
     return list(self._originals)
 
   def attach(self, store: VariableStore) -> None:
-    """Says where the copies are.
+    """Says where the copies are, or will be: those in another store are let go of.
 
     Args:
       store: the variables of the mesh.
     """
+    if self._store is not None:
+      self.pull()
+      self._store.forget(self.names)
     self._store = store
 
   def enter(self, variables: Mapping[str, tf.Variable]) -> None:
@@ -114,12 +117,12 @@ class Mirror:
   def push(self) -> None:
     """Sets the copies of the originals that Python has assigned to since the two were equal."""
     for name in list(self._accessed):
-      if self._store is None or name not in self._store:
-        continue  # The program that makes it has not run; it will take the value of the original.
       self._accessed.discard(name)
       now = self._value(name)
       if not _same(now, self._seen[name]):
-        self._store[name].assign(now)
+        # The program that makes a copy takes the value of the original.
+        if self._store is not None and name in self._store:
+          self._store[name].assign(now)
         self._seen[name] = now
 
   def _leave(self, name: str) -> None:

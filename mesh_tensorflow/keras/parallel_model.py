@@ -130,10 +130,9 @@ class ParallelModel:
   # ------------------------------------------------------------- Keras' methods
 
   def compile(self, *args: Any, **kwargs: Any) -> None:
-    """As `keras.Model.compile`: the model is compiled; programs are made anew."""
-    self.sync()
+    """As `keras.Model.compile`; programs are made anew, also if the model itself is compiled."""
     self.model.compile(*args, **kwargs)
-    self._programs.reset()
+    self._programs.follow()
 
   def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
     """As `keras.Model.fit`, on the mesh.
@@ -204,6 +203,7 @@ class ParallelModel:
     if self._running:  # A callback that evaluates, say.
       yield
       return
+    self._programs.follow()
     if self.model.run_eagerly:
       raise UnsupportedError(
         "parallelize: the model is compiled with run_eagerly=True, and a mesh runs programs; "

@@ -10,13 +10,14 @@ import dataclasses
 import fnmatch
 import functools
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from mesh_tensorflow.errors import ArgumentError, GraphError
+from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.importing.imported import Imported
 from mesh_tensorflow.importing.originals import named_leaves
 from mesh_tensorflow.keras import access, steps
@@ -94,6 +95,7 @@ class Programs:
     self._others: list[tf.Variable] = []  # Those that a step uses, and Keras knows nothing of.
     self._known_names: set[str] = set()
     self._complete = False  # Whether Keras has made all variables.
+    self._compiled: Any = None  # What `compile` made when the programs were made.
 
   @property
   def mesh_impl(self) -> MeshImpl | None:
@@ -119,8 +121,16 @@ class Programs:
     # The first one is of a whole batch, the last of what was left over.
     return next((p for p in wanted if p.kind == "train"), wanted[0])
 
-  def reset(self) -> None:
-    """Forgets the programs, and what only they used: the model was compiled anew."""
+  def follow(self) -> None:
+    """Forgets the programs if the model was compiled anew since they were made, by whomever."""
+    compiled = steps.made_by_compile(self.model)
+    if compiled is not self._compiled:
+      self._compiled = compiled
+      self._reset()
+
+  def _reset(self) -> None:
+    """Forgets the programs, and what only they used."""
+    self.mirror.pull()  # Somebody may hold the optimizer that was.
     self._made = {}
     self._complete = False
     kept = {id(v.value) for v in self.model.variables}
@@ -187,8 +197,6 @@ class Programs:
     if not self._complete:
       steps.make_variables(self.model, fn, batch)
       self._complete = kind != "predict"
-    if kind == "train" and not self.model.trainable_variables:
-      raise ArgumentError("parallelize: the model has no trainable variables")
     step = steps.Step(fn, batch.names, self._named(), self.model)
     others = step.unnamed(batch.signature)
     if others:  # Slots of a second optimizer, say, that a train_step of the model's own has.
@@ -197,16 +205,19 @@ class Programs:
     names = self._names(step, batch)
     imported = Imported(step, list(batch.signature), names, self._fallback, self._warned)
     takes_gradients = kind == "train" and not steps.has_own_step(self.model)
+    if takes_gradients and not self.model.trainable_variables:
+      warnings.warn("The model does not have any trainable weights.", stacklevel=2)  # As Keras.
     program = Program(kind, batch, imported, takes_gradients)
     signature = [TensorSpec(shape, t.dtype) for shape, t in zip(imported.arguments, batch.leaves)]
     body = functools.partial(self._body, program)
     self._check_layout_names(kind, imported)
-    if self.decision is None:
-      self.decision = decide(self._mesh, self._layout, imported, body, signature, self.model)
-      self.mirror.attach(self.decision.mesh_impl.variable_store)
-    else:
-      # Variables that no program before had.
-      self.decision.names.update({**names_of(imported), **self.decision.names})
+    before = self.decision
+    if before is None or self._is_provisional(before, kind):
+      decision = decide(kind, self._mesh, self._layout, imported, body, signature, self.model)
+      self._take(decision)
+    assert self.decision is not None
+    # Variables that no program before had.
+    self.decision.names.update({**names_of(imported), **self.decision.names})
     imported.store_as({k: v for k, v in self.decision.stored.items() if k in names_of(imported)})
     program.update = None  # It was made while variables had other names.
     stored = (*self.decision.names.values(), *self.decision.stored.values())
@@ -217,6 +228,26 @@ class Programs:
     # The first run makes the mesh's variables, of the values that the originals have now.
     self.mirror.enter({v.path: v.value for v in self._named()})
     return program
+
+  def _is_provisional(self, decision: Decision, kind: str) -> bool:
+    """Whether a layout of a program without gradients ends with the first one of training."""
+    return kind == "train" != decision.kind and not (
+      decision.map_layout is None and decision.choice is None
+    )
+
+  def _take(self, decision: Decision) -> None:
+    """Sets the decision; if there was one of another layout, the state moves."""
+    before, self.decision = self.decision, decision
+    if before is not None:
+      decision.names.update({**before.names, **decision.names})
+      same_mesh = before.mesh_impl.shape == decision.mesh_impl.shape
+      same_rules = before.mesh_impl.layout_rules == decision.mesh_impl.layout_rules
+      if same_mesh and same_rules and before.stored == decision.stored:
+        self.decision = dataclasses.replace(decision, mesh_impl=before.mesh_impl)
+        return
+      _LOG.info("parallelize: the state moves to the layout of training")
+      self._made = {}
+    self.mirror.attach(decision.mesh_impl.variable_store)
 
   def _check_layout_names(self, kind: str, imported: Imported) -> None:
     """Checks that the rules a user wrote are for dimensions that there are.
@@ -296,7 +327,8 @@ class Programs:
     if not program.takes_gradients:
       return results
     loss, logs = results
-    self._update(program, loss)
+    if self.model.trainable_variables:
+      self._update(program, loss)
     return logs
 
   def _update(self, program: Program, loss: Tensor) -> None:

@@ -43,8 +43,17 @@ def check_trainable(model: keras.Model) -> None:
   Raises:
     ArgumentError: the model is not compiled.
   """
-  if getattr(model, "optimizer", None) is None:
+  if model.trainable_variables and getattr(model, "optimizer", None) is None:
     raise ArgumentError("parallelize: the model has no optimizer; compile it before fit")
+
+
+def made_by_compile(model: keras.Model) -> Any:
+  """An object of which `compile` makes another each time it is called; None before.
+
+  Args:
+    model: the model.
+  """
+  return _loss_tracker(model)
 
 
 def has_own_step(model: keras.Model) -> bool:
@@ -96,7 +105,7 @@ def train_step(model: keras.Model) -> Callable[..., Any]:
     if tracker is not None:
       examples = next(x for x in tf.nest.flatten(inputs) if x is not None).shape[0]
       tracker.update_state(loss, sample_weight=tf.constant(examples))
-    scaled = model.optimizer.scale_loss(loss)
+    scaled = loss if model.optimizer is None else model.optimizer.scale_loss(loss)
     logs = model.compute_metrics(inputs, targets, outputs, sample_weight=sample_weight)
     return tf.convert_to_tensor(scaled), _logs(logs)
 
