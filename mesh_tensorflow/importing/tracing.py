@@ -41,6 +41,7 @@ from mesh_tensorflow.importing.nodes import (
 )
 from mesh_tensorflow.importing.python_lines import python_line
 from mesh_tensorflow.importing.replicating import with_parts
+from mesh_tensorflow.importing.without_cudnn import without_cudnn
 
 _T = TypeVar("_T")
 # Folding stops at tensors of this many elements: what is larger is computed on the mesh.
@@ -143,7 +144,7 @@ def _concrete(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     raise VariableError(refused[-1])
 
   try:
-    with tf.variable_creator_scope(refuse):
+    with tf.variable_creator_scope(refuse), without_cudnn():
       return function.get_concrete_function(*args, **kwargs)
   except Exception:
     if not refused:

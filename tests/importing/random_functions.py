@@ -199,6 +199,14 @@ def expected_of(program: Program) -> tuple[list[np.ndarray], list[np.ndarray]]:
   return expected, tolerances
 
 
+def _traced(function: Any, specs: Sequence[tf.TensorSpec]) -> None:
+  """Traces a program, whose sizes TensorFlow may not know then: those of a mask's result."""
+  try:
+    function.get_concrete_function(*specs)
+  except Exception as e:  # noqa: BLE001 - whatever TensorFlow says
+    raise Left(f"TensorFlow, traced: {type(e).__name__}") from e
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
   """What came of a program.
@@ -221,7 +229,9 @@ def run_program(program: Program, seed: Sequence[int], devices: Sequence[str]) -
     expected, tolerances = expected_of(program)
     rng = np.random.default_rng(seed)
     specs = [tf.TensorSpec(a.shape, a.dtype) for a in program.arguments]
-    imported = mtf.from_tensorflow(tf.function(program.__call__, autograph=False), specs)
+    function = tf.function(program.__call__, autograph=False)
+    _traced(function, specs)
+    imported = mtf.from_tensorflow(function, specs)
     shape = mtf.convert_to_shape(MESHES[int(rng.integers(len(MESHES)))])
     simd = bool(rng.random() < 0.1)
     kind = mtf.SimdMeshImpl if simd else mtf.PlacementMeshImpl

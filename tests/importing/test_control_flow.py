@@ -170,3 +170,31 @@ def test_a_shape_that_only_running_tells_is_refused() -> None:
 
   with pytest.raises(mtf.ShapeError, match="while.*known only when the function runs"):
     comparing.imported_of(grown, [V])
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "bidirectional"])
+def test_recurrent_layers_where_there_is_a_gpu(
+  kind: str, monkeypatch: pytest.MonkeyPatch, cpu_devices: list[str]
+) -> None:
+  """Keras would have them as one operation of cuDNN there; they are traced as on a CPU."""
+  model = classifier(kind)
+  model(IDS)
+  expected = comparing.original(model, [IDS], [v.value for v in model.variables])
+  devices = tf.config.list_logical_devices
+
+  def with_gpu(device_type: str | None = None) -> Any:
+    return devices("CPU") if device_type == "GPU" else devices(device_type)
+
+  monkeypatch.setattr(tf.config, "list_logical_devices", with_gpu)
+  spec = tf.TensorSpec(IDS.shape, tf.int32)
+
+  def types() -> set[str]:
+    graph = tf.function(lambda x: model(x)).get_concrete_function(spec).graph
+    return {op.type for op in graph.get_operations()}
+
+  assert "CudnnRNNV3" in types()
+  imported = mtf.from_tensorflow(model, [spec], dims=DIMS)
+  impl = mtf.PlacementMeshImpl("r:2,c:2", "batch:r,classes:c", cpu_devices[:4])
+  given = comparing.on_mesh(imported, [IDS], impl, traced=False)
+  np.testing.assert_allclose(given[0], expected[0], rtol=1e-5, atol=1e-5)
+  assert "CudnnRNNV3" in types()  # Keras is as it was.
