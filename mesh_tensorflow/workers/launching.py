@@ -14,39 +14,51 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mesh_tensorflow import exit_codes
-from mesh_tensorflow.workers import parent_watch
+from mesh_tensorflow.workers import own_network, parent_watch
 
 # How long workers may take to notice that another one is gone, and to end.
 _GRACE_SECONDS = 60.0
+
+_OPEN_PORTS = (
+  "whoever reaches their ports can read and write files as you; see SECURITY.md; let a firewall "
+  "close all ports that are not meant to be open"
+)
 
 # Pauses before a new start: longer each time, while starts fail soon.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 
 
-def launch(command: Sequence[str], workers: int, restarts: int = 0) -> int:
+def launch(
+  command: Sequence[str], workers: int, restarts: int = 0, *, share_network: bool = False
+) -> int:
   """Runs a command in several processes that find each other by TF_CONFIG.
 
   SIGTERM and SIGINT are passed on to all of them. When one ends, the others get time to end by
   themselves. When this process ends, however that may be, they are asked to stop.
+
+  Several workers get a network of their own where the system allows it (see `own_network`), since
+  whoever reaches a worker's port can act as its user; where it does not, a warning says so.
 
   Args:
     command: program and arguments.
     workers: how many processes.
     restarts: how often all of them are started again after one failed, after a pause; not where
       that cures nothing, see `exit_codes.TABLE`.
+    share_network: whether workers use this machine's network instead, and their ports are open: for
+      files and data that come over the network. An argument with "://" asks for it, too.
 
   Returns:
     0, or the exit code of the worker that failed first by itself; 128 + n for signal n.
   """
   pause = _FIRST_PAUSE_SECONDS
-  with _Signals() as signals:
+  with _Signals() as signals, _network(command, workers, share_network) as network:
     for attempt in range(restarts + 1):
       started = time.monotonic()
-      with _Workers(command, workers, signals) as group:
+      with _Workers(command, workers, signals, network) as group:
         code = group.wait()
       if code == exit_codes.DONE or signals.stopped.is_set() or attempt == restarts:
         return code
@@ -64,6 +76,31 @@ def launch(command: Sequence[str], workers: int, restarts: int = 0) -> int:
       if signals.stopped.wait(pause):
         return exit_codes.of_signal(signals.number)
   return code
+
+
+@contextlib.contextmanager
+def _network(
+  command: Sequence[str], workers: int, share_network: bool
+) -> Iterator[own_network.OwnNetwork | None]:
+  """The network that workers get; None: that of this machine."""
+  if workers < 2:  # Which listens on no port.
+    yield None
+    return
+  remote = next((a for a in command if "://" in a), None)
+  if share_network or remote:
+    asked = "as --share_network asks" if share_network else f"since {remote} is not on this machine"
+    _say(f"workers use this machine's network, {asked}: {_OPEN_PORTS}")
+    yield None
+    return
+  with own_network.own_network() as (made, why_not):
+    if made:
+      _say(
+        "workers have a network of their own: they reach each other, nobody reaches them, and they "
+        "reach nothing else (--share_network gives them this machine's)"
+      )
+    else:
+      _say(f"workers get no network of their own ({why_not}): {_OPEN_PORTS}")
+    yield made
 
 
 def _say(text: str) -> None:
@@ -112,9 +149,16 @@ class _Signals:
 class _Workers:
   """The processes of one attempt."""
 
-  def __init__(self, command: Sequence[str], count: int, signals: _Signals):
+  def __init__(
+    self,
+    command: Sequence[str],
+    count: int,
+    signals: _Signals,
+    network: own_network.OwnNetwork | None = None,
+  ):
     self._addresses = [f"127.0.0.1:{port}" for port in _free_ports(count)]
-    self._command = list(command)
+    self._command = network.command(command) if network else list(command)
+    self._network_files = list(network.files) if network else []
     self._signals = signals
     self._processes: list[subprocess.Popen[str]] = []
     self._readers: list[threading.Thread] = []
@@ -142,8 +186,9 @@ class _Workers:
     if index:
       output = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     # In a session of its own: Ctrl-C reaches the launcher alone, which passes it on once.
+    passed = [self._pipe[0], *self._network_files]
     process = subprocess.Popen(
-      self._command, env=environ, start_new_session=True, pass_fds=[self._pipe[0]], **output
+      self._command, env=environ, start_new_session=True, pass_fds=passed, **output
     )
     self._processes.append(process)
     self._signals.add(process)

@@ -41,11 +41,13 @@ def test_every_worker_finds_the_others(capfd):
   body = "print(index, json.dumps(config['cluster']['worker']), flush=True)"
   assert launching.launch(worker(body), 3) == 0
   out, err = capfd.readouterr()
-  lines = out.splitlines() + [line.partition("] ")[2] for line in err.splitlines()]
+  told, *of_others = err.splitlines()
+  assert told.startswith("launch: workers ")
+  lines = out.splitlines() + [line.partition("] ")[2] for line in of_others]
   assert sorted(line[0] for line in lines) == ["0", "1", "2"]
   assert len({line[2:] for line in lines}) == 1
   assert len(set(json.loads(lines[0][2:]))) == 3
-  assert sorted(line[:10] for line in err.splitlines()) == ["[worker 1]", "[worker 2]"]
+  assert sorted(line[:10] for line in of_others) == ["[worker 1]", "[worker 2]"]
 
 
 def test_one_worker_has_no_tf_config(capfd, monkeypatch):

@@ -41,6 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     "crash, not after an error of the settings, the numbers, the disk or the data",
   )
   parser.add_argument(
+    "--share_network",
+    action="store_true",
+    help="workers use this machine's network, where data or models come over it; their ports are "
+    "then open to whoever reaches this machine. Else they have a network of their own",
+  )
+  parser.add_argument(
     "trainer",
     nargs="*",
     help="flags of every worker's trainer, or a command with its flags, after --",
@@ -53,4 +59,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
   is_command = bool(args.trainer) and not args.trainer[0].startswith("-")
   program = _COMMANDS if is_command else "mesh_tensorflow.transformer.main"
   command = [sys.executable, "-m", program, *args.trainer]
-  return launch(command, args.workers, args.restarts)
+  return launch(command, args.workers, args.restarts, share_network=args.share_network)

@@ -26,8 +26,9 @@ def training_lock(model_dir: str | None) -> Iterator[None]:
   """Holds the folder for one training process.
 
   The lock is the operating system's: it goes with the process, however that ends; clocks have no
-  part in it. Folders that are not in the file system (gs://...) are not locked; on a file system
-  without locks a warning says so.
+  part in it. It is on the folder itself, which holds when somebody deletes the file that says who
+  has it, and on that file, since network file systems lock files only. Folders that are not in the
+  file system (gs://...) are not locked; on a file system without locks a warning says so.
 
   Args:
     model_dir: the folder; None, or one that is not local: nothing is done.
@@ -40,6 +41,52 @@ def training_lock(model_dir: str | None) -> Iterator[None]:
   if not model_dir or "://" in model_dir or fcntl is None:
     yield
     return
+  with _folder_lock(model_dir), _file_lock(model_dir):
+    yield
+
+
+@contextlib.contextmanager
+def _folder_lock(model_dir: str) -> Iterator[None]:
+  """Holds the folder, where its file system can."""
+  try:
+    folder = os.open(model_dir, os.O_RDONLY | os.O_DIRECTORY)
+  except OSError:  # There is none, or it cannot be read: the lock's file says what is wrong.
+    yield
+    return
+  try:
+    try:
+      fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as e:
+      raise _locked(model_dir, _holder(os.path.join(model_dir, NAME))) from e
+    except OSError:  # A network file system, on which files can be locked all the same, or nothing.
+      pass
+    yield
+  finally:
+    os.close(folder)
+
+
+def _holder(path: str) -> str:
+  """What the file of a lock says."""
+  try:
+    lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+  except OSError:
+    return f"its file, {NAME}, was deleted"
+  try:
+    return os.read(lock, 200).decode(errors="replace").strip() or "it has just started"
+  finally:
+    os.close(lock)
+
+
+def _locked(model_dir: str, holder: str) -> LockedError:
+  return LockedError(
+    f"another training uses {model_dir} ({holder}): two would overwrite each other's checkpoints. "
+    "Give another --model_dir, or end that one first"
+  )
+
+
+@contextlib.contextmanager
+def _file_lock(model_dir: str) -> Iterator[None]:
+  """Holds the file of the folder's lock, and writes into it who has it."""
   path = os.path.join(model_dir, NAME)
   if os.path.islink(path):
     raise _not_a_lock(path, f"is a link to {os.readlink(path)!r}")
@@ -60,11 +107,7 @@ def training_lock(model_dir: str | None) -> Iterator[None]:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as e:  # The latter on some network file systems.
-      holder = os.read(lock, 200).decode(errors="replace").strip()
-      raise LockedError(
-        f"another training uses {model_dir} ({holder or 'it has just started'}): two would "
-        "overwrite each other's checkpoints. Give another --model_dir, or end that one first"
-      ) from e
+      raise _locked(model_dir, _holder(path)) from e
     except OSError as e:
       last = os.read(lock, 200).decode(errors="replace").strip()
       _LOG.warning(

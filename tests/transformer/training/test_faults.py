@@ -133,6 +133,21 @@ def test_two_trainings_in_one_folder(tmp_path, cpu_devices):
   trainer.train(training_program.dataset, 4)
 
 
+@pytest.mark.parametrize("made_anew", [False, True])
+def test_a_folder_stays_locked_when_the_file_of_its_lock_is_deleted(made_anew, tmp_path):
+  path = tmp_path / run_lock.NAME
+  with run_lock.training_lock(str(tmp_path)):
+    path.unlink()
+    if made_anew:
+      path.write_text("")
+    for _ in range(2):
+      with pytest.raises(errors.LockedError, match="another training uses"):
+        with run_lock.training_lock(str(tmp_path)):
+          pass
+  with run_lock.training_lock(str(tmp_path)):
+    assert f"process {os.getpid()} on " in path.read_text()
+
+
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES])
 def test_a_lock_that_another_machine_has(number, tmp_path, monkeypatch):
   """Network file systems say so in one of two ways."""
