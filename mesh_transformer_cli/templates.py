@@ -91,6 +91,8 @@ make_layer_stack.layers = [@GroupedQueryAttention, @DenseReluDense]
 GroupedQueryAttention.rotary = @Rotary()
 GroupedQueryAttention.query_key_norm = True
 Unitransformer.positional_embedding = False
+# All tokens are about equally likely at first.
+Unitransformer.logits_init_scale = 0.1
 DenseReluDense.activation = ['swish', 'linear']
 
 # ---- The training: so many steps, of so many sequences, of so many tokens.

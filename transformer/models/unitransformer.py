@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +33,11 @@ _LOG = logging.getLogger("mesh_tensorflow")
 _FLOAT32 = mtf.VariableDType(tf.float32)
 
 
+def _no_token(dtype: tf.DType) -> float:
+  """What is added to the logit of an id that is no token: far below all others, and finite."""
+  return max(-1e9, float(dtype.min) / 2)
+
+
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
 class Unitransformer(TokenLoss, Generation):
   """Token embedding, positions, a layer stack, and logits.
@@ -49,7 +55,8 @@ class Unitransformer(TokenLoss, Generation):
     name: variable scope.
     layout: layout rules that layers may take into account.
     mesh_shape: the mesh's shape, likewise.
-    vocab_divisor: vocabulary sizes are rounded up to a multiple of this, to be splittable.
+    vocab_divisor: vocabulary sizes are rounded up to a multiple of this, to be splittable. Output
+      ids beyond the vocabulary have no probability: their logits are -1e9.
     ensemble: number of models trained side by side, or None.
     loss_fn: a function `(self, context, logits, targets, output_vocab_dim) -> scalar`, in place
       of softmax cross entropy.
@@ -65,10 +72,15 @@ class Unitransformer(TokenLoss, Generation):
       arXiv:2408.00118); None: they stay.
     multi_token: a `MultiTokenPrediction`, which trains the model to predict further tokens; None:
       the next one only.
+    logits_init_scale: factor of the initial standard deviation of what makes the logits: the output
+      weights, or the shared embedding, and then that of learned positions, too. With 0.1 a model
+      starts with nearly equal probabilities, and a loss of about the logarithm of the vocabulary's
+      size; with 1 and a shared embedding it starts with predicting the token that it has just seen.
+      Of embedding classes `VocabEmbedding` has it.
 
   Raises:
     ConfigError: autoregressive without an output vocabulary, input_full_attention or multi_token
-      without autoregressive, or final_logit_soft_cap is not positive.
+      without autoregressive, or final_logit_soft_cap or logits_init_scale is not positive.
   """
 
   def __init__(
@@ -97,6 +109,7 @@ class Unitransformer(TokenLoss, Generation):
     *,
     final_logit_soft_cap: float | None = None,
     multi_token: MultiTokenPrediction | None = None,
+    logits_init_scale: float = 1.0,
   ):
     self.layer_stack = layer_stack
     self.model_dim = mtf.Dimension("d_model", d_model)
@@ -144,7 +157,12 @@ class Unitransformer(TokenLoss, Generation):
       )
     if multi_token is not None and not autoregressive:
       raise errors.ConfigError(f"Unitransformer {name}: multi_token needs autoregressive=True")
+    if logits_init_scale <= 0:
+      raise errors.ConfigError(
+        f"Unitransformer {name}: logits_init_scale must be positive, got {logits_init_scale}"
+      )
     self.final_logit_soft_cap = final_logit_soft_cap
+    self.logits_init_scale = logits_init_scale
     self.multi_token = multi_token
 
   @property
@@ -160,14 +178,23 @@ class Unitransformer(TokenLoss, Generation):
 
   def token_embedding(self, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType | tf.DType) -> Any:
     """The embedding of input ids, whose variables are created or found in the open scope."""
-    return get_vocab_embedding_cls()(
+    cls = get_vocab_embedding_cls()
+    # Classes of others have the arguments of the library of TensorFlow 1.
+    has_scale = "init_scale" in inspect.signature(cls).parameters
+    more = {"init_scale": self._embedding_init_scale} if has_scale else {}
+    return cls(
       mesh,
       self.input_vocab_dim,
       self.model_dim,
       variable_dtype,
       name="embedding",
       ensemble_dim=self.ensemble_dim,
+      **more,
     )
+
+  @property
+  def _embedding_init_scale(self) -> float:
+    return self.logits_init_scale if self.shared_embedding_and_softmax_weights else 1.0
 
   def positional_table(
     self, mesh: mtf.Mesh, variable_dtype: mtf.VariableDType | tf.DType
@@ -189,6 +216,8 @@ class Unitransformer(TokenLoss, Generation):
       variable_dtype,
       "positional_embedding",
       ensemble_dim=self.ensemble_dim,
+      # Of the size of the tokens' vectors, to which these are added.
+      initializer=tf.random_normal_initializer(stddev=self._embedding_init_scale),
     )
 
   def _max_length(self) -> mtf.Dimension:
@@ -257,9 +286,21 @@ class Unitransformer(TokenLoss, Generation):
         variable_dtype=context.variable_dtype,
         reduced_dims=x.shape.dims[-1:],
         name="logits",
+        kernel_initializer=(
+          None
+          if self.logits_init_scale == 1.0
+          else mtf.layers.VarianceScalingInitializer(self.logits_init_scale**2)
+        ),
       )
     cap = self.final_logit_soft_cap
-    return logits if cap is None else mtf.tanh(logits * (1.0 / cap)) * cap
+    if cap is not None:
+      logits = mtf.tanh(logits * (1.0 / cap)) * cap
+    # In training an adaptive softmax has hidden states here.
+    if self.output_vocab_is_padded and output_vocab_dim in logits.shape.dims:
+      logits += (1.0 - self.tokens_mask(logits.mesh, output_vocab_dim, logits.dtype)) * _no_token(
+        logits.dtype
+      )
+    return logits
 
   def _positions(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
     """The vectors of the positions, of dims that broadcast to x."""

@@ -72,6 +72,8 @@ class VocabEmbedding(TokenVectors):
     ensemble_dim: a dimension, or None.
     scale_variable_like_classifier_weights: start with a standard deviation of
       `output_dim.size ** -0.5` instead of 1, and scale embeddings up instead of logits down.
+    init_scale: factor of the standard deviation at the start; see `Unitransformer`'s
+      logits_init_scale, which gives it.
   """
 
   def __init__(
@@ -83,11 +85,12 @@ class VocabEmbedding(TokenVectors):
     name: str,
     ensemble_dim: mtf.Dimension | None,
     scale_variable_like_classifier_weights: bool = False,
+    init_scale: float = 1.0,
   ):
     super().__init__(mesh, vocab_dim, output_dim, variable_dtype, name, ensemble_dim)
     self._scale_variable_like_classifier_weights = scale_variable_like_classifier_weights
     stddev = output_dim.size**-0.5 if scale_variable_like_classifier_weights else 1.0
-    self._embedding_weights = self._variable("", vocab_dim, output_dim, stddev=stddev)
+    self._embedding_weights = self._variable("", vocab_dim, output_dim, stddev=stddev * init_scale)
 
   def ids_to_embedding(self, ids: mtf.Tensor, context: Context) -> mtf.Tensor:
     """The rows of the table: the dims of `ids`, then output_dim."""
