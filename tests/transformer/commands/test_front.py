@@ -259,12 +259,14 @@ def test_the_trainer_runs_in_this_process_with_the_flags(monkeypatch):
 
 def test_the_launcher_takes_commands(monkeypatch):
   started = []
-  monkeypatch.setattr(launch, "launch", lambda command, workers, restarts: started.append(command))
+  monkeypatch.setattr(
+    launch, "launch", lambda command, *_, **options: started.append((command, options))
+  )
   launch.main(["--workers=2", "--", "train", "--config=a.gin"])
-  launch.main(["--workers=2", "--", "--gin_file=a.gin"])
-  assert [c[1:] for c in started] == [
-    ["-m", "mesh_transformer_cli", "train", "--config=a.gin"],
-    ["-m", front.TRAINER, "--gin_file=a.gin"],
+  launch.main(["--workers=2", "--share_network", "--", "--gin_file=a.gin"])
+  assert [(c[1:], o) for c, o in started] == [
+    (["-m", "mesh_transformer_cli", "train", "--config=a.gin"], {"share_network": False}),
+    (["-m", front.TRAINER, "--gin_file=a.gin"], {"share_network": True}),
   ]
 
 
