@@ -331,10 +331,15 @@ class _Tracer:
         count = len(attributes[arg.type_list_attr])
       arguments.append((arg.name, count))
     settable = _settable(op.type)
-    # tf.raw_ops has other names for some inputs: of Split "axis" for "split_dim".
+    # tf.raw_ops has other names for some inputs: of Split "axis" for "split_dim"; and for an
+    # attribute: of Squeeze "axis" for "squeeze_dims". Others follow from the inputs.
     given = {name for name, _ in arguments} | set(attributes)
     renamed = iter([name for name in settable if name not in given])
     arguments = [(n if n in settable else next(renamed, n), count) for n, count in arguments]
+    types = ("type_attr", "number_attr", "type_list_attr")
+    follow = {getattr(arg, t) for arg in op.op_def.input_arg for t in types}
+    for name in [n for n in attributes if n not in settable and n not in follow]:
+      attributes[next(renamed, name)] = attributes[name]
     return Node(
       op.type,
       self._own_name(op.name),

@@ -239,16 +239,24 @@ def run_program(program: Program, seed: Sequence[int], devices: Sequence[str]) -
     impl = kind(shape, "", mesh_devices)
     auto = bool(rng.random() < 0.15)
     if auto:
-      rules = comparing.automatic(imported, program.arguments, impl, time_limit=2)
+      rules = _automatic(imported, program, impl)
     else:
       names = rng.permutation(list(imported.dimensions)).tolist()
       axes = [d.name for d in shape]
       wishes = [(str(n), str(rng.choice(axes))) for n in names][: int(rng.integers(1, 9))]
       rules = layouts.filled(imported, [], wishes, {d.name: d.size for d in shape})
-    where = f"{shape.to_string} {'simd' if simd else 'placement'} {'auto ' * auto}{rules}"
-    impl = impl.with_layout(rules) if auto else kind(shape, rules, mesh_devices)
     traced = simd or bool(rng.random() < 0.1)
-    given = comparing.on_mesh(imported, program.arguments, impl, traced=traced)
+    while True:
+      where = f"{shape.to_string} {'simd' if simd else 'placement'} {'auto ' * auto}{rules}"
+      impl = impl.with_layout(rules) if auto else kind(shape, rules, mesh_devices)
+      try:
+        given = comparing.on_mesh(imported, program.arguments, impl, traced=traced)
+        break
+      except mtf.LayoutError as e:
+        # What is not on a wire (a constant, the other operand of x @ x) has to be split, too.
+        if auto or not rules or "both split over" not in str(e):
+          raise
+        rules = rules[:-1]
     order = [v.variable.ref() for v in imported.variables if v.variable.dtype.is_floating]
     return _compared(program, expected, tolerances, given, order, where)
   except Left as e:
@@ -257,6 +265,15 @@ def run_program(program: Program, seed: Sequence[int], devices: Sequence[str]) -
     return Outcome("typed", f"{type(e).__name__}: {e}", where)
   except Exception as e:  # noqa: BLE001 - that is what is looked for
     return Outcome("untyped", f"{type(e).__name__}: {e}", where)
+
+
+def _automatic(imported: mtf.Imported, program: Program, mesh_impl: Any) -> mtf.LayoutRules:
+  try:
+    return comparing.automatic(imported, program.arguments, mesh_impl, time_limit=2)
+  except mtf.LayoutError as e:
+    if "divides no dimension" in str(e):
+      raise Left("auto: no dimension is divisible") from e
+    raise
 
 
 def _compared(
