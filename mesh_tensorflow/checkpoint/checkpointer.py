@@ -17,6 +17,7 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow import workers
+from mesh_tensorflow.arguments.declared import ABOVE_ZERO, COUNT, affects, takes
 from mesh_tensorflow.checkpoint import files, keeping, meeting, restoring, shared_folder, writer
 from mesh_tensorflow.checkpoint.attachments import check_name, own_name
 from mesh_tensorflow.checkpoint.copies import Copies
@@ -51,6 +52,8 @@ class _InBackground:
     "worker_timeout_seconds",
   ],
 )
+@affects("report")
+@takes(max_to_keep=COUNT, keep_every_n_hours=ABOVE_ZERO, worker_timeout_seconds=ABOVE_ZERO)
 class Checkpointer:
   """Saves and restores the variables of one or several stores.
 

@@ -16,6 +16,7 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow.arguments import checking
+from mesh_tensorflow.arguments.declared import NOT_BELOW_ZERO, affects, takes
 from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.decoding.beam_search_state import (
   INF,
@@ -94,6 +95,8 @@ def compute_topk_scores_and_seq(
 
 
 @gin.configurable(module="mesh_tensorflow.beam_search")
+@affects("report")
+@takes(alpha=NOT_BELOW_ZERO)
 def beam_search(
   logits_fn: LogitsFn,
   initial_ids: Tensor,
@@ -161,6 +164,8 @@ def beam_search(
 
 
 @gin.configurable(module="mesh_tensorflow.beam_search")
+@affects("report")
+@takes(temperature=NOT_BELOW_ZERO)
 def greedy_decode(
   logits_fn: LogitsFn,
   initial_ids: Tensor,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.operations.control import ScalarSummaryOperation, scalar_summary
 from mesh_tensorflow.operations.einsum import einsum
@@ -45,6 +46,7 @@ class ClipGradientOperation(Operation):
 
 
 @gin.configurable(module="mesh_tensorflow.layers")
+@affects("training")
 def clip_activation_gradient(
   x: Tensor, clip_rms_norm: float | None = None, *, summaries: bool = False
 ) -> Tensor:

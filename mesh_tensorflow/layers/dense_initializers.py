@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import gin
 
 from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.layers.scaling import unit_scaling_convention
 from mesh_tensorflow.numerics import initializers
@@ -32,6 +33,7 @@ class DenseInitializer:
 
 
 @gin.configurable(module="mesh_tensorflow.layers")
+@affects("training")
 class VarianceScalingInitializer(DenseInitializer):
   """Weights whose variance is scale / n, n being the fan-in, the fan-out or their mean.
 

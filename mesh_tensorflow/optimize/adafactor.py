@@ -8,6 +8,7 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.arguments.declared import BELOW_ONE, NOT_BELOW_ZERO, affects, takes
 from mesh_tensorflow.layers.scaling import unit_scaling_convention
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.adafactor_update import AdafactorUpdateOperation
@@ -22,6 +23,8 @@ __all__ = ["AdafactorOptimizer"]
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
+@affects("training")
+@takes(beta1=BELOW_ONE, epsilon1=NOT_BELOW_ZERO, epsilon2=NOT_BELOW_ZERO)
 class AdafactorOptimizer(Optimizer):
   """Adafactor (Shazeer and Stern, 2018, arXiv:1804.04235).
 

@@ -10,6 +10,7 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.arguments.declared import BELOW_ONE, NOT_BELOW_ZERO, affects, takes
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.base import Optimizer, slot_variable
 from mesh_tensorflow.optimize.scalars import ScalarLike
@@ -82,6 +83,8 @@ class AdamUpdateOperation(UpdateOperation):
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
+@affects("training")
+@takes(beta_1=BELOW_ONE, beta_2=BELOW_ONE, epsilon=NOT_BELOW_ZERO)
 class AdamWeightDecayOptimizer(Optimizer):
   """Adam (Kingma and Ba, 2015) without bias correction, with decoupled weight decay.
 

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.arguments.declared import BELOW_ONE, NOT_BELOW_ZERO, affects, takes
 from mesh_tensorflow.operations.binary import multiply
 from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.operations.variables import Variable
@@ -92,6 +93,8 @@ class AdamWUpdateOperation(UpdateOperation):
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
+@affects("training")
+@takes(beta_1=BELOW_ONE, beta_2=BELOW_ONE, epsilon=NOT_BELOW_ZERO)
 class AdamWOptimizer(Optimizer):
   """AdamW (Loshchilov and Hutter, 2019; arXiv:1711.05101), as PyTorch has it.
 

@@ -9,6 +9,7 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.optimize.scalars import function_of_step
 
 __all__ = ["adafactor_decay_rate_adam", "adafactor_decay_rate_pow"]
@@ -16,6 +17,7 @@ __all__ = ["adafactor_decay_rate_adam", "adafactor_decay_rate_pow"]
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 @checked
+@affects("training")
 def adafactor_decay_rate_pow(exponent: float = 0.8, offset: float = 0) -> Callable[[Any], Any]:
   """1 - (t - offset + 1) ** -exponent (Shazeer and Stern, 2018).
 

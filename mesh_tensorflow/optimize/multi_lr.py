@@ -10,6 +10,7 @@ from typing import Any
 import gin
 
 from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.arguments.declared import COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.operations.control import scalar_summary
 from mesh_tensorflow.operations.variables import Variable
@@ -28,6 +29,7 @@ __all__ = [
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 @checked
+@affects("training")
 def product_learning_rate(
   step: Any,
   total_train_steps: float,
@@ -57,6 +59,8 @@ def product_learning_rate(
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 @checked
+@affects("training")
+@takes(train_steps=COUNT_OR_ZERO)
 def compute_lr_for_step(
   schedules: Sequence[Sequence[ScalarLike] | None],
   learning_rate: ScalarLike,
@@ -121,6 +125,7 @@ class _LearningRates:
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
+@affects("training")
 class AdafactorWithMultiLRSchedule(AdafactorOptimizer):
   """Adafactor with other learning rates for some variables.
 
@@ -145,6 +150,7 @@ class AdafactorWithMultiLRSchedule(AdafactorOptimizer):
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
+@affects("training")
 class AdamWithMultiLRSchedule(AdamWeightDecayOptimizer):
   """Adam with other learning rates for some variables.
 

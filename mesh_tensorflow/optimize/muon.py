@@ -10,6 +10,7 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.arguments.declared import NOT_BELOW_ZERO, affects, takes
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.operations.binary import add, multiply
 from mesh_tensorflow.operations.elementwise import cast
@@ -93,6 +94,8 @@ class MuonUpdateOperation(UpdateOperation):
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
+@affects("training")
+@takes(epsilon=NOT_BELOW_ZERO)
 class MuonOptimizer(Optimizer):
   """Muon (Jordan et al., 2024; https://kellerjordan.github.io/posts/muon/) for matrices.
 

@@ -8,6 +8,7 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.base import Optimizer, slot_variable
 from mesh_tensorflow.optimize.scalars import ScalarLike
@@ -33,6 +34,7 @@ class SgdUpdateOperation(UpdateOperation):
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
+@affects("training")
 class SgdOptimizer(Optimizer):
   """w <- w - lr * g.
 
@@ -78,6 +80,7 @@ class MomentumUpdateOperation(UpdateOperation):
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
+@affects("training")
 class MomentumOptimizer(Optimizer):
   """Heavy ball (Polyak, 1964): v <- lr * g + momentum * v; w <- w - v, with the new v.
 

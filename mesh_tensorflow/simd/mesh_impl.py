@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.arguments.declared import ABOVE_ZERO, affects, takes
 from mesh_tensorflow.collectives.base import Collectives
 from mesh_tensorflow.collectives.failures import collective_errors
 from mesh_tensorflow.collectives.threads import run_in_threads
@@ -39,6 +40,8 @@ from mesh_tensorflow.simd.program import ConcreteProgram, Program, TracedProgram
 
 
 @gin.configurable(module="mesh_tensorflow.simd_mesh_impl")
+@affects("report")
+@takes(timeout_seconds=ABOVE_ZERO)
 class SimdMeshImpl(PerDeviceMeshImpl):
   """A mesh of devices that run one program, traced once.
 

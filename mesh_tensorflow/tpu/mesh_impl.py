@@ -11,6 +11,7 @@ from typing import Any
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import ABOVE_ZERO, affects, takes
 from mesh_tensorflow.environment.autograph import not_converted
 from mesh_tensorflow.errors import (
   ConfigError,
@@ -31,6 +32,8 @@ _LOG = logging.getLogger("mesh_tensorflow")
 
 
 @gin.configurable(module="mesh_tensorflow.tpu_mesh_impl")
+@affects("report")
+@takes(timeout_seconds=ABOVE_ZERO)
 class StrategyMeshImpl(SimdMeshImpl):
   """A SIMD mesh that runs its program by `strategy.run`: one processor for each replica.
 

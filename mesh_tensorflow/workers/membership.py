@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import ABOVE_ZERO, COUNT, affects, takes
 from mesh_tensorflow.collectives.runtime import abort_collectives
 from mesh_tensorflow.environment import virtual_devices
 from mesh_tensorflow.errors import CollectiveError, ConfigError, GraphError, WorkerLostError
@@ -138,6 +139,8 @@ def current() -> Cluster:
 
 
 @gin.configurable(module="mesh_tensorflow.workers")
+@affects("report")
+@takes(virtual_cpu_devices=COUNT, timeout_seconds=ABOVE_ZERO)
 def join(
   cluster: Cluster | None = None,
   virtual_cpu_devices: int | None = None,

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 
 import gin
 
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import ConfigError, DataError
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.bleu")
+@affects("report")
 def bleu(
   targets: Sequence[str | Sequence[str]],
   predictions: Sequence[str],

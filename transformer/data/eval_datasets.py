@@ -10,6 +10,7 @@ from typing import Any
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.transformer.data.encoding import vocabulary_of
 from mesh_tensorflow.transformer.data.packing import Length, trim_and_pad_dataset
 from mesh_tensorflow.transformer.data.parallel_text import read_pairs
@@ -34,6 +35,7 @@ Attributes:
 
 
 @gin.configurable(module=_MODULE)
+@affects("training")
 def text_lm_eval_datasets(
   sequence_length: Length,
   vocabulary: Any,
@@ -61,6 +63,7 @@ def text_lm_eval_datasets(
 
 
 @gin.configurable(module=_MODULE)
+@affects("training")
 def parallel_text_eval_datasets(
   sequence_length: Length | None,
   vocabulary: Any,
@@ -96,6 +99,7 @@ def parallel_text_eval_datasets(
 
 
 @gin.configurable(module=_MODULE)
+@affects("training")
 def tfds_eval_datasets(
   sequence_length: Length | None,
   vocabulary: Any,

@@ -8,6 +8,7 @@ from typing import Any
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, FRACTION, affects, takes
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data import own_documents, parallel_text
 from mesh_tensorflow.transformer.data.packing import Length
@@ -27,6 +28,8 @@ def _texts(feature: str | None) -> Iterator[str]:
 
 @own_documents.with_texts(_texts)
 @gin.configurable(module="mesh_tensorflow.transformer.dataset")
+@affects("training")
+@takes(validation_fraction=FRACTION, skip=COUNT_OR_ZERO, batch_size=COUNT)
 def own_pairs(
   sequence_length: Length,
   vocabulary: Any,

@@ -14,6 +14,7 @@ import gin
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, FRACTION, affects, takes
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data import encoding as encoding_lib
 from mesh_tensorflow.transformer.data import own_documents, text_lm_rows, token_rows
@@ -38,6 +39,10 @@ def _texts(feature: str | None) -> Iterator[str]:
 
 @own_documents.with_texts(_texts)
 @gin.configurable(module="mesh_tensorflow.transformer.dataset")
+@affects("training")
+@takes(
+  validation_fraction=FRACTION, context_tokens=COUNT_OR_ZERO, skip=COUNT_OR_ZERO, batch_size=COUNT
+)
 def own_text(
   sequence_length: Length,
   vocabulary: Any,

@@ -9,6 +9,7 @@ import gin
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data import own_documents, token_rows
 from mesh_tensorflow.transformer.data.packing import Length
@@ -28,6 +29,8 @@ def _texts(feature: str | None) -> Iterator[str]:
 
 @own_documents.with_texts(_texts)
 @gin.configurable(module="mesh_tensorflow.transformer.dataset")
+@affects("training")
+@takes(context_tokens=COUNT_OR_ZERO, skip=COUNT_OR_ZERO, batch_size=COUNT)
 def own_tokens(
   sequence_length: Length,
   vocabulary: Any,

@@ -13,6 +13,7 @@ import gin
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
@@ -21,6 +22,7 @@ Length = int | Mapping[str, int]
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.dataset")
+@affects("training")
 def pack_or_pad(
   dataset: tf.data.Dataset,
   length: Length,
@@ -51,6 +53,7 @@ def pack_or_pad(
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.dataset")
+@affects("training")
 def pack_dataset(
   dataset: tf.data.Dataset,
   length: Length,

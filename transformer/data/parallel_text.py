@@ -14,6 +14,7 @@ import gin
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data import own_documents
 from mesh_tensorflow.transformer.data.encoding import check_known, vocabulary_of
@@ -41,6 +42,8 @@ def _texts(feature: str | None) -> Iterator[str]:
 
 @own_documents.with_texts(_texts)
 @gin.configurable(module="mesh_tensorflow.transformer.dataset")
+@affects("training")
+@takes(skip=COUNT_OR_ZERO, batch_size=COUNT)
 def parallel_text_dataset(
   sequence_length: Length,
   vocabulary: Any,

@@ -7,12 +7,15 @@ from typing import Any
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.transformer.data.encoding import with_eos
 from mesh_tensorflow.transformer.data.packing import Length, pack_or_pad
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.dataset")
+@affects("training")
+@takes(batch_size=COUNT, max_encoded_len=COUNT_OR_ZERO)
 def packed_parallel_tsv_dataset(
   dataset: tf.data.Dataset = gin.REQUIRED,
   dataset_split: str = gin.REQUIRED,

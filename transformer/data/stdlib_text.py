@@ -8,6 +8,7 @@ import sysconfig
 
 import gin
 
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import DataError
 
 # Folders that are no part of the library proper, or differ from one installation to the next.
@@ -18,6 +19,7 @@ _HELD_OUT_ONE_IN = 25
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.dataset")
+@affects("training")
 def python_stdlib_files(
   dataset_split: str = "train", max_bytes: int = 300_000, max_files: int | None = None
 ) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import workers
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import model_files, text_files
 
@@ -30,6 +31,7 @@ def targets_vocabulary(vocabulary: Any) -> Any:
 
 
 @gin.configurable(module=_MODULE)
+@affects("report")
 def separate_vocabularies(
   inputs: Any = gin.REQUIRED, targets: Any = gin.REQUIRED
 ) -> tuple[Any, Any]:
@@ -153,6 +155,7 @@ def _filled_rows(rows: Sequence[Sequence[int]], batch_size: int, length: int) ->
 
 
 @gin.configurable(module=_MODULE)
+@affects("report")
 def clean_decodes(ids: Any, eos_id: int = 1, pad_id: int = 0, length_axis: int = -1) -> Any:
   """Replaces what comes after the first end-of-sequence id by padding.
 

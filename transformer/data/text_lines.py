@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.files import text_files
 
@@ -14,6 +15,8 @@ _MODULE = "mesh_tensorflow.transformer.dataset"
 
 
 @gin.configurable(module=_MODULE)
+@affects("training")
+@takes(shuffle_buffer_size=COUNT, prefetch=COUNT_OR_ZERO)
 def sample_from_text_line_datasets(
   glob_weight_list: Sequence[tuple[str, float]],
   shuffle_buffer_size: int = 100000,
@@ -48,12 +51,15 @@ def sample_from_text_line_datasets(
 
 
 @gin.configurable(module=_MODULE)
+@affects("training")
 def make_text_line_dataset(glob: str = gin.REQUIRED) -> tf.data.Dataset:
   """Endless shuffled lines of the text files of one glob; see `sample_from_text_line_datasets`."""
   return sample_from_text_line_datasets([(glob, 1.0)])
 
 
 @gin.configurable(module=_MODULE)
+@affects("training")
+@takes(shuffle_buffer_size=COUNT)
 def simple_text_line_dataset(
   glob: str = gin.REQUIRED, shuffle_buffer_size: int = 100000
 ) -> tf.data.Dataset:

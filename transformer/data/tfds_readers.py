@@ -8,6 +8,7 @@ from typing import Any
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data.encoding import (
   encode_all_features,
@@ -21,6 +22,8 @@ _MODULE = "mesh_tensorflow.transformer.dataset"
 
 
 @gin.configurable(module=_MODULE)
+@affects("training")
+@takes(batch_size=COUNT)
 def pretokenized_tfds_dataset(
   dataset_name: str = gin.REQUIRED,
   text2self: bool = gin.REQUIRED,
@@ -61,6 +64,8 @@ def pretokenized_tfds_dataset(
 
 
 @gin.configurable(module=_MODULE)
+@affects("training")
+@takes(batch_size=COUNT)
 def untokenized_tfds_dataset(
   dataset_name: str = gin.REQUIRED,
   text2self: bool = gin.REQUIRED,
@@ -191,6 +196,8 @@ def load_tfds(
 
 
 @gin.configurable(module=_MODULE)
+@affects("training")
+@takes(max_examples=COUNT)
 def tfds_sentences(
   dataset_name: str = gin.REQUIRED,
   features: Sequence[str] = gin.REQUIRED,

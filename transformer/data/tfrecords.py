@@ -8,6 +8,7 @@ from typing import Any
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.transformer.data.encoding import with_eos
 from mesh_tensorflow.transformer.data.packing import Length, pack_or_pad
 from mesh_tensorflow.transformer.files import records, text_files
@@ -56,6 +57,8 @@ def pretokenized_tfrecord_dataset(
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.dataset")
+@affects("training")
+@takes(batch_size=COUNT)
 def pretokenized_t2t_dataset(
   dataset_name: str = gin.REQUIRED,
   text2self: bool = False,

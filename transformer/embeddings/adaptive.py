@@ -10,12 +10,14 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.transformer.embeddings.factorized import FactorizedVocabEmbedding
 from mesh_tensorflow.transformer.models.context import Context
 from mesh_tensorflow.transformer.models.vocab_embedding import VocabEmbedding
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.vocab_embeddings")
+@affects(report="mesh")
 class AdaptiveVocabEmbedding:
   """Vectors whose size depends on how frequent the token is.
 

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.operations.indexing import ScatterAddOperation
 from mesh_tensorflow.transformer.embeddings.adaptive import (
   check_token_counts,
@@ -59,6 +60,7 @@ class _Cluster:
 
 
 @gin.configurable(module=_MODULE)
+@affects(report="mesh")
 class AdaptiveSoftmaxVocabEmbedding:
   """Embeddings of tokens, and an adaptive softmax with the same weights.
 

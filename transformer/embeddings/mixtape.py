@@ -7,11 +7,14 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.transformer.models.context import Context
 from mesh_tensorflow.transformer.models.vocab_embedding import TokenVectors
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.vocab_embeddings")
+@affects(report="mesh", training="dropout_rate noise_std_dev")
+@takes(extra_ids=COUNT_OR_ZERO, dropout_rate=BELOW_ONE)
 class Mixtape(TokenVectors):
   """Logits that are mixed, with weights for each token, from four sets of logits.
 

@@ -6,11 +6,13 @@ import gin
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.transformer.models.context import Context
 from mesh_tensorflow.transformer.models.vocab_embedding import TokenVectors
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.vocab_embeddings")
+@affects(report="mesh")
 class MixtureOfSoftmaxes(TokenVectors):
   """A mixture of several softmaxes, whose logits are not of the rank of the model's size.
 

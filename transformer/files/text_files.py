@@ -19,6 +19,7 @@ from typing import Any
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import compressed, files_read, input_shards
 
@@ -32,6 +33,7 @@ _OPENED: dict[str, None] = {}
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.text_files")
+@affects("report")
 def text_encoding(encoding: str = "utf-8") -> str:
   """The encoding of all text files whose readers are not given another one.
 

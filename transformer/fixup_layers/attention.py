@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.layers import unit_scaling_convention
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.fixup_layers.initializers import fixup_initializer
@@ -102,6 +103,7 @@ class AttentionParamsFixup(attention.AttentionParams):
 
 
 @gin.configurable(module=_MODULE)
+@affects(training="default_init init_distribution")
 class SelfAttentionFixup(SelfAttention):
   """`SelfAttention` with the variables of `AttentionParamsFixup`.
 

@@ -9,6 +9,7 @@ import gin
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT, affects, takes
 from mesh_tensorflow.transformer.fixup_layers.initializers import fixup_initializer
 from mesh_tensorflow.transformer.layers.dense_relu_dense import DenseReluDense
 from mesh_tensorflow.transformer.models.context import Context
@@ -65,6 +66,8 @@ def dense_product_fixup(
 
 
 @gin.configurable(module=_MODULE)
+@affects(training="dropout_rate default_init init_distribution")
+@takes(hidden_size=COUNT, dropout_rate=BELOW_ONE)
 class DenseReluDenseFixup(DenseReluDense):
   """`DenseReluDense` whose output starts as 0, with a number added to the hidden values.
 

@@ -9,6 +9,10 @@ operative configuration, defaults included, and the vocabulary. It is JSON, in t
     precision   dtypes, and how an ensemble is read: a difference is told
     training    dropout, initial values, losses, optimizer, schedules, data
     other       all else: layout, mode, files, decoding
+
+Which part a parameter belongs to is declared where it is (`mesh_tensorflow.arguments.declared`). Of
+classes and functions of others, all belongs to the model that the model refers to. And two more:
+
     vocabulary  class, size and SHA-256 of each
     found       what the run has found where "auto" was bound, by the names of arguments of `run`
 """
@@ -20,7 +24,6 @@ import inspect
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -29,8 +32,8 @@ import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.transformer.gin_config import affected, operative, parsing
 from mesh_tensorflow.transformer.gin_config import names as gin_names
-from mesh_tensorflow.transformer.gin_config import operative, parsing
 from mesh_tensorflow.transformer.gin_config.contradictions import MODEL_TYPE
 from mesh_tensorflow.transformer.gin_config.names import Macro, Reference
 from mesh_tensorflow.transformer.gin_config.settings import Key, parts_of, short
@@ -44,35 +47,6 @@ _PACKAGE = "mesh_tensorflow."
 _T = f"{_PACKAGE}transformer."
 _SHOWN, _LONGEST = 6, 120  # Differences in one message, and characters of a value.
 
-# What in this package is no part of a model; all else in it is, also what will be added.
-_TRAINING = (
-  *(f"{_PACKAGE}optimize.", f"{_PACKAGE}layers.VarianceScalingInitializer"),
-  *(f"{_T}learning_rate_schedules.", f"{_T}dataset.", f"{_T}training_data."),
-  *(f"{_T}transformer.StudentTeacher", f"{_T}transformer.make_bi_student_teacher"),
-  *(f"{_T}transformer.MultiTokenPrediction", f"{_T}transformer.deepnorm_initial_gain"),
-)
-_OTHER = (
-  *(f"{_PACKAGE}{n}." for n in ("beam_search", "checkpoint", "workers", "ops", "stopping")),
-  *(f"{_PACKAGE}simd_mesh_impl.", f"{_PACKAGE}tpu_mesh_impl."),
-  *(f"{_T}{n}." for n in ("vocabulary", "t2t_vocabulary", "text_files")),
-  *(f"{_T}{n}." for n in ("utils", "plan", "stopping", "memory_check", "bleu")),
-)
-_PRECISION = (f"{_T}transformer.reduce_ensemble_logits",)
-# What does nothing in evaluation; lists of sublayers with and without it are the same model.
-_OF_TRAINING = (
-  *(f"{_T}transformer.sublayer_{n}dropout" for n in ("", "annealed_", "legacy_")),
-  *(
-    f"{_T}transformer.sublayer_clip_activation_gradient",
-    f"{_PACKAGE}layers.clip_activation_gradient",
-  ),
-)
-# Arguments of layers and models that evaluation does not see.
-_TRAINING_ARGUMENT = re.compile(
-  r"dropout|label_smoothing|z_loss|^loss_|_loss$|_train$|^switch_jitter$|^recompute_grads$"
-  r"|initializer_scale$|^initial_value$|_init$|^init_|_init_scale$|^noise_std_dev$"
-  r"|^initial_gain$|^multi_token$"
-)
-_OTHER_ARGUMENT = re.compile(r"^(layout|mesh|mesh_shape|summaries)$")
 # Only the sequences are others.
 _SAME_MODEL = {"delimited_lm": "lm"}
 # Sizes of tables that a model has only if another argument is true.
@@ -202,7 +176,7 @@ def compare_with_initial(path: str, now: ModelConfig) -> list[str]:
 
 def _of_model(values: Mapping[Key, Any]) -> set[str]:
   """The selectors that are a part of the model: of this package, and what these refer to."""
-  found = {s for _, s, _ in values if s.startswith(_PACKAGE) and _group(s) == "model"}
+  found = {s for _, s, _ in values if affected.is_of_package(s) and affected.whole(s) == "model"}
   new = found
   # References of references, until there are no more: a user's class belongs to the model if a
   # layer has it.
@@ -210,33 +184,24 @@ def _of_model(values: Mapping[Key, Any]) -> set[str]:
     references = {
       r.selector
       for (_, selector, argument), value in values.items()
-      if selector in new and not _TRAINING_ARGUMENT.search(argument)
+      if selector in new and affected.argument(selector, argument) != "training"
       for r in parts_of(value, Reference)
     }
-    new = {s for s in references - found if not s.startswith(_PACKAGE)}
+    new = {s for s in references - found if not affected.is_of_package(s)}
     found |= new
   return found
 
 
-def _group(selector: str) -> str:
-  """In which part of the record a configurable of this package stands."""
-  for kind, prefixes in (("training", _TRAINING), ("other", _OTHER), ("precision", _PRECISION)):
-    if selector.startswith(prefixes):
-      return kind
-  return "training" if selector in _OF_TRAINING else "model"
-
-
 def _kind(key: Key, values: Mapping[Key, Any], of_model: set[str]) -> str:
+  """In which part of the record a parameter stands."""
   scope, selector, argument = key
-  group = _group(selector) if selector.startswith(_PACKAGE) else "other"
-  if selector not in of_model:
-    return group
-  if _TRAINING_ARGUMENT.search(argument):
-    return "training"
+  if selector not in of_model and not affected.is_of_package(selector):
+    return "other"
   condition = _ONLY_WITH.get(argument)
   if condition and not values.get((scope, selector, condition), True):
     return "other"
-  return "other" if _OTHER_ARGUMENT.search(argument) else "model"
+  kind = affected.argument(selector, argument)
+  return "other" if kind == "report" else kind
 
 
 def _defaults(called: Iterable[tuple[str, str]], values: Mapping[Key, Any]) -> dict[Key, Any]:
@@ -288,12 +253,20 @@ def _plain(value: Any) -> Any:
   if isinstance(value, Macro):
     return f"%{value.name}"
   if isinstance(value, dict):
-    # Arguments for a function, mostly.
-    kept_keys = [k for k in value if not _TRAINING_ARGUMENT.search(str(k))]
-    return {"dict": sorted(([_plain(k), _plain(value[k])] for k in kept_keys), key=repr)}
+    return {"dict": sorted(([_plain(k), _plain(v)] for k, v in value.items()), key=repr)}
   if isinstance(value, (list, tuple)):
-    return [_plain(v) for v in value if getattr(v, "selector", None) not in _OF_TRAINING]
+    if len(value) == 2 and isinstance(value[0], Reference) and isinstance(value[1], dict):
+      # A class and arguments for it.
+      selector, given = value[0].selector, value[1]
+      of_model = [k for k in given if affected.argument(selector, str(k)) == "model"]
+      value = [value[0], {k: given[k] for k in of_model}]
+    # Lists of sublayers with and without what evaluation does not see are the same model.
+    return [_plain(v) for v in value if not _is_of_training(v)]
   return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
+
+
+def _is_of_training(value: Any) -> bool:
+  return isinstance(value, Reference) and affected.whole(value.selector) == "training"
 
 
 # ------------------------------------------------------------------------------- comparison
@@ -322,9 +295,11 @@ def _differences(then: Mapping[str, Any], now: ModelConfig) -> list[str]:
   What was called in one program only does not count: another value is the reason for that, or the
   mode. Nor does a parameter that only one version of a function has, unless it is bound.
   """
-  old, new = then["model"], now.record["model"]
+  # What an older version took for a part of the training may be known to decide the model.
+  old = {k: v for part in _PARTS for k, v in then[part].items() if part != "precision"}
+  new = now.record["model"]
   changes = [(k, _text(was)) for k, was, _ in _changes(old, new)]
-  called = {_owner(k) for k in old}
+  called = {_owner(k) for k in then["model"]}
   added = [k for k in new if _owner(k) in called and not any(k in then[p] for p in _PARTS)]
   changes += [(k, "its default") for k in added if _is_bound(now.keys[k], new[k])]
   places = parsing.places_of([now.keys[k] for k, _ in changes])
@@ -345,8 +320,10 @@ def _owner(name: str) -> str:
 def _is_bound(key: Key, value: Any) -> bool:
   """Whether a value is not the default of its parameter."""
   _, selector, argument = key
-  parameter = inspect.signature(gin_names.configurable_of(selector)).parameters.get(argument)
-  if parameter is None or parameter.default in (gin.REQUIRED, inspect.Parameter.empty):
+  parameter = affected.parameter(selector, argument)
+  if parameter is None:
+    return True  # It goes to **kwargs, and is there because it is bound.
+  if parameter.default in (gin.REQUIRED, inspect.Parameter.empty):
     return False
   return bool(_plain(_as_bound(parameter.default)) != value)
 

@@ -1,8 +1,7 @@
-"""What settings may be: kinds by the annotations of parameters, ranges by one table."""
+"""What settings may be: kinds by annotations of parameters, ranges as they are declared."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import numbers
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +10,18 @@ from typing import Any
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.arguments.declared import (
+  ABOVE_ZERO,
+  FRACTION,
+  NOT_BELOW_ZERO,
+  Rule,
+  at_least,
+  is_number,
+  is_whole,
+  one_of,
+)
 from mesh_tensorflow.errors import ConfigError, MeshError
+from mesh_tensorflow.transformer.gin_config import affected
 from mesh_tensorflow.transformer.gin_config import names as gin_names
 from mesh_tensorflow.transformer.gin_config.contradictions import RUN
 from mesh_tensorflow.transformer.gin_config.names import Macro, Reference, did_you_mean
@@ -26,57 +36,10 @@ from mesh_tensorflow.transformer.vocabularies import named
 _OURS = "mesh_tensorflow."
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
-  """What a setting may be.
-
-  Attributes:
-    legal: in words, after "it must be".
-    is_legal: whether a value is.
-    choices: the legal texts, if there are few.
-  """
-
-  legal: str
-  is_legal: Callable[[Any], bool]
-  choices: tuple[str, ...] = ()
-
-  def or_none(self) -> Rule:
-    """The same rule, which allows None, too."""
-    is_legal = lambda x: x is None or self.is_legal(x)  # noqa: E731
-    return Rule(f"{self.legal}, or None", is_legal, self.choices)
-
-
-def _is_whole(x: Any) -> bool:
-  # To Python True is 1, and a setting that is True by mistake would pass for a size.
-  return isinstance(x, numbers.Integral) and not isinstance(x, bool)
-
-
-def _is_number(x: Any) -> bool:
-  return isinstance(x, numbers.Real) and not isinstance(x, bool)
-
-
-def at_least(least: int) -> Rule:
-  """A whole number from `least` on."""
-  return Rule(f"a whole number of at least {least}", lambda x: _is_whole(x) and x >= least)
-
-
-def one_of(*choices: str) -> Rule:
-  """One of a few texts."""
-  return Rule(
-    f"one of {', '.join(map(repr, choices))}",
-    lambda x: isinstance(x, str) and x in choices,
-    choices,
-  )
-
-
-WHOLE = Rule("a whole number", _is_whole)
-NUMBER = Rule("a number", _is_number)
-ABOVE_ZERO = Rule("a number above 0", lambda x: _is_number(x) and x > 0)
-NOT_BELOW_ZERO = Rule("a number of at least 0", lambda x: _is_number(x) and x >= 0)
-FRACTION = Rule("a number from 0 to 1", lambda x: _is_number(x) and 0 <= x <= 1)
-BELOW_ONE = Rule("a number from 0 to below 1", lambda x: _is_number(x) and 0 <= x < 1)
+WHOLE = Rule("a whole number", is_whole)
+NUMBER = Rule("a number", is_number)
 CALLABLE = Rule("a function or class of Python or gin (@name)", callable)
-YES_OR_NO = Rule("True or False", lambda x: isinstance(x, bool) or (_is_whole(x) and x in (0, 1)))
+YES_OR_NO = Rule("True or False", lambda x: isinstance(x, bool) or (is_whole(x) and x in (0, 1)))
 TEXT = Rule("a text in quotes", lambda x: not isinstance(x, (numbers.Number, Mapping)))
 
 
@@ -87,7 +50,7 @@ def _is_batch_size(x: Any) -> bool:
 
 
 def _one(x: Any) -> bool:
-  return _is_whole(x) and x >= 1
+  return is_whole(x) and x >= 1
 
 
 def _are_lengths(x: Any) -> bool:
@@ -98,12 +61,12 @@ def _are_lengths(x: Any) -> bool:
 
 def _is_checkpoint_step(x: Any) -> bool:
   if isinstance(x, (list, tuple)):
-    return bool(x) and all(_is_whole(n) and n >= 0 for n in x)
-  return x in (None, "all", "new", "best") or (_is_whole(x) and x >= -1)
+    return bool(x) and all(is_whole(n) and n >= 0 for n in x)
+  return x in (None, "all", "new", "best") or (is_whole(x) and x >= -1)
 
 
 def _are_seeds(x: Any) -> bool:
-  return x is None or isinstance(x, Mapping) and all(k in PURPOSES and _is_whole(x[k]) for k in x)
+  return x is None or isinstance(x, Mapping) and all(k in PURPOSES and is_whole(x[k]) for k in x)
 
 
 def _is_no_number(x: Any) -> bool:
@@ -111,7 +74,7 @@ def _is_no_number(x: Any) -> bool:
 
 
 def _are_rates(x: Any) -> bool:
-  return isinstance(x, (list, tuple)) and all(callable(f) or _is_number(f) for f in x)
+  return isinstance(x, (list, tuple)) and all(callable(f) or is_number(f) for f in x)
 
 
 def _is_dtype(x: Any) -> bool:
@@ -129,58 +92,12 @@ _CHECKPOINT_STEP = Rule(
 )
 _STEPS = Rule(
   "a whole number of at least 0, or a function of batch size and sequence length",
-  lambda x: callable(x) or (_is_whole(x) and x >= 0),
+  lambda x: callable(x) or (is_whole(x) and x >= 0),
 )
 _RATES = Rule(
   "a schedule, a number of at least 0, or a list of such",
   lambda x: x is None or callable(x) or _are_rates(x) or NOT_BELOW_ZERO.is_legal(x),
 )
-
-
-# Of parameters of this name, wherever they are, unless `_OF_OWNERS` says something else.
-_OF_NAMES: dict[str, Rule] = {
-  **dict.fromkeys(
-    "d_model num_layers num_heads key_value_size hidden_size max_length vocab_divisor num_experts "
-    "group_size filter_size output_size batch_size radius relative_attention_num_buckets key_size "
-    "value_size ntlb_top_k outer_batch_size beam_size num_examples_per_shard repeats train_tokens "
-    "shuffle_buffer_size layers_per_encoder_module layers_per_decoder_module num_sentinels "
-    "encoder_num_modules decoder_num_modules num_unique_depth_filters max_examples report_every "
-    "iterations_per_loop steps_per_call vocab_size".split(),
-    at_least(1),
-  ),
-  **dict.fromkeys(
-    "num_memory_heads save_checkpoints_steps seen_data_init_step skip_until warmup_steps "
-    "max_encoded_len context_tokens extra_ids skip tokens_per_microbatch_per_replica "
-    "distill_start_step prefetch train_steps max_steps steps".split(),
-    at_least(0),
-  ),
-  **dict.fromkeys(
-    "perplexity_eval_steps total_run_steps ensemble_inputs ensemble keep_checkpoint_max "
-    "max_to_keep num_examples virtual_cpu_devices gradient_accumulation_steps eval_steps "
-    "early_stopping_patience".split(),
-    at_least(1).or_none(),
-  ),
-  **dict.fromkeys(
-    "timeout_seconds worker_timeout_seconds save_within_seconds keep_every_n_hours "
-    "switch_temperature capacity_factor_train capacity_factor_eval".split(),
-    ABOVE_ZERO,
-  ),
-  **dict.fromkeys(
-    "temperature alpha epsilon epsilon1 epsilon2 initial_lr max_learning_rate peak warmup".split(),
-    NOT_BELOW_ZERO,
-  ),
-  **dict.fromkeys(
-    "dropout_rate init_dropout_rate switch_dropout label_smoothing beta1 beta_1 beta_2".split(),
-    BELOW_ONE,
-  ),
-  **dict.fromkeys(
-    "validation_fraction fraction_soft linear_decay_fraction cut_fraction final_factor".split(),
-    FRACTION,
-  ),
-  "attention_func": one_of("hybrid"),
-  "max_grad_norm": ABOVE_ZERO.or_none(),
-  "ema_decay": BELOW_ONE.or_none(),
-}
 
 
 def _is_vocabulary(x: Any) -> bool:
@@ -189,6 +106,7 @@ def _is_vocabulary(x: Any) -> bool:
   return named.is_name(x) if isinstance(x, str) else not isinstance(x, numbers.Number)
 
 
+# Of the trainer's functions, whose values are not ranges.
 _OF_OWNERS: dict[str, dict[str, Rule]] = {
   "run": {
     "model_type": one_of(*MODEL_TYPES),
@@ -234,7 +152,7 @@ _OF_OWNERS: dict[str, dict[str, Rule]] = {
   "sample": {
     **dict.fromkeys(("top_k", "max_tokens"), at_least(1).or_none()),
     "top_p": Rule(
-      "a number above 0 and at most 1", lambda x: _is_number(x) and 0 < x <= 1
+      "a number above 0 and at most 1", lambda x: is_number(x) and 0 < x <= 1
     ).or_none(),
     "min_p": FRACTION.or_none(),
     "repetition_penalty": ABOVE_ZERO.or_none(),
@@ -260,12 +178,13 @@ def register_choices(owner: str, parameter: str, choices: Iterable[str]) -> None
 _OF_KINDS = {"int": WHOLE, "float": NUMBER, "bool": YES_OR_NO, "str": TEXT}
 
 
-def rule_of(owner: str, parameter: inspect.Parameter) -> Rule | None:
-  """What a parameter may be, so far as its name and its annotation say it.
+def rule_of(owner: str, parameter: inspect.Parameter, declared: Rule | None = None) -> Rule | None:
+  """What a parameter may be, so far as its declaration and its annotation say it.
 
   Args:
     owner: the last part of the name of the configurable.
     parameter: of its signature.
+    declared: what its class or function says of it; see `mesh_tensorflow.arguments.declared`.
   """
   own = _OF_OWNERS.get(owner, {}).get(parameter.name)
   if own is not None:
@@ -279,9 +198,7 @@ def rule_of(owner: str, parameter: inspect.Parameter) -> Rule | None:
   # One of the kinds has no rule: what it allows is not known.
   if not kinds or len(found) + ("None" in kinds) < len(kinds):
     return None
-  rule = found[0] if len(found) == 1 else None
-  if rule in (WHOLE, NUMBER, TEXT):
-    rule = _OF_NAMES.get(parameter.name, rule)
+  rule = declared or (found[0] if len(found) == 1 else None)
   may_be_none = "None" in kinds or parameter.default is None or rule is TEXT
   return rule.or_none() if rule and may_be_none and not rule.is_legal(None) else rule
 
@@ -312,10 +229,14 @@ def check_settings(settings: Settings) -> None:
     parameter = parameter_of(key[1], key[2])
     if parameter is None:
       continue
-    owner = key[1].rsplit(".", 1)[-1]
+    # Of a function of somebody else with such a name the table says nothing.
+    known = affected.is_of_package(key[1])
+    owner = key[1].rsplit(".", 1)[-1] if known else ""
+    declared = affected.values(key[1], key[2])
     place = f"gin: {place_of(settings, setting)}: "
     # The table's `run` is the trainer's; another function may have that name, too.
-    _check(owner if key[1] == RUN or owner != "run" else "", parameter, value, place, setting.name)
+    owner = owner if key[1] == RUN or owner != "run" else ""
+    _check(owner, parameter, value, place, setting.name, declared)
     if key[1:] == (RUN, "mesh_shape"):
       check_mesh_shape(value, place)
 
@@ -333,7 +254,8 @@ def check_arguments(owner: str, function: Callable[..., Any], given: Mapping[str
   """
   for parameter in inspect.signature(function).parameters.values():
     if parameter.name in given:
-      _check(owner, parameter, given[parameter.name], "", f"{owner}.{parameter.name}")
+      declared = affected.values_of(function, parameter.name)
+      _check(owner, parameter, given[parameter.name], "", f"{owner}.{parameter.name}", declared)
 
 
 def check_mesh_shape(value: Any, place: str = "") -> None:
@@ -360,8 +282,15 @@ def place_of(settings: Settings, setting: Setting) -> str:
   return ", ".join(places)
 
 
-def _check(owner: str, parameter: inspect.Parameter, value: Any, place: str, name: str) -> None:
-  rule = rule_of(owner, parameter)
+def _check(
+  owner: str,
+  parameter: inspect.Parameter,
+  value: Any,
+  place: str,
+  name: str,
+  declared: Rule | None,
+) -> None:
+  rule = rule_of(owner, parameter, declared)
   if rule is None or value is parameter.default or rule.is_legal(value):
     return
   # Sizes and times are often written as 1e5.

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.layers import VarianceScalingInitializer
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
 
@@ -97,6 +98,7 @@ class Conv1D(TransformerLayer):
 
 
 @gin.configurable(module=_MODULE)
+@takes(filter_size=COUNT, output_size=COUNT)
 class Conv1DLayer(Conv1D):
   """A convolution, centered at each position; while decoding, it ends at the position.
 
@@ -149,6 +151,8 @@ class Conv1DLayer(Conv1D):
 
 
 @gin.configurable(module=_MODULE)
+@affects(training="depthwise_filter_initializer_scale pointwise_filter_initializer_scale")
+@takes(output_size=COUNT)
 class SeparableConv1DLayer(Conv1D):
   """A convolution of each channel for itself, then a dense layer.
 

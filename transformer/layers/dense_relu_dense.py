@@ -8,11 +8,14 @@ from typing import Any
 import gin
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT, affects, takes
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.models.deepnorm import XavierNormal
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+@affects(training="dropout_rate initial_gain")
+@takes(hidden_size=COUNT, dropout_rate=BELOW_ONE)
 class DenseReluDense(TransformerLayer):
   """A dense layer to `d_ff`, an activation, and a dense layer back.
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.layers.relative_position import relative_position_bucket
 from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
@@ -19,6 +20,7 @@ _MODULE = "mesh_tensorflow.transformer.transformer_layers"
 
 
 @gin.configurable(module=_MODULE)
+@takes(num_sentinels=COUNT)
 def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED) -> mtf.Tensor:
   """Relative positions between a decoder and an encoder that sees masked spans.
 
@@ -170,6 +172,7 @@ def _relative_bias(
 
 
 @gin.configurable(module=_MODULE)
+@affects(training="z_loss_coeff")
 def enc_dec_attention(
   self_attention_layer: SelfAttention,
   memory_antecedent: mtf.Tensor,

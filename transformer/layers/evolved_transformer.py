@@ -8,6 +8,7 @@ import gin
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT, affects, takes
 from mesh_tensorflow.transformer.layers.conv_layers import Conv1DLayer, SeparableConv1DLayer
 from mesh_tensorflow.transformer.layers.enc_dec_attention import EncDecAttention
 from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
@@ -39,6 +40,8 @@ class GatedLinearUnitLayer(TransformerLayer):
 
 
 @gin.configurable(module=_MODULE)
+@affects(training="dropout_rate initializer_scale")
+@takes(d_model=COUNT, dropout_rate=BELOW_ONE)
 class EncoderConvolutionalLayer(TransformerLayer):
   """Two branches, a dense layer and a convolution, then a separable convolution.
 
@@ -122,6 +125,8 @@ class DecoderAttentionLayer(TransformerLayer):
 
 
 @gin.configurable(module=_MODULE)
+@affects(training="dropout_rate initializer_scale")
+@takes(d_model=COUNT, dropout_rate=BELOW_ONE)
 class DecoderConvolutionalLayer(TransformerLayer):
   """Two branches of separable convolutions, then another one; they see no later position.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import gin
 
+from mesh_tensorflow.arguments.declared import ABOVE_ZERO, BELOW_ONE, COUNT, affects, takes
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.layers.enc_dec_attention import AttendsToEncoder
 from mesh_tensorflow.transformer.layers.model_attention_params import params_of_model
@@ -18,6 +19,19 @@ _MODULE = "mesh_tensorflow.transformer.transformer_layers"
 
 
 @gin.configurable(module=_MODULE)
+@affects(
+  training="loss_coef capacity_factor_train switch_policy_train switch_dropout switch_jitter z_loss"
+)
+@takes(
+  num_experts=COUNT,
+  group_size=COUNT,
+  capacity_factor_train=ABOVE_ZERO,
+  capacity_factor_eval=ABOVE_ZERO,
+  switch_dropout=BELOW_ONE,
+  switch_temperature=ABOVE_ZERO,
+  ntlb_top_k=COUNT,
+  hidden_size=COUNT,
+)
 class ExpertsSelfAttention(SelfAttention):
   """Self-attention with experts that compute queries, or keys, or both.
 

@@ -8,6 +8,7 @@ from typing import Any
 import gin
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT, affects, takes
 from mesh_tensorflow.layers import VarianceScalingInitializer, unit_scaling_convention
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.layers.enc_dec_attention import (
@@ -22,6 +23,8 @@ _MODULE = "mesh_tensorflow.transformer.transformer_layers"
 
 
 @gin.configurable(module=_MODULE)
+@affects(training="dropout_rate")
+@takes(dropout_rate=BELOW_ONE, relative_attention_num_buckets=COUNT)
 class GeneralBilinearSelfAttention(SelfAttention):
   """Self-attention whose keys and values are the inputs themselves.
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.layers import VarianceScalingInitializer
 from mesh_tensorflow.transformer.layers.conv_layers import SeparableConv1DLayer
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
@@ -18,6 +19,8 @@ _MODULE = "mesh_tensorflow.transformer.transformer_layers"
 
 
 @gin.configurable(module=_MODULE)
+@affects(training="depthwise_filter_initializer_scale pointwise_filter_initializer_scale")
+@takes(output_size=COUNT, num_unique_depth_filters=COUNT)
 class Conv1DLocalAttn(SeparableConv1DLayer):
   """Base class: a separable convolution whose depthwise weights are a softmax over positions.
 
@@ -177,6 +180,8 @@ _ATTENTION_TYPES = {
 
 
 @gin.configurable(module=_MODULE)
+@affects(training="depthwise_filter_initializer_scale pointwise_filter_initializer_scale")
+@takes(output_size=COUNT, num_unique_depth_filters=COUNT)
 class LocalConvAttnBlock(TransformerLayer):
   """A gated dense layer, a lightweight or dynamic convolution, and a dense layer.
 

@@ -8,6 +8,7 @@ import gin
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT, COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.layers.attention_bias import relative_attention_bias
 from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
@@ -16,6 +17,14 @@ from mesh_tensorflow.transformer.models.decoding_states import overwrite
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+@affects(training="dropout_rate")
+@takes(
+  radius=COUNT,
+  num_heads=COUNT,
+  num_memory_heads=COUNT_OR_ZERO,
+  key_value_size=COUNT,
+  dropout_rate=BELOW_ONE,
+)
 class LocalSelfAttention(SelfAttention):
   """Self-attention to the last `radius` positions (to both sides, if not autoregressive).
 

@@ -9,10 +9,12 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import COUNT, takes
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.memory_layers")
+@takes(key_size=COUNT)
 class ProductKeyValueMemory(TransformerLayer):
   """Reads the values of the best of n_keys ** 2 keys.
 

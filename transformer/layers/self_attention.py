@@ -9,6 +9,14 @@ import gin
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.arguments.declared import (
+  BELOW_ONE,
+  COUNT,
+  COUNT_OR_ZERO,
+  affects,
+  one_of,
+  takes,
+)
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.layers.attention_bias import (
   length_to_memory_length,
@@ -20,6 +28,15 @@ from mesh_tensorflow.transformer.models.decoding_states import write_at
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+@affects(training="dropout_rate z_loss_coeff initial_gain")
+@takes(
+  num_heads=COUNT,
+  num_memory_heads=COUNT_OR_ZERO,
+  key_value_size=COUNT,
+  dropout_rate=BELOW_ONE,
+  relative_attention_num_buckets=COUNT,
+  attention_func=one_of("hybrid"),
+)
 class SelfAttention(TransformerLayer):
   """Multi-head attention of a sequence to itself.
 

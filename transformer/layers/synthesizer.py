@@ -7,6 +7,14 @@ from typing import Any
 import gin
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.arguments.declared import (
+  BELOW_ONE,
+  COUNT,
+  COUNT_OR_ZERO,
+  affects,
+  one_of,
+  takes,
+)
 from mesh_tensorflow.transformer import attention
 from mesh_tensorflow.transformer.layers.model_attention_params import attention_params
 from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
@@ -14,6 +22,15 @@ from mesh_tensorflow.transformer.models.context import Context
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+@affects(training="dropout_rate")
+@takes(
+  num_heads=COUNT,
+  num_memory_heads=COUNT_OR_ZERO,
+  key_value_size=COUNT,
+  dropout_rate=BELOW_ONE,
+  relative_attention_num_buckets=COUNT,
+  attention_func=one_of("hybrid"),
+)
 class Synthesizer(SelfAttention):
   """Self-attention whose weights are not, or not only, made from queries and keys.
 

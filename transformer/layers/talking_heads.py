@@ -9,6 +9,7 @@ import gin
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT, affects, takes
 from mesh_tensorflow.layers import VarianceScalingInitializer, unit_scaling_convention, us_einsum
 from mesh_tensorflow.transformer.attention.dot_product import weights_dropout
 from mesh_tensorflow.transformer.layers.enc_dec_attention import (
@@ -24,6 +25,10 @@ _PROJECTIONS = ("x2l", "m2l", "x2w", "m2w")
 
 
 @gin.configurable(module=_MODULE)
+@affects(training="dropout_rate dynamic_projections_init_scale")
+@takes(
+  key_size=COUNT, value_size=COUNT, dropout_rate=BELOW_ONE, relative_attention_num_buckets=COUNT
+)
 class TalkingHeadsSelfAttention(SelfAttention):
   """Self-attention with projections between heads, before and after the softmax.
 

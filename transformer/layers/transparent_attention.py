@@ -9,12 +9,21 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT, affects, takes
 from mesh_tensorflow.layers import unit_scaling_convention
 from mesh_tensorflow.transformer.layers.enc_dec_attention import EncDecAttention
 from mesh_tensorflow.transformer.models.context import Context
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
+@affects(training="dropout_rate")
+@takes(
+  layers_per_encoder_module=COUNT,
+  layers_per_decoder_module=COUNT,
+  encoder_num_modules=COUNT,
+  decoder_num_modules=COUNT,
+  dropout_rate=BELOW_ONE,
+)
 class TransparentEncDecAttention(EncDecAttention):
   """Attention of each decoder module to its own mixture of the outputs of the encoder's modules.
 

@@ -8,6 +8,7 @@ import gin
 from absl import flags
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.errors import ConfigError
 
 _MODULE = "mesh_tensorflow.transformer.utils"
@@ -19,6 +20,7 @@ BATCH_METHODS = (
 
 
 @gin.configurable(module=_MODULE)
+@affects("report")
 def tpu_mesh_shape(
   tpu_topology: str = gin.REQUIRED,
   model_parallelism: Any = gin.REQUIRED,
@@ -96,6 +98,8 @@ def compute_batch_size(
 
 
 @gin.configurable(module=_MODULE)
+@affects("report")
+@takes(tokens_per_microbatch_per_replica=COUNT_OR_ZERO)
 def serialize_num_microbatches(
   batch_dim: mtf.Dimension,
   sequence_length: dict[str, int],
@@ -128,6 +132,8 @@ def serialize_num_microbatches(
 
 
 @gin.configurable(module=_MODULE)
+@affects("report")
+@takes(batch_size=COUNT, train_tokens=COUNT)
 def auto_train_steps(
   batch_size: int, sequence_length: dict[str, int], train_tokens: int = 2**36
 ) -> int:

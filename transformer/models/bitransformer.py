@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import COUNT, NOT_BELOW_ZERO, affects, takes
 from mesh_tensorflow.transformer.models.layer_stack import make_layer_stack
 from mesh_tensorflow.transformer.models.sequence_utils import autoregressive_inputs
 from mesh_tensorflow.transformer.models.unitransformer import Unitransformer
@@ -181,6 +182,8 @@ class Bitransformer:
     return encoded, loss
 
   @gin.configurable(module="Bitransformer")
+  @affects("report")
+  @takes(beam_size=COUNT, alpha=NOT_BELOW_ZERO, temperature=NOT_BELOW_ZERO)
   def decode(
     self,
     inputs: mtf.Tensor,
@@ -261,6 +264,7 @@ class Bitransformer:
 
 
 @gin.configurable(module=_MODULE)
+@affects(report="layout mesh_shape")
 def make_bitransformer(
   input_vocab_size: int = gin.REQUIRED,
   output_vocab_size: int = gin.REQUIRED,

@@ -9,12 +9,14 @@ import gin
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.layers import DenseInitializer, unit_scaling_convention
 
 _MODULE = "mesh_tensorflow.transformer.transformer"
 
 
 @gin.configurable(module=_MODULE)
+@takes(num_layers=COUNT)
 def deepnorm_input_scale(
   num_layers: int = gin.REQUIRED, stack: str = "alone", num_decoder_layers: int | None = None
 ) -> float:
@@ -42,6 +44,8 @@ def deepnorm_input_scale(
 
 
 @gin.configurable(module=_MODULE)
+@affects("training")
+@takes(num_layers=COUNT)
 def deepnorm_initial_gain(
   num_layers: int = gin.REQUIRED, stack: str = "alone", num_decoder_layers: int | None = None
 ) -> float:

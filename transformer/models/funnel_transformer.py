@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import COUNT, NOT_BELOW_ZERO, affects, takes
 from mesh_tensorflow.transformer.models import sublayers
 from mesh_tensorflow.transformer.models.bitransformer import Bitransformer
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
@@ -217,6 +218,8 @@ class BitransformerFunnel(Bitransformer):
     return encoded, loss
 
   @gin.configurable(module="BitransformerFunnel")
+  @affects("report")
+  @takes(beam_size=COUNT, alpha=NOT_BELOW_ZERO, temperature=NOT_BELOW_ZERO)
   def decode(
     self,
     inputs: mtf.Tensor,

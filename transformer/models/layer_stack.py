@@ -11,6 +11,7 @@ import gin
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT, affects, takes
 from mesh_tensorflow.transformer.models import sublayers
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.models.recomputation import recomputed_layer
@@ -92,6 +93,8 @@ class SublayerStack(Layers):
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
+@affects(training="dropout_rate recompute_grads")
+@takes(dropout_rate=BELOW_ONE)
 class LayerStack(SublayerStack):
   """A list of layers, each with the same sublayers (norm, dropout, residual, ...) around it.
 
@@ -212,6 +215,7 @@ class LayerStack(SublayerStack):
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
+@takes(num_layers=COUNT)
 def make_layer_stack(
   layers: Sequence[Any] = gin.REQUIRED,
   layer_stack_cls: Callable[[list[TransformerLayer]], LayerStack] = LayerStack,

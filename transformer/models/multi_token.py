@@ -10,6 +10,7 @@ import gin
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.layers import VarianceScalingInitializer
 from mesh_tensorflow.transformer.models import sublayers
 from mesh_tensorflow.transformer.models.context import Context
@@ -17,6 +18,7 @@ from mesh_tensorflow.transformer.models.layer_stack import LayerStack, make_laye
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
+@affects("training")
 class MultiTokenPrediction:
   """Modules behind a model, each of which predicts the token behind that of the one before.
 

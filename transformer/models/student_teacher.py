@@ -12,6 +12,13 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, errors
+from mesh_tensorflow.arguments.declared import (
+  COUNT_OR_ZERO,
+  FRACTION,
+  NOT_BELOW_ZERO,
+  affects,
+  takes,
+)
 from mesh_tensorflow.operations.global_step import get_global_step
 from mesh_tensorflow.transformer.models.bitransformer import Bitransformer, make_bitransformer
 from mesh_tensorflow.transformer.models.unitransformer import Unitransformer
@@ -24,6 +31,8 @@ _LOG = logging.getLogger("mesh_tensorflow")
 
 
 @gin.configurable(module=_MODULE)
+@affects("training")
+@takes(temperature=NOT_BELOW_ZERO, fraction_soft=FRACTION, distill_start_step=COUNT_OR_ZERO)
 class StudentTeacher:
   """A student that is trained to give the probabilities of a teacher (Hinton et al., 2015).
 
@@ -205,6 +214,7 @@ class StudentTeacher:
 
 
 @gin.configurable(module=_MODULE)
+@affects("training")
 def make_bi_student_teacher(
   input_vocab_size: int = gin.REQUIRED,
   output_vocab_size: int = gin.REQUIRED,

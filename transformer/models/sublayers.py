@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import BELOW_ONE, NOT_BELOW_ZERO, affects, takes
 from mesh_tensorflow.operations.norms import rms_normalize
 from mesh_tensorflow.transformer.models.context import Context
 
@@ -51,6 +52,7 @@ def sublayer_mask_padding(x: mtf.Tensor, layer_stack: Stack | None, context: Con
 
 
 @gin.configurable(module=_MODULE)
+@takes(epsilon=NOT_BELOW_ZERO)
 def sublayer_rms_norm(
   x: mtf.Tensor,
   layer_stack: Stack | None,
@@ -64,6 +66,7 @@ def sublayer_rms_norm(
 
 
 @gin.configurable(module=_MODULE)
+@takes(epsilon=NOT_BELOW_ZERO)
 def sublayer_output_rms_norm(
   x: mtf.Tensor,
   layer_stack: Stack | None,
@@ -98,6 +101,7 @@ def sublayer_legacy_final_rms_norm(
 
 
 @gin.configurable(module=_MODULE)
+@takes(epsilon=NOT_BELOW_ZERO)
 def sublayer_rms_norm_subsampled(
   x: mtf.Tensor,
   layer_stack: Stack | None,
@@ -121,6 +125,7 @@ def sublayer_rms_norm_subsampled(
 
 
 @gin.configurable(module=_MODULE)
+@takes(epsilon=NOT_BELOW_ZERO)
 def sublayer_scale_norm(
   x: mtf.Tensor,
   layer_stack: Stack | None,
@@ -134,6 +139,7 @@ def sublayer_scale_norm(
 
 
 @gin.configurable(module=_MODULE)
+@takes(epsilon=NOT_BELOW_ZERO)
 def sublayer_true_layer_norm(
   x: mtf.Tensor, layer_stack: Stack | None, context: Context, epsilon: float = 1e-6
 ) -> mtf.Tensor:
@@ -168,6 +174,8 @@ def sublayer_scaled_residual(
 
 
 @gin.configurable(module=_MODULE)
+@affects("training")
+@takes(dropout_rate=BELOW_ONE)
 def sublayer_dropout(
   x: mtf.Tensor, layer_stack: Stack | None, context: Context, dropout_rate: float = 0.0
 ) -> mtf.Tensor:
@@ -185,6 +193,7 @@ def sublayer_dropout(
 
 
 @gin.configurable(module=_MODULE)
+@affects("training")
 def sublayer_clip_activation_gradient(
   x: mtf.Tensor, layer_stack: Stack | None, context: Context, rms_norm: float = 1.0
 ) -> mtf.Tensor:
@@ -194,12 +203,15 @@ def sublayer_clip_activation_gradient(
 
 
 @gin.configurable(module=_MODULE)
+@affects("training")
 def sublayer_legacy_dropout(x: mtf.Tensor, layer_stack: Stack, context: Context) -> mtf.Tensor:
   """`sublayer_dropout` with the dropout rate of the layer stack."""
   return sublayer_dropout(x, layer_stack, context, dropout_rate=layer_stack.dropout_rate)
 
 
 @gin.configurable(module=_MODULE)
+@affects("training")
+@takes(init_dropout_rate=BELOW_ONE)
 def sublayer_annealed_dropout(
   x: mtf.Tensor,
   layer_stack: Stack | None,
@@ -231,6 +243,7 @@ def sublayer_annealed_dropout(
 
 
 @gin.configurable(module=_MODULE)
+@affects(training="initial_value")
 def sublayer_rezero(
   x: mtf.Tensor, layer_stack: Stack | None, context: Context, initial_value: float = 0.0
 ) -> mtf.Tensor:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT, affects, takes
 from mesh_tensorflow.operations.variables import convert_to_variable_dtype
 from mesh_tensorflow.transformer.models import step_sums
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
@@ -39,6 +40,16 @@ def _no_token(dtype: tf.DType) -> float:
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
+@affects(
+  training=(
+    "label_smoothing z_loss loss_fn loss_on_targets_only loss_denominator "
+    "token_dropout_rate multi_token logits_init_scale"
+  ),
+  report="layout mesh_shape",
+)
+@takes(
+  d_model=COUNT, max_length=COUNT, label_smoothing=BELOW_ONE, vocab_divisor=COUNT, ensemble=COUNT
+)
 class Unitransformer(TokenLoss, Generation):
   """Token embedding, positions, a layer stack, and logits.
 

@@ -9,6 +9,7 @@ import gin
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.transformer.models.context import Context
 
 _MODULE = "mesh_tensorflow.transformer.transformer"
@@ -57,6 +58,7 @@ class TokenVectors:
 
 
 @gin.configurable(module=_MODULE)
+@affects(report="mesh", training="init_scale")
 class VocabEmbedding(TokenVectors):
   """A table of one vector per token.
 
@@ -126,6 +128,7 @@ def get_vocab_embedding_cls(cls: Any = VocabEmbedding) -> Any:
 
 
 @gin.configurable(module=_MODULE)
+@affects("precision")
 def reduce_ensemble_logits_select(
   logits: mtf.Tensor, ensemble_dim: mtf.Dimension, vocab_dim: mtf.Dimension, model_id: int = 0
 ) -> mtf.Tensor:
@@ -135,6 +138,7 @@ def reduce_ensemble_logits_select(
 
 
 @gin.configurable(module=_MODULE)
+@affects("precision")
 def reduce_ensemble_logits_mean_prob(
   logits: mtf.Tensor, ensemble_dim: mtf.Dimension, vocab_dim: mtf.Dimension
 ) -> mtf.Tensor:
@@ -145,6 +149,7 @@ def reduce_ensemble_logits_mean_prob(
 
 
 @gin.configurable(module=_MODULE)
+@affects("precision")
 def reduce_ensemble_logits_mean_logit(
   logits: mtf.Tensor, ensemble_dim: mtf.Dimension, vocab_dim: mtf.Dimension
 ) -> mtf.Tensor:
@@ -154,6 +159,7 @@ def reduce_ensemble_logits_mean_logit(
 
 
 @gin.configurable(module=_MODULE)
+@affects("precision")
 def reduce_ensemble_logits(
   logits: mtf.Tensor,
   ensemble_dim: mtf.Dimension,

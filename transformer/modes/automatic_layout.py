@@ -22,6 +22,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, workers
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import ConfigError, LayoutError, OutOfMemoryError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
@@ -189,6 +190,7 @@ def whole_batch(batch_size: Any, sequence_length: Mapping[str, int]) -> int:
 @gin.configurable(module="mesh_tensorflow.transformer.plan", allowlist=[
   "machine", "memory_limit", "fixed", "time_limit", "alternatives", "choices"
 ])  # fmt: skip
+@affects("report")
 def choose_layout(
   make: StepMaker,
   mesh_shape: mtf.Shape | None,

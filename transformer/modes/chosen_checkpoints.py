@@ -13,6 +13,7 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
+from mesh_tensorflow.arguments.declared import COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.checkpoint import restoring, verification
 from mesh_tensorflow.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from mesh_tensorflow.transformer.files.by_chief import by_chief
@@ -30,6 +31,8 @@ _STEPS_SHOWN = 20  # In an error.
 
 
 @gin.configurable(module=_MODULE)
+@affects("report")
+@takes(skip_until=COUNT_OR_ZERO)
 def get_checkpoint_iterator(
   checkpoint_step: Any,
   model_dir: str,

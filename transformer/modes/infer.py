@@ -8,6 +8,7 @@ from typing import Any
 
 import gin
 
+from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
 from mesh_tensorflow.transformer.modes.infer_files import decode_lines
 from mesh_tensorflow.transformer.modes.infer_prompts import decode_prompts
@@ -17,6 +18,8 @@ from mesh_tensorflow.transformer.sampling.settings import SampleSettings, sample
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.utils")
+@affects("report")
+@takes(batch_size=COUNT, repeats=COUNT)
 def decode_from_file(
   estimator: Any,
   vocabulary: Any,
@@ -69,6 +72,8 @@ def decode_from_file(
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.utils")
+@affects("report")
+@takes(batch_size=COUNT)
 def infer_model(
   estimator: Any,
   vocabulary: Any,

@@ -10,6 +10,7 @@ from typing import Any
 import gin
 import numpy as np
 
+from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data.eval_datasets import EvalDataset, reset_seeds
 from mesh_tensorflow.transformer.data.text_io import (
@@ -27,6 +28,7 @@ _MODULE = "mesh_tensorflow.transformer.utils"
 
 
 @gin.configurable(module=_MODULE)
+@affects("report")
 def decode(
   estimator: Any, input_fn: Any, vocabulary: Any, checkpoint_path: str | None = None
 ) -> Iterator[str]:
@@ -57,6 +59,8 @@ def decode(
 
 
 @gin.configurable(module=_MODULE)
+@affects("report")
+@takes(batch_size=COUNT)
 def decode_from_dataset(
   estimator: Any,
   vocabulary: Any,

@@ -8,6 +8,14 @@ from typing import Any
 import gin
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.arguments.declared import (
+  ABOVE_ZERO,
+  BELOW_ONE,
+  COUNT,
+  COUNT_OR_ZERO,
+  affects,
+  takes,
+)
 from mesh_tensorflow.tpu import mesh as tpu_mesh
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
 from mesh_tensorflow.transformer.meshes import mesh_setup
@@ -21,6 +29,19 @@ from mesh_tensorflow.transformer.training.validation import Validation
 
 @gin.configurable(
   module="mesh_tensorflow.transformer.utils", denylist=["predict_fn", "validation", "reports"]
+)
+@affects("report")
+@takes(
+  batch_size=COUNT,
+  keep_checkpoint_max=COUNT,
+  save_checkpoints_steps=COUNT_OR_ZERO,
+  outer_batch_size=COUNT,
+  ensemble_inputs=COUNT,
+  iterations_per_loop=COUNT,
+  report_every=COUNT,
+  max_grad_norm=ABOVE_ZERO,
+  ema_decay=BELOW_ONE,
+  gradient_accumulation_steps=COUNT,
 )
 def tpu_estimator_model_fn(
   model_type: str,

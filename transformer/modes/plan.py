@@ -7,6 +7,7 @@ from typing import Any
 import gin
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import OutOfMemoryError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
@@ -34,6 +35,7 @@ def print_plan(steps: ModelSteps, optimizer: Any) -> mtf.Report:
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.plan", allowlist=["search"])
+@affects("report")
 def print_best_layouts(job: Job, bound: mtf.Report | None, search: bool = True) -> Any:
   """Prints a table of the best layouts, and how the bound one compares with the first.
 

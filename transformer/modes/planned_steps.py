@@ -8,6 +8,7 @@ from typing import Any
 import gin
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.running.function import Function
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
@@ -17,6 +18,8 @@ from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.plan")
+@affects("report")
+@takes(batch_size=COUNT)
 def make_steps(
   model_type: str,
   mesh_shape: mtf.Shape,

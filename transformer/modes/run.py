@@ -12,6 +12,14 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow import workers
+from mesh_tensorflow.arguments.declared import (
+  ABOVE_ZERO,
+  BELOW_ONE,
+  COUNT,
+  COUNT_OR_ZERO,
+  affects,
+  takes,
+)
 from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2
 from mesh_tensorflow.transformer.data import own_documents
 from mesh_tensorflow.transformer.gin_config import value_checks
@@ -73,6 +81,22 @@ def _join_as_bound(mode: Mode | None, given: dict[str, Any]) -> None:
 
 @_before_arguments
 @gin.configurable(module=_MODULE)
+@affects("report")
+@takes(
+  iterations_per_loop=COUNT,
+  save_checkpoints_steps=COUNT_OR_ZERO,
+  keep_checkpoint_max=COUNT,
+  total_run_steps=COUNT,
+  perplexity_eval_steps=COUNT,
+  ensemble_inputs=COUNT,
+  seen_data_init_step=COUNT_OR_ZERO,
+  report_every=COUNT,
+  max_grad_norm=ABOVE_ZERO,
+  ema_decay=BELOW_ONE,
+  gradient_accumulation_steps=COUNT,
+  eval_steps=COUNT,
+  early_stopping_patience=COUNT,
+)
 def run(
   tpu_job_name: str | None,
   tpu: str | None,

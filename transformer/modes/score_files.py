@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import workers
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data.encoding import vocabulary_of
 from mesh_tensorflow.transformer.data.text_io import write_lines_to_file
@@ -22,6 +23,7 @@ _SHOWN = 10  # Scores that are printed.
 
 
 @gin.configurable(module=_MODULE)
+@affects("report")
 def save_scores(
   results: Sequence[Mapping[str, Any]],
   vocabulary: Any,
@@ -85,6 +87,7 @@ def show_scores(result: Any) -> None:
 
 
 @gin.configurable(module=_MODULE)
+@affects("report")
 def save_scores_to_tfrecords(
   results: Sequence[MutableMapping[str, Any]],
   vocabulary: Any,

@@ -7,6 +7,7 @@ from typing import Any
 
 import gin
 
+from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.data.eval_datasets import EvalDataset, reset_seeds
 from mesh_tensorflow.transformer.modes.input_fns import combined_dataset_input_fn
@@ -33,6 +34,8 @@ def run_score_from_dataset(job: Job) -> Any:
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.utils")
+@affects("report")
+@takes(batch_size=COUNT)
 def score_from_dataset(
   estimator: Any,
   vocabulary: Any,

@@ -9,6 +9,7 @@ from typing import Any
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data.text_io import (
   encode_inputs,
@@ -38,6 +39,8 @@ def run_score_from_strings(job: Job) -> Any:
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.utils")
+@affects("report")
+@takes(batch_size=COUNT)
 def score_from_strings(
   estimator: Any,
   vocabulary: Any,

@@ -9,6 +9,7 @@ from typing import Any
 import gin
 import numpy as np
 
+from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import named_checkpoints
 from mesh_tensorflow.transformer.modes.score_files import save_scores, save_scores_to_tfrecords
@@ -18,6 +19,7 @@ _MODULE = "mesh_tensorflow.transformer.utils"
 
 
 @gin.configurable(module=_MODULE)
+@affects("report")
 def compute_log_likelihoods(
   estimator: Any, input_fn: Any, checkpoint_path: str | None = None
 ) -> list[float]:
@@ -36,6 +38,8 @@ def compute_log_likelihoods(
 
 
 @gin.configurable(module=_MODULE)
+@affects("report")
+@takes(num_examples=COUNT)
 def score_with_estimator(
   estimator: Any,
   input_fn: Any,
@@ -70,6 +74,8 @@ def score_with_estimator(
 
 
 @gin.configurable(module=_MODULE)
+@affects("report")
+@takes(num_examples=COUNT, num_examples_per_shard=COUNT)
 def score_with_estimator_lazy(
   estimator: Any,
   input_fn: Any,

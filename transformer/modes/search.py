@@ -8,6 +8,7 @@ import re
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
@@ -21,6 +22,7 @@ _HEAD = "# Found by run.mode = 'search'"
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.plan", allowlist=["path"])
+@affects("report")
 def write_layout(choice: LayoutChoice, model: str, path: str | None = None) -> str:
   """Writes a layout as a gin file, to be given with `--gin_file`.
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import ABOVE_ZERO, BELOW_ONE, COUNT, affects, takes
 from mesh_tensorflow.transformer.models import sublayers
 from mesh_tensorflow.transformer.models.context import Context
 from mesh_tensorflow.transformer.moe.dispatch import apply_experts
@@ -194,6 +195,24 @@ def _sublayer_dropout(y: mtf.Tensor, context: Context) -> mtf.Tensor:
 
 @gin.configurable(module="mesh_tensorflow.transformer.heterogeneous_moe")
 @dataclasses.dataclass(eq=False, repr=False)
+@affects(
+  training=(
+    "loss_coef capacity_factor_train use_second_place_loss second_policy_train "
+    "second_threshold_train dropout_rate switch_policy_train switch_dropout "
+    "switch_jitter z_loss"
+  ),
+)
+@takes(
+  num_experts=COUNT,
+  hidden_size=COUNT,
+  group_size=COUNT,
+  capacity_factor_train=ABOVE_ZERO,
+  capacity_factor_eval=ABOVE_ZERO,
+  dropout_rate=BELOW_ONE,
+  switch_dropout=BELOW_ONE,
+  switch_temperature=ABOVE_ZERO,
+  ntlb_top_k=COUNT,
+)
 class HeterogeneousMoE1D(OneLevelExpertsLayer):
   """A mixture of experts of different depths and widths: see `transformer_moe_layer_v1`.
 

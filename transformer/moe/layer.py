@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import ABOVE_ZERO, BELOW_ONE, COUNT, affects, takes
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.models.step_sums import StepSum
 from mesh_tensorflow.transformer.moe.dispatch import apply_experts
@@ -248,6 +249,25 @@ class OneLevelExpertsLayer(ExpertsLayer):
 
 @gin.configurable(module="mesh_tensorflow.transformer.moe")
 @dataclasses.dataclass(eq=False, repr=False)
+@affects(
+  training=(
+    "loss_coef capacity_factor_train use_second_place_loss second_policy_train "
+    "second_threshold_train dropout_rate switch_policy_train switch_dropout "
+    "switch_jitter z_loss"
+  ),
+  report="summaries",
+)
+@takes(
+  num_experts=COUNT,
+  hidden_size=COUNT,
+  group_size=COUNT,
+  capacity_factor_train=ABOVE_ZERO,
+  capacity_factor_eval=ABOVE_ZERO,
+  dropout_rate=BELOW_ONE,
+  switch_dropout=BELOW_ONE,
+  switch_temperature=ABOVE_ZERO,
+  ntlb_top_k=COUNT,
+)
 class MoE1D(OneLevelExpertsLayer):
   """A feed-forward layer of which each token uses a small part: see `transformer_moe_layer_v1`.
 

@@ -14,6 +14,7 @@ from typing import Any
 import gin
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import OutOfMemoryError
 from mesh_tensorflow.meshes import memory
 
@@ -29,6 +30,7 @@ class MayNotFitError(Exception):
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.memory_check", allowlist=["refuse"])
+@affects("report")
 class MemoryCheck:
   """Looks at training steps on CPU devices; of others TensorFlow does not tell the memory.
 

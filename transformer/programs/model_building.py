@@ -9,6 +9,7 @@ import gin
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.models.bitransformer import make_bitransformer
 from mesh_tensorflow.transformer.models.layer_stack import make_layer_stack
@@ -21,6 +22,7 @@ MODEL_TYPES = (*PAIRED, "lm", "delimited_lm", "aligned")
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.utils")
+@affects("report")
 def get_variable_dtype(
   master_dtype: Any = tf.bfloat16,
   slice_dtype: Any = tf.float32,

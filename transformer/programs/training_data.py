@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import data_seed, files_read, input_shards
 from mesh_tensorflow.transformer.files.input_shards import BatchRows, InputShard
@@ -85,6 +86,7 @@ def examples_of(input_fn: Any, batch_size: int) -> tf.data.Dataset:
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.training_data", allowlist=["shard_input"])
+@affects("training")
 class TrainingData:
   """The batches of one training run; on several workers, the part that this one needs of them.
 

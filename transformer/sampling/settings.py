@@ -9,6 +9,7 @@ from typing import Any
 
 import gin
 
+from mesh_tensorflow.arguments.declared import NOT_BELOW_ZERO, affects, takes
 from mesh_tensorflow.decoding.token_choice import TokenChoice
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.gin_config import value_checks
@@ -66,6 +67,8 @@ class SampleSettings:
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.utils")
+@affects("report")
+@takes(temperature=NOT_BELOW_ZERO)
 def sample(
   prompt: Any = None,
   interactive: bool = False,

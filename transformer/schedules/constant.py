@@ -5,10 +5,12 @@ from __future__ import annotations
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.transformer.schedules.base import MODULE, Step
 
 
 @gin.configurable(module=MODULE)
+@affects("training")
 def constant(step: Step, total_train_steps: int, value: float = 1.0) -> float:
   """Always `value`, as it is given."""
   del step, total_train_steps
@@ -16,6 +18,7 @@ def constant(step: Step, total_train_steps: int, value: float = 1.0) -> float:
 
 
 @gin.configurable(module=MODULE)
+@affects("training")
 def constant_learning_rate(
   step: Step, total_train_steps: int, learning_rate: float = gin.REQUIRED
 ) -> tf.Tensor:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import NOT_BELOW_ZERO, affects, takes
 from mesh_tensorflow.transformer.schedules.base import MODULE, Step, as_float, as_steps
 
 
 @gin.configurable(module=MODULE)
+@affects("training")
 def linear_decay(step: Step, total_train_steps: int, steps_or_fraction: float = 0.1) -> tf.Tensor:
   """1, then linearly to 0 at the end.
 
@@ -23,6 +25,7 @@ def linear_decay(step: Step, total_train_steps: int, steps_or_fraction: float = 
 
 
 @gin.configurable(module=MODULE)
+@affects("training")
 def linear_warmup(
   step: Step, total_train_steps: int, steps_or_fraction: float = 10000
 ) -> tf.Tensor:
@@ -37,6 +40,8 @@ def linear_warmup(
 
 
 @gin.configurable(module=MODULE)
+@affects("training")
+@takes(initial_lr=NOT_BELOW_ZERO)
 def linear_decay_learning_rate(
   step: Step, total_train_steps: int, initial_lr: float = 0.1, offset: int = 0
 ) -> tf.Tensor:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import COUNT_OR_ZERO, FRACTION, affects, takes
 from mesh_tensorflow.transformer.schedules.base import MODULE, Step, as_float
 
 
 @gin.configurable(module=MODULE)
+@affects("training")
+@takes(warmup_steps=COUNT_OR_ZERO, linear_decay_fraction=FRACTION)
 def learning_rate_schedule_noam(
   step: Step,
   total_train_steps: int,

@@ -8,10 +8,12 @@ from typing import Any
 
 import gin
 
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.transformer.schedules.base import MODULE, Rate, Schedule, Step
 
 
 @gin.configurable(module=MODULE)
+@affects("training")
 def product_learning_rate(
   step: Step,
   total_train_steps: int,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.transformer.schedules.base import MODULE, Step, as_float
 
 
 @gin.configurable(module=MODULE)
+@affects("training")
+@takes(warmup_steps=COUNT_OR_ZERO)
 def truncated_rsqrt(step: Step, total_train_steps: int, warmup_steps: int = 10000) -> tf.Tensor:
   """max(step, warmup_steps) ** -0.5: constant during the warm-up.
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import FRACTION, NOT_BELOW_ZERO, affects, takes
 from mesh_tensorflow.transformer.schedules.base import MODULE, Step, as_float
 
 
 @gin.configurable(module=MODULE)
+@affects("training")
+@takes(cut_fraction=FRACTION, max_learning_rate=NOT_BELOW_ZERO)
 def slanted_triangular(
   step: Step,
   total_train_steps: int,

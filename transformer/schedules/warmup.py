@@ -15,6 +15,7 @@ import math
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import FRACTION, NOT_BELOW_ZERO, affects, takes
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.schedules.base import MODULE, Step, as_float, as_steps
 
@@ -22,6 +23,8 @@ _SHAPES = ("linear", "sqrt", "cosine")
 
 
 @gin.configurable(module=MODULE)
+@affects("training")
+@takes(warmup=NOT_BELOW_ZERO, final_factor=FRACTION, peak=NOT_BELOW_ZERO)
 def cosine_decay(
   step: Step,
   total_train_steps: int,
@@ -47,6 +50,8 @@ def cosine_decay(
 
 
 @gin.configurable(module=MODULE)
+@affects("training")
+@takes(warmup=NOT_BELOW_ZERO, final_factor=FRACTION, peak=NOT_BELOW_ZERO)
 def linear_warmup_decay(
   step: Step,
   total_train_steps: int,
@@ -69,6 +74,8 @@ def linear_warmup_decay(
 
 
 @gin.configurable(module=MODULE)
+@affects("training")
+@takes(warmup=NOT_BELOW_ZERO, final_factor=FRACTION, peak=NOT_BELOW_ZERO)
 def inverse_square_root(
   step: Step,
   total_train_steps: int,
@@ -95,6 +102,8 @@ def inverse_square_root(
 
 
 @gin.configurable(module=MODULE)
+@affects("training")
+@takes(warmup=NOT_BELOW_ZERO, final_factor=FRACTION, peak=NOT_BELOW_ZERO)
 def warmup_stable_decay(
   step: Step,
   total_train_steps: int,

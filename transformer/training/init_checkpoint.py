@@ -15,6 +15,7 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import CheckpointError, ConfigError
 from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.running.lowering import RUN_COUNTER
@@ -41,6 +42,7 @@ class UnmappedVariableError(CheckpointError, KeyError):
 
 
 @gin.configurable(module=_MODULE)
+@affects("report")
 def init_checkpoint_variable_mapping(
   name: str, mapping_fn: Callable[[str], str] | None = None
 ) -> str:
@@ -49,12 +51,14 @@ def init_checkpoint_variable_mapping(
 
 
 @gin.configurable(module=_MODULE)
+@affects("report")
 def should_load_variable(name: str, filter_fn: Callable[[str], bool] | None = None) -> bool:
   """Whether a variable of the model is taken from `run.init_checkpoint`, if that has it."""
   return bool(filter_fn(name)) if filter_fn else True
 
 
 @gin.configurable(module=_MODULE)
+@affects("report")
 def variable_filter_max_size(v: Any, max_size: float = 1e7) -> bool:
   """Whether an `mtf.Variable` has at most `max_size` elements; for `run.variable_filter`."""
   return bool(v.size <= max_size)
@@ -71,6 +75,7 @@ def names_of_model(names: Sequence[str]) -> Iterator[None]:
 
 
 @gin.configurable(module=_MODULE)
+@affects("report")
 def flexible_ckpt_init_mapping(
   ckpt_path: str = "",
   new_layers: Sequence[Any] | None = None,

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.arguments.declared import COUNT_OR_ZERO, takes
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.gin_config import value_checks
 from mesh_tensorflow.transformer.programs import training_data
@@ -58,6 +59,7 @@ class TrainRequest:
     return first
 
 
+@takes(train_steps=COUNT_OR_ZERO, max_steps=COUNT_OR_ZERO, steps=COUNT_OR_ZERO)
 def train_request(
   dataset_fn: Callable[..., tf.data.Dataset] | None,
   input_fn: Any,

@@ -18,6 +18,7 @@ from typing import Any
 import gin
 
 from mesh_tensorflow import exit_codes, workers
+from mesh_tensorflow.arguments.declared import ABOVE_ZERO, affects, takes
 from mesh_tensorflow.errors import ConfigError, StoppedError
 from mesh_tensorflow.transformer.programs.several_steps import StopFlag
 
@@ -27,6 +28,8 @@ _SAME_SECONDS = 1.0
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.stopping", allowlist=["save_within_seconds"])
+@affects("report")
+@takes(save_within_seconds=ABOVE_ZERO)
 class StopRequests:
   """Takes note of signals that ask the program to stop, inside its block.
 

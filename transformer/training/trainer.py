@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import workers
+from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, takes
 from mesh_tensorflow.errors import WorkerLostError
 from mesh_tensorflow.transformer.files import model_files, records
 from mesh_tensorflow.transformer.files.by_chief import by_chief
@@ -73,6 +74,12 @@ class Trainer(TrainableModel):
     reports: what reports tell besides; None: what `ReportSettings()` says.
   """
 
+  @takes(
+    steps_per_call=COUNT,
+    save_checkpoints_steps=COUNT_OR_ZERO,
+    keep_checkpoint_max=COUNT,
+    report_every=COUNT,
+  )
   def __init__(
     self,
     steps: ModelSteps,

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, NOT_BELOW_ZERO
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import records
-from mesh_tensorflow.transformer.gin_config import value_checks
 from mesh_tensorflow.transformer.programs import evaluation, training_data
 from mesh_tensorflow.transformer.training.best_checkpoint import Evaluations
 from mesh_tensorflow.transformer.training.estimator import Estimator
@@ -56,10 +56,10 @@ class Validation:
 
   def __post_init__(self) -> None:
     for name, rule in (
-      ("every", value_checks.at_least(0)),
-      ("max_batches", value_checks.at_least(1).or_none()),
-      ("patience", value_checks.at_least(1).or_none()),
-      ("min_delta", value_checks.NOT_BELOW_ZERO),
+      ("every", COUNT_OR_ZERO),
+      ("max_batches", COUNT.or_none()),
+      ("patience", COUNT.or_none()),
+      ("min_delta", NOT_BELOW_ZERO),
     ):
       if not rule.is_legal(getattr(self, name)):
         raise ConfigError(f"Validation: {name} = {getattr(self, name)!r}: it must be {rule.legal}")

@@ -9,6 +9,7 @@ import gin
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import BELOW_ONE, affects, takes
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.universal_transformer import gates
 from mesh_tensorflow.transformer.universal_transformer.halting import HaltingState
@@ -32,6 +33,8 @@ _LEGAL = {
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.universal_transformer")
+@affects(training="dropout_rate")
+@takes(dropout_rate=BELOW_ONE)
 class UTLayerStack(UTPasses):
   """A stack whose layers are applied several times, with the same weights.
 

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.transformer.vocabularies.base import Vocabulary, shifted
 
 
@@ -61,6 +62,8 @@ class ByteVocabulary(Vocabulary):
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.vocabulary")
+@affects("report")
+@takes(extra_ids=COUNT_OR_ZERO)
 def get_byte_vocabulary(extra_ids: int = 0) -> ByteVocabulary:
   """A `ByteVocabulary`: needs no file and encodes any text; 259 ids and `extra_ids` more."""
   return ByteVocabulary(extra_ids)

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.transformer.files import text_files
 from mesh_tensorflow.transformer.vocabularies.base import Vocabulary, shifted
 from mesh_tensorflow.transformer.vocabularies.kept import kept
@@ -210,6 +211,7 @@ def _printed(characters: tf.Tensor, text: tf.Tensor) -> bool:
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.vocabulary")
+@affects("report")
 def get_character_vocabulary(
   filename: str | Sequence[str] = gin.REQUIRED, *, unknown: str = "skip"
 ) -> CharacterVocabulary:

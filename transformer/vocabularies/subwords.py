@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import workers
+from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import text_files
 from mesh_tensorflow.transformer.files.by_chief import by_chief
@@ -246,6 +247,8 @@ def train_subword_vocabulary(
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.vocabulary")
+@affects("report")
+@takes(vocab_size=COUNT, extra_ids=COUNT_OR_ZERO)
 def get_subword_vocabulary(
   filename: str = gin.REQUIRED,
   train_files: str | Sequence[str] | None = None,

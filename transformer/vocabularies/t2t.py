@@ -18,6 +18,7 @@ from collections.abc import Iterable
 import gin
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.files import text_files
 from mesh_tensorflow.transformer.vocabularies.base import Vocabulary, encode_in_python
@@ -109,6 +110,7 @@ class T2tVocabulary(Vocabulary):
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.t2t_vocabulary")
+@affects("report")
 def get_t2t_vocabulary(
   data_dir: str = gin.REQUIRED, vocabulary_filename: str = gin.REQUIRED
 ) -> T2tVocabulary:

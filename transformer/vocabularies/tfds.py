@@ -8,6 +8,7 @@ from typing import Any
 import gin
 
 from mesh_tensorflow import errors
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.transformer.vocabularies.base import Vocabulary
 
 
@@ -33,6 +34,7 @@ class TFDSVocabulary(Vocabulary):
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.vocabulary")
+@affects("report")
 def get_tfds_vocabulary(
   dataset_name: str = gin.REQUIRED, *, tfds_data_dir: str | None = None
 ) -> TFDSVocabulary:

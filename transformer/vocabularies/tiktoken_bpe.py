@@ -18,6 +18,7 @@ import gin
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import text_files
 from mesh_tensorflow.transformer.vocabularies.base import Vocabulary, encode_in_python, shifted
@@ -201,6 +202,7 @@ class TiktokenVocabulary(Vocabulary):
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.vocabulary")
+@affects("report")
 def get_tiktoken_vocabulary(
   filename: str = gin.REQUIRED, pattern: str | None = None
 ) -> TiktokenVocabulary:

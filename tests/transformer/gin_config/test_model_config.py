@@ -10,7 +10,7 @@ import pytest
 
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import gin_config, utils, vocabulary
-from mesh_tensorflow.transformer.gin_config import model_config
+from mesh_tensorflow.transformer.gin_config import affected, model_config
 from mesh_tensorflow.transformer.gin_config import names as gin_names
 from tests.transformer import small_lm
 from tests.transformer import worker_processes as program
@@ -285,7 +285,7 @@ def test_every_configurable_of_the_package_is_in_its_place():
     selector.rpartition(".")[0]
     for name in gin_names._registered_names()
     for selector in gin_names.whole_selectors(name)
-    if selector.startswith("mesh_tensorflow.") and model_config._group(selector) == "model"
+    if affected.is_of_package(selector) and affected.whole(selector) == "model"
   }
   known = (
     "adaptive_softmax evolved_transformer fixup_layers funnel_transformer heterogeneous_moe "
