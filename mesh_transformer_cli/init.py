@@ -78,6 +78,12 @@ def _encoding(text: str) -> str:
     ) from None
 
 
+# Of a SentencePiece vocabulary. Four times the largest that are in use.
+_LEAST_PIECES, _MOST_PIECES = 300, 1_000_000
+# A text has to have the pieces: so many of its characters there are, at least, for each.
+_CHARACTERS_FOR_A_PIECE = 4
+
+
 def _vocabulary(text: str) -> str:
   kind, colon, size = text.partition(":")
   if text in ("characters", "bytes"):
@@ -85,10 +91,11 @@ def _vocabulary(text: str) -> str:
   if kind == "sentencepiece":
     if not colon:
       return "sentencepiece:8000"
-    if size.isdigit() and int(size) >= 300:
+    if size.isdecimal() and len(size) < 10 and _LEAST_PIECES <= int(size) <= _MOST_PIECES:
       return text
     raise argparse.ArgumentTypeError(
-      f"{text!r}: sentencepiece:N has a number of at least 300, such as sentencepiece:8000"
+      f"{text!r}: sentencepiece:N has a number of {_LEAST_PIECES} to {_MOST_PIECES:,}, such as "
+      "sentencepiece:8000"
     )
   raise argparse.ArgumentTypeError(f"{text!r} is none of characters, bytes, sentencepiece:N")
 
@@ -186,6 +193,14 @@ def _check(text: Text, vocabulary: str) -> None:
   if vocabulary.startswith("sentencepiece") and not _has_sentencepiece():
     raise TextError(
       "sentencepiece is not installed: pip install sentencepiece, or --vocabulary=bytes"
+    )
+  most = text.characters // _CHARACTERS_FOR_A_PIECE
+  pieces = int(vocabulary.partition(":")[2] or 0)
+  if pieces > most:
+    advice = f"at most sentencepiece:{most}" if most >= _LEAST_PIECES else "characters or bytes"
+    raise TextError(
+      f"--vocabulary={vocabulary}: {text.path}, of {text.characters:,} characters, does not have "
+      f"so many pieces; take {advice}"
     )
 
 

@@ -24,7 +24,7 @@ _NOTICES = re.compile(
   rb"WARNING: All log messages before absl::InitializeLog|To enable the following instructions|"
   + _LOGGED
   + rb".*(?:oneDNN custom operations|cpu_feature_guard|computation_placer|cuda_drivers|cudart_stub|"
-  rb"Could not find (?:cuda drivers|TensorRT)|Unable to register cu)"
+  rb"Could not find (?:cuda drivers|TensorRT)|Unable to register cu|oneDNN supports DT_BOOL only)"
 )
 _NO_DRIVER = re.compile(_LOGGED + rb".*failed call to cuInit")
 
@@ -117,6 +117,18 @@ def import_tensorflow() -> str | None:
       return None
     _look_for_gpus(tf)
   return getattr(tf, "__version__", None)
+
+
+def first_operation() -> None:
+  """Starts TensorFlow's runtime, less a line that it writes then on booleans.
+
+  On processors without AVX-512 (of the kind that oneDNN wants) it is an error line, once a process,
+  in the middle of whatever is printed then.
+  """
+  import tensorflow as tf
+
+  with held_back_notices(), tf.init_scope(), tf.device("CPU:0"):
+    tf.transpose(tf.constant([[True, False]]))
 
 
 def _look_for_gpus(tf: ModuleType) -> None:

@@ -37,6 +37,7 @@ def virtual_cpu_devices(count: int) -> list[str]:
     started = e
   with quiet.held_back_notices():
     names = [d.name for d in tf.config.list_logical_devices("CPU")]
+  quiet.first_operation()
   if len(names) < count:
     raise MeshShapeError(
       f"{count} virtual CPU devices are needed, but TensorFlow has started with {len(names)}: make "

@@ -151,6 +151,7 @@ NOTICES = [
   "I0000 00:00:1.3 1 cudart_stub.cc:31] Could not find cuda drivers on your machine",
   "2024-03-10 12:00:00.1: E external/cuda_dnn.cc:9261] Unable to register cuDNN factory: Attemp",
   "W0000 00:00:1.3 1 computation_placer.cc:177] computation placer already registered.",
+  "E0000 00:00:1.3 1 util.cc:131] oneDNN supports DT_BOOL only on platforms with AVX-512. Falling",
   "2024-03-10 12:00:00.1: W tensorflow/py_utils.cc:38] TF-TRT Warning: Could not find TensorRT",
 ]
 CUINIT = [
@@ -181,7 +182,8 @@ def test_import_and_first_operation_say_nothing(run_subprocess):
     "import os, sys\n"
     "import mesh_tensorflow as mtf\n"
     "import tensorflow as tf\n"
-    "tf.ones([2]); tf.config.list_physical_devices()\n"
+    "mtf.virtual_cpu_devices(2)\n"
+    "tf.transpose(tf.constant([[True]])); tf.config.list_physical_devices()\n"
     "sys.stderr.write('end')\n"
     "from mesh_tensorflow.environment import quiet\n"
     "with quiet.held_back_notices():\n"

@@ -31,7 +31,13 @@ import tensorflow as tf
 from absl import app, flags, logging
 
 from mesh_tensorflow import exit_codes, workers
-from mesh_tensorflow.errors import CheckpointError, ConfigError, MeshError, WorkerLostError
+from mesh_tensorflow.errors import (
+  CheckpointError,
+  ConfigError,
+  MeshError,
+  StorageError,
+  WorkerLostError,
+)
 from mesh_tensorflow.transformer import gin_config
 from mesh_tensorflow.transformer.commands import command_line
 from mesh_tensorflow.transformer.files import model_files
@@ -88,20 +94,33 @@ def main(argv: Sequence[str]) -> None:
   if cluster.is_chief and model_dir and mode.trains:
     model_files.make_folder(model_dir)
     write_command(model_dir, sys.argv)
-  elif cluster.is_chief and model_dir and mode.on_devices and tf.io.gfile.isdir(model_dir):
-    model_files.optional(model_dir, "command", lambda: write_command(model_dir, sys.argv))
-  run(
-    tpu_job_name=FLAGS.tpu_job_name,
-    tpu=FLAGS.tpu,
-    gcp_project=FLAGS.gcp_project,
-    tpu_zone=FLAGS.tpu_zone,
-    model_dir=model_dir,
-    **({"allow_config_change": True} if FLAGS.allow_config_change else {}),
-  )
+  notes: list[str] = []
+  if cluster.is_chief and model_dir and mode.on_devices and not mode.trains:
+    if tf.io.gfile.isdir(model_dir):
+      write = lambda: notes.append(write_command(model_dir, sys.argv))  # noqa: E731
+      model_files.optional(model_dir, "command", write)
+  try:
+    run(
+      tpu_job_name=FLAGS.tpu_job_name,
+      tpu=FLAGS.tpu,
+      gcp_project=FLAGS.gcp_project,
+      tpu_zone=FLAGS.tpu_zone,
+      model_dir=model_dir,
+      **({"allow_config_change": True} if FLAGS.allow_config_change else {}),
+    )
+  except (ConfigError, StorageError, CheckpointError):
+    # What was refused did nothing that its note would tell of.
+    for name in notes:
+      with contextlib.suppress(OSError, tf.errors.OpError):
+        tf.io.gfile.remove(name)
+    raise
 
 
-def write_command(model_dir: str, argv: Sequence[str]) -> None:
+def write_command(model_dir: str, argv: Sequence[str]) -> str:
   """Keeps the command line, as a shell takes it, in `model_dir/command`, `command.1`, ...
+
+  Returns:
+    The name of the file.
 
   Raises:
     StorageError: the folder cannot be written to.
@@ -111,6 +130,7 @@ def write_command(model_dir: str, argv: Sequence[str]) -> None:
     i += 1
     name = os.path.join(model_dir, f"command.{i}")
   model_files.write(model_dir, name, shlex.join(argv).encode())
+  return name
 
 
 def _guarded(argv: Sequence[str], prefix: str = "") -> int:

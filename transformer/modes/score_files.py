@@ -81,7 +81,8 @@ def show_scores(result: Any) -> None:
     print(f"... and {len(scores) - _SHOWN:,} more")
   print(
     f"{len(scores):,} scores (log-likelihoods in nats), mean {np.mean(scores):g}; nothing is "
-    "written: bind save_scores.scores_filename for files of all scores and texts",
+    "written: --output=PREFIX of the command score (save_scores.scores_filename) makes files of "
+    "all scores and texts",
     flush=True,
   )
 

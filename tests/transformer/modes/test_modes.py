@@ -126,6 +126,28 @@ def test_score_and_export_as_a_program(folder, scores, run_forked, run_subproces
   assert result["nothing"] == [0, 20] and result["cut"] == "abcdefghijklmno"
 
 
+@pytest.mark.subprocess
+def test_what_is_refused_leaves_nothing(folder, run_forked):
+  """No note of a command that did nothing; one of a command that did something."""
+  config = folder / "config.gin"
+  config.write_text("\n".join(bindings(folder)))
+  common = ["-m", "mesh_tensorflow.transformer.main", f"--model_dir={folder}/model"]
+  before = sorted(p.name for p in (folder / "model").iterdir())
+
+  def program(*more: str, code: int) -> list[str]:
+    words = [*common, f"--gin_file={config}", *(f"--gin_param={b}" for b in more)]
+    assert run_forked(words, timeout=120, check=False).returncode == code
+    return sorted(p.name for p in (folder / "model").iterdir())
+
+  assert program("run.mode = 'export_infer'", code=2) == before
+  (folder / "file").write_text("")
+  assert (
+    program("run.mode = 'export_infer'", f"run.export_path = '{folder}/file/x'", code=4) == before
+  )
+  after = program(*of_strings(folder, f"save_scores.scores_filename = '{folder}/noted'"), code=0)
+  assert [n for n in after if n not in before] == ["command"]
+
+
 LOADER = """
 import json, sys
 import tensorflow as tf
@@ -223,7 +245,10 @@ def test_scores_without_a_file_are_shown(folder, scores, mode, capsys, tmp_path)
   run(folder, *more)
   shown = capsys.readouterr().out
   assert f"5 scores (log-likelihoods in nats), mean {np.mean(scores):g}" in shown
-  assert "bind save_scores.scores_filename" in shown and repr(TARGETS[0]) in shown
+  assert (
+    "--output=PREFIX of the command score (save_scores.scores_filename)" in shown
+    and repr(TARGETS[0]) in shown
+  )
   run(folder, *more, f"save_scores.scores_filename = '{tmp_path}/out'")
   assert "bind save_scores" not in capsys.readouterr().out
 
