@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.importing.nested import set_element_shape
 from mesh_tensorflow.importing.nodes import Node, Wire
 from mesh_tensorflow.importing.rules import call_raw
@@ -127,6 +128,9 @@ class FunctionLibrary:
       op: an operation.
       node: what it became; its outputs are changed. Its inputs may be known better than those of
         `op`: by their shapes, and by their values.
+
+    Raises:
+      ShapeError: they do not fit together, which TensorFlow would say when it runs.
     """
     if _note_counts(node):
       return
@@ -146,7 +150,10 @@ class FunctionLibrary:
       alone.CopyFrom(op.node_def)
       del alone.input[:]
       alone.input.extend(tensors)
-      again = _import_node(alone, tensors, type(self._definition), self._definition.versions)
+      try:
+        again = _import_node(alone, tensors, type(self._definition), self._definition.versions)
+      except ValueError as e:
+        raise ShapeError(f"from_tensorflow: {node}: {str(e).splitlines()[0]}") from None
     for wire, t in zip(node.outputs, again.outputs):
       if t.shape.is_fully_defined():
         wire.shape = tuple(t.shape.as_list())

@@ -186,6 +186,11 @@ def _results(concrete: Any) -> tuple[list[tf.Tensor], Any]:
   return results, tf.nest.map_structure(place, concrete.structured_outputs)
 
 
+def _is_unknown(tensor: tf.Tensor) -> bool:
+  """Whether TensorFlow does not know its shape."""
+  return tensor.dtype not in (tf.variant, tf.resource) and not tensor.shape.is_fully_defined()
+
+
 def _is_tensor(x: Any) -> bool:
   return isinstance(x, (tf.Tensor, tf.TensorSpec))
 
@@ -298,7 +303,7 @@ class _Tracer:
           self._with_gradient(op, node, wires)
       node.may_replicate = self._fallback
       note_lists(node)
-      if any(None in w.shape and w.dtype != tf.variant for w in outputs):
+      if any(_is_unknown(t) for t in (*op.inputs, *op.outputs)):
         if node.functions:
           note_shapes_of_programs(node)
         else:

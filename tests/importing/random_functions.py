@@ -199,10 +199,10 @@ def expected_of(program: Program) -> tuple[list[np.ndarray], list[np.ndarray]]:
   return expected, tolerances
 
 
-def _traced(function: Any, specs: Sequence[tf.TensorSpec]) -> None:
-  """Traces a program, whose sizes TensorFlow may not know then: those of a mask's result."""
+def _traced(function: Any, args: Sequence[np.ndarray]) -> None:
+  """Runs a program, traced: TensorFlow may not know all sizes then, as of a mask's result."""
   try:
-    function.get_concrete_function(*specs)
+    function(*[tf.constant(x) for x in args])
   except Exception as e:  # noqa: BLE001 - whatever TensorFlow says
     raise Left(f"TensorFlow, traced: {type(e).__name__}") from e
 
@@ -230,7 +230,7 @@ def run_program(program: Program, seed: Sequence[int], devices: Sequence[str]) -
     rng = np.random.default_rng(seed)
     specs = [tf.TensorSpec(a.shape, a.dtype) for a in program.arguments]
     function = tf.function(program.__call__, autograph=False)
-    _traced(function, specs)
+    _traced(function, program.arguments)
     imported = mtf.from_tensorflow(function, specs)
     shape = mtf.convert_to_shape(MESHES[int(rng.integers(len(MESHES)))])
     simd = bool(rng.random() < 0.1)

@@ -93,6 +93,16 @@ def test_what_is_no_tensor_is_told(fn: Callable[[Any], Any], text: str) -> None:
     comparing.imported_of(fn, [X])
 
 
+def test_what_does_not_fit_together_is_told() -> None:
+  """TensorFlow, which does not know the size of the mask's result, says so when it runs."""
+
+  def fn(x: Any) -> Any:
+    return tf.add_n([tf.boolean_mask(x, [True, False, True, True]), x])
+
+  with pytest.raises(mtf.ShapeError, match=r"AddN .*test_known_shapes.py.*3 and 4"):
+    comparing.imported_of(fn, [X])
+
+
 class Loops(keras.layers.Layer):
   """Its call is a tf.function, which Keras traces for batches of any size."""
 
