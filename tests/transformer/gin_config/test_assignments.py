@@ -179,7 +179,7 @@ def test_later_ones_win_and_override_everything():
   assert gin.query_parameter("run.learning_rate_schedule")[-1] == 0.5
   lines = gin_config.operative_config_str().splitlines()
   (line,) = (x for x in lines if "train_steps = 5" in x)
-  assert line.endswith("# --set, overrides --set, --gin_param, problems/stdlib_lm.gin:27")
+  assert line.endswith("# --set, overrides --set, --gin_param, problems/stdlib_lm.gin:29")
 
 
 @pytest.mark.parametrize(
