@@ -242,11 +242,13 @@ def on_slices(
 
 
 def _reshaped(x: tf.Tensor, shape: list[int]) -> tf.Tensor:
-  if 0 in shape:
+  known = x.shape.is_fully_defined()
+  if known and x.shape.as_list() == shape:
+    return x
+  if known and 0 in shape:
     # What a kernel leaves out (vectors beside eigenvalues) may have another shape than it says.
     return tf.zeros(shape, x.dtype)
-  known = x.shape.is_fully_defined() and x.shape.as_list() == shape
-  return x if known else tf.reshape(x, shape)
+  return tf.reshape(x, shape)
 
 
 def raw_operation(node: Node, is_operand: Sequence[bool]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ merged by reshapes, which move nothing; and where they alternate too often for t
 repeated along a few axes first.
 
 `stack` is here for another reason: TensorFlow's optimizer of graphs computes something else than
-`tf.stack` says.
+`tf.stack` says. So it does for `argmax`.
 """
 
 from __future__ import annotations
@@ -210,7 +210,13 @@ def softmax(x: tf.Tensor, axis: int) -> tf.Tensor:
 
 
 def argmax(x: tf.Tensor, axis: int) -> tf.Tensor:
-  """`tf.argmax`, of dtype int32; the axis is at least 0."""
+  """`tf.argmax`, of dtype int32: the first of equal elements; the axis is at least 0.
+
+  TensorFlow's optimizer of graphs takes the argmax of x for that of a function of x that rises (a
+  relu, a floor), which may have made elements equal. A Snapshot keeps it off.
+  """
+  if not tf.executing_eagerly():
+    x = tf.raw_ops.Snapshot(input=x)
   return _along(lambda t, i: tf.argmax(t, i, output_type=tf.int32), x, axis, _ARGMAX)
 
 
