@@ -271,8 +271,7 @@ def raise_together(what: str, error: Exception | None) -> None:
   failed = [i for i, text in enumerate(said) if text]
   if not failed:
     return
-  with contextlib.suppress(WorkerLostError):
-    workers.barrier()  # Nobody leaves before all have heard of it.
+  workers.all_have_heard()
   if error is None:
     cluster = workers.current()
     kinds, problems = zip(*(json.loads(said[i]) for i in failed))

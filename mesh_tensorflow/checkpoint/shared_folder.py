@@ -87,7 +87,7 @@ def _agree(directory: str, problem: str) -> None:
   ]
   if not unseeing and not others:
     return
-  workers.barrier()  # Nobody leaves before all have heard of it.
+  workers.all_have_heard()
   if others:
     raise told_to_all(StorageError(f"cannot write checkpoints in {directory}: {others[0]}"))
   missed = "the others write" if unseeing == [0] else f"{cluster.name(0)} writes"

@@ -12,6 +12,7 @@ each other within bounds), `texts` (what they tell each other), `agreement` (tha
 from mesh_tensorflow.exit_codes import WORKER_LOST as EXIT_WORKER_LOST  # its old name
 from mesh_tensorflow.workers.cluster import Cluster, cluster_from_environment, listens
 from mesh_tensorflow.workers.membership import (
+  all_have_heard,
   any_worker,
   barrier,
   check,
@@ -26,6 +27,7 @@ from mesh_tensorflow.workers.membership import (
 __all__ = [
   "EXIT_WORKER_LOST",
   "Cluster",
+  "all_have_heard",
   "any_worker",
   "barrier",
   "check",

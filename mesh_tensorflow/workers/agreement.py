@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import pathlib
@@ -13,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import workers
-from mesh_tensorflow.errors import ConfigError, WorkerLostError
+from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.workers import texts
 
 _MOST_TOLD = 8  # Lines, of each worker.
@@ -37,9 +36,7 @@ def check_same(lines: Sequence[str]) -> None:
   if not different:
     return
   all_lines = [set(json.loads(x)) for x in texts.gather_texts(json.dumps(own))]
-  with contextlib.suppress(WorkerLostError):
-    # A worker that ended at once would break the exchange for others, which are not through.
-    workers.barrier()
+  workers.all_have_heard()
   common = set.intersection(*all_lines)
   told = []
   for worker in [0, *different]:

@@ -254,6 +254,17 @@ def barrier() -> None:
   any_worker(False)
 
 
+def all_have_heard() -> None:
+  """Waits until every worker has heard of an error that each of them will raise.
+
+  All call it before they raise it. A worker that ended at once would break the exchange by which
+  the others hear of it; and one whose wait is broken because another is through has heard, too, so
+  that no loss of a worker takes the place of the error.
+  """
+  with contextlib.suppress(WorkerLostError):
+    barrier()
+
+
 def leave(finish: Callable[[], None] = lambda: None, exit_code: int = 0) -> None:
   """Ends this process when every worker has done its work and calls it.
 

@@ -48,8 +48,7 @@ def by_chief(function: Callable[[], Any]) -> Any:
     raise error from None  # Another worker had it, and left, before this one had heard from all.
   if said["error"] is None:
     return said["value"]
-  with contextlib.suppress(errors.WorkerLostError):
-    workers.barrier()  # Nobody leaves before all have heard of it.
+  workers.all_have_heard()
   if error is not None:
     raise told_to_all(error)
   kind, text = said["error"]
