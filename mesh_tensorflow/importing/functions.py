@@ -155,7 +155,7 @@ class FunctionLibrary:
       except ValueError as e:
         raise ShapeError(f"from_tensorflow: {node}: {str(e).splitlines()[0]}") from None
     for wire, t in zip(node.outputs, again.outputs):
-      if t.shape.is_fully_defined():
+      if t.shape.is_fully_defined() and t.dtype not in (tf.resource, tf.variant):
         wire.shape = tuple(t.shape.as_list())
 
 

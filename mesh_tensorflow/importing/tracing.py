@@ -296,11 +296,6 @@ class _Tracer:
       if op.type in LOOPS:  # What comes out is the variable that went in.
         wires.update((t.name, w) for t, w in zip(op.outputs, inputs) if w.variable)
       node = self._node(op, inputs, outputs)
-      if op.type == "IdentityN" and GRADIENT in op.node_def.attr:
-        # A gradient may have one of its own, without end: that of a sum over replicas is one.
-        node.no_gradient = "a gradient of a gradient of a gradient is not followed"
-        if self._gradients_around < _MOST_GRADIENTS:
-          self._with_gradient(op, node, wires)
       node.may_replicate = self._fallback
       note_lists(node)
       if any(_is_unknown(t) for t in (*op.inputs, *op.outputs)):
@@ -308,6 +303,11 @@ class _Tracer:
           note_shapes_of_programs(node)
         else:
           self._library.note_shapes(op, node)
+      if op.type == "IdentityN" and GRADIENT in op.node_def.attr:
+        # A gradient may have one of its own, without end: that of a sum over replicas is one.
+        node.no_gradient = "a gradient of a gradient of a gradient is not followed"
+        if self._gradients_around < _MOST_GRADIENTS:
+          self._with_gradient(op, node, wires)
       if node.functions and self._library.has_own_gradients:
         all_programs(node)  # Now: gradients in there may use what would seem not to be needed.
       if not _fold(node):
@@ -375,7 +375,8 @@ class _Tracer:
         node.no_gradient = f"{type(e).__name__}: {e}".splitlines()[0]
         return
     inner = dict(wires)
-    inner.update((dy.name, wire_of(dy)) for dy in dys)
+    for i, dy in zip(floating, dys):  # TensorFlow may not know its shape.
+      inner[dy.name] = Wire(dy.name, node.outputs[i].shape, dy.dtype)
     for value, t in getattr(graph, "captures", ()):
       if t.name not in inner:
         inner[t.name] = self._captured_by_gradient(t, value, node)

@@ -40,6 +40,11 @@ CASES: dict[str, Callable[[Any], Any]] = {
   "eigenvalues": lambda x: tf.linalg.eigvalsh(
     tf.matmul(x, x, transpose_a=True) + tf.linalg.diag(tf.range(6.0))
   ),
+  "own_gradient_of_segments": lambda x: tf.nn.silu(tf.math.segment_max(x, [0, 0, 1, 1])),
+  "fold_of_segments": lambda x: tf.foldl(
+    lambda a, y: tf.sin(a) + y, tf.math.segment_sum(x, [0, 1, 1, 2])
+  ),
+  "map_of_a_mask": lambda x: tf.map_fn(tf.tanh, tf.boolean_mask(x, [True, True, False, True])),
   "ragged": lambda x: tf.RaggedTensor.from_row_splits(x, [0, 1, 4]).to_tensor(),
   "unique": lambda x: x[:2] * tf.cast(tf.unique([3, 3, 5])[0], tf.float32)[:, None, None],
   "turned": lambda x: tf.image.rot90(x, 1),
