@@ -112,6 +112,7 @@ setup(
     "bert": ["safetensors"],  # Weights of Hugging Face's models; its tests also need "bench".
     "vocab": ["sentencepiece"],
     "tiktoken": ["tiktoken"],
+    "seqio": ["seqio"],  # Tasks of T5.
     "parquet": ["pyarrow"],
     "zstd": ["zstandard"],
     "bleu": ["sacrebleu"],

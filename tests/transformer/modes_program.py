@@ -60,8 +60,8 @@ def same(targets, predictions):
 
 
 @gin.configurable(module="modes_program")
-def total(targets, predictions):
-  return {"total": sum(predictions)}
+def total(targets, scores):
+  return {"total": sum(scores)}
 
 
 @gin.configurable(module="modes_program")

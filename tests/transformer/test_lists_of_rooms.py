@@ -14,8 +14,9 @@ ROOMS = {
   "schedules": {"configurable"},
   "vocabularies": {"configurable"},
 }
-# Files whose functions gin knows, and that no reader can do without.
-BROUGHT_ALONG = {"data": {"packing", "text_io"}}
+# Files whose functions gin knows, and that no reader can do without; and one that is loaded when a
+# gin file has a name of T5.
+BROUGHT_ALONG = {"data": {"packing", "text_io", "seqio_tasks"}}
 
 
 def registers(text: str, decorators: set[str]) -> bool:

@@ -329,9 +329,11 @@ def _is_bound(key: Key, value: Any) -> bool:
 
 
 def _vocabulary_differences(then: list[Any], now: list[Any]) -> list[str]:
-  if len(then) != len(now):
-    return [f"there were {len(then)} vocabularies, now there are {len(now)}"] if then else []
-  sides = ("",) if len(then) == 1 else (" of inputs", " of targets")
+  if not then or not now:
+    return []
+  # A pair of equal ones is one.
+  sides = ("",) if len(then) == len(now) == 1 else (" of inputs", " of targets")
+  then, now = (v * 2 if len(v) < len(sides) else v for v in (then, now))
   found = []
   for side, was, is_now in zip(sides, then, now):
     known = was["digest"] and is_now["digest"]

@@ -128,6 +128,16 @@ def parse_gin(
     reader.read_file(name)
   reader.read_bindings(bindings)
   gin_assignments.add(reader, assignments)
+  if reader.left_out:
+    place, name = reader.left_out[0]
+    more = len(reader.left_out) - 1
+    _LOG.warning(
+      "gin: %s: %s is left out%s: it is for parts of the package t5 that are not here (its "
+      "vocabularies, and preprocessors that its own tasks use)",
+      place,
+      name,
+      f", and {more} more" if more else "",
+    )
   gin_contradictions.check_statements(reader.settings)
   if finalize_config:
     _check_macros(reader.settings)

@@ -21,6 +21,7 @@ from gin import config_parser
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.gin_config import names as gin_names
 from mesh_tensorflow.transformer.gin_config import settings as gin_settings
+from mesh_tensorflow.transformer.gin_config import t5_names
 from mesh_tensorflow.transformer.gin_config.gin_paths import gin_dir
 from mesh_tensorflow.transformer.gin_config.names import (
   MACRO,
@@ -34,6 +35,8 @@ from mesh_tensorflow.transformer.gin_config.settings import Setting, Settings
 PARAM = "--gin_param"
 SET = "--set"
 COMMAND_LINE = (PARAM, SET)
+
+_LOG = logging.getLogger("mesh_tensorflow")
 
 # A name that a file of the TF1 library (problems/lm1b.gin) has wrong, so that it did not parse.
 _MISNAMED = (re.compile(r"\bdataset\.(?=get_tfds_vocabulary\b)"), "vocabulary.")
@@ -72,6 +75,7 @@ class Reader:
     self.settings = Settings()
     self.texts: list[NamedText] = []
     self.paths: list[str] = []
+    self.left_out: list[tuple[Place, str]] = []  # Settings of T5 that nothing here reads.
     self._folders = list(folders)
     self._skip_unknown = skip_unknown
     self._of_runs: set[str] = set()
@@ -158,12 +162,19 @@ class Reader:
         given_to_gin = max(at, parser.current_token.start[0] - 1)
       elif isinstance(statement, config_parser.ImportStatement):
         dynamic = dynamic or statement.module == "__gin__.dynamic_registration"
-        imports.add(at - 1)
-        self._import(statement, place(at))
+        if t5_names.is_import_of_t5(statement.module):
+          self._import_t5(statement.module, place(at))
+          lines[at - 1] = "\n"  # It is done; gin itself would look for T5.
+        else:
+          imports.add(at - 1)
+          self._import(statement, place(at))
       elif isinstance(statement, config_parser.BlockDeclaration):
         pass  # Its bindings follow, each with the name of the block.
-      else:
-        self._bind(statement, place(at), files, dynamic)
+      elif not self._bind(statement, place(at), files, dynamic):
+        end = parser.current_token.start[0] - 1
+        if parser.current_token.string == "":
+          end = len(lines)
+        lines[at - 1 : end] = ["\n"] * (end - at + 1)
     give_to_gin(len(lines))
 
   def _bind(
@@ -172,25 +183,45 @@ class Reader:
     place: Place,
     files: tuple[str, ...],
     dynamic: bool,
-  ) -> None:
+  ) -> bool:
+    """Notes a binding; False if it is one of T5's that nothing here reads."""
     scope, selector, argument = statement.scope, statement.selector, statement.arg_name
     name = ".".join(part for part in (selector, argument) if part)
     name = f"{scope}/{name}" if scope else name
     if not argument:
       scope = f"{scope}/{selector}" if scope else selector
       selector, argument = MACRO
+    t5_names.register(selector)
+    for reference in gin_settings.parts_of(statement.value, Reference):
+      t5_names.register(reference.name.split("/")[-1])
+    if self._is_left_out(selector, statement.value) and not dynamic:
+      self.left_out.append((place, name))
+      return False
     try:
       selector = gin_names.resolve_binding(scope, selector, argument, place)
     except UnknownNameError as e:
       # With dynamic registration a name is registered when gin itself meets it.
       if dynamic or self._may_skip(selector):
-        return
+        return True
       raise ConfigError(str(e)) from None
     value = gin_settings.mapped(statement.value, lambda v: self._resolved(v, place, dynamic))
     of_a_run = not self._of_runs.isdisjoint(files)
     self.settings.add(
       Setting(scope, selector, argument, value, place, self._level, files, name, of_a_run)
     )
+    return True
+
+  def _is_left_out(self, selector: str, value: Any) -> bool:
+    """Whether a binding is of T5's parts that are not here, or its value refers to one."""
+    if self._skip_unknown is True:
+      return False
+    references = [r.name.split("/")[-1] for r in gin_settings.parts_of(value, Reference)]
+    return any(map(t5_names.is_left_out, [selector, *references]))
+
+  def _import_t5(self, module: str, place: Place) -> None:
+    missing = t5_names.import_t5(module)
+    if missing:
+      _LOG.warning("gin: %s: import of %s is left out: %s", place, module, missing)
 
   def _resolved(self, value: Any, place: Place, dynamic: bool) -> Any:
     if not isinstance(value, Reference):
@@ -221,9 +252,12 @@ class Reader:
       if missing != statement.module and not statement.module.startswith(f"{missing}."):
         what = f"{statement.module} needs the module {missing!r}, which is not installed"
       raise ConfigError(f"gin: {place}: {what}{_similar_modules(missing)}") from e
-    except ImportError as e:
+    except Exception as e:  # noqa: BLE001 - whatever the module raises.
       if not self._skip_unknown:
-        raise ConfigError(f"gin: {place}: import of {statement.module} failed: {e}") from e
+        kind = "" if isinstance(e, ImportError) else f"{type(e).__name__}: "
+        raise ConfigError(
+          f"gin: {place}: import of {statement.module} failed: {kind}{' '.join(str(e).split())}"
+        ) from e
 
   def _find(self, name: str, asked_by: str) -> str:
     """The path of a file that is asked for by name."""

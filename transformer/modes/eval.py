@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import time
@@ -134,9 +135,10 @@ def eval_model(
       `EvalDataset`s that have no metrics are left out.
     eval_summary_dir: where files and scalars go; `model_dir/<split>_eval` by default.
     eval_checkpoint_step: see `get_checkpoint_iterator`; None is the newest.
-    eval_with_score: metrics get, in place of texts, the log-likelihoods of the targets. Metrics of
-      texts are left out with a warning, and the mean of the log-likelihoods is given as
-      "mean_score".
+    eval_with_score: metrics get, in place of texts, the log-likelihoods of the targets. As in
+      seqio, a metric whose second argument is called `scores` is for these, one with `predictions`
+      for texts, another one for both. Without one for scores the mean of the log-likelihoods is
+      given, as "mean_score", with a warning.
     output_eval_examples: whether texts are written.
     eval_dir_suffix: added to the name of the folder, after "_".
     score_with_estimator_fn: what scores: called as `score_with_estimator` is; it returns the
@@ -185,7 +187,8 @@ def eval_model(
       else:
         outputs = _decodes(estimator, texts, sequence_length, batch_size, vocabulary)
       seconds = time.perf_counter() - started
-      predictions = texts.predictions(outputs)
+      # Of the model's texts the data set makes what is compared; scores are numbers already.
+      predictions = list(outputs) if eval_with_score else texts.predictions(outputs)
       name = texts.dataset.name
       if output_eval_examples:
         _note_lines(model_dir, predictions, os.path.join(folder, f"{name}_{step}_predictions"))
@@ -256,22 +259,40 @@ def _scores(
 
 
 def _metrics(texts: _Texts, predictions: Sequence[Any], are_scores: bool) -> dict[str, float]:
-  """What the metric functions of a data set say; of scores, those that do not take texts."""
+  """What the metric functions of a data set say: those that take what there is."""
   metrics: dict[str, float] = {}
+  left_out = []
   for metric_fn in texts.dataset.metric_fns:
-    try:
+    if _takes(metric_fn) in (None, "scores" if are_scores else "predictions"):
       metrics.update(_as_dict(metric_fn(texts.targets, predictions)))
-    except (TypeError, AttributeError) as e:
-      if not are_scores:
-        raise
-      name = getattr(metric_fn, "__name__", repr(metric_fn))
-      _LOG.warning(
-        "eval data set %s: the metric %s is left out, because it cannot take scores (%s): in mode "
-        "'score_eval' metrics get the log-likelihoods of the targets in place of texts; mean_score "
-        "is their mean. Texts are compared in mode 'eval'", texts.dataset.name, name, e,
-      )  # fmt: skip
-      metrics["mean_score"] = float(np.mean(predictions))
+    else:
+      left_out.append(getattr(metric_fn, "__name__", repr(metric_fn)))
+  if left_out and are_scores and not metrics:
+    _LOG.warning(
+      "eval data set %s: the metric %s is left out, because it takes texts (targets, predictions): "
+      "in mode 'score_eval' those that take (targets, scores) get the log-likelihoods of the "
+      "targets, and mean_score is their mean. Texts are compared in mode 'eval'",
+      texts.dataset.name, ", ".join(left_out),
+    )  # fmt: skip
+    metrics["mean_score"] = float(np.mean(predictions))
+  elif left_out:
+    kind, mode_of_it = ("texts", "eval") if are_scores else ("scores", "score_eval")
+    _LOG.info("metrics of %s are left out: %s; they are for mode %r", kind, left_out, mode_of_it)
   return metrics
+
+
+def _takes(metric_fn: Callable[..., Any]) -> str | None:
+  """What a metric function takes beside targets, by the name of its second argument.
+
+  Returns:
+    "predictions", "scores", or None: its signature does not say it.
+  """
+  try:
+    parameters = list(inspect.signature(metric_fn).parameters.values())
+  except (TypeError, ValueError):
+    return None
+  name = parameters[1].name if len(parameters) > 1 else None
+  return name if name in ("predictions", "scores") else None
 
 
 def _as_dict(metrics: Any) -> dict[str, float]:

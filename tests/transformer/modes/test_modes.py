@@ -200,9 +200,15 @@ def test_score_from_dataset_and_tfrecords(folder, scores):
 
 
 @gin.configurable(module="test_modes")
-def mean_score(targets, predictions):
+def mean_score(targets, scores):
   assert targets == list(TARGETS)
-  return {"mean": np.mean(predictions)}
+  return {"mean": np.mean(scores)}
+
+
+@gin.configurable(module="test_modes")
+def text_metric(targets, predictions):
+  """It would take scores without an error."""
+  return {"count": len(list(zip(targets, predictions)))}
 
 
 @pytest.mark.slow
@@ -224,15 +230,15 @@ def test_score_eval(folder, scores, capsys, length):
 
 @pytest.mark.slow
 def test_score_eval_with_a_metric_of_texts(folder, scores, caplog):
-  """It cannot take scores: it is left out by name, and the mean is given."""
+  """Its signature says that it takes texts: it is left out by name, and the mean is given."""
   results = run(
     folder, "run.mode = 'score_eval'", "run.dataset_split = 'validation'",
     "import mesh_tensorflow.transformer.bleu",
-    "dataset.parallel_text_eval_datasets.metric_fns = [@bleu.bleu, @test_modes.mean_score]",
+    "dataset.parallel_text_eval_datasets.metric_fns = [@bleu.bleu, @test_modes.text_metric]",
   )  # fmt: skip
   mean = pytest.approx(np.mean(scores), rel=1e-4)
-  assert results == {"validation": {"mean": mean, "mean_score": mean}}
-  assert "metric bleu is left out" in caplog.text and "mode 'eval'" in caplog.text
+  assert results == {"validation": {"mean_score": mean}}
+  assert "metric bleu, text_metric is left out" in caplog.text and "mode 'eval'" in caplog.text
 
 
 @pytest.mark.slow
