@@ -256,7 +256,7 @@ def test_scores_without_a_file_are_shown(folder, scores, mode, capsys, tmp_path)
     and repr(TARGETS[0]) in shown
   )
   run(folder, *more, f"save_scores.scores_filename = '{tmp_path}/out'")
-  assert "bind save_scores" not in capsys.readouterr().out
+  assert "save_scores.scores_filename" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
