@@ -68,6 +68,7 @@ class StopRequests:
     self._number = 0
     self._steps: tuple[int, int] | None = None  # Done, and saved; None: nothing can be lost.
     self._saving = False
+    self._begun = False  # A checkpoint, since the signal came.
     self._thread: threading.Thread | None = None
 
   @property
@@ -87,11 +88,18 @@ class StopRequests:
   @contextlib.contextmanager
   def saving(self) -> Iterator[None]:
     """To be put around the writing of a checkpoint, which may take longer than the time for it."""
+    asked = self.requested
     self._saving = True
     try:
       yield
     finally:
+      # In this order: there is no moment at which the watch would find neither.
+      self._begun = self._begun or asked
       self._saving = False
+
+  def saved(self) -> None:
+    """To be called when a whole checkpoint has all steps done: nothing can be lost any more."""
+    self._steps = None
 
   def stop(self, what_was_saved: str, *, goes_on: bool = True) -> None:
     """Raises the error that ends the program.
@@ -146,7 +154,7 @@ class StopRequests:
     self._note(number)
     if again and not _is_program() and callable(self._before[signal.Signals(number)]):
       self._before[signal.Signals(number)](number, frame)
-    if self._steps is None and workers.current().size == 1:
+    if self._steps is None and not self._begun and workers.current().size == 1:
       self.stop("no step was done since the last checkpoint")
 
   def _note(self, number: int) -> None:
@@ -158,9 +166,10 @@ class StopRequests:
     """The thread: reads the numbers of signals, and looks at the time."""
     told = False
     while True:
-      wait = max(0.0, self._came + self.save_within_seconds - time.monotonic()) if told else None
+      left = self._came + self.save_within_seconds - time.monotonic() if told else None
+      wait = None if left is None or self._begun else max(0.0, left)
       if not select.select([self._reader], [], [], 1.0 if wait == 0.0 else wait)[0]:
-        if not self._saving:
+        if not self._saving and not self._begun:
           self._end(f"no checkpoint was begun within {self.save_within_seconds:g} s")
         continue
       data = os.read(self._reader, 256)

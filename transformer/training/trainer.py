@@ -345,6 +345,8 @@ class Trainer(TrainableModel):
     """Ends a training that was asked to stop."""
     with stop.saving():
       saved = self._checkpoints.save_before_leaving(self.global_step)
+      if self.checkpointer is not None:
+        stop.saved()
     left = f"{last - self.global_step} of {last} steps remain"
     stop.stop(f"{saved}; {left}", goes_on=self.checkpointer is not None)
 

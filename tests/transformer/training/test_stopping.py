@@ -25,6 +25,13 @@ def send(number: int, after: float = 0.0) -> None:
   threading.Timer(after, lambda: os.kill(os.getpid(), number)).start()
 
 
+def send_and_wait(stop: stopping.StopRequests) -> None:
+  """SIGTERM to this process, which has noted it."""
+  os.kill(os.getpid(), signal.SIGTERM)
+  while not stop.requested:
+    time.sleep(0.01)
+
+
 def signal_in_call(monkeypatch, number: int, at: int) -> None:
   """Sends a signal while TensorFlow does the steps of the call that begins at a step, or later."""
   running = stopping.StopRequests.running
@@ -230,6 +237,48 @@ def test_a_checkpoint_that_is_being_written_has_all_the_time(capfd):
       os._exit(9)
 
   assert ends(body, capfd)[0] == 9
+
+
+def test_a_checkpoint_that_was_written_is_in_time(capfd):
+  """Whatever comes after it takes its time: closing data, a plot, a slow exit."""
+  gin.bind_parameter("StopRequests.save_within_seconds", 0.3)
+
+  def body(stop):
+    stop.running(37, 30)
+    send_and_wait(stop)
+    with stop.saving():
+      stop.saved()
+    time.sleep(1.0)
+    os._exit(9)
+
+  code, err = ends(body, capfd)
+  assert code == 9 and "no checkpoint was begun" not in err and "lost" not in err
+
+
+def test_a_checkpoint_begun_before_the_signal_is_not_that_of_the_signal(capfd):
+  gin.bind_parameter("StopRequests.save_within_seconds", 0.3)
+
+  def body(stop):
+    stop.running(37, 30)
+    with stop.saving():
+      send_and_wait(stop)
+
+  code, err = ends(body, capfd)
+  assert code == 128 + signal.SIGTERM and "no checkpoint was begun within 0.3 s" in err
+
+
+def test_a_second_signal_behind_the_checkpoint_loses_nothing(monkeypatch, capfd):
+  monkeypatch.setattr(stopping, "_SAME_SECONDS", 0.2)
+
+  def body(stop):
+    stop.running(37, 30)
+    send_and_wait(stop)
+    with stop.saving():
+      stop.saved()
+    send(signal.SIGTERM, 0.5)
+
+  code, err = ends(body, capfd)
+  assert code == exit_codes.STOPPED and "Nothing is lost" in err
 
 
 def test_where_nothing_is_lost_the_code_says_so(monkeypatch, capfd):
