@@ -1,7 +1,8 @@
 """Trains a small language model on a 2x2 mesh of virtual CPU devices, and lets it write.
 
 The text is the source code of Python's standard library. Everything is set by the gin files
-problems/stdlib_lm.gin and layouts/cpu_2x2.gin; `make demo` runs this program.
+problems/stdlib_lm.gin and layouts/cpu_2x2.gin; `make demo` runs this program. Its checkpoints are in a
+folder of the working directory: the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -9,27 +10,32 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 import time
 
+from mesh_tensorflow import exit_codes
 from mesh_tensorflow.errors import MeshError
 from mesh_tensorflow.transformer import gin_config, gin_paths, utils
 from mesh_tensorflow.transformer.data import stdlib_text, text_io
 from mesh_tensorflow.transformer.reporting import tensorboard
 
+FOLDER = "mesh_tensorflow_demo"
 PROMPTS = ["def ", "class ", "    return ", "import "]
 
 
 def main() -> None:
   """Trains, evaluates, samples."""
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  parser.add_argument("--model_dir", help="folder for checkpoints (default: a new one)")
+  parser.add_argument(
+    "--model_dir",
+    default=FOLDER,
+    help="folder for checkpoints; what is there goes on (%(default)s)",
+  )
   parser.add_argument("--steps", type=int, help="training steps (default: those of the gin file)")
   parser.add_argument("--eval_files", type=int, help="held-out files to evaluate on (default: all)")
   parser.add_argument("--layout", default="layouts/cpu_2x2.gin", help="gin file of mesh and layout")
   parser.add_argument("--implementation", default="auto", help="auto, placement or simd")
   args = parser.parse_args()
-  model_dir = args.model_dir or tempfile.mkdtemp(prefix="mesh_tensorflow_demo_")
+  model_dir = args.model_dir
 
   bindings = ["run.report_every = 200", f"run.mesh_implementation = '{args.implementation}'"]
   if args.steps:
@@ -43,7 +49,8 @@ def main() -> None:
   size = sum(os.path.getsize(p) for p in train)
   print(
     f"Text: {len(train)} source files of Python's standard library ({size / 1e6:.1f} MB); "
-    f"{len(held_out)} more are held out.",
+    f"{len(held_out)} more are held out.\n"
+    f"Folder: {os.path.abspath(model_dir)}; delete it to begin anew.",
     flush=True,
   )
   utils.run(
@@ -102,4 +109,5 @@ if __name__ == "__main__":
   try:
     main()
   except MeshError as e:
-    sys.exit(f"{type(e).__name__}: {e}")
+    print(f"{type(e).__name__}: {e}", file=sys.stderr)
+    sys.exit(exit_codes.of_error(e))

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 
 import pytest
+
+from mesh_tensorflow import exit_codes
 
 
 @pytest.mark.slow
@@ -30,6 +37,34 @@ def test_demo_trains_evaluates_and_writes(more, run_subprocess, repository, tmp_
   ):
     assert text in result.stdout
   assert "oneDNN" not in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.subprocess
+def test_the_demo_goes_on_by_the_same_command(repository, tmp_path):
+  """Ctrl-C in the middle; the same command trains the rest, and writes."""
+  program = [sys.executable, str(repository / "examples" / "demo.py"), "--eval_files=2"]
+  environ = {**os.environ, "PYTHONPATH": str(repository), "PYTHONUNBUFFERED": "1"}
+  options = dict(cwd=tmp_path, env=environ, text=True, stdout=subprocess.PIPE)
+  first = subprocess.Popen(
+    [*program, "--steps=100000"], stderr=subprocess.STDOUT, start_new_session=True, **options
+  )
+  try:
+    lines = []
+    for line in first.stdout:
+      lines.append(line)
+      if "the first step is done" in line:
+        first.send_signal(signal.SIGINT)
+    code = first.wait(timeout=120)
+  finally:
+    first.kill()
+  told = "".join(lines)
+  assert code == exit_codes.STOPPED, told
+  (step,) = re.findall(r"stopped by SIGINT; step (\d+) is saved in .*mesh_tensorflow_demo", told)
+  assert "The same command goes on from there" in told and "lost" not in told
+  again = subprocess.run([*program, f"--steps={int(step) + 2}"], timeout=240, **options)
+  assert again.returncode == 0
+  assert f"{int(step) + 2}/{int(step) + 2}" in again.stdout and "What to try next" in again.stdout
 
 
 @pytest.fixture(scope="module")
