@@ -1,8 +1,8 @@
 """Trains a small language model on a 2x2 mesh of virtual CPU devices, and lets it write.
 
 The text is the source code of Python's standard library. Everything is set by the gin files
-problems/stdlib_lm.gin and layouts/cpu_2x2.gin; `make demo` runs this program. Its checkpoints are in a
-folder of the working directory: the same command goes on from there.
+problems/stdlib_lm.gin and layouts/cpu_2x2.gin; `make demo` runs this program. Its
+checkpoints are in a folder of the working directory: the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
   parser.add_argument(
     "--model_dir",
     default=FOLDER,
-    help="folder for checkpoints; what is there goes on (%(default)s)",
+    help="folder for checkpoints; training goes on there (%(default)s)",
   )
   parser.add_argument("--steps", type=int, help="training steps (default: those of the gin file)")
   parser.add_argument("--eval_files", type=int, help="held-out files to evaluate on (default: all)")

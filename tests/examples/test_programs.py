@@ -39,7 +39,7 @@ def test_demo_trains_evaluates_and_writes(more, run_subprocess, repository, tmp_
   assert "oneDNN" not in result.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.subprocess
 def test_the_demo_goes_on_by_the_same_command(repository, tmp_path):
   """Ctrl-C in the middle; the same command trains the rest, and writes."""
