@@ -111,6 +111,10 @@ class DamagedCheckpointError(CheckpointError):
   what = ""
 
 
+class NewerFormatError(CheckpointError):
+  """A checkpoint is of a format that a newer version of the package writes."""
+
+
 class StorageError(CheckpointError):
   """A file cannot be written or read: a full disk, a missing right, a file system that fails."""
 

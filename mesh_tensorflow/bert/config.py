@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import os
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow.environment import untrusted_files
 from mesh_tensorflow.errors import ConfigError
 
 POSITION_SIGNALS = ("embedding", "relative_attention_bias")
@@ -153,7 +155,7 @@ class BertConfig:
         With `model_type` or `architectures` it is Hugging Face's, whose "gelu" is exact.
 
     Raises:
-      ConfigError: a model of Hugging Face's that is no BERT encoder.
+      ConfigError: a model of Hugging Face's that is no BERT encoder; or a name that is no setting.
     """
     if any(name in json_object for name in _HUGGING_FACE):
       return config_from_hugging_face(json_object)
@@ -161,6 +163,8 @@ class BertConfig:
     if any(name in json_object for name in _RENAMED):
       config.layer_norm_epsilon = _THEIR_EPSILON
     for key, value in json_object.items():
+      if hasattr(BertConfig, key):
+        raise ConfigError(f"{key!r} is no setting of a BERT configuration, but a method of ours")
       config.__dict__[_RENAMED.get(key, key)] = value
     if isinstance(config.block_layers, str):
       config.block_layers = config.block_layers.split(",")
@@ -173,15 +177,7 @@ class BertConfig:
     Raises:
       ConfigError: there is no such file, or it is no JSON object.
     """
-    try:
-      with tf.io.gfile.GFile(os.fspath(json_file), "r") as f:
-        content = json.loads(f.read())
-    except (tf.errors.OpError, ValueError) as e:
-      reason = "there is no such file" if isinstance(e, tf.errors.NotFoundError) else e
-      raise ConfigError(f"BERT configuration {json_file}: {reason}") from e
-    if not isinstance(content, dict):
-      raise ConfigError(f"BERT configuration {json_file}: a JSON object is needed, not {content!r}")
-    return cls.from_dict(content)
+    return cls.from_dict(read_json_object(json_file))
 
   def to_dict(self) -> dict[str, Any]:
     """The settings by our names, a deep copy."""
@@ -190,6 +186,40 @@ class BertConfig:
   def to_json_string(self) -> str:
     """The settings as a JSON object, sorted, with a line break at its end."""
     return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
+
+
+def read_json_object(file: str | os.PathLike[str]) -> dict[str, Any]:
+  """The settings that the JSON file of a configuration has.
+
+  Raises:
+    ConfigError: there is no such file, or it is no JSON object, or a setting is of a wrong kind.
+  """
+  try:
+    content: dict[str, Any] = untrusted_files.read_json(file, _kinds())
+    return content
+  except (tf.errors.OpError, ValueError) as e:
+    reason = "there is no such file" if isinstance(e, tf.errors.NotFoundError) else e
+    raise ConfigError(f"BERT configuration {file}: {reason}") from e
+
+
+def _kinds() -> dict[str, Any]:
+  """What a configuration may have; see `untrusted.expect`."""
+  found: dict[str, Any] = {
+    "architectures?": (list, None), "id2label?": (dict, None), "label2id?": (dict, None),
+    "model_type?": str, "layer_norm_eps?": float, "hidden_act?": str,
+  }  # fmt: skip
+  for name, parameter in inspect.signature(BertConfig).parameters.items():
+    default = parameter.default
+    kind: Any = type(default)
+    if default is None or default is inspect.Parameter.empty:
+      kind = (int, None)
+    elif name == "block_layers":
+      kind = (str, [str])
+    elif name == "initializer_range":
+      kind = (float, None)
+    for key in {name, *(theirs for ours, theirs in SETTINGS if ours == name)}:
+      found[f"{key}?"] = kind
+  return found
 
 
 def check_choice(what: str, value: Any, choices: tuple[str, ...]) -> None:

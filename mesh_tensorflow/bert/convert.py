@@ -23,7 +23,13 @@ from absl import flags
 import mesh_tensorflow as mtf
 from mesh_tensorflow.bert import checkpoint_names, settings
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
-from mesh_tensorflow.bert.config import ACTIVATIONS, KEPT, SETTINGS, config_from_hugging_face
+from mesh_tensorflow.bert.config import (
+  ACTIVATIONS,
+  KEPT,
+  SETTINGS,
+  config_from_hugging_face,
+  read_json_object,
+)
 from mesh_tensorflow.bert.initial_weights import SAFETENSORS, Weights
 from mesh_tensorflow.bert.program_flags import Flag, ProgramFlags
 from mesh_tensorflow.errors import CheckpointError, ConfigError, InstallationError
@@ -310,8 +316,7 @@ def read_config(weights: Weights, file: str | None = None) -> BertConfig:
   file = file or os.path.join(os.path.dirname(weights.path), CONFIG_FILES[weights.kind])
   config = BertConfig.from_json_file(file)
   if weights.kind == "hf":
-    with tf.io.gfile.GFile(file, "r") as f:
-      config = config_from_hugging_face(json.loads(f.read()))
+    config = config_from_hugging_face(read_json_object(file))
   if not config.vocab_size:
     raise ConfigError(f"BERT configuration {file}: vocab_size is missing")
   return config

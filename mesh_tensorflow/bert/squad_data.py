@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +10,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from mesh_tensorflow.bert import records, tokenization
+from mesh_tensorflow.environment import untrusted_files
 from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_transformer_cli import untrusted
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -117,6 +118,22 @@ class InputFeatures:
     self.is_impossible = is_impossible
 
 
+# The training texts of SQuAD 2.0 are 40 MB with some two million values.
+_MOST_BYTES, _MOST_VALUES = 1 << 29, 50_000_000
+
+
+def _form(is_training: bool, with_negative: bool) -> Any:
+  """What a file must have; see `untrusted.expect`."""
+  question: dict[str, Any] = {"id": str, "question": str}
+  answers = [{"text": str, "answer_start": int}]
+  if is_training and with_negative:
+    # One that is impossible needs none.
+    question |= {"is_impossible": (bool, int), "answers?": answers}
+  elif is_training:
+    question["answers"] = answers
+  return {"data": [{"paragraphs": [{"context": str, "qas": [question]}]}]}
+
+
 def read_examples(input_file: str, is_training: bool, with_negative: bool) -> list[SquadExample]:
   """The questions of a JSON file.
 
@@ -130,10 +147,11 @@ def read_examples(input_file: str, is_training: bool, with_negative: bool) -> li
       exactly one answer.
   """
   try:
-    with tf.io.gfile.GFile(input_file, "r") as f:
-      articles = json.loads(f.read())["data"]
+    content = untrusted_files.read_json(
+      input_file, _form(is_training, with_negative), most=_MOST_BYTES, values=_MOST_VALUES
+    )
     found = []
-    for article in articles:
+    for article in content["data"]:
       for paragraph in article["paragraphs"]:
         words, word_of = _words(paragraph["context"])
         for qa in paragraph["qas"]:
@@ -142,8 +160,8 @@ def read_examples(input_file: str, is_training: bool, with_negative: bool) -> li
             found.append(example)
   except tf.errors.OpError as e:
     raise DataError(f"cannot read {input_file}: {e.message}") from e
-  except (KeyError, TypeError, json.JSONDecodeError) as e:
-    raise DataError(f"{input_file} is not of SQuAD's form: {type(e).__name__} {e}") from e
+  except untrusted.JsonError as e:
+    raise DataError(f"{input_file} is not of SQuAD's form: {e}") from e
   if not found:
     raise DataError(f"{input_file} has no questions")
   return found
@@ -179,12 +197,13 @@ def _set_answer(
     example.start_position = example.end_position = -1
     example.orig_answer_text = ""
     return True
-  if len(qa["answers"]) != 1:
+  answers = qa.get("answers", [])
+  if len(answers) != 1:
     raise DataError(
-      f"{file}: question {example.qas_id} has {len(qa['answers'])} answers; a question to train "
+      f"{file}: question {example.qas_id} has {len(answers)} answers; a question to train "
       "on has exactly one, unless it is impossible (--version_2_with_negative)"
     )
-  text, start = qa["answers"][0]["text"], qa["answers"][0]["answer_start"]
+  text, start = answers[0]["text"], answers[0]["answer_start"]
   if not (text and 0 <= start and start + len(text) <= len(word_of)):
     raise DataError(
       f"{file}: question {example.qas_id}: the answer {text!r} at character {start} is not within "

@@ -22,16 +22,20 @@ from mesh_tensorflow.checkpoint import folder as folder_lib
 from mesh_tensorflow.errors import (
   CheckpointError,
   DamagedCheckpointError,
+  NewerFormatError,
   StorageError,
   WorkerLostError,
 )
 from mesh_tensorflow.workers import texts
+from mesh_transformer_cli import untrusted
 
 _POLL_SECONDS = (0.01, 0.25)
 _SECONDS_BETWEEN_CALLS = 2.0
 _PUBLISHED, _GIVEN_UP = "published", "given-up"
+# What workers say in files; see `untrusted.expect`.
+_FORM = {"problem?": (str, None), "of_storage?": bool, "files?": str}
 # Errors that are of the same kind in all workers.
-_KINDS = (DamagedCheckpointError, StorageError)
+_KINDS = (DamagedCheckpointError, NewerFormatError, StorageError)
 _Error = TypeVar("_Error", bound=BaseException)
 
 
@@ -209,7 +213,7 @@ class Meeting:
     except tf.errors.NotFoundError:
       return None
     try:
-      found: dict[str, Any] = json.loads(content)
+      found: dict[str, Any] = untrusted.expect(untrusted.parse(content), _FORM)
       return found
     except ValueError:
       return {}  # There was no space left for more than the name.
@@ -264,7 +268,7 @@ def raise_together(what: str, error: Exception | None) -> None:
 
   Raises:
     CheckpointError: naming the worker; in a worker that has an error, that one. It is a
-      `DamagedCheckpointError` or `StorageError` in all of them if it is in one.
+      `DamagedCheckpointError`, `NewerFormatError` or `StorageError` in all of them if it is in one.
   """
   own = next((kind.__name__ for kind in _KINDS if isinstance(error, kind)), "")
   said = texts.gather_texts(json.dumps([own, str(error)]) if error is not None else "")

@@ -97,6 +97,7 @@ def _first_good(
   damaged: list[Any] = []
   for candidate in candidates:
     # Reading another's checkpoint twice is worth it where there is an older one to fall back to.
+    _refuse_newer(candidate)
     damages: list[Any] = _verify_together(candidate, is_folder) if check_content else []
     if not damages:
       try:
@@ -110,6 +111,17 @@ def _first_good(
   if damaged:
     raise all_damaged(path, damaged)
   return None
+
+
+def _refuse_newer(path: str) -> None:
+  """Raises `NewerFormatError` in all workers for a checkpoint of a newer version."""
+  error = None
+  if workers.current().is_chief:
+    try:
+      verification.check_format(path)
+    except CheckpointError as e:
+      error = e
+  raise_together(f"restore {path}", error)
 
 
 def _find(path: str, is_folder: bool) -> tuple[bool, list[str]]:

@@ -22,11 +22,16 @@ import tensorflow as tf
 
 from mesh_tensorflow.checkpoint import files, folder, reader, stored
 from mesh_tensorflow.checkpoint.files import INDEX, MANIFEST
-from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError
+from mesh_tensorflow.environment import untrusted_files
+from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError, NewerFormatError
+from mesh_transformer_cli import untrusted
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
 _FORMAT = 1
+# What the body of a manifest has; see `untrusted.expect`. And the longest first line, in bytes.
+_FORM = {"files": [{"file": str, "bytes": int, "crc32": str}]}
+_LONGEST_HEAD = 4096
 # Bytes that are in memory while a checksum is computed.
 _CHUNK = 4 * 2**20
 # File systems keep times in ticks: a file that changed so recently may change unnoticed.
@@ -100,31 +105,66 @@ def read_manifest(prefix: str) -> tuple[list[FileRecord], Damage | None]:
 
   Args:
     prefix: path of the checkpoint; its manifest must be there.
+
+  Raises:
+    NewerFormatError: it is of a newer format.
   """
   path = prefix + MANIFEST
   try:
-    with tf.io.gfile.GFile(path, "rb") as f:
-      content = f.read()
+    content = untrusted_files.read_bytes(path)
   except tf.errors.OpError as e:
     return [], Damage(path, f"cannot be read: {e.message}")
+  except ValueError as e:
+    return [], Damage(path, f"cannot be read: {e}")
   head, _, body = content.partition(b"\n")
+  _refuse_newer(path, head)
   if content != _head_of(body) + body:
-    try:
-      written = int(json.loads(head)["bytes"])
-    except (ValueError, TypeError, KeyError):
-      written = 0
-    short = len(body) < written or b"\n" not in content
+    short = len(body) < _parsed_head(head).get("bytes", 0) or b"\n" not in content
     return [], Damage(path, "is truncated" if short else "has other content than was written")
   try:
-    listed = json.loads(body)["files"]
-    records = [FileRecord(f["file"], int(f["bytes"]), int(f["crc32"], 16)) for f in listed]
-  except (ValueError, TypeError, KeyError):
-    return [], Damage(path, "is of a format that this version does not know")
+    listed = untrusted.expect(untrusted.parse(body), _FORM)["files"]
+    records = [FileRecord(f["file"], f["bytes"], int(f["crc32"], 16)) for f in listed]
+  except ValueError as e:
+    return [], Damage(path, f"is of a format that this version does not know: {e}")
   name = os.path.basename(prefix)
   for record in records:
     if record.suffix != INDEX and not files.belongs_to(name + record.suffix, name):
       return [], Damage(path, f"lists {name + record.suffix!r}, which is no file of the checkpoint")
   return records, None
+
+
+def check_format(path: str) -> None:
+  """Looks at the first line of the manifest of a checkpoint, if it has one.
+
+  Args:
+    path: of the checkpoint.
+
+  Raises:
+    NewerFormatError: it is of a newer format.
+  """
+  try:
+    with tf.io.gfile.GFile(path + MANIFEST, "rb") as f:
+      _refuse_newer(path + MANIFEST, f.read(_LONGEST_HEAD).partition(b"\n")[0])
+  except tf.errors.OpError:  # There is none, or it is told by who needs it.
+    pass
+
+
+def _refuse_newer(path: str, head: bytes) -> None:
+  found = _parsed_head(head).get("format", 0)
+  if found > _FORMAT:
+    raise NewerFormatError(
+      f"{path} was written by a newer version: format {untrusted.shortened(str(found), 20)}, this "
+      f"one reads up to {_FORMAT}; update mesh-tensorflow, or use another folder"
+    )
+
+
+def _parsed_head(head: bytes) -> dict[str, int]:
+  """What the first line says; nothing, if it is damaged."""
+  try:
+    found: dict[str, int] = untrusted.parse(head[:_LONGEST_HEAD])
+    return dict(untrusted.expect(found, {"format?": int, "bytes?": int}))
+  except ValueError:
+    return {}
 
 
 # --------------------------------------------------------------------------- check
@@ -144,6 +184,7 @@ def verify(path: str) -> list[Damage]:
 
   Raises:
     CheckpointError: there is no such checkpoint.
+    NewerFormatError: a newer version of the package wrote it.
   """
   path = resolve(path)
   records, damages = records_of(path)
@@ -284,6 +325,8 @@ def latest_checkpoint(directory: str) -> str | None:
 
   Raises:
     DamagedCheckpointError: there are checkpoints, and all are damaged.
+    NewerFormatError: the newest that is not damaged was written by a newer version of the package:
+      going on from an older one would lose what it has.
   """
   damaged: list[Damage] = []
   for path in files.candidates(directory):

@@ -7,6 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from mesh_tensorflow.errors import ConfigError
+from mesh_transformer_cli import untrusted
+
+
+def _is_finite(number: float) -> bool:
+  try:
+    return math.isfinite(number)
+  except OverflowError:  # A whole number beyond all floats.
+    return False
 
 
 class Fields:
@@ -15,7 +23,8 @@ class Fields:
   def __init__(self, what: str, path: str, fields: Any):
     self.what, self.path = what, path
     if not isinstance(fields, dict):
-      raise ConfigError(f"{what}: {path or 'it'} must be an object with fields, got {fields!r}")
+      shown = untrusted.shortened(repr(fields), 200)
+      raise ConfigError(f"{what}: {path or 'it'} must be an object with fields, got {shown}")
     self.fields: dict[str, Any] = fields
 
   def name(self, key: str) -> str:
@@ -28,13 +37,14 @@ class Fields:
 
   def wrong(self, key: str, wanted: str) -> ConfigError:
     value = self.fields[key]
-    return ConfigError(f"{self.what}: field {self.name(key)} must be {wanted}, got {value!r}")
+    shown = untrusted.shortened(repr(value), 200)
+    return ConfigError(f"{self.what}: field {self.name(key)} must be {wanted}, got {shown}")
 
   def number(self, key: str, default: float | None = None, low: float = 0.0) -> float:
     if default is not None and key not in self.fields:
       return default
     value = self.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
       raise self.wrong(key, "a number")
     if value < low or (value == 0 and default is None):
       raise self.wrong(key, f"at least {low:g}" if default is not None else "a number above 0")
@@ -42,7 +52,7 @@ class Fields:
 
   def whole(self, key: str, default: int, low: int) -> int:
     value = self.fields.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**63:
       raise self.wrong(key, f"a whole number of at least {low}")
     return value
 

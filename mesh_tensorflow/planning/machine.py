@@ -17,6 +17,9 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import tensorflow as tf
+
+from mesh_tensorflow.environment import untrusted_files
 from mesh_tensorflow.errors import ConfigError, MeshShapeError
 from mesh_tensorflow.planning.fields import Fields
 from mesh_tensorflow.planning.machine_parts import Device, Link, Workers, inside
@@ -81,11 +84,10 @@ class Machine:
           "python -m mesh_tensorflow.planning.measure writes"
         )
     try:
-      text = path.read_text(encoding="utf-8")
-    except OSError as e:
-      raise ConfigError(f"machine file {name}: {e.strerror}") from e
-    try:
-      fields = json.loads(text)
+      fields = untrusted_files.read_json(path)
+    except tf.errors.OpError as e:
+      reason = "No such file or directory" if isinstance(e, tf.errors.NotFoundError) else e.message
+      raise ConfigError(f"machine file {name}: {reason}") from e
     except ValueError as e:
       raise ConfigError(f"machine file {name} is no JSON: {e}") from e
     return Machine.from_dict(fields, f"machine file {name}")

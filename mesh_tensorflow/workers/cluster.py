@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import socket
 from collections.abc import Mapping
 from typing import Any
 
 from mesh_tensorflow.errors import ConfigError, MeshShapeError
+from mesh_transformer_cli import untrusted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ def cluster_from_environment(environ: Mapping[str, str] | None = None) -> Cluste
     return Cluster()
 
   try:
-    config = json.loads(text)
+    config = untrusted.parse(text)
   except ValueError as e:
     raise _malformed(text, f"is no JSON ({e})") from e
   if not isinstance(config, dict) or not isinstance(config.get("cluster") or {}, dict):

@@ -57,8 +57,8 @@ def test_impossible_questions(tmp_path):
 @pytest.mark.parametrize(
   ("content", "message"),
   [
-    ("{}", "not of SQuAD's form: KeyError 'data'"),
-    ("[", "not of SQuAD's form: JSONDecodeError"),
+    ("{}", "not of SQuAD's form: key 'data' is missing"),
+    ("[", "not of SQuAD's form: Expecting value"),
     ('{"data": []}', "has no questions"),
     (
       '{"data": [{"paragraphs": [{"context": "ab", "qas": [{"id": "q", "question": "?", "answers":'

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import pathlib
 import re
+import zlib
 
 import numpy as np
 import pytest
@@ -102,9 +105,14 @@ def test_every_single_byte(two):
     path = os.path.join(c.directory, name)
     for position in range(len(whole[name])):
       write(path, flipped(whole[name], position, position % 8))
+      checked += 1
+      if suffix == ".manifest" and whole[name][:position] == b'{"format": ':
+        # Another digit is another format: nobody can tell which one was written.
+        with pytest.raises(errors.NewerFormatError):
+          checkpoint.verify(os.path.join(c.directory, "model.ckpt-2"))
+        continue
       (damage,) = checkpoint.verify(os.path.join(c.directory, "model.ckpt-2"))
       assert damage.file == path
-      checked += 1
     write(path, whole[name])
   assert checked > 1200
   assert not checkpoint.verify(c.directory)
@@ -328,3 +336,55 @@ def test_content_need_not_be_checked(two):
   assert c.restore(path, check_content=False).step == 2
   assert_holds(store, values[2])
   np.testing.assert_array_equal(c.restore().step, 1)
+
+
+def _with_head(prefix, **changes):
+  """Writes a manifest anew with other values in its first line."""
+  path = pathlib.Path(f"{prefix}.manifest")
+  head, body = path.read_bytes().split(b"\n", 1)
+  path.write_bytes(json.dumps(json.loads(head) | changes).encode() + b"\n" + body)
+
+
+@pytest.mark.parametrize("check_content", [True, False])
+def test_a_newer_format_is_no_damage(two, check_content):
+  c, _, _ = two
+  newest = c.latest()
+  _with_head(newest, format=2)
+  message = "model.ckpt-.*was written by a newer version: format 2, this one reads up to 1; update"
+  for use in (
+    lambda: checkpoint.latest_checkpoint(c.directory),
+    lambda: checkpoint.verify(newest),
+    c.latest,
+    lambda: c.restore(check_content=check_content),
+    lambda: c.restore(path=newest, check_content=check_content),
+  ):
+    with pytest.raises(errors.CheckpointError, match=message) as e:
+      use()
+    assert isinstance(e.value, errors.NewerFormatError)
+    assert not isinstance(e.value, errors.DamagedCheckpointError)
+
+
+BODIES = {
+  "brackets": b'{"files": ' + b"[" * 100_000,
+  "number": b'{"files": [{"file": ".index", "bytes": 1e999, "crc32": "00000000"}]}',
+  "kind": b'{"files": [{"file": 7, "bytes": 1, "crc32": "00000000"}]}',
+  "crc": b'{"files": [{"file": ".index", "bytes": 1, "crc32": 7}]}',
+  "list": b'[{"files": []}]',
+  "null": b'{"files": null}',
+  "digits": b'{"files": [{"file": ".index", "bytes": ' + b"9" * 5000 + b', "crc32": "00000000"}]}',
+  "bytes": b"\xff\xfe{",
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_manifest_of_any_text_is_damage(two, body, checked):
+  c, _, _ = two
+  newest = c.latest()
+  head = {"format": 1, "bytes": len(body), "crc32": f"{zlib.crc32(body):08x}"}
+  content = json.dumps(head).encode() + b"\n" + body if checked else body
+  pathlib.Path(f"{newest}.manifest").write_bytes(content)
+  found = checkpoint.latest_checkpoint(c.directory)
+  assert found is not None and found != newest
+  (damage,) = checkpoint.verify(newest)
+  assert damage.file.endswith(".manifest") and len(str(damage)) < 1000

@@ -28,6 +28,7 @@ def test_the_codes_are_fixed():
     (errors.NonFiniteError, 3),
     (errors.StorageError, 4),
     (errors.DamagedCheckpointError, 5),
+    (errors.NewerFormatError, 2),
     (errors.LockedError, 6),
     (errors.StoppedError, 74),
     (errors.WorkerLostError, 75),

@@ -24,6 +24,7 @@ from mesh_tensorflow.transformer.files.documents import Progress
 from mesh_tensorflow.transformer.files.own_files import OwnFiles
 from mesh_tensorflow.transformer.files.token_folder import SPLITS
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
+from mesh_transformer_cli import untrusted
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -49,7 +50,10 @@ class Job:
     """The numbers of tokens and documents of a part, by split; None if it is not done."""
     try:
       with open(self.path(number, "json"), "rb") as f:
-        counts: dict[str, list[int]] = json.loads(f.read())
+        counts: dict[str, list[int]] = untrusted.parse(f.read())
+      untrusted.expect(counts, dict.fromkeys(SPLITS, [int]))
+      if any(len(counts[split]) != 2 for split in SPLITS):
+        return None
       whole = all(
         os.path.getsize(self.path(number, name(split))) == count * size
         for split in SPLITS

@@ -26,6 +26,7 @@ from mesh_tensorflow.transformer.files.documents import Field
 from mesh_tensorflow.transformer.files.own_files import OwnFiles
 from mesh_tensorflow.transformer.files.token_folder import SPLITS, TokenFolder
 from mesh_tensorflow.transformer.vocabularies import kept, named
+from mesh_transformer_cli import untrusted
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -186,7 +187,7 @@ def _vocabulary(
   note = os.path.join(parts, "vocabulary.json")
   if os.path.exists(note):
     with open(note, "rb") as f:
-      described = json.loads(f.read())
+      described = untrusted.expect(untrusted.parse(f.read()), {"kept": str})
     if described["kept"] == "file":
       return described, named.load_any(os.path.join(parts, token_folder.VOCABULARY))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import csv
 import dataclasses
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
@@ -17,6 +16,7 @@ from typing import Any
 
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import compressed, text_files
+from mesh_transformer_cli import untrusted
 
 FORMATS = ("text", "jsonl", "csv", "tsv", "parquet")
 UNITS = ("file", "paragraph", "line")
@@ -174,7 +174,7 @@ def _json(path: str, form: Form, read: Progress | None) -> Iterator[tuple[str, .
     if not line or line.isspace():
       continue
     try:
-      record = json.loads(line)
+      record = untrusted.parse(line)
     except ValueError as e:
       array = " (a whole array is no JSON lines)" if line.lstrip()[0] == "[" else ""
       raise DataError(

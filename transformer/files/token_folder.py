@@ -19,12 +19,21 @@ import numpy as np
 
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.files import files_read
+from mesh_transformer_cli import untrusted
 
 METADATA = "tokens.json"
 VOCABULARY = "vocabulary"
 SPLITS = ("train", "validation")
 FORMAT = 1
 _DTYPES = ("uint16", "uint32")
+# What the metadata file has; see `untrusted.expect`.
+_FORM = {
+  "dtype": str,
+  "vocabulary": {"class": str, "size": int, "digest": (str, None), "kept": str},
+  "tokens": dict.fromkeys(SPLITS, int),
+  "documents": dict.fromkeys(SPLITS, int),
+  "made_from": dict,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,12 +127,14 @@ def read(path: str) -> TokenFolder:
   file = os.path.join(path, METADATA)
   try:
     with open(file, "rb") as f:
-      content = json.loads(f.read())
-    if content.pop("format") != FORMAT:
+      content = untrusted.parse(f.read())
+    if untrusted.expect(content, {"format": object}).pop("format") != FORMAT:
       raise DataError(f"{file} is of another version of this package: tokenize again")
-    found = TokenFolder(path=path, **content)
-    if found.dtype not in _DTYPES or set(SPLITS) - set(found.tokens):
-      raise ValueError("wrong values")
+    found = TokenFolder(path=path, **untrusted.expect(content, _FORM))
+    if found.dtype not in _DTYPES:
+      raise ValueError(f"dtype must be {' or '.join(_DTYPES)}, got {found.dtype!r}")
+    if min(*found.tokens.values(), *found.documents.values()) < 0:
+      raise ValueError("there are fewer than 0 tokens or documents")
     files_read.note([file, *(os.path.join(path, tokens_file(s)) for s in SPLITS)])
     return found
   except FileNotFoundError as e:

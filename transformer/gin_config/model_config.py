@@ -31,6 +31,7 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
+from mesh_tensorflow.environment import untrusted_files
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.gin_config import affected, operative, parsing
 from mesh_tensorflow.transformer.gin_config import names as gin_names
@@ -272,12 +273,21 @@ def _is_of_training(value: Any) -> bool:
 # ------------------------------------------------------------------------------- comparison
 
 
+# What is read of a record; see `untrusted.expect`.
+_FORM = {
+  "format": object,
+  "model": dict,
+  "precision": dict,
+  "vocabulary": [{"class": str, "size": int, "digest": (str, None)}],
+}
+
+
 def _read(path: str) -> dict[str, Any] | None:
   """The record of a checkpoint; None if there is none that can be read."""
   file = f"{checkpoint_lib.attachment(path, ATTACHMENT)}.json"
   try:
-    with tf.io.gfile.GFile(file) as f:
-      record = json.loads(f.read())
+    # Settings may be infinite.
+    record = untrusted_files.read_json(file, _FORM, finite=False)
   except (tf.errors.OpError, ValueError):
     return None
   known = isinstance(record, dict) and record.get("format") == _FORMAT

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.checkpoint import folder as folder_lib
 from mesh_tensorflow.transformer.files import model_files
+from mesh_transformer_cli import untrusted
 
 NAME = "metrics.jsonl"
 
@@ -84,7 +85,7 @@ def _reports(path: str) -> Iterator[dict[str, Any]]:
     return
   for line in lines:
     try:
-      report = json.loads(line)
+      report = untrusted.parse(line)
     except ValueError:  # It ends in the middle: the run was killed, or the disk was full.
       continue
     if isinstance(report, dict) and isinstance(report.get("step"), int):

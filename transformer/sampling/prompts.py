@@ -7,6 +7,7 @@ import json
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data.text_io import get_inputs_from_file
 from mesh_tensorflow.transformer.files import text_files
+from mesh_transformer_cli import untrusted
 
 # Under which a JSON object may have its text.
 _KEYS = ("prompt", "inputs", "text")
@@ -30,7 +31,7 @@ def read_prompts(filename: str) -> list[str]:
   if not is_json_lines(filename):
     return get_inputs_from_file(filename)
   try:
-    lines = text_files.read_text_file(filename, "utf-8").text.splitlines()
+    lines = text_files.read_text_file(filename, "utf-8").text.split("\n")
   except DataError as e:
     raise DataError(f"the input file {filename!r} cannot be read: {e}") from e
   return [_text_of(line, f"{filename}:{i}") for i, line in enumerate(lines, 1) if line.strip()]
@@ -38,7 +39,7 @@ def read_prompts(filename: str) -> list[str]:
 
 def _text_of(line: str, place: str) -> str:
   try:
-    value = json.loads(line)
+    value = untrusted.parse(line)
   except ValueError as e:
     raise DataError(f"{place} is not JSON: {e}") from e
   if isinstance(value, dict):

@@ -16,6 +16,7 @@ import tensorflow as tf
 from mesh_tensorflow.errors import StoppedError
 from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.files.by_chief import by_chief
+from mesh_transformer_cli import untrusted
 
 _FORMAT = 1
 
@@ -97,7 +98,7 @@ class ResumableFile:
     """The lines that count, and their size in bytes, if there are any of the same work."""
     try:
       with open(self._progress, encoding="utf-8") as f:  # noqa: PTH123
-        noted = json.load(f)
+        noted = untrusted.expect(untrusted.parse(f.read()), {"bytes": int})
       with open(self._part, "rb") as f:  # noqa: PTH123
         data = f.read(noted["bytes"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -23,6 +23,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import workers
+from mesh_tensorflow.environment import untrusted_files
 from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.gin_config.model_config import ModelConfig
 from mesh_tensorflow.version import __version__
@@ -191,11 +192,17 @@ def differences(path: str, now: Manifest) -> list[str]:
   return [f"this run is not as that of {os.path.basename(path)} was: {'; '.join(found)}"]
 
 
+# What is read of a record; see `untrusted.expect`.
+_FORM = {"format": object, "data?": ([{"path": str}], None), "seeds?": (dict, None)}
+
+
 def _read(path: str) -> dict[str, Any] | None:
   """The record of a checkpoint; None if there is none that can be read."""
   try:
-    with tf.io.gfile.GFile(f"{checkpoint_lib.attachment(path, ATTACHMENT)}.json") as f:
-      record = json.loads(f.read())
+    # Settings may be infinite.
+    record = untrusted_files.read_json(
+      f"{checkpoint_lib.attachment(path, ATTACHMENT)}.json", _FORM, finite=False
+    )
   except (tf.errors.OpError, ValueError):
     return None
   known = isinstance(record, dict) and record.get("format") == _FORMAT

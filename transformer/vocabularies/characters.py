@@ -18,6 +18,7 @@ from mesh_tensorflow.transformer.files import text_files
 from mesh_tensorflow.transformer.vocabularies.base import Vocabulary, shifted
 from mesh_tensorflow.transformer.vocabularies.kept import kept
 from mesh_tensorflow.transformer.vocabularies.vocabulary_files import write_whole_file
+from mesh_transformer_cli import untrusted
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -95,7 +96,10 @@ class CharacterVocabulary(Vocabulary):
     try:
       if header != cls._HEADER or lines.pop() != "":
         raise ValueError("wrong first or last line")
-      result = cls([json.loads(line) for line in lines], unknown=unknown)
+      characters = [untrusted.expect(untrusted.parse(line, surrogates=True), str) for line in lines]
+      if any(len(c) != 1 for c in characters):
+        raise ValueError("a line has not one character")
+      result = cls(characters, unknown=unknown)
     except ValueError as e:
       raise errors.DataError(f"{filename} is not a whole character vocabulary file: {e}") from e
     if len(result._characters) != len(lines):

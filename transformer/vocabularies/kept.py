@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.checkpoint import folder
+from mesh_tensorflow.environment import untrusted_files
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.files.by_chief import by_chief
@@ -59,6 +60,10 @@ class _Entry:
   def __post_init__(self) -> None:
     if os.path.basename(self.file) != self.file or self.file in ("", ".", ".."):
       raise ValueError(f"{self.file!r} is not the name of a file in this folder")
+
+
+# An entry in the index; see `untrusted.expect`.
+_FORM = {"kind": str, "scope": str, "arguments": object, "file": str, "digest": str}
 
 
 class _Folder:
@@ -293,8 +298,8 @@ def _read_index(model_dir: str, path: str) -> list[dict[str, Any]]:
   if not checkpoint_lib.all_checkpoints(model_dir) or not tf.io.gfile.exists(index):
     return []
   try:
-    with tf.io.gfile.GFile(index) as f:
-      return [dataclasses.asdict(_Entry(**e)) for e in json.loads(f.read())]
+    entries = untrusted_files.read_json(index, [_FORM], finite=False)
+    return [dataclasses.asdict(_Entry(**e)) for e in entries]
   except (tf.errors.OpError, ValueError, TypeError) as e:
     raise DataError(
       f"{index}, which lists the vocabularies of the checkpoints, cannot be read: {e}"

@@ -24,6 +24,7 @@ from mesh_tensorflow.transformer.files import text_files
 from mesh_tensorflow.transformer.vocabularies.base import Vocabulary, encode_in_python, shifted
 from mesh_tensorflow.transformer.vocabularies.kept import kept
 from mesh_tensorflow.transformer.vocabularies.vocabulary_files import write_whole_file
+from mesh_transformer_cli import untrusted
 
 # How a text is cut into words before bytes are joined. GPT-2's; and those that came after it, which
 # keep contractions in any case together, take at most three digits, and leave blanks at line ends.
@@ -113,7 +114,10 @@ class TiktokenVocabulary(Vocabulary):
     filename = os.path.expanduser(filename)
     lines = text_files.read_text_file(filename, encoding=None).text.splitlines()
     if lines[0].startswith(_HEADER):
-      pattern = json.loads(lines.pop(0).removeprefix(_HEADER))
+      try:
+        pattern = untrusted.expect(untrusted.parse(lines.pop(0).removeprefix(_HEADER)), str)
+      except ValueError as e:
+        raise DataError(f"{filename}, line 1: the pattern is no text in JSON: {e}") from e
     stem = os.path.basename(filename).split(".")[0]
     if pattern is None and stem not in PATTERNS:
       raise ConfigError(
