@@ -110,6 +110,9 @@ def _continues(
 
   def write(prompts: Sequence[str], first: int, show: Show) -> tuple[list[str], int]:
     rows = [model.row(first + i, text) for i, text in enumerate(prompts)]
+    # All prompts are encoded: a warning of one of them does not stand in the middle of a text.
+    if rows:
+      show(0, "", False)
     places = {row: i for i, row in enumerate(rows)}
     made: list[str] = list(prompts)
 
@@ -137,6 +140,8 @@ def _translates(
 
   def write(prompts: Sequence[str], first: int, show: Show) -> tuple[list[str], int]:
     rows = encode_lines(prompts, vocabulary, sequence_length["inputs"])
+    if rows:
+      show(0, "", False)
     outputs = generate(
       estimator,
       rows,

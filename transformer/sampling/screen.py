@@ -41,6 +41,8 @@ class Pace:
 class Screen:
   """Shows several texts, one below the other, the first that has not ended as it grows.
 
+  Nothing is shown before the first `update`: what is to be said of the prompts comes before them.
+
   Args:
     headings: a line above each text; None: there is none.
     beginnings: what each text begins with: its prompt.
@@ -55,7 +57,6 @@ class Screen:
     self._sure = [""] * len(headings)
     self._ended = [False] * len(headings)
     self._now, self._shown = -1, 0
-    self._next()
 
   def update(self, number: int, sure: str, ended: bool) -> None:
     """Takes note of a text, and shows what can be shown.
@@ -66,6 +67,8 @@ class Screen:
       ended: whether that is all.
     """
     self._sure[number], self._ended[number] = sure, ended
+    if self._now < 0:
+      self._next()
     while self._now < len(self._sure):
       text = self._sure[self._now]
       self._stream.write(text[self._shown :])

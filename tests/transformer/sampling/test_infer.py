@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import signal
 
@@ -91,6 +92,26 @@ def test_the_seed_decides_and_the_batch_does_not(folder):
   for made in lines.values():
     assert [text.startswith(p) for text, p in zip(made, PROMPTS)] == [True] * len(PROMPTS)
     assert {len(text) for text in made} == {24}
+
+
+class _Onto(logging.Handler):
+  """Writes what is logged where texts are shown, as a terminal does."""
+
+  def emit(self, record):
+    print(record.getMessage(), flush=True)
+
+
+@pytest.mark.parametrize("texts", [["To be\u20ac"], ["To", "b\u20ace", "q\xe9"]])
+def test_a_warning_of_prompts_stands_before_all_texts(folder, texts, capsys):
+  handler = _Onto()
+  logging.getLogger("mesh_tensorflow").addHandler(handler)
+  try:
+    infer(folder, f"sample.prompt = {texts!r}", "sample.max_tokens = 3", "sample.num_samples = 2")
+  finally:
+    logging.getLogger("mesh_tensorflow").removeHandler(handler)
+  shown = capsys.readouterr().out
+  assert "are left out" in shown
+  assert shown.rindex("are left out") < shown.index("--- ") < shown.index(texts[0])
 
 
 def test_prompts_on_the_screen_and_in_a_file(folder, capsys):

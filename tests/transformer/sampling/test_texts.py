@@ -53,6 +53,7 @@ def test_stop_strings_cut_and_are_never_shown_in_part():
 def test_the_screen_shows_texts_in_their_order():
   out = io.StringIO()
   screen = Screen(["--- 1", None], ["To ", " x"], out)
+  assert out.getvalue() == ""
   screen.update(1, "b", False)
   assert out.getvalue() == "--- 1\nTo "
   screen.update(0, "be\n", False)
