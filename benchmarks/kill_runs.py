@@ -8,25 +8,38 @@ checkpoint is being written; then the same command goes on, which may be killed 
 every variable of the last checkpoint must equal that of the undisturbed training.
 
 With `--workers 2` it is several workers, of which one is killed: the others end by themselves.
+
+  python benchmarks/kill_runs.py --signals --workers 2 --runs 50
+
+is one training, stopped again and again by SIGINT, SIGTERM or SIGKILL, to the launcher, to one
+worker or to all of them, at random moments, every second time while a checkpoint is written. Each time the
+exit code, what was said and what is in the folder must agree.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 
+from mesh_tensorflow import exit_codes
 from mesh_tensorflow.environment import quiet
 
 quiet.import_tensorflow()
 
 import tensorflow as tf  # noqa: E402
+
+from mesh_tensorflow import checkpoint  # noqa: E402
 
 TEXT = "To be, or not to be, that is the question.\nWhether 'tis nobler in the mind\n" * 60
 STEPS, SAVE_EVERY = 60, 4
@@ -76,10 +89,19 @@ def values(folder: pathlib.Path) -> dict[str, bytes]:
   return found
 
 
-def start(folder: pathlib.Path, log: pathlib.Path, workers: int) -> subprocess.Popen:
+def start(
+  folder: pathlib.Path, log: pathlib.Path, workers: int, more: Sequence[str] = ()
+) -> subprocess.Popen:
   """Starts the training."""
   with log.open("a") as f:
-    return subprocess.Popen(arguments(folder, workers), stdout=f, stderr=subprocess.STDOUT)
+    command = [*arguments(folder, workers), *more]
+    return subprocess.Popen(command, stdout=f, stderr=subprocess.STDOUT)
+
+
+def children(process: subprocess.Popen) -> list[int]:
+  """The ids of the processes that a process has started."""
+  found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+  return [int(line) for line in found.stdout.split()]
 
 
 def kill(process: subprocess.Popen, workers: int, draw: random.Random) -> None:
@@ -87,8 +109,7 @@ def kill(process: subprocess.Popen, workers: int, draw: random.Random) -> None:
   if workers == 1:
     process.kill()
     return
-  found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
-  pids = [int(line) for line in found.stdout.split()]
+  pids = children(process)
   if pids:  # Else they have just ended.
     os.kill(draw.choice(pids), signal.SIGKILL)
 
@@ -166,6 +187,147 @@ def compare(folder: pathlib.Path, runs: int, kills: int, seed: int, workers: int
   return failed
 
 
+# ---------------------------------------------------------------------- signals
+
+# More steps than all runs do.
+_ENDLESS = [f"--gin_param=run.train_steps = {10**9}"]
+_SAVED = re.compile(r"stopped by [^;]*; step (\d+) is saved in")
+_LOST = re.compile(r"the steps after the last whole checkpoint \(step (\d+)\) are lost", re.I)
+_NOTHING = re.compile(r"no step was done since the last checkpoint", re.I)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+  """A signal, and what came of it.
+
+  Attributes:
+    signal: which.
+    to: "launcher", "one" (worker) or "all" (workers).
+    stage: "start" (before the first step of the run), "steps", or "save" (inside of a checkpoint).
+    code: the exit code.
+    said: the kind of the last word: "saved", "lost", "nothing", or "" (none of these).
+    step: the step that is named there.
+    before: the step of the last whole checkpoint when the run began.
+    after: when it had ended.
+    damaged: what is wrong with that checkpoint.
+  """
+
+  signal: signal.Signals
+  to: str
+  stage: str
+  code: int
+  said: str
+  step: int | None
+  before: int
+  after: int
+  damaged: list[str]
+
+  @property
+  def disagrees(self) -> str:
+    """What does not fit together; "" if all does."""
+    if self.damaged:
+      return f"checkpoint {self.after}: {self.damaged[0]}"
+    if self.after < self.before:
+      return f"the last checkpoint was {self.before}, and is {self.after}"
+    killed = self.signal == signal.SIGKILL
+    asked = 128 + self.signal
+    codes = {
+      # What is killed cannot say so. Its workers stop as they do after SIGTERM; see below.
+      "launcher": {-signal.SIGKILL} if killed else {exit_codes.STOPPED, asked},
+      # The others of one that was killed lost a worker, which is not what is to blame.
+      "one": {exit_codes.of_signal(signal.SIGKILL)} if killed else {exit_codes.STOPPED, asked},
+      "all": {exit_codes.of_signal(signal.SIGKILL)} if killed else {exit_codes.STOPPED, asked},
+    }[self.to]
+    if self.code not in codes:
+      return f"exit code {self.code}, not {' or '.join(map(str, sorted(codes)))}"
+    if self.said == "saved" and self.step != self.after:
+      return f"step {self.step} is said to be saved, {self.after} is"
+    if self.said == "lost" and self.step is not None and self.step > self.after:
+      return f"step {self.step} is said to be whole, {self.after} is"
+    if self.said == "nothing" and self.after != self.before:
+      return f"no step is said to be done, and {self.after} is saved after {self.before}"
+    if self.code == exit_codes.STOPPED and self.said not in ("saved", "nothing"):
+      return f"exit code {self.code}, and nothing is said to be saved"
+    if self.code == asked and not killed and self.said == "saved":
+      return f"exit code {self.code}, and step {self.step} is said to be saved"
+    return ""
+
+
+def stop_once(
+  folder: pathlib.Path, log: pathlib.Path, draw: random.Random, workers: int, in_write: bool
+) -> Stop:
+  """Starts the training, sends a signal, and waits until all of it has ended."""
+  number = draw.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+  to = draw.choice(["launcher", "one", "all"])
+  before = last_saved(folder)
+  at_start = not in_write and draw.random() < 0.2
+  wanted = before + draw.randrange(1, 4 * SAVE_EVERY)
+  log.write_text("")
+  process = start(folder, log, workers, _ENDLESS)
+  started = time.monotonic()
+  wait = draw.uniform(0.5, 12.0)
+  while process.poll() is None:
+    if at_start:
+      if time.monotonic() - started > wait:
+        break
+    elif last_saved(folder) >= wanted and (not in_write or is_writing(folder)):
+      break
+    time.sleep(0.0005)
+  time.sleep(draw.uniform(0.0, 0.002 if in_write else 0.5))
+  stepped = "the first step is done" in log.read_text()
+  stage = "save" if is_writing(folder) else "steps" if stepped else "start"
+  pids = children(process)
+  for pid in {"launcher": [process.pid], "one": [draw.choice(pids)] if pids else [], "all": pids}[
+    to
+  ]:
+    with contextlib.suppress(ProcessLookupError):
+      os.kill(pid, number)
+  code = process.wait(timeout=300)
+  deadline = time.monotonic() + 120
+  while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
+    time.sleep(0.05)
+  said, step = _last_word(log.read_text())
+  after = last_saved(folder)
+  path = str(folder / f"model.ckpt-{after}")
+  damaged = [str(x) for x in checkpoint.verify(path)] if after else []
+  return Stop(number, to, stage, code, said, step, before, after, damaged)
+
+
+def _last_word(text: str) -> tuple[str, int | None]:
+  """What a training said that it left behind."""
+  for kind, pattern in (("saved", _SAVED), ("lost", _LOST), ("nothing", _NOTHING)):
+    found = pattern.findall(text)
+    if found:
+      return kind, int(found[-1]) if kind != "nothing" else None
+  return "", None
+
+
+def stop_again_and_again(folder: pathlib.Path, runs: int, seed: int, workers: int) -> int:
+  """Does the runs and prints the table; returns how many of them disagree."""
+  draw, model_dir, log = random.Random(seed), folder / "model", folder / "log.txt"
+  print(
+    f"{workers} workers, a checkpoint every {SAVE_EVERY} steps\n"
+    " run  signal   to        when   code  said           before  after",
+    flush=True,
+  )
+  failed = inside = 0
+  for i in range(runs):
+    stop = stop_once(model_dir, log, draw, workers, in_write=i % 2 == 1)
+    said = stop.said if stop.step is None else f"{stop.said} {stop.step}"
+    told = f"  {stop.disagrees}" if stop.disagrees else ""
+    print(
+      f"{i + 1:>4}  {stop.signal.name:<8} {stop.to:<9} {stop.stage:<6} {stop.code:>4}  {said:<14} "
+      f"{stop.before:>6} {stop.after:>6}{told}",
+      flush=True,
+    )
+    if stop.disagrees:
+      print(log.read_text()[-3000:], file=sys.stderr)
+    failed += bool(stop.disagrees)
+    inside += stop.stage == "save"
+  print(f"{runs - failed} of {runs} agree; {inside} were inside of a save", flush=True)
+  return failed
+
+
 def main() -> int:
   """Parses the command line."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -173,8 +335,15 @@ def main() -> int:
   parser.add_argument("--kills", type=int, default=1, help="kills in each run")
   parser.add_argument("--workers", type=int, default=1, help="processes of each training")
   parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument(
+    "--signals", action="store_true", help="one training, stopped by signals of all kinds"
+  )
   args = parser.parse_args()
+  if args.signals and args.workers < 2:
+    parser.error("--signals is for several workers: --workers 2")
   with tempfile.TemporaryDirectory() as folder:
+    if args.signals:
+      return min(1, stop_again_and_again(pathlib.Path(folder), args.runs, args.seed, args.workers))
     return min(1, compare(pathlib.Path(folder), args.runs, args.kills, args.seed, args.workers))
 
 

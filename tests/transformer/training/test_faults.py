@@ -301,3 +301,12 @@ def test_a_training_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tm
   """Of `benchmarks/kill_runs.py`; MTF_KILL_RUNS=50 does so many."""
   runs = int(os.environ.get("MTF_KILL_RUNS", "1"))
   assert kill_runs.compare(tmp_path, runs, kills=3 if runs == 1 else 1, seed=1) == 0
+
+
+@pytest.mark.long
+@pytest.mark.subprocess
+@pytest.mark.parametrize("workers", [2, 3])
+def test_exit_code_message_and_folder_agree_after_signals(workers, tmp_path):
+  """As above."""
+  runs = int(os.environ.get("MTF_KILL_RUNS", "4"))
+  assert kill_runs.stop_again_and_again(tmp_path, runs, seed=workers, workers=workers) == 0
