@@ -12,8 +12,8 @@ With `--workers 2` it is several workers, of which one is killed: the others end
   python benchmarks/kill_runs.py --signals --workers 2 --runs 50
 
 is one training, stopped again and again by SIGINT, SIGTERM or SIGKILL, to the launcher, to one
-worker or to all of them, at random moments, every second time while a checkpoint is written. Each time the
-exit code, what was said and what is in the folder must agree.
+worker or to all of them, at random moments, every second time while a checkpoint is written. Each
+time the exit code, what was said and what is in the folder must agree.
 """
 
 from __future__ import annotations
