@@ -109,7 +109,8 @@ def trace(
     function = fn if hasattr(fn, "get_concrete_function") else tf.function(fn)
     concrete = _concrete(function, args, kwargs)
     results, structure = _results(concrete)
-    return structure, _Tracer(concrete, paths, fallback, own_name).program(results)
+    specs = [s for s in tf.nest.flatten((args, kwargs)) if isinstance(s, tf.TensorSpec)]
+    return structure, _Tracer(concrete, paths, fallback, own_name).program(results, specs)
 
   structure, program = _eagerly(run)
   used = dict.fromkeys(w.variable for w in program.wires if w.variable is not None)
@@ -243,15 +244,18 @@ class _Tracer:
       taken.add(unique)
       self._records[id(v.handle)] = VariableRecord(unique, v, trainable)
 
-  def program(self, results: Sequence[tf.Tensor]) -> Program:
+  def program(self, results: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]) -> Program:
     """The whole function.
 
     Args:
       results: tensors of its graph.
+      specs: of its arguments, flat; it may have been traced for more sizes than these.
     """
     concrete = self._concrete
     n = len(concrete.inputs) - len(concrete.captured_inputs)
     arguments = [wire_of(t) for t in concrete.inputs[:n]]
+    for wire, spec in zip(arguments, specs):
+      wire.shape = tuple(spec.shape.as_list())
     captured = [
       self._captured(t, value) for t, value in zip(concrete.inputs[n:], concrete.captured_inputs)
     ]

@@ -151,6 +151,46 @@ def test_a_function_traced_for_any_batch(layout: str, cpu_devices: list[str]) ->
   np.testing.assert_allclose(given.history["loss"], expected.history["loss"], rtol=1e-5)
 
 
+class Squashed(tf.Module):
+  """Its call is traced for batches of any size."""
+
+  def __init__(self) -> None:
+    super().__init__()
+    self.w = tf.Variable(X[0, :6, :3], name="w")
+
+  @tf.function(input_signature=[tf.TensorSpec([None, 6])])
+  def __call__(self, x: Any) -> Any:
+    y = x
+    for _ in tf.range(2):
+      y = tf.tanh(y)
+    return tf.nn.softmax(tf.reshape(y, [-1, 2, 3])) @ self.w[:3] + y[:1, :3]
+
+
+@tf.function(input_signature=[tf.TensorSpec(None)], autograph=False)
+def of_any_rank(x: Any) -> Any:
+  return tf.nn.silu(x) * 2.0
+
+
+@tf.function(reduce_retracing=True, autograph=False)
+def of_many_sizes(x: Any) -> Any:
+  return tf.tanh(x) @ TABLE + tf.cast(tf.shape(x)[0], tf.float32)
+
+
+@pytest.mark.parametrize("name", ["module", "rank", "sizes", "saved"])
+def test_a_signature_of_any_size(name: str, tmp_path: Any, cpu_devices: list[str]) -> None:
+  for n in (2, 3, 5):
+    of_many_sizes(tf.ones([n, 6]))
+  fns = {"module": Squashed(), "rank": of_any_rank, "sizes": of_many_sizes}
+  fn: Any = fns.get(name)
+  if name == "saved":
+    tf.saved_model.save(fns["module"], tmp_path)
+    fn = tf.saved_model.load(tmp_path)
+  x = X[:, 0]
+  imported = mtf.from_tensorflow(fn, [mtf.TensorSpec("batch:4,d:6")])
+  both = comparing.compare(fn, [x], "batch:r,d:c", cpu_devices[:4], imported=imported)
+  assert both.difference < 1e-5
+
+
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "SimpleRNN"])
 def test_a_recurrent_layer_over_joined_axes(name: str, cpu_devices: list[str]) -> None:
   """As recognition of text in images has it: rows and columns are the sequence."""
