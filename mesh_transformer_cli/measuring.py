@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import bz2
 import csv
 import dataclasses
 import glob
-import gzip
-import lzma
 import os
-from collections.abc import Callable, Iterator
-from typing import IO, Any
+from collections.abc import Iterator
+from typing import Any
 
-from mesh_transformer_cli import untrusted
+from mesh_transformer_cli import decompress, untrusted
 
 # As `mesh_tensorflow.transformer.files.own_files` takes them; a test compares the two.
 FORMATS = {
@@ -28,10 +25,9 @@ FORMATS = {
   ".parquet": "parquet",
   ".pq": "parquet",
 }
-_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # How many times as large a text is as its compressed file, about.
 _COMPRESSION = 3
-COMPRESSED = (*_OPENERS, ".zst")
+COMPRESSED = tuple(decompress.NAMES)
 # What `init` itself writes, and where the model goes.
 MODEL, GIN, README = "model", "train.gin", "README.md"
 
@@ -201,11 +197,16 @@ def _texts(file: str, encoding: str, field: str | None) -> tuple[Iterator[str], 
 
 
 def _lines(file: str, encoding: str) -> Iterator[str]:
-  open_file: Callable[..., IO[bytes]] = _OPENERS.get(os.path.splitext(file)[1], open)
+  suffix = os.path.splitext(file)[1]
   done = 0
   try:
-    with open_file(file, "rb") as f:
-      for line in f:
+    with open(file, "rb") as source:
+      is_compressed = suffix in decompress.NAMES
+      f = decompress.open_stream(source, suffix) if is_compressed else source
+      most = decompress.most_of_one(os.path.getsize(file)) if is_compressed else -1
+      while line := f.readline(most):
+        if len(line) == most:
+          raise TextError(f"{file}: a line has {most:,} bytes or more: this is no text")
         yield line.decode(encoding)
         done += len(line)
   except UnicodeDecodeError as e:
@@ -215,7 +216,7 @@ def _lines(file: str, encoding: str) -> Iterator[str]:
     ) from None
   except UnicodeError as e:  # Of codecs that read lines in their own way.
     raise TextError(f"{file} is not {encoding}: {e}; give its encoding by --encoding") from None
-  except (OSError, EOFError, lzma.LZMAError) as e:
+  except (OSError, decompress.DamagedError) as e:
     raise TextError(f"{file} cannot be read: {getattr(e, 'strerror', None) or e}") from None
 
 

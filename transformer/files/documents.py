@@ -21,6 +21,8 @@ from mesh_transformer_cli import untrusted
 FORMATS = ("text", "jsonl", "csv", "tsv", "parquet")
 UNITS = ("file", "paragraph", "line")
 
+_MOST_COLUMNS = 1 << 22
+
 # A name, or the number of a column from 0 on.
 Field = str | int
 Progress = Callable[[int], None]
@@ -107,14 +109,36 @@ def decoded(path: str, encoding: str, read: Progress | None = None) -> Iterator[
   yield decode(b"", final=True)
 
 
-def pieces(texts: Iterable[str], separator: str) -> Iterator[str]:
-  """What stands between the separators in a text that comes some at a time; the last may be ""."""
+def _bounded(path: str, what: str) -> Callable[[int], None]:
+  """Raises `DataError` when it is called with more characters than one document may have."""
+  most = compressed.most_of_one(path)
+
+  def check(count: int) -> None:
+    if most is not None and count > most:
+      raise compressed.too_large(path, what, most)
+
+  return check
+
+
+def pieces(
+  texts: Iterable[str], separator: str, check: Callable[[int], None] = lambda n: None
+) -> Iterator[str]:
+  """What stands between the separators in a text that comes some at a time; the last may be "".
+
+  Args:
+    texts: the parts of the text.
+    separator: at least one character.
+    check: called with the number of characters of a piece that goes on; raises if it is too large.
+  """
   kept: list[str] = []
+  count = 0
   tail = ""  # The end of what is kept, in which a separator may begin.
   for text in texts:
     # Only where text and tail meet can a separator be that was not found before: what is kept of
     # a long document is not searched again with each part that comes.
     joined = tail + text
+    count += len(text)
+    check(count)
     if separator not in joined:
       kept.append(text)
       tail = joined[max(0, len(joined) - len(separator) + 1) :]
@@ -122,7 +146,7 @@ def pieces(texts: Iterable[str], separator: str) -> Iterator[str]:
     first, *rest = "".join([*kept, text]).split(separator)
     yield first
     yield from rest[:-1]
-    kept = [rest[-1]]
+    kept, count = [rest[-1]], len(rest[-1])
     tail = rest[-1][max(0, len(rest[-1]) - len(separator) + 1) :]
   yield "".join(kept)
 
@@ -132,19 +156,26 @@ def pieces(texts: Iterable[str], separator: str) -> Iterator[str]:
 
 def _text(path: str, form: Form, read: Progress | None) -> Iterator[tuple[str, ...]]:
   texts = decoded(path, form.encoding, read)
+  check = _bounded(path, f"a {form.unit}" if form.unit in UNITS else "a document")
   if form.unit == "file":
-    yield ("".join(texts),)
+    # One piece: nothing stands between its parts.
+    parts, count = [], 0
+    for text in texts:
+      parts.append(text)
+      count += len(text)
+      check(count)
+    yield ("".join(parts),)
   elif form.unit == "paragraph":
-    yield from ((p,) for p in _paragraphs(_lines(texts)))
+    yield from ((p,) for p in _paragraphs(_lines(texts, check), check))
   else:
     separator = form.separator if form.unit == "separator" else "\n"
-    for piece in pieces(texts, separator or "\n"):
+    for piece in pieces(texts, separator or "\n", check):
       yield (piece.removesuffix("\r") if form.unit == "line" else piece,)
 
 
-def _lines(texts: Iterable[str]) -> Iterator[str]:
+def _lines(texts: Iterable[str], check: Callable[[int], None]) -> Iterator[str]:
   """The lines of a text, without their ends; not the empty one behind a last end."""
-  lines = pieces(texts, "\n")
+  lines = pieces(texts, "\n", check)
   before = next(lines)
   for line in lines:
     yield before.removesuffix("\r")
@@ -153,15 +184,19 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
     yield before
 
 
-def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
+def _paragraphs(lines: Iterable[str], check: Callable[[int], None]) -> Iterator[str]:
   """What stands between blank lines."""
   kept: list[str] = []
+  count = 0
   for line in lines:
     if line and not line.isspace():
       kept.append(line)
+      # A string by itself has some fifty bytes more than its characters.
+      count += len(line) + 50
+      check(count)
     elif kept:
       yield "\n".join(kept)
-      kept = []
+      kept, count = [], 0
   if kept:
     yield "\n".join(kept)
 
@@ -170,7 +205,9 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _json(path: str, form: Form, read: Progress | None) -> Iterator[tuple[str, ...]]:
-  for number, line in enumerate(_lines(decoded(path, form.encoding, read)), 1):
+  for number, line in enumerate(
+    _lines(decoded(path, form.encoding, read), _bounded(path, "a line")), 1
+  ):
     if not line or line.isspace():
       continue
     try:
@@ -211,17 +248,23 @@ def _rows(path: str, form: Form, read: Progress | None) -> Iterator[tuple[int, l
   delimiter = "\t" if form.format == "tsv" else ","
   quotes = form.format == "csv" if form.quotes is None else form.quotes
   texts = decoded(path, form.encoding, read)
+  check = _bounded(path, "a line")
   if not quotes:
-    for number, line in enumerate(_lines(texts), 1):
+    for number, line in enumerate(_lines(texts, check), 1):
       if line:
+        _check_columns(path, number, line, delimiter)
         yield number, line.split(delimiter)
     return
   # Documents are longer than the columns for which the module has its limit.
-  csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+  csv.field_size_limit(min(sys.maxsize, 2**31 - 1, compressed.most_of_one(path) or sys.maxsize))
+
   # Not of `_lines`: a column in quotes has the ends of its lines as they are.
-  reader = csv.reader(
-    (f"{line}\n" for line in pieces(texts, "\n")), delimiter=delimiter, strict=True
-  )
+  def lines() -> Iterator[str]:
+    for number, line in enumerate(pieces(texts, "\n", check), 1):
+      _check_columns(path, number, line, delimiter)
+      yield f"{line}\n"
+
+  reader = csv.reader(lines(), delimiter=delimiter, strict=True)
   try:
     for row in reader:
       if row and row != [""]:
@@ -231,6 +274,12 @@ def _rows(path: str, form: Form, read: Progress | None) -> Iterator[tuple[int, l
       f"{path}, line {reader.line_num}: this is not {form.format}: {e}; if quotes are part of the "
       "text, give quotes = False"
     ) from e
+
+
+def _check_columns(path: str, number: int, line: str, delimiter: str) -> None:
+  # Each column takes more memory than the character in front of it.
+  if line.count(delimiter) > _MOST_COLUMNS:
+    raise DataError(f"{path}, line {number}: this is no table: {line.count(delimiter):,} columns")
 
 
 def _columns(fields: Sequence[Field], names: list[str] | None, width: int, path: str) -> list[int]:

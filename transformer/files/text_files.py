@@ -163,9 +163,18 @@ def read_text_file(path: str, encoding: str | None = AS_BOUND) -> TextFile:
     The text; line ends are kept as they are.
 
   Raises:
-    DataError: the file is empty, unreadable, damaged, or holds bytes that are not in `encoding`.
+    DataError: the file is empty, unreadable, damaged, or holds bytes that are not in `encoding`; or
+        it is a compressed one and has more than `compressed.most_of_one`.
   """
-  data = b"".join(compressed.chunks(path))
+  most = compressed.most_of_one(path)
+  parts, count = [], 0
+  for part in compressed.chunks(path):
+    parts.append(part)
+    count += len(part)
+    if most is not None and count > most:
+      raise compressed.too_large(path, "it", most)
+  data = b"".join(parts)
+  del parts
   if not data:
     raise DataError(f"{path} is empty")
   if encoding is None:
