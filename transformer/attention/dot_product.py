@@ -181,7 +181,7 @@ def _add_z_loss(
 
 
 def visibility_mask_to_attention_bias(visible: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
-  """0 where `visible`, a bool tensor, is true; -1e9 elsewhere."""
+  """0 where `visible`, a bool tensor, is true; -1e9, or half of the least number, elsewhere."""
   # Finite: for a position that sees nothing, as padding may, infinities would make the softmax
   # 0 / 0. So its weights are equal, and what it gets is not used.
-  return mtf.cast(mtf.logical_not(visible), dtype) * -1e9
+  return mtf.cast(mtf.logical_not(visible), dtype) * max(-1e9, float(dtype.min) / 2)

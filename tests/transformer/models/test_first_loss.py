@@ -99,13 +99,14 @@ def test_padded_ids_have_no_probability(tied, layout, smoothing, cpu_devices):
   assert np.sum(np.exp(logits[..., TOKENS:] - logits.max(-1, keepdims=True))) == 0.0
 
 
-def test_in_half_precision(cpu_devices):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_in_half_precision(dtype, cpu_devices):
   gin_config.parse_gin(
     ["models/lm_base.gin"], [*SMALL, "decoder/Unitransformer.label_smoothing = 0.1"]
   )
   impl = mtf.PlacementMeshImpl("all:1", "", cpu_devices[:1])
   model = model_building.build_model("lm", TOKENS, TOKENS, "", "")
-  variable_dtype = utils.get_variable_dtype("float32", "float32", "bfloat16")
+  variable_dtype = utils.get_variable_dtype("float32", "float32", dtype)
 
   @mtf.function(impl, input_signature=[mtf.TensorSpec([("batch", 2), ("length", 8)], "int32")])
   def step(targets):
