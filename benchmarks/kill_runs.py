@@ -52,7 +52,7 @@ def arguments(model_dir: pathlib.Path, workers: int = 1) -> list[str]:
   bindings = [
     f"text_file = '{text}'", "num_layers = 1", "d_model = 32", "d_ff = 64", "num_heads = 4",
     "d_kv = 8", "dropout_rate = 0.1", "Unitransformer.max_length = 16",
-    "run.sequence_length = {'inputs': 16, 'targets': 16}", "run.batch_size = 8",
+    "run.sequence_length = {'inputs': 16, 'targets': 16}", "run.batch_size = 12",
     "run.learning_rate_schedule = 0.01", "run.iterations_per_loop = 2", "run.report_every = 10",
     f"run.save_checkpoints_steps = {SAVE_EVERY}", f"run.train_steps = {STEPS}",
     "run.keep_checkpoint_max = 3", "run.checkpoint_input_pipeline = True",
@@ -231,13 +231,8 @@ class Stop:
       return f"the last checkpoint was {self.before}, and is {self.after}"
     killed = self.signal == signal.SIGKILL
     asked = 128 + self.signal
-    codes = {
-      # What is killed cannot say so. Its workers stop as they do after SIGTERM; see below.
-      "launcher": {-signal.SIGKILL} if killed else {exit_codes.STOPPED, asked},
-      # The others of one that was killed lost a worker, which is not what is to blame.
-      "one": {exit_codes.of_signal(signal.SIGKILL)} if killed else {exit_codes.STOPPED, asked},
-      "all": {exit_codes.of_signal(signal.SIGKILL)} if killed else {exit_codes.STOPPED, asked},
-    }[self.to]
+    # Whoever is killed says nothing; its others lost a worker, which is not what is to blame.
+    codes = {asked} if killed else {exit_codes.STOPPED, asked}
     if self.code not in codes:
       return f"exit code {self.code}, not {' or '.join(map(str, sorted(codes)))}"
     if self.said == "saved" and self.step != self.after:
@@ -283,6 +278,8 @@ def stop_once(
     with contextlib.suppress(ProcessLookupError):
       os.kill(pid, number)
   code = process.wait(timeout=300)
+  # As a shell counts, whoever is told of the signal: the launcher, or Python before it is that.
+  code = exit_codes.of_signal(-code) if code < 0 else code
   deadline = time.monotonic() + 120
   while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
     time.sleep(0.05)
