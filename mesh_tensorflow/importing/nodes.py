@@ -26,6 +26,7 @@ class Wire:
       a tf.while_loop has them: its length is not known, and `shape` is that of an element.
     static: the values, where they are known without running; None elsewhere.
     variable: the variable, if this is the handle of one.
+    resource: the eager tensor, if this is the handle of something else outside of the function.
   """
 
   name: str
@@ -33,6 +34,7 @@ class Wire:
   dtype: tf.DType
   static: np.ndarray | None = None
   variable: VariableRecord | None = None
+  resource: Any = None
   is_stack: bool = False
 
   @property

@@ -278,6 +278,8 @@ class _Tracer:
     if value.dtype not in (tf.resource, tf.variant):
       wire.static = np.asarray(value.numpy())
       wire.shape = wire.static.shape
+    else:
+      wire.resource = value
     return wire
 
   def _nodes(self, operations: Iterable[tf.Operation], wires: dict[str, Wire]) -> list[Node]:

@@ -1,4 +1,7 @@
-"""Tests that compare an imported function run a second time, with the layout that is searched."""
+"""Tests that compare an imported function run a second time, with the layout that is searched.
+
+Of the functions in a module's `LONG_IF_SEARCHED` the second time is a long test.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
   compares = getattr(metafunc.module, "comparing", None) is comparing
   if compares and "cpu_devices" in metafunc.fixturenames:
     metafunc.fixturenames.append("layouts_of")
-    both = ["given", pytest.param("auto", marks=pytest.mark.slow)]
+    is_long = metafunc.function.__name__ in getattr(metafunc.module, "LONG_IF_SEARCHED", ())
+    mark = pytest.mark.long if is_long else pytest.mark.slow
+    both = ["given", pytest.param("auto", marks=mark)]
     metafunc.parametrize("layouts_of", both, indirect=True)
 
 

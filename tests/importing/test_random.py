@@ -102,3 +102,43 @@ def test_dropout_of_keras_by_its_own_seed_generator(cpu_devices: list[str]) -> N
   assert abs(np.mean(first == 0) - 0.25) < 0.03
   # The generator's state has moved on.
   assert 0.3 < np.mean(first != second) < 0.45
+
+
+def _chosen(x: Any) -> Any:
+  logits = tf.math.log(tf.constant([[0.1, 0.2, 0.7]])) * x[0, :, :1]
+  return tf.transpose(tf.cast(tf.random.categorical(logits, 400), tf.float32))[:, :, None] * x[0, 0]
+
+
+# name -> a function of ones, and the mean and standard deviation of what it makes.
+BY_SEED: dict[str, tuple[Callable[[Any], Any], float, float]] = {
+  "gamma": (lambda x: tf.random.gamma([200], 2.0 * x[0]), 2.0, 2.0**0.5),
+  "gamma_with_a_seed": (lambda x: tf.random.gamma([200], 2.0 * x[0], seed=3), 2.0, 2.0**0.5),
+  "poisson": (lambda x: tf.random.poisson([200], 3.0 * x[0]), 3.0, 3.0**0.5),
+  "categorical": (_chosen, 1.6, 0.6633),
+  "shuffle": (
+    lambda x: x * tf.random.shuffle(tf.cast(tf.reshape(tf.range(16 * 320), SHAPE), tf.float32)),
+    2559.5, 1478.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    n if n in ("categorical", "shuffle") else pytest.param(n, marks=pytest.mark.long)
+    for n in BY_SEED
+  ],
+)
+def test_numbers_that_tensorflow_draws_by_a_seed(name: str, cpu_devices: list[str]) -> None:
+  """As on each layout, and new in each run."""
+  fn, mean, deviation = BY_SEED[name]
+  first, second = draw(fn, LAYOUTS[1], cpu_devices[:4], 2)
+  y = first[0]
+  count = y.size // (8 if name == "categorical" else 1)  # Each stands there eight times.
+  assert abs(y.mean() - mean) < 5 * deviation / count**0.5
+  assert abs(y.std() - deviation) < 0.05 * deviation
+  assert np.mean(y == second[0]) < 0.7
+  for other in (LAYOUTS[0], LAYOUTS[2]):
+    for result, again in zip(draw(fn, other, cpu_devices[:4], 1)[0], first):
+      np.testing.assert_allclose(result, again, rtol=1e-5)
+  if name == "gamma":
+    assert abs(first[1][0].mean() - 200 * 2.0) < 20  # Of a scale that is sampled: y / alpha.

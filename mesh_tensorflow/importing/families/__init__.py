@@ -3,6 +3,7 @@
 from mesh_tensorflow.importing.families import (  # noqa: F401 - they register rules
   along_axes,
   batch_norm,
+  batched,
   contraction,
   control_flow,
   convolutions,
@@ -12,6 +13,7 @@ from mesh_tensorflow.importing.families import (  # noqa: F401 - they register r
   gathers,
   images,
   list_access,
+  lookups,
   pooling,
   random,
   reductions,

@@ -43,10 +43,14 @@ from mesh_tensorflow.program.graph import Tensor
 
 # TensorFlow's functions of each element, of one operand and of several.
 _UNARY = """Acos Acosh Angle Asin Asinh Atan Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0
-BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Bitcast Ceil CheckNumerics
-ComplexAbs Conj Cos Cosh Dawsn Digamma Elu Erf Erfc Erfinv Exp Expint Expm1 FakeQuantWithMinMaxArgs
-Floor FresnelCos FresnelSin Imag Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma LogicalNot Log
-Log1p Ndtri Real Relu6 Rint Round Selu Sign Sin Sinh Softplus Softsign Spence Tan"""
+BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Bitcast Bucketize Ceil
+CheckNumerics ComplexAbs Conj Cos Cosh Dawsn Digamma Elu Erf Erfc Erfinv Exp Expint Expm1
+FakeQuantWithMinMaxArgs Floor FresnelCos FresnelSin Imag Inv Invert IsFinite IsInf IsNan LeakyRelu
+Lgamma LogicalNot Log Log1p Ndtri PopulationCount Real Relu6 Rint Round Selu Sign Sin Sinh
+Softplus Softsign Spence Tan"""
+_OF_STRINGS = """AsString StaticRegexFullMatch StaticRegexReplace StringLength StringLower
+StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber
+StringUpper"""
 _SEVERAL = """ApproximateEqual Atan2 Betainc BitwiseAnd BitwiseOr BitwiseXor ClipByValue Complex
 DivNoNan Equal FloorDiv FloorMod Greater GreaterEqual Igamma Igammac LeftShift Less LessEqual
 LogicalAnd LogicalOr Maximum Minimum Mod MulNoNan NextAfter NotEqual Polygamma Pow RightShift
@@ -90,7 +94,7 @@ def _widest_order(xs: Sequence[Tensor]) -> list[Dimension]:
   return list(dict.fromkeys(flat([widest.shape.dims, *(x.shape.dims for x in xs)])))
 
 
-rule(*_UNARY.split(), *_SEVERAL.split(), *_GRADIENTS.split())(Elementwise)
+rule(*_UNARY.split(), *_OF_STRINGS.split(), *_SEVERAL.split(), *_GRADIENTS.split())(Elementwise)
 
 # Those of which mtf has the same function: with gradients that need not compute it again, and sums
 # over the mesh that may stay pending behind the linear ones.

@@ -50,12 +50,23 @@ def _looked_up(table: Tensor, indices: Tensor, axis: Dims) -> Tensor:
   return SplitGatherOperation(table, indices, dim).outputs[0]
 
 
+def _check_numbers(node: Node) -> None:
+  """Checks that what is gathered can be added up.
+
+  Raises:
+    UnsupportedError: it is texts, which each device gathers whole.
+  """
+  if node.outputs[0].dtype == tf.string:
+    raise UnsupportedError(f"from_tensorflow: {node} gathers texts, which no rule splits")
+
+
 @rule("Gather", "GatherV2")
 class Gather(Labelled):
   """Slices of a tensor at positions along an axis."""
 
   def labels(self, node: Node) -> Labels:
     table, indices = node.inputs[:2]
+    _check_numbers(node)
     axis, batch = _gather_axes(node)
     first: list[Label] = [f"table{i}" for i in range(table.rank)]
     second: list[Label] = [f"index{i}" for i in range(indices.rank)]
@@ -133,6 +144,7 @@ class GatherNd(Labelled):
 
   def labels(self, node: Node) -> Labels:
     table, indices = node.inputs
+    _check_numbers(node)
     depth = indices.shape[-1]
     first: list[Label] = [f"table{i}" for i in range(table.rank)]
     second: list[Label] = [f"index{i}" for i in range(indices.rank - 1)]
