@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mesh_transformer_cli import untrusted
+
 
 class MeshError(Exception):
   """Base class of every error that the package raises on purpose."""
@@ -18,6 +20,13 @@ class MeshError(Exception):
   # returns anything.
   if not TYPE_CHECKING:
     __init__ = Exception.__init__
+
+
+def _bounded(error: Exception) -> str:
+  """The message of an error about what people hand in, which may quote it: not of any length."""
+  text = Exception.__str__(error)
+  # AutoGraph puts the places in the user's code in front.
+  return text if text.startswith("in user code:") else untrusted.shortened(text)
 
 
 class DimensionError(MeshError, ValueError):
@@ -99,6 +108,7 @@ class CheckpointError(MeshError, ValueError):
   """
 
   details = ""
+  __str__ = _bounded
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -126,6 +136,8 @@ class OutOfMemoryError(MeshError, MemoryError):
 class ConfigError(MeshError, ValueError):
   """A setting (gin binding, flag, file name) is wrong or contradicts another."""
 
+  __str__ = _bounded
+
 
 class LockedError(ConfigError):
   """Another process trains in the same folder."""
@@ -133,6 +145,8 @@ class LockedError(ConfigError):
 
 class DataError(MeshError, ValueError):
   """Input data is missing, empty, or malformed."""
+
+  __str__ = _bounded
 
 
 class NonFiniteError(MeshError, ArithmeticError):

@@ -38,6 +38,9 @@ _MOST = 16 << 20
 class TextError(Exception):
   """Something is wrong with the text; one line that says what would do."""
 
+  def __str__(self) -> str:
+    return untrusted.shortened(super().__str__())
+
 
 @dataclasses.dataclass(frozen=True)
 class Text:

@@ -71,7 +71,7 @@ class Damage:
   what: str
 
   def __str__(self) -> str:
-    return f"{self.file} {self.what}"
+    return untrusted.shortened(f"{self.file} {self.what}")
 
 
 # ------------------------------------------------------------------------ manifest

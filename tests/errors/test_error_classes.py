@@ -7,6 +7,7 @@ import builtins
 import importlib
 import inspect
 import pathlib
+import pickle
 
 import pytest
 import tensorflow as tf
@@ -160,3 +161,13 @@ def test_autograph_keeps_the_class(error):
 
   with pytest.raises(error, match="one text"):
     program(1)
+
+
+@pytest.mark.parametrize("kind", [errors.CheckpointError, errors.ConfigError, errors.DataError])
+def test_messages_about_what_people_hand_in_are_cut(kind):
+  for of in (kind, *kind.__subclasses__()):
+    assert str(of("x" * 1000)) == "x" * 1000
+    text = str(of(f"a.json: key 'a' is {'7' * 100_000}: give a number"))
+    assert len(text) <= 1000
+    assert text.startswith("a.json: key 'a' is 777") and text.endswith("7: give a number")
+    assert pickle.loads(pickle.dumps(of("y" * 2000))).args == ("y" * 2000,)

@@ -38,7 +38,7 @@ class UnmappedVariableError(CheckpointError, KeyError):
   """A variable of the model stands for none of the checkpoint."""
 
   # KeyError shows the quoted form of its message.
-  __str__ = Exception.__str__
+  __str__ = CheckpointError.__str__
 
 
 @gin.configurable(module=_MODULE)
