@@ -111,3 +111,6 @@ if __name__ == "__main__":
   except MeshError as e:
     print(f"{type(e).__name__}: {e}", file=sys.stderr)
     sys.exit(exit_codes.of_error(e))
+  except KeyboardInterrupt as e:
+    print("interrupted; the newest checkpoint is kept", file=sys.stderr)
+    sys.exit(exit_codes.of_error(e))

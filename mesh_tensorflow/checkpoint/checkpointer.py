@@ -27,6 +27,7 @@ from mesh_tensorflow.checkpoint.writer import Job
 from mesh_tensorflow.errors import CheckpointError, StorageError, WorkerLostError
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.running.lowering import RUN_COUNTER
+from mesh_tensorflow.workers import launcher_reports
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -111,11 +112,20 @@ class Checkpointer:
     self._token = ""
     self._is_shared = False
     self._saves = 0
+    self._whole_step: int | None = None
 
   @property
   def directory(self) -> str:
     """The folder of the checkpoints."""
     return self._directory
+
+  @property
+  def whole_step(self) -> int | None:
+    """The step of the last checkpoint that this object has written whole; None before the first.
+
+    Of several workers, another than the first one may learn of it a moment later.
+    """
+    return self._whole_step
 
   @property
   def has_failed(self) -> bool:
@@ -183,7 +193,7 @@ class Checkpointer:
       self._directory,
       step,
       pieces,
-      functools.partial(self._keeping.publish, self._directory, best=best),
+      functools.partial(self._published, step, best),
       mark=f".{self._token}.{self._saves}",
       timeout_seconds=self._worker_timeout,
       abandoned=self._abandoned,
@@ -242,10 +252,17 @@ class Checkpointer:
   def _run(self, job: Job, in_background: bool) -> None:
     try:
       job.run()
+      self._whole_step = job.step
     except Exception as e:  # noqa: BLE001 - raised in the caller's thread, by wait().
       if in_background:  # Nobody may be left to call wait().
         self._unheard.append(str(e))
       self._failure = e, job
+
+  def _published(self, step: int, best: keeping.Best | None, path: str) -> None:
+    """Called in the chief when a checkpoint is in its place."""
+    self._whole_step = step
+    launcher_reports.tell(launcher_reports.SAVED, step)
+    self._keeping.publish(self._directory, path, best)
 
   def _begin(self, step: int) -> None:
     """Before the first save: the workers agree on a token, and the chief clears the folder."""

@@ -50,6 +50,7 @@ class Job:
     advice: what to do where the disk is full; see `keeping.advice`.
 
   Attributes:
+    step: of the checkpoint.
     own_problem: what made `run` fail, if it was in this worker; begins with its name.
   """
 
@@ -67,7 +68,7 @@ class Job:
   ):
     self._directory = directory
     self._advice = advice
-    self._step = step
+    self.step = step
     self._pieces = pieces
     self._on_published = on_published
     self._cluster = workers.current()
@@ -85,7 +86,7 @@ class Job:
       write: called with a path; it writes files whose names begin with it. A disk error in it
         makes the save fail.
     """
-    prefix = os.path.join(self.folder, f"{NAME}{self._step}{ATTACHED}{name}")
+    prefix = os.path.join(self.folder, f"{NAME}{self.step}{ATTACHED}{name}")
     try:
       folder.make(self._directory, self.folder)
       write(prefix)
@@ -161,7 +162,7 @@ class Job:
 
   def not_written(self, problem: str, of_storage: bool = True) -> CheckpointError:
     """The error for this checkpoint."""
-    return not_written(self._directory, self._step, problem, of_storage)
+    return not_written(self._directory, self.step, problem, of_storage)
 
   def _reason(self, error: Exception) -> str:
     """An error in words; with what to do, where the disk is full."""
@@ -208,7 +209,7 @@ class Job:
 
   def _publish(self, written: Sequence[FileRecord]) -> None:
     """Makes one checkpoint of the parts of all workers, and puts it in its place."""
-    name = f"{NAME}{self._step}"
+    name = f"{NAME}{self.step}"
     prefix = os.path.join(self.folder, name)
     attached = [r for r in written if r.suffix.startswith(name)]
     parts = [r for r in written if not r.suffix.startswith(name)]
@@ -231,7 +232,7 @@ class Job:
     folder.sync(prefix + INDEX)
     records.append(verification.measure(prefix + INDEX, INDEX))
     verification.write_manifest(prefix, records)
-    path = files.publish(self.folder, self._directory, self._step)
+    path = files.publish(self.folder, self._directory, self.step)
     if self._cluster.size == 1:
       folder.remove_tree(self._directory, self.folder)
     self._on_published(path)

@@ -137,15 +137,16 @@ def watched(cluster: Cluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-  """Lets Ctrl-C end the process: Python would see it only when TensorFlow returns."""
-  usual = signal.default_int_handler
-  if threading.current_thread() is threading.main_thread() and (
-    signal.getsignal(signal.SIGINT) is usual
-  ):
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-      yield
-    finally:
-      signal.signal(signal.SIGINT, usual)
-  else:
+  """Lets signals end the process: Python would see them only when TensorFlow returns."""
+  if threading.current_thread() is not threading.main_thread():
     yield
+    return
+  usual = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+  handled = {s: handler for s, handler in usual.items() if callable(handler)}
+  for s in handled:
+    signal.signal(s, signal.SIG_DFL)
+  try:
+    yield
+  finally:
+    for s, handler in handled.items():
+      signal.signal(s, handler)

@@ -14,11 +14,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mesh_tensorflow import exit_codes
-from mesh_tensorflow.workers import own_network, parent_watch
+from mesh_tensorflow.workers import launcher_reports, own_network, parent_watch
 
 # How long workers may take to notice that another one is gone, and to end.
 _GRACE_SECONDS = 60.0
@@ -46,21 +46,25 @@ def launch(
   Args:
     command: program and arguments.
     workers: how many processes.
-    restarts: how often all of them are started again after one failed, after a pause; not where
-      that cures nothing, see `exit_codes.TABLE`.
+    restarts: how often in a row all of them are started again after one failed, after a pause; not
+      where that cures nothing, see `exit_codes.TABLE`. A checkpoint of a newer step than all before
+      is progress, after which the count begins anew.
     share_network: whether workers use this machine's network instead, and their ports are open: for
       files and data that come over the network. An argument with "://" asks for it, too.
 
   Returns:
-    0, or the exit code of the worker that failed first by itself; 128 + n for signal n.
+    0, or the exit code of the worker that failed first by itself; 128 + n for signal n. A worker
+    that hangs, and is killed here, counts as lost (75).
   """
-  pause = _FIRST_PAUSE_SECONDS
+  pause, again, newest = _FIRST_PAUSE_SECONDS, 0, -1
   with _Signals() as signals, _network(command, workers, share_network) as network:
-    for attempt in range(restarts + 1):
+    while True:
       started = time.monotonic()
       with _Workers(command, workers, signals, network) as group:
         code = group.wait()
-      if code == exit_codes.DONE or signals.stopped.is_set() or attempt == restarts:
+      if group.saved > newest:
+        again, newest = 0, group.saved
+      if code == exit_codes.DONE or signals.stopped.is_set() or again == restarts:
         return code
       why_not = exit_codes.why_not_again(code)
       if why_not is not None:
@@ -68,14 +72,15 @@ def launch(
         return code
       # What failed at once is likely to do so again.
       soon = time.monotonic() - started < 2 * _LONGEST_PAUSE_SECONDS
-      pause = min(2 * pause, _LONGEST_PAUSE_SECONDS) if soon and attempt else _FIRST_PAUSE_SECONDS
+      pause = min(2 * pause, _LONGEST_PAUSE_SECONDS) if soon and again else _FIRST_PAUSE_SECONDS
+      again += 1
+      since = f" since step {newest} was saved" if newest >= 0 else ""
       _say(
-        f"all workers are started again in {pause:g} s ({attempt + 1} of {restarts}), since one "
+        f"all workers are started again in {pause:g} s ({again} of {restarts}{since}), since one "
         f"failed with exit code {code}"
       )
       if signals.stopped.wait(pause):
         return exit_codes.of_signal(signals.number)
-  return code
 
 
 @contextlib.contextmanager
@@ -164,6 +169,13 @@ class _Workers:
     self._readers: list[threading.Thread] = []
     # The workers see the end of this pipe when this process is gone.
     self._pipe = os.pipe()
+    self._reports = launcher_reports.Reports()
+    self._in_vain: set[int] = set()
+
+  @property
+  def saved(self) -> int:
+    """The newest step of which a worker has saved a checkpoint; -1 if there is none."""
+    return self._reports.saved
 
   def __enter__(self) -> _Workers:
     self._signals.processes = []
@@ -176,7 +188,11 @@ class _Workers:
     return self
 
   def _start(self, index: int) -> None:
-    environ = {**os.environ, **parent_watch.pipe_for_worker(self._pipe[0])}
+    environ = {
+      **os.environ,
+      **parent_watch.pipe_for_worker(self._pipe[0]),
+      **self._reports.for_worker(index),
+    }
     # One that the launcher was given names other workers than these.
     environ.pop("TF_CONFIG", None)
     if len(self._addresses) > 1:
@@ -186,7 +202,7 @@ class _Workers:
     if index:
       output = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     # In a session of its own: Ctrl-C reaches the launcher alone, which passes it on once.
-    passed = [self._pipe[0], *self._network_files]
+    passed = [self._pipe[0], self._reports.file, *self._network_files]
     process = subprocess.Popen(
       self._command, env=environ, start_new_session=True, pass_fds=passed, **output
     )
@@ -207,6 +223,7 @@ class _Workers:
       r.join(5.0)
     for end in self._pipe:
       os.close(end)
+    self._reports.close()
 
   def wait(self) -> int:
     """Waits for all; the exit code of `launch`."""
@@ -215,20 +232,38 @@ class _Workers:
     while len(codes) < len(self._processes):
       for i, p in enumerate(self._processes):
         if i not in codes and p.poll() is not None:
-          codes[i] = p.returncode
+          # One that is ended because another has not come is not to blame.
+          codes[i] = exit_codes.WORKER_LOST if i in self._in_vain else p.returncode
           deadline = deadline or time.monotonic() + _GRACE_SECONDS
-          if p.returncode and len(self._processes) > 1:
+          if p.returncode and len(self._processes) > 1 and i not in self._in_vain:
             _say(f"worker {i} {_ending(p.returncode)}")
+      self._reports.read()
+      self._end_who_waits_in_vain(codes)
       if deadline is not None and time.monotonic() > deadline:
         left = [i for i in range(len(self._processes)) if i not in codes]
         _say(f"worker {', '.join(map(str, left))} does not end, and is killed")
-        codes |= dict.fromkeys(left, -signal.SIGKILL)
+        codes |= dict.fromkeys(left, exit_codes.WORKER_LOST)
       time.sleep(0.05)
+    self._reports.read()
     failed = [c for c in codes.values() if c]
     # Those that only lost another worker are not to blame.
     own = [c for c in failed if c != exit_codes.WORKER_LOST]
     code = (own or failed or [exit_codes.DONE])[0]
     return exit_codes.of_signal(-code) if code < 0 else code
+
+  def _end_who_waits_in_vain(self, ended: Iterable[int]) -> None:
+    """Ends workers that wait for one to join which has ended before; the others do not wait yet."""
+    at = self._reports.at
+    missing = [i for i in ended if at.get(i) != launcher_reports.JOINED and i not in self._in_vain]
+    for i, p in enumerate(self._processes):
+      waits = at.get(i) == launcher_reports.JOINING and i not in self._in_vain
+      if missing and waits and p.poll() is None:
+        self._in_vain.add(i)
+        _say(
+          f"worker {i} is ended: it waits for worker {', '.join(map(str, missing))} to join, which "
+          "ended before"
+        )
+        p.terminate()
 
 
 def _ending(code: int) -> str:

@@ -20,7 +20,7 @@ from mesh_tensorflow.arguments.declared import ABOVE_ZERO, COUNT, affects, takes
 from mesh_tensorflow.collectives.runtime import abort_collectives
 from mesh_tensorflow.environment import virtual_devices
 from mesh_tensorflow.errors import CollectiveError, ConfigError, GraphError, WorkerLostError
-from mesh_tensorflow.workers import joining, parent_watch
+from mesh_tensorflow.workers import joining, launcher_reports, parent_watch
 from mesh_tensorflow.workers.cluster import Cluster, cluster_from_environment, listens
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -174,6 +174,7 @@ def join(
       raise ConfigError("this process has joined another cluster, and can be in one only")
     return cluster
   started = time.monotonic()
+  launcher_reports.tell(launcher_reports.JOINING)
   joining.meet(cluster, timeout_seconds)
   with joining.watched(cluster):
     try:
@@ -190,6 +191,7 @@ def join(
         f"{cluster.name(cluster.index)} cannot join the other workers: {e.message}"
       ) from e
     barrier()
+  launcher_reports.tell(launcher_reports.JOINED)
   seconds = time.monotonic() - started
   _LOG.info("%s of %d joined in %.1f s", cluster.name(cluster.index), cluster.size, seconds)
   return cluster

@@ -49,7 +49,7 @@ def _install(number: signal.Signals, place: str, step: int) -> None:
   elif place == "step":
     patch(TrainingProgress, "update", lambda args: args[1] >= step)
   elif place == "write":
-    patch(writer.Job, "_write_parts", lambda args: args[0]._step >= step)
+    patch(writer.Job, "_write_parts", lambda args: args[0].step >= step)
   elif place == "eval":
     patch(perplexity_eval, "perplexity_eval")
   elif place == "end":

@@ -14,13 +14,16 @@ import time
 import pytest
 
 from mesh_tensorflow import exit_codes
-from mesh_tensorflow.workers import launching, parent_watch
+from mesh_tensorflow.workers import launcher_reports, launching, parent_watch
 
 # What workers do here needs neither TensorFlow nor this package.
 HEAD = """
 import json, os, signal, sys, time
 config = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))
 index = config["task"]["index"]
+def tell(word, number=0):
+  pipe, _, worker = os.environ["MTF_LAUNCHER_REPORTS"].split(":")
+  os.write(int(pipe), f"{worker} {word} {number}\\n".encode())
 """
 
 
@@ -72,9 +75,76 @@ def test_a_worker_that_was_killed(capfd):
 def test_one_that_hangs_while_others_have_ended_is_killed(code, capfd):
   started = time.monotonic()
   body = f"time.sleep(60) if index else sys.exit({code})"
-  assert launching.launch(worker(body), 2) == (code or 137)
+  assert launching.launch(worker(body), 2) == (code or exit_codes.WORKER_LOST)
   assert time.monotonic() - started < 50
   assert "launch: worker 1 does not end, and is killed" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_one_that_ends_before_it_joins_is_not_waited_for(code, capfd, monkeypatch):
+  """The others are ended as soon as they wait for it; one that does not wait yet is not."""
+  monkeypatch.setattr(launching, "_GRACE_SECONDS", 600.0)
+  body = f"""
+if index == 0: sys.exit({code})
+if index == 2: time.sleep(1)
+tell("joining")
+time.sleep(600)
+"""
+  assert launching.launch(worker(body), 3) == (code or exit_codes.WORKER_LOST)
+  err = capfd.readouterr().err
+  for i in (1, 2):
+    assert f"launch: worker {i} is ended: it waits for worker 0 to join, which ended before" in err
+  assert "SIGTERM" not in err
+
+
+def test_one_that_ends_after_it_joined_is_left_to_the_others(capfd, monkeypatch):
+  monkeypatch.setattr(launching, "_GRACE_SECONDS", 600.0)
+  body = """
+tell("joining")
+tell("joined")
+time.sleep(index)
+sys.exit(75 if index else 3)
+"""
+  assert launching.launch(worker(body), 2) == 3
+  assert "waits for" not in capfd.readouterr().err
+
+
+def test_a_newer_checkpoint_resets_the_count_of_restarts(tmp_path, capfd):
+  """Steps 4, 4, 8, 12, 12, 12: two in a row without progress are borne, three are not."""
+  starts = tmp_path / "starts"
+  body = f"""
+f = open({str(starts)!r}, "a+"); f.write("x"); f.seek(0)
+tell("saved", (4, 4, 8, 12, 12, 12, 99)[len(f.read()) - 1])
+sys.exit(75)
+"""
+  assert launching.launch(worker(body), 1, restarts=2) == 75
+  assert starts.read_text() == "x" * 6
+  err = capfd.readouterr().err
+  told = [line.split("(")[1].split(")")[0] for line in err.splitlines() if " again in " in line]
+  steps = [(1, 4), (2, 4), (1, 8), (1, 12), (2, 12)]
+  assert told == [f"{n} of 2 since step {step} was saved" for n, step in steps]
+
+
+def test_reports_are_read_however_they_come(monkeypatch):
+  reports = launcher_reports.Reports()
+  try:
+    for piece in (b"0 joining 0\n1 joi", b"ning 0\n0 joined 0\n0 saved 8\n0 saved 4\n1 sa"):
+      os.write(reports.file, piece)
+      reports.read()
+    assert reports.at == {0: "joined", 1: "joining"}
+    assert reports.saved == 8
+    reports.read()
+    monkeypatch.setitem(os.environ, *next(iter(reports.for_worker(2).items())))
+    launcher_reports._end_of_pipe.cache_clear()
+    os.write(reports.file, b"ved 9\n")
+    for _ in range(20_000):  # More than a pipe holds: a launcher that is stopped holds up nobody.
+      launcher_reports.tell(launcher_reports.SAVED, 12)
+    reports.read()
+    assert reports.saved == 12
+    assert launcher_reports.VARIABLE not in os.environ
+  finally:
+    reports.close()
+    launcher_reports._end_of_pipe.cache_clear()
 
 
 def test_a_run_that_always_fails_is_given_up_after_growing_pauses(tmp_path, capfd):

@@ -21,6 +21,7 @@ import copy
 import logging as python_logging
 import os
 import shlex
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.gin_config import parsing
 from mesh_tensorflow.transformer.modes import registry
 from mesh_tensorflow.transformer.modes.run import run
+from mesh_tensorflow.transformer.training import stopping
 from mesh_tensorflow.workers import loss_watch, parent_watch
 
 FLAGS = flags.FLAGS
@@ -99,15 +101,17 @@ def main(argv: Sequence[str]) -> None:
     if tf.io.gfile.isdir(model_dir):
       write = lambda: notes.append(write_command(model_dir, sys.argv))  # noqa: E731
       model_files.optional(model_dir, "command", write)
+  prefix = f"worker {cluster.index}/{cluster.size}: " if cluster.size > 1 else ""
   try:
-    run(
-      tpu_job_name=FLAGS.tpu_job_name,
-      tpu=FLAGS.tpu,
-      gcp_project=FLAGS.gcp_project,
-      tpu_zone=FLAGS.tpu_zone,
-      model_dir=model_dir,
-      **({"allow_config_change": True} if FLAGS.allow_config_change else {}),
-    )
+    with stopping.BeforeTraining(prefix) if mode.trains else contextlib.nullcontext():
+      run(
+        tpu_job_name=FLAGS.tpu_job_name,
+        tpu=FLAGS.tpu,
+        gcp_project=FLAGS.gcp_project,
+        tpu_zone=FLAGS.tpu_zone,
+        model_dir=model_dir,
+        **({"allow_config_change": True} if FLAGS.allow_config_change else {}),
+      )
   except (ConfigError, StorageError, CheckpointError):
     # What was refused did nothing that its note would tell of.
     for name in notes:
@@ -186,6 +190,7 @@ def _as_worker(argv: Sequence[str]) -> int:
       print("\n".join(prefix + line for line in lines), file=sys.stderr)
       code = exit_codes.of_error(e)
     if code in (exit_codes.DONE, exit_codes.STOPPED):
+      _end_at_a_signal(code)
       try:
         workers.leave(_flush, code)  # Ends the process, if it has joined others.
       except WorkerLostError as e:
@@ -196,6 +201,19 @@ def _as_worker(argv: Sequence[str]) -> int:
     _flush()
     os._exit(code)
   return 0
+
+
+def _end_at_a_signal(code: int) -> None:
+  """Lets a signal end this process with its code: its work is done, and it only takes leave."""
+
+  def end(number: int, frame: Any) -> None:
+    del number, frame
+    _flush()
+    os._exit(code)
+
+  for s in (signal.SIGTERM, signal.SIGINT):
+    if signal.getsignal(s) is not signal.SIG_IGN:
+      signal.signal(s, end)
 
 
 def _flush() -> None:

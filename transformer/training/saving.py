@@ -54,7 +54,7 @@ class TrainingCheckpoints:
     self._store = store
     self._save_every = save_every
     self.newest: str | None = None
-    self.saved_step = 0
+    self.saved_step = self._found_step = 0
     self.began: int | None = None
     self.is_foreign = False
     self.examples_in_epoch: int | None = None
@@ -73,6 +73,7 @@ class TrainingCheckpoints:
     """Looks for the newest good checkpoint, to go on from."""
     self.newest = self._checkpointer.latest() if self._checkpointer is not None else None
     self.saved_step = checkpoint_lib.get_step_from_path(self.newest) if self.newest else 0
+    self._found_step = self.saved_step
     self.began = self.examples_in_epoch = None
     self.is_foreign = False
     self.evaluations = Evaluations()
@@ -194,6 +195,14 @@ class TrainingCheckpoints:
       self.save(step, asynchronous=False)
     self._checkpointer.wait()
     return f"step {step} is saved in {self._checkpointer.directory}"
+
+  def whole_step(self) -> int:
+    """The step of the newest whole checkpoint, also while the next one is written; of any thread.
+
+    0 if there is none.
+    """
+    written = self._checkpointer.whole_step if self._checkpointer is not None else None
+    return self._found_step if written is None else written
 
   def last_written(self) -> str | None:
     """The path of the last checkpoint, when it is whole; None if there is none."""

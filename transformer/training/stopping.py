@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -66,9 +66,12 @@ class StopRequests:
     self._signals = signals
     self._before: dict[signal.Signals, Any] = {}
     self._number = 0
-    self._steps: tuple[int, int] | None = None  # Done, and saved; None: nothing can be lost.
+    # Done, and what tells which one is saved; None: nothing can be lost.
+    self._steps: tuple[int, Callable[[], int]] | None = None
     self._saving = False
     self._begun = False  # A checkpoint, since the signal came.
+    self._saved_at = 0.0  # When the last writing of a checkpoint ended.
+    self._all_saved = ""  # In words, when no step is left that could be lost.
     self._thread: threading.Thread | None = None
 
   @property
@@ -76,14 +79,15 @@ class StopRequests:
     """Whether a signal came."""
     return bool(self._number)
 
-  def running(self, done: int, saved: int) -> None:
+  def running(self, done: int, saved: int | Callable[[], int]) -> None:
     """To be called before steps are done, which would be lost if the program ended.
 
     Args:
       done: number of steps done.
-      saved: the step of the last checkpoint.
+      saved: the step of the last whole checkpoint; or a function of any thread that returns it, for
+        one that may be whole before the steps are done.
     """
-    self._steps = done, saved
+    self._steps = done, saved if callable(saved) else lambda: saved
 
   @contextlib.contextmanager
   def saving(self) -> Iterator[None]:
@@ -93,13 +97,18 @@ class StopRequests:
     try:
       yield
     finally:
+      self._saved_at = time.monotonic()  # The time until the next one begins now.
       # In this order: there is no moment at which the watch would find neither.
       self._begun = self._begun or asked
       self._saving = False
 
-  def saved(self) -> None:
-    """To be called when a whole checkpoint has all steps done: nothing can be lost any more."""
-    self._steps = None
+  def saved(self, what: str) -> None:
+    """To be called when a whole checkpoint has all steps done: nothing can be lost any more.
+
+    Args:
+      what: what was saved, in words.
+    """
+    self._all_saved = what
 
   def stop(self, what_was_saved: str, *, goes_on: bool = True) -> None:
     """Raises the error that ends the program.
@@ -129,6 +138,9 @@ class StopRequests:
       self._thread = threading.Thread(target=self._watch, daemon=True, name="mtf-stop-requests")
       self._thread.start()
       _entered.append(self)
+    for early in _early:
+      # What comes from now on, also behind this block, is no signal before training any more.
+      early.hand_over(self)
     return self
 
   def __exit__(self, *exc_info: Any) -> None:
@@ -140,6 +152,11 @@ class StopRequests:
     self._thread.join()
     os.close(self._reader)
     self._thread = None
+
+  def as_if_entered_after(self, wakeup: int, before: Mapping[signal.Signals, Any]) -> None:
+    """Lets the block put back what handled signals before another one that it is in."""
+    self._old_wakeup = wakeup
+    self._before |= {s: before.get(s, handler) for s, handler in self._before.items()}
 
   def restore_handlers(self) -> None:
     """Puts back what handled the signals before the block."""
@@ -166,10 +183,9 @@ class StopRequests:
     """The thread: reads the numbers of signals, and looks at the time."""
     told = False
     while True:
-      left = self._came + self.save_within_seconds - time.monotonic() if told else None
-      wait = None if left is None or self._begun else max(0.0, left)
-      if not select.select([self._reader], [], [], 1.0 if wait == 0.0 else wait)[0]:
-        if not self._saving and not self._begun:
+      left = self._seconds_left() if told else None
+      if not select.select([self._reader], [], [], 1.0 if left == 0.0 else left)[0]:
+        if self._seconds_left() == 0.0:
           self._end(f"no checkpoint was begun within {self.save_within_seconds:g} s")
         continue
       data = os.read(self._reader, 256)
@@ -191,6 +207,13 @@ class StopRequests:
         elif time.monotonic() - self._came > _SAME_SECONDS:
           self._end("a second signal came", number)
 
+  def _seconds_left(self) -> float | None:
+    """Until a checkpoint must have begun; looked at again in a second if one is being written."""
+    if self._begun or self._all_saved:
+      return None
+    left = max(self._came, self._saved_at) + self.save_within_seconds - time.monotonic()
+    return max(left, 1.0 if self._saving else 0.0)
+
   def _tell(self) -> None:
     bound = f"{self.save_within_seconds:g} s" if _is_program() else "some time"
     _say(
@@ -206,10 +229,13 @@ class StopRequests:
     """Ends the program, where it is one, from the thread: TensorFlow may not return for long."""
     if not _is_program():
       return
-    if self._steps is None:
+    steps = self._steps
+    done, saved = (0, 0) if steps is None else (steps[0], steps[1]())
+    if self._all_saved:
+      lost, code = f"nothing is lost: {self._all_saved}", exit_codes.STOPPED
+    elif steps is None:
       lost, code = "nothing is lost: no step was done since the last checkpoint", exit_codes.STOPPED
     else:
-      done, saved = self._steps
       lost = (
         f"the steps after the last whole checkpoint (step {saved}) are lost; step {done} was "
         "reached, or more"
@@ -221,15 +247,86 @@ class StopRequests:
     os._exit(code)
 
 
+class BeforeTraining:
+  """Ends the program at once when a signal comes in its block, before a `StopRequests` is entered.
+
+  From the start until training begins, while workers meet, data is opened and the model is made,
+  there is nothing to be saved: the exit code is that of a training that was stopped.
+
+  Args:
+    prefix: of the message.
+    signals: the signals.
+  """
+
+  def __init__(
+    self, prefix: str = "", signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)
+  ):
+    self._prefix = prefix
+    self._signals = signals
+    self._before: dict[signal.Signals, Any] = {}
+    self._over = False
+    self._thread: threading.Thread | None = None
+
+  def __enter__(self) -> BeforeTraining:
+    if _is_program() and threading.current_thread() is threading.main_thread():
+      self._reader, self._writer = os.pipe()
+      os.set_blocking(self._writer, False)
+      self._old_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+      wanted = [s for s in self._signals if signal.getsignal(s) is not signal.SIG_IGN]
+      # The thread sees a signal sooner than Python's handler, which waits for TensorFlow to return.
+      self._before = {s: signal.signal(s, lambda *_: None) for s in wanted}
+      self._thread = threading.Thread(target=self._watch, daemon=True, name="mtf-before-training")
+      self._thread.start()
+      _early.append(self)
+    return self
+
+  def __exit__(self, *exc_info: Any) -> None:
+    if self._thread is None:
+      return
+    _early.remove(self)
+    if not self._over:
+      self.restore_handlers()
+    os.close(self._writer)  # Ends the thread.
+    self._thread.join()
+    os.close(self._reader)
+    self._thread = None
+
+  def hand_over(self, stop: StopRequests) -> None:
+    """Leaves the signals to a training that begins; behind it they do what they did before this."""
+    if not self._over:
+      self._over = True
+      stop.as_if_entered_after(self._old_wakeup, self._before)
+
+  def restore_handlers(self) -> None:
+    """Puts back what handled the signals before the block."""
+    signal.set_wakeup_fd(self._old_wakeup)
+    for s, handler in self._before.items():
+      signal.signal(s, handler)
+    self._before = {}
+
+  def _watch(self) -> None:
+    while data := os.read(self._reader, 256):
+      came = [number for number in data if number in self._before]
+      if came and not self._over:
+        name = signal.Signals(came[0]).name
+        _say(
+          f"{self._prefix}StoppedError: stopped by {name} before training began; nothing is lost: "
+          "no step was done since the last checkpoint. The same command goes on from there"
+        )
+        os._exit(exit_codes.STOPPED)
+
+
 # Those whose blocks are entered, for processes that this one forks.
 _entered: list[StopRequests] = []
+_early: list[BeforeTraining] = []
 
 
 def _after_fork() -> None:
   """A forked process is somebody else's: signals to it do what they did before."""
-  while _entered:
-    with contextlib.suppress(ValueError, OSError):
-      _entered.pop().restore_handlers()
+  for entered in (_entered, _early):
+    while entered:
+      with contextlib.suppress(ValueError, OSError):
+        entered.pop().restore_handlers()
 
 
 os.register_at_fork(after_in_child=_after_fork)

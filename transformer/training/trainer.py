@@ -253,7 +253,7 @@ class Trainer(TrainableModel):
             prepare()
           self._complete_rates(progress)
           progress.restart_clock()
-        stop.running(before, self._checkpoints.saved_step)
+        stop.running(before, self._checkpoints.whole_step)
         progress.before_call(before)
         called = time.perf_counter()
         of_call, bad, others = self._call(compiled, values)
@@ -285,6 +285,8 @@ class Trainer(TrainableModel):
       check_all_done(self.global_step, start, last, self.steps.examples_per_step)
     with stop.saving():
       progress.summarize(self._checkpoints.last_written())
+      if self.checkpointer is not None:
+        stop.saved(f"step {self.global_step} is saved in {self.checkpointer.directory}")
     self.losses += losses
     return losses.tolist()
 
@@ -346,7 +348,7 @@ class Trainer(TrainableModel):
     with stop.saving():
       saved = self._checkpoints.save_before_leaving(self.global_step)
       if self.checkpointer is not None:
-        stop.saved()
+        stop.saved(saved)
     left = f"{last - self.global_step} of {last} steps remain"
     stop.stop(f"{saved}; {left}", goes_on=self.checkpointer is not None)
 

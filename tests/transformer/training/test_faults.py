@@ -199,7 +199,7 @@ def test_a_full_disk_stops_training_and_leaves_what_was_saved(tmp_path, monkeypa
   write = writer.Job._write_parts
 
   def full(job):
-    if job._step > 4:
+    if job.step > 4:
       raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return write(job)
 

@@ -247,7 +247,7 @@ def test_a_checkpoint_that_was_written_is_in_time(capfd):
     stop.running(37, 30)
     send_and_wait(stop)
     with stop.saving():
-      stop.saved()
+      stop.saved("step 37 is saved in m")
     time.sleep(1.0)
     os._exit(9)
 
@@ -274,7 +274,7 @@ def test_a_second_signal_behind_the_checkpoint_loses_nothing(monkeypatch, capfd)
     stop.running(37, 30)
     send_and_wait(stop)
     with stop.saving():
-      stop.saved()
+      stop.saved("step 37 is saved in m")
     send(signal.SIGTERM, 0.5)
 
   code, err = ends(body, capfd)
@@ -303,3 +303,100 @@ def test_a_forked_process_is_not_this_one():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
     time.sleep(0.2)
     assert not stop.requested
+
+
+# ----------------------------------------------------- when nothing is left to be saved
+
+
+def test_the_time_counts_from_the_last_checkpoint(capfd):
+  """One that took longer than the time was begun, and the next one has the time again."""
+  gin.bind_parameter("StopRequests.save_within_seconds", 0.5)
+
+  def body(stop):
+    stop.running(37, 30)
+    with stop.saving():
+      send(signal.SIGTERM)
+      time.sleep(1.5)
+    time.sleep(0.2)
+    os._exit(9)
+
+  assert ends(body, capfd)[0] == 9
+
+
+def test_when_all_is_saved_the_program_may_take_its_time(capfd):
+  """Iterators of data and reports are closed, and no worker of a cluster is hurried."""
+  gin.bind_parameter("StopRequests.save_within_seconds", 0.2)
+
+  def body(stop):
+    stop.running(37, 30)
+    send(signal.SIGTERM)
+    time.sleep(0.1)
+    with stop.saving():
+      stop.saved("step 37 is saved in m")
+    time.sleep(1.8)
+    os._exit(9)
+
+  code, err = ends(body, capfd)
+  assert code == 9
+  assert "lost" not in err
+
+
+def test_a_second_signal_when_all_is_saved(monkeypatch, capfd):
+  monkeypatch.setattr(stopping, "_SAME_SECONDS", 0.2)
+
+  def body(stop):
+    stop.running(37, lambda: 30)
+    send(signal.SIGTERM)
+    stop.saved("step 37 is saved in m")
+    send(signal.SIGTERM, 1.5)
+
+  code, err = ends(body, capfd)
+  assert code == exit_codes.STOPPED
+  assert err.endswith("the program ends. Nothing is lost: step 37 is saved in m\n")
+
+
+def test_what_is_lost_goes_by_the_checkpoint_that_is_whole_by_then(capfd):
+  gin.bind_parameter("StopRequests.save_within_seconds", 0.3)
+  whole = [30]
+
+  def body(stop):
+    stop.running(37, lambda: whole[-1])
+    whole.append(36)
+    send(signal.SIGTERM)
+
+  code, err = ends(body, capfd)
+  assert code == 128 + signal.SIGTERM
+  assert "(step 36) are lost; step 37 was reached" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_before_training(number, capfd):
+  child = os.fork()
+  if not child:
+    with stopping.BeforeTraining("worker 1/2: "):
+      send(number)
+      time.sleep(30)
+    os._exit(99)
+  assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == exit_codes.STOPPED
+  assert capfd.readouterr().err == (
+    f"worker 1/2: StoppedError: stopped by {number.name} before training began; nothing is lost: "
+    "no step was done since the last checkpoint. The same command goes on from there\n"
+  )
+
+
+def test_training_takes_over_the_signals_for_good():
+  """In its block, and behind it: what is done there is no longer before training."""
+  usual = signal.getsignal(signal.SIGINT)
+  with stopping.BeforeTraining():
+    assert signal.getsignal(signal.SIGINT) is not usual
+    with stopping.StopRequests() as stop:
+      stop.running(1, 0)
+      os.kill(os.getpid(), signal.SIGINT)
+      time.sleep(0.3)
+      assert stop.requested
+    assert signal.getsignal(signal.SIGINT) is usual
+    with pytest.raises(KeyboardInterrupt):
+      os.kill(os.getpid(), signal.SIGINT)
+      time.sleep(5)
+  assert signal.getsignal(signal.SIGINT) is usual
+  assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
