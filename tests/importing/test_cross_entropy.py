@@ -58,8 +58,14 @@ CASES: dict[str, Callable[[Any, Any], Any]] = {
 LAYOUTS = ("batch:r,classes:c", "classes:r")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+  ("name", "layout"),
+  [
+    pytest.param(name, layout, marks=[pytest.mark.long] if (i + k) % 2 else [])
+    for i, name in enumerate(CASES)
+    for k, layout in enumerate(LAYOUTS)
+  ],
+)
 def test_gradients_are_those_of_tensorflow(name: str, layout: str, cpu_devices: list[str]) -> None:
   both = comparing.compare(
     lambda x, labels: CASES[name](x, labels),

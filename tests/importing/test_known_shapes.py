@@ -134,7 +134,9 @@ def halved(x: Any) -> Any:
   return tf.cond(tf.reduce_sum(x) > 0, lambda: x * 3.0, lambda: x - 1.0)
 
 
-@pytest.mark.parametrize("layout", ["batch:r", "batch:r,net/dense.units:c"])
+@pytest.mark.parametrize(
+  "layout", ["batch:r,net/dense.units:c", pytest.param("batch:r", marks=pytest.mark.long)]
+)
 def test_a_function_traced_for_any_batch(layout: str, cpu_devices: list[str]) -> None:
   def model() -> keras.Model:
     keras.utils.set_random_seed(3)
@@ -191,7 +193,9 @@ def test_a_signature_of_any_size(name: str, tmp_path: Any, cpu_devices: list[str
   assert both.difference < 1e-5
 
 
-@pytest.mark.parametrize("name", ["LSTM", "GRU", "SimpleRNN"])
+@pytest.mark.parametrize(
+  "name", ["LSTM", *(pytest.param(n, marks=pytest.mark.long) for n in ("GRU", "SimpleRNN"))]
+)
 def test_a_recurrent_layer_over_joined_axes(name: str, cpu_devices: list[str]) -> None:
   """As recognition of text in images has it: rows and columns are the sequence."""
   keras.utils.set_random_seed(1)
