@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
 import time
 
 import pytest
 
 from mesh_tensorflow import exit_codes, workers
+from tests.conftest import ROOT
 from tests.transformer import worker_processes as program
 
 # (what happens to which worker where, workers, bindings); of all two are tried each time.
@@ -72,3 +76,35 @@ def test_a_worker_with_other_settings_is_told(tmp_path):
       last = group.text(i).splitlines()[-1]
       assert f"worker {i}/2: ConfigError: the workers must run the same program" in last
       assert re.search(r"worker 1 \(127.0.0.1:\d+\) has run.seed = 5. Start the same command", last)
+
+
+# (fault, exit code of the launcher, what is said)
+OF_LAUNCHER = [
+  # Not the minute that the launcher gives the others where it does not know why one ended.
+  (
+    "SIGKILL 1 before join",
+    exit_codes.of_signal(signal.SIGKILL),
+    "worker 0 is ended: it waits for worker 1 to join, which ended before",
+  ),
+  ("SIGSTOP 1 step/4", exit_codes.WORKER_LOST, "worker 1 does not end, and is killed"),
+  ("SIGTERM 1 after join", exit_codes.STOPPED, "StoppedError: stopped by SIGTERM before training"),
+]
+
+
+@pytest.mark.long
+@pytest.mark.subprocess
+@pytest.mark.parametrize(("fault", "code", "said"), OF_LAUNCHER)
+def test_the_launcher_tells_who_is_to_blame(fault, code, said, tmp_path, monkeypatch):
+  arguments = program.trainer_arguments(
+    tmp_path / "model", *program.on_mesh("batch:2", "batch:batch")
+  )
+  monkeypatch.setenv("MTF_FAULT", fault)
+  monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+  hooks = "--module_import=tests.transformer.fault_hooks"
+  started = time.monotonic()
+  ended = subprocess.run(
+    program.launcher(2, [*arguments, hooks]), capture_output=True, text=True, timeout=600
+  )
+  print(f"{fault}: the launcher ended after {time.monotonic() - started:.0f} s")  # For -s.
+  assert ended.returncode == code, ended.stderr
+  assert said in ended.stderr

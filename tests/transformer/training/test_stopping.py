@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint, errors, exit_codes
+from mesh_tensorflow.transformer.commands import trainer
 from mesh_tensorflow.transformer.programs import several_steps
 from mesh_tensorflow.transformer.training import stopping
 from tests.transformer import training_program as program
@@ -400,3 +401,15 @@ def test_training_takes_over_the_signals_for_good():
       time.sleep(5)
   assert signal.getsignal(signal.SIGINT) is usual
   assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("code", [exit_codes.DONE, exit_codes.STOPPED])
+def test_a_worker_that_only_takes_leave_ends_with_its_code(code):
+  """Its work is done, and said to be; a signal then does not make it another code."""
+  child = os.fork()
+  if not child:
+    trainer._end_at_a_signal(code)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(30)
+    os._exit(99)
+  assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
