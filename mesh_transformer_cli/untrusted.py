@@ -99,18 +99,24 @@ def _check_count(text: str, most: int) -> None:
 
 
 def _check_depth(value: Any) -> None:
+  if is_deep(value):
+    raise JsonError(f"its brackets are more than {DEEPEST} deep within each other")
+
+
+def is_deep(value: Any) -> bool:
+  """Whether dicts, lists and tuples are more than `DEEPEST` deep within each other."""
   level = [value]
   for _ in range(DEEPEST):
-    level = [c for v in level for c in _children(v) if isinstance(c, (dict, list))]
+    level = [c for v in level for c in _children(v) if isinstance(c, (dict, list, tuple))]
     if not level:
-      return
-  raise JsonError(f"its brackets are more than {DEEPEST} deep within each other")
+      return False
+  return True
 
 
 def _children(value: Any) -> Any:
   if isinstance(value, dict):
     return value.values()
-  return value if isinstance(value, list) else ()
+  return value if isinstance(value, (list, tuple)) else ()
 
 
 def _finite(text: str) -> float:

@@ -14,6 +14,7 @@ import importlib
 import math
 import operator
 import os
+import tokenize
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,7 +35,10 @@ from mesh_tensorflow.program.dimensions import Dimension, Shape, ShapeLike, conv
 # Elements of a block that are converted at a time, so that a block is not twice in memory.
 _AT_ONCE = 1 << 22
 # What the libraries raise for files that are damaged, closed, or of something else.
-_BROKEN = (OSError, ValueError, EOFError, RuntimeError, TypeError, zlib.error)
+_BROKEN = (
+  OSError, ValueError, EOFError, RuntimeError, TypeError, LookupError, AttributeError,
+  ArithmeticError, MemoryError, SyntaxError, tokenize.TokenError, zlib.error,
+)  # fmt: skip
 
 
 def _one_line(e: Exception) -> str:

@@ -76,7 +76,15 @@ class TokenFolder:
     Raises:
       DataError: as `map_tokens`.
     """
-    return self._map(documents_file(split), "int64", self.documents[split], split)
+    begins = self._map(documents_file(split), "int64", self.documents[split], split)
+    # Each has an EOS at least.
+    if begins[0] != 0 or begins[-1] >= self.tokens[split] or (begins[1:] <= begins[:-1]).any():
+      path = os.path.join(self.path, documents_file(split))
+      raise DataError(
+        f"{path} is damaged: documents must begin at 0, one behind the other, within the "
+        f"{self.tokens[split]:,} tokens; tokenize again"
+      )
+    return begins
 
   def _map(self, name: str, dtype: str, count: int, split: str) -> np.ndarray:
     if not count:

@@ -18,7 +18,8 @@ import gin
 import tensorflow as tf
 from gin import config_parser
 
-from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.environment import untrusted_files
+from mesh_tensorflow.errors import ConfigError, MeshError
 from mesh_tensorflow.transformer.gin_config import names as gin_names
 from mesh_tensorflow.transformer.gin_config import settings as gin_settings
 from mesh_tensorflow.transformer.gin_config import t5_names
@@ -31,6 +32,7 @@ from mesh_tensorflow.transformer.gin_config.names import (
   UnknownNameError,
 )
 from mesh_tensorflow.transformer.gin_config.settings import Setting, Settings
+from mesh_transformer_cli import untrusted
 
 PARAM = "--gin_param"
 SET = "--set"
@@ -121,9 +123,8 @@ class Reader:
       raise ConfigError(f"gin: {chain}: a file cannot include itself")
     self.paths.append(path)
     try:
-      with tf.io.gfile.GFile(path) as f:
-        text = f.read()
-    except (OSError, UnicodeError, tf.errors.OpError) as e:
+      text = untrusted_files.read_bytes(path).decode()
+    except (OSError, ValueError, tf.errors.OpError) as e:
       raise ConfigError(f"gin file {path} cannot be read: {e}") from e
     if _is_operative_config(shown, text):
       self._of_runs.add(shown)
@@ -156,6 +157,8 @@ class Reader:
       if statement is None:
         break
       at = statement.location.line_num
+      if untrusted.is_deep(getattr(statement, "value", None)):
+        raise ConfigError(f"gin: {place(at)}: {_TOO_DEEP}")
       if isinstance(statement, config_parser.IncludeStatement):
         give_to_gin(at - 1)
         self._read(self._find(statement.filename, f"{place(at)} (include)"), files)
@@ -305,6 +308,9 @@ def _is_operative_config(name: str, text: str) -> bool:
   )
 
 
+_TOO_DEEP = f"brackets are more than {untrusted.DEEPEST} deep within each other"
+
+
 class _syntax_errors:
   """Turns the parser's errors into `ConfigError`s with their place."""
 
@@ -320,6 +326,10 @@ class _syntax_errors:
     elif isinstance(error, tokenize.TokenError):
       text, (line, *_) = error.args
       content = "a bracket or a string is not closed" if "EOF" in text else ""
+    elif isinstance(error, (RecursionError, MemoryError)):
+      raise ConfigError(f"gin: {self._place(1)}: {_TOO_DEEP}") from None
+    elif isinstance(error, (ValueError, OverflowError)) and not isinstance(error, MeshError):
+      raise ConfigError(f"gin: {self._place(1)}: no value of gin can be read: {error}") from error
     else:
       return False
     # Gin's value parser names the token; a word alone is a string without its quotes, mostly.

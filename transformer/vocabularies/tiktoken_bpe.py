@@ -53,6 +53,8 @@ PATTERNS = {
   "cl100k_base": _CL100K,
   "o200k_base": _O200K,
 }
+# Ranks that no token has: so many, and three for each that one has, at most.
+_GAPS = 1 << 16
 # The first line of a file that `save` wrote; a .tiktoken file does not tell its pattern.
 _HEADER = b"# mesh_tensorflow byte-pair encoding, pattern "
 
@@ -86,6 +88,8 @@ class TiktokenVocabulary(Vocabulary):
     self._size = max(ranks.values()) + 1
     if len(set(ranks.values())) < len(ranks) or min(ranks.values()) < 0:
       raise DataError("two tokens have the same rank, or one has a negative rank")
+    if self._size > 4 * len(ranks) + _GAPS:
+      raise DataError(f"a token has the rank {self._size - 1}, and there are {len(ranks)} tokens")
     self._pattern = pattern
     self._encoding = self._make()
 
