@@ -263,7 +263,7 @@ def stop_once(
   wait = draw.uniform(0.5, 12.0)
   while process.poll() is None:
     if at_start:
-      if time.monotonic() - started > wait:
+      if time.monotonic() - started > wait and (to == "launcher" or children(process)):
         break
     elif last_saved(folder) >= wanted and (not in_write or is_writing(folder)):
       break
