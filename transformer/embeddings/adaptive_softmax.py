@@ -28,6 +28,7 @@ from mesh_tensorflow.transformer.embeddings.adaptive import (
   concat_vocab,
 )
 from mesh_tensorflow.transformer.models.context import Context
+from mesh_tensorflow.transformer.models.vocab_embedding import without_padding
 
 _MODULE = "mesh_tensorflow.transformer.adaptive_softmax"
 # The key of a context's cache under which a training pass leaves its embedding for the loss.
@@ -141,7 +142,7 @@ class AdaptiveSoftmaxVocabEmbedding:
       return hidden
     head, *tails = self._clusters
     name = self._vocab_dim.name
-    log_probs = mtf.log_softmax(head.embedding.hidden_to_logits(hidden, context), head.vocab_dim)
+    log_probs = mtf.log_softmax(_cluster_logits(head, hidden, context), head.vocab_dim)
     if not tails:
       return log_probs
     # Under another name the dimension is not split over the mesh, and can be cut.
@@ -151,7 +152,7 @@ class AdaptiveSoftmaxVocabEmbedding:
     )
     parts = [mtf.rename_dimension(ids, f"_{name}", name)]
     for tail, node in zip(tails, nodes):
-      in_tail = mtf.log_softmax(tail.embedding.hidden_to_logits(hidden, context), tail.vocab_dim)
+      in_tail = mtf.log_softmax(_cluster_logits(tail, hidden, context), tail.vocab_dim)
       # p(token) = p(tail) p(token | tail), in logarithms.
       parts.append(in_tail + mtf.reshape(node, hidden.shape[:-1]))
     return concat_vocab(parts, self._vocab_dim)
@@ -243,12 +244,18 @@ def _collect(
   return collect(hidden), collect(targets)
 
 
+def _cluster_logits(cluster: _Cluster, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
+  """Logits of the ids of a cluster, and behind those of the head of the tails."""
+  logits = cluster.embedding.hidden_to_logits(hidden, context)
+  return without_padding(logits, cluster.vocab_dim, context, cluster.start, cluster.size)
+
+
 def _cluster_loss(
   cluster: _Cluster, decoder: Any, hidden: mtf.Tensor, targets: mtf.Tensor, context: Context
 ) -> mtf.Tensor:
   """The divided sum of the cross entropies at positive targets."""
   loss = mtf.layers.softmax_cross_entropy_with_logits(
-    cluster.embedding.hidden_to_logits(hidden, context),
+    _cluster_logits(cluster, hidden, context),
     targets - cluster.start if cluster.start else targets,
     cluster.vocab_dim,
     z_loss=decoder.z_loss,

@@ -8,7 +8,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.transformer.models.context import Context
-from mesh_tensorflow.transformer.models.vocab_embedding import TokenVectors
+from mesh_tensorflow.transformer.models.vocab_embedding import TokenVectors, without_padding
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.vocab_embeddings")
@@ -52,7 +52,6 @@ class MixtureOfSoftmaxes(TokenVectors):
 
   def hidden_to_logits(self, hidden: mtf.Tensor, context: Context) -> mtf.Tensor:
     """Log probabilities: the dims of `hidden`, vocab_dim for output_dim."""
-    del context
     output_dim, components_dim = self._output_dim, self._components_dim
     hidden *= output_dim.size**-0.5
     batch = hidden.shape - output_dim
@@ -65,12 +64,11 @@ class MixtureOfSoftmaxes(TokenVectors):
     hidden_of_component = mtf.tanh(
       mtf.einsum([renamed, self._context_weights], output_shape=batch + components_dim + output_dim)
     )
-    log_probs = mtf.log_softmax(
-      mtf.einsum(
-        [hidden_of_component, self._embedding_weights],
-        output_shape=batch + components_dim + self._vocab_dim,
-      ),
-      self._vocab_dim,
+    logits = mtf.einsum(
+      [hidden_of_component, self._embedding_weights],
+      output_shape=batch + components_dim + self._vocab_dim,
     )
+    logits = without_padding(logits, self._vocab_dim, context)
+    log_probs = mtf.log_softmax(logits, self._vocab_dim)
     # log of sum(prior * probability): the probabilities themselves could be too small for floats.
     return mtf.reduce_logsumexp(log_probs + prior, components_dim)

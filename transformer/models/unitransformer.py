@@ -27,16 +27,12 @@ from mesh_tensorflow.transformer.models.token_loss import TokenLoss
 from mesh_tensorflow.transformer.models.vocab_embedding import (
   get_vocab_embedding_cls,
   reduce_ensemble_logits,
+  without_padding,
 )
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
 _FLOAT32 = mtf.VariableDType(tf.float32)
-
-
-def _no_token(dtype: tf.DType) -> float:
-  """What is added to the logit of an id that is no token: far below all others, and finite."""
-  return max(-1e9, float(dtype.min) / 2)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
@@ -307,10 +303,8 @@ class Unitransformer(TokenLoss, Generation):
     if cap is not None:
       logits = mtf.tanh(logits * (1.0 / cap)) * cap
     # In training an adaptive softmax has hidden states here.
-    if self.output_vocab_is_padded and output_vocab_dim in logits.shape.dims:
-      logits += (1.0 - self.tokens_mask(logits.mesh, output_vocab_dim, logits.dtype)) * _no_token(
-        logits.dtype
-      )
+    if output_vocab_dim in logits.shape.dims:
+      logits = without_padding(logits, output_vocab_dim, context)
     return logits
 
   def _positions(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:

@@ -15,6 +15,33 @@ from mesh_tensorflow.transformer.models.context import Context
 _MODULE = "mesh_tensorflow.transformer.transformer"
 
 
+def without_padding(
+  logits: mtf.Tensor,
+  vocab_dim: mtf.Dimension,
+  context: Context,
+  start: int = 0,
+  count: int | None = None,
+) -> mtf.Tensor:
+  """Logits without those of ids that only pad the vocabulary, which become about -1e9.
+
+  Args:
+    logits: of a part of the ids, or of all.
+    vocab_dim: their dimension.
+    context: a `Context`, whose model says how many ids are tokens.
+    start: the first id.
+    count: how many of the dimension are ids; None: all.
+  """
+  size = getattr(getattr(context, "model", None), "output_vocab_size_unpadded", None)
+  end = start + (vocab_dim.size if count is None else count)
+  if size is None or end <= size:
+    return logits
+  ids = mtf.range(logits.mesh, vocab_dim, dtype=tf.int32) + start
+  padding = mtf.logical_and(mtf.greater_equal(ids, size), mtf.less(ids, end))
+  # Far below all others, and finite.
+  least = max(-1e9, float(logits.dtype.min) / 2)
+  return logits + mtf.cast(padding, logits.dtype) * least
+
+
 class TokenVectors:
   """Base class of embeddings: a vector for each token, the row of the table `_embedding_weights`.
 

@@ -23,7 +23,7 @@ AdaptiveSoftmaxVocabEmbedding.clusters = [
   {"token_count": 6}, {"token_count": 2, "length_projection_factor": 0.3},
   {"token_count": 4, "length_projection_factor": 1.0}]
 """
-TARGETS = np.array([[9, 2, 6, 7, 1, 0], [7, 6, 7, 11, 3, 1]], np.int32)
+TARGETS = np.array([[9, 2, 6, 7, 1, 0], [7, 6, 7, 10, 3, 1]], np.int32)
 
 
 def make_lm(bindings="", **kwargs):
