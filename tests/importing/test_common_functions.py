@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.errors import UnsupportedError
+from mesh_tensorflow.errors import LayoutError, UnsupportedError
 from tests.importing import common_functions, comparing, layouts
 from tests.importing.common_functions import FUNCTIONS, X
 
@@ -45,9 +45,16 @@ def _check(name: str, seed: int, devices: list[str], *, simd: bool) -> None:
   function = FUNCTIONS[name]
   imported = common_functions.imported_of(name)
   layout = layouts.drawn(imported, 2, 2, seed)
-  both = comparing.compare(
-    function.fn, function.args, layout, devices[:4], imported=imported, simd=simd
-  )
+  while True:
+    try:
+      both = comparing.compare(
+        function.fn, function.args, layout, devices[:4], imported=imported, simd=simd
+      )
+      break
+    except LayoutError:  # Of x @ x^T both axes of one name are in one tensor.
+      if not layout:
+        raise
+      layout = layout[:-1]
   assert both.difference <= function.tolerance, layout
 
 
