@@ -248,7 +248,10 @@ def test_damaged_folders(folder):
   metadata = os.path.join(folder, "tokens.json")
   for text, error in (
     (tokens.to_json().replace(b'"format": 1', b'"format": 2'), "of another version"),
-    (dataclasses.replace(tokens, dtype="int8").to_json(), "is damaged: dtype must be uint16 or uint32, got .int8"),
+    (
+      dataclasses.replace(tokens, dtype="int8").to_json(),
+      "dtype must be uint16 or uint32, got .int8",
+    ),
     (b"{", "is damaged"),
     (b"[]", "is damaged"),
     (b'{"format": 1}', "is damaged"),
