@@ -92,7 +92,7 @@ GroupedQueryAttention.rotary = @Rotary()
 GroupedQueryAttention.query_key_norm = True
 Unitransformer.positional_embedding = False
 # All tokens are about equally likely at first.
-Unitransformer.logits_init_scale = 0.1
+Unitransformer.logits_init_scale = 0.3
 DenseReluDense.activation = ['swish', 'linear']
 
 # ---- The training: so many steps, of so many sequences, of so many tokens.

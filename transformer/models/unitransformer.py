@@ -80,7 +80,7 @@ class Unitransformer(TokenLoss, Generation):
     multi_token: a `MultiTokenPrediction`, which trains the model to predict further tokens; None:
       the next one only.
     logits_init_scale: factor of the initial standard deviation of what makes the logits: the output
-      weights, or the shared embedding, and then that of learned positions, too. With 0.1 a model
+      weights, or the shared embedding, and then that of learned positions, too. With 0.3 a model
       starts with nearly equal probabilities, and a loss of about the logarithm of the vocabulary's
       size; with 1 and a shared embedding it starts with predicting the token that it has just seen.
       Of embedding classes `VocabEmbedding` has it.
