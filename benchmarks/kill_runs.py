@@ -43,6 +43,7 @@ from mesh_tensorflow import checkpoint  # noqa: E402
 
 TEXT = "To be, or not to be, that is the question.\nWhether 'tis nobler in the mind\n" * 60
 STEPS, SAVE_EVERY = 60, 4
+_PYTHONPATH = [p for p in [os.environ.get("PYTHONPATH", "")] if p]
 
 
 def arguments(model_dir: pathlib.Path, workers: int = 1) -> list[str]:
@@ -95,7 +96,9 @@ def start(
   """Starts the training."""
   with log.open("a") as f:
     command = [*arguments(folder, workers), *more]
-    return subprocess.Popen(command, stdout=f, stderr=subprocess.STDOUT)
+    root = str(pathlib.Path(__file__).parents[1])
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *_PYTHONPATH])}
+    return subprocess.Popen(command, stdout=f, stderr=subprocess.STDOUT, env=environ)
 
 
 def children(process: subprocess.Popen) -> list[int]:
@@ -191,6 +194,8 @@ def compare(folder: pathlib.Path, runs: int, kills: int, seed: int, workers: int
 
 # More steps than all runs do.
 _ENDLESS = [f"--gin_param=run.train_steps = {10**9}"]
+# A save of the small model is over before a busy machine lets this program see it.
+_SLOW_SAVES = ["--module_import=benchmarks.slow_saves"]
 _SAVED = re.compile(r"stopped by [^;]*; step (\d+) is saved in")
 _LOST = re.compile(r"the steps after the last whole checkpoint \(step (\d+)\) are lost", re.I)
 _NOTHING = re.compile(r"no step was done since the last checkpoint", re.I)
@@ -258,7 +263,7 @@ def stop_once(
   at_start = not in_write and draw.random() < 0.2
   wanted = before + draw.randrange(1, 4 * SAVE_EVERY)
   log.write_text("")
-  process = start(folder, log, workers, _ENDLESS)
+  process = start(folder, log, workers, [*_ENDLESS, *(_SLOW_SAVES if in_write else ())])
   started = time.monotonic()
   wait = draw.uniform(0.5, 12.0)
   while process.poll() is None:
@@ -268,7 +273,7 @@ def stop_once(
     elif last_saved(folder) >= wanted and (not in_write or is_writing(folder)):
       break
     time.sleep(0.0005)
-  time.sleep(draw.uniform(0.0, 0.002 if in_write else 0.5))
+  time.sleep(draw.uniform(0.0, 0.2 if in_write else 0.5))
   stepped = "the first step is done" in log.read_text()
   stage = "save" if is_writing(folder) else "steps" if stepped else "start"
   pids = children(process)
