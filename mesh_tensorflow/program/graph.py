@@ -36,7 +36,7 @@ from mesh_tensorflow.program.splitting import Splittable
 from mesh_tensorflow.program.tf_scopes import ScopesOfVariables
 from mesh_tensorflow.program.unique_names import UniqueNames
 
-__all__ = ["Graph", "Mesh", "Operation", "Tensor", "usable"]
+__all__ = ["Graph", "Mesh", "Operation", "Tensor"]
 
 
 @runtime_checkable
