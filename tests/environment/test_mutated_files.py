@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from mesh_tensorflow.transformer.vocabularies.characters import CharacterVocabulary
 from tests.environment import mutated_files
 
 
@@ -29,6 +30,7 @@ CONTENTS = {
   "list": b"[{}, 7, null]\n",
   "no text": b"\xff\xfe\xff\0",
   "empty": b"",
+  "first line": CharacterVocabulary._HEADER.encode(),
 }
 
 

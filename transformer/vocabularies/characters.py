@@ -94,8 +94,9 @@ class CharacterVocabulary(Vocabulary):
     text = text_files.read_text_files(filename, encoding="utf-8")[0].text
     header, *lines = text.split("\n")
     try:
-      if header != cls._HEADER or lines.pop() != "":
+      if header != cls._HEADER or lines[-1:] != [""]:
         raise ValueError("wrong first or last line")
+      lines.pop()
       characters = [untrusted.expect(untrusted.parse(line, surrogates=True), str) for line in lines]
       if any(len(c) != 1 for c in characters):
         raise ValueError("a line has not one character")
