@@ -17,6 +17,8 @@ import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from mesh_tensorflow.errors import ArgumentError
+
 # What a value is there for. A resume refuses another value of what affects the model.
 AFFECTED = ("model", "precision", "training", "report")
 
@@ -101,11 +103,11 @@ def affects(what: str | None = None, /, **arguments: str) -> Callable[[_T], _T]:
     **arguments: the names of arguments, with spaces between them, by what they affect.
 
   Raises:
-    ValueError: nothing else can be affected.
+    ArgumentError: nothing else can be affected.
   """
   wrong = sorted({*arguments, *([what] if what else [])} - set(AFFECTED))
   if wrong:
-    raise ValueError(f"affects: {', '.join(wrong)}: it must be one of {', '.join(AFFECTED)}")
+    raise ArgumentError(f"affects: {', '.join(wrong)}: it must be one of {', '.join(AFFECTED)}")
 
   def declare(target: _T) -> _T:
     own = _own(target)

@@ -163,7 +163,8 @@ def test_what_may_be_of_training_is_declared_or_known():
 
 
 def test_wrong_declarations_are_refused():
-  with pytest.raises(ValueError, match="affects: modle: it must be one of model, precision"):
+  told = "affects: modle: it must be one of model, precision"
+  with pytest.raises(errors.ArgumentError, match=told):
     declared.affects("modle")
 
 
