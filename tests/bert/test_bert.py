@@ -327,5 +327,5 @@ def test_config_refuses(tmp_path):
   with pytest.raises(mtf.ConfigError, match="there is no such file"):
     bert.BertConfig.from_json_file(tmp_path / "none.json")
   (tmp_path / "list.json").write_text("[1]")
-  with pytest.raises(mtf.ConfigError, match="a JSON object is needed"):
+  with pytest.raises(mtf.ConfigError, match="it must be an object, got list"):
     bert.BertConfig.from_json_file(tmp_path / "list.json")

@@ -32,6 +32,7 @@ import tensorflow as tf
 from absl import app, flags, logging
 
 from mesh_tensorflow import exit_codes, workers
+from mesh_tensorflow.checkpoint import folder
 from mesh_tensorflow.errors import (
   CheckpointError,
   ConfigError,
@@ -115,8 +116,7 @@ def main(argv: Sequence[str]) -> None:
   except (ConfigError, StorageError, CheckpointError):
     # What was refused did nothing that its note would tell of.
     for name in notes:
-      with contextlib.suppress(OSError, tf.errors.OpError):
-        tf.io.gfile.remove(name)
+      folder.remove_if_possible(model_dir, name)
     raise
 
 
