@@ -1,4 +1,4 @@
-"""What the author of a class or function says of its arguments: what they affect, and their ranges.
+"""Declarations of the arguments of a class or function: what they affect, and their ranges.
 
     @affects(training="dropout_rate", report="summaries")
     @takes(num_heads=COUNT, dropout_rate=BELOW_ONE)
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """What a setting may be.
+  """A constraint on the value of a setting.
 
   Attributes:
     legal: in words, after "it must be".
@@ -47,13 +47,13 @@ class Rule:
 
 
 def is_whole(x: Any) -> bool:
-  """Whether x is a whole number."""
+  """Tests for a whole number; True and False are none."""
   # To Python True is 1, and a setting that is True by mistake would pass for a size.
   return isinstance(x, numbers.Integral) and not isinstance(x, bool)
 
 
 def is_number(x: Any) -> bool:
-  """Whether x is a number."""
+  """Tests for a real number; True and False are none."""
   return isinstance(x, numbers.Real) and not isinstance(x, bool)
 
 
@@ -81,7 +81,7 @@ BELOW_ONE = Rule("a number from 0 to below 1", lambda x: is_number(x) and 0 <= x
 
 @dataclasses.dataclass
 class Declaration:
-  """What is declared of one class or function.
+  """The declarations of one class or function.
 
   Attributes:
     affects: what it affects as a whole; None: what its arguments say.
@@ -133,7 +133,7 @@ def takes(**values: Rule) -> Callable[[_T], _T]:
 
 
 def declaration(target: Any) -> Declaration:
-  """What is declared of a class or function itself, not of its base classes."""
+  """The declarations of a class or function itself, without those of its base classes."""
   found = _namespace(target).get(_ATTRIBUTE)
   return found if isinstance(found, Declaration) else Declaration()
 

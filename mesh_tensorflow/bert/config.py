@@ -203,7 +203,7 @@ def read_json_object(file: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _kinds() -> dict[str, Any]:
-  """What a configuration may have; see `untrusted.expect`."""
+  """The form of a configuration, for `untrusted.expect`."""
   found: dict[str, Any] = {
     "architectures?": (list, None), "id2label?": (dict, None), "label2id?": (dict, None),
     "model_type?": str, "layer_norm_eps?": float, "hidden_act?": str,

@@ -123,7 +123,7 @@ _MOST_BYTES, _MOST_VALUES = 1 << 29, 50_000_000
 
 
 def _form(is_training: bool, with_negative: bool) -> Any:
-  """What a file must have; see `untrusted.expect`."""
+  """The form of a file, for `untrusted.expect`."""
   question: dict[str, Any] = {"id": str, "question": str}
   answers = [{"text": str, "answer_start": int}]
   if is_training and with_negative:

@@ -69,7 +69,6 @@ class StopRequests:
     # Done, and what tells which one is saved; None: nothing can be lost.
     self._steps: tuple[int, Callable[[], int]] | None = None
     self._saving = False
-    self._begun = False  # A checkpoint, since the signal came.
     self._saved_at = 0.0  # When the last writing of a checkpoint ended.
     self._all_saved = ""  # In words, when no step is left that could be lost.
     self._thread: threading.Thread | None = None
@@ -92,14 +91,11 @@ class StopRequests:
   @contextlib.contextmanager
   def saving(self) -> Iterator[None]:
     """To be put around the writing of a checkpoint, which may take longer than the time for it."""
-    asked = self.requested
     self._saving = True
     try:
       yield
     finally:
       self._saved_at = time.monotonic()  # The time until the next one begins now.
-      # In this order: there is no moment at which the watch would find neither.
-      self._begun = self._begun or asked
       self._saving = False
 
   def saved(self, what: str) -> None:
@@ -171,7 +167,7 @@ class StopRequests:
     self._note(number)
     if again and not _is_program() and callable(self._before[signal.Signals(number)]):
       self._before[signal.Signals(number)](number, frame)
-    if self._steps is None and not self._begun and workers.current().size == 1:
+    if self._steps is None and workers.current().size == 1:
       self.stop("no step was done since the last checkpoint")
 
   def _note(self, number: int) -> None:
@@ -209,7 +205,7 @@ class StopRequests:
 
   def _seconds_left(self) -> float | None:
     """Until a checkpoint must have begun; looked at again in a second if one is being written."""
-    if self._begun or self._all_saved:
+    if self._all_saved:
       return None
     left = max(self._came, self._saved_at) + self.save_within_seconds - time.monotonic()
     return max(left, 1.0 if self._saving else 0.0)
