@@ -126,11 +126,22 @@ def _finite(text: str) -> float:
   return number
 
 
+def _whole(text: str) -> int:
+  number = int(text)
+  if number.bit_length() > 1023:
+    raise JsonError(f"the number {shortened(text, 40)} is too large")
+  return number
+
+
 def _constant(text: str) -> float:
   raise JsonError(f"{text} is no number of JSON")
 
 
-_FINITE: dict[str, Any] = {"parse_float": _finite, "parse_constant": _constant}
+_FINITE: dict[str, Any] = {
+  "parse_float": _finite,
+  "parse_int": _whole,
+  "parse_constant": _constant,
+}
 
 
 def expect(value: Any, shape: Any) -> Any:

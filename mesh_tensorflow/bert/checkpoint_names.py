@@ -14,8 +14,8 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
+from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.errors import CheckpointError
 
 _LAYER = r"bert/encoder/block_(\d+)"
@@ -199,7 +199,4 @@ def names_in(checkpoint: str) -> list[str]:
   Raises:
     CheckpointError: it cannot be read.
   """
-  try:
-    return sorted(tf.train.load_checkpoint(checkpoint).get_variable_to_shape_map())
-  except Exception as e:  # noqa: BLE001 - the reader raises errors of no documented type.
-    raise CheckpointError(f"cannot read the checkpoint {checkpoint}: {e}") from e
+  return list(checkpoint_lib.Values(checkpoint))

@@ -43,9 +43,10 @@ class Weights:
       self.kind = "hf"
       self._open_safetensors()
       return
-    names = set(checkpoint_names.names_in(self.path))
-    self._read = tf.train.load_checkpoint(self.path).get_tensor
-    self.names: set[str] = names
+    values = checkpoint.Values(self.path)
+    self._read = values.__getitem__
+    self.names: set[str] = set(values)
+    names = self.names
     self.kind = "google" if any(n.startswith("bert/encoder/layer_") for n in names) else "mesh"
     if not any(n.startswith("bert/") for n in names):
       raise CheckpointError(f"{self.path} has no variable bert/...: it is not of a BERT model")

@@ -21,6 +21,7 @@ from mesh_tensorflow.checkpoint.attachments import attachment
 from mesh_tensorflow.checkpoint.checkpointer import Checkpointer
 from mesh_tensorflow.checkpoint.files import all_checkpoints, get_step_from_path
 from mesh_tensorflow.checkpoint.keeping import Best
+from mesh_tensorflow.checkpoint.reader import Values
 from mesh_tensorflow.checkpoint.restoring import GLOBAL_STEP, Restored
 from mesh_tensorflow.checkpoint.verification import describe, latest_checkpoint, resolve, verify
 from mesh_tensorflow.errors import DamagedCheckpointError
@@ -31,6 +32,7 @@ __all__ = [
   "DamagedCheckpointError",
   "GLOBAL_STEP",
   "Restored",
+  "Values",
   "all_checkpoints",
   "attachment",
   "describe",

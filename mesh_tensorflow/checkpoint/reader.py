@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import workers
@@ -18,6 +19,42 @@ from mesh_tensorflow.meshes.store import StoredVariable
 
 # Bytes that one read operation brings into host memory.
 READ_AT_ONCE = 64 * 2**20
+
+
+class Values(Mapping[str, np.ndarray]):
+  """The tensors of a checkpoint, whole, by name; each is read when it is asked for.
+
+  Args:
+    path: a checkpoint, of any program of TensorFlow's.
+
+  Raises:
+    DamagedCheckpointError: the index cannot be read; or, when a tensor is asked for, its data.
+  """
+
+  def __init__(self, path: str):
+    self._path = path
+    try:
+      self._reader = tf.train.load_checkpoint(path)
+      self._names = sorted(self._reader.get_variable_to_shape_map())
+    except Exception as e:  # noqa: BLE001 - the reader raises errors of no documented type.
+      raise damaged(path, f"cannot read {path}.index: {e}") from e
+
+  def __getitem__(self, name: str) -> np.ndarray:
+    if name not in self:
+      raise KeyError(name)
+    try:
+      return np.asarray(self._reader.get_tensor(name))
+    except Exception as e:  # noqa: BLE001 - as above.
+      raise damaged(self._path, f"cannot read {name}: {e}") from e
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._names)
+
+  def __len__(self) -> int:
+    return len(self._names)
+
+  def __contains__(self, name: object) -> bool:
+    return isinstance(name, str) and self._reader.has_tensor(name)
 
 
 def contents(path: str) -> dict[str, tf.TensorSpec]:

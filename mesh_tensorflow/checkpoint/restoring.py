@@ -298,12 +298,12 @@ def _read(
     for begin, variables in by_begin.items():
       requests += reader.requests_for(there, found[there].dtype, stored, begin, variables, in_parts)
   reader.read_slices(path, requests)
-  whole = tf.train.load_checkpoint(path)
+  whole = reader.Values(path)
   used = set(comparison.matched.values())
   return Restored(
     path,
-    int(whole.get_tensor(GLOBAL_STEP)) if GLOBAL_STEP in found else None,
-    {n[len(EXTRA) :]: whole.get_tensor(n) for n in found if n.startswith(EXTRA)},
+    int(whole[GLOBAL_STEP]) if GLOBAL_STEP in found else None,
+    {n[len(EXTRA) :]: whole[n] for n in found if n.startswith(EXTRA)},
     comparison.matched,
     tuple(comparison.missing),
     tuple(f"{n}: {what}" for n, what in comparison.mismatched.items()),

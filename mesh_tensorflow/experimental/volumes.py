@@ -215,7 +215,12 @@ def _open_nifti(path: str, dataset: str | None) -> Volume:
   nibabel = _library("nibabel", f"the NIfTI file {path}")
   try:
     image = nibabel.load(path, mmap=False)
-  except nibabel.filebasedimages.ImageFileError as e:
+  except (
+    nibabel.filebasedimages.ImageFileError,
+    nibabel.spatialimages.HeaderDataError,
+    nibabel.spatialimages.HeaderTypeError,
+    nibabel.wrapstruct.WrapStructError,
+  ) as e:
     raise DataError(f"{path} cannot be opened as a volume: {e}") from e
   # Scaled numbers are of float64 in nibabel; the file has no more digits than float32.
   scaled = (image.dataobj.slope, image.dataobj.inter) != (1.0, 0.0)

@@ -388,3 +388,25 @@ def test_a_manifest_of_any_text_is_damage(two, body, checked):
   assert found is not None and found != newest
   (damage,) = checkpoint.verify(newest)
   assert damage.file.endswith(".manifest") and len(str(damage)) < 1000
+
+
+def test_values_of_a_checkpoint_of_another_program(tmp_path):
+  path = str(tmp_path / "model.ckpt")
+  tf.raw_ops.SaveV2(
+    prefix=path, tensor_names=["a", "b"], shape_and_slices=["", ""],
+    tensors=[tf.constant([1.0, 2.0]), tf.constant(3)],
+  )  # fmt: skip
+  values = checkpoint.Values(path)
+  assert list(values) == ["a", "b"] and values["b"] == 3 and "c" not in values
+  with pytest.raises(KeyError):
+    values["c"]
+  data = tmp_path / "model.ckpt.data-00000-of-00001"
+  data.write_bytes(flipped(data.read_bytes(), 0))
+  with pytest.raises(checkpoint.DamagedCheckpointError, match="cannot read a: .*Checksum"):
+    checkpoint.Values(path)["a"]
+  data.write_bytes(b"")
+  with pytest.raises(checkpoint.DamagedCheckpointError, match="cannot read a"):
+    checkpoint.Values(path)["a"]
+  write(path + ".index", b"no index")
+  with pytest.raises(checkpoint.DamagedCheckpointError, match="index"):
+    checkpoint.Values(path)

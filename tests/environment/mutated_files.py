@@ -35,8 +35,11 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint, errors
+from mesh_tensorflow.bert import convert as bert_convert
+from mesh_tensorflow.bert import records as bert_records
 from mesh_tensorflow.bert import squad_data, tokenization
 from mesh_tensorflow.bert.config import BertConfig
+from mesh_tensorflow.bert.initial_weights import Weights
 from mesh_tensorflow.checkpoint import restoring
 from mesh_tensorflow.experimental import volumes
 from mesh_tensorflow.meshes.store import VariableStore
@@ -45,13 +48,18 @@ from mesh_tensorflow.planning.machine import Machine, shipped_machines
 from mesh_tensorflow.program.dimensions import convert_to_shape
 from mesh_tensorflow.transformer import gin_config
 from mesh_tensorflow.transformer.data import tokenizing
-from mesh_tensorflow.transformer.files import documents, text_files, token_folder
+from mesh_tensorflow.transformer.data.tfrecords import pretokenized_tfrecord_dataset
+from mesh_tensorflow.transformer.files import documents, records, text_files, token_folder
 from mesh_tensorflow.transformer.gin_config import model_config
 from mesh_tensorflow.transformer.reporting import metrics_file
 from mesh_tensorflow.transformer.sampling import prompts
 from mesh_tensorflow.transformer.training import manifest
 from mesh_tensorflow.transformer.vocabularies import kept
 from mesh_tensorflow.transformer.vocabularies.characters import CharacterVocabulary
+from mesh_tensorflow.transformer.vocabularies.subwords import (
+  SentencePieceVocabulary,
+  train_subword_vocabulary,
+)
 from mesh_tensorflow.transformer.vocabularies.t2t import T2tVocabulary
 from mesh_tensorflow.transformer.vocabularies.tiktoken_bpe import TiktokenVocabulary
 from mesh_tensorflow.workers.cluster import cluster_from_environment
@@ -72,6 +80,8 @@ class Reader:
     content: of the undamaged file.
     read: reads it, given its path; the result is looked at.
     pack: compresses; what is within is changed, too.
+    slow: whether it takes much longer than others (a data set of TensorFlow is made each time): it
+      reads a tenth as many.
   """
 
   name: str
@@ -79,6 +89,7 @@ class Reader:
   content: bytes
   read: Callable[[str], Any]
   pack: Callable[[bytes], bytes] | None = None
+  slow: bool = False
 
 
 # ------------------------------------------------------------------------------- readers
@@ -165,6 +176,61 @@ def _measure(path: str) -> Any:
   return measuring.measure(path, [path], "utf-8", None).characters
 
 
+def _write_volume(path: pathlib.Path, array: np.ndarray) -> None:
+  if path.suffix == ".h5":
+    import h5py
+
+    with h5py.File(path, "w") as file:
+      file.create_dataset("a", data=array, chunks=(1, 3, 4), compression="gzip")
+    return
+  import nibabel
+
+  nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), path)
+
+
+_BERT = BertConfig(
+  50, d_model=8, num_blocks=1, attention_num_heads=2, feedforward_intermediate_size=8,
+  max_position_embeddings=4,
+)  # fmt: skip
+
+
+def _write_bert(folder: pathlib.Path, kind: str) -> None:
+  folder.mkdir()
+  shapes = bert_convert.variable_shapes(_BERT)
+  ones = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+  bert_convert.write_checkpoint(str(folder / "ours"), ones)
+  google = bert_convert.to_google(Weights(str(folder / "ours")), _BERT)
+  if kind == "hf":
+    bert_convert.write_hugging_face(str(folder), google, _BERT)
+  else:
+    bert_convert.write_checkpoint(str(folder / "bert_model.ckpt"), google)
+
+
+def _weights(path: str) -> Any:
+  weights = Weights(path.partition(".index")[0].partition(".data-")[0])
+  google = bert_convert.to_google(weights, _BERT)
+  return sum(float(v.sum()) for v in bert_convert.from_google(google, _BERT, path).values())
+
+
+def _packed_ids(path: str, skip_damaged: bool) -> Any:
+  dataset = pretokenized_tfrecord_dataset(
+    path, False, True, False, None, {"inputs": 8, "targets": 8}, skip_damaged=skip_damaged
+  )
+  return [int(x["targets"].numpy().sum()) for x in records.reading(dataset)]
+
+
+def _bert_examples(path: str) -> Any:
+  features = {"targets": ([3], tf.int64)}
+  bert_records.check_first(path, features, "its sizes")
+  batches = bert_records.input_fn([path], features, False, drop_remainder=False)({"batch_size": 2})
+  return sum(int(x["targets"].numpy().sum()) for x in records.reading(batches))
+
+
+def _lines(path: str) -> Any:
+  lines = text_files.text_line_dataset(path).map(tf.strings.length).batch(1 << 14)
+  return sum(int(tf.reduce_sum(n)) for n in records.reading(lines))
+
+
 def _record(then: Callable[[str], Any]) -> Callable[[str], Any]:
   def read(path: str) -> Any:
     found = then(os.path.join(os.path.dirname(path), "model.ckpt-2"))
@@ -194,10 +260,17 @@ def make(folder: pathlib.Path) -> list[Reader]:
   """
   found: list[Reader] = []
 
-  def add(name: str, file: str, content: Any, read: Callable[[str], Any], pack: Any = None) -> None:
+  def add(
+    name: str,
+    file: str,
+    content: Any,
+    read: Callable[[str], Any],
+    pack: Any = None,
+    slow: bool = False,
+  ) -> None:
     if not isinstance(content, bytes):
       content = json.dumps(content).encode()
-    found.append(Reader(name, file, pack(content) if pack else content, read, pack))
+    found.append(Reader(name, file, pack(content) if pack else content, read, pack, slow))
     (folder / name / file).parent.mkdir(parents=True, exist_ok=True)
     (folder / name / file).write_bytes(found[-1].content)
 
@@ -244,6 +317,31 @@ def make(folder: pathlib.Path) -> list[Reader]:
   array = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
   np.save(folder / "a.npy", array)
   add("npy", "a.npy", (folder / "a.npy").read_bytes(), _volume)
+  for file in ("a.nii", "a.nii.gz", "a.h5"):
+    _write_volume(folder / file, array)
+    add(file[2:], file, (folder / file).read_bytes(), _volume)
+  _write_bert(folder / "safetensors", "hf")
+  for name, file in (
+    ("safetensors", "model.safetensors"),
+    ("BERT's index", "bert_model.ckpt.index"),
+    ("BERT's variables", "bert_model.ckpt.data-00000-of-00001"),
+  ):
+    if name != "safetensors":
+      _write_bert(folder / name, "google")
+    add(name, file, (folder / name / file).read_bytes(), _weights)
+  model = train_subword_vocabulary(["one two three"] * 9, 13).model
+  add("SentencePiece", "v", model,
+      lambda p: (v := SentencePieceVocabulary.load(p)).decode(v.encode("two one")))  # fmt: skip
+  examples = [{"targets": [7 + i, 8, 1], "inputs": [3, 1]} for i in range(9)]
+  with tf.io.TFRecordWriter(str(folder / "a.tfrecord")) as writer:
+    for e in examples:
+      writer.write(bert_records.example(e))
+  content = (folder / "a.tfrecord").read_bytes()
+  add("TFRecords", "a.tfrecord", content, lambda p: _packed_ids(p, False), slow=True)
+  add("TFRecords cut", "a.tfrecord", content, lambda p: _packed_ids(p, True), slow=True)
+  add("BERT's TFRecords", "a.tfrecord", content, _bert_examples, slow=True)
+  add("lines of data sets", "a.txt", _RECORDS, _lines, slow=True)
+  add("lines of data sets.gz", "a.txt.gz", _RECORDS, _lines, gzip.compress, slow=True)
   add("gin", "a.gin", _GIN, _gin)
   lines = b"".join(b'{"step": %d, "loss": 1.5}\n' % i for i in range(20))
   add("metrics", metrics_file.NAME, lines, lambda p: metrics_file.read(os.path.dirname(p)))
@@ -457,7 +555,8 @@ def run(count: int, seed: int, only: str = "", keep: str = "") -> tuple[Any, flo
         raise AssertionError(f"{reader.name}: {undamaged}")
       found[reader.name] = collections.Counter()
     before = _peak()
-    for i, reader in zip(range(count), itertools.cycle(readers)):
+    turns = [r for turn in range(10) for r in readers if turn == 0 or not r.slow]
+    for i, reader in zip(range(count), itertools.cycle(turns)):
       path = folder / reader.name / reader.file
       content = mutated(reader, random.Random(f"{seed} {i}"))
       path.write_bytes(content)

@@ -53,6 +53,7 @@ def test_mutated_json_is_read_or_refused(value, data):
     ("[NaN]", "NaN is no number"),
     ("-Infinity", "Infinity is no number"),
     ("9" * 5000, "Exceeds the limit"),
+    ("9" * 400, "too large"),
     (b"\xff\xfe\xff", "codec can't decode"),
     ('"\\ud800"', "half a pair"),
     ("[" + "1," * 1_000_001 + "1]", "values, and at most 1,000,000 are read"),
@@ -67,6 +68,8 @@ def test_what_is_refused(text, message):
 def test_what_is_not_refused():
   assert untrusted.parse("[" * 100 + "]" * 100)
   assert untrusted.parse("[1e999]", finite=False) == [float("inf")]
+  assert untrusted.parse("9" * 400, finite=False) == int("9" * 400)
+  assert untrusted.parse("9" * 300) == int("9" * 300)
   assert untrusted.parse('"\\ud83d\\ude00"') == "\U0001f600"
   assert untrusted.parse('"\\ud800"', surrogates=True) == "\ud800"
   text = ",[{" * 1_000_000

@@ -151,6 +151,12 @@ def test_wrong_use_is_told(tmp_path):
     (tmp_path / name).write_bytes(b"no volume")
     with pytest.raises(DataError, match="cannot be opened"):
       volumes.open_volume(tmp_path / name)
+  _nifti(tmp_path / "a.nii")
+  head = bytearray((tmp_path / "a.nii").read_bytes())
+  head[70:72] = b"\xff\x7f"  # The code of the dtype.
+  (tmp_path / "a.nii").write_bytes(head)
+  with pytest.raises(DataError, match="cannot be opened as a volume: data code 32767"):
+    volumes.open_volume(tmp_path / "a.nii")
   with pytest.raises(ArgumentError, match="name of a file"):
     volumes.open_volume(None)
   np.save(tmp_path / "scalar.npy", np.float32(3))

@@ -609,6 +609,8 @@ class Reference:
 
   def model(self, initial: Any = None) -> keras.Model:
     """A copy of the model, not compiled."""
+    # A layer whose seed is None draws one when it is made: each copy draws the same.
+    keras.utils.set_random_seed(0)
     copied = keras.models.clone_model(self._task.model)
     copied.set_weights(self._initial if initial is None else initial)
     return copied

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
@@ -11,6 +12,7 @@ from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_transformer_cli import decompress
 
 _CHUNK = 1 << 20
+_SMALL = 1 << 20
 
 
 def suffix_of(path: str) -> str:
@@ -68,6 +70,34 @@ def most_of_one(path: str) -> int | None:
     return decompress.most_of_one(tf.io.gfile.stat(path).length)
   except tf.errors.OpError as e:
     raise DataError(f"cannot read {path}: {e.message}") from e
+
+
+def check_lines(path: str) -> None:
+  """Looks through a .gz file that tf.data will read, which takes a line of any size.
+
+  A small file is read, and one that says of itself that it becomes more than `most_of_one`. A
+  larger one is what it says.
+
+  Raises:
+    DataError: it has a line of more than `most_of_one` bytes; or is damaged.
+  """
+  most = most_of_one(path)
+  assert most is not None
+  with tf.io.gfile.GFile(path, "rb") as file:
+    size = file.size()
+    if size > _SMALL:
+      file.seek(size - 4)
+      if struct.unpack("<I", file.read(4))[0] <= most:
+        return
+  line = 0
+  for data in chunks(path):
+    first = data.find(b"\n")
+    line += len(data) if first < 0 else first
+    if line > most:
+      raise too_large(path, "a line", most)
+    if first >= 0:
+      # What is shorter than a chunk is no large line.
+      line = len(data) - data.rfind(b"\n") - 1
 
 
 def too_large(path: str, what: str, most: int) -> DataError:

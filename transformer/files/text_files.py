@@ -237,5 +237,7 @@ def _raw_lines(files: list[str]) -> tf.data.Dataset:
   plain = [f for f in files if not f.endswith(".gz")]
   if not gzipped:
     return tf.data.TextLineDataset(plain)
+  for path in gzipped:
+    compressed.check_lines(path)
   result = tf.data.TextLineDataset(gzipped, compression_type="GZIP")
   return tf.data.TextLineDataset(plain).concatenate(result) if plain else result

@@ -159,6 +159,7 @@ class Reader:
       at = statement.location.line_num
       if untrusted.is_deep(getattr(statement, "value", None)):
         raise ConfigError(f"gin: {place(at)}: {_TOO_DEEP}")
+      _check_text(statement, place(at))
       if isinstance(statement, config_parser.IncludeStatement):
         give_to_gin(at - 1)
         self._read(self._find(statement.filename, f"{place(at)} (include)"), files)
@@ -306,6 +307,17 @@ def _is_operative_config(name: str, text: str) -> bool:
   return os.path.basename(name).startswith("operative_config") or (
     "# Parameters for " in text and f"# {'=' * 40}" in text
   )
+
+
+def _check_text(statement: Any, place: Place) -> None:
+  """Halves of a pair of UTF-16 are no text, and no file has such a name."""
+  told = [getattr(statement, "filename", None), getattr(statement, "value", None)]
+  for text in gin_settings.parts_of(told, str):
+    if any("\ud800" <= c <= "\udfff" for c in text):
+      raise ConfigError(
+        f"gin: {place}: {gin_settings.short(text)} has half a pair of UTF-16 by itself (such as"
+        " \\ud800), which is no text"
+      )
 
 
 _TOO_DEEP = f"brackets are more than {untrusted.DEEPEST} deep within each other"

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from mesh_tensorflow.transformer.gin_config.names import MACRO, Macro, Place, Reference
+from mesh_tensorflow.transformer.gin_config.names import MACRO, Macro, Place
 
 Key = tuple[str, str, str]
 
@@ -118,8 +118,8 @@ def enclosing_scopes(scope: str) -> list[str]:
   return ["/".join(parts[:n]) for n in range(len(parts) + 1)]
 
 
-def parts_of(value: Any, kind: type[Reference] | type[Macro]) -> Iterator[Any]:
-  """The references or the macros in a value."""
+def parts_of(value: Any, kind: type) -> Iterator[Any]:
+  """The parts of a value that are of a class: references, macros, texts."""
   if isinstance(value, kind):
     yield value
   elif isinstance(value, dict):

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.arguments.declared import affects
-from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.errors import CheckpointError, ConfigError, DataError
 from mesh_tensorflow.transformer.files import data_seed, files_read, input_shards
 from mesh_tensorflow.transformer.files.input_shards import BatchRows, InputShard
 from mesh_tensorflow.transformer.programs import several_steps
@@ -328,12 +328,12 @@ class SavedPipeline:
     """
     position = checkpoint_lib.attachment(path, self._name)
     try:
-      place = tf.train.load_checkpoint(position).get_tensor(_PLACE)
+      place = checkpoint_lib.Values(position)[_PLACE]
       *place, last_row = place.tolist()
       self._stream.begin(Place(*place), last_row)
       self._checkpoint().read(position).assert_consumed()
       self._seen = None
-    except (tf.errors.OpError, ValueError, AssertionError) as e:
+    except (tf.errors.OpError, CheckpointError, ValueError, AssertionError) as e:
       raise DataError(
         f"checkpoint_input_pipeline: the position in the training data at {path} cannot be read "
         f"({e}); leave run.checkpoint_input_pipeline out to skip the examples seen before"

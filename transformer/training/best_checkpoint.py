@@ -107,12 +107,12 @@ class Evaluations:
   @classmethod
   def of_checkpoint(cls, path: str) -> Evaluations:
     """What was saved with a checkpoint; of one without it, that there was no evaluation."""
-    reader = tf.train.load_checkpoint(path)
+    values = checkpoint_lib.Values(path)
     names = [field.name for field in dataclasses.fields(cls)]
-    if not all(reader.has_tensor(EXTRA + _PREFIX + n) for n in names):
+    if not all(EXTRA + _PREFIX + n in values for n in names):
       return cls()
     # As Python's numbers, which the defaults are, too.
-    return cls(**{n: reader.get_tensor(EXTRA + _PREFIX + n).item() for n in names})
+    return cls(**{n: values[EXTRA + _PREFIX + n].item() for n in names})
 
 
 def best_checkpoint(model_dir: str) -> str:

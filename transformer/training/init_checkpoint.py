@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
-import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.arguments.declared import affects
@@ -214,7 +213,7 @@ def step_of(path: str, name_filter: str = "") -> int:
     return 0
   if not should_load_variable(name):
     return 0
-  return int(tf.train.load_checkpoint(path).get_tensor(name))
+  return int(checkpoint_lib.Values(path)[name])
 
 
 def restore(path: str, store: VariableStore, name_filter: str = "") -> str:

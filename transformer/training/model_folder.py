@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint as checkpoint_lib
@@ -108,7 +107,7 @@ class ModelFolder:
     if name not in names:
       raise VariableError(f"there is no variable {name!r}; there are {', '.join(names[:20])} ...")
     if path is not None:
-      return np.asarray(tf.train.load_checkpoint(path).get_tensor(name))
+      return checkpoint_lib.Values(path)[name]
     return np.asarray(self.mesh_impl.variable_store[name].numpy())
 
   def _variable_names(self, path: str | None) -> list[str]:

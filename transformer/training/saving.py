@@ -79,15 +79,15 @@ class TrainingCheckpoints:
     self.evaluations = Evaluations()
     if self.newest:
       self.evaluations = Evaluations.of_checkpoint(self.newest)
-      reader = tf.train.load_checkpoint(self.newest)
-      if reader.has_tensor(EXTRA + _EPOCH):
-        self.examples_in_epoch = int(reader.get_tensor(EXTRA + _EPOCH))
-      if reader.has_tensor(EXTRA + _BEGAN):
-        self.began = int(reader.get_tensor(EXTRA + _BEGAN))
+      values = checkpoint_lib.Values(self.newest)
+      if EXTRA + _EPOCH in values:
+        self.examples_in_epoch = int(values[EXTRA + _EPOCH])
+      if EXTRA + _BEGAN in values:
+        self.began = int(values[EXTRA + _BEGAN])
       elif not tf.io.gfile.exists(self.newest + MANIFEST):
         # With names that only this package writes it is an older one of ours. Of another program,
         # the data was other data, or in another order.
-        own = any(n.startswith((EXTRA, RUN_COUNTER)) for n in reader.get_variable_to_shape_map())
+        own = any(n.startswith((EXTRA, RUN_COUNTER)) for n in values)
         self.is_foreign = not own and not attached_sizes(self.newest)
         self.began = self.saved_step if self.is_foreign else None
 

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import itertools
 import lzma
+import random
 import tracemalloc
 
 import pytest
@@ -66,6 +67,18 @@ def test_one_document_that_is_far_larger_than_its_file(tmp_path, suffix, bounded
     path.write_bytes(COMPRESS[suffix](head.encode()) + big)
     with pytest.raises(errors.DataError, match="has more than 33,554,432 bytes|field limit"):
       read(str(path))
+
+
+@pytest.mark.parametrize("tail", ["", "a" * (3 << 19)], ids=["small", "large"])
+def test_a_line_that_tf_data_would_read(tmp_path, tail):
+  draw = random.Random(0)
+  noise = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz ", k=len(tail))).encode()
+  path = tmp_path / "a.txt.gz"
+  path.write_bytes(gzip.compress(noise + b"\n" + b"a" * (1 << 27 if tail else 1 << 26), 1))
+  with pytest.raises(errors.DataError, match="a line has more than [0-9,]+ bytes, so much more"):
+    text_files.text_line_dataset(str(path))
+  path.write_bytes(gzip.compress((b"a" * 99_999 + b"\n") * 700, 1))
+  assert len(next(iter(text_files.text_line_dataset(str(path)))).numpy()) == 99_999
 
 
 @suffixes

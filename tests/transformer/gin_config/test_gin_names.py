@@ -40,6 +40,8 @@ def parse(folder: pathlib.Path, text: str, *bindings: str, **options) -> None:
      "you mean mesh_tensorflow.transformer.moe"),
     ("import no_such_thing", "there is no module 'no_such_thing'"),
     ("include 'models/lm_bas.gin'", "'models/lm_bas.gin' was not found.*mean models/lm_base.gin"),
+    ("include 'models/\\ud800.gin'", "half a pair of UTF-16"),
+    ("text_file = ['a', {'b': '\\udfff'}]", "half a pair of UTF-16"),
     ("run.mode = train", "a text is written in quotes: 'train'"),
     ("run.batch_size = (3", "not closed|EOF"),
     ("run.batch_size 3", "expected ':' or '='.*run.batch_size 3"),
