@@ -35,7 +35,8 @@ class Decision:
     names: for each variable, by path, the names of its axes in a program; None for size 1.
     kind: of the program it was made for: "train", "test" or "predict".
     map_layout: what became of Keras' layout map, or None.
-    choice: what was searched, or None.
+    choice: what was found, where a layout was searched; None if there was none to be found.
+    searched: whether a layout was searched.
   """
 
   mesh_impl: MeshImpl
@@ -43,6 +44,7 @@ class Decision:
   kind: str
   map_layout: MapLayout | None = None
   choice: LayoutChoice | None = None
+  searched: bool = False
 
   @property
   def stored(self) -> Mapping[str, tuple[str | None, ...]]:
@@ -87,19 +89,25 @@ def decide(
     return Decision(mesh.make(shape or Shape([Dimension("all", 1)]), ""), names, kind)
   any_mesh = mesh.make(shape or Shape([Dimension("all", mesh.size)]), "")
   planned = Function(body, any_mesh, signature, "mesh")
-  if shape is None:
-    choice = auto_layout(planned, devices=mesh.size, time_limit=_SEARCH_SECONDS)
-  else:
-    choice = auto_layout(planned, mesh_shape=shape, time_limit=_SEARCH_SECONDS)
-  _LOG.info("parallelize: layout %s", choice.layout.pairs)
-  unsplit = choice.why_unsplit()
+  choice: LayoutChoice | None = None
+  try:
+    if shape is None:
+      choice = auto_layout(planned, devices=mesh.size, time_limit=_SEARCH_SECONDS)
+    else:
+      choice = auto_layout(planned, mesh_shape=shape, time_limit=_SEARCH_SECONDS)
+    unsplit = choice.why_unsplit()
+    decided = mesh.make(choice.mesh_shape, choice.layout)
+  except LayoutError as e:  # Sizes of 1, say: nobody asked for a rule, so none is wrong.
+    unsplit = str(e)
+    decided = any_mesh
+  _LOG.info("parallelize: layout %s", decided.layout_rules.pairs)
   if unsplit:
     _LOG.warning(
       "parallelize: the automatic layout splits nothing over the mesh %s: %s. A larger batch or "
       "model may be split; a layout by hand is taken as it is",
-      *(",".join(f"{m.name}:{m.size}" for m in choice.mesh_shape), unsplit),
+      *(",".join(f"{m.name}:{m.size}" for m in decided.shape), unsplit),
     )
-  return Decision(mesh.make(choice.mesh_shape, choice.layout), names, kind, None, choice)
+  return Decision(decided, names, kind, None, choice, searched=True)
 
 
 def rules_by_hand(mesh: MeshChoice, layout: Any) -> LayoutRules | None:

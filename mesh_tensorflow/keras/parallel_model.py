@@ -169,14 +169,17 @@ class ParallelModel:
       return self.model.predict_on_batch(*args, **kwargs)
 
   def summary(self, print_fn: Callable[[str], Any] | None = None, **kwargs: Any) -> None:
-    """As `keras.Model.summary`, and how each variable is split.
+    """As `keras.Model.summary`, and how each variable is split, once a first batch has decided it.
 
     Args:
       print_fn: gets the text of each of the two tables; prints by default.
       **kwargs: other arguments of `keras.Model.summary`.
     """
     self.model.summary(print_fn=print_fn, **kwargs)
-    (print_fn or print)(self.placement())
+    decided = self._programs.decision is not None
+    (print_fn or print)(
+      self.placement() if decided else "How variables are split is decided at the first batch."
+    )
 
   def placement(self) -> str:
     """A table: how each variable lies on the mesh, beside what a layout map says, if one was given.

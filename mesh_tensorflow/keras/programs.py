@@ -232,7 +232,7 @@ class Programs:
   def _is_provisional(self, decision: Decision, kind: str) -> bool:
     """Whether a layout of a program without gradients ends with the first one of training."""
     return kind == "train" != decision.kind and not (
-      decision.map_layout is None and decision.choice is None
+      decision.map_layout is None and not decision.searched
     )
 
   def _take(self, decision: Decision) -> None:

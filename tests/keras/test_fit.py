@@ -264,6 +264,9 @@ class TestSummary:
     parallel = mtf.keras.parallelize(small(), placement())
     with pytest.raises(GraphError, match="no step has run"):
       parallel.describe()
+    lines: list[str] = []
+    parallel.summary(print_fn=lambda text, **_: lines.append(text))
+    assert "Total params" in lines[0] and "decided at the first batch" in lines[-1]
 
 
 def _slices_of(mesh: Any, processor: int) -> list[Any]:

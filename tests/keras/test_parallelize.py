@@ -92,9 +92,39 @@ def test_an_automatic_layout_that_splits_nothing_says_why(
   assert re.search(r"take [\d.]+ m?s, and [\d.]+ m?s by the best layout that splits", text)
 
 
-def test_a_mesh_that_divides_nothing() -> None:
-  with pytest.raises(LayoutError, match="rows:3 divides no dimension .*batch:8"):
-    mtf.keras.parallelize(compiled(make=single), "rows:3").train_on_batch(X[:8], Y[:8])
+@pytest.mark.parametrize("mesh", ["rows:3", 3])
+def test_a_mesh_that_divides_nothing(mesh: Any, caplog: pytest.LogCaptureFixture) -> None:
+  expected = compiled(make=single).train_on_batch(X[:8], Y[:8])
+  parallel = mtf.keras.parallelize(compiled(make=single), mesh)
+  np.testing.assert_allclose(parallel.train_on_batch(X[:8], Y[:8]), expected, rtol=1e-5)
+  assert parallel.layout is not None and not parallel.layout.pairs
+  (text,) = [r.getMessage() for r in caplog.records if "splits nothing" in r.getMessage()]
+  assert re.search(r":3 divides no dimension .*batch:8.*A larger batch", text)
+
+
+@pytest.mark.parametrize("mesh", ["rows:2,cols:2", 2])
+def test_sizes_of_one(mesh: Any) -> None:
+  model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1), keras.layers.Dense(1)])
+  model.compile("sgd", "mse")
+  arguments = dict(batch_size=1, epochs=2, shuffle=False, verbose=0)
+  weights = model.get_weights()
+  expected = model.fit(X[:3, :1], X[:3, 1:2], **arguments).history["loss"]
+  model.set_weights(weights)
+  parallel = mtf.keras.parallelize(model, mesh)
+  found = parallel.fit(X[:3, :1], X[:3, 1:2], **arguments).history["loss"]
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_first_batch_of_one_leaves_the_layout_of_training_open() -> None:
+  model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+  model.compile("sgd", "mse")
+  parallel = mtf.keras.parallelize(model, "rows:2")
+  parallel.predict(X[:1, :1], verbose=0)
+  decided = parallel._programs.decision
+  assert decided is not None and decided.kind == "predict" and decided.choice is None
+  parallel.train_on_batch(X[:8, :1], X[:8, :1])
+  decided = parallel._programs.decision
+  assert decided is not None and decided.kind == "train" and decided.choice is not None
 
 
 def test_names_of_the_user() -> None:
