@@ -157,3 +157,11 @@ def test_dicts_and_several_outputs() -> None:
   predicted = [m.predict(x, verbose=0) for m in (parallel, theirs)]
   for name in y:
     np.testing.assert_allclose(predicted[0][name], predicted[1][name], atol=1e-5)
+  # A last batch that is smaller: the total is Keras', and the losses of the outputs add up to it.
+  found, expected = (
+    m.evaluate(x, y, batch_size=10, return_dict=True, verbose=0) for m in (parallel, theirs)
+  )
+  np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
+  np.testing.assert_allclose(
+    found["kind_loss"] + 0.5 * found["size_loss"], found["loss"], rtol=1e-5
+  )
