@@ -254,18 +254,19 @@ def _json_texts(
 def _table_texts(
   file: str, lines: Iterator[str], delimiter: str, field: str | None
 ) -> tuple[Iterator[str], str | None]:
-  rows = csv.reader(lines, delimiter=delimiter)
+  rows = _rows(file, csv.reader(lines, delimiter=delimiter))
   names = next(rows, [])
   field = _field(file, names, field)
   column = names.index(field) if field in names else 0
+  return (row[column] for row in rows if len(row) > column), field
 
-  def texts() -> Iterator[str]:
-    try:
-      yield from (row[column] for row in rows if len(row) > column)
-    except csv.Error as e:
-      raise TextError(f"{file}:{rows.line_num} is no row of a table: {e}") from None
 
-  return texts(), field
+def _rows(file: str, reader: Any) -> Iterator[list[str]]:
+  """The rows of a table, as Python's reader gives them."""
+  try:
+    yield from reader
+  except csv.Error as e:
+    raise TextError(f"{file}:{reader.line_num} is no row of a table: {e}") from None
 
 
 def _field(file: str, names: list[str], wanted: str | None) -> str | None:

@@ -319,7 +319,7 @@ def _parquet(path: str, form: Form, read: Progress | None) -> Iterator[tuple[str
           done = max(done, source.tell())
         columns = [batch.column(name).to_pylist() for name in names]
         yield from (tuple(t or "" for t in texts) for texts in zip(*columns))
-  except (OSError, pyarrow.ArrowException) as e:
+  except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as e:
     if isinstance(e, OSError) and e.errno is not None:
       raise DataError(f"cannot read {path}: {e}") from e
     # Of damage within pyarrow raises an OSError, too.

@@ -191,6 +191,7 @@ def test_sizes_go_together(sizes):
     (["m", "--text=two.jsonl"], "two.jsonl has the fields a, b: choose by --field=NAME"),
     (["m", "--text=two.jsonl", "--field=c"], "two.jsonl has no field 'c'; there are a, b"),
     (["m", "--text=broken.jsonl"], "broken.jsonl:2 is no JSON of one line"),
+    (["m", "--text=head.csv"], "head.csv:1 is no row of a table: new-line character"),
     (["m", "--text=list.jsonl"], "list.jsonl:1 is no object with named fields"),
     (["m", "--text=good.txt", "--encoding=utf-99"], "Python knows no encoding 'utf-99'"),
     (["m", "--text=good.txt", "--vocabulary=words"], "'words' is none of characters, bytes"),
@@ -211,6 +212,7 @@ def test_what_is_wrong_is_one_line(inside, capsys, arguments, says):
   write("latin.txt", LATIN.encode("latin-1"))
   write("broken.txt.gz", gzip.compress(TEXT.encode())[:-9])
   write("two.jsonl", json.dumps({"a": TEXT, "b": TEXT}))
+  write("head.csv", "text\rother,b\nx,y\n")
   write("broken.jsonl", '{"text": "x"}\n{"text": \n')
   write("list.jsonl", "[1]\n")
   write("done/train.gin", "")

@@ -172,7 +172,13 @@ def test_parquet_comes_back(tmp_path):
   with pytest.raises(errors.DataError, match="no column 'body'; there are 'text', 'n', 'kind'"):
     read(path, format="parquet", fields=("body",))
   data = (tmp_path / "a.parquet").read_bytes()
-  for damaged in (data[:-100], b"x" * 100):
+  plain = str(tmp_path / "plain.parquet")
+  parquet.write_table(
+    pyarrow.table({"text": ["some text"]}), plain, compression="none", use_dictionary=False,
+    write_statistics=False,
+  )  # fmt: skip
+  no_text = (tmp_path / "plain.parquet").read_bytes().replace(b"some text", b"som\xb2 text")
+  for damaged in (data[:-100], b"x" * 100, no_text):
     with pytest.raises(errors.DataError, match="a.parquet is not a whole Parquet file"):
       read(write(tmp_path, "a.parquet", damaged), format="parquet")
   with pytest.raises(errors.DataError, match="cannot read"):
