@@ -343,6 +343,8 @@ def main() -> int:
   args = parser.parse_args()
   if args.signals and args.workers < 2:
     parser.error("--signals is for several workers: --workers 2")
+  # A shell starts what runs in the background with SIGINT ignored, and trainings would inherit it.
+  signal.signal(signal.SIGINT, signal.default_int_handler)
   with tempfile.TemporaryDirectory() as folder:
     if args.signals:
       return min(1, stop_again_and_again(pathlib.Path(folder), args.runs, args.seed, args.workers))
