@@ -216,10 +216,10 @@ def _tasks(
   shape: Shape | None,
   devices: int,
 ) -> list[Task]:
-  """What is searched: the programs that some mesh suits.
+  """Builds a search `Task` for each program that some mesh shape suits.
 
   Raises:
-    LayoutError: none does; of the first it says why.
+    LayoutError: no program has one; the message is that of the first program.
   """
   tasks, errors, pieces = [], [], Pieces()
   for name, program in programs.items():
@@ -251,7 +251,10 @@ def _programs(choices: Mapping[str, Any] | None) -> dict[str, Program]:
 
 
 def _nearest(tasks: Sequence[Task], deadline: float) -> Found | None:
-  """What needs least memory; its `seconds` are bytes, too. None if the search finds none."""
+  """Searches for the layout of least memory; None if none is found in time.
+
+  In this search the `seconds` of a `Found` are bytes, too.
+  """
   best = Best(1)
   for task in tasks:
     task.search(best, deadline, for_memory=True)
@@ -285,7 +288,7 @@ def _nothing_fits(
 
 
 def _choice(found: Found, task: Task, proven: bool, took: float) -> LayoutChoice:
-  """What was found, as users see it."""
+  """Converts a layout that was found to the public `LayoutChoice`."""
   return LayoutChoice(
     mesh_shape=found.mesh_shape,
     layout=LayoutRules([(d, found.mesh_shape[a].name) for d, a in sorted(found.layout.items())]),

@@ -32,7 +32,7 @@ from mesh_tensorflow.running.lowering import Lowering
 
 @dataclasses.dataclass
 class OperationCost:
-  """What one operation costs one processor.
+  """Cost of one operation on one processor.
 
   Attributes:
     name: of the operation.

@@ -25,7 +25,7 @@ from mesh_tensorflow.running.function import Function, attach_planner
 
 
 class Report:
-  """What a layout matched and costs; `str(report)` is a text of at most 100 columns.
+  """Report of what a layout splits and costs; `str(report)` has at most 100 columns.
 
   Args:
     traced: a program traced on a plan; see `describe`.
@@ -77,7 +77,7 @@ class Report:
     ]
 
   def timed(self, machine: Machine) -> StepTime:
-    """Where the time of a step goes on a machine.
+    """Predicts the time of a step on a machine, by part.
 
     Args:
       machine: any machine, not only that of the report.
@@ -334,7 +334,7 @@ def describe(
   machine: Machine | str | None = None,
   tokens: int | None = None,
 ) -> Report:
-  """What a layout matches, what it leaves whole on every device, and what it costs.
+  """Reports which dimensions a layout splits, what it replicates, and what it costs.
 
   The program is lowered for the mesh on symbolic slices: nothing is computed or
   allocated, so neither the size of the mesh nor that of the model matters.

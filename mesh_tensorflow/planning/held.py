@@ -19,7 +19,7 @@ _MOMENTS = 8
 
 
 class Holdings:
-  """What a program holds, by dimensions.
+  """Memory of a program on one device, as a function of the layout.
 
   Args:
     chains: the program.
@@ -66,18 +66,18 @@ class Holdings:
   def least(
     self, layout: Mapping[str, int | None], domains: Mapping[str, set[int]], sizes: Sequence[int]
   ) -> float:
-    """What every layout holds at least that splits these dimensions so.
+    """Lower bound of the bytes per device of every layout that extends a partial one.
 
     Args:
-      layout: mesh axis, or None for whole, of the dimensions that are decided.
-      domains: mesh axes that may split each dimension.
+      layout: by name of each decided dimension the mesh axis that splits it, or None.
+      domains: by name of a dimension the mesh axes that may split it.
       sizes: of the mesh axes.
     """
     parts = np.array([most_parts(s, layout, domains, sizes) for s in self._sets], float)
     return float((self._amounts / parts).sum(axis=1).max()) if len(parts) else 0.0
 
   def _blocks(self, layout: dict[str, int], sizes: Sequence[int]) -> tuple[list[_Block], int]:
-    """What each block holds, that of the program first; and bytes of inputs."""
+    """Computes the buffers of each block, the program's first; and the bytes of inputs."""
     chains, opened = self.chains, self.chains.opened
     blocks = [_Block() for _ in opened.blocks]
     inputs = sum(
@@ -135,7 +135,10 @@ class Holdings:
   def _held_at(
     self, number: int, moment: int, blocks: Sequence[_Block]
   ) -> Iterator[tuple[Tensor, int]]:
-    """What is held at a place of a block; if there is a loop, with its body at its peak."""
+    """Yields the live tensors and their bytes at a point of a block.
+
+    If a loop runs at that point, those of its body at its peak are among them.
+    """
     for first, last, size, x in blocks[number].buffers:
       if first <= moment <= last:
         yield x, size
@@ -150,7 +153,7 @@ class Holdings:
 
 
 class _Block:
-  """What the operations of a program, or of the body of a loop, hold.
+  """Buffers of the operations of a program, or of the body of a loop.
 
   Attributes:
     inside: by place, the bytes that the body of the operation there takes.
@@ -223,8 +226,8 @@ def most_parts(
 
   Args:
     names: of its dimensions.
-    layout: mesh axis, or None for whole, of the dimensions that are decided.
-    domains: mesh axes that may split each dimension.
+    layout: by name of each decided dimension the mesh axis that splits it, or None.
+    domains: by name of a dimension the mesh axes that may split it.
     sizes: of the mesh axes.
   """
   axes: set[int] = set()

@@ -26,7 +26,7 @@ from mesh_tensorflow.program.reachability import reads
 
 
 def trips(op: Operation) -> int | None:
-  """How often the body of an operation runs at most; None if that is not known.
+  """Maximum number of times that the body of an operation runs; None if not known.
 
   Args:
     op: a loop, or another operation that has a body.
@@ -139,7 +139,7 @@ class Opened:
 
 
 def _can_be_opened(loop: WhileLoopOperation) -> bool:
-  """Whether it has variables and sums only: no stacks, no sums that grow row by row."""
+  """True if a loop has variables and sums only: no stacks, no sums that grow row by row."""
   body = loop.body
   return not (
     loop.is_differentiated
@@ -149,7 +149,7 @@ def _can_be_opened(loop: WhileLoopOperation) -> bool:
 
 
 class _OfLoop(Operation):
-  """What a loop does with one tensor."""
+  """Base class of the operations that stand for a loop's handling of one tensor."""
 
   def __init__(self, inputs: list[Tensor], of: Tensor, out: Tensor | None):
     # Without `Operation.__init__`, which lets nobody use tensors of a body outside of it.
@@ -167,7 +167,7 @@ class _Summed(_OfLoop):
 
 
 class _Result(_OfLoop):
-  """What a loop has at its end: a variable; or a sum, pending if its summands are."""
+  """Result of a loop: a variable, or a sum (a pending one if its summands are)."""
 
   trips = 1
 

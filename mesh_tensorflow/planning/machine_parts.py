@@ -14,7 +14,7 @@ KINDS = ("allreduce", "reduce_scatter", "allconcat", "alltoall", "receive")
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-  """What one device does.
+  """Performance figures of one device.
 
   Attributes:
     flops: by dtype name the most FLOP/s of matrix products.
@@ -66,10 +66,10 @@ class Device:
     return self.rate(dtype, flops) * _at(self.convolution, channels)
 
   def times(self, factor: float) -> Device:
-    """So many devices that are taken for one.
+    """One device equivalent to `factor` of these.
 
     Args:
-      factor: how many.
+      factor: number of them; need not be an integer.
     """
     return dataclasses.replace(
       self,
@@ -82,7 +82,7 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-  """How fast exchanges are.
+  """Bandwidth and latency of one kind of exchange.
 
   Attributes:
     bandwidth: bytes/s that one device sends along one mesh dimension.
@@ -95,7 +95,7 @@ class Speed:
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-  """What connects groups of consecutive devices.
+  """Interconnect between groups of consecutive devices.
 
   Attributes:
     name: for reports.
@@ -117,7 +117,7 @@ class Link:
   kinds: Mapping[str, Speed] = dataclasses.field(default_factory=dict, hash=False)
 
   def speed(self, kind: str) -> Speed:
-    """How fast an exchange is.
+    """Bandwidth and latency of a kind of exchange over this link.
 
     Args:
       kind: one of `KINDS`.
@@ -125,10 +125,10 @@ class Link:
     return self.kinds.get(kind) or Speed(self.bandwidth, self.latency)
 
   def times(self, factor: float) -> Link:
-    """So many such links that are taken for one.
+    """One link equivalent to `factor` of these in parallel.
 
     Args:
-      factor: how many.
+      factor: number of them; need not be an integer.
     """
     return dataclasses.replace(
       self,
@@ -140,7 +140,7 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-  """What connects worker processes.
+  """Interconnect between worker processes.
 
   Attributes:
     link: between them.

@@ -105,7 +105,7 @@ def read_links(read: Fields) -> tuple[Link, ...]:
 
 
 def read_workers(read: Fields) -> Workers:
-  """What connects workers.
+  """Reads the interconnect between worker processes.
 
   Args:
     read: its fields.

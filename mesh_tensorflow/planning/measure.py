@@ -346,7 +346,7 @@ def _without_notices() -> Iterator[None]:
 
 
 def _measure_as_one_of(cluster: Cluster, options: argparse.Namespace, sizes: Sizes) -> None:
-  """What each worker does: the exchanges together, then the first one the rest, by itself."""
+  """Measures as one of several workers: exchanges together, then the rest on the chief."""
   devices = measure_workers.join(cluster, options.devices)
   _check_memory(devices, options.memory)
   between = measure_workers.measured_workers(devices, sizes)

@@ -32,7 +32,7 @@ _LEAST_PART = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-  """How much is measured.
+  """Sizes and repetitions of the measurements.
 
   Attributes:
     products: sides of the square matrices.
@@ -135,7 +135,7 @@ def _exchanged(kind: str, impl: MeshImpl, value: LaidOutTensor) -> LaidOutTensor
 
 
 class _Exchanges(Operation):
-  """So many exchanges over the first mesh axis, one after the other; results in a number."""
+  """`count` exchanges over the first mesh axis, one after the other; results in a scalar."""
 
   def __init__(self, x: Tensor, kind: str, slice_bytes: int, count: int):
     super().__init__([x], name="exchanges")
@@ -155,7 +155,10 @@ class _Exchanges(Operation):
 
 
 def _next(given: tf.Tensor, result: tf.Tensor) -> tf.Tensor:
-  """What is exchanged after a result: itself, or, where it has another size, the same again."""
+  """Operand of the next exchange: the result if its shape is unchanged, else `given` again.
+
+  A control dependency keeps the exchanges in order in the second case.
+  """
   if given.shape == result.shape:
     return result
   with tf.control_dependencies([result]):
@@ -182,7 +185,7 @@ def exchange_time(kind: str, impl: MeshImpl, slice_bytes: int, repeats: int) -> 
 
 
 def _call(kind: str, impl: MeshImpl, slice_bytes: int, count: int) -> Callable[[], Any]:
-  """So many exchanges, as a function that was called already."""
+  """Returns a function that runs `count` exchanges; it has been traced by a first call."""
 
   @function(impl, [TensorSpec([])])
   def exchanges(x: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def own_devices(devices: list[str]) -> list[str]:
 
 
 def measured_workers(devices: list[str], sizes: Sizes) -> Workers:
-  """What connects the workers; every worker calls it.
+  """Measures the interconnect between the workers; every worker must call it.
 
   Args:
     devices: of all workers, as `join` returns them.

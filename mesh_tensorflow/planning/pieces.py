@@ -143,7 +143,7 @@ class Pieces:
     lowered: tuple[int, ...],
     piece: Piece,
   ) -> bool:
-    """Whether the piece for some sizes follows from others."""
+    """True if interpolation from smaller mesh sizes predicts this piece exactly."""
     axes = sorted({a for _, a in pattern})
     if all(lowered[a] == _smallest_factor(kind, pattern, a) for a in axes):
       # One of those that others are computed from checks nothing.
@@ -188,7 +188,7 @@ class Pieces:
 
 
 def _weight(size: int, small: int, split: bool) -> float:
-  """What the corner with (or without) a split by `small` counts: linear in 1 / size."""
+  """Interpolation weight, linear in 1 / size, of the corner with (or without) a split."""
   t = (1 - 1 / size) / (1 - 1 / small)
   return t if split else 1 - t
 

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class RuleMatch:
-  """What a layout rule matched.
+  """Dimensions, variables and tensors that a layout rule matched.
 
   Attributes:
     tensor_dimension: name of the tensor dimension.
@@ -31,7 +31,7 @@ class RuleMatch:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-  """How a tensor or variable lies on the mesh.
+  """Placement of a tensor or variable on the mesh.
 
   Attributes:
     name: of the tensor, or full name of the variable.
@@ -55,7 +55,7 @@ class Placement:
 
   @property
   def is_replicated(self) -> bool:
-    """Whether every device holds all of it."""
+    """True if every device holds the whole tensor."""
     return all(m is None for m in self.split)
 
 

@@ -35,7 +35,7 @@ State = tuple[int, ...] | None
 
 @dataclasses.dataclass
 class Piece:
-  """What an operation does under an assignment.
+  """Cost and effects of one operation under an assignment.
 
   Attributes:
     problem: why the layout does not suit it, or "".

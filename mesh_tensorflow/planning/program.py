@@ -65,7 +65,7 @@ class Program:
 
 
 def implementation_of(mesh_impl: MeshImpl | None) -> str | None:
-  """Which variant of a machine a mesh implementation is.
+  """Name of the variant of a machine that models a mesh implementation.
 
   Args:
     mesh_impl: a `MeshImpl`, or None.

@@ -64,7 +64,7 @@ class Found:
   settings: str = ""
 
   def is_like(self, other: Found) -> bool:
-    """Whether the two differ at most by rules that matter neither to time nor to memory."""
+    """True if the two differ at most by rules that change neither time nor memory."""
     if (self.mesh_shape, self.settings) != (other.mesh_shape, other.settings):
       return False
     mine, others = set(self.layout.items()), set(other.layout.items())
@@ -91,7 +91,7 @@ class Best:
 
   @property
   def bound(self) -> float:
-    """What is not faster than this is of no interest."""
+    """Pruning bound: seconds of the slowest layout kept, infinite until `count` are kept."""
     return self.found[-1].seconds if len(self.found) >= self.count else float("inf")
 
   def add(self, found: Found) -> None:
@@ -238,7 +238,10 @@ class Search:
     self._descend(0, layout, values, sum(values))
 
   def _simplest(self) -> Iterator[dict[str, int | None]]:
-    """What only the fixed rules split; and with the dimension of most work, the batch mostly."""
+    """Yields the layout of the fixed rules, and it with the costliest dimension split, too.
+
+    That is mostly the batch, over the largest mesh axis that no fixed rule uses.
+    """
     yield dict(self.fixed)
     idle = set(range(len(self.sizes))) - set(self.fixed.values())
     for d in self.order[:1]:
@@ -246,7 +249,7 @@ class Search:
         yield {**self.fixed, d: max(axes, key=lambda a: (self.sizes[a], -a))}
 
   def _value(self, i: int, layout: Mapping[str, int | None]) -> float | None:
-    """What a chain takes at least; None if the layout does not suit it."""
+    """Lower bound of the cost of a chain; None if the layout does not suit it."""
     names = self._names[i]
     if not self.for_memory and all(d in layout for d in names):
       cost = self.costs.chain(i, layout, self.mesh_shape)

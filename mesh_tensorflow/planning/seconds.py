@@ -141,14 +141,14 @@ def messages(kind: str, n: int, topology: str) -> int:
 
 
 def _detour(kind: str, n: int, link: Link) -> float:
-  """How many links a byte passes in a torus, beyond what a ring's own algorithms count."""
+  """Factor for all-to-alls in a torus: the mean number of links that a byte passes."""
   # Around a ring both ways, n/4 links lie between two devices on average.
   return max(1.0, n / 4) if kind == "alltoall" and link.topology == "torus" else 1.0
 
 
 @dataclasses.dataclass
 class StepTime:
-  """Where the seconds of a step go.
+  """Breakdown of the predicted seconds of a step.
 
   Attributes:
     machine: the machine.
@@ -168,12 +168,12 @@ class StepTime:
 
   @property
   def seconds(self) -> float:
-    """Of a step."""
+    """Seconds of a step."""
     return self.work.seconds + sum(self.exchanges.values()) - self.hidden
 
   @property
   def ideal_seconds(self) -> float:
-    """What the products of one device would take at their peak."""
+    """Seconds that the products of one device would take at peak FLOP/s."""
     share = self.devices if self.machine.shared else 1
     peak = self.machine.device.peak
     return sum(n / peak(dtype) * share for (dtype, _), n in self.work.flops.items())
@@ -193,7 +193,7 @@ class StepTime:
 
 
 def hidden_seconds(allowed: float, computing: float) -> float:
-  """How much of the exchanges passes while the devices compute.
+  """Seconds of exchanges that overlap with computation.
 
   Args:
     allowed: seconds of exchanges that the links allow to hide.

@@ -28,7 +28,7 @@ class SearchedMesh:
 
 
 class Task:
-  """What is searched, and under which conditions.
+  """Search problem: a program, a machine, the given rules and a memory limit.
 
   Args:
     chains: the program.

@@ -133,7 +133,7 @@ def _rules(report: Any) -> str:
 
 
 def _time(report: Any, rows: int) -> str:
-  """Where the predicted time goes."""
+  """Formats the breakdown of the predicted time; "" without one."""
   time = report.time
   if time is None:
     return ""

@@ -39,7 +39,7 @@ class Product(NamedTuple):
 
 @dataclasses.dataclass
 class Work:
-  """What one processor does.
+  """Work of one processor: products, memory traffic and kernel launches.
 
   Attributes:
     products: its matrix products and convolutions.
