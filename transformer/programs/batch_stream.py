@@ -152,7 +152,7 @@ class BatchStream:
     return part
 
   def _next(self) -> tuple[tf.Tensor, ...] | None:
-    """What the iterator gives; examples of other lengths than the model's are a `DataError`."""
+    """Next batch, None at the end; raises DataError if example lengths differ from the model's."""
     try:
       return next(self.iterator, None)
     except tf.errors.InvalidArgumentError as e:

@@ -1,4 +1,4 @@
-"""Rows of text, continued in calls of a few tokens: what one call keeps for the next."""
+"""Incremental decoding of a language model: prefill, then decode calls that carry the KV cache."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Ints = npt.NDArray[np.int32]
 
 @dataclasses.dataclass(frozen=True)
 class ContinuationOptions:
-  """What the programs of a continuation are traced for.
+  """Options for which the prefill and decode programs are traced.
 
   Attributes:
-    choice: how tokens are chosen.
-    eos_id: the id that ends a row; None: none does.
-    never_end: whether that id is never chosen.
-    bos_id: the input at position 0.
+    choice: how the next token is chosen from the logits (temperature, top-k, top-p, ...).
+    eos_id: the end-of-sequence id, which ends a row; None: only limits end rows.
+    never_end: True if `eos_id` is masked out, so that it is never chosen.
+    bos_id: the beginning-of-sequence id, the input at position 0.
   """
 
   choice: TokenChoice = TokenChoice()
@@ -39,14 +39,14 @@ class ContinuationOptions:
 
 @dataclasses.dataclass
 class Batch:
-  """Rows on their way: the arguments of the programs. The arrays have an element for each row.
+  """State of the decoded rows, the programs' arguments. Each array has one element per slot.
 
   Attributes:
-    ids: [rows, length]: what the model sees: the last tokens of each row, then zeros.
-    positions: how many of them there are.
-    counts: how many tokens were made for the row.
-    limits: how many there will be at most.
-    active: 1 for rows that go on, 0 for those that have ended or reached `length`.
+    ids: [rows, length]: the model's context: the last tokens of each row, padded with zeros.
+    positions: number of tokens in the context.
+    counts: number of tokens generated so far.
+    limits: maximum number of generated tokens.
+    active: 1 for rows still decoding, 0 for those that have ended or reached `length`.
     keys: see `token_choice.row_keys`.
   """
 
@@ -59,19 +59,19 @@ class Batch:
 
   @classmethod
   def empty(cls, rows: int, length: int) -> Batch:
-    """One without active rows."""
+    """A batch without active rows."""
     return cls(np.zeros([rows, length], np.int32), *(np.zeros([rows], np.int32) for _ in range(5)))
 
 
 def rounded_length(length: int, most: int) -> int:
-  """A length up to which rows are filled: so few different ones that few programs are traced.
+  """Rounds a row length up to one of a few buckets, so that few programs are traced.
 
   Args:
-    length: of a row.
-    most: of a row at most.
+    length: number of tokens of a row.
+    most: the largest length to return.
 
   Returns:
-    8, 12, 16, 24, 32, ...: the next that is enough, but at most `most`.
+    The smallest of 8, 12, 16, 24, 32, ... that is at least `length`, capped at `most`.
   """
   size = 8
   while size < length:
@@ -80,24 +80,25 @@ def rounded_length(length: int, most: int) -> int:
 
 
 class Continuation:
-  """The programs that continue rows, traced once for all prompts (of about a length).
+  """Prefill and decode programs of a language model, traced once per bucket of prompt lengths.
 
-  `start` looks at the tokens of new rows in one pass and keeps keys and values of all layers;
-  `go_on` makes tokens, a call at a time. What is kept goes out of one call and into the next as
-  `tf.Tensor`s, and not into variables, which checkpoints would have. On one device nothing is
-  copied; on a mesh each call puts it together and cuts it again, so there calls should be long.
+  `start` is the prefill: it runs the prompts of new rows in one pass and returns the KV cache of
+  all layers. `go_on` is the decode loop: it generates up to a given number of tokens per call. The
+  cache is passed from call to call as `tf.Tensor`s, not as variables, which would end up in
+  checkpoints. On one device this copies nothing; on a mesh each call gathers and splits the cache
+  again, so calls should be long there.
 
-  A token is a function of the row's tokens, its key and its count: neither the rows beside it nor
-  the number of calls change it.
+  A token is a function of the row's tokens, its key and its count; the other rows of the batch and
+  the number of calls do not change it.
 
   Args:
     steps: a language model on its mesh.
-    rows: rows at a time.
-    length: positions that the model sees.
+    rows: number of slots, that is rows decoded at the same time.
+    length: context length in tokens.
     options: see `ContinuationOptions`.
 
   Raises:
-    UnsupportedError: the model is no language model that sees only what is before.
+    UnsupportedError: the model is not an autoregressive language model.
   """
 
   def __init__(self, steps: Forward, rows: int, length: int, options: ContinuationOptions):
@@ -119,12 +120,12 @@ class Continuation:
 
   @property
   def needs_seen(self) -> bool:
-    """Whether `go_on` must be told which tokens a row has."""
+    """True if `go_on` needs `seen`, that is if there is a repetition penalty."""
     return self.options.choice.repetition_penalty != 1.0
 
   @property
   def vocab_size(self) -> int:
-    """The size of the logits, which may have places for ids that are no tokens."""
+    """The size of the logits, which may be padded beyond the vocabulary."""
     return self._vocab.size
 
   def start(
@@ -134,19 +135,19 @@ class Continuation:
     states: Sequence[tf.Tensor] = (),
     expected: int = 1,
   ) -> list[tf.Tensor]:
-    """Looks at the tokens of rows, and says what is kept of them, for `go_on`.
+    """Prefill: runs the prompts of some slots in one pass and returns the KV cache for `go_on`.
 
-    The program for it has half of the rows, and as many positions as the longest of these rows
-    needs, or those to come: a power of two, so that there are few such programs.
+    The prefill program takes half of the slots at a time. Its length is the longest of these
+    prompts, or `expected`, rounded up to a power of two, so that there are few such programs.
 
     Args:
       batch: the rows.
-      places: of the rows to look at; by default all.
-      states: what is kept of the other rows; none if there are no others.
-      expected: tokens of the longest row that later calls will look at.
+      places: the slots to fill; by default all.
+      states: the KV cache of the other slots; empty if there are none.
+      expected: number of tokens of the longest prompt that later calls will prefill.
 
     Returns:
-      The states of all rows.
+      The KV cache of all slots.
     """
     chosen = list(places or range(self.rows))
     longest = max(int(batch.positions[chosen].max()), expected, 16)
@@ -155,7 +156,7 @@ class Continuation:
     look = self._look(self._half_of_rows(), length)
     if not look.fits(whole):
       look = self._look(look.rows, self.length)
-    if not look.fits(whole):  # What is kept of a row cannot be told from that of others.
+    if not look.fits(whole):  # Some state has no batch dimension, so slots cannot be replaced.
       look, chosen = whole, list(range(self.rows))
     kept = list(states)
     for first in range(0, len(chosen), look.rows):
@@ -175,17 +176,17 @@ class Continuation:
     least_active: int = 0,
     seen: Any = None,
   ) -> list[tf.Tensor]:
-    """Makes tokens for the active rows, and writes them into `batch`.
+    """Decode loop: generates tokens for the active rows and writes them into `batch`.
 
     Args:
-      batch: the rows; `ids`, `positions`, `counts` and `active` change.
-      states: what `start` or the last call returned.
-      most: tokens of a row at most.
-      least_active: the call ends as soon as no more than so many rows are active.
-      seen: if `needs_seen`: bool [rows, vocab_size], which tokens a row has.
+      batch: the rows; `ids`, `positions`, `counts` and `active` are updated in place.
+      states: the KV cache that `start` or the last call returned.
+      most: maximum number of tokens per row in this call.
+      least_active: the call ends early when at most this many rows are still active.
+      seen: only if `needs_seen`: bool [rows, vocab_size], True at the tokens that a row contains.
 
     Returns:
-      The states after it.
+      The updated KV cache.
     """
     if self._go_on is None:
       scalars = [mtf.TensorSpec([], tf.int32, n) for n in ("most", "least_active")]
@@ -194,7 +195,7 @@ class Continuation:
       specs = [*self._specs, *scalars, *mask, *kept]
       self._go_on = mtf.function(self._steps.mesh_impl, specs)(self._go_on_program)
     arrays = [getattr(batch, n) for n in ("ids", *_PER_ROW)]
-    # Not Python numbers: TensorFlow keeps the tensors of these, for ever.
+    # Not Python numbers: TensorFlow caches a tensor for each of those, forever.
     numbers = [np.array(n, np.int32) for n in (most, least_active)]
     mask = [seen] if self.needs_seen else []
     results = self._go_on(*arrays, *numbers, *mask, *states)
@@ -216,13 +217,13 @@ class Continuation:
     )
 
   def _half_of_rows(self) -> int:
-    """Half of the rows, if the mesh can split them, or all."""
+    """Rows of a prefill: half of the slots if the mesh can split that number, else all."""
     axis = self._steps.mesh_impl.tensor_dimension_to_mesh_axis(self._batch)
     parts = 1 if axis is None else self._steps.mesh_impl.shape[axis].size
     return self.rows // 2 if self.rows % (2 * parts) == 0 else self.rows
 
   def _look(self, rows: int, length: int) -> _Look:
-    """The program that looks at so many rows of that length."""
+    """The prefill program for this number of rows and this length; traced at first use."""
     if (rows, length) not in self._looks:
 
       def look(ids: mtf.Tensor, positions: mtf.Tensor) -> list[mtf.Tensor]:
@@ -252,7 +253,7 @@ class Continuation:
   ) -> list[mtf.Tensor]:
     masks, kept = others[: self.needs_seen], others[self.needs_seen :]
     decoder = self._decoder(ids, positions, kept)
-    # Made here, since the loop would make them in each step.
+    # Loop-invariant: inside the loop these would be computed in each step.
     penalties = self._penalties(ids.mesh)
     places = mtf.range(ids.mesh, self._length, dtype=tf.int32)
 
@@ -277,7 +278,7 @@ class Continuation:
       if seen is not None:
         new = mtf.one_hot(token, self._vocab, dtype=tf.int32)
         masks = [mtf.logical_or(seen, mtf.cast(new, tf.bool))]
-      # Rows that have ended make tokens, too, which go nowhere: there the old 0 is written.
+      # Inactive rows compute a token, too; it is masked, so that a 0 is written over a 0.
       ids = mtf.where(mtf.equal(places, positions), token * active, ids, output_shape=ids.shape)
       positions += active
       counts += active
@@ -294,7 +295,7 @@ class Continuation:
     return [*results[: len(_CHANGED)], *results[len(_CHANGED) + self.needs_seen :]]
 
   def _penalties(self, mesh: mtf.Mesh) -> mtf.Tensor:
-    """-inf for ids that are no tokens (padding, places beyond the vocabulary), else 0: [vocab]."""
+    """Logit mask [vocab]: -inf for padding ids (and EOS, if it is never chosen), else 0."""
     size = self._model.output_vocab_size_unpadded
     banned = [PAD_ID]
     if self.options.never_end and self.options.eos_id is not None:
@@ -312,13 +313,13 @@ class Continuation:
 
 @dataclasses.dataclass(frozen=True)
 class _Look:
-  """A program that looks at the tokens of rows.
+  """A prefill program.
 
   Attributes:
-    rows: its rows.
-    length: its positions.
-    program: from ids and positions to what is kept.
-    kept: the shapes of that.
+    rows: its batch size.
+    length: its sequence length.
+    program: maps ids [rows, length] and positions [rows] to the KV cache.
+    kept: the specs of the KV cache.
   """
 
   rows: int
@@ -327,7 +328,7 @@ class _Look:
   kept: Sequence[mtf.TensorSpec]
 
   def fits(self, whole: _Look) -> bool:
-    """Whether what is kept are rows of what `whole` keeps, or beginnings of such."""
+    """True if this program's KV cache can be written into slots of that of `whole`."""
     pairs = [pair for a, b in zip(self.kept, whole.kept) for pair in zip(a.shape, b.shape)]
     return all(a == b or a.name in (_BATCH, _MEMORY) for a, b in pairs) and all(
       any(d.name == _BATCH for d in spec.shape) for spec in self.kept
@@ -340,17 +341,17 @@ class _Look:
     whole: _Look,
     states: Sequence[tf.Tensor],
   ) -> list[tf.Tensor]:
-    """What is kept of all rows: new at some places, the old at the others."""
+    """Writes a prefilled KV cache into some slots and returns the cache of all slots."""
     if self is whole and (not states or len(places) == whole.rows):
       return list(new)
-    # Row i of all is row index[i] of the old ones and behind them the new ones.
+    # Slot i of the result is row index[i] of the concatenation of old and new rows.
     index = np.arange(whole.rows) if states else np.zeros(whole.rows, np.int64)
     index[list(places)] = np.arange(len(places)) + (whole.rows if states else 0)
     result = []
     for i, (spec, x) in enumerate(zip(whole.kept, new)):
       dims = spec.shape.dims
       axis = [d.name for d in dims].index(_BATCH)
-      # What comes behind a row's position counts for nothing until it is written.
+      # Cache entries behind a row's position are masked until they are written.
       missing = [d.size - n if d.name == _MEMORY else 0 for d, n in zip(dims, x.shape)]
       if any(missing):
         x = tf.pad(x, [[0, n] for n in missing])

@@ -17,12 +17,12 @@ EPOCHS_OF_AN_ERA = 100
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """Where reading begins: behind some rows of an epoch.
+  """Position in the data at which reading starts: after some rows of an epoch.
 
   Attributes:
     era: number of the era, from 0.
     epoch: number of the epoch in it.
-    skip: how many rows of the epoch are left out.
+    skip: number of rows of the epoch to skip.
   """
 
   era: int = 0
@@ -89,13 +89,13 @@ class Epochs:
     return self._make(batches)
 
   def place_of(self, batches: int) -> tuple[Place, int]:
-    """Where the batch of a number is.
+    """Finds the position in the data of the batch with a given number.
 
     Args:
-      batches: its number; if `size` is not known, counted from the first epoch on.
+      batches: the number of batches before it; without `size`, counted from the first epoch on.
 
     Returns:
-      A place from which to read, and how many batches before that one come there.
+      The place to read from, and the number of batches to drop there before the wanted one.
     """
     rows = batches * self.rows
     if not self.size or self.size < self.rows:
@@ -118,7 +118,7 @@ class Epochs:
       self.size -= self.size % self.rows
 
   def ends_with_epoch(self, place: Place) -> bool:
-    """Whether what is read from a place ends where its epoch does."""
+    """True if reading from `place` stops at the end of its epoch."""
     return bool(place.skip) if self.skips else self._of_an_era == 1
 
   def rows_from(self, place: Place) -> tf.data.Dataset:
@@ -140,9 +140,9 @@ class Epochs:
 
 
 def _pass_epochs(dataset: tf.data.Dataset, count: int) -> None:
-  """What shuffles goes on to its next order with each iterator that is made."""
-  # zip makes iterators of both, and ends with the empty one. Of the other it takes an element
-  # before it does, for which a shuffle fills its buffer.
+  """Advances reshuffling datasets by `count` epochs, by making that many iterators."""
+  # zip makes iterators of both and ends at once, as one is empty. It must be the first: zip would
+  # take an element of the other before it ends, for which a shuffle fills its buffer.
   nothing = tf.data.Dataset.range(0)
   passed = tf.data.Dataset.range(count).flat_map(lambda _: tf.data.Dataset.zip((nothing, dataset)))
   for _ in passed:

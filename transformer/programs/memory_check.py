@@ -105,12 +105,12 @@ class MemoryCheck:
     _LOG.warning("%s: the system may end this process (exit code 137)", text)
 
   def _processors(self) -> int:
-    """How many of this process are on CPU devices, which share the memory of the machine."""
+    """Number of this process's mesh processors on CPU devices, which share the host's RAM."""
     devices = (self._impl.processor_device(p) or "CPU" for p in self._impl.local_processors)
     return sum("CPU" in d.upper() for d in devices)
 
   def _available(self) -> int | None:
-    """What the variables that are there and all that is to come may have together."""
+    """Memory budget in bytes: free RAM plus existing variables; None if unknown or not on CPUs."""
     free = memory.available_bytes() if self._processors() else None
     if free is None:
       return None

@@ -30,7 +30,7 @@ def check_choice(choice: str) -> None:
 
 
 def count(x: mtf.Tensor) -> mtf.Tensor:
-  """How many elements of a tensor are NaN or infinite, a float32 scalar."""
+  """Number of elements of a tensor that are NaN or infinite, as a float32 scalar."""
   return mtf.reduce_sum(
     mtf.slicewise(
       lambda s: tf.cast(tf.logical_not(tf.math.is_finite(s)), tf.float32),
@@ -118,19 +118,19 @@ def watched(
 def find(
   trainer: Any, step: int, first: int, checkpoint: str | None, make_data: Callable[[Any], Any]
 ) -> str | None:
-  """Which tensor was NaN or infinite first, found by repeating steps from the last checkpoint.
+  """Finds the first tensor that was NaN or infinite, by replaying steps from a checkpoint.
 
-  Variables are made anew for this; those of the trainer are not touched.
+  The replay has variables of its own; those of the trainer are not touched.
 
   Args:
-    trainer: the `Trainer`, which has gone on after that step.
+    trainer: the `Trainer`, which may be past that step.
     step: number of the step (from 0) whose loss is not finite.
-    first: the step of the checkpoint, or at which training began.
-    checkpoint: the trainer's last one; None: it began with initial values.
+    first: the step of the checkpoint, or the one at which training began.
+    checkpoint: path of the trainer's last checkpoint; None: replay from initial values.
     make_data: called with a trainer, returns `TrainingData` from the step `first` on.
 
   Returns:
-    Words for an error; None if it is not known.
+    A sentence for an error message; None if the tensor was not found.
   """
   if step - first > _MAX_REPEATED:
     return None

@@ -18,15 +18,15 @@ _LOG = logging.getLogger("mesh_tensorflow")
 
 
 def predicting_features(steps: Forward, names: Sequence[str], score: bool) -> list[str]:
-  """Which of the data's features a program that predicts takes.
+  """Selects the features of the data that the prediction program takes.
 
   Args:
     steps: the programs of the model.
     names: features of the data.
-    score: whether given targets are scored.
+    score: True to score given targets, False to predict.
 
   Raises:
-    DataError: one is missing.
+    DataError: a needed feature is missing.
   """
   model_type = steps.model_type
   if not score:
@@ -58,19 +58,19 @@ def predictor(
   predict_fn: Callable[..., mtf.Tensor] | None = None,
   batch_size: int | None = None,
 ) -> Callable[..., dict[str, tf.Tensor]]:
-  """What `Trainer.predict` and an exported model compute.
+  """Builds the function that `Trainer.predict` and an exported model compute.
 
   Args:
     steps: the programs of the model.
-    names: the features, in the order of the arguments.
-    score: whether given targets are scored.
+    names: the features, in the order of the function's arguments.
+    score: True to score given targets, False to predict.
     predict_fn: see `score_step` and `predict_step`.
-    batch_size: rows at a time; as many as in a training batch by default.
+    batch_size: rows per call; by default that of training.
 
   Returns:
-    A function of int32 tensors [batch, length] that returns a dict: `inputs` and `outputs`, zeros
-    after the first end of sequence; or `scores`, and `targets` likewise. Targets of which inputs
-    are a part are whole.
+    A function of int32 tensors [batch, length] that returns a dict: `inputs` and `outputs`; or, if
+    `score`, `scores` and `targets`. Ids after the first EOS are zeros, except in targets that
+    contain the inputs.
   """
   size = batch_size or steps.batch_size
   if not score:
@@ -178,12 +178,12 @@ def predict_step(
 def continuation(
   steps: Forward, length: int, batch_size: int
 ) -> Callable[..., dict[str, tf.Tensor]]:
-  """What the mode "infer" makes of prompts with a model of type "lm", as `predictor` returns it.
+  """Builds the function that continues prompts with an "lm" model, in the form of `predictor`.
 
   Args:
     steps: the programs of the model.
-    length: ids of a row, those of the prompt included; see `sampling.row_length`.
-    batch_size: rows at a time.
+    length: number of ids of a row, prompt included; see `sampling.row_length`.
+    batch_size: rows per call.
 
   Returns:
     A function of int32 [batch, length] that returns a dict of `inputs` and `outputs`, the latter

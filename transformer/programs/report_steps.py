@@ -36,21 +36,21 @@ class ReportSteps:
     return sorted(found.union(multiples))
 
   def steps_of_call(self, step: int, most: int) -> int:
-    """How many steps the next call has: up to the last step within reach that is reported.
+    """Number of steps of the next call, chosen so that it ends at a reported step if possible.
 
     Args:
       step: number of steps done.
-      most: so many it may have.
+      most: maximum number of steps of the call.
     """
     if step == self.first:
-      return 1  # What it shows is waited for.
+      return 1  # The user waits for the first report.
     ends = [n for n in self.ends if step < n < step + most]
     most = min(ends) - step if ends else most
     last = (step + most) // self.every * self.every
     return last - step if last > step else most
 
   def norms_wanted(self, at: tf.Tensor) -> tf.Tensor:
-    """Whether a step computes norms, as a bool scalar.
+    """Returns a bool scalar: True if the step computes norms.
 
     Args:
       at: number of the step, from 0, an int64 scalar.

@@ -19,17 +19,17 @@ GRADIENT_NORM, PARAMETER_NORM, UPDATE_NORM = "gradient_norm", "parameter_norm", 
 class ReportedValues:
   """The values of one training step that reports show.
 
-  Norms are Euclidean, over all elements of all trained variables: of their gradients (before an
-  optimizer clips them), of the variables after the step, and of what the step has added to them.
-  Steps of which they are not asked for compute none; what they return is 0.
+  The norms are global L2 norms over all trained variables: of the gradients (before an optimizer
+  clips them), of the variables after the step, and of the updates. Steps that are not asked for
+  norms return 0 for them and do not compute them.
 
   Args:
-    norms: whether the step has an argument that asks for norms.
-    of_updates: whether that of updates is among them. What is compiled by XLA would keep the old
-      values of all variables in each step, asked or not.
+    norms: True if the step has an argument that asks for norms.
+    of_updates: True if the norm of updates is among them. Under XLA this would keep the old values
+      of all variables in each step, whether norms are asked for or not.
 
   Attributes:
-    norms: as given.
+    norms: True if the step has an argument that asks for norms.
     names: of the values, when the step was traced; each is made once.
   """
 
@@ -88,12 +88,12 @@ class _BeforeUpdates(mtf.Operation):
 
   @property
   def names(self) -> list[str]:
-    """Of the norms that there will be."""
+    """Names of the norms that will be computed."""
     return [GRADIENT_NORM, PARAMETER_NORM, *([UPDATE_NORM] if self._keeps else [])]
 
   @property
   def wanted(self) -> mtf.Tensor:
-    """Whether norms are asked for."""
+    """The bool scalar that is True in steps that compute norms."""
     return self.inputs[0]
 
   @property
@@ -216,10 +216,10 @@ def _sum_of_squares(slices: Sequence[tf.Tensor], parts: Sequence[float]) -> tf.T
 
 
 def _part(impl: Any, shape: mtf.Shape) -> float:
-  """What a processor's squares count for, so that each element of the whole counts once.
+  """Weight of a processor's sum of squares: 1 / number of replicas of its slice.
 
-  Of a tensor that several processors hold each has an equal part. So one sum over the whole mesh
-  is right for all tensors, whatever they are split over.
+  So each element counts once, and one all-reduce over the whole mesh is right for all tensors,
+  whatever mesh axes they are split over.
   """
   axes = {impl.tensor_dimension_to_mesh_axis(d) for d in shape}
   copies = math.prod([d.size for i, d in enumerate(impl.shape.dims) if i not in axes])

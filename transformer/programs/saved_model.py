@@ -102,7 +102,7 @@ def save(
 def _rows(
   steps: ModelSteps, names: Sequence[str], score: bool, predict_fn: Any
 ) -> tuple[dict[str, int], dict[str, str]]:
-  """How long the rows of each feature are, and what they are; see `TextEncoder`."""
+  """Row length and kind ("prompt", "input", ...) of each feature, for `TextEncoder`."""
   if steps.model_type == "lm" and not score and predict_fn is None:
     return {"inputs": sampling.row_length(steps.sequence_length)}, {"inputs": "prompt"}
   lengths = {n: steps.feature_shape(n)[-1] for n in names}

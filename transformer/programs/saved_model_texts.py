@@ -46,7 +46,7 @@ class TextEncoder:
 
   @property
   def spec(self) -> tf.TensorSpec:
-    """What the signature takes: strings [n]; or ids [n, any length]."""
+    """Spec of the signature's argument: strings [n], or int32 ids [n, any length]."""
     if self._takes_text:
       return tf.TensorSpec([None], tf.string, self._name)
     return tf.TensorSpec([None, None], tf.int32, self._name)
@@ -123,7 +123,7 @@ def _without_end(ids: tf.Tensor) -> tf.Tensor:
 
 
 def is_tensorflow(function: Callable[..., tf.Tensor], spec: tf.TensorSpec) -> bool:
-  """Whether a function is there, and calls no Python while it runs."""
+  """True if a function is implemented and traces to a graph without Python callbacks."""
   try:
     traced = tf.function(function, autograph=False).get_concrete_function(spec)
   except NotImplementedError:

@@ -12,7 +12,7 @@ from mesh_tensorflow.transformer.programs.report_steps import ReportSteps
 
 
 class StopFlag:
-  """A flag that the loop of steps looks at before each step; any thread may put it up or down."""
+  """A stop flag that the loop of steps polls before each step; any thread may set it."""
 
   def __init__(self) -> None:
     # Of the host's devices this is the one where threads beside the main one may run operations.
@@ -20,24 +20,24 @@ class StopFlag:
       self._variable = tf.Variable(False, trainable=False, name="mtf_stop_steps")
 
   def put(self, up: bool) -> None:
-    """Puts it up, or down."""
+    """Sets or clears the flag."""
     with tf.device(workers.host_device()):
       self._variable.assign(up)
 
   def is_up(self) -> tf.Tensor:
-    """Whether it is up, as a bool scalar; each run of the operation looks again."""
+    """Returns the flag as a bool scalar tensor, read anew each time the operation runs."""
     with tf.device(workers.host_device()):
       return self._variable.read_value()
 
 
 class CallLengths:
-  """How many steps a call may have, so that it lasts at most some seconds, as the last one did.
+  """Adapts the number of steps per call, so that a call takes about a given time.
 
   Args:
-    seconds: how long a call may last.
+    seconds: target duration of a call, in seconds.
 
   Attributes:
-    most: how many steps; 1 until a call was measured.
+    most: maximum number of steps of the next call; 1 until a call was measured.
   """
 
   def __init__(self, seconds: float):
@@ -45,19 +45,19 @@ class CallLengths:
     self.most = 1
 
   def measured(self, steps: int, seconds: float) -> None:
-    """Takes note of how long a call of so many steps took."""
-    # Below 2 ** 31: workers tell it each other as an int32.
+    """Updates `most` from the measured duration of a call."""
+    # Below 2 ** 31: workers exchange it as an int32.
     self.most = int(min(max(1.0, self._seconds * steps / max(seconds, 1e-6)), 1e9))
 
 
 def in_parts(
   calls: Iterable[tuple[tf.Tensor, ...]], most: Callable[[], int]
 ) -> Iterator[tuple[tf.Tensor, ...]]:
-  """The batches of each call, in several calls where it has more steps than one may have now.
+  """Splits calls with more steps than currently allowed into several calls.
 
   Args:
     calls: tensors [steps, ...], all of the same number of steps.
-    most: returns how many steps the next call may have.
+    most: returns the maximum number of steps of the next call.
   """
   for batches in calls:
     steps, at = int(batches[0].shape[0]), 0

@@ -233,7 +233,7 @@ class TrainingData:
 
   @property
   def examples_in_epoch(self) -> int | None:
-    """How many examples of the training data are gone through before it begins anew, if known."""
+    """Number of training examples in an epoch; None if unknown."""
     size = self._epochs.size
     return size * self._examples // self._epochs.rows if size and not self._agree else None
 
@@ -244,7 +244,7 @@ class TrainingData:
 def _name_of_part(
   shard: InputShard, makes_rows: bool, parts: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> str:
-  """What a position in the data is called that is of use to a process that reads the same only."""
+  """Name of the saved position of this process's part of the data; tells the parts apart."""
   how = ["rows" if makes_rows else "part"]
   if shard.count > 1:
     how = ["shard", str(shard.index), "of", str(shard.count)]
@@ -261,7 +261,7 @@ def _behind(
 
 
 def _rows(steps: ModelSteps) -> np.ndarray:
-  """Which examples of a batch this process needs, as a mask, in the order of the data."""
+  """Bool mask of the examples of a batch that this process needs, in the order of the data."""
   begins, sizes = steps.local_part("targets")
   mask = np.zeros(steps.feature_shape("targets", training=True)[:-1], bool)
   mask[tuple(slice(b, b + n) for b, n in zip(begins[:-1], sizes[:-1]))] = True
@@ -307,7 +307,7 @@ class SavedPipeline:
       self._stream.skip(seen)
 
   def attachments(self) -> dict[str, Callable[[str], None]]:
-    """What writes the position, for `Checkpointer.save`."""
+    """The writer of the position, as `attachments` of `Checkpointer.save`."""
     return {self._name: self._write}
 
   def _write(self, path: str) -> None:
@@ -346,7 +346,7 @@ class SavedPipeline:
     )
 
   def is_in(self, path: str | None) -> bool:
-    """Whether a checkpoint has the position."""
+    """True if a checkpoint contains the position."""
     return path is not None and tf.io.gfile.exists(
       checkpoint_lib.attachment(path, self._name) + ".index"
     )

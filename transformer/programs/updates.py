@@ -13,7 +13,7 @@ from mesh_tensorflow.transformer.meshes import batching
 
 @dataclasses.dataclass(frozen=True)
 class Updates:
-  """How weights are updated, whatever the optimizer.
+  """Settings of the weight update that do not depend on the optimizer.
 
   Attributes:
     max_grad_norm: the gradients of all trained variables are scaled together so that their norm is

@@ -1,4 +1,4 @@
-"""Texts that a language model continues, many at a time: of a file, or of a few prompts."""
+"""Batched text continuation with a language model: of a file, or of a few prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mesh_tensorflow.transformer.sampling.rows import Row, continue_rows
 from mesh_tensorflow.transformer.sampling.settings import LanguageModelSampling, SampleSettings
 from mesh_tensorflow.transformer.sampling.texts import RowText, prompt_ids
 
-# Tokens between two looks at the rows: whether one has to stop or to slide, or a signal came.
+# Tokens per decode call. Stops, sliding windows and signals are handled between calls.
 _TOKENS_PER_CALL = 32
 
 
@@ -25,10 +25,10 @@ class TextsToContinue:
   Args:
     estimator: a `Trainer`, with variables restored.
     vocabulary: a vocabulary or a pair.
-    settings: of `sample`.
-    how: the same for a language model.
+    settings: the settings of `sample`.
+    how: the decoding settings of a language model that were made from these.
     sequence_length: dict from feature to number of tokens.
-    batch_size: rows at a time.
+    batch_size: number of slots.
   """
 
   estimator: Any
@@ -40,18 +40,18 @@ class TextsToContinue:
 
   @property
   def longest(self) -> int:
-    """Tokens that the model sees at most."""
+    """The maximum context length in tokens."""
     length = sampling.row_length(self.sequence_length)
     table = sampling.longest_sequence(self.estimator.steps.model)
     return length if table is None else min(length, table)
 
   def row(self, number: int, prompt: str, place: str = "a prompt") -> Row:
-    """The row of a prompt.
+    """Makes the row of a prompt.
 
     Args:
-      number: tells it from others.
+      number: number of the row in this run; with the seed it determines the random draws.
       prompt: the text.
-      place: what to call it in an error.
+      place: name of the prompt in error messages.
 
     Raises:
       DataError: it leaves no room for a token.
@@ -70,7 +70,7 @@ class TextsToContinue:
     return Row(number, ids, limit)
 
   def texts_of(self, rows: Sequence[Row]) -> list[RowText]:
-    """Continues rows to their ends: their texts, in the same order."""
+    """Decodes rows to their ends; returns their texts, in the same order."""
     texts = {row: RowText(row, self.vocabulary, self.settings.stop) for row in rows}
     listener = (lambda row: texts[row].update()) if self.settings.stop else None
     for length, group in self._by_length(rows):
@@ -83,11 +83,11 @@ class TextsToContinue:
   def follow(
     self, rows: Sequence[Row], most: Callable[[], int], listener: Callable[[RowText], None]
   ) -> None:
-    """Continues a few rows together, and tells of new tokens as they come.
+    """Decodes a few rows together and streams their texts.
 
     Args:
       rows: the rows.
-      most: tokens in one call at most.
+      most: returns the maximum number of tokens of the next decode call.
       listener: called with the text of a row that has grown or ended.
     """
     texts = {row: RowText(row, self.vocabulary, self.settings.stop) for row in rows}
@@ -102,20 +102,20 @@ class TextsToContinue:
     continue_rows(programs, rows, self.settings.seed, most, heard)
 
   def fewest_rows(self, count: int) -> int:
-    """The least number of rows of a program that the mesh can split; at most as for files."""
+    """The smallest batch size for `count` rows that the mesh can split, at most `batch_size`."""
     impl = self.estimator.mesh_impl
     axis = impl.tensor_dimension_to_mesh_axis(mtf.Dimension("batch", self.batch_size))
     parts = 1 if axis is None else impl.shape[axis].size
     return min(-(-count // parts) * parts, max(self.batch_size, parts))
 
   def _by_length(self, rows: Sequence[Row]) -> list[tuple[int, list[Row]]]:
-    """Rows that take the same program, the longer prompts first, with its length."""
+    """Groups rows by the length bucket of their programs, longer prompts first in each."""
     longest = self.longest
     groups: dict[int, list[Row]] = {}
     for row in rows:
       length = rounded_length(len(row.given) + row.limit, longest)
       groups.setdefault(length, []).append(row)
-    # Too few for a batch go with the next longer ones: empty places cost as much as rows.
+    # Groups too small for a batch join the next longer one: empty slots cost as much as rows.
     sizes = sorted(groups)
     for size, longer in zip(sizes, sizes[1:]):
       if len(groups[size]) < self.batch_size:

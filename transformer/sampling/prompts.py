@@ -14,7 +14,7 @@ _KEYS = ("prompt", "inputs", "text")
 
 
 def is_json_lines(filename: str) -> bool:
-  """Whether a file is of JSON lines, by its name."""
+  """True if a file name ends in .jsonl or .ndjson, with or without .gz."""
   return filename.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
 
 

@@ -1,4 +1,4 @@
-"""A file of results that is written as they come, and that a run goes on with after its end."""
+"""A result file that is written incrementally and resumed after an interruption."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _FORMAT = 1
 class ResumableFile:
   """A file of results, one a line.
 
-  Until it is whole its lines are in `<path>.unfinished`, and `<path>.progress` says how many of
-  them count. Lines are on the disk before they count, so whatever ends the process (SIGKILL, a
-  power cut), a run of the same work goes on behind the last that count, and the file becomes the
-  same as without interruption. Of workers, the chief reads and writes.
+  Until it is complete its lines are in `<path>.unfinished`, and `<path>.progress` records how many
+  of them are committed. Lines are synced to the disk before they are committed, so after any end of
+  the process (SIGKILL, a power cut) a run of the same work resumes after the last committed line,
+  and the file becomes the same as without interruption. Of workers, the chief reads and writes.
 
-  Where files cannot be appended to ("gs://...") all is written at the end, and a run that was
-  interrupted begins anew.
+  Where files cannot be appended to ("gs://...") all is written at the end, and an interrupted run
+  starts over.
 
   Args:
-    path: of the file; its folder is made.
-    work: what decides the results, as JSON's kinds: a file of other work is begun anew.
+    path: path of the file; its folder is created.
+    work: JSON-like values that determine the results; a file of other work is started over.
 
   Attributes:
-    done: how many lines count.
-    resumed: how many of them were there before.
+    done: number of committed lines.
+    resumed: number of lines that an earlier run had committed.
 
   Raises:
     StorageError: it cannot be written.
@@ -46,21 +46,21 @@ class ResumableFile:
 
   def __init__(self, path: str, work: Mapping[str, Any]):
     self._path, self._remote = path, "://" in path
-    # Work may be large: names of settings, and all texts.
+    # Hashed, since it may be large: all settings and texts.
     text = json.dumps([_FORMAT, work], sort_keys=True, default=repr)
     self._work = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     self._bytes = 0
-    # Every worker goes on at the same line, and has what is there: it is what the mode returns.
+    # Every worker resumes at the same line and holds the earlier lines: the mode returns them.
     self._lines: list[str] = by_chief(self._open)
     self.done = self.resumed = len(self._lines)
 
   @property
   def lines(self) -> list[str]:
-    """All lines that count, without their ends."""
+    """All committed lines, without line ends."""
     return self._lines
 
   def append(self, lines: Sequence[str]) -> None:
-    """Adds lines, each with its end, and makes them count."""
+    """Appends lines, each with its line end, and commits them."""
     done = self.done + len(lines)
 
     def write() -> None:
@@ -78,7 +78,7 @@ class ResumableFile:
     self.done = done
 
   def finish(self) -> None:
-    """Gives the file its name."""
+    """Renames the complete file to its final name."""
     by_chief(self._finish)
 
   def _open(self) -> list[str]:
@@ -95,7 +95,7 @@ class ResumableFile:
     return lines
 
   def _counted(self) -> tuple[list[str], int]:
-    """The lines that count, and their size in bytes, if there are any of the same work."""
+    """The committed lines and their size in bytes; ([], 0) if there are none of the same work."""
     try:
       with open(self._progress, encoding="utf-8") as f:  # noqa: PTH123
         noted = untrusted.expect(untrusted.parse(f.read()), {"bytes": int})
@@ -142,10 +142,10 @@ class ResumableFile:
 
 @contextlib.contextmanager
 def stopped_by_signals(what_is_kept: Callable[[], str]) -> Iterator[None]:
-  """Inside it SIGTERM and Ctrl-C raise a `StoppedError`, between two calls of TensorFlow.
+  """Turns SIGTERM and Ctrl-C inside the block into a `StoppedError`, between TensorFlow calls.
 
   Args:
-    what_is_kept: says it, for the error.
+    what_is_kept: returns the part of the error message that says what was saved.
 
   Raises:
     StoppedError: a signal came.

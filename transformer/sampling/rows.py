@@ -1,4 +1,4 @@
-"""Many rows continued by one `Continuation`: places are filled again, and windows slide."""
+"""Continuous batching: a scheduler that refills slots, and sliding context windows."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from mesh_tensorflow.transformer.programs.continuation import Batch, Continuatio
 
 @dataclasses.dataclass(eq=False)
 class Row:
-  """A prompt and what follows it.
+  """A request: a prompt and its continuation.
 
   Attributes:
-    number: tells rows of a run apart: with the seed it decides what is drawn.
+    number: number of the row in this run; with the seed it determines the random draws.
     given: the ids of the prompt.
-    limit: new tokens at most.
-    new: the new ids so far; the end of sequence is not among them.
-    window: the first of all ids that the model sees.
-    ended: whether there will be no more.
+    limit: maximum number of new tokens.
+    new: the new ids so far, without EOS.
+    window: index into `ids` at which the model's context begins.
+    ended: True if the row is complete.
   """
 
   number: int
@@ -39,27 +39,26 @@ class Row:
     return [*self.given, *self.new]
 
 
-# Told of new tokens of a row, or of its end; returns whether the row is to stop here.
+# Called with a row that has new tokens or has ended; returns True to end the row here.
 Listener = Callable[[Row], bool]
 
 
 class RowsInProgress:
-  """Continues rows, as many at a time as the programs take.
+  """Scheduler of decoding: runs rows in as many slots as the programs have.
 
-  *Places.* A row that has ended leaves its place empty until half of all are empty, or none is
-  active; then rows that wait take them, and the model looks at all of these at once.
+  *Slots.* A row that has ended leaves its slot empty until at least half of the slots are empty.
+  Then waiting rows take the empty slots, and are prefilled together.
 
-  *Windows.* The model sees `length` tokens. A row that has filled them goes on with the last three
-  quarters: its first tokens are forgotten, and the others, which have other positions now, are
-  looked at anew. So learned positions end where the table ends, and keys of relative or rotary
-  positions are never older than the tokens that made them.
+  *Sliding window.* The context has `length` tokens. A row that has filled it drops the first
+  quarter and is prefilled again with the rest, at new positions. So learned positions stay within
+  their table, and the cache never depends on tokens that have left the window.
 
-  What a row gets depends on the seed, its number and its tokens. (The last bits of logits may
-  depend on how many rows a program looks at; which ones meet depends on the rows alone.)
+  The result of a row depends on the seed, its number and its tokens. (The last bits of its logits
+  may depend on the batch size of a program; how rows are batched depends on the rows alone.)
 
   Args:
     programs: a `Continuation`.
-    seed: of the draws.
+    seed: the sampling seed.
     listener: called with a row whenever it has new tokens, and when it has ended.
   """
 
@@ -72,11 +71,11 @@ class RowsInProgress:
     self._expected = 1
 
   def run(self, rows: Iterable[Row], most: Callable[[], int] | int) -> None:
-    """Continues all rows to their ends.
+    """Decodes all rows to their ends.
 
     Args:
-      rows: rows whose prompts fit.
-      most: tokens of a row in one call at most, or a function that says it before each call.
+      rows: rows whose prompts fit into the context.
+      most: maximum number of tokens per row and decode call, or a function that returns it.
     """
     waiting = deque(rows)
     self._expected = max((len(row.given) for row in waiting), default=1)
@@ -95,14 +94,14 @@ class RowsInProgress:
       self._call(most() if callable(most) else most, least)
 
   def _fill(self, waiting: deque[Row]) -> list[int]:
-    """Puts rows that wait into empty places, and says which these were."""
+    """Moves waiting rows into empty slots; returns these slots."""
     filled = [i for i, row in enumerate(self._places) if row is None][: len(waiting)]
     for i in filled:
       self._places[i] = waiting.popleft()
     return filled
 
   def _slide(self) -> list[int]:
-    """Moves the windows that are full, and says at which places."""
+    """Slides the windows that are full; returns their slots."""
     length, slid = self._programs.length, []
     for i, row in enumerate(self._places):
       if row is not None and len(row.given) + len(row.new) - row.window >= length:
@@ -111,11 +110,11 @@ class RowsInProgress:
     return slid
 
   def _look(self, places: list[int]) -> None:
-    """Has the model see the windows of the rows at some places."""
+    """Prefills the windows of the rows in some slots."""
     batch = self._batch
     for i in places:
       row = self._places[i]
-      assert row is not None  # Only for the type checker: places that were just filled or slid.
+      assert row is not None  # Only for the type checker: slots that were just filled or slid.
       ids = row.ids
       if self._programs.needs_seen:
         self._seen[i] = False
@@ -158,13 +157,13 @@ def continue_rows(
   most: Callable[[], int] | int,
   listener: Listener | None = None,
 ) -> None:
-  """Continues rows to their ends; see `RowsInProgress`.
+  """Decodes rows to their ends; see `RowsInProgress`.
 
   Args:
     programs: a `Continuation`.
     rows: rows whose prompts are shorter than its length; their `new` is filled.
-    seed: of the draws.
-    most: tokens of a row between two looks at all of them, or a function that says it.
+    seed: the sampling seed.
+    most: maximum number of tokens per row and decode call, or a function that returns it.
     listener: see `RowsInProgress`.
   """
   RowsInProgress(programs, seed, listener).run([r for r in rows if r.limit > 0], most)

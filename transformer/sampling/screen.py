@@ -20,16 +20,16 @@ _MOST_TOKENS = 32
 
 
 class Pace:
-  """How many tokens a call makes, so that calls take a tenth of a second.
+  """Adapts the number of tokens per decode call, so that a call takes about 0.1 s.
 
-  It has no influence on the text.
+  It does not influence the generated text.
   """
 
   def __init__(self) -> None:
     self._tokens, self._last = 1.0, time.perf_counter()
 
   def __call__(self) -> int:
-    """The tokens of the next call; to be called before each."""
+    """Returns the number of tokens of the next call; to be called before each."""
     now = time.perf_counter()
     # The first call traces the programs, and says nothing.
     factor = _SECONDS / max(now - self._last, 1e-6)

@@ -45,7 +45,7 @@ class SampleSettings:
 
   @property
   def prompts_given(self) -> bool:
-    """Whether there are prompts to continue that come from no file."""
+    """True if prompts come from `sample.prompt` or the terminal, and not from a file."""
     return self.prompts is not None or self.interactive
 
   @property
@@ -58,7 +58,7 @@ class SampleSettings:
     return self if self.given_seed is not None else dataclasses.replace(self, given_seed=seed)
 
   def until_stop(self, decoded: Any) -> Any:
-    """What a vocabulary decoded to; with stop strings, as a text up to the first of them."""
+    """Cuts decoded text at the first stop string; without stop strings returns it unchanged."""
     if not self.stop:
       return decoded
     text = as_text(decoded)
@@ -84,7 +84,7 @@ def sample(
   output: str | None = None,
   batch_size: int | None = None,
 ) -> SampleSettings:
-  """How the mode "infer" samples text; gin binds the arguments.
+  """Sampling settings of the mode "infer"; gin binds the arguments.
 
   Args:
     prompt: a text to be continued (encoder-decoders: an input), or a list of such; None: those of
@@ -151,12 +151,12 @@ def _texts(name: str, given: Any) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModelSampling:
-  """What a language model is to do, of new and old settings.
+  """Decoding settings of a language model, merged from `sample` and `sample_autoregressive`.
 
   Attributes:
-    options: for the programs.
-    max_tokens: new tokens of a row at most; None: to the end of the sequence.
-    only_new: whether results are without the prompts.
+    options: options of the prefill and decode programs.
+    max_tokens: maximum number of new tokens of a row; None: up to the end of the sequence.
+    only_new: True if results leave out the prompts.
   """
 
   options: ContinuationOptions
@@ -165,7 +165,7 @@ class LanguageModelSampling:
 
 
 def of_language_model(settings: SampleSettings, eos_id: int = EOS_ID) -> LanguageModelSampling:
-  """The settings of a language model; what is bound for `sample_autoregressive` wins.
+  """Merges the settings of a language model; bindings of `sample_autoregressive` win.
 
   Args:
     settings: of `sample`.
@@ -215,21 +215,21 @@ def _or(value: float | None, default: float) -> float:
 
 
 def bound_decoding() -> dict[str, str]:
-  """What gin binds for decoding itself, in words, to be compared with that of another run."""
+  """Gin bindings of the decoding functions as text, to be compared with those of another run."""
   return {name: repr(gin.get_bindings(name)) for name in (_OLD, _OLD_PAIRED)}
 
 
 def of_encoder_decoder(settings: SampleSettings, has_decode: bool) -> dict[str, Any]:
-  """What is bound, as arguments of `Bitransformer.decode`, or of `sample_autoregressive`.
+  """Converts settings to arguments of `Bitransformer.decode` or `sample_autoregressive`.
 
-  What is not bound stays as it is bound for these themselves.
+  Settings that are None are left out, so that gin's bindings of these functions apply.
 
   Args:
-    settings: of `sample`.
-    has_decode: whether it is the former; a "delimited_lm" has the latter.
+    settings: those of `sample`.
+    has_decode: True for `Bitransformer.decode`, False for `sample_autoregressive` ("delimited_lm").
 
   Raises:
-    ConfigError: a setting that these have not.
+    ConfigError: a setting that the function does not have.
   """
   for name in ("top_p", "min_p", "repetition_penalty"):
     if getattr(settings, name) is not None:

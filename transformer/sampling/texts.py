@@ -1,4 +1,4 @@
-"""From the ids of a row to its text, as far as it is sure; stop strings."""
+"""Incremental detokenization of a row, with stop strings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNKNOWN = "\ufffd"
 
 
 class RowText:
-  """The text of a row, while it grows.
+  """The text of a row while it is decoded.
 
   A vocabulary decodes a text as a whole: pieces of words have no blank in front at its beginning,
   and a character may be several tokens of bytes. So prompt and continuation are decoded together,
@@ -25,7 +25,7 @@ class RowText:
     stop: texts before the first of which the continuation ends.
 
   Attributes:
-    row: as given.
+    row: the row whose text this is.
     new: the text after the prompt, as far as it was decoded.
     stopped: whether a stop string ended it.
   """
@@ -42,7 +42,7 @@ class RowText:
     return as_text(self._vocabulary.decode(ids))
 
   def update(self) -> bool:
-    """Decodes what the row has; returns whether it is to stop here."""
+    """Decodes the row's ids; returns True if a stop string was found, so that the row ends."""
     if self.stopped:
       return True
     whole = self._decode(self.row.ids)
