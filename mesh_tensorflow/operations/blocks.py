@@ -29,11 +29,11 @@ from mesh_tensorflow.program.reachability import needed_operations, reads
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-  """What a function made.
+  """Tensors and operations of one traced function.
 
   Attributes:
     placeholders: the tensors that it was called with.
-    operations: what it made, but for variables.
+    operations: the operations that it made, except variables.
     outputs: what it returned.
   """
 
@@ -114,7 +114,7 @@ class BlockOperation(Operation):
 
   @property
   def draws_random_numbers(self) -> bool:
-    """Whether an operation inside does."""
+    """True if an operation inside draws random numbers."""
     return any(getattr(op, "draws_random_numbers", False) for op in self.inner_operations)
 
   @property

@@ -84,7 +84,7 @@ class ConditionalOperation(BlockOperation):
 
   @property
   def branches(self) -> list[Block]:
-    """What is run if the condition holds, and what if not."""
+    """Blocks of the true and the false branch, in this order."""
     return list(self._blocks)
 
   def _block(self, fn: Callable[[], Any]) -> Block:
@@ -214,7 +214,10 @@ class ConditionalOperation(BlockOperation):
 
   @property
   def exchanges_over_whole_mesh(self) -> bool:
-    """Whether its lowering exchanges over all mesh axes, also those that split nothing of it."""
+    """True if the lowering communicates over all mesh axes, also those that split none of it.
+
+    A predicate computed from floating-point numbers may differ between processors.
+    """
     return not _is_exact(self._inputs[0])
 
   def lower(self, lowering: LoweringInProgress) -> None:
@@ -280,7 +283,7 @@ class ConditionalOperation(BlockOperation):
 
 
 def _any_of(grads: Sequence[Tensor | None]) -> bool:
-  """Whether one of them is there (a Tensor has no truth value)."""
+  """True if any gradient is not None (a Tensor has no truth value)."""
   return any(g is not None for g in grads)
 
 
@@ -311,7 +314,7 @@ def _agreed(impl: Any, pred: Tensor, laid_out: Any) -> tf.Tensor:
 
 
 def _is_exact(pred: Tensor) -> bool:
-  """Whether a tensor is made of integers and booleans alone."""
+  """True if a tensor is computed from integers and booleans only."""
   seen: set[Tensor] = set()
   waiting = [pred]
   while waiting:
@@ -331,7 +334,7 @@ def cond(
   false_fn: Callable[[], Any],
   name: str | None = None,
 ) -> Any:
-  """What `true_fn()` returns where `pred` is true, else what `false_fn()` returns.
+  """Returns `true_fn()` if `pred` is true, else `false_fn()`.
 
   Only one of them is run, on all processors the same, so both may communicate, assign to variables
   and contain loops. Both are traced, once. There are gradients for what they use from outside:

@@ -228,7 +228,7 @@ class Convolution(Operation):
 
   @property
   def _turns_filter(self) -> bool:
-    """Whether an image is computed as features are: of the features, with the filter turned around.
+    """True if the result is an image computed as a convolution with the reversed filter.
 
     Then processors exchange what they need of the features before they compute, and no positions
     are computed twice. With a stride above 1 zeros would stand between the features.
@@ -241,7 +241,7 @@ class Convolution(Operation):
     )
 
   def _beside_turns_filter(self, impl: MeshImpl) -> bool:
-    """Whether frames of the features, of the gradient of the image, are enough for the filter.
+    """True if the filter's gradient can use the feature frames of the image's gradient.
 
     Pairs are summed where the positions of the image lie: the sum is pending over the mesh axes of
     the features, which must be the same.

@@ -15,7 +15,7 @@ _DTYPES = (tf.float16, tf.float32, tf.float64)
 
 
 def has_depthwise(window: Window, image: Sequence[int], dtype: tf.DType) -> bool:
-  """Whether TensorFlow's depthwise kernels can compute it: they have one stride for a plane.
+  """True if TensorFlow's depthwise kernels can compute it: they have one stride per plane.
 
   Args:
     window: how the filter moves.
@@ -64,7 +64,7 @@ class Depthwise:
     return tf.reshape(parts[0] if len(parts) == 1 else tf.add_n(parts), self._features)
 
   def image(self, y: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-    """What it is transposed to."""
+    """Computes the transpose: an image from features `y` and a filter `w`."""
     y = tf.reshape(y, self._feature_planes)
     parts = [
       tf.raw_ops.DepthwiseConv2dNativeBackpropInput(

@@ -29,14 +29,15 @@ def split_axis(impl: Any, dim: Dimension) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
-  """What windows reach along one axis of an image, on one device or on many.
+  """Receptive fields of the windows along one axis of an image, over all devices.
 
   Attributes:
     image: the dimension of the image.
-    outputs: the dimension of what has one position for each window.
+    outputs: the dimension of the features: one position for each window.
     stride: from one window to the next.
-    reach: positions from the first to the last of a window, ends included.
-    before: positions of the first window that lie before the image.
+
+    reach: extent of a window: positions from its first to its last, ends included.
+    before: positions of the first window that lie before the image: padding.
   """
 
   image: Dimension
@@ -46,7 +47,7 @@ class Reach:
   before: int
 
   def turned(self) -> Reach:
-    """What positions of the image reach among the windows that meet them; of a stride of 1."""
+    """The reverse: from positions of the image to the windows over them; for a stride of 1."""
     return Reach(self.outputs, self.image, 1, self.reach, self.reach - 1 - self.before)
 
 
@@ -71,11 +72,14 @@ class Frames:
 
   @property
   def is_split(self) -> bool:
-    """Whether processors hold parts of the axis."""
+    """True if the image or the outputs are split along the axis."""
     return self._held is not None or self._made is not None
 
   def begin(self) -> Any:
-    """Where the processor's frame begins in the image: a number, or one for each, laid out."""
+    """First position of the processor's frame in the image.
+
+    An integer if the outputs are not split, else a laid-out scalar, one per processor.
+    """
     if self._made is None:
       return self._begins[0]
     entry = self._impl.laid_out_entry([self._made], [[b] for b in self._begins])
@@ -113,7 +117,7 @@ class Frames:
     return self._cut(x, self._places(steps), self.size)
 
   def give(self, lowering: LoweringInProgress, y: Any, counter: str) -> Any:
-    """What each position of the image gets from all frames, summed, laid out as the image.
+    """Sums the frames into the image: the transpose of `take`; laid out as the image.
 
     Args:
       lowering: gets counters of what is moved.
@@ -177,7 +181,7 @@ class Frames:
     return None if moved > (self._n - 1) * b else steps
 
   def _places(self, steps: Sequence[tuple[int, int, int]]) -> list[int]:
-    """Where the frame of each processor begins in the stretch that `steps` make up."""
+    """First position of each processor's frame in the concatenation of `steps`."""
     q, begin, _ = steps[0]
     first = q * self._block + begin
     return [b - j * self._block - first for j, b in enumerate(self._begins)]
@@ -217,7 +221,7 @@ class Frames:
     return self._impl.slicewise(lambda t: kernels.cut_axis(t, self._axis, begin, size), x)
 
   def _placed(self, y: Any, begins: Sequence[int], size: int) -> Any:
-    """What `_cut` is transposed to: zeros of `size` positions but for the slice."""
+    """Transpose of `_cut`: `size` positions, zeros outside the frame."""
     room = size - self.size
     # Zeros of a fixed number on both sides, and a cut: XLA pads by no computed number.
     y = self._fitted(y, room, room)

@@ -60,20 +60,20 @@ def gradients_of(op: Convolution, dy: Tensor) -> list[Tensor]:
 
 
 class _Backprop(Convolution):
-  """What the gradients of the two inputs of a convolution have in common.
+  """Base class of the gradients of the two inputs of a convolution.
 
   Args:
     inputs: the other input, and the gradient of the output, in the order of `roles`.
-    roles: what they and the result are where the convolution is not a transposed one; the
-      features of that are the image of a transposed one.
+    roles: `IMAGE`, `FILTER` or `FEATURES` for each of them and for the result, as in a convolution
+      that is not transposed; a transposed one swaps image and features.
     conv_dimension: number of spatial dimensions, 2 or 3.
     is_transpose: whether the convolution is a transposed one.
     output_shape: of the result.
-    strides: as given to the convolution.
-    padding: as given to it.
+    strides: of the convolution, [1, ..., 1] with the spatial strides in between; None for ones.
+    padding: of the convolution, "SAME" or "VALID".
     name: of the operation.
-    names: what stands after the name of the convolution in the default name of the operation, and
-      in those of its two counters.
+    names: suffixes to the name of the convolution, of the default name of the operation and of
+      the names of its two counters.
   """
 
   def __init__(
@@ -114,8 +114,8 @@ class Conv2or3dBackpropInputOperation(_Backprop):
     input_shape: `Shape` of its input, and of the result.
     conv_filter: its filter.
     dy: gradient of its output.
-    strides: as given to it.
-    padding: as given to it.
+    strides: of the convolution, [1, ..., 1] with the spatial strides in between; None for ones.
+    padding: of the convolution, "SAME" or "VALID".
     name: of the operation.
   """
 
@@ -147,8 +147,8 @@ class Conv2or3dBackpropFilterOperation(_Backprop):
     conv_input: its input.
     filter_shape: `Shape` of its filter, and of the result.
     dy: gradient of its output.
-    strides: as given to it.
-    padding: as given to it.
+    strides: of the convolution, [1, ..., 1] with the spatial strides in between; None for ones.
+    padding: of the convolution, "SAME" or "VALID".
     name: of the operation.
   """
 
@@ -200,8 +200,8 @@ def conv2d_backprop_input(
     conv_filter: the filter, [fh, fw, in, out].
     dy: gradient of the output, [batch..., h, w, out]. If `out` is split, the result is a
       pending sum over that mesh axis.
-    strides: as given to the convolution, [1, s_h, s_w, 1]; None for ones.
-    padding: as given to it, "SAME" or "VALID".
+    strides: of the convolution, [1, s_h, s_w, 1]; None for ones.
+    padding: of the convolution, "SAME" or "VALID".
     name: of the operation.
 
   Returns:
@@ -274,8 +274,8 @@ def conv2d_backprop_filter(
       is a pending sum over their mesh axes.
     filter_shape: shape of the filter, [fh, fw, in, out].
     dy: gradient of the output, [batch..., h, w, out].
-    strides: as given to the convolution, [1, s_h, s_w, 1]; None for ones.
-    padding: as given to it, "SAME" or "VALID".
+    strides: of the convolution, [1, s_h, s_w, 1]; None for ones.
+    padding: of the convolution, "SAME" or "VALID".
     name: of the operation.
 
   Returns:

@@ -41,7 +41,7 @@ def features_of(
 def image_of(
   window: Window, features: tf.Tensor, kernel: tf.Tensor, sizes: Sequence[int]
 ) -> tf.Tensor:
-  """What `features_of` is transposed to: an image of the shape `sizes`."""
+  """Transpose of `features_of`: an image of the shape `sizes`."""
   if window.is_plain:
     return plain.image_of(window, features, kernel, sizes)
   if _is_empty(features, kernel, sizes):
@@ -75,7 +75,7 @@ def _is_empty(a: tf.Tensor, b: tf.Tensor, sizes: Sequence[int]) -> bool:
 
 
 class _Parts:
-  """What is done to the three, on the way to TensorFlow's kernels (`_in`) and back (`_out`).
+  """Converts the operands to those of TensorFlow's kernels (`_in`), and results back (`_out`).
 
   The batch becomes one axis; zeros are added, and what no window meets is cut off. An image with
   dilation d is d images that are interleaved (Yu and Koltun, 2016, arXiv:1511.07122), which join

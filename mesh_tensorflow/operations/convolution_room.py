@@ -1,8 +1,8 @@
-"""The room that TensorFlow's kernels for CPUs take while they compute a convolution of slices.
+"""Workspace bytes of TensorFlow's CPU kernels for convolutions of slices.
 
-Forward kernels take none to speak of. Of the gradients of plane convolutions each copies what the
-windows see, a few images at a time (TensorFlow 2.21, `Conv2DBackpropFilter` and
-`Conv2DBackpropInput`); volumes are computed by these, or by forward kernels (`convolution_slices`).
+Forward kernels take almost none. Both gradients of 2-D convolutions copy the windows (im2col), a
+few images at a time (TensorFlow 2.21, `Conv2DBackpropFilter` and `Conv2DBackpropInput`); 3-D ones
+are computed by these, or by forward kernels (`convolution_slices`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tensorflow as tf
 from mesh_tensorflow.operations.convolution_slices import Window, copies_windows
 from mesh_tensorflow.program.dimensions import list_product
 
-# So many bytes the kernels want to have at hand: what they take as the size of a third cache.
+# Bytes that the kernels' workspace targets: what they take as the size of the L3 cache.
 _AT_HAND = 30 * 2**20
 
 
@@ -25,13 +25,13 @@ def room_of_image(
   features: Sequence[int],
   dtype: tf.DType,
 ) -> int:
-  """Bytes besides operands and result, for an image computed of features and filter.
+  """Workspace bytes of computing an image from features and a filter.
 
   Args:
     window: how the filter moves.
     image: sizes of the slice.
-    kernel: those of the filter's.
-    features: those of the features'.
+    kernel: sizes of the filter's slice.
+    features: sizes of the features' slice.
     dtype: of all three.
   """
   batch, space = list_product(window.batch_of(features)), window.space_of(features)
@@ -54,7 +54,7 @@ def room_of_filter(
   features: Sequence[int],
   dtype: tf.DType,
 ) -> int:
-  """Bytes besides operands and result, for the gradient of a filter; arguments likewise."""
+  """Workspace bytes of the gradient of a filter; arguments as of `room_of_image`."""
   batch, space = list_product(window.batch_of(features)), window.space_of(features)
   if not copies_windows(window, dtype):
     return _windows(window, batch, space, kernel, dtype) if window.rank == 2 else 0
@@ -69,7 +69,7 @@ def room_of_filter(
 def _windows(
   window: Window, images: int, space: Sequence[int], kernel: Sequence[int], dtype: tf.DType
 ) -> int:
-  """What the windows of some images see at once."""
+  """Bytes of the copied windows (im2col buffer) of the images processed at once."""
   if window.grouped:
     return 0
   windows, seen, made = list_product(space), list_product(kernel[:-1]), int(kernel[-1])

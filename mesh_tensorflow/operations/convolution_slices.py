@@ -21,7 +21,7 @@ from mesh_tensorflow.program.dimensions import Shape, list_product
 
 
 class Window:
-  """How a filter moves over an image: its strides, and what lies beyond the border.
+  """Strides, padding and dilations of a convolution.
 
   Args:
     what: the operation, for messages.
@@ -60,12 +60,12 @@ class Window:
 
   @property
   def channel_dims(self) -> int:
-    """How many dimensions stand behind the spatial ones of an image."""
+    """Number of dimensions after the spatial ones of an image: groups, if any, and channels."""
     return 2 if self.grouped else 1
 
   @property
   def is_plain(self) -> bool:
-    """Whether it is what `features_of` and the like compute: TensorFlow's Conv2D and Conv3D."""
+    """True if this module computes it: TensorFlow's Conv2D or Conv3D, without dilations."""
     return (
       self.rank > 1
       and isinstance(self.padding, str)
@@ -211,7 +211,7 @@ def _padding(window: Window, image: Sequence[int], kernel: Sequence[int]) -> lis
 def image_of(
   window: Window, features: tf.Tensor, kernel: tf.Tensor, sizes: Sequence[int]
 ) -> tf.Tensor:
-  """What `features_of` is transposed to: an image of the shape `sizes`."""
+  """Transpose of `features_of`: an image of the shape `sizes`."""
   if _is_empty(features, kernel, sizes):
     return tf.zeros(sizes, features.dtype)
   if copies_windows(window, features.dtype) and max(window.strides) == 1:
@@ -258,7 +258,7 @@ def filter_of(
 
 
 def copies_windows(window: Window, dtype: tf.DType) -> bool:
-  """Whether TensorFlow's gradients would copy what each window sees: volumes on CPUs.
+  """True if TensorFlow's gradients would copy all windows (im2col): 3-D on CPUs.
 
   Slices can be on no device but CPUs; it is not asked for the device, which planning has not.
 
@@ -330,7 +330,7 @@ def _filter_of_planes(
 
 
 def _is_empty(a: tf.Tensor, b: tf.Tensor, sizes: Sequence[int]) -> bool:
-  """Whether nothing is summed. Each kind of kernel refuses other ones of such operands."""
+  """True if nothing is summed: some size is 0. Which of these a kernel refuses varies by kernel."""
   return 0 in (*a.shape.as_list(), *b.shape.as_list(), *sizes)
 
 

@@ -23,7 +23,7 @@ from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 class _Positions:
-  """Where the targets of one slice are among its logits, seen as a matrix.
+  """Positions of one slice's targets in its logits, seen as a matrix [rows, ids].
 
   Args:
     targets: ids of one slice, any shape.

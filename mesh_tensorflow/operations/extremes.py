@@ -9,7 +9,7 @@ from mesh_tensorflow.program.graph import Tensor
 
 
 def _gradient(dy: Tensor, x: Tensor, y: Tensor) -> Tensor:
-  """Where x is the extreme, the gradient of that; of several equal ones each gets all of it."""
+  """Gradient of an extreme: dy where x equals y, else 0; equal elements each get all of dy."""
   return where(equal(x, y, output_shape=x.shape), dy, 0.0, output_shape=x.shape)
 
 

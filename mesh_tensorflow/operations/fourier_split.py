@@ -40,7 +40,7 @@ def split_over(impl: Any, before: Shape, after: Shape, axis: int) -> int | None:
 
 
 def received(impl: Any, shape: Shape, mesh_axis: int) -> int:
-  """How many numbers each processor receives.
+  """Number of elements that each processor receives.
 
   Args:
     impl: a `MeshImpl`.

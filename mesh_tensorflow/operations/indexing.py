@@ -278,7 +278,7 @@ class ScatterAddOperation(Operation):
 
   @property
   def in_range(self) -> bool:
-    """Whether no index is out of range."""
+    """True if every index is known to be in range."""
     return self._in_range
 
 

@@ -303,9 +303,9 @@ def pool_backprop(
     x: the input.
     y: the output.
     dy: the gradient of the output.
-    ksize: window sizes, as given to the operation.
-    strides: the same numbers.
-    pool_fn_string: as given to the operation.
+    ksize: window sizes of the pooling.
+    strides: strides of the pooling, equal to `ksize`.
+    pool_fn_string: "MAX_2D", "AVG_2D", "MAX_3D" or "AVG_3D".
     name: of the operation.
 
   Returns:

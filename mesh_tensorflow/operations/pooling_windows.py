@@ -244,14 +244,14 @@ class WindowGradOperation(_Windows):
     return list(itertools.product(*(range(k) for k in self._ksize)))
 
   def _met(self, frame: tf.Tensor, tap: Sequence[int], sizes: Sequence[int]) -> tf.Tensor:
-    """What each window has at one of its positions."""
+    """Slices the element at position `tap` of every window out of a frame."""
     first = frame.shape.ndims - self._window.rank - 1
     for i, (t, s, n) in enumerate(zip(tap, self._window.spatial_strides, sizes)):
       frame = gathered(frame, first + i, s, n, t)
     return frame
 
   def _back(self, y: tf.Tensor, tap: Sequence[int], lengths: Sequence[int]) -> tf.Tensor:
-    """What `_met` is transposed to."""
+    """Transpose of `_met`: puts each window's value at its position `tap`, zeros elsewhere."""
     first = y.shape.ndims - self._window.rank - 1
     for i, (t, s, n) in enumerate(zip(tap, self._window.spatial_strides, lengths)):
       y = spread(y, first + i, s)

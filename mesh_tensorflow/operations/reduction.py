@@ -299,7 +299,7 @@ def reduce_all(
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:
-  """Whether all elements of a bool tensor along dimensions are true; arguments as `reduce_sum`."""
+  """Logical AND of a bool tensor over dimensions; arguments as `reduce_sum`."""
   # tf.reduce_min and tf.reduce_max take no bools.
   return cast(
     reduce_min(
@@ -316,7 +316,7 @@ def reduce_any(
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
 ) -> Tensor:
-  """Whether any element of a bool tensor along dimensions is true; arguments as `reduce_sum`."""
+  """Logical OR of a bool tensor over dimensions; arguments as `reduce_sum`."""
   return cast(
     reduce_max(
       to_float(x), disable_positional_args, output_shape, reduced_dim, name or "reduce_any"

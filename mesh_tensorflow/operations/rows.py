@@ -23,7 +23,7 @@ from mesh_tensorflow.program.dimensions import Shape
 
 
 def has_one_position(op: ScatterAddOperation) -> bool:
-  """Whether the indices of a scatter are one number, so that it adds to one row."""
+  """True if the index of a scatter is a scalar, so that it adds to one row."""
   return not op.inputs[1].shape.ndims
 
 

@@ -40,7 +40,7 @@ __all__ = ["gather_split", "scatter_add"]
 
 
 class _Exchanging(Operation):
-  """What the gather and the scatter-add have in common that take any layout."""
+  """Base class of the gather and the scatter-add that take any layout."""
 
   _dim: Dimension
 
@@ -64,7 +64,7 @@ class _Exchanging(Operation):
     inputs: Sequence[tuple[Shape, Any]],
     output: Shape,
   ) -> Any:
-    """The slices that this operation has with other dimensions: those that are whole by now."""
+    """Lowers a copy of this operation on inputs whose split dimension has been gathered."""
     alike = copy.copy(self)
     alike._dim = dim
     alike._inputs = [Tensor(self, s, x.dtype) for (s, _), x in zip(inputs, self._inputs)]

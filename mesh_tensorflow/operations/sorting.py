@@ -36,7 +36,7 @@ class _AlongOperation(Operation):
     self._axis = x.shape.dims.index(self._dim)
 
   def _plan(self, impl: Any, y: Tensor, bytes_before: int, bytes_after: int) -> Plan:
-    """How the dimension comes together and is split again; the layout is that of y."""
+    """Plans how the dimension is gathered and split again; the layout is that of y."""
     return plan_along(
       impl,
       y.shape,

@@ -99,7 +99,7 @@ class StackedVariable(Variable):
 
 
 class _StackedSlices:
-  """What a lowering knows of a stacked variable: as a `LaidOutVariable`."""
+  """Slices of a stacked variable in a lowering; has the methods of a `LaidOutVariable`."""
 
   def __init__(self, mesh_impl: Any, members: Sequence[Any]):
     self._mesh_impl = mesh_impl

@@ -25,13 +25,13 @@ from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
 
 class Element(NamedTuple):
-  """What a stack is made of: tensors of one shape and dtype, or stacks of them.
+  """Element type of a stack: tensors of one shape and dtype, or stacks of them.
 
   Attributes:
     shape: of an element.
     dtype: of an element; `tf.variant` if the elements are stacks.
-    inner: of what these are made.
-    length: how many elements there are at most, if that is known.
+    inner: element type of the inner stacks; None if the elements are tensors.
+    length: maximum number of elements; None if not known.
   """
 
   shape: Shape
@@ -40,7 +40,7 @@ class Element(NamedTuple):
   length: int | None = None
 
   def bytes_of_slice(self, impl: Any) -> int:
-    """What a processor holds of a stack, if it is full; of an unknown length one element."""
+    """Bytes of a full stack on one processor; those of one element if the length is unknown."""
     if self.inner is not None:
       one = self.inner.bytes_of_slice(impl)
     else:
@@ -54,12 +54,12 @@ def element_like(x: Tensor, length: int | None = None) -> Element:
 
 
 def is_stack(x: Tensor) -> bool:
-  """Whether the tensor is a stack."""
+  """True if the tensor is a stack."""
   return bool(x.dtype == tf.variant)
 
 
 def carries_gradient(x: Tensor) -> bool:
-  """Whether a gradient can be asked of a tensor: it is floating, or a stack of such."""
+  """True if a tensor can have a gradient: if it is floating or complex, or a stack of such."""
   element: Element | None = x.stack_of
   if is_stack(x):
     while element is not None and element.dtype == tf.variant:

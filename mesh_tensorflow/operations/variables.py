@@ -179,12 +179,12 @@ class Variable(Operation):
 
   @property
   def trainable(self) -> bool:
-    """Whether it is among `graph.trainable_variables`."""
+    """True if it is among `graph.trainable_variables`."""
     return self._trainable
 
   @property
   def initializer(self) -> Any:
-    """What it was given for its first value."""
+    """Initializer that it was made with."""
     return self._initializer
 
   def make_untrainable(self) -> None:
@@ -319,7 +319,7 @@ def get_variable(
 
 
 def _is_shared(graph: Graph, full_name: str) -> bool:
-  """Whether a variable that the graph has is meant; if not, it is to be made.
+  """True if the graph has the variable and it is shared; False if it is to be created.
 
   Raises:
     VariableError: the open variable scope, or one of TensorFlow's, says otherwise.
