@@ -70,7 +70,7 @@ class ArgumentError(GraphError, TypeError, AssertionError):
 
 
 class NotLoweredError(GraphError, KeyError):
-  """What a lowering is asked for is not among what it lowered."""
+  """A lowering is asked for a tensor or an operation that it did not lower."""
 
   # KeyError shows the quoted form of its message.
   __str__ = Exception.__str__

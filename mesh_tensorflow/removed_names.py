@@ -69,6 +69,6 @@ def attribute_hook(module_name: str, late: Collection[str] = ()) -> Callable[[st
 
 
 def _is_import(frame: FrameType) -> bool:
-  """Whether the frame is at the fetch of a name in `from module import name`."""
+  """True if the frame is executing the IMPORT_FROM of `from module import name`."""
   code = frame.f_code.co_code
   return 0 <= frame.f_lasti < len(code) and dis.opname[code[frame.f_lasti]] == "IMPORT_FROM"

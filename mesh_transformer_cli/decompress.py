@@ -31,16 +31,16 @@ class DamagedError(Exception):
 
 
 def most_of_one(size: int) -> int:
-  """How many bytes one document of a compressed file of `size` bytes may have."""
+  """Maximum bytes of one document in a compressed file of `size` bytes (against zip bombs)."""
   return max(_LARGEST, _TIMES * size)
 
 
 def open_stream(file: IO[bytes] | Any, suffix: str) -> io.BufferedIOBase:
-  """What was compressed, as a stream that raises `DamagedError` where the file is damaged.
+  """Opens a stream of the decompressed content; it raises `DamagedError` at a damaged place.
 
   Args:
-    file: has `read`.
-    suffix: of `NAMES`.
+    file: the compressed file, open for reading bytes; needs `read` only.
+    suffix: suffix of the file's name, one of `NAMES`.
 
   Raises:
     ImportError: zstandard is not installed.

@@ -12,7 +12,7 @@ Kind = Callable[[str], Any]
 
 
 class _Nothing:
-  """What gin reads as None; a flag that was not given is None already."""
+  """Value of a flag that binds None in gin; None itself means that a flag was not given."""
 
   def __repr__(self) -> str:
     return "None"
@@ -61,7 +61,7 @@ class Flag:
     return self.name.lstrip("-")
 
   def arguments(self, value: Any) -> Iterator[str]:
-    """What the trainer is given for it."""
+    """Yields the trainer's arguments for a value of this flag; none if it was not given."""
     if value is None:
       return
     values = value if self.repeated else [value]
@@ -175,7 +175,7 @@ def binding(text: str) -> str:
 
 
 def checkpoint(several: bool) -> Kind:
-  """Which checkpoints: a step or a word."""
+  """Kind of a flag that selects checkpoints: a step, a word, or several steps if `several`."""
   words = ("newest", "best", "all", "new") if several else ("newest", "best")
 
   def convert(text: str) -> Any:

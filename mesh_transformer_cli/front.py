@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def command_line(program: str, arguments: Sequence[str]) -> tuple[str, list[str] | None]:
-  """What a command line stands for.
+  """Parses a command line into the module to run and its arguments.
 
   Ends the process after a help (0) and for what is wrong (2).
 

@@ -193,7 +193,7 @@ class _Program:
   # ------------------------------------------------------------------------ names
 
   def _find_aliases(self) -> None:
-    """Which names of the program stand for TensorFlow and for the library."""
+    """Records the names under which the program imports TensorFlow and the library."""
     for node in ast.walk(self._tree):
       if isinstance(node, ast.Import):
         for a in node.names:
@@ -388,7 +388,7 @@ class _Program:
             )
 
   def _only_modes(self, name: ast.Name) -> bool:
-    """Whether a name of the estimator module is used for a mode, which is a text now."""
+    """True if a name of the estimator module is used as in `name.ModeKeys.TRAIN`: now a string."""
     for node in ast.walk(self._tree):
       if isinstance(node, ast.Attribute) and node.attr in _MODES:
         if isinstance(node.value, ast.Attribute) and node.value.value is name:
@@ -437,7 +437,7 @@ class _Program:
 
 
 def _is_listed(node: ast.AST, program: _Program) -> bool:
-  """Whether a name was listed: it is still in the program, where a rewritten one is not."""
+  """True if a name is in the list of notes, so is still in the program and not rewritten."""
   if not isinstance(node, ast.Attribute):
     return False
   name = program._dotted(node)
@@ -476,7 +476,7 @@ def _meshes_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 
 
 def _is_number(node: ast.expr) -> bool:
-  """Whether an argument is a probability, or None in its place, rather than a flag."""
+  """True if an argument looks like a probability (or None for one) rather than a flag."""
   if isinstance(node, ast.Constant):
     return (
       node.value is None or isinstance(node.value, (int, float)) and node.value not in (True, False)

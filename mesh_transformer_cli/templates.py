@@ -16,7 +16,7 @@ _PROMPT = "The "
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-  """What both files tell.
+  """Values that both templates are filled with.
 
   Attributes:
     folder: of the files.

@@ -104,7 +104,7 @@ def _check_depth(value: Any) -> None:
 
 
 def is_deep(value: Any) -> bool:
-  """Whether dicts, lists and tuples are more than `DEEPEST` deep within each other."""
+  """True if dicts, lists and tuples are nested more than `DEEPEST` levels deep."""
   level = [value]
   for _ in range(DEEPEST):
     level = [c for v in level for c in _children(v) if isinstance(c, (dict, list, tuple))]

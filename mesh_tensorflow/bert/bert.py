@@ -139,7 +139,7 @@ class BertModel(Dimensions):
     return mtf.dropout(x, self._is_training, keep_prob=keep)
 
   def _attention_bias(self, input_mask: mtf.Tensor | None) -> mtf.Tensor | None:
-    """What is added to the attention logits of all layers; None: nothing."""
+    """Bias added to the attention logits of every layer: mask and relative positions; or None."""
     seq, memory = self.seq_dim, self.memory_seq_dim
     biases = []
     if input_mask is not None:
@@ -302,7 +302,7 @@ class BertModel(Dimensions):
   def get_masked_lm_output(
     self, positions: mtf.Tensor, label_ids: mtf.Tensor, label_weights: mtf.Tensor
   ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-    """Which WordPieces were masked.
+    """Masked language model loss and logits, at the masked positions.
 
     Args:
       positions: int `Tensor` [batch, max_predictions], positions along seq.
@@ -319,10 +319,10 @@ class BertModel(Dimensions):
   def get_next_sentence_output(
     self, labels: mtf.Tensor
   ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-    """Whether the second part of a sequence follows the first in the text.
+    """Next sentence prediction loss and logits: does the second segment follow the first?
 
     Args:
-      labels: int `Tensor` [batch], 0 if it does, 1 if it is a random one.
+      labels: int `Tensor` [batch], 0 if it follows, 1 if it is a random one.
 
     Returns:
       (loss, per_example_loss, logits): the mean, the cross-entropy with z-loss [batch], and
@@ -351,7 +351,7 @@ class BertModel(Dimensions):
     return self._word_embedding_output
 
   def get_embedding_output(self) -> mtf.Tensor:
-    """What the first layer gets: [batch, seq, hidden]."""
+    """Output of the embedding layer, the input of the first block: [batch, seq, hidden]."""
     return self._embedding_output
 
   def get_embedding_table(self) -> mtf.Tensor:

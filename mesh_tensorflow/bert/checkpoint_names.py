@@ -48,12 +48,12 @@ _NOT_MODEL = ("global_step", "adam_", "slot_")
 
 
 def is_of_model(name: str) -> bool:
-  """Whether a variable is one of a model, not of its training."""
+  """True for a variable of the model, False for one of its training (optimizer, step)."""
   return not any(part in name for part in _NOT_MODEL)
 
 
 def google_name(name: str) -> str | None:
-  """What a variable of ours is called in Google's checkpoints; None: they have no such one."""
+  """Maps a variable's name here to its name in Google's checkpoints; None if they have none."""
   for ours, theirs in _TO_GOOGLE:
     found = re.fullmatch(ours, name)
     if found:
@@ -66,7 +66,7 @@ def google_name(name: str) -> str | None:
 
 
 def _is_transposed(name: str) -> bool:
-  """Whether a variable of ours is [in, classes], and Google's [classes, in]."""
+  """True if a variable is [in, classes] here and [classes, in] in Google's checkpoints."""
   return name in ("cls/seq_relationship/kernel", "cls/squad/output/kernel")
 
 
@@ -123,14 +123,14 @@ def from_google(name: str, value: np.ndarray, shape: Sequence[int]) -> np.ndarra
 
 
 def _is_cut(matrix: Sequence[int], shape: Sequence[int]) -> bool:
-  """Whether a shape is the matrix's with one dimension cut into two."""
+  """True if `shape` is the shape `matrix` with its first or its last dimension split in two."""
   return math.prod(matrix) == math.prod(shape) and len(shape) == len(matrix) + 1 and (
     matrix[-1] == shape[-1] or list(matrix[:-1]) == list(shape[:-2])
   )  # fmt: skip
 
 
 def hugging_face_name(name: str) -> str:
-  """What a variable of Google's is called in Hugging Face's models."""
+  """Maps a variable's name in Google's checkpoints to its name in Hugging Face's models."""
   if name.startswith("output_"):
     name = f"classifier/{name}"
   name = name.replace("cls/squad/", "qa_outputs/")
@@ -167,7 +167,7 @@ def name_in_checkpoint(name: str, there: Container[str]) -> str | None:
 def get_assignment_map_from_checkpoint(
   tvars: Iterable[Any], init_checkpoint: str
 ) -> tuple[collections.OrderedDict[str, str], dict[str, int]]:
-  """Which variables a checkpoint, of ours or of Google's, has values for.
+  """Maps names in a checkpoint, of this library or Google's, to names of variables.
 
   Args:
     tvars: variables: `mtf.Variable` operations, tf.Variables, anything with a name. Those of an

@@ -52,7 +52,7 @@ _KEPT_SETTINGS = (
 
 
 class BertConfig:
-  """What decides a BERT model. Arguments are attributes of the same names.
+  """Hyperparameters of a BERT model. Arguments are attributes of the same names.
 
   Args:
     vocab_size: number of WordPieces; the model has a multiple of 128 of them.

@@ -85,10 +85,10 @@ _ARCHITECTURES = {
 
 
 def _architecture(config: BertConfig, names: Sequence[str]) -> str:
-  """Which of Hugging Face's classes is for a model with these variables.
+  """Name of the Hugging Face class for a model with these variables.
 
-  That of the configuration, if it was one of theirs and the variables are such ones: a model that
-  was tuned for another task since has others.
+  The one that the configuration names, if the variables suit it; a model that was fine-tuned for
+  another task since has other variables, which decide then.
   """
   parts = (_POOLER, _CLASSIFIER, _PREDICTIONS, _RELATION, _ANSWERS)
   there = {part for part in parts if any(n.startswith(part) for n in names)}
@@ -99,7 +99,7 @@ def _architecture(config: BertConfig, names: Sequence[str]) -> str:
 
 
 def _kept(config: BertConfig) -> dict[str, Any]:
-  """What the configuration keeps of one of Hugging Face's."""
+  """Hugging Face settings kept in a converted configuration; {} if there are none."""
   return dict(getattr(config, KEPT, None) or {})
 
 

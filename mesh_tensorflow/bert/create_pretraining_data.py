@@ -62,14 +62,14 @@ FLAGS.define(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """How examples are made.
+  """Settings of example creation.
 
   Attributes:
     max_seq_length: WordPieces in an example, special ones included.
-    max_predictions_per_seq: most hidden ones.
-    masked_lm_prob: part of the WordPieces that is hidden.
-    short_seq_prob: part of the examples that are shorter than there is room for.
-    do_whole_word_mask: whether all WordPieces of a word are hidden together.
+    max_predictions_per_seq: maximum number of masked WordPieces in an example.
+    masked_lm_prob: fraction of the WordPieces that is masked, 0 to 1.
+    short_seq_prob: fraction of the examples that are made shorter than max_seq_length, 0 to 1.
+    do_whole_word_mask: whether all WordPieces of a word are masked together.
 
   Raises:
     ConfigError: a number out of range.

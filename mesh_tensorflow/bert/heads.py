@@ -44,7 +44,7 @@ def masked_lm_output(
 def next_sentence_output(
   model: Any, labels: mtf.Tensor
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor]:
-  """Whether the second part follows the first; see `BertModel.get_next_sentence_output`."""
+  """Next sentence prediction loss and logits; see `BertModel.get_next_sentence_output`."""
   class_dim = mtf.Dimension("class", 2)
   with mtf.variable_scope("cls"):
     logits = mtf.layers.dense(

@@ -41,7 +41,7 @@ FLAGS.define(__name__)
 
 
 def count_words(lines: Iterable[str | bytes], do_lower_case: bool = True) -> dict[str, int]:
-  """How often each word occurs in lines of text."""
+  """Counts the occurrences of each word in lines of text."""
   tokenizer = tokenization.BasicTokenizer(do_lower_case=do_lower_case)
   counts: collections.Counter[str] = collections.Counter()
   for line in lines:

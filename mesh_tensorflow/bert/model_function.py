@@ -21,7 +21,7 @@ _TENSOR_NAMES = frozenset(("batch", "vocab", "intermediate", "num_heads", "exper
 
 @dataclasses.dataclass
 class ModelSpec:
-  """What a model computes of a batch.
+  """Outputs of a model for one batch.
 
   Attributes:
     loss: a scalar `Tensor`, of a training step.
@@ -45,7 +45,7 @@ ModelFn = Callable[[dict[str, mtf.Tensor], None, str, Mapping[str, Any]], ModelS
 
 
 def second_dimension(name: str) -> str:
-  """What the second dimension of a feature is called; the first is the batch."""
+  """Name of a feature's second dimension; the first is the batch."""
   return "max_pred_seq" if name.startswith("masked_lm_") else "seq"
 
 

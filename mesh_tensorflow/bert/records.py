@@ -19,7 +19,7 @@ _SHUFFLED = 100  # Records among which training shuffles.
 
 
 def token_features(seq_length: int) -> dict[str, Feature]:
-  """What the records of all programs have: WordPieces, which of them are some, and segments."""
+  """Features that all records have: WordPiece ids, mask (1, or 0 for padding) and segment ids."""
   seq = (seq_length,)
   return {name: (seq, tf.int64) for name in ("input_ids", "input_mask", "segment_ids")}
 

@@ -334,7 +334,12 @@ class _Text:
     return found
 
   def answer_in(self, span: _Span, before: int) -> tuple[int, int]:
-    """Where the answer is in a window with so many WordPieces before the text; (0, 0): nowhere."""
+    """Returns (start, end) of the answer in a window; (0, 0) if the window does not contain it.
+
+    Args:
+      span: the part of the text that the window has.
+      before: number of WordPieces before the text in the window.
+    """
     if self.answer is None:
       return 0, 0
     start, end = self.answer
@@ -360,7 +365,7 @@ def _improve_answer_span(
 
 
 def _check_is_max_context(spans: Sequence[Any], cur_span_index: int, position: int) -> bool:
-  """Whether no other span has more around a WordPiece: min(left, right) + 0.01 * length."""
+  """True if this span has the most context around a position: min(left, right) + 0.01 * length."""
   best, best_score = None, 0.0
   for i, (start, length) in enumerate(spans):
     if start <= position < start + length:

@@ -20,12 +20,12 @@ _LOG = logging.getLogger("mesh_tensorflow")
 
 
 class RawResult(NamedTuple):
-  """What a model says of a window.
+  """Logits of a model for one window.
 
   Attributes:
     unique_id: of the window.
-    start_logits: of each position, that the answer begins there.
-    end_logits: that it ends there.
+    start_logits: for each position, the logit that the answer begins there.
+    end_logits: for each position, the logit that the answer ends there.
   """
 
   unique_id: int
@@ -34,12 +34,12 @@ class RawResult(NamedTuple):
 
 
 class Options(NamedTuple):
-  """How answers are chosen.
+  """Settings of answer selection.
 
   Attributes:
     n_best_size: how many starts and ends of a window, and answers of a question, are looked at.
     max_answer_length: WordPieces of the longest answer.
-    do_lower_case: as the model was trained.
+    do_lower_case: whether text is lower-cased, as it was when the model was trained.
     with_negative: whether a question may have no answer.
     null_score_diff_threshold: there is none if it scores by more than this over the best one.
     verbose: whether what cannot be projected to the text is logged.
@@ -199,7 +199,7 @@ def final_text(pred_text: str, orig_text: str, do_lower_case: bool, verbose: boo
   Args:
     pred_text: WordPieces put together: "steve smith".
     orig_text: the words of the text that they are of: "Steve Smith's".
-    do_lower_case: as the model was trained.
+    do_lower_case: whether text is lower-cased, as it was when the model was trained.
     verbose: whether it is logged if that cannot be told.
 
   Returns:
@@ -228,7 +228,7 @@ def final_text(pred_text: str, orig_text: str, do_lower_case: bool, verbose: boo
 
 
 def _get_best_indexes(logits: Sequence[float], n_best_size: int) -> list[int]:
-  """Where the largest are, the largest first; of equals the first."""
+  """Indices of the `n_best_size` largest logits, in descending order; ties by index."""
   order = np.argsort(-np.asarray(logits, np.float64), kind="stable")
   return [int(i) for i in order[:n_best_size]]
 

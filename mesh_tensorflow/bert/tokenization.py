@@ -51,7 +51,7 @@ _CJK = (
 
 
 def preserve_token(token: str, vocab: Container[str]) -> bool:
-  """Whether a word is kept whole: one like [unused12], of the vocabulary, if the flag says so."""
+  """True for a vocabulary entry like [unused12], kept whole if --preserve_unused_tokens is set."""
   # `value` is also there where flags were not parsed: this is a library, too.
   if not FLAGS["preserve_unused_tokens"].value:
     return False
@@ -59,14 +59,14 @@ def preserve_token(token: str, vocab: Container[str]) -> bool:
 
 
 def validate_case_matches_checkpoint(do_lower_case: bool, init_checkpoint: str | None) -> None:
-  """Whether lower-casing is as a checkpoint of Google's was trained, if its folder's name tells.
+  """Checks that lower-casing matches a Google checkpoint, as far as its folder's name tells.
 
   Args:
     do_lower_case: whether text is lower-cased.
     init_checkpoint: path of the checkpoint, or None.
 
   Raises:
-    ConfigError: it is otherwise.
+    ConfigError: the checkpoint's model was trained with the other setting.
   """
   found = re.match(r"^.*?([A-Za-z0-9_-]+)/bert_model\.ckpt", init_checkpoint or "")
   if found is None:
@@ -123,10 +123,10 @@ def load_vocab(vocab_file: str | os.PathLike[str]) -> collections.OrderedDict[st
 
 
 def convert_by_vocab(vocab: Mapping[_K, _V], items: Iterable[_K]) -> list[_V]:
-  """What the vocabulary has for each item.
+  """Looks up each item in a vocabulary.
 
   Raises:
-    KeyError: it has not one of them.
+    KeyError: an item is not in the vocabulary.
   """
   return [vocab[item] for item in items]
 

@@ -129,7 +129,7 @@ class Checkpointer:
 
   @property
   def has_failed(self) -> bool:
-    """Whether the last save failed in the background; `wait` raises why. Does not wait."""
+    """True if the last background save failed; does not wait. `wait` raises its error."""
     return self._failure is not None
 
   def __enter__(self) -> Checkpointer:

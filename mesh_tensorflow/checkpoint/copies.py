@@ -46,7 +46,7 @@ class Copies:
     extra: Mapping[str, Any],
     in_background: bool,
   ) -> tuple[list[Piece], bool]:
-    """What this worker writes, and whether the variables may change meanwhile.
+    """Takes a snapshot of the slices that this worker writes.
 
     Args:
       variables: all, by name.
@@ -55,7 +55,8 @@ class Copies:
       in_background: whether the variables shall be free to change.
 
     Returns:
-      The pieces, and `in_background`, or False where there is no room for a copy.
+      The pieces, and whether the variables may change while they are written: `in_background`, or
+      False where there is no room for a copy.
 
     Raises:
       CheckpointError: the variable `global_step` says another step.
@@ -114,7 +115,7 @@ class Copies:
       self.spool = None
 
   def _folder(self) -> str:
-    """Where temporary copies of values go."""
+    """Directory of the temporary file that holds a snapshot."""
     if self._snapshot_directory:
       return self._snapshot_directory
     return tempfile.gettempdir() if "://" in self._directory else self._directory
@@ -134,7 +135,7 @@ def _owned(variables: Mapping[str, StoredVariable], step: int) -> list[_Owned]:
 
 
 def _pieces(owned: Sequence[_Owned], in_background: bool, spool: Spool | None) -> list[Piece]:
-  """What is to be written of the slices of this worker."""
+  """Pieces to write of this worker's slices; copied, or in the spool, if `in_background`."""
   pieces = []
   for name, stored, begin, variable in owned:
     # On CPUs it shares the buffer; a later update of the variable works on a copy.

@@ -93,7 +93,7 @@ def candidates(directory: str) -> list[str]:
 
 
 def advice(directory: str, without: str | None = None) -> str:
-  """What an error about a bad checkpoint says at its end."""
+  """End of an error message about a bad checkpoint: which others there are, and how to use one."""
   others = [os.path.basename(p) for p in all_checkpoints(directory) if p != without]
   if not others:
     return "there is no other checkpoint in that folder"
@@ -158,7 +158,7 @@ def attached_sizes(prefix: str) -> list[int]:
 
 
 def belongs_to(file: str, name: str) -> bool:
-  """Whether a file is one of those that hold the content of the checkpoint `name`."""
+  """True if a file is a data file or an attachment of the checkpoint `name`."""
   match = _DATA.fullmatch(file)
   is_attached = file.startswith(name + ATTACHED) and "/" not in file
   return is_attached or match is not None and match.group(1) == name
@@ -169,7 +169,7 @@ def belongs_to(file: str, name: str) -> bool:
 
 @dataclasses.dataclass
 class State:
-  """What the file `checkpoint` says.
+  """Contents of the state file, `checkpoint`.
 
   Attributes:
     paths: checkpoints, the newest last; with the folder, in which they are.
@@ -216,7 +216,7 @@ def read_state(directory: str) -> State | None:
 
 
 def _is_as_written(content: bytes) -> bool:
-  """Whether a state file has its checksum; those of TensorFlow have none, and no comment."""
+  """True if a state file matches its checksum, or has neither one nor comments (TensorFlow's)."""
   match = _CHECKSUM.match(content)
   if match:
     return int(match.group(1), 16) == zlib.crc32(content[match.end() :])
@@ -287,7 +287,7 @@ def _name_in(directory: str, path: str) -> str:
 
 
 def temporary_folder(directory: str, step: int, mark: str = "") -> str:
-  """Where a checkpoint is written before it becomes visible; `mark` tells several runs apart."""
+  """Folder where a checkpoint is written before it is published; `mark` tells runs apart."""
   return os.path.join(directory, f"{_TEMPORARY}{NAME}{step}{mark}")
 
 

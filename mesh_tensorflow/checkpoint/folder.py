@@ -30,7 +30,7 @@ def local_path(path: str) -> str | None:
 
 
 def relative(directory: str, path: str) -> str | None:
-  """Where a path is in a folder: this decides what is inside.
+  """Path relative to a folder, or None if it is not inside: the check for all access to a folder.
 
   Links are followed but for the last part of the path, which may be one.
 

@@ -43,22 +43,22 @@ class Best:
   before_counts: bool = True
 
   def is_it(self, path: str) -> bool:
-    """Whether a path is that of the best checkpoint."""
+    """True if `path` is the best checkpoint."""
     return os.path.basename(path) == f"{files.NAME}{self.step}"
 
   def was_it(self, path: str) -> bool:
-    """Whether a path is that of the best one before it."""
+    """True if `path` is the previous best checkpoint."""
     return os.path.basename(path) == f"{files.NAME}{self.before}"
 
 
 @dataclasses.dataclass
 class Keeping:
-  """Which checkpoints are kept.
+  """Retention policy of the checkpoints in a folder.
 
   Attributes:
-    max_to_keep: the newest so many; None: all.
-    every: of the others, one for each so many seconds; None: none.
-    since: when this began, in seconds.
+    max_to_keep: number of newest checkpoints that are kept; None: all.
+    every: seconds; of the older checkpoints, one per this interval is kept forever; None: none.
+    since: when the first interval of `every` began, in seconds since the epoch.
     told: whether a warning said that the disk has no room for one more than are kept.
   """
 
@@ -70,15 +70,15 @@ class Keeping:
   def add(
     self, state: files.State | None, path: str, best: Best | None = None
   ) -> tuple[files.State, list[str]]:
-    """The state of a folder when a checkpoint is written, and those that are too old then.
+    """Computes a folder's state after a new checkpoint, and which checkpoints to delete.
 
     Args:
-      state: before; it stays as it is.
+      state: the state before, which is not modified; None: the folder has none.
       path: the new checkpoint.
-      best: one that stays.
+      best: the best checkpoint, which is kept whatever its age; None: there is none.
 
     Returns:
-      The state after it, in which the new one is the newest; and paths, the oldest first.
+      The new state, in which `path` is last; and the paths to delete, the oldest first.
     """
     state = files.State([], [], self.since) if state is None else copy.deepcopy(state)
     now = time.time()
@@ -235,14 +235,14 @@ def _is_good(path: str) -> bool:
 
 
 def is_full(error: BaseException) -> bool:
-  """Whether an error says that a disk is full, or a quota is used up."""
+  """True if an error means that a disk is full, or a quota is used up."""
   if isinstance(error, tf.errors.ResourceExhaustedError):
     return True
   return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def advice(max_to_keep: int | None) -> str:
-  """What can be done where a disk is full."""
+  """Advice, for an error message, on what to do about a full disk."""
   kept = "all" if max_to_keep is None else max_to_keep
   return (
     f"free some space, keep fewer checkpoints (run.keep_checkpoint_max, Checkpointer's "

@@ -106,7 +106,7 @@ def _sizes(changes: Sequence[Sequence[Change] | None]) -> str:
 
 
 def _place_of(names: Sequence[str]) -> str:
-  """What the names of several variables begin with."""
+  """Text that names the scope that all of many variables share; "" for a few, or without one."""
   if len(names) <= _SHOWN:
     return ""
   scope = os.path.commonprefix([n.split(" ")[0] for n in names]).rpartition("/")[0]

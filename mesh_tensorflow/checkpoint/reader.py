@@ -85,7 +85,7 @@ def contents(path: str) -> dict[str, tf.TensorSpec]:
 
 
 def host_device() -> str:
-  """Where checkpoints are read and written."""
+  """Name of the device on which checkpoints are read and written."""
   return workers.host_device() if workers.current().size > 1 else "CPU:0"
 
 
@@ -139,7 +139,7 @@ def requests_for(
   variables: list[tf.Variable],
   in_parts: bool,
 ) -> list[Request]:
-  """What to read for one slice of a variable.
+  """Read requests for one slice of a variable.
 
   Args:
     name: in the checkpoint.

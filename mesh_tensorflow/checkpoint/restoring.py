@@ -27,7 +27,7 @@ EXTRA = "_extra/"
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-  """What `Checkpointer.restore` found, and what it did.
+  """Result of `Checkpointer.restore`: what was restored, and what did not match.
 
   Attributes:
     path: the checkpoint.
@@ -125,7 +125,7 @@ def _refuse_newer(path: str) -> None:
 
 
 def _find(path: str, is_folder: bool) -> tuple[bool, list[str]]:
-  """Whether it is a folder, and the checkpoints."""
+  """Returns (whether the path means a folder, paths of its checkpoints or its only one)."""
   if is_folder or tf.io.gfile.isdir(path) and not tf.io.gfile.exists(path + INDEX):
     return True, files.candidates(path)
   return False, [verification.resolve(path)]
@@ -188,10 +188,10 @@ def restore(
     wanted: by the name of each variable to restore its name in the checkpoint, and itself.
     model: names of all variables.
     is_folder: whether the path is sure to mean a folder, which need not exist.
-    ignore_missing: see there, as the following.
-    ignore_unexpected: see there.
-    ignore_mismatched: see there.
-    check_content: see there.
+    ignore_missing: leave variables that the checkpoint does not have unchanged, without an error.
+    ignore_unexpected: allow the checkpoint to have variables that the model does not have.
+    ignore_mismatched: leave variables that have another shape in the checkpoint unchanged.
+    check_content: whether to verify the files first; else only damage in what is read is noticed.
   """
 
   def use(checkpoint: str) -> Restored | None:
@@ -219,7 +219,7 @@ def restore(
 
 @dataclasses.dataclass(frozen=True)
 class _Comparison:
-  """What of a checkpoint is of a model."""
+  """Comparison of a checkpoint with the variables to restore, by their names in the model."""
 
   matched: dict[str, str]
   missing: list[str]
@@ -251,7 +251,7 @@ def _compare_strictly(
   wanted: Mapping[str, tuple[str, StoredVariable]],
   model: Set[str],
 ) -> tuple[list[str], list[str], list[str]]:
-  """What is missing, unexpected, and mismatched, with shapes."""
+  """Lists the missing, unexpected and mismatched variables, each with its shapes."""
 
   def label(name: str) -> str:
     there = wanted[name][0]

@@ -83,7 +83,7 @@ class Spool:
 
 @dataclasses.dataclass
 class Piece:
-  """What is written as one slice.
+  """A tensor that is written as one slice of a variable.
 
   Attributes:
     name: of the variable.
@@ -109,7 +109,7 @@ class Piece:
     return 0 if self.held_dtype == tf.string else math.prod(self.size) * self.held_dtype.size
 
   def value(self) -> tf.Tensor:
-    """What to write."""
+    """The tensor to write, in `dtype`; read from the spool if it is there."""
     if isinstance(self.held, tuple):
       spool, begin = self.held
       value = spool.read(begin, self.size, self.held_dtype)

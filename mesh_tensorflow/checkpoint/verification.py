@@ -159,7 +159,7 @@ def _refuse_newer(path: str, head: bytes) -> None:
 
 
 def _parsed_head(head: bytes) -> dict[str, int]:
-  """What the first line says; nothing, if it is damaged."""
+  """Parses a manifest's first line; {} if it is damaged."""
   try:
     found: dict[str, int] = untrusted.parse(head[:_LONGEST_HEAD])
     return dict(untrusted.expect(found, {"format?": int, "bytes?": int}))

@@ -172,7 +172,7 @@ class Job:
   # --------------------------------------------------------------------- the writing
 
   def _part(self, group: int | str) -> str:
-    """Where this worker writes a group; relative to the folder."""
+    """Path prefix to which this worker writes a group, relative to the folder."""
     text = group if isinstance(group, str) else f"{group:05}"
     return f"part-{self._cluster.index:05}-{text}"
 

@@ -64,7 +64,7 @@ class Groups:
 
 
 class Collectives:
-  """What a per-device program calls; every member of a group calls the same in the same order.
+  """Collectives of a per-device program; a group's members must call the same in the same order.
 
   Args:
     pnum: the number of the processor that runs the program: an int32 scalar, or an int.

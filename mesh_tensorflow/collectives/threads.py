@@ -31,10 +31,10 @@ class _Stopped(Exception):
 
 
 class Meeting:
-  """Where the threads of one run take turns, and exchange values.
+  """Rendezvous of the threads of one run: they take turns, and exchange values.
 
   Args:
-    timeout_seconds: how long nothing may change while one waits for the others.
+    timeout_seconds: a thread that waits for others raises after so long without any progress.
   """
 
   def __init__(self, timeout_seconds: float):

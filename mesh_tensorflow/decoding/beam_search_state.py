@@ -208,7 +208,7 @@ class BeamSearch:
     )
 
   def _is_done(self, log_probs: Tensor, scores: Tensor) -> Tensor:
-    """Whether in each row all places are finished, with scores that cannot be surpassed."""
+    """True for each row whose finished beams all score above what unfinished ones can reach."""
     # A bound of every future score: log probabilities are negative and only fall, and the penalty
     # of the greatest length, by which they are divided, raises them most.
     best = reduce_max(log_probs, reduced_dim=self.beam)

@@ -42,7 +42,7 @@ _GOLDEN = 0x9E3779B9
 
 @dataclasses.dataclass(frozen=True)
 class TokenChoice:
-  """How the next token is chosen.
+  """Sampling settings: how the next token is chosen from logits.
 
   Attributes:
     temperature: logits are divided by it; 0 takes the likeliest token, whatever the filters.

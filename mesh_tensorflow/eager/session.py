@@ -233,7 +233,11 @@ class EagerLowering(Lowering):
       self._seed, self._base_keys = outer
 
   def is_full(self, operations: int) -> bool:
-    """Whether it is time to forget."""
+    """True if operations or bytes far exceed twice those last kept: it is time to drop some.
+
+    Args:
+      operations: number of operations in the graph.
+    """
     return (
       operations > 2 * self._kept_operations + _OPERATIONS_BETWEEN
       or self._bytes > 2 * self._kept_bytes + _BYTES_BETWEEN

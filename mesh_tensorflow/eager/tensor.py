@@ -48,7 +48,7 @@ class EagerTensor(Tensor):
 
   @property
   def slices(self) -> list[Slice]:
-    """Where its slices lie: one for each processor."""
+    """The slice of each processor, with its device and its range of each dimension."""
     impl = self._run_graph.mesh_impl
     parts = self.laid_out.to_laid_out_tensor().tensor_list
     sizes = impl.slice_shape(self.shape)

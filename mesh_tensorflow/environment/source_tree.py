@@ -35,7 +35,7 @@ class SourceTreeFinder:
   def find_spec(
     self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
   ) -> ModuleSpec | None:
-    """Where a module is, if it is one of the parts; see `importlib.abc.MetaPathFinder`."""
+    """Finds a module that is one of the parts; see `importlib.abc.MetaPathFinder`."""
     if name not in _PARTS or not any(os.path.dirname(p) == self.root for p in path or []):
       return None  # Of other modules, or of a package that came from elsewhere.
     return PathFinder.find_spec(name, [self.root], target)

@@ -197,7 +197,7 @@ def _gen_rand_mask(
 
 
 def _smallest(pattern: tf.Tensor, ratio: tf.Tensor) -> tf.Tensor:
-  """Where the numbers below a percentile are; of whole percents, the nearest that is there."""
+  """Mask of the elements below a percentile (nearest rank; `ratio` is cut to whole percents)."""
   ordered = tf.sort(tf.reshape(pattern, [-1]))
   percent = tf.cast(tf.cast(ratio * 100.0, tf.int32), tf.float32)
   place = tf.cast(tf.round(percent / 100.0 * (ordered.shape[0] - 1)), tf.int32)

@@ -39,7 +39,7 @@ def get_layout() -> LayoutRules:
 
 
 def _check_dataset(dataset_str: str) -> bool:
-  """Whether it is for training.
+  """Checks the name of a data set; returns whether it is "train".
 
   Raises:
     ConfigError: it is neither "train" nor "eval".

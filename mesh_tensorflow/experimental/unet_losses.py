@@ -15,7 +15,7 @@ LIVER, LESION = 1, 2
 def loss_and_metrics(
   y: Tensor, t: Tensor, flags: Any
 ) -> tuple[list[Tensor], Tensor, dict[str, Tensor]]:
-  """What a batch of predictions is worth.
+  """Computes predictions, loss and metrics of a batch from its logits.
 
   The loss is d * dice + (1 - d) * cross-entropy, with d the flag --dice_loss_weight. Of the
   lesions, with I the sum of probability times truth and A that of probability plus truth, the Dice

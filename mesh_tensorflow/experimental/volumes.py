@@ -60,7 +60,7 @@ class Volume(abc.ABC):
 
   @abc.abstractmethod
   def _part(self, place: tuple[slice, ...]) -> np.ndarray:
-    """What is at a place that lies in the array."""
+    """Reads the part at `place`, which lies within the array."""
 
   def close(self) -> None:
     """Closes the file."""

@@ -40,7 +40,7 @@ class Batch:
 
   @property
   def key(self) -> tuple[Any, ...]:
-    """What a program is made for: structure, shapes and dtypes."""
+    """Cache key of the batch's program: names, structure, shapes and dtypes."""
     kinds = tuple((tuple(t.shape.as_list()), t.dtype) for t in self.leaves)
     structure = tf.nest.map_structure(lambda t: t is not None, self.values)
     return self.names, repr(structure), kinds

@@ -44,7 +44,7 @@ class VariableAxes:
 
 @dataclasses.dataclass(frozen=True)
 class MapLayout:
-  """What became of a map.
+  """Layout rules that a Keras `LayoutMap` was converted to.
 
   Attributes:
     rules: the layout rules.

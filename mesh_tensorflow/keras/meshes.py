@@ -28,7 +28,7 @@ _DEVICE_TYPES = ("CPU", "GPU", "TPU", "XLA_CPU", "XLA_GPU")
 
 @dataclasses.dataclass(frozen=True)
 class MeshChoice:
-  """What is known of the mesh before the layout is.
+  """Mesh of `parallelize`, as far as it is known before the layout is decided.
 
   Attributes:
     shape: the mesh shape, or None: then an automatic layout chooses it.
@@ -43,7 +43,7 @@ class MeshChoice:
   given: MeshImpl | None = None
 
   def make(self, shape: Shape, layout: LayoutLike) -> MeshImpl:
-    """The mesh implementation with its layout.
+    """Creates the mesh implementation with its layout.
 
     Args:
       shape: the mesh shape: `self.shape`, or the one that was chosen.
@@ -57,7 +57,7 @@ class MeshChoice:
 
 
 def convert_to_mesh(mesh: Any) -> MeshChoice:
-  """What a user gave as a mesh.
+  """Converts the mesh argument of `parallelize`.
 
   Args:
     mesh: see `parallelize`.
@@ -100,7 +100,7 @@ def convert_to_mesh(mesh: Any) -> MeshChoice:
 
 
 def is_distribution(x: Any) -> bool:
-  """Whether it is Keras' word for a layout: a distribution, or a map of variables' layouts."""
+  """True for what Keras has for a layout: a distribution, or a `LayoutMap`."""
   return isinstance(
     x,
     (
@@ -148,5 +148,5 @@ def _shape(pairs: Any) -> Shape:
 
 
 def _is_device(name: str) -> bool:
-  """Whether it is a device's name, as "cpu:0" (Keras) or "/device:CPU:0" (TensorFlow)."""
+  """True for a device name, such as "cpu:0" (Keras) or "/device:CPU:0" (TensorFlow)."""
   return name.startswith("/") or name.split(":")[0].upper() in _DEVICE_TYPES

@@ -133,7 +133,7 @@ class Mirror:
     self._accessed.discard(name)
 
   def _value(self, name: str) -> tf.Tensor:
-    """What an original holds."""
+    """Reads the current value of an original variable."""
     original = self._originals[name]
     access.tell([original], but=self)
     return access.eagerly(original.read_value)
@@ -152,7 +152,7 @@ class Mirror:
 
 
 def _same(now: tf.Tensor, seen: tf.Tensor) -> bool:
-  """Whether two tensors on the host are the same memory, or have the same values."""
+  """True if two tensors on the host share their memory, or are equal byte for byte."""
   if now is seen:
     return True
   a, b = _view(now), _view(seen)

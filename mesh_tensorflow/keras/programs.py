@@ -61,7 +61,7 @@ class Program:
 
 
 class Programs:
-  """What runs a Keras model on a mesh.
+  """Builds, caches and runs the programs of a Keras model on a mesh: train, test and predict.
 
   Args:
     model: the model.
@@ -230,7 +230,10 @@ class Programs:
     return program
 
   def _is_provisional(self, decision: Decision, kind: str) -> bool:
-    """Whether a layout of a program without gradients ends with the first one of training."""
+    """True if a layout decided for a program without gradients must be decided anew for training.
+
+    A layout given by hand does not depend on the program, and stays.
+    """
     return kind == "train" != decision.kind and not (
       decision.map_layout is None and not decision.searched
     )
@@ -275,7 +278,7 @@ class Programs:
         raise unknown_dimension(name, axis, self._known_names, known)
 
   def _may_come(self, layer: str, name: str) -> bool:
-    """Whether a step of training may have a dimension that one of another kind has not."""
+    """True if a later training step may have a dimension that this kind of step does not have."""
     if getattr(self.model, "optimizer", None) is None:
       return False
     given = {n for names in self._dims.values() for n in names}

@@ -57,7 +57,7 @@ def made_by_compile(model: keras.Model) -> Any:
 
 
 def has_own_step(model: keras.Model) -> bool:
-  """Whether a model has a `train_step` of its own."""
+  """True if a model's class overrides `train_step`."""
   return type(model).train_step is not keras.Model.train_step
 
 

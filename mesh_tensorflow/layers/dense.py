@@ -139,8 +139,9 @@ def get_dense_kernel_weights(
       None, for `VarianceScalingInitializer()`.
     name: of the scope; `dense`, made unique, by default.
     variable_dtype: dtypes of the variable; master_dtype, slice_dtype and x's by default.
-    master_dtype: see there.
-    slice_dtype: see there.
+    master_dtype: dtype of the variable in checkpoints, unless `variable_dtype` is given.
+    slice_dtype: dtype in which it is kept and updated, unless `variable_dtype` is given; None:
+      master_dtype.
   """
   if variable_dtype is None:
     variable_dtype = VariableDType(master_dtype, slice_dtype, x.dtype)

@@ -254,7 +254,7 @@ def _one(state: Tensor | None) -> list[Tensor] | None:
 
 @dataclasses.dataclass
 class _Layer:
-  """What the three have in common; attributes as the arguments of `lstm`."""
+  """Common part of `lstm`, `gru` and `simple_rnn`; attributes are arguments of theirs."""
 
   kind: str
   x: Tensor

@@ -17,7 +17,7 @@ __all__ = ["unit_scaling_convention", "us_einsum"]
 
 @gin.configurable(module="mesh_tensorflow.layers")
 def unit_scaling_convention(value: bool = False) -> bool:
-  """Whether weights start with variance one and `us_einsum` scales its result.
+  """True if weights are initialized with variance one and `us_einsum` scales its result.
 
   Args:
     value: bind it in gin: `mesh_tensorflow.layers.unit_scaling_convention.value = True`.

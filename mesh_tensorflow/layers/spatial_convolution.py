@@ -172,16 +172,16 @@ def _with_blocks(
   dtype: VariableDTypeLike | None,
   name: str | None,
 ) -> Tensor:
-  """The layer on blocks: with margins before it, and without what they made of too much after it.
+  """Applies a layer to blocks: adds margins from neighbours, and crops their surplus results.
 
   Args:
     layer: `conv2d` and the like; it takes the other arguments but `blocks`.
-    x: see `conv2d_with_blocks`, as for the others.
-    output_dim: see there.
-    filter_size: see there.
-    strides: see there.
-    padding: see there.
-    blocks: for each spatial dimension that of its blocks, or None.
+    x: a `Tensor` [batch, dimensions of blocks, spatial dimensions, in]; see `conv2d_with_blocks`.
+    output_dim: the new last dimension.
+    filter_size: size of the filter along each spatial dimension.
+    strides: stride along each spatial dimension.
+    padding: "SAME" if there are blocks.
+    blocks: for each spatial dimension the dimension of its blocks, or None.
     initializer: of the filter.
     dtype: of the filter.
     name: of the scope.

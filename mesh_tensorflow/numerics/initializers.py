@@ -213,7 +213,7 @@ class FromFunction(Initializer):
 
 @checked
 def default_initializer(dtype: tf.DType) -> Initializer:
-  """What a variable without an initializer gets: Glorot-uniform, zeros for integers.
+  """Default initializer of variables: Glorot-uniform, or zeros for a dtype that is not floating.
 
   Args:
     dtype: dtype of the variable.

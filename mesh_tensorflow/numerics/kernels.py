@@ -60,7 +60,7 @@ def _sizes_in(runs: Sequence[_Run], operand: int) -> list[int]:
 
 
 class _Plan(NamedTuple):
-  """How operands are made to broadcast in few axes.
+  """Shapes by which operands are merged and repeated, so that few axes are left to broadcast.
 
   Attributes:
     views: for each operand its sizes with merged axes.

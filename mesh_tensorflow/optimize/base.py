@@ -126,7 +126,7 @@ class Optimizer:
   def _apply_all(
     self, grads: Sequence[CastableTensor | None], variables: Sequence[Variable]
   ) -> list[Operation]:
-    """What `apply_grad` returns for each variable, one after the other."""
+    """Calls `apply_grad` for each variable; returns all its operations."""
     return [op for g, v in zip(grads, variables) for op in self.apply_grad(g, v)]
 
   def _scalar(self, value: ScalarLike, mesh: Mesh, what: str) -> float | Tensor:
@@ -138,7 +138,7 @@ class Optimizer:
     return result
 
   def _once(self, key: Any, make: Callable[[], Any]) -> Any:
-    """What `make` returns, made once for each key within `apply_grads`."""
+    """Returns `make()`, cached by `key` within one call of `apply_grads`."""
     found = _EVALUATED.scalars
     if found is None:
       return make()
@@ -147,7 +147,7 @@ class Optimizer:
     return found[key]
 
   def _has_gradient(self, grad: CastableTensor | None, var: Variable) -> TypeGuard[Tensor]:
-    """Whether there is something to do; warns if not.
+    """Checks a gradient; False, with a warning, if the variable has none.
 
     Raises:
       ShapeError: the gradient has another shape than the variable.

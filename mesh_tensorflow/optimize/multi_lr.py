@@ -43,7 +43,7 @@ def product_learning_rate(
     total_train_steps: length of the training.
     factors: numbers, and functions that are called with (step - offset,
       total_train_steps - offset).
-    offset: see there.
+    offset: number of steps subtracted from `step` and `total_train_steps` for the functions.
 
   Returns:
     A float if all factors are numbers; else a scalar of the kind that the functions return.
@@ -155,8 +155,9 @@ class AdamWithMultiLRSchedule(AdamWeightDecayOptimizer):
   """Adam with other learning rates for some variables.
 
   Args:
-    variable_search: see `AdafactorWithMultiLRSchedule`.
-    alt_lr_schedules: see there.
+    variable_search: regular expressions. A variable uses the schedule of the first one that
+      is found in its name, and the normal rate if none is.
+    alt_lr_schedules: a schedule for each, see `compute_lr_for_step`.
     **kwargs: for `AdamWeightDecayOptimizer`.
   """
 

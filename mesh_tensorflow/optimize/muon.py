@@ -130,9 +130,9 @@ class MuonOptimizer(Optimizer):
     weight_decay_rate: see above.
     momentum: see above.
     nesterov: see above.
-    num_iterations: see `orthogonalize`, as for the next two.
-    coefficients: see there.
-    epsilon: see there.
+    num_iterations: number of Newton-Schulz steps; see `orthogonalize`.
+    coefficients: (a, b, c) of a Newton-Schulz step; see `orthogonalize`.
+    epsilon: added to the Frobenius norm that a matrix is divided by; see `orthogonalize`.
     adjust_learning_rate: see above.
     learning_rate_factor: multiplies lr for matrices: what "original" needs, whose rates are
       larger than AdamW's.

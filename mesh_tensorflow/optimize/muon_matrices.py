@@ -72,10 +72,10 @@ def by_rule(shape: Shape, stacked: Sequence[str], model: Sequence[str]) -> Matri
 
 @dataclasses.dataclass(frozen=True)
 class NamedMatrix:
-  """What rows and columns are in variables of certain names.
+  """Row and column dimensions of the variables in whose name a pattern is found.
 
   Attributes:
-    pattern: regular expression.
+    pattern: regular expression, for `re.search`.
     rows: names of dimensions.
     columns: names of dimensions.
   """

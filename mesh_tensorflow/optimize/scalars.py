@@ -22,7 +22,7 @@ ScalarLike = Annotated[float | tf.Tensor | Tensor | Callable[..., Any], ConfigEr
 
 
 def evaluate_scalar(value: ScalarLike, mesh: Mesh, what: str = "scalar") -> float | Tensor:
-  """What a `ScalarLike` is at the current step.
+  """Evaluates a `ScalarLike` at the current step.
 
   Args:
     value: a `ScalarLike`.
@@ -34,7 +34,7 @@ def evaluate_scalar(value: ScalarLike, mesh: Mesh, what: str = "scalar") -> floa
 
   Raises:
     ShapeError: it is not a scalar.
-    ConfigError: it is nothing of the kind.
+    ConfigError: it is no `ScalarLike`.
   """
   if isinstance(value, Tensor):
     if value.shape.ndims:

@@ -86,7 +86,7 @@ def laid_out_scalar(lowering: LoweringInProgress, scalar: float | Tensor) -> Any
 
 
 def is_float32(*slices: tf.Variable | tf.Tensor) -> bool:
-  """Whether TensorFlow's fused update operations apply: they want one dtype throughout."""
+  """True if all are float32; TensorFlow's fused update operations need one dtype throughout."""
   return all(s.dtype == tf.float32 for s in slices)
 
 

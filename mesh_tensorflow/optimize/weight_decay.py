@@ -14,7 +14,7 @@ NOT_DECAYED = ("bias$", "scale$", "sink_logits$", "(rezero|fixup_scale)_weight$"
 
 
 def found_in(patterns: Sequence[str], variable: Variable) -> bool:
-  """Whether one of some regular expressions is found in the name of a variable.
+  """True if one of the regular expressions is found in the name of a variable.
 
   Args:
     patterns: for `re.search`.

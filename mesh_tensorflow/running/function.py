@@ -77,7 +77,7 @@ class _Staged:
     self._tf_function.get_concrete_function(*args)
 
   def experimental_get_tracing_count(self) -> int:
-    """How often it was traced."""
+    """Number of times that the function was traced."""
     count: int = self._tf_function.experimental_get_tracing_count()
     return count
 
@@ -217,7 +217,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
       return graph, mesh, self._fn(*inputs)
 
   def plan(self) -> Any:
-    """What the layout matches and costs, without running: the `Report` of `mtf.describe`."""
+    """Returns the `Report` of `mtf.describe`: layout and costs, without running the function."""
     return _planners[-1](self)
 
   def _inline(self, args: Sequence[Any], seed: Any) -> Any:
@@ -280,7 +280,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     return value
 
   def _part(self, spec: TensorSpec) -> tf.TensorSpec:
-    """What a call gets for a spec: the whole tensor, or this worker's part of it."""
+    """Spec of the tensor that a call takes: the whole one, or this worker's part if `local`."""
     shape = spec.shape.to_integer_list
     if spec.local:
       shape = self.mesh_impl.local_part(spec.shape)[1]

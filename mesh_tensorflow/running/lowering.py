@@ -240,7 +240,7 @@ class Lowering:
 
   @checked
   def lowered_operation(self, op: Operation) -> Any:
-    """What an `Assign` became: a tf.Operation inside `tf.function`; None eagerly (it has run)."""
+    """Returns the tf.Operation that lowers an `Assign`; None eagerly, where it has run."""
     if op not in self.operations:
       what = f"{type(op).__name__} {op.name}" if isinstance(op, Operation) else repr(op)
       raise NotLoweredError(
@@ -277,7 +277,7 @@ class Lowering:
 
 
 def is_division_by_zero(error: Exception) -> bool:
-  """Whether an error of TensorFlow's is that of an integer division by zero."""
+  """True if an error is TensorFlow's for an integer division by zero."""
   return isinstance(error, tf.errors.InvalidArgumentError) and "division by zero" in str(error)
 
 

@@ -39,7 +39,7 @@ class Values:
 
 @dataclasses.dataclass
 class Run:
-  """What a run gave.
+  """Result of a run.
 
   Attributes:
     graph: the function's graph.

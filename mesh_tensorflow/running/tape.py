@@ -198,5 +198,5 @@ class Backward:
 
 
 def is_differentiable(y: Any) -> bool:
-  """Whether a result of a function is a tensor that has gradients."""
+  """True for a `Tensor` of a floating or complex dtype."""
   return isinstance(y, Tensor) and bool(y.dtype.is_floating or y.dtype.is_complex)

@@ -60,7 +60,15 @@ class Communication:
     self._tokens: list[tf.Variable] | None = None
 
   def _choose(self, collectives: str) -> bool:
-    """Whether data goes through queues, within this process."""
+    """Returns whether data goes through in-process queues, rather than TensorFlow's collectives.
+
+    Args:
+      collectives: "auto" (queues on CPUs), "queues" or "runtime".
+
+    Raises:
+      ConfigError: `collectives` is none of these, or queues cannot serve these devices.
+      MeshShapeError: two processors have one device, where each needs its own.
+    """
     on_cpu = all(":CPU:" in d.upper() for d in self._devices)
     if collectives not in ("auto", "queues", "runtime"):
       raise ConfigError(

@@ -154,12 +154,12 @@ class SimdMeshImpl(PerDeviceMeshImpl):
 
   @property
   def lowerings_per_run(self) -> int:
-    """How many lowerings one run makes in this process: one for each processor."""
+    """Number of lowerings that a run makes in this process: one for each of its processors."""
     return len(self._here)
 
   @property
   def spans_workers(self) -> bool:
-    """Whether some processors are in other processes."""
+    """True if some processors belong to other processes."""
     return len(self._here) < self.size
 
   @property

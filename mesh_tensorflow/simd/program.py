@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Program:
-  """What the code of a per-device program sees of the processor that runs it.
+  """Context of a per-device program: the number, coordinates and collectives of its processor.
 
   Args:
     pnum: its number: an int, or an int32 scalar that each processor's call fills in.
@@ -87,7 +87,7 @@ class TracedProgram(Program):
       self.own(counters()).assign_add(1, read_value=False)
 
   def captured_by(self, captured: tf.Tensor, index: int) -> tf.Tensor | None:
-    """What a processor's call gets for a tensor that the trace captured; None if not listed."""
+    """The handle to pass in a processor's call for a captured tensor; None if not listed."""
     handles = self._per_processor.get(id(captured))
     return handles[index] if handles else None
 

@@ -33,12 +33,12 @@ __all__ = ["hash_ids", "lookup"]
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-  """What a look-up leaves to the update of the rows: the way, and the ids that it is for.
+  """Route and ids of a lookup, saved for the update of the rows.
 
   Attributes:
-    route: the ways of ids.
+    route: the exchange of ids and rows between processors.
     ids: the distinct ids of each processor, laid out.
-    place: the place of each id among them, laid out.
+    place: the index of each id among the distinct ones, laid out.
   """
 
   route: Route

@@ -46,7 +46,17 @@ def distinct(ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def row_places(table: Table, ids: tf.Tensor, begins: Sequence[Any], sizes: Sequence[int]) -> Any:
-  """Where ids lie in the slice of a table: ([n, number of row dimensions], whether they do)."""
+  """Indices of ids in a slice of a table, and the mask of those that lie in it.
+
+  Args:
+    table: the table.
+    ids: integers [n]; negative ones lie in no slice.
+    begins: offset of the slice along each row dimension.
+    sizes: size of the slice along each row dimension.
+
+  Returns:
+    (indices [n, number of row dimensions], mask [n]).
+  """
   at, inside = [], ids >= 0
   for i, d in enumerate(table.rows):
     x = ids if len(table.rows) == 1 else ids // table.rows[1].size if i == 0 else ids % d.size

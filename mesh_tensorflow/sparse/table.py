@@ -40,7 +40,7 @@ class Table(Variable):
 
   @property
   def num_rows(self) -> int:
-    """How many rows it has."""
+    """Number of rows."""
     return math.prod(d.size for d in self.rows)
 
   def lower(self, lowering: LoweringInProgress) -> None:
@@ -116,5 +116,5 @@ def table(
 
 
 def _is_pair(rows: Any) -> bool:
-  """Whether it is one dimension, as (name, size)."""
+  """True if `rows` is a single dimension, as (name, size)."""
   return len(rows) == 2 and isinstance(rows[0], str)

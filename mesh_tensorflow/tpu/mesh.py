@@ -96,7 +96,7 @@ def physical_coordinates(
   topology_shape: Sequence[int],
   hierarchical_tiling_spec: TilingSpec | None = None,
 ) -> list[list[int]]:
-  """Which core of a TPU is which processor of a mesh.
+  """Assigns a core of a TPU to each processor of a mesh.
 
   Args:
     mesh_shape: mesh shape, of as many processors as there are cores.

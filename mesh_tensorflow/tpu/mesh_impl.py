@@ -258,7 +258,7 @@ class StrategyMeshImpl(SimdMeshImpl):
 
   @not_converted
   def _replica_call(self, trace: ReplicaTrace, *data: tf.Tensor) -> list[tf.Tensor]:
-    """What each replica runs."""
+    """Runs the traced program in a replica, with its processor number and its resources."""
     context = tf.distribute.get_replica_context()
     replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
     known = tf.get_static_value(context.replica_id_in_sync_group)

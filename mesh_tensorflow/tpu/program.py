@@ -58,7 +58,7 @@ class ReplicaProgram(TracedProgram):
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaTrace:
-  """What tracing a program gave.
+  """Result of tracing a program.
 
   Attributes:
     function: the traced tf.function: of the processor number (int32 scalar) and of what the trace
@@ -112,7 +112,7 @@ class ReplicaTrace:
 
   @property
   def captures(self) -> list[tf.Tensor]:
-    """What the trace captured, in the order of the function's inputs after the first."""
+    """Captured tensors, in the order of the function's inputs after the first."""
     return list(self.function.captured_inputs)
 
   @property
@@ -149,7 +149,7 @@ class ReplicaTrace:
     return outputs
 
   def structure(self, outputs: Sequence[tf.Tensor]) -> Any:
-    """What the program returned, with the tensors of one call; a tf.Operation becomes None."""
+    """Packs the tensors of one call as the program's result; a tf.Operation becomes None."""
     tensors = iter(outputs)
     leaves = [
       next(tensors) if dynamic else None if isinstance(x, tf.Operation) else x

@@ -29,7 +29,7 @@ class Cluster:
 
   @property
   def size(self) -> int:
-    """How many workers there are."""
+    """Number of workers."""
     return len(self.tasks)
 
   @property
@@ -39,7 +39,7 @@ class Cluster:
 
   @property
   def is_chief(self) -> bool:
-    """Whether this worker does what only one does: reports, and the last part of a checkpoint."""
+    """True for worker 0, which alone reports, and completes each checkpoint."""
     return self.index == 0
 
   def name(self, worker: int) -> str:
@@ -155,7 +155,7 @@ def _task(text: str, task: Any) -> tuple[Any, Any]:
 
 
 def listens(cluster: Cluster, worker: int) -> bool:
-  """Whether a worker's process is there, hanging or not; usable in any thread."""
+  """True if a worker's process accepts connections (it may be hung); safe in any thread."""
   try:
     with socket.create_connection(cluster.address(worker), 2.0):
       return True

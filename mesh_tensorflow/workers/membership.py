@@ -44,7 +44,7 @@ _LEAVE_SECONDS = 15.0
 
 
 class _Joined:
-  """What a process that has joined a cluster holds.
+  """State of a process that has joined a cluster: TensorFlow's server, and its gather functions.
 
   Args:
     cluster: the cluster.
@@ -233,7 +233,7 @@ def gather(value: Any) -> npt.NDArray[Any]:
 
 
 def any_worker(condition: bool) -> bool:
-  """Whether a condition holds in one of the workers; every worker calls it and gets the same."""
+  """True in all workers if `condition` holds in at least one; every worker must call it."""
   return bool(condition) if not _JOINED else bool(gather(np.int32(condition)).any())
 
 

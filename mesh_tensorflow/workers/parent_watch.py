@@ -55,7 +55,7 @@ def _watch(pipe: int) -> None:
 
 
 def _forget_broken_outputs() -> None:
-  """What went through the launcher goes nowhere now, and is no error."""
+  """Redirects stdout and stderr to the null device if the launcher at their other end is gone."""
   nowhere = os.open(os.devnull, os.O_WRONLY)
   for descriptor in (1, 2):
     poll = select.poll()

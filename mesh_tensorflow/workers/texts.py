@@ -35,16 +35,16 @@ def gather_texts(text: str) -> list[str]:
 
 
 def last_words(text: str) -> list[str]:
-  """What all workers say of an error that each of them has, and may end with.
+  """Gathers each worker's error message before exiting (bounded wait).
 
-  A worker that ends while others do not know yet why is lost to them. So each waits for the others
+  To the others, a worker that exits before they know why is lost. So each waits for the others
   here, but not for long: one may be elsewhere in its program.
 
   Args:
-    text: of this worker; "" if it only heard of the error.
+    text: error message of this worker; "" if it only heard of the error from another one.
 
   Returns:
-    The texts by worker; none if another worker is gone, or did not come.
+    The texts in the order of workers; [] if another worker is gone, or did not call this in time.
   """
   # This gather has a dtype of its own, so it never meets one of another place of the program.
   data = np.frombuffer(text.encode()[:_STEP].ljust(_STEP, b"\0"), np.int64)
