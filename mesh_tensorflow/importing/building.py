@@ -23,12 +23,12 @@ _ILLEGAL = re.compile(r"[^\w./-]")
 
 @dataclasses.dataclass(frozen=True)
 class Dimensioned:
-  """Which dimensions the axes of a program have.
+  """Dimensions of the axes of a program.
 
   Attributes:
-    axes: the classes of axes.
-    dims: the dimension of each.
-    variables: for each variable its dimensions, of size 1, too.
+    axes: equivalence classes of axes.
+    dims: the dimension of each factor of an axis.
+    variables: shape of each variable, including dimensions of size 1.
   """
 
   axes: Axes

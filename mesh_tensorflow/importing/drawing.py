@@ -32,7 +32,7 @@ class _Part:
 
   @property
   def result(self) -> Wire | None:
-    """What the last operation of the part makes."""
+    """Last output of the last operation that has one; None if none has."""
     made = [w for node in self.nodes for w in node.outputs]
     return made[-1] if made else None
 

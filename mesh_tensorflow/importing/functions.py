@@ -64,11 +64,11 @@ class FunctionLibrary:
 
   @functools.cached_property
   def has_own_gradients(self) -> bool:
-    """Whether there is an operation with a gradient of its own in any of them."""
+    """True if an operation in any of the functions has a custom gradient."""
     return any(has_own_gradient(f) for f in self._functions.values())
 
   def is_call(self, op: tf.Operation) -> bool:
-    """Whether an operation calls a function, which can stand in its place."""
+    """True if an operation calls a function, which can be inlined."""
     return op.type in _CALLS or op.type in self._functions
 
   def called(self, op: tf.Operation) -> Any:
@@ -188,7 +188,7 @@ def _note_counts(node: Node) -> bool:
 
 
 def has_own_gradient(function: Any) -> bool:
-  """Whether a function, by its definition, has an operation with a gradient of its own."""
+  """True if an operation of a function definition has a custom gradient."""
   return any(GRADIENT in node.attr for node in function.node_def)
 
 
@@ -207,7 +207,7 @@ def _function_graph() -> tf.Graph:
 
 
 def is_graph_of(graph: Any, function: Any) -> bool:
-  """Whether a definition was made of a graph: with all its operations, and their gradients."""
+  """True if a graph has all operations of a function definition, with the same gradients."""
   operations = {op.name: op for op in graph.get_operations()}
   for node in function.node_def:
     op = operations.get(node.name)

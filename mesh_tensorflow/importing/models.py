@@ -115,7 +115,7 @@ def _dimensioned(
 
 
 def is_tensor(x: Any) -> bool:
-  """Whether it is a tensor, or the specification of one."""
+  """True if it is a tensor, or the specification of one."""
   return isinstance(x, (Tensor, TensorSpec, tf.TensorSpec)) or tf.is_tensor(x)
 
 
@@ -136,7 +136,7 @@ def _tf_spec(x: Any) -> Any:
 
 
 def key_of(specs: Any) -> str:
-  """What tells arguments apart that a function has to be traced for."""
+  """Cache key of a traced function: arguments of different keys need separate traces."""
   return repr(tf.nest.map_structure(_key, specs))
 
 

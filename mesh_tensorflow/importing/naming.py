@@ -30,7 +30,7 @@ _ILLEGAL = re.compile(r"[:;,\s]+")
 
 
 class Places:
-  """What of a program has a name: its arguments, its results, its variables.
+  """Named wires of a program: its arguments, its results, its variables.
 
   Args:
     arguments: name -> wire.
@@ -49,7 +49,7 @@ class Places:
     self.variables = variables
 
   def matching(self, pattern: str) -> dict[str, Wire]:
-    """What a key of `dims` names: an argument, a result, or variables by a pattern."""
+    """Wires that a key of `dims` names: an argument, a result, or variables by a pattern."""
     for named in (self.arguments, self.outputs):
       if pattern in named:
         return {pattern: named[pattern]}

@@ -50,7 +50,7 @@ class Loop:
 
   @property
   def most(self) -> int | None:
-    """How often the body runs at most, where TensorFlow's `maximum_iterations` says it."""
+    """Maximum number of iterations, from `maximum_iterations`; None if it was not given."""
     counter = self.condition.inputs[0] if 0 in self.varying else None
     for node in self.condition.nodes:
       if node.type == "Less" and counter is not None and node.inputs[0] is counter:
@@ -117,14 +117,14 @@ def _loop(node: Node) -> Loop:
 
 
 def _is_same(before: Wire, after: Wire) -> bool:
-  """Whether an iteration leaves a loop variable as it is; constants were computed anew."""
+  """True if an iteration leaves a loop variable unchanged; constants are compared by value."""
   if before.static is None or after.static is None:
     return before is after
   return np.array_equal(before.static, after.static)
 
 
 def _source(wire: Wire, made_by: Mapping[Wire, Node]) -> Wire:
-  """What a wire is a copy of."""
+  """Follows Identity operations back to the wire that is copied."""
   while wire in made_by and made_by[wire].type == "Identity":
     wire = made_by[wire].inputs[0]
   return wire

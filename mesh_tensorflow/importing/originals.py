@@ -13,7 +13,7 @@ from mesh_tensorflow.importing.own_names import OwnNames, is_part
 
 
 def callable_of(fn: Any) -> Callable[..., Any]:
-  """What to trace: of a tf.Module its `__call__`.
+  """Returns the callable to trace: of a tf.Module its `__call__`.
 
   Raises:
     ArgumentError: it cannot be called.

@@ -110,13 +110,13 @@ def _parts_of(owner: Any) -> list[Any]:
 
 
 def is_part(x: Any) -> bool:
-  """Whether it is a part of a model, whose name Keras may have counted."""
+  """True if it is a part of a model, so that its name may have Keras' counter."""
   kind = type(x)
   return hasattr(kind, "variables") or kind.__module__.partition(".")[0] == "keras"
 
 
 def _used_by(owner: Any) -> list[Any]:
-  """What a function finds around it, or the object that a method is of."""
+  """Objects in a function's closure and globals, and the object that a method is bound to."""
   function = getattr(owner, "python_function", owner)  # Of a tf.function.
   found = [getattr(function, "__self__", None)]
   try:

@@ -160,7 +160,7 @@ def why_not_replicated(node: Node) -> str | None:
 
 
 def _draws(node: Node) -> bool:
-  """Whether it draws random numbers by attributes, as FractionalMaxPool does."""
+  """True if it draws random numbers seeded by attributes, as FractionalMaxPool does."""
   attributes = node.attributes
   return {"seed", "seed2"} <= set(attributes) and not attributes.get("deterministic", False)
 

@@ -51,7 +51,7 @@ class Construction(Protocol):
     """The dimensions that the axes of a wire have got their names for."""
 
   def value(self, wire: Wire, axes: AxisDims | None = None) -> Value:
-    """What is on a wire, renamed to `axes` (as `axes_of` by default); static ones are imported."""
+    """Value of a wire, renamed to `axes` (default: `axes_of`); static ones become constants."""
 
   def read(self, variable: VariableRecord) -> Tensor:
     """The value that a variable has here, after the assignments before; all axes, size 1 too."""
@@ -63,14 +63,14 @@ class Construction(Protocol):
     """Around what is made within the body of a loop, or a branch: what it reads stays in there."""
 
   def is_needed(self, wire: Wire) -> bool:
-    """Whether something uses an output: one that nothing uses need not be computed."""
+    """True if something uses an output; an unused one need not be computed."""
 
   def run(self, program: Program, inputs: Sequence[Value | None]) -> list[Value]:
     """Builds another program here, of a function's body; None for inputs that are variables."""
 
 
 class Rule:
-  """What operations of some types mean; a rule has no state."""
+  """Import rule for operations of some types; a rule has no state."""
 
   def relate(self, node: Node, axes: Axes) -> None:
     """Joins the axes of inputs and outputs that are one dimension.
@@ -85,7 +85,7 @@ class Rule:
 
     Args:
       node: the operation.
-      make: what it is part of.
+      make: the program that is being made.
 
     Returns:
       A `Value` for each output, of any dimensions: the caller renames them to
@@ -130,7 +130,7 @@ class Labelled(Rule):
         None for inputs without labels.
       dims: the dimensions of each label: none for size 1, as a rule one, several where a reshape
         joined axes.
-      make: what it is part of.
+      make: the program that is being made.
 
     Returns:
       For each output a tensor of the dimensions of its labels, in any order.
@@ -311,7 +311,7 @@ def label_dims(node: Node, labels: Labels, make: Construction) -> dict[Label, Di
 
 
 def _places(node: Node, labels: Labels) -> dict[Label, list[tuple[Wire, int]]]:
-  """Where each label occurs: in outputs, then in inputs."""
+  """Wires and axis numbers of each label: in outputs, then in inputs."""
   found: dict[Label, list[tuple[Wire, int]]] = {}
   operands = zip(node.inputs, labels.inputs)
   for wire, names in [*zip(node.outputs, labels.outputs), *operands]:

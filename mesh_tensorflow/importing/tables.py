@@ -102,7 +102,7 @@ class DimensionTable(Mapping[str, Dimension]):
     return len(self._dims)
 
   def places(self, name: str) -> list[str]:
-    """Where a dimension occurs: arguments, results and variables, each with the axis."""
+    """Lists where a dimension occurs: arguments, results and variables, each with the axis."""
     return list(self._places[name])
 
   def __str__(self) -> str:

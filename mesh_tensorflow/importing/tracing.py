@@ -188,7 +188,7 @@ def _results(concrete: Any) -> tuple[list[tf.Tensor], Any]:
 
 
 def _is_unknown(tensor: tf.Tensor) -> bool:
-  """Whether TensorFlow does not know its shape."""
+  """True if the shape of a tensor is not fully known."""
   return tensor.dtype not in (tf.variant, tf.resource) and not tensor.shape.is_fully_defined()
 
 

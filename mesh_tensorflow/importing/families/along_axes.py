@@ -121,7 +121,7 @@ class TopK(Labelled):
 
 @rule("InTopK", "InTopKV2")
 class InTopK(Slicewise):
-  """Whether the score of a class is among the k highest of its row."""
+  """True where the score of the target class is among the k highest of its row."""
 
   def labels(self, node: Node) -> Labels:
     inputs: list[Any] = [("batch", "classes"), ("batch",), None]

@@ -132,7 +132,7 @@ SegmentSum SegmentSumV2 UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentPro
 
 @rule(*_SEGMENTS.split())
 class Segments(Slicewise):
-  """What the slices of equal numbers make together; the axes behind the numbers' stay split."""
+  """Segment reductions; the axes after those of the segment ids stay split."""
 
   def labels(self, node: Node) -> Labels:
     data, numbers = node.inputs[:2]

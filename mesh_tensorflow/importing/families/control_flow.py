@@ -46,7 +46,7 @@ def _join(axes: Axes, *wires: Wire) -> None:
 
 
 def _tensor(make: Construction, wire: Wire, like: Wire) -> Tensor:
-  """What is on a wire, with the dimensions of another one, in order."""
+  """Tensor of a wire, renamed and transposed to the dimensions of another wire."""
   return make.value(wire, make.axes_of(like)).ordered()
 
 
@@ -118,7 +118,7 @@ class _Branches(Rule):
   def choose(
     self, chosen: Tensor, programs: Sequence[Program], node: Node, make: Construction
   ) -> Sequence[Tensor]:
-    """What the chosen program returns."""
+    """Makes the operations that run the program number `chosen`; returns its results."""
     raise NotImplementedError
 
 

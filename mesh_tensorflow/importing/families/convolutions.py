@@ -33,7 +33,7 @@ from mesh_tensorflow.program.graph import Tensor
 
 
 class _Convolution(Labelled):
-  """What convolutions have in common: the space of image and features, batch, window."""
+  """Base class of convolutions: the space of image and features, batch, window."""
 
   # Number of the input that is the image, or the features if those are given.
   _given = 0
@@ -157,7 +157,7 @@ def _groups(node: Node, image: Wire) -> int:
 
 
 def _is_channelwise(node: Node, image: Wire) -> bool:
-  """Whether each channel of the features is made of one channel of the image, and all of one."""
+  """True if the convolution is depthwise with one filter per channel."""
   kernel = node.inputs[1]
   return kernel.shape[-2] == 1 and kernel.shape[-1] == layout_of(node).channels(image)
 

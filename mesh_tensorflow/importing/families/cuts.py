@@ -11,15 +11,15 @@ import numpy.typing as npt
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-  """What happens to one axis of the input of a StridedSlice, or where it makes a new one.
+  """Slicing of one axis of the input of a StridedSlice, or a new axis that it inserts.
 
   Attributes:
     axis: of the input; None for a new axis of size 1.
     begin: the first position that is taken.
-    step: to the next; may be negative.
+    step: from one position to the next; may be negative.
     size: number of positions that are taken.
     dropped: whether the axis, of which one position is taken, is not in the result.
-    entry: the number of the entry of `begin` that says where it begins; None for none.
+    entry: index of its entry in the operation's `begin`; None if it has none.
   """
 
   axis: int | None
@@ -30,12 +30,12 @@ class Cut:
   entry: int | None = None
 
   def takes_all(self, size: int) -> bool:
-    """Whether all positions of an axis of that size are taken as they stand."""
+    """True if an axis of that size is taken whole and in order."""
     return (self.begin, self.step, self.size) == (0, 1, size) and not self.dropped
 
   @property
   def as_slice(self) -> Any:
-    """What Python writes between the brackets, of the whole input axis."""
+    """Python index of this cut: a slice, an integer, or None for a new axis."""
     if self.axis is None:
       return None
     if self.dropped:
@@ -56,10 +56,10 @@ def strided_slice_cuts(
   """The cuts of a StridedSlice, in the order of the axes of its input and of its result.
 
   Args:
-    shape: of the input.
-    begin: as given to the operation.
-    end: likewise.
-    strides: likewise.
+    shape: shape of the input.
+    begin: first position of each entry; negative ones count from the end.
+    end: position after the last one of each entry.
+    strides: step of each entry; may be negative, not 0.
     masks: attributes "begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask" and
       "shrink_axis_mask".
   """

@@ -349,7 +349,7 @@ def _counted(data: Tensor, numbers: Tensor, segments: Dims, rest: Sequence[Dimen
 
 @rule("Bincount", "DenseBincount")
 class Bincount(Labelled):
-  """How often each number occurs, or the sum of its weights."""
+  """Counts how often each number occurs, or sums its weights."""
 
   def labels(self, node: Node) -> Labels:
     numbers, _, weights = node.inputs

@@ -30,7 +30,7 @@ def _hashed(keys: tf.Tensor) -> tf.Tensor:
 
 
 def _contents(node: Node) -> _Table:
-  """What is in the table that a node looks up in.
+  """Reads the keys and values of the table that a node looks up in.
 
   Raises:
     UnsupportedError: the table may change, or is made in the function, or its keys are neither

@@ -51,7 +51,7 @@ class KeyOfSeed(Slicewise):
 
 @rule("StatelessRandomGetAlg")
 class Algorithm(Slicewise):
-  """Which generator TensorFlow would use; none of the numbers depends on it here."""
+  """Number of the generator that TensorFlow would use; no random number depends on it here."""
 
   def labels(self, node: Node) -> Labels:
     return Labels([], [()])

@@ -99,7 +99,7 @@ class Fill(Labelled):
 
 @rule("Empty")
 class Empty(Labelled):
-  """What is to be overwritten: zeros."""
+  """Uninitialized tensors; zeros here."""
 
   def labels(self, node: Node) -> Labels:
     return Labels([None], [tuple(range(node.outputs[0].rank))])

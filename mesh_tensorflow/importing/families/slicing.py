@@ -115,9 +115,9 @@ class InplaceUpdate(Slicewise):
 
 @rule("StridedSlice")
 class StridedSlice(Slicewise):
-  """What stands between brackets: ranges, steps, numbers, new axes, an ellipsis.
+  """Indexing with brackets: ranges, steps, integers, new axes, an ellipsis.
 
-  A number, or the beginning of a range of step 1, may be computed.
+  An integer, or the beginning of a range of step 1, may be computed.
   """
 
   def labels(self, node: Node) -> Labels:
@@ -165,7 +165,7 @@ def _sizes_after(sizes: Sequence[int], cuts: Sequence[Cut]) -> list[int]:
 
 
 def _cuts(node: Node) -> list[Cut]:
-  """What happens to each axis; of a computed beginning only sizes and entries are right."""
+  """The `Cut` of each axis; if `begin` is computed, only their sizes and entries are valid."""
   x, begin, end, _ = node.inputs
   steps = static_input(node, 3, "strides")
   if begin.static is not None and end.static is not None:

@@ -63,7 +63,7 @@ class Layout:
 
 
 def layout_of(node: Node) -> Layout:
-  """Where an operation on images has their axes, of its last input or first output."""
+  """Axis order of an operation on images, by its `data_format` and the rank of its output."""
   rank = node.outputs[0].rank - 2
   data_format = text(node.attributes.get("data_format", "NHWC"))
   return Layout(rank, 1 if data_format.startswith("NC") else rank + 1)
