@@ -168,7 +168,7 @@ class _Source:
 
 
 def _evaluated(annotation: Any, namespace: Mapping[str, Any]) -> Any:
-  """What an annotation says; Any if it names what is not imported when programs run."""
+  """Evaluates a string annotation; Any if a name in it is undefined at run time."""
   if not isinstance(annotation, str):
     return annotation
   try:
@@ -245,7 +245,7 @@ def constructor_of(cls: type) -> tuple[type, Callable[..., None]]:
 
 @functools.cache
 def signature_of_class(cls: type, only_lowering: bool = False) -> Signature | None:
-  """What the constructor of a class accepts; None of a class that is not the package's own."""
+  """Signature of a class's constructor; None for a class from another package."""
   owner, constructor = constructor_of(cls)
   if not owner.__module__.startswith("mesh_tensorflow."):
     return None

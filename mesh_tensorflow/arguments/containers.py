@@ -93,7 +93,7 @@ class MappingOf(Kind):
 
 
 class UnionOf(Kind):
-  """What is of one of several kinds."""
+  """Values of any one of several kinds."""
 
   def __init__(self, kinds: Sequence[Kind]):
     self.kinds = list(kinds)

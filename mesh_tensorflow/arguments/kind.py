@@ -1,4 +1,4 @@
-"""What a kind of argument is: what it accepts, and what the error says about the rest.
+"""Kinds of arguments: the values that each accepts, and the error for others.
 
 The base classes of tensors, graph members and shapes are here so that the room can tell them apart
 from values, without importing what is above it.
@@ -32,13 +32,13 @@ class ShownWhole:
 
 
 class Kind:
-  """What a parameter accepts.
+  """Kind of the values that a parameter accepts.
 
   Attributes:
-    types: exact types of which every value is accepted: a quick first look.
-    is_about_lowering: whether what is wrong would come out in the lowering, not at once.
-    words: what it is, for messages.
-    error: the class of the error.
+    types: exact types of which every value is accepted; checked first, for speed.
+    is_about_lowering: whether a wrong value would otherwise fail only in the lowering.
+    words: name of the kind in error messages.
+    error: class of the error for other values.
   """
 
   types: frozenset[type] = frozenset()
@@ -47,7 +47,7 @@ class Kind:
   error: type[MeshError] = ArgumentError
 
   def accepts(self, value: Any) -> bool:
-    """Whether a value is of this kind."""
+    """True if a value is of this kind."""
     raise NotImplementedError
 
   def quick(self, name: str, bind: Callable[[Any], str]) -> str:
@@ -60,7 +60,7 @@ class Kind:
     return f"type({name}) in {bind(self.types)}" if self.types else f"{bind(self.accepts)}({name})"
 
   def is_near(self, value: Any) -> bool:
-    """Whether a value that is not accepted is almost of this kind: a tensor of another dtype."""
+    """True if a rejected value is almost of this kind: a tensor of another dtype, say."""
     del value
     return False
 
@@ -77,7 +77,7 @@ class Kind:
     return self.error(f"{function}: {name} must be {self.words}, got {shown(value)}{tail}")
 
   def advice(self, name: str, value: Any) -> str:
-    """What would do, or ""."""
+    """Hint at an acceptable value, for the error message; "" for none."""
     del name, value
     return ""
 
@@ -95,12 +95,12 @@ def shown(value: Any) -> str:
 
 
 def is_record(value: Any) -> bool:
-  """Whether it is a named tuple, as a Dimension is."""
+  """True if it is a named tuple, as a Dimension is."""
   return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
 def converts(convert: Callable[[Any], Any], value: Any) -> bool:
-  """Whether a function takes the value, without one of the errors for what it does not take."""
+  """True if a conversion takes the value without TypeError, ValueError or AttributeError."""
   try:
     convert(value)
   # Every error of dimensions is a ValueError, too; a tf.Tensor of a float has no index by the last.
@@ -110,7 +110,7 @@ def converts(convert: Callable[[Any], Any], value: Any) -> bool:
 
 
 def plural(words: str) -> str:
-  """What stands for one, for several: of "an mtf.Tensor", "mtf.Tensors"."""
+  """Plural of a description with an article: of "an mtf.Tensor", "mtf.Tensors"."""
   first, *rest = words.split(" ", 1)
   if first not in ("a", "an") or not rest:
     return words

@@ -67,7 +67,7 @@ class Text(Kind):
 
 
 class DType(Kind):
-  """What `tf.as_dtype` takes, but for tensors and arrays, which have one."""
+  """Values that `tf.as_dtype` accepts, except None, tensors and arrays."""
 
   words = "a dtype"
   error = DTypeError
@@ -94,7 +94,7 @@ class FloatDType(DType):
 
 
 class Function(Kind):
-  """What can be called."""
+  """Callables."""
 
   words = "a function"
   is_about_lowering = True

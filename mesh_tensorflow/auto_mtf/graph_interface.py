@@ -180,7 +180,7 @@ class GraphInterface:
     return None if self._is_mtf else str(x.device)
 
   def is_tensor_on_canonical_device(self, tensor_name: str) -> bool:
-    """Whether a tensor is on no device in particular, or on the canonical one.
+    """True if a tensor has no device, or the canonical one.
 
     Args:
       tensor_name: of a tensor.
@@ -210,7 +210,7 @@ class GraphInterface:
     self._final.add(tensor_name)
 
   def is_tensor_final(self, tensor_name: str) -> bool:
-    """Whether a tensor is marked as one that is never freed.
+    """True if a tensor is marked as final: never freed.
 
     Args:
       tensor_name: of a tensor.
@@ -274,13 +274,13 @@ class GraphInterface:
     return result
 
   def compute_memory_contents_under_schedule(self, schedule: Iterable[int]) -> list[frozenset[str]]:
-    """Which tensors are alive while each operation runs.
+    """Computes the live tensors at each step of a schedule.
 
     Args:
       schedule: numbers of the operations, in the order in which they run.
 
     Returns:
-      For each of them the names of the tensors that are alive right after it ran.
+      For each operation the names of the tensors that are live right after it ran.
     """
     names = list(self._operations)
     uses = {x: int(x in self._final) for x in self._tensors}

@@ -23,7 +23,7 @@ class Constraint:
   upper: int
 
   def holds(self, values: Mapping[str, int]) -> bool:
-    """Whether values obey it; variables without one are 0.
+    """True if an assignment satisfies the constraint; variables that it omits are 0.
 
     Args:
       values: by name of a variable.
@@ -34,7 +34,7 @@ class Constraint:
 
 @dataclasses.dataclass
 class Objective:
-  """What is minimized: coefficients of variables, given by their numbers."""
+  """Linear objective to minimize: coefficients of variables, by number of the variable."""
 
   vars: list[int] = dataclasses.field(default_factory=list)
   coeffs: list[int] = dataclasses.field(default_factory=list)

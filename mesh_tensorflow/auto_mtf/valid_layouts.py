@@ -1,4 +1,4 @@
-"""What a layout may split."""
+"""The assignments of dimensions to mesh dimensions that a layout may have."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _ANONYMOUS = "_anonymous_"
 
 
 class LayoutValidator:
-  """Which dimensions of a graph may be split over which dimensions of a mesh.
+  """Validator of assignments of a graph's dimensions to dimensions of a mesh.
 
-  A dimension is known by its name: what one operation cannot split is split nowhere.
+  Dimensions are identified by name: one that some operation cannot split is split nowhere.
 
   Args:
     mtf_graph: an `mtf.Graph`.
@@ -47,7 +47,7 @@ class LayoutValidator:
     return self._sizes
 
   def is_valid_assignment(self, mtf_dimension_name: str, mesh_dimension_name: str) -> bool:
-    """Whether a dimension may be split over a mesh dimension.
+    """True if a dimension may be split over a mesh dimension.
 
     Args:
       mtf_dimension_name: name of the dimension.

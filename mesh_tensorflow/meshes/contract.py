@@ -67,7 +67,7 @@ class MeshContract(MeshLayout):
 
   @property
   def lowerings_per_run(self) -> int:
-    """How many lowerings one run of a program makes in this process: one for all processors."""
+    """Number of lowerings per run of a program in this process: 1, for all processors."""
     return 1
 
   def processor_device(self, pnum: int) -> str | None:
@@ -222,7 +222,7 @@ class MeshContract(MeshLayout):
     return memory.errors(what)
 
   def result_slices(self, x: LaidOut, shape: Shape) -> list[tf.Tensor]:
-    """What a per-device program hands out of a result, for `combine_local_slices`.
+    """Slices of a result that a per-device program returns, for `combine_local_slices`.
 
     Args:
       x: the result, laid out.

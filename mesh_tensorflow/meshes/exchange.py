@@ -36,7 +36,7 @@ class Round:
 
   @property
   def is_local(self) -> bool:
-    """Whether every processor keeps its unit."""
+    """True if every processor keeps its unit."""
     return self.source == tuple(range(len(self.source)))
 
 
@@ -98,7 +98,7 @@ class _Region:
     ]
 
   def count(self, layout: int) -> int:
-    """How many units a processor has."""
+    """Number of units of a processor."""
     return self.units // math.prod(b // a for _, _, a, b in self.digits[layout])
 
 

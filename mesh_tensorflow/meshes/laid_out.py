@@ -17,7 +17,7 @@ __all__ = [
 
 
 class _Summing(Protocol):
-  """What of a `MeshImpl` a pending sum needs."""
+  """Structural type: the part of `MeshImpl` that a pending sum uses."""
 
   def allreduce(
     self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str
@@ -25,7 +25,7 @@ class _Summing(Protocol):
 
 
 class LaidOut(Protocol):
-  """What has slices: a `LaidOutTensor`, or what makes one on demand."""
+  """Structural type: a `LaidOutTensor`, or an object that computes one on demand."""
 
   def to_laid_out_tensor(self) -> LaidOutTensor:
     """The slices; computed now, where they are not there yet."""
@@ -151,7 +151,7 @@ class LazyAllreduceSum(_Forced):
 
   @property
   def is_reduced(self) -> bool:
-    """Whether the allreduce has been executed."""
+    """True if the allreduce has been executed."""
     return self._reduced is not None
 
   @property
@@ -173,7 +173,7 @@ class LazyLaidOutTensor(_Forced):
     self._slice_shape = slice_shape
 
   def to_laid_out_tensor(self) -> LaidOutTensor:
-    """What the function makes, anew at each call."""
+    """Calls the function; each call computes the slices again."""
     return self._fn()
 
   @property
@@ -183,7 +183,7 @@ class LazyLaidOutTensor(_Forced):
 
 
 def compatible_lazy_allreduce_sums(xs: Sequence[Any]) -> bool:
-  """Whether all are pending sums of one mesh over the same mesh axes.
+  """True if all are pending sums of one mesh over the same mesh axes.
 
   Args:
     xs: a list of anything.

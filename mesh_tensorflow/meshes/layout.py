@@ -47,7 +47,7 @@ class TensorLayout:
 
   @property
   def is_fully_replicated(self) -> bool:
-    """Whether no tensor axis is split."""
+    """True if no tensor axis is split."""
     return all(a is None for a in self._axes)
 
   @checked

@@ -90,7 +90,7 @@ class MeshLayout:
 
   @property
   def layout_rules(self) -> LayoutRules:
-    """Which tensor dimension is split over which mesh dimension."""
+    """The `LayoutRules`: the mesh dimension that splits each tensor dimension."""
     return self._layout_rules
 
   @checked

@@ -61,7 +61,7 @@ class Move:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """How to get from one layout to another.
+  """Steps that redistribute a tensor from one layout to another.
 
   Attributes:
     steps: `Move`s and `Exchange`s, in order.
@@ -215,7 +215,7 @@ class _Search:
   # ---------------------------------------------------------------- moves
 
   def _successors(self, state: Places) -> Iterator[tuple[Places, str, tuple[int, ...], _Cost]]:
-    """What one step leads to: state, kind, mesh axes, cost."""
+    """Yields the (state, kind, mesh axes, cost) that one step leads to."""
     size = self.slice_size(state)
     for m, candidates in zip(self.moving, self.candidates):
       n, here = self.mesh[m], state[m]
@@ -255,7 +255,7 @@ class _Search:
           yield after, "alltoall", axes, (size // n * (n - 1), 1, 0, size, n - 1)
 
   def _is_rearrangement(self, state: Places, after: Places) -> bool:
-    """Whether every slice of `after` is part of a slice of `state`, maybe elsewhere."""
+    """True if every slice of `after` is part of a slice of `state`, maybe on other processors."""
     # All that `state` fixes of an element's number must be fixed by `after`, too.
     merged: list[list[int]] = []
     for a, b in sorted(self._intervals(after)):
@@ -314,7 +314,7 @@ class _Search:
 
 
 def is_layout(total: int, mesh: Sequence[int], places: Places) -> bool:
-  """Whether the mesh axes can stand at these places of a tensor at the same time.
+  """True if the mesh axes can take these places of a tensor at the same time.
 
   Args:
     total: number of elements of the tensor.
@@ -325,7 +325,7 @@ def is_layout(total: int, mesh: Sequence[int], places: Places) -> bool:
 
 
 def _are_apart(intervals: Sequence[tuple[int, int]], total: int) -> bool:
-  """Whether digits are apart from each other, and cut all of the tensor."""
+  """True if the intervals of digits are disjoint and divide the tensor evenly."""
   end = 1
   for a, b in sorted(intervals):
     if a % end:
@@ -339,6 +339,6 @@ def _put(state: Places, m: int, place: int | None) -> Places:
 
 
 def _chain(cuts: Sequence[int]) -> bool:
-  """Whether each of the numbers divides the next larger one."""
+  """True if each of the numbers divides the next larger one."""
   ordered = sorted(set(cuts))
   return all(b % a == 0 for a, b in zip(ordered, ordered[1:]))

@@ -40,7 +40,7 @@ class _MeshImpl(Protocol):
 
 
 class _Stored(Protocol):
-  """What of a `StoredVariable` is looked at."""
+  """Structural type: the part of `StoredVariable` used here."""
 
   @property
   def name(self) -> str: ...
@@ -74,7 +74,7 @@ _lines: dict[Any, _Line] = {}
 
 
 class Life:
-  """What happened to the variables of one store.
+  """Usage history of the variables of one store.
 
   Args:
     mesh_impl: the implementation that made it.
@@ -99,7 +99,7 @@ class Life:
 
     Args:
       stored: the variable.
-      lowerings_per_run: how often one run of a program asks for a variable.
+      lowerings_per_run: number of times that one run of a program asks for a variable.
     """
     if self._line.in_order or not stored.trainable:
       return
@@ -127,7 +127,7 @@ class Life:
 
   @property
   def is_trained_once(self) -> bool:
-    """Whether one run changed the variables, and nobody looked at them."""
+    """True if only one run used the variables, changed them, and nothing read them."""
     once = max(self._asked.values(), default=0) <= self._per_run
     return self._changed and once and not self._looked_at
 

@@ -26,7 +26,7 @@ _R = TypeVar("_R")
 
 
 class MakesSlices(Protocol):
-  """What of a `MeshImpl` a store needs to make the slices of a variable."""
+  """Structural type: the part of `MeshImpl` that creates the slices of a variable."""
 
   @property
   def shape(self) -> Shape: ...

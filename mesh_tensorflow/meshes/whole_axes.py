@@ -51,7 +51,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """What is to be done.
+  """Redistribution problem: layouts before and after an operation along some axes.
 
   Attributes:
     before: sizes of the tensor axes.

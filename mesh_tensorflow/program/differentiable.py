@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 def is_differentiable(dtype: tf.DType) -> bool:
-  """Whether a tensor of the dtype has gradients: if it is floating or complex.
+  """True if tensors of the dtype have gradients: if it is floating or complex.
 
   The gradient of a real y to a complex z = a + ib is dy/da + i dy/db, as in TensorFlow, so that
   a step against it descends; for w = f(z) with f holomorphic that is conj(f'(z)) times the

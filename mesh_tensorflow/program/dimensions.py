@@ -333,7 +333,7 @@ def list_product(l: Iterable[float]) -> float:
 
 
 def is_subsequence(short_seq: kinds.AnySequence, long_seq: kinds.AnySequence) -> bool:
-  """Whether `short_seq` occurs in `long_seq` in order, not necessarily in one piece."""
+  """True if `short_seq` occurs in `long_seq` in order, not necessarily contiguously."""
   rest = iter(long_seq)
   return all(any(s == x for x in rest) for s in short_seq)
 

@@ -41,7 +41,7 @@ __all__ = ["Graph", "Mesh", "Operation", "Tensor"]
 
 @runtime_checkable
 class _Trained(Protocol):
-  """What of a `Variable` operation a graph knows."""
+  """Structural type: the part of a `Variable` operation that a graph uses."""
 
   def make_untrainable(self) -> None: ...
 
@@ -418,7 +418,7 @@ class Operation(Splittable, GraphMember, metaclass=OperationType):
 
   @property
   def has_gradient(self) -> bool:
-    """Whether a gradient can flow: some input and some output is floating or complex."""
+    """True if a gradient can flow: some input and some output is floating or complex."""
     return any(is_differentiable(t.dtype) for t in self._inputs) and any(
       is_differentiable(t.dtype) for t in self._outputs
     )

@@ -13,10 +13,10 @@ from mesh_tensorflow.errors import MeshError
 
 
 class _Watching(threading.local):
-  """Who is told of the operations that this thread makes.
+  """Thread-local observer of created operations.
 
   Attributes:
-    watcher: called with the graph after an operation has entered it; None: nobody is told.
+    watcher: called with the graph after an operation has entered it; None for no observer.
   """
 
   watcher: Callable[[Any], None] | None = None
@@ -27,7 +27,7 @@ _WATCHING = _Watching()
 
 @contextlib.contextmanager
 def watched(watcher: Callable[[Any], None] | None) -> Iterator[None]:
-  """While it is open, each operation that this thread makes is told, by its graph."""
+  """Context manager: calls `watcher(graph)` for each operation that this thread creates."""
   outer, _WATCHING.watcher = _WATCHING.watcher, watcher
   try:
     yield
@@ -36,7 +36,7 @@ def watched(watcher: Callable[[Any], None] | None) -> Iterator[None]:
 
 
 def unwatched() -> contextlib.AbstractContextManager[None]:
-  """While it is open, nobody is told: of graphs, and bodies of loops, lowered as wholes."""
+  """Context manager without an observer: for graphs and loop bodies that are lowered whole."""
   return watched(None)
 
 

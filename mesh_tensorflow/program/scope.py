@@ -58,7 +58,7 @@ class VariableScope:
 
 @runtime_checkable
 class _Graph(Protocol):
-  """What of a `Graph` counts here."""
+  """Structural type: the part of `Graph` used here."""
 
   root_scope: VariableScope
 
@@ -78,7 +78,7 @@ def current_scope_name() -> str:
 
 
 def current_reuse() -> bool | str | None:
-  """What the innermost open variable scope says of variables that exist; see `variable_scope`."""
+  """`reuse` of the innermost open variable scope, None outside any; see `variable_scope`."""
   return _STACK.frames[-1].reuse if _STACK.frames else None
 
 

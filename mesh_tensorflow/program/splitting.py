@@ -18,7 +18,7 @@ class _Tensor(Protocol):
 
 
 class MeshWithLayout(Protocol):
-  """What of a `MeshImpl`, which is in a room above, says how tensors are split."""
+  """Structural type: the part of `MeshImpl` that tells how tensors are split."""
 
   @property
   def shape(self) -> Shape: ...
