@@ -1,4 +1,4 @@
-"""What configurables and their arguments affect, and what they may be, as they are declared."""
+"""Declared effects (model, precision, training, report) and legal values of configurables."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _PACKAGE = "mesh_tensorflow"
 
 
 def is_of_package(selector: str) -> bool:
-  """Whether a configurable is written in this package, whatever module gin knows it in."""
+  """True if a configurable is defined in this package, under whatever module gin registers it."""
   return _is_ours(gin_names.configurable_of(selector)) if _is_known(selector) else False
 
 
 def whole(selector: str) -> str:
-  """What a configurable affects where nothing else is said of an argument."""
+  """Default effect of a configurable's arguments, for those without a declared effect."""
   return _whole(gin_names.configurable_of(selector)) if _is_known(selector) else "model"
 
 
@@ -29,10 +29,10 @@ def _whole(target: Any) -> str:
 
 
 def argument(selector: str, name: str) -> str:
-  """What an argument affects: "model", "precision", "training" or "report".
+  """Effect of an argument: "model", "precision", "training" or "report".
 
-  All of a user's class affects the model, but for arguments of constructors that it inherits, or
-  hands them on to: they are declared there.
+  Arguments of a user's class affect the model, except those that it inherits from or passes on to
+  constructors which declare them.
   """
   found = _declaring(selector, name)
   if found is None:
@@ -41,7 +41,7 @@ def argument(selector: str, name: str) -> str:
 
 
 def values(selector: str, name: str) -> Rule | None:
-  """What an argument may be, if that is declared."""
+  """The declared rule for an argument's values; None if there is none."""
   return declaration(_declaring(selector, name)).values.get(name)
 
 

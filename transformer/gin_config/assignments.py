@@ -289,15 +289,16 @@ def _own_rate(name: str, rate: str, settings: Settings) -> dict[str, str]:
 
 
 def _kept(name: str, before: Any, settings: Settings) -> dict[str, str]:
-  """What a schedule has of the one that it replaces, by its own names: highest rate and warm-up.
+  """Carries peak rate and warm-up of a replaced schedule over to the new one's parameters.
 
   Args:
-    name: of the new schedule; what is bound for it stays as it is.
-    before: the value of the old one.
-    settings: what is bound.
+    name: name of the new schedule; its existing bindings stay as they are.
+    before: the value that was bound for the old schedule.
+    settings: all bindings.
 
   Returns:
-    Values as gin reads them; under "peak" the rate, if the new one has no parameter for it.
+    Values as gin text, by parameter; the rate is under "peak" if the new schedule has no parameter
+    for it.
   """
   if not isinstance(before, Reference) or not before.selector:
     return {}

@@ -1,4 +1,4 @@
-"""What decides the model: kept with each checkpoint, and compared when one is read.
+"""The model's configuration: saved with each checkpoint, and compared when one is read.
 
 Weights say little of the model that they belong to: 8 heads of 16 and 4 of 32, relu and gelu have
 the same shapes. So a checkpoint has a record of all that its program was built from: gin's
@@ -56,11 +56,11 @@ _ONLY_WITH = {"max_length": "positional_embedding"}
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """What the program of a model was built from, in this process.
+  """The configuration from which a model's program was built in this process.
 
   Attributes:
-    record: what is kept with a checkpoint; see the module.
-    keys: for the names in the record, what they are to gin.
+    record: JSON-like values that are saved with a checkpoint; see the module.
+    keys: gin's (scope, selector, argument) of each name in the record.
   """
 
   record: dict[str, Any]
@@ -152,13 +152,13 @@ def compare(
 
 
 def found_in(path: str) -> dict[str, Any]:
-  """What the run that wrote a checkpoint had found where "auto" was bound.
+  """Reads the values found for "auto" by the run that wrote a checkpoint.
 
   Args:
     path: a checkpoint.
 
   Returns:
-    By the names of arguments of `run`; empty if it has found nothing, or has no record.
+    A dict by the names of arguments of `run`; empty if nothing was found, or there is no record.
   """
   record = _read(path) or {}
   found = record.get("found", {})
@@ -295,7 +295,7 @@ def _read(path: str) -> dict[str, Any] | None:
 
 
 def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-  """What both have, with other values."""
+  """Lists (name, old value, new value) of the names in both whose values differ."""
   return [(k, then[k], now[k]) for k in now if k in then and then[k] != now[k]]
 
 
@@ -328,7 +328,7 @@ def _owner(name: str) -> str:
 
 
 def _is_bound(key: Key, value: Any) -> bool:
-  """Whether a value is not the default of its parameter."""
+  """True if a value differs from the default of its parameter."""
   _, selector, argument = key
   parameter = affected.parameter(selector, argument)
   if parameter is None:

@@ -20,7 +20,7 @@ MACRO = ("gin.macro", "value")
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """Where a statement stands: a file and a line, or `--gin_param` and its text."""
+  """Location of a statement: a file and a line, or `--gin_param` and its text."""
 
   source: str
   line: int | None = None
@@ -173,7 +173,7 @@ def configurable_of(selector: str) -> Any:
 
 
 def is_constant(name: str) -> bool:
-  """Whether `%name` is a constant that Python code has made, such as `%gin.REQUIRED`."""
+  """True if `%name` is a constant defined by Python code, such as `%gin.REQUIRED`."""
   try:
     gin.query_parameter(name)
   except (ValueError, KeyError):
@@ -199,7 +199,7 @@ def similar_names(selector: str) -> list[str]:
 
 
 def _known(names: Iterable[str], selector: str) -> list[str]:
-  """What gin knows of some names; with the module, if the module is what was wrong."""
+  """Those names that gin knows, in their short form; with the module if `selector` has one."""
   wholes = [whole for name in names for whole in whole_selectors(name)]
   short = [".".join(w.split(".")[-2:]) if "." in selector else shortest(w) for w in wholes]
   return list(dict.fromkeys(short))
@@ -235,7 +235,7 @@ def selectors_of(module: str) -> list[str]:
 
 
 def whole_selectors(name: str) -> list[str]:
-  """What a name may stand for: several whole selectors if it is ambiguous, none if unknown."""
+  """Full selectors that a name matches: several if it is ambiguous, none if it is unknown."""
   try:
     configurable = gin.config.ConfigurableReference(name, False).configurable
   except KeyError as e:

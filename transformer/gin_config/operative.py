@@ -66,7 +66,7 @@ def forget_found() -> None:
 
 
 def found_values() -> dict[str, Any]:
-  """What this run has found, by the names of arguments."""
+  """Values that this run has found for "auto", by the names of arguments."""
   return {argument: value for (_, _, argument), (value, _) in _FOUND.items()}
 
 
@@ -114,11 +114,11 @@ def operative_config_str(settings: Settings, paths: list[str]) -> str:
 
 @uninterrupted()
 def operative_values() -> tuple[dict[Key, Any], list[tuple[str, str]]]:
-  """What configurables were called with so far, as gin gave it.
+  """Values with which gin has called configurables so far.
 
   Returns:
-    The values, defaults included, without macros: a macro that stands for a value is replaced by
-    it. And the (scope, whole selector) of all that was called, also of what has no such values.
+    The values, defaults included, with macros replaced by their values; and (scope, full selector)
+    of everything that was called, also without such values.
   """
   text = _operative_text()
   statements = {s.key: s.value for s in _statements(text)}
@@ -245,12 +245,12 @@ class _Places:
     return lines
 
   def is_default(self, s: _Statement) -> bool:
-    """Whether a binding is one that defaults.gin makes and nothing has changed."""
+    """True if a binding still has the value that defaults.gin gives it."""
     read = self._settings.exact(s.key)
     return read is not None and read.level == 0 and read.value == s.value
 
   def place(self, s: _Statement, history: bool = True) -> str:
-    """What set a value, and the macros in it; with what that took over, for `history`."""
+    """Locations that set a value and its macros; with `history` also those they override."""
     found = _FOUND.get(s.key)
     if found is not None and found[1] is not None:
       return found[1]
@@ -264,7 +264,7 @@ class _Places:
     return "; ".join(parts)
 
   def _origin(self, scope: str, selector: str, argument: str, history: bool) -> str:
-    """What set the value that is in force in a scope."""
+    """Location that set the value in force in a scope; "default" if nothing did."""
     for around in reversed(enclosing_scopes(scope) if selector != MACRO[0] else [scope]):
       key = (around, selector, argument)
       bound, read = self._in_config.get(key), self._settings.exact(key)

@@ -31,7 +31,7 @@ _LOG = logging.getLogger("mesh_tensorflow")
 
 
 class _Read:
-  """What this process has read so far: gin's configuration is one for the process, too."""
+  """Gin statements and files read by this process; global, as gin's own configuration is."""
 
   settings = Settings()
   paths: list[str] = []
@@ -210,8 +210,8 @@ def warn_of_unused_scopes() -> None:
 
 
 def _was_cleared() -> bool:
-  """Whether `gin.clear_config()` was called after what was read."""
-  # One is enough: gin forgets all at once.
+  """True if `gin.clear_config()` was called since the last statements were read."""
+  # Checking one setting is enough: gin forgets all at once.
   for setting in _Read.settings.all[:1]:
     try:
       gin.query_parameter(f"{setting.scope}/{setting.selector}.{setting.argument}".lstrip("/"))

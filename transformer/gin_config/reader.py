@@ -216,7 +216,7 @@ class Reader:
     return True
 
   def _is_left_out(self, selector: str, value: Any) -> bool:
-    """Whether a binding is of T5's parts that are not here, or its value refers to one."""
+    """True if a binding belongs to an omitted part of T5, or its value refers to one."""
     if self._skip_unknown is True:
       return False
     references = [r.name.split("/")[-1] for r in gin_settings.parts_of(value, Reference)]
@@ -303,7 +303,7 @@ class Reader:
 
 
 def _is_operative_config(name: str, text: str) -> bool:
-  """Whether gin has written a file, by its name or by the headings that gin gives it."""
+  """True if a file is an operative config that gin has written, by its name or its headings."""
   return os.path.basename(name).startswith("operative_config") or (
     "# Parameters for " in text and f"# {'=' * 40}" in text
   )
@@ -353,7 +353,7 @@ class _syntax_errors:
 
 
 def _shown(path: str) -> str:
-  """How a path is shown: those of the package by their names in its folder."""
+  """Display form of a path; the package's own gin files are relative to its gin folder."""
   ours = os.path.join(gin_dir(), "")
   if os.path.abspath(path).startswith(ours) and "://" not in path:
     return os.path.relpath(path, ours).replace(os.sep, "/")

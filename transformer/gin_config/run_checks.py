@@ -1,4 +1,4 @@
-"""What the bindings of `run` say together: contradictions that would show late, or never."""
+"""Checks of the bindings of `run` together: contradictions that would show late, or never."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class _Run:
   # ------------------------------------------------------- required parameters
 
   def check_required(self) -> None:
-    """What gin will call has what it needs, so far as it is gin that must give it."""
+    """Checks that the functions which gin will call have their required arguments bound."""
     mode, _ = self._literal("mode", "train")
     for bound in self._settings.in_force():
       key = bound.key
@@ -108,7 +108,7 @@ class _Run:
           self._check_call(reference, user, frozenset(_GIVEN), ())
 
   def _has_prompts(self) -> bool:
-    """Whether the mode "infer" has other prompts than those of a file."""
+    """True if the mode "infer" has prompts that do not come from a file."""
     names = ("prompt", "interactive")
     found = [self._settings.find("", f"{_UTILS}.sample", name) for name in names]
     return any(self._settings.literal(bound.value) for bound in found if bound is not None)
@@ -163,14 +163,14 @@ class _Run:
       )
 
   def _is_of_several_types(self, bound: Setting) -> bool:
-    """Whether what was given with a list has one for this model type, too, as defaults.gin has."""
+    """True if the source of a layer list (as defaults.gin) also has one for this model type."""
     return any(
       s.level == bound.level and s.key in [(scope, *bound.key[1:]) for scope in self._scopes]
       for s in self._settings.all
     )
 
   def _all_bound_elsewhere(self, bound: Setting) -> bool:
-    """Whether every scope of the model has a list of its own, which wins."""
+    """True if every scope of the model binds a layer list of its own, which takes precedence."""
     return all(self._settings.exact((s, _LAYER_LISTS, "layers")) for s in self._scopes)
 
   # ------------------------------------------------------------- mesh and layout

@@ -1,4 +1,4 @@
-"""What gin files and `--gin_param` bind, and where: every statement, read before gin binds it."""
+"""Bindings of gin files and `--gin_param` with their locations, read before gin binds them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Settings:
 
 
 def enclosing_scopes(scope: str) -> list[str]:
-  """Where gin looks for bindings, the last found wins: "", "a", "a/b" for "a/b"."""
+  """Scopes in which gin looks for bindings, the last one wins: "", "a", "a/b" for "a/b"."""
   parts = scope.split("/") if scope else []
   return ["/".join(parts[:n]) for n in range(len(parts) + 1)]
 

@@ -1,4 +1,4 @@
-"""What gin files of T5 name that is not here: found in seqio, or left out.
+"""Names in T5's gin files that this package lacks: found in seqio, or left out.
 
 `import t5.models.mesh_transformer` stands in many of them. It means the functions of
 `mesh_tensorflow.transformer.data.seqio_tasks`, which need seqio alone: T5's own module needs
@@ -39,7 +39,7 @@ _MODULES = frozenset(
 
 
 def is_import_of_t5(module: str) -> bool:
-  """Whether a module is one of the package t5."""
+  """True if a module belongs to the package t5."""
   return f"{module}.".startswith("t5.")
 
 
@@ -72,7 +72,7 @@ def register(selector: str) -> None:
 
 
 def is_left_out(selector: str) -> bool:
-  """Whether a name is of a part of T5 that is not here."""
+  """True if a name belongs to a part of T5 that this package leaves out."""
   module, _, last = selector.rpartition(".")
   if last not in _DEPRECATED | _PREPROCESSORS or gin_names.whole_selectors(selector):
     return False

@@ -1,4 +1,4 @@
-"""What settings may be: kinds by annotations of parameters, ranges as they are declared."""
+"""Checks of values of settings: types from annotations of parameters, ranges as declared."""
 
 from __future__ import annotations
 
@@ -179,12 +179,12 @@ _OF_KINDS = {"int": WHOLE, "float": NUMBER, "bool": YES_OR_NO, "str": TEXT}
 
 
 def rule_of(owner: str, parameter: inspect.Parameter, declared: Rule | None = None) -> Rule | None:
-  """What a parameter may be, so far as its declaration and its annotation say it.
+  """The rule for a parameter's values, from its declaration and its annotation; None: no rule.
 
   Args:
     owner: the last part of the name of the configurable.
-    parameter: of its signature.
-    declared: what its class or function says of it; see `mesh_tensorflow.arguments.declared`.
+    parameter: the parameter, from the configurable's signature.
+    declared: the rule that its class or function declares; see `mesh_tensorflow.arguments`.
   """
   own = _OF_OWNERS.get(owner, {}).get(parameter.name)
   if own is not None:
@@ -304,7 +304,7 @@ def _check(
 
 
 def _hint(value: Any, rule: Rule) -> str:
-  """What may have been meant by a text: one of the choices, or a function that gin knows."""
+  """A "did you mean" hint for a text: a similar choice, or a similar function that gin knows."""
   if not isinstance(value, str):
     return ""
   if rule.choices or not rule.legal.startswith(CALLABLE.legal):

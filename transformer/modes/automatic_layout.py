@@ -43,12 +43,12 @@ _MOST_VIRTUAL = 16
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-  """What "auto" stands for in a run.
+  """The values found for "auto" in a run.
 
   Attributes:
     mesh_shape: the mesh shape.
     layout_rules: the layout rules.
-    why: where they are from, in words.
+    why: a text that says where the values come from.
     variant: how the training step is built.
   """
 
@@ -59,7 +59,7 @@ class Found:
 
 
 def is_asked(arguments: Mapping[str, Any]) -> bool:
-  """Whether `run` was asked to find its layout or mesh shape."""
+  """True if the layout or the mesh shape of `run` is "auto"."""
   return is_auto(arguments["mesh_shape"]) or is_auto(arguments["layout_rules"])
 
 

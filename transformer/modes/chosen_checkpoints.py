@@ -1,4 +1,4 @@
-"""Which checkpoints of a folder a mode works on."""
+"""Selection of the checkpoints that a mode works on."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _wait_for_change(model_dir: str, before: list[str] | None) -> list[str]:
 
 
 def _content(model_dir: str) -> list[str]:
-  """What changes when a checkpoint is added, without reading the files of any."""
+  """Fingerprint of a folder's checkpoints: changes when one is added; reads no checkpoint."""
   names = checkpoint_lib.all_checkpoints(model_dir)
   state = os.path.join(model_dir, "checkpoint")
   try:

@@ -75,7 +75,7 @@ class _Texts:
     return max(len(np.trim_zeros(e.get(feature, ()), "b")) for e in self.examples)
 
   def predictions(self, outputs: Sequence[Any]) -> list[Any]:
-    """What the model made of each example, as the metrics take it."""
+    """Postprocessed model outputs of the examples, as the metric functions take them."""
     return [
       self.dataset.postprocess_fn(output, example=example)
       for output, example in zip(outputs, self.examples)
@@ -259,7 +259,7 @@ def _scores(
 
 
 def _metrics(texts: _Texts, predictions: Sequence[Any], are_scores: bool) -> dict[str, float]:
-  """What the metric functions of a data set say: those that take what there is."""
+  """Computes the metrics of a data set that take the available kind (predictions or scores)."""
   metrics: dict[str, float] = {}
   left_out = []
   for metric_fn in texts.dataset.metric_fns:
@@ -282,10 +282,10 @@ def _metrics(texts: _Texts, predictions: Sequence[Any], are_scores: bool) -> dic
 
 
 def _takes(metric_fn: Callable[..., Any]) -> str | None:
-  """What a metric function takes beside targets, by the name of its second argument.
+  """Kind of values a metric function takes besides targets: the name of its second argument.
 
   Returns:
-    "predictions", "scores", or None: its signature does not say it.
+    "predictions" or "scores"; None if the signature tells neither.
   """
   try:
     parameters = list(inspect.signature(metric_fn).parameters.values())
@@ -296,7 +296,7 @@ def _takes(metric_fn: Callable[..., Any]) -> str | None:
 
 
 def _as_dict(metrics: Any) -> dict[str, float]:
-  """What a metric function returned: a dict, or a tf.Summary protocol buffer of scalars."""
+  """Converts a metric function's result, a dict or a tf.Summary of scalars, to a dict of floats."""
   if not isinstance(metrics, Mapping):
     metrics = {v.tag: v.simple_value for v in metrics.value}
   return {k: float(v) for k, v in metrics.items()}

@@ -25,7 +25,7 @@ def generate(
   options: Mapping[str, Any] | None = None,
   seed: int | None = None,
 ) -> list[list[int]]:
-  """What the model makes of rows of ids.
+  """Generates outputs for rows of ids.
 
   Rows of similar length are decoded together, by a program of about that length. How an
   encoder-decoder decodes is bound in gin (`Bitransformer.decode.beam_size`, ...); if

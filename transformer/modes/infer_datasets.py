@@ -72,7 +72,7 @@ def decode_from_dataset(
   dataset_split: str = "validation",
   decode_output_dir: str = gin.REQUIRED,
 ) -> None:
-  """What a model makes of the inputs of data sets; for `infer_model.decode_fn`.
+  """Decodes the inputs of data sets; for `infer_model.decode_fn`.
 
   Writes, for each data set, `<name>_<step>_predictions`, `<name>_targets` and `<name>_inputs`.
 

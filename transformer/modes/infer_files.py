@@ -214,7 +214,7 @@ class _Progress:
     return self._tokens / max(time.perf_counter() - self._started, 1e-9)
 
   def summary(self, filename: str) -> str:
-    """What was done."""
+    """A line of text with the number of decoded lines, the time and the tokens per second."""
     seconds = time.perf_counter() - self._started
     return (
       f"{self._done - self._first:,} lines decoded in {seconds:.1f} s, {self._rate:,.0f} tokens/s: "

@@ -1,4 +1,4 @@
-"""What one call of `run` was asked for, and what its mode says of itself."""
+"""The request of one call of `run`, and the declaration of its mode."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class Job:
 
   @property
   def seeds_by_purpose(self) -> Seeds:
-    """What `run.seed` and `run.seeds` say."""
+    """The seeds that `run.seed` and `run.seeds` give for each purpose."""
     return Seeds.of_run(self.seed, self.seeds)
 
   def make_estimator_of_lengths(self) -> Any:

@@ -123,8 +123,8 @@ def tpu_estimator_model_fn(
     report_every: steps between lines of the report.
     nonfinite: "stop" or "skip"; see `Trainer`.
     allow_config_change: whether checkpoints may be of another model; see `Trainer`.
-    max_grad_norm: see `Updates`, as the next one.
-    ema_decay: see there.
+    max_grad_norm: global norm to which gradients are clipped; None: they are not. See `Updates`.
+    ema_decay: decay of the moving averages of weights; None: there are none. See `Updates`.
     use_ema: whether what does not train takes the averages of weights; see `Trainer`.
     gradient_accumulation_steps: see `Updates`.
     validation: how the model is evaluated while it is trained; see `Trainer`.
@@ -214,29 +214,30 @@ def get_estimator(
   Args:
     model_type: see `build_model`.
     vocabulary: a vocabulary, or an (inputs, targets) tuple; the model gets their sizes.
-    mesh_shape: see `tpu_estimator_model_fn`, as for all that is not mentioned here.
-    layout_rules: see there.
-    model_dir: see there.
-    batch_size: see there.
-    sequence_length: see there.
-    autostack: see there.
-    learning_rate_schedule: see there.
-    keep_checkpoint_max: see there.
-    save_checkpoints_steps: see there.
-    optimizer: see there.
-    predict_fn: see there.
-    variable_filter: see there.
-    ensemble_inputs: see there.
-    use_tpu: see there.
-    tpu_job_name: TPU only.
-    iterations_per_loop: see there.
-    cluster: TPU only.
-    init_checkpoint: see there.
-    mesh_devices: see there.
-    score_in_predict_mode: see there.
+    mesh_shape: mesh shape, as text or an `mtf.Shape`.
+    layout_rules: layout rules, as text or `mtf.LayoutRules`.
+    model_dir: folder for checkpoints and summaries; None keeps nothing.
+    batch_size: sequences in a batch.
+    sequence_length: dict from feature to number of tokens.
+    autostack: has no effect.
+    learning_rate_schedule: a function of the step, a number or None; see `Trainer`.
+    keep_checkpoint_max: number of checkpoints to keep; None: all.
+    save_checkpoints_steps: steps between checkpoints.
+    optimizer: an optimizer class.
+    predict_fn: called with `model`, `features` and `variable_dtype` for outputs or scores, in place
+      of the model; None: the model makes them.
+    variable_filter: selects the trained variables; see `ModelSteps`.
+    ensemble_inputs: number of members of an ensemble with data of their own; see `ModelSteps`.
+    use_tpu: a `tpu_mesh.Tpu`, the name of one, or True for that of this machine; else GPU or CPU.
+    tpu_job_name: has no effect.
+    iterations_per_loop: training steps in one call of the compiled program.
+    cluster: has no effect.
+    init_checkpoint: a checkpoint to start from if `model_dir` has none.
+    mesh_devices: names of devices; see `mesh_setup.make_mesh_impl`.
+    score_in_predict_mode: True if `predict` scores given targets instead of generating outputs.
     **options: `mesh_implementation`, `seed`, `report_every`, `nonfinite`,
       `allow_config_change`, `max_grad_norm`, `ema_decay`, `use_ema`,
-      `gradient_accumulation_steps`, `validation`, `reports`; see there.
+      `gradient_accumulation_steps`, `validation`, `reports`; see `tpu_estimator_model_fn`.
   """
   del tpu_job_name, cluster
   mesh_shape = mtf.convert_to_shape(mesh_shape)

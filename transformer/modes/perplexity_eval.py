@@ -50,11 +50,11 @@ def datasets_to_evaluate(
   """The functions that make the data sets of a teacher-forced evaluation, by name.
 
   Args:
-    sequence_length: see `perplexity_eval`, as all that follow.
-    vocabulary: see there.
-    dataset_split: see there.
-    eval_dataset_fn: see there.
-    train_dataset_fn: see there.
+    sequence_length: dict from feature to number of tokens.
+    vocabulary: a vocabulary or an (inputs, targets) pair.
+    dataset_split: name of the split.
+    eval_dataset_fn: returns the list of `EvalDataset`s; None: use `train_dataset_fn`.
+    train_dataset_fn: returns the data set of a split, if there is no `eval_dataset_fn`; or None.
 
   Raises:
     ConfigError: there is no data set function.
@@ -95,7 +95,7 @@ def perplexity_eval(
     model_dir: folder of checkpoints.
     eval_dataset_fn: called with sequence_length, vocabulary and dataset_split; returns
       `EvalDataset`s. None: the training data's function makes the split.
-    train_dataset_fn: see there.
+    train_dataset_fn: returns the data set of a split, if there is no `eval_dataset_fn`; or None.
     eval_checkpoint_step: see `get_checkpoint_iterator`; None is the newest.
     eval_summary_dir: where the scalars go; by default, for each data set,
       `model_dir/eval_<data set>_<split>_<number of examples>`, where the number is "all" without

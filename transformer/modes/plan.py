@@ -67,7 +67,7 @@ def print_best_layouts(job: Job, bound: mtf.Report | None, search: bool = True) 
 
 
 def _compared(bound: mtf.Report, choice: LayoutChoice) -> str:
-  """How the bound layout compares with the best one."""
+  """A sentence that compares time and memory of the bound layout with the best one."""
   rules, mesh = (
     layout_rounds.rules_text(bound.layout),
     layout_rounds.mesh_text(bound.mesh_shape),

@@ -85,7 +85,7 @@ def count_parameters(steps: ModelSteps) -> int:
 
 
 def vocabulary_sizes(vocabulary: Any) -> dict[str, tuple[int, int]]:
-  """What `make_steps` needs to know of a vocabulary, a pair of them, or None."""
+  """`make_steps`'s `vocab_size` argument, (inputs, targets), as a dict; {} without a vocabulary."""
   if vocabulary is None:
     return {}
   return {
@@ -143,9 +143,9 @@ class StepMaker:
     return steps.train_step(steps.required_features, self._arguments["optimizer"])
 
   def variants(self, choices: Sequence[str]) -> list[Variant]:
-    """How a training step can be built; see `variants.variants`.
+    """Lists the ways to build a training step; see `variants.variants`.
 
     Args:
-      choices: what is free.
+      choices: names of the settings that may vary.
     """
     return variants(choices, self._arguments, self.batch_size, self._lengths)

@@ -1,4 +1,4 @@
-"""Which modes `run` has: each is a function that `@mode` marks."""
+"""Registry of the modes of `run`: functions that are decorated with `@mode`."""
 
 from __future__ import annotations
 

@@ -34,11 +34,11 @@ _MODULE = "mesh_tensorflow.transformer.utils"
 
 
 def _before_arguments(configured: Callable[..., Any]) -> Callable[..., Any]:
-  """What must be done before gin makes the arguments of `run`.
+  """Decorator that sets up the process before gin evaluates the arguments of `run`.
 
-  The workers join: what gin calls may run TensorFlow, after which no worker can join; and workers
-  that have joined can leave it to one of them to write a vocabulary. And vocabularies come from the
-  folder of the model's checkpoints.
+  It joins the cluster first: gin's arguments may run TensorFlow, after which no worker can join,
+  and only workers that have joined can leave writing a vocabulary to one of them. It also has
+  vocabularies read from the folder of the model's checkpoints.
   """
 
   @functools.wraps(configured)

@@ -1,4 +1,4 @@
-"""What becomes of scores: text files, or TFRecords."""
+"""Writers of scores: text files, or TFRecords."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def add_pretokenized(examples: Any, vocabulary: Any) -> Any:
 
 
 def text_of(ids: Any, vocabulary: Any = None) -> Any:
-  """What ids decode to: padding, negative ids and EOS at the end left out.
+  """Decodes ids without padding, negative ids and the EOS at the end.
 
   Args:
     ids: of an example, or its text, which stays as it is (bytes become text).

@@ -89,18 +89,19 @@ def score_with_estimator_lazy(
   """Scores data with one checkpoint, one part after the other: for more than fits in memory.
 
   Args:
-    estimator: see `score_with_estimator`.
-    input_fn: see there.
-    eval_checkpoint_step: see there.
-    model_dir: see there.
-    vocabulary: see there.
+    estimator: a `Trainer` that scores (`score_in_predict_mode`).
+    input_fn: see `Trainer.predict`.
+    eval_checkpoint_step: see `get_checkpoint_iterator`; None is the newest.
+    model_dir: folder of checkpoints.
+    vocabulary: a vocabulary, or an (inputs, targets) tuple.
     score_postprocess_fn: called for each part with the results, the vocabulary and `shard_idx`, its
       number from 0.
-    num_examples: see there.
+    num_examples: number of results; None: all but the padding at the end, rows without a target.
     num_examples_per_shard: number of results in a part.
 
   Raises:
-    ConfigError: see there.
+    ConfigError: there is no such checkpoint, or several; the estimator does not score; or
+      `num_examples_per_shard` is below 1.
     DataError: there is nothing to score.
   """
   if num_examples_per_shard < 1:
@@ -141,7 +142,7 @@ def check_postprocess_fn(function: Any, what: str) -> None:
 def _results(
   estimator: Any, input_fn: Any, checkpoint_step: Any, model_dir: str, num_examples: int | None
 ) -> Iterator[dict[str, Any]]:
-  """What the one chosen checkpoint predicts for the examples, without padding."""
+  """Yields the predictions of the one chosen checkpoint, without padding rows."""
   _check_scores(estimator, "score_with_estimator")
   step = -1 if checkpoint_step is None else checkpoint_step
   if step == "new":

@@ -65,7 +65,7 @@ def run_train(job: Job) -> Any:
 
 
 def _validation(job: Job) -> Validation:
-  """How the model is evaluated while it is trained."""
+  """Makes the settings of the evaluations during training."""
   return Validation(
     every=job.eval_every_steps,
     make_datasets=functools.partial(

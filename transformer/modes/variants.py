@@ -51,7 +51,7 @@ class Variant:
 
   @property
   def settings(self) -> dict[tuple[str, str, str], Any]:
-    """What gin must bind for it."""
+    """The gin bindings of this variant."""
     found: dict[tuple[str, str, str], Any] = {}
     if self.microbatches is not None:
       found[_ACCUMULATION] = self.microbatches
@@ -60,7 +60,7 @@ class Variant:
     return found
 
   def updates(self, arguments: Mapping[str, Any]) -> Updates:
-    """How its weights are updated.
+    """The settings of the weight update of this variant.
 
     Args:
       arguments: of `run`.

@@ -1,1 +1,1 @@
-"""What a mesh computes for the trainer: steps of training, evaluation and prediction."""
+"""Programs on a mesh for the trainer: steps of training, evaluation and prediction."""

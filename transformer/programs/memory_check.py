@@ -1,4 +1,4 @@
-"""Whether a training fits into memory, before TensorFlow tries: a process that does not is killed.
+"""Checks that a training fits into memory before it runs: the OS would kill the process.
 
 While a training step is built, its variables (with the optimizer's) and all its tensors are
 counted, which costs nothing. Only if these could be too much the program is planned

@@ -1,4 +1,4 @@
-"""Which features the programs of a model take, and in which shapes."""
+"""Features that the programs of a model take, and their shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which steps of a training are reported, and where the calls of its program end for that."""
+"""Schedule of the reported steps of a training, and of the ends of its program's calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training step returns for reports beside its loss: norms, and what layers report."""
+"""Values that a training step returns for reports beside its loss: norms, scalars of layers."""
 
 from __future__ import annotations
 

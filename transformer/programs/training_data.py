@@ -1,4 +1,4 @@
-"""What the trainer does to data: features checked, examples batched, batches stacked for a call."""
+"""The trainer's data pipeline: checks features, batches examples, stacks batches for a call."""
 
 from __future__ import annotations
 

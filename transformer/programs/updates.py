@@ -1,4 +1,4 @@
-"""What a training step does between the gradients and the optimizer, and after it."""
+"""Weight updates: clipping before the optimizer, moving averages of weights after it."""
 
 from __future__ import annotations
 

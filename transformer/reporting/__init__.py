@@ -1,1 +1,1 @@
-"""What a training shows and writes of itself: see docs/reporting.md."""
+"""Reports of a training, on the screen and in files: see docs/reporting.md."""

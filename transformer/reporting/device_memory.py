@@ -1,4 +1,4 @@
-"""How much memory the devices of this process use."""
+"""Memory use of the devices of this process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def used_bytes(mesh_impl: mtf.MeshImpl) -> dict[str, int]:
 
 
 def _resident() -> int:
-  """What this process has in RAM; where the system does not tell, the most that it had."""
+  """Resident set size of this process in bytes; its peak where only that is available."""
   try:
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()

@@ -16,7 +16,7 @@ HINT = "pip install matplotlib; then they are drawn as a picture"
 
 
 def can_draw() -> bool:
-  """Whether matplotlib is installed."""
+  """True if matplotlib is installed."""
   return importlib.util.find_spec("matplotlib") is not None
 
 

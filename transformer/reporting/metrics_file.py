@@ -93,7 +93,7 @@ def _reports(path: str) -> Iterator[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-  """What JSON has: no NaN and no infinity; seven digits are what a float32 has."""
+  """Converts a value for JSON: floats to 7 significant digits, NaN and infinities to None."""
   if isinstance(value, (str, bool, int)) or value is None:
     return value
   number = float(value)

@@ -1,4 +1,4 @@
-"""What to type next, when a training that was started by a command has ended."""
+"""Suggestions of the next commands, printed at the end of a training."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def next_commands(argv: Sequence[str], model_dir: str, last_step: int) -> list[t
 
 
 def _says_steps(argument: str) -> bool:
-  """Whether an argument of the command line says at which step training ends."""
+  """True if a command-line argument sets the step at which training ends."""
   flag, _, binding = argument.partition("=")
   return flag.lstrip("-") in ("gin_param", "set") and (
     binding.partition("=")[0].strip() in _STEPS_NAMES

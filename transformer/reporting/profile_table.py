@@ -1,4 +1,4 @@
-"""Where the time of a TensorFlow profile went: its costliest operations, under their mtf names."""
+"""Table of the costliest operations of a TensorFlow profile, under their mtf names."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _CALLS = re.compile(r"PartitionedCall|^(Stateless)?(While|If|Case)$|RemoteCall$"
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """How often something ran, and how long in all.
+  """Number of runs and total time of an operation, or of a type of operation.
 
   Attributes:
-    name: of the operation, or its type.
-    count: how often.
-    seconds: the sum over all threads and devices.
+    name: name of the operation, or its type.
+    count: number of runs.
+    seconds: total time, summed over all threads and devices.
     kind: type of the operation, where `name` is not it.
   """
 

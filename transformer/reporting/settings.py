@@ -1,4 +1,4 @@
-"""What a user asks of the reports of a training."""
+"""Settings of the reports of a training."""
 
 from __future__ import annotations
 

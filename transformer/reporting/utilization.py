@@ -1,4 +1,4 @@
-"""How much of what the devices can compute a training uses."""
+"""Model FLOP utilization of a training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How text is sampled: the settings `sample.*`, and what older names for the same are bound to."""
+"""Sampling settings: `sample.*`, and the bindings of older names for the same."""
 
 from __future__ import annotations
 

@@ -14,13 +14,13 @@ from mesh_tensorflow.transformer.files.by_chief import by_chief
 
 
 def names_in(path: str) -> Callable[[str], str]:
-  """What to read for a variable: its average, or where it has none (it was not trained) itself.
+  """Maps variables to names in a checkpoint: the moving average, or the variable if it has none.
 
   Args:
-    path: a checkpoint, or a folder.
+    path: a checkpoint, or a folder with checkpoints.
 
   Returns:
-    A function from the name of a variable to that of its average in the checkpoint.
+    A function from the name of a variable to the name under which to read it.
 
   Raises:
     CheckpointError: the checkpoint has no averages.

@@ -1,4 +1,4 @@
-"""What evaluations have shown while a model is trained: which step was best, and where it is kept.
+"""Results of the evaluations during training: the best step, and its checkpoint.
 
 It is a part of each checkpoint, so a training that goes on knows what an uninterrupted one would;
 and who wants the best checkpoint of a folder asks its newest one.
@@ -27,7 +27,7 @@ _PREFIX = "evaluation_"
 
 @dataclasses.dataclass
 class Evaluations:
-  """What the evaluations of a training have shown so far.
+  """Results of the evaluations of a training so far.
 
   Attributes:
     last_step: the step of the last one; -1: there was none.
@@ -76,7 +76,7 @@ class Evaluations:
     return is_best
 
   def to_keep(self, step: int) -> bool:
-    """Whether the step is the best one, and its checkpoint is not known to be kept yet."""
+    """True if the step is the best one and its checkpoint has not been kept yet."""
     return self.keeps and step == self.best_step != self.kept_step
 
   def keep(self, step: int, counts: bool) -> None:
@@ -98,15 +98,15 @@ class Evaluations:
     return checkpoint_lib.Best(self.kept_step, self.kept_counts, before, before_counts)
 
   def values(self) -> dict[str, Any]:
-    """What is saved with a checkpoint; nothing if there was no evaluation."""
+    """Values to save with a checkpoint; empty if there was no evaluation."""
     if self.last_step < 0:
       return {}
-    # Of NumPy: TensorFlow makes float32 of Python's numbers, and the next loss is compared with it.
+    # NumPy: TensorFlow would store Python floats as float32, which the next loss is compared with.
     return {_PREFIX + name: np.array(value) for name, value in dataclasses.asdict(self).items()}
 
   @classmethod
   def of_checkpoint(cls, path: str) -> Evaluations:
-    """What was saved with a checkpoint; of one without it, that there was no evaluation."""
+    """Reads the results saved with a checkpoint; initial values if it has none."""
     values = checkpoint_lib.Values(path)
     names = [field.name for field in dataclasses.fields(cls)]
     if not all(EXTRA + _PREFIX + n in values for n in names):

@@ -109,7 +109,7 @@ class Estimator(ModelFolder):
 
     Args:
       dataset: see `evaluate`.
-      max_batches: see there.
+      max_batches: number of batches; None: all.
       goes_on: asked before each batch; False gives up.
       may_restore: whether the newest checkpoint is meant where nothing was trained or restored.
 

@@ -52,14 +52,14 @@ def init_checkpoint_variable_mapping(
 @gin.configurable(module=_MODULE)
 @affects("report")
 def should_load_variable(name: str, filter_fn: Callable[[str], bool] | None = None) -> bool:
-  """Whether a variable of the model is taken from `run.init_checkpoint`, if that has it."""
+  """True if a variable is to be read from `run.init_checkpoint` (by default all are)."""
   return bool(filter_fn(name)) if filter_fn else True
 
 
 @gin.configurable(module=_MODULE)
 @affects("report")
 def variable_filter_max_size(v: Any, max_size: float = 1e7) -> bool:
-  """Whether an `mtf.Variable` has at most `max_size` elements; for `run.variable_filter`."""
+  """True if an `mtf.Variable` has at most `max_size` elements; for `run.variable_filter`."""
   return bool(v.size <= max_size)
 
 
@@ -290,7 +290,7 @@ class InitialCheckpoint:
 
 
 def has_variables(path: str, store: VariableStore) -> bool:
-  """Whether a checkpoint has all variables of a store, in their shapes.
+  """True if a checkpoint has all variables of a store, with the same shapes.
 
   Args:
     path: a checkpoint.

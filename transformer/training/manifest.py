@@ -1,4 +1,4 @@
-"""What a training was run with, beside its checkpoints: `manifest.json`, for people and for later.
+"""`manifest.json` beside the checkpoints: data, seeds, versions and settings of a training.
 
 Versions, command line, configuration, data, vocabularies, seeds, mesh. It stands in `model_dir`, of
 the newest run, and with each checkpoint (`model.ckpt-<step>.with-run-00000.json`), of the run that
@@ -169,14 +169,14 @@ def _text_of(path: str) -> str:
 
 
 def differences(path: str, now: Manifest) -> list[str]:
-  """What a training goes on with that is not as it was.
+  """Describes the differences of data and seeds between this run and that of a checkpoint.
 
   Args:
-    path: the checkpoint from which it goes on.
-    now: of this run.
+    path: the checkpoint from which training resumes.
+    now: the manifest of this run.
 
   Returns:
-    At most one line, about data and seeds.
+    A list with one line of text; empty if there is no difference, or no earlier manifest.
   """
   then = _read(path)
   if then is None:
@@ -226,6 +226,6 @@ def _of_data(then: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]
 
 
 def _content(file: Mapping[str, Any]) -> tuple[Any, ...]:
-  """What tells a file from others."""
+  """Identity of a data file: base name, size in bytes and SHA-256."""
   hashed = file.get("sha256") or file.get("sha256_of_parts")
   return os.path.basename(file["path"]), file.get("bytes"), hashed

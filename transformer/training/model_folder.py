@@ -30,9 +30,9 @@ class ModelFolder:
     use_ema: see `Trainer`.
 
   Attributes:
-    steps: as given.
-    vocabulary: as given.
-    model_dir: as given.
+    steps: the programs of the model.
+    vocabulary: a vocabulary, or an (inputs, targets) tuple.
+    model_dir: folder of checkpoints, or None.
     checkpointer: writes and reads the checkpoints; None without a folder.
     global_step: the step of the variables.
   """
@@ -149,7 +149,7 @@ class ModelFolder:
 
   @functools.cached_property
   def _model_config(self) -> model_config.ModelConfig:
-    """What decides the model; to be asked for when its program has just been built."""
+    """Captures the configuration of the model; call it right after building the program."""
     return model_config.capture(self.steps.model_type, self.vocabulary, self.steps.variable_dtype)
 
   def _check_config(self, path: str) -> None:

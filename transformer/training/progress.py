@@ -1,4 +1,4 @@
-"""What a person sees of a long run: a progress bar, one line per report, TensorBoard scalars."""
+"""Progress of a long run: a progress bar, one line per report, TensorBoard scalars."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _LOG = logging.getLogger("mesh_tensorflow")
 
 @dataclasses.dataclass
 class Rates:
-  """What turns the time of a step into rates.
+  """Constants that convert step times to rates (tokens/s, FLOP/s, utilization).
 
   Attributes:
-    tokens: positions in a step.
-    flops: FLOPs of a step; 0: not known.
-    peak_flops: FLOP/s of all devices together; 0: not known.
-    memory: bytes in use, by name of a metric; called for each report.
+    tokens: number of positions in a step.
+    flops: FLOPs of a step; 0: unknown.
+    peak_flops: peak FLOP/s of all devices together; 0: unknown.
+    memory: returns bytes in use by name of the metric; called for each report.
   """
 
   tokens: int
@@ -133,12 +133,12 @@ class TrainingProgress:
 
   @property
   def shows_bar(self) -> bool:
-    """Whether there is a bar, which has to move."""
+    """True if a progress bar is shown, so that it needs updates."""
     return not self._bar.disable
 
   @property
   def records(self) -> bool:
-    """Whether what is told to it is kept in files."""
+    """True if metrics are written to disk."""
     return self._folder is not None
 
   def before_call(self, step: int) -> None:

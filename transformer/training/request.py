@@ -1,4 +1,4 @@
-"""What one call of `Trainer.train` is asked to do."""
+"""The request of one call of `Trainer.train`."""
 
 from __future__ import annotations
 
@@ -71,20 +71,20 @@ def train_request(
   hooks: Sequence[Any],
   **others: Any,
 ) -> TrainRequest:
-  """Checks arguments of `Trainer.train`, of which several stand for the same.
+  """Checks the arguments of `Trainer.train` and merges those that are aliases of each other.
 
   Args:
-    dataset_fn: see there.
-    input_fn: see there.
-    examples_per_step: examples in a batch.
-    train_steps: see there.
-    max_steps: see there.
-    steps: see there.
-    hooks: see there.
-    **others: of `TrainRequest`, as they are.
+    dataset_fn: returns a data set of single examples; or None, if `input_fn` is given.
+    input_fn: an Estimator's function that returns batches of dicts; or None.
+    examples_per_step: number of examples in a batch.
+    train_steps: absolute step at which to stop; exactly one of the three numbers must be given.
+    max_steps: another name of `train_steps`.
+    steps: number of steps to do.
+    hooks: must be empty.
+    **others: further fields of `TrainRequest`, passed on.
 
   Raises:
-    ConfigError: arguments that do not go together.
+    ConfigError: incompatible arguments.
   """
   value_checks.check_arguments("Trainer.train", train_request, locals())
   if hooks:

@@ -66,7 +66,7 @@ def _folder_lock(model_dir: str) -> Iterator[None]:
 
 
 def _holder(path: str) -> str:
-  """What the file of a lock says."""
+  """Reads the text in a lock file, which describes the process that holds the lock."""
   try:
     lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
   except OSError:

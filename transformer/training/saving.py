@@ -66,7 +66,7 @@ class TrainingCheckpoints:
 
   @property
   def has_failed(self) -> bool:
-    """Whether the last checkpoint could not be written in the background, and nobody knows yet."""
+    """True if writing a checkpoint in the background failed and the error was not raised yet."""
     return self._checkpointer is not None and self._checkpointer.has_failed
 
   def find_newest(self) -> None:
@@ -123,7 +123,7 @@ class TrainingCheckpoints:
     return saved, min(began or 0, saved)
 
   def is_due(self, before: int, step: int, last: int) -> bool:
-    """Whether to save now.
+    """True if a checkpoint is to be saved now.
 
     Args:
       before: the step before the last call of the program.
@@ -214,7 +214,7 @@ class TrainingCheckpoints:
 
 
 def _is_finite(stored: StoredVariable) -> bool:
-  """Whether all numbers of a variable that this process has are finite."""
+  """True if all values of a variable in this process's slices are finite."""
   values: Any = stored.distinct()
   return not stored.slice_dtype.is_floating or all(
     tf.reduce_all(tf.math.is_finite(v)) for _, v in values

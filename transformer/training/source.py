@@ -15,14 +15,14 @@ from mesh_tensorflow.transformer.programs.training_data import SavedPipeline, Tr
 
 @dataclasses.dataclass(frozen=True)
 class TrainingSource:
-  """Where the batches of a training come from.
+  """The source of the batches of a training.
 
   Attributes:
     dataset_fn: makes the data set of single examples; see `Trainer.train`.
     vocabulary: a vocabulary, or an (inputs, targets) tuple.
     split: name of the split.
     first: the step whose batch is the first of the data set.
-    examples_in_epoch: how many it had when they were counted last, if they were.
+    examples_in_epoch: number of examples in an epoch as last counted; None: not counted.
     seed: see `TrainingData`.
   """
 

@@ -75,7 +75,7 @@ class StopRequests:
 
   @property
   def requested(self) -> bool:
-    """Whether a signal came."""
+    """True if a stop signal was received."""
     return bool(self._number)
 
   def running(self, done: int, saved: int | Callable[[], int]) -> None:
@@ -329,7 +329,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _is_program() -> bool:
-  """Whether this is a program, which may be ended, and no notebook or prompt, which live on."""
+  """True in a script, whose process may be ended; False in a notebook or at a Python prompt."""
   return "ipykernel" not in sys.modules and not hasattr(sys, "ps1") and not sys.flags.interactive
 
 

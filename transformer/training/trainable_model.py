@@ -41,16 +41,16 @@ class TrainableModel(Estimator):
     steps: the `ModelSteps`.
     vocabulary: a vocabulary, or an (inputs, targets) tuple.
     model_dir: folder of checkpoints, or None.
-    optimizer: see `Trainer`, as all that follow.
-    learning_rate_schedule: see there.
-    save_checkpoints_steps: see there.
-    init_checkpoint: see there.
-    init_variable_filter: see there.
-    model_info_file: see there.
-    nonfinite: see there.
-    report_every: see there.
-    reports: see there.
-    **options: of `Estimator`.
+    optimizer: an optimizer class or factory, called with `learning_rate`.
+    learning_rate_schedule: a function of the step (a float32 scalar tf.Tensor), a number, or None.
+    save_checkpoints_steps: steps between checkpoints.
+    init_checkpoint: a checkpoint to start from if `model_dir` has none; None: initial values.
+    init_variable_filter: regular expression that selects variables of `init_checkpoint` by name.
+    model_info_file: a file for the sizes of variables and the counters of the program; or None.
+    nonfinite: "stop" or "skip": the reaction to a NaN or infinite loss; see `Trainer`.
+    report_every: steps between lines of the report.
+    reports: further reports; None: those of `ReportSettings()`.
+    **options: arguments of `Estimator`.
   """
 
   def __init__(
@@ -86,7 +86,7 @@ class TrainableModel(Estimator):
 
   @property
   def skipped_steps(self) -> int:
-    """How many steps were skipped because of NaN or infinity."""
+    """Number of steps that were skipped because of NaN or infinity."""
     return self._loss_check.skipped_steps
 
   def compile_steps(
@@ -117,7 +117,7 @@ class TrainableModel(Estimator):
     )
 
   def _new_progress(self, start: int, last: int) -> tuple[TrainingProgress, ReportSteps]:
-    """What tells of a training from one step to another, and of which steps."""
+    """Makes the progress reporter of the steps from `start` to `last`, and its schedule."""
     settings, chief = self._reports, workers.current().is_chief
     every = self._report_every
     steps = ReportSteps(start, last, every, settings.norms_every, settings.profile_steps or ())

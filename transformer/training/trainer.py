@@ -293,7 +293,7 @@ class Trainer(TrainableModel):
   def _open_data(
     self, request: TrainRequest, start: int, first: int
   ) -> tuple[TrainingSource, list[str], TrainingData | SavedPipeline]:
-    """Where the data comes from, its features, and its batches from the step `start` on."""
+    """Opens the training data; returns its source, features and batches from step `start` on."""
     source = TrainingSource(
       request.dataset_fn,
       self.vocabulary,

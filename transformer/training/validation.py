@@ -27,7 +27,7 @@ _SEED = 12345
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-  """How a training is evaluated while it goes on; an argument of `Trainer`.
+  """Settings of the evaluations during training; an argument of `Trainer`.
 
   The model is evaluated after each `every` steps, and after the last one, teacher-forced, by one
   program that is traced once, on the variables that are trained. Each time it sees the same
@@ -129,12 +129,12 @@ class Validator:
       held_out.check(model)
 
   def steps_left(self, step: int) -> int:
-    """How many steps a call may have, so that it ends where an evaluation is due, if one is."""
+    """Number of steps until the next evaluation; `sys.maxsize` if there are none."""
     every = self._how.every
     return every - step % every if every else sys.maxsize
 
   def is_due(self, step: int, last: int) -> bool:
-    """Whether to evaluate now.
+    """True if an evaluation is due now.
 
     Args:
       step: number of steps done.
