@@ -23,10 +23,10 @@ _NAMES = frozenset(
 
 
 def kind_of(op: Operation) -> Hashable:
-  """A value that is equal for operations whose lowering does the same.
+  """Key that is equal for operations with identical lowerings.
 
-  It has the class, shapes and dtypes, which inputs are one tensor, and every attribute. An
-  attribute that cannot be looked into makes an operation alike to itself only.
+  It has the class, shapes and dtypes, which inputs are the same tensor, and every attribute. An
+  attribute that cannot be compared by value makes the key unique to the operation.
 
   Args:
     op: an operation.

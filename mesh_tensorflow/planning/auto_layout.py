@@ -31,19 +31,19 @@ _SEARCH = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class LayoutChoice:
-  """A layout with what it is predicted to cost.
+  """A layout and its predicted cost.
 
   Attributes:
     mesh_shape: the mesh shape.
     layout: the `LayoutRules`.
-    seconds: predicted, of a step.
-    memory: bytes that one device holds at its peak.
-    proven: whether no layout is predicted to be faster that fits: the search was complete.
+    seconds: predicted time of a step.
+    memory: peak bytes of one device.
+    proven: whether the search was complete: no layout that fits is predicted to be faster.
     alternatives: the next best, the best first.
     machine: the machine it is predicted for.
     memory_limit: bytes that a device has.
     search_seconds: how long the search took.
-    settings: the name of the program, of several that were to choose from; else "".
+    settings: name of the chosen program of `choices`; "" if there were none.
   """
 
   mesh_shape: Shape
@@ -122,7 +122,7 @@ def auto_layout(
   time_limit: float = 60.0,
   choices: Mapping[str, Graph | Function | Callable[[], Any]] | None = None,
 ) -> LayoutChoice:
-  """The layout with the least predicted time of a step, of all that fit into memory.
+  """Finds the layout with the least predicted step time among those that fit into memory.
 
   Args:
     program: an `mtf.Graph` or an `mtf.function`. (Where a function looks at the layout of its mesh
@@ -135,7 +135,7 @@ def auto_layout(
     fixed: layout rules that the layout must have; with `devices` their mesh dimensions are those
       of the mesh that is chosen. No other dimension is split differently from what they say.
     results: see `mtf.describe`.
-    alternatives: how many of the next best are told.
+    alternatives: number of next best layouts to report.
     time_limit: seconds of processor time after which the best so far is returned, not proven:
       what else the host does changes no answer. Reading a large program takes part of it; a quarter
       is left to the search all the same, which looks at the unsplit layout first.
@@ -186,23 +186,23 @@ def auto_layout(
 def _searched(
   tasks: Sequence[Task], devices: int, count: int, started: float, time_limit: float
 ) -> tuple[Best, bool]:
-  """The best layouts, and whether the search was complete.
+  """Searches for the best layouts; also returns whether the search was complete.
 
   Raises:
     OutOfMemoryError: none fits.
   """
   best, proven = Best(count), True
-  # What a large program takes to be read leaves the search some time.
+  # Reading a large program may use up the limit; the search gets some time all the same.
   end = max(started + time_limit, time.thread_time() + _SEARCH * time_limit)
   for i, task in enumerate(tasks):
     now = time.thread_time()
-    # What one leaves of its time the others have.
+    # Time that one task leaves unused is shared by the others.
     proven = task.search(best, now + (end - now) / (len(tasks) - i)) and proven
   if not best.found:
     nearest = _nearest(tasks, time.thread_time() + _NEAREST * time_limit)
     if nearest is None or nearest.memory.total > tasks[0].limit:
       raise _nothing_fits(tasks, nearest, devices, proven)
-    # What was looked for by memory alone fits after all.
+    # The layout found by memory alone fits after all.
     for task in tasks:
       task.consider(best, nearest)
   return best, proven
@@ -264,7 +264,7 @@ def _nearest(tasks: Sequence[Task], deadline: float) -> Found | None:
 def _nothing_fits(
   tasks: Sequence[Task], nearest: Found | None, devices: int, proven: bool
 ) -> OutOfMemoryError:
-  """The error that says what is nearest."""
+  """Builds the error if no layout fits; it describes the layout of least memory."""
   limit = format_bytes(int(tasks[0].limit))
   none = "no layout fits" if proven else "no layout was found that fits"
   several = f", of {len(tasks)} ways to build the program" if len(tasks) > 1 else ""

@@ -37,7 +37,7 @@ class Sum:
 
 @dataclasses.dataclass
 class Step:
-  """An operation as it runs after those before it.
+  """An operation in the order of the program, with the pending sums that it executes.
 
   Attributes:
     index: number of the operation.
@@ -52,7 +52,7 @@ class Step:
 
 @dataclasses.dataclass
 class Chain:
-  """Operations whose cost is a function of the assignment of their dimensions.
+  """Operations whose cost depends only on the assignment of their own dimensions.
 
   Attributes:
     operations: numbers of the operations.
@@ -124,7 +124,7 @@ class Chains:
     self.chains = self._find_chains()
 
   def parts(self, name: str) -> int:
-    """The greatest number of parts that all sizes of a dimension can be split into."""
+    """Greatest common divisor of the sizes of a dimension: most parts that divide all of them."""
     return math.gcd(*self.dims[name])
 
   def walk(

@@ -130,7 +130,7 @@ class PlanLowering(Lowering):
     super().__init__(graph, mesh_to_impl, seed=seed)
 
   def check_layout_names(self) -> None:
-    """Nothing: a report says which rules match nothing."""
+    """Does nothing: a report lists the rules that match no dimension."""
 
   def lower_operations(self, operations: Iterable[Operation]) -> None:
     operations = list(operations)
@@ -225,7 +225,7 @@ class Recorder:
       self._count_assignment(op, lowering)
 
   def add_pending(self, op: Operation, pending: LazyAllreduceSum, lowering: Lowering) -> None:
-    """Notes whose sum is pending: the operation that made it, also through local operations."""
+    """Records which operation made a pending sum, tracing it back through local operations."""
     origin = op
     for x in op.inputs:
       source = lowering.tensors.get(x)
@@ -254,14 +254,14 @@ class Recorder:
     self.memory.inputs = sum(x.shape.num_elements() * x.dtype.size for x in self.impl.inputs)
 
   def end_block(self, operations: Sequence[Operation], lowering: Lowering) -> None:
-    """Notes the memory that the body of an operation takes."""
+    """Records the peak memory of the body of an operation."""
     if self._stack:
       outer = self._stack[-1]
       inside = activation_memory(lowering, operations, [], self.inside).activations
       self.inside[outer] = max(inside, self.inside.get(outer, 0))
 
   def _repeated(self, op: Operation) -> int:
-    """Processors that differ only along mesh axes that split nothing of the operation."""
+    """Number of processors that compute the same part of the operation."""
     dims = {d for x in op.inputs + op.outputs for d in x.shape}
     axes = {self.impl.tensor_dimension_to_mesh_axis(d) for d in dims}
     parts = 1
@@ -291,14 +291,14 @@ class Recorder:
     cost.flops += cost.work.flops - before
 
   def _count_assignment(self, op: Operation, lowering: Lowering) -> None:
-    """Planned variables make no nodes: an update reads value and variable, and writes it."""
+    """Counts an assignment, which makes no nodes here: two reads and a write of each slice."""
     slices = [planned_slice(lowering, x) for x in op.inputs if x in lowering.tensors]
     size = sum(x.shape.num_elements() * x.dtype.size for x in slices)
     self.costs[op].work.traffic += 3 * size
     self.costs[op].work.launches += len(slices)
 
   def _add_told_products(self, op: Operation) -> None:
-    """Products inside a loop of TensorFlow's, which only the operation knows the number of."""
+    """Adds the products in a TensorFlow loop, whose number only the operation knows."""
     told = getattr(op, "products_of_slice", None)
     if told is not None:
       products = [Product(*p) for p in told(self.impl)]
@@ -306,7 +306,7 @@ class Recorder:
       self.costs[op].flops += sum(p.flops for p in products)
 
   def _flops_of_vector_product(self, op: Operation) -> None:
-    """A matrix times a vector is lowered to a multiplication and a sum."""
+    """Counts the FLOPs of a matrix-vector product, which is lowered to a multiply and a sum."""
     cost = self.costs[op]
     reduced = {d for x in op.inputs for d in x.shape} - {d for x in op.outputs for d in x.shape}
     if cost.flops == 0 and reduced and cost.type == "EinsumOperation" and len(op.inputs) > 1:

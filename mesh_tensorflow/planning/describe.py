@@ -108,7 +108,7 @@ class Report:
 
   @property
   def utilisation(self) -> float | None:
-    """The part of the devices' peak that the FLOPs needed reach; None without a machine."""
+    """Model FLOPs utilization: `flops_needed` as a fraction of peak; None without a machine."""
     if self.time is None or not self.time.seconds:
       return None
     done = self.flops_per_device * self.mesh_shape.size
@@ -117,7 +117,7 @@ class Report:
 
   @property
   def tokens_per_second(self) -> float | None:
-    """Tokens of a step by its seconds; None without a machine, or where there are no tokens."""
+    """Predicted tokens per second; None without a machine or if `tokens` is not known."""
     if self.tokens is None or not self.seconds:
       return None
     return self.tokens / self.seconds
@@ -129,7 +129,7 @@ class Report:
 
   @property
   def flops_needed(self) -> int:
-    """FLOPs of all devices, without what several of them compute alike."""
+    """FLOPs of all devices, without redundant copies of the same work."""
     devices = self.mesh_shape.size
     return sum(op.flops * op.times * devices // op.repeated for op in self.operations)
 

@@ -100,10 +100,9 @@ class Holdings:
     return blocks, inputs
 
   def _bound_amounts(self) -> np.ndarray:
-    """Bytes of the whole program by moment and by set of dimensions.
+    """Live bytes by program point and by set of dimensions, with nothing split.
 
-    What splitting makes of a buffer are its parts, and never the memory of another: where a
-    layout exchanges, there are more buffers, not fewer.
+    Splitting only divides a buffer: a layout that communicates has more buffers, not fewer.
     """
     blocks, _ = self._blocks({}, [])
     count = len(self.chains.needed)
@@ -174,12 +173,12 @@ class _Block:
     return key
 
   def use(self, key: object, place: int) -> None:
-    """Notes that a buffer is needed at a place."""
+    """Extends the lifetime of a buffer to a program point."""
     first, _, size, x = self._buffers[key]
     self._buffers[key] = first, place, size, x
 
   def amounts(self, count: int = 0) -> list[int]:
-    """Bytes held at each place, of which there are at least so many."""
+    """Live bytes at each program point, padded to at least `count` points."""
     last_uses = [last for _, last, _, _ in self._buffers.values()]
     count = max([count, *(place + 1 for place in [*last_uses, *self.inside])])
     change = [0] * (count + 1)
@@ -193,7 +192,7 @@ class _Block:
 def _add_unit(
   unit: Unit, step: Step, block: _Block, place: dict[Tensor, tuple[int, object]]
 ) -> None:
-  """Adds what an operation uses and makes to its block, and to the places of tensors."""
+  """Adds the buffers that an operation uses and makes to its block; enters them in `place`."""
   piece, now = step.piece, unit.place
   if piece.inside:
     block.inside[now] = piece.inside
@@ -222,7 +221,7 @@ def most_parts(
   domains: Mapping[str, set[int]],
   sizes: Sequence[int],
 ) -> int:
-  """Into how many parts a tensor of these dimensions can be split at most.
+  """Maximum number of parts that a tensor of these dimensions can be split into.
 
   Args:
     names: of its dimensions.

@@ -56,7 +56,7 @@ def activation_memory(
   results: Sequence[Tensor],
   inside: dict[Operation, int],
 ) -> Memory:
-  """The most that outputs take at one time; each is held from its making to its last use.
+  """Peak memory of operation outputs; each is live from its creation to its last use.
 
   Args:
     lowering: a lowering of the operations onto a `PlanMeshImpl`.

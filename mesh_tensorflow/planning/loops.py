@@ -46,7 +46,7 @@ def inner_operations(op: Operation) -> list[Operation]:
 
 
 def added_bytes(op: Operation, impl: MeshImpl) -> list[int]:
-  """The bytes of each addition to a sum that a loop does besides what is in its body.
+  """Bytes of each addition to an accumulator that a loop does outside of its body.
 
   Args:
     op: a loop, or what stands for one of its sums; others add nothing.

@@ -94,7 +94,7 @@ class Machine:
 
   @staticmethod
   def from_dict(fields: Any, what: str = "machine") -> Machine:
-    """A machine from what JSON says.
+    """Builds a machine from parsed JSON.
 
     Args:
       fields: a dict, as `to_dict` makes it.
@@ -122,7 +122,7 @@ class Machine:
     return Machine(name, device, links, shared, variants, sources, workers, spread)
 
   def to_dict(self) -> dict[str, Any]:
-    """The machine as JSON has it."""
+    """The machine as a dict that JSON can hold."""
     fields = {
       "name": self.name,
       "shared": self.shared,
@@ -161,7 +161,7 @@ class Machine:
       raise ConfigError(f"machine file {path}: {e.strerror}") from e
 
   def variant(self, implementation: str | None) -> Machine:
-    """The machine as a mesh implementation sees it.
+    """The machine with the figures for a mesh implementation.
 
     Args:
       implementation: "placement", "simd", or None.
@@ -172,7 +172,7 @@ class Machine:
     return dataclasses.replace(self, device=device, links=links)
 
   def over_workers(self, workers: int, devices: int, hosts: int = 1) -> Machine:
-    """The machine as a mesh has it that several worker processes share.
+    """The machine of a mesh that spans several worker processes.
 
     What is exchanged inside a worker takes the links of the variant "simd", what goes across
     workers the link of `workers`. Where that is not known, a machine of several links (nodes) has
@@ -232,7 +232,7 @@ class Machine:
     )
 
   def memory_of_each(self, devices: int) -> float:
-    """Bytes that each of so many devices may hold: those of one host share its memory."""
+    """Bytes available to each of `devices` devices; those of one host share its memory."""
     return self.device.memory / (devices if self.shared else 1)
 
   def link(self, mesh_shape: Shape, axis: int) -> Link:

@@ -18,16 +18,16 @@ class Device:
 
   Attributes:
     flops: by dtype name the most FLOP/s of matrix products.
-    efficiency: (FLOPs of a product, part of `flops` that it reaches), increasing; between two
-      points it is interpolated over the logarithm, beyond the ends it stays.
+    efficiency: (FLOPs of a product, fraction of `flops` that it reaches), increasing; interpolated
+      linearly in the logarithm of the FLOPs, constant beyond the ends.
     memory: bytes.
     memory_bandwidth: bytes/s of reading and writing together.
-    launch_seconds: what starting one operation costs.
+    launch_seconds: overhead of launching one operation.
     operations_per_kernel: how many elementwise operations run as one kernel, so that only the
       first reads and the last writes: 1 where nothing is fused.
-    convolution: (channels, part of a matrix product's rate that a convolution of as many FLOPs
-      reaches), increasing in both, in between and beyond as `efficiency`. Channels are the
-      geometric mean of those that the filter reads and makes.
+    convolution: (channels, fraction of the rate of a matrix product of as many FLOPs that a
+      convolution reaches), increasing in both, interpolated as `efficiency`. Channels are the
+      geometric mean of the filter's input and output channels.
   """
 
   flops: Mapping[str, float]
@@ -39,7 +39,7 @@ class Device:
   convolution: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
 
   def peak(self, dtype: str) -> float:
-    """The most FLOP/s of products of a dtype; of one that is not listed, the slowest.
+    """Peak FLOP/s of products of a dtype; that of the slowest dtype if it is not listed.
 
     Args:
       dtype: name of a dtype.
@@ -47,7 +47,7 @@ class Device:
     return self.flops.get(dtype, min(self.flops.values()))
 
   def rate(self, dtype: str, flops: float) -> float:
-    """The FLOP/s of a product of so many FLOPs.
+    """FLOP/s of a product, by its size in FLOPs.
 
     Args:
       dtype: name of a dtype.
@@ -154,7 +154,7 @@ class Workers:
 
 
 def inside(links: tuple[Link, ...], devices: int) -> tuple[Link, ...]:
-  """The links that are left inside a group of consecutive devices.
+  """Links inside a group of consecutive devices; the last one joins all of the group.
 
   Args:
     links: from the smallest groups to the largest.
@@ -169,7 +169,7 @@ def inside(links: tuple[Link, ...], devices: int) -> tuple[Link, ...]:
 
 
 def _at(points: tuple[tuple[float, float], ...], x: float) -> float:
-  """The second number at `x`: over the logarithm of the first ones; as at the ends beyond them."""
+  """Interpolates y at x, linearly in log(x); constant outside the given range."""
   if x <= points[0][0]:
     return points[0][1]
   for (before, low), (after, high) in zip(points, points[1:]):

@@ -108,7 +108,7 @@ def _check_memory(devices: Sequence[str], memory: float | None) -> None:
 
 
 def _increasing(points: dict[float, float], most: float = 1.0) -> tuple[tuple[float, float], ...]:
-  """Points whose second numbers do not fall: a larger product is not taken for a slower one."""
+  """Makes measured rates non-decreasing in the size, and at most `most`."""
   result: list[tuple[float, float]] = []
   for size, part in sorted(points.items()):
     result.append((size, min(most, max(part, result[-1][1] if result else 0.0))))
@@ -118,7 +118,7 @@ def _increasing(points: dict[float, float], most: float = 1.0) -> tuple[tuple[fl
 def _on_each(
   devices: Sequence[str], shape: Sequence[int], dtype: str, step: Callable[..., Any], count: int
 ) -> Callable[[], Any]:
-  """A function that applies `step` so often on each device.
+  """Returns a function that applies `step` `count` times on each device.
 
   Args:
     devices: the devices.
@@ -188,7 +188,7 @@ def _convolution_rate(devices: Sequence[str], channels: int, repeats: int) -> tu
 
 @contextlib.contextmanager
 def _as_written() -> Iterator[None]:
-  """Switches the graph optimizer off, which makes one pass of a chain of operations.
+  """Context manager: disables the graph optimizer, which would fuse a chain of operations.
 
   Programs rarely have such chains, so what one operation costs is measured without.
   """
@@ -335,7 +335,7 @@ def _measure_and_tell(cluster: Cluster, options: argparse.Namespace, sizes: Size
 
 @contextlib.contextmanager
 def _without_notices() -> Iterator[None]:
-  """Holds back TensorFlow's warnings that functions are traced often: each is another one."""
+  """Context manager: silences TensorFlow's retracing warnings; each function is a new one."""
   logger = tf.get_logger()
   before = logger.level
   logger.setLevel(logging.ERROR)

@@ -115,7 +115,7 @@ def _sent(kind: str, shape: Shape, slice_bytes: int) -> int:
 
 
 def _slice_shape(shape: Shape, slice_bytes: int) -> list[int]:
-  """Of float32, with rows for each of those that exchange."""
+  """Shape of a float32 slice of about `slice_bytes`; the first mesh axis divides its rows."""
   n = int(shape[0].size)
   return [n, max(1, slice_bytes // 4 // n)]
 

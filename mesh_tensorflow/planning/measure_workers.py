@@ -80,7 +80,7 @@ def measured_workers(devices: list[str], sizes: Sizes) -> Workers:
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-  """Ends this process with its block: with the other workers, or, after an error, at once."""
+  """Context manager: exits after the block, with the other workers; at once after an error."""
   try:
     yield
     workers.leave(_flush)

@@ -223,7 +223,7 @@ def _numbered(piece: Piece, order: Sequence[int]) -> Piece:
 
 
 def _figures(piece: Piece) -> list[float]:
-  """All figures that depend on sizes, in an order that follows from its structure."""
+  """All figures of a piece that depend on sizes, in a fixed order."""
   result: list[float] = []
   for work, _ in piece.works:
     for p in work.products:

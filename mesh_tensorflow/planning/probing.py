@@ -64,7 +64,7 @@ class Piece:
 
 
 class _Made(dict[Any, Any]):
-  """A dict that makes what is asked of it: what operations before this one left behind."""
+  """A dict that makes missing entries: the lowerings of operations before the probed one."""
 
   def __init__(self, make: Any):
     super().__init__()
@@ -76,7 +76,7 @@ class _Made(dict[Any, Any]):
 
 
 class Prober:
-  """Lowers operations alone."""
+  """Lowers single operations in isolation."""
 
   def __init__(self) -> None:
     self._graph = tf.Graph()

@@ -41,7 +41,7 @@ class Cost:
 
   @property
   def least(self) -> float:
-    """Its share of a step at least: all that may be hidden is."""
+    """Lower bound of its seconds: every exchange that can overlap with computation does."""
     return self.computing + self.exchanging - self.allowed
 
 
@@ -95,7 +95,7 @@ class Best:
     return self.found[-1].seconds if len(self.found) >= self.count else float("inf")
 
   def add(self, found: Found) -> None:
-    """Takes a layout, if it is among the best; of those that are alike, the best one.
+    """Keeps a layout if it is among the best; of those that are alike only the best is kept.
 
     Args:
       found: the layout.
@@ -291,7 +291,11 @@ class Search:
   def _child(
     self, d: str, layout: dict[str, int | None], values: Sequence[float], total: float
   ) -> tuple[dict[int, float], float] | None:
-    """New values of the chains that have the dimension, and the new bound."""
+    """Updates the lower bound after deciding dimension `d`; None if that prunes the branch.
+
+    Returns:
+      New bounds of the chains that have the dimension, and the new total.
+    """
     least = self.holdings.least(layout, self.domains, self.sizes)
     if self.for_memory:
       return {}, least
@@ -330,7 +334,7 @@ class Search:
     return any(a is not None for a in self.fixed.values())
 
   def consider(self, layout: Mapping[str, int | None]) -> None:
-    """Takes a layout, if it suits the program, fits, and is among the best.
+    """Evaluates a layout; keeps it if it suits the program, fits, and is among the best.
 
     Args:
       layout: mesh axis by dimension name, or None for whole.

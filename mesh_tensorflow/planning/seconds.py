@@ -127,7 +127,7 @@ def exchange_seconds(
 
 
 def messages(kind: str, n: int, topology: str) -> int:
-  """Messages of an exchange one after the other: around half a ring, or in a tree.
+  """Number of sequential messages of an exchange: around half a ring, or in a tree.
 
   Args:
     kind: see `planning.mesh_impl.Collective`.

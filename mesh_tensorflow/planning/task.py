@@ -80,7 +80,7 @@ class Task:
     )
 
   def on_given(self, shape: Shape) -> None:
-    """Has one mesh shape searched.
+    """Restricts the search to one mesh shape.
 
     Args:
       shape: the mesh shape.
@@ -91,7 +91,7 @@ class Task:
     self.meshes = [self._on(shape)]
 
   def _on(self, shape: Shape) -> SearchedMesh:
-    """The mesh, checked.
+    """Builds the search space on a mesh shape, checked against the rules.
 
     Raises:
       LayoutError: see `auto_layout`.
@@ -139,7 +139,7 @@ class Task:
     return all(n % parts == 0 for n in self.chains.dims[name])
 
   def on_any(self, devices: int) -> None:
-    """Has all meshes of so many devices searched, those with few dimensions first.
+    """Sets the search to all mesh shapes of `devices` devices, fewest dimensions first.
 
     Of these the most even first: where both the batch and the weights are split far, most programs
     take the least, and with a good layout at hand other meshes need few pieces.
@@ -200,7 +200,7 @@ class Task:
     return complete
 
   def consider(self, best: Best, found: Found) -> None:
-    """Has one layout timed, if it is one of this program.
+    """Evaluates one layout, if it is one of this program.
 
     Args:
       best: takes it.
@@ -231,7 +231,7 @@ class Task:
 
 
 def _factorizations(n: int, count: int) -> Iterator[tuple[int, ...]]:
-  """Ordered factors above 1 (of 1: one of 1)."""
+  """Yields the ordered factorizations of `n` into `count` factors above 1."""
   if count == 1:
     if n > 1:
       yield (n,)
@@ -243,7 +243,7 @@ def _factorizations(n: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _places(names: Sequence[str], count: int, anywhere: bool) -> Iterator[list[str]]:
-  """Names of mesh dimensions: the given ones in all places, or in the first, and others."""
+  """Yields names of `count` mesh dimensions: the given ones in any places, or first; others."""
   others = [f"mesh_{i}" for i in range(count + len(names)) if f"mesh_{i}" not in names]
   for places in itertools.permutations(range(count), len(names)):
     if not anywhere and list(places) != list(range(len(names))):

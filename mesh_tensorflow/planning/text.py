@@ -244,7 +244,7 @@ def _communication(report: Any, rows: int) -> str:
 def _grouped(
   items: Sequence[Any], cost: Callable[[Any], int], alike: Callable[[Any], Any]
 ) -> list[tuple[str, int, Any, int]]:
-  """Items whose names differ in numbers only (the layers of a model) and which are alike.
+  """Groups items that are alike and whose names differ in numbers only: layers of a model.
 
   Returns:
     (name, number of items, one of them, their cost), the costliest first. The name of several
