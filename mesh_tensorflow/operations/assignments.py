@@ -114,7 +114,7 @@ class Assign(Operation):
 
 
 def grouped(results: Sequence[Any]) -> Any:
-  """One tf.Operation that stands for all; None when executing eagerly."""
+  """Groups operations into one tf.Operation; None when executing eagerly."""
   if tf.executing_eagerly():
     return None
   return tf.group([r for r in results if r is not None])
@@ -204,7 +204,7 @@ def depend(x: Tensor, dependencies: Sequence[Operation | Tensor]) -> Tensor:
 
 
 def _combine_assignments(graph: Graph, assignments: Sequence[Operation]) -> list[Operation]:
-  """Behind `Graph.combine_assignments`."""
+  """Implements `Graph.combine_assignments`."""
   groups: dict[Any, list[Assign]] = {}
   for op in assignments:
     if not isinstance(op, Assign):

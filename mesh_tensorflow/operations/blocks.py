@@ -43,7 +43,7 @@ class Block:
 
   @property
   def made(self) -> list[Tensor]:
-    """All tensors that have a meaning only inside."""
+    """Tensors that exist only inside: placeholders and outputs of operations."""
     return self.placeholders + [x for op in self.operations for x in op.outputs]
 
   def captured(self) -> list[Tensor]:
@@ -57,13 +57,13 @@ class Block:
     return list(found)
 
   def forbid_use(self) -> None:
-    """Lets operations that are made from now on refuse what is inside."""
+    """Makes later operations refuse the tensors inside as inputs."""
     for x in self.made:
       x.usable = False
 
 
 def capture(graph: Graph, fn: Callable[[], Any]) -> tuple[Any, list[Operation]]:
-  """Calls `fn`, and takes the operations that it makes, but for variables, out of the graph."""
+  """Calls `fn`; removes the operations that it makes, except variables, from the graph."""
   operations = graph.operations
   n = len(operations)
   try:
@@ -99,14 +99,14 @@ class BlockOperation(Operation):
 
   @property
   def known_by(self) -> dict[Tensor, Tensor]:
-    """These, by the tensors by which the blocks know them."""
+    """Maps the tensors that stand for captured ones in the blocks to those captured now."""
     return dict(zip(self._keys, self.captured))
 
   def use_captured_of(self, other: BlockOperation) -> None:
-    """Takes from outside what `other` takes: for blocks that were derived from its own.
+    """Captures the same tensors as `other`, from whose blocks the own ones were derived.
 
-    Inside, both know a tensor by the name that it had when the block was made; in a copy of the
-    operation another one stands for it.
+    The blocks of both refer to the tensors captured when the block was made; a copy of an
+    operation may have captured others in their place.
     """
     actual = other.known_by
     first = len(self._inputs) - len(self._keys)
@@ -128,7 +128,7 @@ class BlockOperation(Operation):
     super().verify_layout(mesh_impl)
 
   def outside(self, lowering: LoweringInProgress) -> Any:
-    """A lowering that knows what the blocks use, and shares no pending sum with its parent.
+    """Child lowering with the captured tensors; shares no pending sum with its parent.
 
     A sum that is executed in a block must not be remembered outside it.
     """
@@ -257,19 +257,19 @@ def _gradients_like(
   grad_ys: Sequence[Tensor],
   operations: Sequence[Operation],
 ) -> list[Tensor | None]:
-  """`gradients`, with the dimensions of each in the order of its tensor."""
+  """Gradients, each transposed to the dimension order of its tensor."""
   return [like(g, x) for x, g in zip(xs, gradients(ys, xs, grad_ys, operations))]
 
 
 def like(grad: Tensor | None, x: Tensor) -> Tensor | None:
-  """A gradient of `x` with its dimensions in the order of `x`."""
+  """Transposes a gradient to the dimension order of `x`."""
   return grad if grad is None or grad.shape == x.shape else transpose(grad, x.shape)
 
 
 def _independent(block: Block) -> list[Operation]:
-  """Operations that give the same whenever the block is run, and have no effect.
+  """Loop-invariant operations without side effects.
 
-  To do them again costs no memory in each iteration: constants, casts and transposed weights.
+  Recomputing them takes no memory per iteration: constants, casts and transposed weights.
   """
   changing = set(block.placeholders)
   found = []
@@ -286,6 +286,6 @@ def _independent(block: Block) -> list[Operation]:
 
 
 def wanted_inputs(op: Operation, wanted: Sequence[bool] | None) -> list[bool]:
-  """For each input whether its gradient is wanted and can be had."""
+  """For each input True if its gradient is requested and defined."""
   asked = [True] * len(op.inputs) if wanted is None else wanted
   return [w and carries_gradient(x) for w, x in zip(asked, op.inputs)]

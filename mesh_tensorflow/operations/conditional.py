@@ -129,10 +129,10 @@ class ConditionalOperation(BlockOperation):
   def gradient_of(
     self, grad_ys: Sequence[Tensor | None], wanted: Sequence[bool] | None
   ) -> list[Tensor | None]:
-    """Gradients of those inputs for which they are wanted: the same condition again.
+    """Gradients of the requested inputs, by another condition on the same predicate.
 
-    Each branch keeps what the gradient of its function needs; that of the branch which was run is
-    run backwards.
+    Each branch outputs the intermediates that its backward pass needs; the backward pass of the
+    branch that was run is run.
 
     Args:
       grad_ys: a gradient or None for each output.
@@ -193,7 +193,7 @@ class ConditionalOperation(BlockOperation):
     return backward_fn
 
   def keep(self, tensors: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
-    """Has the branches keep tensors, if they are run.
+    """Adds outputs that carry a branch's intermediates to the backward pass.
 
     Args:
       tensors: number of the branch, and the tensor.
@@ -255,14 +255,14 @@ class ConditionalOperation(BlockOperation):
       lowering.operations[op] = grouped(results)
 
   def _child(self, outside: Any, number: int) -> Any:
-    """A lowering in which the operations of a branch are lowered."""
+    """Lowers the operations of a branch in a child lowering; returns it."""
     inner = outside.child()
     inner.operations, inner.scalar_summaries = dict(outside.operations), []
     inner.lower_operations(self._blocks[number].operations)
     return inner
 
   def _values(self, inner: LoweringInProgress, number: int) -> list[LaidOutTensor]:
-    """The outputs of a branch, and what it keeps: of the other branch nothing."""
+    """Outputs of a branch, and the stacks of saved tensors: those of the other branch empty."""
     impl = inner.mesh_impl(self)
     values = [inner.tensors[y].to_laid_out_tensor() for y in self._blocks[number].outputs]
     for branch, x in self.saved:
@@ -273,7 +273,7 @@ class ConditionalOperation(BlockOperation):
     return values
 
   def _reported(self, number: int, inner: LoweringInProgress) -> list[Any]:
-    """The scalar summaries of both branches: of the one that is not run, zeros."""
+    """Scalar summaries of both branches; zeros for the one that is not run."""
     found = iter(value for _, value in inner.scalar_summaries)
     return [
       next(found) if branch == number else tf.zeros([], op.dtype)
@@ -288,7 +288,7 @@ def _any_of(grads: Sequence[Tensor | None]) -> bool:
 
 
 def _cut(stacks: Sequence[Tensor], backward: Sequence[BackwardBlock]) -> list[Sequence[Tensor]]:
-  """The stacks of each branch."""
+  """Splits the stacks of saved tensors by branch."""
   first = len(backward[0].saved)
   return [stacks[:first], stacks[first:]]
 
@@ -298,10 +298,10 @@ def _name(fn: Callable[..., Any]) -> str:
 
 
 def _agreed(impl: Any, pred: Tensor, laid_out: Any) -> tf.Tensor:
-  """The condition, the same on all processors: who took another branch would be waited for.
+  """Makes the predicate equal on all processors; diverging branches would deadlock.
 
-  All processors compute it of the same values, but floats may come out different in their last
-  bits where TensorFlow rewrites equal parts of two programs differently.
+  All processors compute it from the same values, but floats may differ in their last bits where
+  TensorFlow's optimizer rewrites equal parts of two programs differently.
   """
   laid_out = laid_out.to_laid_out_tensor()
   several = len(laid_out.tensor_list) < impl.size

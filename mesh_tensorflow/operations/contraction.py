@@ -108,7 +108,7 @@ def _contract_two(
 def _vector_product(
   a: tf.Tensor, a_dims: Dims, b: tf.Tensor, b_dims: Dims, output: Dims, sizes: dict[Dimension, int]
 ) -> tf.Tensor | None:
-  """Products of large matrices and vectors; None if the axes do not stand in the order for that."""
+  """Product of large matrices and vectors; None if the order of the axes does not suit it."""
   # The vector has no dimension of its own, and so fewer than the matrix.
   if len(a_dims) > len(b_dims):
     a, a_dims, b, b_dims = b, b_dims, a, a_dims
@@ -205,7 +205,10 @@ def _matmul(
 def _as_matrices(
   x: tf.Tensor, dims: Dims, batch: Dims, first: Dims, second: Dims, sizes: dict[Dimension, int]
 ) -> tuple[tf.Tensor, bool]:
-  """Axes [batch..., first, second], or the last two swapped and True."""
+  """Reshapes x to [batch..., first, second]; or to the last two swapped, with True.
+
+  Avoids a transpose: the matrix product takes a swapped operand as it is.
+  """
   # Both hold if a group is empty; then no flag is needed.
   swapped = dims == batch + second + first and dims != batch + first + second
   if swapped:

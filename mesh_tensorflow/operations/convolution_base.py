@@ -69,7 +69,7 @@ class Convolution(Operation):
         )
 
   def _finish(self, output_shape: Shape, dtype: tf.DType) -> None:
-    """Makes the output, checks that the three shapes fit together."""
+    """Creates the output tensor and checks that the three shapes match."""
     self._outputs = [Tensor(self, output_shape, dtype)]
     image, kernel, features = self.shape_of(IMAGE), self.shape_of(FILTER), self.shape_of(FEATURES)
     rank = self.window.rank
@@ -168,7 +168,7 @@ class Convolution(Operation):
   def _lower_split(
     self, lowering: LoweringInProgress, impl: MeshImpl, frames: Sequence[Frames]
   ) -> Any:
-    """The result, where processors hold parts of the space: computed of frames of the image."""
+    """Lowers the operation if the space is split: computes the result from frames."""
     window, result = self.window.inside(), self.roles[2]
     fn, *operands = _COMPUTED[result]
     slices = [lowering.tensors[self.tensor_of(role)] for role in operands]
@@ -207,7 +207,7 @@ class Convolution(Operation):
     return laid_out
 
   def _take(self, lowering: LoweringInProgress, role: str, frames: Sequence[Frames]) -> Any:
-    """The frames of an input, along all axes; kept, if the gradient of a filter asks for them."""
+    """Frames of an input along all axes; saved if the gradient of the filter reuses them."""
     x = lowering.tensors[self.tensor_of(role)]
     for f in _split_first(frames):
       x = f.take(lowering, x, self._reduce_counter)
@@ -216,7 +216,7 @@ class Convolution(Operation):
     return x
 
   def _shared_frames(self, lowering: LoweringInProgress, impl: MeshImpl) -> Any:
-    """Frames that the gradient of the other input took, which are not exchanged again; or None."""
+    """Frames that the gradient of the other input has exchanged already; None without such."""
     if self._beside is None or self._beside._kept is None:
       return None
     of, taken = self._beside._kept.pop(lowering, (None, None))
@@ -252,9 +252,9 @@ class Convolution(Operation):
     return all(split_axis(impl, d) == split_axis(impl, e) for d, e in zip(*space))
 
   def room_of_slice(self, impl: MeshImpl) -> int:
-    """Bytes that a processor takes for its part of the result, besides operands and result.
+    """Workspace bytes of a processor: besides the slices of operands and result.
 
-    Frames of a split image, and what TensorFlow's kernels for CPUs copy.
+    Frames of a split image, and the workspace of TensorFlow's CPU kernels.
 
     Args:
       impl: of the processor.
@@ -288,13 +288,13 @@ class Convolution(Operation):
     return room
 
   def _frames(self, impl: MeshImpl) -> list[Frames]:
-    """For each spatial dimension what the windows of a processor's features reach."""
+    """For each spatial dimension the frames: positions under the windows of local features."""
     image = self.shape_of(IMAGE)
     first = image.ndims - self.window.rank - self.window.channel_dims
     return [Frames(impl, first + i, reach) for i, reach in enumerate(self._reaches())]
 
   def _frames_of_features(self, impl: MeshImpl) -> list[Frames]:
-    """For each spatial dimension the features whose windows meet a processor's image."""
+    """For each spatial dimension the frames of features whose windows meet the local image."""
     first = self.shape_of(IMAGE).ndims - self.window.rank - self.window.channel_dims
     return [Frames(impl, first + i, reach.turned()) for i, reach in enumerate(self._reaches())]
 
@@ -314,7 +314,7 @@ class Convolution(Operation):
 
 
 def share_frames(first: Tensor, second: Tensor) -> None:
-  """Lets two gradients of a convolution exchange the tensor that both are computed of once.
+  """Lets two gradients of a convolution exchange the tensor that both use only once.
 
   Args:
     first: the gradient of an operand.
@@ -329,7 +329,7 @@ def share_frames(first: Tensor, second: Tensor) -> None:
 
 
 def _split_first(frames: Sequence[Frames]) -> list[Frames]:
-  """First what processors exchange, so that they do not exchange the zeros of other axes."""
+  """Sorts split axes first, so that no padding of other axes is exchanged."""
   return sorted(frames, key=lambda f: not f.is_split)
 
 
@@ -355,7 +355,7 @@ def check_ndims(name: str, window: Window, image: Shape, kernel: Shape, features
 
 
 def check_operands(name: str, window: Window, x: Tensor, kernel: Tensor, transposed: bool) -> None:
-  """Checks what a convolution, or a transposed one, needs to know its output shape.
+  """Checks that the operands of a convolution, or a transposed one, have matching dimensions.
 
   Raises:
     ShapeError: too few or too many dimensions.

@@ -102,7 +102,7 @@ class Depthwise:
     return list(tf.unstack(tf.reshape(w, [self._kernel[0], *self._filter_plane])))
 
   def _planes_met(self, x: tf.Tensor) -> list[tf.Tensor]:
-    """For each plane of the filter the planes of the image that it meets, as a batch."""
+    """For each plane of the filter the planes of the image under it, as a batch."""
     if not self._is_volume:
       return [tf.reshape(x, self._image_planes)]
     batch, _, *rest = self._image

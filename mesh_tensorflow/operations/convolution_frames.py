@@ -158,12 +158,12 @@ class Frames:
     return y if self._held is None else impl.allsplit(y, self._held, axis)
 
   def _neighbours(self) -> list[tuple[int, int, int]] | None:
-    """From which neighbours a processor gets which part of their blocks.
+    """Plans which part of which neighbours' blocks each processor receives.
 
     Returns:
-      For each distance q the (q, begin, size) of the part of the block of processor i + q that some
-      processor i needs; together they are one stretch. None if no neighbours have what is needed:
-      the axis is not split, or in another way than the outputs, or all blocks are needed.
+      (q, begin, size) for each distance q: the part of the block of processor i + q that some
+      processor i needs; together they are contiguous. None if there is no neighbour exchange: the
+      axis is not split, or differently from the outputs, or all blocks are needed.
     """
     if self._held is None or self._held != self._made or not self.size:
       return None
@@ -187,7 +187,7 @@ class Frames:
     return [b - j * self._block - first for j, b in enumerate(self._begins)]
 
   def _moved(self, lowering: LoweringInProgress, part: Any, distance: int, counter: str) -> Any:
-    """Processor i gets the part of processor i + distance; zeros if there is none."""
+    """Sends parts along the mesh axis: processor i receives from i + distance, or gets zeros."""
     if abs(distance) >= self._n:
       return self._impl.slicewise(tf.zeros_like, part)
     assert self._held is not None
@@ -202,13 +202,13 @@ class Frames:
     lowering.add_counter(f"{what}/[{mesh_axis}]/{counter}", size)
 
   def _fitted(self, x: Any, before: int, after: int) -> Any:
-    """With zeros before and after; without the ends where the numbers are below 0."""
+    """Pads the slices with zeros; crops them where the numbers are negative."""
     if before == after == 0:
       return x
     return self._impl.slicewise(lambda t: fitted(t, self._axis, before, after), x)
 
   def _cut(self, x: Any, begins: Sequence[int], size: int) -> Any:
-    """The part of each processor's slice that begins at the number of its coordinate."""
+    """Slices `size` positions from `begins[i]` on processors of coordinate i."""
     if all(b == 0 for b in begins) and x.slice_shape[self._axis] == size:
       return x
     begin = begins[0]
@@ -229,13 +229,13 @@ class Frames:
 
 
 def fitted(t: tf.Tensor, axis: int, before: int, after: int) -> tf.Tensor:
-  """A tensor with zeros before and after; without its ends where the numbers are below 0.
+  """Pads an axis with zeros; crops it where the numbers are negative.
 
   Args:
     t: a tensor of static shape.
     axis: the axis that gets longer or shorter.
-    before: zeros to add in front.
-    after: zeros to add behind.
+    before: zeros to add in front; if negative, positions to crop.
+    after: zeros to add at the end; if negative, positions to crop.
   """
   n = t.shape[axis]
   begin, end = min(max(-before, 0), n), max(n - max(-after, 0), 0)
@@ -256,10 +256,10 @@ def summed(
   axis: int,
   size: int,
 ) -> tf.Tensor:
-  """A block to which each of several tensors adds a stretch; zeros where none does.
+  """Sums stretches of several tensors into a block of zeros.
 
-  What neighbours add is a few positions at the ends: only these are summed, and the rest is copied
-  once. Zeros around each stretch would be several times the block.
+  Neighbours add to a few positions at the ends: only these are summed, and the rest is copied
+  once. Padding each stretch to the block would take several times the memory of the block.
 
   Args:
     tensors: what is added.

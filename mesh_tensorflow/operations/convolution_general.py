@@ -159,7 +159,7 @@ def _grouped_by_number(
   output_sizes: Sequence[int] | None,
   name: str,
 ) -> Tensor:
-  """With groups that are parts of the channels, as in Keras."""
+  """Grouped convolution whose groups are consecutive channels, as in Keras."""
   if kernel.shape.ndims < 3:
     raise ShapeError(f"{name} of {x}: a filter has dimensions of space before two of channels")
   made = kernel.shape.dims[-1]
@@ -220,7 +220,10 @@ def _grouped(
   output_sizes: Sequence[int] | None,
   name: str | None,
 ) -> Tensor:
-  """With the groups in a dimension of x and the filter; without one of channels: depthwise."""
+  """Grouped convolution with the groups in a dimension of x and the filter.
+
+  It is depthwise if there is no dimension of channels besides.
+  """
   for t in (x, kernel):
     if group not in t.shape:
       raise no_such_dimension("convolution: groups", group, t)

@@ -65,7 +65,7 @@ def filter_of(
 
 
 def turned(window: Window, kernel: tf.Tensor) -> tf.Tensor:
-  """A filter turned around, from the channels of features to those of images: of the transpose."""
+  """Reverses the spatial axes of a filter and swaps its channels: the filter of the transpose."""
   space = list(range(window.rank))
   return tf.transpose(tf.reverse(kernel, space), [*space, window.rank + 1, window.rank])
 
@@ -195,7 +195,7 @@ def spread(t: tf.Tensor, axis: int, distance: int) -> tf.Tensor:
 
 
 def gathered(t: tf.Tensor, axis: int, distance: int, n: int, begin: int = 0) -> tf.Tensor:
-  """`n` positions of a tensor that lie `distance` apart; what `spread` is transposed to."""
+  """Slices `n` positions, `distance` apart, from `begin`: the transpose of `spread`."""
   if distance == 1:
     return kernels.cut_axis(t, axis, begin, n)
   ndims = t.shape.ndims
@@ -213,7 +213,7 @@ def _ungrouped(
 def _grouped(
   compute: Computation, window: Window, a: tf.Tensor, b: tf.Tensor, sizes: Sequence[int]
 ) -> tf.Tensor:
-  """Each group by itself; all at once if there is one channel of the image in a group."""
+  """Computes each group on its own; all at once, as depthwise, if groups have one channel."""
   shapes: dict[Any, list[list[int]]] = {
     plain.features_of: [a.shape.as_list(), b.shape.as_list(), list(sizes)],
     plain.image_of: [list(sizes), b.shape.as_list(), a.shape.as_list()],

@@ -74,19 +74,19 @@ class Window:
     )
 
   def inside(self) -> Window:
-    """The same window over images that have their zeros already."""
+    """The same window over images that are already padded."""
     return Window("", self.rank, self.strides, "VALID", self.dilations, self.grouped)
 
   def space_of(self, shape: Sequence[Any] | Shape) -> list[Any]:
-    """The spatial ones of the sizes or dimensions of an image, or of features."""
+    """Spatial part of the sizes or dimensions of an image, or of features."""
     return list(shape[-self.rank - self.channel_dims : -self.channel_dims])
 
   def batch_of(self, shape: Sequence[Any] | Shape) -> list[Any]:
-    """Those of the batch, of an image or of features."""
+    """Batch part of the sizes or dimensions of an image, or of features."""
     return list(shape[: -self.rank - self.channel_dims])
 
   def reach(self, kernel: Sequence[int]) -> list[int]:
-    """Positions from the first to the last that the filter meets, along each axis."""
+    """Extent of the dilated filter along each axis."""
     return [(k - 1) * d + 1 if k else 0 for k, d in zip(kernel, self.dilations)]
 
   def feature_sizes(self, image: Sequence[int], kernel: Sequence[int]) -> list[int]:
@@ -159,7 +159,7 @@ def features_of(
 def _without_idle_strides(
   window: Window, image: tf.Tensor, kernel: Sequence[int]
 ) -> tuple[tf.Tensor, list[int], str | list[tuple[int, int]]]:
-  """The same convolution, with stride 1 along axes where the window has one place only.
+  """Sets the stride to 1 along axes that have one output position only.
 
   TensorFlow's Conv2D and Conv3D for CPUs (oneDNN, seen in 2.21) read beyond the end of an image
   that has one channel if a stride above 1 leads to one place along the last axis: the values are
@@ -297,10 +297,10 @@ def _image_of_reversed_filter(
 def _filter_of_planes(
   window: Window, image: tf.Tensor, features: tf.Tensor, sizes: Sequence[int]
 ) -> tf.Tensor:
-  """The gradient of a filter of volumes: of each plane of it, of all planes that it meets.
+  """Gradient of a 3-D filter, plane by plane.
 
-  TensorFlow's Conv3DBackpropFilterV2 for CPUs (seen in 2.21) first copies what each window sees, a
-  filter's size times the image; this takes a half to a fifth of its time, and no such room.
+  TensorFlow's Conv3DBackpropFilterV2 for CPUs (seen in 2.21) first copies all windows, a filter's
+  size times the image; this takes a half to a fifth of its time, and no such workspace.
   """
   volume, kernel = image.shape.as_list()[1:-1], list(sizes[: window.rank])
   places = features.shape[1]

@@ -79,7 +79,7 @@ class CustomGradientOperation(Operation):
     return grads + [None] * (len(self._inputs) - len(grads))
 
   def _forward(self) -> tuple[list[Operation], list[Tensor]]:
-    """The operations of the function and, of their outputs, its results: of a clone its own."""
+    """Operations of the function, and its results; of a clone those of the clone."""
     outputs = self._inputs[self._num_inputs :]
     if outputs == self._made_of:
       return list(self._forward_operations), outputs
@@ -159,7 +159,7 @@ def custom_gradient(
 
 
 class AfterOperation(Operation):
-  """The value of x, computed after a slice of another tensor is there."""
+  """Identity of x, with a control dependency on a slice of another tensor."""
 
   def __init__(self, x: Tensor, dependency: Tensor, name: str | None = None):
     super().__init__([x, dependency], name=name or "after")

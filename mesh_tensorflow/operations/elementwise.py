@@ -77,7 +77,7 @@ def _by_kernel(raw_grad: Callable[..., tf.Tensor]) -> Callable[..., list[Tensor]
 
 
 def _of_conj(raw_grad: Callable[..., tf.Tensor]) -> Callable[..., list[Tensor]]:
-  """As `_by_kernel`, where the kernel does not take the conjugate of a complex output itself."""
+  """Like `_by_kernel`, but for kernels that take the conjugate of a complex y."""
   return _of_output(lambda dy, y: raw_grad(y=_conj(y), dy=dy))
 
 

@@ -120,7 +120,7 @@ class FourierOperation(Operation):
 
   @property
   def size(self) -> int:
-    """The number of positions: what the inverse divides by."""
+    """Number of positions, by which the inverse divides."""
     return list_product(d.size for d in (self._new_dims if self._inverse else self._dims))
 
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
@@ -138,7 +138,7 @@ class FourierOperation(Operation):
     return [ScalarMultiplyOperation(dx, scale).outputs[0]]
 
   def _weighted(self, x: Tensor, half: Dimension, n: int, weight: float) -> Tensor:
-    """x, whose frequencies that stand for two are multiplied."""
+    """Multiplies by `weight` the frequencies of x that stand for two."""
     weights = np.full([half.size], weight)
     weights[0] = 1.0
     if n % 2 == 0:
@@ -146,7 +146,7 @@ class FourierOperation(Operation):
     return einsum([x, constant(x.mesh, weights, Shape([half]), x.dtype)], output_shape=x.shape)
 
   def plan(self, impl: Any) -> tuple[Plan, int]:
-    """The exchanges and transforms on a mesh, and the size that the halved dimension has in them.
+    """Plans the exchanges and transforms on a mesh, and the padded size of the halved dimension.
 
     Args:
       impl: a `MeshImpl`.
@@ -223,10 +223,10 @@ class FourierOperation(Operation):
 
 
 def _padded_sizes(impl: Any, shape: Shape, axis: int) -> list[int]:
-  """Sizes to compute with of a dimension: its own, and those that mesh axes divide.
+  """Candidate sizes of a dimension while computing: its own, and multiples of mesh sizes.
 
-  n // 2 + 1 is odd for most n; a few frequencies more let the mesh split it on the way, which
-  saves an exchange.
+  n // 2 + 1 is odd for most n; padding by a few frequencies lets the mesh split it in between,
+  which saves an exchange.
   """
   size = shape[axis].size
   if holds_of(impl, shape)[axis]:

@@ -25,7 +25,7 @@ from mesh_tensorflow.program.dimensions import Shape, list_product
 
 
 def split_over(impl: Any, before: Shape, after: Shape, axis: int) -> int | None:
-  """The mesh axis over which a dimension is transformed as it lies; None if it cannot be.
+  """Mesh axis over which a dimension stays split during the transform; None if it cannot.
 
   Args:
     impl: a `MeshImpl`.

@@ -45,7 +45,7 @@ def get_global_step(mesh: Mesh) -> Tensor:
 
 @checked
 def count_global_step(graph: Graph) -> list[Operation]:
-  """Adds 1 to the variable `global_step` in each step, and makes it if the graph has none.
+  """Adds 1 to the variable `global_step` in each step; creates it if the graph has none.
 
   Args:
     graph: a `Graph` that has operations.
@@ -69,7 +69,7 @@ def count_global_step(graph: Graph) -> list[Operation]:
 
 
 def count_global_step_if_there(graph: Graph) -> list[Operation]:
-  """As `count_global_step`, but [] if nothing has read the step: an optimizer makes no variable.
+  """Like `count_global_step`, but creates no variable: [] if nothing has read the step.
 
   Args:
     graph: a `Graph`.

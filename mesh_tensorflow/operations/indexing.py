@@ -43,7 +43,7 @@ _INDEX_DTYPES = (tf.int32, tf.int64)
 
 
 def as_index(t: tf.Tensor) -> tf.Tensor:
-  """The indices in a dtype that TensorFlow takes for such."""
+  """Casts indices to a dtype that TensorFlow's kernels accept."""
   return t if t.dtype in _INDEX_DTYPES else tf.cast(t, tf.int32)
 
 
@@ -175,7 +175,7 @@ def keep_where(y: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
 def _pending_sum(
   lowering: LoweringInProgress, impl: Any, laid_out: Any, dims: list[Dimension], what: str
 ) -> LazyAllreduceSum:
-  """A sum over the mesh axes of the given dimensions, executed when it is needed."""
+  """Pending sum over the mesh axes that split the given dimensions."""
   mesh_axes = mesh_axes_of(impl, dims)
   size = list_product(laid_out.slice_shape) * impl.size
   return LazyAllreduceSum(

@@ -183,11 +183,11 @@ class WhileLoopOperation(BlockOperation):
   def gradient_of(
     self, grad_ys: Sequence[Tensor | None], wanted: Sequence[bool] | None
   ) -> list[Tensor | None]:
-    """Gradients of those inputs for which they are wanted: a loop that runs backwards.
+    """Gradients of the requested inputs, by a loop that runs backwards.
 
-    The forward loop keeps, on stacks, the tensors of each iteration that the gradient of the body
-    needs; the backward loop takes them off. Gradients of what the body uses from outside are
-    added up in the backward loop, and exchanged once, after it.
+    The forward loop pushes the tensors of each iteration that the gradient of the body needs onto
+    stacks; the backward loop pops them. Gradients of captured tensors are accumulated in the
+    backward loop, and reduced over the mesh once, after it.
 
     Args:
       grad_ys: a gradient or None for each output.
@@ -204,7 +204,7 @@ class WhileLoopOperation(BlockOperation):
     return _Differentiation(self, list(grad_ys), wanted_inputs(self, wanted)).run()
 
   def keep(self, tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Has the loop keep tensors of its body.
+    """Adds outputs that carry intermediates of each iteration to the backward pass.
 
     Args:
       tensors: to keep of each iteration.
@@ -254,7 +254,7 @@ class _Differentiation:
     self.active = self._active()
 
   def _active(self) -> list[int]:
-    """Loop variables on the ways between what gradients come from and what they are wanted for."""
+    """Numbers of the loop variables on a path from requested inputs to outputs with gradients."""
     operations, inputs, outputs = self.body.operations, self.body.placeholders, self.body.outputs
     n = self.loop.num_variables
     forward = {i for i in range(n) if self.wanted[i]}

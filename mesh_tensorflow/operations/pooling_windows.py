@@ -176,7 +176,7 @@ class WindowPoolOperation(_Windows):
 
 
 class WindowGradOperation(_Windows):
-  """Gradient of a `WindowPoolOperation`, or what it is transposed to.
+  """Gradient of a `WindowPoolOperation`, or the transpose of that gradient.
 
   Each position gets the sum of what the windows that it is in give: of an average their share, of a
   maximum all, if the position equals it. Transposed, each window gets the sum of its positions.
@@ -260,7 +260,7 @@ class WindowGradOperation(_Windows):
 
 
 def _lowest(dtype: tf.DType) -> Any:
-  """No number of the dtype is smaller."""
+  """Smallest value of the dtype: the padding of a maximum."""
   return -np.inf if dtype.is_floating else dtype.min
 
 

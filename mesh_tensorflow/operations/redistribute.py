@@ -42,7 +42,7 @@ def _mesh(impl: Any) -> tuple[int, ...]:
 
 
 def _places(impl: Any, shape: Shape) -> Places:
-  """The place of every mesh axis; one of size 1 moves nothing, and has none."""
+  """The place of every mesh axis; None for an axis of size 1, which moves nothing."""
   places = impl.mesh_axis_to_cumprod(shape)
   return tuple(p if n > 1 else None for p, n in zip(places, _mesh(impl)))
 
@@ -55,7 +55,7 @@ def redistribute(
   new: Shape,
   used_elsewhere: Callable[[], bool] = lambda: True,
 ) -> Any:
-  """Slices of the same elements, laid out as `old`, turned into those laid out as `new`.
+  """Redistributes a tensor from the layout of `old` to that of `new`.
 
   Args:
     lowering: gets counters of what is moved.
@@ -90,7 +90,7 @@ def redistribute(
 def _where_to_scatter(
   pending: LazyAllreduceSum, total: int, mesh: tuple[int, ...], source: Places, target: Places
 ) -> Places:
-  """The places of the mesh axes after a sum of which each processor gets its part only.
+  """Chooses the places of the mesh axes after a pending sum, if it is reduce-scattered.
 
   An allreduce over n processors moves 2 (n - 1) / n of the slice, a reduce-scatter half of it.
   """
@@ -140,7 +140,7 @@ def _scatter_sum(
 
 
 def _viewed(impl: Any, slices: Any, shape: Sequence[int]) -> Any:
-  """The slices (computed, if they were a pending sum) in another shape."""
+  """Reshapes the slices; executes a pending sum first."""
   shape = list(shape)
   slices = slices.to_laid_out_tensor()
   if slices.slice_shape == shape:

@@ -32,7 +32,7 @@ def _indexed_first(op: ScatterAddOperation) -> Shape:
 
 
 def empty_rows(op: ScatterAddOperation, lowering: LoweringInProgress) -> Any:
-  """Each processor's list of the rows, along the indexed dimension, of what the scatter makes.
+  """Creates each processor's list of rows of the scatter's output, along the indexed dimension.
 
   Args:
     op: the scatter.
@@ -50,12 +50,12 @@ def empty_rows(op: ScatterAddOperation, lowering: LoweringInProgress) -> Any:
 
 
 def add_to_row(op: ScatterAddOperation, lowering: LoweringInProgress, rows: Any) -> Any:
-  """The list after the scatter has added to it.
+  """Adds the scatter's update to its row; returns the new list.
 
   Args:
     op: the scatter.
     lowering: the lowering that has its inputs.
-    rows: what `empty_rows` made, or this function.
+    rows: the list, from `empty_rows` or an earlier call.
   """
   impl = lowering.mesh_impl(op)
   y, indices = op.inputs
@@ -91,7 +91,7 @@ def add_to_row(op: ScatterAddOperation, lowering: LoweringInProgress, rows: Any)
 
 
 def from_rows(op: ScatterAddOperation, lowering: LoweringInProgress, rows: Any) -> Any:
-  """The slices of the sum, of the list of their rows.
+  """Stacks the rows to the slices of the sum.
 
   Args:
     op: the scatter.

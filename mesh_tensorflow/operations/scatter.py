@@ -158,7 +158,7 @@ def _bytes(x: Tensor, slices: Any) -> int:
 
 
 def _whole(shape: Shape, dim: Dimension) -> tuple[Dimension, Shape]:
-  """The dimension under a name that no layout splits, and the shape with it in its place."""
+  """Renames a dimension so that no layout splits it; returns it and the shape with it."""
   whole = Dimension(f"_whole_{dim.name}", dim.size)
   return whole, Shape([whole if d == dim else d for d in shape])
 

@@ -70,7 +70,7 @@ class ShiftOperation(Operation):
     return kernels.cut_axis(t, self._axis, begin, size)
 
   def _exchange(self, lowering: LoweringInProgress, impl: Any, x: Any, mesh_axis: int) -> Any:
-    """Each processor gets the two parts that make up its block, from two others."""
+    """Receives the two parts that make up each processor's block from two others."""
     n = impl.shape[mesh_axis].size
     block = self._dim.size // n
     # divmod rounds down, so 0 <= rest < block for negative offsets too: a block is made of the end

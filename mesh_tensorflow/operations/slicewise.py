@@ -61,7 +61,7 @@ class SlicewiseOperation(Operation):
 
   @property
   def reach(self) -> list[frozenset[Dimension]]:
-    """For each output the dimensions whose parts the processors compute its slices from."""
+    """For each output the dimensions along which it is computed from local slices only."""
     return list(self._reach)
 
   @property

@@ -77,11 +77,11 @@ class _NormalizedExpOperation(Operation):
     lowering.set_tensor_lowering(self.outputs[0], result)
 
   def _of_whole(self, x: tf.Tensor) -> tf.Tensor:
-    """The result, from slices that have the whole dimension."""
+    """Computes the result from slices that hold the whole dimension."""
     raise NotImplementedError
 
   def _of_part(self, x: tf.Tensor, maximum: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-    """The result, from slices, and the maximum and sum exp(x - maximum) over the dimension."""
+    """Computes the result from slices, the global maximum, and the sum of exp(x - maximum)."""
     raise NotImplementedError
 
   def _max_and_sum(self, lowering: LoweringInProgress) -> tuple[Any, Any]:

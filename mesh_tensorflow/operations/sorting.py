@@ -60,7 +60,7 @@ class _AlongOperation(Operation):
   def _ways(
     self, impl: Any, y: Tensor, bytes_before: int, bytes_after: int
   ) -> tuple[Sequence[Step], Sequence[Step]]:
-    """The steps to where the dimension is whole, and those back."""
+    """Steps that gather the dimension, and those that split the result again."""
     steps = self._plan(impl, y, bytes_before, bytes_after).steps
     (apply,) = (i for i, step in enumerate(steps) if step.kind == "apply")
     return steps[:apply], steps[apply + 1 :]

@@ -49,7 +49,7 @@ class Element(NamedTuple):
 
 
 def element_like(x: Tensor, length: int | None = None) -> Element:
-  """The element of a stack that `x` can be pushed onto, so many times."""
+  """Element type of a stack for `x`, with at most `length` elements."""
   return Element(x.shape, x.dtype, x.stack_of, length)
 
 
@@ -71,7 +71,7 @@ def carries_gradient(x: Tensor) -> bool:
 def stack_tensor(
   op: Operation, element: Element, index: int = 0, name: str | None = None
 ) -> Tensor:
-  """A tensor that stands for a stack, as an output of an operation."""
+  """Creates the tensor of a stack, as an output of an operation."""
   result = Tensor(op, Shape([]), tf.variant, index=index, name=name)
   result.stack_of = element
   return result
@@ -200,5 +200,5 @@ def pop(stack: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def zero_gradient(x: Tensor) -> Tensor:
-  """The gradient of a tensor on which nothing depends: zeros; of a stack an empty one."""
+  """Zero gradient of a tensor on which nothing depends; an empty stack for a stack."""
   return empty_stack(x.mesh, _element_of(x)) if is_stack(x) else zeros_like(x)
