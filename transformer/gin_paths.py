@@ -1,4 +1,4 @@
-"""Where the gin files of the package are: `mesh_tensorflow.transformer.gin_paths`."""
+"""Location of the package's gin files: `mesh_tensorflow.transformer.gin_paths`."""
 
 from mesh_tensorflow.transformer.gin_config.gin_paths import gin_dir
 

@@ -116,7 +116,7 @@ def _logits(
 def _share_of_memory(
   logits: mtf.Tensor, memory_length_dim: mtf.Dimension, sink_logits: mtf.Tensor
 ) -> mtf.Tensor:
-  """What part of the weights is left for memory: Z / (Z + exp(sink)), Z = sum exp(logits).
+  """Share of the attention weights that memory gets: Z / (Z + exp(sink)), Z = sum exp(logits).
 
   No gradient flows to an extra logit of `mtf.softmax` (it never did), so it is taken here. Weights
   are multiplied by it after they are summed up: outputs have fewer elements.

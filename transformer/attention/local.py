@@ -144,7 +144,7 @@ def _masks(
 
 @dataclasses.dataclass(frozen=True)
 class _Blocks:
-  """How a sequence is cut into blocks.
+  """The division of a sequence into blocks.
 
   Attributes:
     length: the dimension of positions.
@@ -309,7 +309,7 @@ class _Sinks:
 def _inside(
   position: mtf.Tensor, blocks: mtf.Dimension, block_length: int, length: int
 ) -> mtf.Tensor:
-  """Whether a position of a block's memory is in the sequence: `[blocks, memory]`."""
+  """Bool mask `[blocks, memory]`: True where a block's memory position is within the sequence."""
   begin = mtf.range(position.mesh, blocks, tf.int32) * block_length
   absolute = mtf.add(begin, position, output_shape=mtf.Shape([blocks, *position.shape.dims]))
   return mtf.cwise(lambda p: (p >= 0) & (p < length), [absolute], output_dtype=tf.bool)

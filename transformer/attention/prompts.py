@@ -151,18 +151,19 @@ def make_params_hyperprompt(
   number is that of its block: 3 in the variable scope `encoder/block_003/...`.
 
   Args:
-    task_num: see there.
-    num_heads: see there.
-    prefix_hidden_dim: see there.
-    kv_dim: see there.
-    context: see there.
+    task_num: number of tasks.
+    num_heads: not used.
+    prefix_hidden_dim: not used.
+    kv_dim: not used.
+    context: a `Context`.
     mtlprompt_share: not used.
-    dropout_rate: see there.
-    prompt_length: see there.
+    dropout_rate: dropout rate in training.
+    prompt_length: number of prompts.
     scope: "encoder" or "decoder"; by default the first component of the variable scope.
 
   Raises:
-    ConfigError: see there; or the scope names no block that has an embedding.
+    ConfigError: a parameter or the task ids are missing, or do not fit; or the scope names no block
+      that has an embedding.
   """
   del mtlprompt_share, num_heads, prefix_hidden_dim, kv_dim  # The given tensors have these sizes.
   scope = scope or _scope_component(0)

@@ -217,7 +217,7 @@ def _end_at_a_signal(code: int) -> None:
 
 
 def _flush() -> None:
-  """What the end of a process does otherwise, and `os._exit` does not."""
+  """Shuts logging down and flushes the standard streams, which `os._exit` does not do."""
   python_logging.shutdown()
   for stream in (sys.stdout, sys.stderr, sys.__stdout__):
     with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What readers of own files have in common: documents, divided; and texts for vocabularies.
+"""Common parts of the readers of own files: split documents, and texts for vocabularies.
 
 `run.vocabulary = 'sentencepiece:8000'` is made of the texts that are trained on. Which these are
 the data set function says: `with_texts` gives it an attribute `texts`.
@@ -83,13 +83,14 @@ def source(
   validation_fraction: float | None,
   **how: Any,
 ) -> Source:
-  """The documents of files.
+  """Finds the files of training and held-out documents.
 
   Args:
     reader: the name of the reader, for errors.
-    path: see `own_text`.
-    validation_path: see there.
-    validation_fraction: see there.
+    path: a file, a folder, a glob, or a list of them.
+    validation_path: the same, for the held-out documents; or None.
+    validation_fraction: part of the documents of `path` to hold out, 0 to 1; None: `FRACTION`, or 0
+      if there is a `validation_path`.
     **how: arguments of `own_files.find`.
 
   Raises:
@@ -162,7 +163,7 @@ def with_texts(texts: Callable[[str | None], Iterator[str]]) -> Callable[[_F], _
 
 
 def texts_of(dataset_fn: Callable[..., Any] | None) -> Callable[[str | None], Iterator[str]] | None:
-  """What `with_texts` gave a data set function; None if nothing."""
+  """The text iterator that `with_texts` attached to a data set function; None without one."""
   # Also of the function in a scope of gin's, which copies attributes.
   found: Callable[[str | None], Iterator[str]] | None = getattr(dataset_fn, "texts", None)
   return found

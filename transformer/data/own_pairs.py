@@ -20,7 +20,7 @@ _FEATURES = ("inputs", "targets")
 
 
 def _texts(feature: str | None) -> Iterator[str]:
-  """What vocabularies are made of: one side of the pairs of the training split, or both."""
+  """Training texts for vocabularies: one side of the pairs (`feature`), or both."""
   sides = _FEATURES if feature is None else (feature,)
   for _, texts in own_documents.bound(own_pairs, _FEATURES).documents("train"):
     yield from (texts[_FEATURES.index(s)] for s in sides)
@@ -61,16 +61,18 @@ def own_pairs(
     vocabulary: a `Vocabulary`, or a tuple of one for inputs and one for targets.
     dataset_split: "train"; any other name means the held-out pairs.
     path: see `own_text`; files of records: JSON lines, CSV, TSV, Parquet.
-    validation_path: see there.
-    validation_fraction: see there; a pair is held out by a hash of both of its texts.
+    validation_path: the same, for the held-out pairs.
+    validation_fraction: part of the pairs of `path` to hold out, chosen by a hash of both texts; by
+      default 0.05, if there is no `validation_path`; 0: none.
     inputs: the name of the field of inputs, or the number of the column from 0 on.
     targets: the same, of targets.
     format: see `own_text`.
-    header: see there; by default if `inputs` or `targets` is no number.
-    quotes: see there.
-    encoding: see there.
-    pack: see `parallel_text_dataset`.
-    too_long: see there.
+    header: True if the first line of a table names its columns; by default if `inputs` or `targets`
+      is no number.
+    quotes: True if columns of a table may be in quotes; by default those of CSV are.
+    encoding: encoding of the files; by default that of `text_encoding`.
+    pack: True if several pairs share a row; see `parallel_text_dataset`.
+    too_long: "drop", "truncate" or "error": the treatment of pairs longer than `sequence_length`.
     seed: of the order; None: that of the run (`run.seeds`).
     skip: start at this row.
     batch_size: has no effect.

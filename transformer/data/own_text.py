@@ -31,7 +31,7 @@ _LONG_SECONDS = 60.0
 
 
 def _texts(feature: str | None) -> Iterator[str]:
-  """What vocabularies are made of: the texts of the training split, as gin binds `own_text`."""
+  """Training texts for vocabularies, from the files that gin binds for `own_text`."""
   del feature
   for _, texts in own_documents.bound(own_text, ("field",)).documents("train"):
     yield from texts

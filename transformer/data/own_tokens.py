@@ -57,9 +57,9 @@ def own_tokens(
     dataset_split: "train"; any other name means the held-out documents.
     path: the folder.
     mode: see `own_text`.
-    order: see there.
-    context_tokens: see there.
-    seed: see there.
+    order: of training, "shuffled" or "random"; see `own_text`.
+    context_tokens: number of ids at the start of a window that are context and are not scored.
+    seed: of the order; None: that of the run (`run.seeds`).
     skip: start at this example; what comes before is not read.
     batch_size: has no effect.
     batch_rows: make only the examples that are needed of each batch, the first of which begins at

@@ -32,7 +32,7 @@ _OPEN_ROWS = 8  # Rows that a pair may go to; with one of them a row has twice a
 
 
 def _texts(feature: str | None) -> Iterator[str]:
-  """What vocabularies are made of: one side of the training pairs that gin binds, or both."""
+  """Training texts for vocabularies: one side of the pairs that gin binds, or both."""
   given = gin.get_bindings(parallel_text_dataset)
   if "files" not in given:
     raise ConfigError("parallel_text_dataset.files is not bound")
@@ -123,15 +123,16 @@ def rows_of_pairs(
 
   Args:
     texts: pairs of inputs and targets.
-    sequence_length: see `parallel_text_dataset`.
-    vocabulary: see there.
-    what: the texts, for errors.
-    train: whether they are for training.
-    pack: see `parallel_text_dataset`; likewise the others.
-    too_long: see there.
-    seed: see there.
-    skip: see there.
-    batch_rows: see there.
+    sequence_length: an int, or a dict from "inputs" and "targets".
+    vocabulary: a `Vocabulary`, or a tuple of one for inputs and one for targets.
+    what: name of the texts in error messages.
+    train: True for endless, shuffled rows; False for each pair once, in order.
+    pack: True if several pairs share a row; False pads each pair to a row.
+    too_long: "drop", "truncate" or "error": the treatment of pairs longer than `sequence_length`.
+    seed: seed of the order.
+    skip: number of rows to skip.
+    batch_rows: make only these rows of each batch, beginning at `skip`; None: those of the current
+      input shard, or all.
 
   Raises:
     ConfigError: a length is missing.

@@ -59,7 +59,7 @@ def python_stdlib_files(
 
 
 def gzip_bits_per_byte(paths: list[str]) -> float:
-  """What `gzip -9` needs for the files, each compressed by itself."""
+  """Bits per byte of `gzip -9` on the files, each compressed by itself."""
   plain = packed = 0
   for path in paths:
     with open(path, "rb") as f:

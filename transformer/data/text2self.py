@@ -75,7 +75,7 @@ def _destination(
   segments: mtf.Dimension,
   new_length: mtf.Dimension,
 ) -> mtf.Tensor:
-  """Where each id goes; beyond the end for padding."""
+  """Target position of each id in the new row; `new_length` (out of range) for padding."""
   to = mtf.gather(start, segment, segments) + position
   return mtf.where(mtf.equal(segment, 0), mtf.ones_like(to) * new_length.size, to)
 

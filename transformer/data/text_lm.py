@@ -29,7 +29,7 @@ _LOG = logging.getLogger("mesh_tensorflow")
 
 
 def _texts(feature: str | None) -> Iterator[str]:
-  """What vocabularies are made of: the training files that gin binds."""
+  """Training texts for vocabularies: the files that gin binds."""
   del feature
   given = gin.get_bindings(text_lm_dataset)
   if "train_files" not in given:

@@ -34,7 +34,7 @@ _FEW_BYTES = 32 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """What all processes are told."""
+  """The task description that all encoding processes get."""
 
   files: OwnFiles
   fraction: float
@@ -43,7 +43,7 @@ class Job:
 
   @property
   def dtype(self) -> str:
-    """Of the ids in files."""
+    """dtype of the ids in files."""
     return "uint16" if self.vocabulary.vocab_size <= 2**16 else "uint32"
 
   def counts(self, number: int) -> dict[str, list[int]] | None:
@@ -120,7 +120,7 @@ def make_parts(job: Job, processes: int | None, progress: bool) -> None:
 
 
 def _can_be_sent(job: Job) -> bool:
-  """Whether other processes can have the vocabulary."""
+  """True if the job, with its vocabulary, can be pickled for other processes."""
   try:
     pickle.dumps(job)
   except Exception as e:  # noqa: BLE001 - of any kind, by the vocabulary's own code.

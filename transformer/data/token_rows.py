@@ -40,7 +40,7 @@ _ORDER, _CUT, _PLACE = 0, 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-  """How rows are cut out of tokens.
+  """Settings for cutting rows out of a sequence of tokens.
 
   Attributes:
     length: tokens in a row.
@@ -299,7 +299,7 @@ def _mapped_reader(tokens: np.ndarray, length: int, apart: bool) -> Reader:
 
 
 def _told_apart(ids: tf.Tensor) -> dict[str, tf.Tensor]:
-  """Which document each token of rows belongs to, by the EOS behind each: int32 [rows, length]."""
+  """Segment ids and positions of the documents in rows, split at EOS: int32 [rows, length]."""
   first = tf.ones_like(ids[:, :1])
   starts = tf.concat([first, tf.cast(tf.equal(ids[:, :-1], EOS_ID), tf.int32)], axis=1)
   # The documents of all rows, numbered one after the other; and the column where each begins.

@@ -60,16 +60,17 @@ def tokenize(
     output_dir: the folder of tokens; it is made.
     vocabulary: a `Vocabulary`, or the name of one, which is made of the training documents if it
       is made of texts; see `named_vocabulary`. It is kept in the folder.
-    validation_fraction: see `own_text`, as for the next seven.
-    format: see there.
-    document: see there.
-    separator: see there.
-    field: see there.
-    header: see there.
-    quotes: see there.
-    encoding: see there.
-    processes: how many encode; None: one for each processor, at most one for each file.
-    progress: whether a terminal shows a bar.
+    validation_fraction: part of the documents to hold out, 0 to 1; see `own_text`.
+    format: "text", "jsonl", "csv", "tsv" or "parquet"; "auto": by the suffix.
+    document: in text files "file", "paragraph" or "line"; "auto": a file.
+    separator: in place of `document`: the string between documents of a text file.
+    field: name of the field of the text, or number of the column from 0 on; None: the only one, or
+      "text".
+    header: True if the first line of a table names its columns; None: if `field` is no number.
+    quotes: True if columns of a table may be in quotes; None: in CSV only.
+    encoding: encoding of the files; by default that of `text_encoding`.
+    processes: number of processes; None: one per processor, at most one per file.
+    progress: True to show a progress bar in a terminal.
 
   Returns:
     What is in the folder.
@@ -107,7 +108,7 @@ def tokenize(
 
 
 def summary(tokens: TokenFolder) -> str:
-  """What is in a folder of tokens, and what to bind for training, in a few lines."""
+  """Summary of a folder of tokens, with the gin bindings for training on it; a few lines."""
   counts = [
     f"{tokens.tokens[s]:,} tokens of {tokens.documents[s]:,} documents {what}"
     for s, what in (("train", "to train on"), ("validation", "held out"))
@@ -135,7 +136,7 @@ def _local(path: str) -> str:
 
 
 def _made_from(files: OwnFiles, fraction: float, vocabulary: Any) -> dict[str, Any]:
-  """What decides the tokens, of JSON's kinds."""
+  """Fingerprint of the inputs of tokenization (files, forms, vocabulary), JSON-like."""
   stats = [os.stat(p) for p in files.paths if "://" not in p]
   if len(stats) < len(files.paths):
     raise ConfigError("tokenize reads files of this machine: copy them here")
@@ -183,7 +184,7 @@ def _parts_folder(output_dir: str, made_from: dict[str, Any]) -> str:
 def _vocabulary(
   vocabulary: Any, source: own_documents.Source, parts: str
 ) -> tuple[dict[str, Any], Any]:
-  """What is said of the vocabulary, and itself; read, if it was made before an interruption."""
+  """Makes the vocabulary, or loads it if an interrupted run had; returns (description, it)."""
   note = os.path.join(parts, "vocabulary.json")
   if os.path.exists(note):
     with open(note, "rb") as f:

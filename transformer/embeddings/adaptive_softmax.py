@@ -54,7 +54,7 @@ class _Cluster:
   length_projection_factor: float
 
   def has(self, ids: mtf.Tensor) -> mtf.Tensor:
-    """Where the ids are of this cluster: a bool tensor."""
+    """Bool mask of the ids that belong to this cluster."""
     return mtf.logical_and(
       mtf.greater_equal(ids, self.start), mtf.less(ids, self.start + self.size)
     )

@@ -1,1 +1,1 @@
-"""What is read, and by which worker: shards of the input, text files, TFRecords."""
+"""Input files and their division among workers: text files, TFRecords, shards."""

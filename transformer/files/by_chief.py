@@ -1,4 +1,4 @@
-"""What one worker does for all: the chief looks or writes, and the others get what came of it."""
+"""File accesses by the chief alone: it reads or writes, and broadcasts the result or the error."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def chunks(path: str, read: Callable[[int], None] | None = None) -> Iterator[byt
 
 
 def most_of_one(path: str) -> int | None:
-  """How many bytes one document, or one line, of a file may have; None: what the file has.
+  """Maximum bytes of one document or line of a compressed file; None if it is not compressed.
 
   Raises:
     DataError: the file is missing or unreadable.

@@ -30,18 +30,18 @@ Progress = Callable[[int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-  """How documents stand in files.
+  """The format of files of documents.
 
   Attributes:
     format: one of `FORMATS`.
-    unit: of "text": what a document is, one of `UNITS`; or, if `separator` is given, "separator".
-    separator: of "text": the string that stands between two documents.
-    fields: of the other formats: which fields are taken; () for the one that there is, or "text".
-    header: of "csv" and "tsv": whether the first line names the columns; None: it does if `fields`
-      are names.
-    quotes: of "csv" and "tsv": whether "..." may be around a column, with "" for a quote in it;
-      None: in "csv" only.
-    encoding: of the text.
+    unit: for "text": the unit of a document, one of `UNITS`; "separator" if `separator` is given.
+    separator: for "text": the string between two documents.
+    fields: for the other formats: the fields to read; (): the only one, or "text".
+    header: for "csv" and "tsv": True if the first line names the columns; None: if `fields` are
+      names.
+    quotes: for "csv" and "tsv": True if columns may be in "...", with "" for a quote in them; None:
+      in "csv" only.
+    encoding: encoding of the text.
   """
 
   format: str = "text"
@@ -123,7 +123,7 @@ def _bounded(path: str, what: str) -> Callable[[int], None]:
 def pieces(
   texts: Iterable[str], separator: str, check: Callable[[int], None] = lambda n: None
 ) -> Iterator[str]:
-  """What stands between the separators in a text that comes some at a time; the last may be "".
+  """Splits a streamed text at a separator; the last piece may be "".
 
   Args:
     texts: the parts of the text.
@@ -185,7 +185,7 @@ def _lines(texts: Iterable[str], check: Callable[[int], None]) -> Iterator[str]:
 
 
 def _paragraphs(lines: Iterable[str], check: Callable[[int], None]) -> Iterator[str]:
-  """What stands between blank lines."""
+  """Yields the paragraphs of a text: runs of lines between blank lines."""
   kept: list[str] = []
   count = 0
   for line in lines:

@@ -1,4 +1,4 @@
-"""Which files a data set is made of: readers take note of them, for the record of a run."""
+"""Record of the files that a data set reads, for the manifest of a run."""
 
 from __future__ import annotations
 

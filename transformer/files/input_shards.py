@@ -1,4 +1,4 @@
-"""What part of the input a worker reads: rows of each batch, or a shard of the records.
+"""The part of the input that a worker reads: rows of each batch, or a shard of the records.
 
 A data set that knows its examples by number makes those that are needed (`BatchRows`). Another one
 is read as a shard (`InputShard`): its sources ask for `current()` and read their share.
@@ -21,18 +21,18 @@ from mesh_tensorflow.errors import DataError
 
 @dataclasses.dataclass(frozen=True)
 class BatchRows:
-  """Which examples of each batch are needed.
+  """The examples of each batch that this worker needs.
 
   Attributes:
     batch: number of examples in a batch.
-    needed: their places in a batch, in ascending order.
+    needed: their indices in a batch, in ascending order.
   """
 
   batch: int
   needed: tuple[int, ...]
 
   def count(self, examples: int) -> int:
-    """How many of the first so many examples are needed."""
+    """Number of needed examples among the first `examples` ones."""
     batches, rest = divmod(max(0, examples), self.batch)
     return batches * len(self.needed) + bisect.bisect_left(self.needed, rest)
 

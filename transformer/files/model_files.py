@@ -1,4 +1,4 @@
-"""What a run writes into the folder of its model beside the checkpoints.
+"""Files that a run writes into its model folder beside the checkpoints.
 
 Nothing that is in that folder, a link say, makes it write elsewhere; see `checkpoint.folder`.
 """
@@ -112,7 +112,7 @@ def notes(model_dir: str, place: str, what: str, write_it: Callable[[str | None]
 
 
 def _is_own(model_dir: str, place: str) -> bool:
-  """Whether a folder is that of the model, or one in it by its name."""
+  """True if `place` is the model's folder or below it, judged by the paths alone."""
   own, other = (p if "://" in p else os.path.abspath(p) for p in (model_dir, place))
   # With the slash at the end, "model2" is not in "model".
   return f"{other.rstrip('/')}/".startswith(f"{own.rstrip('/')}/")

@@ -107,10 +107,11 @@ def find(
     document: what a document is in a text file: "file", "paragraph" (blank lines between),
       "line"; "auto": a file. In the other formats a record is a document.
     separator: in place of `document`: the string between two documents in a text file.
-    fields: see `documents.Form`; likewise the next three.
-    header: see there.
-    quotes: see there.
-    encoding: see there; by default that of `text_files.text_encoding`.
+    fields: names of the fields to read, or numbers of columns from 0 on; (): the only one, or
+      "text".
+    header: True if the first line of a table names its columns; None: if `fields` are names.
+    quotes: True if columns of a table may be in quotes; None: in CSV only.
+    encoding: encoding of the text; by default that of `text_files.text_encoding`.
 
   Raises:
     ConfigError: a setting is wrong, or contradicts another.

@@ -71,7 +71,7 @@ class TokenFolder:
     return self._map(tokens_file(split), self.dtype, self.tokens[split], split)
 
   def map_documents(self, split: str) -> np.ndarray:
-    """Where each document of a split begins, in tokens: an np.memmap of int64.
+    """Token offsets at which the documents of a split begin: an np.memmap of int64.
 
     Raises:
       DataError: as `map_tokens`.
@@ -116,20 +116,20 @@ def documents_file(split: str) -> str:
 
 
 def is_token_folder(path: Any) -> bool:
-  """Whether a path is a whole folder of tokens."""
+  """True if a path is a complete folder of tokens."""
   return isinstance(path, (str, os.PathLike)) and os.path.isfile(
     os.path.join(os.path.expanduser(path), METADATA)
   )
 
 
 def read(path: str) -> TokenFolder:
-  """What is in a folder of tokens.
+  """Reads the metadata of a folder of tokens.
 
   Args:
-    path: of the folder; "~" is the home folder.
+    path: path of the folder; "~" is the home folder.
 
   Raises:
-    DataError: it is none, or not whole.
+    DataError: it is not a folder of tokens, or is incomplete.
   """
   path = os.path.expanduser(os.fspath(path))
   file = os.path.join(path, METADATA)

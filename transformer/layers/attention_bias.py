@@ -1,4 +1,4 @@
-"""What self-attention adds to the products of queries and keys: masks and relative bias.
+"""The bias that self-attention adds to its logits: masks and relative position bias.
 
 What layers have in common is computed once per `Context` and kept in its cache.
 """
@@ -18,12 +18,12 @@ from mesh_tensorflow.transformer.models.context import Context
 
 
 class _Limits(NamedTuple):
-  """Which relative positions a layer sees: what its mask depends on, besides the context.
+  """Range of relative positions that a layer's mask allows.
 
   Attributes:
-    low: the leftmost, or None.
-    high: the rightmost, or None.
-    num_sinks: how many first positions are seen besides.
+    low: the leftmost relative position; None: no limit.
+    high: the rightmost relative position; None: no limit.
+    num_sinks: number of first positions of a sequence that are always visible.
   """
 
   low: int | None
@@ -183,7 +183,7 @@ def _mask(
 
 
 def _or_sinks(layer: Any, context: Context, near: mtf.Tensor, num_sinks: int) -> mtf.Tensor:
-  """Where memory is near, or one of the first positions of its sequence."""
+  """Adds attention sinks to a mask: the first `num_sinks` positions of each sequence."""
   if not num_sinks:
     return near
   if context.mode == "incremental":
@@ -236,7 +236,7 @@ def _segments(context: Context) -> mtf.Tensor | None:
 
 
 def _sources(context: Context) -> tuple[Any, ...]:
-  """What masks and relative positions are computed from."""
+  """The parts of a context that masks and relative positions depend on; a cache key."""
   return (
     context.length_dim,
     context.position,

@@ -204,8 +204,8 @@ class SeparableConv1DLayer(Conv1D):
 
     Args:
       context: a `Context`.
-      x: see there.
-      losses: see there.
+      x: `[<batch_dims>, length, d_model]`; `[<batch_dims>, d_model]` in incremental decoding.
+      losses: not used.
       all_kernel_wts: for each relative position the depthwise weights, [d_model] or of x's dims,
         in place of variables.
     """

@@ -86,13 +86,13 @@ class DenseReluDense(TransformerLayer):
   # ------------------------------------------------------- hooks of subclasses
 
   def _inner_initializer(self) -> Any:
-    """How the kernels of `wi` start; None: as `mtf.layers.dense` has it."""
+    """Initializer of the kernels of `wi`; None: the default of `mtf.layers.dense`."""
     return None if self.initial_gain is None else XavierNormal(self.initial_gain)
 
   def _outer_initializer(self) -> Any:
-    """How the kernel of `wo` starts; None: as `mtf.layers.dense` has it."""
+    """Initializer of the kernel of `wo`; None: the default of `mtf.layers.dense`."""
     return None if self.initial_gain is None else XavierNormal(self.initial_gain)
 
   def _shifted(self, h: mtf.Tensor) -> mtf.Tensor:
-    """What `wo` is applied to: the hidden values."""
+    """Input of `wo`: the hidden values unchanged; for subclasses to override."""
     return h

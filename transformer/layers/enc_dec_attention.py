@@ -88,7 +88,7 @@ def relative_position_spans(context: Context, num_sentinels: int = gin.REQUIRED)
 def _sentinels_before(
   position: mtf.Tensor, is_sentinel: mtf.Tensor, length: mtf.Dimension
 ) -> mtf.Tensor:
-  """How many ids before a position are sentinels: the position's input is the id before it."""
+  """Number of sentinels among the ids before a position, whose input is the id before it."""
   positions = mtf.range(is_sentinel.mesh, length, tf.int32)
   # Ids from the position on are what is given, or zeros: they are not inputs yet.
   known = mtf.less(positions, position, output_shape=mtf.Shape([*position.shape.dims, length]))
@@ -102,7 +102,7 @@ def enc_dec_attention_bias(
   heads_dims: list[mtf.Dimension],
   relative_position_fn: Callable[[Context], mtf.Tensor] = relative_position_spans,
 ) -> mtf.Tensor | None:
-  """What is added to the products of decoder queries and encoder keys.
+  """Bias of the encoder-decoder attention logits: mask and relative position bias.
 
   Args:
     layer: gives `relative_attention_type` and `relative_attention_num_buckets`.
@@ -254,7 +254,7 @@ class AttendsToEncoder(SelfAttention):
     super().__init__(relative_attention_type=relative_attention_type, **kwargs)
 
   def _get_memory_antecedent(self, context: Context) -> mtf.Tensor:
-    """What is attended to."""
+    """The memory antecedent: the encoder's output."""
     return context.encoder_output
 
   def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:

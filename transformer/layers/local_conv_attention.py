@@ -25,12 +25,12 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
   """Base class: a separable convolution whose depthwise weights are a softmax over positions.
 
   Args:
-    min_relative_pos: see `SeparableConv1DLayer`; likewise all up to activation.
-    max_relative_pos: see there.
-    output_size: see there.
-    depthwise_filter_initializer_scale: see there.
-    pointwise_filter_initializer_scale: see there.
-    activation: see there.
+    min_relative_pos: the first relative position.
+    max_relative_pos: the last relative position.
+    output_size: size of the result's last dimension.
+    depthwise_filter_initializer_scale: variance of the depthwise weights times their number.
+    pointwise_filter_initializer_scale: variance of the pointwise weights times the input's size.
+    activation: name of an mtf function, or "linear".
     num_unique_depth_filters: the channels are divided into so many groups, which have the same
       filters.
 
@@ -95,7 +95,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
   def _kernel_weights(
     self, x: mtf.Tensor, dims: list[mtf.Dimension], initializer: Any, i: int, dtype: Any
   ) -> mtf.Tensor:
-    """What `get_kernel_wt` returns."""
+    """Computes the result of `get_kernel_wt`; for subclasses to define."""
     raise NotImplementedError(f"{type(self).__name__} defines no get_kernel_wt")
 
   def call(
@@ -189,12 +189,12 @@ class LocalConvAttnBlock(TransformerLayer):
   `kernel` [_d_model, d_model] and `bias` [d_model], and those of the convolution.
 
   Args:
-    min_relative_pos: see `SeparableConv1DLayer`; likewise all up to activation.
-    max_relative_pos: see there.
-    output_size: see there.
-    depthwise_filter_initializer_scale: see there.
-    pointwise_filter_initializer_scale: see there.
-    activation: see there.
+    min_relative_pos: the first relative position.
+    max_relative_pos: the last relative position.
+    output_size: size of the convolution's last dimension.
+    depthwise_filter_initializer_scale: variance of the depthwise weights times their number.
+    pointwise_filter_initializer_scale: variance of the pointwise weights times the input's size.
+    activation: name of an mtf function, or "linear".
     num_unique_depth_filters: not used: the convolution has one group of filters, as in existing
       checkpoints.
     attention_type: "lightweight_conv" or "dynamic_conv".

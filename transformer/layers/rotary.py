@@ -140,7 +140,7 @@ class Rotary:
 
   @property
   def vector_factor(self) -> float:
-    """What turned vectors are multiplied by."""
+    """Factor applied to rotated vectors: YaRN's attention factor, else 1."""
     if self.scaling != "yarn":
       return 1.0
     if self.attention_factor is not None:

@@ -121,7 +121,7 @@ class SelfAttention(TransformerLayer):
   def layer_output_from_attention_output(
     self, context: Context, attention_output: mtf.Tensor, losses: Any
   ) -> mtf.Tensor:
-    """What the layer makes of the output of attention: nothing."""
+    """Maps the attention output to the layer's output: the identity; for subclasses to override."""
     del context, losses
     return attention_output
 
@@ -167,7 +167,7 @@ class SelfAttention(TransformerLayer):
   def positioned(
     self, context: Context, q: mtf.Tensor, memory: list[mtf.Tensor]
   ) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
-    """What becomes of queries, and of keys and values, before they meet: nothing.
+    """Applies position encodings to queries and memory: none here; for subclasses to override.
 
     Args:
       context: a `Context`.
@@ -185,7 +185,7 @@ class SelfAttention(TransformerLayer):
 
   @property
   def attention_fn(self) -> Callable[..., mtf.Tensor]:
-    """What attends: called as `attention.attention` is."""
+    """The attention function; has the signature of `attention.attention`."""
     return attention.hybrid_attention if self.attention_func == "hybrid" else attention.attention
 
   # ---------------------------------------------------------------- the layer
@@ -266,9 +266,9 @@ class SelfAttention(TransformerLayer):
   def with_earlier(
     self, context: Context, memory: list[mtf.Tensor]
   ) -> tuple[list[mtf.Tensor], mtf.Tensor]:
-    """What is attended to, those of positions decoded before included, and its positions.
+    """Extends memory by the KV cache of earlier positions; returns it with its positions.
 
-    In decoding it is recorded as the layer's states.
+    In decoding the result is recorded as the layer's new states, its KV cache.
 
     Args:
       context: a `Context`.
@@ -299,7 +299,7 @@ class SelfAttention(TransformerLayer):
     q: mtf.Tensor,
     use_prompt_kv: Any = None,
   ) -> mtf.Tensor | None:
-    """What is added to the products of queries and keys.
+    """Computes the bias of the attention logits.
 
     -1e9 where attention is not allowed, plus the relative bias.
 

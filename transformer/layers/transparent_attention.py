@@ -76,7 +76,7 @@ class TransparentEncDecAttention(EncDecAttention):
     return context.cached(("transparent_attention",), lambda: self._mixtures(context))[module]
 
   def _mixtures(self, context: Context) -> list[mtf.Tensor]:
-    """What each decoder module attends to."""
+    """The memory of each decoder module: a learned mixture of the encoder modules' outputs."""
     outputs = context.encoder_layer_outputs or []
     # The embeddings come first: the paper mixes them in as another module.
     chosen = outputs[:1] + outputs[self.layers_per_encoder_module :: self.layers_per_encoder_module]

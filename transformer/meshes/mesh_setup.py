@@ -29,7 +29,7 @@ STANDARD_MESH_NAMES = frozenset("ensemble batch model all outer inner".split())
 
 
 def is_auto(value: Any) -> bool:
-  """Whether a mesh shape or layout rules are to be found."""
+  """True if a mesh shape or layout rules are "auto"."""
   return isinstance(value, str) and value.strip() == AUTO
 
 
@@ -124,7 +124,7 @@ def join_workers(mesh_shape: mtf.Shape, implementation: str = "auto") -> workers
 
 
 def _program_lines(mesh_shape: mtf.Shape) -> list[str]:
-  """What must be the same in all workers."""
+  """Lines that must be equal in all workers: settings, mesh shape, versions."""
   settings = gin.config_str(max_line_length=10**6).splitlines()
   lines = [line for line in settings if line and not line.startswith("#")]
   lines.append(f"mesh shape {mesh_shape.to_string}")
@@ -170,7 +170,7 @@ def check_tensor_names(impl: mtf.MeshImpl, graph: mtf.Graph) -> None:
 
 
 def describe_layout(impl: mtf.MeshImpl, graph: mtf.Graph) -> str:
-  """Which variables each rule splits, as a few lines of text."""
+  """Describes the mesh and the number of variables that each layout rule splits; a few lines."""
   shape = " x ".join(f"{d.name}:{d.size}" for d in impl.shape) or "one device"
   lines = [f"mesh {shape}, {type(impl).__name__}"]
   total = slices = 0

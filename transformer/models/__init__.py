@@ -1,1 +1,1 @@
-"""What a model is made of apart from its layers; `transformer.py` has the public names."""
+"""Parts of models other than layers; `transformer.py` has the public names."""

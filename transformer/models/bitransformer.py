@@ -157,7 +157,7 @@ class Bitransformer:
     compute_loss: bool,
     **arguments: Any,
   ) -> tuple[dict[str, Any], Any]:
-    """What the decoder is told about the encoder, by argument name; and the encoder's loss."""
+    """Runs the encoder; returns the decoder's arguments about it, by name, and its loss."""
     # The encoder's layer stack fills it: decoders with transparent attention mix all layers.
     layer_outputs: list[mtf.Tensor] = []
     output, loss = self.encoder.call_simple(

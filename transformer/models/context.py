@@ -1,4 +1,4 @@
-"""What a layer needs to know about the call it is part of, and the base class of layers."""
+"""The context of a call of a model, which its layers get, and the base class of layers."""
 
 from __future__ import annotations
 

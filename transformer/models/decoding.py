@@ -20,7 +20,7 @@ _CONSTANT_KEYS = ("enc_dec_attention_mask", "encoder_spans", "softmax_kernel")
 
 
 class DecodedModel(Protocol):
-  """What decoding needs of a model: `Unitransformer` is one."""
+  """Structural type: the part of `Unitransformer` that decoding uses."""
 
   name: str
   autoregressive: bool
@@ -261,7 +261,7 @@ def _done(
   initial_position: mtf.Tensor,
   options: SamplingOptions,
 ) -> mtf.Tensor:
-  """Which rows have ended: bool `[<batch_dims>]`."""
+  """Bool mask `[<batch_dims>]` of the rows that have ended."""
   length_dim = ids.shape.dims[-1]
   # Rows may start at different positions, so each has its own end.
   done = mtf.greater_equal(position, length_dim.size)

@@ -55,9 +55,9 @@ def deepnorm_initial_gain(
   (12 M) ** (-1 / 4) of a decoder that has an encoder. For the rest see `deepnorm_input_scale`.
 
   Args:
-    num_layers: see there.
-    stack: see there.
-    num_decoder_layers: see there.
+    num_layers: number of layers of the stack: `make_layer_stack.num_layers`, if a block is a layer.
+    stack: "alone", "encoder" or "decoder".
+    num_decoder_layers: number of layers of the decoder (M), for "encoder".
   """
   n, m = _numbers(num_layers, stack, num_decoder_layers)
   gains: dict[str, float] = {

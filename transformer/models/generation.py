@@ -1,4 +1,4 @@
-"""What a model does to make tokens: sampling and beam search, as methods of a `Unitransformer`."""
+"""Generation of tokens: sampling and beam search, as methods of a `Unitransformer`."""
 
 from __future__ import annotations
 

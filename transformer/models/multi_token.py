@@ -115,7 +115,7 @@ class MultiTokenPrediction:
     return total * (self.loss_weight / len(losses))
 
   def _joined(self, context: Context, x: mtf.Tensor, embedded: mtf.Tensor) -> mtf.Tensor:
-    """What a block begins with."""
+    """Input of a block: projected sum of the normalized hidden states and embeddings."""
     dim = x.shape.dims[-1]
     parts: list[mtf.Tensor] = []
     for name, t in (("hidden", x), ("embedding", embedded)):

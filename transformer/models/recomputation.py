@@ -1,4 +1,4 @@
-"""What layers of one call share when each of them is computed again in the backward pass."""
+"""State shared by the layers of one call when each is recomputed in the backward pass."""
 
 from __future__ import annotations
 

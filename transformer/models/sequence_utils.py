@@ -58,7 +58,7 @@ def autoregressive_inputs(targets: mtf.Tensor, sequence_id: mtf.Tensor | None = 
 
 
 def delimited_lm_inputs_mask(ids: mtf.Tensor, eos_id: int = 1) -> mtf.Tensor:
-  """Which ids of "inputs EOS targets EOS inputs EOS ..." are inputs, their EOS included.
+  """Mask of the inputs in "inputs EOS targets EOS inputs EOS ...", their EOS included.
 
   Args:
     ids: int32 `[..., length]`.

@@ -33,13 +33,13 @@ def record(graph: mtf.Graph, sums: Sequence[StepSum]) -> None:
 
 
 def _of_graph(graph: mtf.Graph) -> list[StepSum]:
-  """What the calls of models of a graph have counted; it lives as long as the graph."""
+  """The list of counts recorded in a graph; it lives as long as the graph."""
   found: list[StepSum] = vars(graph).setdefault("_step_sums", [])
   return found
 
 
 def take(graph: mtf.Graph) -> list[StepSum]:
-  """What was recorded in a graph; of a variable that several layers share, one sum. Forgets it."""
+  """Removes and returns the counts of a graph, summed over layers that share a variable."""
   by_variable: dict[mtf.Tensor, StepSum] = {}
   recorded = _of_graph(graph)
   for s in recorded:

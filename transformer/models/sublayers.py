@@ -22,7 +22,7 @@ _MODULE = "mesh_tensorflow.transformer.transformer"
 
 
 class Stack(Protocol):
-  """What a sublayer may know of the layer stack that it is part of.
+  """Structural type: the part of a layer stack that its sublayers use.
 
   Attributes:
     dropout_rate: of the older lists of sublayers, see `LayerStack`; only `sublayer_legacy_dropout`

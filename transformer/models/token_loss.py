@@ -28,7 +28,7 @@ class TokenLoss:
 
   @property
   def output_vocab_is_padded(self) -> bool:
-    """Whether the dimension of output ids has some beyond the vocabulary."""
+    """True if the output vocabulary's dimension is padded beyond the vocabulary."""
     dim, size = self.output_vocab_dim, self.output_vocab_size_unpadded
     return dim is not None and size is not None and size < dim.size
 
@@ -38,7 +38,7 @@ class TokenLoss:
     return mtf.cast(mtf.less(ids, self.output_vocab_size_unpadded), dtype)
 
   def loss_denominator(self, targets: mtf.Tensor, num_microbatches: int) -> float:
-    """What the sum of the losses of positions is divided by.
+    """Divisor of the sum of the positions' losses.
 
     Args:
       targets: int32 `[<batch_dims>, length]`.
@@ -56,7 +56,7 @@ class TokenLoss:
     return ret
 
   def counted_targets(self, targets: mtf.Tensor) -> mtf.Tensor:
-    """Which targets count in the loss, bool: positive ones, of a delimited model's targets."""
+    """Bool mask of targets that count in the loss: non-padding; in delimited models no inputs."""
     counted = mtf.greater(targets, 0)
     if self.loss_on_targets_only:
       counted = mtf.logical_and(counted, mtf.logical_not(delimited_lm_inputs_mask(targets)))

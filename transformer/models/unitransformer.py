@@ -174,7 +174,7 @@ class Unitransformer(TokenLoss, Generation):
 
   @property
   def fully_autoregressive(self) -> bool:
-    """Whether no position sees a later one."""
+    """True if no position attends to a later one."""
     return self.autoregressive and not self.input_full_attention
 
   @property

@@ -1,4 +1,4 @@
-"""What `run` does: one file a mode, with its whole loop.
+"""The modes of `run`: one file a mode, with its whole loop.
 
     run, registry, job   what is asked for, checked and handed to the mode of that name
     make_estimator       the model on its devices, with its folder

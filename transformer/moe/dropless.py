@@ -46,18 +46,18 @@ def apply_without_dropping(
   """As `apply_experts` of two-layer networks, with the same variables.
 
   Args:
-    inputs: see `transformer_moe_layer_v1`, as all others.
-    output_dim: see there.
-    hparams: see there.
-    train: see there.
-    variable_dtype: see there.
-    activation: see there.
+    inputs: `[(outer_batch,) batch, ..., d_model]`.
+    output_dim: the last dimension of the results.
+    hparams: an object with `moe_` attributes, see `MoE1D`.
+    train: True in training.
+    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
+    activation: activation of the hidden layer; see `mtf.layers.dense_product`.
     output_names: the scopes of the last layers.
-    hints: what is known about the layout.
-    nonpadding: see there.
-    num_microbatches: see there.
-    token_embeddings: see there.
-    loads: see there.
+    hints: the known parts of the layout.
+    nonpadding: 1 for tokens, 0 for padding: some of the leading dims of inputs; None: no padding.
+    num_microbatches: number of such calls in a training step; None: 1.
+    token_embeddings: tensor with the dims of inputs, for `moe_word_embed_mode`.
+    loads: list to which the experts' token counts are appended, if `moe_balance_rate` is set.
 
   Returns:
     (outputs, loss), an output for each of `output_names`.

@@ -146,7 +146,7 @@ class _Rows:
 
 
 class _ExpertOperation(Operation):
-  """What products and their gradients have in common.
+  """Base class of the expert products and their gradients.
 
   Args:
     inputs: two factors and the index.
@@ -229,12 +229,12 @@ class ExpertProductsOperation(_ExpertOperation):
   """Rows times the matrices of their experts; see `expert_products`.
 
   Args:
-    x: see there.
-    kernel: see there; the last two dims in any order.
-    index: see there.
-    rows: the rows.
-    output_dims: those of the rows that the result has.
-    new_dim: see there.
+    x: `[<owners>, <tokens>, <choices>, d]`; without owners or choices it is the same for all.
+    kernel: `[<owners>, experts, d, new]`, the last two dims in any order.
+    index: integers `[<owners>, <tokens>, <choices>]`: the expert of each row.
+    rows: the dimensions of rows: owners, tokens and choices.
+    output_dims: the dimensions of rows that the result has.
+    new_dim: the last dimension of the result.
   """
 
   def __init__(

@@ -1,4 +1,4 @@
-"""How tokens are divided into groups, and which dimensions of them a mesh may split.
+"""Division of tokens into groups, and the dimensions of groups that a mesh may split.
 
 Experts have a number of slots for each group, so the grouping decides which tokens find a place:
 it depends on the number of tokens alone, never on the layout. The layout only chooses the names of
@@ -48,7 +48,7 @@ def split_into_groups(n: int, max_group_size: int, mesh_dim_size: int) -> tuple[
 
 @dataclasses.dataclass(frozen=True)
 class LayoutHints:
-  """What a layer knows about the layout it will have; nothing, if rules or mesh shape are None.
+  """Layout that a layer will have; unknown if the rules or the mesh shape are None.
 
   Attributes:
     layout: layout rules.
@@ -131,7 +131,7 @@ def _warn_of_few_groups(num_groups: int, size: int, name: str, axis: str, parts:
 
 
 def unsplit_name(batch_dim: mtf.Dimension) -> str:
-  """What a batch dimension is called where experts, not groups, are split over its mesh axis."""
+  """Name of a batch dimension where experts, not groups, are split over its mesh axis."""
   return f"{batch_dim.name}_unsplit"
 
 

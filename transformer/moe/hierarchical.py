@@ -112,7 +112,7 @@ class _Level:
 
 @dataclasses.dataclass(frozen=True)
 class _Levels:
-  """What both levels have in common; see `transformer_moe_layer_v2` and `RouterCall`."""
+  """Settings common to both levels; see `transformer_moe_layer_v2` and `RouterCall`."""
 
   hparams: Any
   train: bool
@@ -174,7 +174,7 @@ class _Levels:
     return top_2_routing(call)
 
   def experts(self, slots: mtf.Tensor) -> mtf.Tensor:
-    """What the experts make of their slots: `[..., output_dim]`."""
+    """Applies the experts to their slots; returns `[..., output_dim]`."""
     options: dict[str, Any] = dict(
       expert_dims=[self.y_dim, self.x_dim], use_bias=False, variable_dtype=self.variable_dtype
     )

@@ -200,7 +200,7 @@ class ExpertsLayer(TransformerLayer):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class OneLevelExpertsLayer(ExpertsLayer):
-  """What `MoE1D` and `HeterogeneousMoE1D` have in common; see `MoE1D` for the arguments."""
+  """Base class of `MoE1D` and `HeterogeneousMoE1D`; see `MoE1D` for the arguments."""
 
   num_experts: int = 16
   loss_coef: float = 1e-2
@@ -282,8 +282,8 @@ class MoE1D(OneLevelExpertsLayer):
     second_policy_train: which second choices are kept: "all", "none", "threshold" (those with a
       gate above `second_threshold`), or "random" (with probability gate / second_threshold).
     second_policy_eval: likewise when not training; "random" is random then, too.
-    second_threshold_train: see there.
-    second_threshold_eval: see there.
+    second_threshold_train: gate threshold of "threshold" and "random" in training, 0 to 1.
+    second_threshold_eval: likewise when not training.
     dropout_rate: rate at which hidden values become 0 in training.
     activation: of the hidden layer; see `mtf.layers.dense_product`.
     moe_gating: "top_2", "top_n", "top_k", "switch", "ntlb", "switch_max" or "expert_selection". In

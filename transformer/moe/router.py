@@ -1,4 +1,4 @@
-"""What all routers of a mixture of experts have in common: logits, noise, losses, capacity."""
+"""Common parts of all mixture-of-experts routers: logits, noise, losses, capacity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which token goes to which slot of which expert: moving tokens there, and results back.
+"""Assignment of tokens to experts' slots: moving tokens there, and results back.
 
 A router's decision is a list of places, not a tensor of tokens x experts x slots: rows are moved by
 gathers, and cost what they are long. `dispatch_and_combine` gives the decision as such tensors.

@@ -1,4 +1,4 @@
-"""What becomes of tokens at a router, as scalars to watch."""
+"""Scalar summaries of a router's decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What schedules have in common."""
+"""Common parts of the schedules."""
 
 from __future__ import annotations
 

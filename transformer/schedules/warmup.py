@@ -157,7 +157,7 @@ def _warmup(step: Step, total_train_steps: int, warmup: float) -> tuple[tf.Tenso
 
 
 def _progress(step: Step, start: float, end: float) -> tf.Tensor:
-  """How much of the steps from `start` to `end` is done, 0 to 1."""
+  """Progress from step `start` to step `end`, clipped to 0..1."""
   return tf.clip_by_value((as_float(step) - start) / max(1.0, end - start), 0.0, 1.0)
 
 

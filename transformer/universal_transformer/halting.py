@@ -9,12 +9,12 @@ import mesh_tensorflow as mtf
 
 @dataclasses.dataclass
 class HaltingState:
-  """How far each position has come; all tensors are `[<batch_dims>, length]`.
+  """Halting state of all positions; all tensors are `[<batch_dims>, length]`.
 
   Attributes:
     threshold: the sum of probabilities above which a position halts.
-    probability: that sum.
-    remainders: what was left to 1 when the position halted.
+    probability: the sum of halting probabilities so far.
+    remainders: 1 minus that sum, from when the position halted.
     num_updates: number of steps of the position.
   """
 

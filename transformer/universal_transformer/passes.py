@@ -1,4 +1,4 @@
-"""What the recurrences of the Universal Transformer consist of; see `UTLayerStack`."""
+"""Building blocks of the Universal Transformer's recurrences; see `UTLayerStack`."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class UTPasses(Layers):
   # ----------------------------------------------------------- timing signals
 
   def step_preprocess(self, context: Context, x: mtf.Tensor, step: int) -> mtf.Tensor:
-    """What a step does first: it adds the vector that tells its number, if that is wanted.
+    """Preprocessing of a step: adds the step's timing signal, if `add_step_timing_signal`.
 
     Args:
       context: a `Context`.

@@ -1,4 +1,4 @@
-"""What all vocabularies have in common: id 0 is padding, id 1 ends a sequence (EOS).
+"""Base class of vocabularies: id 0 is padding, id 1 ends a sequence (EOS).
 
 `encode` adds no EOS.
 """
@@ -24,7 +24,7 @@ class Vocabulary:
     raise NotImplementedError
 
   def content(self) -> bytes:
-    """What decides the ids of texts: two vocabularies of one class with the same are the same."""
+    """Bytes that determine the ids of texts: equal in equal vocabularies of one class."""
     raise NotImplementedError
 
   def encode(self, s: str) -> list[int]:

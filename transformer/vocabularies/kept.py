@@ -147,7 +147,7 @@ class _Folder:
   def _is_changed(
     self, entry: _Entry, kept: Any, load: Callable[[str], Any], source: Callable[[], str | None]
   ) -> bool:
-    """Whether the vocabulary file that is given is another one than the kept one, and allowed."""
+    """True if the given vocabulary file differs from the kept one and a change is allowed."""
 
     def difference() -> str | None:
       file = source()
@@ -261,14 +261,14 @@ def kept(
 
 
 def describe(vocabulary: Any) -> dict[str, Any]:
-  """What tells a vocabulary from others.
+  """Identity of a vocabulary: class, size and digest.
 
   Args:
-    vocabulary: a `Vocabulary`, or what stands in for one.
+    vocabulary: a `Vocabulary`, or an object with its methods.
 
   Returns:
-    A dict of JSON's kinds: `class`, `size`, and `digest`, the SHA-256 of what decides its ids;
-    None if that cannot be told.
+    A JSON-like dict: `class`, `size`, and `digest`, the SHA-256 of the content that determines its
+    ids; None if the content is unknown.
   """
   kind = type(vocabulary).__name__
   size = int(vocabulary.vocab_size)
@@ -277,7 +277,7 @@ def describe(vocabulary: Any) -> dict[str, Any]:
 
 
 def _content(vocabulary: Any, size: int) -> bytes | None:
-  """What decides the ids; of a vocabulary of another library, the texts of all ids."""
+  """Bytes that determine the ids; for other libraries' vocabularies the texts of all ids."""
   try:
     if isinstance(vocabulary, Vocabulary):
       return vocabulary.content()

@@ -53,7 +53,7 @@ _MOST_CHARACTERS = 100_000_000
 
 
 def resolve(vocabulary: Any, texts: Texts | None) -> Any:
-  """What `run.vocabulary` means: names become vocabularies, all else stays.
+  """Resolves `run.vocabulary`: names become vocabularies, anything else is returned as it is.
 
   Args:
     vocabulary: a vocabulary, a name, or an (inputs, targets) tuple of such.
@@ -76,7 +76,7 @@ def resolve(vocabulary: Any, texts: Texts | None) -> Any:
 
 
 def is_name(name: str) -> bool:
-  """Whether a vocabulary can have this name."""
+  """True if this is a valid name of a vocabulary."""
   kind, _, rest = name.partition(":")
   # Bytes are made of nothing, characters of texts or a file, all else of what is named.
   return kind == "characters" or (kind in KINDS and (kind == "bytes") != bool(rest))

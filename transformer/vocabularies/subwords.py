@@ -272,11 +272,11 @@ def get_subword_vocabulary(
     sentences: in place of files: called for an iterable of lines.
     vocab_size: number of ids, `extra_ids` not counted. A file with another number is refused.
     data_dir: folder of `train_files`, if these are relative.
-    model_type: see `train_subword_vocabulary`, as for the next four.
-    character_coverage: see there.
-    byte_fallback: see there.
-    normalization: see there.
-    max_sentences: see there.
+    model_type: "unigram", "bpe", "char" or "word".
+    character_coverage: the part of all characters that get a piece, 0 to 1; the rest are unknown.
+    byte_fallback: encode characters without a piece as bytes (256 of the ids), not as unknown.
+    normalization: of characters: "identity", "nfkc", "nmt_nfkc", "nfkc_cf" or "nmt_nfkc_cf".
+    max_sentences: maximum number of lines to train on.
     extra_ids: number of ids after the pieces.
 
   Returns:
