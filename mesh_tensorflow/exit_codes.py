@@ -1,4 +1,4 @@
-"""What the exit code of a program says: one table, for the trainer, its launcher and the docs.
+"""Exit codes of programs: one table, for the trainer, its launcher and the docs.
 
 A scheduler may go by it: 74 and 75 are worth the same command again, 2 to 6 are not.
 """

@@ -49,7 +49,7 @@ def open_stream(file: IO[bytes] | Any, suffix: str) -> io.BufferedIOBase:
 
 
 class _Pieces(io.RawIOBase):
-  """A stream whose `read` is one of some class below."""
+  """A raw stream of what the `read` of a decompressor below returns."""
 
   def __init__(self, source: Any):
     self._source = source
@@ -70,7 +70,7 @@ class _Pieces(io.RawIOBase):
 
 
 class _Frames:
-  """Streams, or frames, that stand one after the other in a file.
+  """Reads the concatenated streams, or frames, of a compressed file.
 
   Args:
     file: has `read`.
@@ -92,7 +92,7 @@ class _Frames:
     self._data = b""
 
   def read(self, size: int) -> bytes:
-    """At most about `size` bytes; none at the end."""
+    """Returns up to about `size` decompressed bytes; b"" at the end."""
     while True:
       if self._frame is None:
         self._data = self._data.lstrip(self._padding) if self._padding else self._data

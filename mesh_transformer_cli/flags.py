@@ -1,4 +1,4 @@
-"""What a flag of a command is: its kind of value, and what it becomes for the trainer."""
+"""Flags of commands: kinds of values, and the trainer's arguments that a flag becomes."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def number(legal: str, is_legal: Callable[[float], bool]) -> Kind:
 
 
 def one_of(*choices: str) -> Kind:
-  """One of a few words."""
+  """Kind of a flag whose value is one of a few words."""
 
   def convert(text: str) -> str:
     if text not in choices:

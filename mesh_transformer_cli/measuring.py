@@ -1,4 +1,4 @@
-"""What a text of one's own is like: found, read once, and measured, without TensorFlow."""
+"""Measures a text of one's own: finds it and reads it once, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def measure(path: str, files: list[str], encoding: str, field: str | None) -> Te
   Args:
     path: see `Text`.
     files: its files.
-    encoding: of the files.
+    encoding: encoding of the files.
     field: the name of the field, where records have several.
 
   Raises:

@@ -1,4 +1,4 @@
-"""What `mesh-transformer init` writes: a gin file with comments, and a README."""
+"""Files that `mesh-transformer init` writes: a gin file with comments, and a README."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Written:
     folder: of the files.
     text: the text.
     vocabulary: its kind.
-    encoding: of the text.
+    encoding: encoding of the text.
     validation: the part that is held out.
   """
 

@@ -1,4 +1,4 @@
-"""What others wrote, read carefully: JSON of files and of the environment, without TensorFlow.
+"""Careful parsing of untrusted JSON, from files and the environment, without TensorFlow.
 
 `parse` is the only place where such JSON is read: whatever the text is, it returns a value of a
 bounded size, or raises `JsonError`. `expect` says which of its values is of a wrong kind.
@@ -91,7 +91,7 @@ def check_size(content: bytes, most: int) -> None:
 
 
 def _check_count(text: str, most: int) -> None:
-  """Counts what begins a value; that within strings only if it decides."""
+  """Raises `JsonError` for more than `most` values, before parsing; strings are skipped."""
   if sum(text.count(c) for c in ",[{") > most:
     count = sum(_STRING.sub("", text).count(c) for c in ",[{")
     if count > most:
@@ -220,7 +220,7 @@ def described(value: Any) -> str:
 
 
 def shortened(text: str, most: int = LONGEST_MESSAGE) -> str:
-  """A text, its middle left out if it has more than so many characters."""
+  """Shortens a text to at most `most` characters by leaving out its middle."""
   if len(text) <= most:
     return text
   head = (most - 5) * 2 // 3

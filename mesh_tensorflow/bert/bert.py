@@ -52,7 +52,7 @@ class BertModel(Dimensions):
     input_ids: int `Tensor` [batch, seq]. An id outside the vocabulary has the embedding 0.
     input_mask: `Tensor` of the same shape, 1 for tokens and 0 for padding; None: no padding.
     token_type_ids: int `Tensor` of the same shape; None: all 0.
-    scope: of the variables.
+    scope: scope of the variables.
     mesh_shape: mesh shape that the program will have, for the experts' exchange.
     layout: layout rules that it will have, likewise.
 

@@ -1,4 +1,4 @@
-"""What the variables of a BERT model are called, and how they are shaped, in other programs.
+"""Names and shapes of a BERT model's variables in other programs.
 
 Google's BERT has matrices where this model has heads as a dimension, other names for norms and
 biases, and a vocabulary that is not rounded up; Hugging Face's has Google's names with dots, and
@@ -152,7 +152,7 @@ def hugging_face_value(name: str, value: np.ndarray) -> np.ndarray:
 
 
 def name_in_checkpoint(name: str, there: Container[str]) -> str | None:
-  """Under which name a variable of ours is in a checkpoint of ours or of Google's; None: it is not.
+  """Finds a variable's name in a checkpoint, of this library or Google's; None if it has it not.
 
   Args:
     name: our name.

@@ -210,7 +210,7 @@ class XnliProcessor(_Files):
   """XNLI: MultiNLI, translated. There is no test set.
 
   Attributes:
-    language: of the examples.
+    language: language of the examples.
   """
 
   files = {"train": os.path.join("multinli", "multinli.train.{}.tsv"), "dev": "xnli.dev.tsv"}

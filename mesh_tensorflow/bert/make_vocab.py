@@ -50,7 +50,7 @@ def count_words(lines: Iterable[str | bytes], do_lower_case: bool = True) -> dic
 
 
 class _Pairs:
-  """Words in pieces, and how often each two pieces stand side by side.
+  """Words split into pieces, with the frequency of each pair of adjacent pieces.
 
   Args:
     counts: how often each word occurs.
@@ -73,7 +73,7 @@ class _Pairs:
     heapq.heapify(self._heap)
 
   def _count(self, word: int, sign: int) -> set[tuple[str, str]]:
-    """Adds the pairs of a word, or takes them away; returns them."""
+    """Adds (`sign` 1) or subtracts (-1) the pairs of a word; returns them."""
     pieces = self._words[word]
     pairs = set()
     for pair in zip(pieces, pieces[1:]):
@@ -83,7 +83,7 @@ class _Pairs:
     return pairs
 
   def most_frequent(self) -> tuple[tuple[str, str], int] | None:
-    """A pair and its count; of several the first in alphabetical order. None: there is none."""
+    """Returns the most frequent pair and its count (ties by alphabet); None if there is none."""
     while self._heap:
       count, pair = self._heap[0]
       if self._pairs[pair] == -count and count:

@@ -1,4 +1,4 @@
-"""What a BERT model is made of: activations, its layer norm, its dimensions."""
+"""Parts of a BERT model: activations, its layer norm, its dimensions."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def layer_norm(
     subtract_mean: whether the mean is subtracted first.
     use_scale: whether there is a scale.
     use_bias: whether there is a bias.
-    name: of the scope; `layer_norm` by default.
+    name: name of the scope; `layer_norm` by default.
 
   Returns:
     A `Tensor` of x's shape.
@@ -193,14 +193,14 @@ class Dimensions:
 
   @property
   def dense_initializer(self) -> Any:
-    """Of kernels: a truncated normal distribution, or variance scaling by the fan-in."""
+    """Initializer of kernels: a truncated normal distribution, or variance scaling by fan-in."""
     if self.config.initializer_range:
       return initializers.TruncatedNormal(stddev=self.config.initializer_range)
     return mtf.layers.VarianceScalingInitializer(scale=0.4)
 
   @property
   def embedding_initializer(self) -> Any:
-    """Of all embedding tables: likewise, as of a kernel from the model's vectors to WordPieces."""
+    """Initializer of embedding tables: that of a kernel from the model dimension to WordPieces."""
     initializer = self.dense_initializer
     if isinstance(initializer, mtf.layers.DenseInitializer):
       return initializer([self.model_dim], [self.vocab_dim])

@@ -49,12 +49,12 @@ def parse(record: tf.Tensor, features: Mapping[str, Feature]) -> dict[str, tf.Te
 
 
 def check_first(file: str, features: Mapping[str, Feature], advice: str) -> None:
-  """Looks whether the first record of a file is as the model needs it.
+  """Checks that the first record of a file has the features that the model needs.
 
   Args:
-    file: of records.
-    features: that are needed.
-    advice: which setting decides their sizes.
+    file: path of a file of records.
+    features: the needed features, (shape, dtype) by name.
+    advice: text that names the setting that decides their sizes.
 
   Raises:
     DataError: it is not; there is none; or the file holds no records.

@@ -140,9 +140,9 @@ def create_model(
   Args:
     bert_config: the model.
     is_training: whether there is dropout.
-    input_ids: [batch, seq].
-    input_mask: likewise.
-    segment_ids: likewise.
+    input_ids: int [batch, seq], ids of WordPieces.
+    input_mask: int [batch, seq], 1 for tokens, 0 for padding.
+    segment_ids: int [batch, seq], 0 for the first text, 1 for the second.
     labels: int [batch].
     num_labels_dim: the classes.
     layout: see `BertModel`.
@@ -186,9 +186,9 @@ def model_fn_builder(
     bert_config: the model.
     num_labels: how many classes there are.
     init_checkpoint: not looked at here: `training.Runner` takes it.
-    learning_rate: see `optimization.create_optimizer`.
-    num_train_steps: likewise; None if there is no training.
-    num_warmup_steps: likewise.
+    learning_rate: peak of the learning rate; see `optimization.create_optimizer`.
+    num_train_steps: number of training steps; None if there is no training.
+    num_warmup_steps: number of warm-up steps; None or 0: none.
     use_tpu: not looked at: the mesh says what the program runs on.
 
   Returns:

@@ -116,9 +116,9 @@ def model_fn_builder(
   Args:
     bert_config: the model.
     init_checkpoint: not looked at here: `training.Runner` takes it.
-    learning_rate: see `optimization.create_optimizer`.
-    num_train_steps: likewise.
-    num_warmup_steps: likewise.
+    learning_rate: peak of the learning rate; see `optimization.create_optimizer`.
+    num_train_steps: number of training steps, at which the learning rate reaches 0.
+    num_warmup_steps: number of warm-up steps; 0: none.
 
   Returns:
     A function of (features, labels, mode, params), features being `Tensor`s by name; it returns a

@@ -167,16 +167,16 @@ def create_model(
   input_mask: mtf.Tensor,
   segment_ids: mtf.Tensor,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
-  """BERT with a layer that tells where an answer begins and ends, on the mesh of the flags.
+  """BERT with logits of an answer's start and end at each position, on the mesh of the flags.
 
   Variables, beside BERT's: `cls/squad/output/kernel` [hidden, class] and `.../bias`.
 
   Args:
     bert_config: the model.
     is_training: whether there is dropout.
-    input_ids: [batch, seq].
-    input_mask: likewise.
-    segment_ids: likewise.
+    input_ids: int [batch, seq], ids of WordPieces.
+    input_mask: int [batch, seq], 1 for tokens, 0 for padding.
+    segment_ids: int [batch, seq], 0 for the question, 1 for the text.
 
   Returns:
     (start_logits, end_logits): each [batch, seq].
@@ -223,9 +223,9 @@ def model_fn_builder(
   Args:
     bert_config: the model.
     init_checkpoint: not looked at here: `training.Runner` takes it.
-    learning_rate: see `optimization.create_optimizer`.
-    num_train_steps: likewise; None if there is no training.
-    num_warmup_steps: likewise.
+    learning_rate: peak of the learning rate; see `optimization.create_optimizer`.
+    num_train_steps: number of training steps; None if there is no training.
+    num_warmup_steps: number of warm-up steps; None or 0: none.
     use_tpu: not looked at: the mesh says what the program runs on.
 
   Returns:

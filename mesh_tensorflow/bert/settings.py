@@ -1,4 +1,4 @@
-"""What is made of the flags that the BERT programs share, and how the programs start."""
+"""Objects made from the flags that the BERT programs share, and the programs' start."""
 
 from __future__ import annotations
 
@@ -124,10 +124,10 @@ def find_files(patterns: str | None, flag: str) -> list[str]:
 
 
 def training_steps(num_examples: int) -> int:
-  """The steps in which --num_train_epochs see so many examples.
+  """Number of training steps in --num_train_epochs epochs of `num_examples` examples.
 
   Raises:
-    ConfigError: that is less than one step, and there is to be training.
+    ConfigError: it is less than one step, and --do_train is set.
   """
   batch, epochs = value("train_batch_size"), value("num_train_epochs")
   steps = int(num_examples / batch * epochs)

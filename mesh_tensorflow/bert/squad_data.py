@@ -84,8 +84,8 @@ class InputFeatures:
     input_ids: WordPieces as numbers, filled up.
     input_mask: 1 for them, 0 for what fills up.
     segment_ids: 0 for the question, 1 for the text.
-    start_position: of the answer, in training; 0 if it is not in the window.
-    end_position: likewise.
+    start_position: first WordPiece of the answer, in training; 0 if it is not in the window.
+    end_position: last WordPiece of the answer, in training; 0 if it is not in the window.
     is_impossible: whether the text has no answer.
   """
 

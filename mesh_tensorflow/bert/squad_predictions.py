@@ -54,7 +54,7 @@ class Options(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-  """A part of a window; of no window: that there is no answer."""
+  """A span of a window that may be the answer; without a window: that there is no answer."""
 
   feature: InputFeatures | None
   start: int
@@ -138,7 +138,7 @@ def write(
 def _candidates(
   features: Sequence[InputFeatures], results: Mapping[int, RawResult], options: Options
 ) -> tuple[list[_Candidate], _Candidate | None]:
-  """The parts of all windows that may be the answer, the best first; and that there is none."""
+  """Candidate answers of all windows by descending score, and the one of no answer (or None)."""
   found = []
   null: _Candidate | None = None
   if options.with_negative:
@@ -171,7 +171,7 @@ def _answers(
   example: SquadExample,
   options: Options,
 ) -> list[_Answer]:
-  """The best answers of different texts."""
+  """The `n_best_size` best answers, each text once; at least one."""
   answers: dict[str, _Answer] = {}
   for c in candidates:
     if len(answers) >= options.n_best_size:

@@ -247,7 +247,7 @@ class Runner:
   def _results(
     self, mode: str, input_fn: InputFn, batch_size: int, max_steps: int | None
   ) -> Iterator[tuple[dict[str, Any], int]]:
-    """Of each batch what the model returns, and how many of its examples are no filling."""
+    """Yields the model's outputs for each batch, and its number of examples without padding."""
     dataset = input_fn({"batch_size": batch_size})
     if max_steps is not None:
       dataset = dataset.take(max_steps)
@@ -275,7 +275,7 @@ class Runner:
   # -------------------------------------------------------------------- variables
 
   def _function(self, mode: str, specs: Mapping[str, tf.TensorSpec]) -> tuple[Any, dict[str, Any]]:
-    """The model's function for batches of these specs, and what was made of it."""
+    """The model's function for batches of these specs, and a dict that caches what it became."""
     key = (mode, *((name, tuple(spec.shape)) for name, spec in specs.items()))
     if key not in self._functions:
       function = make_function(self._model_fn, mode, specs, self._mesh_impl)
@@ -284,7 +284,7 @@ class Runner:
     return found
 
   def _fill(self, mode: str) -> None:
-    """Sets variables that a trace has made to what they are in the folder, or start with."""
+    """Restores variables that a trace has made: from the folder, or from the initial checkpoint."""
     new = set(self._store.names) - self._filled
     if not new:
       return

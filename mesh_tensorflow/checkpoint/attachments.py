@@ -8,11 +8,11 @@ from mesh_tensorflow.errors import CheckpointError
 
 
 def attachment(path: str, name: str) -> str:
-  """The path that the function of an attachment got, in the place where the checkpoint is now.
+  """Path of an attachment of a published checkpoint, as the function that wrote it was given one.
 
   Args:
     path: a checkpoint.
-    name: of the attachment; this worker's is meant.
+    name: name of the attachment; this worker's is meant.
 
   Raises:
     CheckpointError: no attachment can have this name.
@@ -30,5 +30,5 @@ def check_name(name: str) -> None:
 
 
 def own_name(name: str) -> str:
-  """The part of the files' names that tells this worker's attachment from those of others."""
+  """Name of this worker's attachment: the attachment's name and the worker's number."""
   return f"{name}-{workers.current().index:05}"

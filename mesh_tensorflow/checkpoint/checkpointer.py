@@ -237,7 +237,7 @@ class Checkpointer:
     self._unheard.clear()
 
   def check_folder(self) -> None:
-    """Looks whether all workers see the folder, and can write there; the first `save` does so, too.
+    """Checks that all workers see the folder and can write there, as the first `save` does.
 
     For the start of a run that will save, so that it does not fail at its first checkpoint. All
     workers call it at the same place of their programs. Does nothing for one worker.
@@ -259,13 +259,13 @@ class Checkpointer:
       self._failure = e, job
 
   def _published(self, step: int, best: keeping.Best | None, path: str) -> None:
-    """Called in the chief when a checkpoint is in its place."""
+    """Callback of the chief once a checkpoint is published: reports it, and deletes old ones."""
     self._whole_step = step
     launcher_reports.tell(launcher_reports.SAVED, step)
     self._keeping.publish(self._directory, path, best)
 
   def _begin(self, step: int) -> None:
-    """Before the first save: the workers agree on a token, and the chief clears the folder."""
+    """Prepares the first save: workers agree on a token; the chief removes a killed run's files."""
     if self._token:
       return
     self.check_folder()
@@ -282,7 +282,7 @@ class Checkpointer:
     self._token = token
 
   def _make_room(self, step: int, best: keeping.Best | None) -> None:
-    """Looks whether the disk has room for a checkpoint, and makes some if there is none."""
+    """Checks the disk space for a checkpoint; deletes old checkpoints if there is not enough."""
     error = None
     if workers.current().is_chief:
       path = os.path.join(self._directory, f"{files.NAME}{step}")
@@ -354,7 +354,7 @@ class Checkpointer:
     return found
 
   def restore_or_none(self, **options: Any) -> Restored | None:
-    """`restore` from the folder's newest checkpoint if there is one: a program begins, or goes on.
+    """Restores the folder's newest checkpoint, if there is one, so that a program continues.
 
     Args:
       **options: keyword arguments of `restore`, but for the path.
@@ -437,6 +437,6 @@ class Checkpointer:
 
 
 def _log_unheard(errors: list[str]) -> None:
-  """At the end of a program, or of a checkpointer, that has not asked what became of a save."""
+  """Logs the errors of background saves that nobody waited for, when a checkpointer ends."""
   for text in errors:
     _LOG.error("%s", text)

@@ -224,7 +224,7 @@ def _is_as_written(content: bytes) -> bool:
 
 
 def _inside(directory: str, paths: list[str], times: list[float], preserved: float) -> State:
-  """The state of the checkpoints in a folder, each under one name; logs what is elsewhere."""
+  """State with the listed checkpoints that lie in the folder, without duplicates; logs others."""
   listed: dict[str, float] = {}
   outside = []
   for path, written in zip(paths, times):
@@ -245,7 +245,7 @@ def _inside(directory: str, paths: list[str], times: list[float], preserved: flo
 
 
 def _of_elsewhere(directory: str, outside: Sequence[str]) -> str:
-  """Words about checkpoints that a state file names outside of its folder."""
+  """Message about checkpoints that a state file names outside of its folder."""
   names = ", ".join(repr(_shortened(p)) for p in outside[-_SHOWN:])
   more = f" and {len(outside) - _SHOWN} more" if len(outside) > _SHOWN else ""
   return (
@@ -256,7 +256,7 @@ def _of_elsewhere(directory: str, outside: Sequence[str]) -> str:
 
 
 def _shortened(path: str) -> str:
-  """A path for a message: a damaged file may have one of any length."""
+  """Shortens a path for a message: one from a damaged file may have any length."""
   half = _CHARACTERS_SHOWN // 2
   return path if len(path) <= _CHARACTERS_SHOWN else f"{path[:half]}...{path[-half:]}"
 
@@ -292,7 +292,7 @@ def temporary_folder(directory: str, step: int, mark: str = "") -> str:
 
 
 def token_file(directory: str, mark: str) -> str:
-  """A file by which workers look whether they see the same folder."""
+  """Path of a file by which workers check that they see the same folder."""
   return os.path.join(directory, f"{_TEMPORARY}test-{mark}")
 
 
@@ -302,7 +302,7 @@ def publish(folder: str, directory: str, step: int) -> str:
   Args:
     folder: the temporary folder; files of other names stay there.
     directory: folder of the checkpoints.
-    step: of the checkpoint.
+    step: step of the checkpoint.
 
   Returns:
     The path of the checkpoint.

@@ -1,4 +1,4 @@
-"""What is inside a folder, and the only functions that change what is in it.
+"""Access to a folder: the check that a path is inside, and all functions that write or delete.
 
 A state file, a manifest or a link in a folder may name anything. Whoever writes, renames or deletes
 in a folder of checkpoints does so by these functions: they look where a path really leads, and
@@ -36,7 +36,7 @@ def relative(directory: str, path: str) -> str | None:
 
   Args:
     directory: the folder; it need not exist.
-    path: of a file or folder, which need not exist, as functions that open files take it.
+    path: path of a file or folder, which need not exist, as functions that open files take it.
 
   Returns:
     Its path from the folder on, without links and ".."; None if it is not inside, is the folder
@@ -56,7 +56,7 @@ def relative(directory: str, path: str) -> str | None:
 
 
 def _rest(root: str, path: str) -> str | None:
-  """The part of a path after a folder, as texts."""
+  """The part of a path after a folder, compared as strings; None if it is not inside."""
   start = root if root.endswith("/") else root + "/"
   rest = path[len(start) :]
   plain = "\0" not in rest and not any(part in ("", ".", "..") for part in rest.split("/"))
@@ -90,7 +90,7 @@ def make(directory: str, path: str) -> None:
 
   Args:
     directory: the outer folder.
-    path: of the new one.
+    path: path of the new one.
 
   Raises:
     StorageError: it is not inside, or is a link that leads out.
@@ -106,7 +106,7 @@ def write(directory: str, path: str, content: bytes) -> None:
 
   Args:
     directory: the folder; made if it is not there, as the folders between it and the file.
-    path: of the file.
+    path: path of the file.
     content: all of it.
 
   Raises:
@@ -127,7 +127,7 @@ def write(directory: str, path: str, content: bytes) -> None:
 
 
 def rename(directory: str, source: str, target: str) -> None:
-  """Gives a file in a folder another name there, whose earlier file or link goes.
+  """Renames a file within a folder; replaces a file or link that has the new name.
 
   Raises:
     StorageError: one of them is not inside.
@@ -156,7 +156,7 @@ def remove_if_possible(directory: str, path: str) -> None:
 
 
 def remove_tree(directory: str, path: str) -> None:
-  """Deletes a file, a link, or a folder with all that is in it but what links in it point to.
+  """Deletes a file, a link, or a folder with its content; does not follow links.
 
   Raises:
     StorageError: it is not inside.

@@ -1,4 +1,4 @@
-"""Which checkpoints of a folder stay, and room on the disk for the next one."""
+"""Retention of the checkpoints in a folder, and disk space for the next one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Best:
   """A checkpoint that stays beside the newest ones, however many come after it.
 
   Attributes:
-    step: of the checkpoint; it is there, or it is the one that is being saved.
+    step: step of the checkpoint; it is there, or it is the one that is being saved.
     counts: whether it is one of those of which the newest `max_to_keep` stay. One that was saved
       only because it is the best is not: the others would go sooner because of it.
     before: the step of the best one before it, which does not stay any longer; None: there is none,
@@ -137,7 +137,7 @@ class Keeping:
 
 
 def needed_bytes(variables: Iterable[StoredVariable]) -> int:
-  """About how large the checkpoint of some variables will be, without attachments.
+  """Estimates the size in bytes of a checkpoint of some variables, without attachments.
 
   Args:
     variables: all of them, also what other workers write.
@@ -156,7 +156,7 @@ def _attached_bytes(directory: str) -> int:
 
 
 def free_bytes(directory: str) -> int | None:
-  """Free bytes on the disk of a local folder, which need not exist yet; None: nobody knows."""
+  """Free bytes on the disk of a local folder, which need not exist yet; None if unknown."""
   path = folder_lib.local_path(os.path.abspath(directory) if "://" not in directory else directory)
   while path and not os.path.isdir(path) and os.path.dirname(path) != path:
     path = os.path.dirname(path)
@@ -175,7 +175,7 @@ def make_room(
   release: Callable[[], None],
   best: Best | None = None,
 ) -> str | None:
-  """Makes room for a checkpoint, if there is none, by deleting those that would go after it.
+  """Makes room for a checkpoint, if there is not enough, by deleting early those due after it.
 
   The last good one stays, whatever `keeping` says.
 
@@ -251,7 +251,7 @@ def advice(max_to_keep: int | None) -> str:
 
 
 def in_words(num_bytes: int) -> str:
-  """A size for people: "1.5 MB"."""
+  """Formats a size in bytes for people: "1.5 MB"."""
   size = float(num_bytes)
   for unit in ("bytes", "kB", "MB", "GB"):
     if size < 999.5:

@@ -1,4 +1,4 @@
-"""How workers that write one checkpoint together wait for each other.
+"""Rendezvous of the workers that write one checkpoint together.
 
 Their writer threads tell each other by small files in the folder of the unfinished checkpoint,
 since the main threads run collectives of the training meanwhile: each file is put there by a
@@ -65,21 +65,21 @@ class Meeting:
   # ------------------------------------------------------------ a worker that is not the chief
 
   def report(self, parts: Sequence[Any]) -> None:
-    """Says that the part of this worker is whole.
+    """Reports that this worker has written its part.
 
     Args:
-      parts: what the chief needs to know of it; of JSON's kinds.
+      parts: what the chief needs to know of it; a JSON value.
     """
     self._put(_done(self._cluster.index), {"parts": parts})
 
   def show_progress(self, count: int) -> None:
-    """Says that this worker is at work: a disk may take its time while no file grows."""
+    """Heartbeat of this worker: a slow disk may keep it busy while no file grows."""
     if self._cluster.size > 1:
       # Longer each time: `_sizes` looks at lengths.
       self._put(f"worker-{self._cluster.index:05}.progress", {"files": "x" * count})
 
   def report_error(self, problem: str) -> None:
-    """Says that this worker cannot write its part, as far as the disk allows.
+    """Reports that this worker cannot write its part, as far as the disk allows.
 
     The others get it as a `StorageError`.
     """
@@ -140,7 +140,7 @@ class Meeting:
     return {worker: found["parts"] for worker, found in self._wait_for(look).items()}
 
   def announce(self, problem: str | None, of_storage: bool = True) -> None:
-    """Tells all workers how it ended, waits until they know, and removes the folder."""
+    """Announces the outcome, waits until all workers have seen it, and removes the folder."""
     try:
       outcome = {"problem": problem, "of_storage": of_storage}
       self._put(_GIVEN_UP if problem else _PUBLISHED, outcome)
@@ -160,7 +160,7 @@ class Meeting:
   def _wait_for(
     self, look: Callable[[], dict[int, Any]], ignore_gone: bool = False
   ) -> dict[int, Any]:
-    """Calls `look` until it has something of each worker, or of each that is not gone."""
+    """Polls `look` until it has a value for each worker, or (`ignore_gone`) each that is alive."""
     pause, longest = _POLL_SECONDS
     last_change = last_call = time.monotonic()
     seen = None
@@ -285,10 +285,10 @@ def raise_together(what: str, error: Exception | None) -> None:
 
 
 def told_to_all(error: _Error) -> _Error:
-  """Marks an error that every worker has, so that none is missed by others when it ends with it.
+  """Marks an error that every worker raises: a worker that exits with it is not taken for lost.
 
   Args:
-    error: gets an attribute `told_to_all`.
+    error: the error; its attribute `told_to_all` is set.
   """
   setattr(error, "told_to_all", True)  # noqa: B010 - of any class, TensorFlow's among them
   return error

@@ -66,12 +66,12 @@ def not_of_this_model(
 def listed(
   title: str, names: Sequence[str], *, most: int | None = None, why: str = ""
 ) -> list[str]:
-  """Lines of a list: its title and length, and names.
+  """Formats a list as lines: title with the number of names, then the names.
 
   Args:
-    title: of the list.
+    title: title of the list.
     names: an empty list makes no lines.
-    most: show so many; None: all.
+    most: maximum number of names to show; None: all.
     why: what they have in common, added to the title.
   """
   if not names:
@@ -86,7 +86,7 @@ def _count(names: Sequence[str]) -> str:
 
 
 def _distinct(changes: Sequence[Sequence[Change] | None]) -> list[Change]:
-  """All that differs, in the order of its first appearance; none if that explains nothing."""
+  """The distinct changes of sizes, in order; [] if too many, or a variable has none of them."""
   found: dict[Change, None] = {}
   for change in changes:
     if not change:

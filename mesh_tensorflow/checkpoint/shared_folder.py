@@ -1,4 +1,4 @@
-"""Whether all workers see one folder and can write there, found out before a run relies on it."""
+"""Checks, before a run relies on it, that all workers see one folder and can write there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNSEEN = "unseen"
 
 
 def check(directory: str) -> None:
-  """Looks whether all workers see the same folder, and can write there; makes it.
+  """Checks that all workers see the same folder and can write there; creates it if needed.
 
   All call it at the same place of their programs. Worker 0 writes a file, which the others must
   see; each of them answers with one of its own. Does nothing for one worker.
@@ -55,13 +55,13 @@ def check(directory: str) -> None:
 
 
 def _write(directory: str, path: str) -> str:
-  """Writes a file that the others look for; returns what to say of it: nothing."""
+  """Writes a file that the others look for; returns "" (no problem), or raises."""
   folder.write(directory, path, b"A worker looks whether others see this file.")
   return ""
 
 
 def _wait_for(paths: list[str]) -> str:
-  """Waits until files are there; returns what to say of it."""
+  """Waits until files exist; returns "", or `_UNSEEN` after a time limit."""
   end = time.monotonic() + _PATIENCE_SECONDS
   while not all(map(tf.io.gfile.exists, paths)):
     if time.monotonic() > end:

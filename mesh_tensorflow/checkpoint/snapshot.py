@@ -29,7 +29,7 @@ _PIECES_OF_A_BUFFER = 4
 
 
 class Spool:
-  """Values in a file that nobody else sees, and that goes with the process.
+  """Values in a temporary file without a name, which disappears with the process.
 
   Saves that follow one another use the same file: memory that the system's cache has for it already
   is copied to several times faster than new memory, and a save needs the room on the disk anyway.
@@ -46,14 +46,14 @@ class Spool:
     self._size = 0
 
   def begin(self, num_bytes: int) -> None:
-    """Forgets what is in the file, and makes room for so many bytes."""
+    """Clears the file, and reserves `num_bytes` bytes on the disk."""
     self._file.seek(0)
     self._size = 0
     # Notices at once that there is no room, and makes writing faster.
     os.posix_fallocate(self._file.fileno(), 0, num_bytes)
 
   def append(self, array: np.ndarray) -> int:
-    """Copies an array to the end of the file; returns where it begins."""
+    """Appends an array to the file; returns its offset in bytes."""
     begin = self._size
     # As bytes: NumPy gives no buffer of bfloat16.
     left = array.reshape(-1).view(np.uint8).data
@@ -86,7 +86,7 @@ class Piece:
   """A tensor that is written as one slice of a variable.
 
   Attributes:
-    name: of the variable.
+    name: name of the variable.
     spec: the slice, as `reader.slice_spec` writes it.
     dtype: the dtype to write it in.
     held: the tensor that has it; or, if it is in a `Spool`, that and where; None once written.
@@ -128,7 +128,7 @@ def pieces_of(
   """The pieces of one slice of a variable.
 
   Args:
-    name: of the variable in the checkpoint.
+    name: name of the variable in the checkpoint.
     stored: the variable.
     begin: offset of the slice.
     value: its value, on the host.

@@ -1,4 +1,4 @@
-"""What TensorFlow stored in the files of a checkpoint, and whether it can be read.
+"""Entries that TensorFlow stored in the files of a checkpoint, and a check that they are readable.
 
 For checkpoints without a manifest: with each tensor, and each slice of one, TensorFlow keeps a
 checksum, which it compares when it reads all of that.
@@ -24,7 +24,7 @@ class Stored:
 
   Attributes:
     key: what TensorFlow finds it by.
-    dtype: of its values.
+    dtype: dtype of its values.
     num_bytes: their size; 0 for strings, of which it is not known.
   """
 
@@ -34,7 +34,7 @@ class Stored:
 
 
 def stored_in(path: str) -> list[Stored]:
-  """All that is stored in a checkpoint.
+  """Lists all entries of a checkpoint: tensors, and slices of tensors.
 
   Raises:
     DamagedCheckpointError: the index cannot be read, or a data file is missing or too short.
@@ -49,12 +49,12 @@ def stored_in(path: str) -> list[Stored]:
 
 
 def _name_in(key: bytes) -> str:
-  """The name of the tensor; keys of slices are a zero byte, the name, 0 and 1, and where it is."""
+  """Tensor name in an entry's key; a slice's key is byte 0, the name, bytes 0 and 1, its place."""
   return (key[1 : key.index(b"\0\1", 1)] if key.startswith(b"\0") else key).decode()
 
 
 def check(path: str, stored: list[Stored]) -> None:
-  """Reads tensors and slices, each whole.
+  """Checks that tensors and slices can be read, by reading each whole.
 
   In memory there are at most `reader.READ_AT_ONCE` bytes at once, or one tensor that is larger.
 

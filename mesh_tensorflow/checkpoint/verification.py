@@ -1,4 +1,4 @@
-"""Whether a checkpoint is what was written: its manifest, the check, the newest good checkpoint.
+"""Verification of checkpoints: the manifest, the check of files, the newest good checkpoint.
 
 Beside the files of a checkpoint there is `model.ckpt-N.manifest` with the size and checksum of
 each. Of checkpoints without one, of TensorFlow or of older versions, all tensors are read.
@@ -137,7 +137,7 @@ def check_format(path: str) -> None:
   """Looks at the first line of the manifest of a checkpoint, if it has one.
 
   Args:
-    path: of the checkpoint.
+    path: path of the checkpoint.
 
   Raises:
     NewerFormatError: it is of a newer format.
@@ -194,7 +194,7 @@ def verify(path: str) -> list[Damage]:
 
 
 def records_of(path: str) -> tuple[list[FileRecord], list[Damage]]:
-  """The files to check, and what is wrong already with the manifest.
+  """The files to check, as the manifest lists them, and any damage of the manifest itself.
 
   Without a manifest there are none, and the index and the sizes of files are looked at.
   """
@@ -258,7 +258,7 @@ _found_good: dict[tuple[str, int, int], Any] = {}
 
 
 def damages_of(path: str, records: Sequence[FileRecord], codes: Sequence[int]) -> list[Damage]:
-  """The codes of `check_files` in words."""
+  """Turns the codes of `check_files` into descriptions of the damage."""
   return [
     Damage(path + r.suffix, _WORDS[code].format(r.size))
     for r, code in zip(records, codes)
@@ -280,7 +280,7 @@ def _check_file(path: str, record: FileRecord) -> int:
 
 
 def _signature(paths: Sequence[str], records: Sequence[FileRecord] = ()) -> Any:
-  """Changes when a file does; None if that is not sure."""
+  """Fingerprint by size and mtime; None if a file is gone, or changed too recently to trust it."""
   try:
     stats = [tf.io.gfile.stat(p) for p in paths]
   except tf.errors.OpError:
@@ -341,7 +341,7 @@ def latest_checkpoint(directory: str) -> str | None:
 
 
 def warn(path: str, damages: Sequence[Any]) -> None:
-  """Says that a checkpoint is skipped, and why."""
+  """Logs a warning that a damaged checkpoint is skipped, and why."""
   _LOG.warning(
     "checkpoint %s is damaged, an older one is used: %s", path, "; ".join(map(str, damages))
   )

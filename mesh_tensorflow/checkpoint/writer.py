@@ -41,7 +41,7 @@ class Job:
 
   Args:
     directory: folder of the checkpoints.
-    step: of the checkpoint.
+    step: step of the checkpoint.
     pieces: what this worker writes; they are released one after the other.
     on_published: called in the chief with the path of the checkpoint when it is whole.
     mark: tells this save from all others that may have left a folder; the same in all workers.
@@ -50,7 +50,7 @@ class Job:
     advice: what to do where the disk is full; see `keeping.advice`.
 
   Attributes:
-    step: of the checkpoint.
+    step: step of the checkpoint.
     own_problem: what made `run` fail, if it was in this worker; begins with its name.
   """
 
@@ -165,7 +165,7 @@ class Job:
     return not_written(self._directory, self.step, problem, of_storage)
 
   def _reason(self, error: Exception) -> str:
-    """An error in words; with what to do, where the disk is full."""
+    """Formats a storage error, with advice if the disk is full."""
     advice = f"; {self._advice}" if self._advice and keeping.is_full(error) else ""
     return reason(error) + advice
 
@@ -245,10 +245,7 @@ class Job:
 
 
 def told_to_all(error: Exception, job: Job) -> Exception:
-  """The error of a save, when all workers have heard of it.
-
-  Each of them has it, and may end with it.
-  """
+  """Exchanges the error of a save, so that each worker can raise it and exit; returns it."""
   if workers.current().size == 1 or isinstance(error, WorkerLostError):
     return error
   said = texts.last_words(job.own_problem or "")
@@ -268,7 +265,7 @@ def not_written(
 
   Args:
     directory: folder of the checkpoints.
-    step: of the checkpoint.
+    step: step of the checkpoint.
     problem: why.
     of_storage: whether it is a `StorageError`: what failed is the disk, not another worker.
   """
@@ -280,7 +277,7 @@ def not_written(
 
 
 def reason(error: Exception) -> str:
-  """An error of a disk in words."""
+  """Formats a storage error, without TensorFlow's names of operations and temporary files."""
   if isinstance(error, StorageError):
     return str(error)
   text = error.message if isinstance(error, tf.errors.OpError) else str(error)

@@ -1,4 +1,4 @@
-"""What a per-device program calls to exchange data, and the groups it does so in."""
+"""Interface of the collectives of a per-device program, and the groups that they run in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorFlow's errors about a failed exchange mean."""
+"""Meaning of TensorFlow's errors about a failed exchange."""
 
 from __future__ import annotations
 

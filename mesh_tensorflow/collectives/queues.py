@@ -54,14 +54,14 @@ class QueueNetwork:
     peer: Callable[[int], int],
     sending: bool,
   ) -> list[tf.Tensor]:
-    """For each processor here its end of the queue to (or from) its peer: a resource handle.
+    """Resource handles: for each local processor, its end of the queue to (or from) its peer.
 
     Args:
-      relation: queues of different relations are different.
-      slot: tells the links of one relation apart.
-      dtype: of what passes.
-      peer: processor number to processor number.
-      sending: whether this is the end that puts in.
+      relation: key of the queues; those of different relations are different.
+      slot: key of this link among those of one relation.
+      dtype: dtype of the elements.
+      peer: function from a processor's number to that of its peer.
+      sending: whether this end enqueues.
     """
     key = (relation, slot, dtype, sending)
     if key not in self._links:

@@ -85,11 +85,11 @@ class RunGuard:
     self._state.assign(0)
 
   def signs_of_life(self) -> tuple[int, ...]:
-    """Numbers that change as long as runs go on; the first is odd during a run."""
+    """Progress counters, which change while runs advance; the first is odd during a run."""
     return tuple(int(v.numpy()) for v in [self._state] + (self._progress or []))
 
   def break_off(self) -> None:
-    """Ends what is going on, for good."""
+    """Aborts the current run, and marks the guard as broken for good."""
     self.broken = True
     self._break_off()
     self._state.assign(0)

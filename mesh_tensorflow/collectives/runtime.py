@@ -52,7 +52,7 @@ class KeyAllocator:
     return self._groups[key]
 
   def lone_group_key(self) -> int:
-    """The key of a group that nobody else joins."""
+    """A new key, for a group of this device alone."""
     self._next_group += 1
     return self._next_group - 1
 
@@ -104,7 +104,7 @@ class RuntimeCollectives(Collectives):
     return result
 
   def _device_rank(self, groups: Groups, pnum: int) -> list[int]:
-    """For each rank in the group of `pnum` the place that TensorFlow gives its device."""
+    """TensorFlow's rank of the device at each rank of the group of `pnum`."""
     group = groups.group(pnum)
     ordered = sorted(group, key=lambda p: device_order(self._devices[p]))
     return [ordered.index(p) for p in group]

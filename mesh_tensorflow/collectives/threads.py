@@ -27,7 +27,7 @@ _GRACE_SECONDS = 10.0
 
 
 class _Stopped(Exception):
-  """Ends a thread after another one failed."""
+  """Raised in a thread to end it after another one failed."""
 
 
 class Meeting:

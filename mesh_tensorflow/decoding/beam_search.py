@@ -66,7 +66,7 @@ def compute_topk_scores_and_seq(
     flags: of the shape of `scores`, of any dtype; returned for the selected sequences.
     beam_dim: the new dimension in place of the last one of `scores`, not larger. It needs
       another name.
-    prefix: of the operation's name.
+    prefix: prefix of the operation's name.
 
   Returns:
     Of the selected, best first: sequences [..., beam, length], scores_to_gather [..., beam],
@@ -133,7 +133,7 @@ def beam_search(
     decode_length: number of steps, if less than the size of length: a number, or an int32
       scalar `Tensor`.
     use_tpu: kept for compatibility; has no effect.
-    dtype: of the scores.
+    dtype: dtype of the scores.
     layout: kept for compatibility; has no effect: the layout is that of the `Lowering`.
     mesh_shape: kept for compatibility; has no effect.
     num_prefilter: kept for compatibility; has no effect. It made the search approximate.

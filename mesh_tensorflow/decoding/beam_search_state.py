@@ -168,10 +168,10 @@ class BeamSearch:
     return [step + 1, done, new_alive, log_probs, finished, scores, *new_states]
 
   def _extend(self, logits: Tensor, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The best extensions, best first: whose, by which token, and their log probabilities.
+    """Returns the best extensions, in descending order: (parent beams, tokens, log probabilities).
 
-    There are twice as many as the beam has places, since half of them may be complete. The
-    logits are exchanged over the mesh by their largest values alone.
+    There are twice as many as beams, since half of them may be complete. Of the logits, only the
+    largest are exchanged over the mesh.
     """
     vocab = vocab_dim("beam_search", logits, [*self.batch, self.outer_beam])
     if logits.dtype.size < 4:
@@ -234,7 +234,7 @@ def _limit(decode_length: Tensor | int | None, length: Dimension) -> Tensor | in
 def call_logits_fn(
   logits_fn: LogitsFn, step: Tensor, ids: Tensor, states: list[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
-  """The logits and the new states, as many as before.
+  """Calls `logits_fn`, and checks its number of states; returns logits and new states.
 
   Raises:
     GraphError: there are more or fewer states.
@@ -247,7 +247,7 @@ def call_logits_fn(
 
 
 def vocab_dim(name: str, logits: Tensor, others: Sequence[Dimension]) -> Dimension:
-  """The dimension of the logits besides those of the sequences.
+  """Finds the vocabulary dimension: the one of the logits that is not among `others`.
 
   Raises:
     ShapeError: there is none, or more than one, or one of the sequences is missing.

@@ -1,4 +1,4 @@
-"""Which token comes next: filters of logits, and a draw that depends on the row alone.
+"""Sampling of the next token: filters of logits, and a draw that depends on the row alone.
 
 Every function works on logits whose vocabulary the layout may split: what is exchanged are numbers
 for each row (a maximum, a sum), never the logits themselves. The order of `choose_token` is that of
@@ -80,7 +80,7 @@ class TokenChoice:
 
 
 def penalize_repetitions(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-  """The logits of tokens that were seen, made smaller.
+  """Lowers the logits of tokens that were seen.
 
   CTRL divides the logits, which makes negative ones likelier; as in its published program, and all
   that followed it, those are multiplied.

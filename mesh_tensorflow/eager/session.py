@@ -90,7 +90,7 @@ class EagerGraph(Graph):
       self.forget()
 
   def forget(self) -> None:
-    """Forgets operations whose outputs nobody holds, nor anything computed from them."""
+    """Drops operations whose outputs are unreachable, as is everything computed from them."""
     references = [weakref.ref(op) for op in self.operations]
     self.operations.clear()
     gc.collect()  # An operation and its outputs refer to each other.
@@ -114,7 +114,7 @@ class EagerGraph(Graph):
         variables[:] = [v for v in variables if v is not variable]
 
   def unique_name(self, name: str, mark_as_used: bool = True) -> str:
-    """As of a `Graph`; what it remembers does not grow with the number of operations."""
+    """As `Graph.unique_name`, in memory that does not grow with the number of operations."""
     prefix = scope.current_scope_name()
     full = f"{prefix}/{name}" if prefix else name
     # Names of gradients begin with their forward operations', so there is no end to them. They are
@@ -190,7 +190,7 @@ class EagerLowering(Lowering):
     self._kept_operations = self._kept_bytes = self._bytes = 0
 
   def add_counter(self, key: str, value: int) -> None:
-    """Nothing: there is no report at the end."""
+    """Does nothing: there is no report at the end."""
 
   def run(self, op: Operation) -> None:
     """Runs an operation."""
@@ -233,7 +233,7 @@ class EagerLowering(Lowering):
       self._seed, self._base_keys = outer
 
   def is_full(self, operations: int) -> bool:
-    """True if operations or bytes far exceed twice those last kept: it is time to drop some.
+    """True if operations or bytes exceed twice those last kept, by a margin: time to drop some.
 
     Args:
       operations: number of operations in the graph.
@@ -244,7 +244,7 @@ class EagerLowering(Lowering):
     )
 
   def forgot(self, operations: int) -> None:
-    """Takes note of what is left."""
+    """Records the number of operations left after `forget`, and the bytes of their tensors."""
     self._kept_operations = operations
     self._kept_bytes = self._bytes = _total_bytes(self.tensors)
     del self.scalar_summaries[:-_SUMMARIES]

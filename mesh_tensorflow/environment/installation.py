@@ -1,4 +1,4 @@
-"""What the package can tell of the environment that it is installed in.
+"""Checks of the environment that the package is installed in.
 
 An older Python, too, can read this file, and those that `start` imports: one that says what is
 wrong must not be wrong itself.

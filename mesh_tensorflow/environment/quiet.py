@@ -76,7 +76,7 @@ def _hidden_file() -> BinaryIO:
 
 @contextlib.contextmanager
 def _crashes_told(stderr: int) -> Iterator[None]:
-  """Has a crash inside the block show on the real stderr where it happened.
+  """Enables faulthandler inside the block: a crash prints its traceback to the real stderr.
 
   What C++ said before it stays held back: TF_CPP_MIN_LOG_LEVEL=0 shows it.
   """
@@ -132,7 +132,7 @@ def first_operation() -> None:
 
 
 def _look_for_gpus(tf: ModuleType) -> None:
-  """Has TensorFlow look for GPUs where there are none, which it does once, with an error line.
+  """Makes TensorFlow search for GPUs where there are none now: once, with an error line.
 
   Its build for GPUs writes "failed call to cuInit" on a machine without a driver, and would do so
   amid the output of the first program that runs anything. Where there is a driver it is left to

@@ -45,7 +45,7 @@ class SourceTreeFinder:
 
 
 def find_parts_beside(package_path: Sequence[str]) -> None:
-  """Has the parts of the package found beside it, unless they are inside.
+  """Installs a finder for the parts of the package that lie beside it, unless they are inside.
 
   Args:
     package_path: the `__path__` of the package.

@@ -1,4 +1,4 @@
-"""What comes first when the package is imported: checks, its other parts, and TensorFlow."""
+"""First steps of the package's import: checks, its other parts, and TensorFlow."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def _gen_rand_mask(
     ratio_mean: the part that is true, on average.
     ratio_stddev: its standard deviation; clipped at two of them, and to 0..1.
     scale: size of the blobs.
-    shape: of the mask.
+    shape: shape of the mask.
     smoothness: side of a cube over which the noise is summed.
   """
   low = max(0.0, ratio_mean - 2.0 * ratio_stddev)

@@ -28,7 +28,7 @@ def string(name: str, default: str | None, help_text: str) -> None:
   """Defines a flag of a string, or shares that of this name with the module that defined it.
 
   Args:
-    name: of the flag.
+    name: name of the flag.
     default: its value if it is not given.
     help_text: what it means.
   """

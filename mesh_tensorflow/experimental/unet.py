@@ -119,7 +119,7 @@ def conv_with_spatial_partition(
     is_training: whether batch norm uses the statistics of x, and there is dropout.
     odim_name: name of the dimension of channels of the result.
     variable_dtype: of the filter.
-    name: of the scope.
+    name: name of the scope.
 
   Returns:
     The result, and the operations that update the statistics of batch norm.

@@ -80,7 +80,7 @@ class Volume(abc.ABC):
     Args:
       begin: the first position along each axis; may lie before the array.
       sizes: positions along each axis; the block may end behind the array.
-      dtype: of the result; that of the array by default.
+      dtype: dtype of the result; that of the array by default.
       fill: what lies outside of the array.
 
     Raises:
@@ -275,7 +275,7 @@ _OPENERS: dict[tuple[str, ...], Callable[[str, str | None], Volume]] = {
 
 
 def _space(volume: Volume, shape: ShapeLike) -> tuple[Shape, int]:
-  """The shape of a tensor, and which of its axes is the volume's first; those around are of 1."""
+  """Returns a tensor's shape, and which of its axes is the first of the volume's; others are 1."""
   shape = convert_to_shape(shape)
   sizes = shape.to_integer_list
   for first in range(len(sizes) - len(volume.shape) + 1):
@@ -314,9 +314,9 @@ def read_slices(
 
   Args:
     mesh_impl: a `MeshImpl`.
-    shape: of the tensor: the dimensions of the volume, with others of size 1 before or behind.
+    shape: shape of the tensor: the volume's dimensions, with others of size 1 before or behind.
     volume: a `Volume`.
-    dtype: of the slices.
+    dtype: dtype of the slices.
     halo: by names of dimensions, how many positions more there shall be on both sides of a block:
       zeros beyond the ends of the volume.
 
@@ -354,9 +354,9 @@ def read_local_part(
 
   Args:
     mesh_impl: a `MeshImpl`.
-    shape: of the tensor; see `read_slices`.
+    shape: shape of the tensor; see `read_slices`.
     volume: a `Volume`.
-    dtype: of the result.
+    dtype: dtype of the result.
   """
   shape, first = _space(volume, shape)
   begin, sizes = mesh_impl.local_part(shape)

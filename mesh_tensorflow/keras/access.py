@@ -1,4 +1,4 @@
-"""Accesses to variables, noticed: who reads one is given the current value, writes are known of.
+"""Observation of accesses to variables: reads get the current value, and writes are noticed.
 
 A watched tf.Variable is of a subclass of its class, which tells the mirrors of the variable before
 its resource is reached: by `numpy()`, an operation, an assignment, a trace, whoever holds it, the
@@ -22,10 +22,10 @@ _R = TypeVar("_R")
 
 
 class Watcher(Protocol):
-  """Something that is told of accesses."""
+  """Observer of accesses to variables."""
 
   def accessed(self, variable: tf.Variable) -> None:
-    """Is called before the value is read or written.
+    """Called before the value of a variable is read or written.
 
     Args:
       variable: of those that it watches.
@@ -48,7 +48,7 @@ _USES: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 @contextlib.contextmanager
 def unnoticed() -> Iterator[None]:
-  """Accesses of this thread are told to nobody meanwhile."""
+  """Context manager: this thread's accesses notify no watcher."""
   _THREAD.unnoticed += 1
   try:
     yield
@@ -57,7 +57,7 @@ def unnoticed() -> Iterator[None]:
 
 
 def eagerly(fn: Callable[[], _R]) -> _R:
-  """The result of a function that runs outside of what is traced, and whose accesses are not told.
+  """Runs a function eagerly, outside of any trace, without notifying watchers; returns its result.
 
   Args:
     fn: the function.
@@ -79,11 +79,11 @@ def eagerly(fn: Callable[[], _R]) -> _R:
 
 
 def watch(variable: tf.Variable, watcher: Watcher) -> None:
-  """Begins to tell a watcher of accesses to a variable.
+  """Registers a watcher of accesses to a variable.
 
   Args:
     variable: the variable.
-    watcher: is told; several may be.
+    watcher: is notified before each access; a variable may have several.
   """
   if not _WATCHED:
     _notice_calls()
@@ -96,7 +96,7 @@ def watch(variable: tf.Variable, watcher: Watcher) -> None:
 
 
 def unwatch(variable: tf.Variable, watcher: Watcher) -> None:
-  """Ends what `watch` began.
+  """Unregisters a watcher of a variable; the inverse of `watch`.
 
   Args:
     variable: the variable.
@@ -112,11 +112,11 @@ def unwatch(variable: tf.Variable, watcher: Watcher) -> None:
 
 
 def tell(variables: Iterable[tf.Variable], but: Watcher | None = None) -> None:
-  """Tells the watchers of variables of an access.
+  """Notifies the watchers of variables of an access.
 
   Args:
-    variables: those that nobody watches are no matter.
-    but: is not told.
+    variables: the accessed variables; those without watchers are ignored.
+    but: a watcher that is not notified.
   """
   for variable in variables:
     for watcher in list(_WATCHED.get(id(variable), (variable, ()))[1]):
@@ -125,7 +125,7 @@ def tell(variables: Iterable[tf.Variable], but: Watcher | None = None) -> None:
 
 
 def _watched_class(kind: Any) -> Any:
-  """The subclass of a kind of tf.Variable whose instances tell of accesses."""
+  """Subclass of a kind of tf.Variable whose instances notify watchers of accesses."""
   if kind not in _CLASSES:
     plain = kind.__getattribute__
 
@@ -152,7 +152,7 @@ def _function_classes() -> list[tuple[Any, Callable[..., Any]]]:
 
 
 def _notice_calls() -> None:
-  """Makes calls of functions of TensorFlow tell the watchers of the variables they use."""
+  """Patches calls of TensorFlow functions to notify the watchers of the variables they use."""
   for kind, plain in _function_classes():
 
     def call(self: Any, *args: Any, plain: Callable[..., Any] = plain, **kwargs: Any) -> Any:

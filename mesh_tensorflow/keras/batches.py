@@ -67,14 +67,14 @@ def batch_of(data: Any, inputs_only: bool = False) -> Batch:
 
 
 def batches(iterator: Iterable[Any], count: int) -> Iterator[Any]:
-  """At most so many of the next batches.
+  """Iterates over at most `count` of the next batches.
 
   Args:
-    iterator: of a data set, or a generator.
-    count: how many.
+    iterator: the iterator of a data set, or a generator.
+    count: maximum number of batches.
 
   Raises:
-    StopIteration: there is none.
+    StopIteration: there is no batch left.
   """
   source = iter(iterator)
   first = next(source)

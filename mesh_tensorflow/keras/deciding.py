@@ -48,7 +48,7 @@ class Decision:
 
   @property
   def stored(self) -> Mapping[str, tuple[str | None, ...]]:
-    """For variables that are stored under other names than `names`, by path, those."""
+    """Dimension names of the variables that are stored under others than `names`, by path."""
     return {} if self.map_layout is None else self.map_layout.stored
 
 
@@ -140,7 +140,7 @@ def names_of(imported: Imported) -> dict[str, tuple[str | None, ...]]:
 
 
 def suited(mesh_impl: MeshImpl, imported: Imported, always: Collection[str]) -> MeshImpl:
-  """The mesh without the rules that do not suit a program: of sizes, or dimensions, of another one.
+  """Drops layout rules that do not fit a program: the dimension is missing, or does not divide.
 
   A last batch that is smaller, say: its examples cannot be split, so each device computes all of
   them. Variables have the same sizes in all programs: their rules stay.
@@ -183,7 +183,7 @@ def _of_distribution(
 
 
 def _conflicts(graph: Graph) -> set[frozenset[str]]:
-  """Pairs of names that one tensor of a graph has."""
+  """Pairs of dimension names that occur together in a tensor of a graph."""
   shapes = {
     tuple(x.shape.dimension_names)
     for op in graph.operations
@@ -199,7 +199,7 @@ def _graph(mesh: MeshChoice, body: Callable[..., Any], signature: Sequence[Tenso
 
 
 def _shape_for(rules: LayoutRules, size: int) -> Shape:
-  """A mesh of so many devices for rules over one mesh dimension.
+  """Mesh shape of `size` devices for layout rules over one mesh dimension.
 
   Raises:
     LayoutError: they are over several, whose sizes nobody said.

@@ -44,7 +44,7 @@ def replaced(model: keras.Model, attributes: Mapping[str, Any]) -> Iterator[None
 
 
 class Unsplit:
-  """Methods of a model that do not run on the mesh: the first call of each says so.
+  """Wraps methods of a model that do not run on the mesh: the first call of each logs a warning.
 
   Args:
     model: the model.
@@ -58,14 +58,14 @@ class Unsplit:
     self._told: set[str] = set()
 
   def methods(self) -> dict[str, Callable[..., Any]]:
-    """Those that the model has, by name, with the line in front."""
+    """The wrapped methods that the model has, by name."""
     return {name: self.method(name) for name in self.NAMES if hasattr(self._model, name)}
 
   def method(self, name: str) -> Callable[..., Any]:
-    """One of them.
+    """Wraps a method.
 
     Args:
-      name: of `NAMES`.
+      name: its name, one of `NAMES`.
     """
     plain = getattr(self._model, name)
 

@@ -62,8 +62,8 @@ def batch_axis_of(distribution: Any) -> str | None:
   """The mesh axis over which a distribution splits the batch.
 
   Args:
-    distribution: what `meshes.is_distribution`. A map alone splits it over the first axis, as a
-      `ModelParallel` of the map does.
+    distribution: an object for which `meshes.is_distribution` is True. A map alone splits the batch
+      over the first axis, as a `ModelParallel` of the map does.
   """
   if isinstance(distribution, keras.distribution.LayoutMap):
     mesh = distribution.device_mesh
@@ -75,12 +75,12 @@ def batch_axis_of(distribution: Any) -> str | None:
 def asked_of(
   distribution: Any, variable: VariableAxes, mesh_shape: Shape
 ) -> tuple[str | None, ...]:
-  """For each axis of a variable the mesh axis that a distribution splits it over.
+  """The mesh axis that a distribution splits each axis of a variable over, or None.
 
   Patterns are searched as the installed Keras searches them.
 
   Args:
-    distribution: what `meshes.is_distribution`.
+    distribution: an object for which `meshes.is_distribution` is True.
     variable: the variable.
     mesh_shape: the mesh.
 
@@ -123,10 +123,10 @@ def rules_of(
   batch_names: Collection[str],
   conflicts: Collection[frozenset[str]],
 ) -> MapLayout:
-  """Layout rules that say what a distribution says.
+  """Converts a Keras distribution to layout rules.
 
   Args:
-    distribution: what `meshes.is_distribution`.
+    distribution: an object for which `meshes.is_distribution` is True.
     variables: all variables of the model.
     mesh_shape: the mesh.
     batch_names: names of the dimensions that count examples.
@@ -168,7 +168,7 @@ def _rules_of_variables(
   rules: Mapping[str, str],
   conflicts: Collection[frozenset[str]],
 ) -> dict[str, str]:
-  """The rules that the most elements of variables ask for, and that suit all tensors."""
+  """Adds rules by votes of the variables, weighted by size, unless they conflict in a tensor."""
   votes: dict[tuple[str, str], int] = {}
   for v in variables:
     for name, axis in zip(v.dims, asked[v.path]):
@@ -185,7 +185,7 @@ def _rules_of_variables(
 
 
 def _stored_name(name: str, axis: str | None, names: Collection[str]) -> str:
-  """A name for an axis of a variable where it is stored."""
+  """A new dimension name for a variable's axis that is stored with another layout than `name`."""
   stored = f"{name}_over_{axis}" if axis else f"{name}_whole"
   while stored in names:
     stored += "_"

@@ -1,4 +1,4 @@
-"""What stands for a mesh in `parallelize`: a mesh implementation, a shape, devices, or Keras' own.
+"""Mesh arguments of `parallelize`: a mesh implementation, a shape, devices, or Keras' own.
 
 Keras' `DeviceMesh`, `DataParallel`, `ModelParallel` and `LayoutMap` can be constructed under
 TensorFlow, where nothing in Keras serves them; here they mean what they mean under JAX.

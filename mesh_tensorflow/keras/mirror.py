@@ -40,7 +40,7 @@ class Mirror:
     return list(self._originals)
 
   def attach(self, store: VariableStore) -> None:
-    """Says where the copies are, or will be: those in another store are let go of.
+    """Sets the store of the copies; pulls from, and drops, those in the store before it.
 
     Args:
       store: the variables of the mesh.
@@ -76,7 +76,7 @@ class Mirror:
       self._store.forget(gone)
 
   def close(self) -> None:
-    """Says that no program will run any more: each original is left alone once it is up to date.
+    """Ends mirroring, as no program will run again: originals that are up to date are unwatched.
 
     Nothing is computed, as Python may call this at any moment.
     """
@@ -85,7 +85,7 @@ class Mirror:
       self._leave(name)
 
   def ran(self, names: Iterable[str]) -> None:
-    """Says that a program ran.
+    """Marks the copies that a program has assigned as newer than their originals.
 
     Args:
       names: the variables that it assigns.
@@ -95,7 +95,7 @@ class Mirror:
     access.tell((self._originals[name] for name in names), but=self)
 
   def accessed(self, variable: tf.Variable) -> None:
-    """Sets an original to what programs have made of its copy, as somebody reads or writes it.
+    """Brings an original up to date before it is read or written.
 
     Args:
       variable: the original.
@@ -110,12 +110,12 @@ class Mirror:
       self._leave(name)
 
   def pull(self) -> None:
-    """Sets the originals to what programs have made of their copies."""
+    """Brings all originals up to date with their copies."""
     for name in list(self._newer):
       self._pull(name)
 
   def push(self) -> None:
-    """Sets the copies of the originals that Python has assigned to since the two were equal."""
+    """Brings up to date the copies of originals that Python has assigned since they were equal."""
     for name in list(self._accessed):
       self._accessed.discard(name)
       now = self._value(name)
@@ -162,7 +162,7 @@ def _same(now: tf.Tensor, seen: tf.Tensor) -> bool:
 
 
 def _view(x: tf.Tensor) -> np.ndarray:
-  """The values, without a copy where TensorFlow gives its memory."""
+  """The tensor as an array, without a copy where TensorFlow exposes its memory."""
   try:
     return np.asarray(memoryview(x))
   except (TypeError, ValueError, BufferError):

@@ -1,4 +1,4 @@
-"""What Keras computes in a step, as functions of TensorFlow that can be traced.
+"""Steps of Keras (training, evaluation, prediction) as TensorFlow functions that can be traced.
 
 The model's own `compute_loss`, `compute_metrics`, `test_step` and `predict_step`, and the
 optimizer's own `apply`: so losses, weights of samples, masks, regularizers, metrics, clipping,
@@ -48,7 +48,7 @@ def check_trainable(model: keras.Model) -> None:
 
 
 def made_by_compile(model: keras.Model) -> Any:
-  """An object of which `compile` makes another each time it is called; None before.
+  """An object that each call of `compile` replaces, to notice calls by; None before the first.
 
   Args:
     model: the model.
@@ -241,11 +241,11 @@ class Step:
     return self._traced(*args)
 
   def get_concrete_function(self, *args: Any) -> Any:
-    """As of a tf.function; traced once for a signature."""
+    """As `tf.function.get_concrete_function`; traced once for a signature."""
     return self._traced.get_concrete_function(*args)
 
   def used(self, signature: Sequence[Any]) -> list[NamedVariable]:
-    """Those of its variables that it uses.
+    """The variables of this step that its trace uses.
 
     Args:
       signature: `tf.TensorSpec`s of its arguments.
@@ -254,7 +254,7 @@ class Step:
     return [v for v in self.variables if id(v.value) in ids]
 
   def unnamed(self, signature: Sequence[Any]) -> list[tf.Variable]:
-    """The variables that it uses, and that are not among its own.
+    """The variables that its trace uses, and that are not among its named ones.
 
     Args:
       signature: `tf.TensorSpec`s of its arguments.

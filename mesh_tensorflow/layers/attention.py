@@ -98,9 +98,9 @@ def multihead_attention(
     is_training: whether dropout happens.
     dropout: rate, on the attention weights.
     dropout_broadcast_dims: dimensions along which the dropout mask is repeated.
-    master_dtype: of the variable.
-    slice_dtype: of the variable.
-    name: of the scope.
+    master_dtype: dtype of the variable in checkpoints.
+    slice_dtype: dtype in which slices of the variable are kept and updated.
+    name: name of the scope.
 
   Returns:
     A `Tensor` of the shape of `query_antecedent`.
@@ -183,9 +183,9 @@ def multihead_self_attention_memory_compressed(
     is_training: whether dropout happens.
     dropout: rate, on the attention weights.
     dropout_broadcast_dims: dimensions along which the dropout mask is repeated.
-    master_dtype: of the variable.
-    slice_dtype: of the variable.
-    name: of the scope; None for `compressed_attention`, made unique.
+    master_dtype: dtype of the variable in checkpoints.
+    slice_dtype: dtype in which slices of the variable are kept and updated.
+    name: name of the scope; None for `compressed_attention`, made unique.
 
   Returns:
     A `Tensor` of x's shape.

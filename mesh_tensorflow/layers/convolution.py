@@ -81,7 +81,7 @@ def conv2d(
     padding: "SAME" or "VALID"; sizes are TensorFlow's.
     filter_initializer: what `mtf.get_variable` takes; Glorot-uniform by default.
     variable_dtype: dtypes of the variable; float32 with x's activation dtype by default.
-    name: of the scope; `conv2d`, made unique, by default.
+    name: name of the scope; `conv2d`, made unique, by default.
 
   Returns:
     A `Tensor` [batch..., h, w, out]; h and w keep their names and get new sizes.

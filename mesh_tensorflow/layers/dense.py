@@ -56,12 +56,12 @@ def dense(
     expert_dims: dimensions of x along which each index has weights of its own.
     use_bias: whether to add a bias.
     activation: a function of a `Tensor`, or None.
-    master_dtype: of the variables, unless `variable_dtype` is given.
-    slice_dtype: likewise.
+    master_dtype: dtype of the variables in checkpoints, unless `variable_dtype` is given.
+    slice_dtype: dtype in which they are kept and updated, unless `variable_dtype` is given.
     variable_dtype: dtypes of the variables; its activation dtype must be x's.
     kernel_initializer: see `get_dense_kernel_weights`.
     kernel_weights: used in place of a kernel variable.
-    name: of the scope.
+    name: name of the scope.
 
   Returns:
     A `Tensor` of the dimensions of x without the reduced ones, then `new_dims`.
@@ -137,7 +137,7 @@ def get_dense_kernel_weights(
     expert_dims: list of the dimensions along which each index has weights of its own.
     kernel_initializer: a `DenseInitializer`; anything that `mtf.get_variable` takes; or
       None, for `VarianceScalingInitializer()`.
-    name: of the scope; `dense`, made unique, by default.
+    name: name of the scope; `dense`, made unique, by default.
     variable_dtype: dtypes of the variable; master_dtype, slice_dtype and x's by default.
     master_dtype: dtype of the variable in checkpoints, unless `variable_dtype` is given.
     slice_dtype: dtype in which it is kept and updated, unless `variable_dtype` is given; None:
@@ -237,9 +237,9 @@ def dense_relu_dense(
     is_training: whether dropout happens.
     dropout: the rate.
     dropout_broadcast_dims: dimensions along which the mask is repeated.
-    master_dtype: of the variables.
-    slice_dtype: of the variables.
-    name: of the scope; `dense_relu_dense`, made unique, by default.
+    master_dtype: dtype of the variables in checkpoints.
+    slice_dtype: dtype in which slices of the variables are kept and updated.
+    name: name of the scope; `dense_relu_dense`, made unique, by default.
 
   Returns:
     A `Tensor` of x's shape.

@@ -57,7 +57,7 @@ def embedding(
     vocab_dim: dimension of ids.
     output_dim: dimension of the vectors.
     variable_dtype: dtypes of the variable.
-    name: of the variable [vocab_dim, output_dim].
+    name: name of the variable [vocab_dim, output_dim].
 
   Returns:
     A `Tensor` of the dimensions of `indices`, then `output_dim`.

@@ -36,9 +36,9 @@ def multihead_self_attention_incremental(
     prev_k: keys [batch..., heads, memory_length, kv_channels], 0 at `step_num`.
     prev_v: values, likewise.
     step_num: an integer scalar `Tensor`.
-    master_dtype: of the variable.
-    slice_dtype: of the variable.
-    name: of the scope.
+    master_dtype: dtype of the variable in checkpoints.
+    slice_dtype: dtype in which slices of the variable are kept and updated.
+    name: name of the scope.
 
   Returns:
     The output (of the shape of `query_antecedent`), and keys and values with this
@@ -85,9 +85,9 @@ def multihead_encdec_attention_incremental(
     wq: [heads, io_channels, kv_channels].
     wo: [heads, io_channels, kv_channels].
     k: [batch..., heads, memory_length, kv_channels].
-    v: likewise.
+    v: [batch..., heads, memory_length, kv_channels].
     mask: added to the logits [query_dims..., heads, memory_length], or None.
-    name: of the scope.
+    name: name of the scope.
 
   Returns:
     A `Tensor` of the shape of `query_antecedent`.

@@ -57,14 +57,14 @@ def masked_local_attention_1d(
     heads: dimension of the heads.
     is_training: not used.
     window_size: number of positions.
-    master_dtype: of the variable.
-    slice_dtype: of the variable.
+    master_dtype: dtype of the variable in checkpoints.
+    slice_dtype: dtype in which slices of the variable are kept and updated.
     length_per_split: the part of the length that one processor holds, if the layout splits
       it: a block must lie on one processor. All of the length by default.
     return_kv: a list that keys and values [batch..., heads, length, kv_channels] are
       appended to.
     params: (wq, wk, wv, wo), each [heads, io_channels, kv_channels].
-    name: of the scope; `masked_local_attention_1d`, made unique, by default.
+    name: name of the scope; `masked_local_attention_1d`, made unique, by default.
 
   Returns:
     A `Tensor` of x's shape.
@@ -180,7 +180,7 @@ def masked_local_attention_1d_incremental(
     master_dtype: of the variable; float32 by default.
     slice_dtype: of the variable; the master's by default.
     params: (wq, wk, wv, wo), each [heads, io_channels, kv_channels].
-    name: of the scope; `masked_local_attention_1d`, made unique, by default.
+    name: name of the scope; `masked_local_attention_1d`, made unique, by default.
 
   Returns:
     The output (of x's shape), and keys and values with this position's.

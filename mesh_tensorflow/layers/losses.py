@@ -124,7 +124,7 @@ def weights_nonzero(targets: NumberTensor, dtype: DTypeLike = tf.float32) -> Ten
 
   Args:
     targets: a `Tensor` of numbers.
-    dtype: of the result.
+    dtype: dtype of the result.
   """
   dtype = tf.as_dtype(dtype)
   return cwise(

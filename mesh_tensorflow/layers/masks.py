@@ -64,7 +64,7 @@ def attention_mask_ignore_padding(
 
   Args:
     inputs: integer ids [..., length, ...].
-    dtype: of the mask.
+    dtype: dtype of the mask.
 
   Returns:
     A `Tensor` [..., memory_length, ...].
@@ -86,7 +86,7 @@ def attention_mask_autoregressive(
 
   Args:
     query_pos: integer positions [..., length].
-    dtype: of the mask.
+    dtype: dtype of the mask.
 
   Returns:
     A `Tensor` [..., length, memory_length].
@@ -103,7 +103,7 @@ def attention_mask_same_segment(
     query_segment: integer segment numbers [..., length].
     memory_segment: those of the memory [..., memory_length] (or [..., length]); the
       query's by default.
-    dtype: of the mask.
+    dtype: dtype of the mask.
 
   Returns:
     A `Tensor` [..., length, memory_length].

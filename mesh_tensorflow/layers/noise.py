@@ -54,7 +54,7 @@ def annealed_dropout(
     end_step: see above.
     init_rate: see above. Required.
     noise_shape: dimensions of the mask; it is repeated along the others. x's by default.
-    name: of the scope; `annealed_dropout`, made unique, by default.
+    name: name of the scope; `annealed_dropout`, made unique, by default.
 
   Returns:
     A `Tensor` of x's shape.

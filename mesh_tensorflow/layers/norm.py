@@ -34,7 +34,7 @@ def layer_norm(
     x: a floating `Tensor`.
     dim: the dimension to normalize over; may be split.
     epsilon: added to the (population) variance.
-    name: of the scope around `layer_norm`.
+    name: name of the scope around `layer_norm`.
 
   Returns:
     A `Tensor` of x's shape.
@@ -78,7 +78,7 @@ def batch_norm(
     dims_idx_start: first dimension to normalize over.
     dims_idx_end: the dimension after the last.
     init_zero: whether the scale starts at 0, not 1.
-    name: of the scope; `batch_norm`, made unique, by default.
+    name: name of the scope; `batch_norm`, made unique, by default.
 
   Returns:
     A `Tensor` of x's shape, and the two operations that update the moving statistics ([]

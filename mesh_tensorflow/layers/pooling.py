@@ -21,7 +21,7 @@ def max_pool2d(x: RealTensor, ksize: Sequence[int] = (2, 2), name: str = "max_po
       w if each part is a multiple of the window.
     ksize: (height, width) of the windows, which lie side by side. What is left over at the
       ends of the image is dropped.
-    name: of the operation.
+    name: name of the operation.
 
   Returns:
     A `Tensor` [batch..., h // ksize[0], w // ksize[1], channels]; x itself if all sizes are 1.

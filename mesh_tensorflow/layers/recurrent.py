@@ -86,7 +86,7 @@ def lstm(
     unit_forget_bias: whether the bias of f begins with 1.
     go_backwards: begins at the end (of each sequence); outputs stay at their positions.
     variable_dtype: dtypes of the variables; x's by default.
-    name: of the scope of the variables.
+    name: name of the scope of the variables.
 
   Returns:
     (outputs, (h, c)): the h of all positions, of x's dimensions with `hidden_dim` in place of the
@@ -141,18 +141,18 @@ def gru(
   in one, as its two rows.
 
   Args:
-    x: as in `lstm`, and so are hidden_dim, length_dim, lengths, go_backwards, variable_dtype.
-    hidden_dim: of the state.
-    length_dim: to go along.
-    lengths: where sequences end.
+    x: a `Tensor`; its last dimension is summed over, all but that and the length are batch.
+    hidden_dim: dimension of the state; x has none of that name.
+    length_dim: the dimension of x to go along, or its name; default as in `lstm`.
+    lengths: an integer `Tensor` of (some of) the batch dimensions, where sequences end; see `lstm`.
     initial_state: h, of the batch dimensions and `hidden_dim`; zeros by default.
-    activation: of the candidates.
-    recurrent_activation: of the gates.
+    activation: a function of a `Tensor`, of the candidates.
+    recurrent_activation: a function of a `Tensor`, of the gates.
     use_bias: whether there are biases.
-    reset_after: whether r acts behind the product with R, or in front of it.
-    go_backwards: as in `lstm`.
-    variable_dtype: as in `lstm`.
-    name: of the scope of the variables.
+    reset_after: whether r is applied after the product with R, or before it.
+    go_backwards: begins at the end (of each sequence); outputs stay at their positions.
+    variable_dtype: dtypes of the variables; x's by default.
+    name: name of the scope of the variables.
 
   Returns:
     (outputs, h): as `lstm`, with one state.
@@ -213,16 +213,16 @@ def simple_rnn(
   `{name}/bias` [hidden].
 
   Args:
-    x: as in `lstm`.
-    hidden_dim: as in `lstm`.
-    length_dim: as in `lstm`.
-    lengths: as in `lstm`.
+    x: a `Tensor`; its last dimension is summed over, all but that and the length are batch.
+    hidden_dim: dimension of the state; x has none of that name.
+    length_dim: the dimension of x to go along, or its name; default as in `lstm`.
+    lengths: an integer `Tensor` of (some of) the batch dimensions, where sequences end; see `lstm`.
     initial_state: h, of the batch dimensions and `hidden_dim`; zeros by default.
     activation: a function of a `Tensor`.
     use_bias: whether there is a bias.
-    go_backwards: as in `lstm`.
-    variable_dtype: as in `lstm`.
-    name: of the scope of the variables.
+    go_backwards: begins at the end (of each sequence); outputs stay at their positions.
+    variable_dtype: dtypes of the variables; x's by default.
+    name: name of the scope of the variables.
 
   Returns:
     (outputs, h): as `lstm`, with one state.
@@ -329,7 +329,7 @@ class _Layer:
     return self.variable("recurrent_kernel", dims, initializers.RandomUniform(-limit, limit))
 
   def product(self, h: Tensor, kernel: Tensor) -> Tensor:
-    """The states times a kernel, which has them as its first dimension."""
+    """Multiplies the states with a kernel, whose first dimension is the states'."""
     h = rename_dimension(h, self.hidden.name, self.inner.name)
     return einsum([h, kernel], output_shape=Shape([*self.batch, *kernel.shape.dims[1:]]))
 
@@ -351,7 +351,7 @@ class _Layer:
   def run(
     self, cell: Cell, inputs: Tensor, given: Sequence[Tensor] | None, count: int
   ) -> tuple[Tensor, list[Tensor]]:
-    """The loop over the positions: outputs, and the last states."""
+    """Adds the loop over the positions; returns outputs and last states."""
     mesh, length, lengths = self.x.mesh, self.length, self.lengths
     start = self.states(given, count)
     stacked = Shape([length, *start[0].shape])

@@ -42,7 +42,7 @@ def separable_conv1d(
     max_relative_pos: the last offset.
     depthwise_filter_initializer_scale: variance of the depthwise weights times their number.
     pointwise_filter_initializer_scale: variance of the pointwise weights times the depth.
-    name: of the scope; `separable_conv1d`, made unique, by default.
+    name: name of the scope; `separable_conv1d`, made unique, by default.
     use_bias: whether both parts have a bias.
     kernel_depth_weights: a list of `Tensor`s [depth], one for each offset, in place of the
       depthwise kernels.
@@ -98,7 +98,7 @@ def _depthwise_conv1d_hack(
     length_dim: the dimension along which x is shifted.
     min_relative_pos: the first offset r.
     max_relative_pos: the last offset.
-    name: of the scope; `depthwise_conv_hack`, made unique, by default.
+    name: name of the scope; `depthwise_conv_hack`, made unique, by default.
     use_bias: whether a bias is added.
     initializer_scale: variance of the weights times their number.
     kernel_depth_weights: a list of weights [depth_dim], one for each offset, or None.

@@ -59,9 +59,9 @@ def local_self_attention_spatial_blocks(
     memory_w_dim: only its name counts, for the dimension of the memory; `memory_` and the
       name of w by default.
     mask_right: see above.
-    master_dtype: of the variable.
-    slice_dtype: of the variable.
-    name: of the scope; `multihead_attention`, made unique, by default.
+    master_dtype: dtype of the variable in checkpoints.
+    slice_dtype: dtype in which slices of the variable are kept and updated.
+    name: name of the scope; `multihead_attention`, made unique, by default.
 
   Returns:
     A `Tensor` of the shape of `query_antecedent`.
@@ -123,11 +123,11 @@ def local_2d_self_attention_spatial_blocks(
     is_training: not used.
     memory_h_dim: only its name counts, for the rows of the memory; `memory_` and the name of
       h by default.
-    memory_w_dim: likewise, for the columns.
+    memory_w_dim: the same for the columns; `memory_` and the name of w by default.
     mask_right: see above.
-    master_dtype: of the variable.
-    slice_dtype: of the variable.
-    name: of the scope; `multihead_attention`, made unique, by default.
+    master_dtype: dtype of the variable in checkpoints.
+    slice_dtype: dtype in which slices of the variable are kept and updated.
+    name: name of the scope; `multihead_attention`, made unique, by default.
 
   Returns:
     A `Tensor` of the shape of `query_antecedent`.
@@ -198,9 +198,9 @@ def local_3d_self_attention_spatial_blocks(
     kv_channels: dimension of keys and values.
     heads: dimension of the heads.
     is_training: not used.
-    master_dtype: of the variable.
-    slice_dtype: of the variable.
-    name: of the scope; `multihead_attention`, made unique, by default.
+    master_dtype: dtype of the variable in checkpoints.
+    slice_dtype: dtype in which slices of the variable are kept and updated.
+    name: name of the scope; `multihead_attention`, made unique, by default.
 
   Returns:
     A `Tensor` of the shape of `query_antecedent`.
@@ -250,8 +250,8 @@ def local_1d_halo_exchange(
   """Gives each block of keys and values the block on its left and, without mask, right.
 
   Args:
-    k: a `Tensor` with `w_dim` and, unless it is None, `num_w_blocks`.
-    v: likewise.
+    k: keys, a `Tensor` with `w_dim` and, unless it is None, `num_w_blocks`.
+    v: values, a `Tensor` with the same of them.
     num_w_blocks: the blocks; may be split. None if there is one block only.
     w_dim: the positions in a block; must not be split.
     mask_right: whether only the block on the left is added.
@@ -277,8 +277,8 @@ def local_2d_halo_exchange(
   """Gives each block of keys and values the blocks around it, also at the corners.
 
   Args:
-    k: a `Tensor` with the four dimensions, unless they are None.
-    v: likewise.
+    k: keys, a `Tensor` with the four dimensions, unless they are None.
+    v: values, a `Tensor` with the same of them.
     num_h_blocks: the rows of blocks; may be split. None if there is one only.
     h_dim: the rows in a block; must not be split.
     num_w_blocks: the columns of blocks; may be split. None if there is one only.

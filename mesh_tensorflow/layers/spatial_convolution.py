@@ -58,7 +58,7 @@ def conv2d_with_blocks(
     w_blocks_dim: the blocks along w; None if w is the whole width.
     filter_initializer: see `conv2d`.
     variable_dtype: see `conv2d`.
-    name: of the scope; `conv2d`, made unique, by default.
+    name: name of the scope; `conv2d`, made unique, by default.
 
   Returns:
     A `Tensor` like x with blocks of another size, if there are strides, and the channels
@@ -125,7 +125,7 @@ def conv2d_transpose_with_blocks(
     w_blocks_dim: see `conv2d_with_blocks`.
     filter_initializer: see `conv2d`.
     variable_dtype: see `conv2d`.
-    name: of the scope; `conv2d_transpose`, made unique, by default.
+    name: name of the scope; `conv2d_transpose`, made unique, by default.
 
   Raises:
     UnsupportedError: there are blocks and `padding` is not "SAME".
@@ -183,8 +183,8 @@ def _with_blocks(
     padding: "SAME" if there are blocks.
     blocks: for each spatial dimension the dimension of its blocks, or None.
     initializer: of the filter.
-    dtype: of the filter.
-    name: of the scope.
+    dtype: dtype of the filter.
+    name: name of the scope.
   """
   block_dims = [None if b is None else convert_to_dimension(b) for b in blocks]
   if not any(block_dims):

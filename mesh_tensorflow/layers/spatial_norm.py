@@ -48,7 +48,7 @@ def group_norm(
     dim: the channels; the last dimension by default.
     batch_dims: dimensions of examples; the first one by default. All others are space.
     epsilon: added to the (population) variance.
-    name: of the scope; `group_norm`, made unique, by default.
+    name: name of the scope; `group_norm`, made unique, by default.
 
   Returns:
     A `Tensor` of x's shape.

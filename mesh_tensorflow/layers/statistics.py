@@ -28,7 +28,7 @@ def corr(
     x: a floating `Tensor`.
     dim: the dimension whose indices are compared; anywhere in x.
     epsilon: added to the norms.
-    name: of the last operation.
+    name: name of the last operation.
 
   Returns:
     A `Tensor` [`{dim}_1`, `{dim}_2`], symmetric, with values in -1..1.

@@ -1,1 +1,1 @@
-"""What is computed on one slice by plain TensorFlow: kernels, random bits, initial values."""
+"""Computations on one slice by plain TensorFlow: kernels, random bits, initial values."""

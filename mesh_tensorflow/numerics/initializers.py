@@ -39,7 +39,7 @@ class Initializer:
       full_shape: sizes of the variable.
       begin: offset of the slice.
       slice_shape: sizes of the slice.
-      dtype: of the result.
+      dtype: dtype of the result.
     """
     raise NotImplementedError
 

@@ -32,11 +32,11 @@ _BROADCAST, _SELECT, _SLICE, _PAD, _ARGMAX, _SOFTMAX = 5, 8, 8, 8, 7, 5
 
 
 class _Run(NamedTuple):
-  """Neighbouring axes, seen as one.
+  """Adjacent axes that are merged into one.
 
   Attributes:
-    size: their number of positions, more or less than 1.
-    present: for each operand whether it has them (else they are of size 1).
+    size: product of their sizes.
+    present: for each operand whether it has these axes (else they are of size 1 in it).
   """
 
   size: int
@@ -44,7 +44,7 @@ class _Run(NamedTuple):
 
 
 def _merged(runs: Iterable[_Run]) -> list[_Run]:
-  """Without the axes of size 1, and with neighbours as one that the same operands have."""
+  """Removes runs of size 1, and merges adjacent runs that the same operands have."""
   merged: list[_Run] = []
   for run in runs:
     if run.size == 1:
@@ -102,10 +102,9 @@ def _filled(runs: Sequence[_Run], first: int, last: int) -> list[_Run]:
 
 
 def _cheapest_stretch(runs: Sequence[_Run], most: int) -> tuple[int, int]:
-  """The stretch of runs that, filled in all operands, leaves few enough; of the least cost.
+  """Cheapest range of runs which, once repeated in all operands, leaves at most `most` runs.
 
-  The cost is the number of elements of what is repeated. It is below that of the result for each
-  operand: it would be that, were everything filled.
+  The cost is the total number of elements of the operands that are repeated.
   """
 
   def cost(filled: Sequence[_Run]) -> int:

@@ -176,7 +176,7 @@ class AdamWOptimizer(Optimizer):
     return [update, *counting]
 
   def _scalars(self, mesh: Mesh) -> tuple[list[float | Tensor], list[Operation]]:
-    """The scalars of the update, and what counts it."""
+    """The scalars of the update, and the operations that count it."""
     lr = self._scalar(self._learning_rate, mesh, "learning_rate")
     if not self._bias_correction:
       return [lr, lr, 1.0], []
@@ -195,7 +195,7 @@ class AdamWOptimizer(Optimizer):
 
 
 def _scalar_of(count: Tensor, fn: Any) -> Tensor:
-  """A function of the number of the update, 1 at the first."""
+  """Applies `fn` to the number of the current update, which is 1 for the first."""
   return cwise(
     lambda n: fn(tf.cast(n, tf.float32) + 1.0),
     [count],
@@ -206,5 +206,5 @@ def _scalar_of(count: Tensor, fn: Any) -> Tensor:
 
 
 def _one_minus_power(beta: float, t: tf.Tensor) -> tf.Tensor:
-  """1 - beta ** t, without the digits that the difference would lose while it is small."""
+  """1 - beta ** t, computed without cancellation where the difference is small."""
   return -tf.math.expm1(t * (math.log(beta) if beta else -math.inf))

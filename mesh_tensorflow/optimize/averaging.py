@@ -41,7 +41,7 @@ def averaged_name(name: str) -> str:
 
 @checked
 def average_weights(variables: Sequence[Variable], decay: float) -> list[Operation]:
-  """Moves an average of each weight towards it, where this stands: after their updates.
+  """Updates the moving average of each weight, at this place of the program: after their updates.
 
   With n = 0, 1, ... the number of averagings before:
 

@@ -1,4 +1,4 @@
-"""What optimizers have in common."""
+"""Base class of optimizers."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class GlobalNormOperation(Operation):
 
   Args:
     xs: `Tensor`s of one mesh.
-    name: of the operation.
+    name: name of the operation.
   """
 
   def __init__(self, xs: Sequence[Tensor], name: str = "global_norm"):

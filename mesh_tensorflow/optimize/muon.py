@@ -49,14 +49,14 @@ _STACK = "_muon_stack"
 
 
 class _Step(NamedTuple):
-  """The step of a matrix, but for the orthogonalization.
+  """Pending step of a matrix, before its direction is orthogonalized.
 
   Attributes:
     variable: the weight.
     matrix: its rows and columns.
     m: the slot.
     new_m: what it becomes.
-    direction: what is made orthogonal.
+    direction: the momentum to orthogonalize.
   """
 
   variable: Variable
@@ -235,7 +235,7 @@ class MuonOptimizer(Optimizer):
     return [op for ops in found for op in ops]
 
   def _direction(self, grad: Any, var: Variable, matrix: Matrix) -> _Step:
-    """The momentum of a matrix, and what is made orthogonal of it."""
+    """Computes the new momentum of a matrix, and the direction to orthogonalize."""
     m = slot_variable(var, f"{var.full_name}/muon_m", var.shape, tf.float32)
     new = multiply(cast(grad, tf.float32), 1.0 - self._momentum)
     new_m = add(multiply(m.value, self._momentum), new)
@@ -243,7 +243,7 @@ class MuonOptimizer(Optimizer):
     return _Step(var, matrix, m, new_m, direction)
 
   def _orthogonal(self, steps: list[_Step]) -> list[Tensor]:
-    """The directions, of one shape, made orthogonal: in one product each time, not in many."""
+    """Orthogonalizes directions of one shape, stacked so that each product is batched."""
     rows, columns = steps[0].matrix.rows, steps[0].matrix.columns
     if len(steps) == 1:
       return [orthogonalize(steps[0].direction, rows, columns, *self._newton_schulz)]

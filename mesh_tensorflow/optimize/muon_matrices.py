@@ -1,4 +1,4 @@
-"""Which dimensions of a variable are the rows and the columns of a matrix."""
+"""Variables as matrices: the dimensions that are rows, and those that are columns."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def by_rule(shape: Shape, stacked: Sequence[str], model: Sequence[str]) -> Matri
   side, and the rest the other, if that one alone is a dimension of the model.
 
   Args:
-    shape: of the variable.
+    shape: shape of the variable.
     stacked: names of dimensions along which each index has a matrix of its own.
     model: names of dimensions of the model.
   """

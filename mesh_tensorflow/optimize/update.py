@@ -26,7 +26,7 @@ class UpdateOperation(Operation):
     slots: `Variable` operations of its shape.
     tensors: `Tensor`s of its shape (the gradient, say).
     scalars: scalar `Tensor`s or numbers.
-    name: of the operation.
+    name: name of the operation.
   """
 
   # A recomputation must not update a second time.

@@ -1,4 +1,4 @@
-"""How many updates an optimizer has made: what bias corrections and moving averages begin with."""
+"""Number of updates that an optimizer has made, for bias corrections and moving averages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def update_count(mesh: Mesh, name: str) -> tuple[Tensor, list[Operation]]:
 
   Args:
     mesh: a `Mesh`.
-    name: of the untrainable int64 variable, within the open variable scope.
+    name: name of the untrainable int64 variable, within the open variable scope.
 
   Returns:
     The count, as it is before this graph's update; and, when a graph asks for it first, the

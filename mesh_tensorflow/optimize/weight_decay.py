@@ -1,4 +1,4 @@
-"""Which weights decay."""
+"""Selection of the weights that decay."""
 
 from __future__ import annotations
 

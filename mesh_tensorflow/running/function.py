@@ -38,7 +38,7 @@ _planners: list[Callable[[Function], Any]] = []
 
 
 def attach_planner(planner: Callable[[Function], Any]) -> None:
-  """Says what `Function.plan` calls.
+  """Sets the function that `Function.plan` calls.
 
   Args:
     planner: `mtf.describe`.
@@ -48,13 +48,13 @@ def attach_planner(planner: Callable[[Function], Any]) -> None:
 
 @runtime_checkable
 class RunsAtOnce(Protocol):
-  """A graph whose operations run when they are made, of a room above (`mtf.eager`)."""
+  """Structural type: a graph whose operations run when they are made (that of `mtf.eager`)."""
 
   def run_function(self, fn: Callable[..., Any], inputs: Sequence[Tensor], seed: Any) -> Any: ...
 
 
 class _Staged:
-  """A tf.function. It is kept in an object of another class so that a SavedModel leaves it out.
+  """Holds a tf.function in an object of another class, so that a SavedModel leaves it out.
 
   Args:
     fn: the function that is traced.
@@ -73,7 +73,7 @@ class _Staged:
     return self._tf_function(*args)
 
   def trace(self, *args: Any) -> None:
-    """Traces it for arguments given by their `tf.TensorSpec`s, if that was not done yet."""
+    """Traces the function for `tf.TensorSpec`s of its arguments, unless that was done before."""
     self._tf_function.get_concrete_function(*args)
 
   def experimental_get_tracing_count(self) -> int:
@@ -221,7 +221,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     return _planners[-1](self)
 
   def _inline(self, args: Sequence[Any], seed: Any) -> Any:
-    """The call as operations of the graph of an argument."""
+    """Calls the function inside another program: adds its operations to the arguments' graph."""
     mesh = next(a for a in args if isinstance(a, Tensor)).mesh
     specs: Sequence[Any] = self.input_signature or [None] * len(args)
     if len(specs) != len(args):
@@ -338,7 +338,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     return import_tf_tensor(mesh, value, spec.shape, name=spec.name)
 
   def _export(self, specs: Sequence[TensorSpec]) -> None:
-    """Says what a SavedModel has in the place of `__call__`."""
+    """Sets the tf.function that a SavedModel exports as `__call__`."""
     if self._slices and "__call__" in vars(self):
       return
     signature = [tf.TensorSpec(s.shape.to_integer_list, s.dtype, s.name) for s in specs]

@@ -41,7 +41,7 @@ class MtfRestoreHook:
     self._lowering = _checked(lowering, "MtfRestoreHook")
 
   def begin(self) -> None:
-    """Has nothing to prepare: operations need not be made before they are run."""
+    """Does nothing: operations need not be made before they are run."""
 
   def after_create_session(self, session: Any, coord: Any) -> None:
     """To be called when variables have been restored.
@@ -72,7 +72,7 @@ class MtfCheckpointSaverListener:
     self._lowering = _checked(lowering, "MtfCheckpointSaverListener")
 
   def begin(self) -> None:
-    """Says in the log that saving begins."""
+    """Logs that saving begins."""
     _LOG.info("MtfCheckpointSaverListener: begin")
 
   def before_save(self, session: Any, global_step_value: int) -> None:
@@ -87,7 +87,7 @@ class MtfCheckpointSaverListener:
     self._lowering.copy_slices_to_masters()
 
   def after_save(self, session: Any, global_step_value: int) -> None:
-    """Says in the log that a checkpoint has been written.
+    """Logs that a checkpoint has been written.
 
     Args:
       session: has no meaning; None will do.
@@ -97,7 +97,7 @@ class MtfCheckpointSaverListener:
     _LOG.info("saved the state of step %d", global_step_value)
 
   def end(self, session: Any, global_step_value: int) -> None:
-    """Says in the log that training has ended.
+    """Logs that training has ended.
 
     Args:
       session: has no meaning; None will do.

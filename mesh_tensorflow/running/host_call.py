@@ -87,4 +87,4 @@ def _step_of(lowering: Lowering) -> tf.Tensor:
 
 
 def remove_summaries() -> None:
-  """Has nothing to remove: summaries belong to a `Lowering`, and the next has none of them."""
+  """Does nothing: summaries belong to a `Lowering`, and the next has none of them."""

@@ -201,7 +201,7 @@ class Lowering:
     return result
 
   def prepare_random(self, operations: Sequence[Operation]) -> None:
-    """Reads the seed now, if an operation draws: inside a loop it would be read anew."""
+    """Reads the seed now if an operation draws random numbers; a loop would read it each time."""
     for op in operations:
       if getattr(op, "draws_random_numbers", False):
         self._base_key(self.mesh_impl(op))

@@ -59,7 +59,7 @@ class NumpyConverter:
     Args:
       x: an array, or nested lists.
       dim_names: a name for each axis; dim0, dim1, ... by default.
-      dtype: of the result; with the default, int32, fractions are cut off.
+      dtype: dtype of the result; with the default, int32, fractions are cut off.
 
     Returns:
       A `Tensor` on `self.mesh`.

@@ -1,4 +1,4 @@
-"""What a `tf.GradientTape` sees of an `mtf.function`: one operation, with a backward program.
+"""An `mtf.function` as a `tf.GradientTape` sees it: one operation, with a backward program.
 
 TensorFlow cannot differentiate the program of a SIMD mesh, whose processors exchange slices
 through queues, and would store each slice that a placement mesh exchanges. So a tape does not look
@@ -76,7 +76,7 @@ class Backward:
   """The gradient of one run of an `mtf.function`.
 
   Attributes:
-    name: of the function.
+    name: name of the function.
     impl: the mesh implementation.
     build: builds the function's graph.
     arguments: their values.

@@ -1,4 +1,4 @@
-"""What the processors of a SIMD mesh have to run together and to exchange data.
+"""Synchronization and data exchange of the processors of a SIMD mesh.
 
 Variables and queues on their devices, made when a program first needs them, and the guard that
 ends a run in which a processor waits in vain.
@@ -23,7 +23,7 @@ from mesh_tensorflow.simd.program import TracedProgram
 
 
 class Communication:
-  """The means of the processors of one process.
+  """Guard, collectives and per-device variables of the processors of one process.
 
   Args:
     shape: the mesh shape.
@@ -109,7 +109,7 @@ class Communication:
     return self._guard
 
   def _break_off(self) -> None:
-    """Ends all waiting of this worker, for queues and for other workers."""
+    """Aborts everything that this worker waits for: queues and collectives with other workers."""
     if self._network is not None:
       self._network.close()
     abort_collectives(self._devices[self._here[0]])
@@ -149,7 +149,7 @@ class Communication:
     return self._positions
 
   def _collective_tokens(self) -> list[tf.Variable]:
-    """A resource of each device: what orders its collectives, and no other device's."""
+    """Ordering tokens of collectives, one resource per device, so that devices stay independent."""
     if self._tokens is None:
       self._tokens = self._on_each_device(
         lambda p: unlifted_variable(0, tf.int32, "mtf_collective_token")

@@ -1,4 +1,4 @@
-"""Which devices a SIMD mesh runs on."""
+"""Choice of the devices that a SIMD mesh runs on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mesh does inside a per-device program: with one slice of each tensor, and collectives."""
+"""The mesh inside a per-device program: one slice of each tensor, and collectives."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class LookupOperation(Operation):
   Args:
     table: a `Table`.
     ids: an integer `Tensor`.
-    name: of the operation.
+    name: name of the operation.
   """
 
   def __init__(self, table: Table, ids: Tensor, name: str = "lookup"):
@@ -190,7 +190,7 @@ def lookup(
     hashed: ids are any integers but negative ones: `hash_ids` makes rows of them.
     drop_weights: whether, of "mean" and "sqrtn", ids whose weight is not positive are left out, as
       `tf.nn.safe_embedding_lookup_sparse` does.
-    name: of the operation.
+    name: name of the operation.
 
   Returns:
     A `Tensor` of the dimensions of the ids (without `over`) and the width of the table.

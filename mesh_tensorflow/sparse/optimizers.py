@@ -199,7 +199,7 @@ class RowUpdateOperation(Operation):
     return [self._table, *self._slots]
 
   def _brought(self, lowering: LoweringInProgress) -> list[Any]:
-    """Ids and gradients of all lookups, at the processors that have the rows."""
+    """Sends ids and gradients of all lookups to the processors that have the rows."""
     impl, found = lowering.mesh_impl(self), []
     for op, grad in zip(self._lookups, self._grads):
       asked = lowering.operations[op]
@@ -269,14 +269,14 @@ def _table_like(table: Table, name: str, value: float) -> Table:
 
 @checked
 def minimize(loss: Tensor, rows: RowOptimizer, weights: Optimizer | None = None) -> list[Operation]:
-  """Updates tables along the gradient of a loss, by the rows that were looked up; and all weights.
+  """Updates the looked-up rows of tables, and all weights, along the gradient of a loss.
 
   One backward pass serves both.
 
   Args:
     loss: a scalar `Tensor`.
-    rows: for the tables of the graph.
-    weights: an `mtf.optimize.Optimizer`, for `graph.trainable_variables`; None: they stay.
+    rows: the optimizer of the graph's tables.
+    weights: an `mtf.optimize.Optimizer` of `graph.trainable_variables`; None: they do not change.
 
   Returns:
     The update operations.

@@ -1,4 +1,4 @@
-"""How ids find the processors that have their rows, and vectors the way back.
+"""Routing of ids to the processors that have their rows, and of vectors back.
 
 The processors along the mesh axes that split both the ids and the rows ask each other. Each has
 its distinct ids, at most n of them, and a box of `capacity` places for each member of its group;
@@ -67,7 +67,7 @@ def row_places(table: Table, ids: tf.Tensor, begins: Sequence[Any], sizes: Seque
 
 
 class Route:
-  """The ways between the slices of ids and the rows of a table.
+  """Exchange of ids, rows and gradients between the slices of ids and those of a table.
 
   Args:
     impl: the mesh implementation.
@@ -152,7 +152,7 @@ class Route:
 
 
 class _Boxes:
-  """For each id its owner, and its place in the box for that owner.
+  """Owner of each id, and its place in the box of ids for that owner.
 
   Args:
     route: the ways.
@@ -192,13 +192,13 @@ class _Boxes:
     return tf.cast(tf.where(ids >= 0, owner, self.members), tf.int32)
 
   def _slots(self, number: Any, owner: tf.Tensor, rank: tf.Tensor) -> tf.Tensor:
-    """The place of each id in all boxes of a round; behind them, if it is not in this round."""
+    """Index of each id in the concatenated boxes of a round; past the end if not in this round."""
     there = (owner < self.members) & (rank // self.capacity == number)
     end = self.members * self.capacity
     return tf.where(there, owner * self.capacity + rank % self.capacity, end)
 
   def fill(self, number: Any, values: LaidOut, none: int) -> LaidOut:
-    """The boxes of a round, one after another, with a value of each id."""
+    """Scatters a value of each id into the concatenated boxes of a round; `none` elsewhere."""
 
     def put(owner: tf.Tensor, rank: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
       end = self.members * self.capacity

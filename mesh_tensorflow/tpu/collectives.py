@@ -81,7 +81,7 @@ class TpuCollectives(Collectives):
     raise DTypeError(f"allreduce over {groups.name}: a TPU cannot add tensors of {dtype.name}")
 
   def _sum_of_int64(self, x: tf.Tensor, groups: Groups) -> tf.Tensor:
-    """There is no such operation: the sums of 16-bit pieces are added up, with wrap-around."""
+    """Sums int64 with wrap-around, by sums of 16-bit pieces: TPUs have no such all-reduce."""
     words = tf.cast(x, tf.int64)
     mask = tf.constant((1 << _PIECE_BITS) - 1, tf.int64)
     pieces = [
@@ -163,7 +163,7 @@ def _shift(bits: int) -> tf.Tensor:
 
 
 def _in_parts(x: tf.Tensor, n: int) -> tf.Tensor:
-  """The elements of x, and zeros, as n rows."""
+  """Reshapes x to n rows, padded with zeros at the end."""
   flat = tf.reshape(x, [-1])
   missing = -flat.shape[0] % n
   if missing:

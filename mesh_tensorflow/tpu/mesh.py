@@ -142,7 +142,7 @@ def _warn_of_cores(physical: Sequence[int]) -> None:
 
 
 def _unfolded(c: Sequence[int], chips: Sequence[int]) -> list[int]:
-  """[x, y, z, core] of a place in the shape that `physical_shape_3d_...` makes."""
+  """Converts coordinates in the folded `physical_shape_3d_...` to [x, y, z, core]."""
   # In the folded axis the one that is named first there runs fastest.
   first, second, core = c
   x, y, _, _ = chips

@@ -48,7 +48,7 @@ class StrategyMeshImpl(SimdMeshImpl):
     device_assignment: the TPU device assignment that the strategy was made with.
     logical_to_physical: a permutation: processor i, row-major in the mesh, is replica
       `logical_to_physical[i]`. By default the identity.
-    allreduce_in_bfloat16_max_group_size: as for `SimdMeshImpl`.
+    allreduce_in_bfloat16_max_group_size: the largest group whose sums are computed in bfloat16.
     variable_store: where variables live; a new one by default.
     collectives: "tpu", or as for `SimdMeshImpl`; "auto" is "tpu" if the replicas are TPU cores.
       A program with "tpu" collectives can be traced, but not run, where there is no TPU.

@@ -143,7 +143,7 @@ class ReplicatedVariable:
     Args:
       value: the new value.
       use_locking: whether to hold the variable's lock.
-      name: of the operation.
+      name: name of the operation.
       read_value: return the variable, instead of the operation.
     """
     return self.get().assign(value, use_locking=use_locking, name=name, read_value=read_value)

@@ -1,4 +1,4 @@
-"""Workers that run different programs are told so, before they wait for each other in vain."""
+"""Check that all workers run the same program, before they wait for each other in vain."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LONGEST_TOLD = 200  # Characters of a line.
 
 
 def check_same(lines: Sequence[str]) -> None:
-  """Compares what the program of each worker depends on; all call it at the same place.
+  """Checks that all workers have the same lines; all call it at the same place of their programs.
 
   Args:
-    lines: such as "run.seed = 1"; without order.
+    lines: settings and versions that the program depends on, as "run.seed = 1"; in any order.
 
   Raises:
     ConfigError: in all workers, if they differ: it has the lines that do.

@@ -34,7 +34,7 @@ class Cluster:
 
   @property
   def hosts(self) -> int:
-    """On how many hosts they are, by their addresses."""
+    """Number of hosts that the workers run on, by their addresses."""
     return len({address.rpartition(":")[0] for _, _, address in self.tasks})
 
   @property

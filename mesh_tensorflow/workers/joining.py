@@ -112,7 +112,7 @@ def _listening(cluster: Cluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched(cluster: Cluster) -> Iterator[None]:
-  """Ends this process if its call of TensorFlow in the block waits for another worker too long."""
+  """Watchdog: kills this process if cluster start-up inside the block times out."""
   others = [i for i in range(cluster.size) if i != cluster.index]
   task = {
     "me": cluster.name(cluster.index),
@@ -137,7 +137,7 @@ def watched(cluster: Cluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-  """Lets signals end the process: Python would see them only when TensorFlow returns."""
+  """Restores the default action of signals in the block, as Python handles none meanwhile."""
   if threading.current_thread() is not threading.main_thread():
     yield
     return

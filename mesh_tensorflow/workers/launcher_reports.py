@@ -1,4 +1,4 @@
-"""What workers tell the launcher that has started them: where they are, and what they have saved.
+"""Reports of workers to the launcher that has started them: their progress, and saved steps.
 
 All write to one pipe, which the launcher reads: a line for each report, "worker word number". A
 program that no launcher has started tells nobody.
@@ -18,7 +18,7 @@ JOINING, JOINED, SAVED = "joining", "joined", "saved"
 
 
 def tell(word: str, number: int = 0) -> None:
-  """Tells the launcher something; never waits for it, and does nothing if there is none.
+  """Sends a report to the launcher, without waiting; does nothing if there is no launcher.
 
   Args:
     word: one of those above.
@@ -71,7 +71,7 @@ class Reports:
     return {VARIABLE: f"{self._writer}:{os.fstat(self._writer).st_ino}:{worker}"}
 
   def read(self) -> None:
-    """Takes what was told since the last time; does not wait."""
+    """Reads the reports that have arrived since the last call; does not wait."""
     with contextlib.suppress(BlockingIOError):
       while data := os.read(self._reader, 4096):
         *lines, self._rest = (self._rest + data).split(b"\n")

@@ -115,7 +115,7 @@ def _say(text: str) -> None:
 
 
 class _Signals:
-  """SIGTERM and SIGINT: noted, and passed on to the processes that are there and that come."""
+  """Handler of SIGTERM and SIGINT: records them, and forwards them to present and later workers."""
 
   def __init__(self) -> None:
     self.stopped = threading.Event()
@@ -145,7 +145,7 @@ class _Signals:
         p.send_signal(number)
 
   def add(self, process: subprocess.Popen[str]) -> None:
-    """Takes a process into the list; one that comes late gets the signal at once."""
+    """Adds a process; sends it the signal at once if one has arrived."""
     self.processes.append(process)
     if self.stopped.is_set():
       process.send_signal(self.number)
@@ -252,7 +252,7 @@ class _Workers:
     return exit_codes.of_signal(-code) if code < 0 else code
 
   def _end_who_waits_in_vain(self, ended: Iterable[int]) -> None:
-    """Ends workers that wait for one to join which has ended before; the others do not wait yet."""
+    """Terminates workers that wait for one to join that has already exited."""
     at = self._reports.at
     missing = [i for i in ended if at.get(i) != launcher_reports.JOINED and i not in self._in_vain]
     for i, p in enumerate(self._processes):

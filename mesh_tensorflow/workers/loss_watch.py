@@ -1,4 +1,4 @@
-"""A worker does not outlive another one for long, whatever it is doing when that one is lost."""
+"""Watchdog for lost workers: ends this process some time after another worker is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GRACE_SECONDS = 20.0
 
 
 def start(check: Callable[[], None], prefix: str) -> None:
-  """Starts a thread that ends this process some time after another worker was lost.
+  """Starts a watchdog thread that ends this process some time after another worker was lost.
 
   A program that runs collectives gets an error from them, and ends. This is for the one that does
   something else: reads data, writes files, or waits for files of others. Its workers must end with
@@ -25,7 +25,7 @@ def start(check: Callable[[], None], prefix: str) -> None:
 
   Args:
     check: raises `WorkerLostError` when a worker is lost: `workers.check`.
-    prefix: of the message.
+    prefix: prefix of the message.
   """
   stop = threading.Event()
 

@@ -82,7 +82,7 @@ class _Joined:
       timer.cancel()
 
   def probe(self) -> None:
-    """Runs a collective of this worker alone: when one worker is lost TensorFlow ends them all."""
+    """Runs a collective of this worker alone; it fails if TensorFlow has noticed a lost worker."""
     with tf.device(host_device(self.cluster)):
       tf.raw_ops.CollectiveReduceV2(
         input=tf.zeros([]),
@@ -95,13 +95,13 @@ class _Joined:
       )
 
   def stay(self, seconds: float) -> None:
-    """Waits until this process has known for so long that another worker is lost."""
+    """Sleeps until `seconds` after this process first noticed the loss of another worker."""
     now = time.monotonic()
     self._noticed_loss = self._noticed_loss or now
     time.sleep(max(0.0, self._noticed_loss + seconds - now))
 
   def gather_function(self, dtype: Any, elements: int) -> Any:
-    """A compiled gather of vectors: a collective is known by its number, so each kind has one."""
+    """The compiled gather of a dtype and size, each with an instance key of its own."""
     key = (dtype, elements)
     if key not in self._gathers:
       number = len(self._gathers)
@@ -257,7 +257,7 @@ def barrier() -> None:
 
 
 def all_have_heard() -> None:
-  """Waits until every worker has heard of an error that each of them will raise.
+  """Barrier before every worker raises the same error.
 
   All call it before they raise it. A worker that ended at once would break the exchange by which
   the others hear of it; and one whose wait is broken because another is through has heard, too, so

@@ -80,7 +80,7 @@ class OwnNetwork:
 
 @contextlib.contextmanager
 def own_network() -> Iterator[tuple[OwnNetwork | None, str]]:
-  """An `OwnNetwork` and "", or None and why there is none."""
+  """Context manager: yields an `OwnNetwork` and "", or None and the reason that there is none."""
   try:
     made = OwnNetwork()
   except (OSError, ValueError) as e:
@@ -91,7 +91,7 @@ def own_network() -> Iterator[tuple[OwnNetwork | None, str]]:
 
 
 def _make(kinds: Sequence[str]) -> None:
-  """Goes into new namespaces, says so, and stays until its input ends."""
+  """Creates the namespaces in this process, prints "made", and waits until stdin is closed."""
   users, groups = os.geteuid(), os.getegid()
   _call("unshare", _NEW_NET | (_NEW_USER if "user" in kinds else 0))
   if "user" in kinds:
