@@ -21,7 +21,7 @@ Axis = tuple[Wire, int]
 
 
 class Factor:
-  """A size that some axes have in common; it becomes an `mtf.Dimension`.
+  """Equivalence class of axes of one size, or of factors of axes; becomes an `mtf.Dimension`.
 
   Attributes:
     size: at least 2.
@@ -43,12 +43,12 @@ class Factor:
 
   @property
   def where(self) -> str:
-    """Its first place, for messages."""
+    """First axis that it is a factor of, for messages."""
     wire, i = next(iter(self.places))
     return f"axis {i} of {wire.name}"
 
   def resolved(self) -> list[Factor]:
-    """The factors that stand for it now."""
+    """Factors that have replaced it by joins and splits."""
     factor = self
     while factor._same is not None:
       factor = factor._same
@@ -87,7 +87,7 @@ class Axes:
 
   @contextlib.contextmanager
   def because_of(self, node: Node) -> Iterator[None]:
-    """Within it a node is named as the reason of what is joined."""
+    """Context manager: records a node as the reason of the joins inside."""
     before, self._because = self._because, node
     yield
     self._because = before
@@ -114,13 +114,13 @@ class Axes:
         factor.pinned |= pinned
 
   def pin(self, wire: Wire, position: int) -> None:
-    """Says that an axis must stay one dimension, if it is one."""
+    """Pins an axis that is one dimension, so that it is not split in several."""
     factors = self.factors(wire, position)
     if len(factors) == 1:
       factors[0].pinned = True
 
   def join(self, *axes: Axis) -> None:
-    """Says that axes of one size are the same dimension; those of size 1 are left out.
+    """Joins axes of one size to one dimension; axes of size 1 are left out.
 
     Joins that would put two axes of one tensor into one class are not made.
 
@@ -132,7 +132,7 @@ class Axes:
       self.relate([wide[0]], [axis])
 
   def relate(self, left: Sequence[Axis], right: Sequence[Axis]) -> None:
-    """Says that two runs of axes are, in row-major order, the same elements: a reshape.
+    """Relates two runs of axes with the same elements in row-major order, as in a reshape.
 
     Args:
       left: axes, major first.
@@ -191,7 +191,7 @@ class Axes:
 
 
 def _note_alike(renamed: Factor, origin: Factor) -> None:
-  """Notes that a factor would be `origin`, for its name; not in a circle."""
+  """Records that a factor resembles `origin`, for its name; avoids cycles."""
   seen: Factor | None = origin
   while seen is not None:
     if seen is renamed:
@@ -203,7 +203,7 @@ def _note_alike(renamed: Factor, origin: Factor) -> None:
 def reshape_groups(
   before: Sequence[int], after: Sequence[int]
 ) -> list[tuple[list[int], list[int]]]:
-  """The smallest runs of axes that a reshape keeps apart.
+  """Groups the axes of a reshape into the smallest runs of equal products.
 
   Args:
     before: sizes; none of them 0.

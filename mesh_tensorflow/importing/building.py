@@ -36,12 +36,12 @@ class Dimensioned:
   variables: Mapping[VariableRecord, Shape]
 
   def of(self, wire: Wire) -> AxisDims:
-    """For each axis of a wire its dimensions."""
+    """Dimensions of each axis of a wire."""
     return tuple(tuple(self.dims[f] for f in self.axes.factors(wire, i)) for i in range(wire.rank))
 
 
 def full_shape(axes: AxisDims) -> Shape:
-  """One dimension for each axis: of size 1 where there is none, one for several."""
+  """Shape with one dimension per axis: a new one of size 1 for none, their product for several."""
   dims: list[Dimension] = []
   for i, of_axis in enumerate(axes):
     if len(of_axis) == 1:
@@ -158,6 +158,6 @@ class Builder:
 
 
 def reshape_to(value: Value, shape: Shape) -> Tensor:
-  """The tensor of a value with one dimension for each axis, as `full_shape`."""
+  """Reshapes a value to a tensor of one dimension per axis; see `full_shape`."""
   tensor = value.ordered()
   return tensor if tensor.shape == shape else reshape(tensor, shape)

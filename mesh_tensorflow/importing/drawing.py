@@ -20,7 +20,7 @@ _ROW, _BOX, _LETTER, _GAP, _MARGIN = 30, 20, 6.4, 4, 12
 
 
 class _Part:
-  """The operations under one name, and what they make.
+  """Operations under one name scope, and their result.
 
   Args:
     name: of the part: a layer, say.
@@ -44,7 +44,7 @@ class _Part:
 
 
 def _parts(program: Program) -> list[_Part]:
-  """Runs of operations whose names begin alike: with the model's and the layer's name."""
+  """Groups consecutive operations by the first two name scopes: the model's and the layer's."""
   parts: list[_Part] = []
   for node in program.nodes:
     scopes = node.name.split("/")[:-1]

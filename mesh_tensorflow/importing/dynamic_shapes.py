@@ -28,7 +28,7 @@ _INSTEAD = {
 
 
 def dynamic_shape(wire: Wire, node: Node, inside: Node | None = None) -> ShapeError:
-  """The error for an output whose shape is not known while tracing.
+  """Builds the error for an output whose shape is not known while tracing.
 
   Args:
     wire: the output.
@@ -47,10 +47,10 @@ def dynamic_shape(wire: Wire, node: Node, inside: Node | None = None) -> ShapeEr
 
 
 def check_shapes(program: Program, inside: Node | None = None) -> None:
-  """Raises `ShapeError` at the first node with an output whose shape only running tells.
+  """Raises `ShapeError` for the first node with an output of dynamic shape.
 
   Args:
-    program: a program; what nothing uses gets a shape.
+    program: a program; unused outputs of unknown shape are set to scalars.
     inside: the loop or the condition whose body it is.
   """
   used = {*program.outputs, *(w for node in program.nodes for w in node.inputs)}

@@ -24,10 +24,10 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 def in_order(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
-  """Operations, each behind those that it takes something from.
+  """Sorts operations topologically.
 
-  They are in such an order, but for loops that were differentiated: TensorFlow then gives the loop
-  itself more inputs, which are made behind it.
+  They are in such an order already, except for differentiated loops: TensorFlow adds inputs to the
+  loop that are created after it.
 
   Args:
     operations: of a graph, in the order of their making.
@@ -72,7 +72,7 @@ class FunctionLibrary:
     return op.type in _CALLS or op.type in self._functions
 
   def called(self, op: tf.Operation) -> Any:
-    """The definition of the function that an operation calls, or whose name its type is."""
+    """Definition of the function that an operation calls, by attribute or by its type."""
     return self.named(op.get_attr("f").name if op.type in _CALLS else op.type)
 
   def named(self, name: str) -> Any:
@@ -82,7 +82,7 @@ class FunctionLibrary:
   def imported(
     self, function: Any, inputs: Sequence[Wire]
   ) -> tuple[tf.Graph, list[str], list[str], dict[str, str]]:
-    """A graph of the body of a function.
+    """Imports the body of a function into a graph.
 
     Args:
       function: its definition.
@@ -120,7 +120,7 @@ class FunctionLibrary:
     return graph, arguments, results, names
 
   def note_shapes(self, op: tf.Operation, node: Node) -> None:
-    """Enters shapes of outputs that TensorFlow did not know, as its inputs were less known there.
+    """Infers the shapes of outputs from inputs that are better known than in TensorFlow's graph.
 
     A layer's own tf.function, say, may have been traced for a batch of any size.
 
@@ -168,7 +168,7 @@ _COUNTED = {
 
 
 def _note_counts(node: Node) -> bool:
-  """Enters the shapes of what is counted while tracing; returns whether they are known."""
+  """Sets the shapes of outputs whose sizes can be computed now; returns whether it did."""
   data = _COUNTED.get(node.type)
   if data is None or any((i == data) == (w.static is not None) for i, w in enumerate(node.inputs)):
     return False
@@ -193,7 +193,7 @@ def has_own_gradient(function: Any) -> bool:
 
 
 def _function_graph() -> tf.Graph:
-  """An empty graph of a tf.function: one that may take tensors from other graphs.
+  """Creates an empty graph of a tf.function, which may capture tensors of other graphs.
 
   A gradient under tf.custom_gradient uses tensors of the graph that it was made in.
   """

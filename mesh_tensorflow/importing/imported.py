@@ -113,13 +113,13 @@ class Imported:
 
   @property
   def operations(self) -> list[ImportedOperation]:
-    """A record of each operation: type, name, Python line, dimensions."""
+    """Records of the operations: type, name, Python line, dimensions."""
     model = self._traced()
     return operation_rows(model.traced.program.nodes, model.dimensioned)
 
   @property
   def fallbacks(self) -> list[ImportedOperation]:
-    """Those that are computed whole on each device; of the bodies of loops, too."""
+    """Records of the operations computed whole on each device, those in loop bodies too."""
     model = self._traced()
     return operation_rows(replicated_nodes(model.traced.program), model.dimensioned)
 
@@ -174,10 +174,10 @@ class Imported:
     return [full_shape(model.dimensioned.of(w)) for w in model.arguments]
 
   def store_as(self, names: Mapping[str, Sequence[str | None]]) -> None:
-    """Says under which names variables lie on the mesh, where a layout shall split them otherwise.
+    """Sets the dimension names under which variables are stored, to split them differently.
 
-    Where the function reads such a variable, it is renamed to the dimensions that it is computed
-    with, and slices are exchanged as the layout asks for.
+    Where the function reads such a variable, it is renamed to the dimensions used in the
+    computation, and redistributed if the layout requires it.
 
     Args:
       names: path of a variable -> for each axis a name; None for an axis of size 1.
@@ -216,7 +216,7 @@ class Imported:
     drawing.save(path, self.picture())
 
   def renamed(self, x: Tensor, name: str) -> Tensor:
-    """A tensor with the dimensions, by position, of an argument or a result.
+    """Renames the dimensions of a tensor to those of an argument or a result, by position.
 
     Args:
       x: a `Tensor` of the sizes of that one: labels, say.
@@ -236,7 +236,7 @@ class Imported:
     return x if x.shape == shape else reshape(x, shape)
 
   def variable_tensors(self, mesh: Mesh) -> list[Tensor]:
-    """The values, in a graph, of `variables`: what `mtf.gradients` is asked for.
+    """Tensors of the `variables` in a graph, to pass to `mtf.gradients`.
 
     Args:
       mesh: the mesh of a graph in which the function was called.
@@ -257,7 +257,7 @@ class Imported:
       record.variable.assign(op.get_master().numpy())
 
   def load(self) -> None:
-    """Writes the values of the original tf.Variables into those of the mesh: the way back.
+    """Writes the values of the original tf.Variables into the variables on the mesh.
 
     Raises:
       VariableError: the function has not run on a mesh.
@@ -328,7 +328,7 @@ class Imported:
     return self._model(tf.nest.map_structure(spec_of, list(args)))
 
   def _model(self, specs: list[Any]) -> Model:
-    """The model for certain arguments; traced if there is none."""
+    """Model for arguments of these specs, from the cache or traced."""
     key = key_of(specs)
     if key not in self._models:
       self._models[key] = make_model(

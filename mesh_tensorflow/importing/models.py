@@ -146,7 +146,7 @@ def _key(x: Any) -> Any:
 
 
 def own_signature(fn: Any) -> Sequence[Any] | None:
-  """The signature of a tf.function, if it has one without unknown sizes."""
+  """Input signature of a tf.function; None without one, or if a size is unknown."""
   specs = getattr(fn, "input_signature", None)
   if specs is None or not all(s.shape.is_fully_defined() for s in tf.nest.flatten(specs)):
     return None
@@ -154,7 +154,7 @@ def own_signature(fn: Any) -> Sequence[Any] | None:
 
 
 def _check_binding(title: str, original: Any, specs: Sequence[Any]) -> None:
-  """Raises `ArgumentError` if the function does not take as many arguments."""
+  """Raises `ArgumentError` if the function cannot be called with these arguments."""
   try:
     signature = inspect.signature(getattr(original, "call", original))
   except (TypeError, ValueError):

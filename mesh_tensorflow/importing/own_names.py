@@ -37,7 +37,7 @@ class OwnNames:
     self._flat = sorted(flat, key=lambda pair: -len(pair[0]))
 
   def of(self, path: str) -> str:
-    """A path, or the name of an operation, with numbers of its own.
+    """Renumbers the parts of a path, or of an operation's name, within this model.
 
     Args:
       path: names, joined by slashes.
@@ -82,7 +82,7 @@ def _numbered(base: str, number: int) -> str:
 
 
 def _plain(name: str) -> str:
-  """A name without what tells "multi_head_attention" from "MultiHeadAttention"."""
+  """Normalizes a name: "multi_head_attention" and "MultiHeadAttention" become equal."""
   return re.sub(r"\W|_", "", name).lower()
 
 

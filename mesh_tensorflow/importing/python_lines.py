@@ -15,7 +15,7 @@ _BETWEEN = re.compile(r"keras/src/(ops|backend|utils|activations)/|/tensorflow/"
 
 
 def python_line(frames: Iterable[Any]) -> str:
-  """The line of the user's code that made an operation, and that of the library it called.
+  """Source line of the user's code that made an operation, and that of the library it called.
 
   Args:
     frames: a traceback, the innermost frame last.

@@ -83,7 +83,7 @@ class Replicated(Slicewise):
 
 
 def _of_parts(node: Node) -> Callable[..., Any]:
-  """The operations of a part of the function, one after the other, as a function of its inputs."""
+  """Returns a function that runs the operations of a node's `parts` in order."""
   given = [w for w in node.inputs if w.static is None]
 
   def run(*xs: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -130,10 +130,10 @@ def rule_of(node: Node) -> Rule:
 
 
 def why_not_replicated(node: Node) -> str | None:
-  """The reason for which an operation cannot be computed by each device, and what to do; or None.
+  """Reason why an operation cannot be replicated, with advice; None if it can.
 
-  It has to be a function of tensors: what keeps a state, or draws random numbers, would do so on
-  each device for itself, and a layout would change results.
+  It has to be a pure function: an operation with state, or one that draws random numbers, would
+  do so on each device separately, and the layout would change results.
   """
   handles = [w for w in (*node.inputs, *node.outputs) if w.dtype in (tf.resource, tf.variant)]
   handles += [w for w in node.inputs if w.variable is not None]
@@ -166,10 +166,10 @@ def _draws(node: Node) -> bool:
 
 
 def relate_program(program: Program, axes: Axes) -> None:
-  """Lets each node of a program join axes; rules of loops call it for the bodies.
+  """Applies the rule of each node to the axes; rules of loops call it for the bodies.
 
-  Nodes that have no rule, or one that does not know their settings, become those that are computed
-  whole on each device, where the user lets them.
+  Nodes without a rule, or with settings that their rule does not support, are replicated on each
+  device if the user allows it.
 
   Args:
     program: a program.
@@ -246,7 +246,7 @@ def _bytes(n: int) -> str:
 
 
 def with_parts(nodes: Sequence[Node], outputs: Iterable[Wire]) -> list[Node]:
-  """The nodes of a program, of which those joined by wires without a static shape are one.
+  """Merges nodes that are connected by wires of dynamic shape into one node each.
 
   Args:
     nodes: in the order in which they run; only such as are needed.
@@ -289,9 +289,9 @@ def _is_dynamic(wire: Wire) -> bool:
 
 
 def _groups(nodes: Sequence[Node], dynamic: set[Wire], seeds: Sequence[Node]) -> list[list[Node]]:
-  """Sets of nodes that have to be computed together, each in order.
+  """Groups of nodes that have to be merged, each in order.
 
-  Nodes that share a dynamic wire, and what stands between them: on a way from one to another.
+  Nodes that share a dynamic wire, and all nodes on a path from one of them to another.
   """
   group_of: dict[Node, set[Node]] = {n: {n} for n in seeds}
   touching: dict[Wire, list[Node]] = {}
@@ -319,7 +319,7 @@ def _groups(nodes: Sequence[Node], dynamic: set[Wire], seeds: Sequence[Node]) ->
 
 
 def _between(nodes: Sequence[Node], group: set[Node]) -> set[Node]:
-  """Nodes outside of a group that need something of it, and that it needs something of."""
+  """Nodes outside of a group that both depend on it and are needed by it."""
   behind = {w for n in group for w in n.outputs}
   later = set()
   for n in nodes:
@@ -336,7 +336,7 @@ def _between(nodes: Sequence[Node], group: set[Node]) -> set[Node]:
 
 
 def _with_one(nodes: Sequence[Node], group: Sequence[Node], results: set[Wire]) -> list[Node]:
-  """The nodes with one in place of a group, in an order in which they can run."""
+  """Replaces a group of nodes by one; returns the nodes in topological order."""
   members = set(group)
   made = [w for n in group for w in n.outputs]
   outside = results | {w for n in nodes if n not in members for w in n.inputs}

@@ -48,25 +48,25 @@ class Construction(Protocol):
   mesh: Mesh
 
   def axes_of(self, wire: Wire) -> AxisDims:
-    """The dimensions that the axes of a wire have got their names for."""
+    """Dimensions of each axis of a wire."""
 
   def value(self, wire: Wire, axes: AxisDims | None = None) -> Value:
     """Value of a wire, renamed to `axes` (default: `axes_of`); static ones become constants."""
 
   def read(self, variable: VariableRecord) -> Tensor:
-    """The value that a variable has here, after the assignments before; all axes, size 1 too."""
+    """Value of a variable after the assignments so far, with all axes, also those of size 1."""
 
   def assign(self, variable: VariableRecord, value: Value) -> None:
     """Assigns to a variable; later reads see the value."""
 
   def inside(self) -> contextlib.AbstractContextManager[None]:
-    """Around what is made within the body of a loop, or a branch: what it reads stays in there."""
+    """Context manager for the body of a loop or a branch: variables read inside stay inside."""
 
   def is_needed(self, wire: Wire) -> bool:
     """True if something uses an output; an unused one need not be computed."""
 
   def run(self, program: Program, inputs: Sequence[Value | None]) -> list[Value]:
-    """Builds another program here, of a function's body; None for inputs that are variables."""
+    """Builds the program of a function's body; None for inputs that are variables."""
 
 
 class Rule:
@@ -168,10 +168,10 @@ class Slicewise(Labelled):
     raise NotImplementedError
 
   def run(self, node: Node) -> Callable[..., Any]:
-    """A function of tf.Tensors, one for each input with labels, in TensorFlow's order of axes.
+    """Returns the function of the slices of inputs with labels, in TensorFlow's axis order.
 
-    Their sizes are those of the slices along labels that are split: what names sizes in an
-    attribute or another input must be made for them. The default is the operation itself.
+    Sizes along split labels are those of the slices; sizes in attributes or other inputs have to
+    be adapted to them. The default is the operation itself.
     """
     return raw_operation(node, [n is not None for n in self.labels(node).inputs])
 
@@ -288,11 +288,10 @@ def call_raw(node: Node, inputs: Sequence[Any], **changed: Any) -> Any:
 
 
 def label_dims(node: Node, labels: Labels, make: Construction) -> dict[Label, Dims]:
-  """The dimensions that each label has while an operation is built, all different.
+  """Dimensions of each label while an operation is built; no two labels share one.
 
-  Those of the output if there are any, else those of the first operand; a label of which all
-  dimensions are taken by others gets one of its own, and so does one that has to be whole: no
-  layout has a rule for it.
+  They are those of the output, or else of the first operand. A label gets a new dimension, which
+  no layout splits, if others have taken all of these, or if it has to be whole.
   """
   chosen: dict[Label, Dims] = {}
   taken: set[Dimension] = set()

@@ -48,7 +48,7 @@ def operation_rows(nodes: Iterable[Node], dimensioned: Dimensioned) -> list[Impo
 
 
 def _splittable(node: Node, dimensioned: Dimensioned) -> Iterator[str]:
-  """Names of the dimensions of a node, but for those of axes that its rule takes whole."""
+  """Yields names of a node's dimensions, except those of axes that its rule needs whole."""
   wires = [w for w in (*node.inputs, *node.outputs) if w.static is None]
   whole: set[tuple[Wire, int]] = set()
   rule = rule_of(node)

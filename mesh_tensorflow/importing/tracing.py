@@ -57,10 +57,10 @@ _SHAPES = ("Shape", "ShapeN", "Size", "Rank", "VariableShape")
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """The place of a tensor in what a function returns.
+  """Placeholder of a tensor in the structure that a function returns.
 
   Attributes:
-    number: of `Program.outputs`.
+    number: index in `Program.outputs`.
   """
 
   number: int
@@ -118,7 +118,7 @@ def trace(
 
 
 def _eagerly(run: Callable[[], _T]) -> _T:
-  """Calls a function outside of what may be being traced around it: folding computes at once."""
+  """Runs a function eagerly, also while an outer function is traced; for constant folding."""
   if tf.executing_eagerly():
     return run()
   # A thread of its own has no graph around it. Within tf.init_scope no tape of the function's would
@@ -269,7 +269,7 @@ class _Tracer:
     return program
 
   def _captured(self, tensor: tf.Tensor, value: Any) -> Wire:
-    """The wire of something that the function takes from outside."""
+    """Wire of a captured tensor or variable."""
     record = self._records.get(id(value))
     if record is not None:
       shape = tuple(record.variable.shape.as_list())
@@ -440,7 +440,7 @@ class _Tracer:
 
 
 def wire_of(tensor: tf.Tensor) -> Wire:
-  """The wire of a tensor; a shape that is not known is told by `check_shapes` if it matters."""
+  """Makes the wire of a tensor; `check_shapes` reports an unknown shape later if it matters."""
   shape = tensor.shape
   known = tuple(shape.as_list()) if shape.rank is not None else (None,)
   return Wire(tensor.name, known, tensor.dtype)
@@ -486,7 +486,7 @@ def _fold(node: Node) -> bool:
 
 
 def _fold_shape(node: Node) -> bool:
-  """Shape, size and rank are known whatever the values are."""
+  """Folds Shape, Size and Rank, if the static shape is known; returns whether it did."""
   if any(None in w.shape for w in node.inputs):
     return False
   for w, out in zip(node.inputs, node.outputs):
@@ -502,7 +502,7 @@ def _fold_shape(node: Node) -> bool:
 
 
 def _needed(nodes: Sequence[Node], outputs: Sequence[Wire]) -> tuple[Node, ...]:
-  """Nodes that outputs need, and those that change variables."""
+  """Removes nodes that neither lead to an output nor change a variable (dead code)."""
   needed = set(outputs)
   kept = []
   for node in reversed(nodes):

@@ -49,7 +49,7 @@ class Value:
     return self.tensor if is_ordered else transpose(self.tensor, shape)
 
   def with_axes(self, axes: Sequence[Sequence[Dimension]]) -> Value:
-    """The same values with other dimensions: renamed, joined or split as they are row-major.
+    """Renames, joins or splits dimensions, as a row-major reshape.
 
     Args:
       axes: for each axis dimensions of the same product of sizes. It may also be another number of
@@ -75,7 +75,7 @@ class Value:
 def of_static(
   mesh: Mesh, values: np.ndarray, axes: Sequence[Sequence[Dimension]], dtype: tf.DType
 ) -> Value:
-  """Values that were known while tracing, as a tensor.
+  """Imports static values as a tensor.
 
   Args:
     mesh: the mesh.

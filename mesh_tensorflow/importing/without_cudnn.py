@@ -14,10 +14,10 @@ _inside = 0
 
 @contextlib.contextmanager
 def without_cudnn() -> Iterator[None]:
-  """Within it `keras.layers.LSTM` and `GRU` are traced as loops, also where there is a GPU.
+  """Context manager: `keras.layers.LSTM` and `GRU` are traced as loops, also with a GPU.
 
-  There they would make one operation of all steps, which no layout can split. The values are the
-  same ones.
+  On a GPU they would be one cuDNN operation for all steps, which no layout can split. The values
+  are the same.
   """
   global _inside
   keras = sys.modules.get("keras")

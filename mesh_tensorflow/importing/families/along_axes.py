@@ -33,7 +33,7 @@ def _axis(node: Node) -> int:
 
 
 def _as_one(x: Tensor, dims: Dims) -> tuple[Tensor, Dimension]:
-  """A tensor whose axis of none or several dimensions has one, of no layout."""
+  """Reshapes an axis of no or several dimensions to one dimension, which no layout splits."""
   if len(dims) == 1:
     return x, dims[0]
   one = Dimension("_axis", list_product(d.size for d in dims))
@@ -44,7 +44,7 @@ def _as_one(x: Tensor, dims: Dims) -> tuple[Tensor, Dimension]:
 
 @rule("Cumsum")
 class Cumsum(Labelled):
-  """Running sums; of an axis that is split, processors exchange the sums of their blocks."""
+  """Running sums; along a split axis processors exchange the sums of their blocks."""
 
   def labels(self, node: Node) -> Labels:
     labels: list[Label] = list(range(node.inputs[0].rank))
@@ -136,7 +136,7 @@ class InTopK(Slicewise):
 
 @rule("Range")
 class Range(Labelled):
-  """Equidistant numbers: those that are too many to be kept as constants, or begin at a tensor."""
+  """Ranges that are too long for constants, or that begin at a tensor."""
 
   def labels(self, node: Node) -> Labels:
     return Labels([(), None, ()], [("positions",)])

@@ -54,7 +54,7 @@ _SIGNATURES = {
 
 @rule(*_SIGNATURES)
 class Batched(Slicewise):
-  """An operation that has a signature."""
+  """Operation on whole examples, with a signature as of a NumPy gufunc."""
 
   def labels(self, node: Node) -> Labels:
     ins, outs = (side.split(",") for side in _SIGNATURES[node.type].split("->"))
@@ -78,7 +78,7 @@ class Batched(Slicewise):
 
 @rule("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3")
 class MatrixDiag(Slicewise):
-  """Matrices of their diagonals."""
+  """Builds matrices from their diagonals."""
 
   def labels(self, node: Node) -> Labels:
     x, y = node.inputs[0], node.outputs[0]
@@ -93,7 +93,7 @@ class MatrixDiag(Slicewise):
 
 @rule("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
 class MatrixSetDiag(Slicewise):
-  """Matrices with other diagonals."""
+  """Replaces the diagonals of matrices."""
 
   def labels(self, node: Node) -> Labels:
     x, diagonal = node.inputs[:2]
@@ -108,7 +108,7 @@ class MatrixSetDiag(Slicewise):
 
 @rule("Diag", "DiagPart")
 class TensorDiag(Slicewise):
-  """A tensor on the diagonal of one of twice as many axes, or taken from there."""
+  """Puts a tensor on the diagonal of one of twice the rank, or reads that diagonal."""
 
   def labels(self, node: Node) -> Labels:
     x = [f"x{i}" for i in range(node.inputs[0].rank)]
@@ -118,7 +118,7 @@ class TensorDiag(Slicewise):
 
 @rule("ReverseSequence")
 class ReverseSequence(Slicewise):
-  """The first positions of each sequence, the last one first."""
+  """Reverses the first positions of each sequence."""
 
   def labels(self, node: Node) -> Labels:
     axes: list[Label] = list(range(node.inputs[0].rank))
@@ -149,7 +149,7 @@ _OF_ROWS = [f"SparseSegment{kind}" for kind in ("Mean", "SqrtN", "Sum")]
 
 @rule(*_OF_ROWS, *(f"{name}WithNumSegments" for name in _OF_ROWS))
 class SegmentsOfRows(Slicewise):
-  """Likewise, of rows that are looked up."""
+  """Segment reductions of rows that are gathered first: the sparse segment operations."""
 
   def labels(self, node: Node) -> Labels:
     rest: list[Label] = list(range(1, node.inputs[0].rank))
@@ -162,7 +162,7 @@ class SegmentsOfRows(Slicewise):
 
 @rule("FakeQuantWithMinMaxVars")
 class Quantized(Slicewise):
-  """Rounded to so many bits between two numbers."""
+  """Fake quantization to a number of bits between two scalars."""
 
   def labels(self, node: Node) -> Labels:
     axes = range(node.inputs[0].rank)
@@ -171,7 +171,7 @@ class Quantized(Slicewise):
 
 @rule("FakeQuantWithMinMaxVarsPerChannel")
 class QuantizedChannels(Slicewise):
-  """Likewise, with two numbers for each position of the last axis."""
+  """Fake quantization with a range for each position of the last axis."""
 
   def labels(self, node: Node) -> Labels:
     axes = range(node.inputs[0].rank)
@@ -180,7 +180,7 @@ class QuantizedChannels(Slicewise):
 
 @rule("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV3", "QuantizeAndDequantizeV4")
 class QuantizedRange(Slicewise):
-  """Likewise; without a range that is given it is that of all numbers, or of each channel."""
+  """Fake quantization to a given range, or to that of the whole tensor, or of each channel."""
 
   def labels(self, node: Node) -> Labels:
     axes, axis = list(range(node.inputs[0].rank)), node.attributes["axis"]
@@ -198,7 +198,7 @@ class QuantizedRange(Slicewise):
 
 @rule("MaxPoolWithArgmax")
 class MaxPoolWithArgmax(Slicewise):
-  """Largest elements, and their places in each image, or in the whole batch."""
+  """Max pooling with positions: numbers within each image, or within the whole batch."""
 
   def labels(self, node: Node) -> Labels:
     batch: list[Label] = ["batch"] if node.attributes["include_batch_in_index"] else []
@@ -209,7 +209,7 @@ class MaxPoolWithArgmax(Slicewise):
 
 @rule("XlaDynamicUpdateSlice")
 class UpdateSlice(Slicewise):
-  """A tensor with a block put where integers say; axes that the block has all of stay split."""
+  """Writes a block at a computed position; axes that the block covers stay split."""
 
   def labels(self, node: Node) -> Labels:
     x, update, begin = node.inputs
@@ -231,7 +231,7 @@ class UpdateSlice(Slicewise):
 
 @rule("XlaDynamicSlice")
 class DynamicSlice(Slicewise):
-  """A block of a tensor, from where integers say; axes of which it is all stay split."""
+  """Reads a block at a computed position; axes that the block covers stay split."""
 
   def labels(self, node: Node) -> Labels:
     (x, _, _), (out,) = node.inputs, node.outputs
@@ -268,7 +268,7 @@ class L2Loss(Labelled):
 
 @rule("EnsureShape")
 class EnsureShape(Labelled):
-  """The same, of a shape that tracing has checked."""
+  """Identity; the shape was checked while tracing."""
 
   def labels(self, node: Node) -> Labels:
     axes = range(node.outputs[0].rank)

@@ -99,7 +99,7 @@ class While(Rule):
 
 
 class _Branches(Rule):
-  """Of several programs the one that a number says."""
+  """Base class of conditions: runs one of several programs, chosen by number."""
 
   def relate(self, node: Node, axes: Axes) -> None:
     for program in possible_branches(node):
@@ -185,7 +185,7 @@ def list_dim(dims: Mapping[Label, Dims], node: Node) -> Dimension | None:
 
 @rule("TensorListReserve")
 class Reserve(Labelled):
-  """Zeros: what is read from a place of a list that was not written."""
+  """New list: zeros, the values that unwritten elements have."""
 
   def labels(self, node: Node) -> Labels:
     return Labels([None, None], [list_labels(node.outputs[0])])
@@ -201,7 +201,7 @@ class Reserve(Labelled):
 
 @rule("TensorListFromTensor", "TensorListStack")
 class Stack(Labelled):
-  """A list is its elements, stacked."""
+  """Identity: a list is represented by its stacked elements."""
 
   def labels(self, node: Node) -> Labels:
     stacked = node.inputs[0] if node.type == "TensorListStack" else node.outputs[0]

@@ -115,7 +115,7 @@ def _convolved(
   layout: Layout,
   rule_of: _Convolution,
 ) -> Tensor:
-  """The operation, between the forms that it takes and those of the node."""
+  """Makes the convolution; converts operands and result from and to the node's axis order."""
   groups, rank = _groups(node, node.inputs[0]), layout.rank
   batch = dims["batch"]
   given, made, _ = rule_of._space(node)
@@ -283,7 +283,7 @@ class Transposed(_Convolution):
 
 @rule("Conv2DBackpropFilter", "Conv3DBackpropFilterV2")
 class FilterGradient(_Convolution):
-  """The filter's gradient of image and features; with groups each device computes it whole."""
+  """Gradient of the filter, from image and features; replicated on each device with groups."""
 
   def labels(self, node: Node) -> Labels:
     if _is_grouped(node):

@@ -16,11 +16,11 @@ from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 class CustomGradientOperation(Operation):
-  """Some of its inputs, with a gradient that a function makes.
+  """Identity of its first inputs, with a custom gradient.
 
   Args:
-    inputs: tensors: first those that it returns, then what else the gradient uses.
-    count: how many it returns.
+    inputs: tensors: first those that it returns, then others that the gradient uses.
+    count: number of tensors that it returns.
     backward: a function of the inputs, the outputs, and a gradient, or None, for each output; it
       returns one, or None, for each input.
     name: of the operation.
@@ -49,7 +49,7 @@ class CustomGradientOperation(Operation):
 
 @rule("IdentityN")
 class IdentityN(Rule):
-  """Its inputs; if it ends a function with a gradient of its own, with that."""
+  """Identity; with the custom gradient of the function that it ends, if there is one."""
 
   def relate(self, node: Node, axes: Axes) -> None:
     for x, y in zip(node.inputs, node.outputs):

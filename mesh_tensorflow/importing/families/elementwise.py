@@ -69,7 +69,7 @@ def broadcast_labels(node: Node) -> Labels:
 
 
 class Elementwise(Labelled):
-  """A function of each element; a subclass may say how mtf has it."""
+  """Elementwise function on the slices; subclasses use mtf's own operation."""
 
   def labels(self, node: Node) -> Labels:
     return broadcast_labels(node)
@@ -89,7 +89,7 @@ class Elementwise(Labelled):
 
 
 def _widest_order(xs: Sequence[Tensor]) -> list[Dimension]:
-  """All dimensions, in the order of the tensor that has most: that one is not transposed."""
+  """Union of the dimensions, the largest tensor's first, so that this one is not transposed."""
   widest = max(xs, key=lambda x: x.shape.ndims)
   return list(dict.fromkeys(flat([widest.shape.dims, *(x.shape.dims for x in xs)])))
 
@@ -118,7 +118,7 @@ _MTF: dict[str, Callable[[Tensor], Tensor]] = {
 
 @rule(*_MTF)
 class OfMtf(Elementwise):
-  """A function that mtf has."""
+  """Elementwise function that mtf has as an operation."""
 
   def compute(
     self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction

@@ -42,7 +42,7 @@ from mesh_tensorflow.program.graph import Tensor
 
 
 def _looked_up(table: Tensor, indices: Tensor, axis: Dims) -> Tensor:
-  """Rows of a table at positions along an axis, which may be of size 1 (no dimension)."""
+  """Gathers rows of a table along an axis, which may be of size 1 (no dimension)."""
   if not axis:
     shape = Shape([*indices.shape, *(d for d in table.shape if d not in indices.shape)])
     return broadcast(table, shape)
@@ -51,10 +51,10 @@ def _looked_up(table: Tensor, indices: Tensor, axis: Dims) -> Tensor:
 
 
 def _check_numbers(node: Node) -> None:
-  """Checks that what is gathered can be added up.
+  """Checks that the gathered values can be summed.
 
   Raises:
-    UnsupportedError: it is texts, which each device gathers whole.
+    UnsupportedError: they are strings, which each device gathers whole.
   """
   if node.outputs[0].dtype == tf.string:
     raise UnsupportedError(f"from_tensorflow: {node} gathers texts, which no rule splits")
@@ -92,7 +92,7 @@ class Gather(Labelled):
 
 
 def _gather_axes(node: Node) -> tuple[int, int]:
-  """The axis that is looked up along, and the number of axes of a batch."""
+  """Axis along which a gather looks up, and its number of batch axes."""
   table, indices = node.inputs[:2]
   if node.type == "Gather":
     return 0, 0
@@ -243,9 +243,9 @@ class ScatterNd(_Scatter):
 
 @rule("TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate")
 class TensorScatter(_Scatter):
-  """A tensor with updates added, taken off, or put at positions.
+  """Adds, subtracts or writes updates at positions of a tensor.
 
-  Of updates for one position TensorFlow takes any; here it is their mean.
+  Of several updates written to one position TensorFlow takes any; here it is their mean.
   """
 
   _target, _indices, _updates = 0, 1, 2
@@ -278,7 +278,7 @@ class TensorScatter(_Scatter):
 
 @rule("OneHot")
 class OneHot(Labelled):
-  """A new axis, which is on at the index."""
+  """One-hot encoding along a new axis."""
 
   def labels(self, node: Node) -> Labels:
     labels: list[Label] = list(range(node.inputs[0].rank))
@@ -308,7 +308,7 @@ class OneHot(Labelled):
 
 
 def _choice(mask: Tensor, high: Any, low: Any, dtype: tf.DType) -> Tensor:
-  """One number where the mask is true, another elsewhere."""
+  """Chooses between two numbers by a mask."""
   if dtype == tf.bool and high and not low:
     return mask
   if (high, low) == (1, 0):
@@ -324,7 +324,7 @@ def _choice(mask: Tensor, high: Any, low: Any, dtype: tf.DType) -> Tensor:
 
 @rule("UnsortedSegmentSum")
 class UnsortedSegmentSum(Labelled):
-  """Sums of the slices of equal numbers."""
+  """Segment sums; data and segment ids may be split."""
 
   def labels(self, node: Node) -> Labels:
     data, numbers, _ = node.inputs
@@ -340,7 +340,7 @@ class UnsortedSegmentSum(Labelled):
 
 
 def _counted(data: Tensor, numbers: Tensor, segments: Dims, rest: Sequence[Dimension]) -> Tensor:
-  """Sums of data by number."""
+  """Sums data by segment id."""
   size = math.prod(d.size for d in segments)
   one = segments[0] if len(segments) == 1 else Dimension("_segments", size)
   y = SplitScatterAddOperation(data, numbers, Shape([one, *rest]), one).outputs[0]

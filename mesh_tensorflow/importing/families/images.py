@@ -91,7 +91,7 @@ class OfMatrices(Slicewise):
 
 @rule("SpaceToBatchND", "BatchToSpaceND")
 class Phases(Rule):
-  """The phases of an image as a batch, which makes a dilated convolution a plain one, and back.
+  """SpaceToBatch and back: the phases of an image as a batch, for dilated convolutions.
 
   The axis of the batch is the product of the phases and of the batch, which stays split.
   """

@@ -17,7 +17,7 @@ from mesh_tensorflow.importing.rules import Labels, Slicewise, rule
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-  """A table's contents, sorted by the keys, or by hashes of keys that are strings."""
+  """Contents of a table, sorted by key; by the hash of the key for strings."""
 
   sorted_by: npt.NDArray[np.generic]
   keys: npt.NDArray[np.generic]
@@ -25,7 +25,7 @@ class _Table:
 
 
 def _hashed(keys: tf.Tensor) -> tf.Tensor:
-  """Integers that are different for different keys; those of integers are they themselves."""
+  """Integer hashes of string keys; integer keys themselves."""
   return tf.strings.to_hash_bucket_fast(keys, 2**63 - 1) if keys.dtype == tf.string else keys
 
 

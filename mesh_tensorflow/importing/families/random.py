@@ -32,7 +32,7 @@ from mesh_tensorflow.program.graph import Tensor
 
 
 def _whole(node: Node, index: int, make: Construction) -> Tensor:
-  """An input that no layout splits."""
+  """Input on dimensions that no layout splits."""
   wire = node.inputs[index]
   axes = tuple(
     () if n == 1 else (Dimension(f"_seed{index}_{i}", n),) for i, n in enumerate(wire.shape)
@@ -42,7 +42,7 @@ def _whole(node: Node, index: int, make: Construction) -> Tensor:
 
 @rule("StatelessRandomGetKeyCounter", "StatelessRandomGetKey")
 class KeyOfSeed(Slicewise):
-  """The key of a seed: TensorFlow's own, the same on each processor."""
+  """Key of a seed, by TensorFlow's own operation; the same on each processor."""
 
   def labels(self, node: Node) -> Labels:
     outputs = [[f"y{k}_{i}" for i in range(w.rank)] for k, w in enumerate(node.outputs)]
@@ -85,7 +85,7 @@ class Stateless(Rule):
 
 
 def _bounds(node: Node, first: int, make: Construction) -> list[Any]:
-  """The least integer and the first above: numbers, where they are known."""
+  """Bounds of random integers, the upper one exclusive: Python numbers if static."""
   return [
     wire.static.item() if wire.static is not None else make.value(wire).tensor
     for wire in node.inputs[first : first + 2]

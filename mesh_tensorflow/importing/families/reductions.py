@@ -43,7 +43,7 @@ def _labels(node: Node) -> Labels:
 
 
 class _EvenlyShared(ReduceOperation):
-  """A maximum or minimum whose gradient is shared by equal elements, as TensorFlow does."""
+  """Maximum or minimum whose gradient is divided among equal elements, as in TensorFlow."""
 
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     (x,), y, dy = self.inputs, self.outputs[0], grad_ys[0]
@@ -82,7 +82,7 @@ class Reduction(Labelled):
 
 @rule("Prod")
 class Product(Slicewise):
-  """A product, of which mtf knows no parts: the axis is taken whole."""
+  """Product; the reduced axes must not be split."""
 
   def labels(self, node: Node) -> Labels:
     labels = _labels(node)

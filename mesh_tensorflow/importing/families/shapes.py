@@ -55,10 +55,10 @@ def _permutation(node: Node) -> list[int]:
 
 
 def static_values(node: Node, index: int) -> list[Any]:
-  """The numbers in an input that has to be known while tracing, flat.
+  """Flat list of the values of an input that must be static.
 
   Raises:
-    UnsupportedError: they are not.
+    UnsupportedError: the input is not static.
   """
   values = node.static(index)
   if values is None:
@@ -86,7 +86,7 @@ class BroadcastTo(Labelled):
 
 @rule("Fill")
 class Fill(Labelled):
-  """One value everywhere."""
+  """Fills a shape with a scalar."""
 
   def labels(self, node: Node) -> Labels:
     return Labels([None, ()], [tuple(range(node.outputs[0].rank))])
@@ -113,7 +113,7 @@ class Empty(Labelled):
 
 @rule("ZerosLike", "OnesLike")
 class Like(Labelled):
-  """Zeros or ones, of the shape of a tensor whose values play no part."""
+  """Zeros or ones of the shape and dtype of a tensor."""
 
   def labels(self, node: Node) -> Labels:
     axes = tuple(range(node.outputs[0].rank))

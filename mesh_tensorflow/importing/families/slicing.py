@@ -90,7 +90,7 @@ class Slice(Slicewise):
 
 
 def cut_axis_at(t: tf.Tensor, axis: int, begin: tf.Tensor, size: int) -> tf.Tensor:
-  """Positions of an axis from one that is computed; from the end if it is below 0."""
+  """Slices `size` positions of an axis from a computed one; negative ones count from the end."""
   sizes = t.shape.as_list()
   begin = tf.where(begin < 0, begin + sizes[axis], begin)
   begins, ends = ([tf.constant(n, begin.dtype) for n in e] for e in ([0] * len(sizes), sizes))
@@ -102,7 +102,7 @@ def cut_axis_at(t: tf.Tensor, axis: int, begin: tf.Tensor, size: int) -> tf.Tens
 
 @rule("InplaceUpdate")
 class InplaceUpdate(Slicewise):
-  """A tensor with other slices at some positions of its first axis; here nothing is overwritten."""
+  """Replaces slices at some positions of the first axis; makes a new tensor."""
 
   def labels(self, node: Node) -> Labels:
     rest: list[Label] = list(range(1, node.outputs[0].rank))
@@ -160,7 +160,7 @@ class StridedSlice(Slicewise):
 
 
 def _sizes_after(sizes: Sequence[int], cuts: Sequence[Cut]) -> list[int]:
-  """Without the axes that are dropped, and with the new ones."""
+  """Sizes after slicing: without dropped axes, with 1 for new ones."""
   return [1 if cut.axis is None else sizes[cut.axis] for cut in cuts if not cut.dropped]
 
 
@@ -199,7 +199,7 @@ class Pad(Slicewise):
 
 @rule("ReverseV2", "Roll")
 class Turned(Slicewise):
-  """Positions along some axes in another order."""
+  """Reorders positions along some axes: reverse and roll."""
 
   def labels(self, node: Node) -> Labels:
     x = node.inputs[0]

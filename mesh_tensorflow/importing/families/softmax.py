@@ -29,7 +29,7 @@ def _last(node: Node, operands: int = 1) -> Labels:
 
 
 def as_one(x: Tensor, dims: Dims) -> tuple[Tensor, Dimension]:
-  """The tensor with an axis of several dimensions (or none) made one, and its dimension."""
+  """Reshapes an axis of no or several dimensions to one, which is returned, too."""
   if len(dims) == 1:
     return x, dims[0]
   one = Dimension("_last", list_product(d.size for d in dims))
@@ -63,7 +63,7 @@ class Softmax(Labelled):
 
 
 class _CrossEntropy(Labelled):
-  """A loss for each row, and its gradient for the logits, which TensorFlow makes in advance."""
+  """Base class: loss of each row, and the gradient of the logits as a second output."""
 
   def compute(
     self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction

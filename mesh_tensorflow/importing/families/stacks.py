@@ -19,7 +19,7 @@ from mesh_tensorflow.program.dimensions import Shape
 
 
 class _OfStack(Rule):
-  """Elements, and what is pushed and popped, have the same dimensions."""
+  """Base class: a stack and the elements pushed and popped have the same dimensions."""
 
   def relate(self, node: Node, axes: Axes) -> None:
     first, *others = _wires(node)
@@ -28,7 +28,7 @@ class _OfStack(Rule):
 
 
 def _wires(node: Node) -> list[Wire]:
-  """Stack and element, as they come and go; PopBack's second input is a shape."""
+  """Wires of stack and element among inputs and outputs; PopBack's second input is a shape."""
   return [*node.inputs[: 1 if node.type == "TensorListPopBack" else 2], *node.outputs]
 
 
