@@ -1,3 +1,3 @@
-"""The version of the package: the only place that says it. `setup.py` reads it from here."""
+"""The package's version, defined only here; `setup.py` reads it from this file."""
 
 __version__ = "1.0.0.dev0"

@@ -27,7 +27,7 @@ _LARGEST, _TIMES = 1 << 25, 64
 
 
 class DamagedError(Exception):
-  """A file is not whole, or not what its name says."""
+  """A file is truncated, or not of the format that its suffix says."""
 
 
 def most_of_one(size: int) -> int:

@@ -79,7 +79,7 @@ class Flag:
 
 
 def whole(least: int, none: str = "") -> Kind:
-  """A whole number.
+  """Kind of a flag that is a whole number.
 
   Args:
     least: the smallest that is legal.
@@ -102,7 +102,7 @@ def whole(least: int, none: str = "") -> Kind:
 
 
 def number(legal: str, is_legal: Callable[[float], bool]) -> Kind:
-  """A number; `legal` says in words which ones are."""
+  """Kind of a flag that is a number; `legal` describes the allowed ones."""
 
   def convert(text: str) -> float:
     try:

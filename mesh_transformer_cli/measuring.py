@@ -36,7 +36,7 @@ _MOST = 16 << 20
 
 
 class TextError(Exception):
-  """Something is wrong with the text; one line that says what would do."""
+  """The text cannot be used; the message is one line that says what to do."""
 
   def __str__(self) -> str:
     return untrusted.shortened(super().__str__())
@@ -66,7 +66,7 @@ class Text:
 
 
 def find(folder: str, given: str | None) -> tuple[str, list[str]]:
-  """The text: what is given, or what lies in a folder.
+  """Finds the text: the given files, or those of a folder.
 
   Args:
     folder: of `init`.

@@ -33,7 +33,7 @@ _WORDS = {
 
 
 class JsonError(ValueError):
-  """A text is no JSON, too large, or has another form than is needed; says what, in one line."""
+  """A text is no JSON, too large, or of another form than needed; the message is one line."""
 
 
 def parse(

@@ -105,7 +105,7 @@ class TrainingInstance:
     tokens: with [CLS] and [SEP], some replaced.
     segment_ids: 0 for the first piece, 1 for the second.
     is_random_next: whether the second piece is from elsewhere.
-    masked_lm_positions: which were chosen to be told, in order.
+    masked_lm_positions: positions to predict, ascending.
     masked_lm_labels: what was there.
   """
 

@@ -153,7 +153,7 @@ class Dimensions:
 
   @property
   def memory_seq_dim(self) -> mtf.Dimension:
-    """Positions that are looked at."""
+    """Positions that are attended to."""
     return mtf.Dimension("memory_seq", self.seq_dim.size)
 
   @property

@@ -87,9 +87,9 @@ def input_fn_builder(
   Args:
     input_files: of records.
     max_seq_length: WordPieces in an example.
-    max_predictions_per_seq: hidden ones.
-    is_training: see above.
-    num_cpu_threads: files, and records, that are read at once.
+    max_predictions_per_seq: masked WordPieces in an example, with padding.
+    is_training: whether batches are for training.
+    num_cpu_threads: number of files, and of records, that are read at once.
 
   Returns:
     A function of a dict with `batch_size`, and if wanted `seed` and `first_step`.

@@ -103,8 +103,8 @@ def write_predictions(
   Args:
     all_examples: the questions.
     all_features: their windows.
-    all_results: what the model says of each window.
-    n_best_size: how many starts, ends and answers are looked at.
+    all_results: logits of each window.
+    n_best_size: number of starts, ends and answers that are considered.
     max_answer_length: WordPieces of the longest answer.
     do_lower_case: as the model was trained.
     output_prediction_file: gets question -> answer.

@@ -379,12 +379,12 @@ class FeatureWriter:
   """Writes windows into a file of records.
 
   Args:
-    filename: of the file.
+    filename: path of the file.
     is_training: whether windows have answers.
 
   Attributes:
-    filename: see above.
-    num_features: how many were written.
+    filename: path of the file.
+    num_features: number of windows written so far.
   """
 
   def __init__(self, filename: str, is_training: bool):

@@ -37,7 +37,7 @@ class Options(NamedTuple):
   """Settings of answer selection.
 
   Attributes:
-    n_best_size: how many starts and ends of a window, and answers of a question, are looked at.
+    n_best_size: number of starts and ends considered in a window, and of answers to a question.
     max_answer_length: WordPieces of the longest answer.
     do_lower_case: whether text is lower-cased, as it was when the model was trained.
     with_negative: whether a question may have no answer.
@@ -91,7 +91,7 @@ def write(
   Args:
     all_examples: the questions.
     all_features: their windows.
-    all_results: what the model says of each window.
+    all_results: logits of each window.
     options: see `Options`.
     output_prediction_file: gets question -> answer.
     output_nbest_file: gets question -> the best answers, with probabilities and logits.
@@ -99,7 +99,7 @@ def write(
       scores over the best one.
 
   Raises:
-    DataError: the model says nothing of a window.
+    DataError: a window has no logits.
   """
   windows = collections.defaultdict(list)
   for feature in all_features:

@@ -12,7 +12,7 @@ def attachment(path: str, name: str) -> str:
 
   Args:
     path: a checkpoint.
-    name: name of the attachment; this worker's is meant.
+    name: name of the attachment, of which this worker's is returned.
 
   Raises:
     CheckpointError: no attachment can have this name.

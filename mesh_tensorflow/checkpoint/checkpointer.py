@@ -66,7 +66,7 @@ class Checkpointer:
     stores: a `VariableStore`, or several, whose variable names must differ.
     max_to_keep: older checkpoints than the newest so many are deleted; None keeps all. Only those
       that the folder's state file lists are counted and deleted.
-    keep_every_n_hours: of those to delete, keep one for each so many hours.
+    keep_every_n_hours: of those to delete, keep one per this number of hours.
     asynchronous: write in the background. A save then costs the caller a copy of the values, into
       a temporary file (if there is no room for it, that save is not in the background).
     snapshot_in_memory: keep the values in memory instead. On CPUs that costs the caller nothing,

@@ -1,4 +1,4 @@
-"""The values of a save: whose they are, and copies of them where the variables go on changing."""
+"""Values to save: which worker writes them, and snapshots if variables change meanwhile."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Best:
       only because it is the best is not: the others would go sooner because of it.
     before: the step of the best one before it, which does not stay any longer; None: there is none,
       or it is the same.
-    before_counts: whether that one counts. If not, it goes when this one is there.
+    before_counts: whether the previous best counts. If not, it is deleted once this one is there.
   """
 
   step: int

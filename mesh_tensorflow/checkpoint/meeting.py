@@ -251,7 +251,7 @@ def of_chief(value: Any) -> Any:
   """The chief's value, in every worker; all call it at the same place of their programs.
 
   Args:
-    value: of JSON's kinds; the others' is not looked at.
+    value: a JSON value; those of workers other than the chief are ignored.
   """
   if workers.current().size == 1:
     return value

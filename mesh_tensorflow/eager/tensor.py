@@ -21,7 +21,7 @@ _SHOWN_SLICES = 8
 
 
 class EagerTensor(Tensor):
-  """An `mtf.Tensor` of an `mtf.eager` session: it can be looked at.
+  """An `mtf.Tensor` of an `mtf.eager` session, which has a value.
 
   An operation makes `Tensor`s; the session, once it has run it, makes them these.
   """
@@ -229,7 +229,7 @@ def _indexed(x: Tensor, dim: Dimension, place: Any) -> Tensor:
 
 
 def as_eager(tensor: Tensor) -> None:
-  """Makes a tensor that has been computed one that can be looked at."""
+  """Turns a computed tensor into an `EagerTensor`."""
   if type(tensor) is not Tensor:
     if isinstance(tensor, EagerTensor):
       return

@@ -277,7 +277,7 @@ def _network(
 
 
 class PostProcessor:
-  """Collects the predictions of an evaluation, writes them to files, and says how good they are."""
+  """Collects the predictions of an evaluation, writes them to files, and computes their score."""
 
   def __init__(self) -> None:
     self._intersections: list[np.ndarray] = []

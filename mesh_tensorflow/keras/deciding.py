@@ -202,7 +202,7 @@ def _shape_for(rules: LayoutRules, size: int) -> Shape:
   """Mesh shape of `size` devices for layout rules over one mesh dimension.
 
   Raises:
-    LayoutError: they are over several, whose sizes nobody said.
+    LayoutError: the rules are over several mesh dimensions, whose sizes are not given.
   """
   names = sorted({m for _, m in rules.pairs})
   if len(names) > 1:

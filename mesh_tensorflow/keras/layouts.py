@@ -50,7 +50,7 @@ class MapLayout:
     rules: the layout rules.
     stored: for each variable with axes that are stored under other names, by path: the names of
       all its axes as it is stored.
-    asked: for each variable what the map says, by path: a mesh axis or None for each axis.
+    asked: the map's layout of each variable, by path: a mesh axis or None for each axis.
   """
 
   rules: LayoutRules
@@ -85,7 +85,7 @@ def asked_of(
     mesh_shape: the mesh.
 
   Raises:
-    LayoutError: two patterns match, or what is said does not suit the variable or the mesh.
+    LayoutError: two patterns match, or a layout does not suit the variable or the mesh.
   """
   try:
     if isinstance(distribution, keras.distribution.LayoutMap):

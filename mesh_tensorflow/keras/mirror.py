@@ -64,7 +64,7 @@ class Mirror:
         access.watch(variable, self)
 
   def forget(self, names: Iterable[str]) -> None:
-    """Forgets variables, and lets go of their copies.
+    """Forgets variables and their copies.
 
     Args:
       names: on the mesh.

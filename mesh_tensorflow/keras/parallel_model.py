@@ -182,7 +182,7 @@ class ParallelModel:
     )
 
   def placement(self) -> str:
-    """A table: how each variable lies on the mesh, beside what a layout map says, if one was given.
+    """Table of each variable's layout on the mesh, beside that of a layout map if one was given.
 
     Raises:
       GraphError: no step has run yet.

@@ -50,9 +50,9 @@ def annealed_dropout(
   Args:
     x: a floating `Tensor`.
     is_training: if false, x is returned.
-    start_step: see above.
-    end_step: see above.
-    init_rate: see above. Required.
+    start_step: global step at which the rate is `init_rate`.
+    end_step: global step from which on the rate is 0.
+    init_rate: dropout rate at start_step. Required.
     noise_shape: dimensions of the mask; it is repeated along the others. x's by default.
     name: name of the scope; `annealed_dropout`, made unique, by default.
 

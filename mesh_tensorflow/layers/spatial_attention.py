@@ -58,7 +58,7 @@ def local_self_attention_spatial_blocks(
     is_training: not used.
     memory_w_dim: only its name counts, for the dimension of the memory; `memory_` and the
       name of w by default.
-    mask_right: see above.
+    mask_right: whether attention is causal, as above; False: all of these blocks are attended to.
     master_dtype: dtype of the variable in checkpoints.
     slice_dtype: dtype in which slices of the variable are kept and updated.
     name: name of the scope; `multihead_attention`, made unique, by default.
@@ -124,7 +124,7 @@ def local_2d_self_attention_spatial_blocks(
     memory_h_dim: only its name counts, for the rows of the memory; `memory_` and the name of
       h by default.
     memory_w_dim: the same for the columns; `memory_` and the name of w by default.
-    mask_right: see above.
+    mask_right: whether attention is causal, as above; False: all of these blocks are attended to.
     master_dtype: dtype of the variable in checkpoints.
     slice_dtype: dtype in which slices of the variable are kept and updated.
     name: name of the scope; `multihead_attention`, made unique, by default.

@@ -190,7 +190,7 @@ def _along(
     fn: leaves the other axes as they are; may change the size of its own, or remove it.
     x: a tensor.
     axis: at least 0.
-    most_axes: with up to so many axes x goes to the function as it is.
+    most_axes: maximum number of axes with which x is passed to the function unchanged.
   """
   sizes = x.shape.as_list()
   if len(sizes) <= most_axes:

@@ -50,12 +50,12 @@ class AdafactorOptimizer(Optimizer):
     learning_rate: lr, a `ScalarLike`; by default min(rsqrt(t + 1), 0.01) at step t, times
       0.05 without parameter scale (unless the unit-scaling convention is on).
     decay_rate: rho, a `ScalarLike`; `adafactor_decay_rate_pow()` by default.
-    beta1: see above.
+    beta1: decay rate of the momentum m, at least 0 and below 1; 0: no momentum.
     clipping_threshold: None for no clipping.
     factored: if false, no weight is factored.
-    epsilon1: see above.
-    epsilon2: see above.
-    min_dim_size_to_factor: see above.
+    epsilon1: added to the squared gradient.
+    epsilon2: lower bound of RMS(w) in the scale.
+    min_dim_size_to_factor: smallest size of d0 and d1; smaller dimensions are not factored.
     stacked_dim_names: names of dimensions that are never factored, and along which each
       index has a parameter scale of its own.
     exclude_from_parameter_scale: a weight whose name contains one of these strings is

@@ -98,10 +98,10 @@ class AdamWeightDecayOptimizer(Optimizer):
 
   Args:
     learning_rate: lr, a `ScalarLike`.
-    weight_decay_rate: see above.
-    beta_1: see above.
-    beta_2: see above.
-    epsilon: see above.
+    weight_decay_rate: decoupled weight decay, which is multiplied by lr; 0: none.
+    beta_1: decay rate of the gradient's moving average m.
+    beta_2: decay rate of the squared gradient's moving average v.
+    epsilon: added to sqrt(v) in the denominator.
     exclude_from_weight_decay: regular expressions; a weight in whose name one of them is
       found (`re.search`) does not decay.
   """

@@ -115,10 +115,10 @@ class AdamWOptimizer(Optimizer):
 
   Args:
     learning_rate: lr, a `ScalarLike`.
-    weight_decay_rate: see above.
-    beta_1: see above.
-    beta_2: see above.
-    epsilon: see above.
+    weight_decay_rate: decoupled weight decay, which is multiplied by lr; 0: none.
+    beta_1: decay rate of the gradient's moving average m; at least 0, below 1.
+    beta_2: decay rate of the squared gradient's moving average v; at least 0, below 1.
+    epsilon: added to the square root in the denominator; at least 0.
     bias_correction: if false, the two denominators 1 - beta ** t are 1, and there is no
       `adam_updates`.
     exclude_from_weight_decay: regular expressions; a weight in whose name one of them is

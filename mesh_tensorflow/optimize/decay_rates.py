@@ -22,7 +22,7 @@ def adafactor_decay_rate_pow(exponent: float = 0.8, offset: float = 0) -> Callab
   """1 - (t - offset + 1) ** -exponent (Shazeer and Stern, 2018).
 
   Args:
-    exponent: see above.
+    exponent: power by which 1 minus the rate falls with the step.
     offset: a step; before it the result is not finite.
 
   Returns:

@@ -68,9 +68,9 @@ class LionOptimizer(Optimizer):
 
   Args:
     learning_rate: lr, a `ScalarLike`.
-    weight_decay_rate: see above.
-    beta_1: see above.
-    beta_2: see above.
+    weight_decay_rate: decoupled weight decay, which is multiplied by lr; 0: none.
+    beta_1: share of m in the direction of the step; at least 0, below 1.
+    beta_2: decay rate of the gradient's moving average m; at least 0, below 1.
     exclude_from_weight_decay: see `AdamWOptimizer`.
 
   Raises:

@@ -127,13 +127,13 @@ class MuonOptimizer(Optimizer):
 
   Args:
     learning_rate: lr, a `ScalarLike`; that of `others`, too.
-    weight_decay_rate: see above.
-    momentum: see above.
-    nesterov: see above.
+    weight_decay_rate: decoupled weight decay of matrices, which is multiplied by lr; 0: none.
+    momentum: decay rate of the gradient's moving average m.
+    nesterov: whether u looks one step ahead (Nesterov's momentum).
     num_iterations: number of Newton-Schulz steps; see `orthogonalize`.
     coefficients: (a, b, c) of a Newton-Schulz step; see `orthogonalize`.
     epsilon: added to the Frobenius norm that a matrix is divided by; see `orthogonalize`.
-    adjust_learning_rate: see above.
+    adjust_learning_rate: rule of `scale`, "match_rms_adamw" or "original"; see above.
     learning_rate_factor: multiplies lr for matrices: what "original" needs, whose rates are
       larger than AdamW's.
     others: an optimizer class or factory, called with `learning_rate`.
@@ -141,8 +141,8 @@ class MuonOptimizer(Optimizer):
       ("/q$", ["d_model"], ["d_kv"]), for one, each head has a matrix of its own.
     exclude_from_muon: regular expressions; by default those of embeddings, logits, biases, scales
       and prompts.
-    stacked_dim_names: see above.
-    model_dim_names: see above.
+    stacked_dim_names: names of dimensions that count matrices, and are neither rows nor columns.
+    model_dim_names: names of dimensions that are a side of a matrix by themselves; see rule 4.
     exclude_from_weight_decay: regular expressions; matrices in whose name one is found do not
       decay. By default all decay.
 

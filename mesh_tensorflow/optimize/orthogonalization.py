@@ -54,9 +54,9 @@ def orthogonalize(
     x: a floating `Tensor`.
     rows: dimensions of x.
     columns: other dimensions of x. Those that are neither count matrices: each index has its own.
-    num_iterations: see above.
-    coefficients: see above.
-    epsilon: see above.
+    num_iterations: number of Newton-Schulz steps, at least 0.
+    coefficients: (a, b, c) of a step.
+    epsilon: added to the Frobenius norm |X|_F; at least 0.
 
   Returns:
     A float32 `Tensor` of the shape of x.

@@ -81,12 +81,12 @@ def function_of_step(fn: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[Any], An
 
 
 def check_at_least(owner: str, lowest: float, **numbers: float) -> None:
-  """Raises `ConfigError` if a number is smaller, or not finite.
+  """Raises `ConfigError` if a number is below `lowest`, or not finite.
 
   Args:
-    owner: what has these numbers, for the error.
-    lowest: see above.
-    **numbers: by their names.
+    owner: name of what has these numbers, for the error.
+    lowest: smallest allowed number.
+    **numbers: the numbers by their names.
   """
   for name, value in numbers.items():
     if not lowest <= value < math.inf:

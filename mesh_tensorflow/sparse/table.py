@@ -24,7 +24,7 @@ __all__ = ["Table", "table"]
 
 
 class Table(Variable):
-  """A variable [rows, ..., width] whose value as a whole nobody reads; see `table`.
+  """A variable [rows, ..., width] that is read and written by rows only; see `table`.
 
   It is not among the trainable variables of its graph: `minimize` of this room trains it, by the
   rows that were looked up.

@@ -49,7 +49,7 @@ class Reports:
   """The launcher's end of the pipe.
 
   Attributes:
-    at: the last of JOINING and JOINED that each worker has told, by its number.
+    at: the last of JOINING and JOINED that each worker has reported, by its number.
     saved: the newest step that was saved; -1 if none was.
   """
 

@@ -238,7 +238,7 @@ def any_worker(condition: bool) -> bool:
 
 
 def check() -> None:
-  """Raises an error if another worker is gone; usable in any thread, and waits for nobody.
+  """Raises an error if another worker is gone; does not wait, and is safe in any thread.
 
   For loops that wait for something of another worker that is no collective. What is noticed is what
   TensorFlow has noticed: processes that do not send heartbeats for about 10 s.
@@ -328,7 +328,7 @@ def worker_errors() -> Iterator[None]:
 
 
 def _lost_workers(message: str) -> list[int] | None:
-  """The workers that TensorFlow's error says are lost; None if it is of another kind."""
+  """Numbers of the workers that a TensorFlow error names as lost; None for another error."""
   cluster = current()
   if cluster.size == 1 or not any(sign in message for sign in _SIGNS_OF_LOSS):
     return None

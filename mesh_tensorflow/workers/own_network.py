@@ -1,4 +1,4 @@
-"""A network in which the workers of one machine reach each other, and nobody reaches them.
+"""A private network (namespace) for the workers of one machine, unreachable from outside.
 
 TensorFlow's workers listen on all addresses of a machine, whatever address they are called by, and
 whoever reaches such a port can run any graph there: read and write files, as the user who started
