@@ -1,4 +1,4 @@
-"""Gin settings: read with the place of each, checked, bound, and shown with where they come from.
+"""Gin settings: read with their source locations, checked, bound, and shown with their origin.
 
 The rooms, each importing only from those after it: `parsing` (the face), `assignments` (`--set`),
 `run_checks` (what a run can tell before it begins), `contradictions`, `operative` (the file that

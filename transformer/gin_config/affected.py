@@ -46,18 +46,18 @@ def values(selector: str, name: str) -> Rule | None:
 
 
 def parameter(selector: str, name: str) -> inspect.Parameter | None:
-  """An argument of a configurable, or of the base class to whose constructor it is handed on."""
+  """The parameter of a configurable, or of the base class whose constructor declares it."""
   found = _declaring(selector, name)
   return None if found is None else inspect.signature(found).parameters.get(name)
 
 
 def values_of(target: Any, name: str) -> Rule | None:
-  """As `values`, of a class or function."""
+  """Like `values`, for a class or function instead of a selector."""
   return declaration(inspect.unwrap(target)).values.get(name)
 
 
 def _declaring(selector: str, name: str) -> Any:
-  """The function that has the argument, or the class whose constructor has it; None: not found."""
+  """The function, or the class in the MRO, that declares the argument; None if there is none."""
   # Gin wraps inherited constructors, too: the last class that has one has written it.
   written = {}
   for owner in _owners(selector):
@@ -75,7 +75,7 @@ def _declaring(selector: str, name: str) -> Any:
 
 
 def _owners(selector: str) -> Iterator[Any]:
-  """A function; or a class, and its base classes."""
+  """Yields a configurable function, or a configurable class and its base classes."""
   if not _is_known(selector):
     return
   configurable = gin_names.configurable_of(selector)

@@ -1,4 +1,4 @@
-"""`--set NAME=VALUE`: bindings as people type them, made into those of gin.
+"""`--set NAME=VALUE`: short assignments, translated to gin bindings.
 
 A name may be short (`steps`, `optimizer`), that of a macro of the gin files (`d_model`), a
 parameter of `run` (`train_steps`) or a whole one (`decode_from_file.repeats`). A value is gin's
@@ -115,7 +115,7 @@ def _placed(
 
 
 def _value(name: str, text: str, settings: Settings, place: Place) -> str:
-  """The text of a value as gin reads it, for the parameter of a whole name."""
+  """The value of an assignment as gin text, for the parameter with this full name."""
   if "." not in name:
     return _value_of_macro(name, text, settings, place)
   scope, _, last = name.rpartition("/")
@@ -127,7 +127,7 @@ def _value(name: str, text: str, settings: Settings, place: Place) -> str:
 
 
 def _value_of_macro(name: str, text: str, settings: Settings, place: Place) -> str:
-  """Likewise for a macro: a value of the parameter that the macro is used for."""
+  """The value of an assignment to a macro as gin text, for the parameter that uses the macro."""
   bound = settings.macro(name)
   in_force = None if bound is None else settings.literal(bound.value)
   for setting in settings.in_force():
@@ -178,7 +178,7 @@ def parsed(text: str) -> tuple[Any] | None:
 
 
 def _reference(word: str, place: Place) -> str:
-  """`@name` of a function or class that is called so."""
+  """Returns `@name` for the configurable with this name; raises if there is none, or several."""
   found = gin_names.whole_selectors(word)
   if len(found) == 1:
     return f"@{word}"
@@ -202,7 +202,7 @@ def _of_module(module: str, classes: bool = False, suffix: str = "") -> dict[str
 
 
 def _chosen(word: str, what: str, known: dict[str, str]) -> str:
-  """The configurable that a word names, whatever its case; or that alone begins so."""
+  """Returns `@name` of the configurable that matches a word, by name or by a unique prefix."""
   plain = gin_names.plain(word)
   same = [n for n in known if gin_names.plain(n) == plain]
   begins = [n for n in known if gin_names.plain(n).startswith(plain)] if plain else []
@@ -238,7 +238,7 @@ def _numbers(schedule: Any) -> list[int | float]:
 
 
 def _learning_rate(text: str, settings: Settings) -> list[str]:
-  """The number in a list of schedules; or the parameter of a schedule; or a constant rate."""
+  """Bindings for a learning rate: a schedule's factor or parameter, or a constant rate."""
   read = parsed(text)
   if read is None or not isinstance(read[0], (int, float)) or isinstance(read[0], bool):
     raise ConfigError(f"{text!r} is no number; --set schedule=NAME chooses a schedule")
@@ -257,7 +257,7 @@ def _learning_rate(text: str, settings: Settings) -> list[str]:
 
 
 def _schedule(text: str, settings: Settings) -> list[str]:
-  """A schedule in place of those that are bound; a number beside them stays."""
+  """Bindings that replace the schedule; a constant factor beside it is kept."""
   if parsed(text) is not None:
     return [f"{_SCHEDULE} = {text}"]
   chosen = _chosen(text, "schedule", _of_module(_SCHEDULES))
@@ -279,7 +279,7 @@ def _schedule(text: str, settings: Settings) -> list[str]:
 
 
 def _own_rate(name: str, rate: str, settings: Settings) -> dict[str, str]:
-  """The default of a schedule's rate, unless it is bound: it is to be told with the others."""
+  """The default rate of a schedule unless it is bound, so that it is shown with the others."""
   selector = gin_names.whole_selectors(name)[0]
   parameter = _parameter(selector, rate)
   default = None if parameter is None else parameter.default
@@ -320,7 +320,7 @@ def _kept(name: str, before: Any, settings: Settings) -> dict[str, str]:
 
 
 def _data(text: str, settings: Settings) -> list[str]:
-  """A text of one's own, in place of the data that is bound."""
+  """Bindings that replace the training data by the user's own text."""
   path = text if parsed(text) is not None and text[:1] in "'\"[(@%" else repr(text)
   if settings.macro("text_file") is not None:  # So the files of problems/ call theirs.
     return [f"text_file = {path}"]

@@ -53,7 +53,7 @@ def check_statements(settings: Settings) -> None:
 
 
 def _check_key(history: list[Setting]) -> None:
-  """Looks at the bindings of one key in their order."""
+  """Checks the bindings of one key in their order."""
   in_file: dict[str, Setting] = {}
   in_force: Setting | None = None
   read = set()
@@ -86,7 +86,7 @@ def _how(s: Setting) -> str:
 
 
 def _check_kinds(settings: Settings, of_params: set[Key]) -> None:
-  """Compares each two of the given files, in what they and their includes say together."""
+  """Compares each pair of given files, includes added, for contradictory bindings."""
   given: list[dict[Key, Setting]] = []
   for level in sorted({s.level for s in settings.all if s.level > 0}):
     bound = {s.key: s for s in settings.all if s.level == level}

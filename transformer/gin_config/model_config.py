@@ -166,7 +166,7 @@ def found_in(path: str) -> dict[str, Any]:
 
 
 def compare_with_initial(path: str, now: ModelConfig) -> list[str]:
-  """As `compare`, of a checkpoint to start from, whose model may be another one by design."""
+  """Like `compare`, for an initial checkpoint, whose model may differ by design."""
   then = _read(path)
   differences = _differences(then, now) if then is not None else []
   return [f"{path} is of another model: {_joined(differences)}"] if differences else []
@@ -176,7 +176,7 @@ def compare_with_initial(path: str, now: ModelConfig) -> list[str]:
 
 
 def _of_model(values: Mapping[Key, Any]) -> set[str]:
-  """The selectors that are a part of the model: of this package, and what these refer to."""
+  """Selectors that are part of the model: those of this package, and those they refer to."""
   found = {s for _, s, _ in values if affected.is_of_package(s) and affected.whole(s) == "model"}
   new = found
   # References of references, until there are no more: a user's class belongs to the model if a
@@ -194,7 +194,7 @@ def _of_model(values: Mapping[Key, Any]) -> set[str]:
 
 
 def _kind(key: Key, values: Mapping[Key, Any], of_model: set[str]) -> str:
-  """In which part of the record a parameter stands."""
+  """The section of the record that a parameter belongs to."""
   scope, selector, argument = key
   if selector not in of_model and not affected.is_of_package(selector):
     return "other"
@@ -219,7 +219,7 @@ def _defaults(called: Iterable[tuple[str, str]], values: Mapping[Key, Any]) -> d
 
 
 def _as_bound(default: Any) -> Any:
-  """A default; classes and functions in it as what a binding of them would be."""
+  """A default value, with classes and functions in it replaced by gin references to them."""
   if isinstance(default, (list, tuple)):
     return [_as_bound(d) for d in default]
   if not inspect.isclass(default) and not inspect.isroutine(default):
@@ -247,7 +247,7 @@ def _selector(selector: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-  """A value of gin as JSON's kinds."""
+  """Converts a value of gin to JSON-like values."""
   if isinstance(value, Reference):
     name = "/".join(p for p in (value.scope, _selector(value.selector or value.name)) if p)
     return f"@{name}{'()' if value.evaluate else ''}"
@@ -300,10 +300,11 @@ def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str,
 
 
 def _differences(then: Mapping[str, Any], now: ModelConfig) -> list[str]:
-  """In words, each difference in what decides the model.
+  """Describes each difference between two model configurations.
 
-  What was called in one program only does not count: another value is the reason for that, or the
-  mode. Nor does a parameter that only one version of a function has, unless it is bound.
+  Configurables called in only one of the programs do not count: another difference, or the mode, is
+  the reason for that. Nor does a parameter that only one version of a function has, unless it is
+  bound.
   """
   # What an older version took for a part of the training may be known to decide the model.
   old = {k: v for part in _PARTS for k, v in then[part].items() if part != "precision"}

@@ -60,7 +60,7 @@ class UnknownNameError(ConfigError):
 
 
 def resolve_binding(scope: str, selector: str, argument: str, place: Place) -> str:
-  """The whole selector that is meant by a shortened one.
+  """Resolves a shortened selector to the full one.
 
   Args:
     scope: the scope.
@@ -115,7 +115,7 @@ def _unresolved(text: str, selector: str, place: Place) -> ConfigError:
 
 
 def did_you_mean(name: str, legal: Iterable[str], cutoff: float = 0.6) -> str:
-  """The end of an error that names what resembles `name`; nothing if nothing does."""
+  """A "did you mean" suffix for an error about `name`; "" if nothing resembles it."""
   return _hint(similar(name, legal, cutoff))
 
 
@@ -142,7 +142,7 @@ def _by_parts(name: str, names: Sequence[str]) -> list[str]:
 
 
 def plain(name: str) -> str:
-  """A name without what is often written differently: case and underscores."""
+  """Normalizes a name: lower case, without underscores."""
   return name.lower().replace("_", "")
 
 
@@ -251,7 +251,7 @@ def _matches(text: str) -> list[str]:
 
 
 def shortest(whole: str) -> str:
-  """The shortest form of a whole selector that is not ambiguous."""
+  """The shortest unambiguous form of a full selector."""
   parts = whole.split(".")
   for n in range(1, len(parts)):
     if whole_selectors(".".join(parts[-n:])) == [whole]:

@@ -1,4 +1,4 @@
-"""The operative configuration as a gin file in which every value says what set it."""
+"""The operative configuration as a gin file, with the origin of each value in a comment."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ _FOUND: dict[Key, tuple[Any, str | None]] = {}
 
 
 def say_found(key: Key, value: Any, why: str | None) -> None:
-  """Says what a bound value stands for: from now on that is the operative value.
+  """Records the value found for a parameter (mostly for "auto"); it becomes the operative value.
 
   Args:
-    key: of a parameter that was called with something else.
+    key: key of the parameter.
     value: a text or number.
-    why: where it is from, in words; None: it was bound, and is a part of what was found.
+    why: a text that says where the value comes from; None: it was bound, and is part of the result.
   """
   _FOUND[key] = (value, why)
 
 
 def forget_found() -> None:
-  """A new run begins, in which nothing was found so far."""
+  """Clears the found values at the beginning of a new run."""
   _FOUND.clear()
 
 
@@ -71,7 +71,7 @@ def found_values() -> dict[str, Any]:
 
 
 def _operative_text() -> str:
-  """Gin's operative configuration, with what was found."""
+  """Gin's operative configuration, with the found values in place of "auto"."""
   text = str(gin.operative_config_str(max_line_length=_WIDTH))
   lines = text.split("\n")
   for statement in reversed(_statements(text)):
@@ -139,7 +139,7 @@ def operative_values() -> tuple[dict[Key, Any], list[tuple[str, str]]]:
 
 @uninterrupted()
 def places_of(settings: Settings, keys: Iterable[Key]) -> dict[Key, str]:
-  """For some operative values: what set each, in words.
+  """Describes the origin of each of some operative values.
 
   Args:
     settings: all bindings that were read.

@@ -1,4 +1,4 @@
-"""Gin files and flags: what is read in which order, checked, and told in the operative config."""
+"""Parsing of gin files and flags, in order, with checks; and the operative config."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def check_run() -> None:
 
 
 def missing_binding(error: RuntimeError) -> ConfigError | None:
-  """The error of gin for a required parameter that nothing binds, as one of ours; else None."""
+  """Converts gin's error about an unbound required parameter to a `ConfigError`; else None."""
   told = re.search(r"Required bindings for `([\w.]+)` not provided in config: (\[.*\])", str(error))
   if told is None:
     return None
@@ -175,7 +175,7 @@ def missing_binding(error: RuntimeError) -> ConfigError | None:
 
 
 def operative_config_str() -> str:
-  """The operative configuration as a gin file that says of each value what set it.
+  """The operative configuration as a gin file, with the origin of each value in a comment.
 
   Values are those of all configurables called so far. The text is valid gin: given back as a
   `--gin_file`, it leads to the same run.
@@ -184,7 +184,7 @@ def operative_config_str() -> str:
 
 
 def places_of(keys: list[Key]) -> dict[Key, str]:
-  """For parameters of what was called so far, what set the value of each, in words."""
+  """Describes the origin of each value with which configurables were called so far."""
   return gin_operative.places_of(_Read.settings, keys)
 
 
@@ -246,7 +246,7 @@ def _warn_of_macros(settings: Settings) -> None:
 
 
 def _explained(parse: Callable[[], Any]) -> None:
-  """Calls gin, whose errors become `ConfigError`s of one line."""
+  """Calls gin and converts its errors to one-line `ConfigError`s."""
   try:
     parse()
   except MeshError:

@@ -1,4 +1,4 @@
-"""Reads gin files ahead of gin: finds them, notes what binds what, and checks every name."""
+"""Reads gin files ahead of gin: finds them, records all bindings, and checks every name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _MISNAMED = (re.compile(r"\bdataset\.(?=get_tfds_vocabulary\b)"), "vocabulary.")
 
 
 class TextDelegate(config_parser.ParserDelegate):  # type: ignore[misc] # gin has no types.
-  """Reads references and macros as what they are called."""
+  """Gin parser delegate that returns references and macros unresolved, by name."""
 
   def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
     return Reference(scoped_configurable_name, evaluate)
@@ -55,7 +55,7 @@ class TextDelegate(config_parser.ParserDelegate):  # type: ignore[misc] # gin ha
 
 
 class NamedText(io.StringIO):
-  """Text that gin takes for the content of a file of this name."""
+  """A text buffer with a file name, which gin parses like that file."""
 
   def __init__(self, text: str, name: str | None):
     super().__init__(text)
@@ -133,7 +133,7 @@ class Reader:
   def _statements(
     self, text: str, shown: str, files: tuple[str, ...], place: Callable[[int], Place]
   ) -> None:
-    """Goes through the statements of a file or of all `--gin_param`s."""
+    """Yields the statements of a file or of all `--gin_param`s."""
     text = _MISNAMED[0].sub(_MISNAMED[1], text)
     lines = list(io.StringIO(text))
     given_to_gin = 0
@@ -188,7 +188,7 @@ class Reader:
     files: tuple[str, ...],
     dynamic: bool,
   ) -> bool:
-    """Notes a binding; False if it is one of T5's that nothing here reads."""
+    """Records a binding; returns False for one of T5's that nothing here reads."""
     scope, selector, argument = statement.scope, statement.selector, statement.arg_name
     name = ".".join(part for part in (selector, argument) if part)
     name = f"{scope}/{name}" if scope else name
@@ -310,7 +310,7 @@ def _is_operative_config(name: str, text: str) -> bool:
 
 
 def _check_text(statement: Any, place: Place) -> None:
-  """Halves of a pair of UTF-16 are no text, and no file has such a name."""
+  """Raises for unpaired UTF-16 surrogates in texts and file names of a statement."""
   told = [getattr(statement, "filename", None), getattr(statement, "value", None)]
   for text in gin_settings.parts_of(told, str):
     if any("\ud800" <= c <= "\udfff" for c in text):
@@ -363,7 +363,7 @@ def _shown(path: str) -> str:
 
 
 def _folders_of_gin() -> list[str]:
-  """The folders that gin searches, which it tells when it does not find a file."""
+  """The folders that gin searches, taken from its error about a missing file."""
   root = logging.getLogger()
   root.addFilter(_is_no_search_message)
   try:
@@ -377,7 +377,7 @@ def _folders_of_gin() -> list[str]:
 
 
 def _is_no_search_message(record: logging.LogRecord) -> bool:
-  """Not one of those that gin logs as errors for every folder that does not hold a file."""
+  """Log filter: drops gin's errors about each searched folder that lacks a file."""
   return not str(record.msg).startswith(("Path not found", "system_path_file_exists"))
 
 

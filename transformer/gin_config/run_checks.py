@@ -144,7 +144,7 @@ class _Run:
   # --------------------------------------------------------------- model type
 
   def check_layer_lists(self) -> None:
-    """Layers that a given file lists for another model type than that of the run."""
+    """Checks that no given file lists layers for another model type than that of the run."""
     if not self._scopes:
       return
     for bound in self._settings.in_force():
@@ -176,7 +176,7 @@ class _Run:
   # ------------------------------------------------------------- mesh and layout
 
   def check_mesh(self) -> None:
-    """Layout rules name dimensions that the mesh has; warns of one that they do not name."""
+    """Checks that layout rules name mesh dimensions; warns of a mesh dimension without a rule."""
     shape, rules = self._mesh_and_layout()
     if shape is None or rules is None:
       return
@@ -236,7 +236,7 @@ class _Run:
   # -------------------------------------------------------------------- sizes
 
   def check_lengths(self) -> None:
-    """No sequence is longer than the table of learned positions."""
+    """Checks that no sequence is longer than the table of learned positions."""
     lengths, place = self._literal("sequence_length")
     if isinstance(lengths, int):
       lengths = {"inputs": lengths, "targets": lengths}
@@ -260,7 +260,7 @@ class _Run:
         )
 
   def check_sizes(self) -> None:
-    """Sizes that the layout splits are divided by the mesh."""
+    """Checks that mesh dimensions divide the sizes that the layout splits over them."""
     batch, place = self._literal("batch_size")
     if isinstance(batch, (list, tuple)) and len(batch) == 2 and batch[0] == "sequences_per_batch":
       batch = batch[1]

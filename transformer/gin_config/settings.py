@@ -132,7 +132,7 @@ def parts_of(value: Any, kind: type) -> Iterator[Any]:
 
 
 def mapped(value: Any, fn: Any) -> Any:
-  """`value` with `fn` applied to all that is no container."""
+  """Applies `fn` to all leaves of nested containers."""
   if isinstance(value, dict):
     return {mapped(k, fn): mapped(v, fn) for k, v in value.items()}
   if isinstance(value, (list, tuple)):
@@ -141,6 +141,6 @@ def mapped(value: Any, fn: Any) -> Any:
 
 
 def short(value: Any, length: int = 60) -> str:
-  """`value` as text that fits into an error."""
+  """`value` as text, shortened for an error message."""
   text = repr(value)
   return text if len(text) <= length else text[: length - 3] + "..."

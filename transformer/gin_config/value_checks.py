@@ -164,12 +164,12 @@ _OF_OWNERS: dict[str, dict[str, Rule]] = {
 
 
 def register_choices(owner: str, parameter: str, choices: Iterable[str]) -> None:
-  """Says which texts a parameter may be, for rooms above that know it, such as the modes of `run`.
+  """Registers the legal texts of a parameter, such as the modes of `run`.
 
   Args:
     owner: the last part of the name of the configurable.
     parameter: its name.
-    choices: the legal texts; they take the place of those that were registered before.
+    choices: the legal texts; they replace those registered before.
   """
   _OF_OWNERS.setdefault(owner, {})[parameter] = one_of(*choices)
 
@@ -204,7 +204,7 @@ def rule_of(owner: str, parameter: inspect.Parameter, declared: Rule | None = No
 
 
 def kinds_of(annotation: Any) -> list[str]:
-  """The parts of "int | None" and the like."""
+  """Splits an annotation such as "int | None" into its parts."""
   if isinstance(annotation, type):
     return [annotation.__name__] if annotation is not inspect.Parameter.empty else []
   return [part.strip() for part in annotation.split("|")] if isinstance(annotation, str) else []
@@ -273,7 +273,7 @@ def check_mesh_shape(value: Any, place: str = "") -> None:
 
 
 def place_of(settings: Settings, setting: Setting) -> str:
-  """The place of a setting and of the macros that make its value."""
+  """Source locations of a setting and of the macros in its value."""
   places = [str(setting.place)]
   for macro in parts_of(setting.value, Macro):
     bound = settings.macro(macro.name)
@@ -314,7 +314,7 @@ def _hint(value: Any, rule: Rule) -> str:
 
 
 def parameter_of(selector: str, argument: str) -> inspect.Parameter | None:
-  """The parameter of a configurable; of a class that passes arguments on, that of a base class."""
+  """The parameter of a configurable; if a class passes it on, that of the base class."""
   try:
     configurable = gin_names.configurable_of(selector)
   except ValueError:

@@ -239,20 +239,20 @@ def run(
       as `mesh_devices` names, or as there are GPUs.
     eval_every_steps: in training, steps between evaluations on held-out data, and one after the
       last step: on `eval_dataset_fn`, or, if that is not bound, on the split "validation" of
-      `train_dataset_fn`; 0: none. See `Validation`, as for the next four.
+      `train_dataset_fn`; 0: none. See `Validation`.
     eval_steps: number of batches of such an evaluation, at most; None: all.
     keep_best: whether the checkpoint with the lowest loss in these evaluations is kept beside the
       newest `keep_checkpoint_max`; its `eval_checkpoint_step` is "best".
-    early_stopping_patience: training ends after so many evaluations in a row without a lower loss;
-      None: it does not.
-    early_stopping_min_delta: by how much, in nats, a loss must be lower for that.
+    early_stopping_patience: number of evaluations in a row without a lower loss after which
+      training ends; None: it does not end early.
+    early_stopping_min_delta: smallest decrease of the loss, in nats, that counts as lower.
     norms_every: in training, steps between norms of gradients, weights and updates; None: those
       that have a line of the report; 0: none are computed.
-    peak_flops: what `flops_utilization` is a part of: FLOP/s of all devices together, or a machine,
-      by the name of a shipped one or of its file; None: it is measured before the first step; 0: it
-      is not told.
-    profile_steps: the steps of which a TensorFlow profile is written, (first, last) or
-      "first:last"; None: none.
+    peak_flops: peak FLOP/s of all devices together, for `flops_utilization`; or a machine, by the
+      name of a shipped one or of its file; None: measured before the first step; 0: no utilization
+      is reported.
+    profile_steps: the steps to profile with TensorFlow's profiler, (first, last) or "first:last";
+      None: none.
     seeds: other seeds than `seed` for single purposes: a dict from "weights", "data", "dropout" or
       "sampling".
 

@@ -1,4 +1,4 @@
-"""The batches of a training by number: what was seen is left out, epochs follow each other."""
+"""Batches of a training by number: skips those seen before, and repeats epochs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _OTHER_LENGTHS = re.compile(
 
 
 class BatchStream:
-  """Reads batches, over the ends of epochs.
+  """Reads batches across the boundaries of epochs.
 
   Args:
-    epochs: where the rows come from.
+    epochs: the source of rows.
     batches: makes of the data set of pairs (number of a row, row) one of some batches at a time:
       tuples of tensors [batches, ...], the last of which are the numbers, int64 [batches, rows].
     examples: how many examples of the training data are in a batch.
-    say: gets lines about the data; None: nothing is said.
+    say: called with messages about the data; None: no messages.
 
   Attributes:
     place: where the iterator began.
@@ -58,7 +58,7 @@ class BatchStream:
     self.last_row = -1
 
   def begin(self, place: Place, last_row: int = -1) -> None:
-    """Goes to a place.
+    """Positions the stream at a place in the data.
 
     Args:
       place: the place.
@@ -72,10 +72,10 @@ class BatchStream:
     self.last_row = last_row
 
   def skip(self, seen: int) -> None:
-    """Goes to a batch: by arithmetic if the size of an epoch is known, else by reading one.
+    """Positions the stream at a batch: by arithmetic if the epoch's size is known, else by reading.
 
     Args:
-      seen: how many batches there are before it.
+      seen: the number of batches before it.
     """
     for _ in range(_TRIES):
       size = self._epochs.size
@@ -92,7 +92,7 @@ class BatchStream:
         return
 
   def _pass_over(self, left: int, size: int | None) -> bool:
-    """Reads batches that were seen; False if the size of an epoch is found to be another one."""
+    """Reads and drops seen batches; False if an epoch turns out to have another size."""
     examples = left * self._examples
     if self._say is not None:
       self._say(f"the training data goes on behind examples seen before: {examples:,} are read")
@@ -165,7 +165,7 @@ class BatchStream:
       ) from e
 
   def _next_era(self) -> bool:
-    """Begins it, if there is one: False if the data is at an end for good."""
+    """Starts the next era; returns False if the data has ended for good."""
     if self.last_row < 0:
       return False  # The era had no batch.
     if self._epochs.ends_with_epoch(self.place):
@@ -174,7 +174,7 @@ class BatchStream:
     return True
 
   def _without_numbers(self, part: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...] | None:
-    """Looks at the numbers for the end of an epoch; None if an epoch has no whole batch."""
+    """Strips row numbers after checking them for an epoch's end; None if it has no full batch."""
     *features, numbers = part
     if not self._told or self._epochs.size is None:
       rows = numbers.numpy().reshape(-1)
@@ -188,7 +188,7 @@ class BatchStream:
     return tuple(features)
 
   def _ends_at(self, row: int) -> None:
-    """An epoch ended with this row."""
+    """Records that an epoch ended with this row, and says so once."""
     self._epochs.size = size = row + 1
     if self._told or size < self._epochs.rows:
       return

@@ -32,11 +32,11 @@ class MayNotFitError(Exception):
 @gin.configurable(module="mesh_tensorflow.transformer.memory_check", allowlist=["refuse"])
 @affects("report")
 class MemoryCheck:
-  """Looks at training steps on CPU devices; of others TensorFlow does not tell the memory.
+  """Checks the memory of training steps on CPU devices; for others it is unknown.
 
   Args:
     mesh_impl: the mesh.
-    refuse: whether a training that does not fit is refused; else only a warning says it.
+    refuse: True raises an error if a training does not fit, False only warns.
   """
 
   def __init__(self, mesh_impl: mtf.MeshImpl, *, refuse: bool = True):
@@ -45,13 +45,13 @@ class MemoryCheck:
     self._done = False
 
   def look(self, graph: mtf.Graph) -> None:
-    """Counts what a graph could need at most.
+    """Computes an upper bound of a graph's memory.
 
     Args:
-      graph: of a training step, complete.
+      graph: the complete graph of a training step.
 
     Raises:
-      MayNotFitError: that is more than there is.
+      MayNotFitError: the bound exceeds the available memory.
     """
     # Once planned, it is traced again without another look.
     available = None if self._done else self._available()
@@ -67,7 +67,7 @@ class MemoryCheck:
       raise MayNotFitError
 
   def trace(self, trace: Callable[[], Any], step: mtf.Function) -> None:
-    """Calls what traces the training step.
+    """Traces the training step, with the memory check; traces again once a plan has been made.
 
     Args:
       trace: builds and lowers the step, with a call of `look` between.

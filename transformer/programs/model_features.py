@@ -85,12 +85,12 @@ class ModelFeatures:
     return self.batch_size * self._ensemble
 
   def prediction_spec(self, name: str, batch_size: int) -> mtf.TensorSpec:
-    """A feature as programs that predict take it: `[batch, length]`."""
+    """Spec of a feature for prediction programs: `[batch, length]`."""
     length = self.feature_spec(name).shape.dims[-1]
     return mtf.TensorSpec([mtf.Dimension("batch", batch_size), length], tf.int32, name)
 
   def feature_spec(self, name: str, training: bool = False, local: bool = False) -> mtf.TensorSpec:
-    """A feature as the programs take it.
+    """Spec of a feature as the programs take it.
 
     Args:
       name: such as "targets" or "targets_position".
@@ -114,7 +114,7 @@ class ModelFeatures:
     return mtf.TensorSpec(dims, tf.int32, name, local=local)
 
   def local_part(self, name: str) -> tuple[list[int], list[int]]:
-    """(begins, sizes) of what this process needs of a training batch of the feature."""
+    """(begins, sizes) of the part of a training batch of the feature that this process needs."""
     return self.mesh_impl.local_part(self.feature_spec(name, training=True).shape)
 
   def feature_shape(self, name: str, training: bool = False) -> list[int]:
@@ -122,7 +122,7 @@ class ModelFeatures:
     return self.feature_spec(name, training).shape.to_integer_list
 
   def joined(self, features: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
-    """The features that the model takes: those of a delimited_lm are made one sequence."""
+    """Joins the features to one sequence for a delimited_lm; returns others unchanged."""
     if self.model_type != "delimited_lm":
       return features
     return dynamic_text2self(features)

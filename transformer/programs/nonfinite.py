@@ -43,7 +43,7 @@ def count(x: mtf.Tensor) -> mtf.Tensor:
 
 
 def skip_updates(graph: mtf.Graph, tensors: Sequence[mtf.Tensor]) -> mtf.Tensor:
-  """Makes all updates of variables in a graph depend on tensors: without NaN and infinity in them.
+  """Makes all variable updates of a graph conditional on some tensors being finite.
 
   Args:
     graph: a graph that has its updates.
@@ -98,7 +98,7 @@ class _UpdatesIfFinite(mtf.Operation):
 def watched(
   graph: mtf.Graph, gradients: Sequence[mtf.Tensor | None], variables: Sequence[Any]
 ) -> tuple[list[str], list[mtf.Tensor]]:
-  """For all tensors of a graph, in order, what they are, and how much of them is not finite.
+  """Titles of a graph's tensors, in order, and the numbers of their elements that are not finite.
 
   Args:
     graph: a graph with forward and backward pass.

@@ -42,7 +42,7 @@ class ReportedValues:
   def before_updates(
     self, wanted: mtf.Tensor, trained: Sequence[tuple[mtf.Tensor | None, mtf.Variable]]
   ) -> None:
-    """To be called when the graph has the gradients, and no update yet.
+    """Adds operations before the updates; call it when the graph has gradients and no updates.
 
     Args:
       wanted: a bool scalar: whether norms are asked for.
@@ -52,7 +52,7 @@ class ReportedValues:
     self._before = _BeforeUpdates(wanted, pairs, self._of_updates) if pairs else None
 
   def after_updates(self, graph: mtf.Graph) -> list[mtf.Tensor]:
-    """To be called when the graph is complete.
+    """Adds the operation that computes the values; call it when the graph is complete.
 
     Returns:
       One float32 tensor [values], in the order of `names`; none if there is nothing to report.
@@ -67,11 +67,11 @@ class ReportedValues:
 
 
 class _BeforeUpdates(mtf.Operation):
-  """Sums the squares of gradients and keeps the variables as they are, if it is asked for.
+  """Sums the squared gradients and copies the variables before the update, if norms are wanted.
 
-  Two conditions: what keeps the variables must not wait for the gradients, or all updates would
-  wait for the last gradient. Kept is the buffer; an update that finds it in use makes another one.
-  So steps that are not asked for norms keep nothing, neither gradients nor variables.
+  There are two conditionals: copying the variables must not wait for the gradients, or all updates
+  would wait for the last gradient. A copy only holds a reference to the buffer, and an update that
+  finds it in use allocates another one. Steps without norms hold no gradients and no variables.
   """
 
   is_cloneable = False
@@ -118,7 +118,7 @@ class _BeforeUpdates(mtf.Operation):
 
 
 class _Reported(mtf.Operation):
-  """The vector of all that a step reports, made when the variables are updated.
+  """The vector of all reported values of a step, computed after the variables are updated.
 
   Args:
     before: what was kept; None: without norms.
@@ -177,12 +177,12 @@ class _Reported(mtf.Operation):
 def _slices(
   lowering: LoweringInProgress, impl: Any, variables: Sequence[mtf.Variable]
 ) -> list[Any]:
-  """The tf.Variables of variables, laid out."""
+  """The variables' tf.Variables, as laid-out tensors."""
   return [impl.LaidOutTensor(lowering.variables[v].slices) for v in variables]
 
 
 def _kept(asked: tf.Tensor, *variables: tf.Variable) -> tuple[tf.Tensor, ...]:
-  """The values of variables; tensors without elements if they are not asked for."""
+  """Values of variables if `asked`, else empty tensors."""
   result = tf.cond(
     asked,
     lambda: tuple(v.read_value() for v in variables),

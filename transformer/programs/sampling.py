@@ -1,4 +1,4 @@
-"""New tokens: rows continued, or the targets of given inputs; and how long they may be."""
+"""Generation programs, for continuations or targets of inputs, and limits of their lengths."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def longest_sequence(model: Any) -> int | None:
 
 
 def decoding_options(model: Any, length: int) -> dict[str, Any]:
-  """The arguments with which a model makes outputs that are apart from the inputs.
+  """Decoding arguments with which a model's outputs do not contain the inputs.
 
   How an encoder-decoder decodes is bound in gin (`Bitransformer.decode.beam_size`, ...); if
   `max_decode_length` is not, it is `length`.

@@ -20,7 +20,7 @@ _BLANKS = "".join(chr(c) for c in range(0x3001) if chr(c).isspace())
 
 
 class TextEncoder:
-  """From what the signature of a SavedModel takes to rows of ids.
+  """Converts the argument of a SavedModel's signature to rows of ids.
 
   Args:
     name: feature, "inputs" or "targets".
@@ -117,7 +117,7 @@ def decoder(name: str, vocabulary: Any, to_end: bool) -> Callable[[tf.Tensor], t
 
 
 def _without_end(ids: tf.Tensor) -> tf.Tensor:
-  """Zeros from the first padding or end of sequence on; what is not scored (negative) as it is."""
+  """Replaces ids from the first padding or EOS on by 0; keeps negative ids (not scored)."""
   is_end = tf.cast(tf.equal(ids, PAD_ID) | tf.equal(ids, EOS_ID), tf.int32)
   return tf.where(tf.equal(tf.cumsum(is_end, axis=-1), 0), ids, PAD_ID)
 

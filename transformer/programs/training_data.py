@@ -255,7 +255,7 @@ def _name_of_part(
 def _behind(
   seen: int, stream: BatchStream, calls: Callable[[], Iterable[Any]]
 ) -> Iterator[tuple[tf.Tensor, ...]]:
-  """Leaves out what was seen when the first call is asked for, not before."""
+  """Skips seen batches lazily, when the first call is requested."""
   stream.skip(seen)
   yield from calls()
 
@@ -273,7 +273,7 @@ class SavedPipeline:
 
   Args:
     stream: the batches, one at a time.
-    name: what its part of a checkpoint is called.
+    name: name of its part of a checkpoint.
     agree: whether other workers may have fewer batches.
     seen: number of batches that were seen before; none if a position is restored.
   """
@@ -321,7 +321,7 @@ class SavedPipeline:
       ) from e
 
   def restore(self, path: str) -> None:
-    """Goes to where the data was at a checkpoint.
+    """Restores the position in the data that was saved with a checkpoint.
 
     Raises:
       DataError: there is no such position.

@@ -49,7 +49,7 @@ class Updates:
   def num_microbatches(
     self, batch_dim: mtf.Dimension, sequence_length: dict[str, int], mesh_impl: mtf.MeshImpl
   ) -> int:
-    """Into how many microbatches a batch is cut.
+    """Number of microbatches that a batch is cut into.
 
     Args:
       batch_dim: the batch dimension.

@@ -1,4 +1,4 @@
-"""Signs that a training goes wrong: each is told once, with what to try; none ends the training."""
+"""Warnings of a diverging training: each is given once, with advice; none ends the training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EXPLODED, _USUAL = 100.0, 5
 
 
 class DivergenceWatch:
-  """Looks at the reports of a training.
+  """Watches the reports of a training for signs of divergence.
 
   Args:
     first_step: number of steps done when the run begins.

@@ -56,12 +56,12 @@ class EventFile:
       self._try(lambda: self._write_steps(*arguments))
 
   def flush(self) -> None:
-    """Has what was written arrive in the file."""
+    """Flushes buffered scalars to the file."""
     if self._writer is not None:
       self._try(self._writer.flush)
 
   def close(self) -> None:
-    """Ends the file."""
+    """Closes the file."""
     if self._writer is not None:
       self._try(self._writer.close)
     self._writer = None

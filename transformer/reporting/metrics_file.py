@@ -65,7 +65,7 @@ def read(model_dir: str) -> list[dict[str, Any]]:
 
 
 def _begin(directory: str, path: str, step: int) -> None:
-  """Leaves out what the run does again; makes a file of its own of what was a link."""
+  """Drops reports of steps that the run repeats; replaces a link by a copy of the file."""
   reports = [r for r in _reports(path) if r["step"] <= step]
   text = "".join(f"{json.dumps(r)}\n" for r in reports)
   folder_lib.write(directory, path, text.encode())
@@ -77,7 +77,7 @@ def _append(directory: str, path: str, text: str) -> None:
 
 
 def _reports(path: str) -> Iterator[dict[str, Any]]:
-  """The lines that are whole."""
+  """The complete lines."""
   try:
     with tf.io.gfile.GFile(path, "rb") as f:
       lines = f.read().decode("utf-8", errors="replace").splitlines()

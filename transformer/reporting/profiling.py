@@ -48,7 +48,7 @@ class StepsProfile:
 
   @property
   def ends(self) -> tuple[int, ...]:
-    """The steps between which no call of the program may reach over."""
+    """Step numbers at which calls of the program must end."""
     return self._steps or ()
 
   def before_call(self, step: int) -> None:
@@ -79,7 +79,7 @@ class StepsProfile:
       self._end(step)
 
   def close(self, step: int) -> None:
-    """Ends a profile that is going on.
+    """Ends a running profile.
 
     Args:
       step: number of steps done.

@@ -1,1 +1,1 @@
-"""The training loop, and what surrounds it: checkpoints, progress, stopping."""
+"""The training loop and its surroundings: checkpoints, progress, stopping."""

@@ -1,4 +1,4 @@
-"""The moving averages of weights, in their place: read from a checkpoint, or for a while."""
+"""Use of the moving averages as weights: read from a checkpoint, or swapped in temporarily."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def names_in(path: str) -> Callable[[str], str]:
 
 @contextlib.contextmanager
 def in_place(store: mtf.VariableStore) -> Iterator[None]:
-  """Within this context the weights of a store are their averages; then what they were, again.
+  """Context manager that swaps in the weights' moving averages, and restores the weights.
 
   Args:
     store: the variables. Those that have no average stay as they are.

@@ -55,7 +55,7 @@ class Evaluations:
     self._before: tuple[int, bool] | None = None
 
   def take(self, step: int, loss: float, min_delta: float) -> bool:
-    """Takes note of an evaluation.
+    """Records an evaluation.
 
     Args:
       step: number of steps done.
@@ -80,7 +80,7 @@ class Evaluations:
     return self.keeps and step == self.best_step != self.kept_step
 
   def keep(self, step: int, counts: bool) -> None:
-    """Takes note that the checkpoint of the best step is there, or will be next.
+    """Records that the best step's checkpoint exists, or will be written next.
 
     Args:
       step: of it.
@@ -91,7 +91,7 @@ class Evaluations:
     self.kept_step, self.kept_counts = step, counts
 
   def best(self) -> checkpoint_lib.Best | None:
-    """The checkpoint that has to stay after the next save; None: there is none."""
+    """The checkpoint that must be kept after the next save; None if there is none."""
     (before, before_counts), self._before = self._before or (None, True), None
     if self.kept_step < 0:
       return None
@@ -138,7 +138,7 @@ def best_checkpoint(model_dir: str) -> str:
 
 
 def _kept(newest: str) -> str:
-  """The best checkpoint that the newest one knows of."""
+  """Path of the best checkpoint recorded in the newest one."""
   kept = Evaluations.of_checkpoint(newest).kept_step
   if kept < 0:
     raise ConfigError(

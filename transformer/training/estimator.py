@@ -1,4 +1,4 @@
-"""A model as it is, in its folder: restored, evaluated, asked; all of a `Trainer` but training."""
+"""A model and its folder without training: restoring, evaluation, prediction, generation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mesh_tensorflow.transformer.training.model_folder import ModelFolder
 
 
 class Estimator(ModelFolder):
-  """Base class of `Trainer`: what it does besides training.
+  """Base class of `Trainer`: everything except training.
 
   Args:
     steps: the `ModelSteps`.

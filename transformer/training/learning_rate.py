@@ -1,4 +1,4 @@
-"""The learning rate of a step, from what `run.learning_rate_schedule` says."""
+"""The learning rate of a step, from `run.learning_rate_schedule`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at the losses of training steps: NaN and infinity end the training, or are counted."""
+"""Checks the losses of training steps: NaN and infinity end the training, or are counted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LossCheck:
     saved_step: int,
     find: Callable[[int, float], str | None],
   ) -> None:
-    """Looks at what one call of the program returned.
+    """Checks the results of one call of the program.
 
     Args:
       step: number of steps done before it.

@@ -98,7 +98,7 @@ def capture(
 
 
 def _hash_of(config: ModelConfig) -> str:
-  """Of all settings but the folder: two runs of the same settings have the same."""
+  """Hash of all settings except the folder, equal for runs with the same settings."""
   settings = {k: v for k, v in config.record.items() if k != "vocabulary"}
   settings["other"] = {
     k: v for k, v in settings.get("other", {}).items() if not k.endswith(".run.model_dir")
@@ -210,7 +210,7 @@ def _read(path: str) -> dict[str, Any] | None:
 
 
 def _of_data(then: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
-  """In words, how the files of the training data differ."""
+  """Describes the differences between two lists of training data files."""
   # A file that was moved is the same one.
   before, after = ({_content(f): f["path"] for f in files} for files in (then, now))
   gone = {os.path.basename(p): p for c, p in before.items() if c not in after}

@@ -1,4 +1,4 @@
-"""A model and the folder of its checkpoints: what is in it, and what is restored from it."""
+"""A model and the folder of its checkpoints: listing and restoring them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mesh_tensorflow.transformer.training import averages, init_checkpoint
 
 
 class ModelFolder:
-  """Base class of `Estimator`: the variables of a model, from where they come.
+  """Base class of `Estimator`: a model's variables and the checkpoints they are restored from.
 
   Args:
     steps: the programs of the model.
@@ -65,11 +65,11 @@ class ModelFolder:
     self._restored: str | None = None  # The checkpoint that the variables hold.
 
   def use_seeds(self, *, noise: int, data: int) -> None:
-    """Takes other seeds than that of the initial weights; before a program is traced.
+    """Sets the seeds of noise and data; call it before a program is traced.
 
     Args:
-      noise: of what operations draw.
-      data: of the order of training data.
+      noise: seed of random operations, such as dropout.
+      data: seed of the order of training data.
     """
     self.mesh_impl.variable_store.noise_seed = noise
     self._data_seed = data
@@ -153,7 +153,7 @@ class ModelFolder:
     return model_config.capture(self.steps.model_type, self.vocabulary, self.steps.variable_dtype)
 
   def _check_config(self, path: str) -> None:
-    """Refuses a checkpoint of another model, or tells of it; once."""
+    """Raises or reports, once, if a checkpoint is of another model than this one."""
     if path in self._compared:
       return
 

@@ -47,7 +47,7 @@ class Rates:
   _said: bool = dataclasses.field(default=False, init=False, repr=False)
 
   def of(self, steps_per_second: float) -> dict[str, float]:
-    """The rates, by name of a metric; a utilization above 1 is none, and is left out."""
+    """Rates by name of the metric; an implausible utilization, above 1, is left out."""
     found = {"tokens_per_second": steps_per_second * self.tokens}
     if self.flops and self.peak_flops:
       used = steps_per_second * self.flops / self.peak_flops
@@ -158,7 +158,7 @@ class TrainingProgress:
     skipped: int = 0,
     values: Mapping[str, np.ndarray] | None = None,
   ) -> None:
-    """Takes note of the steps of one call, up to `step`.
+    """Records the steps of one call, up to `step`.
 
     Args:
       step: number of steps done.
@@ -194,7 +194,7 @@ class TrainingProgress:
     self._call_started = time.perf_counter()
 
   def _write_norms(self, numbers: np.ndarray, values: Mapping[str, np.ndarray]) -> None:
-    """Norms that were computed of more steps than have a line."""
+    """Writes norms of all steps that computed them, which may be more than are reported."""
     if self._steps.norms_every:
       for name in (reported.GRADIENT_NORM, reported.PARAMETER_NORM, reported.UPDATE_NORM):
         if name in values:
@@ -242,7 +242,7 @@ class TrainingProgress:
     self._window_started, self._window_step = now, step
 
   def restart_clock(self) -> None:
-    """Leaves the time until now out of the speed (tracing, evaluation, a checkpoint)."""
+    """Restarts the clock, so that tracing, evaluation or a checkpoint do not count in the speed."""
     now = time.perf_counter()
     # Steps that are done and not reported yet keep the time that they took.
     self._window_started += now - self._call_started

@@ -1,4 +1,4 @@
-"""The checkpoints that a training writes: when, and what must hold before."""
+"""The checkpoints that a training writes: their schedule and their preconditions."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TrainingCheckpoints:
     return self._checkpointer is not None and self._checkpointer.has_failed
 
   def find_newest(self) -> None:
-    """Looks for the newest good checkpoint, to go on from."""
+    """Finds the newest good checkpoint, from which to resume, and reads its extra values."""
     self.newest = self._checkpointer.latest() if self._checkpointer is not None else None
     self.saved_step = checkpoint_lib.get_step_from_path(self.newest) if self.newest else 0
     self._found_step = self.saved_step
@@ -94,7 +94,7 @@ class TrainingCheckpoints:
   def start(
     self, step_of_init: Callable[[], int | None] | None, say: Callable[[str], None]
   ) -> tuple[int, int]:
-    """Finds where to go on.
+    """Finds the step at which to resume.
 
     Args:
       step_of_init: returns the step of the checkpoint to begin from, if there is one.
@@ -138,7 +138,7 @@ class TrainingCheckpoints:
     return bool(every) and step // every > before // every
 
   def keep_best(self, step: int) -> None:
-    """Sees to it that the checkpoint of this step, the best one, is there and stays.
+    """Keeps the checkpoint of this step, the best one; saves it if it does not exist.
 
     Args:
       step: number of steps done; no checkpoint of it is due.
@@ -188,7 +188,7 @@ class TrainingCheckpoints:
     self.saved_step = step
 
   def save_before_leaving(self, step: int) -> str:
-    """The last checkpoint of a training that was asked to stop; returns what was saved."""
+    """Saves the last checkpoint of a stopped training; returns a text that says what was saved."""
     if self._checkpointer is None:
       return f"step {step} was done, and there is no model_dir to save it in"
     if self.saved_step != step:
@@ -197,7 +197,7 @@ class TrainingCheckpoints:
     return f"step {step} is saved in {self._checkpointer.directory}"
 
   def whole_step(self) -> int:
-    """The step of the newest whole checkpoint, also while the next one is written; of any thread.
+    """Step of the newest complete checkpoint, even while the next is written; thread-safe.
 
     0 if there is none.
     """

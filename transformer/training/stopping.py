@@ -31,15 +31,15 @@ _SAME_SECONDS = 1.0
 @affects("report")
 @takes(save_within_seconds=ABOVE_ZERO)
 class StopRequests:
-  """Takes note of signals that ask the program to stop, inside its block.
+  """Context manager that records signals which ask the program to stop.
 
-  The first signal is noted, `requested` says so, and the loop of steps ends after the step that is
-  going on. Before the first step, where nothing can be lost, it ends the block with a
-  `StoppedError`. The second signal ends the program at once; so does the time, if no checkpoint is
-  begun within it. Both say what is lost.
+  The first signal sets `requested`, and the loop of steps ends after the current step. Before the
+  first step, where nothing can be lost, it ends the block with a `StoppedError`. The second signal
+  ends the program at once; so does a watchdog if no checkpoint is begun in time. Both say what is
+  lost.
 
-  Python calls handlers of signals only when TensorFlow returns to it, so a thread of its own reads
-  the numbers of the signals that come.
+  Python calls signal handlers only when TensorFlow returns to it, so a separate thread reads the
+  numbers of the signals from a wakeup descriptor.
 
   Args:
     flag: is set when a signal comes; None: there is no loop to be ended.
@@ -79,7 +79,7 @@ class StopRequests:
     return bool(self._number)
 
   def running(self, done: int, saved: int | Callable[[], int]) -> None:
-    """To be called before steps are done, which would be lost if the program ended.
+    """Records the steps that would be lost if the program ended; call it before each call.
 
     Args:
       done: number of steps done.
@@ -90,7 +90,7 @@ class StopRequests:
 
   @contextlib.contextmanager
   def saving(self) -> Iterator[None]:
-    """To be put around the writing of a checkpoint, which may take longer than the time for it."""
+    """Context manager around the writing of a checkpoint; suspends the watchdog meanwhile."""
     self._saving = True
     try:
       yield
@@ -99,10 +99,10 @@ class StopRequests:
       self._saving = False
 
   def saved(self, what: str) -> None:
-    """To be called when a whole checkpoint has all steps done: nothing can be lost any more.
+    """Records that a complete checkpoint has all steps done, so that nothing can be lost.
 
     Args:
-      what: what was saved, in words.
+      what: a text that says what was saved.
     """
     self._all_saved = what
 
@@ -150,19 +150,19 @@ class StopRequests:
     self._thread = None
 
   def as_if_entered_after(self, wakeup: int, before: Mapping[signal.Signals, Any]) -> None:
-    """Lets the block put back what handled signals before another one that it is in."""
+    """Makes the block restore the handlers from before an enclosing block."""
     self._old_wakeup = wakeup
     self._before |= {s: before.get(s, handler) for s, handler in self._before.items()}
 
   def restore_handlers(self) -> None:
-    """Puts back what handled the signals before the block."""
+    """Restores the signal handlers from before the block."""
     signal.set_wakeup_fd(self._old_wakeup)
     for s, handler in self._before.items():
       signal.signal(s, handler)
     self._before = {}
 
   def _handle(self, number: int, frame: Any) -> None:
-    """Python's handler, in the main thread, as soon as it runs Python."""
+    """Signal handler, called in the main thread as soon as it runs Python code."""
     again = self.requested and time.monotonic() - self._came > _SAME_SECONDS
     self._note(number)
     if again and not _is_program() and callable(self._before[signal.Signals(number)]):
@@ -176,7 +176,7 @@ class StopRequests:
       self._number = number
 
   def _watch(self) -> None:
-    """The thread: reads the numbers of signals, and looks at the time."""
+    """Watchdog thread: reads signal numbers, and ends the program when time is up."""
     told = False
     while True:
       left = self._seconds_left() if told else None
@@ -204,7 +204,7 @@ class StopRequests:
           self._end("a second signal came", number)
 
   def _seconds_left(self) -> float | None:
-    """Until a checkpoint must have begun; looked at again in a second if one is being written."""
+    """Seconds until a checkpoint must begin (at least 1 while one is written); None: no limit."""
     if self._all_saved:
       return None
     left = max(self._came, self._saved_at) + self.save_within_seconds - time.monotonic()
@@ -288,13 +288,13 @@ class BeforeTraining:
     self._thread = None
 
   def hand_over(self, stop: StopRequests) -> None:
-    """Leaves the signals to a training that begins; behind it they do what they did before this."""
+    """Hands the signals over to a training, which restores the handlers from before this block."""
     if not self._over:
       self._over = True
       stop.as_if_entered_after(self._old_wakeup, self._before)
 
   def restore_handlers(self) -> None:
-    """Puts back what handled the signals before the block."""
+    """Restores the signal handlers from before the block."""
     signal.set_wakeup_fd(self._old_wakeup)
     for s, handler in self._before.items():
       signal.signal(s, handler)
@@ -318,7 +318,7 @@ _early: list[BeforeTraining] = []
 
 
 def _after_fork() -> None:
-  """A forked process is somebody else's: signals to it do what they did before."""
+  """Restores the earlier signal handlers in a forked process."""
   for entered in (_entered, _early):
     while entered:
       with contextlib.suppress(ValueError, OSError):

@@ -1,4 +1,4 @@
-"""A model that can be trained: its training program, compiled and brought to where it goes on."""
+"""A trainable model: compiles its training program and restores its state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LOG = logging.getLogger("mesh_tensorflow")
 
 
 class TrainableModel(Estimator):
-  """Base class of `Trainer`: all of it but the loop.
+  """Base class of `Trainer`: everything except the training loop.
 
   Args:
     steps: the `ModelSteps`.
@@ -135,7 +135,7 @@ class TrainableModel(Estimator):
     return progress, steps
 
   def _complete_rates(self, progress: TrainingProgress) -> None:
-    """Tells a progress what is known when the program is built."""
+    """Sets a progress reporter's FLOPs, peak and memory, known once the program is built."""
     if progress.records and self._reports.peak_flops != 0:
       dtype = self.steps.variable_dtype.activation_dtype
       peak = utilization.peak_flops(self._reports.peak_flops, self.mesh_impl, dtype)
@@ -147,10 +147,10 @@ class TrainableModel(Estimator):
   def _call(
     self, compiled: Any, batches: Any
   ) -> tuple[list[float], list[float], dict[str, np.ndarray]]:
-    """Does some steps: losses, numbers of elements that were not finite, further values by name."""
+    """Runs steps; returns losses, numbers of non-finite elements, and reported values by name."""
     self._restored = None
     with self.mesh_impl.errors_of_runs("train_step"):
-      # Not of a Python number: TensorFlow keeps the tensors of these, for ever.
+      # Not a Python number: TensorFlow caches a tensor for each of those, forever.
       step = tf.constant(np.array(self.global_step, np.int64))
       losses, bad, *values = compiled(batches, step).numpy()
     names = self._reported.names if self._reported is not None else []
@@ -163,12 +163,12 @@ class TrainableModel(Estimator):
     *,
     checkpoint: str | None = None,
   ) -> None:
-    """Traces the program, which creates the variables, then sets them to where training goes on.
+    """Traces the program, which creates the variables, and restores their values.
 
     Args:
       compiled: see `compile_steps`.
       on_ready: called with the graph.
-      checkpoint: of this model; None: `init_checkpoint`, or initial values.
+      checkpoint: a checkpoint of this model; None: `init_checkpoint`, or initial values.
     """
     self._say("the training program is built and compiled, which may take a while")
     started = time.perf_counter()
@@ -193,7 +193,7 @@ class TrainableModel(Estimator):
       self.steps.model.initialize()
 
   def _take_manifest(self, model_dir: str, checkpoint: str | None) -> None:
-    """Writes what this run is run with, and says what was otherwise in that of a checkpoint."""
+    """Writes this run's manifest and reports differences from that of a checkpoint."""
     store, data = self.mesh_impl.variable_store, self._checkpoints.data
     found = manifest.capture(
       self.mesh_impl,

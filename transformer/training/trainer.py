@@ -333,7 +333,7 @@ class Trainer(TrainableModel):
     return validator.reason_to_stop() if found is not None else None
 
   def _save_what_is_due(self, stop: StopRequests, before: int, last: int) -> None:
-    """Saves after a call: what is due by the number of the step, or the best checkpoint so far."""
+    """Saves a checkpoint after a call if one is due, or keeps the best one so far."""
     step = self.global_step
     is_due = self._checkpoints.is_due(before, step, last)
     if is_due or self._checkpoints.evaluations.to_keep(step):
@@ -344,7 +344,7 @@ class Trainer(TrainableModel):
           self._checkpoints.keep_best(step)
 
   def _save_and_stop(self, stop: StopRequests, last: int) -> None:
-    """Ends a training that was asked to stop."""
+    """Saves, and ends a training that was asked to stop."""
     with stop.saving():
       saved = self._checkpoints.save_before_leaving(self.global_step)
       if self.checkpointer is not None:
@@ -355,7 +355,7 @@ class Trainer(TrainableModel):
   def _find_nonfinite(
     self, source: TrainingSource, start: int, step: int, loss: float
   ) -> str | None:
-    """Words about where a loss came from that is not finite; see `nonfinite.find`."""
+    """A text about the origin of a loss that is not finite; see `nonfinite.find`."""
     path = self._checkpoints.last_written()
     self._say(f"the loss became {loss} at step {step + 1}: looking for where it comes from")
     first = self._checkpoints.saved_step or start

@@ -72,7 +72,7 @@ class Validation:
       )
 
   def nothing_to_do(self, step: int, last: int, evaluations: Evaluations) -> str | None:
-    """Why no step is left, in a line; None if there are some.
+    """A line that says why no step is left to do; None if some are.
 
     Args:
       step: number of steps done.
@@ -209,10 +209,10 @@ def _of_all(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 class _HeldOut:
-  """One data set that is evaluated again and again.
+  """One held-out data set, evaluated repeatedly.
 
-  It is made once, and gone through anew each time: making it may mean to read and encode a whole
-  corpus. If that gives other examples, as of a data set that shuffles, it is made anew each time.
+  It is created once and iterated anew each time, since creating it may read and encode a whole
+  corpus. If iterating gives other examples, as with shuffling, it is created anew each time.
   """
 
   def __init__(self, name: str, make: Callable[[], tf.data.Dataset], max_batches: int | None):
@@ -232,7 +232,7 @@ class _HeldOut:
     return self._dataset
 
   def check(self, model: Estimator) -> None:
-    """Looks at the data before anything is trained; see `Validator`."""
+    """Checks the data before training starts; see `Validator`."""
     dataset = self._made()
     names = training_data.model_features(dataset)
     model.steps.check_features(names)
@@ -279,6 +279,6 @@ class _HeldOut:
 
 
 def _examples_seen(metrics: Mapping[str, float] | None) -> tuple[float, ...]:
-  """Numbers that tell whether two evaluations saw the same examples."""
+  """Fingerprint of the examples that an evaluation saw."""
   names = ("num_eval_tokens", "mean_label", "max_targets_length")
   return () if metrics is None else tuple(metrics[n] for n in names)
