@@ -64,10 +64,10 @@ class Signature:
   def _compiled(
     self, parameters: Sequence[inspect.Parameter], looked_at: Mapping[str, Kind]
   ) -> Callable[..., bool]:
-    """A function of the same parameters: whether all arguments are plainly right.
+    """Compiles a fast check with the same parameters: True if all arguments are surely valid.
 
-    What `check` does takes longer than many operations take to be built. So, as `dataclasses` do
-    it, a function is made of source text, which costs a fraction of a microsecond.
+    `check` takes longer than building many operations. So, as `dataclasses` does, this generates a
+    function from source text, which takes a fraction of a microsecond.
     """
     bound: dict[str, Any] = {}
 
@@ -101,11 +101,11 @@ class Signature:
     return right
 
   def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raises the typed error of the first argument that is not of the kind asked for.
+    """Raises a typed error for the first argument that is not of its parameter's kind.
 
     Args:
-      args: as the function gets them; of a method with the object in front.
-      kwargs: likewise.
+      args: positional arguments of the call; for a method `self` comes first.
+      kwargs: keyword arguments of the call.
 
     Raises:
       GraphError: tensors of two graphs are given.
@@ -130,7 +130,7 @@ class Signature:
             )
 
   def check_object(self, cls: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """`check` of the arguments of a constructor, if they are not plainly right."""
+    """Checks the arguments of a constructor: by the fast check, then by `check`."""
     try:
       right = self.is_plainly_right(cls, *args, **kwargs)
     except (TypeError, AttributeError):
@@ -139,7 +139,7 @@ class Signature:
       self.check((cls, *args), kwargs)
 
   def _label(self, pairs: Sequence[Any], *others: Any) -> str:
-    """The function, the name given to its result, and the first tensor that it is called with."""
+    """Label for messages: the function, the `name` argument, and the first tensor argument."""
     label = self._name
     for (_, _, name), value in pairs:
       if name == "name" and isinstance(value, str):
@@ -152,13 +152,13 @@ class Signature:
 
 
 def _described(x: Any) -> str:
-  """A tensor with its mesh, or a mesh or operation."""
+  """Describes a tensor with its mesh, or a mesh or operation, for a message."""
   mesh = getattr(x, "mesh", None)
   return repr(x) if mesh is None else f"{x!r} on {mesh!r}"
 
 
 class _Source:
-  """Source text in place of a default, in the text of a signature."""
+  """Stand-in for a default value: its `repr` is source text."""
 
   def __init__(self, text: str):
     self._text = text
@@ -178,14 +178,14 @@ def _evaluated(annotation: Any, namespace: Mapping[str, Any]) -> Any:
 
 
 class _Names(dict[str, Any]):
-  """The names of a module, and those of rooms above it, which only its annotations name."""
+  """Namespace of a module, with classes of higher packages that only its annotations name."""
 
   def __missing__(self, name: str) -> Any:
     return kinds.class_named(name)
 
 
 def checked(function: _Function) -> _Function:
-  """Decorator: the arguments are checked by the annotations before the function is called."""
+  """Decorator: checks the arguments against the annotations before calling the function."""
   signature: Signature | None = None
   is_plainly_right: Callable[..., bool]
 
@@ -215,7 +215,7 @@ def checked(function: _Function) -> _Function:
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-  """The name that users know it by: of a constructor, that of the class."""
+  """Name of a function for messages; for a constructor that of the class."""
   name = getattr(function, "__qualname__", function.__name__).rsplit("<locals>.", 1)[-1]
   return name.removesuffix(".__init__").removeprefix("mtf_")
 
@@ -254,6 +254,6 @@ def signature_of_class(cls: type, only_lowering: bool = False) -> Signature | No
 
 @functools.cache
 def signature_to_check_first(cls: type) -> Signature | None:
-  """`signature_of_class`, if the constructor itself does not come to grief over what is wrong."""
+  """`signature_of_class`, if wrong arguments would fail only in the lowering; else None."""
   signature = signature_of_class(cls, only_lowering=True)
   return signature if signature is not None and signature.is_about_lowering else None

@@ -11,7 +11,7 @@ from mesh_tensorflow.errors import ArgumentError, MeshError
 
 
 class SequenceOf(Kind):
-  """A list, or what can be gone through more than once; of an iterator nothing is known."""
+  """Lists and other re-iterable containers; iterators are accepted unchecked."""
 
   def __init__(self, element: Kind | None):
     self.element = element
@@ -69,7 +69,7 @@ class SequenceOf(Kind):
 
 
 class MappingOf(Kind):
-  """A dict or the like; None in place of a kind stands for anything."""
+  """Mappings; a kind of None accepts anything."""
 
   def __init__(self, key: Kind | None, element: Kind | None):
     self.parts = (key, element)

@@ -41,7 +41,7 @@ class Rule:
   choices: tuple[str, ...] = ()
 
   def or_none(self) -> Rule:
-    """The same rule, which allows None, too."""
+    """The same rule, but None is allowed, too."""
     is_legal = lambda x: x is None or self.is_legal(x)  # noqa: E731
     return Rule(f"{self.legal}, or None", is_legal, self.choices)
 
@@ -96,10 +96,10 @@ class Declaration:
 
 
 def affects(what: str | None = None, /, **arguments: str) -> Callable[[_T], _T]:
-  """Declares what a class or function, or some of its arguments, affect.
+  """Declares what a class or function, or some of its arguments, affects.
 
   Args:
-    what: one of `AFFECTED`, of all arguments of which nothing else is said. By default "model".
+    what: one of `AFFECTED`, for all arguments not named below; "model" by default.
     **arguments: the names of arguments, with spaces between them, by what they affect.
 
   Raises:
@@ -119,7 +119,7 @@ def affects(what: str | None = None, /, **arguments: str) -> Callable[[_T], _T]:
 
 
 def takes(**values: Rule) -> Callable[[_T], _T]:
-  """Declares what arguments may be.
+  """Declares the allowed values of arguments.
 
   Args:
     **values: a rule for each argument.

@@ -15,7 +15,7 @@ from mesh_tensorflow.errors import ArgumentError, MeshError
 
 
 class GraphMember:
-  """Base class of what belongs to one graph, `graph`: arguments of one call must share it."""
+  """Base class of members of a `graph`; all arguments of one call must have the same one."""
 
   @property
   def graph(self) -> object:
@@ -28,7 +28,7 @@ class SymbolicTensor(GraphMember):
 
 
 class ShownWhole:
-  """Base class of what a message shows by its `repr`, however long."""
+  """Base class of objects whose full `repr` is shown in messages, however long."""
 
 
 class Kind:
@@ -51,11 +51,11 @@ class Kind:
     raise NotImplementedError
 
   def quick(self, name: str, bind: Callable[[Any], str]) -> str:
-    """An expression that is true of what is plainly right; of the rest `accepts` is asked.
+    """Source of a fast expression that is true only for valid values; `accepts` decides the rest.
 
     Args:
-      name: of the argument, as a variable.
-      bind: gives an object a name that the expression may use.
+      name: variable that holds the argument.
+      bind: returns the name under which the expression can use an object.
     """
     return f"type({name}) in {bind(self.types)}" if self.types else f"{bind(self.accepts)}({name})"
 
@@ -83,7 +83,7 @@ class Kind:
 
 
 def shown(value: Any) -> str:
-  """A value, short: class, shape and dtype of what has many elements."""
+  """Short text of a value: class, shape and dtype of arrays and tensors."""
   if value is None or isinstance(value, (SymbolicTensor, ShownWhole)):
     return repr(value)
   if hasattr(value, "shape") and hasattr(value, "dtype"):

@@ -49,10 +49,10 @@ _named: dict[str, type] = {}
 
 
 def register(annotation: Any, make: Callable[[], Kind]) -> None:
-  """Says what an annotation stands for, also where it is part of another one.
+  """Registers the kind of an annotation, also where it is part of another one.
 
   Args:
-    annotation: a class, an alias, or a union, whose members may stand among others.
+    annotation: a class, an alias, or a union, also recognized inside a larger union.
     make: makes the `Kind`.
   """
   _EXACT[annotation] = make
@@ -62,7 +62,7 @@ def register(annotation: Any, make: Callable[[], Kind]) -> None:
 
 
 def register_class(cls: _Class, error: type[MeshError] | None = None) -> _Class:
-  """Lets annotations of rooms below name a class that they cannot import.
+  """Class decorator: lets annotations in lower packages name a class they cannot import.
 
   Args:
     cls: the class.

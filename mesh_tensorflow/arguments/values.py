@@ -47,7 +47,7 @@ class Numbers(Kind):
 
 
 class Bool(Kind):
-  """Anything but what is always true, or means something else: a text, a container, a tensor."""
+  """Truth values: bools, numbers and None; strings, containers and symbolic tensors are refused."""
 
   words = "True or False"
   types = frozenset([bool, int, type(None)])

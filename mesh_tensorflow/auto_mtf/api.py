@@ -18,7 +18,7 @@ _LOG = logging.getLogger("mesh_tensorflow")
 def layout(
   mtf_graph: Graph, mesh_shape: ShapeLike, mtf_outputs: Sequence[Tensor] = ()
 ) -> LayoutRules:
-  """The layout whose tensors need least memory at their peak.
+  """Finds the layout with the least peak memory of tensors.
 
   It knows sizes of tensors, not time: see `mtf.auto_layout`.
 
@@ -40,7 +40,7 @@ def layout_and_mesh_shape(
   mtf_outputs: Sequence[Tensor] = (),
   max_mesh_shape_dimensions: int | None = 2,
 ) -> tuple[LayoutRules, Shape]:
-  """The layout and the mesh shape whose tensors need least memory at their peak.
+  """Finds the layout and the mesh shape with the least peak memory of tensors.
 
   Args:
     mtf_graph: an `mtf.Graph`.
@@ -74,7 +74,7 @@ def layout_and_mesh_shape(
 def _mesh_shape_iterator(
   num_machines: int, max_mesh_shape_dimensions: int | None = None
 ) -> Iterator[list[int]]:
-  """Lists of powers of two that do not grow, with this product; the longest first numbers first.
+  """Yields non-increasing lists of powers of two with this product, largest first number first.
 
   Raises:
     MeshShapeError: the number is no power of two (a ValueError).

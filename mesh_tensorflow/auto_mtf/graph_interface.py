@@ -13,14 +13,14 @@ from mesh_tensorflow.program.graph import Graph, Tensor
 
 
 class GraphInterface:
-  """A graph by names.
+  """View of a graph in which operations and tensors are identified by name.
 
   Operations are those at the time of construction. Tensors of an `mtf.Graph` are named
   "<operation name>:<output index>".
 
   Args:
     graph: an `mtf.Graph`, or a `tf.Graph` (such as that of a concrete function).
-    canonical_device: what stands for "no device in particular" in a `tf.Graph`.
+    canonical_device: device of a `tf.Graph` that counts as no particular device.
 
   Raises:
     ArgumentError: it is neither (a TypeError).
@@ -306,6 +306,6 @@ def _key(x: Any) -> Any:
 
 
 def _cost_graph_class() -> Any:
-  """The class of the message: TensorFlow has its descriptor, and no public name for it."""
+  """Class of the CostGraphDef message; TensorFlow has its descriptor but no public name."""
   descriptor = descriptor_pool.Default().FindMessageTypeByName("tensorflow.CostGraphDef")
   return message_factory.GetMessageClass(descriptor)

@@ -43,7 +43,7 @@ class Objective:
 
 @dataclasses.dataclass
 class IntegerProgram:
-  """Variables, constraints, and what is minimized; read as the models of OR-Tools are."""
+  """Integer linear program; read like a model of OR-Tools."""
 
   variables: list[Variable] = dataclasses.field(default_factory=list)
   constraints: list[Constraint] = dataclasses.field(default_factory=list)
@@ -81,7 +81,7 @@ class IntegerProgram:
     self.constraints.append(Constraint(dict(terms), value, value))
 
   def minimize(self, terms: Mapping[str, int]) -> None:
-    """Says what is minimized.
+    """Sets the objective to minimize.
 
     Args:
       terms: coefficients by variable.
@@ -91,11 +91,11 @@ class IntegerProgram:
 
 
 class Solution:
-  """Values of the variables of a program; read as the solvers of OR-Tools are.
+  """Values of the variables of a program; read like a solver of OR-Tools.
 
   Args:
     program: the program.
-    values: by name of a variable; of the others they are 0.
+    values: by name of a variable; omitted ones are 0.
 
   Attributes:
     solution: the values, in the order of the variables.
@@ -110,6 +110,6 @@ class Solution:
     return self
 
   def ObjectiveValue(self) -> float:  # noqa: N802 - as OR-Tools has it
-    """The value of what is minimized."""
+    """Value of the objective."""
     pairs = zip(self._objective.vars, self._objective.coeffs)
     return float(sum(c * self.solution[i] for i, c in pairs))

@@ -83,11 +83,11 @@ class LayoutOptimizer:
     return ";".join(sorted(f"{name}:{mesh_name}" for name, mesh_name in chosen.items()))
 
   def evaluate_layout(self, layout: str) -> float:
-    """The peak of the bytes of all tensors that are alive at one time, on one device.
+    """Peak bytes of live tensors on one device.
 
     Args:
-      layout: "dimension:mesh_dimension" rules, joined by ";". Dimensions that cannot be split are
-        left out, with a warning; whether the others can be so is not checked.
+      layout: "dimension:mesh_dimension" rules, joined by ";". Unsplittable dimensions are ignored
+        with a warning; divisibility of the others is not checked.
 
     Raises:
       KeyError: the mesh has no dimension of a name.
@@ -156,7 +156,7 @@ class LayoutOptimizer:
 
 
 class _BranchAndBound:
-  """Decides one dimension after the other; leaves out what cannot be better than the best."""
+  """Branch and bound over the dimensions; prunes what cannot beat the best layout so far."""
 
   def __init__(self, optimizer: LayoutOptimizer):
     self._o = optimizer
@@ -211,7 +211,7 @@ class _BranchAndBound:
     self._descend(chosen, depth + 1)
 
   def _least(self, tensor: str, chosen: Assignment, depth: int) -> int:
-    """Bytes of a tensor, where dimensions that are not decided take every mesh dimension left."""
+    """Lower bound of a tensor's bytes: undecided dimensions split over all mesh dimensions left."""
     o = self._o
     dims = o._tensor_dims[tensor]
     size = o._size(tensor, chosen)
@@ -226,7 +226,7 @@ class _BranchAndBound:
 def _generate_assignments(
   splittable_dims: Iterable[str], mesh_dimension_to_size: Mapping[str, int]
 ) -> list[Assignment]:
-  """All ways to split some of the dimensions over different mesh dimensions, none at all included.
+  """All assignments of dimensions to distinct mesh dimensions, the empty one included.
 
   Args:
     splittable_dims: names of dimensions.

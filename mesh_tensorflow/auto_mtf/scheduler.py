@@ -10,7 +10,7 @@ from mesh_tensorflow.errors import UnsupportedError
 
 
 def minimize_peak_memory(graph: GraphInterface, scheduler_alg: str) -> Iterable[int]:
-  """An order in which the operations can run.
+  """Schedules the operations in an order that their dependencies allow.
 
   Args:
     graph: a `GraphInterface`.

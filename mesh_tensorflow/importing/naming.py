@@ -154,7 +154,7 @@ def name_factors(axes: Axes, program: Program, places: Places) -> dict[Factor, D
 
 
 def _choices(factor: Factor, wished: Mapping[Factor, str]) -> Iterator[str]:
-  """Names for a factor, the best first."""
+  """Yields candidate names for a factor, the best first."""
   if factor.alike is not None:
     origin = factor.alike.resolved()[0]
     # As in attention: the positions that are looked at, of the same sequence.
@@ -177,7 +177,7 @@ def _may_share(factor: Factor, other: Factor) -> bool:
 
 
 def _share_given_names(axes: Axes) -> None:
-  """Joins the factors that the user gave one name, or tells why they cannot be one."""
+  """Joins factors with the same user-given name; raises an error if they cannot be joined."""
   first: dict[str, Factor] = {}
   for factor in axes.all_factors():
     if factor.name is None:
@@ -200,7 +200,7 @@ def _share_given_names(axes: Axes) -> None:
 
 
 def _share_names_of_repetitions(wished: dict[Factor, str]) -> None:
-  """Joins factors of repeated parts; takes those that are joined to others out of `wished`."""
+  """Joins factors of repeated layers; removes the absorbed ones from `wished`."""
   first: dict[tuple[str, int], list[Factor]] = {}
   for factor, name in list(wished.items()):
     key = re.sub(r"_?\d+", "#", name.rsplit(".", 1)[0]) + name.rsplit(".", 1)[-1], factor.size
@@ -215,7 +215,7 @@ def _share_names_of_repetitions(wished: dict[Factor, str]) -> None:
 
 
 def _wish(factor: Factor, places: Places, made_by: Mapping[Wire, str]) -> str:
-  """The name that a factor would have, were it alone."""
+  """Preferred name of a factor, before collisions are resolved."""
   of_variable = {w: path for path, w in places.variables.items()}
   of_argument = {w: name for name, w in places.arguments.items()}
   candidates: list[tuple[int, str]] = []
@@ -233,7 +233,7 @@ def _wish(factor: Factor, places: Places, made_by: Mapping[Wire, str]) -> str:
 
 
 def _name_of_variable_axis(path: str, rank: int, axis: int) -> tuple[str, bool]:
-  """The name of an axis of a variable, and whether it is one that the layer makes."""
+  """Name of an axis of a variable, and whether it is an output axis of the layer."""
   scope, _, leaf = path.rpartition("/")
   is_kernel = leaf in ("kernel", "w")
   roles = _KERNEL.get(rank, ()) if is_kernel else _ROLES.get(leaf, ())

@@ -83,7 +83,7 @@ def branches_of(node: Node) -> list[Program]:
 
 
 def possible_branches(node: Node) -> list[Program]:
-  """Those of an If or a Case that may run: one, where it is known while tracing which."""
+  """Branches of an If or a Case that may run: only one if the condition is static."""
   branches, chosen = branches_of(node), node.static(0)
   if chosen is None:
     return branches
@@ -93,7 +93,7 @@ def possible_branches(node: Node) -> list[Program]:
 
 
 def branch_number(chosen: int, count: int) -> int:
-  """The branch of a Case that a number means: one out of range means the last, as in TensorFlow."""
+  """Index of the branch that a Case runs: the last one for an index out of range."""
   return chosen if 0 <= chosen < count else count - 1
 
 
@@ -131,12 +131,12 @@ def _source(wire: Wire, made_by: Mapping[Wire, Node]) -> Wire:
 
 
 def _inside(wire: Wire) -> Wire:
-  """The wire of a loop variable within the body: it has the values of each iteration."""
+  """Makes the wire of a loop variable inside the body: its value varies per iteration."""
   return Wire(f"{wire.name}/inside", wire.shape, wire.dtype, is_stack=wire.is_stack)
 
 
 def _learn(before: Wire, after: Wire) -> bool:
-  """Takes the shape of a list from what the body makes of it; returns whether it was news."""
+  """Infers the shape of a list from the body's result; returns whether anything changed."""
   if before.dtype != tf.variant or _is_known(before) or not _is_known(after):
     return False
   before.shape, before.is_stack = after.shape, after.is_stack
@@ -153,7 +153,7 @@ def _is_known(wire: Wire) -> bool:
 
 
 def note_lists(node: Node) -> None:
-  """Enters the shapes of the lists that a node makes, and of the elements that it reads.
+  """Infers the shapes of the lists that a node makes, and of the elements that it reads.
 
   Args:
     node: a new node; its outputs are changed.
@@ -193,10 +193,10 @@ def note_lists(node: Node) -> None:
 
 
 def note_shapes_of_programs(node: Node) -> None:
-  """Enters shapes of a loop or a condition that its programs know, and TensorFlow did not.
+  """Infers unknown output shapes of a loop or a condition from its programs.
 
   Args:
-    node: it; its outputs are changed.
+    node: the loop or condition; its outputs are changed.
   """
   try:
     if node.type in LOOPS:
@@ -211,7 +211,7 @@ def note_shapes_of_programs(node: Node) -> None:
 
 
 def _note_reading(node: Node) -> None:
-  """Enters the shape of what is read from a list of a known shape."""
+  """Infers the output shape of a node that reads from a list of known shape."""
   shape, out = node.inputs[0].shape, node.outputs[0]
   if node.type == "TensorListStack":
     out.shape = shape
@@ -228,10 +228,10 @@ def _note_reading(node: Node) -> None:
 
 
 def _note_stacks(node: Node) -> None:
-  """Enters that a list is a stack, and the shape of its elements.
+  """Marks a list as a stack, and infers the shape of its elements.
 
   Raises:
-    UnsupportedError: it is read from another place than its end.
+    UnsupportedError: an element other than the last one is read.
   """
   if node.type == "EmptyTensorList":
     element = node.static(0)
@@ -256,7 +256,7 @@ def _note_stacks(node: Node) -> None:
 
 
 def fold_list_shape(node: Node) -> bool:
-  """Computes what an operation says of the shape of a list, if that is known; else False.
+  """Folds an operation that returns the shape of a list; returns False if that is unknown.
 
   Args:
     node: its outputs are changed.

@@ -18,7 +18,7 @@ _COUNTED = re.compile(r"(.+?)(?:_(\d+))?")
 
 
 class OwnNames:
-  """Names as they are where nothing else is in the process.
+  """Names of parts and variables as in a process that has nothing but this model.
 
   Args:
     owner: a model, or a function that uses some.
@@ -58,7 +58,7 @@ class OwnNames:
 
 
 def _counted_among(parts: Iterable[Any]) -> dict[str, str]:
-  """The names that Keras has counted, each with the one that it has alone in a process."""
+  """Maps names with Keras' process-wide counters to names counted within this model."""
   numbers: dict[str, set[int]] = {}
   given: set[str] = set()
   for part in parts:

@@ -43,7 +43,7 @@ def split_block(
 
 
 def assign_block(variable: tf.Variable, offset: Sequence[int], value: tf.Tensor) -> None:
-  """Sets a block of a variable, and takes no memory for it.
+  """Writes a block of a variable in place, without a copy.
 
   Args:
     variable: the variable.
@@ -73,7 +73,7 @@ def computed_in_parts(
   part: Sequence[int],
   dtype: tf.DType,
 ) -> tf.Tensor:
-  """Initial values of a slice; what computing them takes besides is small, however large it is."""
+  """Computes the initial values of a slice in blocks, with bounded temporary memory."""
 
   def values(begin: Sequence[int], size: Sequence[int]) -> tf.Tensor:
     return tf.cast(init.slice_values(key, full, list(begin), list(size), dtype), dtype)

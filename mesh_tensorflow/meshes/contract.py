@@ -166,7 +166,7 @@ class MeshContract(MeshLayout):
   def receive(
     self, x: LaidOut, mesh_axis: int | Sequence[int], source_pcoord: Sequence[int | None]
   ) -> laid_out.LaidOutTensor:
-    """Every processor gets the slice of one other along the mesh axis: a permutation, or a copy.
+    """Every processor receives the slice of another one along the mesh axis (or a shared one).
 
     Args:
       x: a laid-out tensor.
@@ -181,11 +181,11 @@ class MeshContract(MeshLayout):
     raise NotImplementedError
 
   def import_tf_tensor(self, x: Tensor | Shape, tf_x: tf.Tensor) -> laid_out.LaidOutTensor:
-    """The slices of a whole tf.Tensor, laid out as `x` (a `Tensor` or `Shape`)."""
+    """Cuts a whole tf.Tensor into slices, laid out as `x` (a `Tensor` or `Shape`)."""
     raise NotImplementedError
 
   def export_to_tf_tensor(self, x: Tensor | Shape, laid_out_x: LaidOut) -> tf.Tensor:
-    """The whole tensor of `x` (a `Tensor` or `Shape`) put together from its slices."""
+    """Assembles the whole tensor of `x` (a `Tensor` or `Shape`) from its slices."""
     raise NotImplementedError
 
   def run(
@@ -214,7 +214,7 @@ class MeshContract(MeshLayout):
     return [self.run(fn, args, kwargs)]
 
   def errors_of_runs(self, what: str = "") -> contextlib.AbstractContextManager[None]:
-    """To be put around the call of a tf.function that runs this mesh: makes its errors typed.
+    """Context manager for calls of a tf.function on this mesh: converts errors to typed ones.
 
     Args:
       what: name of the function, for messages.

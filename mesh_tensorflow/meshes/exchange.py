@@ -42,7 +42,7 @@ class Round:
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-  """One step: the slices of one layout from those of another, unit by unit.
+  """Step that redistributes slices from one layout to another, unit by unit.
 
   Attributes:
     mesh_axes: the mesh axes along which units move, increasing.
@@ -137,7 +137,7 @@ def _regions(
 
 
 def count_units(total: int, mesh: tuple[int, ...], source: Places, target: Places) -> int:
-  """Units of which a new slice consists."""
+  """Number of units in a new slice."""
   regions, _ = _regions(total, mesh, source, target)
   return math.prod(r.count(1) for r in regions)
 
@@ -183,7 +183,7 @@ def _units(
 def _find_rounds(
   held: Sequence[Sequence[tuple[int, ...]]], wanted: Sequence[Sequence[tuple[int, ...]]]
 ) -> tuple[list[Round], list[list[int]]]:
-  """Rounds that bring every processor its wanted units, and for each of them its round."""
+  """Schedules rounds that bring every processor its wanted units; also the round of each unit."""
   # Processors with the same units are one block; a round takes one unit from each of its members.
   blocks: dict[tuple[tuple[int, ...], ...], list[int]] = {}
   for p, units in enumerate(held):
@@ -228,7 +228,7 @@ def _match(
   members: Sequence[Sequence[int]],
   previous: Sequence[tuple[int, ...]] | None,
 ) -> list[tuple[int, ...]]:
-  """A unit for each processor, such that each block serves as many as it has members.
+  """Matches a unit to each processor, so that each block sends as many as it has members.
 
   Units that a processor holds itself come first, then those from the same block as the previous
   time, so that they can travel together. Augmenting paths find room for the rest.

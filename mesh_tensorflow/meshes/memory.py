@@ -59,7 +59,7 @@ def _of_process() -> int | None:
 
 
 def _numbers(path: str) -> dict[str, int]:
-  """The numbers of lines like "name: 12 kB" or "name 12"."""
+  """Parses the numbers of lines like "name: 12 kB" or "name 12"."""
   try:
     lines = pathlib.Path(path).read_text().splitlines()
   except OSError:
@@ -69,7 +69,7 @@ def _numbers(path: str) -> dict[str, int]:
 
 
 def text(size: float) -> str:
-  """A number of bytes for people: "21.3 GB"."""
+  """Formats a number of bytes: "21.3 GB"."""
   units = ["bytes", "KB", "MB", "GB", "TB"]
   while size >= 1000 and len(units) > 1:
     size /= 1000
@@ -79,7 +79,7 @@ def text(size: float) -> str:
 
 @contextlib.contextmanager
 def errors(what: str = "") -> Iterator[None]:
-  """Turns TensorFlow's error of memory that there is not into `OutOfMemoryError`.
+  """Context manager: converts TensorFlow's out-of-memory errors to `OutOfMemoryError`.
 
   Args:
     what: what needs it, for the message.

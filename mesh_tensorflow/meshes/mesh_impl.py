@@ -228,7 +228,7 @@ class MeshImpl(MeshContract):
       return combine()
 
   def local_part(self, shape: Shape) -> tuple[list[int], list[int]]:
-    """The smallest part of a tensor that has the slices of all processors of this process.
+    """Smallest block of a tensor that contains the slices of all processors of this process.
 
     Args:
       shape: a `Shape`.

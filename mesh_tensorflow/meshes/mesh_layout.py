@@ -186,7 +186,7 @@ class MeshLayout:
   def _split_parts(
     self, what: str, slice_shape: list[int], split_axis: int, axes: list[int]
   ) -> int:
-    """Into how many parts a collective along `axes` splits a slice."""
+    """Number of parts that a collective along `axes` splits a slice into."""
     n = self.group_size(axes)
     if slice_shape[split_axis] % n:
       names = ",".join(f"{self._shape[m].name}:{self._shape[m].size}" for m in axes)

@@ -260,14 +260,14 @@ class Shape(ShownWhole):
 
 
 class _HasShape(Protocol):
-  """A tensor, of a room above."""
+  """Structural type: a tensor, which is defined in a higher package."""
 
   @property
   def shape(self) -> Shape: ...
 
 
 def no_such_dimension(what: str, dim: Dimension | str, owner: Shape | _HasShape) -> DimensionError:
-  """The error, to be raised, about a dimension that is not there.
+  """Builds the error for a dimension that a shape or tensor does not have.
 
   Args:
     what: name of the operation or function, or "".

@@ -307,7 +307,7 @@ class Tensor(Operators, SymbolicTensor):
 
 @contextlib.contextmanager
 def usable(tensors: Sequence[Tensor]) -> Iterator[None]:
-  """Within it, tensors of a function's inside may be inputs of operations."""
+  """Context manager: tensors inside a function may be used as inputs of operations."""
   before = [x.usable for x in tensors]
   for x in tensors:
     x.usable = True

@@ -17,16 +17,16 @@ _provided: dict[str, Callable[..., Any]] = {}
 
 
 def provide(**functions: Callable[..., Any]) -> None:
-  """Hands in what operators, and methods of a graph, compute with.
+  """Registers the functions that implement operators and methods of a graph.
 
   Args:
-    **functions: by the name that is looked up: add, sub, multiply, ...
+    **functions: functions by name: add, sub, multiply, ...
   """
   _provided.update(functions)
 
 
 def provided(name: str) -> Callable[..., Any]:
-  """The function that was handed in by a name."""
+  """Returns the function registered under a name."""
   return _provided[name]
 
 

@@ -8,7 +8,7 @@ from mesh_tensorflow.program.graph import Operation, Tensor
 
 
 def needed_operations(operations: Sequence[Operation], results: Sequence[Tensor]) -> set[Operation]:
-  """Operations that lead to a result, or act without one: what a tf.function would run."""
+  """Operations that lead to a result or have side effects: those that a tf.function would run."""
   wanted, needed = set(results), set()
   for op in reversed(operations):
     if not op.outputs or any(x in wanted for x in op.outputs):

@@ -158,7 +158,7 @@ def variable_scope(
 
 
 def _checked_reuse(reuse: Any, tf1_arguments: dict[str, Any]) -> bool | str | None:
-  """`reuse` as a `VariableScope` has it, after a look at TensorFlow 1's other arguments."""
+  """Normalizes `reuse`; rejects TensorFlow 1 arguments that are no longer supported."""
   for name, value in tf1_arguments.items():
     if name in _WITHOUT_EFFECT or name in _TF1_ARGUMENTS and value is None:
       continue
@@ -190,7 +190,7 @@ def outside_all_scopes() -> Iterator[None]:
 
 
 def snapshot() -> Callable[[], None]:
-  """A function that installs a copy of this thread's open scopes in the thread that calls it."""
+  """Captures this thread's open scopes; the result installs a copy in the calling thread."""
   frames, root = copy.deepcopy((_STACK.frames, _STACK.root))
 
   def install() -> None:

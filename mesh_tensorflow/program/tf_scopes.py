@@ -19,10 +19,10 @@ _told: set[str] = set()
 
 
 class ScopesOfVariables:
-  """The name scopes in which the variables of one graph are made.
+  """Records of TensorFlow's name scopes in which the variables of one graph are created.
 
-  What counts are scopes opened since the graph was made: those around it belong to a Keras layer,
-  to a strategy's replica or to a loop of TensorFlow that the whole program is in.
+  Only scopes opened since the graph was created count: those around it belong to a Keras layer, a
+  strategy's replica or a TensorFlow loop that contains the whole program.
   """
 
   def __init__(self) -> None:
@@ -30,14 +30,14 @@ class ScopesOfVariables:
     self._made_in: dict[str, str] = {}
 
   def _inside(self) -> str:
-    """The name scope, without the one around the graph; "" if there is none."""
+    """Current name scope relative to the one around the graph; "" if there is none."""
     scope: str = tf.get_current_name_scope()
     if scope == self._around:
       return ""
     return scope.removeprefix(self._around + "/") if self._around else scope
 
   def made(self, name: str, trainable: bool) -> None:
-    """Remembers where a variable is made; the first one inside a scope gets a warning.
+    """Records the scope of a new variable; warns of the first one inside a scope.
 
     Args:
       name: its full name.
@@ -55,7 +55,7 @@ class ScopesOfVariables:
       )
 
   def found(self, name: str) -> None:
-    """Checks that a variable is not asked for in another scope than it was made in.
+    """Checks that a variable is requested in the scope in which it was created.
 
     Args:
       name: its full name.

@@ -39,7 +39,7 @@ from mesh_tensorflow.program.graph import Tensor
 
 
 def _join(axes: Axes, *wires: Wire) -> None:
-  """Joins wires axis by axis; constants are shared with what has nothing to do with them."""
+  """Joins wires axis by axis, except constants, which unrelated nodes may share."""
   wires = tuple(w for w in wires if w.static is None and w.variable is None)
   for i in range(wires[0].rank if wires else 0):
     axes.join(*[(w, i) for w in wires if w.rank == wires[0].rank])
