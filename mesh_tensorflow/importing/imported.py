@@ -66,9 +66,13 @@ class Imported:
   """A function of TensorFlow on named dimensions; see `from_tensorflow`.
 
   Args:
-    fn: as there, as are `input_signature`, `dims` and `fallback`.
-    warned: the types of operations without a rule that were warned of before, which grows; parts
-      of one function share it.
+    fn: a tf.function, Keras model or other callable; this and the next three arguments are those
+      of `from_tensorflow`.
+    input_signature: specifications of the arguments, or None.
+    dims: names of the axes of arguments, results and variables.
+    fallback: "replicate", or "error".
+    warned: types of operations without a rule that were warned of already; it is extended, and
+      parts of one function share it.
   """
 
   def __init__(
@@ -129,7 +133,7 @@ class Imported:
     Args:
       *args: `mtf.Tensor`s, in structures as the function takes them; renamed, by position, to the
         dimensions of `dimensions` if they have others. Arrays, and tf.Tensors, may stand beside.
-      **kwargs: likewise, by the names of the parameters.
+      **kwargs: keyword arguments, of the same kinds.
 
     Returns:
       What the function returns, of `mtf.Tensor`s.

@@ -53,7 +53,7 @@ def make_model(
     original: what the user gave.
     title: its name, for messages.
     specs: for each argument a structure of tf.TensorSpec, `mtf.TensorSpec`, Python values.
-    dims: see `mtf.from_tensorflow`.
+    dims: names of the axes of arguments, results and variables; see `mtf.from_tensorflow`.
     fallback: whether operations without a rule may be computed whole on each device.
   """
   dims = dict(dims)

@@ -147,7 +147,7 @@ class CustomGradient:
     program: from gradients of outputs, and what it uses of the function, to gradients of inputs.
     of_outputs: the numbers of the outputs whose gradients are its arguments.
     of_inputs: the numbers of the inputs whose gradients are its results; others have none.
-    count: how many inputs and outputs the function has.
+    count: number of inputs, and of outputs, of the function.
   """
 
   program: Program

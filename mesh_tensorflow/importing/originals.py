@@ -37,7 +37,7 @@ def parameter_names(fn: Any, count: int) -> list[str]:
 
   Args:
     fn: what the user gave: of a Keras model, `call` has the names.
-    count: how many.
+    count: number of parameters.
   """
   called = getattr(fn, "call", fn)
   try:

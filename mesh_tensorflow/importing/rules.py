@@ -102,7 +102,7 @@ class Labels:
     inputs: for each input a label for each axis; None for an input that is not an operand (the
       reduction indices, say). Axes of size 1 may have a label that is wider elsewhere
       (broadcasting).
-    outputs: likewise for each output.
+    outputs: for each output a label for each axis.
     whole: labels along which the operation needs all positions: a layout does not split them in
       there, whatever splits them before and behind.
   """
@@ -212,9 +212,9 @@ def on_slices(
   Args:
     fn: a function of one tf.Tensor for each x, of the rank of its axes; returns one, or several.
     xs: tensors whose dimensions are those of `ins`, in order.
-    ins: for each x, for each axis, its dimensions.
-    outs: likewise of the outputs.
-    dtypes: of the outputs.
+    ins: for each x the dimensions of each axis.
+    outs: for each output the dimensions of each axis.
+    dtypes: dtypes of the outputs.
     kept: dimensions along which `fn` may be run in parts.
     name: of the operation.
 

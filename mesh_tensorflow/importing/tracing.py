@@ -94,7 +94,7 @@ def trace(
   Args:
     fn: a tf.function, or a callable.
     args: its arguments: structures of tf.TensorSpec and of Python values.
-    kwargs: likewise, by keyword.
+    kwargs: its keyword arguments, of the same kinds.
     paths: by the id of a tf.Variable its name, and whether it is trained; others have TensorFlow's.
     fallback: whether operations without a rule may be computed whole on each device.
     own_name: gives operations, and variables without a path, names of TensorFlow's without counters

@@ -38,7 +38,7 @@ def parallel(
     devices: a list of device names.
     fn: called with element i of every argument, under `tf.device(devices[i])`.
     *args: lists as long as `devices`.
-    **kwargs: likewise.
+    **kwargs: lists as long as `devices`, passed by keyword.
 
   Returns:
     A list of the results.

@@ -46,8 +46,8 @@ class Exchange:
 
   Attributes:
     mesh_axes: the mesh axes along which units move, increasing.
-    view: shape in which the slice is looked at, before; `unit_axes` of it count the units.
-    new_view: the same afterwards.
+    view: shape to which the old slice is reshaped; its `unit_axes` count the units.
+    new_view: shape of the new slice before it is reshaped back; likewise.
     unit_axes: axes of both views.
     all_rounds: the `Round`s, also one in which every processor keeps its unit.
     order: for each processor, for each unit of its new slice, the place of this unit in what

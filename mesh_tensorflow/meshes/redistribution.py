@@ -84,7 +84,7 @@ def plan(total: int, mesh: tuple[int, ...], source: Places, target: Places) -> P
     total: number of elements of the tensor.
     mesh: sizes of the mesh axes.
     source: place of each mesh axis before; None also for mesh axes of size 1.
-    target: the same afterwards.
+    target: place of each mesh axis after, or None.
 
   Returns:
     The `Plan` with the fewest elements received by a processor, among those with the fewest

@@ -232,7 +232,7 @@ class VariableStore(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing
       shape: a `Shape`.
       master_dtype: dtype in checkpoints.
       slice_dtype: dtype of the slices.
-      initializer: see `initializers.convert_to_initializer`.
+      initializer: an `Initializer`, or what `initializers.convert_to_initializer` accepts.
       trainable: whether it is trained.
 
     Returns:

@@ -202,7 +202,7 @@ class HierarchicalTiling:
     """The mesh shape of a tiling, without knowing the physical shape.
 
     Args:
-      spec: as for the constructor.
+      spec: (name, sizes) pairs, from the outermost to the innermost tile.
       num_processors: size of the mesh.
 
     Raises:

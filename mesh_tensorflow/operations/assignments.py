@@ -132,7 +132,7 @@ def assign(
     var: a `Variable`, or its value (also through a chain of operations of one input,
       a cast for example).
     new_val: a `Tensor` of the variable's shape.
-    assign_fn: see `Assign`.
+    assign_fn: `fn(mtf_variable, slice_tf_variable, tf_value)`, which writes a value into a slice.
     name: of the operation.
 
   Returns:

@@ -166,8 +166,9 @@ def binary_op_with_broadcasting(
   Args:
     tf_fn: function of two slices.
     x1: a `Tensor`, or a scalar if x2 is a `Tensor`.
-    x2: likewise.
-    output_shape: see `infer_binary_broadcast_shape`.
+    x2: a `Tensor`, or a scalar if x1 is a `Tensor`.
+    output_shape: `Shape` of the result; by default that of the operand with all dimensions, or
+      else the union of both.
     output_dtype: x1's by default.
   """
   what = getattr(tf_fn, "__name__", "binary operation")

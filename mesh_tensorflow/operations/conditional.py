@@ -46,8 +46,8 @@ class ConditionalOperation(BlockOperation):
 
   Args:
     pred: a bool scalar.
-    true_fn: see `cond`.
-    false_fn: see `cond`.
+    true_fn: function without arguments; its outputs are the result if `pred` is true.
+    false_fn: function without arguments; as many outputs, of the same shapes and dtypes.
     name: of the operation.
   """
 
@@ -343,7 +343,7 @@ def cond(
   Args:
     pred: a bool scalar `Tensor`. To choose element by element: `mtf.where`.
     true_fn: takes nothing, returns a `Tensor`, a list or tuple of them, or None.
-    false_fn: likewise; as many tensors, of the same shapes and dtypes.
+    false_fn: takes nothing, returns as many tensors, of the same shapes and dtypes.
     name: of the operation.
 
   Returns:

@@ -318,7 +318,7 @@ def share_frames(first: Tensor, second: Tensor) -> None:
 
   Args:
     first: the gradient of an operand.
-    second: that of the other one.
+    second: the gradient of the other operand.
   """
   for made, other in ((first, second), (second, first)):
     op, beside = made.operation, other.operation

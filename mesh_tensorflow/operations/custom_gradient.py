@@ -27,7 +27,7 @@ class CustomGradientOperation(Operation):
     explicit_inputs: the arguments of the function.
     all_inputs: these, and the other tensors that the function uses.
     fn_outputs: its results.
-    grad_fn: see `custom_gradient`.
+    grad_fn: function that returns the gradients; for its arguments see `custom_gradient`.
     forward_operations: the operations that the function made.
     name: of the operation.
   """

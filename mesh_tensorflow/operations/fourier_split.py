@@ -30,7 +30,7 @@ def split_over(impl: Any, before: Shape, after: Shape, axis: int) -> int | None:
   Args:
     impl: a `MeshImpl`.
     before: the shape of the input.
-    after: that of the output.
+    after: the shape of the output.
     axis: number of the dimension.
   """
   holds = holds_of(impl, before)[axis]
@@ -45,7 +45,7 @@ def received(impl: Any, shape: Shape, mesh_axis: int) -> int:
   Args:
     impl: a `MeshImpl`.
     shape: of the tensor.
-    mesh_axis: as of `split_over`.
+    mesh_axis: mesh axis that splits the transformed dimension, from `split_over`.
   """
   p: int = impl.shape[mesh_axis].size
   return 3 * (p - 1) * (int(list_product(impl.slice_shape(shape))) // p)
@@ -67,7 +67,7 @@ def transform_split(
     impl: the `MeshImpl`.
     slices: a laid-out tensor.
     axis: number of the tensor axis.
-    mesh_axis: as of `split_over`.
+    mesh_axis: mesh axis that splits it, from `split_over`.
     inverse: whether it is the inverse.
     what: for the counters.
 

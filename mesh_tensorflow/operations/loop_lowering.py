@@ -155,7 +155,7 @@ def scatters_of(
   Args:
     operations: of the body.
     outputs: of the body.
-    n: how many of these are loop variables.
+    n: number of loop variables, which come first among the outputs.
 
   Returns:
     By number of the output, the scatter.

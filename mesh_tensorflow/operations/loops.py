@@ -81,8 +81,8 @@ class WhileLoopOperation(BlockOperation):
   one; the variables that they create go to the graph, in front of the loop.
 
   Args:
-    cond_fn: see `while_loop`.
-    body_fn: see `while_loop`.
+    cond_fn: takes a `Tensor` for each loop variable, returns a bool scalar.
+    body_fn: takes the same, returns their new values, then any accumulators.
     inputs: initial values of the loop variables.
     tf_kwargs: keyword arguments of `tf.while_loop`.
     has_accumulators: whether the body may return more than the loop variables.
@@ -362,18 +362,18 @@ def while_loop(
 
   Random operations draw anew in each iteration.
 
-  It has gradients, also where it depends on data how often the body runs (Yu et al., "Dynamic
-  Control Flow in Large-Scale Machine Learning", 2018): the loop keeps of each iteration what its
-  backward pass needs, each processor its slices. With the body in `mtf.recompute_grad` that is
-  only the loop variables. Random numbers are not drawn again. Gradients of tensors from outside,
-  weights among them, are added up over the iterations and exchanged once.
+  It has gradients, also if the number of iterations depends on data (Yu et al., "Dynamic Control
+  Flow in Large-Scale Machine Learning", 2018): each processor saves the slices of each iteration
+  that its backward pass needs; only the loop variables, with the body in `mtf.recompute_grad`.
+  Random numbers are not drawn again. Gradients of captured tensors, weights among them, are
+  accumulated over the iterations and reduced over the mesh once.
 
   Args:
     cond_fn: takes a `Tensor` for each loop variable, returns a bool scalar.
     body_fn: takes the same, returns a list of their new values (of the same shapes and
       dtypes), and then, with `has_accumulators`, any other tensors.
     inputs: initial values of the loop variables.
-    num_loop_vars: return only the first so many loop variables. (TF1 kept the others in
+    num_loop_vars: number of loop variables to return, from the first. (TF1 kept the others in
       variables, because its loops could not have many; here all are loop variables.)
     has_accumulators: the body's other outputs are summed up over the iterations, from
       zero. Sums over the mesh that are pending in the body are executed once, after the loop.

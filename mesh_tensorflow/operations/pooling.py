@@ -139,7 +139,7 @@ class PoolOperation(_Pooling):
   Args:
     x: a `Tensor` with any number of batch dimensions.
     ksize: window size of each spatial dimension.
-    strides: the same numbers.
+    strides: stride of each spatial dimension, equal to `ksize`.
     pool_fn_string: "MAX_2D", "AVG_2D", "MAX_3D" or "AVG_3D".
     name: of the operation.
 

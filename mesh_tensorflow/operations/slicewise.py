@@ -222,13 +222,14 @@ def slicewise(
   """Runs a TensorFlow function on every processor's slices.
 
   Args:
-    tf_fn: see `SlicewiseOperation`.
+    tf_fn: takes one tf.Tensor per input; returns a tf.Tensor, or a tuple for several outputs.
     xs: a list of `Tensor`s.
     output_shape: the shape of the first input by default; a list of shapes (None for
       the default) if there are several outputs.
     output_dtype: the first input's by default; a list for several outputs.
     splittable_dims: dimensions that may be split over the mesh. Required.
-    grad_function: see `SlicewiseOperation`.
+    grad_function: None for TensorFlow's gradient of `tf_fn`; 0 for no gradient; or a function
+      `(op, *grad_ys)` that returns a list with one gradient (or None) per input.
     name: of the operation.
 
   Returns:

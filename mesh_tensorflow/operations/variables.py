@@ -105,7 +105,7 @@ class Variable(Operation):
     name: name within the open variable scope.
     shape: a `Shape`.
     dtype: a `VariableDType`.
-    initializer: see `initializers.convert_to_initializer`.
+    initializer: an `mtf.initializers.Initializer`, or what `convert_to_initializer` turns into one.
     trainable: whether it is among `graph.trainable_variables`.
     **kwargs: TF1's `collections`, `use_resource` and the like; they have no meaning here.
   """
@@ -285,9 +285,10 @@ def get_variable(
     name: name within the open variable scope (`mtf.variable_scope`).
     shape: its shape. If the graph has a variable of that name, it is returned as it is.
     dtype: a `VariableDType`, or a dtype that stands for all three, or None.
-    master_dtype: wins over `dtype`, unless that is a `VariableDType`.
-    slice_dtype: likewise.
-    activation_dtype: likewise.
+    master_dtype: dtype in checkpoints; this and the next two override `dtype`, unless that is a
+      `VariableDType`.
+    slice_dtype: dtype in which the slices are stored and updated.
+    activation_dtype: dtype of the returned `Tensor`.
     initializer: an `mtf.initializers.Initializer`, one of TensorFlow's, a callable
       `fn(shape, dtype)`, a number, or None (Glorot-uniform; zeros for integers).
     trainable: whether it is among `graph.trainable_variables`.

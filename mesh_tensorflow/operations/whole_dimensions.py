@@ -36,19 +36,19 @@ def plan_along(
   weight_before: int = 1,
   weight_after: int = 1,
 ) -> Plan:
-  """The cheapest way to do something along some dimensions, one after the other.
+  """Plans the cheapest redistributions for an operation along some dimensions, one by one.
 
   Args:
     impl: a `MeshImpl`.
     before: the shape of the input, which says its layout.
-    after: that of the output.
+    after: the shape of the output.
     along: numbers of the dimensions.
-    sizes_before: sizes to compute with, where the slices are padded.
-    sizes_after: likewise, afterwards.
-    first: see `meshes.whole_axes.Task`, as the others.
-    last: likewise.
-    weight_before: likewise.
-    weight_after: likewise.
+    sizes_before: padded sizes before the operation; by default those of `before`.
+    sizes_after: padded sizes after it; by default those of `after`.
+    first: number of the dimension that must come first, or None.
+    last: number of the dimension that must come last, or None.
+    weight_before: bytes of an element before the operation along `first` or `last`.
+    weight_after: bytes of an element after it; of all, if neither is given.
   """
   return plan(
     Task(
@@ -80,7 +80,7 @@ def run_plan(
     lowering: gets counters of what is moved.
     impl: the `MeshImpl`.
     slices: a laid-out tensor.
-    steps: those of a `Plan`.
+    steps: steps of a `Plan`.
     apply: the operation along a tensor axis, of a slice.
     what: for the counters.
 

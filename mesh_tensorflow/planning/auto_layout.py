@@ -127,14 +127,14 @@ def auto_layout(
   Args:
     program: an `mtf.Graph` or an `mtf.function`. (Where a function looks at the layout of its mesh
       while it builds its graph, that is the graph that is searched.)
-    devices: how many there are: then the mesh shape is chosen too, of one to three dimensions.
+    devices: number of devices: then the mesh shape is chosen too, of one to three dimensions.
     mesh_shape: a mesh shape, in place of `devices`.
     machine: an `mtf.planning.Machine`, the name of a shipped one, or a .json file; a CPU host by
       default. As in `mtf.describe`, of the workers that TF_CONFIG names.
     memory_limit: bytes that a device may hold; the memory of the machine's by default.
     fixed: layout rules that the layout must have; with `devices` their mesh dimensions are those
       of the mesh that is chosen. No other dimension is split differently from what they say.
-    results: see `mtf.describe`.
+    results: `Tensor`s of a graph that will be exported, as in `mtf.describe`.
     alternatives: number of next best layouts to report.
     time_limit: seconds of processor time after which the best so far is returned, not proven:
       what else the host does changes no answer. Reading a large program takes part of it; a quarter

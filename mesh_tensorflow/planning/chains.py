@@ -57,7 +57,7 @@ class Chain:
   Attributes:
     operations: numbers of the operations.
     dims: names of their dimensions.
-    count: how many chains of the program are alike.
+    count: number of chains of the program that are alike, this one included.
   """
 
   operations: list[int]
@@ -76,7 +76,7 @@ class Chains:
   Attributes:
     needed: the operations of the graph.
     operations: these, with those of loops in place of the loops.
-    times: how often each of these runs.
+    times: number of times that each of these runs.
     opened: where each of these stands.
     results: the tensors that are exported.
     chains: of those that are alike, one, with its `count`.

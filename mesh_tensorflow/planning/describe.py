@@ -31,7 +31,7 @@ class Report:
     traced: a program traced on a plan; see `describe`.
     title: name of the program.
     machine: the machine that it is timed for, or None.
-    tokens: how many tokens a step takes, or None.
+    tokens: number of tokens per step, or None.
 
   Attributes:
     title: name of the program.
@@ -45,7 +45,7 @@ class Report:
     memory: a `costs.Memory`: bytes of one device.
     machine: the `Machine`, or None.
     time: a `seconds.StepTime`: where the time of a step goes; None without a machine.
-    tokens: how many tokens a step takes, if that is known.
+    tokens: number of tokens per step; None if not known.
   """
 
   def __init__(

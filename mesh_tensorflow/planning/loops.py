@@ -70,7 +70,7 @@ class Unit:
   Attributes:
     operation: the operation.
     reads: tensors that it reads; what stands for them, where they are used inside of a loop.
-    times: how often it runs.
+    times: number of times that it runs.
     block: the number of the block in which it runs; that of the program is 0.
     place: its place in that block; what a loop itself does is all at the place of the loop.
     uses: whether what it reads must still be there.

@@ -180,7 +180,7 @@ class Machine:
     that it joins workers as well: a warning says so, and so does the name.
 
     Args:
-      workers: how many processes.
+      workers: number of processes.
       devices: of all of them together.
       hosts: how many hosts they are on; of `shared` figures each host has its own.
 

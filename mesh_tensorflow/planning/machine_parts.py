@@ -61,7 +61,7 @@ class Device:
     Args:
       dtype: name of a dtype.
       flops: of one convolution.
-      channels: see `convolution`.
+      channels: geometric mean of the filter's input and output channels.
     """
     return self.rate(dtype, flops) * _at(self.convolution, channels)
 
@@ -99,7 +99,7 @@ class Link:
 
   Attributes:
     name: for reports.
-    devices: how many consecutive devices it joins; None: all.
+    devices: number of consecutive devices that it joins; None for all.
     topology: "switch" (every pair at full speed) or "torus" (neighbours along each mesh dimension).
     bandwidth: bytes/s that one device sends along one mesh dimension.
     latency: seconds of one message.
@@ -144,8 +144,8 @@ class Workers:
 
   Attributes:
     link: between them.
-    count: how many there were when it was measured.
-    hosts: how many hosts they were on: between those of one, messages pass no network.
+    count: number of workers when it was measured.
+    hosts: number of their hosts; between workers on one host messages use no network.
   """
 
   link: Link
@@ -158,7 +158,7 @@ def inside(links: tuple[Link, ...], devices: int) -> tuple[Link, ...]:
 
   Args:
     links: from the smallest groups to the largest.
-    devices: how many there are in the group.
+    devices: number of devices in the group.
   """
   found: list[Link] = []
   for link in links:

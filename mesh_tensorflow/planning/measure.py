@@ -48,7 +48,7 @@ def measure(
 
   Args:
     devices: names of at least two devices, as `mtf.PlacementMeshImpl` takes them.
-    sizes: how much is measured.
+    sizes: sizes and repetitions of the measurements.
     memory: bytes of a device (of the host, if they are CPU devices); needed for GPUs, of which
       TensorFlow does not tell it.
 

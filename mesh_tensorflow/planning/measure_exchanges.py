@@ -58,7 +58,7 @@ def median_seconds(fn: Callable[[], Any], repeats: int) -> float:
 
   Args:
     fn: the function.
-    repeats: how often it is called.
+    repeats: number of timed calls.
   """
   float(fn())
   return statistics.median(_seconds(fn) for _ in range(repeats))
@@ -79,7 +79,7 @@ def measured_link(
     name: of the link.
     kind: of the exchanges.
     impls: meshes; the mean of what they say is taken.
-    sizes: how much is measured.
+    sizes: sizes and repetitions of the measurements.
     hosts: on how many hosts the devices are, if those of a host share it; else None.
   """
   speeds = [_speed(kind, impl, sizes, hosts) for impl in impls]

@@ -65,7 +65,7 @@ def measured_workers(devices: list[str], sizes: Sizes) -> Workers:
 
   Args:
     devices: of all workers, as `join` returns them.
-    sizes: how much is measured.
+    sizes: sizes and repetitions of the measurements.
   """
   cluster = workers.current()
   shared = "GPU" not in devices[0].upper()

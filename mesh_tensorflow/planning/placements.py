@@ -15,8 +15,8 @@ class RuleMatch:
     mesh_dimension: name of the mesh dimension.
     mesh_size: size of the mesh dimension, None if the mesh has none of that name.
     sizes: sizes of the tensor dimensions of that name.
-    variables: how many variables it splits.
-    tensors: how many other tensors it splits.
+    variables: number of variables that it splits.
+    tensors: number of other tensors that it splits.
     problem: why it has no effect, or "".
   """
 
@@ -40,7 +40,7 @@ class Placement:
     dtype: name of the dtype of the slices.
     bytes: size of the whole.
     bytes_per_device: size of a slice.
-    copies: how many devices hold the same slice.
+    copies: number of devices that hold the same slice.
     trainable: of a variable; None for tensors.
   """
 

@@ -82,7 +82,7 @@ def machine_of(machine: Machine, mesh_impl: MeshImpl | None, devices: int) -> Ma
     machine: the machine.
     mesh_impl: of the program. Of None, and of one without devices, the workers are those that this
       process has joined, or that TF_CONFIG names, if they can share so many devices.
-    devices: how many the mesh has.
+    devices: number of devices of the mesh.
 
   Raises:
     ConfigError: TF_CONFIG is malformed.

@@ -82,7 +82,7 @@ class Best:
   """The best layouts so far.
 
   Args:
-    count: how many are kept.
+    count: number of layouts that are kept.
   """
 
   def __init__(self, count: int):
@@ -173,11 +173,11 @@ class Search:
     domains: mesh axes that may split each dimension.
     fixed: mesh axis, or None for whole, of dimensions that are not free.
     memory_limit: bytes that a device has, or None.
-    best: takes what is found.
+    best: collects the layouts that are found.
     deadline: of `time.thread_time`, or None.
     for_memory: whether the least memory is looked for, in place of the least time.
-    most_idle: how many mesh axes may split nothing, or None. (Where the mesh is free, what has two
-      is found on a mesh that has their product.)
+    most_idle: most mesh axes that may split nothing, or None for any number. (If the mesh shape is
+      free, layouts with two idle axes are found on a mesh that has their product.)
     settings: which of several programs it is.
   """
 

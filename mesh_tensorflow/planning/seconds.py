@@ -47,7 +47,7 @@ class WorkSeconds:
 
     Args:
       other: the other.
-      times: how often.
+      times: number of times that it is done.
     """
     for key, value in other.products.items():
       self.products[key] = self.products.get(key, 0.0) + value * times
@@ -62,7 +62,7 @@ def work_seconds(work: Work, machine: Machine, devices: int) -> WorkSeconds:
   Args:
     work: of one device.
     machine: the machine.
-    devices: how many devices do the same at the same time.
+    devices: number of devices that do the same at the same time.
   """
   device, share = machine.device, devices if machine.shared else 1
   result = WorkSeconds()

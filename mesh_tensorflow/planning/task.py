@@ -145,7 +145,7 @@ class Task:
     take the least, and with a good layout at hand other meshes need few pieces.
 
     Args:
-      devices: how many.
+      devices: number of devices.
 
     Raises:
       LayoutError: the rules suit none of them.

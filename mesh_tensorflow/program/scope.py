@@ -43,8 +43,8 @@ class VariableScope:
 
   Attributes:
     name: the full name.
-    counts: by name, how often scopes of that name were opened inside.
-    reuse: see `variable_scope`.
+    counts: by name the number of times that a scope of that name was opened inside.
+    reuse: True, False, "AUTO_REUSE" or None; see `variable_scope`.
   """
 
   def __init__(self, name: str, reuse: bool | str | None = None):

@@ -85,8 +85,8 @@ def pooled(
   Args:
     x: an image.
     kind: "Max" or "Avg".
-    window: sizes along the spatial axes.
-    strides: likewise.
+    window: window sizes along the spatial axes.
+    strides: strides along the spatial axes.
     padding: "SAME", "VALID", or (before, after) for each spatial axis, of a maximum.
   """
   if not isinstance(padding, str):
