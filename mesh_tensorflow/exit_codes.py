@@ -37,9 +37,9 @@ class ExitCode:
 
   Attributes:
     code: the number.
-    meaning: what happened.
+    meaning: description of what happened.
     restart_cures: whether the same command, started again, may do better.
-    why: why it does, or why it does not.
+    why: the reason that it may, or may not.
   """
 
   code: int

@@ -76,7 +76,7 @@ class _Frames:
     file: has `read`.
     start: makes what decompresses one of them: with `decompress(data, max_length)`, `needs_input`,
       `eof` and `unused_data`, as those of Python's bz2 and lzma.
-    errors: what it raises for damage.
+    errors: exceptions that `decompress` raises for damaged data.
     padding: a byte that may stand behind each.
   """
 

@@ -31,10 +31,10 @@ class Flag:
 
   Attributes:
     name: with its dashes.
-    help: what it does.
+    help: its description, for --help.
     kind: makes its value of the text, or raises `argparse.ArgumentTypeError`; None: it takes no
       value, and its value is True.
-    metavar: what the help writes for the value.
+    metavar: placeholder of the value in the help.
     gin: the parameter that gin binds to the value.
     short: the name that `--set` gives the text to, which it makes a value of as it does by hand.
     passed: whether the trainer has a flag of this name, or of its first alias.

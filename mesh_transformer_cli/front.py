@@ -34,7 +34,7 @@ def command_line(program: str, arguments: Sequence[str]) -> tuple[str, list[str]
 
   Args:
     program: the name of the program.
-    arguments: what follows it.
+    arguments: the arguments after the program's name.
 
   Returns:
     The module that is to run, and its arguments; None for these if nothing is left to do.

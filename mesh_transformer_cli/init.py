@@ -31,16 +31,16 @@ class Sizes:
   """A model and a training that suit a text of some length.
 
   Attributes:
-    tokens: of the text, at most.
-    layers: of the model; likewise the following.
-    d_model: width.
-    heads: of attention.
-    length: tokens of a sequence.
-    batch: sequences.
-    steps: of the training.
-    learning_rate: the highest.
-    dropout: where the text is gone through many times.
-    validation: the part that is held out.
+    tokens: maximum number of the text's tokens that these sizes suit.
+    layers: number of the model's layers.
+    d_model: width of the model.
+    heads: number of attention heads.
+    length: number of tokens in a sequence.
+    batch: number of sequences in a batch.
+    steps: number of training steps.
+    learning_rate: peak of the learning rate.
+    dropout: dropout rate, where training repeats the text many times.
+    validation: fraction of the text that is held out.
   """
 
   tokens: float

@@ -44,15 +44,15 @@ class TextError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-  """A text.
+  """A measured text.
 
   Attributes:
-    path: what gin binds `own_text.path` to.
+    path: value of `own_text.path` in gin.
     files: its files.
-    format: of all of them, or "auto" where they differ.
+    format: format of all files, or "auto" where they differ.
     field: the name of the field of records; None where it need not be said.
-    characters: how many there are, about.
-    different: how many different ones were seen.
+    characters: approximate number of characters.
+    different: number of different characters seen.
     whole: whether all of it was read.
   """
 

@@ -24,12 +24,12 @@ _COLUMN = 30  # Where the meanings of flags begin.
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-  """A command.
+  """A command of `mesh-transformer`.
 
   Attributes:
-    name: what is typed.
-    summary: what it does, in a line.
-    text: what there is to know of it.
+    name: its name on the command line.
+    summary: its description in a line.
+    text: its full description.
     flags: its flags.
     run: does it, with the values of its flags; returns what its program is given, or None
       where there is nothing left to do. It may call `Parser.error`.
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
     Ends the process for `--help` (0) and for what is wrong (2).
 
     Args:
-      arguments: what follows the command.
+      arguments: the arguments after the command.
     """
     words = [_with_underscores(a) for a in arguments]
     if any(w in ("-h", "--help", "-help") for w in words):

@@ -115,7 +115,7 @@ class Note:
   Attributes:
     line: in the rewritten program.
     what: the name or call that stands there.
-    advice: what takes its place.
+    advice: the replacement to use.
   """
 
   line: int
@@ -129,8 +129,8 @@ class Ported:
 
   Attributes:
     text: its source.
-    changes: how many places were rewritten.
-    notes: what is left to do, by line.
+    changes: number of rewritten places.
+    notes: notes on what is left to do, by line.
   """
 
   text: str

@@ -117,7 +117,7 @@ class _Files(DataProcessor):
   """A task with a file for each set, whose columns say what is where.
 
   Attributes:
-    files: of "train", "dev" and "test".
+    files: names of the files, by set: "train", "dev" and "test".
     labels: the classes.
   """
 

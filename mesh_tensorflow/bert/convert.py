@@ -181,7 +181,7 @@ def to_google(weights: Weights, config: BertConfig) -> dict[str, np.ndarray]:
   """The variables of a model by Google's names, shaped as Google's.
 
   Args:
-    weights: of any kind.
+    weights: the weights, of any of the three kinds.
     config: the model.
 
   Raises:

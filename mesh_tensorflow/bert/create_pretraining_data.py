@@ -106,7 +106,7 @@ class TrainingInstance:
     segment_ids: 0 for the first piece, 1 for the second.
     is_random_next: whether the second piece is from elsewhere.
     masked_lm_positions: positions to predict, ascending.
-    masked_lm_labels: what was there.
+    masked_lm_labels: the WordPieces that were there.
   """
 
   tokens: list[str]
@@ -158,10 +158,10 @@ def instances_of(
 
   Args:
     documents: all of them.
-    number: of the one.
-    vocabulary: the WordPieces that one may be replaced with.
+    number: index of the document.
+    vocabulary: the WordPieces that a masked one may be replaced with.
     options: see `Options`.
-    rng: draws.
+    rng: random number generator.
   """
   document = documents[number]
   room = options.max_seq_length - 3  # Without [CLS], [SEP], [SEP].
@@ -283,10 +283,10 @@ def create(
   Args:
     documents: see `read_documents`.
     tokenizer: made them.
-    output_files: of records.
+    output_files: paths of the files of records to write.
     options: see `Options`.
-    dupe_factor: how often each document is used.
-    seed: of all that is drawn.
+    dupe_factor: number of times that each document is used.
+    seed: seed of the random number generator.
 
   Returns:
     The number of examples.

@@ -17,9 +17,9 @@ def mesh_for(
 
   Args:
     model_fn: the model.
-    input_fn: of its batches.
-    batch_size: examples in each.
-    mode: of the program whose time counts.
+    input_fn: function that reads its batches.
+    batch_size: number of examples in a batch.
+    mode: mode of the program whose time is minimized.
 
   Raises:
     LayoutError: the layout does not suit the program; nothing has been made on the devices.

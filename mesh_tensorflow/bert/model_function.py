@@ -91,7 +91,7 @@ def make_function(
   Args:
     model_fn: the model.
     mode: "train", "eval" or "infer".
-    specs: of batches, all of one static size.
+    specs: specs of the features of batches, all of one static size.
     mesh_impl: the mesh.
 
   Returns:

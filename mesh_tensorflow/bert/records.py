@@ -108,13 +108,13 @@ def input_fn(
   """A function that reads batches.
 
   Args:
-    files: of records.
-    features: that are read.
+    files: paths of the files of records.
+    features: the features to read, (shape, dtype) by name.
     is_training: whether records are repeated without end, and shuffled (among 100).
     drop_remainder: whether a last batch that is not full is left out.
     shuffle_files: whether training reads several files in a drawn order, in turn.
     repeat: whether records are repeated; as `is_training` by default.
-    threads: how many records are parsed at once.
+    threads: number of records that are parsed at once.
 
   Returns:
     A function of a dict with `batch_size` and, if wanted, `seed` (of the order, which depends on

@@ -184,7 +184,7 @@ def model_fn_builder(
 
   Args:
     bert_config: the model.
-    num_labels: how many classes there are.
+    num_labels: number of classes.
     init_checkpoint: not looked at here: `training.Runner` takes it.
     learning_rate: peak of the learning rate; see `optimization.create_optimizer`.
     num_train_steps: number of training steps; None if there is no training.

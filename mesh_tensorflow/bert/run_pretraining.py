@@ -85,7 +85,7 @@ def input_fn_builder(
   all in order, once: its last batch may have fewer examples.
 
   Args:
-    input_files: of records.
+    input_files: paths of the files of records.
     max_seq_length: WordPieces in an example.
     max_predictions_per_seq: masked WordPieces in an example, with padding.
     is_training: whether batches are for training.

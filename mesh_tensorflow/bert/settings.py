@@ -166,7 +166,7 @@ def run_program(
 
   Args:
     main: takes the arguments that are no flags.
-    description: what the program does, for --help.
+    description: description of the program, for --help.
     required: flags without which it cannot do anything.
   """
 

@@ -75,8 +75,8 @@ class InputFeatures:
   """A window of a text with its question; attributes are called as the arguments.
 
   Args:
-    unique_id: of the window.
-    example_index: of its example.
+    unique_id: id of the window.
+    example_index: index of its example.
     doc_span_index: which of the example's windows it is.
     tokens: WordPieces, with [CLS] and [SEP].
     token_to_orig_map: position -> word of the text.
@@ -297,7 +297,7 @@ class _Text:
 
   Attributes:
     pieces: the WordPieces.
-    word_of: of each WordPiece the word.
+    word_of: the index of each WordPiece's word.
     answer: its first and last WordPiece; None if there is none.
   """
 

@@ -23,7 +23,7 @@ class RawResult(NamedTuple):
   """Logits of a model for one window.
 
   Attributes:
-    unique_id: of the window.
+    unique_id: id of the window.
     start_logits: for each position, the logit that the answer begins there.
     end_logits: for each position, the logit that the answer ends there.
   """

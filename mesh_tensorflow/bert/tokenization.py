@@ -212,12 +212,12 @@ class BasicTokenizer:
 
 
 class WordpieceTokenizer:
-  """Words to WordPieces: the longest that fits first; all but a word's first begin with "##".
+  """Splits words into WordPieces, greedily the longest first; all but a word's first have "##".
 
   Args:
     vocab: the WordPieces.
-    unk_token: in place of a word that cannot be made of them.
-    max_input_chars_per_word: likewise of one that is longer.
+    unk_token: token for a word that cannot be made of WordPieces.
+    max_input_chars_per_word: maximum length of a word; a longer one becomes `unk_token`.
   """
 
   def __init__(

@@ -62,7 +62,7 @@ class Runner:
     init_checkpoint: weights to start from if the folder has no checkpoint; see `initialize`.
     save_checkpoints_steps: steps between checkpoints; there is one at the end, too.
     iterations_per_loop: most steps of one call.
-    seed: of dropout, and of the order of examples.
+    seed: seed of dropout, and of the order of examples.
   """
 
   def __init__(
@@ -104,7 +104,7 @@ class Runner:
     """Trains up to a step.
 
     Args:
-      input_fn: of endless batches.
+      input_fn: function that reads batches without end.
       batch_size: examples in each.
       max_steps: the step to stop at, counted from the model's beginning.
 
@@ -211,10 +211,10 @@ class Runner:
     """The metrics of the model, with their sum `loss` (see `ModelSpec`), and `global_step`.
 
     Args:
-      input_fn: of batches; the last one may have fewer examples: it is filled up with zeros, which
-        count in no metric.
-      batch_size: examples in each.
-      max_steps: how many batches; None: all.
+      input_fn: function that reads batches. The last may have fewer examples: it is padded with
+        zeros, which count in no metric.
+      batch_size: number of examples in a batch.
+      max_steps: maximum number of batches; None: all.
 
     Raises:
       DataError: there are no examples.

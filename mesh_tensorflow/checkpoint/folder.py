@@ -68,7 +68,7 @@ def inside(directory: str, path: str) -> str:
 
   Args:
     directory: the folder.
-    path: as `relative` takes it.
+    path: path of a file or folder, which need not exist.
 
   Raises:
     StorageError: it is not; the error says where it leads.

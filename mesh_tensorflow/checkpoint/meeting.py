@@ -263,8 +263,8 @@ def raise_together(what: str, error: Exception | None) -> None:
   """Raises an error in every worker if there is one in any.
 
   Args:
-    what: what they did, for those that succeeded.
-    error: what went wrong in this worker.
+    what: name of the action, for the error of workers that succeeded.
+    error: error of this worker, or None.
 
   Raises:
     CheckpointError: naming the worker; in a worker that has an error, that one. It is a

@@ -29,7 +29,7 @@ def not_of_this_model(
   Args:
     path: the checkpoint.
     missing: variables that it does not have, each with its shape.
-    unexpected: what else it has, likewise.
+    unexpected: variables that only the checkpoint has, each with its shape.
     mismatched: variables of another shape there, each with both.
     changes: for each of these the dimensions that differ; None: the numbers of dimensions do.
 
@@ -72,7 +72,7 @@ def listed(
     title: title of the list.
     names: an empty list makes no lines.
     most: maximum number of names to show; None: all.
-    why: what they have in common, added to the title.
+    why: common property of the names, added to the title.
   """
   if not names:
     return []

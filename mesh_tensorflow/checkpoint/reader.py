@@ -116,7 +116,7 @@ class Request:
 
   Attributes:
     name: in the checkpoint.
-    spec: as of `slice_spec`.
+    spec: the slice, in the notation of `slice_spec`.
     dtype: in the checkpoint.
     variables: get the value.
     offset: where in the variables; None: it is all of them.

@@ -36,7 +36,7 @@ class Restored:
     matched: from each restored variable to its name in the checkpoint.
     missing: variables that the checkpoint does not have; they are as they were.
     mismatched: variables of another shape there, with both shapes; they are as they were.
-    unused: what else is in the checkpoint.
+    unused: names in the checkpoint that no restored variable uses.
   """
 
   path: str

@@ -23,9 +23,9 @@ class Stored:
   """A tensor, or a slice of one, as it lies in the data files.
 
   Attributes:
-    key: what TensorFlow finds it by.
+    key: its key in the checkpoint's index.
     dtype: dtype of its values.
-    num_bytes: their size; 0 for strings, of which it is not known.
+    num_bytes: size of the values; 0 for strings, whose size is unknown.
   """
 
   key: bytes
@@ -60,7 +60,7 @@ def check(path: str, stored: list[Stored]) -> None:
 
   Args:
     path: a checkpoint.
-    stored: what to read of it.
+    stored: the entries to read.
 
   Raises:
     DamagedCheckpointError: something cannot be read.

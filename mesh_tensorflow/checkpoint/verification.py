@@ -209,13 +209,13 @@ def records_of(path: str) -> tuple[list[FileRecord], list[Damage]]:
 
 
 def check_files(path: str, records: Sequence[FileRecord], share: int = 0, of: int = 1) -> list[int]:
-  """Looks at one of `of` shares of the files.
+  """Checks one of `of` shares of the files.
 
   Args:
     path: a checkpoint.
     records: its files.
-    share: which share: worker 1 of 3 does files 1, 4, 7, ...
-    of: how many there are.
+    share: number of the share: worker 1 of 3 checks files 1, 4, 7, ...
+    of: number of shares.
 
   Returns:
     For each file one of `GOOD`, `MISSING` ...; `GOOD` for the files of other shares.
@@ -236,8 +236,8 @@ def check_tensors(path: str, share: int = 0, of: int = 1) -> list[Damage]:
 
   Args:
     path: a checkpoint.
-    share: which share.
-    of: how many there are.
+    share: number of the share.
+    of: number of shares.
 
   Returns:
     What is wrong with it; the first thing that is found.

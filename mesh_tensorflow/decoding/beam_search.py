@@ -57,13 +57,13 @@ def compute_topk_scores_and_seq(
   beam_dim: DimensionLike,
   prefix: str = "default",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-  """The sequences of the highest scores, and what belongs to them.
+  """Selects the sequences with the highest scores, and the values that belong to them.
 
   Args:
     sequences: token ids, of shape [..., old_beam, length].
-    scores: what is compared, of shape [..., old_beam].
-    scores_to_gather: of the shape of `scores`; returned for the selected sequences.
-    flags: of the shape of `scores`, of any dtype; returned for the selected sequences.
+    scores: scores to compare, of shape [..., old_beam].
+    scores_to_gather: values of the shape of `scores`; returned for the selected sequences.
+    flags: values of the shape of `scores`, of any dtype; returned for the selected sequences.
     beam_dim: the new dimension in place of the last one of `scores`, not larger. It needs
       another name.
     prefix: prefix of the operation's name.

@@ -176,7 +176,7 @@ class EagerLowering(Lowering):
   Args:
     graph: an `EagerGraph`.
     impl: a placement mesh.
-    seed: as of `Lowering`.
+    seed: seed of random operations; see `Lowering`.
   """
 
   def __init__(self, graph: EagerGraph, impl: MeshImpl, seed: int | None):

@@ -25,7 +25,7 @@ def check_python(version: Sequence[int | str]) -> None:
   """Raises `InstallationError` for a Python that is too old.
 
   Args:
-    version: as `sys.version_info`.
+    version: version of Python, in the form of `sys.version_info`.
   """
   if tuple(version[:2]) < (3, 10):
     raise InstallationError(

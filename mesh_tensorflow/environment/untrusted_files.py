@@ -41,8 +41,8 @@ def read_json(
   """The value of a file of JSON.
 
   Args:
-    path: as `read_bytes` takes it.
-    shape: what is expected; see `untrusted.expect`.
+    path: path of a small file; see `read_bytes`.
+    shape: expected form of the value; see `untrusted.expect`.
     most: bytes.
     finite: see `untrusted.parse`.
     values: see `untrusted.parse`.

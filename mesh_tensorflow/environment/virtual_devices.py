@@ -51,7 +51,7 @@ def configure_virtual_cpu_devices(count: int) -> None:
   """As `virtual_cpu_devices`, for a process that joins a cluster: TensorFlow is not started.
 
   Args:
-    count: how many devices to make.
+    count: number of devices to make.
 
   Raises:
     RuntimeError: TensorFlow has started.

@@ -30,7 +30,7 @@ def string(name: str, default: str | None, help_text: str) -> None:
   Args:
     name: name of the flag.
     default: its value if it is not given.
-    help_text: what it means.
+    help_text: its description, for --help.
   """
   _define(flags.DEFINE_string, name, default, help_text)
 

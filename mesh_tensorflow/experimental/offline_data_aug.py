@@ -90,7 +90,7 @@ def save_to_tfrecord(
     process_no: number of the process, or None.
     idx: number of the scan.
     output_path: the folder.
-    output_file_prefix: what the file's name begins with.
+    output_file_prefix: beginning of the file's name.
 
   Returns:
     The path of the file, which is as `unet` reads it: GZIP, float32.

@@ -118,7 +118,7 @@ def conv_with_spatial_partition(
     with_batch_norm: whether there is batch norm, over all but the channels.
     is_training: whether batch norm uses the statistics of x, and there is dropout.
     odim_name: name of the dimension of channels of the result.
-    variable_dtype: of the filter.
+    variable_dtype: dtypes of the filter.
     name: name of the scope.
 
   Returns:

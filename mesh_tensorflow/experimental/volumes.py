@@ -81,7 +81,7 @@ class Volume(abc.ABC):
       begin: the first position along each axis; may lie before the array.
       sizes: positions along each axis; the block may end behind the array.
       dtype: dtype of the result; that of the array by default.
-      fill: what lies outside of the array.
+      fill: value of elements outside of the array.
 
     Raises:
       ArgumentError: they are no integers, or there is no such dtype, or the array is complex and
@@ -137,7 +137,7 @@ class _ArrayVolume(Volume):
     path: the file.
     array: has `shape`, `dtype`, and what it is indexed by.
     close: closes the file.
-    dtype: of what is read, if not `array.dtype`.
+    dtype: dtype of what is read; `array.dtype` by default.
   """
 
   def __init__(

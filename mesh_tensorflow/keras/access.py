@@ -28,7 +28,7 @@ class Watcher(Protocol):
     """Called before the value of a variable is read or written.
 
     Args:
-      variable: of those that it watches.
+      variable: one of the variables that it watches.
     """
 
 

@@ -34,7 +34,7 @@ class Decision:
     mesh_impl: the mesh implementation.
     names: for each variable, by path, the names of its axes in a program; None for size 1.
     kind: of the program it was made for: "train", "test" or "predict".
-    map_layout: what became of Keras' layout map, or None.
+    map_layout: layout rules made from Keras' layout map, or None.
     choice: what was found, where a layout was searched; None if there was none to be found.
     searched: whether a layout was searched.
   """
@@ -64,7 +64,7 @@ def decide(
   """Decides the layout for a program.
 
   Args:
-    kind: of the program: "train", "test" or "predict".
+    kind: kind of the program: "train", "test" or "predict".
     mesh: the mesh.
     layout: "auto", layout rules, or what `is_distribution`.
     imported: the forward part of the program.
@@ -115,7 +115,7 @@ def rules_by_hand(mesh: MeshChoice, layout: Any) -> LayoutRules | None:
 
   Args:
     mesh: the mesh.
-    layout: as of `decide`.
+    layout: "auto", layout rules, or what Keras has for a layout; see `decide`.
 
   Raises:
     LayoutError: a rule names a mesh dimension that there is not.

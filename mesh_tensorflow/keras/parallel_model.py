@@ -33,7 +33,7 @@ class ParallelModel:
   it, at any time; a program finds what was assigned.
 
   Args:
-    programs: what runs.
+    programs: the programs of the model on the mesh.
 
   Attributes:
     model: the Keras model.

@@ -43,7 +43,8 @@ def parallelize(
       `dimensions` has; or a `keras.distribution.LayoutMap`, `ModelParallel` or `DataParallel`.
     dims: names of dimensions, as of `mtf.from_tensorflow`; the arguments are called "inputs",
       "targets" and "sample_weight", and their first axis "batch".
-    fallback: as of `mtf.from_tensorflow`.
+    fallback: "replicate" (each device computes operations without a rule whole, with a warning) or
+      "error"; see `mtf.from_tensorflow`.
 
   Returns:
     A `ParallelModel`.

@@ -67,8 +67,8 @@ class Programs:
     model: the model.
     mesh: the mesh.
     layout: "auto", layout rules, or what Keras has for a layout.
-    dims: as of `from_tensorflow`.
-    fallback: as of `from_tensorflow`.
+    dims: dimension names by pattern of arguments and variables; see `from_tensorflow`.
+    fallback: "replicate" or "error", for operations without a rule; see `from_tensorflow`.
 
   Attributes:
     model: the model.

@@ -175,10 +175,10 @@ def masked_local_attention_1d_incremental(
     x: [batch..., io_channels], the position `step_num`.
     prev_k: keys [batch..., heads, window, kv_channels] of the last steps; the size of its
       second-last dimension is the window size.
-    prev_v: values, likewise.
+    prev_v: values of the last steps, of the shape of `prev_k`.
     step_num: an integer `Tensor`: a scalar, or of some batch dimensions.
-    master_dtype: of the variable; float32 by default.
-    slice_dtype: of the variable; the master's by default.
+    master_dtype: dtype of the variable in checkpoints; float32 by default.
+    slice_dtype: dtype in which it is kept and updated; the master's by default.
     params: (wq, wk, wv, wo), each [heads, io_channels, kv_channels].
     name: name of the scope; `masked_local_attention_1d`, made unique, by default.
 

@@ -80,8 +80,8 @@ def lstm(
       looked at. The states stay as they are, and an output is that of the last position, as with
       Keras' masks. The loop ends at the longest. By default all have the whole length.
     initial_state: h and c, of the batch dimensions and `hidden_dim`; zeros by default.
-    activation: of the candidates and of the output.
-    recurrent_activation: of the gates.
+    activation: a function of a `Tensor`, of the candidates and of the output.
+    recurrent_activation: a function of a `Tensor`, of the gates.
     use_bias: whether there is a bias.
     unit_forget_bias: whether the bias of f begins with 1.
     go_backwards: begins at the end (of each sequence); outputs stay at their positions.

@@ -43,7 +43,7 @@ def reversible_half_residual_and_swap(
     x1: a floating `Tensor`.
     x1_backwards: None, or what the layer before returned along with x1.
     x2: a `Tensor` of x1's shape.
-    x2_backwards: as `x1_backwards`.
+    x2_backwards: None, or what the layer before returned along with x2.
     f: a function of a `Tensor` that returns one of its shape. It may use variables and other
       tensors, to which gradients flow.
     recompute_grads: if false, activations are kept as usual.

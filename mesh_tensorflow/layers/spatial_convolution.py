@@ -182,8 +182,8 @@ def _with_blocks(
     strides: stride along each spatial dimension.
     padding: "SAME" if there are blocks.
     blocks: for each spatial dimension the dimension of its blocks, or None.
-    initializer: of the filter.
-    dtype: dtype of the filter.
+    initializer: initializer of the filter.
+    dtype: dtypes of the filter.
     name: name of the scope.
   """
   block_dims = [None if b is None else convert_to_dimension(b) for b in blocks]

@@ -54,8 +54,8 @@ class _Step(NamedTuple):
   Attributes:
     variable: the weight.
     matrix: its rows and columns.
-    m: the slot.
-    new_m: what it becomes.
+    m: the momentum's slot.
+    new_m: the new momentum.
     direction: the momentum to orthogonalize.
   """
 

@@ -32,8 +32,8 @@ class Matrix:
   """A variable as matrices.
 
   Attributes:
-    rows: what they take: the side that stands first in the shape, unless it is given otherwise.
-    columns: what they make.
+    rows: dimensions of the rows (inputs): the first side in the shape, unless given otherwise.
+    columns: dimensions of the columns (outputs).
   """
 
   rows: list[Dimension]

@@ -48,7 +48,7 @@ class MtfRestoreHook:
 
     Args:
       session: has no meaning; None will do.
-      coord: likewise.
+      coord: has no meaning; None will do.
     """
     del session, coord
     self._lowering.copy_masters_to_slices()

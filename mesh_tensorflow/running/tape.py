@@ -36,9 +36,9 @@ class GivenValues(Lowering):
 
   Args:
     graph: a `Graph`.
-    mesh_to_impl: as of `Lowering`.
+    mesh_to_impl: mesh implementation of each mesh; see `Lowering`.
     given: the values of its variables, by their full names.
-    seed: as of `Lowering`.
+    seed: seed of random operations; see `Lowering`.
   """
 
   def __init__(

@@ -133,9 +133,9 @@ class ReplicaTrace:
     """Calls the function for one processor.
 
     Args:
-      pnum: its number.
-      data: what it gets for each of `self.data`.
-      resource: what it gets for a captured resource.
+      pnum: number of the processor.
+      data: values to pass for `self.data`.
+      resource: function from a captured resource to the one to pass for it.
     """
     values = iter(data)
     arguments = [resource(c) if c.dtype == tf.resource else next(values) for c in self.captures]

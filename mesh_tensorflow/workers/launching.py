@@ -45,7 +45,7 @@ def launch(
 
   Args:
     command: program and arguments.
-    workers: how many processes.
+    workers: number of processes.
     restarts: how often in a row all of them are started again after one failed, after a pause; not
       where that cures nothing, see `exit_codes.TABLE`. A checkpoint of a newer step than all before
       is progress, after which the count begins anew.

@@ -150,7 +150,7 @@ def join(
 
   Args:
     cluster: the cluster; what TF_CONFIG says by default. One worker alone has nothing to join.
-    virtual_cpu_devices: how many devices to make of the CPU of this worker.
+    virtual_cpu_devices: number of devices to make of the CPU of this worker.
     timeout_seconds: how long to wait for the other workers to come.
 
   Returns:
@@ -275,7 +275,7 @@ def leave(finish: Callable[[], None] = lambda: None, exit_code: int = 0) -> None
 
   Args:
     finish: called before the end, when all others are here, too.
-    exit_code: of this process.
+    exit_code: exit code of this process.
 
   Raises:
     WorkerLostError: another worker is gone, and its work may not be done.

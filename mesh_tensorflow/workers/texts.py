@@ -20,7 +20,7 @@ def gather_texts(text: str) -> list[str]:
   """The texts of all workers; every worker calls it at the same place of its program.
 
   Args:
-    text: of this worker.
+    text: text of this worker.
 
   Raises:
     WorkerLostError: another worker is gone.
