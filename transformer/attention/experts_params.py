@@ -177,7 +177,7 @@ class ExpertsAttentionParams(AttentionParams):
     raise errors.UnsupportedError("attention by experts has no values apart from its keys")
 
   def _context_of_memory(self) -> Any:
-    """The context, with the encoder's tokens for its own."""
+    """A copy of the context with the encoder's sequence ids in place of the decoder's."""
     context = copy.copy(self.context)
     context.sequence_id = self.context.encoder_sequence_id
     # The embeddings of the decoder's tokens say nothing of the encoder's.
@@ -198,7 +198,7 @@ def _check_arguments(
   query_heads_dims: Sequence[mtf.Dimension] | None,
   memory_heads_dims: Sequence[mtf.Dimension] | None,
 ) -> None:
-  """Raises what `ExpertsAttentionParams` says of its arguments."""
+  """Raises for arguments that `ExpertsAttentionParams` does not support."""
   if not combine_dims or not shared_kv:
     raise errors.ConfigError(
       "attention by experts needs combine_dims=True and shared_kv=True, got "
@@ -221,5 +221,5 @@ def _check_arguments(
 
 
 def _initializer(input_dim: mtf.Dimension) -> Any:
-  """Keeps the variance of what is multiplied."""
+  """Initializer that preserves the variance of the input: stddev input_dim.size ** -0.5."""
   return tf.random_normal_initializer(stddev=input_dim.size**-0.5)

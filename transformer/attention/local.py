@@ -263,7 +263,7 @@ class _Sinks:
     return cls(blocks, position, dim, index)
 
   def or_in_memory(self, near: mtf.Tensor, relative_position: mtf.Tensor) -> mtf.Tensor:
-    """The mask of the window, with the sinks that are in the memory of a block."""
+    """Adds the sinks within a block's memory to the mask of the window."""
     right = 0 if self.blocks.to_the_left else self.blocks.radius
     earlier = mtf.less_equal(relative_position, right)
     sink = mtf.less(self.blocks.memory(self.position), self.dim.size)
@@ -323,7 +323,7 @@ def _compared(
 
 
 def _all(masks: list[mtf.Tensor], block: list[mtf.Dimension]) -> mtf.Tensor:
-  """The conjunction; the dims `block`, of one block, stand last."""
+  """Logical and of masks; the dims `block` come last."""
   result, *others = sorted(masks, key=lambda mask: -mask.shape.ndims)
   for mask in others:
     dims = dict.fromkeys([*result.shape, *mask.shape])

@@ -142,7 +142,7 @@ def make_params_hyperprompt(
   prompt_length: int,
   scope: str | None = None,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
-  """As `make_params_mtlprompt`, with dense layers made from embeddings of task and layer.
+  """Like `make_params_mtlprompt`, with dense layers made from embeddings of task and layer.
 
   All is in `shared_params[scope]`: `prompts`, `task_raw_embedding` [task_num, n],
   `layer_embedding` [layers, m], `task_projector_layer_one` [n + m, hidden],
@@ -195,7 +195,7 @@ def make_params_hyperprompt(
 
 
 def _times(x: mtf.Tensor, w: mtf.Tensor) -> mtf.Tensor:
-  """The last dim of x replaced by those of w but its first."""
+  """Contracts the last dim of x with the first of w."""
   last, first = x.shape[-1], w.shape[0]
   if last != first:
     x = mtf.rename_dimension(x, last.name, first.name)

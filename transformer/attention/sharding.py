@@ -20,7 +20,7 @@ def split_for_unused_axis(
   bias: mtf.Tensor | None,
   unsplittable_dims: Sequence[mtf.Dimension],
 ) -> Replacement | None:
-  """A dimension of attention to divide over a mesh axis that would have nothing to do.
+  """Selects a dimension of attention to split over an otherwise unused mesh axis.
 
   Args:
     context: a `Context`; its model's `layout` and `mesh_shape` say which axes are in use.

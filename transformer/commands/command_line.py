@@ -93,7 +93,7 @@ def import_module(name: str) -> None:
 
 
 def find_modules_here() -> None:
-  """Has modules of the working folder found, as `python -m` does and a command does not."""
+  """Puts the working folder on `sys.path`, as `python -m` does and a console command does not."""
   here = os.getcwd()
   safe = getattr(sys.flags, "safe_path", False)  # Of Python 3.11 and later.
   if not safe and here not in sys.path and "" not in sys.path:

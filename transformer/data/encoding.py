@@ -21,7 +21,7 @@ _LONG, _MOST_UNKNOWN = 1000, 0.3
 
 
 def check_known(ids: np.ndarray, vocabulary: Any, what: str) -> None:
-  """Refuses a text of which the vocabulary knows next to nothing: about blanks only.
+  """Raises if nearly all of a long text is unknown to the vocabulary.
 
   Args:
     ids: of the text.

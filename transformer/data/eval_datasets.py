@@ -175,12 +175,12 @@ def text_pairs(
 
 
 def as_it_is(text: Any, example: Any = None, is_target: bool = False) -> Any:
-  """The `postprocess_fn` that changes nothing."""
+  """The identity, as a `postprocess_fn`."""
   del example, is_target
   return text
 
 
 def reset_seeds() -> None:
-  """Before data is read for an evaluation: what shuffles is the same each time, in all workers."""
+  """Resets random seeds before an evaluation reads data, so that shuffles repeat in all workers."""
   random.seed(_SEED)
   tf.random.set_seed(_SEED)

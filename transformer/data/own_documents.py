@@ -62,7 +62,7 @@ class Source:
           yield path, texts
 
   def nothing(self, split: str) -> str:
-    """Why a split has no documents."""
+    """Text for an error message that says why a split has no documents."""
     files = self.validation if self.validation is not None and split != "train" else self.files
     count = sum(1 for _ in itertools.islice(files.documents(), 1000))
     if not count:
@@ -148,7 +148,7 @@ def bound(reader: Callable[..., Any], fields: Sequence[str]) -> Source:
 
 
 def with_texts(texts: Callable[[str | None], Iterator[str]]) -> Callable[[_F], _F]:
-  """Gives a data set function the texts that a vocabulary for it is made of.
+  """Decorator that attaches to a data set function the texts to build a vocabulary from.
 
   Args:
     texts: called with the feature, or None for all; returns the texts of the training split, as gin

@@ -81,7 +81,7 @@ def _destination(
 
 
 def _moved(x: mtf.Tensor, to: mtf.Tensor, new_length: mtf.Dimension) -> mtf.Tensor:
-  """x with its last dimension spread over the new one; float32, exact below 2**24."""
+  """Moves the elements along x's last dimension to new positions; float32, exact below 2**24."""
   permutation = mtf.one_hot(to, new_length, dtype=tf.float32)
   dims = x.shape.dims[:-1] + [new_length]
   return mtf.einsum([mtf.to_float(x), permutation], output_shape=dims)

@@ -180,7 +180,7 @@ def _choose_files(
 
 
 def _real_paths(globs: str | Sequence[str], may_be_gone: bool) -> set[str]:
-  """The files that match, without links; to evaluate, those of training need not be there."""
+  """Real paths of the matching files; the empty set if there are none and `may_be_gone`."""
   try:
     return {os.path.realpath(p) for p in text_files.find_files(globs)}
   except DataError:
@@ -217,7 +217,7 @@ def _paragraphs(text: AnyStr) -> list[AnyStr]:
 
 
 def _of_kind(pattern: str, text: AnyStr) -> AnyStr:
-  """A pattern as bytes for bytes."""
+  """Converts a pattern to the type of the text, bytes or str."""
   return pattern.encode() if isinstance(text, bytes) else pattern
 
 

@@ -103,12 +103,12 @@ def windows(
 
 
 def _known_as_endless(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """TensorFlow does not know it of data that is unbatched."""
+  """Marks a data set as infinite, which TensorFlow cannot infer after unbatching."""
   return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
 def _numbers(begin: int, end: int, rows: BatchRows | None) -> tf.data.Dataset:
-  """The numbers of those examples from `begin` to `end` that are needed, some at a time."""
+  """Batches of the numbers of needed examples from `begin` to `end`."""
   if rows is None:
     return tf.data.Dataset.range(begin, end).batch(_BLOCK)
   dataset = tf.data.Dataset.range(rows.count(end - begin)).batch(_BLOCK)

@@ -153,7 +153,7 @@ def dataset(
 
 
 def _numbers(begin: int, end: int, rows: BatchRows | None) -> tf.data.Dataset:
-  """The numbers of those rows from `begin` to `end` that are needed, some at a time."""
+  """Batches of the numbers of needed rows from `begin` to `end`."""
   if rows is None:
     return tf.data.Dataset.range(begin, end).batch(_BLOCK)
   found = tf.data.Dataset.range(rows.count(end - begin)).batch(_BLOCK)
@@ -237,7 +237,7 @@ def _permuted(seed: int, purpose: int, epoch: tf.Tensor, index: tf.Tensor, size:
 
 
 def _drawn(seed: int, purpose: int, number: tf.Tensor, limit: int) -> tf.Tensor:
-  """For each number one that is drawn from 0..limit-1; int64 [n]."""
+  """Pseudo-random integers in 0..limit-1, a function of the given numbers; int64 [n]."""
   # One element of 2**62 in a random order is as good as drawn; stateless_uniform has one seed for
   # all that it draws.
   wide = _permuted(seed, purpose, number, tf.zeros_like(number), _ENDLESS)
@@ -269,7 +269,7 @@ def _memory_reader(tokens: np.ndarray, length: int, apart: bool) -> Reader:
 
 
 def _mapped_reader(tokens: np.ndarray, length: int, apart: bool) -> Reader:
-  """As `_memory_reader`, of a mapped file.
+  """Like `_memory_reader`, for a memory-mapped file.
 
   By NumPy: TensorFlow maps no file, and its readers of records go through it from the beginning.
   """

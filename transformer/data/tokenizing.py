@@ -153,7 +153,7 @@ def _made_from(files: OwnFiles, fraction: float, vocabulary: Any) -> dict[str, A
 
 
 def _there(output_dir: str, made_from: dict[str, Any]) -> TokenFolder:
-  """The tokens that are in a folder, if they are those that are wanted."""
+  """Reads the tokens of a folder; raises if they were made from other inputs."""
   tokens = token_folder.read(output_dir)
   different = [k for k, v in made_from.items() if tokens.made_from.get(k) != v]
   if different:
@@ -165,7 +165,7 @@ def _there(output_dir: str, made_from: dict[str, Any]) -> TokenFolder:
 
 
 def _parts_folder(output_dir: str, made_from: dict[str, Any]) -> str:
-  """The folder for the parts, those that are there included; parts of other tokens are removed."""
+  """Makes the folder of the parts; keeps those already made, removes parts of other inputs."""
   parts = os.path.join(output_dir, _PARTS)
   foreign = [_path(output_dir, s) for s in SPLITS if os.path.exists(_path(output_dir, s))]
   if foreign and not os.path.isdir(parts):
@@ -213,7 +213,7 @@ def _path(output_dir: str, split: str) -> str:
 def _join(
   job: token_parts.Job, output_dir: str, vocabulary: dict[str, Any], made_from: dict[str, Any]
 ) -> TokenFolder:
-  """Puts the parts together, in the order of the files."""
+  """Joins the parts in the order of the files, and writes the metadata."""
   numbers = range(len(job.files.paths))
   counts: list[dict[str, list[int]]] = []
   for number in numbers:

@@ -15,15 +15,15 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 5.0
 
 
 def by_chief(function: Callable[[], Any]) -> Any:
-  """Calls a function in the chief; all workers call this at the same place of their programs.
+  """Calls a function in the chief and broadcasts its result; a collective call of all workers.
 
   The function may take hours. It must not wait for other workers itself.
 
   Args:
-    function: returns something of JSON's kinds.
+    function: returns a JSON-like value.
 
   Returns:
-    What it returned, in every worker.
+    The function's result, in every worker.
 
   Raises:
     MeshError: the chief's error; the others raise one of the same kind, which names the chief.
@@ -57,10 +57,10 @@ def by_chief(function: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def _others_waiting() -> Iterator[None]:
-  """In the chief: meets the others now and then while the block runs.
+  """In the chief: a periodic rendezvous with the waiting workers while the block runs.
 
-  A worker that waits in one long meeting is taken for stuck, and nobody would notice one that is
-  gone.
+  In one long rendezvous a waiting worker would be taken for stuck, and a lost one would not be
+  noticed.
   """
   done = threading.Event()
   failures: list[errors.WorkerLostError] = []
@@ -90,7 +90,7 @@ def _wait_for_chief() -> None:
 
 
 def _in_words(error: Exception) -> tuple[str, str]:
-  """The name of the error's class among those of the package, and its text."""
+  """Converts an error to (name of its class in the package, text)."""
   # Gin and subclasses elsewhere put classes in front of it.
   kind = next((c.__name__ for c in type(error).__mro__ if c.__module__ == errors.__name__), None)
   if kind is None:

@@ -73,7 +73,7 @@ def most_of_one(path: str) -> int | None:
 
 
 def check_lines(path: str) -> None:
-  """Looks through a .gz file that tf.data will read, which takes a line of any size.
+  """Checks the line lengths of a .gz file before tf.data reads it, which has no limit of its own.
 
   A small file is read, and one that says of itself that it becomes more than `most_of_one`. A
   larger one is what it says.

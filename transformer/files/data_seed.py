@@ -1,4 +1,4 @@
-"""The seed of what readers of data put into a random order, if they are given none of their own."""
+"""The default seed of the data readers' random orders."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def current() -> int:
 
 
 def chosen(seed: int | None) -> int:
-  """The seed that a reader was given; else `current()`."""
+  """The seed given to a reader, or `current()` if it is None."""
   return current() if seed is None else int(seed)
 
 
 @contextlib.contextmanager
 def used(seed: int) -> Iterator[None]:
-  """Inside it, `current()` is this seed: around the call of a data set function."""
+  """Context manager that sets `current()` around the call of a data set function."""
   token = _SEED.set(seed)
   try:
     yield

@@ -74,7 +74,7 @@ def documents(path: str, form: Form, read: Progress | None = None) -> Iterator[t
 
 
 def decoded(path: str, encoding: str, read: Progress | None = None) -> Iterator[str]:
-  """The text of a file, some at a time.
+  """Yields the decoded text of a file in chunks.
 
   Args:
     path: of the file.
@@ -110,7 +110,7 @@ def decoded(path: str, encoding: str, read: Progress | None = None) -> Iterator[
 
 
 def _bounded(path: str, what: str) -> Callable[[int], None]:
-  """Raises `DataError` when it is called with more characters than one document may have."""
+  """Makes a check that raises `DataError` for more characters than one document may have."""
   most = compressed.most_of_one(path)
 
   def check(count: int) -> None:
@@ -332,7 +332,7 @@ _READERS = {"text": _text, "jsonl": _json, "csv": _table, "tsv": _table, "parque
 def _chosen(
   fields: Sequence[Field], names: Sequence[str], place: str, kind: str
 ) -> Sequence[Field]:
-  """The fields that are taken of those that are there."""
+  """Selects the fields to read among those of the file; raises if one is missing."""
   if not fields:
     if len(names) != 1 and "text" not in names:
       raise DataError(

@@ -12,7 +12,7 @@ _NOTED: contextvars.ContextVar[dict[str, None] | None] = contextvars.ContextVar(
 
 
 def note(paths: Iterable[str]) -> None:
-  """Takes note of files, if anybody wants to know.
+  """Records files as read, inside a block of `noted`; else does nothing.
 
   To be called while a data set function is called, not later, in its generators and maps.
   """
@@ -23,7 +23,7 @@ def note(paths: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def noted() -> Iterator[dict[str, None]]:
-  """Inside it files are noted, as the keys of the dict that it gives, in their order."""
+  """Context manager that records files; yields a dict whose keys are their paths, in order."""
   found: dict[str, None] = {}
   token = _NOTED.set(found)
   try:

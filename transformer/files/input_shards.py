@@ -37,18 +37,18 @@ class BatchRows:
     return batches * len(self.needed) + bisect.bisect_left(self.needed, rest)
 
   def numbers(self, k: tf.Tensor) -> tf.Tensor:
-    """The numbers of the k-th needed examples, counted from 0 on; int64 of any shape."""
+    """Maps indices of needed examples to their numbers among all examples; int64 of any shape."""
     size = len(self.needed)
     return k // size * self.batch + tf.gather(tf.constant(self.needed, tf.int64), k % size)
 
   def within(self, begin: int, end: int) -> list[int]:
-    """The numbers that are needed of those from `begin` to `end`; negative ones are not."""
+    """Numbers of the needed examples from `begin` to `end`, negative ones excluded."""
     numbers = np.arange(max(0, begin), end)
     needed: list[int] = numbers[self.mask()[numbers % self.batch]].tolist()
     return needed
 
   def mask(self) -> np.ndarray:
-    """bool [batch]: which are needed."""
+    """Bool mask [batch] of the needed examples."""
     mask = np.zeros(self.batch, bool)
     mask[list(self.needed)] = True
     return mask
@@ -99,7 +99,7 @@ class InputShard:
 
 
 class _Reading:
-  """A shard, and whether a source has asked for it."""
+  """A shard with a flag that is set when a source has asked for it."""
 
   def __init__(self, shard: InputShard):
     self.shard = shard
@@ -164,7 +164,7 @@ def divide(rows: np.ndarray) -> tuple[InputShard, np.ndarray]:
 def agreed(
   calls: Iterable[tuple[tf.Tensor, ...]], count: int, asked: Callable[[], int]
 ) -> Iterator[tuple[tf.Tensor, ...]]:
-  """The steps for which all workers have data; every worker goes through it.
+  """Truncates calls to the steps for which all workers have data; a collective generator.
 
   Args:
     calls: what this worker has read: tensors [steps, ...], `asked()` steps but for the last.
@@ -192,7 +192,7 @@ def agreed(
 
 
 def _steps_of_all(here: int, failure: Exception | None) -> int:
-  """The smallest number of steps that a worker has read; -1 for one that failed."""
+  """Smallest number of steps that any worker has read; raises if reading failed in one."""
   counts = workers.gather(np.int32(here))
   if failure is not None:
     raise failure

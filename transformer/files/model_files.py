@@ -40,12 +40,12 @@ def write(model_dir: str, path: str, content: bytes) -> None:
 
 @contextlib.contextmanager
 def errors_of_writing(place: str, what: str, setting: str = "--model_dir") -> Iterator[None]:
-  """Inside it, what a disk says becomes a `StorageError` that names the folder.
+  """Context manager that converts file-system errors to a `StorageError` naming the folder.
 
   Args:
     place: the folder.
-    what: is written, for the message.
-    setting: what names the folder.
+    what: name of the written thing, for the message.
+    setting: name of the setting that gives the folder.
   """
   try:
     yield
@@ -57,7 +57,7 @@ def errors_of_writing(place: str, what: str, setting: str = "--model_dir") -> It
 
 
 def optional(model_dir: str, what: str, write_it: Callable[[], None]) -> bool:
-  """Writes what a run can do without: scalars, texts that were evaluated, the command line.
+  """Writes optional files of a run: scalars, evaluated texts, the command line.
 
   If it cannot be written, a warning says so, once for a folder, and the run goes on.
 

@@ -70,7 +70,7 @@ class OwnFiles:
   def divided(
     self, fraction: float, number: int, read: Progress | None = None
   ) -> Iterator[tuple[Texts | None, Texts | None]]:
-    """The documents of one file, divided between training and validation: see `split`.
+    """Yields the documents of one file, split between training and validation; see `split`.
 
     Args:
       fraction: the part that is held out.
@@ -178,7 +178,7 @@ def _find_files(path: str | Sequence[str], format: str) -> list[str]:
 
 
 def _in_folder(folder: str, format: str) -> list[str]:
-  """The files in a folder and below; if they are told by suffix, those of a known one."""
+  """Files in a folder and below; with format "auto" only those with a known suffix."""
   found: list[str] = []
   others: collections.Counter[str] = collections.Counter()
   for at, below, names in tf.io.gfile.walk(folder):

@@ -65,7 +65,7 @@ def first_damaged(filename: str) -> int | None:
 
 
 def reading(batches: Iterable[Any]) -> Iterator[Any]:
-  """The elements of a data set; its errors of damaged files name the file.
+  """Yields the elements of a data set; its errors about damaged files name the file.
 
   Raises:
     DataError: a TFRecord file is damaged, or a text file is not of its encoding.

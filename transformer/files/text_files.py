@@ -109,7 +109,7 @@ def find_files(globs: str | Sequence[str]) -> list[str]:
 
 
 def in_folder(folder: str, globs: str | Sequence[str]) -> str | list[str]:
-  """Globs that are relative to a folder; "~" is the home folder, and absolute ones stay."""
+  """Prefixes relative globs with a folder ("~" is the home folder); keeps absolute ones."""
   if not isinstance(globs, (str, os.PathLike)):
     return [os.path.join(folder, os.fspath(g)) for g in globs]
   return os.path.join(folder, os.fspath(globs))
@@ -226,7 +226,7 @@ def _lines_of_files(files: list[str]) -> tf.data.Dataset:
 
 
 def check_opened() -> None:
-  """Raises `DataError` for the first file whose lines were read and which is not text."""
+  """Raises `DataError` for the first of the opened files that is not UTF-8 text."""
   for path in _OPENED:
     if tf.io.gfile.exists(path):
       read_text_file(path, "utf-8")

@@ -228,7 +228,7 @@ def _relative_values(
 
 
 def _segments(context: Context) -> mtf.Tensor | None:
-  """The ids that must be equal for a position to see another."""
+  """Segment ids: a position attends only to positions with an equal id; None: no segments."""
   for ids in (context.subsequence_id, context.sequence_id):
     if isinstance(ids, mtf.Tensor):
       return ids
@@ -247,7 +247,7 @@ def _sources(context: Context) -> tuple[Any, ...]:
 
 
 def _joined(query: mtf.Shape, memory: mtf.Shape) -> mtf.Shape:
-  """Dims of a comparison of queries with memory: those of the query first."""
+  """Union of the dims of queries and memory, those of queries first."""
   return mtf.Shape(query.dims + [d for d in memory if d not in query])
 
 
@@ -258,7 +258,7 @@ def _relative_position(memory_position: mtf.Tensor, position: mtf.Tensor) -> mtf
 
 
 def _gather_bias(values: mtf.Tensor, bucket: mtf.Tensor, buckets_dim: mtf.Dimension) -> mtf.Tensor:
-  """The values of the buckets, in the order of the products: batch, heads, lengths."""
+  """Gathers the buckets' values, with dims ordered as in the logits: batch, heads, lengths."""
   dims = [d for d in bucket.shape if d not in values.shape]
   dims += [d for d in values.shape if d != buckets_dim]
   lengths = [d for name in ("length", "memory_length") for d in dims if d.name == name]

@@ -190,7 +190,7 @@ class SeparableConv1DLayer(Conv1D):
 
   @property
   def _state_size(self) -> int:
-    """Number of inputs to keep: the filter's, or back to the first that it needs."""
+    """Number of inputs cached for decoding."""
     return max(self.filter_size, 1 - self._min_relative_pos)
 
   def call(

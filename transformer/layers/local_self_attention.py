@@ -64,14 +64,14 @@ class LocalSelfAttention(SelfAttention):
     return mtf.Dimension("window", self.num_sinks + self.radius)
 
   def _slot(self, position: mtf.Tensor) -> mtf.Tensor:
-    """The slot that a position is written to: no two that are seen together have the same."""
+    """Slot of a position in the cache; positions visible at the same time have distinct slots."""
     if not self.num_sinks:
       return mtf.mod(position, self.radius)
     n = self.num_sinks
     return mtf.cwise(lambda p: tf.where(p < n, p, n + (p - n) % self.radius), [position])
 
   def _latest(self, position: mtf.Tensor, window: mtf.Dimension) -> mtf.Tensor:
-    """The last position that was written to each slot, once this one is; negative: none."""
+    """Latest position in each slot after `position` was written; negative for empty slots."""
     n = self.num_sinks
 
     def latest(here: tf.Tensor, slot: tf.Tensor) -> tf.Tensor:
@@ -209,12 +209,12 @@ class LocalSelfAttention(SelfAttention):
     position = context.position
 
     def relative_position() -> mtf.Tensor:
-      """Of the position in each slot: in (-radius, 0], but for sinks."""
+      """Relative position of each slot's content, in (-radius, 0] except for sinks."""
       latest = self._latest(position, window)
       return mtf.sub(latest, position, output_shape=latest.shape)
 
     def mask() -> mtf.Tensor:
-      """Hides the slots that no position has been written to."""
+      """Attention bias that masks empty slots."""
       slots = mtf.range(q.mesh, window, tf.int32)
       # Slots are filled in order: from a position on, all are.
       written = mtf.greater_equal(

@@ -134,7 +134,7 @@ class Rotary:
     return share * frequency + (1 - share) * frequency / self.factor
 
   def _pair_of_turns(self, turns: float, size: int) -> float:
-    """The pair, between whole numbers, that makes so many turns in original_length positions."""
+    """Fractional index of the pair that makes `turns` turns in original_length positions."""
     length = self.original_length / (2 * math.pi * turns)
     return size / 2 * math.log(length) / math.log(self.base)
 
@@ -150,7 +150,7 @@ class Rotary:
   def __call__(
     self, context: Context, x: mtf.Tensor, position: mtf.Tensor, dim: mtf.Dimension
   ) -> mtf.Tensor:
-    """x, turned.
+    """Rotates queries or keys by their positions.
 
     Args:
       context: a `Context`, in whose cache layers share sines and cosines.
@@ -206,7 +206,7 @@ class Rotary:
 
 
 def _swapped(points: mtf.Tensor, pair: mtf.Dimension) -> mtf.Tensor:
-  """The two channels of each pair in each other's place.
+  """Swaps the two channels of each pair.
 
   Args:
     points: channels.

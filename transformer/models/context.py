@@ -54,7 +54,7 @@ class TransformerLayer:
 
 
 class _Given(Generic[T]):
-  """An attribute that the contexts of some calls have; read in another call, it says so."""
+  """Descriptor of an attribute that only some calls have; raises an error in other calls."""
 
   def __set_name__(self, owner: type[Context], name: str) -> None:
     self._name = name
@@ -254,7 +254,7 @@ class Context:
     self.new_states.extend(new_states)
 
   def record_constant_state(self, s: Any) -> None:
-    """Stores what later positions use unchanged."""
+    """Stores a state that later positions use unchanged."""
     self.constant_states.append(s)
 
   def get_constant_state(self) -> Any:

@@ -186,7 +186,7 @@ class LayerStack(SublayerStack):
   def _recomputed_layer(
     self, x: mtf.Tensor, layer: TransformerLayer, context: Context
   ) -> mtf.Tensor:
-    """As `_layer_fn`, without keeping activations for the backward pass."""
+    """Like `_layer_fn`, without keeping activations for the backward pass."""
 
     def fn(x: mtf.Tensor) -> Any:
       # Tensors made in here cannot be used outside: auxiliary losses leave as results.

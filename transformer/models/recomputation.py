@@ -14,7 +14,7 @@ from mesh_tensorflow.transformer.models.context import Context
 
 @contextlib.contextmanager
 def recomputed_layer(context: Context, x: mtf.Tensor) -> Iterator[None]:
-  """While a layer runs inside `mtf.recompute_grad` or another `mtf.custom_gradient`.
+  """Context manager for a layer inside `mtf.recompute_grad` or another `mtf.custom_gradient`.
 
   Tensors made in there cannot be used outside. So what the layer caches goes away with it,
   except for what depends on variables and not on x, such as a relative attention bias that all
@@ -41,7 +41,7 @@ def recomputed_layer(context: Context, x: mtf.Tensor) -> Iterator[None]:
 
 
 def _take_out(value: Any, x: mtf.Tensor, start: int) -> bool:
-  """Takes the operations that make `value` out of the recomputation, if it is to be shared.
+  """Moves the operations of a shared `value` out of the recomputed function.
 
   Args:
     value: tensors in nested lists and tuples; anything else among them is ignored.
@@ -49,7 +49,7 @@ def _take_out(value: Any, x: mtf.Tensor, start: int) -> bool:
     start: how many operations the graph had before the recomputed function.
 
   Returns:
-    Whether value depends on variables and not on x.
+    True if value depends on variables and not on x, so that it was moved.
   """
   # Backwards from the value through what was made inside: reaching x means that it must be
   # computed again, reaching only variables that it need not.

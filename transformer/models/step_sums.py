@@ -28,7 +28,7 @@ class StepSum:
 
 
 def record(graph: mtf.Graph, sums: Sequence[StepSum]) -> None:
-  """Notes what a call of a model counted, for `take`."""
+  """Records the counts of a model's call, for `take`."""
   _of_graph(graph).extend(sums)
 
 
@@ -52,12 +52,12 @@ def take(graph: mtf.Graph) -> list[StepSum]:
 
 
 def as_outputs(sums: Sequence[StepSum]) -> dict[str, mtf.Tensor]:
-  """The counts as outputs of a microbatch, under names of their own."""
+  """The counts as named outputs of a microbatch."""
   return {f"step_sum_{i}": s.count for i, s in enumerate(sums)}
 
 
 def of_step(sums: Sequence[StepSum], outputs: dict[str, mtf.Tensor]) -> list[StepSum]:
-  """The sums of a step, of those of a microbatch and the outputs of all microbatches together."""
+  """Replaces a microbatch's counts by the outputs summed over all microbatches of a step."""
   return [dataclasses.replace(s, count=outputs[name]) for name, s in zip(as_outputs(sums), sums)]
 
 

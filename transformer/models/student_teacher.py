@@ -138,7 +138,7 @@ class StudentTeacher:
     return logits, (1.0 - fraction) * hard_loss + temperature**2 * fraction * soft_loss
 
   def _checked(self) -> tuple[float, float, mtf.Dimension]:
-    """Temperature, fraction_soft and the vocabulary of two models that fit together."""
+    """Checks that student and teacher match; returns (temperature, fraction_soft, vocabulary)."""
     if self.temperature is None or self.fraction_soft is None:
       raise errors.ConfigError(
         f"StudentTeacher: bind temperature (={self.temperature}) and fraction_soft "

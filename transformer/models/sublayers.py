@@ -109,7 +109,7 @@ def sublayer_rms_norm_subsampled(
   percentage: float = 100.0,
   epsilon: float = 1e-6,
 ) -> mtf.Tensor:
-  """As `sublayer_rms_norm`, the mean taken over the first `percentage` percent of channels."""
+  """Like `sublayer_rms_norm`, the mean taken over the first `percentage` percent of channels."""
   del layer_stack
   model = context.model
   with mtf.variable_scope("layer_norm_subsampled"):
@@ -133,7 +133,7 @@ def sublayer_scale_norm(
   epsilon: float = 1e-6,
   name: str = "scale_norm",
 ) -> mtf.Tensor:
-  """As `sublayer_rms_norm` with one scalar scale (Nguyen and Salazar, 2019)."""
+  """Like `sublayer_rms_norm` with one scalar scale (Nguyen and Salazar, 2019)."""
   del layer_stack
   return _rms_norm(x, context, [], epsilon, name)
 

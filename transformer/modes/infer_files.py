@@ -132,7 +132,7 @@ def _of_other_language_model(
   sequence_length: dict[str, int],
   eos_id: int,
 ) -> tuple[Decode, Any]:
-  """As `_of_language_model`, of a model whose prompts see all of themselves, or of a user's."""
+  """Like `_of_language_model`, for a model with full attention in prompts, or for a user's."""
   options = sampling_settings.of_encoder_decoder(settings, has_decode=False)
   length = sampling.row_length(sequence_length)
 
@@ -200,7 +200,7 @@ class _Progress:
     self._bar.close()
 
   def update(self, done: int, tokens: int) -> None:
-    """Takes note of lines that are done, and of new tokens."""
+    """Records numbers of finished lines and new tokens."""
     self._bar.update(done - self._done)
     self._done, self._tokens = done, self._tokens + tokens
     self._bar.set_postfix_str(f"{self._rate:,.0f} tokens/s", refresh=False)

@@ -59,8 +59,7 @@ def score_with_estimator(
     vocabulary: a vocabulary, or an (inputs, targets) tuple.
     score_postprocess_fn: called with the list of results, dicts of `scores` and `targets`, and the
       vocabulary.
-    num_examples: so many results are used; None: all but the padding at the end, rows without a
-      target.
+    num_examples: number of results; None: all but the padding at the end, rows without a target.
 
   Returns:
     What `score_postprocess_fn` returns.

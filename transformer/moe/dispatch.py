@@ -166,7 +166,7 @@ def expert_capacity(group_size: int, num_experts: int, hparams: Any, train: bool
 
 
 def change_hands(x: mtf.Tensor, dims: Sequence[mtf.Dimension], hints: LayoutHints) -> mtf.Tensor:
-  """x with its dimensions but the last renamed, and so laid out in another way.
+  """Renames all dimensions of x but the last, so that its layout changes (an alltoall).
 
   If the layout splits "d_model_split", processors along that mesh axis divide the exchange.
 

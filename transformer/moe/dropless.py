@@ -43,7 +43,7 @@ def apply_without_dropping(
   token_embeddings: mtf.Tensor | None = None,
   loads: list[StepSum] | None = None,
 ) -> tuple[list[mtf.Tensor], mtf.Tensor]:
-  """As `apply_experts` of two-layer networks, with the same variables.
+  """Like `apply_experts` of two-layer networks, with the same variables.
 
   Args:
     inputs: `[(outer_batch,) batch, ..., d_model]`.

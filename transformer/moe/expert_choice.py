@@ -11,7 +11,7 @@ from mesh_tensorflow.transformer.moe.switch import one_expert
 
 
 def switch_max_routing(call: RouterCall) -> tuple[Routing, mtf.Tensor]:
-  """As `switch_routing`, but experts take those tokens that have the highest gates.
+  """Like `switch_routing`, but experts take those tokens that have the highest gates.
 
   Args:
     call: a `RouterCall`.

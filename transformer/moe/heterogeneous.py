@@ -110,7 +110,7 @@ def transformer_moe_layer_v1(
   token_embeddings: mtf.Tensor | None = None,
   context: Context | None = None,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
-  """As `moe.transformer_moe_layer_v1`, with experts that are stacks of feed-forward layers.
+  """Like `moe.transformer_moe_layer_v1`, with experts that are stacks of feed-forward layers.
 
   Between the layers of an expert there are `sublayer_dropout`, a residual connection, and
   `sublayer_rms_norm`. With `moe_heterogeneous_mask_info`, experts have different numbers of layers

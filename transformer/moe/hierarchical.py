@@ -30,7 +30,7 @@ def transformer_moe_layer_v2(
   nonpadding: mtf.Tensor | None = None,
   num_microbatches: int | None = None,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
-  """As `transformer_moe_layer_v1` with experts in a table of `moe_expert_x` by `moe_expert_y`.
+  """Like `transformer_moe_layer_v1` with experts in a table of `moe_expert_x` by `moe_expert_y`.
 
   A token goes to its two best rows x, and in each to the two best experts y; where it is only the
   second choice of a row, to the best expert alone. On a mesh of two dimensions, tokens are

@@ -287,7 +287,7 @@ class SavedPipeline:
   def calls(
     self, count: int, per_call: int, most: Callable[[], int] | None = None
   ) -> Iterator[tuple[tf.Tensor, ...]]:
-    """As `TrainingData.calls`; nothing is read ahead of what a call takes."""
+    """Like `TrainingData.calls`, without reading ahead of the next call."""
     asked = [per_call]
 
     def wanted(done: int) -> int:

@@ -37,7 +37,7 @@ class DivergenceWatch:
   def look(
     self, step: int, loss: float, rate: float | None = None, norm: float | None = None
   ) -> list[str]:
-    """Takes note of a report.
+    """Records a report.
 
     Args:
       step: number of steps done.

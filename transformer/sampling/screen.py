@@ -59,7 +59,7 @@ class Screen:
     self._now, self._shown = -1, 0
 
   def update(self, number: int, sure: str, ended: bool) -> None:
-    """Takes note of a text, and shows what can be shown.
+    """Records a text, and shows what can be shown.
 
     Args:
       number: of the text.

@@ -79,7 +79,7 @@ class TrainingSource:
   def saved_batches_from(
     self, steps: ModelSteps, start: int, checkpoint: str | None, say: Callable[[str], None]
   ) -> tuple[TrainingData, SavedPipeline]:
-    """As `batches_from`, by an iterator whose position is saved with checkpoints.
+    """Like `batches_from`, by an iterator whose position is saved with checkpoints.
 
     Args:
       steps: the programs of the model.

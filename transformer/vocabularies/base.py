@@ -45,7 +45,7 @@ class Vocabulary:
 
 
 def as_text(decoded: Any) -> str:
-  """A text, of what some vocabulary decodes to: bytes (UTF-8), or a list of words, too."""
+  """Converts a vocabulary's decoded output (str, UTF-8 bytes or a list of words) to a str."""
   if isinstance(decoded, bytes):
     return decoded.decode("utf-8", "replace")
   if isinstance(decoded, (list, tuple)):

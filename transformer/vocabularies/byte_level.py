@@ -39,7 +39,7 @@ class ByteVocabulary(Vocabulary):
     return str(self._extra_ids).encode()
 
   def encode_array(self, s: str | bytes) -> np.ndarray:
-    """As `encode`, but int32 [length]."""
+    """Like `encode`, but int32 [length]."""
     data = s if isinstance(s, bytes) else s.encode("utf-8")
     return np.frombuffer(data, np.uint8).astype(np.int32) + self._OFFSET
 

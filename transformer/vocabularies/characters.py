@@ -135,7 +135,7 @@ class CharacterVocabulary(Vocabulary):
     return self.characters.encode("utf-8", "surrogatepass")
 
   def encode_array(self, s: str) -> np.ndarray:
-    """As `encode`, but int32 [length].
+    """Like `encode`, but int32 [length].
 
     Raises:
       errors.DataError: a character is not in the vocabulary, and not left out; or of a long text
@@ -178,7 +178,7 @@ class CharacterVocabulary(Vocabulary):
     return "".join(self._characters[i] for i in shifted if 0 <= i < len(self._characters))
 
   def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-    """As `encode`; a refused character is a tf.errors.InvalidArgumentError when it runs."""
+    """Like `encode`; a refused character is a tf.errors.InvalidArgumentError when it runs."""
     codes = tf.strings.unicode_decode(s, "UTF-8", errors="strict")
     known = tf.constant(self._codes)
     index = tf.minimum(tf.searchsorted(known, codes), len(self._codes) - 1)

@@ -207,7 +207,7 @@ _CURRENT: list[_Folder] = []
 def kept_in(
   model_dir: str | None, *, may_write: bool = True, allow_change: bool = False
 ) -> Iterator[None]:
-  """Within the block, vocabularies come from the folder of a model, or are kept there.
+  """Context manager in which vocabularies are read from a model's folder, or saved there.
 
   As long as the folder has no checkpoint, what is kept there is made anew. Several workers enter
   the block at the same place of their programs, and make the same vocabularies in it.

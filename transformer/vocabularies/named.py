@@ -179,7 +179,7 @@ def _of_subwords(texts: Texts, feature: str | None, size: int) -> SentencePieceV
 
 
 def thinned(lines: Iterable[str], most: int) -> Iterator[str]:
-  """Lines, or of many a random part of about `most` characters, in order; always the same.
+  """Yields lines in order; of many, a deterministic random sample of about `most` characters.
 
   Args:
     lines: any number.

@@ -123,7 +123,7 @@ class SentencePieceVocabulary(Vocabulary):
 
   @property
   def unk_id(self) -> int:
-    """The id of what has no piece."""
+    """The unknown id, for text without a piece."""
     return UNK_ID
 
   def encode(self, s: str | bytes) -> list[int]:
@@ -148,7 +148,7 @@ class SentencePieceVocabulary(Vocabulary):
     )
 
   def encode_array(self, s: str | bytes) -> np.ndarray:
-    """As `encode`, but int32 [length]."""
+    """Like `encode`, but int32 [length]."""
     return np.array(self.encode(s), np.int32)
 
   def decode(self, ids: Iterable[int]) -> str:
@@ -156,11 +156,11 @@ class SentencePieceVocabulary(Vocabulary):
     return str(self._processor.decode([int(i) for i in ids if _FIRST_ID <= i < self._pieces]))
 
   def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-    """As `encode`; it calls Python, so a graph with it runs in this process only."""
+    """Like `encode`; it calls Python, so a graph with it runs in this process only."""
     return encode_in_python(self, s)
 
   def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-    """As `decode`, for each row; it calls Python."""
+    """Like `decode`, for each row; it calls Python."""
 
     def decode(rows: np.ndarray) -> np.ndarray:
       flat = [self.decode(row).encode() for row in rows.reshape([-1, rows.shape[-1]])]
@@ -331,7 +331,7 @@ def get_subword_vocabulary(
 
 
 def _wait_for_file(filename: str, train: Callable[[], None]) -> None:
-  """Has the chief make a file that is not there, and makes sure that this worker sees it."""
+  """Lets the chief create a missing file; raises if this worker does not see it then."""
   # Those who have a file of their own, on disks of several machines, do not need the chief's.
   if workers.any_worker(not tf.io.gfile.exists(filename)):
     by_chief(train)

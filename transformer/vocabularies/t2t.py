@@ -87,7 +87,7 @@ class T2tVocabulary(Vocabulary):
     return _joined([t for t in tokens if t])
 
   def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-    """As `encode`; it calls Python, so a graph with it runs in this process only."""
+    """Like `encode`; it calls Python, so a graph with it runs in this process only."""
     return encode_in_python(self, s)
 
   def _encode_token(self, token: str) -> tuple[int, ...]:

@@ -177,7 +177,7 @@ class TiktokenVocabulary(Vocabulary):
     return self._OFFSET + self._size
 
   def encode_array(self, s: str | bytes) -> np.ndarray:
-    """As `encode`, but int32 [length]."""
+    """Like `encode`, but int32 [length]."""
     text = s if isinstance(s, str) else s.decode("utf-8", "replace")
     return np.array(self._encoding.encode_ordinary(text), np.int32) + self._OFFSET
 
@@ -199,7 +199,7 @@ class TiktokenVocabulary(Vocabulary):
     return tokens
 
   def encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-    """As `encode`; it calls Python, so a graph with it runs in this process only."""
+    """Like `encode`; it calls Python, so a graph with it runs in this process only."""
     return encode_in_python(self, s)
 
   def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Vocabulary files, of which a reader sees all or nothing."""
+"""Atomic writing of vocabulary files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mesh_tensorflow.checkpoint import folder, writer
 
 
 def write_whole_file(filename: str, content: bytes) -> None:
-  """Writes a file so that a reader sees all of it or nothing, whoever else writes it meanwhile.
+  """Writes a file atomically, also with several concurrent writers.
 
   Args:
     filename: its path; its folder is made.
