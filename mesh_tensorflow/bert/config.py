@@ -17,7 +17,7 @@ from mesh_tensorflow.errors import ConfigError
 POSITION_SIGNALS = ("embedding", "relative_attention_bias")
 RESIDUAL_STRUCTURES = ("original", "direct")
 
-# Of a model of Google's or Hugging Face's whose configuration does not say.
+# Layer norm epsilon of Google's and Hugging Face's models whose configuration has none.
 _THEIR_EPSILON = 1e-12
 
 # Settings: (ours, Google's and Hugging Face's).
@@ -33,7 +33,7 @@ SETTINGS = (
   ("type_vocab_size", "type_vocab_size"),
   ("initializer_range", "initializer_range"),
 )
-# What the settings of Google's and Hugging Face's that are called otherwise are here.
+# Our names of Google's and Hugging Face's settings that have another name there.
 _RENAMED = {theirs: ours for ours, theirs in SETTINGS if ours != theirs} | {
   "hidden_act": "feedforward_intermediate_act",
   "layer_norm_eps": "layer_norm_epsilon",
@@ -41,7 +41,7 @@ _RENAMED = {theirs: ours for ours, theirs in SETTINGS if ours != theirs} | {
 # Activations: (ours, Hugging Face's). Google's are called as ours.
 ACTIVATIONS = (("gelu", "gelu_new"), ("gelu_erf", "gelu"), ("relu", "relu"), ("tanh", "tanh"))
 _SAME_AS_OURS = {"gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
-# What tells a configuration of Hugging Face's.
+# Keys by which a configuration of Hugging Face's is recognized.
 _HUGGING_FACE = ("model_type", "architectures", "transformers_version")
 # The attribute that keeps what they say of a model's task, and what it keeps.
 KEPT = "hugging_face"

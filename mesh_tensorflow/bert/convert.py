@@ -68,8 +68,8 @@ FLAGS = ProgramFlags(
 FLAGS.define(__name__)
 
 
-# What a model of Hugging Face's is for: by their class, the variables that it has beside BERT's, by
-# Google's names. The first that suits is taken for a model whose configuration tells of none.
+# For each class of Hugging Face's, the variables that it has beside BERT's, by Google's names. A
+# model whose configuration names no class gets the first that suits.
 _POOLER, _CLASSIFIER = "bert/pooler/", "output_weights"
 _PREDICTIONS, _RELATION, _ANSWERS = "cls/predictions/", "cls/seq_relationship/", "cls/squad/"
 _ARCHITECTURES = {

@@ -72,7 +72,7 @@ class ProgramFlags:
         raise ConfigError(f"--{name}={self.value(name)} must be at least 1")
 
 
-# Of all programs that run a model on a mesh.
+# Flags of all programs that run a model on a mesh.
 SHARED = (
   Flag(flags.DEFINE_string, "bert_config_file", None, "JSON file with the model's configuration."),
   Flag(flags.DEFINE_string, "output_dir", None, "Folder for checkpoints and results."),
@@ -114,7 +114,7 @@ SHARED = (
   ),
 )
 
-# Of the programs for tasks of their own, beside `SHARED`.
+# Flags of the fine-tuning programs, beside `SHARED`.
 FINE_TUNING = (
   Flag(flags.DEFINE_string, "vocab_file", None, "The vocabulary that the model was trained with."),
   Flag(flags.DEFINE_bool, "do_lower_case", True, "Lower-case the text; False for a cased model."),

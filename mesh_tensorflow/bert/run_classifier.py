@@ -234,7 +234,7 @@ def model_fn_builder(
       "eval_loss": training.mean_of_real(losses, features),
     }
     if "moe" in bert_config.block_layers:
-      # What `loss` has beside the mean of all examples, which holds the filling.
+      # The part of `loss` beside the mean over all examples, padding included.
       extra = loss - mtf.reduce_mean(losses)
       metrics["experts_loss"] = training.mean_of_real(extra, features)
     return training.ModelSpec(

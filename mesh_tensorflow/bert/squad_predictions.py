@@ -120,7 +120,7 @@ def write(
       predictions[example.qas_id] = answers[0].text
       continue
     best = next((a for a in answers if a.text), None)
-    # Where there is nothing but "no answer", there is no score to set it off against.
+    # If "no answer" is the only candidate, there is no score to subtract.
     odds[example.qas_id] = null.score - (best.score if best else 0.0)
     has_answer = best and odds[example.qas_id] <= options.null_score_diff_threshold
     predictions[example.qas_id] = best.text if best and has_answer else ""
@@ -146,7 +146,7 @@ def _candidates(
     scores = [
       _Candidate(None, 0, 0, float(r.start_logits[0]), float(r.end_logits[0])) for r in of_windows
     ]
-    # Of the window that is the surest that there is something.
+    # From the window with the lowest score of "no answer".
     null = min(scores, key=lambda c: c.score, default=_Candidate(None, 0, 0, 0.0, 0.0))
   for feature in features:
     result = results[feature.unique_id]

@@ -48,7 +48,7 @@ __all__ = [
   "write_results",
 ]
 
-# How long a call of several steps may take before it is not made longer any more.
+# Calls run more steps each time until a call takes this long.
 _CALL_SECONDS = 1.0
 
 

@@ -102,7 +102,7 @@ class Checkpointer:
     # stays with the process.
     self._executor = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
     self._copies = Copies(self._directory, snapshot_in_memory, snapshot_directory)
-    # What became of the last save, if it failed; and its words, until somebody has heard them.
+    # The last save's error, if it failed; and error messages that no `wait` has raised yet.
     self._failure: tuple[Exception, Job] | None = None
     self._unheard: list[str] = []
     weakref.finalize(self, _log_unheard, self._unheard)

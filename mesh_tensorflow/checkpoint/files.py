@@ -24,7 +24,7 @@ _LOG = logging.getLogger("mesh_tensorflow")
 NAME = "model.ckpt-"
 INDEX = ".index"
 MANIFEST = ".manifest"
-# What a program adds to a checkpoint: "model.ckpt-7.with-<name>", each from one worker.
+# Attachments of a program to a checkpoint: "model.ckpt-7.with-<name>", each from one worker.
 ATTACHED = ".with-"
 _STATE = "checkpoint"
 _TEMPORARY = folder_lib.TEMPORARY
@@ -34,9 +34,9 @@ _DATA = re.compile(r"(.*)\.data-([0-9]{5})-of-([0-9]{5})")
 _CHECKSUM = re.compile(rb"# crc32 ([0-9a-f]{8})\n")
 # A text in a state file, as protocol buffers are written as text.
 _QUOTED = re.compile(rb'"(?:[^"\\\n]|\\.)*"')
-_SHOWN, _CHARACTERS_SHOWN = 3, 400  # Of a list of names in a message, and of each.
+_SHOWN, _CHARACTERS_SHOWN = 3, 400  # Maximum names of a list in a message, characters of each.
 
-# What was refused already, so that it is said once: (state file, its entries).
+# Refused entries that were logged already, to log them once: (state file, its entries).
 _refused: set[tuple[str, ...]] = set()
 
 

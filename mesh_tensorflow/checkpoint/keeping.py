@@ -199,7 +199,7 @@ def make_room(
   state = files.read_state(directory)
   too_old = keeping.add(state, path, best)[1] if state else []
   if best is not None:
-    # What is written may fail yet, and with it what is better.
+    # The write may fail, and then the previous best is still the best.
     too_old = [p for p in too_old if not best.was_it(p)]
   left = [] if state is None else list(state.paths)
   for old in too_old:

@@ -32,9 +32,9 @@ from mesh_transformer_cli import untrusted
 _POLL_SECONDS = (0.01, 0.25)
 _SECONDS_BETWEEN_CALLS = 2.0
 _PUBLISHED, _GIVEN_UP = "published", "given-up"
-# What workers say in files; see `untrusted.expect`.
+# Form of the messages that workers write to files; see `untrusted.expect`.
 _FORM = {"problem?": (str, None), "of_storage?": bool, "files?": str}
-# Errors that are of the same kind in all workers.
+# Classes of errors that keep their class in all workers.
 _KINDS = (DamagedCheckpointError, NewerFormatError, StorageError)
 _Error = TypeVar("_Error", bound=BaseException)
 
@@ -185,7 +185,7 @@ class Meeting:
         )
       if now - last_call > _SECONDS_BETWEEN_CALLS:
         lost = [worker for worker in missing if not workers.listens(self._cluster, worker)]
-        # What it wrote last may have come since.
+        # A last message of it may have arrived since.
         if lost and not ignore_gone and any(look()[worker] is None for worker in lost):
           names = ", ".join(self._cluster.name(worker) for worker in lost)
           raise CheckpointError(f"{names}: it is gone; its log says why")

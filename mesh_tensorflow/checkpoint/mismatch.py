@@ -10,8 +10,8 @@ from mesh_tensorflow.errors import CheckpointError
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
-_SHOWN = 3  # Of each list of names.
-_CAUSES = 3  # More dimensions than these explain nothing.
+_SHOWN = 3  # Maximum number of names shown of each list.
+_CAUSES = 3  # Maximum number of changed dimensions that are named as the cause.
 
 # A dimension that differs: its name, its size in the checkpoint and in the model.
 Change = tuple[str, int, int]

@@ -147,7 +147,7 @@ def _verify_together(path: str, reads_tensors: bool) -> list[Damage]:
       f"{cluster.name(cluster.index)} does not see {path}: all workers must see the same folder"
     )
   raise_together(f"restore {path}", error)
-  # What the chief finds in the manifest counts.
+  # All workers use the manifest that the chief has read.
   records, damages = verification.records_of(path) if cluster.is_chief else ([], [])
   records, damages = of_chief(
     [[dataclasses.astuple(r) for r in records], [dataclasses.astuple(d) for d in damages]]
@@ -287,7 +287,7 @@ def _read(
 ) -> Restored:
   """Reads what matches."""
   requests = []
-  # Of a checkpoint of ours no slice is large; of others a part could cost reading the whole.
+  # Checkpoints of this library have no large slices; in others a part may cost reading the whole.
   in_parts = tf.io.gfile.exists(path + MANIFEST)
   for name, there in comparison.matched.items():
     stored = wanted[name][1]

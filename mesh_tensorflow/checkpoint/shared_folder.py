@@ -18,7 +18,7 @@ from mesh_tensorflow.workers.texts import gather_texts
 _PATIENCE_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 
-# What a worker says that does not see another's file; other texts are errors of its own.
+# Report of a worker that does not see another's file; other texts are errors of its own.
 _UNSEEN = "unseen"
 
 

@@ -29,7 +29,7 @@ from mesh_transformer_cli import untrusted
 _LOG = logging.getLogger("mesh_tensorflow")
 
 _FORMAT = 1
-# What the body of a manifest has; see `untrusted.expect`. And the longest first line, in bytes.
+# Form of a manifest's body (see `untrusted.expect`), and maximum bytes of its first line.
 _FORM = {"files": [{"file": str, "bytes": int, "crc32": str}]}
 _LONGEST_HEAD = 4096
 # Bytes that are in memory while a checksum is computed.
@@ -37,7 +37,7 @@ _CHUNK = 4 * 2**20
 # File systems keep times in ticks: a file that changed so recently may change unnoticed.
 _SECONDS_OF_A_TICK = 2.0
 
-# What is known of a file after a look at it.
+# Results of the check of a file.
 GOOD, MISSING, TRUNCATED, TOO_LONG, CHANGED, UNREADABLE = range(6)
 _WORDS = {
   MISSING: "is missing",

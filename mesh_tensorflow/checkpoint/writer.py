@@ -32,7 +32,7 @@ from mesh_tensorflow.checkpoint.verification import FileRecord
 from mesh_tensorflow.errors import CheckpointError, StorageError, WorkerLostError
 from mesh_tensorflow.workers import texts
 
-# What a disk says, and what is refused because a link leads to another folder.
+# Errors of the disk, and refusals because a link leads to another folder.
 _OF_STORAGE = (tf.errors.OpError, OSError, StorageError)
 
 

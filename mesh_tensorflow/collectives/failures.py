@@ -51,7 +51,7 @@ _VAIN = (
   "a processor waited in vain for another one: their programs took different paths, or one is stuck"
 )
 
-# What TensorFlow's messages have in them: names of queues and checks of this package, and the
+# Markers in TensorFlow's messages: names of queues and checks of this package, and the
 # words of the collective executor, which gives up everything after one failure.
 _SIGNS = (
   (

@@ -222,11 +222,11 @@ class QueueCollectives(Collectives):
       values = self.all_gather(x, groups)
       if len(set(source)) == 1:
         return values[named[0]]
-      # Who has no source reads the first row, in whose place zeros go below.
+      # Members without a source read the first row, which is replaced by zeros below.
       wanted = groups.table(lambda p: source[groups.rank(p)] or 0)
       y = tf.gather(kernels.stack(values), self.choose(wanted))
     else:
-      # Everyone sends once and receives once; who should get zeros drops what it gets.
+      # Every member sends once and receives once; those that get zeros drop what they receive.
       spare = (r for r in range(groups.size) if r not in named)
       full = [next(spare) if s is None else s for s in source]
       target = [full.index(r) for r in range(groups.size)]

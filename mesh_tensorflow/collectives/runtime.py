@@ -19,7 +19,7 @@ from mesh_tensorflow.program.dimensions import list_product
 # below 1 MB.)
 RELAY_BYTES = 1 << 20
 
-# How a dtype travels exactly where an operation does not take it.
+# Wider dtypes that hold a dtype exactly, for operations that do not support it.
 _WIDER = {
   tf.bool: tf.int32,
   tf.int8: tf.int32,

@@ -22,7 +22,7 @@ from mesh_tensorflow.errors import CollectiveError
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
-# How long the other threads may take to end after one has failed.
+# Time limit for the other threads to end after one has failed.
 _GRACE_SECONDS = 10.0
 
 

@@ -81,7 +81,7 @@ class EagerGraph(Graph):
       try:
         self._eager.run(op)
       except BaseException:
-        # What failed is not there, nor what was to come after it.
+        # Remove the operation that failed, and those after it.
         operations[:] = [o for o in operations if o in done]
         raise
       for v in getattr(op, "variables", ()):

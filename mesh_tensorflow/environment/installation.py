@@ -17,7 +17,7 @@ OLDEST_TENSORFLOW = (2, 16)
 TENSORFLOW = "tensorflow>=2.16,<2.22"
 _BUILDS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
 
-# Of warn_of_conflicts, called in start.py, which __init__.py imports: the user's import of it.
+# Stack level of the user's import: warn_of_conflicts is called in start.py, from __init__.py.
 _AT_IMPORT = 4
 
 

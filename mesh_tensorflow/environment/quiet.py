@@ -28,7 +28,7 @@ _NOTICES = re.compile(
 )
 _NO_DRIVER = re.compile(_LOGGED + rb".*failed call to cuInit")
 
-# What the drivers of NVIDIA put there; the last is that of WSL.
+# Files that exist if a driver of NVIDIA is loaded; the last is that of WSL.
 _GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 
 

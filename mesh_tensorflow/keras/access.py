@@ -37,9 +37,9 @@ class _Thread(threading.local):
 
 
 _THREAD = _Thread()
-# For watched variables, by id; each entry holds its variable.
+# Watched variables and their watchers, by id; holding the variable keeps its id valid.
 _WATCHED: dict[int, tuple[tf.Variable, list[Watcher]]] = {}
-# They by the ids of their resources, which functions capture.
+# The same variables by the ids of their resources, which functions capture.
 _RESOURCES: dict[int, tf.Variable] = {}
 _CLASSES: dict[Any, Any] = {}
 # Whether a tf.function uses a watched variable.

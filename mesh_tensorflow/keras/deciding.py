@@ -22,7 +22,7 @@ from mesh_tensorflow.program.graph import Graph
 from mesh_tensorflow.running.function import Function, TensorSpec
 
 _LOG = logging.getLogger("mesh_tensorflow")
-# Of an automatic layout: what runs longer is rarely better, and the first batch waits for it.
+# Time limit of the layout search: longer ones rarely find better, and the first batch waits.
 _SEARCH_SECONDS = 20.0
 
 

@@ -90,9 +90,9 @@ class Programs:
     self._mesh, self._layout, self._dims, self._fallback = mesh, layout, dict(dims), fallback
     self._warned: set[str] = set()  # Types of operations that each device computes whole.
     self._made: dict[Any, Program] = {}
-    # By id; they hold the variables, so that no other one gets the id.
+    # By id; holding the variables keeps their ids valid.
     self._variables: dict[int, steps.NamedVariable] = {}
-    self._others: list[tf.Variable] = []  # Those that a step uses, and Keras knows nothing of.
+    self._others: list[tf.Variable] = []  # Used by a step, but not tracked by Keras.
     self._known_names: set[str] = set()
     self._complete = False  # Whether Keras has made all variables.
     self._compiled: Any = None  # What `compile` made when the programs were made.

@@ -60,8 +60,8 @@ class Optimizer:
   called by the weight's full name and a suffix, within the open variable scope.
   """
 
-  # Whether a step against a complex gradient is what `apply_grad` does: of those that look at the
-  # squares or the signs of real numbers it is not.
+  # Whether `apply_grad` is right for complex gradients; it is not where squares or signs of real
+  # numbers are used.
   takes_complex = False
 
   @checked

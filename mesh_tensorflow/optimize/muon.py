@@ -35,15 +35,15 @@ from mesh_tensorflow.program.graph import Operation, Tensor
 
 __all__ = ["MuonOptimizer"]
 
-# What a step is multiplied by, of the numbers of rows (inputs) and columns (outputs).
+# Factor of a step, by the numbers of rows (inputs) and columns (outputs).
 _ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
   # A step of an orthogonal matrix has RMS 1 / sqrt(max(rows, columns)); AdamW's is about 0.2.
   "match_rms_adamw": lambda rows, columns: float(0.2 * max(rows, columns) ** 0.5),
   "original": lambda rows, columns: float(max(1.0, columns / rows) ** 0.5),
 }
 
-# Matrices of one shape are stacked up to so many numbers: of small ones the products take less
-# time than what is around each, of large ones a copy would only cost memory.
+# Matrices of one shape are stacked up to this number of elements: products of small ones take less
+# time than their overhead; for large ones a copy would only cost memory.
 _STACKED_ELEMENTS = 2**20
 _STACK = "_muon_stack"
 

@@ -33,7 +33,7 @@ from mesh_tensorflow.running.run import Run, run_on
 from mesh_tensorflow.running.tape import Backward, is_differentiable
 from mesh_tensorflow.running.tensor_spec import TensorSpec as TensorSpec
 
-# What `Function.plan` calls; the room that plans is above this one, and hands it in.
+# Implementation of `Function.plan`, set by the planning package, which imports this one.
 _planners: list[Callable[[Function], Any]] = []
 
 

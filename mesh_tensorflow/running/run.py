@@ -122,7 +122,7 @@ def run_on(
   for name, stored in made["stored"].items() if not made["trains"] else ():
     if not (stored.trainable or name in per_processor[0][1]):
       continue
-    # What is trained does not change in this run; a tape knows the variable by its being read.
+    # Trainable variables do not change in this run; reading one makes a tape watch it.
     slices = (
       [s.read_value() for s in stored.slices]
       if stored.trainable

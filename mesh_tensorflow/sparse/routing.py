@@ -24,10 +24,10 @@ from mesh_tensorflow.operations.reduction import mesh_axes_of
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.sparse.table import Table
 
-# Of boxes: so many times an even share, and so many places more, which small batches need.
+# Capacity of a box: _SHARE times an even share, plus _MORE places, which small batches need.
 _SHARE, _MORE = 2.0, 8
 
-# What stands for no id.
+# Placeholder for no id.
 NONE = -1
 
 
@@ -103,7 +103,7 @@ class Route:
       at = tf.where(inside[:, tf.newaxis], at, tf.zeros_like(at))
       if self.planned:
         return tf.zeros([at.shape[0], width], v.dtype)
-      # Of the variable, not of its value, which would be a copy of the slice.
+      # From the variable, not from its value, which would be a copy of the slice.
       found = tf.raw_ops.ResourceGatherNd(resource=v.handle, indices=at, dtype=v.dtype)
       return tf.where(inside[:, tf.newaxis], found, tf.zeros([], v.dtype))
 

@@ -27,11 +27,11 @@ from mesh_tensorflow.workers.cluster import Cluster, listens
 _POLL_SECONDS = 0.5
 _SECONDS_BETWEEN_LINES = 15.0
 
-# How long a worker that was there may be away: its port is not listened to for a moment when
-# TensorFlow takes it over, and longer when its process is started again.
+# Time limit for a worker's port to be closed again: for a moment when TensorFlow takes it over,
+# and longer when its process is restarted.
 _AWAY_SECONDS = 20.0
 
-# How long TensorFlow may take to join workers that are all there.
+# Time limit for TensorFlow to join the workers once all are there.
 _JOIN_SECONDS = 60.0
 
 

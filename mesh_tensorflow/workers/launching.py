@@ -20,7 +20,7 @@ from typing import Any
 from mesh_tensorflow import exit_codes
 from mesh_tensorflow.workers import launcher_reports, own_network, parent_watch
 
-# How long workers may take to notice that another one is gone, and to end.
+# Time limit for workers to notice that another one is gone, and to exit.
 _GRACE_SECONDS = 60.0
 
 _OPEN_PORTS = (
@@ -70,7 +70,7 @@ def launch(
       if why_not is not None:
         _say(f"no worker is started again after exit code {code}: {why_not}")
         return code
-      # What failed at once is likely to do so again.
+      # An attempt that failed early is likely to fail again.
       soon = time.monotonic() - started < 2 * _LONGEST_PAUSE_SECONDS
       pause = min(2 * pause, _LONGEST_PAUSE_SECONDS) if soon and again else _FIRST_PAUSE_SECONDS
       again += 1
@@ -277,7 +277,7 @@ def _ending(code: int) -> str:
 
 def _copy(process: subprocess.Popen[str], prefix: str) -> None:
   for line in process.stdout or ():
-    # Where nobody reads any more the worker must not wait for its lines to be read.
+    # A closed stderr must not block the worker, whose lines have to be read on.
     with contextlib.suppress(OSError, ValueError):
       sys.stderr.write(prefix + line)
       sys.stderr.flush()

@@ -33,13 +33,13 @@ _PASS_ON_SECONDS = 5.0
 # (`collectives.KEYS`), those of a strategy lower.
 _GROUP_KEY = 50_000
 
-# A worker whose process lives, but whose program does not come to where the others are.
+# Time limit for a worker whose process is alive, but whose program does not reach the collective.
 _STUCK_SECONDS = 1800.0
 
-# How long the ports of a process that was killed stay open, at most.
+# Maximum time that the ports of a killed process stay open.
 _CLOSING_SECONDS = 5.0
 
-# How long workers wait for each other when all have done their work.
+# Maximum time that workers wait for each other when all have done their work.
 _LEAVE_SECONDS = 15.0
 
 
@@ -284,9 +284,8 @@ def leave(finish: Callable[[], None] = lambda: None, exit_code: int = 0) -> None
     return
   barrier()
   finish()
-  # Who is through the first meeting knows that all have done their work; who ended now could break
-  # the meeting for others, who are not through. The second one tells that they are, and is lost on
-  # nobody if it fails.
+  # A worker that has passed the first barrier knows that all have done their work; but exiting now
+  # could break it for workers still inside. The second barrier waits for those; it may fail.
   thread = threading.Thread(
     target=_meet_if_possible, args=(_JOINED,), daemon=True, name="mtf-leave"
   )
@@ -343,7 +342,8 @@ def _lost_workers(message: str) -> list[int] | None:
   if "CoordinationService/Heartbeat" in message:
     return [0]  # It does not answer to heartbeats.
   found = _tasks_in(message, cluster)
-  # Of several the one that is gone; others pass its error on. Its port may be open for a moment.
+  # If several are named, keep those that are gone: others only pass the error on. The port of a
+  # process that is gone may stay open for a moment.
   end = time.monotonic() + _CLOSING_SECONDS
   while len(found) > 1 and time.monotonic() < end:
     gone = [i for i in found if not listens(cluster, i)]

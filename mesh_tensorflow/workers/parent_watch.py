@@ -16,7 +16,7 @@ import time
 # Environment variable that tells the worker its end of the pipe: "number:inode".
 VARIABLE = "MTF_LAUNCHER_PIPE"
 
-# How long a worker may take to write its last checkpoint then.
+# Time limit for a worker to write its last checkpoint after its launcher has gone.
 _GRACE_SECONDS = 60.0
 
 
