@@ -1,4 +1,4 @@
-"""What functions accept: checks of arguments by the annotations of the function called.
+"""Checks of arguments by the annotations of the function called.
 
 `checking` reads the annotations, `kinds` knows which kind each stands for, `kind` is what a kind
 is, `values` and `containers` are those of Python, NumPy and TensorFlow. `declared` is what else

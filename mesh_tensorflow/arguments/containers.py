@@ -1,4 +1,4 @@
-"""Kinds of what holds other values, and of values that may be of several kinds."""
+"""Kinds of containers, and unions of kinds."""
 
 from __future__ import annotations
 

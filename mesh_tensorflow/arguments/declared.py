@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from mesh_tensorflow.errors import ArgumentError
 
-# What a value is there for. A resume refuses another value of what affects the model.
+# Kinds of effects of a setting. A resume refuses to change one that affects the model.
 AFFECTED = ("model", "precision", "training", "report")
 
 _ATTRIBUTE = "__declared_arguments__"

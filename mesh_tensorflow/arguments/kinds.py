@@ -1,4 +1,4 @@
-"""Kinds of arguments: what an annotation accepts, and what the error says if it does not.
+"""Kinds of arguments by annotation: the values accepted, and the error for others.
 
 The annotations are read by `checking`. Here is which of them stands for which kind; the kinds of
 what Python, NumPy and TensorFlow have are in `values` and `containers`. Rooms above register what

@@ -1,4 +1,4 @@
-"""Which axes of which tensors are one dimension: the classes of axes, and how they are joined.
+"""Equivalence classes of axes that are one dimension, and how they are joined.
 
 An axis of a wire is a sequence of *factors*, major first: none for size 1, one as a rule, several
 where a reshape joins axes (`[batch, length, d] -> [batch * length, d]`). So a reshape that joins

@@ -1,4 +1,4 @@
-"""A traced program becomes operations on named dimensions."""
+"""Builds operations on named dimensions from a traced program."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Builder:
     """See `rules.Construction`."""
     before = dict(self._read)
     yield
-    # What was read inside has no meaning outside, and what was assigned is read anew.
+    # Values read inside are invalid outside, and variables assigned inside are read again.
     changed = {v for v, x in before.items() if self._read.get(v) is not x}
     self._read = {v: x for v, x in before.items() if v not in changed}
 

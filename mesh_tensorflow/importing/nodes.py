@@ -1,4 +1,4 @@
-"""What a traced TensorFlow function is made of: wires, nodes, variables, programs.
+"""Intermediate representation of a traced TensorFlow function: wires, nodes, variables, programs.
 
 Plain records without behaviour. Shapes are static; what TensorFlow could compute while tracing is a
 NumPy array on the wire (`Wire.static`).

@@ -1,4 +1,4 @@
-"""What a function of TensorFlow is called by: names of its arguments and of its variables."""
+"""Names of the arguments and variables of a function of TensorFlow."""
 
 from __future__ import annotations
 

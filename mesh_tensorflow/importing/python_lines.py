@@ -1,4 +1,4 @@
-"""Which line of Python made an operation."""
+"""Source line of Python that made an operation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operation of TensorFlow means on named dimensions: the base classes of all rules.
+"""Base classes of the rules that translate TensorFlow's operations to named dimensions.
 
 A family is a file of `families`, which registers a class for each kind of operation:
 

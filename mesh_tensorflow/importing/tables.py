@@ -1,4 +1,4 @@
-"""What an imported function says of itself: its dimensions and its operations."""
+"""Tables of the dimensions and operations of an imported function."""
 
 from __future__ import annotations
 

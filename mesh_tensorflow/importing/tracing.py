@@ -1,4 +1,4 @@
-"""From a function of TensorFlow to a `Program` of nodes.
+"""Traces a function of TensorFlow to a `Program` of nodes.
 
 It is traced once; calls are inlined, constants folded, and what nothing needs is left out.
 """
@@ -50,7 +50,7 @@ _MOST_FOLDED = 2**22
 _READERS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 # Operations whose result is not a function of their inputs, or is to be drawn by index.
 _NOT_FOLDED = ("Random", "Stateless", "StatefulUniform", "Multinomial", "TensorList", "EmptyTensor")
-# How often functions under tf.custom_gradient can be differentiated.
+# Maximum order of derivatives of functions under tf.custom_gradient.
 _MOST_GRADIENTS = 2
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank", "VariableShape")
 
@@ -229,8 +229,7 @@ class _Tracer:
     self._line_of_call = "no Python line"
     self._gradients_around = 0
     self._library = FunctionLibrary(concrete.graph)
-    # What is being traced: the wires of the function itself, and the bodies around, from outside to
-    # inside.
+    # Functions being traced: wires of the outermost, and the enclosing bodies, outermost first.
     self._outermost: dict[str, Wire] = {}
     self._around: list[_Around] = []
     self._used_inside: set[Wire] = set()
@@ -299,7 +298,7 @@ class _Tracer:
         continue
       outputs = [wire_of(t) for t in op.outputs]
       wires.update(zip((t.name for t in op.outputs), outputs))
-      if op.type in LOOPS:  # What comes out is the variable that went in.
+      if op.type in LOOPS:  # A variable that a loop returns is the one that it was given.
         wires.update((t.name, w) for t, w in zip(op.outputs, inputs) if w.variable)
       node = self._node(op, inputs, outputs)
       node.may_replicate = self._fallback

@@ -1,4 +1,4 @@
-"""What is on a wire while a program is built: an `mtf.Tensor` and its axes, or NumPy values."""
+"""Value of a wire while a program is built: an `mtf.Tensor` and its axes, or NumPy values."""
 
 from __future__ import annotations
 

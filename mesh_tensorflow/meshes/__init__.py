@@ -1,1 +1,1 @@
-"""What a mesh is: layouts, processors, slices of tensors and of variables, redistribution."""
+"""Meshes: layouts, processors, slices of tensors and of variables, redistribution."""

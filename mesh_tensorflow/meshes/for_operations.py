@@ -1,4 +1,4 @@
-"""What an operation may use of the lowering that lowers it.
+"""Structural type of a lowering, as operations use it.
 
 `mtf.Lowering` is in a room above those of the operations; this is its side that they see.
 """

@@ -1,4 +1,4 @@
-"""Layout rules that name what neither the program nor the mesh has."""
+"""Checks of layout rules for dimensions that the program or the mesh does not have."""
 
 from __future__ import annotations
 

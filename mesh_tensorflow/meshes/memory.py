@@ -1,4 +1,4 @@
-"""How much memory the machine has left for this process, and errors of its end."""
+"""Memory available to this process, and typed out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _of_container() -> int | None:
       used = int((_CGROUPS / usage).read_text())
     except (OSError, ValueError):  # Not there, or "max".
       continue
-    # What is only a copy of files goes when memory is asked for.
+    # The page cache is released when memory is requested.
     kept = _numbers(str((_CGROUPS / limit).parent / "memory.stat")).get(cache, 0)
     return most - used + kept
   return None

@@ -1,4 +1,4 @@
-"""What follows from the shape of a mesh and the layout rules alone: slices and their places."""
+"""Slices and their offsets, computed from the mesh shape and the layout rules alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which collectives turn one layout of a tensor into another, moving the fewest bytes.
+"""Plans the collectives from one layout of a tensor to another that move the fewest bytes.
 
 No TensorFlow here. The elements of a tensor are numbered row-major from 0 to `total` - 1. Under
 a layout a mesh axis of size n *stands at place* p when its coordinate is the digit

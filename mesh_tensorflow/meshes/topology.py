@@ -1,4 +1,4 @@
-"""Which core of a TPU should be which processor of a mesh.
+"""Assignment of TPU cores to the processors of a mesh.
 
 Processors that differ only along one mesh axis exchange data; a good order puts
 them on neighbouring chips. A physical shape is [rows, columns, cores of a chip];

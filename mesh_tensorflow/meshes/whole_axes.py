@@ -1,4 +1,4 @@
-"""Which collectives bring each of some tensor axes together, moving the fewest bytes.
+"""Plans the collectives that gather each of some tensor axes, moving the fewest bytes.
 
 An operation along an axis (a Fourier transform, a sort) needs the axis whole on each processor.
 Where the mesh splits it, the mesh axis moves to another tensor axis for that time (an alltoall:

@@ -231,7 +231,7 @@ def block_gradients(
   if not ys:
     return BackwardBlock([], [None] * len(xs), [], [])
   graph = ys[0].graph
-  # What the block uses from outside may be inside of another one: in its backward pass, say.
+  # Captured tensors may be inside another block: in a backward pass, say.
   with usable(block.made + block.captured()):
     grads, made = capture(graph, lambda: _gradients_like(xs, ys, grad_ys, block.operations))
   results = [g for g in grads if g is not None]

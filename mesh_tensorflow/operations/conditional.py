@@ -75,7 +75,7 @@ class ConditionalOperation(BlockOperation):
     for i, x in enumerate(self._blocks[0].outputs):
       self._outputs.append(Tensor(self, x.shape, x.dtype, name=f"output:{i}", index=i))
       self._outputs[-1].stack_of = x.stack_of
-    # Of tensors of each branch, once a gradient was asked for: those that are kept.
+    # Tensors that each branch saves for the backward pass, if there is one.
     self.saved: tuple[tuple[int, Tensor], ...] = ()
     self._keys = list(dict.fromkeys([x for block in self._blocks for x in block.captured()]))
     check_one_graph(self.name, pred, self._keys)
@@ -251,7 +251,7 @@ class ConditionalOperation(BlockOperation):
     reported = results[len(results) - 1 - len(summaries) : -1]
     lowering.scalar_summaries += [(op.name, x) for op, x in zip(summaries, reported)]
     for op in run_inside:
-      # Who waits for an assignment of a branch waits for the end of the condition.
+      # Dependencies on an assignment in a branch wait for the end of the condition.
       lowering.operations[op] = grouped(results)
 
   def _child(self, outside: Any, number: int) -> Any:

@@ -91,7 +91,7 @@ def _checked_value(name: str, value: Any, dtype: tf.DType) -> Any:
     array = np.asarray(value)
     if dtype == tf.bool and array.dtype.kind in "iuf":
       return array.astype(bool)
-    # Of many values the first tells.
+    # Checks the dtype by the first of many values.
     tf.constant(value if not array.ndim else array.flat[0] if array.size else 0, dtype)
   except (TypeError, ValueError) as e:
     text = str(e).split("\n")[0]

@@ -1,4 +1,4 @@
-"""What all convolutions have in common: shapes, layout, lowering."""
+"""Base class of convolutions: shapes, layout, lowering."""
 
 from __future__ import annotations
 

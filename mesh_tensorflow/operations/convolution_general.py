@@ -64,7 +64,7 @@ class ConvolutionOperation(Convolution):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     grads: list[Tensor] = []
     for i, role in enumerate(self.roles[:2]):
-      # Of the three each is linear in the two others: dy stands in the place of the result.
+      # Each of the three is bilinear in the two others: dy takes the place of the result.
       other = self.roles[1 - i]
       known = {other: self._inputs[1 - i], self.roles[2]: grad_ys[0]}
       roles = [r for r in (IMAGE, FEATURES, FILTER) if r != role]

@@ -37,7 +37,7 @@ def gradients_of(op: Convolution, dy: Tensor) -> list[Tensor]:
   grads = []
   rank, strides, padding = op.window.rank, op.window.strides, str(op.window.padding)
   for i, role in enumerate(op.roles[:2]):
-    # Of image, filter and features each is linear in the two others, so the gradient of one is
+    # Each of image, filter and features is bilinear in the others, so the gradient of one is
     # computed from the other input and dy, which stands in the place of the result.
     known = {op.roles[2]: dy, op.roles[1 - i]: op.inputs[1 - i]}
     shape = op.inputs[i].shape

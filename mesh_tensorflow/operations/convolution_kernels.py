@@ -96,11 +96,11 @@ class _Parts:
     steps, dilations = window.spatial_strides, window.dilations
     reach = window.reach(self._kernel)
     self._before = window.zeros_before(self._image, self._kernel)
-    # Of the image with its zeros, to the end of the last window.
+    # Sizes of the padded image up to the end of the last window.
     self._long = [(m - 1) * s + r for m, s, r in zip(self._features, steps, reach)]
     self._phases = [d if s == 1 else 1 for s, d in zip(steps, dilations)]
     self._spread = [1 if s == 1 else d for s, d in zip(steps, dilations)]
-    # So many windows that each of the interleaved images has as many.
+    # Numbers of windows, rounded up so that the interleaved images have equally many.
     self._windows = [-(-m // p) * p for m, p in zip(self._features, self._phases)]
     self._rows = [n + w - m for n, w, m in zip(self._long, self._windows, self._features)]
     # Up to a whole number of rows of the interleaved images: reach - 1 is (k - 1) * d.

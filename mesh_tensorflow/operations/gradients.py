@@ -93,7 +93,7 @@ def _accumulate(op: Operation, found: dict[Tensor, Tensor], downstream: set[Tens
   before = len(operations)
   try:
     grad_ys = [found.get(y) for y in op.outputs]
-    # What has a body asks which gradients are wanted: of one operation none can be taken out again.
+    # Operations with a body compute only the requested gradients: none can be removed afterwards.
     only = getattr(op, "gradient_of", None)
     # A gradient made of the results of a function under `custom_gradient` goes through its inside.
     with usable([*op.inputs, *op.outputs]):

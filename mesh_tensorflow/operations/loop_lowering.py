@@ -61,7 +61,7 @@ class LoweredLoop:
       state.append(impl.slicewise(lambda y=y: tf.zeros(impl.slice_shape(y.shape), y.dtype)))
     most = loop.maximum_iterations if isinstance(loop.maximum_iterations, int) else -1
     state += [empty_slices(impl, element_like(x), most) for x in loop.saved]
-    # How many slices a laid-out tensor has in this program.
+    # Number of slices of a laid-out tensor in this program.
     self.width = len(state[0].tensor_list) if state else 0
     # tf.while_loop wants a value before the first iteration; if there is none, it stays.
     summaries = [tf.zeros([], op.dtype) for op in self.summaries]
@@ -86,7 +86,7 @@ class LoweredLoop:
         lowering.set_tensor_lowering(out, laid_out)
     lowering.scalar_summaries += [(op.name, x) for op, x in zip(self.summaries, summaries)]
     for op in self.run_inside:
-      # Who waits for an assignment of the body waits for the end of the loop.
+      # Dependencies on an assignment in the body wait for the end of the loop.
       lowering.operations[op] = grouped(results)
 
   def flatten(self, number: Any, state: list[LaidOutTensor], summaries: list[Any]) -> list[Any]:
@@ -137,7 +137,7 @@ class LoweredLoop:
   def child(self, number: Any, placeholders: list[Tensor], state: list[LaidOutTensor]) -> Any:
     """A lowering for one iteration."""
     if number is not None and self.loop.counts_down:
-      # What draws random numbers here recomputes an iteration of the forward pass.
+      # Random operations here recompute an iteration of the forward pass: they need its number.
       number = self.impl.slicewise(lambda k: k - 1, state[0])
     inner = self.outside.child(loop_key=number)
     # Copies: `body` tells by the difference what was run inside.

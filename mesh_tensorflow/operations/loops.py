@@ -112,7 +112,7 @@ class WhileLoopOperation(BlockOperation):
         f"{self.name}: {', '.join(unknown)} is no option of a loop; there are "
         f"{', '.join(sorted(_TF_KWARGS))}"
       )
-    # How often the body runs at most, if that is known: what `describe` multiplies by.
+    # Maximum number of iterations, or None; `describe` multiplies costs by it.
     self.maximum_iterations = self.tf_kwargs.get("maximum_iterations")
     self._back_prop = bool(self.tf_kwargs.pop("back_prop", True))
     self.condition = self._block("cond_input", cond_fn)
@@ -126,7 +126,7 @@ class WhileLoopOperation(BlockOperation):
     for i, x in enumerate(self.body.outputs):
       self._outputs.append(Tensor(self, x.shape, x.dtype, name=f"output:{i}", index=i))
       self._outputs[-1].stack_of = x.stack_of
-    # Of tensors of the body, once a gradient was asked for: those that are kept of each iteration.
+    # Tensors of the body that each iteration saves for the backward pass, if there is one.
     self.saved: tuple[Tensor, ...] = ()
     self.is_differentiated = False
     self._keys = list(dict.fromkeys([x for block in self._blocks for x in block.captured()]))

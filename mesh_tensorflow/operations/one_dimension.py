@@ -1,4 +1,4 @@
-"""What operations along one dimension have in common, which the mesh must not split."""
+"""Base class of operations along one dimension, which the mesh must not split."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class TopKOperation(_LargestOperation):
     # The dimension goes last: tf.math.top_k looks along the last axis only.
     order = (x - self._reduced_dim + self._reduced_dim).dims
     block = impl.slice_shape(x)[self._axis]
-    # Of one block no more than k can be among the k largest of all, and it may have fewer.
+    # At most k elements of a block are among the k largest of all; it may have fewer elements.
     k = min(self._k_dim.size, block)
     mesh_axis = self._mesh_axis(impl)
 

@@ -1,4 +1,4 @@
-"""What a layout matches and costs, found out without running, and which layout is best.
+"""Planning: effects and costs of a layout without running it, and search for the best layout.
 
 `describe` lowers a program onto a mesh that is not there; a `Machine` makes seconds of what it
 counts; `auto_layout` searches. From below:

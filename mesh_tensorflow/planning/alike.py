@@ -1,4 +1,4 @@
-"""Which operations are alike: of the layers of a model one stands for all."""
+"""Keys of operations that are alike, so that one layer of a model stands for all."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Chains:
         self._consumers.setdefault(x, []).append(i)
     self.forbidden: dict[str, str] = {}
     self._origins: dict[int, list[bool]] = {}
-    # What is not needed is lowered all the same, so a layout has to suit it.
+    # Unneeded operations are lowered all the same, so a layout has to suit them.
     self.others = [op for op in graph.operations if op not in needed]
     for op in self.others:
       self.pieces.kind(op)
@@ -161,7 +161,7 @@ class Chains:
             states[out] = source
           elif state is not None:
             states[out] = Sum(state, piece.pending[j])
-          # Who is outside the chain executes what reaches him.
+          # Consumers outside the chain execute the pending sums that reach them.
           outside = any(c not in chosen for c in self._consumers.get(out, ()))
           s = states.get(out)
           if s is not None and not s.executed and (outside or out in self._results):

@@ -1,4 +1,4 @@
-"""What a program costs on a mesh, found by lowering it onto a `PlanMeshImpl`.
+"""Cost of a program on a mesh, found by lowering it onto a `PlanMeshImpl`.
 
 `trace` lowers a graph in a scratch TensorFlow graph and measures every operation:
 the bytes it exchanges, the FLOPs of the matrix products and convolutions that its
@@ -195,7 +195,7 @@ class Recorder:
     self._recorded = 0
     self._seen_nodes: set[Any] = set()
     self._stack: list[Operation] = []
-    # Of operations with a body, or whose kernels take room: the bytes of it.
+    # Bytes that operations take while they run: of their bodies, or kernel workspace.
     self.inside: dict[Operation, int] = {}
 
   def begin(self, op: Operation) -> None:
@@ -217,7 +217,7 @@ class Recorder:
     room = getattr(op, "room_of_slice", None)
     if room is not None:
       self.inside[op] = self.inside.get(op, 0) + room(self.impl)
-    # Of the additions in a loop nothing leads to a node outside of it.
+    # Additions in a loop are not reachable from nodes outside of it: counted here.
     for n in added_bytes(op, self.impl):
       self.costs[op].work.traffic += 3 * n
       self.costs[op].work.launches += 1

@@ -1,4 +1,4 @@
-"""The memory of a layout: exact for one, and at least so much for all that begin alike."""
+"""Memory of a layout: exact for a complete one, a lower bound for a partial one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Holdings:
       if isinstance(op, Variable):
         dims = {d.name: int(d.size) for d in op.shape}
         self._variables[op.full_name] = (dims, int(op.size) * int(op.slice_dtype.size))
-    # What is brought in and not used is there all the same.
+    # Unused inputs take memory all the same.
     self._unused = [chains.pieces.kind(op) for op in chains.others if not op.inputs]
     self._sets: list[frozenset[str]] = []
     self._amounts = self._bound_amounts()

@@ -1,4 +1,4 @@
-"""Loops opened: what a program runs, in one list, with how often each operation runs.
+"""Loops opened: all operations of a program in one list, each with its number of runs.
 
 A loop that is one operation among others can only be lowered whole, under each assignment of all
 its dimensions. Opened, the operations of its body are pieces like all others, and layers in it that
@@ -101,7 +101,7 @@ class Opened:
   def __init__(self, operations: Sequence[Operation]):
     self.units: list[Unit] = []
     self.blocks: list[tuple[int, int]] = [(-1, -1)]
-    # What stands, inside of loops, for tensors from outside.
+    # Tensors that stand for captured ones inside loops.
     self._stands_for: dict[Tensor, Tensor] = {}
     self._add_all(operations, 1, 0)
 
@@ -117,7 +117,7 @@ class Opened:
     self.units.append(Unit(op, read, times, block, place, **others))
 
   def _open(self, loop: WhileLoopOperation, times: int, block: int, place: int) -> None:
-    # What comes from outside is summed once, before the first iteration.
+    # Pending sums of captured tensors are executed once, before the first iteration.
     entered = {x: _summed(x) for x in reads(loop)}
     for op in entered.values():
       self._add(op, times, block, place, makes=False)

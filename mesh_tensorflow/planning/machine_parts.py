@@ -1,4 +1,4 @@
-"""What machines are made of: devices, links between them, and links between worker processes."""
+"""Parts of machines: devices, links between them, and links between worker processes."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ from mesh_tensorflow.program.graph import Operation, Tensor
 from mesh_tensorflow.running.function import TensorSpec, function
 
 _TOPOLOGY = "switch"
-# Of the exchanges whose time is measured in one call, the bytes at most.
+# Maximum bytes of the exchanges that are timed in one call.
 _MOST_BYTES = 2**24
-# Of the time of a call: less than this is what calls differ by.
+# Fraction of the time of a call; smaller differences between calls are noise.
 _LEAST_PART = 0.02
 
 
@@ -179,8 +179,8 @@ def exchange_time(kind: str, impl: MeshImpl, slice_bytes: int, repeats: int) -> 
   # By turns, as what else the machine does comes and goes.
   times = [(_seconds(one), _seconds(many)) for _ in range(repeats)]
   short, long = (statistics.median(of_one) for of_one in zip(*times))
-  # What the call itself costs is in both, and left out by the difference; of a small part of it
-  # nothing is known but that it is small.
+  # The difference cancels the overhead of the call, which both include; a difference below the
+  # noise is replaced by the noise level.
   return float(max(long - short, _LEAST_PART * long) / count)
 
 

@@ -1,4 +1,4 @@
-"""Measures what worker processes exchange, as one of them.
+"""Measures exchanges between worker processes, as one of them.
 
 All workers call the same functions in the same order. Each exchange goes over a mesh axis between
 workers, in as many groups at a time as a worker has devices.
@@ -24,7 +24,7 @@ from mesh_tensorflow.simd.devices import local_devices
 from mesh_tensorflow.simd.mesh_impl import SimdMeshImpl
 from mesh_tensorflow.workers import Cluster
 
-# What two devices exchange inside of a worker is measured, too, though a worker may have one.
+# Exchanges inside a worker are measured, too, so it needs two devices at least.
 _FEWEST = 2
 
 
@@ -73,7 +73,7 @@ def measured_workers(devices: list[str], sizes: Sizes) -> Workers:
   impl = SimdMeshImpl(Shape(shape), "", devices=devices)
   hosts = cluster.hosts if shared else None
   links = {kind: measured_link("workers", kind, [impl], sizes, hosts) for kind in KINDS}
-  # Of kinds that are not told the sum's figures count.
+  # Kinds that are not listed have the figures of the first kind, the sum.
   kinds = {k: Speed(x.bandwidth, x.latency) for k, x in links.items() if k != KINDS[0]}
   return Workers(dataclasses.replace(links[KINDS[0]], kinds=kinds), cluster.size, cluster.hosts)
 

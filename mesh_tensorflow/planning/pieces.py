@@ -1,4 +1,4 @@
-"""Pieces of a program under any assignment, of which as few as possible are lowered.
+"""Costs of operations under any assignment, from as few lowerings as possible.
 
 A piece without exchanges is the same computation whatever the sizes of the mesh axes, on slices of
 other sizes. Each of its figures (FLOPs, bytes) is then a sum of products of 1 / (parts of a

@@ -1,4 +1,4 @@
-"""What a layout does to one tensor, and what one of its rules matches."""
+"""Placement of one tensor under a layout, and the matches of one of its rules."""
 
 from __future__ import annotations
 

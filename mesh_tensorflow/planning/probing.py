@@ -1,4 +1,4 @@
-"""One operation lowered alone, under one assignment of its own dimensions.
+"""Lowers one operation in isolation, under one assignment of its own dimensions.
 
 What a whole program costs is the sum of such pieces, as its lowering goes through its operations
 one by one. The only thing that passes between them, besides slices, are sums that are pending.
@@ -118,7 +118,7 @@ class Prober:
     except MeshError as e:
       return Piece(problem=str(e))
     except (RuntimeError, TypeError, ValueError):
-      # What captures eager tensors can be traced in a function only.
+      # Operations that capture eager tensors can only be traced in a function.
       with tf.Graph().as_default():
         try:
           tf.function(run, autograph=False).get_concrete_function()

@@ -1,4 +1,4 @@
-"""What is planned: a graph, or a function that builds one."""
+"""Program to plan: a graph, or a function that builds one."""
 
 from __future__ import annotations
 

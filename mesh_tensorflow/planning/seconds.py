@@ -1,4 +1,4 @@
-"""From what a program does to the seconds that a machine takes for it.
+"""Cost model: from the work and exchanges of a program to seconds on a machine.
 
 A step takes what its operations take one after the other. An operation takes, for each product,
 the longer of computing it and of reading and writing its operands; for all else the time of its

@@ -1,4 +1,4 @@
-"""What is searched for the best layout of one program: meshes, and what may be split over them."""
+"""Search space of one program's layouts: mesh shapes, and the dimensions each may split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one processor does in an operation: its products, the bytes it moves, what it launches."""
+"""Work of one processor in an operation: products, bytes moved, kernel launches."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a program is before any layout: dimensions, scopes, graphs, operations, tensors."""
+"""Programs before any layout: dimensions, scopes, graphs, operations, tensors."""

@@ -1,4 +1,4 @@
-"""Which tensors gradients flow through."""
+"""Dtypes that have gradients."""
 
 from __future__ import annotations
 

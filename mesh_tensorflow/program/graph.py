@@ -59,13 +59,13 @@ class Graph:
     self.root_scope = scope.VariableScope("")
     self.captured_variable_scope = scope.get_variable_scope()
     self.tf_scopes = ScopesOfVariables()
-    # What random operations depend on, besides their names: an int, or a scalar Tensor
-    # (the step, say); None: each run draws new numbers.
+    # Seed of random operations, besides their names: an int, or a scalar Tensor (the step,
+    # say); None: each run draws new numbers.
     self.random_seed: int | Tensor | None = None
     # The training step, for optimizers and schedules: a scalar Tensor, or None.
     self.global_step: Tensor | None = None
-    # Whether a layout rule for a dimension that no tensor has is an error when it is lowered. In
-    # programs whose names their author writes, layouts for several programs are usual.
+    # Whether the lowering rejects a layout rule for a dimension that no tensor has. Off by default:
+    # one layout is often written for several programs.
     self.checks_layout_names = False
 
   @property
@@ -255,10 +255,10 @@ class Tensor(Operators, SymbolicTensor):
     self._dtype = dtype
     self._name = f"{operation.name}:{index}" if name is None else name
     self.usable = True
-    # What all its values are below, where that is known: of positions along a dimension. A gather
-    # by such indices needs no check.
+    # Exclusive upper bound of all values, if known: of positions along a dimension. A gather by
+    # such indices needs no check.
     self.index_bound: int | None = None
-    # Of a stack (`operations.stacks`), what its elements are.
+    # Element type, if it is a stack (`operations.stacks`).
     self.stack_of: Any = None
 
   @property

@@ -1,4 +1,4 @@
-"""How an operation is made: its arguments are checked, and it enters its graph."""
+"""Metaclass of operations: checks the arguments, and enters the operation into its graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operations lead to a result."""
+"""Operations that lead to a result."""
 
 from __future__ import annotations
 

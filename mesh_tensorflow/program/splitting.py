@@ -1,4 +1,4 @@
-"""Which dimensions of an operation's tensors a layout may split."""
+"""Splittable dimensions of an operation's tensors."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ class UniqueNames:
       mark_as_given: whether the answer counts as given from now on.
     """
     key = base = name.lower()
-    # How often the name itself was asked for is where to start looking: a graph may have thousands
-    # of operations of one name.
+    # Starts at the number of requests for the name: a graph may have thousands of operations of one
+    # name.
     i = self._given.get(key, 0)
     if mark_as_given:
       self._given[key] = i + 1

@@ -1,4 +1,4 @@
-"""What the masks of TensorFlow's StridedSlice say, in plain numbers."""
+"""Resolves the masks of TensorFlow's StridedSlice to plain numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where batch, space and channels of an image stand, as an operation's `data_format` says."""
+"""Axis order of images, by an operation's `data_format`."""
 
 from __future__ import annotations
 
