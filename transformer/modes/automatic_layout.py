@@ -72,7 +72,7 @@ def usual_machine(devices: int, on_tpu: bool = False) -> str:
   """
   if not on_tpu and tf.config.list_physical_devices("GPU"):
     return "a100"
-  # Virtual CPUs of one host are some; what is more is planned for a machine elsewhere.
+  # More devices than one host has virtual CPUs are planned for a machine elsewhere.
   return "tpu-v3" if on_tpu or devices > _MOST_VIRTUAL else "cpu"
 
 
@@ -155,7 +155,7 @@ def find(
   variant = variants.named(built)
   found = Found(mtf.convert_to_shape(mesh), mtf.convert_to_layout_rules(rules), why, variant)
   for name, text in (("mesh_shape", mesh), ("layout_rules", rules)):
-    # What is bound is recorded, too: found rules are for one mesh, a found mesh is for some rules.
+    # Bound values are recorded, too: found rules hold for one mesh, a found mesh for some rules.
     operative.say_found(
       ("", RUN, name), text, f"found: {why}" if is_auto(arguments[name]) else None
     )
@@ -232,7 +232,7 @@ def choose_layout(
   """
   chosen = convert_to_machine(machine or default_machine)
   assert chosen is not None
-  # Of what is built here nobody sees that it will run on several workers.
+  # The programs built here do not show that they will run on several workers.
   chosen = machine_of(chosen.variant(implementation), None, devices)
   by_name = {v.name: v for v in make.variants(choices)}
   if layout_rules is not None:

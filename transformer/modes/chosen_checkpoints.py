@@ -151,7 +151,7 @@ def _watch(model_dir: str, skip_until: int, stop_after: int | None) -> Iterator[
       _LOG.warning("waiting for the next checkpoint: %s", e)
       continue
     step = checkpoint_lib.get_step_from_path(path) if path else skip_until
-    # What changed is not a newer checkpoint: an old one was deleted, say.
+    # The change was no newer checkpoint; for example an old one was deleted.
     if step <= skip_until:
       continue
     skip_until = step

@@ -79,7 +79,7 @@ def first_batch(
   if call is None:
     raise DataError(f"the training data has fewer examples than a batch of {steps.batch_size}")
   values = dict(zip(data.names, call))
-  # The first axis is the steps of a call, of which there is one; an ensemble has one more.
+  # The first axis is the steps of a call, here 1; an ensemble has another axis.
   return {n: np.reshape(v.numpy(), [-1, v.shape[-1]]) for n, v in values.items()}
 
 

@@ -187,7 +187,7 @@ def eval_model(
       else:
         outputs = _decodes(estimator, texts, sequence_length, batch_size, vocabulary)
       seconds = time.perf_counter() - started
-      # Of the model's texts the data set makes what is compared; scores are numbers already.
+      # The data set postprocesses the model's texts for comparison; scores are numbers already.
       predictions = list(outputs) if eval_with_score else texts.predictions(outputs)
       name = texts.dataset.name
       if output_eval_examples:

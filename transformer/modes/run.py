@@ -245,7 +245,7 @@ def run(
       newest `keep_checkpoint_max`; its `eval_checkpoint_step` is "best".
     early_stopping_patience: number of evaluations in a row without a lower loss after which
       training ends; None: it does not end early.
-    early_stopping_min_delta: smallest decrease of the loss, in nats, that counts as lower.
+    early_stopping_min_delta: a loss must be lower by more than this, in nats, to count as lower.
     norms_every: in training, steps between norms of gradients, weights and updates; None: those
       that have a line of the report; 0: none are computed.
     peak_flops: peak FLOP/s of all devices together, for `flops_utilization`; or a machine, by the

@@ -29,14 +29,14 @@ class BatchStream:
 
   Args:
     epochs: the source of rows.
-    batches: makes of the data set of pairs (number of a row, row) one of some batches at a time:
-      tuples of tensors [batches, ...], the last of which are the numbers, int64 [batches, rows].
-    examples: how many examples of the training data are in a batch.
+    batches: maps a data set of pairs (row number, row) to one of several batches at a time: tuples
+      of tensors [batches, ...], the last of which are the row numbers, int64 [batches, rows].
+    examples: number of examples of the training data in a batch.
     say: called with messages about the data; None: no messages.
 
   Attributes:
-    place: where the iterator began.
-    iterator: of what `batches` returned.
+    place: position at which the iterator began.
+    iterator: iterator over the data set that `batches` returned.
     last_row: number of the last row that it returned; -1: none.
   """
 
@@ -82,9 +82,9 @@ class BatchStream:
       place, left = self._epochs.place_of(seen)
       self.begin(place)
       if self._epochs.skips and place.skip:
-        # Held back: whether there is a batch behind what is skipped, only reading one tells.
+        # Kept for the next call: only reading tells if there is a batch after the skipped ones.
         self._held = self._part(sys.maxsize)
-        if self._held is None:  # It is behind the end of the epoch, and where is that?
+        if self._held is None:  # The epoch ended before it, at an unknown row.
           self._epochs.size = size = None
           self.begin(Place())
           left = seen

@@ -34,20 +34,20 @@ class Epochs:
   """The rows of all epochs of a data set.
 
   Args:
-    make: returns the data set of an epoch without its first so many batches; if `skips` is false,
-      it is always called with 0.
+    make: called with a number of batches to skip, returns the data set of the rest of an epoch;
+      always called with 0 if `skips` is False.
     rows: rows in a batch.
     seen: number of batches that were seen before.
-    seed: of what shuffles without a seed of its own.
-    skips: whether `make` leaves out batches.
-    whole_batches: whether each epoch begins with a new batch: what is left at the end of one is
-      left out. So it is for data sets that skip.
-    may_be_short: whether an epoch may have fewer rows than a batch, which then goes over its end.
-      So it is for data sets that would repeat by themselves.
+    seed: seed of shuffles that have none of their own.
+    skips: True if `make` can skip batches.
+    whole_batches: True if each epoch begins with a new batch, and the incomplete one at its end is
+      dropped; used for data sets that skip.
+    may_be_short: True if an epoch may have fewer rows than a batch, which then spans several; used
+      for data sets that would repeat by themselves.
 
   Attributes:
     size: rows in an epoch, with `whole_batches` a multiple of `rows`; None: not known yet. It may
-      be set to what is found while reading.
+      be set when it is found while reading.
   """
 
   def __init__(
@@ -72,7 +72,7 @@ class Epochs:
     begin = seen if skips else 0
     first = self._made(0, begin)
     self.element_spec = first.element_spec
-    # What was made to look at is the first to be read.
+    # The data set made for inspection is the first to be read.
     self._first = {(0, begin): first}
     # Negative: TensorFlow does not know it, or it is endless.
     count = int(first.cardinality())

@@ -64,7 +64,7 @@ class Forward(ModelFeatures):
       (logits, loss), or (logits, None) without `compute_loss`.
     """
     if mode == "train":
-      # What evaluates or scores has joined them before, as it needs the joined targets, too.
+      # Evaluation and scoring have joined them already: they need the joined targets, too.
       features = self.joined(features)
     targets = features["targets"]
     if self.model_type in PAIRED:

@@ -63,7 +63,7 @@ class MemoryCheck:
     )
     size += sum(impl.slice_size(v.shape) * v.dtype.slice_dtype.size for v in graph.all_variables)
     if size * self._processors() > _WARNED * available:
-      # Ends the tracing, outside of which the program is planned; see `trace`.
+      # Aborts tracing: the plan is made outside of it; see `trace`.
       raise MayNotFitError
 
   def trace(self, trace: Callable[[], Any], step: mtf.Function) -> None:
@@ -114,7 +114,7 @@ class MemoryCheck:
     free = memory.available_bytes() if self._processors() else None
     if free is None:
       return None
-    # Variables that are there are part of what is needed, and no longer of what is free.
+    # Existing variables are counted in the need, and are no longer part of the free memory.
     there = sum(
       self._impl.slice_size(v.shape) * v.slice_dtype.size for v in self._impl.variable_store
     )

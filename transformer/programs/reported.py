@@ -199,7 +199,7 @@ def _squares_after(parts: Sequence[float]) -> Callable[..., tf.Tensor]:
 
     def compute() -> tf.Tensor:
       now = [tf.cast(v.read_value(), tf.float32) for v in variables]
-      # What was kept has lost its static shape at the condition.
+      # Copies lose their static shapes in tf.cond.
       old = [tf.ensure_shape(x, v.shape) for x, v in zip(kept, variables)]
       moved = [x - tf.cast(y, tf.float32) for x, y in zip(now, old)]
       return tf.stack([gradients, *[_sum_of_squares(x, parts) for x in (now, moved) if x]])

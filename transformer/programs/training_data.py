@@ -90,11 +90,10 @@ def examples_of(input_fn: Any, batch_size: int) -> tf.data.Dataset:
 class TrainingData:
   """The batches of one training run; on several workers, the part that this one needs of them.
 
-  Data that ends is repeated, and what it shuffles is in another order each time (see `Epochs`). So
-  is that of a function which takes `skip` or `batch_rows`, but for what is left at its end after
-  the last whole batch. Data without a whole batch is not: then there is none. A function that
-  takes `one_epoch` is asked not to repeat what it would repeat otherwise; its epochs may be shorter
-  than a batch.
+  Finite data is repeated and reshuffled in each epoch (see `Epochs`). If its function takes `skip`
+  or `batch_rows`, the incomplete batch at the end of an epoch is dropped. Data with less than a
+  batch gives no batches. A function that takes `one_epoch` is asked not to repeat its data; its
+  epochs may be shorter than a batch.
 
   Which examples are in which batch does not depend on the workers, unless `shard_input` is true.
   A data set function that takes `batch_rows` makes only the examples that this worker needs; of
@@ -116,10 +115,10 @@ class TrainingData:
       sets each worker makes all examples, and takes each n-th. Each shard is repeated when it ends.
       Functions that take `batch_rows` are divided already, and one worker reads all: for these it
       has no effect.
-    say: gets lines about the data: that an epoch begins anew, that seen examples are read.
-    examples_in_epoch: how many there were when it was counted last; None: not known. It is of use
-      where examples are left out, and need not be right.
-    seed: of what is put into a random order; None: that of the initial weights.
+    say: called with messages about the data: a new epoch begins, seen examples are being read.
+    examples_in_epoch: number of examples in an epoch as last counted; None: unknown. A hint for
+      skipping examples, which need not be right.
+    seed: seed of random orders; None: that of the initial weights.
 
   Attributes:
     names: the features of a batch.
@@ -156,7 +155,7 @@ class TrainingData:
       kwargs["batch_rows"] = BatchRows(batch, tuple(sorted({*here, batch - 1})))
       read = len(kwargs["batch_rows"].needed)
       here = list(range(len(here)))
-    # A function that skips examples of its own accord may not know of which shard.
+    # A function that skips examples itself may not know of the shards.
     skips = "skip" in takes and shard.count == 1
     if "one_epoch" in takes:
       kwargs["one_epoch"] = True

@@ -42,7 +42,7 @@ class Updates:
       gradients, _ = mtf.optimize.clip_by_global_norm(gradients, self.max_grad_norm)
     optimizer.apply_grads(gradients, variables)
     if self.ema_decay is not None:
-      # What has no gradient stays as it is, and its average would, too.
+      # Variables without a gradient do not change, so they need no average.
       moved = [v for g, v in trained if g is not None]
       mtf.optimize.average_weights(moved, self.ema_decay)
 

@@ -83,13 +83,13 @@ class TrainingProgress:
     report_every: steps between lines.
     summary_dir: folder for TensorBoard files and metrics, or None.
     quiet: writes nothing but these files.
-    steps: which steps are reported; by default as the arguments before say.
-    watch: looks for divergence; None: nobody does.
+    steps: the schedule of reported steps; None: as the arguments before give it.
+    watch: warns of divergence; None: no warnings.
     profile_steps: steps of a TensorFlow profile; see `ReportSettings`.
 
   Attributes:
-    rates: of a step; to be completed when the program is built.
-    facts: what the summary at the end says besides, by what it is of.
+    rates: the constants of the rates, to be completed when the program is built.
+    facts: further lines of the summary at the end: texts by label.
   """
 
   def __init__(

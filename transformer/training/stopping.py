@@ -128,14 +128,14 @@ class StopRequests:
       self._reader, self._writer = os.pipe()
       os.set_blocking(self._writer, False)
       self._old_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-      # What a shell has set to be ignored (programs in the background) stays so.
+      # Signals that a shell has set to be ignored (background programs) stay ignored.
       wanted = [s for s in self._signals if signal.getsignal(s) is not signal.SIG_IGN]
       self._before = {s: signal.signal(s, self._handle) for s in wanted}
       self._thread = threading.Thread(target=self._watch, daemon=True, name="mtf-stop-requests")
       self._thread.start()
       _entered.append(self)
     for early in _early:
-      # What comes from now on, also behind this block, is no signal before training any more.
+      # From now on, even after this block, no signal counts as one before training.
       early.hand_over(self)
     return self
 

@@ -36,12 +36,12 @@ class Validation:
 
   Attributes:
     every: steps between evaluations; 0: there are none.
-    make_datasets: returns for each data set, by name, a function that makes it: single examples.
+    make_datasets: returns a dict from names to functions that make data sets of single examples.
     max_batches: number of batches of each data set; None: all.
-    keep_best: whether the checkpoint with the lowest loss is kept beside the newest ones.
-    patience: training ends after so many evaluations in a row without improvement; None: it does
-      not.
-    min_delta: the loss must be lower by more than so much, in nats, for `patience`.
+    keep_best: True to keep the checkpoint with the lowest loss beside the newest ones.
+    patience: number of evaluations in a row without improvement after which training ends; None:
+      it does not end early.
+    min_delta: for `patience`, the loss must decrease by more than this, in nats, to improve.
 
   Raises:
     ConfigError: a value that is none of these.
@@ -102,9 +102,9 @@ class Validator:
   """Does the evaluations of one training.
 
   Args:
-    how: what is asked for.
-    model: what is trained.
-    evaluations: those so far; each one is added.
+    how: the settings of the evaluations.
+    model: the trained model.
+    evaluations: the results so far; each evaluation is added to them.
 
   Raises:
     DataError: there is no example to evaluate, or one has not the features of the model.
@@ -225,8 +225,8 @@ class _HeldOut:
 
   def _made(self) -> tf.data.Dataset:
     if self._dataset is None or self._makes_anew:
-      # What shuffles has the same order each time, and in all workers. The training data is not
-      # touched by that: it sets the seed when it is made.
+      # Shuffles have the same order each time, and in all workers. Training data is not affected:
+      # it sets its seed when it is made.
       tf.random.set_seed(_SEED)
       self._dataset = self._make()
     return self._dataset
