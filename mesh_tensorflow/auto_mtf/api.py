@@ -46,7 +46,7 @@ def layout_and_mesh_shape(
     mtf_graph: an `mtf.Graph`.
     num_machines: number of devices, a power of two.
     mtf_outputs: tensors that are needed to the end.
-    max_mesh_shape_dimensions: so many dimensions the mesh has at most; None: any number.
+    max_mesh_shape_dimensions: maximum number of mesh dimensions; None for any.
 
   Returns:
     The `LayoutRules`, and the mesh shape, of dimensions "mesh_0", "mesh_1", ...

@@ -62,7 +62,7 @@ class Builder:
   Args:
     mesh: where.
     dimensioned: the dimensions.
-    made_variable: is told of each mtf `Variable` that is made or found.
+    made_variable: callback for each mtf `Variable` that is created or found.
   """
 
   def __init__(

@@ -61,7 +61,7 @@ def assign_block(variable: tf.Variable, offset: Sequence[int], value: tf.Tensor)
     strides=[1] * len(offset),
     value=value,
   )
-  # After a change of a part TensorFlow copies the variable at each read, until it is told this.
+  # After a partial write TensorFlow copies the variable at each read, unless this is called.
   tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
 
 

@@ -29,11 +29,11 @@ Places: TypeAlias = tuple[int | None, ...]
 # first); elements of all slices on the way; messages sent by a processor.
 _Cost: TypeAlias = tuple[int, int, int, int, int]
 
-# A redistribution by permutations of parts of the slices sends each part by itself.
-# More of them than this are not tried: many small messages cost more than the bytes they save.
+# Maximum number of permutations in a redistribution by permutations of parts of the slices: many
+# small messages cost more than the bytes that they save.
 MAX_ROUNDS = 16
 
-# Nor are they looked for if all slices together consist of so many parts, or more.
+# Number of parts of all slices together from which on no permutations are searched for.
 MAX_UNITS = 1 << 12
 
 

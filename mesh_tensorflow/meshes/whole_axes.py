@@ -27,8 +27,8 @@ Holds: TypeAlias = tuple[tuple[int, ...], ...]
 # through, and held, by several processors at once); collectives.
 _Cost: TypeAlias = tuple[int, int, int]
 
-# Tensor axes that are neither split nor operated on are room for mesh axes on the way. More than
-# so many, the largest, are not tried: the search grows with a power of their number.
+# Maximum number of spare axes: tensor axes, neither split nor operated on, to which mesh axes can
+# be moved in between. Only the largest are tried: the search grows with a power of their number.
 MAX_SPARE_AXES = 3
 
 

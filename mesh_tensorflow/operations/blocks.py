@@ -199,7 +199,7 @@ class BackwardBlock:
 
     Args:
       graph: the graph.
-      values: by tensor of the forward block, and by gradient given to it, what stands for it.
+      values: for each tensor of the forward block, and each given gradient, its replacement.
 
     Returns:
       The gradients.

@@ -57,8 +57,8 @@ class Convolution(Operation):
     self.window = window(self.name)
     self.roles = tuple(roles)
     self._work_counter, self._reduce_counter = counters
-    # The gradient of the other input, of which a gradient of a filter takes frames; and those that
-    # are kept for it: the tensor that they are of, and they, in each lowering that is going on.
+    # The gradient of the other input, whose frames the gradient of a filter reuses; and the frames
+    # saved for that: by lowering in progress (tensor, frames).
     self._beside: Convolution | None = None
     self._kept: weakref.WeakKeyDictionary[LoweringInProgress, tuple[Tensor, Any]] | None = None
     for x in inputs:

@@ -1,4 +1,4 @@
-"""Gather, scatter, and what is made of them: positions along a dimension given by indices."""
+"""Gather and scatter, and their uses: positions along a dimension given by indices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reshape and what is made of it: renaming, replacing and anonymous dimensions."""
+"""Reshape, and its uses: renaming, replacing and anonymous dimensions."""
 
 from __future__ import annotations
 

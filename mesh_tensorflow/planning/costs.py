@@ -147,7 +147,7 @@ class PlanLowering(Lowering):
 
     Args:
       mesh_to_impl: dict from each `Mesh` to a `PlanMeshImpl`.
-      recorder: what is told about its operations.
+      recorder: recorder of its operations.
       seed: what random operations depend on.
       in_loop: whether they depend on the number of an iteration, too.
     """

@@ -14,7 +14,7 @@ from mesh_tensorflow.planning.liveness import Held, Memory
 from mesh_tensorflow.planning.loops import Unit
 from mesh_tensorflow.program.graph import Tensor
 
-# At so many moments of the program its memory is bounded.
+# Maximum number of program points at which the memory is bounded.
 _MOMENTS = 8
 
 

@@ -34,7 +34,7 @@ class Memory:
     inputs: slices of what is brought in from outside.
     activations: the most that outputs of operations take at any time.
     peak_operation: the operation at which that is.
-    largest: what is held then, largest first.
+    largest: tensors live at the peak, largest first.
     timeline: for each operation, in order, the bytes of activations while it runs.
   """
 

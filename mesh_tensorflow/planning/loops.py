@@ -49,7 +49,7 @@ def added_bytes(op: Operation, impl: MeshImpl) -> list[int]:
   """Bytes of each addition to an accumulator that a loop does outside of its body.
 
   Args:
-    op: a loop, or what stands for one of its sums; others add nothing.
+    op: a loop, or the operation that represents one of its sums; others add nothing.
     impl: the mesh.
   """
   if isinstance(op, _Result):

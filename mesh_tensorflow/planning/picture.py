@@ -1,4 +1,4 @@
-"""A picture of which device holds which part of a tensor."""
+"""Picture of a tensor's parts, labelled with the devices that hold them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Graph, Operation, Tensor
 from mesh_tensorflow.program.reachability import reads
 
-# After so many operations a new scratch graph: an old one only takes memory.
+# Number of operations after which a new scratch graph is used, to free memory.
 _MOST_IN_A_GRAPH = 2000
 
 # The state of a tensor: None, or the mesh axes over which its sum is pending.

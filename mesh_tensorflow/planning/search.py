@@ -321,7 +321,7 @@ class Search:
     for axis in sorted(self.domains[d]):
       if axis in taken:
         continue
-      # Of mesh axes that are alike and both still idle, one stands for the others.
+      # Symmetry: of equivalent idle mesh axes only the first is tried.
       alike = (self.sizes[axis], self.costs.machine.link(self.mesh_shape, axis))
       if axis not in used and not self._named:
         if alike in seen:

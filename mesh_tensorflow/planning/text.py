@@ -16,7 +16,7 @@ def report_text(report: Any, rows: int) -> str:
 
   Args:
     report: a `describe.Report`.
-    rows: at most so many rows in a table.
+    rows: maximum number of rows of a table.
   """
   mesh = " x ".join(f"{m.name}:{m.size}" for m in report.mesh_shape) or "(no dimensions)"
   layout = ", ".join(f"{t}:{m}" for t, m in report.layout.pairs) or "(no rules)"

@@ -96,8 +96,8 @@ def _widest_order(xs: Sequence[Tensor]) -> list[Dimension]:
 
 rule(*_UNARY.split(), *_OF_STRINGS.split(), *_SEVERAL.split(), *_GRADIENTS.split())(Elementwise)
 
-# Those of which mtf has the same function: with gradients that need not compute it again, and sums
-# over the mesh that may stay pending behind the linear ones.
+# Operations that mtf has, too: their gradients need no recomputation, and sums over the mesh may
+# stay pending through the linear ones.
 _MTF: dict[str, Callable[[Tensor], Tensor]] = {
   "Abs": mtf_abs,
   "Exp": exp,
