@@ -13,16 +13,15 @@ from typing import IO, Any
 
 NAMES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 
-# What is read of a file, and what comes out of it, at once, in bytes.
+# Bytes read from a file at once, and bytes decompressed at once.
 _INPUT, _OUTPUT = 1 << 16, 1 << 20
-# What a decompressor may remember: as much as zstd's own has unless it is told otherwise, and twice
-# as much as `xz -9` needs.
+# Memory limit of a decompressor, in bytes: the default of zstd's own, and twice what `xz -9` needs.
 _MOST_MEMORY = (1 << 27) + (1 << 20)
 # A block of zstd has four bytes at least, and becomes 128 KiB at most: 16 MiB come of so many.
 _ZSTD_INPUT = 512
 
-# Of a compressed file one document, or one line, may be so large, or so many times as large as the
-# file, whichever is more: no text is compressed to less.
+# Maximum bytes of a document, or line, of a compressed file: _LARGEST, or _TIMES the file's size if
+# that is more. No text is compressed to less.
 _LARGEST, _TIMES = 1 << 25, 64
 
 
@@ -132,7 +131,7 @@ class _ZstdFrame:
     return not self._left
 
   def decompress(self, data: bytes, size: int) -> bytes:
-    del size  # What comes of a few blocks is bounded.
+    del size  # The output of a few blocks is bounded.
     if data:
       self._left = memoryview(data)
     piece, self._left = self._left[:_ZSTD_INPUT], self._left[_ZSTD_INPUT:]

@@ -18,7 +18,7 @@ from mesh_transformer_cli.parser import Command, Parser
 # Of `mesh_tensorflow.exit_codes`: a file cannot be written.
 _STORAGE = 4
 
-# So many characters are the least that a model and a held-out part can be made of.
+# Minimum number of characters for a model and a held-out part.
 _LEAST = 1_000
 # A vocabulary of characters: of so many different ones, and of a text that is read at each start.
 _MOST_DIFFERENT, _MOST_CHARACTERS = 400, 10_000_000
@@ -78,7 +78,7 @@ def _encoding(text: str) -> str:
     ) from None
 
 
-# Of a SentencePiece vocabulary. Four times the largest that are in use.
+# Sizes of a SentencePiece vocabulary; the maximum is four times the largest in use.
 _LEAST_PIECES, _MOST_PIECES = 300, 1_000_000
 # A text has to have the pieces: so many of its characters there are, at least, for each.
 _CHARACTERS_FOR_A_PIECE = 4

@@ -25,10 +25,10 @@ FORMATS = {
   ".parquet": "parquet",
   ".pq": "parquet",
 }
-# How many times as large a text is as its compressed file, about.
+# Approximate ratio of a text's size to that of its compressed file.
 _COMPRESSION = 3
 COMPRESSED = tuple(decompress.NAMES)
-# What `init` itself writes, and where the model goes.
+# Names of the model's folder and of the files that `init` writes.
 MODEL, GIN, README = "model", "train.gin", "README.md"
 
 # So much is read; of a larger text it is taken for all of it.
@@ -217,7 +217,7 @@ def _lines(file: str, encoding: str) -> Iterator[str]:
       f"{file}: byte {done + e.start} (0x{e.object[e.start]:02x}) is not {encoding}: give its "
       "encoding, --encoding=latin-1 say"
     ) from None
-  except UnicodeError as e:  # Of codecs that read lines in their own way.
+  except UnicodeError as e:  # From codecs that read lines in their own way.
     raise TextError(f"{file} is not {encoding}: {e}; give its encoding by --encoding") from None
   except (OSError, decompress.DamagedError) as e:
     raise TextError(f"{file} cannot be read: {getattr(e, 'strerror', None) or e}") from None

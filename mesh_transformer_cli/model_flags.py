@@ -10,7 +10,7 @@ from mesh_transformer_cli import flags
 from mesh_transformer_cli.flags import Flag
 from mesh_transformer_cli.parser import Parser
 
-# What a training leaves in the folder of its model: all bindings of it.
+# File with all bindings of a training, in the folder of its model.
 OPERATIVE = "operative_config.gin"
 
 CONFIG = (

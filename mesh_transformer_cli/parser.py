@@ -19,7 +19,7 @@ TRAINER = "mesh_tensorflow.transformer.main"
 WRONG = 2
 
 _WIDTH = 98
-_COLUMN = 30  # Where the meanings of flags begin.
+_COLUMN = 30  # Column at which the descriptions of flags begin.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Parser(argparse.ArgumentParser):
       text = f"{name} needs a value; one that begins with a dash is written {name}=-VALUE"
     elif "ignored explicit argument" in text:
       text = f"{text.split(':')[0]} takes no value"
-    # What was typed may hold newlines and bytes that are no text.
+    # Arguments may hold newlines, and bytes that are no text.
     line = " ".join(text.split()).encode("utf-8", "backslashreplace").decode()
     print(f"{self.prog}: {line} ({self.prog} --help lists the flags)", file=sys.stderr)
     sys.exit(WRONG)

@@ -405,7 +405,7 @@ class _Program:
         name = self._dotted(node)
         if name.startswith("tf.") and not _IN_BOTH.fullmatch(name):
           used[name] = node
-    # Of tf.a.b both tf.a and tf.a.b were met; the whole names count.
+    # For tf.a.b both tf.a and tf.a.b were found; only the full names count.
     left = [n for n in used if not any(m.startswith(f"{n}.") for m in used)]
     left = [n for n in left if not any(_IN_BOTH.fullmatch(m) for m in self._longer(n))]
     for node in ast.walk(self._tree):

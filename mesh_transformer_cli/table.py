@@ -125,7 +125,7 @@ def _plan(values: argparse.Namespace, parser: Parser) -> list[str]:
     )
   bindings = [f"run.mode = {'search' if values.write else 'plan'!r}"]
   if values.devices is not None:
-    # So many devices in whatever shape, unless one is given.
+    # The given number of devices, in any shape unless one is given.
     bindings += [] if values.mesh is not None else ["run.mesh_shape = 'auto'"]
     bindings += [] if values.layout is not None else ["run.layout_rules = 'auto'"]
   return model_flags.trainer_arguments(values, parser.command.flags, *bindings)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-# Of one text: characters (or bytes), values, and brackets within each other.
+# Limits of one text: characters (or bytes), values, and nested brackets.
 MOST_CHARACTERS = 1 << 28
 MOST_VALUES = 1_000_000
 DEEPEST = 100

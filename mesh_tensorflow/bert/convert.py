@@ -145,7 +145,7 @@ def config_for_hugging_face(
 
 
 def _check_original(config: BertConfig) -> None:
-  """Raises `ConfigError` for what the original BERT has not."""
+  """Raises `ConfigError` for settings that the original BERT does not have."""
   size = config.attention_head_size
   for setting, wanted in (
     ("position_signal", "embedding"),
@@ -304,7 +304,7 @@ def _write_json(path: str, content: Mapping[str, Any]) -> None:
 
 
 def read_config(weights: Weights, file: str | None = None) -> BertConfig:
-  """The configuration of weights.
+  """Reads the configuration that belongs to some weights.
 
   Args:
     weights: see `Weights`.

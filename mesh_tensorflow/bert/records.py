@@ -1,4 +1,4 @@
-"""Records of examples: how they are written, checked and read."""
+"""Writing, checking and reading of records of examples."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def check_first(file: str, features: Mapping[str, Feature], advice: str) -> None
 
 
 def _shuffle(dataset: tf.data.Dataset, size: int, seed: int) -> tf.data.Dataset:
-  """Shuffles each `size` elements of an endless stream that follow each other.
+  """Shuffles an endless stream in consecutive blocks of `size` elements.
 
   `Dataset.shuffle` also draws by the seed of `tf.random.set_seed`: its order depends on what else
   the process has done. Here it is a function of `seed`, on every machine, for every iterator.

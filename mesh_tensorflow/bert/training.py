@@ -1,4 +1,4 @@
-"""The loop of the BERT programs: training, evaluation and prediction on a mesh.
+"""Loops of the BERT programs: training, evaluation and prediction on a mesh.
 
 `Runner` runs a program: a function of named tensors that returns a `ModelSpec` (model_function.py).
 """
@@ -53,7 +53,7 @@ _CALL_SECONDS = 1.0
 
 
 class Runner:
-  """A model with its folder.
+  """Trains, evaluates and predicts with a model, whose checkpoints are in a folder.
 
   Args:
     model_fn: the model.
@@ -158,7 +158,7 @@ class Runner:
     return losses
 
   def _training_call(self, dataset: tf.data.Dataset) -> Callable[..., Any]:
-    """A function of an iterator, the number of the first step, and how many there are."""
+    """Makes a function that runs steps: of an iterator, the first step, and the number of steps."""
     specs = dataset.element_spec
     step_of, made = self._function(TRAIN, specs)
     seed = self._seed
@@ -275,7 +275,7 @@ class Runner:
   # -------------------------------------------------------------------- variables
 
   def _function(self, mode: str, specs: Mapping[str, tf.TensorSpec]) -> tuple[Any, dict[str, Any]]:
-    """The model's function for batches of these specs, and a dict that caches what it became."""
+    """The model's function for batches of these specs, and the dict of its compiled calls."""
     key = (mode, *((name, tuple(spec.shape)) for name, spec in specs.items()))
     if key not in self._functions:
       function = make_function(self._model_fn, mode, specs, self._mesh_impl)

@@ -24,7 +24,7 @@ _FILE_SCHEME = "file://"
 
 
 def local_path(path: str) -> str | None:
-  """The path for functions of the operating system; None for one in a remote store."""
+  """Path for functions of the operating system; None if it is in a remote store."""
   path = path.removeprefix(_FILE_SCHEME)
   return None if "://" in path else path
 
@@ -86,7 +86,7 @@ def inside(directory: str, path: str) -> str:
 
 
 def make(directory: str, path: str) -> None:
-  """Makes a folder in a folder, if it is not there.
+  """Creates a folder within a folder, unless it exists.
 
   Args:
     directory: the outer folder.
@@ -100,7 +100,7 @@ def make(directory: str, path: str) -> None:
 
 
 def write(directory: str, path: str, content: bytes) -> None:
-  """Writes a file in a folder, in one step: who reads it sees the old content or the new.
+  """Writes a file in a folder atomically: readers see the old content or the new.
 
   If it is there as a link, or one of several names of a file, only this name changes its meaning.
 
@@ -136,7 +136,7 @@ def rename(directory: str, source: str, target: str) -> None:
 
 
 def remove(directory: str, path: str) -> None:
-  """Deletes a file or a link in a folder, if it is there.
+  """Deletes a file or a link in a folder, if it exists.
 
   Raises:
     StorageError: it is not inside.
@@ -148,7 +148,7 @@ def remove(directory: str, path: str) -> None:
 
 
 def remove_if_possible(directory: str, path: str) -> None:
-  """`remove`, unless the file system does not let it, or it is not inside."""
+  """Calls `remove`, and ignores errors of the file system and paths that are not inside."""
   try:
     remove(directory, path)
   except (tf.errors.OpError, StorageError):
@@ -171,7 +171,7 @@ def remove_tree(directory: str, path: str) -> None:
 
 
 def sync(path: str) -> None:
-  """Makes sure that the content of a local file or folder survives a loss of power."""
+  """Flushes a local file or folder to the disk (fsync)."""
   local = local_path(path)
   if local is not None:
     descriptor = os.open(local, os.O_RDONLY)

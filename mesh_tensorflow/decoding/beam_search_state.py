@@ -84,7 +84,7 @@ class BeamSearch:
         )
     self.limit = _limit(decode_length, self.length)
     self.positions = mtf_range(self.mesh, self.length, tf.int32)
-    # Where a sequence is found among the finished and then the alive ones, if it is finished.
+    # Indices of the finished sequences in the concatenation of finished and alive ones.
     self.places = broadcast(mtf_range(self.mesh, self.beam, tf.int32), self._shape(self.beam))
 
   def _shape(self, *dims: Dimension) -> Shape:

@@ -233,7 +233,7 @@ class EagerLowering(Lowering):
       self._seed, self._base_keys = outer
 
   def is_full(self, operations: int) -> bool:
-    """True if operations or bytes exceed twice those last kept, by a margin: time to drop some.
+    """True if operations or bytes exceed twice those last kept, plus a margin.
 
     Args:
       operations: number of operations in the graph.

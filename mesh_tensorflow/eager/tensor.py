@@ -16,7 +16,7 @@ from mesh_tensorflow.operations.slicing import mtf_slice
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Tensor
 
-# Of larger meshes the first slices are shown.
+# Maximum number of slices shown; of larger meshes these are the first.
 _SHOWN_SLICES = 8
 
 
@@ -124,7 +124,7 @@ class EagerTensor(Tensor):
     return value
 
   def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-    del copy  # What comes from a device is a copy.
+    del copy  # A value from a device is a copy already.
     return np.asarray(self.numpy(), dtype=dtype)
 
   def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:

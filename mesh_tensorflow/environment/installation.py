@@ -89,7 +89,7 @@ def _installed(name: str) -> list[tuple[str, str]]:
 
   found: list[tuple[str, str]] = []
   for distribution in importlib.metadata.distributions(name=name):
-    # What an interrupted installation left behind has no version.
+    # Remains of an interrupted installation have no version.
     version = distribution.metadata["Version"] or ""
     folder = str(distribution.locate_file(""))
     if (version, folder) not in found:

@@ -37,7 +37,7 @@ class SourceTreeFinder:
   ) -> ModuleSpec | None:
     """Finds a module that is one of the parts; see `importlib.abc.MetaPathFinder`."""
     if name not in _PARTS or not any(os.path.dirname(p) == self.root for p in path or []):
-      return None  # Of other modules, or of a package that came from elsewhere.
+      return None  # Another module, or part of a package that came from elsewhere.
     return PathFinder.find_spec(name, [self.root], target)
 
   def invalidate_caches(self) -> None:

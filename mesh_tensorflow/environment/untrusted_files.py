@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from mesh_transformer_cli import untrusted
 
-# Of a file that is read as a whole, in bytes: far more than such files have.
+# Maximum bytes of a file that is read as a whole: far more than such files have.
 MOST_BYTES = 1 << 26
 
 

@@ -33,7 +33,7 @@ def virtual_cpu_devices(count: int) -> list[str]:
   try:
     configure_virtual_cpu_devices(count)
   except RuntimeError as e:
-    # What exists counts, below; but let the reason be seen.
+    # The number of existing devices is checked below; the error then names this as its cause.
     started = e
   with quiet.held_back_notices():
     names = [d.name for d in tf.config.list_logical_devices("CPU")]

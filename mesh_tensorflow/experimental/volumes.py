@@ -34,7 +34,7 @@ from mesh_tensorflow.program.dimensions import Dimension, Shape, ShapeLike, conv
 
 # Elements of a block that are converted at a time, so that a block is not twice in memory.
 _AT_ONCE = 1 << 22
-# What the libraries raise for files that are damaged, closed, or of something else.
+# Exceptions of the libraries for files that are damaged, closed, or of another format.
 _BROKEN = (
   OSError, ValueError, EOFError, RuntimeError, TypeError, LookupError, AttributeError,
   ArithmeticError, MemoryError, SyntaxError, tokenize.TokenError, zlib.error,

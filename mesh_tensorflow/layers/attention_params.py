@@ -68,8 +68,8 @@ def multihead_attention_params(
   for d in (heads, io_channels, kv_channels):
     if not d.size:
       raise ShapeError(f"multihead_attention_params: dimension {d.name}=0 must not be empty")
-  # Of inputs of variance 1 each q and k has the variance kv ** -0.5, and a logit, the sum of kv
-  # products of the two, 1.
+  # For inputs of variance 1, q and k have the variance kv ** -0.5 each, and a logit, the sum of kv
+  # products of the two, has 1.
   qk_stddev = io_channels.size**-0.5 * kv_channels.size**-0.25
   v_stddev = io_channels.size**-0.5
   o_stddev = (io_channels.size * heads.size) ** -0.5

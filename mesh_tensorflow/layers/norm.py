@@ -115,7 +115,7 @@ def batch_norm(
   if is_training:
     mean = reduce_mean(x, output_shape=kept)
     centered = x - mean
-    # Of what is centered: mean(x ** 2) - mean(x) ** 2 would cancel where the mean is large.
+    # From centered values: mean(x ** 2) - mean(x) ** 2 would cancel where the mean is large.
     variance = reduce_mean(square(centered), output_shape=kept)
     for moving, batch, what in (
       (moving_mean, mean, "bn_mean_update"),

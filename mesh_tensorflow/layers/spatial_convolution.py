@@ -204,7 +204,7 @@ def _with_blocks(
   return y
 
 
-# Of a spatial dimension: itself, that of its blocks, the filter size, the stride.
+# A spatial dimension, the dimension of its blocks, its filter size and its stride.
 _Axis = tuple[Dimension, Dimension | None, int, int]
 
 
@@ -239,7 +239,7 @@ def _with_halos(
   for d, b, k, s in axes:
     # Position i of x makes the positions i * s - cut to i * s - cut + k - 1 of the output.
     cut = max(k - s, 0) // 2
-    # How many positions in front of a block, and behind it, make outputs that lie in it.
+    # Number of positions before a block, and behind it, that contribute to outputs in it.
     halo = max((k - 1 - cut) // s, -(-cut // s))
     if b is not None and halo:
       x = halo_exchange(x, b, d, halo)

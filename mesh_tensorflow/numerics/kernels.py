@@ -239,7 +239,7 @@ def cut(x: tf.Tensor, begin: Sequence[Any], sizes: Sequence[int]) -> tf.Tensor:
     sizes: for each axis the number of positions; -1 for all from the first one on, which is 0.
   """
   if not len(sizes):
-    return x  # Of a scalar; tf.slice takes an empty list for one of floats.
+    return x  # A scalar; tf.slice takes an empty list for one of floats.
   if len(sizes) <= _SLICE:
     return tf.slice(x, begin, sizes)
   whole = x.shape.as_list()

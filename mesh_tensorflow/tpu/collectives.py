@@ -17,12 +17,12 @@ from mesh_tensorflow.errors import DTypeError
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.program.dimensions import list_product
 
-# What CrossReplicaSum adds as it is.
+# Dtypes that CrossReplicaSum supports.
 _SUMMED = (tf.float32, tf.bfloat16, tf.float64, tf.int32)
 # Integers of up to 32 bits. Casts to int32 and back keep their bits, also those of sums that
 # overflow.
 _INT32 = (tf.int8, tf.uint8, tf.int16, tf.uint16, tf.uint32)
-# What XLA's CollectivePermute takes, and how other dtypes travel by it. (AllToAll takes all.)
+# Dtypes that others are cast to for XLA's CollectivePermute. (AllToAll supports all.)
 _PERMUTED_AS = {
   **{t: t for t in (tf.float32, tf.bfloat16, tf.int32, tf.complex64)},
   **{t: tf.int32 for t in (*_INT32, tf.bool)},
@@ -145,7 +145,7 @@ class TpuCollectives(Collectives):
         for k, s in enumerate(source)
         if s is not None
       ]
-      # Who is no target gets zeros.
+      # Members that are no target get zeros.
       y = tf.raw_ops.CollectivePermute(
         input=tf.cast(x, _PERMUTED_AS[x.dtype]), source_target_pairs=tf.constant(pairs, tf.int32)
       )
@@ -153,7 +153,7 @@ class TpuCollectives(Collectives):
     # A member that sends to several: with everyone as a relay for a part, each member receives
     # twice its tensor; by gathering, n - 1 times.
     rows = self._all_to_all(_in_parts(x, groups.size), groups)
-    # Who has no source gets the first one's, in whose place zeros go.
+    # Members without a source get the first one's rows, which are replaced by zeros.
     rows = self._all_to_all(tf.gather(rows, [s or 0 for s in source]), groups)
     return self.zeros_where_none(_from_parts(rows, x), groups, source)
 

@@ -182,7 +182,7 @@ class StrategyMeshImpl(SimdMeshImpl):
     for axis, n in enumerate(sizes):
       stride = list_product(sizes[axis + 1 :])
       c = pnum // stride if stride > 1 else pnum
-      # Of the first axis the quotient is the coordinate, without a remainder.
+      # For the first axis the quotient is the coordinate, without taking a remainder.
       coordinates.append(0 if n == 1 else c % n if stride * n < self.size else c)
     program = ReplicaProgram(pnum, coordinates)
     if self._tpu_collectives:

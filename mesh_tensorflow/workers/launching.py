@@ -87,7 +87,7 @@ def launch(
 def _network(
   command: Sequence[str], workers: int, share_network: bool
 ) -> Iterator[own_network.OwnNetwork | None]:
-  """The network that workers get; None: that of this machine."""
+  """Context manager: yields the workers' private network, or None if they use this machine's."""
   if workers < 2:  # Which listens on no port.
     yield None
     return
@@ -226,7 +226,7 @@ class _Workers:
     self._reports.close()
 
   def wait(self) -> int:
-    """Waits for all; the exit code of `launch`."""
+    """Waits for all workers; returns the exit code of `launch`."""
     codes: dict[int, int] = {}
     deadline = None
     while len(codes) < len(self._processes):
