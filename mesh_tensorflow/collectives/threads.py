@@ -64,7 +64,7 @@ class Meeting:
       self._end_turn(pnum)
 
   def finish(self, pnum: int) -> None:
-    """Says that the program of a processor is done."""
+    """Marks the program of a processor as finished."""
     with self._changed:
       self._finished.add(pnum)
       self._end_turn(pnum)

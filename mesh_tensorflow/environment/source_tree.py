@@ -41,7 +41,7 @@ class SourceTreeFinder:
     return PathFinder.find_spec(name, [self.root], target)
 
   def invalidate_caches(self) -> None:
-    """There are none; PathFinder has those of folders."""
+    """Does nothing: there are no caches here; PathFinder has those of folders."""
 
 
 def find_parts_beside(package_path: Sequence[str]) -> None:

@@ -43,22 +43,22 @@ class ProcessDevices:
 
   @property
   def ordered_ordinals(self) -> list[int]:
-    """For each processor the number of its device on its host."""
+    """Device numbers of the processors on their hosts."""
     return [int(d.rsplit(":", 1)[-1]) if d[-1:].isdigit() else 0 for d in self._devices]
 
   @property
   def ordered_tpus(self) -> list[str]:
-    """For each processor its device."""
+    """Devices of the processors."""
     return list(self._devices)
 
   @property
   def ordered_hosts(self) -> list[str]:
-    """For each processor the CPU device of its host."""
+    """CPU devices of the processors' hosts."""
     return [_host_id_to_tf_device(i, False) for i in self._hosts]
 
   @property
   def ordered_host_ids(self) -> list[int]:
-    """For each processor the number of its host."""
+    """Numbers of the processors' hosts."""
     return list(self._hosts)
 
   @property
@@ -233,7 +233,7 @@ class SimdMeshImplInputReader:
     return self._queue
 
   def next_slices(self) -> list[list[tf.Tensor]]:
-    """For each input its slices, one for each processor, of the next batch.
+    """Slices of the next batch: for each input a list with one for each processor.
 
     Raises:
       StopIteration: there is none.
@@ -318,7 +318,7 @@ class PlacementMeshImplInputReader:
     self._iterator = iter(self._data)
 
   def next_slices(self) -> list[list[tf.Tensor]]:
-    """For each input its slices, one for each processor, of the next batch.
+    """Slices of the next batch: for each input a list with one for each processor.
 
     Raises:
       StopIteration: there is none.

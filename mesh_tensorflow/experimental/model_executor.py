@@ -235,7 +235,7 @@ class _Run:
     return self._phases[name]
 
   def _restore(self) -> None:
-    """Goes on from the newest checkpoint, if the run has only begun."""
+    """Restores the newest checkpoint, at the beginning of the run only."""
     if not FLAGS.checkpoint_dir or self._saver is not None:
       return
     store = self._context.mesh_impl.variable_store

@@ -69,7 +69,7 @@ def loss_and_metrics(
 
 
 def _overlap(a: Tensor, b: Tensor, batch: Shape) -> tuple[Tensor, Tensor]:
-  """Of each example the sum of a * b and that of a + b."""
+  """Sums of a * b and of a + b, for each example."""
   return ops.reduce_sum(a * b, output_shape=batch), ops.reduce_sum(a + b, output_shape=batch)
 
 

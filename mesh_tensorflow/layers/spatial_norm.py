@@ -115,7 +115,7 @@ def _normalized(
 
 
 def _means(x: Tensor, kept: Shape, channels: Dimension, groups: int) -> Tensor:
-  """For each example and channel the mean of its group."""
+  """Mean of the group of each example and channel."""
   means = reduce_mean(x, output_shape=kept) if x.shape.ndims > kept.ndims else x
   if groups == channels.size:
     return means

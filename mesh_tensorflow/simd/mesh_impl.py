@@ -136,7 +136,7 @@ class SimdMeshImpl(PerDeviceMeshImpl):
 
   @property
   def logical_to_physical(self) -> list[int]:
-    """For each processor, by its number in the mesh, the number of its device."""
+    """Device number of each processor, by the processor's number in the mesh."""
     return list(self._logical_to_physical)
 
   def l2p(self, logical_pnum: int) -> int:
