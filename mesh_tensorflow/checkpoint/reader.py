@@ -35,13 +35,12 @@ class Values(Mapping[str, np.ndarray]):
     self._path = path
     try:
       self._reader = tf.train.load_checkpoint(path)
-      self._names = sorted(self._reader.get_variable_to_shape_map())
+      self._names = dict.fromkeys(sorted(self._reader.get_variable_to_shape_map()))
     except Exception as e:  # noqa: BLE001 - the reader raises errors of no documented type.
       raise damaged(path, f"cannot read {path}.index: {e}") from e
 
   def __getitem__(self, name: str) -> np.ndarray:
-    if name not in self:
-      raise KeyError(name)
+    self._names[name]  # A KeyError, as of any mapping.
     try:
       return np.asarray(self._reader.get_tensor(name))
     except Exception as e:  # noqa: BLE001 - as above.
