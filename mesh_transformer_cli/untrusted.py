@@ -128,8 +128,7 @@ def _finite(text: str) -> float:
 
 def _whole(text: str) -> int:
   number = int(text)
-  if number.bit_length() > 1023:
-    raise JsonError(f"the number {shortened(text, 40)} is too large")
+  _finite(text)
   return number
 
 

@@ -181,7 +181,7 @@ def get_assignment_map_from_checkpoint(
   Raises:
     CheckpointError: there is no such checkpoint.
   """
-  there = set(names_in(init_checkpoint))
+  there = set(checkpoint_lib.Values(init_checkpoint))
   assignment: collections.OrderedDict[str, str] = collections.OrderedDict()
   initialized = {}
   for variable in tvars:
@@ -191,12 +191,3 @@ def get_assignment_map_from_checkpoint(
       assignment[found] = name
       initialized[name] = initialized[f"{name}:0"] = 1
   return assignment, initialized
-
-
-def names_in(checkpoint: str) -> list[str]:
-  """The names of all variables in a checkpoint of TensorFlow's.
-
-  Raises:
-    CheckpointError: it cannot be read.
-  """
-  return list(checkpoint_lib.Values(checkpoint))

@@ -46,9 +46,8 @@ class Weights:
     values = checkpoint.Values(self.path)
     self._read = values.__getitem__
     self.names: set[str] = set(values)
-    names = self.names
-    self.kind = "google" if any(n.startswith("bert/encoder/layer_") for n in names) else "mesh"
-    if not any(n.startswith("bert/") for n in names):
+    self.kind = "google" if any(n.startswith("bert/encoder/layer_") for n in values) else "mesh"
+    if not any(n.startswith("bert/") for n in values):
       raise CheckpointError(f"{self.path} has no variable bert/...: it is not of a BERT model")
 
   def _open_safetensors(self) -> None:

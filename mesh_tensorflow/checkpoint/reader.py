@@ -33,27 +33,36 @@ class Values(Mapping[str, np.ndarray]):
 
   def __init__(self, path: str):
     self._path = path
-    try:
-      self._reader = tf.train.load_checkpoint(path)
-      self._names = dict.fromkeys(sorted(self._reader.get_variable_to_shape_map()))
-    except Exception as e:  # noqa: BLE001 - the reader raises errors of no documented type.
-      raise damaged(path, f"cannot read {path}.index: {e}") from e
+    self._reader, self._shapes, _ = _open(path)
 
   def __getitem__(self, name: str) -> np.ndarray:
-    self._names[name]  # A KeyError, as of any mapping.
+    self._shapes[name]  # A KeyError, as of any mapping.
     try:
       return np.asarray(self._reader.get_tensor(name))
-    except Exception as e:  # noqa: BLE001 - as above.
+    except Exception as e:  # noqa: BLE001 - as in `_open`.
       raise damaged(self._path, f"cannot read {name}: {e}") from e
 
   def __iter__(self) -> Iterator[str]:
-    return iter(self._names)
+    return iter(sorted(self._shapes))
 
   def __len__(self) -> int:
-    return len(self._names)
+    return len(self._shapes)
 
   def __contains__(self, name: object) -> bool:
-    return isinstance(name, str) and self._reader.has_tensor(name)
+    return name in self._shapes  # That of `Mapping` would read the tensor.
+
+
+def _open(path: str) -> tuple[Any, dict[str, list[int]], dict[str, tf.DType]]:
+  """TensorFlow's reader of a checkpoint, and the shapes and dtypes of its tensors by name.
+
+  Raises:
+    DamagedCheckpointError: the index cannot be read.
+  """
+  try:
+    reader = tf.train.load_checkpoint(path)
+    return reader, reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+  except Exception as e:  # noqa: BLE001 - the reader raises errors of no documented type.
+    raise damaged(path, f"cannot read {path}.index: {e}") from e
 
 
 def contents(path: str) -> dict[str, tf.TensorSpec]:
@@ -68,12 +77,7 @@ def contents(path: str) -> dict[str, tf.TensorSpec]:
   Raises:
     DamagedCheckpointError: the index cannot be read, or a data file is missing or too short.
   """
-  try:
-    reader = tf.train.load_checkpoint(path)
-    dtypes = reader.get_variable_to_dtype_map()
-    shapes = reader.get_variable_to_shape_map()
-  except Exception as e:  # noqa: BLE001 - the reader raises errors of no documented type.
-    raise damaged(path, f"cannot read {path}.index: {e}") from e
+  _, shapes, dtypes = _open(path)
   files = data_files(path)
   there = sum(tf.io.gfile.stat(f).length for f in files)
   # Strings have no fixed size, so this is a lower limit; a read finds other damage.

@@ -95,11 +95,10 @@ def decide(
       choice = auto_layout(planned, devices=mesh.size, time_limit=_SEARCH_SECONDS)
     else:
       choice = auto_layout(planned, mesh_shape=shape, time_limit=_SEARCH_SECONDS)
-    unsplit = choice.why_unsplit()
-    decided = mesh.make(choice.mesh_shape, choice.layout)
   except LayoutError as e:  # Sizes of 1, say: nobody asked for a rule, so none is wrong.
-    unsplit = str(e)
-    decided = any_mesh
+    decided, unsplit = any_mesh, str(e)
+  else:
+    decided, unsplit = mesh.make(choice.mesh_shape, choice.layout), choice.why_unsplit()
   _LOG.info("parallelize: layout %s", decided.layout_rules.pairs)
   if unsplit:
     _LOG.warning(

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from mesh_tensorflow.errors import UnsupportedError
+from mesh_tensorflow.errors import GraphError, UnsupportedError
 from mesh_tensorflow.keras import hooks
 from mesh_tensorflow.keras.programs import Programs
 from mesh_tensorflow.keras.summary import variables_table
@@ -176,10 +176,11 @@ class ParallelModel:
       **kwargs: other arguments of `keras.Model.summary`.
     """
     self.model.summary(print_fn=print_fn, **kwargs)
-    decided = self._programs.decision is not None
-    (print_fn or print)(
-      self.placement() if decided else "How variables are split is decided at the first batch."
-    )
+    try:
+      table = self.placement()
+    except GraphError:
+      table = "How variables are split is decided at the first batch."
+    (print_fn or print)(table)
 
   def placement(self) -> str:
     """Table of each variable's layout on the mesh, beside that of a layout map if one was given.

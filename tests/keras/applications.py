@@ -79,7 +79,10 @@ def search(name: str, mesh: str) -> Found:
     return Found(error=f"{type(e).__name__}: {e}", seconds=time.monotonic() - start)
   choice = parallel._programs.decision.choice
   return Found(
-    sorted(parallel.layout.pairs), "", time.monotonic() - start, choice.why_unsplit() or ""
+    sorted(parallel.layout.pairs),
+    "",
+    time.monotonic() - start,
+    "no axis divides it" if choice is None else choice.why_unsplit() or "",
   )
 
 

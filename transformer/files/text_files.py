@@ -14,6 +14,7 @@ import glob as python_glob
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from concurrent import futures
 from typing import Any
 
 import gin
@@ -237,7 +238,7 @@ def _raw_lines(files: list[str]) -> tf.data.Dataset:
   plain = [f for f in files if not f.endswith(".gz")]
   if not gzipped:
     return tf.data.TextLineDataset(plain)
-  for path in gzipped:
-    compressed.check_lines(path)
+  with futures.ThreadPoolExecutor() as pool:  # Decompression leaves the interpreter to others.
+    list(pool.map(compressed.check_lines, gzipped))
   result = tf.data.TextLineDataset(gzipped, compression_type="GZIP")
   return tf.data.TextLineDataset(plain).concatenate(result) if plain else result
