@@ -132,7 +132,8 @@ def _find(path: str) -> str:
 
 def _all_google_names(hugging_face: Collection[str]) -> list[str]:
   """All names of Google's that variables of Hugging Face's may have."""
-  layers = [n.split(".")[3] for n in hugging_face if n.startswith("bert.encoder.layer.")]
+  matches = (re.match(r"bert\.encoder\.layer\.([0-9]{1,9})\.", n) for n in hugging_face)
+  layers = [m.group(1) for m in matches if m]
   found = []
   for layer in sorted({int(n) for n in layers}):
     for part in ("attention/self/query", "attention/self/key", "attention/self/value"):

@@ -178,6 +178,16 @@ def test_first_names_of_norms_and_small_floats_are_read(tmp_path, dtype):
   assert checkpoint_names.google_name(name) == "bert/encoder/layer_1/output/LayerNorm/gamma"
 
 
+@pytest.mark.parametrize("number", ["x", "0n", "", "9" * 5000, "-1"])
+def test_a_layer_that_has_no_number_is_not_there(tmp_path, number):
+  rename = lambda name: name.replace("encoder.layer.1.", f"encoder.layer.{number}.")  # noqa: E731
+  write(tmp_path / "hf", "BertModel", rename, np.float32)
+  weights = initial_weights.Weights(str(tmp_path / "hf"))
+  assert {n.split("/")[2] for n in weights.names if "/layer_" in n} == {"layer_0"}
+  with pytest.raises(mtf.CheckpointError, match="has no bert/encoder/block_1"):
+    convert.convert(str(tmp_path / "hf"), str(tmp_path / "mesh"), "mesh")
+
+
 def test_defaults_of_other_configurations(tmp_path):
   read = bert.BertConfig.from_dict
   assert read(GOOGLE).layer_norm_epsilon == 1e-12
