@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import tracemalloc
 
 import hypothesis
 import hypothesis.strategies as st
@@ -74,6 +75,23 @@ def test_what_is_not_refused():
   assert untrusted.parse('"\\ud800"', surrogates=True) == "\ud800"
   text = ",[{" * 1_000_000
   assert untrusted.parse(json.dumps(text)) == text
+
+
+def test_values_are_counted_in_time_and_memory_of_the_text():
+  commas = "," * 1_000_001
+  with pytest.raises(untrusted.JsonError, match="Unterminated string"):
+    untrusted.parse('["' + '\\"' * 500_000 + commas)
+  with pytest.raises(untrusted.JsonError, match="Unterminated string"):
+    untrusted.parse('["' + commas + "\\")
+  text = '{"a":["b",' * 340_000
+  tracemalloc.start()
+  try:
+    with pytest.raises(untrusted.JsonError, match="it has 1,020,000 values"):
+      untrusted.parse(text)
+    peak = tracemalloc.get_traced_memory()[1]
+  finally:
+    tracemalloc.stop()
+  assert peak < 1 << 20
 
 
 SHAPE = {"files": [{"file": str, "bytes": int}], "more?": (float, None), "names?": {str: str}}
