@@ -14,9 +14,9 @@ import time
 
 from mesh_tensorflow import exit_codes
 from mesh_tensorflow.errors import MeshError
+from mesh_tensorflow.training import tensorboard
 from mesh_tensorflow.transformer import gin_config, gin_paths, utils
 from mesh_tensorflow.transformer.data import stdlib_text, text_io
-from mesh_tensorflow.transformer.reporting import tensorboard
 
 FOLDER = "mesh_tensorflow_demo"
 PROMPTS = ["def ", "class ", "    return ", "import "]

@@ -13,6 +13,7 @@ What a program needs is right here, as `mtf.einsum`, `mtf.Lowering` or `mtf.func
     planning      what a layout matches and costs: `mtf.describe`, and the best: `mtf.auto_layout`
     auto_mtf      the archived package's search for a layout, by memory alone
     checkpoint    state that survives
+    training      the training loop around a program: signals, saving, reports
     numerics, arguments, environment   plain TensorFlow, checks of arguments, the process
     transformer   a gin-configured Transformer, on top of all this
     bert          BERT and its programs, on top of that

@@ -31,7 +31,7 @@ from mesh_tensorflow.bert.model_function import (
 )
 from mesh_tensorflow.bert.records import InputFn
 from mesh_tensorflow.errors import DataError, NonFiniteError
-from mesh_tensorflow.transformer.reporting.event_files import EventFile
+from mesh_tensorflow.training.event_files import EventFile
 
 __all__ = [
   "EVAL",

@@ -32,6 +32,7 @@ FLOORS = {
     "ops simd checkpoint eager",
     "layers tpu planning importing",
     "optimize auto_mtf keras",
+    "training",
     "beam_search initializers ops_with_redefined_builtins placement_mesh_impl simd_mesh_impl"
     " experimental sparse test_utils tpu_mesh tpu_variables utils",
     "__init__",
@@ -42,7 +43,6 @@ FLOORS = {
     "data attention",
     "layers programs",
     "fixup_layers gin_config",
-    "reporting",
     "training",
     "sampling",
     "modes",

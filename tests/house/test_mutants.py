@@ -66,7 +66,7 @@ def choice(repository):
   [
     ("mesh_tensorflow/operations/top_k.py", "TopKOperation.lower", "tests/operations/",
      "tests/operations/test_top_k.py"),
-    ("transformer/programs/nonfinite.py", "find", "tests/transformer/programs/",
+    ("mesh_tensorflow/training/nonfinite.py", "find", "tests/transformer/programs/",
      "tests/transformer/programs/test_nonfinite.py"),
   ],
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mesh_tensorflow.transformer.reporting import loss_picture
+from mesh_tensorflow.training import loss_picture
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ import sys
 import tempfile
 import traceback
 
+from mesh_tensorflow.training import run_lock
 from mesh_tensorflow.transformer import main
-from mesh_tensorflow.transformer.training import run_lock
 
 
 def _as_command(arguments: list[str], largest_file: int | None) -> None:

@@ -12,7 +12,7 @@ import resource
 import sys
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer.training import progress
+from mesh_tensorflow.training import progress
 from mesh_tensorflow.transformer.training.trainer import Trainer
 from tests.transformer import training_program
 

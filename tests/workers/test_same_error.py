@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from mesh_tensorflow import errors, workers
-from mesh_tensorflow.checkpoint import meeting, shared_folder
-from mesh_tensorflow.transformer.files import by_chief
+from mesh_tensorflow.checkpoint import by_chief, meeting, shared_folder
 from mesh_tensorflow.workers import agreement, membership, texts
 
 CLUSTER = workers.Cluster((("worker", 0, "a:1"), ("worker", 1, "a:2")), 1)

@@ -40,13 +40,12 @@ from mesh_tensorflow.errors import (
   StorageError,
   WorkerLostError,
 )
+from mesh_tensorflow.training import model_files, stopping
 from mesh_tensorflow.transformer import gin_config
 from mesh_tensorflow.transformer.commands import command_line
-from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.gin_config import parsing
 from mesh_tensorflow.transformer.modes import registry
 from mesh_tensorflow.transformer.modes.run import run
-from mesh_tensorflow.transformer.training import stopping
 from mesh_tensorflow.workers import loss_watch, parent_watch
 
 FLAGS = flags.FLAGS

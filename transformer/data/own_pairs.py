@@ -10,11 +10,12 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, FRACTION, affects, takes
 from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.training import data_seed
+from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer.data import own_documents, parallel_text
 from mesh_tensorflow.transformer.data.packing import Length
-from mesh_tensorflow.transformer.files import data_seed, text_files
+from mesh_tensorflow.transformer.files import text_files
 from mesh_tensorflow.transformer.files.documents import Field
-from mesh_tensorflow.transformer.files.input_shards import BatchRows
 
 _FEATURES = ("inputs", "targets")
 

@@ -16,12 +16,13 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, FRACTION, affects, takes
 from mesh_tensorflow.errors import DataError
+from mesh_tensorflow.training import data_seed, input_shards
+from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer.data import encoding as encoding_lib
 from mesh_tensorflow.transformer.data import own_documents, text_lm_rows, token_rows
 from mesh_tensorflow.transformer.data.packing import Length
-from mesh_tensorflow.transformer.files import data_seed, input_shards, text_files
+from mesh_tensorflow.transformer.files import text_files
 from mesh_tensorflow.transformer.files.documents import Field
-from mesh_tensorflow.transformer.files.input_shards import BatchRows
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
 _LOG = logging.getLogger("mesh_tensorflow")

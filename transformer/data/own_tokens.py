@@ -11,10 +11,11 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.training import data_seed, input_shards
+from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer.data import own_documents, token_rows
 from mesh_tensorflow.transformer.data.packing import Length
-from mesh_tensorflow.transformer.files import data_seed, input_shards, token_folder
-from mesh_tensorflow.transformer.files.input_shards import BatchRows
+from mesh_tensorflow.transformer.files import token_folder
 from mesh_tensorflow.transformer.vocabularies import kept
 
 

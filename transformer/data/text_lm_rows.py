@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DataError
+from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer.data import encoding as encoding_lib
 from mesh_tensorflow.transformer.data import packing
-from mesh_tensorflow.transformer.files.input_shards import BatchRows
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
 _LOG = logging.getLogger("mesh_tensorflow")

@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.training import input_shards
 from mesh_tensorflow.transformer.data.encoding import (
   encode_all_features,
   supervised_to_dict,
   with_eos,
 )
 from mesh_tensorflow.transformer.data.packing import Length, pack_or_pad
-from mesh_tensorflow.transformer.files import input_shards
 
 _MODULE = "mesh_tensorflow.transformer.dataset"
 

@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer.data import packing
 from mesh_tensorflow.transformer.data.packing import Length
-from mesh_tensorflow.transformer.files.input_shards import BatchRows
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
 _LOG = logging.getLogger("mesh_tensorflow")

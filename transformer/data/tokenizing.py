@@ -19,9 +19,10 @@ import numpy as np
 
 from mesh_tensorflow.checkpoint import folder
 from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.training import model_files
 from mesh_tensorflow.transformer.data import encoding as encoding_lib
 from mesh_tensorflow.transformer.data import own_documents, token_parts
-from mesh_tensorflow.transformer.files import model_files, text_files, token_folder
+from mesh_tensorflow.transformer.files import text_files, token_folder
 from mesh_tensorflow.transformer.files.documents import Field
 from mesh_tensorflow.transformer.files.own_files import OwnFiles
 from mesh_tensorflow.transformer.files.token_folder import SPLITS, TokenFolder

@@ -10,7 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DataError
-from mesh_tensorflow.transformer.files import files_read, input_shards, text_files
+from mesh_tensorflow.training import files_read, input_shards
+from mesh_tensorflow.transformer.files import text_files
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _BUFFER = 64 * 1024 * 1024

@@ -22,7 +22,8 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer.files import compressed, files_read, input_shards
+from mesh_tensorflow.training import files_read, input_shards
+from mesh_tensorflow.transformer.files import compressed
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mesh_tensorflow.errors import DataError
-from mesh_tensorflow.transformer.files import files_read
+from mesh_tensorflow.training import files_read
 from mesh_transformer_cli import untrusted
 
 METADATA = "tokens.json"

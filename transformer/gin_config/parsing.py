@@ -14,7 +14,7 @@ import gin
 from absl import flags
 
 from mesh_tensorflow.errors import ConfigError, MeshError
-from mesh_tensorflow.transformer.files import model_files
+from mesh_tensorflow.training import model_files
 from mesh_tensorflow.transformer.gin_config import assignments as gin_assignments
 from mesh_tensorflow.transformer.gin_config import contradictions as gin_contradictions
 from mesh_tensorflow.transformer.gin_config import names as gin_names

@@ -21,6 +21,8 @@ from mesh_tensorflow.arguments.declared import (
   one_of,
 )
 from mesh_tensorflow.errors import ConfigError, MeshError
+from mesh_tensorflow.training import nonfinite
+from mesh_tensorflow.training.seeds import PURPOSES
 from mesh_tensorflow.transformer.gin_config import affected
 from mesh_tensorflow.transformer.gin_config import names as gin_names
 from mesh_tensorflow.transformer.gin_config.contradictions import RUN
@@ -28,9 +30,7 @@ from mesh_tensorflow.transformer.gin_config.names import Macro, Reference, did_y
 from mesh_tensorflow.transformer.gin_config.settings import Setting, Settings, parts_of, short
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.meshes.batching import BATCH_METHODS
-from mesh_tensorflow.transformer.programs import nonfinite
 from mesh_tensorflow.transformer.programs.model_building import MODEL_TYPES
-from mesh_tensorflow.transformer.programs.seeds import PURPOSES
 from mesh_tensorflow.transformer.vocabularies import named
 
 _OURS = "mesh_tensorflow."

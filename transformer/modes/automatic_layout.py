@@ -23,12 +23,12 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, workers
 from mesh_tensorflow.arguments.declared import affects
+from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import ConfigError, LayoutError, OutOfMemoryError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
 from mesh_tensorflow.planning.program import machine_of
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
-from mesh_tensorflow.transformer.files.by_chief import by_chief
 from mesh_tensorflow.transformer.gin_config import model_config, operative
 from mesh_tensorflow.transformer.gin_config.contradictions import RUN
 from mesh_tensorflow.transformer.meshes.batching import compute_batch_size

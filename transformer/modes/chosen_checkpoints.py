@@ -15,9 +15,9 @@ import tensorflow as tf
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.arguments.declared import COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.checkpoint import restoring, verification
+from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import CheckpointError, ConfigError, DamagedCheckpointError
-from mesh_tensorflow.transformer.files.by_chief import by_chief
-from mesh_tensorflow.transformer.training.best_checkpoint import best_checkpoint
+from mesh_tensorflow.training.best_checkpoint import best_checkpoint
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _SECONDS_BETWEEN_LOOKS = 1.0

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.training import model_files
+from mesh_tensorflow.training.progress import write_scalars
 from mesh_tensorflow.transformer.data.eval_datasets import EvalDataset, reset_seeds
 from mesh_tensorflow.transformer.data.text_io import (
   get_step_from_checkpoint_path,
@@ -20,7 +22,6 @@ from mesh_tensorflow.transformer.data.text_io import (
   targets_vocabulary,
   write_lines_to_file,
 )
-from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
 from mesh_tensorflow.transformer.modes.generation import generate
 from mesh_tensorflow.transformer.modes.input_fns import examples_input_fn
@@ -28,7 +29,6 @@ from mesh_tensorflow.transformer.modes.job import Job
 from mesh_tensorflow.transformer.modes.perplexity_eval import perplexity_eval_of
 from mesh_tensorflow.transformer.modes.registry import mode
 from mesh_tensorflow.transformer.modes.scoring import score_with_estimator
-from mesh_tensorflow.transformer.training.progress import write_scalars
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, as_text
 
 _LOG = logging.getLogger("mesh_tensorflow")

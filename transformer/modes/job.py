@@ -10,12 +10,12 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.tpu import mesh as tpu_mesh
+from mesh_tensorflow.training.seeds import Seeds
 from mesh_tensorflow.transformer.gin_config import operative
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.meshes.batching import compute_batch_size
 from mesh_tensorflow.transformer.modes import automatic_layout, layout_rounds
 from mesh_tensorflow.transformer.modes.make_estimator import get_estimator
-from mesh_tensorflow.transformer.programs.seeds import Seeds
 from mesh_tensorflow.transformer.training.trainer import Trainer
 
 # The arguments of `run` that `get_estimator` takes by the same names.

@@ -17,12 +17,12 @@ from mesh_tensorflow.arguments.declared import (
   takes,
 )
 from mesh_tensorflow.tpu import mesh as tpu_mesh
+from mesh_tensorflow.training.report_settings import ReportSettings
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.programs.model_building import build_model
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.programs.updates import Updates
-from mesh_tensorflow.transformer.reporting.settings import ReportSettings
 from mesh_tensorflow.transformer.training.trainer import Trainer
 from mesh_tensorflow.transformer.training.validation import Validation
 

@@ -10,11 +10,11 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.training.progress import write_scalars
 from mesh_tensorflow.transformer.data.eval_datasets import reset_seeds
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
 from mesh_tensorflow.transformer.modes.job import Job
 from mesh_tensorflow.transformer.modes.registry import mode
-from mesh_tensorflow.transformer.training.progress import write_scalars
 
 
 @mode("perplexity_eval")

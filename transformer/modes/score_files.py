@@ -13,9 +13,9 @@ import tensorflow as tf
 from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import DataError
+from mesh_tensorflow.training import model_files
 from mesh_tensorflow.transformer.data.encoding import vocabulary_of
 from mesh_tensorflow.transformer.data.text_io import write_lines_to_file
-from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, as_text
 
 _MODULE = "mesh_tensorflow.transformer.utils"

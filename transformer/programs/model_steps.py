@@ -8,9 +8,9 @@ from typing import Any
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.training.reported import ReportedValues
 from mesh_tensorflow.transformer.programs import evaluation, sampling, train_step
 from mesh_tensorflow.transformer.programs.forward import Forward
-from mesh_tensorflow.transformer.programs.reported import ReportedValues
 from mesh_tensorflow.transformer.programs.updates import Updates
 
 

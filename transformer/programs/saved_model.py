@@ -12,7 +12,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.running.lowering import RUN_COUNTER
-from mesh_tensorflow.transformer.files import model_files
+from mesh_tensorflow.training import model_files
 from mesh_tensorflow.transformer.programs import prediction, sampling, saved_model_texts
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 

@@ -8,11 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.training import nonfinite
+from mesh_tensorflow.training.reported import ReportedValues
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.models import step_sums
-from mesh_tensorflow.transformer.programs import nonfinite
 from mesh_tensorflow.transformer.programs.forward import Forward
-from mesh_tensorflow.transformer.programs.reported import ReportedValues
 from mesh_tensorflow.transformer.programs.updates import Updates
 
 

@@ -14,11 +14,10 @@ import tensorflow as tf
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import CheckpointError, ConfigError, DataError
-from mesh_tensorflow.transformer.files import data_seed, files_read, input_shards
-from mesh_tensorflow.transformer.files.input_shards import BatchRows, InputShard
-from mesh_tensorflow.transformer.programs import several_steps
-from mesh_tensorflow.transformer.programs.batch_stream import BatchStream
-from mesh_tensorflow.transformer.programs.epochs import Epochs, Place
+from mesh_tensorflow.training import data_seed, files_read, input_shards, several_steps
+from mesh_tensorflow.training.batch_stream import BatchStream
+from mesh_tensorflow.training.epochs import Epochs, Place
+from mesh_tensorflow.training.input_shards import BatchRows, InputShard
 from mesh_tensorflow.transformer.programs.model_features import MODEL_FEATURES
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 

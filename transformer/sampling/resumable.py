@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import StoppedError
-from mesh_tensorflow.transformer.files import model_files
-from mesh_tensorflow.transformer.files.by_chief import by_chief
+from mesh_tensorflow.training import model_files
 from mesh_transformer_cli import untrusted
 
 _FORMAT = 1

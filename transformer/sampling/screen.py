@@ -12,7 +12,7 @@ from typing import IO, Any
 import tensorflow as tf
 
 from mesh_tensorflow import workers
-from mesh_tensorflow.transformer.files import model_files
+from mesh_tensorflow.training import model_files
 
 # Between two pieces of text that appear: often enough to look like writing.
 _SECONDS = 0.1

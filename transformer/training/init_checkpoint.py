@@ -15,10 +15,10 @@ import gin
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.arguments.declared import affects
+from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import CheckpointError, ConfigError
 from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.running.lowering import RUN_COUNTER
-from mesh_tensorflow.transformer.files.by_chief import by_chief
 from mesh_tensorflow.transformer.gin_config import model_config
 
 _LOG = logging.getLogger("mesh_tensorflow")

@@ -24,7 +24,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import workers
 from mesh_tensorflow.environment import untrusted_files
-from mesh_tensorflow.transformer.files import model_files
+from mesh_tensorflow.training import model_files
 from mesh_tensorflow.transformer.gin_config.model_config import ModelConfig
 from mesh_tensorflow.version import __version__
 

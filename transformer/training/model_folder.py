@@ -10,11 +10,12 @@ import numpy as np
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint as checkpoint_lib
+from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import CheckpointError, VariableError
-from mesh_tensorflow.transformer.files.by_chief import by_chief
+from mesh_tensorflow.training import averages
 from mesh_tensorflow.transformer.gin_config import model_config
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
-from mesh_tensorflow.transformer.training import averages, init_checkpoint
+from mesh_tensorflow.transformer.training import init_checkpoint
 
 
 class ModelFolder:

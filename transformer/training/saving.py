@@ -15,10 +15,10 @@ from mesh_tensorflow.checkpoint.restoring import EXTRA
 from mesh_tensorflow.errors import CheckpointError, NonFiniteError
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.running.lowering import RUN_COUNTER
+from mesh_tensorflow.training.best_checkpoint import Evaluations
 from mesh_tensorflow.transformer.gin_config.model_config import ATTACHMENT, ModelConfig
 from mesh_tensorflow.transformer.programs.training_data import SavedPipeline, TrainingData
 from mesh_tensorflow.transformer.training import manifest
-from mesh_tensorflow.transformer.training.best_checkpoint import Evaluations
 from mesh_tensorflow.transformer.training.manifest import Manifest
 
 _BEGAN = "began_at_step"

@@ -13,22 +13,21 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.training import device_memory, several_steps, utilization
+from mesh_tensorflow.training.divergence import DivergenceWatch
+from mesh_tensorflow.training.learning_rate import LearningRate
+from mesh_tensorflow.training.loss_check import LossCheck
+from mesh_tensorflow.training.memory_check import MemoryCheck
+from mesh_tensorflow.training.progress import TrainingProgress
+from mesh_tensorflow.training.report_settings import ReportSettings
+from mesh_tensorflow.training.report_steps import ReportSteps
+from mesh_tensorflow.training.reported import ReportedValues
+from mesh_tensorflow.training.several_steps import StopFlag
 from mesh_tensorflow.transformer.meshes import mesh_setup
-from mesh_tensorflow.transformer.programs import several_steps
-from mesh_tensorflow.transformer.programs.memory_check import MemoryCheck
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
-from mesh_tensorflow.transformer.programs.report_steps import ReportSteps
-from mesh_tensorflow.transformer.programs.reported import ReportedValues
-from mesh_tensorflow.transformer.programs.several_steps import StopFlag
-from mesh_tensorflow.transformer.reporting import device_memory, utilization
-from mesh_tensorflow.transformer.reporting.divergence import DivergenceWatch
-from mesh_tensorflow.transformer.reporting.settings import ReportSettings
 from mesh_tensorflow.transformer.training import manifest
 from mesh_tensorflow.transformer.training.estimator import Estimator
 from mesh_tensorflow.transformer.training.init_checkpoint import InitialCheckpoint
-from mesh_tensorflow.transformer.training.learning_rate import LearningRate
-from mesh_tensorflow.transformer.training.loss_check import LossCheck
-from mesh_tensorflow.transformer.training.progress import TrainingProgress
 from mesh_tensorflow.transformer.training.saving import TrainingCheckpoints
 
 _LOG = logging.getLogger("mesh_tensorflow")

@@ -15,22 +15,22 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, takes
+from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import WorkerLostError
-from mesh_tensorflow.transformer.files import model_files, records
-from mesh_tensorflow.transformer.files.by_chief import by_chief
+from mesh_tensorflow.training import averages, model_files
+from mesh_tensorflow.training import nonfinite as nonfinite_lib
+from mesh_tensorflow.training.progress import TrainingProgress
+from mesh_tensorflow.training.report_settings import ReportSettings
+from mesh_tensorflow.training.run_lock import training_lock
+from mesh_tensorflow.training.several_steps import CallLengths, StopFlag
+from mesh_tensorflow.training.stopping import StopRequests
+from mesh_tensorflow.transformer.files import records
 from mesh_tensorflow.transformer.gin_config import value_checks
-from mesh_tensorflow.transformer.programs import nonfinite as nonfinite_lib
 from mesh_tensorflow.transformer.programs import training_data
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
-from mesh_tensorflow.transformer.programs.several_steps import CallLengths, StopFlag
 from mesh_tensorflow.transformer.programs.training_data import SavedPipeline, TrainingData
-from mesh_tensorflow.transformer.reporting.settings import ReportSettings
-from mesh_tensorflow.transformer.training import averages
-from mesh_tensorflow.transformer.training.progress import TrainingProgress
 from mesh_tensorflow.transformer.training.request import TrainRequest, check_all_done, train_request
-from mesh_tensorflow.transformer.training.run_lock import training_lock
 from mesh_tensorflow.transformer.training.source import TrainingSource
-from mesh_tensorflow.transformer.training.stopping import StopRequests
 from mesh_tensorflow.transformer.training.trainable_model import TrainableModel
 from mesh_tensorflow.transformer.training.validation import Validation, Validator
 

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, NOT_BELOW_ZERO
 from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.training.best_checkpoint import Evaluations
 from mesh_tensorflow.transformer.files import records
 from mesh_tensorflow.transformer.programs import evaluation, training_data
-from mesh_tensorflow.transformer.training.best_checkpoint import Evaluations
 from mesh_tensorflow.transformer.training.estimator import Estimator
 
 _LOG = logging.getLogger("mesh_tensorflow")

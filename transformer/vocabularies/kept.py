@@ -23,10 +23,10 @@ import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.checkpoint import folder
+from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.environment import untrusted_files
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer.files import model_files
-from mesh_tensorflow.transformer.files.by_chief import by_chief
+from mesh_tensorflow.training import model_files
 from mesh_tensorflow.transformer.vocabularies.base import Vocabulary
 from mesh_tensorflow.transformer.vocabularies.vocabulary_files import write_whole_file
 

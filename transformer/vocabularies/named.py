@@ -20,9 +20,9 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import token_folder
-from mesh_tensorflow.transformer.files.by_chief import by_chief
 from mesh_tensorflow.transformer.vocabularies.base import Vocabulary
 from mesh_tensorflow.transformer.vocabularies.byte_level import ByteVocabulary
 from mesh_tensorflow.transformer.vocabularies.characters import (

@@ -20,9 +20,9 @@ import tensorflow as tf
 
 from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, affects, takes
+from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import text_files
-from mesh_tensorflow.transformer.files.by_chief import by_chief
 from mesh_tensorflow.transformer.vocabularies import kept as kept_lib
 from mesh_tensorflow.transformer.vocabularies.base import (
   EOS_ID,

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 from mesh_tensorflow import errors
+from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer import dataset as ds
 from mesh_tensorflow.transformer.data import own_documents, token_rows
-from mesh_tensorflow.transformer.files.input_shards import BatchRows
 from mesh_tensorflow.transformer.vocabulary import ByteVocabulary
 
 BYTES = ByteVocabulary()

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from mesh_tensorflow import errors
+from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer import dataset as ds
 from mesh_tensorflow.transformer import vocabulary
 from mesh_tensorflow.transformer.data import token_parts, tokenizing
 from mesh_tensorflow.transformer.files import own_files, token_folder
-from mesh_tensorflow.transformer.files.input_shards import BatchRows
 from mesh_tensorflow.transformer.vocabularies import named
 from mesh_tensorflow.transformer.vocabularies.kept import kept_in
 

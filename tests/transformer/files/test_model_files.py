@@ -15,10 +15,9 @@ import tensorflow as tf
 
 from mesh_tensorflow import checkpoint, errors
 from mesh_tensorflow.checkpoint import writer
+from mesh_tensorflow.training import model_files, progress, run_lock
 from mesh_tensorflow.transformer import main
-from mesh_tensorflow.transformer.files import model_files
 from mesh_tensorflow.transformer.modes import chosen_checkpoints
-from mesh_tensorflow.transformer.training import progress, run_lock
 from tests.transformer import small_checkpoints, small_lm, training_program
 
 INFER = ("run.mode = 'infer'", "decode_from_file.input_filename = 'FOLDER/prompts'")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from mesh_tensorflow.transformer.training.progress import write_scalars
+from mesh_tensorflow.training.progress import write_scalars
 
 
 def parse_events_files(folder):

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from mesh_tensorflow import exit_codes
-from mesh_tensorflow.transformer.training import run_lock
+from mesh_tensorflow.training import run_lock
 from tests import worker_group
 from tests.transformer import modes_program as program
 from tests.transformer import worker_processes

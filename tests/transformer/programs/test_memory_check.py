@@ -11,7 +11,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.meshes import memory
-from mesh_tensorflow.transformer.programs import memory_check
+from mesh_tensorflow.training import memory_check
 from tests.transformer import training_program as program
 
 MEGABYTE = 10**6

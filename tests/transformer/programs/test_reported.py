@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.training import report_steps, reported, several_steps
 from mesh_tensorflow.transformer import transformer
-from mesh_tensorflow.transformer.programs import report_steps, reported, several_steps
 from tests.kinds import kept
 from tests.transformer import training_program as program
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mesh_tensorflow.transformer.files.input_shards import BatchRows
+from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer.programs.training_data import SavedPipeline, TrainingData
 from tests.transformer import training_program as program
 

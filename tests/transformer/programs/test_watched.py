@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer.programs import nonfinite
+from mesh_tensorflow.training import nonfinite
 
 
 def test_gradients_and_variables_are_told_as_such():

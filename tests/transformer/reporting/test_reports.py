@@ -22,21 +22,21 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer.files import model_files
-from mesh_tensorflow.transformer.programs.report_steps import ReportSteps
-from mesh_tensorflow.transformer.reporting import (
+from mesh_tensorflow.training import (
   device_memory,
   divergence,
   end_summary,
   loss_picture,
   metrics_file,
+  model_files,
   next_commands,
   profiling,
+  progress,
   tensorboard,
   utilization,
 )
-from mesh_tensorflow.transformer.reporting.settings import ReportSettings
-from mesh_tensorflow.transformer.training import progress
+from mesh_tensorflow.training.report_settings import ReportSettings
+from mesh_tensorflow.training.report_steps import ReportSteps
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,7 @@ import pathlib
 import pytest
 import tensorflow as tf
 
-from mesh_tensorflow.transformer.programs import several_steps
-from mesh_tensorflow.transformer.reporting import loss_picture
+from mesh_tensorflow.training import loss_picture, several_steps
 from tests.transformer import small_lm, training_program
 
 SETTINGS = (

@@ -20,8 +20,8 @@ import tensorflow as tf
 from benchmarks import kill_runs
 from mesh_tensorflow import checkpoint, errors, exit_codes, workers
 from mesh_tensorflow.checkpoint import writer
+from mesh_tensorflow.training import run_lock, stopping
 from mesh_tensorflow.transformer import dataset
-from mesh_tensorflow.transformer.training import run_lock, stopping
 from tests.transformer import training_program
 from tests.transformer import worker_processes as program
 

@@ -12,7 +12,8 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint
-from mesh_tensorflow.transformer.files import files_read, records, text_files
+from mesh_tensorflow.training import files_read
+from mesh_tensorflow.transformer.files import records, text_files
 from mesh_tensorflow.transformer.gin_config.model_config import ModelConfig
 from mesh_tensorflow.transformer.training import manifest
 from tests.transformer import small_lm

@@ -13,9 +13,8 @@ import pytest
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint, errors, exit_codes
+from mesh_tensorflow.training import several_steps, stopping
 from mesh_tensorflow.transformer.commands import trainer
-from mesh_tensorflow.transformer.programs import several_steps
-from mesh_tensorflow.transformer.training import stopping
 from tests.transformer import training_program as program
 
 pytestmark = pytest.mark.usefixtures("ctrl_c")

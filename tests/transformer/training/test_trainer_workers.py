@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mesh_tensorflow import errors
+from mesh_tensorflow.training import metrics_file
 from mesh_tensorflow.transformer import gin_config, utils
-from mesh_tensorflow.transformer.reporting import metrics_file
 from tests.transformer import worker_processes as program
 
 STANDARD = "batch:batch,heads:model,d_ff:model,vocab:model"

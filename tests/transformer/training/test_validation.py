@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, errors
+from mesh_tensorflow.training.best_checkpoint import Evaluations, best_checkpoint
 from mesh_tensorflow.transformer.training import trainer as trainer_lib
-from mesh_tensorflow.transformer.training.best_checkpoint import Evaluations, best_checkpoint
 from mesh_tensorflow.transformer.training.validation import Validation
 from tests.kinds import kept
 from tests.transformer import small_lm

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from mesh_tensorflow import checkpoint
-from mesh_tensorflow.transformer.training.best_checkpoint import Evaluations, best_checkpoint
+from mesh_tensorflow.training.best_checkpoint import Evaluations, best_checkpoint
 from tests.transformer import worker_processes as program
 
 SETTINGS = (

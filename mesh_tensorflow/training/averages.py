@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint as checkpoint_lib
+from mesh_tensorflow import optimize
+from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import CheckpointError
-from mesh_tensorflow.transformer.files.by_chief import by_chief
+from mesh_tensorflow.meshes.store import VariableStore
 
 
 def names_in(path: str) -> Callable[[str], str]:
@@ -27,21 +28,21 @@ def names_in(path: str) -> Callable[[str], str]:
   """
   names: list[str] = by_chief(lambda: sorted(checkpoint_lib.describe(path)))
   there = set(names)
-  if not any(mtf.optimize.averaged_name(n) in there for n in names):
+  if not any(optimize.averaged_name(n) in there for n in names):
     raise CheckpointError(
       f"run.use_ema is True, but {path} has no averages of weights: they are kept if run.ema_decay "
       "is bound while the model is trained"
     )
 
   def name_in_checkpoint(name: str) -> str:
-    average = mtf.optimize.averaged_name(name)
+    average = optimize.averaged_name(name)
     return average if average in there else name
 
   return name_in_checkpoint
 
 
 @contextlib.contextmanager
-def in_place(store: mtf.VariableStore) -> Iterator[None]:
+def in_place(store: VariableStore) -> Iterator[None]:
   """Context manager that swaps in the weights' moving averages, and restores the weights.
 
   Args:
@@ -50,10 +51,10 @@ def in_place(store: mtf.VariableStore) -> Iterator[None]:
   weights: list[tuple[tf.Variable, tf.Tensor]] = []
   try:
     for name in store.names:
-      if mtf.optimize.averaged_name(name) not in store:
+      if optimize.averaged_name(name) not in store:
         continue
       # Slice by slice, each on its device.
-      averages = store[mtf.optimize.averaged_name(name)].slices
+      averages = store[optimize.averaged_name(name)].slices
       for weight, average in zip(store[name].slices, averages):
         with tf.device(weight.device):
           weights.append((weight, tf.identity(weight)))

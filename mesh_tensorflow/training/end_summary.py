@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mesh_tensorflow.transformer.reporting.duration import duration
+from mesh_tensorflow.training.duration import duration
 
 
 @dataclasses.dataclass

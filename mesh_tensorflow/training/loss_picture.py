@@ -8,8 +8,7 @@ import io
 import os
 from typing import Any
 
-from mesh_tensorflow.transformer.files import model_files
-from mesh_tensorflow.transformer.reporting import metrics_file
+from mesh_tensorflow.training import metrics_file, model_files
 
 NAME = "loss.png"
 HINT = "pip install matplotlib; then they are drawn as a picture"

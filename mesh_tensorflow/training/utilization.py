@@ -6,21 +6,24 @@ import time
 
 import tensorflow as tf
 
-import mesh_tensorflow as mtf
 from mesh_tensorflow import workers
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.conditional import ConditionalOperation
 from mesh_tensorflow.operations.convolution_base import FEATURES, FILTER, Convolution
 from mesh_tensorflow.operations.einsum import EinsumOperation
 from mesh_tensorflow.operations.loops import WhileLoopOperation
 from mesh_tensorflow.planning.machine import convert_to_machine
 from mesh_tensorflow.planning.program import machine_of
+from mesh_tensorflow.program.dimensions import Shape
+from mesh_tensorflow.program.graph import Graph, Operation
+from mesh_tensorflow.tpu.mesh_impl import StrategyMeshImpl
 
 # A product takes about a tenth of a second on a CPU of 1 TFLOP/s, or on a GPU of 100 TFLOP/s. The
 # smaller ones fit into the caches of a CPU.
 _CPU_SIZES, _GPU_SIZES, _REPEATS = (512, 1024, 2048), (8192,), 5
 
 
-def step_flops(graph: mtf.Graph) -> int:
+def step_flops(graph: Graph) -> int:
   """FLOPs of the matrix products and convolutions of a program, two for each multiply-add.
 
   Each product counts once, not on each device that does it again. What recomputation does again
@@ -33,7 +36,7 @@ def step_flops(graph: mtf.Graph) -> int:
   return _flops(graph.operations)
 
 
-def _flops(operations: list[mtf.Operation]) -> int:
+def _flops(operations: list[Operation]) -> int:
   total = 0
   for op in operations:
     if isinstance(op, EinsumOperation) and len(op.inputs) > 1:
@@ -51,10 +54,10 @@ def _flops(operations: list[mtf.Operation]) -> int:
 
 
 def _size_of_product(op: EinsumOperation) -> int:
-  return mtf.Shape(list(dict.fromkeys(d for x in op.inputs for d in x.shape))).size
+  return Shape(list(dict.fromkeys(d for x in op.inputs for d in x.shape))).size
 
 
-def peak_flops(given: float | str | None, mesh_impl: mtf.MeshImpl, dtype: tf.DType) -> float:
+def peak_flops(given: float | str | None, mesh_impl: MeshImpl, dtype: tf.DType) -> float:
   """FLOP/s of all devices of a mesh together.
 
   Args:
@@ -73,7 +76,7 @@ def peak_flops(given: float | str | None, mesh_impl: mtf.MeshImpl, dtype: tf.DTy
     return peak if machine.shared else peak * mesh_impl.shape.size
   if given is not None:
     return float(given)
-  if isinstance(mesh_impl, mtf.StrategyMeshImpl):
+  if isinstance(mesh_impl, StrategyMeshImpl):
     return 0.0
   devices = sorted({mesh_impl.processor_device(p) or "CPU:0" for p in mesh_impl.local_processors})
   gpus = sum("CPU" not in d.upper() for d in devices)

@@ -13,10 +13,13 @@ from typing import Any
 
 import gin
 
-import mesh_tensorflow as mtf
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import OutOfMemoryError
 from mesh_tensorflow.meshes import memory
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.planning.describe import describe
+from mesh_tensorflow.program.graph import Graph
+from mesh_tensorflow.running.function import Function
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -39,12 +42,12 @@ class MemoryCheck:
     refuse: True raises an error if a training does not fit, False only warns.
   """
 
-  def __init__(self, mesh_impl: mtf.MeshImpl, *, refuse: bool = True):
+  def __init__(self, mesh_impl: MeshImpl, *, refuse: bool = True):
     self._impl = mesh_impl
     self._refuse = refuse
     self._done = False
 
-  def look(self, graph: mtf.Graph) -> None:
+  def look(self, graph: Graph) -> None:
     """Computes an upper bound of a graph's memory.
 
     Args:
@@ -66,7 +69,7 @@ class MemoryCheck:
       # Aborts tracing: the plan is made outside of it; see `trace`.
       raise MayNotFitError
 
-  def trace(self, trace: Callable[[], Any], step: mtf.Function) -> None:
+  def trace(self, trace: Callable[[], Any], step: Function) -> None:
     """Traces the training step, with the memory check; traces again once a plan has been made.
 
     Args:
@@ -81,7 +84,7 @@ class MemoryCheck:
         trace()
       except MayNotFitError:
         self._done = True
-        self._judge(mtf.describe(step).memory)
+        self._judge(describe(step).memory)
         trace()
 
   def _judge(self, needed: Any) -> None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tqdm
 
 from mesh_tensorflow.errors import DataError
-from mesh_tensorflow.transformer.programs.epochs import Epochs, Place
+from mesh_tensorflow.training.epochs import Epochs, Place
 
 # How often what an epoch has may turn out to be something else, while seen batches are left out.
 _TRIES = 3

@@ -9,8 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
-import mesh_tensorflow as mtf
+from mesh_tensorflow import ops
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.store import VariableStore
+from mesh_tensorflow.program.graph import Graph, Operation, Tensor
+from mesh_tensorflow.running.lowering import Lowering
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -29,10 +33,10 @@ def check_choice(choice: str) -> None:
     raise ConfigError(f"run.nonfinite {choice!r} is unknown; use 'stop' or 'skip'")
 
 
-def count(x: mtf.Tensor) -> mtf.Tensor:
+def count(x: Tensor) -> Tensor:
   """Number of elements of a tensor that are NaN or infinite, as a float32 scalar."""
-  return mtf.reduce_sum(
-    mtf.slicewise(
+  return ops.reduce_sum(
+    ops.slicewise(
       lambda s: tf.cast(tf.logical_not(tf.math.is_finite(s)), tf.float32),
       [x],
       output_dtype=tf.float32,
@@ -42,7 +46,7 @@ def count(x: mtf.Tensor) -> mtf.Tensor:
   )
 
 
-def skip_updates(graph: mtf.Graph, tensors: Sequence[mtf.Tensor]) -> mtf.Tensor:
+def skip_updates(graph: Graph, tensors: Sequence[Tensor]) -> Tensor:
   """Makes all variable updates of a graph conditional on some tensors being finite.
 
   Args:
@@ -52,7 +56,7 @@ def skip_updates(graph: mtf.Graph, tensors: Sequence[mtf.Tensor]) -> mtf.Tensor:
   Returns:
     The number of elements that are not finite, a scalar: 0 if the updates are done.
   """
-  bad: mtf.Tensor = mtf.add_n([count(x) for x in tensors if x.dtype.is_floating])
+  bad: Tensor = ops.add_n([count(x) for x in tensors if x.dtype.is_floating])
   # Updates have no outputs: nothing depends on them, so that they can go into a condition.
   updates = [op for op in graph.operations if not op.outputs and getattr(op, "variables", None)]
   graph.operations[:] = [op for op in graph.operations if op not in updates]
@@ -60,12 +64,12 @@ def skip_updates(graph: mtf.Graph, tensors: Sequence[mtf.Tensor]) -> mtf.Tensor:
   return bad
 
 
-class _UpdatesIfFinite(mtf.Operation):
+class _UpdatesIfFinite(Operation):
   """Runs operations that update variables if a count is 0."""
 
   is_cloneable = False
 
-  def __init__(self, bad: mtf.Tensor, updates: Sequence[mtf.Operation]):
+  def __init__(self, bad: Tensor, updates: Sequence[Operation]):
     super().__init__([bad], name="updates_if_finite")
     self._updates = list(updates)
 
@@ -78,11 +82,11 @@ class _UpdatesIfFinite(mtf.Operation):
   def has_gradient(self) -> bool:
     return False
 
-  def verify_layout(self, mesh_impl: mtf.MeshImpl) -> None:
+  def verify_layout(self, mesh_impl: MeshImpl) -> None:
     for op in self._updates:
       op.verify_layout(mesh_impl)
 
-  def lower(self, lowering: mtf.Lowering) -> None:
+  def lower(self, lowering: Lowering) -> None:
     # A scalar is the same on all processors: the first one's decides for all.
     bad = lowering.tensors[self.inputs[0]].to_laid_out_tensor().tensor_list[0]
 
@@ -96,8 +100,8 @@ class _UpdatesIfFinite(mtf.Operation):
 
 
 def watched(
-  graph: mtf.Graph, gradients: Sequence[mtf.Tensor | None], variables: Sequence[Any]
-) -> tuple[list[str], list[mtf.Tensor]]:
+  graph: Graph, gradients: Sequence[Tensor | None], variables: Sequence[Any]
+) -> tuple[list[str], list[Tensor]]:
   """Titles of a graph's tensors, in order, and the numbers of their elements that are not finite.
 
   Args:
@@ -147,7 +151,7 @@ def _find(
   again = copy.copy(trainer)
   impl = copy.copy(trainer.mesh_impl)
   store = trainer.mesh_impl.variable_store
-  impl.variable_store = mtf.VariableStore(seed=store.seed, noise_seed=store.noise_seed)
+  impl.variable_store = VariableStore(seed=store.seed, noise_seed=store.noise_seed)
   again.steps = trainer.steps.on_mesh(impl)
   again.checkpointer = None  # It is for the trainer's variables.
   data = make_data(again)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow import workers
-from mesh_tensorflow.transformer.files import model_files
+from mesh_tensorflow.training import model_files
 
 # Numbers of the event files of this process.
 _FILES = itertools.count()

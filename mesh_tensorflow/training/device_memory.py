@@ -8,10 +8,10 @@ import sys
 
 import tensorflow as tf
 
-import mesh_tensorflow as mtf
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 
 
-def used_bytes(mesh_impl: mtf.MeshImpl) -> dict[str, int]:
+def used_bytes(mesh_impl: MeshImpl) -> dict[str, int]:
   """Bytes in use, by name of a metric.
 
   `memory_bytes` is what this process has in RAM. Of devices with a memory of their own

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from mesh_tensorflow.checkpoint import folder as folder_lib
-from mesh_tensorflow.transformer.files import model_files
-from mesh_tensorflow.transformer.reporting import profile_table
+from mesh_tensorflow.training import model_files, profile_table
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

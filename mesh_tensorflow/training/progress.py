@@ -13,18 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tqdm
 
-from mesh_tensorflow.transformer.programs import reported
-from mesh_tensorflow.transformer.programs.report_steps import ReportSteps
-from mesh_tensorflow.transformer.reporting import loss_picture, tensorboard
-from mesh_tensorflow.transformer.reporting.divergence import DivergenceWatch
-from mesh_tensorflow.transformer.reporting.duration import duration
-from mesh_tensorflow.transformer.reporting.end_summary import LossSummary, end_summary
-from mesh_tensorflow.transformer.reporting.event_files import EventFile
-from mesh_tensorflow.transformer.reporting.event_files import write_scalars as write_scalars
-from mesh_tensorflow.transformer.reporting.metrics_file import NAME as METRICS
-from mesh_tensorflow.transformer.reporting.metrics_file import MetricsFile
-from mesh_tensorflow.transformer.reporting.next_commands import next_commands
-from mesh_tensorflow.transformer.reporting.profiling import StepsProfile
+from mesh_tensorflow.training import loss_picture, reported, tensorboard
+from mesh_tensorflow.training.divergence import DivergenceWatch
+from mesh_tensorflow.training.duration import duration
+from mesh_tensorflow.training.end_summary import LossSummary, end_summary
+from mesh_tensorflow.training.event_files import EventFile
+from mesh_tensorflow.training.event_files import write_scalars as write_scalars
+from mesh_tensorflow.training.metrics_file import NAME as METRICS
+from mesh_tensorflow.training.metrics_file import MetricsFile
+from mesh_tensorflow.training.next_commands import next_commands
+from mesh_tensorflow.training.profiling import StepsProfile
+from mesh_tensorflow.training.report_steps import ReportSteps
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

@@ -8,10 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-import mesh_tensorflow as mtf
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.operations.blocks import BlockOperation
 from mesh_tensorflow.operations.control import ScalarSummaryOperation
+from mesh_tensorflow.operations.variables import Variable
+from mesh_tensorflow.program.dimensions import Dimension, Shape
+from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor
+from mesh_tensorflow.tpu.mesh_impl import StrategyMeshImpl
 
 GRADIENT_NORM, PARAMETER_NORM, UPDATE_NORM = "gradient_norm", "parameter_norm", "update_norm"
 
@@ -40,7 +43,7 @@ class ReportedValues:
     self._before: _BeforeUpdates | None = None
 
   def before_updates(
-    self, wanted: mtf.Tensor, trained: Sequence[tuple[mtf.Tensor | None, mtf.Variable]]
+    self, wanted: Tensor, trained: Sequence[tuple[Tensor | None, Variable]]
   ) -> None:
     """Adds operations before the updates; call it when the graph has gradients and no updates.
 
@@ -51,7 +54,7 @@ class ReportedValues:
     pairs = [(g, v) for g, v in trained if g is not None]
     self._before = _BeforeUpdates(wanted, pairs, self._of_updates) if pairs else None
 
-  def after_updates(self, graph: mtf.Graph) -> list[mtf.Tensor]:
+  def after_updates(self, graph: Graph) -> list[Tensor]:
     """Adds the operation that computes the values; call it when the graph is complete.
 
     Returns:
@@ -66,7 +69,7 @@ class ReportedValues:
     return _Reported(before, places, graph.operations[0].mesh).outputs
 
 
-class _BeforeUpdates(mtf.Operation):
+class _BeforeUpdates(Operation):
   """Sums the squared gradients and copies the variables before the update, if norms are wanted.
 
   There are two conditionals: copying the variables must not wait for the gradients, or all updates
@@ -78,8 +81,8 @@ class _BeforeUpdates(mtf.Operation):
 
   def __init__(
     self,
-    wanted: mtf.Tensor,
-    pairs: Sequence[tuple[mtf.Tensor, mtf.Variable]],
+    wanted: Tensor,
+    pairs: Sequence[tuple[Tensor, Variable]],
     of_updates: bool,
   ):
     super().__init__([wanted, *[g for g, _ in pairs]], name="before_updates")
@@ -92,7 +95,7 @@ class _BeforeUpdates(mtf.Operation):
     return [GRADIENT_NORM, PARAMETER_NORM, *([UPDATE_NORM] if self._keeps else [])]
 
   @property
-  def wanted(self) -> mtf.Tensor:
+  def wanted(self) -> Tensor:
     """The bool scalar that is True in steps that compute norms."""
     return self.inputs[0]
 
@@ -117,7 +120,7 @@ class _BeforeUpdates(mtf.Operation):
     lowering.operations[self] = (squares, kept)
 
 
-class _Reported(mtf.Operation):
+class _Reported(Operation):
   """The vector of all reported values of a step, computed after the variables are updated.
 
   Args:
@@ -128,12 +131,12 @@ class _Reported(mtf.Operation):
 
   is_cloneable = False
 
-  def __init__(self, before: _BeforeUpdates | None, summaries: Sequence[int], mesh: mtf.Mesh):
+  def __init__(self, before: _BeforeUpdates | None, summaries: Sequence[int], mesh: Mesh):
     super().__init__([before.wanted] if before else [], mesh, name="reported")
     self._before = before
     self._summaries = summaries
     count = len(summaries) + (len(before.names) if before else 0)
-    self._outputs = [mtf.Tensor(self, mtf.Shape([mtf.Dimension("reported", count)]), tf.float32)]
+    self._outputs = [Tensor(self, Shape([Dimension("reported", count)]), tf.float32)]
 
   @property
   def has_gradient(self) -> bool:
@@ -161,7 +164,7 @@ class _Reported(mtf.Operation):
       _squares_after(parts), wanted, squares, *kept, *_slices(lowering, impl, before.of)
     )
     axes = [i for i, d in enumerate(impl.shape) if d.size > 1]
-    if axes and isinstance(impl, mtf.StrategyMeshImpl):
+    if axes and isinstance(impl, StrategyMeshImpl):
       # XLA's compiler for TPUs would have to prove that all cores take the same branch.
       total = impl.allreduce(local, axes, "SUM").one_slice
     elif axes:
@@ -174,9 +177,7 @@ class _Reported(mtf.Operation):
     return tf.sqrt(total)
 
 
-def _slices(
-  lowering: LoweringInProgress, impl: Any, variables: Sequence[mtf.Variable]
-) -> list[Any]:
+def _slices(lowering: LoweringInProgress, impl: Any, variables: Sequence[Variable]) -> list[Any]:
   """The variables' tf.Variables, as laid-out tensors."""
   return [impl.LaidOutTensor(lowering.variables[v].slices) for v in variables]
 
@@ -215,7 +216,7 @@ def _sum_of_squares(slices: Sequence[tf.Tensor], parts: Sequence[float]) -> tf.T
   )
 
 
-def _part(impl: Any, shape: mtf.Shape) -> float:
+def _part(impl: Any, shape: Shape) -> float:
   """Weight of a processor's sum of squares: 1 / number of replicas of its slice.
 
   So each element counts once, and one all-reduce over the whole mesh is right for all tensors,
@@ -226,7 +227,7 @@ def _part(impl: Any, shape: mtf.Shape) -> float:
   return 1.0 / float(copies)
 
 
-def _summaries(graph: mtf.Graph) -> list[tuple[int, str]]:
+def _summaries(graph: Graph) -> list[tuple[int, str]]:
   """The scalar summaries of a graph: their places among those of its lowering, and their names."""
   names: list[str] = []
   for op in graph.operations:

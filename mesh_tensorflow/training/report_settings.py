@@ -7,7 +7,7 @@ from typing import Any
 
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.planning.machine import convert_to_machine
-from mesh_tensorflow.transformer.programs import report_steps
+from mesh_tensorflow.training import report_steps
 
 
 @dataclasses.dataclass(frozen=True)

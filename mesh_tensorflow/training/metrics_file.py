@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.checkpoint import folder as folder_lib
-from mesh_tensorflow.transformer.files import model_files
+from mesh_tensorflow.training import model_files
 from mesh_transformer_cli import untrusted
 
 NAME = "metrics.jsonl"

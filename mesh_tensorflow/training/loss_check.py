@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from mesh_tensorflow.errors import NonFiniteError
-from mesh_tensorflow.transformer.programs import nonfinite
+from mesh_tensorflow.training import nonfinite
 
 
 class LossCheck:

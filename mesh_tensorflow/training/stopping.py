@@ -20,7 +20,7 @@ import gin
 from mesh_tensorflow import exit_codes, workers
 from mesh_tensorflow.arguments.declared import ABOVE_ZERO, affects, takes
 from mesh_tensorflow.errors import ConfigError, StoppedError
-from mesh_tensorflow.transformer.programs.several_steps import StopFlag
+from mesh_tensorflow.training.several_steps import StopFlag
 
 # A signal that comes again so soon is the same one: `timeout`, containers and launchers send it to
 # a process and to its group.

@@ -1,1 +1,0 @@
-"""Reports of a training, on the screen and in files: see docs/reporting.md."""
