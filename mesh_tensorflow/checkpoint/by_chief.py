@@ -52,7 +52,8 @@ def by_chief(function: Callable[[], Any]) -> Any:
   if error is not None:
     raise told_to_all(error)
   kind, text = said["error"]
-  raise told_to_all(getattr(errors, kind)(f"{cluster.name(0)}: {text}"))
+  same: errors.MeshError = getattr(errors, kind)(f"{cluster.name(0)}: {text}")
+  raise told_to_all(same)
 
 
 @contextlib.contextmanager
@@ -80,8 +81,8 @@ def _others_waiting() -> Iterator[None]:
   finally:
     done.set()
     thread.join()
-  if failures:
-    raise failures[0]
+  for lost in failures:
+    raise lost
 
 
 def _wait_for_chief() -> None:

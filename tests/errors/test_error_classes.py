@@ -31,6 +31,10 @@ ALLOWED = {
   ("own_network.py", "OSError"),
   # How a dict says that it has no such name, to the evaluation of an annotation.
   ("kinds.py", "KeyError"),
+  # Ends a trace, outside of which a plan is made, and it is traced again.
+  ("memory_check.py", "MayNotFitError"),
+  # Of a file of TensorFlow's profiler: the report and `examples/read_profile.py` word it.
+  ("profile_table.py", "ProfileError"),
 }
 
 

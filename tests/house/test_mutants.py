@@ -66,8 +66,8 @@ def choice(repository):
   [
     ("mesh_tensorflow/operations/top_k.py", "TopKOperation.lower", "tests/operations/",
      "tests/operations/test_top_k.py"),
-    ("mesh_tensorflow/training/nonfinite.py", "find", "tests/transformer/programs/",
-     "tests/transformer/programs/test_nonfinite.py"),
+    ("mesh_tensorflow/training/nonfinite.py", "find", "tests/training/",
+     "tests/training/test_nonfinite.py"),
   ],
 )  # fmt: skip
 def test_tests_of_the_room_that_name_what_is_changed_come_first(choice, path, inside, room, test):
