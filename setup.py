@@ -7,8 +7,8 @@ Four folders of the repository make one import package:
     gin/              ->  mesh_tensorflow/transformer/gin   (data: *.gin, no Python)
     examples/         ->  mesh_tensorflow.examples
 
-Beside it lies mesh_transformer_cli, the front of the command `mesh-transformer`, which answers
-before TensorFlow is imported.
+Beside it lie mesh_settings, where settings are declared, and mesh_transformer_cli, the front of the
+command `mesh-transformer`, which answers before TensorFlow is imported.
 
 A wheel lays them out as on the right. An editable install leaves the files where they are and maps
 the names; so does the package itself where a clone is imported as it lies, installed or not
@@ -60,6 +60,7 @@ setup(
     *(f"mesh_tensorflow.transformer.{name}" for name in find_packages("transformer")),
     "mesh_tensorflow.transformer.gin",
     "mesh_tensorflow.examples",
+    "mesh_settings",
     "mesh_transformer_cli",
   ],
   package_dir={

@@ -26,14 +26,12 @@ import mesh_tensorflow as mtf
 from benchmarks import ours
 from benchmarks.sizes import SIZES, Size, random_tokens
 from mesh_tensorflow.environment.virtual_devices import virtual_cpu_devices
-from mesh_tensorflow.training.report_settings import ReportSettings
 from mesh_tensorflow.training.report_steps import ReportSteps
 from mesh_tensorflow.transformer.training.trainer import Trainer
 
 _EVERY = 100
 _LAST = 10**6
 _BASE = "without reports"
-# Kind -> steps between norms (see `ReportSettings`).
 KINDS = {_BASE: 0, "the defaults": None, "norms in each step": 1}
 
 
@@ -54,7 +52,7 @@ class Side:
     self._trainer = Trainer(
       steps, None, folder if reports else None,
       optimizer=mtf.optimize.AdamWeightDecayOptimizer, learning_rate_schedule=1e-3, quiet=True,
-      report_every=_EVERY, reports=ReportSettings(norms_every=norms_every),
+      report_every=_EVERY, norms_every=norms_every,
     )  # fmt: skip
     self._steps = ReportSteps(0, _LAST, _EVERY, norms_every)
     self._compiled = self._trainer.compile_steps(["targets"], None, self._steps)

@@ -14,8 +14,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "types"
 # A program that says which types it sees.
 PROGRAM = "face_types"
-# A package of its own.
-FRONT = "mesh_transformer_cli"
+# Packages of their own.
+OTHERS = ("mesh_settings", "mesh_transformer_cli")
 
 
 def linked_package() -> pathlib.Path:
@@ -34,7 +34,7 @@ def linked_package() -> pathlib.Path:
       link.symlink_to(path)
   for link, path in (
     (FOLDER / f"{PROGRAM}.py", ROOT / "tests" / f"{PROGRAM}.py"),
-    (FOLDER / FRONT, ROOT / FRONT),
+    *((FOLDER / other, ROOT / other) for other in OTHERS),
   ):
     if not link.exists():
       link.unlink(missing_ok=True)
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
   options = [a for a in arguments if a.startswith("-")]
   config = ROOT / "pyproject.toml"
   command = [sys.executable, "-m", "mypy", "--config-file", str(config)]
-  command += ["-p", "mesh_tensorflow", "-p", FRONT, "-m", PROGRAM]
+  command += ["-p", "mesh_tensorflow", *(f"-p{other}" for other in OTHERS), "-m", PROGRAM]
   result = subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True)
   for line in (result.stdout + result.stderr).splitlines():
     line = line.replace("mesh_tensorflow/transformer/", "transformer/")

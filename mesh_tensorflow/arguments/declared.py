@@ -13,10 +13,21 @@ Both say it of the constructor or function below them, not of the constructors o
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from mesh_settings.records import settings_of
+from mesh_settings.rules import ABOVE_ZERO as ABOVE_ZERO
+from mesh_settings.rules import BELOW_ONE as BELOW_ONE
+from mesh_settings.rules import COUNT as COUNT
+from mesh_settings.rules import COUNT_OR_ZERO as COUNT_OR_ZERO
+from mesh_settings.rules import FRACTION as FRACTION
+from mesh_settings.rules import NOT_BELOW_ZERO as NOT_BELOW_ZERO
+from mesh_settings.rules import Rule as Rule
+from mesh_settings.rules import at_least as at_least
+from mesh_settings.rules import is_number as is_number
+from mesh_settings.rules import is_whole as is_whole
+from mesh_settings.rules import one_of as one_of
 from mesh_tensorflow.errors import ArgumentError
 
 # Kinds of effects of a setting. A resume refuses to change one that affects the model.
@@ -24,59 +35,6 @@ AFFECTED = ("model", "precision", "training", "report")
 
 _ATTRIBUTE = "__declared_arguments__"
 _T = TypeVar("_T")
-
-
-@dataclasses.dataclass(frozen=True)
-class Rule:
-  """A constraint on the value of a setting.
-
-  Attributes:
-    legal: in words, after "it must be".
-    is_legal: whether a value is.
-    choices: the legal texts, if there are few.
-  """
-
-  legal: str
-  is_legal: Callable[[Any], bool]
-  choices: tuple[str, ...] = ()
-
-  def or_none(self) -> Rule:
-    """The same rule, but None is allowed, too."""
-    is_legal = lambda x: x is None or self.is_legal(x)  # noqa: E731
-    return Rule(f"{self.legal}, or None", is_legal, self.choices)
-
-
-def is_whole(x: Any) -> bool:
-  """Tests for a whole number; True and False are none."""
-  # To Python True is 1, and a setting that is True by mistake would pass for a size.
-  return isinstance(x, numbers.Integral) and not isinstance(x, bool)
-
-
-def is_number(x: Any) -> bool:
-  """Tests for a real number; True and False are none."""
-  return isinstance(x, numbers.Real) and not isinstance(x, bool)
-
-
-def at_least(least: int) -> Rule:
-  """A whole number from `least` on."""
-  return Rule(f"a whole number of at least {least}", lambda x: is_whole(x) and x >= least)
-
-
-def one_of(*choices: str) -> Rule:
-  """One of a few texts."""
-  return Rule(
-    f"one of {', '.join(map(repr, choices))}",
-    lambda x: isinstance(x, str) and x in choices,
-    choices,
-  )
-
-
-COUNT = at_least(1)
-COUNT_OR_ZERO = at_least(0)
-ABOVE_ZERO = Rule("a number above 0", lambda x: is_number(x) and x > 0)
-NOT_BELOW_ZERO = Rule("a number of at least 0", lambda x: is_number(x) and x >= 0)
-FRACTION = Rule("a number from 0 to 1", lambda x: is_number(x) and 0 <= x <= 1)
-BELOW_ONE = Rule("a number from 0 to below 1", lambda x: is_number(x) and 0 <= x < 1)
 
 
 @dataclasses.dataclass
@@ -88,11 +46,13 @@ class Declaration:
     arguments: for some of its arguments, what each affects.
     values: for some, what they may be. An argument whose annotation or default says None may be
       None, too.
+    record: the record of settings that its arguments are, if they are one.
   """
 
   affects: str | None = None
   arguments: dict[str, str] = dataclasses.field(default_factory=dict)
   values: dict[str, Rule] = dataclasses.field(default_factory=dict)
+  record: type | None = None
 
 
 def affects(what: str | None = None, /, **arguments: str) -> Callable[[_T], _T]:
@@ -127,6 +87,25 @@ def takes(**values: Rule) -> Callable[[_T], _T]:
 
   def declare(target: _T) -> _T:
     _own(target).values.update(values)
+    return target
+
+  return declare
+
+
+def declares(record: type) -> Callable[[_T], _T]:
+  """Declares that the arguments of a function are the settings of a record.
+
+  Args:
+    record: a dataclass of settings; see `mesh_settings.records`.
+  """
+
+  def declare(target: _T) -> _T:
+    own = _own(target)
+    own.record = record
+    for name, told in settings_of(record).items():
+      own.arguments[name] = told.affects
+      if told.values is not None:
+        own.values[name] = told.values
     return target
 
   return declare

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_settings.trainer import NONFINITE
 from mesh_tensorflow import ops
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
@@ -17,8 +18,6 @@ from mesh_tensorflow.program.graph import Graph, Operation, Tensor
 from mesh_tensorflow.running.lowering import Lowering
 
 _LOG = logging.getLogger("mesh_tensorflow")
-
-CHOICES = ("stop", "skip")
 
 # A training whose steps are all skipped does not recover.
 MAX_SKIPPED_IN_A_ROW = 100
@@ -29,7 +28,7 @@ _MAX_REPEATED = 1000
 
 def check_choice(choice: str) -> None:
   """Raises `ConfigError` for an unknown value of `run.nonfinite`."""
-  if choice not in CHOICES:
+  if choice not in NONFINITE:
     raise ConfigError(f"run.nonfinite {choice!r} is unknown; use 'stop' or 'skip'")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from mesh_settings.trainer import steps_to_profile
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.planning.machine import convert_to_machine
-from mesh_tensorflow.training import report_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ReportSettings:
       )
     steps = self.profile_steps
     if steps is not None:
-      object.__setattr__(self, "profile_steps", report_steps.profile_steps(steps))
+      object.__setattr__(self, "profile_steps", steps_to_profile(steps))
       if self.profile_steps is None:
         raise ConfigError(
           f"run.profile_steps = {steps!r}: it must be two steps, the first before the last, such "

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from typing import Any
 
 import tensorflow as tf
 
@@ -63,20 +61,3 @@ class ReportSteps:
     if every != self.every:
       wanted |= tf.equal(done % self.every, 0)
     return wanted
-
-
-def profile_steps(given: Any) -> tuple[int, int] | None:
-  """The steps of a profile: (10, 20) of such a pair or of "10:20"; None of what is neither.
-
-  Args:
-    given: by a user.
-  """
-  if isinstance(given, str):
-    match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", given)
-    given = (int(match[1]), int(match[2])) if match else None
-  if not isinstance(given, (tuple, list)) or len(given) != 2:
-    return None
-  first, last = given
-  if not all(isinstance(n, int) and not isinstance(n, bool) for n in given):
-    return None
-  return (first, last) if 0 <= first < last else None

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from mesh_settings.trainer import PURPOSES
 from mesh_tensorflow.errors import ConfigError
-
-PURPOSES = ("weights", "data", "dropout", "sampling")
 
 
 @dataclasses.dataclass(frozen=True)

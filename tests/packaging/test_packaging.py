@@ -30,6 +30,7 @@ FOLDERS = {
   "mesh_tensorflow/transformer": "transformer",
   "mesh_tensorflow/examples": "examples",
   "mesh_tensorflow": "mesh_tensorflow",
+  "mesh_settings": "mesh_settings",
   "mesh_transformer_cli": "mesh_transformer_cli",
 }
 PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")

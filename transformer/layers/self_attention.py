@@ -35,7 +35,7 @@ from mesh_tensorflow.transformer.models.decoding_states import write_at
   key_value_size=COUNT,
   dropout_rate=BELOW_ONE,
   relative_attention_num_buckets=COUNT,
-  attention_func=one_of("hybrid"),
+  attention_func=one_of(["hybrid"]),
 )
 class SelfAttention(TransformerLayer):
   """Multi-head attention of a sequence to itself.

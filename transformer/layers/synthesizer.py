@@ -29,7 +29,7 @@ from mesh_tensorflow.transformer.models.context import Context
   key_value_size=COUNT,
   dropout_rate=BELOW_ONE,
   relative_attention_num_buckets=COUNT,
-  attention_func=one_of("hybrid"),
+  attention_func=one_of(["hybrid"]),
 )
 class Synthesizer(SelfAttention):
   """Self-attention whose weights are not, or not only, made from queries and keys.

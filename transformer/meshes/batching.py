@@ -8,15 +8,11 @@ import gin
 from absl import flags
 
 import mesh_tensorflow as mtf
+from mesh_settings.run import BATCH_METHODS
 from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.errors import ConfigError
 
 _MODULE = "mesh_tensorflow.transformer.utils"
-
-# What a size of a batch may be a number of.
-BATCH_METHODS = (
-  "sequences_per_batch", "tokens_per_batch", "sequences_per_replica", "tokens_per_replica"
-)  # fmt: skip
 
 
 @gin.configurable(module=_MODULE)

@@ -10,13 +10,13 @@ import tensorflow as tf
 from absl import flags
 
 import mesh_tensorflow as mtf
+from mesh_settings.run import MESH_IMPLEMENTATIONS
 from mesh_tensorflow import workers
 from mesh_tensorflow.environment import quiet
 from mesh_tensorflow.errors import ConfigError, MeshShapeError
 from mesh_tensorflow.meshes import layout_names
 from mesh_tensorflow.workers import agreement
 
-IMPLEMENTATIONS = ("auto", "placement", "simd")
 # In place of a mesh shape or layout rules: they are to be found.
 AUTO = "auto"
 
@@ -62,9 +62,10 @@ def make_mesh_impl(
   mesh_shape = mtf.convert_to_shape(mesh_shape)
   layout_rules = mtf.convert_to_layout_rules(layout_rules)
   check_mesh_names(mesh_shape, layout_rules)
-  if implementation not in IMPLEMENTATIONS:
+  if implementation not in MESH_IMPLEMENTATIONS:
     raise ConfigError(
-      f"mesh_implementation {implementation!r} is unknown; use one of {', '.join(IMPLEMENTATIONS)}"
+      f"mesh_implementation {implementation!r} is unknown; use one of "
+      f"{', '.join(MESH_IMPLEMENTATIONS)}"
     )
   cluster = join_workers(mesh_shape, implementation)
   if devices:

@@ -21,6 +21,7 @@ import gin
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_settings.run import RunSettings
 from mesh_tensorflow import checkpoint, workers
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.checkpoint.by_chief import by_chief
@@ -58,9 +59,9 @@ class Found:
   variant: Variant = AS_BOUND
 
 
-def is_asked(arguments: Mapping[str, Any]) -> bool:
+def is_asked(settings: RunSettings) -> bool:
   """True if the layout or the mesh shape of `run` is "auto"."""
-  return is_auto(arguments["mesh_shape"]) or is_auto(arguments["layout_rules"])
+  return is_auto(settings.mesh_shape) or is_auto(settings.layout_rules)
 
 
 def usual_machine(devices: int, on_tpu: bool = False) -> str:
@@ -110,7 +111,7 @@ def mesh_to_join(
 
 
 def find(
-  arguments: Mapping[str, Any],
+  settings: RunSettings,
   sequence_length: Mapping[str, int] | None,
   on_tpu: bool = False,
 ) -> Found:
@@ -119,7 +120,7 @@ def find(
   Several workers call it together; the chief searches.
 
   Args:
-    arguments: of `run`.
+    settings: of the run.
     sequence_length: dict from feature to number of tokens.
     on_tpu: whether it is for a TPU, of a kind that is not known.
 
@@ -128,10 +129,10 @@ def find(
     LayoutError: no layout suits the model.
     OutOfMemoryError: no layout fits.
   """
-  shape = mesh_to_join(arguments["mesh_shape"], arguments["num_devices"], arguments["mesh_devices"])
+  shape = mesh_to_join(settings.mesh_shape, settings.num_devices, settings.mesh_devices)
 
   def look() -> list[str]:
-    kept = _kept(arguments, shape)
+    kept = _kept(settings, shape)
     if kept is not None:
       return [
         mesh_text(kept.mesh_shape),
@@ -141,9 +142,9 @@ def find(
       ]
     if sequence_length is None:
       raise ConfigError("run.layout_rules or run.mesh_shape is 'auto': bind run.sequence_length")
-    batch_size = whole_batch(arguments["batch_size"], sequence_length)
-    make = StepMaker(arguments, sequence_length, batch_size)
-    choice = search(arguments, make, on_tpu)
+    batch_size = whole_batch(settings.batch_size, sequence_length)
+    make = StepMaker(settings, sequence_length, batch_size)
+    choice = search(settings, make, on_tpu)
     why = (
       f"{format_seconds(choice.seconds)} a step and {format_bytes(choice.memory)} a device "
       f"predicted for {choice.machine.name}, "
@@ -157,7 +158,7 @@ def find(
   for name, text in (("mesh_shape", mesh), ("layout_rules", rules)):
     # Bound values are recorded, too: found rules hold for one mesh, a found mesh for some rules.
     operative.say_found(
-      ("", RUN, name), text, f"found: {why}" if is_auto(arguments[name]) else None
+      ("", RUN, name), text, f"found: {why}" if is_auto(getattr(settings, name)) else None
     )
   for key, value in variant.settings.items():
     operative.say_found(key, value, f"found: {why}")
@@ -237,7 +238,7 @@ def choose_layout(
   by_name = {v.name: v for v in make.variants(choices)}
   if layout_rules is not None:
     return _best_mesh(make, layout_rules, devices, chosen, memory_limit, alternatives, by_name)
-  settings = {
+  options = {
     "devices": devices if mesh_shape is None else None,
     "mesh_shape": mesh_shape,
     "machine": chosen,
@@ -246,7 +247,7 @@ def choose_layout(
     "alternatives": alternatives,
     "time_limit": time_limit,
   }
-  rounds = Rounds(make, by_name, settings)
+  rounds = Rounds(make, by_name, options)
   shape = mesh_shape or mtf.Shape([mtf.Dimension("all", devices)])
   rounds.search(Start(shape, mtf.LayoutRules([])))
   # Microbatches for an unsplit batch may hide what splitting the batch would save.
@@ -259,16 +260,16 @@ def choose_layout(
   return rounds.best()
 
 
-def search(arguments: Mapping[str, Any], make: StepMaker, on_tpu: bool = False) -> LayoutChoice:
+def search(settings: RunSettings, make: StepMaker, on_tpu: bool = False) -> LayoutChoice:
   """Searches for what is "auto" among the arguments of `run`, or, if nothing is, for both.
 
   Args:
-    arguments: of `run`.
+    settings: of the run.
     make: makes the training step for a mesh and a layout.
     on_tpu: whether it is for a TPU, of a kind that is not known.
   """
-  mesh, rules = arguments["mesh_shape"], arguments["layout_rules"]
-  shape = mesh_to_join(mesh, arguments["num_devices"], arguments["mesh_devices"])
+  mesh, rules = settings.mesh_shape, settings.layout_rules
+  shape = mesh_to_join(mesh, settings.num_devices, settings.mesh_devices)
   free = is_auto(mesh) or not is_auto(rules)
   only_mesh = is_auto(mesh) and not is_auto(rules)
   return choose_layout(
@@ -277,14 +278,14 @@ def search(arguments: Mapping[str, Any], make: StepMaker, on_tpu: bool = False) 
     int(shape.size),
     mtf.convert_to_layout_rules(rules) if only_mesh else None,
     usual_machine(int(shape.size), on_tpu),
-    arguments["mesh_implementation"],
-    bound=None if is_asked(arguments) else Start(shape, mtf.convert_to_layout_rules(rules)),
+    settings.mesh_implementation,
+    bound=None if is_asked(settings) else Start(shape, mtf.convert_to_layout_rules(rules)),
   )
 
 
-def _kept(arguments: Mapping[str, Any], shape: mtf.Shape) -> Found | None:
+def _kept(settings: RunSettings, shape: mtf.Shape) -> Found | None:
   """The layout that the newest checkpoint's run has found, if it is for what is bound now."""
-  model_dir = arguments["model_dir"]
+  model_dir = settings.model_dir
   path = checkpoint.latest_checkpoint(model_dir) if model_dir else None
   record = model_config.found_in(path) if path else {}
   mesh, rules = record.get("mesh_shape"), record.get("layout_rules")
@@ -294,14 +295,14 @@ def _kept(arguments: Mapping[str, Any], shape: mtf.Shape) -> Found | None:
     mtf.convert_to_shape(mesh),
     mtf.convert_to_layout_rules(rules),
     f"kept from {path}",
-    variants.kept(record, arguments),
+    variants.kept(record, settings),
   )
-  if is_auto(arguments["mesh_shape"]):
+  if is_auto(settings.mesh_shape):
     if kept.mesh_shape.size != shape.size:
       return None
   elif kept.mesh_shape != shape:
     return None
-  bound = arguments["layout_rules"]
+  bound = settings.layout_rules
   if not is_auto(bound) and kept.layout_rules != mtf.convert_to_layout_rules(bound):
     return None
   return kept

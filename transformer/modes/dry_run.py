@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import mesh_tensorflow as mtf
+from mesh_settings.run import RunSettings
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data.encoding import vocabulary_of
 from mesh_tensorflow.transformer.modes import registry
@@ -27,11 +28,11 @@ from mesh_tensorflow.transformer.vocabularies.base import as_text
 _ROWS, _SEQUENCES, _CHARACTERS = 2, 4, 240
 
 
-def _check(job: Job) -> None:
+def _check(settings: RunSettings) -> None:
   train = registry.get("train")
   if train.check is not None:
-    train.check(job)
-  if job.vocabulary is None:
+    train.check(settings)
+  if settings.vocabulary is None:
     raise ConfigError(
       "run.vocabulary is not bound: bind @vocabulary.get_byte_vocabulary(), or give a problem file"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mesh_settings.run import RunSettings
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import named_checkpoints
 from mesh_tensorflow.transformer.modes.job import Job
@@ -11,8 +12,8 @@ from mesh_tensorflow.transformer.modes.registry import mode
 from mesh_tensorflow.transformer.programs import saved_model
 
 
-def _check(job: Job) -> None:
-  if not job.export_path:
+def _check(settings: RunSettings) -> None:
+  if not settings.export_path:
     raise ConfigError(
       "run.export_path is not bound: say where the SavedModel should go, by --output=DIR of the "
       "command export or run.export_path = 'DIR'"

@@ -8,13 +8,14 @@ from typing import Any
 
 import gin
 
+from mesh_settings.run import RunSettings
 from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
 from mesh_tensorflow.transformer.modes.infer_files import decode_lines
 from mesh_tensorflow.transformer.modes.infer_prompts import decode_prompts
 from mesh_tensorflow.transformer.modes.job import Job
 from mesh_tensorflow.transformer.modes.registry import mode
-from mesh_tensorflow.transformer.sampling.settings import SampleSettings, sample
+from mesh_tensorflow.transformer.sampling.settings import Sampling, sample
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.utils")
@@ -113,9 +114,9 @@ def infer_model(
     )
 
 
-def _check(job: Job) -> None:
+def _check(settings: RunSettings) -> None:
   """Bad settings are told before a model is made."""
-  del job
+  del settings
   sample()
 
 
@@ -139,7 +140,7 @@ def run_infer(job: Job) -> None:
 
 
 def _decode_prompts(
-  estimator: Any, *, checkpoint_path: str | None, settings: SampleSettings, **others: Any
+  estimator: Any, *, checkpoint_path: str | None, settings: Sampling, **others: Any
 ) -> list[str]:
   """`decode_prompts` as a `decode_fn`."""
   del checkpoint_path  # It is restored.

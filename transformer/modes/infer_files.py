@@ -23,7 +23,7 @@ from mesh_tensorflow.transformer.sampling import prompts as prompt_files
 from mesh_tensorflow.transformer.sampling import settings as sampling_settings
 from mesh_tensorflow.transformer.sampling.continued_texts import TextsToContinue
 from mesh_tensorflow.transformer.sampling.resumable import ResumableFile, stopped_by_signals
-from mesh_tensorflow.transformer.sampling.settings import SampleSettings
+from mesh_tensorflow.transformer.sampling.settings import Sampling
 from mesh_tensorflow.transformer.sampling.texts import prompt_ids
 from mesh_tensorflow.transformer.vocabularies.kept import describe
 
@@ -102,7 +102,7 @@ def decode_lines(
 def _of_language_model(
   estimator: Any,
   vocabulary: Any,
-  settings: SampleSettings,
+  settings: Sampling,
   batch_size: int,
   sequence_length: dict[str, int],
   eos_id: int,
@@ -121,13 +121,13 @@ def _of_language_model(
     made = model.texts_of(rows)
     return [text.whole(how.only_new) for text in made], sum(len(row.new) for row in rows)
 
-  return decode, [repr(how), settings.seed, settings.stop]
+  return decode, [repr(how), settings.seed or 0, settings.stop]
 
 
 def _of_other_language_model(
   estimator: Any,
   vocabulary: Any,
-  settings: SampleSettings,
+  settings: Sampling,
   batch_size: int,
   sequence_length: dict[str, int],
   eos_id: int,
@@ -138,19 +138,19 @@ def _of_other_language_model(
 
   def decode(texts: Sequence[str], first: int) -> tuple[list[str], int]:
     rows = [prompt_ids(text, vocabulary) for text in texts]
-    seed = random_bits.fold(settings.seed, first)
+    seed = random_bits.fold(settings.seed or 0, first)
     outputs = estimator.sample(rows, length, batch_size=batch_size, seed=seed, **options)
     made = [strip_ids(ids, eos_id) for ids in outputs]
     tokens = sum(map(len, made)) - sum(map(len, rows))
     return [settings.until_stop(targets_vocabulary(vocabulary).decode(i)) for i in made], tokens
 
-  return decode, [options, sampling_settings.bound_decoding(), settings.seed, settings.stop]
+  return decode, [options, sampling_settings.bound_decoding(), settings.seed or 0, settings.stop]
 
 
 def _of_encoder_decoder(
   estimator: Any,
   vocabulary: Any,
-  settings: SampleSettings,
+  settings: Sampling,
   batch_size: int,
   sequence_length: dict[str, int],
   eos_id: int,
@@ -166,12 +166,12 @@ def _of_encoder_decoder(
       sequence_length,
       batch_size,
       options=options,
-      seed=random_bits.fold(settings.seed, first),
+      seed=random_bits.fold(settings.seed or 0, first),
     )
     made = [settings.until_stop(targets_vocabulary(vocabulary).decode(ids)) for ids in outputs]
     return made, sum(map(len, outputs))
 
-  return decode, [options, sampling_settings.bound_decoding(), settings.seed, settings.stop]
+  return decode, [options, sampling_settings.bound_decoding(), settings.seed or 0, settings.stop]
 
 
 class _Progress:

@@ -16,7 +16,7 @@ from mesh_tensorflow.transformer.sampling import prompts as prompt_files
 from mesh_tensorflow.transformer.sampling import settings as sampling_settings
 from mesh_tensorflow.transformer.sampling.continued_texts import TextsToContinue
 from mesh_tensorflow.transformer.sampling.screen import Pace, Screen, output_file
-from mesh_tensorflow.transformer.sampling.settings import SampleSettings
+from mesh_tensorflow.transformer.sampling.settings import Sampling
 from mesh_tensorflow.transformer.sampling.texts import RowText
 from mesh_tensorflow.transformer.vocabularies.base import as_text
 
@@ -33,7 +33,7 @@ def decode_prompts(
   model_type: str,
   batch_size: int,
   sequence_length: dict[str, int],
-  settings: SampleSettings,
+  settings: Sampling,
 ) -> list[str]:
   """Shows what a model makes of prompts, as it comes, and writes it to `sample.output`.
 
@@ -58,7 +58,7 @@ def decode_prompts(
   with output_file(settings.output) as file:
     if settings.interactive:
       return _converse(write, settings, file, continues=model_type == "lm")
-    prompts = settings.prompts or ()
+    prompts = settings.prompt or ()
     started = time.perf_counter()
     texts, tokens = _show(write, prompts, 0, settings, file, continues=model_type == "lm")
     seconds = time.perf_counter() - started
@@ -75,7 +75,7 @@ def _show(
   write: Write,
   prompts: Sequence[str],
   first: int,
-  settings: SampleSettings,
+  settings: Sampling,
   file: Any,
   continues: bool,
 ) -> tuple[list[str], int]:
@@ -101,7 +101,7 @@ def _heading(prompt: int, prompts: int, sample: int, samples: int) -> str | None
 def _continues(
   estimator: Any,
   vocabulary: Any,
-  settings: SampleSettings,
+  settings: Sampling,
   batch_size: int,
   sequence_length: dict[str, int],
 ) -> Write:
@@ -132,7 +132,7 @@ def _continues(
 def _translates(
   estimator: Any,
   vocabulary: Any,
-  settings: SampleSettings,
+  settings: Sampling,
   batch_size: int,
   sequence_length: dict[str, int],
 ) -> Write:
@@ -148,7 +148,7 @@ def _translates(
       sequence_length,
       batch_size,
       options=options,
-      seed=random_bits.fold(settings.seed, first),
+      seed=random_bits.fold(settings.seed or 0, first),
     )
     decode = targets_vocabulary(vocabulary).decode
     made = [as_text(settings.until_stop(decode(ids))) for ids in outputs]
@@ -168,7 +168,7 @@ def check_conversation() -> None:
     )
 
 
-def _converse(write: Write, settings: SampleSettings, file: Any, continues: bool) -> list[str]:
+def _converse(write: Write, settings: Sampling, file: Any, continues: bool) -> list[str]:
   """Answers what is typed, until it ends."""
   check_conversation()
   is_terminal = sys.stdin.isatty()

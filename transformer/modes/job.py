@@ -1,12 +1,15 @@
-"""The request of one call of `run`, and the declaration of its mode."""
+"""The settings of a run as its mode takes them, and the declaration of a mode."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import mesh_tensorflow as mtf
+from mesh_settings.records import part, settings_of
+from mesh_settings.run import RunSettings
+from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.tpu import mesh as tpu_mesh
@@ -18,14 +21,6 @@ from mesh_tensorflow.transformer.modes import automatic_layout, layout_rounds
 from mesh_tensorflow.transformer.modes.make_estimator import get_estimator
 from mesh_tensorflow.transformer.training.trainer import Trainer
 
-# The arguments of `run` that `get_estimator` takes by the same names.
-_OF_ESTIMATOR = (
-  "model_type vocabulary mesh_shape layout_rules model_dir batch_size sequence_length autostack "
-  "keep_checkpoint_max save_checkpoints_steps optimizer predict_fn variable_filter tpu_job_name "
-  "iterations_per_loop init_checkpoint mesh_devices mesh_implementation seed report_every "
-  "nonfinite allow_config_change max_grad_norm ema_decay use_ema gradient_accumulation_steps"
-).split()
-
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
@@ -34,8 +29,8 @@ class Mode:
   Attributes:
     name: what `run.mode` is bound to.
     run: does it; what it returns, `run` returns.
-    check: raises `ConfigError` for what is missing or contradicts the mode, before anything is
-      done; for what all modes need see `Job`.
+    check: raises `ConfigError` for settings that are missing or contradict the mode, before
+      anything is done; what all modes need is checked by `Job.of`.
     trains: whether it changes the model: it may make the folder and keep a vocabulary there.
     scores: whether `Trainer.predict` scores given targets in place of making outputs.
     finds_lengths: whether it can do without `run.sequence_length`, if there are data sets to
@@ -46,7 +41,7 @@ class Mode:
 
   name: str
   run: Callable[[Job], Any]
-  check: Callable[[Job], None] | None = None
+  check: Callable[[RunSettings], None] | None = None
   trains: bool = False
   scores: bool = False
   finds_lengths: bool = False
@@ -68,108 +63,70 @@ class Mode:
     mesh_setup.join_workers(mtf.convert_to_shape(mesh_shape), mesh_implementation)
 
 
-class Job:
-  """The arguments of one call of `run`, checked, as attributes of the same names.
-
-  Those that are not listed here are as they were given; for their meanings see `run`.
-
-  Args:
-    mode: the mode.
-    arguments: of `run`, by their names.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job(RunSettings):
+  """The settings of a run as its mode takes them: those listed here are resolved.
 
   Attributes:
     mode: the `Mode`.
+    vocabulary: a vocabulary, or an (inputs, targets) tuple.
     mesh_shape: an `mtf.Shape`.
     layout_rules: an `mtf.LayoutRules`.
     batch_size: number of sequences.
     sequence_length: a dict from feature to number of tokens; None only for a mode that
       `finds_lengths`.
     tpu: a TPU that is connected, or None.
-
-  Raises:
-    ConfigError: an argument is missing, or several contradict each other.
+    settings: the settings as they were given, with what was found for "auto".
   """
 
-  def __init__(self, mode: Mode, arguments: Mapping[str, Any]):
-    self._arguments = arguments
-    self.mode = mode
+  settings: RunSettings
+  mode: Mode  # type: ignore[assignment]
+  mesh_shape: mtf.Shape
+  layout_rules: mtf.LayoutRules
+  batch_size: int
+
+  @classmethod
+  def of(cls, mode: Mode, settings: RunSettings) -> Job:
+    """Resolves the settings of a run, and joins the workers or the TPU that it needs.
+
+    Args:
+      mode: the mode.
+      settings: as given, checked one by one.
+
+    Raises:
+      ConfigError: a setting is missing, or several contradict each other.
+    """
     if mode.check is not None:
-      mode.check(self)
-    if self.vocabulary is None and mode.on_devices:
+      mode.check(settings)
+    if settings.vocabulary is None and mode.on_devices:
       raise ConfigError(
         "run.vocabulary is not bound: bind @vocabulary.get_byte_vocabulary(), or give a problem "
         "file"
       )
-    self.tpu = arguments["tpu"]
-    if self.tpu and mode.on_devices:
+    tpu: Any = settings.tpu
+    if tpu and mode.on_devices:
       # Before TensorFlow runs anything.
-      self.tpu = tpu_mesh.connect(
-        self.tpu, zone=self.tpu_zone, project=self.gcp_project, job_name=self.tpu_job_name
+      tpu = tpu_mesh.connect(
+        tpu,
+        zone=settings.tpu_zone,
+        project=settings.gcp_project,
+        job_name=settings.tpu_job_name,
       )
-    # None only for a mode that `finds_lengths`.
-    self.sequence_length: Any = self._lengths(arguments["sequence_length"])
-    mesh_shape, layout_rules = self._mesh_and_layout(arguments)
-    self.mesh_shape = mtf.convert_to_shape(mesh_shape)
-    self.layout_rules = mtf.convert_to_layout_rules(layout_rules)
-    self.batch_size = self._number_of_sequences(arguments["batch_size"])
-    if mode.on_devices and not self.tpu:
-      mode.join_workers(self.mesh_shape, self.mesh_implementation)
-
-  def __getattr__(self, name: str) -> Any:
-    try:
-      # Not `self._arguments`: where that is missing yet, it would be looked for here, without end.
-      return self.__dict__["_arguments"][name]
-    except KeyError:
-      raise AttributeError(f"`run` has no argument {name!r}") from None
-
-  def _mesh_and_layout(self, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Mesh shape and layout rules; where they are "auto" they are searched for."""
-    operative.forget_found()
-    to_join = automatic_layout.mesh_to_join(
-      arguments["mesh_shape"], arguments["num_devices"], arguments["mesh_devices"]
-    )
-    if not automatic_layout.is_asked(arguments):
-      return arguments["mesh_shape"], arguments["layout_rules"]
-    if not self.mode.on_devices:
-      # Such a mode searches by itself, and tells more of it.
-      return to_join, ""
-    if not self.tpu:
-      # The search runs TensorFlow, after which no worker could join, nor virtual devices be made.
-      self.mode.join_workers(to_join, self.mesh_implementation)
-      if not self.mesh_devices:
-        mesh_setup.find_devices(to_join.size)
-    found = automatic_layout.find(arguments, self.sequence_length, bool(self.tpu))
-    self._arguments = found.variant.arguments(arguments)
-    rules = layout_rounds.rules_text(found.layout_rules)
-    if workers.current().is_chief:
-      mesh = layout_rounds.mesh_text(found.mesh_shape) or "''"
-      built = f", built with {found.variant.name}" if found.variant.name else ""
-      print(
-        f"layout {rules or '(nothing is split)'} on mesh {mesh}{built} ({found.why})", flush=True
-      )
-    return found.mesh_shape, found.layout_rules
-
-  @property
-  def arguments(self) -> Mapping[str, Any]:
-    """All arguments as they were given."""
-    return self._arguments
-
-  def _lengths(self, given: Any) -> dict[str, int] | None:
-    if given is None and not (self.mode.finds_lengths and self.eval_dataset_fn is not None):
-      raise ConfigError("run.sequence_length is not bound")
-    return {"inputs": given, "targets": given} if isinstance(given, int) else given
-
-  def _number_of_sequences(self, batch_size: Any) -> int:
-    """The size of a batch, which may be given in tokens or for each replica."""
-    if isinstance(batch_size, int):
-      return batch_size
-    if not self.mode.on_devices and automatic_layout.is_asked(self._arguments):
-      return automatic_layout.whole_batch(batch_size, self.sequence_length)
-    if self.sequence_length is None and batch_size[0] != "sequences_per_batch":
-      raise ConfigError(
-        f"run.sequence_length is not bound, so run.batch_size must be a number, not {batch_size}"
-      )
-    return compute_batch_size(self.sequence_length, self.mesh_shape, self.layout_rules, batch_size)
+    lengths = _lengths(mode, settings)
+    mesh_shape, layout_rules, settings = _mesh_and_layout(mode, settings, bool(tpu), lengths)
+    given = {name: getattr(settings, name) for name in settings_of(RunSettings)}
+    resolved = {
+      "settings": settings,
+      "mode": mode,
+      "tpu": tpu,
+      "sequence_length": lengths,
+      "mesh_shape": mesh_shape,
+      "layout_rules": layout_rules,
+      "batch_size": _number_of_sequences(mode, settings, lengths, mesh_shape, layout_rules),
+    }
+    if mode.on_devices and not tpu:
+      mode.join_workers(mesh_shape, settings.mesh_implementation)
+    return cls(**given | resolved)
 
   def make_estimator(self, **others: Any) -> Trainer:
     """The model on its devices, with its folder.
@@ -178,26 +135,38 @@ class Job:
       **others: arguments of `get_estimator`, in place of those of the job. A mode that does not
         train needs no `learning_rate_schedule` and no `ensemble_inputs`: they are None.
     """
-    given = {name: getattr(self, name) for name in _OF_ESTIMATOR}
-    defaults = dict(
+    seeds = Seeds.of_run(self.seed, self.seeds)
+    given = dict(
+      model_type=self.model_type,
+      vocabulary=self.vocabulary,
+      mesh_shape=self.mesh_shape,
+      layout_rules=self.layout_rules,
+      model_dir=self.model_dir,
+      batch_size=self.batch_size,
+      sequence_length=self.sequence_length,
+      autostack=self.autostack,
       learning_rate_schedule=None,
+      keep_checkpoint_max=self.keep_checkpoint_max,
+      save_checkpoints_steps=self.save_checkpoints_steps,
+      optimizer=self.optimizer,
+      predict_fn=self.predict_fn,
+      variable_filter=self.variable_filter,
       ensemble_inputs=None,
       use_tpu=self.tpu,
+      tpu_job_name=self.tpu_job_name,
+      iterations_per_loop=self.iterations_per_loop,
       cluster=None,
+      init_checkpoint=self.init_checkpoint,
+      mesh_devices=self.mesh_devices,
       score_in_predict_mode=self.mode.scores,
+      mesh_implementation=self.mesh_implementation,
+      settings=dataclasses.replace(part(TrainerSettings, self), seed=seeds.weights),
     )
-    seeds = self.seeds_by_purpose
-    given["seed"] = seeds.weights
-    estimator = get_estimator(**(given | defaults | others))
+    estimator = get_estimator(**(given | others))
     estimator.use_seeds(
       noise=seeds.dropout if self.mode.trains else seeds.sampling, data=seeds.data
     )
     return estimator
-
-  @property
-  def seeds_by_purpose(self) -> Seeds:
-    """The seeds that `run.seed` and `run.seeds` give for each purpose."""
-    return Seeds.of_run(self.seed, self.seeds)
 
   def make_estimator_of_lengths(self) -> Any:
     """The estimator; without `sequence_length` a function of it, with devices ready for it."""
@@ -207,3 +176,67 @@ class Job:
     if not self.mesh_devices:
       mesh_setup.find_devices(self.mesh_shape.size)
     return lambda lengths: self.make_estimator(sequence_length=lengths)
+
+
+def _lengths(mode: Mode, settings: RunSettings) -> dict[str, int] | None:
+  given = settings.sequence_length
+  if given is None and not (mode.finds_lengths and settings.eval_dataset_fn is not None):
+    raise ConfigError("run.sequence_length is not bound")
+  return {"inputs": given, "targets": given} if isinstance(given, int) else given
+
+
+def _mesh_and_layout(
+  mode: Mode, settings: RunSettings, on_tpu: bool, lengths: dict[str, int] | None
+) -> tuple[mtf.Shape, mtf.LayoutRules, RunSettings]:
+  """Mesh shape and layout rules, searched for where they are "auto"; the settings with the rest."""
+  operative.forget_found()
+  to_join = automatic_layout.mesh_to_join(
+    settings.mesh_shape, settings.num_devices, settings.mesh_devices
+  )
+  mesh_shape, layout_rules = settings.mesh_shape, settings.layout_rules
+  if automatic_layout.is_asked(settings):
+    # A mode without devices searches by itself, and tells more of it.
+    mesh_shape, layout_rules = to_join, ""
+    if mode.on_devices:
+      if not on_tpu:
+        # The search runs TensorFlow, after which no worker could join, nor virtual devices be made.
+        mode.join_workers(to_join, settings.mesh_implementation)
+        if not settings.mesh_devices:
+          mesh_setup.find_devices(to_join.size)
+      found = automatic_layout.find(settings, lengths, on_tpu)
+      settings = found.variant.applied(settings)
+      mesh_shape, layout_rules = found.mesh_shape, found.layout_rules
+      _tell(found)
+  return (
+    mtf.convert_to_shape(mesh_shape),
+    mtf.convert_to_layout_rules(layout_rules),
+    settings,
+  )
+
+
+def _tell(found: automatic_layout.Found) -> None:
+  if workers.current().is_chief:
+    rules = layout_rounds.rules_text(found.layout_rules)
+    mesh = layout_rounds.mesh_text(found.mesh_shape) or "''"
+    built = f", built with {found.variant.name}" if found.variant.name else ""
+    print(f"layout {rules or '(nothing is split)'} on mesh {mesh}{built} ({found.why})", flush=True)
+
+
+def _number_of_sequences(
+  mode: Mode,
+  settings: RunSettings,
+  lengths: dict[str, int] | None,
+  mesh_shape: mtf.Shape,
+  layout_rules: mtf.LayoutRules,
+) -> int:
+  """The size of a batch, which may be given in tokens or for each replica."""
+  batch_size = settings.batch_size
+  if isinstance(batch_size, int):
+    return batch_size
+  if not mode.on_devices and automatic_layout.is_asked(settings):
+    return automatic_layout.whole_batch(batch_size, lengths or {})
+  if lengths is None and batch_size[0] != "sequences_per_batch":
+    raise ConfigError(
+      f"run.sequence_length is not bound, so run.batch_size must be a number, not {batch_size}"
+    )
+  return compute_batch_size(lengths, mesh_shape, layout_rules, batch_size)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import gin
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.arguments.declared import (
-  ABOVE_ZERO,
-  BELOW_ONE,
-  COUNT,
-  COUNT_OR_ZERO,
-  affects,
-  takes,
-)
+from mesh_settings.trainer import TrainerSettings
+from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.tpu import mesh as tpu_mesh
-from mesh_tensorflow.training.report_settings import ReportSettings
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.programs.model_building import build_model
@@ -28,7 +22,7 @@ from mesh_tensorflow.transformer.training.validation import Validation
 
 
 @gin.configurable(
-  module="mesh_tensorflow.transformer.utils", denylist=["predict_fn", "validation", "reports"]
+  module="mesh_tensorflow.transformer.utils", denylist=["predict_fn", "settings", "validation"]
 )
 @affects("report")
 @takes(
@@ -38,10 +32,6 @@ from mesh_tensorflow.transformer.training.validation import Validation
   outer_batch_size=COUNT,
   ensemble_inputs=COUNT,
   iterations_per_loop=COUNT,
-  report_every=COUNT,
-  max_grad_norm=ABOVE_ZERO,
-  ema_decay=BELOW_ONE,
-  gradient_accumulation_steps=COUNT,
 )
 def tpu_estimator_model_fn(
   model_type: str,
@@ -71,18 +61,10 @@ def tpu_estimator_model_fn(
   hierarchical_tiling_spec: Any = None,
   weight_decay_checkpoint: str | None = None,
   *,
-  iterations_per_loop: int = 100,
+  iterations_per_loop: int | None = None,
   mesh_implementation: str = "auto",
-  seed: int = 0,
-  report_every: int = 100,
-  nonfinite: str = "stop",
-  allow_config_change: bool = False,
-  max_grad_norm: float | None = None,
-  ema_decay: float | None = None,
-  use_ema: bool = False,
-  gradient_accumulation_steps: int | None = None,
+  settings: TrainerSettings | None = None,
   validation: Validation | None = None,
-  reports: ReportSettings | None = None,
 ) -> Trainer:
   """The `Trainer` of a model, with its programs on a mesh (in the TF1 library a model function).
 
@@ -117,23 +99,24 @@ def tpu_estimator_model_fn(
     hierarchical_tiling_spec: which core of a TPU is which processor; see
       `tpu_mesh.physical_coordinates`. Elsewhere it has no effect.
     weight_decay_checkpoint: has no effect, and had none.
-    iterations_per_loop: training steps in one call of the compiled program.
+    iterations_per_loop: training steps in one call of the compiled program; None: as `settings`
+      has it.
     mesh_implementation: see `mesh_setup.make_mesh_impl`.
-    seed: of initial weights and of random operations.
-    report_every: steps between lines of the report.
-    nonfinite: "stop" or "skip"; see `Trainer`.
-    allow_config_change: whether checkpoints may be of another model; see `Trainer`.
-    max_grad_norm: global norm to which gradients are clipped; None: they are not. See `Updates`.
-    ema_decay: decay of the moving averages of weights; None: there are none. See `Updates`.
-    use_ema: whether what does not train takes the averages of weights; see `Trainer`.
-    gradient_accumulation_steps: see `Updates`.
+    settings: those of the trainer which are no argument here.
     validation: how the model is evaluated while it is trained; see `Trainer`.
-    reports: what its reports tell; see `Trainer`.
 
   Raises:
     ConfigError: a TPU is asked for, and there is none.
   """
   del autostack, tpu_summaries, weight_decay_checkpoint
+  settings = settings or TrainerSettings()
+  settings = dataclasses.replace(
+    settings,
+    keep_checkpoint_max=keep_checkpoint_max,
+    save_checkpoints_steps=save_checkpoints_steps,
+    init_checkpoint=init_checkpoint,
+    iterations_per_loop=iterations_per_loop or settings.iterations_per_loop,
+  )
   if use_tpu:
     mesh_shape = mtf.convert_to_shape(mesh_shape)
     layout_rules = mtf.convert_to_layout_rules(layout_rules)
@@ -144,11 +127,11 @@ def tpu_estimator_model_fn(
       layout_rules,
       use_tpu,
       hierarchical_tiling_spec=hierarchical_tiling_spec,
-      variable_store=mtf.VariableStore(seed=seed),
+      variable_store=mtf.VariableStore(seed=settings.seed),
     )
   else:
     mesh_impl = mesh_setup.make_mesh_impl(
-      mesh_shape, layout_rules, mesh_devices, mesh_implementation, seed
+      mesh_shape, layout_rules, mesh_devices, mesh_implementation, settings.seed
     )
   steps = ModelSteps(
     transformer_model,
@@ -159,7 +142,7 @@ def tpu_estimator_model_fn(
     outer_batch_size=outer_batch_size,
     variable_filter=variable_filter,
     ensemble_inputs=ensemble_inputs,
-    updates=Updates(max_grad_norm, ema_decay, gradient_accumulation_steps),
+    updates=Updates.of(settings),
   )
   return Trainer(
     steps,
@@ -167,20 +150,12 @@ def tpu_estimator_model_fn(
     model_dir,
     optimizer=optimizer,
     learning_rate_schedule=learning_rate_schedule,
-    steps_per_call=iterations_per_loop,
-    save_checkpoints_steps=save_checkpoints_steps,
-    keep_checkpoint_max=keep_checkpoint_max,
-    report_every=report_every,
-    init_checkpoint=init_checkpoint,
+    settings=settings,
     init_variable_filter=init_variable_filter,
     predict_fn=predict_fn,
     score_in_predict_mode=score_in_predict_mode,
     model_info_file=model_info_file,
-    nonfinite=nonfinite,
-    allow_config_change=allow_config_change,
-    use_ema=use_ema,
     validation=validation,
-    reports=reports,
   )
 
 
@@ -235,9 +210,7 @@ def get_estimator(
     init_checkpoint: a checkpoint to start from if `model_dir` has none.
     mesh_devices: names of devices; see `mesh_setup.make_mesh_impl`.
     score_in_predict_mode: True if `predict` scores given targets instead of generating outputs.
-    **options: `mesh_implementation`, `seed`, `report_every`, `nonfinite`,
-      `allow_config_change`, `max_grad_norm`, `ema_decay`, `use_ema`,
-      `gradient_accumulation_steps`, `validation`, `reports`; see `tpu_estimator_model_fn`.
+    **options: `mesh_implementation`, `settings`, `validation`; see `tpu_estimator_model_fn`.
   """
   del tpu_job_name, cluster
   mesh_shape = mtf.convert_to_shape(mesh_shape)

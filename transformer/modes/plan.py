@@ -52,9 +52,9 @@ def print_best_layouts(job: Job, bound: mtf.Report | None, search: bool = True) 
   """
   if not search and bound is not None:
     return None
-  make = StepMaker(job.arguments, job.sequence_length, job.batch_size)
+  make = StepMaker(job.settings, job.sequence_length, job.batch_size)
   try:
-    choice = automatic_layout.search(job.arguments, make, bool(job.tpu))
+    choice = automatic_layout.search(job.settings, make, bool(job.tpu))
   except OutOfMemoryError as e:
     if bound is None:
       raise
@@ -90,8 +90,8 @@ def _compared(bound: mtf.Report, choice: LayoutChoice) -> str:
 def run_plan(job: Job) -> mtf.Report:
   """Prints what training needs, without doing it, and the best layouts."""
   choice, report = None, None
-  make = StepMaker(job.arguments, job.sequence_length, job.batch_size)
-  asked = automatic_layout.is_asked(job.arguments)
+  make = StepMaker(job.settings, job.sequence_length, job.batch_size)
+  asked = automatic_layout.is_asked(job.settings)
   if asked:
     choice = print_best_layouts(job, None)
   steps = (

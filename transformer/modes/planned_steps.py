@@ -8,6 +8,7 @@ from typing import Any
 import gin
 
 import mesh_tensorflow as mtf
+from mesh_settings.run import RunSettings
 from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.running.function import Function
@@ -100,7 +101,7 @@ class StepMaker:
   """Makes training steps of the model that gin describes, for meshes that need not be there.
 
   Args:
-    arguments: of `run`.
+    settings: of the run.
     sequence_length: dict from feature to number of tokens.
     batch_size: number of sequences.
 
@@ -108,14 +109,12 @@ class StepMaker:
     ConfigError: no optimizer is bound.
   """
 
-  def __init__(
-    self, arguments: Mapping[str, Any], sequence_length: Mapping[str, int], batch_size: int
-  ):
-    if arguments["optimizer"] is None:
+  def __init__(self, settings: RunSettings, sequence_length: Mapping[str, int], batch_size: int):
+    if settings.optimizer is None:
       raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
-    self._arguments, self._lengths = arguments, dict(sequence_length)
+    self._settings, self._lengths = settings, dict(sequence_length)
     self.batch_size = batch_size
-    self._sizes = vocabulary_sizes(arguments["vocabulary"])
+    self._sizes = vocabulary_sizes(settings.vocabulary)
 
   def steps(
     self, mesh_shape: mtf.Shape, layout_rules: mtf.LayoutRules, variant: Variant = AS_BOUND
@@ -127,11 +126,11 @@ class StepMaker:
       layout_rules: the layout rules.
       variant: how the training step is built.
     """
-    model_type, lengths = self._arguments["model_type"], dict(self._lengths)
+    model_type, lengths = self._settings.model_type, dict(self._lengths)
     steps = make_steps(
       model_type, mesh_shape, layout_rules, self.batch_size, lengths, **self._sizes
     )
-    steps.updates = variant.updates(self._arguments)
+    steps.updates = variant.updates(self._settings)
     variant.set_on(steps.model)
     return steps
 
@@ -140,7 +139,7 @@ class StepMaker:
   ) -> Function:
     """A training step; arguments as of `steps`."""
     steps = self.steps(mesh_shape, layout_rules, variant)
-    return steps.train_step(steps.required_features, self._arguments["optimizer"])
+    return steps.train_step(steps.required_features, self._settings.optimizer)
 
   def variants(self, choices: Sequence[str]) -> list[Variant]:
     """Lists the ways to build a training step; see `variants.variants`.
@@ -148,4 +147,4 @@ class StepMaker:
     Args:
       choices: names of the settings that may vary.
     """
-    return variants(choices, self._arguments, self.batch_size, self._lengths)
+    return variants(choices, self._settings, self.batch_size, self._lengths)

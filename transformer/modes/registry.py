@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from mesh_settings.run import MODES
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.transformer.gin_config import value_checks
 from mesh_tensorflow.transformer.modes.job import Job, Mode
 
 _MODES: dict[str, Mode] = {}
@@ -36,7 +36,7 @@ def mode(name: str, **properties: Any) -> Callable[[_Run], _Run]:
     if there is not None and there.run.__qualname__ != run.__qualname__:
       raise ConfigError(f"a mode {name!r} is there already: {there.run.__module__}")
     _MODES[name] = Mode(name, run, **properties)
-    value_checks.register_choices("run", "mode", names())
+    MODES[:] = names()
     return run
 
   return register

@@ -69,8 +69,8 @@ def write_layout(choice: LayoutChoice, model: str, path: str | None = None) -> s
 @mode("search", on_devices=False)
 def run_search(job: Job) -> LayoutChoice:
   """Searches mesh shape and layout; a bound mesh shape is kept where the rules are "auto"."""
-  make = StepMaker(job.arguments, job.sequence_length, job.batch_size)
-  choice = automatic_layout.search(job.arguments, make, bool(job.tpu))
+  make = StepMaker(job.settings, job.sequence_length, job.batch_size)
+  choice = automatic_layout.search(job.settings, make, bool(job.tpu))
   print(choice, flush=True)
   model = f"a {job.model_type} of {job.batch_size} sequences a batch"
   path = write_layout(choice, model)

@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_settings.run import RunSettings
 from mesh_tensorflow import checkpoint, workers
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.training.report_settings import ReportSettings
 from mesh_tensorflow.transformer.gin_config import warn_of_unused_scopes, write_operative_config
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.meshes.batching import resolve_steps
@@ -24,17 +24,17 @@ from mesh_tensorflow.transformer.training.trainer import Trainer
 from mesh_tensorflow.transformer.training.validation import Validation
 
 
-def _check(job: Job) -> None:
-  if job.dataset_split != "train":
-    raise ConfigError(f"run.mode is 'train' but run.dataset_split is {job.dataset_split!r}")
-  if job.train_dataset_fn is None:
+def _check(settings: RunSettings) -> None:
+  if settings.dataset_split != "train":
+    raise ConfigError(f"run.mode is 'train' but run.dataset_split is {settings.dataset_split!r}")
+  if settings.train_dataset_fn is None:
     raise ConfigError(
       "run.train_dataset_fn is not bound: give a problem file, such as "
       "--gin_file problems/tinyshakespeare.gin"
     )
-  if job.optimizer is None:
+  if settings.optimizer is None:
     raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
-  training_data.check_data_options(job.skip_seen_data, job.checkpoint_input_pipeline)
+  training_data.check_data_options(settings.skip_seen_data, settings.checkpoint_input_pipeline)
 
 
 @mode("train", trains=True, check=_check)
@@ -45,7 +45,6 @@ def run_train(job: Job) -> Any:
     learning_rate_schedule=bound_schedule(job.learning_rate_schedule, job.total_run_steps or steps),
     ensemble_inputs=job.ensemble_inputs,
     validation=_validation(job),
-    reports=ReportSettings(job.norms_every, job.peak_flops, job.profile_steps),
   )
   if workers.current().is_chief and not checkpoint.all_checkpoints(job.model_dir or ""):
     # Of a model that has checkpoints it is written when they are known to be of this one.

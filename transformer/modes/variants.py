@@ -15,6 +15,7 @@ from typing import Any
 import gin
 
 import mesh_tensorflow as mtf
+from mesh_settings.run import RunSettings
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.gin_config.contradictions import RUN
 from mesh_tensorflow.transformer.meshes.batching import serialize_num_microbatches
@@ -59,23 +60,23 @@ class Variant:
       found[_RECOMPUTATION] = True
     return found
 
-  def updates(self, arguments: Mapping[str, Any]) -> Updates:
+  def updates(self, settings: RunSettings) -> Updates:
     """The settings of the weight update of this variant.
 
     Args:
-      arguments: of `run`.
+      settings: of the run.
     """
-    names = ("max_grad_norm", "ema_decay", _ACCUMULATION[2])
-    return Updates(*map(self.arguments(arguments).get, names))
+    return Updates.of(self.applied(settings))
 
-  def arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `run` with its own.
+  def applied(self, settings: RunSettings) -> RunSettings:
+    """The settings of a run with those of this variant.
 
     Args:
-      arguments: of `run`.
+      settings: of the run.
     """
-    own = {} if self.microbatches is None else {_ACCUMULATION[2]: self.microbatches}
-    return {**arguments, **own}
+    if self.microbatches is None:
+      return settings
+    return dataclasses.replace(settings, gradient_accumulation_steps=self.microbatches)
 
   def bind(self) -> None:
     """Binds what models read from gin when they are built."""
@@ -107,14 +108,14 @@ def named(name: str) -> Variant:
   return Variant(None if count is None else int(count[1]), RECOMPUTE in name)
 
 
-def kept(found: Mapping[str, Any], arguments: Mapping[str, Any]) -> Variant:
+def kept(found: Mapping[str, Any], settings: RunSettings) -> Variant:
   """The variant that an earlier run has found, as far as nothing else is bound now.
 
   Args:
     found: as `model_config.found_in` returns it.
-    arguments: of `run`.
+    settings: of the run.
   """
-  bound = arguments[_ACCUMULATION[2]] is not None
+  bound = settings.gradient_accumulation_steps is not None
   count = None if bound else found.get(_ACCUMULATION[2])
   return Variant(count, bool(found.get(_RECOMPUTATION[2])))
 
@@ -133,7 +134,7 @@ def gin_lines(variant: Variant) -> list[str]:
 
 def variants(
   choices: Sequence[str],
-  arguments: Mapping[str, Any],
+  settings: RunSettings,
   batch_size: int,
   sequence_length: Mapping[str, int],
 ) -> list[Variant]:
@@ -141,7 +142,7 @@ def variants(
 
   Args:
     choices: what is free: names of `CHOICES`.
-    arguments: of `run`.
+    settings: of the run.
     batch_size: number of sequences.
     sequence_length: dict from feature to number of tokens.
 
@@ -156,7 +157,7 @@ def variants(
       )
   counts: list[int | None] = [None]
   if MICROBATCHES in choices:
-    bound = arguments["gradient_accumulation_steps"]
+    bound = settings.gradient_accumulation_steps
     if bound is not None:
       raise ConfigError(
         f"run.gradient_accumulation_steps is {bound}, but choose_layout.choices has "

@@ -9,20 +9,30 @@ import gin
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.arguments.declared import affects
+from mesh_settings.run import MODEL_TYPES as MODEL_TYPES
+from mesh_settings.run import PAIRED as PAIRED
+from mesh_tensorflow.arguments.declared import Rule, affects, takes
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.models.bitransformer import make_bitransformer
 from mesh_tensorflow.transformer.models.layer_stack import make_layer_stack
 from mesh_tensorflow.transformer.models.student_teacher import make_bi_student_teacher
 from mesh_tensorflow.transformer.models.unitransformer import Unitransformer
 
-# Model types of an encoder and a decoder.
-PAIRED = ("bitransformer", "bi_student_teacher")
-MODEL_TYPES = (*PAIRED, "lm", "delimited_lm", "aligned")
+
+def _is_floating(x: Any) -> bool:
+  try:
+    return bool(tf.as_dtype(x).is_floating)
+  except TypeError:
+    return False
+
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+_DTYPE = Rule(f"one of {', '.join(map(repr, _DTYPES))}, or such a tf.DType", _is_floating, _DTYPES)
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.utils")
 @affects("report")
+@takes(master_dtype=_DTYPE, slice_dtype=_DTYPE, activation_dtype=_DTYPE)
 def get_variable_dtype(
   master_dtype: Any = tf.bfloat16,
   slice_dtype: Any = tf.float32,

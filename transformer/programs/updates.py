@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mesh_tensorflow as mtf
+from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.meshes import batching
 
@@ -27,6 +28,11 @@ class Updates:
   max_grad_norm: float | None = None
   ema_decay: float | None = None
   gradient_accumulation_steps: int | None = None
+
+  @classmethod
+  def of(cls, settings: TrainerSettings) -> Updates:
+    """Those of a trainer's settings."""
+    return cls(settings.max_grad_norm, settings.ema_decay, settings.gradient_accumulation_steps)
 
   def apply(
     self, optimizer: Any, trained: Sequence[tuple[mtf.Tensor | None, mtf.Variable]]

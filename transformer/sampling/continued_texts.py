@@ -11,7 +11,7 @@ from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.programs import sampling
 from mesh_tensorflow.transformer.programs.continuation import rounded_length
 from mesh_tensorflow.transformer.sampling.rows import Row, continue_rows
-from mesh_tensorflow.transformer.sampling.settings import LanguageModelSampling, SampleSettings
+from mesh_tensorflow.transformer.sampling.settings import LanguageModelSampling, Sampling
 from mesh_tensorflow.transformer.sampling.texts import RowText, prompt_ids
 
 # Tokens per decode call. Stops, sliding windows and signals are handled between calls.
@@ -33,7 +33,7 @@ class TextsToContinue:
 
   estimator: Any
   vocabulary: Any
-  settings: SampleSettings
+  settings: Sampling
   how: LanguageModelSampling
   sequence_length: dict[str, int]
   batch_size: int
@@ -75,7 +75,7 @@ class TextsToContinue:
     listener = (lambda row: texts[row].update()) if self.settings.stop else None
     for length, group in self._by_length(rows):
       programs = self.estimator.continuation(self.batch_size, length, self.how.options)
-      continue_rows(programs, group, self.settings.seed, _TOKENS_PER_CALL, listener)
+      continue_rows(programs, group, self.settings.seed or 0, _TOKENS_PER_CALL, listener)
     for text in texts.values():
       text.update()
     return list(texts.values())
@@ -99,7 +99,7 @@ class TextsToContinue:
 
     size = self.fewest_rows(len(rows))
     programs = self.estimator.continuation(size, self.longest, self.how.options)
-    continue_rows(programs, rows, self.settings.seed, most, heard)
+    continue_rows(programs, rows, self.settings.seed or 0, most, heard)
 
   def fewest_rows(self, count: int) -> int:
     """The smallest batch size for `count` rows that the mesh can split, at most `batch_size`."""

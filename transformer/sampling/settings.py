@@ -9,7 +9,9 @@ from typing import Any
 
 import gin
 
-from mesh_tensorflow.arguments.declared import NOT_BELOW_ZERO, affects, takes
+from mesh_settings.records import settings_of, takes_settings
+from mesh_settings.sample import SampleSettings
+from mesh_tensorflow.arguments.declared import affects, declares
 from mesh_tensorflow.decoding.token_choice import TokenChoice
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.gin_config import value_checks
@@ -25,37 +27,22 @@ DEFAULT_TEMPERATURE = 0.8
 _OLD, _OLD_PAIRED = "Unitransformer.sample_autoregressive", "Bitransformer.decode"
 
 
-@dataclasses.dataclass(frozen=True)
-class SampleSettings:
-  """The arguments of `sample`, checked; see there."""
+class Sampling(SampleSettings):
+  """`SampleSettings` that are checked, with `prompt` and `stop` as tuples of texts.
 
-  prompts: tuple[str, ...] | None
-  interactive: bool
-  temperature: float | None
-  top_k: int | None
-  top_p: float | None
-  min_p: float | None
-  repetition_penalty: float | None
-  given_seed: int | None
-  num_samples: int
-  max_tokens: int | None
-  stop: tuple[str, ...]
-  output: str | None
-  batch_size: int | None
+  Attributes:
+    prompt: the prompts; None if they come from the terminal or a file.
+    stop: the stop strings.
+  """
 
   @property
   def prompts_given(self) -> bool:
     """True if prompts come from `sample.prompt` or the terminal, and not from a file."""
-    return self.prompts is not None or self.interactive
+    return self.prompt is not None or self.interactive
 
-  @property
-  def seed(self) -> int:
-    """The seed of what is drawn."""
-    return self.given_seed or 0
-
-  def with_default_seed(self, seed: int) -> SampleSettings:
+  def with_default_seed(self, seed: int) -> Sampling:
     """The same settings, with a seed of the run's if `sample.seed` is not bound."""
-    return self if self.given_seed is not None else dataclasses.replace(self, given_seed=seed)
+    return self if self.seed is not None else dataclasses.replace(self, seed=seed)
 
   def until_stop(self, decoded: Any) -> Any:
     """Cuts decoded text at the first stop string; without stop strings returns it unchanged."""
@@ -67,51 +54,19 @@ class SampleSettings:
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.utils")
+@declares(SampleSettings)
 @affects("report")
-@takes(temperature=NOT_BELOW_ZERO)
-def sample(
-  prompt: Any = None,
-  interactive: bool = False,
-  temperature: float | None = None,
-  top_k: int | None = None,
-  top_p: float | None = None,
-  min_p: float | None = None,
-  repetition_penalty: float | None = None,
-  seed: int | None = None,
-  num_samples: int = 1,
-  max_tokens: int | None = None,
-  stop: Any = (),
-  output: str | None = None,
-  batch_size: int | None = None,
-) -> SampleSettings:
+@takes_settings(SampleSettings, tuple(settings_of(SampleSettings)))
+def sample(given: dict[str, Any]) -> Sampling:
   """Sampling settings of the mode "infer"; gin binds the arguments.
 
-  Args:
-    prompt: a text to be continued (encoder-decoders: an input), or a list of such; None: those of
-      `decode_from_file.input_filename`.
-    interactive: whether prompts are read from the standard input, one after the other.
-    temperature: 0 takes the likeliest token, 1 draws from the model's distribution; None: 0.8 for
-      language models, and what `Bitransformer.decode` says for encoder-decoders.
-    top_k: draw among so many likeliest tokens; None: among all.
-    top_p: draw among the likeliest tokens that have this probability together; None: among all.
-    min_p: draw among tokens at least this much as probable as the likeliest; None: among all.
-    repetition_penalty: above 1, tokens that a text has already become less likely; None: they do
-      not.
-    seed: other seeds draw other texts; the same one, of the same prompts, the same. None: that of
-      the run (`run.seed`, or `run.seeds`' for "sampling").
-    num_samples: texts for each prompt.
-    max_tokens: new tokens of a text at most; more than `run.sequence_length` slides the window of
-      what the model sees. None: to the end of the sequence.
-    stop: a text, or a list of such: what is written ends before the first of them.
-    output: a file that gets the texts of `prompt` and `interactive`, besides the screen; with a
-      name that ends in ".jsonl" one JSON object a line.
-    batch_size: rows of a file that a language model continues at a time; None: four times
-      `run.batch_size`, since no gradients take memory. The texts do not depend on it.
+  {settings}
 
   Raises:
     ConfigError: a value that is not legal; there is no prompt, or an empty one.
   """
-  value_checks.check_arguments("sample", sample, locals())
+  value_checks.check_arguments("sample", sample, given)
+  prompt = given["prompt"]
   prompts = None if prompt is None else _texts("prompt", prompt)
   if prompts == ():
     raise ConfigError("sample.prompt is an empty list: give a text to be continued")
@@ -119,26 +74,12 @@ def sample(
     raise ConfigError(
       "sample.prompt is empty: give a text to be continued, such as '\\n', with which a line begins"
     )
-  if prompts is not None and interactive:
+  if prompts is not None and given["interactive"]:
     raise ConfigError("sample.prompt and sample.interactive exclude each other: bind one of them")
-  stops = _texts("stop", stop)
+  stops = _texts("stop", given["stop"])
   if "" in stops:
     raise ConfigError("sample.stop has an empty text, at which nothing could begin")
-  return SampleSettings(
-    prompts,
-    bool(interactive),
-    temperature,
-    top_k,
-    top_p,
-    min_p,
-    repetition_penalty,
-    seed,
-    num_samples,
-    max_tokens,
-    stops,
-    output,
-    batch_size,
-  )
+  return Sampling(**given | {"prompt": prompts, "stop": stops})
 
 
 def _texts(name: str, given: Any) -> tuple[str, ...]:
@@ -164,7 +105,7 @@ class LanguageModelSampling:
   only_new: bool
 
 
-def of_language_model(settings: SampleSettings, eos_id: int = EOS_ID) -> LanguageModelSampling:
+def of_language_model(settings: Sampling, eos_id: int = EOS_ID) -> LanguageModelSampling:
   """Merges the settings of a language model; bindings of `sample_autoregressive` win.
 
   Args:
@@ -219,7 +160,7 @@ def bound_decoding() -> dict[str, str]:
   return {name: repr(gin.get_bindings(name)) for name in (_OLD, _OLD_PAIRED)}
 
 
-def of_encoder_decoder(settings: SampleSettings, has_decode: bool) -> dict[str, Any]:
+def of_encoder_decoder(settings: Sampling, has_decode: bool) -> dict[str, Any]:
   """Converts settings to arguments of `Bitransformer.decode` or `sample_autoregressive`.
 
   Settings that are None are left out, so that gin's bindings of these functions apply.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import mesh_tensorflow as mtf
+from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import CheckpointError, VariableError
@@ -25,10 +26,8 @@ class ModelFolder:
     steps: the programs of the model.
     vocabulary: a vocabulary, or an (inputs, targets) tuple.
     model_dir: folder of checkpoints, or None.
-    keep_checkpoint_max: number of checkpoints to keep; None: all.
+    settings: `keep_checkpoint_max`, `allow_config_change` and `use_ema` are about the folder.
     quiet: writes no lines.
-    allow_config_change: see `Trainer`.
-    use_ema: see `Trainer`.
 
   Attributes:
     steps: the programs of the model.
@@ -44,10 +43,8 @@ class ModelFolder:
     vocabulary: Any,
     model_dir: str | None,
     *,
-    keep_checkpoint_max: int | None = None,
+    settings: TrainerSettings,
     quiet: bool = False,
-    allow_config_change: bool = False,
-    use_ema: bool = False,
   ):
     self.steps = steps
     self.vocabulary = vocabulary
@@ -56,12 +53,12 @@ class ModelFolder:
     self.checkpointer: checkpoint_lib.Checkpointer | None = None
     if model_dir:
       self.checkpointer = checkpoint_lib.Checkpointer(
-        model_dir, self.mesh_impl.variable_store, max_to_keep=keep_checkpoint_max
+        model_dir, self.mesh_impl.variable_store, max_to_keep=settings.keep_checkpoint_max
       )
     self._data_seed = self.mesh_impl.variable_store.seed
     self._quiet = quiet
-    self._allow_config_change = allow_config_change
-    self._use_ema = use_ema
+    self._allow_config_change = settings.allow_config_change
+    self._use_ema = settings.use_ema
     self._compared: set[str] = set()  # Checkpoints whose configurations were looked at.
     self._restored: str | None = None  # The checkpoint that the variables hold.
 

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.training import device_memory, several_steps, utilization
@@ -40,15 +41,11 @@ class TrainableModel(Estimator):
     steps: the `ModelSteps`.
     vocabulary: a vocabulary, or an (inputs, targets) tuple.
     model_dir: folder of checkpoints, or None.
+    settings: the settings of the training loop.
     optimizer: an optimizer class or factory, called with `learning_rate`.
     learning_rate_schedule: a function of the step (a float32 scalar tf.Tensor), a number, or None.
-    save_checkpoints_steps: steps between checkpoints.
-    init_checkpoint: a checkpoint to start from if `model_dir` has none; None: initial values.
     init_variable_filter: regular expression that selects variables of `init_checkpoint` by name.
     model_info_file: a file for the sizes of variables and the counters of the program; or None.
-    nonfinite: "stop" or "skip": the reaction to a NaN or infinite loss; see `Trainer`.
-    report_every: steps between lines of the report.
-    reports: further reports; None: those of `ReportSettings()`.
     **options: arguments of `Estimator`.
   """
 
@@ -58,29 +55,26 @@ class TrainableModel(Estimator):
     vocabulary: Any,
     model_dir: str | None,
     *,
+    settings: TrainerSettings,
     optimizer: Callable[..., Any] | None,
     learning_rate_schedule: Any,
-    save_checkpoints_steps: int,
-    init_checkpoint: str | None,
     init_variable_filter: str,
     model_info_file: str | None,
-    nonfinite: str,
-    report_every: int = 100,
-    reports: ReportSettings | None = None,
     **options: Any,
   ):
-    super().__init__(steps, vocabulary, model_dir, **options)
-    self._loss_check = LossCheck(nonfinite)
+    super().__init__(steps, vocabulary, model_dir, settings=settings, **options)
+    self._loss_check = LossCheck(settings.nonfinite)
     self._optimizer = optimizer
     self._rate = LearningRate(learning_rate_schedule)
-    self._init = (
-      InitialCheckpoint(init_checkpoint, init_variable_filter) if init_checkpoint else None
-    )
+    path = settings.init_checkpoint
+    self._init = InitialCheckpoint(path, init_variable_filter) if path else None
     self._model_info_file = model_info_file
-    self._report_every = report_every
-    self._reports = reports or ReportSettings()
+    self._settings = settings
+    self._reports = ReportSettings(
+      settings.norms_every, settings.peak_flops, settings.profile_steps
+    )
     self._checkpoints = TrainingCheckpoints(
-      self.checkpointer, self.mesh_impl.variable_store, save_checkpoints_steps
+      self.checkpointer, self.mesh_impl.variable_store, settings.save_checkpoints_steps
     )
 
   @property
@@ -118,7 +112,7 @@ class TrainableModel(Estimator):
   def _new_progress(self, start: int, last: int) -> tuple[TrainingProgress, ReportSteps]:
     """Makes the progress reporter of the steps from `start` to `last`, and its schedule."""
     settings, chief = self._reports, workers.current().is_chief
-    every = self._report_every
+    every = self._settings.report_every
     steps = ReportSteps(start, last, every, settings.norms_every, settings.profile_steps or ())
     vocab = getattr(self.steps.model, "output_vocab_dim", None)
     progress = TrainingProgress(

@@ -13,14 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_settings.records import with_settings
+from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import workers
-from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, takes
 from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import WorkerLostError
 from mesh_tensorflow.training import averages, model_files
 from mesh_tensorflow.training import nonfinite as nonfinite_lib
 from mesh_tensorflow.training.progress import TrainingProgress
-from mesh_tensorflow.training.report_settings import ReportSettings
 from mesh_tensorflow.training.run_lock import training_lock
 from mesh_tensorflow.training.several_steps import CallLengths, StopFlag
 from mesh_tensorflow.training.stopping import StopRequests
@@ -51,35 +51,18 @@ class Trainer(TrainableModel):
     optimizer: an optimizer class or factory, called with `learning_rate`.
     learning_rate_schedule: a function of `step` (a float32 scalar tf.Tensor), a number, or
       None (the optimizer gets None).
-    steps_per_call: training steps in one call of the compiled program.
-    save_checkpoints_steps: steps between checkpoints.
-    keep_checkpoint_max: number of checkpoints to keep; None: all.
-    report_every: steps between lines of the report.
+    settings: the settings of the training loop and of the model's folder.
     quiet: writes no lines.
-    init_checkpoint: a checkpoint to start from if `model_dir` has none; see
-      `init_checkpoint.restore`. The step goes on from its `global_step`, if it has one.
     init_variable_filter: regular expression; only variables of `init_checkpoint` in whose names it
       is found are taken from there.
     predict_fn: see `prediction.score_step` and `prediction.predict_step`.
     score_in_predict_mode: `predict` scores given targets in place of making outputs.
     model_info_file: a file for the sizes of variables and the counters of the training program.
-    nonfinite: "stop": a NaN or infinite loss ends training with an error that names the step and
-      the tensor; "skip": a step whose loss or gradients are NaN or infinite updates nothing, and is
-      counted.
-    allow_config_change: whether checkpoints of `model_dir` may be of another model than this one,
-      as their configurations say (see `gin_config.model_config`): then that is told, else refused.
-    use_ema: what evaluates, decodes or exports takes from checkpoints the moving averages of the
-      weights (see `Updates.ema_decay`) in place of the weights; evaluations in training do, too.
     validation: how the model is evaluated while it is trained; None: it is not.
-    reports: what reports tell besides; None: what `ReportSettings()` says.
+    **changes: single settings in place of those of `settings`, by name; `steps_per_call` is another
+      name of `iterations_per_loop`. Without `settings` all checkpoints are kept.
   """
 
-  @takes(
-    steps_per_call=COUNT,
-    save_checkpoints_steps=COUNT_OR_ZERO,
-    keep_checkpoint_max=COUNT,
-    report_every=COUNT,
-  )
   def __init__(
     self,
     steps: ModelSteps,
@@ -87,46 +70,37 @@ class Trainer(TrainableModel):
     model_dir: str | None,
     optimizer: Callable[..., Any] | None = None,
     learning_rate_schedule: Any = None,
-    steps_per_call: int = 100,
-    save_checkpoints_steps: int = 5000,
-    keep_checkpoint_max: int | None = None,
-    report_every: int = 100,
-    quiet: bool = False,
-    init_checkpoint: str | None = None,
     *,
+    settings: TrainerSettings | None = None,
+    quiet: bool = False,
     init_variable_filter: str = "",
     predict_fn: Callable[..., Any] | None = None,
     score_in_predict_mode: bool = False,
     model_info_file: str | None = None,
-    nonfinite: str = "stop",
-    allow_config_change: bool = False,
-    use_ema: bool = False,
     validation: Validation | None = None,
-    reports: ReportSettings | None = None,
+    **changes: Any,
   ):
-    value_checks.check_arguments("Trainer", Trainer.__init__, locals())
+    if "steps_per_call" in changes:
+      changes["iterations_per_loop"] = changes.pop("steps_per_call")
+    settings = with_settings(settings or TrainerSettings(keep_checkpoint_max=None), changes)
+    value_checks.check_record("Trainer", settings)
     super().__init__(
       steps,
       vocabulary,
       model_dir,
+      settings=settings,
       optimizer=optimizer,
       learning_rate_schedule=learning_rate_schedule,
-      save_checkpoints_steps=save_checkpoints_steps,
-      init_checkpoint=init_checkpoint,
       init_variable_filter=init_variable_filter,
       model_info_file=model_info_file,
-      nonfinite=nonfinite,
-      report_every=report_every,
-      reports=reports,
       predict_fn=predict_fn,
       score_in_predict_mode=score_in_predict_mode,
-      keep_checkpoint_max=keep_checkpoint_max,
       # Of several workers only the chief reports.
       quiet=quiet or not workers.current().is_chief,
-      allow_config_change=allow_config_change,
-      use_ema=use_ema,
     )
-    self._steps_per_call = training_data.steps_per_call(steps_per_call, save_checkpoints_steps)
+    self._steps_per_call = training_data.steps_per_call(
+      settings.iterations_per_loop, settings.save_checkpoints_steps
+    )
     self._validation = validation or Validation()
     self._stop_flag = StopFlag()
     self.losses: list[float] = []

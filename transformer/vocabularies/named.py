@@ -20,6 +20,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from mesh_settings.run import VOCABULARIES, is_vocabulary_name
 from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import token_folder
@@ -43,7 +44,6 @@ from mesh_tensorflow.transformer.vocabularies.tiktoken_bpe import (
 # From the feature that the vocabulary is for, or None for all, to texts.
 Texts = Callable[[str | None], Iterable[str]]
 
-KINDS = ("bytes", "characters", "sentencepiece", "tiktoken", "tokens")
 _FORMS = (
   "'bytes', 'characters', 'sentencepiece:8000', 'sentencepiece:FILE', 'tiktoken:FILE' or "
   "'tokens:FOLDER'"
@@ -75,13 +75,6 @@ def resolve(vocabulary: Any, texts: Texts | None) -> Any:
   return vocabulary
 
 
-def is_name(name: str) -> bool:
-  """True if this is a valid name of a vocabulary."""
-  kind, _, rest = name.partition(":")
-  # Bytes are made of nothing, characters of texts or a file, all else of what is named.
-  return kind == "characters" or (kind in KINDS and (kind == "bytes") != bool(rest))
-
-
 def named_vocabulary(name: str, texts: Texts | None, feature: str | None = None) -> Vocabulary:
   """A vocabulary by its name; see the module.
 
@@ -101,8 +94,8 @@ def named_vocabulary(name: str, texts: Texts | None, feature: str | None = None)
     DataError: a file is missing or damaged, or there is no text.
   """
   kind, _, rest = name.partition(":")
-  if not is_name(name):
-    close = difflib.get_close_matches(kind, KINDS, n=1)
+  if not is_vocabulary_name(name):
+    close = difflib.get_close_matches(kind, VOCABULARIES, n=1)
     hint = f"; did you mean {close[0]!r}?" if close and close[0] != kind else ""
     raise ConfigError(f"there is no vocabulary {name!r}: give {_FORMS}{hint}")
   if kind == "bytes":

@@ -137,7 +137,7 @@ def test_what_is_declared_is_an_argument():
     assert {*own.arguments, *own.values} <= set(parameters), target
     for name, rule in own.values.items():
       p = parameters[name]
-      found = value_checks.rule_of("", p, rule)
+      found = value_checks.rule_of(p, rule)
       legal = p.default in (inspect.Parameter.empty, gin.REQUIRED) or found.is_legal(p.default)
       assert legal, (target, name)
 

@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from mesh_settings import run as run_settings
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import gin_config, utils
 from mesh_tensorflow.transformer.gin_config import value_checks
@@ -134,12 +135,12 @@ def test_legal_value(name, value):
 
 @pytest.mark.parametrize("value", [None, "all", "new", "best", -1, 0, 7, [0], (2, 0), [5]])
 def test_a_step_of_a_checkpoint(value):
-  assert value_checks._is_checkpoint_step(value)
+  assert run_settings._is_checkpoint_step(value)
 
 
 @pytest.mark.parametrize("value", ["newest", "", -2, 2.5, True, [], [-1], [3, -1], [2.5], ["all"]])
 def test_no_step_of_a_checkpoint(value):
-  assert not value_checks._is_checkpoint_step(value)
+  assert not run_settings._is_checkpoint_step(value)
 
 
 def test_every_shipped_file_is_legal():

@@ -28,7 +28,7 @@ def modes(monkeypatch):
   monkeypatch.setattr(registry, "_MODES", dict(registry._MODES))
   yield registry
   monkeypatch.undo()
-  registry.value_checks.register_choices("run", "mode", registry.names())
+  registry.MODES[:] = registry.names()
 
 
 def test_a_mode_of_ones_own_gets_the_checked_arguments_of_run(modes):
