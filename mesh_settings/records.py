@@ -34,6 +34,7 @@ class Setting:
     flag: its flag on the command line, with dashes; "" for none.
     metavar: placeholder of the value in the flag's help; "" for one by its type.
     short: the flag's help, where that of the setting is too long; "" for `help`.
+    flag_values: the values that the flag takes, where those are fewer; None: `values`.
     commands: the commands that have the flag.
     name: the field's name, which `settings_of` fills in.
     default: the field's default, likewise; `inspect.Parameter.empty` if it has to be given.
@@ -46,6 +47,7 @@ class Setting:
   flag: str = ""
   metavar: str = ""
   short: str = ""
+  flag_values: Rule | None = None
   commands: tuple[str, ...] = ()
   name: str = ""
   default: Any = inspect.Parameter.empty
@@ -61,6 +63,7 @@ def setting(
   flag: str = "",
   metavar: str = "",
   short: str = "",
+  flag_values: Rule | None = None,
   commands: str = "train",
 ) -> Any:
   """Declares a setting: a field of a dataclass. The arguments: see `Setting`.
@@ -73,9 +76,10 @@ def setting(
     flag: its flag on the command line.
     metavar: placeholder of the flag's value.
     short: help of the flag, in place of `help`.
+    flag_values: the values that the flag takes, where those are fewer.
     commands: names of the commands that have the flag, with blanks between them.
   """
-  told = Setting(help, values, affects, flag, metavar, short, tuple(commands.split()))
+  told = Setting(help, values, affects, flag, metavar, short, flag_values, tuple(commands.split()))
   return dataclasses.field(default=default, metadata={_KEY: told})
 
 

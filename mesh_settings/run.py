@@ -13,6 +13,7 @@ from mesh_settings.rules import (
   COUNT,
   COUNT_OR_ZERO,
   NOT_BELOW_ZERO,
+  PATH,
   Rule,
   is_number,
   is_whole,
@@ -87,7 +88,6 @@ _DATASET_FN = (
   "needs (see `TrainingData`). Returns single examples."
 )
 _MESH = Rule("a mesh shape such as 'batch:2,model:2' ('' is one device)", _is_no_number)
-_ALL = "train eval infer score export plan"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,6 +137,7 @@ class RunSettings(TrainerSettings):
     "",
     flag="--output",
     metavar="DIR",
+    flag_values=PATH,
     short="The SavedModel goes into a new folder in here, named by the time in seconds.",
     commands="export",
   )
@@ -162,6 +163,10 @@ class RunSettings(TrainerSettings):
       f"one of {', '.join(BATCH_METHODS)} and such a number",
       _is_batch_size,
     ),
+    flag="--batch_size",
+    short="Sequences in a batch.",
+    flag_values=COUNT,
+    commands="train plan eval infer score export",
   )
   train_steps: Any = setting(
     "the absolute step at which training ends, or a function of batch size and sequence length.",
@@ -170,6 +175,9 @@ class RunSettings(TrainerSettings):
       "a whole number of at least 0, or a function of batch size and sequence length",
       lambda x: callable(x) or (is_whole(x) and x >= 0),
     ),
+    flag="--steps",
+    short="Train until this step.",
+    flag_values=COUNT_OR_ZERO,
   )
   total_run_steps: int | None = setting(
     "what schedules take for the length of training; `train_steps` by default.", None, COUNT
@@ -225,10 +233,6 @@ class RunSettings(TrainerSettings):
     "number of batches to evaluate; None: all.",
     100,
     COUNT,
-    flag="--batches",
-    metavar="N|all",
-    short="How many batches the loss is the mean of, or all.",
-    commands="eval",
   )
   ensemble_inputs: int | None = setting(
     "in training, the members of an ensemble that see data of their own.", None, COUNT
@@ -253,7 +257,7 @@ class RunSettings(TrainerSettings):
     "`mesh_devices` names, or as there are GPUs.",
     None,
     flag="--devices",
-    metavar="N",
+    flag_values=COUNT,
     short="Find the best mesh of so many devices.",
     commands="plan",
   )

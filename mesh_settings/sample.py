@@ -17,9 +17,6 @@ class SampleSettings:
     "a text to be continued (encoder-decoders: an input), or a list of such; None: those of "
     "`decode_from_file.input_filename`.",
     None,
-    flag="--prompt",
-    short=r"Text to go on with; \n in it is a newline.",
-    commands="infer",
   )
   interactive: bool = setting(
     "whether prompts are read from the standard input, one after the other.",
@@ -97,9 +94,6 @@ class SampleSettings:
   stop: Any = setting(
     "a text, or a list of such: what is written ends before the first of them.",
     (),
-    flag="--stop",
-    short=r"A sample ends before this text; \n in it is a newline.",
-    commands="infer",
   )
   output: str | None = setting(
     "a file that gets the texts of `prompt` and `interactive`, besides the screen; with a name "

@@ -13,6 +13,7 @@ from mesh_settings.rules import (
   COUNT,
   COUNT_OR_ZERO,
   NOT_BELOW_ZERO,
+  PATH,
   WHOLE,
   Rule,
   is_number,
@@ -64,6 +65,7 @@ class TrainerSettings:
     None,
     flag="--init_checkpoint",
     metavar="PATH",
+    flag_values=PATH,
     short="A checkpoint to start from when the folder has none.",
   )
   seed: int = setting(

@@ -8,6 +8,9 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from mesh_settings.records import flagged
+from mesh_settings.rules import NOT_BELOW_ZERO, NUMBER, TEXT, WHOLE, YES_OR_NO, Rule
+
 Kind = Callable[[str], Any]
 
 
@@ -78,11 +81,11 @@ class Flag:
         yield name if self.kind is None else f"{name}={one}"
 
 
-def whole(least: int, none: str = "") -> Kind:
-  """Kind of a flag that is a whole number.
+def of_rule(rule: Rule, none: str = "") -> Kind:
+  """Kind of a flag whose values a rule constrains.
 
   Args:
-    least: the smallest that is legal.
+    rule: the rule.
     none: a word that may stand for None.
   """
 
@@ -90,41 +93,41 @@ def whole(least: int, none: str = "") -> Kind:
     if none and text == none:
       return NOTHING
     try:
-      value = int(text)
+      value = rule.parse(text)
+      if rule.is_legal(value):
+        return value
     except ValueError:
-      value = least - 1
-    if value < least:
-      other = f', or "{none}"' if none else ""
-      raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}{other}")
-    return value
+      pass
+    if rule.choices:
+      raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(rule.choices)}")
+    legal = rule.legal.removeprefix("a ")
+    other = f', or "{none}"' if none else ""
+    raise argparse.ArgumentTypeError(f"{text!r} is no {legal}{other}")
 
   return convert
 
 
-def number(legal: str, is_legal: Callable[[float], bool]) -> Kind:
-  """Kind of a flag that is a number; `legal` describes the allowed ones."""
+def of_settings(record: type, owner: str, command: str) -> Iterator[Flag]:
+  """Yields the flags of a command that bind the settings of a record.
 
-  def convert(text: str) -> float:
-    try:
-      value = float(text)
-    except ValueError:
-      value = float("nan")
-    if not is_legal(value):
-      raise argparse.ArgumentTypeError(f"{text!r} is no number {legal}")
-    return value
+  Args:
+    record: a record of settings; see `mesh_settings.records`.
+    owner: what gin calls it: "run", say.
+    command: name of the command.
+  """
+  for told in flagged(record, command):
+    rule = told.flag_values or told.values or _BY_TYPE.get(told.annotation.split(" ")[0], TEXT)
+    yield Flag(
+      told.flag,
+      told.short or f"{told.help[0].upper()}{told.help[1:]}",
+      None if rule is YES_OR_NO else of_rule(rule),
+      told.metavar or _METAVARS.get(rule.parse, "TEXT"),
+      gin=f"{owner}.{told.name}",
+    )
 
-  return convert
 
-
-def one_of(*choices: str) -> Kind:
-  """Kind of a flag whose value is one of a few words."""
-
-  def convert(text: str) -> str:
-    if text not in choices:
-      raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(choices)}")
-    return text
-
-  return convert
+_BY_TYPE = {"int": WHOLE, "float": NUMBER, "bool": YES_OR_NO}
+_METAVARS: dict[Any, str] = {int: "N", NUMBER.parse: "X", NOT_BELOW_ZERO.parse: "X"}
 
 
 def escaped(text: str) -> str:
@@ -147,13 +150,6 @@ def file(text: str) -> str:
       raise argparse.ArgumentTypeError(f"{text} is a folder; give one file")
     if not os.path.exists(text):
       raise argparse.ArgumentTypeError(f"there is no file {text} in {os.getcwd()}")
-  return text
-
-
-def path(text: str) -> str:
-  """A path that need not be there."""
-  if not text:
-    raise argparse.ArgumentTypeError("the path is empty")
   return text
 
 

@@ -10,8 +10,9 @@ import os
 import shlex
 import sys
 
-from mesh_transformer_cli import flags, measuring, templates
-from mesh_transformer_cli.flags import Flag
+from mesh_settings.rules import PATH
+from mesh_transformer_cli import measuring, templates
+from mesh_transformer_cli.flags import Flag, of_rule
 from mesh_transformer_cli.measuring import Text, TextError
 from mesh_transformer_cli.parser import Command, Parser
 
@@ -105,7 +106,7 @@ FLAGS = (
     "--text",
     "The text: a file, a folder, or a pattern in quotes; plain, JSON lines, tables, Parquet; "
     "compressed or not. By default what lies in DIR.",
-    flags.path,
+    of_rule(PATH),
     "PATH",
   ),
   Flag(

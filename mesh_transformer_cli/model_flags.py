@@ -6,8 +6,9 @@ import argparse
 import os
 from collections.abc import Sequence
 
+from mesh_settings.rules import PATH, at_least
 from mesh_transformer_cli import flags
-from mesh_transformer_cli.flags import Flag
+from mesh_transformer_cli.flags import Flag, of_rule
 from mesh_transformer_cli.parser import Parser
 
 # File with all bindings of a training, in the folder of its model.
@@ -18,7 +19,7 @@ CONFIG = (
     "--config",
     "Gin file: a path, or one of the package's (problems/stdlib_lm.gin, layouts/cpu_2x2.gin). A "
     "later file overrides an earlier one.",
-    flags.path,
+    of_rule(PATH),
     "FILE",
     passed=True,
     repeated=True,
@@ -38,7 +39,7 @@ MODEL_DIR = Flag(
   "--model_dir",
   "Folder for checkpoints, summaries and the configuration. By default run.model_dir of the gin "
   "files.",
-  flags.path,
+  of_rule(PATH),
   "DIR",
   passed=True,
 )
@@ -46,23 +47,9 @@ TRAINED_DIR = Flag(
   "--model_dir",
   "Folder of the trained model. Without --config it says the settings, too: "
   f"its {OPERATIVE}. By default run.model_dir of the gin files.",
-  flags.path,
+  of_rule(PATH),
   "DIR",
   passed=True,
-)
-MESH = (
-  Flag(
-    "--mesh",
-    "Mesh of devices: batch:2,model:2 ('' is one device), or auto: the one that is best.",
-    metavar="SHAPE",
-    gin="run.mesh_shape",
-  ),
-  Flag(
-    "--layout",
-    "Which dimension of tensors is split over which of the mesh: batch:batch,d_ff:model; or auto.",
-    metavar="RULES",
-    gin="run.layout_rules",
-  ),
 )
 FURTHER = (
   Flag(
@@ -100,7 +87,7 @@ FURTHER = (
   Flag(
     "--verbosity",
     "How much is logged; from 1 on errors show where they come from.",
-    flags.whole(-3),
+    of_rule(at_least(-3)),
     "N",
     passed=True,
     advanced=True,

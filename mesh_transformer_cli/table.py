@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 
+from mesh_settings.rules import COUNT, NOT_BELOW_ZERO, PATH, one_of
+from mesh_settings.run import RunSettings
+from mesh_settings.sample import SampleSettings
 from mesh_transformer_cli import flags, model_flags
 from mesh_transformer_cli.flags import Flag
 from mesh_transformer_cli.init import INIT
-from mesh_transformer_cli.model_flags import CONFIG, FURTHER, MESH, MODEL_DIR, TRAINED_DIR
+from mesh_transformer_cli.model_flags import CONFIG, FURTHER, MODEL_DIR, TRAINED_DIR
 from mesh_transformer_cli.parser import Command, Parser
 from mesh_transformer_cli.tokenize_flags import TOKENIZE
 
-_BATCH = Flag("--batch_size", "Sequences in a batch.", flags.whole(1), "N", gin="run.batch_size")
+
+def _of_run(command: str) -> Iterator[Flag]:
+  return flags.of_settings(RunSettings, "run", command)
+
+
 _CHECKPOINTS = Flag(
   "--checkpoint",
   "Which checkpoints: newest, best, all, new (each as it appears), a step, or steps with commas "
@@ -50,9 +58,12 @@ TRAIN = Command(
       "write nothing.",
       None,
     ),
-    Flag("--steps", "Train until this step.", flags.whole(0), "N", gin="run.train_steps"),
     Flag(
-      "--data", "Text of your own: a file, a folder, a pattern.", flags.path, "PATH", short="data"
+      "--data",
+      "Text of your own: a file, a folder, a pattern.",
+      flags.of_rule(PATH),
+      "PATH",
+      short="data",
     ),
     Flag(
       "--vocabulary",
@@ -60,45 +71,15 @@ TRAIN = Command(
       "tiktoken:FILE.",
       short="vocabulary",
     ),
-    _BATCH,
     Flag("--optimizer", "Name of an optimizer.", metavar="NAME", short="optimizer"),
     Flag(
       "--learning_rate",
       "The highest learning rate; the schedule around it stays.",
-      flags.number("of at least 0", lambda x: x >= 0),
+      flags.of_rule(NOT_BELOW_ZERO),
       "X",
       short="learning_rate",
     ),
-    Flag(
-      "--eval_every",
-      "Steps between evaluations on the held-out part (0: none).",
-      flags.whole(0),
-      "N",
-      gin="run.eval_every_steps",
-    ),
-    Flag(
-      "--save_every",
-      "Steps between checkpoints.",
-      flags.whole(0),
-      "N",
-      gin="run.save_checkpoints_steps",
-    ),
-    Flag(
-      "--report_every",
-      "Steps between lines of the report.",
-      flags.whole(1),
-      "N",
-      gin="run.report_every",
-    ),
-    Flag("--seed", "Of weights, data order and dropout.", flags.whole(0), "N", gin="run.seed"),
-    Flag(
-      "--init_checkpoint",
-      "A checkpoint to start from when the folder has none.",
-      flags.path,
-      "PATH",
-      gin="run.init_checkpoint",
-    ),
-    *MESH,
+    *_of_run("train"),
     *FURTHER,
   ),
   _train,
@@ -139,27 +120,19 @@ PLAN = Command(
   "there. Then the best layouts, with the time of a step that is predicted for each.",
   (
     *CONFIG,
-    *MESH,
-    Flag(
-      "--devices",
-      "Find the best mesh of so many devices.",
-      flags.whole(1),
-      "N",
-      gin="run.num_devices",
-    ),
+    *_of_run("plan"),
     Flag("--machine", "The machine to plan for.", metavar="NAME", gin="choose_layout.machine"),
     Flag(
       "--write",
       "Only search, and write the best layout as a gin file, for --config.",
-      flags.path,
+      flags.of_rule(PATH),
       "FILE",
       gin="write_layout.path",
     ),
-    _BATCH,
     Flag(
       "--vocab_size",
       "Number of ids, where no vocabulary is bound.",
-      flags.whole(1),
+      flags.of_rule(COUNT),
       "N",
       gin="make_steps.vocab_size",
     ),
@@ -207,18 +180,17 @@ EVAL = Command(
       "--by",
       "texts: decode and compare; scores: log-likelihoods of the targets; loss: teacher-forced. By "
       "default texts, or the loss where no data set has metrics.",
-      flags.one_of(*_EVAL_MODES),
+      flags.of_rule(one_of(tuple(_EVAL_MODES))),
       "|".join(_EVAL_MODES),
     ),
     Flag(
       "--batches",
       "How many batches the loss is the mean of, or all.",
-      flags.whole(1, none="all"),
+      flags.of_rule(COUNT, none="all"),
       "N|all",
       gin="run.perplexity_eval_steps",
     ),
-    _BATCH,
-    *MESH,
+    *_of_run("eval"),
     *FURTHER,
   ),
   _eval,
@@ -234,22 +206,6 @@ EVAL = Command(
 )
 
 
-def _number(name: str, help_: str, least: float, above: bool = False, most: float = 0.0) -> Flag:
-  """A flag of `sample` that is a number."""
-  legal = f"above {least:g}" if above else f"of at least {least:g}"
-  legal += f" and at most {most:g}" if most else ""
-
-  def is_legal(x: float) -> bool:
-    return (x > least if above else x >= least) and (not most or x <= most) and x < float("inf")
-
-  return Flag(f"--{name}", help_, flags.number(legal, is_legal), "X", gin=f"sample.{name}")
-
-
-def _count(name: str, help_: str, least: int = 1) -> Flag:
-  """A flag of `sample` that is a whole number."""
-  return Flag(f"--{name}", help_, flags.whole(least), "N", gin=f"sample.{name}")
-
-
 _SAMPLE = (
   Flag(
     "--prompt",
@@ -258,22 +214,7 @@ _SAMPLE = (
     gin="sample.prompt",
     repeated=True,
   ),
-  Flag(
-    "--interactive",
-    "Ask for prompts on the terminal, one after the other.",
-    None,
-    gin="sample.interactive",
-  ),
-  _number("temperature", "0: always the most probable token; 1: as the model says.", 0),
-  _count("top_k", "Choose among the k most probable tokens."),
-  _number("top_p", "Choose among the most probable tokens that have this probability.", 0, True, 1),
-  _number("min_p", "Leave out tokens less probable than this part of the best one's.", 0, most=1),
-  _number(
-    "repetition_penalty", "Above 1: tokens that are there already are less probable.", 0, True
-  ),
-  Flag("--seed", "Of the choices.", flags.whole(0), "N", gin="sample.seed"),
-  _count("num_samples", "Samples for each prompt."),
-  _count("max_tokens", "New tokens at most."),
+  *flags.of_settings(SampleSettings, "sample", "infer"),
   Flag(
     "--stop",
     r"A sample ends before this text; \n in it is a newline.",
@@ -316,17 +257,16 @@ INFER = Command(
     *CONFIG,
     *_SAMPLE,
     Flag("--input", "File of inputs, one a line.", flags.file, "FILE"),
-    Flag("--output", "File for the results.", flags.path, "FILE"),
+    Flag("--output", "File for the results.", flags.of_rule(PATH), "FILE"),
     Flag(
       "--beam_size",
       "Of an encoder-decoder: beams; 1 is greedy.",
-      flags.whole(1),
+      flags.of_rule(COUNT),
       "N",
       gin="Bitransformer.decode.beam_size",
     ),
     _CHECKPOINTS,
-    _BATCH,
-    *MESH,
+    *_of_run("infer"),
     *FURTHER,
   ),
   _infer,
@@ -377,13 +317,12 @@ SCORE = Command(
     Flag(
       "--output",
       "First part of the files' names: .scores, .targets, .lengths, .inputs.",
-      flags.path,
+      flags.of_rule(PATH),
       "PREFIX",
       gin="save_scores.scores_filename",
     ),
     _CHECKPOINTS,
-    _BATCH,
-    *MESH,
+    *_of_run("score"),
     *FURTHER,
   ),
   _score,
@@ -412,13 +351,7 @@ EXPORT = Command(
   (
     TRAINED_DIR,
     *CONFIG,
-    Flag(
-      "--output",
-      "The SavedModel goes into a new folder in here, named by the time in seconds.",
-      flags.path,
-      "DIR",
-      gin="run.export_path",
-    ),
+    *_of_run("export"),
     Flag("--scores", "Export what scores given targets.", None),
     Flag(
       "--checkpoint",
@@ -426,9 +359,6 @@ EXPORT = Command(
       flags.checkpoint(several=False),
       "STEP",
       gin="run.export_checkpoint_step",
-    ),
-    Flag(
-      "--batch_size", "Rows that it takes at a time.", flags.whole(1), "N", gin="run.batch_size"
     ),
     *FURTHER,
   ),

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import argparse
 
+from mesh_settings.rules import BELOW_ONE, COUNT, PATH, one_of
 from mesh_transformer_cli import flags
-from mesh_transformer_cli.flags import Flag
+from mesh_transformer_cli.flags import Flag, of_rule
 from mesh_transformer_cli.parser import Command, Parser
-
-
-def _is_fraction(x: float) -> bool:
-  return 0 <= x < 1
-
 
 FLAGS = (
   Flag(
     "--text",
     "The text: a file, a folder, or a pattern in quotes; plain, JSON lines, tables, Parquet; "
     "compressed or not.",
-    flags.path,
+    of_rule(PATH),
     "PATH",
     passed=True,
     repeated=True,
   ),
-  Flag("--output", "The folder of tokens; it is made.", flags.path, "DIR", passed=True),
+  Flag("--output", "The folder of tokens; it is made.", of_rule(PATH), "DIR", passed=True),
   Flag(
     "--vocabulary",
     "bytes, characters, sentencepiece:8000 (learned from the text), sentencepiece:FILE or "
@@ -34,21 +30,21 @@ FLAGS = (
   Flag(
     "--validation_fraction",
     "This part of the documents is held out.",
-    flags.number("from 0 to below 1", _is_fraction),
+    of_rule(BELOW_ONE),
     "X",
     passed=True,
   ),
   Flag(
     "--format",
     "text, jsonl, csv, tsv or parquet; by default by the suffix.",
-    flags.one_of("auto", "text", "jsonl", "csv", "tsv", "parquet"),
+    of_rule(one_of(["auto", "text", "jsonl", "csv", "tsv", "parquet"])),
     "KIND",
     passed=True,
   ),
   Flag(
     "--document",
     "What a document is in files of text: file, paragraph or line.",
-    flags.one_of("auto", "file", "paragraph", "line"),
+    of_rule(one_of(["auto", "file", "paragraph", "line"])),
     "UNIT",
     passed=True,
   ),
@@ -63,7 +59,7 @@ FLAGS = (
   Flag(
     "--processes",
     "How many encode; by default one for each processor.",
-    flags.whole(1),
+    of_rule(COUNT),
     "N",
     passed=True,
   ),

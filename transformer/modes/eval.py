@@ -109,7 +109,7 @@ def eval_model(
   batch_size: int,
   dataset_split: str,
   model_dir: str,
-  eval_dataset_fn: Callable[..., Sequence[EvalDataset]],
+  eval_dataset_fn: Callable[..., Sequence[EvalDataset]] | None,
   eval_summary_dir: str | None,
   eval_checkpoint_step: Any,
   eval_with_score: bool = False,

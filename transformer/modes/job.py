@@ -84,6 +84,7 @@ class Job(RunSettings):
   mesh_shape: mtf.Shape
   layout_rules: mtf.LayoutRules
   batch_size: int
+  train_model_fn: Callable[..., Any]
 
   @classmethod
   def of(cls, mode: Mode, settings: RunSettings) -> Job:
@@ -235,7 +236,9 @@ def _number_of_sequences(
     return batch_size
   if not mode.on_devices and automatic_layout.is_asked(settings):
     return automatic_layout.whole_batch(batch_size, lengths or {})
-  if lengths is None and batch_size[0] != "sequences_per_batch":
+  if lengths is None and batch_size[0] == "sequences_per_batch":
+    lengths = {}  # It does not depend on them.
+  if lengths is None:
     raise ConfigError(
       f"run.sequence_length is not bound, so run.batch_size must be a number, not {batch_size}"
     )

@@ -173,7 +173,7 @@ def test_calls_of_run(argument, value, tmp_path):
 @pytest.mark.parametrize(
   ("argument", "value"),
   [
-    ("steps_per_call", 0),
+    ("iterations_per_loop", 0),
     ("report_every", 0),
     ("report_every", None),
     ("save_checkpoints_steps", -1),

@@ -10,6 +10,7 @@ import gin
 import pytest
 
 import mesh_tensorflow as mtf
+from mesh_settings.run import RunSettings
 from mesh_tensorflow.errors import ConfigError, LayoutError, OutOfMemoryError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.transformer import gin_config, utils
@@ -252,9 +253,21 @@ def test_what_does_not_fit_is_trained_in_microbatches_or_with_recomputation(
     run(tmp_path, *auto, "choose_layout.memory_limit = 1000.0", "run.mode = 'search'")
 
 
+# What every run is given.
+GIVEN = dict(
+  tpu_job_name=None,
+  tpu=None,
+  gcp_project=None,
+  tpu_zone=None,
+  model_dir="",
+  mesh_shape="",
+  layout_rules="",
+)
+
+
 def test_ways_to_build_a_step():
-  arguments = {"gradient_accumulation_steps": None, "max_grad_norm": 1.0, "ema_decay": None}
-  both = variants.variants(variants.CHOICES, arguments, 24, {"targets": 16})
+  settings = RunSettings(**GIVEN, max_grad_norm=1.0)
+  both = variants.variants(variants.CHOICES, settings, 24, {"targets": 16})
   # 24 is no multiple of 16; one microbatch is what is bound.
   assert [v.name for v in both] == [
     f"{m}{r}".strip(", ")
@@ -267,15 +280,15 @@ def test_ways_to_build_a_step():
     "utils.run.gradient_accumulation_steps = 4",
     "transformer.LayerStack.recompute_grads = True",
   ]
-  assert Variant(4).arguments(arguments)["gradient_accumulation_steps"] == 4
-  assert Variant(4).updates(arguments).gradient_accumulation_steps == 4
-  assert Variant(4).updates(arguments).max_grad_norm == 1.0
-  assert variants.AS_BOUND.updates(arguments).gradient_accumulation_steps is None
+  assert Variant(4).applied(settings).gradient_accumulation_steps == 4
+  assert Variant(4).updates(settings).gradient_accumulation_steps == 4
+  assert Variant(4).updates(settings).max_grad_norm == 1.0
+  assert variants.AS_BOUND.updates(settings).gradient_accumulation_steps is None
   found = {"gradient_accumulation_steps": 4, "recompute_grads": True}
-  assert variants.kept(found, arguments) == Variant(4, True)
-  bound = arguments | {"gradient_accumulation_steps": 2}
+  assert variants.kept(found, settings) == Variant(4, True)
+  bound = dataclasses.replace(settings, gradient_accumulation_steps=2)
   assert variants.kept(found, bound) == Variant(None, True)
-  assert variants.kept({}, arguments) == variants.AS_BOUND
+  assert variants.kept({}, settings) == variants.AS_BOUND
 
 
 def test_microbatches_that_are_bound_can_be_taken_back():
@@ -283,8 +296,8 @@ def test_microbatches_that_are_bound_can_be_taken_back():
   gin_config.parse_gin(
     [], ["utils.serialize_num_microbatches.tokens_per_microbatch_per_replica = 32"]
   )
-  arguments = {"gradient_accumulation_steps": None}
-  found = variants.variants(["microbatches"], arguments, 8, {"targets": 16})
+  settings = RunSettings(**GIVEN)
+  found = variants.variants(["microbatches"], settings, 8, {"targets": 16})
   assert [v.microbatches for v in found] == [None, 1, 2, 8]
 
 
