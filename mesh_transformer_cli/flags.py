@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mesh_settings.records import flagged
-from mesh_settings.rules import NOT_BELOW_ZERO, NUMBER, TEXT, WHOLE, YES_OR_NO, Rule
+from mesh_settings.rules import NOT_BELOW_ZERO, NUMBER, PATH, TEXT, WHOLE, YES_OR_NO, Rule
 
 Kind = Callable[[str], Any]
 
@@ -98,6 +98,8 @@ def of_rule(rule: Rule, none: str = "") -> Kind:
         return value
     except ValueError:
       pass
+    if rule is PATH:
+      raise argparse.ArgumentTypeError("the path is empty")
     if rule.choices:
       raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(rule.choices)}")
     legal = rule.legal.removeprefix("a ")

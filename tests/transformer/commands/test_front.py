@@ -337,7 +337,7 @@ def test_the_docs_say_much():
     (["infer", "--model_dir={model}", "--top_p=1.5"], "above 0 and at most 1"),
     (["infer", "--model_dir={model}", "--top_p=0"], "above 0 and at most 1"),
     (["infer", "--model_dir={model}", "--top_k=0"], "no whole number of at least 1"),
-    (["infer", "--model_dir={model}", "--min_p=2"], "of at least 0 and at most 1"),
+    (["infer", "--model_dir={model}", "--min_p=2"], "no number from 0 to 1"),
     (["infer", "--model_dir={model}", "--repetition_penalty=0"], "no number above 0"),
     (["infer", "--model_dir={model}", "--prompt=a\udcffb"], "not of the terminal's encoding"),
     (["tokenize", "--text=a", "--output=b"], "--vocabulary is needed, which says what makes"),

@@ -173,7 +173,7 @@ def test_calls_of_run(argument, value, tmp_path):
 @pytest.mark.parametrize(
   ("argument", "value"),
   [
-    ("iterations_per_loop", 0),
+    ("steps_per_call", 0),
     ("report_every", 0),
     ("report_every", None),
     ("save_checkpoints_steps", -1),
@@ -182,7 +182,8 @@ def test_calls_of_run(argument, value, tmp_path):
   ],
 )
 def test_trainers(argument, value, cpu_devices):
-  with pytest.raises(errors.ConfigError, match=rf"Trainer.{argument} = {value!r}: it must be"):
+  name = {"steps_per_call": "iterations_per_loop"}.get(argument, argument)
+  with pytest.raises(errors.ConfigError, match=rf"Trainer.{name} = {value!r}: it must be"):
     training_program.make_trainer(**{argument: value})
 
 
