@@ -71,5 +71,19 @@ else:  # A type checker would take every name for one that is there.
   __getattr__ = removed_names.attribute_hook(__name__, late=_LATE)
 
 
+# What programs need, for who looks around: `dir(mtf)` and completion. All else of the API is
+# reachable, too, and in the reference.
+_FACE = """
+  Dimension Shape LayoutRules Graph Mesh Tensor Variable VariableDType Operation
+  Lowering MeshImpl PlacementMeshImpl SimdMeshImpl StrategyMeshImpl VariableStore
+  function TensorSpec eager describe auto_layout from_tensorflow virtual_cpu_devices
+  get_variable variable_scope import_tf_tensor gradients recompute_grad stop_gradient slicewise cwise
+  einsum reshape transpose rename_dimension cast slice split concat stack unstack pad gather
+  one_hot where while_loop cond reduce_sum reduce_mean reduce_max add multiply square softmax relu dropout
+  constant zeros ones range random_uniform random_normal
+  layers optimize initializers keras sparse checkpoint planning beam_search transformer bert errors
+""".split()
+
+
 def __dir__() -> list[str]:
-  return sorted({*globals(), *_LATE})
+  return sorted([*_FACE, "__version__"])

@@ -259,3 +259,12 @@ def test_checkpoint_of_a_tf1_program(tmp_path):
   assert sorted(impl.variable_store.names) == sorted(names)
   np.testing.assert_array_equal(w.operation.get_master().numpy(), value)
   np.testing.assert_array_equal(impl.variable_store["net/w_slot_v"].numpy(), value**2)
+
+
+def test_dir_shows_what_a_program_needs(repository):
+  """Some seventy names, all there; and what the README's programs use is among them."""
+  assert 50 < len(dir(mtf)) < 80
+  assert all(hasattr(mtf, name) for name in dir(mtf))
+  used = re.findall(r"\bmtf\.([a-zA-Z]\w+)", (repository / "README.md").read_text())
+  assert set(used) - set(dir(mtf)) == set()
+  assert hasattr(mtf, "mtf_abs") and hasattr(mtf, "list_product")  # The others are there, too.

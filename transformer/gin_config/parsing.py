@@ -144,8 +144,11 @@ def parse_gin(
   _warn_of_macros(reader.settings)
   if _was_cleared():
     _Read.settings, _Read.paths = Settings(), []
-  for text in reader.texts:
-    _explained(functools.partial(gin.parse_config, text, skip_unknown=skip_unknown))
+  for given in reader.statements:
+    if isinstance(given, gin_reader.Binding):
+      _explained(functools.partial(given.bind, skip_unknown))
+    else:
+      _explained(functools.partial(gin.parse_config, given, skip_unknown=skip_unknown))
   for setting in reader.settings.all:
     _Read.settings.add(setting)
   _Read.paths = [*_Read.paths, *reader.paths]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import bisect
+import dataclasses
 import difflib
 import importlib
 import io
@@ -54,6 +55,34 @@ class TextDelegate(config_parser.ParserDelegate):  # type: ignore[misc] # gin ha
     return Macro(macro_name)
 
 
+@dataclasses.dataclass(frozen=True)
+class Binding:
+  """A binding that gin is to be given.
+
+  Attributes:
+    key: scope, whole selector, argument.
+    value: with `Reference`s and `Macro`s, by the names in the text.
+  """
+
+  key: tuple[str, str, str]
+  value: Any
+
+  def bind(self, skip_unknown: bool | Sequence[str]) -> None:
+    """Binds it.
+
+    Args:
+      skip_unknown: see `gin_config.parse_gin_defaults_and_flags`.
+    """
+    delegate = gin.config.ParserDelegate(skip_unknown)
+
+    def of_gin(value: Any) -> Any:
+      if isinstance(value, Reference):
+        return delegate.configurable_reference(value.name, value.evaluate)
+      return delegate.macro(value.name) if isinstance(value, Macro) else value
+
+    gin.bind_parameter(self.key, gin_settings.mapped(self.value, of_gin))
+
+
 class NamedText(io.StringIO):
   """A text buffer with a file name, which gin parses like that file."""
 
@@ -65,8 +94,9 @@ class NamedText(io.StringIO):
 class Reader:
   """Reads files and bindings in the order in which gin applies them.
 
-  After reading, `settings` holds all bindings and `texts` what gin is to parse, one after another:
-  the files, cut where they include others. So gin does not search for files itself.
+  After reading, `settings` holds all bindings and `statements` what gin is to be given, in order. So
+  gin neither searches for files nor parses them again, but for texts with dynamic registration, in
+  which it alone knows what a name means.
 
   Args:
     folders: where to look for files; "" is the working folder.
@@ -75,7 +105,7 @@ class Reader:
 
   def __init__(self, folders: Sequence[str], skip_unknown: bool | Sequence[str] = False):
     self.settings = Settings()
-    self.texts: list[NamedText] = []
+    self.statements: list[Binding | NamedText] = []
     self.paths: list[str] = []
     self.left_out: list[tuple[Place, str]] = []  # Settings of T5 that nothing here reads.
     self._folders = list(folders)
@@ -141,13 +171,12 @@ class Reader:
     imports: set[int] = set()
 
     def give_to_gin(until: int) -> None:
-      # Empty lines in front keep the line numbers. With dynamic registration names are those of
-      # the imports of the same text.
-      kept = imports if dynamic else ()
-      before = [line if i in kept else "\n" for i, line in enumerate(lines[:given_to_gin])]
-      part = "".join([*before, *lines[given_to_gin:until]])
-      if part.strip():
-        self.texts.append(NamedText(part, None if shown in COMMAND_LINE else shown))
+      """Gives the lines since the last call, if names in them are those of the text's imports."""
+      if dynamic:
+        # Empty lines in front keep the line numbers.
+        before = [line if i in imports else "\n" for i, line in enumerate(lines[:given_to_gin])]
+        part = "".join([*before, *lines[given_to_gin:until]])
+        self.statements.append(NamedText(part, None if shown in COMMAND_LINE else shown))
 
     with _syntax_errors(place):
       parser = config_parser.ConfigParser(NamedText(text, shown), TextDelegate())
@@ -165,20 +194,19 @@ class Reader:
         self._read(self._find(statement.filename, f"{place(at)} (include)"), files)
         given_to_gin = max(at, parser.current_token.start[0] - 1)
       elif isinstance(statement, config_parser.ImportStatement):
-        dynamic = dynamic or statement.module == "__gin__.dynamic_registration"
+        if statement.module == "__gin__.dynamic_registration" and not dynamic:
+          dynamic, given_to_gin = True, at - 1
         if t5_names.is_import_of_t5(statement.module):
           self._import_t5(statement.module, place(at))
           lines[at - 1] = "\n"  # It is done; gin itself would look for T5.
         else:
           imports.add(at - 1)
-          self._import(statement, place(at))
+          if self._import(statement, place(at)) and not dynamic:
+            self.statements.append(NamedText(statement.format(), None))
       elif isinstance(statement, config_parser.BlockDeclaration):
         pass  # Its bindings follow, each with the name of the block.
-      elif not self._bind(statement, place(at), files, dynamic):
-        end = parser.current_token.start[0] - 1
-        if parser.current_token.string == "":
-          end = len(lines)
-        lines[at - 1 : end] = ["\n"] * (end - at + 1)
+      else:
+        self._bind(statement, place(at), files, dynamic)
     give_to_gin(len(lines))
 
   def _bind(
@@ -187,8 +215,8 @@ class Reader:
     place: Place,
     files: tuple[str, ...],
     dynamic: bool,
-  ) -> bool:
-    """Records a binding; returns False for one of T5's that nothing here reads."""
+  ) -> None:
+    """Records a binding, but for one of T5's that nothing here reads."""
     scope, selector, argument = statement.scope, statement.selector, statement.arg_name
     name = ".".join(part for part in (selector, argument) if part)
     name = f"{scope}/{name}" if scope else name
@@ -200,20 +228,21 @@ class Reader:
       t5_names.register(reference.name.split("/")[-1])
     if self._is_left_out(selector, statement.value) and not dynamic:
       self.left_out.append((place, name))
-      return False
+      return
     try:
       selector = gin_names.resolve_binding(scope, selector, argument, place)
     except UnknownNameError as e:
       # With dynamic registration a name is registered when gin itself meets it.
       if dynamic or self._may_skip(selector):
-        return True
+        return
       raise ConfigError(str(e)) from None
     value = gin_settings.mapped(statement.value, lambda v: self._resolved(v, place, dynamic))
     of_a_run = not self._of_runs.isdisjoint(files)
     self.settings.add(
       Setting(scope, selector, argument, value, place, self._level, files, name, of_a_run)
     )
-    return True
+    if not dynamic:
+      self.statements.append(Binding((scope, selector, argument), statement.value))
 
   def _is_left_out(self, selector: str, value: Any) -> bool:
     """True if a binding belongs to an omitted part of T5, or its value refers to one."""
@@ -242,15 +271,16 @@ class Reader:
       return selector in self._skip_unknown
     return bool(self._skip_unknown)
 
-  def _import(self, statement: config_parser.ImportStatement, place: Place) -> None:
+  def _import(self, statement: config_parser.ImportStatement, place: Place) -> bool:
+    """Imports a module; returns False if there is nothing for gin to import."""
     if statement.module.startswith("__gin__."):
-      return
+      return False
     try:
       importlib.import_module(statement.module)
     except ModuleNotFoundError as e:
       # The module itself is missing, or one that it needs.
       if self._skip_unknown:
-        return
+        return False
       missing = e.name or statement.module
       what = f"there is no module {missing!r}"
       if missing != statement.module and not statement.module.startswith(f"{missing}."):
@@ -262,6 +292,8 @@ class Reader:
         raise ConfigError(
           f"gin: {place}: import of {statement.module} failed: {kind}{' '.join(str(e).split())}"
         ) from e
+      return False
+    return True
 
   def _find(self, name: str, asked_by: str) -> str:
     """The path of a file that is asked for by name."""
