@@ -77,10 +77,10 @@ _FACE = """
   Dimension Shape LayoutRules Graph Mesh Tensor Variable VariableDType Operation
   Lowering MeshImpl PlacementMeshImpl SimdMeshImpl StrategyMeshImpl VariableStore
   function TensorSpec eager describe auto_layout from_tensorflow virtual_cpu_devices
-  get_variable variable_scope import_tf_tensor gradients recompute_grad stop_gradient slicewise cwise
-  einsum reshape transpose rename_dimension cast slice split concat stack unstack pad gather
-  one_hot where while_loop cond reduce_sum reduce_mean reduce_max add multiply square softmax relu dropout
-  constant zeros ones range random_uniform random_normal
+  get_variable variable_scope import_tf_tensor gradients recompute_grad stop_gradient
+  slicewise cwise einsum reshape transpose rename_dimension cast slice split concat stack unstack
+  pad gather one_hot where while_loop cond reduce_sum reduce_mean reduce_max add multiply square
+  softmax relu dropout constant zeros ones range random_uniform random_normal
   layers optimize initializers keras sparse checkpoint planning beam_search transformer bert errors
 """.split()
 

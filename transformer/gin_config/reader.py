@@ -94,9 +94,9 @@ class NamedText(io.StringIO):
 class Reader:
   """Reads files and bindings in the order in which gin applies them.
 
-  After reading, `settings` holds all bindings and `statements` what gin is to be given, in order. So
-  gin neither searches for files nor parses them again, but for texts with dynamic registration, in
-  which it alone knows what a name means.
+  After reading, `settings` holds all bindings and `statements` what gin is to be given, in order.
+  So gin neither searches for files nor parses them again, but for texts with dynamic registration,
+  in which it alone knows what a name means.
 
   Args:
     folders: where to look for files; "" is the working folder.
