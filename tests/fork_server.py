@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib
 import json
 import os
 import pathlib
@@ -26,6 +27,12 @@ from typing import Any
 
 # What may differ from the environment that the server started with: it is read at run time.
 _READ_LATE = ("TF_CONFIG", "PYTHONPATH", "MTF_", "PYTEST_")
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+_TRAINER = (
+  "mesh_tensorflow.transformer.commands.launch",
+  "mesh_tensorflow.transformer.commands.trainer",
+)
 
 
 class Process:
@@ -65,6 +72,55 @@ class Process:
     self.send_signal(signal.SIGKILL)
 
 
+class Server:
+  """A process that forks for each program that it is given; it ends with this process.
+
+  Args:
+    modules: are imported in it.
+    python: the interpreter.
+    root: the checkout whose packages programs find; the folder it runs in.
+  """
+
+  def __init__(
+    self,
+    modules: Sequence[str],
+    python: str | os.PathLike[str] = sys.executable,
+    root: pathlib.Path = ROOT,
+  ):
+    self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    self._env = {n: v for n, v in os.environ.items() if not n.startswith(_READ_LATE)}
+    with its:
+      subprocess.Popen(
+        [os.fspath(python), __file__, str(its.fileno()), *modules], pass_fds=[its.fileno()],
+        stdin=subprocess.DEVNULL, env=self._env, cwd=root, start_new_session=True,
+      )  # fmt: skip
+
+  def start(
+    self,
+    arguments: Sequence[str],
+    stdout: Any,
+    stderr: Any,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    stdin: Any = subprocess.DEVNULL,
+  ) -> Process:
+    """Starts a program; see the function `start`."""
+    env = dict(os.environ if env is None else env)
+    differ = {name for name in {*env, *self._env} if env.get(name) != self._env.get(name)}
+    early = sorted(name for name in differ if not name.startswith(_READ_LATE))
+    if early:
+      raise ValueError(f"{', '.join(early)}: is read when Python or TensorFlow starts")
+    request = {"arguments": list(arguments), "env": env, "cwd": os.fspath(cwd or os.getcwd())}
+    reading, writing = os.pipe()
+    try:
+      files = [stdout.fileno(), stderr.fileno(), writing]
+      files += [] if stdin == subprocess.DEVNULL else [stdin.fileno()]
+      socket.send_fds(self._socket, [json.dumps(request).encode()], files)
+    finally:
+      os.close(writing)
+    return Process(arguments, reading)
+
+
 def start(
   arguments: Sequence[str],
   stdout: Any,
@@ -72,7 +128,7 @@ def start(
   env: Mapping[str, str] | None = None,
   cwd: str | os.PathLike[str] | None = None,
 ) -> Process:
-  """Starts a program, in a session of its own.
+  """Starts a program of this checkout, in a session of its own.
 
   Args:
     arguments: those after `python`: "-m" and a module, "-c" and a text, or a file; and its own.
@@ -84,34 +140,12 @@ def start(
   Returns:
     The process.
   """
-  env = dict(os.environ if env is None else env)
-  server, of_server = _server()
-  differ = {name for name in {*env, *of_server} if env.get(name) != of_server.get(name)}
-  early = sorted(name for name in differ if not name.startswith(_READ_LATE))
-  if early:
-    raise ValueError(f"{', '.join(early)}: is read when Python or TensorFlow starts")
-  request = {"arguments": list(arguments), "env": env, "cwd": os.fspath(cwd or os.getcwd())}
-  reading, writing = os.pipe()
-  try:
-    files = [stdout.fileno(), stderr.fileno(), writing]
-    socket.send_fds(server, [json.dumps(request).encode()], files)
-  finally:
-    os.close(writing)
-  return Process(arguments, reading)
+  return _server().start(arguments, stdout, stderr, env, cwd)
 
 
 @functools.cache
-def _server() -> tuple[socket.socket, dict[str, str]]:
-  """The server of this process, which ends with it, and its environment."""
-  ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-  env = {n: v for n, v in os.environ.items() if not n.startswith(_READ_LATE)}
-  with its:
-    subprocess.Popen(
-      [sys.executable, "-m", "tests.fork_server", str(its.fileno())],
-      pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, env=env,
-      cwd=pathlib.Path(__file__).parents[1], start_new_session=True,
-    )  # fmt: skip
-  return ours, env
+def _server() -> Server:
+  return Server(_TRAINER)
 
 
 # ------------------------------------------------------------------- in the server
@@ -134,7 +168,7 @@ def _serve(connection: socket.socket) -> dict[str, Any]:
         _tell(running.pop(pid), os.waitstatus_to_exitcode(status), last=True)
     if connection not in ready:
       continue
-    message, files, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+    message, files, _, _ = socket.recv_fds(connection, 1 << 20, 4)
     if not message:
       sys.exit(0)
     pid = os.fork()
@@ -144,12 +178,14 @@ def _serve(connection: socket.socket) -> dict[str, Any]:
       os.setsid()
       os.dup2(files[0], 1)
       os.dup2(files[1], 2)
+      for stdin in files[3:]:
+        os.dup2(stdin, 0)
       connection.close()
       for file in (*files, *running.values(), woken, wakes):
         os.close(file)
       return json.loads(message)
-    os.close(files[0])
-    os.close(files[1])
+    for file in (*files[:2], *files[3:]):
+      os.close(file)
     running[pid] = files[2]
     _tell(files[2], pid)
 
@@ -183,8 +219,9 @@ def _run(request: dict[str, Any]) -> None:
 
 
 def main() -> None:
-  from mesh_tensorflow.transformer.commands import launch, trainer  # noqa: F401
-
+  sys.path[0] = os.getcwd()  # The packages of this checkout; the folder of this file is none.
+  for module in sys.argv[2:]:
+    importlib.import_module(module)
   gc.collect()
   gc.freeze()  # Pages that the forks share.
   _run(_serve(socket.socket(fileno=int(sys.argv[1]))))
