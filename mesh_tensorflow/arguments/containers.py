@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mesh_tensorflow.arguments.kind import Kind, SymbolicTensor, is_record, plural, shown
@@ -36,25 +36,6 @@ class SequenceOf(Kind):
       return True
     except TypeError:  # A symbolic tf.Tensor, which cannot be gone through.
       return False
-
-  def quick(self, name: str, bind: Callable[[Any], str]) -> str:
-    if self.element is None:
-      return f"{bind(self.accepts)}({name})"
-    # As `accepts`, of lists and tuples; with the element's expression in its place.
-    bound: dict[str, Any] = {}
-
-    def bind_inside(value: Any) -> str:
-      bound[f"_{len(bound)}"] = value
-      return f"_{len(bound) - 1}"
-
-    test = self.element.quick("v", bind_inside)
-    exec(  # noqa: S102 - made of the line above
-      "def all_right(value):\n"
-      "  if type(value) is not list and type(value) is not tuple:\n    return False\n"
-      f"  for v in value:\n    if not ({test}):\n      return False\n  return True\n",
-      bound,
-    )
-    return f"{bind(bound['all_right'])}({name})"
 
   def refuse(self, function: str, name: str, value: Any) -> MeshError:
     if isinstance(value, (list, tuple)) and not is_record(value):
@@ -103,9 +84,6 @@ class UnionOf(Kind):
 
   def accepts(self, value: Any) -> bool:
     return any(k.accepts(value) for k in self.kinds)
-
-  def quick(self, name: str, bind: Callable[[Any], str]) -> str:
-    return " or ".join(f"({k.quick(name, bind)})" for k in self.kinds)
 
   def refuse(self, function: str, name: str, value: Any) -> MeshError:
     containers = [k for k in self.kinds if isinstance(k, (SequenceOf, MappingOf))]

@@ -36,28 +36,17 @@ class Kind:
 
   Attributes:
     types: exact types of which every value is accepted; checked first, for speed.
-    is_about_lowering: whether a wrong value would otherwise fail only in the lowering.
     words: name of the kind in error messages.
     error: class of the error for other values.
   """
 
   types: frozenset[type] = frozenset()
-  is_about_lowering = False
   words = ""
   error: type[MeshError] = ArgumentError
 
   def accepts(self, value: Any) -> bool:
     """True if a value is of this kind."""
     raise NotImplementedError
-
-  def quick(self, name: str, bind: Callable[[Any], str]) -> str:
-    """Source of a fast expression that is true only for valid values; `accepts` decides the rest.
-
-    Args:
-      name: variable that holds the argument.
-      bind: returns the name under which the expression can use an object.
-    """
-    return f"type({name}) in {bind(self.types)}" if self.types else f"{bind(self.accepts)}({name})"
 
   def is_near(self, value: Any) -> bool:
     """True if a rejected value is almost of this kind: a tensor of another dtype, say."""

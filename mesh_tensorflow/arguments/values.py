@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ class Number(Kind):
     self.whole = whole
     self.real = real
     self.error = error
-    self.is_about_lowering = not whole
     self.words = "an integer" if whole else "a number"
     self.types = frozenset([int, bool] if whole else [int, float, bool])
 
@@ -97,13 +95,9 @@ class Function(Kind):
   """Callables."""
 
   words = "a function"
-  is_about_lowering = True
 
   def accepts(self, value: Any) -> bool:
     return callable(value)
-
-  def quick(self, name: str, bind: Callable[[Any], str]) -> str:
-    return f"callable({name})"
 
 
 # Errors about what is not of a class.
@@ -119,9 +113,6 @@ class Instance(Kind):
     self.words = homes.get(cls.__module__.split(".")[0], "a ") + cls.__name__.lstrip("_")
     self.error = error_of.get(cls, ArgumentError)
     self.types = frozenset([cls])
-
-  def quick(self, name: str, bind: Callable[[Any], str]) -> str:
-    return f"isinstance({name}, {bind(self.cls)})"
 
   def accepts(self, value: Any) -> bool:
     return isinstance(value, self.cls)

@@ -53,17 +53,9 @@ class _Tensor(Kind):
     self.dtypes = dtypes
     if dtypes:
       self.types = frozenset()
-      self.is_about_lowering = True
 
   def accepts(self, value: Any) -> bool:
     return isinstance(value, Tensor) and (self.dtypes is None or value.dtype in self.dtypes.legal)
-
-  def quick(self, name: str, bind: Callable[[Any], str]) -> str:
-    is_tensor = f"type({name}) is {bind(Tensor)}"
-    if self.dtypes is None:
-      return is_tensor
-    # There is one object of each tf.DType; to hash it takes longer.
-    return f"{is_tensor} and id({name}._dtype) in {bind(frozenset(map(id, self.dtypes.legal)))}"
 
   def is_near(self, value: Any) -> bool:
     return isinstance(value, Tensor)
@@ -97,12 +89,6 @@ class _Dimension(Kind):
       return isinstance(value[0], str) and type(value[1]) is int and value[1] >= 0
     return self.pairs and isinstance(value, (tuple, list)) and converts(convert_to_dimension, value)
 
-  def quick(self, name: str, bind: Callable[[Any], str]) -> str:
-    return (
-      f"type({name}) is {bind(Dimension)} and type({name}[0]) is str and type({name}[1]) is int "
-      f"and {name}[1] >= 0"
-    )
-
   def refuse(self, function: str, name: str, value: Any) -> MeshError:
     if isinstance(value, (tuple, list)) and (self.pairs or isinstance(value, Dimension)):
       try:
@@ -125,9 +111,6 @@ class _ShapeLike(Kind):
 
   def accepts(self, value: Any) -> bool:
     return value is not None and converts(convert_to_shape, value)
-
-  def quick(self, name: str, bind: Callable[[Any], str]) -> str:
-    return f"type({name}) is {bind(Shape)} or {bind(_is_list_of_dimensions)}({name})"
 
   def refuse(self, function: str, name: str, value: Any) -> MeshError:
     if value is None or isinstance(value, Tensor) or not hasattr(value, "__len__"):

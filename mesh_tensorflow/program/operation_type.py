@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mesh_tensorflow.arguments import checking
-from mesh_tensorflow.errors import MeshError
 
 
 class _Watching(threading.local):
@@ -53,19 +52,10 @@ class OperationType(type):
     )
 
   def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-    signature = checking.signature_to_check_first(cls)
+    signature = checking.signature_of_class(cls)
     if signature is not None:
-      signature.check_object(cls, args, kwargs)
-    try:
-      op = super().__call__(*args, **kwargs)
-    except MeshError:
-      raise
-    except Exception:
-      # Checked only now, since most operations are made by functions that checked it all.
-      signature = checking.signature_of_class(cls)
-      if signature is not None:
-        signature.check((cls, *args), kwargs)
-      raise
+      signature.check((cls, *args), kwargs)
+    op = super().__call__(*args, **kwargs)
     op.graph._operations.append(op)
     if _WATCHING.watcher is not None:
       _WATCHING.watcher(op.graph)

@@ -204,7 +204,7 @@ row(
   "Operation op x lower",
   NotImplementedError,
 )(lambda k: mtf.Operation([k.x], name="op").lower(None))
-row("tensors of two graphs", e.GraphError, "'add' b=8 c=12 another graph 'world' 'ones'")(
+row("tensors of two graphs", e.GraphError, "add b=8 c=12 another graph 'world' 'ones'")(
   lambda k: k.y + mtf.ones(mtf.Mesh(mtf.Graph(), "ones"), [B, C])
 )
 row("tensors of two meshes", e.GraphError, "'add' 'world' 'moon' import")(
