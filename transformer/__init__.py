@@ -13,11 +13,10 @@ package.
     moe, attention         mixtures of experts; attention functions and their parameters
     layers                 the layers of a Transformer
     fixup_layers, universal_transformer
-    programs               what a mesh computes: a file a program: training, evaluation, sampling
+    programs               what a mesh computes: a file a program: training, evaluation
     gin_config             reading and checking of gin files
-    reporting              what a training shows and writes of itself: lines, metrics, profiles
-    training               a model with its folder: the training loop, checkpoints, progress
-    sampling               rows that are continued together; prompts in, texts out
+    generation             prefill, decode, scheduler, sampling: prompts in, texts out
+    training               a model with its folder: the Transformer's trainer, its configuration
     modes                  what `utils.run` does: one file a mode, with its whole loop
     commands               the command line: the trainer, and what starts several of it
 

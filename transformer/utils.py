@@ -17,6 +17,7 @@ from mesh_tensorflow.transformer.data.text_io import (
   targets_vocabulary,
   write_lines_to_file,
 )
+from mesh_tensorflow.transformer.generation.settings import sample
 from mesh_tensorflow.transformer.gin_config import (
   parse_gin_defaults_and_flags,
   write_operative_config,
@@ -52,7 +53,6 @@ from mesh_tensorflow.transformer.modes.scoring import (
 from mesh_tensorflow.transformer.modes.train import train_model
 from mesh_tensorflow.transformer.programs.model_building import build_model, get_variable_dtype
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
-from mesh_tensorflow.transformer.sampling.settings import sample
 from mesh_tensorflow.transformer.schedules.product import bound_schedule
 from mesh_tensorflow.transformer.training.init_checkpoint import (
   flexible_ckpt_init_mapping,

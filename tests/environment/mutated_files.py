@@ -51,8 +51,8 @@ from mesh_tensorflow.transformer import gin_config
 from mesh_tensorflow.transformer.data import tokenizing
 from mesh_tensorflow.transformer.data.tfrecords import pretokenized_tfrecord_dataset
 from mesh_tensorflow.transformer.files import documents, records, text_files, token_folder
+from mesh_tensorflow.transformer.generation import files as prompts
 from mesh_tensorflow.transformer.gin_config import model_config
-from mesh_tensorflow.transformer.sampling import prompts
 from mesh_tensorflow.transformer.training import manifest
 from mesh_tensorflow.transformer.vocabularies import kept
 from mesh_tensorflow.transformer.vocabularies.characters import CharacterVocabulary

@@ -43,8 +43,8 @@ FLOORS = {
     "data attention",
     "layers programs",
     "fixup_layers gin_config",
+    "generation",
     "training",
-    "sampling",
     "modes",
     "commands",
     "adaptive_softmax bleu dataset evolved_transformer funnel_transformer gin_paths"

@@ -225,7 +225,7 @@ class TestStackedVariable:
       mtf.StackedVariable([v, other])
     with pytest.raises(mtf.VariableError, match="takes a list of Variable operations"):
       mtf.StackedVariable([])
-    with pytest.raises(mtf.VariableError, match="takes a list of Variable operations"):
+    with pytest.raises(mtf.MeshError, match="must be an mtf.Variable"):
       mtf.StackedVariable([v.value])
     assert len(graph.operations) == 2
     mtf.StackedVariable([v, v])

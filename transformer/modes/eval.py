@@ -22,8 +22,8 @@ from mesh_tensorflow.transformer.data.text_io import (
   targets_vocabulary,
   write_lines_to_file,
 )
+from mesh_tensorflow.transformer.generation.seq2seq import generate
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
-from mesh_tensorflow.transformer.modes.generation import generate
 from mesh_tensorflow.transformer.modes.input_fns import examples_input_fn
 from mesh_tensorflow.transformer.modes.job import Job
 from mesh_tensorflow.transformer.modes.perplexity_eval import perplexity_eval_of

@@ -6,10 +6,10 @@ from typing import Any
 
 from mesh_settings.run import RunSettings
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.transformer.generation import saved_model
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import named_checkpoints
 from mesh_tensorflow.transformer.modes.job import Job
 from mesh_tensorflow.transformer.modes.registry import mode
-from mesh_tensorflow.transformer.programs import saved_model
 
 
 def _check(settings: RunSettings) -> None:

@@ -10,12 +10,12 @@ import gin
 
 from mesh_settings.run import RunSettings
 from mesh_tensorflow.arguments.declared import COUNT, affects, takes
+from mesh_tensorflow.transformer.generation.settings import Sampling, sample
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
 from mesh_tensorflow.transformer.modes.infer_files import decode_lines
 from mesh_tensorflow.transformer.modes.infer_prompts import decode_prompts
 from mesh_tensorflow.transformer.modes.job import Job
 from mesh_tensorflow.transformer.modes.registry import mode
-from mesh_tensorflow.transformer.sampling.settings import Sampling, sample
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.utils")

@@ -19,7 +19,7 @@ from mesh_tensorflow.transformer.data.text_io import (
   targets_vocabulary,
   write_lines_to_file,
 )
-from mesh_tensorflow.transformer.modes.generation import generate
+from mesh_tensorflow.transformer.generation.seq2seq import generate
 from mesh_tensorflow.transformer.modes.input_fns import examples_input_fn
 from mesh_tensorflow.transformer.modes.score_files import add_pretokenized, text_of
 

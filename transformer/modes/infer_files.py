@@ -17,14 +17,13 @@ from mesh_tensorflow.transformer.data.text_io import (
   strip_ids,
   targets_vocabulary,
 )
-from mesh_tensorflow.transformer.modes.generation import encode_lines, generate
-from mesh_tensorflow.transformer.programs import sampling
-from mesh_tensorflow.transformer.sampling import prompts as prompt_files
-from mesh_tensorflow.transformer.sampling import settings as sampling_settings
-from mesh_tensorflow.transformer.sampling.continued_texts import TextsToContinue
-from mesh_tensorflow.transformer.sampling.resumable import ResumableFile, stopped_by_signals
-from mesh_tensorflow.transformer.sampling.settings import Sampling
-from mesh_tensorflow.transformer.sampling.texts import prompt_ids
+from mesh_tensorflow.transformer.generation import files as prompt_files
+from mesh_tensorflow.transformer.generation import predict
+from mesh_tensorflow.transformer.generation import settings as sampling_settings
+from mesh_tensorflow.transformer.generation.files import ResumableFile, stopped_by_signals
+from mesh_tensorflow.transformer.generation.seq2seq import encode_lines, generate
+from mesh_tensorflow.transformer.generation.settings import Sampling
+from mesh_tensorflow.transformer.generation.texts import TextGenerator, prompt_ids
 from mesh_tensorflow.transformer.vocabularies.kept import describe
 
 # Batches in a block: what is lost, at most, when a run is interrupted; and among so many rows those
@@ -114,7 +113,7 @@ def _of_language_model(
       estimator, vocabulary, settings, batch_size, sequence_length, eos_id
     )
   rows = settings.batch_size or _ROWS_PER_TRAINED * batch_size
-  model = TextsToContinue(estimator, vocabulary, settings, how, sequence_length, rows)
+  model = TextGenerator(estimator, vocabulary, settings, how, sequence_length, rows)
 
   def decode(texts: Sequence[str], first: int) -> tuple[list[str], int]:
     rows = [model.row(first + i, text) for i, text in enumerate(texts)]
@@ -134,7 +133,7 @@ def _of_other_language_model(
 ) -> tuple[Decode, Any]:
   """Like `_of_language_model`, for a model with full attention in prompts, or for a user's."""
   options = sampling_settings.of_encoder_decoder(settings, has_decode=False)
-  length = sampling.row_length(sequence_length)
+  length = predict.row_length(sequence_length)
 
   def decode(texts: Sequence[str], first: int) -> tuple[list[str], int]:
     rows = [prompt_ids(text, vocabulary) for text in texts]

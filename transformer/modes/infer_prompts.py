@@ -11,13 +11,12 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.transformer.data.text_io import targets_vocabulary
-from mesh_tensorflow.transformer.modes.generation import encode_lines, generate
-from mesh_tensorflow.transformer.sampling import prompts as prompt_files
-from mesh_tensorflow.transformer.sampling import settings as sampling_settings
-from mesh_tensorflow.transformer.sampling.continued_texts import TextsToContinue
-from mesh_tensorflow.transformer.sampling.screen import Pace, Screen, output_file
-from mesh_tensorflow.transformer.sampling.settings import Sampling
-from mesh_tensorflow.transformer.sampling.texts import RowText
+from mesh_tensorflow.transformer.generation import files as prompt_files
+from mesh_tensorflow.transformer.generation import settings as sampling_settings
+from mesh_tensorflow.transformer.generation.screen import Pace, Screen, output_file
+from mesh_tensorflow.transformer.generation.seq2seq import encode_lines, generate
+from mesh_tensorflow.transformer.generation.settings import Sampling
+from mesh_tensorflow.transformer.generation.texts import RowText, TextGenerator
 from mesh_tensorflow.transformer.vocabularies.base import as_text
 
 # Told of a text: its number, what of it is sure behind its prompt, and whether that is all.
@@ -106,7 +105,7 @@ def _continues(
   sequence_length: dict[str, int],
 ) -> Write:
   how = sampling_settings.of_language_model(settings)
-  model = TextsToContinue(estimator, vocabulary, settings, how, sequence_length, batch_size)
+  model = TextGenerator(estimator, vocabulary, settings, how, sequence_length, batch_size)
 
   def write(prompts: Sequence[str], first: int, show: Show) -> tuple[list[str], int]:
     rows = [model.row(first + i, text) for i, text in enumerate(prompts)]

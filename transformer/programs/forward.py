@@ -6,6 +6,8 @@ import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import tensorflow as tf
+
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.models import sequence_utils
@@ -116,6 +118,27 @@ class Forward(ModelFeatures):
       generate = self.model.sample_autoregressive
       return generate
     raise ConfigError(f"model_type {self.model_type!r} does not generate text")
+
+  def sample_step(self, length: int, rows: int, **options: Any) -> mtf.Function:
+    """Continues given tokens; an encoder-decoder makes the targets of given inputs.
+
+    Args:
+      length: tokens of a row, the given ones included.
+      rows: rows at a time.
+      **options: of `Unitransformer.sample_autoregressive` or `Bitransformer.decode`.
+
+    Returns:
+      An `mtf.function` of (int32 [rows, length]) that returns the same shape (for an
+      encoder-decoder with `max_decode_length`, that length).
+    """
+    generate = self.generator()
+    dims = [mtf.Dimension("batch", rows), mtf.Dimension("length", length)]
+
+    @mtf.function(self.mesh_impl, [mtf.TensorSpec(dims, tf.int32, "inputs")])
+    def sample_step(inputs: mtf.Tensor) -> mtf.Tensor:
+      return generate(inputs, variable_dtype=self.variable_dtype, **options)
+
+    return sample_step
 
   def on_mesh(self: _Self, mesh_impl: mtf.MeshImpl) -> _Self:
     """The programs of the same model on another mesh, with variables of its own."""

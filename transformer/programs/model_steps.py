@@ -9,7 +9,7 @@ from typing import Any
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.training.reported import ReportedValues
-from mesh_tensorflow.transformer.programs import evaluation, sampling, train_step
+from mesh_tensorflow.transformer.programs import evaluation, train_step
 from mesh_tensorflow.transformer.programs.forward import Forward
 from mesh_tensorflow.transformer.programs.updates import Updates
 
@@ -84,10 +84,6 @@ class ModelSteps(Forward):
   def eval_step(self, feature_names: Sequence[str]) -> mtf.Function:
     """Sums over one batch, teacher-forced; see `evaluation.eval_step`."""
     return evaluation.eval_step(self, feature_names)
-
-  def sample_step(self, length: int, rows: int, **options: Any) -> mtf.Function:
-    """Continues given tokens, or makes targets of inputs; see `sampling.sample_step`."""
-    return sampling.sample_step(self, length, rows, **options)
 
   def _is_trained(self, variable: mtf.Variable) -> bool:
     chosen = self._variable_filter

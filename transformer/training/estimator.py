@@ -11,14 +11,9 @@ import tensorflow as tf
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.transformer.files import records
-from mesh_tensorflow.transformer.programs import (
-  evaluation,
-  prediction,
-  sampling,
-  saved_model,
-  training_data,
-)
-from mesh_tensorflow.transformer.programs.continuation import Continuation, ContinuationOptions
+from mesh_tensorflow.transformer.generation import predict, saved_model
+from mesh_tensorflow.transformer.generation.prefill_decode import DecodeOptions, DecodePrograms
+from mesh_tensorflow.transformer.programs import evaluation, training_data
 from mesh_tensorflow.transformer.programs.model_features import MODEL_FEATURES
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.training.model_folder import ModelFolder
@@ -31,7 +26,7 @@ class Estimator(ModelFolder):
     steps: the `ModelSteps`.
     vocabulary: a vocabulary, or an (inputs, targets) tuple.
     model_dir: folder of checkpoints, or None.
-    predict_fn: see `prediction`.
+    predict_fn: see `predict`.
     score_in_predict_mode: whether `predict` scores given targets.
     **options: of `ModelFolder`.
   """
@@ -212,7 +207,7 @@ class Estimator(ModelFolder):
       part = rows[start : start + size]
       for i, row in enumerate(part):
         if len(row) > length - continues:
-          longest = sampling.longest_sequence(self.steps.model)
+          longest = predict.longest_sequence(self.steps.model)
           limit = "" if longest is None else f" of at most {longest}, the model's positions"
           larger = f", or bind a larger run.sequence_length{limit}"
           raise DataError(
@@ -225,18 +220,18 @@ class Estimator(ModelFolder):
       results += sampler(ids, seed=drawn).numpy()[: len(part)].tolist()
     return results
 
-  def continuation(self, rows: int, length: int, options: ContinuationOptions) -> Continuation:
+  def decode_programs(self, rows: int, length: int, options: DecodeOptions) -> DecodePrograms:
     """The programs that continue rows of a language model, made once for the same arguments.
 
     Args:
       rows: rows at a time.
       length: positions that the model sees.
-      options: see `ContinuationOptions`.
+      options: see `DecodeOptions`.
     """
-    key = ("continuation", rows, length, options)
+    key = ("decode", rows, length, options)
     if key not in self._programs:
-      self._programs[key] = Continuation(self.steps, rows, length, options)
-    programs: Continuation = self._programs[key]
+      self._programs[key] = DecodePrograms(self.steps, rows, length, options)
+    programs: DecodePrograms = self._programs[key]
     return programs
 
   def predict(
@@ -265,7 +260,7 @@ class Estimator(ModelFolder):
       if not isinstance(batch, Mapping):
         raise DataError(f"predict: the data must be dicts of features, not {type(batch).__name__}")
       names = [n for n in MODEL_FEATURES if n in batch]
-      names = prediction.predicting_features(self.steps, names, self.score_in_predict_mode)
+      names = predict.predicting_features(self.steps, names, self.score_in_predict_mode)
       rows = len(batch[names[0]])
       if "predict_batch_size" in batch:
         rows = min(rows, int(np.max(batch["predict_batch_size"])))
@@ -297,7 +292,7 @@ class Estimator(ModelFolder):
     key = ("predict", self.score_in_predict_mode, *names)
     if key not in self._programs:
       self._programs[key] = tf.function(
-        prediction.predictor(self.steps, names, self.score_in_predict_mode, self.predict_fn),
+        predict.predictor(self.steps, names, self.score_in_predict_mode, self.predict_fn),
         autograph=False,
       )
     return self._programs[key]

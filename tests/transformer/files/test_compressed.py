@@ -13,7 +13,7 @@ import pytest
 
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer.files import compressed, documents, text_files
-from mesh_tensorflow.transformer.sampling import prompts
+from mesh_tensorflow.transformer.generation import files as prompts
 from mesh_transformer_cli import measuring
 
 

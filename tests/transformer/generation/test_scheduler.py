@@ -13,12 +13,12 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.decoding.token_choice import TokenChoice
 from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.transformer import transformer_layers
-from mesh_tensorflow.transformer.programs.continuation import (
-  Continuation,
-  ContinuationOptions,
+from mesh_tensorflow.transformer.generation.prefill_decode import (
+  DecodeOptions,
+  DecodePrograms,
   rounded_length,
 )
-from mesh_tensorflow.transformer.sampling.rows import Row, continue_rows
+from mesh_tensorflow.transformer.generation.scheduler import Row, continue_rows
 from tests.kinds import kept
 from tests.transformer import lm_program as lm
 from tests.transformer import numpy_lm
@@ -37,7 +37,7 @@ def programs(impl=None, rows=2, length=16, choice=GREEDY, model=None, **options)
     model=model, mesh_impl=impl, model_type="lm", variable_dtype=mtf.VariableDType(tf.float32)
   )
   options = {"eos_id": None, **options}
-  return Continuation(steps, rows, length, ContinuationOptions(choice, **options))
+  return DecodePrograms(steps, rows, length, DecodeOptions(choice, **options))
 
 
 def made(continuation, limit=12, most=5, prompts=PROMPTS, listener=None, seed=0):
@@ -81,13 +81,13 @@ def test_the_likeliest_tokens_through_windows_that_slide():
 def test_no_program_is_traced_again_for_other_prompts():
   continuation = programs(length=16, rows=4)
   made(continuation, limit=3)
-  looks = dict(continuation._looks)
+  looks = dict(continuation._prefills)
   counts = {
     f: f._compiled.experimental_get_tracing_count()
-    for f in [continuation._go_on, *(look.program for look in looks.values())]
+    for f in [continuation._decode, *(p.function for p in looks.values())]
   }
   made(continuation, limit=4, most=2, prompts=[[4] * n for n in range(1, 9)])
-  assert continuation._looks == looks
+  assert continuation._prefills == looks
   for f, count in counts.items():
     assert f._compiled.experimental_get_tracing_count() == count <= 1
 
@@ -162,7 +162,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", ["local", "relative"])
-def test_short_looks_leave_the_states_of_long_ones(name):
+def test_short_prefills_leave_the_cache_of_long_ones(name):
   """Rows that join others are looked at by a program of their length; others keep theirs."""
   layer, options = LAYERS[name]
   attention = dict(num_heads=2, key_value_size=3, **options)
@@ -177,7 +177,7 @@ def test_short_looks_leave_the_states_of_long_ones(name):
   )  # fmt: skip
   short = programs(rows=4, length=32, model=model, choice=DRAWN)
   together = made(short, 14, prompts=PROMPTS)
-  assert any(length == 16 for _, length in short._looks)
+  assert any(length == 16 for _, length in short._prefills)
   alone = programs(rows=1, length=32, model=model, choice=DRAWN)
   rows = [Row(i, p, 14) for i, p in enumerate(PROMPTS)]
   for row in rows:

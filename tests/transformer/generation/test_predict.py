@@ -8,7 +8,7 @@ import pytest
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import utils
-from mesh_tensorflow.transformer.programs import prediction
+from mesh_tensorflow.transformer.generation import predict
 from tests.transformer import numpy_lm
 from tests.transformer.lm_program import (
   TARGETS,
@@ -48,7 +48,7 @@ def weights_of(steps):
 
 def test_scores_are_log_probabilities_of_the_positive_targets(steps):
   with eagerly():
-    result = prediction.score_step(steps, ["targets"], 2)(TARGETS)
+    result = predict.score_step(steps, ["targets"], 2)(TARGETS)
   logits = numpy_lm.logits(weights_of(steps), shifted(TARGETS), 1, OPTIONS)
   logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
   each = np.take_along_axis(logits, TARGETS[..., None], -1)[..., 0]
@@ -62,7 +62,7 @@ def test_scores_of_a_function_in_place_of_the_model(steps):
     return mtf.reduce_sum(features["targets"], reduced_dim=features["targets"].shape.dims[-1])
 
   with eagerly():
-    result = prediction.score_step(steps, ["targets"], 2, count)(TARGETS)
+    result = predict.score_step(steps, ["targets"], 2, count)(TARGETS)
   assert result["scores"].dtype == np.float32
   np.testing.assert_array_equal(result["scores"], TARGETS.sum(-1))
 
@@ -73,7 +73,7 @@ def test_outputs_have_room_for_the_targets_as_far_as_there_are_positions(inputs,
   steps = make_steps(inputs)
   given = np.full([2, inputs], 5, np.int32)
   with eagerly():
-    outputs = prediction.predict_step(steps, 2)(given).numpy()
+    outputs = predict.predict_step(steps, 2)(given).numpy()
   assert outputs.shape == (2, length)
   if inputs < length:
     padded = np.pad(given, [[0, 0], [1, 0]])
@@ -83,7 +83,7 @@ def test_outputs_have_room_for_the_targets_as_far_as_there_are_positions(inputs,
 
 def test_outputs_of_a_function_in_place_of_the_model(steps):
   with eagerly():
-    outputs = prediction.predict_step(steps, 2, lambda features, **_: features["inputs"] + 1)(
+    outputs = predict.predict_step(steps, 2, lambda features, **_: features["inputs"] + 1)(
       TARGETS
     )
   np.testing.assert_array_equal(outputs, TARGETS + 1)

@@ -12,9 +12,9 @@ import gin
 import pytest
 
 from mesh_tensorflow import errors, exit_codes
+from mesh_tensorflow.transformer.generation import texts as continued_texts
+from mesh_tensorflow.transformer.generation.files import ResumableFile
 from mesh_tensorflow.transformer.modes import infer_files
-from mesh_tensorflow.transformer.sampling import continued_texts
-from mesh_tensorflow.transformer.sampling.resumable import ResumableFile
 from tests.transformer import small_lm
 
 NEVER_END = "Unitransformer.sample_autoregressive.never_end = True"
@@ -180,9 +180,9 @@ def test_wrong_input_is_one_line(folder, binding, error, text):
 
 
 def test_few_programs_for_rows_of_all_lengths(monkeypatch):
-  monkeypatch.setattr(continued_texts.TextsToContinue, "longest", 96)
+  monkeypatch.setattr(continued_texts.TextGenerator, "longest", 96)
   rows = [continued_texts.Row(i, [3] * (i % 90), 1) for i in range(1000)]
-  model = continued_texts.TextsToContinue(None, None, None, None, {"targets": 96}, 16)
+  model = continued_texts.TextGenerator(None, None, None, None, {"targets": 96}, 16)
   groups = model._by_length(rows)
   assert sum(len(group) for _, group in groups) == 1000
   assert [length for length, _ in groups] == [8, 12, 16, 24, 32, 48, 64, 96]

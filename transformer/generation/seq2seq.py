@@ -9,8 +9,8 @@ from typing import Any
 
 from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, strip_ids
-from mesh_tensorflow.transformer.programs import sampling
-from mesh_tensorflow.transformer.programs.continuation import rounded_length
+from mesh_tensorflow.transformer.generation import predict
+from mesh_tensorflow.transformer.generation.prefill_decode import rounded_length
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -46,7 +46,7 @@ def generate(
   # A batch goes on until its last row has ended: rows of similar length end at similar steps.
   order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
   size = batch_size or estimator.steps.batch_size
-  given = sampling.decoding_options(estimator.steps.model, sequence_length["targets"])
+  given = predict.decoding_options(estimator.steps.model, sequence_length["targets"])
   # A language model continues its inputs, in the same row.
   more = 0 if hasattr(estimator.steps.model, "decode") else sequence_length["targets"]
   batches = [order[i : i + size] for i in range(0, len(order), size)]

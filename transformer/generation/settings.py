@@ -14,8 +14,8 @@ from mesh_settings.sample import SampleSettings
 from mesh_tensorflow.arguments.declared import affects, declares
 from mesh_tensorflow.decoding.token_choice import TokenChoice
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.transformer.generation.prefill_decode import DecodeOptions
 from mesh_tensorflow.transformer.gin_config import value_checks
-from mesh_tensorflow.transformer.programs.continuation import ContinuationOptions
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, as_text
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -100,7 +100,7 @@ class LanguageModelSampling:
     only_new: True if results leave out the prompts.
   """
 
-  options: ContinuationOptions
+  options: DecodeOptions
   max_tokens: int | None
   only_new: bool
 
@@ -140,7 +140,7 @@ def of_language_model(settings: Sampling, eos_id: int = EOS_ID) -> LanguageModel
     min_p=_or(settings.min_p, 0.0),
     repetition_penalty=_or(settings.repetition_penalty, 1.0),
   )
-  options = ContinuationOptions(
+  options = DecodeOptions(
     choice,
     eos_id=old.get("stop_at_token", eos_id),
     never_end=bool(old.get("never_end", False)),

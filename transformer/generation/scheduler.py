@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.decoding.token_choice import row_keys
-from mesh_tensorflow.transformer.programs.continuation import Batch, Continuation
+from mesh_tensorflow.transformer.generation.prefill_decode import Batch, DecodePrograms
 
 
 @dataclasses.dataclass(eq=False)
@@ -43,7 +43,7 @@ class Row:
 Listener = Callable[[Row], bool]
 
 
-class RowsInProgress:
+class BatchScheduler:
   """Scheduler of decoding: runs rows in as many slots as the programs have.
 
   *Slots.* A row that has ended leaves its slot empty until at least half of the slots are empty.
@@ -57,17 +57,17 @@ class RowsInProgress:
   may depend on the batch size of a program; how rows are batched depends on the rows alone.)
 
   Args:
-    programs: a `Continuation`.
+    programs: a `DecodePrograms`.
     seed: the sampling seed.
     listener: called with a row whenever it has new tokens, and when it has ended.
   """
 
-  def __init__(self, programs: Continuation, seed: int, listener: Listener | None = None):
+  def __init__(self, programs: DecodePrograms, seed: int, listener: Listener | None = None):
     self._programs, self._seed, self._listener = programs, seed, listener
-    self._places: list[Row | None] = [None] * programs.rows
+    self._slots: list[Row | None] = [None] * programs.rows
     self._batch = Batch.empty(programs.rows, programs.length)
     self._seen = np.zeros([programs.rows, programs.vocab_size * programs.needs_seen], bool)
-    self._states: list[tf.Tensor] = []
+    self._cache: list[tf.Tensor] = []
     self._expected = 1
 
   def run(self, rows: Iterable[Row], most: Callable[[], int] | int) -> None:
@@ -79,41 +79,41 @@ class RowsInProgress:
     """
     waiting = deque(rows)
     self._expected = max((len(row.given) for row in waiting), default=1)
-    size = len(self._places)
+    size = len(self._slots)
     while True:
-      active = sum(row is not None for row in self._places)
+      active = sum(row is not None for row in self._slots)
       if not active and not waiting:
         return
       new = self._slide()
       if waiting and active <= size // 2:
         new += self._fill(waiting)
       if new:
-        self._look(new)
-      active = sum(row is not None for row in self._places)
+        self._prefill(new)
+      active = sum(row is not None for row in self._slots)
       least = min(size // 2, active - 1) if waiting else 0
-      self._call(most() if callable(most) else most, least)
+      self._decode(most() if callable(most) else most, least)
 
   def _fill(self, waiting: deque[Row]) -> list[int]:
     """Moves waiting rows into empty slots; returns these slots."""
-    filled = [i for i, row in enumerate(self._places) if row is None][: len(waiting)]
+    filled = [i for i, row in enumerate(self._slots) if row is None][: len(waiting)]
     for i in filled:
-      self._places[i] = waiting.popleft()
+      self._slots[i] = waiting.popleft()
     return filled
 
   def _slide(self) -> list[int]:
     """Slides the windows that are full; returns their slots."""
     length, slid = self._programs.length, []
-    for i, row in enumerate(self._places):
+    for i, row in enumerate(self._slots):
       if row is not None and len(row.given) + len(row.new) - row.window >= length:
         row.window += max(1, length // 4)
         slid.append(i)
     return slid
 
-  def _look(self, places: list[int]) -> None:
+  def _prefill(self, slots: list[int]) -> None:
     """Prefills the windows of the rows in some slots."""
     batch = self._batch
-    for i in places:
-      row = self._places[i]
+    for i in slots:
+      row = self._slots[i]
       assert row is not None  # Only for the type checker: slots that were just filled or slid.
       ids = row.ids
       if self._programs.needs_seen:
@@ -125,14 +125,14 @@ class RowsInProgress:
       batch.positions[i] = len(ids)
       batch.counts[i], batch.limits[i], batch.active[i] = len(row.new), row.limit, 1
       batch.keys[i : i + 1] = row_keys(self._seed, [row.number])
-    self._states = self._programs.start(batch, places, self._states, self._expected)
+    self._cache = self._programs.prefill(batch, slots, self._cache, self._expected)
 
-  def _call(self, most: int, least_active: int) -> None:
+  def _decode(self, most: int, least_active: int) -> None:
     before = self._batch.positions.copy()
-    self._states = self._programs.go_on(self._batch, self._states, most, least_active, self._seen)
+    self._cache = self._programs.decode(self._batch, self._cache, most, least_active, self._seen)
     eos = self._programs.options.eos_id
     batch = self._batch
-    for i, row in enumerate(self._places):
+    for i, row in enumerate(self._slots):
       if row is None:
         continue
       new = batch.ids[i, before[i] : batch.positions[i]].tolist()
@@ -146,24 +146,24 @@ class RowsInProgress:
       if self._listener is not None and self._listener(row):
         row.ended = True
       if row.ended:
-        self._places[i] = None
+        self._slots[i] = None
         batch.active[i] = 0
 
 
 def continue_rows(
-  programs: Continuation,
+  programs: DecodePrograms,
   rows: Sequence[Row],
   seed: int,
   most: Callable[[], int] | int,
   listener: Listener | None = None,
 ) -> None:
-  """Decodes rows to their ends; see `RowsInProgress`.
+  """Decodes rows to their ends; see `BatchScheduler`.
 
   Args:
-    programs: a `Continuation`.
+    programs: a `DecodePrograms`.
     rows: rows whose prompts are shorter than its length; their `new` is filled.
     seed: the sampling seed.
     most: maximum number of tokens per row and decode call, or a function that returns it.
-    listener: see `RowsInProgress`.
+    listener: see `BatchScheduler`.
   """
-  RowsInProgress(programs, seed, listener).run([r for r in rows if r.limit > 0], most)
+  BatchScheduler(programs, seed, listener).run([r for r in rows if r.limit > 0], most)

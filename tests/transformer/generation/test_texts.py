@@ -10,11 +10,12 @@ import pytest
 
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import utils
+from mesh_tensorflow.transformer.generation import files as prompts
+from mesh_tensorflow.transformer.generation import settings
+from mesh_tensorflow.transformer.generation.scheduler import Row
+from mesh_tensorflow.transformer.generation.screen import Screen, output_file
+from mesh_tensorflow.transformer.generation.texts import RowText
 from mesh_tensorflow.transformer.models.unitransformer import Unitransformer
-from mesh_tensorflow.transformer.sampling import prompts, settings
-from mesh_tensorflow.transformer.sampling.rows import Row
-from mesh_tensorflow.transformer.sampling.screen import Screen, output_file
-from mesh_tensorflow.transformer.sampling.texts import RowText
 from mesh_tensorflow.transformer.vocabulary import ByteVocabulary
 
 BYTES = ByteVocabulary()

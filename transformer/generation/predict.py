@@ -1,17 +1,19 @@
-"""The programs of a model that predict: log-likelihoods of given targets, or new outputs."""
+"""Programs that predict: log-likelihoods of given targets, or new outputs; limits of lengths."""
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import gin
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import DataError, ShapeError
 from mesh_tensorflow.transformer.data import text_io
 from mesh_tensorflow.transformer.data.text2self import dynamic_text2self
-from mesh_tensorflow.transformer.programs import sampling
 from mesh_tensorflow.transformer.programs.forward import Forward
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -163,9 +165,9 @@ def predict_step(
         model=steps.model, features={"inputs": inputs}, variable_dtype=steps.variable_dtype
       )
     length = steps.sequence_length["targets"]
-    options = sampling.decoding_options(steps.model, length)
+    options = decoding_options(steps.model, length)
     if not hasattr(steps.model, "decode"):
-      longest = sampling.longest_sequence(steps.model)
+      longest = longest_sequence(steps.model)
       if longest is not None:
         # Inputs and outputs of a language model share its positions.
         length = max(0, min(length, longest - inputs.shape.dims[-1].size))
@@ -182,12 +184,49 @@ def continuation(
 
   Args:
     steps: the programs of the model.
-    length: number of ids of a row, prompt included; see `sampling.row_length`.
+    length: number of ids of a row, prompt included; see `row_length`.
     batch_size: rows per call.
 
   Returns:
     A function of int32 [batch, length] that returns a dict of `inputs` and `outputs`, the latter
     with the given ids in front.
   """
-  sample = sampling.sample_step(steps, length, batch_size)
+  sample = steps.sample_step(length, batch_size)
   return lambda inputs: {"inputs": inputs, "outputs": text_io.clean_decodes(sample(inputs))}
+
+
+def row_length(sequence_length: Mapping[str, int]) -> int:
+  """The number of ids in a row of a language model, prompt and continuation together."""
+  return sequence_length.get("targets", max(sequence_length.values()))
+
+
+def longest_sequence(model: Any) -> int | None:
+  """The length of the longest sequence that a model can take, if its positions are a table.
+
+  Args:
+    model: a `Unitransformer`; or an encoder-decoder, of which the encoder counts.
+  """
+  table = getattr(getattr(model, "encoder", model), "max_length_dim", None)
+  return None if table is None else table.size
+
+
+def decoding_options(model: Any, length: int) -> dict[str, Any]:
+  """Decoding arguments with which a model's outputs do not contain the inputs.
+
+  How an encoder-decoder decodes is bound in gin (`Bitransformer.decode.beam_size`, ...); if
+  `max_decode_length` is not, it is `length`.
+  """
+  decode = getattr(model, "decode", None)
+  if decode is None:
+    return {"remove_partial_sequences": True}
+  takes_length = "max_decode_length" in inspect.signature(decode).parameters
+  if takes_length and not _bound("Bitransformer.decode.max_decode_length"):
+    return {"max_decode_length": length}
+  return {}
+
+
+def _bound(parameter: str) -> bool:
+  try:
+    return gin.query_parameter(parameter) is not None
+  except ValueError:
+    return False

@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int32]
 
 
 @dataclasses.dataclass(frozen=True)
-class ContinuationOptions:
+class DecodeOptions:
   """Options for which the prefill and decode programs are traced.
 
   Attributes:
@@ -79,11 +79,11 @@ def rounded_length(length: int, most: int) -> int:
   return min(size, most)
 
 
-class Continuation:
+class DecodePrograms:
   """Prefill and decode programs of a language model, traced once per bucket of prompt lengths.
 
-  `start` is the prefill: it runs the prompts of new rows in one pass and returns the KV cache of
-  all layers. `go_on` is the decode loop: it generates up to a given number of tokens per call. The
+  `prefill` runs the prompts of new rows in one pass and returns the KV cache of
+  all layers. `decode` is the decode loop: it generates up to a given number of tokens per call. The
   cache is passed from call to call as `tf.Tensor`s, not as variables, which would end up in
   checkpoints. On one device this copies nothing; on a mesh each call gathers and splits the cache
   again, so calls should be long there.
@@ -95,13 +95,13 @@ class Continuation:
     steps: a language model on its mesh.
     rows: number of slots, that is rows decoded at the same time.
     length: context length in tokens.
-    options: see `ContinuationOptions`.
+    options: see `DecodeOptions`.
 
   Raises:
     UnsupportedError: the model is not an autoregressive language model.
   """
 
-  def __init__(self, steps: Forward, rows: int, length: int, options: ContinuationOptions):
+  def __init__(self, steps: Forward, rows: int, length: int, options: DecodeOptions):
     model = steps.model
     if not getattr(model, "fully_autoregressive", False) or model.output_vocab_dim is None:
       raise UnsupportedError(
@@ -115,12 +115,12 @@ class Continuation:
     ids = mtf.TensorSpec([self._batch, self._length], tf.int32, "ids")
     per_row = [mtf.TensorSpec([self._batch], tf.int32, n) for n in _PER_ROW]
     self._specs = [ids, *per_row]
-    self._looks: dict[tuple[int, int], _Look] = {}
-    self._go_on: mtf.Function | None = None
+    self._prefills: dict[tuple[int, int], PrefillProgram] = {}
+    self._decode: mtf.Function | None = None
 
   @property
   def needs_seen(self) -> bool:
-    """True if `go_on` needs `seen`, that is if there is a repetition penalty."""
+    """True if `decode` needs `seen`, that is if there is a repetition penalty."""
     return self.options.choice.repetition_penalty != 1.0
 
   @property
@@ -128,59 +128,59 @@ class Continuation:
     """The size of the logits, which may be padded beyond the vocabulary."""
     return self._vocab.size
 
-  def start(
+  def prefill(
     self,
     batch: Batch,
-    places: Sequence[int] = (),
-    states: Sequence[tf.Tensor] = (),
+    slots: Sequence[int] = (),
+    cache: Sequence[tf.Tensor] = (),
     expected: int = 1,
   ) -> list[tf.Tensor]:
-    """Prefill: runs the prompts of some slots in one pass and returns the KV cache for `go_on`.
+    """Runs the prompts of some slots in one pass and returns the KV cache for `decode`.
 
     The prefill program takes half of the slots at a time. Its length is the longest of these
     prompts, or `expected`, rounded up to a power of two, so that there are few such programs.
 
     Args:
       batch: the rows.
-      places: the slots to fill; by default all.
-      states: the KV cache of the other slots; empty if there are none.
+      slots: the slots to fill; by default all.
+      cache: the KV cache of the other slots; empty if there are none.
       expected: number of tokens of the longest prompt that later calls will prefill.
 
     Returns:
       The KV cache of all slots.
     """
-    chosen = list(places or range(self.rows))
+    chosen = list(slots or range(self.rows))
     longest = max(int(batch.positions[chosen].max()), expected, 16)
     length = min(1 << (longest - 1).bit_length(), self.length)
-    whole = self._look(self.rows, self.length)
-    look = self._look(self._half_of_rows(), length)
-    if not look.fits(whole):
-      look = self._look(look.rows, self.length)
-    if not look.fits(whole):  # Some state has no batch dimension, so slots cannot be replaced.
-      look, chosen = whole, list(range(self.rows))
-    kept = list(states)
-    for first in range(0, len(chosen), look.rows):
-      part = chosen[first : first + look.rows]
-      ids = np.zeros([look.rows, look.length], np.int32)
-      positions = np.zeros([look.rows], np.int32)
-      ids[: len(part)] = batch.ids[part, : look.length]
+    whole = self._prefill_program(self.rows, self.length)
+    program = self._prefill_program(self._half_of_rows(), length)
+    if not program.fits(whole):
+      program = self._prefill_program(program.rows, self.length)
+    if not program.fits(whole):  # Some entry has no batch dimension, so slots cannot be replaced.
+      program, chosen = whole, list(range(self.rows))
+    filled = list(cache)
+    for first in range(0, len(chosen), program.rows):
+      part = chosen[first : first + program.rows]
+      ids = np.zeros([program.rows, program.length], np.int32)
+      positions = np.zeros([program.rows], np.int32)
+      ids[: len(part)] = batch.ids[part, : program.length]
       positions[: len(part)] = batch.positions[part]
-      kept = look.joined(look.program(ids, positions), part, whole, kept)
-    return kept
+      filled = program.joined(program.function(ids, positions), part, whole, filled)
+    return filled
 
-  def go_on(
+  def decode(
     self,
     batch: Batch,
-    states: Sequence[tf.Tensor],
+    cache: Sequence[tf.Tensor],
     most: int,
     least_active: int = 0,
     seen: Any = None,
   ) -> list[tf.Tensor]:
-    """Decode loop: generates tokens for the active rows and writes them into `batch`.
+    """Generates tokens for the active rows and writes them into `batch`.
 
     Args:
       batch: the rows; `ids`, `positions`, `counts` and `active` are updated in place.
-      states: the KV cache that `start` or the last call returned.
+      cache: the KV cache that `prefill` or the last call returned.
       most: maximum number of tokens per row in this call.
       least_active: the call ends early when at most this many rows are still active.
       seen: only if `needs_seen`: bool [rows, vocab_size], True at the tokens that a row contains.
@@ -188,17 +188,17 @@ class Continuation:
     Returns:
       The updated KV cache.
     """
-    if self._go_on is None:
+    if self._decode is None:
       scalars = [mtf.TensorSpec([], tf.int32, n) for n in ("most", "least_active")]
       mask = [mtf.TensorSpec([self._batch, self._vocab], tf.bool, "seen")] * self.needs_seen
-      kept = self._look(self.rows, self.length).kept
-      specs = [*self._specs, *scalars, *mask, *kept]
-      self._go_on = mtf.function(self._steps.mesh_impl, specs)(self._go_on_program)
+      cache_specs = self._prefill_program(self.rows, self.length).cache
+      specs = [*self._specs, *scalars, *mask, *cache_specs]
+      self._decode = mtf.function(self._steps.mesh_impl, specs)(self._decode_loop)
     arrays = [getattr(batch, n) for n in ("ids", *_PER_ROW)]
     # Not Python numbers: TensorFlow caches a tensor for each of those, forever.
     numbers = [np.array(n, np.int32) for n in (most, least_active)]
     mask = [seen] if self.needs_seen else []
-    results = self._go_on(*arrays, *numbers, *mask, *states)
+    results = self._decode(*arrays, *numbers, *mask, *cache)
     for name, value in zip(_CHANGED, results):
       setattr(batch, name, value.numpy().copy())
     return list(results[len(_CHANGED) :])
@@ -222,11 +222,11 @@ class Continuation:
     parts = 1 if axis is None else self._steps.mesh_impl.shape[axis].size
     return self.rows // 2 if self.rows % (2 * parts) == 0 else self.rows
 
-  def _look(self, rows: int, length: int) -> _Look:
+  def _prefill_program(self, rows: int, length: int) -> PrefillProgram:
     """The prefill program for this number of rows and this length; traced at first use."""
-    if (rows, length) not in self._looks:
+    if (rows, length) not in self._prefills:
 
-      def look(ids: mtf.Tensor, positions: mtf.Tensor) -> list[mtf.Tensor]:
+      def prefill(ids: mtf.Tensor, positions: mtf.Tensor) -> list[mtf.Tensor]:
         return self._decoder(ids, positions, None).loop_states()
 
       batch = mtf.Dimension(_BATCH, rows)
@@ -234,12 +234,12 @@ class Continuation:
         mtf.TensorSpec([batch, mtf.Dimension("length", length)], tf.int32, "ids"),
         mtf.TensorSpec([batch], tf.int32, "positions"),
       ]
-      program = mtf.function(self._steps.mesh_impl, specs)(look)
-      kept = [mtf.TensorSpec(s.shape, s.dtype) for s in program.build_graph()[2]]
-      self._looks[rows, length] = _Look(rows, length, program, kept)
-    return self._looks[rows, length]
+      function = mtf.function(self._steps.mesh_impl, specs)(prefill)
+      cache = [mtf.TensorSpec(s.shape, s.dtype) for s in function.build_graph()[2]]
+      self._prefills[rows, length] = PrefillProgram(rows, length, function, cache)
+    return self._prefills[rows, length]
 
-  def _go_on_program(
+  def _decode_loop(
     self,
     ids: mtf.Tensor,
     positions: mtf.Tensor,
@@ -251,11 +251,11 @@ class Continuation:
     least_active: mtf.Tensor,
     *others: mtf.Tensor,
   ) -> list[mtf.Tensor]:
-    masks, kept = others[: self.needs_seen], others[self.needs_seen :]
-    decoder = self._decoder(ids, positions, kept)
+    masks, cache = others[: self.needs_seen], others[self.needs_seen :]
+    decoder = self._decoder(ids, positions, cache)
     # Loop-invariant: inside the loop these would be computed in each step.
     penalties = self._penalties(ids.mesh)
-    places = mtf.range(ids.mesh, self._length, dtype=tf.int32)
+    columns = mtf.range(ids.mesh, self._length, dtype=tf.int32)
 
     def cond(step: mtf.Tensor, ids: Any, positions: Any, counts: Any, active: Any, *_: Any) -> Any:
       return mtf.logical_and(
@@ -279,13 +279,13 @@ class Continuation:
         new = mtf.one_hot(token, self._vocab, dtype=tf.int32)
         masks = [mtf.logical_or(seen, mtf.cast(new, tf.bool))]
       # Inactive rows compute a token, too; it is masked, so that a 0 is written over a 0.
-      ids = mtf.where(mtf.equal(places, positions), token * active, ids, output_shape=ids.shape)
+      ids = mtf.where(mtf.equal(columns, positions), token * active, ids, output_shape=ids.shape)
       positions += active
       counts += active
-      goes_on = mtf.logical_and(mtf.less(positions, self.length), mtf.less(counts, limits))
+      continues = mtf.logical_and(mtf.less(positions, self.length), mtf.less(counts, limits))
       if self.options.eos_id is not None:
-        goes_on = mtf.logical_and(goes_on, mtf.not_equal(token, self.options.eos_id))
-      active *= mtf.to_int32(goes_on)
+        continues = mtf.logical_and(continues, mtf.not_equal(token, self.options.eos_id))
+      active *= mtf.to_int32(continues)
       return [step + 1, ids, positions, counts, active, *masks, *states]
 
     step = mtf.zeros(ids.mesh, mtf.Shape([]), tf.int32)
@@ -312,56 +312,56 @@ class Continuation:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Look:
+class PrefillProgram:
   """A prefill program.
 
   Attributes:
     rows: its batch size.
     length: its sequence length.
-    program: maps ids [rows, length] and positions [rows] to the KV cache.
-    kept: the specs of the KV cache.
+    function: maps ids [rows, length] and positions [rows] to the KV cache.
+    cache: the specs of the KV cache.
   """
 
   rows: int
   length: int
-  program: mtf.Function
-  kept: Sequence[mtf.TensorSpec]
+  function: mtf.Function
+  cache: Sequence[mtf.TensorSpec]
 
-  def fits(self, whole: _Look) -> bool:
+  def fits(self, whole: PrefillProgram) -> bool:
     """True if this program's KV cache can be written into slots of that of `whole`."""
-    pairs = [pair for a, b in zip(self.kept, whole.kept) for pair in zip(a.shape, b.shape)]
+    pairs = [pair for a, b in zip(self.cache, whole.cache) for pair in zip(a.shape, b.shape)]
     return all(a == b or a.name in (_BATCH, _MEMORY) for a, b in pairs) and all(
-      any(d.name == _BATCH for d in spec.shape) for spec in self.kept
+      any(d.name == _BATCH for d in spec.shape) for spec in self.cache
     )
 
   def joined(
     self,
     new: Sequence[tf.Tensor],
-    places: Sequence[int],
-    whole: _Look,
-    states: Sequence[tf.Tensor],
+    slots: Sequence[int],
+    whole: PrefillProgram,
+    cache: Sequence[tf.Tensor],
   ) -> list[tf.Tensor]:
     """Writes a prefilled KV cache into some slots and returns the cache of all slots."""
-    if self is whole and (not states or len(places) == whole.rows):
+    if self is whole and (not cache or len(slots) == whole.rows):
       return list(new)
     # Slot i of the result is row index[i] of the concatenation of old and new rows.
-    index = np.arange(whole.rows) if states else np.zeros(whole.rows, np.int64)
-    index[list(places)] = np.arange(len(places)) + (whole.rows if states else 0)
+    index = np.arange(whole.rows) if cache else np.zeros(whole.rows, np.int64)
+    index[list(slots)] = np.arange(len(slots)) + (whole.rows if cache else 0)
     result = []
-    for i, (spec, x) in enumerate(zip(whole.kept, new)):
+    for i, (spec, x) in enumerate(zip(whole.cache, new)):
       dims = spec.shape.dims
       axis = [d.name for d in dims].index(_BATCH)
       # Cache entries behind a row's position are masked until they are written.
       missing = [d.size - n if d.name == _MEMORY else 0 for d, n in zip(dims, x.shape)]
       if any(missing):
         x = tf.pad(x, [[0, n] for n in missing])
-      if states:
-        x = tf.concat([states[i], x], axis)
+      if cache:
+        x = tf.concat([cache[i], x], axis)
       result.append(tf.gather(x, tf.constant(index), axis=axis))
     return result
 
 
-# Names of dimensions of what is kept: the rows, and the positions of keys and values.
+# Dimensions of the KV cache: the slots, and the positions of keys and values.
 _BATCH, _MEMORY = "batch", "memory_length"
 # Of a `Batch`: the arguments for each row, and what a call changes, in their orders.
 _PER_ROW = ("positions", "counts", "limits", "active", "keys")

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer.sampling.resumable import ResumableFile, stopped_by_signals
+from mesh_tensorflow.transformer.generation.files import ResumableFile, stopped_by_signals
 
 WORK = {"texts": ["a", "b"], "seed": 0}
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import gin_config, utils, vocabulary
-from mesh_tensorflow.transformer.programs import saved_model_texts
+from mesh_tensorflow.transformer.generation import saved_model
 from tests.transformer import small_lm
 from tests.transformer.small_lm import TEXT
 
@@ -182,6 +182,6 @@ class InPython(vocabulary.ByteVocabulary):
 )
 def test_rows_of_ids(kind, row, expected):
   """What the signature of a vocabulary in Python makes of ids, with or without their end."""
-  encoder = saved_model_texts.TextEncoder("inputs", InPython(), 4, kind)
+  encoder = saved_model.TextEncoder("inputs", InPython(), 4, kind)
   assert encoder.spec.dtype == tf.int32
   assert encoder(tf.constant([row], tf.int32)).numpy().tolist() == [expected]
