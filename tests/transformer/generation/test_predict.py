@@ -83,7 +83,5 @@ def test_outputs_have_room_for_the_targets_as_far_as_there_are_positions(inputs,
 
 def test_outputs_of_a_function_in_place_of_the_model(steps):
   with eagerly():
-    outputs = predict.predict_step(steps, 2, lambda features, **_: features["inputs"] + 1)(
-      TARGETS
-    )
+    outputs = predict.predict_step(steps, 2, lambda features, **_: features["inputs"] + 1)(TARGETS)
   np.testing.assert_array_equal(outputs, TARGETS + 1)
