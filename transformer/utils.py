@@ -28,7 +28,7 @@ from mesh_tensorflow.transformer.meshes.batching import (
   serialize_num_microbatches,
   tpu_mesh_shape,
 )
-from mesh_tensorflow.transformer.modes import registry
+from mesh_tensorflow.transformer.modes import job
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import get_checkpoint_iterator
 from mesh_tensorflow.transformer.modes.eval import eval_model
 from mesh_tensorflow.transformer.modes.export import export_model
@@ -38,15 +38,13 @@ from mesh_tensorflow.transformer.modes.input_fns import combined_dataset_input_f
 from mesh_tensorflow.transformer.modes.make_estimator import get_estimator, tpu_estimator_model_fn
 from mesh_tensorflow.transformer.modes.perplexity_eval import perplexity_eval
 from mesh_tensorflow.transformer.modes.run import run
-from mesh_tensorflow.transformer.modes.score_files import (
+from mesh_tensorflow.transformer.modes.score import (
   add_pretokenized,
+  compute_log_likelihoods,
   save_scores,
   save_scores_to_tfrecords,
-)
-from mesh_tensorflow.transformer.modes.score_from_dataset import score_from_dataset
-from mesh_tensorflow.transformer.modes.score_from_strings import score_from_strings
-from mesh_tensorflow.transformer.modes.scoring import (
-  compute_log_likelihoods,
+  score_from_dataset,
+  score_from_strings,
   score_with_estimator,
   score_with_estimator_lazy,
 )
@@ -63,7 +61,7 @@ from mesh_tensorflow.transformer.training.init_checkpoint import (
 from mesh_tensorflow.transformer.training.running_metrics import metric_max, metric_sum
 from mesh_tensorflow.transformer.training.trainer import Trainer
 
-MODES = registry.names()
+MODES = job.mode_names()
 
 # A program that imports this module as a library finds the flags of gin here.
 for _flag in ("gin_file", "gin_param", "gin_location_prefix"):

@@ -44,7 +44,7 @@ from mesh_tensorflow.training import model_files, stopping
 from mesh_tensorflow.transformer import gin_config
 from mesh_tensorflow.transformer.commands import command_line
 from mesh_tensorflow.transformer.gin_config import parsing
-from mesh_tensorflow.transformer.modes import registry
+from mesh_tensorflow.transformer.modes import job
 from mesh_tensorflow.transformer.modes.run import run
 from mesh_tensorflow.workers import loss_watch, parent_watch
 
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> None:
   # Without the values of references: the vocabulary may be made only when it is known where it is.
   # A copy of a macro is its value.
   bindings = gin.get_bindings("run", resolve_references=False)
-  mode = registry.get(copy.deepcopy(bindings.get("mode", "train")))
+  mode = job.get_mode(copy.deepcopy(bindings.get("mode", "train")))
   if cluster.is_evaluator and mode.trains:
     raise ConfigError(
       "TF_CONFIG says that this process is the evaluator of the cluster, which does not train: "

@@ -1,10 +1,10 @@
 """The modes of `run`: one file a mode, with its whole loop.
 
-    run, registry, job   what is asked for, checked and handed to the mode of that name
+    run, job             settings, checked and resolved, and the mode that gets them; `@mode`
     make_estimator       the model on its devices, with its folder
     planned_steps        its programs for a mesh that is not there
     automatic_layout     what "auto" stands for: the layout searched, or that of the checkpoint
-    chosen_checkpoints, input_fns, infer_datasets, scoring, score_files   what several modes use
+    chosen_checkpoints, input_fns, infer_datasets   what several modes use
 
 To add a mode, copy `perplexity_eval.py` and name the file in the list below: `@mode` registers it
 when it is imported.
@@ -17,10 +17,9 @@ from mesh_tensorflow.transformer.modes import (
   infer,
   perplexity_eval,
   plan,
-  score_from_dataset,
-  score_from_strings,
+  score,
   search,
   train,
 )
 from mesh_tensorflow.transformer.modes.job import Job as Job
-from mesh_tensorflow.transformer.modes.registry import mode as mode
+from mesh_tensorflow.transformer.modes.job import mode as mode

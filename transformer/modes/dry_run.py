@@ -11,15 +11,14 @@ import mesh_tensorflow as mtf
 from mesh_settings.run import RunSettings
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data.encoding import vocabulary_of
-from mesh_tensorflow.transformer.modes import registry
-from mesh_tensorflow.transformer.modes.job import Job
+from mesh_tensorflow.transformer.modes import job
+from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.modes.planned_steps import (
   count_parameters,
   make_steps,
   plan,
   vocabulary_sizes,
 )
-from mesh_tensorflow.transformer.modes.registry import mode
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.programs.training_data import TrainingData
 from mesh_tensorflow.transformer.vocabularies.base import as_text
@@ -29,7 +28,7 @@ _ROWS, _SEQUENCES, _CHARACTERS = 2, 4, 240
 
 
 def _check(settings: RunSettings) -> None:
-  train = registry.get("train")
+  train = job.get_mode("train")
   if train.check is not None:
     train.check(settings)
   if settings.vocabulary is None:

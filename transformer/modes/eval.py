@@ -25,10 +25,9 @@ from mesh_tensorflow.transformer.data.text_io import (
 from mesh_tensorflow.transformer.generation.seq2seq import generate
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
 from mesh_tensorflow.transformer.modes.input_fns import examples_input_fn
-from mesh_tensorflow.transformer.modes.job import Job
+from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.modes.perplexity_eval import perplexity_eval_of
-from mesh_tensorflow.transformer.modes.registry import mode
-from mesh_tensorflow.transformer.modes.scoring import score_with_estimator
+from mesh_tensorflow.transformer.modes.score import score_with_estimator
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, as_text
 
 _LOG = logging.getLogger("mesh_tensorflow")

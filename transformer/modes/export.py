@@ -8,8 +8,7 @@ from mesh_settings.run import RunSettings
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.generation import saved_model
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import named_checkpoints
-from mesh_tensorflow.transformer.modes.job import Job
-from mesh_tensorflow.transformer.modes.registry import mode
+from mesh_tensorflow.transformer.modes.job import Job, mode
 
 
 def _check(settings: RunSettings) -> None:

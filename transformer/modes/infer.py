@@ -1,21 +1,225 @@
-"""The mode "infer": texts made of the lines of a file, of prompts, or of what `decode_fn` reads."""
+"""The mode "infer": prompts and their continuations on the screen, or the lines of a file."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gin
 
 from mesh_settings.run import RunSettings
+from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.declared import COUNT, affects, takes
+from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.numerics import random_bits
+from mesh_tensorflow.transformer.data.text_io import targets_vocabulary
+from mesh_tensorflow.transformer.generation import files as prompt_files
+from mesh_tensorflow.transformer.generation import settings as sampling_settings
+from mesh_tensorflow.transformer.generation.screen import Pace, Screen, output_file
+from mesh_tensorflow.transformer.generation.seq2seq import encode_lines, generate
 from mesh_tensorflow.transformer.generation.settings import Sampling, sample
+from mesh_tensorflow.transformer.generation.texts import RowText, TextGenerator
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
 from mesh_tensorflow.transformer.modes.infer_files import decode_lines
-from mesh_tensorflow.transformer.modes.infer_prompts import decode_prompts
-from mesh_tensorflow.transformer.modes.job import Job
-from mesh_tensorflow.transformer.modes.registry import mode
+from mesh_tensorflow.transformer.modes.job import Job, mode
+from mesh_tensorflow.transformer.vocabularies.base import as_text
+
+# Told of a text: its number, what of it is sure behind its prompt, and whether that is all.
+Show = Callable[[int, str, bool], None]
+# Makes texts of prompts, of which the first text has a number, and shows them; returns them whole,
+# and the number of new tokens.
+Write = Callable[[Sequence[str], int, Show], tuple[list[str], int]]
+
+
+def decode_prompts(
+  estimator: Any,
+  vocabulary: Any,
+  model_type: str,
+  batch_size: int,
+  sequence_length: dict[str, int],
+  settings: Sampling,
+) -> list[str]:
+  """Shows what a model makes of prompts, as it comes, and writes it to `sample.output`.
+
+  Args:
+    estimator: a `Trainer`, with variables restored.
+    vocabulary: a vocabulary or a pair.
+    model_type: "lm" continues a prompt, which stays in front; others write what they make of it.
+    batch_size: rows at a time at most.
+    sequence_length: dict from feature to number of tokens.
+    settings: of `sample`.
+
+  Returns:
+    The texts.
+
+  Raises:
+    DataError: a prompt leaves no room for a token.
+    StorageError: the output cannot be written.
+  """
+  settings = settings.with_default_seed(estimator.mesh_impl.variable_store.noise_seed)
+  make = _continues if model_type == "lm" else _translates
+  write = make(estimator, vocabulary, settings, batch_size, sequence_length)
+  with output_file(settings.output) as file:
+    if settings.interactive:
+      return _converse(write, settings, file, continues=model_type == "lm")
+    prompts = settings.prompt or ()
+    started = time.perf_counter()
+    texts, tokens = _show(write, prompts, 0, settings, file, continues=model_type == "lm")
+    seconds = time.perf_counter() - started
+    where = f": {settings.output}" if settings.output else ""
+    print(
+      f"{len(texts)} text(s) of {tokens:,} tokens written in {seconds:.1f} s, "
+      f"{tokens / max(seconds, 1e-9):,.0f} tokens/s{where}",
+      flush=True,
+    )
+    return texts
+
+
+def _show(
+  write: Write,
+  prompts: Sequence[str],
+  first: int,
+  settings: Sampling,
+  file: Any,
+  continues: bool,
+) -> tuple[list[str], int]:
+  """Writes texts to the screen, and to the file; returns them and the number of new tokens."""
+  samples = settings.num_samples
+  every = [(p, i, j) for i, p in enumerate(prompts, 1) for j in range(1, samples + 1)]
+  headings = [_heading(i, len(prompts), j, samples) for _, i, j in every]
+  screen = Screen(headings, [p if continues else "" for p, _, _ in every])
+  texts, tokens = write([p for p, _, _ in every], first, screen.update)
+  if file is not None:
+    for (prompt, _, j), text in zip(every, texts):
+      file.write(prompt_files.text_entry(settings.output or "", prompt, j - 1, text))
+    file.flush()
+  return texts, tokens
+
+
+def _heading(prompt: int, prompts: int, sample: int, samples: int) -> str | None:
+  parts = [f"prompt {prompt} of {prompts}"] * (prompts > 1)
+  parts += [f"sample {sample} of {samples}"] * (samples > 1)
+  return f"--- {', '.join(parts)}" if parts else None
+
+
+def _continues(
+  estimator: Any,
+  vocabulary: Any,
+  settings: Sampling,
+  batch_size: int,
+  sequence_length: dict[str, int],
+) -> Write:
+  how = sampling_settings.of_language_model(settings)
+  model = TextGenerator(estimator, vocabulary, settings, how, sequence_length, batch_size)
+
+  def write(prompts: Sequence[str], first: int, show: Show) -> tuple[list[str], int]:
+    rows = [model.row(first + i, text) for i, text in enumerate(prompts)]
+    # All prompts are encoded: a warning of one of them does not stand in the middle of a text.
+    if rows:
+      show(0, "", False)
+    places = {row: i for i, row in enumerate(rows)}
+    made: list[str] = list(prompts)
+
+    def listen(text: RowText) -> None:
+      row = text.row
+      ended = row.ended or text.stopped
+      show(places[row], text.sure(), ended)
+      if ended:
+        made[places[row]] = text.new if how.only_new else prompts[places[row]] + text.new
+
+    model.follow(rows, Pace(), listen)
+    return made, sum(len(row.new) for row in rows)
+
+  return write
+
+
+def _translates(
+  estimator: Any,
+  vocabulary: Any,
+  settings: Sampling,
+  batch_size: int,
+  sequence_length: dict[str, int],
+) -> Write:
+  options = sampling_settings.of_encoder_decoder(settings, hasattr(estimator.steps.model, "decode"))
+
+  def write(prompts: Sequence[str], first: int, show: Show) -> tuple[list[str], int]:
+    rows = encode_lines(prompts, vocabulary, sequence_length["inputs"])
+    if rows:
+      show(0, "", False)
+    outputs = generate(
+      estimator,
+      rows,
+      sequence_length,
+      batch_size,
+      options=options,
+      seed=random_bits.fold(settings.seed or 0, first),
+    )
+    decode = targets_vocabulary(vocabulary).decode
+    made = [as_text(settings.until_stop(decode(ids))) for ids in outputs]
+    for i, text in enumerate(made):
+      show(i, text, True)
+    return made, sum(map(len, outputs))
+
+  return write
+
+
+def check_conversation() -> None:
+  """Raises `ConfigError` where nobody can type: with several workers."""
+  size = workers.current().size
+  if size > 1:
+    raise ConfigError(
+      f"sample.interactive: {size} workers cannot all be typed to; run one, or bind sample.prompt"
+    )
+
+
+def _converse(write: Write, settings: Sampling, file: Any, continues: bool) -> list[str]:
+  """Answers what is typed, until it ends."""
+  check_conversation()
+  is_terminal = sys.stdin.isatty()
+  if is_terminal:
+    print(
+      "Type a text and Enter (a \\ at its end: it goes on in the next line). Ctrl-C ends an "
+      "answer, Ctrl-D the program.",
+      flush=True,
+    )
+  made: list[str] = []
+  for prompt in _typed(is_terminal):
+    try:
+      texts, _ = _show(write, [prompt], len(made), settings, file, continues)
+    except DataError as e:
+      if not is_terminal:
+        raise
+      print(f"DataError: {e}", flush=True)
+      continue
+    except KeyboardInterrupt:
+      if not is_terminal:
+        raise
+      print(flush=True)
+      continue
+    made += texts
+  return made
+
+
+def _typed(is_terminal: bool) -> Iterator[str]:
+  """The prompts that are typed; empty ones are left out."""
+  lines: list[str] = []
+  while True:
+    if is_terminal:
+      print("  " if lines else "> ", end="", flush=True)
+    line = sys.stdin.readline()
+    if line.endswith("\\\n"):
+      lines.append(line[:-2])
+      continue
+    lines.append(line.removesuffix("\n"))
+    prompt = "\n".join(lines)
+    lines = []
+    if prompt:
+      yield prompt
+    if not line:
+      return
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.utils")

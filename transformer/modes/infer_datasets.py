@@ -21,7 +21,7 @@ from mesh_tensorflow.transformer.data.text_io import (
 )
 from mesh_tensorflow.transformer.generation.seq2seq import generate
 from mesh_tensorflow.transformer.modes.input_fns import examples_input_fn
-from mesh_tensorflow.transformer.modes.score_files import add_pretokenized, text_of
+from mesh_tensorflow.transformer.modes.score import add_pretokenized, text_of
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _MODULE = "mesh_tensorflow.transformer.utils"

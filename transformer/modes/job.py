@@ -1,14 +1,14 @@
-"""The settings of a run as its mode takes them, and the declaration of a mode."""
+"""The settings of a run as its mode takes them; what a mode is, and the registry of modes."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import mesh_tensorflow as mtf
 from mesh_settings.records import part, settings_of
-from mesh_settings.run import RunSettings
+from mesh_settings.run import MODES, RunSettings
 from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ConfigError
@@ -24,7 +24,7 @@ from mesh_tensorflow.transformer.training.trainer import Trainer
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-  """A mode of `run`; `registry.mode` makes it.
+  """A mode of `run`; `mode` makes it.
 
   Attributes:
     name: what `run.mode` is bound to.
@@ -243,3 +243,58 @@ def _number_of_sequences(
       f"run.sequence_length is not bound, so run.batch_size must be a number, not {batch_size}"
     )
   return compute_batch_size(lengths, mesh_shape, layout_rules, batch_size)
+
+
+_MODES: dict[str, Mode] = {}
+
+_Run = TypeVar("_Run", bound=Callable[[Job], Any])
+
+
+def mode(name: str, **properties: Any) -> Callable[[_Run], _Run]:
+  """Makes a function of a `Job` a mode of `run`.
+
+  A module of --module_import may do so, too: it is imported before gin files are read.
+
+  Args:
+    name: what `run.mode` is then bound to.
+    **properties: of `Mode`.
+
+  Returns:
+    A decorator, which returns the function as it is.
+
+  Raises:
+    ConfigError: there is such a mode.
+  """
+
+  def register(run: _Run) -> _Run:
+    there = _MODES.get(name)
+    # A module may be imported twice: a notebook's cell, or by another name.
+    if there is not None and there.run.__qualname__ != run.__qualname__:
+      raise ConfigError(f"a mode {name!r} is there already: {there.run.__module__}")
+    _MODES[name] = Mode(name, run, **properties)
+    MODES[:] = mode_names()
+    return run
+
+  return register
+
+
+def mode_names() -> tuple[str, ...]:
+  """The names of all modes; the default, "train", first."""
+  return tuple(sorted(_MODES, key=lambda name: not _MODES[name].trains))
+
+
+def find_mode(name: Any) -> Mode | None:
+  """The mode of this name; None if there is none."""
+  return _MODES.get(name) if isinstance(name, str) else None
+
+
+def get_mode(name: Any) -> Mode:
+  """The mode of this name.
+
+  Raises:
+    ConfigError: there is none.
+  """
+  found = find_mode(name)
+  if found is None:
+    raise ConfigError(f"run.mode {name!r} is unknown; use {', '.join(mode_names())}")
+  return found

@@ -13,8 +13,7 @@ from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.training.progress import write_scalars
 from mesh_tensorflow.transformer.data.eval_datasets import reset_seeds
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
-from mesh_tensorflow.transformer.modes.job import Job
-from mesh_tensorflow.transformer.modes.registry import mode
+from mesh_tensorflow.transformer.modes.job import Job, mode
 
 
 @mode("perplexity_eval")

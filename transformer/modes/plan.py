@@ -12,9 +12,8 @@ from mesh_tensorflow.errors import OutOfMemoryError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
 from mesh_tensorflow.transformer.modes import automatic_layout, layout_rounds, variants
-from mesh_tensorflow.transformer.modes.job import Job
+from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.modes.planned_steps import StepMaker, count_parameters, plan
-from mesh_tensorflow.transformer.modes.registry import mode
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 
 

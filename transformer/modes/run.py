@@ -18,7 +18,7 @@ from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2
 from mesh_tensorflow.transformer.data import own_documents
 from mesh_tensorflow.transformer.gin_config import value_checks
 from mesh_tensorflow.transformer.meshes.batching import auto_train_steps
-from mesh_tensorflow.transformer.modes import automatic_layout, registry
+from mesh_tensorflow.transformer.modes import automatic_layout, job
 from mesh_tensorflow.transformer.modes.job import Job, Mode
 from mesh_tensorflow.transformer.modes.train import train_model
 from mesh_tensorflow.transformer.vocabularies import named
@@ -46,7 +46,7 @@ def _before_arguments(configured: Callable[..., Any]) -> Callable[..., Any]:
   def run(*args: Any, **kwargs: Any) -> Any:
     check_tensorflow2()
     given = _as_bound(inspect.signature(configured).bind_partial(*args, **kwargs).arguments)
-    mode = registry.find(given.get("mode", "train"))
+    mode = job.find_mode(given.get("mode", "train"))
     if workers.cluster_from_environment().size > 1:
       _join_as_bound(mode, given)
     with kept_in(
@@ -101,7 +101,7 @@ def run(given: dict[str, Any]) -> Any:
   """
   value_checks.check_arguments("run", run, given)
   value_checks.check_mesh_shape(given["mesh_shape"])
-  mode = registry.get(given["mode"])
+  mode = job.get_mode(given["mode"])
   texts = own_documents.texts_of(given["train_dataset_fn"])
   settings = RunSettings(**given | {"vocabulary": named.resolve(given["vocabulary"], texts)})
   return mode.run(Job.of(mode, settings))

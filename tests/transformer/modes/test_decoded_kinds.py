@@ -15,7 +15,7 @@ from mesh_tensorflow.transformer.generation import settings
 from mesh_tensorflow.transformer.generation.scheduler import Row
 from mesh_tensorflow.transformer.generation.texts import RowText
 from mesh_tensorflow.transformer.modes import eval as eval_mode
-from mesh_tensorflow.transformer.modes import score_files
+from mesh_tensorflow.transformer.modes import score as score_files
 from mesh_tensorflow.transformer.vocabularies.base import as_text
 
 WORDS = ["", "", "a", "b", "c", "d"]

@@ -7,7 +7,8 @@ import pytest
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import utils
-from mesh_tensorflow.transformer.modes import Job, mode, registry
+from mesh_tensorflow.transformer.modes import Job, mode
+from mesh_tensorflow.transformer.modes import job as job_lib
 
 ARGUMENTS = dict(
   tpu_job_name=None,
@@ -25,10 +26,10 @@ ARGUMENTS = dict(
 @pytest.fixture
 def modes(monkeypatch):
   """The modes; those that a test adds are gone after it."""
-  monkeypatch.setattr(registry, "_MODES", dict(registry._MODES))
-  yield registry
+  monkeypatch.setattr(job_lib, "_MODES", dict(job_lib._MODES))
+  yield job_lib
   monkeypatch.undo()
-  registry.MODES[:] = registry.names()
+  job_lib.MODES[:] = job_lib.mode_names()
 
 
 def test_a_mode_of_ones_own_gets_the_checked_arguments_of_run(modes):
@@ -52,7 +53,7 @@ def test_names_are_legal_when_they_are_registered(modes):
   with pytest.raises(errors.ConfigError, match="did you mean mine"):
     utils.run(**ARGUMENTS, mode="mina")
   with pytest.raises(errors.ConfigError, match="'mina' is unknown; use .*'?mine"):
-    modes.get("mina")
+    modes.get_mode("mina")
 
 
 def test_a_mode_checks_before_anything_is_done(modes):
@@ -79,7 +80,7 @@ def test_the_modes_that_there_are():
     *("train", "eval", "score_eval", "perplexity_eval", "infer", "plan"),
     *("score_from_strings", "score_from_dataset", "export", "export_infer", "export_score"),
   }
-  assert [n for n in utils.MODES if registry.get(n).trains] == ["train"]
-  assert {n for n in utils.MODES if registry.get(n).one_process} == {
+  assert [n for n in utils.MODES if job_lib.get_mode(n).trains] == ["train"]
+  assert {n for n in utils.MODES if job_lib.get_mode(n).one_process} == {
     *("export", "export_infer", "export_score"),
   }
