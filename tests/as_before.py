@@ -28,6 +28,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -49,7 +50,10 @@ sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1])]
 from tests import fork_server  # noqa: E402
 
 # Rows, as patterns of names, that may differ, and why.
-EXPECTED: dict[str, str] = {}
+EXPECTED = {
+  "signals, bert: *": "today a signal ends it at once; the trainer's own saves and ends with 74",
+  "signals, unet: *": "today a signal ends it at once; the trainer's own saves and ends with 74",
+}
 
 SECONDS = 300  # For a command.
 _TOLERANCE = 1e-6
@@ -85,7 +89,7 @@ class Masks:
       (r"0x[0-9a-f]{6,}", "<address>"),
       # Of what has times in it.
       (r"^# crc32 [0-9a-f]{8}$", "# crc32"),
-      (r'"crc32": "[0-9a-f]{8}"', '"crc32"'),
+      (r'"(crc32|bytes)": ("[0-9a-f]{8}"|\d+)', r'"\1"'),
       # Of TensorFlow's profiler: which operations took longest.
       (r"^ +[\d.]+ ms +[\d.]+% +\d+ x .*$", "<operation>"),
       (r"\b(pid|process) \d+", r"\1 <pid>"),
@@ -108,10 +112,28 @@ class Masks:
       text = text.replace(path, name)
     for pattern, name in self._PATTERNS:
       text = pattern.sub(name, text)
+    text = "\n".join(map(_in_order, text.split("\n")))
+    text = _LISTED.sub(lambda m: "\n".join(sorted(m[0].replace(",\n", "\n").split("\n"))), text)
     return re.sub(r"\d[\d,.]*", "N", text) if loosely else text
 
   def lines(self, text: str, loosely: bool = False) -> list[str]:
     return self(text, loosely).splitlines()
+
+
+# Bindings of a command line in a file of JSON, a line each.
+_LISTED = re.compile(r'^ *"--gin_param=.*(?:\n *"--gin_param=.*)*', re.MULTILINE)
+
+
+def _in_order(line: str) -> str:
+  """A command line whose bindings are sorted: their order in it changes nothing."""
+  if line.count("--gin_param") < 2:
+    return line
+  try:
+    words = shlex.split(line)
+  except ValueError:
+    return line
+  bound = sorted(w for w in words if w.startswith("--gin_param="))
+  return shlex.join([w for w in words if not w.startswith("--gin_param=")] + bound)
 
 
 # ----------------------------------------------------------------------------- what a command did
@@ -395,7 +417,7 @@ def difference(old: Outcome | None, new: Outcome | None) -> str:
     for i in range(max(len(of_old), len(of_new))):
       a, b = (lines[i] if i < len(lines) else None for lines in (of_old, of_new))
       if a != b and (exact or a is None or b is None or not _close(a, b)):
-        return f"{name}:{i + 1}: {_shown(a)} | {_shown(b)}"
+        return f"{name}:{i + 1}: {_shown(a, b)} | {_shown(b, a)}"
   for name in [*old.arrays, *(n for n in new.arrays if n not in old.arrays)]:
     x, y = old.arrays.get(name), new.arrays.get(name)
     if x is None or y is None:
@@ -419,10 +441,13 @@ def _close(a: str, b: str) -> bool:
   return all(abs(x - y) <= _TOLERANCE * max(abs(x), abs(y)) for x, y in pairs)
 
 
-def _shown(line: str | None) -> str:
+def _shown(line: str | None, other: str | None) -> str:
+  """A line, or of a long one the part where it differs from another one."""
   if line is None:
     return "nothing"
-  return repr(line if len(line) <= 300 else f"{line[:300]}...")
+  start = max(len(os.path.commonprefix([line, other or ""])) - 60, 0)
+  part = line[start : start + 300]
+  return repr(("..." if start else "") + part + ("..." if start + 300 < len(line) else ""))
 
 
 Chain = Callable[[Run], None]
@@ -456,7 +481,7 @@ def compare(old: Side, new: Side, chains: Mapping[str, Chain], folder: pathlib.P
       one, other = (r.outcomes for r in runs)
       print(f"--- {name}, {' and '.join(f'{r.seconds:.0f}' for r in runs)} seconds")
       for case in [*one, *(c for c in other if c not in one)]:
-        row = f"{name}: {case}"
+        row = f"{name}: {case}".replace("\n", "; ")
         differs = difference(one.get(case), other.get(case))
         why = next((w for p, w in EXPECTED.items() if fnmatch.fnmatch(row, p)), "")
         verdict = "same" if not differs else "expected" if why else "differs"

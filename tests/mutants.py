@@ -41,7 +41,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PACKAGES = ("mesh_tensorflow", "transformer")
+PACKAGES = ("mesh_tensorflow", "transformer", "mesh_transformer_cli")
+_TESTS_OF = {"transformer": ["transformer"], "mesh_transformer_cli": ["transformer", "commands"]}
 SECONDS = 120
 OTHER_FILES = 12  # Test files outside of the room that are run, too.
 _OF_THE_ROOM = 30.0  # What it counts that descriptors are of the same room.
@@ -368,7 +369,7 @@ class Choice:
   def _room(self, path: str) -> str:
     """The folder of tests, with a slash; "" if there is none."""
     package, *folders = pathlib.PurePosixPath(path).parts[:-1]
-    parts = ["tests", *([package] if package == "transformer" else []), *folders]
+    parts = ["tests", *_TESTS_OF.get(package, []), *folders]
     while len(parts) > 1 and not (self.root / "/".join(parts)).is_dir():
       parts.pop()
     return "/".join(parts) + "/" if len(parts) > 1 else ""
@@ -698,7 +699,7 @@ class Judge:
 def main(arguments: Sequence[str] | None = None) -> int:
   """Tries mutants, prints a table."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("under", nargs="*", default=list(PACKAGES), help="folders or files")
+  parser.add_argument("under", nargs="*", default=list(PACKAGES[:2]), help="folders or files")
   parser.add_argument("-n", type=int, default=40, help="mutants of each of them")
   parser.add_argument("--seed", type=int, default=0, help="of the choice")
   parser.add_argument("--seconds", type=float, default=SECONDS, help="of processors, for each")
