@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from mesh_settings.records import setting
-from mesh_settings.rules import ABOVE_ZERO, COUNT, FRACTION, NOT_BELOW_ZERO, number
+from mesh_settings.rules import ABOVE_ZERO, COUNT, COUNT_OR_ZERO, FRACTION, NOT_BELOW_ZERO, number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,6 +71,7 @@ class SampleSettings:
     'run (`run.seed`, or `run.seeds`\' for "sampling").',
     None,
     flag="--seed",
+    flag_values=COUNT_OR_ZERO,
     short="Of the choices.",
     commands="infer",
   )

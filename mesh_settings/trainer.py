@@ -73,6 +73,7 @@ class TrainerSettings:
     "drawn for one of these is independent of the others.",
     0,
     flag="--seed",
+    flag_values=COUNT_OR_ZERO,
     short="Of weights, data order and dropout.",
   )
   seeds: dict[str, int] | None = setting(
