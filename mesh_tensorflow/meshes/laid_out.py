@@ -149,6 +149,10 @@ class LazyAllreduceSum(_Forced):
         self.add_counter_fn()
     return self._reduced
 
+  def set_sum(self, reduced: LaidOutTensor) -> None:
+    """Sets the sum, which has been executed elsewhere."""
+    self._reduced = reduced
+
   @property
   def is_reduced(self) -> bool:
     """True if the allreduce has been executed."""

@@ -12,7 +12,7 @@ from mesh_tensorflow.errors import DimensionError, DTypeError, LayoutError, Shap
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
-from mesh_tensorflow.operations import convolution_kernels, convolution_room
+from mesh_tensorflow.operations import convolution_kernels, workspace
 from mesh_tensorflow.operations.convolution_frames import Frames, Reach, split_axis
 from mesh_tensorflow.operations.convolution_slices import Window
 from mesh_tensorflow.operations.reduction import mesh_axes_of
@@ -251,7 +251,7 @@ class Convolution(Operation):
     space = [self.window.space_of(self.shape_of(role)) for role in (IMAGE, FEATURES)]
     return all(split_axis(impl, d) == split_axis(impl, e) for d, e in zip(*space))
 
-  def room_of_slice(self, impl: MeshImpl) -> int:
+  def workspace_of_slice(self, impl: MeshImpl) -> int:
     """Workspace bytes of a processor: besides the slices of operands and result.
 
     Frames of a split image, and the workspace of TensorFlow's CPU kernels.
@@ -265,7 +265,7 @@ class Convolution(Operation):
     )
     if 0 in (*image, *kernel, *features):
       return 0
-    frames, room = self._frames(impl), 0
+    frames, size = self._frames(impl), 0
     if any(f.is_split for f in frames):
       window = window.inside()
       first = len(image) - window.rank - window.channel_dims
@@ -274,18 +274,18 @@ class Convolution(Operation):
         frames, image, features = self._frames_of_features(impl), features, image
         kernel = [*kernel[: window.rank], kernel[-1], kernel[-2]]
       image[first : first + window.rank] = [f.size for f in frames]
-      room = list_product(image) * dtype.size
+      size = list_product(image) * dtype.size
       if turns and self.roles[2] == IMAGE:
-        return int(room)
+        return int(size)
     sizes = window, image, kernel, features, dtype
     if self.roles[2] == IMAGE:
-      room += convolution_room.room_of_image(*sizes)
+      size += workspace.of_image(*sizes)
     elif self.roles[2] == FILTER:
       # Nothing waits for the gradient of a filter but the update: another thread goes on meanwhile,
       # with the gradient of the image and what follows. As much as its operands is what was seen.
-      together = convolution_room.room_of_filter(*sizes) + convolution_room.room_of_image(*sizes)
-      room += together + (list_product(image) + list_product(features)) * dtype.size
-    return room
+      together = workspace.of_filter(*sizes) + workspace.of_image(*sizes)
+      size += together + (list_product(image) + list_product(features)) * dtype.size
+    return size
 
   def _frames(self, impl: MeshImpl) -> list[Frames]:
     """For each spatial dimension the frames: positions under the windows of local features."""

@@ -58,6 +58,9 @@ class FourierOperation(Operation):
     name: of the operation.
   """
 
+  # Its plan may use mesh axes that split none of it.
+  exchanges_over_whole_mesh = True
+
   def __init__(
     self,
     x: Tensor,

@@ -26,6 +26,9 @@ __all__ = ["argsort", "sort"]
 class _AlongOperation(Operation):
   """Base class: a function along one dimension, which comes together where it is split."""
 
+  # Its plan may use mesh axes that split none of it.
+  exchanges_over_whole_mesh = True
+
   _dim: Dimension
   _axis: int
 

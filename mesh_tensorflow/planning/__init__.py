@@ -1,21 +1,20 @@
-"""Planning: effects and costs of a layout without running it, and search for the best layout.
+"""Planning: costs of a layout without running it, and search for the best layout.
 
-`describe` lowers a program onto a mesh that is not there; a `Machine` makes seconds of what it
-counts; `auto_layout` searches. From below:
+`describe` reports one layout of a program, evaluated operation by operation on a mesh that is not
+there; a `Machine` makes seconds of it; `auto_layout` evaluates many. From below:
 
-    flops, work         what a TensorFlow node does
-    variables, mesh_impl, liveness, costs   a program lowered symbolically, and what it costs
-    machine (of machine_parts, read by machine_reading), seconds
-                         machines, and the time that a cost takes on one
-    text, picture, time_picture, describe   the report
-    alike, probing, pieces   one operation lowered alone, for all that are like it
-    loops, chains, held  a program as a sum of such pieces, loops opened: its time, and its memory
-    search, task, auto_layout  the best layouts, by branch and bound
-    measure             `python -m mesh_tensorflow.planning.measure`: this machine, as a file; its
-                        exchanges are in measure_exchanges, those of workers in measure_workers
+    machine       machines: devices, links, and their files
+    cost_model    work of TensorFlow nodes; seconds of work and of exchanges on a machine
+    mesh_impl     a mesh without devices, whose slices are symbolic
+    lowering      one operation lowered on it: its work, exchanges, buffers
+    pieces        one lowering for all operations that are alike, and for other mesh sizes
+    evaluation    a layout of a program, as the sum of its pieces: costs and memory
+    program       what is planned: a graph or a function, and the machine of its mesh
+    text, pictures, describe   the report
+    search, auto_layout        the best layouts, by branch and bound
+    measure       `python -m mesh_tensorflow.planning.measure`: this machine, as a file
 """
 
-from mesh_tensorflow.planning.machine import Machine, shipped_machines
-from mesh_tensorflow.planning.machine_parts import Device, Link, Speed, Workers
+from mesh_tensorflow.planning.machine import Device, Link, Machine, Speed, Workers, shipped_machines
 
 __all__ = ["Device", "Link", "Machine", "Speed", "Workers", "shipped_machines"]

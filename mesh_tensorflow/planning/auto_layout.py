@@ -11,12 +11,11 @@ from typing import Any
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import ArgumentError, LayoutError, OutOfMemoryError
 from mesh_tensorflow.meshes.layout import LayoutLike, LayoutRules, convert_to_layout_rules
-from mesh_tensorflow.planning.chains import Chains
+from mesh_tensorflow.planning.evaluation import Evaluator, bytes_of_variable
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
 from mesh_tensorflow.planning.pieces import Pieces
 from mesh_tensorflow.planning.program import Program, machine_of
-from mesh_tensorflow.planning.search import Best, Found
-from mesh_tensorflow.planning.task import Task
+from mesh_tensorflow.planning.search import Best, Found, Task
 from mesh_tensorflow.planning.text import WIDTH, format_bytes, format_seconds, table
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Graph, Tensor
@@ -225,7 +224,7 @@ def _tasks(
   for name, program in programs.items():
     graph, outputs = program.build()
     try:
-      task = Task(Chains(graph, outputs, pieces), machine, rules, limit, name)
+      task = Task(Evaluator(graph, outputs, pieces), machine, rules, limit, name)
       if shape is not None:
         task.on_given(shape)
       else:
@@ -273,7 +272,9 @@ def _nothing_fits(
     return OutOfMemoryError(f"{text}; the search for the one that needs least ran out of time")
   m = nearest.memory
   (task,) = [t for t in tasks if t.settings == nearest.settings]
-  variables = ", ".join(f"{n} {format_bytes(b)}" for n, b in task.holdings.variables()[:3])
+  sizes = {v.full_name: bytes_of_variable(v) for v in task.evaluator.variables}
+  whole = sorted(sizes.items(), key=lambda v: -v[1])
+  variables = ", ".join(f"{n} {format_bytes(b)}" for n, b in whole[:3])
   largest = ", ".join(f"{h.name} {format_bytes(h.bytes)}" for h in m.largest[:3])
   rules = ",".join(f"{d}:{nearest.mesh_shape[a].name}" for d, a in sorted(nearest.layout.items()))
   built = f"{nearest.settings}, " if nearest.settings else ""

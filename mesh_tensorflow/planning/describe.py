@@ -1,4 +1,4 @@
-"""`mtf.describe`: what a layout does to a program, and what it costs, before a run."""
+"""`mtf.describe`: a report of the splits and the costs of a layout, before a run."""
 
 from __future__ import annotations
 
@@ -12,23 +12,75 @@ from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.planning import text
-from mesh_tensorflow.planning.costs import OperationCost, Trace, trace
+from mesh_tensorflow.planning.cost_model import StepTime
+from mesh_tensorflow.planning.evaluation import Evaluation, Evaluator
+from mesh_tensorflow.planning.lowering import OperationCost
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
-from mesh_tensorflow.planning.picture import draw_layout
-from mesh_tensorflow.planning.placements import Placement, RuleMatch, placement_dict
+from mesh_tensorflow.planning.pictures import draw_layout, draw_time
 from mesh_tensorflow.planning.program import Program, machine_of
-from mesh_tensorflow.planning.seconds import StepTime, step_time
-from mesh_tensorflow.planning.time_picture import draw_time
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Graph, Tensor
 from mesh_tensorflow.running.function import Function, attach_planner
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleMatch:
+  """Dimensions, variables and tensors that a layout rule matched.
+
+  Attributes:
+    tensor_dimension: name of the tensor dimension.
+    mesh_dimension: name of the mesh dimension.
+    mesh_size: size of the mesh dimension, None if the mesh has none of that name.
+    sizes: sizes of the tensor dimensions of that name.
+    variables: number of variables that it splits.
+    tensors: number of other tensors that it splits.
+    problem: why it has no effect, or "".
+  """
+
+  tensor_dimension: str
+  mesh_dimension: str
+  mesh_size: int | None
+  sizes: list[int]
+  variables: int
+  tensors: int
+  problem: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+  """Placement of a tensor or variable on the mesh.
+
+  Attributes:
+    name: of the tensor, or full name of the variable.
+    shape: (dimension name, size) pairs.
+    split: for each dimension the name of the mesh dimension that splits it, or None.
+    dtype: name of the dtype of the slices.
+    bytes: size of the whole.
+    bytes_per_device: size of a slice.
+    copies: number of devices that hold the same slice.
+    trainable: of a variable; None for tensors.
+  """
+
+  name: str
+  shape: list[tuple[str, int]]
+  split: list[str | None]
+  dtype: str
+  bytes: int
+  bytes_per_device: int
+  copies: int
+  trainable: bool | None = None
+
+  @property
+  def is_replicated(self) -> bool:
+    """True if every device holds the whole tensor."""
+    return all(m is None for m in self.split)
 
 
 class Report:
   """Report of what a layout splits and costs; `str(report)` has at most 100 columns.
 
   Args:
-    traced: a program traced on a plan; see `describe`.
+    evaluation: the layout of a program, evaluated.
     title: name of the program.
     machine: the machine that it is timed for, or None.
     tokens: number of tokens per step, or None.
@@ -42,35 +94,43 @@ class Report:
     variables: a `Placement` for each variable, those with the largest slices first.
     tensors: a `Placement` for each other tensor, in the order of the program.
     operations: an `OperationCost` for each operation, in the order of the program.
-    memory: a `costs.Memory`: bytes of one device.
+    memory: an `evaluation.Memory`: bytes of one device.
     machine: the `Machine`, or None.
-    time: a `seconds.StepTime`: where the time of a step goes; None without a machine.
+    time: a `cost_model.StepTime`: the breakdown of the time of a step; None without a machine.
     tokens: number of tokens per step; None if not known.
   """
 
   def __init__(
-    self, traced: Trace, title: str, machine: Machine | None = None, tokens: int | None = None
+    self,
+    evaluation: Evaluation,
+    title: str,
+    machine: Machine | None = None,
+    tokens: int | None = None,
   ):
-    impl = traced.mesh_impl
+    impl = evaluation.mesh_impl
     self.title = title
     self.machine = machine
     self.tokens = tokens
     self.mesh_shape: Shape = impl.shape
     self.layout = impl.layout_rules
     self._impl = impl
-    self.operations = traced.operations
-    self.memory = traced.memory
+    self._evaluation = evaluation
+    self.operations = list(evaluation.costs.values())
+    self.memory = evaluation.memory
     self.tensors = [
       self._place(x.name, x.shape, x.dtype)
-      for x in traced.tensors
-      if not isinstance(x.operation, Variable)
+      for op in evaluation.costs
+      if not isinstance(op, Variable)
+      for x in op.outputs
     ]
+    variables = [op for op in evaluation.graph.operations if isinstance(op, Variable)]
     self.variables = sorted(
-      (self._place(v.name, v.shape, v.slice_dtype, v.trainable) for v in impl.variable_store),
+      (self._place(v.full_name, v.shape, v.slice_dtype, v.trainable) for v in variables),
       key=lambda v: -v.bytes_per_device,
     )
     self.time: StepTime | None = None if machine is None else self.timed(machine)
-    self.rules = [self._match(t, m, traced.dimension_names) for t, m in self.layout.pairs]
+    names = evaluation.dimension_names
+    self.rules = [self._match(t, m, names) for t, m in self.layout.pairs]
     used = {r.mesh_dimension for r in self.rules if not r.problem}
     self.idle_mesh_dimensions = [
       m.name for m in self.mesh_shape if m.size > 1 and m.name not in used
@@ -82,14 +142,7 @@ class Report:
     Args:
       machine: any machine, not only that of the report.
     """
-    return step_time(
-      (
-        (op.work, [(c.kind, c.bytes_over) for c in op.collectives], op.times)
-        for op in self.operations
-      ),
-      machine,
-      self.mesh_shape,
-    )
+    return self._evaluation.time(machine)
 
   @property
   def replicated_tensors(self) -> list[Placement]:
@@ -169,8 +222,8 @@ class Report:
       "flops_needed": self.flops_needed,
       "bytes_moved": self.bytes_moved(),
       "operations": [self._operation_dict(op) for op in self.operations],
-      "variables": [placement_dict(v) for v in self.variables],
-      "replicated_tensors": [placement_dict(t) for t in self.replicated_tensors],
+      "variables": [_placement_dict(v) for v in self.variables],
+      "replicated_tensors": [_placement_dict(t) for t in self.replicated_tensors],
     }
 
   def _time_dict(self) -> dict[str, Any] | None:
@@ -379,7 +432,13 @@ def describe(
       f"describe: tokens must be at least 1, got {tokens!r}; leave it out where a step takes none"
     )
   tokens = program.tokens if tokens is None else tokens
-  return Report(trace(program.build, mesh_shape, layout), program.title, machine, tokens)
+  evaluation = Evaluator(*program.build()).evaluate(mesh_shape, layout)
+  return Report(evaluation, program.title, machine, tokens)
+
+
+def _placement_dict(p: Placement) -> dict[str, Any]:
+  """A placement as numbers, texts, lists and dicts."""
+  return {**dataclasses.asdict(p), "shape": [list(d) for d in p.shape]}
 
 
 def _did_you_mean(name: str, known: Any) -> str:

@@ -1,4 +1,4 @@
-"""Machines: what a device computes, moves and holds in a second, and how devices are connected.
+"""Machines: compute rate, memory and interconnect of devices.
 
 A machine is a JSON file: shipped ones are in `machines/`, and the command
 `python -m mesh_tensorflow.planning.measure` writes one of the machine that it runs on. Times are in
@@ -14,26 +14,190 @@ import json
 import logging
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from mesh_tensorflow.environment import untrusted_files
 from mesh_tensorflow.errors import ConfigError, MeshShapeError
-from mesh_tensorflow.planning.fields import Fields
-from mesh_tensorflow.planning.machine_parts import Device, Link, Workers, inside
-from mesh_tensorflow.planning.machine_reading import (
-  link_fields,
-  read_device,
-  read_links,
-  read_workers,
-)
 from mesh_tensorflow.program.dimensions import Shape
+from mesh_transformer_cli import untrusted
 
 _FOLDER = pathlib.Path(__file__).parent / "machines"
 
 _LOG = logging.getLogger("mesh_tensorflow")
+
+TOPOLOGIES = ("switch", "torus")
+
+# The kinds of exchanges, as `planning.mesh_impl.Collective` has them.
+KINDS = ("allreduce", "reduce_scatter", "allconcat", "alltoall", "receive")
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+  """Performance figures of one device.
+
+  Attributes:
+    flops: by dtype name the most FLOP/s of matrix products.
+    efficiency: (FLOPs of a product, fraction of `flops` that it reaches), increasing; interpolated
+      linearly in the logarithm of the FLOPs, constant beyond the ends.
+    memory: bytes.
+    memory_bandwidth: bytes/s of reading and writing together.
+    launch_seconds: overhead of launching one operation.
+    operations_per_kernel: how many elementwise operations run as one kernel, so that only the
+      first reads and the last writes: 1 where nothing is fused.
+    convolution: (channels, fraction of the rate of a matrix product of as many FLOPs that a
+      convolution reaches), increasing in both, interpolated as `efficiency`. Channels are the
+      geometric mean of the filter's input and output channels.
+  """
+
+  flops: Mapping[str, float]
+  efficiency: tuple[tuple[float, float], ...]
+  memory: float
+  memory_bandwidth: float
+  launch_seconds: float
+  operations_per_kernel: float = 1.0
+  convolution: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+
+  def peak(self, dtype: str) -> float:
+    """Peak FLOP/s of products of a dtype; that of the slowest dtype if it is not listed.
+
+    Args:
+      dtype: name of a dtype.
+    """
+    return self.flops.get(dtype, min(self.flops.values()))
+
+  def rate(self, dtype: str, flops: float) -> float:
+    """FLOP/s of a product, by its size in FLOPs.
+
+    Args:
+      dtype: name of a dtype.
+      flops: of one product.
+    """
+    return self.peak(dtype) * _interpolate(self.efficiency, flops)
+
+  def convolution_rate(self, dtype: str, flops: float, channels: float) -> float:
+    """The FLOP/s of a convolution.
+
+    Args:
+      dtype: name of a dtype.
+      flops: of one convolution.
+      channels: geometric mean of the filter's input and output channels.
+    """
+    return self.rate(dtype, flops) * _interpolate(self.convolution, channels)
+
+  def bundle(self, n: float) -> Device:
+    """One device equivalent to n of these.
+
+    Args:
+      n: number of them; need not be an integer.
+    """
+    return dataclasses.replace(
+      self,
+      flops={dtype: flops * n for dtype, flops in self.flops.items()},
+      memory=self.memory * n,
+      memory_bandwidth=self.memory_bandwidth * n,
+      launch_seconds=self.launch_seconds / n,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+  """Bandwidth and latency of one kind of exchange.
+
+  Attributes:
+    bandwidth: bytes/s that one device sends along one mesh dimension.
+    latency: seconds of one message.
+  """
+
+  bandwidth: float
+  latency: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+  """Interconnect between groups of consecutive devices.
+
+  Attributes:
+    name: for reports.
+    devices: number of consecutive devices that it joins; None for all.
+    topology: "switch" (every pair at full speed) or "torus" (neighbours along each mesh dimension).
+    bandwidth: bytes/s that one device sends along one mesh dimension.
+    latency: seconds of one message.
+    overlap: the part of an exchange's time in which the devices can compute.
+    kinds: the `Speed` of kinds of exchanges (`KINDS`) for which it is another one.
+  """
+
+  name: str
+  devices: int | None
+  topology: str
+  bandwidth: float
+  latency: float
+  overlap: float = 0.0
+  # Searches put links into sets.
+  kinds: Mapping[str, Speed] = dataclasses.field(default_factory=dict, hash=False)
+
+  def speed(self, kind: str) -> Speed:
+    """Bandwidth and latency of a kind of exchange over this link.
+
+    Args:
+      kind: one of `KINDS`.
+    """
+    return self.kinds.get(kind) or Speed(self.bandwidth, self.latency)
+
+  def bundle(self, n: float) -> Link:
+    """One link equivalent to n of these in parallel.
+
+    Args:
+      n: number of them; need not be an integer.
+    """
+    return dataclasses.replace(
+      self,
+      bandwidth=self.bandwidth * n,
+      latency=self.latency / n,
+      kinds={k: Speed(s.bandwidth * n, s.latency / n) for k, s in self.kinds.items()},
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+  """Interconnect between worker processes.
+
+  Attributes:
+    link: between them.
+    count: number of workers when it was measured.
+    hosts: number of their hosts; between workers on one host messages use no network.
+  """
+
+  link: Link
+  count: int = 2
+  hosts: int = 1
+
+
+def _links_within(links: tuple[Link, ...], devices: int) -> tuple[Link, ...]:
+  """Links inside a group of consecutive devices; the last one joins all of the group.
+
+  Args:
+    links: from the smallest groups to the largest.
+    devices: number of devices in the group.
+  """
+  found: list[Link] = []
+  for link in links:
+    if link.devices is None or link.devices >= devices:
+      return (*found, dataclasses.replace(link, devices=devices))
+    found.append(link)
+  return tuple(found)
+
+
+def _interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:
+  """Interpolates y at x, linearly in log(x); constant outside the given range."""
+  if x <= points[0][0]:
+    return points[0][1]
+  for (before, low), (after, high) in zip(points, points[1:]):
+    if x <= after:
+      return low + (high - low) * math.log(x / before) / math.log(after / before)
+  return points[-1][1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,42 +267,42 @@ class Machine:
     Raises:
       ConfigError: a field is missing, unknown or wrong.
     """
-    read = Fields(what, "", fields)
+    read = _Fields(what, "", fields)
     # First what is unknown: a misspelled field is one, and missing as well.
-    read.done(tuple(f.name for f in dataclasses.fields(Machine)))
-    device, links = read_device(read.part("device")), read_links(read)
+    read.check_names(Machine)
+    device, links = _read_device(read.part("device")), _read_links(read)
     variants = {}
-    for name, part in (read.parts_by_name("variants") if "variants" in fields else {}).items():
-      part.done(("device", "links"))
+    for name, part in read.parts_by_name("variants").items():
+      part.check_names(("device", "links"))
       variants[name] = (
-        read_device(part.part("device")) if "device" in part.fields else device,
-        read_links(part) if "links" in part.fields else links,
+        _read_device(part.part("device")) if "device" in part else device,
+        _read_links(part) if "links" in part else links,
       )
-    sources = read.texts("sources") if "sources" in fields else {}
+    sources = read.texts("sources")
     shared = read.boolean("shared", False)
-    workers = read_workers(read.part("workers")) if "workers" in fields else None
+    workers = _read_workers(read.part("workers")) if "workers" in read else None
     spread = read.boolean("spread", False)
     name = read.text("name")
     return Machine(name, device, links, shared, variants, sources, workers, spread)
 
   def to_dict(self) -> dict[str, Any]:
     """The machine as a dict that JSON can hold."""
+
+    def parts(device: Device, links: Sequence[Link]) -> dict[str, Any]:
+      return {
+        "device": dataclasses.asdict(device),
+        "links": [_link_fields(link) for link in links],
+      }
+
     fields = {
       "name": self.name,
       "shared": self.shared,
-      "device": dataclasses.asdict(self.device),
-      "links": [link_fields(link) for link in self.links],
-      "variants": {
-        name: {
-          "device": dataclasses.asdict(device),
-          "links": [link_fields(link) for link in links],
-        }
-        for name, (device, links) in self.variants.items()
-      },
+      **parts(self.device, self.links),
+      "variants": {name: parts(*figures) for name, figures in self.variants.items()},
       "sources": dict(self.sources),
     }
     if self.workers is not None:
-      link = link_fields(self.workers.link)
+      link = _link_fields(self.workers.link)
       fields["workers"] = {**dataclasses.asdict(self.workers), "link": link}
     if self.spread:
       fields["spread"] = True
@@ -198,34 +362,34 @@ class Machine:
       )
     simd, name, sources = self.variant("simd"), f"{self.name}, {workers} workers", self.sources
     if self.workers is not None:
-      links = (*inside(simd.links, devices // workers), self.workers.link)
+      links = (*_links_within(simd.links, devices // workers), self.workers.link)
       if self.workers.hosts != hosts:
         measured = _hosts(self.workers.hosts)
-        _say(
+        _warn_once(
           f"machine {self.name!r}: what workers exchange was measured on {measured}, and these are "
           f"on {_hosts(hosts)}; the same speed is assumed. Measure it there: "
           "python -m mesh_tensorflow.planning.measure, on each host, with TF_CONFIG"
         )
     elif len(simd.links) > 1:
-      links = (*inside(simd.links[:-1], devices // hosts), simd.links[-1])
+      links = (*_links_within(simd.links[:-1], devices // hosts), simd.links[-1])
     else:
-      links = (*inside(simd.links, devices // workers), simd.links[-1])
+      links = (*_links_within(simd.links, devices // workers), simd.links[-1])
       name += " (their link is assumed)"
       assumed = (
         f"the exchange between workers was not measured; assumed is that of the link "
         f"{links[-1].name!r}, which joins the devices of one worker"
       )
       sources = {**sources, "workers": f"assumed: {assumed}"}
-      _say(
+      _warn_once(
         f"machine {self.name!r}: {assumed}. Measure it: "
         f"python -m mesh_tensorflow.planning.measure --workers {workers}"
       )
-    factor = hosts if self.shared else 1
+    n = hosts if self.shared else 1
     return dataclasses.replace(
       self,
       name=name,
-      device=simd.device.times(factor),
-      links=tuple(link.times(factor) for link in links),
+      device=simd.device.bundle(n),
+      links=tuple(link.bundle(n) for link in links),
       variants={},
       sources=sources,
       spread=True,
@@ -254,8 +418,7 @@ class Machine:
 
 
 @functools.cache
-def _say(text: str) -> None:
-  """Warns, once."""
+def _warn_once(text: str) -> None:
   _LOG.warning("%s", text)
 
 
@@ -290,3 +453,207 @@ def convert_to_machine(machine: Machine | str | None) -> Machine | None:
       f"{', '.join(shipped_machines())}; got {machine!r}"
     )
   return Machine.load(machine) if machine.endswith(".json") else _shipped(machine)
+
+
+# ------------------------------------------------------------------------- machine files
+
+
+class _Fields:
+  """An object of a machine file; each field is read with its check."""
+
+  def __init__(self, what: str, path: str, fields: Any):
+    self.what, self.path = what, path
+    if not isinstance(fields, dict):
+      shown = untrusted.shortened(repr(fields), 200)
+      raise ConfigError(f"{what}: {path or 'it'} must be an object with fields, got {shown}")
+    self.fields: dict[str, Any] = fields
+
+  def __contains__(self, key: str) -> bool:
+    return key in self.fields
+
+  def name(self, key: str) -> str:
+    return f"{self.path}.{key}" if self.path else key
+
+  def get(self, key: str) -> Any:
+    if key not in self.fields:
+      raise ConfigError(f"{self.what}: field {self.name(key)} is missing")
+    return self.fields[key]
+
+  def wrong(self, key: str, wanted: str) -> ConfigError:
+    shown = untrusted.shortened(repr(self.fields[key]), 200)
+    return ConfigError(f"{self.what}: field {self.name(key)} must be {wanted}, got {shown}")
+
+  def number(self, key: str, default: float | None = None, low: float = 0.0) -> float:
+    """A number of at least `low`; without a default above 0."""
+    if default is not None and key not in self.fields:
+      return default
+    value = self.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
+      raise self.wrong(key, "a number")
+    if value < low or (value == 0 and default is None):
+      raise self.wrong(key, f"at least {low:g}" if default is not None else "a number above 0")
+    return float(value)
+
+  def not_negative(self, key: str) -> float:
+    self.get(key)
+    return self.number(key, 0.0)
+
+  def whole(self, key: str, default: int, low: int) -> int:
+    value = self.fields.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**63:
+      raise self.wrong(key, f"a whole number of at least {low}")
+    return value
+
+  def text(self, key: str) -> str:
+    value = self.get(key)
+    if not isinstance(value, str) or not value:
+      raise self.wrong(key, "a text")
+    return value
+
+  def boolean(self, key: str, default: bool) -> bool:
+    value = self.fields.get(key, default)
+    if not isinstance(value, bool):
+      raise self.wrong(key, "true or false")
+    return value
+
+  def points(self, key: str, wanted: str, most: float) -> tuple[tuple[float, float], ...]:
+    """Pairs, both numbers increasing, the second ones at most `most`."""
+    points = self.get(key)
+    try:
+      pairs = tuple((float(x), float(y)) for x, y in points)
+    except (TypeError, ValueError):
+      raise self.wrong(key, wanted) from None
+    increasing = all(a[0] < b[0] and a[1] <= b[1] for a, b in zip(pairs, pairs[1:]))
+    if not pairs or not increasing or not all(x > 0 and 0 < y <= most for x, y in pairs):
+      raise self.wrong(key, wanted)
+    return pairs
+
+  def part(self, key: str) -> _Fields:
+    return _Fields(self.what, self.name(key), self.get(key))
+
+  def parts(self, key: str) -> list[_Fields]:
+    value = self.get(key)
+    if not isinstance(value, list) or not value:
+      raise self.wrong(key, "a list with at least one object")
+    return [_Fields(self.what, f"{self.name(key)}[{i}]", v) for i, v in enumerate(value)]
+
+  def parts_by_name(self, key: str) -> dict[str, _Fields]:
+    """The objects of an object by their names; none if the field is missing."""
+    if key not in self.fields:
+      return {}
+    whole = self.part(key)
+    return {k: whole.part(k) for k in whole.fields}
+
+  def texts(self, key: str) -> dict[str, str]:
+    if key not in self.fields:
+      return {}
+    whole = self.part(key)
+    return {k: whole.text(k) for k in whole.fields}
+
+  def check_names(self, known: type | Sequence[str]) -> None:
+    """Raises `ConfigError` for a field that a dataclass (or a list of names) does not have."""
+    names = [f.name for f in dataclasses.fields(known)] if isinstance(known, type) else known
+    for key in self.fields:
+      if key not in names:
+        raise ConfigError(
+          f"{self.what}: field {self.name(key)} is unknown; there are {', '.join(names)}"
+        )
+
+
+def _is_finite(number: float) -> bool:
+  try:
+    return math.isfinite(number)
+  except OverflowError:  # A whole number beyond all floats.
+    return False
+
+
+def _read_device(read: _Fields) -> Device:
+  read.check_names(Device)
+  flops = read.part("flops")
+  if not flops.fields:
+    raise read.wrong("flops", "an object from dtype to FLOP/s")
+  for dtype in flops.fields:
+    try:
+      tf.as_dtype(dtype)
+    except TypeError:
+      raise ConfigError(f"{read.what}: field {flops.name(dtype)}: there is no such dtype") from None
+  convolution: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+  if isinstance(read.fields.get("convolution"), list):
+    wanted = "a number, or a list of [channels, part of a product's rate], both increasing"
+    convolution = read.points("convolution", wanted, math.inf)
+  elif "convolution" in read:
+    convolution = ((1.0, read.number("convolution")),)
+  wanted = "a list of [FLOPs, part of the peak above 0 and at most 1], both increasing"
+  return Device(
+    flops={dtype: flops.number(dtype) for dtype in flops.fields},
+    efficiency=read.points("efficiency", wanted, 1.0),
+    memory=read.number("memory"),
+    memory_bandwidth=read.number("memory_bandwidth"),
+    launch_seconds=read.not_negative("launch_seconds"),
+    operations_per_kernel=read.number("operations_per_kernel", 1.0, 1.0),
+    convolution=convolution,
+  )
+
+
+def _read_links(read: _Fields) -> tuple[Link, ...]:
+  links: list[Link] = []
+  for part in read.parts("links"):
+    part.get("devices")
+    link = _read_link(part)
+    if links and (links[-1].devices is None or (link.devices or math.inf) <= links[-1].devices):
+      raise part.wrong("devices", "more than those of the link before it")
+    links.append(link)
+  if links[-1].devices is not None:
+    raise ConfigError(
+      f"{read.what}: field {read.name('links')}: the last link must join all devices "
+      f'("devices": null), got {links[-1].devices}'
+    )
+  return tuple(links)
+
+
+def _read_workers(read: _Fields) -> Workers:
+  read.check_names(Workers)
+  part = read.part("link")
+  link = _read_link(part)
+  if link.devices is not None:
+    raise part.wrong("devices", "null: it joins all workers")
+  return Workers(link, read.whole("count", 2, 2), read.whole("hosts", 1, 1))
+
+
+def _read_link(part: _Fields) -> Link:
+  part.check_names(Link)
+  devices = part.fields.get("devices")
+  if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int)):
+    raise part.wrong("devices", "a whole number, or null for all")
+  if part.text("topology") not in TOPOLOGIES:
+    raise part.wrong("topology", f"one of {', '.join(TOPOLOGIES)}")
+  overlap = part.number("overlap", 0.0)
+  if overlap > 1:
+    raise part.wrong("overlap", "a number from 0 to 1")
+  kinds = part.parts_by_name("kinds")
+  if kinds:
+    part.part("kinds").check_names(KINDS)
+  speed = _read_speed(part)
+  for fields in kinds.values():
+    fields.check_names(Speed)
+  return Link(
+    name=part.text("name"),
+    devices=devices,
+    topology=part.text("topology"),
+    bandwidth=speed.bandwidth,
+    latency=speed.latency,
+    overlap=overlap,
+    kinds={kind: _read_speed(fields) for kind, fields in kinds.items()},
+  )
+
+
+def _read_speed(part: _Fields) -> Speed:
+  return Speed(part.number("bandwidth"), part.not_negative("latency"))
+
+
+def _link_fields(link: Link) -> dict[str, Any]:
+  """A link as JSON has it."""
+  fields = dataclasses.asdict(link)
+  if not link.kinds:
+    del fields["kinds"]
+  return fields

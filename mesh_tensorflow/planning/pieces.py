@@ -1,24 +1,114 @@
 """Costs of operations under any assignment, from as few lowerings as possible.
 
-A piece without exchanges is the same computation whatever the sizes of the mesh axes, on slices of
-other sizes. Each of its figures (FLOPs, bytes) is then a sum of products of 1 / (parts of a
-dimension), and follows from the pieces in which each dimension is whole or split. The first one
-that was lowered checks that it does; if not, and where there are exchanges, every one is lowered.
+Operations that are alike are lowered once, so that one layer of a model stands for all. A piece
+without exchanges is the same computation whatever the sizes of the mesh axes, on slices of other
+sizes. Each of its figures (FLOPs, bytes) is then a sum of products of 1 / (parts of a dimension),
+and follows from the pieces in which each dimension is whole or split. The first one that was
+lowered checks that it does; if not, and where there are exchanges, every one is lowered.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Hashable, Sequence
+import types
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
-from mesh_tensorflow.planning.alike import kind_of
-from mesh_tensorflow.planning.loops import inner_operations
-from mesh_tensorflow.planning.probing import Piece, Prober, State
-from mesh_tensorflow.planning.work import Work
-from mesh_tensorflow.program.graph import Operation
+import numpy as np
+import tensorflow as tf
+
+from mesh_tensorflow.operations.reshape import ReshapeOperation
+from mesh_tensorflow.operations.variables import Variable, VariableDType
+from mesh_tensorflow.planning.cost_model import Work
+from mesh_tensorflow.planning.lowering import (
+  PendingSum,
+  Piece,
+  Prober,
+  State,
+  inner_operations,
+)
+from mesh_tensorflow.planning.mesh_impl import Collective
+from mesh_tensorflow.program.dimensions import Dimension, Shape
+from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 from mesh_tensorflow.program.reachability import reads
+
+# Attributes that identify an operation, and do not say what it does.
+_NAMES = frozenset(
+  "_name full_name _mesh _inputs _outputs _initializer _stored _life _trainable _splittable_dims"
+  " _unsplittable_dims".split()
+)
+
+
+def kind_of(op: Operation) -> Hashable:
+  """Key that is equal for operations with identical lowerings.
+
+  It has the class, shapes and dtypes, which inputs are the same tensor, and every attribute. An
+  attribute that cannot be compared by value makes the key unique to the operation.
+
+  Args:
+    op: an operation.
+  """
+  places: dict[Tensor, int] = {}
+  for x in reads(op) + op.outputs:
+    places.setdefault(x, len(places))
+  tensors = tuple((places[x], x.shape, x.dtype) for x in reads(op) + op.outputs)
+  attributes = tuple(
+    (name, _value(value, places)) for name, value in sorted(vars(op).items()) if name not in _NAMES
+  )
+  return (type(op), len(op.inputs), tensors, attributes)
+
+
+def _value(value: Any, places: Mapping[Tensor, int], depth: int = 0) -> Hashable:
+  if value is None or isinstance(
+    value, (bool, int, float, complex, str, bytes, Dimension, Shape, tf.DType, VariableDType, type)
+  ):
+    return (type(value).__name__, value)
+  if depth > 8:
+    return ("object", id(value))
+  inside = functools.partial(_value, places=places, depth=depth + 1)
+  if isinstance(value, Tensor):
+    return ("tensor", places.get(value, -1), value.shape, value.dtype)
+  if isinstance(value, Variable):
+    return ("variable", value.shape, value.dtype)
+  if isinstance(value, Mesh):
+    return ("mesh",)
+  if isinstance(value, (list, tuple)):
+    return (type(value).__name__, *map(inside, value))
+  if isinstance(value, (set, frozenset)):
+    return ("set", frozenset(map(inside, value)))
+  if isinstance(value, Mapping):
+    return ("dict", frozenset((inside(k), inside(v)) for k, v in value.items()))
+  if isinstance(value, np.ndarray):
+    return (
+      "array",
+      value.shape,
+      value.dtype.str,
+      value.tobytes() if value.size < 100 else id(value),
+    )
+  if tf.is_tensor(value) and isinstance(getattr(value, "shape", None), tf.TensorShape):
+    return ("tf", tuple(value.shape), value.dtype)  # No cost depends on what is in it.
+  if isinstance(value, functools.partial):
+    return ("partial", inside(value.func), inside(value.args), inside(value.keywords))
+  if isinstance(value, types.MethodType):
+    return ("method", inside(value.__func__), id(value.__self__))
+  if isinstance(value, types.FunctionType):
+    # One by one: a list made here is another object each time, which nothing is alike to.
+    cells = [inside(c.cell_contents) for c in value.__closure__ or () if _is_filled(c)]
+    defaults = [inside(x) for x in value.__defaults__ or ()]
+    keywords = [(name, inside(x)) for name, x in (value.__kwdefaults__ or {}).items()]
+    return ("function", value.__code__, tuple(cells), tuple(defaults), tuple(keywords))
+  return ("object", id(value))
+
+
+def _is_filled(cell: Any) -> bool:
+  try:
+    return cell.cell_contents is not cell
+  except ValueError:  # A name that is not bound yet.
+    return False
+
 
 # (dimension name, mesh axis) pairs, by name.
 Assignment = tuple[tuple[str, int], ...]
@@ -33,6 +123,7 @@ class Kind:
     dims: sizes of the dimensions of the tensors it reads, makes, and has inside, by name.
     number: of the kind.
     in_loop: whether they draw random numbers anew in each iteration of a loop.
+    shared: whether other operations read their inputs, too, where that matters.
     on_all_axes: whether they exchange over mesh axes that split nothing of them, too.
   """
 
@@ -40,7 +131,13 @@ class Kind:
   dims: dict[str, set[int]]
   number: int
   in_loop: bool
+  shared: bool = False
   on_all_axes: bool = False
+
+  def smallest_factor(self, names: Sequence[str]) -> int:
+    """Smallest number of parts above 1 that all sizes of some dimensions divide into; 0 if none."""
+    common = math.gcd(*(n for d in names for n in self.dims[d]))
+    return next((p for p in range(2, common + 1) if common % p == 0), 0)
 
 
 class Pieces:
@@ -55,16 +152,20 @@ class Pieces:
     self._first: dict[Hashable, tuple[tuple[int, ...], Piece] | None] = {}
     self._checked: set[Hashable] = set()
     self._found: dict[Hashable, Piece] = {}
+    self._found_to_resume: dict[tuple[int, int], bool] = {}
 
-  def kind(self, op: Operation, in_loop: bool = False) -> Kind:
+  def kind(self, op: Operation, in_loop: bool = False, shared: bool = False) -> Kind:
     """The kind of an operation.
 
     Args:
       op: an operation.
       in_loop: whether it is inside of a loop that is opened.
+      shared: whether other operations read its inputs, too.
     """
     in_loop = in_loop and getattr(op, "draws_random_numbers", False)
-    key = (kind_of(op), in_loop)
+    # A reshape sums only the part of a pending sum that it needs, if nobody needs the rest.
+    shared = shared and isinstance(op, ReshapeOperation)
+    key = (kind_of(op), in_loop, shared)
     if key not in self.kinds:
       dims: dict[str, set[int]] = {}
       every = [op, *inner_operations(op)]
@@ -73,7 +174,7 @@ class Pieces:
         for x in reads(one) + one.outputs:
           for d in x.shape:
             dims.setdefault(d.name, set()).add(int(d.size))
-      self.kinds[key] = Kind(op, dims, len(self.kinds), in_loop, everywhere)
+      self.kinds[key] = Kind(op, dims, len(self.kinds), in_loop, shared, everywhere)
     return self.kinds[key]
 
   def piece(
@@ -90,13 +191,39 @@ class Pieces:
     Returns:
       The piece; its mesh axes are numbered likewise.
     """
-    used = sorted({a for _, a in assignment} | {a for s in states if s for a in s})
+    if any(s and s.executed for s in states):
+      # To most operations a sum that has been executed is a tensor like others.
+      states = tuple(
+        None if s and s.executed and not self._resumes(kind, i) else s for i, s in enumerate(states)
+      )
+    used = sorted({a for _, a in assignment} | {a for s in states if s for a in s.axes})
     if kind.on_all_axes:
       used = sorted({*used, *(a for a, n in enumerate(sizes) if n > 1)})
     key = (kind.number, assignment, tuple(sizes[a] for a in used), states)
     if key not in self._found:
       self._found[key] = self._find(kind, assignment, sizes, states, used)
     return self._found[key]
+
+  def _resumes(self, kind: Kind, i: int) -> bool:
+    """True if the operations take slices before their sum from a tensor that is summed already.
+
+    Args:
+      kind: of the operations.
+      i: number of the tensor that they read.
+    """
+    key = (kind.number, i)
+    if key not in self._found_to_resume:
+      count = len(reads(kind.operation))
+      alone = tuple(PendingSum((0,), True) if j == i else None for j in range(count))
+      among = tuple(PendingSum((0,), j == i) for j in range(count))
+      pieces = [self._lower(kind, (), (2,), given) for given in (alone, among)]
+      self._found_to_resume[key] = any(
+        piece.problem is not None
+        or any(piece.states)
+        or any(k == "reduced" and n == i for k, n in piece.buffers)
+        for piece in pieces
+      )
+    return self._found_to_resume[key]
 
   def _find(
     self,
@@ -108,7 +235,7 @@ class Pieces:
   ) -> Piece:
     # Without exchanges the order of the mesh axes does not matter.
     order: list[int] = []
-    for a in [a for _, a in assignment] + [a for s in states if s for a in s] + used:
+    for a in [a for _, a in assignment] + [a for s in states if s for a in s.axes] + used:
       if a not in order:
         order.append(a)
     pattern, given = _renumber(assignment, states, order)
@@ -116,7 +243,7 @@ class Pieces:
     n = tuple(sizes[a] for a in order)
     if key not in self._first:
       piece = self._lower(kind, pattern, n, given)
-      self._first[key] = None if piece.exchanges or piece.problem else (n, piece)
+      self._first[key] = (n, piece) if piece.is_local else None
       if piece.problem:
         return piece
     first = self._first[key]
@@ -149,15 +276,16 @@ class Pieces:
       # One of those that others are computed from checks nothing.
       lowered, piece = n, self._lower(kind, pattern, n, given)
     check = self._interpolate(kind, pattern, lowered, given)
-    exact = not piece.exchanges and not piece.problem
-    return exact and check is not None and _agree(check, piece)
+    return piece.is_local and check is not None and _agree(check, piece)
 
   def _lower(
     self, kind: Kind, pattern: Assignment, sizes: tuple[int, ...], states: tuple[State, ...]
   ) -> Piece:
     key = (kind.number, pattern, sizes, states)
     if key not in self._lowered:
-      self._lowered[key] = self.prober.piece(kind.operation, sizes, pattern, states, kind.in_loop)
+      self._lowered[key] = self.prober.piece(
+        kind.operation, sizes, pattern, states, kind.in_loop, kind.shared
+      )
     return self._lowered[key]
 
   def _interpolate(
@@ -165,7 +293,7 @@ class Pieces:
   ) -> Piece | None:
     """The piece for other sizes, from those with each axis of dimensions whole or split."""
     axes = sorted({a for _, a in pattern})
-    pending = {a for s in states if s for a in s}
+    pending = {a for s in states if s for a in s.axes}
     small = [_smallest_factor(kind, pattern, a) for a in axes]
     corners: list[tuple[tuple[bool, ...], Piece]] = []
     for split in itertools.product((False, True), repeat=len(axes)):
@@ -177,7 +305,7 @@ class Pieces:
       renumbered, given = _renumber(part, states, order)
       factors = [small[axes.index(a)] for a in kept] + [2] * len(others)
       piece = self._lower(kind, renumbered, tuple(factors), given)
-      if piece.problem or piece.exchanges:
+      if not piece.is_local:
         return None
       corners.append((split, piece))
     weights = [
@@ -194,9 +322,7 @@ def _weight(size: int, small: int, split: bool) -> float:
 
 
 def _smallest_factor(kind: Kind, pattern: Assignment, axis: int) -> int:
-  sizes = {n for d, a in pattern if a == axis for n in kind.dims[d]}
-  common = math.gcd(*sizes)
-  return next((p for p in range(2, common + 1) if common % p == 0), 2)
+  return kind.smallest_factor([d for d, a in pattern if a == axis]) or 2
 
 
 def _renumber(
@@ -205,7 +331,7 @@ def _renumber(
   new = {a: i for i, a in enumerate(order)}
   return (
     tuple((d, new[a]) for d, a in assignment),
-    tuple(None if s is None else tuple(new[a] for a in s) for s in states),
+    tuple(s and s._replace(axes=tuple(new[a] for a in s.axes)) for s in states),
   )
 
 
@@ -215,20 +341,29 @@ def _numbered(piece: Piece, order: Sequence[int]) -> Piece:
     return piece
   return dataclasses.replace(
     piece,
-    states=[None if s is None else tuple(order[a] for a in s) for s in piece.states],
-    exchanges=[
-      (kind, {order[a]: n for a, n in over.items()}, times) for kind, over, times in piece.exchanges
+    states=[s and s._replace(axes=tuple(order[a] for a in s.axes)) for s in piece.states],
+    costs=[
+      dataclasses.replace(cost, collectives=[_on_axes(c, order) for c in cost.collectives])
+      for cost in piece.costs
     ],
+  )
+
+
+def _on_axes(c: Collective, order: Sequence[int]) -> Collective:
+  return dataclasses.replace(
+    c,
+    mesh_axes=tuple(order[a] for a in c.mesh_axes),
+    bytes_over={order[a]: n for a, n in c.bytes_over.items()},
   )
 
 
 def _figures(piece: Piece) -> list[float]:
   """All figures of a piece that depend on sizes, in a fixed order."""
   result: list[float] = []
-  for work, _ in piece.works:
-    for p in work.products:
+  for cost in piece.costs:
+    for p in cost.work.products:
       result += [p.flops, p.bytes]
-    result.append(work.traffic)
+    result.append(cost.work.traffic)
   result += [n for kind, n in piece.buffers if kind == "new"]
   result += [n for _, n in sorted(piece.executed.items())]
   result += [*piece.pending, piece.inside, piece.inputs]
@@ -237,8 +372,8 @@ def _figures(piece: Piece) -> list[float]:
 
 def _structure(piece: Piece) -> Hashable:
   works = tuple(
-    (times, w.launches, tuple((p.dtype, p.channels) for p in w.products))
-    for w, times in piece.works
+    (c.times, c.work.launches, tuple((p.dtype, p.channels) for p in c.work.products))
+    for c in piece.costs
   )
   buffers = tuple((kind, None if kind == "new" else n) for kind, n in piece.buffers)
   return (works, buffers, tuple(sorted(piece.executed)), tuple(piece.same))
@@ -250,12 +385,14 @@ def _combine(corners: Sequence[Piece], weights: Sequence[float]) -> Piece | None
     return None
   columns = zip(*(_figures(piece) for piece in corners))
   figures = iter([round(sum(w * f for w, f in zip(weights, column))) for column in columns])
-  works = []
-  for work, times in last.works:
-    products = [p._replace(flops=next(figures), bytes=next(figures)) for p in work.products]
-    works.append((Work(products, next(figures), work.launches), times))
+  costs = []
+  for cost in last.costs:
+    products = [p._replace(flops=next(figures), bytes=next(figures)) for p in cost.work.products]
+    work = Work(products, next(figures), cost.work.launches)
+    costs.append(dataclasses.replace(cost, work=work))
   return Piece(
-    works=works,
+    costs=costs,
+    members=last.members,
     buffers=[(kind, next(figures)) if kind == "new" else (kind, n) for kind, n in last.buffers],
     executed={i: next(figures) for i in sorted(last.executed)},
     states=last.states,

@@ -1,48 +1,104 @@
-"""The best layouts on one mesh, by branch and bound over the names of dimensions.
+"""The best layouts of a program, by branch and bound over the names of dimensions.
 
-A layout's time is the sum of its chains' (`planning.chains`). With some dimensions decided, a chain
-all of whose dimensions are is exact; another takes at least its whole work divided by the most
-parts that are still possible. What is at least as slow as the worst of those to be kept, or cannot
-fit, is left out. So what is found is the best, unless time runs out.
+A layout's time is the sum of its chains' (`planning.evaluation`). With some dimensions decided, a
+chain all of whose dimensions are is exact; another takes at least its whole work divided by the
+most parts that are still possible. What is at least as slow as the worst of those to be kept, or
+cannot fit, is left out. So what is found is the best, unless time runs out.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from mesh_tensorflow.planning.chains import Chain, Chains, sum_bytes
-from mesh_tensorflow.planning.held import Holdings, most_parts
-from mesh_tensorflow.planning.liveness import Memory
+from mesh_tensorflow.errors import LayoutError
+from mesh_tensorflow.meshes.layout import LayoutRules
+from mesh_tensorflow.planning.cost_model import Seconds, Work, step_time, work_seconds
+from mesh_tensorflow.planning.evaluation import Chain, Evaluator, Memory, most_parts
+from mesh_tensorflow.planning.lowering import inner_operations
 from mesh_tensorflow.planning.machine import Machine
-from mesh_tensorflow.planning.seconds import exchange_seconds, hidden_seconds, work_seconds
-from mesh_tensorflow.program.dimensions import Shape
+from mesh_tensorflow.program.dimensions import Dimension, Shape
+from mesh_tensorflow.program.graph import Tensor
 
 # Layouts that differ by less, in time and in memory, and only by rules that one has besides, are
 # one: these rules match nothing of weight.
 _ALIKE = 1e-3
 
 
-@dataclasses.dataclass(frozen=True)
-class Cost:
-  """Seconds of a chain, or of a program.
+class BranchAndBound:
+  """Depth-first search over the mesh axes, or none, of dimensions, one after the other.
+
+  A subclass says what may be chosen, bounds what follows, and evaluates whole layouts.
+
+  Args:
+    order: the names of the dimensions.
+    deadline: of `time.thread_time`, or None.
 
   Attributes:
-    computing: of products, memory and launches.
-    exchanging: of exchanges.
-    allowed: the part of these that may be hidden behind computing.
+    complete: False if the deadline has ended the search.
   """
 
-  computing: float = 0.0
-  exchanging: float = 0.0
-  allowed: float = 0.0
+  def __init__(self, order: Sequence[str], deadline: float | None = None):
+    self.order, self.deadline = order, deadline
+    self.complete = True
 
   @property
-  def least(self) -> float:
-    """Lower bound of its seconds: every exchange that can overlap with computation does."""
-    return self.computing + self.exchanging - self.allowed
+  def limit(self) -> float:
+    """What is not bounded below this is not followed."""
+    raise NotImplementedError
+
+  def choices(self, d: str, layout: Mapping[str, int | None]) -> Iterable[int | None]:
+    """The mesh axes that a dimension may be split over, with None, besides what is decided."""
+    raise NotImplementedError
+
+  def bound(self, d: str, layout: dict[str, int | None], state: Any) -> tuple[float, Any] | None:
+    """Bounds the layouts that extend a partial one, whose last decision is that of `d`.
+
+    Returns:
+      The lower bound, and the state that goes with it; None if there is no such layout.
+    """
+    raise NotImplementedError
+
+  def consider(self, layout: Mapping[str, int | None]) -> None:
+    """Evaluates a layout."""
+    raise NotImplementedError
+
+  def ranked(self, children: list[tuple[float, int | None, Any]]) -> Iterable[Any]:
+    """(bound, choice, state) of the branches, in the order in which they are followed."""
+    return sorted(children, key=lambda c: (c[0], -1 if c[1] is None else c[1]))
+
+  def descend(self, layout: dict[str, int | None], state: Any, depth: int = 0) -> None:
+    """Searches the layouts that extend a partial one.
+
+    Args:
+      layout: mesh axis by dimension name, or None for whole.
+      state: that of `bound` for it.
+      depth: number of the dimensions of `order` that it decides.
+    """
+    if self.deadline is not None and time.thread_time() > self.deadline:
+      self.complete = False
+      return
+    if depth == len(self.order):
+      self.consider(layout)
+      return
+    d = self.order[depth]
+    children = []
+    for axis in self.choices(d, layout):
+      layout[d] = axis
+      child = self.bound(d, layout, state)
+      if child is not None:
+        children.append((child[0], axis, child[1]))
+      del layout[d]
+    for bound, axis, after in self.ranked(children):
+      if bound < self.limit:
+        layout[d] = axis
+        self.descend(layout, after, depth + 1)
+        del layout[d]
 
 
 @dataclasses.dataclass
@@ -107,71 +163,85 @@ class Best:
     self.found = sorted([*others, found], key=Found.order)[: self.count]
 
 
-class Costs:
-  """Costs of the chains of a program on a machine.
+class ChainTimes:
+  """Seconds of the chains of a program on a machine.
 
   Args:
-    chains: the program.
+    evaluator: the program.
     machine: the machine.
+
+  Attributes:
+    whole: of each chain, unsplit on one device, the seconds of work that splitting divides, and of
+      launches, which it does not.
   """
 
-  def __init__(self, chains: Chains, machine: Machine):
-    self.chains, self.machine = chains, machine
-    self._costs: dict[tuple[object, ...], Cost | None] = {}
-    whole = Shape([])
+  def __init__(self, evaluator: Evaluator, machine: Machine):
+    self.evaluator, self.machine = evaluator, machine
+    self._seconds: dict[tuple[object, ...], Seconds | None] = {}
     self.whole: list[tuple[float, float]] = []
-    for chain in chains.chains:
+    for chain in evaluator.chains:
       dividing = fixed = 0.0
-      for step in chains.walk(chain.operations, {}, []):
-        for work, times in step.piece.works:
-          seconds, runs = work_seconds(work, machine, whole.size), times * chains.times[step.index]
+      for step in evaluator.walk(chain.units, {}, []):
+        for cost in step.piece.costs:
+          seconds = work_seconds(cost.work, machine, 1)
+          runs = cost.times * evaluator.units[step.index].times
           dividing += (seconds.seconds - seconds.launches) * runs
           fixed += seconds.launches * runs
       self.whole.append((dividing * chain.count, fixed * chain.count))
 
-  def chain(self, number: int, layout: Mapping[str, int | None], mesh_shape: Shape) -> Cost | None:
-    """The cost of all chains like one; None if the layout does not suit it.
+  def chain(
+    self, number: int, layout: Mapping[str, int | None], mesh_shape: Shape
+  ) -> Seconds | None:
+    """The time of all chains like one; None if the layout does not suit it.
 
     Args:
       number: of the chain.
       layout: mesh axis by dimension name, or None for whole.
       mesh_shape: the mesh shape.
     """
-    chain = self.chains.chains[number]
+    chain = self.evaluator.chains[number]
     own = {d: a for d in chain.dims if (a := layout.get(d)) is not None}
     key = (number, tuple(sorted(own.items())), tuple(mesh_shape.to_integer_list))
-    if key not in self._costs:
-      self._costs[key] = self._cost(chain, own, mesh_shape)
-    return self._costs[key]
+    if key not in self._seconds:
+      self._seconds[key] = self._time(chain, own, mesh_shape)
+    return self._seconds[key]
 
-  def _cost(self, chain: Chain, layout: dict[str, int], mesh_shape: Shape) -> Cost | None:
+  def _time(self, chain: Chain, layout: dict[str, int], mesh_shape: Shape) -> Seconds | None:
     sizes = mesh_shape.to_integer_list
-    computing = exchanging = allowed = 0.0
-    for step in self.chains.walk(chain.operations, layout, sizes):
-      if step.piece.problem:
+    operations = []
+    for step in self.evaluator.walk(chain.units, layout, sizes):
+      if step.piece.problem is not None:
         return None
-      runs = self.chains.times[step.index]
-      for work, times in step.piece.works:
-        computing += work_seconds(work, self.machine, mesh_shape.size).seconds * times * runs
-      exchanges = list(step.piece.exchanges)
-      exchanges += [("allreduce", sum_bytes(axes, n, sizes), 1) for axes, n in step.sums]
-      for kind, over, times in exchanges:
-        for x in exchange_seconds(kind, over, self.machine, mesh_shape):
-          exchanging += x.seconds * times * runs
-          allowed += x.hidden * times * runs
-    n = chain.count
-    return Cost(computing * n, exchanging * n, allowed * n)
+      runs = self.evaluator.units[step.index].times * chain.count
+      for cost in step.piece.costs:
+        exchanges = [(c.kind, c.bytes_over) for c in cost.collectives]
+        operations.append((cost.work, exchanges, cost.times * runs))
+      exchanges = [(c.kind, c.bytes_over) for c in (s.exchange(sizes) for s in step.sums)]
+      operations.append((Work(), exchanges, runs))
+    return step_time(operations, self.machine, mesh_shape).sums
 
 
-class Search:
+@dataclasses.dataclass
+class SearchedMesh:
+  """A mesh shape with what may be split over it.
+
+  Attributes:
+    shape: the mesh shape.
+    domains: mesh axes that may split each dimension.
+    fixed: mesh axis, or None for whole, of dimensions that are not free.
+  """
+
+  shape: Shape
+  domains: dict[str, set[int]]
+  fixed: dict[str, int | None]
+
+
+class Search(BranchAndBound):
   """A search on one mesh.
 
   Args:
-    costs: of the chains.
-    holdings: what the program holds.
-    mesh_shape: the mesh shape.
-    domains: mesh axes that may split each dimension.
-    fixed: mesh axis, or None for whole, of dimensions that are not free.
+    times: of the chains.
+    mesh: the mesh.
     memory_limit: bytes that a device has, or None.
     best: collects the layouts that are found.
     deadline: of `time.thread_time`, or None.
@@ -183,11 +253,8 @@ class Search:
 
   def __init__(
     self,
-    costs: Costs,
-    holdings: Holdings,
-    mesh_shape: Shape,
-    domains: Mapping[str, set[int]],
-    fixed: Mapping[str, int | None],
+    times: ChainTimes,
+    mesh: SearchedMesh,
     memory_limit: float | None,
     best: Best,
     deadline: float | None = None,
@@ -195,28 +262,24 @@ class Search:
     most_idle: int | None = None,
     settings: str = "",
   ):
+    self.times, self.evaluator = times, times.evaluator
+    self.mesh_shape, self.domains, self.fixed = mesh.shape, mesh.domains, mesh.fixed
+    self.sizes = mesh.shape.to_integer_list
+    self.memory_limit, self.best, self.for_memory = memory_limit, best, for_memory
     self.most_idle, self.settings = most_idle, settings
-    self.costs, self.holdings, self.mesh_shape = costs, holdings, mesh_shape
-    self.sizes = mesh_shape.to_integer_list
-    self.domains, self.fixed = domains, fixed
-    self.limit, self.best, self.deadline = memory_limit, best, deadline
-    self.for_memory = for_memory
-    self.complete = True
-    self.nodes = 0
-    self.fits = False
-    chains = costs.chains
-    self._share = mesh_shape.size if costs.machine.shared else 1
-    self._names = [frozenset(c.dims) for c in chains.chains]
-    free = [d for d in sorted(domains) if domains[d] and d not in fixed]
+    self._share = mesh.shape.size if times.machine.shared else 1
+    self._names = [frozenset(c.dims) for c in self.evaluator.chains]
     weight = {
-      d: sum(sum(w) for w, names in zip(costs.whole, self._names) if d in names) for d in free
+      d: sum(sum(w) for w, names in zip(times.whole, self._names) if d in names)
+      for d in mesh.domains
+      if mesh.domains[d] and d not in mesh.fixed
     }
     # The dimensions that most of the work has first: they decide most.
-    self.order = sorted(free, key=lambda d: (-weight[d], d))
+    super().__init__(sorted(weight, key=lambda d: (-weight[d], d)), deadline)
     self._touching = {
       d: sorted(
         (i for i, names in enumerate(self._names) if d in names),
-        key=lambda i: -sum(costs.whole[i]),
+        key=lambda i: -sum(times.whole[i]),
       )
       for d in self.order
     }
@@ -225,17 +288,12 @@ class Search:
     """Searches; whatever the deadline, at least the simplest layouts are looked at."""
     for simple in self._simplest():
       self.consider(simple)
-    layout: dict[str, int | None] = {d: None for d in self.costs.chains.dims}
-    for d in self.order:
-      del layout[d]
+    free = set(self.order)
+    layout: dict[str, int | None] = {d: None for d in self.evaluator.dims if d not in free}
     layout.update(self.fixed)
-    values = []
-    for i in range(len(self._names)):
-      value = self._value(i, layout)
-      if value is None:
-        return
-      values.append(value)
-    self._descend(0, layout, values, sum(values))
+    values = [self._value(i, layout) for i in range(len(self._names))]
+    if None not in values:
+      self.descend(layout, (values, sum(v for v in values if v is not None)))
 
   def _simplest(self) -> Iterator[dict[str, int | None]]:
     """Yields the layout of the fixed rules, and it with the costliest dimension split, too.
@@ -252,86 +310,49 @@ class Search:
     """Lower bound of the cost of a chain; None if the layout does not suit it."""
     names = self._names[i]
     if not self.for_memory and all(d in layout for d in names):
-      cost = self.costs.chain(i, layout, self.mesh_shape)
-      return None if cost is None else cost.least
-    dividing, fixed = self.costs.whole[i]
+      seconds = self.times.chain(i, layout, self.mesh_shape)
+      return None if seconds is None else seconds.lower_bound
+    dividing, fixed = self.times.whole[i]
     parts = most_parts(names, layout, self.domains, self.sizes)
     return (dividing / parts + fixed) * self._share
 
-  def _descend(
-    self, depth: int, layout: dict[str, int | None], values: list[float], total: float
-  ) -> None:
-    if self.deadline is not None and time.thread_time() > self.deadline:
-      self.complete = False
-      return
-    self.nodes += 1
-    if depth == len(self.order):
-      self.consider(layout)
-      return
-    d = self.order[depth]
-    children = []
-    for axis in self._choices(d, layout):
-      layout[d] = axis
-      child = self._child(d, layout, values, total)
-      if child is not None:
-        children.append((child[1], -1 if axis is None else axis, axis, child[0]))
-      del layout[d]
-    for bound, _, axis, changed in sorted(children, key=lambda c: c[:2]):
-      if bound >= self.best.bound:
-        break
-      layout[d] = axis
-      old = {i: values[i] for i in changed}
-      for i, value in changed.items():
-        values[i] = value
-      self._descend(depth + 1, layout, values, bound if not self.for_memory else total)
-      for i, value in old.items():
-        values[i] = value
-      del layout[d]
+  @property
+  def limit(self) -> float:
+    return self.best.bound
 
-  def _child(
-    self, d: str, layout: dict[str, int | None], values: Sequence[float], total: float
-  ) -> tuple[dict[int, float], float] | None:
-    """Updates the lower bound after deciding dimension `d`; None if that prunes the branch.
-
-    Returns:
-      New bounds of the chains that have the dimension, and the new total.
-    """
-    least = self.holdings.least(layout, self.domains, self.sizes)
+  def bound(self, d: str, layout: dict[str, int | None], state: Any) -> tuple[float, Any] | None:
+    least = self.evaluator.least_memory(layout, self.domains, self.sizes)
     if self.for_memory:
-      return {}, least
-    if self.limit is not None and least > self.limit:
+      return least, state
+    if self.memory_limit is not None and least > self.memory_limit:
       return None
-    changed: dict[int, float] = {}
+    before, total = state
+    values = list(before)
     for i in self._touching[d]:
       value = self._value(i, layout)
       if value is None:
         return None
-      changed[i] = value
       total += value - values[i]
       if total >= self.best.bound:
         return None
-    return changed, total
+      values[i] = value
+    return total, (values, total)
 
-  def _choices(self, d: str, layout: Mapping[str, int | None]) -> Iterable[int | None]:
-    conflicts = self.costs.chains.conflicts
+  def choices(self, d: str, layout: Mapping[str, int | None]) -> Iterable[int | None]:
+    conflicts = self.evaluator.conflicts
     taken = {a for e, a in layout.items() if a is not None and frozenset((d, e)) in conflicts}
     used = {a for a in layout.values() if a is not None}
+    named = any(a is not None for a in self.fixed.values())
     yield None
     seen: set[tuple[int, object]] = set()
-    for axis in sorted(self.domains[d]):
-      if axis in taken:
-        continue
+    for axis in sorted(self.domains[d] - taken):
       # Symmetry: of equivalent idle mesh axes only the first is tried.
-      alike = (self.sizes[axis], self.costs.machine.link(self.mesh_shape, axis))
-      if axis not in used and not self._named:
+      alike = (self.sizes[axis], self.times.machine.link(self.mesh_shape, axis))
+      if axis not in used and not named:
         if alike in seen:
           continue
         seen.add(alike)
       yield axis
-
-  @property
-  def _named(self) -> bool:
-    return any(a is not None for a in self.fixed.values())
 
   def consider(self, layout: Mapping[str, int | None]) -> None:
     """Evaluates a layout; keeps it if it suits the program, fits, and is among the best.
@@ -343,21 +364,243 @@ class Search:
     idle = sum(n > 1 for n in self.sizes) - len(set(chosen.values()))
     if self.most_idle is not None and idle > self.most_idle:
       return
-    total = [0.0, 0.0, 0.0]
+    total = Seconds()
     for i in range(len(self._names)):
-      cost = self.costs.chain(i, chosen, self.mesh_shape)
-      if cost is None:
+      seconds = self.times.chain(i, chosen, self.mesh_shape)
+      if seconds is None:
         return
-      total = [t + c for t, c in zip(total, (cost.computing, cost.exchanging, cost.allowed))]
-    computing, exchanging, allowed = total
-    seconds = computing + exchanging - hidden_seconds(allowed, computing)
-    memory = self.holdings.memory(chosen, self.sizes)
-    if self.for_memory:
-      # The order of `Best` is by the first figure.
-      self._add(float(memory.total), memory, chosen)
-      return
-    if seconds < self.best.bound and (self.limit is None or memory.total <= self.limit):
-      self._add(seconds, memory, chosen)
+      total += seconds
+    memory = self.evaluator.memory(chosen, self.sizes)
+    fits = self.memory_limit is None or memory.total <= self.memory_limit
+    # The order of `Best` is by the first figure.
+    order = float(memory.total) if self.for_memory else total.total
+    if self.for_memory or (order < self.best.bound and fits):
+      self.best.add(Found(order, memory, chosen, self.mesh_shape, self.settings))
 
-  def _add(self, order: float, memory: Memory, layout: dict[str, int]) -> None:
-    self.best.add(Found(order, memory, layout, self.mesh_shape, self.settings))
+
+class Task:
+  """Search problem: a program, a machine, the given rules and a memory limit.
+
+  Args:
+    evaluator: the program.
+    machine: the machine.
+    rules: that the layout must have.
+    limit: bytes that a device may hold.
+    settings: which of several programs it is.
+
+  Attributes:
+    meshes: those that are searched.
+
+  Raises:
+    LayoutError: the rules contradict the program, or each other.
+  """
+
+  def __init__(
+    self,
+    evaluator: Evaluator,
+    machine: Machine,
+    rules: LayoutRules,
+    limit: float,
+    settings: str = "",
+  ):
+    self.evaluator, self.machine, self.rules, self.limit = evaluator, machine, rules, limit
+    self.settings = settings
+    self.free = False  # Whether the mesh shape is.
+    self.meshes: list[SearchedMesh] = []
+    self._times = ChainTimes(evaluator, machine)
+    for name, _ in rules.pairs:
+      if name not in evaluator.dims:
+        close = difflib.get_close_matches(name, evaluator.dims, 1)
+        hint = (
+          f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(evaluator.dims))}"
+        )
+        raise LayoutError(f"fixed names {name!r}, a dimension that the program has not; {hint}")
+    for (d, m), (e, n) in itertools.combinations(rules.pairs, 2):
+      if d == e and m != n:
+        raise LayoutError(
+          f"fixed contradicts itself: {d}:{m} and {e}:{n} split one dimension twice"
+        )
+      if m == n and frozenset((d, e)) in evaluator.conflicts:
+        raise LayoutError(
+          f"fixed contradicts the program: {d}:{m} and {e}:{n} split {self._with_both(d, e)} over "
+          f"mesh dimension {m} twice"
+        )
+
+  def _with_both(self, d: str, e: str) -> Tensor:
+    return next(
+      x
+      for op in self.evaluator.graph.operations
+      for one in [op, *inner_operations(op)]
+      for x in one.inputs + one.outputs
+      if {d, e} <= set(x.shape.dimension_names)
+    )
+
+  def on_given(self, shape: Shape) -> None:
+    """Restricts the search to one mesh shape.
+
+    Args:
+      shape: the mesh shape.
+
+    Raises:
+      LayoutError: see `auto_layout`.
+    """
+    self.meshes = [self._on(shape)]
+
+  def _on(self, shape: Shape) -> SearchedMesh:
+    """Builds the search space on a mesh shape, checked against the rules.
+
+    Raises:
+      LayoutError: see `auto_layout`.
+    """
+    axes = {m.name: i for i, m in enumerate(shape)}
+    domains = {
+      name: {
+        i
+        for i, m in enumerate(shape)
+        if m.size > 1 and name not in self.evaluator.forbidden and self._divides(name, int(m.size))
+      }
+      for name in self.evaluator.dims
+    }
+    fixed: dict[str, int | None] = {}
+    for name, mesh_name in self.rules.pairs:
+      if mesh_name not in axes:
+        raise LayoutError(
+          f"fixed rule {name}:{mesh_name}: the mesh {shape.to_string} has no such dimension"
+        )
+      axis = axes[mesh_name]
+      if shape[axis].size > 1 and axis not in domains[name]:
+        sizes = ", ".join(map(str, sorted(self.evaluator.dims[name])))
+        why = self.evaluator.forbidden.get(name)
+        raise LayoutError(
+          f"fixed rule {name}:{mesh_name}: "
+          + (
+            why or f"{name} has size {sizes}, which {mesh_name}:{shape[axis].size} does not divide"
+          )
+        )
+      fixed[name] = axis
+    for i, m in enumerate(shape):
+      if m.size > 1 and not any(i in axes_of for axes_of in domains.values()):
+        raise LayoutError(
+          f"mesh dimension {m.name}:{m.size} divides no dimension of the program that may be "
+          "split: "
+          + ", ".join(
+            f"{name}:{'/'.join(map(str, sorted(sizes)))}"
+            for name, sizes in sorted(self.evaluator.dims.items())
+            if name not in self.evaluator.forbidden
+          )
+        )
+    return SearchedMesh(shape, domains, fixed)
+
+  def _divides(self, name: str, parts: int) -> bool:
+    return all(n % parts == 0 for n in self.evaluator.dims[name])
+
+  def on_any(self, devices: int) -> None:
+    """Sets the search to all mesh shapes of `devices` devices, fewest dimensions first.
+
+    Of these the most even first: where both the batch and the weights are split far, most programs
+    take the least, and with a good layout at hand other meshes need few pieces.
+
+    Args:
+      devices: number of devices.
+
+    Raises:
+      LayoutError: the rules suit none of them.
+    """
+    self.free = True
+    found = self.meshes = []
+    error: LayoutError | None = None
+    for shape in self._shapes(devices):
+      try:
+        found.append(self._on(shape))
+      except LayoutError as e:
+        error = error or e
+    found.sort(key=lambda mesh: (mesh.shape.ndims, max(mesh.shape.to_integer_list)))
+    if error is None and not found:
+      names = ", ".join(sorted({m for _, m in self.rules.pairs}))
+      raise LayoutError(
+        f"no mesh of {devices} devices has a dimension of size 2 or more for each that fixed names "
+        f"({names}), and at most three; fixed may name fewer, or give mesh_shape"
+      )
+    if not found:
+      raise LayoutError(f"no mesh of {devices} devices suits the program: {error}") from error
+
+  def _shapes(self, devices: int) -> Iterator[Shape]:
+    names = list(dict.fromkeys(m for _, m in self.rules.pairs))
+    if devices == 1:
+      yield Shape([Dimension(n, 1) for n in names or ["mesh_0"]])
+    # Over links that differ, and with names, it matters which dimension is which.
+    ordered = len(self.machine.links) > 1 or bool(names)
+    for count in range(max(1, len(names)), 4):
+      for sizes in _factorizations(devices, count):
+        if not ordered and list(sizes) != sorted(sizes, reverse=True):
+          continue
+        for order in _places(names, count, len(self.machine.links) > 1):
+          yield Shape([Dimension(n, s) for n, s in zip(order, sizes)])
+
+  def search(self, best: Best, deadline: float, for_memory: bool = False) -> bool:
+    """Searches all meshes.
+
+    Args:
+      best: takes what is found.
+      deadline: of `time.thread_time`.
+      for_memory: whether the least memory is looked for, whatever the limit.
+
+    Returns:
+      Whether the search was complete.
+    """
+    complete = True
+    for mesh in self.meshes:
+      search = self._search(mesh, best, deadline, for_memory)
+      search.run()
+      complete = complete and search.complete
+    return complete
+
+  def consider(self, best: Best, found: Found) -> None:
+    """Evaluates one layout, if it is one of this program.
+
+    Args:
+      best: takes it.
+      found: the layout.
+    """
+    for mesh in self.meshes:
+      if (mesh.shape, self.settings) == (found.mesh_shape, found.settings):
+        search = self._search(mesh, best)
+        search.most_idle = None
+        search.consider(found.layout)
+
+  def _search(
+    self, mesh: SearchedMesh, best: Best, deadline: float | None = None, for_memory: bool = False
+  ) -> Search:
+    return Search(
+      self._times,
+      mesh,
+      None if for_memory else self.limit,
+      best,
+      deadline,
+      for_memory=for_memory,
+      most_idle=1 if self.free and not for_memory else None,
+      settings=self.settings,
+    )
+
+
+def _factorizations(n: int, count: int) -> Iterator[tuple[int, ...]]:
+  """Yields the ordered factorizations of `n` into `count` factors above 1."""
+  if count == 1:
+    if n > 1:
+      yield (n,)
+    return
+  for first in range(n, 1, -1):
+    if n % first == 0:
+      for rest in _factorizations(n // first, count - 1):
+        yield (first, *rest)
+
+
+def _places(names: Sequence[str], count: int, anywhere: bool) -> Iterator[list[str]]:
+  """Yields names of `count` mesh dimensions: the given ones in any places, or first; others."""
+  others = [f"mesh_{i}" for i in range(count + len(names)) if f"mesh_{i}" not in names]
+  for places in itertools.permutations(range(count), len(names)):
+    if not anywhere and list(places) != list(range(len(names))):
+      continue
+    spare = iter(others)
+    given: Mapping[int, str] = dict(zip(places, names))
+    yield [given[i] if i in given else next(spare) for i in range(count)]

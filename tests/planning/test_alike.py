@@ -8,11 +8,10 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.planning.alike import kind_of
-from mesh_tensorflow.planning.chains import Chains
-from mesh_tensorflow.planning.pieces import Pieces
-from mesh_tensorflow.planning.probing import Prober
-from tests.planning.test_auto_layout import MACHINE
+from mesh_tensorflow.planning.evaluation import Evaluator
+from mesh_tensorflow.planning.lowering import Prober
+from mesh_tensorflow.planning.pieces import Pieces, kind_of
+from tests.planning.test_auto_layout import MACHINE, check_against_whole
 
 A, B = mtf.Dimension("a", 64), mtf.Dimension("b", 64)
 
@@ -38,7 +37,7 @@ def layers(count):
 def test_what_a_layer_more_has_is_alike_to_what_the_others_have():
   def kinds(count):
     graph, results = layers(count)
-    chains = Chains(graph, results)
+    chains = Evaluator(graph, results)
     return {type(k.operation).__name__ for k in chains.kinds}, len(set(chains.kinds))
 
   assert kinds(5) == kinds(3)
@@ -87,9 +86,7 @@ def test_random_numbers_cost_what_a_whole_lowering_says(loops):
   told = {"mesh_shape": "r:2", "machine": MACHINE, "results": results}
   found = mtf.auto_layout(x.graph, **told)
   for choice in (found, *found.alternatives):
-    report = mtf.describe(x.graph, choice.layout, **told)
-    assert choice.seconds == pytest.approx(report.seconds, rel=1e-9)
-    assert choice.memory == report.memory.total
+    check_against_whole(choice, x.graph, MACHINE, results)
 
 
 @pytest.mark.parametrize(

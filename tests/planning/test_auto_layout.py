@@ -9,8 +9,9 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ArgumentError, ConfigError, LayoutError, OutOfMemoryError
 from mesh_tensorflow.planning import Machine
-from mesh_tensorflow.planning.task import _factorizations
+from mesh_tensorflow.planning.search import _factorizations
 from mesh_tensorflow.planning.text import format_seconds
+from tests.planning import whole_lowering
 from tests.planning.test_machine import fields
 
 # Exchanges cost about as much as computing here, so that layouts differ.
@@ -52,17 +53,19 @@ def random_program(seed):
 
 
 def exhaustive(graph, results, mesh):
-  """(seconds, memory, rules) of every layout that `mtf.describe` takes."""
+  """(seconds, memory, rules) of every legal layout, by lowerings of the whole program."""
   found = []
   shape = mtf.convert_to_shape(mesh)
   choices = [None, *shape.dimension_names]
   for axes in itertools.product(choices, repeat=len(NAMES)):
     rules = ",".join(f"{d}:{m}" for d, m in zip(NAMES, axes) if m is not None)
     try:
-      report = mtf.describe(graph, rules, shape, results=results, machine=MACHINE)
+      costs = whole_lowering.costs(graph, rules, shape, MACHINE, results)
     except LayoutError:
+      with pytest.raises(LayoutError):
+        mtf.describe(graph, rules, shape, results=results)
       continue
-    found.append((report.seconds, report.memory.total, rules))
+    found.append((costs.seconds, costs.memory, rules))
   return sorted(found)
 
 
@@ -82,13 +85,24 @@ def check_against_all(seed, mesh):
     told = [found, *found.alternatives]
     assert [c.seconds for c in told] == sorted(c.seconds for c in told)
     for choice in (told[0], told[-1]):
-      report = mtf.describe(
-        graph, choice.layout, choice.mesh_shape, results=results, machine=MACHINE
-      )
-      assert (choice.seconds, choice.memory) == (
-        pytest.approx(report.seconds, rel=1e-9),
-        report.memory.total,
-      )
+      check_against_whole(choice, graph, MACHINE, results)
+
+
+def check_against_whole(choice, program, machine, results=None):
+  """What was found and what is described costs what a lowering of the whole program says."""
+  given = {"layout": choice.layout, "mesh_shape": choice.mesh_shape, "results": results}
+  whole = whole_lowering.costs(program, machine=machine, **given)
+  report = mtf.describe(program, machine=machine, **given)
+  told = [
+    (op.times, (c.kind, c.mesh_axes, sorted(c.bytes_over.items())))
+    for op in report.operations
+    for c in op.collectives
+  ]
+  assert sorted((*c, times) for times, c in told) == whole.collectives
+  assert choice.seconds == pytest.approx(whole.seconds, rel=1e-9)
+  assert report.seconds == pytest.approx(whole.seconds, rel=1e-9)
+  assert choice.memory == report.memory.total == whole.memory
+  assert report.memory.activations == whole.activations
 
 
 @pytest.mark.parametrize(
@@ -271,9 +285,7 @@ def test_loops_are_timed_as_a_whole():
     maximum_iterations=3,
   )
   found = mtf.auto_layout(graph, mesh_shape="r:2", machine=MACHINE, results=results)
-  report = mtf.describe(graph, found.layout, "r:2", results=results, machine=MACHINE)
-  assert found.seconds == pytest.approx(report.seconds, rel=1e-9)
-  assert found.memory == report.memory.total
+  check_against_whole(found, graph, MACHINE, results)
 
 
 def test_what_is_not_used_counts_as_in_a_whole_lowering():
@@ -284,8 +296,7 @@ def test_what_is_not_used_counts_as_in_a_whole_lowering():
   mtf.slicewise(lambda t: t * 2, [unused], splittable_dims=[])
   results = [mtf.reduce_sum(mtf.square(x))]
   found = mtf.auto_layout(graph, mesh_shape="r:2", machine=MACHINE, results=results)
-  report = mtf.describe(graph, found.layout, "r:2", results=results, machine=MACHINE)
-  assert (found.memory, found.layout.pairs == report.layout.pairs) == (report.memory.total, True)
+  check_against_whole(found, graph, MACHINE, results)
   with pytest.raises(LayoutError, match="fixed rule c:r: "):
     mtf.auto_layout(graph, mesh_shape="r:2", machine=MACHINE, results=results, fixed="c:r")
 

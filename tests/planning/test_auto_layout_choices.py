@@ -5,7 +5,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ArgumentError, LayoutError, OutOfMemoryError
-from tests.planning.test_auto_layout import MACHINE
+from tests.planning.test_auto_layout import MACHINE, check_against_whole
 
 MESH = "r:4"
 
@@ -41,14 +41,6 @@ def training_step(microbatches=1, batch=256, *, recompute=False, layers=2):
     return loss
 
   return step
-
-
-def check_as_described(choice, programs):
-  """Each choice costs what a whole lowering of its program says."""
-  for c in (choice, *choice.alternatives):
-    told = mtf.describe(programs[c.settings], c.layout, c.mesh_shape, machine=MACHINE)
-    assert c.seconds == pytest.approx(told.seconds, rel=1e-9)
-    assert c.memory == told.memory.total
 
 
 def find(programs, limit, **others):
@@ -96,7 +88,8 @@ def test_what_does_not_fit_as_it_is_may_fit_in_microbatches_or_with_recomputatio
     if c.memory < needed[""]
   ]
   assert (tight.seconds, tight.settings) == (pytest.approx(min(fitting)[0]), min(fitting)[1])
-  check_as_described(tight, programs)
+  for choice in (tight, *tight.alternatives):
+    check_against_whole(choice, programs[choice.settings], MACHINE)
   tightest = find(programs, needed["recompute"] - 1, alternatives=0)
   assert tightest.settings == "microbatches=8"
   text = str(tight)
@@ -164,9 +157,7 @@ def test_a_loop_in_a_loop(bounded):
   found = mtf.auto_layout(graph, memory_limit=1e9, alternatives=30, time_limit=1e9, **told)
   assert len(found.alternatives) > 5
   for choice in (found, *found.alternatives[::10]):
-    report = mtf.describe(graph, choice.layout, **told)
-    assert choice.seconds == pytest.approx(report.seconds, rel=1e-9)
-    assert choice.memory == report.memory.total
+    check_against_whole(choice, graph, MACHINE, results)
 
 
 def test_additions_of_a_loop_are_counted():

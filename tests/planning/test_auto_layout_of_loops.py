@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.planning import Machine
+from tests.planning.test_auto_layout import check_against_whole
 
 WIDTH = mtf.Dimension("width", 8)
 OUT = mtf.Dimension("out", 8)
@@ -44,7 +46,7 @@ def test_trained_loop_has_a_layout_on_every_mesh(mesh, rows):
   graph, results = looped(rows)
   choice = mtf.auto_layout(graph, mesh_shape=mesh, results=results)
   assert choice.proven
-  assert mtf.describe(graph, choice.layout, mesh, results=results).memory.total == choice.memory
+  check_against_whole(choice, graph, Machine.load("cpu"), results)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +56,7 @@ def test_predicted_cost_of_loops_is_the_described_one(nested, conditional, train
   graph, results = looped(nested=nested, conditional=conditional, trained=trained, known=known)
   choice = mtf.auto_layout(graph, mesh_shape="x:2,y:2", results=results)
   for c in [choice, *choice.alternatives]:
-    report = mtf.describe(graph, c.layout, c.mesh_shape, results=results, machine="cpu")
-    assert c.memory == report.memory.total
-    assert c.seconds == pytest.approx(report.seconds, rel=1e-9)
+    check_against_whole(c, graph, Machine.load("cpu"), results)
 
 
 def test_what_a_loop_keeps_is_held():

@@ -1,11 +1,11 @@
-"""How a program is cut into chains: a sum that is pending stays in one."""
+"""Chains of operations: a sum that is pending stays in one."""
 
 from __future__ import annotations
 
 import pytest
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.planning.chains import Chains
+from mesh_tensorflow.planning.evaluation import Evaluator
 
 A, B, C = mtf.Dimension("a", 8), mtf.Dimension("b", 4), mtf.Dimension("c", 6)
 
@@ -23,8 +23,12 @@ def program():
 
 def chains_of(program):
   graph, result = program
-  chains = Chains(graph, [result])
-  return chains, [[chains.operations[i].name for i in c.operations] for c in chains.chains]
+  chains = Evaluator(graph, [result])
+  return chains, [[chains.units[i].operation.name for i in c.units] for c in chains.chains]
+
+
+def sums_of(step):
+  return [(s.axes, s.bytes) for s in step.sums]
 
 
 def test_a_sum_that_is_pending_is_in_one_chain_with_what_it_passes(program):
@@ -42,12 +46,13 @@ def test_a_sum_that_is_pending_is_in_one_chain_with_what_it_passes(program):
 )
 def test_it_is_executed_by_what_it_cannot_pass(layout, sums, program):
   chains, _ = chains_of(program)
-  steps = chains.walk(range(len(chains.operations)), layout, (2, 4))
-  assert {chains.operations[s.index].name: s.sums for s in steps if s.sums} == sums
+  steps = chains.walk(range(len(chains.units)), layout, (2, 4))
+  executed = {chains.units[s.index].operation.name: sums_of(s) for s in steps if s.sums}
+  assert executed == sums
 
 
 def test_a_chain_executes_what_goes_out_of_it(program):
   chains, names = chains_of(program)
   (alone,) = (c for c, n in zip(chains.chains, names) if "add" in n)
-  steps = chains.walk(alone.operations, {"b": 0}, (2, 4))
-  assert [s.sums for s in steps] == [[], [], [((0,), 192)]]
+  steps = chains.walk(alone.units, {"b": 0}, (2, 4))
+  assert [sums_of(s) for s in steps] == [[], [], [((0,), 192)]]

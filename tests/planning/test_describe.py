@@ -10,10 +10,9 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import GraphError, LayoutError, ShapeError, UnsupportedError
 from mesh_tensorflow.planning import text as describe_text
+from mesh_tensorflow.planning.cost_model import node_flops
 from mesh_tensorflow.planning.describe import describe
-from mesh_tensorflow.planning.flops import node_flops
-from mesh_tensorflow.planning.mesh_impl import PlanMeshImpl, allreduce_bytes
-from mesh_tensorflow.planning.variables import PlannedVariable
+from mesh_tensorflow.planning.mesh_impl import PlanMeshImpl, PlannedVariable, allreduce_bytes
 from mesh_tensorflow.transformer import transformer
 from tests.conformance import framework
 from tests.conformance.suite import FAMILIES
@@ -697,7 +696,7 @@ def test_picture_errors(monkeypatch):
 
 
 def test_device_text():
-  from mesh_tensorflow.planning.picture import device_text
+  from mesh_tensorflow.planning.pictures import device_text
 
   assert device_text([3]) == "device 3"
   assert device_text(range(8)) == "devices 0-7"

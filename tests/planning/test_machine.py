@@ -5,9 +5,8 @@ import pytest
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError, MeshShapeError
 from mesh_tensorflow.planning import Machine, shipped_machines
-from mesh_tensorflow.planning.machine import _say as say
-from mesh_tensorflow.planning.machine import convert_to_machine
-from mesh_tensorflow.planning.seconds import exchange_seconds
+from mesh_tensorflow.planning.cost_model import exchange_seconds
+from mesh_tensorflow.planning.machine import _warn_once, convert_to_machine
 
 SHIPPED = {"tpu-v2", "tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "a100", "h100", "cpu"}
 
@@ -182,10 +181,10 @@ def over(count=2, devices=8, hosts=1, **changes):
 
 @pytest.fixture
 def warnings(caplog):
-  say.cache_clear()
+  _warn_once.cache_clear()
   caplog.set_level("WARNING", "mesh_tensorflow")
   yield caplog
-  say.cache_clear()
+  _warn_once.cache_clear()
 
 
 def test_axes_across_workers_take_the_link_between_them(warnings):

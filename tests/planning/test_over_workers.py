@@ -9,7 +9,7 @@ import pytest
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.planning import Machine
-from mesh_tensorflow.planning.seconds import exchange_seconds
+from mesh_tensorflow.planning.cost_model import exchange_seconds
 from tests.planning.test_machine import BETWEEN, NEAR, fields
 
 MACHINE = Machine.from_dict(fields(links=[NEAR], workers={"link": BETWEEN}))

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.planning import picture
+from mesh_tensorflow.planning import pictures
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,6 @@ def test_the_size_of_a_picture(rows, columns, inches, tmp_path):
   parts = {(i, 0): [i] for i in range(rows)} | {(0, i): [i] for i in range(columns)}
   shape = mtf.Shape([mtf.Dimension("a", rows), mtf.Dimension("b", columns)])
   path = tmp_path / "x.svg"
-  picture.draw_layout(str(path), shape, [1, 1], parts, "title")
+  pictures.draw_layout(str(path), shape, [1, 1], parts, "title")
   size = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', path.read_text())
   assert [float(n) / 72 for n in size.groups()] == pytest.approx(inches, rel=0.01)

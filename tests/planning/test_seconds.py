@@ -7,13 +7,14 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError, GraphError
 from mesh_tensorflow.planning import Machine
-from mesh_tensorflow.planning.seconds import (
+from mesh_tensorflow.planning.cost_model import (
+  Product,
+  Seconds,
+  Work,
   exchange_seconds,
-  hidden_seconds,
   step_time,
   work_seconds,
 )
-from mesh_tensorflow.planning.work import Product, Work
 from tests.planning.test_machine import fields
 
 MACHINE = Machine.from_dict(fields())
@@ -118,7 +119,7 @@ def test_hidden_exchanges_and_parts_of_a_step():
   assert step.ideal_seconds == pytest.approx(2 * 1e8 / 1e12)
   assert step.latency == pytest.approx(2 * 4e-6)
   # No more is hidden than there is to compute.
-  assert hidden_seconds(5.0, 3.0) == 3.0
+  assert Seconds(computing=3.0, exchanging=8.0, overlappable=5.0).hidden == 3.0
 
 
 def language_model(impl):

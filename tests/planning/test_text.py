@@ -7,7 +7,7 @@ import types
 import pytest
 
 from mesh_tensorflow.planning import text
-from mesh_tensorflow.planning.liveness import Held, Memory
+from mesh_tensorflow.planning.evaluation import Held, Memory
 
 
 @pytest.mark.parametrize(("rows", "shown"), [(2, 2), (100, 5)])

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from mesh_tensorflow.planning import Machine, measure_workers
-from mesh_tensorflow.planning.machine_parts import KINDS
+from mesh_tensorflow.planning import Machine, measure
+from mesh_tensorflow.planning.machine import KINDS
 from tests import worker_group
 
 COMMAND = ["-m", "mesh_tensorflow.planning.measure", "--quick", "--memory", "1e9"]
@@ -43,10 +43,8 @@ def test_an_error_of_workers_is_one_line_and_an_exit_code(tmp_path):
 
 
 def test_a_worker_has_two_cpu_devices_to_measure(monkeypatch):
-  monkeypatch.setattr(
-    measure_workers, "local_devices", lambda kind: [f"{kind}:{i}" for i in "0123"]
-  )
-  assert measure_workers.own_devices(["/device:CPU:0"]) == ["CPU:0", "CPU:1"]
-  assert measure_workers.own_devices([f"/device:GPU:{i}" for i in "012"]) == [
+  monkeypatch.setattr(measure, "local_devices", lambda kind: [f"{kind}:{i}" for i in "0123"])
+  assert measure._own_devices(["/device:CPU:0"]) == ["CPU:0", "CPU:1"]
+  assert measure._own_devices([f"/device:GPU:{i}" for i in "012"]) == [
     "GPU:0", "GPU:1", "GPU:2"
   ]  # fmt: skip

@@ -18,7 +18,7 @@ from mesh_tensorflow.program.dimensions import list_product
 _AT_HAND = 30 * 2**20
 
 
-def room_of_image(
+def of_image(
   window: Window,
   image: Sequence[int],
   kernel: Sequence[int],
@@ -47,14 +47,14 @@ def room_of_image(
   return int(batch * list_product(around) * int(features[-1]) * dtype.size)
 
 
-def room_of_filter(
+def of_filter(
   window: Window,
   image: Sequence[int],
   kernel: Sequence[int],
   features: Sequence[int],
   dtype: tf.DType,
 ) -> int:
-  """Workspace bytes of the gradient of a filter; arguments as of `room_of_image`."""
+  """Workspace bytes of the gradient of a filter; arguments as of `of_image`."""
   batch, space = list_product(window.batch_of(features)), window.space_of(features)
   if not copies_windows(window, dtype):
     return _windows(window, batch, space, kernel, dtype) if window.rank == 2 else 0

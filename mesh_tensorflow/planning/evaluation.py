@@ -1,0 +1,822 @@
+"""Evaluation of layouts of a program, operation by operation: work, exchanges and memory.
+
+`Evaluator.evaluate` is the evaluation of one layout, which `mtf.describe` reports; a search
+evaluates many. The bodies of loops are inlined, so that the operations in them are pieces like all
+others, and layers in them that are alike are lowered once.
+
+A sum that is pending passes from the operation that made it through others, up to the one that
+executes it. These are a chain: what it costs follows from the assignment of its dimensions alone.
+All other operations are chains of one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.meshes.layout import LayoutLike
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.operations.loop_lowering import scatters_of
+from mesh_tensorflow.operations.loops import WhileLoopOperation
+from mesh_tensorflow.operations.stacks import is_stack
+from mesh_tensorflow.operations.variables import Variable
+from mesh_tensorflow.planning.cost_model import StepTime, step_time
+from mesh_tensorflow.planning.lowering import (
+  Held,
+  Lifetimes,
+  OperationCost,
+  PendingSum,
+  Piece,
+  State,
+  inner_operations,
+  trips,
+)
+from mesh_tensorflow.planning.machine import Machine
+from mesh_tensorflow.planning.mesh_impl import (
+  Collective,
+  PlanMeshImpl,
+  allreduce_bytes,
+  placeholder,
+)
+from mesh_tensorflow.planning.pieces import Assignment, Kind, Pieces
+from mesh_tensorflow.program.graph import Graph, Operation, Tensor
+from mesh_tensorflow.program.reachability import needed_operations, reads
+
+# Maximum number of program points at which the memory is bounded.
+_MOST_POINTS = 8
+
+
+@dataclasses.dataclass
+class Memory:
+  """Bytes that one processor holds, if operations run in the order of the graph.
+
+  Attributes:
+    variables: slices of all variables.
+    inputs: slices of what is brought in from outside.
+    activations: the most that outputs of operations take at any time.
+    peak_operation: the operation at which that is.
+    largest: tensors live at the peak, largest first.
+    timeline: for each operation, in order, the bytes of activations while it runs.
+  """
+
+  variables: int = 0
+  inputs: int = 0
+  activations: int = 0
+  peak_operation: str = ""
+  largest: list[Held] = dataclasses.field(default_factory=list)
+  timeline: list[Held] = dataclasses.field(default_factory=list)
+
+  @property
+  def total(self) -> int:
+    return self.variables + self.inputs + self.activations
+
+
+@dataclasses.dataclass
+class Evaluation:
+  """A layout of a program, evaluated.
+
+  Attributes:
+    graph: the graph.
+    mesh_impl: the mesh shape and the layout rules, as a mesh without devices.
+    costs: by operation, in order, those inside of loops and branches after these. Of operations
+      that no result and no assignment needs there are none.
+    memory: of one processor.
+    dimension_names: names of the dimensions of all tensors, needed or not.
+  """
+
+  graph: Graph
+  mesh_impl: PlanMeshImpl
+  costs: dict[Operation, OperationCost]
+  memory: Memory
+  dimension_names: set[str]
+
+  def time(self, machine: Machine) -> StepTime:
+    """The predicted time of a step on a machine."""
+    return step_time(
+      (
+        (op.work, [(c.kind, c.bytes_over) for c in op.collectives], op.times)
+        for op in self.costs.values()
+      ),
+      machine,
+      self.mesh_impl.shape,
+    )
+
+
+# -------------------------------------------------------------------------- inlined loops
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+  """A condition or a body of a loop, or the program.
+
+  Attributes:
+    around: number of the block around it.
+    place: of its loop there.
+    loop: the loop; None for the program.
+    times: number of times that the loop runs.
+    unbounded: whether a loop around that one has no maximum number of iterations.
+  """
+
+  around: int = -1
+  place: int = -1
+  loop: Operation | None = None
+  times: int = 1
+  unbounded: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+  """An operation of a program whose loops are inlined.
+
+  Attributes:
+    operation: the operation, or one that stands for a loop's handling of a tensor.
+    reported: the operation whose cost it is: for the latter the loop.
+    reads: tensors that it reads; what stands for them, where they are used inside of a loop.
+    times: number of times that it runs.
+    unbounded: whether a loop around it has no maximum number of iterations (and counts as one).
+    block: the number of the block in which it runs; that of the program is 0.
+    place: its place in that block; what a loop itself does is all at the place of the loop.
+    uses: whether what it reads must still be there.
+    makes: whether what it makes takes room.
+  """
+
+  operation: Operation
+  reported: Operation
+  reads: list[Tensor]
+  times: int = 1
+  unbounded: bool = False
+  block: int = 0
+  place: int = 0
+  uses: bool = True
+  makes: bool = True
+
+
+class Inlined:
+  """The operations of a program in one list, with those of the bodies of its loops.
+
+  What a loop itself does to its variables and sums is here as operations of their own, in no graph,
+  which do to slices what `operations.loop_lowering` does. A loop that keeps something for its
+  backward pass stays whole.
+
+  Args:
+    operations: of the program, in order.
+
+  Attributes:
+    units: in the order in which they run.
+    blocks: that of the program is the first.
+  """
+
+  def __init__(self, operations: Sequence[Operation]):
+    self.units: list[Unit] = []
+    self.blocks = [Block()]
+    # Tensors that stand for captured ones inside loops.
+    self._stands_for: dict[Tensor, Tensor] = {}
+    self._add_all(operations, 1, False, 0)
+
+  def _add_all(
+    self, operations: Sequence[Operation], times: int, unbounded: bool, block: int
+  ) -> None:
+    for place, op in enumerate(operations):
+      where = {"times": times, "unbounded": unbounded, "block": block, "place": place}
+      if isinstance(op, WhileLoopOperation) and _can_be_inlined(op):
+        self._inline(op, where)
+      else:
+        self._add(op, op, where)
+
+  def _add(
+    self, op: Operation, reported: Operation, where: Mapping[str, Any], **others: bool
+  ) -> None:
+    read = [self._stands_for.get(x, x) for x in reads(op)]
+    self.units.append(Unit(op, reported, read, **where, **others))
+
+  def _inline(self, loop: WhileLoopOperation, where: Mapping[str, Any]) -> None:
+    # Pending sums of captured tensors are executed once, before the first iteration.
+    entered = {x: _summed(x) for x in reads(loop)}
+    for op in entered.values():
+      self._add(op, loop, where, makes=False)
+    before, n, body = dict(self._stands_for), loop.num_variables, loop.body
+    # By the names under which the blocks know them.
+    self._stands_for.update((k, entered[x].outputs[0]) for k, x in loop.known_by.items())
+    times = where["times"] * (trips(loop) or 1)
+    unbounded = where["unbounded"] or trips(loop) is None
+    for part in (loop.condition, body):
+      number = len(self.blocks)
+      self.blocks.append(
+        Block(where["block"], where["place"], loop, where["times"], where["unbounded"])
+      )
+      self._add_all(part.operations, times, unbounded, number)
+      end = {"times": times, "unbounded": unbounded, "block": number, "place": len(part.operations)}
+      # The next iteration reads its variables as sums.
+      for y in dict.fromkeys(part.outputs[:n]):
+        self._add(_summed(y), loop, end, uses=False, makes=False)
+    self._stands_for = before
+    for i, out in enumerate(loop.outputs):
+      self._add(_result(loop, None if i < n else body.outputs[i], out), loop, where)
+
+
+def _can_be_inlined(loop: WhileLoopOperation) -> bool:
+  """True if a loop has variables and sums only: no stacks, no sums that grow row by row."""
+  body = loop.body
+  return not (
+    loop.is_differentiated
+    or any(map(is_stack, [*loop.inputs, *body.outputs]))
+    or scatters_of(body.operations, body.outputs, loop.num_variables)
+  )
+
+
+class _OfLoop(Operation):
+  """Base class of the operations that stand for a loop's handling of one tensor."""
+
+  def __init__(self, inputs: list[Tensor], of: Tensor, out: Tensor | None):
+    # Without `Operation.__init__`, which lets nobody use tensors of a body outside of it.
+    self._inputs, self._mesh, self._name = inputs, of.mesh, of.name
+    self._outputs = [Tensor(self, of.shape, of.dtype) if out is None else out]
+    self._initialize_all_dimensions_as_splittable()
+
+
+class _Summed(_OfLoop):
+  """Executes a sum that is pending."""
+
+  def lower(self, lowering: Any) -> None:
+    value = lowering.tensors[self._inputs[0]].to_laid_out_tensor()
+    lowering.set_tensor_lowering(self._outputs[0], value)
+
+
+class _Result(_OfLoop):
+  """Result of a loop: a variable, or a sum (a pending one if its summands are)."""
+
+  trips = 1
+
+  def accumulated_bytes(self, impl: MeshImpl) -> list[int]:
+    """Bytes of each addition to the sum."""
+    sums = self._outputs if self._inputs else []
+    return [impl.slice_size(x.shape) * x.dtype.size for x in sums] * self.trips
+
+  def lower(self, lowering: Any) -> None:
+    impl, out = lowering.mesh_impl(self), self._outputs[0]
+    shape = impl.slice_shape(out.shape)
+    if not self._inputs:
+      value: Any = impl.slicewise(lambda: placeholder(shape, out.dtype))
+    else:
+      # Sums begin with zeros, each in room of its own.
+      zeros = impl.slicewise(lambda: tf.zeros(shape, out.dtype))
+      value = impl.slicewise(lambda t: tf.raw_ops.IdentityN(input=[t])[0], zeros)
+      summand = lowering.tensors[self._inputs[0]]
+      if isinstance(summand, LazyAllreduceSum) and not summand.is_reduced:
+        value = LazyAllreduceSum(impl, value, summand.mesh_axes)
+    lowering.set_tensor_lowering(out, value)
+
+
+# By `type.__call__`: that of `Operation` would enter them into the graph of the program.
+
+
+def _summed(x: Tensor) -> Operation:
+  op: Operation = type.__call__(_Summed, [x], x, None)
+  return op
+
+
+def _result(loop: Operation, summand: Tensor | None, out: Tensor) -> Operation:
+  op: _Result = type.__call__(_Result, [] if summand is None else [summand], out, out)
+  op.trips = trips(loop) or 1
+  return op
+
+
+# ------------------------------------------------------------------------------ evaluation
+
+
+@dataclasses.dataclass
+class Sum:
+  """A pending sum.
+
+  Attributes:
+    axes: mesh axes.
+    bytes: of a slice.
+    origin: number of the unit that made it.
+    executed: whether it has been executed.
+  """
+
+  axes: tuple[int, ...]
+  bytes: int
+  origin: int
+  executed: bool = False
+
+  def exchange(self, sizes: Sequence[int]) -> Collective:
+    """The exchange that executes it, on mesh axes of these sizes."""
+    axes = tuple(a for a in self.axes if sizes[a] > 1)
+    over = allreduce_bytes(self.bytes, axes, sizes)
+    return Collective("allreduce", "SUM", axes, self.bytes, over)
+
+
+@dataclasses.dataclass
+class Step:
+  """An operation in the order of the program, with the pending sums that it executes.
+
+  Attributes:
+    index: number of the unit.
+    piece: what it does.
+    given: the states of the tensors that it reads.
+    sums: the sums that it executes first.
+  """
+
+  index: int
+  piece: Piece
+  given: tuple[State, ...]
+  sums: list[Sum]
+
+
+@dataclasses.dataclass
+class Chain:
+  """Operations whose cost depends only on the assignment of their own dimensions.
+
+  Attributes:
+    units: numbers of the units.
+    dims: names of their dimensions.
+    count: number of chains of the program that are alike, this one included.
+  """
+
+  units: list[int]
+  dims: list[str]
+  count: int = 1
+
+
+class Evaluator:
+  """Evaluates layouts of a program.
+
+  Args:
+    graph: the graph.
+    results: tensors that are exported, or None for those that no operation reads.
+    pieces: of other programs that are alike, which must be kept meanwhile; None: new ones.
+
+  Attributes:
+    needed: the operations of the graph that a result or an assignment needs.
+    units: these, with those of loops in place of the loops.
+    kinds: of each unit.
+    results: the tensors that are exported.
+    dims: sizes of all dimensions, by name.
+    conflicts: pairs of names that one tensor has.
+    others: operations that are not needed.
+  """
+
+  def __init__(self, graph: Graph, results: Sequence[Tensor] | None, pieces: Pieces | None = None):
+    self.graph = graph
+    operations = graph.operations
+    self.results = probable_results(operations) if results is None else list(dict.fromkeys(results))
+    self._results = set(self.results)
+    needed = needed_operations(operations, self.results)
+    self.needed: list[Operation] = [op for op in operations if op in needed]
+    self._inlined = Inlined(self.needed)
+    self.units = self._inlined.units
+    self.pieces = Pieces() if pieces is None else pieces
+    uses: dict[Tensor, int] = {}
+    for op in operations:
+      for x in dict.fromkeys(op.inputs):
+        uses[x] = uses.get(x, 0) + 1
+    self.kinds: list[Kind] = [
+      self.pieces.kind(
+        u.operation, u.block > 0, any(uses.get(x, 0) > 1 for x in u.operation.inputs)
+      )
+      for u in self.units
+    ]
+    self.dims: dict[str, set[int]] = {}
+    self.conflicts: set[frozenset[str]] = set()
+    for one in (one for op in operations for one in [op, *inner_operations(op)]):
+      for x in reads(one) + one.outputs:
+        names = [d.name for d in x.shape]
+        for d in x.shape:
+          self.dims.setdefault(d.name, set()).add(int(d.size))
+        self.conflicts.update(frozenset((a, b)) for a in names for b in names if a != b)
+    self._consumers: dict[Tensor, list[int]] = {}
+    for i, unit in enumerate(self.units):
+      for x in unit.reads:
+        self._consumers.setdefault(x, []).append(i)
+    # Unneeded operations are lowered all the same, so a layout has to suit them.
+    self.others = [op for op in operations if op not in needed]
+    self._other_kinds = [self.pieces.kind(op) for op in self.others]
+    self.variables = [op for op in operations if isinstance(op, Variable)]
+
+  def evaluate(self, mesh_shape: Any, layout: LayoutLike) -> Evaluation:
+    """Evaluates one layout.
+
+    Args:
+      mesh_shape: a shape, of any size.
+      layout: layout rules.
+
+    Raises:
+      LayoutError: the layout does not suit the program.
+    """
+    impl = PlanMeshImpl(mesh_shape, layout)
+    for op in self.graph.operations:
+      op.verify_layout(impl)
+    mesh_axes = {m.name: i for i, m in enumerate(impl.shape)}
+    axes = {d: mesh_axes[m] for d, m in impl.layout_rules.pairs if m in mesh_axes}
+    sizes = impl.shape.to_integer_list
+    for op, kind in zip(self.others, self._other_kinds):
+      states: tuple[State, ...] = (None,) * len(reads(op))
+      if self.pieces.piece(kind, own_part(kind, axes), sizes, states).problem is not None:
+        self._fail(op, kind, axes, impl, states)
+    steps = []
+    for step in self.walk(range(len(self.units)), axes, sizes):
+      if step.piece.problem is not None:
+        unit, kind = self.units[step.index], self.kinds[step.index]
+        self._fail(unit.operation, kind, axes, impl, step.given)
+      steps.append(step)
+    return Evaluation(
+      self.graph, impl, self._costs(steps, impl), self._memory(steps, axes, sizes), set(self.dims)
+    )
+
+  def memory(self, layout: dict[str, int], sizes: Sequence[int]) -> Memory:
+    """The memory of one device.
+
+    Args:
+      layout: mesh axis by dimension name.
+      sizes: of the mesh axes.
+    """
+    return self._memory(self.walk(range(len(self.units)), layout, sizes), layout, sizes)
+
+  def walk(
+    self, indices: Sequence[int], layout: dict[str, int], sizes: Sequence[int]
+  ) -> Iterator[Step]:
+    """The operations of a chain (or of the program) under a layout, in order.
+
+    Args:
+      indices: numbers of their units.
+      layout: mesh axis by dimension name.
+      sizes: of the mesh axes.
+
+    Yields:
+      Steps; the last may have a piece with a `problem`.
+    """
+    states: dict[Tensor, Sum] = {}
+    chosen = set(indices)
+    for i in indices:
+      read, kind = self.units[i].reads, self.kinds[i]
+      sums = [states.get(x) for x in read]
+      given = tuple(None if s is None else PendingSum(s.axes, s.executed) for s in sums)
+      piece = self.pieces.piece(kind, own_part(kind, layout), sizes, given)
+      step = Step(i, piece, given, [])
+      for j in piece.executed:
+        _execute(sums[j], step)
+      if piece.problem is not None:
+        yield step
+        return
+      for j, out in enumerate(self.units[i].operation.outputs):
+        same, state = piece.same[j], piece.states[j]
+        source = sums[same] if same is not None else None
+        if source is not None:
+          states[out] = source
+        elif state is not None:
+          # A sum of sums belongs to the operation that made the first; that of a loop to the loop.
+          unit = self.units[i]
+          origins = [s.origin for s in sums if s is not None and not s.executed]
+          own = not origins or unit.reported is not unit.operation
+          states[out] = Sum(state.axes, piece.pending[j], i if own else origins[0])
+        # Consumers outside the chain execute the pending sums that reach them.
+        if out in states and (out in self._results or self._is_read_outside(out, chosen)):
+          _execute(states[out], step)
+      yield step
+
+  def _is_read_outside(self, x: Tensor, chosen: set[int]) -> bool:
+    return any(c not in chosen for c in self._consumers.get(x, ()))
+
+  def _fail(
+    self,
+    op: Operation,
+    kind: Kind,
+    layout: dict[str, int],
+    impl: PlanMeshImpl,
+    states: Sequence[State],
+  ) -> NoReturn:
+    """Raises the error of an operation that a layout does not suit, with the names of the mesh."""
+    assignment = own_part(kind, layout)
+    e = self.pieces.prober.piece(op, impl.shape, assignment, states, kind.in_loop).problem
+    assert e is not None
+    raise e
+
+  def _costs(self, steps: Sequence[Step], impl: PlanMeshImpl) -> dict[Operation, OperationCost]:
+    costs: dict[Operation, OperationCost] = {}
+
+    def cost_of(op: Operation, times: int, unbounded: bool) -> OperationCost:
+      if op not in costs:
+        cost = OperationCost(op.name, type(op).__name__, times=times, in_unbounded_loop=unbounded)
+        cost.repeated = _repeated(op, impl)
+        costs[op] = cost
+      return costs[op]
+
+    for step in steps:
+      unit = self.units[step.index]
+      block = self._inlined.blocks[unit.block]
+      if block.loop is not None:  # A loop comes before its operations.
+        cost_of(block.loop, block.times, block.unbounded)
+      members = [unit.reported, *inner_operations(unit.operation)]
+      for member, one in zip(step.piece.members, step.piece.costs):
+        unbounded = unit.unbounded or one.in_unbounded_loop
+        cost = cost_of(members[member], unit.times * one.times, unbounded)
+        cost.collectives += one.collectives
+        cost.work.add(one.work)
+      for s in step.sums:
+        exchange = s.exchange(impl.shape.to_integer_list)
+        if exchange.mesh_axes:
+          costs[self.units[s.origin].reported].collectives.append(exchange)
+    for op, cost in costs.items():
+      cost.flops = cost.work.flops or _vector_product_flops(op, cost.repeated, impl)
+    return costs
+
+  def _memory(
+    self, steps: Iterator[Step] | Sequence[Step], layout: dict[str, int], sizes: Sequence[int]
+  ) -> Memory:
+    blocks, inputs = self._lifetimes(steps, layout, sizes)
+    memory, peak = Memory(inputs=inputs), 0
+    for i, (op, now) in enumerate(zip(self.needed, blocks[0].live_bytes(len(self.needed)))):
+      memory.timeline.append(Held(op.name, now))
+      if now > memory.activations:
+        memory.activations, memory.peak_operation, peak = now, op.name, i
+    live = [Held(x.name, n) for x, n in self._live_at(0, peak, blocks)]
+    memory.largest = sorted(live, key=lambda held: -held.bytes)
+    memory.variables = sum(
+      bytes_of_variable(v) // math.prod(sizes[layout[d.name]] for d in v.shape if d.name in layout)
+      for v in self.variables
+    )
+    return memory
+
+  def _lifetimes(
+    self, steps: Iterator[Step] | Sequence[Step], layout: dict[str, int], sizes: Sequence[int]
+  ) -> tuple[list[Lifetimes], int]:
+    """The buffers of each block, the program's first; and the bytes of inputs."""
+    blocks = [Lifetimes() for _ in self._inlined.blocks]
+    # Unused inputs take memory all the same.
+    inputs = sum(
+      self.pieces.piece(kind, own_part(kind, layout), sizes, ()).inputs
+      for op, kind in zip(self.others, self._other_kinds)
+      if not op.inputs
+    )
+    # By tensor: its block, and the key of its buffer there.
+    place: dict[Tensor, tuple[int, object]] = {}
+    for step in steps:
+      unit = self.units[step.index]
+      inputs += step.piece.inputs
+      _add_unit(unit, step, blocks[unit.block], place)
+    for x in self.results:
+      if x in place:
+        blocks[0].use(place[x][1], len(self.needed) - 1)
+    # From the inside outwards: a body takes its room while its loop runs.
+    for number in range(len(blocks) - 1, 0, -1):
+      block = self._inlined.blocks[number]
+      inside = blocks[block.around].inside
+      inside[block.place] = max(inside.get(block.place, 0), blocks[number].peak)
+    return blocks, inputs
+
+  def _live_at(
+    self, number: int, point: int, blocks: Sequence[Lifetimes]
+  ) -> Iterator[tuple[Tensor, int]]:
+    """Yields the live tensors and their bytes at a point of a block.
+
+    If a loop runs at that point, those of its body at its peak are among them.
+    """
+    yield from blocks[number].live_at(point)
+    bodies = [
+      (blocks[i].peak, i)
+      for i, block in enumerate(self._inlined.blocks)
+      if (block.around, block.place) == (number, point)
+    ]
+    if bodies:
+      peak, i = max(bodies)
+      if peak:
+        yield from self._live_at(i, blocks[i].live_bytes().index(peak), blocks)
+
+  # ------------------------------------------------------------------------ for searches
+
+  @functools.cached_property
+  def forbidden(self) -> dict[str, str]:
+    """For a dimension why no layout may split it."""
+    return self._probed[0]
+
+  @functools.cached_property
+  def chains(self) -> list[Chain]:
+    """The chains of the program; of those that are alike, one, with its `count`."""
+    leader = list(range(len(self.units)))
+
+    def find(i: int) -> int:
+      while leader[i] != i:
+        leader[i] = leader[leader[i]]
+        i = leader[i]
+      return i
+
+    maker = {x: i for i, unit in enumerate(self.units) for x in unit.operation.outputs}
+    for i, unit in enumerate(self.units):
+      if any(x in self._pending for x in unit.operation.outputs):
+        for x in unit.reads:
+          if x in self._pending and x in maker:
+            leader[find(i)] = find(maker[x])
+    groups: dict[int, list[int]] = {}
+    for i in range(len(self.units)):
+      groups.setdefault(find(i), []).append(i)
+    alike: dict[Hashable, Chain] = {}
+    for indices in groups.values():
+      key = self._chain_key(indices)
+      if key in alike:
+        alike[key].count += 1
+      else:
+        names = sorted({d for i in indices for d in self.kinds[i].dims})
+        alike[key] = Chain(indices, names)
+    return list(alike.values())
+
+  @functools.cached_property
+  def _probed(self) -> tuple[dict[str, str], dict[int, list[bool]]]:
+    """Each dimension of each kind split alone: what forbids it, and which outputs are pending."""
+    forbidden: dict[str, str] = {}
+    made: dict[int, list[bool]] = {}
+    for kind in dict.fromkeys([*self.kinds, *self._other_kinds]):
+      read = reads(kind.operation)
+      made[kind.number] = [False] * len(kind.operation.outputs)
+      for name in sorted(kind.dims):
+        factor = kind.smallest_factor([name])
+        if not factor:
+          continue
+        piece = self.pieces.piece(kind, ((name, 0),), (factor,), (None,) * len(read))
+        if piece.problem is not None:
+          forbidden.setdefault(name, str(piece.problem))
+        else:
+          made[kind.number] = [a or s is not None for a, s in zip(made[kind.number], piece.states)]
+    return forbidden, made
+
+  @functools.cached_property
+  def _pending(self) -> set[Tensor]:
+    """Tensors whose sum may be pending."""
+    pending: set[Tensor] = set()
+    for unit, kind in zip(self.units, self.kinds):
+      outputs = unit.operation.outputs
+      given: tuple[State, ...] = tuple(
+        PendingSum((0,)) if x in pending else None for x in unit.reads
+      )
+      passed = [False] * len(outputs)
+      if any(given):
+        piece = self.pieces.piece(kind, (), (2,), given)
+        if piece.problem is None:
+          passed = [s is not None for s in piece.states]
+      for out, made, is_passed in zip(outputs, self._probed[1][kind.number], passed):
+        if made or is_passed:
+          pending.add(out)
+    return pending
+
+  def _chain_key(self, indices: Sequence[int]) -> Hashable:
+    chosen = set(indices)
+    places: dict[Tensor, tuple[int, int]] = {}
+    key: list[Hashable] = []
+    for n, i in enumerate(indices):
+      inside = tuple(places.get(x) for x in self.units[i].reads)
+      left = []
+      for j, x in enumerate(self.units[i].operation.outputs):
+        places[x] = (n, j)
+        outside = x in self._results or self._is_read_outside(x, chosen)
+        left.append(x in self._pending and outside)
+      key.append((self.kinds[i].number, self.units[i].times, inside, tuple(left)))
+    return tuple(key)
+
+  @functools.cached_property
+  def _bound_amounts(self) -> tuple[list[frozenset[str]], np.ndarray]:
+    """Sets of dimensions, and live bytes by program point and set, with nothing split.
+
+    Splitting only divides a buffer: a layout that communicates has more buffers, not fewer.
+    """
+    blocks, _ = self._lifetimes(self.walk(range(len(self.units)), {}, []), {}, [])
+    count = len(self.needed)
+    live = blocks[0].live_bytes(count)
+    step = max(1, -(-count // _MOST_POINTS))
+    points = [
+      max(range(b, min(b + step, count)), key=lambda i: live[i]) for b in range(0, count, step)
+    ]
+    variables = [(v.value, bytes_of_variable(v)) for v in self.variables]
+    rows: list[dict[frozenset[str], int]] = []
+    for point in points or [-1]:
+      row: dict[frozenset[str], int] = {}
+      for x, size in [*variables, *self._live_at(0, point, blocks)]:
+        names = frozenset(x.shape.dimension_names)
+        row[names] = row.get(names, 0) + size
+      rows.append(row)
+    sets = list(dict.fromkeys(names for row in rows for names in row))
+    return sets, np.array([[row.get(names, 0) for names in sets] for row in rows], float)
+
+  def least_memory(
+    self, layout: Mapping[str, int | None], domains: Mapping[str, set[int]], sizes: Sequence[int]
+  ) -> float:
+    """Lower bound of the bytes per device of every layout that extends a partial one.
+
+    Args:
+      layout: by name of each decided dimension the mesh axis that splits it, or None.
+      domains: by name of a dimension the mesh axes that may split it.
+      sizes: of the mesh axes.
+    """
+    sets, amounts = self._bound_amounts
+    parts = np.array([most_parts(s, layout, domains, sizes) for s in sets], float)
+    return float((amounts / parts).sum(axis=1).max()) if len(parts) else 0.0
+
+
+def _execute(pending: Sum | None, step: Step) -> None:
+  if pending is not None and not pending.executed:
+    pending.executed = True
+    step.sums.append(pending)
+
+
+def _add_unit(
+  unit: Unit, step: Step, block: Lifetimes, place: dict[Tensor, tuple[int, object]]
+) -> None:
+  """Adds the buffers that an operation uses and makes to its block; enters them in `place`."""
+  piece, now = step.piece, unit.place
+  if piece.inside:
+    block.inside[now] = piece.inside
+  if unit.uses:
+    for x in unit.reads:
+      if x in place and place[x][0] == unit.block:
+        block.use(place[x][1], now)
+  if not unit.makes:
+    return
+  for j, out in enumerate(unit.operation.outputs):
+    kind, n = piece.buffers[j]
+    if kind == "new":
+      place[out] = unit.block, block.add((step.index, j), now, n, out)
+    elif kind == "reduced":
+      key = ("reduced", unit.reads[n])
+      place[out] = unit.block, block.add(key, now, piece.pending[j], out)
+    elif kind != "elsewhere":
+      source = unit.reads[n] if kind == "input" else unit.operation.outputs[n]
+      if source in place:
+        place[out] = place[source]
+
+
+def probable_results(operations: Sequence[Operation]) -> list[Tensor]:
+  """Tensors that no operation reads.
+
+  If the program assigns variables, gradients that were not used are by-products.
+  """
+  read = {x for op in operations for x in reads(op)}
+  assigns = any(not op.outputs for op in operations)
+  return [
+    x
+    for op in operations
+    if not (assigns and "/gradients/" in op.name)
+    for x in op.outputs
+    if x not in read
+  ]
+
+
+def own_part(kind: Kind, layout: dict[str, int]) -> Assignment:
+  """The part of a layout that concerns an operation.
+
+  Args:
+    kind: of the operation.
+    layout: mesh axis by dimension name.
+  """
+  return tuple((d, layout[d]) for d in sorted(kind.dims) if d in layout)
+
+
+def bytes_of_variable(v: Variable) -> int:
+  """Bytes of a whole variable."""
+  return int(v.size) * int(v.slice_dtype.size)
+
+
+def most_parts(
+  names: frozenset[str],
+  layout: Mapping[str, int | None],
+  domains: Mapping[str, set[int]],
+  sizes: Sequence[int],
+) -> int:
+  """Maximum number of parts that a tensor of these dimensions can be split into.
+
+  Args:
+    names: of its dimensions.
+    layout: by name of each decided dimension the mesh axis that splits it, or None.
+    domains: by name of a dimension the mesh axes that may split it.
+    sizes: of the mesh axes.
+  """
+  axes: set[int] = set()
+  for name in names:
+    if name in layout:
+      axis = layout[name]
+      if axis is not None:
+        axes.add(axis)
+    else:
+      axes |= domains.get(name, set())
+  return math.prod(sizes[a] for a in axes)
+
+
+def _repeated(op: Operation, impl: PlanMeshImpl) -> int:
+  """Number of processors that compute the same part of an operation."""
+  dims = {d for x in op.inputs + op.outputs for d in x.shape}
+  axes = {impl.tensor_dimension_to_mesh_axis(d) for d in dims}
+  return int(impl.size) // math.prod(int(impl.shape[a].size) for a in axes if a is not None)
+
+
+def _vector_product_flops(op: Operation, repeated: int, impl: PlanMeshImpl) -> int:
+  """FLOPs of a matrix-vector product, which is lowered to a multiply and a sum; else 0."""
+  dims = {d for x in op.inputs for d in x.shape}
+  reduced = dims - {d for x in op.outputs for d in x.shape}
+  if not reduced or type(op).__name__ != "EinsumOperation" or len(op.inputs) < 2:
+    return 0
+  return 2 * math.prod(d.size for d in dims) * repeated // impl.size
