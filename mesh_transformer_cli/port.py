@@ -103,6 +103,13 @@ _METHODS = {
   "copy_masters_to_slices": "nothing: slices are the only copy (the call is there and harmless)",
   "copy_slices_to_masters": "nothing: slices are the only copy (the call is there and harmless)",
 }
+# Modules of which `estimator`, or `v1`, may be imported.
+_WITH_ESTIMATOR = (
+  "tensorflow",
+  "tensorflow.compat",
+  "tensorflow.compat.v1",
+  "tensorflow_estimator",
+)
 _OLD_IMPORTS = re.compile(
   r"(tensorflow\.python|tensorflow_estimator|tensorflow\.contrib|tensorflow\.compat\.v1\.)"
 )
@@ -201,7 +208,7 @@ class _Program:
             self._aliases[a.asname or "tensorflow"] = "tf"
           elif a.name == "mesh_tensorflow":
             self._aliases[a.asname or a.name] = "mtf"
-      elif isinstance(node, ast.ImportFrom) and node.module in ("tensorflow.compat", "tensorflow"):
+      elif isinstance(node, ast.ImportFrom) and node.module in _WITH_ESTIMATOR:
         for a in node.names:
           if a.name in ("v1", "estimator"):
             self._aliases[a.asname or a.name] = "tf" if a.name == "v1" else "tf.estimator"

@@ -113,6 +113,8 @@ class Masks:
     for pattern, name in self._PATTERNS:
       text = pattern.sub(name, text)
     text = "\n".join(map(_in_order, text.split("\n")))
+    # Names that are legal stand in the order in which files are imported.
+    text = re.sub(r"'\w+'(?:, '\w+'){2,}", lambda m: ", ".join(sorted(m[0].split(", "))), text)
     text = _LISTED.sub(lambda m: "\n".join(sorted(m[0].replace(",\n", "\n").split("\n"))), text)
     return re.sub(r"\d[\d,.]*", "N", text) if loosely else text
 
