@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 
 from mesh_tensorflow import errors, version
 from mesh_tensorflow.environment import installation
-from mesh_tensorflow.transformer.gin_config import gin_paths
+from mesh_tensorflow.transformer.gin_config import reader
 
 pytestmark = pytest.mark.subprocess
 
@@ -54,7 +54,7 @@ import mesh_tensorflow.transformer
 import mesh_tensorflow.examples.mnist
 import mesh_transformer_cli.front
 from mesh_tensorflow.transformer.gin_config import gin_paths
-folder = gin_paths.gin_dir()
+folder = reader.gin_dir()
 files = [name for _, _, names in os.walk(folder) for name in names if name.endswith(".gin")]
 print(json.dumps({
   "package": mesh_tensorflow.__file__,
@@ -158,9 +158,9 @@ def test_gin_folder_is_data_only(repository: pathlib.Path):
 
 
 def test_missing_gin_files_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
-  monkeypatch.setattr(gin_paths, "_PACKAGE", str(tmp_path / "transformer"))
+  monkeypatch.setattr(reader, "_PACKAGE", str(tmp_path / "transformer"))
   with pytest.raises(errors.ConfigError) as error:
-    gin_paths.gin_dir()
+    reader.gin_dir()
   assert str(tmp_path / "transformer" / "gin") in str(error.value)
   assert str(tmp_path / "gin") in str(error.value)
 

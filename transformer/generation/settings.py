@@ -15,7 +15,7 @@ from mesh_tensorflow.arguments.declared import affects, declares
 from mesh_tensorflow.decoding.token_choice import TokenChoice
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.generation.prefill_decode import DecodeOptions
-from mesh_tensorflow.transformer.gin_config import value_checks
+from mesh_tensorflow.transformer.gin_config import checks
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, as_text
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -65,7 +65,7 @@ def sample(given: dict[str, Any]) -> Sampling:
   Raises:
     ConfigError: a value that is not legal; there is no prompt, or an empty one.
   """
-  value_checks.check_arguments("sample", sample, given)
+  checks.check_arguments("sample", sample, given)
   prompt = given["prompt"]
   prompts = None if prompt is None else _texts("prompt", prompt)
   if prompts == ():

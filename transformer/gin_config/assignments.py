@@ -19,12 +19,11 @@ from typing import Any
 from gin import config_parser
 
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.transformer.gin_config import names as gin_names
-from mesh_tensorflow.transformer.gin_config import value_checks
-from mesh_tensorflow.transformer.gin_config.contradictions import RUN
-from mesh_tensorflow.transformer.gin_config.names import MACRO, Macro, Place, Reference
+from mesh_tensorflow.transformer.gin_config import bindings as gin_names
+from mesh_tensorflow.transformer.gin_config import checks
+from mesh_tensorflow.transformer.gin_config.bindings import MACRO, Macro, Place, Reference, Settings
+from mesh_tensorflow.transformer.gin_config.checks import RUN
 from mesh_tensorflow.transformer.gin_config.reader import SET, Reader, TextDelegate
-from mesh_tensorflow.transformer.gin_config.settings import Settings
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -137,11 +136,11 @@ def _value_of_macro(name: str, text: str, settings: Settings, place: Place) -> s
 
 
 def _parameter(selector: str, argument: str) -> inspect.Parameter | None:
-  return value_checks.parameter_of(selector, argument)
+  return checks.parameter_of(selector, argument)
 
 
 def _converted(text: str, parameter: inspect.Parameter | None, in_force: Any, place: Place) -> str:
-  kinds = value_checks.kinds_of(parameter.annotation) if parameter is not None else []
+  kinds = checks.kinds_of(parameter.annotation) if parameter is not None else []
   read = parsed(text)
   if read is not None:
     # "7" for a parameter that is a text: a name may be made of digits.

@@ -33,11 +33,10 @@ import tensorflow as tf
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.environment import untrusted_files
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.transformer.gin_config import affected, operative, parsing
-from mesh_tensorflow.transformer.gin_config import names as gin_names
-from mesh_tensorflow.transformer.gin_config.contradictions import MODEL_TYPE
-from mesh_tensorflow.transformer.gin_config.names import Macro, Reference
-from mesh_tensorflow.transformer.gin_config.settings import Key, parts_of, short
+from mesh_tensorflow.transformer.gin_config import bindings as gin_names
+from mesh_tensorflow.transformer.gin_config import checks, operative, parsing
+from mesh_tensorflow.transformer.gin_config.bindings import Key, Macro, Reference, parts_of, short
+from mesh_tensorflow.transformer.gin_config.checks import MODEL_TYPE
 from mesh_tensorflow.transformer.vocabularies import kept
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -177,7 +176,7 @@ def compare_with_initial(path: str, now: ModelConfig) -> list[str]:
 
 def _of_model(values: Mapping[Key, Any]) -> set[str]:
   """Selectors that are part of the model: those of this package, and those they refer to."""
-  found = {s for _, s, _ in values if affected.is_of_package(s) and affected.whole(s) == "model"}
+  found = {s for _, s, _ in values if checks.is_of_package(s) and checks.whole_effect(s) == "model"}
   new = found
   # References of references, until there are no more: a user's class belongs to the model if a
   # layer has it.
@@ -185,10 +184,10 @@ def _of_model(values: Mapping[Key, Any]) -> set[str]:
     references = {
       r.selector
       for (_, selector, argument), value in values.items()
-      if selector in new and affected.argument(selector, argument) != "training"
+      if selector in new and checks.effect_of(selector, argument) != "training"
       for r in parts_of(value, Reference)
     }
-    new = {s for s in references - found if not affected.is_of_package(s)}
+    new = {s for s in references - found if not checks.is_of_package(s)}
     found |= new
   return found
 
@@ -196,12 +195,12 @@ def _of_model(values: Mapping[Key, Any]) -> set[str]:
 def _kind(key: Key, values: Mapping[Key, Any], of_model: set[str]) -> str:
   """The section of the record that a parameter belongs to."""
   scope, selector, argument = key
-  if selector not in of_model and not affected.is_of_package(selector):
+  if selector not in of_model and not checks.is_of_package(selector):
     return "other"
   condition = _ONLY_WITH.get(argument)
   if condition and not values.get((scope, selector, condition), True):
     return "other"
-  kind = affected.argument(selector, argument)
+  kind = checks.effect_of(selector, argument)
   return "other" if kind == "report" else kind
 
 
@@ -259,7 +258,7 @@ def _plain(value: Any) -> Any:
     if len(value) == 2 and isinstance(value[0], Reference) and isinstance(value[1], dict):
       # A class and arguments for it.
       selector, given = value[0].selector, value[1]
-      of_model = [k for k in given if affected.argument(selector, str(k)) == "model"]
+      of_model = [k for k in given if checks.effect_of(selector, str(k)) == "model"]
       value = [value[0], {k: given[k] for k in of_model}]
     # Lists of sublayers with and without what evaluation does not see are the same model.
     return [_plain(v) for v in value if not _is_of_training(v)]
@@ -267,7 +266,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_of_training(value: Any) -> bool:
-  return isinstance(value, Reference) and affected.whole(value.selector) == "training"
+  return isinstance(value, Reference) and checks.whole_effect(value.selector) == "training"
 
 
 # ------------------------------------------------------------------------------- comparison
@@ -331,7 +330,7 @@ def _owner(name: str) -> str:
 def _is_bound(key: Key, value: Any) -> bool:
   """True if a value differs from the default of its parameter."""
   _, selector, argument = key
-  parameter = affected.parameter(selector, argument)
+  parameter = checks.declared_parameter(selector, argument)
   if parameter is None:
     return True  # It goes to **kwargs, and is there because it is bound.
   if parameter.default in (gin.REQUIRED, inspect.Parameter.empty):

@@ -10,18 +10,19 @@ from typing import Any
 import gin
 from gin import config_parser
 
-from mesh_tensorflow.transformer.gin_config import names as gin_names
-from mesh_tensorflow.transformer.gin_config import settings as gin_settings
-from mesh_tensorflow.transformer.gin_config.names import MACRO, Macro, Place, Reference
-from mesh_tensorflow.transformer.gin_config.reader import TextDelegate
-from mesh_tensorflow.transformer.gin_config.settings import (
+from mesh_tensorflow.transformer.gin_config import bindings as gin_names
+from mesh_tensorflow.transformer.gin_config.bindings import (
+  MACRO,
   Key,
+  Macro,
+  Place,
+  Reference,
   Setting,
   Settings,
   enclosing_scopes,
   short,
 )
-from mesh_tensorflow.transformer.gin_config.uninterrupted import uninterrupted
+from mesh_tensorflow.transformer.gin_config.reader import TextDelegate, uninterrupted
 
 _WIDTH = 100
 _HEAD = """\
@@ -186,7 +187,7 @@ def _statements(text: str) -> list[_Statement]:
       selector, argument = MACRO
     at = statement.location.line_num
     selector = _whole(selector)
-    value = gin_settings.mapped(statement.value, _resolved)
+    value = gin_names.mapped(statement.value, _resolved)
     found.append(_Statement((scope, selector, argument), value, at))
   return found
 
@@ -279,7 +280,7 @@ class _Places:
   def _macros(self, value: Any) -> list[str]:
     """The names of the macros in a value, with those in their values."""
     names: list[str] = []
-    for macro in gin_settings.parts_of(value, Macro):
+    for macro in gin_names.parts_of(value, Macro):
       bound = self._in_config.get((macro.name, *MACRO))
       names.append(macro.name)
       names += self._macros(bound.value) if bound is not None else []
@@ -290,7 +291,7 @@ class _Places:
       bound = self._in_config.get((value.name, *MACRO))
       return self._literal(bound.value) if bound is not None else value
     if isinstance(value, (list, tuple, dict)):
-      return gin_settings.mapped(value, self._literal)
+      return gin_names.mapped(value, self._literal)
     return value
 
 

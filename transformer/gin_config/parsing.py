@@ -16,14 +16,12 @@ from absl import flags
 from mesh_tensorflow.errors import ConfigError, MeshError
 from mesh_tensorflow.training import model_files
 from mesh_tensorflow.transformer.gin_config import assignments as gin_assignments
-from mesh_tensorflow.transformer.gin_config import contradictions as gin_contradictions
-from mesh_tensorflow.transformer.gin_config import names as gin_names
+from mesh_tensorflow.transformer.gin_config import bindings as gin_names
+from mesh_tensorflow.transformer.gin_config import checks as gin_checks
 from mesh_tensorflow.transformer.gin_config import operative as gin_operative
 from mesh_tensorflow.transformer.gin_config import reader as gin_reader
-from mesh_tensorflow.transformer.gin_config import run_checks as gin_run_checks
-from mesh_tensorflow.transformer.gin_config.gin_paths import gin_dir
-from mesh_tensorflow.transformer.gin_config.settings import Key, Settings, parts_of
-from mesh_tensorflow.transformer.gin_config.uninterrupted import uninterrupted
+from mesh_tensorflow.transformer.gin_config.bindings import Key, Settings, parts_of
+from mesh_tensorflow.transformer.gin_config.reader import gin_dir, uninterrupted
 
 FLAGS = flags.FLAGS
 
@@ -138,7 +136,7 @@ def parse_gin(
       name,
       f", and {more} more" if more else "",
     )
-  gin_contradictions.check_statements(reader.settings)
+  gin_checks.check_statements(reader.settings)
   if finalize_config:
     _check_macros(reader.settings)
   _warn_of_macros(reader.settings)
@@ -164,7 +162,7 @@ def check_run() -> None:
     LayoutError: layout rules and mesh shape do not fit, or a size cannot be split.
     ShapeError: sequences longer than the table of positions.
   """
-  gin_run_checks.check_run(_Read.settings)
+  gin_checks.check_run(_Read.settings)
 
 
 def missing_binding(error: RuntimeError) -> ConfigError | None:
@@ -239,7 +237,7 @@ def _check_macros(settings: Settings) -> None:
 
 def _warn_of_macros(settings: Settings) -> None:
   used = {m.name for s in settings.all for m in parts_of(s.value, gin_names.Macro)}
-  for s in gin_contradictions.unused_macros(settings):
+  for s in gin_checks.unused_macros(settings):
     _LOG.warning(
       "gin: %s: no value uses the macro %s%s",
       s.place,

@@ -4,36 +4,157 @@ from __future__ import annotations
 
 import ast
 import bisect
+import contextlib
 import dataclasses
 import difflib
+import gc
 import importlib
+import importlib.util
 import io
 import logging
 import os
 import re
 import tokenize
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import gin
 import tensorflow as tf
 from gin import config_parser
 
+from mesh_tensorflow import errors
 from mesh_tensorflow.environment import untrusted_files
 from mesh_tensorflow.errors import ConfigError, MeshError
-from mesh_tensorflow.transformer.gin_config import names as gin_names
-from mesh_tensorflow.transformer.gin_config import settings as gin_settings
-from mesh_tensorflow.transformer.gin_config import t5_names
-from mesh_tensorflow.transformer.gin_config.gin_paths import gin_dir
-from mesh_tensorflow.transformer.gin_config.names import (
+from mesh_tensorflow.transformer.gin_config import bindings as gin_names
+from mesh_tensorflow.transformer.gin_config.bindings import (
   MACRO,
   Macro,
   Place,
   Reference,
+  Setting,
+  Settings,
   UnknownNameError,
 )
-from mesh_tensorflow.transformer.gin_config.settings import Setting, Settings
 from mesh_transformer_cli import untrusted
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+  """A context without garbage collection; as a decorator, for a function that reads gin's texts.
+
+  Gin reads each value by `ast.literal_eval`. Before Python 3.12 a collection may start in the
+  middle of it, and a finalizer that it calls may give way to another thread; if that one parses
+  Python too, the first fails with "AST constructor recursion depth mismatch" (CPython issue
+  106905), which gin reports as an error of syntax.
+  """
+  if not gc.isenabled():
+    yield
+    return
+  gc.disable()
+  try:
+    yield
+  finally:
+    gc.enable()
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+
+
+def gin_dir() -> str:
+  """The folder that holds `defaults.gin`, `models/`, `layouts/` and the other gin files.
+
+  A wheel has it inside the package (`mesh_tensorflow/transformer/gin`); an editable install uses
+  the folder of the repository, which stands next to `transformer/`.
+
+  Returns:
+    An absolute path, made for `gin.add_config_file_search_path`.
+
+  Raises:
+    errors.ConfigError: `defaults.gin` is in neither place.
+  """
+  candidates = [os.path.join(_PACKAGE, "gin"), os.path.join(os.path.dirname(_PACKAGE), "gin")]
+  for folder in candidates:
+    if os.path.isfile(os.path.join(folder, "defaults.gin")):
+      return folder
+  raise errors.ConfigError(
+    "the gin files of mesh_tensorflow are missing: no defaults.gin in "
+    f"{candidates[0]} (installed wheel) nor in {candidates[1]} (editable install); "
+    "reinstall the package"
+  )
+
+
+_OURS = "mesh_tensorflow.transformer.data.seqio_tasks"
+_MODULE = "t5.models.mesh_transformer"
+_HERE = (
+  *("mesh_train_dataset_fn", "mesh_eval_dataset_fn", "mesh_inference_dataset_fn"),
+  *("get_vocabulary", "tsv_dataset_fn"),
+)
+# Names that T5 itself does not read any more, and skips.
+_DEPRECATED = frozenset(
+  "configurable_vocabulary get_default_spm_path get_sentencepiece_model_path maybe_print_dataset "
+  "num_parallel_calls SentencePieceVocabulary train_model Vocabulary".split()
+)
+# Its preprocessors for unsupervised training, which tasks of the package t5 use.
+_PREPROCESSORS = frozenset(
+  "denoise drop_noise_tokens drop_nonnoise_tokens iid_noise_mask noise_span_to_sentinel "
+  "noise_span_to_unique_sentinel noise_token_to_random_token "
+  "noise_token_to_random_token_or_sentinel noise_token_to_sentinel "
+  "nonnoise_span_to_unique_sentinel permute_noise_tokens random_prefix_noise_mask "
+  "random_spans_helper random_spans_noise_mask random_spans_targets_length "
+  "random_spans_tokens_length reduce_concat_tokens regular_noise_mask select_random_chunk "
+  "split_tokens split_tokens_to_inputs_length split_tokens_to_targets_length unsupervised".split()
+)
+_MODULES = frozenset(
+  "mesh_transformer preprocessors sentencepiece_vocabulary t5 utils vocabularies".split()
+)
+
+
+def is_import_of_t5(module: str) -> bool:
+  """True if a module belongs to the package t5."""
+  return f"{module}.".startswith("t5.")
+
+
+def import_t5(module: str) -> str | None:
+  """Imports what stands for a module of t5: here, or in the package t5 if that is installed.
+
+  Args:
+    module: its name.
+
+  Returns:
+    None, or why there is nothing to import.
+  """
+  if f"{module}.".startswith("t5.models."):
+    _load()
+    return None
+  if importlib.util.find_spec("t5") is None:
+    return "the package t5 is not installed"
+  try:
+    importlib.import_module(module)
+  except Exception as e:  # noqa: BLE001 - parts of it need TensorFlow 1.
+    return f"{type(e).__name__}: {' '.join(str(e).split())}"
+  return None
+
+
+def register(selector: str) -> None:
+  """Lets gin know the functions of `t5.models.mesh_transformer`, if a name is of one of them."""
+  module, _, last = selector.rpartition(".")
+  if last in _HERE and f".{_MODULE}".endswith(f".{module}" if module else ""):
+    _load()
+
+
+def is_left_out(selector: str) -> bool:
+  """True if a name belongs to a part of T5 that this package leaves out."""
+  module, _, last = selector.rpartition(".")
+  if last not in _DEPRECATED | _PREPROCESSORS or gin_names.whole_selectors(selector):
+    return False
+  return not module or module.split(".")[0] == "t5" or module.split(".")[-1] in _MODULES
+
+
+def _load() -> None:
+  # T5's own may be there, loaded by somebody else.
+  if not gin_names.whole_selectors(f"{_MODULE}.{_HERE[0]}"):
+    importlib.import_module(_OURS)
+
 
 PARAM = "--gin_param"
 SET = "--set"
@@ -80,7 +201,7 @@ class Binding:
         return delegate.configurable_reference(value.name, value.evaluate)
       return delegate.macro(value.name) if isinstance(value, Macro) else value
 
-    gin.bind_parameter(self.key, gin_settings.mapped(self.value, of_gin))
+    gin.bind_parameter(self.key, gin_names.mapped(self.value, of_gin))
 
 
 class NamedText(io.StringIO):
@@ -196,7 +317,7 @@ class Reader:
       elif isinstance(statement, config_parser.ImportStatement):
         if statement.module == "__gin__.dynamic_registration" and not dynamic:
           dynamic, given_to_gin = True, at - 1
-        if t5_names.is_import_of_t5(statement.module):
+        if is_import_of_t5(statement.module):
           self._import_t5(statement.module, place(at))
           lines[at - 1] = "\n"  # It is done; gin itself would look for T5.
         else:
@@ -223,9 +344,9 @@ class Reader:
     if not argument:
       scope = f"{scope}/{selector}" if scope else selector
       selector, argument = MACRO
-    t5_names.register(selector)
-    for reference in gin_settings.parts_of(statement.value, Reference):
-      t5_names.register(reference.name.split("/")[-1])
+    register(selector)
+    for reference in gin_names.parts_of(statement.value, Reference):
+      register(reference.name.split("/")[-1])
     if self._is_left_out(selector, statement.value) and not dynamic:
       self.left_out.append((place, name))
       return
@@ -236,7 +357,7 @@ class Reader:
       if dynamic or self._may_skip(selector):
         return
       raise ConfigError(str(e)) from None
-    value = gin_settings.mapped(statement.value, lambda v: self._resolved(v, place, dynamic))
+    value = gin_names.mapped(statement.value, lambda v: self._resolved(v, place, dynamic))
     of_a_run = not self._of_runs.isdisjoint(files)
     self.settings.add(
       Setting(scope, selector, argument, value, place, self._level, files, name, of_a_run)
@@ -248,11 +369,11 @@ class Reader:
     """True if a binding belongs to an omitted part of T5, or its value refers to one."""
     if self._skip_unknown is True:
       return False
-    references = [r.name.split("/")[-1] for r in gin_settings.parts_of(value, Reference)]
-    return any(map(t5_names.is_left_out, [selector, *references]))
+    references = [r.name.split("/")[-1] for r in gin_names.parts_of(value, Reference)]
+    return any(map(is_left_out, [selector, *references]))
 
   def _import_t5(self, module: str, place: Place) -> None:
-    missing = t5_names.import_t5(module)
+    missing = import_t5(module)
     if missing:
       _LOG.warning("gin: %s: import of %s is left out: %s", place, module, missing)
 
@@ -344,10 +465,10 @@ def _is_operative_config(name: str, text: str) -> bool:
 def _check_text(statement: Any, place: Place) -> None:
   """Raises for unpaired UTF-16 surrogates in texts and file names of a statement."""
   told = [getattr(statement, "filename", None), getattr(statement, "value", None)]
-  for text in gin_settings.parts_of(told, str):
+  for text in gin_names.parts_of(told, str):
     if any("\ud800" <= c <= "\udfff" for c in text):
       raise ConfigError(
-        f"gin: {place}: {gin_settings.short(text)} has half a pair of UTF-16 by itself (such as"
+        f"gin: {place}: {gin_names.short(text)} has half a pair of UTF-16 by itself (such as"
         " \\ud800), which is no text"
       )
 

@@ -31,7 +31,7 @@ from mesh_tensorflow.planning.machine import Machine, convert_to_machine
 from mesh_tensorflow.planning.program import machine_of
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
 from mesh_tensorflow.transformer.gin_config import model_config, operative
-from mesh_tensorflow.transformer.gin_config.contradictions import RUN
+from mesh_tensorflow.transformer.gin_config.checks import RUN
 from mesh_tensorflow.transformer.meshes.batching import compute_batch_size
 from mesh_tensorflow.transformer.meshes.mesh_setup import is_auto
 from mesh_tensorflow.transformer.modes import variants

@@ -17,7 +17,7 @@ import gin
 import mesh_tensorflow as mtf
 from mesh_settings.run import RunSettings
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.transformer.gin_config.contradictions import RUN
+from mesh_tensorflow.transformer.gin_config.checks import RUN
 from mesh_tensorflow.transformer.meshes.batching import serialize_num_microbatches
 from mesh_tensorflow.transformer.models.layer_stack import LayerStack
 from mesh_tensorflow.transformer.programs.updates import Updates

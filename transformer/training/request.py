@@ -11,7 +11,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.arguments.declared import COUNT_OR_ZERO, takes
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer.gin_config import value_checks
+from mesh_tensorflow.transformer.gin_config import checks
 from mesh_tensorflow.transformer.programs import training_data
 
 
@@ -86,7 +86,7 @@ def train_request(
   Raises:
     ConfigError: incompatible arguments.
   """
-  value_checks.check_arguments("Trainer.train", train_request, locals())
+  checks.check_arguments("Trainer.train", train_request, locals())
   if hooks:
     raise ConfigError("Trainer.train: hooks are of TF1 sessions, and are not available")
   if (dataset_fn is None) == (input_fn is None):

@@ -25,7 +25,7 @@ from mesh_tensorflow.training.run_lock import training_lock
 from mesh_tensorflow.training.several_steps import CallLengths, StopFlag
 from mesh_tensorflow.training.stopping import StopRequests
 from mesh_tensorflow.transformer.files import records
-from mesh_tensorflow.transformer.gin_config import value_checks
+from mesh_tensorflow.transformer.gin_config import checks
 from mesh_tensorflow.transformer.programs import training_data
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.programs.training_data import SavedPipeline, TrainingData
@@ -83,7 +83,7 @@ class Trainer(TrainableModel):
     if "steps_per_call" in changes:
       changes["iterations_per_loop"] = changes.pop("steps_per_call")
     settings = with_settings(settings or TrainerSettings(keep_checkpoint_max=None), changes)
-    value_checks.check_record("Trainer", settings)
+    checks.check_record("Trainer", settings)
     super().__init__(
       steps,
       vocabulary,

@@ -13,8 +13,8 @@ import mesh_tensorflow.transformer.main  # noqa: F401 - defines the flags of the
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.commands import launch, tokenize
 from mesh_tensorflow.transformer.gin_config import assignments
-from mesh_tensorflow.transformer.gin_config import names as gin_names
-from mesh_tensorflow.transformer.gin_config.names import Place
+from mesh_tensorflow.transformer.gin_config import bindings as gin_names
+from mesh_tensorflow.transformer.gin_config.bindings import Place
 from mesh_transformer_cli import front, table
 from mesh_transformer_cli.parser import Parser
 from tests.conftest import ROOT

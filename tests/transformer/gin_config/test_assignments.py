@@ -8,8 +8,8 @@ import pytest
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer import gin_config, utils  # noqa: F401 - registers the names.
 from mesh_tensorflow.transformer.gin_config import assignments, reader
-from mesh_tensorflow.transformer.gin_config.gin_paths import gin_dir
-from mesh_tensorflow.transformer.gin_config.names import Macro, Reference
+from mesh_tensorflow.transformer.gin_config.bindings import Macro, Reference
+from mesh_tensorflow.transformer.gin_config.reader import gin_dir
 from tests.conftest import ROOT
 
 PROBLEM = "problems/stdlib_lm.gin"

@@ -15,8 +15,8 @@ import mesh_tensorflow.transformer
 from mesh_tensorflow import errors
 from mesh_tensorflow.arguments import declared
 from mesh_tensorflow.transformer import gin_config, transformer_layers
-from mesh_tensorflow.transformer.gin_config import affected, model_config, value_checks
-from mesh_tensorflow.transformer.gin_config import names as gin_names
+from mesh_tensorflow.transformer.gin_config import bindings as gin_names
+from mesh_tensorflow.transformer.gin_config import checks, model_config
 from mesh_tensorflow.transformer.models.context import TransformerLayer
 from tests.transformer.small_lm import EVAL, TEXT, run
 
@@ -118,9 +118,9 @@ def test_inherited_arguments_are_what_their_class_says():
     ("mesh_tensorflow.optimize.AdamWOptimizer", "epsilon"): "training",
     ("Bitransformer.decode", "alpha"): "report",
   }
-  assert {k: affected.argument(*k) for k in kinds} == kinds
-  assert affected.values("tests.gates.MyAttention", "num_heads") is declared.COUNT
-  assert affected.values("tests.gates.MyGate", "num_heads") is None
+  assert {k: checks.effect_of(*k) for k in kinds} == kinds
+  assert checks.declared_values("tests.gates.MyAttention", "num_heads") is declared.COUNT
+  assert checks.declared_values("tests.gates.MyGate", "num_heads") is None
 
 
 def test_ranges_of_a_users_subclass_hold_for_what_it_inherits():
@@ -137,7 +137,7 @@ def test_what_is_declared_is_an_argument():
     assert {*own.arguments, *own.values} <= set(parameters), target
     for name, rule in own.values.items():
       p = parameters[name]
-      found = value_checks.rule_of(p, rule)
+      found = checks.rule_of(p, rule)
       legal = p.default in (inspect.Parameter.empty, gin.REQUIRED) or found.is_legal(p.default)
       assert legal, (target, name)
 
@@ -151,13 +151,13 @@ def test_what_may_be_of_training_is_declared_or_known():
   known = {"sublayers_initial", "fold_scaling_into_initializer"}
   found = set()
   for selector in _configurables():
-    if affected.whole(selector) != "model":
+    if checks.whole_effect(selector) != "model":
       continue
     names = inspect.signature(gin_names.configurable_of(selector)).parameters
     found |= {
       f"{selector}.{n}"
       for n in names
-      if _OF_TRAINING.search(n) and affected.argument(selector, n) == "model" and n not in known
+      if _OF_TRAINING.search(n) and checks.effect_of(selector, n) == "model" and n not in known
     }
   assert found == set()
 
@@ -174,7 +174,7 @@ def _configurables() -> list[str]:
       if not module.name.endswith((".main", "__main__")):
         importlib.import_module(module.name)
   wholes = {w for n in gin_names._registered_names() for w in gin_names.whole_selectors(n)}
-  return sorted(w for w in wholes if affected.is_of_package(w))
+  return sorted(w for w in wholes if checks.is_of_package(w))
 
 
 def _declared_of_package() -> list[object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mesh_tensorflow.transformer import transformer
 from mesh_tensorflow.transformer.gin_config import model_config
-from mesh_tensorflow.transformer.gin_config.names import Reference
+from mesh_tensorflow.transformer.gin_config.bindings import Reference
 from mesh_tensorflow.transformer.models import sublayers
 
 SELECTOR = "mesh_tensorflow.transformer.transformer.sublayer_residual"

@@ -10,7 +10,7 @@ import pytest
 
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import gin_config, utils  # noqa: F401
-from mesh_tensorflow.transformer.gin_config import names as gin_names
+from mesh_tensorflow.transformer.gin_config import bindings as gin_names
 
 
 def parse(folder: pathlib.Path, text: str, *bindings: str, **options) -> None:
@@ -130,7 +130,7 @@ def test_dynamic_registration(tmp_path):
     tmp_path,
     "from __gin__ import dynamic_registration\n"
     "from mesh_tensorflow.transformer import learning_rate_schedules\n"
-    "import mesh_tensorflow.transformer.gin_config.names as names\n"
+    "import mesh_tensorflow.transformer.gin_config.bindings as names\n"
     "learning_rate_schedules.linear_warmup.steps_or_fraction = 5\n"
     "names.did_you_mean.cutoff = 0.5\n",
   )

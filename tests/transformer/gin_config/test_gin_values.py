@@ -9,7 +9,7 @@ import pytest
 from mesh_settings import run as run_settings
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import gin_config, utils
-from mesh_tensorflow.transformer.gin_config import value_checks
+from mesh_tensorflow.transformer.gin_config import checks
 from mesh_tensorflow.transformer.gin_paths import gin_dir
 from tests.transformer import training_program
 
@@ -146,7 +146,7 @@ def test_no_step_of_a_checkpoint(value):
 def test_every_shipped_file_is_legal():
   for path in sorted(pathlib.Path(gin_dir()).rglob("*.gin")):
     gin_config.parse_gin([str(path)], [], finalize_config=False)
-    value_checks.check_settings(gin_config.parsing._Read.settings)
+    checks.check_settings(gin_config.parsing._Read.settings)
     gin_config.parsing.gin.clear_config()
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import gin_config, utils, vocabulary
-from mesh_tensorflow.transformer.gin_config import affected, model_config
-from mesh_tensorflow.transformer.gin_config import names as gin_names
+from mesh_tensorflow.transformer.gin_config import bindings as gin_names
+from mesh_tensorflow.transformer.gin_config import checks, model_config
 from tests.transformer import small_lm
 from tests.transformer import worker_processes as program
 from tests.transformer.small_lm import EVAL, TEXT, run
@@ -285,12 +285,12 @@ def test_every_configurable_of_the_package_is_in_its_place():
     selector.rpartition(".")[0]
     for name in gin_names._registered_names()
     for selector in gin_names.whole_selectors(name)
-    if affected.is_of_package(selector) and affected.whole(selector) == "model"
+    if checks.is_of_package(selector) and checks.whole_effect(selector) == "model"
   }
   known = (
     "adaptive_softmax evolved_transformer fixup_layers funnel_transformer heterogeneous_moe "
     "memory_layers moe transformer transformer_layers universal_transformer vocab_embeddings"
   ).split()
   allowed = {f"mesh_tensorflow.transformer.{m}" for m in known} | {"mesh_tensorflow.layers"}
-  allowed.add("mesh_tensorflow.transformer.gin_config.names")  # By a test of registration.
+  allowed.add("mesh_tensorflow.transformer.gin_config.bindings")  # By a test of registration.
   assert modules - allowed == set()
