@@ -2,9 +2,11 @@
 
 from mesh_tensorflow.transformer.models.bitransformer import Bitransformer, make_bitransformer
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
-from mesh_tensorflow.transformer.models.layer_stack import LayerStack, make_layer_stack
-from mesh_tensorflow.transformer.models.multi_token import MultiTokenPrediction
-from mesh_tensorflow.transformer.models.reversible_layer_stack import ReversibleLayerStack
+from mesh_tensorflow.transformer.models.layer_stack import (
+  LayerStack,
+  ReversibleLayerStack,
+  make_layer_stack,
+)
 from mesh_tensorflow.transformer.models.sequence_utils import (
   autoregressive_inputs,
   delimited_lm_inputs_mask,
@@ -36,6 +38,7 @@ from mesh_tensorflow.transformer.models.sublayers import (
   sublayer_scaled_residual,
   sublayer_true_layer_norm,
 )
+from mesh_tensorflow.transformer.models.token_loss import MultiTokenPrediction
 from mesh_tensorflow.transformer.models.unitransformer import Unitransformer
 from mesh_tensorflow.transformer.models.vocab_embedding import (
   VocabEmbedding,

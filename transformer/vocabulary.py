@@ -5,8 +5,13 @@ Anything with `vocab_size`, `encode`, `decode`, `encode_tf` (and `decode_tf`, if
 stand in for a `Vocabulary`.
 """
 
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, PAD_ID, Vocabulary
-from mesh_tensorflow.transformer.vocabularies.byte_level import ByteVocabulary, get_byte_vocabulary
+from mesh_tensorflow.transformer.vocabularies.base import (
+  EOS_ID,
+  PAD_ID,
+  ByteVocabulary,
+  Vocabulary,
+  get_byte_vocabulary,
+)
 from mesh_tensorflow.transformer.vocabularies.characters import (
   CharacterVocabulary,
   get_character_vocabulary,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 from mesh_tensorflow.arguments import kinds
-from mesh_tensorflow.arguments.kind import GraphMember, Kind, SymbolicTensor
+from mesh_tensorflow.arguments.kinds import GraphMember, Kind, SymbolicTensor
 from mesh_tensorflow.errors import GraphError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -20,7 +20,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.checkpoint import files, folder, reader, stored
+from mesh_tensorflow.checkpoint import files, folder, reader
+from mesh_tensorflow.checkpoint import reader as stored
 from mesh_tensorflow.checkpoint.files import INDEX, MANIFEST
 from mesh_tensorflow.environment import untrusted_files
 from mesh_tensorflow.errors import CheckpointError, DamagedCheckpointError, NewerFormatError

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.arguments.kind import shown
+from mesh_tensorflow.arguments.kinds import shown
 from mesh_tensorflow.errors import ArgumentError, ShapeError
 from mesh_tensorflow.importing import families  # noqa: F401 - it registers rules
 from mesh_tensorflow.importing.axes import Axes

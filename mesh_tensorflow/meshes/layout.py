@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex, TypeAlias, overload
 
 from mesh_tensorflow.arguments import kinds
 from mesh_tensorflow.arguments.checking import checked
-from mesh_tensorflow.arguments.kind import Kind
+from mesh_tensorflow.arguments.kinds import Kind
 from mesh_tensorflow.errors import LayoutError, LayoutTypeError
 from mesh_tensorflow.program.dimensions import (
   Dimension,

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow.arguments.kind import shown
-from mesh_tensorflow.arguments.kinds import DTypeLike
+from mesh_tensorflow.arguments.kinds import DTypeLike, shown
 from mesh_tensorflow.errors import (
   ArgumentError,
   DTypeError,

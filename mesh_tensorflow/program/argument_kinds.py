@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.arguments import kinds
-from mesh_tensorflow.arguments.kind import Kind, converts, shown
-from mesh_tensorflow.arguments.kinds import Scalar
+from mesh_tensorflow.arguments.kinds import Kind, Scalar, converts, shown
 from mesh_tensorflow.errors import DimensionTypeError, DTypeError, MeshError
 from mesh_tensorflow.program.dimensions import (
   Dimension,

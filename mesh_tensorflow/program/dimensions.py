@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeAlias, overload
 
 from mesh_tensorflow.arguments import kinds
 from mesh_tensorflow.arguments.checking import checked
-from mesh_tensorflow.arguments.kind import ShownWhole
+from mesh_tensorflow.arguments.kinds import ShownWhole
 from mesh_tensorflow.errors import DimensionError, DimensionTypeError, ShapeError
 
 __all__ = [

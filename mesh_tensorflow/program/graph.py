@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments import kinds
 from mesh_tensorflow.arguments.checking import checked
-from mesh_tensorflow.arguments.kind import GraphMember, SymbolicTensor
+from mesh_tensorflow.arguments.kinds import GraphMember, SymbolicTensor
 from mesh_tensorflow.errors import (
   ArgumentError,
   DTypeError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mesh_tensorflow.arguments.kind import GraphMember, SymbolicTensor
+from mesh_tensorflow.arguments.kinds import GraphMember, SymbolicTensor
 from mesh_tensorflow.errors import ArgumentError, GraphError
 
 

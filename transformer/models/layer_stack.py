@@ -1,21 +1,83 @@
-"""Stacks of layers."""
+"""Stacks of layers: plain, with recomputation in the backward pass, reversible."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gin
+import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT, affects, takes
 from mesh_tensorflow.transformer.models import sublayers
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
-from mesh_tensorflow.transformer.models.recomputation import recomputed_layer
 from mesh_tensorflow.transformer.models.step_sums import StepSum
+
+
+@contextlib.contextmanager
+def recomputed_layer(context: Context, x: mtf.Tensor) -> Iterator[None]:
+  """Context manager for a layer inside `mtf.recompute_grad` or another `mtf.custom_gradient`.
+
+  Tensors made in there cannot be used outside. So what the layer caches goes away with it,
+  except for what depends on variables and not on x, such as a relative attention bias that all
+  layers share: that is taken out of the recomputation. Its variables are those of the first
+  layer that asks for it, as without recomputation, and it is computed once.
+
+  Args:
+    context: a `Context`.
+    x: the argument of the recomputed function.
+  """
+  cache, keep = context.cache, context.keep_cached
+  start = len(x.graph.operations)
+  context.cache = dict(cache)
+
+  def keep_shared(key: Any, value: Any) -> None:
+    if _take_out(value, x, start):
+      cache[key] = value
+
+  context.keep_cached = keep_shared
+  try:
+    yield
+  finally:
+    context.cache, context.keep_cached = cache, keep
+
+
+def _take_out(value: Any, x: mtf.Tensor, start: int) -> bool:
+  """Moves the operations of a shared `value` out of the recomputed function.
+
+  Args:
+    value: tensors in nested lists and tuples; anything else among them is ignored.
+    x: what may not be taken out.
+    start: how many operations the graph had before the recomputed function.
+
+  Returns:
+    True if value depends on variables and not on x, so that it was moved.
+  """
+  # Backwards from the value through what was made inside: reaching x means that it must be
+  # computed again, reaching only variables that it need not.
+  inside = set(x.graph.operations[start:])
+  pending = [t.operation for t in tf.nest.flatten(value) if isinstance(t, mtf.Tensor)]
+  found: set[mtf.Operation] = set()
+  uses_variables = False
+  while pending:
+    op = pending.pop()
+    uses_variables |= isinstance(op, mtf.Variable)
+    if op in found or op not in inside or op.is_external:
+      continue
+    if any(t is x for t in op.inputs):
+      return False
+    found.add(op)
+    pending += [t.operation for t in op.inputs]
+  if uses_variables:
+    for op in found:
+      op.is_external, op.is_cloneable = True, False
+  return uses_variables
+
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -271,3 +333,71 @@ def _parse_layer(item: Any) -> tuple[Callable[..., TransformerLayer], str | None
   if cls is None:
     raise errors.ConfigError(f"make_layer_stack.layers: there is no layer class in {item!r}")
   return cls, name, kwargs
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.transformer")
+class ReversibleLayerStack(LayerStack):
+  """A `LayerStack` of two streams, x1 and x2: a layer f makes (x2, x1 + f(x2)) of them.
+
+  See `mtf.layers.reversible_half_residual_and_swap`. Both streams start as the input, and their
+  sum is the result. The residual connection is part of this: `sublayers_per_layer` must do
+  without `sublayer_residual`. gin bindings of `LayerStack` hold here too.
+
+  The constructor's arguments are those of `LayerStack`; `recompute_grads` makes training compute
+  the activations again in the backward pass, each layer's inputs from its outputs, so that
+  none need to be kept.
+  """
+
+  def call(self, context: Context, x: mtf.Tensor) -> mtf.Tensor:
+    """Calls the layers in order; see `LayerStack.call`.
+
+    Appends to `context.layer_outputs` the sum of the streams after each layer but the last.
+    Padding is not masked at the end.
+
+    Raises:
+      UnsupportedError: with `recompute_grads`, a layer has auxiliary losses.
+    """
+    if sublayers.sublayer_residual in (self._sublayers_per_layer or []):
+      _LOG.warning(
+        "ReversibleLayerStack: its layers have a residual connection already; take "
+        "sublayer_residual out of ReversibleLayerStack.sublayers_per_layer"
+      )
+    x = self._call_sublayers("initial", x, context)
+    context.layer_outputs.append(x)
+    recompute = bool(self.recompute_grads and context.train)
+    # Each stream with its value computed backwards, of which there is none in the forward pass.
+    streams: tuple[mtf.Tensor, Any, mtf.Tensor, Any] = (x, None, x, None)
+    for i, layer in enumerate(self._layers):
+      with mtf.variable_scope(layer.name or ""):
+        streams = mtf.layers.reversible_half_residual_and_swap(
+          *streams, self._function(layer, context, recompute), recompute_grads=recompute
+        )
+      if i != len(self._layers) - 1:
+        context.layer_outputs.append(streams[0] + streams[2])
+      context.layer_index += 1
+    x = streams[0] + streams[2]
+    x = self._call_sublayers("final", x, context)
+    context.layer_outputs.append(x)
+    return x
+
+  def _function(
+    self, layer: TransformerLayer, context: Context, recompute: bool
+  ) -> Callable[[mtf.Tensor], mtf.Tensor]:
+    """The sublayers of one layer, as a function of x."""
+
+    def fn(x: mtf.Tensor) -> mtf.Tensor:
+      if not recompute:
+        return self._layer_fn(x, layer, context)
+      # The backward pass runs this again: a loss appended then would be one of a finished graph.
+      num_losses = len(context.losses or [])
+      with recomputed_layer(context, x):
+        y = self._layer_fn(x, layer, context)
+      if len(context.losses or []) > num_losses:
+        raise errors.UnsupportedError(
+          f"ReversibleLayerStack: layer {layer.name or ''} ({type(layer).__name__}) has an "
+          "auxiliary loss, which has no gradient when layers are reversed; set "
+          "ReversibleLayerStack.recompute_grads = False"
+        )
+      return y
+
+    return fn

@@ -17,13 +17,12 @@ from mesh_tensorflow.operations.variables import convert_to_variable_dtype
 from mesh_tensorflow.transformer.models import step_sums
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.models.generation import Generation
-from mesh_tensorflow.transformer.models.multi_token import MultiTokenPrediction
 from mesh_tensorflow.transformer.models.sequence_utils import (
   delimited_lm_inputs_mask,
   round_up_to_multiple,
   sinusoid_positional_embedding_weights,
 )
-from mesh_tensorflow.transformer.models.token_loss import TokenLoss
+from mesh_tensorflow.transformer.models.token_loss import MultiTokenPrediction, TokenLoss
 from mesh_tensorflow.transformer.models.vocab_embedding import (
   get_vocab_embedding_cls,
   reduce_ensemble_logits,

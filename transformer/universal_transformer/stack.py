@@ -11,9 +11,8 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import BELOW_ONE, affects, takes
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
-from mesh_tensorflow.transformer.universal_transformer import gates
-from mesh_tensorflow.transformer.universal_transformer.halting import HaltingState
-from mesh_tensorflow.transformer.universal_transformer.passes import UTPasses
+from mesh_tensorflow.transformer.universal_transformer import passes
+from mesh_tensorflow.transformer.universal_transformer.passes import HaltingState, UTPasses
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -162,7 +161,7 @@ class UTLayerStack(UTPasses):
     if self.mix_with_transformer_after_ut:
       x = self._passes(context, x, mask, self.num_vanilla_transformer_layers)
     x = self._dropout(context, self._layer_norm(context, x))
-    x = gates.masked(x, mask)
+    x = passes.masked(x, mask)
     context.layer_outputs.append(x)
     return x
 
@@ -221,7 +220,7 @@ class UTLayerStack(UTPasses):
     for step in range(self.num_rec_steps):
       new = self._step(context, self.step_preprocess(context, state, step), mask)
       sources = {"s": state, "t": new, "i": layer_inputs}
-      state, transform, carry = gates.highway(
+      state, transform, carry = passes.highway(
         lambda inputs: self._gate(context, mask, inputs, preprocess=False),
         [source for letter, source in sources.items() if letter in self.gates_inputs],
         state,

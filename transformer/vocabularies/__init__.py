@@ -10,7 +10,7 @@ imported.
 """
 
 from mesh_tensorflow.transformer.vocabularies import (
-  byte_level,
+  base,
   characters,
   subwords,
   t2t,

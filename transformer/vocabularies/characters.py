@@ -16,8 +16,7 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.transformer.files import text_files
 from mesh_tensorflow.transformer.vocabularies.base import Vocabulary, shifted
-from mesh_tensorflow.transformer.vocabularies.kept import kept
-from mesh_tensorflow.transformer.vocabularies.vocabulary_files import write_whole_file
+from mesh_tensorflow.transformer.vocabularies.kept import kept, write_whole_file
 from mesh_transformer_cli import untrusted
 
 _LOG = logging.getLogger("mesh_tensorflow")

@@ -1,10 +1,4 @@
-"""Vocabularies belong to checkpoints: what was built or read once stays in their folder.
-
-Weights mean nothing without the vocabulary that they were trained with. The trainer keeps each
-vocabulary in the folder `vocabularies` of its model_dir when training begins, and takes it from
-there as soon as there are checkpoints: neither a text that has changed nor a file that is gone
-makes another model of the same weights.
-"""
+"""Vocabularies belong to checkpoints: what was built or read once stays in their folder."""
 
 from __future__ import annotations
 
@@ -22,13 +16,33 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
-from mesh_tensorflow.checkpoint import folder
+from mesh_tensorflow import errors
+from mesh_tensorflow.checkpoint import folder, writer
 from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.environment import untrusted_files
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.training import model_files
 from mesh_tensorflow.transformer.vocabularies.base import Vocabulary
-from mesh_tensorflow.transformer.vocabularies.vocabulary_files import write_whole_file
+
+
+def write_whole_file(filename: str, content: bytes) -> None:
+  """Writes a file atomically, also with several concurrent writers.
+
+  Args:
+    filename: its path; its folder is made.
+    content: what becomes of it.
+
+  Raises:
+    errors.StorageError: it cannot be written.
+  """
+  try:
+    folder.write(os.path.dirname(filename), filename, content)
+  except (tf.errors.OpError, OSError) as e:
+    raise errors.StorageError(
+      f"cannot write the vocabulary file {filename} ({writer.reason(e)}): give another filename, "
+      "or the right to write there"
+    ) from e
+
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

@@ -24,8 +24,7 @@ from mesh_settings.run import VOCABULARIES, is_vocabulary_name
 from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import token_folder
-from mesh_tensorflow.transformer.vocabularies.base import Vocabulary
-from mesh_tensorflow.transformer.vocabularies.byte_level import ByteVocabulary
+from mesh_tensorflow.transformer.vocabularies.base import ByteVocabulary, Vocabulary
 from mesh_tensorflow.transformer.vocabularies.characters import (
   CharacterVocabulary,
   get_character_vocabulary,

@@ -30,7 +30,7 @@ from mesh_tensorflow.transformer.vocabularies.base import (
   Vocabulary,
   encode_in_python,
 )
-from mesh_tensorflow.transformer.vocabularies.vocabulary_files import write_whole_file
+from mesh_tensorflow.transformer.vocabularies.kept import write_whole_file
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

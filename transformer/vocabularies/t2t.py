@@ -22,8 +22,7 @@ from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.files import text_files
 from mesh_tensorflow.transformer.vocabularies.base import Vocabulary, encode_in_python
-from mesh_tensorflow.transformer.vocabularies.kept import kept
-from mesh_tensorflow.transformer.vocabularies.vocabulary_files import write_whole_file
+from mesh_tensorflow.transformer.vocabularies.kept import kept, write_whole_file
 
 _ESCAPE_CHARACTERS = frozenset("\\_u;0123456789")
 _ESCAPED = re.compile(r"\\u|\\\\|\\([0-9]+);")

@@ -22,8 +22,7 @@ from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import text_files
 from mesh_tensorflow.transformer.vocabularies.base import Vocabulary, encode_in_python, shifted
-from mesh_tensorflow.transformer.vocabularies.kept import kept
-from mesh_tensorflow.transformer.vocabularies.vocabulary_files import write_whole_file
+from mesh_tensorflow.transformer.vocabularies.kept import kept, write_whole_file
 from mesh_transformer_cli import untrusted
 
 # How a text is cut into words before bytes are joined. GPT-2's; and those that came after it, which

@@ -11,7 +11,7 @@ from mesh_tensorflow.transformer import (
   transformer_layers,
   universal_transformer,
 )
-from mesh_tensorflow.transformer.universal_transformer import timing
+from mesh_tensorflow.transformer.universal_transformer import passes
 from tests.transformer import bi_program, layer_program
 from tests.transformer import lm_program as lm
 from tests.transformer.layers.descriptors_smaller_layers import UNIVERSAL
@@ -141,7 +141,7 @@ def test_timing_signals():
     return (
       stack.get_timing_signal_1d(context, x.shape[1], d_model, start_index=2),
       stack.add_position_timing_signal_func(context, zeros, 0),
-      timing.learned_layer_timing_signal(context, d_model, 7, 2),
+      passes.learned_layer_timing_signal(context, d_model, 7, 2),
     )
 
   signal, added, beyond = lm.run(lm.one_device(), program, lm.TARGETS)
