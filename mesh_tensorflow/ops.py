@@ -8,7 +8,7 @@ import typing as _typing
 
 from mesh_tensorflow import removed_names
 from mesh_tensorflow.arguments import checking
-from mesh_tensorflow.environment import autograph
+from mesh_tensorflow.environment import tensorflow_mode
 from mesh_tensorflow.errors import *  # noqa: F403
 from mesh_tensorflow.meshes.devices import *
 from mesh_tensorflow.meshes.laid_out import *
@@ -69,7 +69,7 @@ from mesh_tensorflow.running.report import pretty_print_counters as pretty_print
 # They take slices of variables, and are compared by identity.
 _OF_SLICES = ("assign_slice", "assign_add_slice", "assign_sub_slice")
 checking.check_functions(globals(), left_alone=_OF_SLICES)
-autograph.exempt(globals(), left_alone=_OF_SLICES)
+tensorflow_mode.exempt(globals(), left_alone=_OF_SLICES)
 
 # A type checker reads an __all__ that is a plain list only, and a __getattr__ would let it take
 # every name for one that is there.

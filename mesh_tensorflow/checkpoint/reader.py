@@ -14,8 +14,7 @@ import tensorflow as tf
 from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint.files import damaged, data_files
 from mesh_tensorflow.errors import CheckpointError
-from mesh_tensorflow.meshes.blocks import assign_block, split_block
-from mesh_tensorflow.meshes.store import StoredVariable
+from mesh_tensorflow.meshes.store import StoredVariable, assign_block, split_block
 
 # "key (DT_FLOAT) [2,3]", where the key may have any bytes.
 _LINE = re.compile(rb"(.*?) \(DT_\w+\) \[([\d,]*)\]\n", re.DOTALL)

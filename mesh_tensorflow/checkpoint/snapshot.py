@@ -17,8 +17,7 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint import keeping, reader, writer
 from mesh_tensorflow.checkpoint.restoring import EXTRA, GLOBAL_STEP
 from mesh_tensorflow.errors import CheckpointError, StorageError
-from mesh_tensorflow.meshes.blocks import split_block
-from mesh_tensorflow.meshes.store import StoredVariable
+from mesh_tensorflow.meshes.store import StoredVariable, split_block
 
 # Bytes that one write operation takes.
 TRANSFER_BUFFER = 64 * 2**20

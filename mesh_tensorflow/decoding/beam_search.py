@@ -26,7 +26,7 @@ from mesh_tensorflow.decoding.beam_search_state import (
   take,
   vocab_dim,
 )
-from mesh_tensorflow.environment import autograph
+from mesh_tensorflow.environment import tensorflow_mode
 from mesh_tensorflow.errors import DTypeError, ShapeError
 from mesh_tensorflow.operations.comparison import equal, less, logical_and, logical_or, not_equal
 from mesh_tensorflow.operations.constants import constant, zeros
@@ -238,6 +238,6 @@ def greedy_decode(
 
 
 checking.check_functions(globals())
-autograph.exempt(globals())
+tensorflow_mode.exempt(globals())
 
 __all__ = ["EOS_ID", "INF", "beam_search", "compute_topk_scores_and_seq", "greedy_decode"]

@@ -32,9 +32,7 @@ from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.placement.mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.program import scope
-from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor
-from mesh_tensorflow.program.operation_type import watched
-from mesh_tensorflow.program.reachability import reads
+from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor, reads, watched
 from mesh_tensorflow.running.lowering import Lowering
 from mesh_tensorflow.running.run import assigned_variables
 

@@ -1,12 +1,39 @@
-"""TensorFlow must behave as version 2: programs for version 1 switch that off by a line."""
+"""TensorFlow behaves as version 2, and AutoGraph stays out of the package's functions."""
 
 from __future__ import annotations
 
+import inspect
 import threading
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from mesh_tensorflow.errors import UnsupportedError
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def not_converted(function: _Function) -> _Function:
+  """Decorator: AutoGraph calls the function as it is."""
+  as_it_is: _Function = tf.autograph.experimental.do_not_convert(function)
+  return as_it_is
+
+
+def exempt(namespace: dict[str, Any], left_alone: Collection[str] = ()) -> None:
+  """Wraps the functions of a module's namespace, so that AutoGraph calls them as they are.
+
+  Args:
+    namespace: `globals()` of a module that users import from.
+    left_alone: names of functions that are compared by identity.
+  """
+  for name, value in list(namespace.items()):
+    if (
+      inspect.isfunction(value)
+      and value.__module__.startswith("mesh_tensorflow")
+      and name not in left_alone
+    ):
+      namespace[name] = not_converted(value)
 
 
 def check_tensorflow2() -> None:

@@ -20,6 +20,7 @@ from mesh_tensorflow.errors import (
 )
 from mesh_tensorflow.importing import drawing
 from mesh_tensorflow.importing.building import Builder, full_shape, reshape_to
+from mesh_tensorflow.importing.drawing import DimensionTable, ImportedOperation, operation_rows
 from mesh_tensorflow.importing.models import (
   Model,
   is_tensor,
@@ -28,10 +29,9 @@ from mesh_tensorflow.importing.models import (
   own_signature,
   spec_of,
 )
+from mesh_tensorflow.importing.naming import callable_of
 from mesh_tensorflow.importing.nodes import VariableRecord, Wire
-from mesh_tensorflow.importing.originals import callable_of
 from mesh_tensorflow.importing.replicating import replicated_nodes, warn_of
-from mesh_tensorflow.importing.tables import DimensionTable, ImportedOperation, operation_rows
 from mesh_tensorflow.importing.tracing import Result
 from mesh_tensorflow.importing.value import Value
 from mesh_tensorflow.operations.constants import import_tf_tensor

@@ -14,15 +14,17 @@ from mesh_tensorflow.errors import ArgumentError, ShapeError
 from mesh_tensorflow.importing import families  # noqa: F401 - it registers rules
 from mesh_tensorflow.importing.axes import Axes
 from mesh_tensorflow.importing.building import Dimensioned, full_shape
-from mesh_tensorflow.importing.naming import Places, give_names, name_factors
-from mesh_tensorflow.importing.nodes import Program, Wire
-from mesh_tensorflow.importing.originals import (
+from mesh_tensorflow.importing.naming import (
+  OwnNames,
+  Places,
   callable_of,
+  give_names,
+  name_factors,
   named_leaves,
   parameter_names,
   variable_paths,
 )
-from mesh_tensorflow.importing.own_names import OwnNames
+from mesh_tensorflow.importing.nodes import Program, Wire
 from mesh_tensorflow.importing.replicating import relate_program
 from mesh_tensorflow.importing.tracing import Result, Traced, trace
 from mesh_tensorflow.program.dimensions import Dimension, Shape

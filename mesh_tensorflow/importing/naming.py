@@ -1,16 +1,233 @@
-"""Names of dimensions: what the user gives, else of variables' paths, arguments and operations."""
+"""Names of dimensions, arguments, variables and parts of an imported model."""
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
+import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from mesh_tensorflow.errors import DimensionError
+import tensorflow as tf
+
+from mesh_tensorflow.errors import ArgumentError, DimensionError
 from mesh_tensorflow.importing.axes import Axes, Factor
 from mesh_tensorflow.importing.nodes import Program, Wire
 from mesh_tensorflow.program.dimensions import Dimension
+
+
+def callable_of(fn: Any) -> Callable[..., Any]:
+  """Returns the callable to trace: of a tf.Module its `__call__`.
+
+  Raises:
+    ArgumentError: it cannot be called.
+  """
+  if not callable(fn):
+    raise ArgumentError(
+      "from_tensorflow: fn must be a tf.function, a Keras model, a tf.Module with __call__, or "
+      f"another callable, got {type(fn).__name__}"
+    )
+  if hasattr(fn, "get_concrete_function"):
+    return fn  # type: ignore[no-any-return]
+  method = fn.__call__
+  if isinstance(fn, tf.Module) and hasattr(method, "get_concrete_function"):
+    return method  # type: ignore[no-any-return]
+  # A function of its own: AutoGraph translates functions, not objects.
+  return fn if inspect.isroutine(fn) else lambda *args, **kwargs: fn(*args, **kwargs)
+
+
+def parameter_names(fn: Any, count: int) -> list[str]:
+  """The names of the first parameters of a function.
+
+  Args:
+    fn: what the user gave: of a Keras model, `call` has the names.
+    count: number of parameters.
+  """
+  called = getattr(fn, "call", fn)
+  try:
+    parameters = list(inspect.signature(called).parameters.values())
+  except (TypeError, ValueError):
+    parameters = []
+  named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+  names = [p.name for p in parameters if p.kind in named]
+  rest = [f"argument_{i}" for i in range(len(names), count)]
+  return [*names, *rest][:count]
+
+
+def named_leaves(name: str, structure: Any) -> Iterator[tuple[str, Any]]:
+  """The leaves of a nested structure, in the order of `tf.nest.flatten`, with their paths.
+
+  Args:
+    name: of the whole.
+    structure: dicts, tuples, lists, and leaves.
+  """
+  if isinstance(structure, Mapping):
+    for key in sorted(structure):
+      yield from named_leaves(f"{name}/{key}", structure[key])
+  elif isinstance(structure, (list, tuple)):
+    names = getattr(structure, "_fields", range(len(structure)))
+    for key, part in zip(names, structure):
+      yield from named_leaves(f"{name}/{key}", part)
+  else:
+    yield name, structure
+
+
+def variable_paths(fn: Any, own: OwnNames) -> dict[int, tuple[str, bool]]:
+  """Names of the variables of a model or module, and whether they are trained.
+
+  Args:
+    fn: what the user gave: a Keras model or layer, a tf.Module, a method of one, or a function.
+    own: the names of its parts.
+
+  Returns:
+    By the id of the tf.Variable. Those that are found nowhere have the names that TensorFlow knows.
+  """
+  owner = getattr(fn, "__self__", fn)
+  found: dict[int, tuple[str, bool]] = {}
+  if isinstance(owner, tf.Module):
+    _walk(owner, "", found, set())
+  for v in (*_keras_variables(owner), *own.variables):
+    found.setdefault(id(v.value), (own.of(v.path) if is_part(v) else v.path, bool(v.trainable)))
+  return found
+
+
+def _keras_variables(owner: Any) -> Sequence[Any]:
+  """The variables of a Keras object: its own kind, which have a path and a value."""
+  variables = getattr(owner, "variables", ()) if hasattr(owner, "call") else ()
+  return [v for v in variables if hasattr(v, "path") and hasattr(v, "value")]
+
+
+def _walk(value: Any, path: str, found: dict[int, tuple[str, bool]], seen: set[int]) -> None:
+  """Enters the variables below an attribute of a module."""
+  if id(value) in seen:
+    return
+  seen.add(id(value))
+  if isinstance(value, tf.Variable):
+    found[id(value)] = path, bool(value.trainable)
+  elif isinstance(value, Mapping):
+    for key, part in value.items():
+      _walk(part, f"{path}/{key}", found, seen)
+  elif isinstance(value, (list, tuple)):
+    for i, part in enumerate(value):
+      _walk(part, f"{path}/{i}", found, seen)
+  elif isinstance(value, tf.Module):
+    for key, part in vars(value).items():
+      if not key.startswith("_self_"):
+        _walk(part, f"{path}/{key}".lstrip("/"), found, seen)
+
+
+_COUNTED = re.compile(r"(.+?)(?:_(\d+))?")
+
+
+class OwnNames:
+  """Names of parts and variables as in a process that has nothing but this model.
+
+  Args:
+    owner: a model, or a function that uses some.
+    variables: paths of variables from which Keras makes those of an optimizer's.
+
+  Attributes:
+    variables: Keras' variables that the owner has, or uses.
+  """
+
+  def __init__(self, owner: Any, variables: Iterable[str] = ()):
+    parts = _parts_of(owner)
+    self.variables = [x for x in parts if hasattr(type(x), "assign") and hasattr(type(x), "path")]
+    self._parts = _counted_among(parts)
+    self._flat: list[tuple[str, str]] = []
+    flat = [(path.replace("/", "_"), self.of(path).replace("/", "_")) for path in variables]
+    self._flat = sorted(flat, key=lambda pair: -len(pair[0]))
+
+  def of(self, path: str) -> str:
+    """Renumbers the parts of a path, or of an operation's name, within this model.
+
+    Args:
+      path: names, joined by slashes.
+    """
+    return "/".join(map(self._part, path.split("/")))
+
+  def _part(self, name: str) -> str:
+    if name in self._parts:
+      return self._parts[name]
+    for path, own in self._flat:
+      if name.startswith(f"{path}_"):  # "sequential_1_dense_3_kernel_momentum"
+        return own + name[len(path) :]
+    # TensorFlow counts scopes of one name: "dense_3_1" is where that layer is called again.
+    again = _COUNTED.fullmatch(name)
+    if again is not None and again[2] and again[1] in self._parts:
+      return f"{self._parts[again[1]]}_{again[2]}"
+    return name
+
+
+def _counted_among(parts: Iterable[Any]) -> dict[str, str]:
+  """Maps names with Keras' process-wide counters to names counted within this model."""
+  numbers: dict[str, set[int]] = {}
+  given: set[str] = set()
+  for part in parts:
+    name = getattr(part, "name", None)
+    found = _COUNTED.fullmatch(name) if isinstance(name, str) else None
+    if found is None:
+      continue
+    if _plain(found[1]) == _plain(type(part).__name__):
+      numbers.setdefault(found[1], set()).add(int(found[2] or 0))
+    else:
+      given.add(found[0])
+  own: dict[str, str] = {}
+  for base, used in numbers.items():
+    free = (n for i in range(len(used) + len(given)) if (n := _numbered(base, i)) not in given)
+    own.update(zip((_numbered(base, n) for n in sorted(used)), free))
+  return own
+
+
+def _numbered(base: str, number: int) -> str:
+  return f"{base}_{number}" if number else base
+
+
+def _plain(name: str) -> str:
+  """Normalizes a name: "multi_head_attention" and "MultiHeadAttention" become equal."""
+  return re.sub(r"\W|_", "", name).lower()
+
+
+def _parts_of(owner: Any) -> list[Any]:
+  """Layers, metrics, optimizers and variables below an object."""
+  seen: dict[int, Any] = {id(owner): owner}
+  waiting = [owner, *_used_by(owner)]
+  parts = []
+  while waiting:
+    x = waiting.pop()
+    if isinstance(x, Mapping):
+      inside: Collection[Any] = list(x.values())
+    elif isinstance(x, (list, tuple, set, frozenset)):
+      inside = list(x)
+    elif x is owner or is_part(x):
+      parts.append(x)
+      inside = list(getattr(x, "__dict__", {}).values())
+    else:
+      continue
+    for y in inside:
+      if id(y) not in seen:
+        seen[id(y)] = y
+        waiting.append(y)
+  return parts
+
+
+def is_part(x: Any) -> bool:
+  """True if it is a part of a model, so that its name may have Keras' counter."""
+  kind = type(x)
+  return hasattr(kind, "variables") or kind.__module__.partition(".")[0] == "keras"
+
+
+def _used_by(owner: Any) -> list[Any]:
+  """Objects in a function's closure and globals, and the object that a method is bound to."""
+  function = getattr(owner, "python_function", owner)  # Of a tf.function.
+  found = [getattr(function, "__self__", None)]
+  try:
+    names = inspect.getclosurevars(function)
+  except (TypeError, ValueError):  # It is no function of Python's.
+    return found
+  return [*found, *names.nonlocals.values(), *names.globals.values()]
+
 
 # What the axes of a variable are, by the end of its path: from the last one backwards.
 _ROLES = {

@@ -1,15 +1,17 @@
-"""Traces a function of TensorFlow to a `Program` of nodes.
-
-It is traced once; calls are inlined, constants folded, and what nothing needs is left out.
-"""
+"""Traces a function of TensorFlow to a `Program` of nodes."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,9 +41,77 @@ from mesh_tensorflow.importing.nodes import (
   VariableRecord,
   Wire,
 )
-from mesh_tensorflow.importing.python_lines import python_line
 from mesh_tensorflow.importing.replicating import with_parts
-from mesh_tensorflow.importing.without_cudnn import without_cudnn
+
+_LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+# Frames that say nothing of who made an operation: of TensorFlow, of this package, and of Keras'
+# functions below its layers.
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_BETWEEN = re.compile(r"keras/src/(ops|backend|utils|activations)/|/tensorflow/")
+
+
+def python_line(frames: Iterable[Any]) -> str:
+  """Source line of the user's code that made an operation, and that of the library it called.
+
+  Args:
+    frames: a traceback, the innermost frame last.
+  """
+  library, own = "", ""
+  for frame in reversed(list(frames)):
+    path = frame.filename
+    if path.startswith((_HERE, "<")) or _BETWEEN.search(path.replace(os.sep, "/")):
+      continue
+    if any(x in path for x in _LIBRARIES):
+      for x in _LIBRARIES:
+        path = path.split(x)[-1]
+      library = library or _shown(path, frame)
+    else:
+      own = _shown(os.path.basename(path), frame)
+      break
+  if library and own:
+    return f"{library}, called from {own}"
+  return library or own or "no Python line"
+
+
+def _shown(path: str, frame: Any) -> str:
+  return f"{path}:{frame.lineno}" + (f", in {frame.name}" if frame.name else "")
+
+
+_LOCK = threading.Lock()
+_inside = 0
+
+
+@contextlib.contextmanager
+def without_cudnn() -> Iterator[None]:
+  """Context manager: `keras.layers.LSTM` and `GRU` are traced as loops, also with a GPU.
+
+  On a GPU they would be one cuDNN operation for all steps, which no layout can split. The values
+  are the same.
+  """
+  global _inside
+  keras = sys.modules.get("keras")
+  layers = getattr(keras, "layers", None)
+  classes = [c for c in (getattr(layers, n, None) for n in ("LSTM", "GRU")) if c is not None]
+  with _LOCK:
+    _inside += 1
+    for cls in classes:
+      cls.use_cudnn = property(_never, _keep)
+  try:
+    yield
+  finally:
+    with _LOCK:
+      _inside -= 1
+      for cls in classes if not _inside else ():
+        del cls.use_cudnn  # Each layer has its own setting again.
+
+
+def _never(layer: Any) -> bool:
+  return False
+
+
+def _keep(layer: Any, value: Any) -> None:
+  vars(layer)["use_cudnn"] = value
+
 
 _T = TypeVar("_T")
 # Folding stops at tensors of this many elements: what is larger is computed on the mesh.

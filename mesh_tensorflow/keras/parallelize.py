@@ -9,7 +9,7 @@ import keras
 
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import ArgumentError
-from mesh_tensorflow.keras.deciding import rules_by_hand
+from mesh_tensorflow.keras.layouts import rules_by_hand
 from mesh_tensorflow.keras.meshes import check_same_mesh, convert_to_mesh, is_distribution
 from mesh_tensorflow.keras.parallel_model import ParallelModel
 from mesh_tensorflow.keras.programs import Programs

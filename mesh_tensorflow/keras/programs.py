@@ -19,10 +19,10 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.importing.imported import Imported
-from mesh_tensorflow.importing.originals import named_leaves
-from mesh_tensorflow.keras import access, steps
+from mesh_tensorflow.importing.naming import named_leaves
+from mesh_tensorflow.keras import mirror, steps
 from mesh_tensorflow.keras.batches import Batch, batch_of, batches
-from mesh_tensorflow.keras.deciding import Decision, decide, names_of, rules_by_hand, suited
+from mesh_tensorflow.keras.layouts import Decision, decide, names_of, rules_by_hand, suited
 from mesh_tensorflow.keras.meshes import MeshChoice
 from mesh_tensorflow.keras.mirror import Mirror
 from mesh_tensorflow.meshes.layout_names import unknown_dimension
@@ -182,7 +182,7 @@ class Programs:
     program = self._made[key]
     assert program.function is not None
     self.mirror.push()
-    with access.unnoticed():
+    with mirror.unnoticed():
       results = program.function(*batch.leaves)
     if program.assigned is None:
       graph = program.function.graph

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ArgumentError, UnsupportedError
-from mesh_tensorflow.importing.own_names import OwnNames
+from mesh_tensorflow.importing.naming import OwnNames
 
 # Names of the arguments of a step, as `dims` of `parallelize` has them.
 ARGUMENTS = ("inputs", "targets", "sample_weight")

@@ -6,7 +6,7 @@ What stands in the `__all__` of a file is public by its line here.
 import typing as _typing
 
 from mesh_tensorflow.arguments import checking
-from mesh_tensorflow.environment import autograph
+from mesh_tensorflow.environment import tensorflow_mode
 from mesh_tensorflow.layers.attention import *
 from mesh_tensorflow.layers.attention_params import *
 from mesh_tensorflow.layers.clip_activation_gradient import *
@@ -36,7 +36,7 @@ from mesh_tensorflow.layers.statistics import *
 from mesh_tensorflow.operations.norms import *
 
 checking.check_functions(globals())
-autograph.exempt(globals())
+tensorflow_mode.exempt(globals())
 
 if not _typing.TYPE_CHECKING:  # A type checker reads an __all__ that is a plain list only.
   __all__ = [n for n, value in [*globals().items()] if callable(value) and not n.startswith("_")]

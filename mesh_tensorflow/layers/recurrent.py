@@ -32,13 +32,12 @@ from mesh_tensorflow.operations.variables import VariableDType, VariableDTypeLik
 from mesh_tensorflow.operations.where import where
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.argument_kinds import FloatTensor, IntTensor
-from mesh_tensorflow.program.dimension_of import dimension_of
 from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
   Shape,
 )
-from mesh_tensorflow.program.graph import Tensor
+from mesh_tensorflow.program.graph import Tensor, dimension_of
 
 __all__ = ["gru", "lstm", "simple_rnn"]
 

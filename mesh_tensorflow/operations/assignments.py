@@ -10,8 +10,7 @@ import tensorflow as tf
 from mesh_tensorflow.errors import ArgumentError, DTypeError, GraphError, ShapeError, VariableError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.operations.variables import Variable
-from mesh_tensorflow.program.graph import Graph, Operation, Tensor
-from mesh_tensorflow.program.membership import check_one_graph
+from mesh_tensorflow.program.graph import Graph, Operation, Tensor, check_one_graph
 from mesh_tensorflow.program.operators import provide
 
 __all__ = [

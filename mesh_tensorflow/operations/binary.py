@@ -33,9 +33,8 @@ from mesh_tensorflow.program.argument_kinds import (
   RealOrScalar,
   RealTensor,
 )
-from mesh_tensorflow.program.differentiable import is_differentiable
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
-from mesh_tensorflow.program.graph import Tensor
+from mesh_tensorflow.program.graph import Tensor, is_differentiable
 from mesh_tensorflow.program.operators import provide
 
 __all__ = [

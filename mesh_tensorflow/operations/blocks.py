@@ -22,9 +22,15 @@ from mesh_tensorflow.operations.einsum import transpose
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.operations.stacks import carries_gradient
 from mesh_tensorflow.operations.variables import Variable
-from mesh_tensorflow.program.graph import Graph, Operation, Tensor, usable
-from mesh_tensorflow.program.operation_type import unwatched
-from mesh_tensorflow.program.reachability import needed_operations, reads
+from mesh_tensorflow.program.graph import (
+  Graph,
+  Operation,
+  Tensor,
+  needed_operations,
+  reads,
+  unwatched,
+  usable,
+)
 
 
 @dataclasses.dataclass(frozen=True)

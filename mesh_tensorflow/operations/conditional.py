@@ -32,8 +32,7 @@ from mesh_tensorflow.operations.stacks import (
   zero_gradient,
 )
 from mesh_tensorflow.program.argument_kinds import BoolTensor
-from mesh_tensorflow.program.graph import Operation, Tensor
-from mesh_tensorflow.program.membership import check_one_graph
+from mesh_tensorflow.program.graph import Operation, Tensor, check_one_graph
 
 __all__ = ["ConditionalOperation", "cond"]
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
-from mesh_tensorflow.program.graph import Operation, Tensor
-from mesh_tensorflow.program.membership import check_one_graph, check_tensors
+from mesh_tensorflow.program.graph import Operation, Tensor, check_one_graph, check_tensors
 
 __all__ = [
   "Print",

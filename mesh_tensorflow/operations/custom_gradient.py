@@ -12,8 +12,7 @@ from mesh_tensorflow.errors import GradientError, GraphError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.operations.gradients import gradients
-from mesh_tensorflow.program.differentiable import is_differentiable
-from mesh_tensorflow.program.graph import Operation, Tensor, usable
+from mesh_tensorflow.program.graph import Operation, Tensor, is_differentiable, usable
 
 __all__ = ["CustomGradientOperation", "custom_gradient", "recompute_grad"]
 

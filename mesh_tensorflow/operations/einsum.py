@@ -14,7 +14,6 @@ from mesh_tensorflow.operations.complex import conj
 from mesh_tensorflow.operations.contraction import contract
 from mesh_tensorflow.operations.reduction import mesh_axes_of
 from mesh_tensorflow.program.argument_kinds import NumberTensor
-from mesh_tensorflow.program.differentiable import is_differentiable
 from mesh_tensorflow.program.dimensions import (
   Dimension,
   Shape,
@@ -23,7 +22,7 @@ from mesh_tensorflow.program.dimensions import (
   no_such_dimension,
   shape_union,
 )
-from mesh_tensorflow.program.graph import Operation, Tensor
+from mesh_tensorflow.program.graph import Operation, Tensor, is_differentiable
 
 __all__ = ["EinsumOperation", "einsum", "matmul", "transpose"]
 

@@ -10,8 +10,7 @@ from mesh_tensorflow.operations.binary import add
 from mesh_tensorflow.operations.constants import constant
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program import scope
-from mesh_tensorflow.program.graph import Operation, Tensor, usable
-from mesh_tensorflow.program.reachability import needed_operations
+from mesh_tensorflow.program.graph import Operation, Tensor, needed_operations, usable
 
 __all__ = ["gradients"]
 

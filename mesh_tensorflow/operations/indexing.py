@@ -17,7 +17,6 @@ from mesh_tensorflow.operations.constants import constant
 from mesh_tensorflow.operations.reduction import broadcast, mesh_axes_of, reduce_mean
 from mesh_tensorflow.operations.reshape import replace_dimensions
 from mesh_tensorflow.program.argument_kinds import CastableTensor
-from mesh_tensorflow.program.differentiable import is_differentiable
 from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
@@ -29,7 +28,7 @@ from mesh_tensorflow.program.dimensions import (
   no_such_dimension,
   shape_union,
 )
-from mesh_tensorflow.program.graph import Operation, Tensor
+from mesh_tensorflow.program.graph import Operation, Tensor, is_differentiable
 
 __all__ = [
   "gather",

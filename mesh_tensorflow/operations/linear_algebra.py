@@ -16,14 +16,13 @@ from mesh_tensorflow.meshes.slices import transpose_to
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.slicewise import SlicewiseOperation
 from mesh_tensorflow.program.argument_kinds import FloatOrComplexTensor
-from mesh_tensorflow.program.dimension_of import dimension_of
 from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
   Shape,
   no_such_dimension,
 )
-from mesh_tensorflow.program.graph import Tensor
+from mesh_tensorflow.program.graph import Tensor, dimension_of
 
 __all__ = ["cholesky", "solve", "triangular_solve"]
 

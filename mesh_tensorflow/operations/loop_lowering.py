@@ -18,8 +18,7 @@ from mesh_tensorflow.operations.rows import (
   has_one_position,
 )
 from mesh_tensorflow.operations.stacks import element_like, empty_slices, push_slices
-from mesh_tensorflow.program.graph import Operation, Tensor
-from mesh_tensorflow.program.reachability import reads
+from mesh_tensorflow.program.graph import Operation, Tensor, reads
 
 
 class LoweredLoop:

@@ -12,9 +12,8 @@ from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import ArgumentError, GradientError, GraphError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
-from mesh_tensorflow.program.differentiable import is_differentiable
 from mesh_tensorflow.program.dimensions import Dimension, Shape, ShapeLike, convert_to_shape
-from mesh_tensorflow.program.graph import Operation, Tensor
+from mesh_tensorflow.program.graph import Operation, Tensor, is_differentiable
 
 __all__ = ["GenericGradOperation", "SlicewiseOperation", "cwise", "slicewise"]
 

@@ -19,9 +19,8 @@ import tensorflow as tf
 from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.operations.constants import zeros_like
-from mesh_tensorflow.program.differentiable import is_differentiable
 from mesh_tensorflow.program.dimensions import Shape
-from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
+from mesh_tensorflow.program.graph import Mesh, Operation, Tensor, is_differentiable
 
 
 class Element(NamedTuple):

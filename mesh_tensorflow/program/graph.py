@@ -1,21 +1,18 @@
-"""Graph, Mesh, Operation and Tensor: a program, before any layout.
-
-A `Graph` is a list of operations on named-dimension tensors. Nothing is computed
-here; `mtf.Lowering` does that for one layout and one mesh. The four classes are in one
-file because each names the others: a tensor its operation, an operation its mesh, a mesh its graph.
-"""
+"""Graph, Mesh, Operation and Tensor: a program, before any layout."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import gin
 import tensorflow as tf
 
-from mesh_tensorflow.arguments import kinds
+from mesh_tensorflow.arguments import checking, kinds
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.kinds import GraphMember, SymbolicTensor
 from mesh_tensorflow.errors import (
@@ -27,14 +24,131 @@ from mesh_tensorflow.errors import (
   VariableError,
 )
 from mesh_tensorflow.program import scope
-from mesh_tensorflow.program.differentiable import is_differentiable
-from mesh_tensorflow.program.dimensions import Shape
-from mesh_tensorflow.program.membership import check_tensors
-from mesh_tensorflow.program.operation_type import OperationType
+from mesh_tensorflow.program.dimensions import (
+  Dimension,
+  DimensionLike,
+  Shape,
+  convert_to_dimension,
+  no_such_dimension,
+)
 from mesh_tensorflow.program.operators import Operators, provided
 from mesh_tensorflow.program.splitting import Splittable
 from mesh_tensorflow.program.tf_scopes import ScopesOfVariables
-from mesh_tensorflow.program.unique_names import UniqueNames
+
+
+def is_differentiable(dtype: tf.DType) -> bool:
+  """True if tensors of the dtype have gradients: if it is floating or complex.
+
+  The gradient of a real y to a complex z = a + ib is dy/da + i dy/db, as in TensorFlow, so that
+  a step against it descends; for w = f(z) with f holomorphic that is conj(f'(z)) times the
+  gradient to w.
+
+  Args:
+    dtype: of the tensor.
+  """
+  return bool(dtype.is_floating or dtype.is_complex)
+
+
+def check_tensors(what: str, xs: Iterable[Any]) -> None:
+  """Raises `ArgumentError` unless all are `Tensor`s; `what` is the operation, for the message."""
+  for x in xs:
+    if not isinstance(x, SymbolicTensor):
+      shape = f" of shape {x.shape}" if hasattr(x, "shape") else ""
+      raise ArgumentError(
+        f"{what}: inputs must be mtf.Tensors, got {type(x).__name__}{shape}; "
+        "use mtf.import_tf_tensor to bring a tf.Tensor or an array into the graph"
+      )
+
+
+def check_one_graph(what: str, x: GraphMember, others: Iterable[Any]) -> None:
+  """Raises `GraphError` unless the others, which have a graph, too, are in that of x."""
+  for other in others:
+    if other.graph is not x.graph:
+      raise GraphError(
+        f"{what} of {x}: {other} belongs to another graph; make both in one graph, or export the "
+        "one (lowering.export_to_tf_tensor) and import it here"
+      )
+
+
+class _Watching(threading.local):
+  """Thread-local observer of created operations.
+
+  Attributes:
+    watcher: called with the graph after an operation has entered it; None for no observer.
+  """
+
+  watcher: Callable[[Any], None] | None = None
+
+
+_WATCHING = _Watching()
+
+
+@contextlib.contextmanager
+def watched(watcher: Callable[[Any], None] | None) -> Iterator[None]:
+  """Context manager: calls `watcher(graph)` for each operation that this thread creates."""
+  outer, _WATCHING.watcher = _WATCHING.watcher, watcher
+  try:
+    yield
+  finally:
+    _WATCHING.watcher = outer
+
+
+def unwatched() -> contextlib.AbstractContextManager[None]:
+  """Context manager without an observer: for graphs and loop bodies that are lowered whole."""
+  return watched(None)
+
+
+class OperationType(type):
+  """Enters an operation into its graph once its constructor has succeeded."""
+
+  @property
+  def __signature__(cls) -> inspect.Signature:
+    """That of the constructor, for `inspect.signature`, `help` and editors."""
+    constructor = inspect.signature(checking.constructor_of(cls)[1])
+    return constructor.replace(
+      parameters=list(constructor.parameters.values())[1:],
+      return_annotation=inspect.Signature.empty,
+    )
+
+  def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    signature = checking.signature_of_class(cls)
+    if signature is not None:
+      signature.check((cls, *args), kwargs)
+    op = super().__call__(*args, **kwargs)
+    op.graph._operations.append(op)
+    if _WATCHING.watcher is not None:
+      _WATCHING.watcher(op.graph)
+    return op
+
+
+class UniqueNames:
+  """The names that were given; those that differ only in case count as equal."""
+
+  def __init__(self) -> None:
+    self._given: dict[str, int] = {}
+
+  def unique(self, name: str, mark_as_given: bool = True) -> str:
+    """The name itself, or `name_1`, `name_2`, ...: the first that was not given.
+
+    Args:
+      name: what is asked for.
+      mark_as_given: whether the answer counts as given from now on.
+    """
+    key = base = name.lower()
+    # Starts at the number of requests for the name: a graph may have thousands of operations of one
+    # name.
+    i = self._given.get(key, 0)
+    if mark_as_given:
+      self._given[key] = i + 1
+    if i == 0:
+      return name
+    while key in self._given:
+      key = f"{base}_{i}"
+      i += 1
+    if mark_as_given:
+      self._given[key] = 1
+    return f"{name}_{i - 1}"
+
 
 __all__ = ["Graph", "Mesh", "Operation", "Tensor"]
 
@@ -453,3 +567,40 @@ class Operation(Splittable, GraphMember, metaclass=OperationType):
 
 for _cls in (Graph, Mesh, Operation, Tensor):
   kinds.register_class(_cls)
+
+
+def needed_operations(operations: Sequence[Operation], results: Sequence[Tensor]) -> set[Operation]:
+  """Operations that lead to a result or have side effects: those that a tf.function would run."""
+  wanted, needed = set(results), set()
+  for op in reversed(operations):
+    if not op.outputs or any(x in wanted for x in op.outputs):
+      needed.add(op)
+      wanted.update(reads(op))
+  return needed
+
+
+def reads(op: Operation) -> list[Tensor]:
+  """Tensors that an operation reads, those that its body captured too."""
+  return op.inputs + list(getattr(op, "implicit_inputs", ()))
+
+
+def dimension_of(what: str, dim: DimensionLike | str, owner: Shape | Tensor) -> Dimension:
+  """The dimension of a shape that is given itself, or by its name.
+
+  Args:
+    what: name of the operation or function, for the error.
+    dim: the dimension, or its name.
+    owner: the `Shape`, or the tensor, that has it.
+
+  Raises:
+    DimensionError: there is no such dimension.
+  """
+  shape = owner if isinstance(owner, Shape) else owner.shape
+  if isinstance(dim, str):
+    found = next((d for d in shape if d.name == dim), None)
+  else:
+    dim = convert_to_dimension(dim)
+    found = dim if dim in shape else None
+  if found is None:
+    raise no_such_dimension(what, dim, owner)
+  return found

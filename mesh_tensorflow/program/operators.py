@@ -1,15 +1,52 @@
-"""Python operators of a `Tensor`: `x + y` makes an operation, as `mtf.add` does.
-
-Operations are made of what is in this room, so the files that define them hand in their functions
-when they are imported.
-"""
+"""Python operators of a `Tensor`, such as `x + y` for `mtf.add`, and errors for those it lacks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mesh_tensorflow.program.missing_operators import MissingOperators
+from mesh_tensorflow.errors import ArgumentError
+
+
+def _missing(expression: str, instead: str) -> Callable[..., Any]:
+  def method(self: Any, *unused: Any) -> Any:
+    del unused
+    raise ArgumentError(f"{expression} is not defined for x = {self}; use {instead}")
+
+  return method
+
+
+class MissingOperators:
+  """Base class of `Tensor`: each operator here raises an `ArgumentError`, which is a TypeError.
+
+  `==` and `!=` compare identity, so that tensors can be keys of a dict.
+  """
+
+  __pow__ = __rpow__ = _missing("x ** y", "mtf.pow(x, y)")
+  __abs__ = _missing("abs(x)", "mtf.abs(x)")
+  __matmul__ = __rmatmul__ = _missing("x @ y", "mtf.einsum([x, y], output_shape=...)")
+  __lt__ = _missing("x < y", "mtf.less(x, y)")
+  __le__ = _missing("x <= y", "mtf.less_equal(x, y)")
+  __gt__ = _missing("x > y", "mtf.greater(x, y)")
+  __ge__ = _missing("x >= y", "mtf.greater_equal(x, y)")
+  __and__ = __rand__ = _missing("x & y", "mtf.logical_and(x, y)")
+  __or__ = __ror__ = _missing("x | y", "mtf.logical_or(x, y)")
+  __invert__ = _missing("~x", "mtf.logical_not(x)")
+  __getitem__ = _missing(
+    "x[i]", "mtf.slice(x, begin, size, name) for a range, mtf.gather(x, i, dim) for a position"
+  )
+  __iter__ = _missing("iteration over x", "mtf.unstack(x, dim)")
+  __len__ = _missing("len(x)", "x.shape.ndims, or the size of a dimension of x.shape")
+
+  # TensorFlow calls it where a tf.Tensor is needed.
+  __tf_tensor__ = _missing(
+    "a TensorFlow function of x", "an mtf function, or lowering.export_to_tf_tensor(x)"
+  )
+
+  def __bool__(self) -> bool:
+    # As any object; without it Python would ask __len__.
+    return True
+
 
 _T = TypeVar("_T", bound="Operators")
 

@@ -1,4 +1,4 @@
-"""`mtf.function`: a Python function on named tensors, as one TensorFlow function on a mesh."""
+"""`mtf.function` and `mtf.TensorSpec`: a function of named tensors as one of TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2
 from mesh_tensorflow.errors import (
   ArgumentError,
@@ -26,12 +27,41 @@ from mesh_tensorflow.meshes.store import StoredVariable
 from mesh_tensorflow.operations.constants import import_laid_out_tensor, import_tf_tensor
 from mesh_tensorflow.placement.mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.program import scope
-from mesh_tensorflow.program.graph import Graph, Mesh, Tensor
-from mesh_tensorflow.program.operation_type import unwatched
+from mesh_tensorflow.program.dimensions import ShapeLike, convert_to_shape
+from mesh_tensorflow.program.graph import Graph, Mesh, Tensor, unwatched
 from mesh_tensorflow.running.lowering import is_division_by_zero
 from mesh_tensorflow.running.run import Run, run_on
 from mesh_tensorflow.running.tape import Backward, is_differentiable
-from mesh_tensorflow.running.tensor_spec import TensorSpec as TensorSpec
+
+
+class TensorSpec:
+  """Dimensions and dtype of an argument of an `mtf.function`.
+
+  Args:
+    shape: a shape.
+    dtype: a dtype; float32 by default.
+    name: for messages.
+    local: whether each process of a mesh that spans several gives only its own part of the
+      argument, `mesh_impl.local_part(shape)`; otherwise every process gives the same whole one.
+  """
+
+  @checked
+  def __init__(
+    self,
+    shape: ShapeLike,
+    dtype: DTypeLike = tf.float32,
+    name: str | None = None,
+    *,
+    local: bool = False,
+  ):
+    self.shape = convert_to_shape(shape)
+    self.dtype = tf.as_dtype(dtype)
+    self.name = name
+    self.local = local
+
+  def __repr__(self) -> str:
+    return f"TensorSpec({self.shape}, {self.dtype.name}, name={self.name!r})"
+
 
 # Implementation of `Function.plan`, set by the planning package, which imports this one.
 _planners: list[Callable[[Function], Any]] = []

@@ -24,9 +24,14 @@ from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.operations.variables import ReadVariable, Variable
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import Shape
-from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor
-from mesh_tensorflow.program.operation_type import unwatched
-from mesh_tensorflow.program.reachability import needed_operations
+from mesh_tensorflow.program.graph import (
+  Graph,
+  Mesh,
+  Operation,
+  Tensor,
+  needed_operations,
+  unwatched,
+)
 from mesh_tensorflow.running.lowering import Lowering
 from mesh_tensorflow.running.run import Build, Values
 

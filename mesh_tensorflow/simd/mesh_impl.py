@@ -20,9 +20,9 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.declared import ABOVE_ZERO, affects, takes
 from mesh_tensorflow.collectives.base import Collectives
-from mesh_tensorflow.collectives.failures import collective_errors
+from mesh_tensorflow.collectives.run_guard import collective_errors
 from mesh_tensorflow.collectives.threads import run_in_threads
-from mesh_tensorflow.environment.autograph import not_converted
+from mesh_tensorflow.environment.tensorflow_mode import not_converted
 from mesh_tensorflow.errors import GraphError, MeshShapeError, UnsupportedError
 from mesh_tensorflow.meshes import memory
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor

@@ -12,7 +12,7 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.declared import ABOVE_ZERO, affects, takes
-from mesh_tensorflow.environment.autograph import not_converted
+from mesh_tensorflow.environment.tensorflow_mode import not_converted
 from mesh_tensorflow.errors import (
   ConfigError,
   GraphError,

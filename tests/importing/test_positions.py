@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.importing.families.cuts import strided_slice_cuts
+from mesh_tensorflow.importing.families.slicing import strided_slice_cuts
 from tests.importing import comparing
 
 RNG = np.random.default_rng(2)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mesh_tensorflow.keras import deciding
+from mesh_tensorflow.keras import layouts
 from tests.importing.comparing import slow_machine
 from tests.keras import models
 
@@ -34,13 +34,13 @@ def layouts_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
   if request.param == "given":
     yield request.param
     return
-  plain, choices = deciding.auto_layout, []
+  plain, choices = layouts.auto_layout, []
 
   def search(program: Any, **kwargs: Any) -> Any:
     choices.append(plain(program, **{**kwargs, "machine": slow_machine(), "time_limit": 5.0}))
     return choices[-1]
 
-  monkeypatch.setattr(deciding, "auto_layout", search)
+  monkeypatch.setattr(layouts, "auto_layout", search)
   with models.search():
     yield request.param
   assert all(c.layout.pairs for c in choices)

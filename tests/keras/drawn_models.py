@@ -30,7 +30,7 @@ import numpy as np
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.environment.virtual_devices import virtual_cpu_devices
-from mesh_tensorflow.keras import deciding, programs
+from mesh_tensorflow.keras import layouts, programs
 from tests.importing.comparing import slow_machine
 
 MESHES = [
@@ -630,16 +630,16 @@ class Reference:
 @contextlib.contextmanager
 def _searched_quickly() -> Iterator[None]:
   """Layouts are searched on a machine for which splitting pays, and for a short time."""
-  plain = deciding.auto_layout
+  plain = layouts.auto_layout
 
   def search(program: Any, **kwargs: Any) -> Any:
     return plain(program, **{**kwargs, "machine": slow_machine(), "time_limit": 2.0})
 
-  deciding.auto_layout = search  # type: ignore[assignment]
+  layouts.auto_layout = search  # type: ignore[assignment]
   try:
     yield
   finally:
-    deciding.auto_layout = plain
+    layouts.auto_layout = plain
 
 
 @contextlib.contextmanager
@@ -650,7 +650,7 @@ def _drawn_layouts(rng: np.random.Generator) -> Iterator[None]:
   def decide(
     kind: str, mesh: Any, layout: Any, imported: Any, body: Any, signature: Any, model: Any
   ) -> Any:
-    conflicts = deciding._conflicts(deciding._graph(mesh, body, signature))
+    conflicts = layouts._conflicts(layouts._graph(mesh, body, signature))
     rules: dict[str, str] = {}
     wanted = int(rng.integers(1, 9))
     for name in rng.permutation(list(imported.dimensions)).tolist():

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.keras import deciding, layouts, meshes, mirror, steps, summary
+from mesh_tensorflow.keras import layouts, meshes, mirror, steps, summary
+from mesh_tensorflow.keras import layouts as deciding
 from mesh_tensorflow.keras.batches import batch_of
 from mesh_tensorflow.keras.parallel_model import ParallelModel
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.keras import deciding
+from mesh_tensorflow.keras import layouts as deciding
 from tests.importing.comparing import slow_machine
 from tests.keras.models import (
   X,

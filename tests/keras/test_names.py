@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import LayoutError
-from mesh_tensorflow.importing.own_names import OwnNames
+from mesh_tensorflow.importing.naming import OwnNames
 from tests.keras.models import X, Y, compiled, placement, single, small
 
 

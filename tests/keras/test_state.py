@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.keras import access
+from mesh_tensorflow.keras import mirror
 from mesh_tensorflow.meshes.store import StoredVariable
 from tests.keras.models import X, Y, assert_same_variables, compiled, placement, single
 
@@ -413,7 +413,7 @@ def test_a_model_that_stays_behind_has_the_state() -> None:
   gc.collect()
   assert_same_variables(ours, theirs)
   assert type(ours.layers[0].kernel.value) is kind
-  if not access._WATCHED:  # Else of other tests.
+  if not mirror._WATCHED:  # Else of other tests.
     assert type(tf.function(lambda: 0)).__call__ is call
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.meshes import blocks
+from mesh_tensorflow.meshes import store as blocks
 from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
 from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.collectives.failures import collective_errors
+from mesh_tensorflow.collectives.run_guard import collective_errors
 from mesh_tensorflow.errors import CollectiveError, ConfigError, GraphError, MeshShapeError
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor
 from mesh_tensorflow.program import scope
@@ -446,7 +446,7 @@ def test_a_failed_run_is_noticed_and_the_mesh_can_be_reset():
 HANGING = """
 import sys, time
 import tensorflow as tf
-from mesh_tensorflow.collectives.failures import collective_errors
+from mesh_tensorflow.collectives.run_guard import collective_errors
 from mesh_tensorflow.errors import CollectiveError
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl

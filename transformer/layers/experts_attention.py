@@ -12,8 +12,8 @@ from mesh_tensorflow.transformer.layers.enc_dec_attention import AttendsToEncode
 from mesh_tensorflow.transformer.layers.model_attention_params import params_of_model
 from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
 from mesh_tensorflow.transformer.models.context import Context
-from mesh_tensorflow.transformer.moe.gating import refuse_noncausal
 from mesh_tensorflow.transformer.moe.hparams import HParams
+from mesh_tensorflow.transformer.moe.router import refuse_noncausal
 
 _MODULE = "mesh_tensorflow.transformer.transformer_layers"
 

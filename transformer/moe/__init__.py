@@ -1,6 +1,10 @@
 """Mixtures of experts, under one name: `mesh_tensorflow.transformer.moe`."""
 
-from mesh_tensorflow.transformer.moe.gating import (
+from mesh_tensorflow.transformer.moe.groups import split_into_groups as _split_into_groups
+from mesh_tensorflow.transformer.moe.hierarchical import MoE2D, transformer_moe_layer_v2
+from mesh_tensorflow.transformer.moe.hparams import HParams, set_default_moe_hparams
+from mesh_tensorflow.transformer.moe.layer import MoE1D, transformer_moe_layer_v1
+from mesh_tensorflow.transformer.moe.router import (
   _expert_selection_gating,
   _ntlb_gating,
   _switch_gating,
@@ -8,10 +12,6 @@ from mesh_tensorflow.transformer.moe.gating import (
   _top_2_gating,
   _top_n_gating,
 )
-from mesh_tensorflow.transformer.moe.groups import split_into_groups as _split_into_groups
-from mesh_tensorflow.transformer.moe.hierarchical import MoE2D, transformer_moe_layer_v2
-from mesh_tensorflow.transformer.moe.hparams import HParams, set_default_moe_hparams
-from mesh_tensorflow.transformer.moe.layer import MoE1D, transformer_moe_layer_v1
 from mesh_tensorflow.transformer.moe.router import router_z_loss as _router_z_loss
 
 __all__ = [

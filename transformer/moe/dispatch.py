@@ -11,12 +11,10 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer.models.step_sums import StepSum
-from mesh_tensorflow.transformer.moe.gating import router
 from mesh_tensorflow.transformer.moe.groups import LayoutHints, slot_dims, token_dims
 from mesh_tensorflow.transformer.moe.hparams import hparam, hparam_of_mode
-from mesh_tensorflow.transformer.moe.router import RouterCall
+from mesh_tensorflow.transformer.moe.router import RouterCall, router, summarize_routing
 from mesh_tensorflow.transformer.moe.routing import Routing
-from mesh_tensorflow.transformer.moe.summaries import summarize_routing
 
 # Applies experts: `[outer_batch, experts, groups, slots, d_model]` -> tensors of the same
 # dimensions but the last.

@@ -14,9 +14,8 @@ from mesh_tensorflow.transformer.moe.dispatch import change_hands
 from mesh_tensorflow.transformer.moe.groups import LayoutHints, slot_dims, token_dims
 from mesh_tensorflow.transformer.moe.hparams import hparam, hparam_of_mode
 from mesh_tensorflow.transformer.moe.layer import ExpertsLayer
-from mesh_tensorflow.transformer.moe.router import RouterCall
+from mesh_tensorflow.transformer.moe.router import RouterCall, top_2_routing
 from mesh_tensorflow.transformer.moe.routing import Routing
-from mesh_tensorflow.transformer.moe.top_n import top_2_routing
 
 
 def transformer_moe_layer_v2(

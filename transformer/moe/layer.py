@@ -17,9 +17,9 @@ from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.models.step_sums import StepSum
 from mesh_tensorflow.transformer.moe.dispatch import apply_experts
 from mesh_tensorflow.transformer.moe.dropless import apply_without_dropping
-from mesh_tensorflow.transformer.moe.gating import refuse_noncausal
 from mesh_tensorflow.transformer.moe.groups import LayoutHints
 from mesh_tensorflow.transformer.moe.hparams import HParams, hparam
+from mesh_tensorflow.transformer.moe.router import refuse_noncausal
 
 
 def transformer_moe_layer_v1(

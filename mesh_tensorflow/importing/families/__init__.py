@@ -1,7 +1,6 @@
 """The rules of operations, one file for each family; importing a file registers its rules."""
 
 from mesh_tensorflow.importing.families import (  # noqa: F401 - they register rules
-  along_axes,
   batch_norm,
   batched,
   contraction,
@@ -13,7 +12,6 @@ from mesh_tensorflow.importing.families import (  # noqa: F401 - they register r
   gathers,
   images,
   list_access,
-  lookups,
   pooling,
   random,
   reductions,

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_tensorflow.importing.families.windows import layout_of
+from mesh_tensorflow.importing.families.inputs import layout_of
 from mesh_tensorflow.importing.nodes import Node
 from mesh_tensorflow.importing.rules import Construction, Dims, Label, Labelled, Labels, rule
 from mesh_tensorflow.operations.binary import add, multiply, sub

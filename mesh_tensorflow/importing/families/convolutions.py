@@ -12,7 +12,7 @@ from typing import Any
 
 from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.importing.axes import Axes
-from mesh_tensorflow.importing.families.windows import Layout, layout_of, text
+from mesh_tensorflow.importing.families.inputs import Layout, layout_of, text
 from mesh_tensorflow.importing.nodes import Node, Wire
 from mesh_tensorflow.importing.replicating import Replicated
 from mesh_tensorflow.importing.rules import (

@@ -37,9 +37,8 @@ from mesh_tensorflow.operations.elementwise import (
   tanh,
 )
 from mesh_tensorflow.operations.slicewise import slicewise
-from mesh_tensorflow.program.differentiable import is_differentiable
 from mesh_tensorflow.program.dimensions import Dimension, Shape
-from mesh_tensorflow.program.graph import Tensor
+from mesh_tensorflow.program.graph import Tensor, is_differentiable
 
 # TensorFlow's functions of each element, of one operand and of several.
 _UNARY = """Acos Acosh Angle Asin Asinh Atan Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.importing.axes import Axes
-from mesh_tensorflow.importing.families.static_inputs import static_input
+from mesh_tensorflow.importing.families.inputs import static_input
 from mesh_tensorflow.importing.nodes import Node, Wire
 from mesh_tensorflow.importing.rules import (
   Construction,

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import UnsupportedError
-from mesh_tensorflow.importing.families.windows import layout_of, text
+from mesh_tensorflow.importing.families.inputs import layout_of, text
 from mesh_tensorflow.importing.nodes import Node
 from mesh_tensorflow.importing.rules import Label, Labels, Slicewise, rule
 

@@ -9,8 +9,8 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import heterogeneous_moe, moe, transformer
 from mesh_tensorflow.transformer import transformer_layers as t
-from mesh_tensorflow.transformer.moe.gating import NONCAUSAL, ROUTERS
 from mesh_tensorflow.transformer.moe.layer import ExpertsLayer
+from mesh_tensorflow.transformer.moe.router import NONCAUSAL, ROUTERS
 from tests.transformer import decode_program as program
 from tests.transformer import lm_program as lm
 from tests.transformer.layers import test_layer_decoding as decoding

@@ -21,7 +21,7 @@ from mesh_tensorflow.transformer import (
   vocab_embeddings,
 )
 from mesh_tensorflow.transformer import transformer_layers as t
-from mesh_tensorflow.transformer.moe.gating import NONCAUSAL
+from mesh_tensorflow.transformer.moe.router import NONCAUSAL
 from tests.transformer import lm_program
 
 # Two heads of three: `heads` is their product where matrices are combined.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.transformer.moe.gating import NONCAUSAL
+from mesh_tensorflow.transformer.moe.router import NONCAUSAL
 from tests.transformer import lm_program as lm
 from tests.transformer import moe_program
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import moe
-from mesh_tensorflow.transformer.moe import gating as moe_gating
+from mesh_tensorflow.transformer.moe import router as moe_gating
 
 D = mtf.Dimension("d_model", 4)
 FLOATS = mtf.VariableDType()

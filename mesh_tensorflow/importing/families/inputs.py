@@ -1,4 +1,4 @@
-"""Axis order of images, by an operation's `data_format`."""
+"""Inputs that must be known while tracing, and the axis order of images."""
 
 from __future__ import annotations
 
@@ -6,9 +6,34 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
+from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.importing.nodes import Node, Wire
 from mesh_tensorflow.importing.rules import Label
 from mesh_tensorflow.importing.value import Value
+
+
+def static_input(node: Node, index: int, what: str) -> npt.NDArray[np.generic]:
+  """The values of an input.
+
+  Args:
+    node: an operation.
+    index: number of the input.
+    what: what it is, for the message.
+
+  Raises:
+    UnsupportedError: they are known only when the program runs.
+  """
+  value = node.static(index)
+  if value is None:
+    raise UnsupportedError(
+      f"from_tensorflow: {node}: its {what} must be known while tracing, but {node.inputs[index]} "
+      "is computed"
+    )
+  return value
+
 
 _T = TypeVar("_T")
 
