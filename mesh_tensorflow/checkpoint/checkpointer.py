@@ -20,9 +20,9 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.declared import ABOVE_ZERO, COUNT, affects, takes
 from mesh_tensorflow.checkpoint import files, keeping, meeting, restoring, shared_folder, writer
 from mesh_tensorflow.checkpoint.attachments import check_name, own_name
+from mesh_tensorflow.checkpoint.copies import Copies
 from mesh_tensorflow.checkpoint.keeping import Keeping
 from mesh_tensorflow.checkpoint.restoring import Restored
-from mesh_tensorflow.checkpoint.snapshot import Copies
 from mesh_tensorflow.checkpoint.writer import Job
 from mesh_tensorflow.errors import CheckpointError, StorageError, WorkerLostError
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
