@@ -17,8 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.checkpoint import reader
-from mesh_tensorflow.meshes.blocks import split_block
-from mesh_tensorflow.meshes.store import StoredVariable
+from mesh_tensorflow.meshes.store import StoredVariable, split_block
 
 # Bytes that one write operation takes.
 TRANSFER_BUFFER = 64 * 2**20

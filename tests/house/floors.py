@@ -62,8 +62,6 @@ ROOMS_OF_ONE_FILE = {
   # Programs that are started by these names; and a table and flags that are looked up in utils.
   TRANSFORMER: ("launch", "main", "utils"),
 }
-# Of `transformer`, two files name the parts of whole models and may have more.
-LONGEST_FILE_OF_NAMES = {PACKAGE: 40, TRANSFORMER: 90}
 
 
 @dataclasses.dataclass(frozen=True)
