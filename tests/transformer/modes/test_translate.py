@@ -16,9 +16,10 @@ from mesh_tensorflow.transformer import (
   bleu,
   dataset,
 )
+from mesh_tensorflow.transformer.generation import seq2seq
 from mesh_tensorflow.transformer.models import bitransformer
 from mesh_tensorflow.transformer.modes import eval as eval_mode
-from mesh_tensorflow.transformer.modes import generation, infer
+from mesh_tensorflow.transformer.modes import infer
 from mesh_tensorflow.transformer.vocabulary import CharacterVocabulary
 from tests.transformer import small_checkpoints
 
@@ -60,14 +61,14 @@ def encoded(*texts):
 def test_generate_sorts_by_length_and_gives_back_in_order(tmp_path):
   copier = Copier(tmp_path)
   rows = encoded("abc", "a", "abcdefgh", "", "ab")
-  outputs = generation.generate(copier, rows, LENGTH, batch_size=2)
+  outputs = seq2seq.generate(copier, rows, LENGTH, batch_size=2)
   assert [LETTERS.decode(ids) for ids in outputs] == ["abc", "a", "abcdefgh", "", "ab"]
   # Batches of similar lengths; lengths are rounded up, and end at that of the model.
   options = {"max_decode_length": 12}
   assert copier.calls == [([9, 4], 12, 2, options), ([3, 2, 1], 8, 2, options)]
-  generation.generate(copier, encoded("abc"), LENGTH)
+  seq2seq.generate(copier, encoded("abc"), LENGTH)
   assert copier.calls[2][1] == 8
-  generation.generate(copier, encoded("a" * 11), {"inputs": 12, "targets": 12})
+  seq2seq.generate(copier, encoded("a" * 11), {"inputs": 12, "targets": 12})
   assert copier.calls[3][1] == 12
 
 
@@ -75,13 +76,13 @@ def test_a_bound_decode_length_stays(tmp_path):
   assert bitransformer.Bitransformer.decode  # Registers the name that is bound.
   gin.bind_parameter("Bitransformer.decode.max_decode_length", 30)
   copier = Copier(tmp_path)
-  generation.generate(copier, encoded("abc"), LENGTH)
+  seq2seq.generate(copier, encoded("abc"), LENGTH)
   assert copier.calls[0][3] == {}
 
 
 def test_encode_lines_cuts_and_tells(caplog):
   with caplog.at_level(logging.WARNING):
-    rows = generation.encode_lines(["ab ", "a" * 9, "a" * 4], LETTERS, 5)
+    rows = seq2seq.encode_lines(["ab ", "a" * 9, "a" * 4], LETTERS, 5)
   assert rows == [*encoded("ab", "aaaa", "aaaa")]
   assert "1 of 3 inputs are cut" in caplog.text and "line 2" in caplog.text
 
