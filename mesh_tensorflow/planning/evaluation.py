@@ -46,8 +46,7 @@ from mesh_tensorflow.planning.mesh_impl import (
   placeholder,
 )
 from mesh_tensorflow.planning.pieces import Assignment, Kind, Pieces
-from mesh_tensorflow.program.graph import Graph, Operation, Tensor
-from mesh_tensorflow.program.reachability import needed_operations, reads
+from mesh_tensorflow.program.graph import Graph, Operation, Tensor, needed_operations, reads
 
 # Maximum number of program points at which the memory is bounded.
 _MOST_POINTS = 8

@@ -24,8 +24,7 @@ from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.planning.cost_model import Product, Work
 from mesh_tensorflow.planning.mesh_impl import Collective, PlanMeshImpl, placeholder
 from mesh_tensorflow.program.dimensions import Dimension, Shape
-from mesh_tensorflow.program.graph import Graph, Operation, Tensor
-from mesh_tensorflow.program.reachability import reads
+from mesh_tensorflow.program.graph import Graph, Operation, Tensor, reads
 from mesh_tensorflow.running.lowering import Lowering
 
 # Number of operations after which a new scratch graph is used, to free memory.

@@ -32,8 +32,7 @@ from mesh_tensorflow.planning.lowering import (
 )
 from mesh_tensorflow.planning.mesh_impl import Collective
 from mesh_tensorflow.program.dimensions import Dimension, Shape
-from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
-from mesh_tensorflow.program.reachability import reads
+from mesh_tensorflow.program.graph import Mesh, Operation, Tensor, reads
 
 # Attributes that identify an operation, and do not say what it does.
 _NAMES = frozenset(

@@ -10,7 +10,7 @@ from mesh_tensorflow.planning.evaluation import probable_results
 from mesh_tensorflow.planning.lowering import PlanLowering, Recorder, lifetimes
 from mesh_tensorflow.planning.mesh_impl import PlanMeshImpl
 from mesh_tensorflow.planning.program import Program, machine_of
-from mesh_tensorflow.program.reachability import needed_operations
+from mesh_tensorflow.program.graph import needed_operations
 
 
 class WholeLowering(PlanLowering):
