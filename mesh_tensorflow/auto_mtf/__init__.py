@@ -1,13 +1,14 @@
 """The TF1 library's search for the layout that needs least memory, under its names.
 
-It chooses a layout by the peak of the sizes of all tensors, and by nothing else: `mtf.auto_layout`
-predicts time, and keeps to a limit of memory. From below:
+It chooses a layout by the peak of the sizes of all tensors, and by nothing else: an objective for
+the branch and bound of `planning`. `mtf.auto_layout` predicts time, and keeps to a limit of memory.
+From below:
 
     graph_interface    a graph by names: operations, tensors, sizes, what is alive when
     valid_layouts      what a layout may split
     memory_estimator   both, for a graph and a mesh shape
     scheduler          an order of operations that needs little memory
-    integer_program, layout_optimizer, print_cp_model_solution   the search, and its solution
+    print_cp_model_solution, layout_optimizer   an integer program, and the search that solves it
     api                `layout` and `layout_and_mesh_shape`
 """
 

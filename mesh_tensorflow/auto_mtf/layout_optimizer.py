@@ -1,28 +1,34 @@
-"""The layout with the least peak of memory, as an integer program.
+"""The layout with the least peak of memory: another objective of the search of `planning`.
 
-For splittable dimensions S, mesh dimensions M, and the sets of splittable dimensions that
-operations and tensors have, the variables are x[s, m], whether s is split over m; y[d, a], whether
-the set d is assigned as a says; and z, the bytes at the peak. It minimizes (|S| + 1) z - sum(x):
-the peak first, then as many dimensions as possible are split. All variables follow from x, so
-branch and bound over S solves it, and proves the solution. (The TF1 library gave it to OR-Tools,
-whose solver crashes in a process that has TensorFlow 2.21 loaded.)
+The TF1 library stated it as an integer program. For splittable dimensions S, mesh dimensions M, and
+the sets of splittable dimensions that operations and tensors have, the variables are x[s, m],
+whether s is split over m; y[d, a], whether the set d is assigned as a says; and z, the bytes at the
+peak. It minimizes (|S| + 1) z - sum(x): the peak first, then as many dimensions as possible are
+split. All variables follow from x, so branch and bound over S solves it, and proves the solution.
+(OR-Tools' solver crashes in a process that has TensorFlow 2.21 loaded.)
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mesh_tensorflow.auto_mtf import print_cp_model_solution, scheduler
-from mesh_tensorflow.auto_mtf.integer_program import IntegerProgram, Solution
 from mesh_tensorflow.auto_mtf.memory_estimator import MemoryEstimator
+from mesh_tensorflow.auto_mtf.print_cp_model_solution import (
+  IntegerProgram,
+  Solution,
+  Variable,
+)
 from mesh_tensorflow.errors import MeshError
+from mesh_tensorflow.planning.search import BranchAndBound
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -59,8 +65,6 @@ class LayoutOptimizer:
       for x in self._graph.get_all_tensor_names()
     }
     self._all_dims = self._operation_dims | set(self._tensor_dims.values())
-    self._assignments = {d: _generate_assignments(d, self._mesh) for d in self._all_dims}
-    self._model = self._build_model()
 
   def solve(self, print_solution: bool = False) -> str:
     """The best layout.
@@ -74,12 +78,15 @@ class LayoutOptimizer:
     Raises:
       SolverError: there is none.
     """
-    chosen = _BranchAndBound(self).solve()
-    if chosen is None:
+    search = _PeakSearch(self)
+    search.descend({}, None)
+    if search.best is None:
       raise SolverError(f"no layout suits the mesh {self._estimator.mesh_shape.to_string}")
+    chosen = search.best[1]
     if print_solution:
-      solution = Solution(self._model, self._values(chosen))
-      print_cp_model_solution.print_solution(self._model, solution)
+      print_cp_model_solution.print_solution(
+        self._model, Solution(self._model, self._values(chosen))
+      )
     return ";".join(sorted(f"{name}:{mesh_name}" for name, mesh_name in chosen.items()))
 
   def evaluate_layout(self, layout: str) -> float:
@@ -109,41 +116,42 @@ class LayoutOptimizer:
 
   # ---------------------------------------------------------- the integer program
 
-  def _build_model(self) -> IntegerProgram:
-    program = IntegerProgram()
-    for s, m in itertools.product(self._names, self._mesh):
-      program.add_variable(_global_var_name(s, m), 1)
-    for d in sorted(self._all_dims, key=sorted):
-      for a in self._assignments[d]:
-        program.add_variable(_local_var_name(d, a), 1)
-    program.add_variable("z", sum(self._size(x, {}) for x in self._tensor_dims))
+  @functools.cached_property
+  def _model(self) -> IntegerProgram:
+    """The integer program, as it is printed."""
+    assignments = {d: _generate_assignments(d, self._mesh) for d in self._all_dims}
+    locals_of = {d: {_local_var_name(d, a): 1 for a in found} for d, found in assignments.items()}
+    global_names = [_global_var_name(s, m) for s, m in itertools.product(self._names, self._mesh)]
+    local_names = [y for d in sorted(self._all_dims, key=sorted) for y in locals_of[d]]
+    most = sum(self._size(x, {}) for x in self._tensor_dims)
+    program = IntegerProgram(
+      [*(Variable(name, 1) for name in [*global_names, *local_names]), Variable("z", most)]
+    )
     # No operation has two dimensions on one mesh dimension, and no dimension is split twice.
     for m, d in itertools.product(self._mesh, self._operation_dims):
-      program.add_at_most({_global_var_name(s, m): 1 for s in d}, 1)
+      program.add({_global_var_name(s, m): 1 for s in d}, 1)
     for s in self._names:
-      program.add_at_most({_global_var_name(s, m): 1 for m in self._mesh}, 1)
+      program.add({_global_var_name(s, m): 1 for m in self._mesh}, 1)
       for m in self._mesh:
         if not self._validator.is_valid_assignment(s, m):
-          program.add_at_most({_global_var_name(s, m): 1}, 0)
-    for d, possible in self._assignments.items():
-      program.add_equal({_local_var_name(d, a): 1 for a in possible}, 1)
-      for a in possible:
-        y = _local_var_name(d, a)
+          program.add({_global_var_name(s, m): 1}, 0)
+    for d, possible in assignments.items():
+      program.add(locals_of[d], 1, 1)
+      for a, y in zip(possible, locals_of[d]):
         for s in d:
           if s in a:  # y implies x.
-            program.add_at_most({y: 1, _global_var_name(s, a[s]): -1}, 0)
+            program.add({y: 1, _global_var_name(s, a[s]): -1}, 0)
           else:
             for m in self._mesh:  # x excludes y.
-              program.add_at_most({y: 1, _global_var_name(s, m): 1}, 1)
+              program.add({y: 1, _global_var_name(s, m): 1}, 1)
     for alive in self._contents:
       terms: dict[str, int] = collections.Counter({"z": -1})
       for x in alive:
         d = self._tensor_dims[x]
-        for a in self._assignments[d]:
-          terms[_local_var_name(d, a)] += self._size(x, a)
-      program.add_at_most(terms, 0)
-    objective = {_global_var_name(s, m): -1 for s in self._names for m in self._mesh}
-    program.minimize({**objective, "z": len(self._names) + 1})
+        for a, y in zip(assignments[d], locals_of[d]):
+          terms[y] += self._size(x, a)
+      program.add(terms, 0)
+    program.minimize({**dict.fromkeys(global_names, -1), "z": len(self._names) + 1})
     return program
 
   def _values(self, chosen: Assignment) -> dict[str, int]:
@@ -155,72 +163,72 @@ class LayoutOptimizer:
     return values
 
 
-class _BranchAndBound:
-  """Branch and bound over the dimensions; prunes what cannot beat the best layout so far."""
+class _PeakSearch(BranchAndBound):
+  """Search for the least peak of live tensors; of several the first one found."""
 
   def __init__(self, optimizer: LayoutOptimizer):
+    super().__init__(optimizer._names)
     self._o = optimizer
-    # Tensors of the same shape and dtype are one column.
-    kinds: dict[Any, int] = {}
-    self._examples: list[str] = []
-    column: dict[str, int] = {}
+    self._mesh_names = list(optimizer._mesh)
     graph = optimizer._graph
+    # Tensors of the same shape and dtype are one column.
+    kinds: dict[Any, str] = {}
+    example: dict[str, str] = {}
     for x in optimizer._tensor_dims:
-      names = tuple(graph.get_tensor_mtf_dimension_names(x))
       shape = tuple(graph.get_tensor_shape(x).as_list())
+      names = tuple(graph.get_tensor_mtf_dimension_names(x))
       key = (names, shape, graph.get_tensor_dtype(x), graph.get_tensor_device(x))
-      if key not in kinds:
-        kinds[key] = len(kinds)
-        self._examples.append(x)
-      column[x] = kinds[key]
-    rows = set()
-    for alive in optimizer._contents:
-      counts = [0] * len(kinds)
-      for x in alive:
-        counts[column[x]] += 1
-      rows.add(tuple(counts))
+      example[x] = kinds.setdefault(key, x)
+    self._examples = list(kinds.values())
+    counts = [collections.Counter(example[x] for x in alive) for alive in optimizer._contents]
+    rows = {tuple(c[x] for x in self._examples) for c in counts}
     self._counts = np.array(sorted(rows), np.int64).reshape(len(rows), len(kinds))
+    is_valid = optimizer._validator.is_valid_assignment
     self._valid = {
-      s: [m for m in optimizer._mesh if optimizer._validator.is_valid_assignment(s, m)]
-      for s in optimizer._names
+      s: {i for i, m in enumerate(self._mesh_names) if is_valid(s, m)} for s in self.order
     }
-    self._best: tuple[float, Assignment] | None = None
+    self.best: tuple[float, Assignment] | None = None
 
-  def solve(self) -> Assignment | None:
-    self._descend({}, 0)
-    return None if self._best is None else self._best[1]
+  @property
+  def limit(self) -> float:
+    return math.inf if self.best is None else self.best[0]
 
-  def _descend(self, chosen: Assignment, depth: int) -> None:
-    o = self._o
-    names = o._names
-    sizes = np.array([self._least(x, chosen, depth) for x in self._examples], np.int64)
+  def choices(self, d: str, layout: Mapping[str, int | None]) -> Iterator[int | None]:
+    for axis in sorted(self._valid[d]):
+      others = {t for t, a in layout.items() if a == axis}
+      if not any(d in dims and others & dims for dims in self._o._operation_dims):
+        yield axis
+    yield None
+
+  def ranked(self, children: list[tuple[float, int | None, Any]]) -> Iterable[Any]:
+    return children
+
+  def bound(self, d: str, layout: dict[str, int | None], state: Any) -> tuple[float, Any]:
+    return self._value(layout), None
+
+  def consider(self, layout: Mapping[str, int | None]) -> None:
+    value = self._value(layout)
+    if value < self.limit:
+      self.best = value, self._assignment(layout)
+
+  def _assignment(self, layout: Mapping[str, int | None]) -> Assignment:
+    return {s: self._mesh_names[a] for s, a in layout.items() if a is not None}
+
+  def _value(self, layout: Mapping[str, int | None]) -> float:
+    """The objective; of a partial layout a lower bound."""
+    chosen = self._assignment(layout)
+    sizes = np.array([self._least(x, chosen, layout) for x in self._examples], np.int64)
     peak = int((self._counts @ sizes).max()) if self._counts.size else 0
-    value = (len(names) + 1) * peak - len(chosen) - (len(names) - depth)
-    if self._best is not None and value >= self._best[0]:
-      return
-    if depth == len(names):
-      self._best = value, dict(chosen)
-      return
-    s = names[depth]
-    for m in self._valid[s]:
-      others = {t for t, n in chosen.items() if n == m}
-      if not any(s in d and others & d for d in o._operation_dims):
-        chosen[s] = m
-        self._descend(chosen, depth + 1)
-        del chosen[s]
-    self._descend(chosen, depth + 1)
+    return (len(self.order) + 1) * peak - len(chosen) - (len(self.order) - len(layout))
 
-  def _least(self, tensor: str, chosen: Assignment, depth: int) -> int:
+  def _least(self, tensor: str, chosen: Assignment, layout: Mapping[str, int | None]) -> int:
     """Lower bound of a tensor's bytes: undecided dimensions split over all mesh dimensions left."""
     o = self._o
     dims = o._tensor_dims[tensor]
     size = o._size(tensor, chosen)
-    open_names = dims.intersection(o._names[depth:])
-    if not open_names:
-      return size
-    used = {chosen[d] for d in dims if d in chosen}
-    possible = {m for d in open_names for m in self._valid[d]} - used
-    return size // math.prod(o._mesh[m] for m in possible)
+    possible = {a for d in dims if d not in layout for a in self._valid[d]}
+    possible -= {a for d in dims if (a := layout.get(d)) is not None}
+    return size // math.prod(o._mesh[self._mesh_names[a]] for a in possible)
 
 
 def _generate_assignments(

@@ -15,13 +15,13 @@ from mesh_tensorflow.auto_mtf import (
   scheduler,
   valid_layouts,
 )
-from mesh_tensorflow.auto_mtf.integer_program import IntegerProgram, Solution
 from mesh_tensorflow.auto_mtf.layout_optimizer import (
   LayoutOptimizer,
   _generate_assignments,
   _global_var_name,
   _local_var_name,
 )
+from mesh_tensorflow.auto_mtf.print_cp_model_solution import IntegerProgram, Solution, Variable
 from mesh_tensorflow.errors import ArgumentError, GraphError, MeshShapeError
 
 
@@ -162,10 +162,7 @@ def test_the_model_of_the_example(capsys):
 
 def test_print_solution(capsys):
   # As OR-Tools has a model that maximizes: coefficients negated, and a negative scale.
-  program = IntegerProgram()
-  program.add_variable("x", 1)
-  program.add_variable("", 1)
-  program.add_variable("y", 5)
+  program = IntegerProgram([Variable("x", 1), Variable("", 1), Variable("y", 5)])
   program.minimize({"x": -2, "y": 1})
   program.objective.scaling_factor = -1.0
   print_cp_model_solution.print_solution(program, Solution(program, {"x": 1}))
