@@ -87,7 +87,9 @@ class Masks:
       (r"\b1[5-9]\d{8}(?:\.\d+)?\b", "<time>"),
       (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?", "<date>"),
       (r"0x[0-9a-f]{6,}", "<address>"),
-      # Of what has times in it.
+      # Of what has times and paths in it.
+      (r"\.parts/[0-9a-f]{16}", ".parts/<hash>"),
+      (r'"sha256": "[0-9a-f]{64}"', '"sha256"'),
       (r"^# crc32 [0-9a-f]{8}$", "# crc32"),
       (r'"(crc32|bytes)": ("[0-9a-f]{8}"|\d+)', r'"\1"'),
       # Of TensorFlow's profiler: which operations took longest.
@@ -128,7 +130,7 @@ _LISTED = re.compile(r'^ *"--gin_param=.*(?:\n *"--gin_param=.*)*', re.MULTILINE
 
 def _in_order(line: str) -> str:
   """A command line whose bindings are sorted: their order in it changes nothing."""
-  if line.count("--gin_param") < 2:
+  if line.count("--gin_param=") < 2:
     return line
   try:
     words = shlex.split(line)
@@ -311,8 +313,9 @@ class Run:
     code, out, err = side.run(words, self.folder, server, stdin, stop, number)
     masks = Masks([(f"{self.folder.resolve()}", "<folder>"), (f"{side.root}", "<root>")])
     found = Outcome({"exit code": [str(code)]})
-    found.texts["stdout"] = masks.lines(out, loosely)
-    found.texts["stderr"] = masks.lines(err, loosely)
+    for name, text in (("stdout", out), ("stderr", err)):
+      lines = masks.lines(text, loosely)
+      found.texts[name] = sorted(lines) if loosely else lines
     self._read_files(found, masks, loosely)
     self.outcomes[case] = found
     return found

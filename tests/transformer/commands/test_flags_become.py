@@ -273,7 +273,12 @@ def test_help_has_what_all_commands_have_in_a_part_of_its_own(capsys, start, com
   with pytest.raises(SystemExit) as end:
     start(command, "--help")
   assert end.value.code == 0
-  own, further = capsys.readouterr().out.split("flags of all commands that gin configures:\n")
+  out = capsys.readouterr().out
+  examples = out.split("\nexamples:\n")[1].splitlines()
+  first = [line for line in examples if not line.startswith("      ")]
+  assert len(first) == 2
+  assert all(line.startswith(f"  mesh-transformer {command} ") for line in first)
+  own, further = out.split("flags of all commands that gin configures:\n")
   names = [row.split("|")[0].split("=")[0].strip() for row in FURTHER.strip().splitlines()]
   assert re.findall(r"^  (--\w+)", further.split("gin names (")[0], re.MULTILINE) == names
   flags = re.findall(r"^  (--\w+)", own, re.MULTILINE)

@@ -142,6 +142,13 @@ def test_fields_of_records(inside):
   assert settings("n")["own_text.field"] is None  # It is called "text".
 
 
+def test_rows_of_a_table_may_be_short(inside, capsys):
+  with open("a.csv", "w", newline="") as f:
+    csv.writer(f).writerows([["who", "text"], *[["x"], ["x", TEXT[:200]], []] * 20])
+  run("m", "--text=a.csv")
+  assert "4,000 characters" in capsys.readouterr().out
+
+
 def test_encoding(inside):
   write("a.txt", LATIN.encode("latin-1"))
   run("m", "--text=a.txt", "--encoding=LATIN-1")
@@ -187,6 +194,7 @@ def test_sizes_go_together(sizes):
     (["m", "--text=empty"], "in the folder empty is no text: files .csv"),
     (["m", "--text=short.txt"], "has 5 characters; a model and a held-out part need at least"),
     (["m", "--text=latin.txt"], "latin.txt: byte 35 (0xe9) is not utf-8: give its encoding"),
+    (["m", "--text=later.txt"], "later.txt: byte 78 (0xe9) is not utf-8: give its encoding"),
     (["m", "--text=broken.txt.gz"], "broken.txt.gz cannot be read: "),
     (["m", "--text=two.jsonl"], "two.jsonl has the fields a, b: choose by --field=NAME"),
     (["m", "--text=two.jsonl", "--field=c"], "two.jsonl has no field 'c'; there are a, b"),
@@ -210,6 +218,7 @@ def test_what_is_wrong_is_one_line(inside, capsys, arguments, says):
   write("good.txt")
   write("short.txt", "To be")
   write("latin.txt", LATIN.encode("latin-1"))
+  write("later.txt", TEXT[: TEXT.index("\n") + 1].encode() + LATIN.encode("latin-1"))
   write("broken.txt.gz", gzip.compress(TEXT.encode())[:-9])
   write("two.jsonl", json.dumps({"a": TEXT, "b": TEXT}))
   write("head.csv", "text\rother,b\nx,y\n")
@@ -245,3 +254,87 @@ def test_force_writes_over(inside):
   run("m", f"--text={write('b.txt')}", "--vocabulary=bytes", "--force")
   found = settings("m")
   assert found["own_text.path"] == str(inside / "b.txt") and found["run.vocabulary"] == "bytes"
+
+
+def test_which_files_of_a_folder_are_text(inside):
+  """By their suffixes, below compression; nothing that is hidden, and not the model's folder."""
+  for name in ("t/a.txt", "t/b.MD", "t/deep/c.text", "t/deep/er/d.ndjson.txt"):
+    write(name)
+  for name in ("t/e.txt.gz", "t/F.TXT.gz"):
+    write(name, gzip.compress(TEXT.encode(), mtime=0))
+  for name in (
+    "t/.hidden.txt",
+    "t/.git/x.txt",
+    "t/g.bin",
+    "t/h",
+    "t/i.gz",
+    "t/j.bin.gz",
+    "t/k.txt.bin",
+  ):
+    write(name, b"\xff")
+  run("m", "--text=t")
+  assert f"{6 * len(TEXT):,} characters" in pathlib.Path("m/README.md").read_text()
+  run("n", "--text=t/**/*.t*xt")
+  assert settings("n")["own_text.path"] == str(inside / "t/**/*.t*xt")
+  assert f"{3 * len(TEXT):,} characters" in pathlib.Path("n/README.md").read_text()
+  write("z/model/a.txt", b"\xff")  # Not the folder of a model: only that of init has one.
+  write("p/a.txt.gz", gzip.compress(TEXT.encode(), mtime=0))
+  write("p/b.txt.gz", gzip.compress(TEXT.encode(), mtime=0))
+  run("p")
+  assert settings("p")["own_text.path"] == str(inside / "p" / "*.txt.gz")
+  with pytest.raises(SystemExit):
+    run("q", "--text=z")
+
+
+def test_the_first_of_several_texts_are_named(inside, capsys):
+  for name in "abcd":
+    write(f"m/{name}.{'csv' if name == 'd' else 'txt'}")
+  with pytest.raises(SystemExit):
+    run("m")
+  assert "in m lie several texts (a.txt, b.txt, c.txt, ...): choose" in capsys.readouterr().err
+  for name in "ab":
+    write(f"n/{name}.md")
+  with pytest.raises(SystemExit):
+    run("n")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_of_a_large_text_the_beginning_is_read(inside, capsys, name):
+  """16 Mi characters; then its bytes count, three times if it is compressed."""
+  line = "\u00e9" * 99_999 + "\n"
+
+  def written(characters):
+    data = (line * (characters // len(line))).encode()
+    write(name, data if name == "a.txt" else gzip.compress(data, 1, mtime=0))
+    return os.path.getsize(name) * (1 if name == "a.txt" else 3)
+
+  size = written(17_100_000)
+  run("m", f"--text={name}", "--vocabulary=bytes")
+  assert f"{size:,} characters" in capsys.readouterr().out
+  written(16_500_000)
+  run("n", f"--text={name}", "--vocabulary=bytes")
+  assert "16,500,000 characters" in capsys.readouterr().out
+
+
+def test_what_only_extras_read_is_measured_by_its_size(inside, capsys):
+  for name, characters in (("a.txt.zst", 15_000), ("b.parquet", 5_000), ("c.jsonl.zst", 15_000)):
+    write(name, b"\xff" * 5_000)
+    run(f"of_{name}", f"--text={name}", "--vocabulary=bytes")
+    assert f"{characters:,} characters" in capsys.readouterr().out
+  write("d/a.txt.zst", b"\xff" * 5_000)
+  write("d/b.txt")
+  run("of_both", "--text=d", "--vocabulary=bytes")
+  assert f"{15_000 + len(TEXT):,} characters" in capsys.readouterr().out
+
+
+def test_a_field_is_named_for_all_files_but_plain_text(inside):
+  rows = "".join(json.dumps({"n": i, "body": TEXT[:400]}) + "\n" for i in range(9))
+  for name in ("one/a.jsonl", "two/a.jsonl", "two/b.jsonl", "both/a.jsonl"):
+    write(name, rows)
+  write("both/b.txt")
+  for folder in ("one", "two", "both"):
+    run(f"of_{folder}", f"--text={folder}")
+    assert settings(f"of_{folder}")["own_text.field"] == "body"
+  write("text/a.jsonl", rows.replace("body", "text"))
+  run("of_text", "--text=text")
+  assert settings("of_text")["own_text.field"] is None
