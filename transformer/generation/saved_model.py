@@ -17,7 +17,7 @@ from mesh_tensorflow.training import model_files
 from mesh_tensorflow.transformer.data.encoding import vocabulary_of, with_eos
 from mesh_tensorflow.transformer.generation import predict
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, PAD_ID
+from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, PAD_ID, Vocabularies
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -25,7 +25,7 @@ _LOG = logging.getLogger("mesh_tensorflow")
 def save(
   steps: ModelSteps,
   folder: str,
-  vocabulary: Any,
+  vocabulary: Vocabularies,
   batch_size: int = 1,
   score: bool = False,
   predict_fn: Any = None,
@@ -166,7 +166,7 @@ class TextEncoder:
       "target": to be scored, EOS is cut with them; "text": likewise, without EOS.
   """
 
-  def __init__(self, name: str, vocabulary: Any, length: int, kind: str):
+  def __init__(self, name: str, vocabulary: Vocabularies, length: int, kind: str):
     self._vocabulary = vocabulary_of(name, vocabulary)
     self._name, self._length, self._kind = name, length, kind
     encode = self._vocabulary.encode_tf
@@ -234,7 +234,9 @@ def _first(ids: tf.Tensor, ends: tuple[int, ...]) -> tf.Tensor:
   return tf.reduce_sum(tf.cast(tf.equal(tf.cumsum(tf.cast(is_end, tf.int32)), 0), tf.int32))
 
 
-def decoder(name: str, vocabulary: Any, to_end: bool) -> Callable[[tf.Tensor], tf.Tensor] | None:
+def decoder(
+  name: str, vocabulary: Vocabularies, to_end: bool
+) -> Callable[[tf.Tensor], tf.Tensor] | None:
   """From ids [n, length] to strings [n]: the `decode_tf` of a vocabulary.
 
   Args:

@@ -11,7 +11,7 @@ from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, strip_ids
 from mesh_tensorflow.transformer.generation import predict
 from mesh_tensorflow.transformer.generation.prefill_decode import rounded_length
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
+from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, Vocabularies
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -70,7 +70,7 @@ def generate(
 
 
 def encode_lines(
-  lines: Sequence[str], vocabulary: Any, length: int, eos_id: int = EOS_ID
+  lines: Sequence[str], vocabulary: Vocabularies, length: int, eos_id: int = EOS_ID
 ) -> list[list[int]]:
   """Ids of lines of text, with EOS; longer ones are cut, and counted in a warning.
 

@@ -13,7 +13,7 @@ from mesh_tensorflow.transformer.generation import predict
 from mesh_tensorflow.transformer.generation.prefill_decode import rounded_length
 from mesh_tensorflow.transformer.generation.scheduler import Row, continue_rows
 from mesh_tensorflow.transformer.generation.settings import LanguageModelSampling, Sampling
-from mesh_tensorflow.transformer.vocabularies.base import as_text
+from mesh_tensorflow.transformer.vocabularies.base import Vocabularies, as_text
 
 _UNKNOWN = "\ufffd"
 
@@ -36,7 +36,7 @@ class RowText:
     stopped: whether a stop string ended it.
   """
 
-  def __init__(self, row: Row, vocabulary: Any, stop: Sequence[str] = ()):
+  def __init__(self, row: Row, vocabulary: Vocabularies, stop: Sequence[str] = ()):
     self.row = row
     self.new = ""
     self.stopped = False
@@ -81,7 +81,7 @@ class RowText:
     return self.new if only_new else self._given + self.new
 
 
-def prompt_ids(text: str, vocabulary: Any) -> list[int]:
+def prompt_ids(text: str, vocabulary: Vocabularies) -> list[int]:
   """The ids of a prompt of a language model: all of its characters count, and no end follows."""
   return [int(i) for i in inputs_vocabulary(vocabulary).encode(text)]
 
@@ -104,7 +104,7 @@ class TextGenerator:
   """
 
   estimator: Any
-  vocabulary: Any
+  vocabulary: Vocabularies
   settings: Sampling
   how: LanguageModelSampling
   sequence_length: dict[str, int]

@@ -18,6 +18,7 @@ from mesh_tensorflow.checkpoint import restoring, verification
 from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from mesh_tensorflow.training.best_checkpoint import best_checkpoint
+from mesh_tensorflow.transformer.training.trainer import Trainer
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -180,7 +181,7 @@ def _content(model_dir: str) -> list[str]:
 
 
 def restored_checkpoints(
-  estimator: Any, checkpoint_step: Any, model_dir: str, paths: Iterable[str] | None = None
+  estimator: Trainer, checkpoint_step: Any, model_dir: str, paths: Iterable[str] | None = None
 ) -> Iterator[str]:
   """Restores one checkpoint after the other.
 

@@ -21,7 +21,7 @@ from mesh_tensorflow.transformer.modes.planned_steps import (
 )
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.programs.training_data import TrainingData
-from mesh_tensorflow.transformer.vocabularies.base import as_text
+from mesh_tensorflow.transformer.vocabularies.base import Vocabularies, as_text
 
 # Of a batch so many rows are shown, of a row so many sequences, of a text so many characters.
 _ROWS, _SEQUENCES, _CHARACTERS = 2, 4, 240
@@ -58,7 +58,7 @@ def run_dry_run(job: Job) -> mtf.Report:
 
 
 def first_batch(
-  steps: ModelSteps, dataset_fn: Any, vocabulary: Any, split: str
+  steps: ModelSteps, dataset_fn: Any, vocabulary: Vocabularies, split: str
 ) -> dict[str, np.ndarray]:
   """The batch of the first training step.
 
@@ -83,7 +83,7 @@ def first_batch(
   return {n: np.reshape(v.numpy(), [-1, v.shape[-1]]) for n, v in values.items()}
 
 
-def describe_batch(batch: Mapping[str, np.ndarray], vocabulary: Any) -> list[str]:
+def describe_batch(batch: Mapping[str, np.ndarray], vocabulary: Vocabularies) -> list[str]:
   """Lines that show a batch: its features, how full they are, and examples as text.
 
   Args:
@@ -104,7 +104,7 @@ def describe_batch(batch: Mapping[str, np.ndarray], vocabulary: Any) -> list[str
 _TEXTS = ("inputs", "targets")
 
 
-def _row(row: Mapping[str, np.ndarray], vocabulary: Any) -> list[str]:
+def _row(row: Mapping[str, np.ndarray], vocabulary: Vocabularies) -> list[str]:
   """The sequences of a row, each with its texts; a row that is not packed is one."""
   texts = [name for name in _TEXTS if name in row]
   segments = {name: row.get(f"{name}_segmentation", np.ones_like(row[name])) for name in texts}
@@ -121,7 +121,7 @@ def _row(row: Mapping[str, np.ndarray], vocabulary: Any) -> list[str]:
   return lines
 
 
-def _text(name: str, ids: np.ndarray, vocabulary: Any) -> str:
+def _text(name: str, ids: np.ndarray, vocabulary: Vocabularies) -> str:
   """The ids of a feature as text, with what decides the loss and cannot be seen in it."""
   tokens = ids[ids != 0]
   # Negated ids are seen by the model and not scored.

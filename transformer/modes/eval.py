@@ -28,7 +28,8 @@ from mesh_tensorflow.transformer.modes.input_fns import examples_input_fn
 from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.modes.perplexity_eval import perplexity_eval_of
 from mesh_tensorflow.transformer.modes.score import score_with_estimator
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, as_text
+from mesh_tensorflow.transformer.training.trainer import Trainer
+from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, Vocabularies, Vocabulary, as_text
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -37,7 +38,11 @@ class _Texts:
   """The examples of one data set: ids to decode or score, and texts to compare with."""
 
   def __init__(
-    self, dataset: EvalDataset, sequence_length: Any, vocabulary: Any, needed: Sequence[str]
+    self,
+    dataset: EvalDataset,
+    sequence_length: Any,
+    vocabulary: Vocabularies,
+    needed: Sequence[str],
   ):
     self.dataset = dataset
     self.rows: list[list[int]] = []
@@ -88,7 +93,7 @@ class _Texts:
     _note_lines(model_dir, self.targets, f"{base}_targets")
 
 
-def _text(example: Mapping[str, Any], feature: str, vocabulary: Any) -> Any:
+def _text(example: Mapping[str, Any], feature: str, vocabulary: Vocabulary) -> Any:
   """The text of a feature: as it was before it was encoded, if the example has that."""
   given = example.get(f"{feature}_pretokenized")
   if given is None:
@@ -102,8 +107,8 @@ def _no_bytes(decoded: Any) -> Any:
 
 
 def eval_model(
-  estimator: Any,
-  vocabulary: Any,
+  estimator: Trainer,
+  vocabulary: Vocabularies,
   sequence_length: dict[str, int] | None,
   batch_size: int,
   dataset_split: str,
@@ -223,7 +228,7 @@ def _note_lines(model_dir: str, lines: Sequence[Any], filename: str) -> None:
 
 
 def _decodes(
-  estimator: Any, texts: _Texts, sequence_length: Any, batch_size: int, vocabulary: Any
+  estimator: Trainer, texts: _Texts, sequence_length: Any, batch_size: int, vocabulary: Vocabularies
 ) -> list[Any]:
   decode = targets_vocabulary(vocabulary).decode
   rows = generate(estimator, texts.rows, sequence_length, batch_size)
@@ -231,11 +236,11 @@ def _decodes(
 
 
 def _scores(
-  estimator: Any,
+  estimator: Trainer,
   texts: _Texts,
   batch_size: int,
   path: str,
-  vocabulary: Any,
+  vocabulary: Vocabularies,
   score_with_estimator_fn: Callable[..., Any],
 ) -> list[float]:
   scores = score_with_estimator_fn(
@@ -321,7 +326,7 @@ def run_score_eval(job: Job) -> dict[str, dict[str, float]]:
   return _eval_job(job, job.make_estimator_of_lengths())
 
 
-def _eval_job(job: Job, estimator: Any) -> dict[str, dict[str, float]]:
+def _eval_job(job: Job, estimator: Trainer) -> dict[str, dict[str, float]]:
   return eval_model(
     estimator,
     job.vocabulary,

@@ -9,6 +9,8 @@ from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.generation import saved_model
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import named_checkpoints
 from mesh_tensorflow.transformer.modes.job import Job, mode
+from mesh_tensorflow.transformer.training.trainer import Trainer
+from mesh_tensorflow.transformer.vocabularies.base import Vocabularies
 
 
 def _check(settings: RunSettings) -> None:
@@ -43,9 +45,9 @@ def run_export(job: Job) -> str:
 
 
 def export_model(
-  estimator: Any,
+  estimator: Trainer,
   export_dir: str,
-  vocabulary: Any,
+  vocabulary: Vocabularies,
   sequence_length: Any,
   model_type: str,
   eval_with_score: bool = False,

@@ -25,7 +25,8 @@ from mesh_tensorflow.transformer.generation.texts import RowText, TextGenerator
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
 from mesh_tensorflow.transformer.modes.infer_files import decode_lines
 from mesh_tensorflow.transformer.modes.job import Job, mode
-from mesh_tensorflow.transformer.vocabularies.base import as_text
+from mesh_tensorflow.transformer.training.trainer import Trainer
+from mesh_tensorflow.transformer.vocabularies.base import Vocabularies, as_text
 
 # Told of a text: its number, what of it is sure behind its prompt, and whether that is all.
 Show = Callable[[int, str, bool], None]
@@ -35,8 +36,8 @@ Write = Callable[[Sequence[str], int, Show], tuple[list[str], int]]
 
 
 def decode_prompts(
-  estimator: Any,
-  vocabulary: Any,
+  estimator: Trainer,
+  vocabulary: Vocabularies,
   model_type: str,
   batch_size: int,
   sequence_length: dict[str, int],
@@ -106,8 +107,8 @@ def _heading(prompt: int, prompts: int, sample: int, samples: int) -> str | None
 
 
 def _continues(
-  estimator: Any,
-  vocabulary: Any,
+  estimator: Trainer,
+  vocabulary: Vocabularies,
   settings: Sampling,
   batch_size: int,
   sequence_length: dict[str, int],
@@ -137,8 +138,8 @@ def _continues(
 
 
 def _translates(
-  estimator: Any,
-  vocabulary: Any,
+  estimator: Trainer,
+  vocabulary: Vocabularies,
   settings: Sampling,
   batch_size: int,
   sequence_length: dict[str, int],
@@ -226,8 +227,8 @@ def _typed(is_terminal: bool) -> Iterator[str]:
 @affects("report")
 @takes(batch_size=COUNT, repeats=COUNT)
 def decode_from_file(
-  estimator: Any,
-  vocabulary: Any,
+  estimator: Trainer,
+  vocabulary: Vocabularies,
   model_type: str,
   batch_size: int,
   sequence_length: dict[str, int],
@@ -280,8 +281,8 @@ def decode_from_file(
 @affects("report")
 @takes(batch_size=COUNT)
 def infer_model(
-  estimator: Any,
-  vocabulary: Any,
+  estimator: Trainer,
+  vocabulary: Vocabularies,
   sequence_length: dict[str, int],
   batch_size: int,
   model_type: str,
@@ -344,7 +345,7 @@ def run_infer(job: Job) -> None:
 
 
 def _decode_prompts(
-  estimator: Any, *, checkpoint_path: str | None, settings: Sampling, **others: Any
+  estimator: Trainer, *, checkpoint_path: str | None, settings: Sampling, **others: Any
 ) -> list[str]:
   """`decode_prompts` as a `decode_fn`."""
   del checkpoint_path  # It is restored.

@@ -22,6 +22,8 @@ from mesh_tensorflow.transformer.data.text_io import (
 from mesh_tensorflow.transformer.generation.seq2seq import generate
 from mesh_tensorflow.transformer.modes.input_fns import examples_input_fn
 from mesh_tensorflow.transformer.modes.score import add_pretokenized, text_of
+from mesh_tensorflow.transformer.training.trainer import Trainer
+from mesh_tensorflow.transformer.vocabularies.base import Vocabularies
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _MODULE = "mesh_tensorflow.transformer.utils"
@@ -30,7 +32,7 @@ _MODULE = "mesh_tensorflow.transformer.utils"
 @gin.configurable(module=_MODULE)
 @affects("report")
 def decode(
-  estimator: Any, input_fn: Any, vocabulary: Any, checkpoint_path: str | None = None
+  estimator: Trainer, input_fn: Any, vocabulary: Vocabularies, checkpoint_path: str | None = None
 ) -> Iterator[str]:
   """The texts that a model makes of inputs; some are logged.
 
@@ -62,8 +64,8 @@ def decode(
 @affects("report")
 @takes(batch_size=COUNT)
 def decode_from_dataset(
-  estimator: Any,
-  vocabulary: Any,
+  estimator: Trainer,
+  vocabulary: Vocabularies,
   model_type: str,
   batch_size: int,
   sequence_length: Mapping[str, int],

@@ -24,6 +24,8 @@ from mesh_tensorflow.transformer.generation.files import ResumableFile, stopped_
 from mesh_tensorflow.transformer.generation.seq2seq import encode_lines, generate
 from mesh_tensorflow.transformer.generation.settings import Sampling
 from mesh_tensorflow.transformer.generation.texts import TextGenerator, prompt_ids
+from mesh_tensorflow.transformer.training.trainer import Trainer
+from mesh_tensorflow.transformer.vocabularies.base import Vocabularies
 from mesh_tensorflow.transformer.vocabularies.kept import describe
 
 # Batches in a block: what is lost, at most, when a run is interrupted; and among so many rows those
@@ -39,8 +41,8 @@ Decode = Callable[[Sequence[str], int], tuple[list[str], int]]
 
 
 def decode_lines(
-  estimator: Any,
-  vocabulary: Any,
+  estimator: Trainer,
+  vocabulary: Vocabularies,
   model_type: str,
   batch_size: int,
   sequence_length: dict[str, int],
@@ -99,8 +101,8 @@ def decode_lines(
 
 
 def _of_language_model(
-  estimator: Any,
-  vocabulary: Any,
+  estimator: Trainer,
+  vocabulary: Vocabularies,
   settings: Sampling,
   batch_size: int,
   sequence_length: dict[str, int],
@@ -124,8 +126,8 @@ def _of_language_model(
 
 
 def _of_other_language_model(
-  estimator: Any,
-  vocabulary: Any,
+  estimator: Trainer,
+  vocabulary: Vocabularies,
   settings: Sampling,
   batch_size: int,
   sequence_length: dict[str, int],
@@ -147,8 +149,8 @@ def _of_other_language_model(
 
 
 def _of_encoder_decoder(
-  estimator: Any,
-  vocabulary: Any,
+  estimator: Trainer,
+  vocabulary: Vocabularies,
   settings: Sampling,
   batch_size: int,
   sequence_length: dict[str, int],

@@ -19,6 +19,7 @@ from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.programs.updates import Updates
 from mesh_tensorflow.transformer.training.trainer import Trainer
 from mesh_tensorflow.transformer.training.validation import Validation
+from mesh_tensorflow.transformer.vocabularies.base import Vocabularies
 
 
 @gin.configurable(
@@ -36,7 +37,7 @@ from mesh_tensorflow.transformer.training.validation import Validation
 def tpu_estimator_model_fn(
   model_type: str,
   transformer_model: Any,
-  vocabulary: Any,
+  vocabulary: Vocabularies,
   model_dir: str | None,
   use_tpu: Any,
   mesh_shape: Any,
@@ -161,7 +162,7 @@ def tpu_estimator_model_fn(
 
 def get_estimator(
   model_type: str,
-  vocabulary: Any,
+  vocabulary: Vocabularies,
   mesh_shape: Any,
   layout_rules: Any,
   model_dir: str | None,

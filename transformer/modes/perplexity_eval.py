@@ -14,6 +14,8 @@ from mesh_tensorflow.training.progress import write_scalars
 from mesh_tensorflow.transformer.data.eval_datasets import reset_seeds
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
 from mesh_tensorflow.transformer.modes.job import Job, mode
+from mesh_tensorflow.transformer.training.trainer import Trainer
+from mesh_tensorflow.transformer.vocabularies.base import Vocabularies
 
 
 @mode("perplexity_eval")
@@ -22,7 +24,9 @@ def run_perplexity_eval(job: Job) -> dict[str, dict[str, float]]:
   return perplexity_eval_of(job, job.make_estimator(), job.eval_summary_dir)
 
 
-def perplexity_eval_of(job: Job, estimator: Any, folder: str | None) -> dict[str, dict[str, float]]:
+def perplexity_eval_of(
+  job: Job, estimator: Trainer, folder: str | None
+) -> dict[str, dict[str, float]]:
   """`perplexity_eval` of what a job asks for, with scalars in a folder."""
   return perplexity_eval(
     estimator,
@@ -41,7 +45,7 @@ def perplexity_eval_of(job: Job, estimator: Any, folder: str | None) -> dict[str
 
 def datasets_to_evaluate(
   sequence_length: dict[str, int],
-  vocabulary: Any,
+  vocabulary: Vocabularies,
   dataset_split: str,
   eval_dataset_fn: Callable[..., Any] | None,
   train_dataset_fn: Callable[..., tf.data.Dataset] | None,
@@ -72,8 +76,8 @@ def datasets_to_evaluate(
 
 
 def perplexity_eval(
-  estimator: Any,
-  vocabulary: Any,
+  estimator: Trainer,
+  vocabulary: Vocabularies,
   sequence_length: dict[str, int],
   dataset_split: str,
   model_dir: str,

@@ -16,6 +16,7 @@ from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_
 from mesh_tensorflow.transformer.modes.variants import AS_BOUND, Variant, variants
 from mesh_tensorflow.transformer.programs.model_building import build_model
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+from mesh_tensorflow.transformer.vocabularies.base import Vocabularies
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.plan")
@@ -85,7 +86,7 @@ def count_parameters(steps: ModelSteps) -> int:
   return sum(v.size for v in graph.trainable_variables)
 
 
-def vocabulary_sizes(vocabulary: Any) -> dict[str, tuple[int, int]]:
+def vocabulary_sizes(vocabulary: Vocabularies) -> dict[str, tuple[int, int]]:
   """`make_steps`'s `vocab_size` argument, (inputs, targets), as a dict; {} without a vocabulary."""
   if vocabulary is None:
     return {}

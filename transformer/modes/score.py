@@ -27,7 +27,8 @@ from mesh_tensorflow.transformer.data.text_io import (
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import named_checkpoints
 from mesh_tensorflow.transformer.modes.input_fns import combined_dataset_input_fn
 from mesh_tensorflow.transformer.modes.job import Job, mode
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, as_text
+from mesh_tensorflow.transformer.training.trainer import Trainer
+from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, Vocabularies, Vocabulary, as_text
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _MODULE = "mesh_tensorflow.transformer.utils"
@@ -38,7 +39,7 @@ _SHOWN = 10  # Scores that are printed.
 @affects("report")
 def save_scores(
   results: Sequence[Mapping[str, Any]],
-  vocabulary: Any,
+  vocabulary: Vocabularies,
   scores_filename: str | None = None,
   save_example_text: bool = True,
 ) -> Any:
@@ -103,7 +104,7 @@ def show_scores(result: Any) -> None:
 @affects("report")
 def save_scores_to_tfrecords(
   results: Sequence[MutableMapping[str, Any]],
-  vocabulary: Any,
+  vocabulary: Vocabularies,
   scores_filename: str,
   shard_idx: int = 0,
   save_ids_only: bool = False,
@@ -154,7 +155,7 @@ def _record_writer(path: str, folder: str) -> tf.io.TFRecordWriter:
   return tf.io.TFRecordWriter(path)
 
 
-def add_pretokenized(examples: Any, vocabulary: Any) -> Any:
+def add_pretokenized(examples: Any, vocabulary: Vocabularies) -> Any:
   """Adds the texts of the ids `inputs` and `targets`, where they are missing.
 
   Args:
@@ -181,7 +182,7 @@ def add_pretokenized(examples: Any, vocabulary: Any) -> Any:
   return examples
 
 
-def text_of(ids: Any, vocabulary: Any = None) -> Any:
+def text_of(ids: Any, vocabulary: Vocabulary | None = None) -> Any:
   """Decodes ids without padding, negative ids and the EOS at the end.
 
   Args:
@@ -199,7 +200,7 @@ def text_of(ids: Any, vocabulary: Any = None) -> Any:
   return vocabulary.decode(kept)
 
 
-def _length(ids: Any, vocabulary: Any) -> int:
+def _length(ids: Any, vocabulary: Vocabulary) -> int:
   """Number of ids before the first padding."""
   if isinstance(ids, (str, bytes)):
     ids = vocabulary.encode(text_of(ids, vocabulary))
@@ -214,7 +215,7 @@ def _bytes(text: str) -> tf.train.Feature:
 @gin.configurable(module=_MODULE)
 @affects("report")
 def compute_log_likelihoods(
-  estimator: Any, input_fn: Any, checkpoint_path: str | None = None
+  estimator: Trainer, input_fn: Any, checkpoint_path: str | None = None
 ) -> list[float]:
   """The log-likelihood of each row of targets.
 
@@ -234,11 +235,11 @@ def compute_log_likelihoods(
 @affects("report")
 @takes(num_examples=COUNT)
 def score_with_estimator(
-  estimator: Any,
+  estimator: Trainer,
   input_fn: Any,
   eval_checkpoint_step: Any,
   model_dir: str,
-  vocabulary: Any,
+  vocabulary: Vocabularies,
   score_postprocess_fn: Callable[..., Any] = save_scores,
   num_examples: int | None = None,
 ) -> Any:
@@ -269,11 +270,11 @@ def score_with_estimator(
 @affects("report")
 @takes(num_examples=COUNT, num_examples_per_shard=COUNT)
 def score_with_estimator_lazy(
-  estimator: Any,
+  estimator: Trainer,
   input_fn: Any,
   eval_checkpoint_step: Any,
   model_dir: str,
-  vocabulary: Any,
+  vocabulary: Vocabularies,
   score_postprocess_fn: Callable[..., Any] = save_scores_to_tfrecords,
   num_examples: int | None = None,
   num_examples_per_shard: int = 100000,
@@ -313,7 +314,7 @@ def score_with_estimator_lazy(
     raise DataError("score_with_estimator_lazy: there are no results; is the data set empty?")
 
 
-def _check_scores(estimator: Any, what: str) -> None:
+def _check_scores(estimator: Trainer, what: str) -> None:
   if not estimator.score_in_predict_mode:
     raise ConfigError(
       f"{what}: the estimator makes outputs; to score targets, make it with "
@@ -332,7 +333,7 @@ def check_postprocess_fn(function: Any, what: str) -> None:
 
 
 def _results(
-  estimator: Any, input_fn: Any, checkpoint_step: Any, model_dir: str, num_examples: int | None
+  estimator: Trainer, input_fn: Any, checkpoint_step: Any, model_dir: str, num_examples: int | None
 ) -> Iterator[dict[str, Any]]:
   """Yields the predictions of the one chosen checkpoint, without padding rows."""
   _check_scores(estimator, "score_with_estimator")
@@ -390,8 +391,8 @@ def run_score_from_dataset(job: Job) -> Any:
 @affects("report")
 @takes(batch_size=COUNT)
 def score_from_dataset(
-  estimator: Any,
-  vocabulary: Any,
+  estimator: Trainer,
+  vocabulary: Vocabularies,
   batch_size: int,
   sequence_length: Mapping[str, int],
   model_dir: str,
@@ -465,8 +466,8 @@ def run_score_from_strings(job: Job) -> Any:
 @affects("report")
 @takes(batch_size=COUNT)
 def score_from_strings(
-  estimator: Any,
-  vocabulary: Any,
+  estimator: Trainer,
+  vocabulary: Vocabularies,
   model_type: str,
   batch_size: int,
   sequence_length: Mapping[str, int],
@@ -539,7 +540,7 @@ def score_from_strings(
 def _features(
   inputs: list[str] | None,
   targets: list[str],
-  vocabulary: Any,
+  vocabulary: Vocabularies,
   model_type: str,
   batch_size: int,
   sequence_length: Mapping[str, int],

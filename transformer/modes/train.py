@@ -21,6 +21,7 @@ from mesh_tensorflow.transformer.programs import training_data
 from mesh_tensorflow.transformer.schedules.product import bound_schedule
 from mesh_tensorflow.transformer.training.trainer import Trainer
 from mesh_tensorflow.transformer.training.validation import Validation
+from mesh_tensorflow.transformer.vocabularies.base import Vocabularies
 
 
 def _check(settings: RunSettings) -> None:
@@ -83,7 +84,7 @@ def _validation(job: Job) -> Validation:
 
 def train_model(
   estimator: Trainer,
-  vocabulary: Any,
+  vocabulary: Vocabularies,
   sequence_length: dict[str, int],
   batch_size: int,
   train_dataset_fn: Callable[..., tf.data.Dataset],

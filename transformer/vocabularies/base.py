@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import gin
 import numpy as np
@@ -43,6 +43,10 @@ class Vocabulary:
   def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
     """The strings of int ids [..., length]: a string tensor [...]."""
     raise NotImplementedError
+
+
+# One vocabulary, or an (inputs, targets) pair.
+Vocabularies: TypeAlias = Vocabulary | tuple[Vocabulary, Vocabulary]
 
 
 def as_text(decoded: Any) -> str:
