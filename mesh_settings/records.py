@@ -156,7 +156,7 @@ def takes_settings(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
   """Decorator of a function that takes the settings of a record as arguments.
 
-  It calls the function with a dict of all arguments by name, and gives it the signature of the
+  It calls the function with a dict of all arguments by name, and gives it the parameters of the
   record, and its settings as the "Args" of the docstring, in the place of "{settings}".
 
   Args:
@@ -172,12 +172,13 @@ def takes_settings(
       bound.apply_defaults()
       return function(bound.arguments)
 
+    returns = inspect.signature(function).return_annotation
     for name in ("__module__", "__name__", "__qualname__"):
       setattr(call, name, getattr(function, name))
     call.__doc__ = (function.__doc__ or "").replace(
       "{settings}", f"Args:\n    {args_section(record, positional)}"
     )
-    call.__signature__ = told  # type: ignore[attr-defined]
+    vars(call)["__signature__"] = told.replace(return_annotation=returns)
     return call
 
   return decorate

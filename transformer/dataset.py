@@ -21,9 +21,6 @@ from mesh_tensorflow.transformer.data.eval_datasets import (
   text_lm_eval_datasets,
   tfds_eval_datasets,
 )
-from mesh_tensorflow.transformer.data.own_pairs import own_pairs
-from mesh_tensorflow.transformer.data.own_text import own_text
-from mesh_tensorflow.transformer.data.own_tokens import own_tokens
 from mesh_tensorflow.transformer.data.packing import (
   ensure_dataset_eos,
   pack_dataset,
@@ -31,14 +28,19 @@ from mesh_tensorflow.transformer.data.packing import (
   pad_dataset_with_zeroed_out_examples,
   trim_and_pad_dataset,
 )
-from mesh_tensorflow.transformer.data.parallel_text import parallel_text_dataset
 from mesh_tensorflow.transformer.data.parallel_tsv import packed_parallel_tsv_dataset
 from mesh_tensorflow.transformer.data.text_lines import (
   make_text_line_dataset,
   sample_from_text_line_datasets,
   simple_text_line_dataset,
 )
-from mesh_tensorflow.transformer.data.text_lm import text_lm_dataset
+from mesh_tensorflow.transformer.data.text_readers import (
+  own_pairs,
+  own_text,
+  own_tokens,
+  parallel_text_dataset,
+  text_lm_dataset,
+)
 from mesh_tensorflow.transformer.data.tfds_readers import (
   pretokenized_tfds_dataset,
   tfds_sentences,

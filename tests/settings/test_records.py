@@ -47,7 +47,8 @@ def mine(given: dict) -> Mine:
 
 def test_a_function_has_the_signature_the_defaults_and_the_docstring_of_its_record():
   assert str(inspect.signature(mine)) == (
-    "(place: 'str', *, most: 'int' = 4, rate: 'float | None' = None, loud: 'bool' = False)"
+    "(place: 'str', *, most: 'int' = 4, rate: 'float | None' = None, loud: 'bool' = False) "
+    "-> 'Mine'"
   )
   assert mine("here") == Mine(place="here", most=4)
   assert mine(place="here", rate=0.5) == Mine(place="here", most=4, rate=0.5)

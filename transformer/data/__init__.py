@@ -1,12 +1,16 @@
 """From texts to examples: what is read, encoded, packed; `dataset.py` has the old names.
 
-    encoding, packing, text_io, text2self   what readers have in common
-    text_lines, text_lm, parallel_text, parallel_tsv, tfrecords, tfds_readers   readers
-    own_text, own_pairs   text, JSON lines, tables, Parquet: documents, divided by hash
-    tokenizing, own_tokens   documents encoded once, into files that are mapped into memory
-    own_documents, token_rows   what these have in common
+    options              arguments of readers, each declared once, and `reader`, which takes them
+    sources              documents and pairs of files, and what of them is held out
+    encoding, packing    text to ids; sequences to rows
+    token_rows, pair_rows   rows that are found by their number
+    text_readers         readers of these: own_text, own_tokens, text_lm, own_pairs, parallel_text
+    text_lines, parallel_tsv, tfrecords, tfds_readers   readers of records that come in order
+    tokenizing           documents encoded once, into files that are mapped into memory
     stdlib_text          files that every machine has
-    eval_datasets, bleu   what is evaluated on, and a metric
+    eval_datasets, bleu  what is evaluated on, and a metric
+    seqio_tasks          tasks of seqio, under T5's names
+    text_io, text2self   prompts and samples; inputs and targets as one sequence
 
 A reader meant for the trainer takes the keywords `sequence_length`, `vocabulary` and
 `dataset_split`; `batch_size` is accepted and has no effect. It yields single examples. If it knows
@@ -20,14 +24,10 @@ imported.
 from mesh_tensorflow.transformer.data import (
   bleu,
   eval_datasets,
-  own_pairs,
-  own_text,
-  own_tokens,
-  parallel_text,
   parallel_tsv,
   stdlib_text,
   text_lines,
-  text_lm,
+  text_readers,
   tfds_readers,
   tfrecords,
 )

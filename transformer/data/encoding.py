@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from mesh_tensorflow.transformer.data import packing
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
 _LOG = logging.getLogger("mesh_tensorflow")
-
 
 # A text of at least so many ids of which a larger part is unknown is refused. (Where no letter is
 # known, the blanks are: half of the ids.)
@@ -40,6 +40,61 @@ def check_known(ids: np.ndarray, vocabulary: Any, what: str) -> None:
       f"{what}: {share:.0%} of {ids.size:,} tokens are unknown to the vocabulary: is it that of "
       "another language? A model keeps the vocabulary that it was trained with"
     )
+
+
+def encode(vocabulary: Any, text: str | bytes, path: str) -> np.ndarray:
+  """The ids of a text, in the smallest dtype that holds the vocabulary."""
+  encode = getattr(vocabulary, "encode_array", vocabulary.encode)
+  try:
+    ids = np.asarray(encode(text), np.int64)
+  except DataError as e:
+    raise DataError(f"{path}: {e}") from e
+  size = vocabulary.vocab_size
+  if ids.size and not (ids.min() > 0 and ids.max() < size):
+    bad = ids[(ids <= 0) | (ids >= size)]
+    raise DataError(
+      f"{path}: the vocabulary encodes this text with id {bad[0]}, which is not in 1..{size - 1} "
+      "(0 is padding)"
+    )
+  return ids.astype(np.uint8 if size <= 2**8 else np.uint16 if size <= 2**16 else np.int32)
+
+
+def encode_documents(
+  documents: Iterable[tuple[str, str | bytes]],
+  vocabulary: Any,
+  length: int | None = None,
+  too_long: str = "split",
+) -> tuple[np.ndarray, np.ndarray]:
+  """Encodes documents, with an EOS behind each.
+
+  Args:
+    documents: path and text of each.
+    vocabulary: their vocabulary.
+    length: ids in a row; None: documents may have any length.
+    too_long: treatment of longer documents: "split" keeps them, "truncate" cuts them (without an
+      EOS), "error" refuses them.
+
+  Returns:
+    The ids of all documents, and int64 [documents], the number of ids of each.
+
+  Raises:
+    DataError: a document is too long, or cannot be encoded.
+  """
+  parts: list[np.ndarray] = []
+  for number, (path, text) in enumerate(documents):
+    ids = encode(vocabulary, text, path)
+    # Of their own dtype: an int of Python's may make all of them int64.
+    ids = np.append(ids, ids.dtype.type(EOS_ID))
+    if length is not None and len(ids) > length and too_long != "split":
+      if too_long == "error":
+        raise DataError(
+          f"{path}: document {number} has {len(ids)} tokens (EOS included), more than "
+          f"sequence_length {length}; use too_long 'split' or 'truncate', or a longer sequence"
+        )
+      ids = ids[:length]
+    parts.append(ids)
+  sizes = np.array([len(p) for p in parts], np.int64)
+  return np.concatenate(parts) if parts else np.zeros(0, np.int32), sizes
 
 
 def encode_dataset(dataset: tf.data.Dataset, vocabulary: Any) -> tf.data.Dataset:

@@ -262,6 +262,11 @@ def choose_row_ends(sizes: Sequence[int] | np.ndarray, length: int) -> np.ndarra
   return np.array(ends, np.int64)
 
 
+def endless(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """Marks a data set as infinite, which TensorFlow cannot infer after unbatching."""
+  return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
+
 def element_spec(dataset: tf.data.Dataset) -> Mapping[str, tf.TensorSpec]:
   """The features of a data set of dicts; `DataError` if it yields something else."""
   spec = dataset.element_spec

@@ -18,7 +18,7 @@ import tqdm
 
 from mesh_tensorflow.checkpoint import folder
 from mesh_tensorflow.errors import DataError
-from mesh_tensorflow.transformer.data import text_lm_rows
+from mesh_tensorflow.transformer.data import encoding
 from mesh_tensorflow.transformer.files import token_folder
 from mesh_tensorflow.transformer.files.documents import Progress
 from mesh_tensorflow.transformer.files.own_files import OwnFiles
@@ -82,7 +82,7 @@ def _make_part(job: Job, number: int, read: Progress) -> None:
       for split, texts in zip(SPLITS, sides):
         if texts is None:
           continue
-        ids = text_lm_rows.encode(job.vocabulary, texts[0], job.files.paths[number])
+        ids = encoding.encode(job.vocabulary, texts[0], job.files.paths[number])
         begins[split].append(sizes[split])
         out[split].write(ids.astype(job.dtype).tobytes())
         out[split].write(eos)

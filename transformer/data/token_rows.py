@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +16,6 @@ import tensorflow as tf
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer.data import packing
-from mesh_tensorflow.transformer.data.packing import Length
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -27,9 +26,6 @@ _FEATURES = ("targets", "targets_segmentation", "targets_position")
 Places = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 # From these places to features.
 Reader = Callable[[tf.Tensor, tf.Tensor], dict[str, tf.Tensor]]
-
-MODES = ("stream", "documents", "packed")
-ORDERS = ("shuffled", "random")
 
 # Rows made by one call of the graph: the cost of a call is shared, memory stays small.
 _BLOCK = 64
@@ -50,13 +46,15 @@ class Cut:
       those that are longer are cut.
     order: of training: "shuffled": all rows, each once in an epoch, in another order each time; and
       windows are cut at other places each time. "random": windows at places that are drawn with
-      replacement.
+      replacement. "permuted" (of packed documents) and "drawn" (of windows) are the same by other
+      generators, which `text_lm_dataset` has had from its beginning; "permuted" documents are told
+      apart by their sizes, not by EOS ids.
     context: in windows, the first so many ids are negated: the model sees them, and they are not
       scored; consecutive windows overlap by as much.
     seed: of the order.
 
   Raises:
-    ConfigError: a value is wrong, or contradicts another.
+    ConfigError: values that contradict each other.
   """
 
   length: int
@@ -66,29 +64,13 @@ class Cut:
   seed: int = 0
 
   def __post_init__(self) -> None:
-    for name, choices in (("mode", MODES), ("order", ORDERS)):
-      if getattr(self, name) not in choices:
-        raise ConfigError(f"{name} (={getattr(self, name)!r}) must be one of {', '.join(choices)}")
-    if self.mode == "packed" and (self.order != "shuffled" or self.context):
+    if self.mode == "packed" and (self.order not in ("shuffled", "permuted") or self.context):
       raise ConfigError("mode 'packed' has no windows: leave order and context_tokens out")
     if not 0 <= self.context < self.length:
       raise ConfigError(
         f"context_tokens (={self.context}) must be at least 0 and less than sequence_length "
         f"(={self.length})"
       )
-
-
-def length_of(sequence_length: Length) -> int:
-  """The length of targets.
-
-  Raises:
-    ConfigError: there is none.
-  """
-  if not isinstance(sequence_length, Mapping):
-    return int(sequence_length)
-  if "targets" not in sequence_length:
-    raise ConfigError(f"sequence_length {sequence_length} has no 'targets'")
-  return int(sequence_length["targets"])
 
 
 def dataset(
@@ -109,7 +91,7 @@ def dataset(
     cut: how rows are made.
     train: whether they are for training.
     what: the tokens, for errors.
-    document_sizes: the numbers of tokens of all documents, for "packed".
+    document_sizes: the numbers of tokens of all documents, int64, for "packed".
     skip: start at this row.
     rows: make only those that are needed of each batch, the first of which begins at `skip`;
       None: all.
@@ -119,19 +101,27 @@ def dataset(
     and `targets_position`.
 
   Raises:
-    ConfigError: `skip` is negative.
     DataError: there are fewer tokens than a row of training needs.
   """
-  if skip < 0:
-    raise ConfigError(f"skip (={skip}) must not be negative")
+  positions = None
   if cut.mode == "packed":
     assert document_sizes is not None
-    count, places = _packed(document_sizes, cut, train, what)
+    parts = _parts(document_sizes, cut.length)
+    count, places = _packed(parts, cut, train, what)
+    if cut.order == "permuted":
+      positions = _positions(parts, cut.length)
   else:
     count, places = _windows(len(tokens), cut, train, what)
-  apart = cut.mode != "stream"
-  mapped = isinstance(tokens, np.memmap)
-  read = (_mapped_reader if mapped else _memory_reader)(tokens, cut.length, apart)
+  if train and cut.order == "permuted":
+    numbers = _permuted_epochs(count, cut.seed, skip, rows)
+  else:
+    end = _ENDLESS if train else count
+    numbers = _numbers(min(skip, end), end, rows)
+  apart, full = cut.mode != "stream", train and cut.mode != "packed"
+  if isinstance(tokens, np.memmap):
+    read = _mapped_reader(tokens, cut.length, apart)
+  else:
+    read = _memory_reader(tokens, cut.length, apart, full, positions)
   column = tf.range(cut.length, dtype=tf.int64)
 
   def block(index: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -141,30 +131,46 @@ def dataset(
       features["targets"] = tf.where(column < cut.context, -ids, ids)
     return {k: tf.ensure_shape(v, [None, cut.length]) for k, v in features.items()}
 
-  result = _numbers(min(skip, count), count, rows)
-  result = result.map(block, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+  result = numbers.map(block, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
   # Whole blocks are prefetched: handing single rows from thread to thread costs more.
   result = result.prefetch(tf.data.AUTOTUNE).unbatch()
-  if train:
-    # TensorFlow does not know it of data that is unbatched.
-    endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-    result = result.apply(endless)
-  return result
+  return packing.endless(result) if train else result
 
 
 def _numbers(begin: int, end: int, rows: BatchRows | None) -> tf.data.Dataset:
   """Batches of the numbers of needed rows from `begin` to `end`."""
   if rows is None:
-    return tf.data.Dataset.range(begin, end).batch(_BLOCK)
+    # Whole blocks of numbers, wherever it begins: `_random_by_block` draws a block at a time.
+    border = min(-(-begin // _BLOCK) * _BLOCK, end)
+    found = tf.data.Dataset.range(border, end).batch(_BLOCK)
+    if border == begin:
+      return found
+    return tf.data.Dataset.range(begin, border).batch(_BLOCK).concatenate(found)
   found = tf.data.Dataset.range(rows.count(end - begin)).batch(_BLOCK)
   return found.map(lambda k: begin + rows.numbers(k))
+
+
+def _permuted_epochs(count: int, seed: int, skip: int, rows: BatchRows | None) -> tf.data.Dataset:
+  """Batches of the numbers of needed rows: endlessly permutations of 0..count-1, from `skip` on."""
+
+  def epoch(number: tf.Tensor) -> tf.Tensor:
+    bits = _uniform([count], seed, number, None)  # All bits of the generator.
+    order = tf.cast(tf.argsort(bits, stable=True), tf.int64)
+    if rows is None:
+      return order
+    place = number * count + tf.range(count, dtype=tf.int64) - skip
+    needed = tf.gather(tf.constant(rows.mask()), place % rows.batch)
+    return tf.boolean_mask(order, needed & (place >= 0))
+
+  found = tf.data.Dataset.range(skip // count, _ENDLESS).map(epoch).unbatch()
+  return (found.skip(skip % count) if rows is None else found).batch(_BLOCK)
 
 
 # ------------------------------------------------------------- which tokens are in a row
 
 
 def _windows(size: int, cut: Cut, train: bool, what: str) -> tuple[int, Places]:
-  """The number of windows, and a function from their numbers to their places."""
+  """The number of windows (held-out ones), and a function from their numbers to their places."""
   length, stride = cut.length, cut.length - cut.context
   if not train:
     if not size:
@@ -176,12 +182,9 @@ def _windows(size: int, cut: Cut, train: bool, what: str) -> tuple[int, Places]:
     raise DataError(f"{what} has {size} tokens, fewer than one row of sequence_length {length}")
   whole = tf.constant(length, tf.int64)
 
-  def random(n: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    begins = _drawn(cut.seed, _PLACE, n, size - length + 1)
-    return begins, tf.fill(tf.shape(n), whole)
-
-  if cut.order == "random":
-    return _ENDLESS, random
+  if cut.order in _DRAWS:
+    draw = _DRAWS[cut.order]
+    return 0, lambda n: (draw(cut.seed, n, size - length + 1), tf.fill(tf.shape(n), whole))
   # Each epoch begins up to a window later: otherwise the same words would always stand at the
   # beginning of a row, with nothing before them.
   shifts = min(stride, size - length + 1)
@@ -193,19 +196,23 @@ def _windows(size: int, cut: Cut, train: bool, what: str) -> tuple[int, Places]:
     begins = _drawn(cut.seed, _CUT, epoch, shifts) + number * stride
     return begins, tf.fill(tf.shape(n), whole)
 
-  return _ENDLESS, shuffled
+  return 0, shuffled
 
 
-def _packed(sizes: np.ndarray, cut: Cut, train: bool, what: str) -> tuple[int, Places]:
-  """The number of rows of whole documents, and a function from their numbers to their places."""
-  if not sizes.size:
-    raise DataError(f"{what} has no documents")
-  whole, rest = np.divmod(sizes, cut.length)
-  # The parts of a document: as many rows as it fills, and what is left of it.
+def _parts(sizes: np.ndarray, length: int) -> np.ndarray:
+  """Sizes of the parts of documents: as many rows as each fills, and what is left of it."""
+  whole, rest = np.divmod(sizes, length)
   counts = whole + (rest > 0)
-  parts = np.full(counts.sum(), cut.length, np.int64)
+  parts = np.full(counts.sum(), length, np.int64)
   last = np.cumsum(counts) - 1
   parts[last[rest > 0]] = rest[rest > 0]
+  return parts
+
+
+def _packed(parts: np.ndarray, cut: Cut, train: bool, what: str) -> tuple[int, Places]:
+  """The number of rows of packed parts, and a function from their numbers to their places."""
+  if not parts.size:
+    raise DataError(f"{what} has no documents")
   ends = np.cumsum(parts)[packing.choose_row_ends(parts, cut.length) - 1]
   borders = np.concatenate([[0], ends])
   count = len(ends)
@@ -214,12 +221,12 @@ def _packed(sizes: np.ndarray, cut: Cut, train: bool, what: str) -> tuple[int, P
     table = tf.constant(borders)
 
   def places(n: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    if train:
+    if train and cut.order == "shuffled":
       n = _permuted(cut.seed, _ORDER, n // count, n % count, count)
     begins = tf.gather(table, n)
     return begins, tf.gather(table, n + 1) - begins
 
-  return _ENDLESS if train else count, places
+  return count, places
 
 
 def _permuted(seed: int, purpose: int, epoch: tf.Tensor, index: tf.Tensor, size: int) -> tf.Tensor:
@@ -244,6 +251,39 @@ def _drawn(seed: int, purpose: int, number: tf.Tensor, limit: int) -> tf.Tensor:
   return wide % limit
 
 
+def _random(seed: int, number: tf.Tensor, limit: int) -> tf.Tensor:
+  return _drawn(seed, _PLACE, number, limit)
+
+
+def _random_by_block(seed: int, number: tf.Tensor, limit: int) -> tf.Tensor:
+  """As `_random`, but the generator has a seed for each block of `_BLOCK` numbers."""
+
+  def drawn(block: tf.Tensor) -> tf.Tensor:
+    return _uniform([_BLOCK], seed, block, limit)
+
+  def of_several() -> tf.Tensor:
+    blocks, which = tf.unique(number // _BLOCK, out_idx=tf.int64)
+    return tf.gather_nd(tf.map_fn(drawn, blocks), tf.stack([which, number % _BLOCK], axis=1))
+
+  first, last = number[0] // _BLOCK, number[-1] // _BLOCK
+  return tf.cond(first == last, lambda: tf.gather(drawn(first), number % _BLOCK), of_several)
+
+
+_DRAWS = {"random": _random, "drawn": _random_by_block}
+
+
+def _uniform(shape: list[int], seed: int, number: tf.Tensor, limit: int | None) -> tf.Tensor:
+  """int64, uniform in [0, limit), or of all numbers: a function of the seed and a number."""
+  return tf.random.stateless_uniform(
+    shape,
+    seed=tf.stack([tf.constant(seed, tf.int64), tf.cast(number, tf.int64)]),
+    minval=None if limit is None else 0,
+    maxval=limit,
+    dtype=tf.int64,
+    alg="philox",  # The default differs between kinds of devices.
+  )
+
+
 def _seeds(seed: int, purpose: int, number: tf.Tensor) -> tf.Tensor:
   """int64 [n, 3]: seeds for some numbers."""
   first, second = (tf.fill(tf.shape(number), tf.constant(x, tf.int64)) for x in (seed, purpose))
@@ -253,17 +293,49 @@ def _seeds(seed: int, purpose: int, number: tf.Tensor) -> tf.Tensor:
 # ------------------------------------------------------------------ what is in a row
 
 
-def _memory_reader(tokens: np.ndarray, length: int, apart: bool) -> Reader:
-  """A function from the places of rows to their features, int32 [n, length]; padding is 0."""
+def _positions(parts: np.ndarray, length: int) -> np.ndarray:
+  """The place of each token in its part; of a small dtype, as they stay in memory."""
+  stops = np.cumsum(parts)
+  # The difference of two large numbers is small: in int32 it is right even after an overflow.
+  position = np.arange(parts.sum(), dtype=np.int64).astype(np.int32)
+  position -= np.repeat((stops - parts).astype(np.int32), parts)
+  return position.astype(np.uint16 if length <= 2**16 else np.int32)
+
+
+def _memory_reader(
+  tokens: np.ndarray, length: int, apart: bool, full: bool, positions: np.ndarray | None
+) -> Reader:
+  """A function from the places of rows to their features, int32 [n, length]; padding is 0.
+
+  Args:
+    tokens: the ids.
+    length: of a row.
+    apart: True if features tell documents apart.
+    full: True if all rows are as long as `length`.
+    positions: place of each token in its part, by which documents are told apart; None: by EOS.
+  """
   with tf.device("CPU:0"):
     memory = tf.constant(tokens)
+    in_part = None if positions is None else tf.constant(positions)
   column = tf.range(length, dtype=tf.int64)
 
   def read(begins: tf.Tensor, sizes: tf.Tensor) -> dict[str, tf.Tensor]:
-    at = tf.minimum(begins[:, tf.newaxis] + column, len(tokens) - 1)
-    ids = tf.cast(tf.gather(memory, at), tf.int32)
-    ids = tf.where(column < sizes[:, tf.newaxis], ids, 0)
-    return {"targets": ids, **_told_apart(ids)} if apart else {"targets": ids}
+    at = begins[:, tf.newaxis] + column
+    inside = None if full else column < sizes[:, tf.newaxis]
+
+    def taken(values: tf.Tensor) -> tf.Tensor:
+      # tf.gather refuses what is beyond the end; there the last row is padded.
+      found = tf.gather(values, at if full else tf.minimum(at, len(tokens) - 1))
+      return tf.cast(found, tf.int32) if full else tf.where(inside, tf.cast(found, tf.int32), 0)
+
+    ids = taken(memory)
+    if not apart:
+      return {"targets": ids}
+    if in_part is None:
+      return {"targets": ids, **_told_apart(ids)}
+    place = taken(in_part)
+    segmentation = packing.segmentation(ids, place)
+    return {"targets": ids, "targets_segmentation": segmentation, "targets_position": place}
 
   return read
 

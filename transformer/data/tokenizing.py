@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from mesh_settings.records import takes_settings
 from mesh_tensorflow.checkpoint import folder
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.training import model_files
 from mesh_tensorflow.transformer.data import encoding as encoding_lib
-from mesh_tensorflow.transformer.data import own_documents, token_parts
-from mesh_tensorflow.transformer.files import text_files, token_folder
-from mesh_tensorflow.transformer.files.documents import Field
+from mesh_tensorflow.transformer.data import sources, token_parts
+from mesh_tensorflow.transformer.files import token_folder
+from mesh_tensorflow.transformer.files.arguments import argument
 from mesh_tensorflow.transformer.files.own_files import OwnFiles
 from mesh_tensorflow.transformer.files.token_folder import SPLITS, TokenFolder
 from mesh_tensorflow.transformer.vocabularies import kept, named
@@ -36,42 +37,33 @@ _PARTS = ".parts"
 _SAMPLE = 1_000_000
 
 
-def tokenize(
-  path: str | Sequence[str],
-  output_dir: str,
-  vocabulary: Any,
-  *,
-  validation_fraction: float = own_documents.FRACTION,
-  format: str = "auto",
-  document: str = "auto",
-  separator: str | None = None,
-  field: Field | None = None,
-  header: bool | None = None,
-  quotes: bool | None = None,
-  encoding: str = text_files.AS_BOUND,
-  processes: int | None = None,
-  progress: bool = True,
-) -> TokenFolder:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tokenize(sources.HeldOut):
+  """Options of `tokenize`."""
+
+  path: str | Sequence[str] = argument("see `own_text`.")
+  output_dir: str = argument("the folder of tokens; it is made.")
+  vocabulary: Any = argument(
+    "a `Vocabulary`, or the name of one, which is made of the training documents if it is made of "
+    "texts; see `named_vocabulary`. It is kept in the folder."
+  )
+  validation_path: None = None  # No argument.
+  validation_fraction: float | None = argument(
+    "part of the documents to hold out, 0 to 1; see `own_text`.", sources.HELD_OUT
+  )
+  processes: int | None = argument(
+    "number of processes; None: one per processor, at most one per file.", None
+  )
+  progress: bool = argument("True to show a progress bar in a terminal.", True)
+
+
+@takes_settings(Tokenize, ("path", "output_dir", "vocabulary"))
+def tokenize(given: dict[str, Any]) -> TokenFolder:
   """Encodes the documents of files, for `own_tokens`; each ends with an EOS.
 
   Called again after an interruption, it goes on; when all is done, it does nothing.
 
-  Args:
-    path: see `own_text`.
-    output_dir: the folder of tokens; it is made.
-    vocabulary: a `Vocabulary`, or the name of one, which is made of the training documents if it
-      is made of texts; see `named_vocabulary`. It is kept in the folder.
-    validation_fraction: part of the documents to hold out, 0 to 1; see `own_text`.
-    format: "text", "jsonl", "csv", "tsv" or "parquet"; "auto": by the suffix.
-    document: in text files "file", "paragraph" or "line"; "auto": a file.
-    separator: in place of `document`: the string between documents of a text file.
-    field: name of the field of the text, or number of the column from 0 on; None: the only one, or
-      "text".
-    header: True if the first line of a table names its columns; None: if `field` is no number.
-    quotes: True if columns of a table may be in quotes; None: in CSV only.
-    encoding: encoding of the files; by default that of `text_encoding`.
-    processes: number of processes; None: one per processor, at most one per file.
-    progress: True to show a progress bar in a terminal.
+  {settings}
 
   Returns:
     What is in the folder.
@@ -81,25 +73,23 @@ def tokenize(
     DataError: see `own_text`.
     StorageError: the folder cannot be written.
   """
-  source = own_documents.source(
-    "tokenize", path, None, validation_fraction,
-    format=format, document=document, separator=separator, header=header, quotes=quotes,
-    fields=() if field is None else (field,), encoding=encoding,
-  )  # fmt: skip
-  output_dir = _local(output_dir)
+  options = Tokenize(**given)
+  vocabulary, processes = options.vocabulary, options.processes
+  source = sources.source("tokenize", options)
+  output_dir = _local(options.output_dir)
   if processes is not None and processes < 1:
     raise ConfigError(f"processes (={processes}) must be at least 1")
-  made_from = _made_from(source.files, validation_fraction, vocabulary)
+  made_from = _made_from(source.files, source.fraction, vocabulary)
   if token_folder.is_token_folder(output_dir):
     return _there(output_dir, made_from)
   with model_files.errors_of_writing(output_dir, "tokens", "folder"):
     parts = _parts_folder(output_dir, made_from)
     described, made = _vocabulary(vocabulary, source, parts)
-    job = token_parts.Job(source.files, validation_fraction, made, parts)
-    token_parts.make_parts(job, processes, progress)
+    job = token_parts.Job(source.files, source.fraction, made, parts)
+    token_parts.make_parts(job, processes, options.progress)
     tokens = _join(job, output_dir, described, made_from)
     if not tokens.tokens["train"]:
-      raise DataError(source.nothing("train"))
+      raise source.nothing("train")
     sample = np.asarray(np.memmap(_path(output_dir, "train"), tokens.dtype, "r")[:_SAMPLE])
     encoding_lib.check_known(sample, made, source.name)
     file = os.path.join(output_dir, token_folder.METADATA)
@@ -182,9 +172,7 @@ def _parts_folder(output_dir: str, made_from: dict[str, Any]) -> str:
   return path
 
 
-def _vocabulary(
-  vocabulary: Any, source: own_documents.Source, parts: str
-) -> tuple[dict[str, Any], Any]:
+def _vocabulary(vocabulary: Any, source: sources.Source, parts: str) -> tuple[dict[str, Any], Any]:
   """Makes the vocabulary, or loads it if an interrupted run had; returns (description, it)."""
   note = os.path.join(parts, "vocabulary.json")
   if os.path.exists(note):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import difflib
 import hashlib
 import itertools
 import os
@@ -12,8 +11,10 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
+from mesh_settings.rules import one_of
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.files import compressed, documents, text_files, token_folder
+from mesh_tensorflow.transformer.files.arguments import argument, check_choices
 from mesh_tensorflow.transformer.files.documents import Field, Form, Progress
 
 # What a file is by its suffix, if nothing else is said. In a folder, these are the files taken.
@@ -86,48 +87,71 @@ class OwnFiles:
       yield split(texts, fraction, long)
 
 
-def find(
-  path: str | Sequence[str],
-  *,
-  format: str = "auto",
-  document: str = "auto",
-  separator: str | None = None,
-  fields: Sequence[Field] = (),
-  header: bool | None = None,
-  quotes: bool | None = None,
-  encoding: str = text_files.AS_BOUND,
-) -> OwnFiles:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileForm:
+  """The form of files of documents: arguments of all that reads own files."""
+
+  format: str = argument(
+    '"text", "jsonl", "csv", "tsv" or "parquet"; "auto": by the suffix, under that of a compressed '
+    "file; a file of another suffix is text.",
+    "auto",
+    one_of(("auto", *documents.FORMATS)),
+  )
+  document: str = argument(
+    'in text files "file", "paragraph" (blank lines between) or "line"; "auto": a file. In the '
+    "other formats a document is a record.",
+    "auto",
+    one_of(("auto", *documents.UNITS)),
+  )
+  separator: str | None = argument(
+    "in place of `document`: the string between two documents of a text file, such as "
+    '"<|endoftext|>".',
+    None,
+  )
+  field: Field | None = argument(
+    "name of the field of the text, or number of the column from 0 on; None: the only one, or "
+    '"text".',
+    None,
+  )
+  header: bool | None = argument(
+    "True if the first line of a table names its columns; None: unless fields are numbers.", None
+  )
+  quotes: bool | None = argument(
+    "True if columns of a table may be in quotes; None: in CSV only.", None
+  )
+  encoding: str = argument(
+    "encoding of the files; by default that of `text_encoding`.", text_files.AS_BOUND
+  )
+
+  @property
+  def fields(self) -> tuple[Field, ...]:
+    """The fields to read; (): the only one, or "text"."""
+    return () if self.field is None else (self.field,)
+
+
+def find(path: str | Sequence[str], form: FileForm = FileForm()) -> OwnFiles:
   """Finds files of documents.
 
   Args:
     path: a file, a folder (all files in it and below whose suffix is known; hidden ones are not
       taken), a glob, or a list of these.
-    format: "text", "jsonl", "csv", "tsv" or "parquet"; "auto": by the suffix, under that of a
-      compressed file; a file of another suffix is text.
-    document: what a document is in a text file: "file", "paragraph" (blank lines between),
-      "line"; "auto": a file. In the other formats a record is a document.
-    separator: in place of `document`: the string between two documents in a text file.
-    fields: names of the fields to read, or numbers of columns from 0 on; (): the only one, or
-      "text".
-    header: True if the first line of a table names its columns; None: if `fields` are names.
-    quotes: True if columns of a table may be in quotes; None: in CSV only.
-    encoding: encoding of the text; by default that of `text_files.text_encoding`.
+    form: what is in them.
 
   Raises:
     ConfigError: a setting is wrong, or contradicts another.
     DataError: there is no such file, or none in a folder.
   """
-  _check_choice("format", format, ("auto", *documents.FORMATS))
-  _check_choice("document", document, ("auto", *documents.UNITS))
+  check_choices(form)
+  separator, document, fields = form.separator, form.document, form.fields
   if separator is not None and (document != "auto" or not separator):
     raise ConfigError(
       "give document or separator, not both" if separator else "separator must not be empty"
     )
-  encoding = documents.bound_encoding(encoding)
-  paths = _find_files(path, format)
+  encoding = documents.bound_encoding(form.encoding)
+  paths = _find_files(path, form.format)
   forms = []
   for p in paths:
-    of_file = _format_of(p) if format == "auto" else format
+    of_file = _format_of(p) if form.format == "auto" else form.format
     unit = "separator" if separator is not None else "file" if document == "auto" else document
     if of_file != "text":
       if (separator is not None or document != "auto") and not any(map(_is_text, paths)):
@@ -137,7 +161,7 @@ def find(
       unit = "record"
     elif fields:
       raise ConfigError(f"{p} is a text file, which has no fields {list(fields)}; give its format")
-    forms.append(Form(of_file, unit, separator, tuple(fields), header, quotes, encoding))
+    forms.append(Form(of_file, unit, separator, fields, form.header, form.quotes, encoding))
   return OwnFiles(tuple(paths), tuple(forms))
 
 
@@ -153,13 +177,6 @@ def _suffix(path: str) -> str:
   """The suffix of a file; of a compressed one, the one before."""
   bare = path[: -len(compressed.suffix_of(path))] if compressed.suffix_of(path) else path
   return os.path.splitext(bare)[1].lower()
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-  if value not in choices:
-    close = difflib.get_close_matches(str(value), choices, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ConfigError(f"{name} (={value!r}) must be one of {', '.join(choices)}{hint}")
 
 
 def _find_files(path: str | Sequence[str], format: str) -> list[str]:

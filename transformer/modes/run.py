@@ -15,7 +15,7 @@ from mesh_settings.run import POSITIONAL, RunSettings
 from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.declared import affects, declares
 from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2
-from mesh_tensorflow.transformer.data import own_documents
+from mesh_tensorflow.transformer.data import options
 from mesh_tensorflow.transformer.gin_config import checks
 from mesh_tensorflow.transformer.meshes.batching import auto_train_steps
 from mesh_tensorflow.transformer.modes import automatic_layout, job
@@ -102,6 +102,6 @@ def run(given: dict[str, Any]) -> Any:
   checks.check_arguments("run", run, given)
   checks.check_mesh_shape(given["mesh_shape"])
   mode = job.get_mode(given["mode"])
-  texts = own_documents.texts_of(given["train_dataset_fn"])
+  texts = options.texts_of(given["train_dataset_fn"])
   settings = RunSettings(**given | {"vocabulary": named.resolve(given["vocabulary"], texts)})
   return mode.run(Job.of(mode, settings))

@@ -14,7 +14,7 @@ import tensorflow as tf
 from mesh_tensorflow import errors
 from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer import dataset as ds
-from mesh_tensorflow.transformer.data import own_documents, token_rows
+from mesh_tensorflow.transformer.data import options, sources, token_rows
 from mesh_tensorflow.transformer.vocabulary import ByteVocabulary
 
 BYTES = ByteVocabulary()
@@ -84,7 +84,9 @@ def test_the_splits_are_all_documents_each_once(lines):
     if split == "train":
       assert dataset.cardinality() == tf.data.INFINITE_CARDINALITY
       # An epoch of packed rows has each document once.
-      source = own_documents.source("x", lines, None, 0.2, document="line")
+      source = sources.source(
+        "x", sources.HeldOut(path=lines, validation_fraction=0.2, document="line")
+      )
       found, count = [], len(list(source.documents("train")))
       for row in dataset.as_numpy_iterator():  # Endless.
         found += decoded(row["targets"].tolist())[:-1]
@@ -277,8 +279,8 @@ def test_wrong_settings_and_empty_data(tmp_path, lines):
 
 
 def test_texts_for_vocabularies(tmp_path, lines):
-  assert own_documents.texts_of(None) is None and own_documents.texts_of(len) is None
-  texts = own_documents.texts_of(ds.own_text)
+  assert options.texts_of(None) is None and options.texts_of(len) is None
+  texts = options.texts_of(ds.own_text)
   with pytest.raises(errors.ConfigError, match="own_text.path is not bound"):
     list(texts(None))
   gin.parse_config(f"own_text.path = {lines!r}\nown_text.document = 'line'")
@@ -287,11 +289,11 @@ def test_texts_for_vocabularies(tmp_path, lines):
   pairs = tmp_path / "p.jsonl"
   pairs.write_text('{"inputs": "a", "targets": "b"}')
   gin.parse_config(f"own_pairs.path = {str(pairs)!r}\nown_pairs.validation_fraction = 0")
-  texts = own_documents.texts_of(ds.own_pairs)
+  texts = options.texts_of(ds.own_pairs)
   assert [list(texts(f)) for f in (None, "inputs", "targets")] == [["a", "b"], ["a"], ["b"]]
   gin.parse_config(f"text_lm_dataset.train_files = {lines!r}")
-  assert list(own_documents.texts_of(ds.text_lm_dataset)(None)) == ["\n".join(DOCUMENTS)]
+  assert list(options.texts_of(ds.text_lm_dataset)(None)) == ["\n".join(DOCUMENTS)]
   (tmp_path / "in.txt").write_text("x\n")
   files = {"train": (str(tmp_path / "in.txt"), str(tmp_path / "in.txt"))}
   gin.parse_config(f"parallel_text_dataset.files = {files!r}")
-  assert list(own_documents.texts_of(ds.parallel_text_dataset)("targets")) == ["x"]
+  assert list(options.texts_of(ds.parallel_text_dataset)("targets")) == ["x"]

@@ -12,7 +12,7 @@ import pytest
 
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import dataset as ds
-from mesh_tensorflow.transformer.data import parallel_text
+from mesh_tensorflow.transformer.data import sources
 from mesh_tensorflow.transformer.vocabulary import ByteVocabulary, CharacterVocabulary
 
 LETTERS = CharacterVocabulary("abcdefghij ")
@@ -64,7 +64,7 @@ def test_parallel_files_and_columns_hold_the_same_pairs(folder):
   words = (folder / "in.txt").read_text().split()
   expected = [(w, w + "a") for w in words]
   for split in FILES:
-    assert parallel_text.read_pairs(FILES, split, str(folder)) == expected
+    assert sources.read_pairs(FILES, split, str(folder)) == expected
   single = rows(read(folder, "validation", pack=False))
   assert [set(r) for r in single] == [{"inputs", "targets"}] * 100
   for row, (a, b) in zip(single, expected):
@@ -74,7 +74,7 @@ def test_parallel_files_and_columns_hold_the_same_pairs(folder):
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_packed_rows_hold_each_pair_once_an_epoch(folder, split):
-  expected = parallel_text.read_pairs(FILES, split, str(folder))
+  expected = sources.read_pairs(FILES, split, str(folder))
   dataset = read(folder, split)
   found, count = [], 0
   for row in dataset.as_numpy_iterator():
@@ -117,7 +117,7 @@ def test_pairs_with_vocabularies_of_their_own(folder):
 
 
 def test_too_long_pairs_are_dropped_and_counted_cut_or_refused(folder, caplog):
-  expected = parallel_text.read_pairs(FILES, "validation", str(folder))
+  expected = sources.read_pairs(FILES, "validation", str(folder))
   short = [(a, b) for a, b in expected if len(b) < 6]
   length = {"inputs": 12, "targets": 6}
   with caplog.at_level(logging.WARNING):
@@ -137,7 +137,7 @@ def test_too_long_pairs_are_dropped_and_counted_cut_or_refused(folder, caplog):
 def test_empty_sides_are_dropped_and_counted(tmp_path, caplog):
   (tmp_path / "x.tsv").write_text("a\tb\n\tb\na\t \nc\td")
   with caplog.at_level(logging.WARNING):
-    assert parallel_text.read_pairs({"t": "x.tsv"}, "t", str(tmp_path)) == [("a", "b"), ("c", "d")]
+    assert sources.read_pairs({"t": "x.tsv"}, "t", str(tmp_path)) == [("a", "b"), ("c", "d")]
   assert "2 of 4 pairs are left out, because one side is empty" in caplog.text
 
 
@@ -173,7 +173,7 @@ def test_wrong_settings(folder):
     read(folder, too_long="split")
   with pytest.raises(errors.ConfigError, match="skip"):
     read(folder, skip=-1)
-  with pytest.raises(errors.ConfigError, match=r"no \['inputs'\]"):
+  with pytest.raises(errors.ConfigError, match="no 'inputs'"):
     read(folder, length={"targets": 4})
   with pytest.raises(errors.DataError, match="not among"):
     read(folder, vocabulary=CharacterVocabulary("ab"))
@@ -193,7 +193,7 @@ def test_gin_binds_files_and_the_evaluation_reads_them(folder):
   assert row["targets"].shape == [16]
   (evaluated,) = ds.parallel_text_eval_datasets(LENGTH, LETTERS, "test")
   examples = rows(evaluated.dataset_fn(sequence_length={"inputs": 5, "targets": 4}))
-  expected = parallel_text.read_pairs({"test": "both.tsv"}, "test", str(folder))
+  expected = sources.read_pairs({"test": "both.tsv"}, "test", str(folder))
   assert len(examples) == 100 and evaluated.name == "test"
   for example, (a, b) in zip(examples, expected):
     assert example["inputs_pretokenized"] == a.encode()

@@ -7,7 +7,7 @@ import pytest
 
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import dataset, vocabulary
-from mesh_tensorflow.transformer.data import parallel_text, text_io
+from mesh_tensorflow.transformer.data import sources, text_io
 from mesh_tensorflow.transformer.files import records, text_files
 from mesh_tensorflow.transformer.vocabularies import subwords
 
@@ -39,7 +39,7 @@ def read_lm(path, **options):
 
 
 def read_parallel(path):
-  return parallel_text.read_pairs({"train": path}, "train")
+  return sources.read_pairs({"train": path}, "train")
 
 
 def read_lines(path):

@@ -17,6 +17,7 @@ import pytest
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer.files import compressed, documents, own_files, text_files
 from mesh_tensorflow.transformer.files.documents import Form
+from mesh_tensorflow.transformer.files.own_files import FileForm
 
 quick = hypothesis.settings(
   max_examples=60,
@@ -236,7 +237,7 @@ def test_files_of_a_folder(tmp_path):
   ]
   assert [f.format for f in found.forms] == ["jsonl", "text", "csv"]
   # A format that is said, and a name that is said, count for more than suffixes.
-  assert len(own_files.find(str(tmp_path), format="text").paths) == 4
+  assert len(own_files.find(str(tmp_path), FileForm(format="text")).paths) == 4
   assert own_files.find(f"{tmp_path}/*.png").forms[0].format == "text"
   both = own_files.find([f"{tmp_path}/*.txt", f"{tmp_path}/below"])
   assert [f.format for f in both.forms] == ["text", "csv"]
@@ -262,7 +263,7 @@ def test_wrong_paths_and_settings(tmp_path):
     ({"document": "lines"}, "did you mean 'line'"),
     ({"document": "line", "separator": "x"}, "not both"),
     ({"separator": ""}, "must not be empty"),
-    ({"fields": ("text",)}, "is a text file, which has no fields"),
+    ({"field": "text"}, "is a text file, which has no fields"),
     ({"format": "csv", "document": "line"}, "are for text files"),
     ({"encoding": "utf9"}, "unknown text encoding 'utf9'"),
   ):
@@ -272,7 +273,7 @@ def test_wrong_paths_and_settings(tmp_path):
     else:
       path = text
     with pytest.raises(errors.ConfigError, match=error):
-      own_files.find(path, **kwargs)
+      own_files.find(path, FileForm(**kwargs))
   with pytest.raises(errors.ConfigError, match="a text file glob or a list of globs"):
     own_files.find([])
 
@@ -290,8 +291,8 @@ def test_a_document_stays_on_its_side(tmp_path):
   for n in range(4):
     lines = [f"document {i}" for i in range(500 * n, 500 * n + 500)]
     write(tmp_path, f"{n}.txt", "\n".join(lines))
-  few = own_files.find([f"{tmp_path}/1.txt", f"{tmp_path}/3.txt"], document="line")
-  more = own_files.find(str(tmp_path), document="line")
+  few = own_files.find([f"{tmp_path}/1.txt", f"{tmp_path}/3.txt"], FileForm(document="line"))
+  more = own_files.find(str(tmp_path), FileForm(document="line"))
   (train, held_out), (train_more, held_out_more) = sides(few, 0.1), sides(more, 0.1)
   assert set(train) <= set(train_more) and set(held_out) <= set(held_out_more)
   assert len(train_more) + len(held_out_more) == 2000
@@ -304,7 +305,7 @@ def test_a_document_stays_on_its_side(tmp_path):
 
 def test_one_document_and_long_ones_give_their_ends(tmp_path):
   lines = "\n".join(["x" * 70_000, "y" * 60_000, "z" * 60_000])
-  records = own_files.find(write(tmp_path, "lines.csv", lines), header=False)
+  records = own_files.find(write(tmp_path, "lines.csv", lines), FileForm(header=False))
   assert sorted(map(len, sides(records, 0.2)[1]))[-1] in (14_000, 60_000)
   assert len(sides(records, 1e-9)[1][0]) == 1  # Of the first: the others are shorter.
   (tmp_path / "lines.csv").unlink()

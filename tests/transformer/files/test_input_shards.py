@@ -21,7 +21,7 @@ from mesh_tensorflow import errors, workers
 from mesh_tensorflow.training import input_shards
 from mesh_tensorflow.training.input_shards import BatchRows, InputShard
 from mesh_tensorflow.transformer import dataset as ds
-from mesh_tensorflow.transformer.data import parallel_text
+from mesh_tensorflow.transformer.data import pair_rows
 from mesh_tensorflow.transformer.files import records
 from mesh_tensorflow.transformer.programs import training_data
 from mesh_tensorflow.transformer.programs.training_data import TrainingData
@@ -204,13 +204,13 @@ def test_workers_see_the_batches_of_one(layout, texts, steps, monkeypatch):
 def test_only_needed_rows_are_made(texts, monkeypatch):
   reader, options = texts["padded"]
   made = []
-  block = parallel_text._EncodedPairs.block
+  block = pair_rows._EncodedPairs.block
 
   def counted(self, rows, packed):
     made.append(len(rows))
     return block(self, rows, packed)
 
-  monkeypatch.setattr(parallel_text._EncodedPairs, "block", counted)
+  monkeypatch.setattr(pair_rows._EncodedPairs, "block", counted)
   options |= {"sequence_length": LENGTH, "vocabulary": ByteVocabulary(), "dataset_split": "test"}
   assert len(list(reader(**options, batch_rows=BatchRows(10, (3, 9))))) == sum(made) == 30
   made.clear()

@@ -11,7 +11,7 @@ import pytest
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import gin_config, utils
-from mesh_tensorflow.transformer.data import parallel_text  # noqa: F401 - registers its names.
+from mesh_tensorflow.transformer.data import text_readers  # noqa: F401 - registers its names.
 from mesh_tensorflow.transformer.modes import dry_run
 from mesh_tensorflow.transformer.vocabulary import ByteVocabulary
 

@@ -47,7 +47,7 @@ MODULES = [
   "optimize",
   "transformer.dataset",
   "transformer.vocabulary",
-  "transformer.data.parallel_text",
+  "transformer.data.text_readers",
 ]
 INPUTS, TARGETS = zip(*(p.split("\t") for p in PAIRS))
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import subword_vocabulary as sv
 from mesh_tensorflow.transformer import t2t_vocabulary
-from mesh_tensorflow.transformer.data import parallel_text, text_lm
+from mesh_tensorflow.transformer.data import text_readers
 
 TEXT = [
   "the quick brown fox jumps over the lazy dog",
@@ -52,10 +52,10 @@ def test_unknown_parts_of_texts_are_told_and_texts_of_them_refused(pieces, tmp_p
   settings = dict(train_files=str(tmp_path / "text"), document_unit="line")
   for mode in ("documents", "stream"):
     with pytest.raises(errors.DataError, match="% of .* tokens are unknown to the vocabulary"):
-      text_lm.text_lm_dataset(8, vocabulary, mode=mode, **settings)
+      text_readers.text_lm_dataset(8, vocabulary, mode=mode, **settings)
   (tmp_path / "pairs").write_text("the dog\t中 文\n" * 1000)
   with pytest.raises(errors.DataError, match="train split, targets: .*unknown to the vocabulary"):
-    parallel_text.parallel_text_dataset(8, vocabulary, files={"train": str(tmp_path / "pairs")})
+    text_readers.parallel_text_dataset(8, vocabulary, files={"train": str(tmp_path / "pairs")})
 
 
 def test_round_trip_in_python_and_tensorflow(pieces):
