@@ -2,10 +2,10 @@
 
 X[k] = sum over j of x[j] exp(-2 pi i j k / n) along each dimension; the inverse has the other sign
 and divides by n. Where the mesh splits a dimension that is transformed, each comes together for its
-turn by the exchanges that move the fewest bytes (`meshes.whole_axes`). Of a field [x, y, z] with x
-and y split these are two, if the output [kx, ky, kz] has ky split as x was, and kz as y was: then
-each processor sends, of its slice of s bytes, s (n - 1) / n along each of the two mesh axes of n.
-With the layout of the input kept it takes two more.
+turn by the exchanges that move the fewest bytes (`meshes.redistribution`). Of a field [x, y, z]
+with x and y split these are two, if the output [kx, ky, kz] has ky split as x was, and kz as y was:
+then each processor sends, of its slice of s bytes, s (n - 1) / n along each of the two mesh axes of
+n. With the layout of the input kept it takes two more.
 
 Real fields have spectra with X[-k] = conj(X[k]): `rfft` and its kind keep n // 2 + 1 frequencies of
 the last dimension, and move half as many bytes.
@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import DimensionError, DTypeError, ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
-from mesh_tensorflow.meshes.whole_axes import Plan
+from mesh_tensorflow.meshes.redistribution import Plan
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.constants import constant
 from mesh_tensorflow.operations.einsum import einsum

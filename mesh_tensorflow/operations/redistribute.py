@@ -80,8 +80,8 @@ def redistribute(
     for step in plan(old.size, mesh, source, target).steps:
       if isinstance(step, Exchange):
         slices = _exchange(lowering, impl, step, slices)
-      else:
-        slices = _move(lowering, impl, step, slices)
+      elif isinstance(step, Move):
+        slices = move(lowering, impl, step, slices)
   if slices.slice_shape == shape:
     return slices
   return impl.slicewise_delay_allreduce(lambda t: tf.reshape(t, shape), slices)
@@ -127,9 +127,12 @@ def _scatter_sum(
   axes = [m for m, p in enumerate(source) if p != target[m]]
   for m in axes:
     after = (*source[:m], target[m], *source[m + 1 :])
+    # One mesh axis gets a place, and nothing else moves.
     (step,) = plan(total, _mesh(impl), source, after).steps
-    assert isinstance(step, Move)  # One mesh axis gets a place, and nothing else moves.
-    slices = impl.reduce_scatter(_viewed(impl, slices, step.view), m, step.split_axes[0])
+    assert isinstance(step, Move)
+    if step.view is not None:
+      slices = _viewed(impl, slices, step.view)
+    slices = impl.reduce_scatter(slices, m, step.split_axes[0])
     source = after
   others = [m for m in pending.mesh_axes if m not in axes]
   if others:
@@ -149,36 +152,57 @@ def _viewed(impl: Any, slices: Any, shape: Sequence[int]) -> Any:
 
 
 def _count(
-  lowering: LoweringInProgress, impl: Any, kind: str, mesh_axes: Sequence[int], slices: Any
+  lowering: LoweringInProgress,
+  impl: Any,
+  kind: str,
+  mesh_axes: Sequence[int],
+  slices: Any,
+  what: str = "reshape_op",
 ) -> None:
   axes = mesh_axes[0] if len(mesh_axes) == 1 else list(mesh_axes)
   size = list_product(slices.slice_shape) * impl.size
-  lowering.add_counter(f"{kind}/{axes}/reshape_op", size)
+  lowering.add_counter(f"{kind}/{axes}/{what}", size)
 
 
-def _move(lowering: LoweringInProgress, impl: Any, step: Move, slices: Any) -> Any:
-  slices = _viewed(impl, slices, step.view)
-  m, *others = step.mesh_axes
+def move(
+  lowering: LoweringInProgress, impl: Any, step: Move, slices: Any, what: str = "reshape_op"
+) -> Any:
+  """Runs one step of a plan.
+
+  Args:
+    lowering: gets a counter of what is moved.
+    impl: the `MeshImpl`.
+    step: the step.
+    slices: a laid-out tensor.
+    what: for the counter.
+
+  Returns:
+    A laid-out tensor.
+  """
+  if step.view is not None:
+    slices = _viewed(impl, slices, step.view)
+  axes = step.mesh_axes
   if step.kind == "allsplit":
-    return impl.allsplit(slices, m, step.split_axes[0])
+    return impl.allsplit(slices, axes[0], step.split_axes[0])
   if step.kind == "allconcat":
-    slices = impl.allconcat(slices, m, step.concat_axes[0])
-  elif not others:
-    slices = impl.alltoall(slices, m, step.split_axes[0], step.concat_axes[0])
+    slices = impl.allconcat(slices, axes[0], step.concat_axes[0])
+  elif len(step.split_axes) == 1:
+    over = axes[0] if len(axes) == 1 else axes
+    slices = impl.alltoall(slices, over, step.split_axes[0], step.concat_axes[0])
   else:
-    slices = _joint_alltoall(impl, step, slices)
-  _count(lowering, impl, step.kind, step.mesh_axes, slices)
+    slices = _joint_alltoall(impl, step, step.view or (), slices)
+  _count(lowering, impl, step.kind, axes, slices, what)
   return slices
 
 
-def _joint_alltoall(impl: Any, step: Move, slices: Any) -> Any:
+def _joint_alltoall(impl: Any, step: Move, view: tuple[int, ...], slices: Any) -> Any:
   """An alltoall in the product of mesh axes: their digits pass through the first tensor axis."""
   sizes = [impl.shape[m].size for m in step.mesh_axes]
-  rest = [i for i in range(len(step.view)) if i not in step.split_axes]
+  rest = [i for i in range(len(view)) if i not in step.split_axes]
   parts = [*step.split_axes, *rest]
-  here = [step.view[i] for i in rest]
+  here = [view[i] for i in rest]
   slices = impl.slicewise(
-    lambda t: tf.reshape(_transpose(t, step.view, parts), [list_product(sizes), *here]), slices
+    lambda t: tf.reshape(_transpose(t, view, parts), [list_product(sizes), *here]), slices
   )
   slices = impl.alltoall(slices, step.mesh_axes, 0, 0)
   # The received parts come in the order of their senders' coordinates. Their digits have width 1
@@ -187,7 +211,7 @@ def _joint_alltoall(impl: Any, step: Move, slices: Any) -> Any:
   joined_axes = [*step.concat_axes, *rest]
   places = [
     [k for k, axis in enumerate(joined_axes) if axis == i and (k < len(sizes) or joined[k] > 1)]
-    for i in range(len(step.view))
+    for i in range(len(view))
   ]
   return impl.slicewise(lambda t: _transpose(t, joined, [k for ks in places for k in ks]), slices)
 

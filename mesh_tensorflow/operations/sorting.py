@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
-from mesh_tensorflow.meshes.whole_axes import Plan, Step
+from mesh_tensorflow.meshes.redistribution import Plan, Step
 from mesh_tensorflow.operations.whole_dimensions import along_last, plan_along, run_plan
 from mesh_tensorflow.program.argument_kinds import RealTensor
 from mesh_tensorflow.program.dimensions import (

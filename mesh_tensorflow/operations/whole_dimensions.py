@@ -8,8 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
-from mesh_tensorflow.meshes.whole_axes import Holds, Plan, Step, Task, plan
-from mesh_tensorflow.program.dimensions import Shape, list_product
+from mesh_tensorflow.meshes.redistribution import Apply, Holds, Move, Plan, Step, Task
+from mesh_tensorflow.meshes.redistribution import plan_along as plan_of
+from mesh_tensorflow.operations.redistribute import move
+from mesh_tensorflow.program.dimensions import Shape
 
 
 def holds_of(impl: Any, shape: Shape) -> Holds:
@@ -50,7 +52,7 @@ def plan_along(
     weight_before: bytes of an element before the operation along `first` or `last`.
     weight_after: bytes of an element after it; of all, if neither is given.
   """
-  return plan(
+  return plan_of(
     Task(
       before=tuple(before.to_integer_list if sizes_before is None else sizes_before),
       after=tuple(after.to_integer_list if sizes_after is None else sizes_after),
@@ -89,20 +91,10 @@ def run_plan(
   """
   slices = slices.to_laid_out_tensor()
   for step in steps:
-    axes = step.mesh_axes
-    if step.kind == "apply":
+    if isinstance(step, Apply):
       slices = impl.slicewise(lambda t, axis=step.axis: apply(t, axis), slices)
-    elif step.kind == "allsplit":
-      slices = impl.allsplit(slices, axes[0], step.split_axis)
-    else:
-      if step.kind == "allconcat":
-        slices = impl.allconcat(slices, axes[0], step.axis)
-      else:
-        over = axes[0] if len(axes) == 1 else axes
-        slices = impl.alltoall(slices, over, step.split_axis, step.axis)
-      size = list_product(slices.slice_shape) * impl.size
-      name = axes[0] if len(axes) == 1 else list(axes)
-      lowering.add_counter(f"{step.kind}/{name}/{what}", size)
+    elif isinstance(step, Move):
+      slices = move(lowering, impl, step, slices, what)
   return slices
 
 

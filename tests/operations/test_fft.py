@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.meshes.whole_axes import Task, _Search, plan
+from mesh_tensorflow.meshes.redistribution import Task, _AlongSearch, plan_along
 from tests.conformance.framework import Layout, make_impl
 
 N = 8
@@ -116,10 +116,10 @@ def test_a_spectrum_is_padded_where_that_saves_bytes():
 def _least(task):
   """The fewest bytes of any order, by going through all ways of up to so many steps."""
   best = {(task.source, frozenset()): 0}
-  search = _Search(task)
+  search = _AlongSearch(task)
   for _ in range(12):
     for state, cost in list(best.items()):
-      for _, after, added in search._successors(state):
+      for after, _, added in search._successors(state):
         best[after] = min(best.get(after, cost + added[0]), cost + added[0])
   return best[(task.target, frozenset(task.along))]
 
@@ -136,7 +136,7 @@ def test_the_search_finds_the_least(seed):
   )
   along = tuple(int(a) for a in rng.permutation(3)[: rng.integers(1, 4)])
   task = Task(sizes, sizes, mesh, source, target, along)
-  assert plan(task).received == _least(task)
+  assert plan_along(task).received == _least(task)
 
 
 def test_what_is_refused():
