@@ -49,7 +49,7 @@ class BranchAndBound:
 
   @property
   def limit(self) -> float:
-    """What is not bounded below this is not followed."""
+    """Pruning bound: branches whose lower bound is not below it are left out."""
     raise NotImplementedError
 
   def choices(self, d: str, layout: Mapping[str, int | None]) -> Iterable[int | None]:

@@ -89,7 +89,7 @@ def check_against_all(seed, mesh):
 
 
 def check_against_whole(choice, program, machine, results=None):
-  """What was found and what is described costs what a lowering of the whole program says."""
+  """A found layout, searched and described, costs what a lowering of the whole program says."""
   given = {"layout": choice.layout, "mesh_shape": choice.mesh_shape, "results": results}
   whole = whole_lowering.costs(program, machine=machine, **given)
   report = mtf.describe(program, machine=machine, **given)

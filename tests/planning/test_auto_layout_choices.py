@@ -131,7 +131,7 @@ def test_a_program_that_no_mesh_suits_is_left_out():
 
 @pytest.mark.parametrize("bounded", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_loop_in_a_loop(bounded):
-  """What the inner one sums up is pending in both, and what both use is summed once."""
+  """Sums of the inner loop are pending in both, and a tensor that both use is summed once."""
   graph = mtf.Graph()
   mesh = mtf.Mesh(graph, "m")
   a, b, c = [mtf.Dimension(n, 64) for n in "abc"]
@@ -161,7 +161,7 @@ def test_a_loop_in_a_loop(bounded):
 
 
 def test_additions_of_a_loop_are_counted():
-  """What microbatches cost: each adds its gradients to those before."""
+  """Cost of microbatches: each adds its gradients to those before."""
 
   def traffic(program):
     return sum(op.work.traffic * op.times for op in mtf.describe(program, "", "r:1").operations)

@@ -368,7 +368,7 @@ def _build(descriptor, mesh):
 
 
 def _exchanged(descriptor, layout):
-  """What a run of one descriptor exchanges; the body of a loop counts once."""
+  """Exchanges of a run of one descriptor; the body of a loop counts once."""
   graph, mesh = new_mesh()
   graph.random_seed = 1
   outputs = _build(descriptor, mesh)

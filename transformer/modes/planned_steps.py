@@ -1,4 +1,4 @@
-"""The programs of a model for a mesh that need not be there, and what they are said to need."""
+"""Programs of a model for a mesh that need not be there, and reports of their costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operations are lowered once for all that are like them, and what is computed from a few."""
+"""Pieces: operations that are lowered once for all like them, and figures computed from a few."""
 
 from __future__ import annotations
 
