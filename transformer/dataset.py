@@ -28,11 +28,16 @@ from mesh_tensorflow.transformer.data.packing import (
   pad_dataset_with_zeroed_out_examples,
   trim_and_pad_dataset,
 )
-from mesh_tensorflow.transformer.data.parallel_tsv import packed_parallel_tsv_dataset
-from mesh_tensorflow.transformer.data.text_lines import (
+from mesh_tensorflow.transformer.data.stream_readers import (
   make_text_line_dataset,
+  packed_parallel_tsv_dataset,
+  pretokenized_t2t_dataset,
+  pretokenized_tfds_dataset,
+  pretokenized_tfrecord_dataset,
   sample_from_text_line_datasets,
   simple_text_line_dataset,
+  tfds_sentences,
+  untokenized_tfds_dataset,
 )
 from mesh_tensorflow.transformer.data.text_readers import (
   own_pairs,
@@ -40,15 +45,6 @@ from mesh_tensorflow.transformer.data.text_readers import (
   own_tokens,
   parallel_text_dataset,
   text_lm_dataset,
-)
-from mesh_tensorflow.transformer.data.tfds_readers import (
-  pretokenized_tfds_dataset,
-  tfds_sentences,
-  untokenized_tfds_dataset,
-)
-from mesh_tensorflow.transformer.data.tfrecords import (
-  pretokenized_t2t_dataset,
-  pretokenized_tfrecord_dataset,
 )
 from mesh_tensorflow.transformer.data.tokenizing import tokenize
 

@@ -49,7 +49,7 @@ from mesh_tensorflow.program.dimensions import convert_to_shape
 from mesh_tensorflow.training import metrics_file
 from mesh_tensorflow.transformer import gin_config
 from mesh_tensorflow.transformer.data import tokenizing
-from mesh_tensorflow.transformer.data.tfrecords import pretokenized_tfrecord_dataset
+from mesh_tensorflow.transformer.data.stream_readers import pretokenized_tfrecord_dataset
 from mesh_tensorflow.transformer.files import documents, records, text_files, token_folder
 from mesh_tensorflow.transformer.generation import files as prompts
 from mesh_tensorflow.transformer.gin_config import model_config

@@ -5,7 +5,7 @@
     encoding, packing    text to ids; sequences to rows
     token_rows, pair_rows   rows that are found by their number
     text_readers         readers of these: own_text, own_tokens, text_lm, own_pairs, parallel_text
-    text_lines, parallel_tsv, tfrecords, tfds_readers   readers of records that come in order
+    stream_readers       readers of records that come in order: lines, TFRecords, TFDS
     tokenizing           documents encoded once, into files that are mapped into memory
     stdlib_text          files that every machine has
     eval_datasets, bleu  what is evaluated on, and a metric
@@ -17,17 +17,14 @@ A reader meant for the trainer takes the keywords `sequence_length`, `vocabulary
 its examples by number, it takes `skip` and `batch_rows`, too; else its sources read the part of
 their records that `input_shards.current()` tells (see `training_data.TrainingData`).
 
-To add one, copy `parallel_tsv.py` and name the file below: gin knows a reader when its file is
-imported.
+To add one, copy a reader of `stream_readers.py`; its file is named below, as gin knows a reader
+when its file is imported.
 """
 
 from mesh_tensorflow.transformer.data import (
   bleu,
   eval_datasets,
-  parallel_tsv,
   stdlib_text,
-  text_lines,
+  stream_readers,
   text_readers,
-  tfds_readers,
-  tfrecords,
 )

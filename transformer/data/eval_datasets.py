@@ -14,8 +14,8 @@ from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.transformer.data.encoding import vocabulary_of
 from mesh_tensorflow.transformer.data.packing import Length, trim_and_pad_dataset
 from mesh_tensorflow.transformer.data.sources import read_pairs
+from mesh_tensorflow.transformer.data.stream_readers import load_text_pairs
 from mesh_tensorflow.transformer.data.text_readers import text_lm_dataset
-from mesh_tensorflow.transformer.data.tfds_readers import load_text_pairs
 from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
 
 _MODULE = "mesh_tensorflow.transformer.dataset"

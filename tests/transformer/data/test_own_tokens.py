@@ -14,7 +14,7 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer import dataset as ds
 from mesh_tensorflow.transformer import vocabulary
-from mesh_tensorflow.transformer.data import token_parts, tokenizing
+from mesh_tensorflow.transformer.data import tokenizing
 from mesh_tensorflow.transformer.files import own_files, token_folder
 from mesh_tensorflow.transformer.vocabularies import named
 from mesh_tensorflow.transformer.vocabularies.kept import kept_in
@@ -154,7 +154,7 @@ def content(folder):
 def test_an_interrupted_tokenization_goes_on(tmp_path, texts, folder, monkeypatch):
   path = str(tmp_path / "again")
   made = []
-  make = token_parts._make_part
+  make = tokenizing._make_part
 
   def stops(job, number, read):
     if number == 2 and len(made) == 2:
@@ -164,7 +164,7 @@ def test_an_interrupted_tokenization_goes_on(tmp_path, texts, folder, monkeypatc
     made.append(number)
     make(job, number, read)
 
-  monkeypatch.setattr(token_parts, "_make_part", stops)
+  monkeypatch.setattr(tokenizing, "_make_part", stops)
   with pytest.raises(KeyboardInterrupt):
     tokenizing.tokenize(texts, path, "bytes", validation_fraction=0.2, progress=False)
   assert not token_folder.is_token_folder(path)
@@ -181,14 +181,14 @@ def test_an_interrupted_tokenization_goes_on(tmp_path, texts, folder, monkeypatc
 
 def test_parts_of_other_files_are_not_taken(tmp_path, texts, monkeypatch):
   path = str(tmp_path / "again")
-  make = token_parts._make_part
+  make = tokenizing._make_part
 
   def stops(job, number, read):
     if number == 3:
       raise KeyboardInterrupt
     make(job, number, read)
 
-  monkeypatch.setattr(token_parts, "_make_part", stops)
+  monkeypatch.setattr(tokenizing, "_make_part", stops)
   with pytest.raises(KeyboardInterrupt):
     tokenizing.tokenize(texts, path, "bytes", progress=False)
   monkeypatch.undo()
