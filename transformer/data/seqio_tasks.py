@@ -72,9 +72,7 @@ def mesh_train_dataset_fn(
       another one than the task's.
   """
   del batch_size
-  provider = _provider(mixture_or_task_name, dataset_split)
-  if vocabulary is not None:
-    _check_vocabulary(mixture_or_task_name, provider, vocabulary)
+  provider = _provider(mixture_or_task_name, dataset_split, vocabulary)
   dataset = _examples(
     provider,
     _lengths(provider, sequence_length),
@@ -123,23 +121,15 @@ def mesh_eval_dataset_fn(
   Raises:
     ConfigError: see `mesh_train_dataset_fn`.
   """
-  provider = _provider(mixture_or_task_name, dataset_split)
-  if vocabulary is not None:
-    _check_vocabulary(mixture_or_task_name, provider, vocabulary)
+  provider = _provider(mixture_or_task_name, dataset_split, vocabulary)
   found = []
-  for task in _seqio().get_subtasks(provider):
-    if dataset_split in task.splits:
-      make = functools.partial(
-        _eval_examples, task, dataset_split, num_eval_examples, use_cached, seed, pack
-      )
-      found.append(
-        EvalDataset(
-          task.name,
-          functools.partial(make, sequence_length=sequence_length),
-          task.postprocess_fn,
-          [*task.predict_metric_fns, *task.score_metric_fns],
-        )
-      )
+  for task in _tasks(provider, dataset_split):
+    make = functools.partial(
+      _eval_examples, task, dataset_split, num_eval_examples, use_cached, seed, pack,
+      sequence_length=sequence_length,
+    )  # fmt: skip
+    metric_fns = [*task.predict_metric_fns, *task.score_metric_fns]
+    found.append(EvalDataset(task.name, make, task.postprocess_fn, metric_fns))
   return found
 
 
@@ -175,18 +165,15 @@ def mesh_inference_dataset_fn(
   Raises:
     ConfigError: see `mesh_train_dataset_fn`.
   """
-  provider = _provider(mixture_or_task_name, dataset_split)
-  if vocabulary is not None:
-    _check_vocabulary(mixture_or_task_name, provider, vocabulary)
+  provider = _provider(mixture_or_task_name, dataset_split, vocabulary)
   found = []
-  for task in _seqio().get_subtasks(provider):
-    if dataset_split in task.splits:
-      make = functools.partial(
-        _inference_examples,
-        task, dataset_split, shuffle, seed, num_inference_examples, priming_sequence_length,
-      )  # fmt: skip
-      make = functools.partial(make, sequence_length=sequence_length)
-      found.append(EvalDataset(task.name, make, task.postprocess_fn, task.predict_metric_fns))
+  for task in _tasks(provider, dataset_split):
+    make = functools.partial(
+      _inference_examples,
+      task, dataset_split, shuffle, seed, num_inference_examples, priming_sequence_length,
+      sequence_length=sequence_length,
+    )  # fmt: skip
+    found.append(EvalDataset(task.name, make, task.postprocess_fn, task.predict_metric_fns))
   return found
 
 
@@ -266,12 +253,18 @@ def _seqio() -> Any:
     ) from e
 
 
-def _provider(name: str, split: str | None = None) -> Any:
+def _tasks(provider: Any, split: str) -> list[Any]:
+  """The tasks of a task or mixture that have a split."""
+  return [task for task in _seqio().get_subtasks(provider) if split in task.splits]
+
+
+def _provider(name: str, split: str | None = None, vocabulary: Any = None) -> Any:
   """A task or mixture.
 
   Args:
     name: as it is registered.
     split: that it must have, or None.
+    vocabulary: that of the model, whose size must be that of the task's; or None.
   """
   try:
     provider = _seqio().get_mixture_or_task(name)
@@ -285,6 +278,8 @@ def _provider(name: str, split: str | None = None) -> Any:
     raise ConfigError(
       f"{name} has no split {split!r}; it has {', '.join(sorted(map(str, provider.splits)))}"
     )
+  if vocabulary is not None:
+    _check_vocabulary(name, provider, vocabulary)
   return provider
 
 
