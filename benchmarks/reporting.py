@@ -55,10 +55,10 @@ class Side:
       report_every=_EVERY, norms_every=norms_every,
     )  # fmt: skip
     self._steps = ReportSteps(0, _LAST, _EVERY, norms_every)
-    self._compiled = self._trainer.compile_steps(["targets"], None, self._steps)
-    self._trainer.prepare(self._compiled)
-    self._progress, _ = self._trainer._new_progress(0, _LAST)
-    self._trainer._complete_rates(self._progress)
+    self._compiled = self._trainer.loop.compile_steps(["targets"], None, self._steps)
+    self._trainer.loop.prepare(self._compiled)
+    self._progress, _ = self._trainer.loop._new_progress(0, _LAST)
+    self._trainer.loop._complete_rates(self._progress)
     self._tokens = random_tokens(size)
 
   def run(self, steps: int) -> tuple[float, float]:
@@ -69,9 +69,9 @@ class Side:
     while left:
       before = trainer.global_step
       count = min(left, self._steps.steps_of_call(before, steps))
-      losses, _, values = trainer._call(self._compiled, (batches[:count],))
-      trainer.global_step += count
-      self._progress.update(trainer.global_step, losses, trainer._rate.at, values=values)
+      losses, _, values = trainer.loop._call(self._compiled, (batches[:count],))
+      trainer.state.step += count
+      self._progress.update(trainer.global_step, losses, trainer.loop._rate.at, values=values)
       left -= count
     return time.perf_counter() - started, time.process_time() - used
 

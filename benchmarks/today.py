@@ -34,7 +34,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.transformer import gin_config, utils
-from mesh_tensorflow.transformer.programs.training_data import TrainingData
+from mesh_tensorflow.transformer.programs.training_data import open_data
 
 PROBLEM = "problems/tinyshakespeare.gin"
 # SwiGLU has three matrices where relu has two: a d_ff of two thirds.
@@ -86,9 +86,9 @@ class Model:
     # What `run` has made is taken here, in place of being trained.
     utils.run(None, None, None, None, "", train_model_fn=self._take)
     # Traced now: gin has the bindings of this model.
-    self._data = TrainingData(self._trainer.steps, self._dataset_fn, self._vocabulary, "train")
-    self._compiled = self._trainer.compile_steps(self._data.names)
-    self._trainer.prepare(self._compiled)
+    self._data = open_data(self._trainer.steps, self._dataset_fn, self._vocabulary, "train")
+    self._compiled = self._trainer.loop.compile_steps(self._data.names)
+    self._trainer.loop.prepare(self._compiled)
     self._trainer.evaluate(self._held_out(), 1)
     store = self._trainer.mesh_impl.variable_store
     self.parameters = sum(int(np.prod(v.shape.to_integer_list)) for v in store if v.trainable)

@@ -42,16 +42,21 @@ def model(x: mtf.Tensor) -> mtf.Tensor:
   return mtf.layers.dense(x, arm, reduced_dims=[hidden], name="logits")
 
 
-def main(argv: list[str] | None = None) -> None:
-  """Trains, with an evaluation and a checkpoint every 100 steps."""
+def parse_args(argv: list[str] | None, description: str) -> argparse.Namespace:
+  """The command line of this program, and of own_program.py."""
   parser = argparse.ArgumentParser(
-    description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    description=description.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
   )
   parser.add_argument("--model_dir", default="spirals", help="folder of the checkpoints")
   parser.add_argument("--steps", type=int, default=400, help="training steps in all")
   parser.add_argument("--layout", default="batch:rows,hidden:cols", help="the layout rules")
   mesh_flags.add_mesh_flags(parser, "rows:2,cols:2")
-  args = parser.parse_args(argv)
+  return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Trains, with an evaluation and a checkpoint every 100 steps."""
+  args = parse_args(argv, __doc__)
   mesh = mesh_flags.make_mesh_impl(args.mesh_shape, args.layout, args.implementation)
   signature = [mtf.TensorSpec([batch, place]), mtf.TensorSpec([batch], tf.int32)]
 

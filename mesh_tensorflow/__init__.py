@@ -56,6 +56,7 @@ from mesh_tensorflow.simd.mesh_impl import SimdMeshImpl as SimdMeshImpl
 from mesh_tensorflow.meshes.store import StoredVariable as StoredVariable
 from mesh_tensorflow.meshes.store import VariableStore as VariableStore
 from mesh_tensorflow.tpu.mesh_impl import StrategyMeshImpl as StrategyMeshImpl
+from mesh_tensorflow.training.trainer import Trainer as Trainer
 from mesh_tensorflow.version import __version__ as __version__
 from mesh_tensorflow.environment.virtual_devices import virtual_cpu_devices as virtual_cpu_devices
 
@@ -76,7 +77,7 @@ else:  # A type checker would take every name for one that is there.
 _FACE = """
   Dimension Shape LayoutRules Graph Mesh Tensor Variable VariableDType Operation
   Lowering MeshImpl PlacementMeshImpl SimdMeshImpl StrategyMeshImpl VariableStore
-  function TensorSpec eager describe auto_layout from_tensorflow virtual_cpu_devices
+  function TensorSpec Trainer eager describe auto_layout from_tensorflow virtual_cpu_devices
   get_variable variable_scope import_tf_tensor gradients recompute_grad stop_gradient
   slicewise cwise einsum reshape transpose rename_dimension cast slice split concat stack unstack
   pad gather one_hot where while_loop cond reduce_sum reduce_mean reduce_max add multiply square

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from absl import flags
 
+from mesh_tensorflow.training.init_checkpoint import (
+  init_checkpoint_variable_mapping,
+  should_load_variable,
+  variable_filter_max_size,
+)
 from mesh_tensorflow.transformer.data import text_io
 from mesh_tensorflow.transformer.data.text2self import dynamic_text2self
 from mesh_tensorflow.transformer.data.text_io import (
@@ -52,12 +57,7 @@ from mesh_tensorflow.transformer.modes.train import train_model
 from mesh_tensorflow.transformer.programs.model_building import build_model, get_variable_dtype
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.schedules.product import bound_schedule
-from mesh_tensorflow.transformer.training.init_checkpoint import (
-  flexible_ckpt_init_mapping,
-  init_checkpoint_variable_mapping,
-  should_load_variable,
-  variable_filter_max_size,
-)
+from mesh_tensorflow.transformer.training.layer_mapping import flexible_ckpt_init_mapping
 from mesh_tensorflow.transformer.training.running_metrics import metric_max, metric_sum
 from mesh_tensorflow.transformer.training.trainer import Trainer
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import checkpoint
 from mesh_tensorflow.bert import checkpoint_names
+from mesh_tensorflow.checkpoint.restoring import EXTRA
 from mesh_tensorflow.errors import CheckpointError, InstallationError
 from mesh_tensorflow.meshes.store import VariableStore
 
@@ -45,7 +46,8 @@ class Weights:
       return
     values = checkpoint.Values(self.path)
     self._read = values.__getitem__
-    self.names: set[str] = set(values)
+    # Beside variables there is what a training keeps with them.
+    self.names: set[str] = {name for name in values if not name.startswith(EXTRA)}
     self.kind = "google" if any(n.startswith("bert/encoder/layer_") for n in values) else "mesh"
     if not any(n.startswith("bert/") for n in values):
       raise CheckpointError(f"{self.path} has no variable bert/...: it is not of a BERT model")

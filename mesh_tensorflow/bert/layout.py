@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mesh_tensorflow as mtf
 from mesh_tensorflow.bert import records, settings, training
+from mesh_tensorflow.bert.model_function import BertProgram
 from mesh_tensorflow.bert.program_flags import AUTO
 
 
 def mesh_for(
-  model_fn: training.ModelFn,
+  model_fn: training.TrainableModel,
   input_fn: records.InputFn,
   batch_size: int,
   mode: str = training.TRAIN,
@@ -29,25 +32,34 @@ def mesh_for(
   unsplit = settings.make_mesh_impl(layout="")
   element = input_fn({"batch_size": batch_size}).element_spec
   specs = training.batch_specs(element, batch_size, mode)
-  function = training.make_function(model_fn, mode, specs, unsplit)
+  if mode == training.TRAIN:
+    function = BertProgram(model_fn, specs, unsplit).train_step(settings.trainer_settings())
+  else:
+    function = training.make_function(model_fn, mode, specs, unsplit)
   choice = mtf.auto_layout(function, mesh_shape=unsplit.shape)
   print(choice)
   return settings.make_mesh_impl(layout=",".join(f"{d}:{m}" for d, m in choice.layout.pairs))
 
 
 def runner_for(
-  model_fn: training.ModelFn,
+  model_fn: training.TrainableModel,
   input_fn: records.InputFn,
   batch_size: int,
   mode: str = training.TRAIN,
+  **changes: Any,
 ) -> training.Runner:
-  """A `training.Runner` as the flags say; arguments as of `mesh_for`."""
+  """A `training.Runner` as the flags say.
+
+  Args:
+    model_fn: see `mesh_for`.
+    input_fn: likewise.
+    batch_size: likewise.
+    mode: likewise.
+    **changes: other settings of the training loop than those of the flags.
+  """
   return training.Runner(
     model_fn,
     mesh_for(model_fn, input_fn, batch_size, mode),
     settings.value("output_dir"),
-    init_checkpoint=settings.value("init_checkpoint"),
-    save_checkpoints_steps=settings.value("save_checkpoints_steps"),
-    iterations_per_loop=settings.value("iterations_per_loop"),
-    seed=settings.value("random_seed"),
+    settings=settings.trainer_settings(**changes),
   )

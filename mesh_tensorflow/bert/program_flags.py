@@ -112,6 +112,31 @@ SHARED = (
   Flag(
     flags.DEFINE_integer, "random_seed", 0, "Of initial weights, dropout and order of examples."
   ),
+  Flag(flags.DEFINE_integer, "keep_checkpoint_max", 10, "Checkpoints to keep, the newest."),
+  Flag(flags.DEFINE_integer, "report_every", 100, "Steps between lines of the report."),
+  Flag(
+    flags.DEFINE_integer,
+    "gradient_accumulation_steps",
+    None,
+    "Microbatches into which a batch is cut for one update.",
+  ),
+  Flag(
+    flags.DEFINE_string,
+    "nonfinite",
+    "stop",
+    "stop: a NaN or infinite loss ends the training; skip: such a step updates nothing.",
+  ),
+)
+
+# Those of `SHARED` that are settings of the training loop by the same names.
+TRAINER_FLAGS = (
+  "init_checkpoint",
+  "save_checkpoints_steps",
+  "iterations_per_loop",
+  "keep_checkpoint_max",
+  "report_every",
+  "gradient_accumulation_steps",
+  "nonfinite",
 )
 
 # Flags of the fine-tuning programs, beside `SHARED`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -155,3 +155,25 @@ def in_memory(columns: Mapping[str, Any], is_training: bool, *, drop_remainder: 
     return dataset.batch(batch_size, drop_remainder=drop_remainder)
 
   return make
+
+
+def reading(batches: Iterable[Any]) -> Iterator[Any]:
+  """Yields the elements of a data set of records.
+
+  Raises:
+    DataError: they are damaged, or are not as the model needs them.
+  """
+  iterator = iter(batches)
+  while True:
+    try:
+      batch = next(iterator)
+    except StopIteration:
+      return
+    except (tf.errors.DataLossError, tf.errors.NotFoundError) as e:
+      raise DataError(f"cannot read the examples: {e.message.splitlines()[0]}") from e
+    except tf.errors.InvalidArgumentError as e:
+      if "Feature" in e.message or "parse" in e.message:
+        what = e.message.splitlines()[0]
+        raise DataError(f"a record is not as the model needs it: {what}") from e
+      raise
+    yield batch

@@ -17,7 +17,7 @@ import tensorflow as tf
 from absl import flags
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.bert import optimization, records, settings, tokenization, training
+from mesh_tensorflow.bert import records, settings, tokenization, training
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
 from mesh_tensorflow.bert.classifier_data import (
   PROCESSORS,
@@ -36,6 +36,7 @@ from mesh_tensorflow.bert.classifier_features import (
   file_based_convert_examples_to_features,
 )
 from mesh_tensorflow.bert.layout import runner_for
+from mesh_tensorflow.bert.optimization import Optimization
 from mesh_tensorflow.bert.program_flags import FINE_TUNING, SHARED, Flag, ProgramFlags
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.numerics import initializers
@@ -179,14 +180,14 @@ def model_fn_builder(
   num_train_steps: int | None,
   num_warmup_steps: int | None,
   use_tpu: bool,
-) -> training.ModelFn:
+) -> training.TrainableModel:
   """A function of a batch: loss, metrics and probabilities.
 
   Args:
     bert_config: the model.
     num_labels: number of classes.
     init_checkpoint: not looked at here: `training.Runner` takes it.
-    learning_rate: peak of the learning rate; see `optimization.create_optimizer`.
+    learning_rate: peak of the learning rate; see `optimization.Optimization`.
     num_train_steps: number of training steps; None if there is no training.
     num_warmup_steps: number of warm-up steps; None or 0: none.
     use_tpu: not looked at: the mesh says what the program runs on.
@@ -216,16 +217,7 @@ def model_fn_builder(
       params.get("mesh_shape", ""),
     )
     if mode == training.TRAIN:
-      rate, _ = optimization.create_optimizer(
-        loss,
-        learning_rate,
-        num_train_steps or 0,
-        num_warmup_steps,
-        max_optimized_variable_size=settings.value("max_optimized_variable_size"),
-        optimizer=settings.value("optimizer"),
-        clip_gradients=settings.value("clip_gradients"),
-      )
-      return training.ModelSpec(loss, rate)
+      return training.ModelSpec(loss)
     if mode == training.PREDICT:
       return training.ModelSpec(predictions={"probabilities": probabilities})
     right = mtf.to_float(mtf.equal(mtf.argmax(logits, classes), label_ids))
@@ -241,7 +233,15 @@ def model_fn_builder(
       metrics=metrics, losses=[name for name in metrics if name.endswith("_loss")]
     )
 
-  return model_fn
+  how = Optimization(
+    learning_rate,
+    num_train_steps or 0,
+    num_warmup_steps,
+    max_optimized_variable_size=settings.value("max_optimized_variable_size"),
+    optimizer=settings.value("optimizer"),
+    clip_gradients=settings.value("clip_gradients"),
+  )
+  return training.TrainableModel(model_fn, how)
 
 
 # ---------------------------------------------------------------------- program
@@ -326,5 +326,8 @@ def main(_: Sequence[str]) -> None:
 
 if __name__ == "__main__":
   settings.run_program(
-    main, __doc__, ["data_dir", "task_name", "vocab_file", "bert_config_file", "output_dir"]
+    main,
+    __doc__,
+    ["data_dir", "task_name", "vocab_file", "bert_config_file", "output_dir"],
+    trains=True,
   )

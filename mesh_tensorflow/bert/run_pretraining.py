@@ -17,9 +17,10 @@ import tensorflow as tf
 from absl import flags
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.bert import optimization, records, settings, training
+from mesh_tensorflow.bert import records, settings, training
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
 from mesh_tensorflow.bert.layout import runner_for
+from mesh_tensorflow.bert.optimization import Optimization
 from mesh_tensorflow.bert.program_flags import SHARED, Flag, ProgramFlags
 from mesh_tensorflow.errors import ConfigError
 
@@ -110,13 +111,13 @@ def model_fn_builder(
   learning_rate: float,
   num_train_steps: int,
   num_warmup_steps: int,
-) -> training.ModelFn:
+) -> training.TrainableModel:
   """A function of a batch: the two losses of pretraining, and what is measured.
 
   Args:
     bert_config: the model.
     init_checkpoint: not looked at here: `training.Runner` takes it.
-    learning_rate: peak of the learning rate; see `optimization.create_optimizer`.
+    learning_rate: peak of the learning rate; see `optimization.Optimization`.
     num_train_steps: number of training steps, at which the learning rate reaches 0.
     num_warmup_steps: number of warm-up steps; 0: none.
 
@@ -151,15 +152,7 @@ def model_fn_builder(
     next_loss, next_losses, next_logits = model.get_next_sentence_output(next_labels)
     loss = mlm_loss + next_loss
     if mode == training.TRAIN:
-      rate, _ = optimization.create_optimizer(
-        loss + model.get_extra_loss(),
-        learning_rate,
-        num_train_steps,
-        num_warmup_steps,
-        optimizer=settings.value("optimizer"),
-        clip_gradients=settings.value("clip_gradients"),
-      )
-      return training.ModelSpec(loss, rate)
+      return training.ModelSpec(loss, loss + model.get_extra_loss())
     found = mtf.argmax(mlm_logits, model.vocab_dim)
     next_found = mtf.argmax(next_logits, next_logits.shape.dims[-1])
     next_right = mtf.to_float(mtf.equal(next_found, next_labels))
@@ -174,7 +167,14 @@ def model_fn_builder(
       losses=["masked_lm_loss", "next_sentence_loss"],
     )
 
-  return model_fn
+  how = Optimization(
+    learning_rate,
+    num_train_steps,
+    num_warmup_steps,
+    optimizer=settings.value("optimizer"),
+    clip_gradients=settings.value("clip_gradients"),
+  )
+  return training.TrainableModel(model_fn, how)
 
 
 def _mean(x: mtf.Tensor, weights: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
@@ -215,17 +215,28 @@ def main(_: Sequence[str]) -> None:
     "eval": (FLAGS.eval_batch_size, training.EVAL),
   }
   first = next(iter(input_fns))
-  runner = runner_for(model_fn, input_fns[first], *programs[first])
-  while True:
-    if "train" in input_fns:
-      stop = min(runner.step + FLAGS.steps_per_eval, FLAGS.num_train_steps)
-      runner.train(input_fns["train"], FLAGS.train_batch_size, stop)
-    if "eval" in input_fns:
-      found = runner.evaluate(input_fns["eval"], FLAGS.eval_batch_size, FLAGS.max_eval_steps)
-      training.write_results(settings.in_folder(f"eval_results_{runner.step}.txt"), found)
-    if FLAGS.mode == "eval" or runner.step >= FLAGS.num_train_steps:
-      return
+  both = len(input_fns) == 2
+  runner = runner_for(
+    model_fn,
+    input_fns[first],
+    *programs[first],
+    eval_every_steps=FLAGS.steps_per_eval if both else 0,
+    eval_steps=FLAGS.max_eval_steps,
+  )
+  told = []
+
+  def write(found: dict[str, float]) -> None:
+    told.append(found)
+    training.write_results(settings.in_folder(f"eval_results_{runner.step}.txt"), found)
+
+  if "train" in input_fns:
+    evaluation = None
+    if both:
+      evaluation = training.Evaluation(runner, input_fns["eval"], FLAGS.eval_batch_size, write)
+    runner.train(input_fns["train"], FLAGS.train_batch_size, FLAGS.num_train_steps, evaluation)
+  if "eval" in input_fns and not told:  # There was nothing to train.
+    write(runner.evaluate(input_fns["eval"], FLAGS.eval_batch_size, FLAGS.max_eval_steps))
 
 
 if __name__ == "__main__":
-  settings.run_program(main, __doc__, ["bert_config_file", "output_dir"])
+  settings.run_program(main, __doc__, ["bert_config_file", "output_dir"], trains=True)

@@ -17,7 +17,6 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.bert import (
-  optimization,
   records,
   settings,
   squad_data,
@@ -28,6 +27,7 @@ from mesh_tensorflow.bert import (
 )
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
 from mesh_tensorflow.bert.layout import runner_for
+from mesh_tensorflow.bert.optimization import Optimization
 from mesh_tensorflow.bert.program_flags import AUTO
 from mesh_tensorflow.bert.squad_data import (
   FeatureWriter,
@@ -215,7 +215,7 @@ def model_fn_builder(
   num_train_steps: int | None,
   num_warmup_steps: int | None,
   use_tpu: bool,
-) -> training.ModelFn:
+) -> training.TrainableModel:
   """A function of a batch: the loss, or the logits of each window.
 
   The loss is the mean of those of start and end; that of experts is not part of it.
@@ -223,7 +223,7 @@ def model_fn_builder(
   Args:
     bert_config: the model.
     init_checkpoint: not looked at here: `training.Runner` takes it.
-    learning_rate: peak of the learning rate; see `optimization.create_optimizer`.
+    learning_rate: peak of the learning rate; see `optimization.Optimization`.
     num_train_steps: number of training steps; None if there is no training.
     num_warmup_steps: number of warm-up steps; None or 0: none.
     use_tpu: not looked at: the mesh says what the program runs on.
@@ -266,18 +266,17 @@ def model_fn_builder(
       for which, logits in (("start", start_logits), ("end", end_logits))
     ]
     loss = (losses[0] + losses[1]) / 2.0
-    rate, _ = optimization.create_optimizer(
-      loss,
-      learning_rate,
-      num_train_steps or 0,
-      num_warmup_steps,
-      max_optimized_variable_size=settings.value("max_optimized_variable_size"),
-      optimizer=settings.value("optimizer"),
-      clip_gradients=settings.value("clip_gradients"),
-    )
-    return training.ModelSpec(loss, rate)
+    return training.ModelSpec(loss)
 
-  return model_fn
+  how = Optimization(
+    learning_rate,
+    num_train_steps or 0,
+    num_warmup_steps,
+    max_optimized_variable_size=settings.value("max_optimized_variable_size"),
+    optimizer=settings.value("optimizer"),
+    clip_gradients=settings.value("clip_gradients"),
+  )
+  return training.TrainableModel(model_fn, how)
 
 
 def _write_windows(
@@ -372,4 +371,4 @@ def main(_: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  settings.run_program(main, __doc__, ["vocab_file", "bert_config_file", "output_dir"])
+  settings.run_program(main, __doc__, ["vocab_file", "bert_config_file", "output_dir"], trains=True)

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
-import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
-from absl import app, flags, logging
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import exit_codes
+from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow.bert.config import BertConfig
-from mesh_tensorflow.bert.program_flags import AUTO, FINE_TUNING, SHARED, ProgramFlags
-from mesh_tensorflow.errors import ConfigError, DataError, MeshError
+from mesh_tensorflow.bert.program_flags import (
+  AUTO,
+  FINE_TUNING,
+  SHARED,
+  TRAINER_FLAGS,
+  ProgramFlags,
+)
+from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.tpu import mesh as tpu_mesh
+from mesh_tensorflow.training import command
+from mesh_tensorflow.training.settings import checked_settings
 from mesh_tensorflow.transformer.meshes import mesh_setup
 
 SHARED_FLAGS = ProgramFlags(SHARED, FINE_TUNING)
-_HELP = ("--help", "-help", "-h", "-?", "--helpshort", "-helpshort")
 
 
 def value(name: str) -> Any:
@@ -104,6 +108,16 @@ def prepare_devices() -> None:
     mesh_setup.find_devices(shape.size)
 
 
+def trainer_settings(**changes: Any) -> TrainerSettings:
+  """The settings of the training loop that the flags say.
+
+  Args:
+    **changes: other values, by name.
+  """
+  given = {name: value(name) for name in TRAINER_FLAGS}
+  return checked_settings(TrainerSettings(seed=value("random_seed"), **{**given, **changes}))
+
+
 def find_files(patterns: str | None, flag: str) -> list[str]:
   """The files that a flag names.
 
@@ -156,67 +170,12 @@ def in_folder(name: str) -> str:
   return os.path.join(value("output_dir"), name)
 
 
-# ------------------------------------------------------------------- programs
-
-
 def run_program(
-  main: Callable[[Sequence[str]], Any], description: str | None, required: Sequence[str]
+  main: Callable[[Sequence[str]], Any],
+  description: str | None,
+  required: Sequence[str],
+  *,
+  trains: bool = False,
 ) -> NoReturn:
-  """Runs a program and ends the process: with 0, or with a line of what is wrong and its exit code.
-
-  Args:
-    main: takes the arguments that are no flags.
-    description: description of the program, for --help.
-    required: flags without which it cannot do anything.
-  """
-
-  def parse(argv: Sequence[str]) -> list[str]:
-    if any(a in _HELP for a in argv[1:]):
-      print(f"{description}\n{_own_flags(argv[0])}")
-      sys.exit(exit_codes.DONE)
-    try:
-      rest = list(flags.FLAGS(list(argv)))
-    except flags.Error as e:
-      _end_by_wrong_flags(str(e))
-    missing = [f"--{name}" for name in required if flags.FLAGS[name].value in (None, "")]
-    if missing:
-      _end_by_wrong_flags(f"{', '.join(missing)} must be given")
-    if len(rest) > 1:
-      _end_by_wrong_flags(f"unknown arguments: {' '.join(rest[1:])}")
-    return rest
-
-  def guarded(argv: Sequence[str]) -> int:
-    try:
-      main(argv)
-    except (MeshError, KeyboardInterrupt) as e:
-      if flags.FLAGS.verbosity > 0:
-        raise
-      print(f"{type(e).__name__}: {e}", file=sys.stderr)
-      return exit_codes.of_error(e)
-    return exit_codes.DONE
-
-  logging.set_verbosity(logging.WARNING)  # --verbosity says otherwise.
-  app.run(guarded, flags_parser=parse)
-  sys.exit(exit_codes.DONE)  # app.run has ended the process before.
-
-
-def _end_by_wrong_flags(what: str) -> NoReturn:
-  print(f"{what}\n--help lists the flags.", file=sys.stderr)
-  sys.exit(exit_codes.CONFIGURATION)
-
-
-def _own_flags(program: str) -> str:
-  """The flags of a program, with what they mean."""
-  modules = flags.FLAGS.flags_by_module_dict()
-  own = [
-    flag
-    for module, found in modules.items()
-    if module == program or module.startswith("mesh_tensorflow.bert.")
-    for flag in found
-  ]
-  lines = ["flags:"]
-  for flag in sorted(own, key=lambda flag: str(flag.name)):
-    default = "" if flag.default is None else f" (default: {flag.default})"
-    lines.append(f"  --{flag.name}{default}")
-    lines += textwrap.wrap(flag.help, 96, initial_indent=" " * 6, subsequent_indent=" " * 6)
-  return "\n".join(lines)
+  """Runs a program of this package; see `command.run_program`."""
+  command.run_program(main, description, required, "mesh_tensorflow.bert.", trains=trains)

@@ -1,37 +1,45 @@
-"""Loops of the BERT programs: training, evaluation and prediction on a mesh.
+"""Training, evaluation and prediction of the BERT programs on a mesh.
 
-`Runner` runs a program: a function of named tensors that returns a `ModelSpec` (model_function.py).
+`Runner` trains a model by the common loop (`mesh_tensorflow.training.loop`): a model is a function
+of named tensors that returns a `ModelSpec` (model_function.py).
 """
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tqdm
 
 import mesh_tensorflow as mtf
+from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import checkpoint, workers
+from mesh_tensorflow.bert import records
 from mesh_tensorflow.bert.initial_weights import initialize
 from mesh_tensorflow.bert.model_function import (
   EVAL,
   PREDICT,
   REAL,
   TRAIN,
+  BertProgram,
   ModelFn,
   ModelSpec,
+  TrainableModel,
   batch_specs,
   make_function,
   mean_of_real,
   second_dimension,
 )
 from mesh_tensorflow.bert.records import InputFn
-from mesh_tensorflow.errors import DataError, NonFiniteError
+from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.training.event_files import EventFile
+from mesh_tensorflow.training.loop import TrainingLoop
+from mesh_tensorflow.training.program import ModelRecord
+from mesh_tensorflow.training.settings import checked_settings
+from mesh_tensorflow.training.state import ModelState
 
 __all__ = [
   "EVAL",
@@ -41,6 +49,7 @@ __all__ = [
   "ModelFn",
   "ModelSpec",
   "Runner",
+  "TrainableModel",
   "batch_specs",
   "make_function",
   "mean_of_real",
@@ -48,8 +57,18 @@ __all__ = [
   "write_results",
 ]
 
-# Calls run more steps each time until a call takes this long.
-_CALL_SECONDS = 1.0
+
+class _BertWeights:
+  """Weights of a BERT that a training starts from; see `initialize`."""
+
+  def __init__(self, path: str):
+    self._path = path
+
+  def step(self) -> int:
+    return 0
+
+  def restore(self, store: VariableStore, record: ModelRecord | None) -> list[str]:
+    return initialize(store, self._path, set(store.names))
 
 
 class Runner:
@@ -59,10 +78,8 @@ class Runner:
     model_fn: the model.
     mesh_impl: the mesh.
     output_dir: folder of its checkpoints; a run goes on from the newest. None: there are none.
-    init_checkpoint: weights to start from if the folder has no checkpoint; see `initialize`.
-    save_checkpoints_steps: steps between checkpoints; there is one at the end, too.
-    iterations_per_loop: most steps of one call.
-    seed: seed of dropout, and of the order of examples.
+    settings: the settings of the training loop: `seed` is that of dropout and of the order of
+      examples, `init_checkpoint` the weights to start from (see `initialize`).
   """
 
   def __init__(
@@ -71,137 +88,88 @@ class Runner:
     mesh_impl: mtf.MeshImpl,
     output_dir: str | None = None,
     *,
-    init_checkpoint: str | None = None,
-    save_checkpoints_steps: int = 1000,
-    iterations_per_loop: int = 1000,
-    seed: int = 0,
+    settings: TrainerSettings | None = None,
   ):
     self._model_fn = model_fn
     self._mesh_impl = mesh_impl
-    self._output_dir = output_dir
-    self._init_checkpoint = init_checkpoint
-    self._save_steps = save_checkpoints_steps
-    self._most_steps = iterations_per_loop
-    self._seed = seed
-    self._store = mesh_impl.variable_store
-    self._saver = None
-    if output_dir:
-      # Ten, and one for every two hours, as the archived programs kept.
-      self._saver = checkpoint.Checkpointer(
-        output_dir, self._store, max_to_keep=10, keep_every_n_hours=2
-      )
+    self._settings = settings or TrainerSettings()
+    self._state = ModelState(
+      mesh_impl,
+      output_dir,
+      keep_checkpoint_max=self._settings.keep_checkpoint_max,
+      # As the archived programs kept.
+      checkpoint_options={"keep_every_n_hours": 2},
+      quiet=not workers.current().is_chief,
+    )
     self._filled: set[str] = set()
     self._functions: dict[Any, Any] = {}
-    self.step = self._step_of_folder()
+    path = self._state.latest_checkpoint()
+    self._state.step = checkpoint.get_step_from_path(path) if path else 0
 
-  def _step_of_folder(self) -> int:
-    path = self._saver.latest() if self._saver is not None else None
-    return checkpoint.get_step_from_path(path) if path else 0
+  @property
+  def step(self) -> int:
+    """The step of the model."""
+    return self._state.step
 
   # ------------------------------------------------------------------- training
 
-  def train(self, input_fn: InputFn, batch_size: int, max_steps: int) -> list[float]:
+  def train(
+    self,
+    input_fn: InputFn,
+    batch_size: int,
+    max_steps: int,
+    evaluation: Evaluation | None = None,
+  ) -> list[float]:
     """Trains up to a step.
 
     Args:
       input_fn: function that reads batches without end.
       batch_size: examples in each.
       max_steps: the step to stop at, counted from the model's beginning.
+      evaluation: what is done every `settings.eval_every_steps`.
 
     Returns:
       The losses of the steps that were done.
 
     Raises:
+      ConfigError: the model does not say how it is trained.
       DataError: there are no examples, or records are not as the model needs them.
       NonFiniteError: a loss is not finite; the checkpoint before it is kept.
+      StoppedError: the program was asked to stop; all is saved.
     """
-    losses: list[float] = []
-    if self.step >= max_steps:
-      print(
-        f"nothing to train: {self._output_dir} has a checkpoint of step {self.step}", flush=True
-      )
-      return losses
-    params = {"batch_size": batch_size, "seed": self._seed, "first_step": self.step}
-    dataset = input_fn(params)
-    call = self._training_call(dataset)
-    batches = iter(dataset)
-    size = 1
-    events = self._events("")
-    with tqdm.tqdm(total=max_steps, initial=self.step, unit="step", disable=None) as bar:
-      while self.step < max_steps:
-        stop = min(max_steps, (self.step // self._save_steps + 1) * self._save_steps)
-        count, started = min(size, stop - self.step), time.perf_counter()
-        found, rates = _read(call, batches, self.step, count)
-        seconds = time.perf_counter() - started
-        self._check_finite(found)
-        self.step += count
-        losses += found.tolist()
-        bar.update(count)
-        bar.set_postfix(loss=f"{found.mean():.4f}", refresh=False)
-        events.write(
-          self.step,
-          {
-            "loss": float(found.mean()),
-            "learning_rate": float(rates[-1]),
-            "steps_per_second": count / seconds,
-          },
-        )
-        if self.step == stop:
-          self._save()
-          recent = float(np.mean(losses[-self._save_steps :]))
-          bar.write(f"step {self.step:>6}/{max_steps}  loss {recent:.4f}")
-        if seconds < _CALL_SECONDS:
-          size = min(2 * size, self._most_steps)
-    events.close()
-    if self._saver is not None:
-      self._saver.wait()
+    model_fn, seed = self._model_fn, self._settings.seed
+    if not isinstance(model_fn, TrainableModel):
+      raise ConfigError("Runner.train: the model function is no TrainableModel")
+    how = model_fn.optimization
+    how.check()
+    params = {"batch_size": batch_size, "seed": seed}
+
+    def examples(skip: int = 0) -> tf.data.Dataset:
+      return input_fn({**params, "first_step": skip // batch_size}).unbatch()
+
+    settings = checked_settings(
+      self._settings, max_grad_norm=1.0 if how.clip_gradients else self._settings.max_grad_norm
+    )
+    program = BertProgram(model_fn, input_fn(params).element_spec, self._mesh_impl, seed)
+    initial = self._settings.init_checkpoint
+    loop = TrainingLoop(
+      program,
+      self._state,
+      settings,
+      optimizer=how.make_optimizer,
+      learning_rate=how.learning_rate if how.init_lr else None,
+      initial=_BertWeights(initial) if initial else None,
+      held_out=evaluation.datasets if evaluation is not None else None,
+      evaluator=evaluation,
+    )
+    losses = loop.train(examples, max_steps)
+    if losses:
+      self.take_trained()
     return losses
 
-  def _training_call(self, dataset: tf.data.Dataset) -> Callable[..., Any]:
-    """Makes a function that runs steps: of an iterator, the first step, and the number of steps."""
-    specs = dataset.element_spec
-    step_of, made = self._function(TRAIN, specs)
-    seed = self._seed
-
-    def one(batches: Any, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-      batch = batches.get_next()
-      # A step draws what it would in any other run of the same seed.
-      result = step_of(*[batch[name] for name in specs], seed=step + seed * 2**32)
-      return result["loss"], tf.cast(result.get("learning_rate", float("nan")), tf.float32)
-
-    def training_steps(batches: Any, first: tf.Tensor, count: tf.Tensor) -> Any:
-      def body(i: tf.Tensor, losses: Any, rates: Any) -> Any:
-        loss, rate = one(batches, first + tf.cast(i, tf.int64))
-        return i + 1, losses.write(i, loss), rates.write(i, rate)
-
-      arrays = [tf.TensorArray(tf.float32, size=count) for _ in range(2)]
-      _, losses, rates = tf.while_loop(
-        lambda i, *_: i < count, body, [0, *arrays], parallel_iterations=1
-      )
-      return losses.stack(), rates.stack()
-
-    if "call" not in made:
-      made["call"] = tf.function(training_steps, autograph=False)
-      # Tracing makes the variables.
-      scalars = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int32)
-      made["call"].get_concrete_function(iter(dataset), *scalars)
-    self._fill(TRAIN)
-    call = made["call"]
-    return lambda batches, first, count: [
-      x.numpy() for x in call(batches, tf.constant(first, tf.int64), tf.constant(count))
-    ]
-
-  def _check_finite(self, losses: np.ndarray) -> None:
-    bad = np.flatnonzero(~np.isfinite(losses))
-    if bad.size:
-      raise NonFiniteError(
-        f"the loss of step {self.step + bad[0]} is {losses[bad[0]]}: the learning rate is too "
-        "high, or the data of this step are not finite; the newest checkpoint is kept"
-      )
-
-  def _save(self) -> None:
-    if self._saver is not None:
-      self._saver.save(self.step)
+  def take_trained(self) -> None:
+    """Takes the variables that there are for those of the model, which nothing restores."""
+    self._filled |= set(self._state.store.names)
 
   # ------------------------------------------------------- evaluation, prediction
 
@@ -219,49 +187,59 @@ class Runner:
     Raises:
       DataError: there are no examples.
     """
-    sums: dict[str, np.ndarray] = {}
-    losses: Sequence[str] = ()
-    for result, _ in self._results(EVAL, input_fn, batch_size, max_steps):
-      losses = list(result["losses"])
-      for name, pair in result["metrics"].items():
-        values = np.array([float(x) for x in pair])
-        sums[name] = sums.get(name, np.zeros(2)) + values
-    if not sums:
+    dataset = input_fn({"batch_size": batch_size})
+    found = self.metrics(dataset, batch_size, max_steps)
+    if not found:
       raise DataError("there are no examples to evaluate")
-    found = {name: float(a / b) if b else 0.0 for name, (a, b) in sums.items()}
-    if losses:
-      found["loss"] = sum(found[name] for name in losses)
-    found["global_step"] = self.step
-    events = self._events("eval")
+    folder = self._state.model_dir
+    writes = folder and workers.current().is_chief
+    events = EventFile(os.path.join(folder or "", "eval") if writes else None)
     events.write(self.step, found)
     events.close()
     return found
 
+  def metrics(
+    self,
+    dataset: tf.data.Dataset,
+    batch_size: int,
+    max_steps: int | None,
+    goes_on: Callable[[], bool] = lambda: True,
+  ) -> dict[str, float] | None:
+    """The metrics of `evaluate`, of a data set of batches; {}: of nothing; None: given up."""
+    sums: dict[str, np.ndarray] = {}
+    losses: Sequence[str] = ()
+    for result, _ in self._results(EVAL, dataset, batch_size, max_steps):
+      losses = list(result["losses"])
+      for name, pair in result["metrics"].items():
+        values = np.array([float(x) for x in pair])
+        sums[name] = sums.get(name, np.zeros(2)) + values
+      if not goes_on():
+        return None
+    if not sums:
+      return {}
+    found = {name: float(a / b) if b else 0.0 for name, (a, b) in sums.items()}
+    if losses:
+      found["loss"] = sum(found[name] for name in losses)
+    found["global_step"] = self.step
+    return found
+
   def predict(self, input_fn: InputFn, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
     """The predictions of each example, in order."""
-    for result, count in self._results(PREDICT, input_fn, batch_size, None):
+    dataset = input_fn({"batch_size": batch_size})
+    for result, count in self._results(PREDICT, dataset, batch_size, None):
       arrays = {name: x.numpy() for name, x in result["predictions"].items()}
       for row in range(count):
         yield {name: a[row] for name, a in arrays.items()}
 
   def _results(
-    self, mode: str, input_fn: InputFn, batch_size: int, max_steps: int | None
+    self, mode: str, dataset: tf.data.Dataset, batch_size: int, max_steps: int | None
   ) -> Iterator[tuple[dict[str, Any], int]]:
     """Yields the model's outputs for each batch, and its number of examples without padding."""
-    dataset = input_fn({"batch_size": batch_size})
     if max_steps is not None:
       dataset = dataset.take(max_steps)
     specs = batch_specs(dataset.element_spec, batch_size, mode)
-    step_of, made = self._function(mode, specs)
-    if "call" not in made:
-      made["call"] = tf.function(
-        lambda batch, seed: step_of(*[batch[n] for n in specs], seed=seed), autograph=False
-      )
-      made["call"].get_concrete_function(dict(specs), tf.TensorSpec([], tf.int64))
-    self._fill(mode)
-    batches = iter(dataset)
-    number = 0
-    while (batch := _read(next, batches, None)) is not None:
+    call = self._function(mode, specs)
+    for number, batch in enumerate(records.reading(dataset)):
       count = int(next(iter(batch.values())).shape[0])
       if REAL in specs and REAL not in batch:
         batch[REAL] = tf.ones([count], tf.int32)
@@ -269,69 +247,108 @@ class Runner:
         name: tf.pad(x, [[0, batch_size - count]] + [[0, 0]] * (len(x.shape) - 1))
         for name, x in batch.items()
       }
-      yield made["call"](filled, tf.constant(number, tf.int64)), count
-      number += 1
+      yield call(filled, tf.constant(number, tf.int64)), count
 
-  # -------------------------------------------------------------------- variables
-
-  def _function(self, mode: str, specs: Mapping[str, tf.TensorSpec]) -> tuple[Any, dict[str, Any]]:
-    """The model's function for batches of these specs, and the dict of its compiled calls."""
+  def _function(self, mode: str, specs: Mapping[str, tf.TensorSpec]) -> Any:
+    """The model's compiled function of a batch of these specs and a seed; its variables are set."""
     key = (mode, *((name, tuple(spec.shape)) for name, spec in specs.items()))
     if key not in self._functions:
-      function = make_function(self._model_fn, mode, specs, self._mesh_impl)
-      self._functions[key] = (function, {})
-    found: tuple[Any, dict[str, Any]] = self._functions[key]
-    return found
-
-  def _fill(self, mode: str) -> None:
-    """Restores variables that a trace has made: from the folder, or from the initial checkpoint."""
-    new = set(self._store.names) - self._filled
-    if not new:
-      return
-    path = self._saver.latest() if self._saver is not None else None
-    if path and self._saver is not None:
-      self._saver.restore(
-        path, should_restore=lambda name: name in new, ignore_unexpected=mode != TRAIN
+      step_of = make_function(self._model_fn, mode, specs, self._mesh_impl)
+      self._functions[key] = tf.function(
+        lambda batch, seed: step_of(*[batch[n] for n in specs], seed=seed), autograph=False
       )
-    elif self._init_checkpoint:
-      for line in initialize(self._store, self._init_checkpoint, new):
-        print(line, flush=True)
-    elif mode != TRAIN and not self._filled:
-      print(
-        f"{self._output_dir or 'output_dir'} has no checkpoint, and there is no init_checkpoint: "
-        "the model has its initial values, which are random",
-        flush=True,
+      self._functions[key].get_concrete_function(dict(specs), tf.TensorSpec([], tf.int64))
+      self._fill()
+    return self._functions[key]
+
+  def _fill(self) -> None:
+    """Restores variables that a trace has made: from the folder, or from the initial checkpoint."""
+    store, saver = self._state.store, self._state.checkpointer
+    new = set(store.names) - self._filled
+    path = self._state.latest_checkpoint()
+    if new and path and saver is not None:
+      saver.restore(path, should_restore=new.__contains__, ignore_unexpected=True)
+    elif new and self._settings.init_checkpoint:
+      for line in initialize(store, self._settings.init_checkpoint, new):
+        self._state.say(line)
+    elif new and not self._filled:
+      self._state.say(
+        f"{self._state.model_dir or 'output_dir'} has no checkpoint, and there is no "
+        "init_checkpoint: the model has its initial values, which are random"
       )
     self._filled |= new
 
-  def _events(self, name: str) -> EventFile:
-    """TensorBoard's file in a folder of the model's; the chief's."""
-    writes = self._output_dir and workers.current().is_chief
-    return EventFile(os.path.join(self._output_dir or "", name) if writes else None)
 
+class Evaluation:
+  """The evaluation of a model while it is trained, an `Evaluator` of the loop.
 
-def _read(call: Callable[..., Any], *args: Any) -> Any:
-  """Calls a function that reads records.
-
-  Raises:
-    DataError: they end, are damaged, or are not as the model needs them.
+  Args:
+    runner: has the model.
+    input_fn: function that reads batches.
+    batch_size: number of examples in a batch.
+    take: called with the metrics of each evaluation.
   """
-  try:
-    return call(*args)
-  except tf.errors.OutOfRangeError as e:
-    raise DataError("there are no examples to train on") from e
-  except (tf.errors.DataLossError, tf.errors.NotFoundError) as e:
-    raise DataError(f"cannot read the examples: {e.message.splitlines()[0]}") from e
-  except tf.errors.InvalidArgumentError as e:
-    if "Feature" in e.message or "parse" in e.message:
-      raise DataError(f"a record is not as the model needs it: {e.message.splitlines()[0]}") from e
-    raise
+
+  def __init__(
+    self,
+    runner: Runner,
+    input_fn: InputFn,
+    batch_size: int,
+    take: Callable[[dict[str, float]], None] = lambda _: None,
+  ):
+    self._runner = runner
+    self._input_fn = input_fn
+    self._batch_size = batch_size
+    self._take = take
+    self.shown: Sequence[str] = ("loss",)
+
+  def datasets(self) -> dict[str, Callable[[], tf.data.Dataset]]:
+    """The data set, as `held_out` of the loop."""
+    return {"eval": lambda: self._input_fn({"batch_size": self._batch_size}).unbatch()}
+
+  def check(self, dataset: tf.data.Dataset) -> Sequence[str]:
+    """The names of the features, as they are read."""
+    return list(dataset.element_spec)
+
+  def reading(self, batches: Iterable[Any]) -> Iterator[Any]:
+    """See `records.reading`."""
+    return records.reading(batches)
+
+  def metrics(
+    self, dataset: tf.data.Dataset, max_batches: int | None, goes_on: Callable[[], bool]
+  ) -> dict[str, float] | None:
+    """The metrics; see `Runner.evaluate`."""
+    self._runner.take_trained()
+    batches = dataset.batch(self._batch_size)
+    found = self._runner.metrics(batches, self._batch_size, max_batches, goes_on)
+    if found:
+      self.shown = [name for name in found if name != "global_step"]
+      self._take(found)
+    return found
+
+  def joined(self, found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Those of the only data set."""
+    return dict(found[0])
+
+  def fingerprint(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
+    """Nothing: files are read in order."""
+    return ()
+
+  def text(self, metrics: Mapping[str, float]) -> str:
+    """The metrics, the loss first."""
+    return _text(metrics)
+
+
+def _text(found: Mapping[str, float]) -> str:
+  names = sorted((n for n in found if n != "global_step"), key=lambda n: (n != "loss", n))
+  return ", ".join(f"{n} {found[n]:.4f}" for n in names)
 
 
 def write_results(path: str, found: Mapping[str, Any]) -> None:
-  """Writes metrics as sorted lines `key = value`, and prints them in one line."""
+  """Writes metrics as sorted lines `key = value`, and prints them in one line; the chief does."""
+  if not workers.current().is_chief:
+    return
   with tf.io.gfile.GFile(path, "w") as f:
     for name in sorted(found):
       f.write(f"{name} = {found[name]}\n")
-  numbers = [f"{n} {v:.4f}" for n, v in sorted(found.items()) if n != "global_step"]
-  print(f"step {found['global_step']:>6}: {', '.join(numbers)}", flush=True)
+  print(f"step {found['global_step']:>6}: {_text(found)}", flush=True)

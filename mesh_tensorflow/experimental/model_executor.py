@@ -5,37 +5,40 @@
       --layout 'image_nx_block:rows,image_ny_block:columns' \
       --train_file_pattern 'train/*.tfrecords' --eval_file_pattern 'eval/*.tfrecords'
 
-One program for each phase is traced once; weights stay on the devices between phases.
+The loop is that of all trainings (`mesh_tensorflow.training.loop`); weights stay on the devices
+between training and evaluation.
 """
 
 from __future__ import annotations
 
-import logging
+import functools
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from absl import app, flags
+from absl import flags
 
-from mesh_tensorflow import checkpoint, ops, optimize
+from mesh_settings.trainer import TrainerSettings
+from mesh_tensorflow import ops, optimize, workers
 from mesh_tensorflow.environment.virtual_devices import virtual_cpu_devices
 from mesh_tensorflow.experimental import flag_definitions as define
-from mesh_tensorflow.experimental import input_reader, unet
+from mesh_tensorflow.experimental import unet
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.placement.mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.program.dimensions import ShapeLike, convert_to_shape
-from mesh_tensorflow.program.graph import Graph, Mesh
+from mesh_tensorflow.program.graph import Graph, Mesh, Tensor
+from mesh_tensorflow.running.function import TensorSpec, function
 from mesh_tensorflow.tpu import mesh as tpu_mesh
+from mesh_tensorflow.training import command
+from mesh_tensorflow.training.data import reading
+from mesh_tensorflow.training.loop import TrainingLoop
+from mesh_tensorflow.training.settings import checked_settings
+from mesh_tensorflow.training.state import ModelState
+from mesh_tensorflow.training.trainer import ModelProgram
 
 FLAGS = flags.FLAGS
-_LOG = logging.getLogger("mesh_tensorflow")
-
-# `tf.summary.write` writes what `tf.summary.scalar` does, also where TensorBoard is not installed.
-_SCALAR_METADATA = b"\x0a\x09\x0a\x07scalars\x20\x01"
 
 define.boolean("use_tpu", True, "Whether the mesh is of the cores of a TPU; else of GPUs or CPUs.")
 define.number("lr", 0.003, "Learning rate of the first steps.")
@@ -51,6 +54,10 @@ define.string("master", "", "Name or address of the TPU; the local one if empty.
 define.string("checkpoint_dir", "", "Folder of checkpoints, from the newest of which it goes on.")
 define.integer("save_checkpoints_steps", 500, "Steps between checkpoints.")
 define.boolean("on_gcp", False, "Kept for commands that give it; not used.")
+define.integer("report_every", 100, "Steps between lines of the report.")
+define.integer("iterations_per_call", 100, "Most steps of one call of the compiled program.")
+define.integer("gradient_accumulation_steps", None, "Microbatches of a batch, for one update.")
+define.string("nonfinite", "stop", "What a NaN or infinite loss does: stop, or skip the update.")
 define.boolean("write_summary", True, "Whether metrics are written for TensorBoard.")
 define.string("summary_dir", "", "Where metrics go; checkpoint_dir if empty.")
 define.string("pred_output_dir", "", "Where predictions go; none are written if empty.")
@@ -78,9 +85,12 @@ class MeshContext:
     if use_tpu:
       self._impl: Any = tpu_mesh.make_mesh_impl(self._shape, layout_rules, FLAGS.master or "local")
     else:
-      gpus = [d.name for d in tf.config.list_logical_devices("GPU")]
       n = self._shape.size
-      devices = gpus[:n] if len(gpus) >= n else virtual_cpu_devices(n)
+      # To list logical devices would start TensorFlow, after which no virtual ones can be made.
+      if len(tf.config.list_physical_devices("GPU")) >= n:
+        devices = [d.name for d in tf.config.list_logical_devices("GPU")][:n]
+      else:
+        devices = virtual_cpu_devices(n)
       self._impl = PlacementMeshImpl(self._shape, layout_rules, devices)
 
   @property
@@ -114,158 +124,153 @@ class MeshContext:
     return graph, Mesh(graph, "my_mesh"), self.mesh_impl
 
 
-class _Phase:
-  """Steps of training or of evaluation: the data, and a TensorFlow function.
+def _model_fn(features: dict[str, Tensor], mode: str) -> tuple[Tensor, dict[str, Tensor]]:
+  """Loss and metrics of a batch; updates of batch norm are operations of the graph."""
+  _, loss, metrics, _ = unet.unet_of_tensors(mode, features["image"], features["label"])
+  return loss, metrics
+
+
+def _specs(dataset_str: str) -> dict[str, TensorSpec]:
+  dtype = tf.as_dtype(FLAGS.mtf_dtype)
+  shapes = unet.get_input_mtf_shapes(dataset_str)
+  return {n: TensorSpec(shape, dtype, n) for n, shape in zip(("image", "label"), shapes)}
+
+
+def _examples(dataset_str: str) -> tf.data.Dataset:
+  data = unet.get_dataset_creator(dataset_str)()
+  return data.map(lambda image, label: {"image": image, "label": label})
+
+
+def _learning_rate(step: tf.Tensor) -> tf.Tensor:
+  drops = tf.floor(tf.cast(step, tf.float32) / FLAGS.lr_drop_steps)
+  return FLAGS.lr * FLAGS.lr_drop_rate**drops
+
+
+class _Evaluation:
+  """The evaluation of the U-Net, an `Evaluator` of the loop: means of metrics, and predictions.
 
   Args:
-    context: a `MeshContext`.
-    dataset_str: "train" or "eval".
+    state: the variables.
   """
 
-  def __init__(self, context: MeshContext, dataset_str: str):
-    self._context, self._dataset_str = context, dataset_str
-    self._impl = context.mesh_impl
-    shapes = unet.get_input_mtf_shapes(dataset_str)
-    self._reader = input_reader.PlacementMeshImplInputReader(
-      self._impl, unet.get_dataset_creator(dataset_str), shapes
-    )
+  def __init__(self, state: ModelState):
+    self._state = state
+    self._program = ModelProgram(_model_fn, state.mesh_impl, _specs("eval"))
     self._names: list[str] = []
-    self._step = tf.function(self._run, autograph=False)
-    dtype = tf.as_dtype(FLAGS.mtf_dtype)
-    slices = [[tf.TensorSpec(self._impl.slice_shape(s), dtype)] * self._impl.size for s in shapes]
-    # Tracing makes the variables, which restoring a checkpoint needs.
-    self._step.get_concrete_function(*slices, tf.TensorSpec([], tf.float32))
+    self.shown: Sequence[str] = ("loss",)
 
-  def step(self, learning_rate: float = 0.0) -> tuple[dict[str, float], list[np.ndarray]]:
-    """Runs a step; returns (metrics and loss by name, predictions)."""
-    images, labels = self._reader.next_slices()
-    with self._impl.errors_of_runs(self._dataset_str):
-      scalars, predictions = self._step(images, labels, tf.constant(learning_rate))
-    values = {name: float(v) for name, v in zip(self._names, scalars)}
-    return values, [p.numpy() for p in predictions]
+  def datasets(self) -> dict[str, Callable[[], tf.data.Dataset]]:
+    """The data set, as `held_out` of the loop."""
+    return {"eval": lambda: _examples("eval")}
 
-  def _run(
-    self, images: list[tf.Tensor], labels: list[tf.Tensor], learning_rate: tf.Tensor
-  ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    return self._impl.run(self._program, [images, labels, learning_rate])  # type: ignore[no-any-return]
+  def check(self, dataset: tf.data.Dataset) -> Sequence[str]:
+    """See `Evaluator`."""
+    return self._program.feature_names(dataset)
 
-  def _program(
-    self, images: list[tf.Tensor], labels: list[tf.Tensor], learning_rate: tf.Tensor
-  ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    graph, mesh, impl = self._context.create_graph_mesh_and_mesh_impl()
-    images, labels = (_of_program(impl, t) for t in (images, labels))
-    predictions, loss, metrics, updates = unet.unet_with_spatial_partition(
-      mesh, impl, self._dataset_str, images, labels
+  def reading(self, batches: Iterable[Any]) -> Iterator[Any]:
+    """See `Evaluator`."""
+    return reading(batches)
+
+  @functools.cached_property
+  def step(self) -> Any:
+    """The compiled evaluation of a batch; asking for it makes the variables."""
+    specs = list(_specs("eval").values())
+
+    @function(self._state.mesh_impl, specs)
+    def eval_step(image: Tensor, label: Tensor) -> Any:
+      predictions, loss, metrics, _ = unet.unet_of_tensors("eval", image, label)
+      return {"loss": loss, **metrics}, [ops.to_float(p) for p in predictions]
+
+    compiled = tf.function(eval_step, autograph=False)
+    compiled.get_concrete_function(
+      *[tf.TensorSpec(s.shape.to_integer_list, s.dtype) for s in specs]
     )
-    if self._dataset_str == "train":
-      variables = graph.trainable_variables
-      gradients = ops.gradients([loss], [v.outputs[0] for v in variables])
-      optimizer = optimize.AdafactorOptimizer(learning_rate=learning_rate)
-      updates = [*updates, *optimizer.apply_grads(gradients, variables)]
-      step = optimize.get_global_step(mesh)
-      updates.append(ops.assign_add(step, ops.ones_like(step)))
-    lowering = ops.Lowering(graph, {mesh: impl})
-    scalars = {**metrics, "loss": loss}
-    self._names = list(scalars)
-    wanted = [] if self._dataset_str == "train" else predictions
-    with tf.control_dependencies([lowering.lowered_operation(op) for op in updates]):
-      return (
-        [tf.cast(lowering.export_to_tf_tensor(t), tf.float32) for t in scalars.values()],
-        [tf.cast(lowering.export_to_tf_tensor(t), tf.float32) for t in wanted],
-      )
+    return compiled
 
-
-def _of_program(impl: MeshImpl, slices: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-  """The slices that the running program has: all, or that of its one processor."""
-  stacked: Callable[[Any], tf.Tensor] = lambda pnum: (  # noqa: E731
-    tf.gather(tf.stack(slices), pnum) if tf.is_tensor(pnum) else slices[pnum]
-  )
-  mine = impl.slicewise(stacked, impl.laid_out_pnum())
-  return list(mine.tensor_list)
-
-
-def _learning_rate(step: int) -> float:
-  return float(FLAGS.lr * FLAGS.lr_drop_rate ** (step // FLAGS.lr_drop_steps))
-
-
-class _Run:
-  """Weights, checkpoints and summaries of a run."""
-
-  def __init__(self) -> None:
-    self._context = MeshContext(None, FLAGS.use_tpu, FLAGS.mesh_shape, unet.get_layout())
-    self._phases: dict[str, _Phase] = {}
-    self._saver: checkpoint.Checkpointer | None = None
-    self.step = 0
-    folder = FLAGS.summary_dir or FLAGS.checkpoint_dir
-    self._writer = None
-    if FLAGS.write_summary and folder:
-      self._writer = tf.summary.create_file_writer(folder)
-
-  def train(self, steps: int) -> None:
-    phase = self._phase("train")
-    for _ in range(steps):
-      rate = _learning_rate(self.step)
-      values, _ = phase.step(rate)
-      self.step += 1
-      self._report("train", {**values, "learning_rate": rate})
-      if self._saver is not None and self.step % FLAGS.save_checkpoints_steps == 0:
-        self._saver.save(self.step)
-    if self._saver is not None:
-      self._saver.save(self.step)
-
-  def evaluate(self, steps: int) -> None:
-    phase, processor = self._phase("eval"), unet.PostProcessor()
-    for i in range(steps):
-      values, predictions = phase.step()
-      self._report("eval", values)
-      if FLAGS.pred_output_dir:
-        folder = os.path.join(FLAGS.pred_output_dir, f"{self.step}_{i}" if i else str(self.step))
-        processor.record([*predictions, values["loss"], self.step], folder)
-    if FLAGS.pred_output_dir:
+  def metrics(
+    self, dataset: tf.data.Dataset, max_batches: int | None, goes_on: Callable[[], bool]
+  ) -> dict[str, float] | None:
+    """See `Evaluator`; predictions are written, if the flags say so."""
+    size = self._program.examples.size
+    batches = dataset.batch(size, drop_remainder=True).take(max_batches or -1)
+    processor, number = unet.PostProcessor(), self._state.step
+    sums: dict[str, float] = {}
+    count = 0
+    for batch in reading(batches.prefetch(1)):
+      if not goes_on():
+        return None
+      scalars, predictions = self.step(batch["image"], batch["label"])
+      values = {name: float(x) for name, x in scalars.items()}
+      sums = {name: sums.get(name, 0.0) + x for name, x in values.items()}
+      if FLAGS.pred_output_dir and workers.current().is_chief:
+        folder = f"{number}_{count}" if count else str(number)
+        results = [*[p.numpy() for p in predictions], values["loss"], number]
+        processor.record(results, os.path.join(FLAGS.pred_output_dir, folder))
+      count += 1
+    if FLAGS.pred_output_dir and count and workers.current().is_chief:
       processor.finish()
+    self.shown = list(sums) or self.shown
+    return {name: total / count for name, total in sums.items()}
 
-  def close(self) -> None:
-    if self._saver is not None:
-      self._saver.wait()
+  def joined(self, found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Those of the only data set."""
+    return dict(found[0])
 
-  def _phase(self, name: str) -> _Phase:
-    if name not in self._phases:
-      self._phases[name] = _Phase(self._context, name)
-      self._restore()
-    return self._phases[name]
+  def fingerprint(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
+    """Nothing: scans are read in order."""
+    return ()
 
-  def _restore(self) -> None:
-    """Restores the newest checkpoint, at the beginning of the run only."""
-    if not FLAGS.checkpoint_dir or self._saver is not None:
-      return
-    store = self._context.mesh_impl.variable_store
-    self._saver = checkpoint.Checkpointer(FLAGS.checkpoint_dir, store)
-    if checkpoint.latest_checkpoint(FLAGS.checkpoint_dir):
-      # Without training there are no variables of an optimizer.
-      restored = self._saver.restore(ignore_unexpected="train" not in self._phases)
-      self.step = restored.step or 0
-
-  def _report(self, phase: str, values: dict[str, float]) -> None:
-    _LOG.info(
-      "%s step %d: %s", phase, self.step, ", ".join(f"{n} {v:.5g}" for n, v in values.items())
-    )
-    if self._writer is not None:
-      with self._writer.as_default(step=self.step):
-        for name, value in values.items():
-          tf.summary.write(
-            f"{phase}_{name}", np.array(value, np.float32), metadata=_SCALAR_METADATA
-          )
+  def text(self, metrics: Mapping[str, float]) -> str:
+    """Loss and metrics."""
+    return ", ".join(f"{name} {value:.5g}" for name, value in metrics.items())
 
 
 def train_and_eval() -> None:
-  """Trains and evaluates in turn, as the flags say; a phase of no steps is left out."""
-  run = _Run()
-  for _ in range(FLAGS.num_training_loops):
-    if FLAGS.num_train_iterations_per_loop > 0:
-      run.train(FLAGS.num_train_iterations_per_loop)
-    if FLAGS.num_eval_iterations_per_loop > 0:
-      run.evaluate(FLAGS.num_eval_iterations_per_loop)
-  run.close()
+  """Trains and evaluates in turn, as the flags say; a phase of no steps is left out.
+
+  A run that finds checkpoints goes on from the newest, and does as many steps more. Shuffled and
+  augmented scans begin anew.
+  """
+  train, evaluate = FLAGS.num_train_iterations_per_loop, FLAGS.num_eval_iterations_per_loop
+  context = MeshContext(None, FLAGS.use_tpu, FLAGS.mesh_shape, unet.get_layout())
+  state = ModelState(context.mesh_impl, FLAGS.checkpoint_dir or None)
+  evaluation = _Evaluation(state) if evaluate > 0 else None
+  if train <= 0:
+    if evaluation is not None:
+      _evaluate(state, evaluation)
+    return
+  settings = checked_settings(
+    TrainerSettings(),
+    save_checkpoints_steps=FLAGS.save_checkpoints_steps,
+    report_every=FLAGS.report_every,
+    iterations_per_loop=FLAGS.iterations_per_call,
+    gradient_accumulation_steps=FLAGS.gradient_accumulation_steps,
+    nonfinite=FLAGS.nonfinite,
+    eval_every_steps=train if evaluation is not None else 0,
+    eval_steps=evaluate,
+  )
+  program = ModelProgram(_model_fn, context.mesh_impl, _specs("train"))
+  loop = TrainingLoop(
+    program,
+    state,
+    settings,
+    optimizer=optimize.AdafactorOptimizer,
+    learning_rate=_learning_rate,
+    held_out=evaluation.datasets if evaluation is not None else None,
+    evaluator=evaluation,
+  )
+  loop.report_dir = FLAGS.summary_dir or FLAGS.checkpoint_dir if FLAGS.write_summary else None
+  # What is drawn of shuffled scans is other data in any case: none is left out.
+  loop.train(lambda skip=0: _examples("train"), steps=FLAGS.num_training_loops * train)
+
+
+def _evaluate(state: ModelState, evaluation: _Evaluation) -> None:
+  """Evaluates the newest checkpoint."""
+  _ = evaluation.step
+  state.restore()
+  number = FLAGS.num_eval_iterations_per_loop
+  found = evaluation.metrics(_examples("eval"), number, lambda: True)
+  state.say(f"step {state.step}  eval {evaluation.text(found or {})}")
 
 
 def main(_: Any) -> None:
@@ -274,4 +279,4 @@ def main(_: Any) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main, sys.argv)
+  command.run_program(main, __doc__, own="mesh_tensorflow.experimental.", trains=True)

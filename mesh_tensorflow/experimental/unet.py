@@ -202,13 +202,22 @@ def unet_with_spatial_partition(
   Raises:
     ConfigError: a block does not stay whole through all levels.
   """
+  shapes = get_input_mtf_shapes(dataset_str)
+  imported = [
+    ops.import_laid_out_tensor(mesh, mesh_impl.LaidOutTensor(list(slices)), shape)
+    for slices, shape in zip((images, labels), shapes)
+  ]
+  return unet_of_tensors(dataset_str, *imported)
+
+
+def unet_of_tensors(
+  dataset_str: str, images: Tensor, labels: Tensor
+) -> tuple[list[Tensor], Tensor, dict[str, Tensor], list[Operation]]:
+  """As `unet_with_spatial_partition`, of tensors of the shapes of `get_input_mtf_shapes`."""
   is_training = _check_dataset(dataset_str)
   dtype = tf.as_dtype(FLAGS.mtf_dtype)
   variable_dtype = VariableDType(dtype, dtype, dtype)
-  x, t = (
-    _imported(mesh, mesh_impl, slices, shape, dtype)
-    for slices, shape in zip((images, labels), get_input_mtf_shapes(dataset_str))
-  )
+  x, t = (_blocks_first(ops.cast(tensor, dtype)) for tensor in (images, labels))
   for d in x.shape.dims[3:-1]:
     if d.size % 2 ** (FLAGS.network_depth - 1):
       raise ConfigError(
@@ -220,13 +229,9 @@ def unet_with_spatial_partition(
   return predictions, loss, metrics, updates if is_training else []
 
 
-def _imported(
-  mesh: Mesh, mesh_impl: MeshImpl, slices: Sequence[tf.Tensor], shape: Shape, dtype: tf.DType
-) -> Tensor:
-  """Slices as a tensor [batch, blocks..., positions..., channels]."""
-  laid_out = mesh_impl.LaidOutTensor(list(slices))
-  x = ops.cast(ops.import_laid_out_tensor(mesh, laid_out, shape), dtype)
-  batch, nx, sx, ny, sy, *rest = shape.dims
+def _blocks_first(x: Tensor) -> Tensor:
+  """Transposes to [batch, blocks..., positions..., channels]."""
+  batch, nx, sx, ny, sy, *rest = x.shape.dims
   return ops.transpose(x, Shape([batch, nx, ny, sx, sy, *rest]))
 
 

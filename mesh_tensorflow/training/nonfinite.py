@@ -1,9 +1,10 @@
-"""NaN and infinity in training: leaving out the updates of a step, and finding where they began."""
+"""NaN and infinity in training: ending it, leaving out updates, finding where they began."""
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,9 +12,8 @@ import tensorflow as tf
 
 from mesh_settings.trainer import NONFINITE
 from mesh_tensorflow import ops
-from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.errors import ConfigError, NonFiniteError
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
-from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.program.graph import Graph, Operation, Tensor
 from mesh_tensorflow.running.lowering import Lowering
 
@@ -30,6 +30,68 @@ def check_choice(choice: str) -> None:
   """Raises `ConfigError` for an unknown value of `run.nonfinite`."""
   if choice not in NONFINITE:
     raise ConfigError(f"run.nonfinite {choice!r} is unknown; use 'stop' or 'skip'")
+
+
+class LossCheck:
+  """Takes the results of the steps of a training.
+
+  Args:
+    choice: `run.nonfinite`: "stop" or "skip".
+
+  Attributes:
+    skips: whether steps that are not finite are skipped.
+    skipped_steps: how many were.
+  """
+
+  def __init__(self, choice: str):
+    check_choice(choice)
+    self.skips = choice == "skip"
+    self.skipped_steps = 0
+    self._in_a_row = 0
+
+  def take(
+    self,
+    step: int,
+    losses: Sequence[float],
+    bad: Sequence[float],
+    saved_step: int,
+    find: Callable[[int, float], str | None],
+  ) -> None:
+    """Checks the results of one call of the program.
+
+    Args:
+      step: number of steps done before it.
+      losses: of its steps.
+      bad: for each, how many elements of loss and gradients were not finite, if these are skipped.
+      saved_step: the step of the last checkpoint, for the error.
+      find: called with a step (from 0) and its loss, which is not finite; returns words about where
+        that came from.
+
+    Raises:
+      NonFiniteError: training cannot go on.
+    """
+    if self.skips:
+      self._count(step, bad, saved_step)
+      return
+    for i, loss in enumerate(losses):
+      if not math.isfinite(loss):
+        found = find(step + i, loss)
+        raise NonFiniteError(
+          f"the loss became {loss} at step {step + i + 1}{f' ({found})' if found else ''}; "
+          f"training stopped, and nothing was saved after step {saved_step}. Lower the learning "
+          "rate, or look at the data of that step; run.nonfinite = 'skip' leaves such steps out"
+        )
+
+  def _count(self, step: int, bad: Sequence[float], saved_step: int) -> None:
+    for i, n in enumerate(bad):
+      self._in_a_row = self._in_a_row + 1 if n else 0
+      self.skipped_steps += n > 0
+      if self._in_a_row >= MAX_SKIPPED_IN_A_ROW:
+        raise NonFiniteError(
+          f"the loss or gradients of the last {self._in_a_row} steps, up to {step + i + 1}, were "
+          "NaN or infinite; all were skipped (run.nonfinite = 'skip'), and training stopped. The "
+          f"last checkpoint is that of step {saved_step}"
+        )
 
 
 def count(x: Tensor) -> Tensor:
@@ -118,19 +180,17 @@ def watched(
   return names, [count(x) for x in tensors]
 
 
-def find(
-  trainer: Any, step: int, first: int, checkpoint: str | None, make_data: Callable[[Any], Any]
-) -> str | None:
+def find(loop: Any, source: Any, step: int, first: int, checkpoint: str | None) -> str | None:
   """Finds the first tensor that was NaN or infinite, by replaying steps from a checkpoint.
 
-  The replay has variables of its own; those of the trainer are not touched.
+  The replay has variables of its own; those of the training are not touched.
 
   Args:
-    trainer: the `Trainer`, which may be past that step.
+    loop: the `TrainingLoop`, which may be past that step.
+    source: its `TrainingSource`.
     step: number of the step (from 0) whose loss is not finite.
     first: the step of the checkpoint, or the one at which training began.
-    checkpoint: path of the trainer's last checkpoint; None: replay from initial values.
-    make_data: called with a trainer, returns `TrainingData` from the step `first` on.
+    checkpoint: path of the last checkpoint; None: replay from initial values.
 
   Returns:
     A sentence for an error message; None if the tensor was not found.
@@ -138,25 +198,18 @@ def find(
   if step - first > _MAX_REPEATED:
     return None
   try:
-    return _find(trainer, step, first, checkpoint, make_data)
+    return _find(loop, source, step, first, checkpoint)
   except Exception as e:  # noqa: BLE001 - there is an error to report already.
     _LOG.warning("where the loss became not finite was not found: %s: %s", type(e).__name__, e)
     return None
 
 
-def _find(
-  trainer: Any, step: int, first: int, checkpoint: str | None, make_data: Callable[[Any], Any]
-) -> str | None:
-  again = copy.copy(trainer)
-  impl = copy.copy(trainer.mesh_impl)
-  store = trainer.mesh_impl.variable_store
-  impl.variable_store = VariableStore(seed=store.seed, noise_seed=store.noise_seed)
-  again.steps = trainer.steps.on_mesh(impl)
-  again.checkpointer = None  # It is for the trainer's variables.
-  data = make_data(again)
+def _find(loop: Any, source: Any, step: int, first: int, checkpoint: str | None) -> str | None:
+  again = loop.replay()
+  data = dataclasses.replace(source, program=again.program).batches_from(first)
   compiled = again.compile_steps(data.names)
   again.prepare(compiled, checkpoint=checkpoint)
-  titles, watch = again.steps.watch_step(data.names)
+  titles, watch = again.watch_step(data.names)
   usual: set[int] | None = None
   for i, batches in enumerate(data.calls(step + 1 - first, 1)):
     at = first + i

@@ -33,21 +33,23 @@ class Rates:
   """Constants that convert step times to rates (tokens/s, FLOP/s, utilization).
 
   Attributes:
-    tokens: number of positions in a step.
+    tokens: number of tokens in a step, or of what else the speed is told in.
     flops: FLOPs of a step; 0: unknown.
     peak_flops: peak FLOP/s of all devices together; 0: unknown.
     memory: returns bytes in use by name of the metric; called for each report.
+    unit: what the speed is told in.
   """
 
   tokens: int
   flops: int = 0
   peak_flops: float = 0.0
   memory: Callable[[], Mapping[str, int]] = dict
+  unit: str = "tokens"
   _said: bool = dataclasses.field(default=False, init=False, repr=False)
 
   def of(self, steps_per_second: float) -> dict[str, float]:
     """Rates by name of the metric; an implausible utilization, above 1, is left out."""
-    found = {"tokens_per_second": steps_per_second * self.tokens}
+    found = {f"{self.unit}_per_second": steps_per_second * self.tokens}
     if self.flops and self.peak_flops:
       used = steps_per_second * self.flops / self.peak_flops
       if used <= 1:
@@ -78,13 +80,14 @@ class TrainingProgress:
   Args:
     first_step: step at which the run starts.
     last_step: step at which it ends.
-    tokens_per_step: positions in a batch.
+    tokens_per_step: tokens in a batch, or as many of another unit.
     report_every: steps between lines.
     summary_dir: folder for TensorBoard files and metrics, or None.
     quiet: writes nothing but these files.
     steps: the schedule of reported steps; None: as the arguments before give it.
     watch: warns of divergence; None: no warnings.
-    profile_steps: steps of a TensorFlow profile; see `ReportSettings`.
+    profile_steps: (first, last) step of a TensorFlow profile; None: none.
+    unit: what the speed is told in.
 
   Attributes:
     rates: the constants of the rates, to be completed when the program is built.
@@ -103,6 +106,7 @@ class TrainingProgress:
     steps: ReportSteps | None = None,
     watch: DivergenceWatch | None = None,
     profile_steps: tuple[int, int] | None = None,
+    unit: str = "tokens",
   ):
     self._steps = steps or ReportSteps(first_step, last_step, report_every)
     self._first_step = self._step = first_step
@@ -113,7 +117,7 @@ class TrainingProgress:
     self._events = EventFile(summary_dir)
     self._metrics = MetricsFile(summary_dir, first_step)
     self._profile = StepsProfile(profile_steps, summary_dir, self.line)
-    self.rates = Rates(tokens_per_step)
+    self.rates = Rates(tokens_per_step, unit=unit)
     self.facts: dict[str, str] = {}
     self._evaluated: dict[str, tuple[float, int]] = {}
     self._bar = tqdm.tqdm(
@@ -227,8 +231,8 @@ class TrainingProgress:
       rate = max(step - self._window_step, 1) / seconds
       told |= self.rates.of(rate)
       left = duration((self._last_step - step) / rate)
-      tokens = told["tokens_per_second"]
-      self.line(f"{head}{tokens:,.0f} tokens/s  {left} left{skipped}")
+      unit = self.rates.unit
+      self.line(f"{head}{told[f'{unit}_per_second']:,.0f} {unit}/s  {left} left{skipped}")
     told |= self.rates.memory()
     self._events.write(step, told)
     self._events.flush()

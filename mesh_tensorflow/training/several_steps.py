@@ -69,7 +69,7 @@ def in_parts(
 
 def compile_steps(
   step: Callable[..., Any],
-  batch_shapes: Sequence[Sequence[int]],
+  batch_specs: Sequence[tf.TensorSpec],
   learning_rate: Callable[[tf.Tensor], tf.Tensor],
   counts_bad: bool,
   stop: StopFlag | None = None,
@@ -78,20 +78,20 @@ def compile_steps(
   """Compiles a loop over training steps.
 
   Args:
-    step: see `ModelSteps.train_step`.
-    batch_shapes: of each feature.
+    step: see `program.train_step`.
+    batch_specs: of each feature of a batch.
     learning_rate: a function of the number of the step, an int64 scalar.
     counts_bad: whether `step` returns, beside the loss, how many elements were not finite.
     stop: while it is up the loop ends after the step that is going on.
     reports: says which steps are asked for norms, if `step` takes that as its last argument.
 
   Returns:
-    A function of (int32 batches [n, <shape of a batch>] for each feature, number of the first
+    A function of (batches [n, <shape of a batch>] for each feature, number of the first
     step). It returns float32 [2 + values, m]: the losses; how many elements of loss and gradients
     were not finite, if that is counted; and what else `step` returns, a row each; of n steps, or of
     fewer, one at least, if it was stopped. Any n: a shorter last call needs no program of its own.
   """
-  spec = tuple(tf.TensorSpec([None, *shape], tf.int32) for shape in batch_shapes)
+  spec = tuple(tf.TensorSpec([None, *x.shape], x.dtype) for x in batch_specs)
 
   def call(batches: tuple[tf.Tensor, ...], first_step: tf.Tensor) -> tf.Tensor:
     count = tf.shape(batches[0])[0]
@@ -117,3 +117,10 @@ def compile_steps(
     return tf.transpose(results.gather(tf.range(done)))
 
   return tf.function(call, input_signature=[spec, tf.TensorSpec([], tf.int64)], autograph=False)
+
+
+def steps_per_call(wanted: int, save_every: int) -> int:
+  """The largest number of steps up to `wanted` after which a checkpoint can be due."""
+  if not save_every:
+    return wanted
+  return max(n for n in range(1, min(wanted, save_every) + 1) if save_every % n == 0)

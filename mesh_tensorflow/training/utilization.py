@@ -61,7 +61,7 @@ def peak_flops(given: float | str | None, mesh_impl: MeshImpl, dtype: tf.DType) 
   """FLOP/s of all devices of a mesh together.
 
   Args:
-    given: see `ReportSettings.peak_flops`.
+    given: see `TrainerSettings.peak_flops`.
     mesh_impl: the mesh.
     dtype: of activations.
 

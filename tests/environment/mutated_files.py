@@ -46,14 +46,13 @@ from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.planning.machine import Machine, shipped_machines
 from mesh_tensorflow.program.dimensions import convert_to_shape
-from mesh_tensorflow.training import metrics_file
+from mesh_tensorflow.training import manifest, metrics_file
 from mesh_tensorflow.transformer import gin_config
 from mesh_tensorflow.transformer.data import tokenizing
 from mesh_tensorflow.transformer.data.stream_readers import pretokenized_tfrecord_dataset
 from mesh_tensorflow.transformer.files import documents, records, text_files, token_folder
 from mesh_tensorflow.transformer.generation import files as prompts
 from mesh_tensorflow.transformer.gin_config import model_config
-from mesh_tensorflow.transformer.training import manifest
 from mesh_tensorflow.transformer.vocabularies import kept
 from mesh_tensorflow.transformer.vocabularies.characters import CharacterVocabulary
 from mesh_tensorflow.transformer.vocabularies.subwords import (

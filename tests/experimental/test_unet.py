@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -171,7 +173,7 @@ def test_losses_and_metrics_are_those_of_their_formulas():
     ),
   ],
 )
-def test_training_and_evaluation(tmp_path, caplog, mesh, layout):
+def test_training_and_evaluation(tmp_path, caplog, capsys, mesh, layout):
   pattern = write_scans(tmp_path)
   run = tmp_path / "run"
   arguments = {
@@ -184,9 +186,11 @@ def test_training_and_evaluation(tmp_path, caplog, mesh, layout):
   with flagsaver.flagsaver(**arguments), caplog.at_level("INFO", "mesh_tensorflow"):
     model_executor.train_and_eval()
     assert mtf_step(run) == 2
-  text = caplog.text
-  assert "train step 2" in text and "learning_rate 0.003" in text
-  assert "eval step 2" in text and "dice_per_case" in text
+  said = capsys.readouterr().out
+  assert "step       2/2  loss" in said and "step       2  eval loss" in said
+  assert "lesion_dice_per_case" in said and "dice_per_case" in caplog.text
+  reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+  assert reports[0]["learning_rate"] == pytest.approx(0.003) and "loss_xen" in reports[0]
   files = sorted(p.name for p in (tmp_path / "predictions" / "2").iterdir())
   assert files == sorted(
     f"{n}_2_{i}.npy" for n in ("label", "pred_lesion", "pred_liver") for i in (0, 1)
@@ -200,19 +204,21 @@ def test_training_and_evaluation(tmp_path, caplog, mesh, layout):
 
 
 @pytest.mark.long
-def test_training_goes_on_from_a_checkpoint_on_another_mesh(tmp_path, caplog):
+def test_training_goes_on_from_a_checkpoint_on_another_mesh(tmp_path):
   pattern = write_scans(tmp_path)
   arguments = {
     "use_tpu": False, "num_training_loops": 1, "layout": "image_nx_block:rows",
     "num_train_iterations_per_loop": 2, "num_eval_iterations_per_loop": 0, "lr_drop_steps": 2.0,
     "train_file_pattern": pattern, "checkpoint_dir": str(tmp_path / "run"),
   }  # fmt: skip
-  with flagsaver.flagsaver(**arguments), caplog.at_level("INFO", "mesh_tensorflow"):
+  with flagsaver.flagsaver(**arguments):
     for mesh in ("rows:2", "rows:1"):
       with flagsaver.flagsaver(mesh_shape=mesh):
         model_executor.train_and_eval()
   assert mtf_step(tmp_path / "run") == 4
-  assert "train step 4" in caplog.text and "learning_rate 0.0009" in caplog.text
+  lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+  (last,) = [r for r in map(json.loads, lines) if r["step"] == 4]
+  assert last["learning_rate"] == pytest.approx(0.0009)
 
 
 def mtf_step(run):

@@ -10,7 +10,7 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.training import epochs
 from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer.programs import training_data
-from mesh_tensorflow.transformer.programs.training_data import TrainingData
+from mesh_tensorflow.transformer.programs.training_data import open_data
 from tests.transformer import training_program as program
 
 BATCH = program.BATCH
@@ -71,15 +71,15 @@ def test_batch_n_is_the_same_wherever_training_goes_on(function, steps, monkeypa
   """Also in the era after the first; of fewer epochs here, as all are read."""
   monkeypatch.setattr(epochs, "EPOCHS_OF_AN_ERA", 20)
   era = ROWS * 20 // BATCH
-  whole = batches(TrainingData(steps, function, None, "train"), era + 20)
+  whole = batches(open_data(steps, function, None, "train"), era + 20)
   assert whole.shape == (era + 20, BATCH)
   for seen in (1, 2, 33, era - 1, era, era + 9):
-    rest = batches(TrainingData(steps, function, None, "train", seen), 11)
+    rest = batches(open_data(steps, function, None, "train", seen), 11)
     np.testing.assert_array_equal(rest, whole[seen : seen + 11], err_msg=f"{seen}")
 
 
 def test_the_order_is_that_of_the_data_set_repeated(steps):
-  whole = batches(TrainingData(steps, shuffled, None, "train"), OF_AN_ERA)
+  whole = batches(open_data(steps, shuffled, None, "train"), OF_AN_ERA)
   tf.random.set_seed(steps.mesh_impl.variable_store.seed)
   plain = shuffled({}, None, "train").repeat().batch(BATCH).take(OF_AN_ERA)
   expected = np.stack([x["targets"][:, 0] - 1 for x in plain])
@@ -87,7 +87,7 @@ def test_the_order_is_that_of_the_data_set_repeated(steps):
   by_epoch = whole.reshape(-1, ROWS)
   assert (np.sort(by_epoch, 1) == np.arange(ROWS)).all()
   assert len({tuple(order) for order in by_epoch.tolist()}) > 90
-  more = batches(TrainingData(steps, shuffled, None, "train", OF_AN_ERA), OF_AN_ERA)
+  more = batches(open_data(steps, shuffled, None, "train", OF_AN_ERA), OF_AN_ERA)
   assert (more != whole).any()  # Another era has another order.
 
 
@@ -98,7 +98,7 @@ def test_the_order_is_that_of_the_data_set_repeated(steps):
 )
 def test_saved_positions_go_on_over_epochs(function, steps, tmp_path):
   def make(seen):
-    return TrainingData(steps, function, None, "train", seen).saved_with_checkpoints()
+    return open_data(steps, function, None, "train", seen).saved_with_checkpoints()
 
   whole = batches(make(0), 40)
   pipeline = make(0)
@@ -115,7 +115,7 @@ def test_saved_positions_go_on_over_epochs(function, steps, tmp_path):
 
 def test_it_is_said_once_how_many_examples_an_epoch_has(steps):
   said = []
-  data = TrainingData(steps, uncounted, None, "train", say=said.append)
+  data = open_data(steps, uncounted, None, "train", say=said.append)
   assert data.examples_in_epoch is None
   batches(data, 40)
   assert data.examples_in_epoch == ROWS
@@ -127,7 +127,7 @@ def test_readers_that_repeat_are_asked_for_one_epoch(steps):
     dataset = shuffled(sequence_length, vocabulary, dataset_split)
     return dataset if one_epoch else dataset.repeat()
 
-  data = TrainingData(steps, reader, None, "train", 1_000_000)
+  data = open_data(steps, reader, None, "train", 1_000_000)
   assert data.examples_in_epoch == ROWS
   assert batches(data, 3).shape == (3, BATCH)
 
@@ -155,7 +155,7 @@ def test_seen_examples_are_not_read_one_by_one(steps, tmp_path):
   values = values[[j % rows for j in range(first, first + 3 * BATCH)]]
   ahead = 200 * BATCH  # A call, and what is prefetched.
   said = []
-  data = TrainingData(steps, files, None, "train", 1_000_000, say=said.append)
+  data = open_data(steps, files, None, "train", 1_000_000, say=said.append)
   np.testing.assert_array_equal(batches(data, 3, 3).reshape(-1), values)
   assert len(read) <= 2 * rows + ahead
   assert "examples seen before" in said[0]
@@ -163,7 +163,7 @@ def test_seen_examples_are_not_read_one_by_one(steps, tmp_path):
   # Counted before, as a checkpoint tells; and also where that is not right any more.
   for told, most in ((rows, rows), (rows - 7, rows), (3 * rows, 2 * rows), (10**9, 2 * rows)):
     read.clear()
-    data = TrainingData(steps, files, None, "train", 1_000_000, examples_in_epoch=told)
+    data = open_data(steps, files, None, "train", 1_000_000, examples_in_epoch=told)
     assert batches(data, 3, 3).shape == (3, BATCH)
     assert len(read) <= most + ahead, told
 
@@ -210,7 +210,7 @@ def test_data_without_a_whole_batch_ends_at_once(count, seen, steps):
     return tf.data.Dataset.range(count).map(row)
 
   for function in (known, unknown, skipping, by_rows):
-    assert not list(TrainingData(steps, function, None, "train", seen).calls(5, 2))
+    assert not list(open_data(steps, function, None, "train", seen).calls(5, 2))
     with pytest.raises(errors.DataError, match="no complete batch of 8 sequences"):
       program.make_trainer().train(function, 3)
 
@@ -238,5 +238,5 @@ def test_examples_of_other_lengths_than_the_models(lengths, steps):
   # Without TensorFlow's graph optimizer batches are made whole first: 8 examples of 5.
   told = r"run.sequence_length says; .* dataset.pack_or_pad .*(\[.*5|tensor with 40 values)"
   with pytest.raises(errors.DataError, match=told) as caught:
-    batches(TrainingData(steps, ragged, None, "train"), 2)
+    batches(open_data(steps, ragged, None, "train"), 2)
   assert len(str(caught.value).splitlines()) == 1

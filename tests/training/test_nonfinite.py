@@ -115,5 +115,5 @@ def test_unknown_choice():
 def test_few_steps_are_repeated_however_long_the_training_was(first, monkeypatch):
   monkeypatch.setattr(nonfinite, "_find", lambda *_: "the culprit")
   most = first + nonfinite._MAX_REPEATED
-  assert nonfinite.find(None, most, first, "model.ckpt", None) == "the culprit"
-  assert nonfinite.find(None, most + 1, first, "model.ckpt", None) is None
+  assert nonfinite.find(None, None, most, first, "model.ckpt") == "the culprit"
+  assert nonfinite.find(None, None, most + 1, first, "model.ckpt") is None

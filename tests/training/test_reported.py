@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow.training import report_steps, reported, several_steps
 from mesh_tensorflow.transformer import transformer
 from tests.kinds import kept
@@ -25,8 +26,9 @@ def smaller(monkeypatch):
 
 def rows(trainer, steps: int, values=None, *, optimizer=mtf.optimize.SgdOptimizer, **kwargs):
   """What so many steps return, [values, steps], and the weights before and after the last."""
-  step_fn = trainer.steps.train_step(["targets"], optimizer, reported=values, **kwargs)
-  shapes = [[program.BATCH, program.LENGTH]]
+  trainer.steps.settings = TrainerSettings(**kwargs)
+  step_fn = trainer.steps.train_step(["targets"], optimizer, reported=values)
+  shapes = [tf.TensorSpec([program.BATCH, program.LENGTH], tf.int32)]
   reports = report_steps.ReportSteps(0, steps, 2) if values and values.norms else None
   compiled = several_steps.compile_steps(
     step_fn, shapes, lambda _: tf.constant(RATE), bool(kwargs), reports=reports

@@ -21,6 +21,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import errors
 from mesh_tensorflow.training import (
   device_memory,
@@ -35,8 +36,8 @@ from mesh_tensorflow.training import (
   tensorboard,
   utilization,
 )
-from mesh_tensorflow.training.report_settings import ReportSettings
 from mesh_tensorflow.training.report_steps import ReportSteps
+from mesh_tensorflow.training.settings import checked_settings
 
 
 @pytest.fixture(autouse=True)
@@ -378,8 +379,8 @@ def test_memory_is_that_of_the_process(cpu_devices):
 )
 def test_wrong_settings_are_refused(settings, text):
   with pytest.raises(errors.ConfigError, match=text):
-    ReportSettings(**settings)
-  assert ReportSettings(profile_steps=" 3: 4").profile_steps == (3, 4)
+    checked_settings(TrainerSettings(**settings))
+  assert checked_settings(TrainerSettings(profile_steps=" 3: 4")).profile_steps == (3, 4)
 
 
 def test_a_profiler_that_cannot_be_had_is_told_of(tmp_path, monkeypatch, caplog):

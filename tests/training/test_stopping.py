@@ -13,8 +13,7 @@ import pytest
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint, errors, exit_codes
-from mesh_tensorflow.training import several_steps, stopping
-from mesh_tensorflow.transformer.commands import trainer
+from mesh_tensorflow.training import command, several_steps, stopping
 from tests.transformer import training_program as program
 
 pytestmark = pytest.mark.usefixtures("ctrl_c")
@@ -109,7 +108,11 @@ def test_a_saved_position_in_the_data_is_that_of_the_step(tmp_path, monkeypatch,
 def test_while_the_flag_is_up_a_call_is_one_step():
   stop = several_steps.StopFlag()
   steps = several_steps.compile_steps(
-    lambda batch, rate, step: tf.cast(batch, tf.float32) + rate, [[]], lambda step: 0.5, False, stop
+    lambda batch, rate, step: tf.cast(batch, tf.float32) + rate,
+    [tf.TensorSpec([], tf.int32)],
+    lambda step: 0.5,
+    False,
+    stop,
   )
   batches = (tf.range(10, 14),)
   assert steps(batches, tf.constant(7, tf.int64)).numpy()[0].tolist() == [10.5, 11.5, 12.5, 13.5]
@@ -376,7 +379,7 @@ def test_a_worker_that_only_takes_leave_ends_with_its_code(code):
   """Its work is done, and said to be; a signal then does not make it another code."""
   child = os.fork()
   if not child:
-    trainer._end_at_a_signal(code)
+    command._end_at_a_signal(code)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(30)
     os._exit(99)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from mesh_tensorflow.training.data import SavedPipeline
 from mesh_tensorflow.training.input_shards import BatchRows
-from mesh_tensorflow.transformer.programs.training_data import SavedPipeline, TrainingData
+from mesh_tensorflow.transformer.programs.training_data import open_data
 from tests.transformer import training_program as program
 
 BATCH, LENGTH = program.BATCH, program.LENGTH
@@ -35,7 +36,7 @@ def test_a_function_that_skips_is_told_what_was_seen(steps):
     asked.append(skip)
     return rows(tf.data.Dataset.range(skip, 100))
 
-  data = TrainingData(steps, numbered, None, "train", 3)
+  data = open_data(steps, numbered, None, "train", 3)
   np.testing.assert_array_equal(first_batch(data)[0, :, 0], np.arange(3 * BATCH, 4 * BATCH) + 1)
   assert asked == [3 * BATCH]
 
@@ -44,7 +45,7 @@ def test_of_another_function_what_was_seen_is_left_out(steps):
   def numbered(sequence_length, vocabulary, dataset_split):
     return rows(tf.data.Dataset.range(100))
 
-  data = TrainingData(steps, numbered, None, "train", 3)
+  data = open_data(steps, numbered, None, "train", 3)
   np.testing.assert_array_equal(first_batch(data)[0, :, 0], np.arange(3 * BATCH, 4 * BATCH) + 1)
 
 
@@ -60,7 +61,7 @@ def test_of_all_rows_a_process_keeps_its_own(third_and_fourth):
   def numbered(sequence_length, vocabulary, dataset_split):
     return rows(tf.data.Dataset.range(100))
 
-  found = first_batch(TrainingData(third_and_fourth, numbered, None, "train"))
+  found = first_batch(open_data(third_and_fourth, numbered, None, "train"))
   np.testing.assert_array_equal(found, np.full([1, 2, LENGTH // 2], [[[3], [4]]]))
 
 
@@ -71,7 +72,7 @@ def test_a_function_is_asked_for_the_rows_of_a_process_and_the_last(third_and_fo
     asked.append(batch_rows)
     return rows(tf.data.Dataset.range(30).map(batch_rows.numbers))
 
-  found = first_batch(TrainingData(third_and_fourth, of_rows, None, "train"))
+  found = first_batch(open_data(third_and_fourth, of_rows, None, "train"))
   np.testing.assert_array_equal(found, np.full([1, 2, LENGTH // 2], [[[3], [4]]]))
   assert set(asked) == {BatchRows(BATCH, (2, 3, BATCH - 1))}
 

@@ -9,10 +9,10 @@ import gin
 import numpy as np
 import pytest
 
+from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import errors, optimize
+from mesh_tensorflow.training.program import num_microbatches
 from mesh_tensorflow.transformer import learning_rate_schedules as schedules
-from mesh_tensorflow.transformer.programs.updates import Updates
-from mesh_tensorflow.transformer.training.validation import Validation
 from tests.transformer import small_lm
 from tests.transformer import training_program as program
 from tests.transformer.small_lm import EVAL, TEXT
@@ -42,7 +42,7 @@ def make(optimizer, *args, updates=None, **options):
 
 
 MUON = functools.partial(optimize.MuonOptimizer, num_iterations=2)
-ALL = Updates(max_grad_norm=0.5, ema_decay=0.9, gradient_accumulation_steps=2)
+ALL = TrainerSettings(max_grad_norm=0.5, ema_decay=0.9, gradient_accumulation_steps=2)
 
 
 @pytest.fixture(scope="module")
@@ -87,19 +87,15 @@ def test_learns_on_every_mesh(optimizer):
 def test_accumulated_gradients_are_those_of_the_batch():
   run = functools.partial(make, optimize.SgdOptimizer, dropout=False)
   expected = run().train(program.dataset, 3)
-  found = run(updates=Updates(gradient_accumulation_steps=4)).train(program.dataset, 3)
+  found = run(updates=TrainerSettings(gradient_accumulation_steps=4)).train(program.dataset, 3)
   np.testing.assert_allclose(found, expected, rtol=1e-5)
   assert found[0] > found[2]
   # It has the word, also where microbatches are bound by their size.
-  assert ALL.num_microbatches(*_batch(tokens=16)) == 2
-  assert Updates().num_microbatches(*_batch(tokens=16)) == program.BATCH
+  steps = program.make_trainer(microbatch_tokens=16).steps
+  assert num_microbatches(steps, ALL) == 2
+  assert num_microbatches(steps, TrainerSettings()) == program.BATCH
   with pytest.raises(errors.ConfigError, match=r"gradient_accumulation_steps \(=3\) .* 8 seq"):
-    Updates(gradient_accumulation_steps=3).num_microbatches(*_batch())
-
-
-def _batch(tokens=None):
-  steps = program.make_trainer(microbatch_tokens=tokens).steps
-  return steps.batch_dim, steps.sequence_length, steps.mesh_impl
+    num_microbatches(steps, TrainerSettings(gradient_accumulation_steps=3))
 
 
 def test_clipped_steps_have_the_norm():
@@ -107,7 +103,9 @@ def test_clipped_steps_have_the_norm():
   changes = []
   for norm in (None, 1e-3):
     trainer = program.make_trainer(
-      optimizer=optimize.SgdOptimizer, learning_rate=2.0, updates=Updates(max_grad_norm=norm)
+      optimizer=optimize.SgdOptimizer,
+      learning_rate=2.0,
+      updates=TrainerSettings(max_grad_norm=norm),
     )
     trainer.build_for_inference()
     before = program.weights(trainer)
@@ -146,10 +144,10 @@ def test_averages_in_evaluations_of_the_training(tmp_path):
   def held_out():
     return program.dataset({"targets": program.LENGTH}, skip=10**6).take(8)
 
-  how = Validation(2, lambda: {"validation": held_out})
-  options = dict(updates=Updates(ema_decay=0.5), steps_per_call=5)
+  validated = dict(held_out=lambda: {"validation": held_out}, eval_every_steps=2)
+  options = dict(updates=TrainerSettings(ema_decay=0.5), steps_per_call=5)
   losses, found = [], []
-  for settings in ({}, dict(validation=how, use_ema=True)):
+  for settings in ({}, dict(validated, use_ema=True)):
     folder = str(tmp_path / str(len(losses)))
     trainer = make(optimize.SgdOptimizer, MESH, "simd", folder, **options, **settings)
     losses.append(trainer.train(program.dataset, 4))
@@ -167,7 +165,7 @@ def test_averages_in_evaluations_of_the_training(tmp_path):
 
 def test_averages_are_what_is_restored(tmp_path):
   folder = str(tmp_path)
-  trained = make(optimize.AdamWOptimizer, model_dir=folder, updates=Updates(ema_decay=0.5))
+  trained = make(optimize.AdamWOptimizer, model_dir=folder, updates=TrainerSettings(ema_decay=0.5))
   trained.train(program.dataset, 4)
   kept = program.weights(trained)
   reader = make(optimize.AdamWOptimizer, model_dir=folder, use_ema=True)

@@ -12,9 +12,8 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, errors
+from mesh_tensorflow.training import validation as validation_lib
 from mesh_tensorflow.training.best_checkpoint import Evaluations, best_checkpoint
-from mesh_tensorflow.transformer.training import trainer as trainer_lib
-from mesh_tensorflow.transformer.training.validation import Validation
 from tests.kinds import kept
 from tests.transformer import small_lm
 from tests.transformer import training_program as program
@@ -36,15 +35,25 @@ def held_out() -> tf.data.Dataset:
   return program.dataset({"targets": program.LENGTH}, skip=10**6).take(ROWS)
 
 
-def validation(every: int = 2, make=held_out, **options) -> Validation:
-  return Validation(every, lambda: {"validation": make}, **options)
+NAMES = {
+  "max_batches": "eval_steps", "patience": "early_stopping_patience",
+  "min_delta": "early_stopping_min_delta",
+}  # fmt: skip
+
+
+def validation(every: int = 2, make=held_out, **options) -> dict:
+  """Arguments of a trainer."""
+  named = {NAMES.get(name, name): value for name, value in options.items()}
+  return dict(held_out=lambda: {"validation": make}, eval_every_steps=every, **named)
 
 
 def make_trainer(model_dir=None, *, how=None, **options):
   options = {"save_checkpoints_steps": 0, "keep_checkpoint_max": 2, **options}
   options.setdefault("optimizer", mtf.optimize.SgdOptimizer)
   return program.make_trainer(
-    model_dir=str(model_dir) if model_dir else None, validation=how or validation(), **options
+    model_dir=str(model_dir) if model_dir else None,
+    **(validation() if how is None else how),
+    **options,
   )
 
 
@@ -64,7 +73,7 @@ def evaluated(monkeypatch):
     losses: dict[int, float] = {}
 
   seen = Seen()
-  real = trainer_lib.Validator.run
+  real = validation_lib.Validator.run
 
   def run(validator, step, goes_on):
     take = validator._evaluations.take
@@ -78,7 +87,7 @@ def evaluated(monkeypatch):
       patch.setattr(validator._evaluations, "take", taken)
       return real(validator, step, goes_on)
 
-  monkeypatch.setattr(trainer_lib.Validator, "run", run)
+  monkeypatch.setattr(validation_lib.Validator, "run", run)
   return seen
 
 
@@ -87,7 +96,7 @@ def evaluated(monkeypatch):
 
 def test_evaluates_what_evaluate_does_and_changes_nothing(evaluated):
   """Every other step and after the last one; the training is the same as without."""
-  plain = make_trainer(how=Validation())
+  plain = make_trainer(how={})
   expected = plain.train(program.dataset, 5)
   assert not evaluated
   trainer = make_trainer()
@@ -128,7 +137,7 @@ def test_one_program_and_no_second_copy_of_the_weights(evaluated):
   assert trainer._programs[key].experimental_get_tracing_count() == 1
   names = [v.name for v in trainer.mesh_impl.variable_store]
   assert len(names) == len(set(names))
-  alone = make_trainer(how=Validation())
+  alone = make_trainer(how={})
   alone.train(program.dataset, 1)
   assert sorted(names) == sorted(v.name for v in alone.mesh_impl.variable_store)
 
@@ -165,7 +174,7 @@ def test_data_that_does_not_shuffle_is_made_once(evaluated):
 
 
 def test_several_data_sets_count_by_their_tokens(capsys):
-  how = Validation(2, lambda: {"a": held_out, "b": lambda: held_out().take(3)})
+  how = dict(held_out=lambda: {"a": held_out, "b": lambda: held_out().take(3)}, eval_every_steps=2)
   trainer = make_trainer(how=how, quiet=False)
   trainer.train(program.dataset, 2)
   a, b = trainer.evaluate(held_out()), trainer.evaluate(held_out().take(3))
@@ -222,7 +231,7 @@ def test_the_best_stays_beside_the_newest(tmp_path, evaluated):
 def test_it_holds_the_weights_of_its_step(tmp_path, evaluated):
   evaluated.losses = {2: 3.0, 4: 3.5}
   make_trainer(tmp_path).train(program.dataset, 4)
-  alone = make_trainer(how=Validation())
+  alone = make_trainer(how={})
   alone.train(program.dataset, 2)
   reader = tf.train.load_checkpoint(best_checkpoint(str(tmp_path)))
   for name, value in program.weights(alone).items():
@@ -241,7 +250,7 @@ def test_without_evaluation_it_stays_known(tmp_path, evaluated):
   """A training that goes on without evaluating keeps what was best."""
   evaluated.losses = {2: 1.0, 4: 2.0}
   make_trainer(tmp_path).train(program.dataset, 4)
-  options = {"how": Validation(), "save_checkpoints_steps": 1, "steps_per_call": 1}
+  options = {"how": {}, "save_checkpoints_steps": 1, "steps_per_call": 1}
   make_trainer(tmp_path, **options).train(program.dataset, 7)
   assert steps_in(tmp_path) == [2, 6, 7]
   assert best_checkpoint(str(tmp_path)) == str(tmp_path / "model.ckpt-2")
@@ -366,17 +375,25 @@ def test_bad_settings_are_refused(tmp_path, binding, what):
 @pytest.mark.parametrize(
   ("arguments", "what"),
   [
-    ({"every": -1}, "every = -1: it must be a whole number of at least 0"),
-    ({"every": 2}, "give make_datasets"),
-    ({"patience": 3}, "early_stopping_patience is 3, but nothing is evaluated.*eval_every_steps"),
+    ({"every": -1}, "eval_every_steps = -1: it must be a whole number of at least 0"),
+    (
+      {"every": 0, "patience": 3},
+      "early_stopping_patience is 3, but nothing is evaluated.*eval_every_steps",
+    ),
     ({"patience": 0}, "patience = 0: it must be a whole number of at least 1, or None"),
     ({"min_delta": -0.5}, "min_delta = -0.5: it must be a number of at least 0"),
-    ({"max_batches": 0}, "max_batches = 0"),
+    ({"max_batches": 0}, "eval_steps = 0"),
   ],
 )
 def test_bad_values_are_refused(arguments, what):
   with pytest.raises(errors.ConfigError, match=what):
-    Validation(**arguments)
+    make_trainer(how=validation(**arguments))
+
+
+def test_held_out_data_is_needed():
+  trainer = make_trainer(how={"eval_every_steps": 2})
+  with pytest.raises(errors.ConfigError, match="no held-out data sets"):
+    trainer.train(program.dataset, 4)
 
 
 @pytest.mark.parametrize(

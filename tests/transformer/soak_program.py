@@ -13,7 +13,7 @@ import sys
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.training import progress
-from mesh_tensorflow.transformer.training.trainer import Trainer
+from mesh_tensorflow.training.loop import TrainingLoop
 from tests.transformer import training_program
 
 
@@ -30,7 +30,7 @@ def main(folder: str, steps: int, every: int) -> None:
   for old, new in smaller.items():
     training_program.BINDINGS = training_program.BINDINGS.replace(old, new)
   samples, compiled = [], []
-  update, compile_steps = progress.TrainingProgress.update, Trainer.compile_steps
+  update, compile_steps = progress.TrainingProgress.update, TrainingLoop.compile_steps
 
   def watched(self, step, *args, **kwargs):
     update(self, step, *args, **kwargs)
@@ -42,7 +42,7 @@ def main(folder: str, steps: int, every: int) -> None:
     compiled.append(compile_steps(self, *args, **kwargs))
     return compiled[-1]
 
-  progress.TrainingProgress.update, Trainer.compile_steps = watched, kept
+  progress.TrainingProgress.update, TrainingLoop.compile_steps = watched, kept
   trainer = training_program.make_trainer(
     model_dir=folder, batch=2, steps_per_call=100, report_every=1000,
     save_checkpoints_steps=200, keep_checkpoint_max=2,
@@ -50,7 +50,7 @@ def main(folder: str, steps: int, every: int) -> None:
   )  # fmt: skip
   # The thread that writes checkpoints gets its buffers, once, before the thousandth step, too.
   trainer.train(training_program.dataset, 1000)
-  trainer._checkpoints._save_every = 10_000
+  trainer.loop._checkpoints._save_every = 10_000
   losses = trainer.train(training_program.dataset, steps)
   assert trainer.global_step == steps
   traces = compiled[-1].experimental_get_tracing_count()

@@ -66,7 +66,7 @@ def make_trainer(
   batch: int = BATCH,
   seed: int = 3,
   layout: str = LAYOUT,
-  updates=None,
+  updates=None,  # A `TrainerSettings`.
   **options,
 ) -> Trainer:
   """A trainer of the small model on a mesh of virtual CPU devices."""
@@ -79,7 +79,7 @@ def make_trainer(
     mesh, layout if mesh else "", implementation=implementation, seed=seed
   )
   model = utils.build_model("lm", VOCAB, VOCAB, impl.layout_rules, impl.shape)
-  steps = utils.ModelSteps(model, impl, "lm", batch, {"targets": LENGTH}, updates=updates)
+  steps = utils.ModelSteps(model, impl, "lm", batch, {"targets": LENGTH}, settings=updates)
   return Trainer(
     steps, None, model_dir, optimizer=optimizer, learning_rate_schedule=learning_rate,
     **{"quiet": True, "steps_per_call": 5, **options}

@@ -18,14 +18,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging as python_logging
 import os
 import shlex
-import signal
 import sys
-import traceback
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import gin
 import tensorflow as tf
@@ -36,17 +32,15 @@ from mesh_tensorflow.checkpoint import folder
 from mesh_tensorflow.errors import (
   CheckpointError,
   ConfigError,
-  MeshError,
   StorageError,
-  WorkerLostError,
 )
-from mesh_tensorflow.training import model_files, stopping
+from mesh_tensorflow.training import command, model_files, stopping
 from mesh_tensorflow.transformer import gin_config
 from mesh_tensorflow.transformer.commands import command_line
 from mesh_tensorflow.transformer.gin_config import parsing
 from mesh_tensorflow.transformer.modes import job
 from mesh_tensorflow.transformer.modes.run import run
-from mesh_tensorflow.workers import loss_watch, parent_watch
+from mesh_tensorflow.workers import parent_watch
 
 FLAGS = flags.FLAGS
 
@@ -138,108 +132,17 @@ def write_command(model_dir: str, argv: Sequence[str]) -> str:
 
 def _guarded(argv: Sequence[str], prefix: str = "") -> int:
   """`main`, with the package's own errors as one line and an exit code."""
-  try:
-    main(argv)
-  except MeshError as e:
-    if FLAGS.verbosity > 0:
-      raise
-    # Gin adds a line for each configurable that the error passed through.
-    text = str(e).split("\n  In call to configurable")[0]
-    print(f"{prefix}{_class_name(e)}: {text}", file=sys.stderr)
-    if isinstance(e, CheckpointError) and not getattr(e, "told_to_all", False):
-      try:
-        workers.check()  # A checkpoint may have failed because another worker was lost.
-      except WorkerLostError as lost:
-        print(f"{prefix}WorkerLostError: {lost}", file=sys.stderr)
-        return exit_codes.WORKER_LOST
-    return exit_codes.of_error(e)
-  except RuntimeError as e:
-    missing = gin_config.missing_binding(e)
-    if missing is None or FLAGS.verbosity > 0:
-      raise
-    print(f"{prefix}{_class_name(missing)}: {missing}", file=sys.stderr)
-    return exit_codes.of_error(missing)
-  except KeyboardInterrupt as e:
-    print("interrupted; the newest checkpoint is kept", file=sys.stderr)
-    return exit_codes.of_error(e)
-  return exit_codes.DONE
+  return command.guarded(
+    lambda: main(argv),
+    prefix,
+    verbose=FLAGS.verbosity > 0,
+    explain=gin_config.missing_binding,
+  )
 
 
 def _as_worker(argv: Sequence[str]) -> int:
   """`_guarded` in a process that may be one of several workers."""
-  try:
-    cluster = workers.cluster_from_environment()
-  except ConfigError as e:
-    print(f"{_class_name(e)}: {e}", file=sys.stderr)
-    return exit_codes.of_error(e)
-  if cluster.size == 1:
-    return _guarded(argv)
-  prefix = f"worker {cluster.index}/{cluster.size}: "
-  loss_watch.start(workers.check, prefix)
-  python_logging.setLogRecordFactory(_records_with(prefix, python_logging.getLogRecordFactory()))
-  with contextlib.ExitStack() as stack:
-    if not cluster.is_chief:
-      # The chief's reports are everybody's.
-      nowhere = stack.enter_context(open(os.devnull, "w"))  # noqa: PTH123
-      stack.enter_context(contextlib.redirect_stdout(nowhere))
-    try:
-      code = _guarded(argv, prefix)
-    except BaseException as e:  # noqa: BLE001 - the process ends, as below.
-      lines = traceback.format_exc().splitlines()
-      print("\n".join(prefix + line for line in lines), file=sys.stderr)
-      code = exit_codes.of_error(e)
-    if code in (exit_codes.DONE, exit_codes.STOPPED):
-      _end_at_a_signal(code)
-      try:
-        workers.leave(_flush, code)  # Ends the process, if it has joined others.
-      except WorkerLostError as e:
-        print(f"{prefix}WorkerLostError: {e}", file=sys.stderr)
-        code = code or exit_codes.WORKER_LOST
-  if code:
-    # At its usual end a process of TensorFlow's would wait for the other workers.
-    _flush()
-    os._exit(code)
-  return 0
-
-
-def _end_at_a_signal(code: int) -> None:
-  """Lets a signal end this process with its code: its work is done, and it only takes leave."""
-
-  def end(number: int, frame: Any) -> None:
-    del number, frame
-    _flush()
-    os._exit(code)
-
-  for s in (signal.SIGTERM, signal.SIGINT):
-    if signal.getsignal(s) is not signal.SIG_IGN:
-      signal.signal(s, end)
-
-
-def _flush() -> None:
-  """Shuts logging down and flushes the standard streams, which `os._exit` does not do."""
-  python_logging.shutdown()
-  for stream in (sys.stdout, sys.stderr, sys.__stdout__):
-    with contextlib.suppress(OSError, ValueError):
-      if stream is not None:  # A process without a console has none.
-        stream.flush()
-
-
-def _records_with(
-  prefix: str, make: Callable[..., python_logging.LogRecord]
-) -> Callable[..., python_logging.LogRecord]:
-  """A factory of log records whose texts begin with a prefix."""
-
-  def make_record(*args: Any, **kwargs: Any) -> python_logging.LogRecord:
-    record = make(*args, **kwargs)
-    record.msg = prefix + str(record.msg)
-    return record
-
-  return make_record
-
-
-def _class_name(error: MeshError) -> str:
-  """The name of the error's class, without the proxy class that gin puts around it."""
-  return next(c.__name__ for c in type(error).__mro__ if c.__module__ == MeshError.__module__)
+  return command.as_worker(lambda prefix: _guarded(argv, prefix))
 
 
 def console_main() -> None:
@@ -250,9 +153,5 @@ def console_main() -> None:
   try:
     app.run(_as_worker, flags_parser=lambda argv: command_line.parse_flags(argv, __doc__ or ""))
   except SystemExit as e:
-    if isinstance(e.code, int) and e.code:
-      # An error leaves iterators of data sets behind. Python's end may wait for ever for the thread
-      # of one that calls Python (`tf.data.Dataset.from_generator`).
-      _flush()
-      os._exit(e.code)
+    command.leave(e.code if isinstance(e.code, int) else 0)
     raise

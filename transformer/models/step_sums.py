@@ -7,7 +7,7 @@ handed to the training step, which adds up the parts and then makes the updates.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import mesh_tensorflow as mtf
 
@@ -38,8 +38,11 @@ def _of_graph(graph: mtf.Graph) -> list[StepSum]:
   return found
 
 
-def take(graph: mtf.Graph) -> list[StepSum]:
-  """Removes and returns the counts of a graph, summed over layers that share a variable."""
+def take(graph: mtf.Graph) -> dict[str, mtf.Tensor]:
+  """The recorded counts of a microbatch as named outputs, summed over layers of one variable.
+
+  They are no longer recorded; `update` gets the outputs of all microbatches together.
+  """
   by_variable: dict[mtf.Tensor, StepSum] = {}
   recorded = _of_graph(graph)
   for s in recorded:
@@ -48,22 +51,21 @@ def take(graph: mtf.Graph) -> list[StepSum]:
       s = dataclasses.replace(s, count=before.count + s.count)
     by_variable[s.variable] = s
   recorded.clear()
-  return list(by_variable.values())
+  sums = {f"step_sum_{i}": s for i, s in enumerate(by_variable.values())}
+  vars(graph)["_taken_step_sums"] = sums
+  return {name: s.count for name, s in sums.items()}
 
 
-def as_outputs(sums: Sequence[StepSum]) -> dict[str, mtf.Tensor]:
-  """The counts as named outputs of a microbatch."""
-  return {f"step_sum_{i}": s.count for i, s in enumerate(sums)}
+def update(graph: mtf.Graph, outputs: Mapping[str, mtf.Tensor]) -> None:
+  """Makes the updates: variable += rate * sign(mean of the sum - sum).
 
-
-def of_step(sums: Sequence[StepSum], outputs: dict[str, mtf.Tensor]) -> list[StepSum]:
-  """Replaces a microbatch's counts by the outputs summed over all microbatches of a step."""
-  return [dataclasses.replace(s, count=outputs[name]) for name, s in zip(as_outputs(sums), sums)]
-
-
-def update(sums: Sequence[StepSum]) -> None:
-  """Makes the updates: variable += rate * sign(mean of the sum - sum)."""
-  for s in sums:
-    mean = mtf.reduce_mean(s.count, output_shape=[])
-    change = mtf.sign(mtf.sub(mean, s.count, output_shape=s.count.shape)) * s.rate
+  Args:
+    graph: that of the step.
+    outputs: the counts that `take` returned, summed over all microbatches of the step.
+  """
+  taken: dict[str, StepSum] = vars(graph).get("_taken_step_sums", {})
+  for name, s in taken.items():
+    count = outputs[name]
+    mean = mtf.reduce_mean(count, output_shape=[])
+    change = mtf.sign(mtf.sub(mean, count, output_shape=count.shape)) * s.rate
     mtf.assign_add(s.variable, change)

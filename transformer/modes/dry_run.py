@@ -20,7 +20,7 @@ from mesh_tensorflow.transformer.modes.planned_steps import (
   vocabulary_sizes,
 )
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
-from mesh_tensorflow.transformer.programs.training_data import TrainingData
+from mesh_tensorflow.transformer.programs.training_data import open_data
 from mesh_tensorflow.transformer.vocabularies.base import Vocabularies, as_text
 
 # Of a batch so many rows are shown, of a row so many sequences, of a text so many characters.
@@ -74,7 +74,7 @@ def first_batch(
   Raises:
     DataError: there is not one whole batch.
   """
-  data = TrainingData(steps, dataset_fn, vocabulary, split)
+  data = open_data(steps, dataset_fn, vocabulary, split)
   call = next(iter(data.calls(1, 1)), None)
   if call is None:
     raise DataError(f"the training data has fewer examples than a batch of {steps.batch_size}")

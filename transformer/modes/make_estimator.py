@@ -12,18 +12,17 @@ import mesh_tensorflow as mtf
 from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.tpu import mesh as tpu_mesh
+from mesh_tensorflow.training.validation import MakeDatasets
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.programs.model_building import build_model
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
-from mesh_tensorflow.transformer.programs.updates import Updates
 from mesh_tensorflow.transformer.training.trainer import Trainer
-from mesh_tensorflow.transformer.training.validation import Validation
 from mesh_tensorflow.transformer.vocabularies.base import Vocabularies
 
 
 @gin.configurable(
-  module="mesh_tensorflow.transformer.utils", denylist=["predict_fn", "settings", "validation"]
+  module="mesh_tensorflow.transformer.utils", denylist=["predict_fn", "settings", "held_out"]
 )
 @affects("report")
 @takes(
@@ -65,7 +64,7 @@ def tpu_estimator_model_fn(
   iterations_per_loop: int | None = None,
   mesh_implementation: str = "auto",
   settings: TrainerSettings | None = None,
-  validation: Validation | None = None,
+  held_out: MakeDatasets | None = None,
 ) -> Trainer:
   """The `Trainer` of a model, with its programs on a mesh (in the TF1 library a model function).
 
@@ -104,7 +103,7 @@ def tpu_estimator_model_fn(
       has it.
     mesh_implementation: see `mesh_setup.make_mesh_impl`.
     settings: those of the trainer which are no argument here.
-    validation: how the model is evaluated while it is trained; see `Trainer`.
+    held_out: makes the data sets of evaluations during training; see `Trainer`.
 
   Raises:
     ConfigError: a TPU is asked for, and there is none.
@@ -143,7 +142,7 @@ def tpu_estimator_model_fn(
     outer_batch_size=outer_batch_size,
     variable_filter=variable_filter,
     ensemble_inputs=ensemble_inputs,
-    updates=Updates.of(settings),
+    settings=settings,
   )
   return Trainer(
     steps,
@@ -156,7 +155,7 @@ def tpu_estimator_model_fn(
     predict_fn=predict_fn,
     score_in_predict_mode=score_in_predict_mode,
     model_info_file=model_info_file,
-    validation=validation,
+    held_out=held_out,
   )
 
 
@@ -211,7 +210,7 @@ def get_estimator(
     init_checkpoint: a checkpoint to start from if `model_dir` has none.
     mesh_devices: names of devices; see `mesh_setup.make_mesh_impl`.
     score_in_predict_mode: True if `predict` scores given targets instead of generating outputs.
-    **options: `mesh_implementation`, `settings`, `validation`; see `tpu_estimator_model_fn`.
+    **options: `mesh_implementation`, `settings`, `held_out`; see `tpu_estimator_model_fn`.
   """
   del tpu_job_name, cluster
   mesh_shape = mtf.convert_to_shape(mesh_shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -131,7 +132,8 @@ class StepMaker:
     steps = make_steps(
       model_type, mesh_shape, layout_rules, self.batch_size, lengths, **self._sizes
     )
-    steps.updates = variant.updates(self._settings)
+    # What skips updates costs nothing that a plan would count.
+    steps.settings = dataclasses.replace(variant.applied(self._settings), nonfinite="stop")
     variant.set_on(steps.model)
     return steps
 

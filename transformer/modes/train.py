@@ -20,7 +20,6 @@ from mesh_tensorflow.transformer.modes.perplexity_eval import datasets_to_evalua
 from mesh_tensorflow.transformer.programs import training_data
 from mesh_tensorflow.transformer.schedules.product import bound_schedule
 from mesh_tensorflow.transformer.training.trainer import Trainer
-from mesh_tensorflow.transformer.training.validation import Validation
 from mesh_tensorflow.transformer.vocabularies.base import Vocabularies
 
 
@@ -44,7 +43,14 @@ def run_train(job: Job) -> Any:
   estimator = job.make_estimator(
     learning_rate_schedule=bound_schedule(job.learning_rate_schedule, job.total_run_steps or steps),
     ensemble_inputs=job.ensemble_inputs,
-    validation=_validation(job),
+    held_out=functools.partial(
+      datasets_to_evaluate,
+      job.sequence_length,
+      job.vocabulary,
+      "validation",
+      job.eval_dataset_fn,
+      job.train_dataset_fn,
+    ),
   )
   if workers.current().is_chief and not checkpoint.all_checkpoints(job.model_dir or ""):
     # Of a model that has checkpoints it is written when they are known to be of this one.
@@ -60,25 +66,6 @@ def run_train(job: Job) -> Any:
     skip_seen_data=job.skip_seen_data,
     seen_data_init_step=job.seen_data_init_step,
     checkpoint_input_pipeline=job.checkpoint_input_pipeline,
-  )
-
-
-def _validation(job: Job) -> Validation:
-  """Makes the settings of the evaluations during training."""
-  return Validation(
-    every=job.eval_every_steps,
-    make_datasets=functools.partial(
-      datasets_to_evaluate,
-      job.sequence_length,
-      job.vocabulary,
-      "validation",
-      job.eval_dataset_fn,
-      job.train_dataset_fn,
-    ),
-    max_batches=job.eval_steps,
-    keep_best=job.keep_best,
-    patience=job.early_stopping_patience,
-    min_delta=job.early_stopping_min_delta,
   )
 
 

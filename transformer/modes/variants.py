@@ -20,7 +20,6 @@ from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.gin_config.checks import RUN
 from mesh_tensorflow.transformer.meshes.batching import serialize_num_microbatches
 from mesh_tensorflow.transformer.models.layer_stack import LayerStack
-from mesh_tensorflow.transformer.programs.updates import Updates
 
 MICROBATCHES, RECOMPUTE = "microbatches", "recompute"
 CHOICES = (MICROBATCHES, RECOMPUTE)
@@ -59,14 +58,6 @@ class Variant:
     if self.recompute:
       found[_RECOMPUTATION] = True
     return found
-
-  def updates(self, settings: RunSettings) -> Updates:
-    """The settings of the weight update of this variant.
-
-    Args:
-      settings: of the run.
-    """
-    return Updates.of(self.applied(settings))
 
   def applied(self, settings: RunSettings) -> RunSettings:
     """The settings of a run with those of this variant.

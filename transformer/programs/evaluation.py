@@ -72,3 +72,15 @@ def metrics_of(sums: Mapping[str, float], longest: float) -> dict[str, float]:
     "mean_label": sums["labels"] / sums["tokens"],
     "max_targets_length": longest,
   }
+
+
+def joined(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+  """The metrics of several data sets together, each token alike, of those of each."""
+  tokens = sum(m["num_eval_tokens"] for m in found)
+  loss = sum(m["total_nats"] for m in found) / tokens
+  return {
+    "loss": loss,
+    "bits_per_token": loss / math.log(2.0),
+    "token_accuracy": sum(m["token_accuracy"] * m["num_eval_tokens"] for m in found) / tokens,
+    "num_eval_tokens": tokens,
+  }

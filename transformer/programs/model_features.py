@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -79,10 +80,41 @@ class ModelFeatures:
         "to join inputs and targets use model_type 'delimited_lm'"
       )
 
+  def feature_names(self, dataset: Any) -> list[str]:
+    """The features of a data set of single examples that the model takes.
+
+    Raises:
+      DataError: it has not those that the model needs, or one has another length.
+    """
+    spec = dataset.element_spec
+    if not isinstance(spec, dict):
+      raise DataError(f"the data set must yield dicts of features, and it yields {spec}")
+    names = [n for n in MODEL_FEATURES if n in spec]
+    self.check_features(names)
+    for name in names:
+      expected = self.feature_shape(name)[-1]
+      shape = spec[name].shape
+      if shape.rank != 1 or shape[0] not in (None, expected):
+        raise DataError(
+          f"feature {name!r} of the data has shape {shape}, expected [{expected}] "
+          "(run.sequence_length); pad or cut it with dataset.pack_or_pad"
+        )
+    return names
+
+  @property
+  def examples(self) -> mtf.Shape:
+    """The dimensions of the examples of a training batch."""
+    return mtf.Shape(self.feature_spec("targets", training=True).shape.dims[:-1])
+
   @property
   def examples_per_step(self) -> int:
     """Number of examples that one training step takes."""
     return self.batch_size * self._ensemble
+
+  @property
+  def speed(self) -> tuple[str, int]:
+    """The unit of the speed of training, and the number of positions of a step."""
+    return "tokens", self.examples_per_step * max(self.sequence_length.values())
 
   def prediction_spec(self, name: str, batch_size: int) -> mtf.TensorSpec:
     """Spec of a feature for prediction programs: `[batch, length]`."""
@@ -112,10 +144,6 @@ class ModelFeatures:
     if training and self._ensemble > 1:
       dims = [mtf.Dimension("ensemble", self._ensemble), *dims]
     return mtf.TensorSpec(dims, tf.int32, name, local=local)
-
-  def local_part(self, name: str) -> tuple[list[int], list[int]]:
-    """(begins, sizes) of the part of a training batch of the feature that this process needs."""
-    return self.mesh_impl.local_part(self.feature_spec(name, training=True).shape)
 
   def feature_shape(self, name: str, training: bool = False) -> list[int]:
     """Sizes of a batch of the feature."""

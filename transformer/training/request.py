@@ -1,62 +1,16 @@
-"""The request of one call of `Trainer.train`."""
+"""The arguments of `Trainer.train`, checked."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-import mesh_tensorflow as mtf
 from mesh_tensorflow.arguments.declared import COUNT_OR_ZERO, takes
-from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.gin_config import checks
 from mesh_tensorflow.transformer.programs import training_data
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainRequest:
-  """The arguments of `Trainer.train`, checked; see there.
-
-  Attributes:
-    dataset_fn: makes the data set of single examples.
-    dataset_split: for it.
-    train_steps: the absolute step at which to stop; None if `steps` is given.
-    steps: the number of steps to do.
-    on_ready: called with the graph.
-    seen_data_init_step: the step at which the data began, if it is given.
-    checkpoint_input_pipeline: whether the position in the data is saved.
-  """
-
-  dataset_fn: Callable[..., tf.data.Dataset]
-  dataset_split: str
-  train_steps: int | None
-  steps: int | None
-  on_ready: Callable[[mtf.Graph], None] | None
-  seen_data_init_step: int | None
-  checkpoint_input_pipeline: bool
-
-  def last_step(self, start: int) -> int:
-    """The step at which to stop, if training goes on at the step `start`."""
-    return start + (self.steps or 0) if self.train_steps is None else self.train_steps
-
-  def first_step_of_data(self, began: int, start: int) -> int:
-    """The step at which the data began.
-
-    Args:
-      began: the step at which training in this folder began.
-      start: the step at which it goes on.
-
-    Raises:
-      ConfigError: that is later than `start`.
-    """
-    first = began if self.seen_data_init_step is None else self.seen_data_init_step
-    if first > start:
-      raise ConfigError(
-        f"run.seen_data_init_step (={first}) is after the step {start} at which training goes on"
-      )
-    return first
 
 
 @takes(train_steps=COUNT_OR_ZERO, max_steps=COUNT_OR_ZERO, steps=COUNT_OR_ZERO)
@@ -69,8 +23,7 @@ def train_request(
   max_steps: int | None,
   steps: int | None,
   hooks: Sequence[Any],
-  **others: Any,
-) -> TrainRequest:
+) -> tuple[Callable[..., tf.data.Dataset], int | None]:
   """Checks the arguments of `Trainer.train` and merges those that are aliases of each other.
 
   Args:
@@ -81,7 +34,9 @@ def train_request(
     max_steps: another name of `train_steps`.
     steps: number of steps to do.
     hooks: must be empty.
-    **others: further fields of `TrainRequest`, passed on.
+
+  Returns:
+    The function that makes the data set, and the step at which to stop; None if `steps` is given.
 
   Raises:
     ConfigError: incompatible arguments.
@@ -97,27 +52,4 @@ def train_request(
   def examples(**_: Any) -> tf.data.Dataset:
     return training_data.examples_of(input_fn, examples_per_step)
 
-  last = train_steps if max_steps is None else max_steps
-  return TrainRequest(dataset_fn or examples, train_steps=last, steps=steps, **others)
-
-
-def check_all_done(step: int, start: int, last: int, examples_per_step: int) -> None:
-  """Raises `DataError` if the data ended before training did.
-
-  Args:
-    step: the step that was reached.
-    start: the step at which training went on.
-    last: the step at which it was to end.
-    examples_per_step: examples in a batch.
-  """
-  if step == start:
-    raise DataError(
-      "the training data set has no complete batch of "
-      f"{examples_per_step} sequences; use a smaller batch size or more data"
-    )
-  if step < last:
-    raise DataError(
-      f"the training data ended after {step - start} of {last - start} steps, and gave nothing "
-      "when it was gone through again: run.train_dataset_fn must return a data set that can be "
-      "read several times, or endless; or bind a smaller run.train_steps"
-    )
+  return dataset_fn or examples, train_steps if max_steps is None else max_steps

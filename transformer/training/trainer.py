@@ -1,12 +1,8 @@
-"""The training loop around the programs of `model_steps`."""
+"""The trainer of Transformers: training by the common loop, evaluation, prediction, generation."""
 
 from __future__ import annotations
 
-import array
-import contextlib
-import functools
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,34 +11,33 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_settings.records import with_settings
 from mesh_settings.trainer import TrainerSettings
+from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import workers
-from mesh_tensorflow.checkpoint.by_chief import by_chief
-from mesh_tensorflow.errors import WorkerLostError
-from mesh_tensorflow.training import averages, model_files
-from mesh_tensorflow.training import nonfinite as nonfinite_lib
-from mesh_tensorflow.training.progress import TrainingProgress
-from mesh_tensorflow.training.run_lock import training_lock
-from mesh_tensorflow.training.several_steps import CallLengths, StopFlag
-from mesh_tensorflow.training.stopping import StopRequests
+from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.numerics import random_bits
+from mesh_tensorflow.training.init_checkpoint import InitialCheckpoint
+from mesh_tensorflow.training.loop import TrainingLoop
+from mesh_tensorflow.training.settings import checked_settings
+from mesh_tensorflow.training.state import ModelState
+from mesh_tensorflow.training.validation import MakeDatasets
 from mesh_tensorflow.transformer.files import records
-from mesh_tensorflow.transformer.gin_config import checks
-from mesh_tensorflow.transformer.programs import training_data
+from mesh_tensorflow.transformer.generation import predict, saved_model
+from mesh_tensorflow.transformer.generation.prefill_decode import DecodeOptions, DecodePrograms
+from mesh_tensorflow.transformer.gin_config import checks, model_config
+from mesh_tensorflow.transformer.meshes import mesh_setup
+from mesh_tensorflow.transformer.programs import evaluation, training_data
+from mesh_tensorflow.transformer.programs.model_features import MODEL_FEATURES
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
-from mesh_tensorflow.transformer.programs.training_data import SavedPipeline, TrainingData
-from mesh_tensorflow.transformer.training.request import TrainRequest, check_all_done, train_request
-from mesh_tensorflow.transformer.training.source import TrainingSource
-from mesh_tensorflow.transformer.training.trainable_model import TrainableModel
-from mesh_tensorflow.transformer.training.validation import Validation, Validator
-
-# Longer calls would keep a bar from moving, and lines from coming when their steps are done.
-_CALL_SECONDS = 1.0
+from mesh_tensorflow.transformer.training.config_record import ConfigRecord
+from mesh_tensorflow.transformer.training.request import train_request
 
 
-class Trainer(TrainableModel):
+class Trainer:
   """Trains, evaluates and samples from a model; resumes from its folder.
 
   It stands where the TF1 library had an Estimator, and has its methods: `train`, `evaluate`,
-  `predict`, `export_saved_model`, `latest_checkpoint`, `get_variable_value`.
+  `predict`, `export_saved_model`, `latest_checkpoint`, `get_variable_value`. The loop is that of
+  all trainings, `mesh_tensorflow.training.loop`.
 
   Args:
     steps: a `ModelSteps`.
@@ -51,16 +46,25 @@ class Trainer(TrainableModel):
     optimizer: an optimizer class or factory, called with `learning_rate`.
     learning_rate_schedule: a function of `step` (a float32 scalar tf.Tensor), a number, or
       None (the optimizer gets None).
-    settings: the settings of the training loop and of the model's folder.
+    settings: the settings of the loop; None: those of `steps`, and all checkpoints are kept.
     quiet: writes no lines.
     init_variable_filter: regular expression; only variables of `init_checkpoint` in whose names it
       is found are taken from there.
-    predict_fn: see `prediction.score_step` and `prediction.predict_step`.
+    predict_fn: see `predict.score_step` and `predict.predict_step`.
     score_in_predict_mode: `predict` scores given targets in place of making outputs.
     model_info_file: a file for the sizes of variables and the counters of the training program.
-    validation: how the model is evaluated while it is trained; None: it is not.
-    **changes: single settings in place of those of `settings`, by name; `steps_per_call` is another
-      name of `iterations_per_loop`. Without `settings` all checkpoints are kept.
+    held_out: makes the data sets that the model is evaluated on every `eval_every_steps`.
+    **fields: other values of single settings, by the names of `TrainerSettings`;
+      `steps_per_call` is another name of `iterations_per_loop`.
+
+  Attributes:
+    steps: the programs of the model.
+    vocabulary: a vocabulary, or an (inputs, targets) tuple.
+    state: the model's variables and their folder.
+    loop: the training loop.
+
+  Raises:
+    ConfigError: a setting cannot have such a value.
   """
 
   def __init__(
@@ -77,35 +81,111 @@ class Trainer(TrainableModel):
     predict_fn: Callable[..., Any] | None = None,
     score_in_predict_mode: bool = False,
     model_info_file: str | None = None,
-    validation: Validation | None = None,
-    **changes: Any,
+    held_out: MakeDatasets | None = None,
+    **fields: Any,
   ):
-    if "steps_per_call" in changes:
-      changes["iterations_per_loop"] = changes.pop("steps_per_call")
-    settings = with_settings(settings or TrainerSettings(keep_checkpoint_max=None), changes)
+    if "steps_per_call" in fields:
+      fields["iterations_per_loop"] = fields.pop("steps_per_call")
+    if settings is None:
+      settings, fields = steps.settings, {"keep_checkpoint_max": None, **fields}
+    settings = with_settings(settings, fields)
     checks.check_record("Trainer", settings)
-    super().__init__(
-      steps,
-      vocabulary,
+    settings = checked_settings(settings)
+    self.steps = steps
+    self.vocabulary = vocabulary
+    self.predict_fn = predict_fn
+    self.score_in_predict_mode = score_in_predict_mode
+    self._programs: dict[Any, Any] = {}
+    self.state = ModelState(
+      steps.mesh_impl,
       model_dir,
-      settings=settings,
-      optimizer=optimizer,
-      learning_rate_schedule=learning_rate_schedule,
-      init_variable_filter=init_variable_filter,
-      model_info_file=model_info_file,
-      predict_fn=predict_fn,
-      score_in_predict_mode=score_in_predict_mode,
+      keep_checkpoint_max=settings.keep_checkpoint_max,
+      use_ema=settings.use_ema,
       # Of several workers only the chief reports.
       quiet=quiet or not workers.current().is_chief,
+      make_record=lambda: ConfigRecord(
+        model_config.capture(steps.model_type, vocabulary, steps.variable_dtype),
+        settings.allow_config_change,
+      ),
     )
-    self._steps_per_call = training_data.steps_per_call(
-      settings.iterations_per_loop, settings.save_checkpoints_steps
+    init = settings.init_checkpoint
+    self.loop = TrainingLoop(
+      steps,
+      self.state,
+      settings,
+      optimizer=optimizer,
+      learning_rate=learning_rate_schedule,
+      initial=InitialCheckpoint(init, init_variable_filter) if init else None,
+      held_out=held_out,
+      evaluator=_TextEvaluator(self),
+      model_info_file=model_info_file,
+      quiet=quiet,
     )
-    self._validation = validation or Validation()
-    self._stop_flag = StopFlag()
-    self.losses: list[float] = []
 
-  # ---------------------------------------------------------------- training
+  # ----------------------------------------------------------------------- parts
+
+  @property
+  def mesh_impl(self) -> mtf.MeshImpl:
+    """The mesh that the programs are for."""
+    return self.steps.mesh_impl
+
+  @property
+  def model_dir(self) -> str | None:
+    """Folder of checkpoints, or None."""
+    return self.state.model_dir
+
+  @property
+  def checkpointer(self) -> checkpoint_lib.Checkpointer | None:
+    """Writes and reads the checkpoints; None without a folder."""
+    return self.state.checkpointer
+
+  @property
+  def global_step(self) -> int:
+    """The step of the variables."""
+    return self.state.step
+
+  @property
+  def losses(self) -> list[float]:
+    """The losses of all steps that were done here."""
+    return self.loop.losses
+
+  @property
+  def skipped_steps(self) -> int:
+    """Number of steps that were skipped because of NaN or infinity."""
+    return self.loop.skipped_steps
+
+  def use_seeds(self, *, noise: int, data: int) -> None:
+    """See `ModelState.use_seeds`."""
+    self.state.use_seeds(noise=noise, data=data)
+
+  def latest_checkpoint(self) -> str | None:
+    """The newest good checkpoint of `model_dir`; see `ModelState.latest_checkpoint`."""
+    return self.state.latest_checkpoint()
+
+  def get_variable_names(self) -> list[str]:
+    """The names of all variables in the newest checkpoint; without one, of the program."""
+    return self.state.variable_names()
+
+  def get_variable_value(self, name: str) -> np.ndarray:
+    """A variable in the newest checkpoint; without one, in the program.
+
+    Args:
+      name: its full name.
+
+    Raises:
+      VariableError: there is no such variable.
+    """
+    return self.state.variable_value(name)
+
+  def save(self, *, asynchronous: bool = True) -> None:
+    """Writes a checkpoint of the current step; see `TrainingLoop.save`."""
+    self.loop.save(asynchronous=asynchronous)
+
+  def describe(self) -> str:
+    """The layout of the training program, after it was built."""
+    return mesh_setup.describe_layout(self.mesh_impl, self.loop.graph)
+
+  # -------------------------------------------------------------------- training
 
   def train(
     self,
@@ -130,9 +210,7 @@ class Trainer(TrainableModel):
       train_steps: the absolute step at which to stop.
       dataset_split: for `dataset_fn`.
       on_ready: called with the graph when the program is built, before the first step.
-      seen_data_init_step: the step at which the data began: the examples of the steps after it,
-        up to the checkpoint's, are left out. By default the step of `init_checkpoint`, or of the
-        checkpoint of another program that was in `model_dir` when training began; or 0.
+      seen_data_init_step: see `TrainingLoop.train`.
       checkpoint_input_pipeline: save where the data is with each checkpoint, and go on there: no
         example is read twice to be skipped.
       input_fn: in place of `dataset_fn`, an Estimator's: a function that returns batches of dicts.
@@ -144,14 +222,9 @@ class Trainer(TrainableModel):
       The losses of the steps done.
 
     Raises:
-      ConfigError: arguments that do not go together.
-      DataError: the data set has no whole batch, or gives nothing when it is gone through again
-        (data that ends is repeated); or it has the wrong features.
-      NonFiniteError: the loss is NaN or infinite. Nothing is saved after that.
-      StoppedError: SIGTERM or SIGINT came, in any worker. The steps done are saved.
-      WorkerLostError: another worker of the cluster is gone.
+      MeshError: see `TrainingLoop.train`.
     """
-    request = train_request(
+    dataset_fn, train_steps = train_request(
       dataset_fn,
       input_fn,
       self.steps.examples_per_step,
@@ -159,200 +232,334 @@ class Trainer(TrainableModel):
       max_steps=max_steps,
       steps=steps,
       hooks=hooks,
-      dataset_split=dataset_split,
+    )
+    return self.loop.train(
+      training_data.bound_dataset_fn(self.steps, dataset_fn, self.vocabulary, dataset_split),
+      train_steps,
+      steps=steps,
       on_ready=on_ready,
       seen_data_init_step=seen_data_init_step,
       checkpoint_input_pipeline=checkpoint_input_pipeline,
-    )
-    self._check_optimizer()
-    if self.model_dir:
-      model_files.make_folder(self.model_dir)
-    with contextlib.ExitStack() as stack:
-      by_chief(lambda: stack.enter_context(training_lock(self.model_dir)))
-      self._stop_flag.put(False)
-      stop = stack.enter_context(StopRequests(self._stop_flag))
-      try:
-        return self._train(request, stop)
-      except WorkerLostError:
-        if self.checkpointer is not None:
-          self.checkpointer.abandon()
-        raise
-      finally:
-        if self.checkpointer is not None:
-          with stop.saving():
-            self.checkpointer.wait()
-
-  def _train(self, request: TrainRequest, stop: StopRequests) -> list[float]:
-    start, began = self._start()
-    last = request.last_step(start)
-    nothing = self._validation.nothing_to_do(start, last, self._checkpoints.evaluations)
-    if nothing is not None:
-      self._say(nothing)
-      self.build_for_inference()
-      return []
-    validator = Validator(self._validation, self, self._checkpoints.evaluations)
-    first = request.first_step_of_data(began, start)
-    source, names, batches = self._open_data(request, start, first)
-    progress, reports = self._new_progress(start, last)
-    # A flag ends the calls of one process. Workers stop at one step, and a saved position in the
-    # data is that of the step: their calls are short instead.
-    alone = workers.current().size == 1 and self._checkpoints.pipeline is None
-    # A third of the time for a call; the rest is for the checkpoint to be begun. And a person sees
-    # that it goes on.
-    lengths = CallLengths(min(stop.save_within_seconds / 3, _CALL_SECONDS))
-
-    def most() -> int:
-      left = validator.steps_left(self.global_step)
-      return reports.steps_of_call(self.global_step, min(left, lengths.most))
-
-    compiled = self.compile_steps(names, self._stop_flag if alone else None, reports)
-    find = functools.partial(self._find_nonfinite, source, start)
-    self.global_step = start
-    losses = array.array("f")  # Objects of Python's would take eight times the memory.
-    prepare = functools.partial(
-      self.prepare, compiled, request.on_ready, checkpoint=self._checkpoints.newest
-    )
-    early: str | None = None
-    try:
-      if start > first:
-        prepare()  # Before the data, in which it may take a while to get behind what was seen.
-        # If the training was stopped before the evaluation of its last step was done.
-        early = self._validate(validator, progress, stop, last)
-        self._save_what_is_due(stop, start, last)
-      count = last - start if early is None else 0
-      for values in records.reading(batches.calls(count, self._steps_per_call, most)):
-        before = self.global_step
-        if before == start:
-          if start == first:
-            prepare()
-          self._complete_rates(progress)
-          progress.restart_clock()
-        stop.running(before, self._checkpoints.whole_step)
-        progress.before_call(before)
-        called = time.perf_counter()
-        of_call, bad, others = self._call(compiled, values)
-        lengths.measured(len(of_call), time.perf_counter() - called)
-        self._loss_check.take(before, of_call, bad, self._checkpoints.saved_step, find)
-        losses.extend(of_call)
-        self.global_step += len(of_call)
-        skipped = sum(n > 0 for n in bad)
-        progress.update(self.global_step, of_call, self._rate.at, skipped=skipped, values=others)
-        early = self._validate(validator, progress, stop, last)
-        # The first worker's measure is that of all.
-        failed = self._checkpoints.has_failed
-        asked = workers.gather(np.array([stop.requested, lengths.most, failed], np.int32))
-        lengths.most = int(asked[0, 1])
-        if asked[:, 2].any() and self.checkpointer is not None:
-          self.checkpointer.wait()  # Raises what a checkpoint in the background met.
-        # At the last step nothing is left to stop: the checkpoint that is due comes anyway.
-        if self.global_step < last and early is None and asked[:, 0].any():
-          self._save_and_stop(stop, last)
-        self._save_what_is_due(stop, before, last if early is None else self.global_step)
-        if early is not None:
-          break
-        progress.restart_clock()
-      if early is not None:
-        progress.line(f"stopped early at step {self.global_step} of {last}: {early}")
-    finally:
-      progress.close()
-    if early is None:
-      check_all_done(self.global_step, start, last, self.steps.examples_per_step)
-    with stop.saving():
-      progress.summarize(self._checkpoints.last_written())
-      if self.checkpointer is not None:
-        stop.saved(f"step {self.global_step} is saved in {self.checkpointer.directory}")
-    self.losses += losses
-    return losses.tolist()
-
-  def _open_data(
-    self, request: TrainRequest, start: int, first: int
-  ) -> tuple[TrainingSource, list[str], TrainingData | SavedPipeline]:
-    """Opens the training data; returns its source, features and batches from step `start` on."""
-    source = TrainingSource(
-      request.dataset_fn,
-      self.vocabulary,
-      request.dataset_split,
-      first,
-      self._checkpoints.examples_in_epoch,
-      self._data_seed,
-    )
-    data, pipeline = source.open(
-      self.steps,
-      start,
-      self._checkpoints.newest,
-      self._say,
-      saves_position=request.checkpoint_input_pipeline and self.checkpointer is not None,
-    )
-    self._checkpoints.data, self._checkpoints.pipeline = data, pipeline
-    return source, data.names, data if pipeline is None else pipeline
-
-  def _validate(
-    self, validator: Validator, progress: TrainingProgress, stop: StopRequests, last: int
-  ) -> str | None:
-    """Evaluates on held-out data, if that is due; returns why training ends now, if it does."""
-    if not validator.is_due(self.global_step, last):
-      return None
-
-    def goes_on() -> bool:
-      return not workers.any_worker(stop.requested)
-
-    averaged = averages.in_place(self.mesh_impl.variable_store) if self._use_ema else None
-    with averaged or contextlib.nullcontext():
-      found = validator.run(self.global_step, goes_on)
-    if found is not None:
-      line, scalars = found
-      progress.line(line)
-      progress.scalars(self.global_step, scalars)
-    progress.restart_clock()
-    return validator.reason_to_stop() if found is not None else None
-
-  def _save_what_is_due(self, stop: StopRequests, before: int, last: int) -> None:
-    """Saves a checkpoint after a call if one is due, or keeps the best one so far."""
-    step = self.global_step
-    is_due = self._checkpoints.is_due(before, step, last)
-    if is_due or self._checkpoints.evaluations.to_keep(step):
-      with stop.saving():
-        if is_due:
-          self.save()
-        else:
-          self._checkpoints.keep_best(step)
-
-  def _save_and_stop(self, stop: StopRequests, last: int) -> None:
-    """Saves, and ends a training that was asked to stop."""
-    with stop.saving():
-      saved = self._checkpoints.save_before_leaving(self.global_step)
-      if self.checkpointer is not None:
-        stop.saved(saved)
-    left = f"{last - self.global_step} of {last} steps remain"
-    stop.stop(f"{saved}; {left}", goes_on=self.checkpointer is not None)
-
-  def _find_nonfinite(
-    self, source: TrainingSource, start: int, step: int, loss: float
-  ) -> str | None:
-    """A text about the origin of a loss that is not finite; see `nonfinite.find`."""
-    path = self._checkpoints.last_written()
-    self._say(f"the loss became {loss} at step {step + 1}: looking for where it comes from")
-    first = self._checkpoints.saved_step or start
-    return nonfinite_lib.find(
-      self, step, first, path, lambda again: source.batches_from(again.steps, first)
+      on_nothing=self.build_for_inference,
     )
 
-  def _start(self) -> tuple[int, int]:
-    """The step at which training goes on, and the one at which this folder's training began."""
-    if self.checkpointer is not None:
-      self.checkpointer.check_folder()
-    return self._checkpoints.start(self._init.step if self._init else None, self._say)
+  # -------------------------------------------------------------- evaluation
 
-  # ------------------------------------------------------------- checkpoints
-
-  def save(self, *, asynchronous: bool = True) -> None:
-    """Writes a checkpoint of the current step.
+  def evaluate(
+    self,
+    dataset: Any = None,
+    max_batches: int | None = None,
+    what: str = "eval",
+    *,
+    input_fn: Any = None,
+    steps: int | None = None,
+    checkpoint_path: str | None = None,
+    name: str | None = None,
+  ) -> dict[str, float]:
+    """Teacher-forced evaluation.
 
     Args:
-      asynchronous: whether it may be written in the background.
+      dataset: single examples; ends by itself, or `max_batches` ends it. The last batch is
+        filled up with padding, which is not scored.
+      max_batches: number of batches; None: all.
+      what: name of the data, for messages.
+      input_fn: in place of `dataset`, an Estimator's: a function that returns batches of dicts.
+      steps: another name of `max_batches`, the Estimator's.
+      checkpoint_path: a checkpoint to restore first.
+      name: another name of `what`.
+
+    Returns:
+      `loss` (nats per scored token), `bits_per_token`, `token_accuracy`, `sequence_accuracy`,
+      `num_eval_tokens`, `neg_log_perplexity`, `total_nats`, `mean_label` (of the target ids: tells
+      whether two evaluations saw the same data), `max_targets_length` (in tokens).
 
     Raises:
-      NonFiniteError: a variable holds NaN or infinity. The loss shows that a step later only.
-      CheckpointError: the checkpoint before this one (synchronous: this one) could not be written.
+      ConfigError: neither `dataset` nor `input_fn` is given, or both.
+      DataError: there is nothing to evaluate.
     """
-    self._checkpoints.save(self.global_step, asynchronous)
+    if (dataset is None) == (input_fn is None):
+      raise ConfigError("Trainer.evaluate: give either dataset or input_fn")
+    if input_fn is not None:
+      dataset = training_data.examples_of(input_fn, self.steps.batch_size)
+    max_batches = steps if max_batches is None else max_batches
+    if checkpoint_path is not None:
+      self.restore_for_inference(checkpoint_path)
+    found = self.sums_over(dataset, max_batches, may_restore=checkpoint_path is None)
+    if found is None or not found[0].get("tokens"):
+      raise DataError(f"data set {name or what!r} has no tokens to evaluate")
+    return evaluation.metrics_of(*found)
+
+  def sums_over(
+    self,
+    dataset: tf.data.Dataset,
+    max_batches: int | None = None,
+    *,
+    goes_on: Callable[[], bool] = lambda: True,
+    may_restore: bool = False,
+  ) -> tuple[dict[str, float], float] | None:
+    """The sums of `evaluation.eval_step` over a data set.
+
+    Args:
+      dataset: see `evaluate`.
+      max_batches: number of batches; None: all.
+      goes_on: asked before each batch; False gives up.
+      may_restore: whether the newest checkpoint is meant where nothing was trained or restored.
+
+    Returns:
+      The sums by name, of nothing an empty dict; and the largest of the `longest`. None if it was
+      given up.
+    """
+    names = self.steps.feature_names(dataset)
+    step = self._eval_step(names)
+    dataset = dataset.map(lambda ex: tuple(tf.cast(ex[n], tf.int32) for n in names))
+    dataset = dataset.batch(self.steps.batch_size).prefetch(tf.data.AUTOTUNE)
+    sums: dict[str, float] = {}
+    longest = 0.0
+    for i, batch in enumerate(records.reading(dataset)):
+      if max_batches is not None and i >= max_batches:
+        break
+      if not goes_on():
+        return None
+      values = [self._filled(x, n) for x, n in zip(batch, names)]
+      if i == 0 and may_restore and not self.global_step:
+        # Tracing makes the variables, which must be there to be restored.
+        step.get_concrete_function(*values)
+        self.state.restore()
+      result = {k: float(v) for k, v in step(*values).items()}
+      longest = max(longest, result.pop("longest"))
+      sums = {k: sums.get(k, 0.0) + v for k, v in result.items()}
+    return sums, longest
+
+  def _filled(self, x: tf.Tensor, name: str) -> tf.Tensor:
+    """A batch padded with rows of zeros to the full batch size."""
+    missing = self.steps.batch_size - int(x.shape[0])
+    if missing:
+      x = tf.pad(x, [[0, missing], [0, 0]])
+    return tf.reshape(x, self.steps.feature_shape(name))
+
+  def build_for_inference(self) -> None:
+    """Creates the model's variables without training, and restores the newest checkpoint."""
+    self._build()
+    self.state.restore()
+
+  def restore_for_inference(self, checkpoint_path: str | None = None) -> None:
+    """Creates the model's variables if they are not there, and restores a checkpoint.
+
+    Args:
+      checkpoint_path: a checkpoint; None: the newest. If there is none at all, the variables stay
+        as they are.
+    """
+    self._build()
+    path = checkpoint_path or self.latest_checkpoint()
+    if path is not None and path != self.state.restored:
+      self.state.restore(path)
+
+  def _build(self) -> None:
+    names = self.steps.required_features
+    zeros = [tf.zeros(self.steps.feature_shape(n), tf.int32) for n in names]
+    self._eval_step(names).get_concrete_function(*zeros)
+
+  def _eval_step(self, names: Sequence[str]) -> Any:
+    """The compiled evaluation step for data of these features."""
+    key = ("eval", *names)
+    if key not in self._programs:
+      self._programs[key] = tf.function(self.steps.eval_step(names), autograph=False)
+    return self._programs[key]
+
+  # -------------------------------------------------------------- prediction
+
+  def sample(
+    self,
+    rows: Sequence[Sequence[int]],
+    length: int,
+    batch_size: int | None = None,
+    *,
+    seed: int | None = None,
+    **options: Any,
+  ) -> list[list[int]]:
+    """Continues rows of ids; an encoder-decoder makes targets of inputs.
+
+    Args:
+      rows: the given ids of each row; may be empty rows.
+      length: ids of a row at most, the given ones included.
+      batch_size: rows at a time; as many as in a training batch by default.
+      seed: what is drawn depends on it, and on the place of a row among the rows; None: on how many
+        runs there were before.
+      **options: of `Unitransformer.sample_autoregressive` or `Bitransformer.decode`.
+
+    Returns:
+      For each row its ids, the given ones included; or the ids of its targets.
+    """
+    size = batch_size or self.steps.batch_size
+    key = (size, length, tuple(sorted(options.items())))
+    if key not in self._programs:
+      self._programs[key] = self.steps.sample_step(length, size, **options)
+    sampler = self._programs[key]
+    # An encoder-decoder puts nothing behind its inputs.
+    continues = 0 if hasattr(self.steps.model, "decode") else 1
+    results: list[list[int]] = []
+    for start in range(0, len(rows), size):
+      ids = np.zeros([size, length], np.int32)
+      part = rows[start : start + size]
+      for i, row in enumerate(part):
+        if len(row) > length - continues:
+          longest = predict.longest_sequence(self.steps.model)
+          limit = "" if longest is None else f" of at most {longest}, the model's positions"
+          larger = f", or bind a larger run.sequence_length{limit}"
+          raise DataError(
+            f"a prompt has {len(row)} ids, which leaves no room in sequences of {length}; "
+            f"shorten it{larger if longest is None or longest > length else ''}"
+          )
+        ids[i, : len(row)] = row
+      ids[len(part) :] = ids[0]  # Empty rows would go on to the full length.
+      drawn = None if seed is None else random_bits.fold(seed, start)
+      results += sampler(ids, seed=drawn).numpy()[: len(part)].tolist()
+    return results
+
+  def decode_programs(self, rows: int, length: int, options: DecodeOptions) -> DecodePrograms:
+    """The programs that continue rows of a language model, made once for the same arguments.
+
+    Args:
+      rows: rows at a time.
+      length: positions that the model sees.
+      options: see `DecodeOptions`.
+    """
+    key = ("decode", rows, length, options)
+    if key not in self._programs:
+      self._programs[key] = DecodePrograms(self.steps, rows, length, options)
+    programs: DecodePrograms = self._programs[key]
+    return programs
+
+  def predict(
+    self, input_fn: Any, checkpoint_path: str | None = None
+  ) -> Iterator[dict[str, np.ndarray]]:
+    """Outputs for inputs; or, with `score_in_predict_mode`, the log-likelihoods of targets.
+
+    Args:
+      input_fn: a data set of batches of dicts of ids, or a function that returns one (see
+        `training_data.call_input_fn`). Features that models do not take are ignored, but for
+        `predict_batch_size`: how many rows of each batch count.
+      checkpoint_path: a checkpoint to restore first; None: the newest in `model_dir`.
+
+    Yields:
+      For each row a dict: `inputs` and `outputs`, int32 [length], zeros after the first end of
+      sequence; or `targets`, likewise, and `scores`, a float32 scalar. The targets of a
+      "delimited_lm" are inputs and targets joined, both whole.
+
+    Raises:
+      DataError: a feature is missing or too long.
+    """
+    self.restore_for_inference(checkpoint_path)
+    size = self.steps.batch_size
+    for batch in training_data.call_input_fn(input_fn, size).as_numpy_iterator():
+      batch = batch[0] if isinstance(batch, tuple) else batch
+      if not isinstance(batch, Mapping):
+        raise DataError(f"predict: the data must be dicts of features, not {type(batch).__name__}")
+      names = [n for n in MODEL_FEATURES if n in batch]
+      names = predict.predicting_features(self.steps, names, self.score_in_predict_mode)
+      rows = len(batch[names[0]])
+      if "predict_batch_size" in batch:
+        rows = min(rows, int(np.max(batch["predict_batch_size"])))
+      program = self._predictor(tuple(names))
+      for start in range(0, rows, size):
+        stop = min(start + size, rows)
+        values = [self._padded(batch[n][start:stop], n) for n in names]
+        outputs = {k: v.numpy()[: stop - start] for k, v in program(*values).items()}
+        for i in range(stop - start):
+          yield {k: v[i] for k, v in outputs.items()}
+
+  def _padded(self, x: Any, name: str) -> np.ndarray:
+    """Rows of ids, padded to the shape that programs that predict take."""
+    x = np.asarray(x)
+    length = self.steps.feature_shape(name)[-1]
+    if x.ndim != 2 or x.shape[1] > length:
+      raise DataError(
+        f"predict: feature {name!r} of the data has shape {list(x.shape)}, expected "
+        f"[rows, {length}] (run.sequence_length); pad or cut it with dataset.trim_and_pad_dataset"
+      )
+    result = np.zeros([self.steps.batch_size, length], np.int32)
+    result[: x.shape[0], : x.shape[1]] = x
+    # Empty rows would go on to the full length.
+    result[x.shape[0] :] = result[0]
+    return result
+
+  def _predictor(self, names: tuple[str, ...]) -> Any:
+    """The compiled program that predicts: a function of features that returns a dict."""
+    key = ("predict", self.score_in_predict_mode, *names)
+    if key not in self._programs:
+      self._programs[key] = tf.function(
+        predict.predictor(self.steps, names, self.score_in_predict_mode, self.predict_fn),
+        autograph=False,
+      )
+    return self._programs[key]
+
+  # ------------------------------------------------------------------ export
+
+  def export_saved_model(
+    self,
+    export_dir_base: str,
+    serving_input_receiver_fn: Any = None,
+    checkpoint_path: str | None = None,
+    *,
+    batch_size: int = 1,
+  ) -> str:
+    """Writes a SavedModel that predicts, or scores, from strings; see `saved_model.save`.
+
+    Args:
+      export_dir_base: the SavedModel goes into a new folder in here, named by the time.
+      serving_input_receiver_fn: must be None: it made TF1 placeholders.
+      checkpoint_path: a checkpoint to export; None: the newest.
+      batch_size: rows at a time. Requests may have any number.
+
+    Returns:
+      The path of the SavedModel.
+    """
+    if serving_input_receiver_fn is not None:
+      raise ConfigError(
+        "export_saved_model: serving_input_receiver_fn made TF1 placeholders; leave it out, "
+        "the signature takes strings"
+      )
+    self.restore_for_inference(checkpoint_path)
+    return saved_model.save(
+      self.steps,
+      export_dir_base,
+      self.vocabulary,
+      batch_size,
+      score=self.score_in_predict_mode,
+      predict_fn=self.predict_fn,
+    )
+
+
+class _TextEvaluator:
+  """The `Evaluator` of a `Trainer`: teacher-forced, each token alike."""
+
+  shown = ("loss", "bits_per_token", "token_accuracy")
+
+  def __init__(self, trainer: Trainer):
+    self._trainer = trainer
+
+  def check(self, dataset: tf.data.Dataset) -> Sequence[str]:
+    return self._trainer.steps.feature_names(dataset)
+
+  def reading(self, batches: Iterable[Any]) -> Iterator[Any]:
+    return records.reading(batches)
+
+  def metrics(
+    self, dataset: tf.data.Dataset, max_batches: int | None, goes_on: Callable[[], bool]
+  ) -> dict[str, float] | None:
+    sums = self._trainer.sums_over(dataset, max_batches, goes_on=goes_on)
+    if sums is None:
+      return None
+    return evaluation.metrics_of(*sums) if sums[0].get("tokens") else {}
+
+  def joined(self, found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return evaluation.joined(found)
+
+  def fingerprint(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
+    return tuple(metrics[n] for n in ("num_eval_tokens", "mean_label", "max_targets_length"))
+
+  def text(self, metrics: Mapping[str, float]) -> str:
+    return (
+      f"loss {metrics['loss']:.4f} nats  {metrics['bits_per_token']:.4f} bits/token  "
+      f"accuracy {metrics['token_accuracy']:.4f}  ({metrics['num_eval_tokens']:,.0f} tokens)"
+    )

@@ -12,6 +12,7 @@ from absl.testing import flagsaver
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors, exit_codes, workers
+from mesh_tensorflow.training import command
 from mesh_tensorflow.transformer import launch
 from mesh_tensorflow.transformer.commands import command_line
 from mesh_tensorflow.transformer.commands import trainer as main_module
@@ -146,10 +147,10 @@ def test_a_worker_leaves_the_others_if_they_end_as_well(code, monkeypatch):
   for module, name, value in [
     (workers, "cluster_from_environment", lambda: two),
     (workers, "leave", lambda finish, code: left.append(code)),
-    (main_module.loss_watch, "start", lambda *_: None),
-    (main_module.python_logging, "setLogRecordFactory", lambda _: None),
+    (command.loss_watch, "start", lambda *_: None),
+    (command.python_logging, "setLogRecordFactory", lambda _: None),
     (main_module, "_guarded", lambda *_: code),
-    (main_module, "_flush", lambda: None),
+    (command, "flush", lambda: None),
     (os, "_exit", end),
   ]:
     monkeypatch.setattr(module, name, value)

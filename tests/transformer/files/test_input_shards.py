@@ -24,7 +24,7 @@ from mesh_tensorflow.transformer import dataset as ds
 from mesh_tensorflow.transformer.data import pair_rows
 from mesh_tensorflow.transformer.files import records
 from mesh_tensorflow.transformer.programs import training_data
-from mesh_tensorflow.transformer.programs.training_data import TrainingData
+from mesh_tensorflow.transformer.programs.training_data import open_data
 from mesh_tensorflow.transformer.vocabulary import ByteVocabulary
 from tests.kinds import in_turns, kept
 from tests.transformer import training_program
@@ -106,7 +106,7 @@ def all_workers(monkeypatch, steps, layout, dataset_fn, count, *, vocabulary=Non
 
   def work(worker):
     own = of_worker(steps, *layout[worker])
-    return batches(TrainingData(own, dataset_fn, vocabulary, "train", **options), count)
+    return batches(open_data(own, dataset_fn, vocabulary, "train", **options), count)
 
   return Meeting(len(layout), monkeypatch).run(work)
 
@@ -187,7 +187,7 @@ def test_workers_see_the_batches_of_one(layout, texts, steps, monkeypatch):
   def small(example):
     return {k: v % training_program.VOCAB for k, v in example.items()}
 
-  expected = batches(TrainingData(steps, any_function, None, "train", 3), 6)
+  expected = batches(open_data(steps, any_function, None, "train", 3), 6)
   assert expected["targets"].shape == (6, BATCH, LENGTH)
   for function in (by_number, by_number_without_skip, any_function):
     for shard_input in (False, True):
@@ -384,7 +384,7 @@ def test_a_worker_parses_its_share(layout, sizes, shares, steps, tmp_path, monke
 
   def work(worker):
     own = of_worker(steps, *layout[worker])
-    data = TrainingData(own, reader_of(files, vocab_shift=100), None, "train", shard_input=True)
+    data = open_data(own, reader_of(files, vocab_shift=100), None, "train", shard_input=True)
     return batches(data, 8)
 
   parts = meeting.run(work)
@@ -417,7 +417,7 @@ def test_a_function_that_does_not_ask_gives_each_worker_its_turn(steps, monkeypa
 def test_one_worker_reads_all(steps, tmp_path):
   files = write_records(tmp_path, [20, 25])
   plain, sharded = (
-    batches(TrainingData(steps, reader_of(files), None, "train", shard_input=s), 5)
+    batches(open_data(steps, reader_of(files), None, "train", shard_input=s), 5)
     for s in (False, True)
   )
   assert plain["targets"].shape == (5, BATCH, LENGTH)
@@ -441,7 +441,7 @@ def test_shards_repeat_if_all_have_a_batch(sizes, expected, saved, steps, tmp_pa
 
   def work(worker):
     own = of_worker(steps, *SPLIT[worker])
-    data = TrainingData(own, reader_of(files), None, "train", shard_input=True)
+    data = open_data(own, reader_of(files), None, "train", shard_input=True)
     calls = data.saved_with_checkpoints() if saved else data
     return [len(x[0]) for x in calls.calls(7, 2)]
 
@@ -456,7 +456,7 @@ def test_a_damaged_shard_stops_all(steps, tmp_path, monkeypatch):
 
   def work(worker):
     own = of_worker(steps, *SPLIT[worker])
-    data = TrainingData(own, reader_of(files), None, "train", shard_input=True)
+    data = open_data(own, reader_of(files), None, "train", shard_input=True)
     return sum(len(x[0]) for x in records.reading(data.calls(100, 2)))
 
   first, second = Meeting(2, monkeypatch).run(work)
@@ -477,7 +477,7 @@ def test_training_that_goes_on_sees_what_comes_next(layout, steps, tmp_path, mon
     own = of_worker(steps, *layout[worker])
 
     def make(seen):
-      return TrainingData(own, read, None, "train", seen, shard_input=True)
+      return open_data(own, read, None, "train", seen, shard_input=True)
 
     whole, skipped = batches(make(0), 20), batches(make(7), 13)
     before = make(0).saved_with_checkpoints()
@@ -519,16 +519,14 @@ def test_positions_of_other_layouts_have_other_names(steps, texts, tmp_path, mon
 
     def work(worker, layout=layout, shard_input=shard_input):
       own = of_worker(steps, *layout[worker])
-      data = TrainingData(own, reader_of(files), None, "train", shard_input=shard_input)
+      data = open_data(own, reader_of(files), None, "train", shard_input=shard_input)
       return list(data.saved_with_checkpoints().attachments())
 
     found += itertools.chain(*Meeting(len(layout), monkeypatch).run(work))
   own = of_worker(steps, *SPLIT[0])
-  data = TrainingData(own, by_number, None, "train")
+  data = open_data(own, by_number, None, "train")
   found += data.saved_with_checkpoints().attachments()
-  found += (
-    TrainingData(steps, reader_of(files), None, "train").saved_with_checkpoints().attachments()
-  )
+  found += open_data(steps, reader_of(files), None, "train").saved_with_checkpoints().attachments()
   assert len(found) == 14 and len(set(found)) == 14
 
 

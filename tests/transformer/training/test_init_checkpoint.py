@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.training import init_checkpoint
 from mesh_tensorflow.transformer import utils
-from mesh_tensorflow.transformer.training import init_checkpoint
 from tests.transformer import training_program as program
 
 
@@ -195,8 +195,7 @@ def test_report_of_what_matched(first, tmp_path, capsys, caplog):
   def mapping(name):
     return name if "layer_001" not in name else name.replace("layer_001", "layer_007")
 
-  trainer = make_trainer(path, init_variable_filter="^transformer/(block|embedding)")
-  trainer._quiet = False
+  trainer = make_trainer(path, init_variable_filter="^transformer/(block|embedding)", quiet=False)
   gin.bind_parameter("init_checkpoint_variable_mapping.mapping_fn", mapping)
   gin.bind_parameter("should_load_variable.filter_fn", lambda n: "/block_001/" not in n)
   with caplog.at_level("INFO"):

@@ -12,13 +12,15 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint
-from mesh_tensorflow.training import files_read
+from mesh_tensorflow.training import files_read, manifest
 from mesh_tensorflow.transformer.files import records, text_files
 from mesh_tensorflow.transformer.gin_config.model_config import ModelConfig
-from mesh_tensorflow.transformer.training import manifest
+from mesh_tensorflow.transformer.training.config_record import ConfigRecord
 from tests.transformer import small_lm
 
-CONFIG = ModelConfig({"model": {"a": 1}, "other": {}, "vocabulary": [{"digest": "d"}]}, {})
+CONFIG = ConfigRecord(
+  ModelConfig({"model": {"a": 1}, "other": {}, "vocabulary": [{"digest": "d"}]}, {})
+)
 SEEDS = {"weights": 0, "data": 1, "dropout": 2}
 
 
@@ -67,7 +69,7 @@ def test_a_run_writes_it_and_a_resumed_one_compares(tmp_path, capsys):
 def test_the_hash_of_the_configuration_does_not_depend_on_the_folder():
   def hash_of(**other):
     record = {"model": {"a": 1}, "other": other, "vocabulary": []}
-    config = ModelConfig(record, {})
+    config = ConfigRecord(ModelConfig(record, {}))
     return of_files(config=config).record["configuration"]["sha256"]
 
   one = hash_of(**{"mesh_tensorflow.transformer.utils.run.model_dir": "a", "x": 1})

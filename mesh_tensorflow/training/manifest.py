@@ -3,7 +3,7 @@
 Versions, command line, configuration, data, vocabularies, seeds, mesh. It stands in `model_dir`, of
 the newest run, and with each checkpoint (`model.ckpt-<step>.with-run-00000.json`), of the run that
 wrote it. A training that goes on compares what decides its steps but not its model: data and
-seeds. (The model is compared by `gin_config.model_config`; a mesh changes no result.)
+seeds. (The model is compared by its `ModelRecord`; a mesh changes no result.)
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import workers
 from mesh_tensorflow.environment import untrusted_files
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.training import model_files
-from mesh_tensorflow.transformer.gin_config.model_config import ModelConfig
+from mesh_tensorflow.training.program import ModelRecord
 from mesh_tensorflow.version import __version__
 
 NAME = "manifest.json"
@@ -63,13 +63,13 @@ class Manifest:
 
 
 def capture(
-  mesh_impl: mtf.MeshImpl, config: ModelConfig, files: Iterable[str], seeds: Mapping[str, int]
+  mesh_impl: MeshImpl, model: ModelRecord | None, files: Iterable[str], seeds: Mapping[str, int]
 ) -> Manifest:
   """The record of this run.
 
   Args:
     mesh_impl: the mesh.
-    config: what decides the model, as `model_config.capture` finds it.
+    model: what decides the model.
     files: of which the training data is made, so far as its reader says.
     seeds: by purpose.
   """
@@ -83,9 +83,7 @@ def capture(
     },
     "command": list(sys.argv),
     "commit": _commit(os.getcwd()),
-    "configuration": {"file": "operative_config.gin", "sha256": _hash_of(config)},
     "data": _described(list(files)),
-    "vocabulary": config.record["vocabulary"],
     "seeds": dict(seeds),
     "mesh": {
       "shape": ",".join(f"{d.name}:{d.size}" for d in mesh_impl.shape),
@@ -93,17 +91,9 @@ def capture(
       "implementation": type(mesh_impl).__name__,
       "workers": workers.current().size,
     },
+    **(model.manifest() if model is not None else {}),
   }
   return Manifest(record)
-
-
-def _hash_of(config: ModelConfig) -> str:
-  """Hash of all settings except the folder, equal for runs with the same settings."""
-  settings = {k: v for k, v in config.record.items() if k != "vocabulary"}
-  settings["other"] = {
-    k: v for k, v in settings.get("other", {}).items() if not k.endswith(".run.model_dir")
-  }
-  return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 # --------------------------------------------------------------------------------- data

@@ -15,11 +15,11 @@ from mesh_tensorflow.checkpoint.restoring import EXTRA
 from mesh_tensorflow.errors import CheckpointError, NonFiniteError
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.running.lowering import RUN_COUNTER
+from mesh_tensorflow.training import manifest
 from mesh_tensorflow.training.best_checkpoint import Evaluations
-from mesh_tensorflow.transformer.gin_config.model_config import ATTACHMENT, ModelConfig
-from mesh_tensorflow.transformer.programs.training_data import SavedPipeline, TrainingData
-from mesh_tensorflow.transformer.training import manifest
-from mesh_tensorflow.transformer.training.manifest import Manifest
+from mesh_tensorflow.training.data import SavedPipeline, TrainingData
+from mesh_tensorflow.training.manifest import Manifest
+from mesh_tensorflow.training.program import ModelRecord
 
 _BEGAN = "began_at_step"
 _EPOCH = "examples_in_epoch"
@@ -42,7 +42,7 @@ class TrainingCheckpoints:
     examples_in_epoch: how many examples the training data had when `newest` was written, if known.
     data: the training data.
     pipeline: the iterator of the data, if its position is a part of checkpoints.
-    config: what decides the model, in the worker that writes it; a part of checkpoints, too.
+    record: what decides the model, in the worker that writes it; a part of checkpoints, too.
     manifest: what the run is run with; likewise.
     evaluations: what those during this training have shown; a part of checkpoints, too.
   """
@@ -60,7 +60,7 @@ class TrainingCheckpoints:
     self.examples_in_epoch: int | None = None
     self.data: TrainingData | None = None
     self.pipeline: SavedPipeline | None = None
-    self.config: ModelConfig | None = None
+    self.record: ModelRecord | None = None
     self.manifest: Manifest | None = None
     self.evaluations = Evaluations()
 
@@ -167,8 +167,8 @@ class TrainingCheckpoints:
         "learning rate, or look at the data of the last steps"
       )
     attachments = self.pipeline.attachments() if self.pipeline is not None else {}
-    if self.config is not None:
-      attachments[ATTACHMENT] = self.config.write
+    if self.record is not None:
+      attachments |= self.record.attachments()
     if self.manifest is not None:
       attachments[manifest.ATTACHMENT] = self.manifest.write
     known = {_BEGAN: self.began, _EPOCH: self.data and self.data.examples_in_epoch}

@@ -1,0 +1,41 @@
+"""The settings of a training, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from mesh_settings.records import settings_of
+from mesh_settings.trainer import TrainerSettings, steps_to_profile
+from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.planning.machine import convert_to_machine
+
+
+def checked_settings(settings: TrainerSettings, **fields: Any) -> TrainerSettings:
+  """Settings with other values of some fields; all values are checked.
+
+  Args:
+    settings: the settings.
+    **fields: other values, by name.
+
+  Raises:
+    ConfigError: there is no such setting; or it cannot have such a value.
+  """
+  known = settings_of(settings)
+  unknown = sorted(set(fields) - set(known))
+  if unknown:
+    raise ConfigError(f"there is no setting {unknown[0]!r}; there are {', '.join(known)}")
+  settings = dataclasses.replace(settings, **fields)
+  for name, told in known.items():
+    value = getattr(settings, name)
+    is_none = value is None and told.annotation.endswith("None")
+    if told.values is not None and not is_none and not told.values.is_legal(value):
+      raise ConfigError(f"run.{name} = {value!r}: it must be {told.values.legal}")
+  if isinstance(settings.peak_flops, str):
+    convert_to_machine(settings.peak_flops)
+  if settings.early_stopping_patience is not None and not settings.eval_every_steps:
+    raise ConfigError(
+      f"run.early_stopping_patience is {settings.early_stopping_patience}, but nothing is "
+      "evaluated in training: bind run.eval_every_steps, the steps between evaluations"
+    )
+  return dataclasses.replace(settings, profile_steps=steps_to_profile(settings.profile_steps))

@@ -1,0 +1,186 @@
+"""The state of a model: its variables, and the folder of checkpoints they are restored from."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mesh_tensorflow import checkpoint as checkpoint_lib
+from mesh_tensorflow.checkpoint.by_chief import by_chief
+from mesh_tensorflow.errors import CheckpointError, VariableError
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.store import VariableStore
+from mesh_tensorflow.running.lowering import RUN_COUNTER
+from mesh_tensorflow.training import averages
+from mesh_tensorflow.training.program import ModelRecord
+
+
+class ModelState:
+  """Variables of a model on a mesh, their step, and their checkpoints.
+
+  Args:
+    mesh_impl: the mesh, whose variable store has the variables.
+    model_dir: folder of checkpoints, or None.
+    keep_checkpoint_max: number of checkpoints to keep; None: all.
+    checkpoint_options: further arguments of the `Checkpointer`.
+    use_ema: takes, but for training, the moving averages of weights from checkpoints.
+    quiet: writes no lines.
+    make_record: captures what decides the model, right after its program was built; see
+      `ModelRecord`.
+
+  Attributes:
+    mesh_impl: the mesh.
+    model_dir: folder of checkpoints, or None.
+    checkpointer: writes and reads the checkpoints; None without a folder.
+    step: the step of the variables.
+    restored: the checkpoint that the variables hold; None if they were changed since, or before.
+    data_seed: seed of the order of training data.
+  """
+
+  def __init__(
+    self,
+    mesh_impl: MeshImpl,
+    model_dir: str | None,
+    *,
+    keep_checkpoint_max: int | None = None,
+    checkpoint_options: Mapping[str, Any] | None = None,
+    use_ema: bool = False,
+    quiet: bool = False,
+    make_record: Callable[[], ModelRecord | None] = lambda: None,
+  ):
+    self.mesh_impl = mesh_impl
+    self.model_dir = model_dir
+    self.step = 0
+    self.restored: str | None = None
+    self.data_seed = self.store.seed
+    self.checkpointer: checkpoint_lib.Checkpointer | None = None
+    if model_dir:
+      self.checkpointer = checkpoint_lib.Checkpointer(
+        model_dir, self.store, max_to_keep=keep_checkpoint_max, **(checkpoint_options or {})
+      )
+    self._use_ema = use_ema
+    self._quiet = quiet
+    self._make_record = make_record
+    self._compared: set[str] = set()  # Checkpoints whose records were looked at.
+
+  @property
+  def store(self) -> VariableStore:
+    """The variables."""
+    return self.mesh_impl.variable_store
+
+  @functools.cached_property
+  def record(self) -> ModelRecord | None:
+    """What decides the model; to be asked for first right after its program was built."""
+    return self._make_record()
+
+  def use_seeds(self, *, noise: int, data: int) -> None:
+    """Sets the seeds of noise and data; call it before a program is traced.
+
+    Args:
+      noise: seed of random operations, such as dropout.
+      data: seed of the order of training data.
+    """
+    self.store.noise_seed = noise
+    self.data_seed = data
+
+  def latest_checkpoint(self) -> str | None:
+    """The newest good checkpoint of `model_dir`; None if there is none.
+
+    One that is being written is waited for. Several workers must all call it, and get the same.
+
+    Raises:
+      DamagedCheckpointError: there are checkpoints, and all are damaged.
+    """
+    return self.checkpointer.latest() if self.checkpointer is not None else None
+
+  def variable_names(self, path: str | None = None) -> list[str]:
+    """The names in a checkpoint; None: in the newest; without one, of the program."""
+    path = path or self.latest_checkpoint()
+    return sorted(checkpoint_lib.describe(path) if path else self.store.names)
+
+  def variable_value(self, name: str) -> np.ndarray:
+    """A variable in the newest checkpoint; without one, in the program.
+
+    Args:
+      name: its full name.
+
+    Raises:
+      VariableError: there is no such variable.
+    """
+    path = self.latest_checkpoint()
+    names = self.variable_names(path)
+    if name not in names:
+      raise VariableError(f"there is no variable {name!r}; there are {', '.join(names[:20])} ...")
+    if path is not None:
+      return checkpoint_lib.Values(path)[name]
+    return np.asarray(self.store[name].numpy())
+
+  def restore(self, path: str | None = None, for_training: bool = False) -> None:
+    """Restores a checkpoint and its step; without one, the step is 0 and the rest stays as it is.
+
+    Args:
+      path: a checkpoint, or a folder for its newest good one; None: that of `model_dir`.
+      for_training: whether it must have exactly the model's variables; else it may have more
+        (those of the optimizer).
+    """
+    path = path or self.latest_checkpoint()
+    if path is None:
+      self.step = 0
+      return
+    self.check_record(path)
+    checkpointer = self.checkpointer or checkpoint_lib.Checkpointer(
+      os.path.dirname(path), self.store
+    )
+    self.restored = None  # A checkpoint that fails to be read may have changed some variables.
+    # Without training there are no variables for the optimizer's state in the checkpoint.
+    averaged = self._use_ema and not for_training
+    restored = checkpointer.restore(
+      path,
+      ignore_unexpected=not for_training,
+      name_in_checkpoint=averages.names_in(path) if averaged else None,
+    )
+    self.restored = restored.path
+    self.say(f"restored {restored.path}{' (averages of weights)' if averaged else ''}")
+    try:
+      self.step = checkpoint_lib.get_step_from_path(restored.path)
+    except CheckpointError:  # It has another name.
+      self.step = restored.step or 0
+
+  def check_record(self, path: str) -> None:
+    """Raises or reports, once, if a checkpoint is of another model than this one."""
+    if path in self._compared:
+      return
+    if self.record is not None:
+      for line in by_chief(lambda: self._differences(path)):
+        self.say(line)
+    self._compared.add(path)
+
+  def _differences(self, path: str) -> list[str]:
+    resolved = checkpoint_lib.resolve(path)
+    assert self.record is not None
+    return self.record.compare(resolved, fits=lambda: self.has_variables_of(resolved))
+
+  def has_variables_of(self, path: str) -> bool:
+    """True if a checkpoint has all variables of the model, with the same shapes."""
+    found = checkpoint_lib.describe(path)
+    return all(
+      stored.name in found and found[stored.name].shape == stored.shape.to_integer_list
+      for stored in self.store
+      if not stored.name.startswith(RUN_COUNTER)
+    )
+
+  def on_mesh(self, mesh_impl: MeshImpl) -> ModelState:
+    """State of the same model on another mesh, without a folder."""
+    again = copy.copy(self)
+    again.mesh_impl, again.checkpointer = mesh_impl, None
+    return again
+
+  def say(self, text: str) -> None:
+    """Prints a line, but for a quiet model."""
+    if not self._quiet:
+      print(text, flush=True)

@@ -1,0 +1,283 @@
+"""Evaluation on held-out data while a model is trained, and what follows from it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from mesh_settings.trainer import TrainerSettings
+from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.training.best_checkpoint import Evaluations
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+# Of what shuffles: each evaluation sees the same examples, whatever the seed of the training is.
+_SEED = 12345
+
+# Held-out data sets, by name: functions that make data sets of single examples.
+MakeDatasets = Callable[[], Mapping[str, Callable[[], tf.data.Dataset]]]
+
+
+class Evaluator(Protocol):
+  """The evaluation of a model on data, as a training asks for it."""
+
+  @property
+  def shown(self) -> Sequence[str]:
+    """The metrics that are written as scalars, among them "loss"."""
+
+  def check(self, dataset: tf.data.Dataset) -> Sequence[str]:
+    """Raises `DataError` for data that the model cannot take; returns the features it takes."""
+
+  def reading(self, batches: Iterable[Any]) -> Iterator[Any]:
+    """Yields the elements of a data set; errors of reading it are `DataError`s."""
+
+  def metrics(
+    self, dataset: tf.data.Dataset, max_batches: int | None, goes_on: Callable[[], bool]
+  ) -> dict[str, float] | None:
+    """The metrics of a data set, with the variables as they are, by one program traced once.
+
+    Args:
+      dataset: single examples.
+      max_batches: number of batches; None: all.
+      goes_on: asked before each batch, by all workers alike; False gives up.
+
+    Returns:
+      Metrics by name, among them "loss"; {} if there was nothing to evaluate; None if given up.
+    """
+
+  def joined(self, found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of several data sets together, of those of each."""
+
+  def fingerprint(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
+    """Numbers that tell whether two evaluations saw the same examples."""
+
+  def text(self, metrics: Mapping[str, float]) -> str:
+    """The metrics in a line of the report."""
+
+
+def nothing_to_do(
+  settings: TrainerSettings, step: int, last: int, evaluations: Evaluations
+) -> str | None:
+  """A line that says why no step is left to do; None if some are.
+
+  Args:
+    settings: of the training.
+    step: number of steps done.
+    last: the step at which training ends.
+    evaluations: those so far.
+  """
+  if step >= last:
+    return f"step {step} is reached already (train_steps is {last})"
+  why = _reason_to_stop(settings, evaluations)
+  if why is None:
+    return None
+  return f"training was stopped early at step {step}: {why}; with a larger one it goes on"
+
+
+def _reason_to_stop(settings: TrainerSettings, evaluations: Evaluations) -> str | None:
+  """Why training ends before its last step, in words; None if it does not."""
+  waited, patience = evaluations.without_improvement, settings.early_stopping_patience
+  if patience is None or waited < patience:
+    return None
+  delta = settings.early_stopping_min_delta
+  by = f" by more than {delta:g}" if delta else ""
+  return (
+    f"in {waited} evaluation{'s' if waited > 1 else ''} the loss was not lower{by} than "
+    f"{evaluations.reference_loss:.4f} (run.early_stopping_patience)"
+  )
+
+
+class Validator:
+  """Does the evaluations of one training.
+
+  The model is evaluated after each `eval_every_steps`, and after the last one, on the variables
+  that are trained. Each time it sees the same examples. Whether a step was evaluated is a part of
+  checkpoints: a training that was interrupted has the evaluations of one that was not.
+
+  Args:
+    settings: of the training: when is evaluated, and what follows from it.
+    make_datasets: returns the held-out data sets.
+    evaluator: evaluates the trained model.
+    evaluations: the results so far; each evaluation is added to them.
+
+  Raises:
+    DataError: there is no example to evaluate, or one has not the features of the model.
+    ConfigError: there are no held-out data sets; one is endless, and all of it was asked for.
+  """
+
+  def __init__(
+    self,
+    settings: TrainerSettings,
+    make_datasets: MakeDatasets | None,
+    evaluator: Evaluator,
+    evaluations: Evaluations,
+  ):
+    self._settings = settings
+    self._evaluator = evaluator
+    self._evaluations = evaluations
+    self._sets: dict[str, _HeldOut] = {}
+    if not settings.eval_every_steps:
+      return
+    if make_datasets is None:
+      raise ConfigError(
+        "run.eval_every_steps: there are no held-out data sets to evaluate on; give them"
+      )
+    evaluations.keeps = settings.keep_best
+    if not settings.keep_best:
+      evaluations.kept_step = -1
+    makers = make_datasets()
+    if not makers:
+      raise DataError("run.eval_dataset_fn returns no data set to evaluate in training")
+    self._sets = {
+      n: _HeldOut(n, make, settings.eval_steps, evaluator) for n, make in makers.items()
+    }
+    for held_out in self._sets.values():
+      held_out.check()
+
+  def steps_left(self, step: int) -> int:
+    """Number of steps until the next evaluation; `sys.maxsize` if there are none."""
+    every = self._settings.eval_every_steps
+    return every - step % every if every else sys.maxsize
+
+  def is_due(self, step: int, last: int) -> bool:
+    """True if an evaluation is due now.
+
+    Args:
+      step: number of steps done.
+      last: the step at which training ends.
+    """
+    every = self._settings.eval_every_steps
+    if not every or not step or self._evaluations.last_step == step:
+      return False
+    return step % every == 0 or step == last
+
+  def run(self, step: int, goes_on: Callable[[], bool]) -> tuple[str, dict[str, float]] | None:
+    """Evaluates.
+
+    Args:
+      step: number of steps done.
+      goes_on: asked before each batch, by all workers alike; False gives up.
+
+    Returns:
+      A line, and scalars by name; None if it was given up: then it counts as not done.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for name, held_out in self._sets.items():
+      metrics = held_out.evaluate(goes_on)
+      if metrics is None:
+        return None
+      found[name] = metrics
+    whole = self._evaluator.joined(list(found.values()))
+    is_best = self._evaluations.take(step, whole["loss"], self._settings.early_stopping_min_delta)
+    shown = self._evaluator.shown
+    scalars = {f"eval/{k}": whole[k] for k in shown}
+    if len(found) > 1:
+      scalars |= {f"eval/{n}/{k}": m[k] for n, m in found.items() for k in shown}
+    return self._line(step, whole, found, is_best), scalars
+
+  def _line(
+    self,
+    step: int,
+    whole: Mapping[str, float],
+    found: Mapping[str, Mapping[str, float]],
+    is_best: bool,
+  ) -> str:
+    seen, patience = self._evaluations, self._settings.early_stopping_patience
+    words = "the best so far"
+    if not is_best:
+      words = f"best {seen.best_loss:.4f} at step {seen.best_step}"
+      if seen.best_step < 0:
+        words = "not finite"
+    if patience is not None and seen.without_improvement:
+      words += f"; no improvement {seen.without_improvement} of {patience}"
+    of_each = ""
+    if len(found) > 1:
+      of_each = "  " + ", ".join(f"{n} {m['loss']:.4f}" for n, m in found.items())
+    return f"step {step:>7}  eval {self._evaluator.text(whole)}{of_each}  {words}"
+
+  def reason_to_stop(self) -> str | None:
+    """Why training ends now, in words; None if it does not."""
+    if not self._settings.eval_every_steps:
+      return None
+    return _reason_to_stop(self._settings, self._evaluations)
+
+
+class _HeldOut:
+  """One held-out data set, evaluated repeatedly.
+
+  It is created once and iterated anew each time, since creating it may read and encode a whole
+  corpus. If iterating gives other examples, as with shuffling, it is created anew each time.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    make: Callable[[], tf.data.Dataset],
+    max_batches: int | None,
+    evaluator: Evaluator,
+  ):
+    self._name = name
+    self._make = make
+    self._max_batches = max_batches
+    self._evaluator = evaluator
+    self._dataset: tf.data.Dataset | None = None
+    self._first: tuple[float, ...] | None = None
+    self._makes_anew = False
+
+  def _made(self) -> tf.data.Dataset:
+    if self._dataset is None or self._makes_anew:
+      # Shuffles have the same order each time, and in all workers. Training data is not affected:
+      # it sets its seed when it is made.
+      tf.random.set_seed(_SEED)
+      self._dataset = self._make()
+    return self._dataset
+
+  def check(self) -> None:
+    """Checks the data before training starts; see `Validator`."""
+    dataset = self._made()
+    names = self._evaluator.check(dataset)
+    if self._max_batches is None and int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+      raise ConfigError(
+        f"the held-out data set {self._name!r} is endless, and run.eval_steps is None, all of it: "
+        "bind run.eval_steps, the number of batches"
+      )
+    # One that shuffles has another order each time it is gone through.
+    first, again = (self._first_example(dataset) for _ in range(2))
+    self._makes_anew = any(not np.array_equal(first[n], again[n]) for n in names)
+
+  def _first_example(self, dataset: tf.data.Dataset) -> Mapping[str, tf.Tensor]:
+    for example in self._evaluator.reading(dataset.take(1)):
+      found: Mapping[str, tf.Tensor] = example
+      return found
+    raise DataError(
+      f"the held-out data set {self._name!r}, for evaluation in training, has no example"
+    )
+
+  def evaluate(self, goes_on: Callable[[], bool]) -> dict[str, float] | None:
+    """The metrics; None if `goes_on` says that there will be none."""
+    metrics = self._evaluated(goes_on)
+    if metrics is None:
+      return None
+    seen = self._evaluator.fingerprint(metrics)
+    if not self._makes_anew and self._first not in (None, seen):
+      # All workers come to this: what they compare are numbers of the whole batch.
+      _LOG.info("data set %s has other examples each time: it is made anew", self._name)
+      self._makes_anew = True
+      metrics = self._evaluated(goes_on)
+      if metrics is None:
+        return None
+      seen = self._evaluator.fingerprint(metrics)
+    if self._first is None:
+      self._first = seen
+    return metrics
+
+  def _evaluated(self, goes_on: Callable[[], bool]) -> dict[str, float] | None:
+    metrics = self._evaluator.metrics(self._made(), self._max_batches, goes_on)
+    if metrics is not None and not metrics:
+      raise DataError(f"data set {self._name!r} has no tokens to evaluate")
+    return metrics
