@@ -122,7 +122,7 @@ class Model:
       results = self._compiled(batches, tf.constant(len(self.losses), tf.int64)).numpy()
       self.seconds.append((time.perf_counter() - start) / results.shape[1])
       self.losses += results[0].tolist()
-      self._trainer.global_step = len(self.losses)
+      self._trainer.state.step = len(self.losses)
       yield len(self.losses)
 
   def nats(self) -> float:

@@ -185,7 +185,7 @@ def test_a_checkpoint_of_a_million_steps(tmp_path):
   options = dict(model_dir=str(tmp_path), dropout=False, steps_per_call=50)
   trainer = program.make_trainer(**options)
   trainer.train(counted, 376)
-  trainer.global_step = 1_000_000
+  trainer.state.step = 1_000_000
   trainer.save(asynchronous=False)
   read.clear()
   again = program.make_trainer(**{**options, "steps_per_call": 2})
