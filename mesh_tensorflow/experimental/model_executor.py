@@ -247,7 +247,7 @@ def train_and_eval() -> None:
     gradient_accumulation_steps=FLAGS.gradient_accumulation_steps,
     nonfinite=FLAGS.nonfinite,
     eval_every_steps=train if evaluation is not None else 0,
-    eval_steps=evaluate,
+    eval_steps=max(1, evaluate),
   )
   program = ModelProgram(_model_fn, context.mesh_impl, _specs("train"))
   loop = TrainingLoop(

@@ -117,7 +117,12 @@ def _transformer(folder: pathlib.Path) -> list[str]:
 
 
 def _own(folder: pathlib.Path) -> list[str]:
-  return [f"--model_dir={folder / 'model'}", f"--steps={ENDLESS}", "--mesh_shape=rows:1"]
+  return [
+    f"--model_dir={folder / 'model'}",
+    f"--steps={ENDLESS}",
+    "--mesh_shape=rows:1",
+    "--layout=batch:rows",
+  ]
 
 
 PROGRAMS: dict[str, Callable[[pathlib.Path], list[str]]] = {
