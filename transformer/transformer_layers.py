@@ -1,24 +1,28 @@
 """The layers of a Transformer, under one name: `mesh_tensorflow.transformer.transformer_layers`."""
 
-from mesh_tensorflow.transformer.layers.branched_attention import (
+from mesh_tensorflow.transformer.attention.bias import (
+  relative_position_bucket as _relative_position_bucket,
+)
+from mesh_tensorflow.transformer.attention.params import attention_params
+from mesh_tensorflow.transformer.layers.attention_kinds import (
   BranchedEncDecAttention,
   BranchedSelfAttention,
+  ExpertsEncDecAttention,
+  ExpertsSelfAttention,
+  GeneralBilinearEncDecAttention,
+  GeneralBilinearSelfAttention,
+  Synthesizer,
+  TalkingHeadsEncDecAttention,
+  TalkingHeadsSelfAttention,
 )
 from mesh_tensorflow.transformer.layers.conv_layers import Conv1D, Conv1DLayer, SeparableConv1DLayer
 from mesh_tensorflow.transformer.layers.dense_relu_dense import DenseReluDense
 from mesh_tensorflow.transformer.layers.enc_dec_attention import (
   EncDecAttention,
+  TransparentEncDecAttention,
   enc_dec_attention,
   enc_dec_attention_bias,
   relative_position_spans,
-)
-from mesh_tensorflow.transformer.layers.experts_attention import (
-  ExpertsEncDecAttention,
-  ExpertsSelfAttention,
-)
-from mesh_tensorflow.transformer.layers.general_bilinear import (
-  GeneralBilinearEncDecAttention,
-  GeneralBilinearSelfAttention,
 )
 from mesh_tensorflow.transformer.layers.grouped_query_attention import (
   GroupedQueryAttention,
@@ -30,20 +34,9 @@ from mesh_tensorflow.transformer.layers.local_conv_attention import (
   LightweightConv1DLocalAttn,
   LocalConvAttnBlock,
 )
-from mesh_tensorflow.transformer.layers.local_self_attention import LocalSelfAttention
-from mesh_tensorflow.transformer.layers.model_attention_params import attention_params
 from mesh_tensorflow.transformer.layers.parallel_layer import ParallelLayer
-from mesh_tensorflow.transformer.layers.relative_position import (
-  relative_position_bucket as _relative_position_bucket,
-)
 from mesh_tensorflow.transformer.layers.rotary import Rotary
-from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
-from mesh_tensorflow.transformer.layers.synthesizer import Synthesizer
-from mesh_tensorflow.transformer.layers.talking_heads import (
-  TalkingHeadsEncDecAttention,
-  TalkingHeadsSelfAttention,
-)
-from mesh_tensorflow.transformer.layers.transparent_attention import TransparentEncDecAttention
+from mesh_tensorflow.transformer.layers.self_attention import LocalSelfAttention, SelfAttention
 
 __all__ = [
   "BranchedEncDecAttention",

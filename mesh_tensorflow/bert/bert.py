@@ -22,7 +22,7 @@ from mesh_tensorflow.bert.model_parts import Dimensions, get_activation, layer_n
 from mesh_tensorflow.errors import ArgumentError, ConfigError, ShapeError, SizeError
 from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.transformer import moe
-from mesh_tensorflow.transformer.layers.relative_position import (
+from mesh_tensorflow.transformer.attention.bias import (
   relative_position_bucket as _relative_position_bucket,
 )
 

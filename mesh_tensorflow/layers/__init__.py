@@ -8,13 +8,11 @@ import typing as _typing
 from mesh_tensorflow.arguments import checking
 from mesh_tensorflow.environment import tensorflow_mode
 from mesh_tensorflow.layers.attention import *
-from mesh_tensorflow.layers.attention_params import *
 from mesh_tensorflow.layers.clip_activation_gradient import *
 from mesh_tensorflow.layers.convolution import *
 from mesh_tensorflow.layers.dense import *
 from mesh_tensorflow.layers.dense_initializers import *
 from mesh_tensorflow.layers.embedding import *
-from mesh_tensorflow.layers.incremental_attention import *
 from mesh_tensorflow.layers.local_attention import *
 from mesh_tensorflow.layers.losses import *
 from mesh_tensorflow.layers.masks import *
@@ -28,7 +26,6 @@ from mesh_tensorflow.layers.separable_conv import *
 from mesh_tensorflow.layers.separable_conv import (
   _depthwise_conv1d_hack as _depthwise_conv1d_hack,  # Used by clients.
 )
-from mesh_tensorflow.layers.spatial_attention import *
 from mesh_tensorflow.layers.spatial_convolution import *
 from mesh_tensorflow.layers.spatial_norm import *
 from mesh_tensorflow.layers.spatial_resize import *

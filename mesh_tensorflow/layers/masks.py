@@ -14,7 +14,7 @@ from mesh_tensorflow.operations.ranges import mtf_range
 from mesh_tensorflow.operations.reshape import rename_dimension
 from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.program.argument_kinds import NumberTensor, RealTensor
-from mesh_tensorflow.program.dimensions import Dimension, DimensionLike
+from mesh_tensorflow.program.dimensions import Dimension, DimensionLike, Shape
 from mesh_tensorflow.program.graph import Mesh, Tensor
 
 __all__ = [
@@ -34,13 +34,25 @@ def _additive(condition: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
   return tf.where(condition, tf.constant(MASKED, dtype), tf.constant(0.0, dtype))
 
 
-def _mask(
-  hidden: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], x1: Tensor, x2: Any, dtype: DTypeLike
+def mask_where(
+  hidden: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+  x1: Tensor,
+  x2: Any,
+  dtype: DTypeLike,
+  output_shape: Shape | None = None,
 ) -> Tensor:
-  """MASKED where `hidden(x1, x2)`, else 0."""
+  """MASKED where `hidden(x1, x2)`, a function of slices, is true; else 0.
+
+  Args:
+    hidden: from slices of x1 and x2 to booleans.
+    x1: positions or segments of queries or of memory.
+    x2: those of the other one.
+    dtype: dtype of the mask.
+    output_shape: dims of the mask; by default the union of both.
+  """
   dtype = tf.as_dtype(dtype)
   return binary_op_with_broadcasting(
-    lambda a, b: _additive(hidden(a, b), dtype), x1, x2, output_dtype=dtype
+    lambda a, b: _additive(hidden(a, b), dtype), x1, x2, output_shape, output_dtype=dtype
   )
 
 
@@ -91,7 +103,7 @@ def attention_mask_autoregressive(
   Returns:
     A `Tensor` [..., length, memory_length].
   """
-  return _mask(tf.less, query_pos, rename_length_to_memory_length(query_pos), dtype)
+  return mask_where(tf.less, query_pos, rename_length_to_memory_length(query_pos), dtype)
 
 
 def attention_mask_same_segment(
@@ -112,7 +124,7 @@ def attention_mask_same_segment(
     memory_segment = query_segment
   if "length" in memory_segment.shape.dimension_names:
     memory_segment = rename_length_to_memory_length(memory_segment)
-  return _mask(tf.not_equal, query_segment, memory_segment, dtype)
+  return mask_where(tf.not_equal, query_segment, memory_segment, dtype)
 
 
 def attention_bias_local_block(
@@ -131,7 +143,7 @@ def attention_bias_local_block(
   """
   # The block itself is the second half of the memory.
   query_pos = mtf_range(mesh, block_length, dtype) + block_length.size
-  return _mask(tf.less, query_pos, mtf_range(mesh, memory_length, dtype), tf.float32)
+  return mask_where(tf.less, query_pos, mtf_range(mesh, memory_length, dtype), tf.float32)
 
 
 def attention_bias_local_2d_block(
@@ -176,4 +188,4 @@ def attention_bias_local_2d_block(
     column,
   )
   query_pos = mtf_range(mesh, h_dim, dtype) * w_dim.size + mtf_range(mesh, w_dim, dtype)
-  return _mask(tf.less, query_pos, memory_pos, tf.float32)
+  return mask_where(tf.less, query_pos, memory_pos, tf.float32)

@@ -1,13 +1,17 @@
 """Attention functions and their parameters: `mesh_tensorflow.transformer.attention`."""
 
-from mesh_tensorflow.transformer.attention.dot_product import (
+from mesh_tensorflow.transformer.attention.bias import visibility_mask_to_attention_bias
+from mesh_tensorflow.transformer.attention.functions import (
   attention,
-  visibility_mask_to_attention_bias,
+  hybrid_attention,
+  synthetic_attention,
 )
-from mesh_tensorflow.transformer.attention.experts_params import ExpertsAttentionParams
-from mesh_tensorflow.transformer.attention.hybrid import hybrid_attention
 from mesh_tensorflow.transformer.attention.local import local_attention_1d
-from mesh_tensorflow.transformer.attention.params import AttentionParams, attention_params_simple
+from mesh_tensorflow.transformer.attention.params import (
+  AttentionParams,
+  ExpertsAttentionParams,
+  attention_params_simple,
+)
 from mesh_tensorflow.transformer.attention.prompts import (
   concat_hyper_prompts_kv,
   make_params_hyperprompt,
@@ -16,7 +20,6 @@ from mesh_tensorflow.transformer.attention.prompts import (
 from mesh_tensorflow.transformer.attention.sharding import (
   maybe_reshape_attention_input_for_2d_sharding,
 )
-from mesh_tensorflow.transformer.attention.synthetic import synthetic_attention
 
 __all__ = [
   "AttentionParams",

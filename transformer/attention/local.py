@@ -10,13 +10,13 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer.attention.dot_product import (
-  attention,
+from mesh_tensorflow.layers.local_attention import SequenceBlocks
+from mesh_tensorflow.transformer.attention.bias import (
+  all_visible,
+  compared,
   visibility_mask_to_attention_bias,
 )
-
-# Blocks are not made smaller than this for the sake of a smaller window.
-_MIN_BLOCK = 128
+from mesh_tensorflow.transformer.attention.functions import attention
 
 # A function, and what it compares of queries and of memory.
 _Comparison = tuple[Callable[..., mtf.Tensor], mtf.Tensor, mtf.Tensor]
@@ -75,14 +75,20 @@ def local_attention_1d(
     ArgumentError: num_sinks with relative_bias_fn.
   """
   _check(q, length_dim, length_dim_num_splits, radius, num_sinks, relative_bias_fn)
-  blocks = _Blocks.of(length_dim, length_dim_num_splits, radius, fully_autoregressive)
+  blocks = SequenceBlocks.of(
+    length_dim,
+    length_dim.size // length_dim_num_splits,
+    radius,
+    radius - 1 if fully_autoregressive else radius,
+    fully_autoregressive,
+  )
   sinks = _Sinks.of(blocks, num_sinks, sink_position, q.mesh) if num_sinks else None
-  compared: list[_Comparison] = []
+  comparisons: list[_Comparison] = []
   if isinstance(sequence_id, mtf.Tensor) and length_dim in sequence_id.shape:
-    compared.append((mtf.equal, sequence_id, sequence_id))
+    comparisons.append((mtf.equal, sequence_id, sequence_id))
   if read_priority is not None and write_priority is not None:
-    compared.append((mtf.greater_equal, read_priority, write_priority))
-  relative_position, bias = _masks(blocks, sinks, compared, q.mesh, q.dtype)
+    comparisons.append((mtf.greater_equal, read_priority, write_priority))
+  relative_position, bias = _masks(blocks, sinks, comparisons, q.mesh, q.dtype)
   q_blocks, cut = blocks.queries(q), blocks if sinks is None else sinks
   if relative_bias_fn is not None:
     relative_bias = relative_bias_fn(relative_position, q_blocks)
@@ -101,7 +107,7 @@ def local_attention_1d(
     bias,
     **(attention_kwargs or {}),
   )
-  return mtf.replace_dimensions(a, [blocks.blocks, blocks.query_block], length_dim)
+  return blocks.whole(a)
 
 
 def _check(
@@ -126,96 +132,32 @@ def _check(
 
 
 def _masks(
-  blocks: _Blocks,
+  blocks: SequenceBlocks,
   sinks: _Sinks | None,
-  compared: list[_Comparison],
+  comparisons: list[_Comparison],
   mesh: mtf.Mesh,
   dtype: tf.DType,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
   """(relative positions in a block, memory minus query; the bias that masks what is not seen)."""
-  relative_position, visible = blocks.window(mesh)
+  query, memory = blocks.query_block, blocks.memory_length
+  # The memory of a block begins a halo before it: positions are counted from the first query.
+  position = mtf.range(mesh, memory, tf.int32) - blocks.halo
+  relative_position = mtf.sub(
+    position, mtf.range(mesh, query, tf.int32), output_shape=mtf.Shape([query, memory])
+  )
+  left, right = -blocks.window, 0 if blocks.to_the_left else blocks.window
+  near = mtf.cwise(lambda r: (r > left) & (r <= right), [relative_position], output_dtype=tf.bool)
   if sinks is not None:
-    visible[0] = sinks.or_in_memory(visible[0], relative_position)
-  visible += [_compared(fn, blocks.queries(x), blocks.memory(y)) for fn, x, y in compared]
-  all_visible = _all(visible, [blocks.query_block, blocks.memory_length])
-  bias = visibility_mask_to_attention_bias(all_visible, dtype)
-  return relative_position, bias if sinks is None else sinks.beside_bias(bias, compared)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Blocks:
-  """The division of a sequence into blocks.
-
-  Attributes:
-    length: the dimension of positions.
-    blocks: the blocks; of its name, so that it is split as the positions are.
-    block_length: positions of a block.
-    halo: how many positions a block gets of its neighbours, on each side.
-    radius: how far a position sees.
-    to_the_left: whether no position sees a later one.
-  """
-
-  length: mtf.Dimension
-  blocks: mtf.Dimension
-  block_length: int
-  halo: int
-  radius: int
-  to_the_left: bool
-
-  @classmethod
-  def of(
-    cls, length: mtf.Dimension, num_splits: int, radius: int, fully_autoregressive: bool
-  ) -> _Blocks:
-    """Blocks as long as the window, if that is possible; each lies on one processor."""
-    per_split = length.size // num_splits
-    block_length = min(max(radius, _MIN_BLOCK), per_split)
-    # The largest divisor up to that: blocks have one size, for they are a dimension.
-    block_length = next(n for n in range(block_length, 0, -1) if per_split % n == 0)
-    # What one block can see is in the window and in the sequence.
-    halo = min(radius if not fully_autoregressive else radius - 1, length.size - block_length)
-    blocks = mtf.Dimension(length.name, length.size // block_length)
-    return cls(length, blocks, block_length, halo, radius, fully_autoregressive)
-
-  @property
-  def query_block(self) -> mtf.Dimension:
-    return mtf.Dimension("query_block_length", self.block_length)
-
-  @property
-  def memory_length(self) -> mtf.Dimension:
-    sides = 1 if self.to_the_left else 2
-    return mtf.Dimension("memory_block_length", self.block_length + self.halo * sides)
-
-  def queries(self, x: mtf.Tensor) -> mtf.Tensor:
-    """x in blocks, if it has positions."""
-    if self.length not in x.shape:
-      return x
-    return mtf.replace_dimensions(x, self.length, [self.blocks, self.query_block])
-
-  def memory(self, x: mtf.Tensor) -> mtf.Tensor:
-    """x in blocks with the ends of their neighbours, if it has positions."""
-    if self.length not in x.shape:
-      return x
-    block = mtf.Dimension("memory_block_length", self.block_length)
-    x = mtf.replace_dimensions(x, self.length, [self.blocks, block])
-    exchange = mtf.left_halo_exchange if self.to_the_left else mtf.halo_exchange
-    return exchange(x, self.blocks, block, self.halo)
-
-  def window(self, mesh: mtf.Mesh) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
-    """Relative positions in a block, memory minus query; and masks: in window and sequence."""
-    # The memory of a block begins a halo before it: positions are counted from the first query.
-    position = mtf.range(mesh, self.memory_length, tf.int32) - self.halo
-    relative_position = mtf.sub(
-      position,
-      mtf.range(mesh, self.query_block, tf.int32),
-      output_shape=mtf.Shape([self.query_block, self.memory_length]),
-    )
-    right = 0 if self.to_the_left else self.radius
-    near = mtf.cwise(
-      lambda r: (r > -self.radius) & (r <= right), [relative_position], output_dtype=tf.bool
-    )
-    # The exchange puts zeros beyond the ends of the sequence: keys like any other, if not masked.
-    inside = _inside(position, self.blocks, self.block_length, self.length.size)
-    return relative_position, [near, inside]
+    near = sinks.or_in_memory(near, mtf.less_equal(relative_position, right))
+  # The exchange puts zeros beyond the ends of the sequence: keys like any other, if not masked.
+  begin = mtf.range(mesh, blocks.blocks, tf.int32) * blocks.block_length
+  absolute = mtf.add(begin, position, output_shape=mtf.Shape([blocks.blocks, memory]))
+  length = blocks.length.size
+  inside = mtf.cwise(lambda p: (p >= 0) & (p < length), [absolute], output_dtype=tf.bool)
+  visible = [near, inside]
+  visible += [compared(fn, blocks.queries(x), blocks.memory(y)) for fn, x, y in comparisons]
+  bias = visibility_mask_to_attention_bias(all_visible(visible, (query, memory)), dtype)
+  return relative_position, bias if sinks is None else sinks.beside_bias(bias, comparisons)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,14 +176,14 @@ class _Sinks:
       block's further sinks are; -1 if they are in its memory, or are none.
   """
 
-  blocks: _Blocks
+  blocks: SequenceBlocks
   position: mtf.Tensor
   dim: mtf.Dimension
   index: mtf.Tensor
 
   @classmethod
   def of(
-    cls, blocks: _Blocks, num_sinks: int, position: mtf.Tensor | None, mesh: mtf.Mesh
+    cls, blocks: SequenceBlocks, num_sinks: int, position: mtf.Tensor | None, mesh: mtf.Mesh
   ) -> _Sinks:
     """The `num_sinks` first positions of sequences, of which these are the positions."""
     if position is None:
@@ -262,10 +204,8 @@ class _Sinks:
     index = mtf.cwise(before_memory, [index, mtf.broadcast(begin, shape)])
     return cls(blocks, position, dim, index)
 
-  def or_in_memory(self, near: mtf.Tensor, relative_position: mtf.Tensor) -> mtf.Tensor:
-    """Adds the sinks within a block's memory to the mask of the window."""
-    right = 0 if self.blocks.to_the_left else self.blocks.radius
-    earlier = mtf.less_equal(relative_position, right)
+  def or_in_memory(self, near: mtf.Tensor, earlier: mtf.Tensor) -> mtf.Tensor:
+    """Adds the sinks within a block's memory, if they are earlier, to the mask of the window."""
     sink = mtf.less(self.blocks.memory(self.position), self.dim.size)
     dims = [d for d in sink.shape if d not in earlier.shape]
     shape = mtf.Shape([*dims, *earlier.shape])
@@ -290,13 +230,13 @@ class _Sinks:
     """x in the memory of blocks, and behind it at their further sinks."""
     return mtf.concat([self.blocks.memory(x), self.of_blocks(x)], self.dim.name)
 
-  def beside_bias(self, bias: mtf.Tensor, compared: list[_Comparison]) -> mtf.Tensor:
+  def beside_bias(self, bias: mtf.Tensor, comparisons: list[_Comparison]) -> mtf.Tensor:
     """The bias of the memory of blocks, and behind it that of their further sinks."""
     query = self.blocks.query_block
     there = mtf.greater_equal(self.index, 0)
     visible = [mtf.replace_dimensions(there, there.shape.dims[-2], self.blocks.blocks)]
-    visible += [_compared(f, self.blocks.queries(x), self.of_blocks(y)) for f, x, y in compared]
-    sinks = visibility_mask_to_attention_bias(_all(visible, [query, self.dim]), bias.dtype)
+    visible += [compared(f, self.blocks.queries(x), self.of_blocks(y)) for f, x, y in comparisons]
+    sinks = visibility_mask_to_attention_bias(all_visible(visible, (query, self.dim)), bias.dtype)
     last = [query, self.blocks.memory_length, self.dim]
     dims = [d for d in dict.fromkeys([*bias.shape, *sinks.shape]) if d not in last]
     parts = [
@@ -304,29 +244,3 @@ class _Sinks:
       for x, memory in ((bias, last[1]), (sinks, self.dim))
     ]
     return mtf.concat(parts, self.dim.name)
-
-
-def _inside(
-  position: mtf.Tensor, blocks: mtf.Dimension, block_length: int, length: int
-) -> mtf.Tensor:
-  """Bool mask `[blocks, memory]`: True where a block's memory position is within the sequence."""
-  begin = mtf.range(position.mesh, blocks, tf.int32) * block_length
-  absolute = mtf.add(begin, position, output_shape=mtf.Shape([blocks, *position.shape.dims]))
-  return mtf.cwise(lambda p: (p >= 0) & (p < length), [absolute], output_dtype=tf.bool)
-
-
-def _compared(
-  compare: Callable[..., mtf.Tensor], query: mtf.Tensor, memory: mtf.Tensor
-) -> mtf.Tensor:
-  dims = query.shape.dims + [d for d in memory.shape if d not in query.shape]
-  return compare(query, memory, output_shape=mtf.Shape(dims))
-
-
-def _all(masks: list[mtf.Tensor], block: list[mtf.Dimension]) -> mtf.Tensor:
-  """Logical and of masks; the dims `block` come last."""
-  result, *others = sorted(masks, key=lambda mask: -mask.shape.ndims)
-  for mask in others:
-    dims = dict.fromkeys([*result.shape, *mask.shape])
-    shape = [d for d in dims if d not in block] + [d for d in block if d in dims]
-    result = mtf.logical_and(result, mask, output_shape=mtf.Shape(shape))
-  return result

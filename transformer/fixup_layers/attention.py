@@ -13,9 +13,9 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.layers import unit_scaling_convention
 from mesh_tensorflow.transformer import attention
+from mesh_tensorflow.transformer.attention.params import params_of_model
 from mesh_tensorflow.transformer.fixup_layers.layers import fixup_initializer
 from mesh_tensorflow.transformer.layers.enc_dec_attention import EncDecAttention
-from mesh_tensorflow.transformer.layers.model_attention_params import params_of_model
 from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
 from mesh_tensorflow.transformer.models.context import Context
 

@@ -10,9 +10,10 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.arguments.declared import COUNT, affects, takes
+from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT, affects, takes
+from mesh_tensorflow.layers import unit_scaling_convention
 from mesh_tensorflow.transformer import attention
-from mesh_tensorflow.transformer.layers.relative_position import relative_position_bucket
+from mesh_tensorflow.transformer.attention.bias import compared, relative_bias
 from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
 from mesh_tensorflow.transformer.models.context import Context
 
@@ -128,12 +129,19 @@ def enc_dec_attention_bias(
     biases.append(_segment_bias(context))
   if kind:
 
-    def relative_bias() -> mtf.Tensor:
-      return _relative_bias(layer, context, heads_dims, relative_position_fn)
+    def of_positions() -> mtf.Tensor:
+      return relative_bias(
+        layer,
+        context,
+        relative_position_fn(context),
+        heads_dims,
+        bidirectional=True,
+        name="enc_dec_relative_attention_bias",
+      )
 
     shared = kind == "bias_shared"
     key = ("enc_dec_relative_attention_bias", tuple(heads_dims))
-    biases.append(context.cached(key, relative_bias) if shared else relative_bias())
+    biases.append(context.cached(key, of_positions) if shared else of_positions())
   return mtf.add_n(biases) if biases else None
 
 
@@ -143,8 +151,7 @@ def _segment_bias(context: Context) -> mtf.Tensor:
 
   def compute() -> mtf.Tensor:
     if isinstance(ids, mtf.Tensor):
-      dims = ids.shape.dims + [d for d in encoder_ids.shape if d not in ids.shape]
-      visible = mtf.equal(ids, encoder_ids, output_shape=mtf.Shape(dims))
+      visible = compared(mtf.equal, ids, encoder_ids)
     else:
       visible = mtf.equal(encoder_ids, ids)
     return attention.visibility_mask_to_attention_bias(visible, context.activation_dtype)
@@ -152,23 +159,20 @@ def _segment_bias(context: Context) -> mtf.Tensor:
   return context.cached(("enc_dec_attention_mask", ids, encoder_ids), compute)
 
 
-def _relative_bias(
-  layer: SelfAttention,
+def encoder_memory(
   context: Context,
-  heads_dims: list[mtf.Dimension],
-  relative_position_fn: Callable[[Context], mtf.Tensor],
-) -> mtf.Tensor:
-  buckets_dim = mtf.Dimension("buckets", layer.relative_attention_num_buckets)
-  bucket = relative_position_bucket(
-    relative_position_fn(context), bidirectional=True, num_buckets=buckets_dim.size
-  )
-  values = mtf.get_variable(
-    context.mesh,
-    "enc_dec_relative_attention_bias",
-    mtf.Shape(context.model.ensemble_dims + heads_dims + [buckets_dim]),
-    dtype=context.variable_dtype,
-  )
-  return mtf.gather(values, bucket, buckets_dim)
+  memory_antecedent: mtf.Tensor,
+  keys_and_values: Callable[[mtf.Tensor], list[mtf.Tensor]],
+) -> tuple[list[mtf.Tensor], mtf.Dimension]:
+  """Keys and values of an encoder's output, and its length: made in prefill, kept for decoding."""
+  if context.mode == "incremental":
+    *memory, memory_length = context.get_constant_state()
+    return memory, memory_length
+  memory = keys_and_values(memory_antecedent)
+  (memory_length,) = [d for d in memory_antecedent.shape.dims if d.name == "memory_length"]
+  if context.mode == "first_part":
+    context.record_constant_state((*memory, memory_length))
+  return memory, memory_length
 
 
 @gin.configurable(module=_MODULE)
@@ -209,23 +213,12 @@ def enc_dec_attention(
   layer = self_attention_layer
   params = layer.make_params(context)
   q = params.compute_q(x)
-  if context.mode == "incremental":
-    # The encoder's output does not change: its keys and values were computed in the first part.
-    k, v, memory_length = context.get_constant_state()
-  else:
-    m = memory_antecedent
-    if layer.shared_kv:
-      k = v = params.compute_kv(m)
-    else:
-      k, v = params.compute_k(m), params.compute_v(m)
-    (memory_length,) = [d for d in m.shape.dims if d.name == "memory_length"]
-    if context.mode == "first_part":
-      context.record_constant_state((k, v, memory_length))
+  memory, memory_length = encoder_memory(context, memory_antecedent, params.keys_and_values)
   bias = enc_dec_attention_bias(layer, context, params.query_heads_dims)
   a = attention_fn(
     q,
-    k,
-    v,
+    memory[0],
+    memory[-1],
     memory_length,
     layer.kv_dim,
     layer.kv_dim,
@@ -234,8 +227,7 @@ def enc_dec_attention(
     z_loss_coeff=z_loss_coeff,
     **layer.attention_kwargs_from_context(context),
   )
-  output = params.compute_output(a, output_shape=layer.expected_attention_output_shape(x, params))
-  return layer.layer_output_from_attention_output(context, output, losses)
+  return layer.output(context, x, params, a, losses)
 
 
 class AttendsToEncoder(SelfAttention):
@@ -282,3 +274,106 @@ class EncDecAttention(AttendsToEncoder):
   def attention_fn(self) -> Callable[..., mtf.Tensor]:
     """Always `attention.attention`: hybrid attention needs as many queries as keys."""
     return attention.attention
+
+
+@gin.configurable(module=_MODULE)
+@affects(training="dropout_rate")
+@takes(
+  layers_per_encoder_module=COUNT,
+  layers_per_decoder_module=COUNT,
+  encoder_num_modules=COUNT,
+  decoder_num_modules=COUNT,
+  dropout_rate=BELOW_ONE,
+)
+class TransparentEncDecAttention(EncDecAttention):
+  """Attention of each decoder module to its own mixture of the outputs of the encoder's modules.
+
+  Variable, made by the first such layer of a stack and used by all: `w` [encoder_module_outputs,
+  decoder_module_inputs], whose softmax over the first dimension mixes.
+
+  Args:
+    layers_per_encoder_module: number of layers of an encoder module.
+    layers_per_decoder_module: number of layers of a decoder module.
+    encoder_num_modules: number of modules of the encoder; with its embeddings it has one more
+      output.
+    decoder_num_modules: number of modules of the decoder.
+    dropout_rate: rate at which, in training, elements of `w` and attention weights become 0.
+    **kwargs: arguments of `EncDecAttention`.
+  """
+
+  def __init__(
+    self,
+    layers_per_encoder_module: int = gin.REQUIRED,
+    layers_per_decoder_module: int = gin.REQUIRED,
+    encoder_num_modules: int = gin.REQUIRED,
+    decoder_num_modules: int = gin.REQUIRED,
+    dropout_rate: float = 0.0,
+    **kwargs: Any,
+  ):
+    super().__init__(**kwargs)
+    self.layers_per_encoder_module = layers_per_encoder_module
+    self.layers_per_decoder_module = layers_per_decoder_module
+    self.encoder_num_modules = encoder_num_modules
+    self.decoder_num_modules = decoder_num_modules
+    self.dropout_rate = dropout_rate
+
+  def _get_memory_antecedent(self, context: Context) -> mtf.Tensor:
+    """The mixture of the decoder module that calls.
+
+    Raises:
+      ConfigError: the layers and modules do not fit the stacks.
+    """
+    if context.mode == "incremental":
+      # Keys and values are those of the first part; only the dims count.
+      return context.encoder_output
+    module = context.layer_index // self.layers_per_decoder_module
+    if module >= self.decoder_num_modules:
+      raise errors.ConfigError(
+        f"{type(self).__name__}: layer number {context.layer_index} of the decoder is in module "
+        f"{module}, counted from 0 by layers_per_decoder_module = "
+        f"{self.layers_per_decoder_module}; set decoder_num_modules (={self.decoder_num_modules}) "
+        f"to at least {module + 1}"
+      )
+    return context.cached(("transparent_attention",), lambda: self._mixtures(context))[module]
+
+  def _mixtures(self, context: Context) -> list[mtf.Tensor]:
+    """The memory of each decoder module: a learned mixture of the encoder modules' outputs."""
+    outputs = context.encoder_layer_outputs or []
+    # The embeddings come first: the paper mixes them in as another module.
+    chosen = outputs[:1] + outputs[self.layers_per_encoder_module :: self.layers_per_encoder_module]
+    if len(chosen) != self.encoder_num_modules + 1:
+      raise errors.ConfigError(
+        f"{type(self).__name__}: the encoder has {max(len(outputs) - 1, 0)} layers; with "
+        f"layers_per_encoder_module = {self.layers_per_encoder_module} these are not "
+        f"encoder_num_modules = {self.encoder_num_modules} modules"
+      )
+    memory_length = context.encoder_length_dim
+    chosen = [_with_memory_length(x, context, memory_length) for x in chosen]
+    from_dim = mtf.Dimension("encoder_module_outputs", len(chosen))
+    to_dim = mtf.Dimension("decoder_module_inputs", self.decoder_num_modules)
+    stddev = 1.0 if unit_scaling_convention() else from_dim.size**-0.5
+    w = mtf.get_variable(
+      context.mesh,
+      "w",
+      mtf.Shape([from_dim, to_dim]),
+      dtype=context.variable_dtype,
+      initializer=tf.random_normal_initializer(stddev=stddev),
+    )
+    # Dropout before the softmax, so that the weights of a mixture add up to 1 in any case.
+    w = mtf.softmax(mtf.dropout(w, context.train, rate=self.dropout_rate), from_dim)
+    stacked = mtf.stack(chosen, from_dim.name)
+    mixed = mtf.layers.us_einsum(
+      [w, stacked], output_shape=mtf.Shape([to_dim, *chosen[0].shape]), reduced_dims=[from_dim]
+    )
+    modules: list[mtf.Tensor] = mtf.unstack(mixed, to_dim)
+    return modules
+
+
+def _with_memory_length(
+  x: mtf.Tensor, context: Context, memory_length: mtf.Dimension
+) -> mtf.Tensor:
+  """Calls the length dimension of an encoder layer's output `memory_length`."""
+  if memory_length in x.shape:
+    return x
+  (length,) = [d for d in x.shape if d.name == context.length_dim.name]
+  return mtf.replace_dimensions(x, length, memory_length)

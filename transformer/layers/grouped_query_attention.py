@@ -9,10 +9,9 @@ import gin
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.operations.norms import rms_normalize
-from mesh_tensorflow.transformer.layers.local_self_attention import LocalSelfAttention
-from mesh_tensorflow.transformer.layers.model_attention_params import attention_heads_dims
+from mesh_tensorflow.transformer.attention.params import attention_heads_dims
 from mesh_tensorflow.transformer.layers.rotary import Rotary
-from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
+from mesh_tensorflow.transformer.layers.self_attention import LocalSelfAttention, SelfAttention
 from mesh_tensorflow.transformer.models.context import Context
 from mesh_tensorflow.transformer.models.sublayers import ones_variable, zeros_variable
 

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 
 from mesh_tensorflow.transformer import transformer_layers
-from mesh_tensorflow.transformer.attention import synthetic
+from mesh_tensorflow.transformer.attention import functions as synthetic
 from tests.conformance.framework import T, op
 from tests.transformer.layer_context import make_context
 from tests.transformer.layers import numpy_attention as na

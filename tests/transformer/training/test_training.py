@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, errors
-from mesh_tensorflow.transformer.attention import dot_product, sharding
+from mesh_tensorflow.transformer.attention import functions, sharding
 from tests.kinds import kept
 from tests.transformer import training_program as program
 
@@ -73,7 +73,7 @@ def test_attention_on_axes_that_nothing_else_uses(mesh, layout, one_device_losse
     replaced.append(split(*args))
     return replaced[-1]
 
-  with unittest.mock.patch.object(dot_product, "split_for_unused_axis", spied):
+  with unittest.mock.patch.object(functions, "split_for_unused_axis", spied):
     losses = trainer.train(program.dataset, 5)
   assert replaced and all(replaced)
   np.testing.assert_allclose(losses, one_device_losses[:5], rtol=1e-5)

@@ -1,10 +1,11 @@
-"""The bias that self-attention adds to its logits: masks and relative position bias.
+"""What is added to logits: masks (causal, segments, window, sinks), relative position biases.
 
 What layers have in common is computed once per `Context` and kept in its cache.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,9 +13,32 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer.attention import visibility_mask_to_attention_bias
-from mesh_tensorflow.transformer.layers.relative_position import relative_position_bucket
 from mesh_tensorflow.transformer.models.context import Context
+
+
+def visibility_mask_to_attention_bias(visible: mtf.Tensor, dtype: tf.DType) -> mtf.Tensor:
+  """0 where `visible`, a bool tensor, is true; -1e9, or half of the least number, elsewhere."""
+  # Finite: for a position that sees nothing, as padding may, infinities would make the softmax
+  # 0 / 0. So its weights are equal, and what it gets is not used.
+  return mtf.cast(mtf.logical_not(visible), dtype) * max(-1e9, float(dtype.min) / 2)
+
+
+def compared(
+  compare: Callable[..., mtf.Tensor], query: mtf.Tensor, memory: mtf.Tensor
+) -> mtf.Tensor:
+  """A mask: an operation such as `mtf.equal`, of each query and each position of memory."""
+  return compare(query, memory, output_shape=_joined(query.shape, memory.shape))
+
+
+def all_visible(masks: list[mtf.Tensor], last: tuple[mtf.Dimension, ...] = ()) -> mtf.Tensor:
+  """Logical and of masks; the dims `last` come last."""
+  # The largest shape first, so that the result has its order of dims.
+  result, *others = sorted(masks, key=lambda mask: -mask.shape.ndims)
+  for mask in others:
+    dims = _joined(result.shape, mask.shape)
+    shape = [d for d in dims if d not in last] + [d for d in last if d in dims]
+    result = mtf.logical_and(result, mask, output_shape=mtf.Shape(shape))
+  return result
 
 
 class _Limits(NamedTuple):
@@ -102,17 +126,7 @@ def relative_attention_bias(
   heads_dims: list[mtf.Dimension],
   q: mtf.Tensor,
 ) -> mtf.Tensor:
-  """The bias of relative positions, of a layer that has one.
-
-  Args:
-    layer: the layer; its relative_attention_type is not None.
-    context: a `Context`.
-    relative_position: int32: memory position minus query position.
-    heads_dims: dims of query heads.
-    q: the queries.
-
-  Returns:
-    A tensor whose dims are among those of the products.
+  """The `relative_bias` of a layer of self-attention.
 
   Raises:
     ConfigError: an unknown relative_attention_type.
@@ -123,8 +137,42 @@ def relative_attention_bias(
       f'{type(layer).__name__}.relative_attention_type must be None, "bias", "bias_shared" or '
       f'"contextual", got {kind!r}'
     )
-  # With input_full_attention, inputs see later ones, too.
-  bidirectional = not context.model.fully_autoregressive
+  return relative_bias(
+    layer,
+    context,
+    relative_position,
+    heads_dims,
+    # With input_full_attention, inputs see later ones, too.
+    bidirectional=not context.model.fully_autoregressive,
+    name="relative_attention_bias",
+    q=q,
+  )
+
+
+def relative_bias(
+  layer: Any,
+  context: Context,
+  relative_position: mtf.Tensor,
+  heads_dims: list[mtf.Dimension],
+  *,
+  bidirectional: bool,
+  name: str,
+  q: Any = None,
+) -> mtf.Tensor:
+  """A trained number for each head and bucket of relative positions.
+
+  Args:
+    layer: the layer, for the number of buckets, and whether numbers are computed from queries.
+    context: a `Context`.
+    relative_position: int32, of positions of queries and of memory.
+    heads_dims: dims of query heads.
+    bidirectional: see `relative_position_bucket`.
+    name: name of the variable.
+    q: the queries.
+
+  Returns:
+    A tensor whose dims are among those of the products, in their order.
+  """
   buckets_dim = mtf.Dimension("buckets", layer.relative_attention_num_buckets)
   bucket = context.cached(
     ("relative_position_bucket", relative_position, bidirectional, buckets_dim),
@@ -132,8 +180,26 @@ def relative_attention_bias(
       relative_position, bidirectional=bidirectional, num_buckets=buckets_dim.size
     ),
   )
-  values = _relative_values(layer, context, heads_dims, buckets_dim, q)
-  return _gather_bias(values, bucket, buckets_dim)
+  leading = context.model.ensemble_dims + heads_dims
+  if layer.relative_attention_type == "contextual":
+    values = mtf.layers.dense(
+      q,
+      reduced_dims=[layer.kv_dim],
+      new_dims=[buckets_dim],
+      expert_dims=leading,
+      use_bias=False,
+      variable_dtype=context.variable_dtype,
+      name="relative_attention_ak",
+    )
+  else:
+    shape = mtf.Shape(leading + [buckets_dim])
+    values = mtf.get_variable(context.mesh, name, shape, dtype=context.variable_dtype)
+  # With dims ordered as in the logits: batch, heads, lengths.
+  dims = [d for d in bucket.shape if d not in values.shape]
+  dims += [d for d in values.shape if d != buckets_dim]
+  lengths = [d for name in ("length", "memory_length") for d in dims if d.name == name]
+  shape = mtf.Shape([d for d in dims if d not in lengths] + lengths)
+  return mtf.gather(values, bucket, buckets_dim, output_shape=shape)
 
 
 def length_to_memory_length(
@@ -157,29 +223,20 @@ def _mask(
     visible.append(_or_sinks(layer, context, near, limits.num_sinks))
   if limits.high is not None:
     visible.append(mtf.less_equal(relative_position(), limits.high))
-  if context.read_priority is not None:
-    write_priority = layer.rename_length_to_memory_length(context.write_priority, context)
-    visible.append(
-      mtf.greater_equal(
-        context.read_priority,
-        write_priority,
-        output_shape=_joined(context.read_priority.shape, write_priority.shape),
-      )
-    )
-  sequence_id = _segments(context)
+
+  def memory(x: mtf.Tensor) -> mtf.Tensor:
+    renamed: mtf.Tensor = layer.rename_length_to_memory_length(x, context)
+    return renamed
+
+  if context.read_priority is not None and context.write_priority is not None:
+    write_priority = memory(context.write_priority)
+    visible.append(compared(mtf.greater_equal, context.read_priority, write_priority))
+  sequence_id = segments(context)
   if sequence_id is not None and context.length_dim in sequence_id.shape:
-    memory_id = layer.rename_length_to_memory_length(sequence_id, context)
-    visible.append(
-      mtf.equal(sequence_id, memory_id, output_shape=_joined(sequence_id.shape, memory_id.shape))
-    )
+    visible.append(compared(mtf.equal, sequence_id, memory(sequence_id)))
   if not visible:
     return None
-  # The largest shape first, so that the result has its order of dims.
-  visible.sort(key=lambda v: -v.shape.ndims)
-  all_visible = visible[0]
-  for v in visible[1:]:
-    all_visible = mtf.logical_and(all_visible, v)
-  return visibility_mask_to_attention_bias(all_visible, context.activation_dtype)
+  return visibility_mask_to_attention_bias(all_visible(visible), context.activation_dtype)
 
 
 def _or_sinks(layer: Any, context: Context, near: mtf.Tensor, num_sinks: int) -> mtf.Tensor:
@@ -189,45 +246,19 @@ def _or_sinks(layer: Any, context: Context, near: mtf.Tensor, num_sinks: int) ->
   if context.mode == "incremental":
     position = mtf.range(context.mesh, layer.memory_length(context), tf.int32)
   else:
-    # Packed sequences have first positions of their own; a funnel's shorter ones are not known.
-    packed = context.packed_position
-    if packed is not None and context.length_dim in packed.shape:
-      position = packed
-    else:
-      position = context.position
-    position = layer.rename_length_to_memory_length(position, context)
+    position = layer.rename_length_to_memory_length(position_in_sequence(context), context)
   sinks = mtf.less(position, num_sinks)
   return mtf.logical_or(near, sinks, output_shape=_joined(near.shape, sinks.shape))
 
 
-def _relative_values(
-  layer: Any,
-  context: Context,
-  heads_dims: list[mtf.Dimension],
-  buckets_dim: mtf.Dimension,
-  q: mtf.Tensor,
-) -> mtf.Tensor:
-  """The bias of each bucket: `[<heads_dims>, buckets]`, with the dims of q if contextual."""
-  leading = context.model.ensemble_dims + heads_dims
-  if layer.relative_attention_type == "contextual":
-    return mtf.layers.dense(
-      q,
-      reduced_dims=[layer.kv_dim],
-      new_dims=[buckets_dim],
-      expert_dims=leading,
-      use_bias=False,
-      variable_dtype=context.variable_dtype,
-      name="relative_attention_ak",
-    )
-  return mtf.get_variable(
-    context.mesh,
-    "relative_attention_bias",
-    mtf.Shape(leading + [buckets_dim]),
-    dtype=context.variable_dtype,
-  )
+def position_in_sequence(context: Context) -> mtf.Tensor:
+  """Positions, of packed sequences within each: the first ones may be attention sinks."""
+  packed = context.packed_position
+  # A funnel's shorter sequences have no known positions.
+  return packed if packed is not None and context.length_dim in packed.shape else context.position
 
 
-def _segments(context: Context) -> mtf.Tensor | None:
+def segments(context: Context) -> mtf.Tensor | None:
   """Segment ids: a position attends only to positions with an equal id; None: no segments."""
   for ids in (context.subsequence_id, context.sequence_id):
     if isinstance(ids, mtf.Tensor):
@@ -242,7 +273,7 @@ def _sources(context: Context) -> tuple[Any, ...]:
     context.position,
     context.read_priority,
     context.write_priority,
-    _segments(context),
+    segments(context),
   )
 
 
@@ -257,10 +288,44 @@ def _relative_position(memory_position: mtf.Tensor, position: mtf.Tensor) -> mtf
   return mtf.sub(memory_position, position, output_shape=shape)
 
 
-def _gather_bias(values: mtf.Tensor, bucket: mtf.Tensor, buckets_dim: mtf.Dimension) -> mtf.Tensor:
-  """Gathers the buckets' values, with dims ordered as in the logits: batch, heads, lengths."""
-  dims = [d for d in bucket.shape if d not in values.shape]
-  dims += [d for d in values.shape if d != buckets_dim]
-  lengths = [d for name in ("length", "memory_length") for d in dims if d.name == name]
-  shape = mtf.Shape([d for d in dims if d not in lengths] + lengths)
-  return mtf.gather(values, bucket, buckets_dim, output_shape=shape)
+def relative_position_bucket(
+  relative_position: mtf.Tensor,
+  bidirectional: bool = True,
+  num_buckets: int = 32,
+  max_distance: int = 128,
+) -> mtf.Tensor:
+  """The number of the bucket that a relative position falls into.
+
+  Half of the buckets are for one position each, the others for ranges that grow logarithmically
+  up to `max_distance`; all positions beyond share the last.
+
+  Args:
+    relative_position: int32 tensor, memory position minus query position.
+    bidirectional: whether positions to the right have buckets (the upper half); else they share
+      bucket 0 with relative position 0.
+    num_buckets: number of buckets.
+    max_distance: the distance from which on there is one bucket.
+
+  Returns:
+    An int32 tensor of the same dims, in [0, num_buckets).
+  """
+
+  def bucket(relative: tf.Tensor) -> tf.Tensor:
+    n = -relative
+    if bidirectional:
+      buckets = num_buckets // 2
+      # The second half of the buckets is for memory after the query.
+      offset = tf.cast(n < 0, tf.int32) * buckets
+      n = tf.abs(n)
+    else:
+      buckets, offset = num_buckets, 0
+      n = tf.maximum(n, 0)
+    exact = buckets // 2
+    # Float32 products with reciprocals, in this order: at the edges of the ranges the bucket
+    # depends on the rounding, and trained biases belong to these buckets.
+    scale = 1.0 / math.log(max_distance / exact)
+    log_ratio = tf.math.log(tf.cast(tf.maximum(n, 1), tf.float32) * (1.0 / exact))
+    large = exact + tf.cast(log_ratio * scale * float(buckets - exact), tf.int32)
+    return offset + tf.where(n < exact, n, tf.minimum(large, buckets - 1))
+
+  return mtf.cwise(bucket, [relative_position], grad_function=0, name="relative_position_bucket")
