@@ -20,6 +20,7 @@ from mesh_tensorflow.bert.config import (
 )
 from mesh_tensorflow.bert.model_parts import Dimensions, get_activation, layer_norm
 from mesh_tensorflow.errors import ArgumentError, ConfigError, ShapeError, SizeError
+from mesh_tensorflow.layers.attention import attend
 from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.transformer import moe
 from mesh_tensorflow.transformer.attention.bias import (
@@ -221,8 +222,9 @@ class BertModel(Dimensions):
     logits = mtf.einsum([q, k], reduced_dims=[head]) * head.size**-0.5
     if attention_bias is not None:
       logits += attention_bias
-    weights = mtf.softmax(logits, self.memory_seq_dim)
-    y = mtf.einsum([weights, v], reduced_dims=[self.memory_seq_dim])
+    y = attend(
+      logits, v, q.shape, normalize=lambda logits: mtf.softmax(logits, self.memory_seq_dim)
+    )
     y = self._dense(y, [heads_dim, head], [self.model_dim], name="output")
     return mtf.transpose(y, x.shape)
 

@@ -48,6 +48,7 @@ def attend(
   *,
   normalize: Callable[[Tensor], Tensor],
   dropout: Callable[[Tensor], Tensor] | None = None,
+  weights_dtype: tf.DType | None = None,
 ) -> Tensor:
   """The sum of values, weighted by dropout(normalize(logits)): what all kinds of attention end in.
 
@@ -57,8 +58,11 @@ def attend(
     output_shape: dims of the result.
     normalize: makes weights of logits, as a softmax over memory_length.
     dropout: applied to the weights, or None.
+    weights_dtype: what weights are cast to; None: that of the logits.
   """
-  weights = cast(normalize(logits), v.dtype)
+  weights = normalize(logits)
+  if weights_dtype is not None:
+    weights = cast(weights, weights_dtype)
   if dropout is not None:
     weights = dropout(weights)
   return einsum([weights, v], output_shape=output_shape)
@@ -264,6 +268,7 @@ class Projections:
     prev_k: Tensor,
     prev_v: Tensor,
     write: Callable[[Tensor, Tensor], Tensor],
+    slots: Tensor,
     step_num: Tensor,
   ) -> tuple[Tensor, Tensor, Tensor]:
     """One decoding step: `write` puts the position's key and value into the KV cache.
@@ -273,6 +278,7 @@ class Projections:
       prev_k: cached keys [batch..., heads, slots, kv_channels].
       prev_v: cached values, likewise.
       write: from a cache and the position's key or value to the new cache.
+      slots: 0, 1, ... along the slots of the caches.
       step_num: an integer tensor; slots after it hold nothing yet, and are hidden.
 
     Returns:
@@ -280,10 +286,8 @@ class Projections:
     """
     q, new_k, new_v = self.queries_keys_values(x, x, num_positions=0)
     k, v = write(prev_k, new_k), write(prev_v, new_v)
-    slots = mtf_range(x.mesh, prev_k.shape.dims[-2], step_num.dtype)
-    o = dot_product_attention(
-      q, k, v, mask_where(tf.greater, slots, step_num, x.dtype), is_training=False
-    )
+    mask = mask_where(tf.greater, slots, step_num, x.dtype)
+    o = dot_product_attention(q, k, v, mask, is_training=False)
     return self.output(o, x.shape), k, v
 
 
@@ -460,6 +464,7 @@ def multihead_self_attention_incremental(
       prev_k,
       prev_v,
       lambda cache, new: cache + einsum([new, here], output_shape=cache.shape),
+      mtf_range(query_antecedent.mesh, memory_length, step_num.dtype),
       step_num,
     )
 

@@ -258,6 +258,7 @@ def masked_local_attention_1d_incremental(
       prev_k,
       prev_v,
       lambda cache, new: where(here, new, cache, output_shape=cache.shape),
+      slots,
       step_num,
     )
 

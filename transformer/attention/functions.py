@@ -118,6 +118,7 @@ def attention(
     mtf.Shape(shared + queries + [value_dim]),
     normalize=softmax_over(memory_length_dim, extra_logit),
     dropout=dropout_of_weights(dropout_rate, dropout_broadcast_dims, replacement),
+    weights_dtype=v.dtype,
   )
   if sink_logits is not None:
     outputs *= mtf.cast(_share_of_memory(logits, memory_length_dim, sink_logits), outputs.dtype)
@@ -284,6 +285,7 @@ def hybrid_attention(
     q.shape - key_dim + value_dim,
     normalize=normalize,
     dropout=dropout_of_weights(dropout_rate, dropout_broadcast_dims),
+    weights_dtype=v.dtype,
   )
 
 
@@ -365,6 +367,7 @@ def synthetic_attention(
     output_shape,
     normalize=softmax_over(memory_length_dim, extra_logit),
     dropout=dropout_of_weights(dropout_rate, dropout_broadcast_dims),
+    weights_dtype=v.dtype,
   )
 
 

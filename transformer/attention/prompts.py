@@ -106,7 +106,7 @@ def make_params_mtlprompt(
   Raises:
     ConfigError: a parameter or the task ids are missing, or do not fit.
   """
-  prompts = _shared(context, _scope_component(0), "prompts")
+  prompts = _shared(context, scope_component(0), "prompts")
   task_dim, model_dim = prompts.shape[0], prompts.shape[-1]
   _check_prompts(prompts, task_num, prompt_length)
   if prefix_hidden_dim is None:
@@ -166,7 +166,7 @@ def make_params_hyperprompt(
       that has an embedding.
   """
   del mtlprompt_share, num_heads, prefix_hidden_dim, kv_dim  # The given tensors have these sizes.
-  scope = scope or _scope_component(0)
+  scope = scope or scope_component(0)
 
   def shared(name: str) -> mtf.Tensor:
     return _shared(context, scope, name)
@@ -250,7 +250,7 @@ def _check_prompts(prompts: mtf.Tensor, task_num: int, prompt_length: int | None
     )
 
 
-def _scope_component(i: int) -> str:
+def scope_component(i: int) -> str:
   """A component of the name of the open variable scope; "" if it has fewer."""
   name: str = mtf.get_variable_scope().name
   return [*name.split("/"), "", ""][i]
@@ -258,7 +258,7 @@ def _scope_component(i: int) -> str:
 
 def _block_number(num_layers: int) -> int:
   """The number of the block whose variable scope is open."""
-  number = _scope_component(1).rpartition("_")[2]
+  number = scope_component(1).rpartition("_")[2]
   if not number.isdigit() or int(number) >= num_layers:
     raise errors.ConfigError(
       f"prompts: the variable scope {mtf.get_variable_scope().name!r} must name a block in its "

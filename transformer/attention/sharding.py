@@ -20,15 +20,7 @@ def split_for_unused_axis(
   bias: mtf.Tensor | None,
   unsplittable_dims: Sequence[mtf.Dimension],
 ) -> Replacement | None:
-  """Selects a dimension of attention to split over an otherwise unused mesh axis.
-
-  Args:
-    context: a `Context`; its model's `layout` and `mesh_shape` say which axes are in use.
-    q: queries.
-    k: keys.
-    v: values.
-    bias: a tensor, or None.
-    unsplittable_dims: dimensions to leave alone.
+  """Selects a dimension to divide; see `maybe_reshape_attention_input_for_2d_sharding`.
 
   Returns:
     A dimension that q, k and v have, and the two dimensions to replace it by: of its name and of a
@@ -89,7 +81,7 @@ def maybe_reshape_attention_input_for_2d_sharding(
   be divided further, becomes two: one as it was split before, and one split over the free axis.
 
   Args:
-    context: a `Context`.
+    context: a `Context`; its model's `layout` and `mesh_shape` say which axes are in use.
     q: queries.
     k: keys.
     v: values.

@@ -34,6 +34,7 @@ class QueryKeyOptions(SelfAttention):
       forgets how small queries started.
     query_key_norm_epsilon: added to the mean square.
     logit_soft_cap: see `attention.attention`.
+    num_sinks: how many first positions of a sequence are seen from everywhere (attention sinks).
     sink_logits: whether each head has a trained logit of attending to nothing; see
       `attention.attention`.
     qkv_bias: whether queries, keys and values have biases, added before all else.
@@ -41,8 +42,8 @@ class QueryKeyOptions(SelfAttention):
     **kwargs: arguments of the kind of self-attention.
 
   Raises:
-    ConfigError: rotary or query_key_norm with shared_kv; or logit_soft_cap or sink_logits with
-      hybrid attention.
+    ConfigError: rotary or query_key_norm with shared_kv; logit_soft_cap or sink_logits with hybrid
+      attention; or num_sinks is negative.
   """
 
   def __init__(
@@ -52,12 +53,14 @@ class QueryKeyOptions(SelfAttention):
     query_key_norm_epsilon: float = 1e-6,
     logit_soft_cap: float | None = None,
     *,
+    num_sinks: int = 0,
     sink_logits: bool = False,
     qkv_bias: bool = False,
     output_bias: bool = False,
     **kwargs: Any,
   ):
     super().__init__(**kwargs)
+    self.num_sinks = num_sinks
     self.sink_logits = sink_logits
     self.qkv_bias = qkv_bias
     self.output_bias = output_bias
@@ -79,6 +82,10 @@ class QueryKeyOptions(SelfAttention):
       raise errors.ConfigError(
         f"{type(self).__name__}: hybrid attention has no sink_logits; set attention_func = None or "
         "sink_logits = False"
+      )
+    if num_sinks < 0:
+      raise errors.ConfigError(
+        f"{type(self).__name__}: num_sinks (={num_sinks}) must not be negative"
       )
 
   def attention_kwargs_from_context(self, context: Context) -> dict[str, Any]:
@@ -194,14 +201,14 @@ class GroupedQueryAttention(QueryKeyOptions, SelfAttention):
       query_key_norm,
       query_key_norm_epsilon,
       logit_soft_cap,
+      num_sinks=num_sinks,
       sink_logits=sink_logits,
       qkv_bias=qkv_bias,
       output_bias=output_bias,
       **kwargs,
     )
     self.window = window
-    self.num_sinks = num_sinks
-    if (window is not None and window < 1) or num_sinks < 0 or (num_sinks and window is None):
+    if (window is not None and window < 1) or (num_sinks and window is None):
       raise errors.ConfigError(
         f"{type(self).__name__}: window (={window}) must be None or at least 1, and num_sinks "
         f"(={num_sinks}) 0 without a window"
@@ -242,34 +249,5 @@ class LocalGroupedQueryAttention(QueryKeyOptions, LocalSelfAttention):
     **kwargs: arguments of `LocalSelfAttention`.
 
   Raises:
-    ConfigError: see `QueryKeyOptions`; or num_sinks is negative.
+    ConfigError: see `QueryKeyOptions`.
   """
-
-  def __init__(
-    self,
-    rotary: Rotary | None = None,
-    query_key_norm: bool = False,
-    query_key_norm_epsilon: float = 1e-6,
-    logit_soft_cap: float | None = None,
-    *,
-    num_sinks: int = 0,
-    sink_logits: bool = False,
-    qkv_bias: bool = False,
-    output_bias: bool = False,
-    **kwargs: Any,
-  ):
-    super().__init__(
-      rotary,
-      query_key_norm,
-      query_key_norm_epsilon,
-      logit_soft_cap,
-      sink_logits=sink_logits,
-      qkv_bias=qkv_bias,
-      output_bias=output_bias,
-      **kwargs,
-    )
-    self.num_sinks = num_sinks
-    if num_sinks < 0:
-      raise errors.ConfigError(
-        f"{type(self).__name__}: num_sinks (={num_sinks}) must not be negative"
-      )

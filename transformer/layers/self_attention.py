@@ -27,6 +27,7 @@ from mesh_tensorflow.transformer.attention.bias import (
   self_attention_bias,
 )
 from mesh_tensorflow.transformer.attention.params import attention_params
+from mesh_tensorflow.transformer.attention.prompts import scope_component
 from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.models.decoding_states import overwrite, write_at
 
@@ -243,7 +244,7 @@ class SelfAttention(TransformerLayer):
       k, v, memory_position, memory_length = attention.concat_hyper_prompts_kv(
         memory[0],
         memory[-1],
-        _first_scope(),
+        scope_component(0),
         self.use_hyperprompt,
         memory_length,
         self.hyperprompt_task_num,
@@ -268,7 +269,7 @@ class SelfAttention(TransformerLayer):
       "encoder": self.hyperprompt_length_encoder,
       "decoder": self.hyperprompt_length_decoder,
     }
-    return lengths.get(_first_scope()) or 0
+    return lengths.get(scope_component(0)) or 0
 
   def memory_length(self, context: Context) -> mtf.Dimension:
     """The dimension of what is attended to."""
@@ -570,9 +571,3 @@ class LocalSelfAttention(SelfAttention):
     batch, (*heads, kv_dim) = x.shape.dims[:i], x.shape.dims[i + 1 :]
     shape = mtf.Shape([*batch, *heads, window, kv_dim])
     return mtf.gather(x, position, length, output_shape=shape)
-
-
-def _first_scope() -> str:
-  """The first component of the open variable scope."""
-  name: str = mtf.get_variable_scope().name
-  return name.split("/")[0]
