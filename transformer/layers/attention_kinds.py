@@ -37,8 +37,8 @@ from mesh_tensorflow.transformer.layers.enc_dec_attention import (
 )
 from mesh_tensorflow.transformer.layers.self_attention import SelfAttention
 from mesh_tensorflow.transformer.models.context import Context
-from mesh_tensorflow.transformer.moe.router import refuse_noncausal
 from mesh_tensorflow.transformer.moe.hparams import HParams
+from mesh_tensorflow.transformer.moe.router import refuse_noncausal
 
 _MODULE = "mesh_tensorflow.transformer.transformer_layers"
 _Heads = Sequence[tuple[str, int]]
