@@ -10,7 +10,7 @@ package.
     vocabularies, data     text to ids; examples from texts: read, encoded, packed
     schedules              learning rates
     models, embeddings     what a model is made of but its layers: stacks, decoding; embeddings
-    moe, attention         mixtures of experts; attention functions and their parameters
+    moe, attention         mixtures of experts; parts of attention: functions, masks, variables
     layers                 the layers of a Transformer
     fixup_layers, universal_transformer
     programs               what a mesh computes: a file a program: training, evaluation
