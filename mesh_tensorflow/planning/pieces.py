@@ -215,12 +215,11 @@ class Pieces:
       count = len(reads(kind.operation))
       alone = tuple(PendingSum((0,), True) if j == i else None for j in range(count))
       among = tuple(PendingSum((0,), j == i) for j in range(count))
-      pieces = [self._lower(kind, (), (2,), given) for given in (alone, among)]
       self._found_to_resume[key] = any(
         piece.problem is not None
         or any(piece.states)
         or any(k == "reduced" and n == i for k, n in piece.buffers)
-        for piece in pieces
+        for piece in (self._lower(kind, (), (2,), given) for given in (alone, among))
       )
     return self._found_to_resume[key]
 
