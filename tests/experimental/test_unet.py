@@ -303,6 +303,29 @@ def test_wrong_use_is_told():
     )
 
 
+PROGRAM = """
+from absl import app
+from mesh_tensorflow.experimental import model_executor
+app.run(model_executor.main)
+"""
+
+
+@pytest.mark.slow
+def test_the_program_makes_its_own_devices(tmp_path, run_subprocess):
+  """As the command of its docstring does: in a process where TensorFlow has not started."""
+  pattern = write_scans(tmp_path)
+  flags = [f"--{n}={v}" for n, v in SMALL.items()]
+  run_subprocess([
+    "-c", PROGRAM, "--nouse_tpu", "--mesh_shape=rows:2,columns:2", *flags,
+    "--layout=image_nx_block:rows,image_ny_block:columns", f"--train_file_pattern={pattern}",
+    f"--eval_file_pattern={pattern}", f"--checkpoint_dir={tmp_path}/m", "--num_training_loops=1",
+    "--num_train_iterations_per_loop=2", "--num_eval_iterations_per_loop=1",
+    f"--pred_output_dir={tmp_path}/p",
+  ])  # fmt: skip
+  names = {p.name for p in tmp_path.rglob("*") if p.is_file()}
+  assert {"model.ckpt-2.index", "pred_lesion_2_0.npy", "pred_liver_2_1.npy"} <= names
+
+
 FLAGS_PROGRAM = """
 from mesh_tensorflow.experimental import model_executor, offline_data_aug, unet
 flags = unet.FLAGS

@@ -291,6 +291,38 @@ def test_help_has_what_all_commands_have_in_a_part_of_its_own(capsys, start, com
       assert any(r.strip().startswith(flag) and "Repeatable." in r for r in row)
 
 
+PLACEHOLDERS = {
+  "FILE": "--config --gin_file --input --targets --inputs --write",
+  "NAME=VALUE": "--set",
+  '"NAME = VALUE"': "--gin_param",
+  "DIR": "--model_dir",
+  "DIRS": "--gin_location_prefix",
+  "PATH": "--data --init_checkpoint --text",
+  "N": "--steps --batch_size --save_every --eval_every --report_every --seed --devices --top_k"
+  " --num_samples --max_tokens --beam_size --verbosity --vocab_size --processes",
+  "N|all": "--batches",
+  "X": "--learning_rate --temperature --top_p --min_p --repetition_penalty --validation_fraction",
+  "STEP": "--checkpoint",
+  "TEXT": "--prompt --stop --tpu --tpu_zone --gcp_project --tpu_job_name",
+  "SHAPE": "--mesh",
+  "RULES": "--layout",
+  "MODULE": "--module_import",
+  "": "--dry_run --interactive --dataset --scores --allow_config_change",
+}
+
+
+@pytest.mark.parametrize("command", sorted(BASES))
+def test_placeholders_in_the_help(capsys, start, command):
+  of_flag = {flag: kind for kind, flags in PLACEHOLDERS.items() for flag in flags.split()}
+  with pytest.raises(SystemExit):
+    start(command, "--help")
+  seen = re.findall(
+    r'^  (--\w+)(?:, --\w+)*(?: ("[^"]*"|\S+))?(?:  |$)', capsys.readouterr().out, re.M
+  )
+  known = [(flag, kind) for flag, kind in seen if flag in of_flag]
+  assert len(known) >= 3 and all(of_flag[flag] == kind for flag, kind in known)
+
+
 def test_empty_values(capsys, start):
   for words in (["train", "--config="], ["train", "--config=a", "--init_checkpoint="],
                 ["infer", "--config=a", "--prompt="],

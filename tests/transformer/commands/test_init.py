@@ -338,3 +338,18 @@ def test_a_field_is_named_for_all_files_but_plain_text(inside):
   write("text/a.jsonl", rows.replace("body", "text"))
   run("of_text", "--text=text")
   assert settings("of_text")["own_text.field"] is None
+
+
+def test_a_text_has_to_have_the_pieces(inside, capsys, monkeypatch):
+  """Four characters for each."""
+  monkeypatch.setattr(init, "_has_sentencepiece", lambda: True)
+  write("a.txt", TEXT[:1600])
+  run("m", "--text=a.txt", "--vocabulary=sentencepiece:400")
+  capsys.readouterr()
+  with pytest.raises(SystemExit):
+    run("n", "--text=a.txt", "--vocabulary=sentencepiece:401")
+  assert "take at most sentencepiece:400" in capsys.readouterr().err
+  write("b.txt", TEXT[:1199])
+  with pytest.raises(SystemExit):
+    run("n", "--text=b.txt", "--vocabulary=sentencepiece:300")
+  assert "take characters or bytes" in capsys.readouterr().err

@@ -308,6 +308,17 @@ def test_what_stays_of_compat_v1_is_named():
   assert few.notes[0].advice.startswith("stays while these are used: tf.a1, tf.a2.b; TensorFlow's")
 
 
+@pytest.mark.parametrize(
+  "line",
+  ["from tensorflow import keras", "from tensorflow import keras, estimator",
+  "import tensorflow_text",
+   "from tensorflow.compat import v2", "from tensorflow import data as estimator"],
+)  # fmt: skip
+def test_other_imports_stay(line):
+  source = f"import mesh_tensorflow as mtf\n{line}\n"
+  assert port.port(source) == port.Ported(source, 0, ())
+
+
 def test_files_and_folders(tmp_path, capsys):
   """Folders are looked through; what cannot be read is told, and counts; the exit code is 0."""
   (tmp_path / "a" / "b").mkdir(parents=True)
