@@ -222,9 +222,8 @@ _FEW_AXES = {
   "importing/dynamic_shapes.py": 2,
   "importing/families/batched.py": 5,
   "importing/families/elementwise.py": 1,
-  "importing/families/gathers.py": 3,
+  "importing/families/gathers.py": 4,
   "importing/families/images.py": 2,
-  "importing/families/lookups.py": 1,
   "importing/families/pooling.py": 1,
   "importing/families/slicing.py": 5,
   "importing/keyed_random.py": 1,
@@ -241,6 +240,7 @@ _FEW_AXES = {
   "sparse/lookup.py": 2,
   "sparse/routing.py": 7,
   "tpu/collectives.py": 1,
+  "training/reported.py": 2,
 }
 
 
@@ -248,7 +248,7 @@ def test_operations_call_limited_kernels_through_one_file():
   found = {}
   for path in sorted(PACKAGE.rglob("*.py")):
     calls = len(_LIMITED.findall(path.read_text()))
-    if calls and path.name not in ("kernels.py", "missing_operators.py"):
+    if calls and path.name != "kernels.py":
       found[path.relative_to(PACKAGE).as_posix()] = calls
   more = {name: n for name, n in found.items() if n > _FEW_AXES.get(name, 0)}
   assert not more, f"call these through mesh_tensorflow/numerics/kernels.py: {more}"
