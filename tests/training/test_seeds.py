@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from mesh_tensorflow import checkpoint, errors
+from mesh_tensorflow.training import data as training_data
 from mesh_tensorflow.training import data_seed
 from mesh_tensorflow.training.seeds import PURPOSES, Seeds
-from mesh_tensorflow.transformer.programs import training_data
 from tests.transformer import small_lm
 
 DROPOUT = (

@@ -312,8 +312,8 @@ def test_interrupted_it_is_as_if_it_had_not_been(
   folder, stopped = tmp_path / "parts", []
   for stop_at in (4, 8, None):
     trainer = make_trainer(folder, how=how)
-    name = "_eval_step" if stops_in_evaluation else "_call"
-    real = getattr(trainer, name)
+    owner, name = (trainer, "_eval_step") if stops_in_evaluation else (trainer.loop, "_call")
+    real = getattr(owner, name)
 
     def kill(*args, trainer=trainer, real=real, stop_at=stop_at):
       # A call goes two steps further, and ends after the first when the signal comes.
@@ -321,7 +321,7 @@ def test_interrupted_it_is_as_if_it_had_not_been(
         os.kill(os.getpid(), signal.SIGTERM)
       return real(*args)
 
-    monkeypatch.setattr(trainer, name, kill)
+    monkeypatch.setattr(owner, name, kill)
     try:
       trainer.train(program.dataset, 100)
     except errors.StoppedError:

@@ -18,12 +18,12 @@ import pytest
 import tensorflow as tf
 
 from mesh_tensorflow import errors, workers
+from mesh_tensorflow.training import data as training_data
 from mesh_tensorflow.training import input_shards
 from mesh_tensorflow.training.input_shards import BatchRows, InputShard
 from mesh_tensorflow.transformer import dataset as ds
 from mesh_tensorflow.transformer.data import pair_rows
 from mesh_tensorflow.transformer.files import records
-from mesh_tensorflow.transformer.programs import training_data
 from mesh_tensorflow.transformer.programs.training_data import open_data
 from mesh_tensorflow.transformer.vocabulary import ByteVocabulary
 from tests.kinds import in_turns, kept
