@@ -27,6 +27,7 @@ from mesh_tensorflow.transformer.gin_config import (
   parse_gin_defaults_and_flags,
   write_operative_config,
 )
+from mesh_tensorflow.transformer.learning_rate_schedules import bound_schedule
 from mesh_tensorflow.transformer.meshes.batching import (
   auto_train_steps,
   compute_batch_size,
@@ -56,7 +57,6 @@ from mesh_tensorflow.transformer.modes.score import (
 from mesh_tensorflow.transformer.modes.train import train_model
 from mesh_tensorflow.transformer.programs.model_building import build_model, get_variable_dtype
 from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
-from mesh_tensorflow.transformer.schedules.product import bound_schedule
 from mesh_tensorflow.transformer.training.layer_mapping import flexible_ckpt_init_mapping
 from mesh_tensorflow.transformer.training.running_metrics import metric_max, metric_sum
 from mesh_tensorflow.transformer.training.trainer import Trainer

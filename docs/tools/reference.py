@@ -35,10 +35,9 @@ LANGUAGE = [
   ("Shapes and places", "Reshaping, renaming, slicing, shifting, gathering.",
    "reshape slicing stacking shift indexing one_hot redistribute"),
   ("Convolutions", "Convolutions, transposed convolutions, and pooling.",
-   "convolution convolution_base convolution_general convolution_gradients pooling"
-   " pooling_windows"),
+   "convolution pooling"),
   ("Fields", "Complex tensors, Fourier transforms, halos, scatter, sorting, linear algebra.",
-   "complex fft halo_reduce scatter segments sorting linear_algebra"),
+   "complex fourier halo_reduce scatter sorting linear_algebra"),
   ("Random", "Random tensors, dropout, sampling.", "random"),
   ("Control and gradients", "Loops, gradients, own gradients, own functions, printing.",
    "gradients custom_gradient loops microbatches slicewise control"),

@@ -11,7 +11,6 @@ from mesh_tensorflow.layers.attention import *
 from mesh_tensorflow.layers.clip_activation_gradient import *
 from mesh_tensorflow.layers.convolution import *
 from mesh_tensorflow.layers.dense import *
-from mesh_tensorflow.layers.dense_initializers import *
 from mesh_tensorflow.layers.embedding import *
 from mesh_tensorflow.layers.local_attention import *
 from mesh_tensorflow.layers.losses import *
@@ -26,8 +25,6 @@ from mesh_tensorflow.layers.separable_conv import *
 from mesh_tensorflow.layers.separable_conv import (
   _depthwise_conv1d_hack as _depthwise_conv1d_hack,  # Used by clients.
 )
-from mesh_tensorflow.layers.spatial_convolution import *
-from mesh_tensorflow.layers.spatial_norm import *
 from mesh_tensorflow.layers.spatial_resize import *
 from mesh_tensorflow.layers.statistics import *
 from mesh_tensorflow.operations.norms import *

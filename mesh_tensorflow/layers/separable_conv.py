@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mesh_tensorflow.errors import ShapeError
-from mesh_tensorflow.layers.dense import dense
-from mesh_tensorflow.layers.dense_initializers import VarianceScalingInitializer
+from mesh_tensorflow.layers.dense import VarianceScalingInitializer, dense
 from mesh_tensorflow.operations.binary import add_n
 from mesh_tensorflow.operations.shift import shift
 from mesh_tensorflow.program import scope

@@ -1,4 +1,4 @@
-"""The operation of discrete Fourier transforms, over dimensions that are whole or split.
+"""Discrete Fourier transforms over one to three dimensions, which may be split.
 
 X[k] = sum over j of x[j] exp(-2 pi i j k / n) along each dimension; the inverse has the other sign
 and divides by n. Where the mesh splits a dimension that is transformed, each comes together for its
@@ -13,20 +13,21 @@ the last dimension, and move half as many bytes.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.arguments import families
 from mesh_tensorflow.errors import DimensionError, DTypeError, ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.redistribution import Plan
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.constants import constant
 from mesh_tensorflow.operations.einsum import einsum
-from mesh_tensorflow.operations.fourier_split import received, split_over, transform_split
 from mesh_tensorflow.operations.scalar import ScalarMultiplyOperation
 from mesh_tensorflow.operations.whole_dimensions import (
   along_last,
@@ -43,6 +44,21 @@ from mesh_tensorflow.program.dimensions import (
   no_such_dimension,
 )
 from mesh_tensorflow.program.graph import Operation, Tensor
+
+__all__ = [
+  "fft",
+  "fft2d",
+  "fft3d",
+  "ifft",
+  "ifft2d",
+  "ifft3d",
+  "irfft",
+  "irfft2d",
+  "irfft3d",
+  "rfft",
+  "rfft2d",
+  "rfft3d",
+]
 
 
 class FourierOperation(Operation):
@@ -236,3 +252,218 @@ def _padded_sizes(impl: Any, shape: Shape, axis: int) -> list[int]:
     return [size]  # Its slices cannot be padded at one end.
   sizes = [m.size for m in impl.shape]
   return sorted({size, *(-(-size // n) * n for n in (*sizes, math.prod(sizes)))})
+
+
+def split_over(impl: Any, before: Shape, after: Shape, axis: int) -> int | None:
+  """Mesh axis over which a dimension stays split during the transform; None if it cannot.
+
+  Args:
+    impl: a `MeshImpl`.
+    before: the shape of the input.
+    after: the shape of the output.
+    axis: number of the dimension.
+  """
+  holds = holds_of(impl, before)[axis]
+  if len(holds) != 1 or holds != holds_of(impl, after)[axis]:
+    return None
+  return holds[0] if before[axis].size % impl.shape[holds[0]].size ** 2 == 0 else None
+
+
+def received(impl: Any, shape: Shape, mesh_axis: int) -> int:
+  """Number of elements that each processor receives.
+
+  Args:
+    impl: a `MeshImpl`.
+    shape: of the tensor.
+    mesh_axis: mesh axis that splits the transformed dimension, from `split_over`.
+  """
+  p: int = impl.shape[mesh_axis].size
+  return 3 * (p - 1) * (int(list_product(impl.slice_shape(shape))) // p)
+
+
+def transform_split(
+  lowering: LoweringInProgress,
+  impl: Any,
+  slices: Any,
+  axis: int,
+  mesh_axis: int,
+  inverse: bool,
+  what: str,
+) -> Any:
+  """The transform of complex slices along a dimension that stays split, without a gather.
+
+  n = p s numbers lie in blocks of s on p processors. With j = q s + t and k = a + p b, the
+  transform X[k] = sum over j of x[j] w_n^(j k), w_n = exp(-2 pi i / n), is (Gentleman and Sande,
+  1966; the "four steps" of Bailey, 1990)
+
+    X[a + p b] = sum over t of w_s^(t b) (w_n^(t a) sum over q of x[q s + t] w_p^(q a)).
+
+  An all-to-all brings all q of s / p numbers t to a processor, which sums over them; another one
+  all t of one a; and a third one puts the result into blocks again. Each processor receives
+  3 s (p - 1) / p numbers, where gathering receives s (p - 1), holds s numbers, not n, and does its
+  p-th part of the work. p must divide s.
+
+  Args:
+    lowering: gets counters of what is moved.
+    impl: the `MeshImpl`.
+    slices: a laid-out tensor.
+    axis: number of the tensor axis.
+    mesh_axis: mesh axis that splits it, from `split_over`.
+    inverse: whether it is the inverse.
+    what: for the counters.
+
+  Returns:
+    A laid-out tensor, of the same layout.
+  """
+  p, sizes = impl.shape[mesh_axis].size, list(slices.to_laid_out_tensor().slice_shape)
+  part = sizes[axis] // p
+  fn = tf.signal.ifft if inverse else tf.signal.fft
+
+  def exchanged(x: Any) -> Any:
+    lowering.add_counter(f"alltoall/{mesh_axis}/{what}", list_product(sizes) * impl.size)
+    return impl.alltoall(x, mesh_axis, axis, axis)
+
+  def over_processors(x: tf.Tensor, coordinate: tf.Tensor) -> tf.Tensor:
+    parts = tf.reshape(x, [*sizes[:axis], p, part, *sizes[axis + 1 :]])
+    y = along_last(fn, parts, axis)
+    factors = _factors(p, part, coordinate, x.dtype, inverse)
+    return tf.reshape(y * tf.reshape(factors, [p, part] + [1] * (len(sizes) - axis - 1)), sizes)
+
+  def in_order(x: tf.Tensor) -> tf.Tensor:
+    """From one a after another to a + p b."""
+    parts = tf.reshape(x, [*sizes[:axis], p, part, *sizes[axis + 1 :]])
+    order = list(range(len(sizes) + 1))
+    order[axis : axis + 2] = [axis + 1, axis]
+    return tf.reshape(tf.transpose(parts, order), sizes)
+
+  slices = exchanged(slices)
+  slices = exchanged(impl.slicewise(over_processors, slices, impl.laid_out_pcoord(mesh_axis)))
+  slices = exchanged(impl.slicewise(lambda x: along_last(fn, x, axis), slices))
+  return impl.slicewise(in_order, slices)
+
+
+def _factors(p: int, part: int, coordinate: tf.Tensor, dtype: tf.DType, inverse: bool) -> tf.Tensor:
+  """w_n^(t a) for all a and the t of a processor: [p, part]."""
+  n = p * p * part
+  t = tf.cast(coordinate, tf.int64) * part + tf.range(part, dtype=tf.int64)
+  # The product as an integer: of a large angle little would be left as a floating number.
+  turns = tf.range(p, dtype=tf.int64)[:, tf.newaxis] * t % n
+  angle = tf.cast(turns, dtype.real_dtype) * ((2.0 if inverse else -2.0) * math.pi / n)
+  return tf.complex(tf.cos(angle), tf.sin(angle))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Transform(families.Family):
+  """A transform over `rank` dimensions, as a public function; see `FourierOperation`."""
+
+  rank: int
+  inverse: bool = False
+  of_real: bool = False
+
+  @property
+  def defaults(self) -> Mapping[str, Any]:
+    return {"name": self.name}
+
+  @property
+  def words(self) -> Mapping[str, str]:
+    number = {1: "one dimension", 2: "two dimensions", 3: "three dimensions"}[self.rank]
+    forward = self.name.removeprefix("i")
+    words = {"number": number, "x": "a complex `Tensor`", "output": "complex", "sizes": ""}
+    words["summary"] = f"Discrete Fourier transform over {number}, as `tf.signal.{self.name}`"
+    if self.inverse:
+      words["summary"] = f"Inverse of `{forward}`, divided by the number of positions"
+    if self.of_real and self.inverse:
+      words["x"] += ", with the frequencies 0 to n // 2 of the last dimension"
+      words["sizes"] = ", but the last of n, which may be even or odd and is even by default"
+      words["output"] = "real"
+    elif self.of_real:
+      words["summary"] = (
+        f"`{forward[1:]}` of a real tensor: the frequencies 0 to n // 2 of the last"
+      )
+      words["x"] = "a float32 or float64 `Tensor`"
+      words["sizes"] = ", but the last of n // 2 + 1"
+    return words
+
+  def over_one(
+    self,
+    x: Tensor,
+    dim: DimensionLike | None = None,
+    new_dim: DimensionLike | None = None,
+    name: str = "",
+  ) -> Tensor:
+    """{summary}.
+
+    Args:
+      x: {x}. It may have other dimensions besides.
+      dim: a dimension of it, which may be split; the last by default.
+      new_dim: what it becomes, of its size{sizes}; by default it keeps its name, and so its layout.
+      name: of the operation.
+
+    Returns:
+      A {output} `Tensor`.
+
+    Raises:
+      DimensionError: x has no such dimension.
+      DTypeError: x is of another dtype.
+      ShapeError: the new dimension has another size.
+    """
+    dims, new_dims = (None if d is None else [d] for d in (dim, new_dim))
+    return self.over_several(x, dims, new_dims, name)
+
+  def over_several(
+    self,
+    x: Tensor,
+    dims: Sequence[DimensionLike] | None = None,
+    new_dims: Sequence[DimensionLike] | None = None,
+    name: str = "",
+  ) -> Tensor:
+    """{summary}.
+
+    Any of them may be split: each is brought together for its turn, by the exchanges that move the
+    fewest bytes between the layouts of x and of the result. To save the way back, give the
+    frequencies names of their own, and split them as the last exchange leaves them: of three, with
+    "x:rows,y:cols" that is "ky:rows,kz:cols".
+
+    Args:
+      x: {x}. It may have other dimensions besides.
+      dims: {number} of it; the last by default.
+      new_dims: what they become, each in its place and of its size{sizes}; by default they keep
+        their names, and so their layout.
+      name: of the operation.
+
+    Returns:
+      A {output} `Tensor`.
+
+    Raises:
+      DimensionError: x has no such dimension.
+      DTypeError: x is of another dtype.
+      ShapeError: they are not {number}, or the new ones have other sizes.
+    """
+    rank = self.rank
+    if dims is None:
+      if x.shape.ndims < rank:
+        raise ShapeError(f"{name}: {x} has not {rank} dimensions")
+      dims = x.shape.dims[-rank:]
+    old = [convert_to_dimension(d) for d in dims]
+    new = list(old) if new_dims is None else [convert_to_dimension(d) for d in new_dims]
+    if new_dims is None and self.of_real and old:
+      n = old[-1].size
+      new[-1] = Dimension(old[-1].name, 2 * (n - 1) if self.inverse else n // 2 + 1)
+    for given in (old, new):
+      if len(given) != rank:
+        raise ShapeError(f"{name} of {x} is over {rank} dimensions, got {len(given)}: {given}")
+    return FourierOperation(x, old, new, self.inverse, self.of_real, name).outputs[0]
+
+
+fft = families.member(_Transform("fft", 1).over_one)
+ifft = families.member(_Transform("ifft", 1, inverse=True).over_one)
+rfft = families.member(_Transform("rfft", 1, of_real=True).over_one)
+irfft = families.member(_Transform("irfft", 1, inverse=True, of_real=True).over_one)
+fft2d = families.member(_Transform("fft2d", 2).over_several)
+ifft2d = families.member(_Transform("ifft2d", 2, inverse=True).over_several)
+rfft2d = families.member(_Transform("rfft2d", 2, of_real=True).over_several)
+irfft2d = families.member(_Transform("irfft2d", 2, inverse=True, of_real=True).over_several)
+fft3d = families.member(_Transform("fft3d", 3).over_several)
+ifft3d = families.member(_Transform("ifft3d", 3, inverse=True).over_several)
+rfft3d = families.member(_Transform("rfft3d", 3, of_real=True).over_several)
+irfft3d = families.member(_Transform("irfft3d", 3, inverse=True, of_real=True).over_several)

@@ -21,9 +21,12 @@ import tensorflow as tf
 from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.operations.binary import divide, maximum
+from mesh_tensorflow.operations.constants import ones
+from mesh_tensorflow.operations.elementwise import cast
 from mesh_tensorflow.operations.indexing import GatherOperation, ScatterAddOperation
 from mesh_tensorflow.operations.reduction import broadcast
-from mesh_tensorflow.program.argument_kinds import IntTensor, NumberTensor
+from mesh_tensorflow.program.argument_kinds import FloatOrComplexTensor, IntTensor, NumberTensor
 from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
@@ -36,7 +39,7 @@ from mesh_tensorflow.program.dimensions import (
 )
 from mesh_tensorflow.program.graph import Operation, Tensor
 
-__all__ = ["gather_split", "scatter_add"]
+__all__ = ["gather_split", "scatter_add", "segment_mean", "segment_sum"]
 
 
 class _Exchanging(Operation):
@@ -275,3 +278,45 @@ def _check_indices(name: str, indices: Tensor, dim: Dimension) -> None:
       f"{name}: the indices {indices} have the dimension {dim.name}={dim.size} that is indexed; "
       "rename it (mtf.rename_dimension)"
     )
+
+
+def segment_sum(
+  x: NumberTensor,
+  segment_ids: IntTensor,
+  segments_dim: DimensionLike,
+  output_shape: ShapeLike | None = None,
+  name: str = "segment_sum",
+) -> Tensor:
+  """Sums of the elements of each segment, as `tf.math.unsorted_segment_sum`.
+
+  Elements, segments or both may be split, over the same mesh axis too.
+
+  Args:
+    x: a `Tensor` of numbers.
+    segment_ids: an integer `Tensor`: for each element its segment, in any order. An element whose
+      id is out of range counts nowhere.
+    segments_dim: the dimension of the segments.
+    output_shape: as of `scatter_add`; by default the segments, and the dimensions of x that the ids
+      do not have.
+    name: of the operation.
+
+  Returns:
+    A `Tensor`; 0 for a segment without elements.
+  """
+  return scatter_add(x, segment_ids, segments_dim, output_shape, name=name)
+
+
+def segment_mean(
+  x: FloatOrComplexTensor,
+  segment_ids: IntTensor,
+  segments_dim: DimensionLike,
+  output_shape: ShapeLike | None = None,
+  name: str = "segment_mean",
+) -> Tensor:
+  """Means of the elements of each segment, 0 for one without; arguments as `segment_sum`."""
+  total = scatter_add(x, segment_ids, segments_dim, output_shape, name=name)
+  dim = convert_to_dimension(segments_dim)
+  counted = Shape([d for d in total.shape if d == dim or d in segment_ids.shape])
+  one = ones(x.mesh, segment_ids.shape)  # float32: a short float counts to 256 only.
+  count = maximum(scatter_add(one, segment_ids, dim, counted, name=f"{name}_count"), 1.0)
+  return divide(total, cast(count, x.dtype), output_shape=total.shape)

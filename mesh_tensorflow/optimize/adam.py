@@ -1,30 +1,51 @@
-"""Adam with decoupled weight decay."""
+"""Adam with decoupled weight decay, without and with bias correction (AdamW)."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import gin
+import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.declared import BELOW_ONE, NOT_BELOW_ZERO, affects, takes
+from mesh_tensorflow.operations.binary import multiply
+from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.base import Optimizer, slot_variable
-from mesh_tensorflow.optimize.scalars import ScalarLike
-from mesh_tensorflow.optimize.update import UpdateOperation, is_float32, subtract
+from mesh_tensorflow.optimize.scalars import ScalarLike, check_at_least, check_below_one
+from mesh_tensorflow.optimize.update import UpdateOperation, is_float32, subtract, update_count
+from mesh_tensorflow.optimize.weight_decay import WeightDecay
 from mesh_tensorflow.program.argument_kinds import CastableTensor
-from mesh_tensorflow.program.graph import Operation, Tensor
+from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
-__all__ = ["AdamWeightDecayOptimizer"]
+__all__ = ["AdamWOptimizer", "AdamWeightDecayOptimizer"]
 
 
 class AdamUpdateOperation(UpdateOperation):
-  """The update of `AdamWeightDecayOptimizer`.
+  """The update of both optimizers, on the slots `{weight}/adam_m` and `{weight}/adam_v`.
 
-  Slots: m, v; tensors: the gradient and, with decay, the weight; scalars: lr.
+    m <- beta_1 * m + (1 - beta_1) * g
+    v <- beta_2 * v + (1 - beta_2) * g ** 2
+    w <- w - rate * m / (sqrt(v) + epsilon * root) - lr * weight_decay_rate * w
+
+  Args:
+    variable: the `Variable` of w.
+    slots: those of m and v, see `_moments`.
+    grad: g.
+    scalars: lr, rate and root. With the bias corrections rate is lr * root / (1 - beta_1 ** t) and
+      root is sqrt(1 - beta_2 ** t); without, lr and 1.
+    name: suffix to the name of the weight.
+    weight_decay_rate: 0 for none.
+    beta_1: as above.
+    beta_2: as above.
+    epsilon: as above.
+    decay_last: subtracts the decay, of the weight before the step, after the step, not before it:
+      floating numbers round differently.
   """
 
   def __init__(
@@ -32,15 +53,17 @@ class AdamUpdateOperation(UpdateOperation):
     variable: Variable,
     slots: Sequence[Variable],
     grad: Tensor,
-    lr: float | Tensor,
+    scalars: Sequence[float | Tensor],
+    name: str,
     *,
     weight_decay_rate: float,
     beta_1: float,
     beta_2: float,
     epsilon: float,
+    decay_last: bool = False,
   ):
-    tensors = [grad, variable.value] if weight_decay_rate else [grad]
-    super().__init__(variable, slots, tensors, [lr], name=f"{variable.full_name}/adam")
+    tensors = [grad, variable.value] if weight_decay_rate and decay_last else [grad]
+    super().__init__(variable, slots, tensors, scalars, name=f"{variable.full_name}/{name}")
     self._weight_decay_rate = weight_decay_rate
     self._beta_1 = beta_1
     self._beta_2 = beta_2
@@ -49,11 +72,17 @@ class AdamUpdateOperation(UpdateOperation):
   def update(
     self, w: tf.Variable, m: tf.Variable, v: tf.Variable, g: tf.Tensor, *args: Any
   ) -> list[Any]:
-    lr = args[-1]
+    *old_weight, lr, rate, root = args
     g = tf.cast(g, tf.float32)
-    done = []
+    # m_hat / (sqrt(v_hat) + epsilon), with the corrections on the side of the scalars.
+    epsilon = self._epsilon * root
+    decays_first = self._weight_decay_rate and not old_weight
     if is_float32(w):
-      # Powers of 0 switch the bias correction off; what is left is our formula.
+      done = []
+      if decays_first:
+        done = [w.assign_sub((lr * self._weight_decay_rate) * w.read_value(), read_value=False)]
+      # Powers of 0 switch the operation's own correction off: ours is in rate and epsilon, so that
+      # epsilon is added to the corrected root, as in the formula.
       done.append(
         tf.raw_ops.ResourceApplyAdam(
           var=w.handle,
@@ -61,25 +90,38 @@ class AdamUpdateOperation(UpdateOperation):
           v=v.handle,
           beta1_power=0.0,
           beta2_power=0.0,
-          lr=lr,
+          lr=rate,
           beta1=self._beta_1,
           beta2=self._beta_2,
-          epsilon=self._epsilon,
+          epsilon=epsilon,
           grad=g,
         )
       )
     else:
       new_m = self._beta_1 * m.read_value() + (1.0 - self._beta_1) * g
       new_v = self._beta_2 * v.read_value() + (1.0 - self._beta_2) * tf.square(g)
-      done += [
-        subtract(w, lr * new_m / (tf.sqrt(new_v) + self._epsilon)),
+      delta = rate * new_m / (tf.sqrt(new_v) + epsilon)
+      if decays_first:
+        # One difference: each is rounded to the dtype of the weight.
+        delta += (lr * self._weight_decay_rate) * tf.cast(w.read_value(), tf.float32)
+      done = [
+        subtract(w, delta),
         m.assign(new_m, read_value=False),
         v.assign(new_v, read_value=False),
       ]
     # Of the weight before the step: its value is an input.
-    if self._weight_decay_rate:
-      done.append(subtract(w, (lr * self._weight_decay_rate) * tf.cast(args[0], tf.float32)))
-    return done
+    decays = [
+      subtract(w, (lr * self._weight_decay_rate) * tf.cast(x, tf.float32)) for x in old_weight
+    ]
+    return [*done, *decays]
+
+
+def _moments(var: Variable) -> list[Variable]:
+  """The slots of the moving averages m and v: `{weight}/adam_m` and `{weight}/adam_v`."""
+  return [
+    slot_variable(var, f"{var.full_name}/{name}", var.shape, tf.float32)
+    for name in ("adam_m", "adam_v")
+  ]
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
@@ -127,20 +169,20 @@ class AdamWeightDecayOptimizer(Optimizer):
   def apply_grad(self, grad: CastableTensor | None, var: Variable) -> list[Operation]:
     if not self._has_gradient(grad, var):
       return []
-    slots = [
-      slot_variable(var, f"{var.full_name}/{name}", var.shape, tf.float32)
-      for name in ("adam_m", "adam_v")
-    ]
+    slots = _moments(var)
+    lr = self._scalar(self._learning_rate_for(var), var.mesh, "learning_rate")
     return [
       AdamUpdateOperation(
         var,
         slots,
         grad,
-        self._scalar(self._learning_rate_for(var), var.mesh, "learning_rate"),
+        [lr, lr, 1.0],
+        "adam",
         weight_decay_rate=self.weight_decay_rate if self._decays(var) else 0.0,
         beta_1=self.beta_1,
         beta_2=self.beta_2,
         epsilon=self.epsilon,
+        decay_last=True,
       )
     ]
 
@@ -151,3 +193,117 @@ class AdamWeightDecayOptimizer(Optimizer):
   def _decays(self, var: Variable) -> bool:
     excluded = self.exclude_from_weight_decay or ()
     return bool(self.weight_decay_rate) and not any(re.search(r, var.full_name) for r in excluded)
+
+
+@gin.configurable(module="mesh_tensorflow.optimize")
+@affects("training")
+@takes(beta_1=BELOW_ONE, beta_2=BELOW_ONE, epsilon=NOT_BELOW_ZERO)
+class AdamWOptimizer(Optimizer):
+  """AdamW (Loshchilov and Hutter, 2019; arXiv:1711.05101), as PyTorch has it.
+
+  In float32, with g the gradient, w the weight and t = 1, 2, ... the number of the update:
+
+    m <- beta_1 * m + (1 - beta_1) * g
+    v <- beta_2 * v + (1 - beta_2) * g ** 2
+    w <- w - lr * weight_decay_rate * w
+           - lr * (m / (1 - beta_1 ** t)) / (sqrt(v / (1 - beta_2 ** t)) + epsilon)
+
+  The decay is decoupled from the gradient and multiplied by the learning rate, schedule
+  included, as in PyTorch and Optax; the paper multiplies it by the schedule alone, so a
+  weight decay of the paper's is `weight_decay_rate` times the highest rate. In contrast
+  `AdamWeightDecayOptimizer` has no bias correction, and decays all weights by default.
+
+  Slots: `{weight}/adam_m` and `{weight}/adam_v`, float32, of the weight's shape; and for all
+  together `adam_updates`, an int64 scalar: t - 1.
+
+  Args:
+    learning_rate: lr, a `ScalarLike`.
+    weight_decay_rate: decoupled weight decay, which is multiplied by lr; 0: none.
+    beta_1: decay rate of the gradient's moving average m; at least 0, below 1.
+    beta_2: decay rate of the squared gradient's moving average v; at least 0, below 1.
+    epsilon: added to the square root in the denominator; at least 0.
+    bias_correction: if false, the two denominators 1 - beta ** t are 1, and there is no
+      `adam_updates`.
+    exclude_from_weight_decay: regular expressions; a weight in whose name one of them is
+      found (`re.search`) does not decay. By default biases and the scales of norms:
+      "bias$", "scale$", "sink_logits$" and "(rezero|fixup_scale)_weight$"; [] for none.
+
+  Raises:
+    ConfigError: a number is out of its range.
+  """
+
+  @checked
+  def __init__(
+    self,
+    learning_rate: ScalarLike,
+    weight_decay_rate: float = 0.01,
+    beta_1: float = 0.9,
+    beta_2: float = 0.999,
+    epsilon: float = 1e-8,
+    bias_correction: bool = True,
+    exclude_from_weight_decay: Sequence[str] | None = None,
+  ):
+    owner = type(self).__name__
+    check_at_least(owner, 0, weight_decay_rate=weight_decay_rate, epsilon=epsilon)
+    check_below_one(owner, beta_1=beta_1, beta_2=beta_2)
+    self._learning_rate = learning_rate
+    # As float32, in which the averages are taken: 1 - 0.999 is another number there, by its fifth
+    # digit, and a correction by the powers of the exact beta would miss it in the first steps.
+    self._beta_1 = float(np.float32(beta_1))
+    self._beta_2 = float(np.float32(beta_2))
+    self._epsilon = epsilon
+    self._bias_correction = bias_correction
+    self._weight_decay = WeightDecay(owner, weight_decay_rate, exclude_from_weight_decay)
+
+  @checked
+  def apply_grad(self, grad: CastableTensor | None, var: Variable) -> list[Operation]:
+    if not self._has_gradient(grad, var):
+      return []
+    slots = _moments(var)
+    scalars, counting = self._scalars(var.mesh)
+    update = AdamUpdateOperation(
+      var,
+      slots,
+      grad,
+      scalars,
+      "adamw",
+      weight_decay_rate=self._weight_decay.rate_of(var),
+      beta_1=self._beta_1,
+      beta_2=self._beta_2,
+      epsilon=self._epsilon,
+    )
+    return [update, *counting]
+
+  def _scalars(self, mesh: Mesh) -> tuple[list[float | Tensor], list[Operation]]:
+    """The scalars of the update, and the operations that count it."""
+    lr = self._scalar(self._learning_rate, mesh, "learning_rate")
+    if not self._bias_correction:
+      return [lr, lr, 1.0], []
+    count, counting = update_count(mesh, "adam_updates")
+    root, factor = self._once(
+      ("bias_correction", id(self), count),
+      lambda: (
+        _scalar_of(count, lambda t: tf.sqrt(_one_minus_power(self._beta_2, t))),
+        _scalar_of(
+          count,
+          lambda t: tf.sqrt(_one_minus_power(self._beta_2, t)) / _one_minus_power(self._beta_1, t),
+        ),
+      ),
+    )
+    return [lr, self._once(("rate", id(self), count), lambda: multiply(factor, lr)), root], counting
+
+
+def _scalar_of(count: Tensor, fn: Any) -> Tensor:
+  """Applies `fn` to the number of the current update, which is 1 for the first."""
+  return cwise(
+    lambda n: fn(tf.cast(n, tf.float32) + 1.0),
+    [count],
+    output_dtype=tf.float32,
+    grad_function=0,
+    name="bias_correction",
+  )
+
+
+def _one_minus_power(beta: float, t: tf.Tensor) -> tf.Tensor:
+  """1 - beta ** t, computed without cancellation where the difference is small."""
+  return -tf.math.expm1(t * (math.log(beta) if beta else -math.inf))

@@ -12,8 +12,7 @@ from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.base import slot_variable
 from mesh_tensorflow.optimize.scalars import check_below_one
-from mesh_tensorflow.optimize.update import UpdateOperation
-from mesh_tensorflow.optimize.update_count import update_count
+from mesh_tensorflow.optimize.update import UpdateOperation, update_count
 from mesh_tensorflow.program.graph import Operation
 
 __all__ = ["average_weights", "averaged_name"]

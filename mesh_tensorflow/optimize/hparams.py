@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.optimize.adafactor import AdafactorOptimizer
-from mesh_tensorflow.optimize.base import Optimizer
-from mesh_tensorflow.optimize.decay_rates import (
+from mesh_tensorflow.optimize.adafactor import (
+  AdafactorOptimizer,
   adafactor_decay_rate_adam,
   adafactor_decay_rate_pow,
 )
+from mesh_tensorflow.optimize.base import Optimizer
 from mesh_tensorflow.optimize.scalars import ScalarLike
 from mesh_tensorflow.optimize.sgd_momentum import SgdOptimizer
 

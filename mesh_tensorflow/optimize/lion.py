@@ -14,7 +14,7 @@ from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.base import Optimizer, slot_variable
 from mesh_tensorflow.optimize.scalars import ScalarLike, check_at_least, check_below_one
 from mesh_tensorflow.optimize.update import UpdateOperation, subtract
-from mesh_tensorflow.optimize.weight_decay import NOT_DECAYED, check_patterns, found_in
+from mesh_tensorflow.optimize.weight_decay import WeightDecay
 from mesh_tensorflow.program.argument_kinds import CastableTensor
 from mesh_tensorflow.program.graph import Operation, Tensor
 
@@ -90,11 +90,9 @@ class LionOptimizer(Optimizer):
     check_at_least(owner, 0, weight_decay_rate=weight_decay_rate)
     check_below_one(owner, beta_1=beta_1, beta_2=beta_2)
     self._learning_rate = learning_rate
-    self._weight_decay_rate = weight_decay_rate
     self._beta_1 = beta_1
     self._beta_2 = beta_2
-    excluded = NOT_DECAYED if exclude_from_weight_decay is None else exclude_from_weight_decay
-    self._not_decayed = check_patterns(owner, "exclude_from_weight_decay", excluded)
+    self._weight_decay = WeightDecay(owner, weight_decay_rate, exclude_from_weight_decay)
 
   @checked
   def apply_grad(self, grad: CastableTensor | None, var: Variable) -> list[Operation]:
@@ -107,7 +105,7 @@ class LionOptimizer(Optimizer):
         [m],
         grad,
         self._scalar(self._learning_rate, var.mesh, "learning_rate"),
-        weight_decay_rate=0.0 if found_in(self._not_decayed, var) else self._weight_decay_rate,
+        weight_decay_rate=self._weight_decay.rate_of(var),
         beta_1=self._beta_1,
         beta_2=self._beta_2,
       )

@@ -1,7 +1,8 @@
-"""Muon: momentum, made orthogonal."""
+"""Muon: momentum, made orthogonal by products alone, of variables taken for matrices."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,29 +12,271 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.declared import NOT_BELOW_ZERO, affects, takes
-from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.errors import ConfigError, ShapeError
 from mesh_tensorflow.operations.binary import add, multiply
+from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import cast
+from mesh_tensorflow.operations.one_hot import one_hot
+from mesh_tensorflow.operations.ranges import mtf_range
+from mesh_tensorflow.operations.reshape import reshape
+from mesh_tensorflow.operations.slicewise import cwise
 from mesh_tensorflow.operations.stacking import stack, unstack
 from mesh_tensorflow.operations.variables import Variable
-from mesh_tensorflow.optimize.adamw import AdamWOptimizer
+from mesh_tensorflow.optimize.adam import AdamWOptimizer
 from mesh_tensorflow.optimize.base import Optimizer, slot_variable
-from mesh_tensorflow.optimize.muon_matrices import (
-  MODEL,
-  NOT_MATRICES,
-  STACKED,
-  Matrix,
-  by_rule,
-  named_matrices,
-)
-from mesh_tensorflow.optimize.orthogonalization import COEFFICIENTS, orthogonalize
 from mesh_tensorflow.optimize.scalars import ScalarLike, check_at_least, check_below_one
 from mesh_tensorflow.optimize.update import UpdateOperation, subtract
-from mesh_tensorflow.optimize.weight_decay import check_patterns, found_in
-from mesh_tensorflow.program.argument_kinds import CastableTensor
-from mesh_tensorflow.program.graph import Operation, Tensor
+from mesh_tensorflow.optimize.weight_decay import WeightDecay, check_patterns, found_in
+from mesh_tensorflow.program.argument_kinds import CastableTensor, FloatTensor
+from mesh_tensorflow.program.dimensions import Dimension, Shape, list_product, no_such_dimension
+from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
-__all__ = ["MuonOptimizer"]
+__all__ = ["MuonOptimizer", "orthogonalize"]
+
+
+# Look-up tables, of which a step changes the rows of some tokens or distances only; what makes the
+# logits, whose columns stand for one token each; and what is not multiplied as a matrix is.
+NOT_MATRICES = (
+  "embedding",
+  "(^|/)logits/",
+  "softmax",
+  "bias$",
+  "scale$",
+  "prompt",
+)
+# Dimensions along which each index has a matrix of its own.
+STACKED = ("ensemble", "stacked", "experts", "expert_x", "expert_y", "num_expert_layers")
+# The dimension on one side of the matrices of a layer; all of the other side is multiplied by it.
+MODEL = ("d_model",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+  """A variable as matrices.
+
+  Attributes:
+    rows: dimensions of the rows (inputs): the first side in the shape, unless given otherwise.
+    columns: dimensions of the columns (outputs).
+  """
+
+  rows: list[Dimension]
+  columns: list[Dimension]
+
+  @property
+  def sizes(self) -> tuple[int, int]:
+    """Numbers of rows and columns."""
+    return (
+      list_product([d.size for d in self.rows]),
+      list_product([d.size for d in self.columns]),
+    )
+
+
+def by_rule(shape: Shape, stacked: Sequence[str], model: Sequence[str]) -> Matrix | None:
+  """The matrix that a shape means; None if it is none, or could be several.
+
+  Without the stacked dimensions, two are rows and columns. Of more, the first or the last is one
+  side, and the rest the other, if that one alone is a dimension of the model.
+
+  Args:
+    shape: shape of the variable.
+    stacked: names of dimensions along which each index has a matrix of its own.
+    model: names of dimensions of the model.
+  """
+  dims = [d for d in shape if d.name not in stacked]
+  if len(dims) == 2:
+    return Matrix(dims[:1], dims[1:])
+  if len(dims) > 2 and sum(d.name in model for d in dims) == 1:
+    if dims[0].name in model:
+      return Matrix(dims[:1], dims[1:])
+    if dims[-1].name in model:
+      return Matrix(dims[:-1], dims[-1:])
+  return None
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedMatrix:
+  """Row and column dimensions of the variables in whose name a pattern is found.
+
+  Attributes:
+    pattern: regular expression, for `re.search`.
+    rows: names of dimensions.
+    columns: names of dimensions.
+  """
+
+  pattern: str
+  rows: tuple[str, ...]
+  columns: tuple[str, ...]
+
+  def of(self, variable: Variable) -> Matrix:
+    """The matrix of a variable in whose name the pattern is found.
+
+    Raises:
+      ConfigError: the variable has no such dimensions.
+    """
+    by_name = {d.name: d for d in variable.shape}
+    missing = [n for n in (*self.rows, *self.columns) if n not in by_name]
+    if missing:
+      raise ConfigError(
+        f"MuonOptimizer: matrices names {', '.join(missing)} of variables {self.pattern!r}, but "
+        f"{variable.full_name} has {variable.shape}"
+      )
+    return Matrix([by_name[n] for n in self.rows], [by_name[n] for n in self.columns])
+
+
+def named_matrices(given: Sequence[Any]) -> list[NamedMatrix]:
+  """Checks the argument `matrices` of `MuonOptimizer`.
+
+  Args:
+    given: (regular expression, names of rows, names of columns) for each.
+
+  Raises:
+    ConfigError: one is nothing of the kind.
+  """
+  found = []
+  for entry in given:
+    if not isinstance(entry, (list, tuple)) or len(entry) != 3 or not isinstance(entry[0], str):
+      raise _wrong(entry, "it is none")
+    sides = [entry[1], entry[2]]
+    if not all(_is_names(s) for s in sides):
+      raise _wrong(entry, "rows and columns must each be a list of names")
+    if set(sides[0]) & set(sides[1]):
+      raise _wrong(entry, "a dimension is both")
+    try:
+      re.compile(entry[0])
+    except re.error as e:
+      raise _wrong(entry, str(e)) from None
+    found.append(NamedMatrix(entry[0], tuple(sides[0]), tuple(sides[1])))
+  return found
+
+
+def _is_names(side: Any) -> bool:
+  is_list = isinstance(side, (list, tuple)) and bool(side)
+  return is_list and all(isinstance(n, str) for n in side)
+
+
+def _wrong(entry: Any, why: str) -> ConfigError:
+  return ConfigError(
+    f"MuonOptimizer: matrices has {entry!r}, where a (regular expression, rows, columns) is "
+    f"expected, such as ('/q$', ['d_model'], ['heads']): {why}"
+  )
+
+
+# Keller Jordan (2024), https://kellerjordan.github.io/posts/muon/: found by search, so that the
+# slope at 0 is large and all of (0, 1] ends near 1.
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+
+@checked
+def orthogonalize(
+  x: FloatTensor,
+  rows: Sequence[Dimension],
+  columns: Sequence[Dimension],
+  num_iterations: int = 5,
+  coefficients: Sequence[float] = COEFFICIENTS,
+  epsilon: float = 1e-7,
+) -> Tensor:
+  """About U V^T for the singular value decomposition U S V^T of a matrix, by Newton-Schulz steps.
+
+  In float32, with (a, b, c) the coefficients:
+
+    X <- X / (|X|_F + epsilon)
+    X <- a X + (b A + c A A) X  with A = X X^T,  num_iterations times
+
+  With the coefficients of Jordan's Muon the singular values end between about 0.7 and 1.2, not at
+  1; (1.5, -0.5, 0) converges to 1, in more steps.
+
+  Rows and columns may each be several dimensions, any of them split. Of X and X^T the one with
+  fewer rows is taken. If these are not split, a processor multiplies the columns that it has, and
+  what is exchanged in each step is the sum of A over the processors that split the columns; where
+  rows are split, X and A are also gathered along them.
+
+  Args:
+    x: a floating `Tensor`.
+    rows: dimensions of x.
+    columns: other dimensions of x. Those that are neither count matrices: each index has its own.
+    num_iterations: number of Newton-Schulz steps, at least 0.
+    coefficients: (a, b, c) of a step.
+    epsilon: added to the Frobenius norm |X|_F; at least 0.
+
+  Returns:
+    A float32 `Tensor` of the shape of x.
+
+  Raises:
+    ConfigError: there are not three coefficients, or a number is out of its range.
+    DimensionError: rows or columns are not in x.
+    ShapeError: there are none of one kind, or a dimension is both.
+  """
+  _check(x, rows, columns, num_iterations, coefficients, epsilon)
+  rows, columns = list(rows), list(columns)
+  if list_product([d.size for d in rows]) > list_product([d.size for d in columns]):
+    rows, columns = columns, rows
+  matrices = [d for d in x.shape if d not in rows and d not in columns]
+  x = cast(x, tf.float32)
+  squares = einsum([x, x], output_shape=Shape(matrices))
+  factor = cwise(lambda s: 1.0 / (tf.sqrt(s) + epsilon), [squares], name="inverse_norm")
+  x = multiply(x, factor, output_shape=x.shape)
+  # Names of no layout rule: along these nothing is split.
+  again = _renamed(rows, "_orthogonal_")
+  between = _renamed(rows, "_orthogonal_sum_")
+  square = Shape(matrices + rows + list(again.values()))
+  a, b, c = coefficients
+  identity = _identity(x.mesh, rows, again)
+  for _ in range(num_iterations):
+    other_x = _rename(x, again)
+    polynomial = einsum([x, other_x], output_shape=square)
+    # a + (b + c A) A: numbers are added to the squares, which are smaller than X.
+    if c:
+      # A is symmetric: its second factor is A with its rows, not with its columns, summed over.
+      to_sum = {again[d]: between[d] for d in rows}
+      # Added first: a sum of A over the mesh is waited for once.
+      linear = multiply(add(polynomial, multiply(identity, b / c), output_shape=square), c)
+      polynomial = einsum(
+        [_rename(linear, to_sum), _rename(polynomial, between)], output_shape=square
+      )
+    else:
+      polynomial = multiply(polynomial, b)
+    polynomial = add(polynomial, multiply(identity, a), output_shape=square)
+    x = einsum([polynomial, other_x], output_shape=x.shape)
+  return x
+
+
+def _check(
+  x: Tensor,
+  rows: Sequence[Dimension],
+  columns: Sequence[Dimension],
+  num_iterations: int,
+  coefficients: Sequence[float],
+  epsilon: float,
+) -> None:
+  if len(coefficients) != 3 or num_iterations < 0 or epsilon < 0:
+    raise ConfigError(
+      f"orthogonalize {x}: give three coefficients (={list(coefficients)}), num_iterations "
+      f"(={num_iterations}) of at least 0, and epsilon (={epsilon}) of at least 0"
+    )
+  for what, dims in (("rows", rows), ("columns", columns)):
+    for d in dims:
+      if d not in x.shape:
+        raise no_such_dimension(f"orthogonalize: {what}", d, x)
+  if not rows or not columns or set(rows) & set(columns):
+    raise ShapeError(
+      f"orthogonalize {x}: rows {Shape(list(rows))} and columns {Shape(list(columns))} must each "
+      "have a dimension, and none in common"
+    )
+
+
+def _identity(mesh: Mesh, rows: list[Dimension], again: dict[Dimension, Dimension]) -> Tensor:
+  """1 where all indices of the rows are those of the columns, `[rows, again]`; else 0."""
+  parts = [one_hot(mtf_range(mesh, d, tf.int32), again[d]) for d in rows]
+  return einsum(parts, output_shape=Shape(rows + list(again.values())))
+
+
+def _renamed(dims: Sequence[Dimension], prefix: str) -> dict[Dimension, Dimension]:
+  return {d: Dimension(prefix + d.name, d.size) for d in dims}
+
+
+def _rename(x: Tensor, new: dict[Dimension, Dimension]) -> Tensor:
+  return reshape(x, Shape([new.get(d, d) for d in x.shape]))
+
 
 # Factor of a step, by the numbers of rows (inputs) and columns (outputs).
 _ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
@@ -183,7 +426,6 @@ class MuonOptimizer(Optimizer):
     if len(coefficients) != 3:
       raise ConfigError(f"{owner}: coefficients (={list(coefficients)}) must be three numbers")
     self._learning_rate = learning_rate
-    self._weight_decay_rate = weight_decay_rate
     self._momentum = momentum
     self._nesterov = nesterov
     self._newton_schulz = (num_iterations, list(coefficients), epsilon)
@@ -195,9 +437,7 @@ class MuonOptimizer(Optimizer):
     self._not_matrices = check_patterns(owner, "exclude_from_muon", excluded)
     self._stacked = list(stacked_dim_names)
     self._model = list(model_dim_names)
-    self._not_decayed = check_patterns(
-      owner, "exclude_from_weight_decay", exclude_from_weight_decay or ()
-    )
+    self._weight_decay = WeightDecay(owner, weight_decay_rate, exclude_from_weight_decay or ())
 
   @checked
   def apply_grad(self, grad: CastableTensor | None, var: Variable) -> list[Operation]:
@@ -259,7 +499,7 @@ class MuonOptimizer(Optimizer):
       [step.new_m, o],
       self._scalar(self._learning_rate, step.variable.mesh, "learning_rate"),
       scale=self._factor * self._adjust(*step.matrix.sizes),
-      weight_decay_rate=self._factor * self._decay_of(step.variable),
+      weight_decay_rate=self._factor * self._weight_decay.rate_of(step.variable),
     )
 
   def matrix_of(self, var: Variable) -> Matrix | None:
@@ -277,6 +517,3 @@ class MuonOptimizer(Optimizer):
     if found_in(self._not_matrices, var):
       return None
     return by_rule(var.shape, self._stacked, self._model)
-
-  def _decay_of(self, var: Variable) -> float:
-    return 0.0 if found_in(self._not_decayed, var) else self._weight_decay_rate

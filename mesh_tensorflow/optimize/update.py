@@ -1,4 +1,4 @@
-"""The operation that updates a variable and its slots in place."""
+"""Update operations, which change a variable and its slots in place, and their count."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
-from mesh_tensorflow.operations.assignments import grouped
-from mesh_tensorflow.operations.variables import Variable
-from mesh_tensorflow.program.graph import Operation, Tensor
+from mesh_tensorflow.numerics import initializers
+from mesh_tensorflow.operations.assignments import assign_add, grouped
+from mesh_tensorflow.operations.constants import ones_like
+from mesh_tensorflow.operations.variables import Variable, get_variable
+from mesh_tensorflow.program import scope
+from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
 
 class UpdateOperation(Operation):
@@ -93,3 +96,26 @@ def is_float32(*slices: tf.Variable | tf.Tensor) -> bool:
 def subtract(w: tf.Variable, delta: tf.Tensor) -> Any:
   """Subtracts delta in the dtype of the slice: the slice itself is never rounded."""
   return w.assign_sub(tf.cast(delta, w.dtype), read_value=False)
+
+
+def update_count(mesh: Mesh, name: str) -> tuple[Tensor, list[Operation]]:
+  """The number of updates that came before the one of this graph.
+
+  It is a variable of its own, not the global step: slots that begin with zeros in a training that
+  goes on from a checkpoint without them are at their first update, whatever its step.
+
+  Args:
+    mesh: a `Mesh`.
+    name: name of the untrainable int64 variable, within the open variable scope.
+
+  Returns:
+    The count, as it is before this graph's update; and, when a graph asks for it first, the
+    operation that counts this update, in a list.
+  """
+  is_counted = scope.full_variable_name(name) in mesh.graph.name_to_variable
+  count = get_variable(
+    mesh, name, [], dtype=tf.int64, initializer=initializers.Zeros(), trainable=False
+  )
+  if is_counted:
+    return count, []
+  return count, [assign_add(count, ones_like(count))]

@@ -40,3 +40,25 @@ def check_patterns(owner: str, what: str, patterns: Sequence[str]) -> list[str]:
     except re.error as e:
       raise ConfigError(f"{owner}: {what} has {p!r}, which is no regular expression: {e}") from None
   return list(patterns)
+
+
+class WeightDecay:
+  """Weight decay of all weights but those with some names.
+
+  Args:
+    owner: name of the optimizer, for errors.
+    rate: of the weights that decay.
+    excluded: regular expressions for the names of those that do not; `NOT_DECAYED` for None.
+
+  Raises:
+    ConfigError: one is no regular expression.
+  """
+
+  def __init__(self, owner: str, rate: float, excluded: Sequence[str] | None):
+    excluded = NOT_DECAYED if excluded is None else excluded
+    self._rate = rate
+    self._excluded = check_patterns(owner, "exclude_from_weight_decay", excluded)
+
+  def rate_of(self, variable: Variable) -> float:
+    """The rate at which a variable decays."""
+    return 0.0 if found_in(self._excluded, variable) else self._rate

@@ -9,7 +9,7 @@ import tensorflow as tf
 from mesh_tensorflow import workers
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.conditional import ConditionalOperation
-from mesh_tensorflow.operations.convolution_base import FEATURES, FILTER, Convolution
+from mesh_tensorflow.operations.convolution import FEATURES, FILTER, Convolution
 from mesh_tensorflow.operations.einsum import EinsumOperation
 from mesh_tensorflow.operations.loops import WhileLoopOperation
 from mesh_tensorflow.planning.machine import convert_to_machine

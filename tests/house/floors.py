@@ -38,8 +38,8 @@ FLOORS = {
     "__init__",
   ],
   TRANSFORMER: [
-    "files meshes models schedules",
-    "vocabularies moe universal_transformer embeddings",
+    "files meshes models learning_rate_schedules",
+    "vocabularies moe universal_transformer vocab_embeddings",
     "data attention",
     "layers programs",
     "fixup_layers gin_config",
@@ -48,8 +48,8 @@ FLOORS = {
     "modes",
     "commands",
     "adaptive_softmax bleu dataset evolved_transformer funnel_transformer gin_paths"
-    " heterogeneous_moe learning_rate_schedules memory_layers subword_vocabulary t2t_vocabulary"
-    " transformer transformer_layers utils vocab_embeddings vocabulary",
+    " heterogeneous_moe memory_layers subword_vocabulary t2t_vocabulary"
+    " transformer transformer_layers utils vocabulary",
     "main launch __init__",
     # A room of the other package that stands on this one: a word with a dot is a whole name.
     "mesh_tensorflow.bert",
@@ -60,7 +60,14 @@ FLOORS = {
 ROOMS_OF_ONE_FILE = {
   PACKAGE: ("__init__", "errors", "exit_codes", "ops", "removed_names", "version"),
   # Programs that are started by these names; and a table and flags that are looked up in utils.
-  TRANSFORMER: ("launch", "main", "utils"),
+  TRANSFORMER: (
+    "adaptive_softmax",
+    "launch",
+    "learning_rate_schedules",
+    "main",
+    "utils",
+    "vocab_embeddings",
+  ),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.operations import convolution_base
+from mesh_tensorflow.operations import convolution
 from tests.operations.comparing import placement
 
 
@@ -16,9 +16,7 @@ def operations(x, w, layout="", mesh="r:1"):
   image, kernel = mtf.zeros(m, x), mtf.zeros(m, w)
   y = mtf.convolution(image, kernel)
   mtf.gradients([y], [image, kernel])
-  found = {
-    op.roles[2]: op for op in graph.operations if isinstance(op, convolution_base.Convolution)
-  }
+  found = {op.roles[2]: op for op in graph.operations if isinstance(op, convolution.Convolution)}
   return found, placement(layout, mesh)
 
 

@@ -25,8 +25,7 @@ from mesh_tensorflow.importing.rules import (
   rule,
 )
 from mesh_tensorflow.importing.value import AxisDims, Value
-from mesh_tensorflow.operations.convolution_base import FEATURES, FILTER, IMAGE
-from mesh_tensorflow.operations.convolution_general import ConvolutionOperation
+from mesh_tensorflow.operations.convolution import FEATURES, FILTER, IMAGE, ConvolutionOperation
 from mesh_tensorflow.operations.convolution_slices import Window
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Tensor
