@@ -198,7 +198,7 @@ def args_section(record: type, first: Iterable[str] = ()) -> str:
 
 
 def flagged(record: type, command: str) -> Iterator[Setting]:
-  """Yields the settings of a record that have a flag in a command."""
-  for told in settings_of(record).values():
-    if told.flag and command in told.commands:
-      yield told
+  """Yields the settings of a record that have a flag in a command, inherited ones last."""
+  own = vars(record).get("__annotations__", {})
+  found = [s for s in settings_of(record).values() if s.flag and command in s.commands]
+  yield from sorted(found, key=lambda told: told.name not in own)

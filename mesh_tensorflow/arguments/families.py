@@ -17,7 +17,7 @@ _R = TypeVar("_R")
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """What distinguishes a function from the others of its family.
+  """Properties that distinguish a function from the others of its family.
 
   Attributes:
     name: of the function.

@@ -27,7 +27,7 @@ _Self = TypeVar("_Self")
 
 
 class ModelRecord(Protocol):
-  """What decides a model beyond the shapes of its variables; a part of its checkpoints."""
+  """Settings that decide a model beyond the shapes of its variables; a part of its checkpoints."""
 
   def attachments(self) -> dict[str, Callable[[str], None]]:
     """Writers by name, as `attachments` of `Checkpointer.save`."""

@@ -75,7 +75,7 @@ class ModelState:
 
   @functools.cached_property
   def record(self) -> ModelRecord | None:
-    """What decides the model; to be asked for first right after its program was built."""
+    """Settings that decide the model; to be asked for first right after its program was built."""
     return self._make_record()
 
   def use_seeds(self, *, noise: int, data: int) -> None:

@@ -55,7 +55,7 @@ class LanguageModel(ByNumber):
   )
 
   def cut(self, mode: str, order: str) -> token_rows.Cut:
-    """How rows are cut; `ConfigError` for options that contradict each other."""
+    """The cutting of rows, as an object; `ConfigError` for options that contradict each other."""
     return token_rows.Cut(self.length, mode, order, self.context_tokens, self.order_seed)
 
   def rows(
