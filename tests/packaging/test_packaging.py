@@ -53,7 +53,7 @@ import mesh_tensorflow
 import mesh_tensorflow.transformer
 import mesh_tensorflow.examples.mnist
 import mesh_transformer_cli.front
-from mesh_tensorflow.transformer.gin_config import gin_paths
+from mesh_tensorflow.transformer import gin_paths
 folder = reader.gin_dir()
 files = [name for _, _, names in os.walk(folder) for name in names if name.endswith(".gin")]
 print(json.dumps({

@@ -20,7 +20,7 @@ LearningRate.of = lambda self, step: tf.constant(float("nan"))
 """,
   "sigterm": """
 import os, signal, threading
-from mesh_tensorflow.transformer.training import stopping
+from mesh_tensorflow.training import stopping
 running = stopping.StopRequests.running
 def with_signal(self, done, saved):
   running(self, done, saved)
