@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from mesh_settings.rules import Rule
+from mesh_settings.rules import Rule, rule_for
 
 _KEY = "setting"
 _Record = TypeVar("_Record")
@@ -102,21 +102,12 @@ def _default(field: dataclasses.Field[Any]) -> Any:
   return inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
 
 
-def with_settings(record: _Record, changes: Mapping[str, Any]) -> _Record:
-  """The record with other values of some of its settings.
-
-  Args:
-    record: the record.
-    changes: values by name.
-
-  Raises:
-    TypeError: there is no such setting.
-  """
-  known = settings_of(record)
-  for name in changes:
-    if name not in known:
-      raise TypeError(f"{type(record).__name__} has no setting {name!r}; it has {', '.join(known)}")
-  return dataclasses.replace(record, **changes)  # type: ignore[type-var]
+def illegal(record: Any) -> Iterator[tuple[str, Any, Rule]]:
+  """Yields the name, value and rule of each setting of a record whose value is not legal."""
+  for name, told in settings_of(record).items():
+    rule, value = rule_for(told.annotation, told.default, told.values), getattr(record, name)
+    if rule is not None and value is not told.default and not rule.is_legal(value):
+      yield name, value, rule
 
 
 def part(kind: type[_Record], record: Any) -> _Record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import numbers
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -91,3 +92,34 @@ CALLABLE = Rule("a function or class of Python or gin (@name)", callable)
 YES_OR_NO = Rule("True or False", lambda x: isinstance(x, bool) or (is_whole(x) and x in (0, 1)))
 TEXT = Rule("a text in quotes", lambda x: not isinstance(x, (numbers.Number, Mapping)))
 PATH = Rule("a path", lambda x: isinstance(x, str) and x != "")
+
+# What the texts of annotations ask for.
+_OF_KINDS = {"int": WHOLE, "float": NUMBER, "bool": YES_OR_NO, "str": TEXT}
+
+
+def kinds_of(annotation: Any) -> list[str]:
+  """Splits an annotation such as "int | None" into its parts."""
+  if isinstance(annotation, type):
+    return [annotation.__name__] if annotation is not inspect.Parameter.empty else []
+  return [part.strip() for part in annotation.split("|")] if isinstance(annotation, str) else []
+
+
+def rule_for(annotation: Any, default: Any, declared: Rule | None = None) -> Rule | None:
+  """The rule for the values of a parameter or field; None: no rule.
+
+  Args:
+    annotation: its annotation, as source text.
+    default: its default.
+    declared: the rule that is declared for it.
+  """
+  if str(annotation).startswith("Callable["):
+    may_be_none = default is None or str(annotation).endswith("| None")
+    return CALLABLE.or_none() if may_be_none else CALLABLE
+  kinds = kinds_of(annotation)
+  found = [_OF_KINDS[k] for k in kinds if k in _OF_KINDS]
+  # One of the kinds has no rule: what it allows is not known.
+  if declared is None and (not kinds or len(found) + ("None" in kinds) < len(kinds)):
+    return None
+  rule = declared or (found[0] if len(found) == 1 else None)
+  may_be_none = "None" in kinds or default is None or rule is TEXT
+  return rule.or_none() if rule and may_be_none and not rule.is_legal(None) else rule

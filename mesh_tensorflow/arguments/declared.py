@@ -46,13 +46,11 @@ class Declaration:
     arguments: for some of its arguments, what each affects.
     values: for some, what they may be. An argument whose annotation or default says None may be
       None, too.
-    record: the record of settings that its arguments are, if they are one.
   """
 
   affects: str | None = None
   arguments: dict[str, str] = dataclasses.field(default_factory=dict)
   values: dict[str, Rule] = dataclasses.field(default_factory=dict)
-  record: type | None = None
 
 
 def affects(what: str | None = None, /, **arguments: str) -> Callable[[_T], _T]:
@@ -101,7 +99,6 @@ def declares(record: type) -> Callable[[_T], _T]:
 
   def declare(target: _T) -> _T:
     own = _own(target)
-    own.record = record
     for name, told in settings_of(record).items():
       own.arguments[name] = told.affects
       if told.values is not None:

@@ -398,6 +398,10 @@ class Recorder:
       assert c.source is not None
       self._add_new_nodes(self.costs[owner].work, [c.source.one_slice])
 
+  def leave_out(self, roots: Sequence[Any]) -> None:
+    """Counts the TensorFlow nodes that lead to the roots for no operation."""
+    self._add_new_nodes(Work(), roots)
+
   def _add_new_nodes(self, work: Work, roots: Sequence[Any]) -> None:
     """Adds the TensorFlow nodes that lead to the roots and were not counted yet."""
     waiting = [x.op for x in roots if hasattr(x, "graph")]
@@ -533,7 +537,7 @@ def _lower(
   """Lowers an operation on placeholders; returns what it does and holds."""
   read = reads(op)
   lowering.variables = _Made(lambda v: _variable(impl, v))
-  lowering.operations = _Made(lambda _: tf.no_op())
+  lowering.operations = _Made(lambda earlier: _left_by(lowering, impl, earlier))
   # Tensors that it does not read, but waits for.
   lowering.tensors = _Made(
     lambda x: LaidOutTensor([placeholder(impl.slice_shape(x.shape), x.dtype)])
@@ -590,6 +594,17 @@ def _lower(
     element = 4 if slices.dtype == tf.bool else int(slices.dtype.size)
     piece.pending.append(int(slices.shape.num_elements()) * element)
   return piece
+
+
+def _left_by(lowering: PlanLowering, impl: PlanMeshImpl, earlier: Operation) -> Any:
+  """Returns what an earlier operation leaves in `lowering.operations`; its costs are its own."""
+  exchanged, given = len(impl.collectives), len(impl.inputs)
+  Lowering.lower_operations(lowering, [earlier])
+  roots = [planned_slice(lowering, x) for x in _lowered(earlier.outputs, lowering)]
+  roots += [c.source.one_slice for c in impl.collectives[exchanged:] if c.source is not None]
+  lowering.recorder.leave_out(roots)
+  del impl.collectives[exchanged:], impl.inputs[given:]
+  return lowering.operations.get(earlier, tf.no_op())
 
 
 def _variable(impl: PlanMeshImpl, v: Variable) -> LaidOutVariable:

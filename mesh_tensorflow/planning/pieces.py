@@ -119,7 +119,8 @@ class Kind:
 
   Attributes:
     operation: one of them.
-    dims: sizes of the dimensions of the tensors it reads, makes, and has inside, by name.
+    dims: sizes of the dimensions of the tensors it reads, makes, and has inside, and of its
+      variables, by name.
     number: of the kind.
     in_loop: whether they draw random numbers anew in each iteration of a loop.
     shared: whether other operations read their inputs, too, where that matters.
@@ -137,6 +138,12 @@ class Kind:
     """Smallest number of parts above 1 that all sizes of some dimensions divide into; 0 if none."""
     common = math.gcd(*(n for d in names for n in self.dims[d]))
     return next((p for p in range(2, common + 1) if common % p == 0), 0)
+
+
+def _variables_of(op: Operation) -> list[Variable]:
+  """The variables that an operation has, whose layout it depends on without reading them whole."""
+  held = [v for x in vars(op).values() for v in (x if isinstance(x, (list, tuple)) else [x])]
+  return [v for v in held if isinstance(v, Variable)]
 
 
 class Pieces:
@@ -170,8 +177,9 @@ class Pieces:
       every = [op, *inner_operations(op)]
       everywhere = any(getattr(one, "exchanges_over_whole_mesh", False) for one in every)
       for one in every:
-        for x in reads(one) + one.outputs:
-          for d in x.shape:
+        shapes = [x.shape for x in reads(one) + one.outputs]
+        for shape in [*shapes, *(v.shape for v in _variables_of(one))]:
+          for d in shape:
             dims.setdefault(d.name, set()).add(int(d.size))
       self.kinds[key] = Kind(op, dims, len(self.kinds), in_loop, shared, everywhere)
     return self.kinds[key]

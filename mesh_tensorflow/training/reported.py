@@ -157,8 +157,6 @@ class _Reported(Operation):
   def _norms(self, lowering: LoweringInProgress, impl: Any) -> tf.Tensor:
     before = self._before
     assert before is not None
-    if not isinstance(lowering.operations[before], tuple):
-      before.lower(lowering)  # A plan lowers each operation by itself.
     squares, kept = lowering.operations[before]
     wanted = lowering.tensors[before.wanted]
     parts = [_part(impl, v.shape) for v in before.of]

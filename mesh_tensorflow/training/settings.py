@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from mesh_settings.records import settings_of
+from mesh_settings.records import illegal, settings_of
 from mesh_settings.trainer import TrainerSettings, steps_to_profile
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.planning.machine import convert_to_machine
 
 
-def checked_settings(settings: TrainerSettings, **fields: Any) -> TrainerSettings:
+def checked_settings(
+  settings: TrainerSettings, *, owner: str = "run", **fields: Any
+) -> TrainerSettings:
   """Settings with other values of some fields; all values are checked.
 
   Args:
     settings: the settings.
+    owner: name of what takes them, for errors.
     **fields: other values, by name.
 
   Raises:
@@ -24,13 +27,10 @@ def checked_settings(settings: TrainerSettings, **fields: Any) -> TrainerSetting
   known = settings_of(settings)
   unknown = sorted(set(fields) - set(known))
   if unknown:
-    raise ConfigError(f"there is no setting {unknown[0]!r}; there are {', '.join(known)}")
+    raise ConfigError(f"{owner} has no setting {unknown[0]!r}; it has {', '.join(known)}")
   settings = dataclasses.replace(settings, **fields)
-  for name, told in known.items():
-    value = getattr(settings, name)
-    is_none = value is None and told.annotation.endswith("None")
-    if told.values is not None and not is_none and not told.values.is_legal(value):
-      raise ConfigError(f"run.{name} = {value!r}: it must be {told.values.legal}")
+  for name, value, rule in illegal(settings):
+    raise ConfigError(f"{owner}.{name} = {value!r}: it must be {rule.legal}")
   if isinstance(settings.peak_flops, str):
     convert_to_machine(settings.peak_flops)
   if settings.early_stopping_patience is not None and not settings.eval_every_steps:

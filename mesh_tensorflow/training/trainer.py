@@ -267,7 +267,7 @@ class Trainer:
     store = mesh_impl.variable_store
     if settings is None:
       settings = TrainerSettings(seed=store.seed)
-    settings = checked_settings(settings, **fields)
+    settings = checked_settings(settings, owner="Trainer", **fields)
     seeds = Seeds.of_run(settings.seed, settings.seeds)
     if not store.names:
       store.seed = seeds.weights

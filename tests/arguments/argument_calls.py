@@ -714,6 +714,7 @@ NOT_CALLED = {
   "utils.outside_all_rewrites utils.remove_summaries utils.topology_rank": "TPU helpers",
   "StrategyMeshImpl": "takes a tf.distribute.Strategy; its arguments are those of SimdMeshImpl",
   "Report StoredVariable LayoutChoice Imported EagerTensor": "are results",
+  "Trainer": "makes a store and a folder; its wrong arguments are tested in tests/training",
   "auto_layout": "searches for seconds; its wrong arguments are tested in tests/planning",
 }
 del layers

@@ -54,7 +54,7 @@ import mesh_tensorflow.transformer
 import mesh_tensorflow.examples.mnist
 import mesh_transformer_cli.front
 from mesh_tensorflow.transformer import gin_paths
-folder = reader.gin_dir()
+folder = gin_paths.gin_dir()
 files = [name for _, _, names in os.walk(folder) for name in names if name.endswith(".gin")]
 print(json.dumps({
   "package": mesh_tensorflow.__file__,

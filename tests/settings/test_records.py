@@ -57,11 +57,11 @@ def test_a_function_has_the_signature_the_defaults_and_the_docstring_of_its_reco
   assert "    place: where it is.\n    most: how many, at most.\n    rate: parts" in mine.__doc__
 
 
-def test_a_record_with_other_values():
-  record = records.with_settings(Mine(place="here"), {"most": 7})
-  assert (record.place, record.most) == ("here", 7)
-  with pytest.raises(TypeError, match="Mine has no setting 'least'; it has place, most, rate"):
-    records.with_settings(record, {"least": 1})
+def test_illegal_values_of_a_record():
+  assert not list(records.illegal(Mine(place="here", rate=None)))
+  found = list(records.illegal(Mine(place=3, most=0, rate=2.0, loud="yes")))
+  assert [name for name, _, _ in found] == ["place", "most", "rate", "loud"]
+  assert found[1][1:] == (0, rules.COUNT)
 
 
 def test_a_part_of_a_record_is_a_record_of_the_class_that_it_extends():
@@ -84,7 +84,6 @@ def test_flags_of_a_record():
 
 def test_declarations_of_a_function_of_a_record():
   own = declared.declaration(declared.declares(Mine)(lambda **_: None))
-  assert own.record is Mine
   assert own.arguments["most"] == "model" and own.arguments["rate"] == "report"
   assert own.values == {"most": rules.COUNT, "rate": rules.BELOW_ONE}
 

@@ -1,4 +1,4 @@
-"""What is added to logits: masks (causal, segments, window, sinks), relative position biases.
+"""Terms added to logits: masks (causal, segments, window, sinks), relative position biases.
 
 What layers have in common is computed once per `Context` and kept in its cache.
 """

@@ -18,6 +18,7 @@ from typing import Any
 
 from gin import config_parser
 
+from mesh_settings import rules
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.gin_config import bindings as gin_names
 from mesh_tensorflow.transformer.gin_config import checks
@@ -140,7 +141,7 @@ def _parameter(selector: str, argument: str) -> inspect.Parameter | None:
 
 
 def _converted(text: str, parameter: inspect.Parameter | None, in_force: Any, place: Place) -> str:
-  kinds = checks.kinds_of(parameter.annotation) if parameter is not None else []
+  kinds = rules.kinds_of(parameter.annotation) if parameter is not None else []
   read = parsed(text)
   if read is not None:
     # "7" for a parameter that is a text: a name may be made of digits.

@@ -10,8 +10,7 @@ from typing import Any
 import gin
 
 import mesh_tensorflow as mtf
-from mesh_settings import records
-from mesh_settings.rules import CALLABLE, NUMBER, TEXT, WHOLE, YES_OR_NO, Rule
+from mesh_settings.rules import CALLABLE, Rule, rule_for
 from mesh_tensorflow.arguments.declared import declaration
 from mesh_tensorflow.errors import ConfigError, LayoutError, MeshError, ShapeError
 from mesh_tensorflow.transformer.gin_config import bindings as gin_names
@@ -231,38 +230,6 @@ def unused_macros(settings: Settings) -> list[Setting]:
 _OURS = "mesh_tensorflow."
 
 
-# What the texts of annotations ask for.
-_OF_KINDS = {"int": WHOLE, "float": NUMBER, "bool": YES_OR_NO, "str": TEXT}
-
-
-def rule_of(parameter: inspect.Parameter, declared: Rule | None = None) -> Rule | None:
-  """The rule for a parameter's values, from its declaration and its annotation; None: no rule.
-
-  Args:
-    parameter: the parameter, from the configurable's signature.
-    declared: the rule that its class or function declares; see `mesh_tensorflow.arguments`.
-  """
-  annotation = str(parameter.annotation)
-  if annotation.startswith("Callable["):
-    may_be_none = parameter.default is None or annotation.endswith("| None")
-    return CALLABLE.or_none() if may_be_none else CALLABLE
-  kinds = kinds_of(parameter.annotation)
-  found = [_OF_KINDS[k] for k in kinds if k in _OF_KINDS]
-  # One of the kinds has no rule: what it allows is not known.
-  if declared is None and (not kinds or len(found) + ("None" in kinds) < len(kinds)):
-    return None
-  rule = declared or (found[0] if len(found) == 1 else None)
-  may_be_none = "None" in kinds or parameter.default is None or rule is TEXT
-  return rule.or_none() if rule and may_be_none and not rule.is_legal(None) else rule
-
-
-def kinds_of(annotation: Any) -> list[str]:
-  """Splits an annotation such as "int | None" into its parts."""
-  if isinstance(annotation, type):
-    return [annotation.__name__] if annotation is not inspect.Parameter.empty else []
-  return [part.strip() for part in annotation.split("|")] if isinstance(annotation, str) else []
-
-
 def check_settings(settings: Settings) -> None:
   """Raises an error for the first setting whose value its parameter cannot have.
 
@@ -307,21 +274,6 @@ def check_arguments(owner: str, function: Callable[..., Any], given: Mapping[str
       _check(parameter, given[parameter.name], "", name, declared, exact=owner == "run")
 
 
-def check_record(owner: str, record: Any) -> None:
-  """Raises an error for the first setting of a record that has an illegal value.
-
-  Args:
-    owner: name of what takes the record, for the error.
-    record: see `mesh_settings.records`.
-
-  Raises:
-    ConfigError: it names the setting, its value, and what is legal.
-  """
-  for name, parameter in records.signature(type(record)).parameters.items():
-    rule = records.settings_of(record)[name].values
-    _check(parameter, getattr(record, name), "", f"{owner}.{name}", rule, exact=False)
-
-
 def check_mesh_shape(value: Any, place: str = "") -> None:
   """Raises an error for a mesh dimension without processors."""
   try:
@@ -354,7 +306,7 @@ def _check(
   declared: Rule | None,
   exact: bool,
 ) -> None:
-  rule = rule_of(parameter, declared)
+  rule = rule_for(parameter.annotation, parameter.default, declared)
   if rule is None or value is parameter.default or rule.is_legal(value):
     return
   # Sizes and times are often written as 1e5.

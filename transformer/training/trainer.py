@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_settings.records import with_settings
 from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import workers
@@ -23,7 +22,7 @@ from mesh_tensorflow.training.validation import MakeDatasets
 from mesh_tensorflow.transformer.files import records
 from mesh_tensorflow.transformer.generation import predict, saved_model
 from mesh_tensorflow.transformer.generation.prefill_decode import DecodeOptions, DecodePrograms
-from mesh_tensorflow.transformer.gin_config import checks, model_config
+from mesh_tensorflow.transformer.gin_config import model_config
 from mesh_tensorflow.transformer.meshes import mesh_setup
 from mesh_tensorflow.transformer.programs import evaluation, training_data
 from mesh_tensorflow.transformer.programs.model_features import MODEL_FEATURES
@@ -88,9 +87,7 @@ class Trainer:
       fields["iterations_per_loop"] = fields.pop("steps_per_call")
     if settings is None:
       settings, fields = steps.settings, {"keep_checkpoint_max": None, **fields}
-    settings = with_settings(settings, fields)
-    checks.check_record("Trainer", settings)
-    settings = checked_settings(settings)
+    settings = checked_settings(settings, owner="Trainer", **fields)
     self.steps = steps
     self.vocabulary = vocabulary
     self.predict_fn = predict_fn

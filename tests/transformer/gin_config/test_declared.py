@@ -12,6 +12,7 @@ import pytest
 
 import mesh_tensorflow
 import mesh_tensorflow.transformer
+from mesh_settings import rules
 from mesh_tensorflow import errors
 from mesh_tensorflow.arguments import declared
 from mesh_tensorflow.transformer import gin_config, transformer_layers
@@ -137,7 +138,7 @@ def test_what_is_declared_is_an_argument():
     assert {*own.arguments, *own.values} <= set(parameters), target
     for name, rule in own.values.items():
       p = parameters[name]
-      found = checks.rule_of(p, rule)
+      found = rules.rule_for(p.annotation, p.default, rule)
       legal = p.default in (inspect.Parameter.empty, gin.REQUIRED) or found.is_legal(p.default)
       assert legal, (target, name)
 
