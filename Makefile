@@ -26,7 +26,7 @@ install: $(VENV)/.installed ## install the package into .venv (editable) with wh
 quick: install ## lint and run quick tests, a minute (ROOM=layers: those of a room)
 	@lint=0; $(PY) -m ruff check . || lint=1; \
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal --quick$(if $(ROOM),=40 \
-	  $(or $(wildcard tests/$(ROOM) tests/transformer/$(ROOM)),tests/$(ROOM))) $(PYTEST_ARGS) && \
+	  $(or $(shell find tests -type d -name '$(ROOM)'),tests/$(ROOM))) $(PYTEST_ARGS) && \
 	exit $$lint
 
 # The types are checked beside the tests: mypy is one process, and would leave the other cores idle.

@@ -14,7 +14,7 @@ from mesh_tensorflow.transformer import (
   transformer,
   utils,
 )
-from mesh_tensorflow.transformer.meshes import mesh_setup
+from mesh_tensorflow.transformer.model import mesh_setup
 
 LAYOUT = "batch:batch,d_ff:model,heads:model,vocab:model,experts:batch,expert_hidden:model"
 _LEARNING_RATE = 1e-3

@@ -12,7 +12,7 @@ import mesh_tensorflow as mtf
 from benchmarks.t5_sizes import T5Size, initial_values
 from mesh_tensorflow.transformer import utils
 from mesh_tensorflow.transformer.gin_paths import gin_dir
-from mesh_tensorflow.transformer.meshes import mesh_setup
+from mesh_tensorflow.transformer.model import mesh_setup
 
 LAYOUT = "batch:batch,d_ff:model,heads:model,vocab:model"
 

@@ -22,7 +22,7 @@ from benchmarks.sizes import SIZES, Size
 from mesh_tensorflow.examples import mnist
 from mesh_tensorflow.transformer import utils
 from mesh_tensorflow.transformer.gin_paths import gin_dir
-from mesh_tensorflow.transformer.meshes import mesh_setup
+from mesh_tensorflow.transformer.model import mesh_setup
 
 _PAIRS, _INPUT_LENGTH, _TARGET_LENGTH, _SUBWORDS = 8, 56, 64, 6000
 _IMAGES, _HIDDEN = 24, 512

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from mesh_tensorflow.transformer import dataset, vocabulary
-from mesh_tensorflow.transformer.files.token_folder import TokenFolder
-from mesh_tensorflow.transformer.vocabularies import kept
+from mesh_tensorflow.transformer.data.files.token_folder import TokenFolder
+from mesh_tensorflow.transformer.data.vocabularies import kept
 
 BATCH = 16
 

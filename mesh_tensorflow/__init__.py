@@ -5,10 +5,11 @@ What a program needs is right here, as `mtf.einsum`, `mtf.Lowering` or `mtf.func
     program       a program before any layout: dimensions, graphs, operations, tensors
     operations    one file for each family; `ops` has all their names
     layers, optimize, decoding, sparse   what is made of them
-    meshes        layouts, and slices of tensors and of variables
-    placement, simd, tpu         the three implementations of a mesh, with collectives, workers
-    running       from a program and a layout to TensorFlow: `mtf.Lowering`, `mtf.function`
-    eager         operations that run when they are made: `mtf.eager`
+    meshes        layouts, slices of tensors and of variables; the three implementations of a mesh,
+                  `placement`, `simd` and `tpu`, and their `collectives`
+    workers       several processes as one mesh
+    running       from a program and a layout to TensorFlow: `mtf.Lowering`, `mtf.function`;
+                  operations that run when they are made: `mtf.eager`
     importing     models of TensorFlow and Keras on named dimensions: `mtf.from_tensorflow`
     planning      what a layout matches and costs: `mtf.describe`, and the best: `mtf.auto_layout`
     auto_mtf      the archived package's search for a layout, by memory alone
@@ -41,8 +42,8 @@ from mesh_tensorflow import (
 )
 from mesh_tensorflow.importing.imported import Imported as Imported
 from mesh_tensorflow.importing.imported import from_tensorflow as from_tensorflow
-from mesh_tensorflow.eager.session import eager as eager
-from mesh_tensorflow.eager.tensor import EagerTensor as EagerTensor
+from mesh_tensorflow.running.eager_session import eager as eager
+from mesh_tensorflow.running.eager_tensor import EagerTensor as EagerTensor
 from mesh_tensorflow.planning.auto_layout import LayoutChoice as LayoutChoice
 from mesh_tensorflow.planning.auto_layout import auto_layout as auto_layout
 from mesh_tensorflow.planning.describe import Report as Report
@@ -51,11 +52,11 @@ from mesh_tensorflow.running.function import Function as Function
 from mesh_tensorflow.running.function import TensorSpec as TensorSpec
 from mesh_tensorflow.running.function import function as function
 from mesh_tensorflow.ops_with_redefined_builtins import *  # noqa: F403
-from mesh_tensorflow.placement.mesh_impl import PlacementMeshImpl as PlacementMeshImpl
-from mesh_tensorflow.simd.mesh_impl import SimdMeshImpl as SimdMeshImpl
+from mesh_tensorflow.meshes.placement.mesh_impl import PlacementMeshImpl as PlacementMeshImpl
+from mesh_tensorflow.meshes.simd.mesh_impl import SimdMeshImpl as SimdMeshImpl
 from mesh_tensorflow.meshes.store import StoredVariable as StoredVariable
 from mesh_tensorflow.meshes.store import VariableStore as VariableStore
-from mesh_tensorflow.tpu.mesh_impl import StrategyMeshImpl as StrategyMeshImpl
+from mesh_tensorflow.meshes.tpu.mesh_impl import StrategyMeshImpl as StrategyMeshImpl
 from mesh_tensorflow.training.trainer import Trainer as Trainer
 from mesh_tensorflow.version import __version__ as __version__
 from mesh_tensorflow.environment.virtual_devices import virtual_cpu_devices as virtual_cpu_devices

@@ -1,5 +1,6 @@
-"""A name of the archived package for `mesh_tensorflow.simd.mesh_impl` and `meshes.topology`."""
+"""A name of the archived package, for `meshes.simd.mesh_impl` and `meshes.topology`."""
 
+from mesh_tensorflow.meshes.simd.mesh_impl import SimdMeshImpl
 from mesh_tensorflow.meshes.topology import (
   HierarchicalTiling,
   _logical_1d_to_physical_subspace_auto,
@@ -8,7 +9,6 @@ from mesh_tensorflow.meshes.topology import (
   auto_logical_to_physical_tpu,
   physical_shape_3d_from_topology_proto_4d,
 )
-from mesh_tensorflow.simd.mesh_impl import SimdMeshImpl
 
 __all__ = [
   "HierarchicalTiling",

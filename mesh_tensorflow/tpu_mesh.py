@@ -1,6 +1,6 @@
 """`tpu_mesh`: finds a TPU and makes meshes of its cores, from `mesh_tensorflow.tpu`."""
 
-from mesh_tensorflow.tpu.mesh import (
+from mesh_tensorflow.meshes.tpu.mesh import (
   TilingSpec,
   Tpu,
   connect,

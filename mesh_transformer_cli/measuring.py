@@ -11,7 +11,7 @@ from typing import Any
 
 from mesh_transformer_cli import decompress, untrusted
 
-# As `mesh_tensorflow.transformer.files.own_files` takes them; a test compares the two.
+# As `mesh_tensorflow.transformer.data.files.own_files` takes them; a test compares the two.
 FORMATS = {
   ".txt": "text",
   ".text": "text",

@@ -364,7 +364,7 @@ class Choice:
 
   @staticmethod
   def _suite(file: str) -> str:
-    return "layers_conformance" if "transformer/layers/" in file else "conformance"
+    return "layers_conformance" if "/model/layers/" in file else "conformance"
 
   def _room(self, path: str) -> str:
     """The folder of tests, with a slash; "" if there is none."""

@@ -22,8 +22,8 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.operations.indexing import ScatterAddOperation
-from mesh_tensorflow.transformer.models.context import Context
-from mesh_tensorflow.transformer.models.vocab_embedding import without_padding
+from mesh_tensorflow.transformer.model.context import Context
+from mesh_tensorflow.transformer.model.vocab_embedding import without_padding
 from mesh_tensorflow.transformer.vocab_embeddings import (
   check_token_counts,
   cluster_embedding,

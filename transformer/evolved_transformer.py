@@ -1,6 +1,6 @@
 """The layers of the Evolved Transformer: `mesh_tensorflow.transformer.evolved_transformer`."""
 
-from mesh_tensorflow.transformer.layers.evolved_transformer import (
+from mesh_tensorflow.transformer.model.layers.evolved_transformer import (
   DecoderAttentionLayer,
   DecoderConvolutionalLayer,
   EncoderConvolutionalLayer,

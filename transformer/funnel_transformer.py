@@ -1,6 +1,6 @@
 """The Funnel-Transformer, under its old name: `mesh_tensorflow.transformer.funnel_transformer`."""
 
-from mesh_tensorflow.transformer.models.funnel_transformer import (
+from mesh_tensorflow.transformer.model.funnel_transformer import (
   BitransformerFunnel,
   FunnelTransformerLayerStack,
 )

@@ -1,5 +1,5 @@
 """The product-key memory, under its old name: `mesh_tensorflow.transformer.memory_layers`."""
 
-from mesh_tensorflow.transformer.layers.product_key_memory import ProductKeyValueMemory
+from mesh_tensorflow.transformer.model.layers.product_key_memory import ProductKeyValueMemory
 
 __all__ = ["ProductKeyValueMemory"]

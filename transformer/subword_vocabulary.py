@@ -1,6 +1,6 @@
 """Subword vocabularies by SentencePiece: `mesh_tensorflow.transformer.subword_vocabulary`."""
 
-from mesh_tensorflow.transformer.vocabularies.subwords import (
+from mesh_tensorflow.transformer.data.vocabularies.subwords import (
   UNK_ID,
   SentencePieceVocabulary,
   get_subword_vocabulary,

@@ -1,26 +1,26 @@
 """The Transformer models, under one name: `mesh_tensorflow.transformer.transformer`."""
 
-from mesh_tensorflow.transformer.models.bitransformer import Bitransformer, make_bitransformer
-from mesh_tensorflow.transformer.models.context import Context, TransformerLayer
-from mesh_tensorflow.transformer.models.layer_stack import (
+from mesh_tensorflow.transformer.model.bitransformer import Bitransformer, make_bitransformer
+from mesh_tensorflow.transformer.model.context import Context, TransformerLayer
+from mesh_tensorflow.transformer.model.layer_stack import (
   LayerStack,
   ReversibleLayerStack,
   make_layer_stack,
 )
-from mesh_tensorflow.transformer.models.sequence_utils import (
+from mesh_tensorflow.transformer.model.sequence_utils import (
   autoregressive_inputs,
   delimited_lm_inputs_mask,
   shift_targets,
   sinusoid_positional_embedding_weights,
 )
-from mesh_tensorflow.transformer.models.sequence_utils import (
+from mesh_tensorflow.transformer.model.sequence_utils import (
   round_up_to_multiple as _round_up_to_multiple,
 )
-from mesh_tensorflow.transformer.models.student_teacher import (
+from mesh_tensorflow.transformer.model.student_teacher import (
   StudentTeacher,
   make_bi_student_teacher,
 )
-from mesh_tensorflow.transformer.models.sublayers import (
+from mesh_tensorflow.transformer.model.sublayers import (
   sublayer_annealed_dropout,
   sublayer_call_layer,
   sublayer_clip_activation_gradient,
@@ -38,9 +38,9 @@ from mesh_tensorflow.transformer.models.sublayers import (
   sublayer_scaled_residual,
   sublayer_true_layer_norm,
 )
-from mesh_tensorflow.transformer.models.token_loss import MultiTokenPrediction
-from mesh_tensorflow.transformer.models.unitransformer import Unitransformer
-from mesh_tensorflow.transformer.models.vocab_embedding import (
+from mesh_tensorflow.transformer.model.token_loss import MultiTokenPrediction
+from mesh_tensorflow.transformer.model.unitransformer import Unitransformer
+from mesh_tensorflow.transformer.model.vocab_embedding import (
   VocabEmbedding,
   get_vocab_embedding_cls,
   reduce_ensemble_logits,

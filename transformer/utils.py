@@ -28,12 +28,14 @@ from mesh_tensorflow.transformer.gin_config import (
   write_operative_config,
 )
 from mesh_tensorflow.transformer.learning_rate_schedules import bound_schedule
-from mesh_tensorflow.transformer.meshes.batching import (
+from mesh_tensorflow.transformer.model.batching import (
   auto_train_steps,
   compute_batch_size,
   serialize_num_microbatches,
   tpu_mesh_shape,
 )
+from mesh_tensorflow.transformer.model.model_building import build_model, get_variable_dtype
+from mesh_tensorflow.transformer.model.model_steps import ModelSteps
 from mesh_tensorflow.transformer.modes import job
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import get_checkpoint_iterator
 from mesh_tensorflow.transformer.modes.eval import eval_model
@@ -55,8 +57,6 @@ from mesh_tensorflow.transformer.modes.score import (
   score_with_estimator_lazy,
 )
 from mesh_tensorflow.transformer.modes.train import train_model
-from mesh_tensorflow.transformer.programs.model_building import build_model, get_variable_dtype
-from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.transformer.training.layer_mapping import flexible_ckpt_init_mapping
 from mesh_tensorflow.transformer.training.running_metrics import metric_max, metric_sum
 from mesh_tensorflow.transformer.training.trainer import Trainer

@@ -17,8 +17,8 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT_OR_ZERO, affects, takes
-from mesh_tensorflow.transformer.models.context import Context
-from mesh_tensorflow.transformer.models.vocab_embedding import (
+from mesh_tensorflow.transformer.model.context import Context
+from mesh_tensorflow.transformer.model.vocab_embedding import (
   TokenVectors,
   VocabEmbedding,
   without_padding,

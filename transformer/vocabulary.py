@@ -5,20 +5,20 @@ Anything with `vocab_size`, `encode`, `decode`, `encode_tf` (and `decode_tf`, if
 stand in for a `Vocabulary`.
 """
 
-from mesh_tensorflow.transformer.vocabularies.base import (
+from mesh_tensorflow.transformer.data.vocabularies.base import (
   EOS_ID,
   PAD_ID,
   ByteVocabulary,
   Vocabulary,
   get_byte_vocabulary,
 )
-from mesh_tensorflow.transformer.vocabularies.characters import (
+from mesh_tensorflow.transformer.data.vocabularies.characters import (
   CharacterVocabulary,
   get_character_vocabulary,
 )
-from mesh_tensorflow.transformer.vocabularies.named import named_vocabulary
-from mesh_tensorflow.transformer.vocabularies.tfds import TFDSVocabulary, get_tfds_vocabulary
-from mesh_tensorflow.transformer.vocabularies.tiktoken_bpe import (
+from mesh_tensorflow.transformer.data.vocabularies.named import named_vocabulary
+from mesh_tensorflow.transformer.data.vocabularies.tfds import TFDSVocabulary, get_tfds_vocabulary
+from mesh_tensorflow.transformer.data.vocabularies.tiktoken_bpe import (
   TiktokenVocabulary,
   get_tiktoken_vocabulary,
 )

@@ -155,7 +155,7 @@ WAY = [
     ("looked up by its name; it makes what it needs:", "mesh, vocabulary, model, data, trainer"),
   ),
   Station(
-    "transformer/models, layers, ...; programs",
+    "transformer/model",
     "The Python function of a step",
     ("a model of layers; loss, gradients, optimizer", "as one mtf.function of named tensors"),
   ),
@@ -170,7 +170,7 @@ WAY = [
     ("slicewise code, and a collective where the", "layout splits what the operation joins"),
   ),
   Station(
-    "placement, simd or tpu",
+    "meshes: placement, simd or tpu",
     "TensorFlow functions on devices",
     (
       "placement: one graph that has the slices of all;",

@@ -27,7 +27,7 @@ TRANSFORMER = f"{PACKAGE}.transformer"
 LANGUAGE = [
   ("Programs", "Dimensions, graphs, tensors, functions, variables.",
    "dimensions graph tensor operation scope function lowering variables assignments constants"
-   " stacked_variable tensor_spec session"),
+   " stacked_variable tensor_spec eager_session"),
   ("Elementwise", "Functions of each element: of one tensor, of two, and with numbers.",
    "elementwise binary scalar broadcasting comparison where"),
   ("Sums and products", "Einsum, reductions, softmax, the largest elements, running sums.",
@@ -87,7 +87,7 @@ MODULES = (
   "test_utils",
 )
 # Packages of the Transformer whose names programs and gin files use; all its modules are public.
-TRANSFORMER_PACKAGES = ("attention", "fixup_layers", "gin_config", "moe", "universal_transformer")
+TRANSFORMER_PACKAGES = ("gin_config",)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from mesh_tensorflow.errors import ArgumentError, ConfigError, ShapeError, SizeE
 from mesh_tensorflow.layers.attention import attend
 from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.transformer import moe
-from mesh_tensorflow.transformer.attention.bias import (
+from mesh_tensorflow.transformer.model.attention.bias import (
   relative_position_bucket as _relative_position_bucket,
 )
 

@@ -19,10 +19,10 @@ from mesh_tensorflow.bert.program_flags import (
   ProgramFlags,
 )
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.tpu import mesh as tpu_mesh
+from mesh_tensorflow.meshes.tpu import mesh as tpu_mesh
 from mesh_tensorflow.training import command
 from mesh_tensorflow.training.settings import checked_settings
-from mesh_tensorflow.transformer.meshes import mesh_setup
+from mesh_tensorflow.transformer.model import mesh_setup
 
 SHARED_FLAGS = ProgramFlags(SHARED, FINE_TUNING)
 

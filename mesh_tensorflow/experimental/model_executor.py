@@ -26,11 +26,11 @@ from mesh_tensorflow.experimental import flag_definitions as define
 from mesh_tensorflow.experimental import unet
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
-from mesh_tensorflow.placement.mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.meshes.placement.mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.meshes.tpu import mesh as tpu_mesh
 from mesh_tensorflow.program.dimensions import ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Graph, Mesh, Tensor
 from mesh_tensorflow.running.function import TensorSpec, function
-from mesh_tensorflow.tpu import mesh as tpu_mesh
 from mesh_tensorflow.training import command
 from mesh_tensorflow.training.data import reading
 from mesh_tensorflow.training.loop import TrainingLoop

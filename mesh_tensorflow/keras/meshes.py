@@ -15,8 +15,8 @@ import keras
 from mesh_tensorflow.errors import ArgumentError, LayoutError, MeshShapeError
 from mesh_tensorflow.meshes.layout import LayoutLike, convert_to_layout_rules
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.simd.mesh_impl import SimdMeshImpl
 from mesh_tensorflow.program.dimensions import Shape, convert_to_shape
-from mesh_tensorflow.simd.mesh_impl import SimdMeshImpl
 
 _LEGAL = (
   "a mesh implementation, a mesh shape such as 'rows:2,cols:2' or {'rows': 2, 'cols': 2}, a "

@@ -34,15 +34,15 @@ from mesh_tensorflow.environment.virtual_devices import virtual_cpu_devices
 from mesh_tensorflow.errors import ConfigError, MeshError
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
-from mesh_tensorflow.placement.mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.meshes.placement.mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.meshes.simd.devices import local_devices
+from mesh_tensorflow.meshes.simd.mesh_impl import SimdMeshImpl
 from mesh_tensorflow.planning.cost_model import messages
 from mesh_tensorflow.planning.machine import KINDS, Device, Link, Machine, Speed, Workers
 from mesh_tensorflow.planning.mesh_impl import PlanMeshImpl
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Operation, Tensor
 from mesh_tensorflow.running.function import TensorSpec, function
-from mesh_tensorflow.simd.devices import local_devices
-from mesh_tensorflow.simd.mesh_impl import SimdMeshImpl
 from mesh_tensorflow.workers import Cluster, cluster_from_environment
 from mesh_tensorflow.workers.launching import launch
 

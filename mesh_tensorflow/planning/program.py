@@ -10,11 +10,11 @@ import tensorflow as tf
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
-from mesh_tensorflow.placement.mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.meshes.placement.mesh_impl import PlacementMeshImpl
+from mesh_tensorflow.meshes.simd.mesh_impl import SimdMeshImpl
 from mesh_tensorflow.planning.machine import Machine
 from mesh_tensorflow.program.graph import Graph, Tensor
 from mesh_tensorflow.running.function import Function, TensorSpec
-from mesh_tensorflow.simd.mesh_impl import SimdMeshImpl
 
 
 class Program:

@@ -1,1 +1,1 @@
-"""From a program and a layout to TensorFlow: lowering, functions, hooks, reports."""
+"""From a program and a layout to TensorFlow: lowering, functions, hooks, reports, eager tensors."""

@@ -23,9 +23,9 @@ from mesh_tensorflow.errors import (
   VariableError,
 )
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.placement.mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.meshes.store import StoredVariable
 from mesh_tensorflow.operations.constants import import_laid_out_tensor, import_tf_tensor
-from mesh_tensorflow.placement.mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Graph, Mesh, Tensor, unwatched

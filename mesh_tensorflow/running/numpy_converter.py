@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import RemovedNameError, ShapeError
+from mesh_tensorflow.meshes.placement.mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.operations.constants import constant
-from mesh_tensorflow.placement.mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.program.graph import Graph, Mesh, Tensor
 from mesh_tensorflow.running.lowering import Lowering

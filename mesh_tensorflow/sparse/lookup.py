@@ -12,6 +12,7 @@ from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut, LazyAllreduceSum
+from mesh_tensorflow.meshes.tpu.mesh_impl import StrategyMeshImpl
 from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.operations.comparison import equal, greater, greater_equal, less, logical_and
 from mesh_tensorflow.operations.elementwise import cast, sqrt, square
@@ -26,7 +27,6 @@ from mesh_tensorflow.program.dimensions import (
 from mesh_tensorflow.program.graph import Operation, Tensor
 from mesh_tensorflow.sparse.routing import NONE, Route, distinct
 from mesh_tensorflow.sparse.table import Table
-from mesh_tensorflow.tpu.mesh_impl import StrategyMeshImpl
 
 __all__ = ["hash_ids", "lookup"]
 

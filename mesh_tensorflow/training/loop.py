@@ -20,9 +20,9 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import ConfigError, DataError, GraphError, WorkerLostError
 from mesh_tensorflow.meshes.store import VariableStore
+from mesh_tensorflow.meshes.tpu.mesh_impl import StrategyMeshImpl
 from mesh_tensorflow.program.graph import Graph
 from mesh_tensorflow.running.function import Function
-from mesh_tensorflow.tpu.mesh_impl import StrategyMeshImpl
 from mesh_tensorflow.training import (
   averages,
   device_memory,

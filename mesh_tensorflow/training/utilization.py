@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import workers
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.meshes.tpu.mesh_impl import StrategyMeshImpl
 from mesh_tensorflow.operations.conditional import ConditionalOperation
 from mesh_tensorflow.operations.convolution import FEATURES, FILTER, Convolution
 from mesh_tensorflow.operations.einsum import EinsumOperation
@@ -16,7 +17,6 @@ from mesh_tensorflow.planning.machine import convert_to_machine
 from mesh_tensorflow.planning.program import machine_of
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.program.graph import Graph, Operation
-from mesh_tensorflow.tpu.mesh_impl import StrategyMeshImpl
 
 # A product takes about a tenth of a second on a CPU of 1 TFLOP/s, or on a GPU of 100 TFLOP/s. The
 # smaller ones fit into the caches of a CPU.

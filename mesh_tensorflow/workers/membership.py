@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -17,7 +18,6 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.declared import ABOVE_ZERO, COUNT, affects, takes
-from mesh_tensorflow.collectives.runtime import abort_collectives
 from mesh_tensorflow.environment import virtual_devices
 from mesh_tensorflow.errors import CollectiveError, ConfigError, GraphError, WorkerLostError
 from mesh_tensorflow.workers import joining, launcher_reports, parent_watch
@@ -30,8 +30,9 @@ _HEARTBEAT_SECONDS = 15.0
 _PASS_ON_SECONDS = 5.0
 
 # TensorFlow knows groups of devices, and what they exchange, by numbers: those of a mesh are higher
-# (`collectives.KEYS`), those of a strategy lower.
+# (`meshes.collectives.runtime.KEYS`), those of a strategy lower.
 _GROUP_KEY = 50_000
+_ABORT_KEYS = itertools.count(60_000)
 
 # Time limit for a worker whose process is alive, but whose program does not reach the collective.
 _STUCK_SECONDS = 1800.0
@@ -41,6 +42,26 @@ _CLOSING_SECONDS = 5.0
 
 # Maximum time that workers wait for each other when all have done their work.
 _LEAVE_SECONDS = 15.0
+
+
+def abort_collectives(device: str) -> None:
+  """Makes every collective of this process fail, now and in future."""
+  try:
+    with tf.device(device):
+      # Waits for a member that does not exist. TensorFlow then gives up all collectives.
+      key = next(_ABORT_KEYS)
+      tf.raw_ops.CollectiveReduceV2(
+        input=tf.zeros([]),
+        group_size=2,
+        group_key=key,
+        instance_key=key,
+        ordering_token=[],
+        merge_op="Add",
+        final_op="Id",
+        timeout_seconds=0.1,
+      )
+  except tf.errors.OpError:
+    pass
 
 
 class _Joined:

@@ -456,5 +456,5 @@ def test_nothing_else_changes_files(repository):
   assert found.pop("transformer/data/tokenizing.py") == 4
   assert found.pop("transformer/generation/files.py") == 3
   # A vocabulary that was written there a moment ago.
-  assert found.pop("transformer/vocabularies/named.py") == 1
+  assert found.pop("transformer/data/vocabularies/named.py") == 1
   assert not found

@@ -49,18 +49,18 @@ from mesh_tensorflow.program.dimensions import convert_to_shape
 from mesh_tensorflow.training import manifest, metrics_file
 from mesh_tensorflow.transformer import gin_config
 from mesh_tensorflow.transformer.data import tokenizing
+from mesh_tensorflow.transformer.data.files import documents, records, text_files, token_folder
 from mesh_tensorflow.transformer.data.stream_readers import pretokenized_tfrecord_dataset
-from mesh_tensorflow.transformer.files import documents, records, text_files, token_folder
-from mesh_tensorflow.transformer.generation import files as prompts
-from mesh_tensorflow.transformer.gin_config import model_config
-from mesh_tensorflow.transformer.vocabularies import kept
-from mesh_tensorflow.transformer.vocabularies.characters import CharacterVocabulary
-from mesh_tensorflow.transformer.vocabularies.subwords import (
+from mesh_tensorflow.transformer.data.vocabularies import kept
+from mesh_tensorflow.transformer.data.vocabularies.characters import CharacterVocabulary
+from mesh_tensorflow.transformer.data.vocabularies.subwords import (
   SentencePieceVocabulary,
   train_subword_vocabulary,
 )
-from mesh_tensorflow.transformer.vocabularies.t2t import T2tVocabulary
-from mesh_tensorflow.transformer.vocabularies.tiktoken_bpe import TiktokenVocabulary
+from mesh_tensorflow.transformer.data.vocabularies.t2t import T2tVocabulary
+from mesh_tensorflow.transformer.data.vocabularies.tiktoken_bpe import TiktokenVocabulary
+from mesh_tensorflow.transformer.generation import files as prompts
+from mesh_tensorflow.transformer.gin_config import model_config
 from mesh_tensorflow.workers.cluster import cluster_from_environment
 from mesh_transformer_cli import measuring
 

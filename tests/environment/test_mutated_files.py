@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mesh_tensorflow.transformer.vocabularies.characters import CharacterVocabulary
+from mesh_tensorflow.transformer.data.vocabularies.characters import CharacterVocabulary
 from tests.environment import mutated_files
 
 

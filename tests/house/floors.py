@@ -25,12 +25,12 @@ FLOORS = {
     "errors version",
     "arguments exit_codes removed_names",
     "environment program",
-    "numerics",
+    "numerics workers",
     "meshes",
-    "operations placement collectives",
-    "running decoding workers",
-    "ops simd checkpoint eager",
-    "layers tpu planning importing",
+    "operations",
+    "running decoding",
+    "ops checkpoint",
+    "layers planning importing",
     "optimize auto_mtf keras",
     "training",
     "beam_search initializers ops_with_redefined_builtins placement_mesh_impl simd_mesh_impl"
@@ -38,18 +38,16 @@ FLOORS = {
     "__init__",
   ],
   TRANSFORMER: [
-    "files meshes models learning_rate_schedules",
-    "vocabularies moe universal_transformer vocab_embeddings",
-    "data attention",
-    "layers programs",
-    "fixup_layers gin_config",
+    "data learning_rate_schedules",
+    "model",
+    "gin_config vocab_embeddings",
     "generation",
     "training",
     "modes",
     "commands",
-    "adaptive_softmax bleu dataset evolved_transformer funnel_transformer gin_paths"
-    " heterogeneous_moe memory_layers subword_vocabulary t2t_vocabulary"
-    " transformer transformer_layers utils vocabulary",
+    "adaptive_softmax attention bleu dataset evolved_transformer fixup_layers funnel_transformer"
+    " gin_paths heterogeneous_moe memory_layers moe subword_vocabulary t2t_vocabulary"
+    " transformer transformer_layers universal_transformer utils vocabulary",
     "main launch __init__",
     # A room of the other package that stands on this one: a word with a dot is a whole name.
     "mesh_tensorflow.bert",

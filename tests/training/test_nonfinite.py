@@ -11,7 +11,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.training import nonfinite
-from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+from mesh_tensorflow.transformer.model.model_steps import ModelSteps
 from tests.kinds import kept
 from tests.transformer import training_program as program
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import utils
 from mesh_tensorflow.transformer.gin_paths import gin_dir
-from mesh_tensorflow.transformer.models import decoding
+from mesh_tensorflow.transformer.model import decoding
 from tests.transformer import lm_program as lm
 
 INPUTS = np.array([[5, 6, 7, 1, 0, 0], [3, 4, 2, 8, 9, 1]], np.int32)

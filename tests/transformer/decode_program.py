@@ -8,7 +8,7 @@ import numpy as np
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import transformer, transformer_layers
-from mesh_tensorflow.transformer.models.decoding import IncrementalModel
+from mesh_tensorflow.transformer.model.decoding import IncrementalModel
 from tests.transformer import lm_program as lm
 
 BATCH, LENGTH, MEMORY = 4, 8, 4

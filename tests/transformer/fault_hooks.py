@@ -14,8 +14,8 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.checkpoint import writer
 from mesh_tensorflow.training.progress import TrainingProgress
 from mesh_tensorflow.transformer.commands import trainer
+from mesh_tensorflow.transformer.model.model_steps import ModelSteps
 from mesh_tensorflow.transformer.modes import perplexity_eval
-from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 from mesh_tensorflow.workers import joining
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import transformer
-from mesh_tensorflow.transformer.models.decoding_states import in_reading_order
+from mesh_tensorflow.transformer.model.decoding_states import in_reading_order
 from tests.conformance.framework import Descriptor
 
 FLOATS = mtf.VariableDType()

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import transformer
-from mesh_tensorflow.transformer.models import decoding
+from mesh_tensorflow.transformer.model import decoding
 from tests.transformer import bi_program
 from tests.transformer import lm_program as lm
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.transformer import utils
-from mesh_tensorflow.transformer.meshes import mesh_setup
+from mesh_tensorflow.transformer.model import mesh_setup
 from mesh_tensorflow.transformer.training.trainer import Trainer
 
 LAYOUT = "batch:batch,d_ff:model,heads:model,vocab:model"

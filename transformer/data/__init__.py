@@ -1,5 +1,6 @@
 """From texts to examples: what is read, encoded, packed; `dataset.py` has the old names.
 
+    files, vocabularies  what is read, and by which worker; text to ids
     options              arguments of readers, each declared once, and `reader`, which takes them
     sources              documents and pairs of files, and what of them is held out
     encoding, packing    text to ids; sequences to rows

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data import packing
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
+from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

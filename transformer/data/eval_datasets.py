@@ -16,7 +16,7 @@ from mesh_tensorflow.transformer.data.packing import Length, trim_and_pad_datase
 from mesh_tensorflow.transformer.data.sources import read_pairs
 from mesh_tensorflow.transformer.data.stream_readers import load_text_pairs
 from mesh_tensorflow.transformer.data.text_readers import text_lm_dataset
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
+from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID
 
 _MODULE = "mesh_tensorflow.transformer.dataset"
 _SEED = 12345

@@ -27,8 +27,8 @@ from mesh_tensorflow.arguments.declared import affects, declares
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.training import data_seed, input_shards
 from mesh_tensorflow.training.input_shards import BatchRows
+from mesh_tensorflow.transformer.data.files.arguments import argument, check_choices
 from mesh_tensorflow.transformer.data.packing import Length
-from mesh_tensorflow.transformer.files.arguments import argument, check_choices
 
 MODULE = "mesh_tensorflow.transformer.dataset"
 

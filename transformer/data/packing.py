@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import DataError
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
+from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID
 
 # What one length for all features, or one for each, looks like.
 Length = int | Mapping[str, int]

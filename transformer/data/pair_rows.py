@@ -19,9 +19,9 @@ from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer.data import packing
 from mesh_tensorflow.transformer.data.encoding import check_known, vocabulary_of
+from mesh_tensorflow.transformer.data.files.arguments import argument
 from mesh_tensorflow.transformer.data.options import ByNumber
-from mesh_tensorflow.transformer.files.arguments import argument
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
+from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

@@ -15,10 +15,10 @@ import gin
 
 from mesh_settings.rules import FRACTION, one_of
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer.files import own_files, text_files
-from mesh_tensorflow.transformer.files.arguments import argument
-from mesh_tensorflow.transformer.files.own_files import FileForm, OwnFiles, Texts
-from mesh_tensorflow.transformer.files.text_files import TextFile
+from mesh_tensorflow.transformer.data.files import own_files, text_files
+from mesh_tensorflow.transformer.data.files.arguments import argument
+from mesh_tensorflow.transformer.data.files.own_files import FileForm, OwnFiles, Texts
+from mesh_tensorflow.transformer.data.files.text_files import TextFile
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

@@ -23,11 +23,11 @@ from mesh_tensorflow.transformer.data.encoding import (
   vocabulary_of,
   with_eos,
 )
+from mesh_tensorflow.transformer.data.files import records, text_files
+from mesh_tensorflow.transformer.data.files.arguments import argument
 from mesh_tensorflow.transformer.data.options import MODULE, Examples, reader
 from mesh_tensorflow.transformer.data.packing import Length, pack_or_pad
-from mesh_tensorflow.transformer.files import records, text_files
-from mesh_tensorflow.transformer.files.arguments import argument
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
+from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID
 
 _ONE_EPOCH = "do not repeat: the trainer asks for it, and repeats by itself."
 

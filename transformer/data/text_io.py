@@ -15,7 +15,7 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.training import model_files
-from mesh_tensorflow.transformer.files import text_files
+from mesh_tensorflow.transformer.data.files import text_files
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _MODULE = "mesh_tensorflow.transformer.utils"

@@ -27,12 +27,12 @@ import tensorflow as tf
 from mesh_settings.rules import COUNT_OR_ZERO, one_of
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data import encoding, pair_rows, sources, token_rows
+from mesh_tensorflow.transformer.data.files import token_folder
+from mesh_tensorflow.transformer.data.files.arguments import argument
+from mesh_tensorflow.transformer.data.files.documents import Field
 from mesh_tensorflow.transformer.data.options import ByNumber, reader, with_texts
 from mesh_tensorflow.transformer.data.pair_rows import Pairs
-from mesh_tensorflow.transformer.files import token_folder
-from mesh_tensorflow.transformer.files.arguments import argument
-from mesh_tensorflow.transformer.files.documents import Field
-from mesh_tensorflow.transformer.vocabularies import kept
+from mesh_tensorflow.transformer.data.vocabularies import kept
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

@@ -27,13 +27,13 @@ from mesh_tensorflow.checkpoint import folder
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.training import model_files
 from mesh_tensorflow.transformer.data import encoding, sources
-from mesh_tensorflow.transformer.files import token_folder
-from mesh_tensorflow.transformer.files.arguments import argument
-from mesh_tensorflow.transformer.files.documents import Progress
-from mesh_tensorflow.transformer.files.own_files import OwnFiles
-from mesh_tensorflow.transformer.files.token_folder import SPLITS, TokenFolder
-from mesh_tensorflow.transformer.vocabularies import kept, named
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID
+from mesh_tensorflow.transformer.data.files import token_folder
+from mesh_tensorflow.transformer.data.files.arguments import argument
+from mesh_tensorflow.transformer.data.files.documents import Progress
+from mesh_tensorflow.transformer.data.files.own_files import OwnFiles
+from mesh_tensorflow.transformer.data.files.token_folder import SPLITS, TokenFolder
+from mesh_tensorflow.transformer.data.vocabularies import kept, named
+from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID
 from mesh_transformer_cli import untrusted
 
 _LOG = logging.getLogger("mesh_tensorflow")

@@ -16,8 +16,8 @@ import tensorflow as tf
 from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import DataError, StoppedError
 from mesh_tensorflow.training import model_files
+from mesh_tensorflow.transformer.data.files import text_files
 from mesh_tensorflow.transformer.data.text_io import get_inputs_from_file
-from mesh_tensorflow.transformer.files import text_files
 from mesh_transformer_cli import untrusted
 
 _FORMAT = 1

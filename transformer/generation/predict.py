@@ -14,7 +14,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import DataError, ShapeError
 from mesh_tensorflow.transformer.data import text_io
 from mesh_tensorflow.transformer.data.text2self import dynamic_text2self
-from mesh_tensorflow.transformer.programs.forward import Forward
+from mesh_tensorflow.transformer.model.forward import Forward
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

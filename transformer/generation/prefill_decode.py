@@ -13,9 +13,9 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.decoding.token_choice import TokenChoice, choose_token
 from mesh_tensorflow.errors import UnsupportedError
-from mesh_tensorflow.transformer.models.decoding import IncrementalModel
-from mesh_tensorflow.transformer.programs.forward import Forward
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, PAD_ID
+from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID, PAD_ID
+from mesh_tensorflow.transformer.model.decoding import IncrementalModel
+from mesh_tensorflow.transformer.model.forward import Forward
 
 Ints = npt.NDArray[np.int32]
 

@@ -15,9 +15,9 @@ from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.running.lowering import RUN_COUNTER
 from mesh_tensorflow.training import model_files
 from mesh_tensorflow.transformer.data.encoding import vocabulary_of, with_eos
+from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID, PAD_ID, Vocabularies
 from mesh_tensorflow.transformer.generation import predict
-from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, PAD_ID, Vocabularies
+from mesh_tensorflow.transformer.model.model_steps import ModelSteps
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

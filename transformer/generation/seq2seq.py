@@ -9,9 +9,9 @@ from typing import Any
 
 from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, strip_ids
+from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID, Vocabularies
 from mesh_tensorflow.transformer.generation import predict
 from mesh_tensorflow.transformer.generation.prefill_decode import rounded_length
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, Vocabularies
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

@@ -14,9 +14,9 @@ from mesh_settings.sample import SampleSettings
 from mesh_tensorflow.arguments.declared import affects, declares
 from mesh_tensorflow.decoding.token_choice import TokenChoice
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID, as_text
 from mesh_tensorflow.transformer.generation.prefill_decode import DecodeOptions
 from mesh_tensorflow.transformer.gin_config import checks
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, as_text
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

@@ -9,11 +9,11 @@ from typing import Any
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
+from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies, as_text
 from mesh_tensorflow.transformer.generation import predict
 from mesh_tensorflow.transformer.generation.prefill_decode import rounded_length
 from mesh_tensorflow.transformer.generation.scheduler import Row, continue_rows
 from mesh_tensorflow.transformer.generation.settings import LanguageModelSampling, Sampling
-from mesh_tensorflow.transformer.vocabularies.base import Vocabularies, as_text
 
 _UNKNOWN = "\ufffd"
 

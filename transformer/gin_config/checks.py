@@ -25,7 +25,7 @@ from mesh_tensorflow.transformer.gin_config.bindings import (
   short,
 )
 from mesh_tensorflow.transformer.gin_config.reader import COMMAND_LINE
-from mesh_tensorflow.transformer.meshes import mesh_setup
+from mesh_tensorflow.transformer.model import mesh_setup
 
 _PACKAGE = "mesh_tensorflow"
 

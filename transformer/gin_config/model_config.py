@@ -33,11 +33,11 @@ import tensorflow as tf
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.environment import untrusted_files
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.transformer.data.vocabularies import kept
 from mesh_tensorflow.transformer.gin_config import bindings as gin_names
 from mesh_tensorflow.transformer.gin_config import checks, operative, parsing
 from mesh_tensorflow.transformer.gin_config.bindings import Key, Macro, Reference, parts_of, short
 from mesh_tensorflow.transformer.gin_config.checks import MODEL_TYPE
-from mesh_tensorflow.transformer.vocabularies import kept
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

@@ -32,8 +32,8 @@ from mesh_tensorflow.planning.program import machine_of
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
 from mesh_tensorflow.transformer.gin_config import model_config, operative
 from mesh_tensorflow.transformer.gin_config.checks import RUN
-from mesh_tensorflow.transformer.meshes.batching import compute_batch_size
-from mesh_tensorflow.transformer.meshes.mesh_setup import is_auto
+from mesh_tensorflow.transformer.model.batching import compute_batch_size
+from mesh_tensorflow.transformer.model.mesh_setup import is_auto
 from mesh_tensorflow.transformer.modes import variants
 from mesh_tensorflow.transformer.modes.layout_rounds import Rounds, Start, mesh_text, rules_text
 from mesh_tensorflow.transformer.modes.planned_steps import StepMaker

@@ -22,6 +22,12 @@ from mesh_tensorflow.transformer.data.text_io import (
   targets_vocabulary,
   write_lines_to_file,
 )
+from mesh_tensorflow.transformer.data.vocabularies.base import (
+  EOS_ID,
+  Vocabularies,
+  Vocabulary,
+  as_text,
+)
 from mesh_tensorflow.transformer.generation.seq2seq import generate
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
 from mesh_tensorflow.transformer.modes.input_fns import examples_input_fn
@@ -29,7 +35,6 @@ from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.modes.perplexity_eval import perplexity_eval_of
 from mesh_tensorflow.transformer.modes.score import score_with_estimator
 from mesh_tensorflow.transformer.training.trainer import Trainer
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, Vocabularies, Vocabulary, as_text
 
 _LOG = logging.getLogger("mesh_tensorflow")
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from mesh_settings.run import RunSettings
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
 from mesh_tensorflow.transformer.generation import saved_model
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import named_checkpoints
 from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.training.trainer import Trainer
-from mesh_tensorflow.transformer.vocabularies.base import Vocabularies
 
 
 def _check(settings: RunSettings) -> None:

@@ -16,6 +16,7 @@ from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.transformer.data.text_io import targets_vocabulary
+from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies, as_text
 from mesh_tensorflow.transformer.generation import files as prompt_files
 from mesh_tensorflow.transformer.generation import settings as sampling_settings
 from mesh_tensorflow.transformer.generation.screen import Pace, Screen, output_file
@@ -26,7 +27,6 @@ from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkp
 from mesh_tensorflow.transformer.modes.infer_files import decode_lines
 from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.training.trainer import Trainer
-from mesh_tensorflow.transformer.vocabularies.base import Vocabularies, as_text
 
 # Told of a text: its number, what of it is sure behind its prompt, and whether that is all.
 Show = Callable[[int, str, bool], None]

@@ -17,6 +17,8 @@ from mesh_tensorflow.transformer.data.text_io import (
   strip_ids,
   targets_vocabulary,
 )
+from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
+from mesh_tensorflow.transformer.data.vocabularies.kept import describe
 from mesh_tensorflow.transformer.generation import files as prompt_files
 from mesh_tensorflow.transformer.generation import predict
 from mesh_tensorflow.transformer.generation import settings as sampling_settings
@@ -25,8 +27,6 @@ from mesh_tensorflow.transformer.generation.seq2seq import encode_lines, generat
 from mesh_tensorflow.transformer.generation.settings import Sampling
 from mesh_tensorflow.transformer.generation.texts import TextGenerator, prompt_ids
 from mesh_tensorflow.transformer.training.trainer import Trainer
-from mesh_tensorflow.transformer.vocabularies.base import Vocabularies
-from mesh_tensorflow.transformer.vocabularies.kept import describe
 
 # Batches in a block: what is lost, at most, when a run is interrupted; and among so many rows those
 # of similar length are found.

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data.eval_datasets import EvalDataset
-from mesh_tensorflow.transformer.programs.model_features import MODEL_FEATURES
+from mesh_tensorflow.transformer.model.model_features import MODEL_FEATURES
 
 
 def filter_features(example: Mapping[str, Any]) -> dict[str, Any]:

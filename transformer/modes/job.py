@@ -12,11 +12,11 @@ from mesh_settings.run import MODES, RunSettings
 from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.tpu import mesh as tpu_mesh
+from mesh_tensorflow.meshes.tpu import mesh as tpu_mesh
 from mesh_tensorflow.training.seeds import Seeds
 from mesh_tensorflow.transformer.gin_config import operative
-from mesh_tensorflow.transformer.meshes import mesh_setup
-from mesh_tensorflow.transformer.meshes.batching import compute_batch_size
+from mesh_tensorflow.transformer.model import mesh_setup
+from mesh_tensorflow.transformer.model.batching import compute_batch_size
 from mesh_tensorflow.transformer.modes import automatic_layout, layout_rounds
 from mesh_tensorflow.transformer.modes.make_estimator import get_estimator
 from mesh_tensorflow.transformer.training.trainer import Trainer

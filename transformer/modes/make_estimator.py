@@ -11,14 +11,14 @@ import gin
 import mesh_tensorflow as mtf
 from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, affects, takes
-from mesh_tensorflow.tpu import mesh as tpu_mesh
+from mesh_tensorflow.meshes.tpu import mesh as tpu_mesh
 from mesh_tensorflow.training.validation import MakeDatasets
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
-from mesh_tensorflow.transformer.meshes import mesh_setup
-from mesh_tensorflow.transformer.programs.model_building import build_model
-from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
+from mesh_tensorflow.transformer.model import mesh_setup
+from mesh_tensorflow.transformer.model.model_building import build_model
+from mesh_tensorflow.transformer.model.model_steps import ModelSteps
 from mesh_tensorflow.transformer.training.trainer import Trainer
-from mesh_tensorflow.transformer.vocabularies.base import Vocabularies
 
 
 @gin.configurable(

@@ -12,10 +12,10 @@ import tensorflow as tf
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.training.progress import write_scalars
 from mesh_tensorflow.transformer.data.eval_datasets import reset_seeds
+from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
 from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.training.trainer import Trainer
-from mesh_tensorflow.transformer.vocabularies.base import Vocabularies
 
 
 @mode("perplexity_eval")

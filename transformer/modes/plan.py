@@ -11,10 +11,10 @@ from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import OutOfMemoryError
 from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
+from mesh_tensorflow.transformer.model.model_steps import ModelSteps
 from mesh_tensorflow.transformer.modes import automatic_layout, layout_rounds, variants
 from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.modes.planned_steps import StepMaker, count_parameters, plan
-from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
 
 
 def print_plan(steps: ModelSteps, optimizer: Any) -> mtf.Report:

@@ -14,10 +14,10 @@ from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.running.function import Function
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
+from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
+from mesh_tensorflow.transformer.model.model_building import build_model
+from mesh_tensorflow.transformer.model.model_steps import ModelSteps
 from mesh_tensorflow.transformer.modes.variants import AS_BOUND, Variant, variants
-from mesh_tensorflow.transformer.programs.model_building import build_model
-from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
-from mesh_tensorflow.transformer.vocabularies.base import Vocabularies
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.plan")

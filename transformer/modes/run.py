@@ -16,13 +16,13 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.declared import affects, declares
 from mesh_tensorflow.environment.tensorflow_mode import check_tensorflow2
 from mesh_tensorflow.transformer.data import options
+from mesh_tensorflow.transformer.data.vocabularies import named
+from mesh_tensorflow.transformer.data.vocabularies.kept import kept_in
 from mesh_tensorflow.transformer.gin_config import checks
-from mesh_tensorflow.transformer.meshes.batching import auto_train_steps
+from mesh_tensorflow.transformer.model.batching import auto_train_steps
 from mesh_tensorflow.transformer.modes import automatic_layout, job
 from mesh_tensorflow.transformer.modes.job import Job, Mode
 from mesh_tensorflow.transformer.modes.train import train_model
-from mesh_tensorflow.transformer.vocabularies import named
-from mesh_tensorflow.transformer.vocabularies.kept import kept_in
 
 _MODULE = "mesh_tensorflow.transformer.utils"
 # Defaults that a record without TensorFlow cannot name.

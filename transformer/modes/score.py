@@ -24,11 +24,16 @@ from mesh_tensorflow.transformer.data.text_io import (
   targets_vocabulary,
   write_lines_to_file,
 )
+from mesh_tensorflow.transformer.data.vocabularies.base import (
+  EOS_ID,
+  Vocabularies,
+  Vocabulary,
+  as_text,
+)
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import named_checkpoints
 from mesh_tensorflow.transformer.modes.input_fns import combined_dataset_input_fn
 from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.training.trainer import Trainer
-from mesh_tensorflow.transformer.vocabularies.base import EOS_ID, Vocabularies, Vocabulary, as_text
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _MODULE = "mesh_tensorflow.transformer.utils"

@@ -12,15 +12,14 @@ import mesh_tensorflow as mtf
 from mesh_settings.run import RunSettings
 from mesh_tensorflow import checkpoint, workers
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
 from mesh_tensorflow.transformer.gin_config import warn_of_unused_scopes, write_operative_config
 from mesh_tensorflow.transformer.learning_rate_schedules import bound_schedule
-from mesh_tensorflow.transformer.meshes import mesh_setup
-from mesh_tensorflow.transformer.meshes.batching import resolve_steps
+from mesh_tensorflow.transformer.model import mesh_setup, training_data
+from mesh_tensorflow.transformer.model.batching import resolve_steps
 from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.modes.perplexity_eval import datasets_to_evaluate
-from mesh_tensorflow.transformer.programs import training_data
 from mesh_tensorflow.transformer.training.trainer import Trainer
-from mesh_tensorflow.transformer.vocabularies.base import Vocabularies
 
 
 def _check(settings: RunSettings) -> None:

@@ -18,8 +18,8 @@ import mesh_tensorflow as mtf
 from mesh_settings.run import RunSettings
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.gin_config.checks import RUN
-from mesh_tensorflow.transformer.meshes.batching import serialize_num_microbatches
-from mesh_tensorflow.transformer.models.layer_stack import LayerStack
+from mesh_tensorflow.transformer.model.batching import serialize_num_microbatches
+from mesh_tensorflow.transformer.model.layer_stack import LayerStack
 
 MICROBATCHES, RECOMPUTE = "microbatches", "recompute"
 CHOICES = (MICROBATCHES, RECOMPUTE)

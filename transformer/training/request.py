@@ -10,7 +10,7 @@ import tensorflow as tf
 from mesh_tensorflow.arguments.declared import COUNT_OR_ZERO, takes
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.gin_config import checks
-from mesh_tensorflow.transformer.programs import training_data
+from mesh_tensorflow.transformer.model import training_data
 
 
 @takes(train_steps=COUNT_OR_ZERO, max_steps=COUNT_OR_ZERO, steps=COUNT_OR_ZERO)

@@ -19,14 +19,13 @@ from mesh_tensorflow.training.loop import TrainingLoop
 from mesh_tensorflow.training.settings import checked_settings
 from mesh_tensorflow.training.state import ModelState
 from mesh_tensorflow.training.validation import MakeDatasets
-from mesh_tensorflow.transformer.files import records
+from mesh_tensorflow.transformer.data.files import records
 from mesh_tensorflow.transformer.generation import predict, saved_model
 from mesh_tensorflow.transformer.generation.prefill_decode import DecodeOptions, DecodePrograms
 from mesh_tensorflow.transformer.gin_config import model_config
-from mesh_tensorflow.transformer.meshes import mesh_setup
-from mesh_tensorflow.transformer.programs import evaluation, training_data
-from mesh_tensorflow.transformer.programs.model_features import MODEL_FEATURES
-from mesh_tensorflow.transformer.programs.model_steps import ModelSteps
+from mesh_tensorflow.transformer.model import evaluation, mesh_setup, training_data
+from mesh_tensorflow.transformer.model.model_features import MODEL_FEATURES
+from mesh_tensorflow.transformer.model.model_steps import ModelSteps
 from mesh_tensorflow.transformer.training.config_record import ConfigRecord
 from mesh_tensorflow.transformer.training.request import train_request
 

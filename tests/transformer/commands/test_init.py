@@ -13,7 +13,7 @@ import gin
 import pytest
 
 from mesh_tensorflow.transformer import gin_config, utils  # noqa: F401 - registers the names.
-from mesh_tensorflow.transformer.files import own_files
+from mesh_tensorflow.transformer.data.files import own_files
 from mesh_transformer_cli import front, init, measuring
 
 PROGRAM = "mesh-transformer"

@@ -12,8 +12,8 @@ import tensorflow as tf
 from mesh_settings.rules import one_of
 from mesh_tensorflow import errors
 from mesh_tensorflow.training.input_shards import BatchRows, InputShard, read_shard
+from mesh_tensorflow.transformer.data.files.arguments import argument
 from mesh_tensorflow.transformer.data.options import ByNumber, reader, texts_of
-from mesh_tensorflow.transformer.files.arguments import argument
 from mesh_tensorflow.transformer.gin_config import checks
 
 

@@ -15,9 +15,9 @@ from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer import dataset as ds
 from mesh_tensorflow.transformer import vocabulary
 from mesh_tensorflow.transformer.data import tokenizing
-from mesh_tensorflow.transformer.files import own_files, token_folder
-from mesh_tensorflow.transformer.vocabularies import named
-from mesh_tensorflow.transformer.vocabularies.kept import kept_in
+from mesh_tensorflow.transformer.data.files import own_files, token_folder
+from mesh_tensorflow.transformer.data.vocabularies import named
+from mesh_tensorflow.transformer.data.vocabularies.kept import kept_in
 
 BYTES = vocabulary.ByteVocabulary()
 DOCUMENTS = [f"document {i} says {'é' * (i % 7)}" for i in range(200)]

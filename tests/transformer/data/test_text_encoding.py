@@ -8,8 +8,8 @@ import pytest
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import dataset, vocabulary
 from mesh_tensorflow.transformer.data import sources, text_io
-from mesh_tensorflow.transformer.files import records, text_files
-from mesh_tensorflow.transformer.vocabularies import subwords
+from mesh_tensorflow.transformer.data.files import records, text_files
+from mesh_tensorflow.transformer.data.vocabularies import subwords
 
 PAIRS = [("Der Bär", "the bear"), ("grün und süß", "green and sweet"), ("Öl", "oil")]
 BYTES = vocabulary.ByteVocabulary()

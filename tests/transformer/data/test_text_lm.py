@@ -14,7 +14,7 @@ import tensorflow as tf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import dataset as ds
 from mesh_tensorflow.transformer.data import stdlib_text
-from mesh_tensorflow.transformer.files import text_files
+from mesh_tensorflow.transformer.data.files import text_files
 from mesh_tensorflow.transformer.vocabulary import (
   ByteVocabulary,
   CharacterVocabulary,

@@ -15,7 +15,7 @@ from mesh_tensorflow.transformer.generation import settings
 from mesh_tensorflow.transformer.generation.scheduler import Row
 from mesh_tensorflow.transformer.generation.screen import Screen, output_file
 from mesh_tensorflow.transformer.generation.texts import RowText
-from mesh_tensorflow.transformer.models.unitransformer import Unitransformer
+from mesh_tensorflow.transformer.model.unitransformer import Unitransformer
 from mesh_tensorflow.transformer.vocabulary import ByteVocabulary
 
 BYTES = ByteVocabulary()

@@ -18,7 +18,7 @@ from mesh_tensorflow.arguments import declared
 from mesh_tensorflow.transformer import gin_config, transformer_layers
 from mesh_tensorflow.transformer.gin_config import bindings as gin_names
 from mesh_tensorflow.transformer.gin_config import checks, model_config
-from mesh_tensorflow.transformer.models.context import TransformerLayer
+from mesh_tensorflow.transformer.model.context import TransformerLayer
 from tests.transformer.small_lm import EVAL, TEXT, run
 
 LAYERS = "mesh_tensorflow.transformer.transformer_layers"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mesh_tensorflow.transformer import transformer
 from mesh_tensorflow.transformer.gin_config import model_config
 from mesh_tensorflow.transformer.gin_config.bindings import Reference
-from mesh_tensorflow.transformer.models import sublayers
+from mesh_tensorflow.transformer.model import sublayers
 
 SELECTOR = "mesh_tensorflow.transformer.transformer.sublayer_residual"
 

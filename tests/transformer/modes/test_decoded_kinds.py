@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from mesh_tensorflow.transformer import utils
 from mesh_tensorflow.transformer.data.eval_datasets import EvalDataset
+from mesh_tensorflow.transformer.data.vocabularies.base import as_text
 from mesh_tensorflow.transformer.generation import settings
 from mesh_tensorflow.transformer.generation.scheduler import Row
 from mesh_tensorflow.transformer.generation.texts import RowText
 from mesh_tensorflow.transformer.modes import eval as eval_mode
 from mesh_tensorflow.transformer.modes import score as score_files
-from mesh_tensorflow.transformer.vocabularies.base import as_text
 
 WORDS = ["", "", "a", "b", "c", "d"]
 KINDS = {

@@ -10,7 +10,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import utils
-from mesh_tensorflow.transformer.meshes import mesh_setup
+from mesh_tensorflow.transformer.model import mesh_setup
 from mesh_tensorflow.transformer.training.trainer import Trainer
 from tests.transformer import training_program as program
 

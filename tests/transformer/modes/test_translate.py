@@ -17,7 +17,7 @@ from mesh_tensorflow.transformer import (
   dataset,
 )
 from mesh_tensorflow.transformer.generation import seq2seq
-from mesh_tensorflow.transformer.models import bitransformer
+from mesh_tensorflow.transformer.model import bitransformer
 from mesh_tensorflow.transformer.modes import eval as eval_mode
 from mesh_tensorflow.transformer.modes import infer
 from mesh_tensorflow.transformer.vocabulary import CharacterVocabulary

@@ -13,7 +13,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint
 from mesh_tensorflow.training import files_read, manifest
-from mesh_tensorflow.transformer.files import records, text_files
+from mesh_tensorflow.transformer.data.files import records, text_files
 from mesh_tensorflow.transformer.gin_config.model_config import ModelConfig
 from mesh_tensorflow.transformer.training.config_record import ConfigRecord
 from tests.transformer import small_lm

@@ -11,7 +11,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, errors
 from mesh_tensorflow.transformer import utils
 from mesh_tensorflow.transformer.gin_paths import gin_dir
-from mesh_tensorflow.transformer.meshes import mesh_setup
+from mesh_tensorflow.transformer.model import mesh_setup
 from mesh_tensorflow.transformer.training.trainer import Trainer
 from tests.kinds import kept
 

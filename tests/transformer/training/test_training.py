@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, errors
-from mesh_tensorflow.transformer.attention import functions, sharding
+from mesh_tensorflow.transformer.model.attention import functions, sharding
 from tests.kinds import kept
 from tests.transformer import training_program as program
 

@@ -1,1 +1,0 @@
-"""Imperative tensors: `mtf.eager` runs operations when they are made."""

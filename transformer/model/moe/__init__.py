@@ -1,0 +1,1 @@
+"""Mixtures of experts; `transformer/moe.py` has the old names."""

@@ -1,1 +1,0 @@
-"""Parts of models other than layers; `transformer.py` has the public names."""

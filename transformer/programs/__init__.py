@@ -1,1 +1,0 @@
-"""Programs on a mesh for the trainer: steps of training, evaluation and prediction."""

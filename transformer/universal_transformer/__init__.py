@@ -1,5 +1,0 @@
-"""Universal Transformer: the same layers again and again (Dehghani et al., 2018; 1807.03819)."""
-
-from mesh_tensorflow.transformer.universal_transformer.stack import UTLayerStack
-
-__all__ = ["UTLayerStack"]
