@@ -1,4 +1,4 @@
-"""`tpu_mesh`: finds a TPU and makes meshes of its cores, from `mesh_tensorflow.tpu`."""
+"""`tpu_mesh`: finds a TPU and makes meshes of its cores, from `mesh_tensorflow.meshes.tpu`."""
 
 from mesh_tensorflow.meshes.tpu.mesh import (
   TilingSpec,
