@@ -116,7 +116,7 @@ class TrainingLoop:
     self._evaluator = evaluator
     self._model_info_file = model_info_file
     self._quiet = quiet or not workers.current().is_chief
-    self._loss_check = LossCheck(settings.nonfinite)
+    self._loss_check = LossCheck(settings)
     self._checkpoints = TrainingCheckpoints(
       state.checkpointer, state.store, settings.save_checkpoints_steps
     )

@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from mesh_settings.trainer import NONFINITE
+from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import ops
-from mesh_tensorflow.errors import ConfigError, NonFiniteError
+from mesh_tensorflow.errors import NonFiniteError
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.program.graph import Graph, Operation, Tensor
 from mesh_tensorflow.running.lowering import Lowering
@@ -26,26 +26,19 @@ MAX_SKIPPED_IN_A_ROW = 100
 _MAX_REPEATED = 1000
 
 
-def check_choice(choice: str) -> None:
-  """Raises `ConfigError` for an unknown value of `run.nonfinite`."""
-  if choice not in NONFINITE:
-    raise ConfigError(f"run.nonfinite {choice!r} is unknown; use 'stop' or 'skip'")
-
-
 class LossCheck:
   """Takes the results of the steps of a training.
 
   Args:
-    choice: `run.nonfinite`: "stop" or "skip".
+    settings: of the training; `nonfinite` is its own.
 
   Attributes:
     skips: whether steps that are not finite are skipped.
     skipped_steps: how many were.
   """
 
-  def __init__(self, choice: str):
-    check_choice(choice)
-    self.skips = choice == "skip"
+  def __init__(self, settings: TrainerSettings):
+    self.skips = settings.nonfinite == "skip"
     self.skipped_steps = 0
     self._in_a_row = 0
 

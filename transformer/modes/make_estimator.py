@@ -115,7 +115,9 @@ def tpu_estimator_model_fn(
     keep_checkpoint_max=keep_checkpoint_max,
     save_checkpoints_steps=save_checkpoints_steps,
     init_checkpoint=init_checkpoint,
-    iterations_per_loop=iterations_per_loop or settings.iterations_per_loop,
+    iterations_per_loop=settings.iterations_per_loop
+    if iterations_per_loop is None
+    else iterations_per_loop,
   )
   if use_tpu:
     mesh_shape = mtf.convert_to_shape(mesh_shape)
