@@ -45,7 +45,17 @@ def steps_to_profile(given: Any) -> tuple[int, int] | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
-  """The settings of a training loop; the help of each field says what it means."""
+  """The settings of a training loop; the help of each field says what it means.
+
+  Attributes:
+    owner: who is told of them, for errors: "run" of gin, "--" of flags, or a class.
+  """
+
+  owner: str = dataclasses.field(default="run", compare=False)
+
+  def named(self, name: str) -> str:
+    """A setting as its user writes it: `run.nonfinite`, `--nonfinite`."""
+    return self.owner + ("" if self.owner == "--" else ".") + name
 
   iterations_per_loop: int = setting(
     "training steps in one call of the compiled program.", 100, COUNT

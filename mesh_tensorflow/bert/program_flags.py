@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.training import command
 
 # Flags that are defined here are those of the module that asks for it.
 flags.disclaim_key_flags()
@@ -72,8 +73,8 @@ class ProgramFlags:
         raise ConfigError(f"--{name}={self.value(name)} must be at least 1")
 
 
-# Flags of all programs that run a model on a mesh.
-SHARED = (
+# Flags of all programs that run a model on a mesh, beside those of the training loop.
+_ON_A_MESH = (
   Flag(flags.DEFINE_string, "bert_config_file", None, "JSON file with the model's configuration."),
   Flag(flags.DEFINE_string, "output_dir", None, "Folder for checkpoints and results."),
   Flag(
@@ -87,8 +88,6 @@ SHARED = (
   Flag(flags.DEFINE_bool, "clip_gradients", True, "Clip gradients to a global norm of 1."),
   Flag(flags.DEFINE_string, "optimizer", "adam", "adam or adafactor."),
   Flag(flags.DEFINE_integer, "train_batch_size", 32, "Examples in a batch of the training."),
-  Flag(flags.DEFINE_integer, "save_checkpoints_steps", 1000, "Steps between checkpoints."),
-  Flag(flags.DEFINE_integer, "iterations_per_loop", 1000, "Most steps of one call."),
   Flag(flags.DEFINE_bool, "use_tpu", False, "Run on a TPU."),
   Flag(flags.DEFINE_string, "mesh_shape", "batch:8", "Names and sizes of the mesh's dimensions."),
   Flag(
@@ -112,31 +111,26 @@ SHARED = (
   Flag(
     flags.DEFINE_integer, "random_seed", 0, "Of initial weights, dropout and order of examples."
   ),
-  Flag(flags.DEFINE_integer, "keep_checkpoint_max", 10, "Checkpoints to keep, the newest."),
-  Flag(flags.DEFINE_integer, "report_every", 100, "Steps between lines of the report."),
-  Flag(
-    flags.DEFINE_integer,
-    "gradient_accumulation_steps",
-    None,
-    "Microbatches into which a batch is cut for one update.",
-  ),
-  Flag(
-    flags.DEFINE_string,
-    "nonfinite",
-    "stop",
-    "stop: a NaN or infinite loss ends the training; skip: such a step updates nothing.",
-  ),
 )
 
-# Those of `SHARED` that are settings of the training loop by the same names.
+# Settings of the training loop that are flags by the same names.
 TRAINER_FLAGS = (
-  "init_checkpoint",
   "save_checkpoints_steps",
   "iterations_per_loop",
   "keep_checkpoint_max",
   "report_every",
   "gradient_accumulation_steps",
   "nonfinite",
+)
+
+SHARED = (
+  *_ON_A_MESH,
+  *(
+    Flag(*told)
+    for told in command.trainer_flags(
+      TRAINER_FLAGS, save_checkpoints_steps=1000, iterations_per_loop=1000, keep_checkpoint_max=10
+    )
+  ),
 )
 
 # Flags of the fine-tuning programs, beside `SHARED`.

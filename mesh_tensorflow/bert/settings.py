@@ -114,8 +114,9 @@ def trainer_settings(**changes: Any) -> TrainerSettings:
   Args:
     **changes: other values, by name.
   """
-  given = {name: value(name) for name in TRAINER_FLAGS}
-  return checked_settings(TrainerSettings(seed=value("random_seed"), **{**given, **changes}))
+  given = {name: value(name) for name in ("init_checkpoint", *TRAINER_FLAGS)}
+  settings = TrainerSettings(owner="--", seed=value("random_seed"))
+  return checked_settings(settings, **{**given, **changes})
 
 
 def find_files(patterns: str | None, flag: str) -> list[str]:

@@ -13,8 +13,14 @@ FLAGS = flags.FLAGS
 flags.disclaim_key_flags()
 
 
-def _define(definer: Callable[..., Any], name: str, default: Any, help_text: str) -> None:
+def flag(definer: Callable[..., Any], name: str, default: Any, help_text: str) -> None:
   """Defines a flag, or shares one that is there.
+
+  Args:
+    definer: `flags.DEFINE_integer` or its like.
+    name: name of the flag.
+    default: its value if it is not given.
+    help_text: its description, for --help.
 
   absl refuses a second definition. Where programs that have a flag of the same name are imported
   into one process, it keeps the default of the one that came first; each program by itself has its
@@ -32,19 +38,19 @@ def string(name: str, default: str | None, help_text: str) -> None:
     default: its value if it is not given.
     help_text: its description, for --help.
   """
-  _define(flags.DEFINE_string, name, default, help_text)
+  flag(flags.DEFINE_string, name, default, help_text)
 
 
 def integer(name: str, default: int | None, help_text: str) -> None:
   """Defines a flag of an integer; otherwise as `string`."""
-  _define(flags.DEFINE_integer, name, default, help_text)
+  flag(flags.DEFINE_integer, name, default, help_text)
 
 
 def number(name: str, default: float, help_text: str) -> None:
   """Defines a flag of a number; otherwise as `string`."""
-  _define(flags.DEFINE_float, name, default, help_text)
+  flag(flags.DEFINE_float, name, default, help_text)
 
 
 def boolean(name: str, default: bool, help_text: str) -> None:
   """Defines a flag that is true or false; otherwise as `string`."""
-  _define(flags.DEFINE_boolean, name, default, help_text)
+  flag(flags.DEFINE_boolean, name, default, help_text)

@@ -40,6 +40,13 @@ from mesh_tensorflow.training.trainer import ModelProgram
 
 FLAGS = flags.FLAGS
 
+_TRAINER_FLAGS = (
+  "save_checkpoints_steps",
+  "report_every",
+  "gradient_accumulation_steps",
+  "nonfinite",
+)
+
 define.boolean("use_tpu", True, "Whether the mesh is of the cores of a TPU; else of GPUs or CPUs.")
 define.number("lr", 0.003, "Learning rate of the first steps.")
 define.number(
@@ -52,12 +59,10 @@ define.integer("num_training_loops", 1000, "How often training and evaluation fo
 define.string("mesh_shape", "rows:4, columns:4, cores:2", "Names and sizes of the mesh's axes.")
 define.string("master", "", "Name or address of the TPU; the local one if empty.")
 define.string("checkpoint_dir", "", "Folder of checkpoints, from the newest of which it goes on.")
-define.integer("save_checkpoints_steps", 500, "Steps between checkpoints.")
 define.boolean("on_gcp", False, "Kept for commands that give it; not used.")
-define.integer("report_every", 100, "Steps between lines of the report.")
 define.integer("iterations_per_call", 100, "Most steps of one call of the compiled program.")
-define.integer("gradient_accumulation_steps", None, "Microbatches of a batch, for one update.")
-define.string("nonfinite", "stop", "What a NaN or infinite loss does: stop, or skip the update.")
+for _flag in command.trainer_flags(_TRAINER_FLAGS, save_checkpoints_steps=500):
+  define.flag(*_flag)
 define.boolean("write_summary", True, "Whether metrics are written for TensorBoard.")
 define.string("summary_dir", "", "Where metrics go; checkpoint_dir if empty.")
 define.string("pred_output_dir", "", "Where predictions go; none are written if empty.")
@@ -240,12 +245,9 @@ def train_and_eval() -> None:
       _evaluate(state, evaluation)
     return
   settings = checked_settings(
-    TrainerSettings(),
-    save_checkpoints_steps=FLAGS.save_checkpoints_steps,
-    report_every=FLAGS.report_every,
+    TrainerSettings(owner="--"),
     iterations_per_loop=FLAGS.iterations_per_call,
-    gradient_accumulation_steps=FLAGS.gradient_accumulation_steps,
-    nonfinite=FLAGS.nonfinite,
+    **{name: FLAGS[name].value for name in _TRAINER_FLAGS},
     eval_every_steps=train if evaluation is not None else 0,
     eval_steps=max(1, evaluate),
   )

@@ -14,12 +14,36 @@ from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
+from mesh_settings.records import settings_of
+from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import exit_codes, workers
 from mesh_tensorflow.errors import CheckpointError, ConfigError, MeshError, WorkerLostError
 from mesh_tensorflow.training.stopping import BeforeTraining
 from mesh_tensorflow.workers import loss_watch
 
 _HELP = ("--help", "-help", "-h", "-?", "--helpshort", "-helpshort")
+
+
+def trainer_flags(
+  names: Sequence[str], **defaults: Any
+) -> list[tuple[Callable[..., Any], str, Any, str]]:
+  """The flags of a program for settings of the training loop, by the settings' names.
+
+  Args:
+    names: of settings that are a number or text.
+    **defaults: values if not given, where the program's are not the settings'.
+
+  Returns:
+    For each the function of `absl.flags` that defines it, name, default and help.
+  """
+  definers = {"int": flags.DEFINE_integer, "str": flags.DEFINE_string, "float": flags.DEFINE_float}
+  known, found = settings_of(TrainerSettings), []
+  for name in names:
+    told = known[name]
+    text = told.short or told.help
+    definer = definers[told.annotation.split(" | ")[0]]
+    found.append((definer, name, defaults.get(name, told.default), text[0].upper() + text[1:]))
+  return found
 
 
 def guarded(

@@ -516,7 +516,8 @@ class TrainingLoop:
 
   def _check_optimizer(self) -> Callable[..., Any]:
     if self._optimizer is None:
-      raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
+      optimizer = self.settings.named("optimizer")
+      raise ConfigError(f"{optimizer} is not bound; bind @optimize.AdafactorOptimizer, say")
     return self._optimizer
 
   @property

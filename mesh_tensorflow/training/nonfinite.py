@@ -39,6 +39,7 @@ class LossCheck:
 
   def __init__(self, settings: TrainerSettings):
     self.skips = settings.nonfinite == "skip"
+    self._setting = f"{settings.named('nonfinite')} = 'skip'"
     self.skipped_steps = 0
     self._in_a_row = 0
 
@@ -72,7 +73,7 @@ class LossCheck:
         raise NonFiniteError(
           f"the loss became {loss} at step {step + i + 1}{f' ({found})' if found else ''}; "
           f"training stopped, and nothing was saved after step {saved_step}. Lower the learning "
-          "rate, or look at the data of that step; run.nonfinite = 'skip' leaves such steps out"
+          f"rate, or look at the data of that step; {self._setting} leaves such steps out"
         )
 
   def _count(self, step: int, bad: Sequence[float], saved_step: int) -> None:
@@ -82,7 +83,7 @@ class LossCheck:
       if self._in_a_row >= MAX_SKIPPED_IN_A_ROW:
         raise NonFiniteError(
           f"the loss or gradients of the last {self._in_a_row} steps, up to {step + i + 1}, were "
-          "NaN or infinite; all were skipped (run.nonfinite = 'skip'), and training stopped. The "
+          f"NaN or infinite; all were skipped ({self._setting}), and training stopped. The "
           f"last checkpoint is that of step {saved_step}"
         )
 

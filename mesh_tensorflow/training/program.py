@@ -261,8 +261,8 @@ def num_microbatches(program: Program, settings: TrainerSettings) -> int:
   size = ops.tensor_dim_to_size_per_split(impl.layout_rules, impl.shape, batch)
   if size % count:
     raise ConfigError(
-      f"run.gradient_accumulation_steps (={count}) does not divide the {size} sequences that "
-      f"each replica has of a batch of {batch.size}; run.batch_size is that of one update"
+      f"{settings.named('gradient_accumulation_steps')} (={count}) does not divide the {size} "
+      f"{batch.name} that each replica has of a batch of {batch.size}, which is that of one update"
     )
   return count
 

@@ -12,13 +12,13 @@ from mesh_tensorflow.planning.machine import convert_to_machine
 
 
 def checked_settings(
-  settings: TrainerSettings, *, owner: str = "run", **fields: Any
+  settings: TrainerSettings, *, owner: str | None = None, **fields: Any
 ) -> TrainerSettings:
   """Settings with other values of some fields; all values are checked.
 
   Args:
     settings: the settings.
-    owner: name of what takes them, for errors.
+    owner: of these values, for errors; None: that of `settings`.
     **fields: other values, by name.
 
   Raises:
@@ -27,15 +27,18 @@ def checked_settings(
   known = settings_of(settings)
   unknown = sorted(set(fields) - set(known))
   if unknown:
-    raise ConfigError(f"{owner} has no setting {unknown[0]!r}; it has {', '.join(known)}")
+    said = owner or settings.owner
+    raise ConfigError(f"{said} has no setting {unknown[0]!r}; it has {', '.join(known)}")
   settings = dataclasses.replace(settings, **fields)
   for name, value, rule in illegal(settings):
-    raise ConfigError(f"{owner}.{name} = {value!r}: it must be {rule.legal}")
+    said = dataclasses.replace(settings, owner=owner or settings.owner).named(name)
+    raise ConfigError(f"{said} = {value!r}: it must be {rule.legal}")
   if isinstance(settings.peak_flops, str):
     convert_to_machine(settings.peak_flops)
   if settings.early_stopping_patience is not None and not settings.eval_every_steps:
     raise ConfigError(
-      f"run.early_stopping_patience is {settings.early_stopping_patience}, but nothing is "
-      "evaluated in training: bind run.eval_every_steps, the steps between evaluations"
+      f"{settings.named('early_stopping_patience')} is {settings.early_stopping_patience}, but "
+      f"nothing is evaluated in training: set {settings.named('eval_every_steps')}, the steps "
+      "between evaluations"
     )
   return dataclasses.replace(settings, profile_steps=steps_to_profile(settings.profile_steps))

@@ -266,8 +266,8 @@ class Trainer:
   ):
     store = mesh_impl.variable_store
     if settings is None:
-      settings = TrainerSettings(seed=store.seed)
-    settings = checked_settings(settings, owner="Trainer", **fields)
+      settings = TrainerSettings(owner="Trainer", seed=store.seed)
+    settings = checked_settings(settings, **fields)
     seeds = Seeds.of_run(settings.seed, settings.seeds)
     if not store.names:
       store.seed = seeds.weights
