@@ -26,7 +26,7 @@ import mesh_tensorflow as mtf
 from benchmarks import ours
 from benchmarks.sizes import SIZES, Size, random_tokens
 from mesh_tensorflow.environment.virtual_devices import virtual_cpu_devices
-from mesh_tensorflow.training.report_steps import ReportSteps
+from mesh_tensorflow.training.reported import ReportSteps
 from mesh_tensorflow.transformer.training.trainer import Trainer
 
 _EVERY = 100

@@ -14,7 +14,7 @@ import time
 
 from mesh_tensorflow import exit_codes
 from mesh_tensorflow.errors import MeshError
-from mesh_tensorflow.training import tensorboard
+from mesh_tensorflow.training import progress
 from mesh_tensorflow.transformer import gin_config, gin_paths, utils
 from mesh_tensorflow.transformer.data import stdlib_text, text_io
 
@@ -59,7 +59,7 @@ def main() -> None:
   print(
     f"""
 What to try next
-  {tensorboard.command(model_dir)}
+  {progress.tensorboard_command(model_dir)}
   mesh-transformer --model_dir=DIR --gin_file=problems/stdlib_lm.gin \\
       --gin_file=layouts/cpu_2x4.gin                 the same model on 8 virtual devices
   python -m mesh_tensorflow.examples.demo --model_dir {model_dir} --steps 4000

@@ -13,7 +13,7 @@ import argparse
 import pathlib
 import sys
 
-from mesh_tensorflow.training.profile_table import (
+from mesh_tensorflow.training.profiling import (
   ProfileError,
   find_profile,
   read,

@@ -35,8 +35,8 @@ from mesh_tensorflow.bert.model_function import (
 from mesh_tensorflow.bert.records import InputFn
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.meshes.store import VariableStore
-from mesh_tensorflow.training.event_files import EventFile
 from mesh_tensorflow.training.loop import TrainingLoop
+from mesh_tensorflow.training.model_files import EventFile
 from mesh_tensorflow.training.program import ModelRecord
 from mesh_tensorflow.training.settings import checked_settings
 from mesh_tensorflow.training.state import ModelState

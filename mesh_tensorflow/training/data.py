@@ -16,9 +16,8 @@ from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import CheckpointError, DataError
-from mesh_tensorflow.training import data_seed, files_read, input_shards, several_steps
-from mesh_tensorflow.training.batch_stream import BatchStream
-from mesh_tensorflow.training.epochs import Epochs, Place
+from mesh_tensorflow.training import input_shards, seeds, several_steps
+from mesh_tensorflow.training.batch_stream import BatchStream, Epochs, Place
 from mesh_tensorflow.training.input_shards import BatchRows, InputShard
 from mesh_tensorflow.training.program import Program, local_part
 
@@ -109,7 +108,7 @@ class TrainingData:
     def make(batches: int) -> tf.data.Dataset:
       if "skip" in takes:
         kwargs["skip"] = batches * batch
-      with data_seed.used(seed), files_read.noted() as files:
+      with seeds.used(seed), input_shards.noted() as files:
         self.files = files
         return input_shards.read_shard(shard, lambda: dataset_fn(**kwargs))
 

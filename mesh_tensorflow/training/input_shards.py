@@ -1,12 +1,9 @@
-"""The part of the input that a worker reads: rows of each batch, or a shard of the records.
-
-A data set that knows its examples by number makes those that are needed (`BatchRows`). Another one
-is read as a shard (`InputShard`): its sources ask for `current()` and read their share.
-"""
+"""The part of the input that a worker reads, and the files that a data set reads."""
 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +14,31 @@ import tensorflow as tf
 
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import DataError
+
+_NOTED: contextvars.ContextVar[dict[str, None] | None] = contextvars.ContextVar(
+  "files_read", default=None
+)
+
+
+def note(paths: Iterable[str]) -> None:
+  """Records files as read, inside a block of `noted`; else does nothing.
+
+  To be called while a data set function is called, not later, in its generators and maps.
+  """
+  noted = _NOTED.get()
+  if noted is not None:
+    noted.update(dict.fromkeys(paths))
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[dict[str, None]]:
+  """Context manager that records files; yields a dict whose keys are their paths, in order."""
+  found: dict[str, None] = {}
+  token = _NOTED.set(found)
+  try:
+    yield found
+  finally:
+    _NOTED.reset(token)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,8 +25,8 @@ from mesh_tensorflow.program.graph import Graph
 from mesh_tensorflow.running.function import Function
 from mesh_tensorflow.training import (
   averages,
-  device_memory,
   manifest,
+  memory_check,
   model_files,
   nonfinite,
   several_steps,
@@ -41,8 +41,7 @@ from mesh_tensorflow.training.memory_check import MemoryCheck
 from mesh_tensorflow.training.nonfinite import LossCheck
 from mesh_tensorflow.training.program import ModelRecord, Program
 from mesh_tensorflow.training.progress import TrainingProgress
-from mesh_tensorflow.training.report_steps import ReportSteps
-from mesh_tensorflow.training.reported import ReportedValues
+from mesh_tensorflow.training.reported import ReportedValues, ReportSteps
 from mesh_tensorflow.training.run_lock import training_lock
 from mesh_tensorflow.training.saving import TrainingCheckpoints
 from mesh_tensorflow.training.several_steps import CallLengths, StopFlag
@@ -557,7 +556,7 @@ class TrainingLoop:
       progress.rates.peak_flops = utilization.peak_flops(peak, impl, dtype)
       progress.rates.flops = utilization.step_flops(self.graph)
     if progress.records:
-      progress.rates.memory = lambda: device_memory.used_bytes(impl)
+      progress.rates.memory = lambda: memory_check.used_bytes(impl)
 
   def _find_nonfinite(
     self, source: TrainingSource, start: int, step: int, loss: float

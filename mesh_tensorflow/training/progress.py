@@ -1,11 +1,15 @@
-"""Progress of a long run: a progress bar, one line per report, TensorBoard scalars."""
+"""Progress of a long run: a progress bar, one line per report, the lines at its end."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import logging
 import math
 import os
+import re
+import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +17,160 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tqdm
 
-from mesh_tensorflow.training import loss_picture, reported, tensorboard
+from mesh_tensorflow.training import model_files, reported
 from mesh_tensorflow.training.divergence import DivergenceWatch
-from mesh_tensorflow.training.duration import duration
-from mesh_tensorflow.training.end_summary import LossSummary, end_summary
-from mesh_tensorflow.training.event_files import EventFile
-from mesh_tensorflow.training.event_files import write_scalars as write_scalars
-from mesh_tensorflow.training.metrics_file import NAME as METRICS
-from mesh_tensorflow.training.metrics_file import MetricsFile
-from mesh_tensorflow.training.next_commands import next_commands
+from mesh_tensorflow.training.model_files import METRICS, EventFile, MetricsFile
+from mesh_tensorflow.training.model_files import write_scalars as write_scalars
 from mesh_tensorflow.training.profiling import StepsProfile
-from mesh_tensorflow.training.report_steps import ReportSteps
+from mesh_tensorflow.training.reported import ReportSteps
+
+
+def duration(seconds: float) -> str:
+  """A number of seconds: "42 s", "5 min 10 s", "3 h 20 min"."""
+  seconds = int(round(seconds))
+  if seconds < 100:
+    return f"{seconds} s"
+  minutes, seconds = divmod(seconds, 60)
+  if minutes < 100:
+    return f"{minutes} min {seconds} s"
+  hours, minutes = divmod(minutes, 60)
+  return f"{hours} h {minutes} min"
+
+
+_INSTALL = "pip install tensorboard"
+
+
+def tensorboard_command(model_dir: str) -> str:
+  """The command of TensorBoard that works here; with what installs TensorBoard, if it is not there.
+
+  Args:
+    model_dir: the folder of the model.
+  """
+  flags = f"--logdir {shlex.quote(model_dir)}"
+  if shutil.which("tensorboard"):
+    return f"tensorboard {flags}"
+  if importlib.util.find_spec("tensorboard") is not None:
+    return f"python -m tensorboard.main {flags}"
+  return f"{_INSTALL} && tensorboard {flags}"
+
+
+_COMMAND = "mesh-transformer"
+_CLI = "mesh_transformer_cli"
+_MODULE = "mesh_tensorflow.transformer.main"
+# Folders of the programs that `python -m` runs.
+_OURS = re.compile(r"transformer(_cli)?$")
+_STEPS = "run.train_steps"
+# What else `--set` calls it.
+_STEPS_NAMES = {_STEPS, f"utils.{_STEPS}", "train_steps", "steps"}
+
+
+def next_commands(argv: Sequence[str], model_dir: str, last_step: int) -> list[tuple[str, str]]:
+  """Commands that go on with a model.
+
+  Args:
+    argv: of this process.
+    model_dir: the folder of the model.
+    last_step: the step at which its training ended.
+
+  Returns:
+    (what it does, command); none if the process is another program than the trainer.
+  """
+  program = os.path.basename(argv[0]) if argv else ""
+  if program == _COMMAND:
+    command = start = _COMMAND
+  elif program in ("main.py", "__main__.py") and _OURS.search(os.path.dirname(argv[0])):
+    command, start = f"python -m {_CLI}", f"python -m {_MODULE}"
+  else:
+    return []
+  # `--set` overrides all others; it takes the place of what said how long to train.
+  given = " ".join(_quoted(a) for a in argv[1:] if not _says_steps(a))
+  return [
+    ("sample", f'{command} infer --model_dir={_quoted(model_dir)} --prompt="..."'),
+    ("train on", f"{start} {given} --set={_STEPS}={2 * last_step}"),
+  ]
+
+
+def _says_steps(argument: str) -> bool:
+  """True if a command-line argument sets the step at which training ends."""
+  flag, _, binding = argument.partition("=")
+  return flag.lstrip("-") in ("gin_param", "set") and (
+    binding.partition("=")[0].strip() in _STEPS_NAMES
+  )
+
+
+def _quoted(argument: str) -> str:
+  """As a shell takes it: in double quotes if it has single ones, as bindings of texts have."""
+  if "'" in argument and not set(argument) & set('"$`\\!'):
+    return f'"{argument}"'
+  return shlex.quote(argument)
+
+
+@dataclasses.dataclass
+class LossSummary:
+  """The losses of a run, without one Python object for each step.
+
+  Attributes:
+    first: the first that is finite; None before.
+    last: the last that is finite.
+    best: the least of a single step.
+    best_step: number of steps done then.
+  """
+
+  first: float | None = None
+  last: float | None = None
+  best: float = math.inf
+  best_step: int = 0
+
+  def add(self, before: int, losses: np.ndarray) -> None:
+    """Takes the losses of a call.
+
+    Args:
+      before: number of steps done before it.
+      losses: float [n].
+    """
+    places = np.flatnonzero(np.isfinite(losses))
+    if not len(places):
+      return
+    if self.first is None:
+      self.first = float(losses[places[0]])
+    self.last = float(losses[places[-1]])
+    least = int(places[np.argmin(losses[places])])
+    if losses[least] < self.best:
+      self.best, self.best_step = float(losses[least]), before + least + 1
+
+
+def end_summary(
+  first_step: int,
+  step: int,
+  seconds: float,
+  losses: LossSummary,
+  facts: Mapping[str, str],
+  commands: Sequence[tuple[str, str]],
+) -> str:
+  """The text.
+
+  Args:
+    first_step: number of steps done when the run began.
+    step: number of steps done when it ended.
+    seconds: its time, all included.
+    losses: its losses.
+    facts: further lines, by what they are of.
+    commands: what to type next: (what it does, command).
+  """
+  done = step - first_step
+  rows = [("done", f"{done} steps, up to step {step}, in {duration(seconds)}, start-up included")]
+  if losses.first is not None:
+    rows.append(
+      (
+        "loss",
+        f"{losses.first:.4f} at first, {losses.last:.4f} at last; the best of one step was "
+        f"{losses.best:.4f}, step {losses.best_step}",
+      )
+    )
+  rows += [*facts.items(), *commands]
+  width = max(len(name) for name, _ in rows)
+  return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -283,15 +430,15 @@ class TrainingProgress:
     if self._folder and not self._quiet:
       facts["metrics"] = os.path.join(self._folder, METRICS)
       facts["losses"] = self._picture() or facts["metrics"]
-      facts["scalars"] = tensorboard.command(self._folder)
+      facts["scalars"] = tensorboard_command(self._folder)
       commands = next_commands(sys.argv, self._folder, self._step)
     seconds = time.perf_counter() - self._started
     self.line(end_summary(self._first_step, self._step, seconds, self._losses, facts, commands))
 
   def _picture(self) -> str | None:
-    if not loss_picture.can_draw():
-      return loss_picture.HINT
-    return loss_picture.draw(self._folder or "")
+    if not model_files.can_draw():
+      return model_files.HINT
+    return model_files.draw_losses(self._folder or "")
 
   def close(self) -> None:
     """Ends the bar, a profile and the files."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from mesh_settings.trainer import PURPOSES
 from mesh_tensorflow.errors import ConfigError
@@ -47,3 +49,29 @@ class Seeds:
         f"run.seeds has no purpose {unknown[0]!r}; there are {', '.join(map(repr, PURPOSES))}"
       )
     return cls(**{purpose: int(others.get(purpose, seed)) for purpose in PURPOSES})
+
+
+_SEED: contextvars.ContextVar[int] = contextvars.ContextVar("data_seed", default=0)
+
+
+def current() -> int:
+  """The seed; 0 outside of a training.
+
+  To be asked for while a data set function is called (not later, in its generators and maps).
+  """
+  return _SEED.get()
+
+
+def chosen(seed: int | None) -> int:
+  """The seed given to a reader, or `current()` if it is None."""
+  return current() if seed is None else int(seed)
+
+
+@contextlib.contextmanager
+def used(seed: int) -> Iterator[None]:
+  """Context manager that sets `current()` around the call of a data set function."""
+  token = _SEED.set(seed)
+  try:
+    yield
+  finally:
+    _SEED.reset(token)

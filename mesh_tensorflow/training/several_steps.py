@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow import workers
-from mesh_tensorflow.training.report_steps import ReportSteps
+from mesh_tensorflow.training.reported import ReportSteps
 
 
 class StopFlag:

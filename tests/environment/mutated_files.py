@@ -46,7 +46,7 @@ from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.planning.machine import Machine, shipped_machines
 from mesh_tensorflow.program.dimensions import convert_to_shape
-from mesh_tensorflow.training import manifest, metrics_file
+from mesh_tensorflow.training import manifest, model_files
 from mesh_tensorflow.transformer import gin_config
 from mesh_tensorflow.transformer.data import tokenizing
 from mesh_tensorflow.transformer.data.files import documents, records, text_files, token_folder
@@ -343,7 +343,7 @@ def make(folder: pathlib.Path) -> list[Reader]:
   add("lines of data sets.gz", "a.txt.gz", _RECORDS, _lines, gzip.compress, slow=True)
   add("gin", "a.gin", _GIN, _gin)
   lines = b"".join(b'{"step": %d, "loss": 1.5}\n' % i for i in range(20))
-  add("metrics", metrics_file.NAME, lines, lambda p: metrics_file.read(os.path.dirname(p)))
+  add("metrics", model_files.METRICS, lines, lambda p: model_files.read_metrics(os.path.dirname(p)))
   texts = folder / "texts.txt"
   texts.write_bytes(b"one two three\nfour\n" * 40)
   for name, file in (("tokens", "tokens.json"), ("documents", "train.documents.bin")):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_settings.trainer import TrainerSettings
-from mesh_tensorflow.training import report_steps, reported, several_steps
+from mesh_tensorflow.training import reported, several_steps
 from mesh_tensorflow.transformer import transformer
 from tests.kinds import kept
 from tests.transformer import training_program as program
@@ -29,7 +29,7 @@ def rows(trainer, steps: int, values=None, *, optimizer=mtf.optimize.SgdOptimize
   trainer.steps.settings = TrainerSettings(**kwargs)
   step_fn = trainer.steps.train_step(["targets"], optimizer, reported=values)
   shapes = [tf.TensorSpec([program.BATCH, program.LENGTH], tf.int32)]
-  reports = report_steps.ReportSteps(0, steps, 2) if values and values.norms else None
+  reports = reported.ReportSteps(0, steps, 2) if values and values.norms else None
   compiled = several_steps.compile_steps(
     step_fn, shapes, lambda _: tf.constant(RATE), bool(kwargs), reports=reports
   )

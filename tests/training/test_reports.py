@@ -24,19 +24,14 @@ import mesh_tensorflow as mtf
 from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import errors
 from mesh_tensorflow.training import (
-  device_memory,
   divergence,
-  end_summary,
-  loss_picture,
-  metrics_file,
+  memory_check,
   model_files,
-  next_commands,
   profiling,
   progress,
-  tensorboard,
   utilization,
 )
-from mesh_tensorflow.training.report_steps import ReportSteps
+from mesh_tensorflow.training.reported import ReportSteps
 from mesh_tensorflow.training.settings import checked_settings
 
 
@@ -79,19 +74,19 @@ def test_norms_are_computed_in_steps_that_have_a_line(norms_every):
 
 
 def test_a_run_that_goes_on_takes_out_what_it_does_again(tmp_path):
-  first = metrics_file.MetricsFile(str(tmp_path), 0)
+  first = model_files.MetricsFile(str(tmp_path), 0)
   for step in (1, 10, 20):
     first.write(step, {"loss": 1.0 / step, "gradient_norm": math.nan})
   path = tmp_path / "metrics.jsonl"
   with path.open("a") as f:
     f.write('{"step": 30, "lo')  # It was killed.
-  second = metrics_file.MetricsFile(str(tmp_path), 10)
+  second = model_files.MetricsFile(str(tmp_path), 10)
   second.write(20, {"loss": 7})
   reports = [json.loads(line) for line in path.read_text().splitlines()]
   assert [(r["step"], r["loss"]) for r in reports] == [(1, 1.0), (10, 0.1), (20, 7)]
   assert reports[0]["gradient_norm"] is None  # JSON has no NaN.
-  assert metrics_file.read(str(tmp_path)) == reports
-  metrics_file.MetricsFile(str(tmp_path), 0)
+  assert model_files.read_metrics(str(tmp_path)) == reports
+  model_files.MetricsFile(str(tmp_path), 0)
   assert path.read_text() == ""
 
 
@@ -101,9 +96,9 @@ def test_metrics_are_not_written_through_a_link(tmp_path):
   model = tmp_path / "model"
   model.mkdir()
   (model / "metrics.jsonl").symlink_to(victim)
-  metrics_file.MetricsFile(str(model), 5).write(6, {"loss": 1.0})
+  model_files.MetricsFile(str(model), 5).write(6, {"loss": 1.0})
   assert victim.read_text() == '{"step": 1}\n'
-  assert [r["step"] for r in metrics_file.read(str(model))] == [1, 6]
+  assert [r["step"] for r in model_files.read_metrics(str(model))] == [1, 6]
 
 
 def test_a_full_disk_is_told_once(tmp_path, monkeypatch, caplog):
@@ -112,13 +107,13 @@ def test_a_full_disk_is_told_once(tmp_path, monkeypatch, caplog):
 
   told = progress.TrainingProgress(0, 4, 10, 1, str(tmp_path), quiet=True)
   told.update(1, [2.0])
-  monkeypatch.setattr(metrics_file, "_append", full)
+  monkeypatch.setattr(model_files, "_append", full)
   for step in (2, 3, 4):
     told.update(step, [1.0])
   told.close()
   (said,) = [r.getMessage() for r in caplog.records if "No space left" in r.getMessage()]
   assert "cannot write metrics.jsonl" in said
-  assert [r["step"] for r in metrics_file.read(str(tmp_path))] == [1]
+  assert [r["step"] for r in model_files.read_metrics(str(tmp_path))] == [1]
 
 
 # ------------------------------------------------------------------------- progress
@@ -133,7 +128,7 @@ def test_losses_of_a_call_are_split_into_lines(tmp_path, capsys):
     8, [4.0, 6.0, 1.0, math.nan, 3.0, 5.0, 7.0], lambda n: n / 10, skipped=1, values=values
   )
   told.close()
-  reports = metrics_file.read(str(tmp_path))
+  reports = model_files.read_metrics(str(tmp_path))
   assert [(r["step"], r["loss"]) for r in reports] == [(1, 8.0), (3, 5.0), (6, 2.0), (8, 6.0)]
   assert [r["learning_rate"] for r in reports] == [0.5, 0.2, 0.5, 0.7]
   assert [r.get("gradient_norm") for r in reports] == [None, 3.0, 6.0, 8.0]
@@ -153,7 +148,7 @@ def test_the_speed_is_without_what_is_left_out(monkeypatch, tmp_path):
     told.update(step, [1.0] * (1 if step == 1 else 5))
     now[0] += 1000.0  # An evaluation.
     told.restart_clock()
-  report = metrics_file.read(str(tmp_path))[-1]
+  report = model_files.read_metrics(str(tmp_path))[-1]
   assert report["step"] == 10
   assert report["tokens_per_second"] == pytest.approx(20.0)
   assert report["flops_utilization"] == pytest.approx(0.5)
@@ -262,10 +257,10 @@ def test_a_training_is_told_of_its_divergence_and_goes_on(caplog):
 
 
 def test_the_summary_tells_losses_without_those_that_are_no_numbers():
-  losses = end_summary.LossSummary()
+  losses = progress.LossSummary()
   losses.add(10, np.array([math.nan, 5.0, 2.0], np.float32))
   losses.add(13, np.array([3.0, math.inf], np.float32))
-  text = end_summary.end_summary(10, 15, 61.0, losses, {"checkpoint": "m/c"}, [("more", "do it")])
+  text = progress.end_summary(10, 15, 61.0, losses, {"checkpoint": "m/c"}, [("more", "do it")])
   assert text.splitlines() == [
     "done        5 steps, up to step 15, in 61 s, start-up included",
     "loss        5.0000 at first, 3.0000 at last; the best of one step was 2.0000, step 13",
@@ -278,7 +273,7 @@ def test_what_to_type_next_is_what_was_typed(tmp_path):
   model = "/a folder/m"
   argv = ["/bin/mesh-transformer", f"--model_dir={model}", "--gin_file=my.gin"]
   argv += ["--gin_param=text_file = 'a.txt'", "--gin_param=run.train_steps = 50", "--set=steps=50"]
-  (_, sample), (_, more) = next_commands.next_commands(argv, model, 50)
+  (_, sample), (_, more) = progress.next_commands(argv, model, 50)
   assert shlex.split(sample) == [
     "mesh-transformer", "infer", f"--model_dir={model}", "--prompt=..."
   ]  # fmt: skip
@@ -286,10 +281,10 @@ def test_what_to_type_next_is_what_was_typed(tmp_path):
     "mesh-transformer", *argv[1:4], "--set=run.train_steps=100"
   ]  # fmt: skip
   argv[0] = "/x/transformer/main.py"
-  (_, sample), (_, more) = next_commands.next_commands(argv, model, 50)
+  (_, sample), (_, more) = progress.next_commands(argv, model, 50)
   assert sample.startswith("python -m mesh_transformer_cli infer ")
   assert more.startswith("python -m mesh_tensorflow.transformer.main ")
-  assert next_commands.next_commands(["my_program.py"], model, 50) == []
+  assert progress.next_commands(["my_program.py"], model, 50) == []
 
 
 def test_evaluations_are_in_the_summary(capsys):
@@ -301,27 +296,29 @@ def test_evaluations_are_in_the_summary(capsys):
 
 
 def test_a_picture_of_the_losses(tmp_path, monkeypatch):
-  metrics = metrics_file.MetricsFile(str(tmp_path), 0)
-  assert loss_picture.draw(str(tmp_path)) is None
+  metrics = model_files.MetricsFile(str(tmp_path), 0)
+  assert model_files.draw_losses(str(tmp_path)) is None
   for step in (1, 10):
     metrics.write(step, {"loss": 3.0 / step, "eval/loss": 4.0, "tokens_per_second": 1e6})
-  assert loss_picture._curves(metrics_file.read(str(tmp_path))) == {
+  assert model_files._curves(model_files.read_metrics(str(tmp_path))) == {
     "loss": ([1, 10], [3.0, 0.3]), "eval/loss": ([1, 10], [4.0, 4.0]),
   }  # fmt: skip
-  if loss_picture.can_draw():
-    assert loss_picture.draw(str(tmp_path)) == str(tmp_path / "loss.png")
+  if model_files.can_draw():
+    assert model_files.draw_losses(str(tmp_path)) == str(tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-  monkeypatch.setattr(loss_picture, "can_draw", lambda: False)
+  monkeypatch.setattr(model_files, "can_draw", lambda: False)
   told = progress.TrainingProgress(10, 11, 10, summary_dir=str(tmp_path), quiet=True)
   assert "pip install" in told._picture() and "matplotlib" in told._picture()
 
 
 def test_the_command_of_tensorboard_works_here(monkeypatch):
-  monkeypatch.setattr(tensorboard.shutil, "which", lambda _: None)
-  monkeypatch.setattr(tensorboard.importlib.util, "find_spec", lambda _: None)
-  assert tensorboard.command("a b") == ("pip install tensorboard && tensorboard --logdir 'a b'")
-  monkeypatch.setattr(tensorboard.shutil, "which", lambda _: "/bin/tensorboard")
-  assert tensorboard.command("m") == "tensorboard --logdir m"
+  monkeypatch.setattr(progress.shutil, "which", lambda _: None)
+  monkeypatch.setattr(progress.importlib.util, "find_spec", lambda _: None)
+  assert progress.tensorboard_command("a b") == (
+    "pip install tensorboard && tensorboard --logdir 'a b'"
+  )
+  monkeypatch.setattr(progress.shutil, "which", lambda _: "/bin/tensorboard")
+  assert progress.tensorboard_command("m") == "tensorboard --logdir m"
 
 
 # ----------------------------------------------------------------- figures of a step
@@ -360,7 +357,7 @@ def test_the_peak_is_given_that_of_a_machine_or_measured(cpu_devices):
 
 def test_memory_is_that_of_the_process(cpu_devices):
   impl = mtf.PlacementMeshImpl("all:2", "", cpu_devices[:2])
-  found = device_memory.used_bytes(impl)
+  found = memory_check.used_bytes(impl)
   assert list(found) == ["memory_bytes"] and 1e7 < found["memory_bytes"] < 1e13
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import checkpoint, errors
 from mesh_tensorflow.training import data as training_data
-from mesh_tensorflow.training import data_seed
+from mesh_tensorflow.training import seeds
 from mesh_tensorflow.training.seeds import PURPOSES, Seeds
 from tests.transformer import small_lm
 
@@ -28,10 +28,10 @@ def test_each_purpose_has_the_seed_or_its_own():
 
 
 def test_readers_take_it_if_they_are_given_none():
-  assert data_seed.chosen(None) == 0
-  with data_seed.used(5):
-    assert (data_seed.chosen(None), data_seed.chosen(0)) == (5, 0)
-  assert data_seed.current() == 0
+  assert seeds.chosen(None) == 0
+  with seeds.used(5):
+    assert (seeds.chosen(None), seeds.chosen(0)) == (5, 0)
+  assert seeds.current() == 0
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 import tensorflow as tf
 
-from mesh_tensorflow.training import loss_picture, several_steps
+from mesh_tensorflow.training import model_files, several_steps
 from tests.transformer import small_lm, training_program
 
 SETTINGS = (
@@ -67,7 +67,7 @@ def test_the_end_is_summarized(trained):
   assert f"{model}/model.ckpt-10" in first and f"{model}/model.ckpt-13" in second
   assert f"tensorboard --logdir {model}" in first
   drawn = (model / "loss.png").exists()
-  assert drawn == loss_picture.can_draw() and (drawn or loss_picture.HINT in first)
+  assert drawn == model_files.can_draw() and (drawn or model_files.HINT in first)
 
 
 def test_metrics_are_those_of_the_lines_each_once(trained):

@@ -25,7 +25,7 @@ from mesh_settings.records import settings_of, takes_settings
 from mesh_settings.rules import COUNT, COUNT_OR_ZERO
 from mesh_tensorflow.arguments.declared import affects, declares
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.training import data_seed, input_shards
+from mesh_tensorflow.training import input_shards, seeds
 from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer.data.files.arguments import argument, check_choices
 from mesh_tensorflow.transformer.data.packing import Length
@@ -99,7 +99,7 @@ class ByNumber(Examples):
   @property
   def order_seed(self) -> int:
     """The seed of the order; to be asked for while the reader is called."""
-    return data_seed.chosen(self.seed)
+    return seeds.chosen(self.seed)
 
   @property
   def needed(self) -> BatchRows | None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint
-from mesh_tensorflow.training import files_read, manifest
+from mesh_tensorflow.training import input_shards, manifest
 from mesh_tensorflow.transformer.data.files import records, text_files
 from mesh_tensorflow.transformer.gin_config.model_config import ModelConfig
 from mesh_tensorflow.transformer.training.config_record import ConfigRecord
@@ -144,9 +144,9 @@ def test_files_that_are_gone_have_a_path_only(tmp_path):
 def test_readers_say_what_they_read(tmp_path):
   (tmp_path / "a.txt").write_text("a")
   (tmp_path / "b.txt").write_text("b")
-  with files_read.noted() as outer:
+  with input_shards.noted() as outer:
     text_files.read_text_files(str(tmp_path / "a*"))
-    with files_read.noted() as found:
+    with input_shards.noted() as found:
       text_files.text_line_dataset(str(tmp_path / "*.txt"))
       records.tfrecord_dataset(["x", "y"])
   assert list(found) == [str(tmp_path / "a.txt"), str(tmp_path / "b.txt"), "x", "y"]

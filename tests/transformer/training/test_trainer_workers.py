@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mesh_tensorflow import errors
-from mesh_tensorflow.training import metrics_file
+from mesh_tensorflow.training import model_files
 from mesh_tensorflow.transformer import gin_config, utils
 from tests.transformer import worker_processes as program
 
@@ -74,7 +74,9 @@ def test_same_losses_as_one_device(four, reference):
 @pytest.mark.subprocess
 def test_norms_are_those_of_one_device(four, one_device):
   """Summed over the slices of four processes; one of them writes them."""
-  for ours, reference in zip(metrics_file.read(str(four[0])), metrics_file.read(str(one_device))):
+  for ours, reference in zip(
+    model_files.read_metrics(str(four[0])), model_files.read_metrics(str(one_device))
+  ):
     assert ours["step"] == reference["step"]
     for name in ("gradient_norm", "parameter_norm", "update_norm"):
       assert ours[name] == pytest.approx(reference[name], rel=1e-3) and ours[name] > 0

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DataError
-from mesh_tensorflow.training import files_read, input_shards
+from mesh_tensorflow.training import input_shards
 from mesh_tensorflow.transformer.data.files import text_files
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -38,7 +38,7 @@ def tfrecord_dataset(
 
 def _records(files: list[str], skip_damaged: bool) -> tf.data.Dataset:
   _OPENED.update(dict.fromkeys(files))
-  files_read.note(files)
+  input_shards.note(files)
   if skip_damaged:
     damaged = {f: n for f, n in ((f, first_damaged(f)) for f in files) if n is not None}
     if damaged:

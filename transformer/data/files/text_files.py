@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.training import files_read, input_shards
+from mesh_tensorflow.training import input_shards
 from mesh_tensorflow.transformer.data.files import compressed
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -106,7 +106,7 @@ def find_files(globs: str | Sequence[str]) -> list[str]:
       where = "" if os.path.isabs(pattern) or "://" in pattern else f" (from {os.getcwd()})"
       raise DataError(f"{what} {pattern!r}{where}")
     found.update(matches)
-  files_read.note(sorted(found))
+  input_shards.note(sorted(found))
   return sorted(found)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mesh_tensorflow.errors import DataError
-from mesh_tensorflow.training import files_read
+from mesh_tensorflow.training import input_shards
 from mesh_transformer_cli import untrusted
 
 METADATA = "tokens.json"
@@ -143,7 +143,7 @@ def read(path: str) -> TokenFolder:
       raise ValueError(f"dtype must be {' or '.join(_DTYPES)}, got {found.dtype!r}")
     if min(*found.tokens.values(), *found.documents.values()) < 0:
       raise ValueError("there are fewer than 0 tokens or documents")
-    files_read.note([file, *(os.path.join(path, tokens_file(s)) for s in SPLITS)])
+    input_shards.note([file, *(os.path.join(path, tokens_file(s)) for s in SPLITS)])
     return found
   except FileNotFoundError as e:
     what = "is a folder without" if os.path.isdir(path) else "does not exist, so there is no"
