@@ -59,8 +59,8 @@ from mesh_tensorflow.program.scope import *
 from mesh_tensorflow.running.hooks import MtfCheckpointSaverListener as MtfCheckpointSaverListener
 from mesh_tensorflow.running.hooks import MtfRestoreHook as MtfRestoreHook
 from mesh_tensorflow.running.lowering import Lowering as Lowering
-from mesh_tensorflow.running.report import log_variable_sizes as log_variable_sizes
-from mesh_tensorflow.running.report import pretty_print_counters as pretty_print_counters
+from mesh_tensorflow.running.lowering import log_variable_sizes as log_variable_sizes
+from mesh_tensorflow.running.lowering import pretty_print_counters as pretty_print_counters
 
 # They take slices of variables, and are compared by identity.
 _OF_SLICES = ("assign_slice", "assign_add_slice", "assign_sub_slice")

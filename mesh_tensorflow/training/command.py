@@ -36,7 +36,11 @@ def trainer_flags(
   Returns:
     For each the function of `absl.flags` that defines it, name, default and help.
   """
-  definers = {"int": flags.DEFINE_integer, "str": flags.DEFINE_string, "float": flags.DEFINE_float}
+  definers: dict[str, Callable[..., Any]] = {
+    "int": flags.DEFINE_integer,
+    "str": flags.DEFINE_string,
+    "float": flags.DEFINE_float,
+  }
   known, found = settings_of(TrainerSettings), []
   for name in names:
     told = known[name]

@@ -24,7 +24,6 @@ from mesh_tensorflow.meshes.tpu.mesh_impl import StrategyMeshImpl
 from mesh_tensorflow.program.graph import Graph
 from mesh_tensorflow.running.function import Function
 from mesh_tensorflow.training import (
-  averages,
   manifest,
   memory_check,
   model_files,
@@ -36,7 +35,6 @@ from mesh_tensorflow.training import (
 from mesh_tensorflow.training import program as program_lib
 from mesh_tensorflow.training.data import SavedPipeline, TrainingData, TrainingSource
 from mesh_tensorflow.training.divergence import DivergenceWatch
-from mesh_tensorflow.training.learning_rate import LearningRate
 from mesh_tensorflow.training.memory_check import MemoryCheck
 from mesh_tensorflow.training.nonfinite import LossCheck
 from mesh_tensorflow.training.program import ModelRecord, Program
@@ -45,9 +43,34 @@ from mesh_tensorflow.training.reported import ReportedValues, ReportSteps
 from mesh_tensorflow.training.run_lock import training_lock
 from mesh_tensorflow.training.saving import TrainingCheckpoints
 from mesh_tensorflow.training.several_steps import CallLengths, StopFlag
-from mesh_tensorflow.training.state import ModelState
+from mesh_tensorflow.training.state import ModelState, averages_in_place
 from mesh_tensorflow.training.stopping import StopRequests
 from mesh_tensorflow.training.validation import Evaluator, MakeDatasets, Validator
+
+
+class LearningRate:
+  """A schedule, a number or nothing, as the training program and its reports take it.
+
+  Args:
+    schedule: a function of `step` (a float32 scalar tf.Tensor), a number, or None.
+  """
+
+  def __init__(self, schedule: Any):
+    self._schedule = schedule
+
+  def of(self, step: tf.Tensor) -> tf.Tensor:
+    """The rate of a step, a float32 scalar; 0 without a schedule: the optimizer has its own."""
+    if callable(self._schedule):
+      return tf.cast(self._schedule(step=tf.cast(step, tf.float32)), tf.float32)
+    return tf.constant(0.0 if self._schedule is None else float(self._schedule), tf.float32)
+
+  def at(self, step: int) -> float | None:
+    """The rate of a step, for a report; None without a schedule."""
+    if self._schedule is None:
+      return None
+    # Not of a Python number: TensorFlow keeps the tensors of these, for ever.
+    return float(self.of(tf.constant(np.array(step, np.int64))))
+
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -361,7 +384,7 @@ class TrainingLoop:
     def goes_on() -> bool:
       return not workers.any_worker(stop.requested)
 
-    averaged = averages.in_place(self.state.store) if self.settings.use_ema else None
+    averaged = averages_in_place(self.state.store) if self.settings.use_ema else None
     with averaged or contextlib.nullcontext():
       found = validator.run(self.state.step, goes_on)
     if found is not None:

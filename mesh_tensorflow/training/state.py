@@ -2,22 +2,76 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from mesh_tensorflow import checkpoint as checkpoint_lib
+from mesh_tensorflow import optimize
 from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import CheckpointError, VariableError
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.running.lowering import RUN_COUNTER
-from mesh_tensorflow.training import averages
 from mesh_tensorflow.training.program import ModelRecord
+
+
+def names_of_averages(path: str) -> Callable[[str], str]:
+  """Maps variables to names in a checkpoint: the moving average, or the variable if it has none.
+
+  Args:
+    path: a checkpoint, or a folder with checkpoints.
+
+  Returns:
+    A function from the name of a variable to the name under which to read it.
+
+  Raises:
+    CheckpointError: the checkpoint has no averages.
+  """
+  names: list[str] = by_chief(lambda: sorted(checkpoint_lib.describe(path)))
+  there = set(names)
+  if not any(optimize.averaged_name(n) in there for n in names):
+    raise CheckpointError(
+      f"run.use_ema is True, but {path} has no averages of weights: they are kept if run.ema_decay "
+      "is bound while the model is trained"
+    )
+
+  def name_in_checkpoint(name: str) -> str:
+    average = optimize.averaged_name(name)
+    return average if average in there else name
+
+  return name_in_checkpoint
+
+
+@contextlib.contextmanager
+def averages_in_place(store: VariableStore) -> Iterator[None]:
+  """Context manager that swaps in the weights' moving averages, and restores the weights.
+
+  Args:
+    store: the variables. Those that have no average stay as they are.
+  """
+  weights: list[tuple[tf.Variable, tf.Tensor]] = []
+  try:
+    for name in store.names:
+      if optimize.averaged_name(name) not in store:
+        continue
+      # Slice by slice, each on its device.
+      averages = store[optimize.averaged_name(name)].slices
+      for weight, average in zip(store[name].slices, averages):
+        with tf.device(weight.device):
+          weights.append((weight, tf.identity(weight)))
+          weight.assign(tf.cast(average, weight.dtype))
+    yield
+  finally:
+    for weight, value in weights:
+      with tf.device(weight.device):
+        weight.assign(value)
 
 
 class ModelState:
@@ -142,7 +196,7 @@ class ModelState:
     restored = checkpointer.restore(
       path,
       ignore_unexpected=not for_training,
-      name_in_checkpoint=averages.names_in(path) if averaged else None,
+      name_in_checkpoint=names_of_averages(path) if averaged else None,
     )
     self.restored = restored.path
     self.say(f"restored {restored.path}{' (averages of weights)' if averaged else ''}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +15,7 @@ import mesh_tensorflow as mtf
 from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow import workers
+from mesh_tensorflow.arguments.declared import COUNT_OR_ZERO, takes
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.training.init_checkpoint import InitialCheckpoint
@@ -22,12 +26,93 @@ from mesh_tensorflow.training.validation import MakeDatasets
 from mesh_tensorflow.transformer.data.files import records
 from mesh_tensorflow.transformer.generation import predict, saved_model
 from mesh_tensorflow.transformer.generation.prefill_decode import DecodeOptions, DecodePrograms
-from mesh_tensorflow.transformer.gin_config import model_config
+from mesh_tensorflow.transformer.gin_config import checks, model_config
+from mesh_tensorflow.transformer.gin_config.model_config import ATTACHMENT, ModelConfig
 from mesh_tensorflow.transformer.model import evaluation, mesh_setup, training_data
 from mesh_tensorflow.transformer.model.model_features import MODEL_FEATURES
 from mesh_tensorflow.transformer.model.model_steps import ModelSteps
-from mesh_tensorflow.transformer.training.config_record import ConfigRecord
-from mesh_tensorflow.transformer.training.request import train_request
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigRecord:
+  """The `ModelRecord` of a Transformer.
+
+  Attributes:
+    config: what decides the model, as `model_config.capture` finds it.
+    allow_change: whether checkpoints may be of another model.
+  """
+
+  config: ModelConfig
+  allow_change: bool = False
+
+  def attachments(self) -> dict[str, Callable[[str], None]]:
+    """The writer of the configuration."""
+    return {ATTACHMENT: self.config.write}
+
+  def manifest(self) -> dict[str, Any]:
+    """Hash of the configuration, and the vocabulary."""
+    return {
+      "configuration": {"file": "operative_config.gin", "sha256": self._hash()},
+      "vocabulary": self.config.record["vocabulary"],
+    }
+
+  def _hash(self) -> str:
+    """Hash of all settings except the folder, equal for runs with the same settings."""
+    settings = {k: v for k, v in self.config.record.items() if k != "vocabulary"}
+    settings["other"] = {
+      k: v for k, v in settings.get("other", {}).items() if not k.endswith(".run.model_dir")
+    }
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+  def compare(self, path: str, fits: Callable[[], bool]) -> list[str]:
+    """See `model_config.compare`."""
+    return model_config.compare(path, self.config, self.allow_change, fits=fits)
+
+  def compare_with_initial(self, path: str) -> list[str]:
+    """See `model_config.compare_with_initial`."""
+    return model_config.compare_with_initial(path, self.config)
+
+
+@takes(train_steps=COUNT_OR_ZERO, max_steps=COUNT_OR_ZERO, steps=COUNT_OR_ZERO)
+def train_request(
+  dataset_fn: Callable[..., tf.data.Dataset] | None,
+  input_fn: Any,
+  examples_per_step: int,
+  *,
+  train_steps: int | None,
+  max_steps: int | None,
+  steps: int | None,
+  hooks: Sequence[Any],
+) -> tuple[Callable[..., tf.data.Dataset], int | None]:
+  """Checks the arguments of `Trainer.train` and merges those that are aliases of each other.
+
+  Args:
+    dataset_fn: returns a data set of single examples; or None, if `input_fn` is given.
+    input_fn: an Estimator's function that returns batches of dicts; or None.
+    examples_per_step: number of examples in a batch.
+    train_steps: absolute step at which to stop; exactly one of the three numbers must be given.
+    max_steps: another name of `train_steps`.
+    steps: number of steps to do.
+    hooks: must be empty.
+
+  Returns:
+    The function that makes the data set, and the step at which to stop; None if `steps` is given.
+
+  Raises:
+    ConfigError: incompatible arguments.
+  """
+  checks.check_arguments("Trainer.train", train_request, locals())
+  if hooks:
+    raise ConfigError("Trainer.train: hooks are of TF1 sessions, and are not available")
+  if (dataset_fn is None) == (input_fn is None):
+    raise ConfigError("Trainer.train: give either dataset_fn or input_fn")
+  if sum(n is not None for n in (train_steps, max_steps, steps)) != 1:
+    raise ConfigError("Trainer.train: give one of train_steps, max_steps and steps")
+
+  def examples(**_: Any) -> tf.data.Dataset:
+    return training_data.examples_of(input_fn, examples_per_step)
+
+  return dataset_fn or examples, train_steps if max_steps is None else max_steps
 
 
 class Trainer:

@@ -18,7 +18,6 @@ from mesh_tensorflow.importing.families import (  # noqa: F401 - they register r
   shapes,
   slicing,
   softmax,
-  stacks,
   state,
   taken_gradients,
 )

@@ -15,7 +15,7 @@ MODULES = {
   "fails": "raise ValueError('of a program of my own')",
   "nan": """
 import tensorflow as tf
-from mesh_tensorflow.training.learning_rate import LearningRate
+from mesh_tensorflow.training.loop import LearningRate
 LearningRate.of = lambda self, step: tf.constant(float("nan"))
 """,
   "sigterm": """

@@ -15,7 +15,7 @@ from mesh_tensorflow import checkpoint
 from mesh_tensorflow.training import input_shards, manifest
 from mesh_tensorflow.transformer.data.files import records, text_files
 from mesh_tensorflow.transformer.gin_config.model_config import ModelConfig
-from mesh_tensorflow.transformer.training.config_record import ConfigRecord
+from mesh_tensorflow.transformer.training.trainer import ConfigRecord
 from tests.transformer import small_lm
 
 CONFIG = ConfigRecord(
