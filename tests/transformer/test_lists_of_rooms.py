@@ -14,8 +14,11 @@ ROOMS = {
   "modes": {"mode"},
 }
 # Files whose functions gin knows, and that no reader can do without; and one that is loaded when a
-# gin file has a name of T5.
-BROUGHT_ALONG = {"data": {"packing", "text_io", "seqio_tasks"}}
+# gin file has a name of T5; and layers that a gin file imports, as of the archived package.
+BROUGHT_ALONG = {
+  "data": {"packing", "text_io", "seqio_tasks"},
+  "model/layers": {"fixup", "fixup_attention"},
+}
 
 
 def registers(text: str, decorators: set[str]) -> bool:

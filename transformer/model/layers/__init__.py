@@ -12,8 +12,6 @@ from mesh_tensorflow.transformer.model.layers import (
   dense_relu_dense,
   enc_dec_attention,
   evolved_transformer,
-  fixup,
-  fixup_attention,
   grouped_query_attention,
   local_conv_attention,
   parallel_layer,
