@@ -228,6 +228,7 @@ _FEW_AXES = {
   "importing/families/slicing.py": 5,
   "importing/keyed_random.py": 1,
   "layers/masks.py": 2,
+  "meshes/tpu/collectives.py": 1,
   "numerics/random_bits.py": 1,
   "operations/convolution_kernels.py": 3,
   "operations/convolution_slices.py": 6,
@@ -237,7 +238,6 @@ _FEW_AXES = {
   "optimize/averaging.py": 1,
   "sparse/lookup.py": 2,
   "sparse/routing.py": 7,
-  "tpu/collectives.py": 1,
   "training/reported.py": 2,
 }
 
