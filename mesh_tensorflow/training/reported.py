@@ -192,6 +192,9 @@ class _Reported(Operation):
   def __init__(self, before: _BeforeUpdates | None, summaries: Sequence[int], mesh: Mesh):
     super().__init__([before.wanted] if before else [], mesh, name="reported")
     self._before = before
+    # A plan lowers this by itself, on the axes that split its variables, and on all others, too.
+    self._variables = list(before.of) if before else []
+    self.exchanges_over_whole_mesh = before is not None
     self._summaries = summaries
     count = len(summaries) + (len(before.names) if before else 0)
     self._outputs = [Tensor(self, Shape([Dimension("reported", count)]), tf.float32)]

@@ -34,7 +34,7 @@ ALLOWED = {
   # Ends a trace, outside of which a plan is made, and it is traced again.
   ("memory_check.py", "MayNotFitError"),
   # Of a file of TensorFlow's profiler: the report and `examples/read_profile.py` word it.
-  ("profile_table.py", "ProfileError"),
+  ("profiling.py", "ProfileError"),
 }
 
 
