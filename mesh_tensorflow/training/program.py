@@ -262,7 +262,7 @@ def num_microbatches(program: Program, settings: TrainerSettings) -> int:
   if size % count:
     raise ConfigError(
       f"{settings.named('gradient_accumulation_steps')} (={count}) does not divide the {size} "
-      f"{batch.name} that each replica has of a batch of {batch.size}, which is that of one update"
+      f"examples that each replica has of a batch of {batch.size}, which is that of one update"
     )
   return count
 

@@ -94,7 +94,7 @@ def test_accumulated_gradients_are_those_of_the_batch():
   steps = program.make_trainer(microbatch_tokens=16).steps
   assert num_microbatches(steps, ALL) == 2
   assert num_microbatches(steps, TrainerSettings()) == program.BATCH
-  with pytest.raises(errors.ConfigError, match=r"gradient_accumulation_steps \(=3\) .* 8 seq"):
+  with pytest.raises(errors.ConfigError, match=r"gradient_accumulation_steps \(=3\) .* 8 examples"):
     num_microbatches(steps, TrainerSettings(gradient_accumulation_steps=3))
 
 
