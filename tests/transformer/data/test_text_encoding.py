@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 import gin
 import pytest
 
@@ -103,3 +105,17 @@ def test_an_unknown_encoding(tmp_path):
   (tmp_path / "text").write_text("a")
   with pytest.raises(errors.ConfigError, match="unknown text encoding 'latin1-1'; did you mean"):
     text_files.read_text_file(str(tmp_path / "text"))
+
+
+def test_other_opened_files_are_not_blamed(tmp_path, monkeypatch):
+  """One that is empty, one that is larger than one document may be, one cut inside a character."""
+  monkeypatch.setattr(text_files, "_OPENED", {})
+  monkeypatch.setattr(text_files.compressed, "_CHUNK", 5)
+  for name, data in {"empty": b"", "good.gz": gzip.compress("äöü\n".encode() * 99)}.items():
+    (tmp_path / name).write_bytes(data)
+    text_files.text_line_dataset(str(tmp_path / name))
+  text_files.check_opened()
+  (tmp_path / "bad").write_bytes("äöü".encode()[:-1])
+  text_files.text_line_dataset(str(tmp_path / "bad"))
+  with pytest.raises(errors.DataError, match="bad is not utf-8 text: byte 0xc3 at offset 4 "):
+    text_files.check_opened()

@@ -130,9 +130,9 @@ def test_dynamic_registration(tmp_path):
     tmp_path,
     "from __gin__ import dynamic_registration\n"
     "from mesh_tensorflow.transformer import learning_rate_schedules\n"
-    "import mesh_tensorflow.transformer.gin_config.bindings as names\n"
+    "from mesh_tensorflow.transformer.gin_config import bindings\n"
     "learning_rate_schedules.linear_warmup.steps_or_fraction = 5\n"
-    "names.did_you_mean.cutoff = 0.5\n",
+    "bindings.did_you_mean.cutoff = 0.5\n",
   )
   assert gin.query_parameter("linear_warmup.steps_or_fraction") == 5
 

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import encodings.aliases
 import glob as python_glob
+import itertools
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -187,11 +188,15 @@ def read_text_file(path: str, encoding: str | None = AS_BOUND) -> TextFile:
   except UnicodeError as e:
     where = e.reason if isinstance(e, UnicodeDecodeError) else str(e)
     at = getattr(e, "start", 0)
-    raise DataError(
-      f"{path} is not {encoding} text: byte 0x{data[at]:02x} at offset {at} ({where}); give its "
-      "encoding, such as --gin_param=\"text_encoding.encoding = 'latin-1'\", convert it, or leave "
-      "it out"
-    ) from e
+    raise _no_text(path, encoding, data[at], at, where) from e
+
+
+def _no_text(path: str, encoding: str, byte: int, offset: int, why: str) -> DataError:
+  return DataError(
+    f"{path} is not {encoding} text: byte 0x{byte:02x} at offset {offset} ({why}); give its "
+    "encoding, such as --gin_param=\"text_encoding.encoding = 'latin-1'\", convert it, or leave "
+    "it out"
+  )
 
 
 def text_line_dataset(globs: str | Sequence[str]) -> tf.data.Dataset:
@@ -228,10 +233,24 @@ def _lines_of_files(files: list[str]) -> tf.data.Dataset:
 
 
 def check_opened() -> None:
-  """Raises `DataError` for the first of the opened files that is not UTF-8 text."""
+  """Raises `DataError` for the first of the opened files that is not UTF-8 text, whatever size."""
   for path in _OPENED:
     if tf.io.gfile.exists(path):
-      read_text_file(path, "utf-8")
+      _check_utf_8(path)
+
+
+def _check_utf_8(path: str) -> None:
+  rest, offset = b"", 0  # The beginning of a character, and its place.
+  for part in itertools.chain(compressed.chunks(path), [b""]):
+    data = rest + part
+    try:
+      data.decode("utf-8")
+      end = len(data)
+    except UnicodeDecodeError as e:
+      if not part or e.end < len(data) or e.reason != "unexpected end of data":
+        raise _no_text(path, "utf-8", data[e.start], offset + e.start, e.reason) from e
+      end = e.start
+    rest, offset = data[end:], offset + end
 
 
 def _raw_lines(files: list[str]) -> tf.data.Dataset:
