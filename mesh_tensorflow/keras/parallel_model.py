@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from mesh_tensorflow.errors import GraphError, UnsupportedError
-from mesh_tensorflow.keras import hooks
+from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.keras.programs import Programs
-from mesh_tensorflow.keras.summary import variables_table
 from mesh_tensorflow.meshes.layout import LayoutRules
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.planning.describe import Report, describe
 
 # The attributes that are not the model's.
-_OWN = frozenset(["_programs", "_running", "_unsplit", "model"])
+_OWN = frozenset(["_programs", "model"])
 
 
 class ParallelModel:
@@ -41,8 +38,6 @@ class ParallelModel:
 
   def __init__(self, programs: Programs):
     self._programs = programs
-    self._running = 0
-    self._unsplit = hooks.Unsplit(programs.model)
     self.model = programs.model
     # Of a model that stays behind the variables have the state.
     weakref.finalize(self, programs.mirror.close).atexit = False
@@ -60,8 +55,9 @@ class ParallelModel:
     # Without its own it is a copy that is being made.
     if name in _OWN or name.startswith("__"):
       raise AttributeError(name)
-    if name in self._unsplit.NAMES and hasattr(self.model, name):
-      return self._unsplit.method(name)
+    unsplit = self._programs.unsplit
+    if name in unsplit.NAMES and hasattr(self.model, name):
+      return unsplit.method(name)
     return getattr(self.model, name)
 
   def __setattr__(self, name: str, value: Any) -> None:
@@ -155,17 +151,17 @@ class ParallelModel:
 
   def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
     """As `keras.Model.train_on_batch`, on the mesh."""
-    with self._on_mesh():
+    with self._programs.running():
       return self.model.train_on_batch(*args, **kwargs)
 
   def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
     """As `keras.Model.test_on_batch`, on the mesh."""
-    with self._on_mesh():
+    with self._programs.running():
       return self.model.test_on_batch(*args, **kwargs)
 
   def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
     """As `keras.Model.predict_on_batch`, on the mesh."""
-    with self._on_mesh():
+    with self._programs.running():
       return self.model.predict_on_batch(*args, **kwargs)
 
   def summary(self, print_fn: Callable[[str], Any] | None = None, **kwargs: Any) -> None:
@@ -188,48 +184,10 @@ class ParallelModel:
     Raises:
       GraphError: no step has run yet.
     """
-    self._programs.latest()
-    decision = self._programs.decision
-    assert decision is not None
-    asked = {} if decision.map_layout is None else decision.map_layout.asked
-    of_model = self._programs.names_of_model()
-    return variables_table(list(decision.mesh_impl.variable_store), of_model, asked)
+    return self._programs.placement()
 
   # ------------------------------------------------------------------- within
 
   def _loop(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    with self._on_mesh():
+    with self._programs.running():
       return getattr(self.model, name)(*args, **kwargs)
-
-  @contextlib.contextmanager
-  def _on_mesh(self) -> Iterator[None]:
-    """Puts the mesh's functions into the place of Keras'."""
-    if self._running:  # A callback that evaluates, say.
-      yield
-      return
-    self._programs.follow()
-    if self.model.run_eagerly:
-      raise UnsupportedError(
-        "parallelize: the model is compiled with run_eagerly=True, and a mesh runs programs; "
-        "compile it without, and debug with tf.config.run_functions_eagerly(True)"
-      )
-    self._running += 1
-    try:
-      with hooks.replaced(self.model, self._shadows()):
-        yield
-    finally:
-      self._running -= 1
-
-  def _shadows(self) -> dict[str, Any]:
-    """The attributes that the model has while it runs on the mesh."""
-    programs = self._programs
-    shadows: dict[str, Any] = self._unsplit.methods()
-    for name, function in (
-      ("train", programs.train_function),
-      ("test", programs.test_function),
-      ("predict", programs.predict_function),
-    ):
-      shadows[f"{name}_function"] = function
-      # Keras calls it before each loop, to make the function if there is none.
-      shadows[f"make_{name}_function"] = lambda force=False, function=function: function
-    return shadows

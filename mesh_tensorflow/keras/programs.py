@@ -6,6 +6,7 @@ layout; later ones have the same names, so that the variables lie as they do.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import functools
@@ -17,14 +18,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from mesh_tensorflow.errors import GraphError
+from mesh_tensorflow.errors import GraphError, UnsupportedError
 from mesh_tensorflow.importing.imported import Imported
 from mesh_tensorflow.importing.naming import named_leaves
-from mesh_tensorflow.keras import mirror, steps
+from mesh_tensorflow.keras import hooks, mirror, steps
 from mesh_tensorflow.keras.batches import Batch, batch_of, batches
 from mesh_tensorflow.keras.layouts import Decision, decide, names_of, rules_by_hand, suited
 from mesh_tensorflow.keras.meshes import MeshChoice
 from mesh_tensorflow.keras.mirror import Mirror
+from mesh_tensorflow.keras.summary import variables_table
 from mesh_tensorflow.meshes.layout_names import unknown_dimension
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.assignments import Assign
@@ -74,6 +76,8 @@ class Programs:
     model: the model.
     decision: the layout, once it is decided; None before.
     mirror: the variables of the model and of the mesh.
+    unsplit: methods of the model that do not run on the mesh.
+    is_running: whether one of Keras' loops runs on the mesh.
   """
 
   def __init__(
@@ -87,6 +91,8 @@ class Programs:
     self.model = model
     self.decision: Decision | None = None
     self.mirror = Mirror()
+    self.unsplit = hooks.Unsplit(model)
+    self.is_running = False
     self._mesh, self._layout, self._dims, self._fallback = mesh, layout, dict(dims), fallback
     self._warned: set[str] = set()  # Types of operations that each device computes whole.
     self._made: dict[Any, Program] = {}
@@ -142,7 +148,51 @@ class Programs:
       for path in gone:
         self.decision.names.pop(path, None)
 
+  def placement(self) -> str:
+    """Table of each variable's layout on the mesh, beside that of a layout map if one was given.
+
+    Raises:
+      GraphError: no step has run yet.
+    """
+    self.latest()
+    assert self.decision is not None
+    asked = {} if self.decision.map_layout is None else self.decision.map_layout.asked
+    store = self.decision.mesh_impl.variable_store
+    return variables_table(list(store), self.names_of_model(), asked)
+
   # ---------------------------------------------- what Keras' loops call for a step
+
+  @contextlib.contextmanager
+  def running(self) -> Iterator[None]:
+    """Puts the mesh's functions into the place of Keras', whose loops run inside.
+
+    Raises:
+      UnsupportedError: the model is compiled with run_eagerly=True.
+    """
+    if self.is_running:  # A callback that evaluates, say.
+      yield
+      return
+    self.follow()
+    if self.model.run_eagerly:
+      raise UnsupportedError(
+        "parallelize: the model is compiled with run_eagerly=True, and a mesh runs programs; "
+        "compile it without, and debug with tf.config.run_functions_eagerly(True)"
+      )
+    shadows: dict[str, Any] = self.unsplit.methods()
+    for name, function in (
+      ("train", self.train_function),
+      ("test", self.test_function),
+      ("predict", self.predict_function),
+    ):
+      shadows[f"{name}_function"] = function
+      # Keras calls it before each loop, to make the function if there is none.
+      shadows[f"make_{name}_function"] = lambda force=False, function=function: function
+    self.is_running = True
+    try:
+      with hooks.replaced(self.model, shadows):
+        yield
+    finally:
+      self.is_running = False
 
   def train_function(self, iterator: Iterable[Any]) -> Any:
     """A step of training, or several; see `keras.Model.make_train_function`."""
