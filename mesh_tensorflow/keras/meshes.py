@@ -56,6 +56,36 @@ class MeshChoice:
     return SimdMeshImpl(shape, layout, None if self.devices is None else list(self.devices))
 
 
+class AutoParallel(keras.distribution.DataParallel):  # type: ignore[misc]  # Of Keras: no types.
+  """A distribution that chooses mesh shape and layout itself: the least predicted time in memory.
+
+  Args:
+    devices: names of devices, as of `keras.distribution.list_devices()`, the default; or their
+      number.
+    mesh_shape: the mesh shape, as "rows:2,cols:2"; None: it is chosen, too.
+
+  Raises:
+    MeshShapeError: it is one of another number of devices.
+  """
+
+  def __init__(self, devices: Sequence[str] | int | None = None, mesh_shape: Any = None):
+    known = keras.distribution.list_devices()
+    if devices is None:
+      devices = known
+    elif isinstance(devices, int):
+      if not 1 <= devices <= len(known):
+        raise MeshShapeError(f"AutoParallel: there are {len(known)} devices, not {devices}")
+      devices = known[:devices]
+    super().__init__(devices=list(devices))
+    shape = None if mesh_shape is None else _shape(mesh_shape)
+    if shape is not None and shape.size != len(devices):
+      raise MeshShapeError(f"AutoParallel: the mesh {shape} is not of {len(devices)} devices")
+    self.choice = MeshChoice(shape, len(devices), tuple(map(str, devices)))
+
+  def __repr__(self) -> str:
+    return f"<AutoParallel devices={self.choice.size}, mesh_shape={self.choice.shape}>"
+
+
 def convert_to_mesh(mesh: Any) -> MeshChoice:
   """Converts the mesh argument of `parallelize`.
 
@@ -68,6 +98,8 @@ def convert_to_mesh(mesh: Any) -> MeshChoice:
   """
   if isinstance(mesh, MeshImpl):
     return MeshChoice(mesh.shape, mesh.size, None, mesh)
+  if isinstance(mesh, AutoParallel):
+    return mesh.choice
   if is_distribution(mesh):
     if mesh.device_mesh is None:
       raise ArgumentError(
@@ -101,7 +133,7 @@ def convert_to_mesh(mesh: Any) -> MeshChoice:
 
 def is_distribution(x: Any) -> bool:
   """True for what Keras has for a layout: a distribution, or a `LayoutMap`."""
-  return isinstance(
+  return not isinstance(x, AutoParallel) and isinstance(
     x,
     (
       keras.distribution.LayoutMap,

@@ -1,0 +1,166 @@
+"""`mtf.keras.enable`: Keras' own distribution API, served under TensorFlow.
+
+`keras.distribution` is Keras' way to train on many devices. Keras serves it under JAX; under
+TensorFlow `set_distribution` followed by `fit` trains on one device, and says nothing. Here its
+public classes get what is missing, in this file alone, and `disable` puts back what was there.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from mesh_tensorflow.keras.meshes import AutoParallel, convert_to_mesh
+from mesh_tensorflow.keras.programs import Programs
+
+_LOG = logging.getLogger("mesh_tensorflow")
+
+# Methods of keras.Model that run Keras' loops, or one step of one.
+_LOOPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+# Attributes that Keras does not track, of a model and of a variable.
+_PROGRAMS, _BORN_UNDER = "_mtf_programs", "_mtf_distribution"
+
+_LOCK = threading.Lock()
+# What was replaced: class, name, and the attribute that the class itself had; None if inherited.
+_REPLACED: list[tuple[type, str, Any]] = []
+
+
+def enable() -> None:
+  """Serves `keras.distribution` under TensorFlow, for every `keras.Model` that is built after.
+
+  From then on `keras.distribution.set_distribution(d)`, and `with d.scope():`, mean what they mean
+  under JAX: a model that is built under `DataParallel`, `ModelParallel` or `AutoParallel` trains,
+  evaluates and predicts split over the devices of its mesh. The model stays the user's own. A model
+  that was built without a distribution is Keras' alone, also if one is set when it is trained: that
+  is told.
+
+  Under another backend than TensorFlow nothing is done: JAX serves the API itself. Calling it again
+  does nothing.
+  """
+  if keras.config.backend() != "tensorflow":
+    return
+  with _LOCK:
+    if _REPLACED:
+      return
+    for name in _LOOPS:
+      _replace(keras.Model, name, _loop(name))
+    _replace(keras.Model, "summary", _summary())
+    _replace(keras.Variable, "__init__", _born())
+
+
+def disable() -> None:
+  """Puts back what `enable` replaced.
+
+  Models that were trained on a mesh go on as Keras' own, with the state that they have by then.
+  """
+  with _LOCK:
+    while _REPLACED:
+      owner, name, before = _REPLACED.pop()
+      if before is None:
+        delattr(owner, name)
+      else:
+        setattr(owner, name, before)
+
+
+def is_enabled() -> bool:
+  """True between `enable` and `disable`."""
+  return bool(_REPLACED)
+
+
+def programs_of(model: keras.Model) -> Programs | None:
+  """The programs of a model on its mesh; None if no distribution is meant for it.
+
+  Args:
+    model: a model, which may not be built yet: then the current distribution counts.
+
+  Raises:
+    ArgumentError: the distribution has no mesh.
+  """
+  found: Programs | None = vars(model).get(_PROGRAMS)
+  if found is None:
+    distribution = _distribution_of(model)
+    if distribution is None:
+      return None
+    layout = "auto" if isinstance(distribution, AutoParallel) else distribution
+    found = Programs(model, convert_to_mesh(distribution), layout, {}, "replicate")
+    vars(model)[_PROGRAMS] = found
+    weakref.finalize(model, found.mirror.close).atexit = False
+  return found
+
+
+def _distribution_of(model: keras.Model) -> Any:
+  """The distribution under which the first variables of a model were made; None if without one."""
+  born_under = (getattr(v, _BORN_UNDER, None) for v in model.variables)
+  first = next((d for d in born_under if d is not None), None)
+  if first is not None:
+    return first
+  current = keras.distribution.distribution()
+  if current is not None and model.variables:
+    _LOG.warning(
+      "keras.distribution: %s was built before the distribution was set, so it trains on one "
+      "device; set the distribution first, then build the model",
+      model.name,
+    )
+    return None
+  return current
+
+
+def _replace(owner: type, name: str, make: Callable[[Any], Any]) -> None:
+  """Replaces an attribute of a public class of Keras.
+
+  Args:
+    owner: the class.
+    name: of the attribute.
+    make: makes the new one of the one that is there.
+  """
+  _REPLACED.append((owner, name, vars(owner).get(name)))
+  setattr(owner, name, make(getattr(owner, name)))
+
+
+def _loop(name: str) -> Callable[[Any], Any]:
+  def make(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def served(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+      # Its loop runs on a mesh already: a callback that evaluates, or `ParallelModel.fit`.
+      programs = None if "make_train_function" in vars(self) else programs_of(self)
+      if programs is None:
+        return plain(self, *args, **kwargs)
+      with programs.running():
+        return plain(self, *args, **kwargs)
+
+    return served
+
+  return make
+
+
+def _summary() -> Callable[[Any], Any]:
+  def make(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def served(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+      result = plain(self, *args, **kwargs)
+      programs: Programs | None = vars(self).get(_PROGRAMS)
+      if programs is not None and programs.decision is not None:
+        (kwargs.get("print_fn") or print)(programs.placement())
+      return result
+
+    return served
+
+  return make
+
+
+def _born() -> Callable[[Any], Any]:
+  def make(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def served(self: keras.Variable, *args: Any, **kwargs: Any) -> None:
+      plain(self, *args, **kwargs)
+      setattr(self, _BORN_UNDER, keras.distribution.distribution())
+
+    return served
+
+  return make

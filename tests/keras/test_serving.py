@@ -1,0 +1,162 @@
+"""`mtf.keras.enable`: programs written for `keras.distribution` under JAX, on TensorFlow."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow import errors
+from tests.keras.models import X, Y
+
+
+@pytest.fixture(autouse=True)
+def enabled(cpu_devices: list[str]) -> Iterator[None]:
+  mtf.keras.enable()
+  yield
+  keras.distribution.set_distribution(None)
+  mtf.keras.disable()
+
+
+def devices(n: int = 4) -> list[str]:
+  return list(keras.distribution.list_devices()[:n])
+
+
+def model_parallel(maps: dict[str, Any] | None = None) -> Any:
+  mesh = keras.distribution.DeviceMesh((2, 2), ("data", "model"), devices())
+  layouts = keras.distribution.LayoutMap(mesh)
+  for key, axes in (maps or {"d1/kernel": (None, "model"), "d2/kernel": ("model", None)}).items():
+    layouts[key] = axes
+  return keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="data")
+
+
+KINDS: dict[str, Any] = {
+  "nothing": lambda: None,
+  "data": lambda: keras.distribution.DataParallel(devices=devices()),
+  "model": model_parallel,
+  "auto": lambda: mtf.keras.AutoParallel(devices()),
+}
+
+
+def build() -> keras.Model:
+  keras.utils.set_random_seed(0)
+  inputs = keras.layers.Input(shape=(28, 28, 1))
+  y = keras.layers.Flatten()(inputs)
+  y = keras.layers.Dense(units=32, use_bias=False, activation="relu", name="d1")(y)
+  y = keras.layers.Dropout(0.0)(y)
+  return keras.Model(inputs, keras.layers.Dense(units=10, activation="softmax", name="d2")(y))
+
+
+def guide() -> tuple[keras.Model, list[float]]:
+  """The program of Keras' guide to distribution, with a smaller layer and random data."""
+  model = build()
+  model.compile("adam", "sparse_categorical_crossentropy")
+  rng = np.random.RandomState(0)
+  x, labels = rng.normal(size=(64, 28, 28, 1)).astype("f"), rng.randint(0, 10, 64)
+  data = tf.data.Dataset.from_tensor_slices((x, labels)).batch(16)
+  losses = model.fit(data, epochs=2, verbose=0, validation_data=data).history
+  values = [*losses["loss"], *losses["val_loss"], model.evaluate(data, verbose=0)]
+  return model, [*values, float(model.predict(data, verbose=0)[3, 4])]
+
+
+@pytest.fixture(scope="module")
+def one_device(cpu_devices: list[str]) -> list[float]:
+  return guide()[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("by", ["set", "scope"])
+def test_the_guide_of_keras(kind: str, by: str, one_device: list[float]) -> None:
+  """Data and model parallel, word for word: losses, evaluation and outputs of one device."""
+  if by == "set":
+    keras.distribution.set_distribution(KINDS[kind]())
+    model, values = guide()
+  elif kind == "nothing":
+    return
+  else:
+    with KINDS[kind]().scope():
+      model, values = guide()
+  np.testing.assert_allclose(values, one_device, rtol=1e-5)
+  programs = mtf.keras.serving.programs_of(model)
+  assert (programs is not None) == (kind != "nothing")
+  if kind == "model":
+    assert programs is not None and programs.mesh_impl is not None
+    assert set(programs.mesh_impl.layout_rules.pairs) >= {("batch", "data"), ("d1.units", "model")}
+
+
+def test_a_model_built_in_a_scope_trains_outside(one_device: list[float]) -> None:
+  with model_parallel().scope():
+    model = build()
+  model.compile("adam", "sparse_categorical_crossentropy")
+  model.train_on_batch(np.zeros((8, 28, 28, 1), "f"), np.zeros(8))
+  programs = mtf.keras.serving.programs_of(model)
+  assert programs is not None and programs.mesh_impl is not None
+  said: list[str] = []
+  model.summary(print_fn=lambda text, **_: said.append(text))
+  assert "32/model" in "".join(said)
+
+
+def test_the_model_is_the_users_own() -> None:
+  """One object, one state: what a callback reads or assigns is what the mesh has."""
+  keras.distribution.set_distribution(model_parallel({"up/kernel": (None, "model")}))
+  keras.utils.set_random_seed(1)
+  model = keras.Sequential(
+    [keras.Input((8,)), keras.layers.Dense(16, name="up"), keras.layers.Dense(4, name="down")]
+  )
+  model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+  assert type(model) is keras.Sequential
+  seen = []
+
+  class Halves(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+      kernel = self.model.layers[0].kernel
+      seen.append(kernel.numpy())
+      kernel.assign(kernel * 0.5)
+
+  model.fit(X[:16], Y[:16], batch_size=8, verbose=0, callbacks=[Halves()])
+  np.testing.assert_array_equal(model.layers[0].kernel.numpy(), seen[-1] * 0.5)
+  again = keras.models.clone_model(model)
+  again.set_weights(model.get_weights())
+  np.testing.assert_allclose(model.predict(X[:8], verbose=0), again(X[:8]), rtol=1e-5, atol=1e-6)
+
+
+def test_what_was_replaced_is_put_back() -> None:
+  served = keras.Model.fit
+  mtf.keras.enable()  # Once is enough.
+  assert keras.Model.fit is served and mtf.keras.is_enabled()
+  mtf.keras.disable()
+  assert not mtf.keras.is_enabled()
+  assert "fit" not in vars(keras.Model) and keras.Model.fit is not served
+  keras.distribution.set_distribution(model_parallel())
+  assert guide()[1]  # As Keras alone: on one device.
+
+
+def test_a_model_that_was_built_before(caplog: pytest.LogCaptureFixture) -> None:
+  model = build()
+  model.compile("adam", "sparse_categorical_crossentropy")
+  keras.distribution.set_distribution(model_parallel())
+  with caplog.at_level(logging.WARNING, "mesh_tensorflow"):
+    model.train_on_batch(np.zeros((8, 28, 28, 1), "f"), np.zeros(8))
+  assert "was built before the distribution was set" in caplog.text
+  assert mtf.keras.serving.programs_of(model) is None
+
+
+def test_wrong_maps() -> None:
+  mesh = keras.distribution.DeviceMesh((2, 2), ("data", "model"), devices())
+  layouts = keras.distribution.LayoutMap(mesh)
+  layouts["d2/kernel"] = (None, None, "model")
+  keras.distribution.set_distribution(
+    keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="data")
+  )
+  with pytest.raises(errors.LayoutError, match="d2/kernel.*2 axes"):
+    guide()
+  with pytest.raises(errors.MeshShapeError, match="not of 4 devices"):
+    mtf.keras.AutoParallel(devices(), mesh_shape="rows:2,cols:3")
+  with pytest.raises(errors.MeshShapeError, match=r"there are \d+ devices, not 99"):
+    mtf.keras.AutoParallel(99)
