@@ -52,6 +52,7 @@ def enable() -> None:
       _replace(keras.Model, name, _loop(name))
     _replace(keras.Model, "summary", _summary())
     _replace(keras.Variable, "__init__", _born())
+    _replace(keras.distribution.ModelParallel, "get_tensor_layout", _tensor_layout())
 
 
 def disable() -> None:
@@ -148,6 +149,26 @@ def _summary() -> Callable[[Any], Any]:
       if programs is not None and programs.decision is not None:
         (kwargs.get("print_fn") or print)(programs.placement())
       return result
+
+    return served
+
+  return make
+
+
+def _tensor_layout() -> Callable[[Any], Any]:
+  told: set[str] = set()
+
+  def make(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def served(self: Any, path: str) -> None:
+      # Keras would hand it to a function that its TensorFlow backend does not have.
+      if plain(self, path) is not None and path not in told:
+        told.add(path)
+        _LOG.warning(
+          "keras.distribution: the layout of %s is not used: outputs of layers are split as the "
+          "layouts of variables and of the batch make them; values do not depend on it",
+          path,
+        )
 
     return served
 

@@ -137,6 +137,16 @@ def test_what_was_replaced_is_put_back() -> None:
   assert guide()[1]  # As Keras alone: on one device.
 
 
+def test_layouts_of_outputs_are_told(
+  one_device: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+  maps = {"d1/kernel": (None, "model"), "d1/output": ("data", None)}
+  keras.distribution.set_distribution(model_parallel(maps))
+  with caplog.at_level(logging.WARNING, "mesh_tensorflow"):
+    np.testing.assert_allclose(guide()[1], one_device, rtol=1e-5)
+  assert caplog.text.count("the layout of d1/output is not used") == 1
+
+
 def test_a_model_that_was_built_before(caplog: pytest.LogCaptureFixture) -> None:
   model = build()
   model.compile("adam", "sparse_categorical_crossentropy")
