@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -349,7 +350,30 @@ def _of_distribution(
     if id(v.variable) in of_keras
   ]
   batch = {s[0].name for s in imported.arguments if s.ndims}
+  _tell_unmatched(distribution, [v.path for v in model.variables])
   return rules_of(distribution, variables, shape, batch, _conflicts(graph))
+
+
+def _tell_unmatched(distribution: Any, paths: Sequence[str]) -> None:
+  """Warns of patterns of a layout map that match no variable: they split nothing.
+
+  Args:
+    distribution: an object for which `meshes.is_distribution` is True.
+    paths: of the model's variables.
+  """
+  parts = [distribution, *vars(distribution).values()]
+  maps = [m for m in parts if isinstance(m, keras.distribution.LayoutMap)]
+  for pattern, layout in [pair for m in maps for pair in m.items()]:
+    # Searched as the installed Keras does: in a map of this pattern alone.
+    alone = keras.distribution.LayoutMap(None)
+    alone[pattern] = keras.distribution.TensorLayout(layout.axes)
+    if not pattern.endswith("output") and not any(alone[path] is not None for path in paths):
+      near = difflib.get_close_matches(pattern, paths, 3, 0.0)
+      _LOG.warning(
+        "keras.distribution: the pattern %r of the layout map matches no variable, so it splits "
+        "nothing; variables with names like it: %s",
+        *(pattern, ", ".join(near)),
+      )
 
 
 def _conflicts(graph: Graph) -> set[frozenset[str]]:

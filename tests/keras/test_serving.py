@@ -147,6 +147,16 @@ def test_layouts_of_outputs_are_told(
   assert caplog.text.count("the layout of d1/output is not used") == 1
 
 
+def test_patterns_that_match_nothing_are_told(caplog: pytest.LogCaptureFixture) -> None:
+  maps = {"d1/kernel": (None, "model"), "d2/kernels": ("model", None), "d7.*": ("model", None)}
+  keras.distribution.set_distribution(model_parallel(maps))
+  with caplog.at_level(logging.WARNING, "mesh_tensorflow"):
+    guide()
+  assert "'d2/kernels' of the layout map matches no variable" in caplog.text
+  assert "names like it: d2/kernel," in caplog.text and "'d7.*'" in caplog.text
+  assert "'d1/kernel'" not in caplog.text
+
+
 def test_a_model_that_was_built_before(caplog: pytest.LogCaptureFixture) -> None:
   model = build()
   model.compile("adam", "sparse_categorical_crossentropy")
