@@ -69,18 +69,18 @@ class AutoParallel(keras.distribution.DataParallel):  # type: ignore[misc]  # Of
   """
 
   def __init__(self, devices: Sequence[str] | int | None = None, mesh_shape: Any = None):
-    known = keras.distribution.list_devices()
-    if devices is None:
-      devices = known
-    elif isinstance(devices, int):
+    known: list[str] = [str(d) for d in keras.distribution.list_devices()]
+    if isinstance(devices, int):
       if not 1 <= devices <= len(known):
         raise MeshShapeError(f"AutoParallel: there are {len(known)} devices, not {devices}")
-      devices = known[:devices]
-    super().__init__(devices=list(devices))
+      chosen = known[:devices]
+    else:
+      chosen = known if devices is None else [str(d) for d in devices]
+    super().__init__(devices=chosen)
     shape = None if mesh_shape is None else _shape(mesh_shape)
-    if shape is not None and shape.size != len(devices):
-      raise MeshShapeError(f"AutoParallel: the mesh {shape} is not of {len(devices)} devices")
-    self.choice = MeshChoice(shape, len(devices), tuple(map(str, devices)))
+    if shape is not None and shape.size != len(chosen):
+      raise MeshShapeError(f"AutoParallel: the mesh {shape} is not of {len(chosen)} devices")
+    self.choice = MeshChoice(shape, len(chosen), tuple(chosen))
 
   def __repr__(self) -> str:
     return f"<AutoParallel devices={self.choice.size}, mesh_shape={self.choice.shape}>"

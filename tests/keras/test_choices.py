@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.keras import layouts, meshes, mirror, steps, summary
-from mesh_tensorflow.keras import layouts as deciding
+from mesh_tensorflow.keras import hooks, layouts, meshes, mirror, steps, summary
 from mesh_tensorflow.keras.batches import batch_of
 from mesh_tensorflow.keras.parallel_model import ParallelModel
 
@@ -37,7 +36,7 @@ def test_the_arguments_of_a_step(data, names, names_of_inputs):
   [("a:rows", "rows"), ("a:rows;b:rows", "rows"), ("", "all")],
 )
 def test_a_mesh_for_layout_rules(rules, name):
-  shape = deciding._shape_for(mtf.convert_to_layout_rules(rules), 4)
+  shape = layouts._shape_for(mtf.convert_to_layout_rules(rules), 4)
   assert shape == mtf.Shape([(name, 4)])
 
 
@@ -74,7 +73,8 @@ def test_what_was_asked_of_a_variable():
 
 def test_attributes_are_those_of_the_model():
   model = types.SimpleNamespace(optimizer="an optimizer", _private=1)
-  parallel = ParallelModel(types.SimpleNamespace(model=model, mirror=mirror.Mirror()))
+  programs = dict(model=model, mirror=mirror.Mirror(), unsplit=hooks.Unsplit(model))
+  parallel = ParallelModel(types.SimpleNamespace(**programs))
   assert parallel.optimizer == "an optimizer" and parallel.model is model
   assert parallel._private == 1
   for name in ("__private__", "nothing"):
@@ -96,11 +96,11 @@ def test_rules_that_do_not_suit_a_program_are_left_out_unless_they_always_hold(c
   impl = mtf.PlacementMeshImpl("rows:2,cols:2", "a:rows;b:cols;c:cols;d:cols", cpu_devices[:4])
   sizes = {"a": 5, "b": 5, "c": 4, "e": 5}
   imported = types.SimpleNamespace(dimensions={n: mtf.Dimension(n, s) for n, s in sizes.items()})
-  left = deciding.suited(impl, imported, ["b", "d"]).layout_rules
+  left = layouts.suited(impl, imported, ["b", "d"]).layout_rules
   assert left == mtf.convert_to_layout_rules("b:cols;c:cols;d:cols")
-  assert deciding.suited(impl, imported, ["a", "b", "d"]) is impl
+  assert layouts.suited(impl, imported, ["a", "b", "d"]) is impl
   # Of a dimension of other programs, too.
-  left = deciding.suited(impl, imported, ["a", "b"]).layout_rules
+  left = layouts.suited(impl, imported, ["a", "b"]).layout_rules
   assert left == mtf.convert_to_layout_rules("a:rows;b:cols;c:cols")
 
 
