@@ -18,6 +18,7 @@ from mesh_tensorflow.meshes.layout import LayoutRules, convert_to_layout_rules
 from mesh_tensorflow.meshes.layout_names import check_mesh_names
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.planning.auto_layout import LayoutChoice, auto_layout
+from mesh_tensorflow.planning.text import format_bytes, format_seconds
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Graph
 from mesh_tensorflow.running.function import Function, TensorSpec
@@ -196,6 +197,8 @@ def _stored_name(name: str, axis: str | None, names: Collection[str]) -> str:
 _LOG = logging.getLogger("mesh_tensorflow")
 # Time limit of the layout search: longer ones rarely find better, and the first batch waits.
 _SEARCH_SECONDS = 20.0
+# A weight of so many numbers, and of such a share of all, is large.
+_LARGE, _LARGE_SHARE = 1 << 18, 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,6 +275,8 @@ def decide(
   else:
     decided, unsplit = mesh.make(choice.mesh_shape, choice.layout), choice.why_unsplit()
   _LOG.info("parallelize: layout %s", decided.layout_rules.pairs)
+  if mesh.announces and choice is not None:
+    print(_announcement(choice, kind))
   if unsplit:
     _LOG.warning(
       "parallelize: the automatic layout splits nothing over the mesh %s: %s. A larger batch or "
@@ -279,6 +284,19 @@ def decide(
       *(",".join(f"{m.name}:{m.size}" for m in decided.shape), unsplit),
     )
   return Decision(decided, names, kind, None, choice, searched=True)
+
+
+def _announcement(choice: LayoutChoice, kind: str) -> str:
+  """Two lines: what was chosen, and what it is predicted to cost."""
+  shape = ",".join(f"{m.name}:{m.size}" for m in choice.mesh_shape) or "one device"
+  rules = ",".join(f"{d}:{m}" for d, m in choice.layout.pairs)
+  step = {"train": "training", "test": "evaluation", "predict": "prediction"}[kind]
+  how = "no layout is faster" if choice.proven else "the best of an incomplete search"
+  return (
+    f"AutoParallel: mesh {shape}; {f'split: {rules}' if rules else 'nothing is split'}\n"
+    f"AutoParallel: a step of {step} is predicted to take {format_seconds(choice.seconds)}, and "
+    f"{format_bytes(choice.memory)} of a device ({choice.machine.name}; {how})"
+  )
 
 
 def rules_by_hand(mesh: MeshChoice, layout: Any) -> LayoutRules | None:
@@ -351,7 +369,10 @@ def _of_distribution(
   ]
   batch = {s[0].name for s in imported.arguments if s.ndims}
   _tell_unmatched(distribution, [v.path for v in model.variables])
-  return rules_of(distribution, variables, shape, batch, _conflicts(graph))
+  found = rules_of(distribution, variables, shape, batch, _conflicts(graph))
+  if not isinstance(distribution, keras.distribution.DataParallel):
+    _tell_whole(found, variables)
+  return found
 
 
 def _tell_unmatched(distribution: Any, paths: Sequence[str]) -> None:
@@ -374,6 +395,26 @@ def _tell_unmatched(distribution: Any, paths: Sequence[str]) -> None:
         "nothing; variables with names like it: %s",
         *(pattern, ", ".join(near)),
       )
+
+
+def _tell_whole(found: MapLayout, variables: Sequence[VariableAxes]) -> None:
+  """Warns of large weights that no rule splits: a layer that a map has no pattern for."""
+  rules = dict(found.rules.pairs)
+  sizes = {v.path: math.prod(v.sizes) for v in variables}
+  whole = [
+    v.path
+    for v in variables
+    if sizes[v.path] >= max(_LARGE, _LARGE_SHARE * sum(sizes.values()))
+    and not any(name in rules for name in found.stored.get(v.path, v.dims))
+  ]
+  if whole:
+    whole.sort(key=lambda path: -sizes[path])
+    _LOG.warning(
+      "keras.distribution: the layout map leaves %d large weights whole on each device: %s; give "
+      "their paths a pattern, or build the model under mtf.keras.AutoParallel()",
+      len(whole),
+      ", ".join(f"{path} ({sizes[path]:,} numbers)" for path in whole[:3]),
+    )
 
 
 def _conflicts(graph: Graph) -> set[frozenset[str]]:

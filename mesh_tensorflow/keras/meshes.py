@@ -35,12 +35,14 @@ class MeshChoice:
     size: the number of devices.
     devices: their names, or None for the first ones of this process.
     given: the mesh implementation of the user, or None.
+    announces: whether what an automatic layout chose is printed.
   """
 
   shape: Shape | None
   size: int
   devices: tuple[str, ...] | None = None
   given: MeshImpl | None = None
+  announces: bool = False
 
   def make(self, shape: Shape, layout: LayoutLike) -> MeshImpl:
     """Creates the mesh implementation with its layout.
@@ -58,6 +60,9 @@ class MeshChoice:
 
 class AutoParallel(keras.distribution.DataParallel):  # type: ignore[misc]  # Of Keras: no types.
   """A distribution that chooses mesh shape and layout itself: the least predicted time in memory.
+
+  It is chosen at the first batch, and again at the first one of training if others came before; two
+  lines say what was chosen, and what a step is predicted to take.
 
   Args:
     devices: names of devices, as of `keras.distribution.list_devices()`, the default; or their
@@ -80,7 +85,7 @@ class AutoParallel(keras.distribution.DataParallel):  # type: ignore[misc]  # Of
     shape = None if mesh_shape is None else _shape(mesh_shape)
     if shape is not None and shape.size != len(chosen):
       raise MeshShapeError(f"AutoParallel: the mesh {shape} is not of {len(chosen)} devices")
-    self.choice = MeshChoice(shape, len(chosen), tuple(chosen))
+    self.choice = MeshChoice(shape, len(chosen), tuple(chosen), announces=True)
 
   def __repr__(self) -> str:
     return f"<AutoParallel devices={self.choice.size}, mesh_shape={self.choice.shape}>"

@@ -90,6 +90,14 @@ def test_the_guide_of_keras(kind: str, by: str, one_device: list[float]) -> None
     assert set(programs.mesh_impl.layout_rules.pairs) >= {("batch", "data"), ("d1.units", "model")}
 
 
+def test_what_is_chosen_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+  keras.distribution.set_distribution(mtf.keras.AutoParallel(2))
+  guide()
+  said = capsys.readouterr().out.splitlines()
+  assert len(said) == 2 and said[0].startswith("AutoParallel: mesh ")
+  assert "a step of training is predicted to take" in said[1] and "of a device" in said[1]
+
+
 def test_a_model_built_in_a_scope_trains_outside(one_device: list[float]) -> None:
   with model_parallel().scope():
     model = build()
@@ -155,6 +163,16 @@ def test_patterns_that_match_nothing_are_told(caplog: pytest.LogCaptureFixture) 
   assert "'d2/kernels' of the layout map matches no variable" in caplog.text
   assert "names like it: d2/kernel," in caplog.text and "'d7.*'" in caplog.text
   assert "'d1/kernel'" not in caplog.text
+
+
+def test_large_weights_that_stay_whole_are_told(caplog: pytest.LogCaptureFixture) -> None:
+  keras.distribution.set_distribution(model_parallel({"up/kernel": (None, "model")}))
+  layers = [keras.layers.Dense(n, name=name) for n, name in ((512, "up"), (512, "down"), (4, "x"))]
+  model = keras.Sequential([keras.Input((512,)), *layers], name="")
+  model.compile("sgd", "mse")
+  with caplog.at_level(logging.WARNING, "mesh_tensorflow"):
+    model.train_on_batch(np.zeros((8, 512), "f"), np.zeros((8, 4), "f"))
+  assert "leaves 1 large weights whole on each device: down/kernel (262,144 numbers)" in caplog.text
 
 
 def test_a_model_that_was_built_before(caplog: pytest.LogCaptureFixture) -> None:
