@@ -101,13 +101,13 @@ def _tensor(x: Any) -> tf.Tensor | None:
     return None
   if isinstance(x, (tf.RaggedTensor, tf.SparseTensor)):
     raise UnsupportedError(
-      f"parallelize: a batch has a {type(x).__name__}; on a mesh all shapes are static: pad it, "
+      f"mtf.keras: a batch has a {type(x).__name__}; on a mesh all shapes are static: pad it, "
       "or make it dense"
     )
   t = tf.convert_to_tensor(x)
   if t.dtype == tf.string:
     raise UnsupportedError(
-      f"parallelize: a batch has texts (shape {t.shape}), which meshes do not compute with; encode "
+      f"mtf.keras: a batch has texts (shape {t.shape}), which meshes do not compute with; encode "
       "them in the data set"
     )
   return t

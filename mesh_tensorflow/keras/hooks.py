@@ -74,7 +74,7 @@ class Unsplit:
       if name not in self._told:
         self._told.add(name)
         _LOG.warning(
-          "parallelize: %s.%s() is not split over the mesh: it runs in Keras alone, on one device, "
+          "mtf.keras: %s.%s() is not split over the mesh: it runs in Keras alone, on one device, "
           "with all weights whole; fit, evaluate and predict are split",
           *(self._model.name, name),
         )

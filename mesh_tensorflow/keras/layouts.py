@@ -274,12 +274,12 @@ def decide(
     decided, unsplit = any_mesh, str(e)
   else:
     decided, unsplit = mesh.make(choice.mesh_shape, choice.layout), choice.why_unsplit()
-  _LOG.info("parallelize: layout %s", decided.layout_rules.pairs)
+  _LOG.info("mtf.keras: layout %s", decided.layout_rules.pairs)
   if mesh.announces and choice is not None:
     print(_announcement(choice, kind))
   if unsplit:
     _LOG.warning(
-      "parallelize: the automatic layout splits nothing over the mesh %s: %s. A larger batch or "
+      "mtf.keras: the automatic layout splits nothing over the mesh %s: %s. A larger batch or "
       "model may be split; a layout by hand is taken as it is",
       *(",".join(f"{m.name}:{m.size}" for m in decided.shape), unsplit),
     )
@@ -352,7 +352,7 @@ def suited(mesh_impl: MeshImpl, imported: Imported, always: Collection[str]) -> 
     if d not in dims:
       continue
     _LOG.info(
-      "parallelize: %s:%d cannot be split over %s:%d, so each device computes all of it",
+      "mtf.keras: %s:%d cannot be split over %s:%d, so each device computes all of it",
       *(d, dims[d].size, m, mesh[m]),
     )
   return mesh_impl.with_layout([p for p in mesh_impl.layout_rules.pairs if p not in unsuited])
@@ -442,7 +442,7 @@ def _shape_for(rules: LayoutRules, size: int) -> Shape:
   names = sorted({m for _, m in rules.pairs})
   if len(names) > 1:
     raise LayoutError(
-      f"parallelize: the layout {rules.pairs} is over the mesh dimensions {', '.join(names)}, and "
+      f"mtf.keras: the layout {rules.pairs} is over the mesh dimensions {', '.join(names)}, and "
       f"of the mesh only its number of devices is given, {size}; give a mesh shape, as "
       f"'{','.join(f'{n}:{size if i == 0 else 1}' for i, n in enumerate(names))}'"
     )

@@ -108,7 +108,7 @@ def convert_to_mesh(mesh: Any) -> MeshChoice:
   if is_distribution(mesh):
     if mesh.device_mesh is None:
       raise ArgumentError(
-        f"parallelize: the {type(mesh).__name__} has no device_mesh; give one to it, or give "
+        f"mtf.keras: the {type(mesh).__name__} has no device_mesh; give one to it, or give "
         "parallelize a mesh and this as its layout"
       )
     mesh = mesh.device_mesh
@@ -120,13 +120,13 @@ def convert_to_mesh(mesh: Any) -> MeshChoice:
     raise ArgumentError(f"parallelize takes as mesh {_LEGAL}; got {mesh!r}")
   if isinstance(mesh, int):
     if mesh < 1:
-      raise MeshShapeError(f"parallelize: a mesh has at least 1 device, got {mesh}")
+      raise MeshShapeError(f"mtf.keras: a mesh has at least 1 device, got {mesh}")
     return MeshChoice(None, mesh)
   if isinstance(mesh, Mapping):
     mesh = list(mesh.items())
   if isinstance(mesh, Sequence) and not isinstance(mesh, (str, Shape)):
     if not mesh:
-      raise MeshShapeError(f"parallelize: a mesh of no devices; give {_LEGAL}")
+      raise MeshShapeError(f"mtf.keras: a mesh of no devices; give {_LEGAL}")
     if all(isinstance(d, str) and _is_device(d) for d in mesh):
       return MeshChoice(None, len(mesh), tuple(mesh))
   try:
@@ -161,7 +161,7 @@ def check_same_mesh(choice: MeshChoice, distribution: Any) -> None:
   device_mesh = distribution.device_mesh
   if choice.shape is None:
     raise LayoutError(
-      f"parallelize: a {type(distribution).__name__} names axes of a mesh, so the mesh must have "
+      f"mtf.keras: a {type(distribution).__name__} names axes of a mesh, so the mesh must have "
       "a shape; give it, or leave the mesh to the device_mesh of the distribution"
     )
   if device_mesh is None:
@@ -170,7 +170,7 @@ def check_same_mesh(choice: MeshChoice, distribution: Any) -> None:
   ours = {m.name: int(m.size) for m in choice.shape}
   if theirs != ours:
     raise LayoutError(
-      f"parallelize: the mesh is {choice.shape}, and the {type(distribution).__name__} is for "
+      f"mtf.keras: the mesh is {choice.shape}, and the {type(distribution).__name__} is for "
       f"{', '.join(f'{n}:{s}' for n, s in theirs.items())}; give the same axes to both"
     )
 

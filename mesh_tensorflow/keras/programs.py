@@ -121,7 +121,7 @@ class Programs:
     wanted = [p for p in made if p.kind == kind] if kind else made
     if not wanted:
       raise GraphError(
-        "parallelize: no step has run yet, so the sizes of a batch are not known; call fit, "
+        "mtf.keras: no step has run yet, so the sizes of a batch are not known; call fit, "
         "train_on_batch or predict first"
       )
     # The first one is of a whole batch, the last of what was left over.
@@ -175,7 +175,7 @@ class Programs:
     self.follow()
     if self.model.run_eagerly:
       raise UnsupportedError(
-        "parallelize: the model is compiled with run_eagerly=True, and a mesh runs programs; "
+        "mtf.keras: the model is compiled with run_eagerly=True, and a mesh runs programs; "
         "compile it without, and debug with tf.config.run_functions_eagerly(True)"
       )
     shadows: dict[str, Any] = self.unsplit.methods()
@@ -298,7 +298,7 @@ class Programs:
       if same_mesh and same_rules and before.stored == decision.stored:
         self.decision = dataclasses.replace(decision, mesh_impl=before.mesh_impl)
         return
-      _LOG.info("parallelize: the state moves to the layout of training")
+      _LOG.info("mtf.keras: the state moves to the layout of training")
       self._made = {}
     self.mirror.attach(decision.mesh_impl.variable_store)
 
@@ -319,7 +319,7 @@ class Programs:
       if name in self._known_names:
         if meant_name != name and meant_name in self._known_names and layer in own:
           _LOG.warning(
-            "parallelize: layout rule %s:%s: numbers of names count within the model here; %s "
+            "mtf.keras: layout rule %s:%s: numbers of names count within the model here; %s "
             "is not Keras' layer %s, whose dimension is %s",
             *(name, axis, name, layer, meant_name),
           )

@@ -44,7 +44,7 @@ def check_trainable(model: keras.Model) -> None:
     ArgumentError: the model is not compiled.
   """
   if model.trainable_variables and getattr(model, "optimizer", None) is None:
-    raise ArgumentError("parallelize: the model has no optimizer; compile it before fit")
+    raise ArgumentError("mtf.keras: the model has no optimizer; compile it before fit")
 
 
 def made_by_compile(model: keras.Model) -> Any:
@@ -292,7 +292,7 @@ def _logs(logs: Any) -> dict[str, Any]:
   """Results of metrics as tensors: one may be a variable itself, a number, or a dict of such."""
   if not isinstance(logs, dict):
     raise UnsupportedError(
-      f"parallelize: a step returned {logs!r}; it must return a dict of names and values"
+      f"mtf.keras: a step returned {logs!r}; it must return a dict of names and values"
     )
   found: dict[str, Any] = keras.tree.map_structure(
     lambda x: tf.identity(keras.ops.convert_to_tensor(x)), logs
