@@ -1,4 +1,4 @@
-"""A Keras model, trained on a 2x2 mesh of virtual CPU devices, with a layout that is searched.
+"""A Keras model under `keras.distribution`, on four virtual CPU devices; its layout is searched.
 
 python -m mesh_tensorflow.examples.keras_mesh
 """
@@ -12,7 +12,9 @@ from keras import layers
 
 def main() -> None:
   mtf.virtual_cpu_devices(4)
-  keras.utils.set_random_seed(0)
+  mtf.keras.enable()  # From here on keras.distribution means what it says.
+  keras.distribution.set_distribution(mtf.keras.AutoParallel(mesh_shape="rows:2,cols:2"))
+
   keras.utils.set_random_seed(0)
   tokens = keras.Input([12], dtype="int32")
   x = layers.Embedding(64, 32, name="embedding")(tokens)
@@ -24,13 +26,10 @@ def main() -> None:
   # Each token is the one before plus 3, but for the first.
   texts = (np.random.default_rng(0).integers(0, 64, [512, 1]) + 3 * np.arange(13)) % 64
 
-  parallel = mtf.keras.parallelize(model, "rows:2,cols:2")  # The one line.
   loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-  parallel.compile(keras.optimizers.Adam(0.005), loss, metrics=["accuracy"])
-  parallel.fit(texts[:, :-1], texts[:, 1:], batch_size=64, epochs=4, verbose=2)
-
-  print(parallel.layout)
-  print(parallel.placement())
+  model.compile(keras.optimizers.Adam(0.005), loss, metrics=["accuracy"])
+  model.fit(texts[:, :-1], texts[:, 1:], batch_size=64, epochs=4, verbose=2)
+  model.summary()
   print("next after 5, 8, 11:", np.argmax(model(np.array([[5, 8, 11] + 9 * [0]]))[0, 2]))
 
 
