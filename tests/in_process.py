@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 from collections.abc import Iterator
@@ -76,3 +77,16 @@ def clean_gin() -> Iterator[None]:
   gin.clear_config()
   yield
   gin.clear_config()
+
+
+@pytest.fixture(autouse=True)
+def logging_stays() -> Iterator[None]:
+  """No test silences the warnings that another one reads."""
+  before = _logging()
+  yield
+  assert _logging() == before, "the test leaves logging otherwise than it was"
+
+
+def _logging() -> tuple[object, ...]:
+  ours = logging.getLogger("mesh_tensorflow")
+  return logging.root.manager.disable, ours.disabled, ours.propagate, ours.level

@@ -171,13 +171,13 @@ def _wait_for_change(model_dir: str, before: list[str] | None) -> list[str]:
 def _content(model_dir: str) -> list[str]:
   """Fingerprint of a folder's checkpoints: changes when one is added; reads no checkpoint."""
   names = checkpoint_lib.all_checkpoints(model_dir)
-  state = os.path.join(model_dir, "checkpoint")
+  # The state file is written last, when a checkpoint is whole. What it says, not when it was
+  # written: the clocks of some file systems are so coarse that two of the same size look alike.
   try:
-    stat = tf.io.gfile.stat(state)
+    with tf.io.gfile.GFile(os.path.join(model_dir, "checkpoint"), "rb") as state:
+      return [*names, state.read().decode(errors="replace")]
   except tf.errors.OpError:
     return names
-  # The state file is written last, when a checkpoint is whole.
-  return [*names, f"{stat.length} {stat.mtime_nsec}"]
 
 
 def restored_checkpoints(

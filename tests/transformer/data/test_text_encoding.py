@@ -108,12 +108,14 @@ def test_an_unknown_encoding(tmp_path):
 
 
 def test_other_opened_files_are_not_blamed(tmp_path, monkeypatch):
-  """One that is empty, one that is larger than one document may be, one cut inside a character."""
+  """One that is empty, a large one, one that is no gzip any more, one cut inside a character."""
   monkeypatch.setattr(text_files, "_OPENED", {})
   monkeypatch.setattr(text_files.compressed, "_CHUNK", 5)
   for name, data in {"empty": b"", "good.gz": gzip.compress("äöü\n".encode() * 99)}.items():
     (tmp_path / name).write_bytes(data)
     text_files.text_line_dataset(str(tmp_path / name))
+  text_files.check_opened()
+  (tmp_path / "good.gz").write_bytes(b"no")
   text_files.check_opened()
   (tmp_path / "bad").write_bytes("äöü".encode()[:-1])
   text_files.text_line_dataset(str(tmp_path / "bad"))

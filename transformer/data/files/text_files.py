@@ -7,6 +7,7 @@ is not given another one.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import dataclasses
 import difflib
 import encodings.aliases
@@ -31,7 +32,8 @@ _LOG = logging.getLogger("mesh_tensorflow")
 # In place of the name of an encoding: that of `text_encoding`.
 AS_BOUND = ""
 
-# TensorFlow's error for bytes that are no UTF-8 does not say of which file: these were opened.
+# TensorFlow's error for bytes that are no UTF-8 does not say of which file: these were opened, the
+# last one last.
 _OPENED: dict[str, None] = {}
 
 
@@ -226,22 +228,32 @@ def _lines_of_files(files: list[str]) -> tf.data.Dataset:
           yield line.removesuffix("\r").encode()
 
     return tf.data.Dataset.from_generator(lines, output_signature=tf.TensorSpec([], tf.string))
-  _OPENED.update(dict.fromkeys(files))
+  for path in files:
+    _OPENED.pop(path, None)
+    _OPENED[path] = None
   return _raw_lines(files).map(
     lambda line: tf.strings.unicode_transcode(line, "UTF-8", "UTF-8", errors="strict")
   )
 
 
 def check_opened() -> None:
-  """Raises `DataError` for the first of the opened files that is not UTF-8 text, whatever size."""
-  for path in _OPENED:
+  """Raises `DataError` for the last opened file that is not UTF-8 text, whatever size.
+
+  Files that cannot be read by now are left out: they failed, or will, with an error of their own.
+  """
+  for path in reversed(_OPENED):
     if tf.io.gfile.exists(path):
-      _check_utf_8(path)
+      with contextlib.suppress(_Unreadable):
+        _check_utf_8(path)
+
+
+class _Unreadable(Exception):
+  """Internal."""
 
 
 def _check_utf_8(path: str) -> None:
   rest, offset = b"", 0  # The beginning of a character, and its place.
-  for part in itertools.chain(compressed.chunks(path), [b""]):
+  for part in itertools.chain(_chunks(path), [b""]):
     data = rest + part
     try:
       data.decode("utf-8")
@@ -251,6 +263,13 @@ def _check_utf_8(path: str) -> None:
         raise _no_text(path, "utf-8", data[e.start], offset + e.start, e.reason) from e
       end = e.start
     rest, offset = data[end:], offset + end
+
+
+def _chunks(path: str) -> Iterator[bytes]:
+  try:
+    yield from compressed.chunks(path)
+  except DataError as e:
+    raise _Unreadable from e
 
 
 def _raw_lines(files: list[str]) -> tf.data.Dataset:
