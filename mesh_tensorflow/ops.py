@@ -14,7 +14,6 @@ from mesh_tensorflow.meshes.devices import *
 from mesh_tensorflow.meshes.laid_out import *
 from mesh_tensorflow.meshes.layout import *
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl as MeshImpl
-from mesh_tensorflow.meshes.processors import *
 from mesh_tensorflow.operations import extremes  # noqa: F401 - it adds gradients
 from mesh_tensorflow.operations.assignments import *
 from mesh_tensorflow.operations.binary import *

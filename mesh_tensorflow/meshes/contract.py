@@ -18,8 +18,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.meshes import laid_out, memory
 from mesh_tensorflow.meshes.laid_out import LaidOut
-from mesh_tensorflow.meshes.layout import LayoutLike
-from mesh_tensorflow.meshes.mesh_layout import MeshLayout
+from mesh_tensorflow.meshes.layout import LayoutLike, MeshLayout
 from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike

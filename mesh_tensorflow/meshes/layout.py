@@ -1,15 +1,21 @@
-"""Layout rules: which tensor dimension is split over which mesh dimension. No TensorFlow here."""
+"""Which processor has what of a tensor: layout rules, numbers of processors, slices.
+
+Computed from the mesh shape and the layout rules alone; nothing here runs TensorFlow.
+"""
 
 from __future__ import annotations
 
 import collections.abc
-from collections.abc import Iterable, Iterator
-from typing import Any, SupportsIndex, TypeAlias, overload
+import copy
+import difflib
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, SupportsIndex, TypeAlias, TypeVar, cast, overload
 
 from mesh_tensorflow.arguments import kinds
 from mesh_tensorflow.arguments.checking import checked
-from mesh_tensorflow.arguments.kinds import Kind
-from mesh_tensorflow.errors import LayoutError, LayoutTypeError
+from mesh_tensorflow.arguments.kinds import ArrayOrScalar, Kind
+from mesh_tensorflow.errors import DimensionError, LayoutError, LayoutTypeError, ShapeError
 from mesh_tensorflow.program.dimensions import (
   Dimension,
   DimensionLike,
@@ -17,16 +23,30 @@ from mesh_tensorflow.program.dimensions import (
   ShapeLike,
   convert_to_dimension,
   convert_to_shape,
+  list_product,
   parse_pairs,
 )
+from mesh_tensorflow.program.graph import Tensor
 
 __all__ = [
   "LayoutRules",
   "TensorLayout",
   "convert_to_layout_rules",
+  "pnum_to_group",
+  "pnum_to_processor_coordinates",
+  "pnum_to_processor_coordinates_nd",
+  "processor_coordinates_to_pnum",
+  "processor_coordinates_to_pnum_map_nd",
+  "processor_groups",
   "tensor_dim_to_mesh_dim_size",
   "tensor_dim_to_size_per_split",
 ]
+
+_LOG = logging.getLogger("mesh_tensorflow")
+_Self = TypeVar("_Self", bound="MeshLayout")
+
+# The shape of a mesh, where only the sizes of its dimensions count.
+MeshSizes: TypeAlias = Shape | Sequence[int]
 
 
 class TensorLayout:
@@ -264,3 +284,286 @@ def indivisible_message(what: str, tensor_dim: Dimension, mesh_dim: Dimension) -
     f"{mesh_dim.name}:{parts}: {parts} does not divide {size}; legal: a mesh axis of size "
     f"{shown}, a dimension of size {up}, or no rule {tensor_dim.name}:{mesh_dim.name}"
   )
+
+
+def _sizes(mesh_shape: MeshSizes) -> list[int]:
+  if isinstance(mesh_shape, Shape):
+    return mesh_shape.to_integer_list
+  if isinstance(mesh_shape, (list, tuple)) and all(isinstance(s, int) for s in mesh_shape):
+    return list(mesh_shape)
+  raise DimensionError(f"expected a mesh Shape or a list of integers, got {mesh_shape!r}")
+
+
+def pnum_to_processor_coordinates(mesh_shape: MeshSizes, pnum: ArrayOrScalar) -> list[int]:
+  """Coordinates of a processor, row-major (the last mesh axis runs fastest).
+
+  Args:
+    mesh_shape: a mesh shape: a `Shape`, or a list of sizes.
+    pnum: a processor number.
+  """
+  # With % and // only, so that a tensor, or an array of many numbers, will do.
+  coordinates = []
+  for size in reversed(_sizes(mesh_shape)):
+    coordinates.append(pnum % size)
+    pnum //= size
+  return coordinates[::-1]
+
+
+def processor_coordinates_to_pnum(mesh_shape: MeshSizes, coord: Sequence[ArrayOrScalar]) -> int:
+  """Processor number of the coordinates; inverse of `pnum_to_processor_coordinates`.
+
+  Args:
+    mesh_shape: a mesh shape: a `Shape`, or a list of sizes.
+    coord: one coordinate for each mesh axis.
+  """
+  pnum = 0
+  for size, c in zip(_sizes(mesh_shape), coord):
+    pnum = pnum * size + c
+  return pnum
+
+
+def pnum_to_group(mesh_shape: MeshSizes, group_dims: Sequence[int], pnum: ArrayOrScalar) -> int:
+  """Number of the group of processors that differ only along `group_dims`.
+
+  Args:
+    mesh_shape: a mesh shape: a `Shape`, or a list of sizes.
+    group_dims: mesh axes (integers) along which members of a group differ.
+    pnum: a processor number.
+  """
+  coord = pnum_to_processor_coordinates(mesh_shape, pnum)
+  rest = [i for i in range(len(coord)) if i not in group_dims]
+  sizes = _sizes(mesh_shape)
+  return processor_coordinates_to_pnum([sizes[i] for i in rest], [coord[i] for i in rest])
+
+
+def processor_groups(mesh_shape: MeshSizes, group_dims: Sequence[int]) -> list[list[int]]:
+  """Groups of processors that differ only along `group_dims`, each in increasing order.
+
+  Args:
+    mesh_shape: a mesh shape: a `Shape`, or a list of sizes.
+    group_dims: mesh axes (integers) along which members of a group differ.
+  """
+  sizes = _sizes(mesh_shape)
+  groups: dict[int, list[int]] = {}
+  for pnum in range(list_product(sizes)):
+    groups.setdefault(pnum_to_group(sizes, group_dims, pnum), []).append(pnum)
+  return [groups[g] for g in sorted(groups)]
+
+
+def pnum_to_processor_coordinates_nd(
+  mesh_shape: Any, pnum: ArrayOrScalar, device_assignment: Any
+) -> Any:
+  """Hardware coordinates of a TPU core; `mesh_shape` plays no part.
+
+  Args:
+    mesh_shape: plays no part.
+    pnum: number of the replica.
+    device_assignment: a TPU device assignment.
+  """
+  del mesh_shape
+  return device_assignment.coordinates(pnum, 0)
+
+
+def processor_coordinates_to_pnum_map_nd(
+  mesh_shape: Sequence[int], logical_to_physical: Sequence[Sequence[int]], device_assignment: Any
+) -> list[int]:
+  """Replica numbers of TPU chips given by their coordinates, in logical order.
+
+  Args:
+    mesh_shape: sizes of the physical mesh.
+    logical_to_physical: physical coordinates of each logical processor.
+    device_assignment: a TPU device assignment.
+  """
+  hardware = [int(s) for s in device_assignment.topology.mesh_shape]
+  replica_of = {}
+  for replica in range(device_assignment.num_replicas):
+    c = [int(v) for v in device_assignment.coordinates(replica, 0)]
+    replica_of[c[0] + c[1] * hardware[0] + c[2] * hardware[0] * hardware[1]] = replica
+  return [replica_of[c[0] + c[1] * mesh_shape[0]] for c in logical_to_physical]
+
+
+class MeshLayout:
+  """Base class of `MeshImpl`: which processor has which part of a tensor.
+
+  Args:
+    shape: mesh shape; a `Shape`, a list of dimensions, or "rows:2,cols:4".
+    layout_rules: `LayoutRules`, or what `convert_to_layout_rules` takes.
+  """
+
+  @checked
+  def __init__(self, shape: ShapeLike, layout_rules: LayoutLike):
+    self._shape = convert_to_shape(shape)
+    self._layout_rules = convert_to_layout_rules(layout_rules)
+    # Each operation asks for the layouts of its tensors, several times, in every lowering.
+    self._layout_cache: dict[Shape, TensorLayout] = {}
+    self._verified: set[Shape] = set()
+    unused = self._layout_rules.check_mesh(self._shape)
+    for dim, axis in unused:
+      close = difflib.get_close_matches(axis, self._shape.dimension_names, 1, 0.75)
+      if close:
+        _LOG.warning(
+          "layout rule %s:%s has no effect: the mesh %s has no dimension %s; did you mean %s:%s?",
+          *(dim, axis, self._shape, axis, dim, close[0]),
+        )
+    if unused:
+      _LOG.info(
+        "layout rules without effect on mesh %s: %s",
+        self._shape,
+        ", ".join(f"{t}:{m}" for t, m in unused),
+      )
+
+  def with_layout(self: _Self, layout_rules: LayoutLike) -> _Self:
+    """The same mesh with other layout rules: of the same devices, and with the same variables.
+
+    A variable that exists keeps its slices; a program that would split it otherwise is refused.
+
+    Args:
+      layout_rules: `LayoutRules`, or what `convert_to_layout_rules` takes.
+    """
+    other = copy.copy(self)
+    MeshLayout.__init__(other, self._shape, layout_rules)
+    return other
+
+  @property
+  def shape(self) -> Shape:
+    """The mesh `Shape`."""
+    return self._shape
+
+  @property
+  def ndims(self) -> int:
+    """Number of mesh dimensions."""
+    return len(self._shape)
+
+  @property
+  def size(self) -> int:
+    """Number of processors."""
+    return self._shape.size
+
+  @property
+  def layout_rules(self) -> LayoutRules:
+    """The `LayoutRules`: the mesh dimension that splits each tensor dimension."""
+    return self._layout_rules
+
+  @checked
+  def tensor_dimension_to_mesh_axis(self, tensor_dimension: Dimension) -> int | None:
+    """The mesh axis over which the dimension is split, or None."""
+    return self._layout_rules.tensor_dimension_to_mesh_axis(tensor_dimension, self._shape)
+
+  def tensor_layout(self, arg: Tensor | ShapeLike) -> TensorLayout:
+    """`TensorLayout` of a `Tensor`, a `Shape`, or what `convert_to_shape` takes."""
+    shape = shape_of(arg)
+    if shape not in self._layout_cache:
+      self._layout_cache[shape] = self._layout_rules.tensor_layout(shape, self._shape)
+    return self._layout_cache[shape]
+
+  def verify_layout(self, shape: ShapeLike, what: str) -> None:
+    """Checks that a tensor of this shape can be laid out.
+
+    Raises:
+      LayoutError: two dimensions on one mesh axis, or an indivisible dimension.
+    """
+    shape = shape_of(shape)
+    if shape in self._verified:
+      return
+    layout = self._layout_rules.tensor_layout(shape, self._shape, what=what)
+    for d, axis in zip(shape, layout):
+      if axis is not None and d.size % self._shape[axis].size:
+        raise LayoutError(indivisible_message(f" of {what}", d, self._shape[axis]))
+    self._layout_cache[shape] = layout
+    self._verified.add(shape)
+
+  def mesh_axis_to_cumprod(self, tensor_shape: ShapeLike) -> list[int | None]:
+    """For each mesh axis the product of the sizes before the axis split over it, or None."""
+    tensor_shape = shape_of(tensor_shape)
+    axes = self.tensor_layout(tensor_shape).mesh_axis_to_tensor_axis(self.ndims)
+    cumprod = tensor_shape.cumprod
+    return [None if a is None else cumprod[a] for a in axes]
+
+  def slice_shape(self, tensor_shape: ShapeLike) -> list[int]:
+    """Sizes of the slice of one processor.
+
+    Args:
+      tensor_shape: a `Shape`, or a list of dimensions such as `x.shape[:-1]`.
+
+    Raises:
+      LayoutError: a mesh dimension does not divide the tensor dimension split over it.
+    """
+    tensor_shape = shape_of(tensor_shape)
+    result = []
+    for d, axis in zip(tensor_shape, self.tensor_layout(tensor_shape)):
+      if axis is None:
+        result.append(d.size)
+        continue
+      n = self._shape[axis].size
+      if d.size % n:
+        raise LayoutError(indivisible_message(f" of {tensor_shape}", d, self._shape[axis]))
+      result.append(d.size // n)
+    return result
+
+  def slice_begin(self, tensor_shape: ShapeLike, pnum: int) -> list[int]:
+    """Offsets of the slice of processor `pnum` in the whole tensor."""
+    tensor_shape = shape_of(tensor_shape)
+    coord = pnum_to_processor_coordinates(self._shape, pnum)
+    return [
+      0 if axis is None else d.size // self._shape[axis].size * coord[axis]
+      for d, axis in zip(tensor_shape, self.tensor_layout(tensor_shape))
+    ]
+
+  def slice_size(self, tensor_shape: ShapeLike) -> int:
+    """Number of elements of a slice."""
+    return list_product(self.slice_shape(tensor_shape))
+
+  def laid_out_size(self, tensor_shape: ShapeLike) -> int:
+    """Number of elements of all slices on all processors."""
+    return self.slice_size(tensor_shape) * self.size
+
+  def group_axes(self, mesh_axis: int | Sequence[int]) -> list[int]:
+    """One mesh axis or several, as the list of those along which there are several processors.
+
+    Args:
+      mesh_axis: number of a mesh axis, or a sequence of numbers.
+    """
+    axes = [mesh_axis] if isinstance(mesh_axis, int) else mesh_axis
+    return [m for m in axes if self._shape[m].size > 1]
+
+  def group_size(self, mesh_axes: Sequence[int]) -> int:
+    """Number of processors that differ only along the mesh axes.
+
+    Args:
+      mesh_axes: numbers of mesh axes.
+    """
+    return list_product(self._shape[m].size for m in mesh_axes)
+
+  def _split_parts(
+    self, what: str, slice_shape: list[int], split_axis: int, axes: list[int]
+  ) -> int:
+    """Number of parts that a collective along `axes` splits a slice into."""
+    n = self.group_size(axes)
+    if slice_shape[split_axis] % n:
+      names = ",".join(f"{self._shape[m].name}:{self._shape[m].size}" for m in axes)
+      raise ShapeError(
+        f"{what}: axis {split_axis} of size {slice_shape[split_axis]} cannot be split over mesh "
+        f"ax{'is' if len(axes) == 1 else 'es'} {names}"
+      )
+    return n
+
+  def _check_sources(self, source: Sequence[int | None], axes: list[int]) -> None:
+    n = self.group_size(axes)
+    if len(source) != n or any(s is not None and not 0 <= s < n for s in source):
+      names = ",".join(f"{self._shape[m].name}:{self._shape[m].size}" for m in axes)
+      raise ShapeError(
+        f"receive: source_pcoord {list(source)} must have {n} entries, None or 0 to {n - 1}, for "
+        f"mesh ax{'is' if len(axes) == 1 else 'es'} {names}"
+      )
+
+
+def shape_of(arg: Tensor | ShapeLike) -> Shape:
+  """The `Shape` of a `Tensor`, or what a shape may be written as."""
+  if isinstance(arg, Shape):
+    return arg
+  found = getattr(arg, "shape", None)  # Of a Tensor, or of a Variable.
+  if isinstance(found, Shape):
+    return found
+  if arg is None:
+    raise ShapeError("a layout needs a Tensor, a Shape or a list of dimensions, got None")
+  return convert_to_shape(cast(ShapeLike, arg))

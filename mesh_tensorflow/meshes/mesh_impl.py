@@ -19,10 +19,10 @@ from mesh_tensorflow.meshes.laid_out import (
   LazyAllreduceSum,
   compatible_lazy_allreduce_sums,
 )
-from mesh_tensorflow.meshes.mesh_layout import shape_of
-from mesh_tensorflow.meshes.processors import (
+from mesh_tensorflow.meshes.layout import (
   pnum_to_processor_coordinates,
   processor_coordinates_to_pnum,
+  shape_of,
 )
 from mesh_tensorflow.meshes.slices import align
 from mesh_tensorflow.numerics import kernels, random_bits

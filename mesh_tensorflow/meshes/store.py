@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import VariableError
-from mesh_tensorflow.meshes.layout import TensorLayout
-from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
+from mesh_tensorflow.meshes.layout import TensorLayout, pnum_to_processor_coordinates
 from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.numerics import initializers, kernels, random_bits
 from mesh_tensorflow.program.dimensions import Shape

@@ -15,7 +15,7 @@ import tensorflow as tf
 from absl import flags
 
 from mesh_tensorflow.errors import MeshShapeError
-from mesh_tensorflow.meshes.processors import (
+from mesh_tensorflow.meshes.layout import (
   pnum_to_processor_coordinates,
   processor_coordinates_to_pnum,
   processor_coordinates_to_pnum_map_nd,

@@ -16,8 +16,7 @@ import tensorflow as tf
 from mesh_tensorflow import checkpoint, errors, workers
 from mesh_tensorflow.checkpoint import meeting as meeting_module
 from mesh_tensorflow.checkpoint.meeting import Meeting
-from mesh_tensorflow.meshes.layout import TensorLayout
-from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
+from mesh_tensorflow.meshes.layout import TensorLayout, pnum_to_processor_coordinates
 from mesh_tensorflow.meshes.store import StoredVariable
 from mesh_tensorflow.program.dimensions import convert_to_shape
 from tests import worker_group

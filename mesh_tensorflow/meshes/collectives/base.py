@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ShapeError
-from mesh_tensorflow.meshes.processors import processor_groups
+from mesh_tensorflow.meshes.layout import processor_groups
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.program.dimensions import Shape
 

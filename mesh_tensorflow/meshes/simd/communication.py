@@ -17,7 +17,7 @@ from mesh_tensorflow.meshes.collectives.mixed import MixedCollectives
 from mesh_tensorflow.meshes.collectives.queues import QueueCollectives, QueueNetwork
 from mesh_tensorflow.meshes.collectives.run_guard import RunGuard, unlifted_variable
 from mesh_tensorflow.meshes.collectives.runtime import RuntimeCollectives
-from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
+from mesh_tensorflow.meshes.layout import pnum_to_processor_coordinates
 from mesh_tensorflow.meshes.simd.program import TracedProgram
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.workers.membership import abort_collectives

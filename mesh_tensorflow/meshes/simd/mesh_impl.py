@@ -27,8 +27,7 @@ from mesh_tensorflow.meshes.collectives.run_guard import collective_errors
 from mesh_tensorflow.meshes.collectives.threads import run_in_threads
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor
 from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
-from mesh_tensorflow.meshes.layout import LayoutLike
-from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
+from mesh_tensorflow.meshes.layout import LayoutLike, pnum_to_processor_coordinates
 from mesh_tensorflow.meshes.simd.communication import Communication
 from mesh_tensorflow.meshes.simd.devices import choose_devices, worker_of_device
 from mesh_tensorflow.meshes.simd.per_device import PerDeviceMeshImpl

@@ -17,8 +17,7 @@ import tensorflow as tf
 from absl import flags
 
 from mesh_tensorflow.errors import ConfigError, MeshShapeError
-from mesh_tensorflow.meshes.layout import LayoutLike
-from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
+from mesh_tensorflow.meshes.layout import LayoutLike, pnum_to_processor_coordinates
 from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.meshes.topology import (
   HierarchicalTiling,

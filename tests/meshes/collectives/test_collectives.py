@@ -10,8 +10,8 @@ from mesh_tensorflow.errors import GraphError, ShapeError
 from mesh_tensorflow.meshes.collectives.base import Groups, fold
 from mesh_tensorflow.meshes.collectives.runtime import RELAY_BYTES, device_order
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor
+from mesh_tensorflow.meshes.layout import pnum_to_processor_coordinates
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
-from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.program.dimensions import convert_to_shape
 from mesh_tensorflow.simd_mesh_impl import SimdMeshImpl

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import DTypeError, ShapeError
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor
-from mesh_tensorflow.meshes.processors import pnum_to_processor_coordinates
+from mesh_tensorflow.meshes.layout import pnum_to_processor_coordinates
 from mesh_tensorflow.meshes.tpu.mesh_impl import StrategyMeshImpl
 from mesh_tensorflow.program.dimensions import convert_to_shape
 from tests.meshes.tpu import tpu_rewrite
