@@ -33,8 +33,7 @@ from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor, reads, watched
 from mesh_tensorflow.running.eager_tensor import as_eager
-from mesh_tensorflow.running.lowering import Lowering
-from mesh_tensorflow.running.run import assigned_variables
+from mesh_tensorflow.running.lowering import Lowering, assigned_variables
 
 # When a graph has made so many operations since it last forgot, or tensors of so many bytes, and as
 # many as it kept then, it forgets what nobody can reach any more.

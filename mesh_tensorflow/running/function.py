@@ -29,8 +29,7 @@ from mesh_tensorflow.operations.constants import import_laid_out_tensor, import_
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Graph, Mesh, Tensor, unwatched
-from mesh_tensorflow.running.lowering import is_division_by_zero
-from mesh_tensorflow.running.run import Run, run_on
+from mesh_tensorflow.running.lowering import Run, is_division_by_zero, run_on
 from mesh_tensorflow.running.tape import Backward, is_differentiable
 
 

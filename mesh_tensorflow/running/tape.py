@@ -32,8 +32,7 @@ from mesh_tensorflow.program.graph import (
   needed_operations,
   unwatched,
 )
-from mesh_tensorflow.running.lowering import Lowering
-from mesh_tensorflow.running.run import Build, Values
+from mesh_tensorflow.running.lowering import Build, Lowering, Values
 
 
 class GivenValues(Lowering):
