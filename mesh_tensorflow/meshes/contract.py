@@ -5,6 +5,8 @@ A `MeshImpl` runs per-device code (`slicewise`), moves slices between devices
 `laid_out_pnum`, `allreduce`, `allconcat`, `alltoall`, `receive`, `import_tf_tensor`,
 `export_to_tf_tensor`, where its variables are, and `run` unless one program stands for
 all processors. What follows from these is in `mesh_impl`.
+
+`LaidOutVariable` is a variable of the store on such a mesh, as one lowering sees it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from mesh_tensorflow.meshes.layout import LayoutLike, MeshLayout
 from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
-from mesh_tensorflow.program.graph import Tensor
+from mesh_tensorflow.program.graph import Operation, Tensor
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -235,3 +237,67 @@ class MeshContract(MeshLayout):
     del data, message, kwargs
     _LOG.warning("%s does not print", type(self).__name__)
     return x
+
+
+class LaidOutVariable:
+  """A stored variable as one lowering sees it.
+
+  Args:
+    mesh_impl: the `MeshImpl`.
+    stored: the `StoredVariable`.
+    variable: the mtf `Variable` operation; None of one that no graph has (the run counter).
+  """
+
+  def __init__(self, mesh_impl: MeshContract, stored: StoredVariable, variable: Operation | None):
+    self._mesh_impl = mesh_impl
+    self._variable = variable
+    self.stored = stored
+
+  @property
+  def slices(self) -> list[tf.Variable]:
+    """The tf.Variables of the processors that this program runs."""
+    return self._mesh_impl.program_slices(self.stored)
+
+  @property
+  def laid_out_tensor(self) -> laid_out.LaidOutTensor:
+    """The current values (slice dtype)."""
+    values: laid_out.LaidOutTensor = self._mesh_impl.slicewise(
+      lambda v: v.read_value(), self._mesh_impl.LaidOutTensor(self.slices)
+    )
+    return values
+
+  def assign_to_slices(self, assign_fn: Callable[..., Any], values: LaidOut) -> list[Any]:
+    """Runs `assign_fn(mtf_variable, slice_tf_variable, tf_value)` on every slice.
+
+    Args:
+      assign_fn: as `mtf.assign_slice`.
+      values: a laid-out tensor.
+
+    Returns:
+      A list of what `assign_fn` returned.
+    """
+    results: list[Any] = []
+    self._is_changed()
+
+    def run(v: tf.Variable, value: tf.Tensor) -> tf.Tensor:
+      results.append(assign_fn(self._variable, v, value))
+      return value
+
+    self._mesh_impl.slicewise(run, self._mesh_impl.LaidOutTensor(self.slices), values)
+    return results
+
+  def update(self, fn: Callable[..., Any], *values: Any) -> None:
+    """Runs `fn(slice_tf_variable, *slices)` for its effect on every processor."""
+    self._is_changed()
+
+    def run(v: tf.Variable, *slices: tf.Tensor) -> int:
+      fn(v, *slices)
+      # `slicewise` wants a result of each slice.
+      return 0
+
+    self._mesh_impl.slicewise(run, self._mesh_impl.LaidOutTensor(self.slices), *values)
+
+  def _is_changed(self) -> None:
+    life = self._mesh_impl.variable_store.life
+    if life is not None:
+      life.changed(self.stored)

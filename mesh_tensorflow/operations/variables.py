@@ -11,8 +11,8 @@ from mesh_tensorflow.arguments import kinds
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import DTypeError, VariableError
+from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
-from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
 from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.meshes.store import StoredVariable
 from mesh_tensorflow.numerics import initializers

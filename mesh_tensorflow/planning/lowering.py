@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from mesh_tensorflow.errors import MeshError
+from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor, LazyAllreduceSum
-from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
 from mesh_tensorflow.meshes.layout import LayoutRules
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.loop_lowering import scatters_of

@@ -26,7 +26,7 @@ from mesh_tensorflow.errors import (
   NotLoweredError,
   UnsupportedError,
 )
-from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
+from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.placement.mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.operations.variables import Variable

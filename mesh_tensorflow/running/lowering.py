@@ -24,9 +24,9 @@ from mesh_tensorflow.errors import (
   LayoutError,
   NotLoweredError,
 )
+from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor, LazyLaidOutTensor
-from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
 from mesh_tensorflow.meshes.layout_names import check_tensor_names
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.store import StoredVariable

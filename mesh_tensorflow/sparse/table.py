@@ -11,9 +11,9 @@ import tensorflow as tf
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import DTypeError, ShapeError, VariableError
+from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyLaidOutTensor
-from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
 from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.operations.variables import Variable, VariableDType
 from mesh_tensorflow.program import scope

@@ -9,7 +9,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.meshes import store as blocks
-from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
+from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.placement_mesh_impl import PlacementMeshImpl
 from mesh_tensorflow.program.dimensions import convert_to_shape

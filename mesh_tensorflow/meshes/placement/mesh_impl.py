@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import GraphError, MeshShapeError
+from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, convert_args_to_laid_out_tensors
-from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
 from mesh_tensorflow.meshes.layout import LayoutLike, processor_groups, shape_of
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.store import VariableStore

@@ -28,8 +28,8 @@ from mesh_tensorflow.meshes import memory
 from mesh_tensorflow.meshes.collectives.base import REDUCTIONS, Collectives, Groups
 from mesh_tensorflow.meshes.collectives.run_guard import collective_errors
 from mesh_tensorflow.meshes.collectives.threads import run_in_threads
+from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, convert_args_to_laid_out_tensors
-from mesh_tensorflow.meshes.laid_out_variable import LaidOutVariable
 from mesh_tensorflow.meshes.layout import LayoutLike, pnum_to_processor_coordinates
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.simd.communication import Communication
