@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DataError
+from mesh_tensorflow.training import data
 
 # Size and kind of a feature: () for a number, (n,) for n of them; tf.int64 or tf.float32.
 Feature = tuple[tuple[int, ...], Any]
@@ -163,17 +164,13 @@ def reading(batches: Iterable[Any]) -> Iterator[Any]:
   Raises:
     DataError: they are damaged, or are not as the model needs them.
   """
-  iterator = iter(batches)
-  while True:
-    try:
-      batch = next(iterator)
-    except StopIteration:
-      return
-    except (tf.errors.DataLossError, tf.errors.NotFoundError) as e:
-      raise DataError(f"cannot read the examples: {e.message.splitlines()[0]}") from e
-    except tf.errors.InvalidArgumentError as e:
-      if "Feature" in e.message or "parse" in e.message:
-        what = e.message.splitlines()[0]
-        raise DataError(f"a record is not as the model needs it: {what}") from e
-      raise
-    yield batch
+  return data.reading(batches, _explained)
+
+
+def _explained(error: tf.errors.OpError) -> DataError | None:
+  if isinstance(error, (tf.errors.DataLossError, tf.errors.NotFoundError)):
+    return DataError(f"cannot read the examples: {error.message.splitlines()[0]}")
+  wrong = isinstance(error, tf.errors.InvalidArgumentError)
+  if wrong and ("Feature" in error.message or "parse" in error.message):
+    return DataError(f"a record is not as the model needs it: {error.message.splitlines()[0]}")
+  return None

@@ -364,8 +364,29 @@ class TrainingSource:
     return data, pipeline
 
 
-def reading(batches: Iterable[Any]) -> Iterator[Any]:
+def _cannot_read(error: tf.errors.OpError) -> DataError | None:
+  if isinstance(error, (tf.errors.DataLossError, tf.errors.NotFoundError)):
+    return DataError(f"cannot read the data: {error.message.splitlines()[0]}")
+  return raised_by_generator(error)
+
+
+def raised_by_generator(error: tf.errors.OpError) -> DataError | None:
+  """The error of a data set's generator, in whose place TensorFlow raises its own."""
+  if not isinstance(error, (tf.errors.InvalidArgumentError, tf.errors.UnknownError)):
+    return None
+  told = re.search(r"(?:DataError|ConfigError): (.*)", error.message)
+  return told and DataError(told.group(1))
+
+
+def reading(
+  batches: Iterable[Any],
+  explain: Callable[[tf.errors.OpError], DataError | None] = _cannot_read,
+) -> Iterator[Any]:
   """Yields the elements of a data set.
+
+  Args:
+    batches: the data set.
+    explain: the error that TensorFlow's stands for; None: TensorFlow's is raised.
 
   Raises:
     DataError: a file of it is damaged or gone; or a generator raised a `DataError`.
@@ -376,11 +397,9 @@ def reading(batches: Iterable[Any]) -> Iterator[Any]:
       batch = next(iterator)
     except StopIteration:
       return
-    except (tf.errors.DataLossError, tf.errors.NotFoundError) as e:
-      raise DataError(f"cannot read the data: {e.message.splitlines()[0]}") from e
-    except (tf.errors.InvalidArgumentError, tf.errors.UnknownError) as e:
-      told = re.search(r"(?:DataError|ConfigError): (.*)", e.message)
-      if told is not None:  # Of a generator, in whose place TensorFlow has its own error.
-        raise DataError(told.group(1)) from e
-      raise
+    except tf.errors.OpError as e:
+      explained = explain(e)
+      if explained is None:
+        raise
+      raise explained from e
     yield batch

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DataError
-from mesh_tensorflow.training import input_shards
+from mesh_tensorflow.training import data, input_shards
 from mesh_tensorflow.transformer.data.files import text_files
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -71,27 +70,20 @@ def reading(batches: Iterable[Any]) -> Iterator[Any]:
   Raises:
     DataError: a TFRecord file is damaged, or a text file is not of its encoding.
   """
-  iterator = iter(batches)
-  while True:
-    try:
-      batch = next(iterator)
-    except StopIteration:
-      return
-    except tf.errors.DataLossError as e:
-      damaged = [(f, first_damaged(f)) for f in _OPENED if tf.io.gfile.exists(f)]
-      where = "; ".join(_place(f, n) for f, n in damaged if n is not None)
-      raise DataError(
-        f"the training data is damaged: {where or e.message}. Get the file again; or bind "
-        "pretokenized_tfrecord_dataset.skip_damaged = True, which leaves out the rest of it"
-      ) from e
-    except (tf.errors.InvalidArgumentError, tf.errors.UnknownError) as e:
-      if "Invalid formatting on input string" in e.message:
-        text_files.check_opened()
-      told = re.search(r"(?:DataError|ConfigError): (.*)", e.message)
-      if told is not None:  # Of a generator, in whose place TensorFlow has its own error.
-        raise DataError(told.group(1)) from e
-      raise
-    yield batch
+  return data.reading(batches, _explained)
+
+
+def _explained(error: tf.errors.OpError) -> DataError | None:
+  if isinstance(error, tf.errors.DataLossError):
+    damaged = [(f, first_damaged(f)) for f in _OPENED if tf.io.gfile.exists(f)]
+    where = "; ".join(_place(f, n) for f, n in damaged if n is not None)
+    return DataError(
+      f"the training data is damaged: {where or error.message}. Get the file again; or bind "
+      "pretokenized_tfrecord_dataset.skip_damaged = True, which leaves out the rest of it"
+    )
+  if "Invalid formatting on input string" in error.message:
+    text_files.check_opened()
+  return data.raised_by_generator(error)
 
 
 def _place(filename: str, number: int) -> str:
