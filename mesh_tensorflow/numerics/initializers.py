@@ -20,17 +20,14 @@ from mesh_tensorflow.errors import VariableError
 from mesh_tensorflow.numerics import kernels, random_bits
 from mesh_tensorflow.program.dimensions import list_product
 
+Sizes = Sequence[int]
+
 
 class Initializer:
   """Computes slices of a variable's initial value."""
 
   def slice_values(
-    self,
-    key: int,
-    full_shape: Sequence[int],
-    begin: Sequence[int],
-    slice_shape: Sequence[int],
-    dtype: tf.DType,
+    self, key: int, full_shape: Sizes, begin: Sizes, slice_shape: Sizes, dtype: tf.DType
   ) -> tf.Tensor:
     """The values of a slice.
 
@@ -43,7 +40,7 @@ class Initializer:
     """
     raise NotImplementedError
 
-  def __call__(self, shape: Sequence[int], dtype: Any = tf.float32, **kwargs: Any) -> tf.Tensor:
+  def __call__(self, shape: Sizes, dtype: Any = tf.float32, **kwargs: Any) -> tf.Tensor:
     """The whole variable's values, as TensorFlow's initializers are called."""
     del kwargs
     shape = [int(s) for s in shape]
@@ -61,12 +58,7 @@ class Constant(Initializer):
     self.value = value
 
   def slice_values(
-    self,
-    key: int,
-    full_shape: Sequence[int],
-    begin: Sequence[int],
-    slice_shape: Sequence[int],
-    dtype: tf.DType,
+    self, key: int, full_shape: Sizes, begin: Sizes, slice_shape: Sizes, dtype: tf.DType
   ) -> tf.Tensor:
     del key
     if np.ndim(self.value) == 0:
@@ -99,17 +91,12 @@ class _Random(Initializer):
     self._seed = seed
     self._kwargs = kwargs
 
-  def arguments(self, full_shape: Sequence[int]) -> dict[str, Any]:
+  def arguments(self, full_shape: Sizes) -> dict[str, Any]:
     del full_shape
     return self._kwargs
 
   def slice_values(
-    self,
-    key: int,
-    full_shape: Sequence[int],
-    begin: Sequence[int],
-    slice_shape: Sequence[int],
-    dtype: tf.DType,
+    self, key: int, full_shape: Sizes, begin: Sizes, slice_shape: Sizes, dtype: tf.DType
   ) -> tf.Tensor:
     if self._seed is not None:
       key = random_bits.fold(key, int(self._seed))
@@ -135,14 +122,7 @@ class RandomNormal(_Random):
 
 
 class TruncatedNormal(_Random):
-  """Normal numbers cut at two standard deviations; the cut is not compensated.
-
-  Args:
-    mean: mean of the normal numbers.
-    stddev: their standard deviation, before the cut.
-    seed: makes the numbers others than those of another seed; None: as the variable store's seed
-      and the variable's name say.
-  """
+  """Normal numbers cut at two standard deviations, which is not compensated; see `RandomNormal`."""
 
   _draw = staticmethod(random_bits.truncated_normal)
 
@@ -157,8 +137,7 @@ class RandomUniform(_Random):
   Args:
     minval: the lower bound.
     maxval: the upper bound.
-    seed: makes the numbers others than those of another seed; None: as the variable store's seed
-      and the variable's name say.
+    seed: see `RandomNormal`.
   """
 
   _draw = staticmethod(random_bits.uniform)
@@ -177,7 +156,7 @@ class GlorotUniform(_Random):
 
   _draw = staticmethod(random_bits.uniform)
 
-  def arguments(self, full_shape: Sequence[int]) -> dict[str, Any]:
+  def arguments(self, full_shape: Sizes) -> dict[str, Any]:
     """The bounds for a variable of this shape."""
     if len(full_shape) < 1:
       fan_in = fan_out = 1
@@ -198,12 +177,7 @@ class FromFunction(Initializer):
     self._fn = fn
 
   def slice_values(
-    self,
-    key: int,
-    full_shape: Sequence[int],
-    begin: Sequence[int],
-    slice_shape: Sequence[int],
-    dtype: tf.DType,
+    self, key: int, full_shape: Sizes, begin: Sizes, slice_shape: Sizes, dtype: tf.DType
   ) -> tf.Tensor:
     del key
     values = self._fn(list(full_shape), dtype)

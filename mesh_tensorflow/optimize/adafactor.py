@@ -325,8 +325,7 @@ class AdafactorOptimizer(Optimizer):
       )
     ]
 
-  def _learning_rate_for(self, var: Variable) -> ScalarLike:
-    del var
+  def _learning_rate_for(self, var: Variable | None) -> ScalarLike:
     return self._learning_rate
 
   def _factored_dims(self, shape: Shape) -> tuple[Dimension, Dimension] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.base import Optimizer, slot_variable
 from mesh_tensorflow.optimize.scalars import ScalarLike, check_at_least, check_below_one
 from mesh_tensorflow.optimize.update import UpdateOperation, is_float32, subtract, update_count
-from mesh_tensorflow.optimize.weight_decay import WeightDecay
+from mesh_tensorflow.optimize.weight_decay import WeightDecay, found_in
 from mesh_tensorflow.program.argument_kinds import CastableTensor
 from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
@@ -186,13 +185,12 @@ class AdamWeightDecayOptimizer(Optimizer):
       )
     ]
 
-  def _learning_rate_for(self, var: Variable) -> ScalarLike:
-    del var
+  def _learning_rate_for(self, var: Variable | None) -> ScalarLike:
     return self.learning_rate
 
   def _decays(self, var: Variable) -> bool:
-    excluded = self.exclude_from_weight_decay or ()
-    return bool(self.weight_decay_rate) and not any(re.search(r, var.full_name) for r in excluded)
+    excluded = found_in(self.exclude_from_weight_decay or (), var)
+    return bool(self.weight_decay_rate) and not excluded
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")

@@ -129,6 +129,10 @@ class Optimizer:
     """Calls `apply_grad` for each variable; returns all its operations."""
     return [op for g, v in zip(grads, variables) for op in self.apply_grad(g, v)]
 
+  def _learning_rate_for(self, var: Variable | None) -> ScalarLike:
+    """The learning rate of a variable; of None: the usual one."""
+    raise NotImplementedError
+
   def _scalar(self, value: ScalarLike, mesh: Mesh, what: str) -> float | Tensor:
     """`evaluate_scalar`, once for each value within `apply_grads`."""
     # The value is kept beside its result, so that its id stays its own.

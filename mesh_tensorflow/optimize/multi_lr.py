@@ -16,6 +16,7 @@ from mesh_tensorflow.operations.control import scalar_summary
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.adafactor import AdafactorOptimizer
 from mesh_tensorflow.optimize.adam import AdamWeightDecayOptimizer
+from mesh_tensorflow.optimize.base import Optimizer
 from mesh_tensorflow.optimize.scalars import ScalarLike
 from mesh_tensorflow.program.graph import Tensor
 
@@ -96,17 +97,17 @@ def _reported_product(step: Any, factors: list[Any], train_steps: float) -> Any:
   return lr
 
 
-class _LearningRates:
-  """Learning rates by regular expression: the first that is found in a name counts."""
+class _MultiLRSchedule(Optimizer):
+  """Mixin before an optimizer that asks `_learning_rate_for`: other rates for some variables."""
 
   def __init__(
     self,
-    variable_search: Sequence[str] | None,
-    alt_lr_schedules: Sequence[Any] | None,
-    learning_rate: ScalarLike,
+    variable_search: Sequence[str] | None = None,
+    alt_lr_schedules: Sequence[Any] | None = None,
+    **kwargs: Any,
   ):
-    self._patterns: list[str] = []
-    self._rates: list[ScalarLike] = []
+    super().__init__(**kwargs)
+    self._rates: list[tuple[str, ScalarLike]] = []
     if variable_search is None or alt_lr_schedules is None:
       return
     if len(variable_search) != len(alt_lr_schedules):
@@ -114,19 +115,19 @@ class _LearningRates:
         f"variable_search has {len(variable_search)} regular expressions, alt_lr_schedules "
         f"{len(alt_lr_schedules)} schedules; there must be one for each"
       )
-    self._patterns = list(variable_search)
-    self._rates = compute_lr_for_step(alt_lr_schedules, learning_rate)
+    rates = compute_lr_for_step(alt_lr_schedules, super()._learning_rate_for(None))
+    self._rates = list(zip(variable_search, rates))
 
-  def find(self, var: Variable, default: ScalarLike) -> ScalarLike:
-    for pattern, rate in zip(self._patterns, self._rates):
-      if re.search(pattern, var.full_name):
-        return rate
-    return default
+  def _learning_rate_for(self, var: Variable | None) -> ScalarLike:
+    usual = super()._learning_rate_for(var)
+    if var is None:
+      return usual
+    return next((rate for search, rate in self._rates if re.search(search, var.full_name)), usual)
 
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 @affects("training")
-class AdafactorWithMultiLRSchedule(AdafactorOptimizer):
+class AdafactorWithMultiLRSchedule(_MultiLRSchedule, AdafactorOptimizer):
   """Adafactor with other learning rates for some variables.
 
   Args:
@@ -136,22 +137,10 @@ class AdafactorWithMultiLRSchedule(AdafactorOptimizer):
     **kwargs: for `AdafactorOptimizer`.
   """
 
-  def __init__(
-    self,
-    variable_search: Sequence[str] | None = None,
-    alt_lr_schedules: Sequence[Any] | None = None,
-    **kwargs: Any,
-  ):
-    super().__init__(**kwargs)
-    self._rates = _LearningRates(variable_search, alt_lr_schedules, self._learning_rate)
-
-  def _learning_rate_for(self, var: Variable) -> ScalarLike:
-    return self._rates.find(var, self._learning_rate)
-
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 @affects("training")
-class AdamWithMultiLRSchedule(AdamWeightDecayOptimizer):
+class AdamWithMultiLRSchedule(_MultiLRSchedule, AdamWeightDecayOptimizer):
   """Adam with other learning rates for some variables.
 
   Args:
@@ -160,15 +149,3 @@ class AdamWithMultiLRSchedule(AdamWeightDecayOptimizer):
     alt_lr_schedules: a schedule for each, see `compute_lr_for_step`.
     **kwargs: for `AdamWeightDecayOptimizer`.
   """
-
-  def __init__(
-    self,
-    variable_search: Sequence[str] | None = None,
-    alt_lr_schedules: Sequence[Any] | None = None,
-    **kwargs: Any,
-  ):
-    super().__init__(**kwargs)
-    self._rates = _LearningRates(variable_search, alt_lr_schedules, self.learning_rate)
-
-  def _learning_rate_for(self, var: Variable) -> ScalarLike:
-    return self._rates.find(var, self.learning_rate)
