@@ -114,24 +114,13 @@ _ON_A_MESH = (
 )
 
 # Settings of the training loop that are flags by the same names.
-TRAINER_FLAGS = (
-  "save_checkpoints_steps",
-  "iterations_per_loop",
-  "keep_checkpoint_max",
-  "report_every",
-  "gradient_accumulation_steps",
-  "nonfinite",
+TRAINER_FLAGS = tuple(
+  Flag(*told)
+  for told in command.trainer_flags(
+    save_checkpoints_steps=1000, iterations_per_loop=1000, keep_checkpoint_max=10
+  )
 )
-
-SHARED = (
-  *_ON_A_MESH,
-  *(
-    Flag(*told)
-    for told in command.trainer_flags(
-      TRAINER_FLAGS, save_checkpoints_steps=1000, iterations_per_loop=1000, keep_checkpoint_max=10
-    )
-  ),
-)
+SHARED = (*_ON_A_MESH, *TRAINER_FLAGS)
 
 # Flags of the fine-tuning programs, beside `SHARED`.
 FINE_TUNING = (

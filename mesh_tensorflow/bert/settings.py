@@ -114,7 +114,7 @@ def trainer_settings(**changes: Any) -> TrainerSettings:
   Args:
     **changes: other values, by name.
   """
-  given = {name: value(name) for name in ("init_checkpoint", *TRAINER_FLAGS)}
+  given = {name: value(name) for name in ("init_checkpoint", *(f.name for f in TRAINER_FLAGS))}
   settings = TrainerSettings(owner="--", seed=value("random_seed"))
   return checked_settings(settings, **{**given, **changes})
 

@@ -40,12 +40,7 @@ from mesh_tensorflow.training.trainer import ModelProgram
 
 FLAGS = flags.FLAGS
 
-_TRAINER_FLAGS = (
-  "save_checkpoints_steps",
-  "report_every",
-  "gradient_accumulation_steps",
-  "nonfinite",
-)
+_TRAINER_FLAGS = command.trainer_flags(save_checkpoints_steps=500)
 
 define.boolean("use_tpu", True, "Whether the mesh is of the cores of a TPU; else of GPUs or CPUs.")
 define.number("lr", 0.003, "Learning rate of the first steps.")
@@ -61,7 +56,7 @@ define.string("master", "", "Name or address of the TPU; the local one if empty.
 define.string("checkpoint_dir", "", "Folder of checkpoints, from the newest of which it goes on.")
 define.boolean("on_gcp", False, "Kept for commands that give it; not used.")
 define.integer("iterations_per_call", 100, "Most steps of one call of the compiled program.")
-for _flag in command.trainer_flags(_TRAINER_FLAGS, save_checkpoints_steps=500):
+for _flag in _TRAINER_FLAGS:
   define.flag(*_flag)
 define.boolean("write_summary", True, "Whether metrics are written for TensorBoard.")
 define.string("summary_dir", "", "Where metrics go; checkpoint_dir if empty.")
@@ -247,7 +242,7 @@ def train_and_eval() -> None:
   settings = checked_settings(
     TrainerSettings(owner="--"),
     iterations_per_loop=FLAGS.iterations_per_call,
-    **{name: FLAGS[name].value for name in _TRAINER_FLAGS},
+    **{name: FLAGS[name].value for _, name, *_ in _TRAINER_FLAGS},
     eval_every_steps=train if evaluation is not None else 0,
     eval_steps=max(1, evaluate),
   )

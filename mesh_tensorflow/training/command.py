@@ -24,14 +24,21 @@ from mesh_tensorflow.workers import loss_watch
 _HELP = ("--help", "-help", "-h", "-?", "--helpshort", "-helpshort")
 
 
-def trainer_flags(
-  names: Sequence[str], **defaults: Any
-) -> list[tuple[Callable[..., Any], str, Any, str]]:
+# Settings of the training loop that are flags of all these programs.
+_TRAINER_FLAGS = (
+  "save_checkpoints_steps",
+  "report_every",
+  "gradient_accumulation_steps",
+  "nonfinite",
+)
+
+
+def trainer_flags(**defaults: Any) -> list[tuple[Callable[..., Any], str, Any, str]]:
   """The flags of a program for settings of the training loop, by the settings' names.
 
   Args:
-    names: of settings that are a number or text.
-    **defaults: values if not given, where the program's are not the settings'.
+    **defaults: values if not given, where the program's are not the settings'; or of settings that
+      are flags of this program only: numbers or texts.
 
   Returns:
     For each the function of `absl.flags` that defines it, name, default and help.
@@ -42,7 +49,7 @@ def trainer_flags(
     "float": flags.DEFINE_float,
   }
   known, found = settings_of(TrainerSettings), []
-  for name in names:
+  for name in dict.fromkeys((*_TRAINER_FLAGS, *defaults)):
     told = known[name]
     text = told.short or told.help
     definer = definers[told.annotation.split(" | ")[0]]
