@@ -5,6 +5,7 @@
     trainer    `TrainerSettings`: of every training loop
     run        `RunSettings`: of the Transformer's `run`, which has those of the trainer, too
     sample     `SampleSettings`: of text that a trained model writes
+    hints      what was meant, for errors about names
 
 To add a setting, add a field. Its gin name, its flag (if it has one), the check of its value, its
 line in `--help`, in docs/settings.md and in docstrings, and what a resume compares come from there;

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
+from mesh_settings import hints
 from mesh_transformer_cli.flags import Flag
 
 # By its name alone: an import of it would import TensorFlow, before it is known to be needed.
@@ -153,10 +153,9 @@ class Parser(argparse.ArgumentParser):
 def did_you_mean(name: str, legal: Iterable[str]) -> str:
   """The end of an error that names what resembles `name`; nothing if nothing does."""
   known = sorted(legal)
-  close = difflib.get_close_matches(name, known, n=2, cutoff=0.7)
   word = name.strip("-")
-  close = close or [k for k in known if len(word) > 2 and word in k][:2]
-  return f"; did you mean {' or '.join(close)}?" if close else ""
+  having = [k for k in known if len(word) > 2 and word in k][:2]
+  return hints.did_you_mean(name, known, 2, 0.7) or hints.hint(having)
 
 
 def _with_underscores(argument: str) -> str:

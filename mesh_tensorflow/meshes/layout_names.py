@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Iterator
 
+from mesh_settings.hints import did_you_mean, hint
 from mesh_tensorflow.errors import LayoutError
 from mesh_tensorflow.meshes.layout import LayoutRules
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
@@ -41,7 +41,7 @@ def check_mesh_names(
     if mesh_name not in usual:
       raise LayoutError(
         f"layout rule {tensor_name}:{mesh_name}: the mesh has no dimension {mesh_name!r}; it has "
-        f"{', '.join(names) or 'none'}{_did_you_mean(mesh_name, names)}"
+        f"{', '.join(names) or 'none'}{did_you_mean(mesh_name, names, 2, 0.5)}"
       )
 
 
@@ -75,10 +75,10 @@ def unknown_dimension(
     present: names of the dimensions of the program.
     meant: the one that is certainly meant, if that is known.
   """
-  hint = f"; did you mean {meant}?" if meant else _did_you_mean(tensor_name, present)
+  meant_by = hint([meant]) if meant else did_you_mean(tensor_name, present, 2, 0.5)
   return LayoutError(
     f"layout rule {tensor_name}:{mesh_name}: no tensor of the model has a dimension "
-    f"{tensor_name!r}{hint}; the dimensions are "
+    f"{tensor_name!r}{meant_by}; the dimensions are "
     f"{', '.join(sorted(n for n in present if not n.startswith('_')))}"
   )
 
@@ -87,8 +87,3 @@ def check_names(mesh_impl: MeshImpl, graph: Graph) -> None:
   """Raises `LayoutError` for a rule that names what the mesh or the graph does not have."""
   check_mesh_names(mesh_impl.shape, mesh_impl.layout_rules)
   check_tensor_names(mesh_impl, graph)
-
-
-def _did_you_mean(name: str, candidates: Iterable[str]) -> str:
-  close = difflib.get_close_matches(name, sorted(candidates), n=2, cutoff=0.5)
-  return f"; did you mean {' or '.join(close)}?" if close else ""

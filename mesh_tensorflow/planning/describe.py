@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import Any
 
+from mesh_settings import hints
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import ArgumentError, GraphError
 from mesh_tensorflow.meshes.layout import LayoutLike
@@ -443,11 +443,10 @@ def _placement_dict(p: Placement) -> dict[str, Any]:
 
 def _did_you_mean(name: str, known: Any) -> str:
   """'; did you mean ...?', or what there is if nothing is close."""
-  close = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
-  if close:
-    return f"; did you mean {' or '.join(map(repr, close))}?"
-  some = sorted(known)[:12]
-  return f"; there are {', '.join(some)}{', ...' if len(known) > len(some) else ''}" if some else ""
+  close = hints.did_you_mean(name, known, shown=repr)
+  if close or not known:
+    return close
+  return f"; there are {', '.join(sorted(known)[:12])}{', ...' if len(known) > 12 else ''}"
 
 
 attach_planner(describe)

@@ -8,7 +8,6 @@ seconds, sizes in bytes, rates per second.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import json
 import logging
@@ -19,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_settings.hints import did_you_mean
 from mesh_tensorflow.environment import untrusted_files
 from mesh_tensorflow.errors import ConfigError, MeshShapeError
 from mesh_tensorflow.program.dimensions import Shape
@@ -240,8 +240,7 @@ class Machine:
     if not name.endswith(".json"):
       path = _FOLDER / f"{name}.json"
       if not path.exists():
-        close = difflib.get_close_matches(name, shipped_machines(), 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, shipped_machines(), 1, shown=repr)
         raise ConfigError(
           f"there is no machine {name!r}{hint} Shipped are {', '.join(shipped_machines())}; of "
           "another one give the name of its .json file, which "

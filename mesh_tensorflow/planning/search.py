@@ -9,13 +9,13 @@ cannot fit, is left out. So what is found is the best, unless time runs out.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mesh_settings.hints import did_you_mean
 from mesh_tensorflow.errors import LayoutError
 from mesh_tensorflow.meshes.layout import LayoutRules
 from mesh_tensorflow.planning.cost_model import Seconds, Work, step_time, work_seconds
@@ -410,11 +410,9 @@ class Task:
     self._times = ChainTimes(evaluator, machine)
     for name, _ in rules.pairs:
       if name not in evaluator.dims:
-        close = difflib.get_close_matches(name, evaluator.dims, 1)
-        hint = (
-          f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(evaluator.dims))}"
-        )
-        raise LayoutError(f"fixed names {name!r}, a dimension that the program has not; {hint}")
+        there = f"; it has {', '.join(sorted(evaluator.dims))}"
+        hint = did_you_mean(name, evaluator.dims, 1, shown=repr) or there
+        raise LayoutError(f"fixed names {name!r}, a dimension that the program has not{hint}")
     for (d, m), (e, n) in itertools.combinations(rules.pairs, 2):
       if d == e and m != n:
         raise LayoutError(

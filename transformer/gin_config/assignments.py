@@ -18,7 +18,7 @@ from typing import Any
 
 from gin import config_parser
 
-from mesh_settings import rules
+from mesh_settings import hints, rules
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.gin_config import bindings as gin_names
 from mesh_tensorflow.transformer.gin_config import checks
@@ -185,7 +185,7 @@ def _reference(word: str, place: Place) -> str:
   if found:
     raise ConfigError(f"gin: {place}: {word!r} is ambiguous; it may be {' or '.join(found)}")
   close = [f"@{n}" for n in gin_names.similar_names(word)]
-  hint = f"; did you mean {' or '.join(close)}?" if close else ""
+  hint = hints.hint(close)
   raise ConfigError(f"gin: {place}: nothing configurable is called {word!r}{hint}")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import gin
 
+from mesh_settings import hints
 from mesh_tensorflow.errors import ConfigError
 
 # Gin keeps the macro `d_model = 512` as the argument `value` of gin.macro in the scope `d_model`.
@@ -109,14 +110,13 @@ def _unresolved(text: str, selector: str, place: Place) -> ConfigError:
   if "without class name" in text:
     legal = re.findall(r"'([^']*)'", text)
     return ConfigError(f"gin: {place}: {selector!r} is a method; write {legal[-1]}.{legal[0]}")
-  return UnknownNameError(
-    f"gin: {place}: nothing configurable is called {selector!r}{_hint(similar_names(selector))}"
-  )
+  meant = hints.hint(similar_names(selector))
+  return UnknownNameError(f"gin: {place}: nothing configurable is called {selector!r}{meant}")
 
 
 def did_you_mean(name: str, legal: Iterable[str], cutoff: float = 0.6) -> str:
   """A "did you mean" suffix for an error about `name`; "" if nothing resembles it."""
-  return _hint(similar(name, legal, cutoff))
+  return hints.hint(similar(name, legal, cutoff))
 
 
 def similar(name: str, legal: Iterable[str], cutoff: float = 0.6) -> list[str]:
@@ -148,10 +148,6 @@ def plain(name: str) -> str:
 
 def _initials(name: str) -> str:
   return "".join(part[0] for part in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+", name)).lower()
-
-
-def _hint(close: list[str]) -> str:
-  return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def parameters(selector: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import gin
 
 import mesh_tensorflow as mtf
+from mesh_settings import hints
 from mesh_settings.rules import CALLABLE, Rule, rule_for
 from mesh_tensorflow.arguments.declared import declaration
 from mesh_tensorflow.errors import ConfigError, LayoutError, MeshError, ShapeError
@@ -326,7 +327,7 @@ def _hint(value: Any, rule: Rule) -> str:
   if rule.choices or not rule.legal.startswith(CALLABLE.legal):
     return did_you_mean(value, rule.choices)
   near = [f"@{name}" for name in gin_names.similar_names(value)]
-  return f"; did you mean {' or '.join(near)}?" if near else ""
+  return hints.hint(near)
 
 
 def parameter_of(selector: str, argument: str) -> inspect.Parameter | None:

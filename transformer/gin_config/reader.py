@@ -6,7 +6,6 @@ import ast
 import bisect
 import contextlib
 import dataclasses
-import difflib
 import gc
 import importlib
 import importlib.util
@@ -22,6 +21,7 @@ import gin
 import tensorflow as tf
 from gin import config_parser
 
+from mesh_settings import hints
 from mesh_tensorflow import errors
 from mesh_tensorflow.environment import untrusted_files
 from mesh_tensorflow.errors import ConfigError, MeshError
@@ -446,9 +446,8 @@ class Reader:
       for f in names
       if f.endswith(".gin")
     )
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-    close = [k for k in known if os.path.basename(k) == os.path.basename(name)] or close
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    close = [k for k in known if os.path.basename(k) == os.path.basename(name)]
+    hint = hints.hint(close) or hints.did_you_mean(name, known)
     looked = ", ".join(f or "the working folder" for f in dict.fromkeys(self._folders))
     if os.path.isabs(name) or "://" in name:
       looked = os.path.dirname(name)

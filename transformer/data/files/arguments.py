@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from typing import Any
 
+from mesh_settings.hints import did_you_mean
 from mesh_settings.records import setting, settings_of
 from mesh_tensorflow.errors import ConfigError
 
@@ -28,7 +28,6 @@ def check_choices(record: Any, owner: str = "") -> None:
     if told.values is None or not told.values.choices or told.values.is_legal(value):
       continue
     choices = told.values.choices
-    close = difflib.get_close_matches(str(value), choices, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(str(value), choices, 1, shown=repr)
     place = f"{owner}: " if owner else ""
     raise ConfigError(f"{place}{name} (={value!r}) must be one of {', '.join(choices)}{hint}")

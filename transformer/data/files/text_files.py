@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import dataclasses
-import difflib
 import encodings.aliases
 import glob as python_glob
 import itertools
@@ -22,6 +21,7 @@ from typing import Any
 import gin
 import tensorflow as tf
 
+from mesh_settings.hints import did_you_mean
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.training import input_shards
@@ -55,8 +55,7 @@ def text_encoding(encoding: str = "utf-8") -> str:
     codecs.lookup(encoding)
   except (LookupError, TypeError) as e:
     known = [n.replace("_", "-") for n in {*encodings.aliases.aliases.values(), "latin-1", "utf-8"}]
-    close = difflib.get_close_matches(str(encoding).lower().replace("_", "-"), known, n=3)
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    hint = did_you_mean(str(encoding).lower().replace("_", "-"), known)
     raise ConfigError(f"unknown text encoding {encoding!r}{hint}") from e
   return encoding
 

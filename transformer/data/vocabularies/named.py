@@ -14,12 +14,12 @@ What is made of texts is kept with the checkpoints, and then no text is needed a
 from __future__ import annotations
 
 import base64
-import difflib
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from mesh_settings.hints import did_you_mean
 from mesh_settings.run import VOCABULARIES, is_vocabulary_name
 from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import ConfigError, DataError
@@ -94,8 +94,7 @@ def named_vocabulary(name: str, texts: Texts | None, feature: str | None = None)
   """
   kind, _, rest = name.partition(":")
   if not is_vocabulary_name(name):
-    close = difflib.get_close_matches(kind, VOCABULARIES, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close and close[0] != kind else ""
+    hint = "" if kind in VOCABULARIES else did_you_mean(kind, VOCABULARIES, 1, shown=repr)
     raise ConfigError(f"there is no vocabulary {name!r}: give {_FORMS}{hint}")
   if kind == "bytes":
     return ByteVocabulary()
