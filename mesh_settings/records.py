@@ -56,7 +56,7 @@ class Setting:
 
 def setting(
   help: str,  # noqa: A002 - as argparse calls it.
-  default: Any = dataclasses.MISSING,
+  default: object = dataclasses.MISSING,
   values: Rule | None = None,
   *,
   affects: str = "report",
@@ -118,7 +118,7 @@ def part(kind: type[_Record], record: Any) -> _Record:
 def signature(
   record: type,
   positional: Sequence[str] = (),
-  defaults: Mapping[str, Any] | None = None,
+  defaults: Mapping[str, object] | None = None,
 ) -> inspect.Signature:
   """Signature of a function that takes the fields of a record as arguments.
 
@@ -129,7 +129,7 @@ def signature(
   """
   known, others = settings_of(record), defaults or {}
 
-  def parameter(name: str, kind: Any) -> inspect.Parameter:
+  def parameter(name: str, kind: inspect._ParameterKind) -> inspect.Parameter:
     default = others.get(name, known[name].default)
     return inspect.Parameter(name, kind, default=default, annotation=known[name].annotation)
 
@@ -143,7 +143,7 @@ def signature(
 def takes_settings(
   record: type,
   positional: Sequence[str] = (),
-  defaults: Mapping[str, Any] | None = None,
+  defaults: Mapping[str, object] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
   """Decorator of a function that takes the settings of a record as arguments.
 
@@ -157,7 +157,7 @@ def takes_settings(
   """
   told = signature(record, positional, defaults)
 
-  def decorate(function: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
+  def decorate(function: Callable[[dict[str, Any]], object]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
       bound = told.bind(*args, **kwargs)
       bound.apply_defaults()

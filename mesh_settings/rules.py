@@ -37,13 +37,13 @@ class Rule:
     return dataclasses.replace(self, words=f"{self.legal}, or None", is_legal=is_legal)
 
 
-def is_whole(x: Any) -> bool:
+def is_whole(x: object) -> bool:
   """Tests for a whole number; True and False are none."""
   # To Python True is 1, and a setting that is True by mistake would pass for a size.
   return isinstance(x, numbers.Integral) and not isinstance(x, bool)
 
 
-def is_number(x: Any) -> bool:
+def is_number(x: object) -> bool:
   """Tests for a real number; True and False are none."""
   return isinstance(x, numbers.Real) and not isinstance(x, bool)
 
@@ -97,14 +97,14 @@ PATH = Rule("a path", lambda x: isinstance(x, str) and x != "")
 _OF_KINDS = {"int": WHOLE, "float": NUMBER, "bool": YES_OR_NO, "str": TEXT}
 
 
-def kinds_of(annotation: Any) -> list[str]:
+def kinds_of(annotation: object) -> list[str]:
   """Splits an annotation such as "int | None" into its parts."""
   if isinstance(annotation, type):
     return [annotation.__name__] if annotation is not inspect.Parameter.empty else []
   return [part.strip() for part in annotation.split("|")] if isinstance(annotation, str) else []
 
 
-def rule_for(annotation: Any, default: Any, declared: Rule | None = None) -> Rule | None:
+def rule_for(annotation: object, default: object, declared: Rule | None = None) -> Rule | None:
   """The rule for the values of a parameter or field; None: no rule.
 
   Args:

@@ -40,13 +40,13 @@ def is_vocabulary_name(name: str) -> bool:
   return kind == "characters" or (kind in VOCABULARIES and (kind == "bytes") != bool(rest))
 
 
-def _is_batch_size(x: Any) -> bool:
+def _is_batch_size(x: object) -> bool:
   if isinstance(x, (list, tuple)):
     return len(x) == 2 and isinstance(x[0], str) and x[0] in BATCH_METHODS and COUNT.is_legal(x[1])
   return COUNT.is_legal(x)
 
 
-def _are_lengths(x: Any) -> bool:
+def _are_lengths(x: object) -> bool:
   if isinstance(x, Mapping):
     return bool(x) and all(isinstance(k, str) and COUNT.is_legal(v) for k, v in x.items())
   return x is None or COUNT.is_legal(x)
@@ -58,23 +58,23 @@ def _is_checkpoint_step(x: Any) -> bool:
   return x in (None, "all", "new", "best") or (is_whole(x) and x >= -1)
 
 
-def _is_no_number(x: Any) -> bool:
+def _is_no_number(x: object) -> bool:
   return x is not None and not isinstance(x, numbers.Number)
 
 
-def _are_rates(x: Any) -> bool:
+def _are_rates(x: object) -> bool:
   if isinstance(x, (list, tuple)):
     return all(callable(f) or is_number(f) for f in x)
   return x is None or callable(x) or NOT_BELOW_ZERO.is_legal(x)
 
 
-def _is_vocabulary(x: Any) -> bool:
+def _is_vocabulary(x: object) -> bool:
   if isinstance(x, (tuple, list)):
     return len(x) == 2 and all(v is not None and _is_vocabulary(v) for v in x)
   return is_vocabulary_name(x) if isinstance(x, str) else not isinstance(x, numbers.Number)
 
 
-def _are_device_names(x: Any) -> bool:
+def _are_device_names(x: object) -> bool:
   return x is None or (isinstance(x, (list, tuple)) and all(isinstance(d, str) for d in x))
 
 

@@ -26,7 +26,7 @@ NONFINITE = ("stop", "skip")
 PURPOSES = ("weights", "data", "dropout", "sampling")
 
 
-def steps_to_profile(given: Any) -> tuple[int, int] | None:
+def steps_to_profile(given: object) -> tuple[int, int] | None:
   """The steps of a profile: (10, 20) of such a pair or of "10:20"; None of what is neither.
 
   Args:

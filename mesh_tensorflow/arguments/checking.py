@@ -44,7 +44,7 @@ class Signature:
     name: for messages; by default the function's.
   """
 
-  def __init__(self, function: Callable[..., Any], name: str | None = None):
+  def __init__(self, function: Callable[..., object], name: str | None = None):
     self._name = name or function.__name__.removeprefix("mtf_")
     namespace = vars(inspect.getmodule(inspect.unwrap(function)))
     self._positional: list[_Parameter] = []
@@ -66,7 +66,7 @@ class Signature:
         self._positional.append(found)
       self._by_name[p.name] = found
 
-  def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+  def check(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Raises a typed error for the first argument that is not of its parameter's kind.
 
     Args:
@@ -100,7 +100,7 @@ class Signature:
           )
 
   def _pairs(
-    self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    self, args: Sequence[object], kwargs: Mapping[str, object]
   ) -> Iterable[tuple[_Parameter, Any]]:
     pairs = zip(self._positional, args[self._first :])
     if not kwargs:
@@ -108,7 +108,7 @@ class Signature:
     by_name = self._by_name
     return itertools.chain(pairs, [(by_name[k], v) for k, v in kwargs.items() if k in by_name])
 
-  def _label(self, args: Sequence[Any], kwargs: Mapping[str, Any], *others: Any) -> str:
+  def _label(self, args: Sequence[object], kwargs: Mapping[str, object], *others: object) -> str:
     """Label for messages: the function, the `name` argument, and the first tensor argument."""
     label = self._name
     pairs = list(self._pairs(args, kwargs))
@@ -122,13 +122,13 @@ class Signature:
     return label
 
 
-def _described(x: Any) -> str:
+def _described(x: object) -> str:
   """Describes a tensor with its mesh, or a mesh or operation, for a message."""
   mesh = getattr(x, "mesh", None)
   return repr(x) if mesh is None else f"{x!r} on {mesh!r}"
 
 
-def _evaluated(annotation: Any, namespace: Mapping[str, Any]) -> Any:
+def _evaluated(annotation: object, namespace: Mapping[str, object]) -> Any:
   """Evaluates a string annotation; Any if a name in it is undefined at run time."""
   if not isinstance(annotation, str):
     return annotation
@@ -163,7 +163,7 @@ def checked(function: _Function) -> _Function:
   return cast(_Function, call)
 
 
-def _name_of(function: Callable[..., Any]) -> str:
+def _name_of(function: Callable[..., object]) -> str:
   """Name of a function for messages; for a constructor that of the class."""
   name = getattr(function, "__qualname__", function.__name__).rsplit("<locals>.", 1)[-1]
   return name.removesuffix(".__init__").removeprefix("mtf_")

@@ -108,18 +108,18 @@ def declares(record: type) -> Callable[[_T], _T]:
   return declare
 
 
-def declaration(target: Any) -> Declaration:
+def declaration(target: object) -> Declaration:
   """The declarations of a class or function itself, without those of its base classes."""
   found = _namespace(target).get(_ATTRIBUTE)
   return found if isinstance(found, Declaration) else Declaration()
 
 
-def _own(target: Any) -> Declaration:
+def _own(target: object) -> Declaration:
   found = declaration(target)
   setattr(target, _ATTRIBUTE, found)
   return found
 
 
-def _namespace(target: Any) -> Mapping[str, Any]:
+def _namespace(target: object) -> Mapping[str, Any]:
   namespace: Mapping[str, Any] = getattr(target, "__dict__", {})
   return namespace

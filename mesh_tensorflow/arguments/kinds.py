@@ -47,16 +47,16 @@ class Kind:
   words = ""
   error: type[MeshError] = ArgumentError
 
-  def accepts(self, value: Any) -> bool:
+  def accepts(self, value: object) -> bool:
     """True if a value is of this kind."""
     raise NotImplementedError
 
-  def is_near(self, value: Any) -> bool:
+  def is_near(self, value: object) -> bool:
     """True if a rejected value is almost of this kind: a tensor of another dtype, say."""
     del value
     return False
 
-  def refuse(self, function: str, name: str, value: Any) -> MeshError:
+  def refuse(self, function: str, name: str, value: object) -> MeshError:
     """The error about a value that is not accepted.
 
     Args:
@@ -68,13 +68,13 @@ class Kind:
     tail = f"; {advice}" if advice else ""
     return self.error(f"{function}: {name} must be {self.words}, got {shown(value)}{tail}")
 
-  def advice(self, name: str, value: Any) -> str:
+  def advice(self, name: str, value: object) -> str:
     """Hint at an acceptable value, for the error message; "" for none."""
     del name, value
     return ""
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
   """Short text of a value: class, shape and dtype of arrays and tensors."""
   if value is None or isinstance(value, (SymbolicTensor, ShownWhole)):
     return repr(value)
@@ -86,12 +86,12 @@ def shown(value: Any) -> str:
   return text if is_record(value) or isinstance(value, type) else f"{type(value).__name__} {text}"
 
 
-def is_record(value: Any) -> bool:
+def is_record(value: object) -> bool:
   """True if it is a named tuple, as a Dimension is."""
   return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def converts(convert: Callable[[Any], Any], value: Any) -> bool:
+def converts(convert: Callable[[Any], object], value: object) -> bool:
   """True if a conversion takes the value without TypeError, ValueError or AttributeError."""
   try:
     convert(value)
@@ -137,7 +137,7 @@ class Numbers(Kind):
   words = "a number or an array"
   types = frozenset([int, float, bool])
 
-  def accepts(self, value: Any) -> bool:
+  def accepts(self, value: object) -> bool:
     array = hasattr(value, "shape") and hasattr(value, "dtype")
     array = array and not isinstance(value, SymbolicTensor)
     return array or Number(whole=False).accepts(value)
@@ -149,7 +149,7 @@ class Bool(Kind):
   words = "True or False"
   types = frozenset([bool, int, type(None)])
 
-  def accepts(self, value: Any) -> bool:
+  def accepts(self, value: object) -> bool:
     return Number(whole=False).accepts(value)
 
 
@@ -159,7 +159,7 @@ class Text(Kind):
   words = "a string"
   types = frozenset([str])
 
-  def accepts(self, value: Any) -> bool:
+  def accepts(self, value: object) -> bool:
     return isinstance(value, str)
 
 
@@ -170,12 +170,12 @@ class DType(Kind):
   error = DTypeError
   types = frozenset([tf.DType])
 
-  def accepts(self, value: Any) -> bool:
+  def accepts(self, value: object) -> bool:
     if value is None or isinstance(value, (SymbolicTensor, np.ndarray)) or tf.is_tensor(value):
       return False
     return converts(tf.as_dtype, value)
 
-  def advice(self, name: str, value: Any) -> str:
+  def advice(self, name: str, value: object) -> str:
     del value
     return "as tf.float32 or tf.int32"
 
@@ -186,7 +186,7 @@ class FloatDType(DType):
   words = "a floating dtype"
   types = frozenset()
 
-  def accepts(self, value: Any) -> bool:
+  def accepts(self, value: object) -> bool:
     return super().accepts(value) and tf.as_dtype(value).is_floating
 
 
@@ -195,7 +195,7 @@ class Function(Kind):
 
   words = "a function"
 
-  def accepts(self, value: Any) -> bool:
+  def accepts(self, value: object) -> bool:
     return callable(value)
 
 
@@ -213,7 +213,7 @@ class Instance(Kind):
     self.error = error_of.get(cls, ArgumentError)
     self.types = frozenset([cls])
 
-  def accepts(self, value: Any) -> bool:
+  def accepts(self, value: object) -> bool:
     return isinstance(value, self.cls)
 
 
@@ -225,7 +225,7 @@ class SequenceOf(Kind):
     self.words = f"a list of {plural(element.words)}" if element else "a list"
     self.error = element.error if element else ArgumentError
 
-  def accepts(self, value: Any) -> bool:
+  def accepts(self, value: object) -> bool:
     if type(value) is not list and type(value) is not tuple:
       if isinstance(value, collections.abc.Iterator):
         return True
@@ -244,14 +244,14 @@ class SequenceOf(Kind):
     except TypeError:  # A symbolic tf.Tensor, which cannot be gone through.
       return False
 
-  def refuse(self, function: str, name: str, value: Any) -> MeshError:
+  def refuse(self, function: str, name: str, value: object) -> MeshError:
     if isinstance(value, (list, tuple)) and not is_record(value):
       for i, v in enumerate(value):
         if self.element and type(v) not in self.element.types and not self.element.accepts(v):
           return self.element.refuse(function, f"{name}[{i}]", v)
     return super().refuse(function, name, value)
 
-  def advice(self, name: str, value: Any) -> str:
+  def advice(self, name: str, value: object) -> str:
     one = self.element is not None and self.element.accepts(value)
     return f"write [{name}]" if one else ""
 
@@ -264,14 +264,14 @@ class MappingOf(Kind):
     words = [plural(k.words) if k else "anything" for k in self.parts]
     self.words = f"a dict from {words[0]} to {words[1]}"
 
-  def accepts(self, value: Any) -> bool:
+  def accepts(self, value: object) -> bool:
     return isinstance(value, collections.abc.Mapping) and all(
       k is None or type(v) in k.types or k.accepts(v)
       for item in value.items()
       for k, v in zip(self.parts, item)
     )
 
-  def refuse(self, function: str, name: str, value: Any) -> MeshError:
+  def refuse(self, function: str, name: str, value: object) -> MeshError:
     if isinstance(value, collections.abc.Mapping):
       for key, v in value.items():
         for kind, part in zip(self.parts, (key, v)):
@@ -289,10 +289,10 @@ class UnionOf(Kind):
     self.types = frozenset(t for k in kinds for t in k.types)
     self.error = next((k.error for k in kinds if k.error is not ArgumentError), ArgumentError)
 
-  def accepts(self, value: Any) -> bool:
+  def accepts(self, value: object) -> bool:
     return any(k.accepts(value) for k in self.kinds)
 
-  def refuse(self, function: str, name: str, value: Any) -> MeshError:
+  def refuse(self, function: str, name: str, value: object) -> MeshError:
     containers = [k for k in self.kinds if isinstance(k, (SequenceOf, MappingOf))]
     if isinstance(value, (list, dict)) and len(containers) == 1:
       return containers[0].refuse(function, name, value)
@@ -301,7 +301,7 @@ class UnionOf(Kind):
       return nearest.refuse(function, name, value)
     return super().refuse(function, name, value)
 
-  def advice(self, name: str, value: Any) -> str:
+  def advice(self, name: str, value: object) -> str:
     return next(filter(None, (k.advice(name, value) for k in self.kinds)), "")
 
 
@@ -321,7 +321,7 @@ _TOGETHER: list[tuple[frozenset[Any], Callable[[], Kind]]] = []
 _named: dict[str, type] = {}
 
 
-def register(annotation: Any, make: Callable[[], Kind]) -> None:
+def register(annotation: object, make: Callable[[], Kind]) -> None:
   """Registers the kind of an annotation, also where it is part of another one.
 
   Args:
@@ -355,7 +355,7 @@ def class_named(name: str) -> type:
   return _named[name]
 
 
-def kind_of(annotation: Any) -> Kind | None:
+def kind_of(annotation: object) -> Kind | None:
   """The kind that an annotation stands for; None if everything is accepted."""
   if annotation in (Any, inspect.Parameter.empty, object):
     return None
@@ -383,7 +383,7 @@ def kind_of(annotation: Any) -> Kind | None:
   return Instance(annotation) if isinstance(annotation, type) else None
 
 
-def _kind_of_union(given: Sequence[Any]) -> Kind | None:
+def _kind_of_union(given: Sequence[object]) -> Kind | None:
   members = [m for m in given if m is not type(None)]
   kinds: list[Kind] = []
   rest = list(members)

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import DTypeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.program.graph import Operation, Tensor
@@ -67,7 +68,7 @@ class KeyedRandomOperation(Operation):
   def has_gradient(self) -> bool:
     return False
 
-  def verify_layout(self, mesh_impl: Any) -> None:
+  def verify_layout(self, mesh_impl: MeshImpl) -> None:
     for seed in self._inputs[: self._n]:
       for d in seed.shape:
         self._require_unsplit(mesh_impl, d, "each number depends on the whole seed")

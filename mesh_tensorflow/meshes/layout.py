@@ -89,10 +89,10 @@ class TensorLayout:
   def __iter__(self) -> Iterator[int | None]:
     return iter(self._axes)
 
-  def __eq__(self, other: Any) -> bool:
+  def __eq__(self, other: object) -> bool:
     return isinstance(other, TensorLayout) and self._axes == other._axes
 
-  def __ne__(self, other: Any) -> bool:
+  def __ne__(self, other: object) -> bool:
     return not self == other
 
   def __hash__(self) -> int:
@@ -188,7 +188,7 @@ class LayoutRules:
     names = mesh_shape.dimension_names
     return [p for p in self.pairs if p[1] not in names]
 
-  def __eq__(self, other: Any) -> bool:
+  def __eq__(self, other: object) -> bool:
     return isinstance(other, LayoutRules) and self._pairs == other._pairs
 
   def __hash__(self) -> int:
@@ -206,10 +206,10 @@ class _LayoutLike(Kind):
   error = LayoutTypeError
   types = frozenset([LayoutRules, str, dict])
 
-  def accepts(self, value: Any) -> bool:
+  def accepts(self, value: object) -> bool:
     return isinstance(value, collections.abc.Iterable) and not hasattr(value, "dtype")
 
-  def advice(self, name: str, value: Any) -> str:
+  def advice(self, name: str, value: object) -> str:
     del name, value
     return "write it as 'batch:rows,d_ff:cols', or {} to split nothing"
 

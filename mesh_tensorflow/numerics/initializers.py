@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
+from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import VariableError
 from mesh_tensorflow.numerics import kernels, random_bits
 from mesh_tensorflow.program.dimensions import list_product
@@ -173,7 +174,7 @@ class FromFunction(Initializer):
   """Cuts slices out of what `fn(shape, dtype)` returns; computes the whole each time."""
 
   @checked
-  def __init__(self, fn: Callable[..., Any]):
+  def __init__(self, fn: Callable[..., object]):
     self._fn = fn
 
   def slice_values(
@@ -269,7 +270,7 @@ def check_initializer(x: Any, what: str, size: int) -> None:
     )
 
 
-def _no_initializer(what: str, x: Any) -> VariableError:
+def _no_initializer(what: str, x: object) -> VariableError:
   return VariableError(
     f"{what}: {x!r} is no initializer: give a callable fn(shape, dtype), a number, an array of the "
     "variable's shape, or None for the default"

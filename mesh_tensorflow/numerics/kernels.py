@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -230,7 +230,7 @@ def pad(x: tf.Tensor, axis: int, before: int, after: int) -> tf.Tensor:
   return _along(padded, x, axis, _PAD)
 
 
-def cut(x: tf.Tensor, begin: Sequence[Any], sizes: Sequence[int]) -> tf.Tensor:
+def cut(x: tf.Tensor, begin: Sequence[int | tf.Tensor], sizes: Sequence[int]) -> tf.Tensor:
   """`tf.slice`.
 
   Args:
@@ -250,13 +250,13 @@ def cut(x: tf.Tensor, begin: Sequence[Any], sizes: Sequence[int]) -> tf.Tensor:
   return x
 
 
-def _cut_along(x: tf.Tensor, axis: int, begin: Any, size: int) -> tf.Tensor:
+def _cut_along(x: tf.Tensor, axis: int, begin: int | tf.Tensor, size: int) -> tf.Tensor:
   begins, sizes = [0] * x.shape.ndims, [-1] * x.shape.ndims
   begins[axis], sizes[axis] = begin, size
   return tf.slice(x, begins, sizes)
 
 
-def cut_axis(x: tf.Tensor, axis: int, begin: Any, size: int) -> tf.Tensor:
+def cut_axis(x: tf.Tensor, axis: int, begin: int | tf.Tensor, size: int) -> tf.Tensor:
   """Positions `begin` (an int, or an int32 scalar) to `begin + size` along one axis."""
   return _along(functools.partial(_cut_along, begin=begin, size=size), x, axis, _SLICE)
 

@@ -53,7 +53,7 @@ def name_key(name: str) -> int:
   return mix_int(zlib.crc32(name.encode("utf-8")))
 
 
-def fold(key: Any, data: Any) -> Any:
+def fold(key: int | tf.Tensor, data: int | tf.Tensor) -> Any:
   """A new key from a key and a number.
 
   Args:
@@ -82,7 +82,10 @@ def fold(key: Any, data: Any) -> Any:
 
 
 def bits(
-  key: Any, full_shape: Sequence[int], begin: Sequence[Any], slice_shape: Sequence[int]
+  key: int | tf.Tensor,
+  full_shape: Sequence[int],
+  begin: Sequence[int | tf.Tensor],
+  slice_shape: Sequence[int],
 ) -> tf.Tensor:
   """Random 32-bit words of a slice of a tensor.
 
@@ -167,13 +170,13 @@ def _open_unit(words: tf.Tensor) -> tf.Tensor:
 
 
 def uniform(
-  key: Any,
+  key: int | tf.Tensor,
   full_shape: Sequence[int],
-  begin: Sequence[Any],
+  begin: Sequence[int | tf.Tensor],
   slice_shape: Sequence[int],
-  minval: Any = 0,
-  maxval: Any = None,
-  dtype: Any = tf.float32,
+  minval: float | tf.Tensor = 0,
+  maxval: float | tf.Tensor = None,
+  dtype: tf.DType = tf.float32,
   name: str | None = None,
 ) -> tf.Tensor:
   """A slice of a tensor of uniform numbers in [minval, maxval), as `tf.random.uniform`."""
@@ -201,13 +204,13 @@ def uniform(
 
 
 def normal(
-  key: Any,
+  key: int | tf.Tensor,
   full_shape: Sequence[int],
-  begin: Sequence[Any],
+  begin: Sequence[int | tf.Tensor],
   slice_shape: Sequence[int],
-  mean: Any = 0.0,
-  stddev: Any = 1.0,
-  dtype: Any = tf.float32,
+  mean: float | tf.Tensor = 0.0,
+  stddev: float | tf.Tensor = 1.0,
+  dtype: tf.DType = tf.float32,
   name: str | None = None,
 ) -> tf.Tensor:
   """A slice of a tensor of normal numbers, as `tf.random.normal`; |z| is below 6.3."""
@@ -216,7 +219,9 @@ def normal(
   return _scaled(z, mean, stddev, dtype)
 
 
-def _scaled(z: tf.Tensor, mean: Any, stddev: Any, dtype: Any) -> tf.Tensor:
+def _scaled(
+  z: tf.Tensor, mean: float | tf.Tensor, stddev: float | tf.Tensor, dtype: tf.DType
+) -> tf.Tensor:
   """Mean + stddev * z, computed in float64 so far as it is made of constants."""
   if tf.is_tensor(mean) or tf.is_tensor(stddev):
     z = tf.cast(z, tf.float32)
@@ -229,13 +234,13 @@ _LOW_TAIL = 0.5 * (1.0 + math.erf(-2.0 / math.sqrt(2.0)))
 
 
 def truncated_normal(
-  key: Any,
+  key: int | tf.Tensor,
   full_shape: Sequence[int],
-  begin: Sequence[Any],
+  begin: Sequence[int | tf.Tensor],
   slice_shape: Sequence[int],
-  mean: Any = 0.0,
-  stddev: Any = 1.0,
-  dtype: Any = tf.float32,
+  mean: float | tf.Tensor = 0.0,
+  stddev: float | tf.Tensor = 1.0,
+  dtype: tf.DType = tf.float32,
   name: str | None = None,
 ) -> tf.Tensor:
   """A slice of normal numbers cut at two standard deviations, by the inverse CDF."""

@@ -67,7 +67,7 @@ class Assign(Operation):
     self,
     variables: Sequence[Variable],
     new_values: Sequence[Tensor],
-    assign_fn: Callable[..., Any] = assign_slice,
+    assign_fn: Callable[..., object] = assign_slice,
     name: str | None = None,
   ):
     variables, new_values = list(variables), list(new_values)
@@ -112,7 +112,7 @@ class Assign(Operation):
     lowering.operations[self] = grouped(done)
 
 
-def grouped(results: Sequence[Any]) -> Any:
+def grouped(results: Sequence[object]) -> Any:
   """Groups operations into one tf.Operation; None when executing eagerly."""
   if tf.executing_eagerly():
     return None
@@ -120,7 +120,10 @@ def grouped(results: Sequence[Any]) -> Any:
 
 
 def assign(
-  var: Any, new_val: Tensor, assign_fn: Callable[..., Any] = assign_slice, name: str | None = None
+  var: object,
+  new_val: Tensor,
+  assign_fn: Callable[..., object] = assign_slice,
+  name: str | None = None,
 ) -> Assign:
   """Assigns to a variable.
 
@@ -150,12 +153,12 @@ def assign(
   return Assign([op], [new_val], assign_fn=assign_fn, name=name)
 
 
-def assign_add(var: Any, new_val: Tensor) -> Assign:
+def assign_add(var: object, new_val: Tensor) -> Assign:
   """Adds to a variable; arguments as `assign`."""
   return assign(var, new_val, assign_fn=assign_add_slice)
 
 
-def assign_sub(var: Any, new_val: Tensor) -> Assign:
+def assign_sub(var: object, new_val: Tensor) -> Assign:
   """Subtracts from a variable; arguments as `assign`."""
   return assign(var, new_val, assign_fn=assign_sub_slice)
 

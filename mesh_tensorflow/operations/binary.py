@@ -32,6 +32,7 @@ from mesh_tensorflow.program.argument_kinds import (
   NumberTensor,
   RealOrScalar,
   RealTensor,
+  TensorOrScalar,
 )
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Tensor, is_differentiable
@@ -181,8 +182,8 @@ def maximum(
 
 def _min_max(
   tf_fn: Callable[..., tf.Tensor],
-  x1: Any,
-  x2: Any,
+  x1: TensorOrScalar,
+  x2: TensorOrScalar,
   output_shape: ShapeLike | None,
   name: str | None,
   what: str,
@@ -215,13 +216,13 @@ def add(
   return AddOperation(x1, x2, shape, name=name).outputs[0]
 
 
-def _check_divisor(name: str, x1: Any, x2: Any) -> None:
+def _check_divisor(name: str, x1: object, x2: object) -> None:
   """Raises `DivisionError` if the number x2 is zero; of a symbolic tf.Tensor nothing is known."""
   if isinstance(x2, (int, float, np.generic, np.ndarray)) and np.ndim(x2) == 0 and x2 == 0:
     raise DivisionError(f"{name}: {x1} divided by the number {x2!r}")
 
 
-def _tensor(name: str, x1: Any, x2: Any) -> Tensor:
+def _tensor(name: str, x1: object, x2: object) -> Tensor:
   if not isinstance(x1, Tensor):
     raise no_tensor(name, x1, x2)
   return x1

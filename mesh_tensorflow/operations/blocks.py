@@ -16,6 +16,7 @@ from typing import Any
 
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.assignments import Depend
 from mesh_tensorflow.operations.control import PrintOperation, ScalarSummaryOperation
 from mesh_tensorflow.operations.einsum import transpose
@@ -68,7 +69,7 @@ class Block:
       x.usable = False
 
 
-def capture(graph: Graph, fn: Callable[[], Any]) -> tuple[Any, list[Operation]]:
+def capture(graph: Graph, fn: Callable[[], object]) -> tuple[Any, list[Operation]]:
   """Calls `fn`; removes the operations that it makes, except variables, from the graph."""
   operations = graph.operations
   n = len(operations)
@@ -128,7 +129,7 @@ class BlockOperation(Operation):
     """Summaries made in the blocks, also in blocks inside of these."""
     return summaries_of(self.inner_operations)
 
-  def verify_layout(self, mesh_impl: Any) -> None:
+  def verify_layout(self, mesh_impl: MeshImpl) -> None:
     for op in self.inner_operations:
       op.verify_layout(mesh_impl)
     super().verify_layout(mesh_impl)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.kinds import Scalar
 from mesh_tensorflow.errors import ArgumentError, DTypeError, GradientError, ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.slices import align
@@ -72,7 +73,7 @@ def no_tensor(name: str, x1: TensorOrScalar, x2: TensorOrScalar) -> ArgumentErro
   )
 
 
-def _scalar_to_tensor(scalar: Any, like: Tensor, name: str) -> Tensor:
+def _scalar_to_tensor(scalar: Scalar, like: Tensor, name: str) -> Tensor:
   if like.dtype != tf.bool:
     scalar = checked_scalar(scalar, like, name)
   elif not isinstance(scalar, (bool, np.bool_)) and getattr(scalar, "dtype", None) != tf.bool:

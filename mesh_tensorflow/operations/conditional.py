@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
-from mesh_tensorflow.meshes.laid_out import LaidOutTensor
+from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.assignments import grouped
 from mesh_tensorflow.operations.blocks import (
   BackwardBlock,
@@ -53,8 +54,8 @@ class ConditionalOperation(BlockOperation):
   def __init__(
     self,
     pred: Tensor,
-    true_fn: Callable[[], Any],
-    false_fn: Callable[[], Any],
+    true_fn: Callable[[], object],
+    false_fn: Callable[[], object],
     name: str | None = None,
   ):
     super().__init__([pred], name=name or "cond")
@@ -86,7 +87,7 @@ class ConditionalOperation(BlockOperation):
     """Blocks of the true and the false branch, in this order."""
     return list(self._blocks)
 
-  def _block(self, fn: Callable[[], Any]) -> Block:
+  def _block(self, fn: Callable[[], object]) -> Block:
     try:
       inspect.signature(fn).bind()
     except ValueError:  # Of a builtin nothing is known.
@@ -105,7 +106,7 @@ class ConditionalOperation(BlockOperation):
         raise GraphError(f"{self.name}: {_name(fn)} must return mtf.Tensors, got {y!r}")
     return Block([], operations, outputs)
 
-  def _check_outputs(self, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> None:
+  def _check_outputs(self, true_fn: Callable[[], object], false_fn: Callable[[], object]) -> None:
     ys, zs = (block.outputs for block in self._blocks)
     names = f"{_name(true_fn)} returned", f"{_name(false_fn)}"
     if len(ys) != len(zs):
@@ -292,11 +293,11 @@ def _cut(stacks: Sequence[Tensor], backward: Sequence[BackwardBlock]) -> list[Se
   return [stacks[:first], stacks[first:]]
 
 
-def _name(fn: Callable[..., Any]) -> str:
+def _name(fn: Callable[..., object]) -> str:
   return str(getattr(fn, "__name__", fn))
 
 
-def _agreed(impl: Any, pred: Tensor, laid_out: Any) -> tf.Tensor:
+def _agreed(impl: MeshImpl, pred: Tensor, laid_out: LaidOut) -> tf.Tensor:
   """Makes the predicate equal on all processors; diverging branches would deadlock.
 
   All processors compute it from the same values, but floats may differ in their last bits where
@@ -329,8 +330,8 @@ def _is_exact(pred: Tensor) -> bool:
 
 def cond(
   pred: BoolTensor,
-  true_fn: Callable[[], Any],
-  false_fn: Callable[[], Any],
+  true_fn: Callable[[], object],
+  false_fn: Callable[[], object],
   name: str | None = None,
 ) -> Any:
   """Returns `true_fn()` if `pred` is true, else `false_fn()`.

@@ -17,6 +17,7 @@ from mesh_tensorflow.errors import (
   SizeError,
 )
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
@@ -99,7 +100,7 @@ def _checked_value(name: str, value: Any, dtype: tf.DType) -> Any:
 
 
 def constant(
-  mesh: Mesh, value: Any, shape: ShapeLike | None = None, dtype: DTypeLike = tf.float32
+  mesh: Mesh, value: object, shape: ShapeLike | None = None, dtype: DTypeLike = tf.float32
 ) -> Tensor:
   """A tensor of a constant value.
 
@@ -169,7 +170,7 @@ class ImportOperation(Operation):
     )
 
 
-def _converted(name: str, value: Any) -> tf.Tensor:
+def _converted(name: str, value: object) -> tf.Tensor:
   """`tf.convert_to_tensor`, with a typed error."""
   try:
     return tf.convert_to_tensor(value)
@@ -206,7 +207,7 @@ class ImportLaidOutTensorOperation(Operation):
       self._initialize_splittable_and_unsplittable_dims("unsplittable")
     )
 
-  def verify_layout(self, mesh_impl: Any) -> None:
+  def verify_layout(self, mesh_impl: MeshImpl) -> None:
     super().verify_layout(mesh_impl)
     expected = mesh_impl.slice_shape(self._outputs[0].shape)
     given = list(self._laid_out_tensor.slice_shape)

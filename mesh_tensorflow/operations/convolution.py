@@ -161,7 +161,7 @@ class Convolution(Operation):
     """The input or output that is the image, the filter or the features."""
     return (self._inputs + self._outputs)[self.roles.index(role)]
 
-  def verify_layout(self, mesh_impl: Any) -> None:
+  def verify_layout(self, mesh_impl: MeshImpl) -> None:
     kernel = self.tensor_of(FILTER)
     for d in kernel.shape[: self.window.rank]:
       self._require_whole(mesh_impl, d, kernel)
@@ -180,7 +180,7 @@ class Convolution(Operation):
           "(mtf.rename_dimension to a name without a rule)"
         )
 
-  def _require_whole(self, mesh_impl: Any, dim: Dimension, kernel: Tensor) -> None:
+  def _require_whole(self, mesh_impl: MeshImpl, dim: Dimension, kernel: Tensor) -> None:
     axis = split_axis(mesh_impl, dim)
     if axis is None:
       return

@@ -17,11 +17,13 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.laid_out import LaidOut
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.program.dimensions import Dimension, list_product
 
 
-def split_axis(impl: Any, dim: Dimension) -> int | None:
+def split_axis(impl: MeshImpl, dim: Dimension) -> int | None:
   """The mesh axis over which a dimension is split in more than one part, or None."""
   axis: int | None = impl.tensor_dimension_to_mesh_axis(dim)
   return None if axis is None or impl.shape[axis].size == 1 else axis
@@ -60,7 +62,7 @@ class Frames:
     reach: a `Reach`.
   """
 
-  def __init__(self, impl: Any, axis: int, reach: Reach):
+  def __init__(self, impl: MeshImpl, axis: int, reach: Reach):
     self._impl, self._axis, self._reach = impl, axis, reach
     self._held, self._made = split_axis(impl, reach.image), split_axis(impl, reach.outputs)
     self._n = 1 if self._made is None else impl.shape[self._made].size
@@ -85,7 +87,7 @@ class Frames:
     entry = self._impl.laid_out_entry([self._made], [[b] for b in self._begins])
     return entry[0] if isinstance(entry, list) else self._impl.slicewise(lambda e: e[0], entry)
 
-  def take(self, lowering: LoweringInProgress, x: Any, counter: str) -> Any:
+  def take(self, lowering: LoweringInProgress, x: LaidOut, counter: str) -> Any:
     """The frame of each processor, from slices of the image.
 
     Args:
@@ -116,7 +118,7 @@ class Frames:
       x = parts[0]
     return self._cut(x, self._places(steps), self.size)
 
-  def give(self, lowering: LoweringInProgress, y: Any, counter: str) -> Any:
+  def give(self, lowering: LoweringInProgress, y: LaidOut, counter: str) -> Any:
     """Sums the frames into the image: the transpose of `take`; laid out as the image.
 
     Args:
@@ -143,7 +145,7 @@ class Frames:
       lambda *ts: summed(ts, stretches, self._axis, self._block), *tensors
     )
 
-  def _give_all(self, lowering: LoweringInProgress, y: Any, counter: str) -> Any:
+  def _give_all(self, lowering: LoweringInProgress, y: LaidOut, counter: str) -> Any:
     impl, axis, n = self._impl, self._axis, self._reach.image.size
     first, last = min(self._begins), max(self._begins) + self.size
     y = self._placed(y, [b - first for b in self._begins], last - first)
@@ -196,18 +198,18 @@ class Frames:
     return self._impl.receive(part, self._held, source)
 
   def _count(
-    self, lowering: LoweringInProgress, x: Any, what: str, mesh_axis: int, counter: str
+    self, lowering: LoweringInProgress, x: LaidOut, what: str, mesh_axis: int, counter: str
   ) -> None:
     size = list_product(x.slice_shape) * self._impl.size
     lowering.add_counter(f"{what}/[{mesh_axis}]/{counter}", size)
 
-  def _fitted(self, x: Any, before: int, after: int) -> Any:
+  def _fitted(self, x: LaidOut, before: int, after: int) -> Any:
     """Pads the slices with zeros; crops them where the numbers are negative."""
     if before == after == 0:
       return x
     return self._impl.slicewise(lambda t: fitted(t, self._axis, before, after), x)
 
-  def _cut(self, x: Any, begins: Sequence[int], size: int) -> Any:
+  def _cut(self, x: LaidOut, begins: Sequence[int], size: int) -> Any:
     """Slices `size` positions from `begins[i]` on processors of coordinate i."""
     if all(b == 0 for b in begins) and x.slice_shape[self._axis] == size:
       return x
@@ -220,7 +222,7 @@ class Frames:
       )
     return self._impl.slicewise(lambda t: kernels.cut_axis(t, self._axis, begin, size), x)
 
-  def _placed(self, y: Any, begins: Sequence[int], size: int) -> Any:
+  def _placed(self, y: LaidOut, begins: Sequence[int], size: int) -> Any:
     """Transpose of `_cut`: `size` positions, zeros outside the frame."""
     room = size - self.size
     # Zeros of a fixed number on both sides, and a cut: XLA pads by no computed number.

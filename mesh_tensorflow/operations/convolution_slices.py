@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.numerics import kernels
-from mesh_tensorflow.program.dimensions import Shape, list_product
+from mesh_tensorflow.program.dimensions import Dimension, Shape, list_product
 
 
 class Window:
@@ -77,11 +77,11 @@ class Window:
     """The same window over images that are already padded."""
     return Window("", self.rank, self.strides, "VALID", self.dilations, self.grouped)
 
-  def space_of(self, shape: Sequence[Any] | Shape) -> list[Any]:
+  def space_of(self, shape: Sequence[int | Dimension] | Shape) -> list[Any]:
     """Spatial part of the sizes or dimensions of an image, or of features."""
     return list(shape[-self.rank - self.channel_dims : -self.channel_dims])
 
-  def batch_of(self, shape: Sequence[Any] | Shape) -> list[Any]:
+  def batch_of(self, shape: Sequence[int | Dimension] | Shape) -> list[Any]:
     """Batch part of the sizes or dimensions of an image, or of features."""
     return list(shape[: -self.rank - self.channel_dims])
 

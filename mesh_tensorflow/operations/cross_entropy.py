@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import DTypeError, ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.slices import transpose_to
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.binary import add, multiply
@@ -31,7 +32,7 @@ class _Positions:
     part_size: the number of ids of that part.
   """
 
-  def __init__(self, targets: tf.Tensor, begin: Any, part_size: int):
+  def __init__(self, targets: tf.Tensor, begin: int | tf.Tensor, part_size: int):
     targets = tf.reshape(targets, [-1])
     rows = targets.shape[0]
     if not (isinstance(begin, int) and begin == 0):
@@ -134,7 +135,7 @@ class SoftmaxCrossEntropyOperation(Operation):
     rows = list_product(rest_sizes)
     on, off, z_loss = self._on_value, self._off_value, self._z_loss
 
-    def part(x: tf.Tensor, t: tf.Tensor, b: Any) -> tuple[tf.Tensor, ...]:
+    def part(x: tf.Tensor, t: tf.Tensor, b: int | tf.Tensor) -> tuple[tf.Tensor, ...]:
       """Of one part: softmax, log normalizer, sum of soft * x, weight of the target."""
       x = tf.reshape(transpose_to(x, dims, matrix.dims), [rows, part_size])
       x = tf.cast(x, exact)
@@ -251,7 +252,11 @@ class SoftmaxCrossEntropyGradOperation(Operation):
     multiply = tf.multiply if split_axis is None else tf.math.multiply_no_nan
 
     def gradient(
-      dy_slice: tf.Tensor, p_slice: tf.Tensor, slope_slice: tf.Tensor, t: tf.Tensor, b: Any
+      dy_slice: tf.Tensor,
+      p_slice: tf.Tensor,
+      slope_slice: tf.Tensor,
+      t: tf.Tensor,
+      b: int | tf.Tensor,
     ) -> tf.Tensor:
       dy_slice = tf.reshape(transpose_to(dy_slice, dy.shape.dims, rest.dims), [rows])
       dy_slice = tf.cast(dy_slice, slope.dtype)
@@ -273,7 +278,7 @@ class SoftmaxCrossEntropyGradOperation(Operation):
     lowering.set_tensor_lowering(self._outputs[0], impl.slicewise(gradient, *inputs, begin))
 
 
-def vocabulary_part(impl: Any, vocab_dim: Dimension) -> tuple[int | None, Any, int]:
+def vocabulary_part(impl: MeshImpl, vocab_dim: Dimension) -> tuple[int | None, Any, int]:
   """The processor's part of the vocabulary.
 
   Args:

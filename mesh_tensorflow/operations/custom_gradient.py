@@ -38,7 +38,7 @@ class CustomGradientOperation(Operation):
     explicit_inputs: Sequence[Tensor],
     all_inputs: Sequence[Tensor],
     fn_outputs: Sequence[Tensor],
-    grad_fn: Callable[..., Any],
+    grad_fn: Callable[..., Sequence[Tensor | None]],
     forward_operations: Sequence[Operation],
     name: str | None = None,
   ):
@@ -115,7 +115,9 @@ def _external_inputs(
 
 
 def custom_gradient(
-  fn: Callable[..., Any], grad_fn: Callable[..., Any], explicit_inputs: Sequence[Tensor]
+  fn: Callable[..., object],
+  grad_fn: Callable[..., Sequence[Tensor | None]],
+  explicit_inputs: Sequence[Tensor],
 ) -> Any:
   """Calls `fn(*explicit_inputs)` and gives its results another gradient.
 
@@ -183,7 +185,7 @@ class AfterOperation(Operation):
 
 
 def recompute_grad(
-  fn: Callable[..., Any], explicit_inputs: Sequence[Tensor], control_dependencies: bool = True
+  fn: Callable[..., object], explicit_inputs: Sequence[Tensor], control_dependencies: bool = True
 ) -> Any:
   """Calls `fn(*explicit_inputs)`; the backward pass computes it again, to use less memory.
 

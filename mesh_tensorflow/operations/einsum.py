@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DimensionTypeError, DTypeError, GraphError, ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.complex import conj
 from mesh_tensorflow.operations.contraction import contract
 from mesh_tensorflow.operations.reduction import mesh_axes_of
@@ -63,7 +63,7 @@ class EinsumOperation(Operation):
       for i in range(len(xs))
     ]
 
-  def verify_layout(self, mesh_impl: Any) -> None:
+  def verify_layout(self, mesh_impl: MeshImpl) -> None:
     super().verify_layout(mesh_impl)
     # The product, before it is summed, has all dimensions at once.
     mesh_impl.verify_layout(

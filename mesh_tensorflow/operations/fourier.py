@@ -24,6 +24,8 @@ import tensorflow as tf
 from mesh_tensorflow.arguments import families
 from mesh_tensorflow.errors import DimensionError, DTypeError, ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.laid_out import LaidOut
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.redistribution import Plan
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.constants import constant
@@ -164,7 +166,7 @@ class FourierOperation(Operation):
       weights[-1] = 1.0
     return einsum([x, constant(x.mesh, weights, Shape([half]), x.dtype)], output_shape=x.shape)
 
-  def plan(self, impl: Any) -> tuple[Plan, int]:
+  def plan(self, impl: MeshImpl) -> tuple[Plan, int]:
     """Plans the exchanges and transforms on a mesh, and the padded size of the halved dimension.
 
     Args:
@@ -198,7 +200,7 @@ class FourierOperation(Operation):
       found.append((steps, size))
     return min(found, key=lambda f: (f[0].received, f[1]))
 
-  def _split_over(self, impl: Any, steps: Plan) -> int | None:
+  def _split_over(self, impl: MeshImpl, steps: Plan) -> int | None:
     """The mesh axis of a dimension that is transformed as it lies; None: the plan moves less."""
     x, y = self._inputs[0], self._outputs[0]
     if self._of_real or len(self._axes) > 1:
@@ -241,7 +243,7 @@ class FourierOperation(Operation):
     lowering.set_tensor_lowering(self._outputs[0], slices)
 
 
-def _padded_sizes(impl: Any, shape: Shape, axis: int) -> list[int]:
+def _padded_sizes(impl: MeshImpl, shape: Shape, axis: int) -> list[int]:
   """Candidate sizes of a dimension while computing: its own, and multiples of mesh sizes.
 
   n // 2 + 1 is odd for most n; padding by a few frequencies lets the mesh split it in between,
@@ -254,7 +256,7 @@ def _padded_sizes(impl: Any, shape: Shape, axis: int) -> list[int]:
   return sorted({size, *(-(-size // n) * n for n in (*sizes, math.prod(sizes)))})
 
 
-def split_over(impl: Any, before: Shape, after: Shape, axis: int) -> int | None:
+def split_over(impl: MeshImpl, before: Shape, after: Shape, axis: int) -> int | None:
   """Mesh axis over which a dimension stays split during the transform; None if it cannot.
 
   Args:
@@ -269,7 +271,7 @@ def split_over(impl: Any, before: Shape, after: Shape, axis: int) -> int | None:
   return holds[0] if before[axis].size % impl.shape[holds[0]].size ** 2 == 0 else None
 
 
-def received(impl: Any, shape: Shape, mesh_axis: int) -> int:
+def received(impl: MeshImpl, shape: Shape, mesh_axis: int) -> int:
   """Number of elements that each processor receives.
 
   Args:
@@ -283,8 +285,8 @@ def received(impl: Any, shape: Shape, mesh_axis: int) -> int:
 
 def transform_split(
   lowering: LoweringInProgress,
-  impl: Any,
-  slices: Any,
+  impl: MeshImpl,
+  slices: LaidOut,
   axis: int,
   mesh_axis: int,
   inverse: bool,
@@ -319,7 +321,7 @@ def transform_split(
   part = sizes[axis] // p
   fn = tf.signal.ifft if inverse else tf.signal.fft
 
-  def exchanged(x: Any) -> Any:
+  def exchanged(x: LaidOut) -> Any:
     lowering.add_counter(f"alltoall/{mesh_axis}/{what}", list_product(sizes) * impl.size)
     return impl.alltoall(x, mesh_axis, axis, axis)
 

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ArgumentError, DTypeError, ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
-from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.meshes.laid_out import LaidOut, LazyAllreduceSum
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.slices import align, transpose_to
 from mesh_tensorflow.numerics.kernels import elementwise, where
 from mesh_tensorflow.operations.constants import constant
@@ -52,12 +53,12 @@ def check_integer(op: Operation, indices: Tensor) -> None:
     raise DTypeError(f"{op.name}: indices must be integers, got {indices}; cast them (mtf.cast)")
 
 
-def begin_of(impl: Any, dim: Dimension) -> Any:
+def begin_of(impl: MeshImpl, dim: Dimension) -> Any:
   """Position of the processor's first element along a dimension: 0, or laid out."""
   return impl.laid_out_slice_begin(Shape([dim]))[0]
 
 
-def is_split(impl: Any, dim: Dimension) -> bool:
+def is_split(impl: MeshImpl, dim: Dimension) -> bool:
   axis = impl.tensor_dimension_to_mesh_axis(dim)
   return axis is not None and impl.shape[axis].size > 1
 
@@ -105,7 +106,7 @@ class GatherOperation(Operation):
     )
     return [op.outputs[0], None]
 
-  def verify_layout(self, mesh_impl: Any) -> None:
+  def verify_layout(self, mesh_impl: MeshImpl) -> None:
     super().verify_layout(mesh_impl)
     _verify_positions(self, mesh_impl, self._outputs[0].shape, self._dim)
 
@@ -125,7 +126,7 @@ class GatherOperation(Operation):
     axis = w_order.index(self._dim)
     got = w_order[:axis] + own + w_order[axis + 1 :]
 
-    def read(w: tf.Tensor, i: tf.Tensor, begin: Any) -> tf.Tensor:
+    def read(w: tf.Tensor, i: tf.Tensor, begin: int | tf.Tensor) -> tf.Tensor:
       w = transpose_to(w, weights.shape.dims, w_order)
       i = transpose_to(as_index(i), indices.shape.dims, batch + own)
       if split:
@@ -154,7 +155,7 @@ def _gather_shape(name: str, weights: Tensor, indices: Tensor, dim: Dimension) -
   return shape_union([indices.shape, weights.shape - dim])
 
 
-def _verify_positions(op: Operation, mesh_impl: Any, shape: Shape, dim: Dimension) -> None:
+def _verify_positions(op: Operation, mesh_impl: MeshImpl, shape: Shape, dim: Dimension) -> None:
   """Checks that no dimension of `shape` is split over the mesh axis of the indexed one."""
   mesh_impl.verify_layout(
     shape_union([shape, Shape([dim])]),
@@ -172,7 +173,7 @@ def keep_where(y: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
 
 
 def _pending_sum(
-  lowering: LoweringInProgress, impl: Any, laid_out: Any, dims: list[Dimension], what: str
+  lowering: LoweringInProgress, impl: MeshImpl, laid_out: LaidOut, dims: list[Dimension], what: str
 ) -> LazyAllreduceSum:
   """Pending sum over the mesh axes that split the given dimensions."""
   mesh_axes = mesh_axes_of(impl, dims)
@@ -221,7 +222,7 @@ class ScatterAddOperation(Operation):
     op = GatherOperation(grad_ys[0], indices, self._dim, y.shape, in_range=self._in_range)
     return [op.outputs[0], None]
 
-  def verify_layout(self, mesh_impl: Any) -> None:
+  def verify_layout(self, mesh_impl: MeshImpl) -> None:
     super().verify_layout(mesh_impl)
     _verify_positions(self, mesh_impl, self._inputs[0].shape, self._dim)
 
@@ -241,7 +242,7 @@ class ScatterAddOperation(Operation):
     # Short floats are added up in float32.
     dtype = tf.float32 if y.dtype in (tf.bfloat16, tf.float16) else y.dtype
 
-    def add_up(t: tf.Tensor, i: tf.Tensor, begin: Any) -> tf.Tensor:
+    def add_up(t: tf.Tensor, i: tf.Tensor, begin: int | tf.Tensor) -> tf.Tensor:
       t = tf.cast(transpose_to(t, y.shape.dims, batch + own + rest), dtype)
       i = transpose_to(as_index(i), indices.shape.dims, batch + own)
       if split:

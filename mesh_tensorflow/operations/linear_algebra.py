@@ -7,7 +7,6 @@ its own. What a matrix needs that is split itself is made of products (`examples
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -209,7 +208,7 @@ def _solve(
 
 
 def _whole(
-  fn: Callable[..., Any],
+  fn: Callable[..., tf.Tensor],
   xs: list[Tensor],
   output_shape: Shape,
   matrix_dims: tuple[Dimension, Dimension],

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
-from mesh_tensorflow.meshes.laid_out import LaidOutTensor, LazyAllreduceSum
+from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow.meshes.slices import transpose_to
 from mesh_tensorflow.operations.assignments import grouped
 from mesh_tensorflow.operations.indexing import ScatterAddOperation, begin_of, is_split, keep_where
@@ -50,7 +50,7 @@ def empty_rows(op: ScatterAddOperation, lowering: LoweringInProgress) -> Any:
   )
 
 
-def add_to_row(op: ScatterAddOperation, lowering: LoweringInProgress, rows: Any) -> Any:
+def add_to_row(op: ScatterAddOperation, lowering: LoweringInProgress, rows: LaidOut) -> Any:
   """Adds the scatter's update to its row; returns the new list.
 
   Args:
@@ -64,7 +64,7 @@ def add_to_row(op: ScatterAddOperation, lowering: LoweringInProgress, rows: Any)
   size, *sizes = impl.slice_shape(_indexed_first(op))
   checked = is_split(impl, op.dim) or not op.in_range
 
-  def add_row(handle: tf.Tensor, row: tf.Tensor, i: tf.Tensor, begin: Any) -> tf.Tensor:
+  def add_row(handle: tf.Tensor, row: tf.Tensor, i: tf.Tensor, begin: int | tf.Tensor) -> tf.Tensor:
     row = transpose_to(row, y.shape.dims, rest)
     i = tf.cast(i, tf.int32)
     if checked:
@@ -91,7 +91,7 @@ def add_to_row(op: ScatterAddOperation, lowering: LoweringInProgress, rows: Any)
   )
 
 
-def from_rows(op: ScatterAddOperation, lowering: LoweringInProgress, rows: Any) -> Any:
+def from_rows(op: ScatterAddOperation, lowering: LoweringInProgress, rows: LaidOut) -> Any:
   """Stacks the rows to the slices of the sum.
 
   Args:
@@ -182,7 +182,9 @@ class LoweredLoop:
       # Dependencies on an assignment in the body wait for the end of the loop.
       lowering.operations[op] = grouped(results)
 
-  def flatten(self, number: Any, state: list[LaidOutTensor], summaries: list[Any]) -> list[Any]:
+  def flatten(
+    self, number: LaidOutTensor | None, state: list[LaidOutTensor], summaries: list[Any]
+  ) -> list[Any]:
     flat = [] if number is None else [number]
     for laid_out in state:
       flat += [tf.convert_to_tensor(t) for t in laid_out.tensor_list]
@@ -227,7 +229,9 @@ class LoweredLoop:
       None if number is None else number + 1, new_state, [x for _, x in inner.scalar_summaries]
     )
 
-  def child(self, number: Any, placeholders: list[Tensor], state: list[LaidOutTensor]) -> Any:
+  def child(
+    self, number: LaidOutTensor | None, placeholders: list[Tensor], state: list[LaidOutTensor]
+  ) -> Any:
     """A lowering for one iteration."""
     if number is not None and self.loop.counts_down:
       # Random operations here recompute an iteration of the forward pass: they need its number.

@@ -59,7 +59,7 @@ _TF_KWARGS = frozenset(
 )
 
 
-def _check_count(name: str, fn: Callable[..., Any], count: int) -> None:
+def _check_count(name: str, fn: Callable[..., object], count: int) -> None:
   """Raises `ArgumentError` if a function does not take so many tensors."""
   try:
     signature = inspect.signature(fn)

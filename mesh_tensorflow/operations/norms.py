@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.binary import add, multiply
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import cast, negative, square
@@ -152,7 +153,7 @@ class NormalizeGradOperation(Operation):
 
 
 def _means(
-  impl: Any, dim: Dimension, axis: int, fn: Callable[..., list[tf.Tensor]], *laid_out: Any
+  impl: MeshImpl, dim: Dimension, axis: int, fn: Callable[..., list[tf.Tensor]], *laid_out: Any
 ) -> Any:
   """Means along a dimension that may be split; its axis stays, with size 1.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mesh_tensorflow.errors import ArgumentError, DTypeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.constants import zeros_like
 from mesh_tensorflow.program.dimensions import Dimension, Shape, no_such_dimension
 from mesh_tensorflow.program.graph import Operation, Tensor
@@ -26,11 +27,11 @@ class OneDimensionOperation(Operation):
       self._initialize_splittable_and_unsplittable_dims("splittable", [dim.name])
     )
 
-  def verify_layout(self, mesh_impl: Any) -> None:
+  def verify_layout(self, mesh_impl: MeshImpl) -> None:
     self._require_unsplit(mesh_impl, self._dim, self._why)
     super().verify_layout(mesh_impl)
 
-  def _lower_slicewise(self, lowering: LoweringInProgress, fn: Callable[..., Any]) -> None:
+  def _lower_slicewise(self, lowering: LoweringInProgress, fn: Callable[..., object]) -> None:
     results = lowering.mesh_impl(self).slicewise(fn, *[lowering.tensors[x] for x in self._inputs])
     if not isinstance(results, tuple):
       results = (results,)

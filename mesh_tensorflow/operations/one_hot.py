@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.kinds import DTypeLike, Scalar
@@ -46,7 +44,7 @@ class OneHotOperation(Operation):
     on_value = tf.cast(self._on_value, out.dtype)
     off_value = tf.cast(self._off_value, out.dtype)
 
-    def encode(t: tf.Tensor, begin: Any) -> tf.Tensor:
+    def encode(t: tf.Tensor, begin: int | tf.Tensor) -> tf.Tensor:
       t = as_index(t)
       if not isinstance(begin, int) or begin:
         # An index of another processor's block is out of range then: tf.one_hot gives off_value.

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import DTypeError, GraphError, LayoutError, ShapeError, SizeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.laid_out import LaidOut
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.binary import multiply
@@ -122,10 +123,12 @@ class _Pooling(Operation):
     pooled = [Dimension(d.name, d.size // k) for d, k in zip(self._space, self._ksize)]
     return Shape([*x.shape[: -self._rank - 1], *pooled, x.shape[-1]])
 
-  def verify_layout(self, mesh_impl: Any) -> None:
+  def verify_layout(self, mesh_impl: MeshImpl) -> None:
     for d, k in zip(self._space, self._ksize):
       axis = mesh_impl.tensor_dimension_to_mesh_axis(d)
-      n = 1 if axis is None else mesh_impl.shape[axis].size
+      if axis is None:
+        continue
+      n = mesh_impl.shape[axis].size
       if n > 1 and d.size % (n * k):
         raise LayoutError(
           f"{type(self).__name__} {self.name}: spatial dimension {d.name}:{d.size} of "
@@ -364,7 +367,7 @@ class _Windows(Operation):
     reaches = map(Reach, space, pooled, window.spatial_strides, self._ksize, before)
     return [Frames(impl, first + i, reach) for i, reach in enumerate(reaches)]
 
-  def _take(self, lowering: LoweringInProgress, impl: MeshImpl, x: Tensor, fill: Any = 0) -> Any:
+  def _take(self, lowering: LoweringInProgress, impl: MeshImpl, x: Tensor, fill: float = 0) -> Any:
     """The frames of an image, with `fill` for what lies beyond its ends."""
     frames = self._frames(impl)
     laid_out = lowering.tensors[x].to_laid_out_tensor()
@@ -387,12 +390,12 @@ class _Windows(Operation):
 
     return impl.slicewise(filled, laid_out, *(f.begin() for f in frames))
 
-  def _give(self, lowering: LoweringInProgress, impl: MeshImpl, dx: Any) -> Any:
+  def _give(self, lowering: LoweringInProgress, impl: MeshImpl, dx: LaidOut) -> Any:
     for f in sorted(self._frames(impl), key=lambda f: f.is_split):
       dx = f.give(lowering, dx, _NAME)
     return dx
 
-  def _per_count(self, impl: MeshImpl, t: Any, of_sums: bool) -> Any:
+  def _per_count(self, impl: MeshImpl, t: LaidOut, of_sums: bool) -> Any:
     """Divides by the number of positions of each window that lie in the image.
 
     Args:

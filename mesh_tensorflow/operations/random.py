@@ -124,7 +124,10 @@ def random_normal(mesh: Mesh, shape: ShapeLike, **kwargs: Any) -> Tensor:
 
 
 def half_words(
-  key: Any, full_shape: Sequence[int], begin: Sequence[Any], slice_shape: Sequence[int]
+  key: int | tf.Tensor,
+  full_shape: Sequence[int],
+  begin: Sequence[int | tf.Tensor],
+  slice_shape: Sequence[int],
 ) -> tf.Tensor:
   """Random 16-bit words of a slice of a tensor, at a quarter of the cost of `random_bits.bits`.
 
@@ -181,7 +184,7 @@ class DropoutNoiseOperation(RandomOperation):
     # Next to 1 the product is rounded to dtype.max + 1, which the dtype does not have.
     threshold = min(round(self._keep_prob * (dtype.max + 1)), dtype.max)
 
-    def draw(key: Any, *begin: Any) -> tf.Tensor:
+    def draw(key: int | tf.Tensor, *begin: int | tf.Tensor) -> tf.Tensor:
       keep = words(key, full, begin, part) < tf.constant(threshold, dtype)
       keep = tf.cast(keep, out.dtype)
       return keep * (1.0 / self._keep_prob) if out.dtype.is_floating else keep
@@ -212,7 +215,7 @@ class DropoutOperation(Operation):
 
 def dropout(
   x: NumberTensor,
-  is_training: Any = None,
+  is_training: object = None,
   keep_prob: float | None = None,
   rate: float | None = None,
   noise_shape: ShapeLike | None = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -37,7 +36,7 @@ class RangeOperation(Operation):
     out = self._outputs[0]
     size = impl.slice_shape(out.shape)[0]
 
-    def positions(begin: Any) -> tf.Tensor:
+    def positions(begin: int | tf.Tensor) -> tf.Tensor:
       if isinstance(begin, int):
         return tf.cast(tf.range(begin, begin + size), out.dtype)
       return tf.cast(tf.range(size) + begin, out.dtype)
@@ -96,7 +95,9 @@ class CumsumOperation(Operation):
       totals = impl.slicewise(lambda t: tf.reduce_sum(t, axis, keepdims=True), x)
       totals = impl.allconcat(totals, mesh_axis, axis)
 
-      def add_blocks_before(t: tf.Tensor, total: tf.Tensor, coordinate: Any) -> tf.Tensor:
+      def add_blocks_before(
+        t: tf.Tensor, total: tf.Tensor, coordinate: int | tf.Tensor
+      ) -> tf.Tensor:
         before = tf.cumsum(total, axis, exclusive=True, reverse=reverse)
         return run(t) + kernels.cut_axis(before, axis, coordinate, 1)
 

@@ -18,12 +18,13 @@ import tensorflow as tf
 
 from mesh_tensorflow.meshes.exchange import Exchange
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
-from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.meshes.laid_out import LaidOut, LazyAllreduceSum
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.redistribution import Move, Places, Plan, is_layout, plan
 from mesh_tensorflow.program.dimensions import Shape, list_product
 
 
-def plan_reshape(impl: Any, old: Shape, new: Shape) -> Plan:
+def plan_reshape(impl: MeshImpl, old: Shape, new: Shape) -> Plan:
   """The collectives that a reshape from `old` to `new` runs on a mesh.
 
   Args:
@@ -37,11 +38,11 @@ def plan_reshape(impl: Any, old: Shape, new: Shape) -> Plan:
   return plan(old.size, _mesh(impl), _places(impl, old), _places(impl, new))
 
 
-def _mesh(impl: Any) -> tuple[int, ...]:
+def _mesh(impl: MeshImpl) -> tuple[int, ...]:
   return tuple(impl.shape.to_integer_list)
 
 
-def _places(impl: Any, shape: Shape) -> Places:
+def _places(impl: MeshImpl, shape: Shape) -> Places:
   """The place of every mesh axis; None for an axis of size 1, which moves nothing."""
   places = impl.mesh_axis_to_cumprod(shape)
   return tuple(p if n > 1 else None for p, n in zip(places, _mesh(impl)))
@@ -49,8 +50,8 @@ def _places(impl: Any, shape: Shape) -> Places:
 
 def redistribute(
   lowering: LoweringInProgress,
-  impl: Any,
-  slices: Any,
+  impl: MeshImpl,
+  slices: LaidOut,
   old: Shape,
   new: Shape,
   used_elsewhere: Callable[[], bool] = lambda: True,
@@ -120,7 +121,7 @@ def _where_to_scatter(
 
 
 def _scatter_sum(
-  impl: Any, pending: LazyAllreduceSum, total: int, source: Places, target: Places
+  impl: MeshImpl, pending: LazyAllreduceSum, total: int, source: Places, target: Places
 ) -> Any:
   """Sums along the mesh axes that get a place; each processor gets its part."""
   slices = pending.laid_out_input
@@ -142,7 +143,7 @@ def _scatter_sum(
   return slices
 
 
-def _viewed(impl: Any, slices: Any, shape: Sequence[int]) -> Any:
+def _viewed(impl: MeshImpl, slices: LaidOut, shape: Sequence[int]) -> Any:
   """Reshapes the slices; executes a pending sum first."""
   shape = list(shape)
   slices = slices.to_laid_out_tensor()
@@ -153,10 +154,10 @@ def _viewed(impl: Any, slices: Any, shape: Sequence[int]) -> Any:
 
 def _count(
   lowering: LoweringInProgress,
-  impl: Any,
+  impl: MeshImpl,
   kind: str,
   mesh_axes: Sequence[int],
-  slices: Any,
+  slices: LaidOut,
   what: str = "reshape_op",
 ) -> None:
   axes = mesh_axes[0] if len(mesh_axes) == 1 else list(mesh_axes)
@@ -165,7 +166,11 @@ def _count(
 
 
 def move(
-  lowering: LoweringInProgress, impl: Any, step: Move, slices: Any, what: str = "reshape_op"
+  lowering: LoweringInProgress,
+  impl: MeshImpl,
+  step: Move,
+  slices: LaidOut,
+  what: str = "reshape_op",
 ) -> Any:
   """Runs one step of a plan.
 
@@ -195,7 +200,7 @@ def move(
   return slices
 
 
-def _joint_alltoall(impl: Any, step: Move, view: tuple[int, ...], slices: Any) -> Any:
+def _joint_alltoall(impl: MeshImpl, step: Move, view: tuple[int, ...], slices: LaidOut) -> Any:
   """An alltoall in the product of mesh axes: their digits pass through the first tensor axis."""
   sizes = [impl.shape[m].size for m in step.mesh_axes]
   rest = [i for i in range(len(view)) if i not in step.split_axes]
@@ -216,7 +221,7 @@ def _joint_alltoall(impl: Any, step: Move, view: tuple[int, ...], slices: Any) -
   return impl.slicewise(lambda t: _transpose(t, joined, [k for ks in places for k in ks]), slices)
 
 
-def _exchange(lowering: LoweringInProgress, impl: Any, step: Exchange, slices: Any) -> Any:
+def _exchange(lowering: LoweringInProgress, impl: MeshImpl, step: Exchange, slices: LaidOut) -> Any:
   """Rounds of permutations of units of the slices."""
   rest = [i for i in range(len(step.view)) if i not in step.unit_axes]
   # The units become rows: a round sends one row, or several.
@@ -246,14 +251,14 @@ def _exchange(lowering: LoweringInProgress, impl: Any, step: Exchange, slices: A
   new_view = [step.new_view[i] for i in units_first]
   back = np.argsort(units_first).tolist()
 
-  def join(order: Any, *parts: tf.Tensor) -> tf.Tensor:
+  def join(order: Sequence[int] | tf.Tensor, *parts: tf.Tensor) -> tf.Tensor:
     t = parts[0] if len(parts) == 1 else tf.concat(parts, 0)
     return _transpose(_take(t, order), new_view, back)
 
   return impl.slicewise(join, impl.laid_out_entry(axes, step.order), *brought)
 
 
-def _take(t: tf.Tensor, rows: Any) -> tf.Tensor:
+def _take(t: tf.Tensor, rows: Sequence[int] | tf.Tensor) -> tf.Tensor:
   """Rows of t; a slice if they are consecutive."""
   if not tf.is_tensor(rows):
     first, n = rows[0], len(rows)

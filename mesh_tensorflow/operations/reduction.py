@@ -10,6 +10,7 @@ import tensorflow as tf
 from mesh_tensorflow.errors import ArgumentError, GradientError, ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.slices import transpose_to
 from mesh_tensorflow.operations.elementwise import cast, to_float
 from mesh_tensorflow.operations.scalar import ScalarMultiplyOperation
@@ -179,7 +180,7 @@ class ReduceOperation(Operation):
     lowering.set_tensor_lowering(out, laid_out)
 
 
-def mesh_axes_of(mesh_impl: Any, dims: list[Dimension]) -> list[int]:
+def mesh_axes_of(mesh_impl: MeshImpl, dims: list[Dimension]) -> list[int]:
   """The mesh axes over which some of the dimensions are split."""
   axes = [mesh_impl.tensor_dimension_to_mesh_axis(d) for d in dims]
   return [a for a in axes if a is not None]
@@ -208,7 +209,7 @@ def reduction_output_shape(
 
 def _reduce(
   x: Tensor,
-  disable_positional_args: Any,
+  disable_positional_args: object,
   output_shape: ShapeLike | None,
   reduced_dim: DimensionLike | None,
   reduction: str,
@@ -229,7 +230,7 @@ def _reduce(
 
 def reduce_sum(
   x: NumberTensor,
-  disable_positional_args: Any = None,
+  disable_positional_args: object = None,
   output_shape: ShapeLike | None = None,
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
@@ -251,7 +252,7 @@ def reduce_sum(
 
 def reduce_max(
   x: RealTensor,
-  disable_positional_args: Any = None,
+  disable_positional_args: object = None,
   output_shape: ShapeLike | None = None,
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
@@ -265,7 +266,7 @@ def reduce_max(
 
 def reduce_min(
   x: RealTensor,
-  disable_positional_args: Any = None,
+  disable_positional_args: object = None,
   output_shape: ShapeLike | None = None,
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
@@ -279,7 +280,7 @@ def reduce_min(
 
 def reduce_mean(
   x: NumberTensor,
-  disable_positional_args: Any = None,
+  disable_positional_args: object = None,
   output_shape: ShapeLike | None = None,
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
@@ -294,7 +295,7 @@ def reduce_mean(
 
 def reduce_all(
   x: CastableTensor,
-  disable_positional_args: Any = None,
+  disable_positional_args: object = None,
   output_shape: ShapeLike | None = None,
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,
@@ -311,7 +312,7 @@ def reduce_all(
 
 def reduce_any(
   x: CastableTensor,
-  disable_positional_args: Any = None,
+  disable_positional_args: object = None,
   output_shape: ShapeLike | None = None,
   reduced_dim: DimensionLike | None = None,
   name: str | None = None,

@@ -171,7 +171,7 @@ def anonymize(x: Tensor) -> Tensor:
 
 
 def import_fully_replicated(
-  mesh: Mesh, tf_tensor: Any, shape: ShapeLike, name: str | None = None
+  mesh: Mesh, tf_tensor: object, shape: ShapeLike, name: str | None = None
 ) -> Tensor:
   """Brings in a tf.Tensor that every processor has whole; slices are cut locally.
 

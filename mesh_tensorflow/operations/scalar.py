@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.kinds import Scalar
 from mesh_tensorflow.errors import DTypeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.program.graph import Operation, Tensor
@@ -78,7 +79,7 @@ class ScalarAddOperation(_ScalarOperation):
     )
 
 
-def checked_scalar(scalar: Any, x: Tensor, what: str) -> Any:
+def checked_scalar(scalar: Scalar, x: Tensor, what: str) -> Any:
   """The scalar, checked to fit x's dtype.
 
   Raises:

@@ -20,7 +20,8 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
-from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.meshes.laid_out import LaidOut, LazyAllreduceSum
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.binary import divide, maximum
 from mesh_tensorflow.operations.constants import ones
 from mesh_tensorflow.operations.elementwise import cast
@@ -47,10 +48,10 @@ class _Exchanging(Operation):
 
   _dim: Dimension
 
-  def verify_layout(self, mesh_impl: Any) -> None:
+  def verify_layout(self, mesh_impl: MeshImpl) -> None:
     Operation.verify_layout(self, mesh_impl)
 
-  def _shared(self, impl: Any, indices: Tensor, batch: Shape) -> tuple[int, Dimension] | None:
+  def _shared(self, impl: MeshImpl, indices: Tensor, batch: Shape) -> tuple[int, Dimension] | None:
     """The mesh axis that splits the indexed dimension, and that of the indices it splits too."""
     m = impl.tensor_dimension_to_mesh_axis(self._dim)
     if m is None or impl.shape[m].size == 1:
@@ -64,7 +65,7 @@ class _Exchanging(Operation):
     self,
     lowering: LoweringInProgress,
     dim: Dimension,
-    inputs: Sequence[tuple[Shape, Any]],
+    inputs: Sequence[tuple[Shape, LaidOut]],
     output: Shape,
   ) -> Any:
     """Lowers a copy of this operation on inputs whose split dimension has been gathered."""
@@ -155,7 +156,7 @@ class SplitScatterAddOperation(_Exchanging, ScatterAddOperation):
     lowering.set_tensor_lowering(out, result)
 
 
-def _bytes(x: Tensor, slices: Any) -> int:
+def _bytes(x: Tensor, slices: LaidOut) -> int:
   size: int = list_product(slices.slice_shape) * x.dtype.size
   return size
 
@@ -167,7 +168,7 @@ def _whole(shape: Shape, dim: Dimension) -> tuple[Dimension, Shape]:
 
 
 def _allconcat(
-  lowering: LoweringInProgress, impl: Any, slices: Any, m: int, axis: int, what: str
+  lowering: LoweringInProgress, impl: MeshImpl, slices: LaidOut, m: int, axis: int, what: str
 ) -> Any:
   slices = impl.allconcat(slices, m, axis)
   lowering.add_counter(f"allconcat/{m}/{what}", list_product(slices.slice_shape) * impl.size)
@@ -175,7 +176,12 @@ def _allconcat(
 
 
 def _scatter_sum(
-  lowering: LoweringInProgress, impl: Any, pending: LazyAllreduceSum, m: int, axis: int, what: str
+  lowering: LoweringInProgress,
+  impl: MeshImpl,
+  pending: LazyAllreduceSum,
+  m: int,
+  axis: int,
+  what: str,
 ) -> Any:
   """The sum along a mesh axis, of which each processor gets its part; the others stay pending."""
   slices = impl.reduce_scatter(pending.laid_out_input, m, axis)

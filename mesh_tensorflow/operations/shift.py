@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import DTypeError, ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.laid_out import LaidOut
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.slices import align, transpose_to
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.elementwise import negative
@@ -69,7 +71,9 @@ class ShiftOperation(Operation):
     """Positions `begin` to `begin + size` of a slice."""
     return kernels.cut_axis(t, self._axis, begin, size)
 
-  def _exchange(self, lowering: LoweringInProgress, impl: Any, x: Any, mesh_axis: int) -> Any:
+  def _exchange(
+    self, lowering: LoweringInProgress, impl: MeshImpl, x: LaidOut, mesh_axis: int
+  ) -> Any:
     """Receives the two parts that make up each processor's block from two others."""
     n = impl.shape[mesh_axis].size
     block = self._dim.size // n
@@ -155,7 +159,7 @@ class DynamicShiftOperation(Operation):
     batch = [d for d in x.shape if d in offset.shape]
     order = batch + [self._dim] + [d for d in x.shape if d not in batch and d != self._dim]
 
-    def read(t: tf.Tensor, off: tf.Tensor, first: Any) -> tf.Tensor:
+    def read(t: tf.Tensor, off: tf.Tensor, first: int | tf.Tensor) -> tf.Tensor:
       off = tf.cast(transpose_to(off, offset.shape.dims, batch), tf.int32)
       source = tf.range(block) + first - off[..., None]
       t = transpose_to(t, x.shape.dims, order)

@@ -12,6 +12,7 @@ from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import ArgumentError, GradientError, GraphError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.program.dimensions import Dimension, Shape, ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Operation, Tensor, is_differentiable
 
@@ -36,7 +37,7 @@ class SlicewiseOperation(Operation):
 
   def __init__(
     self,
-    tf_fn: Callable[..., Any],
+    tf_fn: Callable[..., object],
     inputs: list[Tensor],
     output_shapes: Sequence[Shape],
     output_dtypes: Sequence[tf.DType],
@@ -78,7 +79,7 @@ class SlicewiseOperation(Operation):
       return grads
     return _generic_gradients(self, grad_ys)
 
-  def verify_layout(self, mesh_impl: Any) -> None:
+  def verify_layout(self, mesh_impl: MeshImpl) -> None:
     super().verify_layout(mesh_impl)
     for t in self._inputs + self._outputs:
       for d in t.shape:
@@ -145,7 +146,7 @@ class GenericGradOperation(SlicewiseOperation):
         )
 
 
-def _mesh_axes(impl: Any, dims: Iterable[Dimension]) -> set[int]:
+def _mesh_axes(impl: MeshImpl, dims: Iterable[Dimension]) -> set[int]:
   """The mesh axes over which some of the dimensions are split."""
   axes = {impl.tensor_dimension_to_mesh_axis(d) for d in dims}
   return {a for a in axes if a is not None and impl.shape[a].size > 1}
@@ -210,7 +211,7 @@ def _generic_gradients(
 
 
 def slicewise(
-  tf_fn: Callable[..., Any],
+  tf_fn: Callable[..., object],
   xs: Sequence[Tensor],
   output_shape: Any = None,
   output_dtype: DTypeLike | Sequence[DTypeLike] = None,

@@ -168,7 +168,7 @@ class LogSumExpOperation(_NormalizedExpOperation):
     return tf.squeeze(maximum + tf.math.log(total), self._axis)
 
 
-def _extra(x: Tensor, extra_logit: Any) -> Tensor | None:
+def _extra(x: Tensor, extra_logit: object) -> Tensor | None:
   if extra_logit is None:
     return None
   return binary_arguments_to_tensors(x, extra_logit)[1]

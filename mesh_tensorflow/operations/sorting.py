@@ -9,6 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.laid_out import LaidOut
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.redistribution import Plan, Step
 from mesh_tensorflow.operations.whole_dimensions import along_last, plan_along, run_plan
 from mesh_tensorflow.program.argument_kinds import RealTensor
@@ -38,7 +40,7 @@ class _AlongOperation(Operation):
       raise no_such_dimension(self.name, self._dim, x)
     self._axis = x.shape.dims.index(self._dim)
 
-  def _plan(self, impl: Any, y: Tensor, bytes_before: int, bytes_after: int) -> Plan:
+  def _plan(self, impl: MeshImpl, y: Tensor, bytes_before: int, bytes_after: int) -> Plan:
     """Plans how the dimension is gathered and split again; the layout is that of y."""
     return plan_along(
       impl,
@@ -61,14 +63,14 @@ class _AlongOperation(Operation):
     lowering.set_tensor_lowering(y, slices)
 
   def _ways(
-    self, impl: Any, y: Tensor, bytes_before: int, bytes_after: int
+    self, impl: MeshImpl, y: Tensor, bytes_before: int, bytes_after: int
   ) -> tuple[Sequence[Step], Sequence[Step]]:
     """Steps that gather the dimension, and those that split the result again."""
     steps = self._plan(impl, y, bytes_before, bytes_after).steps
     (apply,) = (i for i, step in enumerate(steps) if step.kind == "apply")
     return steps[:apply], steps[apply + 1 :]
 
-  def _run(self, lowering: LoweringInProgress, slices: Any, steps: Sequence[Step]) -> Any:
+  def _run(self, lowering: LoweringInProgress, slices: LaidOut, steps: Sequence[Step]) -> Any:
     impl = lowering.mesh_impl(self)
     return run_plan(lowering, impl, slices, steps, lambda t, axis: t, "sort_op")
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from mesh_tensorflow.errors import VariableError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.laid_out import LaidOut
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.stacking import unstack
 from mesh_tensorflow.operations.variables import Variable, read_slices
@@ -69,7 +71,7 @@ class StackedVariable(Variable):
   def gradient(self, grad_ys: list[Tensor]) -> Sequence[Tensor | None]:
     return unstack(grad_ys[0], self._dim)
 
-  def verify_layout(self, mesh_impl: Any) -> None:
+  def verify_layout(self, mesh_impl: MeshImpl) -> None:
     super().verify_layout(mesh_impl)
     self._require_unsplit(mesh_impl, self._dim, "each variable is split by itself")
 
@@ -88,7 +90,7 @@ class StackedVariable(Variable):
       [tf.convert_to_tensor(v.get_master().numpy(), v.master_dtype) for v in self._vs]
     )
 
-  def assign_to_master(self, val: Any) -> None:
+  def assign_to_master(self, val: tf.Tensor) -> None:
     """Sets every variable, on all devices.
 
     Args:
@@ -101,7 +103,7 @@ class StackedVariable(Variable):
 class _StackedSlices:
   """Slices of a stacked variable in a lowering; has the methods of a `LaidOutVariable`."""
 
-  def __init__(self, mesh_impl: Any, members: Sequence[Any]):
+  def __init__(self, mesh_impl: MeshImpl, members: Sequence[Any]):
     self._mesh_impl = mesh_impl
     self._members = members
 
@@ -111,7 +113,7 @@ class _StackedSlices:
       lambda *xs: kernels.stack(xs), *[m.laid_out_tensor for m in self._members]
     )
 
-  def assign_to_slices(self, assign_fn: Any, values: Any) -> list[Any]:
+  def assign_to_slices(self, assign_fn: Callable[..., object], values: LaidOut) -> list[Any]:
     results = []
     for i, member in enumerate(self._members):
       part = self._mesh_impl.slicewise(lambda x, i=i: x[i], values)

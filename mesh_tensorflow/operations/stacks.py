@@ -18,6 +18,8 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.laid_out import LaidOut
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.constants import zeros_like
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.program.graph import Mesh, Operation, Tensor, is_differentiable
@@ -38,7 +40,7 @@ class Element(NamedTuple):
   inner: Element | None = None
   length: int | None = None
 
-  def bytes_of_slice(self, impl: Any) -> int:
+  def bytes_of_slice(self, impl: MeshImpl) -> int:
     """Bytes of a full stack on one processor; those of one element if the length is unknown."""
     if self.inner is not None:
       one = self.inner.bytes_of_slice(impl)
@@ -76,7 +78,7 @@ def stack_tensor(
   return result
 
 
-def empty_slices(impl: Any, element: Element, max_num_elements: int = -1) -> Any:
+def empty_slices(impl: MeshImpl, element: Element, max_num_elements: int = -1) -> Any:
   """Each processor's empty list."""
   shape = impl.slice_shape(element.shape)
   return impl.slicewise(
@@ -88,7 +90,7 @@ def empty_slices(impl: Any, element: Element, max_num_elements: int = -1) -> Any
   )
 
 
-def push_slices(impl: Any, stack: Any, value: Any) -> Any:
+def push_slices(impl: MeshImpl, stack: LaidOut, value: LaidOut) -> Any:
   """Each processor's list, with its slice of `value` on top."""
   return impl.slicewise(
     lambda s, t: tf.raw_ops.TensorListPushBack(input_handle=s, tensor=t), stack, value

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.laid_out import LaidOut
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.slices import transpose_to
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.constants import constant
@@ -55,12 +57,12 @@ class _LargestOperation(Operation):
       grad_ys[0], self._outputs[1], self._inputs[0].shape, self._reduced_dim, in_range=True
     ).outputs
 
-  def _mesh_axis(self, impl: Any) -> int | None:
+  def _mesh_axis(self, impl: MeshImpl) -> int | None:
     """The mesh axis over which the reduced dimension is split, if any."""
     axis = impl.tensor_dimension_to_mesh_axis(self._reduced_dim)
     return None if axis is None or impl.shape[axis].size == 1 else axis
 
-  def _begin(self, impl: Any) -> Any:
+  def _begin(self, impl: MeshImpl) -> Any:
     return impl.laid_out_slice_begin(self._inputs[0].shape)[self._axis]
 
 
@@ -83,7 +85,7 @@ class TopKOperation(_LargestOperation):
       self._initialize_splittable_and_unsplittable_dims("splittable", [self._k_dim.name])
     )
 
-  def verify_layout(self, mesh_impl: Any) -> None:
+  def verify_layout(self, mesh_impl: MeshImpl) -> None:
     self._require_unsplit(mesh_impl, self._k_dim, "its positions are ordered by value")
     super().verify_layout(mesh_impl)
 
@@ -97,7 +99,7 @@ class TopKOperation(_LargestOperation):
     k = min(self._k_dim.size, block)
     mesh_axis = self._mesh_axis(impl)
 
-    def local(t: tf.Tensor, begin: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def local(t: tf.Tensor, begin: int | tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
       values, indices = tf.math.top_k(transpose_to(t, x.dims, order), k)
       return values, indices if isinstance(begin, int) and begin == 0 else indices + begin
 
@@ -171,11 +173,13 @@ class Top1Operation(_LargestOperation):
     lowering.set_tensor_lowering(self._outputs[1], indices)
 
 
-def _largest(op: _LargestOperation, impl: Any, x: Any, with_values: bool) -> tuple[Any, Any]:
+def _largest(
+  op: _LargestOperation, impl: MeshImpl, x: LaidOut, with_values: bool
+) -> tuple[Any, Any]:
   """The largest values (None, unless asked for or needed on the way) and their positions."""
   axis, mesh_axis = op._axis, op._mesh_axis(impl)
 
-  def local(t: tf.Tensor, begin: Any) -> tf.Tensor:
+  def local(t: tf.Tensor, begin: int | tf.Tensor) -> tf.Tensor:
     indices = kernels.argmax(t, axis)
     return indices if isinstance(begin, int) and begin == 0 else indices + begin
 

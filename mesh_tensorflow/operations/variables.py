@@ -62,7 +62,7 @@ class VariableDType:
     """The dtype of the `Tensor` that computations see."""
     return self._activation_dtype
 
-  def __eq__(self, other: Any) -> bool:
+  def __eq__(self, other: object) -> bool:
     return isinstance(other, VariableDType) and self._key() == other._key()
 
   def __hash__(self) -> int:
@@ -80,7 +80,7 @@ class VariableDType:
 VariableDTypeLike: TypeAlias = VariableDType | tf.DType
 
 
-def convert_to_variable_dtype(dtype: Any, of: str = "variable_dtype") -> VariableDType:
+def convert_to_variable_dtype(dtype: object, of: str = "variable_dtype") -> VariableDType:
   """A `VariableDType` of what may be a dtype alone, which then is that of all three.
 
   Args:
@@ -219,7 +219,7 @@ class Variable(Operation):
       self._life.looked_at()
     return self._stored
 
-  def assign_to_master(self, val: Any) -> None:
+  def assign_to_master(self, val: tf.Tensor) -> None:
     """Sets the whole value, on all devices.
 
     Args:

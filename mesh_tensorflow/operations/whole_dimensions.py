@@ -8,13 +8,15 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.laid_out import LaidOut
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.redistribution import Apply, Holds, Move, Plan, Step, Task
 from mesh_tensorflow.meshes.redistribution import plan_along as plan_of
 from mesh_tensorflow.operations.redistribute import move
 from mesh_tensorflow.program.dimensions import Shape
 
 
-def holds_of(impl: Any, shape: Shape) -> Holds:
+def holds_of(impl: MeshImpl, shape: Shape) -> Holds:
   """For each dimension the mesh axes that split it: none, or one of more than one processor.
 
   Args:
@@ -26,7 +28,7 @@ def holds_of(impl: Any, shape: Shape) -> Holds:
 
 
 def plan_along(
-  impl: Any,
+  impl: MeshImpl,
   before: Shape,
   after: Shape,
   along: Sequence[int],
@@ -70,8 +72,8 @@ def plan_along(
 
 def run_plan(
   lowering: LoweringInProgress,
-  impl: Any,
-  slices: Any,
+  impl: MeshImpl,
+  slices: LaidOut,
   steps: Sequence[Step],
   apply: Callable[[tf.Tensor, int], tf.Tensor],
   what: str,

@@ -12,6 +12,8 @@ from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.declared import BELOW_ONE, NOT_BELOW_ZERO, affects, takes
 from mesh_tensorflow.layers.scaling import unit_scaling_convention
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.laid_out import LaidOut
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.assignments import grouped
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.base import Optimizer, slot_variable
@@ -152,10 +154,10 @@ class AdafactorUpdateOperation(Operation):
     lowering.variables[self._variable].update(write, x, scale, *momentum)
     lowering.operations[self] = grouped(done)
 
-  def _means(self, impl: Any, local_means: Any, dims: Sequence[Dimension]) -> Any:
+  def _means(self, impl: MeshImpl, local_means: LaidOut, dims: Sequence[Dimension]) -> Any:
     """Means over whole dimensions, of the means over the processors' parts of them."""
-    axes = [impl.tensor_dimension_to_mesh_axis(d) for d in dims]
-    axes = [a for a in axes if a is not None and impl.shape[a].size > 1]
+    over = [impl.tensor_dimension_to_mesh_axis(d) for d in dims]
+    axes = [a for a in over if a is not None and impl.shape[a].size > 1]
     if not axes:
       return local_means
     # The parts are of one size, so the mean of their means is the mean of all.
@@ -164,7 +166,7 @@ class AdafactorUpdateOperation(Operation):
       parts *= impl.shape[a].size
     return impl.slicewise(lambda t: t / parts, impl.allreduce(local_means, axes, "SUM"))
 
-  def _scale(self, lowering: LoweringInProgress, impl: Any) -> Any:
+  def _scale(self, lowering: LoweringInProgress, impl: MeshImpl) -> Any:
     """lr, or lr * max(RMS(w), epsilon2), of size 1 along the reduced dimensions."""
     lr = laid_out_scalar(lowering, self._lr)
     if self._scale_dims is None:
@@ -183,11 +185,16 @@ class AdafactorUpdateOperation(Operation):
     )
 
   def _decay(
-    self, lowering: LoweringInProgress, impl: Any, name: str, new: Any, done: list[Any]
+    self,
+    lowering: LoweringInProgress,
+    impl: MeshImpl,
+    name: str,
+    new: LaidOut,
+    done: list[tf.Operation],
   ) -> Any:
     """Sets a slot to rho * slot + (1 - rho) * (new + epsilon1), and returns it."""
 
-    def decay(slot: tf.Variable, new: tf.Tensor, rho: Any) -> tf.Tensor:
+    def decay(slot: tf.Variable, new: tf.Tensor, rho: float | tf.Tensor) -> tf.Tensor:
       # `new` is a mean of squares: epsilon1 added to it is epsilon1 added to each.
       result = rho * slot.read_value() + (1.0 - rho) * (new + self._epsilon1)
       done.append(slot.assign(result, read_value=False))
@@ -196,16 +203,18 @@ class AdafactorUpdateOperation(Operation):
     rho = laid_out_scalar(lowering, self._decay_rate)
     return impl.slicewise(decay, slices_of(lowering, self._slots[name]), new, rho)
 
-  def _normalized(self, lowering: LoweringInProgress, impl: Any, grad: Any, done: list[Any]) -> Any:
+  def _normalized(
+    self, lowering: LoweringInProgress, impl: MeshImpl, grad: LaidOut, done: list[tf.Operation]
+  ) -> Any:
     v = self._decay(lowering, impl, "v", impl.slicewise(tf.square, grad), done)
     return impl.slicewise(lambda g, v: g * tf.math.rsqrt(v), grad, v)
 
   def _normalized_factored(
     self,
     lowering: LoweringInProgress,
-    impl: Any,
-    grad: Any,
-    done: list[Any],
+    impl: MeshImpl,
+    grad: LaidOut,
+    done: list[tf.Operation],
     d0: Dimension,
     d1: Dimension,
   ) -> Any:

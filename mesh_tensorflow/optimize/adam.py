@@ -291,7 +291,7 @@ class AdamWOptimizer(Optimizer):
     return [lr, self._once(("rate", id(self), count), lambda: multiply(factor, lr)), root], counting
 
 
-def _scalar_of(count: Tensor, fn: Any) -> Tensor:
+def _scalar_of(count: Tensor, fn: Callable[[tf.Tensor], tf.Tensor]) -> Tensor:
   """Applies `fn` to the number of the current update, which is 1 for the first."""
   return cwise(
     lambda n: fn(tf.cast(n, tf.float32) + 1.0),

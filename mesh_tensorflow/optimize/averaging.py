@@ -21,7 +21,7 @@ __all__ = ["average_weights", "averaged_name"]
 class AverageOperation(UpdateOperation):
   """average <- average + (1 - decay) * (w - average). Slots: the average; scalars: decay."""
 
-  def update(self, w: tf.Variable, average: tf.Variable, decay: Any) -> list[Any]:
+  def update(self, w: tf.Variable, average: tf.Variable, decay: tf.Tensor) -> list[Any]:
     # Read here, not from the graph: after the update of the weight.
     new = tf.cast(w.read_value(), tf.float32)
     change = (1.0 - decay) * (new - average.read_value())

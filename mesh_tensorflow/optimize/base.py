@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
 
+import tensorflow as tf
+
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import DTypeError, GraphError, ShapeError
 from mesh_tensorflow.numerics import initializers
@@ -23,6 +25,7 @@ from mesh_tensorflow.operations.reduction import reduce_mean
 from mesh_tensorflow.operations.variables import Variable, get_variable
 from mesh_tensorflow.optimize.scalars import ScalarLike, evaluate_scalar
 from mesh_tensorflow.program.argument_kinds import CastableTensor
+from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 
 __all__ = ["Optimizer", "count_global_step", "get_global_step", "reduce_rms"]
@@ -174,7 +177,7 @@ class Optimizer:
     return True
 
 
-def slot_variable(var: Variable, name: str, shape: Any, dtype: Any) -> Variable:
+def slot_variable(var: Variable, name: str, shape: ShapeLike, dtype: tf.DType) -> Variable:
   """An untrainable variable that starts with zeros, on the mesh of `var`."""
   slot = get_variable(
     var.mesh, name, shape, dtype=dtype, initializer=initializers.Zeros(), trainable=False

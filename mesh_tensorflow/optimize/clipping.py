@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import ConfigError, GraphError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.binary import multiply
 from mesh_tensorflow.operations.elementwise import cast
 from mesh_tensorflow.operations.slicewise import cwise
@@ -65,13 +65,13 @@ def _sum_of_squares(t: tf.Tensor) -> tf.Tensor:
   return 2.0 * tf.nn.l2_loss(tf.cast(t, tf.float32))  # L2Loss halves the sum.
 
 
-def _split_axes(impl: Any, shape: Shape) -> set[int]:
+def _split_axes(impl: MeshImpl, shape: Shape) -> set[int]:
   """The mesh axes, of more than one processor, over which a tensor is split."""
   axes = {impl.tensor_dimension_to_mesh_axis(d) for d in shape}
   return {a for a in axes if a is not None and impl.shape[a].size > 1}
 
 
-def _product(impl: Any, axes: set[int]) -> int:
+def _product(impl: MeshImpl, axes: set[int]) -> int:
   product = 1
   for a in axes:
     product *= impl.shape[a].size

@@ -40,7 +40,7 @@ class LionUpdateOperation(UpdateOperation):
     self._beta_1 = beta_1
     self._beta_2 = beta_2
 
-  def update(self, w: tf.Variable, m: tf.Variable, g: tf.Tensor, lr: Any) -> list[Any]:
+  def update(self, w: tf.Variable, m: tf.Variable, g: tf.Tensor, lr: tf.Tensor) -> list[Any]:
     g = tf.cast(g, tf.float32)
     old_m = m.read_value()
     step = tf.sign(self._beta_1 * old_m + (1.0 - self._beta_1) * g)

@@ -90,7 +90,7 @@ def compute_lr_for_step(
   ]
 
 
-def _reported_product(step: Any, factors: list[Any], train_steps: float) -> Any:
+def _reported_product(step: Any, factors: list[object], train_steps: float) -> Any:
   lr = product_learning_rate(step, train_steps, factors=factors)
   if isinstance(lr, Tensor):
     scalar_summary("alt_learning_rate", lr)

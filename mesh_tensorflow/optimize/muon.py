@@ -123,7 +123,7 @@ class NamedMatrix:
     return Matrix([by_name[n] for n in self.rows], [by_name[n] for n in self.columns])
 
 
-def named_matrices(given: Sequence[Any]) -> list[NamedMatrix]:
+def named_matrices(given: Sequence[object]) -> list[NamedMatrix]:
   """Checks the argument `matrices` of `MuonOptimizer`.
 
   Args:
@@ -154,7 +154,7 @@ def _is_names(side: Any) -> bool:
   return is_list and all(isinstance(n, str) for n in side)
 
 
-def _wrong(entry: Any, why: str) -> ConfigError:
+def _wrong(entry: object, why: str) -> ConfigError:
   return ConfigError(
     f"MuonOptimizer: matrices has {entry!r}, where a (regular expression, rows, columns) is "
     f"expected, such as ('/q$', ['d_model'], ['heads']): {why}"
@@ -327,7 +327,7 @@ class MuonUpdateOperation(UpdateOperation):
     self._weight_decay_rate = weight_decay_rate
 
   def update(
-    self, w: tf.Variable, m: tf.Variable, new_m: tf.Tensor, o: tf.Tensor, lr: Any
+    self, w: tf.Variable, m: tf.Variable, new_m: tf.Tensor, o: tf.Tensor, lr: tf.Tensor
   ) -> list[Any]:
     # The numbers are multiplied first: what has the size of the weight is passed over less often.
     step = (self._scale * lr) * o
@@ -405,7 +405,7 @@ class MuonOptimizer(Optimizer):
     epsilon: float = 1e-7,
     adjust_learning_rate: str = "match_rms_adamw",
     learning_rate_factor: float = 1.0,
-    others: Callable[..., Any] = AdamWOptimizer,
+    others: Callable[..., Optimizer] = AdamWOptimizer,
     matrices: Sequence[Any] | None = None,
     exclude_from_muon: Sequence[str] | None = None,
     stacked_dim_names: Sequence[str] = STACKED,

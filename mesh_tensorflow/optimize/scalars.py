@@ -66,7 +66,7 @@ def function_of_step(fn: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[Any], An
     tf.Tensor, or for an mtf.Tensor an mtf.Tensor.
   """
 
-  def schedule(step: Any) -> Any:
+  def schedule(step: float | tf.Tensor) -> Any:
     if isinstance(step, Tensor):
       return cwise(
         lambda t: fn(tf.cast(t, tf.float32)),

@@ -24,7 +24,7 @@ _raw = tf.raw_ops
 class SgdUpdateOperation(UpdateOperation):
   """w <- w - lr * g; tensors: g, scalars: lr."""
 
-  def update(self, w: tf.Variable, g: tf.Tensor, lr: Any) -> list[Any]:
+  def update(self, w: tf.Variable, g: tf.Tensor, lr: tf.Tensor) -> list[Any]:
     if g.dtype.is_complex:
       return [subtract(w, tf.cast(lr, g.dtype) * g)]
     g = tf.cast(g, tf.float32)
@@ -65,7 +65,7 @@ class MomentumUpdateOperation(UpdateOperation):
   """v <- lr * g + momentum * v; w <- w - v. Slots: v; tensors: g; scalars: lr, momentum."""
 
   def update(
-    self, w: tf.Variable, v: tf.Variable, g: tf.Tensor, lr: Any, momentum: Any
+    self, w: tf.Variable, v: tf.Variable, g: tf.Tensor, lr: tf.Tensor, momentum: tf.Tensor
   ) -> list[Any]:
     delta = lr * tf.cast(g, tf.float32)
     if is_float32(w, v):

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
@@ -243,7 +244,7 @@ class _OfLoop(Operation):
 class _Summed(_OfLoop):
   """Executes a sum that is pending."""
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     value = lowering.tensors[self._inputs[0]].to_laid_out_tensor()
     lowering.set_tensor_lowering(self._outputs[0], value)
 
@@ -258,7 +259,7 @@ class _Result(_OfLoop):
     sums = self._outputs if self._inputs else []
     return [impl.slice_size(x.shape) * x.dtype.size for x in sums] * self.trips
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl, out = lowering.mesh_impl(self), self._outputs[0]
     shape = impl.slice_shape(out.shape)
     if not self._inputs:

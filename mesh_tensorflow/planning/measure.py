@@ -32,6 +32,7 @@ import tensorflow as tf
 from mesh_tensorflow import exit_codes, workers
 from mesh_tensorflow.environment.virtual_devices import virtual_cpu_devices
 from mesh_tensorflow.errors import ConfigError, MeshError
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.placement.mesh_impl import PlacementMeshImpl
@@ -363,7 +364,7 @@ class _Exchanges(Operation):
     self._kind, self._slice_bytes, self._count = kind, slice_bytes, count
     self._outputs = [Tensor(self, Shape([]), x.dtype)]
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl: MeshImpl = lowering.mesh_impl(self)
     x: LaidOutTensor = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
     shape = _slice_shape(impl.shape, self._slice_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeAlias, cast
+from typing import Annotated, TypeAlias, cast
 
 import numpy as np
 import tensorflow as tf
@@ -53,13 +53,13 @@ class _Tensor(Kind):
     if dtypes:
       self.types = frozenset()
 
-  def accepts(self, value: Any) -> bool:
+  def accepts(self, value: object) -> bool:
     return isinstance(value, Tensor) and (self.dtypes is None or value.dtype in self.dtypes.legal)
 
-  def is_near(self, value: Any) -> bool:
+  def is_near(self, value: object) -> bool:
     return isinstance(value, Tensor)
 
-  def refuse(self, function: str, name: str, value: Any) -> MeshError:
+  def refuse(self, function: str, name: str, value: object) -> MeshError:
     d = self.dtypes
     if not isinstance(value, Tensor) or d is None:
       return super().refuse(function, name, value)
@@ -67,7 +67,7 @@ class _Tensor(Kind):
       f"{function}: {name} must be {d.words}, got {value}; {d.advice.format(name=name)}"
     )
 
-  def advice(self, name: str, value: Any) -> str:
+  def advice(self, name: str, value: object) -> str:
     if tf.is_tensor(value) or isinstance(value, (np.ndarray, np.generic, int, float, tf.Variable)):
       return f"use mtf.import_tf_tensor(mesh, {name}, shape) to bring it into the graph"
     outputs = getattr(value, "outputs", None)
@@ -83,12 +83,12 @@ class _Dimension(Kind):
   def __init__(self, pairs: bool):
     self.pairs = pairs
 
-  def accepts(self, value: Any) -> bool:
+  def accepts(self, value: object) -> bool:
     if isinstance(value, Dimension):
       return isinstance(value[0], str) and type(value[1]) is int and value[1] >= 0
     return self.pairs and isinstance(value, (tuple, list)) and converts(convert_to_dimension, value)
 
-  def refuse(self, function: str, name: str, value: Any) -> MeshError:
+  def refuse(self, function: str, name: str, value: object) -> MeshError:
     if isinstance(value, (tuple, list)) and (self.pairs or isinstance(value, Dimension)):
       try:
         convert_to_dimension(cast(DimensionLike, value))  # It says what is wrong with others.
@@ -96,7 +96,7 @@ class _Dimension(Kind):
         return type(e)(f"{function}: {name}: {e}")
     return super().refuse(function, name, value)
 
-  def advice(self, name: str, value: Any) -> str:
+  def advice(self, name: str, value: object) -> str:
     if isinstance(value, str):
       return f'write mtf.Dimension("{value}", size)'
     if isinstance(value, Shape) and len(value) == 1:
@@ -108,16 +108,16 @@ class _ShapeLike(Kind):
   words = "a shape"
   types = frozenset([Shape])
 
-  def accepts(self, value: Any) -> bool:
+  def accepts(self, value: object) -> bool:
     return value is not None and converts(convert_to_shape, value)
 
-  def refuse(self, function: str, name: str, value: Any) -> MeshError:
+  def refuse(self, function: str, name: str, value: object) -> MeshError:
     if value is None or isinstance(value, Tensor) or not hasattr(value, "__len__"):
       error = DimensionTypeError
       what = f"write {name}.shape" if isinstance(value, Tensor) else 'write [dim, ...] or "a:2,b:3"'
       return error(f"{function}: {name} must be a shape, got {shown(value)}; {what}")
     try:
-      convert_to_shape(value)
+      convert_to_shape(cast(ShapeLike, value))
     except MeshError as e:
       return type(e)(f"{function}: {name}: {e}")
     except (TypeError, ValueError) as e:
@@ -125,7 +125,7 @@ class _ShapeLike(Kind):
     return super().refuse(function, name, value)
 
 
-def _is_list_of_dimensions(value: Any) -> bool:
+def _is_list_of_dimensions(value: object) -> bool:
   if type(value) is not list and type(value) is not tuple:
     return False
   for d in value:

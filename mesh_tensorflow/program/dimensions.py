@@ -216,13 +216,13 @@ class Shape(ShownWhole):
   def __iter__(self) -> Iterator[Dimension]:
     return iter(self._dims)
 
-  def __contains__(self, d: Any) -> bool:
+  def __contains__(self, d: object) -> bool:
     return d in self._dims
 
-  def __eq__(self, other: Any) -> bool:
+  def __eq__(self, other: object) -> bool:
     return isinstance(other, Shape) and self._dims == other._dims
 
-  def __ne__(self, other: Any) -> bool:
+  def __ne__(self, other: object) -> bool:
     return not self == other
 
   def __hash__(self) -> int:

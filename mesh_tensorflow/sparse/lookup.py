@@ -12,6 +12,7 @@ from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import ArgumentError, DTypeError, GraphError, ShapeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut, LazyAllreduceSum
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.tpu.mesh_impl import StrategyMeshImpl
 from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.operations.comparison import equal, greater, greater_equal, less, logical_and
@@ -79,7 +80,7 @@ class LookupOperation(Operation):
   def has_gradient(self) -> bool:
     return False
 
-  def verify_layout(self, mesh_impl: Any) -> None:
+  def verify_layout(self, mesh_impl: MeshImpl) -> None:
     super().verify_layout(mesh_impl)
     mesh_impl.verify_layout(
       self.table.shape, f"{type(self).__name__} {self.name}: the table {self.table.full_name}"

@@ -88,7 +88,7 @@ class RowOptimizer:
 class Sgd(RowOptimizer):
   """w <- w - lr * g, for the rows that were looked up."""
 
-  def update(self, w: tf.Variable, at: tf.Tensor, g: tf.Tensor, lr: Any) -> None:
+  def update(self, w: tf.Variable, at: tf.Tensor, g: tf.Tensor, lr: tf.Tensor) -> None:
     _subtract(w, at, lr * g)
 
 
@@ -112,7 +112,9 @@ class Adagrad(RowOptimizer):
     self.slots = [("adagrad_a", initial_accumulator)]
     self.epsilon = epsilon
 
-  def update(self, w: tf.Variable, a: tf.Variable, at: tf.Tensor, g: tf.Tensor, lr: Any) -> None:
+  def update(
+    self, w: tf.Variable, a: tf.Variable, at: tf.Tensor, g: tf.Tensor, lr: tf.Tensor
+  ) -> None:
     total = _rows(a, at) + tf.square(g)
     _set(a, at, total)
     _subtract(w, at, lr * g * tf.math.rsqrt(total + self.epsilon))
@@ -148,8 +150,8 @@ class LazyAdam(RowOptimizer):
     self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
 
   def update(
-    self, w: tf.Variable, m: tf.Variable, v: tf.Variable, at: tf.Tensor, g: tf.Tensor, lr: Any,
-    step: tf.Tensor,
+    self, w: tf.Variable, m: tf.Variable, v: tf.Variable, at: tf.Tensor, g: tf.Tensor,
+    lr: tf.Tensor, step: tf.Tensor,
   ) -> None:  # fmt: skip
     new_m = self.beta1 * _rows(m, at) + (1 - self.beta1) * g
     new_v = self.beta2 * _rows(v, at) + (1 - self.beta2) * tf.square(g)
@@ -220,7 +222,7 @@ class RowUpdateOperation(Operation):
     sizes = impl.slice_shape(Shape(self._table.rows))
     done: list[Any] = []
 
-    def update(w: Any, *rest: Any) -> None:
+    def update(w: tf.Tensor, *rest: Any) -> None:
       slots, rest = rest[: len(self._slots)], rest[len(self._slots) :]
       scalars, rest = rest[: len(self._scalars)], rest[len(self._scalars) :]
       begins, rest = rest[: len(sizes)], rest[len(sizes) :]

@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.reduction import mesh_axes_of
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.sparse.table import Table
@@ -76,7 +77,7 @@ class Route:
     ids: the shape of the ids.
   """
 
-  def __init__(self, impl: Any, table: Table, variable: Any, ids: Shape):
+  def __init__(self, impl: MeshImpl, table: Table, variable: Any, ids: Shape):
     self.impl, self.table, self.variable = impl, table, variable
     # A plan's variables hold nothing, and it takes boxes to be full as they are on average.
     self.planned = not isinstance(variable.slices[0], tf.Variable)

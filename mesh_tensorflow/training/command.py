@@ -9,6 +9,7 @@ import signal
 import sys
 import textwrap
 import traceback
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -149,7 +150,7 @@ def as_worker(run: Callable[[str], int]) -> int:
 def _end_at_a_signal(code: int) -> None:
   """Lets a signal end this process with its code: its work is done, and it only takes leave."""
 
-  def end(number: int, frame: Any) -> None:
+  def end(number: int, frame: types.FrameType | None) -> None:
     del number, frame
     flush()
     os._exit(code)

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.tpu.mesh_impl import StrategyMeshImpl
 from mesh_tensorflow.operations.blocks import BlockOperation
 from mesh_tensorflow.operations.control import ScalarSummaryOperation
@@ -215,7 +216,7 @@ class _Reported(Operation):
       self.outputs[0], impl.LaidOutTensor.from_tensor_list([vector] * count)
     )
 
-  def _norms(self, lowering: LoweringInProgress, impl: Any) -> tf.Tensor:
+  def _norms(self, lowering: LoweringInProgress, impl: MeshImpl) -> tf.Tensor:
     before = self._before
     assert before is not None
     squares, kept = lowering.operations[before]
@@ -238,7 +239,9 @@ class _Reported(Operation):
     return tf.sqrt(total)
 
 
-def _slices(lowering: LoweringInProgress, impl: Any, variables: Sequence[Variable]) -> list[Any]:
+def _slices(
+  lowering: LoweringInProgress, impl: MeshImpl, variables: Sequence[Variable]
+) -> list[Any]:
   """The variables' tf.Variables, as laid-out tensors."""
   return [impl.LaidOutTensor(lowering.variables[v].slices) for v in variables]
 
@@ -277,7 +280,7 @@ def _sum_of_squares(slices: Sequence[tf.Tensor], parts: Sequence[float]) -> tf.T
   )
 
 
-def _part(impl: Any, shape: Shape) -> float:
+def _part(impl: MeshImpl, shape: Shape) -> float:
   """Weight of a processor's sum of squares: 1 / number of replicas of its slice.
 
   So each element counts once, and one all-reduce over the whole mesh is right for all tensors,

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -161,7 +162,7 @@ class StopRequests:
       signal.signal(s, handler)
     self._before = {}
 
-  def _handle(self, number: int, frame: Any) -> None:
+  def _handle(self, number: int, frame: types.FrameType | None) -> None:
     """Signal handler, called in the main thread as soon as it runs Python code."""
     again = self.requested and time.monotonic() - self._came > _SAME_SECONDS
     self._note(number)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -136,7 +137,7 @@ class _Signals:
     for s, handler in self._before.items():
       signal.signal(s, handler)
 
-  def _pass_on(self, number: int, frame: Any) -> None:
+  def _pass_on(self, number: int, frame: types.FrameType | None) -> None:
     del frame
     self.number = number
     self.stopped.set()

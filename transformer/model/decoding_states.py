@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.slices import align, transpose_to
 from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.program.dimensions import list_product
@@ -59,7 +60,7 @@ class WriteAtOperation(Operation):
   def has_gradient(self) -> bool:
     return False
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     old, new, position = self._inputs
     dims = old.shape.dims

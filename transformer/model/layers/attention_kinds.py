@@ -73,7 +73,7 @@ class BranchedSelfAttention(SelfAttention):
     self.dense_layer = DenseReluDense()
 
   def layer_output_from_attention_output(
-    self, context: Context, attention_output: mtf.Tensor, losses: Any
+    self, context: Context, attention_output: mtf.Tensor, losses: list[mtf.Tensor] | None
   ) -> mtf.Tensor:
     """The sum of the branches.
 
@@ -446,7 +446,9 @@ class TalkingHeadsSelfAttention(SelfAttention):
     reduced_dims = self.value_heads_dims + [self.value_dim]
     return self._dense(context, u, reduced_dims, [context.model.model_dim], "y")
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+  def call(
+    self, context: Context, x: mtf.Tensor, losses: list[mtf.Tensor] | None = None
+  ) -> mtf.Tensor:
     """Attends; see `TransformerLayer.call`."""
     del losses
     q = self.compute_q(context, x)
@@ -590,7 +592,9 @@ class TalkingHeadsEncDecAttention(AttendsToEncoder, TalkingHeadsSelfAttention):
     **kwargs: arguments of `TalkingHeadsSelfAttention`.
   """
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+  def call(
+    self, context: Context, x: mtf.Tensor, losses: list[mtf.Tensor] | None = None
+  ) -> mtf.Tensor:
     """Attends; see `TransformerLayer.call`."""
     del losses
     m = context.encoder_output
@@ -664,7 +668,9 @@ class GeneralBilinearSelfAttention(SelfAttention):
       name="y",
     )
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+  def call(
+    self, context: Context, x: mtf.Tensor, losses: list[mtf.Tensor] | None = None
+  ) -> mtf.Tensor:
     """Attends; see `TransformerLayer.call`."""
     del losses
     q = self.compute_q(context, x)
@@ -719,7 +725,9 @@ class GeneralBilinearEncDecAttention(AttendsToEncoder, GeneralBilinearSelfAttent
     **kwargs: arguments of `GeneralBilinearSelfAttention`.
   """
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+  def call(
+    self, context: Context, x: mtf.Tensor, losses: list[mtf.Tensor] | None = None
+  ) -> mtf.Tensor:
     """Attends; see `TransformerLayer.call`."""
     del losses
     q = self.compute_q(context, x)

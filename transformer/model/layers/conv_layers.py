@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import gin
 import tensorflow as tf
@@ -121,7 +120,9 @@ class Conv1DLayer(Conv1D):
   def filter_size(self) -> int:
     return self._filter_size
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+  def call(
+    self, context: Context, x: mtf.Tensor, losses: list[mtf.Tensor] | None = None
+  ) -> mtf.Tensor:
     """Applies the layer; see `TransformerLayer.call`."""
     del losses
     x = self._masked(context, x)
@@ -197,7 +198,7 @@ class SeparableConv1DLayer(Conv1D):
     self,
     context: Context,
     x: mtf.Tensor,
-    losses: Any = None,
+    losses: list[mtf.Tensor] | None = None,
     all_kernel_wts: Sequence[mtf.Tensor] | None = None,
   ) -> mtf.Tensor:
     """Applies the layer; see `TransformerLayer.call`.

@@ -47,7 +47,9 @@ class DenseReluDense(TransformerLayer):
     self.use_bias = use_bias
     self.initial_gain = initial_gain
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+  def call(
+    self, context: Context, x: mtf.Tensor, losses: list[mtf.Tensor] | None = None
+  ) -> mtf.Tensor:
     """Applies the layer; see `TransformerLayer.call`."""
     del losses
     io_dim = x.shape.dims[-1]

@@ -182,7 +182,7 @@ def enc_dec_attention(
   memory_antecedent: mtf.Tensor,
   context: Context,
   x: mtf.Tensor,
-  losses: Any,
+  losses: list[mtf.Tensor] | None,
   attention_fn: Callable[..., mtf.Tensor] = attention.attention,
   z_loss_coeff: float | None = None,
 ) -> mtf.Tensor:
@@ -249,7 +249,9 @@ class AttendsToEncoder(SelfAttention):
     """The memory antecedent: the encoder's output."""
     return context.encoder_output
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+  def call(
+    self, context: Context, x: mtf.Tensor, losses: list[mtf.Tensor] | None = None
+  ) -> mtf.Tensor:
     """Attends; see `TransformerLayer.call`."""
     return enc_dec_attention(
       self,

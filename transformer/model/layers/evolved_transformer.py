@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import gin
 
 import mesh_tensorflow as mtf
@@ -24,7 +22,9 @@ class GatedLinearUnitLayer(TransformerLayer):
   Variables: `glu_0/{kernel,bias}` and `glu_1/{kernel,bias}`.
   """
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+  def call(
+    self, context: Context, x: mtf.Tensor, losses: list[mtf.Tensor] | None = None
+  ) -> mtf.Tensor:
     """Applies the layer; see `TransformerLayer.call`."""
     del losses
     io_dim = x.shape[-1]
@@ -70,7 +70,9 @@ class EncoderConvolutionalLayer(TransformerLayer):
     self._conv3x1 = Conv1DLayer(filter_size=3, output_size=d_model // 2, activation="relu")
     self._sep_conv9x1 = _separable(-4, 4, d_model // 2, initializer_scale)
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+  def call(
+    self, context: Context, x: mtf.Tensor, losses: list[mtf.Tensor] | None = None
+  ) -> mtf.Tensor:
     """Applies the layer; see `TransformerLayer.call`."""
     del losses
     io_dim = x.shape[-1]
@@ -114,7 +116,9 @@ class DecoderAttentionLayer(TransformerLayer):
     self._self_attention = SelfAttention(num_heads=2 * base_num_heads)
     self._enc_dec_attention = EncDecAttention(num_heads=base_num_heads)
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+  def call(
+    self, context: Context, x: mtf.Tensor, losses: list[mtf.Tensor] | None = None
+  ) -> mtf.Tensor:
     """Applies the layer; see `TransformerLayer.call`."""
     del losses
     with mtf.variable_scope("self_attention"):
@@ -155,7 +159,9 @@ class DecoderConvolutionalLayer(TransformerLayer):
     self._sep_conv7x1_1 = _separable(-6, 0, d_model // 2, initializer_scale)
     self._sep_conv7x1_2 = _separable(-6, 0, d_model, initializer_scale)
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+  def call(
+    self, context: Context, x: mtf.Tensor, losses: list[mtf.Tensor] | None = None
+  ) -> mtf.Tensor:
     """Applies the layer; see `TransformerLayer.call`.
 
     The decoding states are the last 11 and twice the last 7 vectors.

@@ -128,7 +128,7 @@ class QueryKeyOptions(SelfAttention):
     return q, [k, *v]
 
   def layer_output_from_attention_output(
-    self, context: Context, attention_output: mtf.Tensor, losses: Any
+    self, context: Context, attention_output: mtf.Tensor, losses: list[mtf.Tensor] | None
   ) -> mtf.Tensor:
     """The output of attention, with its bias."""
     if self.output_bias:

@@ -102,7 +102,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
     self,
     context: Context,
     x: mtf.Tensor,
-    losses: Any = None,
+    losses: list[mtf.Tensor] | None = None,
     all_kernel_wts: Sequence[mtf.Tensor] | None = None,
   ) -> mtf.Tensor:
     """Applies the layer; see `SeparableConv1DLayer.call`."""
@@ -230,7 +230,9 @@ class LocalConvAttnBlock(TransformerLayer):
       activation,
     )
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+  def call(
+    self, context: Context, x: mtf.Tensor, losses: list[mtf.Tensor] | None = None
+  ) -> mtf.Tensor:
     """Applies the layer; see `TransformerLayer.call`."""
     options: dict[str, Any] = dict(variable_dtype=context.variable_dtype)
     channels = x.shape[-1]

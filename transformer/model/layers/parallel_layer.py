@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import gin
 
@@ -33,7 +32,9 @@ class ParallelLayer(TransformerLayer):
     self.use_scope = use_scope
     self.layers = [cls() for cls in self.layer_classes]
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+  def call(
+    self, context: Context, x: mtf.Tensor, losses: list[mtf.Tensor] | None = None
+  ) -> mtf.Tensor:
     """Applies the layers; see `TransformerLayer.call`."""
     del losses
     outputs = []

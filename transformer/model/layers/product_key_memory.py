@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import gin
 import tensorflow as tf
 
@@ -54,7 +52,9 @@ class ProductKeyValueMemory(TransformerLayer):
     self.n_heads = n_heads
     self.knn = knn
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+  def call(
+    self, context: Context, x: mtf.Tensor, losses: list[mtf.Tensor] | None = None
+  ) -> mtf.Tensor:
     """Applies the layer; see `TransformerLayer.call`."""
     del losses
     io_dim = x.shape[-1]

@@ -112,7 +112,7 @@ class SelfAttention(TransformerLayer):
   # ------------------------------------------------------- hooks of subclasses
 
   def layer_output_from_attention_output(
-    self, context: Context, attention_output: mtf.Tensor, losses: Any
+    self, context: Context, attention_output: mtf.Tensor, losses: list[mtf.Tensor] | None
   ) -> mtf.Tensor:
     """Maps the attention output to the layer's output: the identity; for subclasses to override."""
     del context, losses
@@ -229,7 +229,9 @@ class SelfAttention(TransformerLayer):
 
   # ---------------------------------------------------------------- the layer
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+  def call(
+    self, context: Context, x: mtf.Tensor, losses: list[mtf.Tensor] | None = None
+  ) -> mtf.Tensor:
     """Attends; see `TransformerLayer.call`.
 
     The decoding states are keys and values `[<batch_dims>, memory_length, heads, d_kv]`; the order
@@ -423,7 +425,9 @@ class LocalSelfAttention(SelfAttention):
     """The relative position of the rightmost memory that is seen; None: masks say it."""
     return None if context.model.fully_autoregressive else self.radius
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> mtf.Tensor:
+  def call(
+    self, context: Context, x: mtf.Tensor, losses: list[mtf.Tensor] | None = None
+  ) -> mtf.Tensor:
     """Attends; see `TransformerLayer.call`."""
     params = self.make_params(context)
     q, memory = self.positioned(context, params.compute_q(x), params.keys_and_values(x))

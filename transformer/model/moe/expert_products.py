@@ -15,7 +15,9 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.slices import transpose_to
 from mesh_tensorflow.operations.indexing import begin_of
 from mesh_tensorflow.operations.reduction import mesh_axes_of
@@ -128,7 +130,7 @@ class _Rows:
         f"owners {mtf.Shape(self.owners)} before and of choices {mtf.Shape(self.choices)} behind"
       )
 
-  def of(self, impl: Any, dims: Sequence[mtf.Dimension], rows: tf.Tensor) -> tf.Tensor:
+  def of(self, impl: MeshImpl, dims: Sequence[mtf.Dimension], rows: tf.Tensor) -> tf.Tensor:
     """The numbers that rows have in a slice with these of the dims."""
 
     def size(dims: Sequence[mtf.Dimension]) -> int:
@@ -178,13 +180,13 @@ class _ExpertOperation(Operation):
     self._outputs = [mtf.Tensor(self, output, first.dtype)]
     self._initialize_all_dimensions_as_splittable()
 
-  def verify_layout(self, mesh_impl: Any) -> None:
+  def verify_layout(self, mesh_impl: MeshImpl) -> None:
     super().verify_layout(mesh_impl)
     mesh_impl.verify_layout(
       self._union, f"{type(self).__name__} {self.name}: the product of its inputs"
     )
 
-  def products_of_slice(self, mesh_impl: Any) -> list[tuple[int, str, int]]:
+  def products_of_slice(self, mesh_impl: MeshImpl) -> list[tuple[int, str, int]]:
     """FLOPs, dtype and bytes of a processor's products, if experts get as many rows each."""
     first, second, _ = self.inputs
     kernel = next(x.shape for x in (second, self.outputs[0]) if self._experts_dim in x.shape)
@@ -196,7 +198,7 @@ class _ExpertOperation(Operation):
     size = (each * (depth + columns) + depth * columns) * first.dtype.size
     return [(2 * each * depth * columns, first.dtype.name, size)] * list_product(experts)
 
-  def lower(self, lowering: Any) -> None:
+  def lower(self, lowering: LoweringInProgress) -> None:
     impl = lowering.mesh_impl(self)
     experts = impl.slice_shape(mtf.Shape([self._experts_dim]))[0]
     per_owner = list_product(impl.slice_shape(mtf.Shape(self._rows.tokens + self._rows.choices)))
@@ -220,7 +222,7 @@ class _ExpertOperation(Operation):
       result = LazyAllreduceSum(impl, result, axes, lambda: lowering.add_counter(key, size))
     lowering.set_tensor_lowering(self.outputs[0], result)
 
-  def _of_slices(self, impl: Any, a: tf.Tensor, b: tf.Tensor, blocks: _Blocks) -> tf.Tensor:
+  def _of_slices(self, impl: MeshImpl, a: tf.Tensor, b: tf.Tensor, blocks: _Blocks) -> tf.Tensor:
     """The slice of the result, of slices of the factors."""
     raise NotImplementedError
 
@@ -264,7 +266,7 @@ class ExpertProductsOperation(_ExpertOperation):
     dk = ExpertKernelsOperation(x, grad_ys[0], index, self._rows, kernel.shape)
     return [dx.outputs[0], dk.outputs[0], None]
 
-  def _of_slices(self, impl: Any, a: tf.Tensor, b: tf.Tensor, blocks: _Blocks) -> tf.Tensor:
+  def _of_slices(self, impl: MeshImpl, a: tf.Tensor, b: tf.Tensor, blocks: _Blocks) -> tf.Tensor:
     *dims, depth = self.inputs[0].shape.dims
     *output_dims, new_dim = self.outputs[0].shape.dims
     transposed = self.inputs[1].shape.dims[-1] == depth and depth != new_dim
@@ -310,7 +312,7 @@ class ExpertKernelsOperation(_ExpertOperation):
 
     return [products(dy, x), products(x, dy), None]
 
-  def _of_slices(self, impl: Any, a: tf.Tensor, b: tf.Tensor, blocks: _Blocks) -> tf.Tensor:
+  def _of_slices(self, impl: MeshImpl, a: tf.Tensor, b: tf.Tensor, blocks: _Blocks) -> tf.Tensor:
     (*x_dims, depth), (*dy_dims, _) = (t.shape.dims for t in self.inputs[:2])
     shape = self.outputs[0].shape
     x, dy = (tf.reshape(t, [-1, int(t.shape[-1])]) for t in (a, b))

@@ -161,7 +161,7 @@ class ExpertsLayer(TransformerLayer):
   Subclasses are dataclasses, whose fields are the hyperparameters.
   """
 
-  def call(self, context: Context, x: mtf.Tensor, losses: Any = None) -> Any:
+  def call(self, context: Context, x: mtf.Tensor, losses: list[mtf.Tensor] | None = None) -> Any:
     """Applies the layer; appends the auxiliary loss to `context.losses`.
 
     Args:
