@@ -98,7 +98,7 @@ def product_learning_rate(
   return ret
 
 
-def bound_schedule(schedule: Any, total_train_steps: int) -> Any:
+def bound_schedule(schedule: Schedule, total_train_steps: int) -> Any:
   """A schedule as a function of the step alone; numbers stay numbers.
 
   Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -21,6 +21,8 @@ REAL = "is_real_example"
 _MESH_NAMES = frozenset(("batch", "model"))
 # Names that layouts of BERT use for what a model need not have.
 _TENSOR_NAMES = frozenset(("batch", "vocab", "intermediate", "num_heads", "experts"))
+
+_Element = TypeVar("_Element")
 
 
 @dataclasses.dataclass
@@ -177,7 +179,7 @@ class BertProgram:
     """See `Program.feature_spec`."""
     return _feature_spec(name, self._specs[name], local)
 
-  def reading(self, batches: Iterable[Any]) -> Iterator[Any]:
+  def reading(self, batches: Iterable[_Element]) -> Iterator[_Element]:
     """See `records.reading`."""
     return records.reading(batches)
 

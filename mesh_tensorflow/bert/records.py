@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +17,8 @@ InputFn = Callable[[Mapping[str, Any]], tf.data.Dataset]
 
 _PARALLEL = 4
 _SHUFFLED = 100  # Records among which training shuffles.
+
+_Element = TypeVar("_Element")
 
 
 def token_features(seq_length: int) -> dict[str, Feature]:
@@ -158,7 +160,7 @@ def in_memory(columns: Mapping[str, Any], is_training: bool, *, drop_remainder: 
   return make
 
 
-def reading(batches: Iterable[Any]) -> Iterator[Any]:
+def reading(batches: Iterable[_Element]) -> Iterator[_Element]:
   """Yields the elements of a data set of records.
 
   Raises:

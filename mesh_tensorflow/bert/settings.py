@@ -172,7 +172,7 @@ def in_folder(name: str) -> str:
 
 
 def run_program(
-  main: Callable[[Sequence[str]], Any],
+  main: Callable[[Sequence[str]], object],
   description: str | None,
   required: Sequence[str],
   *,

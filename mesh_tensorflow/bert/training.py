@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -56,6 +56,8 @@ __all__ = [
   "second_dimension",
   "write_results",
 ]
+
+_Element = TypeVar("_Element")
 
 
 class _BertWeights:
@@ -310,7 +312,7 @@ class Evaluation:
     """The names of the features, as they are read."""
     return list(dataset.element_spec)
 
-  def reading(self, batches: Iterable[Any]) -> Iterator[Any]:
+  def reading(self, batches: Iterable[_Element]) -> Iterator[_Element]:
     """See `records.reading`."""
     return records.reading(batches)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 from absl import flags
@@ -61,6 +61,8 @@ for _flag in _TRAINER_FLAGS:
 define.boolean("write_summary", True, "Whether metrics are written for TensorBoard.")
 define.string("summary_dir", "", "Where metrics go; checkpoint_dir if empty.")
 define.string("pred_output_dir", "", "Where predictions go; none are written if empty.")
+
+_Element = TypeVar("_Element")
 
 
 class MeshContext:
@@ -167,7 +169,7 @@ class _Evaluation:
     """See `Evaluator`."""
     return self._program.feature_names(dataset)
 
-  def reading(self, batches: Iterable[Any]) -> Iterator[Any]:
+  def reading(self, batches: Iterable[_Element]) -> Iterator[_Element]:
     """See `Evaluator`."""
     return reading(batches)
 

@@ -59,7 +59,7 @@ def trainer_flags(**defaults: Any) -> list[tuple[Callable[..., Any], str, Any, s
 
 
 def guarded(
-  main: Callable[[], Any],
+  main: Callable[[], object],
   prefix: str = "",
   *,
   verbose: bool = False,
@@ -202,7 +202,7 @@ def leave(code: int) -> None:
 
 
 def run_program(
-  main: Callable[[Sequence[str]], Any],
+  main: Callable[[Sequence[str]], object],
   description: str | None,
   required: Sequence[str] = (),
   own: str = "",

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import gin
 import numpy as np
@@ -33,6 +33,8 @@ _NOT_SAVED = (
   tf.errors.UnimplementedError,
   ValueError,
 )
+
+_Element = TypeVar("_Element")
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.training_data", allowlist=["shard_input"])
@@ -299,7 +301,7 @@ class SavedPipeline:
     )
 
 
-def _parameters(dataset_fn: Callable[..., Any]) -> Collection[str]:
+def _parameters(dataset_fn: Callable[..., tf.data.Dataset]) -> Collection[str]:
   try:
     return inspect.signature(dataset_fn).parameters
   except (TypeError, ValueError):

@@ -9,7 +9,6 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import gin
 
@@ -18,6 +17,7 @@ from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import CheckpointError
 from mesh_tensorflow.meshes.store import VariableStore
+from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.running.lowering import RUN_COUNTER
 from mesh_tensorflow.training.program import ModelRecord
 
@@ -48,7 +48,7 @@ def should_load_variable(name: str, filter_fn: Callable[[str], bool] | None = No
 
 @gin.configurable(module=_MODULE)
 @affects("report")
-def variable_filter_max_size(v: Any, max_size: float = 1e7) -> bool:
+def variable_filter_max_size(v: Variable, max_size: float = 1e7) -> bool:
   """True if an `mtf.Variable` has at most `max_size` elements; for `run.variable_filter`."""
   return bool(v.size <= max_size)
 

@@ -10,7 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +21,7 @@ from mesh_tensorflow.checkpoint.by_chief import by_chief
 from mesh_tensorflow.errors import ConfigError, DataError, GraphError, WorkerLostError
 from mesh_tensorflow.meshes.store import VariableStore
 from mesh_tensorflow.meshes.tpu.mesh_impl import StrategyMeshImpl
+from mesh_tensorflow.optimize.base import Optimizer
 from mesh_tensorflow.program.graph import Graph
 from mesh_tensorflow.running.function import Function
 from mesh_tensorflow.training import (
@@ -47,6 +48,9 @@ from mesh_tensorflow.training.state import ModelState, averages_in_place
 from mesh_tensorflow.training.stopping import StopRequests
 from mesh_tensorflow.training.validation import Evaluator, MakeDatasets, Validator
 
+# A function of `step`, a number, or nothing.
+LearningRateLike: TypeAlias = Callable[..., float | tf.Tensor] | float | None
+
 
 class LearningRate:
   """A schedule, a number or nothing, as the training program and its reports take it.
@@ -55,7 +59,7 @@ class LearningRate:
     schedule: a function of `step` (a float32 scalar tf.Tensor), a number, or None.
   """
 
-  def __init__(self, schedule: Any):
+  def __init__(self, schedule: LearningRateLike):
     self._schedule = schedule
 
   def of(self, step: tf.Tensor) -> tf.Tensor:
@@ -118,8 +122,8 @@ class TrainingLoop:
     state: ModelState,
     settings: TrainerSettings,
     *,
-    optimizer: Callable[..., Any] | None,
-    learning_rate: Any = None,
+    optimizer: Callable[..., Optimizer] | None,
+    learning_rate: LearningRateLike = None,
     initial: InitialWeights | None = None,
     held_out: MakeDatasets | None = None,
     evaluator: Evaluator | None = None,
@@ -525,7 +529,7 @@ class TrainingLoop:
     self._checkpoints.manifest = found
 
   def _call(
-    self, compiled: Any, batches: Any
+    self, compiled: Callable[..., tf.Tensor], batches: tuple[tf.Tensor, ...]
   ) -> tuple[list[float], list[float], dict[str, np.ndarray]]:
     """Runs steps; returns losses, numbers of non-finite elements, and reported values by name."""
     self.state.restored = None

@@ -103,7 +103,7 @@ class MemoryCheck:
       # Aborts tracing: the plan is made outside of it; see `trace`.
       raise MayNotFitError
 
-  def trace(self, trace: Callable[[], Any], step: Function) -> None:
+  def trace(self, trace: Callable[[], object], step: Function) -> None:
     """Traces the training step, with the memory check; traces again once a plan has been made.
 
     Args:

@@ -306,7 +306,7 @@ class MetricsFile:
     ):
       self._open = False
 
-  def write(self, step: int, values: Mapping[str, Any]) -> None:
+  def write(self, step: int, values: Mapping[str, object]) -> None:
     """Appends a report, with the time, in seconds since 1970.
 
     Args:

@@ -14,6 +14,7 @@ from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import ops
 from mesh_tensorflow.errors import NonFiniteError
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program.graph import Graph, Operation, Tensor
 from mesh_tensorflow.running.lowering import Lowering
 
@@ -155,7 +156,7 @@ class _UpdatesIfFinite(Operation):
 
 
 def watched(
-  graph: Graph, gradients: Sequence[Tensor | None], variables: Sequence[Any]
+  graph: Graph, gradients: Sequence[Tensor | None], variables: Sequence[Variable]
 ) -> tuple[list[str], list[Tensor]]:
   """Titles of a graph's tensors, in order, and the numbers of their elements that are not finite.
 

@@ -25,6 +25,8 @@ from mesh_tensorflow.training.reported import ReportedValues
 
 _Self = TypeVar("_Self")
 
+_Element = TypeVar("_Element")
+
 
 class ModelRecord(Protocol):
   """Settings that decide a model beyond the shapes of its variables; a part of its checkpoints."""
@@ -85,7 +87,7 @@ class Program(Protocol):
       local: whether each process of a mesh that spans several gives its own part of it.
     """
 
-  def reading(self, batches: Iterable[Any]) -> Iterator[Any]:
+  def reading(self, batches: Iterable[_Element]) -> Iterator[_Element]:
     """Yields the elements of a data set; errors of reading it are `DataError`s."""
 
   def losses(self, features: dict[str, Tensor], num_microbatches: int) -> dict[str, Tensor]:
@@ -132,7 +134,7 @@ def train_step(
   program: Program,
   settings: TrainerSettings,
   feature_names: Sequence[str],
-  optimizer: Callable[..., Any],
+  optimizer: Callable[..., optimize.Optimizer],
   *,
   look: Callable[[Graph], None] | None = None,
   reported: ReportedValues | None = None,
@@ -268,7 +270,9 @@ def num_microbatches(program: Program, settings: TrainerSettings) -> int:
 
 
 def _update(
-  settings: TrainerSettings, optimizer: Any, trained: Sequence[tuple[Tensor | None, Variable]]
+  settings: TrainerSettings,
+  optimizer: optimize.Optimizer,
+  trained: Sequence[tuple[Tensor | None, Variable]],
 ) -> None:
   """Updates the variables that are trained: clipping before the optimizer, averages after it."""
   gradients, variables = [g for g, _ in trained], [v for _, v in trained]

@@ -68,7 +68,7 @@ def in_parts(
 
 
 def compile_steps(
-  step: Callable[..., Any],
+  step: Callable[..., object],
   batch_specs: Sequence[tf.TensorSpec],
   learning_rate: Callable[[tf.Tensor], tf.Tensor],
   counts_bad: bool,

@@ -150,7 +150,7 @@ class StopRequests:
     os.close(self._reader)
     self._thread = None
 
-  def as_if_entered_after(self, wakeup: int, before: Mapping[signal.Signals, Any]) -> None:
+  def as_if_entered_after(self, wakeup: int, before: Mapping[signal.Signals, object]) -> None:
     """Makes the block restore the handlers from before an enclosing block."""
     self._old_wakeup = wakeup
     self._before |= {s: before.get(s, handler) for s, handler in self._before.items()}

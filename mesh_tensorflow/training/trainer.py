@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -13,12 +13,13 @@ from mesh_tensorflow.errors import ConfigError, DataError, ShapeError
 from mesh_tensorflow.meshes import layout_names
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.variables import Variable
+from mesh_tensorflow.optimize.base import Optimizer
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.program.graph import Graph, Tensor
 from mesh_tensorflow.running.function import TensorSpec, function
 from mesh_tensorflow.training.data import reading
 from mesh_tensorflow.training.init_checkpoint import InitialCheckpoint
-from mesh_tensorflow.training.loop import TrainingLoop
+from mesh_tensorflow.training.loop import LearningRateLike, TrainingLoop
 from mesh_tensorflow.training.seeds import Seeds
 from mesh_tensorflow.training.settings import checked_settings
 from mesh_tensorflow.training.state import ModelState
@@ -27,6 +28,8 @@ from mesh_tensorflow.training.state import ModelState
 ModelFn = Callable[[dict[str, Tensor], str], "Tensor | tuple[Tensor, Mapping[str, Tensor]]"]
 
 _METRIC = "metric/"
+
+_Element = TypeVar("_Element")
 
 
 class ModelProgram:
@@ -85,7 +88,7 @@ class ModelProgram:
     spec = self._features[name]
     return TensorSpec(spec.shape, spec.dtype, name, local=local)
 
-  def reading(self, batches: Iterable[Any]) -> Iterator[Any]:
+  def reading(self, batches: Iterable[_Element]) -> Iterator[_Element]:
     """See `data.reading`."""
     return reading(batches)
 
@@ -150,7 +153,7 @@ class _Evaluator:
   def check(self, dataset: tf.data.Dataset) -> Sequence[str]:
     return self._program.feature_names(dataset)
 
-  def reading(self, batches: Iterable[Any]) -> Iterator[Any]:
+  def reading(self, batches: Iterable[_Element]) -> Iterator[_Element]:
     return reading(batches)
 
   def trace(self) -> Any:
@@ -256,8 +259,8 @@ class Trainer:
     features: Mapping[str, TensorSpec],
     *,
     model_dir: str | None = None,
-    optimizer: Callable[..., Any],
-    learning_rate: Any = None,
+    optimizer: Callable[..., Optimizer],
+    learning_rate: LearningRateLike = None,
     eval_dataset_fn: Callable[[], tf.data.Dataset] | None = None,
     is_trained: Callable[[Variable], bool] | None = None,
     settings: TrainerSettings | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +22,8 @@ _SEED = 12345
 # Held-out data sets, by name: functions that make data sets of single examples.
 MakeDatasets = Callable[[], Mapping[str, Callable[[], tf.data.Dataset]]]
 
+_Element = TypeVar("_Element")
+
 
 class Evaluator(Protocol):
   """The evaluation of a model on data, as a training asks for it."""
@@ -33,7 +35,7 @@ class Evaluator(Protocol):
   def check(self, dataset: tf.data.Dataset) -> Sequence[str]:
     """Raises `DataError` for data that the model cannot take; returns the features it takes."""
 
-  def reading(self, batches: Iterable[Any]) -> Iterator[Any]:
+  def reading(self, batches: Iterable[_Element]) -> Iterator[_Element]:
     """Yields the elements of a data set; errors of reading it are `DataError`s."""
 
   def metrics(

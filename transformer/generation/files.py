@@ -9,7 +9,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -46,7 +45,7 @@ class ResumableFile:
     StorageError: it cannot be written.
   """
 
-  def __init__(self, path: str, work: Mapping[str, Any]):
+  def __init__(self, path: str, work: Mapping[str, object]):
     self._path, self._remote = path, "://" in path
     # Hashed, since it may be large: all settings and texts.
     text = json.dumps([_FORMAT, work], sort_keys=True, default=repr)
@@ -156,7 +155,7 @@ def stopped_by_signals(what_is_kept: Callable[[], str]) -> Iterator[None]:
     yield  # Python lets only the main thread set handlers.
     return
 
-  def stop(number: int, _: Any) -> None:
+  def stop(number: int, _: object) -> None:
     raise StoppedError(f"stopped by {signal.Signals(number).name}; {what_is_kept()}")
 
   wanted = [s for s in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(s) is not signal.SIG_IGN]

@@ -200,7 +200,7 @@ def row_length(sequence_length: Mapping[str, int]) -> int:
   return sequence_length.get("targets", max(sequence_length.values()))
 
 
-def longest_sequence(model: Any) -> int | None:
+def longest_sequence(model: object) -> int | None:
   """The length of the longest sequence that a model can take, if its positions are a table.
 
   Args:
@@ -210,7 +210,7 @@ def longest_sequence(model: Any) -> int | None:
   return None if table is None else table.size
 
 
-def decoding_options(model: Any, length: int) -> dict[str, Any]:
+def decoding_options(model: object, length: int) -> dict[str, Any]:
   """Decoding arguments with which a model's outputs do not contain the inputs.
 
   How an encoder-decoder decodes is bound in gin (`Bitransformer.decode.beam_size`, ...); if

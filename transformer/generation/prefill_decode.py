@@ -174,7 +174,7 @@ class DecodePrograms:
     cache: Sequence[tf.Tensor],
     most: int,
     least_active: int = 0,
-    seen: Any = None,
+    seen: np.ndarray | None = None,
   ) -> list[tf.Tensor]:
     """Generates tokens for the active rows and writes them into `batch`.
 
@@ -197,8 +197,8 @@ class DecodePrograms:
     arrays = [getattr(batch, n) for n in ("ids", *_PER_ROW)]
     # Not Python numbers: TensorFlow caches a tensor for each of those, forever.
     numbers = [np.array(n, np.int32) for n in (most, least_active)]
-    mask = [seen] if self.needs_seen else []
-    results = self._decode(*arrays, *numbers, *mask, *cache)
+    given = [seen] if self.needs_seen else []
+    results = self._decode(*arrays, *numbers, *given, *cache)
     for name, value in zip(_CHANGED, results):
       setattr(batch, name, value.numpy().copy())
     return list(results[len(_CHANGED) :])
@@ -257,7 +257,14 @@ class DecodePrograms:
     penalties = self._penalties(ids.mesh)
     columns = mtf.range(ids.mesh, self._length, dtype=tf.int32)
 
-    def cond(step: mtf.Tensor, ids: Any, positions: Any, counts: Any, active: Any, *_: Any) -> Any:
+    def cond(
+      step: mtf.Tensor,
+      ids: mtf.Tensor,
+      positions: mtf.Tensor,
+      counts: mtf.Tensor,
+      active: mtf.Tensor,
+      *_: mtf.Tensor,
+    ) -> Any:
       return mtf.logical_and(
         mtf.less(step, most), mtf.greater(mtf.reduce_sum(active), least_active)
       )

@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -28,7 +27,7 @@ def save(
   vocabulary: Vocabularies,
   batch_size: int = 1,
   score: bool = False,
-  predict_fn: Any = None,
+  predict_fn: Callable[..., mtf.Tensor] | None = None,
 ) -> str:
   """Writes a SavedModel with the signature `serving_default`.
 
@@ -103,7 +102,7 @@ def save(
 
 
 def _rows(
-  steps: ModelSteps, names: Sequence[str], score: bool, predict_fn: Any
+  steps: ModelSteps, names: Sequence[str], score: bool, predict_fn: Callable[..., mtf.Tensor] | None
 ) -> tuple[dict[str, int], dict[str, str]]:
   """Row length and kind ("prompt", "input", ...) of each feature, for `TextEncoder`."""
   if steps.model_type == "lm" and not score and predict_fn is None:
@@ -121,7 +120,7 @@ def _copy_variables(whole: mtf.VariableStore, here: mtf.VariableStore) -> None:
       stored.assign(whole[stored.name].numpy())
 
 
-def _write(folder: str, module: tf.Module, signature: Any) -> str:
+def _write(folder: str, module: tf.Module, signature: Callable[..., object]) -> str:
   path = _new_folder(folder)
   with model_files.errors_of_writing(folder, "a SavedModel", "run.export_path"):
     tf.io.gfile.makedirs(path)

@@ -82,7 +82,7 @@ def sample(given: dict[str, Any]) -> Sampling:
   return Sampling(**given | {"prompt": prompts, "stop": stops})
 
 
-def _texts(name: str, given: Any) -> tuple[str, ...]:
+def _texts(name: str, given: object) -> tuple[str, ...]:
   """A text or several, as a tuple."""
   texts = (given,) if isinstance(given, str) else given
   if not isinstance(texts, Sequence) or not all(isinstance(t, str) for t in texts):

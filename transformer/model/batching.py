@@ -11,6 +11,8 @@ import mesh_tensorflow as mtf
 from mesh_settings.run import BATCH_METHODS
 from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.meshes.layout import LayoutLike
+from mesh_tensorflow.program.dimensions import ShapeLike
 
 _MODULE = "mesh_tensorflow.transformer.utils"
 
@@ -58,8 +60,8 @@ def tpu_mesh_shape(
 
 def compute_batch_size(
   sequence_length: dict[str, int],
-  mesh_shape: Any,
-  layout_rules: Any,
+  mesh_shape: ShapeLike,
+  layout_rules: LayoutLike,
   method_and_value: tuple[str, int],
 ) -> int:
   """Number of sequences in a batch.
@@ -99,8 +101,8 @@ def compute_batch_size(
 def serialize_num_microbatches(
   batch_dim: mtf.Dimension,
   sequence_length: dict[str, int],
-  mesh_shape: Any,
-  layout_rules: Any,
+  mesh_shape: ShapeLike,
+  layout_rules: LayoutLike,
   tokens_per_microbatch_per_replica: int | None = None,
 ) -> int:
   """Number of microbatches into which a batch is cut to save memory.

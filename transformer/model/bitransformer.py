@@ -11,6 +11,8 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import COUNT, NOT_BELOW_ZERO, affects, takes
+from mesh_tensorflow.meshes.layout import LayoutLike
+from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.transformer.model.layer_stack import make_layer_stack
 from mesh_tensorflow.transformer.model.sequence_utils import autoregressive_inputs
 from mesh_tensorflow.transformer.model.unitransformer import Unitransformer
@@ -268,8 +270,8 @@ class Bitransformer:
 def make_bitransformer(
   input_vocab_size: int = gin.REQUIRED,
   output_vocab_size: int = gin.REQUIRED,
-  layout: Any = None,
-  mesh_shape: Any = None,
+  layout: LayoutLike | None = None,
+  mesh_shape: ShapeLike | None = None,
   encoder_name: str = "encoder",
   decoder_name: str = "decoder",
   bitransformer_cls: Callable[..., Bitransformer] = Bitransformer,

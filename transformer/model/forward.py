@@ -11,7 +11,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.model import sequence_utils
-from mesh_tensorflow.transformer.model.model_building import PAIRED, get_variable_dtype
+from mesh_tensorflow.transformer.model.model_building import PAIRED, Model, get_variable_dtype
 from mesh_tensorflow.transformer.model.model_features import ModelFeatures
 
 _Self = TypeVar("_Self", bound="Forward")
@@ -33,7 +33,7 @@ class Forward(ModelFeatures):
 
   def __init__(
     self,
-    model: Any,
+    model: Model,
     mesh_impl: mtf.MeshImpl,
     model_type: str,
     batch_size: int,
@@ -44,7 +44,7 @@ class Forward(ModelFeatures):
     super().__init__(
       mesh_impl, model_type, batch_size, sequence_length, outer_batch_size, ensemble_inputs
     )
-    self.model = model
+    self.model: Any = model  # Which of them it is, the model type says.
     self.variable_dtype = get_variable_dtype()
 
   def logits_and_loss(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import gin
 import tensorflow as tf
@@ -15,6 +14,8 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.environment import quiet
 from mesh_tensorflow.errors import ConfigError, MeshShapeError
 from mesh_tensorflow.meshes import layout_names
+from mesh_tensorflow.meshes.layout import LayoutLike
+from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.workers import agreement
 
 # In place of a mesh shape or layout rules: they are to be found.
@@ -28,14 +29,14 @@ STANDARD_TENSOR_NAMES = frozenset(
 STANDARD_MESH_NAMES = frozenset("ensemble batch model all outer inner".split())
 
 
-def is_auto(value: Any) -> bool:
+def is_auto(value: object) -> bool:
   """True if a mesh shape or layout rules are "auto"."""
   return isinstance(value, str) and value.strip() == AUTO
 
 
 def make_mesh_impl(
-  mesh_shape: Any,
-  layout_rules: Any,
+  mesh_shape: ShapeLike,
+  layout_rules: LayoutLike,
   devices: list[str] | None = None,
   implementation: str = "auto",
   seed: int = 0,

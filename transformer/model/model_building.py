@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import gin
 import tensorflow as tf
@@ -12,14 +12,23 @@ import mesh_tensorflow as mtf
 from mesh_settings.run import MODEL_TYPES as MODEL_TYPES
 from mesh_settings.run import PAIRED as PAIRED
 from mesh_tensorflow.arguments.declared import Rule, affects, takes
+from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.transformer.model.bitransformer import make_bitransformer
+from mesh_tensorflow.meshes.layout import LayoutLike
+from mesh_tensorflow.program.dimensions import ShapeLike
+from mesh_tensorflow.transformer.model.bitransformer import Bitransformer, make_bitransformer
 from mesh_tensorflow.transformer.model.layer_stack import make_layer_stack
-from mesh_tensorflow.transformer.model.student_teacher import make_bi_student_teacher
+from mesh_tensorflow.transformer.model.student_teacher import (
+  StudentTeacher,
+  make_bi_student_teacher,
+)
 from mesh_tensorflow.transformer.model.unitransformer import Unitransformer
 
+# What `build_model` builds.
+Model: TypeAlias = Unitransformer | Bitransformer | StudentTeacher
 
-def _is_floating(x: Any) -> bool:
+
+def _is_floating(x: object) -> bool:
   try:
     return bool(tf.as_dtype(x).is_floating)
   except TypeError:
@@ -34,9 +43,9 @@ _DTYPE = Rule(f"one of {', '.join(map(repr, _DTYPES))}, or such a tf.DType", _is
 @affects("report")
 @takes(master_dtype=_DTYPE, slice_dtype=_DTYPE, activation_dtype=_DTYPE)
 def get_variable_dtype(
-  master_dtype: Any = tf.bfloat16,
-  slice_dtype: Any = tf.float32,
-  activation_dtype: Any = tf.float32,
+  master_dtype: DTypeLike = tf.bfloat16,
+  slice_dtype: DTypeLike = tf.float32,
+  activation_dtype: DTypeLike = tf.float32,
 ) -> mtf.VariableDType:
   """The dtypes of the model's variables: in checkpoints, in training, in computations."""
   return mtf.VariableDType(
@@ -48,8 +57,8 @@ def build_model(
   model_type: str = "bitransformer",
   input_vocab_size: int = gin.REQUIRED,
   output_vocab_size: int = gin.REQUIRED,
-  layout_rules: Any = None,
-  mesh_shape: Any = None,
+  layout_rules: LayoutLike | None = None,
+  mesh_shape: ShapeLike | None = None,
 ) -> Any:
   """Builds the model that `model_type` names.
 

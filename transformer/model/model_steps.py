@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import tensorflow as tf
 
@@ -16,6 +16,12 @@ from mesh_tensorflow.training.reported import ReportedValues
 from mesh_tensorflow.transformer.data.files import records
 from mesh_tensorflow.transformer.model import batching, evaluation, mesh_setup, step_sums
 from mesh_tensorflow.transformer.model.forward import Forward
+from mesh_tensorflow.transformer.model.model_building import Model
+
+# Which variables are trained: all, those of a regular expression, or of a function.
+VariableFilter: TypeAlias = str | Callable[[mtf.Variable], object] | None
+
+_Element = TypeVar("_Element")
 
 
 class ModelSteps(Forward):
@@ -40,13 +46,13 @@ class ModelSteps(Forward):
 
   def __init__(
     self,
-    model: Any,
+    model: Model,
     mesh_impl: mtf.MeshImpl,
     model_type: str,
     batch_size: int,
     sequence_length: dict[str, int],
     outer_batch_size: int = 1,
-    variable_filter: Any = None,
+    variable_filter: VariableFilter = None,
     *,
     ensemble_inputs: int | None = None,
     settings: TrainerSettings | None = None,
@@ -76,7 +82,7 @@ class ModelSteps(Forward):
     """The dtype of activations."""
     return self.variable_dtype.activation_dtype
 
-  def reading(self, batches: Iterable[Any]) -> Iterator[Any]:
+  def reading(self, batches: Iterable[_Element]) -> Iterator[_Element]:
     """Yields the elements of a data set; see `records.reading`."""
     return records.reading(batches)
 
@@ -124,7 +130,7 @@ class ModelSteps(Forward):
   def train_step(
     self,
     feature_names: Sequence[str],
-    optimizer: Callable[..., Any],
+    optimizer: Callable[..., mtf.optimize.Optimizer],
     *,
     look: Callable[[mtf.Graph], None] | None = None,
     reported: ReportedValues | None = None,

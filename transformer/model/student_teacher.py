@@ -19,7 +19,9 @@ from mesh_tensorflow.arguments.declared import (
   affects,
   takes,
 )
+from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.operations.global_step import get_global_step
+from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.transformer.model.bitransformer import Bitransformer, make_bitransformer
 from mesh_tensorflow.transformer.model.unitransformer import Unitransformer
 
@@ -218,8 +220,8 @@ class StudentTeacher:
 def make_bi_student_teacher(
   input_vocab_size: int = gin.REQUIRED,
   output_vocab_size: int = gin.REQUIRED,
-  layout: Any = None,
-  mesh_shape: Any = None,
+  layout: LayoutLike | None = None,
+  mesh_shape: ShapeLike | None = None,
 ) -> StudentTeacher:
   """Makes two `Bitransformer`s, in the gin scopes "student" and "teacher".
 

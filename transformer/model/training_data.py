@@ -5,17 +5,24 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.training.data import TrainingData
+from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
 from mesh_tensorflow.transformer.model.model_steps import ModelSteps
+
+# An Estimator's: a data set of batches, or a function that returns one.
+InputFn: TypeAlias = Callable[..., tf.data.Dataset] | tf.data.Dataset
 
 
 def bound_dataset_fn(
-  steps: ModelSteps, dataset_fn: Callable[..., tf.data.Dataset], vocabulary: Any, split: str
+  steps: ModelSteps,
+  dataset_fn: Callable[..., tf.data.Dataset],
+  vocabulary: Vocabularies,
+  split: str,
 ) -> Callable[..., tf.data.Dataset]:
   """A data set function as `run` takes it, as one of `TrainingData`.
 
@@ -33,7 +40,7 @@ def bound_dataset_fn(
 def open_data(
   steps: ModelSteps,
   dataset_fn: Callable[..., tf.data.Dataset],
-  vocabulary: Any,
+  vocabulary: Vocabularies,
   split: str,
   seen_steps: int = 0,
   **options: Any,
@@ -44,7 +51,7 @@ def open_data(
   )
 
 
-def call_input_fn(input_fn: Any, batch_size: int) -> tf.data.Dataset:
+def call_input_fn(input_fn: InputFn, batch_size: int) -> tf.data.Dataset:
   """The data set of an Estimator's input function, which yields batches.
 
   Args:
@@ -65,7 +72,7 @@ def call_input_fn(input_fn: Any, batch_size: int) -> tf.data.Dataset:
   return dataset
 
 
-def examples_of(input_fn: Any, batch_size: int) -> tf.data.Dataset:
+def examples_of(input_fn: InputFn, batch_size: int) -> tf.data.Dataset:
   """The single examples of an Estimator's input function, which yields batches of dicts."""
   dataset = call_input_fn(input_fn, batch_size)
   if isinstance(dataset.element_spec, tuple):  # (features, labels); the labels are features, too.

@@ -13,7 +13,9 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT, affects, takes
+from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.operations.variables import convert_to_variable_dtype
+from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.transformer.model import step_sums
 from mesh_tensorflow.transformer.model.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.model.generation import Generation
@@ -101,8 +103,8 @@ class Unitransformer(TokenLoss, Generation):
     label_smoothing: float = 0.0,
     z_loss: float = 1e-4,
     name: str = "transformer",
-    layout: Any = None,
-    mesh_shape: Any = None,
+    layout: LayoutLike | None = None,
+    mesh_shape: ShapeLike | None = None,
     vocab_divisor: int = 128,
     ensemble: int | None = None,
     loss_fn: Callable[..., mtf.Tensor] | None = None,

@@ -15,7 +15,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import gin
 import tensorflow as tf
@@ -30,6 +29,7 @@ from mesh_tensorflow.planning.auto_layout import LayoutChoice
 from mesh_tensorflow.planning.machine import Machine, convert_to_machine
 from mesh_tensorflow.planning.program import machine_of
 from mesh_tensorflow.planning.text import format_bytes, format_seconds
+from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.transformer.gin_config import model_config, operative
 from mesh_tensorflow.transformer.gin_config.checks import RUN
 from mesh_tensorflow.transformer.model.batching import compute_batch_size
@@ -78,7 +78,7 @@ def usual_machine(devices: int, on_tpu: bool = False) -> str:
 
 
 def mesh_to_join(
-  mesh_shape: Any, num_devices: int | None, mesh_devices: list[str] | None
+  mesh_shape: ShapeLike, num_devices: int | None, mesh_devices: list[str] | None
 ) -> mtf.Shape:
   """A mesh shape of the right size, for workers that must join before anything can be searched.
 
@@ -166,7 +166,7 @@ def find(
   return found
 
 
-def whole_batch(batch_size: Any, sequence_length: Mapping[str, int]) -> int:
+def whole_batch(batch_size: int | tuple[str, int], sequence_length: Mapping[str, int]) -> int:
   """Number of sequences in a batch whose layout is not known yet.
 
   Args:

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import gin
 import tensorflow as tf
@@ -23,6 +23,9 @@ from mesh_tensorflow.transformer.training.trainer import Trainer
 _LOG = logging.getLogger("mesh_tensorflow")
 _SECONDS_BETWEEN_LOOKS = 1.0
 
+# A step, several, or one of the words below.
+CheckpointStep: TypeAlias = int | str | Sequence[int] | None
+
 # Steps that do not name a checkpoint, but stand for what is in the folder now, or will be.
 _ALL, _NEW, _BEST = "all", "new", "best"
 
@@ -35,7 +38,7 @@ _STEPS_SHOWN = 20  # In an error.
 @affects("report")
 @takes(skip_until=COUNT_OR_ZERO)
 def get_checkpoint_iterator(
-  checkpoint_step: Any,
+  checkpoint_step: CheckpointStep,
   model_dir: str,
   skip_until: int = 0,
   stop_after: int | None = None,
@@ -72,6 +75,7 @@ def get_checkpoint_iterator(
 
   if checkpoint_step == _ALL:
     return [path(s) for s in steps if s > skip_until]
+  wanted: Sequence[Any]  # Numbers, as is checked.
   wanted = checkpoint_step if isinstance(checkpoint_step, (list, tuple)) else [checkpoint_step]
   if not all(isinstance(w, int) for w in wanted):
     raise ConfigError(
@@ -114,7 +118,7 @@ def _listed(steps: Sequence[int]) -> str:
   return f"{ends[0]}, ... {ends[1]} ({len(steps)} of them)"
 
 
-def named_checkpoints(checkpoint_step: Any, model_dir: str) -> Iterable[str | None]:
+def named_checkpoints(checkpoint_step: CheckpointStep, model_dir: str) -> Iterable[str | None]:
   """`get_checkpoint_iterator` of steps that a user named: all must be there.
 
   Unless gin binds `find_closest`.
@@ -128,6 +132,7 @@ def named_checkpoints(checkpoint_step: Any, model_dir: str) -> Iterable[str | No
   """
   if "find_closest" in gin.get_bindings(_ITERATOR, resolve_references=False):
     return get_checkpoint_iterator(checkpoint_step, model_dir)
+  named: Sequence[Any]
   named = checkpoint_step if isinstance(checkpoint_step, (list, tuple)) else [checkpoint_step]
   if checkpoint_step != -1 and all(isinstance(n, int) for n in named):
     steps = by_chief(lambda: _steps_in(model_dir))
@@ -181,7 +186,10 @@ def _content(model_dir: str) -> list[str]:
 
 
 def restored_checkpoints(
-  estimator: Trainer, checkpoint_step: Any, model_dir: str, paths: Iterable[str] | None = None
+  estimator: Trainer,
+  checkpoint_step: CheckpointStep,
+  model_dir: str,
+  paths: Iterable[str] | None = None,
 ) -> Iterator[str]:
   """Restores one checkpoint after the other.
 

@@ -58,7 +58,10 @@ def run_dry_run(job: Job) -> mtf.Report:
 
 
 def first_batch(
-  steps: ModelSteps, dataset_fn: Any, vocabulary: Vocabularies, split: str
+  steps: ModelSteps,
+  dataset_fn: Any,
+  vocabulary: Vocabularies,
+  split: str,
 ) -> dict[str, np.ndarray]:
   """The batch of the first training step.
 

@@ -29,7 +29,10 @@ from mesh_tensorflow.transformer.data.vocabularies.base import (
   as_text,
 )
 from mesh_tensorflow.transformer.generation.seq2seq import generate
-from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
+from mesh_tensorflow.transformer.modes.chosen_checkpoints import (
+  CheckpointStep,
+  restored_checkpoints,
+)
 from mesh_tensorflow.transformer.modes.input_fns import examples_input_fn
 from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.modes.perplexity_eval import perplexity_eval_of
@@ -45,7 +48,7 @@ class _Texts:
   def __init__(
     self,
     dataset: EvalDataset,
-    sequence_length: Any,
+    sequence_length: Mapping[str, int] | None,
     vocabulary: Vocabularies,
     needed: Sequence[str],
   ):
@@ -106,7 +109,7 @@ def _text(example: Mapping[str, Any], feature: str, vocabulary: Vocabulary) -> A
   return _no_bytes(given)
 
 
-def _no_bytes(decoded: Any) -> Any:
+def _no_bytes(decoded: object) -> Any:
   """Bytes as text; a text, or the list that a vocabulary decodes to, as it is."""
   return as_text(decoded) if isinstance(decoded, bytes) else decoded
 
@@ -120,7 +123,7 @@ def eval_model(
   model_dir: str,
   eval_dataset_fn: Callable[..., Sequence[EvalDataset]] | None,
   eval_summary_dir: str | None,
-  eval_checkpoint_step: Any,
+  eval_checkpoint_step: CheckpointStep,
   eval_with_score: bool = False,
   output_eval_examples: bool = True,
   eval_dir_suffix: str | None = None,
@@ -222,7 +225,7 @@ def _report(name: str, step: int, metrics: Mapping[str, float], done: str) -> No
   print(f"step {step}  {name}: {numbers}  ({done})", flush=True)
 
 
-def _note_lines(model_dir: str, lines: Sequence[Any], filename: str) -> None:
+def _note_lines(model_dir: str, lines: Sequence[object], filename: str) -> None:
   """Writes texts that were evaluated, one a line; see `model_files.notes`."""
   model_files.notes(
     model_dir,
@@ -233,7 +236,11 @@ def _note_lines(model_dir: str, lines: Sequence[Any], filename: str) -> None:
 
 
 def _decodes(
-  estimator: Trainer, texts: _Texts, sequence_length: Any, batch_size: int, vocabulary: Vocabularies
+  estimator: Trainer,
+  texts: _Texts,
+  sequence_length: Mapping[str, int],
+  batch_size: int,
+  vocabulary: Vocabularies,
 ) -> list[Any]:
   decode = targets_vocabulary(vocabulary).decode
   rows = generate(estimator, texts.rows, sequence_length, batch_size)
@@ -290,7 +297,7 @@ def _metrics(texts: _Texts, predictions: Sequence[Any], are_scores: bool) -> dic
   return metrics
 
 
-def _takes(metric_fn: Callable[..., Any]) -> str | None:
+def _takes(metric_fn: Callable[..., object]) -> str | None:
   """Kind of values a metric function takes besides targets: the name of its second argument.
 
   Returns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from mesh_settings.run import RunSettings
 from mesh_tensorflow.errors import ConfigError
@@ -48,7 +48,7 @@ def export_model(
   estimator: Trainer,
   export_dir: str,
   vocabulary: Vocabularies,
-  sequence_length: Any,
+  sequence_length: int | Mapping[str, int],
   model_type: str,
   eval_with_score: bool = False,
   batch_size: int = 1,
@@ -88,7 +88,7 @@ def export_model(
   )
 
 
-def _as_dict(sequence_length: Any) -> dict[str, int]:
+def _as_dict(sequence_length: int | Mapping[str, int]) -> dict[str, int]:
   if isinstance(sequence_length, int):
     return {"inputs": sequence_length, "targets": sequence_length}
   return dict(sequence_length)

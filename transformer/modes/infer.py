@@ -6,7 +6,7 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import gin
 
@@ -23,7 +23,10 @@ from mesh_tensorflow.transformer.generation.screen import Pace, Screen, output_f
 from mesh_tensorflow.transformer.generation.seq2seq import encode_lines, generate
 from mesh_tensorflow.transformer.generation.settings import Sampling, sample
 from mesh_tensorflow.transformer.generation.texts import RowText, TextGenerator
-from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
+from mesh_tensorflow.transformer.modes.chosen_checkpoints import (
+  CheckpointStep,
+  restored_checkpoints,
+)
 from mesh_tensorflow.transformer.modes.infer_files import decode_lines
 from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.training.trainer import Trainer
@@ -84,7 +87,7 @@ def _show(
   prompts: Sequence[str],
   first: int,
   settings: Sampling,
-  file: Any,
+  file: TextIO | None,
   continues: bool,
 ) -> tuple[list[str], int]:
   """Writes texts to the screen, and to the file; returns them and the number of new tokens."""
@@ -176,7 +179,7 @@ def check_conversation() -> None:
     )
 
 
-def _converse(write: Write, settings: Sampling, file: Any, continues: bool) -> list[str]:
+def _converse(write: Write, settings: Sampling, file: TextIO | None, continues: bool) -> list[str]:
   """Answers what is typed, until it ends."""
   check_conversation()
   is_terminal = sys.stdin.isatty()
@@ -287,9 +290,9 @@ def infer_model(
   batch_size: int,
   model_type: str,
   model_dir: str,
-  eval_checkpoint_step: Any,
+  eval_checkpoint_step: CheckpointStep,
   checkpoint_paths: list[str] | None = None,
-  decode_fn: Callable[..., Any] = decode_from_file,
+  decode_fn: Callable[..., object] = decode_from_file,
 ) -> None:
   """Decodes with each of the chosen checkpoints.
 

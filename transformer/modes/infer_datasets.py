@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import gin
 import numpy as np
@@ -21,6 +20,7 @@ from mesh_tensorflow.transformer.data.text_io import (
 )
 from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
 from mesh_tensorflow.transformer.generation.seq2seq import generate
+from mesh_tensorflow.transformer.model.training_data import InputFn
 from mesh_tensorflow.transformer.modes.input_fns import examples_input_fn
 from mesh_tensorflow.transformer.modes.score import add_pretokenized, text_of
 from mesh_tensorflow.transformer.training.trainer import Trainer
@@ -32,7 +32,10 @@ _MODULE = "mesh_tensorflow.transformer.utils"
 @gin.configurable(module=_MODULE)
 @affects("report")
 def decode(
-  estimator: Trainer, input_fn: Any, vocabulary: Vocabularies, checkpoint_path: str | None = None
+  estimator: Trainer,
+  input_fn: InputFn,
+  vocabulary: Vocabularies,
+  checkpoint_path: str | None = None,
 ) -> Iterator[str]:
   """The texts that a model makes of inputs; some are logged.
 
@@ -133,7 +136,7 @@ def decode_from_dataset(
     write_lines_to_file([text_of(e["inputs_pretokenized"]) for e in own], f"{base}_inputs")
 
 
-def _check(name: str, examples: Sequence[Mapping[str, Any]]) -> None:
+def _check(name: str, examples: Sequence[Mapping[str, object]]) -> None:
   if not examples:
     raise DataError(f"data set {name!r} is empty")
   missing = [f for f in ("inputs", "targets") if f not in examples[0]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -13,8 +13,10 @@ from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data.eval_datasets import EvalDataset
 from mesh_tensorflow.transformer.model.model_features import MODEL_FEATURES
 
+_T = TypeVar("_T")
 
-def filter_features(example: Mapping[str, Any]) -> dict[str, Any]:
+
+def filter_features(example: Mapping[str, _T]) -> dict[str, _T]:
   """Those features of an example that models take."""
   return {k: v for k, v in example.items() if k in MODEL_FEATURES}
 
@@ -22,7 +24,7 @@ def filter_features(example: Mapping[str, Any]) -> dict[str, Any]:
 def combined_dataset_input_fn(
   datasets: Sequence[EvalDataset],
   batch_size: int,
-  sequence_length: Any,
+  sequence_length: Mapping[str, int] | None,
   check_for_metrics: bool = False,
 ) -> Callable[..., tf.data.Dataset]:
   """An Estimator's input function of several data sets, one after the other.
@@ -40,7 +42,7 @@ def combined_dataset_input_fn(
     DataError: there is no data set, when it is called.
   """
 
-  def input_fn(params: Any = None) -> tf.data.Dataset:
+  def input_fn(params: object = None) -> tf.data.Dataset:
     del params
     chosen = [d for d in datasets if d.metric_fns or not check_for_metrics]
     if not chosen:
@@ -54,7 +56,7 @@ def combined_dataset_input_fn(
 
 
 def examples_input_fn(
-  examples: Sequence[Mapping[str, Any]], batch_size: int
+  examples: Sequence[Mapping[str, np.ndarray]], batch_size: int
 ) -> Callable[..., tf.data.Dataset]:
   """An Estimator's input function of examples that were read before, in their order.
 
@@ -70,7 +72,7 @@ def examples_input_fn(
     for row, example in zip(features[name], examples):
       row[: len(example[name])] = example[name]
 
-  def input_fn(params: Any = None) -> tf.data.Dataset:
+  def input_fn(params: object = None) -> tf.data.Dataset:
     del params
     return tf.data.Dataset.from_tensor_slices(features).batch(batch_size)
 

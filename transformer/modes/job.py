@@ -13,6 +13,7 @@ from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.meshes.tpu import mesh as tpu_mesh
+from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.training.seeds import Seeds
 from mesh_tensorflow.transformer.gin_config import operative
 from mesh_tensorflow.transformer.model import mesh_setup
@@ -48,7 +49,7 @@ class Mode:
   one_process: bool = False
   on_devices: bool = True
 
-  def join_workers(self, mesh_shape: Any, mesh_implementation: str) -> None:
+  def join_workers(self, mesh_shape: ShapeLike, mesh_implementation: str) -> None:
     """Joins the workers that TF_CONFIG names, if it names several.
 
     Raises:
@@ -283,12 +284,12 @@ def mode_names() -> tuple[str, ...]:
   return tuple(sorted(_MODES, key=lambda name: not _MODES[name].trains))
 
 
-def find_mode(name: Any) -> Mode | None:
+def find_mode(name: object) -> Mode | None:
   """The mode of this name; None if there is none."""
   return _MODES.get(name) if isinstance(name, str) else None
 
 
-def get_mode(name: Any) -> Mode:
+def get_mode(name: object) -> Mode:
   """The mode of this name.
 
   Raises:

@@ -11,13 +11,16 @@ import gin
 import mesh_tensorflow as mtf
 from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow.arguments.declared import COUNT, COUNT_OR_ZERO, affects, takes
+from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.tpu import mesh as tpu_mesh
+from mesh_tensorflow.program.dimensions import ShapeLike
+from mesh_tensorflow.training.loop import LearningRateLike
 from mesh_tensorflow.training.validation import MakeDatasets
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
 from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
 from mesh_tensorflow.transformer.model import mesh_setup
-from mesh_tensorflow.transformer.model.model_building import build_model
-from mesh_tensorflow.transformer.model.model_steps import ModelSteps
+from mesh_tensorflow.transformer.model.model_building import Model, build_model
+from mesh_tensorflow.transformer.model.model_steps import ModelSteps, VariableFilter
 from mesh_tensorflow.transformer.training.trainer import Trainer
 
 
@@ -35,30 +38,30 @@ from mesh_tensorflow.transformer.training.trainer import Trainer
 )
 def tpu_estimator_model_fn(
   model_type: str,
-  transformer_model: Any,
+  transformer_model: Model,
   vocabulary: Vocabularies,
   model_dir: str | None,
-  use_tpu: Any,
-  mesh_shape: Any,
-  layout_rules: Any,
+  use_tpu: tpu_mesh.TpuLike,
+  mesh_shape: ShapeLike,
+  layout_rules: LayoutLike,
   batch_size: int,
   sequence_length: dict[str, int],
   autostack: bool,
   keep_checkpoint_max: int | None,
   save_checkpoints_steps: int,
-  learning_rate_schedule: Any = None,
-  optimizer: Callable[..., Any] | None = None,
+  learning_rate_schedule: LearningRateLike = None,
+  optimizer: Callable[..., mtf.optimize.Optimizer] | None = None,
   outer_batch_size: int = 1,
   tpu_summaries: bool = False,
-  predict_fn: Callable[..., Any] | None = None,
+  predict_fn: Callable[..., mtf.Tensor] | None = None,
   score_in_predict_mode: bool = False,
-  variable_filter: Any = None,
+  variable_filter: VariableFilter = None,
   init_checkpoint: str | None = None,
   init_variable_filter: str = "",
   ensemble_inputs: int | None = None,
   mesh_devices: list[str] | None = None,
   model_info_file: str | None = None,
-  hierarchical_tiling_spec: Any = None,
+  hierarchical_tiling_spec: tpu_mesh.TilingSpec | None = None,
   weight_decay_checkpoint: str | None = None,
   *,
   iterations_per_loop: int | None = None,
@@ -164,23 +167,23 @@ def tpu_estimator_model_fn(
 def get_estimator(
   model_type: str,
   vocabulary: Vocabularies,
-  mesh_shape: Any,
-  layout_rules: Any,
+  mesh_shape: ShapeLike,
+  layout_rules: LayoutLike,
   model_dir: str | None,
   batch_size: int,
   sequence_length: dict[str, int],
   autostack: bool,
-  learning_rate_schedule: Any,
+  learning_rate_schedule: LearningRateLike,
   keep_checkpoint_max: int | None,
   save_checkpoints_steps: int,
-  optimizer: Callable[..., Any] | None,
-  predict_fn: Callable[..., Any] | None,
-  variable_filter: Any,
+  optimizer: Callable[..., mtf.optimize.Optimizer] | None,
+  predict_fn: Callable[..., mtf.Tensor] | None,
+  variable_filter: VariableFilter,
   ensemble_inputs: int | None,
-  use_tpu: Any,
+  use_tpu: tpu_mesh.TpuLike,
   tpu_job_name: str | None,
   iterations_per_loop: int,
-  cluster: Any,
+  cluster: object,
   init_checkpoint: str | None = None,
   mesh_devices: list[str] | None = None,
   score_in_predict_mode: bool = False,

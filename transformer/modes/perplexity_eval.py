@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.training.progress import write_scalars
-from mesh_tensorflow.transformer.data.eval_datasets import reset_seeds
+from mesh_tensorflow.transformer.data.eval_datasets import EvalDataset, reset_seeds
 from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
-from mesh_tensorflow.transformer.modes.chosen_checkpoints import restored_checkpoints
+from mesh_tensorflow.transformer.modes.chosen_checkpoints import (
+  CheckpointStep,
+  restored_checkpoints,
+)
 from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.training.trainer import Trainer
 
@@ -47,7 +49,7 @@ def datasets_to_evaluate(
   sequence_length: dict[str, int],
   vocabulary: Vocabularies,
   dataset_split: str,
-  eval_dataset_fn: Callable[..., Any] | None,
+  eval_dataset_fn: Callable[..., Sequence[EvalDataset]] | None,
   train_dataset_fn: Callable[..., tf.data.Dataset] | None,
 ) -> dict[str, Callable[[], tf.data.Dataset]]:
   """The functions that make the data sets of a teacher-forced evaluation, by name.
@@ -81,9 +83,9 @@ def perplexity_eval(
   sequence_length: dict[str, int],
   dataset_split: str,
   model_dir: str,
-  eval_dataset_fn: Callable[..., Any] | None,
+  eval_dataset_fn: Callable[..., Sequence[EvalDataset]] | None,
   train_dataset_fn: Callable[..., tf.data.Dataset] | None,
-  eval_checkpoint_step: Any,
+  eval_checkpoint_step: CheckpointStep,
   eval_summary_dir: str | None,
   max_batches: int | None,
   eval_dir_suffix: str | None = None,

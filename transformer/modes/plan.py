@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gin
@@ -17,7 +18,7 @@ from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.modes.planned_steps import StepMaker, count_parameters, plan
 
 
-def print_plan(steps: ModelSteps, optimizer: Any) -> mtf.Report:
+def print_plan(steps: ModelSteps, optimizer: Callable[..., mtf.optimize.Optimizer]) -> mtf.Report:
   """Prints what a training step needs on each processor; see `plan`.
 
   Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import gin
 
@@ -61,7 +60,7 @@ def make_steps(
   return ModelSteps(model, mesh_impl, model_type, batch_size, sequence_length)
 
 
-def plan(steps: ModelSteps, optimizer: Callable[..., Any]) -> mtf.Report:
+def plan(steps: ModelSteps, optimizer: Callable[..., mtf.optimize.Optimizer]) -> mtf.Report:
   """Lowers a training step for its mesh, on shapes alone.
 
   Args:

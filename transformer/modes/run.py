@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import gin
 
@@ -34,7 +34,10 @@ _DEFAULTS = {
 }
 
 
-def _before_arguments(configured: Callable[..., Any]) -> Callable[..., Any]:
+_T = TypeVar("_T")
+
+
+def _before_arguments(configured: Callable[..., _T]) -> Callable[..., _T]:
   """Decorator that sets up the process before gin evaluates the arguments of `run`.
 
   It joins the cluster first: gin's arguments may run TensorFlow, after which no worker can join,
@@ -43,7 +46,7 @@ def _before_arguments(configured: Callable[..., Any]) -> Callable[..., Any]:
   """
 
   @functools.wraps(configured)
-  def run(*args: Any, **kwargs: Any) -> Any:
+  def run(*args: Any, **kwargs: Any) -> _T:
     check_tensorflow2()
     given = _as_bound(inspect.signature(configured).bind_partial(*args, **kwargs).arguments)
     mode = job.find_mode(given.get("mode", "train"))

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import gin
 import numpy as np
@@ -30,13 +30,19 @@ from mesh_tensorflow.transformer.data.vocabularies.base import (
   Vocabulary,
   as_text,
 )
-from mesh_tensorflow.transformer.modes.chosen_checkpoints import named_checkpoints
+from mesh_tensorflow.transformer.model.training_data import InputFn
+from mesh_tensorflow.transformer.modes.chosen_checkpoints import CheckpointStep, named_checkpoints
 from mesh_tensorflow.transformer.modes.input_fns import combined_dataset_input_fn
 from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.training.trainer import Trainer
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _MODULE = "mesh_tensorflow.transformer.utils"
+# Of one text: its ids, or itself; and a score.
+Ids: TypeAlias = np.ndarray | Sequence[int] | str | bytes
+# Texts, or the name of a file of them.
+Texts: TypeAlias = Sequence[str] | str
+_T = TypeVar("_T")
 _SHOWN = 10  # Scores that are printed.
 
 
@@ -81,7 +87,7 @@ def save_scores(
   return (scores, *(texts[f] for f in features))
 
 
-def show_scores(result: Any) -> None:
+def show_scores(result: object) -> None:
   """Prints the first scores and their mean, if no file is bound for them.
 
   Args:
@@ -108,7 +114,7 @@ def show_scores(result: Any) -> None:
 @gin.configurable(module=_MODULE)
 @affects("report")
 def save_scores_to_tfrecords(
-  results: Sequence[MutableMapping[str, Any]],
+  results: Sequence[Mapping[str, Any]],
   vocabulary: Vocabularies,
   scores_filename: str,
   shard_idx: int = 0,
@@ -160,7 +166,9 @@ def _record_writer(path: str, folder: str) -> tf.io.TFRecordWriter:
   return tf.io.TFRecordWriter(path)
 
 
-def add_pretokenized(examples: Any, vocabulary: Vocabularies) -> Any:
+def add_pretokenized(
+  examples: MutableMapping[str, Any] | Iterable[MutableMapping[str, Any]], vocabulary: Vocabularies
+) -> Any:
   """Adds the texts of the ids `inputs` and `targets`, where they are missing.
 
   Args:
@@ -187,7 +195,7 @@ def add_pretokenized(examples: Any, vocabulary: Vocabularies) -> Any:
   return examples
 
 
-def text_of(ids: Any, vocabulary: Vocabulary | None = None) -> Any:
+def text_of(ids: Ids, vocabulary: Vocabulary | None = None) -> Any:
   """Decodes ids without padding, negative ids and the EOS at the end.
 
   Args:
@@ -205,7 +213,7 @@ def text_of(ids: Any, vocabulary: Vocabulary | None = None) -> Any:
   return vocabulary.decode(kept)
 
 
-def _length(ids: Any, vocabulary: Vocabulary) -> int:
+def _length(ids: Ids, vocabulary: Vocabulary) -> int:
   """Number of ids before the first padding."""
   if isinstance(ids, (str, bytes)):
     ids = vocabulary.encode(text_of(ids, vocabulary))
@@ -220,7 +228,7 @@ def _bytes(text: str) -> tf.train.Feature:
 @gin.configurable(module=_MODULE)
 @affects("report")
 def compute_log_likelihoods(
-  estimator: Trainer, input_fn: Any, checkpoint_path: str | None = None
+  estimator: Trainer, input_fn: InputFn, checkpoint_path: str | None = None
 ) -> list[float]:
   """The log-likelihood of each row of targets.
 
@@ -241,11 +249,11 @@ def compute_log_likelihoods(
 @takes(num_examples=COUNT)
 def score_with_estimator(
   estimator: Trainer,
-  input_fn: Any,
-  eval_checkpoint_step: Any,
+  input_fn: InputFn,
+  eval_checkpoint_step: CheckpointStep,
   model_dir: str,
   vocabulary: Vocabularies,
-  score_postprocess_fn: Callable[..., Any] = save_scores,
+  score_postprocess_fn: Callable[..., object] = save_scores,
   num_examples: int | None = None,
 ) -> Any:
   """Scores data with one checkpoint.
@@ -276,11 +284,11 @@ def score_with_estimator(
 @takes(num_examples=COUNT, num_examples_per_shard=COUNT)
 def score_with_estimator_lazy(
   estimator: Trainer,
-  input_fn: Any,
-  eval_checkpoint_step: Any,
+  input_fn: InputFn,
+  eval_checkpoint_step: CheckpointStep,
   model_dir: str,
   vocabulary: Vocabularies,
-  score_postprocess_fn: Callable[..., Any] = save_scores_to_tfrecords,
+  score_postprocess_fn: Callable[..., object] = save_scores_to_tfrecords,
   num_examples: int | None = None,
   num_examples_per_shard: int = 100000,
 ) -> None:
@@ -306,7 +314,7 @@ def score_with_estimator_lazy(
     raise ConfigError(
       f"score_with_estimator_lazy: num_examples_per_shard (={num_examples_per_shard}) is below 1"
     )
-  part: list[dict[str, Any]] = []
+  part: list[Mapping[str, Ids]] = []
   shard = 0
   for result in _results(estimator, input_fn, eval_checkpoint_step, model_dir, num_examples):
     part.append(result)
@@ -327,7 +335,7 @@ def _check_scores(estimator: Trainer, what: str) -> None:
     )
 
 
-def check_postprocess_fn(function: Any, what: str) -> None:
+def check_postprocess_fn(function: object, what: str) -> None:
   """Raises `ConfigError` if nothing is said of what becomes of the scores."""
   # Before anything is computed.
   if not callable(function):
@@ -338,8 +346,12 @@ def check_postprocess_fn(function: Any, what: str) -> None:
 
 
 def _results(
-  estimator: Trainer, input_fn: Any, checkpoint_step: Any, model_dir: str, num_examples: int | None
-) -> Iterator[dict[str, Any]]:
+  estimator: Trainer,
+  input_fn: InputFn,
+  checkpoint_step: CheckpointStep,
+  model_dir: str,
+  num_examples: int | None,
+) -> Iterator[Mapping[str, Ids]]:
   """Yields the predictions of the one chosen checkpoint, without padding rows."""
   _check_scores(estimator, "score_with_estimator")
   step = -1 if checkpoint_step is None else checkpoint_step
@@ -356,7 +368,7 @@ def _results(
   return _without_padding(results) if num_examples is None else _first(results, num_examples)
 
 
-def _first(results: Iterable[dict[str, Any]], count: int) -> Iterator[dict[str, Any]]:
+def _first(results: Iterable[_T], count: int) -> Iterator[_T]:
   if count > 0:
     for i, result in enumerate(results, 1):
       yield result
@@ -365,7 +377,9 @@ def _first(results: Iterable[dict[str, Any]], count: int) -> Iterator[dict[str, 
         return
 
 
-def _without_padding(results: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _without_padding(
+  results: Iterable[Mapping[str, Ids]],
+) -> Iterator[Mapping[str, Ids]]:
   """All but the rows at the end that have no target."""
   held_back = []
   for result in results:
@@ -401,11 +415,11 @@ def score_from_dataset(
   batch_size: int,
   sequence_length: Mapping[str, int],
   model_dir: str,
-  eval_checkpoint_step: Any,
+  eval_checkpoint_step: CheckpointStep,
   dataset_split: str,
   score_dataset_fn: Callable[..., Sequence[EvalDataset]] | None = None,
-  score_postprocess_fn: Callable[..., Any] = gin.REQUIRED,
-  score_with_estimator_fn: Callable[..., Any] = score_with_estimator,
+  score_postprocess_fn: Callable[..., object] = gin.REQUIRED,
+  score_with_estimator_fn: Callable[..., object] = score_with_estimator,
 ) -> Any:
   """Scores data sets, all as one.
 
@@ -477,13 +491,13 @@ def score_from_strings(
   batch_size: int,
   sequence_length: Mapping[str, int],
   model_dir: str,
-  eval_checkpoint_step: Any,
-  inputs: Any = gin.REQUIRED,
-  targets: Any = gin.REQUIRED,
-  score_postprocess_fn: Callable[..., Any] = gin.REQUIRED,
+  eval_checkpoint_step: CheckpointStep,
+  inputs: Texts | None = gin.REQUIRED,
+  targets: Texts = gin.REQUIRED,
+  score_postprocess_fn: Callable[..., object] = gin.REQUIRED,
   eos_id: int = 1,
   score_eos: bool = True,
-  score_with_estimator_fn: Callable[..., Any] = score_with_estimator,
+  score_with_estimator_fn: Callable[..., object] = score_with_estimator,
 ) -> Any:
   """Scores texts, or the lines of files.
 
@@ -527,7 +541,7 @@ def score_from_strings(
     inputs, targets, vocabulary, model_type, batch_size, sequence_length, eos_id, score_eos
   )
 
-  def input_fn(params: Any = None) -> tf.data.Dataset:
+  def input_fn(params: object = None) -> tf.data.Dataset:
     del params
     return tf.data.Dataset.from_tensor_slices(features).batch(batch_size)
 
@@ -571,7 +585,7 @@ def _features(
   return features
 
 
-def _lines(texts: Any) -> list[str]:
+def _lines(texts: Texts) -> list[str]:
   """A list of texts, read from a file if its name is given."""
   return get_inputs_from_file(texts) if isinstance(texts, str) else list(texts)
 

@@ -20,6 +20,7 @@ from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.gin_config.checks import RUN
 from mesh_tensorflow.transformer.model.batching import serialize_num_microbatches
 from mesh_tensorflow.transformer.model.layer_stack import LayerStack
+from mesh_tensorflow.transformer.model.model_building import Model
 
 MICROBATCHES, RECOMPUTE = "microbatches", "recompute"
 CHOICES = (MICROBATCHES, RECOMPUTE)
@@ -75,7 +76,7 @@ class Variant:
       with gin.unlock_config():
         gin.bind_parameter("{1}.{2}".format(*_RECOMPUTATION), True)
 
-  def set_on(self, model: Any) -> None:
+  def set_on(self, model: Model) -> None:
     """Makes a model compute its activations again.
 
     Args:
@@ -168,7 +169,7 @@ def _powers_of_two() -> Iterator[int]:
     n *= 2
 
 
-def _stacks(model: Any) -> Iterator[LayerStack]:
+def _stacks(model: object) -> Iterator[LayerStack]:
   """The stacks of a model, and of those that it is made of."""
   stack = getattr(model, "layer_stack", None)
   if isinstance(stack, LayerStack):

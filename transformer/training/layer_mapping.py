@@ -31,7 +31,7 @@ class UnmappedVariableError(CheckpointError, KeyError):
 @affects("report")
 def flexible_ckpt_init_mapping(
   ckpt_path: str = "",
-  new_layers: Sequence[Any] | None = None,
+  new_layers: Sequence[Sequence[int]] | None = None,
   return_mapping_fn: bool = True,
   *,
   variable_names: Sequence[str] | None = None,

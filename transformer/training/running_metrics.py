@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +12,9 @@ import tensorflow as tf
 _ACCUMULATORS: weakref.WeakKeyDictionary[Any, list[tf.Variable]] = weakref.WeakKeyDictionary()
 
 
-def metric_sum(values: Any, name: str | None = None, **kwargs: Any) -> tuple[tf.Variable, Any]:
+def metric_sum(
+  values: float | tf.Tensor, name: str | None = None, **kwargs: Any
+) -> tuple[tf.Variable, Any]:
   """A sum over several batches.
 
   Args:
@@ -27,7 +30,9 @@ def metric_sum(values: Any, name: str | None = None, **kwargs: Any) -> tuple[tf.
   return _accumulated(values, name or "metric_sum", 0.0, tf.reduce_sum, tf.add)
 
 
-def metric_max(values: Any, name: str | None = None, **kwargs: Any) -> tuple[tf.Variable, Any]:
+def metric_max(
+  values: float | tf.Tensor, name: str | None = None, **kwargs: Any
+) -> tuple[tf.Variable, Any]:
   """A maximum over several batches.
 
   Args:
@@ -43,7 +48,11 @@ def metric_max(values: Any, name: str | None = None, **kwargs: Any) -> tuple[tf.
 
 
 def _accumulated(
-  values: Any, name: str, start: float, reduce: Any, join: Any
+  values: float | tf.Tensor,
+  name: str,
+  start: float,
+  reduce: Callable[..., tf.Tensor],
+  join: Callable[..., tf.Tensor],
 ) -> tuple[tf.Variable, tf.Tensor]:
   values = tf.cast(values, tf.float32)
   # Outside of a function that is traced: the variable is one for all of its calls.

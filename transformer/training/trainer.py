@@ -6,9 +6,10 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
@@ -19,11 +20,12 @@ from mesh_tensorflow.arguments.declared import COUNT_OR_ZERO, takes
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.numerics import random_bits
 from mesh_tensorflow.training.init_checkpoint import InitialCheckpoint
-from mesh_tensorflow.training.loop import TrainingLoop
+from mesh_tensorflow.training.loop import LearningRateLike, TrainingLoop
 from mesh_tensorflow.training.settings import checked_settings
 from mesh_tensorflow.training.state import ModelState
 from mesh_tensorflow.training.validation import MakeDatasets
 from mesh_tensorflow.transformer.data.files import records
+from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
 from mesh_tensorflow.transformer.generation import predict, saved_model
 from mesh_tensorflow.transformer.generation.prefill_decode import DecodeOptions, DecodePrograms
 from mesh_tensorflow.transformer.gin_config import checks, model_config
@@ -31,6 +33,9 @@ from mesh_tensorflow.transformer.gin_config.model_config import ATTACHMENT, Mode
 from mesh_tensorflow.transformer.model import evaluation, mesh_setup, training_data
 from mesh_tensorflow.transformer.model.model_features import MODEL_FEATURES
 from mesh_tensorflow.transformer.model.model_steps import ModelSteps
+from mesh_tensorflow.transformer.model.training_data import InputFn
+
+_Element = TypeVar("_Element")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,13 +81,13 @@ class ConfigRecord:
 @takes(train_steps=COUNT_OR_ZERO, max_steps=COUNT_OR_ZERO, steps=COUNT_OR_ZERO)
 def train_request(
   dataset_fn: Callable[..., tf.data.Dataset] | None,
-  input_fn: Any,
+  input_fn: InputFn | None,
   examples_per_step: int,
   *,
   train_steps: int | None,
   max_steps: int | None,
   steps: int | None,
-  hooks: Sequence[Any],
+  hooks: Sequence[object],
 ) -> tuple[Callable[..., tf.data.Dataset], int | None]:
   """Checks the arguments of `Trainer.train` and merges those that are aliases of each other.
 
@@ -153,15 +158,15 @@ class Trainer:
   def __init__(
     self,
     steps: ModelSteps,
-    vocabulary: Any,
+    vocabulary: Vocabularies,
     model_dir: str | None,
-    optimizer: Callable[..., Any] | None = None,
-    learning_rate_schedule: Any = None,
+    optimizer: Callable[..., mtf.optimize.Optimizer] | None = None,
+    learning_rate_schedule: LearningRateLike = None,
     *,
     settings: TrainerSettings | None = None,
     quiet: bool = False,
     init_variable_filter: str = "",
-    predict_fn: Callable[..., Any] | None = None,
+    predict_fn: Callable[..., mtf.Tensor] | None = None,
     score_in_predict_mode: bool = False,
     model_info_file: str | None = None,
     held_out: MakeDatasets | None = None,
@@ -277,10 +282,10 @@ class Trainer:
     *,
     seen_data_init_step: int | None = None,
     checkpoint_input_pipeline: bool = False,
-    input_fn: Any = None,
+    input_fn: InputFn | None = None,
     steps: int | None = None,
     max_steps: int | None = None,
-    hooks: Sequence[Any] = (),
+    hooks: Sequence[object] = (),
   ) -> list[float]:
     """Trains until the global step is `train_steps`, from the newest checkpoint on.
 
@@ -328,11 +333,11 @@ class Trainer:
 
   def evaluate(
     self,
-    dataset: Any = None,
+    dataset: tf.data.Dataset | None = None,
     max_batches: int | None = None,
     what: str = "eval",
     *,
-    input_fn: Any = None,
+    input_fn: InputFn | None = None,
     steps: int | None = None,
     checkpoint_path: str | None = None,
     name: str | None = None,
@@ -512,7 +517,7 @@ class Trainer:
     return programs
 
   def predict(
-    self, input_fn: Any, checkpoint_path: str | None = None
+    self, input_fn: InputFn | None, checkpoint_path: str | None = None
   ) -> Iterator[dict[str, np.ndarray]]:
     """Outputs for inputs; or, with `score_in_predict_mode`, the log-likelihoods of targets.
 
@@ -549,7 +554,7 @@ class Trainer:
         for i in range(stop - start):
           yield {k: v[i] for k, v in outputs.items()}
 
-  def _padded(self, x: Any, name: str) -> np.ndarray:
+  def _padded(self, x: npt.ArrayLike, name: str) -> np.ndarray:
     """Rows of ids, padded to the shape that programs that predict take."""
     x = np.asarray(x)
     length = self.steps.feature_shape(name)[-1]
@@ -579,7 +584,7 @@ class Trainer:
   def export_saved_model(
     self,
     export_dir_base: str,
-    serving_input_receiver_fn: Any = None,
+    serving_input_receiver_fn: object = None,
     checkpoint_path: str | None = None,
     *,
     batch_size: int = 1,
@@ -622,7 +627,7 @@ class _TextEvaluator:
   def check(self, dataset: tf.data.Dataset) -> Sequence[str]:
     return self._trainer.steps.feature_names(dataset)
 
-  def reading(self, batches: Iterable[Any]) -> Iterator[Any]:
+  def reading(self, batches: Iterable[_Element]) -> Iterator[_Element]:
     return records.reading(batches)
 
   def metrics(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -49,6 +49,10 @@ class Tpu:
   def mesh_shape(self) -> list[int]:
     """Chips along x, y and z, and cores of a chip."""
     return [int(s) for s in self.topology.mesh_shape]
+
+
+# A TPU, the name of one, or whether there is one.
+TpuLike: TypeAlias = Tpu | str | bool | None
 
 
 def connect(

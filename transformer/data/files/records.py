@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TypeVar
 
 import tensorflow as tf
 
@@ -17,6 +17,8 @@ _BUFFER = 64 * 1024 * 1024
 
 # TensorFlow's error for a damaged record does not say of which file: these were opened.
 _OPENED: dict[str, None] = {}
+
+_Element = TypeVar("_Element")
 
 
 def tfrecord_dataset(
@@ -64,7 +66,7 @@ def first_damaged(filename: str) -> int | None:
   return None
 
 
-def reading(batches: Iterable[Any]) -> Iterator[Any]:
+def reading(batches: Iterable[_Element]) -> Iterator[_Element]:
   """Yields the elements of a data set; its errors about damaged files name the file.
 
   Raises:

@@ -15,6 +15,8 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import ABOVE_ZERO, BELOW_ONE, COUNT, affects, takes
+from mesh_tensorflow.meshes.layout import LayoutLike
+from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.transformer.model import sublayers
 from mesh_tensorflow.transformer.model.context import Context
 from mesh_tensorflow.transformer.model.moe.dispatch import apply_experts
@@ -102,8 +104,8 @@ def transformer_moe_layer_v1(
   hparams: Any,
   train: bool,
   variable_dtype: mtf.VariableDType | tf.DType,
-  layout: Any = None,
-  mesh_shape: Any = None,
+  layout: LayoutLike | None = None,
+  mesh_shape: ShapeLike | None = None,
   nonpadding: mtf.Tensor | None = None,
   activation: Any = mtf.relu,
   num_microbatches: int | None = None,

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.meshes.layout import LayoutLike
+from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.transformer.model.context import Context
 from mesh_tensorflow.transformer.model.moe.dispatch import change_hands
 from mesh_tensorflow.transformer.model.moe.groups import LayoutHints, slot_dims, token_dims
@@ -24,8 +26,8 @@ def transformer_moe_layer_v2(
   hparams: Any,
   train: bool,
   variable_dtype: mtf.VariableDType | tf.DType,
-  layout: Any = None,
-  mesh_shape: Any = None,
+  layout: LayoutLike | None = None,
+  mesh_shape: ShapeLike | None = None,
   nonpadding: mtf.Tensor | None = None,
   num_microbatches: int | None = None,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
