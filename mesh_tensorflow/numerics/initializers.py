@@ -41,7 +41,7 @@ class Initializer:
     """
     raise NotImplementedError
 
-  def __call__(self, shape: Sizes, dtype: Any = tf.float32, **kwargs: Any) -> tf.Tensor:
+  def __call__(self, shape: Sizes, dtype: DTypeLike = tf.float32, **kwargs: Any) -> tf.Tensor:
     """The whole variable's values, as TensorFlow's initializers are called."""
     del kwargs
     shape = [int(s) for s in shape]

@@ -103,7 +103,7 @@ class _MultiLRSchedule(Optimizer):
   def __init__(
     self,
     variable_search: Sequence[str] | None = None,
-    alt_lr_schedules: Sequence[Any] | None = None,
+    alt_lr_schedules: Sequence[Sequence[ScalarLike] | None] | None = None,
     **kwargs: Any,
   ):
     super().__init__(**kwargs)

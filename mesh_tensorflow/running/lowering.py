@@ -388,7 +388,7 @@ class Values:
   stored: StoredVariable
   slices: Sequence[tf.Tensor]
 
-  def laid_out(self, impl: Any) -> LaidOutTensor:
+  def laid_out(self, impl: MeshImpl) -> LaidOutTensor:
     """The slices that the running program holds."""
     own = dataclasses.replace(self.stored, slices=tuple(self.slices))
     return LaidOutTensor(impl.program_slices(own))

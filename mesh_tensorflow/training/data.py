@@ -381,9 +381,9 @@ def raised_by_generator(error: tf.errors.OpError) -> DataError | None:
 
 
 def reading(
-  batches: Iterable[Any],
+  batches: Iterable[_Element],
   explain: Callable[[tf.errors.OpError], DataError | None] = _cannot_read,
-) -> Iterator[Any]:
+) -> Iterator[_Element]:
   """Yields the elements of a data set.
 
   Args:
