@@ -220,17 +220,7 @@ def model_fn_builder(
 
   The loss is the mean of those of start and end; that of experts is not part of it.
 
-  Args:
-    bert_config: the model.
-    init_checkpoint: not looked at here: `training.Runner` takes it.
-    learning_rate: peak of the learning rate; see `optimization.Optimization`.
-    num_train_steps: number of training steps; None if there is no training.
-    num_warmup_steps: number of warm-up steps; None or 0: none.
-    use_tpu: not looked at: the mesh says what the program runs on.
-
-  Returns:
-    A function of (features, labels, mode, params), features being `Tensor`s by name; it returns a
-    `training.ModelSpec`.
+  Arguments and result as those of `run_classifier.model_fn_builder`.
   """
   del init_checkpoint, use_tpu
 

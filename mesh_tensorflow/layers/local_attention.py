@@ -331,24 +331,9 @@ def local_2d_self_attention_spatial_blocks(
   the positions up to and including itself, row by row. Blocks beyond the image take no part.
   Variable `{name}/qkvo`.
 
-  Args:
-    query_antecedent: [batch..., num_h_blocks, num_w_blocks, h, w, io_channels].
-    kv_channels: dimension of keys and values.
-    heads: dimension of the heads.
-    is_training: not used.
-    memory_h_dim: only its name counts, for the rows of the memory; `memory_` and the name of
-      h by default.
-    memory_w_dim: the same for the columns; `memory_` and the name of w by default.
-    mask_right: whether attention is causal, as above; False: all of these blocks are attended to.
-    master_dtype: dtype of the variable in checkpoints.
-    slice_dtype: dtype in which slices of the variable are kept and updated.
-    name: name of the scope; `multihead_attention`, made unique, by default.
-
-  Returns:
-    A `Tensor` of the shape of `query_antecedent`.
-
-  Raises:
-    ShapeError: there are too few dimensions, or a name of a memory dimension is in use.
+  Arguments as `local_self_attention_spatial_blocks`. `query_antecedent` is [batch...,
+  num_h_blocks, num_w_blocks, h, w, io_channels]; `memory_h_dim` and `memory_w_dim` give names to
+  the rows and columns of the memory.
   """
   del is_training
   return _attention_in_blocks(
@@ -379,21 +364,9 @@ def local_3d_self_attention_spatial_blocks(
   part. Variable `{name}/qkvo`. The dimensions of the memory are called `memory_` and the names of
   those of the positions.
 
-  Args:
-    query_antecedent: [batch..., num_d_blocks, num_h_blocks, num_w_blocks, d, h, w, io_channels];
-      blocks may be split, positions may not.
-    kv_channels: dimension of keys and values.
-    heads: dimension of the heads.
-    is_training: not used.
-    master_dtype: dtype of the variable in checkpoints.
-    slice_dtype: dtype in which slices of the variable are kept and updated.
-    name: name of the scope; `multihead_attention`, made unique, by default.
-
-  Returns:
-    A `Tensor` of the shape of `query_antecedent`.
-
-  Raises:
-    ShapeError: there are too few dimensions, or a name of a memory dimension is in use.
+  Arguments as `local_self_attention_spatial_blocks`. `query_antecedent` is [batch...,
+  num_d_blocks, num_h_blocks, num_w_blocks, d, h, w, io_channels]; blocks may be split, positions
+  may not.
   """
   del is_training
   return _attention_in_blocks(

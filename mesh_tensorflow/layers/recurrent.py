@@ -139,26 +139,11 @@ def gru(
   `{name}/recurrent_bias` of the same; the gates are in Keras' order, z, r, g. Keras has both biases
   in one, as its two rows.
 
-  Args:
-    x: a `Tensor`; its last dimension is summed over, all but that and the length are batch.
-    hidden_dim: dimension of the state; x has none of that name.
-    length_dim: the dimension of x to go along, or its name; default as in `lstm`.
-    lengths: an integer `Tensor` of (some of) the batch dimensions, where sequences end; see `lstm`.
-    initial_state: h, of the batch dimensions and `hidden_dim`; zeros by default.
-    activation: a function of a `Tensor`, of the candidates.
-    recurrent_activation: a function of a `Tensor`, of the gates.
-    use_bias: whether there are biases.
-    reset_after: whether r is applied after the product with R, or before it.
-    go_backwards: begins at the end (of each sequence); outputs stay at their positions.
-    variable_dtype: dtypes of the variables; x's by default.
-    name: name of the scope of the variables.
+  Arguments as `lstm`; `initial_state` is h, and `reset_after` says whether r is applied after the
+  product with R, or before it.
 
   Returns:
     (outputs, h): as `lstm`, with one state.
-
-  Raises:
-    DimensionError: x has no such length.
-    ShapeError: x has a dimension of the name of `hidden_dim`; lengths or the state do not fit.
   """
   layer = _Layer("gru", x, hidden_dim, length_dim, lengths, variable_dtype, go_backwards)
   gates = Dimension("gru_gates", 3)
@@ -211,24 +196,10 @@ def simple_rnn(
   Variables: `{name}/kernel` [input, hidden], `{name}/recurrent_kernel` [_hidden, hidden] and
   `{name}/bias` [hidden].
 
-  Args:
-    x: a `Tensor`; its last dimension is summed over, all but that and the length are batch.
-    hidden_dim: dimension of the state; x has none of that name.
-    length_dim: the dimension of x to go along, or its name; default as in `lstm`.
-    lengths: an integer `Tensor` of (some of) the batch dimensions, where sequences end; see `lstm`.
-    initial_state: h, of the batch dimensions and `hidden_dim`; zeros by default.
-    activation: a function of a `Tensor`.
-    use_bias: whether there is a bias.
-    go_backwards: begins at the end (of each sequence); outputs stay at their positions.
-    variable_dtype: dtypes of the variables; x's by default.
-    name: name of the scope of the variables.
+  Arguments as `gru`, without gates.
 
   Returns:
     (outputs, h): as `lstm`, with one state.
-
-  Raises:
-    DimensionError: x has no such length.
-    ShapeError: x has a dimension of the name of `hidden_dim`; lengths or the state do not fit.
   """
   layer = _Layer("simple_rnn", x, hidden_dim, length_dim, lengths, variable_dtype, go_backwards)
   with scope.variable_scope(name):

@@ -620,15 +620,8 @@ class Conv2or3dBackpropInputOperation(_Backprop):
 class Conv2or3dBackpropFilterOperation(_Backprop):
   """Gradient of the filter of a convolution; see `conv2d_backprop_filter`.
 
-  Args:
-    conv_dimension: number of spatial dimensions, 2 or 3.
-    is_transpose: whether the convolution is a transposed one.
-    conv_input: its input.
-    filter_shape: `Shape` of its filter, and of the result.
-    dy: gradient of its output.
-    strides: of the convolution, [1, ..., 1] with the spatial strides in between; None for ones.
-    padding: of the convolution, "SAME" or "VALID".
-    name: of the operation.
+  Arguments as `Conv2or3dBackpropInputOperation`; `conv_input` is the convolution's input, and
+  `filter_shape` the shape of its filter, and of the result.
   """
 
   def __init__(
