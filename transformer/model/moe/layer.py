@@ -76,11 +76,10 @@ def transformer_moe_layer_v1(
   # Queries and keys share the hidden layer: a token goes to its experts once for both.
   names = ["q_wo", "k_wo"] if hparam(hparams, "use_experts_attention") else ["wo"]
   hints = LayoutHints(layout, mesh_shape)
+  options = (hparams, train, variable_dtype, activation)
   routing = (nonpadding, num_microbatches, token_embeddings, loads)
   if hparam(hparams, "dropless"):
-    outputs, loss = apply_without_dropping(
-      inputs, output_dim, hparams, train, variable_dtype, activation, names, hints, *routing
-    )
+    outputs, loss = apply_without_dropping(inputs, output_dim, *options, names, hints, *routing)
   else:
     outputs, loss = apply_experts(
       inputs,
@@ -88,19 +87,20 @@ def transformer_moe_layer_v1(
       hparams,
       train,
       variable_dtype,
-      functools.partial(_experts, output_dim, names, hparams, train, variable_dtype, activation),
+      functools.partial(_feed_forward, output_dim, names, *options),
       hints,
       *routing,
     )
   if hparam(hparams, "num_shared_experts"):
+    # Of all tokens (Dai et al., 2024; arXiv:2401.06066).
     with mtf.variable_scope("shared"):
-      shared = _shared_experts(inputs, output_dim, hparams, train, variable_dtype, activation)
+      (shared,) = _feed_forward(output_dim, ["wo"], *options, inputs)
     # What is for all tokens is for queries and for keys.
     outputs = [y + shared for y in outputs]
   return (outputs if len(outputs) > 1 else outputs[0]), loss
 
 
-def _experts(
+def _feed_forward(
   output_dim: mtf.Dimension,
   names: list[str],
   hparams: Any,
@@ -108,16 +108,20 @@ def _experts(
   variable_dtype: mtf.VariableDType | tf.DType,
   activation: Any,
   x: mtf.Tensor,
-  experts_dim: mtf.Dimension,
+  experts_dim: mtf.Dimension | None = None,
 ) -> list[mtf.Tensor]:
-  """The experts, each on its slots."""
+  """The experts, each on its slots; without `experts_dim` those of all tokens, side by side."""
+  hidden = mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size"))
+  if experts_dim is None:
+    # Not as the hidden layers of experts are called, which may be split where experts are not.
+    hidden = mtf.Dimension("d_ff", hparam(hparams, "num_shared_experts") * hidden.size)
   options: dict[str, Any] = dict(
-    expert_dims=[experts_dim], use_bias=False, variable_dtype=variable_dtype
+    expert_dims=[experts_dim] if experts_dim else [], use_bias=False, variable_dtype=variable_dtype
   )
   h = mtf.layers.dense_product(
     x,
     reduced_dims=x.shape.dims[-1:],
-    new_dims=mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size")),
+    new_dims=hidden,
     activation_functions=activation,
     name="wi",
     **options,
@@ -129,31 +133,6 @@ def _experts(
     mtf.layers.dense(h, output_dim, reduced_dims=h.shape.dims[-1:], name=name, **options)
     for name in names
   ]
-
-
-def _shared_experts(
-  x: mtf.Tensor,
-  output_dim: mtf.Dimension,
-  hparams: Any,
-  train: bool,
-  variable_dtype: mtf.VariableDType | tf.DType,
-  activation: Any,
-) -> mtf.Tensor:
-  """The experts of all tokens, side by side in one layer (Dai et al., 2024; arXiv:2401.06066)."""
-  options: dict[str, Any] = dict(use_bias=False, variable_dtype=variable_dtype)
-  size = hparam(hparams, "num_shared_experts") * hparam(hparams, "hidden_size")
-  h = mtf.layers.dense_product(
-    x,
-    reduced_dims=x.shape.dims[-1:],
-    # Not as the hidden layers of experts are called, which may be split where experts are not.
-    new_dims=mtf.Dimension("d_ff", size),
-    activation_functions=activation,
-    name="wi",
-    **options,
-  )
-  if hparam(hparams, "dropout_rate"):
-    h = mtf.dropout(h, train, rate=hparam(hparams, "dropout_rate"))
-  return mtf.layers.dense(h, output_dim, reduced_dims=h.shape.dims[-1:], name="wo", **options)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
