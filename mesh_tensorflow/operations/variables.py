@@ -238,6 +238,11 @@ class Variable(Operation):
     return f"Variable({self.value})"
 
   def lower(self, lowering: LoweringInProgress) -> None:
+    self._lay_out(lowering)
+    read_slices(lowering, self, self.value)
+
+  def _lay_out(self, lowering: LoweringInProgress) -> LaidOutVariable:
+    """Makes the slices, or finds them."""
     impl = lowering.mesh_impl(self)
     stored = impl.variable_store.get(
       impl,
@@ -250,10 +255,10 @@ class Variable(Operation):
     )
     if isinstance(stored.slices[0], tf.Variable):  # a plan's slices hold nothing
       self._stored, self._life = stored, impl.variable_store.life
-    lowering.variables[self] = LaidOutVariable(impl, stored, self)
+    laid_out = lowering.variables[self] = LaidOutVariable(impl, stored, self)
     kind = "trainable" if self._trainable else "untrainable"
     lowering.add_counter(f"variables/{kind}", self.size)
-    read_slices(lowering, self, self.value)
+    return laid_out
 
 
 def read_slices(lowering: LoweringInProgress, variable: Variable, output: Tensor) -> None:

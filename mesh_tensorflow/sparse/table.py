@@ -11,7 +11,6 @@ import tensorflow as tf
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import DTypeError, ShapeError, VariableError
-from mesh_tensorflow.meshes.contract import LaidOutVariable
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyLaidOutTensor
 from mesh_tensorflow.numerics import initializers
@@ -44,23 +43,10 @@ class Table(Variable):
     return math.prod(d.size for d in self.rows)
 
   def lower(self, lowering: LoweringInProgress) -> None:
-    impl = lowering.mesh_impl(self)
-    stored = impl.variable_store.get(
-      impl,
-      self.full_name,
-      self.shape,
-      master_dtype=self.master_dtype,
-      slice_dtype=self.slice_dtype,
-      initializer=self._initializer,
-      trainable=False,
-    )
-    if isinstance(stored.slices[0], tf.Variable):  # A plan's slices hold nothing.
-      self._stored, self._life = stored, impl.variable_store.life
-    laid_out = lowering.variables[self] = LaidOutVariable(impl, stored, self)
-    lowering.add_counter("variables/untrainable", self.size)
+    laid_out = self._lay_out(lowering)
     # A read copies the slice, since TensorFlow updates rows in place: only if somebody looks.
     lowering.tensors[self.value] = LazyLaidOutTensor(
-      lambda: laid_out.laid_out_tensor, list(stored.slice_shape)
+      lambda: laid_out.laid_out_tensor, list(laid_out.stored.slice_shape)
     )
 
 
