@@ -204,3 +204,12 @@ def convert_args_to_laid_out_tensors(xs: Sequence[Any]) -> list[Any]:
     xs: a list of anything.
   """
   return [x.to_laid_out_tensor() if hasattr(x, "to_laid_out_tensor") else x for x in xs]
+
+
+def slicewise_of_one(fn: Callable[..., Any], *inputs: Any) -> Any:
+  """`slicewise` of a mesh implementation whose laid-out tensors have one slice."""
+  slices = convert_args_to_laid_out_tensors(inputs)
+  result = fn(*[x.one_slice if isinstance(x, LaidOutTensor) else x for x in slices])
+  if isinstance(result, tuple):
+    return tuple(LaidOutTensor([r]) for r in result)
+  return LaidOutTensor([result])

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import GraphError
-from mesh_tensorflow.meshes.laid_out import LaidOutTensor, convert_args_to_laid_out_tensors
+from mesh_tensorflow.meshes.laid_out import LaidOutTensor, slicewise_of_one
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
@@ -188,11 +188,7 @@ class PlanMeshImpl(MeshImpl):
   # ----------------------------------------------------------------- the contract
 
   def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
-    slices = convert_args_to_laid_out_tensors(inputs)
-    result = fn(*[x.one_slice if isinstance(x, LaidOutTensor) else x for x in slices])
-    if isinstance(result, tuple):
-      return tuple(LaidOutTensor([r]) for r in result)
-    return LaidOutTensor([result])
+    return slicewise_of_one(fn, *inputs)
 
   def laid_out_pnum(self) -> LaidOutTensor:
     return LaidOutTensor([placeholder([], tf.int32)])

@@ -29,7 +29,7 @@ from mesh_tensorflow.meshes.collectives.base import REDUCTIONS, Collectives, Gro
 from mesh_tensorflow.meshes.collectives.run_guard import collective_errors
 from mesh_tensorflow.meshes.collectives.threads import run_in_threads
 from mesh_tensorflow.meshes.contract import LaidOutVariable
-from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, convert_args_to_laid_out_tensors
+from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, slicewise_of_one
 from mesh_tensorflow.meshes.layout import LayoutLike, pnum_to_processor_coordinates
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.simd.communication import Communication
@@ -79,11 +79,7 @@ class PerDeviceMeshImpl(MeshImpl):
     return [self._program.own(stored.slices)]
 
   def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
-    slices = convert_args_to_laid_out_tensors(inputs)
-    result = fn(*[x.one_slice if isinstance(x, LaidOutTensor) else x for x in slices])
-    if isinstance(result, tuple):
-      return tuple(LaidOutTensor([r]) for r in result)
-    return LaidOutTensor([result])
+    return slicewise_of_one(fn, *inputs)
 
   def laid_out_pnum(self) -> LaidOutTensor:
     return LaidOutTensor([self._program.pnum])
