@@ -34,7 +34,7 @@ import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.transformer import gin_config, utils
-from mesh_tensorflow.transformer.model.training_data import open_data
+from mesh_tensorflow.transformer.training.trainer import open_data
 
 PROBLEM = "problems/tinyshakespeare.gin"
 # SwiGLU has three matrices where relu has two: a d_ff of two thirds.

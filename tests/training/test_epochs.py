@@ -10,7 +10,7 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.training import batch_stream
 from mesh_tensorflow.training import data as training_data
 from mesh_tensorflow.training.input_shards import BatchRows
-from mesh_tensorflow.transformer.model.training_data import open_data
+from mesh_tensorflow.transformer.training.trainer import open_data
 from tests.transformer import training_program as program
 
 BATCH = program.BATCH

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.training.data import SavedPipeline
 from mesh_tensorflow.training.input_shards import BatchRows
-from mesh_tensorflow.transformer.model.training_data import open_data
+from mesh_tensorflow.transformer.training.trainer import open_data
 from tests.transformer import training_program as program
 
 BATCH, LENGTH = program.BATCH, program.LENGTH

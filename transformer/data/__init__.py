@@ -16,7 +16,8 @@
 A reader meant for the trainer takes the keywords `sequence_length`, `vocabulary` and
 `dataset_split`; `batch_size` is accepted and has no effect. It yields single examples. If it knows
 its examples by number, it takes `skip` and `batch_rows`, too; else its sources read the part of
-their records that `input_shards.current()` tells (see `training_data.TrainingData`).
+their records that `input_shards.current()` tells (see `TrainingData` of
+`mesh_tensorflow.training.data`).
 
 To add one, copy a reader of `stream_readers.py`; its file is named below, as gin knows a reader
 when its file is imported.

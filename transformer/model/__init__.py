@@ -7,6 +7,6 @@ vocab_embedding, token_loss, sequence_utils         ids to vectors, and the loss
 context                     what a layer is told of the call it is part of
 decoding, decoding_states, beam_decoding, generation   KV caches; text by sampling and search
 model_building, model_features   a model of the gin configuration, and what it is fed
-model_steps, evaluation, forward, training_data     what a mesh computes of it
+model_steps, evaluation, forward     what a mesh computes of it
 mesh_setup, batching        devices, layout, sizes of batches
 """

@@ -13,7 +13,6 @@ from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data.encoding import vocabulary_of
 from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies, as_text
 from mesh_tensorflow.transformer.model.model_steps import ModelSteps
-from mesh_tensorflow.transformer.model.training_data import open_data
 from mesh_tensorflow.transformer.modes import job
 from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.modes.planned_steps import (
@@ -22,6 +21,7 @@ from mesh_tensorflow.transformer.modes.planned_steps import (
   plan,
   vocabulary_sizes,
 )
+from mesh_tensorflow.transformer.training.trainer import open_data
 
 # Of a batch so many rows are shown, of a row so many sequences, of a text so many characters.
 _ROWS, _SEQUENCES, _CHARACTERS = 2, 4, 240

@@ -20,10 +20,9 @@ from mesh_tensorflow.transformer.data.text_io import (
 )
 from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
 from mesh_tensorflow.transformer.generation.seq2seq import generate
-from mesh_tensorflow.transformer.model.training_data import InputFn
 from mesh_tensorflow.transformer.modes.input_fns import examples_input_fn
 from mesh_tensorflow.transformer.modes.score import add_pretokenized, text_of
-from mesh_tensorflow.transformer.training.trainer import Trainer
+from mesh_tensorflow.transformer.training.trainer import InputFn, Trainer
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _MODULE = "mesh_tensorflow.transformer.utils"

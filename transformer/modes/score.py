@@ -30,11 +30,10 @@ from mesh_tensorflow.transformer.data.vocabularies.base import (
   Vocabulary,
   as_text,
 )
-from mesh_tensorflow.transformer.model.training_data import InputFn
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import CheckpointStep, named_checkpoints
 from mesh_tensorflow.transformer.modes.input_fns import combined_dataset_input_fn
 from mesh_tensorflow.transformer.modes.job import Job, mode
-from mesh_tensorflow.transformer.training.trainer import Trainer
+from mesh_tensorflow.transformer.training.trainer import InputFn, Trainer
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _MODULE = "mesh_tensorflow.transformer.utils"

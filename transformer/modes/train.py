@@ -15,7 +15,7 @@ from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
 from mesh_tensorflow.transformer.gin_config import warn_of_unused_scopes, write_operative_config
 from mesh_tensorflow.transformer.learning_rate_schedules import bound_schedule
-from mesh_tensorflow.transformer.model import mesh_setup, training_data
+from mesh_tensorflow.transformer.model import mesh_setup
 from mesh_tensorflow.transformer.model.batching import resolve_steps
 from mesh_tensorflow.transformer.modes.job import Job, mode
 from mesh_tensorflow.transformer.modes.perplexity_eval import datasets_to_evaluate
@@ -32,7 +32,16 @@ def _check(settings: RunSettings) -> None:
     )
   if settings.optimizer is None:
     raise ConfigError("run.optimizer is not bound; bind @optimize.AdafactorOptimizer, say")
-  training_data.check_data_options(settings.skip_seen_data, settings.checkpoint_input_pipeline)
+  check_data_options(settings.skip_seen_data, settings.checkpoint_input_pipeline)
+
+
+def check_data_options(skip_seen_data: bool, checkpoint_input_pipeline: bool) -> None:
+  """Raises `ConfigError` if both are asked for."""
+  if skip_seen_data and checkpoint_input_pipeline:
+    raise ConfigError(
+      "run.skip_seen_data and run.checkpoint_input_pipeline are two ways to go on with the data; "
+      "bind one of them"
+    )
 
 
 @mode("train", trains=True, check=_check)
@@ -107,7 +116,7 @@ def train_model(
     ConfigError: both `skip_seen_data` and `checkpoint_input_pipeline`.
   """
   del vocabulary, sequence_length, batch_size, ensemble_inputs
-  training_data.check_data_options(skip_seen_data, checkpoint_input_pipeline)
+  check_data_options(skip_seen_data, checkpoint_input_pipeline)
 
   def on_ready(graph: mtf.Graph) -> None:
     if not workers.current().is_chief:

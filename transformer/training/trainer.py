@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,7 @@ from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.declared import COUNT_OR_ZERO, takes
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.numerics import random_bits
+from mesh_tensorflow.training.data import TrainingData
 from mesh_tensorflow.training.init_checkpoint import InitialCheckpoint
 from mesh_tensorflow.training.loop import LearningRateLike, TrainingLoop
 from mesh_tensorflow.training.settings import checked_settings
@@ -30,12 +33,14 @@ from mesh_tensorflow.transformer.generation import predict, saved_model
 from mesh_tensorflow.transformer.generation.prefill_decode import DecodeOptions, DecodePrograms
 from mesh_tensorflow.transformer.gin_config import checks, model_config
 from mesh_tensorflow.transformer.gin_config.model_config import ATTACHMENT, ModelConfig
-from mesh_tensorflow.transformer.model import evaluation, mesh_setup, training_data
+from mesh_tensorflow.transformer.model import evaluation, mesh_setup
 from mesh_tensorflow.transformer.model.model_features import MODEL_FEATURES
 from mesh_tensorflow.transformer.model.model_steps import ModelSteps
-from mesh_tensorflow.transformer.model.training_data import InputFn
 
 _Element = TypeVar("_Element")
+
+# An Estimator's: a data set of batches, or a function that returns one.
+InputFn: TypeAlias = Callable[..., tf.data.Dataset] | tf.data.Dataset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,9 +120,71 @@ def train_request(
     raise ConfigError("Trainer.train: give one of train_steps, max_steps and steps")
 
   def examples(**_: Any) -> tf.data.Dataset:
-    return training_data.examples_of(input_fn, examples_per_step)
+    return examples_of(input_fn, examples_per_step)
 
   return dataset_fn or examples, train_steps if max_steps is None else max_steps
+
+
+def bound_dataset_fn(
+  steps: ModelSteps,
+  dataset_fn: Callable[..., tf.data.Dataset],
+  vocabulary: Vocabularies,
+  split: str,
+) -> Callable[..., tf.data.Dataset]:
+  """A data set function as `run` takes it, as one of `TrainingData`.
+
+  Args:
+    steps: the programs of the model, which know the lengths of sequences.
+    dataset_fn: called as `fn(sequence_length=, vocabulary=, dataset_split=)`; see `Trainer.train`.
+    vocabulary: for it.
+    split: for it.
+  """
+  return functools.partial(
+    dataset_fn, sequence_length=steps.sequence_length, vocabulary=vocabulary, dataset_split=split
+  )
+
+
+def open_data(
+  steps: ModelSteps,
+  dataset_fn: Callable[..., tf.data.Dataset],
+  vocabulary: Vocabularies,
+  split: str,
+  seen_steps: int = 0,
+  **options: Any,
+) -> TrainingData:
+  """The `TrainingData` of texts; arguments as of `bound_dataset_fn` and `TrainingData`."""
+  return TrainingData(
+    steps, bound_dataset_fn(steps, dataset_fn, vocabulary, split), seen_steps, **options
+  )
+
+
+def call_input_fn(input_fn: InputFn, batch_size: int) -> tf.data.Dataset:
+  """The data set of an Estimator's input function, which yields batches.
+
+  Args:
+    input_fn: a data set, or a function; its argument `params`, if it has one, is
+      `{"batch_size": batch_size}`.
+    batch_size: number of examples in a batch.
+
+  Raises:
+    DataError: the function returns something else.
+  """
+  dataset = input_fn
+  if callable(input_fn):
+    parameters = inspect.signature(input_fn).parameters
+    kwargs = {"params": {"batch_size": batch_size}} if "params" in parameters else {}
+    dataset = input_fn(**kwargs)
+  if not isinstance(dataset, tf.data.Dataset):
+    raise DataError(f"an input_fn must return a tf.data.Dataset, not {type(dataset).__name__}")
+  return dataset
+
+
+def examples_of(input_fn: InputFn, batch_size: int) -> tf.data.Dataset:
+  """The single examples of an Estimator's input function, which yields batches of dicts."""
+  dataset = call_input_fn(input_fn, batch_size)
+  if isinstance(dataset.element_spec, tuple):  # (features, labels); the labels are features, too.
+    dataset = dataset.map(lambda features, *_: features)
+  return dataset.unbatch()
 
 
 class Trainer:
@@ -320,7 +387,7 @@ class Trainer:
       hooks=hooks,
     )
     return self.loop.train(
-      training_data.bound_dataset_fn(self.steps, dataset_fn, self.vocabulary, dataset_split),
+      bound_dataset_fn(self.steps, dataset_fn, self.vocabulary, dataset_split),
       train_steps,
       steps=steps,
       on_ready=on_ready,
@@ -366,7 +433,7 @@ class Trainer:
     if (dataset is None) == (input_fn is None):
       raise ConfigError("Trainer.evaluate: give either dataset or input_fn")
     if input_fn is not None:
-      dataset = training_data.examples_of(input_fn, self.steps.batch_size)
+      dataset = examples_of(input_fn, self.steps.batch_size)
     max_batches = steps if max_batches is None else max_batches
     if checkpoint_path is not None:
       self.restore_for_inference(checkpoint_path)
@@ -523,7 +590,7 @@ class Trainer:
 
     Args:
       input_fn: a data set of batches of dicts of ids, or a function that returns one (see
-        `training_data.call_input_fn`). Features that models do not take are ignored, but for
+        `call_input_fn`). Features that models do not take are ignored, but for
         `predict_batch_size`: how many rows of each batch count.
       checkpoint_path: a checkpoint to restore first; None: the newest in `model_dir`.
 
@@ -537,7 +604,7 @@ class Trainer:
     """
     self.restore_for_inference(checkpoint_path)
     size = self.steps.batch_size
-    for batch in training_data.call_input_fn(input_fn, size).as_numpy_iterator():
+    for batch in call_input_fn(input_fn, size).as_numpy_iterator():
       batch = batch[0] if isinstance(batch, tuple) else batch
       if not isinstance(batch, Mapping):
         raise DataError(f"predict: the data must be dicts of features, not {type(batch).__name__}")

@@ -24,7 +24,7 @@ from mesh_tensorflow.training.input_shards import BatchRows, InputShard
 from mesh_tensorflow.transformer import dataset as ds
 from mesh_tensorflow.transformer.data import pair_rows
 from mesh_tensorflow.transformer.data.files import records
-from mesh_tensorflow.transformer.model.training_data import open_data
+from mesh_tensorflow.transformer.training.trainer import open_data
 from mesh_tensorflow.transformer.vocabulary import ByteVocabulary
 from tests.kinds import in_turns, kept
 from tests.transformer import training_program
