@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 from mesh_tensorflow import errors
-from mesh_tensorflow.training import batch_stream
 from mesh_tensorflow.training import data as training_data
 from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer.training.trainer import open_data
@@ -15,7 +14,7 @@ from tests.transformer import training_program as program
 
 BATCH = program.BATCH
 ROWS = 20
-OF_AN_ERA = ROWS * batch_stream.EPOCHS_OF_AN_ERA // BATCH
+OF_AN_ERA = ROWS * training_data.EPOCHS_OF_AN_ERA // BATCH
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ FUNCTIONS = [shuffled, uncounted, numbered, numbered_uncounted, of_rows, endless
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_batch_n_is_the_same_wherever_training_goes_on(function, steps, monkeypatch):
   """Also in the era after the first; of fewer epochs here, as all are read."""
-  monkeypatch.setattr(batch_stream, "EPOCHS_OF_AN_ERA", 20)
+  monkeypatch.setattr(training_data, "EPOCHS_OF_AN_ERA", 20)
   era = ROWS * 20 // BATCH
   whole = batches(open_data(steps, function, None, "train"), era + 20)
   assert whole.shape == (era + 20, BATCH)
@@ -150,7 +149,7 @@ def test_seen_examples_are_not_read_one_by_one(steps, tmp_path):
     return lines.map(lambda x: row(tf.strings.to_number(x, tf.int32)))
 
   # An era of 100 epochs has whole batches only.
-  first = 1_000_000 % (rows * batch_stream.EPOCHS_OF_AN_ERA // BATCH) * BATCH
+  first = 1_000_000 % (rows * training_data.EPOCHS_OF_AN_ERA // BATCH) * BATCH
   values = np.array([i * 370 + j for i in range(10) for j in range(370 + i)])
   values = values[[j % rows for j in range(first, first + 3 * BATCH)]]
   ahead = 200 * BATCH  # A call, and what is prefetched.
