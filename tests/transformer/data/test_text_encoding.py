@@ -110,7 +110,7 @@ def test_an_unknown_encoding(tmp_path):
 def test_other_opened_files_are_not_blamed(tmp_path, monkeypatch):
   """One that is empty, a large one, one that is no gzip any more, one cut inside a character."""
   monkeypatch.setattr(text_files, "_OPENED", {})
-  monkeypatch.setattr(text_files.compressed, "_CHUNK", 5)
+  monkeypatch.setattr(text_files, "_CHUNK", 5)
   for name, data in {"empty": b"", "good.gz": gzip.compress("äöü\n".encode() * 99)}.items():
     (tmp_path / name).write_bytes(data)
     text_files.text_line_dataset(str(tmp_path / name))

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer.data.files import compressed, text_files
+from mesh_tensorflow.transformer.data.files import text_files
 from mesh_transformer_cli import untrusted
 
 FORMATS = ("text", "jsonl", "csv", "tsv", "parquet")
@@ -59,7 +59,7 @@ def documents(path: str, form: Form, read: Progress | None = None) -> Iterator[t
   Args:
     path: of the file.
     form: what is in it.
-    read: gets the numbers of bytes that were read; see `compressed.chunks`.
+    read: gets the numbers of bytes that were read; see `text_files.chunks`.
 
   Returns:
     For each document its text; for a `form` with several fields, their texts.
@@ -79,7 +79,7 @@ def decoded(path: str, encoding: str, read: Progress | None = None) -> Iterator[
   Args:
     path: of the file.
     encoding: a name that Python knows.
-    read: see `compressed.chunks`.
+    read: see `text_files.chunks`.
 
   Raises:
     DataError: it cannot be read, or is not of this encoding.
@@ -101,7 +101,7 @@ def decoded(path: str, encoding: str, read: Progress | None = None) -> Iterator[
     except UnicodeError as e:
       raise DataError(f"{path} is not {encoding} text: {e}") from e
 
-  for data in compressed.chunks(path, read):
+  for data in text_files.chunks(path, read):
     text = decode(data)
     # A mark of UTF-8 that some programs write is no text.
     yield text.removeprefix("\ufeff") if utf8 and not begin else text
@@ -111,11 +111,11 @@ def decoded(path: str, encoding: str, read: Progress | None = None) -> Iterator[
 
 def _bounded(path: str, what: str) -> Callable[[int], None]:
   """Makes a check that raises `DataError` for more characters than one document may have."""
-  most = compressed.most_of_one(path)
+  most = text_files.most_of_one(path)
 
   def check(count: int) -> None:
     if most is not None and count > most:
-      raise compressed.too_large(path, what, most)
+      raise text_files.too_large(path, what, most)
 
   return check
 
@@ -256,7 +256,7 @@ def _rows(path: str, form: Form, read: Progress | None) -> Iterator[tuple[int, l
         yield number, line.split(delimiter)
     return
   # Documents are longer than the columns for which the module has its limit.
-  csv.field_size_limit(min(sys.maxsize, 2**31 - 1, compressed.most_of_one(path) or sys.maxsize))
+  csv.field_size_limit(min(sys.maxsize, 2**31 - 1, text_files.most_of_one(path) or sys.maxsize))
 
   # Not of `_lines`: a column in quotes has the ends of its lines as they are.
   def lines() -> Iterator[str]:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mesh_settings.rules import one_of
 from mesh_tensorflow.errors import ConfigError, DataError
-from mesh_tensorflow.transformer.data.files import compressed, documents, text_files, token_folder
+from mesh_tensorflow.transformer.data.files import documents, text_files, token_folder
 from mesh_tensorflow.transformer.data.files.arguments import argument, check_choices
 from mesh_tensorflow.transformer.data.files.documents import Field, Form, Progress
 
@@ -175,7 +175,7 @@ def _format_of(path: str) -> str:
 
 def _suffix(path: str) -> str:
   """The suffix of a file; of a compressed one, the one before."""
-  bare = path[: -len(compressed.suffix_of(path))] if compressed.suffix_of(path) else path
+  bare = path[: -len(text_files.compression_of(path))] if text_files.compression_of(path) else path
   return os.path.splitext(bare)[1].lower()
 
 

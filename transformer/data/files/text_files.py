@@ -1,7 +1,7 @@
 """Finds and reads text files, and says clearly what is wrong with them.
 
 All text of files, whatever it is for, is in the encoding that `text_encoding` says, if its reader
-is not given another one.
+is not given another one. Files may be compressed, as their names say: .gz, .bz2, .xz and .zst.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import glob as python_glob
 import itertools
 import logging
 import os
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -25,12 +26,17 @@ from mesh_settings.hints import did_you_mean
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.training import input_shards
-from mesh_tensorflow.transformer.data.files import compressed
+from mesh_transformer_cli import decompress
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
 # In place of the name of an encoding: that of `text_encoding`.
 AS_BOUND = ""
+
+# Bytes: of one read; of a .gz file that is read rather than believed.
+_CHUNK = 1 << 20
+_SMALL = 1 << 20
+_MOST_RATIO = 1032  # Of deflate: what it packs into one byte at best.
 
 # TensorFlow's error for bytes that are no UTF-8 does not say of which file: these were opened, the
 # last one last.
@@ -119,6 +125,101 @@ def in_folder(folder: str, globs: str | Sequence[str]) -> str | list[str]:
   return os.path.join(folder, os.fspath(globs))
 
 
+def compression_of(path: str) -> str:
+  """The suffix of a compressed file, ".gz" say; "" for another one."""
+  suffix = os.path.splitext(path)[1].lower()
+  return suffix if suffix in decompress.NAMES else ""
+
+
+def chunks(path: str, read: Callable[[int], None] | None = None) -> Iterator[bytes]:
+  """The bytes of a file, uncompressed, some at a time.
+
+  Args:
+    path: local, or remote where TensorFlow has the file system ("gs://...").
+    read: called now and then with the number of bytes of the file that were read since the last
+      call, compressed ones if it is compressed: together its size.
+
+  Raises:
+    ConfigError: what a .zst file needs is not installed.
+    DataError: the file is missing, unreadable or damaged.
+  """
+  suffix = compression_of(path)
+  done = 0
+  try:
+    # Python's own, where it will do: it reads twice as fast as that of TensorFlow.
+    with tf.io.gfile.GFile(path, "rb") if "://" in path else open(path, "rb") as file:
+      stream = decompress.open_stream(file, suffix) if suffix else file
+      while data := stream.read(_CHUNK):
+        if read is not None:
+          # What decompresses reads ahead: the place in the file is not that in the data.
+          now = file.tell()
+          read(now - done)
+          done = now
+        yield data
+      if read is not None:
+        read(file.tell() - done)
+  except ImportError as e:
+    raise ConfigError(
+      "files that end in .zst need the package zstandard: pip install zstandard; or uncompress them"
+    ) from e
+  except decompress.DamagedError as e:
+    raise DataError(f"{path} is not a whole {decompress.NAMES[suffix]} file: {e}") from e
+  except (OSError, tf.errors.OpError) as e:
+    raise DataError(f"cannot read {path}: {e}") from e
+
+
+def most_of_one(path: str) -> int | None:
+  """Maximum bytes of one document or line of a compressed file; None if it is not compressed.
+
+  Raises:
+    DataError: the file is missing or unreadable.
+  """
+  if not compression_of(path):
+    return None
+  try:
+    return decompress.most_of_one(tf.io.gfile.stat(path).length)
+  except tf.errors.OpError as e:
+    raise DataError(f"cannot read {path}: {e.message}") from e
+
+
+def check_lines(path: str) -> None:
+  """Checks the line lengths of a .gz file before tf.data reads it, which has no limit of its own.
+
+  A small file is read, and one that says of itself that it becomes more than `most_of_one`. A
+  larger one is what it says; the smallest cannot become so large.
+
+  Raises:
+    DataError: it has a line of more than `most_of_one` bytes; or is damaged.
+  """
+  most = most_of_one(path)
+  assert most is not None
+  with tf.io.gfile.GFile(path, "rb") as file:
+    size = file.size()
+    if size * _MOST_RATIO <= most:
+      return
+    if size > _SMALL:
+      file.seek(size - 4)
+      if struct.unpack("<I", file.read(4))[0] <= most:
+        return
+  line = 0
+  for data in chunks(path):
+    first = data.find(b"\n")
+    line += len(data) if first < 0 else first
+    if line > most:
+      raise too_large(path, "a line", most)
+    if first >= 0:
+      # What is shorter than a chunk is no large line.
+      line = len(data) - data.rfind(b"\n") - 1
+
+
+def too_large(path: str, what: str, most: int) -> DataError:
+  """The error for a document or line of a compressed file that is larger than `most_of_one`."""
+  return DataError(
+    f"{path}: {what} has more than {most:,} bytes, so much more than the compressed file that this "
+    "is no text; if it is one, uncompress the file"
+  )
+
+
 def read_text_files(
   globs: str | Sequence[str], *, encoding: str | None = AS_BOUND, skip_bad_files: bool = False
 ) -> list[TextFile]:
@@ -157,7 +258,7 @@ def read_text_files(
 
 
 def read_text_file(path: str, encoding: str | None = AS_BOUND) -> TextFile:
-  """Reads one file, uncompressing it if its name says so: see `compressed`.
+  """Reads one file, uncompressing it if its name says so.
 
   Args:
     path: its path.
@@ -168,15 +269,15 @@ def read_text_file(path: str, encoding: str | None = AS_BOUND) -> TextFile:
 
   Raises:
     DataError: the file is empty, unreadable, damaged, or holds bytes that are not in `encoding`; or
-        it is a compressed one and has more than `compressed.most_of_one`.
+        it is a compressed one and has more than `most_of_one`.
   """
-  most = compressed.most_of_one(path)
+  most = most_of_one(path)
   parts, count = [], 0
-  for part in compressed.chunks(path):
+  for part in chunks(path):
     parts.append(part)
     count += len(part)
     if most is not None and count > most:
-      raise compressed.too_large(path, "it", most)
+      raise too_large(path, "it", most)
   data = b"".join(parts)
   del parts
   if not data:
@@ -216,7 +317,7 @@ def text_line_dataset(globs: str | Sequence[str]) -> tf.data.Dataset:
 def _lines_of_files(files: list[str]) -> tf.data.Dataset:
   encoding = text_encoding()
   # tf.data reads lines of bytes: in UTF-16, say, a line feed is two of them. It knows only gzip.
-  by_python = any(compressed.suffix_of(f) not in ("", ".gz") for f in files)
+  by_python = any(compression_of(f) not in ("", ".gz") for f in files)
   if by_python or codecs.lookup(encoding).name != "utf-8":
 
     def lines() -> Iterator[bytes]:
@@ -252,7 +353,7 @@ class _Unreadable(Exception):
 
 def _check_utf_8(path: str) -> None:
   rest, offset = b"", 0  # The beginning of a character, and its place.
-  for part in itertools.chain(_chunks(path), [b""]):
+  for part in itertools.chain(_readable(path), [b""]):
     data = rest + part
     try:
       data.decode("utf-8")
@@ -264,9 +365,9 @@ def _check_utf_8(path: str) -> None:
     rest, offset = data[end:], offset + end
 
 
-def _chunks(path: str) -> Iterator[bytes]:
+def _readable(path: str) -> Iterator[bytes]:
   try:
-    yield from compressed.chunks(path)
+    yield from chunks(path)
   except DataError as e:
     raise _Unreadable from e
 
@@ -277,6 +378,6 @@ def _raw_lines(files: list[str]) -> tf.data.Dataset:
   if not gzipped:
     return tf.data.TextLineDataset(plain)
   with futures.ThreadPoolExecutor() as pool:  # Decompression leaves the interpreter to others.
-    list(pool.map(compressed.check_lines, gzipped))
+    list(pool.map(check_lines, gzipped))
   result = tf.data.TextLineDataset(gzipped, compression_type="GZIP")
   return tf.data.TextLineDataset(plain).concatenate(result) if plain else result

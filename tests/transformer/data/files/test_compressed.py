@@ -12,7 +12,7 @@ import tracemalloc
 import pytest
 
 from mesh_tensorflow import errors
-from mesh_tensorflow.transformer.data.files import compressed, documents, text_files
+from mesh_tensorflow.transformer.data.files import documents, text_files
 from mesh_tensorflow.transformer.generation import files as prompts
 from mesh_transformer_cli import measuring
 
@@ -99,7 +99,7 @@ def test_many_documents_are_read_one_by_one(tmp_path, suffix, bounded):
   path.write_bytes(COMPRESS[suffix](lines) * 50)  # 1.5 GB.
   found = documents.documents(str(path), documents.Form(unit="line"))
   assert [len(text) for (text,) in itertools.islice(found, 5)] == [99_999] * 5
-  sizes = [len(data) for data in itertools.islice(compressed.chunks(str(path)), 50)]
+  sizes = [len(data) for data in itertools.islice(text_files.chunks(str(path)), 50)]
   assert max(sizes) <= 1 << 20
 
 
