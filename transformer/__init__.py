@@ -5,7 +5,7 @@ files and programs use: `transformer`, `transformer_layers`, `dataset`, `utils` 
 programs `main` and `launch`. What they name is in the rooms. A room imports from those above it
 only.
 
-    data          text to ids, `files` and `vocabularies`; examples: read, encoded, packed
+    data          text to ids, `files` and `vocabularies`; examples, read, encoded and packed
     model         a model and its programs on a mesh: stacks, `layers`, `attention`, `moe`,
                   embeddings, decoding; steps of training and evaluation; mesh and sizes of batches
     gin_config    reading and checking of gin files

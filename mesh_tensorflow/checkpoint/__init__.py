@@ -8,13 +8,20 @@ Next to the variables there is `global_step`, an int64 scalar.
 When a mesh spans several workers, each has a `Checkpointer` of the same folder, which all must
 see, and calls its methods at the same places of its program.
 
-The files, each importing only from those after it: `checkpointer` (the face), `shared_folder`
-(whether all workers see it), `copies` (the values of a save), `attachments`, `restoring` and
-`writer` (one restore, one save), `meeting` (what workers tell each other), `mismatch` (words for a
-checkpoint of another model), `snapshot` (values until they are written), `keeping` (which ones
-stay, and room on the disk), `verification` (whether the files are what was written), `stored` and
-`reader` (what is in them), `files` (names, folders, the state file), `folder` (what is inside of a
-folder: all changes of files go through it).
+The files, each importing only from those below it:
+
+    checkpointer     the face: saves and restores variables, keeps a folder in order
+    shared_folder    whether all workers see the folder
+    restoring, writer   one restore, one save
+    snapshot         the values of a save, until they are written
+    attachments      files of a program's own that are part of a checkpoint
+    by_chief         what the chief alone reads or writes, told to all
+    meeting          what workers that write one checkpoint tell each other
+    keeping          which checkpoints stay, and room on the disk
+    verification     whether the files are what was written
+    reader           what is in them
+    files            names, order, the state file
+    folder           what is inside of a folder: all changes of files go through it
 """
 
 from mesh_tensorflow.checkpoint.attachments import attachment

@@ -7,11 +7,13 @@
     value        what is on a wire while a program is built: an mtf.Tensor and its axes
     rules        what operations mean: `Rule`, `Labelled`, `Slicewise`
     families     a file of rules for each kind of operations
+    dynamic_shapes   shapes that only running tells: the error, and what stands in their place
+    keyed_random     random numbers of a seed that is a tensor
     building     a program's nodes become mtf operations
-    originals    names of a function's arguments and variables; own_names: without counters of Keras
-    functions    what a graph calls
+    functions    what a graph calls; nested: programs inside of nodes
+    replicating  operations without a rule, computed whole on each device
     models       a function for arguments of certain shapes: traced, followed, named
-    tables       what an imported function says of itself; drawing: a picture of it
+    drawing      what an imported function says of itself: tables, and a picture
     imported     `from_tensorflow`, and the `Imported` that it returns
 
 To add an operation: read the docstring of `rules`, copy a class of `families/contraction.py`, and

@@ -1,7 +1,7 @@
 """The program of a training loop, and its training step as an `mtf.function`.
 
 A `Program` is a model on a mesh as the loop sees it. The Transformer's is `ModelSteps`, BERT's and
-the U-Net's are in their rooms, that of any model function is `ModelProgram` (model_program.py).
+the U-Net's are in their rooms, that of any model function is `ModelProgram` (trainer.py).
 """
 
 from __future__ import annotations

@@ -3,10 +3,15 @@
 `join` is called first in every worker, before TensorFlow runs anything. A `SimdMeshImpl` then takes
 the devices of all workers, and each worker runs the processors that are on its own devices.
 
-The rooms: `membership` (this process among the others), `joining` and `joining_watch` (waiting for
-each other within bounds), `texts` (what they tell each other), `agreement` (that all run the same),
-`loss_watch` and `parent_watch` (a process ends when another worker, or its launcher, is gone),
-`cluster` (who there is), `launching` (several on one machine, as a cluster would start them).
+    membership   this process among the others: joins, meets, leaves
+    joining, joining_watch   waiting for each other at the start, within bounds
+    texts        what workers tell each other
+    agreement    that all run the same program
+    loss_watch, parent_watch   a process ends when another worker, or its launcher, is gone
+    cluster      who there is
+    launching    several on one machine, as a cluster would start them
+    launcher_reports   what they tell the launcher: progress, saved steps
+    own_network  a network of their own, which nobody else reaches
 """
 
 from mesh_tensorflow.exit_codes import WORKER_LOST as EXIT_WORKER_LOST  # its old name

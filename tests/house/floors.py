@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -251,4 +252,37 @@ def more_than_names(text: str) -> list[str]:
       if "attribute_hook(__name__)" in ast.unparse(node.value):
         continue  # Explains names that are gone.
     found.append(f"line {node.lineno}: {ast.unparse(node).splitlines()[0]}")
+  return found
+
+
+# In a docstring of a room: names of files, and behind two blanks or more what is in them. Behind a
+# semicolon another one may be named, with a colon.
+_LISTED = re.compile(r"^ *(\w+(?:, \w+)*)  +\S", re.M)
+_LISTED_TOO = re.compile(r"^ *\w+(?:, \w+)*  +\S.*; (\w+): ", re.M)
+
+
+def listed_files(text: str) -> list[str]:
+  """The files and folders of its room that the docstring of an `__init__.py` lists.
+
+  Args:
+    text: the `__init__.py`.
+  """
+  doc = ast.get_docstring(ast.parse(text)) or ""
+  names = [name for line in _LISTED.findall(doc) for name in line.split(", ")]
+  return names + _LISTED_TOO.findall(doc)
+
+
+def listed_but_gone(texts: Mapping[str, str]) -> list[str]:
+  """Names that docstrings of rooms list and that are neither a file nor a folder of the room.
+
+  Args:
+    texts: module name -> text, as of `sources`.
+  """
+  found = []
+  for module, text in texts.items():
+    room = module.removesuffix(".__init__")
+    if room != module:
+      for name in listed_files(text):
+        if not {f"{room}.{name}", f"{room}.{name}.__init__"} & set(texts):
+          found.append(f"{room}: there is no {name}")
   return found

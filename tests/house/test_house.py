@@ -42,6 +42,16 @@ def test_files_beside_the_rooms_are_names(package, texts):
     assert floors.more_than_names(text) == [], name
 
 
+def test_rooms_list_files_that_are_there(texts):
+  both = dict(texts)
+  for room in ("mesh_settings", "mesh_transformer_cli"):
+    for path in (floors.ROOT / room).glob("*.py"):
+      both[f"{room}.{path.stem}"] = path.read_text(encoding="utf-8")
+  assert floors.listed_but_gone(both) == []
+  listing = [m for m, text in both.items() if m.endswith(".__init__") and floors.listed_files(text)]
+  assert len(listing) > 15 and "mesh_settings.__init__" in listing
+
+
 # The checks themselves, on a small floors.
 
 FLOORS = {"mesh_tensorflow": ["errors", "graph nodes", "library", "__init__"]}
@@ -150,6 +160,26 @@ def test_transformer_stands_on_the_rest():
   assert floors.problems(texts, both) == []
   texts["mesh_tensorflow.library.__init__"] = "from mesh_tensorflow.transformer import models\n"
   assert any("which is on floor 5, not below library" in p for p in floors.problems(texts, both))
+
+
+def test_what_a_room_lists():
+  room = '''"""A room: of files.
+
+      base        what all have; more: the rest
+      one, two    others of them
+                  and more of these
+
+  three   is not there: it is gone
+  """
+'''
+  assert floors.listed_files(room) == ["base", "one", "two", "three", "more"]
+  assert floors.listed_files("x = 1\n") == []
+  names = ("base", "more", "one", "two.__init__")
+  texts = {
+    "mesh_tensorflow.room.__init__": room,
+    **{f"mesh_tensorflow.room.{n}": "" for n in names},
+  }
+  assert floors.listed_but_gone(texts) == ["mesh_tensorflow.room: there is no three"]
 
 
 def test_circles():

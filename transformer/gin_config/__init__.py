@@ -1,8 +1,14 @@
 """Gin settings: read with their source locations, checked, bound, and shown with their origin.
 
-The rooms, each importing only from those after it: `parsing` (the face), `assignments` (`--set`),
-`run_checks` (what a run can tell before it begins), `contradictions`, `operative` (the file that
-shows every value), `reader` (files and command line, with places), `settings`, `names`.
+The files, each importing only from those below it:
+
+    model_config   what decides a model: kept with each checkpoint, compared when one is read
+    parsing        the face: gin files and flags, in order, checked
+    assignments    `--set`
+    checks         values, contradictions, and what a run can tell before it begins
+    operative      the file that shows every value
+    reader         files and command line, with places
+    bindings       settings with their places, and the names in them
 """
 
 from mesh_tensorflow.transformer.gin_config.parsing import (

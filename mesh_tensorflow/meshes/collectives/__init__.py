@@ -7,8 +7,8 @@ of static shape, of any dtype that can be exchanged exactly.
     queues      between the CPU devices of one process, several times cheaper
     mixed       queues inside a worker, TensorFlow's operations between workers
     threads     between the threads of eager execution
-    tpu         the operations of TPUs
-    placement   all slices in one program: no exchange, but sums and copies between devices
 
-`run_guard` ends a run in which a processor waits in vain, and says what happened.
+`run_guard` ends a run in which a processor waits in vain, and says what happened. The operations of
+TPUs are in `meshes/tpu`. Where one program has all slices nothing is exchanged: sums and copies
+between devices do it, in `meshes/placement`.
 """

@@ -3,7 +3,6 @@
     base     what all have in common
     kept     the vocabulary of a model is kept beside its checkpoints
     named    vocabularies by name: 'characters', 'sentencepiece:8000'
-    vocabulary_files   files that vocabularies are made of
 
 To add one, copy `characters.py` and name the file below: gin knows a vocabulary when its file is
 imported.
