@@ -112,7 +112,7 @@ class MeshContract(MeshLayout):
 
   # ------------------------------------------------------------- the contract
 
-  def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
+  def slicewise(self, fn: Callable[..., object], *inputs: Any) -> Any:
     """Calls `fn` on every processor's slices.
 
     Args:
@@ -190,7 +190,10 @@ class MeshContract(MeshLayout):
     raise NotImplementedError
 
   def run(
-    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    self,
+    fn: Callable[..., object],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
   ) -> Any:
     """Calls the per-device program `fn(*args, **kwargs)` on every processor.
 
@@ -206,7 +209,10 @@ class MeshContract(MeshLayout):
     return fn(*args, **(kwargs or {}))
 
   def run_per_device(
-    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    self,
+    fn: Callable[..., object],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
   ) -> list[Any]:
     """As `run`, but returns the list of what every (local) processor's program returned.
 
@@ -232,7 +238,7 @@ class MeshContract(MeshLayout):
     del shape
     return x.to_laid_out_tensor().tensor_list
 
-  def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:  # noqa: N802
+  def Print(self, x: LaidOut, data: Sequence[LaidOut], message: str, **kwargs: Any) -> Any:  # noqa: N802
     """Prints slices of `data` whenever `x` is computed; returns x."""
     del data, message, kwargs
     _LOG.warning("%s does not print", type(self).__name__)
@@ -266,7 +272,7 @@ class LaidOutVariable:
     )
     return values
 
-  def assign_to_slices(self, assign_fn: Callable[..., Any], values: LaidOut) -> list[Any]:
+  def assign_to_slices(self, assign_fn: Callable[..., object], values: LaidOut) -> list[Any]:
     """Runs `assign_fn(mtf_variable, slice_tf_variable, tf_value)` on every slice.
 
     Args:
@@ -286,7 +292,7 @@ class LaidOutVariable:
     self._mesh_impl.slicewise(run, self._mesh_impl.LaidOutTensor(self.slices), values)
     return results
 
-  def update(self, fn: Callable[..., Any], *values: Any) -> None:
+  def update(self, fn: Callable[..., object], *values: Any) -> None:
     """Runs `fn(slice_tf_variable, *slices)` for its effect on every processor."""
     self._is_changed()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -14,8 +14,10 @@ __all__ = [
   "transpose_list_of_lists",
 ]
 
+_T = TypeVar("_T")
 
-def transpose_list_of_lists(lol: Sequence[Sequence[Any]]) -> list[list[Any]]:
+
+def transpose_list_of_lists(lol: Sequence[Sequence[_T]]) -> list[list[_T]]:
   """Columns of a table of rows: [[1, 2], [3, 4]] -> [[1, 3], [2, 4]].
 
   Args:
@@ -30,8 +32,8 @@ def transpose_list_of_lists(lol: Sequence[Sequence[Any]]) -> list[list[Any]]:
 
 
 def parallel(
-  devices: list[str], fn: Callable[..., Any], *args: list[Any], **kwargs: list[Any]
-) -> list[Any]:
+  devices: list[str], fn: Callable[..., _T], *args: list[Any], **kwargs: list[Any]
+) -> list[_T]:
   """Calls a function once per device.
 
   Args:

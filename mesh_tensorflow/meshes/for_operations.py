@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from mesh_tensorflow.meshes.laid_out import LaidOut
+from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
-from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor
+from mesh_tensorflow.program.graph import Graph, Operation, Tensor
 
 
 class LoweringInProgress(Protocol):
@@ -31,7 +31,7 @@ class LoweringInProgress(Protocol):
   variables: dict[Operation, Any]
   scalar_summaries: list[tuple[str, Any]]
 
-  def mesh_impl(self, m: Mesh | Any) -> MeshImpl:
+  def mesh_impl(self, m: object) -> MeshImpl:
     """The `MeshImpl` of a mesh, or of anything that has a `mesh`."""
 
   def set_tensor_lowering(self, tensor: Tensor, laid_out_tensor: LaidOut) -> None:
@@ -52,5 +52,5 @@ class LoweringInProgress(Protocol):
   def lower_operations(self, operations: Iterable[Operation]) -> None:
     """Lowers operations in order."""
 
-  def child(self, loop_key: Any = None) -> LoweringInProgress:
+  def child(self, loop_key: LaidOutTensor | None = None) -> LoweringInProgress:
     """A lowering for the body of a loop or branch: sees this one's tensors, keeps its own."""

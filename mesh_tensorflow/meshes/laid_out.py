@@ -20,7 +20,7 @@ class _Summing(Protocol):
   """Structural type: the part of `MeshImpl` that a pending sum uses."""
 
   def allreduce(
-    self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str
+    self, x: LaidOut, mesh_axes: Sequence[int], reduction_fn_string: str
   ) -> LaidOutTensor: ...
 
 
@@ -197,7 +197,7 @@ def compatible_lazy_allreduce_sums(xs: Sequence[Any]) -> bool:
   return all(x.mesh_impl is xs[0].mesh_impl and x.mesh_axes == xs[0].mesh_axes for x in xs)
 
 
-def convert_args_to_laid_out_tensors(xs: Sequence[Any]) -> list[Any]:
+def convert_args_to_laid_out_tensors(xs: Sequence[object]) -> list[Any]:
   """Forces every element that has `to_laid_out_tensor`; leaves the others.
 
   Args:

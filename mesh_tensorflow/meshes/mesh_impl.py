@@ -47,7 +47,7 @@ class MeshImpl(MeshContract):
     )
     return coordinate
 
-  def laid_out_entry(self, mesh_axes: Sequence[int], table: Sequence[Any]) -> Any:
+  def laid_out_entry(self, mesh_axes: Sequence[int], table: Sequence[Sequence[int]]) -> Any:
     """Each processor's entry of a table.
 
     Args:
@@ -95,7 +95,7 @@ class MeshImpl(MeshContract):
         result = self.slicewise(lambda r, c, n=n: r * n + c, result, self.laid_out_pcoord(axis))
     return result
 
-  def slicewise_delay_allreduce(self, fn: Callable[..., Any], *inputs: Any) -> Any:
+  def slicewise_delay_allreduce(self, fn: Callable[..., object], *inputs: Any) -> Any:
     """`slicewise` of a linear function: sums that are pending stay pending."""
     if compatible_lazy_allreduce_sums(inputs):
       first = inputs[0]
@@ -108,7 +108,7 @@ class MeshImpl(MeshContract):
     return self.slicewise(fn, *inputs)
 
   def allsplit(
-    self, x: LaidOut, mesh_axis: int, split_axis: int, which: Any = None
+    self, x: LaidOut, mesh_axis: int, split_axis: int, which: LaidOut | None = None
   ) -> laid_out.LaidOutTensor:
     """Every processor keeps its part of its slice; no communication.
 
@@ -122,7 +122,7 @@ class MeshImpl(MeshContract):
     if n == 1:
       return x.to_laid_out_tensor()
 
-    def keep(t: tf.Tensor, part: Any) -> tf.Tensor:
+    def keep(t: tf.Tensor, part: int | tf.Tensor) -> tf.Tensor:
       size = t.shape[split_axis]
       if size % n:
         raise ShapeError(
@@ -247,7 +247,7 @@ class MeshImpl(MeshContract):
     shape: Shape,
     tf_fn: Callable[..., tf.Tensor],
     kwargs: dict[str, Any],
-    key: Any = 0,
+    key: int | LaidOut = 0,
   ) -> laid_out.LaidOutTensor:
     """Random slices of one logical tensor: values depend on key and global index only.
 

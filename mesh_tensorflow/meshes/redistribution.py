@@ -29,7 +29,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypeVar
 
 from mesh_tensorflow.meshes.exchange import Exchange, count_units, find_exchange
 
@@ -53,6 +53,9 @@ MAX_UNITS = 1 << 12
 # Maximum number of spare axes: tensor axes, neither split nor operated on, to which mesh axes can
 # be moved in between. Only the largest are tried: the search grows with a power of their number.
 MAX_SPARE_AXES = 3
+
+_S = TypeVar("_S")
+_A = TypeVar("_A")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,13 +109,13 @@ class Plan:
 
 
 def _cheapest(
-  start: Any,
-  goal: Any,
-  successors: Callable[[Any], Iterable[tuple[Any, Any, _Costs]]],
-  at_least: Callable[[Any, _Costs], _Costs],
+  start: _S,
+  goal: _S,
+  successors: Callable[[_S], Iterable[tuple[_S, _A, _Costs]]],
+  at_least: Callable[[_S, _Costs], _Costs],
   zero: _Costs,
   limit: tuple[float, ...] = (math.inf,),
-) -> tuple[_Costs, list[tuple[Any, Any, Any]]] | None:
+) -> tuple[_Costs, list[tuple[_S, _A, _S]]] | None:
   """A*: the cheapest path between two states; None if all cost as much as a limit, or more.
 
   Args:
@@ -126,8 +129,8 @@ def _cheapest(
   Returns:
     The cost, and for each step the state before it, the step, and the state after it.
   """
-  best: dict[Any, _Costs] = {start: zero}
-  came_from: dict[Any, tuple[Any, Any]] = {}
+  best: dict[_S, _Costs] = {start: zero}
+  came_from: dict[_S, tuple[_S, _A]] = {}
   order = itertools.count(1)
   queue = [(at_least(start, zero), 0, start)]
   while queue:

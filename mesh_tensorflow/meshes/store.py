@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
@@ -202,7 +203,7 @@ class StoredVariable:
       whole[tuple(slice(b, b + n) for b, n in zip(begin, self.slice_shape))] = v.numpy()
     return whole
 
-  def assign(self, value: Any) -> None:
+  def assign(self, value: npt.ArrayLike | tf.Tensor) -> None:
     """Sets every slice from a whole array (cast to the slice dtype)."""
     value = tf.convert_to_tensor(value)
     if value.shape.as_list() != self.shape.to_integer_list:

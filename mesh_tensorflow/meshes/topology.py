@@ -315,7 +315,7 @@ def _tiled_order(logical: list[int], physical: list[int]) -> list[list[int]] | N
   ]
 
 
-def topology_rank(topology: Any) -> int:
+def topology_rank(topology: object) -> int:
   """The number of dimensions of a TPU topology.
 
   Args:

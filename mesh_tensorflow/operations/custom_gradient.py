@@ -115,7 +115,7 @@ def _external_inputs(
 
 
 def custom_gradient(
-  fn: Callable[..., object],
+  fn: Callable[..., Any],
   grad_fn: Callable[..., Sequence[Tensor | None]],
   explicit_inputs: Sequence[Tensor],
 ) -> Any:

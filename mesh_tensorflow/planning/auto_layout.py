@@ -119,7 +119,7 @@ def auto_layout(
   results: list[Tensor] | None = None,
   alternatives: int = 9,
   time_limit: float = 60.0,
-  choices: Mapping[str, Graph | Function | Callable[[], Any]] | None = None,
+  choices: Mapping[str, Graph | Function | Callable[[], object]] | None = None,
 ) -> LayoutChoice:
   """Finds the layout with the least predicted step time among those that fit into memory.
 

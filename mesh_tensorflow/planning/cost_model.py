@@ -117,14 +117,14 @@ def node_flops(node: tf.Operation) -> int:
 
 
 def _matmul(transpose: str) -> Callable[[Any], int]:
-  def count(node: Any) -> int:
+  def count(node: tf.Operation) -> int:
     a = node.inputs[0].shape.as_list()
     return _size(node.outputs[0]) * int(a[-2 if node.get_attr(transpose) else -1])
 
   return count
 
 
-def _einsum(node: Any) -> int:
+def _einsum(node: tf.Operation) -> int:
   terms = node.get_attr("equation").decode().split("->")[0].split(",")
   sizes: dict[str, int] = {}
   batch = 1
@@ -148,7 +148,7 @@ def _convolution(kernel_axes_left: int, maps: int, kernel: int) -> Callable[[Any
     kernel: number of the input that is the kernel; -1 for the output.
   """
 
-  def count(node: Any) -> int:
+  def count(node: tf.Operation) -> int:
     def tensor(i: int) -> tf.Tensor:
       return node.outputs[0] if i < 0 else node.inputs[i]
 
@@ -157,7 +157,7 @@ def _convolution(kernel_axes_left: int, maps: int, kernel: int) -> Callable[[Any
   return count
 
 
-def _size(x: Any) -> int:
+def _size(x: tf.Tensor) -> int:
   return math.prod(x.shape.as_list())
 
 

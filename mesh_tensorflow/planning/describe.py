@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
+
+import tensorflow as tf
 
 from mesh_settings import hints
 from mesh_tensorflow.arguments.checking import checked
@@ -255,7 +258,7 @@ class Report:
   def __str__(self) -> str:
     return self.to_text()
 
-  def save_picture(self, path: str, tensor: Any = None) -> None:
+  def save_picture(self, path: str, tensor: Tensor | Variable | str | None = None) -> None:
     """Draws which device holds which part of a tensor (needs matplotlib).
 
     Args:
@@ -293,7 +296,7 @@ class Report:
     title = f"{self.title}: {text.format_seconds(self.time.seconds)} a step"
     draw_time(path, self.time.parts(), [held + h.bytes for h in self.memory.timeline], held, title)
 
-  def _find(self, tensor: Any) -> Placement:
+  def _find(self, tensor: Tensor | Variable | str | None) -> Placement:
     known = self.variables + self.tensors
     if tensor is None:
       splits = [p for p in self.variables if not p.is_replicated]
@@ -314,7 +317,9 @@ class Report:
       f"the program has no tensor {tensor!r}{_did_you_mean(str(tensor), [p.name for p in known])}"
     )
 
-  def _place(self, name: str, shape: Shape, dtype: Any, trainable: Any = None) -> Placement:
+  def _place(
+    self, name: str, shape: Shape, dtype: tf.DType, trainable: bool | None = None
+  ) -> Placement:
     layout, part = self._impl.tensor_layout(shape), self._impl.slice_size(shape)
     # A mesh dimension of size 1 splits nothing.
     sizes = self.mesh_shape.to_integer_list
@@ -441,7 +446,7 @@ def _placement_dict(p: Placement) -> dict[str, Any]:
   return {**dataclasses.asdict(p), "shape": [list(d) for d in p.shape]}
 
 
-def _did_you_mean(name: str, known: Any) -> str:
+def _did_you_mean(name: str, known: Collection[str]) -> str:
   """'; did you mean ...?', or what there is if nothing is close."""
   close = hints.did_you_mean(name, known, shown=repr)
   if close or not known:

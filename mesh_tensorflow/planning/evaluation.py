@@ -47,6 +47,7 @@ from mesh_tensorflow.planning.mesh_impl import (
   placeholder,
 )
 from mesh_tensorflow.planning.pieces import Assignment, Kind, Pieces
+from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.program.graph import Graph, Operation, Tensor, needed_operations, reads
 
 # Maximum number of program points at which the memory is bounded.
@@ -401,7 +402,7 @@ class Evaluator:
     self._other_kinds = [self.pieces.kind(op) for op in self.others]
     self.variables = [op for op in operations if isinstance(op, Variable)]
 
-  def evaluate(self, mesh_shape: Any, layout: LayoutLike) -> Evaluation:
+  def evaluate(self, mesh_shape: ShapeLike, layout: LayoutLike) -> Evaluation:
     """Evaluates one layout.
 
     Args:

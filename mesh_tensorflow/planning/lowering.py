@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import MeshError
 from mesh_tensorflow.meshes.contract import LaidOutVariable
-from mesh_tensorflow.meshes.laid_out import LaidOutTensor, LazyAllreduceSum
+from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow.meshes.layout import LayoutRules
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.loop_lowering import scatters_of
@@ -24,8 +24,8 @@ from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.planning.cost_model import Product, Work
 from mesh_tensorflow.planning.mesh_impl import Collective, PlanMeshImpl, placeholder
 from mesh_tensorflow.program.dimensions import Dimension, Shape
-from mesh_tensorflow.program.graph import Graph, Operation, Tensor, reads
-from mesh_tensorflow.running.lowering import Lowering
+from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor, reads
+from mesh_tensorflow.running.lowering import Lowering, Seed
 
 # Number of operations after which a new scratch graph is used, to free memory.
 _MOST_IN_A_GRAPH = 2000
@@ -263,7 +263,9 @@ class _Made(dict[Any, Any]):
 class PlanLowering(Lowering):
   """A lowering that tells a recorder about every operation."""
 
-  def __init__(self, graph: Graph, mesh_to_impl: dict[Any, Any], recorder: Recorder, seed: Any):
+  def __init__(
+    self, graph: Graph, mesh_to_impl: dict[Mesh, MeshImpl], recorder: Recorder, seed: Seed
+  ):
     self.recorder = recorder
     super().__init__(graph, mesh_to_impl, seed=seed)
 
@@ -276,7 +278,7 @@ class PlanLowering(Lowering):
     self.recorder.end_block(operations, self)
 
   def alone(
-    self, mesh_to_impl: dict[Any, Any], recorder: Recorder, seed: Any, in_loop: bool
+    self, mesh_to_impl: dict[Mesh, MeshImpl], recorder: Recorder, seed: Seed, in_loop: bool
   ) -> PlanLowering:
     """A lowering that has lowered nothing, for other meshes: cheaper than a new one.
 
@@ -295,7 +297,7 @@ class PlanLowering(Lowering):
   # A program, and an iteration of a loop, make a key of some scalars once, for all their random
   # operations: it is no part of what one of these costs, which is the same alone and among others.
 
-  def child(self, loop_key: Any = None) -> PlanLowering:
+  def child(self, loop_key: LaidOutTensor | None = None) -> PlanLowering:
     result = super().child(loop_key)
     assert isinstance(result, PlanLowering)
     if loop_key is not None:
@@ -309,7 +311,7 @@ class PlanLowering(Lowering):
       self._base_keys[impl] = _scalar(impl, tf.uint32)
     return self._base_keys[impl]
 
-  def set_tensor_lowering(self, tensor: Tensor, laid_out: Any) -> None:
+  def set_tensor_lowering(self, tensor: Tensor, laid_out: LaidOut) -> None:
     super().set_tensor_lowering(tensor, laid_out)
     if isinstance(laid_out, LazyAllreduceSum):
       self.recorder.add_pending(tensor.operation, laid_out, self)
@@ -398,11 +400,11 @@ class Recorder:
       assert c.source is not None
       self._add_new_nodes(self.costs[owner].work, [c.source.one_slice])
 
-  def leave_out(self, roots: Sequence[Any]) -> None:
+  def leave_out(self, roots: Sequence[tf.Tensor]) -> None:
     """Counts the TensorFlow nodes that lead to the roots for no operation."""
     self._add_new_nodes(Work(), roots)
 
-  def _add_new_nodes(self, work: Work, roots: Sequence[Any]) -> None:
+  def _add_new_nodes(self, work: Work, roots: Sequence[tf.Tensor]) -> None:
     """Adds the TensorFlow nodes that lead to the roots and were not counted yet."""
     waiting = [x.op for x in roots if hasattr(x, "graph")]
     while waiting:
@@ -507,7 +509,9 @@ class Prober:
 
     def run() -> None:
       impl = PlanMeshImpl(shape, rules)
-      meshes = {x.mesh: impl for x in [*reads(op), *op.outputs]} | {op.mesh: impl}
+      meshes: dict[Mesh, MeshImpl] = {x.mesh: impl for x in [*reads(op), *op.outputs]} | {
+        op.mesh: impl
+      }
       seed = placeholder([], tf.int64)
       lowering = self._lowering.alone(meshes, Recorder(impl), seed, in_loop)
       lowering.graph = Graph()

@@ -256,7 +256,7 @@ class Machine:
     return Machine.from_dict(fields, f"machine file {name}")
 
   @staticmethod
-  def from_dict(fields: Any, what: str = "machine") -> Machine:
+  def from_dict(fields: Mapping[str, Any], what: str = "machine") -> Machine:
     """Builds a machine from parsed JSON.
 
     Args:
@@ -460,7 +460,7 @@ def convert_to_machine(machine: Machine | str | None) -> Machine | None:
 class _Fields:
   """An object of a machine file; each field is read with its check."""
 
-  def __init__(self, what: str, path: str, fields: Any):
+  def __init__(self, what: str, path: str, fields: Mapping[str, Any]):
     self.what, self.path = what, path
     if not isinstance(fields, dict):
       shown = untrusted.shortened(repr(fields), 200)

@@ -156,7 +156,7 @@ def _increasing(points: dict[float, float], most: float = 1.0) -> tuple[tuple[fl
 
 
 def _on_each(
-  devices: Sequence[str], shape: Sequence[int], dtype: str, step: Callable[..., Any], count: int
+  devices: Sequence[str], shape: Sequence[int], dtype: str, step: Callable[..., object], count: int
 ) -> Callable[[], Any]:
   """Returns a function that applies `step` `count` times on each device.
 
@@ -275,7 +275,7 @@ def _link(
 # ------------------------------------------------------------------- exchanges
 
 
-def median_seconds(fn: Callable[[], Any], repeats: int) -> float:
+def median_seconds(fn: Callable[[], float | tf.Tensor], repeats: int) -> float:
   """The median time of a call that returns a scalar; the first call is not counted.
 
   Args:
@@ -286,7 +286,7 @@ def median_seconds(fn: Callable[[], Any], repeats: int) -> float:
   return statistics.median(_seconds(fn) for _ in range(repeats))
 
 
-def _seconds(fn: Callable[[], Any]) -> float:
+def _seconds(fn: Callable[[], float | tf.Tensor]) -> float:
   start = time.perf_counter()
   float(fn())
   return time.perf_counter() - start

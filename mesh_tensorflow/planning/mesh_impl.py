@@ -18,8 +18,9 @@ from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.meshes.laid_out import LaidOutTensor, slicewise_of_one
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
-from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
+from mesh_tensorflow.meshes.store import MakesSlices, StoredVariable, VariableStore
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
+from mesh_tensorflow.program.graph import Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ def allreduce_bytes(
   return result
 
 
-def placeholder(shape: Any, dtype: tf.DType) -> tf.Tensor:
+def placeholder(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
   """A symbolic tensor, which no computation makes."""
   return tf.raw_ops.Placeholder(dtype=dtype, shape=shape)
 
@@ -91,10 +92,10 @@ class PlannedVariable:
     """A symbolic resource, for raw operations such as ResourceApplyAdam."""
     return tf.raw_ops.VarHandleOp(dtype=self.dtype, shape=self.shape)
 
-  def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+  def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
     return tf.convert_to_tensor(self.read_value(), dtype, name=name)
 
-  def assign(self, value: Any, *args: Any, **kwargs: Any) -> None:
+  def assign(self, value: object, *args: Any, **kwargs: Any) -> None:
     """Does nothing."""
     del value, args, kwargs
 
@@ -127,13 +128,13 @@ class PlanStore(VariableStore):
 
   def get(
     self,
-    mesh_impl: Any,
+    mesh_impl: MakesSlices,
     name: str,
     shape: Shape,
     *,
     master_dtype: tf.DType,
     slice_dtype: tf.DType,
-    initializer: Any = None,
+    initializer: object = None,
     trainable: bool = True,
   ) -> StoredVariable:
     if name not in self._stored:
@@ -193,7 +194,9 @@ class PlanMeshImpl(MeshImpl):
   def laid_out_pnum(self) -> LaidOutTensor:
     return LaidOutTensor([placeholder([], tf.int32)])
 
-  def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> LaidOutTensor:
+  def allreduce(
+    self, x: LaidOut, mesh_axes: Sequence[int], reduction_fn_string: str
+  ) -> LaidOutTensor:
     x = _laid_out(x)
     if reduction_fn_string not in ("SUM", "MAX", "MIN"):
       raise GraphError(f"allreduce: {reduction_fn_string!r} is not SUM, MAX or MIN")
@@ -207,7 +210,7 @@ class PlanMeshImpl(MeshImpl):
     return self._exchange("allreduce", x, axes, over, value.shape, reduction_fn_string, size)
 
   def allconcat(
-    self, x: Any, mesh_axis: int, concat_axis: int, stack: bool = False
+    self, x: LaidOut, mesh_axis: int, concat_axis: int, stack: bool = False
   ) -> LaidOutTensor:
     x = _laid_out(x)
     n = self.shape[mesh_axis].size
@@ -223,7 +226,7 @@ class PlanMeshImpl(MeshImpl):
     return self._exchange("allconcat", x, (mesh_axis,), over, shape)
 
   def alltoall(
-    self, x: Any, mesh_axis: int | Sequence[int], split_axis: int, concat_axis: int
+    self, x: LaidOut, mesh_axis: int | Sequence[int], split_axis: int, concat_axis: int
   ) -> LaidOutTensor:
     x = _laid_out(x)
     axes = self.group_axes(mesh_axis)
@@ -242,7 +245,7 @@ class PlanMeshImpl(MeshImpl):
       part *= size
     return self._exchange("alltoall", x, tuple(axes), over, shape)
 
-  def reduce_scatter(self, x: Any, mesh_axis: int, split_axis: int) -> LaidOutTensor:
+  def reduce_scatter(self, x: LaidOut, mesh_axis: int, split_axis: int) -> LaidOutTensor:
     x = _laid_out(x)
     axes = self.group_axes(mesh_axis)
     if not axes:
@@ -255,7 +258,7 @@ class PlanMeshImpl(MeshImpl):
     return self._exchange("reduce_scatter", x, (mesh_axis,), over, shape, "SUM")
 
   def receive(
-    self, x: Any, mesh_axis: int | Sequence[int], source_pcoord: Sequence[int | None]
+    self, x: LaidOut, mesh_axis: int | Sequence[int], source_pcoord: Sequence[int | None]
   ) -> LaidOutTensor:
     x = _laid_out(x)
     axes = self.group_axes(mesh_axis)
@@ -268,18 +271,18 @@ class PlanMeshImpl(MeshImpl):
     over = {axis: size * (i + 1) // n - size * i // n for i, axis in enumerate(axes)}
     return self._exchange("receive", x, tuple(axes), over, value.shape)
 
-  def import_tf_tensor(self, x: Any, tf_x: Any) -> LaidOutTensor:
+  def import_tf_tensor(self, x: Tensor | Shape, tf_x: tf.Tensor) -> LaidOutTensor:
     shape = x if isinstance(x, Shape) else x.shape
     dtype = tf_x.dtype if tf.is_tensor(tf_x) else tf.convert_to_tensor(tf_x).dtype
     self.inputs.append(placeholder(self.slice_shape(shape), dtype))
     return LaidOutTensor([self.inputs[-1]])
 
-  def export_to_tf_tensor(self, x: Any, laid_out_x: Any) -> tf.Tensor:
+  def export_to_tf_tensor(self, x: Tensor | Shape, laid_out_x: LaidOut) -> tf.Tensor:
     shape = x if isinstance(x, Shape) else x.shape
     dtype = _slice_of(laid_out_x.to_laid_out_tensor()).dtype
     return placeholder(shape.to_integer_list, dtype)
 
-  def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:  # noqa: N802
+  def Print(self, x: LaidOut, data: Sequence[LaidOut], message: str, **kwargs: Any) -> Any:  # noqa: N802
     del data, message, kwargs
     return x
 
@@ -289,7 +292,7 @@ class PlanMeshImpl(MeshImpl):
     x: LaidOutTensor,
     mesh_axes: tuple[int, ...],
     bytes_over: dict[int, int],
-    shape: Any,
+    shape: Sequence[int],
     reduction: str = "",
     slice_bytes: int | None = None,
   ) -> LaidOutTensor:
@@ -304,7 +307,7 @@ def _slice_of(x: LaidOutTensor) -> tf.Tensor:
   return tf.convert_to_tensor(x.one_slice)
 
 
-def _laid_out(x: Any) -> LaidOutTensor:
+def _laid_out(x: LaidOut) -> LaidOutTensor:
   result: LaidOutTensor = x.to_laid_out_tensor()
   return result
 

@@ -102,7 +102,7 @@ def _value(value: Any, places: Mapping[Tensor, int], depth: int = 0) -> Hashable
   return ("object", id(value))
 
 
-def _is_filled(cell: Any) -> bool:
+def _is_filled(cell: types.CellType) -> bool:
   try:
     return cell.cell_contents is not cell
   except ValueError:  # A name that is not bound yet.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -35,7 +34,9 @@ class Program:
     GraphError: it is something else, or a result belongs to another graph.
   """
 
-  def __init__(self, caller: str, graph_or_function: Any, results: Sequence[Tensor] | None = None):
+  def __init__(
+    self, caller: str, graph_or_function: object, results: Sequence[Tensor] | None = None
+  ):
     self._function: Function | None = None
     self._graph: Graph | None = None
     self._results = results

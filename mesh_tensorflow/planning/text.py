@@ -6,9 +6,14 @@ import collections
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+from mesh_tensorflow.planning.cost_model import StepTime
+from mesh_tensorflow.planning.lowering import OperationCost
 
 WIDTH = 100
+
+_Item = TypeVar("_Item")
 
 
 def report_text(report: Any, rows: int) -> str:
@@ -171,7 +176,7 @@ def _time(report: Any, rows: int) -> str:
   return "\n".join(lines)
 
 
-def _part_of_peak(time: Any, dtype: str, size: int) -> float:
+def _part_of_peak(time: StepTime, dtype: str, size: int) -> float:
   share = time.devices if time.machine.shared else 1
   ideal = time.work.flops[dtype, size] / time.machine.device.peak(dtype) * share
   return float(ideal / time.work.products[dtype, size])
@@ -206,7 +211,7 @@ def _work(report: Any, rows: int) -> str:
     alike = f"each on {repeated:.3g} devices alike"
   text = f"Matrix products and convolutions: {format_flops(total)} on each device; {alike}"
 
-  def flops(op: Any) -> int:
+  def flops(op: OperationCost) -> int:
     return int(op.flops * op.times)
 
   lines = [
@@ -242,15 +247,15 @@ def _communication(report: Any, rows: int) -> str:
 
 
 def _grouped(
-  items: Sequence[Any], cost: Callable[[Any], int], alike: Callable[[Any], Any]
-) -> list[tuple[str, int, Any, int]]:
+  items: Sequence[_Item], cost: Callable[[_Item], int], alike: Callable[[_Item], object]
+) -> list[tuple[str, int, _Item, int]]:
   """Groups items that are alike and whose names differ in numbers only: layers of a model.
 
   Returns:
     (name, number of items, one of them, their cost), the costliest first. The name of several
     has "*" in place of numbers.
   """
-  groups: dict[Any, list[Any]] = {}
+  groups: dict[Any, list[_Item]] = {}
   for item in items:
     groups.setdefault((re.sub(r"\d+", "*", _name(item)), alike(item)), []).append(item)
   result = [
@@ -260,7 +265,7 @@ def _grouped(
   return sorted(result, key=lambda r: -r[3])
 
 
-def _collectives(op: Any) -> str:
+def _collectives(op: OperationCost) -> str:
   counts = collections.Counter(c.kind for c in op.collectives)
   return ", ".join(kind if n == 1 else f"{n} {kind}" for kind, n in counts.items())
 

@@ -7,7 +7,7 @@ import copy
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import gin
 import tensorflow as tf
@@ -35,6 +35,8 @@ from mesh_tensorflow.program.operators import Operators, provided
 from mesh_tensorflow.program.splitting import Splittable
 from mesh_tensorflow.program.tf_scopes import ScopesOfVariables
 
+_T = TypeVar("_T")
+
 
 def is_differentiable(dtype: tf.DType) -> bool:
   """True if tensors of the dtype have gradients: if it is floating or complex.
@@ -49,7 +51,7 @@ def is_differentiable(dtype: tf.DType) -> bool:
   return bool(dtype.is_floating or dtype.is_complex)
 
 
-def check_tensors(what: str, xs: Iterable[Any]) -> None:
+def check_tensors(what: str, xs: Iterable[object]) -> None:
   """Raises `ArgumentError` unless all are `Tensor`s; `what` is the operation, for the message."""
   for x in xs:
     if not isinstance(x, SymbolicTensor):
@@ -84,7 +86,7 @@ _WATCHING = _Watching()
 
 
 @contextlib.contextmanager
-def watched(watcher: Callable[[Any], None] | None) -> Iterator[None]:
+def watched(watcher: Callable[[Graph], None] | None) -> Iterator[None]:
   """Context manager: calls `watcher(graph)` for each operation that this thread creates."""
   outer, _WATCHING.watcher = _WATCHING.watcher, watcher
   try:
@@ -302,7 +304,7 @@ class Graph:
     return clones, mapping
 
   @checked
-  def capture_operations(self, fn: Callable[[], Any]) -> tuple[Any, list[Operation]]:
+  def capture_operations(self, fn: Callable[[], _T]) -> tuple[_T, list[Operation]]:
     """Calls `fn()`; returns its result and the operations it added to the graph."""
     n = len(self._operations)
     result = fn()

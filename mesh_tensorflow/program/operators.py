@@ -78,18 +78,18 @@ class Operators(MissingOperators):
   # NumPy scalars on the left hand side shall ask us, not iterate over us.
   __array_priority__ = 1000
 
-  def __add__(self: _T, other: Any) -> _T:
+  def __add__(self: _T, other: object) -> _T:
     return _result(self, "add", self, other)
 
   __radd__ = __add__
 
-  def __sub__(self: _T, other: Any) -> _T:
+  def __sub__(self: _T, other: object) -> _T:
     return _result(self, "sub", self, other)
 
-  def __rsub__(self: _T, other: Any) -> _T:
+  def __rsub__(self: _T, other: object) -> _T:
     return _result(self, "sub", other, self)
 
-  def __mul__(self: _T, other: Any) -> _T:
+  def __mul__(self: _T, other: object) -> _T:
     return _result(self, "multiply", self, other)
 
   __rmul__ = __mul__
@@ -97,20 +97,20 @@ class Operators(MissingOperators):
   def __neg__(self: _T) -> _T:
     return _result(self, "negative", self)
 
-  def __truediv__(self: _T, other: Any) -> _T:
+  def __truediv__(self: _T, other: object) -> _T:
     return _result(self, "divide", self, other)
 
-  def __rtruediv__(self: _T, other: Any) -> _T:
+  def __rtruediv__(self: _T, other: object) -> _T:
     return _result(self, "divide", other, self)
 
-  def __floordiv__(self: _T, other: Any) -> _T:
+  def __floordiv__(self: _T, other: object) -> _T:
     return _result(self, "floordiv", self, other)
 
-  def __rfloordiv__(self: _T, other: Any) -> _T:
+  def __rfloordiv__(self: _T, other: object) -> _T:
     return _result(self, "floordiv", other, self)
 
-  def __mod__(self: _T, other: Any) -> _T:
+  def __mod__(self: _T, other: object) -> _T:
     return _result(self, "mod", self, other)
 
-  def __rmod__(self: _T, other: Any) -> _T:
+  def __rmod__(self: _T, other: object) -> _T:
     return _result(self, "mod", other, self)

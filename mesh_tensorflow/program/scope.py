@@ -103,7 +103,7 @@ def variable_scope(
   default_name: str | None = None,
   *,
   graph: _Graph | None = None,
-  reuse: Any = None,
+  reuse: object = None,
   **tf1_arguments: Any,
 ) -> Iterator[VariableScope]:
   """Opens a variable scope: variables created inside are called `<scope>/<name>`.

@@ -33,7 +33,7 @@ from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor, reads, watched
 from mesh_tensorflow.running.eager_tensor import as_eager
-from mesh_tensorflow.running.lowering import Lowering, assigned_variables
+from mesh_tensorflow.running.lowering import Lowering, Seed, assigned_variables
 
 # When a graph has made so many operations since it last forgot, or tensors of so many bytes, and as
 # many as it kept then, it forgets what nobody can reach any more.
@@ -130,7 +130,7 @@ class EagerGraph(Graph):
     """The assignments as they are: they have run."""
     return list(assignments)
 
-  def run_function(self, fn: Callable[..., Any], inputs: Sequence[Tensor], seed: Any) -> Any:
+  def run_function(self, fn: Callable[..., object], inputs: Sequence[Tensor], seed: Seed) -> Any:
     """Calls the function of an `mtf.function` as the program of its own that it is.
 
     Names, on which variables and random numbers depend, are as in a graph of its own, and it sees
@@ -160,10 +160,10 @@ class _Variables(dict[Any, LaidOutVariable]):
     super().__init__()
     self._impl = impl
 
-  def __setitem__(self, variable: Any, laid_out: LaidOutVariable) -> None:
+  def __setitem__(self, variable: Variable, laid_out: LaidOutVariable) -> None:
     del variable, laid_out
 
-  def __missing__(self, variable: Any) -> LaidOutVariable:
+  def __missing__(self, variable: Variable) -> LaidOutVariable:
     return LaidOutVariable(self._impl, variable.get_master(), variable)
 
 
@@ -220,7 +220,7 @@ class EagerLowering(Lowering):
       as_eager(x)
 
   @contextlib.contextmanager
-  def seeded(self, seed: Any) -> Iterator[None]:
+  def seeded(self, seed: Seed) -> Iterator[None]:
     """While it is open, random operations draw as in a run of its own with this seed."""
     outer = self._seed, self._base_keys
     self._seed, self._base_keys = _as_staged(seed), {}
@@ -247,7 +247,7 @@ class EagerLowering(Lowering):
     del self.scalar_summaries[:-_SUMMARIES]
 
 
-def _as_staged(seed: Any) -> Any:
+def _as_staged(seed: Seed) -> Any:
   """The seed as an mtf.function gives it to its lowering: of a Python int others are drawn."""
   return seed if seed is None or tf.is_tensor(seed) else tf.constant(seed, tf.int64)
 

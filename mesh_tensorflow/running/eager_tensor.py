@@ -133,16 +133,16 @@ class EagerTensor(Tensor):
 
   # ------------------------------------------------------------------------ comparison
 
-  def __lt__(self, other: Any) -> Tensor:
+  def __lt__(self, other: object) -> Tensor:
     return comparison.less(self, other)
 
-  def __le__(self, other: Any) -> Tensor:
+  def __le__(self, other: object) -> Tensor:
     return comparison.less_equal(self, other)
 
-  def __gt__(self, other: Any) -> Tensor:
+  def __gt__(self, other: object) -> Tensor:
     return comparison.greater(self, other)
 
-  def __ge__(self, other: Any) -> Tensor:
+  def __ge__(self, other: object) -> Tensor:
     return comparison.greater_equal(self, other)
 
   # -------------------------------------------------------------------------- indexing

@@ -29,7 +29,7 @@ from mesh_tensorflow.operations.constants import import_laid_out_tensor, import_
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import ShapeLike, convert_to_shape
 from mesh_tensorflow.program.graph import Graph, Mesh, Tensor, unwatched
-from mesh_tensorflow.running.lowering import Run, is_division_by_zero, run_on
+from mesh_tensorflow.running.lowering import Run, Seed, is_division_by_zero, run_on
 from mesh_tensorflow.running.tape import Backward, is_differentiable
 
 
@@ -66,7 +66,7 @@ class TensorSpec:
 _planners: list[Callable[[Function], Any]] = []
 
 
-def attach_planner(planner: Callable[[Function], Any]) -> None:
+def attach_planner(planner: Callable[[Function], object]) -> None:
   """Sets the function that `Function.plan` calls.
 
   Args:
@@ -79,7 +79,9 @@ def attach_planner(planner: Callable[[Function], Any]) -> None:
 class RunsAtOnce(Protocol):
   """Structural type: a graph whose operations run when they are made (that of `mtf.eager`)."""
 
-  def run_function(self, fn: Callable[..., Any], inputs: Sequence[Tensor], seed: Any) -> Any: ...
+  def run_function(
+    self, fn: Callable[..., object], inputs: Sequence[Tensor], seed: Seed
+  ) -> Any: ...
 
 
 class _Staged:
@@ -91,8 +93,8 @@ class _Staged:
       take the first traces of several functions for those of one.
   """
 
-  def __init__(self, fn: Callable[..., Any], user_function: Callable[..., Any]):
-    def staged(values: list[tf.Tensor], seed: Any) -> Any:
+  def __init__(self, fn: Callable[..., object], user_function: Callable[..., object]):
+    def staged(values: list[tf.Tensor], seed: Seed) -> Any:
       return fn(values, seed)
 
     vars(staged).update(__wrapped__=user_function, __signature__=inspect.signature(fn))
@@ -127,9 +129,9 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
   @checked
   def __init__(
     self,
-    fn: Callable[..., Any],
+    fn: Callable[..., object],
     mesh_impl: MeshImpl,
-    input_signature: Sequence[Any] | None,
+    input_signature: Sequence[object] | None,
     mesh_name: str,
   ):
     super().__init__(name="mtf_function")
@@ -139,6 +141,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     self._fn = fn
     self.mesh_impl = mesh_impl
     check_tensorflow2()
+    signature: list[Any] | None  # Of `TensorSpec`s, as is checked.
     signature = None if input_signature is None else list(input_signature)
     for i, spec in enumerate(signature or ()):
       if not isinstance(spec, TensorSpec):
@@ -164,7 +167,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
   # tape: `tape.gradient(loss, {name: v.slices for name, v in f.stored_variables.items()})`.
   stored_variables: dict[str, StoredVariable]
 
-  def __call__(self, *args: Any, seed: Any = None) -> Any:
+  def __call__(self, *args: Any, seed: Seed = None) -> Any:
     """Runs the function.
 
     A `tf.GradientTape` around the call sees gradients to the arguments and to the slices of
@@ -249,7 +252,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     """Returns the `Report` of `mtf.describe`: layout and costs, without running the function."""
     return _planners[-1](self)
 
-  def _inline(self, args: Sequence[Any], seed: Any) -> Any:
+  def _inline(self, args: Sequence[object], seed: Seed) -> Any:
     """Calls the function inside another program: adds its operations to the arguments' graph."""
     mesh = next(a for a in args if isinstance(a, Tensor)).mesh
     specs: Sequence[Any] = self.input_signature or [None] * len(args)
@@ -274,7 +277,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
       )
     return self._fn(*inputs)
 
-  def _specs(self, args: Sequence[Any]) -> list[TensorSpec]:
+  def _specs(self, args: Sequence[object]) -> list[TensorSpec]:
     if self.input_signature is None:
       specs = []
       for i, a in enumerate(args):
@@ -293,7 +296,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
       )
     return self.input_signature
 
-  def _convert(self, index: int, arg: Any, spec: TensorSpec) -> tf.Tensor:
+  def _convert(self, index: int, arg: object, spec: TensorSpec) -> tf.Tensor:
     try:
       value = tf.convert_to_tensor(arg, spec.dtype)
     except (TypeError, ValueError) as e:
@@ -315,7 +318,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
       shape = self.mesh_impl.local_part(spec.shape)[1]
     return tf.TensorSpec(shape, spec.dtype)
 
-  def _trace(self, values: list[tf.Tensor], seed: Any) -> Any:
+  def _trace(self, values: list[tf.Tensor], seed: Seed) -> Any:
     """Builds and lowers the graph; called once per trace."""
     enter_scopes = scope.snapshot()
     run = self._run(self.mesh_impl, values, seed)
@@ -347,7 +350,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
       run.results[i] = y
     return run.packed()
 
-  def _run(self, impl: MeshImpl, values: Sequence[tf.Tensor], seed: Any) -> Run:
+  def _run(self, impl: MeshImpl, values: Sequence[tf.Tensor], seed: Seed) -> Run:
     with unwatched():
       run = run_on(impl, self._build, values, seed, self.log_file)
     self.graph = run.graph
@@ -403,7 +406,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
 @checked
 def function(
   mesh_impl: MeshImpl,
-  input_signature: Sequence[Any] | None = None,
+  input_signature: Sequence[object] | None = None,
   *,
   mesh_name: str = "mesh",
 ) -> Callable[[Callable[..., Any]], Function]:

@@ -8,7 +8,6 @@ before a save. A loop that still calls these methods goes on working.
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import GraphError
@@ -17,7 +16,7 @@ from mesh_tensorflow.running.lowering import Lowering
 _LOG = logging.getLogger("mesh_tensorflow")
 
 
-def _checked(lowering: Any, what: str) -> Lowering:
+def _checked(lowering: object, what: str) -> Lowering:
   if not isinstance(lowering, Lowering):
     raise GraphError(f"{what} takes the mtf.Lowering of the program, got {lowering!r}")
   return lowering
@@ -43,7 +42,7 @@ class MtfRestoreHook:
   def begin(self) -> None:
     """Does nothing: operations need not be made before they are run."""
 
-  def after_create_session(self, session: Any, coord: Any) -> None:
+  def after_create_session(self, session: object, coord: object) -> None:
     """To be called when variables have been restored.
 
     Args:
@@ -75,7 +74,7 @@ class MtfCheckpointSaverListener:
     """Logs that saving begins."""
     _LOG.info("MtfCheckpointSaverListener: begin")
 
-  def before_save(self, session: Any, global_step_value: int) -> None:
+  def before_save(self, session: object, global_step_value: int) -> None:
     """To be called before a checkpoint is written.
 
     Args:
@@ -86,7 +85,7 @@ class MtfCheckpointSaverListener:
     _LOG.info("about to save the state of step %d", global_step_value)
     self._lowering.copy_slices_to_masters()
 
-  def after_save(self, session: Any, global_step_value: int) -> None:
+  def after_save(self, session: object, global_step_value: int) -> None:
     """Logs that a checkpoint has been written.
 
     Args:
@@ -96,7 +95,7 @@ class MtfCheckpointSaverListener:
     del session
     _LOG.info("saved the state of step %d", global_step_value)
 
-  def end(self, session: Any, global_step_value: int) -> None:
+  def end(self, session: object, global_step_value: int) -> None:
     """Logs that training has ended.
 
     Args:

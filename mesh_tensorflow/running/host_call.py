@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import tensorflow as tf
 
@@ -27,7 +26,7 @@ def outside_all_rewrites() -> AbstractContextManager[None]:
 
 @checked
 def create_host_call(
-  model_dir: str, *, lowering: Lowering | None = None, step: Any = None
+  model_dir: str, *, lowering: Lowering | None = None, step: object = None
 ) -> tuple[Callable[..., None], list[tf.Tensor]] | None:
   """The `mtf.scalar_summary`s of a program, and a function that writes them.
 

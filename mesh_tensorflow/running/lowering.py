@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -103,6 +103,10 @@ def log_variable_sizes(
 RUN_COUNTER = "_random_run_counter"
 
 
+# What random operations depend on, besides their names.
+Seed: TypeAlias = int | tf.Tensor | None
+
+
 class Lowering:
   """Lowers every operation of a graph, in order.
 
@@ -166,7 +170,7 @@ class Lowering:
   # ------------------------------------------------------- used by operations
 
   @checked
-  def mesh_impl(self, m: Mesh | Any) -> MeshImpl:
+  def mesh_impl(self, m: object) -> MeshImpl:
     """The `MeshImpl` of a mesh, or of anything that has a `mesh`."""
     mesh = m if isinstance(m, Mesh) else getattr(m, "mesh", None)
     if mesh is None:
@@ -246,7 +250,7 @@ class Lowering:
         self.add_counter(f"output/{type(op).__name__}", self.laid_out_size(out))
         self.add_counter(f"output_unique/{type(op).__name__}", out.size)
 
-  def child(self, loop_key: Any = None) -> Lowering:
+  def child(self, loop_key: LaidOutTensor | None = None) -> Lowering:
     """A lowering for the body of a loop or branch: sees this one's tensors, keeps its own.
 
     Args:
@@ -433,7 +437,7 @@ def assigned_variables(operations: Iterable[Operation]) -> Iterator[Variable]:
 
 
 def run_on(
-  impl: MeshImpl, build: Build, values: Sequence[tf.Tensor], seed: Any, log_file: str | None
+  impl: MeshImpl, build: Build, values: Sequence[tf.Tensor], seed: Seed, log_file: str | None
 ) -> Run:
   """Builds the graph of a function, and lowers it on a mesh implementation.
 
@@ -446,7 +450,7 @@ def run_on(
   """
   made: dict[str, Any] = {}
 
-  def program(values: Sequence[tf.Tensor], seed: Any) -> Any:
+  def program(values: Sequence[tf.Tensor], seed: Seed) -> Any:
     mesh, _, result = build(values)
     graph, flat = mesh.graph, tf.nest.flatten(result)
     lowering = Lowering(graph, {mesh: impl}, log_file=log_file, seed=seed)

@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import GradientError
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.operations.constants import import_tf_tensor
 from mesh_tensorflow.operations.einsum import transpose
 from mesh_tensorflow.operations.gradients import gradients
@@ -32,7 +33,7 @@ from mesh_tensorflow.program.graph import (
   needed_operations,
   unwatched,
 )
-from mesh_tensorflow.running.lowering import Build, Lowering, Values
+from mesh_tensorflow.running.lowering import Build, Lowering, Seed, Values
 
 
 class GivenValues(Lowering):
@@ -46,7 +47,7 @@ class GivenValues(Lowering):
   """
 
   def __init__(
-    self, graph: Graph, mesh_to_impl: dict[Mesh, Any], given: Mapping[str, Values], seed: Any
+    self, graph: Graph, mesh_to_impl: dict[Mesh, MeshImpl], given: Mapping[str, Values], seed: Seed
   ):
     self._given = given
     self._assigned: set[Variable] = set()
@@ -142,7 +143,7 @@ class Backward:
   def _run(self, grad_ys: Sequence[tf.Tensor]) -> list[Any]:
     impl, made = self.impl, {}
 
-    def program(arguments: Sequence[tf.Tensor], seed: Any, grad_ys: Sequence[tf.Tensor]) -> Any:
+    def program(arguments: Sequence[tf.Tensor], seed: Seed, grad_ys: Sequence[tf.Tensor]) -> Any:
       mesh, inputs, result = self.build(arguments)
       graph, flat = mesh.graph, tf.nest.flatten(result)
       xs = [*inputs, *[graph.name_to_variable[name].outputs[0] for name in self.trained]]
@@ -201,6 +202,6 @@ class Backward:
     return self.impl.combine_local_slices(slices, shape)
 
 
-def is_differentiable(y: Any) -> bool:
+def is_differentiable(y: object) -> bool:
   """True for a `Tensor` of a floating or complex dtype."""
   return isinstance(y, Tensor) and bool(y.dtype.is_floating or y.dtype.is_complex)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -15,6 +15,8 @@ from mesh_tensorflow.program.dimensions import Shape
 
 # Reductions by the name the mesh contract gives them.
 REDUCTIONS = ("SUM", "MAX", "MIN")
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Groups:
     """The place of a processor in its group."""
     return self.group(pnum).index(pnum)
 
-  def table(self, fn: Callable[[int], Any]) -> list[Any]:
+  def table(self, fn: Callable[[int], _T]) -> list[_T]:
     """`fn(pnum)` of every processor."""
     return [fn(p) for p in range(len(self.members) * self.size)]
 
@@ -70,7 +72,7 @@ class Collectives:
     pnum: the number of the processor that runs the program: an int32 scalar, or an int.
   """
 
-  def __init__(self, pnum: Any):
+  def __init__(self, pnum: int | tf.Tensor):
     self.pnum = pnum
 
   def all_reduce(self, x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor:
@@ -93,7 +95,7 @@ class Collectives:
     """Member k gets the tensor of member `source[k]`, or zeros for None."""
     raise NotImplementedError
 
-  def choose(self, table: Sequence[Any]) -> Any:
+  def choose(self, table: Sequence[int | Sequence[int]]) -> Any:
     """The entry of this processor in a table of numbers or lists of numbers."""
     if all(t == table[0] for t in table):
       return tf.constant(table[0])

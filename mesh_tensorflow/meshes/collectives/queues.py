@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -48,8 +48,8 @@ class QueueNetwork:
 
   def link(
     self,
-    relation: Any,
-    slot: Any,
+    relation: Hashable,
+    slot: Hashable,
     dtype: tf.DType,
     peer: Callable[[int], int],
     sending: bool,
@@ -123,7 +123,7 @@ class QueueCollectives(Collectives):
   def __init__(
     self,
     network: QueueNetwork,
-    pnum: Any,
+    pnum: int | tf.Tensor,
     own: Callable[[Sequence[tf.Tensor]], tf.Tensor],
     show_progress: Callable[[tf.Tensor], None],
   ):
@@ -132,12 +132,14 @@ class QueueCollectives(Collectives):
     self._own = own
     self._show_progress = show_progress
 
-  def _send(self, relation: Any, slot: Any, x: tf.Tensor, peer: Callable[[int], int]) -> None:
+  def _send(
+    self, relation: Hashable, slot: Hashable, x: tf.Tensor, peer: Callable[[int], int]
+  ) -> None:
     handles = self._network.link(relation, slot, x.dtype, peer, sending=True)
     tf.raw_ops.QueueEnqueueV2(handle=self._own(handles), components=[x])
 
   def _receive(
-    self, relation: Any, slot: Any, like: tf.Tensor, peer: Callable[[int], int]
+    self, relation: Hashable, slot: Hashable, like: tf.Tensor, peer: Callable[[int], int]
   ) -> tf.Tensor:
     handles = self._network.link(relation, slot, like.dtype, peer, sending=False)
     y = tf.raw_ops.QueueDequeueV2(handle=self._own(handles), component_types=[like.dtype])[0]

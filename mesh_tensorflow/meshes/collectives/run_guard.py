@@ -9,8 +9,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+import numpy.typing as npt
 import tensorflow as tf
 
 from mesh_tensorflow.errors import CollectiveError
@@ -78,7 +79,7 @@ _SIGNS = (
 _LOG = logging.getLogger("mesh_tensorflow")
 
 
-def unlifted_variable(value: Any, dtype: tf.DType, name: str) -> tf.Variable:
+def unlifted_variable(value: npt.ArrayLike, dtype: tf.DType, name: str) -> tf.Variable:
   """A variable for internal use, which tf.function does not take for one that it created.
 
   (It would trace its function a second time.) To be called in a `tf.init_scope`.

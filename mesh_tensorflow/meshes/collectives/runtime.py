@@ -76,7 +76,7 @@ class RuntimeCollectives(Collectives):
   def __init__(
     self,
     devices: Sequence[str],
-    pnum: Any,
+    pnum: int | tf.Tensor,
     token: tf.Tensor,
     show_progress: Callable[[tf.Tensor], None],
   ):

@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -24,6 +24,8 @@ _LOG = logging.getLogger("mesh_tensorflow")
 
 # Time limit for the other threads to end after one has failed.
 _GRACE_SECONDS = 10.0
+
+_T = TypeVar("_T")
 
 
 class _Stopped(Exception):
@@ -92,7 +94,7 @@ class Meeting:
     self._running = pnum
     self._changed_at = time.monotonic()
 
-  def exchange(self, pnum: int, groups: Groups, turn: int, what: str, value: Any) -> list[Any]:
+  def exchange(self, pnum: int, groups: Groups, turn: int, what: str, value: _T) -> list[_T]:
     """Posts a value; returns those of all members of the group, in order of rank.
 
     Raises:
@@ -123,7 +125,7 @@ class Meeting:
     return [v for _, v in values]
 
   def _wait_for_others(
-    self, pnum: int, groups: Groups, what: str, posted: dict[int, tuple[str, Any]]
+    self, pnum: int, groups: Groups, what: str, posted: Mapping[int, tuple[str, object]]
   ) -> None:
     group = groups.group(pnum)
     while len(posted) < len(group):
@@ -159,7 +161,7 @@ class ThreadCollectives(Collectives):
     self._meeting = meeting
     self._turns: dict[tuple[int, ...], int] = {}
 
-  def _exchange(self, groups: Groups, what: str, value: Any) -> list[Any]:
+  def _exchange(self, groups: Groups, what: str, value: _T) -> list[_T]:
     turn = self._turns.get(groups.axes, 0)
     # Pairs the k-th exchange of one processor with the k-th of the others, along the same axes.
     self._turns[groups.axes] = turn + 1
@@ -187,7 +189,7 @@ def _kind(x: tf.Tensor) -> str:
 
 
 def run_in_threads(
-  program: Callable[[int, Collectives], Any], pnums: Sequence[int], timeout_seconds: float
+  program: Callable[[int, Collectives], object], pnums: Sequence[int], timeout_seconds: float
 ) -> list[Any]:
   """Runs a program on every processor, each in a thread of its own.
 

@@ -70,7 +70,7 @@ class PlacementMeshImpl(MeshImpl):
 
   # ----------------------------------------------------------------- the contract
 
-  def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
+  def slicewise(self, fn: Callable[..., object], *inputs: Any) -> Any:
     per_input = [
       x.tensor_list if isinstance(x, LaidOutTensor) else [x] * self.size
       for x in convert_args_to_laid_out_tensors(inputs)
@@ -153,7 +153,7 @@ class PlacementMeshImpl(MeshImpl):
     shape = x if isinstance(x, Shape) else x.shape
     return self.combine_slices(laid_out_x.to_laid_out_tensor().all_slices, shape)
 
-  def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:  # noqa: N802
+  def Print(self, x: LaidOut, data: Sequence[LaidOut], message: str, **kwargs: Any) -> Any:  # noqa: N802
     """Prints all slices of `data`, once, on the first processor."""
     parts = [t for d in data for t in d.to_laid_out_tensor().all_slices]
     with tf.device(self.processor_device(0)):

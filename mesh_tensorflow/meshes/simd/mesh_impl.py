@@ -188,7 +188,7 @@ class PerDeviceMeshImpl(MeshImpl):
         result = self.allconcat(result, mesh_axis, tensor_axis)
     return tf.convert_to_tensor(result.one_slice)
 
-  def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:  # noqa: N802
+  def Print(self, x: LaidOut, data: Sequence[LaidOut], message: str, **kwargs: Any) -> Any:  # noqa: N802
     """Prints the slices of `data`, and the number of the processor that has them."""
     parts = [d.to_laid_out_tensor().one_slice for d in data]
     tf.print(message, "processor", self._program.pnum, *parts, summarize=kwargs.get("summarize", 3))
@@ -350,13 +350,19 @@ class SimdMeshImpl(PerDeviceMeshImpl):
 
   @not_converted
   def run(
-    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    self,
+    fn: Callable[..., object],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
   ) -> Any:
     return self.run_per_device(fn, args, kwargs)[0]
 
   @not_converted
   def run_per_device(
-    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    self,
+    fn: Callable[..., object],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
   ) -> list[Any]:
     """Runs a per-device program on every processor.
 
@@ -410,7 +416,7 @@ class SimdMeshImpl(PerDeviceMeshImpl):
     program.collectives = self._communication.collectives_of(program)
     return self._running(program)
 
-  def _run_eagerly(self, call: Callable[[], Any]) -> list[Any]:
+  def _run_eagerly(self, call: Callable[[], object]) -> list[Any]:
     # Both kinds of scopes are of a thread: those of the caller go along.
     enter_scopes = scope.snapshot()
     gin_scope = gin.current_scope()

@@ -26,7 +26,7 @@ class Program:
     coordinates: its coordinate along each mesh axis, likewise.
   """
 
-  def __init__(self, pnum: Any, coordinates: Sequence[Any]):
+  def __init__(self, pnum: int | tf.Tensor, coordinates: Sequence[int | tf.Tensor]):
     self.pnum = pnum
     self.coordinates = list(coordinates)
     self.collectives: Collectives | None = None
@@ -94,7 +94,7 @@ class TracedProgram(Program):
 
 def run_traced(
   make_program: Callable[[], contextlib.AbstractContextManager[Program]],
-  fn: Callable[[], Any],
+  fn: Callable[[], object],
   devices: Sequence[str | None],
   frame: Callable[[Callable[[], list[tf.Tensor]]], None],
 ) -> list[Any]:

@@ -8,7 +8,6 @@ these, exactly: what an operation does not take travels in a dtype that holds it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -41,7 +40,7 @@ class TpuCollectives(Collectives):
     logical_to_physical: for each processor, by its number in the mesh, the id of its replica.
   """
 
-  def __init__(self, pnum: Any, logical_to_physical: Sequence[int]):
+  def __init__(self, pnum: int | tf.Tensor, logical_to_physical: Sequence[int]):
     super().__init__(pnum)
     self._replica = [int(r) for r in logical_to_physical]
 

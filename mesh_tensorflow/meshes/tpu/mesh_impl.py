@@ -20,6 +20,7 @@ from mesh_tensorflow.errors import (
   UnsupportedError,
   VariableError,
 )
+from mesh_tensorflow.meshes.laid_out import LaidOut
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.placement.mesh_impl import suggest_mesh_shape
 from mesh_tensorflow.meshes.simd.mesh_impl import SimdMeshImpl
@@ -153,7 +154,10 @@ class StrategyMeshImpl(SimdMeshImpl):
 
   @not_converted
   def trace(
-    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    self,
+    fn: Callable[..., object],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
   ) -> ReplicaTrace:
     """Traces a per-device program, without running it.
 
@@ -194,7 +198,10 @@ class StrategyMeshImpl(SimdMeshImpl):
 
   @not_converted
   def run_per_device(
-    self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    self,
+    fn: Callable[..., object],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
   ) -> list[Any]:
     """Runs a per-device program on every replica, by `strategy.run`.
 
@@ -278,7 +285,7 @@ class StrategyMeshImpl(SimdMeshImpl):
 
     return trace.call(pnum, data, resource)
 
-  def Print(self, x: Any, data: Sequence[Any], message: str, **kwargs: Any) -> Any:  # noqa: N802
+  def Print(self, x: LaidOut, data: Sequence[LaidOut], message: str, **kwargs: Any) -> Any:  # noqa: N802
     """As that of `SimdMeshImpl`; TPU cores do not print."""
     if not self._tpu_collectives:
       return super().Print(x, data, message, **kwargs)

@@ -38,7 +38,7 @@ class ReplicaProgram(TracedProgram):
     coordinates: the processor's coordinate along each mesh axis.
   """
 
-  def __init__(self, pnum: tf.Tensor, coordinates: Sequence[Any]):
+  def __init__(self, pnum: tf.Tensor, coordinates: Sequence[int | tf.Tensor]):
     # Not that of TracedProgram, which reads the number from a variable of the processor.
     super(TracedProgram, self).__init__(pnum, coordinates)
     self._per_processor: dict[int, list[tf.Tensor]] = {}
@@ -77,7 +77,7 @@ class ReplicaTrace:
   def of(
     cls,
     make_program: Callable[[tf.Tensor], contextlib.AbstractContextManager[ReplicaProgram]],
-    fn: Callable[[], Any],
+    fn: Callable[[], object],
     inline: bool,
   ) -> ReplicaTrace:
     """Traces `fn`.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy.typing as npt
 import tensorflow as tf
 
+from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.errors import DTypeError, UnsupportedError, VariableError
 
 # Kept for programs that ask: this TensorFlow is newer than 2.3.
@@ -115,7 +117,7 @@ class ReplicatedVariable:
     """
     return self._graph_only("initializer", lambda: self.get().initializer)
 
-  def _graph_only(self, what: str, fetch: Any) -> Any:
+  def _graph_only(self, what: str, fetch: Callable[[], object]) -> Any:
     try:
       value = fetch()
     except AttributeError:
@@ -133,7 +135,7 @@ class ReplicatedVariable:
 
   def assign(
     self,
-    value: Any,
+    value: npt.ArrayLike | tf.Tensor,
     use_locking: bool | None = None,
     name: str | None = None,
     read_value: bool = False,
@@ -150,7 +152,7 @@ class ReplicatedVariable:
 
   def assign_add(
     self,
-    delta: Any,
+    delta: npt.ArrayLike | tf.Tensor,
     use_locking: bool | None = None,
     name: str | None = None,
     read_value: bool = True,
@@ -160,7 +162,7 @@ class ReplicatedVariable:
 
   def assign_sub(
     self,
-    delta: Any,
+    delta: npt.ArrayLike | tf.Tensor,
     use_locking: bool | None = None,
     name: str | None = None,
     read_value: bool = True,
@@ -186,28 +188,28 @@ class ReplicatedVariable:
   def __repr__(self) -> str:
     return f"ReplicatedVariable({self._name!r}, {len(self._variables)} x {self.shape})"
 
-  def __add__(self, other: Any) -> tf.Tensor:
+  def __add__(self, other: npt.ArrayLike | tf.Tensor) -> tf.Tensor:
     return self.read_value() + other
 
-  def __radd__(self, other: Any) -> tf.Tensor:
+  def __radd__(self, other: npt.ArrayLike | tf.Tensor) -> tf.Tensor:
     return other + self.read_value()
 
-  def __sub__(self, other: Any) -> tf.Tensor:
+  def __sub__(self, other: npt.ArrayLike | tf.Tensor) -> tf.Tensor:
     return self.read_value() - other
 
-  def __rsub__(self, other: Any) -> tf.Tensor:
+  def __rsub__(self, other: npt.ArrayLike | tf.Tensor) -> tf.Tensor:
     return other - self.read_value()
 
-  def __mul__(self, other: Any) -> tf.Tensor:
+  def __mul__(self, other: npt.ArrayLike | tf.Tensor) -> tf.Tensor:
     return self.read_value() * other
 
-  def __rmul__(self, other: Any) -> tf.Tensor:
+  def __rmul__(self, other: npt.ArrayLike | tf.Tensor) -> tf.Tensor:
     return other * self.read_value()
 
-  def __truediv__(self, other: Any) -> tf.Tensor:
+  def __truediv__(self, other: npt.ArrayLike | tf.Tensor) -> tf.Tensor:
     return self.read_value() / other
 
-  def __rtruediv__(self, other: Any) -> tf.Tensor:
+  def __rtruediv__(self, other: npt.ArrayLike | tf.Tensor) -> tf.Tensor:
     return other / self.read_value()
 
   def __neg__(self) -> tf.Tensor:
@@ -218,7 +220,10 @@ class ReplicatedVariable:
 
 
 def _to_tensor(
-  value: ReplicatedVariable, dtype: Any = None, name: str | None = None, as_ref: bool = False
+  value: ReplicatedVariable,
+  dtype: DTypeLike | None = None,
+  name: str | None = None,
+  as_ref: bool = False,
 ) -> Any:
   del as_ref
   if dtype is not None and not tf.as_dtype(dtype).is_compatible_with(value.dtype):
