@@ -23,6 +23,7 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.operations.indexing import ScatterAddOperation
 from mesh_tensorflow.transformer.model.context import Context
+from mesh_tensorflow.transformer.model.unitransformer import Unitransformer
 from mesh_tensorflow.transformer.model.vocab_embedding import without_padding
 from mesh_tensorflow.transformer.vocab_embeddings import (
   check_token_counts,
@@ -155,7 +156,7 @@ class AdaptiveSoftmaxVocabEmbedding:
     return concat_vocab(parts, self._vocab_dim)
 
   def compute_loss(
-    self, decoder: Any, hidden: mtf.Tensor, targets: mtf.Tensor, context: Context
+    self, decoder: Unitransformer, hidden: mtf.Tensor, targets: mtf.Tensor, context: Context
   ) -> mtf.Tensor:
     """The loss of training: the sum of the losses of the clusters.
 
@@ -248,7 +249,11 @@ def _cluster_logits(cluster: _Cluster, hidden: mtf.Tensor, context: Context) -> 
 
 
 def _cluster_loss(
-  cluster: _Cluster, decoder: Any, hidden: mtf.Tensor, targets: mtf.Tensor, context: Context
+  cluster: _Cluster,
+  decoder: Unitransformer,
+  hidden: mtf.Tensor,
+  targets: mtf.Tensor,
+  context: Context,
 ) -> mtf.Tensor:
   """The divided sum of the cross entropies at positive targets."""
   loss = mtf.layers.softmax_cross_entropy_with_logits(
@@ -261,7 +266,7 @@ def _cluster_loss(
 
 
 def _weighted_sum(
-  loss: mtf.Tensor, targets: mtf.Tensor, decoder: Any, context: Context
+  loss: mtf.Tensor, targets: mtf.Tensor, decoder: Unitransformer, context: Context
 ) -> mtf.Tensor:
   total = mtf.einsum([loss, mtf.cast(mtf.greater(targets, 0), loss.dtype)], output_shape=[])
   denominator: float = decoder.loss_denominator(targets, context.num_microbatches)
@@ -270,7 +275,7 @@ def _weighted_sum(
 
 @gin.configurable(module=_MODULE)
 def adaptive_softmax_loss_fn(
-  decoder: Any,
+  decoder: Unitransformer,
   context: Context,
   logits: mtf.Tensor,
   targets: mtf.Tensor,

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.arguments import families
 from mesh_tensorflow.errors import DimensionError, ShapeError, SizeError, UnsupportedError
+from mesh_tensorflow.numerics.initializers import InitializerLike
 from mesh_tensorflow.operations.convolution import (
   Conv2dOperation,
   Conv2dTransposeOperation,
@@ -142,7 +143,7 @@ class _Layer(_Family):
     filter_size: Sequence[int] = (),
     strides: Sequence[int] = (),
     padding: str = "SAME",
-    filter_initializer: Any = None,
+    filter_initializer: InitializerLike = None,
     variable_dtype: VariableDTypeLike | None = None,
     name: str | None = None,
   ) -> Tensor:
@@ -331,7 +332,7 @@ class _LayerOfBlocks(_Family):
     strides: Sequence[int],
     padding: str,
     blocks: Sequence[DimensionLike | None],
-    initializer: Any,
+    initializer: InitializerLike,
     dtype: VariableDTypeLike | None,
     name: str | None,
   ) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import gin
 import tensorflow as tf
@@ -33,6 +33,9 @@ __all__ = [
   "dense_relu_dense",
   "get_dense_kernel_weights",
 ]
+
+# A name of a function, a function, or several, whose results are multiplied.
+Activation: TypeAlias = str | Callable[..., Tensor] | Sequence[str | Callable[..., Tensor]]
 
 
 class DenseInitializer:
@@ -292,7 +295,9 @@ def dense_product(
   return product
 
 
-def activation_function(activation: Any) -> Callable[[Tensor], Tensor] | None:
+def activation_function(
+  activation: str | Callable[..., Tensor] | None,
+) -> Callable[[Tensor], Tensor] | None:
   """The function that an activation of `dense_product` stands for; None: the identity."""
   if activation is None or activation == "linear":
     return None

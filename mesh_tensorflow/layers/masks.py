@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -13,7 +12,7 @@ from mesh_tensorflow.operations.broadcasting import binary_op_with_broadcasting
 from mesh_tensorflow.operations.ranges import mtf_range
 from mesh_tensorflow.operations.reshape import rename_dimension
 from mesh_tensorflow.operations.slicewise import cwise
-from mesh_tensorflow.program.argument_kinds import NumberTensor, RealTensor
+from mesh_tensorflow.program.argument_kinds import NumberTensor, RealTensor, TensorOrScalar
 from mesh_tensorflow.program.dimensions import Dimension, DimensionLike, Shape
 from mesh_tensorflow.program.graph import Mesh, Tensor
 
@@ -37,7 +36,7 @@ def _additive(condition: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 def mask_where(
   hidden: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
   x1: Tensor,
-  x2: Any,
+  x2: TensorOrScalar,
   dtype: DTypeLike,
   output_shape: Shape | None = None,
 ) -> Tensor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.errors import DimensionError, SizeError
 from mesh_tensorflow.numerics import initializers
+from mesh_tensorflow.numerics.initializers import InitializerLike
 from mesh_tensorflow.operations.assignments import assign
 from mesh_tensorflow.operations.constants import constant
 from mesh_tensorflow.operations.einsum import einsum
@@ -104,7 +104,7 @@ def batch_norm(
     )
   kept = x.shape - reduced
 
-  def variable(variable_name: str, initializer: Any, trainable: bool) -> Tensor:
+  def variable(variable_name: str, initializer: InitializerLike, trainable: bool) -> Tensor:
     return get_variable(
       x.mesh,
       variable_name,

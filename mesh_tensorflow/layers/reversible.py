@@ -68,7 +68,7 @@ def reversible_half_residual_and_swap(
   return tuple(outputs)
 
 
-def _residual(x1: Tensor, x2: Tensor, fx2: Any) -> Tensor:
+def _residual(x1: Tensor, x2: Tensor, fx2: object) -> Tensor:
   if not isinstance(fx2, Tensor):
     raise ArgumentError(
       f"reversible_half_residual_and_swap: f must return a Tensor of the shape of {x2}, got {fx2!r}"

@@ -18,6 +18,7 @@ from mesh_tensorflow.errors import VariableError
 from mesh_tensorflow.meshes.layout import TensorLayout, pnum_to_processor_coordinates
 from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.numerics import initializers, kernels, random_bits
+from mesh_tensorflow.numerics.initializers import InitializerLike
 from mesh_tensorflow.program.dimensions import Shape
 
 # Bytes of initial values that are computed at a time; computing them takes several times as much.
@@ -299,7 +300,7 @@ class VariableStore(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing
     *,
     master_dtype: tf.DType,
     slice_dtype: tf.DType,
-    initializer: Any = None,
+    initializer: InitializerLike = None,
     trainable: bool = True,
   ) -> StoredVariable:
     """Finds a variable, or creates its slices.

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
@@ -46,6 +47,10 @@ class Initializer:
     del kwargs
     shape = [int(s) for s in shape]
     return self.slice_values(0, shape, [0] * len(shape), shape, tf.as_dtype(dtype))
+
+
+# What `convert_to_initializer` takes.
+InitializerLike: TypeAlias = Initializer | Callable[..., tf.Tensor] | npt.ArrayLike | None
 
 
 class Constant(Initializer):

@@ -509,9 +509,8 @@ class Prober:
 
     def run() -> None:
       impl = PlanMeshImpl(shape, rules)
-      meshes: dict[Mesh, MeshImpl] = {x.mesh: impl for x in [*reads(op), *op.outputs]} | {
-        op.mesh: impl
-      }
+      meshes: dict[Mesh, MeshImpl] = {x.mesh: impl for x in [*reads(op), *op.outputs]}
+      meshes[op.mesh] = impl
       seed = placeholder([], tf.int64)
       lowering = self._lowering.alone(meshes, Recorder(impl), seed, in_loop)
       lowering.graph = Graph()

@@ -19,6 +19,7 @@ from mesh_tensorflow.meshes.laid_out import LaidOutTensor, slicewise_of_one
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.store import MakesSlices, StoredVariable, VariableStore
+from mesh_tensorflow.numerics.initializers import InitializerLike
 from mesh_tensorflow.program.dimensions import Shape, ShapeLike
 from mesh_tensorflow.program.graph import Tensor
 
@@ -134,7 +135,7 @@ class PlanStore(VariableStore):
     *,
     master_dtype: tf.DType,
     slice_dtype: tf.DType,
-    initializer: object = None,
+    initializer: InitializerLike = None,
     trainable: bool = True,
   ) -> StoredVariable:
     if name not in self._stored:

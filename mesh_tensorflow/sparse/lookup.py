@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -267,7 +268,7 @@ def hash_ids(ids: Tensor, table: Table) -> Tensor:
   return cwise(mixed, [ids], output_dtype=tf.int64, grad_function=0, name="hash_ids")
 
 
-def lookups_of(operations: Any) -> list[LookupOperation]:
+def lookups_of(operations: Iterable[Operation]) -> list[LookupOperation]:
   """The lookups among operations, those in loops too."""
   found = []
   for op in operations:

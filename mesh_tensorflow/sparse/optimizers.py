@@ -35,7 +35,7 @@ _raw = tf.raw_ops
 _Rows = Callable[[tf.Variable, tf.Tensor, tf.Tensor], Any]
 
 
-def _scatter(op: Callable[..., Any]) -> _Rows:
+def _scatter(op: Callable[..., object]) -> _Rows:
   def run(v: tf.Variable, at: tf.Tensor, x: tf.Tensor) -> Any:
     return op(ref=v.handle, indices=at, updates=tf.cast(x, v.dtype))
 

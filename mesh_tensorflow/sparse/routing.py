@@ -46,7 +46,9 @@ def distinct(ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   return tf.ensure_shape(padded, [n]), place
 
 
-def row_places(table: Table, ids: tf.Tensor, begins: Sequence[Any], sizes: Sequence[int]) -> Any:
+def row_places(
+  table: Table, ids: tf.Tensor, begins: Sequence[int | tf.Tensor], sizes: Sequence[int]
+) -> Any:
   """Indices of ids in a slice of a table, and the mask of those that lie in it.
 
   Args:
@@ -99,7 +101,7 @@ class Route:
     stored = self.impl.LaidOutTensor(self.variable.slices)
     width = self.variable.stored.slice_shape[-1]
 
-    def read(v: Any, wanted: tf.Tensor, *begins: Any) -> tf.Tensor:
+    def read(v: tf.Variable, wanted: tf.Tensor, *begins: Any) -> tf.Tensor:
       at, inside = row_places(self.table, wanted, begins, self.sizes)
       at = tf.where(inside[:, tf.newaxis], at, tf.zeros_like(at))
       if self.planned:
@@ -113,7 +115,7 @@ class Route:
       return found
     boxes = self._boxes = _Boxes(self, ids)
 
-    def one_round(number: Any, state: list[LaidOut]) -> list[LaidOut]:
+    def one_round(number: int | tf.Tensor, state: list[LaidOut]) -> list[LaidOut]:
       asked = self.impl.alltoall(boxes.fill(number, ids, NONE), self.exchanged, 0, 0)
       answers = self.impl.slicewise(read, stored, asked, *self.begins)
       answers = self.impl.alltoall(answers, self.exchanged, 0, 0)
@@ -140,7 +142,7 @@ class Route:
     # As they were on the way of the vectors, unless gathered ids are others.
     boxes = _Boxes(self, ids) if self.replicated or self._boxes is None else self._boxes
 
-    def one_round(number: Any, state: list[LaidOut]) -> list[LaidOut]:
+    def one_round(number: int | tf.Tensor, state: list[LaidOut]) -> list[LaidOut]:
       got = [
         self.impl.alltoall(boxes.fill(number, x, none), self.exchanged, 0, 0)
         for x, none in ((ids, NONE), (gradients, 0))
@@ -192,13 +194,13 @@ class _Boxes:
       owner = owner * self.impl.shape[axis].size + coordinates[axis]
     return tf.cast(tf.where(ids >= 0, owner, self.members), tf.int32)
 
-  def _slots(self, number: Any, owner: tf.Tensor, rank: tf.Tensor) -> tf.Tensor:
+  def _slots(self, number: int | tf.Tensor, owner: tf.Tensor, rank: tf.Tensor) -> tf.Tensor:
     """Index of each id in the concatenated boxes of a round; past the end if not in this round."""
     there = (owner < self.members) & (rank // self.capacity == number)
     end = self.members * self.capacity
     return tf.where(there, owner * self.capacity + rank % self.capacity, end)
 
-  def fill(self, number: Any, values: LaidOut, none: int) -> LaidOut:
+  def fill(self, number: int | tf.Tensor, values: LaidOut, none: int) -> LaidOut:
     """Scatters a value of each id into the concatenated boxes of a round; `none` elsewhere."""
 
     def put(owner: tf.Tensor, rank: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
@@ -210,7 +212,7 @@ class _Boxes:
     filled: LaidOut = self.impl.slicewise(put, self.owner, self.rank, values)
     return filled
 
-  def empty(self, number: Any) -> Callable[..., tf.Tensor]:
+  def empty(self, number: int | tf.Tensor) -> Callable[..., tf.Tensor]:
     """A function that takes the answers of a round out of the boxes."""
 
     def take(owner: tf.Tensor, rank: tf.Tensor, boxes: tf.Tensor, so_far: tf.Tensor) -> tf.Tensor:
@@ -233,7 +235,7 @@ class _Boxes:
       return state
     flat = [x.to_laid_out_tensor().tensor_list for x in state]
 
-    def body(number: Any, lists: Any) -> Any:
+    def body(number: int | tf.Tensor, lists: Any) -> Any:
       after = one_round(number, [LaidOutTensor(x) for x in lists])
       return number + 1, [x.to_laid_out_tensor().tensor_list for x in after]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gin
@@ -139,7 +140,9 @@ def auto_train_steps(
   return train_tokens // (batch_size * max(sequence_length.values()))
 
 
-def resolve_steps(train_steps: Any, batch_size: int, sequence_length: dict[str, int]) -> int:
+def resolve_steps(
+  train_steps: int | Callable[..., int], batch_size: int, sequence_length: dict[str, int]
+) -> int:
   """`train_steps` as an int; a function of batch size and sequence length is called."""
   if callable(train_steps):
     return int(train_steps(batch_size, sequence_length))

@@ -135,8 +135,8 @@ class Context:
     mode: str = "train",
     position: mtf.Tensor | None = None,
     position_is_default: bool = False,
-    sequence_id: Any = None,
-    subsequence_id: Any = None,
+    sequence_id: int | mtf.Tensor | None = None,
+    subsequence_id: int | mtf.Tensor | None = None,
     states: list[mtf.Tensor] | None = None,
     new_states: list[mtf.Tensor] | None = None,
     losses: list[mtf.Tensor] | None = None,
@@ -253,7 +253,7 @@ class Context:
     """Appends loop states, in the order in which `get_states` reads them."""
     self.new_states.extend(new_states)
 
-  def record_constant_state(self, s: Any) -> None:
+  def record_constant_state(self, s: object) -> None:
     """Stores a state that later positions use unchanged."""
     self.constant_states.append(s)
 

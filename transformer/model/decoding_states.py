@@ -73,7 +73,9 @@ class WriteAtOperation(Operation):
     row_sizes = impl.slice_shape(mtf.Shape(rows))
     count = list_product(row_sizes)
 
-    def write(old_slice: tf.Tensor, new_slice: tf.Tensor, at: tf.Tensor, begin: Any) -> tf.Tensor:
+    def write(
+      old_slice: tf.Tensor, new_slice: tf.Tensor, at: tf.Tensor, begin: int | tf.Tensor
+    ) -> tf.Tensor:
       matrix = transpose_to(old_slice, dims, order)
       shape = matrix.shape
       # One scatter: the positions of row i of the states begin at row i * size of the matrix.

@@ -117,7 +117,7 @@ class FunnelTransformerLayerStack(SublayerStack):
     old = context.length_dim
     new = x.shape.get_dim_by_name(pool_dim_name)
 
-    def strided(ids: Any) -> Any:
+    def strided(ids: int | mtf.Tensor | None) -> Any:
       if not isinstance(ids, mtf.Tensor) or old not in ids.shape:
         return ids
       # A pooled position takes the id of the first that it is made of.

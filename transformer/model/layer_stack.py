@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import gin
@@ -36,7 +36,7 @@ def recomputed_layer(context: Context, x: mtf.Tensor) -> Iterator[None]:
   start = len(x.graph.operations)
   context.cache = dict(cache)
 
-  def keep_shared(key: Any, value: Any) -> None:
+  def keep_shared(key: Hashable, value: object) -> None:
     if _take_out(value, x, start):
       cache[key] = value
 
@@ -47,7 +47,7 @@ def recomputed_layer(context: Context, x: mtf.Tensor) -> Iterator[None]:
     context.cache, context.keep_cached = cache, keep
 
 
-def _take_out(value: Any, x: mtf.Tensor, start: int) -> bool:
+def _take_out(value: object, x: mtf.Tensor, start: int) -> bool:
   """Moves the operations of a shared `value` out of the recomputed function.
 
   Args:
@@ -279,7 +279,7 @@ class LayerStack(SublayerStack):
 @gin.configurable(module="mesh_tensorflow.transformer.transformer")
 @takes(num_layers=COUNT)
 def make_layer_stack(
-  layers: Sequence[Any] = gin.REQUIRED,
+  layers: Sequence[object] = gin.REQUIRED,
   layer_stack_cls: Callable[[list[TransformerLayer]], LayerStack] = LayerStack,
   num_layers: int = 6,
   block_scope: bool = True,
@@ -315,7 +315,9 @@ def make_layer_stack(
   return layer_stack_cls(layer_list)
 
 
-def _parse_layer(item: Any) -> tuple[Callable[..., TransformerLayer], str | None, dict[str, Any]]:
+def _parse_layer(
+  item: object,
+) -> tuple[Callable[..., TransformerLayer], str | None, dict[str, Any]]:
   """The class, name and constructor arguments of an item of `make_layer_stack.layers`."""
   cls, name, kwargs = None, None, {}
   for part in item if isinstance(item, (list, tuple)) else [item]:

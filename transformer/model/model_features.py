@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -80,7 +79,7 @@ class ModelFeatures:
         "to join inputs and targets use model_type 'delimited_lm'"
       )
 
-  def feature_names(self, dataset: Any) -> list[str]:
+  def feature_names(self, dataset: tf.data.Dataset) -> list[str]:
     """The features of a data set of single examples that the model takes.
 
     Raises:

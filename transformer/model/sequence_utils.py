@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
 
 import gin
 import tensorflow as tf
@@ -81,7 +80,7 @@ def sinusoid_positional_embedding_weights(
   mesh: mtf.Mesh,
   max_length_dim: mtf.Dimension,
   model_dim: mtf.Dimension,
-  dtype: Any,
+  dtype: tf.DType,
   min_timescale: float = 1.0,
   max_timescale: float = 1.0e4,
 ) -> mtf.Tensor:

@@ -52,16 +52,16 @@ class StudentTeacher:
 
   def __init__(
     self,
-    student: Any,
-    teacher: Any,
+    student: Unitransformer | Bitransformer,
+    teacher: Unitransformer | Bitransformer,
     temperature: float | None = None,
     fraction_soft: float | None = None,
     distill_start_step: int = 0,
     teacher_checkpoint: str | None = None,
     initialize_student_weights: bool = False,
   ):
-    self.student = student
-    self.teacher = teacher
+    self.student: Any = student
+    self.teacher: Any = teacher
     self.temperature = temperature
     self.fraction_soft = fraction_soft
     self.distill_start_step = distill_start_step

@@ -149,7 +149,7 @@ class MultiTokenPrediction:
     self,
     num_tokens: int = 1,
     loss_weight: float = 0.3,
-    layers: Sequence[Any] | None = None,
+    layers: Sequence[object] | None = None,
     layer_stack_cls: Callable[..., LayerStack] = LayerStack,
   ):
     if num_tokens < 1 or loss_weight < 0:

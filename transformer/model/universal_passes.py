@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.numerics.initializers import InitializerLike
 from mesh_tensorflow.transformer.model.context import Context
 from mesh_tensorflow.transformer.model.layer_stack import Layers, check_keeps_shape
 from mesh_tensorflow.transformer.model.sequence_utils import sinusoid_positional_embedding_weights
@@ -21,7 +21,7 @@ def ffn_layer_multi_inputs(
   mask: mtf.Tensor | None,
   inputs_list: list[mtf.Tensor],
   norm: Callable[[Context, mtf.Tensor], mtf.Tensor],
-  kernel_initializer: Any = None,
+  kernel_initializer: InitializerLike = None,
   activation: Callable[[mtf.Tensor], mtf.Tensor] | None = None,
   preprocess: bool = False,
   postprocess: bool = False,
@@ -329,7 +329,7 @@ class UTPasses(Layers):
     mask: mtf.Tensor | None,
     inputs_list: list[mtf.Tensor],
     ffn_layer_type: str = "dense",
-    kernel_initializer: Any = None,
+    kernel_initializer: InitializerLike = None,
     activation: Callable[[mtf.Tensor], mtf.Tensor] | None = None,
     preprocess: bool = False,
     postprocess: bool = False,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -53,6 +53,16 @@ class _Limits(NamedTuple):
   low: int | None
   high: int | None
   num_sinks: int
+
+
+class RelativeLayer(Protocol):
+  """Structural type: a layer of attention that has a relative bias."""
+
+  relative_attention_type: str | None
+  relative_attention_num_buckets: int
+
+  @property
+  def kv_dim(self) -> mtf.Dimension: ...
 
 
 def self_attention_bias(
@@ -120,7 +130,7 @@ def self_attention_bias(
 
 
 def relative_attention_bias(
-  layer: Any,
+  layer: RelativeLayer,
   context: Context,
   relative_position: mtf.Tensor,
   heads_dims: list[mtf.Dimension],
@@ -150,7 +160,7 @@ def relative_attention_bias(
 
 
 def relative_bias(
-  layer: Any,
+  layer: RelativeLayer,
   context: Context,
   relative_position: mtf.Tensor,
   heads_dims: list[mtf.Dimension],

@@ -17,11 +17,13 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.layers import us_einsum
 from mesh_tensorflow.layers.attention import attend
+from mesh_tensorflow.numerics.initializers import InitializerLike
 from mesh_tensorflow.transformer.model.attention.sharding import (
   Replacement,
   replace_in,
   split_for_unused_axis,
 )
+from mesh_tensorflow.transformer.model.context import Context
 from mesh_tensorflow.transformer.model.sequence_utils import first_positions
 
 MODES = (
@@ -47,7 +49,7 @@ def attention(
   bias: mtf.Tensor | None = None,
   dropout_rate: float = 0.0,
   dropout_broadcast_dims: Sequence[mtf.Dimension] | None = None,
-  extra_logit: Any = None,
+  extra_logit: float | mtf.Tensor | None = None,
   context: Any = None,
   float32_logits: bool = True,
   z_loss_coeff: float | None = None,
@@ -138,7 +140,7 @@ def plus_bias(logits: mtf.Tensor, bias: mtf.Tensor | None) -> mtf.Tensor:
 
 
 def softmax_over(
-  memory_length: mtf.Dimension, extra_logit: Any = None
+  memory_length: mtf.Dimension, extra_logit: float | mtf.Tensor | None = None
 ) -> Callable[[mtf.Tensor], mtf.Tensor]:
   """The usual normalization of `attend`."""
   return functools.partial(mtf.softmax, reduced_dim=memory_length, extra_logit=extra_logit)
@@ -192,7 +194,7 @@ def transposed(x: mtf.Tensor, dims: list[mtf.Dimension]) -> mtf.Tensor:
 def _add_z_loss(
   logits: mtf.Tensor,
   memory_length_dim: mtf.Dimension,
-  context: Any,
+  context: Context,
   coefficient: float,
   dtype: tf.DType,
   replacement: Replacement | None,
@@ -217,14 +219,14 @@ def hybrid_attention(
   q: mtf.Tensor,
   k: mtf.Tensor,
   v: mtf.Tensor,
-  context: Any,
+  context: Context,
   memory_length_dim: mtf.Dimension,
   key_dim: mtf.Dimension,
   value_dim: mtf.Dimension,
   bias: mtf.Tensor | None = None,
   dropout_rate: float = 0.0,
   dropout_broadcast_dims: Sequence[mtf.Dimension] | None = None,
-  extra_logit: Any = None,
+  extra_logit: float | mtf.Tensor | None = None,
   *,
   z_loss_coeff: float | None = None,
 ) -> mtf.Tensor:
@@ -299,7 +301,7 @@ def synthetic_attention(
   bias: mtf.Tensor | None = None,
   dropout_rate: float = 0.0,
   dropout_broadcast_dims: Sequence[mtf.Dimension] | None = None,
-  extra_logit: Any = None,
+  extra_logit: float | mtf.Tensor | None = None,
   synthesize: bool = True,
   synthesize_mode: str = "random_plus_alpha",
   factorized_dim: int = 16,
@@ -382,7 +384,7 @@ def _check_lengths(mode: str, table_length: int, dims: list[mtf.Dimension]) -> N
 
 
 def _table(
-  context: Any,
+  context: Context,
   heads: list[mtf.Dimension],
   table_length: int,
   memory_length: mtf.Dimension,
@@ -400,7 +402,7 @@ def _table(
 
 
 def _product_of_tables(
-  context: Any, heads: list[mtf.Dimension], factorized_dim: int, memory_length: mtf.Dimension
+  context: Context, heads: list[mtf.Dimension], factorized_dim: int, memory_length: mtf.Dimension
 ) -> mtf.Tensor:
   """The product of the tables `R1` and `R2`: `[heads, memory_length]`."""
   tmp = mtf.Dimension("tmp", factorized_dim)
@@ -424,7 +426,7 @@ def _dense(
 
 
 def _mixed(
-  context: Any, products: mtf.Tensor, synthetic: mtf.Tensor, synthesize_mode: str
+  context: Context, products: mtf.Tensor, synthetic: mtf.Tensor, synthesize_mode: str
 ) -> mtf.Tensor:
   """Sum or mixture, of the dims of the products."""
   if not synthesize_mode.endswith("alpha"):
@@ -438,7 +440,7 @@ def _mixed(
 
 
 def _variable(
-  context: Any, name: str, dims: list[mtf.Dimension], initializer: Any = None
+  context: Context, name: str, dims: list[mtf.Dimension], initializer: InitializerLike = None
 ) -> mtf.Tensor:
   return mtf.get_variable(
     context.mesh, name, mtf.Shape(dims), dtype=context.variable_dtype, initializer=initializer

@@ -32,7 +32,7 @@ def local_attention_1d(
   fully_autoregressive: bool = True,
   length_dim_num_splits: int = 1,
   radius: int = 128,
-  sequence_id: Any = 1,
+  sequence_id: int | mtf.Tensor | None = 1,
   write_priority: mtf.Tensor | None = None,
   read_priority: mtf.Tensor | None = None,
   attention_kwargs: dict[str, Any] | None = None,
@@ -116,7 +116,7 @@ def _check(
   length_dim_num_splits: int,
   radius: int,
   num_sinks: int,
-  relative_bias_fn: Any,
+  relative_bias_fn: object,
 ) -> None:
   if radius < 1 or length_dim_num_splits < 1 or length_dim.size % length_dim_num_splits:
     raise errors.ShapeError(

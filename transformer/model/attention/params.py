@@ -11,9 +11,11 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.layers import unit_scaling_convention, us_einsum
+from mesh_tensorflow.numerics.initializers import InitializerLike
 from mesh_tensorflow.program.dimensions import list_product
 from mesh_tensorflow.transformer.model.context import Context
 from mesh_tensorflow.transformer.model.deepnorm import XavierNormal
+from mesh_tensorflow.transformer.model.moe.hparams import HParams
 from mesh_tensorflow.transformer.model.moe.layer import MoE1D
 
 # Arguments of `MoE1D` that attention by experts has, too.
@@ -133,7 +135,12 @@ class AttentionParams:
   def _make_xavier_variables(self, gain: float) -> None:
     """Creates the variables; with a gain those that a value goes through."""
 
-    def normal(gain: float, input_dims: Any, output_dims: Any, factor: float = 1.0) -> Any:
+    def normal(
+      gain: float,
+      input_dims: Sequence[mtf.Dimension],
+      output_dims: Sequence[mtf.Dimension],
+      factor: float = 1.0,
+    ) -> Any:
       fans = (list_product(d.size for d in dims) for dims in (input_dims, output_dims))
       return tf.random_normal_initializer(stddev=XavierNormal(gain).stddev(*fans) * factor)
 
@@ -147,7 +154,12 @@ class AttentionParams:
     )
 
   def _make_variables(
-    self, query: Any, memory: Any, output: Any, suffix: str = "", value: Any = None
+    self,
+    query: InitializerLike,
+    memory: InitializerLike,
+    output: InitializerLike,
+    suffix: str = "",
+    value: InitializerLike = None,
   ) -> None:
     """Creates the variables with these initializers of `q`, of `k` and `v`, and of `o`.
 
@@ -159,7 +171,9 @@ class AttentionParams:
       value: of `v`.
     """
 
-    def variable(name: str, shape: Sequence[mtf.Dimension], initializer: Any) -> mtf.Tensor:
+    def variable(
+      name: str, shape: Sequence[mtf.Dimension], initializer: InitializerLike
+    ) -> mtf.Tensor:
       return self._variable(name + suffix, shape, initializer)
 
     if self.make_attention_vars:
@@ -172,7 +186,9 @@ class AttentionParams:
         self.wv = variable("v", self.v_shape, memory if value is None else value)
     self.wo = variable("o", self.o_shape, output)
 
-  def _variable(self, name: str, shape: Sequence[mtf.Dimension], initializer: Any) -> mtf.Tensor:
+  def _variable(
+    self, name: str, shape: Sequence[mtf.Dimension], initializer: InitializerLike
+  ) -> mtf.Tensor:
     return mtf.get_variable(
       self.mesh, name, mtf.Shape(shape), dtype=self.variable_dtype, initializer=initializer
     )
@@ -449,8 +465,8 @@ class ExpertsAttentionParams(AttentionParams):
     ensemble_dim: mtf.Dimension | None = None,
     keep_query_heads_dims: bool = False,
     fold_scaling_into_initializer: bool = True,
-    context: Any = None,
-    experts_hparams: Any = None,
+    context: Context | None = None,
+    experts_hparams: HParams | None = None,
     expert_computation: str = "qkv",
     *,
     memory_is_input: bool = True,
@@ -476,7 +492,7 @@ class ExpertsAttentionParams(AttentionParams):
       fold_scaling_into_initializer=fold_scaling_into_initializer,
       make_attention_vars=False,
     )
-    self.context = context
+    self.context: Any = context  # Given wherever there are experts.
     self.expert_computation = expert_computation
     self._memory_is_input = memory_is_input
     # Experts make a token's query and key at once; the key waits here for `compute_kv`.
@@ -548,7 +564,7 @@ class ExpertsAttentionParams(AttentionParams):
     context.input_embeddings = None
     return context
 
-  def _experts(self, x: mtf.Tensor, context: Any = None) -> list[mtf.Tensor]:
+  def _experts(self, x: mtf.Tensor, context: Context | None = None) -> list[mtf.Tensor]:
     """The outputs of the experts: `[..., <heads>, key_dim]`."""
     ys = self.moe_layer.call(context or self.context, x)
     ys = ys if isinstance(ys, (list, tuple)) else [ys]

@@ -7,12 +7,13 @@ the trained tensors into `context.shared_params["encoder"]` and `context.shared_
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.transformer.model.context import Context
 
 
 def concat_hyper_prompts_kv(
@@ -25,7 +26,7 @@ def concat_hyper_prompts_kv(
   num_heads: int,
   prefix_hidden_dim: int | None,
   kv_dim: mtf.Dimension,
-  context: Any,
+  context: Context,
   mtlprompt_share: bool,
   dropout_rate: float,
   prompt_length: int,
@@ -78,7 +79,7 @@ def make_params_mtlprompt(
   num_heads: int,
   prefix_hidden_dim: int | None,
   kv_dim: mtf.Dimension,
-  context: Any,
+  context: Context,
   mtlprompt_share: bool,
   dropout_rate: float,
   prompt_length: int | None = None,
@@ -136,7 +137,7 @@ def make_params_hyperprompt(
   num_heads: int,
   prefix_hidden_dim: int | None,
   kv_dim: mtf.Dimension,
-  context: Any,
+  context: Context,
   mtlprompt_share: bool,
   dropout_rate: float,
   prompt_length: int,
@@ -207,7 +208,7 @@ def _normalized_prompts(prompts: mtf.Tensor) -> mtf.Tensor:
 
 
 def _through_network(
-  prompts: mtf.Tensor, weights: Any, context: Any, dropout_rate: float
+  prompts: mtf.Tensor, weights: Sequence[mtf.Tensor], context: Context, dropout_rate: float
 ) -> mtf.Tensor:
   """The prompts of the rows' tasks, after two dense layers: [batch, memory_length, heads, d_kv]."""
   up, down = weights
@@ -229,7 +230,7 @@ def _through_network(
   return mtf.gather(x, mtf.reshape(task_id, mtf.Shape(task_id.shape.dims[:-1])), leading[0])
 
 
-def _shared(context: Any, scope: str, name: str) -> mtf.Tensor:
+def _shared(context: Context, scope: str, name: str) -> mtf.Tensor:
   """A parameter that the program has put into the context."""
   group = context.shared_params.get(scope)
   if group is None or name not in group:

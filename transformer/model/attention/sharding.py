@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import overload
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.transformer.model.context import Context
 from mesh_tensorflow.transformer.model.mesh_setup import STANDARD_TENSOR_NAMES
 
 # A dimension, and the two that replace it.
@@ -13,7 +14,7 @@ Replacement = tuple[mtf.Dimension, list[mtf.Dimension]]
 
 
 def split_for_unused_axis(
-  context: Any,
+  context: Context,
   q: mtf.Tensor,
   k: mtf.Tensor,
   v: mtf.Tensor,
@@ -67,7 +68,7 @@ def replace_in(x: mtf.Tensor | None, replacement: Replacement | None) -> mtf.Ten
 
 
 def maybe_reshape_attention_input_for_2d_sharding(
-  context: Any,
+  context: Context,
   q: mtf.Tensor,
   k: mtf.Tensor,
   v: mtf.Tensor,

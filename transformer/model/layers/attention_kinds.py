@@ -26,6 +26,8 @@ from mesh_tensorflow.arguments.declared import (
 )
 from mesh_tensorflow.layers import VarianceScalingInitializer, unit_scaling_convention, us_einsum
 from mesh_tensorflow.layers.attention import attend
+from mesh_tensorflow.layers.dense import Activation
+from mesh_tensorflow.numerics.initializers import InitializerLike
 from mesh_tensorflow.transformer.model import attention
 from mesh_tensorflow.transformer.model.attention.functions import (
   dropout_of_weights,
@@ -167,7 +169,7 @@ class ExpertsSelfAttention(SelfAttention):
     switch_jitter: float = 1e-2,
     ntlb_top_k: int = 4,
     hidden_size: int = 3072,
-    activation: Any = "relu",
+    activation: Activation = "relu",
     z_loss: float | None = None,
     expert_computation: str = "qkv",
     *,
@@ -407,7 +409,7 @@ class TalkingHeadsSelfAttention(SelfAttention):
     reduced_dims: list[mtf.Dimension],
     new_dims: list[mtf.Dimension],
     name: str,
-    initializer: Any = None,
+    initializer: InitializerLike = None,
   ) -> mtf.Tensor:
     return mtf.layers.dense(
       x,
@@ -736,7 +738,7 @@ class GeneralBilinearEncDecAttention(AttendsToEncoder, GeneralBilinearSelfAttent
     return self.attention_internal(context, q, m, memory_length, bias)
 
 
-def check_relative_attention_type(layer: Any, relative_attention_type: str | None) -> None:
+def check_relative_attention_type(layer: object, relative_attention_type: str | None) -> None:
   """Raises ConfigError for a type that needs queries of one size d_kv."""
   if relative_attention_type not in (None, "bias", "bias_shared"):
     raise errors.ConfigError(

@@ -36,7 +36,9 @@ class DenseReluDense(TransformerLayer):
     self,
     hidden_size: int = 4096,
     dropout_rate: float = 0.0,
-    activation: str | Callable[..., mtf.Tensor] | Sequence[Any] = "relu",
+    activation: str
+    | Callable[..., mtf.Tensor]
+    | Sequence[str | Callable[..., mtf.Tensor]] = "relu",
     use_bias: bool = False,
     *,
     initial_gain: float | None = None,

@@ -12,6 +12,8 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT, affects, takes
+from mesh_tensorflow.layers.dense import Activation
+from mesh_tensorflow.numerics.initializers import InitializerLike
 from mesh_tensorflow.transformer.model.context import Context
 from mesh_tensorflow.transformer.model.layers.dense_relu_dense import DenseReluDense
 from mesh_tensorflow.transformer.model.sublayers import Stack
@@ -99,8 +101,8 @@ def dense_product_fixup(
   x: mtf.Tensor,
   reduced_dims: Sequence[mtf.Dimension],
   new_dims: mtf.Dimension | Sequence[mtf.Dimension],
-  kernel_initializer: Any,
-  activation_functions: Any = None,
+  kernel_initializer: InitializerLike,
+  activation_functions: Activation | None = None,
   name: str = "dense_product",
   **kwargs: Any,
 ) -> mtf.Tensor:
@@ -148,7 +150,9 @@ class DenseReluDenseFixup(DenseReluDense):
     self,
     hidden_size: int = 4096,
     dropout_rate: float = 0.0,
-    activation: str | Callable[..., mtf.Tensor] | Sequence[Any] = "relu",
+    activation: str
+    | Callable[..., mtf.Tensor]
+    | Sequence[str | Callable[..., mtf.Tensor]] = "relu",
     use_bias: bool = False,
     default_init: str = "he",
     init_distribution: str = "uniform",

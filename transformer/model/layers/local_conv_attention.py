@@ -12,6 +12,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import COUNT, affects, takes
 from mesh_tensorflow.layers import VarianceScalingInitializer
+from mesh_tensorflow.numerics.initializers import InitializerLike
 from mesh_tensorflow.transformer.model.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.model.layers.conv_layers import SeparableConv1DLayer
 
@@ -67,7 +68,7 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
     self,
     x: mtf.Tensor,
     repeated_kernel_dim: list[mtf.Dimension],
-    kernel_initializer: Any,
+    kernel_initializer: InitializerLike,
     i: int,
     context: Context,
     variable_dtype: mtf.VariableDType | tf.DType,
@@ -93,7 +94,12 @@ class Conv1DLocalAttn(SeparableConv1DLayer):
     return self._kernel_weights(x, repeated_kernel_dim, kernel_initializer, i, variable_dtype)
 
   def _kernel_weights(
-    self, x: mtf.Tensor, dims: list[mtf.Dimension], initializer: Any, i: int, dtype: Any
+    self,
+    x: mtf.Tensor,
+    dims: list[mtf.Dimension],
+    initializer: InitializerLike,
+    i: int,
+    dtype: mtf.VariableDType | tf.DType,
   ) -> mtf.Tensor:
     """Computes the result of `get_kernel_wt`; for subclasses to define."""
     raise NotImplementedError(f"{type(self).__name__} defines no get_kernel_wt")
@@ -144,7 +150,12 @@ class LightweightConv1DLocalAttn(Conv1DLocalAttn):
   """
 
   def _kernel_weights(
-    self, x: mtf.Tensor, dims: list[mtf.Dimension], initializer: Any, i: int, dtype: Any
+    self,
+    x: mtf.Tensor,
+    dims: list[mtf.Dimension],
+    initializer: InitializerLike,
+    i: int,
+    dtype: mtf.VariableDType | tf.DType,
   ) -> mtf.Tensor:
     name = f"lightwt_depthwise_dense_{i}"
     return mtf.layers.get_dense_kernel_weights(
@@ -161,7 +172,12 @@ class DynamicConv1DLocalAttn(Conv1DLocalAttn):
   """
 
   def _kernel_weights(
-    self, x: mtf.Tensor, dims: list[mtf.Dimension], initializer: Any, i: int, dtype: Any
+    self,
+    x: mtf.Tensor,
+    dims: list[mtf.Dimension],
+    initializer: InitializerLike,
+    i: int,
+    dtype: mtf.VariableDType | tf.DType,
   ) -> mtf.Tensor:
     return mtf.layers.dense(
       x,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import gin
@@ -219,7 +219,7 @@ class SelfAttention(TransformerLayer):
     x: mtf.Tensor,
     params: attention.AttentionParams,
     o: mtf.Tensor,
-    losses: Any,
+    losses: list[mtf.Tensor] | None,
   ) -> mtf.Tensor:
     """The layer's output, of what the heads have attended to."""
     shape = self.expected_attention_output_shape(x, params)
@@ -320,7 +320,7 @@ class SelfAttention(TransformerLayer):
     x: mtf.Tensor,
     heads_dims: list[mtf.Dimension],
     q: mtf.Tensor,
-    use_prompt_kv: Any = None,
+    use_prompt_kv: object = None,
   ) -> mtf.Tensor | None:
     """Computes the bias of the attention logits.
 
@@ -546,8 +546,8 @@ class LocalSelfAttention(SelfAttention):
   def _relative_bias(
     self,
     context: Context,
-    key: tuple[Any, ...],
-    relative_position: Any,
+    key: tuple[Hashable, ...],
+    relative_position: Callable[[], mtf.Tensor],
     heads_dims: list[mtf.Dimension],
     q: mtf.Tensor,
   ) -> mtf.Tensor:

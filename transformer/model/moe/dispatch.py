@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -46,7 +45,7 @@ class Routed:
 
 def route(
   inputs: mtf.Tensor,
-  hparams: Any,
+  hparams: object,
   train: bool,
   variable_dtype: mtf.VariableDType | tf.DType,
   hints: LayoutHints,
@@ -94,7 +93,7 @@ def route(
 def apply_experts(
   inputs: mtf.Tensor,
   output_dim: mtf.Dimension,
-  hparams: Any,
+  hparams: object,
   train: bool,
   variable_dtype: mtf.VariableDType | tf.DType,
   experts_fn: ExpertsFn,
@@ -146,7 +145,7 @@ def apply_experts(
   return outputs, mtf.cast(routed.loss, inputs.dtype) * hparam(hparams, "loss_coef")
 
 
-def expert_capacity(group_size: int, num_experts: int, hparams: Any, train: bool) -> int:
+def expert_capacity(group_size: int, num_experts: int, hparams: object, train: bool) -> int:
   """The number of slots that an expert has for a group; without dropping, one for each token.
 
   Args:

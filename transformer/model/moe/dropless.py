@@ -32,7 +32,7 @@ from mesh_tensorflow.transformer.model.step_sums import StepSum
 def apply_without_dropping(
   inputs: mtf.Tensor,
   output_dim: mtf.Dimension,
-  hparams: Any,
+  hparams: object,
   train: bool,
   variable_dtype: mtf.VariableDType | tf.DType,
   activation: Any,

@@ -204,7 +204,9 @@ class _ExpertOperation(Operation):
     per_owner = list_product(impl.slice_shape(mtf.Shape(self._rows.tokens + self._rows.choices)))
     order, dims = self.inputs[2].shape.dims, self._rows.dims
 
-    def of_slices(a: tf.Tensor, b: tf.Tensor, index: tf.Tensor, begin: Any) -> tf.Tensor:
+    def of_slices(
+      a: tf.Tensor, b: tf.Tensor, index: tf.Tensor, begin: int | tf.Tensor
+    ) -> tf.Tensor:
       index = tf.cast(tf.reshape(transpose_to(index, order, dims), [-1]), tf.int32) - begin
       index = tf.where((index < 0) | (index >= experts), -1, index)
       owners = int(index.shape[0]) // per_owner

@@ -15,6 +15,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import ABOVE_ZERO, BELOW_ONE, COUNT, affects, takes
+from mesh_tensorflow.layers.dense import Activation
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.transformer.model import sublayers
@@ -107,7 +108,7 @@ def transformer_moe_layer_v1(
   layout: LayoutLike | None = None,
   mesh_shape: ShapeLike | None = None,
   nonpadding: mtf.Tensor | None = None,
-  activation: Any = mtf.relu,
+  activation: Activation = mtf.relu,
   num_microbatches: int | None = None,
   token_embeddings: mtf.Tensor | None = None,
   context: Context | None = None,

@@ -55,7 +55,7 @@ class HParams:
     for k, v in kwargs.items():
       self.add_hparam(k, v)
 
-  def add_hparam(self, k: str, v: Any) -> None:
+  def add_hparam(self, k: str, v: object) -> None:
     """Sets an attribute."""
     setattr(self, k, v)
 
@@ -63,7 +63,7 @@ class HParams:
     return f"HParams({', '.join(f'{k}={v!r}' for k, v in vars(self).items())})"
 
 
-def hparam(hparams: Any, name: str) -> Any:
+def hparam(hparams: object, name: str) -> Any:
   """The hyperparameter `moe_<name>`, or its default if the bag does not have it.
 
   Args:
@@ -73,7 +73,7 @@ def hparam(hparams: Any, name: str) -> Any:
   return getattr(hparams, f"moe_{name}", _DEFAULTS[f"moe_{name}"])
 
 
-def hparam_of_mode(hparams: Any, name: str, train: bool) -> Any:
+def hparam_of_mode(hparams: object, name: str, train: bool) -> Any:
   """The hyperparameter `moe_<name>_train` or `moe_<name>_eval`.
 
   Args:

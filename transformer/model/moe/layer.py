@@ -13,6 +13,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import ABOVE_ZERO, BELOW_ONE, COUNT, affects, takes
+from mesh_tensorflow.layers.dense import Activation
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.transformer.model.context import Context, TransformerLayer
@@ -27,13 +28,13 @@ from mesh_tensorflow.transformer.model.step_sums import StepSum
 def transformer_moe_layer_v1(
   inputs: mtf.Tensor,
   output_dim: mtf.Dimension,
-  hparams: Any,
+  hparams: object,
   train: bool,
   variable_dtype: mtf.VariableDType | tf.DType,
   layout: LayoutLike | None = None,
   mesh_shape: ShapeLike | None = None,
   nonpadding: mtf.Tensor | None = None,
-  activation: Any = mtf.relu,
+  activation: Activation = mtf.relu,
   num_microbatches: int | None = None,
   token_embeddings: mtf.Tensor | None = None,
   *,
@@ -103,10 +104,10 @@ def transformer_moe_layer_v1(
 def _feed_forward(
   output_dim: mtf.Dimension,
   names: list[str],
-  hparams: Any,
+  hparams: object,
   train: bool,
   variable_dtype: mtf.VariableDType | tf.DType,
-  activation: Any,
+  activation: Activation,
   x: mtf.Tensor,
   experts_dim: mtf.Dimension | None = None,
 ) -> list[mtf.Tensor]:
@@ -208,7 +209,7 @@ class OneLevelExpertsLayer(ExpertsLayer):
   allow_noncausal: bool = dataclasses.field(default=False, kw_only=True)
 
   def _call_experts(
-    self, layer_fn: Callable[..., Any], context: Context, x: mtf.Tensor
+    self, layer_fn: Callable[..., tuple[Any, mtf.Tensor]], context: Context, x: mtf.Tensor
   ) -> tuple[Any, mtf.Tensor]:
     """(output, loss) of a function like `transformer_moe_layer_v1`."""
     refuse_noncausal(self, self.moe_gating, self.allow_noncausal, context.model)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.transformer.model.context import TransformerLayer
 from mesh_tensorflow.transformer.model.moe.hparams import hparam, hparam_of_mode
 from mesh_tensorflow.transformer.model.moe.routing import (
   ExpertRouting,
@@ -746,7 +747,7 @@ def router(gating: str) -> Callable[[RouterCall], tuple[Routing, mtf.Tensor]]:
   return ROUTERS[gating]
 
 
-def refuse_noncausal(layer: Any, gating: str, allowed: bool, model: Any) -> None:
+def refuse_noncausal(layer: TransformerLayer, gating: str, allowed: bool, model: object) -> None:
   """Refuses a router in which tokens depend on later ones in an autoregressive model.
 
   Args:
@@ -786,7 +787,7 @@ def _gating(default_name: str) -> Callable[..., tuple[mtf.Tensor, mtf.Tensor, mt
     outer_expert_dims: Sequence[mtf.Dimension] | None,
     experts_dim: mtf.Dimension,
     expert_capacity_dim: mtf.Dimension,
-    hparams: Any,
+    hparams: object,
     train: bool,
     variable_dtype: mtf.VariableDType | tf.DType,
     importance: mtf.Tensor | None = None,
@@ -831,7 +832,7 @@ def _expert_selection_gating(
   experts_dim: mtf.Dimension,
   group_size_dim: mtf.Dimension,
   expert_capacity_dim: mtf.Dimension,
-  hparams: Any,
+  hparams: object,
   train: bool,
   variable_dtype: mtf.VariableDType | tf.DType,
   importance: mtf.Tensor | None = None,
