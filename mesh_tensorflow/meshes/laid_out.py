@@ -206,7 +206,7 @@ def convert_args_to_laid_out_tensors(xs: Sequence[object]) -> list[Any]:
   return [x.to_laid_out_tensor() if hasattr(x, "to_laid_out_tensor") else x for x in xs]
 
 
-def slicewise_of_one(fn: Callable[..., Any], *inputs: Any) -> Any:
+def slicewise_of_one(fn: Callable[..., object], *inputs: Any) -> Any:
   """`slicewise` of a mesh implementation whose laid-out tensors have one slice."""
   slices = convert_args_to_laid_out_tensors(inputs)
   result = fn(*[x.one_slice if isinstance(x, LaidOutTensor) else x for x in slices])

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from mesh_tensorflow.errors import GraphError
-from mesh_tensorflow.meshes.laid_out import LaidOutTensor, slicewise_of_one
+from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, slicewise_of_one
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
 from mesh_tensorflow.meshes.store import MakesSlices, StoredVariable, VariableStore
@@ -189,7 +189,7 @@ class PlanMeshImpl(MeshImpl):
 
   # ----------------------------------------------------------------- the contract
 
-  def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
+  def slicewise(self, fn: Callable[..., object], *inputs: Any) -> Any:
     return slicewise_of_one(fn, *inputs)
 
   def laid_out_pnum(self) -> LaidOutTensor:

@@ -78,7 +78,7 @@ class PerDeviceMeshImpl(MeshImpl):
     """The slices of a stored variable that the running program holds."""
     return [self._program.own(stored.slices)]
 
-  def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
+  def slicewise(self, fn: Callable[..., object], *inputs: Any) -> Any:
     return slicewise_of_one(fn, *inputs)
 
   def laid_out_pnum(self) -> LaidOutTensor:
