@@ -9,7 +9,7 @@ import lzma
 import zlib
 from collections.abc import Callable
 from types import ModuleType
-from typing import IO, Any
+from typing import Any, Protocol
 
 NAMES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 
@@ -34,7 +34,13 @@ def most_of_one(size: int) -> int:
   return max(_LARGEST, _TIMES * size)
 
 
-def open_stream(file: IO[bytes] | Any, suffix: str) -> io.BufferedIOBase:
+class Reads(Protocol):
+  """Structural type: what bytes are read from."""
+
+  def read(self, size: int, /) -> bytes: ...
+
+
+def open_stream(file: Reads, suffix: str) -> io.BufferedIOBase:
   """Opens a stream of the decompressed content; it raises `DamagedError` at a damaged place.
 
   Args:
@@ -50,7 +56,7 @@ def open_stream(file: IO[bytes] | Any, suffix: str) -> io.BufferedIOBase:
 class _Pieces(io.RawIOBase):
   """A raw stream of what the `read` of a decompressor below returns."""
 
-  def __init__(self, source: Any):
+  def __init__(self, source: Reads):
     self._source = source
     self._left = memoryview(b"")
 
@@ -81,7 +87,7 @@ class _Frames:
 
   def __init__(
     self,
-    file: Any,
+    file: Reads,
     start: Callable[[], Any],
     errors: tuple[type[Exception], ...],
     padding: bytes = b"",
@@ -149,18 +155,18 @@ def zstandard_module() -> ModuleType:
   return zstandard
 
 
-def _zstd(file: Any) -> _Frames:
+def _zstd(file: Reads) -> _Frames:
   return _Frames(file, _ZstdFrame, (zstandard_module().ZstdError, MemoryError))
 
 
-def _xz(file: Any) -> _Frames:
+def _xz(file: Reads) -> _Frames:
   def start() -> lzma.LZMADecompressor:
     return lzma.LZMADecompressor(lzma.FORMAT_AUTO, memlimit=_MOST_MEMORY)
 
   return _Frames(file, start, (lzma.LZMAError, EOFError, MemoryError), padding=b"\0")
 
 
-def _bz2(file: Any) -> _Frames:
+def _bz2(file: Reads) -> _Frames:
   return _Frames(file, bz2.BZ2Decompressor, (OSError, ValueError, EOFError))
 
 

@@ -75,7 +75,7 @@ def parse(
   return found
 
 
-def _has_half_pairs(text: str, found: Any) -> bool:
+def _has_half_pairs(text: str, found: object) -> bool:
   if not _ESCAPED.search(text):
     return False
   try:
@@ -100,12 +100,12 @@ def _check_count(text: str, most: int) -> None:
       raise JsonError(f"it has {count:,} values, and at most {most:,} are read")
 
 
-def _check_depth(value: Any) -> None:
+def _check_depth(value: object) -> None:
   if is_deep(value):
     raise JsonError(f"its brackets are more than {DEEPEST} deep within each other")
 
 
-def is_deep(value: Any) -> bool:
+def is_deep(value: object) -> bool:
   """True if dicts, lists and tuples are nested more than `DEEPEST` levels deep."""
   level = [value]
   for _ in range(DEEPEST):
@@ -115,7 +115,7 @@ def is_deep(value: Any) -> bool:
   return True
 
 
-def _children(value: Any) -> Any:
+def _children(value: object) -> Any:
   if isinstance(value, dict):
     return value.values()
   return value if isinstance(value, (list, tuple)) else ()
@@ -145,7 +145,7 @@ _FINITE: dict[str, Any] = {
 }
 
 
-def expect(value: Any, shape: Any) -> Any:
+def expect(value: object, shape: Any) -> Any:
   """The value, if it has a form.
 
   Args:
@@ -164,7 +164,7 @@ def expect(value: Any, shape: Any) -> Any:
   return value
 
 
-def _problems(value: Any, shape: Any, at: str) -> Iterator[str]:
+def _problems(value: object, shape: Any, at: str) -> Iterator[str]:
   if isinstance(shape, tuple):
     if all(next(_problems(value, s, at), None) is not None for s in shape):
       yield _wrong(value, at, " or ".join(dict.fromkeys(_word(s) for s in shape)))
@@ -193,22 +193,22 @@ def _problems(value: Any, shape: Any, at: str) -> Iterator[str]:
     yield _wrong(value, at, _word(shape))
 
 
-def _is_a(value: Any, kind: Any) -> bool:
+def _is_a(value: object, kind: Any) -> bool:
   if kind in (int, float) and isinstance(value, bool):
     return False
   return isinstance(value, (int, float) if kind is float else kind)
 
 
-def _word(shape: Any) -> str:
+def _word(shape: object) -> str:
   return _WORDS.get(shape if isinstance(shape, type) else type(shape), "something else")
 
 
-def _wrong(value: Any, at: str, wanted: str) -> str:
+def _wrong(value: object, at: str, wanted: str) -> str:
   what = f"key {shortened(at, 100)!r}" if at else "it"
   return f"{what} must be {wanted}, got {described(value)}"
 
 
-def described(value: Any) -> str:
+def described(value: object) -> str:
   """The class and the value, shortened: "int 7"."""
   kind = type(value).__name__
   if value is None:

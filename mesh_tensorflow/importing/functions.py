@@ -206,7 +206,7 @@ def _function_graph() -> tf.Graph:
   return graphs[0]
 
 
-def is_graph_of(graph: Any, function: Any) -> bool:
+def is_graph_of(graph: tf.Graph, function: Any) -> bool:
   """True if a graph has all operations of a function definition, with the same gradients."""
   operations = {op.name: op for op in graph.get_operations()}
   for node in function.node_def:

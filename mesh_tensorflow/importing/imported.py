@@ -78,7 +78,7 @@ class Imported:
   def __init__(
     self,
     fn: Any,
-    input_signature: Sequence[Any] | None,
+    input_signature: Sequence[object] | None,
     dims: Mapping[str, Sequence[str | None]],
     fallback: str,
     warned: set[str] | None = None,
@@ -295,7 +295,7 @@ class Imported:
       )
     return self._last
 
-  def _by_position(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+  def _by_position(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[Any, ...]:
     if not kwargs:
       return args
     try:
@@ -311,7 +311,7 @@ class Imported:
       )
     return bound.args
 
-  def _argument(self, model: Model, mesh: Mesh, wire: Wire, x: Any) -> Value:
+  def _argument(self, model: Model, mesh: Mesh, wire: Wire, x: object) -> Value:
     axes = model.dimensioned.of(wire)
     if not isinstance(x, Tensor):
       x = import_tf_tensor(mesh, tf.convert_to_tensor(x, wire.dtype), full_shape(axes))
@@ -325,7 +325,7 @@ class Imported:
     wanted = Shape([d for dims in axes for d in dims])
     return Value(x if x.shape == wanted else reshape(x, wanted), axes)
 
-  def _model_for(self, args: Sequence[Any]) -> Model:
+  def _model_for(self, args: Sequence[object]) -> Model:
     """The model for the arguments of a call."""
     if self._is_fixed:
       return self._traced()
@@ -354,7 +354,7 @@ def _has_values(op: Variable) -> bool:
 @checked
 def from_tensorflow(
   fn: Any,
-  input_signature: Sequence[Any] | None = None,
+  input_signature: Sequence[object] | None = None,
   dims: Mapping[str, Sequence[str | None]] | None = None,
   fallback: str = "replicate",
 ) -> Imported:

@@ -96,7 +96,11 @@ class KeyedRandomOperation(Operation):
 
 
 def _all_values(
-  key: tf.Tensor, full: Sequence[int], begin: Sequence[Any], part: Sequence[int], dtype: tf.DType
+  key: tf.Tensor,
+  full: Sequence[int],
+  begin: Sequence[int | tf.Tensor],
+  part: Sequence[int],
+  dtype: tf.DType,
 ) -> tf.Tensor:
   """Integers, each value of the dtype as likely as the others."""
   words = random_bits.bits(key, full, begin, part)

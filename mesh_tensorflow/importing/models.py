@@ -116,12 +116,12 @@ def _dimensioned(
   return Dimensioned(axes, named, variables)
 
 
-def is_tensor(x: Any) -> bool:
+def is_tensor(x: object) -> bool:
   """True if it is a tensor, or the specification of one."""
   return isinstance(x, (Tensor, TensorSpec, tf.TensorSpec)) or tf.is_tensor(x)
 
 
-def spec_of(x: Any) -> Any:
+def spec_of(x: object) -> Any:
   """The specification of a tensor or array; Python values as they are."""
   if isinstance(x, Tensor):
     return TensorSpec(x.shape, x.dtype)
@@ -131,23 +131,23 @@ def spec_of(x: Any) -> Any:
   return x
 
 
-def _tf_spec(x: Any) -> Any:
+def _tf_spec(x: object) -> Any:
   if isinstance(x, TensorSpec):
     return tf.TensorSpec(x.shape.to_integer_list, x.dtype)
   return x
 
 
-def key_of(specs: Any) -> str:
+def key_of(specs: object) -> str:
   """Cache key of a traced function: arguments of different keys need separate traces."""
   return repr(tf.nest.map_structure(_key, specs))
 
 
-def _key(x: Any) -> Any:
+def _key(x: object) -> Any:
   spec = _tf_spec(x)
   return (str(spec.shape), spec.dtype.name) if isinstance(spec, tf.TensorSpec) else repr(x)
 
 
-def own_signature(fn: Any) -> Sequence[Any] | None:
+def own_signature(fn: object) -> Sequence[Any] | None:
   """Input signature of a tf.function; None without one, or if a size is unknown."""
   specs = getattr(fn, "input_signature", None)
   if specs is None or not all(s.shape.is_fully_defined() for s in tf.nest.flatten(specs)):
@@ -155,7 +155,7 @@ def own_signature(fn: Any) -> Sequence[Any] | None:
   return list(specs)
 
 
-def _check_binding(title: str, original: Any, specs: Sequence[Any]) -> None:
+def _check_binding(title: str, original: Any, specs: Sequence[object]) -> None:
   """Raises `ArgumentError` if the function cannot be called with these arguments."""
   try:
     signature = inspect.signature(getattr(original, "call", original))
@@ -170,7 +170,7 @@ def _check_binding(title: str, original: Any, specs: Sequence[Any]) -> None:
     ) from None
 
 
-def _check_static(name: str, specs: Sequence[tuple[str, Any]]) -> None:
+def _check_static(name: str, specs: Sequence[tuple[str, object]]) -> None:
   for argument, spec in specs:
     if isinstance(spec, tf.TensorSpec) and not spec.shape.is_fully_defined():
       raise ShapeError(

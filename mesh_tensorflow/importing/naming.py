@@ -55,7 +55,7 @@ def parameter_names(fn: Any, count: int) -> list[str]:
   return [*names, *rest][:count]
 
 
-def named_leaves(name: str, structure: Any) -> Iterator[tuple[str, Any]]:
+def named_leaves(name: str, structure: object) -> Iterator[tuple[str, Any]]:
   """The leaves of a nested structure, in the order of `tf.nest.flatten`, with their paths.
 
   Args:
@@ -92,13 +92,13 @@ def variable_paths(fn: Any, own: OwnNames) -> dict[int, tuple[str, bool]]:
   return found
 
 
-def _keras_variables(owner: Any) -> Sequence[Any]:
+def _keras_variables(owner: object) -> Sequence[Any]:
   """The variables of a Keras object: its own kind, which have a path and a value."""
   variables = getattr(owner, "variables", ()) if hasattr(owner, "call") else ()
   return [v for v in variables if hasattr(v, "path") and hasattr(v, "value")]
 
 
-def _walk(value: Any, path: str, found: dict[int, tuple[str, bool]], seen: set[int]) -> None:
+def _walk(value: object, path: str, found: dict[int, tuple[str, bool]], seen: set[int]) -> None:
   """Enters the variables below an attribute of a module."""
   if id(value) in seen:
     return
@@ -131,7 +131,7 @@ class OwnNames:
     variables: Keras' variables that the owner has, or uses.
   """
 
-  def __init__(self, owner: Any, variables: Iterable[str] = ()):
+  def __init__(self, owner: object, variables: Iterable[str] = ()):
     parts = _parts_of(owner)
     self.variables = [x for x in parts if hasattr(type(x), "assign") and hasattr(type(x), "path")]
     self._parts = _counted_among(parts)
@@ -160,7 +160,7 @@ class OwnNames:
     return name
 
 
-def _counted_among(parts: Iterable[Any]) -> dict[str, str]:
+def _counted_among(parts: Iterable[object]) -> dict[str, str]:
   """Maps names with Keras' process-wide counters to names counted within this model."""
   numbers: dict[str, set[int]] = {}
   given: set[str] = set()
@@ -189,7 +189,7 @@ def _plain(name: str) -> str:
   return re.sub(r"\W|_", "", name).lower()
 
 
-def _parts_of(owner: Any) -> list[Any]:
+def _parts_of(owner: object) -> list[Any]:
   """Layers, metrics, optimizers and variables below an object."""
   seen: dict[int, Any] = {id(owner): owner}
   waiting = [owner, *_used_by(owner)]
@@ -212,7 +212,7 @@ def _parts_of(owner: Any) -> list[Any]:
   return parts
 
 
-def is_part(x: Any) -> bool:
+def is_part(x: object) -> bool:
   """True if it is a part of a model, so that its name may have Keras' counter."""
   kind = type(x)
   return hasattr(kind, "variables") or kind.__module__.partition(".")[0] == "keras"

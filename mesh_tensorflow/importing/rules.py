@@ -269,7 +269,7 @@ def _merged(node: Node, is_operand: Sequence[bool], xs: Sequence[tf.Tensor]) -> 
   ]
 
 
-def call_raw(node: Node, inputs: Sequence[Any], **changed: Any) -> Any:
+def call_raw(node: Node, inputs: Sequence[tf.Tensor], **changed: Any) -> Any:
   """Runs `tf.raw_ops.<type>` with the attributes of a node.
 
   Args:

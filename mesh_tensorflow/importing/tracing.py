@@ -105,11 +105,11 @@ def without_cudnn() -> Iterator[None]:
         del cls.use_cudnn  # Each layer has its own setting again.
 
 
-def _never(layer: Any) -> bool:
+def _never(layer: object) -> bool:
   return False
 
 
-def _keep(layer: Any, value: Any) -> None:
+def _keep(layer: object, value: object) -> None:
   vars(layer)["use_cudnn"] = value
 
 
@@ -152,9 +152,9 @@ class Traced:
 
 
 def trace(
-  fn: Callable[..., Any],
-  args: Sequence[Any],
-  kwargs: Mapping[str, Any],
+  fn: Callable[..., object],
+  args: Sequence[object],
+  kwargs: Mapping[str, object],
   paths: Mapping[int, tuple[str, bool]],
   fallback: bool = False,
   own_name: Callable[[str], str] = str,
@@ -197,7 +197,7 @@ def _eagerly(run: Callable[[], _T]) -> _T:
     return thread.submit(run).result()
 
 
-def _concrete(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _concrete(function: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
   """The concrete function for arguments.
 
   Raises:
@@ -205,7 +205,7 @@ def _concrete(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
   """
   refused: list[str] = []
 
-  def refuse(next_creator: Any, **settings: Any) -> Any:
+  def refuse(next_creator: object, **settings: Any) -> Any:
     # The traceback of an operation made here: Python's own shows what AutoGraph generated.
     name = settings.get("name") or "(no name)"
     refused.append(
@@ -235,7 +235,7 @@ def _results(concrete: Any) -> tuple[list[tf.Tensor], Any]:
   """
   given, results = list(concrete.outputs), list[tf.Tensor]()
 
-  def place(x: Any) -> Any:
+  def place(x: object) -> Any:
     parts = [p for p in tf.nest.flatten(x, expand_composites=True) if _is_tensor(p)]
     tensors = [given.pop(0) for _ in parts]
     if not tensors:
@@ -262,7 +262,7 @@ def _is_unknown(tensor: tf.Tensor) -> bool:
   return tensor.dtype not in (tf.variant, tf.resource) and not tensor.shape.is_fully_defined()
 
 
-def _is_tensor(x: Any) -> bool:
+def _is_tensor(x: object) -> bool:
   return isinstance(x, (tf.Tensor, tf.TensorSpec))
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import DataError
 from mesh_tensorflow.transformer.data import packing
-from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID
+from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID, Vocabularies, Vocabulary
 
 _LOG = logging.getLogger("mesh_tensorflow")
 
@@ -20,7 +20,7 @@ _LOG = logging.getLogger("mesh_tensorflow")
 _LONG, _MOST_UNKNOWN = 1000, 0.3
 
 
-def check_known(ids: np.ndarray, vocabulary: Any, what: str) -> None:
+def check_known(ids: np.ndarray, vocabulary: Vocabulary, what: str) -> None:
   """Raises if nearly all of a long text is unknown to the vocabulary.
 
   Args:
@@ -61,7 +61,7 @@ def encode(vocabulary: Any, text: str | bytes, path: str) -> np.ndarray:
 
 def encode_documents(
   documents: Iterable[tuple[str, str | bytes]],
-  vocabulary: Any,
+  vocabulary: Vocabulary,
   length: int | None = None,
   too_long: str = "split",
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -97,7 +97,7 @@ def encode_documents(
   return np.concatenate(parts) if parts else np.zeros(0, np.int32), sizes
 
 
-def encode_dataset(dataset: tf.data.Dataset, vocabulary: Any) -> tf.data.Dataset:
+def encode_dataset(dataset: tf.data.Dataset, vocabulary: Vocabulary) -> tf.data.Dataset:
   """Encodes every feature, a scalar string, to int32 ids; adds no EOS."""
   return dataset.map(
     lambda example: {k: vocabulary.encode_tf(v) for k, v in example.items()},
@@ -105,7 +105,7 @@ def encode_dataset(dataset: tf.data.Dataset, vocabulary: Any) -> tf.data.Dataset
   )
 
 
-def encode_all_features(dataset: tf.data.Dataset, vocabulary: Any) -> tf.data.Dataset:
+def encode_all_features(dataset: tf.data.Dataset, vocabulary: Vocabularies) -> tf.data.Dataset:
   """Encodes string features to int64 ids with EOS (1) at the end; drops the other features.
 
   Args:
@@ -126,7 +126,7 @@ def encode_all_features(dataset: tf.data.Dataset, vocabulary: Any) -> tf.data.Da
   return dataset.map(encode, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def vocabulary_of(feature: str, vocabulary: Any) -> Any:
+def vocabulary_of(feature: str, vocabulary: Vocabularies) -> Any:
   """The vocabulary of a feature: of an (inputs, targets) tuple the one for it."""
   if not isinstance(vocabulary, tuple):
     return vocabulary

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import gin
 import tensorflow as tf
@@ -16,7 +16,7 @@ from mesh_tensorflow.transformer.data.packing import Length, trim_and_pad_datase
 from mesh_tensorflow.transformer.data.sources import read_pairs
 from mesh_tensorflow.transformer.data.stream_readers import load_text_pairs
 from mesh_tensorflow.transformer.data.text_readers import text_lm_dataset
-from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID
+from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID, Vocabularies
 
 _MODULE = "mesh_tensorflow.transformer.dataset"
 _SEED = 12345
@@ -33,12 +33,14 @@ Attributes:
   metric_fns: list of functions(targets, predictions) that return a dict of numbers.
 """
 
+_T = TypeVar("_T")
+
 
 @gin.configurable(module=_MODULE)
 @affects("training")
 def text_lm_eval_datasets(
   sequence_length: Length,
-  vocabulary: Any,
+  vocabulary: Vocabularies,
   dataset_split: str = "validation",
   name: str = "text",
 ) -> list[EvalDataset]:
@@ -66,9 +68,9 @@ def text_lm_eval_datasets(
 @affects("training")
 def parallel_text_eval_datasets(
   sequence_length: Length | None,
-  vocabulary: Any,
+  vocabulary: Vocabularies,
   dataset_split: str = "validation",
-  files: Mapping[str, Any] = gin.REQUIRED,
+  files: Mapping[str, object] = gin.REQUIRED,
   data_dir: str = "",
   name: str | None = None,
   metric_fns: Sequence[Callable[..., Mapping[str, float]]] = (),
@@ -102,7 +104,7 @@ def parallel_text_eval_datasets(
 @affects("training")
 def tfds_eval_datasets(
   sequence_length: Length | None,
-  vocabulary: Any,
+  vocabulary: Vocabularies,
   dataset_split: str = "validation",
   dataset_name: str = gin.REQUIRED,
   tfds_data_dir: str | None = None,
@@ -138,7 +140,7 @@ def tfds_eval_datasets(
 
 
 def text_pairs(
-  texts: tf.data.Dataset, sequence_length: Length | None, vocabulary: Any
+  texts: tf.data.Dataset, sequence_length: Length | None, vocabulary: Vocabularies
 ) -> tf.data.Dataset:
   """Encodes pairs of texts, each by itself.
 
@@ -174,7 +176,7 @@ def text_pairs(
   return trim_and_pad_dataset(dataset, sequence_length, feature_keys=keys)
 
 
-def as_it_is(text: Any, example: Any = None, is_target: bool = False) -> Any:
+def as_it_is(text: _T, example: object = None, is_target: bool = False) -> _T:
   """The identity, as a `postprocess_fn`."""
   del example, is_target
   return text

@@ -143,7 +143,7 @@ def reader(
   return decorate
 
 
-def _bound(made: Callable[..., Any], record: type[_Options]) -> _Options:
+def _bound(made: Callable[..., object], record: type[_Options]) -> _Options:
   """The options of a reader, as gin binds them; None for those that the trainer gives.
 
   Raises:
@@ -177,7 +177,9 @@ def with_texts(texts: Callable[[str | None], Iterator[str]]) -> Callable[[_F], _
   return mark
 
 
-def texts_of(dataset_fn: Callable[..., Any] | None) -> Callable[[str | None], Iterator[str]] | None:
+def texts_of(
+  dataset_fn: Callable[..., object] | None,
+) -> Callable[[str | None], Iterator[str]] | None:
   """The text iterator that `with_texts` attached to a data set function; None without one."""
   # Also of the function in a scope of gin's, which copies attributes.
   found: Callable[[str | None], Iterator[str]] | None = getattr(dataset_fn, "texts", None)

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import gin
 import tensorflow as tf
@@ -32,9 +32,12 @@ from mesh_tensorflow.transformer.data.packing import (
   pack_or_pad,
   trim_and_pad_dataset,
 )
+from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
 
 MODULE = "t5.models.mesh_transformer"
 _FEATURES = ("inputs", "targets")
+# A file, a pattern, or several.
+Files: TypeAlias = str | Sequence[str]
 
 
 @gin.configurable(module=MODULE)
@@ -42,7 +45,7 @@ _FEATURES = ("inputs", "targets")
 def mesh_train_dataset_fn(
   mixture_or_task_name: str = gin.REQUIRED,
   sequence_length: Length = gin.REQUIRED,
-  vocabulary: Any = None,
+  vocabulary: Vocabularies | None = None,
   dataset_split: str = "train",
   shuffle: bool = True,
   seed: int | None = None,
@@ -96,7 +99,7 @@ def mesh_train_dataset_fn(
 def mesh_eval_dataset_fn(
   mixture_or_task_name: str = gin.REQUIRED,
   sequence_length: Length | None = gin.REQUIRED,
-  vocabulary: Any = None,
+  vocabulary: Vocabularies | None = None,
   dataset_split: str = "validation",
   num_eval_examples: int | None = None,
   use_cached: bool = False,
@@ -140,7 +143,7 @@ def mesh_inference_dataset_fn(
   mixture_or_task_name: str = gin.REQUIRED,
   sequence_length: Length | None = gin.REQUIRED,
   dataset_split: str = "validation",
-  vocabulary: Any = None,
+  vocabulary: Vocabularies | None = None,
   shuffle: bool = False,
   seed: int | None = None,
   num_inference_examples: int | None = None,
@@ -198,10 +201,10 @@ def get_vocabulary(mixture_or_task_name: str = gin.REQUIRED) -> Any:
 @affects("training")
 @takes(shuffle_buffer_size=COUNT)
 def tsv_dataset_fn(
-  filename: Any = gin.REQUIRED,
+  filename: Files = gin.REQUIRED,
   sequence_length: Length = gin.REQUIRED,
   dataset_split: str = "train",
-  vocabulary: Any = gin.REQUIRED,
+  vocabulary: Vocabularies = gin.REQUIRED,
   shuffle_buffer_size: int = 10000,
   batch_size: int | None = None,
 ) -> tf.data.Dataset:
@@ -258,7 +261,7 @@ def _tasks(provider: Any, split: str) -> list[Any]:
   return [task for task in _seqio().get_subtasks(provider) if split in task.splits]
 
 
-def _provider(name: str, split: str | None = None, vocabulary: Any = None) -> Any:
+def _provider(name: str, split: str | None = None, vocabulary: Vocabularies | None = None) -> Any:
   """A task or mixture.
 
   Args:
@@ -349,7 +352,7 @@ def _inference_examples(
   )
 
 
-def _check_vocabulary(name: str, provider: Any, given: Any) -> None:
+def _check_vocabulary(name: str, provider: Any, given: Vocabularies) -> None:
   """Raises an error if a task's ids are those of other vocabularies than the model's."""
   for feature, of_task in provider.output_features.items():
     if feature not in _FEATURES:

@@ -290,7 +290,9 @@ SPLITTERS: dict[str, Callable[[Any], list[Any]]] = {
 # -------------------------------------------------------------------------------- pairs
 
 
-def read_pairs(files: Mapping[str, Any], split: str, data_dir: str = "") -> list[tuple[str, str]]:
+def read_pairs(
+  files: Mapping[str, object], split: str, data_dir: str = ""
+) -> list[tuple[str, str]]:
   """The (inputs, targets) texts of a split.
 
   Pairs of which one side is empty are left out, and counted in a warning.
@@ -335,7 +337,9 @@ def read_pairs(files: Mapping[str, Any], split: str, data_dir: str = "") -> list
   return kept
 
 
-def _read_parallel(inputs: Any, targets: Any) -> list[tuple[str, str]]:
+def _read_parallel(
+  inputs: str | Sequence[str], targets: str | Sequence[str]
+) -> list[tuple[str, str]]:
   sides = [text_files.read_text_files(globs) for globs in (inputs, targets)]
   if len(sides[0]) != len(sides[1]):
     raise DataError(
@@ -353,7 +357,7 @@ def _read_parallel(inputs: Any, targets: Any) -> list[tuple[str, str]]:
   return result
 
 
-def _read_tsv(globs: Any) -> list[tuple[str, str]]:
+def _read_tsv(globs: str | Sequence[str]) -> list[tuple[str, str]]:
   result = []
   for file in text_files.read_text_files(globs):
     for number, line in enumerate(_all_lines(file.text), 1):

@@ -9,6 +9,7 @@ from typing import Any
 
 import gin
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from mesh_tensorflow import workers
@@ -16,17 +17,18 @@ from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.training import model_files
 from mesh_tensorflow.transformer.data.files import text_files
+from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies, Vocabulary
 
 _LOG = logging.getLogger("mesh_tensorflow")
 _MODULE = "mesh_tensorflow.transformer.utils"
 
 
-def inputs_vocabulary(vocabulary: Any) -> Any:
+def inputs_vocabulary(vocabulary: Vocabularies) -> Any:
   """The vocabulary of inputs: the first of a tuple, else the vocabulary itself."""
   return vocabulary[0] if isinstance(vocabulary, tuple) else vocabulary
 
 
-def targets_vocabulary(vocabulary: Any) -> Any:
+def targets_vocabulary(vocabulary: Vocabularies) -> Any:
   """The vocabulary of targets: the second of a tuple, else the vocabulary itself."""
   return vocabulary[1] if isinstance(vocabulary, tuple) else vocabulary
 
@@ -34,7 +36,7 @@ def targets_vocabulary(vocabulary: Any) -> Any:
 @gin.configurable(module=_MODULE)
 @affects("report")
 def separate_vocabularies(
-  inputs: Any = gin.REQUIRED, targets: Any = gin.REQUIRED
+  inputs: Vocabulary = gin.REQUIRED, targets: Vocabulary = gin.REQUIRED
 ) -> tuple[Any, Any]:
   """A pair of vocabularies, for `run.vocabulary`."""
   return inputs, targets
@@ -64,7 +66,7 @@ def get_inputs_from_file(input_filename: str, ignore_comments: bool = False) -> 
 
 def encode_inputs(
   inputs: Sequence[str],
-  vocabulary: Any,
+  vocabulary: Vocabularies,
   model_type: str,
   batch_size: int,
   sequence_length: int,
@@ -105,7 +107,7 @@ def encode_inputs(
 def encode_delimited_lm(
   inputs: Sequence[str],
   targets: Sequence[str],
-  vocabulary: Any,
+  vocabulary: Vocabularies,
   batch_size: int,
   sequence_length: int,
   eos_id: int = 1,
@@ -157,7 +159,9 @@ def _filled_rows(rows: Sequence[Sequence[int]], batch_size: int, length: int) ->
 
 @gin.configurable(module=_MODULE)
 @affects("report")
-def clean_decodes(ids: Any, eos_id: int = 1, pad_id: int = 0, length_axis: int = -1) -> Any:
+def clean_decodes(
+  ids: npt.ArrayLike | tf.Tensor, eos_id: int = 1, pad_id: int = 0, length_axis: int = -1
+) -> Any:
   """Replaces what comes after the first end-of-sequence id by padding.
 
   Args:
@@ -171,7 +175,9 @@ def clean_decodes(ids: Any, eos_id: int = 1, pad_id: int = 0, length_axis: int =
   return tf.where(tf.equal(ended, 0), ids, tf.cast(pad_id, ids.dtype))
 
 
-def write_lines_to_file(lines: Sequence[Any], filename: str, *, inside: str | None = None) -> None:
+def write_lines_to_file(
+  lines: Sequence[object], filename: str, *, inside: str | None = None
+) -> None:
   """Writes one line for each element; newlines in it become blanks. Of workers, only the chief.
 
   Args:

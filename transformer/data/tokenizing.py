@@ -33,7 +33,7 @@ from mesh_tensorflow.transformer.data.files.documents import Progress
 from mesh_tensorflow.transformer.data.files.own_files import OwnFiles
 from mesh_tensorflow.transformer.data.files.token_folder import SPLITS, TokenFolder
 from mesh_tensorflow.transformer.data.vocabularies import kept, named
-from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID
+from mesh_tensorflow.transformer.data.vocabularies.base import EOS_ID, Vocabulary
 from mesh_transformer_cli import untrusted
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -134,7 +134,7 @@ def _local(path: str) -> str:
   return os.path.expanduser(os.fspath(path))
 
 
-def _made_from(files: OwnFiles, fraction: float, vocabulary: Any) -> dict[str, Any]:
+def _made_from(files: OwnFiles, fraction: float, vocabulary: Vocabulary | str) -> dict[str, Any]:
   """Fingerprint of the inputs of tokenization (files, forms, vocabulary), JSON-like."""
   stats = [os.stat(p) for p in files.paths if "://" not in p]
   if len(stats) < len(files.paths):
@@ -180,7 +180,9 @@ def _parts_folder(output_dir: str, made_from: dict[str, Any]) -> str:
   return path
 
 
-def _vocabulary(vocabulary: Any, source: sources.Source, parts: str) -> tuple[dict[str, Any], Any]:
+def _vocabulary(
+  vocabulary: Vocabulary | str, source: sources.Source, parts: str
+) -> tuple[dict[str, Any], Any]:
   """Makes the vocabulary, or loads it if an interrupted run had; returns (description, it)."""
   note = os.path.join(parts, "vocabulary.json")
   if os.path.exists(note):
@@ -301,7 +303,7 @@ def _can_be_sent(job: EncodingTask) -> bool:
 
 
 def _in_processes(
-  job: EncodingTask, numbers: Sequence[int], count: int, update: Callable[[int], Any]
+  job: EncodingTask, numbers: Sequence[int], count: int, update: Callable[[int], object]
 ) -> None:
   """Encodes files by several processes; the first error ends all."""
   methods = multiprocessing.get_all_start_methods()

@@ -22,7 +22,7 @@ def generate(
   sequence_length: Mapping[str, int],
   batch_size: int | None = None,
   *,
-  options: Mapping[str, Any] | None = None,
+  options: Mapping[str, object] | None = None,
   seed: int | None = None,
 ) -> list[list[int]]:
   """Generates outputs for rows of ids.

@@ -44,7 +44,7 @@ class Sampling(SampleSettings):
     """The same settings, with a seed of the run's if `sample.seed` is not bound."""
     return self if self.seed is not None else dataclasses.replace(self, seed=seed)
 
-  def until_stop(self, decoded: Any) -> Any:
+  def until_stop(self, decoded: object) -> Any:
     """Cuts decoded text at the first stop string; without stop strings returns it unchanged."""
     if not self.stop:
       return decoded

@@ -41,7 +41,7 @@ class FusedBatchNorm(Labelled):
     return Labels(given, [*made, *([()] * (len(node.outputs) - 5))])
 
   def compute(
-    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+    self, node: Node, xs: Sequence[Tensor], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
     x, scale, offset, old_mean, old_variance = xs
     per_channel = Shape(dims["channels"])

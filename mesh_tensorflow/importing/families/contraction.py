@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from mesh_tensorflow.importing.nodes import Node
 from mesh_tensorflow.importing.rules import (
@@ -25,7 +24,7 @@ class Contraction(Labelled):
   """A product, summed over the labels that the output leaves out."""
 
   def compute(
-    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+    self, node: Node, xs: Sequence[Tensor], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
     out = Shape([d for label in self.labels(node).outputs[0] for d in dims[label]])
     return [einsum(list(xs), output_shape=out, name=node.type)]
@@ -78,7 +77,7 @@ class Einsum(Contraction):
     return Labels(apart, [out], [*(whole & set(out)), *summed])
 
   def compute(
-    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+    self, node: Node, xs: Sequence[Tensor], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
     if self.labels(node).whole:
       return _DIAGONAL.compute(node, xs, dims, make)
@@ -117,6 +116,6 @@ class BiasAdd(Labelled):
     return Labels([axes, (channel,)], [axes])
 
   def compute(
-    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+    self, node: Node, xs: Sequence[Tensor], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
     return [add(xs[0], xs[1], output_shape=xs[0].shape)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from mesh_tensorflow.importing.nodes import Node
@@ -74,7 +75,7 @@ class Elementwise(Labelled):
     return broadcast_labels(node)
 
   def compute(
-    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+    self, node: Node, xs: Sequence[Tensor], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
     out = _widest_order(xs)
     shapes = [x.shape.dims for x in xs]
@@ -120,7 +121,7 @@ class OfMtf(Elementwise):
   """Elementwise function that mtf has as an operation."""
 
   def compute(
-    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+    self, node: Node, xs: Sequence[Tensor], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
     return [_MTF[node.type](xs[0])]
 
@@ -140,7 +141,7 @@ class Arithmetic(Elementwise):
   """Arithmetic of two operands, of which one may be a number."""
 
   def compute(
-    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+    self, node: Node, xs: Sequence[Tensor], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
     if not node.outputs[0].dtype.is_floating:
       return super().compute(node, xs, dims, make)
@@ -152,7 +153,7 @@ class Arithmetic(Elementwise):
     return [_ARITHMETIC[node.type](*operands)]
 
 
-def _number(x: Tensor, static: Any) -> Any:
+def _number(x: Tensor, static: np.ndarray | None) -> Any:
   return static.flat[0].item() if static is not None and static.size == 1 else x
 
 
@@ -161,7 +162,7 @@ class AddN(Elementwise):
   """The sum of several tensors of one shape."""
 
   def compute(
-    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+    self, node: Node, xs: Sequence[Tensor], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
     total = xs[0]
     for x in xs[1:]:
@@ -174,7 +175,7 @@ class Cast(Elementwise):
   """Another dtype."""
 
   def compute(
-    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+    self, node: Node, xs: Sequence[Tensor], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
     return [cast(xs[0], node.outputs[0].dtype)]
 
@@ -189,7 +190,7 @@ class Select(Elementwise):
     return Labels([whole[: condition.rank], whole, whole], [whole])
 
   def compute(
-    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+    self, node: Node, xs: Sequence[Tensor], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
     out = _widest_order(xs[1:])
     shapes = [x.shape.dims for x in xs]

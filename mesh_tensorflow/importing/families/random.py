@@ -153,7 +153,7 @@ class BySeed(Slicewise):
     return Labels(ins, [out], [*(n for names in ins for n in names or ()), *out])
 
   def compute(
-    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+    self, node: Node, xs: Sequence[Tensor], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
     labels = self.labels(node)
     seed_dim = Dimension("_seed", 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from mesh_tensorflow.importing.families.custom_gradients import CustomGradientOperation
 from mesh_tensorflow.importing.nodes import Node
@@ -53,7 +52,7 @@ class Softmax(Labelled):
     return _last(node)
 
   def compute(
-    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+    self, node: Node, xs: Sequence[Tensor], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
     if not dims["last"]:
       return [ones_like(xs[0]) if node.type == "Softmax" else zeros_like(xs[0])]
@@ -66,7 +65,7 @@ class _CrossEntropy(Labelled):
   """Base class: loss of each row, and the gradient of the logits as a second output."""
 
   def compute(
-    self, node: Node, xs: Sequence[Any], dims: Mapping[Label, Dims], make: Construction
+    self, node: Node, xs: Sequence[Tensor], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
     x, labels = xs
     several = len(dims["class"]) != 1

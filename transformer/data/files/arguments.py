@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from mesh_settings.hints import did_you_mean
 from mesh_settings.records import setting, settings_of
@@ -13,7 +12,7 @@ from mesh_tensorflow.errors import ConfigError
 argument = functools.partial(setting, affects="training")
 
 
-def check_choices(record: Any, owner: str = "") -> None:
+def check_choices(record: object, owner: str = "") -> None:
   """Checks the fields of a record that are one of a few texts.
 
   Args:

@@ -12,7 +12,6 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
 
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.transformer.data.files import text_files
@@ -353,7 +352,7 @@ def _listed(names: Sequence[str]) -> str:
   return f"{shown}{more}" if names else "none"
 
 
-def _as_text(value: Any, place: str) -> str:
+def _as_text(value: object, place: str) -> str:
   if value is None:
     return ""
   if not isinstance(value, str):

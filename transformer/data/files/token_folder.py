@@ -115,7 +115,7 @@ def documents_file(split: str) -> str:
   return f"{split}.documents.bin"
 
 
-def is_token_folder(path: Any) -> bool:
+def is_token_folder(path: object) -> bool:
   """True if a path is a complete folder of tokens."""
   return isinstance(path, (str, os.PathLike)) and os.path.isfile(
     os.path.join(os.path.expanduser(path), METADATA)

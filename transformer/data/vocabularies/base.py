@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import gin
 import numpy as np
@@ -49,7 +49,7 @@ class Vocabulary:
 Vocabularies: TypeAlias = Vocabulary | tuple[Vocabulary, Vocabulary]
 
 
-def as_text(decoded: Any) -> str:
+def as_text(decoded: object) -> str:
   """Converts a vocabulary's decoded output (str, UTF-8 bytes or a list of words) to a str."""
   if isinstance(decoded, bytes):
     return decoded.decode("utf-8", "replace")

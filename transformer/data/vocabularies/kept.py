@@ -10,7 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import gin
 import tensorflow as tf
@@ -23,6 +23,8 @@ from mesh_tensorflow.environment import untrusted_files
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.training import model_files
 from mesh_tensorflow.transformer.data.vocabularies.base import Vocabulary
+
+_V = TypeVar("_V", bound=Vocabulary)
 
 
 def write_whole_file(filename: str, content: bytes) -> None:
@@ -100,12 +102,12 @@ class _Folder:
   def get(
     self,
     kind: str,
-    arguments: Mapping[str, Any],
-    make: Callable[[], Any],
-    load: Callable[[str], Any],
-    save: Callable[[Any, str], None],
+    arguments: Mapping[str, object],
+    make: Callable[[], _V],
+    load: Callable[[str], _V],
+    save: Callable[[_V, str], None],
     source: Callable[[], str | None],
-  ) -> Any:
+  ) -> _V:
     """The vocabulary for these arguments; see `kept`."""
     # As they come back from the index: tuples are lists there, and are to be equal to them.
     arguments = json.loads(json.dumps(arguments, default=repr))
@@ -124,9 +126,10 @@ class _Folder:
           if self._may_write:
             by_chief(lambda: self._keep(kind, scope, arguments, vocabulary, save, entry))
       self._made[key] = vocabulary
-    return self._made[key]
+    made: _V = self._made[key]
+    return made
 
-  def _find(self, kind: str, scope: str, arguments: Any) -> _Entry | None:
+  def _find(self, kind: str, scope: str, arguments: object) -> _Entry | None:
     """The kept vocabulary that is meant: the one made so, or the only one, made otherwise."""
     near = [e for e in self._of_checkpoints if (e.kind, e.scope) == (kind, scope)]
     found = [e for e in near if e.arguments == arguments] or near
@@ -142,7 +145,7 @@ class _Folder:
     self._of_checkpoints.remove(found[0])
     return found[0]
 
-  def _load(self, entry: _Entry, load: Callable[[str], Any]) -> Any:
+  def _load(self, entry: _Entry, load: Callable[[str], _V]) -> _V:
     path = os.path.join(self.path, entry.file)
     try:
       with tf.io.gfile.GFile(path, "rb") as f:
@@ -159,7 +162,11 @@ class _Folder:
     return load(path)
 
   def _is_changed(
-    self, entry: _Entry, kept: Any, load: Callable[[str], Any], source: Callable[[], str | None]
+    self,
+    entry: _Entry,
+    kept: _V,
+    load: Callable[[str], _V],
+    source: Callable[[], str | None],
   ) -> bool:
     """True if the given vocabulary file differs from the kept one and a change is allowed."""
 
@@ -188,9 +195,9 @@ class _Folder:
     self,
     kind: str,
     scope: str,
-    arguments: Any,
-    vocabulary: Any,
-    save: Callable[[Any, str], None],
+    arguments: object,
+    vocabulary: _V,
+    save: Callable[[_V, str], None],
     before: _Entry | None = None,
   ) -> None:
     """Writes a vocabulary, then the index, in which it takes the place of `before`."""
@@ -244,13 +251,13 @@ def kept_in(
 
 def kept(
   kind: str,
-  arguments: Mapping[str, Any],
+  arguments: Mapping[str, object],
   *,
-  make: Callable[[], Any],
-  load: Callable[[str], Any],
-  save: Callable[[Any, str], None],
+  make: Callable[[], _V],
+  load: Callable[[str], _V],
+  save: Callable[[_V, str], None],
   source: Callable[[], str | None],
-) -> Any:
+) -> _V:
   """A vocabulary: the one that is kept with the checkpoints, if there is one; else a new one.
 
   Args:
@@ -274,7 +281,7 @@ def kept(
   return _CURRENT[-1].get(kind, arguments, make, load, save, source)
 
 
-def describe(vocabulary: Any) -> dict[str, Any]:
+def describe(vocabulary: Vocabulary) -> dict[str, Any]:
   """Identity of a vocabulary: class, size and digest.
 
   Args:
@@ -290,7 +297,7 @@ def describe(vocabulary: Any) -> dict[str, Any]:
   return {"class": kind, "size": size, "digest": data and hashlib.sha256(data).hexdigest()}
 
 
-def _content(vocabulary: Any, size: int) -> bytes | None:
+def _content(vocabulary: Vocabulary, size: int) -> bytes | None:
   """Bytes that determine the ids; for other libraries' vocabularies the texts of all ids."""
   try:
     if isinstance(vocabulary, Vocabulary):

@@ -242,7 +242,7 @@ def load_beside(tokens: token_folder.TokenFolder) -> Vocabulary:
   return vocabulary
 
 
-def save_beside(vocabulary: Any, path: str) -> dict[str, Any]:
+def save_beside(vocabulary: Vocabulary, path: str) -> dict[str, Any]:
   """Writes a vocabulary into a folder of tokens, if it has a file.
 
   Args:
