@@ -21,7 +21,9 @@ from mesh_tensorflow.bert.config import (
 from mesh_tensorflow.bert.model_parts import Dimensions, get_activation, layer_norm
 from mesh_tensorflow.errors import ArgumentError, ConfigError, ShapeError, SizeError
 from mesh_tensorflow.layers.attention import attend
+from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.numerics import initializers
+from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.transformer import moe
 from mesh_tensorflow.transformer.model.attention.bias import (
   relative_position_bucket as _relative_position_bucket,
@@ -73,8 +75,8 @@ class BertModel(Dimensions):
     input_mask: mtf.Tensor | None = None,
     token_type_ids: mtf.Tensor | None = None,
     scope: str | None = None,
-    mesh_shape: Any = "",
-    layout: Any = "",
+    mesh_shape: ShapeLike | None = "",
+    layout: LayoutLike | None = "",
   ):
     _check_inputs(input_ids, input_mask=input_mask, token_type_ids=token_type_ids)
     if input_ids.shape.ndims != 2:
@@ -242,8 +244,8 @@ class BertModel(Dimensions):
   def moe(
     self,
     x: mtf.Tensor,
-    layout: Any,
-    mesh_shape: Any,
+    layout: LayoutLike | None,
+    mesh_shape: ShapeLike | None,
     input_mask: mtf.Tensor | None,
     is_training: bool,
   ) -> mtf.Tensor:

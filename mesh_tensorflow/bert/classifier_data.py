@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -153,7 +152,7 @@ class _Files(DataProcessor):
       raise DataError(f"{file} has no examples")
     return found
 
-  def _check_label(self, label: Any, place: str) -> None:
+  def _check_label(self, label: object, place: str) -> None:
     if label not in self.labels:
       raise DataError(f"{place}: label {label!r} is not one of {', '.join(self.labels)}")
 

@@ -222,7 +222,7 @@ def _kinds() -> dict[str, Any]:
   return found
 
 
-def check_choice(what: str, value: Any, choices: tuple[str, ...]) -> None:
+def check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:
   """Raises `ConfigError` unless the value is one of the choices."""
   if value not in choices:
     raise ConfigError(f"BertConfig.{what} is {value!r}; use one of {', '.join(choices)}")

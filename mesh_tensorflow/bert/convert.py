@@ -298,7 +298,7 @@ def write_hugging_face(
   _write_json(os.path.join(folder, CONFIG_FILES["hf"]), content)
 
 
-def _write_json(path: str, content: Mapping[str, Any]) -> None:
+def _write_json(path: str, content: Mapping[str, object]) -> None:
   with tf.io.gfile.GFile(path, "w") as f:
     f.write(json.dumps(content, indent=2, sort_keys=True) + "\n")
 

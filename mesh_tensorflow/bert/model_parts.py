@@ -31,7 +31,7 @@ _ACTIVATIONS: dict[str, Callable[[mtf.Tensor], mtf.Tensor] | None] = {
 }
 
 
-def get_activation(activation_string: Any) -> Any:
+def get_activation(activation_string: str | Callable[..., mtf.Tensor] | None) -> Any:
   """The function that the name of an activation stands for.
 
   Args:

@@ -39,7 +39,9 @@ from mesh_tensorflow.bert.layout import runner_for
 from mesh_tensorflow.bert.optimization import Optimization
 from mesh_tensorflow.bert.program_flags import FINE_TUNING, SHARED, Flag, ProgramFlags
 from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.numerics import initializers
+from mesh_tensorflow.program.dimensions import ShapeLike
 
 __all__ = [
   "ColaProcessor",
@@ -131,8 +133,8 @@ def create_model(
   segment_ids: mtf.Tensor,
   labels: mtf.Tensor,
   num_labels_dim: mtf.Dimension,
-  layout: Any,
-  mesh_shape: Any,
+  layout: LayoutLike | None,
+  mesh_shape: ShapeLike | None,
 ) -> tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor, mtf.Tensor]:
   """BERT with a layer of classes on its pooled output.
 

@@ -38,7 +38,9 @@ from mesh_tensorflow.bert.squad_data import (
 from mesh_tensorflow.bert.squad_predictions import RawResult
 from mesh_tensorflow.bert.squad_settings import validate_flags_or_throw
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.numerics import initializers
+from mesh_tensorflow.program.dimensions import ShapeLike
 
 __all__ = [
   "FeatureWriter",
@@ -191,8 +193,8 @@ def _logits(
   bert_config: BertConfig,
   is_training: bool,
   ids: tuple[mtf.Tensor, mtf.Tensor, mtf.Tensor],
-  layout: Any,
-  mesh_shape: Any,
+  layout: LayoutLike | None,
+  mesh_shape: ShapeLike | None,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
   model = BertModel(bert_config, is_training, *ids, None, mesh_shape, layout)
   class_dim = mtf.Dimension("class", 2)

@@ -236,7 +236,7 @@ def convert_examples_to_features(
   doc_stride: int,
   max_query_length: int,
   is_training: bool,
-  output_fn: Callable[[InputFeatures], Any],
+  output_fn: Callable[[InputFeatures], object],
 ) -> None:
   """Makes windows: [CLS] question [SEP] part of the text [SEP].
 

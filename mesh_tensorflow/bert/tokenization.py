@@ -11,7 +11,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tensorflow as tf
 from absl import flags
@@ -80,7 +80,7 @@ def validate_case_matches_checkpoint(do_lower_case: bool, init_checkpoint: str |
     )
 
 
-def convert_to_unicode(text: Any) -> str:
+def convert_to_unicode(text: str | bytes) -> str:
   """A str as it is; bytes as UTF-8, without what is none.
 
   Raises:
@@ -93,7 +93,7 @@ def convert_to_unicode(text: Any) -> str:
   raise DataError(f"text must be str or bytes, got {type(text).__name__}: {text!r}")
 
 
-def printable_text(text: Any) -> str:
+def printable_text(text: str | bytes) -> str:
   """As `convert_to_unicode`: what `print` takes."""
   return convert_to_unicode(text)
 
@@ -166,7 +166,7 @@ class FullTokenizer:
     self.basic_tokenizer = BasicTokenizer(do_lower_case=do_lower_case, vocab=self.vocab)
     self.wordpiece_tokenizer = WordpieceTokenizer(vocab=self.vocab)
 
-  def tokenize(self, text: Any) -> list[str]:
+  def tokenize(self, text: str | bytes) -> list[str]:
     """The WordPieces of a text. [CLS] and the like in it are text: "[", "cls", "]"."""
     pieces = []
     for word in self.basic_tokenizer.tokenize(text):
@@ -197,7 +197,7 @@ class BasicTokenizer:
     self.do_lower_case = do_lower_case
     self.vocab = vocab
 
-  def tokenize(self, text: Any) -> list[str]:
+  def tokenize(self, text: str | bytes) -> list[str]:
     """The words of a text."""
     words = []
     for word in _spaced(convert_to_unicode(text)).split():
@@ -230,7 +230,7 @@ class WordpieceTokenizer:
     self.unk_token = unk_token
     self.max_input_chars_per_word = max_input_chars_per_word
 
-  def tokenize(self, text: Any) -> list[str]:
+  def tokenize(self, text: str | bytes) -> list[str]:
     """The WordPieces of words with spaces between them: "unaffable" -> un, ##aff, ##able."""
     return [p for word in convert_to_unicode(text).split() for p in self._pieces(word)]
 

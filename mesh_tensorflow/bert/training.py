@@ -346,7 +346,7 @@ def _text(found: Mapping[str, float]) -> str:
   return ", ".join(f"{n} {found[n]:.4f}" for n in names)
 
 
-def write_results(path: str, found: Mapping[str, Any]) -> None:
+def write_results(path: str, found: Mapping[str, float]) -> None:
   """Writes metrics as sorted lines `key = value`, and prints them in one line; the chief does."""
   if not workers.current().is_chief:
     return

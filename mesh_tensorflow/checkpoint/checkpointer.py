@@ -272,7 +272,7 @@ class Checkpointer:
   def __enter__(self) -> Checkpointer:
     return self
 
-  def __exit__(self, kind: Any, *exc_info: Any) -> None:
+  def __exit__(self, kind: type[BaseException] | None, *exc_info: Any) -> None:
     try:
       if kind is not None and issubclass(kind, WorkerLostError):
         self.abandon()

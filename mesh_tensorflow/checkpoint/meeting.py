@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -64,7 +64,7 @@ class Meeting:
 
   # ------------------------------------------------------------ a worker that is not the chief
 
-  def report(self, parts: Sequence[Any]) -> None:
+  def report(self, parts: Sequence[object]) -> None:
     """Reports that this worker has written its part.
 
     Args:
@@ -218,7 +218,7 @@ class Meeting:
     except ValueError:
       return {}  # There was no space left for more than the name.
 
-  def _put(self, name: str, content: dict[str, Any]) -> None:
+  def _put(self, name: str, content: Mapping[str, object]) -> None:
     path = os.path.join(self.folder, name)
     temporary = f"{path}.of-{self._cluster.index}"
     folder_lib.make(os.path.dirname(self.folder), self.folder)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +18,8 @@ from mesh_tensorflow.meshes.store import StoredVariable, assign_block, split_blo
 
 # "key (DT_FLOAT) [2,3]", where the key may have any bytes.
 _LINE = re.compile(rb"(.*?) \(DT_\w+\) \[([\d,]*)\]\n", re.DOTALL)
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,9 +249,9 @@ def read_slices(path: str, requests: list[Request]) -> None:
             assign_block(v, request.offset, new)
 
 
-def groups(items: Sequence[Any], num_bytes: Callable[[Any], int]) -> Iterator[list[Any]]:
+def groups(items: Sequence[_T], num_bytes: Callable[[_T], int]) -> Iterator[list[_T]]:
   """The items in groups to read at once, each of at most `READ_AT_ONCE` bytes if it has several."""
-  group: list[Any] = []
+  group: list[_T] = []
   size = 0
   for item in items:
     size += num_bytes(item)

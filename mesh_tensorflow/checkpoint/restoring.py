@@ -176,7 +176,7 @@ def newest_good(directory: str) -> str | None:
 
 
 def _first_good(
-  path: str, use: Callable[[str], Any], *, is_folder: bool, check_content: bool
+  path: str, use: Callable[[str], object], *, is_folder: bool, check_content: bool
 ) -> Any:
   """Calls `use` with the checkpoint of a path; with that of a folder that is the newest good one.
 

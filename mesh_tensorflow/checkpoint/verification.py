@@ -341,19 +341,19 @@ def latest_checkpoint(directory: str) -> str | None:
   return None
 
 
-def warn(path: str, damages: Sequence[Any]) -> None:
+def warn(path: str, damages: Sequence[object]) -> None:
   """Logs a warning that a damaged checkpoint is skipped, and why."""
   _LOG.warning(
     "checkpoint %s is damaged, an older one is used: %s", path, "; ".join(map(str, damages))
   )
 
 
-def damaged_error(path: str, damages: Sequence[Any]) -> DamagedCheckpointError:
+def damaged_error(path: str, damages: Sequence[object]) -> DamagedCheckpointError:
   """The error for a checkpoint that was asked for by name."""
   return files.damaged(path, "; ".join(map(str, damages)))
 
 
-def all_damaged(directory: str, damages: Sequence[Any]) -> DamagedCheckpointError:
+def all_damaged(directory: str, damages: Sequence[object]) -> DamagedCheckpointError:
   """The error for a folder without a good checkpoint."""
   return DamagedCheckpointError(
     f"all checkpoints in {directory} are damaged: {'; '.join(map(str, damages))}; to begin anew, "

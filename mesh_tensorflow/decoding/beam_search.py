@@ -10,7 +10,6 @@ different lengths are compared by their log probability divided by the length pe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import gin
 import tensorflow as tf
@@ -107,8 +106,8 @@ def beam_search(
   decode_length: TensorOrScalar | None = None,
   use_tpu: bool = True,
   dtype: DTypeLike = tf.float32,
-  layout: Any = None,
-  mesh_shape: Any = None,
+  layout: object = None,
+  mesh_shape: object = None,
   num_prefilter: float | None = 2,
 ) -> tuple[Tensor, Tensor]:
   """The most probable sequences that a model makes, found by beam search.

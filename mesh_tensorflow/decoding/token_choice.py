@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ class TokenChoice:
   repetition_penalty: float = 1.0
 
   def __post_init__(self) -> None:
-    def check(name: str, legal: str, is_legal: Any) -> None:
+    def check(name: str, legal: str, is_legal: Callable[[Any], bool]) -> None:
       value = getattr(self, name)
       is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
       if not is_number or not math.isfinite(value) or not is_legal(value):

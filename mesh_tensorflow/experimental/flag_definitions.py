@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from absl import flags
 
@@ -13,7 +12,7 @@ FLAGS = flags.FLAGS
 flags.disclaim_key_flags()
 
 
-def flag(definer: Callable[..., Any], name: str, default: Any, help_text: str) -> None:
+def flag(definer: Callable[..., object], name: str, default: object, help_text: str) -> None:
   """Defines a flag, or shares one that is there.
 
   Args:

@@ -245,7 +245,7 @@ class SimdMeshImplInputReader:
     return slices
 
   def start_infeed_thread(
-    self, sess: Any, number_steps: int = -1, initial_wait_sec: float = 0.5
+    self, sess: object, number_steps: int = -1, initial_wait_sec: float = 0.5
   ) -> threading.Thread:
     """Fills the queue in the background.
 
@@ -308,7 +308,7 @@ class PlacementMeshImplInputReader:
     self._data = ds_creator().batch(batch, drop_remainder=True).prefetch(ds_prefetch_size)
     self._iterator: Iterator[Any] | None = None
 
-  def initialize(self, sess: Any) -> None:
+  def initialize(self, sess: object) -> None:
     """Begins with the first batch.
 
     Args:

@@ -80,7 +80,7 @@ class MeshContext:
     MeshShapeError: the mesh does not fit the devices.
   """
 
-  def __init__(self, sess: Any, use_tpu: bool, mesh_shape: ShapeLike, layout_rules: LayoutLike):
+  def __init__(self, sess: object, use_tpu: bool, mesh_shape: ShapeLike, layout_rules: LayoutLike):
     del sess
     self._use_tpu = use_tpu
     self._shape = convert_to_shape(mesh_shape)
@@ -272,7 +272,7 @@ def _evaluate(state: ModelState, evaluation: _Evaluation) -> None:
   state.say(f"step {state.step}  eval {evaluation.text(found or {})}")
 
 
-def main(_: Any) -> None:
+def main(_: object) -> None:
   """The command."""
   train_and_eval()
 

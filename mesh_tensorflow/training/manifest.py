@@ -199,7 +199,7 @@ def _read(path: str) -> dict[str, Any] | None:
   return record if known else None
 
 
-def _of_data(then: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
+def _of_data(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
   """Describes the differences between two lists of training data files."""
   # A file that was moved is the same one.
   before, after = ({_content(f): f["path"] for f in files} for files in (then, now))

@@ -134,7 +134,7 @@ def cluster_from_environment(environ: Mapping[str, str] | None = None) -> Cluste
   return Cluster(tuple(tasks), known.index((kind, index)))
 
 
-def _addresses(text: str, addresses: Any, job: str) -> list[str]:
+def _addresses(text: str, addresses: object, job: str) -> list[str]:
   if not isinstance(addresses, list):
     raise _malformed(text, f"has no list of addresses for the job {job!r}")
   for address in addresses:

@@ -86,7 +86,7 @@ class _Joined:
     self._gathers: dict[Any, Any] = {}
     self._noticed_loss: float | None = None
 
-  def gather(self, vector: npt.NDArray[Any]) -> npt.NDArray[Any]:
+  def gather(self, vector: np.ndarray) -> npt.NDArray[Any]:
     """The vectors of all workers, one after the other."""
     function = self.gather_function(vector.dtype, vector.size)
     # TensorFlow notices processes that are gone or stopped. One that lives, and is stuck in its
@@ -121,7 +121,7 @@ class _Joined:
     self._noticed_loss = self._noticed_loss or now
     time.sleep(max(0.0, self._noticed_loss + seconds - now))
 
-  def gather_function(self, dtype: Any, elements: int) -> Any:
+  def gather_function(self, dtype: tf.DType, elements: int) -> Any:
     """The compiled gather of a dtype and size, each with an instance key of its own."""
     key = (dtype, elements)
     if key not in self._gathers:
@@ -232,7 +232,7 @@ def host_device(cluster: Cluster | None = None) -> str:
   return f"/job:{job}/replica:0/task:{task}/device:CPU:0"
 
 
-def gather(value: Any) -> npt.NDArray[Any]:
+def gather(value: npt.ArrayLike) -> npt.NDArray[Any]:
   """The values of all workers, stacked; every worker calls it at the same place of its program.
 
   Args:

@@ -288,7 +288,7 @@ def _own_rate(name: str, rate: str, settings: Settings) -> dict[str, str]:
   return {rate: repr(default)}
 
 
-def _kept(name: str, before: Any, settings: Settings) -> dict[str, str]:
+def _kept(name: str, before: object, settings: Settings) -> dict[str, str]:
   """Carries peak rate and warm-up of a replaced schedule over to the new one's parameters.
 
   Args:

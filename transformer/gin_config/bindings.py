@@ -7,7 +7,7 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import gin
@@ -343,7 +343,7 @@ class Settings:
         found.append(other)
     return found
 
-  def literal(self, value: Any, _names: tuple[str, ...] = ()) -> Any:
+  def literal(self, value: object, _names: tuple[str, ...] = ()) -> Any:
     """`value` with the values of its macros in their places; unknown macros stay."""
     if isinstance(value, Macro):
       bound = self.macro(value.name)
@@ -365,7 +365,7 @@ def enclosing_scopes(scope: str) -> list[str]:
   return ["/".join(parts[:n]) for n in range(len(parts) + 1)]
 
 
-def parts_of(value: Any, kind: type) -> Iterator[Any]:
+def parts_of(value: object, kind: type) -> Iterator[Any]:
   """The parts of a value that are of a class: references, macros, texts."""
   if isinstance(value, kind):
     yield value
@@ -378,7 +378,7 @@ def parts_of(value: Any, kind: type) -> Iterator[Any]:
       yield from parts_of(v, kind)
 
 
-def mapped(value: Any, fn: Any) -> Any:
+def mapped(value: object, fn: Callable[[Any], object]) -> Any:
   """Applies `fn` to all leaves of nested containers."""
   if isinstance(value, dict):
     return {mapped(k, fn): mapped(v, fn) for k, v in value.items()}
@@ -387,7 +387,7 @@ def mapped(value: Any, fn: Any) -> Any:
   return fn(value)
 
 
-def short(value: Any, length: int = 60) -> str:
+def short(value: object, length: int = 60) -> str:
   """`value` as text, shortened for an error message."""
   text = repr(value)
   return text if len(text) <= length else text[: length - 3] + "..."

@@ -41,7 +41,7 @@ def whole_effect(selector: str) -> str:
   return _whole(gin_names.configurable_of(selector)) if _is_known(selector) else "model"
 
 
-def _whole(target: Any) -> str:
+def _whole(target: object) -> str:
   # A class of the package is of its base class's kind; one of a user need not be.
   owners = inspect.getmro(target) if inspect.isclass(target) and _is_ours(target) else (target,)
   return next(filter(None, (declaration(o).affects for o in owners)), "model")
@@ -70,7 +70,7 @@ def declared_parameter(selector: str, name: str) -> inspect.Parameter | None:
   return None if found is None else inspect.signature(found).parameters.get(name)
 
 
-def rule_of_function(target: Any, name: str) -> Rule | None:
+def rule_of_function(target: Callable[..., object], name: str) -> Rule | None:
   """Like `values`, for a class or function instead of a selector."""
   return declaration(inspect.unwrap(target)).values.get(name)
 
@@ -105,7 +105,7 @@ def _is_known(selector: str) -> bool:
   return bool(gin_names.whole_selectors(selector))
 
 
-def _is_ours(target: Any) -> bool:
+def _is_ours(target: object) -> bool:
   return f"{getattr(target, '__module__', '')}.".startswith(f"{_PACKAGE}.")
 
 
@@ -257,7 +257,9 @@ def check_settings(settings: Settings) -> None:
       check_mesh_shape(value, place)
 
 
-def check_arguments(owner: str, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+def check_arguments(
+  owner: str, function: Callable[..., object], given: Mapping[str, object]
+) -> None:
   """Raises an error for the first argument of a call that its parameter cannot have.
 
   Args:
@@ -275,7 +277,7 @@ def check_arguments(owner: str, function: Callable[..., Any], given: Mapping[str
       _check(parameter, given[parameter.name], "", name, declared, exact=owner == "run")
 
 
-def check_mesh_shape(value: Any, place: str = "") -> None:
+def check_mesh_shape(value: object, place: str = "") -> None:
   """Raises an error for a mesh dimension without processors."""
   try:
     shape = mtf.convert_to_shape(value) if isinstance(value, (str, mtf.Shape)) else None
@@ -301,7 +303,7 @@ def place_of(settings: Settings, setting: Setting) -> str:
 
 def _check(
   parameter: inspect.Parameter,
-  value: Any,
+  value: object,
   place: str,
   name: str,
   declared: Rule | None,
@@ -320,7 +322,7 @@ def _check(
   raise ConfigError(f"{place}{name} = {short(value)}: it must be {rule.legal}{hint}")
 
 
-def _hint(value: Any, rule: Rule) -> str:
+def _hint(value: object, rule: Rule) -> str:
   """A "did you mean" hint for a text: a similar choice, or a similar function that gin knows."""
   if not isinstance(value, str):
     return ""
@@ -402,7 +404,7 @@ class _Run:
   def _bound(self, argument: str) -> Setting | None:
     return self._settings.exact(("", RUN, argument))
 
-  def _literal(self, argument: str, default: Any = None) -> tuple[Any, str]:
+  def _literal(self, argument: str, default: object = None) -> tuple[Any, str]:
     """The value of an argument of `run`, and where it is bound."""
     bound = self._bound(argument)
     if bound is None:

@@ -33,7 +33,9 @@ import tensorflow as tf
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.environment import untrusted_files
 from mesh_tensorflow.errors import ConfigError
+from mesh_tensorflow.operations.variables import VariableDType
 from mesh_tensorflow.transformer.data.vocabularies import kept
+from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
 from mesh_tensorflow.transformer.gin_config import bindings as gin_names
 from mesh_tensorflow.transformer.gin_config import checks, operative, parsing
 from mesh_tensorflow.transformer.gin_config.bindings import Key, Macro, Reference, parts_of, short
@@ -71,7 +73,9 @@ class ModelConfig:
       f.write(json.dumps(self.record, indent=1, sort_keys=True) + "\n")
 
 
-def capture(model_type: str, vocabulary: Any, variable_dtype: Any) -> ModelConfig:
+def capture(
+  model_type: str, vocabulary: Vocabularies, variable_dtype: VariableDType
+) -> ModelConfig:
   """The configuration of the model whose program was built last.
 
   Args:
@@ -174,7 +178,7 @@ def compare_with_initial(path: str, now: ModelConfig) -> list[str]:
 # ------------------------------------------------------------------- what decides the model
 
 
-def _of_model(values: Mapping[Key, Any]) -> set[str]:
+def _of_model(values: Mapping[Key, object]) -> set[str]:
   """Selectors that are part of the model: those of this package, and those they refer to."""
   found = {s for _, s, _ in values if checks.is_of_package(s) and checks.whole_effect(s) == "model"}
   new = found
@@ -192,7 +196,7 @@ def _of_model(values: Mapping[Key, Any]) -> set[str]:
   return found
 
 
-def _kind(key: Key, values: Mapping[Key, Any], of_model: set[str]) -> str:
+def _kind(key: Key, values: Mapping[Key, object], of_model: set[str]) -> str:
   """The section of the record that a parameter belongs to."""
   scope, selector, argument = key
   if selector not in of_model and not checks.is_of_package(selector):
@@ -204,7 +208,7 @@ def _kind(key: Key, values: Mapping[Key, Any], of_model: set[str]) -> str:
   return "other" if kind == "report" else kind
 
 
-def _defaults(called: Iterable[tuple[str, str]], values: Mapping[Key, Any]) -> dict[Key, Any]:
+def _defaults(called: Iterable[tuple[str, str]], values: Mapping[Key, object]) -> dict[Key, Any]:
   """Defaults that are classes or functions, which gin's operative configuration leaves out."""
   found = {}
   for scope, selector in called:
@@ -217,7 +221,7 @@ def _defaults(called: Iterable[tuple[str, str]], values: Mapping[Key, Any]) -> d
   return found
 
 
-def _as_bound(default: Any) -> Any:
+def _as_bound(default: object) -> Any:
   """A default value, with classes and functions in it replaced by gin references to them."""
   if isinstance(default, (list, tuple)):
     return [_as_bound(d) for d in default]
@@ -245,7 +249,7 @@ def _selector(selector: str) -> str:
   return selector if selector.startswith(_PACKAGE) else selector.rpartition(".")[2]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
   """Converts a value of gin to JSON-like values."""
   if isinstance(value, Reference):
     name = "/".join(p for p in (value.scope, _selector(value.selector or value.name)) if p)
@@ -265,7 +269,7 @@ def _plain(value: Any) -> Any:
   return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
 
 
-def _is_of_training(value: Any) -> bool:
+def _is_of_training(value: object) -> bool:
   return isinstance(value, Reference) and checks.whole_effect(value.selector) == "training"
 
 
@@ -293,7 +297,7 @@ def _read(path: str) -> dict[str, Any] | None:
   return record if known else None
 
 
-def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+def _changes(then: Mapping[str, object], now: Mapping[str, object]) -> list[tuple[str, Any, Any]]:
   """Lists (name, old value, new value) of the names in both whose values differ."""
   return [(k, then[k], now[k]) for k in now if k in then and then[k] != now[k]]
 
@@ -327,7 +331,7 @@ def _owner(name: str) -> str:
   return name.rpartition(".")[0]
 
 
-def _is_bound(key: Key, value: Any) -> bool:
+def _is_bound(key: Key, value: object) -> bool:
   """True if a value differs from the default of its parameter."""
   _, selector, argument = key
   parameter = checks.declared_parameter(selector, argument)
@@ -368,7 +372,7 @@ def _shown(key: Key) -> str:
   return f"{scope}/{gin_names.shortest(selector)}.{argument}".lstrip("/")
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
   """A value of a record, for an error."""
   # Names without the package, as gin files have them.
   return short(json.loads(json.dumps(value).replace(_T, "").replace(_PACKAGE, "")), _LONGEST)

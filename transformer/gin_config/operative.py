@@ -50,7 +50,7 @@ class _Statement:
 _FOUND: dict[Key, tuple[Any, str | None]] = {}
 
 
-def say_found(key: Key, value: Any, why: str | None) -> None:
+def say_found(key: Key, value: object, why: str | None) -> None:
   """Records the value found for a parameter (mostly for "auto"); it becomes the operative value.
 
   Args:
@@ -192,7 +192,7 @@ def _statements(text: str) -> list[_Statement]:
   return found
 
 
-def _resolved(value: Any) -> Any:
+def _resolved(value: object) -> Any:
   if not isinstance(value, Reference):
     return value
   *scopes, selector = value.name.split("/")
@@ -277,7 +277,7 @@ class _Places:
       return str(_plain(read)) + (f", overrides {_all(before)}" if before else "")
     return "default"
 
-  def _macros(self, value: Any) -> list[str]:
+  def _macros(self, value: object) -> list[str]:
     """The names of the macros in a value, with those in their values."""
     names: list[str] = []
     for macro in gin_names.parts_of(value, Macro):
@@ -286,7 +286,7 @@ class _Places:
       names += self._macros(bound.value) if bound is not None else []
     return list(dict.fromkeys(names))
 
-  def _literal(self, value: Any) -> Any:
+  def _literal(self, value: object) -> Any:
     if isinstance(value, Macro):
       bound = self._in_config.get((value.name, *MACRO))
       return self._literal(bound.value) if bound is not None else value

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import gin
 from absl import flags
@@ -246,7 +245,7 @@ def _warn_of_macros(settings: Settings) -> None:
     )
 
 
-def _explained(parse: Callable[[], Any]) -> None:
+def _explained(parse: Callable[[], object]) -> None:
   """Calls gin and converts its errors to one-line `ConfigError`s."""
   try:
     parse()

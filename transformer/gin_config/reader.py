@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import tokenize
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -196,7 +197,7 @@ class Binding:
     """
     delegate = gin.config.ParserDelegate(skip_unknown)
 
-    def of_gin(value: Any) -> Any:
+    def of_gin(value: object) -> Any:
       if isinstance(value, Reference):
         return delegate.configurable_reference(value.name, value.evaluate)
       return delegate.macro(value.name) if isinstance(value, Macro) else value
@@ -365,7 +366,7 @@ class Reader:
     if not dynamic:
       self.statements.append(Binding((scope, selector, argument), statement.value))
 
-  def _is_left_out(self, selector: str, value: Any) -> bool:
+  def _is_left_out(self, selector: str, value: object) -> bool:
     """True if a binding belongs to an omitted part of T5, or its value refers to one."""
     if self._skip_unknown is True:
       return False
@@ -377,7 +378,7 @@ class Reader:
     if missing:
       _LOG.warning("gin: %s: import of %s is left out: %s", place, module, missing)
 
-  def _resolved(self, value: Any, place: Place, dynamic: bool) -> Any:
+  def _resolved(self, value: object, place: Place, dynamic: bool) -> Any:
     if not isinstance(value, Reference):
       return value
     try:
@@ -484,7 +485,12 @@ class _syntax_errors:
   def __enter__(self) -> None:
     return None
 
-  def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> Literal[False]:
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: types.TracebackType | None,
+  ) -> Literal[False]:
     if isinstance(error, SyntaxError):
       text, line, content = error.msg, error.lineno or 1, (error.text or "").strip()
     elif isinstance(error, tokenize.TokenError):
