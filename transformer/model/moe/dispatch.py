@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
+from mesh_tensorflow.layers.dense import Activation
 from mesh_tensorflow.transformer.model.moe.groups import LayoutHints, slot_dims, token_dims
 from mesh_tensorflow.transformer.model.moe.hparams import hparam, hparam_of_mode
 from mesh_tensorflow.transformer.model.moe.router import RouterCall, router, summarize_routing
@@ -18,6 +20,41 @@ from mesh_tensorflow.transformer.model.step_sums import StepSum
 # Applies experts: `[outer_batch, experts, groups, slots, d_model]` -> tensors of the same
 # dimensions but the last.
 ExpertsFn = Callable[[mtf.Tensor, mtf.Dimension], Sequence[mtf.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertsCall:
+  """Tokens, and what is to be done with them; see `transformer_moe_layer_v1`.
+
+  Attributes:
+    inputs: `[(outer_batch,) batch, ..., d_model]`.
+    output_dim: the last dimension of the results.
+    hparams: an object with `moe_` attributes, see `MoE1D`.
+    train: True in training.
+    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
+    activation: activation of the hidden layer; see `mtf.layers.dense_product`.
+    hints: the known parts of the layout.
+    nonpadding: 1 for tokens, 0 for padding: some of the leading dims of inputs; None: no padding.
+    num_microbatches: number of such calls in a training step; None: 1.
+    token_embeddings: tensor with the dims of inputs, for `moe_word_embed_mode`.
+    loads: list to which the experts' token counts are appended, if `moe_balance_rate` is set.
+  """
+
+  inputs: mtf.Tensor
+  output_dim: mtf.Dimension
+  hparams: object
+  train: bool
+  variable_dtype: mtf.VariableDType | tf.DType
+  activation: Activation
+  hints: LayoutHints
+  nonpadding: mtf.Tensor | None = None
+  num_microbatches: int | None = None
+  token_embeddings: mtf.Tensor | None = None
+  loads: list[StepSum] | None = None
+
+  def hparam(self, name: str) -> Any:
+    """A hyperparameter, or its default."""
+    return hparam(self.hparams, name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,96 +80,62 @@ class Routed:
   loss: mtf.Tensor
 
 
-def route(
-  inputs: mtf.Tensor,
-  hparams: object,
-  train: bool,
-  variable_dtype: mtf.VariableDType | tf.DType,
-  hints: LayoutHints,
-  nonpadding: mtf.Tensor | None = None,
-  num_microbatches: int | None = None,
-  token_embeddings: mtf.Tensor | None = None,
-  loads: list[StepSum] | None = None,
-) -> Routed:
-  """Groups tokens, and lets the router decide; for the arguments see `apply_experts`."""
-  leading = inputs.shape.dims[:-1]
+def route(call: ExpertsCall) -> Routed:
+  """Groups tokens, and lets the router decide."""
+  leading = call.inputs.shape.dims[:-1]
   if leading[0].name == "outer_batch" and len(leading) > 1:
     outer, batch = leading[:2]
   else:
     outer, batch = mtf.Dimension("outer_batch_unsplit", 1), leading[0]
   n_tokens = math.prod(d.size for d in leading) // outer.size
-  groups, group = token_dims(n_tokens, hparam(hparams, "group_size"), batch, "group", hints)
-  n = hparam(hparams, "num_experts")
-  slots = expert_capacity(group.size, n, hparams, train)
+  groups, group = token_dims(n_tokens, call.hparam("group_size"), batch, "group", call.hints)
+  n = call.hparam("num_experts")
+  slots = expert_capacity(group.size, n, call.hparams, call.train)
   capacity = mtf.Dimension("expert_capacity", slots)
 
   def grouped(x: mtf.Tensor) -> mtf.Tensor:
     last = x.shape.dims[len(leading) :]
     return mtf.reshape(x, mtf.Shape([outer, groups, group, *last]))
 
-  x = grouped(inputs)
-  if hparam(hparams, "word_embed_mode") is None or token_embeddings is None:
-    token_embeddings = None
-  else:
-    token_embeddings = grouped(mtf.cast(token_embeddings, inputs.dtype))
+  x = grouped(call.inputs)
+  token_embeddings = None
+  if call.hparam("word_embed_mode") is not None and call.token_embeddings is not None:
+    token_embeddings = grouped(mtf.cast(call.token_embeddings, x.dtype))
   importance = None
-  if isinstance(nonpadding, mtf.Tensor):
-    nonpadding = mtf.cast(nonpadding, inputs.dtype)
+  if isinstance(call.nonpadding, mtf.Tensor):
+    nonpadding = mtf.cast(call.nonpadding, x.dtype)
     importance = grouped(mtf.broadcast(nonpadding, mtf.Shape(leading)))
-  gating = hparam(hparams, "gating")
-  call = RouterCall(
-    x, None, mtf.Dimension("expert_unsplit", n), capacity, hparams, train, variable_dtype,
-    importance, f"{gating}_gating", num_microbatches, token_embeddings, loads,
+  gating = call.hparam("gating")
+  of_router = RouterCall(
+    x, None, mtf.Dimension("expert_unsplit", n), capacity, call.hparams, call.train,
+    call.variable_dtype, importance, f"{gating}_gating", call.num_microbatches, token_embeddings,
+    call.loads,
   )  # fmt: skip
-  routing, loss = router(gating)(call)
-  if train and hparam(hparams, "summaries"):
+  routing, loss = router(gating)(of_router)
+  if call.train and call.hparam("summaries"):
     summarize_routing(f"{gating}_gating", routing, loss, importance)
   return Routed(leading, batch, [outer, groups, group], x, capacity, routing, loss)
 
 
-def apply_experts(
-  inputs: mtf.Tensor,
-  output_dim: mtf.Dimension,
-  hparams: object,
-  train: bool,
-  variable_dtype: mtf.VariableDType | tf.DType,
-  experts_fn: ExpertsFn,
-  hints: LayoutHints,
-  nonpadding: mtf.Tensor | None = None,
-  num_microbatches: int | None = None,
-  token_embeddings: mtf.Tensor | None = None,
-  loads: list[StepSum] | None = None,
-) -> tuple[list[mtf.Tensor], mtf.Tensor]:
-  """Routes tokens to experts and back; see `transformer_moe_layer_v1`.
+def apply_experts(call: ExpertsCall, experts_fn: ExpertsFn) -> tuple[list[mtf.Tensor], mtf.Tensor]:
+  """Routes tokens to experts and back.
 
   Args:
-    inputs: `[(outer_batch,) batch, ..., d_model]`.
-    output_dim: the last dimension of the results of `experts_fn`.
-    hparams: an object with `moe_` attributes, see `MoE1D`.
-    train: True in training.
-    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
-    experts_fn: the experts.
-    hints: the known parts of the layout.
-    nonpadding: 1 for tokens, 0 for padding: some of the leading dims of inputs; None: no padding.
-    num_microbatches: number of such calls in a training step; None: 1.
-    token_embeddings: tensor with the dims of inputs, for `moe_word_embed_mode`.
-    loads: list to which the experts' token counts are appended, if `moe_balance_rate` is set.
+    call: what is to be done.
+    experts_fn: the experts, whose results have the last dimension `call.output_dim`.
 
   Returns:
     (outputs, loss), an output for each result of `experts_fn`.
   """
-  routed = route(
-    inputs, hparams, train, variable_dtype, hints, nonpadding, num_microbatches, token_embeddings,
-    loads,
-  )  # fmt: skip
+  routed, hints = route(call), call.hints
   outer, groups, group = routed.token_dims
-  n, input_dim = hparam(hparams, "num_experts"), inputs.shape.dims[-1]
+  n, input_dim = call.hparam("num_experts"), call.inputs.shape.dims[-1]
   # Two names for one thing: the router, whose tokens are split, needs all experts of each token.
   experts, experts_unsplit = mtf.Dimension("experts", n), routed.routing.experts_dim
-  hidden = mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size"))
+  hidden = mtf.Dimension("expert_hidden", call.hparam("hidden_size"))
   # The tensor changes hands here: from a part of the groups to a part of the experts.
   here = [outer, experts_unsplit, groups, routed.capacity]
-  others = [experts, hidden, input_dim, output_dim]
+  others = [experts, hidden, input_dim, call.output_dim]
   there = [outer, experts, *slot_dims(groups, routed.capacity, routed.batch, others, hints)]
   slots = routed.routing.dispatch(routed.x, mtf.Shape([*here, input_dim]))
   slots = change_hands(slots, there, hints)
@@ -142,7 +145,7 @@ def apply_experts(
     y = change_hands(y, here, hints)
     y = routed.routing.combine(y, mtf.Shape([outer, groups, group, last]))
     outputs.append(mtf.reshape(y, mtf.Shape([*routed.leading, last])))
-  return outputs, mtf.cast(routed.loss, inputs.dtype) * hparam(hparams, "loss_coef")
+  return outputs, mtf.cast(routed.loss, call.inputs.dtype) * call.hparam("loss_coef")
 
 
 def expert_capacity(group_size: int, num_experts: int, hparams: object, train: bool) -> int:

@@ -21,43 +21,20 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.layers import unit_scaling_convention
 from mesh_tensorflow.layers.dense import activation_function
-from mesh_tensorflow.transformer.model.moe.dispatch import change_hands, route
+from mesh_tensorflow.transformer.model.moe.dispatch import ExpertsCall, change_hands, route
 from mesh_tensorflow.transformer.model.moe.expert_products import expert_products
 from mesh_tensorflow.transformer.model.moe.groups import LayoutHints
-from mesh_tensorflow.transformer.model.moe.hparams import hparam
 from mesh_tensorflow.transformer.model.moe.routing import TokenRouting
-from mesh_tensorflow.transformer.model.step_sums import StepSum
 
 
 def apply_without_dropping(
-  inputs: mtf.Tensor,
-  output_dim: mtf.Dimension,
-  hparams: object,
-  train: bool,
-  variable_dtype: mtf.VariableDType | tf.DType,
-  activation: Any,
-  output_names: list[str],
-  hints: LayoutHints,
-  nonpadding: mtf.Tensor | None = None,
-  num_microbatches: int | None = None,
-  token_embeddings: mtf.Tensor | None = None,
-  loads: list[StepSum] | None = None,
+  call: ExpertsCall, output_names: list[str]
 ) -> tuple[list[mtf.Tensor], mtf.Tensor]:
   """Like `apply_experts` of two-layer networks, with the same variables.
 
   Args:
-    inputs: `[(outer_batch,) batch, ..., d_model]`.
-    output_dim: the last dimension of the results.
-    hparams: an object with `moe_` attributes, see `MoE1D`.
-    train: True in training.
-    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
-    activation: activation of the hidden layer; see `mtf.layers.dense_product`.
+    call: what is to be done.
     output_names: the scopes of the last layers.
-    hints: the known parts of the layout.
-    nonpadding: 1 for tokens, 0 for padding: some of the leading dims of inputs; None: no padding.
-    num_microbatches: number of such calls in a training step; None: 1.
-    token_embeddings: tensor with the dims of inputs, for `moe_word_embed_mode`.
-    loads: list to which the experts' token counts are appended, if `moe_balance_rate` is set.
 
   Returns:
     (outputs, loss), an output for each of `output_names`.
@@ -65,31 +42,28 @@ def apply_without_dropping(
   Raises:
     ConfigError: the router lets experts choose tokens.
   """
-  routed = route(
-    inputs, hparams, train, variable_dtype, hints, nonpadding, num_microbatches, token_embeddings,
-    loads,
-  )  # fmt: skip
+  routed, hints, output_dim = route(call), call.hints, call.output_dim
   if not isinstance(routed.routing, TokenRouting):
     raise errors.ConfigError(
-      f"mixture of experts: moe_gating {hparam(hparams, 'gating')!r} lets experts choose tokens, "
+      f"mixture of experts: moe_gating {call.hparam('gating')!r} lets experts choose tokens, "
       "and leaves some; set dropless = False, or moe_gating = 'top_k'"
     )
-  experts = mtf.Dimension("experts", hparam(hparams, "num_experts"))
-  hidden = mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size"))
+  experts = mtf.Dimension("experts", call.hparam("num_experts"))
+  hidden = mtf.Dimension("expert_hidden", call.hparam("hidden_size"))
   here = routed.token_dims
-  tokens = _unsplit(here, [experts, hidden, inputs.shape.dims[-1], output_dim], hints)
+  tokens = _unsplit(here, [experts, hidden, call.inputs.shape.dims[-1], output_dim], hints)
   x = change_hands(routed.x, tokens, hints)
   index, gates = routed.routing.experts_and_gates()
   choices = index.shape.dims[len(here) :]
   # The router's decision is small beside the tokens.
   index, gates = (mtf.reshape(t, mtf.Shape([*tokens, *choices])) for t in (index, gates))
   owners, index = _of_owners(index, experts, hints)
-  products = _Products(experts, owners, tokens, choices, index, variable_dtype)
-  h = products.hidden(x, hidden, activation)
-  if train and hparam(hparams, "dropout_rate"):
+  products = _Products(experts, owners, tokens, choices, index, call.variable_dtype)
+  h = products.hidden(x, hidden, call.activation)
+  if call.train and call.hparam("dropout_rate"):
     # Owners are of the layout, which must not decide what is drawn.
     ones = mtf.ones(h.mesh, mtf.Shape([*tokens, *choices, hidden]), h.dtype)
-    mask = mtf.dropout(ones, train, rate=hparam(hparams, "dropout_rate"))
+    mask = mtf.dropout(ones, call.train, rate=call.hparam("dropout_rate"))
     h = mtf.multiply(h, mask, output_shape=h.shape)
   # Before the last product, so that its sums over choices and owners are taken where they arise.
   h = mtf.multiply(h, mtf.cast(gates, h.dtype), output_shape=h.shape)
@@ -97,7 +71,7 @@ def apply_without_dropping(
   for name in output_names:
     y = change_hands(products(h, output_dim, tokens, name), here, hints)
     outputs.append(mtf.reshape(y, mtf.Shape([*routed.leading, output_dim])))
-  return outputs, mtf.cast(routed.loss, inputs.dtype) * hparam(hparams, "loss_coef")
+  return outputs, mtf.cast(routed.loss, call.inputs.dtype) * call.hparam("loss_coef")
 
 
 @dataclasses.dataclass(frozen=True)

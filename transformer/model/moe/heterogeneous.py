@@ -20,7 +20,7 @@ from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.transformer.model import sublayers
 from mesh_tensorflow.transformer.model.context import Context
-from mesh_tensorflow.transformer.model.moe.dispatch import apply_experts
+from mesh_tensorflow.transformer.model.moe.dispatch import ExpertsCall, apply_experts
 from mesh_tensorflow.transformer.model.moe.groups import LayoutHints
 from mesh_tensorflow.transformer.model.moe.hparams import hparam
 from mesh_tensorflow.transformer.model.moe.layer import OneLevelExpertsLayer
@@ -166,18 +166,11 @@ def transformer_moe_layer_v1(
 
   sized = copy.copy(hparams)
   sized.moe_hidden_size = hidden_size
-  (output,), loss = apply_experts(
-    inputs,
-    output_dim,
-    sized,
-    train,
-    variable_dtype,
-    experts_fn,
-    LayoutHints(layout, mesh_shape),
-    nonpadding,
-    num_microbatches,
-    token_embeddings,
-  )
+  call = ExpertsCall(
+    inputs, output_dim, sized, train, variable_dtype, activation, LayoutHints(layout, mesh_shape),
+    nonpadding, num_microbatches, token_embeddings,
+  )  # fmt: skip
+  (output,), loss = apply_experts(call, experts_fn)
   return output, loss
 
 

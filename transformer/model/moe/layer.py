@@ -17,10 +17,10 @@ from mesh_tensorflow.layers.dense import Activation
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.program.dimensions import ShapeLike
 from mesh_tensorflow.transformer.model.context import Context, TransformerLayer
-from mesh_tensorflow.transformer.model.moe.dispatch import apply_experts
+from mesh_tensorflow.transformer.model.moe.dispatch import ExpertsCall, apply_experts
 from mesh_tensorflow.transformer.model.moe.dropless import apply_without_dropping
 from mesh_tensorflow.transformer.model.moe.groups import LayoutHints
-from mesh_tensorflow.transformer.model.moe.hparams import HParams, hparam
+from mesh_tensorflow.transformer.model.moe.hparams import HParams
 from mesh_tensorflow.transformer.model.moe.router import refuse_noncausal
 from mesh_tensorflow.transformer.model.step_sums import StepSum
 
@@ -74,64 +74,51 @@ def transformer_moe_layer_v1(
   Raises:
     ConfigError: a hyperparameter has a value that is not known.
   """
+  call = ExpertsCall(
+    inputs, output_dim, hparams, train, variable_dtype, activation,
+    LayoutHints(layout, mesh_shape), nonpadding, num_microbatches, token_embeddings, loads,
+  )  # fmt: skip
   # Queries and keys share the hidden layer: a token goes to its experts once for both.
-  names = ["q_wo", "k_wo"] if hparam(hparams, "use_experts_attention") else ["wo"]
-  hints = LayoutHints(layout, mesh_shape)
-  options = (hparams, train, variable_dtype, activation)
-  routing = (nonpadding, num_microbatches, token_embeddings, loads)
-  if hparam(hparams, "dropless"):
-    outputs, loss = apply_without_dropping(inputs, output_dim, *options, names, hints, *routing)
+  names = ["q_wo", "k_wo"] if call.hparam("use_experts_attention") else ["wo"]
+  if call.hparam("dropless"):
+    outputs, loss = apply_without_dropping(call, names)
   else:
-    outputs, loss = apply_experts(
-      inputs,
-      output_dim,
-      hparams,
-      train,
-      variable_dtype,
-      functools.partial(_feed_forward, output_dim, names, *options),
-      hints,
-      *routing,
-    )
-  if hparam(hparams, "num_shared_experts"):
+    outputs, loss = apply_experts(call, functools.partial(_feed_forward, call, names))
+  if call.hparam("num_shared_experts"):
     # Of all tokens (Dai et al., 2024; arXiv:2401.06066).
     with mtf.variable_scope("shared"):
-      (shared,) = _feed_forward(output_dim, ["wo"], *options, inputs)
+      (shared,) = _feed_forward(call, ["wo"], inputs)
     # What is for all tokens is for queries and for keys.
     outputs = [y + shared for y in outputs]
   return (outputs if len(outputs) > 1 else outputs[0]), loss
 
 
 def _feed_forward(
-  output_dim: mtf.Dimension,
-  names: list[str],
-  hparams: object,
-  train: bool,
-  variable_dtype: mtf.VariableDType | tf.DType,
-  activation: Activation,
-  x: mtf.Tensor,
-  experts_dim: mtf.Dimension | None = None,
+  call: ExpertsCall, names: list[str], x: mtf.Tensor, experts_dim: mtf.Dimension | None = None
 ) -> list[mtf.Tensor]:
   """The experts, each on its slots; without `experts_dim` those of all tokens, side by side."""
-  hidden = mtf.Dimension("expert_hidden", hparam(hparams, "hidden_size"))
+  hidden = mtf.Dimension("expert_hidden", call.hparam("hidden_size"))
   if experts_dim is None:
     # Not as the hidden layers of experts are called, which may be split where experts are not.
-    hidden = mtf.Dimension("d_ff", hparam(hparams, "num_shared_experts") * hidden.size)
+    hidden = mtf.Dimension("d_ff", call.hparam("num_shared_experts") * hidden.size)
   options: dict[str, Any] = dict(
-    expert_dims=[experts_dim] if experts_dim else [], use_bias=False, variable_dtype=variable_dtype
+    expert_dims=[experts_dim] if experts_dim else [],
+    use_bias=False,
+    variable_dtype=call.variable_dtype,
   )
   h = mtf.layers.dense_product(
     x,
     reduced_dims=x.shape.dims[-1:],
     new_dims=hidden,
-    activation_functions=activation,
+    activation_functions=call.activation,
     name="wi",
     **options,
   )
   # Slots, unlike positions, are not of one sequence: each has its own mask.
-  if hparam(hparams, "dropout_rate"):
-    h = mtf.dropout(h, train, rate=hparam(hparams, "dropout_rate"))
+  if call.hparam("dropout_rate"):
+    h = mtf.dropout(h, call.train, rate=call.hparam("dropout_rate"))
   return [
-    mtf.layers.dense(h, output_dim, reduced_dims=h.shape.dims[-1:], name=name, **options)
+    mtf.layers.dense(h, call.output_dim, reduced_dims=h.shape.dims[-1:], name=name, **options)
     for name in names
   ]
 
