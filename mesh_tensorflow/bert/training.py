@@ -7,8 +7,8 @@ of named tensors that returns a `ModelSpec` (model_function.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -40,6 +40,7 @@ from mesh_tensorflow.training.model_files import EventFile
 from mesh_tensorflow.training.program import ModelRecord
 from mesh_tensorflow.training.settings import checked_settings
 from mesh_tensorflow.training.state import ModelState
+from mesh_tensorflow.training.validation import Evaluator
 
 __all__ = [
   "EVAL",
@@ -56,8 +57,6 @@ __all__ = [
   "second_dimension",
   "write_results",
 ]
-
-_Element = TypeVar("_Element")
 
 
 class _BertWeights:
@@ -281,7 +280,7 @@ class Runner:
     self._filled |= new
 
 
-class Evaluation:
+class Evaluation(Evaluator):
   """The evaluation of a model while it is trained, an `Evaluator` of the loop.
 
   Args:
@@ -302,7 +301,6 @@ class Evaluation:
     self._input_fn = input_fn
     self._batch_size = batch_size
     self._take = take
-    self.shown: Sequence[str] = ("loss",)
 
   def datasets(self) -> dict[str, Callable[[], tf.data.Dataset]]:
     """The data set, as `held_out` of the loop."""
@@ -311,10 +309,6 @@ class Evaluation:
   def check(self, dataset: tf.data.Dataset) -> Sequence[str]:
     """The names of the features, as they are read."""
     return list(dataset.element_spec)
-
-  def reading(self, batches: Iterable[_Element]) -> Iterator[_Element]:
-    """See `records.reading`."""
-    return records.reading(batches)
 
   def metrics(
     self, dataset: tf.data.Dataset, max_batches: int | None, goes_on: Callable[[], bool]
@@ -327,14 +321,6 @@ class Evaluation:
       self.shown = [name for name in found if name != "global_step"]
       self._take(found)
     return found
-
-  def joined(self, found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Those of the only data set."""
-    return dict(found[0])
-
-  def fingerprint(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
-    """Nothing: files are read in order."""
-    return ()
 
   def text(self, metrics: Mapping[str, float]) -> str:
     """The metrics, the loss first."""

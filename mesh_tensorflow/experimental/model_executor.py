@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 from absl import flags
@@ -37,6 +37,7 @@ from mesh_tensorflow.training.loop import TrainingLoop
 from mesh_tensorflow.training.settings import checked_settings
 from mesh_tensorflow.training.state import ModelState
 from mesh_tensorflow.training.trainer import ModelProgram
+from mesh_tensorflow.training.validation import Evaluator
 
 FLAGS = flags.FLAGS
 
@@ -61,8 +62,6 @@ for _flag in _TRAINER_FLAGS:
 define.boolean("write_summary", True, "Whether metrics are written for TensorBoard.")
 define.string("summary_dir", "", "Where metrics go; checkpoint_dir if empty.")
 define.string("pred_output_dir", "", "Where predictions go; none are written if empty.")
-
-_Element = TypeVar("_Element")
 
 
 class MeshContext:
@@ -148,7 +147,7 @@ def _learning_rate(step: tf.Tensor) -> tf.Tensor:
   return FLAGS.lr * FLAGS.lr_drop_rate**drops
 
 
-class _Evaluation:
+class _Evaluation(Evaluator):
   """The evaluation of the U-Net, an `Evaluator` of the loop: means of metrics, and predictions.
 
   Args:
@@ -158,8 +157,6 @@ class _Evaluation:
   def __init__(self, state: ModelState):
     self._state = state
     self._program = ModelProgram(_model_fn, state.mesh_impl, _specs("eval"))
-    self._names: list[str] = []
-    self.shown: Sequence[str] = ("loss",)
 
   def datasets(self) -> dict[str, Callable[[], tf.data.Dataset]]:
     """The data set, as `held_out` of the loop."""
@@ -168,10 +165,6 @@ class _Evaluation:
   def check(self, dataset: tf.data.Dataset) -> Sequence[str]:
     """See `Evaluator`."""
     return self._program.feature_names(dataset)
-
-  def reading(self, batches: Iterable[_Element]) -> Iterator[_Element]:
-    """See `Evaluator`."""
-    return reading(batches)
 
   @functools.cached_property
   def step(self) -> Any:
@@ -213,14 +206,6 @@ class _Evaluation:
       processor.finish()
     self.shown = list(sums) or self.shown
     return {name: total / count for name, total in sums.items()}
-
-  def joined(self, found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Those of the only data set."""
-    return dict(found[0])
-
-  def fingerprint(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
-    """Nothing: scans are read in order."""
-    return ()
 
   def text(self, metrics: Mapping[str, float]) -> str:
     """Loss and metrics."""

@@ -376,7 +376,8 @@ class TrainingLoop:
   def _validator(self) -> Validator | None:
     if self._evaluator is None:
       return None
-    return Validator(self.settings, self._held_out, self._evaluator, self._checkpoints.evaluations)
+    evaluations, reading = self._checkpoints.evaluations, self.program.reading
+    return Validator(self.settings, self._held_out, self._evaluator, evaluations, reading)
 
   def _validate(
     self, validator: Validator | None, progress: TrainingProgress, stop: StopRequests, last: int

@@ -23,6 +23,7 @@ from mesh_tensorflow.training.loop import LearningRateLike, TrainingLoop
 from mesh_tensorflow.training.seeds import Seeds
 from mesh_tensorflow.training.settings import checked_settings
 from mesh_tensorflow.training.state import ModelState
+from mesh_tensorflow.training.validation import Evaluator
 
 # Of the features of a batch and "train" or "eval"; returns the loss, or loss and metrics by name.
 ModelFn = Callable[[dict[str, Tensor], str], "Tensor | tuple[Tensor, Mapping[str, Tensor]]"]
@@ -142,19 +143,15 @@ class ModelProgram:
     return ModelProgram(self._model_fn, mesh_impl, self._features, self._is_trained)
 
 
-class _Evaluator:
+class _Evaluator(Evaluator):
   """Means of loss and metrics over the whole batches of a data set."""
 
   def __init__(self, program: ModelProgram):
     self._program = program
     self._call: Any = None
-    self.shown: Sequence[str] = ("loss",)
 
   def check(self, dataset: tf.data.Dataset) -> Sequence[str]:
     return self._program.feature_names(dataset)
-
-  def reading(self, batches: Iterable[_Element]) -> Iterator[_Element]:
-    return reading(batches)
 
   def trace(self) -> Any:
     """The compiled evaluation of a batch; makes the variables."""
@@ -193,12 +190,6 @@ class _Evaluator:
         sums[name] = sums.get(name, 0.0) + float(x)
     self.shown = list(sums) or self.shown
     return {name: total / count for name, total in sums.items()}
-
-  def joined(self, found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: sum(m[name] for m in found) / len(found) for name in found[0]}
-
-  def fingerprint(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
-    return ()
 
   def text(self, metrics: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())

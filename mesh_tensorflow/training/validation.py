@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -22,21 +22,22 @@ _SEED = 12345
 # Held-out data sets, by name: functions that make data sets of single examples.
 MakeDatasets = Callable[[], Mapping[str, Callable[[], tf.data.Dataset]]]
 
-_Element = TypeVar("_Element")
+
+# `Program.reading`.
+Reading = Callable[[tf.data.Dataset], Iterable[Mapping[str, tf.Tensor]]]
 
 
 class Evaluator(Protocol):
-  """The evaluation of a model on data, as a training asks for it."""
+  """The evaluation of a model on data, as a training asks for it.
 
-  @property
-  def shown(self) -> Sequence[str]:
-    """The metrics that are written as scalars, among them "loss"."""
+  Attributes:
+    shown: the metrics that are written as scalars, among them "loss".
+  """
+
+  shown: Sequence[str] = ("loss",)
 
   def check(self, dataset: tf.data.Dataset) -> Sequence[str]:
     """Raises `DataError` for data that the model cannot take; returns the features it takes."""
-
-  def reading(self, batches: Iterable[_Element]) -> Iterator[_Element]:
-    """Yields the elements of a data set; errors of reading it are `DataError`s."""
 
   def metrics(
     self, dataset: tf.data.Dataset, max_batches: int | None, goes_on: Callable[[], bool]
@@ -53,10 +54,12 @@ class Evaluator(Protocol):
     """
 
   def joined(self, found: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of several data sets together, of those of each."""
+    """The metrics of several data sets together, of those of each: their means."""
+    return {name: sum(m[name] for m in found) / len(found) for name in found[0]}
 
   def fingerprint(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
-    """Numbers that tell whether two evaluations saw the same examples."""
+    """Numbers that tell whether two evaluations saw the same examples; none if they always do."""
+    return ()
 
   def text(self, metrics: Mapping[str, float]) -> str:
     """The metrics in a line of the report."""
@@ -106,6 +109,7 @@ class Validator:
     make_datasets: returns the held-out data sets.
     evaluator: evaluates the trained model.
     evaluations: the results so far; each evaluation is added to them.
+    reading: of the program that is trained.
 
   Raises:
     DataError: there is no example to evaluate, or one has not the features of the model.
@@ -118,6 +122,7 @@ class Validator:
     make_datasets: MakeDatasets | None,
     evaluator: Evaluator,
     evaluations: Evaluations,
+    reading: Reading,
   ):
     self._settings = settings
     self._evaluator = evaluator
@@ -136,7 +141,7 @@ class Validator:
     if not makers:
       raise DataError("run.eval_dataset_fn returns no data set to evaluate in training")
     self._sets = {
-      n: _HeldOut(n, make, settings.eval_steps, evaluator) for n, make in makers.items()
+      n: _HeldOut(n, make, settings.eval_steps, evaluator, reading) for n, make in makers.items()
     }
     for held_out in self._sets.values():
       held_out.check()
@@ -222,11 +227,12 @@ class _HeldOut:
     make: Callable[[], tf.data.Dataset],
     max_batches: int | None,
     evaluator: Evaluator,
+    reading: Reading,
   ):
     self._name = name
     self._make = make
     self._max_batches = max_batches
-    self._evaluator = evaluator
+    self._evaluator, self._reading = evaluator, reading
     self._dataset: tf.data.Dataset | None = None
     self._first: tuple[float, ...] | None = None
     self._makes_anew = False
@@ -253,9 +259,8 @@ class _HeldOut:
     self._makes_anew = any(not np.array_equal(first[n], again[n]) for n in names)
 
   def _first_example(self, dataset: tf.data.Dataset) -> Mapping[str, tf.Tensor]:
-    for example in self._evaluator.reading(dataset.take(1)):
-      found: Mapping[str, tf.Tensor] = example
-      return found
+    for example in self._reading(dataset.take(1)):
+      return example
     raise DataError(
       f"the held-out data set {self._name!r}, for evaluation in training, has no example"
     )

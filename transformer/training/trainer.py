@@ -7,8 +7,8 @@ import functools
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from mesh_tensorflow.training.init_checkpoint import InitialCheckpoint
 from mesh_tensorflow.training.loop import LearningRateLike, TrainingLoop
 from mesh_tensorflow.training.settings import checked_settings
 from mesh_tensorflow.training.state import ModelState
-from mesh_tensorflow.training.validation import MakeDatasets
+from mesh_tensorflow.training.validation import Evaluator, MakeDatasets
 from mesh_tensorflow.transformer.data.files import records
 from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
 from mesh_tensorflow.transformer.generation import predict, saved_model
@@ -36,8 +36,6 @@ from mesh_tensorflow.transformer.gin_config.model_config import ATTACHMENT, Mode
 from mesh_tensorflow.transformer.model import evaluation, mesh_setup
 from mesh_tensorflow.transformer.model.model_features import MODEL_FEATURES
 from mesh_tensorflow.transformer.model.model_steps import ModelSteps
-
-_Element = TypeVar("_Element")
 
 # An Estimator's: a data set of batches, or a function that returns one.
 InputFn: TypeAlias = Callable[..., tf.data.Dataset] | tf.data.Dataset
@@ -683,7 +681,7 @@ class Trainer:
     )
 
 
-class _TextEvaluator:
+class _TextEvaluator(Evaluator):
   """The `Evaluator` of a `Trainer`: teacher-forced, each token alike."""
 
   shown = ("loss", "bits_per_token", "token_accuracy")
@@ -693,9 +691,6 @@ class _TextEvaluator:
 
   def check(self, dataset: tf.data.Dataset) -> Sequence[str]:
     return self._trainer.steps.feature_names(dataset)
-
-  def reading(self, batches: Iterable[_Element]) -> Iterator[_Element]:
-    return records.reading(batches)
 
   def metrics(
     self, dataset: tf.data.Dataset, max_batches: int | None, goes_on: Callable[[], bool]
