@@ -1,6 +1,6 @@
 """BERT (Devlin et al., 2018, arXiv:1810.04805) on a mesh: the model, its data, and its programs.
 
-    bert                 the model: `BertConfig`, `BertModel`; config, heads and layers beside it
+    bert                 the model: `BertConfig`, `BertModel`; config and layers beside it
     tokenization         text to WordPieces; `make_vocab` makes a vocabulary from text
     create_pretraining_data   text files to records: masked LM, next sentence
     run_pretraining, run_classifier, run_squad   the programs, each with its flags

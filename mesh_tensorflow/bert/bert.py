@@ -10,7 +10,6 @@ from typing import Any
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.bert import heads
 from mesh_tensorflow.bert.checkpoint_names import get_assignment_map_from_checkpoint
 from mesh_tensorflow.bert.config import (
   POSITION_SIGNALS,
@@ -39,6 +38,7 @@ __all__ = [
 ]
 
 _NUM_BUCKETS = 32
+_Z_LOSS = 1e-4
 _MASKED = -10000.0  # Added to the logits of positions that are not to be looked at.
 
 
@@ -318,7 +318,30 @@ class BertModel(Dimensions):
       [batch, max_predictions], and [batch, max_predictions, vocab]. Logits include the WordPieces
       by which the vocabulary was rounded up.
     """
-    return heads.masked_lm_output(self, positions, label_ids, label_weights)
+    hidden = mtf.gather(self.get_sequence_output(), positions, self.seq_dim)
+    with mtf.variable_scope("cls/predictions"):
+      with mtf.variable_scope("transform"):
+        hidden = mtf.layers.dense(
+          hidden,
+          reduced_dims=[self.model_dim],
+          new_dims=[self.model_dim],
+          activation=get_activation(self.config.feedforward_intermediate_act),
+          kernel_initializer=self.dense_initializer,
+          use_bias=self.config.use_bias,
+        )
+        hidden = self.normalize(hidden)
+      bias = mtf.get_variable(
+        hidden.mesh, "output_bias", mtf.Shape([self.vocab_dim]), initializer=initializers.Zeros()
+      )
+    # The weights are those of the embedding: Press and Wolf, 2017 (arXiv:1608.05859).
+    logits = mtf.einsum([hidden, self.get_embedding_table()], reduced_dims=[self.model_dim]) + bias
+    per_example_loss = mtf.layers.softmax_cross_entropy_with_logits(
+      logits, label_ids, self.vocab_dim, z_loss=_Z_LOSS
+    )
+    weights = mtf.cast(label_weights, per_example_loss.dtype)
+    # The small number is for a batch that has no masked position.
+    loss = mtf.reduce_sum(weights * per_example_loss) / (mtf.reduce_sum(weights) + 1e-5)
+    return loss, per_example_loss, logits
 
   def get_next_sentence_output(
     self, labels: mtf.Tensor
@@ -332,7 +355,20 @@ class BertModel(Dimensions):
       (loss, per_example_loss, logits): the mean, the cross-entropy with z-loss [batch], and
       [batch, class].
     """
-    return heads.next_sentence_output(self, labels)
+    class_dim = mtf.Dimension("class", 2)
+    with mtf.variable_scope("cls"):
+      logits = mtf.layers.dense(
+        self.get_pooled_output(),
+        reduced_dims=[self.model_dim],
+        new_dims=[class_dim],
+        kernel_initializer=self.dense_initializer,
+        use_bias=self.config.use_bias,
+        name="seq_relationship",
+      )
+    per_example_loss = mtf.layers.softmax_cross_entropy_with_logits(
+      logits, labels, class_dim, z_loss=_Z_LOSS
+    )
+    return mtf.reduce_mean(per_example_loss), per_example_loss, logits
 
   def get_extra_loss(self) -> mtf.Tensor | int:
     """The sum of the experts' losses; the number 0 if there are none."""

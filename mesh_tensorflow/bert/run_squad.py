@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import flags
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.bert import (
@@ -21,14 +22,13 @@ from mesh_tensorflow.bert import (
   settings,
   squad_data,
   squad_predictions,
-  squad_settings,
   tokenization,
   training,
 )
 from mesh_tensorflow.bert.bert import BertConfig, BertModel
 from mesh_tensorflow.bert.layout import runner_for
 from mesh_tensorflow.bert.optimization import Optimization
-from mesh_tensorflow.bert.program_flags import AUTO
+from mesh_tensorflow.bert.program_flags import AUTO, FINE_TUNING, SHARED, Flag, ProgramFlags
 from mesh_tensorflow.bert.squad_data import (
   FeatureWriter,
   InputFeatures,
@@ -36,7 +36,6 @@ from mesh_tensorflow.bert.squad_data import (
   convert_examples_to_features,
 )
 from mesh_tensorflow.bert.squad_predictions import RawResult
-from mesh_tensorflow.bert.squad_settings import validate_flags_or_throw
 from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.meshes.layout import LayoutLike
 from mesh_tensorflow.numerics import initializers
@@ -58,8 +57,65 @@ __all__ = [
   "write_predictions",
 ]
 
-FLAGS = squad_settings.FLAGS
+FLAGS = ProgramFlags(
+  SHARED,
+  FINE_TUNING,
+  (
+    Flag(flags.DEFINE_string, "train_file", None, "JSON file of questions to train on."),
+    Flag(flags.DEFINE_string, "predict_file", None, "JSON file of questions to answer."),
+    Flag(flags.DEFINE_integer, "max_seq_length", 384, "WordPieces in a window: question and text."),
+    Flag(
+      flags.DEFINE_integer, "doc_stride", 128, "WordPieces from one window of a text to the next."
+    ),
+    Flag(
+      flags.DEFINE_integer,
+      "max_query_length",
+      64,
+      "WordPieces of a question; longer ones are cut.",
+    ),
+    Flag(
+      flags.DEFINE_integer, "n_best_size", 20, "Answers to a question in nbest_predictions.json."
+    ),
+    Flag(flags.DEFINE_integer, "max_answer_length", 30, "WordPieces of the longest answer."),
+    Flag(flags.DEFINE_bool, "verbose_logging", False, "Log what cannot be projected to the text."),
+    Flag(
+      flags.DEFINE_bool, "version_2_with_negative", False, "There are questions without an answer."
+    ),
+    Flag(
+      flags.DEFINE_float,
+      "null_score_diff_threshold",
+      0.0,
+      "There is no answer if that scores by more than this over the best one.",
+    ),
+  ),
+)
 FLAGS.define(__name__)
+
+
+def validate_flags_or_throw(bert_config: BertConfig) -> None:
+  """Raises `ConfigError` if flags contradict each other, or the model."""
+  value = FLAGS.value
+  tokenization.validate_case_matches_checkpoint(value("do_lower_case"), value("init_checkpoint"))
+  if not value("do_train") and not value("do_predict"):
+    raise ConfigError("nothing is to be done: set --do_train or --do_predict")
+  for done, file in (("do_train", "train_file"), ("do_predict", "predict_file")):
+    if value(done) and not value(file):
+      raise ConfigError(f"--{done} needs --{file}")
+  length = value("max_seq_length")
+  if length > bert_config.max_position_embeddings:
+    raise ConfigError(
+      f"--max_seq_length={length} is more than the {bert_config.max_position_embeddings} positions "
+      "(max_position_embeddings) of the model"
+    )
+  if length <= value("max_query_length") + 3:
+    raise ConfigError(
+      f"--max_seq_length={length} must be more than --max_query_length={value('max_query_length')}"
+      " + 3, for [CLS] and twice [SEP]"
+    )
+  FLAGS.check_positive(
+    "train_batch_size", "predict_batch_size", "save_checkpoints_steps", "iterations_per_loop",
+    "doc_stride", "max_query_length", "n_best_size", "max_answer_length",
+  )  # fmt: skip
 
 
 def read_squad_examples(input_file: str, is_training: bool) -> list[SquadExample]:

@@ -22,13 +22,7 @@ class Forward(ModelFeatures):
 
   Args:
     model: a `Unitransformer`, `Bitransformer` or `StudentTeacher`.
-    mesh_impl: the mesh.
-    model_type: see `build_model`.
-    batch_size: sequences in a batch.
-    sequence_length: dict from feature to number of tokens.
-    outer_batch_size: size of an additional dimension `outer_batch`, which divides the batch.
-    ensemble_inputs: the members of an ensemble that see data of their own while they train;
-      None: all see the same.
+    mesh_impl: see `ModelFeatures`, as the others.
   """
 
   def __init__(

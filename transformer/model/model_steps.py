@@ -31,15 +31,10 @@ class ModelSteps(Forward):
 
   Args:
     model: a `Unitransformer`, `Bitransformer` or `StudentTeacher`.
-    mesh_impl: the mesh.
-    model_type: see `build_model`.
-    batch_size: sequences in a batch.
-    sequence_length: dict from feature to number of tokens.
-    outer_batch_size: size of an additional dimension `outer_batch`, which divides the batch.
+    mesh_impl: see `ModelFeatures`; likewise up to outer_batch_size.
     variable_filter: which variables are trained: None for all, a regular expression, or a
       function of the `mtf.Variable`.
-    ensemble_inputs: the members of an ensemble that see data of their own while they train;
-      None: all see the same.
+    ensemble_inputs: see `ModelFeatures`.
     settings: how weights are updated, whatever the optimizer: `max_grad_norm`, `ema_decay`,
       `gradient_accumulation_steps`, `nonfinite`; None: as `TrainerSettings()` says.
   """

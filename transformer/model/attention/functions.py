@@ -235,19 +235,8 @@ def hybrid_attention(
   The weights are c softmax(log_softmax(logits over queries) over memory) + (1 - c) softmax(logits
   over memory). Variable: `doubly_coeff` [], whose value, limited to [0, 1], is c.
 
-  Args:
-    q: `[..., length, ..., key_dim]`.
-    k: `[..., memory_length_dim, key_dim]`; its other dims are among those of q.
-    v: `[..., memory_length_dim, value_dim]`; its other dims are among those of q.
-    context: a `Context`.
-    memory_length_dim: the dimension of what is attended to, as long as `length`.
-    key_dim: the dimension of products.
-    value_dim: the dimension of values.
-    bias: added to the products; its dims are among theirs.
-    dropout_rate: rate at which weights become 0; the caller says 0 outside training.
-    dropout_broadcast_dims: dims along which weights share one dropout mask.
-    extra_logit: a number or tensor: the logit of attending to nothing.
-    z_loss_coeff: not used; taken because the layers pass it to any attention function.
+  Arguments are those of `attention`; memory_length_dim is as long as q's dimension `length`, and
+  z_loss_coeff is not used, but taken because layers pass it to any attention function.
 
   Returns:
     The dims of q without key_dim, then value_dim.

@@ -420,21 +420,8 @@ class ExpertsAttentionParams(AttentionParams):
   Variables: those of the mixture of experts, `o`, and `kv` (expert_computation "q") or `q` ("kv").
 
   Args:
-    mesh: an `mtf.Mesh`.
-    query_input_dim: dimension of the inputs of queries.
-    memory_input_dim: dimension of the inputs of keys and values.
-    output_dim: dimension of the result.
-    key_dim: dimension of keys.
-    value_dim: dimension of values.
-    query_heads_dims: dimensions of heads of queries, or None.
-    memory_heads_dims: dimensions of heads of keys and values, or None.
-    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
-    shared_kv: must be True: keys are the values.
-    no_query: True if there is no variable `q`.
-    combine_dims: must be True: the variables are matrices.
-    ensemble_dim: leading dimension of all variables, or None.
-    keep_query_heads_dims: True if the output keeps the heads apart.
-    fold_scaling_into_initializer: not used: queries are always multiplied by key_dim.size ** -0.5.
+    mesh: see `AttentionParams`; likewise all up to fold_scaling_into_initializer, but shared_kv and
+      combine_dims must be True, and queries are always multiplied by key_dim.size ** -0.5.
     context: a `Context`.
     experts_hparams: an object with the arguments of `ExpertsSelfAttention` as attributes.
     expert_computation: what experts compute: "qkv" (queries and keys, by experts that share their

@@ -28,16 +28,7 @@ class AttentionParamsFixup(attention.AttentionParams):
   The last one starts as 0.
 
   Args:
-    mesh: an `mtf.Mesh`.
-    query_input_dim: dimension of the inputs of queries.
-    memory_input_dim: dimension of the inputs of keys and values.
-    output_dim: dimension of the result.
-    key_dim: dimension of keys.
-    value_dim: dimension of values.
-    query_heads_dims: dimensions of heads of queries, or None.
-    memory_heads_dims: dimensions of heads of keys and values, or None.
-    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
-    shared_kv: True if keys are the values.
+    mesh: see `AttentionParams`; likewise up to shared_kv.
     fold_scaling_into_initializer: must be False.
     num_blocks: number of blocks of the stack; variances are multiplied by num_blocks ** (-1 / 3).
     default_init: "glorot" or "he".

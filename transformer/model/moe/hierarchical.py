@@ -42,16 +42,8 @@ def transformer_moe_layer_v2(
   d_model, expert_y_unsplit]; `wi/kernel` [expert_y, expert_x, d_model, expert_hidden]; `wo/kernel`
   [expert_y, expert_x, expert_hidden, output_dim].
 
-  Args:
-    inputs: `[(outer_batch,) batch, length, d_model]`.
-    output_dim: the last dimension of the result.
-    hparams: an object with `moe_` attributes, see `MoE2D`; missing ones have their defaults.
-    train: whether the layer is being trained.
-    variable_dtype: an `mtf.VariableDType`, or one dtype for all three.
-    layout: the layout rules that the program will have; None if they are not known.
-    mesh_shape: the mesh shape that it will have; None if it is not known.
-    nonpadding: 1 for tokens, 0 for padding: some of the leading dims of inputs; None: no padding.
-    num_microbatches: how many of such calls make a training step; None: 1.
+  Arguments are those of `transformer_moe_layer_v1`, with `[(outer_batch,) batch, length, d_model]`
+  as inputs and the hyperparameters of `MoE2D`.
 
   Returns:
     (output, loss): `[<leading dims of inputs>, output_dim]`; the auxiliary loss times
