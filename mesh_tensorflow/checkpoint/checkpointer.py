@@ -510,12 +510,9 @@ class Checkpointer:
     self,
     path: str | None,
     *,
-    ignore_missing: bool = False,
-    ignore_unexpected: bool = False,
     name_in_checkpoint: Callable[[str], str] | None = None,
     should_restore: Callable[[str], bool] | None = None,
-    ignore_mismatched: bool = False,
-    check_content: bool = True,
+    **options: bool,
   ) -> Restored | None:
     self.wait()
     wanted = {}
@@ -535,10 +532,7 @@ class Checkpointer:
       wanted,
       set(self._variables()),
       is_folder=path is None,
-      ignore_missing=ignore_missing,
-      ignore_unexpected=ignore_unexpected,
-      ignore_mismatched=ignore_mismatched,
-      check_content=check_content,
+      **options,
     )
 
   def latest(self) -> str | None:

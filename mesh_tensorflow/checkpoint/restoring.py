@@ -282,10 +282,10 @@ def restore(
   model: Set[str],
   *,
   is_folder: bool,
-  ignore_missing: bool,
-  ignore_unexpected: bool,
-  ignore_mismatched: bool,
-  check_content: bool,
+  ignore_missing: bool = False,
+  ignore_unexpected: bool = False,
+  ignore_mismatched: bool = False,
+  check_content: bool = True,
 ) -> Restored | None:
   """Does the work of `Checkpointer.restore`; returns None if a folder has no checkpoint.
 

@@ -16,39 +16,6 @@ from mesh_tensorflow.transformer.model.sequence_utils import sinusoid_positional
 from mesh_tensorflow.transformer.model.sublayers import sublayer_dropout
 
 
-def ffn_layer_multi_inputs(
-  context: Context,
-  mask: mtf.Tensor | None,
-  inputs_list: list[mtf.Tensor],
-  norm: Callable[[Context, mtf.Tensor], mtf.Tensor],
-  kernel_initializer: InitializerLike = None,
-  activation: Callable[[mtf.Tensor], mtf.Tensor] | None = None,
-  preprocess: bool = False,
-  postprocess: bool = False,
-) -> mtf.Tensor:
-  """A dense layer of several tensors, one behind the other; see `UTLayerStack`."""
-  if preprocess:
-    # In place: the next gate of the same list normalizes what is normalized. So were the models
-    # trained whose checkpoints exist.
-    for i, x in enumerate(inputs_list):
-      inputs_list[i] = norm(context, masked(x, mask))
-  channels = inputs_list[0].shape[-1]
-  if len(inputs_list) == 1:
-    inputs = inputs_list[0]
-  else:
-    inputs = mtf.concat(inputs_list, channels.name)
-  output = mtf.layers.dense(
-    inputs,
-    reduced_dims=[inputs.shape[-1]],
-    new_dims=[channels],
-    activation=activation,
-    use_bias=True,
-    variable_dtype=context.variable_dtype,
-    kernel_initializer=kernel_initializer,
-  )
-  return norm(context, masked(output, mask)) if postprocess else output
-
-
 def masked(x: mtf.Tensor, mask: mtf.Tensor | None) -> mtf.Tensor:
   """x, zero at padding."""
   return x if mask is None else x * mask
@@ -356,16 +323,26 @@ class UTPasses(Layers):
       raise errors.ConfigError(
         f'UTLayerStack: ffn_layer_type must be "dense", got {ffn_layer_type!r}'
       )
-    return ffn_layer_multi_inputs(
-      context,
-      mask,
-      inputs_list,
-      self._layer_norm,
-      kernel_initializer=kernel_initializer,
+    if preprocess:
+      # In place: the next gate of the same list normalizes what is normalized. So were the models
+      # trained whose checkpoints exist.
+      for i, x in enumerate(inputs_list):
+        inputs_list[i] = self._layer_norm(context, masked(x, mask))
+    channels = inputs_list[0].shape[-1]
+    if len(inputs_list) == 1:
+      inputs = inputs_list[0]
+    else:
+      inputs = mtf.concat(inputs_list, channels.name)
+    output = mtf.layers.dense(
+      inputs,
+      reduced_dims=[inputs.shape[-1]],
+      new_dims=[channels],
       activation=activation,
-      preprocess=preprocess,
-      postprocess=postprocess,
+      use_bias=True,
+      variable_dtype=context.variable_dtype,
+      kernel_initializer=kernel_initializer,
     )
+    return self._layer_norm(context, masked(output, mask)) if postprocess else output
 
   # ----------------------------------------------------------- timing signals
 
