@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from absl import flags
@@ -29,27 +30,8 @@ def flag(definer: Callable[..., object], name: str, default: object, help_text: 
     definer(name, default, help_text)
 
 
-def string(name: str, default: str | None, help_text: str) -> None:
-  """Defines a flag of a string, or shares that of this name with the module that defined it.
-
-  Args:
-    name: name of the flag.
-    default: its value if it is not given.
-    help_text: its description, for --help.
-  """
-  flag(flags.DEFINE_string, name, default, help_text)
-
-
-def integer(name: str, default: int | None, help_text: str) -> None:
-  """Defines a flag of an integer; otherwise as `string`."""
-  flag(flags.DEFINE_integer, name, default, help_text)
-
-
-def number(name: str, default: float, help_text: str) -> None:
-  """Defines a flag of a number; otherwise as `string`."""
-  flag(flags.DEFINE_float, name, default, help_text)
-
-
-def boolean(name: str, default: bool, help_text: str) -> None:
-  """Defines a flag that is true or false; otherwise as `string`."""
-  flag(flags.DEFINE_boolean, name, default, help_text)
+# Each takes the name of a flag, its value if it is not given, and its description.
+string = functools.partial(flag, flags.DEFINE_string)
+integer = functools.partial(flag, flags.DEFINE_integer)
+number = functools.partial(flag, flags.DEFINE_float)
+boolean = functools.partial(flag, flags.DEFINE_boolean)

@@ -127,11 +127,7 @@ class MinMaxOperation(BinaryOpWithBroadcasting):
   """Elementwise minimum or maximum; at a tie both operands get the whole gradient.
 
   Args:
-    tf_fn: tf.minimum or tf.maximum.
-    x1: a `Tensor`.
-    x2: a `Tensor`.
-    output_shape: a `Shape`.
-    name: of the operation.
+    tf_fn: tf.minimum or tf.maximum. The others: see `AddOperation`.
   """
 
   def __init__(

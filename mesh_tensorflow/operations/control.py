@@ -46,14 +46,7 @@ def stop_gradient(x: Tensor) -> Tensor:
 
 
 class PrintOperation(Operation):
-  """The value of x; prints `data` when it is computed. See `Print`.
-
-  Args:
-    x: a `Tensor`.
-    data: a list of `Tensor`s to print.
-    message: a text to put in front.
-    name: of the operation.
-  """
+  """The value of x; prints `data` when it is computed; name: of the operation. See `Print`."""
 
   def __init__(
     self,

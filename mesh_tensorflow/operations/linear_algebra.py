@@ -114,18 +114,7 @@ def solve(
 
   A singular matrix is an error of TensorFlow's when the program runs.
 
-  Args:
-    matrix: a `Tensor` of invertible matrices.
-    rhs: the right-hand sides; see `triangular_solve`.
-    row_dim: the dimension of the rows, or its name; it must not be split over the mesh.
-    column_dim: that of the columns, or its name, of the same size; it must not be split either.
-    adjoint: solve with the conjugate transpose; see `triangular_solve`.
-    name: of the operation.
-
-  Raises:
-    DimensionError: the matrix or the right-hand side has no such dimensions, or they are one.
-    DTypeError: the dtypes differ, or TensorFlow has no such function of them.
-    ShapeError: the dimensions have different sizes, or the right-hand side has both.
+  Arguments, result and errors as `triangular_solve`, of invertible matrices.
   """
   return _solve(
     name,

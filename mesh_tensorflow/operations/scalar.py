@@ -57,13 +57,7 @@ class ScalarMultiplyOperation(_ScalarOperation):
 
 
 class ScalarAddOperation(_ScalarOperation):
-  """x plus a scalar (a Python or NumPy number, or a 0-d tf.Tensor of x's dtype).
-
-  Args:
-    x: a `Tensor`.
-    scalar: the scalar.
-    name: of the operation.
-  """
+  """x plus a scalar; arguments as `ScalarMultiplyOperation`."""
 
   _default_name = "scalar_add"
 

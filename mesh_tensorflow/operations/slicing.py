@@ -214,14 +214,7 @@ def mtf_slice(
 
 
 class PadOperation(OneDimensionOperation):
-  """Zeros before and after a dimension; see `pad`.
-
-  Args:
-    x: a `Tensor`.
-    paddings: [number before, number after].
-    pad_dim_name: the dimension, or its name.
-    name: of the operation.
-  """
+  """Zeros before and after a dimension, pad_dim_name, or of that name; see `pad`."""
 
   def __init__(
     self,
