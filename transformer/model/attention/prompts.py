@@ -151,16 +151,9 @@ def make_params_hyperprompt(
   `hypernet_w_k_up`, `hypernet_w_k_down`, `hypernet_w_v_up` and `hypernet_w_v_down`. The layer's
   number is that of its block: 3 in the variable scope `encoder/block_003/...`.
 
-  Args:
-    task_num: number of tasks.
-    num_heads: not used.
-    prefix_hidden_dim: not used.
-    kv_dim: not used.
-    context: a `Context`.
-    mtlprompt_share: not used.
-    dropout_rate: dropout rate in training.
-    prompt_length: number of prompts.
-    scope: "encoder" or "decoder"; by default the first component of the variable scope.
+  Arguments are those of `make_params_mtlprompt`, of which num_heads, prefix_hidden_dim, kv_dim and
+  mtlprompt_share are not used; and scope, "encoder" or "decoder": by default the first component of
+  the variable scope.
 
   Raises:
     ConfigError: a parameter or the task ids are missing, or do not fit; or the scope names no block

@@ -1,4 +1,4 @@
-"""Routers of a mixture of experts."""
+"""Routers of a mixture of experts: of a `RouterCall` they make (routing, auxiliary loss)."""
 
 from __future__ import annotations
 
@@ -305,12 +305,6 @@ def switch_routing(call: RouterCall) -> tuple[Routing, mtf.Tensor]:
 
   The gate is the router's probability of the expert. Slots are taken in the order of tokens.
 
-  Args:
-    call: a `RouterCall`.
-
-  Returns:
-    (routing, auxiliary loss).
-
   Raises:
     ConfigError: the switch policy is none of the known ones.
   """
@@ -326,12 +320,6 @@ def ntlb_routing(call: RouterCall) -> tuple[Routing, mtf.Tensor]:
   """No token left behind: a token that finds no slot goes on to its next best expert.
 
   Each has `ntlb_top_k` tries (at most the number of experts), and is routed at most once.
-
-  Args:
-    call: a `RouterCall`.
-
-  Returns:
-    (routing, auxiliary loss).
   """
   experts = call.experts_dim
   policy = call.hparam_of_mode("switch_policy")
@@ -408,12 +396,6 @@ def top_2_routing(call: RouterCall) -> tuple[Routing, mtf.Tensor]:
   then by second ones, each in the order of tokens. A token of importance 0.5 has only a second
   choice: its best expert.
 
-  Args:
-    call: a `RouterCall`.
-
-  Returns:
-    (routing, auxiliary loss).
-
   Raises:
     ConfigError: the second policy is none of the known ones.
   """
@@ -447,12 +429,6 @@ def top_n_routing(call: RouterCall) -> tuple[Routing, mtf.Tensor]:
 
   As `top_2_routing`; with n = 1 the gate is the probability itself. All choices but the first are
   subject to the second policy.
-
-  Args:
-    call: a `RouterCall`.
-
-  Returns:
-    (routing, auxiliary loss).
 
   Raises:
     ConfigError: the second policy is none of the known ones; n is not between 1 and the number of
@@ -561,12 +537,6 @@ def top_k_routing(call: RouterCall) -> tuple[Routing, mtf.Tensor]:
   `<name>/balance_bias` [<experts>], not trained. Without it the loss is that of `top_2_routing`
   over all choices, 1 where experts are used alike.
 
-  Args:
-    call: a `RouterCall`.
-
-  Returns:
-    (routing, auxiliary loss).
-
   Raises:
     ConfigError: the number of experts of a token is not between 1 and that of experts, the scores
       are not known, or the rate is not positive.
@@ -638,12 +608,6 @@ def _check(call: RouterCall, k: int, kind: str, rate: float | None) -> None:
 
 def switch_max_routing(call: RouterCall) -> tuple[Routing, mtf.Tensor]:
   """Like `switch_routing`, but experts take those tokens that have the highest gates.
-
-  Args:
-    call: a `RouterCall`.
-
-  Returns:
-    (routing, auxiliary loss).
 
   Raises:
     ConfigError: the switch policy is none of the known ones.
