@@ -7,6 +7,8 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import tensorflow as tf
+
 from mesh_tensorflow.importing.axes import Axes, Factor
 from mesh_tensorflow.importing.nodes import Program, VariableRecord, Wire
 from mesh_tensorflow.importing.replicating import rule_of
@@ -63,6 +65,7 @@ class Builder:
     mesh: where.
     dimensioned: the dimensions.
     made_variable: callback for each mtf `Variable` that is created or found.
+    initial_value: the value of a tf.Variable when that of mtf is created.
   """
 
   def __init__(
@@ -70,10 +73,12 @@ class Builder:
     mesh: Mesh,
     dimensioned: Dimensioned,
     made_variable: Callable[[VariableRecord, Variable], None],
+    initial_value: Callable[[tf.Variable], tf.Tensor],
   ):
     self.mesh = mesh
     self._dimensioned = dimensioned
     self._made_variable = made_variable
+    self._initial_value = initial_value
     self._values: dict[Wire, Value] = {}
     self._variables: dict[VariableRecord, Variable] = {}
     self._assigned: set[VariableRecord] = set()
@@ -116,7 +121,7 @@ class Builder:
           record.path,
           self._dimensioned.variables[record],
           dtype=original.dtype,
-          initializer=lambda *_: original.value(),
+          initializer=lambda *_: self._initial_value(original),
           trainable=record.trainable,
         )
       op = tensor.operation

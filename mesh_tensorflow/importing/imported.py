@@ -73,6 +73,7 @@ class Imported:
     fallback: "replicate", or "error".
     warned: types of operations without a rule that were warned of already; it is extended, and
       parts of one function share it.
+    initial_value: the value of a tf.Variable when its slices are made; by default that it has.
   """
 
   def __init__(
@@ -82,8 +83,10 @@ class Imported:
     dims: Mapping[str, Sequence[str | None]],
     fallback: str,
     warned: set[str] | None = None,
+    initial_value: Callable[[tf.Variable], tf.Tensor] = lambda v: v.value(),
   ):
     self._original = fn
+    self._initial_value = initial_value
     self._dims = dict(dims)
     self._fallback = fallback
     self._warned = set() if warned is None else warned
@@ -162,7 +165,7 @@ class Imported:
         f"({', '.join(w.name for w in model.arguments)}), got {len(given)}"
       )
     inputs = [self._argument(model, mesh, w, x) for w, x in zip(model.arguments, given)]
-    builder = Builder(mesh, model.dimensioned, self._note_variable)
+    builder = Builder(mesh, model.dimensioned, self._note_variable, self._initial_value)
     results = [
       reshape_to(value, full_shape(value.axes))
       for value in builder.run(model.traced.program, inputs)

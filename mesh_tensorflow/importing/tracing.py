@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextvars
 import contextlib
 import dataclasses
 import functools
@@ -194,7 +195,7 @@ def _eagerly(run: Callable[[], _T]) -> _T:
   # A thread of its own has no graph around it. Within tf.init_scope no tape of the function's would
   # record, and its gradients would be None.
   with concurrent.futures.ThreadPoolExecutor(1) as thread:
-    return thread.submit(run).result()
+    return thread.submit(contextvars.copy_context().run, run).result()
 
 
 def _concrete(function: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:

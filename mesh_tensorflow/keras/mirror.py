@@ -1,8 +1,16 @@
-"""The variables of a Keras model and those of the mesh: which copy is newer; accesses to them."""
+"""The variables of a Keras model and their slices on the mesh: who has the value; who asks for it.
+
+A large variable has its value in one place: in its slices, or in itself while Python reads or
+writes it. A variable that has none is filled before anybody accesses it: from its slices, or, if it
+has none yet, by what draws its initial value.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import contextvars
+import dataclasses
 import functools
 import threading
 import weakref
@@ -12,9 +20,16 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from mesh_tensorflow.meshes.store import VariableStore
+from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 
 _R = TypeVar("_R")
+_Fetch = Callable[[], tf.Tensor]
+
+# A variable of so many bytes is large.
+LARGE = 1 << 20
+# Large variables that single accesses have filled, and that are kept so: as many as an operation
+# may take, and more while they have no more bytes than these.
+_KEPT, _KEPT_BYTES = 4, 64 << 20
 
 
 class Watcher(Protocol):
@@ -27,29 +42,49 @@ class Watcher(Protocol):
       variable: one of the variables that it watches.
     """
 
+  def release(self, variable: tf.Variable) -> None:
+    """Takes the value of a variable, whose only watcher it is, to where else it belongs, if it can.
 
-class _Thread(threading.local):
-  unnoticed = 0
+    Args:
+      variable: a large one, which was accessed, and which nobody is using now.
+    """
 
 
-_THREAD = _Thread()
-# Watched variables and their watchers, by id; holding the variable keeps its id valid.
-_WATCHED: dict[int, tuple[tf.Variable, list[Watcher]]] = {}
-# The same variables by the ids of their resources, which functions capture.
-_RESOURCES: dict[int, tf.Variable] = {}
+@dataclasses.dataclass
+class _Watched:
+  variable: Callable[[], tf.Variable | None]  # A weak reference.
+  handle: int  # The id of its resource.
+  size: int  # Bytes.
+  watchers: list[Watcher]
+
+
+# In `unnoticed`, in `traces_unnoticed`, in a call of a function, which is traced if it must be. The
+# threads in which functions are imported have the context of those that wait for them.
+_UNNOTICED = contextvars.ContextVar("unnoticed", default=False)
+_TRACES_UNNOTICED = contextvars.ContextVar("traces_unnoticed", default=False)
+_IN_CALL = contextvars.ContextVar("in_call", default=False)
+
+# Watched variables, by id.
+_WATCHED: dict[int, _Watched] = {}
+# Their ids, by those of their resources, which functions capture.
+_RESOURCES: dict[int, int] = {}
 _CLASSES: dict[Any, Any] = {}
 # Whether a tf.function uses a watched variable.
 _USES: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+# Ids and bytes of large variables that single accesses have filled, the last one last.
+_LATELY: collections.OrderedDict[int, int] = collections.OrderedDict()
+# Of what fills variables and empties them.
+_LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
 def unnoticed() -> Iterator[None]:
   """Context manager: this thread's accesses notify no watcher."""
-  _THREAD.unnoticed += 1
+  token = _UNNOTICED.set(True)
   try:
     yield
   finally:
-    _THREAD.unnoticed -= 1
+    _UNNOTICED.reset(token)
 
 
 def eagerly(fn: Callable[[], _R]) -> _R:
@@ -74,21 +109,35 @@ def eagerly(fn: Callable[[], _R]) -> _R:
   return results[0]
 
 
+@contextlib.contextmanager
+def traces_unnoticed() -> Iterator[None]:
+  """Context manager: accesses of this thread in what it traces notify no watcher, as none runs."""
+  token = _TRACES_UNNOTICED.set(True)
+  try:
+    yield
+  finally:
+    _TRACES_UNNOTICED.reset(token)
+
+
 def watch(variable: tf.Variable, watcher: Watcher) -> None:
   """Registers a watcher of accesses to a variable.
 
   Args:
-    variable: the variable.
+    variable: the variable; it is held weakly.
     watcher: is notified before each access; a variable may have several.
   """
+  key = id(variable)
   if not _WATCHED:
     _notice_calls()
-  if id(variable) not in _WATCHED:
-    _WATCHED[id(variable)] = variable, []
-    _RESOURCES[id(variable.handle)] = variable
+  if key not in _WATCHED:
+    with unnoticed():
+      handle = id(variable.handle)
+    gone = functools.partial(_gone, key, handle)
+    _WATCHED[key] = _Watched(weakref.ref(variable, gone), handle, _bytes(variable), [])
+    _RESOURCES[handle] = key
     variable.__class__ = _watched_class(type(variable))
     _USES.clear()
-  _WATCHED[id(variable)][1].append(watcher)
+  _WATCHED[key].watchers.append(watcher)
 
 
 def unwatch(variable: tf.Variable, watcher: Watcher) -> None:
@@ -98,11 +147,17 @@ def unwatch(variable: tf.Variable, watcher: Watcher) -> None:
     variable: the variable.
     watcher: the watcher.
   """
-  _, watchers = _WATCHED[id(variable)]
-  watchers.remove(watcher)
-  if not watchers:
+  watched = _WATCHED[id(variable)]
+  watched.watchers.remove(watcher)
+  if not watched.watchers:
     variable.__class__ = type(variable).__mro__[1]
-    del _WATCHED[id(variable)], _RESOURCES[id(variable.handle)]
+    _gone(id(variable), watched.handle)
+
+
+def _gone(key: int, handle: int, _: Any = None) -> None:
+  """Forgets a variable that nobody watches, or that is no more."""
+  del _WATCHED[key], _RESOURCES[handle]
+  _LATELY.pop(key, None)
   if not _WATCHED:
     _notice_no_calls()
 
@@ -115,9 +170,45 @@ def tell(variables: Iterable[tf.Variable], but: Watcher | None = None) -> None:
     but: a watcher that is not notified.
   """
   for variable in variables:
-    for watcher in list(_WATCHED.get(id(variable), (variable, ()))[1]):
-      if watcher is not but:
-        watcher.accessed(variable)
+    watched = _WATCHED.get(id(variable))
+    if watched is not None:
+      with _LOCK:
+        for watcher in list(watched.watchers):
+          if watcher is not but:
+            watcher.accessed(variable)
+
+
+def _accessed(variable: tf.Variable) -> None:
+  """Notifies of an access that Python or TensorFlow's Python code makes now."""
+  watched = _WATCHED.get(id(variable))
+  if watched is None:
+    return
+  with unnoticed():
+    if tf.inside_function():
+      # Which is being traced for other arguments, perhaps.
+      _USES.clear()
+      only_traced = not _IN_CALL.get()
+      is_elsewhere = any(isinstance(w, Elsewhere) for w in watched.watchers)
+      if only_traced and (_TRACES_UNNOTICED.get() or is_elsewhere):
+        return  # As Keras does while it builds a model, and a call of the function will tell.
+      tell([variable])
+      return
+    tell([variable])
+    if watched.size >= LARGE:
+      _make_room(id(variable), watched.size)
+
+
+def _make_room(key: int, size: int) -> None:
+  """Releases the large variables that were accessed longest ago, as for one that is saved whole."""
+  _LATELY[key] = size
+  _LATELY.move_to_end(key)
+  while len(_LATELY) > _KEPT and sum(_LATELY.values()) > _KEPT_BYTES:
+    oldest, _ = _LATELY.popitem(last=False)
+    watched = _WATCHED.get(oldest)
+    variable = None if watched is None else watched.variable()
+    if watched is not None and variable is not None and len(watched.watchers) == 1:
+      with _LOCK:
+        watched.watchers[0].release(variable)
 
 
 def _watched_class(kind: Any) -> Any:
@@ -127,16 +218,73 @@ def _watched_class(kind: Any) -> Any:
 
     def get(self: tf.Variable, name: str) -> Any:
       # So TensorFlow's Python and C code reach the resource, whatever they do with it.
-      if name.lstrip("_") == "handle" and not _THREAD.unnoticed:
-        with unnoticed():
-          tell([self])
-        if tf.inside_function():  # Which is being traced for other arguments, perhaps.
-          _USES.clear()
+      if name.lstrip("_") == "handle" and not _UNNOTICED.get():
+        _accessed(self)
       return plain(self, name)
 
     body = {"__getattribute__": get, "__module__": kind.__module__, "__doc__": kind.__doc__}
     _CLASSES[kind] = type(kind)(kind.__name__, (kind,), body)
   return _CLASSES[kind]
+
+
+def _bytes(variable: tf.Variable) -> int:
+  size = variable.shape.num_elements()
+  return 0 if size is None else size * variable.dtype.size
+
+
+def _put(variable: tf.Variable, value: tf.Tensor) -> None:
+  """Sets the value of a variable that may have none; a value of other sizes leaves it without.
+
+  As `tf.Variable.assign`, which compares the sizes with those of the value that is there.
+  """
+  with tf.device(variable.device):
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value, validate_shape=False)
+
+
+def _empty(variable: tf.Variable) -> None:
+  """Frees the memory of a variable's value."""
+  _put(variable, tf.zeros([0], variable.dtype))
+
+
+class Elsewhere:
+  """Watcher of a variable whose value is nowhere yet, or in slices that no model has any more.
+
+  Args:
+    fetch: draws or reads the value.
+  """
+
+  def __init__(self, fetch: _Fetch):
+    self.fetch = fetch
+
+  def accessed(self, variable: tf.Variable) -> None:
+    """Fills the variable; see `Watcher`."""
+    eagerly(lambda: _put(variable, self.fetch()))
+    unwatch(variable, self)
+
+  def release(self, variable: tf.Variable) -> None:
+    """Does nothing: a variable that was accessed has another watcher, or none."""
+
+
+@contextlib.contextmanager
+def drawn_later(shape: Any, draw: Callable[[tf.DType], tf.Tensor]) -> Iterator[None]:
+  """Context manager: the tf.Variable made inside has no value until somebody accesses it.
+
+  Args:
+    shape: its shape.
+    draw: draws its initial value, of a dtype; always the same one.
+  """
+
+  def make(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+    dtype = tf.as_dtype(kwargs["dtype"])
+    # Memory that nobody touches is none.
+    kwargs["initial_value"] = lambda: tf.raw_ops.Empty(shape=list(shape), dtype=dtype)
+    variable = next_creator(**kwargs)
+    _empty(variable)
+    watch(variable, Elsewhere(functools.partial(draw, dtype)))
+    return variable
+
+  with tf.variable_creator_scope(make):
+    yield
 
 
 @functools.cache
@@ -152,10 +300,15 @@ def _notice_calls() -> None:
   for kind, plain in _function_classes():
 
     def call(self: Any, *args: Any, plain: Callable[..., Any] = plain, **kwargs: Any) -> Any:
-      if not (_THREAD.unnoticed or tf.inside_function() or tf.config.functions_run_eagerly()):
-        with unnoticed():
-          tell(_used(self, args, kwargs))
-      return plain(self, *args, **kwargs)
+      if _UNNOTICED.get() or tf.inside_function() or tf.config.functions_run_eagerly():
+        return plain(self, *args, **kwargs)
+      with unnoticed():
+        tell(_used(self, args, kwargs))
+      token = _IN_CALL.set(True)
+      try:
+        return plain(self, *args, **kwargs)
+      finally:
+        _IN_CALL.reset(token)
 
     functools.update_wrapper(call, plain)
     kind.__call__ = call
@@ -181,21 +334,25 @@ def _used(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[
 
 def _captured(concrete: Any) -> list[tf.Variable]:
   """The watched variables of a concrete function, those of functions that it calls included."""
-  ids = map(id, concrete.captured_inputs)
-  return [_RESOURCES[key] for key in ids if key in _RESOURCES]
+  keys = (_RESOURCES.get(id(x)) for x in concrete.captured_inputs)
+  found = (_WATCHED[key].variable() for key in keys if key is not None)
+  return [v for v in found if v is not None]
 
 
 class Mirror:
-  """Variables with their copies on a mesh."""
+  """Variables with their slices on a mesh."""
 
   def __init__(self) -> None:
     self._store: VariableStore | None = None
     self._originals: dict[str, tf.Variable] = {}
     self._names: dict[int, str] = {}  # By the ids of the originals.
     self._seen: dict[str, tf.Tensor] = {}
-    self._newer: set[str] = set()  # On the mesh.
+    self._newer: set[str] = set()  # On the mesh, or to be fetched.
+    self._empty: set[str] = set()  # Of these the originals without a value.
+    self._fetches: dict[str, _Fetch] = {}  # Of those that have no slices.
+    self._filled: set[str] = set()  # Large originals that have a value.
     self._accessed: set[str] = set()  # Perhaps written to.
-    self._closed = False
+    self._last: tuple[str, tf.Tensor] | None = None  # What was fetched for slices.
 
   def __contains__(self, name: str) -> bool:
     return name in self._originals
@@ -206,59 +363,99 @@ class Mirror:
     return list(self._originals)
 
   def attach(self, store: VariableStore) -> None:
-    """Sets the store of the copies; pulls from, and drops, those in the store before it.
+    """Sets the store of the slices; values of the store before it move there, one by one.
 
     Args:
       store: the variables of the mesh.
     """
     if self._store is not None:
-      self.pull()
+      for name in list(self._newer):
+        if name not in self._empty:
+          self._pull(name)
+        elif name not in self._fetches:
+          self._fetches[name] = functools.partial(_whole, self._store[name])
       self._store.forget(self.names)
     self._store = store
 
   def enter(self, variables: Mapping[str, tf.Variable]) -> None:
-    """Enters variables whose copies a program is about to make.
+    """Enters variables whose slices a program is about to make.
 
     Args:
       variables: name on the mesh -> the original.
     """
     for name, variable in variables.items():
-      if name not in self._originals:
-        self._originals[name] = variable
-        self._names[id(variable)] = name
+      if name in self._originals:
+        continue
+      self._originals[name] = variable
+      self._names[id(variable)] = name
+      watched = _WATCHED.get(id(variable))
+      before = watched.watchers[0] if watched is not None and len(watched.watchers) == 1 else None
+      watch(variable, self)
+      if isinstance(before, Elsewhere):
+        unwatch(variable, before)
+        self._fetches[name] = before.fetch
+        self._newer.add(name)
+        self._empty.add(name)
+      else:
         self._seen[name] = self._value(name)
-        watch(variable, self)
+        if _WATCHED[id(variable)].size >= LARGE:
+          self._filled.add(name)
+
+  def initial(self, variable: tf.Variable) -> tf.Tensor:
+    """The whole value of a variable whose slices are being made.
+
+    Args:
+      variable: an original.
+    """
+    name = self._names.get(id(variable), "")
+    if name not in self._fetches:
+      with unnoticed():
+        return variable.value()
+    if self._last is None or self._last[0] != name:
+      self._drop_last()
+      self._last = name, eagerly(self._fetches[name])
+    return self._last[1]
+
+  def _drop_last(self) -> None:
+    """Forgets how to fetch what has slices now."""
+    if self._last is not None and self._store is not None and self._last[0] in self._store:
+      self._fetches.pop(self._last[0], None)
+    self._last = None
 
   def forget(self, names: Iterable[str]) -> None:
-    """Forgets variables and their copies.
+    """Forgets variables and their slices; somebody may hold the originals.
 
     Args:
       names: on the mesh.
     """
     gone = [name for name in names if name in self._originals]
     for name in gone:
+      if name in self._newer and name not in self._empty:
+        self._pull(name)
       self._leave(name)
     if self._store is not None:
       self._store.forget(gone)
 
   def close(self) -> None:
-    """Ends mirroring, as no program will run again: originals that are up to date are unwatched.
+    """Ends mirroring, as no program will run again; originals without a value know their slices.
 
     Nothing is computed, as Python may call this at any moment.
     """
-    self._closed = True
-    for name in [n for n in self._originals if n not in self._newer]:
+    for name in list(self._originals):
       self._leave(name)
 
   def ran(self, names: Iterable[str]) -> None:
-    """Marks the copies that a program has assigned as newer than their originals.
+    """Marks the slices that a program has assigned as newer than their originals.
 
     Args:
       names: the variables that it assigns.
     """
+    self._drop_last()
     self._newer.update(names)
     # Models on other meshes may share them.
     tell((self._originals[name] for name in names), but=self)
+    for name in list(self._filled):
+      self._release(name)
 
   def accessed(self, variable: tf.Variable) -> None:
     """Brings an original up to date before it is read or written.
@@ -272,31 +469,59 @@ class Mirror:
     if name in self._newer:
       self._pull(name)
     self._accessed.add(name)
-    if self._closed:
-      self._leave(name)
+
+  def release(self, variable: tf.Variable) -> None:
+    """Writes what was assigned to an original to its slices, and empties it; see `Watcher`."""
+    name = self._names.get(id(variable))
+    if name is not None and name in self._filled:
+      self._push(name)
+      self._release(name)
 
   def pull(self) -> None:
-    """Brings all originals up to date with their copies."""
+    """Brings all originals up to date with their slices."""
     for name in list(self._newer):
       self._pull(name)
 
   def push(self) -> None:
-    """Brings up to date the copies of originals that Python has assigned since they were equal."""
+    """Brings up to date the slices of originals that Python has assigned since they were equal."""
     for name in list(self._accessed):
-      self._accessed.discard(name)
-      now = self._value(name)
-      if not _same(now, self._seen[name]):
-        # The program that makes a copy takes the value of the original.
-        if self._store is not None and name in self._store:
-          self._store[name].assign(now)
-        self._seen[name] = now
+      self._push(name)
+
+  def _push(self, name: str) -> None:
+    self._accessed.discard(name)
+    now = self._value(name)
+    if not _same(now, self._seen[name]):
+      # The program that makes slices takes the value of the original.
+      if self._store is not None and name in self._store:
+        stored = self._store[name]
+        eagerly(lambda: stored.assign(now))
+      self._seen[name] = now
+
+  def _release(self, name: str) -> None:
+    """Empties a large original, if the slices have its value, and no other mesh shares it."""
+    original = self._originals[name]
+    has_slices = self._store is not None and name in self._store
+    if name in self._accessed or not has_slices or len(_WATCHED[id(original)].watchers) > 1:
+      return
+    self._newer.add(name)
+    self._empty.add(name)
+    self._filled.discard(name)
+    self._seen.pop(name, None)
+    eagerly(lambda: _empty(original))
 
   def _leave(self, name: str) -> None:
     original = self._originals.pop(name)
+    if name in self._newer:
+      fetch = self._fetches.pop(name, None)
+      if fetch is None:
+        assert self._store is not None
+        fetch = functools.partial(_whole, self._store[name])
+      watch(original, Elsewhere(fetch))
     unwatch(original, self)
-    del self._names[id(original)], self._seen[name]
-    self._newer.discard(name)
-    self._accessed.discard(name)
+    del self._names[id(original)]
+    self._seen.pop(name, None)
+    for names in (self._newer, self._empty, self._filled, self._accessed):
+      names.discard(name)
 
   def _value(self, name: str) -> tf.Tensor:
     """Reads the current value of an original variable."""
@@ -305,16 +530,27 @@ class Mirror:
     return eagerly(original.read_value)
 
   def _pull(self, name: str) -> None:
-    assert self._store is not None
-    original, copy = self._originals[name], self._store[name]
-    self._newer.discard(name)
+    original = self._originals[name]
+    fetch = self._fetches.get(name)
+    if fetch is None:
+      assert self._store is not None
+      fetch = functools.partial(_whole, self._store[name])
 
     def assign() -> tf.Tensor:
-      original.assign(copy.numpy())
+      _put(original, fetch())
       return original.read_value()
 
     self._seen[name] = eagerly(assign)
+    self._fetches.pop(name, None)
+    self._newer.discard(name)
+    self._empty.discard(name)
+    if _WATCHED[id(original)].size >= LARGE:
+      self._filled.add(name)
     tell([original], but=self)
+
+
+def _whole(stored: StoredVariable) -> tf.Tensor:
+  return tf.convert_to_tensor(stored.numpy())
 
 
 def _same(now: tf.Tensor, seen: tf.Tensor) -> bool:

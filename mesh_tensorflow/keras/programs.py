@@ -136,7 +136,6 @@ class Programs:
 
   def _reset(self) -> None:
     """Forgets the programs, and what only they used."""
-    self.mirror.pull()  # Somebody may hold the optimizer that was.
     self._made = {}
     self._complete = False
     kept = {id(v.value) for v in self.model.variables}
@@ -241,8 +240,19 @@ class Programs:
     self.mirror.ran(program.assigned)
     return results
 
+  def _imported(
+    self, step: steps.Step, signature: list[Any] | None, names: Mapping[str, Sequence[str | None]]
+  ) -> Imported:
+    initial_value = self.mirror.initial
+    with mirror.unnoticed():  # It looks at the resources of variables, not at their values.
+      return Imported(step, signature, names, self._fallback, self._warned, initial_value)
+
   def _make(self, kind: str, batch: Batch) -> Program:
     """Imports a step, decides the layout if it is not, and binds it to the mesh."""
+    with mirror.traces_unnoticed():
+      return self._bound(kind, batch)
+
+  def _bound(self, kind: str, batch: Batch) -> Program:
     fn = self._step_of(kind)
     if not self._complete:
       steps.make_variables(self.model, fn, batch)
@@ -253,7 +263,7 @@ class Programs:
       self._others += others
       step.variables[:] = self._named()
     names = self._names(step, batch)
-    imported = Imported(step, list(batch.signature), names, self._fallback, self._warned)
+    imported = self._imported(step, list(batch.signature), names)
     takes_gradients = kind == "train" and not steps.has_own_step(self.model)
     if takes_gradients and not self.model.trainable_variables:
       warnings.warn("The model does not have any trainable weights.", stacklevel=2)  # As Keras.
@@ -372,6 +382,10 @@ class Programs:
 
   def _body(self, program: Program, *tensors: Tensor) -> Any:
     """The step as operations on named dimensions."""
+    with mirror.unnoticed():  # Perhaps in a thread of its own.
+      return self._operations(program, tensors)
+
+  def _operations(self, program: Program, tensors: Sequence[Tensor]) -> Any:
     flat = iter(tensors)
     args = tf.nest.map_structure(
       lambda t: None if t is None else next(flat), list(program.batch.values)
@@ -403,7 +417,7 @@ class Programs:
       fn = steps.update_step(self.model, present)
       step = steps.Step(fn, ["gradients"], self._named(), self.model)
       dims = self._names_in_update(step, given, tensors)
-      program.update = Imported(step, None, dims, self._fallback, self._warned)
+      program.update = self._imported(step, None, dims)
     program.update(given)
 
   def _names_in_update(

@@ -7,15 +7,19 @@ public classes get what is missing, in this file alone, and `disable` puts back 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import math
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from mesh_tensorflow.keras import mirror
 from mesh_tensorflow.keras.meshes import AutoParallel, convert_to_mesh
 from mesh_tensorflow.keras.programs import Programs
 
@@ -179,9 +183,39 @@ def _born() -> Callable[[Any], Any]:
   def make(plain: Any) -> Any:
     @functools.wraps(plain)
     def served(self: keras.Variable, *args: Any, **kwargs: Any) -> None:
-      plain(self, *args, **kwargs)
-      setattr(self, _BORN_UNDER, keras.distribution.distribution())
+      distribution = keras.distribution.distribution()
+      with contextlib.nullcontext() if distribution is None else _drawn_later(*args, **kwargs):
+        plain(self, *args, **kwargs)
+      setattr(self, _BORN_UNDER, distribution)
 
     return served
 
   return make
+
+
+def _drawn_later(
+  initializer: Any, shape: Any = None, dtype: Any = None, *_: Any, **__: Any
+) -> contextlib.AbstractContextManager[None]:
+  """Context manager: a large variable of Keras' own initializers is not drawn until it is needed.
+
+  Those draw the same whenever they are asked, unless their seeds come from a generator.
+
+  Args:
+    initializer: argument of keras.Variable, as the next two.
+    shape: of the variable.
+    dtype: of the variable.
+  """
+  if isinstance(initializer, str) and initializer in ("zeros", "ones"):  # Not what takes a seed.
+    initializer = keras.initializers.get(initializer)
+  is_kerass = (
+    isinstance(initializer, keras.initializers.Initializer)
+    and type(initializer).__module__.partition(".")[0] == "keras"
+    and isinstance(getattr(initializer, "seed", None), (int, type(None)))
+  )
+  if not is_kerass or shape is None or not tf.executing_eagerly():
+    return contextlib.nullcontext()
+  sizes = [shape] if isinstance(shape, int) else list(shape)
+  size = tf.as_dtype(dtype or keras.config.floatx()).size * math.prod(n or 0 for n in sizes)
+  if size < mirror.LARGE:
+    return contextlib.nullcontext()
+  return mirror.drawn_later(sizes, lambda dtype: initializer(sizes, dtype=dtype.name))

@@ -7,6 +7,7 @@ schedules and averages are those of the installed Keras.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ArgumentError, UnsupportedError
 from mesh_tensorflow.importing.naming import OwnNames
+from mesh_tensorflow.keras import mirror
 
 # Names of the arguments of a step, as `dims` of `parallelize` has them.
 ARGUMENTS = ("inputs", "targets", "sample_weight")
@@ -275,7 +277,10 @@ def make_variables(model: keras.Model, fn: Callable[..., Any], batch: Any) -> No
   Step(fn, batch.names, []).get_concrete_function(*batch.signature)
   optimizer = getattr(model, "optimizer", None)
   if optimizer is not None and not optimizer.built and model.trainable_variables:
-    optimizer.build(model.trainable_variables)
+    # Keras' own look at the resources of the weights, to tell them apart, and at no values.
+    is_kerass = type(optimizer).__module__.partition(".")[0] == "keras"
+    with mirror.unnoticed() if is_kerass else contextlib.nullcontext():
+      optimizer.build(model.trainable_variables)
 
 
 def _loss_tracker(model: keras.Model) -> Any:
