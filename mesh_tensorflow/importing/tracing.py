@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextvars
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import inspect

@@ -8,7 +8,7 @@
     batches            what Keras' loops hand over, as tensors
     layouts            the layout: searched, by hand, or in Keras' words
     meshes             what may stand for a mesh; `AutoParallel`
-    mirror             the state on the mesh, and in the model's own variables
+    mirror             the state: on the mesh, or in the model's own variables while Python uses it
     summary            how the variables lie on the mesh
 
 It is imported when `mtf.keras` is asked for first: Keras takes a second. Within this room `import

@@ -205,8 +205,15 @@ def _play(subjects: list[Subject], seed: int, actions: list[str]) -> None:
 @pytest.mark.parametrize(
   "seed", [0, *(pytest.param(i, marks=pytest.mark.long) for i in range(1, 25))]
 )
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.slow
-def test_drawn_actions_in_callbacks(seed: int, tmp_path: pathlib.Path) -> None:
+def test_drawn_actions_in_callbacks(
+  seed: int, large: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+  """Also where each weight counts as large, so that it is in the model or on the mesh, not both."""
+  if large:
+    monkeypatch.setattr(mirror, "LARGE", 0)
+    monkeypatch.setattr(mirror, "_KEPT_BYTES", 0)
   mesh = ["rows:2,cols:2"] if seed % 3 == 2 else [placement()]
   _play(_subjects(_averaging, mesh, tmp_path), seed, ACTIONS)
 

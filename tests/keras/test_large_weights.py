@@ -1,0 +1,276 @@
+"""Large weights of a model on a mesh: drawn when their slices are made, and held once."""
+
+from __future__ import annotations
+
+import gc
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import mesh_tensorflow as mtf
+from mesh_tensorflow.keras import mirror
+from tests.keras.models import X, Y, placement
+
+SIZE = (64, 32)
+# Keras' own, by what they draw from: their seed, or nothing.
+DRAWN_LATER: list[Any] = [
+  *(getattr(keras.initializers, name)(seed=3) for name in (
+    "GlorotUniform", "GlorotNormal", "HeNormal", "HeUniform", "LecunNormal", "LecunUniform",
+    "Orthogonal", "RandomNormal", "RandomUniform", "TruncatedNormal", "VarianceScaling",
+  )),
+  keras.initializers.GlorotUniform(), keras.initializers.Constant(0.5), keras.initializers.Ones(),
+  keras.initializers.Identity(), "zeros", "ones",
+]  # fmt: skip
+
+
+def name_of(initializer: Any) -> str:
+  return initializer if isinstance(initializer, str) else type(initializer).__name__
+
+
+class Own(keras.initializers.Initializer):
+  """A user's, which draws other values each time."""
+
+  def __call__(self, shape: Any, dtype: Any = None) -> Any:
+    return np.random.normal(size=shape)
+
+  def get_config(self) -> dict[str, Any]:
+    return {}
+
+
+DRAWN_AT_ONCE: list[Callable[[], Any]] = [
+  Own,
+  lambda: keras.initializers.RandomNormal(seed=keras.random.SeedGenerator(3)),
+  lambda: lambda shape, dtype=None: np.random.normal(size=shape),
+  lambda: "glorot_uniform",  # Its seed is drawn by Keras, when it is made.
+  lambda: np.ones(SIZE, np.float32),
+]
+
+
+@pytest.fixture(autouse=True)
+def all_are_large(monkeypatch: pytest.MonkeyPatch, cpu_devices: list[str]) -> Iterator[None]:
+  monkeypatch.setattr(mirror, "LARGE", 1)
+  monkeypatch.setattr(mirror, "_KEPT_BYTES", 0)
+  mtf.keras.enable()
+  yield
+  keras.distribution.set_distribution(None)
+  mtf.keras.disable()
+
+
+def distribution() -> Any:
+  devices = keras.distribution.list_devices()[:4]
+  mesh = keras.distribution.DeviceMesh((2, 2), ("data", "model"), devices)
+  layouts = keras.distribution.LayoutMap(mesh)
+  layouts["up/kernel"], layouts["down/kernel"] = (None, "model"), ("model", None)
+  return keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="data")
+
+
+def has_value(variable: Any) -> bool:
+  value = variable.value if isinstance(variable, keras.Variable) else variable
+  with mirror.unnoticed():
+    read = tf.raw_ops.ReadVariableOp(resource=value.handle, dtype=value.dtype)
+  return bool(read.shape == value.shape)
+
+
+def build(optimizer: str = "adam") -> keras.Model:
+  keras.utils.set_random_seed(1)
+  layers = [keras.layers.Dense(n, name=name) for n, name in ((16, "up"), (4, "down"))]
+  model = keras.Sequential([keras.Input((8,)), *layers], name="net")
+  loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+  model.compile(optimizer, loss, metrics=["accuracy"])
+  return model
+
+
+def both() -> tuple[keras.Model, keras.Model]:
+  """A model of Keras alone, and the same one on a mesh."""
+  theirs = build()
+  with distribution().scope():
+    return theirs, build()
+
+
+def assert_same(ours: keras.Model, theirs: keras.Model) -> None:
+  pairs = zip(ours.get_weights(), theirs.get_weights(), strict=True)
+  for a, b in [*pairs, *zip(ours.optimizer.variables, theirs.optimizer.variables, strict=True)]:
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("initializer", DRAWN_LATER, ids=name_of)
+def test_drawn_later_and_equal(initializer: Any, dtype: str) -> None:
+  if isinstance(initializer, keras.initializers.Orthogonal) and dtype == "bfloat16":
+    pytest.skip("Keras has it for TensorFlow's linear algebra, which has no bfloat16")
+  expected = keras.Variable(initializer, shape=SIZE, dtype=dtype)
+  keras.distribution.set_distribution(distribution())
+  variable = keras.Variable(initializer, shape=SIZE, dtype=dtype)
+  assert not has_value(variable) and variable.shape == SIZE and variable.dtype == dtype
+  np.testing.assert_array_equal(np.asarray(variable), np.asarray(expected))
+  assert has_value(variable)
+
+
+@pytest.mark.parametrize("make", DRAWN_AT_ONCE)
+def test_drawn_at_once(make: Callable[[], Any]) -> None:
+  """What may draw something else another time."""
+  values = []
+  for d in (None, distribution()):
+    keras.distribution.set_distribution(d)
+    keras.utils.set_random_seed(1)
+    initializer = make()
+    shape = None if isinstance(initializer, np.ndarray) else SIZE
+    variable = keras.Variable(initializer, shape=shape)
+    assert has_value(variable)
+    values.append(np.asarray(variable))
+  np.testing.assert_array_equal(*values)
+
+
+def test_a_step_holds_each_weight_once() -> None:
+  theirs, ours = both()
+  assert not has_value(ours.layers[0].bias)
+  for model in (theirs, ours):
+    model.fit(X[:32], Y[:32], batch_size=8, verbose=0, shuffle=False)
+  # Slots too, the first values of which nobody has seen.
+  assert not any(map(has_value, [*ours.variables, *ours.optimizer.variables[2:]]))
+  ours.summary(print_fn=lambda *_, **__: None)
+  assert not any(map(has_value, ours.variables))
+  assert_same(ours, theirs)  # Which reads them.
+  for model in (theirs, ours):
+    model.layers[0].kernel.assign(model.layers[0].kernel * 0.5)
+    model.train_on_batch(X[:8], Y[:8])
+  assert not any(map(has_value, [*ours.variables, *ours.optimizer.variables[2:]]))
+  assert_same(ours, theirs)
+
+
+def test_saving_keeps_few_whole(tmp_path: pathlib.Path) -> None:
+  theirs, ours = both()
+  for model in (theirs, ours):
+    model.fit(X[:16], Y[:16], batch_size=8, verbose=0, shuffle=False)
+  ours.save(tmp_path / "ours.keras")
+  filled = sum(map(has_value, [*ours.variables, *ours.optimizer.variables]))
+  assert filled <= mirror._KEPT + 4  # And scalars, which the loop reads.
+  again = keras.models.load_model(tmp_path / "ours.keras")
+  assert_same(again, theirs)
+  with distribution().scope():
+    split = keras.models.load_model(tmp_path / "ours.keras")
+  for model in (theirs, ours, split):
+    model.fit(X[:16], Y[:16], batch_size=8, verbose=0, shuffle=False)
+  assert_same(ours, theirs)
+  assert_same(split, theirs)
+  ours.load_weights(tmp_path / "ours.keras")
+  theirs.set_weights(again.get_weights())
+  np.testing.assert_allclose(ours.get_weights()[0], theirs.get_weights()[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  "use",
+  [
+    lambda model: model(X[:4]),
+    lambda model: tf.function(model)(X[:4]),
+    lambda model: model.predict(X[:4], verbose=0),
+    lambda model: model.get_weights(),
+    lambda model: keras.models.clone_model(model).set_weights(model.get_weights()),
+    lambda model: model.layers[0].kernel.assign_add(np.ones((8, 16), "f")),
+    lambda model: model.layers[0].kernel.value[1].assign(np.ones(16, "f")),
+    lambda model: model.set_weights([2 * w for w in model.get_weights()]),
+    lambda model: tf.GradientTape().__enter__() and model.layers[0].kernel + 1.0,
+    lambda model: setattr(model.layers[0], "trainable", False),
+  ],
+)
+def test_used_before_the_first_step_and_after_it(use: Callable[[keras.Model], Any]) -> None:
+  theirs, ours = both()
+  for _ in range(3):
+    seen = [use(model) for model in (theirs, ours)]
+    for a, b in zip(*map(tf.nest.flatten, seen), strict=True):
+      if a is not None:
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-5)
+    for model in (theirs, ours):
+      model.train_on_batch(X[:8], Y[:8])
+  assert_same(ours, theirs)
+
+
+def test_what_another_compile_leaves_behind() -> None:
+  """Somebody may hold the optimizer that was."""
+  theirs, ours = both()
+  before = []
+  for model in (theirs, ours):
+    model.train_on_batch(X[:8], Y[:8])
+    before.append(model.optimizer)
+    model.compile("sgd", model.loss)
+    model.train_on_batch(X[:8], Y[:8])
+  assert not has_value(ours.layers[0].kernel)
+  for a, b in zip(*(o.variables for o in before), strict=True):
+    np.testing.assert_allclose(np.asarray(b), np.asarray(a), rtol=1e-4, atol=1e-6)
+  assert_same(ours, theirs)
+
+
+def test_variables_outlive_their_model() -> None:
+  theirs, ours = both()
+  for model in (theirs, ours):
+    model.train_on_batch(X[:8], Y[:8])
+  kernel, watched = ours.layers[0].kernel.value, len(mirror._WATCHED)
+  assert not has_value(kernel)
+  del ours, model
+  gc.collect()
+  assert len(mirror._WATCHED) < watched  # Those that nobody holds are let go.
+  np.testing.assert_allclose(kernel.numpy(), theirs.layers[0].kernel.numpy(), rtol=1e-4, atol=1e-6)
+  assert has_value(kernel) and id(kernel) not in mirror._WATCHED
+
+
+def test_models_that_nobody_trains_are_let_go() -> None:
+  gc.collect()
+  watched = len(mirror._WATCHED)
+  with distribution().scope():
+    build()
+  gc.collect()
+  assert len(mirror._WATCHED) == watched
+
+
+def test_the_layout_of_training_takes_over() -> None:
+  """A prediction decides a layout, the first step of training another one."""
+  theirs = build()
+  with mtf.keras.AutoParallel(4).scope():
+    ours = build()
+  for model in (theirs, ours):
+    model.predict(X[:8], verbose=0)
+    model.fit(X[:32], Y[:32], batch_size=16, verbose=0, shuffle=False)
+  assert not has_value(ours.layers[0].kernel)
+  assert_same(ours, theirs)
+
+
+def test_two_meshes_share_weights() -> None:
+  """Each step of one must be seen by the other, so the weights have a value of their own."""
+  theirs, ours = build("sgd"), build("sgd")
+  part = keras.Sequential(ours.layers, name="part")
+  part.compile("sgd", ours.loss)
+  runs = [mtf.keras.parallelize(m, placement("rows:2", "batch:rows")) for m in (ours, part)]
+  for _ in range(2):
+    for run in runs:
+      run.train_on_batch(X[:8], Y[:8])
+      theirs.train_on_batch(X[:8], Y[:8])
+  np.testing.assert_allclose(ours(X[:4]), theirs(X[:4]), rtol=1e-4, atol=1e-5)
+
+
+MEMORY = """
+import keras
+import mesh_tensorflow as mtf
+
+def peak():
+  lines = open("/proc/self/status").read().splitlines()
+  return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
+
+mtf.virtual_cpu_devices(2)
+mtf.keras.enable()
+keras.distribution.set_distribution(keras.distribution.DataParallel())
+keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+before = peak()
+layers = [keras.layers.Dense(4096, use_bias=False) for _ in range(8)]
+model = keras.Sequential([keras.Input((4096,)), *layers])
+print(model.count_params() * 4 >> 20, peak() - before)
+"""
+
+
+def test_memory_of_a_model_that_is_built(run_forked: Callable[..., Any]) -> None:
+  whole, rise = map(int, run_forked(MEMORY).stdout.split())
+  assert whole == 512 and rise < 100
