@@ -33,7 +33,6 @@ import tensorflow as tf
 from mesh_tensorflow import checkpoint as checkpoint_lib
 from mesh_tensorflow.environment import untrusted_files
 from mesh_tensorflow.errors import ConfigError
-from mesh_tensorflow.operations.variables import VariableDType
 from mesh_tensorflow.transformer.data.vocabularies import kept
 from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
 from mesh_tensorflow.transformer.gin_config import bindings as gin_names
@@ -73,9 +72,7 @@ class ModelConfig:
       f.write(json.dumps(self.record, indent=1, sort_keys=True) + "\n")
 
 
-def capture(
-  model_type: str, vocabulary: Vocabularies, variable_dtype: VariableDType
-) -> ModelConfig:
+def capture(model_type: str, vocabulary: Vocabularies | None, variable_dtype: Any) -> ModelConfig:
   """The configuration of the model whose program was built last.
 
   Args:
