@@ -12,7 +12,6 @@
     building     a program's nodes become mtf operations
     functions    what a graph calls; nested: programs inside of nodes
     replicating  operations without a rule, computed whole on each device
-    models       a function for arguments of certain shapes: traced, followed, named
     drawing      what an imported function says of itself: tables, and a picture
     imported     `from_tensorflow`, and the `Imported` that it returns
 
