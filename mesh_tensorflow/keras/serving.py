@@ -28,7 +28,7 @@ _LOG = logging.getLogger("mesh_tensorflow")
 # Methods of keras.Model that run Keras' loops, or one step of one.
 _LOOPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 # Attributes that Keras does not track, of a model and of a variable.
-_PROGRAMS, _BORN_UNDER = "_mtf_programs", "_mtf_distribution"
+_PROGRAMS, _IS_ALONE, _BORN_UNDER = "_mtf_programs", "_mtf_is_alone", "_mtf_distribution"
 
 _LOCK = threading.Lock()
 # What was replaced: class, name, and the attribute that the class itself had; None if inherited.
@@ -89,8 +89,11 @@ def programs_of(model: keras.Model) -> Programs | None:
   """
   found: Programs | None = vars(model).get(_PROGRAMS)
   if found is None:
+    if vars(model).get(_IS_ALONE) and keras.distribution.distribution() is None:
+      return None
     distribution = _distribution_of(model)
     if distribution is None:
+      vars(model)[_IS_ALONE] = bool(model.variables)
       return None
     layout = "auto" if isinstance(distribution, AutoParallel) else distribution
     found = Programs(model, convert_to_mesh(distribution), layout, {}, "replicate")

@@ -198,3 +198,20 @@ def test_wrong_maps() -> None:
     mtf.keras.AutoParallel(devices(), mesh_shape="rows:2,cols:3")
   with pytest.raises(errors.MeshShapeError, match=r"there are \d+ devices, not 99"):
     mtf.keras.AutoParallel(99)
+
+
+def test_a_model_without_a_distribution_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+  """A `train_on_batch` of it does not go through its variables each time."""
+  model = build()
+  model.compile("adam", "sparse_categorical_crossentropy")
+  asked = []
+  plain = mtf.keras.serving._distribution_of
+  monkeypatch.setattr(
+    mtf.keras.serving, "_distribution_of", lambda model: asked.append(model) or plain(model)
+  )
+  for _ in range(3):
+    model.train_on_batch(np.zeros((8, 28, 28, 1), "f"), np.zeros(8))
+  assert len(asked) == 1
+  keras.distribution.set_distribution(model_parallel())
+  model.train_on_batch(np.zeros((8, 28, 28, 1), "f"), np.zeros(8))
+  assert len(asked) == 2 and mtf.keras.serving.programs_of(model) is None
