@@ -2,6 +2,7 @@
 
   python tests/as_before.py OLD NEW                      all chains, some twenty minutes
   python tests/as_before.py OLD NEW --only train bert    those whose names contain one of these
+  python tests/as_before.py OLD NEW --values             exit codes and variables, whatever is said
   python tests/as_before.py --list                       the names
 
 A chain of `tests/as_before_cases.py` is a list of commands in a fresh folder, of which each finds
@@ -111,6 +112,8 @@ class Masks:
       text = text.replace(path, name)
     for pattern, name in self._PATTERNS:
       text = pattern.sub(name, text)
+    text = _NOTES.sub("", text)
+    text = _RESULTS.sub(lambda m: m[1] + ", ".join(sorted(m[2].split(", "))), text)
     text = "\n".join(map(_in_order, text.split("\n")))
     # Names that are legal stand in the order in which files are imported.
     text = re.sub(r"'\w+'(?:, '\w+'){2,}", lambda m: ", ".join(sorted(m[0].split(", "))), text)
@@ -122,7 +125,14 @@ class Masks:
 
 
 # Bindings of a command line in a file of JSON, a line each.
-_LISTED = re.compile(r'^ *"--gin_param=.*(?:\n *"--gin_param=.*)*', re.MULTILINE)
+_BOUND = r'^ *"--(?:gin_param|set)=.*'
+_LISTED = re.compile(rf'{_BOUND}(?:\n *"--(?:gin_param|set)=.*)*', re.MULTILINE)
+# What the one loop says of every program, and the loops before it did not say.
+_NOTES = re.compile(
+  r"^(the training program is built and compiled, which may take a while|"
+  r"\S+: \d+ of the model's \d+ variables are taken from it)\n", re.MULTILINE
+)  # fmt: skip
+_RESULTS = re.compile(r"^(step \d+: )(\w+ \S+(?:, \w+ \S+)+)$", re.MULTILINE)
 
 
 def _in_order(line: str) -> str:
@@ -473,8 +483,18 @@ def _run_chain(chain: Chain, name: str, side: Side, old: Side, folder: pathlib.P
   return run
 
 
-def compare(old: Side, new: Side, chains: Mapping[str, Chain], folder: pathlib.Path) -> int:
-  """Runs chains, prints rows; returns how many differ that are not expected to."""
+def compare(
+  old: Side, new: Side, chains: Mapping[str, Chain], folder: pathlib.Path, values: bool
+) -> int:
+  """Runs chains, prints rows; returns how many differ that are not expected to.
+
+  Args:
+    old: a checkout.
+    new: the other one.
+    chains: by name.
+    folder: an empty one.
+    values: whether words do not count, but exit codes and the variables of checkpoints.
+  """
   count = {"same": 0, "expected": 0, "differs": 0}
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
     started = {
@@ -484,6 +504,8 @@ def compare(old: Side, new: Side, chains: Mapping[str, Chain], folder: pathlib.P
     for name, futures in started.items():
       runs = [f.result() for f in futures]
       one, other = (r.outcomes for r in runs)
+      for found in (*one.values(), *other.values()) if values else ():
+        found.texts = {n: t for n, t in found.texts.items() if n in ("exit code", _BROKEN)}
       print(f"--- {name}, {' and '.join(f'{r.seconds:.0f}' for r in runs)} seconds")
       for case in [*one, *(c for c in other if c not in one)]:
         row = f"{name}: {case}".replace("\n", "; ")
@@ -523,6 +545,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser.add_argument("checkouts", nargs="*", type=pathlib.Path, metavar="OLD NEW")
   parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="parts of names")
   parser.add_argument("--list", action="store_true", help="print the names of the chains")
+  parser.add_argument(
+    "--values", action="store_true", help="compare exit codes and variables of checkpoints only"
+  )
   args = parser.parse_args(arguments)
   chains = _chosen(as_before_cases.CHAINS, args.only)
   if args.list:
@@ -535,7 +560,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     old, new = (
       Side(name, root).checked(folder) for name, root in zip(("old", "new"), args.checkouts)
     )
-    differ = compare(old, new, chains, folder)
+    differ = compare(old, new, chains, folder, args.values)
   print(f"{(time.time() - began) / 60:.1f} minutes")
   return int(differ > 0)
 
