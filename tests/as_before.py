@@ -506,6 +506,8 @@ def compare(
       one, other = (r.outcomes for r in runs)
       for found in (*one.values(), *other.values()) if values else ():
         found.texts = {n: t for n, t in found.texts.items() if n in ("exit code", _BROKEN)}
+        # The one loop saves where a training began, which BERT's own did not.
+        found.arrays = {n: a for n, a in found.arrays.items() if "began_at_step" not in n}
       print(f"--- {name}, {' and '.join(f'{r.seconds:.0f}' for r in runs)} seconds")
       for case in [*one, *(c for c in other if c not in one)]:
         row = f"{name}: {case}".replace("\n", "; ")

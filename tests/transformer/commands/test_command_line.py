@@ -203,3 +203,11 @@ def test_errors_inside_a_module_are_its_own(path_of_a_command, tmp_path):
   command_line.find_modules_here()
   with pytest.raises(ModuleNotFoundError, match="module_that_is_not"):
     command_line.import_module("module_that_needs")
+
+
+@pytest.mark.parametrize("verbosity", [0, 1])
+def test_verbosity_shows_where_an_error_comes_from(run_forked, tmp_path, verbosity):
+  words = [f"--model_dir={tmp_path / 'm'}", "--gin_file=none.gin", f"--verbosity={verbosity}"]
+  run = run_forked(["-m", "mesh_tensorflow.transformer.main", *words], check=False)
+  assert "none.gin" in run.stderr and run.returncode != 0
+  assert ("Traceback" in run.stderr) == (verbosity == 1)

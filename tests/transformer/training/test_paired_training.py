@@ -115,6 +115,18 @@ def test_the_task_is_learned(trained):
       assert output[: len(wanted)] == wanted
 
 
+def test_a_row_that_is_too_long():
+  """The message says how it may be longer, unless the model has no more positions."""
+  trainer = make_trainer()
+  longer = (
+    "no room in sequences of 6; shorten it, or bind a larger run.sequence_length of at most 16"
+  )
+  with pytest.raises(errors.DataError, match=longer):
+    trainer.sample([[3, 1], [3] * 7], 6)
+  with pytest.raises(errors.DataError, match="no room in sequences of 16; shorten it$"):
+    trainer.sample([[3] * 17], 16)
+
+
 @pytest.mark.slow
 def test_inference_without_training(trained):
   trainer, _, folder = trained
