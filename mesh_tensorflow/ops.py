@@ -15,7 +15,6 @@ from mesh_tensorflow.meshes.laid_out import *
 from mesh_tensorflow.meshes.layout import *
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl as MeshImpl
 from mesh_tensorflow.operations import extremes  # noqa: F401 - it adds gradients
-from mesh_tensorflow.operations.assignments import *
 from mesh_tensorflow.operations.binary import *
 from mesh_tensorflow.operations.broadcasting import *
 from mesh_tensorflow.operations.comparison import *

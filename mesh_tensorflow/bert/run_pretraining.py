@@ -216,11 +216,14 @@ def main(_: Sequence[str]) -> None:
   }
   first = next(iter(input_fns))
   both = len(input_fns) == 2
+  # What is evaluated is saved, too.
+  saved = (FLAGS.save_checkpoints_steps, FLAGS.steps_per_eval if both else None)
   runner = runner_for(
     model_fn,
     input_fns[first],
     *programs[first],
     eval_every_steps=FLAGS.steps_per_eval if both else 0,
+    save_checkpoints_steps=min(n for n in saved if n is not None),
     eval_steps=FLAGS.max_eval_steps,
   )
   told = []

@@ -13,9 +13,8 @@ from mesh_tensorflow.importing.axes import Axes, Factor
 from mesh_tensorflow.importing.nodes import Program, VariableRecord, Wire
 from mesh_tensorflow.importing.replicating import rule_of
 from mesh_tensorflow.importing.value import AxisDims, Value, of_static
-from mesh_tensorflow.operations.assignments import assign
 from mesh_tensorflow.operations.reshape import reshape
-from mesh_tensorflow.operations.variables import Variable, get_variable, read_variable
+from mesh_tensorflow.operations.variables import Variable, assign, get_variable, read_variable
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.dimensions import Dimension, Shape
 from mesh_tensorflow.program.graph import Mesh, Tensor

@@ -1,19 +1,203 @@
-"""`mtf.keras.parallelize`."""
+"""`mtf.keras.parallelize`, and `ParallelModel`, which it makes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 
 from mesh_tensorflow.arguments.checking import checked
-from mesh_tensorflow.errors import ArgumentError
-from mesh_tensorflow.keras.layouts import rules_by_hand
-from mesh_tensorflow.keras.meshes import check_same_mesh, convert_to_mesh, is_distribution
-from mesh_tensorflow.keras.parallel_model import ParallelModel
+from mesh_tensorflow.errors import ArgumentError, GraphError
+from mesh_tensorflow.keras.layouts import (
+  check_same_mesh,
+  convert_to_mesh,
+  is_distribution,
+  rules_by_hand,
+)
 from mesh_tensorflow.keras.programs import Programs
 from mesh_tensorflow.keras.steps import check_model
+from mesh_tensorflow.meshes.layout import LayoutRules
+from mesh_tensorflow.meshes.mesh_impl import MeshImpl
+from mesh_tensorflow.planning.describe import Report, describe
+
+# The attributes that are not the model's.
+_OWN = frozenset(["_programs", "model"])
+
+
+class ParallelModel:
+  """A Keras model on a mesh; see `parallelize`, which makes it.
+
+  It stands for the model: `isinstance(parallel, keras.Model)` is true, it is called as the model
+  is, and what it has not itself is read, set and deleted there (`parallel.layers`,
+  `parallel.trainable = False`, `parallel.save(path)`).
+
+  A program reads and changes the slices on the mesh. Who reads a variable of the model, or assigns
+  to it, finds what programs have made of it, at any time; a program finds what was assigned.
+
+  Args:
+    programs: the programs of the model on the mesh.
+
+  Attributes:
+    model: the Keras model.
+  """
+
+  def __init__(self, programs: Programs):
+    self._programs = programs
+    self.model = programs.model
+    # Of a model that stays behind the variables have the state.
+    weakref.finalize(self, programs.mirror.close).atexit = False
+
+  @property  # type: ignore[misc]
+  def __class__(self) -> Any:
+    """The class of the model, for `isinstance`; `type(parallel)` is `ParallelModel`."""
+    return type(self.model)
+
+  def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    """Calls the model, in Keras alone, with the state of the mesh."""
+    return self.model(*args, **kwargs)
+
+  def __getattr__(self, name: str) -> Any:
+    # Without its own it is a copy that is being made.
+    if name in _OWN or name.startswith("__"):
+      raise AttributeError(name)
+    unsplit = self._programs.unsplit
+    if name in unsplit.NAMES and hasattr(self.model, name):
+      return unsplit.method(name)
+    return getattr(self.model, name)
+
+  def __setattr__(self, name: str, value: Any) -> None:
+    if name in _OWN or hasattr(ParallelModel, name):
+      object.__setattr__(self, name, value)
+    else:
+      setattr(self.model, name, value)
+
+  def __delattr__(self, name: str) -> None:
+    delattr(self.model, name)
+
+  def __dir__(self) -> list[str]:
+    return sorted({*object.__dir__(self), *dir(self.model)})
+
+  # ------------------------------------------------------------------- the mesh
+
+  @property
+  def mesh_impl(self) -> MeshImpl | None:
+    """The mesh implementation; None until a first batch has decided the layout."""
+    return self._programs.mesh_impl
+
+  @property
+  def layout(self) -> LayoutRules | None:
+    """The layout rules; None until a first batch has decided them."""
+    return None if self.mesh_impl is None else self.mesh_impl.layout_rules
+
+  @property
+  def dimensions(self) -> Any:
+    """The dimensions of a step (of training, if one ran): a table of names, sizes and places."""
+    return self._programs.latest().imported.dimensions
+
+  def picture(self) -> str:
+    """An SVG picture of the program of `dimensions`: results of layers, variables, dimensions."""
+    picture: str = self._programs.latest().imported.picture()
+    return picture
+
+  def save_picture(self, path: str) -> None:
+    """Writes `picture` into a file.
+
+    Args:
+      path: ends in .svg.
+    """
+    self._programs.latest().imported.save_picture(path)
+
+  def describe(self, machine: Any = None) -> Report:
+    """`mtf.describe` of a step: what the layout matches, memory of a device, bytes, time.
+
+    Args:
+      machine: see `mtf.describe`.
+
+    Raises:
+      GraphError: no step has run yet, so the sizes of a batch are not known.
+    """
+    function = self._programs.latest().function
+    assert function is not None
+    return describe(function, machine=machine)
+
+  def sync(self) -> None:
+    """Sets the variables of the Keras model to what the mesh has.
+
+    Each is anyway when it is read; this is for readers that TensorFlow's Python does not see, such
+    as the functions of a tf.data.Dataset.
+    """
+    self._programs.mirror.pull()
+
+  # ------------------------------------------------------------- Keras' methods
+
+  def compile(self, *args: Any, **kwargs: Any) -> None:
+    """As `keras.Model.compile`; programs are made anew, also if the model itself is compiled."""
+    self.model.compile(*args, **kwargs)
+    self._programs.follow()
+
+  def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+    """As `keras.Model.fit`, on the mesh.
+
+    A batch of another size than the others is no matter: where its examples cannot be split over
+    the mesh, each device computes all of them, and the weights stay as they are split.
+
+    Raises:
+      UnsupportedError: `run_eagerly` is set, or a step has an operation without a rule.
+    """
+    return self._loop("fit", args, kwargs)
+
+  def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+    """As `keras.Model.evaluate`, on the mesh."""
+    return self._loop("evaluate", args, kwargs)
+
+  def predict(self, *args: Any, **kwargs: Any) -> Any:
+    """As `keras.Model.predict`, on the mesh."""
+    return self._loop("predict", args, kwargs)
+
+  def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+    """As `keras.Model.train_on_batch`, on the mesh."""
+    with self._programs.running():
+      return self.model.train_on_batch(*args, **kwargs)
+
+  def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+    """As `keras.Model.test_on_batch`, on the mesh."""
+    with self._programs.running():
+      return self.model.test_on_batch(*args, **kwargs)
+
+  def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+    """As `keras.Model.predict_on_batch`, on the mesh."""
+    with self._programs.running():
+      return self.model.predict_on_batch(*args, **kwargs)
+
+  def summary(self, print_fn: Callable[[str], Any] | None = None, **kwargs: Any) -> None:
+    """As `keras.Model.summary`, and how each variable is split, once a first batch has decided it.
+
+    Args:
+      print_fn: gets the text of each of the two tables; prints by default.
+      **kwargs: other arguments of `keras.Model.summary`.
+    """
+    self.model.summary(print_fn=print_fn, **kwargs)
+    try:
+      table = self.placement()
+    except GraphError:
+      table = "How variables are split is decided at the first batch."
+    (print_fn or print)(table)
+
+  def placement(self) -> str:
+    """Table of each variable's layout on the mesh, beside that of a layout map if one was given.
+
+    Raises:
+      GraphError: no step has run yet.
+    """
+    return self._programs.placement()
+
+  # ------------------------------------------------------------------- within
+
+  def _loop(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with self._programs.running():
+      return getattr(self.model, name)(*args, **kwargs)
 
 
 @checked

@@ -23,14 +23,20 @@ from mesh_tensorflow.importing.imported import Imported
 from mesh_tensorflow.importing.naming import named_leaves
 from mesh_tensorflow.keras import hooks, mirror, steps
 from mesh_tensorflow.keras.batches import Batch, batch_of, batches
-from mesh_tensorflow.keras.layouts import Decision, decide, names_of, rules_by_hand, suited
-from mesh_tensorflow.keras.meshes import MeshChoice
+from mesh_tensorflow.keras.layouts import (
+  Decision,
+  MeshChoice,
+  decide,
+  names_of,
+  rules_by_hand,
+  suited,
+)
 from mesh_tensorflow.keras.mirror import Mirror
 from mesh_tensorflow.keras.summary import variables_table
 from mesh_tensorflow.meshes.layout_names import unknown_dimension
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
-from mesh_tensorflow.operations.assignments import Assign
 from mesh_tensorflow.operations.gradients import gradients
+from mesh_tensorflow.operations.variables import Assign
 from mesh_tensorflow.program.graph import Operation, Tensor
 from mesh_tensorflow.running.function import Function, TensorSpec
 

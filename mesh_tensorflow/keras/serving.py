@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from mesh_tensorflow.keras import mirror
-from mesh_tensorflow.keras.meshes import AutoParallel, convert_to_mesh
+from mesh_tensorflow.keras.layouts import AutoParallel, convert_to_mesh
 from mesh_tensorflow.keras.programs import Programs
 
 _LOG = logging.getLogger("mesh_tensorflow")

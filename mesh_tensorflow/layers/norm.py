@@ -11,13 +11,12 @@ import tensorflow as tf
 from mesh_tensorflow.errors import DimensionError, SizeError
 from mesh_tensorflow.numerics import initializers
 from mesh_tensorflow.numerics.initializers import InitializerLike
-from mesh_tensorflow.operations.assignments import assign
 from mesh_tensorflow.operations.constants import constant
 from mesh_tensorflow.operations.einsum import einsum
 from mesh_tensorflow.operations.elementwise import cast, rsqrt, square
 from mesh_tensorflow.operations.norms import standardize
 from mesh_tensorflow.operations.reduction import reduce_mean
-from mesh_tensorflow.operations.variables import VariableDType, get_variable
+from mesh_tensorflow.operations.variables import VariableDType, assign, get_variable
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.argument_kinds import FloatTensor
 from mesh_tensorflow.program.dimensions import (

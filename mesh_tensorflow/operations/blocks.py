@@ -17,12 +17,11 @@ from typing import Any
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LazyAllreduceSum
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
-from mesh_tensorflow.operations.assignments import Depend
 from mesh_tensorflow.operations.control import PrintOperation, ScalarSummaryOperation
 from mesh_tensorflow.operations.einsum import transpose
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.operations.stacks import carries_gradient
-from mesh_tensorflow.operations.variables import Variable
+from mesh_tensorflow.operations.variables import Depend, Variable
 from mesh_tensorflow.program.graph import (
   Graph,
   Operation,

@@ -12,7 +12,6 @@ from mesh_tensorflow.errors import ArgumentError, DTypeError, GraphError, ShapeE
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
-from mesh_tensorflow.operations.assignments import grouped
 from mesh_tensorflow.operations.blocks import (
   BackwardBlock,
   Block,
@@ -32,6 +31,7 @@ from mesh_tensorflow.operations.stacks import (
   stack_tensor,
   zero_gradient,
 )
+from mesh_tensorflow.operations.variables import grouped
 from mesh_tensorflow.program.argument_kinds import BoolTensor
 from mesh_tensorflow.program.graph import Operation, Tensor, check_one_graph
 

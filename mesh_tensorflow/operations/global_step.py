@@ -7,9 +7,8 @@ import tensorflow as tf
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.numerics import initializers
-from mesh_tensorflow.operations.assignments import Assign, assign_add
 from mesh_tensorflow.operations.constants import ones_like
-from mesh_tensorflow.operations.variables import get_variable
+from mesh_tensorflow.operations.variables import Assign, assign_add, get_variable
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.graph import Graph, Mesh, Operation, Tensor
 

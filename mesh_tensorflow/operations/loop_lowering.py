@@ -16,9 +16,9 @@ from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow.meshes.slices import transpose_to
-from mesh_tensorflow.operations.assignments import grouped
 from mesh_tensorflow.operations.indexing import ScatterAddOperation, begin_of, is_split, keep_where
 from mesh_tensorflow.operations.stacks import element_like, empty_slices, push_slices
+from mesh_tensorflow.operations.variables import grouped
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.program.graph import Operation, Tensor, reads
 

@@ -14,8 +14,7 @@ from mesh_tensorflow.layers.scaling import unit_scaling_convention
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
-from mesh_tensorflow.operations.assignments import grouped
-from mesh_tensorflow.operations.variables import Variable
+from mesh_tensorflow.operations.variables import Variable, grouped
 from mesh_tensorflow.optimize.base import Optimizer, slot_variable
 from mesh_tensorflow.optimize.scalars import ScalarLike, function_of_step
 from mesh_tensorflow.optimize.update import laid_out_scalar, slices_of, subtract

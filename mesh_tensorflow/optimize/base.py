@@ -13,7 +13,6 @@ import tensorflow as tf
 from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import DTypeError, GraphError, ShapeError
 from mesh_tensorflow.numerics import initializers
-from mesh_tensorflow.operations.assignments import Assign
 from mesh_tensorflow.operations.elementwise import sqrt, square
 from mesh_tensorflow.operations.global_step import (
   count_global_step,
@@ -22,7 +21,7 @@ from mesh_tensorflow.operations.global_step import (
 )
 from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.operations.reduction import reduce_mean
-from mesh_tensorflow.operations.variables import Variable, get_variable
+from mesh_tensorflow.operations.variables import Assign, Variable, get_variable
 from mesh_tensorflow.optimize.scalars import ScalarLike, evaluate_scalar
 from mesh_tensorflow.program.argument_kinds import CastableTensor
 from mesh_tensorflow.program.dimensions import ShapeLike

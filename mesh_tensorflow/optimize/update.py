@@ -10,9 +10,8 @@ import tensorflow as tf
 from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.numerics import initializers
-from mesh_tensorflow.operations.assignments import assign_add, grouped
 from mesh_tensorflow.operations.constants import ones_like
-from mesh_tensorflow.operations.variables import Variable, get_variable
+from mesh_tensorflow.operations.variables import Variable, assign_add, get_variable, grouped
 from mesh_tensorflow.program import scope
 from mesh_tensorflow.program.graph import Mesh, Operation, Tensor
 

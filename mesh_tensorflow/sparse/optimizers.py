@@ -11,12 +11,11 @@ from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.errors import GraphError, UnsupportedError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.numerics import initializers
-from mesh_tensorflow.operations.assignments import assign_add, grouped
 from mesh_tensorflow.operations.constants import ones_like
 from mesh_tensorflow.operations.einsum import transpose
 from mesh_tensorflow.operations.global_step import count_global_step_if_there
 from mesh_tensorflow.operations.gradients import gradients
-from mesh_tensorflow.operations.variables import get_variable
+from mesh_tensorflow.operations.variables import assign_add, get_variable, grouped
 from mesh_tensorflow.optimize.base import Optimizer
 from mesh_tensorflow.optimize.scalars import ScalarLike, evaluate_scalar
 from mesh_tensorflow.optimize.update import laid_out_scalar, slices_of

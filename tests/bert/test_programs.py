@@ -117,6 +117,9 @@ def test_pretraining(folder, pretrained, tmp_path, capsys):
   total = float(found["masked_lm_loss"]) + float(found["next_sentence_loss"])
   assert float(found["loss"]) == pytest.approx(total)
   assert results(pretrained / "eval_results_2.txt")["global_step"] == "2"
+  # Each that was evaluated is there.
+  steps = [checkpoint.get_step_from_path(p) for p in checkpoint.all_checkpoints(str(pretrained))]
+  assert sorted(steps)[-2:] == [2, 4]
   # On one device, and of the second half in another run: the same.
   alone = {"mesh_shape": "all:1", "layout": "", "save_checkpoints_steps": 2}
   nothing_to_evaluate, nothing_to_train = {"input_eval_files": None}, {"input_train_files": None}

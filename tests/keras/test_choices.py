@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.keras import hooks, layouts, meshes, mirror, steps, summary
+from mesh_tensorflow.keras import hooks, layouts, mirror, steps, summary
 from mesh_tensorflow.keras.batches import batch_of
-from mesh_tensorflow.keras.parallel_model import ParallelModel
+from mesh_tensorflow.keras.parallelize import ParallelModel
 
 X, Y = np.ones([2, 3], np.float32), np.zeros([2], np.float32)
 
@@ -63,7 +63,7 @@ def test_variables_of_one_path_have_different_names():
   [("cpu:0", True), ("GPU:1", True), ("/device:CPU:0", True), ("rows:2", False), ("", False)],
 )
 def test_names_of_devices(name, is_one):
-  assert meshes._is_device(name) == is_one
+  assert layouts._is_device(name) == is_one
 
 
 def test_what_was_asked_of_a_variable():

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ArgumentError, LayoutError, MeshShapeError, UnsupportedError
-from mesh_tensorflow.keras.meshes import convert_to_mesh
+from mesh_tensorflow.keras.layouts import convert_to_mesh
 from mesh_tensorflow.keras.mirror import Mirror
 from tests.keras.models import X, Y, compiled, placement, single, small
 
