@@ -216,14 +216,15 @@ def main(_: Sequence[str]) -> None:
   }
   first = next(iter(input_fns))
   both = len(input_fns) == 2
-  # What is evaluated is saved, too.
-  saved = (FLAGS.save_checkpoints_steps, FLAGS.steps_per_eval if both else None)
+  save_every = FLAGS.save_checkpoints_steps
+  if both and FLAGS.steps_per_eval:  # What is evaluated is saved, too.
+    save_every = min(save_every, FLAGS.steps_per_eval)
   runner = runner_for(
     model_fn,
     input_fns[first],
     *programs[first],
     eval_every_steps=FLAGS.steps_per_eval if both else 0,
-    save_checkpoints_steps=min(n for n in saved if n is not None),
+    save_checkpoints_steps=save_every,
     eval_steps=FLAGS.max_eval_steps,
   )
   told = []
