@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import runpy
 import sys
@@ -11,6 +12,7 @@ from typing import NoReturn
 from mesh_transformer_cli.parser import TRAINER, WRONG, Parser, did_you_mean
 from mesh_transformer_cli.table import COMMANDS
 
+_MODE = "--gin_param=run.mode = "
 _HELP = ("--help", "-help", "-h", "-?", "--helpshort", "-helpshort")
 _INTERRUPTED = 130
 
@@ -62,7 +64,24 @@ def command_line(program: str, arguments: Sequence[str]) -> tuple[str, list[str]
       hint = f"; a gin file is given as {program} train --config={first}"
     _refuse(program, f"there is no command {first!r}{hint}")
   parser = Parser(program, COMMANDS[first])
-  return parser.command.program, parser.command.run(parser.values(others), parser)
+  values = parser.values(others)
+  found = parser.command.run(values, parser)
+  _check_mode(parser, values, found or [])
+  return parser.command.program, found
+
+
+def _check_mode(parser: Parser, values: argparse.Namespace, found: Sequence[str]) -> None:
+  """Refuses a binding of run.mode that is not what the command is."""
+  mode = next((a for a in reversed(found) if a.startswith(_MODE)), "")
+  own = [f"--set={b}" for b in getattr(values, "set", None) or ()]
+  own += [f"--gin_param={b}" for b in getattr(values, "gin_param", None) or ()]
+  for binding in own if mode else ():
+    name, _, value = binding.partition("=")[2].partition("=")
+    if name.strip() == "run.mode" and value.strip(" '\"") != mode.removeprefix(_MODE).strip("'"):
+      parser.error(
+        f"{binding}: this command is {mode.removeprefix('--gin_param=')}; leave the binding "
+        "out, or the name of the command, which then takes --gin_file in place of --config"
+      )
 
 
 def overview(program: str) -> str:

@@ -282,6 +282,21 @@ class Imported:
     model = self._traced()
     return operation_rows(model.traced.program.nodes, model.dimensioned)
 
+  def result_of(self, operation: str) -> Shape | None:
+    """The dimensions of the first result of an operation; one of size 1 for an axis without.
+
+    Args:
+      operation: its name in TensorFlow.
+
+    Returns:
+      A `Shape`; None if there is no such operation any more.
+    """
+    model, name = self._traced(), OwnNames(self._original).of(operation)
+    for node in model.traced.program.nodes:
+      if node.name == name and node.outputs:
+        return full_shape(model.dimensioned.of(node.outputs[0]))
+    return None
+
   @property
   def fallbacks(self) -> list[ImportedOperation]:
     """Records of the operations computed whole on each device, those in loop bodies too."""

@@ -6,10 +6,12 @@ import dataclasses
 import difflib
 import logging
 import math
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from mesh_tensorflow.errors import ArgumentError, LayoutError, MeshShapeError
 from mesh_tensorflow.importing.imported import Imported
@@ -215,6 +217,65 @@ class VariableAxes:
 
 
 @dataclasses.dataclass(frozen=True)
+class OutputAxes:
+  """What a layer returns, with the layout that a map has for it.
+
+  Attributes:
+    path: as Keras has it: "block/dense/output".
+    dims: for each axis the name of its dimension; None of size 1, and where it is several.
+    sizes: of its axes.
+    asked: a mesh axis or None for each axis.
+  """
+
+  path: str
+  dims: tuple[str | None, ...]
+  sizes: tuple[int, ...]
+  asked: tuple[str | None, ...]
+
+
+# Per graph by path: operations that may make what a layer returns, and what a map asks.
+_OUTPUTS: weakref.WeakKeyDictionary[Any, dict[str, tuple[list[str], tuple[str | None, ...]]]] = (
+  weakref.WeakKeyDictionary()
+)
+
+
+def note_output(path: str, layout: Any) -> None:
+  """Notes the layout that a map has for what a layer returns, while a step is traced.
+
+  Args:
+    path: of the output, as Keras has it; its last operation was made right before.
+    layout: a `keras.distribution.TensorLayout`.
+  """
+  axes = tuple(None if a is None else str(a) for a in layout.axes)
+  graph = tf.no_op().graph
+  fitting = [
+    o for o in graph.get_operations() if o.outputs and o.outputs[0].shape.rank == len(axes)
+  ]
+  # Not the last one alone: a loss takes what is before a softmax.
+  _OUTPUTS.setdefault(graph, {})[path] = [o.name for o in fitting[:-4:-1]], axes
+
+
+def outputs_of(graph: Any, imported: Imported) -> list[OutputAxes]:
+  """The outputs of layers that a map has a layout for.
+
+  Args:
+    graph: of the function that was imported.
+    imported: the function.
+  """
+  found = []
+  for path, (operations, asked) in _OUTPUTS.get(graph, {}).items():
+    shapes = map(imported.result_of, operations)
+    shape = next((s for s in shapes if s is not None), None)
+    if shape is None:
+      found.append(OutputAxes(path, (), (), asked))
+    else:
+      known = set(imported.dimensions)
+      dims = tuple(d.name if d.size > 1 and d.name in known else None for d in shape)
+      found.append(OutputAxes(path, dims, tuple(shape.to_integer_list), asked))
+  return found
+
+
+@dataclasses.dataclass(frozen=True)
 class MapLayout:
   """Layout rules that a Keras `LayoutMap` was converted to.
 
@@ -234,7 +295,7 @@ def batch_axis_of(distribution: Any) -> str | None:
   """The mesh axis over which a distribution splits the batch.
 
   Args:
-    distribution: an object for which `meshes.is_distribution` is True. A map alone splits the batch
+    distribution: an object for which `is_distribution` is True. A map alone splits the batch
       over the first axis, as a `ModelParallel` of the map does.
   """
   if isinstance(distribution, keras.distribution.LayoutMap):
@@ -252,7 +313,7 @@ def asked_of(
   Patterns are searched as the installed Keras searches them.
 
   Args:
-    distribution: an object for which `meshes.is_distribution` is True.
+    distribution: an object for which `is_distribution` is True.
     variable: the variable.
     mesh_shape: the mesh.
 
@@ -294,15 +355,17 @@ def rules_of(
   mesh_shape: Shape,
   batch_names: Collection[str],
   conflicts: Collection[frozenset[str]],
+  outputs: Sequence[OutputAxes] = (),
 ) -> MapLayout:
   """Converts a Keras distribution to layout rules.
 
   Args:
-    distribution: an object for which `meshes.is_distribution` is True.
+    distribution: an object for which `is_distribution` is True.
     variables: all variables of the model.
     mesh_shape: the mesh.
     batch_names: names of the dimensions that count examples.
     conflicts: pairs of names that one tensor of the program has.
+    outputs: of layers, those that the distribution has a layout for.
 
   Raises:
     LayoutError: see `asked_of`.
@@ -317,7 +380,10 @@ def rules_of(
       "such axis"
     )
   rules = {name: batch_axis for name in batch_names}
-  rules.update(_rules_of_variables(variables, asked, rules, conflicts))
+  wishes = [(v.dims, asked[v.path], math.prod(v.sizes)) for v in variables]
+  wishes += [(o.dims, _fitting(o, mesh_shape), math.prod(o.sizes)) for o in outputs]
+  rules.update(_rules_of_votes(wishes, rules, conflicts))
+  _tell_unused(outputs, rules)
   names = {n for v in variables for n in v.dims if n is not None} | set(batch_names)
   stored: dict[str, tuple[str | None, ...]] = {}
   more: dict[str, str] = {}
@@ -334,18 +400,43 @@ def rules_of(
   return MapLayout(LayoutRules({**rules, **more}), stored, asked)
 
 
-def _rules_of_variables(
-  variables: Sequence[VariableAxes],
-  asked: Mapping[str, tuple[str | None, ...]],
+def _fitting(output: OutputAxes, mesh_shape: Shape) -> tuple[str | None, ...]:
+  """What is asked of an output, without what the mesh has not or what does not divide."""
+  mesh = {m.name: int(m.size) for m in mesh_shape}
+  return tuple(
+    a if a in mesh and n % mesh[a] == 0 else None for a, n in zip(output.asked, output.sizes)
+  )
+
+
+def _tell_unused(outputs: Sequence[OutputAxes], rules: Mapping[str, str]) -> None:
+  """Warns of outputs that are split otherwise than a map asks."""
+  for o in outputs:
+    split = tuple(None if n is None else rules.get(n) for n in o.dims)
+    if any(a is not None and a != b for a, b in zip(o.asked, split or (None,) * len(o.asked))):
+      _LOG.warning(
+        "keras.distribution: the layout map says %s of %s %s, which is split %s: there is one rule "
+        "for a dimension, and no value depends on it",
+        *(o.asked, o.path, list(o.sizes), split if o.dims else "as its inputs are"),
+      )
+
+
+def _rules_of_votes(
+  wishes: Sequence[tuple[tuple[str | None, ...], tuple[str | None, ...], int]],
   rules: Mapping[str, str],
   conflicts: Collection[frozenset[str]],
 ) -> dict[str, str]:
-  """Adds rules by votes of the variables, weighted by size, unless they conflict in a tensor."""
+  """Adds rules by votes of tensors, weighted by size, unless they conflict in a tensor.
+
+  Args:
+    wishes: names of dimensions, the mesh axis asked for each, and the weight.
+    rules: those that there are.
+    conflicts: pairs of names that one tensor has.
+  """
   votes: dict[tuple[str, str], int] = {}
-  for v in variables:
-    for name, axis in zip(v.dims, asked[v.path]):
+  for dims, asked, weight in wishes:
+    for name, axis in zip(dims, asked):
       if name is not None and axis is not None:
-        votes[name, axis] = votes.get((name, axis), 0) + math.prod(v.sizes)
+        votes[name, axis] = votes.get((name, axis), 0) + weight
   chosen = dict(rules)
   for name, axis in sorted(votes, key=lambda pair: (-votes[pair], pair)):
     if name in chosen:
@@ -405,6 +496,7 @@ def decide(
   body: Callable[..., Any],
   signature: Sequence[TensorSpec],
   model: keras.Model,
+  traced: Any = None,
 ) -> Decision:
   """Decides the layout for a program.
 
@@ -416,6 +508,7 @@ def decide(
     body: the program, a function of `mtf.Tensor`s.
     signature: its arguments.
     model: the model.
+    traced: the graph of the function that was imported.
 
   Raises:
     LayoutError: what is asked for suits neither the program nor the mesh.
@@ -426,7 +519,9 @@ def decide(
   by_hand = rules_by_hand(mesh, layout)
   if is_distribution(layout):
     assert shape is not None
-    found = _of_distribution(layout, imported, _graph(mesh, body, signature), shape, model)
+    outputs = [] if traced is None else outputs_of(traced, imported)
+    graph = _graph(mesh, body, signature)
+    found = _of_distribution(layout, imported, graph, shape, model, outputs)
     return Decision(mesh.make(shape, found.rules), names, kind, found)
   if by_hand is not None:
     return Decision(mesh.make(shape or _shape_for(by_hand, mesh.size), by_hand), names, kind)
@@ -529,7 +624,12 @@ def suited(mesh_impl: MeshImpl, imported: Imported, always: Collection[str]) -> 
 
 
 def _of_distribution(
-  distribution: Any, imported: Imported, graph: Graph, shape: Shape, model: keras.Model
+  distribution: Any,
+  imported: Imported,
+  graph: Graph,
+  shape: Shape,
+  model: keras.Model,
+  outputs: Sequence[OutputAxes],
 ) -> MapLayout:
   of_keras = {id(v.value): v for v in model.variables}
   variables = [
@@ -538,19 +638,20 @@ def _of_distribution(
     if id(v.variable) in of_keras
   ]
   batch = {s[0].name for s in imported.arguments if s.ndims}
-  _tell_unmatched(distribution, [v.path for v in model.variables])
-  found = rules_of(distribution, variables, shape, batch, _conflicts(graph))
+  _tell_unmatched(distribution, [v.path for v in model.variables], [o.path for o in outputs])
+  found = rules_of(distribution, variables, shape, batch, _conflicts(graph), outputs)
   if not isinstance(distribution, keras.distribution.DataParallel):
     _tell_whole(found, variables)
   return found
 
 
-def _tell_unmatched(distribution: Any, paths: Sequence[str]) -> None:
+def _tell_unmatched(distribution: Any, paths: Sequence[str], outputs: Sequence[str]) -> None:
   """Warns of patterns of a layout map that match no variable: they split nothing.
 
   Args:
-    distribution: an object for which `meshes.is_distribution` is True.
+    distribution: an object for which `is_distribution` is True.
     paths: of the model's variables.
+    outputs: paths of outputs of layers that a pattern matches.
   """
   parts = [distribution, *vars(distribution).values()]
   maps = [m for m in parts if isinstance(m, keras.distribution.LayoutMap)]
@@ -558,7 +659,7 @@ def _tell_unmatched(distribution: Any, paths: Sequence[str]) -> None:
     # Searched as the installed Keras does: in a map of this pattern alone.
     alone = keras.distribution.LayoutMap(None)
     alone[pattern] = keras.distribution.TensorLayout(layout.axes)
-    if not pattern.endswith("output") and not any(alone[path] is not None for path in paths):
+    if not any(alone[path] is not None for path in (*paths, *outputs)):
       near = difflib.get_close_matches(pattern, paths, 3, 0.0)
       _LOG.warning(
         "keras.distribution: the pattern %r of the layout map matches no variable, so it splits "

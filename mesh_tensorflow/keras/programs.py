@@ -77,6 +77,7 @@ class Programs:
     layout: "auto", layout rules, or what Keras has for a layout.
     dims: dimension names by pattern of arguments and variables; see `from_tensorflow`.
     fallback: "replicate" or "error", for operations without a rule; see `from_tensorflow`.
+    scope: makes a context manager in which steps are traced, and slots are made.
 
   Attributes:
     model: the model.
@@ -93,8 +94,10 @@ class Programs:
     layout: Any,
     dims: Mapping[str, Sequence[str | None]],
     fallback: str,
+    scope: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
   ):
     self.model = model
+    self._scope = scope
     self.decision: Decision | None = None
     self.mirror = Mirror()
     self.unsplit = hooks.Unsplit(model)
@@ -255,7 +258,7 @@ class Programs:
 
   def _make(self, kind: str, batch: Batch) -> Program:
     """Imports a step, decides the layout if it is not, and binds it to the mesh."""
-    with mirror.traces_unnoticed():
+    with mirror.traces_unnoticed(), self._scope():
       return self._bound(kind, batch)
 
   def _bound(self, kind: str, batch: Batch) -> Program:
@@ -279,7 +282,10 @@ class Programs:
     self._check_layout_names(kind, imported)
     before = self.decision
     if before is None or self._is_provisional(before, kind):
-      decision = decide(kind, self._mesh, self._layout, imported, body, signature, self.model)
+      traced = step.get_concrete_function(*batch.signature).graph
+      decision = decide(
+        kind, self._mesh, self._layout, imported, body, signature, self.model, traced
+      )
       self._take(decision)
     assert self.decision is not None
     # Variables that no program before had.

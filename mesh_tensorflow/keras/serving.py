@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from mesh_tensorflow.keras import mirror
-from mesh_tensorflow.keras.layouts import AutoParallel, convert_to_mesh
+from mesh_tensorflow.keras.layouts import AutoParallel, convert_to_mesh, note_output
 from mesh_tensorflow.keras.programs import Programs
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -96,7 +96,9 @@ def programs_of(model: keras.Model) -> Programs | None:
       vars(model)[_IS_ALONE] = bool(model.variables)
       return None
     layout = "auto" if isinstance(distribution, AutoParallel) else distribution
-    found = Programs(model, convert_to_mesh(distribution), layout, {}, "replicate")
+    found = Programs(
+      model, convert_to_mesh(distribution), layout, {}, "replicate", distribution.scope
+    )
     vars(model)[_PROGRAMS] = found
     weakref.finalize(model, found.mirror.close).atexit = False
   return found
@@ -163,19 +165,13 @@ def _summary() -> Callable[[Any], Any]:
 
 
 def _tensor_layout() -> Callable[[Any], Any]:
-  told: set[str] = set()
-
   def make(plain: Any) -> Any:
     @functools.wraps(plain)
-    def served(self: Any, path: str) -> None:
+    def served(self: keras.distribution.ModelParallel, path: str) -> None:
       # Keras would hand it to a function that its TensorFlow backend does not have.
-      if plain(self, path) is not None and path not in told:
-        told.add(path)
-        _LOG.warning(
-          "keras.distribution: the layout of %s is not used: outputs of layers are split as the "
-          "layouts of variables and of the batch make them; values do not depend on it",
-          path,
-        )
+      layout = plain(self, path)
+      if layout is not None and tf.inside_function():
+        note_output(path, layout)
 
     return served
 

@@ -195,7 +195,7 @@ class AdamWeightDecayOptimizer(Optimizer):
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 @affects("training")
-@takes(beta_1=BELOW_ONE, beta_2=BELOW_ONE, epsilon=NOT_BELOW_ZERO)
+@takes(beta_1=BELOW_ONE, beta_2=BELOW_ONE, epsilon=NOT_BELOW_ZERO, weight_decay_rate=NOT_BELOW_ZERO)
 class AdamWOptimizer(Optimizer):
   """AdamW (Loshchilov and Hutter, 2019; arXiv:1711.05101), as PyTorch has it.
 

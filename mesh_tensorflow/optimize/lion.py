@@ -9,7 +9,7 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow.arguments.checking import checked
-from mesh_tensorflow.arguments.declared import BELOW_ONE, affects, takes
+from mesh_tensorflow.arguments.declared import BELOW_ONE, NOT_BELOW_ZERO, affects, takes
 from mesh_tensorflow.operations.variables import Variable
 from mesh_tensorflow.optimize.base import Optimizer, slot_variable
 from mesh_tensorflow.optimize.scalars import ScalarLike, check_at_least, check_below_one
@@ -52,7 +52,7 @@ class LionUpdateOperation(UpdateOperation):
 
 @gin.configurable(module="mesh_tensorflow.optimize")
 @affects("training")
-@takes(beta_1=BELOW_ONE, beta_2=BELOW_ONE)
+@takes(beta_1=BELOW_ONE, beta_2=BELOW_ONE, weight_decay_rate=NOT_BELOW_ZERO)
 class LionOptimizer(Optimizer):
   """Lion (Chen et al., 2023; arXiv:2302.06675).
 

@@ -145,14 +145,36 @@ def test_what_was_replaced_is_put_back() -> None:
   assert guide()[1]  # As Keras alone: on one device.
 
 
-def test_layouts_of_outputs_are_told(
-  one_device: list[float], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+  ("maps", "rules", "told"),
+  [
+    # Of a layer whose kernel no pattern has: it computes split, and its weights lie whole.
+    ({"d1/output": ("data", "model")}, {("d1.units", "model")}, ""),
+    ({"d1/kernel": (None, "model"), "d1/output": ("data", None)}, {("d1.units", "model")}, ""),
+    # The kernel between the two has both dimensions, and a mesh axis splits one of them.
+    ({"d./output": ("data", "model")}, {("d1.units", "model")}, "('data', 'model') of d2/output"),
+    # One rule for a dimension: that of the batch is the distribution's.
+    ({"d1/output": ("model", None)}, {("batch", "data")}, "says ('model', None) of d1/output"),
+    ({"d7/output": (None, "model")}, {("batch", "data")}, "'d7/output' of the layout map matches"),
+    ({"d2/output": ("data", "model")}, {("d2.units", "model")}, ""),
+    ({"drop.*/output": ("data", "model")}, {("d1.units", "model")}, ""),
+  ],
+)
+def test_layouts_of_outputs(
+  maps: dict[str, Any],
+  rules: set[tuple[str, str]],
+  told: str,
+  one_device: list[float],
+  caplog: pytest.LogCaptureFixture,
 ) -> None:
-  maps = {"d1/kernel": (None, "model"), "d1/output": ("data", None)}
   keras.distribution.set_distribution(model_parallel(maps))
   with caplog.at_level(logging.WARNING, "mesh_tensorflow"):
-    np.testing.assert_allclose(guide()[1], one_device, rtol=1e-5)
-  assert caplog.text.count("the layout of d1/output is not used") == 1
+    model, values = guide()
+  np.testing.assert_allclose(values, one_device, rtol=1e-5)
+  programs = mtf.keras.serving.programs_of(model)
+  assert programs is not None and programs.mesh_impl is not None
+  assert rules <= set(programs.mesh_impl.layout_rules.pairs), programs.mesh_impl.layout_rules
+  assert (told in caplog.text) if told else ("output" not in caplog.text), caplog.text
 
 
 def test_patterns_that_match_nothing_are_told(caplog: pytest.LogCaptureFixture) -> None:

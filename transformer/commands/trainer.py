@@ -7,8 +7,8 @@ defaults.gin is read first, then every --gin_file (from the working folder, or t
 models/, layouts/, problems/, learning_rate_schedules/), then every --gin_param, then every --set,
 which is a shorter way to write one: --set steps=2000. The mode is run.mode: train (default), eval,
 score_eval, perplexity_eval, infer, score_from_strings, score_from_dataset, export_infer,
-export_score, plan or dry_run. The commands of `mesh-transformer` (train, eval, infer, ...; see
-docs/commands.md) write such command lines.
+export_score, plan, search or dry_run. The commands of `mesh-transformer` (train, eval, infer, ...;
+see docs/commands.md) write such command lines.
 
 With TF_CONFIG set, each process is one of several workers; see docs/distributed.md. Exit codes: see
 `mesh_tensorflow.exit_codes` and docs/operating.md.
@@ -50,7 +50,7 @@ flags.DEFINE_string(
   "model_dir",
   None,
   "Folder for checkpoints, summaries and the configuration; by default run.model_dir of the gin "
-  "files. Needed by every mode but plan and dry_run.",
+  "files. Needed by every mode but plan, search and dry_run.",
 )
 flags.DEFINE_string("tpu", None, "A TPU to run on: local, a name or an address.")
 flags.DEFINE_string("gcp_project", None, "Project of a TPU that is given by name.")

@@ -44,9 +44,7 @@ def make_steps(
     ConfigError: `vocab_size` is not given.
   """
   if vocab_size is None:
-    raise ConfigError(
-      "run.mode is 'plan' and no vocabulary is bound: bind make_steps.vocab_size, or run.vocabulary"
-    )
+    raise ConfigError("no vocabulary is bound: bind make_steps.vocab_size, or run.vocabulary")
   inputs, targets = (vocab_size, vocab_size) if isinstance(vocab_size, int) else vocab_size
   model = build_model(
     model_type=model_type,

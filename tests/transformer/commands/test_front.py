@@ -10,8 +10,9 @@ import pytest
 from absl import flags as absl_flags
 
 import mesh_tensorflow.transformer.main  # noqa: F401 - defines the flags of the trainer.
+from mesh_settings.run import MODES
 from mesh_tensorflow.errors import DataError
-from mesh_tensorflow.transformer.commands import launch, tokenize
+from mesh_tensorflow.transformer.commands import launch, tokenize, trainer
 from mesh_tensorflow.transformer.gin_config import assignments
 from mesh_tensorflow.transformer.gin_config import bindings as gin_names
 from mesh_tensorflow.transformer.gin_config.bindings import Place
@@ -151,6 +152,18 @@ def test_flags_of_the_trainer_are_passed_on():
   words = ["--module_import=mine", "--allow_config_change", "--verbosity=1", "--tpu=local"]
   given_words = given("train", "--gin_param=a.b = 'x=y'", *words)
   assert {*words, "--gin_param=a.b = 'x=y'"} <= set(given_words)
+
+
+def test_the_mode_of_the_command_may_be_said():
+  for word in ("--gin_param=run.mode = 'train'", "--set=run.mode=train", '--set=run.mode="train"'):
+    assert word in given("train", "--config=a.gin", word)
+
+
+def test_each_mode_is_named_where_modes_are_listed():
+  settings = (ROOT / "docs" / "settings.md").read_text()
+  (row,) = [line for line in settings.splitlines() if line.startswith("| `run.mode` |")]
+  for text in (trainer.__doc__, row):
+    assert not [mode for mode in MODES if mode not in text]
 
 
 def test_infer(model_dir):
@@ -315,6 +328,8 @@ def test_the_docs_say_much():
     (["train", "--config=a", "--learning_rate=-1"], "no number of at least 0"),
     (["train", "--config=a", "--set", "d_model"], "not of the form NAME=VALUE"),
     (["train", "--config=a", "--gin_param=run.train_steps", "=", "3"], "stands in quotes"),
+    (["train", "--config=a", "--set=run.mode=eval"], "this command is run.mode = 'train'; leave"),
+    (["plan", "--config=a", "--gin_param=run.mode = 'train'"], "this command is run.mode = 'plan'"),
     (["train", "a.gin"], "a gin file is given as --config=a.gin"),
     (["train", "d_model=3", "--config=a"], "given as --set d_model=3"),
     (["train", "--config="], "the path is empty"),

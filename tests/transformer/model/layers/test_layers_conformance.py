@@ -24,6 +24,8 @@ from mesh_tensorflow.transformer import (  # noqa: F401
   transformer,
   universal_transformer,
 )
+from mesh_tensorflow.transformer.model import sublayers
+from mesh_tensorflow.transformer.model.layers import fixup
 from tests.conformance import framework, further_ways
 from tests.kinds import kept
 
@@ -148,6 +150,15 @@ def build(descriptor: framework.Descriptor) -> mtf.Graph:
 
 
 @pytest.mark.skipif(bool(ONLY), reason="not all descriptors are there")
+def test_no_sublayer_is_forgotten():
+  """Each is among the public names, and in a descriptor or in a stack of one."""
+  made = {n for room in (sublayers, fixup) for n in vars(room) if n.startswith("sublayer_")}
+  assert made <= set(dir(transformer)) | set(dir(fixup_layers)) and len(made) > 12
+  folder = pathlib.Path(__file__).parent
+  texts = "".join(p.read_text() for p in [*folder.glob("*.py"), *folder.parent.rglob("test_*.py")])
+  assert not [n for n in made if n not in texts and f'"{n.removeprefix("sublayer_")}"' not in texts]
+
+
 def test_no_layer_is_forgotten(monkeypatch):
   """Each layer has a descriptor with gradients; and one while decoding, unless it looks ahead."""
   called = {False: set(), True: set()}
