@@ -131,9 +131,11 @@ class Backward:
       # A function, since what TensorFlow makes of gradients has no automatic control dependencies;
       # called as an operation, since a tape in a tape would else differentiate the function.
       concrete = tf.function(run, autograph=False).get_concrete_function()
-      made = tf.raw_ops.StatefulPartitionedCall(
-        args=concrete.captured_inputs, Tout=[t.dtype for t in concrete.outputs], f=concrete
-      )
+      made = []
+      if concrete.outputs:  # A call without results would be an operation, not a list of them.
+        made = tf.raw_ops.StatefulPartitionedCall(
+          args=concrete.captured_inputs, Tout=[t.dtype for t in concrete.outputs], f=concrete
+        )
       for g, t in zip(made, concrete.outputs):
         g.set_shape(t.shape)
     # Second derivatives end here.

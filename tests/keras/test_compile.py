@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow.keras import layouts as deciding
@@ -203,3 +204,12 @@ class TestWithoutTrainableWeights:
     parallel = mtf.keras.parallelize(model, "rows:2", "batch:rows")
     history = parallel.fit(X, X, verbose=0)
     assert history.history["loss"][0] == pytest.approx(float(np.mean(X * X)), rel=1e-5)
+
+
+def test_a_tape_around_an_evaluation_that_has_no_gradients() -> None:
+  alone, model, parallel = _both()
+  for run in (alone, parallel):
+    run.fit(X, Y, **FIT)
+    with tf.GradientTape(persistent=True):
+      run.evaluate(X, Y, verbose=0)
+  assert_same_variables(model, alone)
