@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -282,20 +282,19 @@ class Imported:
     model = self._traced()
     return operation_rows(model.traced.program.nodes, model.dimensioned)
 
-  def result_of(self, operation: str) -> Shape | None:
-    """The dimensions of the first result of an operation; one of size 1 for an axis without.
+  def results_of(self, operations: Collection[str]) -> dict[str, Shape]:
+    """The dimensions of the first results of operations; one of size 1 for an axis without.
 
     Args:
-      operation: its name in TensorFlow.
-
-    Returns:
-      A `Shape`; None if there is no such operation any more.
+      operations: their names in TensorFlow; those that are not there any more are left out.
     """
-    model, name = self._traced(), OwnNames(self._original).of(operation)
-    for node in model.traced.program.nodes:
-      if node.name == name and node.outputs:
-        return full_shape(model.dimensioned.of(node.outputs[0]))
-    return None
+    model, own = self._traced(), OwnNames(self._original)
+    named = {own.of(name): name for name in operations}
+    return {
+      named[node.name]: full_shape(model.dimensioned.of(node.outputs[0]))
+      for node in model.traced.program.nodes
+      if node.name in named and node.outputs
+    }
 
   @property
   def fallbacks(self) -> list[ImportedOperation]:

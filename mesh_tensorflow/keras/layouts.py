@@ -218,7 +218,7 @@ class VariableAxes:
 
 @dataclasses.dataclass(frozen=True)
 class OutputAxes:
-  """What a layer returns, with the layout that a map has for it.
+  """Output of a layer, with the layout that a map has for it.
 
   Attributes:
     path: as Keras has it: "block/dense/output".
@@ -255,23 +255,23 @@ def note_output(path: str, layout: Any) -> None:
   _OUTPUTS.setdefault(graph, {})[path] = [o.name for o in fitting[:-4:-1]], axes
 
 
-def outputs_of(graph: Any, imported: Imported) -> list[OutputAxes]:
+def outputs_of(graph: tf.Graph, imported: Imported) -> list[OutputAxes]:
   """The outputs of layers that a map has a layout for.
 
   Args:
     graph: of the function that was imported.
     imported: the function.
   """
+  noted = _OUTPUTS.get(graph, {})
+  if not noted:
+    return []
+  shapes = imported.results_of({name for names, _ in noted.values() for name in names})
+  known = set(imported.dimensions)
   found = []
-  for path, (operations, asked) in _OUTPUTS.get(graph, {}).items():
-    shapes = map(imported.result_of, operations)
-    shape = next((s for s in shapes if s is not None), None)
-    if shape is None:
-      found.append(OutputAxes(path, (), (), asked))
-    else:
-      known = set(imported.dimensions)
-      dims = tuple(d.name if d.size > 1 and d.name in known else None for d in shape)
-      found.append(OutputAxes(path, dims, tuple(shape.to_integer_list), asked))
+  for path, (operations, asked) in noted.items():
+    shape = next((shapes[name] for name in operations if name in shapes), Shape([]))
+    dims = tuple(d.name if d.size > 1 and d.name in known else None for d in shape)
+    found.append(OutputAxes(path, dims, tuple(shape.to_integer_list), asked))
   return found
 
 
@@ -401,7 +401,7 @@ def rules_of(
 
 
 def _fitting(output: OutputAxes, mesh_shape: Shape) -> tuple[str | None, ...]:
-  """What is asked of an output, without what the mesh has not or what does not divide."""
+  """The layout asked of an output, without axes that the mesh has not or that do not divide."""
   mesh = {m.name: int(m.size) for m in mesh_shape}
   return tuple(
     a if a in mesh and n % mesh[a] == 0 else None for a, n in zip(output.asked, output.sizes)
@@ -496,7 +496,7 @@ def decide(
   body: Callable[..., Any],
   signature: Sequence[TensorSpec],
   model: keras.Model,
-  traced: Any = None,
+  traced: tf.Graph,
 ) -> Decision:
   """Decides the layout for a program.
 
@@ -519,8 +519,7 @@ def decide(
   by_hand = rules_by_hand(mesh, layout)
   if is_distribution(layout):
     assert shape is not None
-    outputs = [] if traced is None else outputs_of(traced, imported)
-    graph = _graph(mesh, body, signature)
+    graph, outputs = _graph(mesh, body, signature), outputs_of(traced, imported)
     found = _of_distribution(layout, imported, graph, shape, model, outputs)
     return Decision(mesh.make(shape, found.rules), names, kind, found)
   if by_hand is not None:

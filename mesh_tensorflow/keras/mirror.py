@@ -15,6 +15,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent import futures
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -78,13 +79,22 @@ _LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
-def unnoticed() -> Iterator[None]:
-  """Context manager: this thread's accesses notify no watcher."""
-  token = _UNNOTICED.set(True)
+def _within(flag: contextvars.ContextVar[bool]) -> Iterator[None]:
+  token = flag.set(True)
   try:
     yield
   finally:
-    _UNNOTICED.reset(token)
+    flag.reset(token)
+
+
+def unnoticed() -> contextlib.AbstractContextManager[None]:
+  """Context manager: this thread's accesses notify no watcher."""
+  return _within(_UNNOTICED)
+
+
+def traces_unnoticed() -> contextlib.AbstractContextManager[None]:
+  """Context manager: accesses of this thread in what it traces notify no watcher, as none runs."""
+  return _within(_TRACES_UNNOTICED)
 
 
 def eagerly(fn: Callable[[], _R]) -> _R:
@@ -93,30 +103,13 @@ def eagerly(fn: Callable[[], _R]) -> _R:
   Args:
     fn: the function.
   """
-  with unnoticed(), tf.init_scope():
-    if tf.executing_eagerly():
-      return fn()
-  # Inside of a tf.Graph, as while a model is exported: another thread is not.
-  results: list[_R] = []
-
-  def run() -> None:
-    with unnoticed():
-      results.append(fn())
-
-  thread = threading.Thread(target=run)
-  thread.start()
-  thread.join()
-  return results[0]
-
-
-@contextlib.contextmanager
-def traces_unnoticed() -> Iterator[None]:
-  """Context manager: accesses of this thread in what it traces notify no watcher, as none runs."""
-  token = _TRACES_UNNOTICED.set(True)
-  try:
-    yield
-  finally:
-    _TRACES_UNNOTICED.reset(token)
+  with unnoticed():
+    with tf.init_scope():
+      if tf.executing_eagerly():
+        return fn()
+    # Inside of a tf.Graph, as while a model is exported: another thread is not.
+    with futures.ThreadPoolExecutor(1) as thread:
+      return thread.submit(contextvars.copy_context().run, fn).result()
 
 
 def watch(variable: tf.Variable, watcher: Watcher) -> None:
@@ -304,11 +297,8 @@ def _notice_calls() -> None:
         return plain(self, *args, **kwargs)
       with unnoticed():
         tell(_used(self, args, kwargs))
-      token = _IN_CALL.set(True)
-      try:
+      with _within(_IN_CALL):
         return plain(self, *args, **kwargs)
-      finally:
-        _IN_CALL.reset(token)
 
     functools.update_wrapper(call, plain)
     kind.__call__ = call

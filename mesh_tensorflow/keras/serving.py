@@ -206,12 +206,12 @@ def _drawn_later(
   """
   if isinstance(initializer, str) and initializer in ("zeros", "ones"):  # Not what takes a seed.
     initializer = keras.initializers.get(initializer)
-  is_kerass = (
+  is_of_keras = (
     isinstance(initializer, keras.initializers.Initializer)
     and type(initializer).__module__.partition(".")[0] == "keras"
     and isinstance(getattr(initializer, "seed", None), (int, type(None)))
   )
-  if not is_kerass or shape is None or not tf.executing_eagerly():
+  if not is_of_keras or shape is None or not tf.executing_eagerly():
     return contextlib.nullcontext()
   sizes = [shape] if isinstance(shape, int) else list(shape)
   size = tf.as_dtype(dtype or keras.config.floatx()).size * math.prod(n or 0 for n in sizes)

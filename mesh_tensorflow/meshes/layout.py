@@ -1,4 +1,4 @@
-"""Which processor has what of a tensor: layout rules, numbers of processors, slices.
+"""Places of a tensor's slices: layout rules, numbers of processors, offsets.
 
 Computed from the mesh shape and the layout rules alone; nothing here runs TensorFlow.
 """
