@@ -484,7 +484,7 @@ def _run_chain(chain: Chain, name: str, side: Side, old: Side, folder: pathlib.P
 
 
 def compare(
-  old: Side, new: Side, chains: Mapping[str, Chain], folder: pathlib.Path, values: bool
+  old: Side, new: Side, chains: Mapping[str, Chain], folder: pathlib.Path, values: bool = False
 ) -> int:
   """Runs chains, prints rows; returns how many differ that are not expected to.
 
