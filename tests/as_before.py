@@ -112,8 +112,6 @@ class Masks:
       text = text.replace(path, name)
     for pattern, name in self._PATTERNS:
       text = pattern.sub(name, text)
-    text = _NOTES.sub("", text)
-    text = _RESULTS.sub(lambda m: m[1] + ", ".join(sorted(m[2].split(", "))), text)
     text = "\n".join(map(_in_order, text.split("\n")))
     # Names that are legal stand in the order in which files are imported.
     text = re.sub(r"'\w+'(?:, '\w+'){2,}", lambda m: ", ".join(sorted(m[0].split(", "))), text)
@@ -127,12 +125,6 @@ class Masks:
 # Bindings of a command line in a file of JSON, a line each.
 _BOUND = r'^ *"--(?:gin_param|set)=.*'
 _LISTED = re.compile(rf'{_BOUND}(?:\n *"--(?:gin_param|set)=.*)*', re.MULTILINE)
-# What the one loop says of every program, and the loops before it did not say.
-_NOTES = re.compile(
-  r"^(the training program is built and compiled, which may take a while|"
-  r"\S+: \d+ of the model's \d+ variables are taken from it)\n", re.MULTILINE
-)  # fmt: skip
-_RESULTS = re.compile(r"^(step \d+: )(\w+ \S+(?:, \w+ \S+)+)$", re.MULTILINE)
 
 
 def _in_order(line: str) -> str:
