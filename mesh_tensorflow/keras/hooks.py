@@ -15,6 +15,8 @@ from typing import Any
 
 import keras
 
+from mesh_tensorflow.keras import steps
+
 _LOG = logging.getLogger("mesh_tensorflow")
 
 
@@ -43,6 +45,25 @@ def replaced(model: keras.Model, attributes: Mapping[str, Any]) -> Iterator[None
         delattr(model, name)
 
 
+def without_distribution(method: Callable[..., Any]) -> Callable[..., Any]:
+  """Wraps a method that would ask Keras' backend to distribute tensors; TensorFlow's cannot.
+
+  Args:
+    method: is called while no `keras.distribution` is set.
+  """
+
+  @functools.wraps(method)
+  def call(*args: Any, **kwargs: Any) -> Any:
+    before = keras.distribution.distribution()
+    keras.distribution.set_distribution(None)
+    try:
+      return method(*args, **kwargs)
+    finally:
+      keras.distribution.set_distribution(before)
+
+  return call
+
+
 class Unsplit:
   """Wraps methods of a model that do not run on the mesh: the first call of each logs a warning.
 
@@ -50,7 +71,7 @@ class Unsplit:
     model: the model.
   """
 
-  # Of keras-hub.
+  # Of keras-hub's models that generate images.
   NAMES = ("generate",)
 
   def __init__(self, model: keras.Model):
@@ -59,6 +80,8 @@ class Unsplit:
 
   def methods(self) -> dict[str, Callable[..., Any]]:
     """The wrapped methods that the model has, by name."""
+    if steps.generates(self._model):
+      return {}
     return {name: self.method(name) for name in self.NAMES if hasattr(self._model, name)}
 
   def method(self, name: str) -> Callable[..., Any]:

@@ -469,7 +469,7 @@ class Decision:
   Attributes:
     mesh_impl: the mesh implementation.
     names: for each variable, by path, the names of its axes in a program; None for size 1.
-    kind: of the program it was made for: "train", "test" or "predict".
+    kind: of the program it was made for: "train", "test", "predict" or "generate".
     map_layout: layout rules made from Keras' layout map, or None.
     choice: what was found, where a layout was searched; None if there was none to be found.
     searched: whether a layout was searched.
@@ -501,7 +501,7 @@ def decide(
   """Decides the layout for a program.
 
   Args:
-    kind: kind of the program: "train", "test" or "predict".
+    kind: kind of the program: "train", "test", "predict" or "generate".
     mesh: the mesh.
     layout: "auto", layout rules, or what `is_distribution`.
     imported: the forward part of the program.
@@ -554,7 +554,7 @@ def _announcement(choice: LayoutChoice, kind: str) -> str:
   """Two lines: what was chosen, and what it is predicted to cost."""
   shape = ",".join(f"{m.name}:{m.size}" for m in choice.mesh_shape) or "one device"
   rules = ",".join(f"{d}:{m}" for d, m in choice.layout.pairs)
-  step = {"train": "training", "test": "evaluation", "predict": "prediction"}[kind]
+  step = {"train": "training", "test": "evaluation", "predict": "prediction"}.get(kind, "generation")
   how = "no layout is faster" if choice.proven else "the best of an incomplete search"
   return (
     f"AutoParallel: mesh {shape}; {f'split: {rules}' if rules else 'nothing is split'}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -62,10 +63,10 @@ class ParallelModel:
     # Without its own it is a copy that is being made.
     if name in _OWN or name.startswith("__"):
       raise AttributeError(name)
-    unsplit = self._programs.unsplit
-    if name in unsplit.NAMES and hasattr(self.model, name):
-      return unsplit.method(name)
-    return getattr(self.model, name)
+    found = getattr(self.model, name)
+    if name == "generate":
+      return functools.partial(self._loop, name)
+    return found
 
   def __setattr__(self, name: str, value: Any) -> None:
     if name in _OWN or hasattr(ParallelModel, name):
@@ -146,30 +147,27 @@ class ParallelModel:
     Raises:
       UnsupportedError: `run_eagerly` is set, or a step has an operation without a rule.
     """
-    return self._loop("fit", args, kwargs)
+    return self._loop("fit", *args, **kwargs)
 
   def evaluate(self, *args: Any, **kwargs: Any) -> Any:
     """As `keras.Model.evaluate`, on the mesh."""
-    return self._loop("evaluate", args, kwargs)
+    return self._loop("evaluate", *args, **kwargs)
 
   def predict(self, *args: Any, **kwargs: Any) -> Any:
     """As `keras.Model.predict`, on the mesh."""
-    return self._loop("predict", args, kwargs)
+    return self._loop("predict", *args, **kwargs)
 
   def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
     """As `keras.Model.train_on_batch`, on the mesh."""
-    with self._programs.running():
-      return self.model.train_on_batch(*args, **kwargs)
+    return self._loop("train_on_batch", *args, **kwargs)
 
   def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
     """As `keras.Model.test_on_batch`, on the mesh."""
-    with self._programs.running():
-      return self.model.test_on_batch(*args, **kwargs)
+    return self._loop("test_on_batch", *args, **kwargs)
 
   def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
     """As `keras.Model.predict_on_batch`, on the mesh."""
-    with self._programs.running():
-      return self.model.predict_on_batch(*args, **kwargs)
+    return self._loop("predict_on_batch", *args, **kwargs)
 
   def summary(self, print_fn: Callable[[str], Any] | None = None, **kwargs: Any) -> None:
     """As `keras.Model.summary`, and how each variable is split, once a first batch has decided it.
@@ -195,7 +193,7 @@ class ParallelModel:
 
   # ------------------------------------------------------------------- within
 
-  def _loop(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+  def _loop(self, name: str, *args: Any, **kwargs: Any) -> Any:
     with self._programs.running():
       return getattr(self.model, name)(*args, **kwargs)
 

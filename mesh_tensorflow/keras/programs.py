@@ -50,7 +50,7 @@ class Program:
   """A step on the mesh.
 
   Attributes:
-    kind: "train", "test" or "predict".
+    kind: "train", "test", "predict" or "generate".
     batch: one of the sizes that it is for.
     imported: the forward part; the whole, if the model has a train_step of its own.
     takes_gradients: whether gradients and the optimizer's part are still to be added.
@@ -121,7 +121,7 @@ class Programs:
     """A program, of whole batches.
 
     Args:
-      kind: "train", "test" or "predict"; by default one of training, if there is one.
+      kind: "train", "test", "predict" or "generate"; by default one of training, if there is one.
 
     Raises:
       GraphError: none has.
@@ -187,6 +187,9 @@ class Programs:
         "compile it without, and debug with tf.config.run_functions_eagerly(True)"
       )
     shadows: dict[str, Any] = self.unsplit.methods()
+    if steps.generates(self.model):
+      shadows["generate"] = hooks.without_distribution(self.model.generate)
+      shadows["make_generate_function"] = lambda: self.generate_function
     for name, function in (
       ("train", self.train_function),
       ("test", self.test_function),
@@ -215,6 +218,11 @@ class Programs:
     parts = [self._run("predict", batch_of(d, inputs_only=True)) for d in data]
     return tf.nest.map_structure(lambda *xs: tf.concat(xs, 0) if len(xs) > 1 else xs[0], *parts)
 
+  def generate_function(self, inputs: Any, stop_token_ids: Any = None) -> Any:
+    """Padded inputs with generated tokens in them; see `CausalLM.generate_step` of keras-hub."""
+    stop = None if stop_token_ids is None else tuple(int(i) for i in stop_token_ids)
+    return self._run("generate", batch_of((inputs,)), stop)
+
   def _steps(self, kind: str, iterator: Iterable[Any]) -> Any:
     logs: Any = None
     for data in batches(iterator, self.model.steps_per_execution):
@@ -233,10 +241,10 @@ class Programs:
 
   # ----------------------------------------------------------------------- programs
 
-  def _run(self, kind: str, batch: Batch) -> Any:
-    key = kind, batch.key
+  def _run(self, kind: str, batch: Batch, stop: tuple[int, ...] | None = None) -> Any:
+    key = kind, batch.key, stop
     if key not in self._made:
-      self._made[key] = self._make(kind, batch)
+      self._made[key] = self._make(kind, batch, stop)
     program = self._made[key]
     assert program.function is not None
     self.mirror.push()
@@ -256,16 +264,16 @@ class Programs:
     with mirror.unnoticed():  # It looks at the resources of variables, not at their values.
       return Imported(step, signature, names, self._fallback, self._warned, initial_value)
 
-  def _make(self, kind: str, batch: Batch) -> Program:
+  def _make(self, kind: str, batch: Batch, stop: tuple[int, ...] | None) -> Program:
     """Imports a step, decides the layout if it is not, and binds it to the mesh."""
     with mirror.traces_unnoticed(), self._scope():
-      return self._bound(kind, batch)
+      return self._bound(kind, batch, stop)
 
-  def _bound(self, kind: str, batch: Batch) -> Program:
-    fn = self._step_of(kind)
+  def _bound(self, kind: str, batch: Batch, stop: tuple[int, ...] | None) -> Program:
+    fn = self._step_of(kind, stop)
     if not self._complete:
       steps.make_variables(self.model, fn, batch)
-      self._complete = kind != "predict"
+      self._complete = kind in ("train", "test")
     step = steps.Step(fn, batch.names, self._named(), self.model)
     others = step.unnamed(batch.signature)
     if others:  # Slots of a second optimizer, say, that a train_step of the model's own has.
@@ -356,11 +364,13 @@ class Programs:
     given = {n for names in self._dims.values() for n in names}
     return name in given or layer.partition("/")[0] in steps.ARGUMENTS
 
-  def _step_of(self, kind: str) -> Callable[..., Any]:
+  def _step_of(self, kind: str, stop: tuple[int, ...] | None) -> Callable[..., Any]:
     if kind == "train":
       steps.check_trainable(self.model)
       of = steps.own_train_step if steps.has_own_step(self.model) else steps.train_step
       return of(self.model)
+    if kind == "generate":
+      return steps.generate_step(self.model, stop)
     return steps.test_step(self.model) if kind == "test" else steps.predict_step(self.model)
 
   def _names(self, step: steps.Step, batch: Batch) -> dict[str, Sequence[str | None]]:

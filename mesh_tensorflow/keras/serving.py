@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from mesh_tensorflow.keras import mirror
+from mesh_tensorflow.keras import mirror, steps
 from mesh_tensorflow.keras.layouts import AutoParallel, convert_to_mesh, note_output
 from mesh_tensorflow.keras.programs import Programs
 
@@ -54,6 +54,7 @@ def enable() -> None:
       return
     for name in _LOOPS:
       _replace(keras.Model, name, _loop(name))
+    _replace(keras.Model, "compile", _compile())
     _replace(keras.Model, "summary", _summary())
     _replace(keras.Variable, "__init__", _born())
     _replace(keras.distribution.ModelParallel, "get_tensor_layout", _tensor_layout())
@@ -147,6 +148,35 @@ def _loop(name: str) -> Callable[[Any], Any]:
     return served
 
   return make
+
+
+def _compile() -> Callable[[Any], Any]:
+  def make(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def served(self: keras.Model, *args: Any, **kwargs: Any) -> None:
+      plain(self, *args, **kwargs)
+      # keras.Model has no `generate`; classes of keras-hub do, and compile their models.
+      if is_enabled() and steps.generates(self):
+        owner = next(c for c in type(self).__mro__ if "generate" in vars(c))
+        with _LOCK:
+          if not any(replaced[:2] == (owner, "generate") for replaced in _REPLACED):
+            _replace(owner, "generate", _generate)
+
+    return served
+
+  return make
+
+
+def _generate(plain: Any) -> Any:
+  @functools.wraps(plain)
+  def served(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+    programs = None if "make_generate_function" in vars(self) else programs_of(self)
+    if programs is None:
+      return plain(self, *args, **kwargs)
+    with programs.running():
+      return self.generate(*args, **kwargs)
+
+  return served
 
 
 def _summary() -> Callable[[Any], Any]:

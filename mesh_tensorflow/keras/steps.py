@@ -134,6 +134,33 @@ def predict_step(model: keras.Model) -> Callable[..., Any]:
   return step
 
 
+def generates(model: keras.Model) -> bool:
+  """True if a model generates tokens by a `generate_step` of inputs, as those of keras-hub do."""
+  if not all(hasattr(model, name) for name in ("generate", "make_generate_function")):
+    return False
+  step = getattr(model, "generate_step", None)
+  if step is None:
+    return False
+  return list(inspect.signature(step).parameters) == ["inputs", "stop_token_ids"]
+
+
+def generate_step(model: keras.Model, stop_token_ids: Any) -> Callable[..., Any]:
+  """A step of generation: prefill of the KV cache, and the loop over the positions after it.
+
+  Args:
+    model: a model for which `generates` is True.
+    stop_token_ids: ids of tokens that end a sequence; None for none.
+
+  Returns:
+    A function of padded inputs that returns them filled.
+  """
+
+  def step(inputs: Any) -> Any:
+    return model.generate_step(inputs, stop_token_ids)
+
+  return step
+
+
 def update_step(model: keras.Model, present: Sequence[bool]) -> Callable[..., Any]:
   """The optimizer's part of a training step.
 
