@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from mesh_tensorflow.errors import DimensionError
 from mesh_tensorflow.importing.nodes import Node, Wire
@@ -79,9 +79,13 @@ class Axes:
 
   Rules call `join` and `relate` for what a node does to its axes; nothing has to be said of axes
   that are new in an output.
+
+  Args:
+    derived: names of which two may turn out to be the same dimension: the first of them stays.
   """
 
-  def __init__(self) -> None:
+  def __init__(self, derived: Collection[str] = ()) -> None:
+    self._derived = frozenset(derived)
     self._of: dict[Wire, list[list[Factor]]] = {}
     self._because: Node | None = None
 
@@ -181,6 +185,10 @@ class Axes:
     if any(w in large for w in small):
       _note_alike(*((y, x) if x.pinned and not y.pinned else (x, y)))
       return False
+    if x.name in self._derived and y.name:
+      x.name = None
+    elif x.name and y.name in self._derived:
+      y.name = None
     if x.name and y.name and x.name != y.name:
       raise DimensionError(
         f"from_tensorflow: two names for one axis: {x.name!r} ({x.where}) and {y.name!r} "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -133,13 +133,15 @@ class Builder:
     return self._variables[record]
 
   @contextlib.contextmanager
-  def inside(self) -> Iterator[None]:
+  def inside(self, changed: Iterable[VariableRecord] = ()) -> Iterator[None]:
     """See `rules.Construction`."""
     before = dict(self._read)
+    for variable in changed:
+      self._assigned.add(variable)
+      self._read.pop(variable, None)
     yield
     # Values read inside are invalid outside, and variables assigned inside are read again.
-    changed = {v for v, x in before.items() if self._read.get(v) is not x}
-    self._read = {v: x for v, x in before.items() if v not in changed}
+    self._read = {v: x for v, x in before.items() if self._read.get(v) is x}
 
   def is_needed(self, wire: Wire) -> bool:
     """See `rules.Construction`."""

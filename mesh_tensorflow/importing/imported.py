@@ -68,6 +68,7 @@ def make_model(
   specs: list[Any],
   dims: Mapping[str, Sequence[str | None]],
   fallback: bool,
+  derived: Collection[str] = (),
 ) -> Model:
   """Traces a function, follows its axes and names them.
 
@@ -77,6 +78,7 @@ def make_model(
     specs: for each argument a structure of tf.TensorSpec, `mtf.TensorSpec`, Python values.
     dims: names of the axes of arguments, results and variables; see `mtf.from_tensorflow`.
     fallback: whether operations without a rule may be computed whole on each device.
+    derived: names in `dims` that are not the user's; see `Axes`.
   """
   dims = dict(dims)
   names = parameter_names(original, len(specs))
@@ -104,19 +106,25 @@ def make_model(
     for name, leaf in named_leaves("output", traced.structure)
     if isinstance(leaf, Result)
   }
+  # In the order of the model, which all of its functions share.
+  order = {path: number for number, (path, _) in enumerate(paths.values())}
+  variables = {w.variable.path: w for w in traced.program.wires if w.variable is not None}
   places = Places(
     {n: w for (n, _), w in zip(tensors, arguments)},
     results,
-    {w.variable.path: w for w in traced.program.wires if w.variable is not None},
+    dict(sorted(variables.items(), key=lambda item: order.get(item[0], len(order)))),
   )
-  return Model(traced, places, _dimensioned(traced.program, places, dims), arguments)
+  return Model(traced, places, _dimensioned(traced.program, places, dims, derived), arguments)
 
 
 def _dimensioned(
-  program: Program, places: Places, dims: Mapping[str, Sequence[str | None]]
+  program: Program,
+  places: Places,
+  dims: Mapping[str, Sequence[str | None]],
+  derived: Collection[str],
 ) -> Dimensioned:
   """Follows the axes through a program, and names them."""
-  axes = Axes()
+  axes = Axes(derived)
   for wire in (*places.variables.values(), *places.arguments.values()):
     axes.add(wire, pinned=True)
   give_names(axes, places, dims)
@@ -232,6 +240,8 @@ class Imported:
     warned: types of operations without a rule that were warned of already; it is extended, and
       parts of one function share it.
     initial_value: the value of a tf.Variable when its slices are made; by default that it has.
+    derived: names in `dims` that another part of the program has derived: two of them may be one
+      dimension here, and then have one name.
   """
 
   def __init__(
@@ -242,11 +252,13 @@ class Imported:
     fallback: str,
     warned: set[str] | None = None,
     initial_value: Callable[[tf.Variable], tf.Tensor] = lambda v: v.value(),
+    derived: Collection[str] = (),
   ):
     self._original = fn
     self._initial_value = initial_value
     self._dims = dict(dims)
     self._fallback = fallback
+    self._derived = derived
     self._warned = set() if warned is None else warned
     self._models: dict[Any, Model] = {}
     self._last: Model | None = None
@@ -511,7 +523,8 @@ class Imported:
     key = key_of(specs)
     if key not in self._models:
       self._models[key] = make_model(
-        self._original, self.__name__, specs, self._dims, self._fallback == "replicate"
+        *(self._original, self.__name__, specs, self._dims, self._fallback == "replicate"),
+        self._derived,
       )
       warn_of(self.__name__, replicated_nodes(self._models[key].traced.program), self._warned)
     self._last = self._models[key]

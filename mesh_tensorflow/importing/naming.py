@@ -433,19 +433,21 @@ def _share_names_of_repetitions(wished: dict[Factor, str]) -> None:
 
 def _wish(factor: Factor, places: Places, made_by: Mapping[Wire, str]) -> str:
   """Preferred name of a factor, before collisions are resolved."""
-  of_variable = {w: path for path, w in places.variables.items()}
+  # The first variable counts, not the first that was joined: so programs of one model agree.
+  of_variable = {w: (n, path) for n, (path, w) in enumerate(places.variables.items())}
   of_argument = {w: name for name, w in places.arguments.items()}
-  candidates: list[tuple[int, str]] = []
+  candidates: list[tuple[int, int, str]] = []
   for wire, i in factor.places:
     if wire in of_variable:
-      name, is_made = _name_of_variable_axis(of_variable[wire], wire.rank, i)
-      candidates.append((0 if is_made else 1, name))
+      number, path = of_variable[wire]
+      name, is_made = _name_of_variable_axis(path, wire.rank, i)
+      candidates.append((0 if is_made else 1, number, name))
     elif wire in of_argument:
-      candidates.append((2, f"{of_argument[wire]}.{i}"))
+      candidates.append((2, 0, f"{of_argument[wire]}.{i}"))
     elif wire in made_by:
       scope = made_by[wire].rsplit("/", 1)[0]
-      candidates.append((3, f"{scope}.{i}"))
-  name = min(candidates, key=lambda c: c[0])[1] if candidates else "axis"
+      candidates.append((3, 0, f"{scope}.{i}"))
+  name = min(candidates, key=lambda c: c[:2])[2] if candidates else "axis"
   return _ILLEGAL.sub("_", name)
 
 

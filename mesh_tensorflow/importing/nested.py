@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,14 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ShapeError, UnsupportedError
 from mesh_tensorflow.importing.dynamic_shapes import check_shapes
-from mesh_tensorflow.importing.nodes import Node, Program, Wire
+from mesh_tensorflow.importing.nodes import Node, Program, VariableRecord, Wire
 
 LOOPS = ("While", "StatelessWhile")
 CONDITIONS = ("If", "StatelessIf", "Case", "StatelessCase")
 # Operations that tell the shape of a list.
 LIST_SHAPES = ("TensorListElementShape", "TensorListLength")
+# Operations that only read from the variables they are given.
+_VARIABLE_READERS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 _READERS = (
   "TensorListConcatV2",
   "TensorListGather",
@@ -287,6 +289,23 @@ def set_element_shape(op: tf.Operation, known: Any) -> None:
     wire = known[op.inputs[0].name]
     if _is_known(wire):
       op.outputs[-1].set_shape(wire.shape if wire.is_stack else wire.shape[1:])
+
+
+def changes_variables(node: Node) -> bool:
+  """True if an operation changes a variable that it is given, or runs what may."""
+  return node.type not in _VARIABLE_READERS and any(w.variable is not None for w in node.inputs)
+
+
+def variables_changed(programs: Iterable[Program]) -> set[VariableRecord]:
+  """The variables that operations of programs change, those of programs inside of them too."""
+  found: set[VariableRecord] = set()
+  for node in (n for program in programs for n in program.nodes):
+    inner = all_programs(node)
+    if inner:
+      found |= variables_changed(inner)
+    elif changes_variables(node):
+      found |= {w.variable for w in node.inputs if w.variable is not None}
+  return found
 
 
 def all_programs(node: Node) -> Sequence[Program]:

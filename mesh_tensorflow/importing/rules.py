@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
@@ -59,8 +59,14 @@ class Construction(Protocol):
   def assign(self, variable: VariableRecord, value: Value) -> None:
     """Assigns to a variable; later reads see the value."""
 
-  def inside(self) -> contextlib.AbstractContextManager[None]:
-    """Context manager for the body of a loop or a branch: variables read inside stay inside."""
+  def inside(
+    self, changed: Iterable[VariableRecord] = ()
+  ) -> contextlib.AbstractContextManager[None]:
+    """Context manager for the body of a loop or a branch: variables read inside stay inside.
+
+    Args:
+      changed: variables that another iteration may have assigned.
+    """
 
   def is_needed(self, wire: Wire) -> bool:
     """True if something uses an output; an unused one need not be computed."""

@@ -27,6 +27,7 @@ from mesh_tensorflow.importing.functions import (
   is_graph_of,
 )
 from mesh_tensorflow.importing.nested import (
+  changes_variables,
   LIST_SHAPES,
   LOOPS,
   all_programs,
@@ -117,8 +118,6 @@ def _keep(layer: object, value: object) -> None:
 _T = TypeVar("_T")
 # Folding stops at tensors of this many elements: what is larger is computed on the mesh.
 _MOST_FOLDED = 2**22
-# Operations that only read from the resources they are given.
-_READERS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 # Operations whose result is not a function of their inputs, or is to be drawn by index.
 _NOT_FOLDED = ("Random", "Stateless", "StatefulUniform", "Multinomial", "TensorList", "EmptyTensor")
 # Maximum order of derivatives of functions under tf.custom_gradient.
@@ -576,8 +575,7 @@ def _needed(nodes: Sequence[Node], outputs: Sequence[Wire]) -> tuple[Node, ...]:
   needed = set(outputs)
   kept = []
   for node in reversed(nodes):
-    changes = node.type not in _READERS and any(w.variable is not None for w in node.inputs)
-    if changes or any(w in needed for w in node.outputs):
+    if changes_variables(node) or any(w in needed for w in node.outputs):
       kept.append(node)
       needed.update(node.inputs)
   return tuple(with_parts(kept[::-1], outputs))

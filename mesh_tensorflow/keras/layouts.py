@@ -487,6 +487,20 @@ class Decision:
     """Dimension names of the variables that are stored under others than `names`, by path."""
     return {} if self.map_layout is None else self.map_layout.stored
 
+  @property
+  def is_by_hand(self) -> bool:
+    """Whether it does not depend on the program."""
+    return self.map_layout is None and not self.searched
+
+  def joined(self, names: Mapping[str, tuple[str | None, ...]]) -> dict[str, str]:
+    """Dimensions that another program shows to be the same as others, whose names they get.
+
+    Args:
+      names: dimension names of the variables of that program, by path.
+    """
+    pairs = [p for path, new in names.items() for p in zip(self.names.get(path, new), new)]
+    return {before: now for before, now in pairs if before and now and before != now}
+
 
 def decide(
   kind: str,

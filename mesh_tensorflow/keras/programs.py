@@ -260,9 +260,12 @@ class Programs:
   def _imported(
     self, step: steps.Step, signature: list[Any] | None, names: Mapping[str, Sequence[str | None]]
   ) -> Imported:
+    given = {n for of_axes in self._dims.values() for n in of_axes}
+    known = {} if self.decision is None else self.decision.names
+    derived = {n for of_axes in known.values() for n in of_axes if n is not None} - given
     initial_value = self.mirror.initial
     with mirror.unnoticed():  # It looks at the resources of variables, not at their values.
-      return Imported(step, signature, names, self._fallback, self._warned, initial_value)
+      return Imported(step, signature, names, self._fallback, self._warned, initial_value, derived)
 
   def _make(self, kind: str, batch: Batch, stop: tuple[int, ...] | None) -> Program:
     """Imports a step, decides the layout if it is not, and binds it to the mesh."""
@@ -289,12 +292,13 @@ class Programs:
     body = functools.partial(self._body, program)
     self._check_layout_names(kind, imported)
     before = self.decision
-    if before is None or self._is_provisional(before, kind):
+    joined = {} if before is None else before.joined(names_of(imported))
+    if before is None or joined or self._is_provisional(before, kind):
       traced = step.get_concrete_function(*batch.signature).graph
       decision = decide(
         kind, self._mesh, self._layout, imported, body, signature, self.model, traced
       )
-      self._take(decision)
+      self._take(decision, joined)
     assert self.decision is not None
     # Variables that no program before had.
     self.decision.names.update({**names_of(imported), **self.decision.names})
@@ -314,18 +318,26 @@ class Programs:
 
     A layout given by hand does not depend on the program, and stays.
     """
-    return kind == "train" != decision.kind and not (
-      decision.map_layout is None and not decision.searched
-    )
+    return kind == "train" != decision.kind and not decision.is_by_hand
 
-  def _take(self, decision: Decision) -> None:
-    """Sets the decision; if there was one of another layout, the state moves."""
+  def _take(self, decision: Decision, joined: Mapping[str, str]) -> None:
+    """Sets the decision; if there was one of another layout, the state moves.
+
+    Args:
+      decision: the decision.
+      joined: names of dimensions that have others now.
+    """
     before, self.decision = self.decision, decision
     if before is not None:
       decision.names.update({**before.names, **decision.names})
+      if decision.is_by_hand and joined:
+        pairs = decision.mesh_impl.layout_rules.pairs
+        renamed = list(dict.fromkeys((joined.get(d, d), m) for d, m in pairs))
+        decision = dataclasses.replace(decision, mesh_impl=decision.mesh_impl.with_layout(renamed))
+        self.decision = decision
       same_mesh = before.mesh_impl.shape == decision.mesh_impl.shape
       same_rules = before.mesh_impl.layout_rules == decision.mesh_impl.layout_rules
-      if same_mesh and same_rules and before.stored == decision.stored:
+      if same_mesh and same_rules and before.stored == decision.stored and not joined:
         self.decision = dataclasses.replace(decision, mesh_impl=before.mesh_impl)
         return
       _LOG.info("mtf.keras: the state moves to the layout of training")

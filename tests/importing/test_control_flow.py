@@ -136,6 +136,72 @@ def test_programs(name: str, simd: bool, cpu_devices: list[str]) -> None:
   check(fn, args, "rows:r,columns:c", cpu_devices[:4], dims=dims, simd=simd)
 
 
+def _until(limit: float, state: tf.Variable, change: Any) -> Any:
+  """The condition reads what the body assigns."""
+
+  def body(v: Any) -> Any:
+    change()
+    return [v * (1.0 + 0.01 * state)]
+
+  return lambda x: tf.while_loop(lambda v: tf.reduce_sum(state) < limit, body, [x])[0]
+
+
+def _in_a_branch(state: tf.Variable) -> Any:
+  def body(i: Any, v: Any) -> Any:
+    before = state + 0.0
+    tf.cond(i % 2 == 0, lambda: state.assign_add(tf.ones([8])), lambda: state.assign(state * 2.0))
+    return i + 1, v + before
+
+  return lambda x: tf.while_loop(lambda i, _: i < 4, body, [0, x])[1]
+
+
+def _nested(state: tf.Variable) -> Any:
+  def inner(j: Any, v: Any) -> Any:
+    v = v + state
+    state.assign_sub(0.5 * state)
+    return j + 1, v
+
+  def outer(i: Any, v: Any) -> Any:
+    v = v * state
+    return i + 1, tf.while_loop(lambda j, _: j < 2, inner, [0, v])[1]
+
+  def run(x: Any) -> Any:
+    x = x + state
+    return tf.while_loop(lambda i, _: i < 2, outer, [0, x])[1] - state
+
+  return run
+
+
+@pytest.mark.parametrize("simd", [False, True])
+@pytest.mark.parametrize("name", ["assigned", "added", "branch", "nested"])
+def test_variables_that_an_iteration_assigns_are_read_anew(
+  name: str, simd: bool, cpu_devices: list[str]
+) -> None:
+  state = tf.Variable(np.linspace(0.5, 1.0, 8, dtype=np.float32), name="state")
+  fn = {
+    "assigned": lambda: _until(30.0, state, lambda: state.assign(state * 1.3)),
+    "added": lambda: _until(30.0, state, lambda: state.assign_add(tf.ones([8]))),
+    "branch": lambda: _in_a_branch(state),
+    "nested": lambda: _nested(state),
+  }[name]()
+  start = state.numpy()
+  outcomes = []
+  for layout in ("", "rows:r,columns:c", "columns:r"):
+    state.assign(start)
+    want = [fn(tf.constant(V)).numpy(), state.numpy()]
+    state.assign(start)
+    dims = {"x": ["rows", "columns"]}
+    imported = mtf.from_tensorflow(
+      tf.function(lambda x: (fn(x), state + 0.0)), [tf.TensorSpec(V.shape)], dims
+    )
+    kind = mtf.SimdMeshImpl if simd else mtf.PlacementMeshImpl
+    impl = kind("r:2,c:2", layout, cpu_devices[:4])
+    outcomes.append((comparing.on_mesh(imported, [V], impl, traced=simd), want))
+  for found, want in outcomes:
+    for a, b in zip(found, want):
+      np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
 def test_maximum_iterations_are_known_to_the_plan() -> None:
   fn = lambda x: tf.while_loop(  # noqa: E731
     lambda v: tf.reduce_sum(v) < 1e9, lambda v: [v * 2.0], [x], maximum_iterations=5

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ShapeError, UnsupportedError
 from mesh_tensorflow.importing.axes import Axes
-from mesh_tensorflow.importing.nested import loop_of, possible_branches
+from mesh_tensorflow.importing.nested import loop_of, possible_branches, variables_changed
 from mesh_tensorflow.importing.nodes import Node, Program, Wire
 from mesh_tensorflow.importing.replicating import relate_program
 from mesh_tensorflow.importing.rules import (
@@ -66,6 +66,7 @@ class While(Rule):
   def build(self, node: Node, make: Construction) -> Sequence[Value | None]:
     loop = loop_of(node)
     inner = [loop.body.inputs[i] for i in loop.varying]
+    changed = variables_changed([loop.condition, loop.body])
     start = [_tensor(make, node.inputs[i], w) for i, w in zip(loop.varying, inner)]
 
     def inputs(state: Sequence[Tensor]) -> list[Value | None]:
@@ -75,11 +76,11 @@ class While(Rule):
       return found
 
     def cond_fn(*state: Tensor) -> Tensor:
-      with make.inside():
+      with make.inside(changed):
         return make.run(loop.condition, inputs(state))[0].tensor
 
     def body_fn(*state: Tensor) -> list[Tensor]:
-      with make.inside():
+      with make.inside(changed):
         outputs = [loop.body.outputs[i] for i in loop.varying]
         make.run(dataclasses.replace(loop.body, outputs=tuple(outputs)), inputs(state))
         return [_tensor(make, y, w) for y, w in zip(outputs, inner)]
