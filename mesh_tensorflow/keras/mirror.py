@@ -342,7 +342,8 @@ class Mirror:
     self._fetches: dict[str, _Fetch] = {}  # Of those that have no slices.
     self._filled: set[str] = set()  # Large originals that have a value.
     self._accessed: set[str] = set()  # Perhaps written to.
-    self._last: tuple[str, tf.Tensor] | None = None  # What was fetched for slices.
+    # The last one whose slices are made, with what was fetched for them.
+    self._last: tuple[str, tf.Tensor | None] | None = None
 
   def __contains__(self, name: str) -> bool:
     return name in self._originals
@@ -398,19 +399,22 @@ class Mirror:
       variable: an original.
     """
     name = self._names.get(id(variable), "")
-    if name not in self._fetches:
-      with unnoticed():
-        return variable.value()
     if self._last is None or self._last[0] != name:
       self._drop_last()
-      self._last = name, eagerly(self._fetches[name])
-    return self._last[1]
+      self._last = name, eagerly(self._fetches[name]) if name in self._fetches else None
+    if self._last[1] is not None:
+      return self._last[1]
+    with unnoticed():
+      return variable.value()
 
   def _drop_last(self) -> None:
-    """Forgets how to fetch what has slices now."""
-    if self._last is not None and self._store is not None and self._last[0] in self._store:
-      self._fetches.pop(self._last[0], None)
+    """Lets go of the whole value of what has slices now, and of how to fetch it."""
+    name = "" if self._last is None else self._last[0]
     self._last = None
+    if self._store is not None and name in self._store:
+      self._fetches.pop(name, None)
+      if name in self._filled:
+        self._release(name)
 
   def forget(self, names: Iterable[str]) -> None:
     """Forgets variables and their slices; somebody may hold the originals.
