@@ -35,6 +35,7 @@ from mesh_tensorflow.importing.naming import (
   Places,
   callable_of,
   give_names,
+  keras_variables,
   name_factors,
   named_leaves,
   parameter_names,
@@ -106,8 +107,9 @@ def make_model(
     for name, leaf in named_leaves("output", traced.structure)
     if isinstance(leaf, Result)
   }
-  # In the order of the model, which all of its functions share.
-  order = {path: number for number, (path, _) in enumerate(paths.values())}
+  # In the order of a Keras model, which all of its functions share; else as the function has them.
+  of_keras = keras_variables(getattr(original, "__self__", original))
+  order = {paths[id(v.value)][0]: number for number, v in enumerate(of_keras)}
   variables = {w.variable.path: w for w in traced.program.wires if w.variable is not None}
   places = Places(
     {n: w for (n, _), w in zip(tensors, arguments)},

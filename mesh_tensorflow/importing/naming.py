@@ -87,12 +87,12 @@ def variable_paths(fn: Any, own: OwnNames) -> dict[int, tuple[str, bool]]:
   found: dict[int, tuple[str, bool]] = {}
   if isinstance(owner, tf.Module):
     _walk(owner, "", found, set())
-  for v in (*_keras_variables(owner), *own.variables):
+  for v in (*keras_variables(owner), *own.variables):
     found.setdefault(id(v.value), (own.of(v.path) if is_part(v) else v.path, bool(v.trainable)))
   return found
 
 
-def _keras_variables(owner: object) -> Sequence[Any]:
+def keras_variables(owner: object) -> Sequence[Any]:
   """The variables of a Keras object: its own kind, which have a path and a value."""
   variables = getattr(owner, "variables", ()) if hasattr(owner, "call") else ()
   return [v for v in variables if hasattr(v, "path") and hasattr(v, "value")]

@@ -54,8 +54,10 @@ def enable() -> None:
       return
     for name in _LOOPS:
       _replace(keras.Model, name, _loop(name))
-    _replace(keras.Model, "compile", _compile())
     _replace(keras.Model, "summary", _summary())
+    _replace(keras.Model, "__init_subclass__", _made_class)
+    for kind in _subclasses(keras.Model):
+      _serve_generation(kind)
     _replace(keras.Variable, "__init__", _born())
     _replace(keras.distribution.ModelParallel, "get_tensor_layout", _tensor_layout())
 
@@ -150,27 +152,30 @@ def _loop(name: str) -> Callable[[Any], Any]:
   return make
 
 
-def _compile() -> Callable[[Any], Any]:
-  def make(plain: Any) -> Any:
-    @functools.wraps(plain)
-    def served(self: keras.Model, *args: Any, **kwargs: Any) -> None:
-      plain(self, *args, **kwargs)
-      # keras.Model has no `generate`; classes of keras-hub do, and compile their models.
-      if is_enabled() and steps.generates(self):
-        owner = next(c for c in type(self).__mro__ if "generate" in vars(c))
-        with _LOCK:
-          if not any(replaced[:2] == (owner, "generate") for replaced in _REPLACED):
-            _replace(owner, "generate", _generate)
+def _subclasses(kind: type) -> set[type]:
+  direct: list[type] = type.__subclasses__(kind)
+  return {*direct, *(c for d in direct for c in _subclasses(d))}
 
-    return served
 
-  return make
+def _made_class(_: Any) -> Any:
+  def served(cls: Any, /, **kwargs: Any) -> None:
+    super(keras.Model, cls).__init_subclass__(**kwargs)
+    _serve_generation(cls)
+
+  return classmethod(served)
+
+
+def _serve_generation(kind: type) -> None:
+  """Serves `generate` of a class that has its own, as those of keras-hub; keras.Model has none."""
+  if "generate" in vars(kind) and hasattr(kind, "make_generate_function"):
+    _replace(kind, "generate", _generate)
 
 
 def _generate(plain: Any) -> Any:
   @functools.wraps(plain)
   def served(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-    programs = None if "make_generate_function" in vars(self) else programs_of(self)
+    is_served = steps.generates(self) and "make_generate_function" not in vars(self)
+    programs = programs_of(self) if is_served else None
     if programs is None:
       return plain(self, *args, **kwargs)
     with programs.running():

@@ -136,12 +136,10 @@ def predict_step(model: keras.Model) -> Callable[..., Any]:
 
 def generates(model: keras.Model) -> bool:
   """True if a model generates tokens by a `generate_step` of inputs, as those of keras-hub do."""
-  if not all(hasattr(model, name) for name in ("generate", "make_generate_function")):
+  methods = "generate", "generate_step", "make_generate_function"
+  if not all(hasattr(model, name) for name in methods):
     return False
-  step = getattr(model, "generate_step", None)
-  if step is None:
-    return False
-  return list(inspect.signature(step).parameters) == ["inputs", "stop_token_ids"]
+  return list(inspect.signature(model.generate_step).parameters) == ["inputs", "stop_token_ids"]
 
 
 def generate_step(model: keras.Model, stop_token_ids: Any) -> Callable[..., Any]:
