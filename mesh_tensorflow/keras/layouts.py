@@ -239,14 +239,18 @@ _OUTPUTS: weakref.WeakKeyDictionary[Any, dict[str, tuple[list[str], tuple[str | 
 )
 
 
-def note_output(path: str, layout: Any) -> None:
+def note_output(path: str, layout: Any, tensor: tf.Tensor | None = None) -> None:
   """Notes the layout that a map has for what a layer returns, while a step is traced.
 
   Args:
-    path: of the output, as Keras has it; its last operation was made right before.
+    path: of the output, as Keras has it.
     layout: a `keras.distribution.TensorLayout`.
+    tensor: the output; by default what the operations return that were made right before.
   """
   axes = tuple(None if a is None else str(a) for a in layout.axes)
+  if tensor is not None:
+    _OUTPUTS.setdefault(tensor.graph, {})[path] = [tensor.op.name], axes
+    return
   graph = tf.no_op().graph
   fitting = [
     o for o in graph.get_operations() if o.outputs and o.outputs[0].shape.rank == len(axes)

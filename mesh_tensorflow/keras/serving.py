@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from mesh_tensorflow.errors import ArgumentError, LayoutError
 from mesh_tensorflow.keras import mirror, steps
 from mesh_tensorflow.keras.layouts import AutoParallel, convert_to_mesh, note_output
 from mesh_tensorflow.keras.programs import Programs
@@ -31,8 +32,8 @@ _LOOPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "pred
 _PROGRAMS, _IS_ALONE, _BORN_UNDER = "_mtf_programs", "_mtf_is_alone", "_mtf_distribution"
 
 _LOCK = threading.Lock()
-# What was replaced: class, name, and the attribute that the class itself had; None if inherited.
-_REPLACED: list[tuple[type, str, Any]] = []
+# What was replaced: class or module; name; the attribute that it had itself, None if inherited.
+_REPLACED: list[tuple[Any, str, Any]] = []
 
 
 def enable() -> None:
@@ -60,6 +61,7 @@ def enable() -> None:
       _serve_generation(kind)
     _replace(keras.Variable, "__init__", _born())
     _replace(keras.distribution.ModelParallel, "get_tensor_layout", _tensor_layout())
+    _replace(keras.distribution, "distribute_tensor", _distribute_tensor)
 
 
 def disable() -> None:
@@ -124,11 +126,11 @@ def _distribution_of(model: keras.Model) -> Any:
   return current
 
 
-def _replace(owner: type, name: str, make: Callable[[Any], Any]) -> None:
-  """Replaces an attribute of a public class of Keras.
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+  """Replaces an attribute of a public class or module of Keras.
 
   Args:
-    owner: the class.
+    owner: the class or module.
     name: of the attribute.
     make: makes the new one of the one that is there.
   """
@@ -211,6 +213,31 @@ def _tensor_layout() -> Callable[[Any], Any]:
     return served
 
   return make
+
+
+def _distribute_tensor(plain: Any) -> Any:
+  @functools.wraps(plain)
+  def served(tensor: Any, layout: Any) -> Any:
+    if isinstance(tensor, keras.KerasTensor):
+      return tensor
+    tensor = keras.ops.convert_to_tensor(tensor)
+    if not isinstance(layout, keras.distribution.TensorLayout):
+      raise ArgumentError(
+        f"keras.distribution.distribute_tensor takes a keras.distribution.TensorLayout, got "
+        f"{layout!r}"
+      )
+    if len(layout.axes) != tensor.shape.rank:
+      raise LayoutError(
+        f"keras.distribution.distribute_tensor: the layout {layout.axes} is of "
+        f"{len(layout.axes)} axes, and the tensor has the shape {tensor.shape}; give a mesh axis, "
+        "or None, for each"
+      )
+    # Eagerly it stays as it is: what has no program is on one device.
+    if tf.inside_function():
+      note_output(f"distribute_tensor({tensor.name})", layout, tensor)
+    return tensor
+
+  return served
 
 
 def _born() -> Callable[[Any], Any]:

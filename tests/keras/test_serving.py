@@ -177,6 +177,48 @@ def test_layouts_of_outputs(
   assert (told in caplog.text) if told else ("output" not in caplog.text), caplog.text
 
 
+class Relayout(keras.layers.Layer):
+  """As JAX' programs have it: a layout of a tensor in the middle of a layer."""
+
+  def __init__(self, axes: Any) -> None:
+    super().__init__()
+    self.axes = axes
+
+  def call(self, x: Any) -> Any:
+    distribution: Any = keras.distribution.distribution()
+    mesh = None if distribution is None else distribution.device_mesh
+    layout = keras.distribution.TensorLayout(self.axes, mesh)
+    return keras.distribution.distribute_tensor(x * 2.0, layout)
+
+
+def test_distribute_tensor() -> None:
+  """In a step it counts as a layout of an output does; by itself a tensor stays as it is."""
+
+  def run() -> tuple[keras.Model, Any]:
+    keras.utils.set_random_seed(0)
+    dense = [keras.layers.Dense(n, name=f"d{i}") for i, n in enumerate((12, 4))]
+    model = keras.Sequential(
+      [keras.Input([8]), dense[0], Relayout(("data", "model")), dense[1]], "net"
+    )
+    return model, model.predict(X, verbose=0)
+
+  want = run()[1]
+  keras.distribution.set_distribution(model_parallel({"d9/kernel": (None, "model")}))
+  model, found = run()
+  np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+  programs = mtf.keras.serving.programs_of(model)
+  assert programs is not None and programs.mesh_impl is not None
+  assert ("net/d0.units", "model") in programs.mesh_impl.layout_rules.pairs
+  layout = keras.distribution.TensorLayout(("data", None))
+  np.testing.assert_array_equal(keras.distribution.distribute_tensor(X, layout), X)
+  with pytest.raises(errors.LayoutError, match=r"2 axes, and the tensor has the shape \(3,\)"):
+    keras.distribution.distribute_tensor(np.zeros(3), layout)
+  with pytest.raises(errors.ArgumentError, match="takes a keras.distribution.TensorLayout, got"):
+    keras.distribution.distribute_tensor(X, ("data", None))
+  mtf.keras.disable()
+  assert keras.distribution.distribute_tensor.__qualname__ == "distribute_tensor"
+
+
 def test_patterns_that_match_nothing_are_told(caplog: pytest.LogCaptureFixture) -> None:
   maps = {"d1/kernel": (None, "model"), "d2/kernels": ("model", None), "d7.*": ("model", None)}
   keras.distribution.set_distribution(model_parallel(maps))
