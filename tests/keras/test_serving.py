@@ -198,7 +198,7 @@ def test_distribute_tensor() -> None:
     keras.utils.set_random_seed(0)
     dense = [keras.layers.Dense(n, name=f"d{i}") for i, n in enumerate((12, 4))]
     model = keras.Sequential(
-      [keras.Input([8]), dense[0], Relayout(("data", "model")), dense[1]], "net"
+      [keras.Input([8]), dense[0], Relayout(("data", "model")), dense[1]], name="net"
     )
     return model, model.predict(X, verbose=0)
 
