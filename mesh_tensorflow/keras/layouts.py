@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import logging
 import math
+import re
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -88,6 +89,8 @@ class AutoParallel(keras.distribution.DataParallel):  # type: ignore[misc]  # Of
       chosen = known[:devices]
     else:
       chosen = known if devices is None else [str(d) for d in devices]
+    if not chosen:
+      raise MeshShapeError("AutoParallel: the list of devices is empty")
     super().__init__(devices=chosen)
     shape = None if mesh_shape is None else _shape(mesh_shape)
     if shape is not None and shape.size != len(chosen):
@@ -107,12 +110,14 @@ def convert_to_mesh(mesh: Any) -> MeshChoice:
   Raises:
     ArgumentError: it is nothing that stands for a mesh.
     MeshShapeError: it is one of no devices, or has a name twice.
+    LayoutError: a pattern of a layout map is no regular expression.
   """
   if isinstance(mesh, MeshImpl):
     return MeshChoice(mesh.shape, mesh.size, None, mesh)
   if isinstance(mesh, AutoParallel):
     return mesh.choice
   if is_distribution(mesh):
+    check_patterns(mesh)
     if mesh.device_mesh is None:
       raise ArgumentError(
         f"mtf.keras: the {type(mesh).__name__} has no device_mesh; give one to it, or give "
@@ -672,9 +677,7 @@ def _tell_unmatched(distribution: Any, paths: Sequence[str], outputs: Sequence[s
     paths: of the model's variables.
     outputs: paths of outputs of layers that a pattern matches.
   """
-  parts = [distribution, *vars(distribution).values()]
-  maps = [m for m in parts if isinstance(m, keras.distribution.LayoutMap)]
-  for pattern, layout in [pair for m in maps for pair in m.items()]:
+  for pattern, layout in _patterns(distribution):
     # Searched as the installed Keras does: in a map of this pattern alone.
     alone = keras.distribution.LayoutMap(None)
     alone[pattern] = keras.distribution.TensorLayout(layout.axes)
@@ -685,6 +688,31 @@ def _tell_unmatched(distribution: Any, paths: Sequence[str], outputs: Sequence[s
         "nothing; variables with names like it: %s",
         *(pattern, ", ".join(near)),
       )
+
+
+def _patterns(distribution: Any) -> list[tuple[str, Any]]:
+  """Patterns and layouts of the layout map of a distribution, or of a map."""
+  parts = [distribution, *vars(distribution).values()]
+  maps = [m for m in parts if isinstance(m, keras.distribution.LayoutMap)]
+  return [pair for m in maps for pair in m.items()]
+
+
+def check_patterns(distribution: Any) -> None:
+  """Checks that the patterns of a layout map are regular expressions.
+
+  Args:
+    distribution: an object for which `is_distribution` is True.
+
+  Raises:
+    LayoutError: one is not.
+  """
+  for pattern, _ in _patterns(distribution):
+    try:
+      re.compile(pattern)
+    except re.error as e:
+      raise LayoutError(
+        f"the pattern {pattern!r} of the layout map is no regular expression: {e}"
+      ) from None
 
 
 def _tell_whole(found: MapLayout, variables: Sequence[VariableAxes]) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import math
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -21,7 +22,12 @@ import tensorflow as tf
 
 from mesh_tensorflow.errors import ArgumentError, LayoutError
 from mesh_tensorflow.keras import mirror, steps
-from mesh_tensorflow.keras.layouts import AutoParallel, convert_to_mesh, note_output
+from mesh_tensorflow.keras.layouts import (
+  AutoParallel,
+  check_patterns,
+  convert_to_mesh,
+  note_output,
+)
 from mesh_tensorflow.keras.programs import Programs
 
 _LOG = logging.getLogger("mesh_tensorflow")
@@ -206,7 +212,11 @@ def _tensor_layout() -> Callable[[Any], Any]:
     @functools.wraps(plain)
     def served(self: keras.distribution.ModelParallel, path: str) -> None:
       # Keras would hand it to a function that its TensorFlow backend does not have.
-      layout = plain(self, path)
+      try:
+        layout = plain(self, path)
+      except re.error:
+        check_patterns(self)
+        raise
       if layout is not None and tf.inside_function():
         note_output(path, layout)
 

@@ -219,6 +219,27 @@ def test_distribute_tensor() -> None:
   assert keras.distribution.distribute_tensor.__qualname__ == "distribute_tensor"
 
 
+@pytest.mark.parametrize(
+  ("make", "kind", "message"),
+  [
+    (lambda: model_parallel({"d1/(k": (None, "model")}), "LayoutError", r"'d1/\(k' .* no regular"),
+    (
+      lambda: keras.distribution.DataParallel(devices=["cpu:0", "cpu:99"]),
+      *("MeshShapeError", "'cpu:99': this process has CPU:0 to CPU:"),
+    ),
+    (
+      lambda: keras.distribution.DataParallel(devices=["cpu:0", "tpu:0"]),
+      *("MeshShapeError", "'tpu:0': this process has no TPU"),
+    ),
+    (lambda: mtf.keras.AutoParallel([]), "MeshShapeError", "AutoParallel: the list .* is empty"),
+  ],
+)
+def test_what_cannot_be_is_told_early(make: Any, kind: str, message: str) -> None:
+  with pytest.raises(getattr(errors, kind), match=message):
+    keras.distribution.set_distribution(make())
+    guide()
+
+
 def test_patterns_that_match_nothing_are_told(caplog: pytest.LogCaptureFixture) -> None:
   maps = {"d1/kernel": (None, "model"), "d2/kernels": ("model", None), "d7.*": ("model", None)}
   keras.distribution.set_distribution(model_parallel(maps))

@@ -21,7 +21,7 @@ def choose_devices(shape: Shape, devices: Sequence[str] | None) -> list[str]:
       enough, else its first logical CPUs; in a cluster, of all workers alike.
 
   Raises:
-    MeshShapeError: there are too few, or another number was given.
+    MeshShapeError: there are too few, another number was given, or one is not there.
   """
   dims = " x ".join(f"{d.name}:{d.size}" for d in shape) or "(no dimensions)"
   if devices is not None:
@@ -92,8 +92,16 @@ def _full_name(device: str) -> str:
     spec = tf.DeviceSpec.from_string(device or "/device:CPU:0")
   except ValueError as e:
     raise MeshShapeError(f"device {device!r}: {e}; write it as '/device:CPU:0'") from None
-  if spec.job is None:
-    for name in local_devices(spec.device_type or "CPU"):
-      if tf.DeviceSpec.from_string(name).device_index == (spec.device_index or 0):
-        return name
-  return device
+  if spec.job is not None:
+    return device
+  kind = spec.device_type or "CPU"
+  names = local_devices(kind)
+  for name in names:
+    if tf.DeviceSpec.from_string(name).device_index == (spec.device_index or 0):
+      return name
+  # TensorFlow would run on another one in its place, where the others wait for it in vain.
+  has = f"{kind}:0 to {kind}:{len(names) - 1}" if len(names) > 1 else f"{kind}:0"
+  raise MeshShapeError(
+    f"device {device!r}: this process has {has if names else f'no {kind}'}; virtual CPU devices "
+    "are made by mtf.virtual_cpu_devices(n), before TensorFlow runs anything"
+  )
