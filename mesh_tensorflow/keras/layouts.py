@@ -310,7 +310,8 @@ def batch_axis_of(distribution: Any) -> str | None:
   if isinstance(distribution, keras.distribution.LayoutMap):
     mesh = distribution.device_mesh
     return None if mesh is None else str(mesh.axis_names[0])
-  axis = distribution.get_data_layout((1, 1)).axes[0]
+  data = distribution.get_data_layout((1, 1))
+  axis = None if data is None else data.axes[0]
   return None if axis is None else str(axis)
 
 
