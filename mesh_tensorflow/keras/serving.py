@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import math
 import threading
@@ -19,7 +20,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from mesh_tensorflow.keras import mirror, steps
+from mesh_tensorflow import workers
+from mesh_tensorflow.keras import mirror, processes, steps
 from mesh_tensorflow.keras.layouts import AutoParallel, convert_to_mesh, note_output
 from mesh_tensorflow.keras.programs import Programs
 
@@ -29,10 +31,11 @@ _LOG = logging.getLogger("mesh_tensorflow")
 _LOOPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 # Attributes that Keras does not track, of a model and of a variable.
 _PROGRAMS, _IS_ALONE, _BORN_UNDER = "_mtf_programs", "_mtf_is_alone", "_mtf_distribution"
+_TWIN = "_mtf_twin"  # Of a callback.
 
 _LOCK = threading.Lock()
-# What was replaced: class, name, and the attribute that the class itself had; None if inherited.
-_REPLACED: list[tuple[type, str, Any]] = []
+# What was replaced: class or module, name, and the attribute that it itself had; None if inherited.
+_REPLACED: list[tuple[Any, str, Any]] = []
 
 
 def enable() -> None:
@@ -43,6 +46,9 @@ def enable() -> None:
   evaluates and predicts split over the devices of its mesh. The model stays the user's own. A model
   that was built without a distribution is Keras' alone, also if one is set when it is trained: that
   is told.
+
+  `keras.distribution.initialize` joins several processes, whose devices `list_devices` then lists;
+  see `processes`.
 
   Under another backend than TensorFlow nothing is done: JAX serves the API itself. Calling it again
   does nothing.
@@ -58,6 +64,37 @@ def enable() -> None:
     _replace(keras.Model, "summary", _summary())
     _replace(keras.Variable, "__init__", _born())
     _replace(keras.distribution.ModelParallel, "get_tensor_layout", _tensor_layout())
+    _serve_processes()
+
+
+def _serve_processes() -> None:
+  """Replaces what several processes need; in one process it does as before."""
+  api = keras.distribution
+  _replace(api, "initialize", lambda _: processes.initialize)
+  _replace(api, "list_devices", _of_all_processes(processes.list_devices))
+  if hasattr(api, "get_device_count"):
+    _replace(api, "get_device_count", _of_all_processes(lambda t=None: len(api.list_devices(t))))
+  _replace(api.DeviceMesh, "__init__", _with_devices("shape", "axis_names"))
+  _replace(api.DataParallel, "__init__", _with_devices("device_mesh"))
+  for kind in (api.DataParallel, api.ModelParallel):
+    _replace(kind, "num_processes", lambda _: property(lambda self: workers.current().size))
+    _replace(kind, "data_shard_id", lambda _: property(lambda self: processes.data_shard(self)[1]))
+  for owner, name in (
+    *((keras.Model, name) for name in ("save", "save_weights", "export")),
+    *((keras.saving, name) for name in ("save_model", "save_weights")),
+    (keras.models, "save_model"),
+  ):
+    if hasattr(owner, name):
+      _replace(owner, name, _written_once)
+  callbacks = keras.callbacks
+  for name in ("on_epoch_end", "on_train_batch_end"):
+    _replace(callbacks.ModelCheckpoint, name, _written_elsewhere("filepath"))
+  _replace(callbacks.TensorBoard, "set_model", _written_elsewhere("log_dir"))
+  for name in ("on_epoch_end", "on_train_batch_end", "on_train_end"):
+    _replace(callbacks.BackupAndRestore, name, _of_twin(name))
+  for name in ("on_train_begin", "on_epoch_end", "on_train_end"):
+    _replace(callbacks.CSVLogger, name, _by_first)
+  _replace(callbacks.RemoteMonitor, "on_epoch_end", _by_first)
 
 
 def disable() -> None:
@@ -97,9 +134,7 @@ def programs_of(model: keras.Model) -> Programs | None:
       vars(model)[_IS_ALONE] = bool(model.variables)
       return None
     layout = "auto" if isinstance(distribution, AutoParallel) else distribution
-    found = Programs(
-      model, convert_to_mesh(distribution), layout, {}, "replicate", distribution.scope
-    )
+    found = Programs(model, convert_to_mesh(distribution), layout, {}, "replicate", distribution)
     vars(model)[_PROGRAMS] = found
     weakref.finalize(model, found.mirror.close).atexit = False
   return found
@@ -122,11 +157,11 @@ def _distribution_of(model: keras.Model) -> Any:
   return current
 
 
-def _replace(owner: type, name: str, make: Callable[[Any], Any]) -> None:
-  """Replaces an attribute of a public class of Keras.
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+  """Replaces an attribute of a public class or module of Keras.
 
   Args:
-    owner: the class.
+    owner: the class or module.
     name: of the attribute.
     make: makes the new one of the one that is there.
   """
@@ -202,6 +237,98 @@ def _tensor_layout() -> Callable[[Any], Any]:
       layout = plain(self, path)
       if layout is not None and tf.inside_function():
         note_output(path, layout)
+
+    return served
+
+  return make
+
+
+def _of_all_processes(fn: Callable[..., Any]) -> Callable[[Any], Any]:
+  """Replaces a function where there are several processes."""
+
+  def make(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def served(device_type: str | None = None) -> Any:
+      return (plain if workers.current().size == 1 else fn)(device_type)
+
+    return served
+
+  return make
+
+
+def _with_devices(*others: str) -> Callable[[Any], Any]:
+  """Gives an initializer the devices of all processes, if there are several and none are given.
+
+  Args:
+    *others: arguments in front of `devices`; the last one of a `DataParallel` has devices itself.
+  """
+
+  def make(plain: Any) -> Any:
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def served(self: Any, *args: Any, **kwargs: Any) -> None:
+      given = signature.bind(self, *args, **kwargs).arguments
+      has_mesh = given.get("device_mesh") is not None
+      if workers.current().size > 1 and not has_mesh and given.get("devices") is None:
+        args, kwargs = args[: len(others)], {**kwargs, "devices": processes.list_devices()}
+      plain(self, *args, **kwargs)
+
+    return served
+
+  return make
+
+
+def _written_once(plain: Any) -> Any:
+  """Of a function of (model, path, ...): the first process writes, with the others' slices."""
+
+  @functools.wraps(plain)
+  def served(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    return processes.written_once(lambda path: plain(model, path, *args, **kwargs), filepath)
+
+  return served
+
+
+def _written_elsewhere(attribute: str) -> Callable[[Any], Any]:
+  """Of a callback's method: other processes than the first have a temporary path meanwhile."""
+
+  def make(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def served(self: Any, *args: Any, **kwargs: Any) -> Any:
+      with processes.written_elsewhere(self, attribute):
+        return plain(self, *args, **kwargs)
+
+    return served
+
+  return make
+
+
+def _by_first(plain: Any) -> Any:
+  """Of a callback's method that reads no variables: the first process alone runs it."""
+
+  @functools.wraps(plain)
+  def served(*args: Any, **kwargs: Any) -> Any:
+    return plain(*args, **kwargs) if processes.writes() else None
+
+  return served
+
+
+def _of_twin(name: str) -> Callable[[Any], Any]:
+  """Of a method of BackupAndRestore: in other processes than the first, a twin writes elsewhere."""
+
+  def make(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def served(self: Any, *args: Any, **kwargs: Any) -> Any:
+      if processes.writes():
+        return plain(self, *args, **kwargs)
+      twin = vars(self).get(_TWIN)
+      if twin is None:
+        kind = keras.callbacks.BackupAndRestore
+        same = [n for n in inspect.signature(kind).parameters if n != "backup_dir"]
+        twin = kind(processes.elsewhere(self.backup_dir), **{n: getattr(self, n) for n in same})
+        vars(self)[_TWIN] = twin
+      twin.set_model(self.model)
+      return plain(twin, *args, **kwargs)
 
     return served
 
