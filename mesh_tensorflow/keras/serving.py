@@ -61,6 +61,7 @@ def enable() -> None:
     for name in _LOOPS:
       _replace(keras.Model, name, _loop(name))
     _replace(keras.Model, "compile", _compile())
+    _replace(keras.Model, "compile_from_config", _compile_from_config)
     _replace(keras.Model, "summary", _summary())
     _replace(keras.Variable, "__init__", _born())
     _replace(keras.distribution.ModelParallel, "get_tensor_layout", _tensor_layout())
@@ -104,11 +105,7 @@ def disable() -> None:
   """
   with _LOCK:
     while _REPLACED:
-      owner, name, before = _REPLACED.pop()
-      if before is None:
-        delattr(owner, name)
-      else:
-        setattr(owner, name, before)
+      _put_back(*_REPLACED.pop())
 
 
 def is_enabled() -> bool:
@@ -169,6 +166,13 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
   setattr(owner, name, make(getattr(owner, name)))
 
 
+def _put_back(owner: Any, name: str, before: Any) -> None:
+  if before is None:
+    delattr(owner, name)
+  else:
+    setattr(owner, name, before)
+
+
 def _loop(name: str) -> Callable[[Any], Any]:
   def make(plain: Any) -> Any:
     @functools.wraps(plain)
@@ -190,16 +194,39 @@ def _compile() -> Callable[[Any], Any]:
     @functools.wraps(plain)
     def served(self: keras.Model, *args: Any, **kwargs: Any) -> None:
       plain(self, *args, **kwargs)
-      # keras.Model has no `generate`; classes of keras-hub do, and compile their models.
-      if is_enabled() and steps.generates(self):
-        owner = next(c for c in type(self).__mro__ if "generate" in vars(c))
-        with _LOCK:
-          if not any(replaced[:2] == (owner, "generate") for replaced in _REPLACED):
-            _replace(owner, "generate", _generate)
+      _serve_generate(self)
 
     return served
 
   return make
+
+
+def _compile_from_config(plain: Any) -> Any:
+  @functools.wraps(plain)
+  def served(self: keras.Model, config: Any) -> None:
+    if type(self).compile is not keras.Model.compile:
+      plain(self, config)
+      return
+    # Keras compiles no model that it loads if its class has a `compile` of its own.
+    ours = vars(keras.Model)["compile"]
+    before = next(r[2] for r in _REPLACED if r[:2] == (keras.Model, "compile"))
+    _put_back(keras.Model, "compile", before)
+    try:
+      plain(self, config)
+    finally:
+      keras.Model.compile = ours
+    _serve_generate(self)
+
+  return served
+
+
+def _serve_generate(model: keras.Model) -> None:
+  """Replaces `generate`, which keras.Model has not, of a class that has it, as in keras-hub."""
+  if is_enabled() and steps.generates(model):
+    owner = next(c for c in type(model).__mro__ if "generate" in vars(c))
+    with _LOCK:
+      if not any(replaced[:2] == (owner, "generate") for replaced in _REPLACED):
+        _replace(owner, "generate", _generate)
 
 
 def _generate(plain: Any) -> Any:
