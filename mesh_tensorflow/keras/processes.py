@@ -362,7 +362,7 @@ def writes() -> bool:
 
 
 def written_once(write: Callable[[Any], Any], path: Any) -> Any:
-  """Calls a function that writes a file or folder, in all processes, of which the first one's stays.
+  """Calls a function that writes a file or folder, in all processes; the first one's stays.
 
   All take part, as they gather variables in it; the others write into a temporary folder. None goes
   on before the first one has written.

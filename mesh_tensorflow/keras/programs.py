@@ -329,7 +329,7 @@ class Programs:
     """
     agreement.check_same(
       [
-        f"{kind} of {', '.join(f'{d.name}:{d.size}' for d in impl.shape)}, {impl.layout_rules.pairs}",
+        f"{kind} on the mesh {impl.shape}, split {impl.layout_rules.pairs}",
         f"arguments {batch.names} {batch.signature}",
         f"first batch of {kind} {processes.digest(batch)} (each process gives the same whole "
         "batches, shuffled by the same seed, or its shard and auto_shard_dataset=False)",

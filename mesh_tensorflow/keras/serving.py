@@ -75,11 +75,12 @@ def _serve_processes() -> None:
   _replace(api, "list_devices", _of_all_processes(processes.list_devices))
   if hasattr(api, "get_device_count"):
     _replace(api, "get_device_count", _of_all_processes(lambda t=None: len(api.list_devices(t))))
-  _replace(api.DeviceMesh, "__init__", _with_devices("shape", "axis_names"))
-  _replace(api.DataParallel, "__init__", _with_devices("device_mesh"))
+  for kind in (api.DeviceMesh, api.DataParallel):
+    _replace(kind, "__init__", _with_devices)
   for kind in (api.DataParallel, api.ModelParallel):
-    _replace(kind, "num_processes", lambda _: property(lambda self: workers.current().size))
-    _replace(kind, "data_shard_id", lambda _: property(lambda self: processes.data_shard(self)[1]))
+    if hasattr(kind, "data_shard_id"):
+      _replace(kind, "num_processes", lambda _: property(lambda _: workers.current().size))
+      _replace(kind, "data_shard_id", lambda _: property(lambda d: processes.data_shard(d)[1]))
   for owner, name in (
     *((keras.Model, name) for name in ("save", "save_weights", "export")),
     *((keras.saving, name) for name in ("save_model", "save_weights")),
@@ -283,27 +284,19 @@ def _of_all_processes(fn: Callable[..., Any]) -> Callable[[Any], Any]:
   return make
 
 
-def _with_devices(*others: str) -> Callable[[Any], Any]:
-  """Gives an initializer the devices of all processes, if there are several and none are given.
+def _with_devices(plain: Any) -> Any:
+  """Of an initializer: it takes the devices of all processes, if there are several."""
+  signature = inspect.signature(plain)
 
-  Args:
-    *others: arguments in front of `devices`; the last one of a `DataParallel` has devices itself.
-  """
+  @functools.wraps(plain)
+  def served(*args: Any, **kwargs: Any) -> None:
+    given = signature.bind(*args, **kwargs)
+    has_devices = any(given.arguments.get(n) is not None for n in ("device_mesh", "devices"))
+    if workers.current().size > 1 and not has_devices:
+      given.arguments["devices"] = processes.list_devices()
+    plain(*given.args, **given.kwargs)
 
-  def make(plain: Any) -> Any:
-    signature = inspect.signature(plain)
-
-    @functools.wraps(plain)
-    def served(self: Any, *args: Any, **kwargs: Any) -> None:
-      given = signature.bind(self, *args, **kwargs).arguments
-      has_mesh = given.get("device_mesh") is not None
-      if workers.current().size > 1 and not has_mesh and given.get("devices") is None:
-        args, kwargs = args[: len(others)], {**kwargs, "devices": processes.list_devices()}
-      plain(self, *args, **kwargs)
-
-    return served
-
-  return make
+  return served
 
 
 def _written_once(plain: Any) -> Any:

@@ -35,7 +35,8 @@ def main(how: str, devices: str, folder: str, *things: str) -> None:
   """Joins and does one thing after the other."""
   mtf.keras.enable()
   tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * int(devices)
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration()] * int(devices),
   )
   random.seed(os.getpid())  # Forks of one process have its state.
   if how != "alone":
@@ -191,25 +192,32 @@ def callbacks(folder: pathlib.Path) -> dict[str, Any]:
 
 
 class Ends(keras.callbacks.Callback):  # type: ignore[misc]  # Keras says nothing of its types.
-  """Kills the last process in the midst of the second epoch, unless it did so before."""
+  """Kills one of several processes in the midst of the second epoch, unless it did so before."""
 
-  def __init__(self, told: pathlib.Path):
+  def __init__(self, process: int, told: pathlib.Path):
     super().__init__()
-    self.told, self.epoch = told, 0
+    self.process, self.told, self.epoch = process, told, 0
 
   def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
     self.epoch = epoch
 
   def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-    cluster = workers.current()
-    last = cluster.size > 1 and cluster.index == cluster.size - 1
-    if last and (self.epoch, batch) == (1, 1) and not self.told.exists():
+    is_it = workers.current().size > 1 and workers.current().index == self.process
+    if is_it and (self.epoch, batch) == (1, 1) and not self.told.exists():
       self.told.touch()
       os.kill(os.getpid(), signal.SIGKILL)
 
 
-def resumed(folder: pathlib.Path) -> dict[str, Any]:
-  """A training that goes on where an earlier one was interrupted, if one was."""
+def first_ends(folder: pathlib.Path) -> Any:
+  return resumed(folder, 0)
+
+
+def last_ends(folder: pathlib.Path) -> Any:
+  return resumed(folder, 1)
+
+
+def resumed(folder: pathlib.Path, process: int) -> dict[str, Any]:
+  """A training in which a process ends; the next one in the same folder goes on to its end."""
   keras.distribution.set_distribution(distribution("across"))
   keras.utils.set_random_seed(1)
   model = build()
@@ -217,7 +225,8 @@ def resumed(folder: pathlib.Path) -> dict[str, Any]:
   told = keras.callbacks.LambdaCallback(
     on_epoch_end=lambda epoch, logs: losses.update({epoch: logs["loss"]})
   )
-  found = [told, keras.callbacks.BackupAndRestore(str(folder / "backup")), Ends(folder / "ended")]
+  backup = keras.callbacks.BackupAndRestore(str(folder / "backup"))
+  found = [told, backup, Ends(process, folder / "ended")]
   # Not shuffled: the order of an epoch would depend on the epochs before it in the process.
   model.fit(X, Y, batch_size=12, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=found)
   return {"losses": losses, "digests": digests(model)}
