@@ -342,6 +342,9 @@ def worker_errors() -> Iterator[None]:
     yield
   except (tf.errors.OpError, CollectiveError) as e:
     lost = _lost_workers(str(e))
+    if lost is None and any(isinstance(x, tf.errors.CancelledError) for x in (e, e.__cause__)):
+      # An exchange inside this process was cancelled, as one with another process failed, perhaps.
+      lost = _lost_workers(_noticed())
     if lost is None:
       raise
     cluster = current()
@@ -356,6 +359,18 @@ def worker_errors() -> Iterator[None]:
       f"{cluster.name(cluster.index)} stops. Started again, training goes on from the last "
       "checkpoint, with any number of workers that divides the mesh, and on any mesh"
     ) from e
+
+
+def _noticed() -> str:
+  """Text of what TensorFlow notices about lost workers within a time; "" if nothing."""
+  end = time.monotonic() + _HEARTBEAT_SECONDS
+  while _JOINED and time.monotonic() < end:
+    try:
+      _JOINED.probe()
+    except tf.errors.OpError as e:
+      return str(e)
+    time.sleep(0.2)
+  return ""
 
 
 def _lost_workers(message: str) -> list[int] | None:
