@@ -170,11 +170,11 @@ def initialize(
 
 def _same_seeds() -> None:
   """Seeds Keras alike in all processes, unless they were seeded alike before."""
-  states = repr((random.getstate(), np.random.get_state()[1].tolist()))
+  of_numpy: Any = np.random.get_state()
+  states = repr((random.getstate(), of_numpy[1].tolist()))
   keys = workers.gather(np.int32(zlib.crc32(states.encode()) >> 1))
-  seed = int(workers.gather(np.int32(random.getrandbits(31) if (keys != keys[0]).any() else 0))[0])
   if (keys != keys[0]).any():
-    keras.utils.set_random_seed(seed)
+    keras.utils.set_random_seed(int(workers.gather(np.int32(random.getrandbits(31)))[0]))
 
 
 # ------------------------------------------------------------------------- their end
