@@ -28,6 +28,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import exit_codes, workers
 from mesh_tensorflow.errors import (
+  CollectiveError,
   ConfigError,
   DataError,
   GraphError,
@@ -46,6 +47,8 @@ _HOW = (
 )
 # How long processes wait for each other's last step out: see `workers.leave`.
 _LEAVE_SECONDS = 15.0
+# Time limit for the other processes to save, too.
+_MEET_SECONDS = 300.0
 
 
 # ------------------------------------------------------------------------- who there is
@@ -373,10 +376,21 @@ def written_once(write: Callable[[Any], Any], path: Any) -> Any:
 
   Raises:
     StorageError: in the other processes: the first one could not write. It raises what there was.
+    VariableError: the others do not call it within a time.
   """
   if workers.current().size == 1 or not isinstance(path, (str, os.PathLike)):
     return write(path)
-  workers.barrier()  # Nobody reads any more what was there before.
+  try:
+    # Nobody reads any more what was there before.
+    workers.gather(np.int32(0), timeout_seconds=_MEET_SECONDS)
+  except WorkerLostError:
+    raise
+  except CollectiveError as e:
+    raise VariableError(
+      f"{os.fspath(path)} is saved by all processes, as their variables are gathered, and this one "
+      f"waited {_MEET_SECONDS:g} s in vain for the others to save it; call it in all of them: the "
+      "first one writes"
+    ) from e
   result, error = None, None
   try:
     if writes():

@@ -339,6 +339,8 @@ def _of_twin(name: str) -> Callable[[Any], Any]:
   def make(plain: Any) -> Any:
     @functools.wraps(plain)
     def served(self: Any, *args: Any, **kwargs: Any) -> Any:
+      if name == "on_train_end":
+        workers.barrier()  # Before it deletes what another one has yet to read.
       if processes.writes():
         return plain(self, *args, **kwargs)
       twin = vars(self).get(_TWIN)

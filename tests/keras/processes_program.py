@@ -23,6 +23,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors, workers
+from mesh_tensorflow.keras import processes
 from mesh_tensorflow.meshes import store
 
 EPOCHS = 3
@@ -243,6 +244,27 @@ def read_alone(folder: pathlib.Path) -> None:
   if workers.current().is_chief:
     model.layers[0].kernel.numpy()
   model.train_on_batch(X[:8], Y[:8])
+
+
+def saved_alone(folder: pathlib.Path) -> None:
+  """One process saves, and the others go on with the training."""
+  processes._MEET_SECONDS = 3.0
+  keras.distribution.set_distribution(distribution("data"))
+  keras.utils.set_random_seed(1)
+  model = build()
+  model.train_on_batch(X[:8], Y[:8])
+  if workers.current().is_chief:
+    model.save(folder / "alone.keras")
+  model.train_on_batch(X[:8], Y[:8])
+
+
+def parallelized(folder: pathlib.Path) -> dict[str, Any]:
+  """Without Keras' API for it."""
+  del folder
+  keras.utils.set_random_seed(1)
+  parallel = mtf.keras.parallelize(build(), "rows:2,cols:2", "mlp/up.units:rows,batch:cols")
+  history = parallel.fit(X, Y, batch_size=8, epochs=EPOCHS, verbose=0).history
+  return {**history, "digests": digests(parallel)}
 
 
 def other_batches(folder: pathlib.Path) -> dict[str, str]:

@@ -19,7 +19,6 @@ from mesh_tensorflow.keras import processes
 from tests import worker_group
 from tests.keras import processes_program as program
 
-pytestmark = [pytest.mark.slow]
 PROGRAM = ("-m", "tests.keras.processes_program")
 
 
@@ -30,7 +29,7 @@ def folder_of_all() -> tempfile.TemporaryDirectory[str]:
 
 @functools.cache
 def found(things: tuple[str, ...], how: str = "arguments", count: int = 2) -> Any:
-  """For each process by thing what it told of it; they are of a program of so many processes."""
+  """For each of so many processes what it told of each thing, by thing."""
   folder = folder_of_all().name
   codes, texts = worker_group.run(count, [*PROGRAM, how, str(4 // count), folder, *things], 300)
   assert codes == [0] * count, "".join(texts)
@@ -43,23 +42,21 @@ KINDS = ("data", "inside", "across", "searched")
 
 @functools.cache
 def alone() -> Any:
-  """What Keras has on one device; the one with a kind of its own is a mesh of one process."""
+  """What Keras has on one device, in this process."""
   keras.utils.set_random_seed(1)
   model = program.build()
   kwargs: dict[str, Any] = {"batch_size": 8, "epochs": program.EPOCHS, "verbose": 0}
   x, y = program.X, program.Y
   history = model.fit(x, y, **kwargs, validation_data=(x[:12], y[:12])).history
-  found = {
+  return {
     **history,
     "evaluate": model.evaluate(x, y, 16, verbose=0),
     "predict": model.predict(x, 16, verbose=0).tolist(),
-  }
-  return {
-    **found,
     "on_batch": [model.train_on_batch(x[:8], y[:8])[0], model.test_on_batch(x[:8], y[:8])[0]],
   }
 
 
+@pytest.mark.slow
 @pytest.mark.subprocess
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_processes_are_equal_to_one(kind: str) -> None:
@@ -71,6 +68,7 @@ def test_several_processes_are_equal_to_one(kind: str) -> None:
     np.testing.assert_allclose(first[name], want, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.subprocess
 @pytest.mark.parametrize("kind", ["inside", "across"])
 def test_what_is_saved_loads_into_plain_keras(kind: str) -> None:
@@ -85,16 +83,20 @@ def test_what_is_saved_loads_into_plain_keras(kind: str) -> None:
   assert program.digests(loaded)[:-1] == digests[:-1]
 
 
+@pytest.mark.slow
 @pytest.mark.subprocess
 def test_data_that_are_sharded_and_seeds() -> None:
-  things = ("sharded", "unseeded")
+  things = ("sharded", "unseeded", "parallelized")
   first, second = found(things, "variables")
   assert first == second
+  for name in ("loss", "accuracy"):
+    np.testing.assert_allclose(first["parallelized"][name], alone()[name], rtol=1e-5)
   (one,) = found(("sharded",), "alone", 1)
   for name, want in one["sharded"].items():
     np.testing.assert_allclose(first["sharded"][name], want, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.subprocess
 def test_one_process_writes() -> None:
   first, second = found(("callbacks", "unwritten", "other_batches"), "config")
@@ -119,6 +121,7 @@ def test_one_process_writes() -> None:
     assert "first batch of train" in of_one["other_batches"]["said"]
 
 
+@pytest.mark.slow
 @pytest.mark.subprocess
 @pytest.mark.parametrize(
   ("thing", "codes"),
@@ -147,12 +150,21 @@ def test_a_process_that_is_killed(thing: str, codes: list[int], tmp_path: pathli
     assert of_one["losses"].items() <= whole[0]["losses"].items()
 
 
+@pytest.mark.slow
 @pytest.mark.subprocess
-def test_a_variable_that_one_process_reads() -> None:
-  codes, texts = worker_group.run(2, [*PROGRAM, "config", "2", "", "read_alone"], 300)
+@pytest.mark.parametrize(
+  ("thing", "words"),
+  [
+    ("read_alone", "for the others to read it; read it in all of them"),
+    pytest.param(
+      "saved_alone", "for the others to save it; call it in all", marks=pytest.mark.long
+    ),
+  ],
+)
+def test_what_one_process_does_alone(thing: str, words: str, tmp_path: pathlib.Path) -> None:
+  codes, texts = worker_group.run(2, [*PROGRAM, "config", "2", str(tmp_path), thing], 300)
   assert codes == [2, 75], "".join(texts)
-  assert "VariableError: variable mlp/up/kernel" in texts[0]
-  assert "waited 3 s in vain for the others to read it; read it in all of them" in texts[0]
+  assert "VariableError: " in texts[0] and f"waited 3 s in vain {words}" in texts[0]
 
 
 def test_where_processes_are_said() -> None:
