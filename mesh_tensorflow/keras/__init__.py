@@ -6,6 +6,7 @@
     programs           a program for each size of batch; steps: what Keras computes in one
     batches            what Keras' loops hand over, as tensors
     layouts            mesh and layout: searched, by hand, or in Keras' words; `AutoParallel`
+    processes          several processes: who there is, their devices, input, files and end
     mirror             the state: on the mesh, or in the model's own variables while Python uses it
     summary            how the variables lie on the mesh
 

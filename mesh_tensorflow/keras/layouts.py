@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import logging
 import math
 import re
@@ -14,8 +15,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ArgumentError, LayoutError, MeshShapeError
 from mesh_tensorflow.importing.imported import Imported
+from mesh_tensorflow.keras.processes import full_name
 from mesh_tensorflow.meshes.layout import LayoutLike, LayoutRules, convert_to_layout_rules
 from mesh_tensorflow.meshes.layout_names import check_mesh_names
 from mesh_tensorflow.meshes.mesh_impl import MeshImpl
@@ -25,6 +28,7 @@ from mesh_tensorflow.planning.text import format_bytes, format_seconds
 from mesh_tensorflow.program.dimensions import Dimension, Shape, convert_to_shape
 from mesh_tensorflow.program.graph import Graph
 from mesh_tensorflow.running.function import Function, TensorSpec
+from mesh_tensorflow.workers import texts
 
 _LEGAL = (
   "a mesh implementation, a mesh shape such as 'rows:2,cols:2' or {'rows': 2, 'cols': 2}, a "
@@ -41,7 +45,7 @@ class MeshChoice:
   Attributes:
     shape: the mesh shape, or None: then an automatic layout chooses it.
     size: the number of devices.
-    devices: their names, or None for the first ones of this process.
+    devices: their names, which count in all processes; None for the first ones.
     given: the mesh implementation of the user, or None.
     announces: whether what an automatic layout chose is printed.
   """
@@ -63,7 +67,8 @@ class MeshChoice:
       if self.given.layout_rules == convert_to_layout_rules(layout):
         return self.given
       return self.given.with_layout(layout)
-    return SimdMeshImpl(shape, layout, None if self.devices is None else list(self.devices))
+    devices = None if self.devices is None else [full_name(d) for d in self.devices]
+    return SimdMeshImpl(shape, layout, devices)
 
 
 class AutoParallel(keras.distribution.DataParallel):  # type: ignore[misc]  # Of Keras: no types.
@@ -561,9 +566,9 @@ def decide(
   except LayoutError as e:  # Sizes of 1, say: nobody asked for a rule, so none is wrong.
     decided, unsplit = any_mesh, str(e)
   else:
-    decided, unsplit = mesh.make(choice.mesh_shape, choice.layout), choice.why_unsplit()
+    decided, unsplit = mesh.make(*_same_choice(choice)), choice.why_unsplit()
   _LOG.info("mtf.keras: layout %s", decided.layout_rules.pairs)
-  if mesh.announces and choice is not None:
+  if mesh.announces and choice is not None and workers.current().is_chief:
     print(_announcement(choice, kind))
   if unsplit:
     _LOG.warning(
@@ -572,6 +577,13 @@ def decide(
       *(",".join(f"{m.name}:{m.size}" for m in decided.shape), unsplit),
     )
   return Decision(decided, names, kind, None, choice, searched=True)
+
+
+def _same_choice(choice: LayoutChoice) -> tuple[Shape, LayoutRules]:
+  """Mesh shape and layout that the first process found: a search that time ends may find others."""
+  found = [[(d.name, int(d.size)) for d in choice.mesh_shape], list(choice.layout.pairs)]
+  shape, rules = json.loads(texts.gather_texts(json.dumps(found))[0])
+  return _shape([tuple(d) for d in shape]), LayoutRules([tuple(r) for r in rules])
 
 
 def _announcement(choice: LayoutChoice, kind: str) -> str:

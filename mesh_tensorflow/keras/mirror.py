@@ -3,6 +3,9 @@
 A large variable has its value in one place: in its slices, or in itself while Python reads or
 writes it. A variable that has none is filled before anybody accesses it: from its slices, or, if it
 has none yet, by what draws its initial value.
+
+Slices of several processes are gathered by all of them together, so whatever loops over variables
+here has the same order in each process: sets of names are sorted.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import dataclasses
 import functools
 import threading
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from typing import Any, Protocol, TypeVar
@@ -360,7 +364,7 @@ class Mirror:
       store: the variables of the mesh.
     """
     if self._store is not None:
-      for name in list(self._newer):
+      for name in sorted(self._newer):
         if name not in self._empty:
           self._pull(name)
         elif name not in self._fetches:
@@ -368,12 +372,16 @@ class Mirror:
       self._store.forget(self.names)
     self._store = store
 
-  def enter(self, variables: Mapping[str, tf.Variable]) -> None:
+  def enter(self, variables: Mapping[str, tf.Variable]) -> list[str]:
     """Enters variables whose slices a program is about to make.
 
     Args:
       variables: name on the mesh -> the original.
+
+    Returns:
+      The names of those that were not entered before.
     """
+    entered = [name for name in variables if name not in self._originals]
     for name, variable in variables.items():
       if name in self._originals:
         continue
@@ -391,6 +399,15 @@ class Mirror:
         self._seen[name] = self._value(name)
         if _WATCHED[id(variable)].size >= LARGE:
           self._filled.add(name)
+    return entered
+
+  def digest(self, names: Iterable[str]) -> str:
+    """Digest of the names of variables, and of the values that their originals had when entered."""
+    found = 0
+    for name in names:
+      value = _view(self._seen[name]).tobytes() if name in self._seen else b""
+      found = zlib.crc32(name.encode() + value, found)
+    return f"{found:08x}"
 
   def initial(self, variable: tf.Variable) -> tf.Tensor:
     """The whole value of a variable whose slices are being made.
@@ -422,7 +439,7 @@ class Mirror:
     Args:
       names: on the mesh.
     """
-    gone = [name for name in names if name in self._originals]
+    gone = sorted(name for name in names if name in self._originals)
     for name in gone:
       if name in self._newer and name not in self._empty:
         self._pull(name)
@@ -447,7 +464,7 @@ class Mirror:
     self._drop_last()
     self._newer.update(names)
     # Models on other meshes may share them.
-    tell((self._originals[name] for name in names), but=self)
+    tell((self._originals[name] for name in sorted(names)), but=self)
     for name in list(self._filled):
       self._release(name)
 
@@ -473,12 +490,12 @@ class Mirror:
 
   def pull(self) -> None:
     """Brings all originals up to date with their slices."""
-    for name in list(self._newer):
+    for name in sorted(self._newer):
       self._pull(name)
 
   def push(self) -> None:
     """Brings up to date the slices of originals that Python has assigned since they were equal."""
-    for name in list(self._accessed):
+    for name in sorted(self._accessed):
       self._push(name)
 
   def _push(self, name: str) -> None:
@@ -544,7 +561,7 @@ class Mirror:
 
 
 def _whole(stored: StoredVariable) -> tf.Tensor:
-  return tf.convert_to_tensor(stored.numpy())
+  return tf.convert_to_tensor(stored.gathered())
 
 
 def _same(now: tf.Tensor, seen: tf.Tensor) -> bool:

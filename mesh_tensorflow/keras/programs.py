@@ -18,10 +18,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from mesh_tensorflow import workers
 from mesh_tensorflow.errors import GraphError, UnsupportedError
 from mesh_tensorflow.importing.imported import Imported
 from mesh_tensorflow.importing.naming import named_leaves
-from mesh_tensorflow.keras import hooks, mirror, steps
+from mesh_tensorflow.keras import hooks, mirror, processes, steps
 from mesh_tensorflow.keras.batches import Batch, batch_of, batches
 from mesh_tensorflow.keras.layouts import (
   Decision,
@@ -39,6 +40,7 @@ from mesh_tensorflow.operations.gradients import gradients
 from mesh_tensorflow.operations.variables import Assign
 from mesh_tensorflow.program.graph import Operation, Tensor
 from mesh_tensorflow.running.function import Function, TensorSpec
+from mesh_tensorflow.workers import agreement
 
 _LOG = logging.getLogger("mesh_tensorflow")
 # The name of the first axis of what a step gets: it counts examples.
@@ -77,7 +79,8 @@ class Programs:
     layout: "auto", layout rules, or what Keras has for a layout.
     dims: dimension names by pattern of arguments and variables; see `from_tensorflow`.
     fallback: "replicate" or "error", for operations without a rule; see `from_tensorflow`.
-    scope: makes a context manager in which steps are traced, and slots are made.
+    distribution: the distribution that the model was built under, in whose scope steps are traced
+      and slots are made, and which says whether batches are sharded; None if there is none.
 
   Attributes:
     model: the model.
@@ -94,10 +97,12 @@ class Programs:
     layout: Any,
     dims: Mapping[str, Sequence[str | None]],
     fallback: str,
-    scope: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    distribution: Any = None,
   ):
     self.model = model
-    self._scope = scope
+    self._scope = contextlib.nullcontext if distribution is None else distribution.scope
+    # Which says whether each process has its shard of a batch.
+    self._sharded_by = layout if distribution is None else distribution
     self.decision: Decision | None = None
     self.mirror = Mirror()
     self.unsplit = hooks.Unsplit(model)
@@ -242,6 +247,7 @@ class Programs:
   # ----------------------------------------------------------------------- programs
 
   def _run(self, kind: str, batch: Batch, stop: tuple[int, ...] | None = None) -> Any:
+    batch = processes.whole_batch(batch, self._sharded_by)
     key = kind, batch.key, stop
     if key not in self._made:
       self._made[key] = self._make(kind, batch, stop)
@@ -310,8 +316,27 @@ class Programs:
     program.function = Function(body, impl, signature, "mesh")
     program.function.__name__ = f"{self.model.name} {kind}"
     # The first run makes the mesh's variables, of the values that the originals have now.
-    self.mirror.enter({v.path: v.value for v in self._named()})
+    entered = self.mirror.enter({v.path: v.value for v in self._named()})
+    if workers.current().size > 1:
+      self._check_same(kind, batch, impl, entered)
     return program
+
+  def _check_same(self, kind: str, batch: Batch, impl: MeshImpl, entered: Sequence[str]) -> None:
+    """Checks that all processes have the same program, first batch and initial values.
+
+    Raises:
+      ConfigError: in all processes: they have not.
+    """
+    agreement.check_same(
+      [
+        f"{kind} on the mesh {impl.shape}, split {impl.layout_rules.pairs}",
+        f"arguments {batch.names} {batch.signature}",
+        f"first batch of {kind} {processes.digest(batch)} (each process gives the same whole "
+        "batches, shuffled by the same seed, or its shard and auto_shard_dataset=False)",
+        f"values of variables {self.mirror.digest(entered)} (seeds and files of weights are the "
+        "same in all processes)",
+      ]
+    )
 
   def _is_provisional(self, decision: Decision, kind: str) -> bool:
     """True if a layout decided for a program without gradients must be decided anew for training.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import math
 import re
@@ -20,8 +21,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ArgumentError, LayoutError
-from mesh_tensorflow.keras import mirror, steps
+from mesh_tensorflow.keras import mirror, processes, steps
 from mesh_tensorflow.keras.layouts import (
   AutoParallel,
   check_patterns,
@@ -36,6 +38,7 @@ _LOG = logging.getLogger("mesh_tensorflow")
 _LOOPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 # Attributes that Keras does not track, of a model and of a variable.
 _PROGRAMS, _IS_ALONE, _BORN_UNDER = "_mtf_programs", "_mtf_is_alone", "_mtf_distribution"
+_TWIN = "_mtf_twin"  # Of a callback.
 
 _LOCK = threading.Lock()
 # What was replaced: class or module; name; the attribute that it had itself, None if inherited.
@@ -50,6 +53,9 @@ def enable() -> None:
   evaluates and predicts split over the devices of its mesh. The model stays the user's own. A model
   that was built without a distribution is Keras' alone, also if one is set when it is trained: that
   is told.
+
+  `keras.distribution.initialize` joins several processes, whose devices `list_devices` then lists;
+  see `processes`.
 
   Under another backend than TensorFlow nothing is done: JAX serves the API itself. Calling it again
   does nothing.
@@ -68,6 +74,38 @@ def enable() -> None:
     _replace(keras.Variable, "__init__", _born())
     _replace(keras.distribution.ModelParallel, "get_tensor_layout", _tensor_layout())
     _replace(keras.distribution, "distribute_tensor", _distribute_tensor)
+    _serve_processes()
+
+
+def _serve_processes() -> None:
+  """Replaces what several processes need; in one process it does as before."""
+  api = keras.distribution
+  _replace(api, "initialize", lambda _: processes.initialize)
+  _replace(api, "list_devices", _of_all_processes(processes.list_devices))
+  if hasattr(api, "get_device_count"):
+    _replace(api, "get_device_count", _of_all_processes(lambda t=None: len(api.list_devices(t))))
+  for kind in (api.DeviceMesh, api.DataParallel):
+    _replace(kind, "__init__", _with_devices)
+  for kind in (api.DataParallel, api.ModelParallel):
+    if hasattr(kind, "data_shard_id"):
+      _replace(kind, "num_processes", lambda _: property(lambda _: workers.current().size))
+      _replace(kind, "data_shard_id", lambda _: property(lambda d: processes.data_shard(d)[1]))
+  for owner, name in (
+    *((keras.Model, name) for name in ("save", "save_weights", "export")),
+    *((keras.saving, name) for name in ("save_model", "save_weights")),
+    (keras.models, "save_model"),
+  ):
+    if hasattr(owner, name):
+      _replace(owner, name, _written_once)
+  callbacks = keras.callbacks
+  for name in ("on_epoch_end", "on_train_batch_end"):
+    _replace(callbacks.ModelCheckpoint, name, _written_elsewhere("filepath"))
+  _replace(callbacks.TensorBoard, "set_model", _written_elsewhere("log_dir"))
+  for name in ("on_epoch_end", "on_train_batch_end", "on_train_end"):
+    _replace(callbacks.BackupAndRestore, name, _of_twin(name))
+  for name in ("on_train_begin", "on_epoch_end", "on_train_end"):
+    _replace(callbacks.CSVLogger, name, _by_first)
+  _replace(callbacks.RemoteMonitor, "on_epoch_end", _by_first)
 
 
 def disable() -> None:
@@ -77,11 +115,7 @@ def disable() -> None:
   """
   with _LOCK:
     while _REPLACED:
-      owner, name, before = _REPLACED.pop()
-      if before is None:
-        delattr(owner, name)
-      else:
-        setattr(owner, name, before)
+      _put_back(*_REPLACED.pop())
 
 
 def is_enabled() -> bool:
@@ -107,9 +141,7 @@ def programs_of(model: keras.Model) -> Programs | None:
       vars(model)[_IS_ALONE] = bool(model.variables)
       return None
     layout = "auto" if isinstance(distribution, AutoParallel) else distribution
-    found = Programs(
-      model, convert_to_mesh(distribution), layout, {}, "replicate", distribution.scope
-    )
+    found = Programs(model, convert_to_mesh(distribution), layout, {}, "replicate", distribution)
     vars(model)[_PROGRAMS] = found
     weakref.finalize(model, found.mirror.close).atexit = False
   return found
@@ -142,6 +174,13 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
   """
   _REPLACED.append((owner, name, vars(owner).get(name)))
   setattr(owner, name, make(getattr(owner, name)))
+
+
+def _put_back(owner: Any, name: str, before: Any) -> None:
+  if before is None:
+    delattr(owner, name)
+  else:
+    setattr(owner, name, before)
 
 
 def _loop(name: str) -> Callable[[Any], Any]:
@@ -248,6 +287,92 @@ def _distribute_tensor(plain: Any) -> Any:
     return tensor
 
   return served
+
+
+def _of_all_processes(fn: Callable[..., Any]) -> Callable[[Any], Any]:
+  """Replaces a function where there are several processes."""
+
+  def make(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def served(device_type: str | None = None) -> Any:
+      return (plain if workers.current().size == 1 else fn)(device_type)
+
+    return served
+
+  return make
+
+
+def _with_devices(plain: Any) -> Any:
+  """Of an initializer: it takes the devices of all processes, if there are several."""
+  signature = inspect.signature(plain)
+
+  @functools.wraps(plain)
+  def served(*args: Any, **kwargs: Any) -> None:
+    given = signature.bind(*args, **kwargs)
+    has_devices = any(given.arguments.get(n) is not None for n in ("device_mesh", "devices"))
+    if workers.current().size > 1 and not has_devices:
+      given.arguments["devices"] = processes.list_devices()
+    plain(*given.args, **given.kwargs)
+
+  return served
+
+
+def _written_once(plain: Any) -> Any:
+  """Of a function of (model, path, ...): the first process writes, with the others' slices."""
+
+  @functools.wraps(plain)
+  def served(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    return processes.written_once(lambda path: plain(model, path, *args, **kwargs), filepath)
+
+  return served
+
+
+def _written_elsewhere(attribute: str) -> Callable[[Any], Any]:
+  """Of a callback's method: other processes than the first have a temporary path meanwhile."""
+
+  def make(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def served(self: Any, *args: Any, **kwargs: Any) -> Any:
+      with processes.written_elsewhere(self, attribute):
+        return plain(self, *args, **kwargs)
+
+    return served
+
+  return make
+
+
+def _by_first(plain: Any) -> Any:
+  """Of a callback's method that reads no variables: the first process alone runs it."""
+
+  @functools.wraps(plain)
+  def served(*args: Any, **kwargs: Any) -> Any:
+    return plain(*args, **kwargs) if processes.writes() else None
+
+  return served
+
+
+def _of_twin(name: str) -> Callable[[Any], Any]:
+  """Of a method of BackupAndRestore: in other processes than the first, a twin writes elsewhere."""
+
+  def make(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def served(self: Any, *args: Any, **kwargs: Any) -> Any:
+      if name == "on_train_end":
+        workers.barrier()  # Before it deletes what another one has yet to read.
+      if processes.writes():
+        return plain(self, *args, **kwargs)
+      twin = vars(self).get(_TWIN)
+      if twin is None:
+        kind = keras.callbacks.BackupAndRestore
+        same = [n for n in inspect.signature(kind).parameters if n != "backup_dir"]
+        twin = kind(processes.elsewhere(self.backup_dir), **{n: getattr(self, n) for n in same})
+        vars(self)[_TWIN] = twin
+      twin.set_model(self.model)
+      return plain(twin, *args, **kwargs)
+
+    return served
+
+  return make
 
 
 def _born() -> Callable[[Any], Any]:

@@ -67,6 +67,11 @@ class MeshContract(MeshLayout):
     raise NotImplementedError
 
   @property
+  def processors_of_workers(self) -> Sequence[Sequence[int]]:
+    """For each worker process the numbers of its processors; by default there is this one."""
+    return [self.local_processors]
+
+  @property
   def lowerings_per_run(self) -> int:
     """Number of lowerings per run of a program in this process: 1, for all processors."""
     return 1

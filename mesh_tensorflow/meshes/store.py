@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import threading
+import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -13,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from mesh_tensorflow import workers
 from mesh_tensorflow.arguments.checking import checked
-from mesh_tensorflow.errors import VariableError
+from mesh_tensorflow.errors import CollectiveError, VariableError, WorkerLostError
 from mesh_tensorflow.meshes.layout import TensorLayout, pnum_to_processor_coordinates
 from mesh_tensorflow.meshes.remade_stores import Life
 from mesh_tensorflow.numerics import initializers, kernels, random_bits
@@ -26,6 +28,9 @@ _COMPUTED_AT_ONCE = 16 * 2**20
 
 # Of TensorFlow's ResourceStridedSliceAssign.
 _MOST_AXES_OF_A_BLOCK = 8
+
+# Time limit for the other workers to read a variable too, whose slices all of them have.
+_READ_SECONDS = 300.0
 
 
 def split_block(
@@ -114,6 +119,9 @@ class MakesSlices(Protocol):
   def local_processors(self) -> Sequence[int]: ...
 
   @property
+  def processors_of_workers(self) -> Sequence[Sequence[int]]: ...
+
+  @property
   def lowerings_per_run(self) -> int: ...
 
   def tensor_layout(self, arg: Shape) -> TensorLayout: ...
@@ -147,6 +155,8 @@ class StoredVariable:
     begins: the offset of each slice in the whole variable.
     slice_shape: sizes of a slice.
     processors: the number of the processor of each slice.
+    shares: for each worker the offsets of the slices that it contributes to `gathered`; () if every
+      worker has all slices.
   """
 
   name: str
@@ -160,6 +170,7 @@ class StoredVariable:
   begins: tuple[tuple[int, ...], ...]
   slice_shape: tuple[int, ...]
   processors: tuple[int, ...] = (0,)
+  shares: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
   def distinct(self) -> list[tuple[tuple[int, ...], tf.Variable]]:
     """(offset, slice) of the slices without their replicas."""
@@ -198,11 +209,55 @@ class StoredVariable:
       raise VariableError(
         f"variable {self.name} {self.shape} is split over several workers, and this one has "
         f"{len(distinct)} of its {whole.size // math.prod(self.slice_shape)} slices; save a "
-        "checkpoint and read the value from there, or look at `slices`"
+        "checkpoint and read the value from there, call `gathered` in all workers, or look at "
+        "`slices`"
       )
     for begin, v in distinct:
-      whole[tuple(slice(b, b + n) for b, n in zip(begin, self.slice_shape))] = v.numpy()
+      whole[self._block(begin)] = v.numpy()
     return whole
+
+  def gathered(self) -> Any:
+    """The whole value as an array; all workers call it at the same place of their programs.
+
+    Raises:
+      VariableError: another worker reads another variable at this place, or none within a time.
+      WorkerLostError: another worker is gone.
+    """
+    if not self.shares:
+      return self.numpy()
+    where = f"variable {self.name} {self.shape} is split over {len(self.shares)} processes"
+    how = "read it in all of them, at the same place of the program, and let one use the value"
+    key = zlib.crc32(self.name.encode()) >> 1 | 1  # Not 0, which a worker at a barrier tells.
+    try:
+      keys = workers.gather(np.int32(key), timeout_seconds=_READ_SECONDS)
+    except WorkerLostError:
+      raise
+    except CollectiveError as e:
+      raise VariableError(
+        f"{where}, and this one waited {_READ_SECONDS:g} s in vain for the others to read it; {how}"
+      ) from e
+    others = [i for i, k in enumerate(keys) if k != key]
+    if others:
+      raise VariableError(
+        f"{where}, and {workers.current().names(others)} did not read it when this one did, or "
+        f"failed (its log says why); {how}"
+      )
+    here = dict(self.distinct())
+    values = [here[begin].numpy() for begin in self.shares[workers.current().index]]
+    data = b"".join(v.tobytes() for v in values)
+    dtype = np.dtype(self.slice_dtype.as_numpy_dtype)
+    part = math.prod(self.slice_shape) * dtype.itemsize
+    room = -(-max(map(len, self.shares)) * part // 4) * 4
+    rows = workers.gather(np.frombuffer(data.ljust(room, b"\0"), np.int32)).view(np.uint8)
+    whole = np.zeros(self.shape.to_integer_list, dtype)
+    for row, begins in zip(rows, self.shares):
+      for i, begin in enumerate(begins):
+        block = row[i * part : (i + 1) * part].view(dtype)
+        whole[self._block(begin)] = block.reshape(self.slice_shape)
+    return whole
+
+  def _block(self, begin: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(b, b + n) for b, n in zip(begin, self.slice_shape))
 
   def assign(self, value: npt.ArrayLike | tf.Tensor) -> None:
     """Sets every slice from a whole array (cast to the slice dtype)."""
@@ -350,12 +405,26 @@ class VariableStore(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing
       begins=tuple(begins),
       slice_shape=tuple(part),
       processors=tuple(mesh_impl.local_processors),
+      shares=_shares(mesh_impl, shape),
     )
     self._slices[name] = tuple(stored.slices)
     self._stored[name] = stored
     if self.life is not None:
       self.life.made(stored, mesh_impl.lowerings_per_run)
     return stored
+
+
+def _shares(mesh_impl: MakesSlices, shape: Shape) -> tuple[tuple[tuple[int, ...], ...], ...]:
+  """See `StoredVariable.shares`: of the replicas of a slice that of the first worker counts."""
+  begins = [
+    dict.fromkeys(tuple(mesh_impl.slice_begin(shape, p)) for p in processors)
+    for processors in mesh_impl.processors_of_workers
+  ]
+  every = dict.fromkeys(b for of_worker in begins for b in of_worker)
+  if all(len(of_worker) == len(every) for of_worker in begins):
+    return ()
+  first = {b: i for i, of_worker in reversed(list(enumerate(begins))) for b in of_worker}
+  return tuple(tuple(b for b in of_worker if first[b] == i) for i, of_worker in enumerate(begins))
 
 
 def _variable_name(name: str) -> str:

@@ -86,12 +86,14 @@ class _Joined:
     self._gathers: dict[Any, Any] = {}
     self._noticed_loss: float | None = None
 
-  def gather(self, vector: np.ndarray) -> npt.NDArray[Any]:
+  def gather(self, vector: np.ndarray, timeout_seconds: float | None = None) -> npt.NDArray[Any]:
     """The vectors of all workers, one after the other."""
     function = self.gather_function(vector.dtype, vector.size)
     # TensorFlow notices processes that are gone or stopped. One that lives, and is stuck in its
     # Python program, is noticed here.
-    timer = threading.Timer(_STUCK_SECONDS, abort_collectives, [host_device(self.cluster)])
+    timer = threading.Timer(
+      timeout_seconds or _STUCK_SECONDS, abort_collectives, [host_device(self.cluster)]
+    )
     timer.daemon = True
     timer.start()
     try:
@@ -232,24 +234,33 @@ def host_device(cluster: Cluster | None = None) -> str:
   return f"/job:{job}/replica:0/task:{task}/device:CPU:0"
 
 
-def gather(value: npt.ArrayLike) -> npt.NDArray[Any]:
+def gather(value: npt.ArrayLike, *, timeout_seconds: float | None = None) -> npt.NDArray[Any]:
   """The values of all workers, stacked; every worker calls it at the same place of its program.
 
   Args:
     value: a number or array, of the same shape and dtype in all workers.
+    timeout_seconds: how long to wait for workers that live, and do not call it; by default half an
+      hour. This process can run no collectives afterwards.
 
   Returns:
     An array `[workers, ...]`.
 
   Raises:
     WorkerLostError: another worker is gone.
+    CollectiveError: `timeout_seconds` was given, and has passed.
   """
   array: npt.NDArray[Any] = np.asarray(value)
   if not _JOINED:
     return array[np.newaxis]
   flat = array.reshape([-1])
-  with worker_errors():
-    rows = _JOINED.gather(flat)
+  started = time.monotonic()
+  try:
+    with worker_errors():
+      rows = _JOINED.gather(flat, timeout_seconds)
+  except WorkerLostError as e:
+    if timeout_seconds is None or time.monotonic() - started < timeout_seconds:
+      raise
+    raise CollectiveError(f"waited {timeout_seconds:g} s in vain for the other workers") from e
   return rows.reshape((_JOINED.cluster.size, *array.shape))
 
 
@@ -331,6 +342,9 @@ def worker_errors() -> Iterator[None]:
     yield
   except (tf.errors.OpError, CollectiveError) as e:
     lost = _lost_workers(str(e))
+    if lost is None and any(isinstance(x, tf.errors.CancelledError) for x in (e, e.__cause__)):
+      # An exchange inside this process was cancelled, as one with another process failed, perhaps.
+      lost = _lost_workers(_noticed())
     if lost is None:
       raise
     cluster = current()
@@ -345,6 +359,18 @@ def worker_errors() -> Iterator[None]:
       f"{cluster.name(cluster.index)} stops. Started again, training goes on from the last "
       "checkpoint, with any number of workers that divides the mesh, and on any mesh"
     ) from e
+
+
+def _noticed() -> str:
+  """Text of what TensorFlow notices about lost workers within a time; "" if nothing."""
+  end = time.monotonic() + _HEARTBEAT_SECONDS
+  while _JOINED and time.monotonic() < end:
+    try:
+      _JOINED.probe()
+    except tf.errors.OpError as e:
+      return str(e)
+    time.sleep(0.2)
+  return ""
 
 
 def _lost_workers(message: str) -> list[int] | None:

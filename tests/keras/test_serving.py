@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -134,6 +135,21 @@ def test_the_model_is_the_users_own() -> None:
   np.testing.assert_allclose(model.predict(X[:8], verbose=0), again(X[:8]), rtol=1e-5, atol=1e-6)
 
 
+def test_a_model_that_is_loaded_is_compiled(tmp_path: pathlib.Path) -> None:
+  """Keras takes a class whose `compile` was replaced for one that has its own, and leaves it."""
+  keras.distribution.set_distribution(model_parallel())
+  model, _ = guide()
+  model.save(tmp_path / "model.keras")
+  loaded = keras.models.load_model(tmp_path / "model.keras")
+  assert loaded.compiled and loaded.optimizer.iterations.numpy() == 8
+  np.testing.assert_array_equal(loaded.get_weights()[0], model.get_weights()[0])
+  x = np.ones((16, 28, 28, 1), "f")
+  for m in (model, loaded):
+    m.train_on_batch(x, np.arange(16) % 10)
+  assert mtf.keras.serving.programs_of(loaded) is not None
+  np.testing.assert_allclose(*[m.get_weights()[0] for m in (model, loaded)], atol=1e-6)
+
+
 def test_what_was_replaced_is_put_back() -> None:
   served = keras.Model.fit
   mtf.keras.enable()  # Once is enough.
@@ -141,6 +157,8 @@ def test_what_was_replaced_is_put_back() -> None:
   mtf.keras.disable()
   assert not mtf.keras.is_enabled()
   assert "fit" not in vars(keras.Model) and keras.Model.fit is not served
+  assert keras.distribution.initialize.__module__.startswith("keras.")
+  assert "num_processes" not in vars(keras.distribution.DataParallel)
   keras.distribution.set_distribution(model_parallel())
   assert guide()[1]  # As Keras alone: on one device.
 

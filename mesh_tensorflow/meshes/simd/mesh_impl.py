@@ -261,7 +261,11 @@ class SimdMeshImpl(PerDeviceMeshImpl):
     self._devices = [physical_devices[p] for p in self._logical_to_physical]
     worker_of = [worker_of_device(d) for d in self._devices]
     here = workers.current().index
-    self._here = [p for p, w in enumerate(worker_of) if w == here]
+    self._of_workers = [
+      [p for p, w in enumerate(worker_of) if w == worker]
+      for worker in range(workers.current().size)
+    ]
+    self._here = self._of_workers[here]
     if not self._here:
       raise MeshShapeError(
         f"mesh {self.shape}: none of its devices is of this {workers.current().name(here)}: "
@@ -307,6 +311,11 @@ class SimdMeshImpl(PerDeviceMeshImpl):
   def local_processors(self) -> list[int]:
     """Numbers of the processors of this process."""
     return list(self._here)
+
+  @property
+  def processors_of_workers(self) -> list[list[int]]:
+    """For each worker process the numbers of its processors."""
+    return [list(processors) for processors in self._of_workers]
 
   @property
   def lowerings_per_run(self) -> int:
