@@ -152,7 +152,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
     # Not by an assignment: tf.Module would put another kind of list in its place.
     self.__dict__["input_signature"] = signature
     self._mesh_name = mesh_name
-    self._compiled = _Staged(self._trace, self._fn)
+    self._compiled = _Staged(self._trace_alone, self._fn)
     self._traced = False
     self.graph: Graph | None = None
     self.log_file: str | None = None  # For the report of each lowering; see `Lowering`.
@@ -206,7 +206,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
           return self._compiled(values, seed)
       except CollectiveError:
         # The queues of the old trace may be closed.
-        self._compiled = _Staged(self._trace, self._fn)
+        self._compiled = _Staged(self._trace_alone, self._fn)
         raise
       except tf.errors.InvalidArgumentError as e:
         if is_division_by_zero(e):
@@ -318,7 +318,10 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
       shape = self.mesh_impl.local_part(spec.shape)[1]
     return tf.TensorSpec(shape, spec.dtype)
 
-  def _trace(self, values: list[tf.Tensor], seed: Seed) -> Any:
+  def _trace_alone(self, values: list[tf.Tensor], seed: Seed) -> Any:
+    return self._trace(values, seed, is_own_trace=True)
+
+  def _trace(self, values: list[tf.Tensor], seed: Seed, is_own_trace: bool = False) -> Any:
     """Builds and lowers the graph; called once per trace."""
     enter_scopes = scope.snapshot()
     run = self._run(self.mesh_impl, values, seed)
@@ -345,7 +348,7 @@ class Function(tf.Module):  # type: ignore[misc]  # TensorFlow says nothing of i
         trained=[n for n, v in run.values.items() if v.stored.trainable],
         enter_scopes=enter_scopes,
       )
-      passed = backward.attach([run.results[i] for i in floating])
+      passed = backward.attach([run.results[i] for i in floating], is_own_trace)
     for i, y in zip(floating, passed):
       run.results[i] = y
     return run.packed()

@@ -2,11 +2,11 @@
 
 TensorFlow cannot differentiate the program of a SIMD mesh, whose processors exchange slices
 through queues, and would store each slice that a placement mesh exchanges. So a tape does not look
-inside. The results of a run pass through one `tf.custom_gradient`, whose inputs are the arguments
-and the slices of the trainable variables; its gradient is a second program on the mesh: the
-function's graph once more, with `mtf.gradients` of it. Nothing is stored in between but values
-that may change until then: those of the variables, and the number that random operations drew
-from, so what the backward program computes again is what the run computed.
+inside. The results of a run pass through one operation with a gradient of its own, whose inputs
+are the arguments and the slices of the trainable variables; its gradient is a second program on the
+mesh: the function's graph once more, with `mtf.gradients` of it. Nothing is stored in between but
+values that may change until then: those of the variables, and the number that random operations
+drew from, so what the backward program computes again is what the run computed.
 """
 
 from __future__ import annotations
@@ -76,6 +76,17 @@ class GivenValues(Lowering):
       self.set_tensor_lowering(op.outputs[0], value)
 
 
+# Under this name TensorFlow finds `_of_operation`; a `Backward` is in its graph, by operation.
+_GRADIENT = "MeshTensorFlowBackward"
+
+
+@tf.RegisterGradient(_GRADIENT)  # type: ignore[untyped-decorator]
+def _of_operation(op: tf.Operation, *grad_ys: tf.Tensor) -> list[Any]:
+  (backward,) = op.graph.get_collection(f"{_GRADIENT}/{op.name}")
+  found: list[Any] = backward.of_inputs(grad_ys)
+  return found
+
+
 @dataclasses.dataclass
 class Backward:
   """The gradient of one run of an `mtf.function`.
@@ -99,11 +110,28 @@ class Backward:
   given: Mapping[str, Values]
   trained: Sequence[str]
   enter_scopes: Callable[[], None]
+  _results: int = 0
 
-  def attach(self, results: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The floating results of the run, as tensors with this gradient."""
+  def attach(self, results: Sequence[tf.Tensor], is_own_trace: bool) -> list[tf.Tensor]:
+    """The floating results of the run, as tensors with this gradient.
+
+    TensorFlow keeps each `tf.custom_gradient` of a graph until the process ends, and with it all
+    that the gradient knows. In a trace of the function alone there is no tape that would need one.
+
+    Args:
+      results: the floating results.
+      is_own_trace: whether a graph is traced that has nothing else in it.
+    """
     slices = [t for name in self.trained for t in self.given[name].slices]
     n = len(results)
+    if is_own_trace:
+      graph = results[0].graph
+      with graph.gradient_override_map({"IdentityN": _GRADIENT}):
+        outputs = tf.identity_n([*results, *self.arguments, *slices])
+      graph.add_to_collection(f"{_GRADIENT}/{outputs[0].op.name}", self)
+      self._results = n
+      own: list[tf.Tensor] = outputs[:n]
+      return own
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def through(*tensors: tf.Tensor) -> Any:
@@ -115,6 +143,16 @@ class Backward:
 
     passed: list[tf.Tensor] = through(*results, *self.arguments, *slices)
     return passed
+
+  def of_inputs(self, grad_ys: Sequence[Any]) -> list[Any]:
+    """Gradients of the inputs of the operation that `attach` makes in a trace of its own.
+
+    Args:
+      grad_ys: gradients of its outputs.
+    """
+    n = self._results
+    # Not of the results themselves: a tape would go on into what made them.
+    return [None] * n + self(grad_ys[:n])
 
   def __call__(self, grad_ys: Sequence[tf.Tensor]) -> list[Any]:
     """Gradients of the arguments, then of the slices of the trained variables; or None."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pathlib
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -422,6 +423,19 @@ def test_a_model_that_stays_behind_has_the_state() -> None:
   assert type(ours.layers[0].kernel.value) is kind
   if not mirror._WATCHED:  # Else of other tests.
     assert type(tf.function(lambda: 0)).__call__ is call
+
+
+def test_a_model_that_was_used_is_let_go_of() -> None:
+  """With its programs, whose gradients TensorFlow would keep."""
+  model = compiled(make=single)
+  parallel = mtf.keras.parallelize(model, "rows:2", "batch:rows")
+  parallel.predict(X[:8], verbose=0)
+  parallel.evaluate(X[:8], Y[:8], verbose=0)
+  held = [weakref.ref(x) for x in (model, parallel, parallel._programs.latest().function)]
+  del model, parallel
+  keras.backend.clear_session()  # Keras itself keeps the functional models of a session.
+  gc.collect()
+  assert [ref() for ref in held] == [None] * 3
 
 
 class Generates(keras.Sequential):

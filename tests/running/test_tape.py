@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -57,6 +60,19 @@ def expected(impl, y):
     x, w, b = values
     loss = tf.reduce_sum(tf.square(tf.tanh(x @ w + b) * mask))
   return loss, tape.gradient(loss, values)
+
+
+def test_a_function_is_let_go_of(make_impl):
+  """With its trace and its gradients, though TensorFlow keeps those of `tf.custom_gradient`."""
+  f = layer(make_impl())
+  x = tf.Variable(X)
+  with tf.GradientTape() as tape:
+    loss = f(x)["loss"]
+  assert tape.gradient(loss, x) is not None
+  held = [weakref.ref(f), weakref.ref(f.graph)]
+  del f, tape, loss
+  gc.collect()
+  assert [ref() for ref in held] == [None, None]
 
 
 def check(f, loss, y, grads):
