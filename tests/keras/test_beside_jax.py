@@ -13,8 +13,7 @@ pytestmark = [
     importlib.util.find_spec("jax") is None, reason="jax is not installed: pip install jax"
   ),
 ]
-# Under TensorFlow alone Keras' Adam takes these ids otherwise.
-QUICK = [c for c in beside_jax.CASES if c.name == "ids twice in a batch"]
+QUICK = [c for c in beside_jax.CASES if c.name == "model parallel"]
 OTHERS = [c for c in beside_jax.CASES if c not in QUICK]
 
 
