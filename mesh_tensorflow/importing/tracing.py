@@ -27,10 +27,10 @@ from mesh_tensorflow.importing.functions import (
   is_graph_of,
 )
 from mesh_tensorflow.importing.nested import (
-  changes_variables,
   LIST_SHAPES,
   LOOPS,
   all_programs,
+  changes_variables,
   fold_list_shape,
   note_lists,
   note_shapes_of_programs,

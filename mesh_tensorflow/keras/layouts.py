@@ -568,7 +568,9 @@ def _announcement(choice: LayoutChoice, kind: str) -> str:
   """Two lines: what was chosen, and what it is predicted to cost."""
   shape = ",".join(f"{m.name}:{m.size}" for m in choice.mesh_shape) or "one device"
   rules = ",".join(f"{d}:{m}" for d, m in choice.layout.pairs)
-  step = {"train": "training", "test": "evaluation", "predict": "prediction"}.get(kind, "generation")
+  step = {"train": "training", "test": "evaluation", "predict": "prediction"}.get(
+    kind, "generation"
+  )
   how = "no layout is faster" if choice.proven else "the best of an incomplete search"
   return (
     f"AutoParallel: mesh {shape}; {f'split: {rules}' if rules else 'nothing is split'}\n"

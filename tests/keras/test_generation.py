@@ -200,9 +200,7 @@ def distributions() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 @pytest.mark.parametrize("kind", ["model", "data", "auto"])
 @pytest.mark.parametrize("temperature", [None, 0.7])
-def test_under_a_distribution(
-  kind: str, temperature: float | None, cpu_devices: list[str]
-) -> None:
+def test_under_a_distribution(kind: str, temperature: float | None, cpu_devices: list[str]) -> None:
   """Before training, between trainings, after, and after a compile: as Keras does it alone."""
 
   def told() -> list[Any]:
@@ -212,7 +210,9 @@ def test_under_a_distribution(
     found.append(model.generate(prompts(lengths=(2, 6)))["token_ids"])
     losses += trained(model).history["loss"]
     found += [model.generate(prompts())["token_ids"], model.predict({"token_ids": found[0]})]
-    model.compile(keras.optimizers.SGD(0.1, 0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+      keras.optimizers.SGD(0.1, 0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     losses += trained(model).history["loss"]
     return [*found, model.generate(prompts(), (3, 5))["padding_mask"], losses]
 
@@ -260,7 +260,10 @@ def test_in_a_callback(cpu_devices: list[str]) -> None:
 def test_programs_that_relate_more_dimensions_join_their_names(cpu_devices: list[str]) -> None:
   """In this order: each of two programs relates what the other one does not."""
   model = build()
-  want = [model.generate(prompts())["token_ids"], model.predict({"token_ids": prompts()["token_ids"]})]
+  want = [
+    model.generate(prompts())["token_ids"],
+    model.predict({"token_ids": prompts()["token_ids"]}),
+  ]
   for order in itertools.permutations(range(2)):
     parallel = mtf.keras.parallelize(build(), mtf.PlacementMeshImpl("r:2,c:2", "", cpu_devices[:4]))
     for i in (*order, *order):
