@@ -81,7 +81,7 @@ class Axes:
   that are new in an output.
 
   Args:
-    derived: names of which two may turn out to be the same dimension: the first of them stays.
+    derived: names of which two may turn out to be the same dimension, which then has one of them.
   """
 
   def __init__(self, derived: Collection[str] = ()) -> None:

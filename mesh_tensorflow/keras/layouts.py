@@ -504,7 +504,7 @@ class Decision:
 
   @property
   def is_by_hand(self) -> bool:
-    """Whether it does not depend on the program."""
+    """True for layout rules of the user, which no program changes."""
     return self.map_layout is None and not self.searched
 
   def joined(self, names: Mapping[str, tuple[str | None, ...]]) -> dict[str, str]:
