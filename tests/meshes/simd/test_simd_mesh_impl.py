@@ -573,7 +573,8 @@ def test_kinds_of_collectives(cpu_devices):
   with pytest.raises(MeshShapeError, match="a device of its own"):
     simd("a:2", devices=[cpu_devices[0]] * 2, collectives="runtime")
   with pytest.raises(ConfigError, match="needs CPU devices"):
-    simd("a:2", devices=["/device:GPU:0", "/device:GPU:1"], collectives="queues")
+    gpus = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(2)]
+    simd("a:2", devices=gpus, collectives="queues")
 
 
 def test_gin():
