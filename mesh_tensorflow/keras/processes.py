@@ -124,14 +124,10 @@ def cluster_of(
 
 
 def _number(name: str, value: Any) -> int:
-  try:
-    if isinstance(value, bool):
-      raise TypeError
-    return int(value)
-  except (TypeError, ValueError):
-    raise ConfigError(
-      f"keras.distribution.initialize: {name} must be a whole number, got {value!r}"
-    ) from None
+  with contextlib.suppress(TypeError, ValueError):
+    if not isinstance(value, bool):
+      return int(value)
+  raise ConfigError(f"keras.distribution.initialize: {name} must be a whole number, got {value!r}")
 
 
 def initialize(
@@ -311,7 +307,7 @@ def whole_batch(batch: Batch, distribution: Any) -> Batch:
     return batch
   leaves = batch.leaves
   told = [[list(t.shape), t.dtype.name] for t in leaves]
-  every = [json.loads(text) for text in texts.gather_texts(json.dumps([batch.names, told]))]
+  every = [json.loads(x) for x in texts.gather_texts(json.dumps([batch.names, told]))]
   shards = every[:: workers.current().size // count]
   names, first = shards[0]
   for i, (others, of_leaves) in enumerate(shards):
