@@ -32,7 +32,7 @@ def test_every_kind_of_block_is_run_by_a_test():
 
 
 def check_program(text: str, output: str) -> None:
-  """That losses fall, that shapes are what the comment says, and a table is as the README has it."""
+  """That losses fall, and that shapes and a table are what the README says."""
   assert "train_step" in text or "Lowering" in text or "keras" in text
   if "keras" in text:
     said = README.split("how the weights lie:")[1].partition("| `set_distribution")[0]
