@@ -1,17 +1,24 @@
-"""A training step of a Keras model on one device: the mesh's program against Keras' own.
+"""Training steps, and the first `fit`, of Keras models: on a mesh against Keras' own.
 
-  python -m benchmarks.keras_step [--rounds 8] [transformer] [resnet50]
+  python -m benchmarks.keras_step [--rounds 8] [mlp] [cnn] [transformer] [resnet50]
 
-Both get the same batches by `fit`, in one process: the model itself, whose `train_function` Keras
-compiles, and the same on a mesh of one device. Short rounds alternate; the ratio is that of the
-medians of all steps, by the clock and by the time of the processors, which tells on a machine that
-does other things, too.
+Steps: all sides get the same batches by `fit`, in one process: the model itself, whose
+`train_function` Keras compiles; the same on a mesh of one device, by `parallelize`; and under
+`keras.distribution.DataParallel` of that device, served by `mtf.keras.enable`. Short rounds
+alternate; a ratio is that of the medians of all steps, by the clock and by the time of the
+processors, which tells on a machine that does other things, too.
+
+The first `fit`: from the model's construction to the end of its first step, in a process of its
+own each time, in turns: Keras; the mesh of one device; four devices with the batch split by hand;
+and four with a layout that is searched.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -54,6 +61,31 @@ def transformer() -> tuple[keras.Model, tf.data.Dataset]:
   return model, tf.data.Dataset.from_tensors((ids, np.roll(ids, -1, 1)))
 
 
+def mlp() -> tuple[keras.Model, tf.data.Dataset]:
+  """Three dense layers, on vectors."""
+  widths = (256, 256)
+  model = keras.Sequential(
+    [keras.Input([64]), *(layers.Dense(n, "relu") for n in widths), layers.Dense(CLASSES)]
+  )
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=[128, 64]).astype(np.float32)
+  return model, tf.data.Dataset.from_tensors((x, rng.integers(0, CLASSES, 128)))
+
+
+def cnn() -> tuple[keras.Model, tf.data.Dataset]:
+  """Convolutions with batch normalization and pooling, on images of 32x32."""
+  x = images = keras.Input([32, 32, 3])
+  for filters in (32, 64):
+    for _ in range(2):
+      x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
+      x = layers.Activation("relu")(layers.BatchNormalization()(x))
+    x = layers.MaxPooling2D()(x)
+  x = layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(x))
+  rng = np.random.default_rng(0)
+  data = rng.normal(size=[32, 32, 32, 3]).astype(np.float32)
+  return keras.Model(images, x), tf.data.Dataset.from_tensors((data, rng.integers(0, CLASSES, 32)))
+
+
 def resnet50() -> tuple[keras.Model, tf.data.Dataset]:
   """ResNet50 of keras.applications, on images of 64x64."""
   model = keras.applications.ResNet50(
@@ -65,9 +97,13 @@ def resnet50() -> tuple[keras.Model, tf.data.Dataset]:
 
 
 MODELS: dict[str, Callable[[], tuple[keras.Model, tf.data.Dataset]]] = {
+  "mlp": mlp,
+  "cnn": cnn,
   "transformer": transformer,
   "resnet50": resnet50,
 }
+# Of the first fit. The batch is split by hand, and nothing is split on one device.
+FIRST_FITS = {"Keras": "", "one": "all:1", "four by hand": "all:4", "four by auto": "all:4"}
 
 
 def made(name: str) -> tuple[keras.Model, tf.data.Dataset]:
@@ -100,10 +136,22 @@ def add_round(fitted: Any, data: tf.data.Dataset, seconds: Seconds) -> None:
     seconds.processors.append(after[1] - before[1])
 
 
+def served(name: str) -> tuple[Any, tf.data.Dataset]:
+  """A model under `keras.distribution`, of one device, and its batches."""
+  mtf.keras.enable()
+  distribution = keras.distribution.DataParallel(devices=keras.distribution.list_devices()[:1])
+  with distribution.scope():
+    return made(name)
+
+
 def compare(name: str, rounds: int) -> None:
-  """Prints the medians and their ratios for a model."""
-  (keras_model, data), (other, _) = made(name), made(name)
-  fitted = {"Keras": keras_model, "mesh": mtf.keras.parallelize(other, "all:1", "")}
+  """Prints the medians of steps, and their ratios, for a model."""
+  (keras_model, data), (other, _), (own, _) = made(name), made(name), served(name)
+  fitted = {
+    "Keras": keras_model,
+    "parallelize": mtf.keras.parallelize(other, "all:1", ""),
+    "enable": own,
+  }
   for one in fitted.values():
     add_round(one, data, Seconds([], []))
   times = {which: Seconds([], []) for which in fitted}
@@ -111,23 +159,63 @@ def compare(name: str, rounds: int) -> None:
     for which, one in fitted.items():
       add_round(one, data, times[which])
   medians = {which: [statistics.median(t) for t in seconds] for which, seconds in times.items()}
-  print(f"{name}: {len(times['mesh'].clock)} steps of each, medians in ms")
+  print(f"{name}: {len(times['Keras'].clock)} steps of each, medians in ms")
   for which, (clock, processors) in medians.items():
-    print(f"  {which:6} clock {1e3 * clock:8.1f}  processors {1e3 * processors:8.1f}")
-  ratios = [m / k for k, m in zip(medians["Keras"], medians["mesh"])]
-  print(f"  ratio  clock {ratios[0]:8.3f}  processors {ratios[1]:8.3f}", flush=True)
+    ratio, of_processors = (m / k for k, m in zip(medians["Keras"], medians[which]))
+    print(
+      f"  {which:12} clock {1e3 * clock:8.2f}  processors {1e3 * processors:8.2f}"
+      f"  of Keras {ratio:.3f} {of_processors:.3f}",
+      flush=True,
+    )
+
+
+def first_fit(name: str, which: str) -> float:
+  """Seconds of a model's construction and first step, in this process."""
+  if which != "Keras":
+    mtf.virtual_cpu_devices(int(FIRST_FITS[which].partition(":")[2]))
+  tf.zeros([]).numpy()  # The runtime has started.
+  start = time.perf_counter()
+  model, data = made(name)
+  fitted: Any = model
+  if which != "Keras":
+    layout = "auto" if which.endswith("auto") else "batch:all"
+    fitted = mtf.keras.parallelize(model, FIRST_FITS[which], layout)
+    fitted.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+  fitted.fit(data, steps_per_epoch=1, verbose=0)
+  return time.perf_counter() - start
+
+
+def compare_first_fits(name: str, rounds: int) -> None:
+  """Prints the medians of first fits, and their ratios to Keras', for a model."""
+  command = [sys.executable, "-m", "benchmarks.keras_step", name, "--first"]
+  times: dict[str, list[float]] = {which: [] for which in FIRST_FITS}
+  for _ in range(rounds):
+    for which in FIRST_FITS:
+      run = subprocess.run([*command, which], capture_output=True, text=True, check=True)
+      times[which].append(float(run.stdout))
+  print(f"{name}: the first fit, median of {rounds}, in s")
+  medians = {which: statistics.median(t) for which, t in times.items()}
+  for which, median in medians.items():
+    print(f"  {which:12} {median:6.2f}  of Keras {median / medians['Keras']:.2f}", flush=True)
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser()
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument("models", nargs="*", help=f"of {', '.join(MODELS)}; by default all")
-  parser.add_argument("--rounds", type=int, default=8)
+  parser.add_argument("--rounds", type=int, default=8, help="of steps; the first fits have 3")
+  parser.add_argument("--first", choices=FIRST_FITS, help="print the seconds of one first fit")
   flags = parser.parse_args()
   unknown = set(flags.models) - set(MODELS)
   if unknown:
     parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
+  if flags.first:
+    print(first_fit(flags.models[0], flags.first))
+    return
   for name in flags.models or MODELS:
     compare(name, flags.rounds)
+    compare_first_fits(name, 3)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes examples/own_loop.ipynb from docs/own_loop.md: texts and blocks of the page are its cells.
+"""Writes notebooks in examples/ from pages of docs/: texts and blocks of a page are its cells.
 
 python -m docs.tools.notebook
 """
@@ -10,8 +10,9 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-PAGE = ROOT / "docs" / "own_loop.md"
-NOTEBOOK = ROOT / "examples" / "own_loop.ipynb"
+# By the names of notebooks, without their endings.
+PAGES = {name: ROOT / "docs" / f"{name}.md" for name in ("own_loop", "keras_tour")}
+NOTEBOOKS = {name: ROOT / "examples" / f"{name}.ipynb" for name in PAGES}
 _BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Pages beside the notebook's folder, as seen from there.
 _LINK = re.compile(r"\]\(([a-z_]+\.md)")
@@ -40,4 +41,5 @@ def notebook(page: str) -> str:
 
 
 if __name__ == "__main__":
-  NOTEBOOK.write_text(notebook(PAGE.read_text()))
+  for name, page in PAGES.items():
+    NOTEBOOKS[name].write_text(notebook(page.read_text()))

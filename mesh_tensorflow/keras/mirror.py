@@ -287,7 +287,7 @@ def drawn_later(shape: Any, draw: Callable[[tf.DType], tf.Tensor]) -> Iterator[N
 @functools.cache
 def _function_classes() -> list[tuple[Any, Callable[..., Any]]]:
   """The classes of functions of TensorFlow, polymorphic and concrete, with their `__call__`."""
-  function = tf.function(lambda: tf.zeros([]))
+  function = tf.function(lambda: tf.zeros([]), autograph=False)
   kinds = [type(function), type(function.get_concrete_function())]
   return [(kind, kind.__call__) for kind in kinds]
 

@@ -280,10 +280,11 @@ class Programs:
 
   def _bound(self, kind: str, batch: Batch, stop: tuple[int, ...] | None) -> Program:
     fn = self._step_of(kind, stop)
+    step = steps.Step(fn, batch.names, [], self.model)
     if not self._complete:
-      steps.make_variables(self.model, fn, batch)
+      steps.make_variables(self.model, step, batch)
       self._complete = kind in ("train", "test")
-    step = steps.Step(fn, batch.names, self._named(), self.model)
+    step.variables[:] = self._named()
     others = step.unnamed(batch.signature)
     if others:  # Slots of a second optimizer, say, that a train_step of the model's own has.
       self._others += others

@@ -291,15 +291,15 @@ class Step:
     return [v for key, v in {id(v): v for v in used}.items() if key not in ids]
 
 
-def make_variables(model: keras.Model, fn: Callable[..., Any], batch: Any) -> None:
+def make_variables(model: keras.Model, step: Step, batch: Any) -> None:
   """Makes what Keras makes when it meets a first batch: weights, metrics, slots.
 
   Args:
     model: the model.
-    fn: one of the functions above.
+    step: is traced, which Keras' variables are made by.
     batch: a `Batch`.
   """
-  Step(fn, batch.names, []).get_concrete_function(*batch.signature)
+  step.get_concrete_function(*batch.signature)
   optimizer = getattr(model, "optimizer", None)
   if optimizer is not None and not optimizer.built and model.trainable_variables:
     # Keras' own look at the resources of the weights, to tell them apart, and at no values.

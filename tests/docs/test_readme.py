@@ -32,8 +32,13 @@ def test_every_kind_of_block_is_run_by_a_test():
 
 
 def check_program(text: str, output: str) -> None:
-  """That losses fall, and that shapes are what the comment says."""
-  assert "train_step" in text or "Lowering" in text
+  """That losses fall, and that shapes and a table are what the README says."""
+  assert "train_step" in text or "Lowering" in text or "keras" in text
+  if "keras" in text:
+    said = README.split("how the weights lie:")[1].partition("| `set_distribution")[0]
+    printed = {" ".join(line.split()) for line in output.splitlines()}
+    table = [" ".join(line.split()) for line in said.splitlines() if line.strip()]
+    assert len(table) == 4 and printed.issuperset(table)
   if "train_step" in text:
     losses = [float(x) for x in re.search(r"\[([\d., e-]+)\]", output).group(1).split(",")]
     assert len(losses) == 5 and losses[-1] < losses[0]

@@ -202,13 +202,15 @@ def test_the_site_builds_without_a_warning(run_subprocess, tmp_path, repository)
     assert (tmp_path / "site" / page).is_file(), page
 
 
-def test_the_notebook_is_that_of_the_page():
+@pytest.mark.parametrize("name", notebook.PAGES)
+def test_the_notebook_is_that_of_the_page(name):
   """`python -m docs.tools.notebook` writes it anew."""
-  assert notebook.NOTEBOOK.read_text() == notebook.notebook(notebook.PAGE.read_text())
-  cells = json.loads(notebook.NOTEBOOK.read_text())["cells"]
+  page, written = notebook.PAGES[name].read_text(), notebook.NOTEBOOKS[name].read_text()
+  assert written == notebook.notebook(page)
+  cells = json.loads(written)["cells"]
   assert {c["cell_type"] for c in cells} == {"markdown", "code"}
   code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
-  assert code == re.findall(r"^```python\n(.*?)\n```$", notebook.PAGE.read_text(), re.M | re.S)
+  assert code == re.findall(r"^```python\n(.*?)\n```$", page, re.M | re.S)
 
 
 def test_search_needs_neither_a_server_nor_the_net():

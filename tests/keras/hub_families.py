@@ -29,6 +29,7 @@ from mesh_tensorflow.keras import layouts
 from tests.importing.comparing import slow_machine
 
 BATCH, LENGTH, PROMPT, VOCABULARY, STEPS = 4, 20, 8, 64, 6
+TEXTS = 20  # That are generated.
 MESHES = ("2", "2x2", "2x4")
 LAYOUTS = ("own map", "derived map", "auto")
 # What may be lost by adding in another order, as a part of the largest number.
@@ -69,22 +70,23 @@ class Family:
   settings: Mapping[str, Any]
 
 
-def _tokens() -> tuple[np.ndarray, np.ndarray]:
-  """Ids, and a mask of those that are no padding: of two examples the last ones are."""
-  ids = np.random.default_rng(6).integers(3, VOCABULARY, [BATCH, LENGTH]).astype(np.int32)
-  lengths = np.resize([LENGTH, LENGTH - 5], BATCH)
+def _tokens(texts: int = BATCH) -> tuple[np.ndarray, np.ndarray]:
+  """Ids, and a mask of those that are no padding: of every second text the last ones are."""
+  ids = np.random.default_rng(6).integers(3, VOCABULARY, [texts, LENGTH]).astype(np.int32)
+  lengths = np.resize([LENGTH, LENGTH - 5], texts)
   return ids, (np.arange(LENGTH) < lengths[:, None]).astype(np.int32)
 
 
-def _prompts(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """The first ids of each example, more of every second one, and a mask of them."""
-  mask = np.arange(LENGTH) < np.resize([PROMPT, PROMPT + 3], BATCH)[:, None]
+def _prompts() -> tuple[np.ndarray, np.ndarray]:
+  """The first ids of each text, more of every second one, and a mask of them."""
+  ids, _ = _tokens(TEXTS)
+  mask = np.arange(LENGTH) < np.resize([PROMPT, PROMPT + 3], TEXTS)[:, None]
   return np.where(mask, ids, 0).astype(np.int32), mask
 
 
 def _of_text() -> Data:
   ids, mask = _tokens()
-  prompts, is_prompt = _prompts(ids)
+  prompts, is_prompt = _prompts()
   return Data(
     {"token_ids": ids, "padding_mask": mask},
     np.roll(ids, -1, 1),
@@ -103,13 +105,15 @@ def _of_classes(segments: bool = False) -> Data:
 
 def _of_two_texts() -> Data:
   ids, mask = _tokens()
-  prompts, is_prompt = _prompts(ids)
-  source = {"encoder_token_ids": ids, "encoder_padding_mask": mask}
+  prompts, is_prompt = _prompts()
+  source = [
+    dict(zip(("encoder_token_ids", "encoder_padding_mask"), _tokens(n))) for n in (BATCH, TEXTS)
+  ]
   return Data(
-    {**source, "decoder_token_ids": ids[::-1].copy(), "decoder_padding_mask": mask},
+    {**source[0], "decoder_token_ids": ids[::-1].copy(), "decoder_padding_mask": mask},
     np.roll(ids[::-1], -1, 1),
     mask.astype(np.float32),
-    {**source, "decoder_token_ids": prompts, "decoder_padding_mask": is_prompt},
+    {**source[1], "decoder_token_ids": prompts, "decoder_padding_mask": is_prompt},
   )
 
 
@@ -156,7 +160,7 @@ _WITH_LENGTH = {**_PLAIN, "max_sequence_length": 24}
 def _of_text_without_images() -> Data:
   """As Gemma3's preprocessor makes it of texts; without it keras-hub returns None for images."""
   data = _of_text()
-  images = np.zeros([BATCH, 0, 16, 16, 3], np.float32)
+  images = np.zeros([TEXTS, 0, 16, 16, 3], np.float32)
   return dataclasses.replace(data, prompts={**(data.prompts or {}), "images": images})
 
 

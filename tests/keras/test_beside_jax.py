@@ -22,6 +22,6 @@ OTHERS = [c for c in beside_jax.CASES if c not in QUICK]
 def test_losses_are_those_under_jax(cases: list[beside_jax.Case]) -> None:
   for case, beside in zip(cases, beside_jax.both(cases)):
     assert beside.losses < beside_jax.TOLERANCE, case.name
-    assert beside.predictions < 1e-4, case.name
+    assert beside.predictions < 1e-4 and beside.weights < 1e-4, case.name
     assert beside.accuracies == 0.0, case.name
     assert beside.jax[-1] < beside.jax[0], case.name
