@@ -403,3 +403,64 @@ def save(model: keras.Model, path: pathlib.Path) -> None:
 def assert_bit_equal(ours: keras.Model, theirs: keras.Model) -> None:
   for a, b in zip(ours.weights, theirs.weights, strict=True):
     np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+MEMORY_OF_SLICES = """
+import pathlib, sys
+import keras
+import numpy as np
+import mesh_tensorflow as mtf
+
+def memory(field):
+  lines = open("/proc/self/status").read().splitlines()
+  return next(int(line.split()[1]) for line in lines if line.startswith(field)) // 1024
+
+def rise():
+  found = memory("VmHWM") - before
+  pathlib.Path("/proc/self/clear_refs").write_text("5")
+  return found
+
+mtf.virtual_cpu_devices(2)
+mtf.keras.enable()
+mesh = keras.distribution.DeviceMesh((1, 2), ("batch", "model"), ["cpu:0", "cpu:1"])
+layouts = keras.distribution.LayoutMap(mesh)
+layouts["kernel"] = (None, "model")
+keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layouts))
+
+def build(layers, width):
+  dense = [keras.layers.Dense(width, use_bias=False) for _ in range(layers)]
+  model = keras.Sequential([keras.Input((width,)), *dense])
+  model.compile("sgd", "mse")
+  return model
+
+x = np.zeros((1, 8), np.float32)
+build(12, 8).predict(x, verbose=0)
+before = memory("VmRSS")
+rise()
+x = np.zeros((1, 2048), np.float32)
+model, again = build(12, 2048), build(12, 2048)
+rises = [rise()]
+model.predict(x, verbose=0)
+rises.append(rise())
+model.save_weights(sys.argv[1])
+rises.append(rise())
+model.load_weights(sys.argv[1])
+rises.append(rise())
+del model
+again.load_weights(sys.argv[1])
+again.predict(x, verbose=0)
+rises.append(rise())
+print(*rises)
+"""
+
+
+def test_memory_of_a_model_that_is_sliced(
+  run_subprocess: Callable[..., Any], tmp_path: pathlib.Path
+) -> None:
+  """12 weights of 16 MiB: slices of 192 MiB, and less than as much for programs and copies."""
+  # So that what is freed is no longer resident.
+  env = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
+  done = run_subprocess(["-c", MEMORY_OF_SLICES, tmp_path / "net.weights.h5"], env=env)
+  built, *others = map(int, done.stdout.split())
+  assert built < 100
+  assert all(rise < 340 for rise in others), others
