@@ -307,23 +307,32 @@ class Elsewhere:
 
   Args:
     fetch: draws or reads the value.
+    again: whether it can do so again, and holds no memory for it: then a variable that was only
+      read is emptied when others are read.
   """
 
-  def __init__(self, fetch: _Fetch):
-    self.fetch = fetch
+  def __init__(self, fetch: _Fetch, again: bool = False):
+    self.fetch, self.is_filled, self._again = fetch, False, again
 
   def accessed(self, variable: tf.Variable) -> None:
     """Fills the variable; see `Watcher`."""
-    eagerly(lambda: _put(variable, self.fetch()))
-    unwatch(variable, self)
+    if not self.is_filled:
+      eagerly(lambda: _put(variable, self.fetch()))
+    self.is_filled = True
+    if not (self._again and _READS.get()):
+      unwatch(variable, self)
 
   def release(self, variable: tf.Variable) -> None:
-    """Does nothing: a variable that was accessed has another watcher, or none."""
+    """Empties a variable that was only read; see `Watcher`."""
+    if self.is_filled:
+      eagerly(lambda: _empty(variable))
+    self.is_filled = False
 
   def overwrite(self, variable: tf.Variable, value: tf.Tensor) -> None:
     """Sets the value, which goes to a file if there are several processes; see `Watcher`."""
     if spilling.is_wanted():
-      self.fetch = spilling.Spilled(value)
+      self.fetch, self._again = spilling.Spilled(value), True
+      self.release(variable)
       return
     eagerly(lambda: _put(variable, value))
     unwatch(variable, self)
@@ -344,7 +353,7 @@ def drawn_later(shape: Any, draw: Callable[[tf.DType], tf.Tensor]) -> Iterator[N
     kwargs["initial_value"] = lambda: tf.raw_ops.Empty(shape=list(shape), dtype=dtype)
     variable = next_creator(**kwargs)
     _empty(variable)
-    watch(variable, Elsewhere(functools.partial(draw, dtype)))
+    watch(variable, Elsewhere(functools.partial(draw, dtype), again=True))
     return variable
 
   with tf.variable_creator_scope(make):
@@ -458,6 +467,7 @@ class Mirror:
       before = watched.watchers[0] if watched is not None and len(watched.watchers) == 1 else None
       watch(variable, self)
       if isinstance(before, Elsewhere):
+        before.release(variable)
         unwatch(variable, before)
         self._fetches[name] = before.fetch
         self._newer.add(name)

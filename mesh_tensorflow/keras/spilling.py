@@ -52,7 +52,7 @@ class Spilled:
 
   def __init__(self, value: tf.Tensor):
     array = np.ascontiguousarray(value.numpy())
-    data = memoryview(array.reshape(-1).view(np.uint8))
+    data = array.reshape(-1).view(np.uint8).data
     self.digest = zlib.crc32(data)
     self._shape, self._dtype = array.shape, array.dtype
     self._value: tf.Tensor | None = None
@@ -80,5 +80,5 @@ class Spilled:
     array = np.empty(self._shape, self._dtype)
     with _LOCK:
       self._file.file.seek(self._offset)
-      self._file.file.readinto(memoryview(array.reshape(-1).view(np.uint8)))
+      self._file.file.readinto(array.reshape(-1).view(np.uint8).data)
     return tf.convert_to_tensor(array)

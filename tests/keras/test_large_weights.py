@@ -169,12 +169,14 @@ def test_saving_keeps_few_whole(tmp_path: pathlib.Path) -> None:
   np.testing.assert_allclose(ours.get_weights()[0], theirs.get_weights()[0], rtol=1e-6)
 
 
-def test_reading_keeps_one_whole() -> None:
-  _, ours = both()
-  ours.train_on_batch(X[:8], Y[:8])
-  for weight in [*ours.weights, *ours.optimizer.variables]:
-    weight.numpy()
-  assert sum(map(has_value, [*ours.weights, *ours.optimizer.variables])) == 1
+@pytest.mark.parametrize("steps", [0, 1])
+def test_reading_keeps_one_whole(steps: int) -> None:
+  theirs, ours = both()
+  for _ in range(steps):
+    for model in (theirs, ours):
+      model.train_on_batch(X[:8], Y[:8])
+  assert_same(ours, theirs)
+  assert sum(map(has_value, [*ours.weights, *ours.optimizer.variables[2:]])) <= 1
 
 
 def test_a_value_goes_to_the_slices_at_once() -> None:
@@ -210,8 +212,10 @@ def test_loaded_weights_in_a_file(
   monkeypatch.setattr(spilling, "is_wanted", lambda: True)
   if not has_room:
     monkeypatch.setattr(spilling, "_File", no_room)
-  theirs, ours = both()
-  theirs.train_on_batch(X[:8], Y[:8])
+  theirs = build("sgd")
+  with distribution().scope():
+    ours = build("sgd")
+  theirs.set_weights([w + 0.5 for w in theirs.get_weights()])
   path = tmp_path / "net.weights.h5"
   theirs.save_weights(path)
   for _ in range(2):
@@ -358,10 +362,11 @@ def test_memory_of_a_model_that_is_built(run_forked: Callable[..., Any]) -> None
 def ten_million() -> keras.Model:
   keras.utils.set_random_seed(2)
   sizes = (4096, 1024, 2048)
-  dense = [keras.layers.Dense(n, name=name) for n, name in zip(sizes, ("up", "down", "last"))]
-  embedding = keras.layers.Embedding(4096, 512, name="embedding")
   inputs = keras.Input((1,), dtype="int32")
-  model = keras.Model(inputs, keras.Sequential(dense)(embedding(inputs)), name="net")
+  x = keras.layers.Embedding(4096, 512, name="embedding")(inputs)
+  for size, name in zip(sizes, ("up", "down", "last")):
+    x = keras.layers.Dense(size, name=name)(x)
+  model = keras.Model(inputs, x, name="net")
   model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
   return model
 
@@ -394,7 +399,7 @@ def test_ten_million_values_are_those_of_keras(suffix: str, tmp_path: pathlib.Pa
 
 def save(model: keras.Model, path: pathlib.Path) -> None:
   if path.suffix == ".json":
-    model.save_weights(path, max_shard_size=0.01)
+    model.save_weights(path, max_shard_size=0.02)
     assert len(list(path.parent.glob("*.h5"))) > 2
   else:
     (model.save if path.suffix == ".keras" else model.save_weights)(path)
@@ -406,7 +411,7 @@ def assert_bit_equal(ours: keras.Model, theirs: keras.Model) -> None:
 
 
 MEMORY_OF_SLICES = """
-import pathlib, sys
+import gc, pathlib, sys
 import keras
 import numpy as np
 import mesh_tensorflow as mtf
@@ -447,6 +452,7 @@ rises.append(rise())
 model.load_weights(sys.argv[1])
 rises.append(rise())
 del model
+gc.collect()
 again.load_weights(sys.argv[1])
 again.predict(x, verbose=0)
 rises.append(rise())
