@@ -424,7 +424,9 @@ def main() -> int:
     for name in flags.programs or NAMES:
       _print_head(name)
       command = [sys.executable, "-m", "benchmarks.keras_memory", name, "--folder", folder]
-      done = subprocess.run([*command, "--parameters", str(flags.parameters)], check=False)
+      command += ["--parameters", str(flags.parameters)]
+      env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**16)}
+      done = subprocess.run(command, env=env, check=False)
       if done.returncode:
         return 1
   return 0
