@@ -110,12 +110,13 @@ def llama_sizes(parameters: float) -> dict[str, int]:
 
 
 def llama_distribution() -> Any:
-  """The layout map of keras-hub's Llama on 8 devices, which splits each weight over them."""
+  """The layout map of keras-hub's Llama on 8 devices, and that of the logits."""
   mtf.virtual_cpu_devices(DEVICES)
   mesh = keras.distribution.DeviceMesh(
     (1, DEVICES), ("batch", "model"), keras.distribution.list_devices()[:DEVICES]
   )
   layouts = hub().LlamaBackbone.get_layout_map(mesh)
+  layouts["token_embedding/reverse_embeddings"] = (None, "model")  # Llama 3 has it, Llama not.
   return keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
 
 
@@ -130,7 +131,7 @@ def train_causal(model: keras.Model) -> float:
   """A step of a language model of keras-hub; returns its loss."""
   ids = np.random.default_rng(0).integers(0, VOCABULARY, [1, LENGTH]).astype(np.int32)
   inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
-  return float(model.train_on_batch(inputs, np.roll(ids, -1, 1)))
+  return float(np.ravel(model.train_on_batch(inputs, np.roll(ids, -1, 1)))[0])  # And metrics.
 
 
 def write_hugging_face(folder: Path, sizes: Mapping[str, int], count: int) -> None:
@@ -347,13 +348,14 @@ class Programs:
   def preset(self) -> None:
     sizes = llama_sizes(self._parameters)
     phases, models = self._served(hub=True), []
-    with phases("built", models):
-      models.append(_causal(hub().Llama3Backbone(**sizes)))
-    size = 4 * models[0].count_params() / 12 * 1.01 / 2**30
-    with phases("saved", models):
-      models[0].backbone.save_to_preset(str(self._folder / "preset"), max_shard_size=size)
-    del models[:]
-    gc.collect()
+    size = 4.1 * self._parameters / 12 / 2**30
+    if not (self._folder / "preset").exists():
+      with phases("built", models):
+        models.append(_causal(hub().Llama3Backbone(**sizes)))
+      with phases("saved", models):
+        models[0].backbone.save_to_preset(str(self._folder / "preset"), max_shard_size=size)
+      del models[:]
+      gc.collect()
     with phases("from_preset", models):
       backbone = hub().Llama3Backbone.from_preset(str(self._folder / "preset"))
       models.append(_causal(backbone))
