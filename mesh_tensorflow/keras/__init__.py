@@ -8,6 +8,7 @@
     layouts            mesh and layout: searched, by hand, or in Keras' words; `AutoParallel`
     processes          several processes: who there is, their devices, input, files and end
     mirror             the state: on the mesh, or in the model's own variables while Python uses it
+    spilling           weights that are loaded before they have slices, in a temporary file
     summary            how the variables lie on the mesh
 
 It is imported when `mtf.keras` is asked for first: Keras takes a second. Within this room `import

@@ -25,6 +25,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from mesh_tensorflow.keras import spilling
 from mesh_tensorflow.meshes.store import StoredVariable, VariableStore
 
 _R = TypeVar("_R")
@@ -33,7 +34,8 @@ _Fetch = Callable[[], tf.Tensor]
 # A variable of so many bytes is large.
 LARGE = 1 << 20
 # Large variables that single accesses have filled, and that are kept so: as many as an operation
-# may take, and more while they have no more bytes than these.
+# may take by their resources, and more while they have no more bytes than these. One that is read
+# is not kept beyond the next access: who reads it has its value.
 _KEPT, _KEPT_BYTES = 4, 64 << 20
 
 
@@ -54,6 +56,14 @@ class Watcher(Protocol):
       variable: a large one, which was accessed, and which nobody is using now.
     """
 
+  def overwrite(self, variable: tf.Variable, value: tf.Tensor) -> None:
+    """Sets the value of a variable, whose only watcher it is; the one before is not fetched.
+
+    Args:
+      variable: a large one.
+      value: its value from now on.
+    """
+
 
 @dataclasses.dataclass
 class _Watched:
@@ -68,6 +78,8 @@ class _Watched:
 _UNNOTICED = contextvars.ContextVar("unnoticed", default=False)
 _TRACES_UNNOTICED = contextvars.ContextVar("traces_unnoticed", default=False)
 _IN_CALL = contextvars.ContextVar("in_call", default=False)
+# In a method of a variable that reads it, after which nobody needs its resource.
+_READS = contextvars.ContextVar("reads", default=False)
 
 # Watched variables, by id.
 _WATCHED: dict[int, _Watched] = {}
@@ -76,8 +88,9 @@ _RESOURCES: dict[int, int] = {}
 _CLASSES: dict[Any, Any] = {}
 # Whether a tf.function uses a watched variable.
 _USES: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-# Ids and bytes of large variables that single accesses have filled, the last one last.
-_LATELY: collections.OrderedDict[int, int] = collections.OrderedDict()
+# Large variables that single accesses have filled, by id, the last one last: their bytes, and
+# whether they were read only.
+_LATELY: collections.OrderedDict[int, tuple[int, bool]] = collections.OrderedDict()
 # Of what fills variables and empties them.
 _LOCK = threading.RLock()
 
@@ -190,22 +203,46 @@ def _accessed(variable: tf.Variable) -> None:
         return  # As Keras does while it builds a model, and a call of the function will tell.
       tell([variable])
       return
-    tell([variable])
     if watched.size >= LARGE:
       _make_room(id(variable), watched.size)
+    tell([variable])
 
 
 def _make_room(key: int, size: int) -> None:
-  """Releases the large variables that were accessed longest ago, as for one that is saved whole."""
-  _LATELY[key] = size
+  """Releases large variables that were accessed before, as one that is about to be filled is.
+
+  Args:
+    key: id of the latter.
+    size: its bytes.
+  """
+  _, was_read = _LATELY.get(key, (0, True))
+  _LATELY[key] = size, was_read and _READS.get()
   _LATELY.move_to_end(key)
-  while len(_LATELY) > _KEPT and sum(_LATELY.values()) > _KEPT_BYTES:
-    oldest, _ = _LATELY.popitem(last=False)
-    watched = _WATCHED.get(oldest)
-    variable = None if watched is None else watched.variable()
-    if watched is not None and variable is not None and len(watched.watchers) == 1:
-      with _LOCK:
-        watched.watchers[0].release(variable)
+  for other, (_, was_read) in list(_LATELY.items()):
+    if sum(size for size, _ in _LATELY.values()) <= _KEPT_BYTES:
+      break
+    used = sum(not was_read for _, was_read in _LATELY.values())
+    if other != key and (was_read or used > _KEPT):
+      del _LATELY[other]
+      _release(other)
+
+
+def _release(key: int) -> None:
+  watched = _WATCHED.get(key)
+  variable = None if watched is None else watched.variable()
+  if watched is not None and variable is not None and len(watched.watchers) == 1:
+    with _LOCK:
+      watched.watchers[0].release(variable)
+
+
+def _overwritten(variable: tf.Variable, value: tf.Tensor) -> bool:
+  """Sets the value of a large variable without fetching the one before, if that can be done."""
+  watched = _WATCHED.get(id(variable))
+  if watched is None or watched.size < LARGE or len(watched.watchers) != 1:
+    return False
+  with unnoticed(), _LOCK:
+    watched.watchers[0].overwrite(variable, value)
+  return True
 
 
 def _watched_class(kind: Any) -> Any:
@@ -219,7 +256,29 @@ def _watched_class(kind: Any) -> Any:
         _accessed(self)
       return plain(self, name)
 
-    body = {"__getattribute__": get, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    def value(self: tf.Variable) -> tf.Tensor:
+      with _within(_READS):
+        return kind.value(self)
+
+    def read_value(self: tf.Variable) -> tf.Tensor:
+      with _within(_READS):
+        return kind.read_value(self)
+
+    def assign(self: tf.Variable, value: Any, *args: Any, **kwargs: Any) -> Any:
+      if tf.executing_eagerly() and not _UNNOTICED.get():
+        value = tf.convert_to_tensor(value, self.dtype)
+        if value.shape == self.shape and _overwritten(self, value):
+          return self  # As it has no value, a reader of its resource would find none.
+      return kind.assign(self, value, *args, **kwargs)
+
+    body = {
+      "__getattribute__": get,
+      "value": functools.wraps(kind.value)(value),
+      "read_value": functools.wraps(kind.read_value)(read_value),
+      "assign": functools.wraps(kind.assign)(assign),
+      "__module__": kind.__module__,
+      "__doc__": kind.__doc__,
+    }
     _CLASSES[kind] = type(kind)(kind.__name__, (kind,), body)
   return _CLASSES[kind]
 
@@ -248,18 +307,35 @@ class Elsewhere:
 
   Args:
     fetch: draws or reads the value.
+    again: whether it can do so again, and holds no memory for it: then a variable that was only
+      read is emptied when others are read.
   """
 
-  def __init__(self, fetch: _Fetch):
-    self.fetch = fetch
+  def __init__(self, fetch: _Fetch, again: bool = False):
+    self.fetch, self.is_filled, self._again = fetch, False, again
 
   def accessed(self, variable: tf.Variable) -> None:
     """Fills the variable; see `Watcher`."""
-    eagerly(lambda: _put(variable, self.fetch()))
-    unwatch(variable, self)
+    if not self.is_filled:
+      eagerly(lambda: _put(variable, self.fetch()))
+    self.is_filled = True
+    if not (self._again and _READS.get()):
+      unwatch(variable, self)
 
   def release(self, variable: tf.Variable) -> None:
-    """Does nothing: a variable that was accessed has another watcher, or none."""
+    """Empties a variable that was only read; see `Watcher`."""
+    if self.is_filled:
+      eagerly(lambda: _empty(variable))
+    self.is_filled = False
+
+  def overwrite(self, variable: tf.Variable, value: tf.Tensor) -> None:
+    """Sets the value, which goes to a file if there are several processes; see `Watcher`."""
+    if spilling.is_wanted():
+      self.fetch, self._again = spilling.Spilled(value), True
+      self.release(variable)
+      return
+    eagerly(lambda: _put(variable, value))
+    unwatch(variable, self)
 
 
 @contextlib.contextmanager
@@ -277,7 +353,7 @@ def drawn_later(shape: Any, draw: Callable[[tf.DType], tf.Tensor]) -> Iterator[N
     kwargs["initial_value"] = lambda: tf.raw_ops.Empty(shape=list(shape), dtype=dtype)
     variable = next_creator(**kwargs)
     _empty(variable)
-    watch(variable, Elsewhere(functools.partial(draw, dtype)))
+    watch(variable, Elsewhere(functools.partial(draw, dtype), again=True))
     return variable
 
   with tf.variable_creator_scope(make):
@@ -391,6 +467,7 @@ class Mirror:
       before = watched.watchers[0] if watched is not None and len(watched.watchers) == 1 else None
       watch(variable, self)
       if isinstance(before, Elsewhere):
+        before.release(variable)
         unwatch(variable, before)
         self._fetches[name] = before.fetch
         self._newer.add(name)
@@ -405,8 +482,12 @@ class Mirror:
     """Digest of the names of variables, and of the values that their originals had when entered."""
     found = 0
     for name in names:
-      value = _view(self._seen[name]).tobytes() if name in self._seen else b""
-      found = zlib.crc32(name.encode() + value, found)
+      found = zlib.crc32(name.encode(), found)
+      fetch = self._fetches.get(name)
+      if name in self._seen:
+        found = zlib.crc32(_view(self._seen[name]).tobytes(), found)
+      elif isinstance(fetch, spilling.Spilled):
+        found = zlib.crc32(str(fetch.digest).encode(), found)
     return f"{found:08x}"
 
   def initial(self, variable: tf.Variable) -> tf.Tensor:
@@ -487,6 +568,25 @@ class Mirror:
     if name is not None and name in self._filled:
       self._push(name)
       self._release(name)
+
+  def overwrite(self, variable: tf.Variable, value: tf.Tensor) -> None:
+    """Writes a value to the slices, or, if there are none yet, to the original; see `Watcher`."""
+    name = self._names[id(variable)]
+    self._accessed.discard(name)
+    if self._store is not None and name in self._store:
+      stored = self._store[name]
+      eagerly(lambda: stored.assign(value))
+      self._release(name)
+      return
+    if name in self._fetches and spilling.is_wanted():
+      self._fetches[name] = spilling.Spilled(value)
+      return
+    self._fetches.pop(name, None)
+    self._newer.discard(name)
+    self._empty.discard(name)
+    self._filled.add(name)
+    eagerly(lambda: _put(variable, value))
+    self._seen[name] = value
 
   def pull(self) -> None:
     """Brings all originals up to date with their slices."""

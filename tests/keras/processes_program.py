@@ -23,7 +23,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors, workers
-from mesh_tensorflow.keras import processes
+from mesh_tensorflow.keras import mirror, processes, spilling
 from mesh_tensorflow.meshes import store
 
 EPOCHS = 3
@@ -265,6 +265,22 @@ def parallelized(folder: pathlib.Path) -> dict[str, Any]:
   parallel = mtf.keras.parallelize(build(), "rows:2,cols:2", "mlp/up.units:rows,batch:cols")
   history = parallel.fit(X, Y, batch_size=8, epochs=EPOCHS, verbose=0).history
   return {**history, "digests": digests(parallel)}
+
+
+def loaded(folder: pathlib.Path) -> dict[str, Any]:
+  """Weights that count as large are loaded before the first step."""
+  keras.utils.set_random_seed(3)
+  build().save_weights(folder / "start.weights.h5")
+  before, mirror.LARGE = mirror.LARGE, 1
+  keras.distribution.set_distribution(distribution("across"))
+  model = build()
+  model.load_weights(folder / "start.weights.h5")
+  watched = [mirror._WATCHED.get(id(w.value)) for w in model.weights]
+  fetches = [getattr(w.watchers[0], "fetch", None) for w in watched if w is not None]
+  spilled = sum(isinstance(fetch, spilling.Spilled) for fetch in fetches)
+  loss = model.fit(X, Y, batch_size=12, shuffle=False, verbose=0).history["loss"]
+  mirror.LARGE = before
+  return {"loss": loss, "spilled": spilled}
 
 
 def other_batches(folder: pathlib.Path) -> dict[str, str]:

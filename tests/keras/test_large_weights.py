@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.keras import mirror
+from mesh_tensorflow.keras import mirror, spilling
 from tests.keras.models import X, Y, placement
 
 SIZE = (64, 32)
@@ -169,6 +169,83 @@ def test_saving_keeps_few_whole(tmp_path: pathlib.Path) -> None:
   np.testing.assert_allclose(ours.get_weights()[0], theirs.get_weights()[0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("steps", [0, 1])
+def test_reading_keeps_one_whole(steps: int) -> None:
+  theirs, ours = both()
+  for _ in range(steps):
+    for model in (theirs, ours):
+      model.train_on_batch(X[:8], Y[:8])
+  assert_same(ours, theirs)
+  assert sum(map(has_value, [*ours.weights, *ours.optimizer.variables[2:]])) <= 1
+
+
+def test_a_value_goes_to_the_slices_at_once() -> None:
+  _, ours = both()
+  kernel = ours.layers[0].kernel
+  for _ in range(2):
+    ours.train_on_batch(X[:8], Y[:8])
+    kernel.assign(kernel + 1.0)
+    expected = kernel.numpy() * 2.0
+    assert kernel.value.assign(expected) is kernel.value
+    assert not has_value(kernel)
+    np.testing.assert_array_equal(kernel, expected)
+  with pytest.raises(ValueError):
+    kernel.value.assign(np.zeros(3, np.float32))
+  np.testing.assert_array_equal(kernel, expected)
+
+
+def test_loading_draws_nothing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  theirs = build()
+  theirs.save_weights(tmp_path / "net.weights.h5")
+  with distribution().scope():
+    ours = build()
+    monkeypatch.setattr(keras.initializers.GlorotUniform, "__call__", None)
+    ours.load_weights(tmp_path / "net.weights.h5")
+  assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_loaded_weights_in_a_file(
+  has_room: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+  """As several processes have them until the first step."""
+  monkeypatch.setattr(spilling, "is_wanted", lambda: True)
+  if not has_room:
+    monkeypatch.setattr(spilling, "_File", no_room)
+  theirs = build("sgd")
+  with distribution().scope():
+    ours = build("sgd")
+  theirs.set_weights([w + 0.5 for w in theirs.get_weights()])
+  path = tmp_path / "net.weights.h5"
+  theirs.save_weights(path)
+  for _ in range(2):
+    ours.load_weights(path)
+  path.unlink()
+  assert not any(map(has_value, ours.weights))
+  watchers = [mirror._WATCHED[id(w.value)].watchers[0] for w in ours.weights]
+  assert all(isinstance(w.fetch, spilling.Spilled) for w in watchers)
+  for model in (theirs, ours):
+    model.train_on_batch(X[:8], Y[:8])
+  assert not any(map(has_value, ours.weights))
+  assert_same(ours, theirs)
+  del watchers
+  gc.collect()
+  assert not spilling._CURRENT  # So its room on the disk is free again.
+
+
+def no_room() -> Any:
+  raise OSError("no room")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
+def test_a_value_in_a_file(dtype: str) -> None:
+  values = [tf.cast(tf.reshape(tf.range(6) % n, [3, 2]), dtype) for n in (2, 3)]
+  spilled = [spilling.Spilled(v) for v in values]
+  for a, b in zip(spilled, values, strict=True):
+    np.testing.assert_array_equal(a(), b)
+    assert a().dtype == dtype and a.digest == spilling.Spilled(b).digest
+
+
 @pytest.mark.parametrize(
   "use",
   [
@@ -280,3 +357,116 @@ print(model.count_params() * 4 >> 20, peak() - before)
 def test_memory_of_a_model_that_is_built(run_forked: Callable[..., Any]) -> None:
   whole, rise = map(int, run_forked(MEMORY).stdout.split())
   assert whole == 512 and rise < 100
+
+
+def ten_million() -> keras.Model:
+  keras.utils.set_random_seed(2)
+  sizes = (4096, 1024, 2048)
+  inputs = keras.Input((1,), dtype="int32")
+  x = keras.layers.Embedding(4096, 512, name="embedding")(inputs)
+  for size, name in zip(sizes, ("up", "down", "last")):
+    x = keras.layers.Dense(size, name=name)(x)
+  model = keras.Model(inputs, x, name="net")
+  model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+  return model
+
+
+@pytest.mark.parametrize("suffix", [".weights.h5", ".weights.json", ".keras"])
+def test_ten_million_values_are_those_of_keras(suffix: str, tmp_path: pathlib.Path) -> None:
+  """Drawn when slices are made, loaded before there are some and after, and saved: bit for bit."""
+  tokens = np.arange(4, dtype=np.int32)[:, None]
+  path = tmp_path / f"net{suffix}"
+  theirs = ten_million()
+  assert theirs.count_params() > 10e6
+  with distribution().scope():
+    ours, others = ten_million(), ten_million()
+  assert_bit_equal(ours, theirs)
+  ours.predict(tokens, verbose=0)
+  assert not any(map(has_value, ours.weights))
+  assert_bit_equal(ours, theirs)
+  ours.train_on_batch(tokens, tokens)
+  save(ours, path)
+  theirs.load_weights(path)
+  others.load_weights(path)
+  others.predict(tokens, verbose=0)
+  assert_bit_equal(ours, theirs)
+  assert_bit_equal(others, theirs)
+  ours.train_on_batch(tokens, tokens)
+  ours.load_weights(path)
+  assert not any(map(has_value, ours.weights))
+  assert_bit_equal(ours, theirs)
+
+
+def save(model: keras.Model, path: pathlib.Path) -> None:
+  if path.suffix == ".json":
+    model.save_weights(path, max_shard_size=0.02)
+    assert len(list(path.parent.glob("*.h5"))) > 2
+  else:
+    (model.save if path.suffix == ".keras" else model.save_weights)(path)
+
+
+def assert_bit_equal(ours: keras.Model, theirs: keras.Model) -> None:
+  for a, b in zip(ours.weights, theirs.weights, strict=True):
+    np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+MEMORY_OF_SLICES = """
+import gc, pathlib, sys
+import keras
+import numpy as np
+import mesh_tensorflow as mtf
+
+def memory(field):
+  lines = open("/proc/self/status").read().splitlines()
+  return next(int(line.split()[1]) for line in lines if line.startswith(field)) // 1024
+
+def rise():
+  found = memory("VmHWM") - before
+  pathlib.Path("/proc/self/clear_refs").write_text("5")
+  return found
+
+mtf.virtual_cpu_devices(2)
+mtf.keras.enable()
+mesh = keras.distribution.DeviceMesh((1, 2), ("batch", "model"), ["cpu:0", "cpu:1"])
+layouts = keras.distribution.LayoutMap(mesh)
+layouts["kernel"] = (None, "model")
+keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layouts))
+
+def build(layers, width):
+  dense = [keras.layers.Dense(width, use_bias=False) for _ in range(layers)]
+  model = keras.Sequential([keras.Input((width,)), *dense])
+  model.compile("sgd", "mse")
+  return model
+
+x = np.zeros((1, 8), np.float32)
+build(12, 8).predict(x, verbose=0)
+before = memory("VmRSS")
+rise()
+x = np.zeros((1, 2048), np.float32)
+model, again = build(12, 2048), build(12, 2048)
+rises = [rise()]
+model.predict(x, verbose=0)
+rises.append(rise())
+model.save_weights(sys.argv[1])
+rises.append(rise())
+model.load_weights(sys.argv[1])
+rises.append(rise())
+del model
+gc.collect()
+again.load_weights(sys.argv[1])
+again.predict(x, verbose=0)
+rises.append(rise())
+print(*rises)
+"""
+
+
+def test_memory_of_a_model_that_is_sliced(
+  run_subprocess: Callable[..., Any], tmp_path: pathlib.Path
+) -> None:
+  """12 weights of 16 MiB: slices of 192 MiB, and less than as much for programs and copies."""
+  # So that what is freed is no longer resident.
+  env = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
+  done = run_subprocess(["-c", MEMORY_OF_SLICES, tmp_path / "net.weights.h5"], env=env)
+  built, *others = map(int, done.stdout.split())
+  assert built < 100
+  assert all(rise < 340 for rise in others), others

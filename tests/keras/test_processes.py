@@ -86,14 +86,17 @@ def test_what_is_saved_loads_into_plain_keras(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.subprocess
 def test_data_that_are_sharded_and_seeds() -> None:
-  things = ("sharded", "unseeded", "parallelized")
+  things = ("sharded", "unseeded", "parallelized", "loaded")
   first, second = found(things, "variables")
   assert first == second
   for name in ("loss", "accuracy"):
     np.testing.assert_allclose(first["parallelized"][name], alone()[name], rtol=1e-5)
-  (one,) = found(("sharded",), "alone", 1)
+  (one,) = found(("sharded", "loaded"), "alone", 1)
   for name, want in one["sharded"].items():
     np.testing.assert_allclose(first["sharded"][name], want, rtol=1e-5)
+  # From a temporary file of each process.
+  assert (one["loaded"]["spilled"], first["loaded"]["spilled"]) == (0, 4)
+  np.testing.assert_allclose(first["loaded"]["loss"], one["loaded"]["loss"], rtol=1e-5)
 
 
 @pytest.mark.slow
