@@ -291,17 +291,19 @@ class Step:
     return [v for key, v in {id(v): v for v in used}.items() if key not in ids]
 
 
-def make_variables(model: keras.Model, fn: Callable[..., Any], batch: Any) -> None:
+def make_variables(model: keras.Model, fn: Callable[..., Any], batch: Any, slots: bool) -> None:
   """Makes what Keras makes when it meets a first batch: weights, metrics, slots.
 
   Args:
     model: the model.
     fn: one of the functions above.
     batch: a `Batch`.
+    slots: whether the optimizer is built. Keras builds it at the first step of training, for the
+      weights that are trainable by then.
   """
   Step(fn, batch.names, []).get_concrete_function(*batch.signature)
   optimizer = getattr(model, "optimizer", None)
-  if optimizer is not None and not optimizer.built and model.trainable_variables:
+  if slots and optimizer is not None and not optimizer.built and model.trainable_variables:
     # Keras' own look at the resources of the weights, to tell them apart, and at no values.
     is_of_keras = type(optimizer).__module__.partition(".")[0] == "keras"
     with mirror.unnoticed() if is_of_keras else contextlib.nullcontext():
