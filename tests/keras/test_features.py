@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow import errors
 from mesh_tensorflow.keras import layouts as deciding
 from tests.importing.comparing import slow_machine
 from tests.keras.models import X, Y
@@ -94,7 +93,9 @@ def lora_after_a_prediction() -> Values:
   model.predict(X, batch_size=8, verbose=0)
   model.evaluate(X, Y, batch_size=8, verbose=0)
   model.layers[0].enable_lora(4)
-  return trained(model)
+  found = trained(model)
+  del found["predictions"]  # Those of Keras' function of before, which has no adapter.
+  return found
 
 
 @feature
@@ -111,7 +112,9 @@ def lora_of_einsum_and_embedding() -> Values:
   einsum = layers.EinsumDense("abc,cd->abd", (None, 8), bias_axes="d", name="up")
   embedding = layers.Embedding(20, 8, name="table")
   pool = layers.GlobalAveragePooling1D()
-  model = keras.Sequential([keras.Input((6,)), embedding, einsum, pool, layers.Dense(4)], "net")
+  model = keras.Sequential(
+    [keras.Input((6,)), embedding, einsum, pool, layers.Dense(4)], name="net"
+  )
   einsum.enable_lora(2)
   embedding.enable_lora(2)
   return trained(compiled(model, optimizers.SGD(0.5)), IDS)
@@ -148,6 +151,10 @@ def a_weight_that_is_added_later() -> Values:
 # -------------------------------------------------------------------------------- number formats
 
 
+def _sgd() -> Any:
+  return optimizers.SGD(0.1)
+
+
 def of_policy(policy: str, optimizer: Callable[[], Any]) -> Callable[[], Values]:
   def run() -> Values:
     keras.config.set_dtype_policy(policy)
@@ -159,12 +166,13 @@ def of_policy(policy: str, optimizer: Callable[[], Any]) -> Callable[[], Values]
   return run
 
 
-# A sum of gradients over the batch is rounded once for each slice, and again when they are added:
-# a few of their 8 bits (bfloat16) or 11 bits (float16).
-FEATURES["mixed bfloat16"] = Feature(of_policy("mixed_bfloat16", lambda: optimizers.SGD(0.1)), 4e-3)
-FEATURES["bfloat16"] = Feature(of_policy("bfloat16", lambda: optimizers.SGD(0.1)), 1e-2)
+# A few units of the last of 8 bits (bfloat16) or 11 (float16). On one device outputs and gradients
+# of kernels are Keras' bit for bit; TensorFlow's gradient of a bias is added up in half precision,
+# and here sums of slices are rounded before they are added.
+FEATURES["mixed bfloat16"] = Feature(of_policy("mixed_bfloat16", _sgd), 2**-6)
+FEATURES["bfloat16"] = Feature(of_policy("bfloat16", _sgd), 2**-6)
 # With the scaling of the loss that Keras adds.
-FEATURES["mixed float16"] = Feature(of_policy("mixed_float16", lambda: optimizers.SGD(0.1)), 1e-3)
+FEATURES["mixed float16"] = Feature(of_policy("mixed_float16", _sgd), 2**-9)
 
 
 @feature
@@ -192,9 +200,7 @@ def _decayed() -> Any:
 
 
 def _cosine() -> Any:
-  return optimizers.SGD(
-    optimizers.schedules.CosineDecay(0.1, 4, warmup_target=0.2, warmup_steps=2)
-  )
+  return optimizers.SGD(optimizers.schedules.CosineDecay(0.1, 4, warmup_target=0.2, warmup_steps=2))
 
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
@@ -398,7 +404,11 @@ ON_ONE_DEVICE: dict[str, Values] = {}
 @pytest.mark.parametrize("name", FEATURES)
 @pytest.mark.parametrize(
   "kind",
-  ["model", pytest.param("data", marks=pytest.mark.long), pytest.param("auto", marks=pytest.mark.long)],
+  [
+    "model",
+    pytest.param("data", marks=pytest.mark.long),
+    pytest.param("auto", marks=pytest.mark.long),
+  ],
 )
 def test_features(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
   plain = deciding.auto_layout
