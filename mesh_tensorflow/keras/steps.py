@@ -306,7 +306,8 @@ def make_variables(model: keras.Model, fn: Callable[..., Any], batch: Any, slots
   if slots and optimizer is not None and not optimizer.built and model.trainable_variables:
     # Keras' own look at the resources of the weights, to tell them apart, and at no values.
     is_of_keras = type(optimizer).__module__.partition(".")[0] == "keras"
-    with mirror.unnoticed() if is_of_keras else contextlib.nullcontext():
+    scope = keras.name_scope(optimizer.name, caller=optimizer)  # As Keras' own `apply` has it.
+    with scope, mirror.unnoticed() if is_of_keras else contextlib.nullcontext():
       optimizer.build(model.trainable_variables)
 
 

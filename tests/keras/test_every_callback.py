@@ -81,9 +81,7 @@ class Looks(keras.callbacks.Callback):
       self.seen.append(("predict", self.model.predict(X[:8], verbose=0)))
       self.seen.append(("call", self.model(X[:8]).numpy()))
       self.model.load_weights(path)
-      self.seen += [
-        (f"backup {name}", value) for name, value in _numbers(self.folder / "backup").items()
-      ]
+      self.seen += _contents(self.folder / "backup").items()
 
 
 @contextlib.contextmanager
@@ -111,7 +109,7 @@ def _server(posts: list[Any]) -> Iterator[str]:
     thread.join()
 
 
-def _numbers(path: pathlib.Path) -> dict[str, Any]:
+def _contents(path: pathlib.Path) -> dict[str, Any]:
   """What the files of a folder hold: arrays by name; of other files the text and its numbers."""
   found: dict[str, Any] = {}
 
@@ -130,18 +128,20 @@ def _numbers(path: pathlib.Path) -> dict[str, Any]:
     elif file.suffix == ".keras":
       with zipfile.ZipFile(file) as archive:
         arrays(name, io.BytesIO(archive.read("model.weights.h5")))
-        found[f"{name} config"] = _text(archive.read("config.json").decode())
+        config = archive.read("config.json").decode()
+        found.update(_text(f"{name} config", re.sub(r'(_id": )\d+', r"\1#", config)))
     elif "tfevents" in name:
       found[name.rpartition("/")[0]] = "events"
     else:
-      found[name] = _text(file.read_text())
+      found.update(_text(name, file.read_text()))
   return found
 
 
-def _text(text: str) -> tuple[str, list[float]]:
-  """A text without its numbers, and they."""
+def _text(name: str, text: str) -> dict[str, Any]:
+  """A text without its numbers and times, and the numbers."""
   number = r"-?\d+\.\d+(?:e[-+]?\d+)?"
-  return re.sub(number, "#", text), [float(n) for n in re.findall(number, text)]
+  words = re.sub(r"\d+m?s\b", "time", re.sub(number, "#", text))
+  return {f"{name}: text": words, f"{name}: numbers": [float(n) for n in re.findall(number, text)]}
 
 
 def _callbacks(folder: pathlib.Path, address: str, seen: Seen) -> dict[str, list[Any]]:
@@ -201,25 +201,24 @@ def _fitted(folder: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> tuple[A
       validation_data=(X[16:], Y[16:]),
       callbacks=[one for some in callbacks.values() for one in some],
     )
-  printed, numbers = _text(capsys.readouterr().out)
-  seen.append(("printed", re.sub(r"\d+(s|ms)", "time", printed)))
-  seen += [("printed number", n) for n in numbers]
+  seen += _text("printed", capsys.readouterr().out).items()
   seen += [(f"end: weight {v.path}", v.numpy()) for v in model.weights]
   seen += [(f"end: slot {v.path}", v.numpy()) for v in model.optimizer.variables]
   seen += [(f"posted to {path}: {n}", body[n]) for path, body in posts for n in sorted(body)]
-  for name, value in _numbers(folder).items():
-    seen += zip((f"file {name}", f"file {name}"), value if isinstance(value, tuple) else [value])
+  seen += _contents(folder).items()
   return history, seen
 
 
 def test_every_callback(
   tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], cpu_devices: list[str]
 ) -> None:
+  keras.utils.clear_session()  # Which numbers the names of optimizers.
   expected_history, expected = _fitted(tmp_path / "theirs", capsys)
   mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), cpu_devices[:4])
   layouts = keras.distribution.LayoutMap(mesh)
   layouts[".*up/kernel"] = (None, "model")
   layouts[".*down/kernel"] = ("model", None)
+  keras.utils.clear_session()
   mtf.keras.enable()
   try:
     with keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch").scope():

@@ -111,10 +111,8 @@ def lora_after_training() -> Values:
 def lora_of_einsum_and_embedding() -> Values:
   einsum = layers.EinsumDense("abc,cd->abd", (None, 8), bias_axes="d", name="up")
   embedding = layers.Embedding(20, 8, name="table")
-  pool = layers.GlobalAveragePooling1D()
-  model = keras.Sequential(
-    [keras.Input((6,)), embedding, einsum, pool, layers.Dense(4)], name="net"
-  )
+  ends = [layers.GlobalAveragePooling1D(), layers.Dense(4, name="down")]
+  model = keras.Sequential([keras.Input((6,)), embedding, einsum, *ends], name="net")
   einsum.enable_lora(2)
   embedding.enable_lora(2)
   return trained(compiled(model, optimizers.SGD(0.5)), IDS)
@@ -181,7 +179,7 @@ def scaled_losses_that_overflow() -> Values:
   scaled = optimizers.LossScaleOptimizer(optimizers.Adam(0.01), 1024.0, dynamic_growth_steps=1)
   x = X.copy()
   x[9] = np.inf
-  found = trained(compiled(net(), scaled), x)
+  found = trained(compiled(net(), scaled, metrics=None), x)
   del found["history loss"], found["predictions"]  # Not finite.
   return {name: v for name, v in found.items() if np.isfinite(v).all()}
 
@@ -365,12 +363,19 @@ def devices(n: int = 4) -> list[str]:
   return list(keras.distribution.list_devices()[:n])
 
 
-def model_parallel(maps: dict[str, Any] | None = None) -> Any:
-  mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), devices())
+def device_mesh(shape: tuple[int, int] = (2, 2)) -> Any:
+  names = ("batch", "model")
+  return keras.distribution.DeviceMesh(shape, names, devices(shape[0] * shape[1]))
+
+
+def model_parallel(
+  maps: dict[str, Any] | None = None, shape: tuple[int, int] = (2, 2), batch: str = "batch"
+) -> Any:
+  mesh = device_mesh(shape)
   made = keras.distribution.LayoutMap(mesh)
   for pattern, axes in (maps or {".*up/kernel": (None, "model")}).items():
     made[pattern] = axes
-  return keras.distribution.ModelParallel(layout_map=made, batch_dim_name="batch")
+  return keras.distribution.ModelParallel(layout_map=made, batch_dim_name=batch)
 
 
 DISTRIBUTIONS: dict[str, Callable[[], Any]] = {
@@ -443,3 +448,34 @@ def test_a_distribution_that_clear_session_drops_is_told(caplog: pytest.LogCaptu
     keras.utils.clear_session()  # There is none any more.
   assert caplog.text.count("clear_session has also dropped the distribution (ModelParallel)") == 1
   assert keras.distribution.distribution() is None
+
+
+def _of_another_mesh() -> Any:
+  layout = keras.distribution.TensorLayout((None, "model"), device_mesh((1, 2)))
+  return model_parallel({".*up/kernel": layout})
+
+
+@pytest.mark.parametrize(
+  ("make", "message"),
+  [
+    (
+      lambda: model_parallel({".*up/kernel": (None, "rows")}),
+      "Valid axis names: .*batch.*model.*rows",  # Keras' own line.
+    ),
+    (
+      lambda: model_parallel(shape=(1, 3)),
+      r"variable net/up/kernel \[8, 16\], and model:3 does not divide 16; give it None, or split",
+    ),
+    (
+      lambda: model_parallel({".*up/kernel": ("model",)}),
+      "which has 2 axes; give a mesh axis, or None, for each",
+    ),
+    (lambda: model_parallel(batch="rows"), "Valid axis names: .*batch.*model.*rows"),
+    (_of_another_mesh, "on the mesh batch:1, model:2, and the mesh is .*; give the layout no"),
+  ],
+)
+def test_maps_that_do_not_suit(make: Callable[[], Any], message: str) -> None:
+  with pytest.raises(ValueError, match=message) as told:
+    keras.distribution.set_distribution(make())
+    compiled(net()).train_on_batch(X[:8], Y[:8])
+  assert "\n" not in str(told.value).strip()
