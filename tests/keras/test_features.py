@@ -313,7 +313,8 @@ def two_inputs_and_outputs() -> Values:
   kinds = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
   model.compile("sgd", {"kind": kinds, "size": "mse"}, jit_compile=False)
   found = trained(model, {"numbers": X, "ids": IDS}, {"kind": Y, "size": X[:, :1]})
-  return {**found, **found.pop("predictions")}
+  predictions = found.pop("predictions")
+  return {**found, **predictions}
 
 
 @feature
