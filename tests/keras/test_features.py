@@ -341,12 +341,6 @@ def a_masked_recurrence() -> Values:
 
 
 @feature
-def recomputed_activations() -> Values:
-  with keras.RematScope(mode="full"):
-    return trained(compiled(net()))
-
-
-@feature
 def single_batches() -> Values:
   model = compiled(net(), weighted_metrics=["accuracy"])
   logs = [model.train_on_batch(X[:8], Y[:8]) for _ in range(2)]
