@@ -175,21 +175,25 @@ def check_same_mesh(choice: MeshChoice, distribution: Any) -> None:
   Raises:
     LayoutError: they have axes of other names or sizes.
   """
-  device_mesh = distribution.device_mesh
   if choice.shape is None:
     raise LayoutError(
       f"mtf.keras: a {type(distribution).__name__} names axes of a mesh, so the mesh must have "
       "a shape; give it, or leave the mesh to the device_mesh of the distribution"
     )
-  if device_mesh is None:
-    return
-  theirs = {str(n): int(s) for n, s in zip(device_mesh.axis_names, device_mesh.shape)}
+  theirs = _axes_of(distribution.device_mesh)
   ours = {m.name: int(m.size) for m in choice.shape}
-  if theirs != ours:
+  if theirs is not None and theirs != ours:
     raise LayoutError(
       f"mtf.keras: the mesh is {choice.shape}, and the {type(distribution).__name__} is for "
       f"{', '.join(f'{n}:{s}' for n, s in theirs.items())}; give the same axes to both"
     )
+
+
+def _axes_of(device_mesh: Any) -> dict[str, int] | None:
+  """Names and sizes of the axes of a `keras.distribution.DeviceMesh`; None of None."""
+  if device_mesh is None:
+    return None
+  return {str(n): int(s) for n, s in zip(device_mesh.axis_names, device_mesh.shape)}
 
 
 def _shape(pairs: Any) -> Shape:
@@ -348,18 +352,26 @@ def asked_of(
   axes = tuple(None if a is None else str(a) for a in layout.axes)
   what = f"the layout map says {axes} of variable {variable.path} {sizes}"
   if len(axes) != len(sizes):
-    raise LayoutError(f"{what}, which has {len(sizes)} axes")
+    raise LayoutError(f"{what}, which has {len(sizes)} axes; give a mesh axis, or None, for each")
   mesh = {m.name: int(m.size) for m in mesh_shape}
   used = [a for a in axes if a is not None]
   for a, size in zip(axes, sizes):
     if a is None:
       continue
     if a not in mesh:
-      raise LayoutError(f"{what}, and the mesh {mesh_shape} has no axis {a}")
+      raise LayoutError(f"{what}, and the mesh {mesh_shape} has no axis {a}; name one that it has")
     if used.count(a) > 1:
       raise LayoutError(f"{what}: the mesh axis {a} can split one of its axes, not two")
     if size > 1 and size % mesh[a]:
-      raise LayoutError(f"{what}, and {a}:{mesh[a]} does not divide {size}")
+      raise LayoutError(
+        f"{what}, and {a}:{mesh[a]} does not divide {size}; give it None, or split another axis"
+      )
+  of_map = _axes_of(layout.device_mesh)
+  if of_map is not None and of_map != mesh:
+    raise LayoutError(
+      f"{what} on the mesh {', '.join(f'{n}:{s}' for n, s in of_map.items())}, and the mesh is "
+      f"{mesh_shape}; give the layout no device_mesh, or that of the distribution"
+    )
   # There is nothing to split in an axis of size 1: the key of multi-query attention, say.
   return tuple(a if n > 1 else None for a, n in zip(axes, sizes))
 

@@ -114,7 +114,7 @@ class Programs:
     self._variables: dict[int, steps.NamedVariable] = {}
     self._others: list[tf.Variable] = []  # Used by a step, but not tracked by Keras.
     self._known_names: set[str] = set()
-    self._complete = False  # Whether Keras has made all variables.
+    self._built: set[str] = set()  # Kinds of steps whose variables Keras has made.
     self._compiled: Any = None  # What `compile` made when the programs were made.
 
   @property
@@ -151,7 +151,7 @@ class Programs:
   def _reset(self) -> None:
     """Forgets the programs, and what only they used."""
     self._made = {}
-    self._complete = False
+    self._built = set()
     kept = {id(v.value) for v in self.model.variables}
     gone = {v.path for key, v in self._variables.items() if key not in kept}
     self.mirror.forget(gone)
@@ -281,9 +281,9 @@ class Programs:
   def _bound(self, kind: str, batch: Batch, stop: tuple[int, ...] | None) -> Program:
     fn = self._step_of(kind, stop)
     step = steps.Step(fn, batch.names, [], self.model)
-    if not self._complete:
-      steps.make_variables(self.model, step, batch)
-      self._complete = kind in ("train", "test")
+    if self._built.isdisjoint((kind, "train")):
+      steps.make_variables(self.model, step, batch, slots=kind == "train")
+      self._built.add(kind)
     step.variables[:] = self._named()
     others = step.unnamed(batch.signature)
     if others:  # Slots of a second optimizer, say, that a train_step of the model's own has.

@@ -74,6 +74,8 @@ def enable() -> None:
     _replace(keras.Variable, "__init__", _born())
     _replace(keras.distribution.ModelParallel, "get_tensor_layout", _tensor_layout())
     _replace(keras.distribution, "distribute_tensor", _distribute_tensor)
+    for module in (keras.backend, keras.utils):
+      _replace(module, "clear_session", _clear_session)
     _serve_processes()
 
 
@@ -289,6 +291,23 @@ def _distribute_tensor(plain: Any) -> Any:
   return served
 
 
+def _clear_session(plain: Any) -> Any:
+  @functools.wraps(plain)
+  def served(*args: Any, **kwargs: Any) -> Any:
+    before = keras.distribution.distribution()
+    result = plain(*args, **kwargs)
+    if before is not None and keras.distribution.distribution() is None:
+      _LOG.warning(
+        "keras.distribution: clear_session has also dropped the distribution (%s), as under JAX, "
+        "so models that are built from now on train on one device; set it again after "
+        "clear_session, or build the model in `with distribution.scope():`",
+        type(before).__name__,
+      )
+    return result
+
+  return served
+
+
 def _of_all_processes(fn: Callable[..., Any]) -> Callable[[Any], Any]:
   """Replaces a function where there are several processes."""
 
@@ -411,7 +430,9 @@ def _drawn_later(
   if not is_of_keras or shape is None or not tf.executing_eagerly():
     return contextlib.nullcontext()
   sizes = [shape] if isinstance(shape, int) else list(shape)
-  size = tf.as_dtype(dtype or keras.config.floatx()).size * math.prod(n or 0 for n in sizes)
+  # Keras' own names included: "int" of a counter of LossScaleOptimizer.
+  name = keras.backend.standardize_dtype(dtype or keras.config.floatx())
+  size = tf.as_dtype(name).size * math.prod(n or 0 for n in sizes)
   if size < mirror.LARGE:
     return contextlib.nullcontext()
   return mirror.drawn_later(sizes, lambda dtype: initializer(sizes, dtype=dtype.name))

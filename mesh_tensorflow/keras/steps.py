@@ -291,20 +291,23 @@ class Step:
     return [v for key, v in {id(v): v for v in used}.items() if key not in ids]
 
 
-def make_variables(model: keras.Model, step: Step, batch: Any) -> None:
+def make_variables(model: keras.Model, step: Step, batch: Any, slots: bool) -> None:
   """Makes what Keras makes when it meets a first batch: weights, metrics, slots.
 
   Args:
     model: the model.
     step: is traced, which Keras' variables are made by.
     batch: a `Batch`.
+    slots: whether the optimizer is built. Keras builds it at the first step of training, for the
+      weights that are trainable by then.
   """
   step.get_concrete_function(*batch.signature)
   optimizer = getattr(model, "optimizer", None)
-  if optimizer is not None and not optimizer.built and model.trainable_variables:
+  if slots and optimizer is not None and not optimizer.built and model.trainable_variables:
     # Keras' own look at the resources of the weights, to tell them apart, and at no values.
     is_of_keras = type(optimizer).__module__.partition(".")[0] == "keras"
-    with mirror.unnoticed() if is_of_keras else contextlib.nullcontext():
+    scope = keras.name_scope(optimizer.name, caller=optimizer)  # As Keras' own `apply` has it.
+    with scope, mirror.unnoticed() if is_of_keras else contextlib.nullcontext():
       optimizer.build(model.trainable_variables)
 
 

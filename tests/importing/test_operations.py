@@ -37,6 +37,9 @@ ONE: dict[str, Callable[[Any], Any]] = {
   "matmul": lambda x: tf.matmul(x, W),
   "matmul_transposed": lambda x: tf.matmul(tf.reshape(x, [-1, 8]), W, transpose_b=False),
   "self_scores": lambda x: tf.matmul(tf.nn.softmax(tf.matmul(x, x, transpose_b=True)), x),
+  "matmul_of_int8": lambda x: tf.matmul(
+    *(tf.cast(tf.round(9.0 * v), tf.int8) for v in (x, W)), output_type=tf.int32
+  ),
   "einsum": lambda x: tf.einsum("btd,hkd->bthk", x, V),
   "einsum_ellipsis": lambda x: tf.einsum("...d,dk->...k", x, W),
   "sums": lambda x: (tf.reduce_sum(x, 1), tf.reduce_mean(x), tf.reduce_sum(x, [0, 2], True)),

@@ -16,6 +16,7 @@ from mesh_tensorflow.importing.rules import (
 )
 from mesh_tensorflow.operations.binary import add
 from mesh_tensorflow.operations.einsum import einsum
+from mesh_tensorflow.operations.elementwise import cast
 from mesh_tensorflow.program.dimensions import Shape
 from mesh_tensorflow.program.graph import Tensor
 
@@ -27,7 +28,9 @@ class Contraction(Labelled):
     self, node: Node, xs: Sequence[Tensor], dims: Mapping[Label, Dims], make: Construction
   ) -> Sequence[Tensor]:
     out = Shape([d for label in self.labels(node).outputs[0] for d in dims[label]])
-    return [einsum(list(xs), output_shape=out, name=node.type)]
+    # int32 of int8, say: BatchMatMulV3 has the dtype of its output as an attribute.
+    operands = [cast(x, node.outputs[0].dtype) for x in xs]
+    return [einsum(operands, output_shape=out, name=node.type)]
 
 
 @rule("MatMul")
