@@ -282,7 +282,8 @@ class Programs:
     fn = self._step_of(kind, stop)
     step = steps.Step(fn, batch.names, [], self.model)
     if self._built.isdisjoint((kind, "train")):
-      steps.make_variables(self.model, step, batch, slots=kind == "train")
+      if not steps.make_variables(self.model, step, batch, slots=kind == "train"):
+        step = steps.Step(fn, batch.names, [], self.model)
       self._built.add(kind)
     step.variables[:] = self._named()
     others = step.unnamed(batch.signature)

@@ -291,24 +291,34 @@ class Step:
     return [v for key, v in {id(v): v for v in used}.items() if key not in ids]
 
 
-def make_variables(model: keras.Model, step: Step, batch: Any, slots: bool) -> None:
+def make_variables(model: keras.Model, step: Step, batch: Any, slots: bool) -> bool:
   """Makes what Keras makes when it meets a first batch: weights, metrics, slots.
 
   Args:
     model: the model.
-    step: is traced, which Keras' variables are made by.
+    step: is traced, which makes weights and metrics.
     batch: a `Batch`.
     slots: whether the optimizer is built. Keras builds it at the first step of training, for the
       weights that are trainable by then.
+
+  Returns:
+    False if the trace may not be that of later steps: it depends on something that was made after.
   """
+  weights = len(model.variables)
+  optimizer: Any = getattr(model, "optimizer", None)
+  is_built = not slots or optimizer is None or optimizer.built
   step.get_concrete_function(*batch.signature)
-  optimizer = getattr(model, "optimizer", None)
   if slots and optimizer is not None and not optimizer.built and model.trainable_variables:
     # Keras' own look at the resources of the weights, to tell them apart, and at no values.
     is_of_keras = type(optimizer).__module__.partition(".")[0] == "keras"
     scope = keras.name_scope(optimizer.name, caller=optimizer)  # As Keras' own `apply` has it.
     with scope, mirror.unnoticed() if is_of_keras else contextlib.nullcontext():
       optimizer.build(model.trainable_variables)
+  if len(model.variables) != weights:
+    return False
+  # The scale of LossScaleOptimizer, say, is a number until it is built.
+  plain_scale = keras.optimizers.Optimizer.scale_loss
+  return is_built or not has_own_step(model) and type(optimizer).scale_loss is plain_scale
 
 
 def _loss_tracker(model: keras.Model) -> Any:
