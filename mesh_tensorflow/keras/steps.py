@@ -314,11 +314,10 @@ def make_variables(model: keras.Model, step: Step, batch: Any, slots: bool) -> b
     scope = keras.name_scope(optimizer.name, caller=optimizer)  # As Keras' own `apply` has it.
     with scope, mirror.unnoticed() if is_of_keras else contextlib.nullcontext():
       optimizer.build(model.trainable_variables)
-  if len(model.variables) != weights:
+  if len(model.variables) != weights or (slots and has_own_step(model)):
     return False
   # The scale of LossScaleOptimizer, say, is a number until it is built.
-  plain_scale = keras.optimizers.Optimizer.scale_loss
-  return is_built or not has_own_step(model) and type(optimizer).scale_loss is plain_scale
+  return is_built or type(optimizer).scale_loss is keras.optimizers.Optimizer.scale_loss
 
 
 def _loss_tracker(model: keras.Model) -> Any:
