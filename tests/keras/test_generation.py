@@ -156,10 +156,16 @@ RULES = ("batch:r", "block_0/q.1:c", "embedding.vocabulary:c", "block_0/q.1:r", 
 LAYOUTS = ["", "auto", *RULES, "batch:r,block_0/q.1:c", "batch:c,block_0/q.2:r"]
 
 
-@pytest.mark.parametrize("impl", [mtf.PlacementMeshImpl, mtf.SimdMeshImpl])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+  ("layout", "impl"),
+  [  # Each layout on one of the two, and on the other in a long run.
+    pytest.param(layout, impl, marks=[pytest.mark.long] if (i + j) % 2 else [])
+    for i, layout in enumerate(LAYOUTS)
+    for j, impl in enumerate((mtf.PlacementMeshImpl, mtf.SimdMeshImpl))
+  ],
+)
 def test_tokens_are_those_of_one_device(
-  impl: type[mtf.MeshImpl], layout: str, cpu_devices: list[str]
+  layout: str, impl: type[mtf.MeshImpl], cpu_devices: list[str]
 ) -> None:
   model, given = build(), prompts(lengths=(3, 5))
   want = model.generate(given)["token_ids"]
@@ -198,8 +204,17 @@ def distributions() -> Iterator[tuple[str, Callable[[], Any]]]:
   yield "auto", lambda: mtf.keras.AutoParallel(devices)
 
 
-@pytest.mark.parametrize("kind", ["model", "data", "auto"])
-@pytest.mark.parametrize("temperature", [None, 0.7])
+@pytest.mark.parametrize(
+  ("kind", "temperature"),
+  [
+    ("model", 0.7),
+    ("data", None),
+    *(
+      pytest.param(*case, marks=pytest.mark.long)
+      for case in [("model", None), ("data", 0.7), ("auto", None), ("auto", 0.7)]
+    ),
+  ],
+)
 def test_under_a_distribution(kind: str, temperature: float | None, cpu_devices: list[str]) -> None:
   """Before training, between trainings, after, and after a compile: as Keras does it alone."""
 
