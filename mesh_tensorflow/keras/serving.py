@@ -156,7 +156,8 @@ def _takes_texts(model: keras.Model) -> bool:
 
   A preprocessing layer in front of a model that was trained on the mesh, as Keras' guides make it.
   """
-  inputs = keras.tree.flatten(getattr(model, "inputs", None))  # A subclass may call so what it likes.
+  # A subclass may call so what it likes.
+  inputs = keras.tree.flatten(getattr(model, "inputs", None))
   if not any(isinstance(x, keras.KerasTensor) and x.dtype == "string" for x in inputs):
     return False
   if not vars(model).get(_IS_ALONE) and _distribution_of(model) is not None:
