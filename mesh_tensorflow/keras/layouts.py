@@ -35,6 +35,7 @@ _LEGAL = (
   "number of devices, a list of device names, a keras.distribution.DeviceMesh, ModelParallel or "
   "DataParallel"
 )
+_MATCHED = "_mtf_matched"  # Attribute of a distribution: patterns that have matched something.
 _DEVICE_TYPES = ("CPU", "GPU", "TPU", "XLA_CPU", "XLA_GPU")
 
 
@@ -702,16 +703,26 @@ def _tell_unmatched(distribution: Any, paths: Sequence[str], outputs: Sequence[s
     paths: of the model's variables.
     outputs: paths of outputs of layers that a pattern matches.
   """
+  # One map may be for several models: a pattern that one has matched is as it should be.
+  matched: set[str] = vars(distribution).setdefault(_MATCHED, set())
   for pattern, layout in _patterns(distribution):
     # Searched as the installed Keras does: in a map of this pattern alone.
     alone = keras.distribution.LayoutMap(None)
     alone[pattern] = keras.distribution.TensorLayout(layout.axes)
-    if not any(alone[path] is not None for path in (*paths, *outputs)):
+    if any(alone[path] is not None for path in (*paths, *outputs)):
+      matched.add(pattern)
+    elif pattern not in matched:
       near = difflib.get_close_matches(pattern, paths, 3, 0.0)
+      hint = f"variables with names like it: {', '.join(near)}"
+      for longer in (f".*{pattern}", f".*{pattern}.*"):
+        found = next((path for path in paths if re.fullmatch(longer, path)), None)
+        if found is not None:  # As a search would find it.
+          hint = f"it is part of {found}, and Keras matches whole paths; give {longer!r}"
+          break
       _LOG.warning(
         "keras.distribution: the pattern %r of the layout map matches no variable, so it splits "
-        "nothing; variables with names like it: %s",
-        *(pattern, ", ".join(near)),
+        "nothing; %s",
+        *(pattern, hint),
       )
 
 

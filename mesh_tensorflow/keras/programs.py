@@ -11,6 +11,7 @@ import dataclasses
 import fnmatch
 import functools
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -87,7 +88,6 @@ class Programs:
     decision: the layout, once it is decided; None before.
     mirror: the variables of the model and of the mesh.
     unsplit: methods of the model that do not run on the mesh.
-    is_running: whether one of Keras' loops runs on the mesh.
   """
 
   def __init__(
@@ -106,7 +106,8 @@ class Programs:
     self.decision: Decision | None = None
     self.mirror = Mirror()
     self.unsplit = hooks.Unsplit(model)
-    self.is_running = False
+    # Threads share a mesh step by step, and Keras' functions are theirs again after the last loop.
+    self._lock, self._loops, self._kept = threading.RLock(), 0, contextlib.ExitStack()
     self._mesh, self._layout, self._dims, self._fallback = mesh, layout, dict(dims), fallback
     self._warned: set[str] = set()  # Types of operations that each device computes whole.
     self._made: dict[Any, Program] = {}
@@ -182,9 +183,29 @@ class Programs:
     Raises:
       UnsupportedError: the model is compiled with run_eagerly=True.
     """
-    if self.is_running:  # A callback that evaluates, say.
+    with self._lock:
+      if not self.is_running:
+        self._replace_functions()
+      self._loops += 1
+    try:
       yield
-      return
+    finally:
+      with self._lock:
+        self._loops -= 1
+        if not self.is_running:
+          self._kept.close()
+
+  def takes_loops(self) -> bool:
+    """False while the model runs in the loop of another `Programs`, `ParallelModel.fit` say."""
+    with self._lock:
+      return self.is_running or "make_train_function" not in vars(self.model)
+
+  @property
+  def is_running(self) -> bool:
+    """True while one of Keras' loops runs on the mesh, or several: of a callback, of threads."""
+    return self._loops > 0
+
+  def _replace_functions(self) -> None:
     self.follow()
     if self.model.run_eagerly:
       raise UnsupportedError(
@@ -203,12 +224,7 @@ class Programs:
       shadows[f"{name}_function"] = function
       # Keras calls it before each loop, to make the function if there is none.
       shadows[f"make_{name}_function"] = lambda force=False, function=function: function
-    self.is_running = True
-    try:
-      with hooks.replaced(self.model, shadows):
-        yield
-    finally:
-      self.is_running = False
+    self._kept.enter_context(hooks.replaced(self.model, shadows))
 
   def train_function(self, iterator: Iterable[Any]) -> Any:
     """A step of training, or several; see `keras.Model.make_train_function`."""
@@ -247,6 +263,10 @@ class Programs:
   # ----------------------------------------------------------------------- programs
 
   def _run(self, kind: str, batch: Batch, stop: tuple[int, ...] | None = None) -> Any:
+    with self._lock:
+      return self._run_alone(kind, batch, stop)
+
+  def _run_alone(self, kind: str, batch: Batch, stop: tuple[int, ...] | None) -> Any:
     batch = processes.whole_batch(batch, self._sharded_by)
     key = kind, batch.key, stop
     if key not in self._made:

@@ -136,6 +136,8 @@ def programs_of(model: keras.Model) -> Programs | None:
   """
   found: Programs | None = vars(model).get(_PROGRAMS)
   if found is None:
+    if _takes_texts(model):
+      return None
     if vars(model).get(_IS_ALONE) and keras.distribution.distribution() is None:
       return None
     distribution = _distribution_of(model)
@@ -147,6 +149,25 @@ def programs_of(model: keras.Model) -> Programs | None:
     vars(model)[_PROGRAMS] = found
     weakref.finalize(model, found.mirror.close).atexit = False
   return found
+
+
+def _takes_texts(model: keras.Model) -> bool:
+  """True of a model with an input of strings, which no mesh computes with; it is told once.
+
+  A preprocessing layer in front of a model that was trained on the mesh, as Keras' guides make it.
+  """
+  # A subclass may call so what it likes.
+  inputs = keras.tree.flatten(getattr(model, "inputs", None))
+  if not any(isinstance(x, keras.KerasTensor) and x.dtype == "string" for x in inputs):
+    return False
+  if not vars(model).get(_IS_ALONE) and _distribution_of(model) is not None:
+    _LOG.warning(
+      "keras.distribution: %s has an input of strings, which meshes do not compute with, so it "
+      "runs on one device; to train on the mesh, apply the preprocessing layers in the data set",
+      model.name,
+    )
+    vars(model)[_IS_ALONE] = True
+  return True
 
 
 def _distribution_of(model: keras.Model) -> Any:
@@ -189,8 +210,7 @@ def _loop(name: str) -> Callable[[Any], Any]:
   def make(plain: Any) -> Any:
     @functools.wraps(plain)
     def served(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-      # Its loop runs on a mesh already: a callback that evaluates, or `ParallelModel.fit`.
-      programs = None if "make_train_function" in vars(self) else programs_of(self)
+      programs = _programs_of_loop(self)
       if programs is None:
         return plain(self, *args, **kwargs)
       with programs.running():
@@ -199,6 +219,15 @@ def _loop(name: str) -> Callable[[Any], Any]:
     return served
 
   return make
+
+
+def _programs_of_loop(model: keras.Model) -> Programs | None:
+  """The programs that a loop of Keras runs with; None if it is to run as it would without."""
+  found: Programs | None = vars(model).get(_PROGRAMS)
+  if found is not None:
+    return found if found.takes_loops() else None
+  # Otherwise the model is in `ParallelModel.fit`, say, which has put its own functions there.
+  return None if "make_train_function" in vars(model) else programs_of(model)
 
 
 def _subclasses(kind: type) -> set[type]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
 import pathlib
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
+from mesh_tensorflow.keras import layouts as deciding
 from tests.keras.models import X, Y
 
 
@@ -266,6 +268,71 @@ def test_patterns_that_match_nothing_are_told(caplog: pytest.LogCaptureFixture) 
   assert "'d2/kernels' of the layout map matches no variable" in caplog.text
   assert "names like it: d2/kernel," in caplog.text and "'d7.*'" in caplog.text
   assert "'d1/kernel'" not in caplog.text
+
+
+def test_a_pattern_of_a_part_of_a_path_is_told_what_matches(
+  caplog: pytest.LogCaptureFixture,
+) -> None:
+  """Keras matches whole paths: a reader of its guides may expect a search."""
+  distribution = model_parallel({"head/kernel": (None, "model"), ".*d1/kernel": ("model", None)})
+  matched = ["net/d1/kernel", "net/head/kernel"]
+  with caplog.at_level(logging.WARNING, "mesh_tensorflow"):
+    deciding._tell_unmatched(distribution, matched, [])
+    assert caplog.text.count("matches no variable") == 1
+    assert "'head/kernel' of" in caplog.text and "part of net/head/kernel" in caplog.text
+    assert "give '.*head/kernel'" in caplog.text
+    caplog.clear()
+    deciding._tell_unmatched(distribution, ["other/kernel"], [])  # A second model, a GAN's say.
+  assert "'.*d1/kernel'" not in caplog.text
+
+
+def test_a_model_of_strings_runs_on_one_device(caplog: pytest.LogCaptureFixture) -> None:
+  """As Keras' guides put the preprocessing before a model that was trained without it."""
+  keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices()))
+  lookup = keras.layers.StringLookup(vocabulary=["a", "b", "c"], output_mode="one_hot")
+  inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+  inner.compile("sgd", "mse")
+  texts, targets = tf.constant([["a"], ["b"], ["c"], ["d"]]), np.ones([4, 2], np.float32)
+  inner.fit(lookup(texts), targets, verbose=0)
+  model = keras.Sequential([keras.Input((1,), dtype="string"), lookup, inner])
+  model.compile("sgd", "mse")
+  with caplog.at_level(logging.WARNING, "mesh_tensorflow"):
+    before = model.evaluate(texts, targets, verbose=0)
+    np.testing.assert_allclose(before, inner.evaluate(lookup(texts), targets, verbose=0), 1e-5)
+    model.fit(texts, targets, verbose=0)
+  assert caplog.text.count("an input of strings, which meshes do not compute with") == 1
+  after = model.evaluate(texts, targets, verbose=0)
+  assert after < before
+  np.testing.assert_allclose(after, inner.evaluate(lookup(texts), targets, verbose=0), 1e-5)
+  np.testing.assert_allclose(model.predict(texts, verbose=0), inner(lookup(texts)), atol=1e-5)
+
+
+def test_threads_take_turns_at_the_steps_of_a_model() -> None:
+  keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices()))
+  model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+  model.compile("sgd", "mse")
+  x = np.random.default_rng(0).normal(size=[32, 8]).astype(np.float32)
+  model.fit(x, x[:, :2], batch_size=8, verbose=0)
+  expected = model.predict(x, batch_size=8, verbose=0)
+  with concurrent.futures.ThreadPoolExecutor(3) as threads:
+    found = list(threads.map(lambda _: model.predict(x, batch_size=8, verbose=0), range(6)))
+  np.testing.assert_array_equal(found, [expected] * 6)
+  assert "make_predict_function" not in vars(model)  # Keras' own again.
+  with concurrent.futures.ThreadPoolExecutor(2) as threads:
+    fitted = threads.submit(model.fit, x, x[:, :2], batch_size=8, epochs=3, verbose=0)
+    predicted = threads.submit(model.predict, x, batch_size=8, verbose=0)
+    assert np.isfinite(predicted.result()).all()
+    assert np.all(np.diff(fitted.result().history["loss"]) < 0)
+
+
+def test_a_data_set_of_unknown_length_takes_no_step_more_than_it_has() -> None:
+  """Keras under TensorFlow counts one more at its end, which Adam's updates depend on."""
+  keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices()))
+  model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+  model.compile("adam", "mse")
+  batches = tf.data.Dataset.from_tensors((np.ones([8, 8]), np.ones([8, 2]))).repeat(3)
+  model.fit(batches.filter(lambda x, y: True), epochs=2, verbose=0)
+  assert int(model.optimizer.iterations) == 6
 
 
 def test_large_weights_that_stay_whole_are_told(caplog: pytest.LogCaptureFixture) -> None:
