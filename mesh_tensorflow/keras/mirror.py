@@ -576,6 +576,7 @@ class Mirror:
     if self._store is not None and name in self._store:
       stored = self._store[name]
       eagerly(lambda: stored.assign(value))
+      self._fetches.pop(name, None)  # Of slices that were made by a run that failed afterwards.
       self._release(name)
       return
     if name in self._fetches and spilling.is_wanted():

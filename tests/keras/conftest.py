@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import pytest
 
+import mesh_tensorflow as mtf
 from mesh_tensorflow.keras import layouts
 from tests.importing.comparing import slow_machine
 from tests.keras import models
@@ -23,6 +25,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
   mark = pytest.mark.long if is_long else pytest.mark.slow
   metafunc.fixturenames.append("layouts_of")
   metafunc.parametrize("layouts_of", ["given", pytest.param("auto", marks=mark)], indirect=True)
+
+
+@pytest.fixture
+def enabled(cpu_devices: list[str]) -> Iterator[None]:
+  """Keras' distributions are served, and none is left behind."""
+  mtf.keras.enable()
+  yield
+  keras.distribution.set_distribution(None)
+  mtf.keras.disable()
 
 
 @pytest.fixture

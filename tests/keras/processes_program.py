@@ -233,14 +233,19 @@ def resumed(folder: pathlib.Path, process: int) -> dict[str, Any]:
   return {"losses": losses, "digests": digests(model)}
 
 
+def trained_a_step(kind: str) -> keras.Model:
+  keras.distribution.set_distribution(distribution(kind))
+  keras.utils.set_random_seed(1)
+  model = build()
+  model.train_on_batch(X[:8], Y[:8])
+  return model
+
+
 def read_alone(folder: pathlib.Path) -> None:
   """One process reads a variable, and the others go on with the training."""
   del folder
   store._READ_SECONDS = 3.0
-  keras.distribution.set_distribution(distribution("across"))
-  keras.utils.set_random_seed(1)
-  model = build()
-  model.train_on_batch(X[:8], Y[:8])
+  model = trained_a_step("across")
   if workers.current().is_chief:
     model.layers[0].kernel.numpy()
   model.train_on_batch(X[:8], Y[:8])
@@ -249,10 +254,7 @@ def read_alone(folder: pathlib.Path) -> None:
 def saved_alone(folder: pathlib.Path) -> None:
   """One process saves, and the others go on with the training."""
   processes._MEET_SECONDS = 3.0
-  keras.distribution.set_distribution(distribution("data"))
-  keras.utils.set_random_seed(1)
-  model = build()
-  model.train_on_batch(X[:8], Y[:8])
+  model = trained_a_step("data")
   if workers.current().is_chief:
     model.save(folder / "alone.keras")
   model.train_on_batch(X[:8], Y[:8])

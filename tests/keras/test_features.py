@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -23,6 +23,8 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.keras import layouts as deciding
 from tests.importing.comparing import slow_machine
 from tests.keras.models import X, Y
+
+pytestmark = pytest.mark.usefixtures("enabled")
 
 X, Y = X[:16], Y[:16]
 IDS = np.random.default_rng(1).integers(1, 20, (16, 6))
@@ -378,14 +380,6 @@ DISTRIBUTIONS: dict[str, Callable[[], Any]] = {
   "model": model_parallel,
   "auto": lambda: mtf.keras.AutoParallel(devices()),
 }
-
-
-@pytest.fixture(autouse=True)
-def enabled(cpu_devices: list[str]) -> Iterator[None]:
-  mtf.keras.enable()
-  yield
-  keras.distribution.set_distribution(None)
-  mtf.keras.disable()
 
 
 def run_of(name: str, distribution: Any) -> Values:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -18,13 +17,7 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.keras import layouts as deciding
 from tests.keras.models import X, Y
 
-
-@pytest.fixture(autouse=True)
-def enabled(cpu_devices: list[str]) -> Iterator[None]:
-  mtf.keras.enable()
-  yield
-  keras.distribution.set_distribution(None)
-  mtf.keras.disable()
+pytestmark = pytest.mark.usefixtures("enabled")
 
 
 def devices(n: int = 4) -> list[str]:
