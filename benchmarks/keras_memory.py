@@ -382,6 +382,7 @@ class Programs:
       gc.collect()
 
   def equal(self) -> None:
+    mtf.virtual_cpu_devices(DEVICES)
     theirs = decoder(self._parameters)
     theirs.save_weights(self._file)
     self._served()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
+from mesh_tensorflow.errors import UnsupportedError
 from mesh_tensorflow.importing.axes import Axes, Factor
 from mesh_tensorflow.importing.nodes import Program, VariableRecord, Wire
 from mesh_tensorflow.importing.replicating import rule_of
@@ -159,6 +160,12 @@ class Builder:
         values = rule_of(node).build(node, self)
       for wire, value in zip(node.outputs, values):
         if value is not None:
+          # A rule that adds up int8 in int8 would be silent. Lists of tensors are tensors here.
+          if value.tensor.dtype != wire.dtype and wire.dtype != tf.variant:
+            raise UnsupportedError(
+              f"from_tensorflow: the rule of {node} makes {value.tensor.dtype.name}, and "
+              f"TensorFlow {wire.dtype.name}"
+            )
           self._values[wire] = value.with_axes(self.axes_of(wire))
     return [self.value(w) for w in program.outputs]
 

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from mesh_tensorflow import workers
 from mesh_tensorflow.errors import ArgumentError, LayoutError
-from mesh_tensorflow.keras import mirror, processes, steps
+from mesh_tensorflow.keras import archives, mirror, processes, steps
 from mesh_tensorflow.keras.layouts import (
   AutoParallel,
   check_patterns,
@@ -74,6 +74,10 @@ def enable() -> None:
     _replace(keras.Variable, "__init__", _born())
     _replace(keras.distribution.ModelParallel, "get_tensor_layout", _tensor_layout())
     _replace(keras.distribution, "distribute_tensor", _distribute_tensor)
+    _replace(keras.Model, "save", _saved)
+    for module in (keras.saving, keras.models):
+      _replace(module, "save_model", _saved)
+      _replace(module, "load_model", _loaded)
     for module in (keras.backend, keras.utils):
       _replace(module, "clear_session", _clear_session)
     _serve_processes()
@@ -293,6 +297,26 @@ def _tensor_layout() -> Callable[[Any], Any]:
     return served
 
   return make
+
+
+def _saved(plain: Any) -> Any:
+  @functools.wraps(plain)
+  def served(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    if any(getattr(v, _BORN_UNDER, None) is not None for v in getattr(model, "variables", ())):
+      return archives.save(plain, model, filepath, *args, **kwargs)
+    return plain(model, filepath, *args, **kwargs)
+
+  return served
+
+
+def _loaded(plain: Any) -> Any:
+  @functools.wraps(plain)
+  def served(filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    if keras.distribution.distribution() is not None:
+      return archives.load(plain, filepath, *args, **kwargs)
+    return plain(filepath, *args, **kwargs)
+
+  return served
 
 
 def _distribute_tensor(plain: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import mesh_tensorflow as mtf
-from mesh_tensorflow.keras import mirror, spilling
+from mesh_tensorflow.keras import archives, mirror, spilling
 from tests.keras.models import X, Y, placement
 
 SIZE = (64, 32)
@@ -410,6 +410,71 @@ def assert_bit_equal(ours: keras.Model, theirs: keras.Model) -> None:
     np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
+def with_vocabulary() -> keras.Model:
+  x = ids = keras.Input((6,), dtype="int64")
+  x = keras.layers.IntegerLookup(vocabulary=[3, 5, 8])(x)
+  model = keras.Model(ids, keras.layers.Dense(2)(keras.layers.Embedding(4, 8)(x)))
+  model.compile("adam", "mse")
+  return model
+
+
+@pytest.mark.parametrize("make", [build, with_vocabulary])
+def test_large_archives_go_by_way_of_a_folder(
+  make: Callable[[], keras.Model], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+  monkeypatch.setattr(archives, "LARGE", 1)
+  path = tmp_path / "net.keras"
+  with distribution().scope():
+    ours = make()
+    for replaced in (False, True):  # The second time there is a file.
+      for v in ours.weights:
+        v.assign(v + 1)
+      if replaced:
+        ours.save(path, True)
+      else:
+        keras.saving.save_model(ours, str(path))
+      again = keras.models.load_model(path)
+      for a, b in zip(again.weights, ours.weights, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+  assert [f.name for f in tmp_path.iterdir()] == ["net.keras"]
+  mtf.keras.disable()
+  theirs = keras.models.load_model(path)
+  for a, b in zip(theirs.weights, ours.weights, strict=True):
+    np.testing.assert_array_equal(a.numpy(), b.numpy())
+  mtf.keras.enable()
+  if make is with_vocabulary:
+    ids = np.array([[3, 5, 8, 4, 3, 5]])
+    np.testing.assert_array_equal(theirs(ids), again(ids))
+
+
+def test_an_archive_that_cannot_be_written_leaves_the_old_one(
+  tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+  monkeypatch.setattr(archives, "LARGE", 1)
+  path = tmp_path / "net.keras"
+  with distribution().scope():
+    ours = build()
+    ours.save(path)
+    before = path.read_bytes()
+
+    def full(*_: Any, **__: Any) -> None:
+      raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+      patched.setattr(archives.zipfile.ZipFile, "write", full)
+      with pytest.raises(OSError, match="No space left"):
+        ours.save(path)
+    assert path.read_bytes() == before
+    with monkeypatch.context() as patched:
+      patched.setattr(archives.zipfile.ZipFile, "extractall", full)
+      again = keras.models.load_model(path)  # In memory.
+    np.testing.assert_array_equal(again.get_weights()[0], ours.get_weights()[0])
+    path.write_bytes(before[:-100])
+    with pytest.raises(Exception, match="zip"):
+      keras.models.load_model(path)
+  assert [f.name for f in tmp_path.iterdir()] == ["net.keras"]
+
+
 MEMORY_OF_SLICES = """
 import gc, pathlib, sys
 import keras
@@ -455,6 +520,17 @@ del model
 gc.collect()
 again.load_weights(sys.argv[1])
 again.predict(x, verbose=0)
+rises.append(rise())
+del again
+gc.collect()
+rise()
+archive = sys.argv[1].replace(".weights.h5", ".keras")
+model = build(12, 2048)
+model.save(archive)
+rises.append(rise())
+del model
+gc.collect()
+model = keras.saving.load_model(archive)
 rises.append(rise())
 print(*rises)
 """
