@@ -272,7 +272,7 @@ class Search(BranchAndBound):
     weight = {
       d: sum(sum(w) for w, names in zip(times.whole, self._names) if d in names)
       for d in mesh.domains
-      if mesh.domains[d] and d not in mesh.fixed
+      if mesh.domains[d] and d not in mesh.fixed and d not in self.evaluator.of_seeds
     }
     # The dimensions that most of the work has first: they decide most.
     super().__init__(sorted(weight, key=lambda d: (-weight[d], d)), deadline)

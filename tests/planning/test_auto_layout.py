@@ -329,3 +329,21 @@ def test_why_nothing_is_split():
   )
   alone = dataclasses.replace(found, alternatives=(), proven=False, search_seconds=2.0)
   assert alone.why_unsplit().endswith("splits anything; the search ended after 2.0 s")
+
+
+def test_seeds_are_not_split():
+  """A state of random numbers is two integers; to split it saves nothing, and is no alternative."""
+  graph = mtf.Graph()
+  mesh = mtf.Mesh(graph, "m")
+  a, seeds = mtf.Dimension("a", 64), mtf.Dimension("seeds", 2)
+  x = mtf.import_tf_tensor(mesh, np.ones([64], np.float32), mtf.Shape([a]))
+  seed = mtf.import_tf_tensor(mesh, np.ones([2], np.int32), mtf.Shape([seeds]))
+  results = [mtf.square(x), seed + 1]
+  found = mtf.auto_layout(graph, mesh_shape="r:2", machine=MACHINE, results=results)
+  rules = sorted(c.layout.pairs for c in (found, *found.alternatives))
+  assert rules == [[], [("a", "r")]]
+  # A rule by hand may.
+  fixed = mtf.auto_layout(
+    graph, mesh_shape="r:2", machine=MACHINE, results=results, fixed="seeds:r"
+  )
+  assert ("seeds", "r") in fixed.layout.pairs
