@@ -536,6 +536,22 @@ class Decision:
     pairs = [p for path, new in names.items() for p in zip(self.names.get(path, new), new)]
     return {before: now for before, now in pairs if before and now and before != now}
 
+  def renamed(self, joined: Mapping[str, str]) -> Decision | None:
+    """A layout that was searched, by other names; None if it splits dimensions that are one now.
+
+    Args:
+      joined: see `joined`.
+    """
+    rules = dict(self.mesh_impl.layout_rules.pairs)
+    names = {path: tuple(joined.get(n or "", n) for n in axes) for path, axes in self.names.items()}
+    twice = any(
+      len(set(axes)) < len(axes) for axes in ([n for n in a if n] for a in names.values())
+    )
+    if not self.searched or twice or any(rules.get(a) != rules.get(b) for a, b in joined.items()):
+      return None
+    pairs = list(dict.fromkeys((joined.get(d, d), m) for d, m in rules.items()))
+    return dataclasses.replace(self, mesh_impl=self.mesh_impl.with_layout(pairs), names=names)
+
 
 def decide(
   kind: str,

@@ -322,13 +322,17 @@ class Programs:
     self._check_layout_names(kind, imported)
     before = self.decision
     joined = {} if before is None else before.joined(names_of(imported))
-    if before is None or joined or self._is_provisional(before, kind):
+    decision = before
+    if before is not None and joined and not self._is_provisional(before, kind):
+      decision = before.renamed(joined)
+    if decision is None or self._is_provisional(decision, kind):
       traced = step.get_concrete_function(*batch.signature).graph
       decision = decide(
         *(kind, self._mesh, self._layout, imported, body, signature, self.model, traced),
         tell=functools.partial(self._once, _LOG.warning),
         say=functools.partial(self._once, print),
       )
+    if decision is not before:
       self._take(decision, joined)
     assert self.decision is not None
     # Variables that no program before had.
