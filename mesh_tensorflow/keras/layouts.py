@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import re
+import textwrap
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -35,6 +36,7 @@ _LEGAL = (
   "number of devices, a list of device names, a keras.distribution.DeviceMesh, ModelParallel or "
   "DataParallel"
 )
+_LOG = logging.getLogger("mesh_tensorflow")
 _MATCHED = "_mtf_matched"  # Attribute of a distribution: patterns that have matched something.
 _DEVICE_TYPES = ("CPU", "GPU", "TPU", "XLA_CPU", "XLA_GPU")
 
@@ -384,6 +386,7 @@ def rules_of(
   batch_names: Collection[str],
   conflicts: Collection[frozenset[str]],
   outputs: Sequence[OutputAxes] = (),
+  tell: Callable[[str], None] = _LOG.warning,
 ) -> MapLayout:
   """Converts a Keras distribution to layout rules.
 
@@ -394,6 +397,7 @@ def rules_of(
     batch_names: names of the dimensions that count examples.
     conflicts: pairs of names that one tensor of the program has.
     outputs: of layers, those that the distribution has a layout for.
+    tell: takes warnings.
 
   Raises:
     LayoutError: see `asked_of`.
@@ -411,7 +415,7 @@ def rules_of(
   wishes = [(v.dims, asked[v.path], math.prod(v.sizes)) for v in variables]
   wishes += [(o.dims, _fitting(o, mesh_shape), math.prod(o.sizes)) for o in outputs]
   rules.update(_rules_of_votes(wishes, rules, conflicts))
-  _tell_unused(outputs, rules)
+  _tell_unused(outputs, rules, tell)
   names = {n for v in variables for n in v.dims if n is not None} | set(batch_names)
   stored: dict[str, tuple[str | None, ...]] = {}
   more: dict[str, str] = {}
@@ -436,15 +440,17 @@ def _fitting(output: OutputAxes, mesh_shape: Shape) -> tuple[str | None, ...]:
   )
 
 
-def _tell_unused(outputs: Sequence[OutputAxes], rules: Mapping[str, str]) -> None:
+def _tell_unused(
+  outputs: Sequence[OutputAxes], rules: Mapping[str, str], tell: Callable[[str], None]
+) -> None:
   """Warns of outputs that are split otherwise than a map asks."""
   for o in outputs:
     split = tuple(None if n is None else rules.get(n) for n in o.dims)
     if any(a is not None and a != b for a, b in zip(o.asked, split or (None,) * len(o.asked))):
-      _LOG.warning(
-        "keras.distribution: the layout map says %s of %s %s, which is split %s: there is one rule "
-        "for a dimension, and no value depends on it",
-        *(o.asked, o.path, list(o.sizes), split if o.dims else "as its inputs are"),
+      tell(
+        f"keras.distribution: the layout map says {o.asked} of {o.path} {list(o.sizes)}, which is "
+        f"split {split if o.dims else 'as its inputs are'}: there is one rule for a dimension, and "
+        "no value depends on it"
       )
 
 
@@ -483,9 +489,10 @@ def _stored_name(name: str, axis: str | None, names: Collection[str]) -> str:
   return stored
 
 
-_LOG = logging.getLogger("mesh_tensorflow")
 # Time limit of the layout search: longer ones rarely find better, and the first batch waits.
 _SEARCH_SECONDS = 20.0
+# So many rules of a layout are said.
+_MOST_RULES = 4
 # A weight of so many numbers, and of such a share of all, is large.
 _LARGE, _LARGE_SHARE = 1 << 18, 0.02
 
@@ -529,6 +536,22 @@ class Decision:
     pairs = [p for path, new in names.items() for p in zip(self.names.get(path, new), new)]
     return {before: now for before, now in pairs if before and now and before != now}
 
+  def renamed(self, joined: Mapping[str, str]) -> Decision | None:
+    """A layout that was searched, by other names; None if it splits dimensions that are one now.
+
+    Args:
+      joined: see `joined`.
+    """
+    rules = dict(self.mesh_impl.layout_rules.pairs)
+    names = {path: tuple(joined.get(n or "", n) for n in axes) for path, axes in self.names.items()}
+    twice = any(
+      len(set(axes)) < len(axes) for axes in ([n for n in a if n] for a in names.values())
+    )
+    if not self.searched or twice or any(rules.get(a) != rules.get(b) for a, b in joined.items()):
+      return None
+    pairs = list(dict.fromkeys((joined.get(d, d), m) for d, m in rules.items()))
+    return dataclasses.replace(self, mesh_impl=self.mesh_impl.with_layout(pairs), names=names)
+
 
 def decide(
   kind: str,
@@ -539,6 +562,8 @@ def decide(
   signature: Sequence[TensorSpec],
   model: keras.Model,
   traced: tf.Graph,
+  tell: Callable[[str], None] = _LOG.warning,
+  say: Callable[[str], None] = print,
 ) -> Decision:
   """Decides the layout for a program.
 
@@ -551,6 +576,8 @@ def decide(
     signature: its arguments.
     model: the model.
     traced: the graph of the function that was imported.
+    tell: takes warnings.
+    say: takes the two lines of what `AutoParallel` chose.
 
   Raises:
     LayoutError: what is asked for suits neither the program nor the mesh.
@@ -562,7 +589,7 @@ def decide(
   if is_distribution(layout):
     assert shape is not None
     graph, outputs = _graph(mesh, body, signature), outputs_of(traced, imported)
-    found = _of_distribution(layout, imported, graph, shape, model, outputs)
+    found = _of_distribution(layout, imported, graph, shape, model, outputs, tell)
     return Decision(mesh.make(shape, found.rules), names, kind, found)
   if by_hand is not None:
     return Decision(mesh.make(shape or _shape_for(by_hand, mesh.size), by_hand), names, kind)
@@ -571,23 +598,25 @@ def decide(
   any_mesh = mesh.make(shape or Shape([Dimension("all", mesh.size)]), "")
   planned = Function(body, any_mesh, signature, "mesh")
   choice: LayoutChoice | None = None
+  # The second best is found, too: it splits something where the best splits nothing.
+  limits: Any = {"alternatives": 1, "time_limit": _SEARCH_SECONDS}
   try:
     if shape is None:
-      choice = auto_layout(planned, devices=mesh.size, time_limit=_SEARCH_SECONDS)
+      choice = auto_layout(planned, devices=mesh.size, **limits)
     else:
-      choice = auto_layout(planned, mesh_shape=shape, time_limit=_SEARCH_SECONDS)
+      choice = auto_layout(planned, mesh_shape=shape, **limits)
   except LayoutError as e:  # Sizes of 1, say: nobody asked for a rule, so none is wrong.
     decided, unsplit = any_mesh, str(e)
   else:
     decided, unsplit = mesh.make(*_same_choice(choice)), choice.why_unsplit()
   _LOG.info("mtf.keras: layout %s", decided.layout_rules.pairs)
-  if mesh.announces and choice is not None and workers.current().is_chief:
-    print(_announcement(choice, kind))
-  if unsplit:
-    _LOG.warning(
-      "mtf.keras: the automatic layout splits nothing over the mesh %s: %s. A larger batch or "
-      "model may be split; a layout by hand is taken as it is",
-      *(",".join(f"{m.name}:{m.size}" for m in decided.shape), unsplit),
+  if mesh.announces:
+    if workers.current().is_chief:
+      say(_announcement(choice, kind) if choice else _of_no_choice(decided.shape, unsplit))
+  elif unsplit:
+    tell(
+      f"mtf.keras: the automatic layout splits nothing over the mesh {_axes_text(decided.shape)}: "
+      f"{unsplit}. A larger batch or model may be split; a layout by hand is taken as it is"
     )
   return Decision(decided, names, kind, None, choice, searched=True)
 
@@ -599,19 +628,34 @@ def _same_choice(choice: LayoutChoice) -> tuple[Shape, LayoutRules]:
   return _shape([tuple(d) for d in shape]), LayoutRules([tuple(r) for r in rules])
 
 
+def _axes_text(shape: Shape) -> str:
+  return ",".join(f"{m.name}:{m.size}" for m in shape)
+
+
 def _announcement(choice: LayoutChoice, kind: str) -> str:
   """Two lines: what was chosen, and what it is predicted to cost."""
-  shape = ",".join(f"{m.name}:{m.size}" for m in choice.mesh_shape) or "one device"
-  rules = ",".join(f"{d}:{m}" for d, m in choice.layout.pairs)
+  rules = [f"{d}:{m}" for d, m in choice.layout.pairs]
+  if len(rules) > _MOST_RULES:
+    rules[_MOST_RULES:] = [f"and {len(rules) - _MOST_RULES} more (model.summary() shows weights)"]
   step = {"train": "training", "test": "evaluation", "predict": "prediction"}.get(
     kind, "generation"
   )
   how = "no layout is faster" if choice.proven else "the best of an incomplete search"
+  whole = choice.mesh_shape.size > 1 and not rules
+  split = next((c.seconds for c in choice.alternatives if whole and c.layout.pairs), None)
+  at_best = "" if split is None else f" ({format_seconds(split)} if something is)"
   return (
-    f"AutoParallel: mesh {shape}; {f'split: {rules}' if rules else 'nothing is split'}\n"
-    f"AutoParallel: a step of {step} is predicted to take {format_seconds(choice.seconds)}, and "
-    f"{format_bytes(choice.memory)} of a device ({choice.machine.name}; {how})"
+    f"AutoParallel: mesh {_axes_text(choice.mesh_shape) or 'one device'}; "
+    f"{'split: ' + ', '.join(rules) if rules else 'nothing is split'}\n"
+    f"AutoParallel: a step of {step} is predicted to take {format_seconds(choice.seconds)}"
+    f"{at_best}, and {format_bytes(choice.memory)} of a device ({choice.machine.name}; {how})"
   )
+
+
+def _of_no_choice(shape: Shape, why: str) -> str:
+  """Two lines, where the mesh divides nothing."""
+  why = textwrap.shorten(why, 200, placeholder=" ...")
+  return f"AutoParallel: mesh {_axes_text(shape)}; nothing is split\nAutoParallel: {why}"
 
 
 def rules_by_hand(mesh: MeshChoice, layout: Any) -> LayoutRules | None:
@@ -680,6 +724,7 @@ def _of_distribution(
   shape: Shape,
   model: keras.Model,
   outputs: Sequence[OutputAxes],
+  tell: Callable[[str], None],
 ) -> MapLayout:
   of_keras = {id(v.value): v for v in model.variables}
   variables = [
@@ -688,20 +733,27 @@ def _of_distribution(
     if id(v.variable) in of_keras
   ]
   batch = {s[0].name for s in imported.arguments if s.ndims}
-  _tell_unmatched(distribution, [v.path for v in model.variables], [o.path for o in outputs])
-  found = rules_of(distribution, variables, shape, batch, _conflicts(graph), outputs)
+  paths = [v.path for v in model.variables]
+  _tell_unmatched(distribution, paths, [o.path for o in outputs], tell)
+  found = rules_of(distribution, variables, shape, batch, _conflicts(graph), outputs, tell)
   if not isinstance(distribution, keras.distribution.DataParallel):
-    _tell_whole(found, variables)
+    _tell_whole(found, variables, tell)
   return found
 
 
-def _tell_unmatched(distribution: Any, paths: Sequence[str], outputs: Sequence[str]) -> None:
+def _tell_unmatched(
+  distribution: Any,
+  paths: Sequence[str],
+  outputs: Sequence[str],
+  tell: Callable[[str], None] = _LOG.warning,
+) -> None:
   """Warns of patterns of a layout map that match no variable: they split nothing.
 
   Args:
     distribution: an object for which `is_distribution` is True.
     paths: of the model's variables.
     outputs: paths of outputs of layers that a pattern matches.
+    tell: takes warnings.
   """
   # One map may be for several models: a pattern that one has matched is as it should be.
   matched: set[str] = vars(distribution).setdefault(_MATCHED, set())
@@ -719,10 +771,9 @@ def _tell_unmatched(distribution: Any, paths: Sequence[str], outputs: Sequence[s
         if found is not None:  # As a search would find it.
           hint = f"it is part of {found}, and Keras matches whole paths; give {longer!r}"
           break
-      _LOG.warning(
-        "keras.distribution: the pattern %r of the layout map matches no variable, so it splits "
-        "nothing; %s",
-        *(pattern, hint),
+      tell(
+        f"keras.distribution: the pattern {pattern!r} of the layout map matches no variable, so it "
+        f"splits nothing; {hint}"
       )
 
 
@@ -751,7 +802,9 @@ def check_patterns(distribution: Any) -> None:
       ) from None
 
 
-def _tell_whole(found: MapLayout, variables: Sequence[VariableAxes]) -> None:
+def _tell_whole(
+  found: MapLayout, variables: Sequence[VariableAxes], tell: Callable[[str], None]
+) -> None:
   """Warns of large weights that no rule splits: a layer that a map has no pattern for."""
   rules = dict(found.rules.pairs)
   sizes = {v.path: math.prod(v.sizes) for v in variables}
@@ -763,11 +816,10 @@ def _tell_whole(found: MapLayout, variables: Sequence[VariableAxes]) -> None:
   ]
   if whole:
     whole.sort(key=lambda path: -sizes[path])
-    _LOG.warning(
-      "keras.distribution: the layout map leaves %d large weights whole on each device: %s; give "
-      "their paths a pattern, or build the model under mtf.keras.AutoParallel()",
-      len(whole),
-      ", ".join(f"{path} ({sizes[path]:,} numbers)" for path in whole[:3]),
+    largest = ", ".join(f"{path} ({sizes[path]:,} numbers)" for path in whole[:3])
+    tell(
+      f"keras.distribution: the layout map leaves {len(whole)} large weights whole on each device: "
+      f"{largest}; give their paths a pattern, or build the model under mtf.keras.AutoParallel()"
     )
 
 

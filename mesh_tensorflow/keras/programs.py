@@ -110,6 +110,7 @@ class Programs:
     self._lock, self._loops, self._kept = threading.RLock(), 0, contextlib.ExitStack()
     self._mesh, self._layout, self._dims, self._fallback = mesh, layout, dict(dims), fallback
     self._warned: set[str] = set()  # Types of operations that each device computes whole.
+    self._told: set[str] = set()  # What was said of layouts, which are decided again for training.
     self._made: dict[Any, Program] = {}
     # By id; holding the variables keeps their ids valid.
     self._variables: dict[int, steps.NamedVariable] = {}
@@ -321,17 +322,25 @@ class Programs:
     self._check_layout_names(kind, imported)
     before = self.decision
     joined = {} if before is None else before.joined(names_of(imported))
-    if before is None or joined or self._is_provisional(before, kind):
+    decision = before
+    if before is not None and joined and not self._is_provisional(before, kind):
+      decision = before.renamed(joined)
+    if decision is None or self._is_provisional(decision, kind):
       traced = step.get_concrete_function(*batch.signature).graph
       decision = decide(
-        kind, self._mesh, self._layout, imported, body, signature, self.model, traced
+        *(kind, self._mesh, self._layout, imported, body, signature, self.model, traced),
+        tell=functools.partial(self._once, _LOG.warning),
+        say=functools.partial(self._once, print),
       )
+    if decision is not before:
       self._take(decision, joined)
     assert self.decision is not None
     # Variables that no program before had.
     self.decision.names.update({**names_of(imported), **self.decision.names})
-    imported.store_as({k: v for k, v in self.decision.stored.items() if k in names_of(imported)})
-    program.update = None  # It was made while variables had other names.
+    names_as_stored = {k: v for k, v in self.decision.stored.items() if k in names_of(imported)}
+    if names_as_stored:
+      imported.store_as(names_as_stored)
+      program.update = None  # It was made while variables had other names.
     stored = (*self.decision.names.values(), *self.decision.stored.values())
     of_variables = {n for names in stored for n in names if n is not None}
     impl = suited(self.decision.mesh_impl, imported, of_variables)
@@ -342,6 +351,11 @@ class Programs:
     if workers.current().size > 1:
       self._check_same(kind, batch, impl, entered)
     return program
+
+  def _once(self, tell: Callable[[str], None], text: str) -> None:
+    if text not in self._told:
+      self._told.add(text)
+      tell(text)
 
   def _check_same(self, kind: str, batch: Batch, impl: MeshImpl, entered: Sequence[str]) -> None:
     """Checks that all processes have the same program, first batch and initial values.

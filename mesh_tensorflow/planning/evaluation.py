@@ -52,6 +52,8 @@ from mesh_tensorflow.program.graph import Graph, Operation, Tensor, needed_opera
 
 # Maximum number of program points at which the memory is bounded.
 _MOST_POINTS = 8
+# Numbers of a seed, or of a key and a counter.
+_MOST_OF_A_SEED = 4
 
 
 @dataclasses.dataclass
@@ -362,6 +364,7 @@ class Evaluator:
     results: the tensors that are exported.
     dims: sizes of all dimensions, by name.
     conflicts: pairs of names that one tensor has.
+    of_seeds: names of dimensions of a few integers alone: states of random numbers.
     others: operations that are not needed.
   """
 
@@ -387,12 +390,16 @@ class Evaluator:
     ]
     self.dims: dict[str, set[int]] = {}
     self.conflicts: set[frozenset[str]] = set()
+    of_more: set[str] = set()
     for one in (one for op in operations for one in [op, *inner_operations(op)]):
       for x in reads(one) + one.outputs:
         names = [d.name for d in x.shape]
+        if not (x.dtype.is_integer and x.shape.size <= _MOST_OF_A_SEED):
+          of_more.update(names)
         for d in x.shape:
           self.dims.setdefault(d.name, set()).add(int(d.size))
         self.conflicts.update(frozenset((a, b)) for a in names for b in names if a != b)
+    self.of_seeds = set(self.dims) - of_more
     self._consumers: dict[Tensor, list[int]] = {}
     for i, unit in enumerate(self.units):
       for x in unit.reads:

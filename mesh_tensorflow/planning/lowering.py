@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -475,6 +475,7 @@ class Prober:
     self._graph = tf.Graph()
     self._count = 0
     self.lowered = 0
+    self._inputs = _Placeholders()
     # Making a lowering anew checks the process each time; a child of one does not.
     with self._graph.as_default():
       self._lowering = PlanLowering(Graph(), {}, Recorder(PlanMeshImpl([], {})), None)
@@ -501,27 +502,27 @@ class Prober:
     self._count += 1
     self.lowered += 1
     if self._count > _MOST_IN_A_GRAPH:
-      self._graph, self._count = tf.Graph(), 0
+      self._graph, self._count, self._inputs = tf.Graph(), 0, _Placeholders()
     if not isinstance(mesh, Shape):
       mesh = Shape([Dimension(f"axis{i}", n) for i, n in enumerate(mesh)])
     shape, rules = mesh, LayoutRules([(d, mesh[a].name) for d, a in assignment])
     made: list[Piece] = []
 
-    def run() -> None:
+    def run(make: Callable[..., tf.Tensor] = placeholder) -> None:
       impl = PlanMeshImpl(shape, rules)
       meshes: dict[Mesh, MeshImpl] = {x.mesh: impl for x in [*reads(op), *op.outputs]}
       meshes[op.mesh] = impl
-      seed = placeholder([], tf.int64)
+      seed = make([], tf.int64)
       lowering = self._lowering.alone(meshes, Recorder(impl), seed, in_loop)
       lowering.graph = Graph()
       if shared:
         reader: Any = _Reader(op.inputs)
         lowering.graph.operations.append(reader)
-      made.append(_lower(lowering, impl, op, states))
+      made.append(_lower(lowering, impl, op, states, make))
 
     try:
       with self._graph.as_default():
-        run()
+        run(self._inputs.of_a_piece())
     except MeshError as e:
       return Piece(problem=e)
     except (RuntimeError, TypeError, ValueError):
@@ -534,10 +535,35 @@ class Prober:
     return made[-1]
 
 
+class _Placeholders:
+  """Placeholders of a graph, for one piece after the other: making them takes long."""
+
+  def __init__(self) -> None:
+    self._made: dict[tuple[tuple[int, ...], tf.DType], list[tf.Tensor]] = {}
+
+  def of_a_piece(self) -> Callable[[Sequence[int], tf.DType], tf.Tensor]:
+    """A function that returns another placeholder each time."""
+    used: dict[tuple[tuple[int, ...], tf.DType], int] = {}
+
+    def make(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
+      key = tuple(shape), dtype
+      made, i = self._made.setdefault(key, []), used.get(key, 0)
+      used[key] = i + 1
+      if i == len(made):
+        made.append(placeholder(shape, dtype))
+      return made[i]
+
+    return make
+
+
 def _lower(
-  lowering: PlanLowering, impl: PlanMeshImpl, op: Operation, states: Sequence[State]
+  lowering: PlanLowering,
+  impl: PlanMeshImpl,
+  op: Operation,
+  states: Sequence[State],
+  make: Callable[..., tf.Tensor],
 ) -> Piece:
-  """Lowers an operation on placeholders; returns what it does and holds."""
+  """Lowers an operation on placeholders, which `make` makes; returns what it does and holds."""
   read = reads(op)
   lowering.variables = _Made(lambda v: _variable(impl, v))
   lowering.operations = _Made(lambda earlier: _left_by(lowering, impl, earlier))
@@ -549,11 +575,11 @@ def _lower(
   given: dict[Tensor, Any] = {}
   for x, state in zip(read, states):
     if x not in given:
-      laid_out: Any = LaidOutTensor([placeholder(impl.slice_shape(x.shape), x.dtype)])
+      laid_out: Any = LaidOutTensor([make(impl.slice_shape(x.shape), x.dtype)])
       if state is not None:
         laid_out = LazyAllreduceSum(impl, laid_out, list(state.axes))
         if state.executed:
-          laid_out.set_sum(LaidOutTensor([placeholder(impl.slice_shape(x.shape), x.dtype)]))
+          laid_out.set_sum(LaidOutTensor([make(impl.slice_shape(x.shape), x.dtype)]))
       given[x] = laid_out
   lowering.tensors.update(given)
   lowering.lower_operations([op])

@@ -127,6 +127,9 @@ for _name in ("__neg__", "__abs__", "__getitem__", "__lt__", "__le__", "__gt__",
 class PlanStore(VariableStore):
   """A store whose variables hold nothing."""
 
+  # It is made for each piece, and nobody looks into it as into a tf.Module: nothing is tracked.
+  __setattr__ = object.__setattr__
+
   def get(
     self,
     mesh_impl: MakesSlices,

@@ -39,13 +39,15 @@ _NAMES = frozenset(
   "_name full_name _mesh _inputs _outputs _initializer _stored _life _trainable _splittable_dims"
   " _unsplittable_dims".split()
 )
+# Attributes whose number no cost depends on: a factor, a summand, the value of a constant.
+_AMOUNTS = frozenset(["_scalar", "_value"])
 
 
 def kind_of(op: Operation) -> Hashable:
-  """Key that is equal for operations with identical lowerings.
+  """Key that is equal for operations whose lowerings cost the same.
 
-  It has the class, shapes and dtypes, which inputs are the same tensor, and every attribute. An
-  attribute that cannot be compared by value makes the key unique to the operation.
+  It has the class, shapes and dtypes, which inputs are the same tensor, and every attribute, but
+  for amounts. An attribute that cannot be compared by value makes the key unique to the operation.
 
   Args:
     op: an operation.
@@ -55,9 +57,15 @@ def kind_of(op: Operation) -> Hashable:
     places.setdefault(x, len(places))
   tensors = tuple((places[x], x.shape, x.dtype) for x in reads(op) + op.outputs)
   attributes = tuple(
-    (name, _value(value, places)) for name, value in sorted(vars(op).items()) if name not in _NAMES
+    (name, type(value) if _is_amount(name, value) else _value(value, places))
+    for name, value in sorted(vars(op).items())
+    if name not in _NAMES
   )
   return (type(op), len(op.inputs), tensors, attributes)
+
+
+def _is_amount(name: str, value: Any) -> bool:
+  return name in _AMOUNTS and isinstance(value, (int, float, complex, np.generic))
 
 
 def _value(value: Any, places: Mapping[Tensor, int], depth: int = 0) -> Hashable:

@@ -272,7 +272,7 @@ class Search(BranchAndBound):
     weight = {
       d: sum(sum(w) for w, names in zip(times.whole, self._names) if d in names)
       for d in mesh.domains
-      if mesh.domains[d] and d not in mesh.fixed
+      if mesh.domains[d] and d not in mesh.fixed and d not in self.evaluator.of_seeds
     }
     # The dimensions that most of the work has first: they decide most.
     super().__init__(sorted(weight, key=lambda d: (-weight[d], d)), deadline)
@@ -288,6 +288,9 @@ class Search(BranchAndBound):
     """Searches; whatever the deadline, at least the simplest layouts are looked at."""
     for simple in self._simplest():
       self.consider(simple)
+    if not self.for_memory:
+      for good in self._climbed():
+        self.consider(good)
     free = set(self.order)
     layout: dict[str, int | None] = {d: None for d in self.evaluator.dims if d not in free}
     layout.update(self.fixed)
@@ -305,6 +308,39 @@ class Search(BranchAndBound):
     for d in self.order[:1]:
       if axes := self.domains[d] & idle:
         yield {**self.fixed, d: max(axes, key=lambda a: (self.sizes[a], -a))}
+
+  def _climbed(self) -> list[dict[str, int | None]]:
+    """Good layouts: each dimension in turn gets the mesh axis, or none, that is the best then.
+
+    With them at hand the search leaves out more, and has something if time runs out.
+
+    Returns:
+      The last one, and the one before.
+    """
+    layout: dict[str, int | None] = dict(self.fixed)
+    steps, least = [], self._seconds(layout)
+    for d in self.order:
+      if self.deadline is not None and time.thread_time() > self.deadline:
+        break
+      best: int | None = None
+      for axis in self.choices(d, layout):
+        seconds = None if axis is None else self._seconds({**layout, d: axis})
+        if seconds is not None and (least is None or seconds.total < least.total):
+          least, best = seconds, axis
+      if best is not None:
+        layout[d] = best
+        steps.append(dict(layout))
+    return steps[-1:-3:-1]
+
+  def _seconds(self, layout: Mapping[str, int | None]) -> Seconds | None:
+    """The time of a layout, in which what is not decided is whole; None if it does not suit."""
+    total = Seconds()
+    for i in range(len(self._names)):
+      seconds = self.times.chain(i, layout, self.mesh_shape)
+      if seconds is None:
+        return None
+      total += seconds
+    return total
 
   def _value(self, i: int, layout: Mapping[str, int | None]) -> float | None:
     """Lower bound of the cost of a chain; None if the layout does not suit it."""
@@ -364,12 +400,9 @@ class Search(BranchAndBound):
     idle = sum(n > 1 for n in self.sizes) - len(set(chosen.values()))
     if self.most_idle is not None and idle > self.most_idle:
       return
-    total = Seconds()
-    for i in range(len(self._names)):
-      seconds = self.times.chain(i, chosen, self.mesh_shape)
-      if seconds is None:
-        return
-      total += seconds
+    total = self._seconds(chosen)
+    if total is None:
+      return
     memory = self.evaluator.memory(chosen, self.sizes)
     fits = self.memory_limit is None or memory.total <= self.memory_limit
     # The order of `Best` is by the first figure.

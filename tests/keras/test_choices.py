@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 
 import keras
@@ -108,3 +109,18 @@ def test_a_map_without_a_mesh_splits_examples_over_the_first_axis():
   shape = mtf.Shape([("first", 2), ("second", 2)])
   found = layouts.rules_of(keras.distribution.LayoutMap(None), [], shape, ["examples"], [])
   assert found.rules.pairs == [("examples", "first")] and not found.stored
+
+
+def test_a_searched_layout_stays_where_dimensions_turn_out_to_be_the_same(cpu_devices):
+  """If they are split alike; a program of generation may show it after training."""
+  impl = mtf.PlacementMeshImpl("rows:2,cols:2", "a:rows;b:rows;c:cols", cpu_devices[:4])
+  names = {"v": ("a", "c"), "w": ("b", "d"), "x": (None, "d")}
+  decision = layouts.Decision(impl, names, "train", searched=True)
+  found = decision.renamed({"b": "a"})
+  assert found is not None and found.kind == "train"
+  assert found.mesh_impl.layout_rules == mtf.convert_to_layout_rules("a:rows;c:cols")
+  assert found.names == {"v": ("a", "c"), "w": ("a", "d"), "x": (None, "d")}
+  # Split in different ways, of one variable, or by hand.
+  assert decision.renamed({"d": "c"}) is None and decision.renamed({"c": "a"}) is None
+  assert decision.renamed({"d": "b"}) is None
+  assert dataclasses.replace(decision, searched=False).renamed({"b": "a"}) is None

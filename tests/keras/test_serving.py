@@ -5,6 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import pathlib
+import re
+import types
 from typing import Any
 
 import keras
@@ -92,6 +94,38 @@ def test_what_is_chosen_is_said(capsys: pytest.CaptureFixture[str]) -> None:
   said = capsys.readouterr().out.splitlines()
   assert len(said) == 2 and said[0].startswith("AutoParallel: mesh ")
   assert "a step of training is predicted to take" in said[1] and "of a device" in said[1]
+
+
+@pytest.mark.parametrize(
+  ("count", "second"),
+  [
+    (2, r"take [\d.]+ .?s \([\d.]+ .?s if something is\), and [\d.]+ B of a device \(CPU host;"),
+    (3, r"mesh_0:3 divides no dimension .*batch:8"),
+  ],
+  ids=["slower", "indivisible"],
+)
+def test_that_nothing_is_split_is_said_in_two_lines(
+  count: int, second: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+  with mtf.keras.AutoParallel(count).scope():
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(4), keras.layers.Dropout(0.1)])
+  model.compile("sgd", "mse")
+  x = np.ones([8, 4], np.float32)
+  model.evaluate(x, x, batch_size=8, verbose=0)
+  said = capfd.readouterr().out.splitlines()
+  assert len(said) == 2 and said[0].endswith(f":{count}; nothing is split")
+  assert re.search(second, said[1]) and not caplog.records
+
+
+def test_of_many_rules_some_are_said() -> None:
+  rules = mtf.convert_to_layout_rules([(f"d{i}", "m") for i in range(6)])
+  machine = types.SimpleNamespace(name="a machine")
+  choice: Any = dict(mesh_shape=mtf.Shape([("m", 2)]), layout=rules, seconds=1.0, memory=1024)
+  choice.update(proven=True, alternatives=(), machine=machine, memory_limit=2.0**20)
+  text = deciding._announcement(deciding.LayoutChoice(**choice, search_seconds=1.0), "train")
+  first, second = text.split("\n")
+  assert first.endswith("split: d0:m, d1:m, d2:m, d3:m, and 2 more (model.summary() shows weights)")
+  assert second.endswith("take 1 s, and 1 KiB of a device (a machine; no layout is faster)")
 
 
 def test_a_model_built_in_a_scope_trains_outside(one_device: list[float]) -> None:
@@ -253,11 +287,21 @@ def test_what_cannot_be_is_told_early(make: Any, kind: str, message: str) -> Non
     guide()
 
 
+def build_and_evaluate_first() -> None:
+  model = build()
+  model.compile("adam", "sparse_categorical_crossentropy")
+  x, labels = np.zeros((16, 28, 28, 1), "f"), np.zeros(16)
+  model.evaluate(x, labels, batch_size=16, verbose=0)
+  model.fit(x, labels, batch_size=16, verbose=0)
+
+
 def test_patterns_that_match_nothing_are_told(caplog: pytest.LogCaptureFixture) -> None:
   maps = {"d1/kernel": (None, "model"), "d2/kernels": ("model", None), "d7.*": ("model", None)}
   keras.distribution.set_distribution(model_parallel(maps))
   with caplog.at_level(logging.WARNING, "mesh_tensorflow"):
-    guide()
+    build_and_evaluate_first()
+  # Once, though training decides the layout again.
+  assert caplog.text.count("'d2/kernels'") == 1
   assert "'d2/kernels' of the layout map matches no variable" in caplog.text
   assert "names like it: d2/kernel," in caplog.text and "'d7.*'" in caplog.text
   assert "'d1/kernel'" not in caplog.text

@@ -9,7 +9,7 @@ import tensorflow as tf
 import mesh_tensorflow as mtf
 from mesh_tensorflow.errors import ArgumentError, ConfigError, LayoutError, OutOfMemoryError
 from mesh_tensorflow.planning import Machine
-from mesh_tensorflow.planning.search import _factorizations
+from mesh_tensorflow.planning.search import Search, _factorizations
 from mesh_tensorflow.planning.text import format_seconds
 from tests.planning import whole_lowering
 from tests.planning.test_machine import fields
@@ -329,3 +329,37 @@ def test_why_nothing_is_split():
   )
   alone = dataclasses.replace(found, alternatives=(), proven=False, search_seconds=2.0)
   assert alone.why_unsplit().endswith("splits anything; the search ended after 2.0 s")
+
+
+def test_seeds_are_not_split():
+  """A state of random numbers is two integers; to split it saves nothing, and is no alternative."""
+  graph = mtf.Graph()
+  mesh = mtf.Mesh(graph, "m")
+  a, seeds = mtf.Dimension("a", 64), mtf.Dimension("seeds", 2)
+  x = mtf.import_tf_tensor(mesh, np.ones([64], np.float32), mtf.Shape([a]))
+  seed = mtf.import_tf_tensor(mesh, np.ones([2], np.int32), mtf.Shape([seeds]))
+  results = [mtf.square(x), seed + 1]
+  found = mtf.auto_layout(graph, mesh_shape="r:2", machine=MACHINE, results=results)
+  rules = sorted(c.layout.pairs for c in (found, *found.alternatives))
+  assert rules == [[], [("a", "r")]]
+  # A rule by hand may.
+  fixed = mtf.auto_layout(
+    graph, mesh_shape="r:2", machine=MACHINE, results=results, fixed="seeds:r"
+  )
+  assert ("seeds", "r") in fixed.layout.pairs
+
+
+def test_a_search_has_a_good_layout_from_the_start(monkeypatch):
+  """One that splits several dimensions, before the first branch."""
+  graph = mtf.Graph()
+  mesh = mtf.Mesh(graph, "m")
+  a, b, c, d = (mtf.Dimension(n, 512) for n in NAMES)
+  x = mtf.import_tf_tensor(mesh, np.ones([512, 512], np.float32), mtf.Shape([a, b]))
+  x = mtf.einsum([x, mtf.get_variable(mesh, "v", [b, c])], output_shape=[a, c])
+  results = [mtf.einsum([x, mtf.get_variable(mesh, "w", [c, d])], output_shape=[a, d])]
+  arguments = dict(mesh_shape="r:2,c:2", machine=MACHINE, results=results)
+  best = mtf.auto_layout(graph, **arguments)
+  monkeypatch.setattr(Search, "descend", lambda *args: None)
+  found = mtf.auto_layout(graph, **arguments)
+  assert len(found.layout.pairs) > 1
+  assert found.seconds == best.seconds
