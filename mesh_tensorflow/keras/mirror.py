@@ -73,8 +73,9 @@ class _Watched:
   watchers: list[Watcher]
 
 
-# In `unnoticed`, in `resources_unnoticed`, in `traces_unnoticed`, in a call of a function, which is traced if it must be. The
-# threads in which functions are imported have the context of those that wait for them.
+# In `unnoticed`, in `resources_unnoticed`, in `traces_unnoticed`, in a call of a function, which is
+# traced if it must be. The threads in which functions are imported have the context of those that
+# wait for them.
 _UNNOTICED = contextvars.ContextVar("unnoticed", default=False)
 _RESOURCES_UNNOTICED = contextvars.ContextVar("resources_unnoticed", default=False)
 _TRACES_UNNOTICED = contextvars.ContextVar("traces_unnoticed", default=False)
