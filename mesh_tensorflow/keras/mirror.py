@@ -73,9 +73,11 @@ class _Watched:
   watchers: list[Watcher]
 
 
-# In `unnoticed`, in `traces_unnoticed`, in a call of a function, which is traced if it must be. The
-# threads in which functions are imported have the context of those that wait for them.
+# In `unnoticed`, in `resources_unnoticed`, in `traces_unnoticed`, in a call of a function, which is
+# traced if it must be. The threads in which functions are imported have the context of those that
+# wait for them.
 _UNNOTICED = contextvars.ContextVar("unnoticed", default=False)
+_RESOURCES_UNNOTICED = contextvars.ContextVar("resources_unnoticed", default=False)
 _TRACES_UNNOTICED = contextvars.ContextVar("traces_unnoticed", default=False)
 _IN_CALL = contextvars.ContextVar("in_call", default=False)
 # In a method of a variable that reads it, after which nobody needs its resource.
@@ -107,6 +109,11 @@ def _within(flag: contextvars.ContextVar[bool]) -> Iterator[None]:
 def unnoticed() -> contextlib.AbstractContextManager[None]:
   """Context manager: this thread's accesses notify no watcher."""
   return _within(_UNNOTICED)
+
+
+def resources_unnoticed() -> contextlib.AbstractContextManager[None]:
+  """Context manager: what this thread does with resources, but read values, notifies no watcher."""
+  return _within(_RESOURCES_UNNOTICED)
 
 
 def traces_unnoticed() -> contextlib.AbstractContextManager[None]:
@@ -253,7 +260,8 @@ def _watched_class(kind: Any) -> Any:
     def get(self: tf.Variable, name: str) -> Any:
       # So TensorFlow's Python and C code reach the resource, whatever they do with it.
       if name.lstrip("_") == "handle" and not _UNNOTICED.get():
-        _accessed(self)
+        if _READS.get() or not _RESOURCES_UNNOTICED.get():
+          _accessed(self)
       return plain(self, name)
 
     def value(self: tf.Variable) -> tf.Tensor:

@@ -261,6 +261,18 @@ class Programs:
   def _named(self) -> list[steps.NamedVariable]:
     return steps.named_variables(self.model, self._variables, self._others)
 
+  def _name_others(self, step: steps.Step, signature: Sequence[Any]) -> list[tf.Variable]:
+    """Names variables that a step uses and Keras does not know; returns those that had no name.
+
+    Slots of a second optimizer, say, that a train_step of the model's own has, or a variable of an
+    optimizer that is inside of another one.
+    """
+    others = step.unnamed(signature)
+    if others:
+      self._others += others
+      step.variables[:] = self._named()
+    return others
+
   # ----------------------------------------------------------------------- programs
 
   def _run(self, kind: str, batch: Batch, stop: tuple[int, ...] | None = None) -> Any:
@@ -307,10 +319,7 @@ class Programs:
         step = steps.Step(fn, batch.names, [], self.model)
       self._built.add(kind)
     step.variables[:] = self._named()
-    others = step.unnamed(batch.signature)
-    if others:  # Slots of a second optimizer, say, that a train_step of the model's own has.
-      self._others += others
-      step.variables[:] = self._named()
+    self._name_others(step, batch.signature)
     names = self._names(step, batch)
     imported = self._imported(step, list(batch.signature), names)
     takes_gradients = kind == "train" and not steps.has_own_step(self.model)
@@ -511,15 +520,17 @@ class Programs:
     if program.update is None:
       fn = steps.update_step(self.model, present)
       step = steps.Step(fn, ["gradients"], self._named(), self.model)
-      dims = self._names_in_update(step, given, tensors)
+      signature = [[tf.TensorSpec(g.shape.to_integer_list, g.dtype) for g in given]]
+      others = {id(v) for v in self._name_others(step, signature)}
+      self.mirror.enter({v.path: v.value for v in step.variables if id(v.value) in others})
+      dims = self._names_in_update(step, signature, tensors)
       program.update = self._imported(step, None, dims)
     program.update(given)
 
   def _names_in_update(
-    self, step: steps.Step, given: Sequence[Tensor], tensors: Mapping[str, Tensor]
+    self, step: steps.Step, signature: Sequence[Any], tensors: Mapping[str, Tensor]
   ) -> dict[str, Sequence[str | None]]:
     """The dimensions of the weights, as they are stored; those of the slots follow."""
-    signature = [[tf.TensorSpec(g.shape.to_integer_list, g.dtype) for g in given]]
     return {
       v.path.replace("[", "[[]"): [d.name if d.size > 1 else None for d in tensors[v.path].shape]
       for v in step.used(signature)

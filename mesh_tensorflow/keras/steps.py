@@ -309,10 +309,10 @@ def make_variables(model: keras.Model, step: Step, batch: Any, slots: bool) -> b
   is_built = not slots or optimizer is None or optimizer.built
   step.get_concrete_function(*batch.signature)
   if slots and optimizer is not None and not optimizer.built and model.trainable_variables:
-    # Keras' own look at the resources of the weights, to tell them apart, and at no values.
+    # Keras' own look at the resources of the weights, to tell them apart, and seldom at values.
     is_of_keras = type(optimizer).__module__.partition(".")[0] == "keras"
     scope = keras.name_scope(optimizer.name, caller=optimizer)  # As Keras' own `apply` has it.
-    with scope, mirror.unnoticed() if is_of_keras else contextlib.nullcontext():
+    with scope, mirror.resources_unnoticed() if is_of_keras else contextlib.nullcontext():
       optimizer.build(model.trainable_variables)
   if len(model.variables) != weights or (slots and has_own_step(model)):
     return False

@@ -214,11 +214,26 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
   ),
   "clipped norms": lambda: optimizers.Adam(0.01, clipnorm=0.01),
   "clipped global norm": lambda: optimizers.AdamW(0.01, global_clipnorm=0.01),
+  "one inside of another": lambda: optimizers.LossScaleOptimizer(optimizers.Nadam(0.01)),
   "weight decay": _decayed,
   "schedule": _cosine,
 }
 FEATURES.update({name: Feature(of_optimizer(make)) for name, make in OPTIMIZERS.items()})
 FEATURES["jit_compile"] = Feature(of_optimizer(lambda: "adam", jit_compile=True))
+
+
+def slots_that_begin_as_large_weights() -> Values:
+  """Keras' own `fit` builds the optimizer in the trace of a step, and sets them in each step."""
+  large = layers.Dense(32768, name="up")
+  model = keras.Sequential([keras.Input((8,)), large, layers.Dense(4, name="down")], name="net")
+  compiled(model, optimizers.ScheduleFreeAdamW(0.01, epsilon=1e-3))
+  if keras.distribution.distribution() is None:
+    model.optimizer.build(model.trainable_variables)
+  return trained(model)
+
+
+# Sums of 32,768 numbers.
+FEATURES["slots that begin as large weights"] = Feature(slots_that_begin_as_large_weights, 1e-4)
 
 
 # ------------------------------------------------------------------------- ways to make and use one
@@ -331,6 +346,21 @@ def batch_statistics_of_images() -> Values:
   ends = [layers.GlobalAveragePooling2D(), layers.Dense(4, name="down")]
   model = keras.Sequential([keras.Input((6, 6, 4)), *middle, *ends], name="net")
   return trained(compiled(model, "sgd"), IMAGES)
+
+
+@feature
+def more_axes_than_kernels_take() -> Values:
+  """Of the parts into which reshapes divide two axes, and the examples."""
+
+  def halves(x: Any) -> Any:
+    x = keras.ops.where(x > 0, x, 0.0)
+    rows = keras.ops.reshape(x, (-1, 2, 2, 2, 2, 16))
+    columns = keras.ops.reshape(x, (-1, 16, 2, 2, 2, 2))
+    return keras.ops.mean(rows, (1, 3, 5)) + keras.ops.mean(columns, (1, 3, 5))
+
+  up = [layers.Dense(256, name="up"), layers.Reshape((16, 16))]
+  ends = [layers.Lambda(halves), layers.Flatten(), layers.Dense(4, name="down")]
+  return trained(compiled(keras.Sequential([keras.Input((8,)), *up, *ends], name="net"), _sgd()))
 
 
 @feature

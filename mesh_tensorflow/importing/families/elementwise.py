@@ -20,6 +20,7 @@ from mesh_tensorflow.importing.rules import (
 )
 from mesh_tensorflow.importing.value import flat
 from mesh_tensorflow.meshes.slices import align
+from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.binary import add, divide, multiply, sub
 from mesh_tensorflow.operations.control import stop_gradient
 from mesh_tensorflow.operations.elementwise import (
@@ -55,6 +56,8 @@ _SEVERAL = """ApproximateEqual Atan2 Betainc BitwiseAnd BitwiseOr BitwiseXor Cli
 DivNoNan Equal FloorDiv FloorMod Greater GreaterEqual Igamma Igammac LeftShift Less LessEqual
 LogicalAnd LogicalOr Maximum Minimum Mod MulNoNan NextAfter NotEqual Polygamma Pow RightShift
 SelectV2 SquaredDifference TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta"""
+# Of these, those whose operands are numbers, or all of one shape.
+_UNBROADCAST = ("Betainc", "ClipByValue")
 _GRADIENTS = """EluGrad InvGrad LeakyReluGrad ReciprocalGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad
 SigmoidGrad SoftplusGrad SoftsignGrad SqrtGrad TanhGrad"""
 
@@ -81,7 +84,10 @@ class Elementwise(Labelled):
     shapes = [x.shape.dims for x in xs]
 
     def run(*slices: tf.Tensor) -> tf.Tensor:
-      return call_raw(node, [align(x, s, out) for x, s in zip(slices, shapes)])
+      aligned = [align(x, s, out) for x, s in zip(slices, shapes)]
+      if len(aligned) == 1 or node.type in _UNBROADCAST:
+        return call_raw(node, aligned)
+      return kernels.elementwise(lambda *operands: call_raw(node, operands), *aligned)
 
     grad = None if is_differentiable(node.outputs[0].dtype) else 0
     y = slicewise(run, list(xs), Shape(out), node.outputs[0].dtype, out, grad, name=node.type)
@@ -196,6 +202,6 @@ class Select(Elementwise):
     shapes = [x.shape.dims for x in xs]
 
     def run(*slices: tf.Tensor) -> tf.Tensor:
-      return tf.where(*[align(x, s, out) for x, s in zip(slices, shapes)])
+      return kernels.where(*[align(x, s, out) for x, s in zip(slices, shapes)])
 
     return [slicewise(run, list(xs), Shape(out), node.outputs[0].dtype, out, name="Select")]
