@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import logging
 import math
@@ -384,7 +385,7 @@ def rules_of(
   variables: Sequence[VariableAxes],
   mesh_shape: Shape,
   batch_names: Collection[str],
-  conflicts: Collection[frozenset[str]],
+  conflicts: Callable[[], Collection[frozenset[str]]],
   outputs: Sequence[OutputAxes] = (),
   tell: Callable[[str], None] = _LOG.warning,
 ) -> MapLayout:
@@ -395,7 +396,7 @@ def rules_of(
     variables: all variables of the model.
     mesh_shape: the mesh.
     batch_names: names of the dimensions that count examples.
-    conflicts: pairs of names that one tensor of the program has.
+    conflicts: returns pairs of names that one tensor of the program has; called if it matters.
     outputs: of layers, those that the distribution has a layout for.
     tell: takes warnings.
 
@@ -457,14 +458,14 @@ def _tell_unused(
 def _rules_of_votes(
   wishes: Sequence[tuple[tuple[str | None, ...], tuple[str | None, ...], int]],
   rules: Mapping[str, str],
-  conflicts: Collection[frozenset[str]],
+  conflicts: Callable[[], Collection[frozenset[str]]],
 ) -> dict[str, str]:
   """Adds rules by votes of tensors, weighted by size, unless they conflict in a tensor.
 
   Args:
     wishes: names of dimensions, the mesh axis asked for each, and the weight.
     rules: those that there are.
-    conflicts: pairs of names that one tensor has.
+    conflicts: returns pairs of names that one tensor has.
   """
   votes: dict[tuple[str, str], int] = {}
   for dims, asked, weight in wishes:
@@ -475,7 +476,7 @@ def _rules_of_votes(
   for name, axis in sorted(votes, key=lambda pair: (-votes[pair], pair)):
     if name in chosen:
       continue
-    if any(a == axis and frozenset((name, n)) in conflicts for n, a in chosen.items()):
+    if any(a == axis and frozenset((name, n)) in conflicts() for n, a in chosen.items()):
       continue
     chosen[name] = axis
   return chosen
@@ -588,8 +589,10 @@ def decide(
   by_hand = rules_by_hand(mesh, layout)
   if is_distribution(layout):
     assert shape is not None
-    graph, outputs = _graph(mesh, body, signature), outputs_of(traced, imported)
-    found = _of_distribution(layout, imported, graph, shape, model, outputs, tell)
+    # Making the graph takes longer than all else, and without a map there is no conflict.
+    conflicts = functools.cache(lambda: _conflicts(_graph(mesh, body, signature)))
+    outputs = outputs_of(traced, imported)
+    found = _of_distribution(layout, imported, conflicts, shape, model, outputs, tell)
     return Decision(mesh.make(shape, found.rules), names, kind, found)
   if by_hand is not None:
     return Decision(mesh.make(shape or _shape_for(by_hand, mesh.size), by_hand), names, kind)
@@ -720,7 +723,7 @@ def suited(mesh_impl: MeshImpl, imported: Imported, always: Collection[str]) -> 
 def _of_distribution(
   distribution: Any,
   imported: Imported,
-  graph: Graph,
+  conflicts: Callable[[], Collection[frozenset[str]]],
   shape: Shape,
   model: keras.Model,
   outputs: Sequence[OutputAxes],
@@ -735,7 +738,7 @@ def _of_distribution(
   batch = {s[0].name for s in imported.arguments if s.ndims}
   paths = [v.path for v in model.variables]
   _tell_unmatched(distribution, paths, [o.path for o in outputs], tell)
-  found = rules_of(distribution, variables, shape, batch, _conflicts(graph), outputs, tell)
+  found = rules_of(distribution, variables, shape, batch, conflicts, outputs, tell)
   if not isinstance(distribution, keras.distribution.DataParallel):
     _tell_whole(found, variables, tell)
   return found

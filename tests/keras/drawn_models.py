@@ -648,7 +648,14 @@ def _drawn_layouts(rng: np.random.Generator) -> Iterator[None]:
   plain = programs.decide
 
   def decide(
-    kind: str, mesh: Any, layout: Any, imported: Any, body: Any, signature: Any, *rest: Any
+    kind: str,
+    mesh: Any,
+    layout: Any,
+    imported: Any,
+    body: Any,
+    signature: Any,
+    *rest: Any,
+    **say: Any,
   ) -> Any:
     conflicts = layouts._conflicts(layouts._graph(mesh, body, signature))
     rules: dict[str, str] = {}
@@ -659,7 +666,7 @@ def _drawn_layouts(rng: np.random.Generator) -> Iterator[None]:
       free = not any(frozenset((name, n)) in conflicts for n in split)
       if free and imported.dimensions[name].size % axis.size == 0 and len(rules) < wanted:
         rules[name] = axis.name
-    return plain(kind, mesh, list(rules.items()), imported, body, signature, *rest)
+    return plain(kind, mesh, list(rules.items()), imported, body, signature, *rest, **say)
 
   programs.decide = decide
   try:

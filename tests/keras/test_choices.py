@@ -107,7 +107,7 @@ def test_rules_that_do_not_suit_a_program_are_left_out_unless_they_always_hold(c
 
 def test_a_map_without_a_mesh_splits_examples_over_the_first_axis():
   shape = mtf.Shape([("first", 2), ("second", 2)])
-  found = layouts.rules_of(keras.distribution.LayoutMap(None), [], shape, ["examples"], [])
+  found = layouts.rules_of(keras.distribution.LayoutMap(None), [], shape, ["examples"], list)
   assert found.rules.pairs == [("examples", "first")] and not found.stored
 
 

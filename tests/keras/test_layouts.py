@@ -42,7 +42,7 @@ class TestRules:
   )
 
   def _rules(self, made: Any, *variables: VariableAxes) -> Any:
-    return rules_of(made, variables, MESH, ["examples"], self.CONFLICTS)
+    return rules_of(made, variables, MESH, ["examples"], lambda: self.CONFLICTS)
 
   def test_what_all_variables_agree_on_is_a_rule(self) -> None:
     up, down = axes("up", [8, 4], "d", "h"), axes("down", [4, 8], "h", "d")
@@ -91,7 +91,7 @@ class TestRules:
   def test_a_mesh_without_the_axis(self) -> None:
     up = axes("up", [8, 4], "d", "h")
     with pytest.raises(LayoutError, match="the mesh .* has no"):
-      rules_of(layout_map(up=("model", None)), [up], mtf.Shape([("batch", 2)]), [], [])
+      rules_of(layout_map(up=("model", None)), [up], mtf.Shape([("batch", 2)]), [], list)
 
 
 class TestPrograms:
