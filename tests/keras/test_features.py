@@ -232,8 +232,8 @@ def slots_that_begin_as_large_weights() -> Values:
   return trained(model)
 
 
-# Sums of 32,768 numbers.
-FEATURES["slots that begin as large weights"] = Feature(slots_that_begin_as_large_weights, 1e-4)
+if hasattr(optimizers, "ScheduleFreeAdamW"):  # Sums of 32,768 numbers.
+  FEATURES["slots that begin as large weights"] = Feature(slots_that_begin_as_large_weights, 1e-4)
 
 
 # ------------------------------------------------------------------------- ways to make and use one
