@@ -344,7 +344,7 @@ def distributed(wanted: Any) -> Iterator[None]:
   plain = layouts.auto_layout
 
   def search(program: Any, **kwargs: Any) -> Any:
-    return plain(program, **{**kwargs, "machine": slow_machine(), "time_limit": 5.0})
+    return plain(program, **{**kwargs, "machine": slow_machine(), "time_limit": 15.0})
 
   mtf.keras.enable()
   keras.distribution.set_distribution(wanted)
