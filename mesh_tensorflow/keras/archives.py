@@ -17,6 +17,8 @@ from typing import Any
 
 import keras
 
+from mesh_tensorflow import workers
+
 # Bytes of weights from which on a folder is worth its time.
 LARGE = 2**26
 _WEIGHTS = "model.weights.h5"
@@ -54,6 +56,15 @@ def save(
   if path is None or not by_folder or zipped is False or asks:
     plain(model, filepath, overwrite=overwrite, **kwargs)
     return
+  try:
+    _save_by_folder(plain, model, path)
+  except OSError:  # No room for a folder and an archive, say. Keras needs less, but what is there.
+    if path.exists() or workers.current().size > 1:  # Others would not read variables once more.
+      raise
+    plain(model, filepath, overwrite=overwrite, **kwargs)
+
+
+def _save_by_folder(plain: Callable[..., None], model: keras.Model, path: pathlib.Path) -> None:
   with tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as name:
     folder, archive = pathlib.Path(name) / "model", pathlib.Path(name) / path.name
     plain(model, folder, zipped=False)

@@ -464,7 +464,10 @@ def test_an_archive_that_cannot_be_written_leaves_the_old_one(
       patched.setattr(archives.zipfile.ZipFile, "write", full)
       with pytest.raises(OSError, match="No space left"):
         ours.save(path)
+      ours.save(tmp_path / "new.keras")  # In memory: there is nothing to lose.
     assert path.read_bytes() == before
+    assert keras.models.load_model(tmp_path / "new.keras").name == "net"
+    (tmp_path / "new.keras").unlink()
     with monkeypatch.context() as patched:
       patched.setattr(archives.zipfile.ZipFile, "extractall", full)
       again = keras.models.load_model(path)  # In memory.
