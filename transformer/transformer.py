@@ -2,6 +2,7 @@
 
 from mesh_tensorflow.transformer.model.bitransformer import Bitransformer, make_bitransformer
 from mesh_tensorflow.transformer.model.context import Context, TransformerLayer
+from mesh_tensorflow.transformer.model.dropout import dropout_broadcast_dims
 from mesh_tensorflow.transformer.model.layer_stack import (
   LayerStack,
   ReversibleLayerStack,
@@ -62,6 +63,7 @@ __all__ = [
   "_round_up_to_multiple",
   "autoregressive_inputs",
   "delimited_lm_inputs_mask",
+  "dropout_broadcast_dims",
   "get_vocab_embedding_cls",
   "make_bi_student_teacher",
   "make_bitransformer",

@@ -18,6 +18,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT_OR_ZERO, affects, takes
 from mesh_tensorflow.transformer.model.context import Context
+from mesh_tensorflow.transformer.model.dropout import dropout
 from mesh_tensorflow.transformer.model.vocab_embedding import (
   TokenVectors,
   VocabEmbedding,
@@ -413,8 +414,4 @@ class Mixtape(TokenVectors):
     return gates
 
   def _dropout(self, x: mtf.Tensor, context: Context) -> mtf.Tensor:
-    if context.mode != "train" or not self._dropout_rate:
-      return x
-    return mtf.dropout(
-      x, is_training=True, rate=self._dropout_rate, noise_shape=x.shape - context.length_dim
-    )
+    return dropout(x, self._dropout_rate, context)

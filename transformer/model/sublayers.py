@@ -17,6 +17,7 @@ from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import BELOW_ONE, NOT_BELOW_ZERO, affects, takes
 from mesh_tensorflow.operations.norms import rms_normalize
 from mesh_tensorflow.transformer.model.context import Context
+from mesh_tensorflow.transformer.model.dropout import dropout, dropout_broadcast_dims
 
 _MODULE = "mesh_tensorflow.transformer.transformer"
 
@@ -179,17 +180,14 @@ def sublayer_scaled_residual(
 def sublayer_dropout(
   x: mtf.Tensor, layer_stack: Stack | None, context: Context, dropout_rate: float = 0.0
 ) -> mtf.Tensor:
-  """Dropout in training; all positions of a sequence have one mask."""
+  """Dropout in training; see `dropout_broadcast_dims`."""
   del layer_stack
-  if not context.train or dropout_rate <= 0:
-    return x
-  # One mask for all positions, as in the library we succeed; it is drawn length times faster.
-  return mtf.dropout(
-    x,
-    is_training=True,
-    rate=dropout_rate,
-    noise_shape=mtf.Shape(context.batch_dims + [context.model.model_dim]),
-  )
+  return dropout(x, dropout_rate, context, _dropped(context))
+
+
+def _dropped(context: Context) -> mtf.Shape:
+  """Dimensions of dropout masks of the residual stream: members of an ensemble share them."""
+  return mtf.Shape([*context.batch_dims, context.length_dim, context.model.model_dim])
 
 
 @gin.configurable(module=_MODULE)
@@ -238,7 +236,7 @@ def sublayer_annealed_dropout(
     start_step,
     end_step,
     init_dropout_rate,
-    noise_shape=mtf.Shape(context.batch_dims + [context.model.model_dim]),
+    noise_shape=_dropped(context) - dropout_broadcast_dims(context),
   )
 
 

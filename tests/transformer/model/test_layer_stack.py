@@ -101,6 +101,26 @@ def test_dropout_has_one_mask_for_all_positions():
   np.testing.assert_allclose(y[kept], 2 * X[kept], rtol=1e-6)
 
 
+def test_dropout_may_have_a_mask_for_each_position():
+  gin.bind_parameter("transformer.dropout_broadcast_dims.per_position", True)
+  x = np.ones([2, 3, 400], np.float32)
+  dims = [BATCH, LENGTH, mtf.Dimension("d_model", 400)]
+
+  class Wide(Model):
+    model_dim = dims[-1]
+
+  def drop(x):
+    context = transformer.Context(Wide(), x.mesh, [BATCH], LENGTH, mtf.VariableDType(tf.float32))
+    return transformer.sublayer_dropout(x, None, context, 0.25)
+
+  y = lm.run(lm.one_device(), drop, x, names=("batch", "length", "d_model"), seed=1)
+  kept = (y != 0).reshape(6, 400)
+  np.testing.assert_allclose(kept.mean(1), 0.75, atol=0.1)
+  # Two masks are the same at a share of 0.75 ** 2 + 0.25 ** 2.
+  same = [(kept[i] == kept[j]).mean() for i in range(6) for j in range(i)]
+  np.testing.assert_allclose(same, 0.625, atol=0.1)
+
+
 def test_dropout_adds_no_operation_when_it_does_nothing():
   x = mtf.zeros(mtf.Mesh(mtf.Graph(), "m"), [BATCH, LENGTH, Model.model_dim])
   for mode, rate in (("eval", 0.5), ("train", 0.0), ("incremental", 0.5)):

@@ -94,6 +94,15 @@ def test_loss_and_gradients_do_not_depend_on_the_layout(kind, mesh, expected, cp
   check_equal(got, expected)
 
 
+@pytest.mark.parametrize(("kind", "mesh"), [("placement", "length"), ("simd", "2x2")])
+def test_masks_of_each_position_do_not_depend_on_the_layout(kind, mesh, cpu_devices):
+  """Of the residual stream, of hidden values, and of attention weights."""
+  bindings = "transformer.dropout_broadcast_dims.per_position = True"
+  want = lm.run(lm.one_device(), program_of(make_model(0.3, bindings)), TARGETS, seed=5)
+  impl = mesh_impl(kind, mesh, cpu_devices)
+  check_equal(lm.run(impl, program_of(make_model(0.3, bindings)), TARGETS, seed=5), want)
+
+
 def test_dropout_depends_on_the_seed(expected):
   other = lm.run(lm.one_device(), program_of(make_model(0.3)), TARGETS, seed=6)
   assert abs(other[0] - expected[0]) > 1e-4

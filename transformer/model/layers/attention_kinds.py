@@ -36,6 +36,7 @@ from mesh_tensorflow.transformer.model.attention.functions import (
 )
 from mesh_tensorflow.transformer.model.attention.params import params_of_model
 from mesh_tensorflow.transformer.model.context import Context
+from mesh_tensorflow.transformer.model.dropout import dropout_broadcast_dims
 from mesh_tensorflow.transformer.model.layers.dense_relu_dense import DenseReluDense
 from mesh_tensorflow.transformer.model.layers.enc_dec_attention import (
   AttendsToEncoder,
@@ -518,7 +519,9 @@ class TalkingHeadsSelfAttention(SelfAttention):
       v,
       mtf.Shape(x.shape.dims[:-1] + self.value_heads_dims + [self.value_dim]),
       normalize=normalize,
-      dropout=dropout_of_weights(self.dropout_rate if context.train else 0.0, [context.length_dim]),
+      dropout=dropout_of_weights(
+        self.dropout_rate if context.train else 0.0, dropout_broadcast_dims(context)
+      ),
     )
     return self.compute_y(context, u)
 
@@ -711,7 +714,7 @@ class GeneralBilinearSelfAttention(SelfAttention):
       model_dim,
       bias,
       dropout_rate=self.dropout_rate if context.train else 0.0,
-      dropout_broadcast_dims=[context.length_dim],
+      dropout_broadcast_dims=dropout_broadcast_dims(context),
       context=context,
       float32_logits=False,
     )

@@ -11,6 +11,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT, affects, takes
 from mesh_tensorflow.transformer.model.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.model.deepnorm import XavierNormal
+from mesh_tensorflow.transformer.model.dropout import dropout
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.transformer_layers")
@@ -21,8 +22,7 @@ class DenseReluDense(TransformerLayer):
 
   Args:
     hidden_size: size of `d_ff`.
-    dropout_rate: rate at which hidden values become 0 in training; all positions of a sequence
-      have one mask.
+    dropout_rate: rate at which hidden values become 0 in training.
     activation: a name ("relu", "gelu", "linear", ...), a function, or a list of several: then the
       hidden layer is the product of as many dense layers, each with its activation (Shazeer,
       2020: "GLU variants improve Transformer", arXiv:2002.05202): ["swish", "linear"] is SwiGLU,
@@ -70,14 +70,7 @@ class DenseReluDense(TransformerLayer):
       kernel_initializer=self._inner_initializer(),
       **options,
     )
-    if context.train and self.dropout_rate != 0.0:
-      h = mtf.dropout(
-        h,
-        is_training=True,
-        rate=self.dropout_rate,
-        # One mask for all positions of a sequence, as in `sublayer_dropout`.
-        noise_shape=h.shape - context.length_dim,
-      )
+    h = dropout(h, self.dropout_rate, context)
     return mtf.layers.dense(
       self._shifted(h),
       reduced_dims=h.shape.dims[-1:],

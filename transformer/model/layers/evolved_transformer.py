@@ -8,6 +8,7 @@ import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
 from mesh_tensorflow.arguments.declared import BELOW_ONE, COUNT, affects, takes
 from mesh_tensorflow.transformer.model.context import Context, TransformerLayer
+from mesh_tensorflow.transformer.model.dropout import dropout
 from mesh_tensorflow.transformer.model.layers.conv_layers import Conv1DLayer, SeparableConv1DLayer
 from mesh_tensorflow.transformer.model.layers.enc_dec_attention import EncDecAttention
 from mesh_tensorflow.transformer.model.layers.self_attention import SelfAttention
@@ -198,11 +199,9 @@ def _separable(
 
 
 def _dropout(context: Context, x: mtf.Tensor, rate: float) -> mtf.Tensor:
-  """Dropout in training; all positions of a sequence have one mask."""
-  if not context.train or rate <= 0:
-    return x
-  noise_shape = mtf.Shape([*context.batch_dims, x.shape[-1]])
-  return mtf.dropout(x, is_training=True, rate=rate, noise_shape=noise_shape)
+  return dropout(
+    x, rate, context, mtf.Shape([*context.batch_dims, context.length_dim, x.shape[-1]])
+  )
 
 
 def _pad_channels_dim(x: mtf.Tensor, size: int) -> mtf.Tensor:

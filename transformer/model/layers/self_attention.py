@@ -30,6 +30,7 @@ from mesh_tensorflow.transformer.model.attention.params import attention_params
 from mesh_tensorflow.transformer.model.attention.prompts import scope_component
 from mesh_tensorflow.transformer.model.context import Context, TransformerLayer
 from mesh_tensorflow.transformer.model.decoding_states import overwrite, write_at
+from mesh_tensorflow.transformer.model.dropout import dropout_broadcast_dims
 
 _MODULE = "mesh_tensorflow.transformer.transformer_layers"
 
@@ -127,10 +128,10 @@ class SelfAttention(TransformerLayer):
     return x.shape
 
   def attention_kwargs_from_context(self, context: Context) -> dict[str, Any]:
-    """Further arguments of `attention`: dropout, whose mask all queries of a sequence share."""
+    """Further arguments of `attention`: dropout."""
     kwargs = dict(self.attention_kwargs or {})
     kwargs["dropout_rate"] = self.dropout_rate if context.train else 0.0
-    kwargs.setdefault("dropout_broadcast_dims", [context.length_dim])
+    kwargs.setdefault("dropout_broadcast_dims", dropout_broadcast_dims(context))
     return kwargs
 
   def make_params(self, context: Context) -> attention.AttentionParams:
