@@ -3,8 +3,8 @@
 A beam is the set of the best sequences that are not complete yet (alive). A step asks the
 model for the next token of each, and keeps the best extensions; those that end with the
 end-of-sequence token compete for the places of the finished sequences. Sequences of
-different lengths are compared by their log probability divided by the length penalty
-((5 + length) / 6) ** alpha (Wu et al., "Google's Neural Machine Translation System", 2016).
+different lengths are compared by their log probability divided by a length penalty; their length
+counts the end of the sequence.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import gin
 import tensorflow as tf
 
 from mesh_tensorflow.arguments import checking
-from mesh_tensorflow.arguments.declared import NOT_BELOW_ZERO, affects, takes
+from mesh_tensorflow.arguments.declared import NOT_BELOW_ZERO, affects, one_of, takes
 from mesh_tensorflow.arguments.kinds import DTypeLike
 from mesh_tensorflow.decoding.beam_search_state import (
   INF,
+  LENGTH_PENALTIES,
   BeamSearch,
   LogitsFn,
   call_logits_fn,
@@ -95,7 +96,7 @@ def compute_topk_scores_and_seq(
 
 @gin.configurable(module="mesh_tensorflow.beam_search")
 @affects("report")
-@takes(alpha=NOT_BELOW_ZERO)
+@takes(alpha=NOT_BELOW_ZERO, length_penalty=one_of(LENGTH_PENALTIES))
 def beam_search(
   logits_fn: LogitsFn,
   initial_ids: Tensor,
@@ -109,6 +110,8 @@ def beam_search(
   layout: object = None,
   mesh_shape: object = None,
   num_prefilter: float | None = 2,
+  *,
+  length_penalty: str = "gnmt",
 ) -> tuple[Tensor, Tensor]:
   """The most probable sequences that a model makes, found by beam search.
 
@@ -136,6 +139,9 @@ def beam_search(
     layout: kept for compatibility; has no effect: the layout is that of the `Lowering`.
     mesh_shape: kept for compatibility; has no effect.
     num_prefilter: kept for compatibility; has no effect. It made the search approximate.
+    length_penalty: what log probabilities are divided by: "gnmt", ((5 + length) / 6) ** alpha (Wu
+      et al., 2016; arXiv:1609.08144), or "power", length ** alpha, as in fairseq and Hugging Face:
+      with an alpha of 1 the mean log probability of a token.
 
   Returns:
     int32 ids [batch, beam, length] and scores [batch, beam] of `dtype`, best first. Sequences
@@ -158,6 +164,7 @@ def beam_search(
     stop_early,
     decode_length,
     tf.as_dtype(dtype),
+    length_penalty,
   )
   return search.run()
 

@@ -25,6 +25,8 @@ from mesh_tensorflow.operations.where import where
 from mesh_tensorflow.program.dimensions import Dimension, DimensionLike, Shape, convert_to_dimension
 from mesh_tensorflow.program.graph import Tensor
 
+# Length penalties: by a summand and a divisor of the length, which is then raised to alpha.
+LENGTH_PENALTIES = {"gnmt": (5.0, 6.0), "power": (0.0, 1.0)}
 # A log probability of -INF marks an empty place of the beam.
 INF = 1e7
 
@@ -61,6 +63,7 @@ class BeamSearch:
     stop_early: bool,
     decode_length: Tensor | int | None,
     dtype: tf.DType,
+    length_penalty: str = "gnmt",
   ):
     if not initial_ids.dtype.is_integer:
       raise DTypeError(f"beam_search: initial_ids must be integers, got {initial_ids}")
@@ -73,6 +76,7 @@ class BeamSearch:
       raise DTypeError(f"beam_search: the dtype of the scores must be floating, got {dtype.name}")
     self.logits_fn, self.initial_ids, self.mesh = logits_fn, initial_ids, initial_ids.mesh
     self.alpha, self.eos_id, self.stop_early, self.dtype = alpha, eos_id, stop_early, dtype
+    self.summand, self.divisor = LENGTH_PENALTIES[length_penalty]
     *self.batch, self.outer_beam, self.length = initial_ids.shape.dims
     self.beam = Dimension(_BEAM, self.outer_beam.size)
     self.states = list(states)
@@ -200,8 +204,11 @@ class BeamSearch:
     return where(equal(self.positions, step), token, sequences, output_shape=sequences.shape)
 
   def _inverse_penalty(self, step: Tensor) -> Tensor:
+    """Factor of a sequence whose last token, of this step, ends it: its length is step + 1."""
     return cwise(
-      lambda i: tf.cast(((tf.cast(i, tf.float32) + 6.0) / 6.0) ** -self.alpha, self.dtype),
+      lambda i: tf.cast(
+        ((tf.cast(i, tf.float32) + (1.0 + self.summand)) / self.divisor) ** -self.alpha, self.dtype
+      ),
       [step],
       self.dtype,
       name="length_penalty",
@@ -213,7 +220,8 @@ class BeamSearch:
     # of the greatest length, by which they are divided, raises them most.
     best = reduce_max(log_probs, reduced_dim=self.beam)
     if isinstance(self.limit, int):
-      best *= ((5.0 + self.limit) / 6.0) ** -self.alpha
+      # With no step at all there is no length, and nothing to bound.
+      best *= ((self.summand + max(self.limit, 1)) / self.divisor) ** -self.alpha
     else:
       # The last step, limit - 1, makes the length limit.
       best *= self._inverse_penalty(self.limit - 1)

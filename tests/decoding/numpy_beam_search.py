@@ -9,9 +9,9 @@ import numpy as np
 INF = 1e7
 
 
-def penalty(length: int, alpha: float) -> float:
+def penalty(length: int, alpha: float, name: str = "gnmt") -> float:
   """By what the log probability of a sequence is divided."""
-  return ((5.0 + length) / 6.0) ** alpha
+  return {"gnmt": (5.0 + length) / 6.0, "power": float(max(length, 1))}[name] ** alpha
 
 
 def padded(
@@ -32,6 +32,7 @@ def search(
   end: int = 1,
   limit: int | None = None,
   stop_early: bool = True,
+  length_penalty: str = "gnmt",
 ) -> tuple[np.ndarray, np.ndarray, int]:
   """Searches.
 
@@ -44,6 +45,7 @@ def search(
     end: the token that ends a sequence.
     limit: number of steps, if less than the length.
     stop_early: whether to stop when no finished sequence can be surpassed.
+    length_penalty: its name.
 
   Returns:
     Ids [batch, beam, length], scores [batch, beam], and the number of steps made.
@@ -54,7 +56,7 @@ def search(
   steps = 0
 
   def settled(row):
-    best = alive[row][0][0] / penalty(limit, alpha) if alive[row] else -np.inf
+    best = alive[row][0][0] / penalty(limit, alpha, length_penalty) if alive[row] else -np.inf
     return len(finished[row]) == beam and finished[row][-1][0] > best
 
   while steps < limit and not (stop_early and all(settled(r) for r in range(batch))):
@@ -65,7 +67,9 @@ def search(
         for token, p in enumerate(log_probs(row, sequence))
       ]
       extended = sorted(extended, key=lambda x: -x[0])[: 2 * beam]
-      complete = [(s / penalty(len(seq), alpha), seq) for s, seq in extended if seq[-1] == end]
+      complete = [
+        (s / penalty(len(seq), alpha, length_penalty), seq) for s, seq in extended if seq[-1] == end
+      ]
       finished[row] = sorted(finished[row] + complete, key=lambda x: -x[0])[:beam]
       alive[row] = [x for x in extended if x[1][-1] != end][:beam]
     steps += 1

@@ -149,10 +149,10 @@ class Model:
     return run(build, layout, mode, seed=3)[0]
 
 
-def search_in_numpy(model, beam, length, alpha, decode_length=None, stop_early=True):
+def search_in_numpy(model, beam, length, alpha, decode_length=None, stop_early=True, **kwargs):
   limit = length if decode_length is None else min(decode_length, length)
   return numpy_beam_search.search(
-    model.log_probs, model.batch, beam, length, alpha, model.end, limit, stop_early
+    model.log_probs, model.batch, beam, length, alpha, model.end, limit, stop_early, **kwargs
   )
 
 
@@ -207,6 +207,7 @@ def test_equals_search_in_numpy(seed):
     "length": int(rng.integers(2, 8)),
     "alpha": float(rng.choice([0.0, 0.6, 1.5])),
     "stop_early": bool(seed % 2),
+    "length_penalty": ["gnmt", "power"][seed // 2 % 2],
   }
   got, want = model.beam_search(**kwargs), search_in_numpy(model, **kwargs)
   assert_same(got, want)
