@@ -101,6 +101,7 @@ setup(
       "ruff==0.17.*",  # Another version may format and lint in another way.
       "safetensors",
       "sacrebleu",
+      "sacremoses",
       "sentencepiece",
       "setuptools>=77",  # test_packaging.py builds a wheel without build isolation.
       "tiktoken",
@@ -116,7 +117,7 @@ setup(
     "seqio": ["seqio"],  # Tasks of T5.
     "parquet": ["pyarrow"],
     "zstd": ["zstandard"],
-    "bleu": ["sacrebleu"],
+    "bleu": ["sacrebleu", "sacremoses"],
     "plot": ["matplotlib"],  # loss.png of a training.
     "tensorboard": ["tensorboard"],  # TensorFlow 2.21 does not bring it.
     "profile": ["xprof"],  # The time line of a profile, in TensorBoard.

@@ -1,5 +1,5 @@
-"""BLEU as a metric, for gin files that import it: `mesh_tensorflow.transformer.bleu`."""
+"""BLEU as metrics, for gin files that import it: `mesh_tensorflow.transformer.bleu`."""
 
-from mesh_tensorflow.transformer.data.bleu import bleu
+from mesh_tensorflow.transformer.data.bleu import bleu, moses_bleu
 
-__all__ = ["bleu"]
+__all__ = ["bleu", "moses_bleu"]

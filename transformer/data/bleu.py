@@ -1,16 +1,36 @@
-"""BLEU by sacrebleu (Post, 2018), as a metric of evaluation.
+"""BLEU by sacrebleu (Post, 2018), as metrics of evaluation.
 
-Needs the package sacrebleu: `pip install sacrebleu`.
+`bleu` is sacrebleu's own: comparable everywhere. `moses_bleu` scores what the scripts of Moses make
+of the texts, as papers do whose data is tokenized.
+
+Need the package sacrebleu, and sacremoses for `moses_bleu`: `pip install mesh-tensorflow[bleu]`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import gin
 
 from mesh_tensorflow.arguments.declared import affects
 from mesh_tensorflow.errors import ConfigError, DataError
+
+
+class Score(float):
+  """A number that says how it was made.
+
+  Attributes:
+    signature: what has to be the same in scores that are compared.
+  """
+
+  signature: str
+
+  def __new__(cls, value: float, signature: str) -> Score:
+    made = super().__new__(cls, value)
+    made.signature = signature
+    return made
 
 
 @gin.configurable(module="mesh_tensorflow.transformer.bleu")
@@ -30,16 +50,70 @@ def bleu(
     lowercase: whether case is ignored.
 
   Returns:
-    {"bleu": a number between 0 and 100}.
+    {"bleu": a number between 0 and 100, with sacrebleu's signature}.
 
   Raises:
     ConfigError: sacrebleu is not installed.
     DataError: there is nothing to score, or the numbers of texts differ.
   """
+  score, signature = _score(targets, predictions, tokenize, lowercase, lambda text: text)
+  return {"bleu": Score(score, signature)}
+
+
+@gin.configurable(module="mesh_tensorflow.transformer.bleu")
+@affects("report")
+def moses_bleu(
+  targets: Sequence[str | Sequence[str]],
+  predictions: Sequence[str],
+  language: str = gin.REQUIRED,
+  lowercase: bool = True,
+) -> dict[str, float]:
+  """Corpus BLEU of texts that are normalized and tokenized as by the scripts of Moses.
+
+  Predictions and references alike have their punctuation normalized and are tokenized, by
+  sacremoses, which leaves special characters as they are.
+
+  Args:
+    targets: as of `bleu`.
+    predictions: likewise.
+    language: code of the language, for its abbreviations and elisions: "fr", say.
+    lowercase: whether case is ignored.
+
+  Returns:
+    {"moses_bleu": a number between 0 and 100, with a signature}.
+
+  Raises:
+    ConfigError: sacrebleu or sacremoses is not installed.
+    DataError: there is nothing to score, or the numbers of texts differ.
+  """
+  moses = _package("sacremoses")
+  normalizer = moses.MosesPunctNormalizer(lang=language)
+  tokenizer = moses.MosesTokenizer(lang=language)
+
+  def tokenized(text: str) -> str:
+    return str(tokenizer.tokenize(normalizer.normalize(text), return_str=True, escape=False))
+
+  score, signature = _score(targets, predictions, "none", lowercase, tokenized)
+  tokens = f"tok:moses-{language}-sacremoses-{moses.__version__}"
+  return {"moses_bleu": Score(score, signature.replace("tok:none", tokens))}
+
+
+def _package(name: str) -> Any:
   try:
-    import sacrebleu
+    return importlib.import_module(name)
   except ImportError as e:
-    raise ConfigError("BLEU needs the package sacrebleu: pip install sacrebleu") from e
+    raise ConfigError(f"BLEU needs the package {name}: pip install {name}") from e
+
+
+def _score(
+  targets: Sequence[str | Sequence[str]],
+  predictions: Sequence[str],
+  tokenize: str,
+  lowercase: bool,
+  change: Callable[[str], str],
+) -> tuple[float, str]:
+  """BLEU and its signature, of texts that are changed first; see `bleu`."""
+  sacrebleu = _package("sacrebleu")
   references = [[t] if isinstance(t, str) else list(t) for t in targets]
   counts = {len(r) for r in references}
   if len(references) != len(predictions) or len(counts) != 1 or not min(counts):
@@ -47,11 +121,10 @@ def bleu(
       f"bleu: {len(predictions)} predictions for {len(references)} targets, with {sorted(counts)} "
       "references each; there must be as many, and at least one"
     )
-  score = sacrebleu.corpus_bleu(
-    list(predictions),
-    [list(column) for column in zip(*references)],
-    tokenize=tokenize,
-    lowercase=lowercase,
-    force=True,  # No warning about texts that end in " .": they may be meant so.
+  # Forced: no warning about texts that end in " .", as they may be meant so.
+  metric = sacrebleu.BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
+  score = metric.corpus_score(
+    [change(p) for p in predictions],
+    [[change(t) for t in column] for column in zip(*references)],
   )
-  return {"bleu": float(score.score)}
+  return float(score.score), str(metric.get_signature())

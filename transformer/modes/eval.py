@@ -14,6 +14,7 @@ import numpy as np
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.training import model_files
 from mesh_tensorflow.training.progress import write_scalars
+from mesh_tensorflow.transformer.data.bleu import Score
 from mesh_tensorflow.transformer.data.eval_datasets import EvalDataset, reset_seeds
 from mesh_tensorflow.transformer.data.text_io import (
   get_step_from_checkpoint_path,
@@ -223,6 +224,9 @@ def _datasets_with_metrics(given: Sequence[EvalDataset]) -> list[EvalDataset]:
 def _report(name: str, step: int, metrics: Mapping[str, float], done: str) -> None:
   numbers = "  ".join(f"{k} {v:.2f}" for k, v in metrics.items())
   print(f"step {step}  {name}: {numbers}  ({done})", flush=True)
+  for metric, value in metrics.items():
+    if isinstance(value, Score):
+      print(f"  {metric}: {value.signature}", flush=True)
 
 
 def _note_lines(model_dir: str, lines: Sequence[object], filename: str) -> None:
@@ -315,7 +319,7 @@ def _as_dict(metrics: Any) -> dict[str, float]:
   """Converts a metric function's result, a dict or a tf.Summary of scalars, to a dict of floats."""
   if not isinstance(metrics, Mapping):
     metrics = {v.tag: v.simple_value for v in metrics.value}
-  return {k: float(v) for k, v in metrics.items()}
+  return {k: v if isinstance(v, Score) else float(v) for k, v in metrics.items()}
 
 
 @mode("eval", finds_lengths=True)

@@ -217,6 +217,34 @@ def test_bleu_of_a_hand_counted_text():
   assert bleu.bleu(two, ["e f g h", "i j k l"])["bleu"] == pytest.approx(100)
 
 
+def test_scores_have_signatures():
+  sacrebleu = pytest.importorskip("sacrebleu")
+  score = bleu.bleu(["the cat sat on mats"], ["the cat sat on rugs"], lowercase=True)["bleu"]
+  version = sacrebleu.__version__
+  assert score.signature == f"nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:{version}"
+
+
+def test_bleu_of_moses_tokens():
+  """Beside sacrebleu's of texts that are tokenized by hand, as Moses does."""
+  sacrebleu = pytest.importorskip("sacrebleu")
+  sacremoses = pytest.importorskip("sacremoses")
+  targets = ["L’homme qu'on voit n’est pas M. Dupont, aujourd'hui.", "Deux chiens jouent (dehors)."]
+  predictions = ["l'homme qu'on voit est M. Dupont, aujourd'hui.", "Deux chiens jouent dehors ."]
+  tokens = [
+    "l' homme qu' on voit n' est pas m. dupont , aujourd' hui .",
+    "deux chiens jouent ( dehors ) .",
+  ]
+  of_predictions = [
+    "l' homme qu' on voit est m. dupont , aujourd' hui .",
+    "deux chiens jouent dehors .",
+  ]
+  want = sacrebleu.corpus_bleu(of_predictions, [tokens], tokenize="none", force=True).score
+  score = bleu.moses_bleu(targets, predictions, "fr")["moses_bleu"]
+  assert score == pytest.approx(want) and 20 < want < 90
+  assert f"case:lc|eff:no|tok:moses-fr-sacremoses-{sacremoses.__version__}|" in score.signature
+  assert bleu.moses_bleu(targets, predictions, "fr", lowercase=False)["moses_bleu"] < score
+
+
 def test_bleu_wrong_input(monkeypatch):
   pytest.importorskip("sacrebleu")
   for targets, predictions in ((["a"], []), ([["a"], ["b", "c"]], ["a", "b"]), ([], [])):
