@@ -143,6 +143,13 @@ class TrainerSettings:
     "the weights; and so do evaluations in training.",
     False,
   )
+  average_checkpoints: int = setting(
+    "the modes that evaluate, decode or export take the mean of the weights of so many "
+    "checkpoints: of the one that they are to take and those before it, of which the folder must "
+    "have enough (`keep_checkpoint_max`).",
+    1,
+    COUNT,
+  )
   gradient_accumulation_steps: int | None = setting(
     "in training, the number of microbatches into which a batch is cut, one after the other, for "
     "one update; `batch_size` is that of the update. None: as `serialize_num_microbatches` says.",

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,24 @@ def averages_in_place(store: VariableStore) -> Iterator[None]:
         weight.assign(value)
 
 
+def checkpoints_up_to(path: str, count: int) -> list[str]:
+  """A checkpoint and those before it in its folder, `count` of them, the oldest first.
+
+  Raises:
+    CheckpointError: there are fewer.
+  """
+  step, folder = checkpoint_lib.get_step_from_path(path), os.path.dirname(path)
+  steps = {checkpoint_lib.get_step_from_path(p): p for p in checkpoint_lib.all_checkpoints(folder)}
+  found = [p for s, p in sorted(steps.items()) if s <= step]
+  if len(found) < count:
+    raise CheckpointError(
+      f"run.average_checkpoints is {count}, and up to step {step} there are {len(found)} "
+      f"checkpoints in {folder}; average at most as many, or keep more when training "
+      "(run.keep_checkpoint_max, run.save_checkpoints_steps)"
+    )
+  return found[-count:]
+
+
 class ModelState:
   """Variables of a model on a mesh, their step, and their checkpoints.
 
@@ -83,6 +101,7 @@ class ModelState:
     keep_checkpoint_max: number of checkpoints to keep; None: all.
     checkpoint_options: further arguments of the `Checkpointer`.
     use_ema: takes, but for training, the moving averages of weights from checkpoints.
+    average_checkpoints: takes, but for training, the means of weights of so many checkpoints.
     quiet: writes no lines.
     make_record: captures what decides the model, right after its program was built; see
       `ModelRecord`.
@@ -104,6 +123,7 @@ class ModelState:
     keep_checkpoint_max: int | None = None,
     checkpoint_options: Mapping[str, Any] | None = None,
     use_ema: bool = False,
+    average_checkpoints: int = 1,
     quiet: bool = False,
     make_record: Callable[[], ModelRecord | None] = lambda: None,
   ):
@@ -118,6 +138,7 @@ class ModelState:
         model_dir, self.store, max_to_keep=keep_checkpoint_max, **(checkpoint_options or {})
       )
     self._use_ema = use_ema
+    self._average_checkpoints = average_checkpoints
     self._quiet = quiet
     self._make_record = make_record
     self._compared: set[str] = set()  # Checkpoints whose records were looked at.
@@ -177,15 +198,50 @@ class ModelState:
   def restore(self, path: str | None = None, for_training: bool = False) -> None:
     """Restores a checkpoint and its step; without one, the step is 0 and the rest stays as it is.
 
+    But for training it may be the mean of several; the step is then that of the last one.
+
     Args:
       path: a checkpoint, or a folder for its newest good one; None: that of `model_dir`.
       for_training: whether it must have exactly the model's variables; else it may have more
         (those of the optimizer).
+
+    Raises:
+      CheckpointError: a checkpoint is not of this model; or there are not as many before it as are
+        to be averaged.
     """
     path = path or self.latest_checkpoint()
     if path is None:
       self.step = 0
       return
+    if for_training or self._average_checkpoints == 1:
+      self._restore(path, for_training)
+      return
+    path = checkpoint_lib.resolve(path)
+    paths = by_chief(lambda: checkpoints_up_to(path, self._average_checkpoints))
+    means: list[Any] = []
+    for one in paths:
+      self._restore(one, for_training=False)
+      means = self._added(means, 1 / len(paths))
+    slices = self._averaged_slices()
+    for variable, mean in zip(slices, means):
+      with tf.device(variable.device):
+        variable.assign(tf.cast(mean, variable.dtype))
+    self.say(f"averaged the weights of {len(paths)} checkpoints")
+
+  def _averaged_slices(self) -> list[Any]:
+    return [s for v in self.store for s in v.slices if s.dtype.is_floating]
+
+  def _added(self, sums: Sequence[Any], factor: float) -> list[Any]:
+    """Sums of floating slices, in float32 at least, plus the present values times a factor."""
+    added = []
+    for i, variable in enumerate(self._averaged_slices()):
+      with tf.device(variable.device):
+        dtype = variable.dtype if variable.dtype.size > 4 else tf.float32
+        value = tf.cast(variable, dtype) * factor
+        added.append(value + sums[i] if sums else value)
+    return added
+
+  def _restore(self, path: str, for_training: bool) -> None:
     self.check_record(path)
     checkpointer = self.checkpointer or checkpoint_lib.Checkpointer(
       os.path.dirname(path), self.store

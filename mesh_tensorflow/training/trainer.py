@@ -271,6 +271,7 @@ class Trainer:
       model_dir,
       keep_checkpoint_max=settings.keep_checkpoint_max,
       use_ema=settings.use_ema,
+      average_checkpoints=settings.average_checkpoints,
       quiet=quiet or not workers.current().is_chief,
     )
     self.state.use_seeds(noise=seeds.dropout, data=seeds.data)

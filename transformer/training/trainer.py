@@ -252,6 +252,7 @@ class Trainer:
       model_dir,
       keep_checkpoint_max=settings.keep_checkpoint_max,
       use_ema=settings.use_ema,
+      average_checkpoints=settings.average_checkpoints,
       # Of several workers only the chief reports.
       quiet=quiet or not workers.current().is_chief,
       make_record=lambda: ConfigRecord(
