@@ -36,6 +36,7 @@ def softmax_cross_entropy_with_logits(
   *,
   on_value: float = 1.0,
   off_value: float = 0.0,
+  num_classes: int | None = None,
 ) -> Tensor:
   """-sum(targets * log_softmax(logits)) + z_loss * logsumexp(logits) ** 2.
 
@@ -49,6 +50,8 @@ def softmax_cross_entropy_with_logits(
     on_value: for integer targets: weight of the target. Label smoothing by e is
       on_value = 1 - e + e / V, off_value = e / V, with V the size of `vocab_dim`.
     off_value: for integer targets: weight of every other class.
+    num_classes: for integer targets: how many ids are classes, if those after them only pad
+      `vocab_dim`, to be split over a mesh; they have no off_value. None: all.
 
   Returns:
     A `Tensor` of the dimensions of `logits` but `vocab_dim`, in nats.
@@ -56,14 +59,20 @@ def softmax_cross_entropy_with_logits(
   Raises:
     DimensionError: `vocab_dim` is not in `logits`.
     ShapeError: the dimensions of `targets` do not fit.
-    DTypeError: on_value or off_value is given with probabilities.
+    DTypeError: on_value, off_value or num_classes is given with probabilities.
   """
   vocab_dim = convert_to_dimension(vocab_dim)
   what = "softmax_cross_entropy_with_logits"
   if targets.dtype.is_integer:
     factor: Any = z_loss  # The fused operation takes a number, and tells what else it got.
     return SoftmaxCrossEntropyOperation(
-      logits, targets, vocab_dim, factor, on_value=on_value, off_value=off_value
+      logits,
+      targets,
+      vocab_dim,
+      factor,
+      on_value=on_value,
+      off_value=off_value,
+      num_classes=num_classes,
     ).outputs[0]
   if vocab_dim not in logits.shape:
     raise no_such_dimension(f"{what}: vocab_dim", vocab_dim, logits)
@@ -72,8 +81,10 @@ def softmax_cross_entropy_with_logits(
       f"{what}: probabilities must have the dimensions of the logits {logits}, got {targets}; "
       "class numbers must be integers"
     )
-  if (on_value, off_value) != (1.0, 0.0):
-    raise DTypeError(f"{what}: on_value and off_value are for integer targets, got {targets}")
+  if (on_value, off_value, num_classes) != (1.0, 0.0, None):
+    raise DTypeError(
+      f"{what}: on_value, off_value and num_classes are for integer targets, got {targets}"
+    )
   log_z = reduce_logsumexp(logits, vocab_dim)
   # log_softmax, with log_z at hand for the z-loss.
   loss = -einsum([targets, logits - log_z], output_shape=log_z.shape)

@@ -30,16 +30,24 @@ class _Positions:
     targets: ids of one slice, any shape.
     begin: the first id of the processor's part of the vocabulary.
     part_size: the number of ids of that part.
+    classes: how many of these are classes, which precede all others; None: all.
   """
 
-  def __init__(self, targets: tf.Tensor, begin: int | tf.Tensor, part_size: int):
+  def __init__(
+    self,
+    targets: tf.Tensor,
+    begin: int | tf.Tensor,
+    part_size: int,
+    classes: int | tf.Tensor | None,
+  ):
     targets = tf.reshape(targets, [-1])
     rows = targets.shape[0]
+    end = part_size if classes is None else classes
     if not (isinstance(begin, int) and begin == 0):
       targets -= tf.cast(begin, targets.dtype)
     # As an unsigned number a negative one is large: one comparison for both bounds.
     unsigned = tf.uint32 if targets.dtype == tf.int32 else tf.uint64
-    self.inside = tf.bitcast(targets, unsigned) < tf.constant(part_size, unsigned)
+    self.inside = tf.bitcast(targets, unsigned) < tf.cast(end, unsigned)
     # Numbers of elements in the whole matrix, which may have more than int32 counts.
     small = rows * part_size < 2**31
     start = tf.range(rows, dtype=tf.int32 if small else tf.int64) * part_size
@@ -52,12 +60,12 @@ class _Positions:
 class SoftmaxCrossEntropyOperation(Operation):
   """Cross entropy of the softmax of logits with smoothed one-hot targets.
 
-  With x the logits of one position, V their number, t the target, logZ = log sum exp x,
-  and soft_v = on_value where v = t, off_value elsewhere:
+  With x the V logits of one position, t the target, logZ = log sum exp x, and soft_v = on_value
+  where v = t, off_value elsewhere, 0 for ids from `num_classes` on:
 
     loss = logZ * sum_v soft_v - sum_v soft_v * x_v + z_loss * logZ ** 2
 
-  A target outside 0..V-1 is equal to no v. The vocabulary may be split: each processor
+  A target that is no class is equal to no v. The vocabulary may be split: each processor
   takes the softmax of its part, and three numbers a position are exchanged.
 
   The second and third output are there for the gradient only: the softmax over the
@@ -71,12 +79,13 @@ class SoftmaxCrossEntropyOperation(Operation):
     vocab_dim: dimension of the ids.
     z_loss: factor of the squared log normalizer.
     on_value: weight of the target.
-    off_value: weight of every other id.
+    off_value: weight of every other id below `num_classes`.
+    num_classes: how many ids are classes, where the others only pad the dimension; None: all.
     name: of the operation.
 
   Raises:
     DimensionError: `vocab_dim` is not in `logits`.
-    ShapeError: `targets` has other dimensions.
+    ShapeError: `targets` has other dimensions, or `num_classes` is not 1 to V.
     DTypeError: `logits` are not floating, or `targets` no integers.
   """
 
@@ -89,6 +98,7 @@ class SoftmaxCrossEntropyOperation(Operation):
     *,
     on_value: float = 1.0,
     off_value: float = 0.0,
+    num_classes: int | None = None,
     name: str | None = None,
   ):
     super().__init__([logits, targets], name=name or "softmax_cross_entropy")
@@ -104,7 +114,13 @@ class SoftmaxCrossEntropyOperation(Operation):
       raise DTypeError(
         f"{self.name}: logits must be floating and targets integers, got {logits} and {targets}"
       )
+    if num_classes is not None and not 0 < num_classes <= vocab_dim.size:
+      raise ShapeError(
+        f"{self.name}: num_classes must be 1 to the size of {vocab_dim.name}={vocab_dim.size}, got "
+        f"{num_classes}"
+      )
     self._vocab_dim = vocab_dim
+    self._num_classes = vocab_dim.size if num_classes is None else num_classes
     self._z_loss = z_loss
     self._on_value = on_value
     self._off_value = off_value
@@ -144,11 +160,16 @@ class SoftmaxCrossEntropyOperation(Operation):
       largest = tf.reduce_max(x, -1)
       # max p is exp(0) / sum exp(x - largest).
       log_z = largest - tf.math.log(tf.reduce_max(p, -1))
-      at = _Positions(transpose_to(t, target_dims, rest.dims), b, part_size)
+      classes = self.classes_of(b, part_size)
+      at = _Positions(transpose_to(t, target_dims, rest.dims), b, part_size, classes)
       weight = _times(tf.cast(at.inside, exact), on - off)
       # Not a plain product: a target of another part stands at a logit that may be -inf.
       dot = tf.math.multiply_no_nan(tf.gather(tf.reshape(x, [-1]), at.flat), weight)
       if off:
+        if isinstance(classes, int):
+          x = x[:, :classes]
+        elif classes is not None:
+          x = tf.where(tf.range(part_size) < classes, x, tf.zeros([], exact))
         dot += off * tf.reduce_sum(x, -1)
       if split_axis is not None:
         # A part may hold nothing but -inf; its softmax is NaN then.
@@ -163,7 +184,7 @@ class SoftmaxCrossEntropyOperation(Operation):
       """Loss, and the factor of the softmax of the part in the gradient."""
       if off:
         # Not in the parts, whose weights are summed: each would count the whole vocabulary.
-        weight += off * self._vocab_dim.size
+        weight += off * self._num_classes
       loss = log_z * weight - dot
       slope = weight
       if z_loss:
@@ -193,6 +214,14 @@ class SoftmaxCrossEntropyOperation(Operation):
       loss, slope = impl.slicewise(join, stacked, log_z)
     for out, laid_out in zip(self._outputs, (loss, p, slope)):
       lowering.set_tensor_lowering(out, laid_out)
+
+  def classes_of(self, begin: int | tf.Tensor, part_size: int) -> int | tf.Tensor | None:
+    """How many ids of a part of the vocabulary are classes, an integer; None: all ids are."""
+    if self._num_classes == self._vocab_dim.size:
+      return None
+    if isinstance(begin, int):
+      return min(max(self._num_classes - begin, 0), part_size)
+    return tf.clip_by_value(self._num_classes - tf.cast(begin, tf.int32), 0, part_size)
 
 
 class SoftmaxCrossEntropyGradOperation(Operation):
@@ -226,9 +255,9 @@ class SoftmaxCrossEntropyGradOperation(Operation):
     x, g = cast(logits, exact), cast(grad_ys[0], exact)
     soft = softmax(x, vocab_dim)
     mean = einsum([soft, g], output_shape=slope.shape)
-    inside = logical_and(greater_equal(targets, 0), less(targets, vocab_dim.size))
+    inside = logical_and(greater_equal(targets, 0), less(targets, forward._num_classes))
     factor = cast(inside, exact) * (forward._on_value - forward._off_value)
-    factor += forward._off_value * vocab_dim.size
+    factor += forward._off_value * forward._num_classes
     to_x = g - mean
     if forward._z_loss:
       factor += reduce_logsumexp(x, vocab_dim) * (2.0 * forward._z_loss)
@@ -261,13 +290,17 @@ class SoftmaxCrossEntropyGradOperation(Operation):
       dy_slice = tf.reshape(transpose_to(dy_slice, dy.shape.dims, rest.dims), [rows])
       dy_slice = tf.cast(dy_slice, slope.dtype)
       factor = dy_slice * tf.reshape(slope_slice, [rows])
+      classes = forward.classes_of(b, part_size)
       p_slice = tf.reshape(p_slice, [rows, part_size])
       # d loss / d x = slope * p - soft, with soft = off everywhere and on - off more at the target:
       # a scatter of one number a position instead of a matrix of targets.
       dx = multiply(p_slice, tf.reshape(tf.cast(factor, p.dtype), [rows, 1]))
       if off:
-        dx -= tf.reshape(tf.cast(off * dy_slice, p.dtype), [rows, 1])
-      at = _Positions(transpose_to(t, targets.shape.dims, rest.dims), b, part_size)
+        everywhere = tf.reshape(tf.cast(off * dy_slice, p.dtype), [rows, 1])
+        if classes is not None:
+          everywhere *= tf.cast(tf.range(part_size) < classes, p.dtype)
+        dx -= everywhere
+      at = _Positions(transpose_to(t, targets.shape.dims, rest.dims), b, part_size, classes)
       at_target = _times(dy_slice, on - off) * tf.cast(at.inside, slope.dtype)
       dx = tf.tensor_scatter_nd_sub(
         tf.reshape(dx, [-1]), tf.reshape(at.flat, [rows, 1]), tf.cast(at_target, p.dtype)

@@ -17,9 +17,12 @@ TARGETS = T("b:4 length:8", -3, 20, "int32")  # Also negative ones and ones that
 IDS = T("b:4 length:8", 0, 3, "int32")
 
 
-def cross_entropy(logits, targets, z_loss=0.0, on=1.0, off=0.0):
+def cross_entropy(logits, targets, z_loss=0.0, on=1.0, off=0.0, num_classes=None):
   """The formula, by a one-hot tensor; the vocabulary is the last axis."""
-  soft = np.where(np.arange(logits.shape[-1]) == targets[..., None], on, off)
+  ids = np.arange(logits.shape[-1])
+  soft = np.where(ids == targets[..., None], on, off)
+  if num_classes is not None:
+    soft = np.where(ids < num_classes, soft, 0.0)
   log_z = np.log(np.exp(logits).sum(-1))
   return (soft * (log_z[..., None] - logits)).sum(-1) + z_loss * log_z**2
 
@@ -93,6 +96,19 @@ DESCRIPTORS = [
     TARGETS,
     tolerance=2e-5,
   ),
+  *[
+    op(
+      f"ce_smoothed_{classes}_classes",
+      lambda x, t, n=classes: layers.softmax_cross_entropy_with_logits(
+        x, t, VOCAB, 0.01, on_value=0.9, off_value=0.02, num_classes=n
+      ),
+      lambda x, t, n=classes: cross_entropy(x, t, 0.01, 0.9, 0.02, n),
+      LOGITS,
+      TARGETS,
+      tolerance=2e-5,
+    )
+    for classes in (1, 11)
+  ],
   op(
     "ce_vocab_first",
     lambda x, t: layers.softmax_cross_entropy_with_logits(x, t, VOCAB, 0.1),

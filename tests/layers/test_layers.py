@@ -97,7 +97,7 @@ def test_cross_entropy_errors(mesh):
     layers.softmax_cross_entropy_with_logits(logits, mtf.zeros(mesh, [L], tf.int32), V)
   with pytest.raises(ShapeError, match="probabilities must have the dimensions"):
     layers.softmax_cross_entropy_with_logits(logits, mtf.zeros(mesh, [B]), V)
-  with pytest.raises(DTypeError, match="on_value and off_value are for integer"):
+  with pytest.raises(DTypeError, match="on_value, off_value and num_classes are for integer"):
     layers.softmax_cross_entropy_with_logits(logits, logits, V, off_value=0.1)
   with pytest.raises(DTypeError, match="logits must be floating"):
     layers.softmax_cross_entropy_with_logits(mtf.cast(logits, tf.int32), targets, V)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import gin
-import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import errors
@@ -39,11 +38,6 @@ class TokenLoss:
     """True if the output vocabulary's dimension is padded beyond the vocabulary."""
     dim, size = self.output_vocab_dim, self.output_vocab_size_unpadded
     return dim is not None and size is not None and size < dim.size
-
-  def tokens_mask(self, mesh: mtf.Mesh, vocab_dim: mtf.Dimension, dtype: tf.DType) -> mtf.Tensor:
-    """1 for output ids of the vocabulary, 0 for those beyond it: `[vocab]`."""
-    ids = mtf.range(mesh, vocab_dim, dtype=tf.int32)
-    return mtf.cast(mtf.less(ids, self.output_vocab_size_unpadded), dtype)
 
   def loss_denominator(self, targets: mtf.Tensor, num_microbatches: int) -> float:
     """Divisor of the sum of the positions' losses.
@@ -94,23 +88,18 @@ class TokenLoss:
     weights = mtf.cast(counted, context.activation_dtype)
     smoothing = self.label_smoothing
     # Smoothing spreads over all tokens, the right one among them: the probabilities sum up to 1.
-    off_value = 0.0 if self.output_vocab_is_padded else smoothing / output_vocab_dim.size
+    num_classes = self.output_vocab_size_unpadded if self.output_vocab_is_padded else None
+    off_value = smoothing / (num_classes or output_vocab_dim.size)
     loss = mtf.layers.softmax_cross_entropy_with_logits(
       logits,
       mtf.maximum(targets, 0),
       output_vocab_dim,
       on_value=1.0 - smoothing + off_value,
       off_value=off_value,
+      num_classes=num_classes,
       # It helps to train, and is no part of the likelihood that an evaluation reports.
       z_loss=self.z_loss if context.train else 0.0,
     )
-    if smoothing and self.output_vocab_is_padded:
-      # The mean of -log p over the tokens of the vocabulary, whose number is not the dimension's.
-      exact = mtf.to_float(logits)
-      mask = self.tokens_mask(logits.mesh, output_vocab_dim, exact.dtype)
-      mean = mtf.einsum([exact, mask], output_shape=loss.shape) / mtf.reduce_sum(mask)
-      spread = mtf.reduce_logsumexp(exact, output_vocab_dim) - mean
-      loss += mtf.cast(spread * smoothing, loss.dtype)
     total = mtf.einsum([loss, weights], output_shape=[])
     return total * (1.0 / self.loss_denominator(targets, context.num_microbatches))
 
