@@ -135,6 +135,17 @@ def test_microbatches_give_the_loss_of_the_whole_batch():
   np.testing.assert_allclose(cut.train(program.dataset, 5), whole, rtol=1e-4)
 
 
+@pytest.mark.slow
+def test_microbatches_of_200_mb_in_several_steps_of_a_call():
+  """TensorFlow joins sums of such programs on CPUs, and fails on joined sums in nested loops."""
+  rows = 16384
+  trainer = program.make_trainer(
+    dropout=False, batch=2 * rows, microbatch_tokens=rows * program.LENGTH
+  )
+  losses = trainer.train(program.dataset, 3)
+  assert losses[2] < losses[1] < losses[0]
+
+
 @pytest.mark.parametrize(
   ("optimizer", "rate"),
   [
