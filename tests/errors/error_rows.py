@@ -620,7 +620,7 @@ row("cross entropy with targets of another shape", e.ShapeError, "softmax_cross_
 )
 row("cross entropy of more classes", e.ShapeError, "softmax_cross_entropy num_classes c=12 13")(
   lambda k: mtf.layers.softmax_cross_entropy_with_logits(
-    k.x, mtf.zeros(k.mesh, k.x.shape - C, "int32"), C, num_classes=13
+    k.y, mtf.zeros(k.mesh, [B], tf.int32), C, num_classes=13
   )
 )
 row("cross entropy with probabilities of another shape", e.ShapeError, "softmax_cross_entropy x y")(
