@@ -1,21 +1,25 @@
 """Rows of pairs of texts: encoded into memory once, packed, each row found by its number.
 
 What row n is depends on the pairs, the options, the seed and n, and on nothing else: a data set
-that starts at row n encodes nothing twice and makes no rows before it.
+that starts at row n encodes nothing twice and makes no rows before it. With sampled pieces each
+epoch is encoded anew, those before row n, too, whose rows are counted.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import functools
+import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from mesh_settings.rules import one_of
-from mesh_tensorflow.errors import DataError
+from mesh_settings.rules import FRACTION, one_of
+from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.training.input_shards import BatchRows
 from mesh_tensorflow.transformer.data import packing
 from mesh_tensorflow.transformer.data.encoding import check_known, vocabulary_of
@@ -45,6 +49,14 @@ class Pairs(ByNumber):
     "drop",
     one_of(("drop", "truncate", "error")),
   )
+  sampled_pieces: float = argument(
+    "training texts are cut into pieces at random, anew in each epoch, which keeps a model from "
+    "learning few texts by heart: of BPE the rate at which merges are left out (BPE-dropout, "
+    "Provilkov et al., 2020; 0.1 there), of unigram pieces the exponent of their probabilities "
+    "(Kudo, 2018; 0.1 to 0.5 there). For SentencePiece vocabularies; 0: always the best pieces.",
+    0.0,
+    FRACTION,
+  )
 
 
 def dataset(texts: Sequence[tuple[str, str]], options: Pairs, what: str) -> tf.data.Dataset:
@@ -68,12 +80,13 @@ def dataset(texts: Sequence[tuple[str, str]], options: Pairs, what: str) -> tf.d
     options.skip,
     options.pack,
   )
-  pairs = _EncodedPairs(texts, options, what)
+  epochs = _epochs(texts, options, what)
   needed_rows = options.needed or BatchRows(1, (0,))
 
   def blocks() -> Iterator[dict[str, np.ndarray]]:
     begin = -skip  # Number of the first row of the epoch, if 0 is the first that is wanted.
-    for order in pairs.epochs(seed) if options.train else [np.arange(pairs.count)]:
+    for epoch, pairs in epochs():
+      order = pairs.order(seed, epoch) if options.train else np.arange(pairs.count)
       # To find the row at which to start only the sizes of the pairs before it are needed.
       rows = pairs.pack(order) if pack else [[int(i)] for i in order]
       needed = [rows[i - begin] for i in needed_rows.within(begin, begin + len(rows))]
@@ -93,16 +106,51 @@ def dataset(texts: Sequence[tuple[str, str]], options: Pairs, what: str) -> tf.d
   return packing.endless(result) if options.train else result
 
 
-class _EncodedPairs:
-  """Ids of all pairs, EOS included, one after another in memory."""
+def _epochs(
+  texts: Sequence[tuple[str, str]], options: Pairs, what: str
+) -> Callable[[], Iterator[tuple[int, _EncodedPairs]]]:
+  """A function that gives the number and the pairs of each epoch; in training endlessly."""
+  if not (options.train and options.sampled_pieces):
+    once = _EncodedPairs(texts, options, what)
+    return lambda: ((epoch, once) for epoch in (itertools.count() if options.train else [0]))
+  encode = functools.partial(_EncodedPairs, texts, options, what)
+  first = encode(0)  # What is wrong with the pairs is told now.
 
-  def __init__(self, texts: Sequence[tuple[str, str]], options: Pairs, what: str):
+  def sampled() -> Iterator[tuple[int, _EncodedPairs]]:
+    with concurrent.futures.ThreadPoolExecutor(1) as ahead:
+      pairs = first
+      for epoch in itertools.count():
+        # While this epoch is trained on.
+        following = ahead.submit(encode, epoch + 1)
+        yield epoch, pairs
+        pairs = following.result()
+
+  return sampled
+
+
+class _EncodedPairs:
+  """Ids of all pairs, EOS included, one after another in memory.
+
+  Args:
+    texts: the pairs.
+    options: those of the reader.
+    what: name of the texts in messages.
+    epoch: of which pieces are sampled; None: they are the best ones.
+  """
+
+  def __init__(
+    self, texts: Sequence[tuple[str, str]], options: Pairs, what: str, epoch: int | None = None
+  ):
     vocabulary, too_long = options.vocabulary, options.too_long
+    encoded = {
+      k: _encoded(vocabulary_of(k, vocabulary), side, options, epoch)
+      for k, side in zip(FEATURES, zip(*texts))
+    }
     self._lengths = lengths = options.lengths(*FEATURES)
     parts: dict[str, list[np.ndarray]] = {k: [] for k in FEATURES}
     dropped = 0
-    for number, pair in enumerate(texts, 1):
-      ids = {k: _encode(vocabulary_of(k, vocabulary), text) for k, text in zip(FEATURES, pair)}
+    for number, of_pair in enumerate(zip(*(encoded[k] for k in FEATURES)), 1):
+      ids = dict(zip(FEATURES, of_pair))
       bad = [k for k in FEATURES if len(ids[k]) > lengths[k]]
       if bad and too_long == "error":
         k = bad[0]
@@ -117,7 +165,7 @@ class _EncodedPairs:
         ids[k] = np.append(ids[k][: lengths[k] - 1], EOS_ID)
       for k in FEATURES:
         parts[k].append(ids[k])
-    if dropped:
+    if dropped and not epoch:
       _LOG.warning(
         "%s: %d of %d pairs are left out, because one side has more tokens than sequence_length %s",
         what, dropped, len(texts), lengths,
@@ -135,13 +183,12 @@ class _EncodedPairs:
     tokens = {k: len(v) for k, v in self._ids.items()}
     _LOG.info("%s: %d pairs, tokens %s", what, self.count, tokens)
 
-  def epochs(self, seed: int) -> Iterator[np.ndarray]:
-    """Endlessly: the numbers of all pairs, in random order."""
-    epoch = 0
-    while True:
-      # A function of seed and epoch: a training that goes on makes the order of its epoch again.
-      yield np.random.default_rng([seed, epoch]).permutation(self.count)
-      epoch += 1
+  def order(self, seed: int, epoch: int) -> np.ndarray:
+    """The numbers of all pairs in random order, a function of seed and epoch.
+
+    So a training that goes on makes the order of its epoch again.
+    """
+    return np.random.default_rng([seed, epoch]).permutation(self.count)
 
   def pack(self, order: np.ndarray) -> list[list[int]]:
     """Rows of pairs: each goes to the oldest open row that has room for both of its sides."""
@@ -188,6 +235,17 @@ class _EncodedPairs:
     return result
 
 
-def _encode(vocabulary: Any, text: str) -> np.ndarray:
-  """The ids of a text, with EOS."""
-  return np.append(np.asarray(vocabulary.encode(text), np.int32), np.int32(EOS_ID))
+def _encoded(
+  vocabulary: Any, texts: Sequence[str], options: Pairs, epoch: int | None
+) -> Iterable[np.ndarray]:
+  """The ids of texts, each with EOS."""
+  if epoch is None:
+    rows: Iterable[Any] = map(vocabulary.encode, texts)
+  elif hasattr(vocabulary, "sample"):
+    rows = vocabulary.sample(texts, options.sampled_pieces, (options.order_seed, epoch))
+  else:
+    raise ConfigError(
+      f"sampled_pieces = {options.sampled_pieces}: {type(vocabulary).__name__} has no pieces to "
+      "choose from; give a SentencePiece vocabulary (get_subword_vocabulary), or 0"
+    )
+  return (np.append(np.asarray(ids, np.int32), np.int32(EOS_ID)) for ids in rows)

@@ -13,6 +13,7 @@ import pytest
 from mesh_tensorflow import errors
 from mesh_tensorflow.transformer import dataset as ds
 from mesh_tensorflow.transformer.data import sources
+from mesh_tensorflow.transformer.subword_vocabulary import train_subword_vocabulary
 from mesh_tensorflow.transformer.vocabulary import ByteVocabulary, CharacterVocabulary
 
 LETTERS = CharacterVocabulary("abcdefghij ")
@@ -219,3 +220,41 @@ def test_multi30k_fills_its_rows(shared_data):
   assert len(found) == 1014
   filled = [np.count_nonzero(row["targets"]) / 600 for row in itertools.islice(rows(dataset), 100)]
   assert np.mean(filled) > 0.85
+
+
+@pytest.fixture(params=["bpe", "unigram"])
+def pieces(request, folder):
+  pytest.importorskip("sentencepiece")
+  return train_subword_vocabulary(
+    (folder / "in.txt").read_text().split(), 40, model_type=request.param
+  )
+
+
+def test_sampled_pieces_are_of_the_same_texts(folder, pieces):
+  """In each epoch each pair once, in other pieces; what row n is depends on n and the seed."""
+  expected = sorted(sources.read_pairs(FILES, "train", str(folder)))
+
+  def read_rows(n, skip=0, seed=3, split="train", **kwargs):
+    return rows(read(folder, split, pieces, skip=skip, seed=seed, **kwargs).take(n))
+
+  found, cuts, count = [], [], 0
+  for count, row in enumerate(read_rows(200, sampled_pieces=0.3), 1):
+    found += pairs_of(row, pieces.decode)
+    cuts.append(row)
+    if len(found) >= 200:
+      break
+  assert sorted(found[:100]) == expected
+  assert sorted(found[100:200]) == expected
+  ahead = read_rows(5, skip=count - 2, sampled_pieces=0.3)
+  assert ahead[:2] == cuts[-2:]
+  assert read_rows(5, seed=4, sampled_pieces=0.3) != cuts[:5]
+  # Held-out texts are not sampled, nor is anything by default.
+  best = read_rows(100, split="validation", sampled_pieces=0.3)
+  assert best == read_rows(100, split="validation")
+  lengths = [np.count_nonzero([r["inputs"] for r in some]) for some in (cuts[:50], read_rows(50))]
+  assert lengths[0] != lengths[1]
+
+
+def test_pieces_are_sampled_from_a_vocabulary_that_has_them(folder):
+  with pytest.raises(errors.ConfigError, match="CharacterVocabulary has no pieces to choose from"):
+    read(folder, sampled_pieces=0.1)

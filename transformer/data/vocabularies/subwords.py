@@ -5,11 +5,13 @@ Needs the package sentencepiece: `pip install sentencepiece`.
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import io
 import itertools
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
@@ -37,6 +39,7 @@ _LOG = logging.getLogger("mesh_tensorflow")
 UNK_ID = 2
 _FIRST_ID = 2  # The first id that stands for text, if only for an unknown character.
 _TOLD = 20  # Warnings name so many unknown parts of texts.
+_SAMPLING = threading.Lock()  # SentencePiece's seed is one for the process.
 _LONGEST_SENTENCE = 1 << 16  # Bytes; SentencePiece leaves longer ones out when it trains.
 
 
@@ -146,6 +149,28 @@ class SentencePieceVocabulary(Vocabulary):
       "%r in %r%s",
       *(len(new), UNK_ID, " ".join(sorted(new))[:60], text[:60], more),
     )
+
+  def sample(self, texts: Sequence[str], alpha: float, seed: Sequence[int]) -> list[list[int]]:
+    """Like `encode`, of each of several texts, with pieces that are chosen at random.
+
+    Args:
+      texts: the texts.
+      alpha: of BPE the rate at which merges are left out, of unigram pieces the exponent of the
+        probabilities of cuts: the smaller, the more alike they are.
+      seed: whole numbers; the result is a function of the arguments.
+    """
+    number = int(np.random.SeedSequence([int(s) for s in seed]).generate_state(1)[0])
+
+    def run() -> list[list[int]]:
+      encode = functools.partial(
+        self._processor.encode, enable_sampling=True, alpha=alpha, nbest_size=-1
+      )
+      return [encode(text) for text in texts]
+
+    # A thread's random numbers begin with the seed that is set when it first asks for one.
+    with _SAMPLING, concurrent.futures.ThreadPoolExecutor(1) as thread:
+      sentencepiece_module().set_random_generator_seed(number)
+      return thread.submit(run).result()
 
   def encode_array(self, s: str | bytes) -> np.ndarray:
     """Like `encode`, but int32 [length]."""
