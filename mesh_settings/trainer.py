@@ -22,6 +22,8 @@ from mesh_settings.rules import (
 )
 
 NONFINITE = ("stop", "skip")
+# What is better of two values of a metric.
+METRIC_MODES = ("auto", "min", "max")
 # Of what is random.
 PURPOSES = ("weights", "data", "dropout", "sampling")
 
@@ -168,19 +170,36 @@ class TrainerSettings:
   eval_steps: int | None = setting(
     "number of batches of such an evaluation, at most; None: all.", 100, COUNT
   )
+  best_metric: str = setting(
+    "the metric of these evaluations that tells which checkpoint is best and whether training ends "
+    'early: "loss", "bits_per_token" or "token_accuracy"; or one of the `metric_fns` of '
+    '`eval_dataset_fn`, such as "bleu": the data sets are then decoded and compared, too, as by '
+    'mode "eval". Of one of several data sets: "NAME/bleu".',
+    "loss",
+    Rule("the name of a metric, such as 'loss' or 'bleu'", lambda x: isinstance(x, str) and x),
+  )
+  best_metric_mode: str = setting(
+    'whether the lowest ("min") or the highest ("max") value of `best_metric` is the best; "auto": '
+    "the lowest of a loss and of bits_per_token, the highest of everything else.",
+    "auto",
+    one_of(METRIC_MODES),
+  )
   keep_best: bool = setting(
-    "whether the checkpoint with the lowest loss in these evaluations is kept beside the newest "
-    '`keep_checkpoint_max`; its `eval_checkpoint_step` is "best".',
+    "whether the checkpoint that is best in these evaluations, by `best_metric`, is kept beside "
+    'the newest `keep_checkpoint_max`; its `eval_checkpoint_step` is "best".',
     True,
   )
   early_stopping_patience: int | None = setting(
-    "number of evaluations in a row without a lower loss after which training ends; None: it does "
-    "not end early.",
+    "number of evaluations in a row in which `best_metric` is no better, after which training "
+    "ends; None: it does not end early.",
     None,
     COUNT,
   )
   early_stopping_min_delta: float = setting(
-    "a loss must be lower by more than this, in nats, to count as lower.", 0.0, NOT_BELOW_ZERO
+    "`best_metric` must be better by more than this, in its own unit (nats, of a loss), to count "
+    "as better.",
+    0.0,
+    NOT_BELOW_ZERO,
   )
   allow_config_change: bool = setting(
     "whether the checkpoints may be of another model or vocabulary than this one: that is then "

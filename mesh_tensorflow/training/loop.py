@@ -221,6 +221,11 @@ class TrainingLoop:
       try:
         start, began = self._start()
         last = start + (steps or 0) if train_steps is None else train_steps
+        forgotten = validation.compare_by_metric(
+          self.settings, self._evaluator, self._checkpoints.evaluations
+        )
+        if forgotten is not None:
+          self.state.say(forgotten)
         nothing = validation.nothing_to_do(
           self.settings, start, last, self._checkpoints.evaluations
         )

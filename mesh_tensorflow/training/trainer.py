@@ -149,6 +149,7 @@ class _Evaluator(Evaluator):
   def __init__(self, program: ModelProgram):
     self._program = program
     self._call: Any = None
+    self._names: list[str] = []
 
   def check(self, dataset: tf.data.Dataset) -> Sequence[str]:
     return self._program.feature_names(dataset)
@@ -167,10 +168,16 @@ class _Evaluator(Evaluator):
         return {"loss": ops.to_float(loss), **{n: ops.to_float(x) for n, x in metrics.items()}}
 
       self._call = tf.function(eval_step, autograph=False)
-      self._call.get_concrete_function(
+      traced = self._call.get_concrete_function(
         *[tf.TensorSpec(s.shape.to_integer_list, s.dtype) for s in specs]
       )
+      self._names = list(traced.structured_outputs)
     return self._call
+
+  def metric_names(self) -> Sequence[str]:
+    """Those that the model function returns; traces it."""
+    self.trace()
+    return self._names
 
   def metrics(
     self, dataset: tf.data.Dataset, max_batches: int | None, goes_on: Callable[[], bool]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+from mesh_settings.hints import did_you_mean
 from mesh_settings.trainer import TrainerSettings
 from mesh_tensorflow.errors import ConfigError, DataError
 from mesh_tensorflow.training.best_checkpoint import Evaluations
@@ -27,14 +29,51 @@ MakeDatasets = Callable[[], Mapping[str, Callable[[], tf.data.Dataset]]]
 Reading = Callable[[tf.data.Dataset], Iterable[Mapping[str, tf.Tensor]]]
 
 
+class TextMetrics(Protocol):
+  """The evaluation of a model by texts that it writes: data sets that are decoded and compared.
+
+  Attributes:
+    names: the metrics of each data set, by the data set's name.
+  """
+
+  names: Mapping[str, Sequence[str]]
+
+  def evaluate(self, goes_on: Callable[[], bool]) -> DecodedMetrics | None:
+    """Decodes with the variables as they are, each time the same examples.
+
+    Args:
+      goes_on: asked before each batch, by all workers alike; False gives up.
+
+    Returns:
+      The metrics; None if given up.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodedMetrics:
+  """What was found by decoding.
+
+  Attributes:
+    values: metrics by name, of each data set.
+    text: how many texts were decoded, in words.
+  """
+
+  values: Mapping[str, Mapping[str, float]]
+  text: str
+
+
 class Evaluator(Protocol):
   """The evaluation of a model on data, as a training asks for it.
 
   Attributes:
     shown: the metrics that are written as scalars, among them "loss".
+    lower_is_better: those of all metrics whose lowest value is the best.
+    without_texts: end of the error for an unknown metric, where no data set is decoded.
   """
 
   shown: Sequence[str] = ("loss",)
+  lower_is_better: Sequence[str] = ("loss",)
+  without_texts: str = ""
 
   def check(self, dataset: tf.data.Dataset) -> Sequence[str]:
     """Raises `DataError` for data that the model cannot take; returns the features it takes."""
@@ -53,6 +92,21 @@ class Evaluator(Protocol):
       Metrics by name, among them "loss"; {} if there was nothing to evaluate; None if given up.
     """
 
+  def metric_names(self) -> Sequence[str]:
+    """The names in what `metrics` returns that can tell which checkpoint is best."""
+    return self.shown
+
+  def text_metrics(self, max_batches: int | None) -> TextMetrics | None:
+    """Prepares metrics of decoded texts; None if no held-out data set has any.
+
+    Args:
+      max_batches: number of batches of each data set; None: all.
+
+    Raises:
+      DataError: a data set that has metrics is empty, or cannot be decoded.
+    """
+    return None
+
   def joined(self, found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The metrics of several data sets together, of those of each: their means."""
     return {name: sum(m[name] for m in found) / len(found) for name in found[0]}
@@ -63,6 +117,30 @@ class Evaluator(Protocol):
 
   def text(self, metrics: Mapping[str, float]) -> str:
     """The metrics in a line of the report."""
+
+
+def compare_by_metric(
+  settings: TrainerSettings, evaluator: Evaluator | None, evaluations: Evaluations
+) -> str | None:
+  """Sets the metric by which evaluations are compared; see `Evaluations.compare_by`.
+
+  Args:
+    settings: of the training.
+    evaluator: knows of which metrics the lowest value is the best.
+    evaluations: those so far.
+
+  Returns:
+    A line that says that earlier evaluations do not count any more; None if they do, or nothing is
+    evaluated.
+  """
+  if not settings.eval_every_steps or evaluator is None:
+    return None
+  metric, mode = settings.best_metric, settings.best_metric_mode
+  # "NAME/loss" is that of a data set.
+  lower = (
+    metric.rpartition("/")[2] in evaluator.lower_is_better if mode == "auto" else mode == "min"
+  )
+  return evaluations.compare_by(metric, lower)
 
 
 def nothing_to_do(
@@ -91,9 +169,11 @@ def _reason_to_stop(settings: TrainerSettings, evaluations: Evaluations) -> str 
     return None
   delta = settings.early_stopping_min_delta
   by = f" by more than {delta:g}" if delta else ""
+  what = "the loss" if evaluations.metric == "loss" else evaluations.metric
   return (
-    f"in {waited} evaluation{'s' if waited > 1 else ''} the loss was not lower{by} than "
-    f"{evaluations.reference_loss:.4f} (run.early_stopping_patience)"
+    f"in {waited} evaluation{'s' if waited > 1 else ''} {what} was not "
+    f"{'lower' if evaluations.lower_is_better else 'higher'}{by} than "
+    f"{evaluations.reference_value:.4f} (run.early_stopping_patience)"
   )
 
 
@@ -113,7 +193,8 @@ class Validator:
 
   Raises:
     DataError: there is no example to evaluate, or one has not the features of the model.
-    ConfigError: there are no held-out data sets; one is endless, and all of it was asked for.
+    ConfigError: there are no held-out data sets; one is endless, and all of it was asked for; or
+      `best_metric` is no metric of theirs.
   """
 
   def __init__(
@@ -128,6 +209,7 @@ class Validator:
     self._evaluator = evaluator
     self._evaluations = evaluations
     self._sets: dict[str, _HeldOut] = {}
+    self._texts: TextMetrics | None = None
     if not settings.eval_every_steps:
       return
     if make_datasets is None:
@@ -145,6 +227,34 @@ class Validator:
     }
     for held_out in self._sets.values():
       held_out.check()
+    self._texts = self._chosen_texts()
+
+  def _chosen_texts(self) -> TextMetrics | None:
+    """What decodes, if `best_metric` is a metric of texts; None if it is one of batches.
+
+    Raises:
+      ConfigError: it is neither.
+    """
+    metric, several = self._settings.best_metric, len(self._sets) > 1
+    if metric in self._evaluator.shown:
+      return None
+    names = self._evaluator.metric_names()
+    legal = [*names, *(f"{n}/{k}" for n in self._sets for k in names if several)]
+    if metric in legal:
+      return None
+    # Only now, since it reads all texts of a data set.
+    texts = self._evaluator.text_metrics(self._settings.eval_steps)
+    if texts is not None:
+      own = dict.fromkeys(k for metrics in texts.names.values() for k in metrics)
+      of_texts = [*own, *(f"{n}/{k}" for n in texts.names for k in texts.names[n] if several)]
+      if metric in of_texts:
+        return texts
+      legal += of_texts
+    of_none = "" if texts is not None else self._evaluator.without_texts
+    raise ConfigError(
+      f"{self._settings.named('best_metric')} = {metric!r}: there is no such metric; there are "
+      f"{', '.join(legal)}{of_none}{did_you_mean(metric, legal)}"
+    )
 
   def steps_left(self, step: int) -> int:
     """Number of steps until the next evaluation; `sys.maxsize` if there are none."""
@@ -179,25 +289,41 @@ class Validator:
       if metrics is None:
         return None
       found[name] = metrics
+    decoded = self._texts.evaluate(goes_on) if self._texts is not None else None
+    if self._texts is not None and decoded is None:
+      return None
     whole = self._evaluator.joined(list(found.values()))
-    is_best = self._evaluations.take(step, whole["loss"], self._settings.early_stopping_min_delta)
     shown = self._evaluator.shown
-    scalars = {f"eval/{k}": whole[k] for k in shown}
+    values = {k: whole[k] for k in shown}
     if len(found) > 1:
-      scalars |= {f"eval/{n}/{k}": m[k] for n, m in found.items() for k in shown}
-    return self._line(step, whole, found, is_best), scalars
+      values |= {f"{n}/{k}": m[k] for n, m in found.items() for k in shown}
+    if decoded is not None:
+      values |= _means(decoded.values)
+      if len(found) > 1:
+        values |= {f"{n}/{k}": x for n, m in decoded.values.items() for k, x in m.items()}
+    value = values.get(self._settings.best_metric)
+    if value is None:
+      raise DataError(
+        f"this evaluation gave no {self._settings.best_metric} "
+        f"({self._settings.named('best_metric')}); it gave {', '.join(values)}"
+      )
+    is_best = self._evaluations.take(step, value, self._settings.early_stopping_min_delta)
+    line = self._line(step, whole, found, decoded, is_best)
+    return line, {f"eval/{k}": x for k, x in values.items()}
 
   def _line(
     self,
     step: int,
     whole: Mapping[str, float],
     found: Mapping[str, Mapping[str, float]],
+    decoded: DecodedMetrics | None,
     is_best: bool,
   ) -> str:
     seen, patience = self._evaluations, self._settings.early_stopping_patience
     words = "the best so far"
     if not is_best:
-      words = f"best {seen.best_loss:.4f} at step {seen.best_step}"
+      name = "" if seen.metric == "loss" else f"{seen.metric} "
+      words = f"best {name}{seen.best_value:.4f} at step {seen.best_step}"
       if seen.best_step < 0:
         words = "not finite"
     if patience is not None and seen.without_improvement:
@@ -205,6 +331,12 @@ class Validator:
     of_each = ""
     if len(found) > 1:
       of_each = "  " + ", ".join(f"{n} {m['loss']:.4f}" for n, m in found.items())
+    if decoded is not None:
+      of_each += "".join(f"  {k} {x:.4f}" for k, x in _means(decoded.values).items())
+      if len(decoded.values) > 1:
+        for n, m in decoded.values.items():
+          of_each += "".join(f"  {n}/{k} {x:.4f}" for k, x in m.items())
+      of_each += f"  ({decoded.text})"
     return f"step {step:>7}  eval {self._evaluator.text(whole)}{of_each}  {words}"
 
   def reason_to_stop(self) -> str | None:
@@ -212,6 +344,15 @@ class Validator:
     if not self._settings.eval_every_steps:
       return None
     return _reason_to_stop(self._settings, self._evaluations)
+
+
+def _means(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+  """The mean of each metric over the data sets that have it."""
+  of_metric: dict[str, list[float]] = {}
+  for metrics in found.values():
+    for name, value in metrics.items():
+      of_metric.setdefault(name, []).append(value)
+  return {name: sum(values) / len(values) for name, values in of_metric.items()}
 
 
 class _HeldOut:

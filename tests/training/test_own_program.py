@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import mesh_tensorflow as mtf
 from mesh_tensorflow import checkpoint, errors
+from mesh_tensorflow.training.best_checkpoint import best_checkpoint
 
 BATCH, PLACE, HIDDEN = mtf.Dimension("batch", 8), mtf.Dimension("place", 4), ("hidden", 8)
 ARM = mtf.Dimension("arm", 2)
@@ -93,6 +94,20 @@ def test_reports_and_evaluations(tmp_path, cpu_devices, capsys):
   # Who evaluates without training gets the newest checkpoint.
   reader = make_trainer(cpu_devices, tmp_path)
   assert reader.evaluate(held_out) == pytest.approx(found, rel=1e-5) and reader.step == 20
+
+
+def test_a_metric_of_its_own_chooses_the_best(tmp_path, cpu_devices, capsys):
+  how = {"eval_every_steps": 3, "eval_dataset_fn": lambda: points(32, seed=1)}
+  trainer = make_trainer(cpu_devices, tmp_path, best_metric="right", quiet=False, **how)
+  expected = make_trainer(cpu_devices).train(points, 9)
+  assert trainer.train(points, 9) == expected  # The evaluation is traced first, for its names.
+  reports = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+  right = {r["step"]: r["eval/right"] for r in reports if "eval/right" in r}
+  assert sorted(right) == [3, 6, 9] and len(set(right.values())) > 1
+  best = max(right, key=lambda step: (right[step], -step))
+  assert best_checkpoint(str(tmp_path)).endswith(f"model.ckpt-{best}")
+  with pytest.raises(errors.ConfigError, match="best_metric = 'rihgt'.* loss, right; did you mean"):
+    make_trainer(cpu_devices, best_metric="rihgt", **how).train(points, 9)
 
 
 def test_the_mesh_changes_nothing(cpu_devices):

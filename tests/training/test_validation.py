@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import signal
@@ -292,6 +293,104 @@ def test_stops_early_and_says_why(tmp_path, evaluated, capsys):
   assert evaluations(tmp_path).without_improvement in (0, 1)  # At 12, and at 13 after it.
 
 
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize(
+  ("gains", "min_delta", "expected"),
+  [  # Of each evaluation: whether it is the best, and how many were no improvement.
+    ([1, 1, 1], 0.0, [(True, 0), (True, 0), (True, 0)]),
+    ([1, 0, -1, 3], 0.0, [(True, 0), (False, 1), (False, 2), (True, 0)]),
+    # Together an improvement, each by too little: the best moves on, what it is measured by not.
+    ([1, 0.4, 0.4, 0.4], 1.0, [(True, 0), (True, 1), (True, 2), (True, 0)]),
+    ([1, 1, 0.5], 1.0, [(True, 0), (True, 1), (True, 0)]),
+    ([1, math.nan], 0.0, [(True, 0), (False, 1)]),
+  ],
+)
+def test_what_is_better(lower, gains, min_delta, expected):
+  seen = Evaluations()
+  seen.compare_by("m", lower)
+  value, found = 10.0, []
+  for step, gain in enumerate(gains):
+    value += -gain if lower else gain
+    found.append((seen.take(step, value, min_delta), seen.without_improvement))
+  assert found == expected
+
+
+@pytest.mark.parametrize(
+  ("metric", "mode", "lower"),
+  [
+    ("loss", "auto", True),
+    ("bits_per_token", "auto", True),
+    ("validation/loss", "auto", True),
+    ("token_accuracy", "auto", False),
+    ("bleu", "auto", False),
+    ("wer", "min", True),
+    ("loss", "max", False),
+  ],
+)
+def test_direction_of_a_metric(metric, mode, lower):
+  trainer = make_trainer(how={})
+  how = {"eval_every_steps": 1, "best_metric": metric, "best_metric_mode": mode}
+  seen = Evaluations()
+  settings = dataclasses.replace(trainer.loop.settings, **how)
+  assert validation_lib.compare_by_metric(settings, trainer.loop._evaluator, seen) is None
+  assert (seen.metric, seen.lower_is_better) == (metric, lower)
+
+
+def test_results_of_a_checkpoint(tmp_path, evaluated):
+  """With the metric; checkpoints from before there was a choice are by the loss."""
+  trainer = make_trainer(tmp_path, how=validation(best_metric="token_accuracy"))
+  trainer.train(program.dataset, 2)
+  seen = evaluations(tmp_path)
+  assert (seen.metric, seen.lower_is_better, seen.best_step) == ("token_accuracy", False, 2)
+  assert seen.best_value == evaluated[-1][1]
+  saved = {"evaluation_" + k: v for k, v in {
+    "last_step": 6, "best_step": 4, "best_loss": 1.5, "reference_loss": 1.75,
+    "without_improvement": 1, "kept_step": 4, "kept_counts": False,
+  }.items()}  # fmt: skip
+  folder, store = tmp_path / "old", trainer.mesh_impl.variable_store
+  with checkpoint.Checkpointer(str(folder), store, asynchronous=False) as saver:
+    saver.save(6, {k: np.array(v) for k, v in saved.items()})
+  assert evaluations(folder) == Evaluations(6, 4, 1.5, 1.75, 1, 4, False, "loss", True)
+
+
+def test_another_metric_begins_anew(tmp_path, evaluated, capsys):
+  """Losses say nothing of accuracies: neither which one is best, nor when training ends."""
+  evaluated.losses = {2: 3.0, 4: 2.0, 6: 2.5, 8: 2.6, 10: 0.2, 12: 0.4, 14: 0.3}
+  make_trainer(tmp_path, how=validation(patience=2)).train(program.dataset, 20)
+  assert steps_in(tmp_path) == [4, 8]
+  how = validation(best_metric="token_accuracy", patience=1)
+  evaluated.losses[8] = 0.1  # The step it goes on from is evaluated by the new metric.
+  trainer = make_trainer(tmp_path, how=how, quiet=False)
+  trainer.train(program.dataset, 20)
+  out = capsys.readouterr().out
+  assert (
+    "the best checkpoint is chosen by the highest token_accuracy now, and was by the lowest loss "
+    "(2.0000 at step 4): these cannot be compared, so the evaluations until now do not count"
+  ) in out
+  assert [s for s, _ in evaluated] == [2, 4, 6, 8, 8, 10, 12, 14]
+  assert "best token_accuracy 0.4000 at step 12; no improvement 1 of 1" in out
+  assert (
+    "stopped early at step 14 of 20: in 1 evaluation token_accuracy was not higher than 0.4000"
+  ) in out
+  assert best_checkpoint(str(tmp_path)).endswith("-12")
+  assert 4 not in steps_in(tmp_path)
+  # With the same metric all is known: there is nothing to do.
+  again = make_trainer(tmp_path, how=how, quiet=False)
+  assert again.train(program.dataset, 20) == []
+  out = capsys.readouterr().out
+  assert "was by" not in out and "token_accuracy was not higher than 0.4000" in out
+
+
+def test_of_one_of_several_data_sets(tmp_path, evaluated):
+  how = dict(
+    held_out=lambda: {"a": held_out, "b": lambda: held_out().take(3)},
+    eval_every_steps=2, best_metric="b/loss",
+  )  # fmt: skip
+  trainer = make_trainer(how=how)
+  trainer.train(program.dataset, 2)
+  assert evaluated == [(2, trainer.evaluate(held_out().take(3))["loss"])]
+
+
 def test_nan_is_no_improvement():
   seen = Evaluations()
   assert not seen.take(1, math.nan, 0.0)
@@ -361,6 +460,13 @@ def test_settings_of_a_run_and_the_modes_that_take_the_best(tmp_path, evaluated,
     ("run.eval_steps = 0", "eval_steps = 0"),
     ("run.early_stopping_min_delta = -1", "early_stopping_min_delta = -1"),
     ("run.early_stopping_patience = 2.5", "early_stopping_patience = 2.5"),
+    ("run.best_metric = 3", "best_metric = 3: it must be the name of a metric"),
+    ("run.best_metric_mode = 'low'", "best_metric_mode = 'low': it must be one of 'auto', 'min'"),
+    (
+      "run.eval_every_steps = 1\nrun.best_metric = 'acuracy'",
+      "best_metric = 'acuracy': there is no such metric; there are loss, bits_per_token, "
+      "token_accuracy; no held-out data set has metric_fns",
+    ),
     ("run.keep_best = 'yes'", "keep_best = 'yes': it must be True or False"),
   ],
 )

@@ -3,7 +3,7 @@
 `bleu` is sacrebleu's own: comparable everywhere. `moses_bleu` scores what the scripts of Moses make
 of the texts, as papers do whose data is tokenized.
 
-Need the package sacrebleu, and sacremoses for `moses_bleu`: `pip install mesh-tensorflow[bleu]`.
+Need the package sacrebleu, and sacremoses for `moses_bleu`: `pip install sacrebleu sacremoses`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@
     scheduler        continuous batching: requests in slots, sliding windows
     texts            prompts in, texts out: detokenized as they grow, cut at stop strings
     seq2seq          outputs of an encoder-decoder, in batches of similar lengths
+    text_metrics     data sets decoded and compared with their targets
     predict          outputs and scores of a batch, as `Trainer.predict` and exports compute them
     saved_model      the same as a SavedModel: strings in, strings or scores out
     files            prompts of files; result files that a run which was interrupted goes on with

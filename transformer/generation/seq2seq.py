@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mesh_tensorflow.numerics import random_bits
@@ -24,6 +24,7 @@ def generate(
   *,
   options: Mapping[str, object] | None = None,
   seed: int | None = None,
+  before_batch: Callable[[], None] | None = None,
 ) -> list[list[int]]:
   """Generates outputs for rows of ids.
 
@@ -39,6 +40,7 @@ def generate(
     options: more arguments for the model.
     seed: what is drawn depends on it and on the place of a batch among those of the call; None: on
       how many runs there were before.
+    before_batch: called before each batch; what it raises ends decoding.
 
   Returns:
     For each row the new ids, to the first EOS, without it.
@@ -56,13 +58,17 @@ def generate(
     itertools.groupby(zip(lengths, batches), key=lambda pair: pair[0])
   ):
     places = [i for _, batch in of_length for i in batch]
-    drawn = {} if seed is None else {"seed": random_bits.fold(seed, n)}
+    more_arguments: dict[str, Any] = {}
+    if seed is not None:
+      more_arguments["seed"] = random_bits.fold(seed, n)
+    if before_batch is not None:
+      more_arguments["before_batch"] = before_batch
     outputs = estimator.sample(
       [rows[i] for i in places],
       length + more,
       batch_size=batch_size,
       **{**given, **(options or {})},
-      **drawn,
+      **more_arguments,
     )
     for i, output in zip(places, outputs):
       results[i] = strip_ids(output, EOS_ID)

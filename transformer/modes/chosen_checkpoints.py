@@ -48,8 +48,8 @@ def get_checkpoint_iterator(
 
   Args:
     checkpoint_step: "all": every one; -1: the newest good one; "new" or None: new good ones as they
-      appear, endlessly; "best": the one whose loss was lowest in the evaluations of its training
-      (`run.keep_best`); a step, or a list of steps.
+      appear, endlessly; "best": the one that was best in the evaluations of its training, by
+      `run.best_metric` (`run.keep_best`); a step, or a list of steps.
     model_dir: the folder.
     skip_until: for "all" and "new": only checkpoints after this step.
     stop_after: for "new": end after the first checkpoint of at least this step.

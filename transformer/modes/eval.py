@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from mesh_tensorflow.errors import ConfigError, DataError
+from mesh_tensorflow.errors import ConfigError
 from mesh_tensorflow.training import model_files
 from mesh_tensorflow.training.progress import write_scalars
 from mesh_tensorflow.transformer.data.bleu import Score
 from mesh_tensorflow.transformer.data.eval_datasets import EvalDataset, reset_seeds
 from mesh_tensorflow.transformer.data.text_io import (
   get_step_from_checkpoint_path,
-  inputs_vocabulary,
-  strip_ids,
-  targets_vocabulary,
   write_lines_to_file,
 )
-from mesh_tensorflow.transformer.data.vocabularies.base import (
-  EOS_ID,
-  Vocabularies,
-  Vocabulary,
-  as_text,
-)
-from mesh_tensorflow.transformer.generation.seq2seq import generate
+from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
+from mesh_tensorflow.transformer.generation import text_metrics
 from mesh_tensorflow.transformer.modes.chosen_checkpoints import (
   CheckpointStep,
   restored_checkpoints,
@@ -41,78 +30,6 @@ from mesh_tensorflow.transformer.modes.score import score_with_estimator
 from mesh_tensorflow.transformer.training.trainer import Trainer
 
 _LOG = logging.getLogger("mesh_tensorflow")
-
-
-class _Texts:
-  """The examples of one data set: ids to decode or score, and texts to compare with."""
-
-  def __init__(
-    self,
-    dataset: EvalDataset,
-    sequence_length: Mapping[str, int] | None,
-    vocabulary: Vocabularies,
-    needed: Sequence[str],
-  ):
-    self.dataset = dataset
-    self.rows: list[list[int]] = []
-    self.inputs: list[Any] = []
-    self.targets: list[Any] = []
-    self.examples: list[dict[str, Any]] = []
-    for example in dataset.dataset_fn(sequence_length=sequence_length).as_numpy_iterator():
-      missing = [k for k in needed if k not in example]
-      if missing or "inputs_segmentation" in example:
-        raise DataError(
-          f"eval data set {dataset.name!r} has features {sorted(example)}: to evaluate texts it "
-          f"must yield single (not packed) examples with {' and '.join(map(repr, needed))}"
-        )
-      if "inputs" in example:
-        self.rows.append([int(i) for i in np.trim_zeros(example["inputs"], "b")])
-        self.inputs.append(_text(example, "inputs", inputs_vocabulary(vocabulary)))
-      target = _text(example, "targets", targets_vocabulary(vocabulary))
-      self.targets.append(dataset.postprocess_fn(target, example=example, is_target=True))
-      self.examples.append(example)
-    if not self.examples:
-      raise DataError(f"eval data set {dataset.name!r} is empty")
-    encode = inputs_vocabulary(vocabulary).encode
-    # A row has an EOS more than its text, if nothing was cut.
-    texts = [(t, r) for t, r in zip(self.inputs, self.rows) if isinstance(t, str)]
-    cut = sum(len(encode(t)) >= len(r) > 0 for t, r in texts)
-    if cut:
-      _LOG.warning(
-        "eval data set %s: %d of %d inputs are cut to %d tokens (run.sequence_length)",
-        dataset.name, cut, len(self.rows), max(map(len, self.rows)),
-      )  # fmt: skip
-
-  def longest(self, feature: str) -> int:
-    """The largest number of ids of a feature; 0 if the examples do not have it."""
-    return max(len(np.trim_zeros(e.get(feature, ()), "b")) for e in self.examples)
-
-  def predictions(self, outputs: Sequence[Any]) -> list[Any]:
-    """Postprocessed model outputs of the examples, as the metric functions take them."""
-    return [
-      self.dataset.postprocess_fn(output, example=example)
-      for output, example in zip(outputs, self.examples)
-    ]
-
-  def write(self, model_dir: str, folder: str) -> None:
-    """Writes inputs and targets, to be compared with predictions line by line."""
-    base = os.path.join(folder, self.dataset.name)
-    if self.inputs:
-      _note_lines(model_dir, self.inputs, f"{base}_inputs")
-    _note_lines(model_dir, self.targets, f"{base}_targets")
-
-
-def _text(example: Mapping[str, Any], feature: str, vocabulary: Vocabulary) -> Any:
-  """The text of a feature: as it was before it was encoded, if the example has that."""
-  given = example.get(f"{feature}_pretokenized")
-  if given is None:
-    given = vocabulary.decode(strip_ids(example[feature], EOS_ID))
-  return _no_bytes(given)
-
-
-def _no_bytes(decoded: object) -> Any:
-  """Bytes as text; a text, or the list that a vocabulary decodes to, as it is."""
-  return as_text(decoded) if isinstance(decoded, bytes) else decoded
 
 
 def eval_model(
@@ -169,7 +86,7 @@ def eval_model(
   if sequence_length is None and not callable(estimator):
     raise ConfigError("run.sequence_length is not bound")
   reset_seeds()
-  datasets = _datasets_with_metrics(
+  datasets = text_metrics.with_metrics(
     eval_dataset_fn(
       sequence_length=sequence_length, vocabulary=vocabulary, dataset_split=dataset_split
     )
@@ -180,10 +97,10 @@ def eval_model(
   if eval_dir_suffix:
     folder += f"_{eval_dir_suffix}"
   needed = ("targets",) if eval_with_score else ("inputs", "targets")
-  cached = [_Texts(d, sequence_length, vocabulary, needed) for d in datasets]
+  cached = [text_metrics.Texts(d, sequence_length, vocabulary, needed) for d in datasets]
   if output_eval_examples:
     for texts in cached:
-      texts.write(model_dir, folder)
+      _write(texts, model_dir, folder)
   longest = {k: max(t.longest(k) for t in cached) for k in ("inputs", "targets")}
   if sequence_length is None:
     sequence_length = {k: max(n, 1) for k, n in longest.items()}
@@ -198,14 +115,14 @@ def eval_model(
       if eval_with_score:
         outputs = _scores(estimator, texts, batch_size, path, vocabulary, score_with_estimator_fn)
       else:
-        outputs = _decodes(estimator, texts, sequence_length, batch_size, vocabulary)
+        outputs = text_metrics.decode(estimator, texts, sequence_length, batch_size, vocabulary)
       seconds = time.perf_counter() - started
       # The data set postprocesses the model's texts for comparison; scores are numbers already.
       predictions = list(outputs) if eval_with_score else texts.predictions(outputs)
       name = texts.dataset.name
       if output_eval_examples:
         _note_lines(model_dir, predictions, os.path.join(folder, f"{name}_{step}_predictions"))
-      results[name] = _metrics(texts, predictions, eval_with_score)
+      results[name] = text_metrics.compute(texts, predictions, eval_with_score)
       done = f"{len(predictions):,} texts {'scored' if eval_with_score else 'decoded'}"
       _report(name, step, results[name], f"{done} in {seconds:.1f} s")
       scalars = {f"eval/{name}/{k}": v for k, v in results[name].items()}
@@ -213,12 +130,12 @@ def eval_model(
   return results
 
 
-def _datasets_with_metrics(given: Sequence[EvalDataset]) -> list[EvalDataset]:
-  datasets = [EvalDataset(*d) for d in given]
-  left_out = [d.name for d in datasets if not d.metric_fns]
-  if left_out:
-    _LOG.info("data sets without metrics are left out: %s", left_out)
-  return [d for d in datasets if d.metric_fns]
+def _write(texts: text_metrics.Texts, model_dir: str, folder: str) -> None:
+  """Writes inputs and targets, to be compared with predictions line by line."""
+  base = os.path.join(folder, texts.dataset.name)
+  if texts.inputs:
+    _note_lines(model_dir, texts.inputs, f"{base}_inputs")
+  _note_lines(model_dir, texts.targets, f"{base}_targets")
 
 
 def _report(name: str, step: int, metrics: Mapping[str, float], done: str) -> None:
@@ -239,21 +156,9 @@ def _note_lines(model_dir: str, lines: Sequence[object], filename: str) -> None:
   )
 
 
-def _decodes(
-  estimator: Trainer,
-  texts: _Texts,
-  sequence_length: Mapping[str, int],
-  batch_size: int,
-  vocabulary: Vocabularies,
-) -> list[Any]:
-  decode = targets_vocabulary(vocabulary).decode
-  rows = generate(estimator, texts.rows, sequence_length, batch_size)
-  return [_no_bytes(decode(ids)) for ids in rows]
-
-
 def _scores(
   estimator: Trainer,
-  texts: _Texts,
+  texts: text_metrics.Texts,
   batch_size: int,
   path: str,
   vocabulary: Vocabularies,
@@ -276,50 +181,6 @@ def _scores(
       "examples; use score_with_estimator with save_scores"
     )
   return list(scores)
-
-
-def _metrics(texts: _Texts, predictions: Sequence[Any], are_scores: bool) -> dict[str, float]:
-  """Computes the metrics of a data set that take the available kind (predictions or scores)."""
-  metrics: dict[str, float] = {}
-  left_out = []
-  for metric_fn in texts.dataset.metric_fns:
-    if _takes(metric_fn) in (None, "scores" if are_scores else "predictions"):
-      metrics.update(_as_dict(metric_fn(texts.targets, predictions)))
-    else:
-      left_out.append(getattr(metric_fn, "__name__", repr(metric_fn)))
-  if left_out and are_scores and not metrics:
-    _LOG.warning(
-      "eval data set %s: the metric %s is left out, because it takes texts (targets, predictions): "
-      "in mode 'score_eval' those that take (targets, scores) get the log-likelihoods of the "
-      "targets, and mean_score is their mean. Texts are compared in mode 'eval'",
-      texts.dataset.name, ", ".join(left_out),
-    )  # fmt: skip
-    metrics["mean_score"] = float(np.mean(predictions))
-  elif left_out:
-    kind, mode_of_it = ("texts", "eval") if are_scores else ("scores", "score_eval")
-    _LOG.info("metrics of %s are left out: %s; they are for mode %r", kind, left_out, mode_of_it)
-  return metrics
-
-
-def _takes(metric_fn: Callable[..., object]) -> str | None:
-  """Kind of values a metric function takes besides targets: the name of its second argument.
-
-  Returns:
-    "predictions" or "scores"; None if the signature tells neither.
-  """
-  try:
-    parameters = list(inspect.signature(metric_fn).parameters.values())
-  except (TypeError, ValueError):
-    return None
-  name = parameters[1].name if len(parameters) > 1 else None
-  return name if name in ("predictions", "scores") else None
-
-
-def _as_dict(metrics: Any) -> dict[str, float]:
-  """Converts a metric function's result, a dict or a tf.Summary of scalars, to a dict of floats."""
-  if not isinstance(metrics, Mapping):
-    metrics = {v.tag: v.simple_value for v in metrics.value}
-  return {k: v if isinstance(v, Score) else float(v) for k, v in metrics.items()}
 
 
 @mode("eval", finds_lengths=True)

@@ -18,6 +18,7 @@ from mesh_tensorflow.training.loop import LearningRateLike
 from mesh_tensorflow.training.validation import MakeDatasets
 from mesh_tensorflow.transformer.data.text_io import inputs_vocabulary, targets_vocabulary
 from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
+from mesh_tensorflow.transformer.generation.text_metrics import MakeEvalDatasets
 from mesh_tensorflow.transformer.model import mesh_setup
 from mesh_tensorflow.transformer.model.model_building import Model, build_model
 from mesh_tensorflow.transformer.model.model_steps import ModelSteps, VariableFilter
@@ -25,7 +26,8 @@ from mesh_tensorflow.transformer.training.trainer import Trainer
 
 
 @gin.configurable(
-  module="mesh_tensorflow.transformer.utils", denylist=["predict_fn", "settings", "held_out"]
+  module="mesh_tensorflow.transformer.utils",
+  denylist=["predict_fn", "settings", "held_out", "held_out_texts"],
 )
 @affects("report")
 @takes(
@@ -68,6 +70,7 @@ def tpu_estimator_model_fn(
   mesh_implementation: str = "auto",
   settings: TrainerSettings | None = None,
   held_out: MakeDatasets | None = None,
+  held_out_texts: MakeEvalDatasets | None = None,
 ) -> Trainer:
   """The `Trainer` of a model, with its programs on a mesh (in the TF1 library a model function).
 
@@ -107,6 +110,7 @@ def tpu_estimator_model_fn(
     mesh_implementation: see `mesh_setup.make_mesh_impl`.
     settings: those of the trainer which are no argument here.
     held_out: makes the data sets of evaluations during training; see `Trainer`.
+    held_out_texts: returns those of them that may be decoded; see `Trainer`.
 
   Raises:
     ConfigError: a TPU is asked for, and there is none.
@@ -161,6 +165,7 @@ def tpu_estimator_model_fn(
     score_in_predict_mode=score_in_predict_mode,
     model_info_file=model_info_file,
     held_out=held_out,
+    held_out_texts=held_out_texts,
   )
 
 
@@ -215,7 +220,8 @@ def get_estimator(
     init_checkpoint: a checkpoint to start from if `model_dir` has none.
     mesh_devices: names of devices; see `mesh_setup.make_mesh_impl`.
     score_in_predict_mode: True if `predict` scores given targets instead of generating outputs.
-    **options: `mesh_implementation`, `settings`, `held_out`; see `tpu_estimator_model_fn`.
+    **options: `mesh_implementation`, `settings`, `held_out`, `held_out_texts`; see
+      `tpu_estimator_model_fn`.
   """
   del tpu_job_name, cluster
   mesh_shape = mtf.convert_to_shape(mesh_shape)

@@ -48,6 +48,12 @@ def check_data_options(skip_seen_data: bool, checkpoint_input_pipeline: bool) ->
 def run_train(job: Job) -> Any:
   """Trains by `run.train_model_fn`, from the newest checkpoint on."""
   steps = resolve_steps(job.train_steps, job.batch_size, job.sequence_length)
+  arguments = dict(
+    sequence_length=job.sequence_length, vocabulary=job.vocabulary, dataset_split="validation"
+  )
+  texts = (
+    None if job.eval_dataset_fn is None else functools.partial(job.eval_dataset_fn, **arguments)
+  )
   estimator = job.make_estimator(
     learning_rate_schedule=bound_schedule(job.learning_rate_schedule, job.total_run_steps or steps),
     ensemble_inputs=job.ensemble_inputs,
@@ -59,6 +65,7 @@ def run_train(job: Job) -> Any:
       job.eval_dataset_fn,
       job.train_dataset_fn,
     ),
+    held_out_texts=texts,
   )
   if workers.current().is_chief and not checkpoint.all_checkpoints(job.model_dir or ""):
     # Of a model that has checkpoints it is written when they are known to be of this one.

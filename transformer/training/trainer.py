@@ -26,10 +26,10 @@ from mesh_tensorflow.training.init_checkpoint import InitialCheckpoint
 from mesh_tensorflow.training.loop import LearningRateLike, TrainingLoop
 from mesh_tensorflow.training.settings import checked_settings
 from mesh_tensorflow.training.state import ModelState
-from mesh_tensorflow.training.validation import Evaluator, MakeDatasets
+from mesh_tensorflow.training.validation import Evaluator, MakeDatasets, TextMetrics
 from mesh_tensorflow.transformer.data.files import records
 from mesh_tensorflow.transformer.data.vocabularies.base import Vocabularies
-from mesh_tensorflow.transformer.generation import predict, saved_model
+from mesh_tensorflow.transformer.generation import predict, saved_model, text_metrics
 from mesh_tensorflow.transformer.generation.prefill_decode import DecodeOptions, DecodePrograms
 from mesh_tensorflow.transformer.gin_config import checks, model_config
 from mesh_tensorflow.transformer.gin_config.model_config import ATTACHMENT, ModelConfig
@@ -207,6 +207,8 @@ class Trainer:
     score_in_predict_mode: `predict` scores given targets in place of making outputs.
     model_info_file: a file for the sizes of variables and the counters of the training program.
     held_out: makes the data sets that the model is evaluated on every `eval_every_steps`.
+    held_out_texts: returns the `EvalDataset`s that are decoded then, if `best_metric` is one of
+      their metrics.
     **fields: other values of single settings, by the names of `TrainerSettings`;
       `steps_per_call` is another name of `iterations_per_loop`.
 
@@ -235,6 +237,7 @@ class Trainer:
     score_in_predict_mode: bool = False,
     model_info_file: str | None = None,
     held_out: MakeDatasets | None = None,
+    held_out_texts: text_metrics.MakeEvalDatasets | None = None,
     **fields: Any,
   ):
     if "steps_per_call" in fields:
@@ -269,7 +272,7 @@ class Trainer:
       learning_rate=learning_rate_schedule,
       initial=InitialCheckpoint(init, init_variable_filter) if init else None,
       held_out=held_out,
-      evaluator=_TextEvaluator(self),
+      evaluator=_TextEvaluator(self, held_out_texts),
       model_info_file=model_info_file,
       quiet=quiet,
     )
@@ -527,6 +530,7 @@ class Trainer:
     batch_size: int | None = None,
     *,
     seed: int | None = None,
+    before_batch: Callable[[], None] = lambda: None,
     **options: Any,
   ) -> list[list[int]]:
     """Continues rows of ids; an encoder-decoder makes targets of inputs.
@@ -537,6 +541,7 @@ class Trainer:
       batch_size: rows at a time; as many as in a training batch by default.
       seed: what is drawn depends on it, and on the place of a row among the rows; None: on how many
         runs there were before.
+      before_batch: called before each batch; what it raises ends sampling.
       **options: of `Unitransformer.sample_autoregressive` or `Bitransformer.decode`.
 
     Returns:
@@ -565,6 +570,7 @@ class Trainer:
         ids[i, : len(row)] = row
       ids[len(part) :] = ids[0]  # Empty rows would go on to the full length.
       drawn = None if seed is None else random_bits.fold(seed, start)
+      before_batch()
       results += sampler(ids, seed=drawn).numpy()[: len(part)].tolist()
     return results
 
@@ -683,12 +689,15 @@ class Trainer:
 
 
 class _TextEvaluator(Evaluator):
-  """The `Evaluator` of a `Trainer`: teacher-forced, each token alike."""
+  """The `Evaluator` of a `Trainer`: teacher-forced, each token alike; and decoded, if asked for."""
 
   shown = ("loss", "bits_per_token", "token_accuracy")
+  lower_is_better = ("loss", "bits_per_token")
+  without_texts = "; no held-out data set has metric_fns, for decoded texts"
 
-  def __init__(self, trainer: Trainer):
+  def __init__(self, trainer: Trainer, datasets: text_metrics.MakeEvalDatasets | None):
     self._trainer = trainer
+    self._datasets = datasets
 
   def check(self, dataset: tf.data.Dataset) -> Sequence[str]:
     return self._trainer.steps.feature_names(dataset)
@@ -700,6 +709,12 @@ class _TextEvaluator(Evaluator):
     if sums is None:
       return None
     return evaluation.metrics_of(*sums) if sums[0].get("tokens") else {}
+
+  def text_metrics(self, max_batches: int | None) -> TextMetrics | None:
+    if self._datasets is None:
+      return None
+    texts = text_metrics.HeldOutTexts(self._trainer, self._datasets, max_batches)
+    return texts if texts.names else None
 
   def joined(self, found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return evaluation.joined(found)
