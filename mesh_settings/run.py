@@ -128,12 +128,14 @@ class RunSettings(TrainerSettings):
     _CHECKPOINT_STEP,
   )
   export_checkpoint_step: Any = setting(
-    "the checkpoint to export, see `get_checkpoint_iterator`; None or 0: the newest.",
+    'the checkpoint to export, or the last of those that mode "average" averages, see '
+    "`get_checkpoint_iterator`; None or 0: the newest.",
     None,
     _CHECKPOINT_STEP,
   )
   export_path: str = setting(
-    "the SavedModel goes into a new folder in here.",
+    'the SavedModel goes into a new folder in here; of mode "average": the folder of the average, '
+    "which must not be there.",
     "",
     flag="--output",
     metavar="DIR",
@@ -148,9 +150,10 @@ class RunSettings(TrainerSettings):
     '(teacher-forced); "infer" (decode the lines of a file: see `infer_model`); '
     '"score_from_strings", "score_from_dataset" (see these functions); "export_infer", '
     '"export_score" (write a SavedModel that makes outputs, or scores: see `export.save`; "export" '
-    'is the old name of the first); "plan" (print what training needs on each processor, and the '
-    'best layouts, without doing it); "search" (write the best layout as a gin file); "dry_run" '
-    "(plan a training, and show a batch of its data, without doing it).",
+    'is the old name of the first); "average" (write the mean of the weights of the last '
+    '`average_checkpoints` checkpoints as a model of its own); "plan" (print what training needs '
+    'on each processor, and the best layouts, without doing it); "search" (write the best layout '
+    'as a gin file); "dry_run" (plan a training, and show a batch of its data, without doing it).',
     "train",
     one_of(MODES),
   )
@@ -198,7 +201,7 @@ class RunSettings(TrainerSettings):
     flag="--mesh",
     metavar="SHAPE",
     short="Mesh of devices: batch:2,model:2 ('' is one device), or auto: the one that is best.",
-    commands="train eval infer score plan",
+    commands="train eval infer score plan average",
   )
   mesh_devices: list[str] | None = setting(
     "names of devices; see `mesh_setup.make_mesh_impl`.",
@@ -212,7 +215,7 @@ class RunSettings(TrainerSettings):
     metavar="RULES",
     short="Which dimension of tensors is split over which of the mesh: batch:batch,d_ff:model; or "
     "auto.",
-    commands="train eval infer score plan",
+    commands="train eval infer score plan average",
   )
   learning_rate_schedule: Any = setting(
     "a function `(step, total_train_steps)`, a list of such and numbers (their product), or a "

@@ -148,7 +148,7 @@ class TrainerSettings:
   average_checkpoints: int = setting(
     "the modes that evaluate, decode or export take the mean of the weights of so many "
     "checkpoints: of the one that they are to take and those before it, of which the folder must "
-    "have enough (`keep_checkpoint_max`).",
+    'have enough (`keep_checkpoint_max`). Mode "average" writes it.',
     1,
     COUNT,
   )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from mesh_settings.rules import COUNT, NOT_BELOW_ZERO, PATH, one_of
+from mesh_settings.rules import COUNT, NOT_BELOW_ZERO, PATH, at_least, one_of
 from mesh_settings.run import RunSettings
 from mesh_settings.sample import SampleSettings
 from mesh_transformer_cli import flags, model_flags
@@ -371,4 +371,60 @@ EXPORT = Command(
 )
 
 
-COMMANDS = {c.name: c for c in (INIT, TOKENIZE, TRAIN, PLAN, EVAL, INFER, SCORE, EXPORT)}
+_LAST = 5  # As many as a training keeps by default.
+
+
+def _average(values: argparse.Namespace, parser: Parser) -> list[str]:
+  if not values.output:
+    parser.error("--output=DIR is needed, the new folder for the average")
+  bindings = [] if values.last is not None else [f"run.average_checkpoints = {_LAST}"]
+  return model_flags.of_trained_model(values, parser, "run.mode = 'average'", *bindings)
+
+
+AVERAGE = Command(
+  "average",
+  "the mean of the weights of the last checkpoints, as a model of its own",
+  "Averages the weights of the last checkpoints of a training, which often makes a better model "
+  "than the last one alone. It becomes a new folder, with the configuration and the vocabularies, "
+  "which eval, infer, score and export take, and a training as --init_checkpoint. The training's "
+  "own folder stays as it is.",
+  (
+    TRAINED_DIR,
+    *CONFIG,
+    Flag(
+      "--output",
+      "The folder of the average; it is made.",
+      flags.of_rule(PATH),
+      "DIR",
+      gin="run.export_path",
+    ),
+    Flag(
+      "--last",
+      f"How many checkpoints, the last ones; by default {_LAST}.",
+      flags.of_rule(at_least(2)),
+      "N",
+      gin="run.average_checkpoints",
+    ),
+    Flag(
+      "--checkpoint",
+      "The last one of them: newest, best or a step.",
+      flags.checkpoint(several=False),
+      "STEP",
+      gin="run.export_checkpoint_step",
+    ),
+    *_of_run("average"),
+    *FURTHER,
+  ),
+  _average,
+  (
+    ("run.use_ema", "Average the moving averages of the weights (run.ema_decay)."),
+    ("run.keep_checkpoint_max", "How many a training keeps; it must be --last at least."),
+  ),
+  (
+    "average --model_dir=my_model --output=averaged",
+    "average --model_dir=my_model --output=averaged --last=10 --checkpoint=2000",
+  ),
+)
+
+
+COMMANDS = {c.name: c for c in (INIT, TOKENIZE, TRAIN, PLAN, EVAL, INFER, SCORE, AVERAGE, EXPORT)}

@@ -96,6 +96,12 @@ def capture(
   return Manifest(record)
 
 
+def of_checkpoint(path: str) -> Manifest | None:
+  """The record of the run that wrote a checkpoint; None if there is none that can be read."""
+  found = _read(path)
+  return Manifest(found) if found is not None else None
+
+
 # --------------------------------------------------------------------------------- data
 
 

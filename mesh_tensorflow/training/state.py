@@ -226,7 +226,8 @@ class ModelState:
     for variable, mean in zip(slices, means):
       with tf.device(variable.device):
         variable.assign(tf.cast(mean, variable.dtype))
-    self.say(f"averaged the weights of {len(paths)} checkpoints")
+    steps = ", ".join(str(checkpoint_lib.get_step_from_path(p)) for p in paths)
+    self.say(f"averaged the weights of {len(paths)} checkpoints: steps {steps}")
 
   def _averaged_slices(self) -> list[Any]:
     return [s for v in self.store for s in v.slices if s.dtype.is_floating]

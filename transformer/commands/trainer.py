@@ -7,8 +7,8 @@ defaults.gin is read first, then every --gin_file (from the working folder, or t
 models/, layouts/, problems/, learning_rate_schedules/), then every --gin_param, then every --set,
 which is a shorter way to write one: --set steps=2000. The mode is run.mode: train (default), eval,
 score_eval, perplexity_eval, infer, score_from_strings, score_from_dataset, export_infer,
-export_score, plan, search or dry_run. The commands of `mesh-transformer` (train, eval, infer, ...;
-see docs/commands.md) write such command lines.
+export_score, average, plan, search or dry_run. The commands of `mesh-transformer` (train, eval,
+infer, ...; see docs/commands.md) write such command lines.
 
 With TF_CONFIG set, each process is one of several workers; see docs/distributed.md. Exit codes: see
 `mesh_tensorflow.exit_codes` and docs/operating.md.

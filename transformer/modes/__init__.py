@@ -11,6 +11,7 @@ when it is imported.
 """
 
 from mesh_tensorflow.transformer.modes import (
+  average,
   dry_run,
   eval,
   export,

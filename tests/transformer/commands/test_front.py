@@ -21,7 +21,7 @@ from mesh_transformer_cli.parser import Parser
 from tests.conftest import ROOT
 
 PROGRAM = "mesh-transformer"
-MODEL_COMMANDS = ("eval", "infer", "score", "export")
+MODEL_COMMANDS = ("eval", "infer", "score", "average", "export")
 
 
 def given(*arguments: str) -> list[str] | None:
@@ -196,9 +196,18 @@ def test_eval_score_export(model_dir):
   assert "--gin_param=score_from_strings.inputs = None" in words
   assert "--gin_param=run.mode = 'score_from_strings'" in words
   assert "--gin_param=run.mode = 'export_score'" in given("export", folder, "--scores")
+  words = given("average", folder, "--output=new", "--checkpoint=best")
+  for bound in ("mode = 'average'", "export_path = 'new'", "average_checkpoints = 5"):
+    assert f"--gin_param=run.{bound}" in words
+  assert "--gin_param=run.export_checkpoint_step = 'best'" in words
+  words = given("average", folder, "--output=new", "--last=10")
+  assert [w for w in words if "average_checkpoints" in w] == [
+    "--gin_param=run.average_checkpoints = 10"
+  ]
   # A gin file that is given says it all; and some keep files elsewhere.
   for name in MODEL_COMMANDS:
-    more = ["--prompt=x"] if name == "infer" else ["--dataset"] if name == "score" else []
+    needed = {"infer": ["--prompt=x"], "score": ["--dataset"], "average": ["--output=new"]}
+    more = needed.get(name, [])
     assert "--gin_file=a.gin" == given(name, "--config=a.gin", *more)[0]
     words = given(name, "--model_dir=gs://a/b", *more)
     assert words[0] == "--gin_file=gs://a/b/operative_config.gin"
@@ -363,6 +372,8 @@ def test_the_docs_say_much():
     (["score", "--model_dir={model}"], "add --targets=FILE"),
     (["score", "--model_dir={model}", "--targets={lines}", "--dataset"], "give one"),
     (["export", "--model_dir={model}", "--checkpoint=1,2"], "none of a step, newest, best"),
+    (["average", "--model_dir={model}"], "--output=DIR is needed"),
+    (["average", "--model_dir={model}", "--output=a", "--last=1"], "--last: '1' is no whole"),
   ],
 )  # fmt: skip
 def test_wrong_command_lines_are_one_line_and_end_with_2(capsys, model_dir, arguments, says):
