@@ -176,7 +176,9 @@ class TrainerSettings:
     '`eval_dataset_fn`, such as "bleu": the data sets are then decoded and compared, too, as by '
     'mode "eval". Of one of several data sets: "NAME/bleu".',
     "loss",
-    Rule("the name of a metric, such as 'loss' or 'bleu'", lambda x: isinstance(x, str) and x),
+    Rule(
+      "the name of a metric, such as 'loss' or 'bleu'", lambda x: isinstance(x, str) and x != ""
+    ),
   )
   best_metric_mode: str = setting(
     'whether the lowest ("min") or the highest ("max") value of `best_metric` is the best; "auto": '

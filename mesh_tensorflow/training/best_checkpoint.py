@@ -159,15 +159,14 @@ class Evaluations:
       for field in dataclasses.fields(cls)
       if EXTRA + _stored(field.name) in values
     }
-    if not set(found) | set(_OF_METRIC) == {field.name for field in dataclasses.fields(cls)}:
+    if set(found) | set(_OF_METRIC) != {field.name for field in dataclasses.fields(cls)}:
       return cls()
     # As Python's values, which the defaults are, too.
-    return cls(
-      **{
-        n: x.tobytes().decode(errors="replace") if n == "metric" else x.item()
-        for n, x in found.items()
-      }
-    )
+    plain: dict[str, Any] = {
+      n: x.tobytes().decode(errors="replace") if n == "metric" else x.item()
+      for n, x in found.items()
+    }
+    return cls(**plain)
 
 
 # Fields that older checkpoints do not have.

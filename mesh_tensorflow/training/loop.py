@@ -401,6 +401,9 @@ class TrainingLoop:
       line, scalars = found
       progress.line(line)
       progress.scalars(self.state.step, scalars)
+      seen = self._checkpoints.evaluations
+      if seen.metric != "loss" and seen.best_step >= 0:  # Of losses the scalars tell.
+        progress.facts[f"best {seen.metric}"] = f"{seen.best_value:.4f}, step {seen.best_step}"
     progress.restart_clock()
     return validator.reason_to_stop() if found is not None else None
 

@@ -12,10 +12,9 @@ import tensorflow as tf
 from mesh_tensorflow.transformer import utils
 from mesh_tensorflow.transformer.data.eval_datasets import EvalDataset
 from mesh_tensorflow.transformer.data.vocabularies.base import as_text
-from mesh_tensorflow.transformer.generation import settings
+from mesh_tensorflow.transformer.generation import settings, text_metrics
 from mesh_tensorflow.transformer.generation.scheduler import Row
 from mesh_tensorflow.transformer.generation.texts import RowText
-from mesh_tensorflow.transformer.modes import eval as eval_mode
 from mesh_tensorflow.transformer.modes import score as score_files
 
 WORDS = ["", "", "a", "b", "c", "d"]
@@ -88,12 +87,14 @@ def test_metrics_get_what_the_vocabulary_gives_and_text_for_bytes(kind, monkeypa
 
   dataset = EvalDataset("d", lambda sequence_length: Examples(), postprocess, [])
   vocabulary = Vocabulary(kind)
-  texts = eval_mode._Texts(dataset, {"inputs": 3, "targets": 4}, vocabulary, ["inputs", "targets"])
+  texts = text_metrics.Texts(
+    dataset, {"inputs": 3, "targets": 4}, vocabulary, ["inputs", "targets"]
+  )
   as_list = kind == "list"
   assert texts.targets == ([["a", "b"], ["d"]] if as_list else ["a b", "d"])
   assert texts.inputs == ([["b"], ["a"]] if as_list else ["b", "a"])
-  monkeypatch.setattr(eval_mode, "generate", lambda *_: [[2, 3], [4]])
-  outputs = eval_mode._decodes(None, texts, None, 2, vocabulary)
+  monkeypatch.setattr(text_metrics, "generate", lambda *_: [[2, 3], [4]])
+  outputs = text_metrics.decode(None, texts, None, 2, vocabulary)
   assert texts.predictions(outputs) == ([["a", "b"], ["c"]] if as_list else ["a b", "c"])
   assert [is_target for _, is_target in seen] == [True, True, False, False]
 

@@ -109,6 +109,7 @@ def test_the_best_is_what_mode_eval_finds(folder, capsys):
     f"stopped early at step {len(losses)} of 400: in 3 evaluations alike was not higher than "
     f"{found[best]:.4f} (run.early_stopping_patience)"
   ) in out
+  assert f"\nbest alike  {found[best]:.4f}, step {best}\n" in out
   assert best_checkpoint(str(folder / "model")).endswith(f"model.ckpt-{best}")
   assert evaluate(folder, *averaged)["alike"] == pytest.approx(found[best], rel=1e-6)
   alone = (
@@ -132,6 +133,22 @@ def test_the_lowest_may_be_the_best_and_a_part_may_be_decoded(folder, capsys):
   assert capsys.readouterr().out.count("(4 texts decoded in") == 3
   assert best_checkpoint(str(folder / "model")).endswith(f"-{min(found, key=found.__getitem__)}")
   assert evaluations(folder / "model").lower_is_better
+
+
+@pytest.mark.long
+def test_on_a_mesh_it_is_the_same(folder):
+  steps = ("run.train_steps = 40", "run.eval_every_steps = 20")
+  run(folder, *steps, name="one")
+  expected = reported(folder, name="one")
+  assert sorted(expected) == [20, 40] and expected[40] > expected[20]
+  for kind in ("placement", "simd"):
+    mesh = (
+      "run.mesh_shape = 'batch:2,model:2'",
+      "run.layout_rules = 'batch:batch,d_ff:model,heads:model,vocab:model'",
+      f"run.mesh_implementation = '{kind}'",
+    )
+    run(folder, *steps, *mesh, name=kind)
+    assert reported(folder, name=kind) == pytest.approx(expected, abs=0.5)
 
 
 @pytest.mark.slow
