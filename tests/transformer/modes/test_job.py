@@ -82,5 +82,5 @@ def test_the_modes_that_there_are():
   }
   assert [n for n in utils.MODES if job_lib.get_mode(n).trains] == ["train"]
   assert {n for n in utils.MODES if job_lib.get_mode(n).one_process} == {
-    *("export", "export_infer", "export_score"),
+    *("average", "export", "export_infer", "export_score"),
   }
