@@ -225,7 +225,7 @@ def main() -> int:
     loss.backward()
     adam.step()
     losses.append(loss.item())
-    if step % 100 == 0:
+    if step % 50 == 0:
       seconds = time.perf_counter() - started
       print(f"step {step:5}  loss {np.mean(losses[-100:]):.3f}  ({seconds:.0f} s)", flush=True)
   if args.translate:
