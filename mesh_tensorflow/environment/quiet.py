@@ -108,8 +108,8 @@ def import_tensorflow() -> str | None:
   if "tensorflow" not in sys.modules:
     # Later informational messages (of devices, say) are not for users either.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    # oneDNN's kernels and its pool of memory, which TensorFlow takes on processors with AVX-512 only:
-    # with AVX2 a Transformer's training step takes less than half the time with them.
+    # oneDNN's kernels and its pool of memory, which TensorFlow by itself takes on processors with
+    # AVX-512 only: with AVX2 a Transformer's training step takes less than half the time with them.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
   with held_back_notices():
     try:
