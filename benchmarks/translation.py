@@ -31,6 +31,7 @@ _FINAL = "transformer.LayerStack.sublayers_final"
 ROWS: dict[str, tuple[str, ...]] = {
   "base": (),
   "embeddings of variance 1": ("VocabEmbedding.scale_variable_like_classifier_weights = False",),
+  "queries that start smaller": ("SelfAttention.fold_scaling_into_initializer = True",),
   "a dropout mask for all positions": ("dropout_broadcast_dims.per_position = False",),
   "dropout on attention weights": ("SelfAttention.dropout_rate = 0.3",),
   "dropout inside feed-forward layers": ("DenseReluDense.dropout_rate = 0.3",),
