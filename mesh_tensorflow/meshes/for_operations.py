@@ -22,7 +22,6 @@ class LoweringInProgress(Protocol):
     operations: what an assignment became.
     variables: variables as this lowering sees them.
     scalar_summaries: (name, value) of each scalar that the program reports.
-    is_in_loop: whether this lowers the body of a loop.
   """
 
   graph: Graph
@@ -31,9 +30,6 @@ class LoweringInProgress(Protocol):
   # `LaidOutVariable`s, or what acts as one: a stacked variable is several of them.
   variables: dict[Operation, Any]
   scalar_summaries: list[tuple[str, Any]]
-
-  @property
-  def is_in_loop(self) -> bool: ...
 
   def mesh_impl(self, m: object) -> MeshImpl:
     """The `MeshImpl` of a mesh, or of anything that has a `mesh`."""

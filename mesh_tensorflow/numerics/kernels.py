@@ -15,13 +15,15 @@ merged by reshapes, which move nothing; and where they alternate too often for t
 repeated along a few axes first.
 
 `stack` is here for another reason: TensorFlow's optimizer of graphs computes something else than
-`tf.stack` says. So it does for `argmax`.
+`tf.stack` says. So it does for `argmax`. And `sum_of` keeps it from joining sums in loops.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -279,3 +281,38 @@ def stack(xs: Sequence[tf.Tensor], axis: int = 0) -> tf.Tensor:
   if axis == len(sizes):
     return tf.concat([tf.expand_dims(x, axis) for x in xs], axis)
   return tf.reshape(tf.concat(xs, axis), [*sizes[:axis], len(xs), *sizes[axis:]])
+
+
+_SUMS_APART: contextvars.ContextVar[bool] = contextvars.ContextVar("sums_apart", default=False)
+
+
+@contextlib.contextmanager
+def sums_apart() -> Iterator[None]:
+  """Inside, TensorFlow does not join what `sum_of` adds with other sums; for bodies of loops.
+
+  Sums of three and more terms, made so or joined, get a temporary variable on CPUs, if a program
+  takes more than some 200 MB; in a loop within a loop TensorFlow makes it twice, and fails with
+  "Resource ... tmp_var already exists".
+  """
+  token = _SUMS_APART.set(True)
+  try:
+    yield
+  finally:
+    _SUMS_APART.reset(token)
+
+
+def of_its_own(fn: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+  """A sum or difference of two tensors, which stays apart where sums do."""
+
+  def result_of(*xs: tf.Tensor) -> tf.Tensor:
+    x = fn(*xs)
+    return tf.ensure_shape(x, x.shape) if _SUMS_APART.get() else x
+
+  return result_of
+
+
+def sum_of(xs: Sequence[tf.Tensor]) -> tf.Tensor:
+  """The sum of one or more tensors of one shape, in one pass where that is possible."""
+  if len(xs) <= 2 or _SUMS_APART.get():
+    return functools.reduce(of_its_own(tf.add), xs)
+  return tf.add_n(xs)

@@ -12,6 +12,7 @@ from mesh_tensorflow.arguments.checking import checked
 from mesh_tensorflow.arguments.kinds import Scalar
 from mesh_tensorflow.errors import DivisionError, DTypeError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
+from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.broadcasting import (
   BinaryOpWithBroadcasting,
   binary_arguments_to_tensors,
@@ -63,27 +64,12 @@ class _LinearOperation(BinaryOpWithBroadcasting):
     if not x1.shape == x2.shape == out.shape:
       super().lower(lowering)
       return
-    add_slices = _of_its_own(self._tf_fn) if lowering.is_in_loop else self._tf_fn
     lowering.set_tensor_lowering(
       out,
       lowering.mesh_impl(self).slicewise_delay_allreduce(
-        add_slices, lowering.tensors[x1], lowering.tensors[x2]
+        kernels.of_its_own(self._tf_fn), lowering.tensors[x1], lowering.tensors[x2]
       ),
     )
-
-
-def _of_its_own(add_slices: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-  """A sum that TensorFlow does not join with others.
-
-  Sums of three and more terms that are joined get a temporary variable on CPUs, if a program takes
-  more than some 200 MB; in a loop within a loop TensorFlow makes it twice, and fails.
-  """
-
-  def sum_of(x1: tf.Tensor, x2: tf.Tensor) -> tf.Tensor:
-    x = add_slices(x1, x2)
-    return tf.ensure_shape(x, x.shape)
-
-  return sum_of
 
 
 class AddOperation(_LinearOperation):

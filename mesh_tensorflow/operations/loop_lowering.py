@@ -16,6 +16,7 @@ from mesh_tensorflow.errors import GraphError
 from mesh_tensorflow.meshes.for_operations import LoweringInProgress
 from mesh_tensorflow.meshes.laid_out import LaidOut, LaidOutTensor, LazyAllreduceSum
 from mesh_tensorflow.meshes.slices import transpose_to
+from mesh_tensorflow.numerics import kernels
 from mesh_tensorflow.operations.indexing import ScatterAddOperation, begin_of, is_split, keep_where
 from mesh_tensorflow.operations.stacks import element_like, empty_slices, push_slices
 from mesh_tensorflow.operations.variables import grouped
@@ -196,6 +197,7 @@ class LoweredLoop:
     slices = [flat[i : i + self.width] for i in range(0, end, self.width or 1)]
     return number, [self.impl.LaidOutTensor.from_tensor_list(s) for s in slices], flat[end:]
 
+  @kernels.sums_apart()
   def cond(self, *flat: tf.Tensor) -> tf.Tensor:
     condition = self.loop.condition
     number, state, _ = self.unflatten(list(flat))
@@ -203,6 +205,7 @@ class LoweredLoop:
     inner.lower_operations(condition.operations)
     return inner.tensors[condition.outputs[0]].to_laid_out_tensor().one_slice
 
+  @kernels.sums_apart()
   def body(self, *flat: tf.Tensor) -> list[tf.Tensor]:
     body, impl = self.loop.body, self.impl
     number, state, _ = self.unflatten(list(flat))
@@ -219,7 +222,7 @@ class LoweredLoop:
         # The parts are added up, and exchanged once, after the loop.
         self.pending[i] = value
         value = value.laid_out_input
-      new_state.append(impl.slicewise(tf.add, state[i], value))
+      new_state.append(impl.slicewise(kernels.of_its_own(tf.add), state[i], value))
     for stack, x in zip(state[self.regular :], self.loop.saved):
       new_state.append(push_slices(impl, stack, inner.tensors[x].to_laid_out_tensor()))
     self.run_inside.update(

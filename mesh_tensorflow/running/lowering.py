@@ -273,11 +273,6 @@ class Lowering:
       result._loop_key = loop_key
     return result
 
-  @property
-  def is_in_loop(self) -> bool:
-    """Whether this lowers the body of a loop."""
-    return self._loop_key is not None
-
   def prepare_random(self, operations: Sequence[Operation]) -> None:
     """Reads the seed now if an operation draws random numbers; a loop would read it each time."""
     for op in operations:

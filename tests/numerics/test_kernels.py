@@ -232,7 +232,7 @@ _FEW_AXES = {
   "numerics/random_bits.py": 1,
   "operations/convolution_kernels.py": 3,
   "operations/convolution_slices.py": 6,
-  "operations/cross_entropy.py": 3,
+  "operations/cross_entropy.py": 4,
   "operations/pooling.py": 2,
   "operations/stacked_variable.py": 1,
   "optimize/averaging.py": 1,

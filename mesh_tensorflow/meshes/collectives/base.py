@@ -123,7 +123,7 @@ def fold(parts: Sequence[tf.Tensor], reduction: str) -> tf.Tensor:
   if reduction == "SUM":
     if parts[0].dtype == tf.bool:
       return fold(parts, "MAX")
-    return parts[0] + parts[1] if len(parts) == 2 else tf.add_n(parts)
+    return kernels.sum_of(parts)
   if parts[0].dtype == tf.bool:
     combine = tf.logical_or if reduction == "MAX" else tf.logical_and
   else:

@@ -95,7 +95,7 @@ class PlacementMeshImpl(MeshImpl):
     self, x: LaidOut, mesh_axes: Sequence[int], reduction_fn_string: str
   ) -> LaidOutTensor:
     x = x.to_laid_out_tensor()
-    combine = {"SUM": _sum, "MAX": _fold(tf.maximum), "MIN": _fold(tf.minimum)}.get(
+    combine = {"SUM": kernels.sum_of, "MAX": _fold(tf.maximum), "MIN": _fold(tf.minimum)}.get(
       reduction_fn_string
     )
     if combine is None:
@@ -125,7 +125,7 @@ class PlacementMeshImpl(MeshImpl):
     )
 
   def reduce_scatter(self, x: LaidOut, mesh_axis: int, split_axis: int) -> LaidOutTensor:
-    return self._exchange_parts("reduce_scatter", x, mesh_axis, split_axis, _sum)
+    return self._exchange_parts("reduce_scatter", x, mesh_axis, split_axis, kernels.sum_of)
 
   def receive(
     self, x: LaidOut, mesh_axis: int | Sequence[int], source_pcoord: Sequence[int | None]
@@ -205,10 +205,6 @@ class PlacementMeshImpl(MeshImpl):
         with tf.device(self.processor_device(pnum)):
           result[pnum] = combine([pieces[k].tensor_list[q] for q in group])
     return LaidOutTensor(result)
-
-
-def _sum(parts: list[tf.Tensor]) -> tf.Tensor:
-  return parts[0] + parts[1] if len(parts) == 2 else tf.add_n(parts)
 
 
 def _fold(fn: Callable[..., tf.Tensor]) -> Callable[[list[tf.Tensor]], tf.Tensor]:
