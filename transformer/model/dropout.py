@@ -15,13 +15,13 @@ def dropout_broadcast_dims(context: Context, per_position: bool = False) -> list
   """The dimensions along which values share a dropout mask, wherever a model has dropout.
 
   Args:
-    context: a `Context`.
+    context: a `Context`, whose length_dim is None where there are no positions.
     per_position: whether each position has a mask of its own, and each query one of its attention
       weights, as most libraries have it. By default all positions of a row share one, those of all
       sequences that are packed into it: fewer random numbers, as in Mesh TensorFlow for
       TensorFlow 1.
   """
-  return [] if per_position else [context.length_dim]
+  return [] if per_position or context.length_dim is None else [context.length_dim]
 
 
 def dropout(

@@ -187,7 +187,8 @@ def sublayer_dropout(
 
 def _dropped(context: Context) -> mtf.Shape:
   """Dimensions of dropout masks of the residual stream: members of an ensemble share them."""
-  return mtf.Shape([*context.batch_dims, context.length_dim, context.model.model_dim])
+  positions = [] if context.length_dim is None else [context.length_dim]
+  return mtf.Shape([*context.batch_dims, *positions, context.model.model_dim])
 
 
 @gin.configurable(module=_MODULE)

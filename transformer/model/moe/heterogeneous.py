@@ -181,6 +181,7 @@ class _SlotsContext:
     self.train = context.train
     self.model = context.model
     self.batch_dims = slots.shape.dims[:-1]
+    self.length_dim = None
 
 
 def _sublayer_dropout(y: mtf.Tensor, context: Context) -> mtf.Tensor:
