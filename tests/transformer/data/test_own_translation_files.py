@@ -11,7 +11,8 @@ from mesh_tensorflow.transformer import dataset, gin_config, subword_vocabulary
 
 def test_files_of_ones_own(tmp_path, repository, monkeypatch):
   page = (repository / "docs" / "translation.md").read_text()
-  (block,) = re.findall(r"^```gin\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+  blocks = re.findall(r"^```gin\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+  (block,) = [b for b in blocks if "data_dir = 'mine'" in b]
   monkeypatch.chdir(tmp_path)
   (tmp_path / "mine.gin").write_text(block)
   (tmp_path / "mine").mkdir()
